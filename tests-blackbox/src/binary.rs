@@ -1,4 +1,4 @@
-//! Finds the binary under test, and the soft cards' libraries: those built beside the test itself.
+//! Finds the binary under test, and the libraries of the soft GPUs: those built beside the test itself.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use std::time::SystemTime;
 use std::{env, fs};
 
-/// The soft cards' libraries: as cargo builds them, and as programs ask for them.
+/// The libraries of the soft GPUs: the names under which cargo builds them, and under which programs load them.
 const SOFT: [(&str, &str, &str); 2] = [
     ("sublet-softgpu-cuda", "libcuda.so", "libcuda.so.1"),
     ("sublet-softgpu-nvml", "libnvidia_ml.so", "libnvidia-ml.so.1"),

@@ -148,7 +148,7 @@ pub fn park(service: &Service, id: &str) -> Lease {
 }
 
 /// A second job, L2, that fills the GPU, so that a parked lease cannot come back.
-pub fn somebody_else(service: &Service, more: &[&str]) -> Job {
+pub fn job_that_fills_the_gpu(service: &Service, more: &[&str]) -> Job {
     let hold = example("hold");
     let mut job = Job::start(service, &[&["--vram", "3G"], more, &["--", &hold, "256MiB", "--idle"]].concat());
     assert!(job.line().starts_with("holds "), "{}", job.said());

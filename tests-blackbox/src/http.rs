@@ -20,7 +20,7 @@ use sublet_wire::{Lease, PROBLEM_JSON, Problem};
 /// Longer than the longest long-poll in these tests.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Asks one question at a time, each on a connection of its own.
+/// Sends one request at a time, each on a connection of its own.
 #[derive(Clone, Debug)]
 pub struct Client {
     place: Place,
@@ -111,13 +111,13 @@ impl Client {
     pub fn delete(&self, path: &str) -> Answer {
         self.send("DELETE", path, &[], b"")
     }
-    /// Asks for a lease that must be granted at once.
+    /// Requests a lease that must be granted at once.
     pub fn grant(&self, ask: &Value) -> Lease {
         let answer = self.post("/v1/leases", ask);
         assert_eq!(answer.status, 201, "{ask} was not granted: {answer:?}");
         answer.read()
     }
-    /// Asks for a lease that must wait.
+    /// Requests a lease that must wait.
     pub fn queue(&self, ask: &Value) -> Lease {
         let answer = self.post("/v1/leases", ask);
         assert_eq!(answer.status, 202, "{ask} does not wait: {answer:?}");
@@ -129,7 +129,7 @@ impl Client {
         assert_eq!(answer.status, 200, "{answer:?}");
         answer.read()
     }
-    /// The lease as soon as it is so.
+    /// Waits until `is_so` holds for the lease, and returns it.
     pub fn await_lease(&self, what: &str, id: &str, is_so: impl Fn(&Lease) -> bool) -> Lease {
         *until(&format!("{id}: {what}"), LONG, || {
             let lease = Box::new(self.lease(id));
@@ -141,12 +141,12 @@ impl Client {
         let leases: sublet_wire::Leases = self.get("/v1/leases").read();
         leases.leases.into_iter().map(|lease| lease.id).collect()
     }
-    /// All cards.
+    /// All GPUs.
     pub fn cards(&self) -> Vec<sublet_wire::Card> {
         let cards: sublet_wire::Cards = self.get("/v1/cards").read();
         cards.cards
     }
-    /// The first card.
+    /// The first GPU.
     pub fn card(&self) -> sublet_wire::Card {
         self.cards().into_iter().next().expect("there is a GPU")
     }
@@ -184,7 +184,7 @@ wire!(TcpStream,);
 wire!(StreamOwned<ClientConnection, TcpStream>, .sock);
 
 impl Connection {
-    /// Over a stream that somebody else connected.
+    /// Over a stream that is connected already.
     pub fn over(stream: UnixStream) -> io::Result<Connection> {
         Connection::open(Box::new(stream))
     }

@@ -1,4 +1,4 @@
-//! Programs under `sublet run`, and such that have no lease.
+//! Programs under `sublet run`, and programs without a lease.
 
 use crate::binary::example;
 use crate::wait::throughout;
@@ -160,7 +160,7 @@ impl Alone {
         kill_process(Pid::from_child(&self.child), signal).expect("an own child");
     }
 
-    /// Nothing happens to it for so long.
+    /// Asserts that it lives for this many seconds.
     pub fn lives_on(&mut self, seconds: u64) {
         throughout(Duration::from_secs(seconds), || {
             assert_eq!(self.child.try_wait().expect("an own child"), None);
@@ -208,13 +208,13 @@ pub fn await_asked(client: &Client, id: &str) {
     });
 }
 
-/// Waits until a lease is there and is so.
+/// Waits until a lease exists and is in this state.
 pub fn await_state(client: &Client, id: &str, state: LeaseState) -> Lease {
     await_asked(client, id);
     client.await_lease(&format!("it is {state:?}"), id, |lease| lease.state == state)
 }
 
-/// Waits until a lease's programs were seen to have so much on its cards, which are its own.
+/// Waits until the programs of a lease have this many MiB on its GPUs, by a reading.
 pub fn await_bytes(client: &Client, id: &str, mib: u64) {
     await_asked(client, id);
     client.await_lease("its bytes are seen", id, |lease| {
@@ -222,7 +222,7 @@ pub fn await_bytes(client: &Client, id: &str, mib: u64) {
     });
 }
 
-/// Tells a lease to do something, which must be taken.
+/// Sends an action for a lease, which the service must accept.
 pub fn tell(client: &Client, id: &str, verb: &str) {
     let answer = client.send("POST", &format!("/v1/leases/{id}/{verb}"), &[], b"");
     assert_eq!(answer.status, 200, "{}", answer.text());

@@ -15,7 +15,7 @@ impl Process {
     pub fn idle_of(uid: u32) -> Process {
         Process::spawn(Command::new("sleep").arg("3600").uid(uid).gid(uid))
     }
-    /// One that is busy on the CPU, as a job that loads its data is, and touches no card.
+    /// One that is busy on the CPU, like a job that loads its data, and does not use a GPU.
     pub fn busy() -> Process {
         // Nice, so that two of them do not starve the service under test.
         Process::spawn(Command::new("nice").args(["-n", "10", "sh", "-c", "while :; do :; done"]))

@@ -1,4 +1,4 @@
-//! The real binary, serving a scripted card, or soft ones, from a directory of its own.
+//! The real binary, serving a scripted GPU, or soft ones, from a directory of its own.
 
 use crate::binary::sublet;
 use crate::http::Client;
@@ -13,7 +13,7 @@ use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use sublet_wire::Cards;
 use tempfile::TempDir;
 
-/// Which cards a service has.
+/// Which GPUs a service has.
 #[derive(Clone, Debug, Default)]
 pub enum Gpu {
     /// One of 24 GiB on paper.
@@ -28,7 +28,7 @@ pub enum Gpu {
 /// How to start a service, where it is not as usual.
 #[derive(Default)]
 pub struct Setup {
-    /// Which cards.
+    /// Which GPUs.
     pub gpu: Gpu,
     /// A state directory from elsewhere.
     pub state: Option<PathBuf>,
@@ -42,7 +42,7 @@ pub struct Setup {
     pub cramped: bool,
 }
 
-/// A port that nobody has now.
+/// A port that is free now.
 pub fn port() -> u16 {
     TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a port").port()
 }
@@ -93,7 +93,7 @@ impl Service {
     pub fn reload(&self) {
         self.signal(Signal::HUP);
     }
-    /// Does something while the daemon does nothing.
+    /// Runs `what` while the daemon is stopped.
     pub fn while_stopped<T>(&self, what: impl FnOnce() -> T) -> T {
         self.signal(Signal::STOP);
         let done = what();
@@ -144,15 +144,15 @@ impl Service {
         self.child = spawn(self.dir.path(), &self.setup);
         self.await_answer("/healthz");
     }
-    /// What the scripted card shows from the next look on: a list of processes.
+    /// What the scripted GPU shows from the next reading on: a list of processes.
     pub fn script(&self, processes: Value, fault: Value) {
         let card = json!({"index": 0, "processes": processes, "other_bytes": 0, "fault": fault});
         let state = self.state_dir();
-        // A look must never meet half a script.
+        // A reading must never meet half a script.
         fs::write(state.join("scripted.json.new"), json!({"cards": [card]}).to_string()).expect("a script is written");
         fs::rename(state.join("scripted.json.new"), state.join("scripted.json")).expect("a script is put in place");
     }
-    /// Starts it with other cards from the next start on.
+    /// Starts it with other GPUs from the next start on.
     pub fn set_gpu(&mut self, gpu: Gpu) {
         self.setup.gpu = gpu;
     }
@@ -187,7 +187,7 @@ impl Service {
                 Err(error) => Err(format!("{error}; it said:\n{}", log(dir))),
             }
         });
-        // After a start nothing is promised before the first look at the card.
+        // After a start nothing is granted before the first reading of the GPU.
         until("the GPU was looked at", LONG, || {
             let cards: Cards = client.get("/v1/cards").read();
             let looked = cards.cards.first().is_some_and(|card| card.unreadable.is_none());

@@ -1,10 +1,10 @@
-//! What tests of strangers share: a service that is quick with them, and how they are looked for.
+//! What tests of unleased processes share: a service with short times for them, and functions that wait for them.
 
 use crate::job::{Alone, succeeds};
 use crate::{Gpu, LONG, MIB, Service, Setup, until};
 use sublet_wire::{Stranger, Strangers};
 
-/// Nobody is parked, and two seconds are long.
+/// No process is parked; warning and grace take 2 s each.
 pub const CONFIG: &str = r#"
 ttl = "5m"
 [enforcement]
@@ -13,7 +13,7 @@ park = false
 grace = "2s"
 "#;
 
-/// The same where whoever can be is parked before anybody is ended.
+/// The same, but a process that can be parked is parked instead of ended.
 pub const PARKS: &str = r#"
 ttl = "5m"
 [enforcement]
@@ -25,7 +25,7 @@ leave = "256M"
 stock = "off"
 "#;
 
-/// A service with one soft card, where nobody is parked.
+/// A service with one soft GPU that parks no unleased process.
 pub fn serve() -> Service {
     serve_with(CONFIG)
 }
@@ -36,18 +36,18 @@ pub fn serve_with(config: &str) -> Service {
     Service::start_with(Setup { gpu: Gpu::Named("soft:1x4GiB"), config, ..Setup::default() })
 }
 
-/// All strangers.
+/// All unleased processes.
 pub fn strangers(service: &Service) -> Strangers {
     service.client().get("/v1/strangers").read()
 }
 
-/// The one stranger that is this program, once it is known with all that it takes: it is looked at meanwhile.
+/// Waits until this program is recorded as unleased with all of its memory, and returns its record.
 pub fn found(service: &Service, alone: &Alone) -> Stranger {
     let all = Some(alone.mib * MIB);
     await_stranger(service, alone.pid(), "it is found", |stranger| stranger.vram_bytes >= all)
 }
 
-/// A stranger, once it is so.
+/// Waits until an unleased process has this pid and `is_so` holds for it, and returns its record.
 pub fn await_stranger(service: &Service, pid: u32, what: &str, is_so: impl Fn(&Stranger) -> bool) -> Stranger {
     until(what, LONG, || {
         let all = strangers(service).strangers;
@@ -55,7 +55,7 @@ pub fn await_stranger(service: &Service, pid: u32, what: &str, is_so: impl Fn(&S
     })
 }
 
-/// Its story, once it is over.
+/// Waits until this process is no longer recorded, and returns its audit trail.
 pub fn await_closed(service: &Service, id: &str) -> String {
     until(&format!("{id} is no stranger any more"), LONG, || {
         let all = strangers(service).strangers;
@@ -64,12 +64,12 @@ pub fn await_closed(service: &Service, id: &str) -> String {
     succeeds(service, &["audit", "show", id])
 }
 
-/// Sets the mode of the card.
+/// Sets the mode of the GPU.
 pub fn mode(service: &Service, mode: &str) {
     succeeds(service, &["enforce", "mode", "0", mode, "--yes"]);
 }
 
-/// The sentences of a story, in order.
+/// Asserts that a trail has these sentences in this order.
 pub fn in_order(story: &str, sentences: &[&str]) {
     let mut rest = story;
     for sentence in sentences {
@@ -78,7 +78,7 @@ pub fn in_order(story: &str, sentences: &[&str]) {
     }
 }
 
-/// Whether a process is there, and is more than what its parent has not asked for.
+/// Whether a process exists and is no zombie.
 pub fn is_alive(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     !stat.is_empty() && !stat.contains(") Z ")

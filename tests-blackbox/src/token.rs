@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use sublet_wire::{TOKEN_DIGITS, TOKEN_PREFIX, Token};
 
-/// A secret that no other call gives. Tests need others, not ones that nobody could guess.
+/// A secret that no other call returns. It is unique, not random: tests need no more.
 pub fn new_secret() -> String {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     let number = (u64::from(std::process::id()) << 32) | NEXT.fetch_add(1, Ordering::Relaxed);
@@ -54,7 +54,7 @@ impl Certificate {
         fs::write(&files.key, made.signing_key.serialize_pem()).expect("a file can be written");
         files
     }
-    /// Trusts this one and nobody else.
+    /// Trusts this certificate and no other.
     pub fn trust(&self) -> Arc<ClientConfig> {
         let mut roots = RootCertStore::empty();
         let cert = CertificateDer::from_pem_file(&self.cert).expect("a certificate can be read");

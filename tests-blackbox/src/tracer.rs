@@ -34,9 +34,9 @@ impl Traced {
             }
             let signal = libc::WSTOPSIG(status);
             if signal == libc::SIGTRAP | 0x80 && self.is_entering(call)? {
-                // SAFETY: a signal to a child of the test, which nobody has waited for.
+                // SAFETY: a signal to a child of the test, which was not waited for yet.
                 unsafe { libc::kill(self.pid, libc::SIGKILL) };
-                // Whoever waits for the process must have its traced thread out of the way.
+                // The process can only be waited for once its traced thread was.
                 while !libc::WIFSIGNALED(self.wait()?) {}
                 return Ok(());
             }

@@ -1,4 +1,4 @@
-//! Being somebody else for a moment.
+//! Running a part of a test as another user.
 
 use rustix::fs::{Gid, Uid};
 use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
@@ -10,12 +10,12 @@ use std::path::Path;
 use std::process::Command;
 use std::thread;
 
-/// Whether this process may become others.
+/// Whether this process may become another user.
 pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// What `what` gives when this user does it. On Linux a user is a matter of
+/// Runs `what` as this user and returns its result. On Linux a user is a matter of
 /// the thread, and so are the credentials that the other end of a socket sees.
 pub fn as_user<T: Send>(uid: u32, what: impl FnOnce() -> T + Send) -> T {
     as_user_in(uid, uid, what)
@@ -28,7 +28,7 @@ pub fn as_user_in<T: Send>(uid: u32, gid: u32, what: impl FnOnce() -> T + Send) 
             let (user, group) = (Uid::from_raw(uid), Gid::from_raw(gid));
             set_thread_groups(&[]).expect("root can leave its groups");
             set_thread_res_gid(group, group, group).expect("root can change its group");
-            set_thread_res_uid(user, user, user).expect("root can become anybody");
+            set_thread_res_uid(user, user, user).expect("root can become any user");
             what()
         });
         thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))

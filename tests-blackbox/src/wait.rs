@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 /// Long enough for anything that should happen soon, on a slow machine under load.
 pub const LONG: Duration = Duration::from_secs(200);
 
-/// Short enough that nobody waits for the poll, long enough not to be the load.
+/// Short enough not to delay a test, long enough not to load the machine.
 const POLL: Duration = Duration::from_millis(20);
 
 /// Calls `look` until it gives a value; panics with its last answer when `within` is over.

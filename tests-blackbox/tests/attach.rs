@@ -67,7 +67,7 @@ fn a_units_drop_in_is_shown_first_written_on_demand_and_removed_as_it_was_writte
     let detach = ["detach", "unit:llm.service", "--root", units.root()];
     let said = succeeds(&service, &[&detach[..], &["--dry-run"]].concat());
     assert!(said.contains("would remove") && file.exists(), "{said}");
-    // Somebody changed it: then it is theirs.
+    // A file that was changed by hand is left alone.
     fs::write(&file, shown.replace("--vram 1G", "--vram 2G")).expect("a file");
     for words in [&[&attach[..], &["--write"]].concat()[..], &detach] {
         let output = service.cli(words);

@@ -106,7 +106,7 @@ fn table() -> (Vec<&'static str>, Vec<Row>) {
     (callers, rows)
 }
 
-/// What anybody may read.
+/// What every caller may read.
 const PUBLIC: [&str; 3] = ["/healthz", "/readyz", "/openapi.json"];
 
 struct World {

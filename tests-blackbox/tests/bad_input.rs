@@ -7,7 +7,7 @@ use sublet_blackbox::{Client, GIB, Service, ask};
 
 /// The request could not be read.
 const UNREAD: &[&str] = &["bad_request"];
-/// It was read, and a value in it makes no sense, or fits no card.
+/// It was read, and a value in it is invalid, or fits no GPU.
 const SENSELESS: &[&str] = &["bad_value", "never_fits"];
 /// Either: a number that is out of reach of its type or of its meaning.
 const EITHER: &[&str] = &["bad_request", "bad_value", "never_fits"];

@@ -28,7 +28,7 @@ fn descriptors(service: &Service) -> usize {
     std::fs::read_dir(format!("/proc/{}/fd", service.pid())).expect("an own child can be looked at").count()
 }
 
-/// A request whose client then closes its sending half, as `nc -N` and `socat` do.
+/// A request of a client that then closes its sending half, as `nc -N` and `socat` do.
 fn half_closed(client: &Client, request: &[u8]) -> Connection {
     let mut connection = client.connect().expect("the service accepts");
     connection.raw(request).expect("the service reads");

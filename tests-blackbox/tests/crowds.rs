@@ -1,4 +1,4 @@
-//! Many, slow and stuck clients delay nobody else, and no expiry.
+//! Many, slow and stuck clients delay no other client and no expiry.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::json;
@@ -9,7 +9,7 @@ use sublet_blackbox::http::{JSON, head};
 use sublet_blackbox::{Client, Connection, GIB, LONG, Service, ask, until};
 use sublet_wire::{LeaseState, Reason};
 
-/// What "another client is answered" means.
+/// Within this time another client must be answered.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(2);
 /// No input delays an expiry by more than this.
 const LATE_S: f64 = 5.0;
@@ -175,7 +175,7 @@ fn headers_beyond_the_limit_are_refused() {
 }
 
 #[test]
-fn a_client_that_never_reads_its_answers_harms_nobody_and_is_hung_up_on() {
+fn a_client_that_never_reads_its_answers_delays_no_other_and_is_disconnected() {
     let service = Service::start();
     let client = service.client();
     let mut deaf = client.connect().expect("the service accepts");
@@ -197,7 +197,7 @@ fn a_client_that_never_reads_its_answers_harms_nobody_and_is_hung_up_on() {
 }
 
 #[test]
-fn a_crowd_of_long_polls_is_answered_or_refused_and_delays_nobody() {
+fn long_polls_of_200_clients_are_answered_or_refused_and_delay_no_other() {
     let service = Service::start();
     let client = service.client();
     let held = client.grant(&ask(20 * GIB, json!({})));
@@ -221,7 +221,7 @@ fn a_crowd_of_long_polls_is_answered_or_refused_and_delays_nobody() {
 }
 
 #[test]
-fn a_full_queue_refuses_with_a_time_to_come_back_and_keeps_who_is_in_it() {
+fn a_full_queue_refuses_with_a_retry_time_and_keeps_its_waiters() {
     let service = Service::start();
     let client = service.client();
     client.grant(&ask(20 * GIB, json!({"ttl_s": 1800})));

@@ -1,4 +1,4 @@
-//! Parked holders of which the driver takes the contexts, too, on soft cards, with real programs.
+//! Parked holders without a CUDA context on their GPU (the driver took it off), on soft GPUs, with real programs.
 
 use rustix::process::{Pid, Signal, kill_process};
 use std::time::Duration;
@@ -23,7 +23,7 @@ fn serve(gpu: &'static str) -> Service {
     Service::start_with(Setup { gpu: Gpu::Named(gpu), config: Some(CONFIG.to_owned()), ..Setup::default() })
 }
 
-/// A holder of 512 MiB that is parked, and of which nothing at all is on its card.
+/// A parked holder of 512 MiB that has nothing on its GPU, not even its context.
 fn deep(service: &Service, client: &Client, words: &[&str]) -> Job {
     let job = Job::holds(service, "3G", "512MiB", words);
     await_bytes(client, "L1", 512);
@@ -99,20 +99,20 @@ fn a_daemon_killed_at_any_moment_finds_it_where_it_is() {
 }
 
 #[test]
-fn whoever_ends_while_nothing_of_it_is_there_waits_for_nobody() {
+fn a_program_that_ends_while_parked_without_its_context_waits_for_no_other() {
     let service = serve("soft:1x4GiB");
     let client = service.client();
     // It gives its memory back unread.
     let job = deep(&service, &client, &["--idle", "--blind"]);
-    // Somebody else has the card when it ends.
+    // Another program has the GPU when it ends.
     let other = Job::holds(&service, "3G", "1GiB", &["--idle"]);
     kill_process(Pid::from_child(&job.child), Signal::TERM).expect("an own child");
     assert_eq!(job.end().0, Some(0));
     client.await_lease("its lease is over", "L1", |lease| lease.ended.is_some());
     let audit = text(&service.cli(&["audit", "--lease", "L1"]));
     assert!(!audit.contains("want ") && !audit.contains("resume "), "it came back to end: {audit}");
-    assert_eq!(client.lease("L2").state, LeaseState::Active, "nobody left for it");
-    other.finish("nobody came back for that");
+    assert_eq!(client.lease("L2").state, LeaseState::Active, "no lease was parked for it");
+    other.finish("no lease was resumed for that");
 }
 
 #[test]

@@ -1,8 +1,8 @@
-//! A request at the door of a service that is not on its card: it waits, or is told when to come again, and
+//! Requests through the proxy to a service that is not on its GPU: they wait, or are refused with a retry time, and
 //! nothing is allocated meanwhile.
 //!
-//! The services are stand-ins that load their model by themselves for a request, as Ollama does, with real
-//! memory of soft cards; the door is the real one, between real connections.
+//! The services are stand-ins that load their model by themselves for a request, as Ollama does, with real memory of
+//! soft GPUs. The proxy is the real one, between real connections.
 
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader};
@@ -13,7 +13,7 @@ use std::thread;
 use std::time::Duration;
 use sublet_blackbox::binary::example;
 use sublet_blackbox::door::{
-    CONTEXT, Door, MODEL, PROMPT, park, prompt, refused, serve, server, somebody_else, worked,
+    CONTEXT, Door, MODEL, PROMPT, job_that_fills_the_gpu, park, prompt, refused, serve, server, worked,
 };
 use sublet_blackbox::job::{Job, await_bytes, await_state, succeeds, tell, text};
 use sublet_blackbox::service::port;
@@ -29,7 +29,7 @@ fn a_request_at_the_door_waits_and_nothing_is_allocated_until_the_lease_is_back(
     let door = Door::open(&service, port, &["--of", "name:llm", "--wait", "5m"]);
     worked(&door.prompt());
     park(&service, "L1");
-    let other = somebody_else(&service, &[]);
+    let other = job_that_fills_the_gpu(&service, &[]);
     let used = client.card().used_bytes;
     let answers: Vec<Receiver<Answer>> = (0..8).map(|_| door.prompted()).collect();
     client.await_lease("it asks for its GPU", "L1", |lease| lease.waiting.is_some());
@@ -38,16 +38,16 @@ fn a_request_at_the_door_waits_and_nothing_is_allocated_until_the_lease_is_back(
         assert_eq!(lease.state, LeaseState::Parked);
         assert!(lease.seen_bytes <= Some(CONTEXT), "{lease:?}");
         assert_eq!(client.card().used_bytes, used, "nothing was allocated");
-        assert!(answers.iter().all(|answer| answer.try_recv().is_err()), "nobody was answered");
+        assert!(answers.iter().all(|answer| answer.try_recv().is_err()), "no request was answered");
     });
-    other.finish("nobody took its memory");
+    other.finish("its memory was not taken");
     for answer in &answers {
         worked(&answer.recv_timeout(LONG).expect("an answer"));
     }
     await_bytes(&client, "L1", MODEL);
     let audit = text(&service.cli(&["audit", "--lease", "L1"]));
     assert_eq!(audit.matches(" want ").count(), 1, "eight waited, and it was asked for once: {audit}");
-    // What the door keeps off: past it, the server takes its memory although its lease is parked.
+    // What the proxy prevents: without it, the server takes its memory although its lease is parked.
     park(&service, "L1");
     worked(&prompt(&Client::over_tcp(([127, 0, 0, 1], port).into(), None)));
     client.await_lease("it has taken its memory", "L1", |lease| lease.seen_bytes >= Some(MODEL * MIB));
@@ -55,7 +55,7 @@ fn a_request_at_the_door_waits_and_nothing_is_allocated_until_the_lease_is_back(
 }
 
 #[test]
-fn who_cannot_come_in_in_time_is_told_when_to_come_again() {
+fn a_request_that_cannot_be_served_in_time_gets_a_retry_time() {
     let service = serve();
     let client = service.client();
     let (_job, port) = server(&service);
@@ -63,8 +63,8 @@ fn who_cannot_come_in_in_time_is_told_when_to_come_again() {
     let patient = Door::open(&service, port, &["--lease", "L1", "--wait", "2s"]);
     worked(&at_once.prompt());
     park(&service, "L1");
-    // Its term says when the card is free: so there is an estimate.
-    let other = somebody_else(&service, &["--time", "90s"]);
+    // Its fixed term says when the GPU is free, so there is an estimate.
+    let other = job_that_fills_the_gpu(&service, &["--time", "90s"]);
     for door in [&at_once, &patient] {
         let (code, retry) = refused(&door.prompt());
         assert_eq!(code, "lease_not_active");
@@ -74,7 +74,7 @@ fn who_cannot_come_in_in_time_is_told_when_to_come_again() {
     assert_eq!(lease.state, LeaseState::Parked);
     assert!(lease.waiting.is_some(), "it was asked for all the same: {lease:?}");
     assert!(lease.seen_bytes <= Some(CONTEXT), "{lease:?}");
-    // Whoever comes again when there is room is let in, without anybody asking again.
+    // Once there is room, the lease is resumed without a further request, and the next request is served.
     other.finish("it was not disturbed");
     await_bytes(&client, "L1", MODEL);
     worked(&at_once.prompt());
@@ -133,7 +133,7 @@ fn a_service_with_a_standing_ask_is_held_back_once_it_has_a_lease() {
     succeeds(&service, &["attach", "exe:sublet-example-serve", "--vram", "1G"]);
     let (port, size) = (port(), format!("{MODEL}MiB"));
     let door = Door::open(&service, port, &["--of", "exe:sublet-example-serve", "--wait", "3m"]);
-    // It is not running, and has no lease: what comes is passed on, and nobody is there.
+    // The service does not run and has no lease: the request is passed on, and nothing listens there.
     assert_eq!(door.prompt().status, 502);
     let number = port.to_string();
     let words = ["soft", "env", "--", &example("serve"), &size, "--like", "ollama", "--port", &number];
@@ -145,9 +145,9 @@ fn a_service_with_a_standing_ask_is_held_back_once_it_has_a_lease() {
     worked(&door.prompt());
     await_state(&client, "L1", LeaseState::Active);
     await_bytes(&client, "L1", MODEL);
-    // The driver takes it off its card, and it stands still.
+    // The driver takes it off its GPU, and its process stands still.
     assert_eq!(park(&service, "L1").seen_bytes, Some(0));
-    let other = somebody_else(&service, &[]);
+    let other = job_that_fills_the_gpu(&service, &[]);
     let at_once = Door::open(&service, port, &["--of", "exe:sublet-example-serve", "--wait", "0"]);
     assert_eq!(refused(&at_once.prompt()).0, "lease_not_active");
     let answer = door.prompted();
@@ -155,7 +155,7 @@ fn a_service_with_a_standing_ask_is_held_back_once_it_has_a_lease() {
     throughout(Duration::from_secs(2), || {
         assert_eq!((client.lease("L1").seen_bytes, answer.try_recv().is_err()), (Some(0), true));
     });
-    other.finish("nobody took its memory");
+    other.finish("its memory was not taken");
     worked(&answer.recv_timeout(LONG).expect("an answer"));
     assert_eq!(client.lease("L1").state, LeaseState::Active);
 }
@@ -171,7 +171,7 @@ impl Drop for Alone {
 }
 
 #[test]
-fn a_service_that_waits_for_its_first_turn_is_waited_for_and_whoever_stops_the_door_is_not_cut_off() {
+fn requests_wait_for_the_first_grant_of_a_service_and_sigterm_stops_the_proxy_cleanly() {
     let service = serve();
     let client = service.client();
     let hold = example("hold");
@@ -192,7 +192,7 @@ fn a_service_that_waits_for_its_first_turn_is_waited_for_and_whoever_stops_the_d
     });
     thread::sleep(Duration::from_millis(500));
     assert!(answer.try_recv().is_err());
-    // A parked lease would be asked back; this one stands in the queue already.
+    // The proxy would ask for a parked lease to be resumed; this one is in the queue already.
     tell(&client, "L1", "park");
     worked(&answer.recv_timeout(LONG).expect("an answer"));
     kill_process(Pid::from_child(&door.child), Signal::TERM).expect("an own child");
@@ -201,7 +201,7 @@ fn a_service_that_waits_for_its_first_turn_is_waited_for_and_whoever_stops_the_d
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_before_anybody_listens() {
+fn an_invalid_proxy_command_line_is_refused_before_it_listens() {
     let service = serve();
     let free = format!("127.0.0.1:{}", port());
     let check = |words: &[&str], code: u8, said: &str| {

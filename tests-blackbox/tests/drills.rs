@@ -1,5 +1,5 @@
-//! What can go wrong while holders leave their cards and come back, rehearsed on soft cards with real
-//! programs: who dies, lies, hangs or takes the room meanwhile, and what users and operators then see.
+//! Faults during parks and resumes, rehearsed on soft GPUs with real programs: programs that die, report falsely or
+//! hang, unleased processes that take the room, and what users and operators then see.
 //!
 //! The programs know what must be in their memory, and say so if it is not.
 
@@ -14,7 +14,7 @@ use sublet_blackbox::wait::throughout;
 use sublet_blackbox::{Client, Gpu, LONG, MIB, Service, Setup, until};
 use sublet_wire::{CardState, Lease, LeaseState, Reason, Rung};
 
-/// What the driver keeps of a soft card.
+/// What the driver itself uses of a soft GPU.
 const IDLE: u64 = 64 * MIB;
 
 /// Terms so long that nothing comes to its end by itself, and no memory kept ready.
@@ -49,7 +49,7 @@ fn audit(service: &Service, id: &str) -> String {
     text(&service.cli(&["audit", "--lease", id]))
 }
 
-/// One process on the cards, as their file has it.
+/// One process on the soft GPUs, as their file has it.
 #[derive(Clone, Debug)]
 struct OnCard {
     pid: u32,
@@ -70,7 +70,7 @@ fn at(service: &Service, pid: u32) -> Option<String> {
     on_the_cards(service).into_iter().find(|process| process.pid == pid).map(|process| process.state)
 }
 
-/// The one process of a lease that is on a card.
+/// The one process of a lease that is on a GPU.
 fn program_of(service: &Service, id: &str) -> u32 {
     until(&format!("{id} is seen on its GPU"), LONG, || {
         let pids = service.client().lease(id).pids;
@@ -121,12 +121,12 @@ fn holds(service: &Service, id: &str, way: Way, vram: &str, mib: u64) -> Job {
     job
 }
 
-/// Somebody more urgent who waits for so much and does nothing with it.
+/// A more urgent request for `vram`; its program does not use the GPU.
 fn guest(service: &Service, vram: &str) -> Job {
     Job::start(service, &["--vram", vram, "--tier", "interactive", "--", "sleep", "600"])
 }
 
-/// Parks by hand; it may take the service a moment to learn that a program can be.
+/// Parks a lease by hand. It may take the service a moment to learn that a program can be parked.
 fn park(service: &Service, id: &str) {
     until(&format!("{id} is parked"), LONG, || {
         let output = service.cli(&["park", id]);
@@ -152,17 +152,17 @@ fn driver_worker(service: &Service) -> u32 {
     })
 }
 
-/// Does something while the driver answers nobody.
+/// Runs `what` while the driver does not answer.
 fn while_the_driver_hangs<T>(service: &Service, what: impl FnOnce() -> T) -> T {
     let worker = driver_worker(service);
     signal(worker, Signal::STOP);
     let done = what();
-    // Where that took too long it was killed and replaced.
+    // If `what` took too long, the worker was killed and replaced.
     let _ = kill_process(pid_of(worker), Signal::CONT);
     done
 }
 
-fn who_dies_while_it_leaves_frees_everything(way: Way) {
+fn a_program_that_dies_during_a_park_frees_everything(way: Way) {
     // Enough for one, so that whatever stayed booked would be noticed.
     let service = serve_with("soft:1x4GiB", "ram = \"900M\"");
     let client = service.client();
@@ -188,16 +188,16 @@ fn who_dies_while_it_leaves_frees_everything(way: Way) {
 }
 
 #[test]
-fn who_dies_while_it_leaves_by_the_library_frees_everything() {
-    who_dies_while_it_leaves_frees_everything(Way::Library);
+fn a_program_that_dies_during_a_park_by_the_library_frees_everything() {
+    a_program_that_dies_during_a_park_frees_everything(Way::Library);
 }
 
 #[test]
-fn who_dies_while_it_leaves_by_the_driver_frees_everything() {
-    who_dies_while_it_leaves_frees_everything(Way::Driver);
+fn a_program_that_dies_during_a_park_by_the_driver_frees_everything() {
+    a_program_that_dies_during_a_park_frees_everything(Way::Driver);
 }
 
-fn who_dies_while_it_comes_back_frees_everything(way: Way) {
+fn a_program_that_dies_during_a_resume_frees_everything(way: Way) {
     let service = serve_with("soft:1x4GiB", "ram = \"900M\"");
     let client = service.client();
     let job = holds(&service, "L1", way, "3G", 512);
@@ -233,13 +233,13 @@ fn who_dies_while_it_comes_back_frees_everything(way: Way) {
 }
 
 #[test]
-fn who_dies_while_it_comes_back_by_the_library_frees_everything() {
-    who_dies_while_it_comes_back_frees_everything(Way::Library);
+fn a_program_that_dies_during_a_resume_by_the_library_frees_everything() {
+    a_program_that_dies_during_a_resume_frees_everything(Way::Library);
 }
 
 #[test]
-fn who_dies_while_it_comes_back_by_the_driver_frees_everything() {
-    who_dies_while_it_comes_back_frees_everything(Way::Driver);
+fn a_program_that_dies_during_a_resume_by_the_driver_frees_everything() {
+    a_program_that_dies_during_a_resume_frees_everything(Way::Driver);
 }
 
 #[test]
@@ -272,7 +272,7 @@ fn a_program_that_outlives_its_wrapper_is_parked_for_others_and_comes_back() {
 fn a_checkpoint_that_frees_nothing_is_not_believed_and_not_tried_again_at_once() {
     let service = serve("soft:1x4GiB");
     let client = service.client();
-    // More than half of the card, so that it could not be there twice.
+    // More than half of the GPU, so that it could not be there twice.
     let job = holds(&service, "L1", Way::Driver, "3G", 2048);
     let program = program_of(&service, "L1");
     fault(&service, "checkpoint frees-nothing");
@@ -348,7 +348,7 @@ print("as written" if data.raw == bytes.fromhex("7ada0d60") * (size // 4) else "
 "#;
 
 #[test]
-fn a_lock_that_times_out_under_a_long_kernel_harms_nobody() {
+fn a_lock_that_times_out_under_a_long_kernel_leaves_the_program_unharmed() {
     let service = serve("soft:1x4GiB");
     let client = service.client();
     let (over, look) = (service.dir().join("over"), service.dir().join("look"));
@@ -375,13 +375,13 @@ fn a_lock_that_times_out_under_a_long_kernel_harms_nobody() {
 }
 
 #[test]
-fn a_stranger_in_the_room_of_who_comes_back_by_the_library_costs_it_no_byte() {
+fn a_resume_by_the_library_loses_no_byte_if_an_unleased_process_has_the_room() {
     let service = serve("soft:1x2GiB");
     let client = service.client();
     let job = holds(&service, "L1", Way::Library, "1500M", 512);
     let program = program_of(&service, "L1");
     park(&service, "L1");
-    // It has its room, and cannot take it before the stranger does.
+    // Its room is reserved, and it cannot take it before the unleased process does.
     signal(program, Signal::STOP);
     tell(&client, "L1", "resume");
     await_state(&client, "L1", LeaseState::Resuming);
@@ -397,7 +397,7 @@ fn a_stranger_in_the_room_of_who_comes_back_by_the_library_costs_it_no_byte() {
 }
 
 #[test]
-fn a_stranger_in_the_room_of_who_comes_back_by_the_driver_means_that_no_restore_is_tried() {
+fn no_driver_restore_is_tried_while_an_unleased_process_has_the_room() {
     let service = serve("soft:1x2GiB");
     let client = service.client();
     let job = holds(&service, "L1", Way::Driver, "1500M", 512);
@@ -428,7 +428,7 @@ fn parking_ram_for_one_parks_one_and_says_why_the_other_stays() {
     let second = guest(&service, "1500M");
     await_state(&client, "L4", LeaseState::Waiting);
     let why = "of the parking RAM can be had now";
-    let explained = until("it is said why nobody leaves", LONG, || {
+    let explained = until("explain says why no lease is parked", LONG, || {
         let explained = text(&service.cli(&["explain", "L4"]));
         if explained.contains(why) { Ok(explained) } else { Err(explained) }
     });
@@ -443,7 +443,7 @@ fn parking_ram_for_one_parks_one_and_says_why_the_other_stays() {
     let refused = service.cli(&["park", stays]);
     assert!(!refused.status.success() && text(&refused).contains(why), "{refused:?}");
     drop((first, second));
-    jobs.into_iter().for_each(|job| job.finish("nobody was ended"));
+    jobs.into_iter().for_each(|job| job.finish("no lease was ended"));
 }
 
 fn available() -> u64 {
@@ -453,9 +453,9 @@ fn available() -> u64 {
 }
 
 #[test]
-fn when_others_need_the_hosts_memory_nobody_is_parked_and_it_is_said() {
-    // All but an eighth of what the host has now must stay, and somebody takes a quarter. Tests beside this one
-    // take and give back far less than that eighth.
+fn no_lease_is_parked_while_the_host_needs_its_memory_and_explain_says_so() {
+    // Seven eighths of the available memory must stay free, and this test takes a quarter. Other tests at the same time
+    // take and give back far less than an eighth.
     let (available, eighth) = (available(), available() / 8);
     let leave = format!("leave = \"{}M\"", (available - eighth) / MIB);
     let config = Some(CONFIG.replace("leave = \"256M\"", &leave));
@@ -471,7 +471,7 @@ fn when_others_need_the_hosts_memory_nobody_is_parked_and_it_is_said() {
     });
     let waiter = guest(&service, "3G");
     await_state(&client, "L2", LeaseState::Waiting);
-    until("it is said why nobody leaves", LONG, || {
+    until("explain says why no lease is parked", LONG, || {
         let explained = text(&service.cli(&["explain", "L2"]));
         if explained.contains(why) { Ok(()) } else { Err(explained) }
     });
@@ -494,7 +494,7 @@ fn while_all_sleep(service: &Service, id: &str, how_long: Duration) {
     all.iter().for_each(|pid| signal(*pid, Signal::CONT));
 }
 
-fn who_sleeps_in_the_middle_loses_nothing(way: Way) {
+fn a_host_that_sleeps_during_a_park_loses_nothing(way: Way) {
     let service = serve("soft:1x4GiB");
     let client = service.client();
     let job = holds(&service, "L1", way, "3G", 512);
@@ -504,8 +504,8 @@ fn who_sleeps_in_the_middle_loses_nothing(way: Way) {
     // Longer than a park may take.
     while_all_sleep(&service, "L1", Duration::from_secs(20));
     fault(&service, "clear");
-    // It left meanwhile, or was given up and is told again: whoever waits is served, and nobody before its bytes
-    // were seen to be gone.
+    // It was parked meanwhile, or the park was given up and is tried again. The waiter is granted its lease, but not
+    // before a reading showed that the bytes are gone.
     until("the waiter has the GPU", LONG, || {
         let (guest, victim) = (client.lease("L2").state, client.lease("L1").state);
         assert!(guest != LeaseState::Active || victim == LeaseState::Parked, "{victim:?}, and {guest:?}");
@@ -520,16 +520,16 @@ fn who_sleeps_in_the_middle_loses_nothing(way: Way) {
 
 #[test]
 fn a_host_that_sleeps_while_the_library_parks_loses_nothing() {
-    who_sleeps_in_the_middle_loses_nothing(Way::Library);
+    a_host_that_sleeps_during_a_park_loses_nothing(Way::Library);
 }
 
 #[test]
 fn a_host_that_sleeps_while_the_driver_parks_loses_nothing() {
-    who_sleeps_in_the_middle_loses_nothing(Way::Driver);
+    a_host_that_sleeps_during_a_park_loses_nothing(Way::Driver);
 }
 
 #[test]
-fn a_stopped_program_is_not_parked_by_the_library_and_holds_up_nobody_else() {
+fn a_stopped_program_is_not_parked_by_the_library_and_delays_no_other() {
     let service = serve("soft:2x4GiB");
     let client = service.client();
     let job = holds(&service, "L1", Way::Library, "3G", 512);
@@ -549,7 +549,7 @@ fn a_stopped_program_is_not_parked_by_the_library_and_holds_up_nobody_else() {
 }
 
 #[test]
-fn a_stopped_program_is_not_touched_by_the_driver_and_holds_up_nobody_else() {
+fn a_stopped_program_is_not_parked_by_the_driver_and_delays_no_other() {
     let service = serve("soft:2x4GiB");
     let client = service.client();
     let job = holds(&service, "L1", Way::Driver, "3G", 512);
@@ -586,14 +586,14 @@ fn a_stopped_program_is_not_touched_by_the_driver_and_holds_up_nobody_else() {
 }
 
 #[test]
-fn a_card_that_is_lost_ends_who_was_parked_from_it_and_nobody_hangs() {
+fn a_lost_gpu_ends_the_leases_parked_from_it_and_nothing_hangs() {
     for way in BOTH {
         let mut service = serve("soft:2x4GiB");
         let client = service.client();
         let job = holds(&service, "L1", way, "3G", 512);
         park(&service, "L1");
         fault(&service, "0 nvml lost");
-        // Its card cannot be seen without its bytes, so they count until an operator says otherwise.
+        // No reading can show its GPU without its bytes, so they count until an operator clears the GPU.
         let ended = await_state(&client, "L1", LeaseState::Ending).ended.expect("how it ended");
         assert_eq!(ended.reason, Reason::DeviceLost);
         assert!(ended.sentence.contains("its GPU is gone"), "{}", ended.sentence);

@@ -16,7 +16,7 @@ use sublet_blackbox::service::serve_command;
 use sublet_blackbox::{Client, GIB, LONG, MIB, Service, Setup, ask, until};
 use sublet_wire::{Lease, LeaseState};
 
-/// How many leases one client keeps at a time: all of them fit on the card.
+/// How many leases one client keeps at a time: all of them fit on the GPU.
 const KEPT: usize = 8;
 const CLIENTS: u64 = 4;
 
@@ -27,7 +27,7 @@ struct Known {
     held: BTreeMap<String, Lease>,
     /// Their release was answered 2xx.
     released: Vec<String>,
-    /// The highest epoch that any answer carried.
+    /// The highest fence that any answer carried.
     highest_epoch: u64,
 }
 
@@ -80,7 +80,7 @@ fn ask_once(client: &Client, key: &str, load: &Load) -> Option<String> {
 }
 
 fn release(client: &Client, id: &str, load: &Load) {
-    // From here on nobody can say whether it is still held, until there is an answer.
+    // From here until the answer it is unknown whether the lease is still held.
     load.known.lock().expect("no client panicked").held.remove(id);
     let released =
         client.try_send("DELETE", &format!("/v1/leases/{id}"), &[], b"").is_ok_and(|answer| answer.status == 200);
@@ -255,7 +255,7 @@ fn a_backup_that_is_put_back_hands_out_no_epoch_and_no_number_of_a_lease_twice()
     assert_eq!(stream.head().expect("the service answers").0, 200);
     let first = stream.chunk().expect("it comes in time").expect("the stream goes on");
     let first = String::from_utf8_lossy(&first);
-    assert!(first.contains("event: gap") && first.contains("\"seen\":5000"), "whoever saw more is told: {first}");
+    assert!(first.contains("event: gap") && first.contains("\"seen\":5000"), "a client that saw more is told: {first}");
     let next = client.grant(&ask(GIB, json!({})));
     assert!(next.epoch > lost.epoch, "{next:?} after {lost:?}");
     assert_eq!(number(&next), number(&lost) + 1, "{next:?} after {lost:?}");
@@ -317,7 +317,7 @@ fn a_second_daemon_on_the_same_socket_refuses_and_names_the_first() {
     let other_state = service.dir().join("other");
     refuses(&service, serve_command(service.dir(), &other_state, &service.dir().join("s")));
     assert_eq!(service.client().lease(&lease.id).state, LeaseState::Active);
-    assert!(!other_state.exists(), "whoever is refused leaves nothing behind");
+    assert!(!other_state.exists(), "a refused daemon leaves nothing behind");
 }
 
 fn refuses(service: &Service, mut second: std::process::Command) {

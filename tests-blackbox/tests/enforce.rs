@@ -1,6 +1,6 @@
-//! Processes on soft cards without a lease: found, adopted, warned and ended; and those that are left alone.
+//! Unleased processes on soft GPUs: found, adopted, warned, parked and ended; and those that are left alone.
 //!
-//! All of them are real programs, and what is said of them is read from the command line and the trail.
+//! All of them are real programs; what is said of them is read from the command line and the audit trail.
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
@@ -31,12 +31,12 @@ fn a_stranger_is_found_and_put_on_the_record_and_nothing_happens_to_it() {
     alone.signal(Signal::TERM);
     let story = await_closed(&service, &stranger.id);
     in_order(&story, &["is on a GPU without a lease", "executable", "command", "parents"]);
-    // A look may show its memory gone before it is.
+    // A reading may show its memory gone before the process is.
     assert!(story.contains("exited") || story.contains("has left the GPUs"), "{story}");
 }
 
 #[test]
-fn who_does_not_heed_the_warning_is_ended_and_its_memory_returns() {
+fn an_unleased_process_is_ended_after_the_warning_and_its_memory_is_free() {
     let service = serve();
     let alone = Alone::takes(&service, 1024);
     let stranger = found(&service, &alone);
@@ -47,18 +47,18 @@ fn who_does_not_heed_the_warning_is_ended_and_its_memory_returns() {
     assert!(!output.status.success() && text(&output).contains("nothing was changed"), "{}", text(&output));
     assert_eq!(service.client().card().mode, Mode::Observe);
     mode(&service, "enforce");
-    // It looks at its memory and goes: it heeds SIGTERM.
+    // It checks its memory and exits on SIGTERM.
     assert_eq!(alone.ended_by(), None);
     let story = await_closed(&service, &stranger.id);
     in_order(&story, &["is on a GPU", "is warned", "SIGTERM is to be sent", "SIGTERM was sent", "got it"]);
-    // A look may show its memory gone before it is.
+    // A reading may show its memory gone before the process is.
     assert!(story.contains("exited") || story.contains("has left the GPUs"), "{story}");
     assert!(!story.contains("SIGKILL"), "{story}");
     until("its memory is back", LONG, || {
         let loose = service.client().card().loose_bytes;
         if loose < Some(256 * MIB) { Ok(()) } else { Err(loose) }
     });
-    // Whoever starts it anew is told what would stop that.
+    // A process like it that starts again is recorded as such.
     mode(&service, "observe");
     let anew = Alone::takes(&service, 1024);
     let known = found(&service, &anew);
@@ -69,7 +69,7 @@ fn who_does_not_heed_the_warning_is_ended_and_its_memory_returns() {
 }
 
 #[test]
-fn who_cannot_be_parked_and_ignores_sigterm_gets_sigkill_after_the_grace() {
+fn an_unleased_process_that_cannot_be_parked_and_ignores_sigterm_gets_sigkill_after_the_grace() {
     let service = serve_with(PARKS);
     let alone = Alone::takes(&service, 1024);
     let stranger = found(&service, &alone);
@@ -96,7 +96,7 @@ fn who_cannot_be_parked_and_ignores_sigterm_gets_sigkill_after_the_grace() {
 }
 
 #[test]
-fn who_does_not_heed_the_warning_is_parked_and_goes_on_when_it_is_resumed() {
+fn an_unleased_process_is_parked_after_the_warning_and_continues_when_resumed() {
     let service = serve_with(PARKS);
     let client = service.client();
     let mut alone = Alone::takes(&service, 1024);
@@ -115,7 +115,7 @@ fn who_does_not_heed_the_warning_is_parked_and_goes_on_when_it_is_resumed() {
     let way = ["is on a GPU", "is warned", "it has L1 now, by which it is to be parked", "is parked, and has L1"];
     in_order(&story, &way);
     assert!(!story.contains("SIGTERM"), "{story}");
-    // Its bytes are gone from the card, and it is there.
+    // Its bytes are gone from the GPU, and the process lives.
     let card = client.card();
     let is_away = card.occupants.iter().all(|occupant| occupant.seen_bytes == Some(0));
     assert!(is_away && card.loose_bytes <= Some(64 * MIB), "{card:?}");
@@ -124,10 +124,10 @@ fn who_does_not_heed_the_warning_is_parked_and_goes_on_when_it_is_resumed() {
     succeeds(&service, &["resume", "L1"]);
     await_state(&client, "L1", LeaseState::Active);
     await_bytes(&client, "L1", 1024);
-    // It has a lease, on a card where strangers are not suffered.
+    // It has a lease now, on a GPU in mode `enforce`.
     alone.lives_on(5);
     assert!(strangers(&service).strangers.is_empty());
-    // It looks at all its memory before it goes.
+    // It checks all of its memory before it exits.
     alone.signal(Signal::TERM);
     assert_eq!(alone.ended_by(), None);
     client.await_lease("it ends with its process", "L1", |lease| lease.state == LeaseState::Ended);
@@ -138,7 +138,7 @@ fn who_does_not_heed_the_warning_is_parked_and_goes_on_when_it_is_resumed() {
 fn a_lease_that_no_program_uses_keeps_no_other_program_from_being_parked() {
     let service = serve_with(PARKS);
     let client = service.client();
-    // One without a program, and one whose program does not use the GPU.
+    // One lease without a program, and one with a program that does not use the GPU.
     client.grant(&ask(256 * MIB, json!({})));
     let mut idle = Job::start(&service, &["--vram", "256M", "--", "sh", "-c", "echo up; sleep 600"]);
     assert_eq!(idle.line(), "up\n", "{}", idle.said());
@@ -154,7 +154,7 @@ fn a_lease_that_no_program_uses_keeps_no_other_program_from_being_parked() {
 }
 
 #[test]
-fn beside_another_stranger_nobody_is_parked() {
+fn an_unleased_process_is_not_parked_beside_another() {
     let service = serve_with(PARKS);
     let (one, other) = (Alone::takes(&service, 512), Alone::takes(&service, 512));
     let (first, second) = (found(&service, &one), found(&service, &other));
@@ -167,7 +167,7 @@ fn beside_another_stranger_nobody_is_parked() {
 }
 
 #[test]
-fn a_daemon_killed_while_somebody_is_parked_goes_on_by_the_same_lease() {
+fn a_daemon_killed_while_it_parks_an_unleased_process_continues_with_the_same_lease() {
     let mut service = serve_with(PARKS);
     let mut alone = Alone::takes(&service, 1024);
     let stranger = found(&service, &alone);
@@ -187,9 +187,9 @@ fn a_daemon_killed_while_somebody_is_parked_goes_on_by_the_same_lease() {
     assert_eq!(alone.ended_by(), None);
 }
 
-/// Each process that may get a signal costs the service a descriptor, of which there are not so many.
+/// Each process that may get a signal costs the service a descriptor, and it has a limited number of them.
 #[test]
-fn who_has_a_crowd_of_children_is_ended_and_saves_nobody_else_by_it() {
+fn an_unleased_process_with_1100_children_is_ended_and_so_is_another_beside_it() {
     let service = serve();
     let line = format!("for i in $(seq 1100); do sleep 60 & done; exec {} 256MiB --idle", example("hold"));
     let mut crowd = service.command(&["soft", "env", "--", "bash", "-c", &line]).spawn().expect("a program");
@@ -284,7 +284,7 @@ fn a_process_that_outlives_its_lease_is_a_stranger_from_then_on() {
 }
 
 #[test]
-fn whom_a_rule_allows_is_left_alone_until_the_rule_is_taken_back() {
+fn a_process_that_a_rule_allows_is_left_alone_until_the_rule_is_removed() {
     let service = serve();
     let mut alone = Alone::takes(&service, 512);
     found(&service, &alone);
@@ -296,10 +296,10 @@ fn whom_a_rule_allows_is_left_alone_until_the_rule_is_taken_back() {
     assert!(about.contains("X1 (sublet-example-hold)"), "{about}");
     let about = succeeds(&service, &["adopt", &alone.pid().to_string(), "--dry-run"]);
     assert!(about.contains("X1 (sublet-example-hold) has ") && about.contains("MiB"), "{about}");
-    let nobody = service.cli(&["adopt", "999999", "--dry-run"]);
-    assert!(!nobody.status.success() && text(&nobody).contains("is not on a GPU without a lease"), "{nobody:?}");
+    let absent = service.cli(&["adopt", "999999", "--dry-run"]);
+    assert!(!absent.status.success() && text(&absent).contains("is not on a GPU without a lease"), "{absent:?}");
     assert_eq!(strangers(&service).rules, [], "it was only shown");
-    assert_eq!(strangers(&service).strangers.len(), 1, "and nobody was adopted");
+    assert_eq!(strangers(&service).strangers.len(), 1, "and no process was adopted");
     let said = text(&service.cli(&["enforce", "allow", "exe:sublet-example-hold"]));
     assert!(said.contains("R1: exe:sublet-example-hold is left alone"), "{said}");
     assert!(said.contains("any user may call a program `sublet-example-hold`"), "{said}");
@@ -332,7 +332,7 @@ fn nothing_happens_while_the_driver_hangs() {
 }
 
 #[test]
-fn a_daemon_that_comes_back_goes_on_where_it_was_and_warns_nobody_twice() {
+fn a_restarted_daemon_does_not_warn_a_second_time() {
     let mut service = serve();
     let alone = Alone::takes(&service, 512);
     let stranger = found(&service, &alone);
@@ -347,13 +347,13 @@ fn a_daemon_that_comes_back_goes_on_where_it_was_and_warns_nobody_twice() {
     assert_eq!(story.matches("is warned").count(), 1, "{story}");
 }
 
-/// The record of a signal is durable before it leaves; whether it left, a daemon that died cannot say.
+/// The record of a signal is durable before the signal is sent. A restarted daemon cannot know whether it was sent.
 #[test]
-fn a_daemon_killed_between_record_and_signal_leaves_the_grace_as_it_was_and_ends_nobody_twice() {
+fn a_daemon_killed_between_record_and_signal_keeps_the_grace_and_sends_each_signal_once() {
     let mut service = serve_with(&format!("grace = \"1s\"\n{CONFIG}"));
     let alone = Alone::takes(&service, 512);
     let stranger = found(&service, &alone);
-    // So it does not hear the first signal.
+    // A stopped process does not react to the first signal.
     alone.signal(Signal::STOP);
     mode(&service, "enforce");
     await_stranger(&service, alone.pid(), "it is on the record", |stranger| stranger.step == Step::Told);
@@ -368,7 +368,7 @@ fn a_daemon_killed_between_record_and_signal_leaves_the_grace_as_it_was_and_ends
     assert_eq!(story.matches("is warned").count(), 1, "{story}");
 }
 
-/// The record is on the disk and the daemon is gone before its hand moved: the one SIGTERM comes after the restart.
+/// The daemon is killed after the record and before the signal: the only SIGTERM is sent after the restart.
 #[test]
 fn a_signal_that_was_on_the_record_and_never_left_is_sent_once_by_the_next_daemon() {
     let mut service = serve();
@@ -392,11 +392,11 @@ fn a_signal_that_was_on_the_record_and_never_left_is_sent_once_by_the_next_daemo
     let story = await_closed(&service, &stranger.id);
     let count = |words: &str| story.matches(words).count();
     assert_eq!((count("SIGTERM was sent to"), count("SIGKILL was sent to")), (1, 1), "{story}");
-    // Each daemon put it on the record before its hand moved.
+    // Each daemon recorded the signal before it sent it.
     assert_eq!((count("SIGTERM is to be sent"), count("is warned")), (2, 1), "{story}");
 }
 
-/// A program that says how often it was asked to go; killed when this is dropped.
+/// A program that prints each SIGTERM that it gets; killed when this is dropped.
 struct Deaf(std::process::Child);
 
 impl Drop for Deaf {
@@ -440,9 +440,9 @@ fn a_service_with_a_standing_ask_has_a_lease_each_time_it_comes() {
     assert_eq!(alone.ended_by(), None);
 }
 
-/// A process whose parents have ended is still known by who started it, where the kernel tells.
+/// The parents of a process are recorded even after they ended, if the kernel reports process starts to the daemon.
 #[test]
-fn who_started_a_stranger_is_on_the_record_though_it_ended_since() {
+fn the_ended_parents_of_an_unleased_process_are_recorded() {
     let service = serve();
     let pid_file = service.dir().join("pid");
     // `soft env` becomes the shell, which starts the program from a second one; both end, and init has it.
@@ -461,12 +461,12 @@ fn who_started_a_stranger_is_on_the_record_though_it_ended_since() {
     if service.log().contains("not known: processes that started")
         || service.log().contains("not noticed at once: processes")
     {
-        return eprintln!("skipped: the kernel does not tell this user who started whom");
+        return eprintln!("skipped: the kernel does not tell this user which process started which");
     }
     assert!(story.contains("bash (") && story.contains(", ended) < "), "{story}");
 }
 
-/// A script that names its card itself, under a lease for another: there it is a stranger, and its lease is no shield.
+/// A script with a lease for one GPU that uses another: there it is an unleased process, and its lease does not help.
 #[test]
 fn a_program_on_a_card_that_its_lease_does_not_have_is_warned_and_ended_there_and_not_parked() {
     let config = Some(PARKS.to_owned());
@@ -483,7 +483,7 @@ fn a_program_on_a_card_that_its_lease_does_not_have_is_warned_and_ended_there_an
     let status = succeeds(&service, &["enforce", "status"]);
     assert!(status.contains("a process of L1, which is not for this GPU"), "{status}");
 
-    // Its lease has its own card, on which nothing of it is; the other has a stranger.
+    // It uses nothing of the GPU of its lease; on the other GPU it is an unleased process.
     let lease = service.client().lease("L1");
     assert_eq!((lease.state, lease.seen_bytes), (LeaseState::Active, Some(0)), "{lease:?}");
     let cards: sublet_wire::Cards = service.client().get("/v1/cards").read();
@@ -521,14 +521,14 @@ other = os.path.join(os.path.dirname(sys.argv[0]), f"shift-{turn % 2}")
 os.execv(other, [f"renamed-{turn}", sys.argv[0], str(turn + 1)])
 "#;
 
-/// The stories of all strangers there were.
+/// The audit trails of all unleased processes so far.
 fn stories(service: &Service) -> String {
     let story = |number: u32| service.cli(&["audit", "show", &format!("X{number}")]);
     (1..).map(story).take_while(|output| output.status.success()).map(|output| text(&output)).collect()
 }
 
 #[test]
-fn who_becomes_another_program_again_and_again_is_ended_when_it_was_due() {
+fn repeated_exec_does_not_delay_the_end_of_an_unleased_process() {
     let service = serve();
     let folder = service.dir().join("shifter");
     std::fs::create_dir(&folder).expect("a directory");
@@ -551,11 +551,11 @@ fn who_becomes_another_program_again_and_again_is_ended_when_it_was_due() {
     });
     let stories = stories(&service);
     assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9), "{stories}");
-    // By whatever names it is on the record, it had its time once.
+    // Under all names that it has in the trail, it had its time once.
     assert!(stories.contains(&format!("{} is on a GPU without a lease", stranger.id)), "{stories}");
     let sent = |signal: &str| stories.lines().filter(|line| line.contains(signal) && line.contains(" got it")).count();
     assert_eq!((sent("SIGTERM was sent"), sent("SIGKILL was sent")), (1, 1), "{stories}");
-    // Which of the two it is each time that it is looked into is a matter of when.
+    // Which of the two names is recorded depends on the moment of the audit.
     let became = stories.contains("/shift-0") || stories.contains("/shift-1");
     assert!(became, "what it was when something was done to it is on the record: {stories}");
 }
@@ -589,14 +589,14 @@ impl Drop for Groups {
 }
 
 #[test]
-fn who_goes_from_one_control_group_to_another_gains_nothing_by_it() {
+fn moving_between_cgroups_does_not_delay_the_end_of_an_unleased_process() {
     let Some(groups) = Groups::make() else {
         return eprintln!("skipped: this user may not make control groups");
     };
     let service = serve();
     let alone = Alone::takes(&service, 512);
     let stranger = found(&service, &alone);
-    // So it does not hear the first signal.
+    // A stopped process does not react to the first signal.
     alone.signal(Signal::STOP);
     let (pid, over) = (alone.pid().to_string(), std::sync::atomic::AtomicBool::new(false));
     let (story, signal) = std::thread::scope(|scope| {
@@ -619,7 +619,7 @@ fn who_goes_from_one_control_group_to_another_gains_nothing_by_it() {
     assert_eq!(story.matches("is warned").count(), 1, "{story}");
 }
 
-/// Forks so many times, each parent ending at once; the last one becomes the rest of the command line.
+/// Forks 200 times, and each parent ends at once; the last child becomes the rest of the command line.
 const CHAIN: &str = r#"
 import os, sys
 for _ in range(200):
@@ -630,7 +630,7 @@ with open(sys.argv[1], "w") as file:
 os.execv(sys.argv[2], sys.argv[2:])
 "#;
 
-/// Has so many children that do nothing, and one more, which becomes the rest of the command line.
+/// Has 200 children that do nothing, and one more, which becomes the rest of the command line.
 const WIDE: &str = r#"
 import os, sys, time
 children = []
@@ -669,7 +669,7 @@ fn the_last_of_many_forks_is_its_leases_where_it_has_one() {
 }
 
 #[test]
-fn the_last_of_many_forks_is_found_and_ended_and_nobody_beside_it() {
+fn the_last_of_many_forks_is_found_and_ended_and_no_process_beside_it() {
     let service = serve();
     let mut bystander = std::process::Command::new("sleep").arg("600").spawn().expect("a program");
     let pids = service.dir().join("pids");
@@ -711,9 +711,9 @@ fn the_last_of_many_forks_is_found_and_ended_and_nobody_beside_it() {
     bystander.wait().expect("an own child");
 }
 
-/// The driver tells of Vulkan's programs as of those that draw.
+/// The driver reports Vulkan programs as graphics processes.
 #[test]
-fn who_only_draws_and_has_much_is_on_the_record_and_would_not_be_ended() {
+fn a_graphics_process_with_much_memory_is_recorded_and_not_ended() {
     let service = Service::start_with(Setup { config: Some(CONFIG.to_owned()), ..Setup::default() });
     let mut programs = [0; 2].map(|_| std::process::Command::new("sleep").arg("600").spawn().expect("a program"));
     let [much, little] = programs.each_ref().map(std::process::Child::id);
@@ -734,7 +734,7 @@ fn who_only_draws_and_has_much_is_on_the_record_and_would_not_be_ended() {
     let card = service.client().card();
     let state = |pid| card.occupants.iter().find(|one| one.pid == Some(pid)).map(|one| one.state.as_str());
     assert_eq!((state(much), state(little)), (Some("stranger"), Some("display")), "{card:?}");
-    assert_eq!(strangers(&service).strangers.len(), 1, "who draws a little is of no interest");
+    assert_eq!(strangers(&service).strangers.len(), 1, "a graphics process with little memory is not recorded");
     for program in &mut programs {
         program.kill().expect("an own child");
         program.wait().expect("an own child");

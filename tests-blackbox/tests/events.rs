@@ -34,7 +34,7 @@ impl Stream {
         assert!(headers.iter().any(|(name, value)| name == "content-type" && value.starts_with("text/event-stream")));
         Stream { connection, text: String::new() }
     }
-    /// The next event; comments only show that somebody is there.
+    /// The next event. Comments in the stream only show that the service is there.
     fn next(&mut self) -> Event {
         self.next_or_end().expect("the stream does not end")
     }
@@ -91,8 +91,8 @@ fn ids(events: &[Event]) -> Vec<u64> {
     events.iter().map(|event| event.id).collect()
 }
 
-/// Asks and releases, each in its turn. Some asks may wait: what was just
-/// released counts until the card was seen again.
+/// Requests and releases leases one after the other. Some requests may wait: what was just released counts until the
+/// next reading of the GPU.
 fn busy(client: &Client, times: usize) {
     for _ in 0..times {
         let lease: Lease = client.post("/v1/leases", &ask(GIB, json!({}))).read();
@@ -101,7 +101,7 @@ fn busy(client: &Client, times: usize) {
 }
 
 #[test]
-fn whoever_has_seen_more_than_there_is_is_told_where_the_log_ends_and_goes_on_from_there() {
+fn a_client_ahead_of_the_log_is_told_where_the_log_ends_and_continues_there() {
     let service = Service::start();
     let client = service.client();
     busy(&client, 2);
@@ -115,7 +115,7 @@ fn whoever_has_seen_more_than_there_is_is_told_where_the_log_ends_and_goes_on_fr
     client.grant(&ask(GIB, json!({})));
     let events = stream.until("grant", 1);
     assert_eq!(events[0].id, ends + 1, "{events:?}");
-    // Who has seen exactly all is told nothing but what is new.
+    // A client that has seen exactly all gets only new events.
     let last = audit(&client, 0).last().expect("there are lines").seq;
     let mut stream = Stream::open(&client, Some(last));
     client.grant(&ask(GIB, json!({})));
@@ -162,7 +162,7 @@ fn a_stream_that_is_taken_up_again_neither_loses_nor_repeats() {
         assert_eq!(rest, all[after + 1..], "taken up after event {after}");
     }
 
-    // What happens while nobody listens, and a crash in between, changes nothing.
+    // Events while no client listens, and a crash in between, change nothing.
     let last = all.last().expect("there are events").id;
     busy(&client, 3);
     service.kill();
@@ -176,7 +176,7 @@ fn a_stream_that_is_taken_up_again_neither_loses_nor_repeats() {
 }
 
 #[test]
-fn a_listener_that_does_not_read_is_told_of_its_gap_or_dropped_and_delays_nobody() {
+fn a_listener_that_does_not_read_gets_a_gap_or_is_dropped_and_delays_no_other() {
     let service = Service::start();
     let client = service.client();
     let mut deaf = Stream::open(&client, None);

@@ -61,9 +61,9 @@ fn a_refusal_says_what_to_do_next() {
 }
 
 #[test]
-fn who_is_no_operator_is_told_so_and_who_is_one() {
+fn a_caller_that_is_no_operator_is_told_so_and_which_users_are() {
     if !is_root() {
-        return eprintln!("skipped: only root can be somebody else");
+        return eprintln!("skipped: only root can become another user");
     }
     let service = Service::start();
     service.client().grant(&ask(GIB, json!({})));

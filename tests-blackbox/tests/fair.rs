@@ -9,7 +9,7 @@ use sublet_blackbox::user::{as_user_in, is_root, left_by};
 use sublet_blackbox::{Answer, Client, GIB, LONG, Service, Setup, ask, until};
 use sublet_wire::{Explanation, Lease, LeaseState, Offer};
 
-/// A service with these rules, whose tenants are whoever an operator names.
+/// A service with these rules. Its tenants are those for which an operator makes tokens.
 fn serve(rules: &str) -> Service {
     Service::start_with(Setup { config: Some(with_tcp(rules)), ..Setup::default() })
 }
@@ -48,7 +48,7 @@ fn said(output: &Output) -> String {
     format!("{}\n{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
-/// What no answer may ever say: that a tenant holds more than this.
+/// The bytes of a tenant's active leases.
 fn held(service: &Service, tenant: &str) -> u64 {
     let leases: sublet_wire::Leases = service.client().get("/v1/leases?all=true").read();
     let holds = |lease: &&Lease| lease.tenant == tenant && lease.state == LeaseState::Active;
@@ -56,14 +56,14 @@ fn held(service: &Service, tenant: &str) -> u64 {
 }
 
 #[test]
-fn a_quota_holds_its_tenant_back_and_nobody_else() {
+fn a_quota_limits_its_tenant_and_no_other() {
     let service = serve("[users.\"user:ana\"]\nvram = \"4G\"");
     let (ana, ana_too, ben) =
         (tenant(&service, "user:ana"), tenant(&service, "user:ana"), tenant(&service, "user:ben"));
     let first = ana.grant(&ask(3 * GIB, json!({})));
     let second = ana_too.queue(&ask(3 * GIB, json!({})));
     assert!(why(&second).contains("you may hold"), "another token does not help: {}", why(&second));
-    // Neither does taking less in several pieces, nor an offer, nor cards.
+    // Neither does taking less in several pieces, nor an offer, nor more GPUs.
     assert_eq!(offers(&ana, &second).iter().map(|offer| offer.vram_bytes).max(), Some(GIB));
     assert_eq!(accept(&ana, &second, 2 * GIB).code(), "over_cap");
     let never = ana.post("/v1/leases", &ask(5 * GIB, json!({})));
@@ -76,7 +76,7 @@ fn a_quota_holds_its_tenant_back_and_nobody_else() {
     ana.delete(&format!("/v1/leases/{}", first.id));
     ana.await_lease("the second starts", &second.id, |lease| lease.state == LeaseState::Active);
     let third = ana.queue(&ask(2 * GIB, json!({})));
-    // A larger quota counts from the reload on, a smaller one ends nobody.
+    // A larger quota counts from the reload on; a smaller one ends no lease.
     reload(&service, "[users.\"user:ana\"]\nvram = \"5G\"");
     ana.await_lease("the third starts", &third.id, |lease| lease.state == LeaseState::Active);
     reload(&service, "[users.\"user:ana\"]\nvram = \"1G\"");
@@ -119,7 +119,7 @@ fn a_days_gpu_time_is_spent_and_the_refusal_says_when_it_returns() {
     let never = ana.post("/v1/leases", &ask(20 * GIB, json!({ "time_s": 3600 })));
     assert_eq!(never.code(), "over_cap");
     assert!(never.header("retry-after").is_none(), "no day is long enough for that: {}", never.text());
-    // Five sixths of the card for a minute are 50 seconds of the 60.
+    // Five sixths of the GPU for a minute are 50 seconds of the 60.
     ana.grant(&ask(20 * GIB, json!({ "time_s": 60 })));
     let today = ana.post("/v1/leases", &ask(20 * GIB, json!({ "time_s": 60 })));
     assert_eq!((today.status, today.code()), (403, "over_cap"), "{}", today.text());
@@ -167,7 +167,11 @@ fn members_of_a_group_share_what_the_group_has() {
     let ben: Lease = wants(BEN, 1, 3).read();
     assert_eq!((ana.state, ben.state), (LeaseState::Active, LeaseState::Waiting));
     assert!(why(&ben).contains("daemon"), "which group is said: {}", why(&ben));
-    assert_eq!(wants(CY, CY, 8).read::<Lease>().state, LeaseState::Active, "who is no member has no such quota");
+    assert_eq!(
+        wants(CY, CY, 8).read::<Lease>().state,
+        LeaseState::Active,
+        "a user outside the group has no such quota"
+    );
     let end =
         |uid: u32, lease: &Lease| as_user_in(uid, 1, || client.delete(&format!("/v1/leases/{}", lease.id)).status);
     assert_eq!(end(ANA, &ana), 200);
@@ -193,7 +197,8 @@ fn a_groups_quota_holds_whatever_became_of_the_process_that_connected() {
     let body = ask(8 * GIB, json!({})).to_string();
     let asked = left(ANA, 1).send("POST", "/v1/leases", &[JSON], body.as_bytes()).expect("it is answered");
     assert_eq!(asked.code(), "over_cap", "{}", asked.text());
-    // Whose process is gone is not known to be of this host's own namespaces: in a container anybody may have any group.
+    // A caller without a live process may be in another namespace, and in a container every user may have any group. So
+    // its group gives it no operator's right.
     let drain = format!("/v1/cards/{}/drain", client.card().uuid);
     let drained = |uid: u32, group: u32| left(uid, group).send("POST", &drain, &[], b"").expect("it is answered");
     assert_eq!(drained(ANA, 2).code(), "denied");
@@ -250,7 +255,7 @@ fn keeping_a_lease_whatever_comes_takes_a_quota() {
     let service = serve("[users.\"user:ana\"]\nnever_preempt = \"8G\"");
     let (ana, ben) = (tenant(&service, "user:ana"), tenant(&service, "user:ben"));
     let never = |gib: u64| ask(gib * GIB, json!({ "preempt": "never" }));
-    assert_eq!(ben.post("/v1/leases", &never(1)).code(), "over_cap", "nobody has one by itself");
+    assert_eq!(ben.post("/v1/leases", &never(1)).code(), "over_cap", "no tenant has one by default");
     ana.grant(&never(8));
     assert!(why(&ana.queue(&never(1))).contains("you may hold"));
     // What may be taken away does not count.
@@ -270,8 +275,8 @@ fn an_offer_is_taken_at_once_or_lapses() {
     for more in [offered + 1, 12 * GIB, 13 * GIB] {
         assert_eq!(accept(&ben, &waits, more).code(), "no_room", "{more}");
     }
-    assert_eq!(accept(&ana, &waits, GIB).status, 404, "it is nobody else's to take");
-    // An offer is no reservation: who came meanwhile has the room, and the refusal says what is left.
+    assert_eq!(accept(&ana, &waits, GIB).status, 404, "no other tenant can take it");
+    // An offer is no reservation: a request made meanwhile has the room, and the refusal says what is left.
     let meanwhile = tenant(&service, "user:cy").grant(&ask(4 * GIB, json!({})));
     let late = accept(&ben, &waits, offered);
     assert_eq!((late.status, late.code()), (409, "no_room"), "{}", late.text());
@@ -284,7 +289,7 @@ fn an_offer_is_taken_at_once_or_lapses() {
 }
 
 #[test]
-fn who_would_take_less_has_it_at_once() {
+fn a_request_that_accepts_less_is_granted_at_once() {
     let service = serve("");
     let (ana, ben) = (tenant(&service, "user:ana"), tenant(&service, "user:ben"));
     ana.grant(&ask(16 * GIB, json!({})));
@@ -333,7 +338,7 @@ fn a_chatty_tenant_and_one_with_many_asks_do_not_keep_out_the_rest() {
     many.grant(&turn);
     let crowd: Vec<Lease> = (0..40).map(|_| many.queue(&urgent)).collect();
     let late = one.queue(&turn);
-    one.await_lease("whoever has one ask starts", &late.id, |lease| lease.granted_unix_s.is_some());
+    one.await_lease("a tenant with one request starts", &late.id, |lease| lease.granted_unix_s.is_some());
     let waiting = crowd.iter().filter(|lease| many.lease(&lease.id).state == LeaseState::Waiting).count();
     assert!(waiting > 20, "the crowd's turns come one by one among the others': {waiting} of 40 wait");
 }

@@ -1,4 +1,4 @@
-//! What a service must have for itself, and other users cannot take from it: its cards, and its socket.
+//! What a service must have for itself and other users cannot take from it: its GPUs and its socket.
 
 use std::fs;
 use std::os::linux::net::SocketAddrExt;
@@ -74,10 +74,10 @@ fn is_apart() -> bool {
 #[test]
 fn another_users_process_with_the_daemons_name_does_not_keep_root_from_its_cards() {
     if !is_root() || !is_apart() {
-        return eprintln!("skipped: only root can be somebody else, and apart from the host");
+        return eprintln!("skipped: only root can become another user, and leave the host's namespaces");
     }
     let name = SocketAddr::from_abstract_name("sublet/cards").expect("a name");
-    let _squatter = as_user(SQUATTER, || UnixListener::bind_addr(&name).expect("anybody can take a name"));
+    let _squatter = as_user(SQUATTER, || UnixListener::bind_addr(&name).expect("any user can take a name"));
     let dir = tempfile::tempdir().expect("a directory can be made");
     let start = |name: &str, uid: Option<u32>| {
         let home = dir.path().join(name);
@@ -93,7 +93,7 @@ fn another_users_process_with_the_daemons_name_does_not_keep_root_from_its_cards
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).expect("an own directory");
     let mut one = start("one", None);
     assert!(one.serves(), "{}", one.said());
-    assert!(one.said().contains(&SQUATTER.to_string()), "it names who has its name: {}", one.said());
+    assert!(one.said().contains(&SQUATTER.to_string()), "it names the user that has its name: {}", one.said());
     let mut two = start("two", None);
     assert!(!two.serves(), "{}", two.said());
     let named = format!("another daemon (process {} of user 0)", one.child.id());
@@ -104,9 +104,9 @@ fn another_users_process_with_the_daemons_name_does_not_keep_root_from_its_cards
 }
 
 #[test]
-fn a_socket_is_made_only_where_nobody_else_could_put_another() {
+fn a_socket_is_made_only_where_no_other_user_could_put_another() {
     if !is_root() {
-        return eprintln!("skipped: only root can be somebody else");
+        return eprintln!("skipped: only root can become another user");
     }
     let home = tempfile::tempdir().expect("a directory can be made");
     chown(home.path(), Some(ANN), Some(ANN)).expect("root can give files away");
@@ -116,7 +116,7 @@ fn a_socket_is_made_only_where_nobody_else_could_put_another() {
             how(command);
         })
     };
-    // Without XDG_RUNTIME_DIR the place is known beforehand, and anybody can be there first.
+    // Without XDG_RUNTIME_DIR the path is predictable, and any user can create it first.
     let usual = PathBuf::from(format!("/tmp/sublet-{ANN}"));
     let _ = fs::remove_dir_all(&usual);
     fs::create_dir(&usual).expect("a directory can be made");
@@ -132,7 +132,7 @@ fn a_socket_is_made_only_where_nobody_else_could_put_another() {
     assert!(refused.said().contains("hint: choose a `--socket`"), "{}", refused.said());
     fs::remove_dir_all(&usual).expect("root can remove it");
     let mut taken = serve(&|_| {});
-    assert!(taken.serves(), "where nobody was first it is made: {}", taken.said());
+    assert!(taken.serves(), "it is made where no other user was first: {}", taken.said());
     let mode = |path: &Path| fs::metadata(path).expect("it is there").permissions().mode() & 0o777;
     assert_eq!((mode(&usual.join("sublet.sock")), mode(&usual) & 0o022), (0o666, 0));
     drop(taken);

@@ -1,4 +1,5 @@
-//! Whose a process is that says so itself, in a container, or that has what somebody opened who is gone.
+//! Which lease a process belongs to if it names the lease itself, in a container, or if it inherited the descriptors of
+//! a process that ended.
 
 use rustix::process::{Pid, Signal, kill_process};
 use std::os::unix::process::CommandExt;
@@ -83,7 +84,8 @@ fn a_container_that_a_holder_started_is_no_stranger() {
     assert_eq!(job.end().0, Some(0));
 }
 
-/// Who may start containers can name any lease in them, and guess its epoch; its mark only its owner was told.
+/// A user that may start containers can name any lease in them and guess its fence; the proof is known to its owner
+/// alone.
 #[test]
 fn in_a_container_a_lease_that_was_guessed_counts_for_nothing() {
     let mut service = serve();
@@ -97,7 +99,7 @@ fn in_a_container_a_lease_that_was_guessed_counts_for_nothing() {
     };
     let epoch = lease.epoch.expect("granted").to_string();
     let start = |service: &Service, mark: &str| {
-        // Opened as root: whom its programs are by then may not.
+        // Opened as root: the user that the program then runs as may not open it.
         let procs = std::fs::OpenOptions::new().write(true).open(cgroup.0.join("cgroup.procs")).expect("a cgroup");
         Alone::takes_with(service, Some(4711), 512, |command| {
             command.envs([("SUBLET_LEASE", "L1"), ("SUBLET_EPOCH", &epoch), ("SUBLET_MARK", mark)]);
@@ -113,7 +115,7 @@ fn in_a_container_a_lease_that_was_guessed_counts_for_nothing() {
     assert_eq!(service.client().lease("L1").seen_bytes.unwrap_or(0), 0);
     let right = start(&service, &mark);
     await_bytes(&service.client(), "L1", 512);
-    // The key is on the disk: a daemon that comes back knows the same marks.
+    // The key is on the disk: a restarted daemon knows the same proofs.
     service.kill();
     service.restart();
     let one_more = start(&service, &mark);
@@ -124,7 +126,7 @@ fn in_a_container_a_lease_that_was_guessed_counts_for_nothing() {
     drop((forged, right, one_more, job));
 }
 
-/// Whoever may look at a lease, or at what happened, is not told its mark; and the disk has only the key.
+/// Other readers of a lease or of the audit trail do not get its proof, and the disk has only the key.
 #[test]
 fn a_mark_is_told_to_the_leases_owner_alone() {
     let mut service = serve();
@@ -157,7 +159,7 @@ fn a_mark_is_told_to_the_leases_owner_alone() {
     assert_eq!(service.client().lease("L1").mark, Some(mark));
 }
 
-/// What a program left behind that ended once it had its memory: who was made by it, and has its descriptors.
+/// The children of a program that ended once it had its memory; they have its descriptors.
 struct Left {
     opener: u32,
     pids: Vec<u32>,
@@ -173,7 +175,7 @@ impl Left {
         let left = std::iter::repeat_with(|| {
             let mut line = String::new();
             std::io::BufRead::read_line(&mut lines, &mut line).expect("a line");
-            assert!(!line.is_empty(), "it ended before it left anybody");
+            assert!(!line.is_empty(), "it ended before it left a child");
             line
         });
         let left = left.filter_map(|line| line.strip_prefix("leaves it to ").map(str::to_owned)).next();
@@ -195,16 +197,14 @@ impl Drop for Left {
     }
 }
 
-/// The driver goes on naming whoever opened the card; whoever holds its memory by an inherited descriptor is found.
+/// The driver still names the process that opened the GPU; the process that holds the memory by an inherited descriptor
+/// is found.
 #[test]
 fn memory_that_is_held_through_a_descriptor_of_one_that_ended_is_attributed_and_its_holder_ended() {
     let service = serve();
     let left = Left::by(&service, 512, 1);
     let stranger = await_stranger(&service, left.pids[0], "its heir is found", |it| it.vram_bytes >= Some(512 * MIB));
-    assert!(
-        strangers(&service).strangers.iter().all(|it| it.pid != left.opener),
-        "nobody is called by a dead one's name"
-    );
+    assert!(strangers(&service).strangers.iter().all(|it| it.pid != left.opener), "no record names the dead process");
     mode(&service, "enforce");
     until("it is ended", LONG, || if is_alive(left.pids[0]) { Err("it lives") } else { Ok(()) });
     let story = await_closed(&service, &stranger.id);
@@ -217,7 +217,7 @@ fn memory_that_is_held_through_a_descriptor_of_one_that_ended_is_attributed_and_
     });
 }
 
-/// Which of several holds it, nobody can tell: they are on the record and warned, until one is left.
+/// Which of several processes holds the memory is unknown: they are recorded and warned until one is left.
 #[test]
 fn of_several_that_may_hold_a_dead_ones_memory_none_is_signalled_until_it_is_the_last() {
     let service = serve();
@@ -235,14 +235,14 @@ fn of_several_that_may_hold_a_dead_ones_memory_none_is_signalled_until_it_is_the
     until("the last is ended", LONG, || if is_alive(first.pid) { Err(strangers(&service).strangers) } else { Ok(()) });
 }
 
-/// What a holder's program left to its child is the lease's.
+/// Memory that a holder's program left to its child belongs to the lease.
 #[test]
 fn memory_that_a_holders_program_left_to_its_child_is_counted_with_the_lease() {
     let service = serve();
     let line = format!("{} 512MiB --leave 1; exec sleep 600", example("hold"));
     let mut job = Job::start(&service, &["--vram", "1G", "--no-shim", "--", "sh", "-c", &line]);
     while !job.line().starts_with("leaves it to ") {}
-    // Long enough that its opener was not seen any more.
+    // Long enough that a reading no longer shows its opener.
     throughout(Duration::from_secs(4), || assert_eq!(strangers(&service).strangers, []));
     await_bytes(&service.client(), "L1", 512);
 }

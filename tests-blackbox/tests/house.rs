@@ -11,7 +11,7 @@ use sublet_blackbox::user::is_root;
 use sublet_blackbox::{GIB, LONG, Service, Setup, ask, until};
 use sublet_wire::Cards;
 
-/// Somebody without any right.
+/// A user without any right.
 const NOBODY: u32 = 12347;
 
 #[test]

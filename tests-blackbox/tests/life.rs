@@ -34,7 +34,7 @@ fn held_s(lease: &Lease) -> f64 {
 }
 
 #[test]
-fn an_unused_lease_that_nobody_waits_for_is_extended_and_shown_idle() {
+fn an_unused_lease_without_waiters_is_extended_and_shown_idle() {
     let service = Service::start();
     let client = service.client();
     let lease = client.grant(&ask(GIB, json!({"ttl_s": 2})));
@@ -48,7 +48,7 @@ fn an_unused_lease_that_nobody_waits_for_is_extended_and_shown_idle() {
 }
 
 #[test]
-fn an_unused_lease_ends_on_time_when_somebody_waits_and_the_next_is_served() {
+fn an_unused_lease_ends_on_time_for_a_waiter_which_is_granted() {
     let service = Service::start();
     let client = service.client();
     let lease = client.grant(&ask(20 * GIB, json!({"ttl_s": 3})));
@@ -65,26 +65,26 @@ fn an_unused_lease_ends_on_time_when_somebody_waits_and_the_next_is_served() {
 }
 
 #[test]
-fn a_daemon_that_stood_still_for_longer_than_a_term_ends_nobody_at_once() {
+fn a_daemon_that_was_stopped_for_longer_than_a_term_ends_no_lease_at_once() {
     let service = Service::start_with(Setup { config: Some("grace = \"20s\"\n".to_owned()), ..Setup::default() });
     let client = service.client();
     let leases: Vec<Lease> = (0..3).map(|_| client.grant(&ask(7 * GIB, json!({"ttl_s": 3})))).collect();
     let waiter = client.queue(&ask(20 * GIB, json!({})));
     service.while_stopped(|| std::thread::sleep(Duration::from_secs(13)));
-    // Whoever used its lease meanwhile could not say so, and has the grace to.
+    // A holder that used its lease meanwhile could not renew it, and has the grace to do so.
     throughout(Duration::from_secs(12), || {
         for lease in &leases {
             assert_eq!(client.lease(&lease.id).state, LeaseState::Active, "{} was ended by a stall", lease.id);
         }
     });
     for lease in &leases {
-        assert_eq!(await_end(&client, &lease.id).1, Reason::Expired, "who does not use it loses it after the grace");
+        assert_eq!(await_end(&client, &lease.id).1, Reason::Expired, "an unused lease ends after the grace");
     }
     await_state(&client, &waiter.id, LeaseState::Active);
 }
 
 #[test]
-fn a_boot_ends_who_held_a_card_and_keeps_who_waited() {
+fn a_reboot_ends_granted_leases_and_keeps_waiters() {
     if !is_root() {
         return eprintln!("skipped: only root can give a daemon another boot");
     }
@@ -114,7 +114,7 @@ fn a_boot_ends_who_held_a_card_and_keeps_who_waited() {
 }
 
 #[test]
-fn a_renewed_lease_stays_while_somebody_waits() {
+fn a_renewed_lease_stays_while_another_request_waits() {
     let service = Service::start();
     let client = service.client();
     let lease = client.grant(&ask(20 * GIB, json!({"ttl_s": 3})));
@@ -126,7 +126,7 @@ fn a_renewed_lease_stays_while_somebody_waits() {
 }
 
 #[test]
-fn a_fixed_term_ends_when_it_is_over_also_when_nobody_waits() {
+fn a_fixed_term_ends_when_it_is_over_also_without_waiters() {
     let service = Service::start();
     let client = service.client();
     let lease = client.grant(&ask(GIB, json!({"time_s": 3})));
@@ -240,17 +240,17 @@ fn check_fault(fault: &str) {
 }
 
 #[test]
-fn a_card_whose_driver_hangs_promises_nothing_until_it_answers() {
+fn no_lease_is_granted_while_the_driver_of_the_gpu_hangs() {
     check_fault("hang");
 }
 
 #[test]
-fn a_card_whose_driver_crashes_promises_nothing_until_it_answers() {
+fn no_lease_is_granted_while_the_driver_of_the_gpu_crashes() {
     check_fault("crash");
 }
 
 #[test]
-fn a_card_whose_driver_reports_an_error_promises_nothing_until_it_answers() {
+fn no_lease_is_granted_while_the_driver_of_the_gpu_reports_an_error() {
     check_fault("error");
 }
 
@@ -320,7 +320,7 @@ fn a_job_that_works_on_the_cpu_for_three_ttls_keeps_its_lease() {
 }
 
 #[test]
-fn a_job_that_works_on_the_cpu_for_three_ttls_keeps_its_lease_while_somebody_waits() {
+fn a_job_that_works_on_the_cpu_for_three_ttls_keeps_its_lease_while_another_request_waits() {
     check_busy(1);
 }
 
@@ -333,7 +333,7 @@ fn a_draining_card_runs_empty_and_serves_again_when_cleared() {
     let answer = client.send("POST", &format!("/v1/cards/{uuid}/drain"), &[], b"");
     assert_eq!(answer.status, 200, "{}", answer.text());
     assert_eq!(client.card().state, CardState::Draining);
-    assert_eq!(client.lease(&lease.id).state, LeaseState::Active, "who is there stays");
+    assert_eq!(client.lease(&lease.id).state, LeaseState::Active, "a lease that is there stays");
     let waiter = client.queue(&ask(GIB, json!({})));
     let answer = client.send("POST", &format!("/v1/cards/{uuid}/clear"), &[], b"");
     assert_eq!(answer.status, 200, "{}", answer.text());

@@ -130,7 +130,7 @@ fn a_backup_is_checked_without_a_head_beside_it() {
 type Way = fn(&Path);
 
 #[test]
-fn a_daemon_whose_journal_is_moved_away_ends_and_says_what_to_do() {
+fn a_daemon_ends_if_its_journal_is_moved_away_and_says_what_to_do() {
     let ways: [(&str, Way); 3] = [
         ("the state directory is renamed", |state| {
             fs::rename(state, state.with_extension("elsewhere")).expect("it can be renamed");

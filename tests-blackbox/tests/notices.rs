@@ -229,7 +229,7 @@ fn sublet_run_says_why_its_program_is_parked_and_that_it_is_back_and_nothing_twi
 
 /// A wrapper that was killed tells nothing any more: then the daemon does.
 #[test]
-fn a_program_whose_wrapper_was_killed_is_told_on_its_terminal() {
+fn a_program_is_told_on_its_terminal_after_its_wrapper_was_killed() {
     let service = serve_with(PARKS);
     let client = service.client();
     let screen = Screen::open();

@@ -1,7 +1,7 @@
-//! Holders without the library that have more on a soft card than their leases: told, offered more, made to leave,
-//! ended where an operator enforces, and left alone where nobody does.
+//! Holders without the library that use more of a soft GPU than their leases: told, offered more, parked, ended where
+//! an operator set the GPU to `enforce`, and left alone elsewhere.
 //!
-//! A program with the library cannot come to this: it is told that memory is out (`parking.rs`).
+//! With the library this cannot happen: the program gets an out-of-memory error (`parking.rs`).
 
 use std::time::Duration;
 use sublet_blackbox::binary::example;
@@ -10,7 +10,7 @@ use sublet_blackbox::wait::throughout;
 use sublet_blackbox::{Gpu, MIB, Service, Setup};
 use sublet_wire::{Lease, LeaseState, Reason, Usage};
 
-/// Terms so long that nothing comes to its end by itself, and nobody is idle before the test is over.
+/// Terms so long that no lease ends by itself and none counts as idle before the test is over.
 const CONFIG: &str = r#"
 ttl = "5m"
 [preemption]
@@ -31,7 +31,7 @@ fn serve() -> Service {
     Service::start_with(Setup { gpu: Gpu::Named("soft:1x4GiB"), config, ..Setup::default() })
 }
 
-/// Somebody at a screen with a lease of 1 GiB, and so much on the card.
+/// An interactive program with a lease of 1 GiB that takes `size` of the GPU.
 fn takes(service: &Service, size: &str, more: &[&str]) -> Job {
     let hold = example("hold");
     let words = [&["--vram", "1G", "--tier", "interactive", "--no-shim"], more, &["--", &hold, size]].concat();
@@ -45,7 +45,7 @@ fn is_over(lease: &Lease) -> bool {
 }
 
 #[test]
-fn who_has_more_than_its_lease_is_told_and_accepts_a_larger_one_which_is_charged() {
+fn a_program_over_its_lease_is_told_and_can_accept_a_larger_one_which_is_charged() {
     let service = serve();
     let client = service.client();
     let job = takes(&service, "1536MiB", &[]);
@@ -78,10 +78,10 @@ fn who_has_more_than_its_lease_is_told_and_accepts_a_larger_one_which_is_charged
 }
 
 #[test]
-fn it_leaves_for_whoever_waits_though_that_one_stands_lower() {
+fn a_lease_over_its_size_is_parked_for_a_waiter_of_a_lower_tier() {
     let service = serve();
     let client = service.client();
-    // The driver would not be sure to bring it back; its owner takes the risk.
+    // The driver might not be able to restore it; its owner takes the risk.
     let job = takes(&service, "2560MiB", &["--may-lose"]);
     client.await_lease("it is told", "L1", is_over);
     let hold = example("hold");
@@ -95,7 +95,7 @@ fn it_leaves_for_whoever_waits_though_that_one_stands_lower() {
 }
 
 #[test]
-fn who_cannot_leave_is_let_be_until_an_operator_enforces_and_is_ended_then() {
+fn a_lease_over_its_size_that_cannot_be_parked_is_ended_only_in_mode_enforce() {
     let service = serve();
     let client = service.client();
     let job = takes(&service, "2560MiB", &[]);
@@ -106,7 +106,7 @@ fn who_cannot_leave_is_let_be_until_an_operator_enforces_and_is_ended_then() {
     client.await_lease("the other one waits", "L2", |lease| lease.state == LeaseState::Waiting);
     throughout(Duration::from_secs(8), || {
         let lease = client.lease("L1");
-        assert_eq!(lease.state, LeaseState::Active, "nobody enforces anything: {lease:?}");
+        assert_eq!(lease.state, LeaseState::Active, "the GPU is not in mode enforce: {lease:?}");
     });
     succeeds(&service, &["enforce", "mode", "0", "enforce", "--yes"]);
     assert!(guest.line().starts_with("holds "), "{}", guest.said());

@@ -1,4 +1,4 @@
-//! Holders leave their cards and come back, on soft cards, with real programs that know nothing of it.
+//! Holders are parked and resumed on soft GPUs, with real programs that know nothing of it.
 //!
 //! The programs know what must be in their memory, and say so if it is not.
 
@@ -12,7 +12,7 @@ use sublet_blackbox::wait::throughout;
 use sublet_blackbox::{Client, Gpu, LONG, MIB, Service, Setup, until};
 use sublet_wire::{Lease, LeaseState, Reason};
 
-/// What the driver keeps of a soft card.
+/// What the driver itself uses of a soft GPU.
 const IDLE: u64 = 64 * MIB;
 /// What a context takes there.
 const CONTEXT: u64 = 128 * MIB;
@@ -34,7 +34,7 @@ fn serve(gpu: &'static str) -> Service {
     Service::start_with(Setup { gpu: Gpu::Named(gpu), config: Some(CONFIG.to_owned()), ..Setup::default() })
 }
 
-/// The one process on the card.
+/// The one process on the GPU.
 fn on_the_card(service: &Service) -> Pid {
     let shown: serde_json::Value =
         serde_json::from_slice(&service.cli(&["soft", "status", "--json"]).stdout).expect("JSON");
@@ -87,9 +87,9 @@ fn an_idle_holder_makes_room_for_a_waiter_and_finds_all_when_it_is_used_again() 
     assert!(other.line().starts_with("holds "), "{}", other.said());
     assert_eq!(client.lease("L1").state, LeaseState::Parked);
     assert_eq!(other.end().0, Some(0));
-    assert_eq!(client.lease("L1").state, LeaseState::Parked, "nobody used it");
+    assert_eq!(client.lease("L1").state, LeaseState::Parked, "it was not used");
     // The signal makes the program look at its memory, and that is use.
-    job.finish("after it was parked for somebody else");
+    job.finish("after it was parked for another lease");
 }
 
 #[test]
@@ -191,7 +191,7 @@ fn a_holder_that_is_killed_at_any_stage_leaves_nothing() {
         client.await_lease("it is over", &id, |lease| lease.state == LeaseState::Ended);
         await_used(&client, IDLE);
     }
-    // What was booked for them is there again: the parking RAM would not do for two of these otherwise.
+    // What was booked for them is free again: otherwise the parking space would be too small for two of these.
     for number in 7..9 {
         let job = Job::holds(&service, "3G", "512MiB", &["--idle"]);
         let id = format!("L{number}");
@@ -204,7 +204,7 @@ fn a_holder_that_is_killed_at_any_stage_leaves_nothing() {
 }
 
 #[test]
-fn a_daemon_that_is_killed_at_any_stage_loses_nobody_a_byte() {
+fn no_byte_is_lost_if_the_daemon_is_killed_at_any_stage_of_park_or_resume() {
     let mut service = serve("soft:1x4GiB");
     let job = Job::holds(&service, "3G", "256MiB", &["--idle"]);
     service.client().await_lease("its bytes are seen", "L1", |lease| lease.seen_bytes >= Some(256 * MIB));
@@ -257,7 +257,7 @@ fn a_program_that_waits_is_heard_by_the_next_daemon() {
 }
 
 #[test]
-fn a_daemon_that_starts_anew_listens_to_nobody_before_it_knows_all_leases() {
+fn a_restarted_daemon_accepts_no_program_before_it_knows_all_leases() {
     let mut service = serve("soft:1x4GiB");
     let job = Job::holds(&service, "3G", "256MiB", &["--idle"]);
     service.client().await_lease("its bytes are seen", "L1", |lease| lease.seen_bytes >= Some(256 * MIB));
@@ -328,7 +328,7 @@ fn a_lease_is_a_cap_and_without_the_library_it_is_a_promise() {
     assert_eq!(client.lease("L4").not_parkable, None);
 }
 
-/// What others have of a program's memory is looked for: a card that processes share through MPS is not left.
+/// A program that shares its GPU with others through MPS is not parked.
 #[test]
 fn a_program_under_mps_is_not_parked_and_it_is_said() {
     let service = serve("soft:1x4GiB");
@@ -344,7 +344,7 @@ fn a_program_under_mps_is_not_parked_and_it_is_said() {
     assert_eq!(lease.not_parkable.as_deref(), Some("it uses its GPU through MPS"));
     let refused = service.cli(&["park", "L1"]);
     assert!(!refused.status.success() && text(&refused).contains("through MPS"), "{refused:?}");
-    job.finish("nobody touched it");
+    job.finish("it was not touched");
 }
 
 #[test]
@@ -398,7 +398,7 @@ fn a_house_without_the_library_runs_programs_as_they_are_and_says_so() {
     let gpu = Gpu::Named("soft:1x4GiB");
     let service = Service::start_with(Setup { gpu, config: Some(config), ..Setup::default() });
     let output = service.cli(&["run", "--vram", "1G", "--", "sh", "-c", "echo .$LD_PRELOAD.$SUBLET_SHIM_SOCKET."]);
-    assert_eq!(output.stdout, b"...\n", "nothing is loaded, and nobody is to be called: {output:?}");
+    assert_eq!(output.stdout, b"...\n", "no library is loaded, and no socket is set: {output:?}");
     // A lease is a promise there, not a cap.
     let job = Job::holds(&service, "512M", "1GiB", &["--idle"]);
     let client = service.client();

@@ -154,7 +154,7 @@ fn a_poll_that_a_service_parked_by_the_driver_does_not_answer_gets_503_and_wakes
         let expected = if path.starts_with("/api/ps") { 200 } else { 404 };
         assert_eq!(answer.status, expected, "{method} {path}: {}", answer.text());
     });
-    // A program whose threads all wait for the GPU answers nothing.
+    // A program answers nothing while all of its threads wait for the GPU.
     let pid = Pid::from_child(&server.0);
     kill_process(pid, Signal::STOP).expect("an own child");
     let (code, retry) = refused(&door.client().get("/api/ps"));

@@ -1,4 +1,4 @@
-//! Room is made for whoever waits, on soft cards, with real programs that know nothing of it.
+//! Leases are preempted for waiters on soft GPUs, with real programs that know nothing of it.
 
 use rustix::process::{Pid, Signal, kill_process};
 use std::time::{Duration, Instant};
@@ -25,7 +25,7 @@ fn serve(gpu: &'static str) -> Service {
     Service::start_with(Setup { gpu: Gpu::Named(gpu), config: Some(CONFIG.to_owned()), ..Setup::default() })
 }
 
-/// The last line that a program prints when nobody disturbs it.
+/// The last line that a program prints when no other program runs.
 fn undisturbed(service: &Service, program: &[&str]) -> String {
     let alone = service.command(&[&["soft", "env", "--"], program].concat()).output().expect("a program");
     String::from_utf8_lossy(&alone.stdout).lines().last().expect("a line").to_owned()
@@ -75,14 +75,14 @@ fn equals_take_turns_and_compute_the_same() {
     }
 }
 
-/// Thirty who want the same card, three at a time: all of them get on, and each computes what it would alone.
+/// Thirty programs for one GPU, which has room for three: all of them finish, and each computes what it would alone.
 #[test]
 fn thirty_holders_take_turns_on_one_card_and_each_computes_the_same() {
     let config = CONFIG.replace("switching = \"10%\"", "switching = \"50%\"");
     let gpu = Gpu::Named("soft:1x24GiB");
     let service = Service::start_with(Setup { gpu, config: Some(config), ..Setup::default() });
     let train = example("mlp");
-    // However fast the machine is, each takes longer than a turn, and a turn is not made longer by what it costs.
+    // On any machine each program runs longer than a time slice, and the cost of a switch does not prolong the slice.
     let program = [train.as_str(), "--steps", "200", "--pace", "10"];
     let alone = undisturbed(&service, &program);
     let words = [&["--vram", "7G", "--"], &program[..]].concat();
@@ -97,9 +97,9 @@ fn thirty_holders_take_turns_on_one_card_and_each_computes_the_same() {
     assert!(left >= 10 && back >= 10, "{left} left for others, and {back} came back: {audit}");
 }
 
-/// Where the driver tells what the card has and not whose it is, holders leave one after the other.
+/// If the driver reports the memory in use but not per process, holders are parked one after the other.
 #[test]
-fn a_card_that_does_not_tell_whose_bytes_are_whose_is_left_by_one_after_the_other() {
+fn without_bytes_per_process_leases_are_parked_one_after_the_other() {
     let service = serve("soft:1x5GiB");
     let client = service.client();
     assert!(service.cli(&["soft", "fault", "0", "nvml", "no-bytes"]).status.success());
@@ -116,13 +116,13 @@ fn a_card_that_does_not_tell_whose_bytes_are_whose_is_left_by_one_after_the_othe
         let parked = client.lease(lease);
         assert_eq!((parked.state, parked.rung), (LeaseState::Parked, Some(Rung::Park)), "{lease}");
     }
-    // The second was told when the first had been seen to leave.
+    // The second was told after a reading had shown that the first left.
     let audit = text(&service.cli(&["audit"]));
     let steps = |line: &&str| line.contains("is told to leave its GPUs for") || line.contains("is parked");
     let told: Vec<bool> = audit.lines().filter(steps).map(|line| line.contains("is told")).collect();
     assert_eq!(told, [true, false, true, false], "{audit}");
     assert_eq!(guest.end().0, Some(0));
-    holders.into_iter().for_each(|job| job.finish("after it was parked where nobody tells whose bytes are whose"));
+    holders.into_iter().for_each(|job| job.finish("after it was parked without a reading of bytes per process"));
 }
 
 #[test]
@@ -136,13 +136,13 @@ fn an_idle_notebook_makes_room_for_a_batch_job_and_finds_all_again() {
     let mut batch = Job::start(&service, &["--vram", "3G", "--", &example("hold"), "256MiB", "--seconds", "1"]);
     assert!(batch.line().starts_with("holds "), "{}", batch.said());
     assert_eq!(client.lease("L1").state, LeaseState::Parked);
-    // The signal makes it look at its memory, and that is use: it has its card again at once.
-    notebook.finish("after it was parked for somebody else");
+    // The signal makes it check its memory, which counts as use: it gets its GPU back at once.
+    notebook.finish("after it was parked for another lease");
     assert_eq!(batch.end().0, Some(0));
 }
 
 #[test]
-fn who_chose_to_be_ended_gets_its_signals_and_nobody_else_does() {
+fn only_the_lease_with_preempt_end_gets_signals() {
     let service = serve("soft:1x4GiB");
     let client = service.client();
     let script = "trap 'echo told' USR1; trap 'echo asked to go; exit 0' TERM; while :; do sleep 0.05; done";
@@ -166,7 +166,7 @@ fn who_chose_to_be_ended_gets_its_signals_and_nobody_else_does() {
 }
 
 #[test]
-fn who_ignores_the_first_signal_gets_the_last() {
+fn a_program_that_ignores_sigterm_gets_sigkill() {
     let service = serve("soft:1x4GiB");
     let client = service.client();
     let script = "trap '' TERM; while :; do sleep 0.05; done";
@@ -180,7 +180,7 @@ fn who_ignores_the_first_signal_gets_the_last() {
 }
 
 #[test]
-fn a_waiter_that_gives_up_at_once_moves_nobody() {
+fn a_request_that_does_not_wait_parks_no_lease() {
     let service = serve("soft:1x4GiB");
     let client = service.client();
     let job = Job::holds(&service, "3G", "256MiB", &["--idle"]);
@@ -188,7 +188,7 @@ fn a_waiter_that_gives_up_at_once_moves_nobody() {
     assert!(!service.cli(&words).status.success());
     std::thread::sleep(Duration::from_secs(1));
     assert_eq!(client.lease("L1").state, LeaseState::Active);
-    job.finish("nobody parked it");
+    job.finish("it was not parked");
 }
 
 #[test]
@@ -228,14 +228,14 @@ fn a_program_without_the_library_is_parked_by_the_driver_and_finds_all_again() {
     let parked = client.lease("L1");
     assert_eq!((parked.state, parked.rung, parked.seen_bytes), (LeaseState::Parked, Some(Rung::Driver), Some(0)));
     assert_eq!(guest.end().0, Some(0));
-    // Nobody would hear it ask, so it has its card again as soon as there is room.
+    // Without the library it cannot ask for its GPU, so it gets it back as soon as there is room.
     await_bytes(&client, "L1", 512);
     await_state(&client, "L1", LeaseState::Active);
     job.finish("after the driver parked it");
 }
 
 #[test]
-fn the_driver_parks_nobody_beside_a_stranger_unless_it_takes_the_risk() {
+fn the_driver_parks_no_lease_beside_an_unleased_process_without_may_lose() {
     let service = serve("soft:1x4GiB");
     let client = service.client();
     let hold = example("hold");
@@ -250,7 +250,7 @@ fn the_driver_parks_nobody_beside_a_stranger_unless_it_takes_the_risk() {
     });
     assert!(refused.contains("a restore would not be sure to have room"), "{refused}");
     assert_eq!(client.lease("L1").state, LeaseState::Active);
-    job.finish("nobody touched it");
+    job.finish("it was not touched");
     let words = ["--vram", "2G", "--no-shim", "--may-lose", "--", &hold, "512MiB", "--idle"];
     let mut job = Job::start(&service, &words);
     assert!(job.line().starts_with("holds "), "{}", job.said());
@@ -266,9 +266,10 @@ fn the_driver_parks_nobody_beside_a_stranger_unless_it_takes_the_risk() {
     stranger.wait().expect("an own child");
 }
 
-/// A job over several cards whose processes speak through NCCL cannot be moved in any way, and is told apart.
+/// A job on several GPUs with processes that communicate through NCCL cannot be parked by any method, and `explain`
+/// says so.
 #[test]
-fn a_job_of_several_cards_with_nccl_leaves_for_nobody_and_explain_says_why() {
+fn a_job_with_nccl_on_several_gpus_is_never_parked_and_explain_says_why() {
     let service = serve("soft:2x4GiB");
     let client = service.client();
     let hold = example("hold");
@@ -283,6 +284,6 @@ fn a_job_of_several_cards_with_nccl_leaves_for_nobody_and_explain_says_why() {
         if words.contains("NCCL group") { Ok(()) } else { Err(words) }
     });
     assert_eq!(client.lease("L1").state, LeaseState::Active);
-    job.finish("nobody touched it");
+    job.finish("it was not touched");
     assert_eq!(guest.end().0, Some(0));
 }

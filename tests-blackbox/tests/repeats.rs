@@ -145,7 +145,7 @@ fn a_refused_ask_may_be_mended_and_sent_again() {
 }
 
 #[test]
-fn whoever_does_not_wait_is_told_that_there_is_no_room() {
+fn a_request_that_does_not_wait_is_refused_with_no_room() {
     let service = Service::start();
     let client = service.client();
     client.grant(&ask(20 * GIB, json!({})));

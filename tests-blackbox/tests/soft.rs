@@ -1,4 +1,4 @@
-//! The service on soft cards, with real programs of the driver API on them.
+//! The service on soft GPUs, with real programs of the driver API on them.
 //!
 //! The program is `examples/hold.py`; Python must be there. Everything is on the ordinary path of real
 //! cards: a worker that reads NVML, processes with their bytes, exits. Faults are ordered as a person
@@ -161,7 +161,7 @@ fn a_lost_card_is_out_of_service_and_the_others_go_on() {
     await_card(&service, 1, "it answers again", |card| card.used_bytes == Some(IDLE));
     succeeded(&service.cli(&["cards", "clear", "1"]));
     await_card(&service, 1, "it is leased again", |card| card.promisable_bytes > 3 * GIB);
-    // Whoever never saw the card well cannot say what it is; the other one is listed all the same.
+    // A restarted daemon that never read the lost GPU does not know what it is; the other GPU works all the same.
     fault(&service, "1 nvml lost");
     service.kill();
     service.restart();
@@ -367,7 +367,7 @@ fn a_program_can_have_private_cards_that_go_away_with_it() {
     let dir = tempfile::tempdir().expect("a directory");
     let alone = |words: &[&str]| {
         let mut command = bare_command(sublet(), dir.path());
-        command.env("SUBLET_SOCKET", dir.path().join("nobody")).args(words).stdin(Stdio::null());
+        command.env("SUBLET_SOCKET", dir.path().join("absent")).args(words).stdin(Stdio::null());
         command.output().expect("the command line can be started")
     };
     let held = alone(&["soft", "env", "--", "python3", &hold(), "1G", "0"]);

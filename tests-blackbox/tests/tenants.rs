@@ -72,8 +72,10 @@ fn anothers_lease_answers_exactly_like_one_that_does_not_exist() {
 }
 
 #[test]
-fn who_is_on_a_card_is_visible_and_whose_lease_it_is_is_not() {
-    let Some(service) = two_users("who_is_on_a_card_is_visible_and_whose_lease_it_is_is_not") else { return };
+fn the_bytes_of_another_users_lease_are_visible_and_its_id_and_name_are_not() {
+    let Some(service) = two_users("the_bytes_of_another_users_lease_are_visible_and_its_id_and_name_are_not") else {
+        return;
+    };
     let client = service.client();
     let lease = as_user(ALICE, || client.grant(&ask(GIB, json!({"name": "secret plan"}))));
     let seen_by = |uid: u32| {
@@ -102,8 +104,8 @@ fn who_is_on_a_card_is_visible_and_whose_lease_it_is_is_not() {
 }
 
 #[test]
-fn where_everybody_sees_only_itself_nobody_sees_who_is_on_a_card() {
-    if two_users("where_everybody_sees_only_itself_nobody_sees_who_is_on_a_card").is_none() {
+fn with_visibility_own_a_user_does_not_see_leases_of_other_users_on_a_gpu() {
+    if two_users("with_visibility_own_a_user_does_not_see_leases_of_other_users_on_a_gpu").is_none() {
         return;
     }
     let config = Some("visibility = \"own\"\n".to_owned());
@@ -111,7 +113,11 @@ fn where_everybody_sees_only_itself_nobody_sees_who_is_on_a_card() {
     let client = service.client();
     as_user(ALICE, || client.grant(&ask(GIB, json!({}))));
     let seen_by = |uid: u32| as_user(uid, || client.get("/v1/cards").read::<Cards>().cards[0].occupants.len());
-    assert_eq!((seen_by(ALICE), seen_by(BOB), seen_by(0)), (1, 0, 1), "herself, nobody, and an operator all");
+    assert_eq!(
+        (seen_by(ALICE), seen_by(BOB), seen_by(0)),
+        (1, 0, 1),
+        "alice sees herself, bob no user, and an operator all"
+    );
     let free = |uid: u32| as_user(uid, || client.get("/v1/cards").read::<Cards>().cards[0].promisable_bytes);
     assert_eq!(free(ALICE), free(BOB), "how much is free is no secret");
     let text = as_user(BOB, || client.get("/v1/cards").text());

@@ -1,4 +1,4 @@
-//! Tokens over TCP: encrypted, bounded, forgotten by nobody, and never the secret anywhere.
+//! Tokens over TCP: they are encrypted and bounded, they survive a crash, and their secret is stored nowhere.
 
 use serde_json::{Value, json};
 use std::fs;
@@ -28,7 +28,7 @@ fn serve(more: &str) -> Service {
     Service::start_with(Setup { config: Some(config), ..Setup::default() })
 }
 
-/// One that listens for everybody, with a certificate.
+/// One that listens on all addresses, with a certificate.
 fn serve_private(dir: &Path) -> (Service, Certificate) {
     let certificate = Certificate::make(dir);
     let config = format!("[tcp]\nlisten = \"0.0.0.0:0\"\n{}", certificate.config());
@@ -62,7 +62,7 @@ fn tls_is_spoken_to_a_real_client_and_nothing_else_is() {
     // Without TLS every request is refused, whatever it asks for.
     let plain = service.remote().with_token(&secret).get("/v1/cards").problem();
     assert!(plain.detail.contains("this port speaks TLS"), "{plain:?}");
-    // Whoever trusts another certificate does not speak.
+    // A client that trusts another certificate sends nothing.
     let other = directory();
     let stranger = Client::over_tcp(service.address(), Some(Certificate::make(other.path()).trust()));
     assert!(stranger.try_send("GET", "/healthz", &[], b"").is_err());
@@ -152,7 +152,7 @@ fn hung_up(stream: &mut TcpStream) -> Duration {
 }
 
 #[test]
-fn whoever_connects_and_says_nothing_is_hung_up_on_and_disturbs_nobody() {
+fn silent_tcp_connections_are_closed_and_disturb_no_other() {
     let home = directory();
     let (service, certificate) = serve_private(home.path());
     let remote = Client::over_tcp(service.address(), Some(certificate.trust()));

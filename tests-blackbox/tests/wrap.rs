@@ -36,7 +36,7 @@ impl Home {
         self.service.dir().join("tools")
     }
 
-    /// Where wrappers are unless somebody says otherwise.
+    /// The default folder of the wrappers.
     fn wrappers(&self) -> PathBuf {
         self.service.dir().join(".local/share/sublet/wrap/bin")
     }

@@ -26,13 +26,13 @@ fn await_handler(pid: u32, signal: Signal) {
 }
 
 #[test]
-fn whoever_asks_a_service_that_does_not_answer_can_be_interrupted_and_leaves_nothing() {
+fn sublet_run_can_be_interrupted_while_the_service_does_not_answer_and_leaves_no_lease() {
     let service = Service::start();
     for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
         service.while_stopped(|| {
             let mut job = Job::start(&service, &["--vram", "4G", "--", "true"]);
             await_handler(job.child.id(), signal);
-            // It asks now, and nobody answers.
+            // Its request gets no answer now.
             throughout(Duration::from_millis(500), || {
                 assert_eq!(job.child.try_wait().expect("an own child"), None);
             });
@@ -42,7 +42,7 @@ fn whoever_asks_a_service_that_does_not_answer_can_be_interrupted_and_leaves_not
             assert_eq!((got, printed.as_str()), (Some(code), ""));
             assert!(sent.elapsed() < SOON, "{signal:?} took {:?}", sent.elapsed());
         });
-        // What it had asked for arrives only now.
+        // The service reads its request only now.
         until("no lease is left", LONG, || {
             let live = service.client().live_ids();
             if live.is_empty() { Ok(()) } else { Err(live) }
@@ -68,12 +68,12 @@ fn a_command_is_over_when_it_is_over_also_where_the_service_does_not_answer() {
     client.await_lease("the lease ends with its holder", "L1", |lease| lease.ended.is_some());
 }
 
-/// Two cards on which nobody is.
+/// Two GPUs without any process.
 fn two_cards() -> Service {
     Service::start_with(Setup { gpu: Gpu::Named("scripted:2x24GiB"), ..Setup::default() })
 }
 
-/// A command that says which cards it sees, and stays until it is told.
+/// A command that says which GPUs it sees, and runs until it is told to end.
 fn seen_from(service: &Service, visible: &str, arguments: &[&str]) -> Job {
     let command = ["--", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES; exec sleep 3600"];
     Job::start_with(service, &[arguments, &command].concat(), |job| {
@@ -102,7 +102,7 @@ fn a_command_lands_on_a_card_that_its_caller_sees() {
 }
 
 #[test]
-fn whoever_sees_one_card_waits_for_that_one_though_another_is_free() {
+fn a_command_that_sees_one_gpu_waits_for_it_although_another_is_free() {
     let service = two_cards();
     let client = service.client();
     let full = client.grant(&ask(20 * GIB, json!({"on": "1", "time_s": 3600})));
@@ -142,7 +142,7 @@ fn what_cannot_be_had_of_the_cards_that_are_seen_is_refused_with_the_reason() {
 }
 
 #[test]
-fn signals_that_somebody_may_mean_for_the_command_reach_it() {
+fn signals_meant_for_the_command_reach_it() {
     let service = Service::start();
     for (number, name) in [(14, "ALRM"), (24, "XCPU"), (26, "VTALRM"), (30, "PWR"), (34, "34"), (64, "64")] {
         let script = format!("trap 'echo got {name}; exit 3' {name}; echo ready; while :; do sleep 0.05; done");

@@ -1,8 +1,8 @@
-//! Holders that leave their cards in their own way: hooks, run by their wrappers, and what becomes of those
-//! that lie, do half of it, hang, or lose their wrapper. And those that are ended, and begin again.
+//! Holders that free their GPUs by a hook, which their wrapper runs: also hooks that report falsely, free only half,
+//! hang, or lose their wrapper. And leases that are ended and requested again.
 //!
-//! The servers are stand-ins with the routes of the real ones, and real memory of soft cards; the hooks are
-//! those of the pages in docs/recipes.
+//! The servers are stand-ins with the routes of the real ones, and real memory of soft GPUs. The hooks are those of the
+//! pages in docs/recipes.
 
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{Read, Write};
@@ -16,12 +16,12 @@ use sublet_blackbox::wait::throughout;
 use sublet_blackbox::{Client, Gpu, LONG, MIB, Service, Setup, until};
 use sublet_wire::{Lease, LeaseState, Reason, Rung, exit};
 
-/// What a context takes on a soft card.
+/// Size of a CUDA context on a soft GPU.
 const CONTEXT: u64 = 128 * MIB;
 /// What holders have there.
 const MODEL: u64 = 768 * MIB;
 
-/// Short turns, and too little host memory for Sublet's library to move anybody: what is left are hooks.
+/// Short time slices, and too little parking space for Sublet's library: only hooks are left.
 const CONFIG: &str = r#"
 grace = "1s"
 [preemption]
@@ -86,7 +86,7 @@ impl Recipe {
     }
 }
 
-/// Somebody who needs the card too: its lease is L2.
+/// Another program that needs the GPU; its lease is L2.
 fn needs_the_card(service: &Service) -> Job {
     let mut job = Job::start(service, &["--vram", "3G", "--", &example("hold"), "256MiB", "--seconds", "3"]);
     let line = job.line();
@@ -146,7 +146,7 @@ fn each_server_yields_in_its_own_way_is_seen_gone_and_comes_back() {
 }
 
 #[test]
-fn who_yields_and_keeps_a_little_takes_nothing_more_until_its_turn_and_is_heard() {
+fn a_program_that_yields_most_of_its_memory_allocates_nothing_until_it_is_resumed() {
     let service = serve();
     let client = service.client();
     // A prompt makes it load its model again by itself.
@@ -171,14 +171,14 @@ fn who_yields_and_keeps_a_little_takes_nothing_more_until_its_turn_and_is_heard(
 }
 
 #[test]
-fn who_says_that_it_yielded_and_did_not_is_not_believed_nor_asked_again() {
+fn a_false_report_of_a_yield_frees_nothing_and_the_hook_is_not_tried_again_at_once() {
     for (fault, bytes) in [("lies", MODEL), ("half", 2 * MODEL)] {
         let service = serve();
         let client = service.client();
         let (job, _) = Recipe::of("vllm").start_with(&service, bytes, &[], &["--fault", fault]);
         let other = Job::start(&service, &["--vram", "3G", "--", "true"]);
         job.await_said("L1 yields its GPUs to others");
-        // Its word frees nothing: whoever waits has nothing until the card was seen without it.
+        // The report frees nothing: the waiter is not granted its lease before a reading shows that the bytes are gone.
         until("it is known for what it is", LONG, || {
             assert_eq!(client.lease("L2").state, LeaseState::Waiting, "{fault}");
             let audit = text(&service.cli(&["audit", "--lease", "L1"]));
@@ -193,7 +193,7 @@ fn who_says_that_it_yielded_and_did_not_is_not_believed_nor_asked_again() {
 }
 
 #[test]
-fn a_hook_that_hangs_or_fails_is_said_and_who_did_not_choose_to_be_ended_stays() {
+fn a_failed_hook_is_reported_and_a_lease_that_may_not_be_ended_stays() {
     for (hook, fault, why) in [
         (None, &["--fault", "hangs"][..], "the yield hook of L1 failed: "),
         (Some("exit 3"), &[], "the yield hook of L1 failed: its exit code was 3"),
@@ -218,7 +218,7 @@ fn a_hook_that_hangs_or_fails_is_said_and_who_did_not_choose_to_be_ended_stays()
 }
 
 #[test]
-fn a_hook_whose_wrapper_is_killed_is_given_up_and_the_program_lives() {
+fn if_the_wrapper_is_killed_its_hook_is_given_up_and_the_program_lives() {
     let service = serve();
     let client = service.client();
     let flags = ["--on-yield", "sleep 600", "--hook-timeout", "2m"];
@@ -229,7 +229,7 @@ fn a_hook_whose_wrapper_is_killed_is_given_up_and_the_program_lives() {
     let lease = client.await_lease("it is back", "L1", |lease| lease.state == LeaseState::Active);
     assert!(lease.seen_bytes >= Some(MODEL), "{lease:?}");
     assert!(text(&service.cli(&["audit", "--lease", "L1"])).contains("its wrapper is gone"));
-    // Its memory is as it was, and with its end the card is the waiter's.
+    // Its memory is as it was; when it ends, the waiter gets the GPU.
     assert!(job.line().contains("bytes as written"));
     assert_eq!(other.end().0, Some(0));
 }
@@ -252,7 +252,7 @@ fn a_command_that_ends_while_its_hook_runs_ends_its_wrapper_at_once() {
 }
 
 #[test]
-fn who_chose_to_be_ended_is_told_ended_and_started_again() {
+fn a_lease_with_preempt_end_is_told_ended_and_requeued() {
     let service = serve();
     let client = service.client();
     let script = format!(
@@ -297,7 +297,7 @@ fn a_program_that_ignores_all_notices_is_killed_and_its_lease_says_why() {
 }
 
 #[test]
-fn a_change_of_a_lease_is_told_to_whoever_waits_for_it() {
+fn a_long_poll_returns_when_the_lease_changes() {
     let service = serve();
     let client = service.client();
     let (job, _) = Recipe::of("vllm").start(&service, &[], &[]);
@@ -331,5 +331,5 @@ fn a_hook_needs_a_wrapper_that_stays() {
             "{said}"
         );
     }
-    assert!(service.client().live_ids().is_empty(), "nobody asked");
+    assert!(service.client().live_ids().is_empty(), "no lease was requested");
 }

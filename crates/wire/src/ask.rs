@@ -2,24 +2,24 @@
 
 use serde::{Deserialize, Serialize};
 
-/// A wish for a lease: `POST /v1/leases`.
+/// A request for a lease: `POST /v1/leases`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Ask {
-    /// VRAM per card in bytes, or `"whole"` for all of a card.
+    /// VRAM per GPU in bytes, or `"whole"` for all of a GPU.
     pub vram_bytes: Vram,
-    /// How many cards, all granted together. Default 1.
+    /// How many GPUs, all granted together. Default 1.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 64, default = 1))]
     pub gpus: u32,
-    /// Seconds until the lease must be renewed. Default: the service's own (300). At most as long as others must wait
-    /// for it (`hold_cap` in the service's configuration, 30 minutes unless it says otherwise), or the service's own if
-    /// that is longer; a day where both are.
+    /// Seconds until the lease must be renewed. Default: the service's own (300). At most `hold_cap` of the service's
+    /// configuration (30 minutes unless it says otherwise), or the service's own default if that is longer; never more
+    /// than a day.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 86_400))]
     pub ttl_s: Option<u64>,
-    /// A fixed term in seconds instead: never renewed, ends when it is over.
+    /// A fixed term in seconds instead: the lease is never renewed and ends when the term is over.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 604_800))]
     pub time_s: Option<u64>,
@@ -30,16 +30,16 @@ pub struct Ask {
     #[serde(default)]
     #[cfg_attr(feature = "openapi", schema(minimum = -10, maximum = 10, default = 0))]
     pub priority: i32,
-    /// Whom the card may be shared with meanwhile. Default: anybody.
+    /// Which other leases may be on the GPU at the same time. Default: any that fit.
     #[serde(default)]
     pub exclusivity: Exclusivity,
-    /// What may be done to the lease when other requests need its GPU. Default: `park`, but `end` at tier spot.
+    /// What may be done to the lease when other requests need its GPUs. Default: `park`, but `end` at tier spot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preempt: Option<Preempt>,
-    /// Its wrapper runs a hook when its cards are needed, and says by `POST /v1/leases/{id}/hook` what came of it.
+    /// Its wrapper runs a hook when its GPUs are needed, and reports the result by `POST /v1/leases/{id}/hook`.
     #[serde(default, skip_serializing_if = "is_false")]
     pub yields: bool,
-    /// The driver's own way of parking may be used although a restore could fail, which ends its programs.
+    /// The driver may park its programs although a restore could fail, which ends them.
     #[serde(default, skip_serializing_if = "is_false")]
     pub may_lose: bool,
     /// Which signal its programs get before the lease ends, and how long before: when it is to end for others, and
@@ -48,12 +48,12 @@ pub struct Ask {
     /// the lease's (`sudo`, `su`) get none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub notice: Option<Notice>,
-    /// Less will do, down to so many bytes of each card, if that can start at once: then it does.
+    /// The smallest acceptable size, in bytes per GPU: if a lease of at least this size can start at once, it does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(minimum = 1_048_576))]
     pub at_least_bytes: Option<u64>,
-    /// Only on this card (index, or UUID or its beginning), or on cards with this text in their model; up to 64 of
-    /// these with commas between them (`1,GPU-5f3a`): on any of them. Each has at most 128 characters.
+    /// Only on this GPU (its index, or its UUID or the beginning of that), or on GPUs with this text in their model.
+    /// Up to 64 of these, separated by commas (`1,GPU-5f3a`), mean any of them. Each has at most 128 characters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(
         feature = "openapi",
@@ -64,8 +64,8 @@ pub struct Ask {
         )
     )]
     pub on: Option<String>,
-    /// What people call it. At most 64 characters; none that controls something, is invisible (zero width) or turns
-    /// the others around (bidirectional formatting).
+    /// A name for people. At most 64 characters, without control characters, invisible (zero-width) characters and
+    /// bidirectional formatting.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(
         feature = "openapi",
@@ -75,13 +75,13 @@ pub struct Ask {
         )
     )]
     pub name: Option<String>,
-    /// How long to stay in the queue, in seconds; 0: granted now, or refused without a trace (no lease, no
-    /// line in the audit trail). Default: a day.
+    /// How long to stay in the queue, in seconds. 0: the lease is granted now or refused; a refusal leaves no lease and
+    /// no line in the audit trail. Default: a day.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(maximum = 604_800))]
     pub wait_s: Option<u64>,
-    /// A process of the caller's to bind at once, also while waiting: if it
-    /// exits, the ask or the lease ends.
+    /// A process of the caller to bind at once, also while the request waits. If the process exits, the request or the
+    /// lease ends.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(minimum = 1))]
     pub pid: Option<u32>,
@@ -108,22 +108,22 @@ pub struct Notice {
         schema(min_length = 1, max_length = 16, pattern = "^[A-Za-z0-9+]+$", example = "USR1")
     )]
     pub signal: String,
-    /// So many seconds before the end.
+    /// How many seconds before the end the signal is sent.
     #[cfg_attr(feature = "openapi", schema(maximum = 600))]
     pub before_s: u64,
 }
 
 impl Notice {
-    /// Signals that can be asked for. Others end a program that does not know them, or cannot be caught.
+    /// The signals that can be requested. The others end a program without a handler for them, or cannot be caught.
     pub const SIGNALS: [&str; 9] = ["HUP", "INT", "QUIT", "USR1", "USR2", "TERM", "CONT", "URG", "WINCH"];
 }
 
-/// How much of each card.
+/// How much of each GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Vram {
-    /// So many bytes.
+    /// This many bytes.
     Bytes(u64),
-    /// All of a card that nobody else has a lease on.
+    /// All of a GPU that has no other lease on it.
     Whole,
 }
 
@@ -177,7 +177,7 @@ impl utoipa::PartialSchema for Vram {
 #[cfg(feature = "openapi")]
 impl utoipa::ToSchema for Vram {}
 
-/// Who goes first: interactive before batch before spot.
+/// The class that decides which request goes first: interactive before batch before spot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "kebab-case")]
@@ -191,42 +191,42 @@ pub enum Tier {
     Spot,
 }
 
-/// Whom a card may be shared with.
+/// Which other leases may be on a GPU at the same time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Exclusivity {
-    /// Anybody whose bytes fit beside it.
+    /// Any lease that fits beside it.
     #[default]
     Shared,
-    /// Nobody else's work on the card meanwhile; one's own leases may join.
+    /// No lease of another tenant; leases of the same tenant may join.
     SessionExclusive,
-    /// No other lease on the card at all.
+    /// No other lease at all.
     DeviceExclusive,
 }
 
-/// What others who need the cards may do to a holder.
+/// What may be done to a lease when other requests need its GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Preempt {
     /// Park it and resume it later; never end it.
     Park,
-    /// Also end it: notice, SIGTERM, SIGKILL. It begins again from what it saved.
+    /// It may also be ended: notice, SIGTERM, SIGKILL. Its program begins again from what it saved.
     End,
-    /// Nothing, as long as it is used. Takes a quota.
+    /// Nothing, as long as it is used. The tenant needs a quota for such leases.
     Never,
 }
 
-/// `POST /v1/leases/{id}/accept`: take a smaller lease now, and give up the place in the queue.
+/// `POST /v1/leases/{id}/accept`: take a smaller lease now and give up the place in the queue.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Accept {
-    /// So much of each card, as offered or less.
+    /// Bytes per GPU: as offered, or less.
     #[cfg_attr(feature = "openapi", schema(minimum = 1_048_576))]
     pub vram_bytes: u64,
-    /// On so many cards. Default: as many as were asked for.
+    /// How many GPUs. Default: as many as were requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 64))]
     pub gpus: Option<u32>,
@@ -237,7 +237,7 @@ pub struct Accept {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Renew {
-    /// The epoch the lease was granted with; an old one is refused.
+    /// The fence with which the lease was granted (its `epoch`); an older one is refused.
     #[cfg_attr(feature = "openapi", schema(maximum = 9_223_372_036_854_775_807_u64))]
     pub epoch: u64,
 }
@@ -247,24 +247,24 @@ pub struct Renew {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Bind {
-    /// The epoch the lease was granted with; an old one is refused.
+    /// The fence with which the lease was granted (its `epoch`); an older one is refused.
     #[cfg_attr(feature = "openapi", schema(maximum = 9_223_372_036_854_775_807_u64))]
     pub epoch: u64,
-    /// A live process of the caller's own user. Its descendants belong to it.
+    /// A live process of the caller's own user. Its descendants belong to the lease too.
     #[cfg_attr(feature = "openapi", schema(minimum = 1))]
     pub pid: u32,
 }
 
-/// `POST /v1/leases/{id}/hook`: what came of a hook that the holder's wrapper ran. A word moves no bytes:
-/// the cards are looked at all the same.
+/// `POST /v1/leases/{id}/hook`: the result of a hook that the holder's wrapper ran. A report alone frees nothing: the
+/// GPUs are read before the memory counts as free.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Hooked {
-    /// The epoch the lease was granted with; an old one is refused.
+    /// The fence with which the lease was granted (its `epoch`); an older one is refused.
     #[cfg_attr(feature = "openapi", schema(maximum = 9_223_372_036_854_775_807_u64))]
     pub epoch: u64,
-    /// What came of it.
+    /// The result.
     pub done: Done,
     /// Why it failed, in one sentence.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -272,18 +272,18 @@ pub struct Hooked {
     pub why: Option<String>,
 }
 
-/// What a holder's wrapper says of its hook.
+/// The result of a hook, as the holder's wrapper reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Done {
-    /// Its programs gave the cards back.
+    /// The programs freed the GPUs.
     Yielded,
-    /// Its programs have what they had.
+    /// The programs have their memory again.
     Resumed,
     /// The hook failed, or took too long.
     Failed,
-    /// It yielded, and wants its cards again.
+    /// The programs yielded and need their GPUs again.
     Wants,
 }
 

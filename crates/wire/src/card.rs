@@ -1,4 +1,4 @@
-//! Cards as clients see them.
+//! GPUs as clients see them.
 
 use crate::{Aside, Mode, Tier};
 use serde::{Deserialize, Serialize};
@@ -7,54 +7,54 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Cards {
-    /// All managed cards, by index.
+    /// All managed GPUs, by index.
     pub cards: Vec<Card>,
-    /// `real`; `soft` for cards in software, on which programs of the driver API run; or `scripted`
-    /// where nothing is behind them.
+    /// `real`; `soft` for GPUs simulated in software, on which programs of the driver API run; or `scripted` for GPUs
+    /// that only report what a script says.
     pub kind: String,
-    /// The soft cards' file, which programs on this host find in SUBLET_SOFT_STATE; null for others.
+    /// The file of the soft GPUs, which programs on this host find in SUBLET_SOFT_STATE; null for other kinds.
     #[serde(default)]
     pub soft_state: Option<String>,
-    /// Why the driver does not list its cards, and what helps; null while it does.
+    /// Why the driver does not list its GPUs, and what helps; null while it does.
     pub trouble: Option<String>,
-    /// Why the last reload of the configuration was refused, for operators; absent if it was not.
+    /// Why the last reload of the configuration was refused; only operators see it, and it is absent if none was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub config_trouble: Option<String>,
-    /// Host memory for parked bytes; null where nobody is parked.
+    /// The parking space: host memory for parked bytes; null where nothing can be parked.
     #[serde(default)]
     pub parking: Option<ParkingRam>,
 }
 
-/// Host memory for bytes that have to leave a card.
+/// The parking space: host memory for the bytes of parked leases.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct ParkingRam {
-    /// All of it.
+    /// Its size.
     pub ram_bytes: u64,
-    /// What is booked.
+    /// How much of it is booked.
     pub booked_bytes: u64,
-    /// What is kept ready of the rest, so that a first park is fast: it gives way to who books.
+    /// How much of the rest is kept ready so that a first park is fast. A booking may use it.
     #[serde(default)]
     pub stock_bytes: u64,
-    /// What could be booked now; null while nobody is there who could be parked.
+    /// How much could be booked now; null while no holder is present that could be parked.
     pub free_bytes: Option<u64>,
-    /// What kind of pages it has, in words.
+    /// The kind of its pages, in words.
     pub pages: String,
     /// What would make parking faster, in words; null if nothing would.
     pub advice: Option<String>,
     /// Programs without the library are parked by the driver.
     #[serde(default)]
     pub by_driver: bool,
-    /// What the driver's own way of parking cannot do here, in words; empty if nothing is known against it.
+    /// What prevents the driver from parking programs here, in words; empty if no limit is known.
     #[serde(default)]
     pub driver_limits: Vec<String>,
 }
 
-/// One card.
+/// One GPU.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Card {
-    /// The driver's number for it.
+    /// The driver's index of it.
     pub index: u32,
     /// The driver's name for it.
     pub uuid: String,
@@ -62,53 +62,53 @@ pub struct Card {
     pub name: String,
     /// Whether leases are granted there.
     pub state: CardState,
-    /// Why not, in words; null while in service.
+    /// Why no leases are granted there, in words; null while it is in service.
     pub state_why: Option<String>,
-    /// For which user it steps aside, and which leases stay; null while it does not.
+    /// For which user it steps aside, and which leases stay; absent while it does not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub aside: Option<Aside>,
-    /// What is done there about processes without a lease.
+    /// What is done there about unleased processes.
     pub mode: Mode,
-    /// Why it could not be read; null while it answers.
+    /// Why it could not be read; null while it can.
     pub unreadable: Option<Unreadable>,
     /// All of its memory.
     pub total_bytes: u64,
-    /// Memory the driver calls used; null if unreadable.
+    /// Memory in use by the driver's reading; null if unreadable.
     pub used_bytes: Option<u64>,
-    /// Bytes nobody has a lease for; null if unreadable.
+    /// Bytes in use that belong to no lease; null if unreadable.
     pub loose_bytes: Option<u64>,
     /// Bytes counted as taken: leases, loose bytes, margin; null if unreadable.
     pub committed_bytes: Option<u64>,
     /// Bytes that could be promised now; 0 if unreadable.
     pub promisable_bytes: u64,
-    /// What a CUDA context alone takes; null if not measured.
+    /// Size of a CUDA context there; null if not measured.
     pub context_bytes: Option<u64>,
-    /// The driver does not tell bytes per process.
+    /// The driver does not report bytes per process.
     pub coarse: bool,
-    /// Who is on it: leases first, then strangers.
+    /// What is on it: leases first, then unleased processes.
     pub occupants: Vec<Occupant>,
 }
 
-/// Whether leases are granted on a card.
+/// Whether leases are granted on a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum CardState {
     /// Yes.
     InService,
-    /// It steps aside for a user: nothing is granted there for a while.
+    /// No: it steps aside for a user for a while.
     Aside,
-    /// An operator lets it run empty.
+    /// No: an operator drains it.
     Draining,
-    /// Not until an operator clears it.
+    /// No, until an operator clears it.
     OutOfService,
-    /// It cannot be leased as it is set up (MIG, MPS, compute mode).
+    /// No: it cannot be leased as it is set up (MIG, MPS, compute mode).
     Unusable,
-    /// It was there once and is not now.
+    /// No: the driver listed it before and does not list it now.
     Missing,
 }
 
-/// Why a card could not be read.
+/// Why a GPU could not be read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Unreadable {
@@ -116,27 +116,28 @@ pub struct Unreadable {
     pub sentence: String,
 }
 
-/// Somebody on a card.
+/// A lease or an unleased process on a GPU.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Occupant {
     /// The lease, if it is the caller's own (or the caller is an operator); else null.
     pub lease: Option<String>,
-    /// The process of a stranger; null for a lease.
+    /// The process id of an unleased process; null for a lease.
     pub pid: Option<u32>,
-    /// Who; null for a stranger whose user could not be read.
+    /// The user; null for an unleased process of which the user could not be read.
     pub user: Option<String>,
-    /// The tier of the lease; null for a stranger.
+    /// The tier of the lease; null for an unleased process.
     pub tier: Option<Tier>,
-    /// `active`, `ending` or `stranger`.
+    /// Of a lease: `active`, `parking`, `parked`, `resuming` or `ending`. Of an unleased process: `stranger`, or
+    /// `display` if it only draws, on a screen or with little memory.
     pub state: String,
-    /// Bytes promised; null for a stranger.
+    /// Bytes reserved for the lease; null for an unleased process.
     pub reserved_bytes: Option<u64>,
-    /// Bytes the driver shows for it; null if it does not tell.
+    /// Bytes that the driver reports for it; null if it does not.
     pub seen_bytes: Option<u64>,
     /// Since when, in Unix seconds; null if unknown.
     pub since_unix_s: Option<f64>,
-    /// It has more on a card than its lease is for.
+    /// It uses more of a GPU than its lease is for.
     #[serde(default, skip_serializing_if = "crate::ask::is_false")]
     pub over: bool,
 }

@@ -6,7 +6,7 @@ use crate::Code;
 pub const OK: u8 = 0;
 /// Something failed that has no code of its own.
 pub const FAILURE: u8 = 1;
-/// The command line makes no sense (EX_USAGE).
+/// The command line is invalid (EX_USAGE).
 pub const USAGE: u8 = 64;
 /// The daemon's journal was removed or moved while it ran (EX_NOINPUT).
 pub const JOURNAL_MOVED: u8 = 66;

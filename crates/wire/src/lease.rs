@@ -4,96 +4,96 @@ use crate::ask::is_false;
 use crate::{Exclusivity, Tier, Vram};
 use serde::{Deserialize, Serialize};
 
-/// One lease, waiting, held or ended.
+/// One lease: waiting, granted or ended.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Lease {
     /// `L7`.
     pub id: String,
-    /// Where it is in its life. Work starts only while `active`.
+    /// Its state. Work may start only while it is `active`.
     pub state: LeaseState,
-    /// Who asked and is charged (`uid:1000`).
+    /// The tenant that requested it and is charged for it (`uid:1000`).
     pub tenant: String,
-    /// The tenant's name for people.
+    /// The name of that user, for people.
     pub user: String,
     /// What its owner calls it.
     pub name: Option<String>,
-    /// What was asked for, per card.
+    /// What was requested, per GPU.
     pub asked_vram_bytes: Vram,
-    /// What is reserved on each of its cards; null until it is granted.
+    /// What is reserved on each of its GPUs; null until it is granted.
     pub vram_bytes: Option<u64>,
-    /// How many cards.
+    /// How many GPUs.
     pub gpus: u32,
-    /// Which cards, by UUID; empty until it is granted.
+    /// The UUIDs of its GPUs; empty until it is granted.
     pub cards: Vec<String>,
-    /// The same cards as indices, as `CUDA_VISIBLE_DEVICES` takes them.
+    /// The indices of the same GPUs, as `CUDA_VISIBLE_DEVICES` takes them.
     pub card_indices: Vec<u32>,
     /// Its tier.
     pub tier: Tier,
     /// Its priority within the tier.
     pub priority: i32,
-    /// Whom it shares its cards with.
+    /// Which other leases may be on its GPUs.
     pub exclusivity: Exclusivity,
-    /// The number to carry in every later call; null until it is granted.
+    /// Its fence, to be sent with every later call; null until it is granted.
     pub epoch: Option<u64>,
-    /// What its programs show for it where their user is not known, in containers (`SUBLET_MARK`); told only to whoever
-    /// asked for it, in the answer to that, in `accept` and in a look at this one lease.
+    /// The proof by which its programs in containers belong to it, where their user is not known (`SUBLET_MARK`). Only
+    /// its owner gets it: in the answer to the request, to `accept`, and to `GET` of this one lease.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mark: Option<String>,
-    /// Seconds from one renewal to the next expiry.
+    /// Seconds from a renewal to the expiry.
     pub ttl_s: u64,
     /// It has a fixed term and is never renewed.
     pub fixed_term: bool,
-    /// When it was asked for, in Unix seconds.
+    /// When it was requested, in Unix seconds.
     pub asked_unix_s: f64,
     /// When it was granted, in Unix seconds.
     pub granted_unix_s: Option<f64>,
-    /// Since when it has its cards without a break, in Unix seconds: since it was granted, or came back last.
+    /// Since when it has had its GPUs without a break, in Unix seconds: since the grant, or since the last resume.
     #[serde(default)]
     pub on_cards_unix_s: Option<f64>,
     /// When it expires unless it is renewed, in Unix seconds.
     pub expires_unix_s: Option<f64>,
     /// The same, in seconds from now; a change of the wall clock does not move it.
     pub remaining_s: Option<f64>,
-    /// It was not used in its last term, and goes on only because nobody waits.
+    /// It was not used in its last term, and continues only because no request waits for its GPUs.
     pub idle: bool,
-    /// Processes bound to it, as far as they were seen.
+    /// The processes bound to it that were seen.
     pub pids: Vec<u32>,
-    /// VRAM its processes were last seen to have, all cards together; null if unknown.
+    /// VRAM of its processes at the last reading, all GPUs together; null if unknown.
     pub seen_bytes: Option<u64>,
-    /// The most they were ever seen to have on one card; null if never seen.
+    /// The most VRAM that they had on one GPU at any reading; null if there was none.
     pub peak_bytes: Option<u64>,
-    /// What its programs did, by the word of Sublet's library in them; absent if none of them has it, or none has
-    /// since the service started.
+    /// What its programs did, as Sublet's library in them reports it; absent if no program with the library has
+    /// reported since the service started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub did: Option<Did>,
-    /// Why its holder cannot be parked now; null if it can, or has nothing on a card.
+    /// Why its holder cannot be parked now; null if it can, or has nothing on a GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub not_parkable: Option<String>,
-    /// Which of its processes run as another user than the lease's, and so get none of its signals and are not moved by
-    /// the driver; absent if none does.
+    /// Which of its processes run as another user than the lease's; they get none of its signals, and the driver does
+    /// not park them. Absent if there are none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub left_out: Option<String>,
-    /// While it is `resuming`: why the driver does not bring its processes back yet, and what helps; null if nothing
-    /// keeps it from that.
+    /// While it is `resuming`: why the driver does not resume its processes yet, and what helps; null if nothing
+    /// prevents it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub held_back: Option<String>,
-    /// What was parked; only while it is parked, or on its way there or back.
+    /// What was parked; only while it is parking, parked or resuming.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parked: Option<Parked>,
-    /// How its cards are made free; only while it is parked, or on its way there or back.
+    /// The preemption method; only while it is parking, parked or resuming.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rung: Option<Rung>,
-    /// It has more on a card than its lease is for, and what it could do about it.
+    /// Set while it uses more of a GPU than its lease is for: how much, and what can be done.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub over: Option<OverUse>,
-    /// It was told that it ends soon, and why.
+    /// Set once its holder was told that it ends soon: when, and why.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ends_soon: Option<EndsSoon>,
-    /// Its wrapper runs a hook when its cards are needed.
+    /// Its wrapper runs a hook when its GPUs are needed.
     #[serde(default, skip_serializing_if = "is_false")]
     pub yields: bool,
-    /// The driver's own way of parking may be used although a restore could fail.
+    /// The driver may park its programs although a restore could fail.
     #[serde(default, skip_serializing_if = "is_false")]
     pub may_lose: bool,
     /// Why it waits; only while it waits.
@@ -104,28 +104,28 @@ pub struct Lease {
     pub ended: Option<Ended>,
 }
 
-/// What the programs of a lease did with their cards, those that have ended included.
+/// What the programs of a lease did with their GPUs, those that have ended included.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Did {
     /// Kernels and graphs launched.
     pub launches: u64,
-    /// Calls that copied or filled memory, however much.
+    /// Calls that copied or filled memory, of any size.
     pub copies: u64,
-    /// Bytes that copies moved; null where a library of before is in one of the programs, which does not count them.
+    /// Bytes that copies moved; null if a program has an older library, which does not count them.
     #[serde(default)]
     pub copied_bytes: Option<u64>,
-    /// Calls that failed, by why.
+    /// Calls that failed, by error.
     pub errors: Vec<ErrorCount>,
 }
 
-/// How often calls of the driver failed with one error.
+/// How many calls of the driver API failed with one error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct ErrorCount {
-    /// Which: the driver's `CUresult`.
+    /// The driver's `CUresult`.
     pub code: u32,
-    /// How often.
+    /// How many calls.
     pub count: u64,
 }
 
@@ -133,13 +133,13 @@ pub struct ErrorCount {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Leases {
-    /// The caller's leases that have not ended (an operator's view: everybody's), oldest first.
+    /// The caller's leases that have not ended (an operator may list those of all tenants), oldest first.
     pub leases: Vec<Lease>,
-    /// There are more than were listed: `after=` the last of them has the next.
+    /// There are more: pass the id of the last one as `after=` to get the next page.
     pub more: bool,
 }
 
-/// Where a lease is in its life.
+/// The state of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "kebab-case")]
@@ -148,67 +148,67 @@ pub enum LeaseState {
     Waiting,
     /// Granted.
     Active,
-    /// Its bytes are leaving its cards.
+    /// Its bytes are being moved off its GPUs.
     Parking,
-    /// Its bytes are in host memory; its programs live, and wait where they use the card. With `waiting`, it
-    /// stands in the queue for its cards.
+    /// Its bytes are in host memory. Its programs live, and block when they use the GPU. If `waiting` is set, the lease
+    /// is in the queue for its GPUs.
     Parked,
-    /// Its bytes are coming back.
+    /// Its bytes are being moved back.
     Resuming,
-    /// Over for its holder; its bytes count until the card was seen again.
+    /// Over for its holder; its bytes count as used until the next reading of the GPU.
     Ending,
     /// Over.
     Ended,
 }
 
-/// A holder whose bytes are in host memory, or on their way there or back.
+/// What is known of a lease that is parking, parked or resuming.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Parked {
-    /// Since when it is in this state, in Unix seconds.
+    /// Since when it has been in this state, in Unix seconds.
     pub since_unix_s: f64,
-    /// Host memory booked for it.
+    /// Parking space booked for it.
     pub booked_bytes: u64,
-    /// While it is parked: when its lease ends for being parked too long, in Unix seconds.
+    /// While it is parked: when the lease ends because it was parked too long, in Unix seconds.
     pub ends_unix_s: Option<f64>,
-    /// For people: why it was parked, as far as the service knows since it started, and when it is expected back;
-    /// empty in lists of the queue, for the leases of other users.
+    /// For people: why it was parked, if that was since the service started, and when it is expected back. Empty for
+    /// leases of other users in lists of the queue.
     #[serde(default)]
     pub why: String,
 }
 
-/// How a holder's cards are made free while it keeps its lease: the cheapest that works is taken.
+/// A preemption method by which a holder keeps its lease. The cheapest one that works is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Rung {
-    /// Its wrapper runs the hook it named.
+    /// Its wrapper runs its hook.
     Yield,
     /// Sublet's library in its programs moves their bytes.
     Park,
-    /// The driver takes its programs off the cards.
+    /// The driver takes its programs off the GPUs.
     Driver,
 }
 
-/// A holder has more on a card than its lease is for. Sublet's library keeps programs from that; this one has
-/// a program without it.
+/// A holder uses more of a GPU than its lease is for. Sublet's library prevents that, so at least one of its programs
+/// runs without it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct OverUse {
     /// Since when, in Unix seconds.
     pub since_unix_s: f64,
-    /// The most it has on one card.
+    /// The most that it has on one GPU.
     pub seen_bytes: u64,
-    /// A lease for so much of each card can be had with `accept`; null: not now.
+    /// The size per GPU of a larger lease that `accept` would give; null: none now.
     pub offer_bytes: Option<u64>,
-    /// It may be made to leave its cards after so many seconds, should somebody wait for them; 0: at any time.
+    /// Seconds until it may be parked for a waiter; 0: at any time.
     pub leaves_in_s: f64,
-    /// After so many seconds it may be ended, should it not be able to leave in another way; null: never, for
-    /// not all of its cards are enforced.
+    /// Seconds until it may be ended if it cannot be parked; null: never, because not all of its GPUs are in mode
+    /// `enforce`.
     pub ends_in_s: Option<f64>,
 }
 
-/// A holder was told that its lease ends soon.
+/// What a holder was told when its lease ends soon.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct EndsSoon {
@@ -220,31 +220,31 @@ pub struct EndsSoon {
     pub in_s: f64,
 }
 
-/// Why a lease waits, in words and numbers.
+/// Why a lease waits, and for how long.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Waiting {
-    /// 1 is next.
+    /// Its place in the queue; 1 is next.
     pub place: u64,
-    /// False: at least that far back; counting stopped there.
+    /// False: the place is at least that; counting stopped there.
     pub place_exact: bool,
-    /// One sentence.
+    /// Why it waits, in one sentence.
     pub why: String,
-    /// Seconds until it starts if every lease in its way lasts as long as it may, and no request made later
-    /// goes first; null if that is not known.
+    /// Seconds until it starts if every lease before it lasts as long as it may, and no later request goes first; null
+    /// if that is not known.
     pub estimate_s: Option<f64>,
-    /// Seconds until it is expected to start, by how long such leases lasted so far: as likely earlier as
-    /// later. Null while too little is known.
+    /// Seconds until it is expected to start (the median), by how long such leases lasted so far; null while too little
+    /// is known.
     #[serde(default)]
     pub expected_s: Option<f64>,
-    /// The same in nine of ten cases.
+    /// The 90th percentile of the same.
     #[serde(default)]
     pub expected_p90_s: Option<f64>,
-    /// Smaller leases that could start now. Nothing is kept for them: whoever accepts first has them.
-    /// Not told in lists.
+    /// Smaller leases that could start now. Nothing is reserved for them: the first waiter that accepts one gets it.
+    /// Empty in lists.
     #[serde(default)]
     pub offers: Vec<Offer>,
-    /// When it starts at the latest. Not told in lists.
+    /// When it starts at the latest; null in lists.
     #[serde(default)]
     pub bound: Option<Bound>,
 }
@@ -253,24 +253,24 @@ pub struct Waiting {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Offer {
-    /// So many bytes of each card.
+    /// Bytes per GPU.
     pub vram_bytes: u64,
-    /// On so many cards.
+    /// How many GPUs.
     pub gpus: u32,
-    /// It must be over in so many seconds, because somebody ahead needs the cards then; null: no limit.
+    /// It must be over in this many seconds, because a request before it needs the GPUs then; null: no limit.
     pub over_in_s: Option<f64>,
 }
 
-/// When a waiter starts at the latest, whatever the others do.
+/// When a waiter starts at the latest, whatever other leases do.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Bound {
     /// Seconds until then; null: there is no bound.
     pub at_latest_s: Option<f64>,
-    /// Seconds until nobody who comes can pass it any more. Until then somebody more urgent may, and
-    /// moves the bound.
+    /// Seconds until no new request can go before it. Until then a more urgent one may, which moves the bound; null:
+    /// there is no bound.
     pub settled_in_s: Option<f64>,
-    /// Why there is no bound.
+    /// Why there is no bound; null if there is one.
     pub why_none: Option<String>,
 }
 
@@ -278,7 +278,7 @@ pub struct Bound {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Ended {
-    /// For machines.
+    /// Why, for programs.
     pub reason: Reason,
     /// For people: what happened and what to do next.
     pub sentence: String,
@@ -293,9 +293,9 @@ pub struct Ended {
 pub enum Reason {
     /// Its owner gave it back.
     Released,
-    /// It was not used, and somebody waits for the room.
+    /// It was not used, and a waiter needs its memory.
     Expired,
-    /// It was held as long as a waiter must accept.
+    /// It reached `hold_cap`, the longest that a waiter has to accept.
     HoldCap,
     /// Its fixed term was over.
     TermOver,
@@ -303,25 +303,25 @@ pub enum Reason {
     HolderExited,
     /// An operator ended it.
     Revoked,
-    /// Its card is gone.
+    /// Its GPU is gone.
     DeviceLost,
-    /// The driver could not bring its bytes back.
+    /// The driver could not restore its programs.
     RestoreFailed,
-    /// The host was started anew.
+    /// The host was rebooted.
     HostRebooted,
-    /// It was not granted within the time its owner would wait.
+    /// It was not granted within the time that its owner wanted to wait.
     WaitOver,
-    /// Its tenant's GPU time of the day was used up.
+    /// Its tenant's GPU time for the day was used up.
     Budget,
-    /// It was parked as long as anything may be.
+    /// It was parked for the longest time that is allowed.
     ParkExpired,
-    /// Others needed its cards, and its owner had said that it may be ended for them.
+    /// Other requests needed its GPUs, and its owner had allowed that it is ended for them.
     Preempted,
-    /// Its process never asked for it and was to be parked off an enforced card by it, which could not be done.
+    /// It was made for an unleased process on a GPU in mode `enforce`, in order to park it, and parking failed.
     NotMoved,
-    /// It had more than its lease on cards where that is enforced, and others needed them.
+    /// It used more than its lease on GPUs in mode `enforce`, and other requests needed them.
     OverUse,
-    /// Its program died while it was being parked: it may have been killed for lack of memory in its cgroup.
+    /// Its program died while it was being parked, perhaps killed because its cgroup had too little memory.
     DiedParking,
 }
 
@@ -331,30 +331,30 @@ pub enum Reason {
 pub struct Explanation {
     /// The lease itself.
     pub lease: Lease,
-    /// One sentence.
+    /// The explanation in one sentence.
     pub summary: String,
-    /// Who is served before it, first first; at most 64.
+    /// The requests that are served before it, in order; at most 64.
     pub ahead: Vec<Ahead>,
-    /// What each card could give it, and what would have to end.
+    /// What each GPU could give it, and which leases would have to end.
     pub cards: Vec<CardWhy>,
-    /// Whether room is made for it, who leaves, at what price and why; null if it does not wait.
+    /// Whether other leases are preempted for it, which ones, at what cost and why; absent if it does not wait.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub room: Option<String>,
 }
 
-/// Somebody who is served first.
+/// A request that is served earlier.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Ahead {
     /// Its id if it is the caller's own (or the caller is an operator), else null.
     pub id: Option<String>,
-    /// Who.
+    /// The user.
     pub user: String,
     /// Its tier.
     pub tier: Tier,
-    /// What it asks for, per card.
+    /// What it requests, per GPU.
     pub vram_bytes: Vram,
-    /// On so many cards.
+    /// How many GPUs.
     pub gpus: u32,
     /// How long it has waited, in seconds.
     pub waited_s: f64,
@@ -362,61 +362,61 @@ pub struct Ahead {
     pub why: String,
 }
 
-/// One card, as seen by somebody who waits for it.
+/// One GPU, as a waiter for it sees it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct CardWhy {
-    /// The card's index.
+    /// The GPU's index.
     pub index: u32,
-    /// The card's UUID.
+    /// The GPU's UUID.
     pub uuid: String,
     /// Bytes that could be promised now.
     pub promisable_bytes: u64,
-    /// Bytes nobody has a lease for: strangers, display, driver; null if unreadable.
+    /// Bytes in use that belong to no lease: unleased processes, display, driver; null if unreadable.
     pub loose_bytes: Option<u64>,
-    /// Why not here, now; null: this card would do.
+    /// Why it cannot start here now; null: it could.
     pub obstacle: Option<String>,
-    /// Leases that hold this card, first to end first.
+    /// Leases on this GPU, first to end first.
     pub blockers: Vec<Blocker>,
-    /// What making the room here would cost, in seconds of everybody's time; null if it cannot be made here.
+    /// What preempting leases here would cost, in seconds of all users' time; absent if that is not possible.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub price_s: Option<f64>,
 }
 
-/// A lease that stands in the way.
+/// A lease that blocks a waiter.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Blocker {
     /// Its id if it is the caller's own (or the caller is an operator), else null.
     pub id: Option<String>,
-    /// Who.
+    /// The user.
     pub user: String,
-    /// Bytes counted for it on this card.
+    /// Bytes counted for it on this GPU.
     pub counted_bytes: u64,
-    /// Seconds until it ends at the latest while somebody waits.
+    /// Seconds until it ends at the latest while a request waits.
     pub ends_by_s: f64,
-    /// How it could be made to leave, and at what price.
+    /// How it could be preempted, and at what cost.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub leaves: Option<Leaves>,
-    /// Why it is not made to leave.
+    /// Why it is not preempted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stays: Option<String>,
 }
 
-/// How a holder could be made to leave its cards, and what that costs.
+/// How a lease could be preempted, and what that costs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Leaves {
-    /// In which way: `yield`, `park`, `driver` or `end`.
+    /// The preemption method: `yield`, `park`, `driver` or `end`.
     pub rung: String,
-    /// Seconds until its cards are free.
+    /// Seconds until its GPUs are free.
     pub out_s: f64,
-    /// Seconds of work it loses.
+    /// Seconds of work that it loses.
     pub loss_s: f64,
-    /// Seconds to bring it back.
+    /// Seconds to resume it.
     pub back_s: f64,
-    /// All of that together.
+    /// The total cost in seconds.
     pub price_s: f64,
-    /// It would be one of those who leave now.
+    /// It would be one of the leases that are preempted now.
     pub chosen: bool,
 }

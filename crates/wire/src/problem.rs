@@ -1,4 +1,4 @@
-//! Refusals: a stable code for machines, a sentence and a remedy for people.
+//! Refusals: a stable code for programs, a sentence and a remedy for people.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,7 +11,7 @@ pub struct Problem {
     pub kind: String,
     /// The HTTP status, again.
     pub status: u16,
-    /// The stable part: programs branch on it.
+    /// The stable part: programs decide by it.
     pub code: Code,
     /// What happened. The wording is not stable.
     pub detail: String,
@@ -38,12 +38,12 @@ impl Problem {
             retry_after_s: None,
         }
     }
-    /// With the next step.
+    /// Adds the next step.
     pub fn hint(mut self, hint: impl Into<String>) -> Problem {
         self.hint = Some(hint.into());
         self
     }
-    /// With a time to try again.
+    /// Adds a time after which to try again.
     pub fn retry_after(mut self, seconds: u64) -> Problem {
         self.retry_after_s = Some(seconds);
         self
@@ -57,29 +57,29 @@ impl Problem {
 pub enum Remedy {
     /// Send the same again, later.
     Retry,
-    /// Ask for a new lease.
+    /// Request a new lease.
     Reacquire,
     /// Change the request or stop.
     Stop,
-    /// Only an operator can mend this.
+    /// Only an operator can correct this.
     TellOperator,
 }
 
 macro_rules! codes {
     ($($(#[$doc:meta])* $name:ident = $text:literal, $status:literal, $remedy:ident;)*) => {
-        /// Every way a request can be refused: a closed set.
+        /// Why a request was refused: a closed set.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
         #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
         #[serde(rename_all = "snake_case")]
         pub enum Code { $($(#[$doc])* $name,)* }
         impl Code {
-            /// As it stands in JSON.
+            /// Its spelling in JSON.
             pub const fn as_str(self) -> &'static str { match self { $(Code::$name => $text,)* } }
             /// The HTTP status it comes with.
             pub const fn status(self) -> u16 { match self { $(Code::$name => $status,)* } }
-            /// All of them.
+            /// All codes.
             pub const ALL: &[Code] = &[$(Code::$name,)*];
-            /// What to do about it.
+            /// What the caller should do.
             pub const fn remedy(self) -> Remedy { match self { $(Code::$name => Remedy::$remedy,)* } }
         }
     };
@@ -88,11 +88,11 @@ macro_rules! codes {
 codes! {
     /// The request could not be read: not JSON, an unknown field, a wrong type.
     BadRequest = "bad_request", 400, Stop;
-    /// The request was read, and a value in it makes no sense.
+    /// The request was read, and a value in it is invalid.
     BadValue = "bad_value", 422, Stop;
     /// No such lease, or not the caller's.
     NoSuchLease = "no_such_lease", 404, Stop;
-    /// No such card.
+    /// No such GPU.
     NoSuchCard = "no_such_card", 404, Stop;
     /// No such path.
     NoSuchPath = "no_such_path", 404, Stop;
@@ -102,59 +102,59 @@ codes! {
     Denied = "denied", 403, Stop;
     /// The caller has no such aside of the GPU any more.
     NoSuchAside = "no_such_aside", 404, Stop;
-    /// The GPU steps aside for as many requests as may be.
+    /// The GPU steps aside for the most requests that are allowed.
     TooManyAsides = "too_many_asides", 409, Stop;
-    /// The process is not there, or not the caller's.
+    /// The process does not exist, or is not the caller's.
     NotYourProcess = "not_your_process", 403, Stop;
-    /// No token came with the call, or none that is known.
+    /// The call has no token, or an unknown one.
     Unauthenticated = "unauthenticated", 401, Stop;
     /// The token has expired.
     TokenExpired = "token_expired", 401, Stop;
-    /// The token may only look.
+    /// The token may only read.
     ReadOnly = "read_only", 403, Stop;
-    /// Through this token not so much may be had.
+    /// The request is above the cap of the token.
     TokenCap = "token_cap", 403, Stop;
-    /// A process can be named on the host's own socket only.
+    /// A process can be named only on the host's own socket.
     PidNotLocal = "pid_not_local", 403, Stop;
     /// No such token, or not the caller's.
     NoSuchToken = "no_such_token", 404, Stop;
-    /// There are as many tokens as may be.
+    /// The most tokens that are allowed exist already.
     TooManyTokens = "too_many_tokens", 409, Stop;
     /// More calls than this tenant, or this address, may make.
     TooManyRequests = "too_many_requests", 429, Retry;
-    /// The call carried an old epoch.
+    /// The call has an old fence.
     Fenced = "fenced", 409, Reacquire;
     /// The lease has ended.
     LeaseEnded = "lease_ended", 410, Reacquire;
     /// The lease is not active yet.
     LeaseNotActive = "lease_not_active", 409, Retry;
-    /// The lease does not wait any more.
+    /// The lease no longer waits.
     LeaseActive = "lease_active", 409, Stop;
     /// The holder cannot be parked now.
     NotParkable = "not_parkable", 409, Stop;
-    /// No process of the caller's with this number is on a card without a lease.
+    /// No unleased process with this id and of the caller is on a GPU.
     NoSuchStranger = "no_such_stranger", 404, Stop;
     /// That process cannot have a lease now.
     NotAdoptable = "not_adoptable", 409, Stop;
-    /// Strangers cannot be ended on this host.
+    /// Unleased processes cannot be ended on this host.
     CannotEnforce = "cannot_enforce", 409, TellOperator;
-    /// There are as many rules as may be.
+    /// The most rules that are allowed exist already.
     TooManyRules = "too_many_rules", 409, Stop;
     /// No such rule.
     NoSuchRule = "no_such_rule", 404, Stop;
-    /// No card has been seen on this host.
+    /// No GPU was found on this host.
     NoCards = "no_cards", 503, TellOperator;
-    /// No card, however empty, could ever hold this ask.
+    /// No GPU, even if it were empty, could hold this request.
     NeverFits = "never_fits", 422, Stop;
-    /// The ask is smaller than a CUDA context on the card.
+    /// The request is smaller than a CUDA context on the GPU.
     BelowContext = "below_context", 422, Stop;
-    /// There is no room now, and the caller would not wait.
+    /// There is no room now, and the caller does not want to wait.
     NoRoom = "no_room", 409, Retry;
-    /// The ask is above what this tenant may hold.
+    /// The request is above what this tenant may hold.
     OverCap = "over_cap", 403, Stop;
-    /// As many processes as may be are bound to the lease.
+    /// The most processes that are allowed are bound to the lease already.
     TooManyProcesses = "too_many_processes", 409, Stop;
-    /// The process belongs to another lease, whose bytes are off its cards or on their way.
+    /// The process belongs to another lease, which is parking, parked or resuming.
     ProcessAway = "process_away", 409, Stop;
     /// The queue, or this tenant's part of it, is full.
     QueueFull = "queue_full", 429, Retry;
@@ -168,9 +168,9 @@ codes! {
     KeyReused = "key_reused", 422, Stop;
     /// The first request with this Idempotency-Key is still under way.
     KeyInUse = "key_in_use", 409, Retry;
-    /// The disk is full: no new leases; releases go on.
+    /// The disk is full: no new leases are granted; releases still work.
     DiskFull = "disk_full", 507, TellOperator;
-    /// Lines of the journal are missing: no new leases until an operator accepts that.
+    /// Lines of the journal are missing: no new leases are granted until an operator accepts that.
     JournalLoss = "journal_loss", 503, TellOperator;
     /// No line of the journal is known to be missing.
     NoLoss = "no_loss", 409, Stop;

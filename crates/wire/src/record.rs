@@ -21,14 +21,14 @@ pub enum UsageBy {
 pub struct Usage {
     /// What the rows add up by.
     pub by: UsageBy,
-    /// The rows the caller may see; by lease, those that are live and the last 1,000 that ended.
+    /// The rows that the caller may see; by lease, the live ones and the last 1,000 that ended.
     pub rows: Vec<UsageRow>,
-    /// More leases ended than are listed.
+    /// More leases have ended than are listed.
     #[serde(default)]
     pub more: bool,
 }
 
-/// What somebody, or some lease, was charged.
+/// What a tenant, or a lease, was charged.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct UsageRow {
@@ -42,14 +42,14 @@ pub struct UsageRow {
     pub name: Option<String>,
     /// How many leases were granted.
     pub leases: u64,
-    /// Seconds a card was leased, every card of a lease counted.
+    /// Seconds × GPUs that were leased.
     pub card_seconds: f64,
     /// VRAM leased × time, in GiB × seconds.
     pub gib_seconds: f64,
-    /// Host memory booked for parked bytes × time, in GiB × seconds; null when adding up by lease.
+    /// Parking space booked × time, in GiB × seconds; null when adding up by lease.
     #[serde(default)]
     pub parked_gib_seconds: Option<f64>,
-    /// The most VRAM seen on one card; null if never seen, or when adding up by tenant.
+    /// The most VRAM that was read on one GPU; null if none was, or when adding up by tenant.
     pub peak_bytes: Option<u64>,
     /// Requests for leases that were refused since the daemon started, by the problem's `code`; none when adding up by
     /// lease.
@@ -67,27 +67,27 @@ pub struct AuditPage {
     pub next: Option<u64>,
 }
 
-/// One thing that was decided.
+/// One decision.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct AuditLine {
-    /// Its number; it only grows. The same numbers are `/v1/events`' ids.
+    /// Its number, which only grows; the id of the same event in `/v1/events`.
     pub seq: u64,
     /// When, in Unix seconds by the host's wall clock.
     pub at_unix_s: f64,
-    /// On whose word: a tenant (`uid:1000`), with its token if it called through one (`user:ana K3`),
-    /// or `sublet` itself.
+    /// The caller that caused it: a tenant (`uid:1000`), with its token if it used one (`user:ana K3`); or `sublet`
+    /// itself.
     pub actor: String,
     /// The lease it concerns.
     pub lease: Option<String>,
-    /// What kind of line it is (`grant`, `end`, …).
+    /// The kind of line (`grant`, `end`, …).
     pub kind: String,
     /// One sentence.
     pub sentence: String,
     /// The whole action.
     #[cfg_attr(feature = "openapi", schema(value_type = Object))]
     pub action: serde_json::Value,
-    /// The chain's value at this line, in hex.
+    /// The value of the hash chain at this line, in hexadecimal.
     pub hash: String,
 }
 

@@ -5,19 +5,19 @@ use thiserror::Error;
 /// Why a text is not a size.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum SizeError {
-    /// `16` of what?
+    /// A number without a unit.
     #[error("size `{0}` has no unit")]
     NoUnit(String),
-    /// Not a number and one of our units.
+    /// Not a number with a known unit.
     #[error("`{0}` is not a size")]
     NotASize(String),
-    /// Less than nothing was asked for.
+    /// The size is negative.
     #[error("size `{0}` is negative, and sizes are positive")]
     Negative(String),
-    /// Nothing was asked for.
+    /// The size is zero.
     #[error("size `{0}` is zero")]
     Zero(String),
-    /// More than any card will ever have.
+    /// The size is more than 1024 TiB.
     #[error("size `{0}` is more than 1024 TiB")]
     TooLarge(String),
 }

@@ -5,7 +5,7 @@ use thiserror::Error;
 /// Why a text is not a length of time.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum SpanError {
-    /// `30` of what?
+    /// A number without a unit.
     #[error("time `{0}` has no unit")]
     NoUnit(String),
     /// Not numbers with units.

@@ -1,33 +1,34 @@
-//! Strangers as clients see them: processes on cards that belong to no lease there, and what is done about them.
+//! Unleased processes as clients see them: processes on a GPU that belong to no lease there, and what is done
+//! about them.
 
 use crate::Tier;
 use serde::{Deserialize, Serialize};
 
-/// What is done about strangers on a card.
+/// What is done about unleased processes on a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Mode {
-    /// They are put on the record.
+    /// They are recorded.
     Observe,
-    /// Those of known users get a lease of their size.
+    /// Processes of known users get a lease of their size.
     Adopt,
-    /// Their owners are warned.
+    /// Their users are warned.
     Warn,
-    /// Who does not heed the warning is parked where it can be, and ended otherwise.
+    /// A process that is still there after the warning is parked if possible, and ended otherwise.
     Enforce,
 }
 
-/// How far a stranger has come.
+/// What was done about an unleased process so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Step {
-    /// It is on the record.
+    /// It was recorded.
     Found,
-    /// Its owner was warned.
+    /// Its user was warned.
     Warned,
-    /// It has a lease, and is being parked by it.
+    /// It got a lease and is being parked.
     Moving,
     /// It could not be parked: `why` says the reason.
     Unmoved,
@@ -37,86 +38,86 @@ pub enum Step {
     Stuck,
 }
 
-/// What happens to a stranger next.
+/// What happens to an unleased process next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Next {
     /// Nothing.
     Nothing,
-    /// Nothing, though others are warned or ended there: `why` says the reason.
+    /// Nothing, although other processes are warned or ended there: `why` says the reason.
     LeftAlone,
     /// It gets a lease.
     Adopted,
-    /// Its owner is warned, and no more.
+    /// Its user is warned, and nothing else.
     Warned,
-    /// It is parked by the driver if it can be, and gets SIGTERM otherwise.
+    /// The driver parks it if possible; otherwise it gets SIGTERM.
     Parked,
     /// It gets a signal.
     Signal,
 }
 
-/// A process on a card that belongs to no lease which has that card.
+/// An unleased process: one on a GPU that belongs to no lease for that GPU.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Stranger {
     /// `X3`.
     pub id: String,
-    /// Its process.
+    /// Its process id.
     pub pid: u32,
-    /// Whose it is.
+    /// The user id that it runs as.
     pub uid: u32,
     /// That user's name.
     pub user: String,
-    /// What the kernel calls it.
+    /// The kernel's name for it.
     pub name: String,
-    /// What it runs; null if that cannot be read.
+    /// The path of its executable; null if that cannot be read.
     pub exe: Option<String>,
-    /// How it was called, without what looks secret.
+    /// Its command line, without arguments that look secret.
     pub command: Vec<String>,
-    /// The systemd unit it belongs to.
+    /// The systemd unit that it belongs to.
     pub unit: Option<String>,
-    /// The container it is in.
+    /// The container that it is in.
     pub container: Option<String>,
-    /// The indices of the cards it is on.
+    /// The indices of the GPUs that it is on.
     pub card_indices: Vec<u32>,
-    /// Its bytes there, all cards counted; null if they cannot be read now.
+    /// Its bytes on all of those GPUs; null if they cannot be read now.
     pub vram_bytes: Option<u64>,
-    /// For how long it has been on the record.
+    /// Seconds since it was recorded.
     pub for_s: f64,
-    /// How far it has come.
+    /// What was done so far.
     pub step: Step,
     /// What happens next.
     pub next: Next,
-    /// Which signal it gets, if it does.
+    /// The signal that it gets next; null if it gets none.
     pub signal: Option<String>,
-    /// In how long that happens, if it does.
+    /// Seconds until the next step; null if there is none.
     pub in_s: Option<f64>,
-    /// The lease by which it is being parked.
+    /// The lease that it got in order to be parked; null if it has none.
     #[serde(default)]
     pub lease: Option<String>,
-    /// The lease that it is a process of all the same, which is not for these cards: the caller's own, or anybody's
-    /// for an operator.
+    /// The lease that it belongs to, which is not for these GPUs. A caller sees only its own lease here; an operator
+    /// sees any.
     #[serde(default)]
     pub of: Option<String>,
     /// Why nothing happens to it, or why it could not be parked.
     pub why: Option<String>,
-    /// The one like it that was ended not long ago: it is started anew.
+    /// The id of a process like it that was gone shortly before: something starts it again.
     #[serde(default)]
     pub again: Option<String>,
-    /// What could not be read of it.
+    /// Which of these facts could not be read.
     pub unread: Vec<String>,
 }
 
-/// What is done on one card.
+/// The mode of one GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct CardMode {
-    /// The card's index.
+    /// The GPU's index.
     pub index: u32,
-    /// The card.
+    /// The GPU's UUID.
     pub uuid: String,
-    /// What is done about strangers there.
+    /// What is done about unleased processes there.
     pub mode: Mode,
 }
 
@@ -125,15 +126,15 @@ pub struct CardMode {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Treat {
-    /// Left alone.
+    /// The process is left alone.
     Allow,
-    /// May be ended though it is in a container.
+    /// The process may be ended although it is in a container.
     Deny,
-    /// Has a standing ask: gets a lease wherever it is seen.
+    /// The process has a standing request: it gets a lease on every GPU where it is found.
     Attach,
 }
 
-/// An operator's word about certain strangers.
+/// An operator's rule about certain unleased processes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Rule {
@@ -141,11 +142,11 @@ pub struct Rule {
     pub id: String,
     /// `exe:PATH`, `unit:NAME`, `container:ID` or `uid:N`.
     pub who: String,
-    /// What about them.
+    /// What is done about them.
     pub treat: Treat,
-    /// With a standing ask: for so much of each card; null: for what they have.
+    /// The size of a standing request per GPU; null: the size that the process has.
     pub vram_bytes: Option<u64>,
-    /// With a standing ask: how urgent their work is.
+    /// The tier of a standing request.
     pub tier: Option<Tier>,
 }
 
@@ -153,15 +154,15 @@ pub struct Rule {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Strangers {
-    /// Those that the caller may see, oldest first.
+    /// The unleased processes that the caller may see, oldest first.
     pub strangers: Vec<Stranger>,
-    /// What is done where.
+    /// The mode of each GPU.
     pub modes: Vec<CardMode>,
-    /// What operators said about some.
+    /// The rules of operators.
     pub rules: Vec<Rule>,
-    /// Why nobody can be ended here; null: that was not tried yet, or they can.
+    /// Why no process can be ended on this host; null: that is possible, or was not tried yet.
     pub cannot_enforce: Option<String>,
-    /// It was tried whether strangers can be ended here.
+    /// True once it was tested whether processes can be ended on this host.
     pub tested: bool,
 }
 
@@ -170,7 +171,7 @@ pub struct Strangers {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct ModeAsk {
-    /// What shall be done about strangers there.
+    /// What shall be done about unleased processes there.
     pub mode: Mode,
 }
 
@@ -189,30 +190,30 @@ pub struct RuleAsk {
         )
     )]
     pub who: String,
-    /// What about them.
+    /// What is done about them.
     pub treat: Treat,
-    /// With a standing ask: for so much of each card, where there is room; for what they have otherwise.
+    /// The size of a standing request per GPU, if there is room; otherwise the size that the process has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(minimum = 1_048_576, maximum = 1_125_899_906_842_624_u64))]
     pub vram_bytes: Option<u64>,
-    /// With a standing ask: how urgent their work is.
+    /// The tier of a standing request.
     #[serde(default)]
     pub tier: Tier,
 }
 
-/// `POST /v1/adopt`: a lease for a process that has none, for what it has on its cards.
+/// `POST /v1/adopt`: a lease for an unleased process, of the size that it has on its GPUs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Adopt {
-    /// The process: the caller's own, or anybody's for an operator.
+    /// The process: one of the caller's own user, or any process for an operator.
     #[cfg_attr(feature = "openapi", schema(minimum = 2))]
     pub pid: u32,
-    /// So much of each of its cards, if it shall have more than it has.
+    /// Bytes per GPU, if the lease shall be larger than what the process has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(minimum = 1_048_576, maximum = 1_125_899_906_842_624_u64))]
     pub vram_bytes: Option<u64>,
-    /// How urgent its work is.
+    /// The tier of the lease.
     #[serde(default)]
     pub tier: Tier,
 }

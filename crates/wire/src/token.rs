@@ -7,8 +7,8 @@ pub const TOKEN_PREFIX: &str = "sbl_";
 /// How many digits follow.
 pub const TOKEN_DIGITS: usize = 64;
 
-/// A wish for a token: `POST /v1/tokens`. Whoever asks makes the secret and keeps it; the service
-/// gets its hash and never the secret itself.
+/// A request for a token: `POST /v1/tokens`. The caller makes the secret and keeps it; the service gets its hash and
+/// never the secret itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
@@ -16,11 +16,11 @@ pub struct TokenAsk {
     /// The BLAKE3 hash of the whole token (`sbl_` and 64 random hexadecimal digits), in hexadecimal.
     #[cfg_attr(feature = "openapi", schema(pattern = "^[0-9a-f]{64}$"))]
     pub hash: String,
-    /// For whom: `uid:1000`, or a kind and a name such as `user:ana` (operators). Default: the caller.
+    /// The tenant that it is for: `uid:1000`, or a kind and a name such as `user:ana` (operators). Default: the caller.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(min_length = 3, max_length = 64, pattern = r"^[^:\s]+:\S+$"))]
     pub tenant: Option<String>,
-    /// What people call it. At most 64 characters, no control characters.
+    /// A name for people. At most 64 characters, without control characters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(
         feature = "openapi",
@@ -31,18 +31,18 @@ pub struct TokenAsk {
         )
     )]
     pub name: Option<String>,
-    /// It may look and change nothing.
+    /// It may read, and change nothing.
     #[serde(default)]
     pub read_only: bool,
-    /// The most bytes that its leases may have together, waiting ones and every card counted.
+    /// The most bytes that its leases may have together, on all GPUs, waiting leases included.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 1_125_899_906_842_624_u64))]
     pub vram_bytes: Option<u64>,
-    /// The most leases it may have, waiting ones counted.
+    /// The most leases that it may have, waiting ones included.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(minimum = 1))]
     pub leases: Option<u32>,
-    /// Seconds from now until it is of no use. Default: never.
+    /// Seconds from now until it expires. Default: never.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 31_622_400))]
     pub expires_in_s: Option<u64>,
@@ -54,23 +54,23 @@ pub struct TokenAsk {
 pub struct Token {
     /// `K3`.
     pub id: String,
-    /// Whose leases it touches (`uid:1000`, `user:ana`).
+    /// The tenant of the leases that it can use (`uid:1000`, `user:ana`).
     pub tenant: String,
-    /// The tenant's name for people.
+    /// The name of that user, for people.
     pub user: String,
     /// What its owner calls it.
     pub name: Option<String>,
-    /// It may look and change nothing.
+    /// It may read, and change nothing.
     pub read_only: bool,
     /// The most bytes that its leases may have together; null: no cap of its own.
     pub vram_bytes: Option<u64>,
-    /// The most leases it may have; null: no cap of its own.
+    /// The most leases that it may have; null: no cap of its own.
     pub leases: Option<u32>,
     /// When it was made, in Unix seconds.
     pub made_unix_s: f64,
-    /// From then on it is of no use, in Unix seconds; null: never.
+    /// When it expires, in Unix seconds; null: never.
     pub expires_unix_s: Option<f64>,
-    /// It is of no use any more.
+    /// It has expired.
     pub expired: bool,
     /// When it was last used, in Unix seconds; null if not since the service started.
     pub last_used_unix_s: Option<f64>,
@@ -80,6 +80,6 @@ pub struct Token {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Tokens {
-    /// The tokens the caller may see, oldest first.
+    /// The tokens that the caller may see, oldest first.
     pub tokens: Vec<Token>,
 }
