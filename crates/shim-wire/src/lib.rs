@@ -1,8 +1,8 @@
-//! What the shim and the daemon say to each other, and the page of numbers both see.
+//! The messages between the shim and the daemon, and the page of numbers that both see.
 //!
-//! Packets of JSON on a Unix socket that keeps their bounds, one object each; descriptors come along
-//! with the packets that say so. Fields that one side does not know it passes over, so that a daemon
-//! may be newer than the shims of the programs that run.
+//! Messages are packets of JSON, one object each, on a Unix socket that preserves packet boundaries; descriptors come
+//! along with the packets that say so. Each side ignores fields that it does not know, so a daemon may be newer than
+//! the shims of running programs.
 
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -11,171 +11,173 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
 
 /// The environment variable that says where the daemon listens for shims.
 pub const SOCKET: &str = "SUBLET_SHIM_SOCKET";
-/// A packet is not longer than this.
+/// The largest length of a packet.
 pub const PACKET_MAX: usize = 4096;
 /// The first number of a page.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"subletpg");
-/// Of the page's layout.
+/// The version of the page's layout.
 pub const VERSION: u32 = 1;
-/// Cards of a lease.
+/// The largest number of GPUs of a lease.
 pub const CARDS: usize = 16;
-/// Processes of a holder.
+/// The largest number of processes of a holder.
 pub const SLOTS: usize = 64;
 
-/// What the daemon says.
+/// What the daemon sends.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case")]
 pub enum Order {
     /// The first answer. A descriptor of the lease's page comes along if there is one.
     Welcome {
-        /// Whether it does.
+        /// Whether a descriptor of the page comes along.
         page: bool,
-        /// Which process this is, as the daemon counts: in another namespace of processes it is another number.
+        /// The pid of this process as the daemon sees it: in another pid namespace the number differs.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pid: Option<u32>,
         /// The lease that the process named is over.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         over: bool,
     },
-    /// Take the memory off the card.
+    /// Take the memory off the GPU.
     Park {
-        /// Which order this is.
+        /// The number of the order.
         id: u64,
-        /// Do it within so many milliseconds or not at all.
+        /// Do it within this time or not at all.
         deadline_ms: u64,
-        /// No more bytes than this, or not at all.
+        /// Refuse if there are more bytes than this.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         most: Option<u64>,
     },
-    /// Put it back.
+    /// Put the memory back.
     Resume {
-        /// Which order this is.
+        /// The number of the order.
         id: u64,
     },
-    /// The driver is about to take the context of a parked program, too: whatever calls it from now on waits.
+    /// The driver is about to take the context of a parked program, too: calls of the driver wait from now on.
     Deepen {
-        /// Which order this is.
+        /// The number of the order.
         id: u64,
     },
-    /// The driver has not taken it, or has given it back: the program is parked as before.
+    /// The driver has not taken the context, or has given it back: the program is parked as before.
     Shallow {
-        /// Which order this is.
+        /// The number of the order.
         id: u64,
     },
-    /// Get ready to be parked: so many bytes of the arena are made known to the driver in advance.
+    /// Get ready to be parked: register this much of the arena with the driver in advance.
     Prepare {
-        /// How many.
+        /// How many bytes.
         bytes: u64,
     },
-    /// More memory to be parked in comes along as a descriptor; it is empty, and nobody else's.
+    /// More memory for parked bytes comes along as a descriptor; it is empty, and no other process has it.
     Arena {
-        /// How much.
+        /// How many bytes.
         bytes: u64,
-        /// Its pages are there already.
+        /// True if its pages are there already.
         #[serde(default)]
         filled: bool,
     },
-    /// Give back the memory that parked bytes were in.
+    /// Free the memory for parked bytes.
     Trim {
-        /// Which order this is.
+        /// The number of the order.
         id: u64,
     },
-    /// The lease is over, and with it whatever is parked: the program is told so where it waits for it.
+    /// The lease is over, and parked bytes are lost: calls that wait for them fail.
     Over {
-        /// Why, for people.
+        /// The reason, for messages.
         why: String,
     },
 }
 
-/// What the shim says.
+/// What the shim sends.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "say", rename_all = "snake_case")]
 pub enum Word {
-    /// The first word.
+    /// The first message.
     Hello {
-        /// Of these messages.
+        /// The version of these messages.
         version: u32,
-        /// Which process.
+        /// The process.
         pid: u32,
-        /// For which lease it was started.
+        /// The lease that it was started for.
         lease: Option<String>,
-        /// Whether its memory is away: a daemon may be new.
+        /// True if its memory is parked: the daemon may have been restarted.
         parked: bool,
-        /// So much of it.
+        /// How many bytes are parked.
         #[serde(default)]
         bytes: u64,
-        /// It calls the driver for nothing: that may have its context, too.
+        /// True if it does not call the driver at all: the driver may have the context, too.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         deep: bool,
-        /// A tool is in the shim's place: it does nothing, cannot park, and hangs up after this word.
+        /// The tool that takes the shim's place: the shim does nothing, cannot park, and closes the connection after
+        /// this message.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         aside: Option<String>,
-        /// It only looks at the page, and hangs up after the answer: the process does not use the driver.
+        /// True if it only reads the page and closes the connection after the answer: the process does not use the
+        /// driver.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         looks: bool,
     },
-    /// The memory is off the card, as far as the shim knows.
+    /// The memory is off the GPU, as far as the shim knows.
     Parked {
-        /// The order.
+        /// The number of the order.
         id: u64,
-        /// How much.
+        /// How many bytes.
         bytes: u64,
-        /// What it took.
+        /// How long each part took.
         took: Took,
     },
-    /// It stays where it is: on the card after an order to park, off it after one to resume.
+    /// The memory stays where it is: on the GPU after an order to park, off it after one to resume.
     Refused {
-        /// The order.
+        /// The number of the order.
         id: u64,
-        /// Why, for people.
+        /// The reason, for messages.
         why: String,
     },
     /// The memory is back, and the program goes on.
     Resumed {
-        /// The order.
+        /// The number of the order.
         id: u64,
-        /// How much.
+        /// How many bytes.
         bytes: u64,
-        /// What it took.
+        /// How long each part took.
         took: Took,
     },
-    /// Nothing of the program calls the driver.
+    /// The program makes no calls of the driver.
     Deep {
-        /// The order.
+        /// The number of the order.
         id: u64,
     },
-    /// Its questions are answered again.
+    /// Calls of the driver are answered again.
     Shallow {
-        /// The order.
+        /// The number of the order.
         id: u64,
     },
-    /// The arena is ready for so many bytes.
+    /// This much of the arena is ready.
     Prepared {
-        /// How many.
+        /// How many bytes.
         bytes: u64,
     },
-    /// The program is at the gate and needs its memory.
+    /// A call of the program waits at the gate for its memory.
     Wants {
-        /// The call.
+        /// The name of the function.
         call: String,
     },
 }
 
-/// Microseconds of each part.
+/// Microseconds that each part took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Took {
-    /// Waiting for captures that were open. The program goes on meanwhile.
+    /// Waiting for open captures. The program goes on meanwhile.
     #[serde(default)]
     pub capture_us: u64,
-    /// Closing the gate: from when calls began to wait at it until those that were past it had left.
+    /// Closing the gate: from the moment when calls began to wait at it until those past it had returned.
     pub gate_us: u64,
-    /// Waiting for the card: copies that were past the gate and did, and then the park itself.
+    /// Waiting for the GPU: by copies that were past the gate, and then by the park itself.
     pub drain_us: u64,
     /// Copying.
     pub copy_us: u64,
-    /// Mapping and unmapping, making and giving back.
+    /// Mapping, unmapping, allocating and freeing.
     pub map_us: u64,
-    /// All of it.
+    /// All parts.
     pub all_us: u64,
 }
 
@@ -187,34 +189,34 @@ pub struct Page {
     /// [`VERSION`].
     pub version: AtomicU32,
     reserved: AtomicU32,
-    /// Its cards.
+    /// The lease's GPUs.
     pub cards: [CardPage; CARDS],
-    /// Its processes.
+    /// The holder's processes.
     pub processes: [ProcessPage; SLOTS],
-    /// What they copied, in the same order. It came later: pages of an older daemon end before it.
+    /// What the processes copied, in the same order. It was added later: pages of an older daemon end before it.
     pub copied: [CopiedPage; SLOTS],
 }
 
-/// The length of pages that end before what was copied.
+/// The length of pages without [`Page::copied`].
 pub const SHORT_PAGE: usize = std::mem::offset_of!(Page, copied);
 
 /// What a process copied: written by its shim.
 #[repr(C)]
 pub struct CopiedPage {
-    /// Not zero: it counts that. A library of before does not.
+    /// Not zero if the process counts bytes; an older shim does not.
     pub is_counted: AtomicU64,
-    /// Bytes.
+    /// Bytes copied.
     pub bytes: AtomicU64,
 }
 
 impl Page {
-    /// What a process copied that has this place.
+    /// The copy counter of the process with this slot.
     pub fn copied_of(&self, slot: &ProcessPage) -> &CopiedPage {
         let place = self.processes.iter().position(|own| std::ptr::eq(own, slot));
         &self.copied[place.unwrap_or(SLOTS - 1)]
     }
 
-    /// Forgets what is counted in a place.
+    /// Clears the counters of a slot.
     pub fn wipe(&self, slot: &ProcessPage) {
         slot.wipe();
         let copied = self.copied_of(slot);
@@ -225,28 +227,28 @@ impl Page {
 
 impl Default for Page {
     fn default() -> Page {
-        // SAFETY: numbers only, for which zeros do.
+        // SAFETY: numbers only, for which zeros are valid.
         unsafe { std::mem::zeroed() }
     }
 }
 
-/// A card of the lease: written by the daemon.
+/// A GPU of the lease: written by the daemon.
 #[repr(C)]
 pub struct CardPage {
-    /// Which.
+    /// The UUID of the GPU.
     pub uuid: [AtomicU8; 16],
-    /// So many bytes of it are the lease's; zero: there is no such card.
+    /// Bytes of the GPU that the lease has; zero: there is no such GPU.
     pub cap: AtomicU64,
-    /// So many of them a context takes.
+    /// Bytes of the cap that a context takes.
     pub context: AtomicU64,
 }
 
 /// A process of the holder: written by its shim.
 #[repr(C)]
 pub struct ProcessPage {
-    /// Which; zero: nobody.
+    /// The pid; zero: the slot is free.
     pub pid: AtomicU32,
-    /// Why it cannot be parked: bits.
+    /// Bits of [`Reason`]: why the process cannot be parked.
     pub reasons: AtomicU32,
     /// Kernels and graphs launched.
     pub launches: AtomicU64,
@@ -256,7 +258,7 @@ pub struct ProcessPage {
     pub active_ns: AtomicU64,
     /// Bytes that are parked.
     pub parked: AtomicU64,
-    /// What it has of each card.
+    /// What the process has of each GPU.
     pub cards: [SharePage; CARDS],
     /// Errors, by number.
     pub errors: [ErrorPage; 16],
@@ -280,27 +282,27 @@ impl ProcessPage {
     }
 }
 
-/// What a process has of a card.
+/// What a process has of a GPU.
 #[repr(C)]
 pub struct SharePage {
     /// Bytes, without the context.
     pub bytes: AtomicU64,
-    /// The most it had.
+    /// The largest value of `bytes` so far.
     pub peak: AtomicU64,
     /// Whether it has a context.
     pub contexts: AtomicU64,
 }
 
-/// How often a call answered with one error.
+/// How often calls returned one error.
 #[repr(C)]
 pub struct ErrorPage {
-    /// Which.
+    /// The `CUresult`.
     pub code: AtomicU32,
     /// How often.
     pub count: AtomicU32,
 }
 
-/// Why a holder cannot be parked. The numbers are bits of the page.
+/// Why a holder cannot be parked. The values are bits of the page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Reason {
@@ -308,32 +310,32 @@ pub enum Reason {
     Managed = 1,
     /// Arrays, which have no addresses.
     Arrays = 1 << 1,
-    /// Memory or semaphores of others.
+    /// Memory or semaphores imported from other APIs.
     External = 1 << 2,
-    /// Pictures.
+    /// Graphics resources.
     Graphics = 1 << 3,
-    /// Memory that other processes have, too.
+    /// Memory shared with other processes.
     Shared = 1 << 4,
-    /// Memory of several cards at one address.
+    /// Memory of several GPUs at one address.
     Multicast = 1 << 5,
     /// Memory that graphs allocate.
     GraphMemory = 1 << 6,
-    /// Cards that reach each other's memory.
+    /// GPUs with access to each other's memory.
     Peers = 1 << 7,
-    /// Too much memory that streams allocate.
+    /// Too much memory from the driver's own stream-ordered pools.
     StreamOrdered = 1 << 8,
     /// A function that the shim does not know.
     UnknownCall = 1 << 9,
-    /// Memory that a network card may reach.
+    /// Memory that a network card may access.
     Rdma = 1 << 10,
-    /// A card that processes share below the driver.
+    /// A GPU that is shared through MPS.
     Mps = 1 << 11,
     /// A driver that can be waited for, but not asked whether it is done.
     OldDriver = 1 << 12,
 }
 
 impl Reason {
-    /// All of them.
+    /// All reasons.
     pub const ALL: [Reason; 13] = [
         Reason::Managed,
         Reason::Arrays,
@@ -350,12 +352,12 @@ impl Reason {
         Reason::OldDriver,
     ];
 
-    /// The first of those whose bits are set.
+    /// The first reason with its bit set; `None` if none is.
     pub fn first(bits: u32) -> Option<Reason> {
         Reason::ALL.into_iter().find(|reason| bits & *reason as u32 != 0)
     }
 
-    /// For people.
+    /// The reason in words, for messages.
     pub fn text(self) -> &'static str {
         match self {
             Reason::Managed => "it uses managed memory",
@@ -375,14 +377,14 @@ impl Reason {
     }
 }
 
-/// Where a daemon that listens at a socket listens for shims.
+/// The path at which a daemon that listens at `socket` listens for shims.
 pub fn beside(socket: &Path) -> PathBuf {
     let mut name = socket.as_os_str().to_owned();
     name.push(".shim");
     PathBuf::from(name)
 }
 
-/// A size for people.
+/// A size in words, for messages.
 pub fn size(bytes: u64) -> String {
     const GIB: f64 = (1_u64 << 30) as f64;
     let gib = bytes as f64 / GIB;

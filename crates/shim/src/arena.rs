@@ -1,39 +1,39 @@
-//! Where parked bytes are: memory of the host that is the holder's alone, made known to the driver in
-//! pieces so that copies run at the speed of the bus.
+//! Where parked bytes are: host memory that only the holder has, registered with the driver in pieces so that copies
+//! run at the speed of the bus.
 //!
-//! The memory comes in files from the daemon that nobody else has; what they lack is the process's own. It
-//! stays after a resume: the next park finds it warm.
+//! The memory comes from the daemon in files that no other process has; if they are too small, the process adds memory
+//! of its own. The arena stays after a resume, so that its pages are ready for the next park.
 
 use crate::driver::{self, PORTABLE, done};
 use std::ffi::c_void;
 use std::fs::File;
 use std::os::fd::AsRawFd;
 
-/// Made known to the driver at a time.
+/// How much is registered with the driver at a time.
 const PIECE: u64 = 256 << 20;
-/// Memory is taken by huge pages.
+/// Memory is mapped in multiples of a huge page.
 const HUGE: u64 = 2 << 20;
-/// Addresses for it: more than a host has memory.
+/// The address range of the arena: larger than any host's memory.
 const REACH: u64 = 1 << 44;
-/// Threads that touch fresh memory, at most.
+/// The largest number of threads that touch fresh memory.
 const HANDS: u64 = 8;
 
 /// The arena of this process.
 #[derive(Default)]
 pub struct Arena {
     base: u64,
-    /// So many bytes are there.
+    /// How many bytes are mapped.
     ready: u64,
-    /// So many have their pages.
+    /// How many bytes have their pages.
     touched: u64,
-    /// Pieces that the driver knows: where each begins and how long it is.
+    /// Pieces that are registered with the driver: offset and length.
     pieces: Vec<(u64, u64)>,
-    /// So many bytes the driver knows.
+    /// How many bytes are registered with the driver.
     known: u64,
 }
 
 impl Arena {
-    /// Takes in a file of so many bytes.
+    /// Adds a file of `bytes` bytes.
     pub fn use_file(&mut self, file: &File, bytes: u64, filled: bool) -> Result<(), String> {
         let bytes = bytes - bytes % HUGE;
         if file.metadata().map_or(0, |data| data.len()) < bytes || self.ready.saturating_add(bytes) > REACH {
@@ -51,19 +51,19 @@ impl Arena {
         Ok(())
     }
 
-    /// Where a byte of it is.
+    /// The address of an offset.
     pub fn at(&self, offset: u64) -> *mut c_void {
         (self.base + offset) as *mut c_void
     }
 
-    /// Sees to it that so many bytes are there, with their pages.
+    /// Ensures that `bytes` bytes are mapped, with their pages.
     pub fn grow(&mut self, bytes: u64) -> Result<(), String> {
         self.reach(bytes)?;
         self.touch_to(bytes);
         Ok(())
     }
 
-    /// Sees to it that there are addresses for so many bytes.
+    /// Ensures that `bytes` bytes are mapped.
     fn reach(&mut self, bytes: u64) -> Result<(), String> {
         let wanted = bytes.checked_next_multiple_of(HUGE).filter(|wanted| *wanted <= REACH);
         let wanted = wanted.ok_or("no host has so much memory")?;
@@ -79,7 +79,7 @@ impl Arena {
         Ok(())
     }
 
-    /// Sees to it that the pages of the first so many bytes are there.
+    /// Ensures that the first `bytes` bytes have their pages.
     fn touch_to(&mut self, bytes: u64) {
         let to = bytes.next_multiple_of(HUGE).min(self.ready);
         if to > self.touched {
@@ -88,10 +88,10 @@ impl Arena {
         }
     }
 
-    /// Gets the next piece of so many bytes ready before they are needed. Returns whether there is more to do. A
-    /// context is current.
+    /// Prepares the next piece of the first `bytes` bytes before it is needed. Returns whether there is more to do. A
+    /// context must be current.
     pub fn prepare(&mut self, bytes: u64) -> Result<bool, u32> {
-        // Where there is no memory the park will say so.
+        // If there is no memory, the park will report it.
         if self.known >= bytes || self.reach(bytes).is_err() {
             return Ok(false);
         }
@@ -100,7 +100,7 @@ impl Arena {
         Ok(self.known < bytes)
     }
 
-    /// Makes the next piece known to the driver. A context is current.
+    /// Registers the next piece with the driver. A context must be current.
     pub fn know_more(&mut self) -> Result<(), u32> {
         let bytes = PIECE.min(self.ready - self.known);
         if bytes == 0 {
@@ -112,24 +112,24 @@ impl Arena {
         Ok(())
     }
 
-    /// So many bytes the driver knows.
+    /// How many bytes are registered with the driver.
     pub fn known(&self) -> u64 {
         self.known
     }
 
-    /// From a byte of it to the end of its piece.
+    /// How many bytes there are from an offset to the end of its piece.
     pub fn run(&self, offset: u64) -> u64 {
         let piece = self.pieces.iter().find(|(first, bytes)| (*first..first + bytes).contains(&offset));
         piece.map_or(0, |(first, bytes)| first + bytes - offset)
     }
 
-    /// Gives all of it back. A context is current.
+    /// Frees all of the arena. A context must be current.
     pub fn trim(&mut self) {
         for (first, _) in std::mem::take(&mut self.pieces) {
             driver::cuMemHostUnregister(self.at(first));
         }
         if self.base != 0 {
-            // SAFETY: reserved by `reserve` with this length, and nothing is in it any more.
+            // SAFETY: reserved by `reserve` with this length, and no longer used.
             unsafe { libc::munmap(self.base as *mut c_void, REACH as usize) };
         }
         *self = Arena::default();
@@ -156,7 +156,7 @@ fn map(at: u64, bytes: u64, file: Option<(i32, u64)>) -> Result<(), String> {
         if libc::mmap(place, bytes as usize, access, flags, descriptor, offset as libc::off_t) == libc::MAP_FAILED {
             return Err(last_error("memory to park in"));
         }
-        // Wishes: without them it is slower, or in more copies.
+        // Advice only: without it the arena is slower, or copied into forks and core dumps.
         for wish in [libc::MADV_HUGEPAGE, libc::MADV_DONTFORK, libc::MADV_DONTDUMP] {
             libc::madvise(place, bytes as usize, wish);
         }
@@ -164,7 +164,7 @@ fn map(at: u64, bytes: u64, file: Option<(i32, u64)>) -> Result<(), String> {
     Ok(())
 }
 
-/// Touches every page, with several hands: the kernel clears pages as fast as they ask.
+/// Touches every page, with several threads: the kernel clears pages as fast as the threads touch them.
 fn touch(at: u64, bytes: u64) {
     let hands = HANDS.min(bytes / HUGE).min(std::thread::available_parallelism().map_or(1, |cores| cores.get() as u64));
     std::thread::scope(|scope| {
@@ -173,11 +173,11 @@ fn touch(at: u64, bytes: u64) {
             let end = (first + share).min(bytes);
             let work = move || {
                 for offset in (first..end).step_by(4096) {
-                    // SAFETY: mapped just now, and nobody else knows of it.
+                    // SAFETY: mapped just now, and no other code knows the address.
                     unsafe { ((at + offset) as *mut u8).write_volatile(0) };
                 }
             };
-            // Where the host gives no more threads, the first touch is the copy's.
+            // If the host gives no more threads, the copy touches the page first.
             let _ = std::thread::Builder::new().spawn_scoped(scope, work);
         }
     });
@@ -199,7 +199,7 @@ mod tests {
         for bytes in [u64::MAX, (1 << 44) + 1] {
             assert!(arena.grow(bytes).is_err_and(|why| why.contains("no host")));
         }
-        // SAFETY: it was said to be there.
+        // SAFETY: `grow` has mapped it.
         assert_eq!(unsafe { arena.at(HUGE - 1).cast::<u8>().read() }, 0);
     }
 
@@ -210,7 +210,7 @@ mod tests {
         assert_eq!((arena.ready, arena.touched), (8 * HUGE, 0));
         arena.touch_to(HUGE + 1);
         assert_eq!(arena.touched, 2 * HUGE);
-        // SAFETY: mapped above, and nobody else knows of it.
+        // SAFETY: mapped above, and no other code knows the address.
         unsafe { arena.at(0).cast::<u8>().write(7) };
         arena.grow(4 * HUGE).expect("it is there");
         assert_eq!((arena.ready, arena.touched), (8 * HUGE, 4 * HUGE));

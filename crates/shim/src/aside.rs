@@ -1,17 +1,17 @@
-//! Whether the shim does anything in this process: under tools that look into the driver it does not.
+//! Whether the shim is active in this process: under tools that look into the driver it is not.
 //!
-//! Profilers and debuggers put libraries of their own before the driver, follow what a program allocates, and
-//! stop it where they like. Two such layers spoil each other, so the shim steps aside: every call goes
-//! straight to the driver, there is no thread and no line to the daemon. The daemon is told once, before the
-//! line is dropped; a process that has no line is not parked. A debugger that comes later finds the shim at
-//! work: it is found out when the program first asks for the driver.
+//! Profilers and debuggers put libraries of their own before the driver, follow what a program allocates, and stop it
+//! at any point. Two such layers spoil each other, so the shim steps aside: every call goes straight to the driver, and
+//! there is no thread and no connection to the daemon. The daemon is told once, before the connection is closed; a
+//! process without a connection is not parked. The check is made when the program first asks for the driver, so a
+//! debugger that attaches later finds the shim active.
 
 use crate::log;
 use crate::message::SOCKET;
 use std::sync::OnceLock;
 
-/// Variables that a tool sets for the programs it starts, and what people call it. Not those that people
-/// set themselves to have a tool the way they like it, and not the ones of annotations alone (NVTX).
+/// Variables that a tool sets for the programs it starts, and the tool's usual name. Variables with which users
+/// configure a tool are not listed, nor are those for annotations alone (NVTX).
 const TOOLS: &[(&str, &str)] = &[
     ("NSYS_PROFILING_SESSION_ID", "Nsight Systems"),
     ("NV_SANITIZER_INJECTION_PORT_BASE", "Compute Sanitizer"),
@@ -23,19 +23,19 @@ const TOOLS: &[(&str, &str)] = &[
     ("NV_NSIGHT_INJECTION_PORT_BASE", "Nsight Compute"),
     ("NVPROF_ID", "nvprof"),
     ("CUDA_MEMCHECK", "cuda-memcheck"),
-    // Of any tool: the driver loads it.
+    // Any tool: the driver loads it.
     ("CUDA_INJECTION64_PATH", "a tool that the driver loads"),
 ];
 
-/// A debugger's name begins so.
+/// The names of debuggers begin with this.
 const DEBUGGER: &str = "cuda-gdb";
 
-/// How it is with this process.
+/// The state of the shim in this process.
 enum Way {
     On,
-    /// Somebody said that it shall do nothing, or it must not.
+    /// The user turned the shim off, or the process must not use it.
     Off,
-    /// The tool that is there.
+    /// A tool is present; its name.
     Aside(String),
 }
 
@@ -44,7 +44,7 @@ fn way() -> &'static Way {
     WAY.get_or_init(|| {
         // SAFETY: it takes a number and reads what the kernel gave the process.
         let is_secure = unsafe { libc::getauxval(libc::AT_SECURE) } != 0;
-        // A program with rights of its own does not listen to its caller's environment.
+        // A program with elevated rights ignores its caller's environment.
         if is_secure || std::env::var_os("SUBLET_SHIM").is_some_and(|value| value == "off") {
             return Way::Off;
         }
@@ -53,7 +53,7 @@ fn way() -> &'static Way {
     })
 }
 
-/// The tool that a process runs under, if any.
+/// The tool that the process runs under; `None` if there is none.
 fn tool(is_set: impl Fn(&str) -> bool, debugger: Option<&str>) -> Option<String> {
     let found = TOOLS.iter().find(|(name, _)| is_set(name)).map(|(_, tool)| (*tool).to_owned());
     found.or_else(|| debugger.filter(|name| name.starts_with(DEBUGGER)).map(|_| DEBUGGER.to_owned()))
@@ -67,12 +67,12 @@ fn debugger() -> Option<String> {
     (pid != 0).then(|| name.trim_end().to_owned())
 }
 
-/// Whether the shim does anything.
+/// True if the shim is active.
 pub fn is_on() -> bool {
     matches!(way(), Way::On)
 }
 
-/// The program asks for the driver: if a tool is in the shim's place, people and the daemon are told.
+/// Called when the program asks for the driver: if a tool takes the shim's place, the user and the daemon are told.
 pub fn tell() {
     static TOLD: OnceLock<()> = OnceLock::new();
     if let (Way::Aside(tool), Some(_)) = (way(), std::env::var_os(SOCKET)) {

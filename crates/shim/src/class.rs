@@ -1,40 +1,40 @@
-//! What each function of the driver is to the shim, by its name without version and form.
+//! How the shim treats each function of the driver, by its name without version suffix and form.
 
 use crate::page::Reason;
 use std::collections::BTreeSet;
 use std::sync::OnceLock;
 
-/// Words of the stack that any function has as arguments, at most.
+/// The largest number of words of the stack that a function has as arguments.
 pub const WORDS_MAX: usize = 12;
 
-/// How a call passes.
+/// How a call passes the gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
-    /// Without the gate, unless the driver has the context. Questions, and waiting for the card.
+    /// Without the gate, unless the driver has the context. For questions, and for waiting for the GPU.
     Straight,
     /// When the gate is open.
     Gated,
-    /// The same, and it is work for the card.
+    /// Like `Gated`, and it submits work to the GPU.
     Launch,
-    /// The same, and it moves bytes.
+    /// Like `Gated`, and it moves bytes.
     Copy,
-    /// Also while the memory is away: the shim's own function knows what to do.
+    /// Also while the memory is away: the shim's own function handles that.
     Anytime,
-    /// When the gate is open; nobody here knows what it does, so the holder is not parked afterwards.
+    /// When the gate is open; the effect of the function is not known, so the holder is not parked afterwards.
     Unknown,
 }
 
-/// What a function is.
+/// How a function is treated.
 #[derive(Clone, Copy, Debug)]
 pub struct Class {
-    /// How it passes.
+    /// How its calls pass the gate.
     pub kind: Kind,
-    /// A call of it that works makes the holder one that cannot be parked.
+    /// A successful call makes the holder not parkable.
     pub mark: Option<Reason>,
-    /// A call of it that works makes it so for a while (true), or is the end of that.
+    /// A successful call makes the holder not parkable for a while (true), or ends that (false).
     pub held: Option<(Reason, bool)>,
-    /// It begins (true) or ends a capture.
+    /// It begins (true) or ends (false) a capture.
     pub capture: Option<bool>,
 }
 
@@ -50,7 +50,7 @@ pub fn base(name: &str) -> &str {
     base
 }
 
-/// Words of the stack that a function has as arguments.
+/// How many words of the stack a function has as arguments.
 pub fn words(base: &str) -> usize {
     match base {
         "cuStreamGetCaptureInfo" | "cuOccupancyMaxPotentialBlockSizeWithFlags" => 1,
@@ -60,7 +60,7 @@ pub fn words(base: &str) -> usize {
         "cuLaunchCooperativeKernel" => 4,
         "cuLaunchKernel" => 5,
         "cuTensorMapEncodeTiled" => 6,
-        // A handle of 64 bytes, given by value.
+        // A handle of 64 bytes, passed by value.
         "cuIpcOpenMemHandle" | "cuIpcOpenEventHandle" => 8,
         "cuTensorMapEncodeIm2col" => 9,
         "cuTensorMapEncodeIm2colWide" => 10,
@@ -69,7 +69,7 @@ pub fn words(base: &str) -> usize {
     }
 }
 
-/// Names that only ask, set what is the thread's own, or wait for the card.
+/// Functions that only ask, change the thread's own state, or wait for the GPU.
 const STRAIGHT: &[&str] = &[
     "cuDriverGetVersion",
     "cuGetErrorName",
@@ -146,13 +146,13 @@ const STRAIGHT: &[&str] = &[
 /// Those of them that answer even while the context is away, or must not wait for it.
 const NEVER_HANG: &[&str] = &["cuDriverGetVersion", "cuGetErrorName", "cuGetErrorString", "cuGetExportTable"];
 
-/// Whether the program may have the driver's own function at all times.
+/// True if the program may call the driver's own function at all times.
 pub fn hangs_never(base: &str) -> bool {
     NEVER_HANG.contains(&base) || base.starts_with("cuCheckpoint")
 }
 
-/// Beginnings of names that are known to be safe behind a gate: they submit work, or make and drop things
-/// whose memory is the context's own.
+/// Prefixes of functions that are known to be safe behind the gate: they submit work, or make and destroy objects that
+/// have their memory in the context.
 const GATED: &[&str] = &[
     "cuInit",
     "cuCtx",
@@ -187,13 +187,13 @@ const GATED: &[&str] = &[
     "cuTex",
     "cuSurf",
     "cuIpc",
-    // What is done with memory and semaphores of others is done to what keeps the holder where it is.
+    // Operations on external memory and semaphores concern objects that keep the holder from being parked anyway.
     "cuExternalMemory",
     "cuSignalExternalSemaphores",
     "cuWaitExternalSemaphores",
 ];
 
-/// Names whose use leaves something on the card that cannot be taken off, or that others reach.
+/// Functions that leave something on the GPU that cannot be taken off, or that other processes or devices reach.
 const MARKS: &[(&str, Reason)] = &[
     ("cuLibraryGetManaged", Reason::Managed),
     ("cuMemImportFromShareableHandle", Reason::Shared),
@@ -214,7 +214,7 @@ const MARKS: &[(&str, Reason)] = &[
     ("cuCtxEnablePeerAccess", Reason::Peers),
 ];
 
-/// Names that do the same for a while: until another was called as often.
+/// Functions that do the same for a while: until the matching function was called as often.
 const HOLDS: &[(&str, Reason, bool)] = &[
     ("cuImportExternalMemory", Reason::External, true),
     ("cuDestroyExternalMemory", Reason::External, false),
@@ -222,8 +222,8 @@ const HOLDS: &[(&str, Reason, bool)] = &[
     ("cuDestroyExternalSemaphore", Reason::External, false),
 ];
 
-/// Whether it is known what a function does: its name begins so, and was there when that was written. What a later
-/// driver calls so is another function.
+/// True if the effect of a function is known: its name has a known prefix and is in the list of names of that time. A
+/// function that a later driver adds with such a prefix is not known.
 fn is_known(base: &str) -> bool {
     static BASES: OnceLock<BTreeSet<&str>> = OnceLock::new();
     let was_there = || BASES.get_or_init(|| include_str!("names.txt").lines().map(self::base).collect()).contains(base);
@@ -233,7 +233,7 @@ fn is_known(base: &str) -> bool {
         || (GATED.iter().any(|begin| base.starts_with(begin)) && was_there())
 }
 
-/// Names that only give things back, none of which is parked memory: a program may end while its memory is away.
+/// Functions that only destroy objects, none of which is parked memory: a program may end while its memory is away.
 const TIDYING: &[&str] = &[
     "cuCtxDestroy",
     "cuDevicePrimaryCtxRelease",
@@ -252,30 +252,30 @@ const TIDYING: &[&str] = &[
     "cuUserObjectRelease",
 ];
 
-/// Whether a function only gives something back.
+/// True if a function only destroys something.
 pub fn is_tidying(base: &str) -> bool {
     TIDYING.contains(&base)
 }
 
-/// Whether it can be done later, if nobody can do it now: the program may do what it likes meanwhile.
+/// True if the call can be done later, if it cannot be done now: the program may go on meanwhile.
 pub fn is_put_off(base: &str) -> bool {
-    // Host memory that the program registered may be given back before the driver lets go of it.
+    // The program may free host memory that it registered before the driver has unregistered it.
     is_free(base) || (is_tidying(base) && base != "cuMemHostUnregister")
 }
 
-/// Whether it frees memory that is away with the rest.
+/// True if it frees memory that is away with the rest.
 pub fn is_free(base: &str) -> bool {
     matches!(base, "cuMemFree" | "cuMemFreeAsync")
 }
 
-/// What a function is.
+/// How a function is treated.
 pub fn of(base: &str) -> Class {
     let kind = match base {
         "cuInit" => Kind::Anytime,
         _ if is_tidying(base) => Kind::Anytime,
         _ if STRAIGHT.contains(&base) => Kind::Straight,
         "cuGraphLaunch" => Kind::Launch,
-        // Functions of the program, not work for the card: but they hold their place in the order.
+        // Functions of the program, not work for the GPU, but they keep their place in the stream's order.
         "cuLaunchHostFunc" => Kind::Gated,
         "cuMemFree"
         | "cuMemFreeAsync"
@@ -334,7 +334,7 @@ mod tests {
             ("cuEventDestroy", Kind::Anytime),
             ("cuSomethingNewOfNextYear", Kind::Unknown),
             ("cuGreenCtxCreate", Kind::Unknown),
-            // Like others by their beginnings, and yet nobody knows what they do.
+            // Same prefixes as known functions, but their effect is not known.
             ("cuMemSomethingNew", Kind::Unknown),
             ("cuMemcpySomethingNew", Kind::Unknown),
             ("cuLaunchSomethingNew", Kind::Unknown),
@@ -350,7 +350,7 @@ mod tests {
         assert_eq!((words("cuLaunchKernel"), words("cuMemAlloc"), words("cuSomethingNew")), (5, 0, 12));
     }
 
-    /// Families of exported functions that the shim does not understand: a program that calls one is not parked afterwards.
+    /// Families of exported functions that the shim does not know: a program that calls one is not parked afterwards.
     const NOT_UNDERSTOOD: &[&str] = &[
         "cuDevResource",
         "cuDevSmResource",

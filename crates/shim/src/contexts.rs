@@ -1,7 +1,7 @@
-//! The contexts of the program: which there are, and which are gone.
+//! The contexts of the program: those that exist, and those that are gone.
 //!
-//! The shim's threads work in them, too. While the gate is closed none of them ends; at other times whoever needs
-//! them says so, and a program that ends one waits.
+//! The shim's threads use them, too. While the gate is closed no context ends. At other times a thread that needs them
+//! holds [`stay`], and a program that ends a context waits for it.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -14,23 +14,23 @@ fn known() -> MutexGuard<'static, BTreeSet<usize>> {
     KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// There is a context.
+/// Adds a context.
 pub fn add(context: usize) {
     known().insert(context);
 }
 
-/// All there are.
+/// All contexts that exist.
 pub fn all() -> Vec<usize> {
     known().iter().copied().collect()
 }
 
-/// A context may go now: the next one can have its handle.
+/// Removes a context before it ends, because a new context can get its handle.
 pub fn end(context: usize) {
     known().remove(&context);
     GONE.lock().unwrap_or_else(PoisonError::into_inner).push(context);
 }
 
-/// Those that have gone since somebody asked.
+/// Contexts that have gone since the last call.
 pub fn gone() -> Vec<usize> {
     std::mem::take(&mut GONE.lock().unwrap_or_else(PoisonError::into_inner))
 }

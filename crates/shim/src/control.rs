@@ -1,7 +1,7 @@
-//! A thread that listens to the daemon and does what it says.
+//! The thread that receives the daemon's orders and carries them out.
 //!
-//! It starts when the program first calls the driver, takes no signals, and passes the gate always.
-//! When the daemon goes away it looks for it again: a program whose memory is parked waits for it.
+//! It starts when the program first calls the driver, takes no signals, and always passes the gate. When the daemon
+//! goes away the thread looks for it again, because a parked program waits for the daemon.
 
 use crate::driver;
 use crate::fixed;
@@ -20,35 +20,35 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::{Condvar, Mutex, Once, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Of what is said: since 2 it can leave the driver alone altogether.
+/// The version of the messages: since 2 the shim can stop calling the driver altogether.
 const VERSION: u32 = 2;
-/// How often it is looked whether others have this program's memory.
+/// How often to check whether other processes or devices use this program's memory.
 const LOOK_OUTSIDE: Duration = Duration::from_secs(15);
 /// How often counters are summed up, and the daemon is looked for.
 const TICK: Duration = Duration::from_millis(100);
-/// So long a program waits for the daemon when it begins to use the driver: then it knows its cap.
+/// How long a program waits for the daemon when it begins to use the driver, to learn its cap.
 const WELCOME: Duration = Duration::from_secs(1);
-/// How often while somebody may wait at the gate.
+/// The interval while a thread may wait at the gate.
 const SHORT_TICK: Duration = Duration::from_millis(5);
 
 static WANTED: Mutex<Option<String>> = Mutex::new(None);
 static IS_PARKED: AtomicBool = AtomicBool::new(false);
 
-/// Somebody waits at the gate for the memory to come back.
+/// Notes that a thread waits at the gate for the memory to come back.
 pub fn wants(call: &str) {
     *WANTED.lock().unwrap_or_else(PoisonError::into_inner) = Some(call.to_owned());
 }
 
-/// Whether there is a line to the daemon.
+/// True if there is a connection to the daemon.
 static IS_CONNECTED: AtomicBool = AtomicBool::new(false);
 
-/// Whether there is a line to the daemon.
+/// True if there is a connection to the daemon.
 pub fn is_connected() -> bool {
     IS_CONNECTED.load(SeqCst)
 }
 
 static STARTED: Once = Once::new();
-/// The daemon has answered, or is not there.
+/// True if the daemon has answered, or is not there.
 static IS_WELCOME: Mutex<bool> = Mutex::new(false);
 static WELCOMED: Condvar = Condvar::new();
 
@@ -57,7 +57,7 @@ fn welcomed() {
     WELCOMED.notify_all();
 }
 
-/// Starts the thread, the first time, if there is a daemon to listen to, and waits for its first answer.
+/// On the first call, starts the thread if there is a daemon, and waits for its first answer.
 pub fn prepare() {
     STARTED.call_once(|| {
         // SAFETY: the handler only stores numbers.
@@ -73,12 +73,12 @@ pub fn prepare() {
             welcomed();
         }
         let answered = IS_WELCOME.lock().unwrap_or_else(PoisonError::into_inner);
-        // A daemon that is late is not waited for.
+        // The daemon is not waited for beyond `WELCOME`.
         drop(WELCOMED.wait_timeout_while(answered, WELCOME, |is_welcome| !*is_welcome));
     });
 }
 
-/// Starts a thread that takes no signals. Returns whether there is one.
+/// Starts a thread that takes no signals. Returns whether it could be started.
 pub fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> bool {
     // SAFETY: sets of signals are plain numbers, filled by the calls before they are read.
     unsafe {
@@ -91,7 +91,7 @@ pub fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> bool {
     }
 }
 
-/// Sees to it that the lease's page can be looked at, without a thread where the driver is not used.
+/// Ensures that the lease's page can be read, without a thread if the driver is not used.
 pub fn see_page() {
     static LOOKED: Once = Once::new();
     let Some(socket) = std::env::var_os(SOCKET) else { return };
@@ -112,11 +112,11 @@ pub fn see_page() {
 
 extern "C" fn in_child() {
     gate::disarm();
-    // A line that a child had, too, would outlive the process that listens to it.
+    // A connection that a child also had would outlive the process that listens to it.
     socket::close_in_child();
 }
 
-/// What was done since the last tick counts, too.
+/// Counts what was done since the last tick.
 extern "C" fn at_exit() {
     if !gate::is_disarmed() {
         tick();
@@ -128,7 +128,7 @@ fn serve(socket: &[u8]) {
     let mut parker = Parker::default();
     loop {
         if let Ok(line) = Line::connect(socket) {
-            // It ends when the daemon hangs up; then it is looked for again.
+            // The conversation ends when the daemon closes the connection; then the daemon is looked for again.
             let _ = talk(&line, &mut parker);
             IS_CONNECTED.store(false, SeqCst);
         }
@@ -143,17 +143,17 @@ fn serve(socket: &[u8]) {
     }
 }
 
-/// Tells the daemon that this process is not gated, and why; nobody listens to it afterwards.
+/// Tells the daemon that this process is not gated, and why; the connection is closed afterwards.
 pub fn say_aside(tool: &str) {
     let Some(socket) = std::env::var_os(SOCKET) else { return };
     if let Ok(line) = Line::connect(socket.as_bytes()) {
-        // Without a daemon there is nobody to tell.
+        // Without a daemon there is nothing to tell.
         let _ = line.send(&hello(Some(tool.to_owned()), false));
     }
 }
 
-/// The lease that the program was started for, as its own thread has read it: another must not read an environment
-/// that it may change.
+/// The lease that the program was started for, as read by the program's own thread: the shim's thread must not read an
+/// environment that the program may be changing.
 static LEASE: OnceLock<Option<String>> = OnceLock::new();
 
 fn lease() -> Option<String> {
@@ -176,7 +176,7 @@ fn hello(aside: Option<String>, looks: bool) -> Word {
 
 fn talk(line: &Line, parker: &mut Parker) -> io::Result<()> {
     line.send(&hello(None, false))?;
-    // A daemon that is new was not told yet who waits.
+    // A new daemon was not told yet which call waits.
     let mut told = false;
     let (mut ticked, mut looked) = (Instant::now(), None::<Instant>);
     let _kept = Kept::new(&line.0, 0);
@@ -192,7 +192,7 @@ fn talk(line: &Line, parker: &mut Parker) -> io::Result<()> {
                 line.send(&Word::Prepared { bytes })?;
             }
         }
-        // Who did nothing for a shorter time than a tick may still be at work.
+        // A program that did nothing for less than a tick may still be busy.
         if rest.is_none() || ticked.elapsed() >= TICK {
             ticked = Instant::now();
             if !tick() {
@@ -219,14 +219,14 @@ fn talk(line: &Line, parker: &mut Parker) -> io::Result<()> {
     }
 }
 
-/// Captures of the program are not disturbed by what this thread does.
+/// Keeps the calls of this thread from disturbing captures of the program.
 fn leave_captures_alone() {
     let mut relaxed = 2;
     driver::cuThreadExchangeStreamCaptureMode(&raw mut relaxed);
 }
 
 fn obey(order: Order, file: Option<File>, line: &Line, parker: &mut Parker) -> io::Result<()> {
-    // Whoever gives one of these orders knows that the driver answers.
+    // The daemon gives one of these orders only if the driver answers.
     if !gate::is_deep() || matches!(order, Order::Resume { .. } | Order::Shallow { .. }) {
         leave_captures_alone();
     }
@@ -316,7 +316,7 @@ fn now_ns() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// A line to the daemon.
+/// A connection to the daemon.
 struct Line(Socket);
 
 impl Line {
@@ -328,11 +328,11 @@ impl Line {
         self.0.send(&serde_json::to_vec(word)?, None)
     }
 
-    /// What the daemon says within some time, with the descriptor that came along.
+    /// What the daemon says within `pause`, with the descriptor that came along; `None` if nothing came.
     fn receive(&self, pause: Duration) -> io::Result<Option<(Order, Option<File>)>> {
         let mut bytes = [0_u8; PACKET_MAX];
         let Some((length, file)) = self.0.receive(&mut bytes, pause)? else { return Ok(None) };
-        // What a newer daemon says that this one does not know is passed over.
+        // Orders of a newer daemon that this version does not know are ignored.
         Ok(serde_json::from_slice(&bytes[..length]).ok().map(|order| (order, file)))
     }
 }

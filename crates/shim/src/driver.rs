@@ -59,19 +59,19 @@ pub const READ_WRITE: c_int = 3;
 
 static LIBRARY: AtomicUsize = AtomicUsize::new(0);
 
-/// The driver's library; zero: it is not loaded, and cannot be.
+/// The driver's library; zero if it cannot be loaded.
 fn library() -> usize {
     let known = LIBRARY.load(Acquire);
     if known != 0 {
         return known;
     }
-    // SAFETY: the name ends with a zero. Whoever comes here called a function of the driver.
+    // SAFETY: the name ends with a zero. The program called a function of the driver before.
     let found = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW) } as usize;
     LIBRARY.store(found, Release);
     found
 }
 
-/// Where a function of the driver is; zero: it has none of that name.
+/// The address of a function of the driver; zero if it has none of that name.
 pub fn find(name: &CStr) -> usize {
     match library() {
         0 => 0,
@@ -79,7 +79,7 @@ pub fn find(name: &CStr) -> usize {
     }
 }
 
-/// Whether the driver's library is loaded by now, whoever did it.
+/// True if the driver's library is loaded by now, by the program or the shim.
 pub fn is_loaded() -> bool {
     // SAFETY: the name ends with a zero, and nothing is loaded by it.
     let found = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) };
@@ -90,7 +90,7 @@ pub fn is_loaded() -> bool {
     !found.is_null()
 }
 
-/// Whether an address is in the driver's library.
+/// True if an address is in the driver's library.
 pub fn holds(address: usize) -> bool {
     // SAFETY: the structure is plain pointers, filled by the call.
     unsafe {
@@ -102,7 +102,7 @@ pub fn holds(address: usize) -> bool {
     }
 }
 
-/// Defines functions of the driver; one that is not there answers that it is not supported.
+/// Defines functions of the driver; one that is missing returns that it is not supported.
 macro_rules! driver {
     ($($name:ident($($argument:ident: $type:ty),* $(,)?);)*) => {
         $(
@@ -175,7 +175,7 @@ driver! {
     cuThreadExchangeStreamCaptureMode(mode: *mut c_int);
 }
 
-/// The name of an error, for people.
+/// The name of an error, for messages.
 pub fn name_of(error: u32) -> String {
     let at = find(c"cuGetErrorName");
     let mut text: *const c_char = std::ptr::null();
@@ -192,12 +192,12 @@ pub fn name_of(error: u32) -> String {
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 
-/// What went wrong, if anything did.
+/// A result code as a `Result`.
 pub fn done(result: u32) -> Result<(), u32> {
     if result == SUCCESS { Ok(()) } else { Err(result) }
 }
 
-/// The context that is current in this thread, and its card.
+/// The context that is current in this thread, and its GPU.
 pub fn current() -> Result<(usize, c_int), u32> {
     let (mut context, mut device) = (0, 0);
     done(cuCtxGetDevice(&raw mut device))?;
@@ -205,7 +205,7 @@ pub fn current() -> Result<(usize, c_int), u32> {
     Ok((context, device))
 }
 
-/// Does something with a context current in this thread.
+/// Runs `body` with a context current in this thread.
 pub fn within<T>(context: usize, body: impl FnOnce() -> Result<T, u32>) -> Result<T, u32> {
     done(cuCtxPushCurrent_v2(context))?;
     let result = body();

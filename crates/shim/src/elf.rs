@@ -1,11 +1,11 @@
 //! The loader's own functions, found in the tables of the libraries that are loaded.
 //!
-//! The shim has a `dlsym` and a `dlvsym` of its own, so it cannot ask for the real ones by name: it
-//! would find itself. It reads the symbol tables of the C library instead, which every program has.
+//! The shim has its own `dlsym` and `dlvsym`, so it cannot look the real ones up by name: it would find itself. It
+//! reads the symbol tables of the C library instead, which every program has.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
-/// What a library's dynamic section says, as far as it matters here.
+/// The entries of a library's dynamic section that matter here.
 #[derive(Default)]
 struct Dynamic {
     symbols: usize,
@@ -20,22 +20,22 @@ struct Search<'a> {
     found: usize,
 }
 
-/// Which libraries are looked at.
+/// Which libraries are searched.
 enum Wanted<'a> {
-    /// Those whose names begin so.
+    /// Those with a name that begins with one of these.
     Named(&'a [&'a str]),
-    /// Those behind the one that has this address.
+    /// Those after the one that has this address.
     After(usize),
-    /// All that come now.
+    /// All that follow.
     Rest,
 }
 
-/// The address of a function of one of these libraries; none: it is not there.
+/// The address of a function of one of these libraries; `None` if it is not there.
 pub fn find(library: &[&str], name: &CStr) -> Option<usize> {
     search(name, Wanted::Named(library))
 }
 
-/// The address of a function of the first library that has it behind the one in which `place` is.
+/// The address of a function in the first library after the one that contains `place`; `None` if none has it.
 pub fn find_after(place: usize, name: &CStr) -> Option<usize> {
     search(name, Wanted::After(place))
 }
@@ -74,7 +74,7 @@ fn is_named(info: &libc::dl_phdr_info, names: &[&str]) -> bool {
     names.iter().any(|own| file.starts_with(own))
 }
 
-/// Whether an address is in a library.
+/// True if an address is in a library.
 fn holds(info: &libc::dl_phdr_info, place: usize) -> bool {
     // SAFETY: a loaded library has its headers in memory.
     let headers = unsafe { std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) };
@@ -108,9 +108,9 @@ unsafe fn tables(base: usize, at: usize) -> Dynamic {
     let mut found = Dynamic::default();
     let mut entry = at as *const [u64; 2];
     loop {
-        // SAFETY: the section ends with an entry whose tag is zero.
+        // SAFETY: the section ends with an entry with tag zero.
         let [tag, value] = unsafe { entry.read() };
-        // Some loaders write addresses here, and some leave offsets.
+        // Some loaders write addresses here, others leave offsets.
         let place = if (value as usize) < base { base + value as usize } else { value as usize };
         match tag {
             0 => return found,
@@ -145,7 +145,7 @@ unsafe fn lookup(base: usize, tables: &Dynamic, name: &CStr) -> Option<usize> {
                 let own = CStr::from_ptr((tables.strings + symbol.st_name as usize) as *const c_char);
                 let version =
                     if tables.versions == 0 { 0 } else { (tables.versions as *const u16).add(number as usize).read() };
-                // Hidden versions are for programs of long ago.
+                // Hidden versions are for old programs.
                 if own == name && symbol.st_value != 0 && version & 0x8000 == 0 {
                     return Some(base + symbol.st_value as usize);
                 }

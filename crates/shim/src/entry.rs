@@ -1,4 +1,4 @@
-//! How programs come in: the loader's `dlsym` and `dlvsym`, and every function of the driver by name.
+//! How programs enter the shim: the loader's `dlsym` and `dlvsym`, and every function of the driver by name.
 
 use crate::driver;
 use crate::elf;
@@ -11,8 +11,8 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 static REAL_DLSYM: AtomicUsize = AtomicUsize::new(0);
 static REAL_DLVSYM: AtomicUsize = AtomicUsize::new(0);
 
-/// Where the loader's functions are: in glibc, in an old one, or in another C library altogether, whose programs
-/// have no driver, but may have the shim.
+/// Where the loader's functions are: in glibc, in an old glibc, or in another C library. Programs of the latter have no
+/// driver, but may have the shim preloaded.
 const LOADER: [&str; 4] = ["libc.so.6", "libdl.so.2", "libc-", "ld-musl-"];
 
 extern "C" fn find_dlsym() -> usize {
@@ -33,7 +33,7 @@ fn find(place: &AtomicUsize, name: &CStr) -> usize {
     found
 }
 
-/// What a function finds that is nowhere.
+/// Stands for a loader function that was not found.
 extern "C" fn nothing() -> usize {
     0
 }
@@ -47,9 +47,9 @@ pub fn real_dlsym(handle: *mut c_void, name: &CStr) -> *mut c_void {
     unsafe { real(handle, name.as_ptr()) }
 }
 
-/// `dlsym` for a name that begins like one of the driver's.
+/// `dlsym` for a name with a prefix of the driver's or NVML's.
 extern "C" fn ours(handle: *mut c_void, name: *const c_char) -> *mut c_void {
-    // SAFETY: whoever calls `dlsym` gives a text that ends with a zero.
+    // SAFETY: a caller of `dlsym` passes a text that ends with a zero.
     let name = unsafe { CStr::from_ptr(name) };
     hook::resolved(name, real_dlsym(handle, name))
 }
@@ -64,15 +64,15 @@ extern "C" fn ours_versioned(handle: *mut c_void, name: *const c_char, version: 
     }
 }
 
-/// `RTLD_NEXT` for such a name: what comes after whoever calls. Called from here, the loader would begin after the shim, and
-/// a library that stands behind it would find itself. Zero: the loader has to say it.
+/// `RTLD_NEXT` for such a name: the next symbol after the caller's library. Called from here, the loader would begin
+/// after the shim, and a library behind the shim would find itself. Zero: the loader has to answer.
 extern "C" fn next(_: *mut c_void, name: *const c_char, caller: usize) -> *mut c_void {
-    // SAFETY: whoever calls `dlsym` gives a text that ends with a zero.
+    // SAFETY: a caller of `dlsym` passes a text that ends with a zero.
     let name = unsafe { CStr::from_ptr(name) };
     elf::find_after(caller, name).map_or(std::ptr::null_mut(), |found| hook::resolved(name, found as *mut c_void))
 }
 
-/// Other names are the loader's business, and it looks at who calls: so it is jumped to, not called.
+/// Other names are left to the loader. It looks at its caller's address, so it is jumped to, not called.
 macro_rules! loader {
     ($name:ident, $real:ident, $find:ident, $ours:ident) => {
         #[doc = concat!("`", stringify!($name), "`, which knows the driver's functions.")]
@@ -142,7 +142,7 @@ macro_rules! loader {
 loader!(dlsym, REAL_DLSYM, find_dlsym, ours);
 loader!(dlvsym, REAL_DLVSYM, find_dlvsym, ours_versioned);
 
-/// Defines the exported functions, each of which goes where its entry of the table says, or finds out.
+/// Defines the exported functions. Each jumps to its entry of the table, which is filled at the first call.
 macro_rules! names {
     ($count:literal; $($number:literal $name:ident)*) => {
         static TABLE: [AtomicUsize; $count] = [const { AtomicUsize::new(0) }; $count];
@@ -177,7 +177,7 @@ macro_rules! names {
             }
         )*
 
-        /// Whether an address is one of these functions.
+        /// True if an address is one of these functions.
         pub fn is_ours(address: usize) -> bool {
             [$($name as extern "C" fn() as usize),*].contains(&address)
         }
@@ -198,7 +198,7 @@ pub extern "C" fn linked(number: u32) -> usize {
     target
 }
 
-/// What a function answers that this driver does not have.
+/// The result of a function that this driver does not have.
 extern "C" fn absent() -> u32 {
     driver::NOT_SUPPORTED
 }

@@ -1,5 +1,5 @@
-//! Memory that stays where it is: arrays, and memory that the driver itself moves. It is the lease's like any other,
-//! and keeps its holder from being parked for as long as there is some.
+//! Memory that stays where it is: arrays, and managed memory, which the driver itself moves. It counts against the
+//! lease as any other memory, and while there is some its holder is not parked.
 
 use crate::contexts;
 use crate::driver::{self, current, done};
@@ -13,21 +13,21 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::{Mutex, PoisonError};
 
-/// Some of it.
+/// One such allocation.
 struct Fixed {
     bytes: u64,
     device: c_int,
     context: usize,
 }
 
-/// All of it, by what it is and its handle or address.
+/// All such allocations, by reason and by handle or address.
 static ALL: Mutex<BTreeMap<(u32, u64), Fixed>> = Mutex::new(BTreeMap::new());
 
 fn with<T>(body: impl FnOnce(&mut BTreeMap<(u32, u64), Fixed>) -> T) -> T {
     body(&mut ALL.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Makes some with the driver's function, which says where it wrote the handle, if the lease has the bytes.
+/// Allocates with the driver's function, which returns the new handle, if the lease has the bytes.
 pub fn make(reason: Reason, bytes: u64, call: &str, real: impl Fn() -> Result<u64, u32>) -> Result<(), u32> {
     let (context, device) = current()?;
     let uuid = uuid(device);
@@ -53,7 +53,7 @@ pub fn make(reason: Reason, bytes: u64, call: &str, real: impl Fn() -> Result<u6
     }
 }
 
-/// It is gone.
+/// Forgets an allocation that was freed.
 pub fn forget(reason: Reason, handle: u64) {
     if let Some(gone) = with(|all| all.remove(&(reason as u32, handle))) {
         page::give_back(&uuid(gone.device), gone.device, gone.bytes);
@@ -61,7 +61,7 @@ pub fn forget(reason: Reason, handle: u64) {
     }
 }
 
-/// A context is gone, and what was made in it with it.
+/// Forgets what was made in a context that is gone.
 pub fn forget_context(context: usize) {
     let gone: Vec<(u32, u64)> = with(|all| {
         let own = all.iter().filter(|(_, fixed)| fixed.context == context);
@@ -74,7 +74,7 @@ pub fn forget_context(context: usize) {
     }
 }
 
-/// An array, as programs ask for it: `CUDA_ARRAY3D_DESCRIPTOR`.
+/// An array as programs request it: `CUDA_ARRAY3D_DESCRIPTOR`.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub struct ArrayShape {
@@ -86,13 +86,13 @@ pub struct ArrayShape {
     pub flags: u32,
 }
 
-/// `CUDA_ARRAY3D_LAYERED`: its depth is how many there are, which does not shrink from level to level.
+/// `CUDA_ARRAY3D_LAYERED`: the depth is the number of layers, which does not shrink from level to level.
 const LAYERED: u32 = 1;
-/// `CUDA_ARRAY3D_SPARSE`, `CUDA_ARRAY3D_DEFERRED_MAPPING`: the program brings the memory.
+/// `CUDA_ARRAY3D_SPARSE`, `CUDA_ARRAY3D_DEFERRED_MAPPING`: the program provides the memory.
 const BROUGHT: u32 = 0x40 | 0x80;
 
 impl ArrayShape {
-    /// Bytes of it with so many levels.
+    /// The bytes of the array with `levels` levels.
     pub fn bytes(&self, levels: u32) -> u64 {
         if self.flags & BROUGHT != 0 {
             return 0;
@@ -105,14 +105,14 @@ impl ArrayShape {
         (0..levels.clamp(1, 64)).fold(0, |sum: u64, number| sum.saturating_add(level(number)))
     }
 
-    /// Bytes of an element: what is not known is taken for the largest there is.
+    /// The bytes of an element; an unknown format counts as the largest there is.
     fn element(&self) -> u64 {
         let of_channels = |bytes: u64| bytes * u64::from(self.channels).clamp(1, 4);
         match self.format {
             0x01 | 0x08 => of_channels(1),
             0x02 | 0x09 | 0x10 => of_channels(2),
             0x03 | 0x0a | 0x20 => of_channels(4),
-            // Blocks of sixteen elements, and pictures in planes.
+            // Block-compressed formats (16 elements a block), and planar pictures.
             0x91..=0x9e => 1,
             0xb0 => 2,
             0xc0 | 0xc6 => 1,
@@ -124,21 +124,21 @@ impl ArrayShape {
     }
 }
 
-/// Graphs of this program may allocate memory when they run.
+/// True if graphs of this program may allocate memory when they run.
 static GRAPHS_ALLOCATE: AtomicBool = AtomicBool::new(false);
-/// What they had when it was last looked, by card.
+/// What graphs had at the last reading, by device number.
 static OF_GRAPHS: Mutex<BTreeMap<c_int, u64>> = Mutex::new(BTreeMap::new());
 /// `CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT`.
 const RESERVED_NOW: c_int = 2;
 
-/// A graph was made that allocates memory.
+/// Notes that a graph was made that allocates memory.
 pub fn graph_allocates(call: &str) {
     GRAPHS_ALLOCATE.store(true, SeqCst);
     page::mark_not_parkable(Reason::GraphMemory, call);
 }
 
-/// Counts what graphs have of the cards. As long as they have something the holder is not parked. `gives_back`: what
-/// they only keep for the next time goes.
+/// Counts what graphs have of the GPUs. While they have something the holder is not parked. With `gives_back`, memory
+/// that graphs only keep for their next run is freed.
 pub fn look_at_graphs(gives_back: bool) {
     if !GRAPHS_ALLOCATE.load(Relaxed) || (!gives_back && gate::is_capturing()) {
         return;
@@ -146,7 +146,7 @@ pub fn look_at_graphs(gives_back: bool) {
     let mut count = 0;
     driver::cuDeviceGetCount(&raw mut count);
     let mut all = 0;
-    // A context that goes meanwhile takes its graphs along.
+    // A context that ends meanwhile would take its graphs along.
     let _stay = contexts::stay();
     for device in 0..count {
         if gives_back {
@@ -154,7 +154,7 @@ pub fn look_at_graphs(gives_back: bool) {
         }
         let mut bytes = 0_u64;
         if done(driver::cuDeviceGetGraphMemAttribute(device, RESERVED_NOW, (&raw mut bytes).cast())).is_err() {
-            // What cannot be asked is not nothing.
+            // An answer that cannot be had does not mean zero.
             return;
         }
         all += bytes;

@@ -1,22 +1,22 @@
-//! The gate: calls that touch the card pass it, and wait while it is closed.
+//! The gate: calls that touch the GPU pass it, and wait while it is closed.
 //!
-//! Every thread has a seat on which it says that it is inside; closing the gate is saying so and
-//! waiting until nobody is. A thread only ever writes its own seat, so that passing costs two stores and
-//! a load. Threads of the shim itself pass always.
+//! Every thread has a seat in which it records whether it is inside. To close the gate, a thread sets its state and
+//! waits until no thread is inside. A thread writes only its own seat, so passing costs two stores and a load. Threads
+//! of the shim itself always pass.
 //!
-//! Whether the memory is away is what it was when a call came in: it does not change while the call is inside,
-//! though the gate may be closing already.
+//! A call sees the memory as away or present as it was when the call came in: that does not change while the call is
+//! inside, even if the gate is already closing.
 //!
-//! A capture that is open cannot be interrupted: its thread goes on calling until it ends it. So the gate closes in two
-//! steps, and the second is taken at the very moment when the last capture ends, by whoever ends it:
+//! An open capture cannot be interrupted: its thread goes on calling until it ends the capture. So the gate closes in
+//! two steps, and the thread that ends the last capture takes the second step at that moment:
 //!
 //! ```text
 //!            captures are open                none is
-//!   OPEN ──► FINISHING ─────────────────────► MOVING ──► nobody is inside: closed
-//!            all pass, but who would begin    all wait
-//!            a capture waits a moment
+//!   OPEN ──► FINISHING ─────────────────────► MOVING ──► no thread is inside: closed
+//!            all pass, but a new capture      all wait
+//!            first waits for `MOMENT`
 //! ```
-//! Only a moment: whoever has a capture open may be waiting for that very thread.
+//! The wait before a new capture is short, because the thread with an open capture may be waiting for that very thread.
 
 use crate::class::{Kind, WORDS_MAX};
 use crate::control;
@@ -31,49 +31,49 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Who waits looks again so often, whatever it was not told.
+/// A waiting thread reads the gate again this often, in case it missed a wake-up.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
-/// Open, or why it is not.
+/// The gate is open; the other states say why it is not.
 pub const OPEN: u32 = 0;
-/// Calls wait, and nobody brings the memory back for them: it is just being moved.
+/// The memory is being moved: calls wait, and they do not ask for a resume.
 pub const MOVING: u32 = 1;
-/// The memory is not on the card; whoever needs it says so.
+/// The memory is not on the GPU; a call that needs it asks for a resume.
 pub const PARKED: u32 = 2;
-/// The memory was parked when its lease ended, and is nowhere: whoever needs it is told so.
+/// The memory was parked when its lease ended and no longer exists: a call that needs it fails.
 pub const LOST: u32 = 3;
-/// It closes when the captures that are open have ended; until then all is as if it were open, but who would begin
-/// another waits for [`MOMENT`].
+/// The gate closes when the open captures have ended. Until then all calls pass, but a thread that would begin another
+/// capture waits for [`MOMENT`] first.
 const FINISHING: u32 = 4;
 
-/// So long a capture does not begin because others are to end first. Those rarely take longer than some milliseconds;
-/// a thread that has one open and waits for this one loses no more than this.
+/// How long the start of a capture is delayed so that others can end first. Those rarely take longer than a few
+/// milliseconds. If a thread with an open capture waits for the delayed thread, it loses no more than this.
 const MOMENT: Duration = Duration::from_millis(10);
 
 static GATE: AtomicU32 = AtomicU32::new(OPEN);
-/// Not zero: while the memory is away the driver has taken the context, too, and whatever calls it hangs.
+/// Not zero while the memory is away and the driver has also taken the context: a call to the driver would then hang.
 pub static CONTEXT_AWAY: Apart = Apart(AtomicU32::new(0));
 
-/// A number that every call reads, and hardly anybody writes: nothing else is in its cache line.
+/// A number that every call reads and that is rarely written: nothing else shares its cache line.
 #[repr(align(128))]
 pub struct Apart(AtomicU32);
 static SEATS: Mutex<Vec<&'static Seat>> = Mutex::new(Vec::new());
 static CAPTURES: AtomicUsize = AtomicUsize::new(0);
-/// Threads that wait for all that the card was given.
+/// Threads that wait for the GPU to finish all work it was given.
 static WAITING_FOR_CARD: AtomicU32 = AtomicU32::new(0);
-/// So often SIGINT or SIGTERM came while somebody waited.
+/// How many times SIGINT or SIGTERM came while a thread waited.
 static CAME: AtomicU32 = AtomicU32::new(0);
-/// In a forked child nothing here does anything.
+/// True in a forked child, where the shim does nothing.
 static DISARMED: AtomicBool = AtomicBool::new(false);
 
 /// No call of the thread is past the gate.
 const OUTSIDE: u32 = 0;
-/// One is.
+/// A call of the thread is past the gate.
 const INSIDE: u32 = 1;
-/// One is that may wait for what the card was given before it: a copy to memory of the program's.
+/// A call is past the gate that may wait for earlier work of the GPU: a copy to memory of the program.
 const COPYING: u32 = 2;
 
-/// A thread's own numbers. They outlive it, and the next thread gets the seat.
+/// A thread's own counters. They outlive the thread, and the next thread gets the seat.
 #[derive(Default)]
 #[repr(align(128))]
 pub struct Seat {
@@ -90,24 +90,24 @@ pub struct Seat {
     pub errors: AtomicU64,
 }
 
-/// What a thread knows of itself. It has nothing to drop, and so is there to the thread's last call.
+/// What a thread knows about itself. It has no destructor, so it is valid until the thread's last call.
 struct Own {
     seat: Cell<Option<&'static Seat>>,
     depth: Cell<u32>,
-    /// A thread of the shim.
+    /// True for a thread of the shim.
     is_free: Cell<bool>,
-    /// The slot of the call under way.
+    /// The slot of the current call.
     slot: Cell<usize>,
     /// The memory was away when the call came in.
     is_away: Cell<bool>,
-    /// The thread is ending: each call that still comes gives its seat back.
+    /// The thread is ending: from now on each call gives its seat back when it is over.
     is_ending: Cell<bool>,
     /// Captures that it began, less those that it ended.
     captures: Cell<u32>,
 }
 
 impl Own {
-    /// The next thread may have the seat.
+    /// Frees the seat for the next thread.
     fn stand_up(&self) {
         if let Some(seat) = self.seat.take() {
             seat.inside.store(OUTSIDE, Release);
@@ -116,7 +116,7 @@ impl Own {
     }
 }
 
-/// Notices that a thread ends. What the program does after that, when it tidies up, is still gated.
+/// Notices that a thread ends. Calls that the program makes after that, to clean up, are still gated.
 struct Ending;
 
 impl Drop for Ending {
@@ -149,7 +149,7 @@ fn take_seat(own: &Own) -> &'static Seat {
     if let Some(seat) = own.seat.get() {
         return seat;
     }
-    // From now on its end is noticed, unless it has come.
+    // From now on the end of the thread is noticed, unless it is ending already.
     let _ = ENDING.try_with(|_| ());
     let mut seats = SEATS.lock().unwrap_or_else(PoisonError::into_inner);
     let free = seats.iter().find(|seat| seat.is_taken.compare_exchange(false, true, SeqCst, SeqCst).is_ok());
@@ -171,41 +171,41 @@ pub fn seats() -> Vec<&'static Seat> {
     SEATS.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
-/// This thread is one of the shim's: it passes always.
+/// Makes this thread one of the shim's: it always passes.
 pub fn free_this_thread() {
     OWN.with(|own| own.is_free.set(true));
 }
 
-/// The slot of the call that this thread is in.
+/// The slot of this thread's current call.
 pub fn current() -> &'static Slot {
     OWN.with(|own| hook::slot(own.slot.get()))
 }
 
-/// Its number.
+/// The number of the slot of this thread's current call.
 pub fn current_number() -> usize {
     OWN.with(|own| own.slot.get())
 }
 
-/// Does something as if this thread, one of the shim's, were in a call.
+/// Runs `body` as if this thread, one of the shim's, were in a call.
 pub fn as_call(number: usize, body: impl FnOnce()) {
     OWN.with(|own| own.slot.set(number));
     body();
 }
 
-/// A number of its own, which other threads only read, goes up by one.
+/// Adds one to a counter that other threads only read.
 fn count(number: &AtomicU64) {
     number.store(number.load(Relaxed) + 1, Relaxed);
 }
 
-/// Where a call goes: an address and how many words of the stack it may have as arguments; or nowhere,
-/// and the answer.
+/// Where a call goes: an address and how many words of the stack its arguments may take; or address zero, and the
+/// result to return.
 #[repr(C)]
 pub struct Way {
     target: usize,
     words: usize,
 }
 
-/// A call comes in, with its arguments in the words below `frame`. It is read only for functions that copy.
+/// A call comes in, with its arguments in the words below `frame`. `frame` is read only for functions that copy.
 pub extern "C" fn enter(number: u32, frame: *const usize) -> Way {
     let slot = hook::slot(number as usize);
     let words = slot.words().min(WORDS_MAX);
@@ -220,7 +220,7 @@ pub extern "C" fn enter(number: u32, frame: *const usize) -> Way {
             Kind::Launch => count(&seat.launches),
             Kind::Copy => {
                 count(&seat.copies);
-                // SAFETY: it is a call of a function that copies, with the arguments of one.
+                // SAFETY: this is a call of a function that copies, with the arguments of one.
                 let bytes = unsafe { slot.moves().bytes(frame) };
                 seat.copied.store(seat.copied.load(Relaxed).wrapping_add(bytes), Relaxed);
                 inside = COPYING;
@@ -239,7 +239,7 @@ pub extern "C" fn enter(number: u32, frame: *const usize) -> Way {
                 break;
             }
             if state == FINISHING {
-                // Whoever has one open ends it no sooner by waiting for itself.
+                // A thread that has a capture open would only wait for itself.
                 if has_waited || !slot.begins_capture() || own.captures.get() > 0 {
                     own.is_away.set(false);
                     break;
@@ -250,7 +250,7 @@ pub extern "C" fn enter(number: u32, frame: *const usize) -> Way {
                 continue;
             }
             if is_answered && slot.is_put_off() {
-                // Nobody waits for a card to end.
+                // A program that ends does not wait for a GPU.
                 own.depth.set(1);
                 own.slot.set(number as usize);
                 return Way { target: late::put_off as *const () as usize, words: 0 };
@@ -304,31 +304,33 @@ pub extern "C" fn leave(number: u32, result: u32) {
     });
 }
 
-/// Whether the driver has the context, too.
+/// True if the driver has taken the context, too.
 pub fn is_deep() -> bool {
     CONTEXT_AWAY.0.load(SeqCst) != 0
 }
 
-/// Says whether it has. Nobody is inside meanwhile: the gate is closed, or the driver has given it back.
+/// Sets whether the driver has the context. No thread is inside meanwhile: the gate is closed, or the driver has given
+/// the context back.
 pub fn set_deep(is: bool) {
     CONTEXT_AWAY.0.store(is.into(), SeqCst);
     futex_wake(&GATE);
 }
 
-/// A call that passes without the gate waits until the context is back, if it must. Returns [`GO_ON`], or the answer.
+/// Holds a call that passes without the gate until the context is back, if it must wait. Returns [`GO_ON`], or the
+/// result to return to the program.
 pub extern "C" fn wait_for_context(number: u32) -> u32 {
     let name = hook::slot(number as usize).name();
-    // Of a program that polls, or waits for what is done already, nothing is needed.
+    // A program that polls, or waits for what is done already, needs nothing from the driver.
     if state() == PARKED && is_deep() && wrap::away::is_done(name) {
         return crate::driver::SUCCESS;
     }
     await_context(name).err().unwrap_or(GO_ON)
 }
 
-/// No answer of the driver's.
+/// Not a result code of the driver.
 pub const GO_ON: u32 = u32::MAX;
 
-/// Waits until the context is back. An error: it never will be, or the program was told to stop meanwhile.
+/// Waits until the context is back. Returns an error if it never will be, or if the program was told to stop meanwhile.
 pub fn await_context(call: &str) -> Result<(), u32> {
     if OWN.with(|own| own.is_free.get()) || is_disarmed() {
         return Ok(());
@@ -336,7 +338,7 @@ pub fn await_context(call: &str) -> Result<(), u32> {
     wait_while(call, |_| is_deep())
 }
 
-/// Waits until a call may come in. An error: it never will, or the program was told to stop meanwhile.
+/// Waits until a call may come in. Returns an error if it never may, or if the program was told to stop meanwhile.
 #[cold]
 fn wait_at_gate(slot: &Slot) -> Result<(), u32> {
     let is_anytime = slot.kind() == Kind::Anytime;
@@ -348,14 +350,15 @@ fn wait_at_gate(slot: &Slot) -> Result<(), u32> {
     wait_while(slot.name(), |state| !may_pass(state))
 }
 
-/// Whether the memory was away when the call under way came in; a thread of the shim looks at the gate.
+/// True if the memory was away when the current call came in; for a thread of the shim, if it is away now.
 pub fn is_away() -> bool {
     OWN.with(|own| if own.is_free.get() { state() == PARKED } else { own.is_away.get() })
 }
 
-/// Waits as long as the gate is so. An error: what is waited for is lost, or the program was told to stop meanwhile.
+/// Waits while `is_closed` is true of the gate. Returns an error if the memory is lost, or if the program was told to
+/// stop meanwhile.
 fn wait_while(call: &str, is_closed: impl Fn(u32) -> bool) -> Result<(), u32> {
-    // From the first look to the last: a signal between two of them would else end nothing.
+    // Kept from the first check to the last, so that a signal between two checks still ends the wait.
     let mut watch = None;
     loop {
         let state = GATE.load(SeqCst);
@@ -371,16 +374,16 @@ fn wait_while(call: &str, is_closed: impl Fn(u32) -> bool) -> Result<(), u32> {
         }
         log_wait(state);
         futex_wait(&GATE, state, LOOK_AGAIN);
-        // A signal that came when the gate was open again is no reason to fail.
+        // A signal that came after the gate opened again is no reason to fail.
         if watch.was_interrupted() && is_closed(GATE.load(SeqCst)) {
-            // What a call answers when the system stopped it.
+            // The result of a call that the operating system stopped.
             return Err(crate::driver::OPERATING_SYSTEM);
         }
     }
 }
 
 fn log_wait(state: u32) {
-    // That it is parked is told by the wrapper, or by the service on its terminal.
+    // The wrapper, or the service on its terminal, reports that the program is parked.
     if state == PARKED && !control::is_connected() {
         log::once(
             "this program is parked, and the service that parked it is not there: it goes on when the service is back",
@@ -388,14 +391,14 @@ fn log_wait(state: u32) {
     }
 }
 
-/// While somebody waits, SIGINT and SIGTERM end the wait, and then do what the program wants of them.
+/// While a thread waits, SIGINT and SIGTERM end the wait and then have the effect that the program set for them.
 struct Watch {
-    /// So many signals had come when the wait began.
+    /// How many signals had come when the wait began.
     signals: u32,
 }
 
-/// How many wait, and the program's own actions meanwhile: counted and kept together, so that ours is never taken
-/// for the program's.
+/// How many threads wait, and the program's own signal actions meanwhile. Both are under one lock, so that the shim's
+/// action is never taken for the program's.
 struct Watched {
     waiting: u32,
     old: [Option<libc::sigaction>; 2],
@@ -403,7 +406,7 @@ struct Watched {
 
 static WATCHED: Mutex<Watched> = Mutex::new(Watched { waiting: 0, old: [None; 2] });
 const SIGNALS: [i32; 2] = [libc::SIGINT, libc::SIGTERM];
-/// The program's handlers, for ours to call: addresses, or what is no handler.
+/// The program's handlers, for the shim's handler to call: addresses, or values that are no handler.
 static HANDLERS: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
 static HANDLER_FLAGS: [AtomicU32; 2] = [const { AtomicU32::new(0) }; 2];
 
@@ -438,7 +441,7 @@ impl Drop for Watch {
             unsafe {
                 let mut now: libc::sigaction = std::mem::zeroed();
                 libc::sigaction(*signal, std::ptr::null(), &raw mut now);
-                // Whatever the program has set meanwhile stays.
+                // An action that the program has set meanwhile stays.
                 if now.sa_sigaction == interrupted as *const () as usize {
                     libc::sigaction(*signal, &raw const action, std::ptr::null_mut());
                 }
@@ -447,13 +450,14 @@ impl Drop for Watch {
     }
 }
 
-/// Puts our handler in the place of the program's, if it has one; else the signal does what it does.
+/// Replaces the program's handler by the shim's; a signal without a handler keeps its effect.
 fn stand_in(place: usize, signal: i32) -> Option<libc::sigaction> {
     // SAFETY: actions are plain numbers; our handler does only what a handler may.
     unsafe {
         let mut old: libc::sigaction = std::mem::zeroed();
         libc::sigaction(signal, std::ptr::null(), &raw mut old);
-        // A program that kept our handler while somebody waited may have put it back: it calls the program's already.
+        // A program that saved the shim's handler during a wait may have restored it; that handler calls the program's
+        // already.
         let is_ours = old.sa_sigaction == interrupted as *const () as usize;
         if is_ours || old.sa_sigaction == libc::SIG_DFL || old.sa_sigaction == libc::SIG_IGN {
             return None;
@@ -484,8 +488,7 @@ extern "C" fn interrupted(signal: i32, info: *mut libc::siginfo_t, context: *mut
     }
 }
 
-/// A capture is about to begin. It counts from now on, and does not begin while somebody waits for the
-/// card, which would spoil it.
+/// Counts a capture that is about to begin. It does not begin while a thread waits for the GPU, which would spoil it.
 fn begin_capture() {
     CAPTURES.fetch_add(1, SeqCst);
     while WAITING_FOR_CARD.load(SeqCst) > 0 {
@@ -493,8 +496,8 @@ fn begin_capture() {
     }
 }
 
-/// A capture has ended, or did not begin. If the gate waits for the last one, it closes now, before anybody can begin
-/// another.
+/// Counts a capture that has ended or did not begin. If the gate waits for the last one, it closes now, before another
+/// capture can begin.
 pub fn end_capture() {
     OWN.with(|own| own.captures.set(own.captures.get().saturating_sub(1)));
     if CAPTURES.fetch_update(SeqCst, SeqCst, |open| open.checked_sub(1)) == Ok(1) {
@@ -502,14 +505,14 @@ pub fn end_capture() {
     }
 }
 
-/// Nothing is captured: if the gate waits for that, nobody comes in from now on.
+/// Nothing is captured: if the gate waits for that, no call comes in from now on.
 fn begin_to_move() {
     if GATE.compare_exchange(FINISHING, MOVING, SeqCst, SeqCst).is_ok() {
         futex_wake(&GATE);
     }
 }
 
-/// Waits until the captures that are open have ended and the gate is closing, or is open again; or for so long.
+/// Waits until the gate is no longer waiting for captures (it is closing, or open again), or until the deadline.
 fn wait_for_captures(deadline: Instant) {
     while GATE.load(SeqCst) == FINISHING {
         let left = deadline.saturating_duration_since(Instant::now());
@@ -520,12 +523,12 @@ fn wait_for_captures(deadline: Instant) {
     }
 }
 
-/// Whether anything is captured.
+/// True if a capture is open.
 pub fn is_capturing() -> bool {
     CAPTURES.load(SeqCst) > 0
 }
 
-/// Waits for the card with `wait`, unless something is captured: then it is not done.
+/// Runs `wait`, which waits for the GPU. Returns `None` without running it if a capture is open.
 pub fn unless_capturing(wait: impl FnOnce() -> u32) -> Option<u32> {
     WAITING_FOR_CARD.fetch_add(1, SeqCst);
     let result = (CAPTURES.load(SeqCst) == 0).then(wait);
@@ -533,31 +536,31 @@ pub fn unless_capturing(wait: impl FnOnce() -> u32) -> Option<u32> {
     result
 }
 
-/// How the gate is.
+/// The state of the gate.
 pub fn state() -> u32 {
     GATE.load(Acquire)
 }
 
-/// Opens the gate, or says that the memory is away.
+/// Opens the gate, or marks the memory as away.
 pub fn set(state: u32) {
     GATE.store(state, SeqCst);
     futex_wake(&GATE);
 }
 
-/// What closing took, of the time until nobody is inside: with captures that were open, with calls that were inside, and
-/// with copies that waited for the card. While captures are waited for the program goes on.
+/// How long closing took until no thread was inside, in three parts: open captures, calls that were inside, and copies
+/// that waited for the GPU. The program goes on while captures are waited for.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Closing {
-    /// Captures.
+    /// Waiting for open captures.
     pub captures: Duration,
-    /// Calls.
+    /// Waiting for calls that were inside.
     pub calls: Duration,
-    /// Copies.
+    /// Waiting for copies that waited for the GPU.
     pub copies: Duration,
 }
 
-/// Closes the gate and waits until nobody is inside and nothing is captured. None: that takes too long, and the gate is as
-/// it was.
+/// Closes the gate and waits until no thread is inside and no capture is open. Returns `None` at the deadline; the gate
+/// is then as it was before.
 pub fn close(deadline: Instant) -> Option<Closing> {
     let before = state();
     let mut took = Closing::default();
@@ -576,7 +579,7 @@ pub fn close(deadline: Instant) -> Option<Closing> {
         let copying = Instant::now();
         let is_quiet = are_out && await_seats(|inside| inside == OUTSIDE, deadline);
         took.copies += copying.elapsed();
-        // Whoever was inside may just have begun one.
+        // A thread that was inside may just have begun a capture.
         if is_quiet && !is_capturing() {
             return Some(took);
         }
@@ -587,8 +590,8 @@ pub fn close(deadline: Instant) -> Option<Closing> {
     }
 }
 
-/// Waits until the captures that are open have ended; from that moment on nobody comes in. False: they take too long, and
-/// the gate is open.
+/// Waits until the open captures have ended; from that moment on no call comes in. Returns false at the deadline; the
+/// gate is then open.
 fn finish_captures(deadline: Instant) -> bool {
     set(FINISHING);
     if !is_capturing() {
@@ -603,7 +606,7 @@ fn finish_captures(deadline: Instant) -> bool {
     !has_given_up
 }
 
-/// Waits until all threads are so, as long as there is time. Returns whether they are.
+/// Waits until `is` is true of every seat, or until the deadline. Returns whether it is.
 fn await_seats(is: impl Fn(u32) -> bool, deadline: Instant) -> bool {
     for seat in seats() {
         let mut looks = 0_u32;
@@ -612,7 +615,7 @@ fn await_seats(is: impl Fn(u32) -> bool, deadline: Instant) -> bool {
                 return false;
             }
             looks += 1;
-            // Calls are short: at first it is not worth to sleep.
+            // Calls are short: at first a sleep is not worth it.
             if looks > 200 {
                 std::thread::sleep(Duration::from_micros(20));
             } else {
@@ -623,13 +626,13 @@ fn await_seats(is: impl Fn(u32) -> bool, deadline: Instant) -> bool {
     true
 }
 
-/// In a forked child: nothing is hooked any more.
+/// Turns the shim off in a forked child.
 pub fn disarm() {
     DISARMED.store(true, SeqCst);
     GATE.store(OPEN, SeqCst);
 }
 
-/// Whether this is a forked child.
+/// True in a forked child.
 pub fn is_disarmed() -> bool {
     DISARMED.load(Relaxed)
 }
@@ -653,7 +656,7 @@ fn futex_wake(word: &AtomicU32) {
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG, i32::MAX) };
 }
 
-/// For tests that close the gate, of which there is one.
+/// Held by each test that closes the gate, because there is only one gate.
 #[cfg(test)]
 pub fn alone() -> std::sync::MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
@@ -670,7 +673,7 @@ mod tests {
     #[test]
     fn a_call_that_came_in_before_the_gate_closed_knows_that_the_memory_is_there() {
         let _alone = super::alone();
-        // A slot that stands for nothing is one that waits when the gate is closed.
+        // A slot without a function waits when the gate is closed.
         enter(0, std::ptr::null());
         let closing = std::thread::spawn(|| close(Instant::now() + Duration::from_millis(200)));
         while state() != MOVING {

@@ -1,7 +1,7 @@
 //! From a function of the driver to what the program gets instead of it.
 //!
-//! One slot for each address of the driver, however often and by whatever name a program asks for it:
-//! the slot's stub is what the program gets.
+//! There is one slot for each address of the driver, however often and by whatever name a program asks for it. The
+//! program gets the slot's stub.
 
 use crate::aside;
 use crate::class::{self, Kind};
@@ -27,7 +27,7 @@ pub struct Slot {
     about: OnceLock<About>,
 }
 
-/// What never changes about it.
+/// The constant part of a slot.
 struct About {
     name: String,
     kind: Kind,
@@ -55,7 +55,7 @@ impl Slot {
         self.real.load(Acquire)
     }
 
-    /// What is called once the gate is passed.
+    /// The function that is called once the gate is passed.
     pub fn target(&self) -> usize {
         self.target.load(Acquire)
     }
@@ -64,17 +64,17 @@ impl Slot {
         self.about.get()
     }
 
-    /// How calls pass.
+    /// How calls pass the gate.
     pub fn kind(&self) -> Kind {
         self.about().map_or(Kind::Gated, |about| about.kind)
     }
 
-    /// Words of the stack it may have as arguments.
+    /// How many words of the stack it may have as arguments.
     pub fn words(&self) -> usize {
         self.about().map_or(class::WORDS_MAX, |about| about.words)
     }
 
-    /// Whether it can be answered while the driver has the context, and done later.
+    /// True if a call can be answered while the driver has the context, and done later.
     pub fn is_put_off(&self) -> bool {
         class::is_put_off(class::base(self.name()))
     }
@@ -84,28 +84,28 @@ impl Slot {
         self.about().map_or(Moves::Nothing, |about| about.moves)
     }
 
-    /// As the program asked for it.
+    /// The name that the program asked for.
     pub fn name(&self) -> &str {
         self.about().map_or("", |about| &about.name)
     }
 
-    /// Whether an answer says that something went wrong: not ready is an answer like others.
+    /// True if a result means an error: "not ready" does not.
     pub fn counts_errors(&self, result: u32) -> bool {
         result != driver::NOT_READY
     }
 
-    /// Whether a call of it begins a capture.
+    /// True if a call begins a capture.
     pub fn begins_capture(&self) -> bool {
         self.about().is_some_and(|about| about.capture == Some(true))
     }
 
-    /// A call of it is over.
+    /// Accounts for a call that is over.
     pub fn done(&self, result: u32) {
         let Some(about) = self.about() else { return };
         match about.capture {
-            // It was counted before it began.
+            // The capture was counted before it began.
             Some(true) if result != driver::SUCCESS => gate::end_capture(),
-            // Those leave the capture as it was.
+            // These results leave the capture as it was.
             Some(false) if ![1, 3, 201, 400, 401, 903, 908].contains(&result) => gate::end_capture(),
             _ => {}
         }
@@ -136,14 +136,14 @@ pub fn resolved(name: &CStr, real: *mut c_void) -> *mut c_void {
     }
     let mut at = real as usize;
     if entry::is_ours(at) {
-        // The program found the shim's own function. It has the driver's only if that is loaded.
+        // The program found the shim's own function. It gets the driver's only if the driver is loaded.
         if !driver::is_loaded() {
             return std::ptr::null_mut();
         }
         at = driver::find(name);
     }
     if gate::is_disarmed() {
-        // A forked child takes no locks: nobody may be there to give them back.
+        // A forked child takes no locks: the thread that held one does not exist there.
         return at as *mut c_void;
     }
     if !aside::is_on() {
@@ -155,7 +155,7 @@ pub fn resolved(name: &CStr, real: *mut c_void) -> *mut c_void {
     hooked(text, at, c_int::MAX, true) as *mut c_void
 }
 
-/// What a program gets that asked for a function of the driver. `is_symbol`: by a name that has its version.
+/// What a program gets that asked for a function of the driver. `is_symbol`: the name includes its version suffix.
 fn hooked(name: &str, real: usize, version: c_int, is_symbol: bool) -> usize {
     if real == 0 || !driver::holds(real) {
         return real;
@@ -183,7 +183,7 @@ fn hooked(name: &str, real: usize, version: c_int, is_symbol: bool) -> usize {
     let number = known.len();
     if number >= STUBS {
         if !is_straight {
-            // It is not gated then, and nobody knows what it does meanwhile.
+            // The function is not gated then, and its effect is not known.
             page::mark_not_parkable(Reason::UnknownCall, name);
         }
         return real;
@@ -194,7 +194,7 @@ fn hooked(name: &str, real: usize, version: c_int, is_symbol: bool) -> usize {
     slot.target.store(wrapper.unwrap_or(real), Release);
     let about = About {
         name: name.to_owned(),
-        // Without its own function, a call cannot be answered while the memory is away.
+        // Without a function of the shim, a call cannot be answered while the memory is away.
         kind: match class.kind {
             Kind::Anytime if wrapper.is_none() && !class::is_tidying(base) => Kind::Gated,
             kind => kind,
@@ -205,13 +205,13 @@ fn hooked(name: &str, real: usize, version: c_int, is_symbol: bool) -> usize {
         capture: class.capture,
         moves: if is_symbol && moves::is_first(name) { Moves::Nothing } else { Moves::of(base) },
     };
-    // A fresh slot has none.
+    // The slot is new, so this cannot fail.
     let _ = slot.about.set(about);
     known.insert(real, number);
     stub(number)
 }
 
-/// `cuGetProcAddress`, as it was first.
+/// `cuGetProcAddress` before CUDA 12.
 unsafe extern "C" fn first_form(name: *const c_char, place: *mut usize, version: c_int, flags: u64) -> u32 {
     let at = driver::find(c"cuGetProcAddress");
     if at == 0 {
@@ -253,7 +253,7 @@ unsafe extern "C" fn second_form(
 }
 
 /// # Safety
-/// The name ends with a zero, and the place can be written, if the driver said that all is well.
+/// The name ends with a zero, and if the result is success the place can be written.
 unsafe fn replace(result: u32, name: *const c_char, place: *mut usize, version: c_int) -> u32 {
     if result == driver::SUCCESS && !name.is_null() && !place.is_null() && aside::is_on() && !gate::is_disarmed() {
         // SAFETY: as above.

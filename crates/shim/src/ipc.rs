@@ -1,9 +1,9 @@
-//! Memory that one process hands to another by a handle of 64 bytes.
+//! Memory that one process shares with another by a handle of 64 bytes.
 //!
-//! The driver does this for memory that it allocated itself, and plain memory is mapped here. So the handle is
-//! the shim's: it says where the process that gave it listens, and for what. The other one's shim asks there,
-//! gets the memory as a descriptor, and maps it. Only processes of one user speak with each other, as the kernel
-//! says. Handles that are not the shim's are the driver's business, and so are handles of events.
+//! The driver does this only for memory that it allocated itself, but plain memory is mapped by the shim. So the handle
+//! is the shim's: it says where the exporting process listens, and for which memory. The shim of the importing process
+//! asks there, gets the memory as a descriptor, and maps it. Only processes of one user may do this, as the kernel
+//! reports it. Handles that are not the shim's are passed to the driver, and so are handles of events.
 //!
 //! ```text
 //!   cuIpcGetMemHandle ──► a handle: magic, pid, where, which ─── the program's own way ───► cuIpcOpenMemHandle
@@ -23,13 +23,13 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-/// The first bytes of a handle of the shim's.
+/// The first bytes of a handle of the shim.
 const MAGIC: [u8; 8] = *b"sublet-m";
-/// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`, which must be said.
+/// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`, which the caller must set.
 const LAZY: u32 = 1;
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
 pub const DESCRIPTOR: i32 = 1;
-/// So long the other process has to answer.
+/// How long the other process has to answer.
 const ANSWER: Duration = Duration::from_secs(5);
 
 /// `CUipcMemHandle`.
@@ -37,15 +37,15 @@ const ANSWER: Duration = Duration::from_secs(5);
 #[repr(C)]
 pub struct Handle([u8; 64]);
 
-/// What a handle says.
+/// The contents of a handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Said {
     pid: u32,
-    /// Where its process listens.
+    /// Where the exporting process listens.
     place: u64,
     /// Which memory.
     token: u64,
-    /// How much, and from where in what comes.
+    /// Length, and offset in the memory that is received.
     bytes: u64,
     offset: u64,
 }
@@ -61,7 +61,7 @@ impl Handle {
         Handle(handle)
     }
 
-    /// What it says, if it is one of the shim's.
+    /// The contents, or `None` if the handle is not the shim's.
     fn read(&self) -> Option<Said> {
         let word = |at: usize| {
             let bytes: [u8; 8] = std::array::from_fn(|place| self.0[at + place]);
@@ -77,7 +77,7 @@ impl Handle {
     }
 }
 
-/// Memory that was handed out: of which block, by its number.
+/// Memory that was exported: its block, by number.
 struct Given {
     at: u64,
     id: u64,
@@ -86,10 +86,10 @@ struct Given {
 /// Memory of another process.
 struct Taken {
     said: Said,
-    /// Where all of it is mapped, and how much that is.
+    /// Address and length of the whole mapping.
     first: u64,
     length: u64,
-    /// How often it was opened.
+    /// How many times it was opened.
     count: usize,
 }
 
@@ -111,7 +111,7 @@ fn random() -> u64 {
     number
 }
 
-/// Where a process listens: a name that is in no file system.
+/// The abstract socket name at which a process listens.
 fn name(place: u64) -> Vec<u8> {
     format!("\0sublet-memory-{place:016x}").into_bytes()
 }
@@ -121,7 +121,7 @@ fn own_uid() -> libc::uid_t {
     unsafe { libc::geteuid() }
 }
 
-/// Where this process listens; it begins to with the first handle it gives. None: it cannot.
+/// Where this process listens; it starts with the first handle that it exports. `None` if it cannot.
 fn listening() -> Option<u64> {
     static PLACE: OnceLock<Option<u64>> = OnceLock::new();
     *PLACE.get_or_init(|| {
@@ -131,13 +131,13 @@ fn listening() -> Option<u64> {
     })
 }
 
-/// Answers those who have a handle.
+/// Answers processes that have a handle.
 fn serve(socket: &Socket) {
     gate::free_this_thread();
     let socket = Kept::new(socket, 1);
     loop {
         match socket.accept() {
-            // Whoever hangs up got what it came for, or nothing.
+            // A peer that closes the connection has its answer, or gets none.
             Ok(line) => drop(answer(&line)),
             Err(_) => std::thread::sleep(Duration::from_millis(10)),
         }
@@ -152,7 +152,7 @@ fn answer(line: &Socket) -> Option<()> {
     line.receive(&mut asked, ANSWER).ok()??;
     let (at, id) = given(|all| all.get(&u64::from_le_bytes(asked)).map(|own| (own.at, own.id)))?;
     let table = table::lock();
-    // It may be freed, and another be there.
+    // It may be freed, and another allocation be at the same address.
     table.blocks.get(&at).filter(|block| block.id == id)?;
     let (_, mapping) = table.mapping(at)?;
     let real = table.physical.get(&mapping.handle)?.real?;
@@ -161,12 +161,12 @@ fn answer(line: &Socket) -> Option<()> {
     done(driver::cuMemExportToShareableHandle((&raw mut descriptor).cast(), real, DESCRIPTOR, 0)).ok()?;
     // SAFETY: the driver has just made it for us.
     let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
-    // It may have been freed just now, and the driver's handle be another's.
+    // It may have been freed just now, and the driver's handle reused.
     table::lock().blocks.get(&at).filter(|block| block.id == id)?;
     line.send(&asked, Some(&descriptor)).ok()
 }
 
-/// A handle for the plain allocation that an address is in; none: it is not one that can be handed on.
+/// A handle for the plain allocation that an address is in; `None` if it cannot be shared.
 pub fn get(at: u64) -> Option<Handle> {
     let table = table::lock();
     let (first, block) = table.block(at).filter(|(_, block)| block.pool == 0 && !block.is_import)?;
@@ -187,7 +187,7 @@ pub fn get(at: u64) -> Option<Handle> {
     Some(Handle::write(&Said { pid, place, token, bytes: block.bytes, offset: first - start }))
 }
 
-/// An allocation is freed: nobody gets it any more.
+/// An allocation is freed: no process can open it any more.
 pub fn forget(block: &Block) {
     let count = given(|all| {
         let before = all.len();
@@ -197,7 +197,7 @@ pub fn forget(block: &Block) {
     (0..count).for_each(|_| page::let_go(Reason::Shared));
 }
 
-/// Maps memory of another process. None: the handle is the driver's.
+/// Maps memory of another process. `None` if the handle is the driver's.
 pub fn open(handle: &Handle, flags: u32) -> Option<Result<u64, u32>> {
     let said = handle.read()?;
     Some(if flags == LAZY { opened(&said) } else { Err(driver::INVALID_VALUE) })
@@ -205,7 +205,7 @@ pub fn open(handle: &Handle, flags: u32) -> Option<Result<u64, u32>> {
 
 fn opened(said: &Said) -> Result<u64, u32> {
     let (context, device) = current()?;
-    // What a process has given it cannot take.
+    // A process cannot open a handle that it exported itself.
     if given(|all| all.contains_key(&said.token)) {
         return Err(driver::INVALID_CONTEXT);
     }
@@ -235,7 +235,7 @@ fn opened(said: &Said) -> Result<u64, u32> {
         }
         shown
     });
-    // It lives in its mapping.
+    // The mapping keeps the memory alive.
     driver::cuMemRelease(real);
     mapped?;
     let at = first + said.offset;
@@ -245,7 +245,7 @@ fn opened(said: &Said) -> Result<u64, u32> {
     Ok(at)
 }
 
-/// Asks the process that gave a handle for the memory.
+/// Asks the exporting process for the memory of a handle.
 fn ask(said: &Said) -> Option<std::fs::File> {
     let line = match Socket::connect(&name(said.place)) {
         Ok(line) => line,
@@ -263,7 +263,7 @@ fn ask(said: &Said) -> Option<std::fs::File> {
     (length == 8).then_some(file).flatten()
 }
 
-/// Closes memory of another process once. None: it is not from here.
+/// Closes memory of another process once. `None` if it was not opened here.
 pub fn close(at: u64) -> Option<Result<(), u32>> {
     let is_last = taken(|all| {
         let own = all.get_mut(&at)?;
@@ -278,7 +278,7 @@ pub fn close(at: u64) -> Option<Result<(), u32>> {
         };
         let mut table = table::lock();
         let block = table.blocks.remove(&at);
-        // Something is captured, and may still use it.
+        // A capture is open, and may still use the memory.
         table.deferred.extend(block.filter(|_| !is_settled).map(|block| (at, block)));
         drop(table);
         if is_settled {
@@ -288,7 +288,7 @@ pub fn close(at: u64) -> Option<Result<(), u32>> {
     Some(Ok(()))
 }
 
-/// Unmaps memory of another process, whose block is in the list no more.
+/// Unmaps memory of another process, after its block was taken out of the table.
 pub fn unmap(at: u64) {
     let Some(own) = taken(|all| all.remove(&at)) else { return };
     driver::cuMemUnmap(own.first, own.length as usize);

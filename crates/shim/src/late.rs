@@ -1,7 +1,8 @@
-//! Calls that give something back, and came while the driver had the context: answered at once, done when it is back.
+//! Calls that only free something and come while the driver has the context: answered at once, and done when it is
+//! back.
 //!
-//! A program ends without waiting for a card that way, and one that goes on leaves nothing behind. Host memory that
-//! the program registered is not among them: it may be gone before the driver lets go of it.
+//! So a program can end without waiting for a GPU, and one that goes on leaves nothing behind. Unregistering host
+//! memory is not among these calls: the program may free that memory before the driver has unregistered it.
 
 use crate::class;
 use crate::contexts;
@@ -11,12 +12,12 @@ use crate::hook;
 use crate::wrap::{self, away};
 use std::sync::{Mutex, PoisonError};
 
-/// A call: its slot, and what it was given.
+/// A call: its slot, and its arguments.
 type Call = (usize, [usize; 2]);
 
 static CALLS: Mutex<Vec<Call>> = Mutex::new(Vec::new());
 
-/// In the place of the driver's function.
+/// Called in place of the driver's function.
 pub extern "C" fn put_off(first: usize, second: usize) -> u32 {
     let number = gate::current_number();
     let mut calls = CALLS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -31,7 +32,7 @@ pub extern "C" fn put_off(first: usize, second: usize) -> u32 {
     driver::SUCCESS
 }
 
-/// Does what was put off: the driver has given the context back, and nobody else is inside.
+/// Does the calls that were put off: the driver has given the context back, and no other call is inside.
 pub fn catch_up() {
     let calls = std::mem::take(&mut *CALLS.lock().unwrap_or_else(PoisonError::into_inner));
     for (number, given) in calls {
@@ -41,12 +42,12 @@ pub fn catch_up() {
 
 fn again(number: usize, [first, second]: [usize; 2]) {
     let slot = hook::slot(number);
-    // SAFETY: what is put off has no more than two arguments, which were the program's.
+    // SAFETY: calls that are put off have at most two arguments, which are the program's.
     let call =
         || unsafe { std::mem::transmute::<usize, extern "C" fn(usize, usize) -> u32>(slot.target())(first, second) };
     let base = class::base(slot.name());
     if class::is_free(base) {
-        // Whatever stream it was to wait for has done all of it.
+        // The stream it was to wait for has finished all its work.
         wrap::free_away(first as u64);
         return;
     }
@@ -54,7 +55,7 @@ fn again(number: usize, [first, second]: [usize; 2]) {
         call();
         return;
     }
-    // In which context the program's thread was, only the driver knew: it is the one in which this works.
+    // Only the driver knew the context of the program's thread: it is the one in which the call succeeds.
     let contexts = contexts::all();
     let is_done = contexts.iter().any(|context| within(*context, || done(call())).is_ok());
     if contexts.is_empty() && !is_done {

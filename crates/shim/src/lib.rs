@@ -1,19 +1,19 @@
-//! Preloaded into programs that use a card: it counts what they do, holds them to their lease, and takes
-//! their memory off the card and puts it back without their noticing.
+//! A library preloaded into programs that use a GPU. It counts what they do, holds them to their lease, and moves their
+//! memory off the GPU and back without the program noticing.
 //!
 //! ```text
 //!   a program ── dlsym, cuGetProcAddress, a linked symbol ──► entry, hook: a stub for each function
 //!                                                               │
-//!   gate: every call that touches the card passes; closed while the holder is parked
+//!   gate: every call that touches the GPU passes; closed while the holder is parked
 //!                                                               │
 //!   wrap: calls that the shim answers itself ── table: what is mapped where ── driver: the real calls
 //!                                                               │
-//!   control: a thread that talks with the daemon ── park: memory out and in ── arena: where it is meanwhile
+//!   control: a thread that talks with the daemon ── park: memory out and in ── arena: where parked bytes are
 //! ```
-//! Nothing here is needed for the program to run: without a daemon the cap is the card, and with
-//! `SUBLET_SHIM=off`, or under a profiler or debugger (aside), every call goes straight through. A process
-//! that never calls the driver has no thread and no line to the daemon. The private tables of the driver are left alone:
-//! they check themselves. Built for x86-64 Linux; the stubs are its machine code.
+//! The program runs without any of this: without a daemon only the size of the GPU limits it, and with
+//! `SUBLET_SHIM=off`, or under a profiler or debugger (`aside`), every call goes straight to the driver. A process that
+//! never calls the driver has no thread and no connection to the daemon. The driver's private tables are left alone,
+//! because they check themselves. Built for x86-64 Linux; the stubs are its machine code.
 
 mod arena;
 mod aside;

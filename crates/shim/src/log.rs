@@ -1,20 +1,20 @@
-//! One line for the person at the terminal, when there is something to say.
+//! Messages of one line to the user's terminal.
 //!
-//! Whether anybody reads it is no matter of the program's: where nobody does it is dropped, and nothing fails.
+//! A message that cannot be written is dropped: the program does not fail because of it.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
 
 static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
-/// Says something, unless it was said before.
+/// Writes a message, unless it was written before.
 pub fn once(text: &str) {
     if SAID.lock().unwrap_or_else(PoisonError::into_inner).insert(text.to_owned()) {
         say(text);
     }
 }
 
-/// Says something.
+/// Writes a message.
 pub fn say(text: &str) {
     let line = format!("sublet: {text}\n");
     without_broken_pipes(|| {
@@ -23,7 +23,7 @@ pub fn say(text: &str) {
     });
 }
 
-/// Writes where nobody may read: the signal that would end the program for it does not come.
+/// Runs `write` without SIGPIPE ending the program, in case nothing reads the output.
 fn without_broken_pipes(write: impl FnOnce() -> isize) {
     // SAFETY: sets of signals are plain numbers, filled by the calls before they are read.
     unsafe {

@@ -3,29 +3,29 @@
 use std::collections::BTreeSet;
 use std::sync::OnceLock;
 
-/// Where a function that copies has the number of its bytes.
+/// Where a copy function's arguments say how many bytes it copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moves {
-    /// Nowhere: it copies nothing, or does not say how much in a way that is known here.
+    /// Nowhere: it copies nothing, or says how much in a form that is not known here.
     Nothing,
     /// In this argument, counted from 0.
     Argument(u8),
-    /// In a description of rows, which is its first argument.
+    /// In a 2D copy descriptor, which is the first argument.
     Rows,
-    /// In one of layers of rows.
+    /// In a 3D copy descriptor, which is the first argument.
     Layers,
-    /// In a list, which is its third argument, as long as the fourth says.
+    /// In a list of sizes, the third argument; the fourth is its length.
     List,
 }
 
-/// Words of the description of rows before its width and height; and of layers, before its width, height and depth.
+/// Words of a 2D descriptor before its width and height; then, of a 3D descriptor before its width, height and depth.
 const ROWS_AT: usize = 14;
 const LAYERS_AT: usize = 22;
-/// No list is longer: whatever else is there is no list.
+/// A list that claims to be longer than this is not taken for a list.
 const LIST_MAX: usize = 1 << 20;
 
 impl Moves {
-    /// For a name without version and form.
+    /// For a function name without version suffix and form.
     pub fn of(base: &str) -> Moves {
         match base.strip_prefix("cuMemcpy").unwrap_or("none") {
             "" | "Async" | "HtoD" | "HtoDAsync" | "DtoH" | "DtoHAsync" | "DtoD" | "DtoDAsync" => Moves::Argument(2),
@@ -38,14 +38,14 @@ impl Moves {
         }
     }
 
-    /// How many bytes a call copies whose arguments are in the words below `frame`.
+    /// How many bytes a call copies that has its arguments in the words below `frame`.
     ///
     /// # Safety
-    /// They are the arguments of a function that this is of.
+    /// They are the arguments of a function with this [`Moves`].
     pub unsafe fn bytes(self, frame: *const usize) -> u64 {
         // SAFETY: each of the first six is there, in the order in which they were given.
         let argument = |number: usize| unsafe { frame.sub(number + 1).read() };
-        // SAFETY: what is pointed at is as long as the function reads: the driver has to look at it, too.
+        // SAFETY: the memory is as long as the function reads, because the driver has to read it, too.
         let word = |at: *const usize, number: usize| unsafe { at.add(number).read() } as u64;
         let product = |from: usize, length: usize| match argument(0) as *const usize {
             at if at.is_null() => 0,
@@ -64,8 +64,8 @@ impl Moves {
     }
 }
 
-/// Whether a symbol is the first form of a function that has a later one: its numbers are of 32 bits, and what is in the
-/// rest of a register is not known.
+/// True if a symbol is the first form of a function that has a later one: its numbers have 32 bits, and the rest of a
+/// register is undefined.
 pub fn is_first(symbol: &str) -> bool {
     static LATER: OnceLock<BTreeSet<&str>> = OnceLock::new();
     let later = LATER.get_or_init(|| {
@@ -79,7 +79,7 @@ pub fn is_first(symbol: &str) -> bool {
 mod tests {
     use super::{Moves, is_first};
 
-    /// What a function copies that is given these.
+    /// How many bytes a function copies that is given these arguments.
     fn bytes(name: &str, arguments: [usize; 6]) -> u64 {
         let mut words = arguments;
         words.reverse();

@@ -1,8 +1,8 @@
-//! What NVML tells a holder about the memory of its cards: the lease, not the card.
+//! What NVML reports to a holder about the memory of its GPUs: the lease, not the whole GPU.
 //!
-//! Programs that look there how much memory they have find what `cuMemGetInfo` tells them, too. Cards that
-//! are not on the lease's page are told as they are, and so is everything else. Absent: the processes of a
-//! card, and the private tables by which NVIDIA's own tools reach into NVML.
+//! Programs that ask NVML for their memory get the same numbers as from `cuMemGetInfo`. GPUs that are not on the
+//! lease's page are reported unchanged, and so is everything else. Not covered: the list of a GPU's processes, and the
+//! private tables through which NVIDIA's own tools use NVML.
 
 use crate::aside;
 use crate::control;
@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 const SUCCESS: u32 = 0;
 const FUNCTION_NOT_FOUND: u32 = 13;
 const LIBRARY: &CStr = c"libnvidia-ml.so.1";
-/// Bytes for the text of a UUID, as NVML wants them.
+/// Bytes for the text of a UUID, as NVML requires.
 const UUID_ROOM: usize = 96;
 
 /// `nvmlMemory_t`.
@@ -51,7 +51,7 @@ pub fn resolved(name: &CStr, real: *mut c_void) -> *mut c_void {
         known.store(real as usize, Release);
         return if aside::is_on() { own } else { real };
     }
-    // The program found ours, and has NVML's only if that is loaded.
+    // The program found the shim's function, and gets NVML's only if NVML is loaded.
     match library(libc::RTLD_NOLOAD) {
         0 => std::ptr::null_mut(),
         _ => own,
@@ -59,11 +59,11 @@ pub fn resolved(name: &CStr, real: *mut c_void) -> *mut c_void {
 }
 
 fn library(how: i32) -> usize {
-    // SAFETY: the name ends with a zero. It stays loaded: whoever has its functions may call them.
+    // SAFETY: the name ends with a zero. The library stays loaded, because the program may call its functions.
     unsafe { libc::dlopen(LIBRARY.as_ptr(), libc::RTLD_NOW | how) as usize }
 }
 
-/// Where a function of NVML is; zero: nowhere.
+/// The address of a function of NVML; zero if there is none.
 fn find(known: &AtomicUsize, name: &CStr) -> usize {
     let at = known.load(Acquire);
     if at != 0 {
@@ -75,14 +75,14 @@ fn find(known: &AtomicUsize, name: &CStr) -> usize {
     at
 }
 
-/// What the lease has of a card, and uses of it.
+/// The lease's cap on a GPU, and how much of it is used.
 fn lease(device: *mut c_void) -> Option<(u64, u64)> {
     let at = find(&UUID, c"nvmlDeviceGetUUID");
     if at == 0 || !aside::is_on() {
         return None;
     }
     let mut text = [0 as c_char; UUID_ROOM];
-    // SAFETY: it is NVML's function of that name, and the room is as long as it says.
+    // SAFETY: it is NVML's function of that name, and the buffer is as long as stated.
     let result = unsafe {
         let ask: unsafe extern "C" fn(*mut c_void, *mut c_char, u32) -> u32 = std::mem::transmute(at);
         ask(device, text.as_mut_ptr(), UUID_ROOM as u32)
@@ -96,7 +96,7 @@ fn lease(device: *mut c_void) -> Option<(u64, u64)> {
     page::lease_of(&bytes(text.to_str().ok()?)?)
 }
 
-/// A card's UUID as bytes.
+/// A GPU's UUID as bytes.
 fn bytes(text: &str) -> Option<[u8; 16]> {
     let digits: Vec<u32> = text
         .strip_prefix("GPU-")?
@@ -110,7 +110,7 @@ fn bytes(text: &str) -> Option<[u8; 16]> {
 /// `nvmlDeviceGetMemoryInfo`.
 ///
 /// # Safety
-/// As NVML wants it.
+/// As NVML requires.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetMemoryInfo(device: *mut c_void, place: *mut Memory) -> u32 {
     let at = find(&FIRST, c"nvmlDeviceGetMemoryInfo");
@@ -132,7 +132,7 @@ pub unsafe extern "C" fn nvmlDeviceGetMemoryInfo(device: *mut c_void, place: *mu
 /// `nvmlDeviceGetMemoryInfo_v2`.
 ///
 /// # Safety
-/// As NVML wants it.
+/// As NVML requires.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: *mut c_void, place: *mut Memory2) -> u32 {
     let at = find(&SECOND, c"nvmlDeviceGetMemoryInfo_v2");
@@ -145,7 +145,7 @@ pub unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: *mut c_void, place: 
             std::mem::transmute::<usize, unsafe extern "C" fn(*mut c_void, *mut Memory2) -> u32>(at)(device, place);
         if let (SUCCESS, Some((cap, used))) = (result, lease(device)) {
             let version = (&raw const (*place).version).read_unaligned();
-            // What the driver keeps for itself is no part of a lease.
+            // Memory that the driver reserves for itself is no part of a lease.
             let (free, used) = (cap.saturating_sub(used), used.min(cap));
             place.write_unaligned(Memory2 { version, total: cap, reserved: 0, free, used });
         }

@@ -1,8 +1,8 @@
-//! What others do with a program's memory that the driver's calls do not show.
+//! Uses of a program's memory by others that the driver's calls do not show.
 //!
-//! A network card reads and writes it by itself once it is registered there (RDMA), through a device file that the
-//! program has open; whether it was, and which of it, the kernel does not say. And under MPS the memory is not the
-//! program's alone. Neither can be parked: it is looked for whenever a park is near.
+//! A network card reads and writes memory by itself once the memory is registered with it (RDMA), through a device file
+//! that the program has open; the kernel does not say whether memory was registered, or which. And under MPS the memory
+//! is not the program's alone. In both cases the program cannot be parked. This is checked whenever a park is likely.
 
 use crate::driver;
 use crate::page::{self, Reason};
@@ -13,19 +13,20 @@ use std::sync::OnceLock;
 
 /// Device files through which memory is registered with network cards.
 const NETWORK_FILES: &str = "/dev/infiniband/uverbs";
-/// Where the service that shares a card listens, if nobody says otherwise.
+/// Where the MPS service listens by default.
 const MPS_DIRECTORY: &str = "/tmp/nvidia-mps";
 
-/// Whether the card is shared below the driver. Whoever came to it before the service did is not its client, and
-/// nobody becomes one later.
+/// Whether the GPU is shared through MPS. A program that used the GPU before the service started is not its client, and
+/// does not become one later.
 static MPS: OnceLock<bool> = OnceLock::new();
 
-/// Notes what does not change, on the program's own thread: another must not read an environment that it may change.
+/// Notes what does not change, on the program's own thread: the shim's thread must not read an environment that the
+/// program may be changing.
 pub fn note() {
     MPS.get_or_init(|| listens(std::env::var_os("CUDA_MPS_PIPE_DIRECTORY")));
 }
 
-/// Marks the program as it is now.
+/// Marks the program according to its present state.
 pub fn look() {
     match registers_memory() {
         true => page::mark_not_parkable(Reason::Rdma, NETWORK_FILES),

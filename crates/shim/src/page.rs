@@ -1,8 +1,8 @@
-//! What the holder's processes and the daemon both see: the cap, and what each process does.
+//! A page that the holder's processes and the daemon share: the cap, and what each process does.
 //!
-//! One page of numbers for a lease, made and sealed by the daemon and mapped by every process of its
-//! holder. Every number may be read and written at any time, and whatever is in it does no harm: it is
-//! the holder's word. Without a daemon a process has a page of its own, on which nothing is capped.
+//! Each lease has one page of numbers, made and sealed by the daemon and mapped by every process of its holder. Any
+//! process of the holder may write any number at any time, and no value does harm: the page says only what the holder
+//! claims. Without a daemon a process has a page of its own, on which nothing is capped.
 
 use crate::log;
 pub use crate::message::Reason;
@@ -14,13 +14,13 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::sync::atomic::{AtomicPtr, AtomicU32};
 use std::sync::{Mutex, Once, OnceLock, PoisonError};
 
-/// Held while bytes are counted, and while what was counted moves to another page.
+/// Held while bytes are counted, and while counters move to another page.
 static COUNTING: Mutex<()> = Mutex::new(());
 static SHARED: AtomicPtr<Page> = AtomicPtr::new(std::ptr::null_mut());
 /// Why this process cannot be parked.
 static MARKED: Mutex<Marked> = Mutex::new(Marked { for_good: 0, held: [0; 32] });
 
-/// Reasons that stay until they are unmarked, and those that count.
+/// Reasons that stay until they are unmarked, and those that are counted.
 struct Marked {
     for_good: u32,
     held: [u32; 32],
@@ -32,13 +32,14 @@ impl Marked {
     }
 }
 
-/// Whether somebody wants to know why. The shim's own thread asks, too, and must not read the environment then.
+/// True if the user asked for the reasons to be logged. The value is read once, because the shim's own thread must not
+/// read the environment.
 pub fn is_verbose() -> bool {
     static IS: OnceLock<bool> = OnceLock::new();
     *IS.get_or_init(|| std::env::var_os("SUBLET_SHIM_DEBUG").is_some())
 }
 
-/// Changes the reasons, and tells them.
+/// Changes the reasons, and publishes them on the page.
 fn change(reason: Reason, call: &str, body: impl FnOnce(&mut Marked)) {
     let mut marked = MARKED.lock().unwrap_or_else(PoisonError::into_inner);
     let before = marked.bits();
@@ -53,19 +54,19 @@ fn change(reason: Reason, call: &str, body: impl FnOnce(&mut Marked)) {
 fn page() -> &'static Page {
     let shared = SHARED.load(Acquire);
     if !shared.is_null() {
-        // SAFETY: it was mapped for good, and is numbers that may be anything.
+        // SAFETY: the page is never unmapped, and consists of numbers that may have any value.
         return unsafe { &*shared };
     }
     static OWN: OnceLock<Box<Page>> = OnceLock::new();
     OWN.get_or_init(Box::default)
 }
 
-/// Whether the page is the lease's.
+/// True if the page is the lease's.
 pub fn is_shared() -> bool {
     !SHARED.load(Acquire).is_null()
 }
 
-/// Maps the page that the daemon made, to look at: the process takes no place on it.
+/// Maps the page that the daemon made, only to read it: the process takes no slot on it.
 pub fn look_at(file: &File, pid: Option<u32>) -> Result<(), String> {
     let seen = map(file)?;
     let _counting = COUNTING.lock().unwrap_or_else(PoisonError::into_inner);
@@ -73,23 +74,23 @@ pub fn look_at(file: &File, pid: Option<u32>) -> Result<(), String> {
         PID.store(pid.unwrap_or(0), SeqCst);
     }
     wipe_first(seen);
-    // Whoever was faster has the same.
+    // Another thread that was faster has mapped the same page.
     let _ = SHARED.compare_exchange(std::ptr::null_mut(), std::ptr::from_ref(seen).cast_mut(), SeqCst, SeqCst);
     Ok(())
 }
 
-/// Maps the page that the daemon made. What was counted so far comes along.
+/// Maps the page that the daemon made, and moves the counters so far to it.
 pub fn share(file: &File, pid: Option<u32>) -> Result<(), String> {
     let new = map(file)?;
     let _counting = COUNTING.lock().unwrap_or_else(PoisonError::into_inner);
-    // Whoever finds a reason just now writes it here or there.
+    // A reason found at this moment is written to one of the two pages.
     let marked = MARKED.lock().unwrap_or_else(PoisonError::into_inner);
     let old = own();
     PID.store(pid.unwrap_or(0), SeqCst);
     wipe_first(new);
     let slot = own_of(new);
     if !std::ptr::eq(old, slot) {
-        // Cards may be in another order there.
+        // GPUs may be in another order there.
         let cards = page().cards.iter().zip(&old.cards).enumerate();
         for (number, (card, share)) in cards {
             let there = place_on(new, &uuid_of(card)).unwrap_or_else(|| beside(new, number as i32));
@@ -105,13 +106,14 @@ pub fn share(file: &File, pid: Option<u32>) -> Result<(), String> {
         }
     }
     slot.reasons.store(marked.bits(), SeqCst);
-    // How many bytes is told with the next tick.
+    // The number of bytes is written with the next tick.
     new.copied_of(slot).is_counted.store(1, SeqCst);
     SHARED.store(std::ptr::from_ref(new).cast_mut(), SeqCst);
     Ok(())
 }
 
-/// What another program left here that was this process before: who becomes another keeps its number, and its place.
+/// Clears what an earlier program of the same process left here: a process that calls `exec` keeps its pid, and so its
+/// slot.
 fn wipe_first(page: &Page) {
     static WIPED: Once = Once::new();
     let pid = own_pid();
@@ -119,7 +121,7 @@ fn wipe_first(page: &Page) {
     WIPED.call_once(|| own.for_each(|slot| page.wipe(slot)));
 }
 
-/// What was counted here counts there.
+/// Moves the counters of one share to another.
 fn move_share(here: &SharePage, there: &SharePage) {
     if here.contexts.load(SeqCst) > 0 {
         there.bytes.fetch_add(here.bytes.swap(0, SeqCst), SeqCst);
@@ -134,8 +136,9 @@ fn map(file: &File) -> Result<&'static Page, String> {
     if there < SHORT_PAGE {
         return Err("the page of the lease is too short".to_owned());
     }
-    // SAFETY: new mappings: of memory of its own, and over it of a file that is long enough and, being sealed, stays so.
-    // What an older daemon's page does not have is written where nobody looks.
+    // SAFETY: new mappings: first anonymous memory, then over it a file that is long enough and, being sealed, stays
+    // so. Fields that the page of an older daemon does not have are written to the anonymous memory, where nothing
+    // reads them.
     let at = unsafe {
         let (access, own) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
         match libc::mmap(std::ptr::null_mut(), length, access, own, -1, 0) {
@@ -154,7 +157,7 @@ fn map(file: &File) -> Result<&'static Page, String> {
     Ok(new)
 }
 
-/// As the daemon knows this process; zero: it did not say so, and it is the number that the process itself knows.
+/// This process's pid as the daemon sees it; zero: the daemon did not send it, and the process's own number is used.
 static PID: AtomicU32 = AtomicU32::new(0);
 
 fn own_pid() -> u32 {
@@ -164,12 +167,12 @@ fn own_pid() -> u32 {
     }
 }
 
-/// This process's own place on a page; takes one if it has none.
+/// This process's own slot on a page; takes one if it has none.
 fn own_of(page: &Page) -> &ProcessPage {
     let pid = own_pid();
     let has = page.processes.iter().find(|slot| slot.pid.load(SeqCst) == pid);
     let free = || page.processes.iter().find(|slot| slot.pid.compare_exchange(0, pid, SeqCst, SeqCst).is_ok());
-    // Where every place is taken, the last one is for all others.
+    // If every slot is taken, all other processes share the last one.
     has.or_else(free).unwrap_or(&page.processes[SLOTS - 1])
 }
 
@@ -178,14 +181,14 @@ pub fn own() -> &'static ProcessPage {
     own_of(page())
 }
 
-/// So many bytes were copied by this process.
+/// Publishes how many bytes this process has copied.
 pub fn set_copied(bytes: u64) {
     let copied = page().copied_of(own());
     copied.bytes.store(bytes, Relaxed);
     copied.is_counted.store(1, Relaxed);
 }
 
-/// The page's number of a card; a card that is not on it is not capped.
+/// The number of a GPU on the page; `None` if it is not on the page, and so not capped.
 fn card(uuid: &[u8; 16]) -> Option<usize> {
     place_on(page(), uuid)
 }
@@ -198,18 +201,18 @@ fn uuid_of(card: &CardPage) -> [u8; 16] {
     std::array::from_fn(|place| card.uuid[place].load(Relaxed))
 }
 
-/// Where bytes of a card are counted: its number on the page, or, of cards that are not on it, by device.
+/// Where bytes of a GPU are counted: at its number on the page, or, for a GPU that is not on it, by its device number.
 fn place(uuid: &[u8; 16], device: i32) -> usize {
     card(uuid).unwrap_or_else(|| beside(page(), device))
 }
 
-/// Where a card is counted that is not on a page: in a place that no card of the lease has, if there is one.
+/// Where to count a GPU that is not on a page: at a number that no GPU of the lease has, if there is one.
 fn beside(page: &Page, device: i32) -> usize {
     let free: Vec<usize> = (0..CARDS).filter(|place| page.cards[*place].cap.load(Relaxed) == 0).collect();
     free.get(device as usize % free.len().max(1)).copied().unwrap_or(CARDS - 1)
 }
 
-/// What the lease has of a card: bytes of its processes and their contexts.
+/// Bytes of a GPU that the lease's processes and their contexts use.
 fn used(place: usize) -> u64 {
     let page = page();
     let context = page.cards[place].context.load(Relaxed);
@@ -221,14 +224,14 @@ fn used(place: usize) -> u64 {
     })
 }
 
-/// Takes bytes of a card, if the lease has them.
+/// Reserves bytes of a GPU; false if the lease does not have them.
 pub fn reserve(uuid: &[u8; 16], device: i32, bytes: u64) -> bool {
     let _counting = COUNTING.lock().unwrap_or_else(PoisonError::into_inner);
     let place = place(uuid, device);
     let own = &own().cards[place];
     own.contexts.store(1, SeqCst);
     if !is_shared() {
-        // On a page of its own, so that it can be found when the lease's comes.
+        // Stored on the process's own page, so that it can be found when the lease's page comes.
         page().cards[place].uuid.iter().zip(uuid).for_each(|(own, byte)| own.store(*byte, Relaxed));
     }
     let now = own.bytes.fetch_add(bytes, SeqCst).saturating_add(bytes);
@@ -243,13 +246,13 @@ pub fn reserve(uuid: &[u8; 16], device: i32, bytes: u64) -> bool {
 }
 
 thread_local! {
-    /// What the lease has of the card of which this thread was last refused some.
+    /// The lease's cap on the GPU for which this thread was last refused memory; zero if none was.
     static REFUSED: Cell<u64> = const { Cell::new(0) };
 }
 
-/// A call has failed for want of memory: if it was for want of lease, that is said.
+/// Logs a failure for lack of memory, if it was the lease that lacked it.
 pub fn note_out_of_memory() {
-    // What is kept elsewhere may have been given back meanwhile, and the call have worked: then it is not.
+    // Memory that was kept elsewhere may have been given back and the call have worked: then nothing is logged.
     let cap = REFUSED.take();
     if cap > 0 {
         let cap = crate::message::size(cap);
@@ -257,7 +260,7 @@ pub fn note_out_of_memory() {
     }
 }
 
-/// What was seen to be one number of bytes is another by now, whether the lease has them or not.
+/// Replaces a number of bytes that was counted before by the present one, whether the lease has them or not.
 pub fn recount(uuid: &[u8; 16], device: i32, before: u64, now: u64) {
     let _counting = COUNTING.lock().unwrap_or_else(PoisonError::into_inner);
     let own = &own().cards[place(uuid, device)];
@@ -273,35 +276,35 @@ pub fn give_back(uuid: &[u8; 16], device: i32, bytes: u64) {
     let _ = own.bytes.fetch_update(SeqCst, SeqCst, |held| Some(held.saturating_sub(bytes)));
 }
 
-/// What a program is told of a card: free and total, of what the card says.
+/// Free and total bytes of a GPU as the program is told, from what the GPU reports.
 pub fn seen(uuid: &[u8; 16], free: u64, total: u64) -> (u64, u64) {
     let Some(place) = card(uuid) else { return (free, total) };
     let cap = page().cards[place].cap.load(SeqCst).min(total);
     (free.min(cap.saturating_sub(used(place))), cap)
 }
 
-/// What the lease has of a card, and what it uses of that; none: the card is not the lease's.
+/// The lease's cap on a GPU, and how much of it is used; `None` if the GPU is not of the lease.
 pub fn lease_of(uuid: &[u8; 16]) -> Option<(u64, u64)> {
     let place = card(uuid)?;
     Some((page().cards[place].cap.load(SeqCst), used(place)))
 }
 
-/// The holder cannot be parked any more, and why.
+/// Marks the holder as not parkable, and why.
 pub fn mark_not_parkable(reason: Reason, call: &str) {
     change(reason, call, |marked| marked.for_good |= reason as u32);
 }
 
-/// It can be parked again, as far as this goes.
+/// Removes a reason that [`mark_not_parkable`] set.
 pub fn unmark(reason: Reason) {
     change(reason, "", |marked| marked.for_good &= !(reason as u32));
 }
 
-/// The holder cannot be parked as long as this is held.
+/// The holder cannot be parked until each such call is undone by [`let_go`].
 pub fn hold(reason: Reason, call: &str) {
     change(reason, call, |marked| marked.held[(reason as u32).trailing_zeros() as usize] += 1);
 }
 
-/// It is held less often.
+/// Undoes one [`hold`].
 pub fn let_go(reason: Reason) {
     change(reason, "", |marked| {
         let held = &mut marked.held[(reason as u32).trailing_zeros() as usize];
@@ -309,12 +312,12 @@ pub fn let_go(reason: Reason) {
     });
 }
 
-/// Why it cannot be parked, if it cannot. What is on the page others can write, too.
+/// Why the holder cannot be parked, or `None`. It does not rely on the page, which others can write, too.
 pub fn not_parkable() -> Option<Reason> {
     Reason::first(MARKED.lock().unwrap_or_else(PoisonError::into_inner).bits())
 }
 
-/// Counts an error by its number; the rarest share a place.
+/// Counts an error by its number; numbers that find no free entry share the last one.
 pub fn count_error(code: u32) {
     let errors = &own().errors;
     for place in errors {

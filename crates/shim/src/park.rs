@@ -1,12 +1,12 @@
-//! Memory off the card, and back to where it was.
+//! Moves memory off the GPU, and back to the same addresses.
 //!
 //! ```text
-//!   park      close the gate · wait for the card · copy out, unmap and give back what has arrived
-//!   resume    make all memory, or none · map it where it was, copy in · open the gate
+//!   park      close the gate · wait for the GPU · copy out, unmap and free what has arrived
+//!   resume    allocate all memory, or none · map it where it was, copy in · open the gate
 //! ```
-//! Until the card has done what it was given nothing has happened, and whatever goes wrong opens the gate
-//! again. A resume that finds no room leaves everything parked. Mapping and unmapping go on beside the
-//! copies: for many small allocations they take as long as a tenth of them.
+//! Until the GPU has finished its work nothing has changed, and any failure opens the gate again. A resume that finds
+//! too little free memory leaves everything parked. Mapping and unmapping run beside the copies: for many small
+//! allocations they take up to a tenth of the copies' time.
 
 use crate::arena::Arena;
 use crate::contexts;
@@ -24,19 +24,19 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
-/// What parks and resumes this process: its arena, and a stream and an event in each context.
+/// Parks and resumes this process: it has an arena, and a stream and an event in each context.
 #[derive(Default)]
 pub struct Parker {
     arena: Arena,
-    /// So many bytes of it are to be made known to the driver before they are needed, with rests between pieces:
-    /// the program's launches wait meanwhile.
+    /// How many bytes of the arena shall be registered with the driver before they are needed. There is a pause between
+    /// pieces, because the program's launches wait while a piece is registered.
     ahead: u64,
     rest: Duration,
     streams: BTreeMap<usize, usize>,
     events: BTreeMap<usize, usize>,
 }
 
-/// A piece of memory to be copied: whose, where it is mapped, how long, and where in the arena it goes.
+/// A piece of memory to copy: its context, where it is mapped, its length, and its offset in the arena.
 struct Piece {
     handle: u64,
     context: usize,
@@ -49,7 +49,7 @@ struct Piece {
 const SHORT: Duration = Duration::from_secs(10);
 /// No park takes longer than this, whatever the daemon says.
 const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
-/// How long a card that does nothing takes to say so.
+/// How long an idle GPU takes to report that it is idle.
 const GLANCE: Duration = Duration::from_millis(1);
 
 fn micros(since: Instant) -> u64 {
@@ -62,7 +62,7 @@ impl Parker {
         &mut self.arena
     }
 
-    /// Contexts are gone, and what was made in them.
+    /// Forgets the streams and events of contexts that are gone.
     pub fn forget_gone(&mut self) {
         for context in contexts::gone() {
             self.streams.remove(&context);
@@ -70,8 +70,9 @@ impl Parker {
         }
     }
 
-    /// Takes the memory off the card, if it is not more than `most`. Returns how much. Where nothing may be taken, as of
-    /// a program that left in its own way, what it kept stays, and its calls wait like those of anybody parked.
+    /// Moves the memory off the GPU, if it is at most `most` bytes. Returns how many bytes were moved. With `most` 0,
+    /// as for a program that parked itself, nothing is moved: memory that the program kept stays, and its calls wait as
+    /// those of any parked program.
     pub fn park(&mut self, within: Duration, most: Option<u64>) -> Result<(u64, Took), String> {
         if gate::state() == gate::PARKED {
             return Err("it is parked already".to_owned());
@@ -90,10 +91,10 @@ impl Parker {
         };
         took.capture_us = closing.captures.as_micros() as u64;
         took.gate_us = closing.calls.as_micros() as u64;
-        // A copy that waits for the card waits for what the park would wait for.
+        // A copy that waits for the GPU waits for the same work that the park would wait for.
         took.drain_us = closing.copies.as_micros() as u64;
         fixed::look_at_graphs(true);
-        // Whoever was inside when the gate began to close may have done what keeps it from being parked.
+        // A call that was inside when the gate began to close may have made the program not parkable.
         let done = match page::not_parkable().filter(|_| !nothing_moves) {
             Some(reason) => Err(reason.text().to_owned()),
             None => self.out(deadline, most, &mut took),
@@ -131,8 +132,8 @@ impl Parker {
         match copied {
             Ok(()) => take_off(&pieces[taken..]),
             Err(why) => {
-                // What was taken off already goes back; where a context is lost the program learns it by
-                // its next call.
+                // Memory that was moved off already goes back; if a context is lost, the program learns it from its
+                // next call.
                 let gone = &pieces[..taken];
                 if make(gone).is_ok() && self.copy_in(gone).is_ok() {
                     forget(gone);
@@ -144,7 +145,7 @@ impl Parker {
         Ok(bytes)
     }
 
-    /// Puts the memory back. Returns how much.
+    /// Moves the memory back to the GPU. Returns how many bytes were moved.
     pub fn resume(&mut self) -> Result<(u64, Took), String> {
         if gate::state() != gate::PARKED {
             return Err("it is not parked".to_owned());
@@ -153,7 +154,7 @@ impl Parker {
         if gate::close(Instant::now() + SHORT).is_none() {
             return Err("a call of the driver did not return in time".to_owned());
         }
-        // Who says so has seen that the driver gave the context back.
+        // The daemon sends this order only after it has seen that the driver gave the context back.
         self.come_back();
         took.gate_us = micros(begun);
         let mapping = Instant::now();
@@ -170,12 +171,12 @@ impl Parker {
         if let Err(why) = copied
             && is_well(&pieces)
         {
-            // All bytes are still in the arena: another time.
+            // All bytes are still in the arena: the resume can be tried again.
             take_off(&pieces);
             gate::set(gate::PARKED);
             return Err(why);
         }
-        // Where a context is lost the program learns it by its next call.
+        // If a context is lost, the program learns it from its next call.
         forget(&pieces);
         page::own().parked.store(0, SeqCst);
         gate::set(gate::OPEN);
@@ -183,7 +184,7 @@ impl Parker {
         Ok((bytes, took))
     }
 
-    /// The driver is about to take the context, too: from now on nobody calls it.
+    /// The driver is about to take the context, too: from now on no thread calls the driver.
     pub fn deepen(&mut self) -> Result<(), String> {
         if gate::state() != gate::PARKED || gate::close(Instant::now() + SHORT).is_none() {
             return Err("it is not parked, or a call of the driver did not return in time".to_owned());
@@ -193,7 +194,7 @@ impl Parker {
         Ok(())
     }
 
-    /// The driver has not taken the context, or has given it back: it is parked as before.
+    /// The driver has not taken the context, or has given it back: the program is parked as before.
     pub fn shallow(&mut self) -> Result<(), String> {
         if !gate::is_deep() {
             return Ok(());
@@ -207,7 +208,7 @@ impl Parker {
         Ok(())
     }
 
-    /// The context is there again: what was put off is done before anybody else comes in.
+    /// The context is back: calls that were put off are done before any other call comes in.
     fn come_back(&mut self) {
         if gate::is_deep() {
             late::catch_up();
@@ -216,18 +217,18 @@ impl Parker {
         }
     }
 
-    /// So many bytes of the arena are to be made known to the driver before they are needed.
+    /// Sets how many bytes of the arena shall be registered with the driver before they are needed.
     pub fn wish(&mut self, bytes: u64) {
         self.ahead = bytes;
     }
 
-    /// How long the program's own work has the driver for itself before the next piece is made known: as long as
-    /// the last one took. `None`: there is nothing more to make known.
+    /// How long the program has the driver for itself before the next piece is registered: as long as the last piece
+    /// took. `None` if there is nothing more to register.
     pub fn rest(&self) -> Option<Duration> {
         (self.ahead > 0).then_some(self.rest)
     }
 
-    /// Makes the next piece known. Returns how many bytes are, when that was the last, or when it could not be done.
+    /// Registers the next piece. Returns how many bytes are registered, if that was the last piece or if it failed.
     pub fn prepare(&mut self) -> Option<u64> {
         let (begun, bytes) = (Instant::now(), self.ahead);
         // A program that ends its context waits for no more than this piece.
@@ -241,7 +242,7 @@ impl Parker {
         (!more).then(|| self.arena.known())
     }
 
-    /// The lease is over: what is parked is lost, and whoever needs it is told so.
+    /// The lease is over: parked bytes are lost, and calls that need them fail.
     pub fn lose(&mut self, why: &str) {
         if gate::state() != gate::PARKED || gate::close(Instant::now() + SHORT).is_none() {
             return;
@@ -253,13 +254,13 @@ impl Parker {
         page::own().parked.store(0, SeqCst);
         gate::set(gate::LOST);
         if gate::is_deep() {
-            // The context never comes back: what the arena has goes with the process.
+            // The context never comes back: the memory of the arena is freed with the process.
             return;
         }
         let _stay = contexts::stay();
         if let Some(context) = all_contexts().into_iter().next() {
             let arena = &mut self.arena;
-            // Where the driver does not let go of it, the memory goes with the process.
+            // If the driver does not release the memory, it is freed with the process.
             let _ = within(context, || {
                 arena.trim();
                 Ok(())
@@ -267,7 +268,7 @@ impl Parker {
         }
     }
 
-    /// Gives the arena back; not while something is in it.
+    /// Frees the arena; refused while something is parked in it.
     pub fn trim(&mut self) -> Result<(), String> {
         if gate::state() == gate::PARKED {
             return Err("it is parked".to_owned());
@@ -285,7 +286,7 @@ impl Parker {
         Ok(())
     }
 
-    /// Gives back what pools keep beyond their thresholds, if the card does nothing for the program.
+    /// Gives back memory that pools keep beyond their thresholds, if the GPU is idle for the program.
     pub fn tidy(&mut self) {
         if gate::state() != gate::OPEN || !pool::has_excess() || gate::is_capturing() {
             return;
@@ -302,7 +303,7 @@ impl Parker {
         gate::set(gate::OPEN);
     }
 
-    /// Waits until the card has done what it was given, by asking: a kernel that never ends is not waited for.
+    /// Polls until the GPU has finished its work: a kernel that never ends cannot block this thread.
     fn drain(&mut self, deadline: Instant) -> Result<(), String> {
         for context in all_contexts() {
             let event = self.events.get(&context).copied();
@@ -324,7 +325,7 @@ impl Parker {
             match polled {
                 Ok(event) => drop(self.events.insert(context, event)),
                 Err(driver::NOT_READY) => return Err("a kernel did not end in time".to_owned()),
-                // It could be waited for, but a kernel that never ends would hold up the program with it.
+                // A blocking wait would be possible, but a kernel that never ends would then block the program, too.
                 Err(driver::NOT_SUPPORTED) => return Err(Reason::OldDriver.text().to_owned()),
                 Err(error) => return Err(format!("the GPU cannot be waited for: {}", name_of(error))),
             }
@@ -342,14 +343,14 @@ impl Parker {
         Ok(stream)
     }
 
-    /// Gives a piece's copies to the stream of its context.
+    /// Submits a piece's copies to the stream of its context.
     fn give(&mut self, piece: &Piece, is_out: bool) -> Result<(), u32> {
         let stream = self.stream(piece.context)?;
         let arena = &mut self.arena;
         within(piece.context, || give(arena, piece, stream, is_out))
     }
 
-    /// Waits for all copies of some pieces. Even after a failure nothing may be under way.
+    /// Waits for all copies of some pieces, also after a failure: no copy may be left running.
     fn wait(&self, pieces: &[Piece]) -> Result<(), u32> {
         let used: BTreeSet<usize> = pieces.iter().map(|piece| piece.context).collect();
         let mut all = Ok(());
@@ -360,9 +361,9 @@ impl Parker {
         all
     }
 
-    /// Copies all pieces out. What the driver does not know yet of the arena it learns on the way, and what
-    /// has arrived is taken off: the copies of others run meanwhile. Says how many were taken off; those
-    /// that arrived last are left to the caller.
+    /// Copies all pieces out. Parts of the arena that are not registered with the driver yet are registered on the way.
+    /// Pieces that have arrived are taken off the GPU while others are copied. `taken` says how many were taken off;
+    /// the last ones are left to the caller.
     fn copy_out(&mut self, pieces: &[Piece], taken: &mut usize) -> Result<(), String> {
         let mut marks: Vec<(usize, usize, usize)> = Vec::new();
         let mut given = Ok(());
@@ -376,7 +377,7 @@ impl Parker {
             let is_last_here = pieces.get(number + 1).is_none_or(|next| next.context != piece.context);
             if since >= BATCH || is_last_here {
                 since = 0;
-                // Without a mark it is only waited for later.
+                // Without an event, the piece is taken off later.
                 marks.extend(self.mark(piece.context).map(|event| (number + 1, piece.context, event)));
             }
         }
@@ -386,14 +387,14 @@ impl Parker {
                 take_off(&pieces[*taken..*number]);
                 *taken = *number;
             }
-            // An event that cannot be given back goes with its context.
+            // An event that cannot be destroyed goes with its context.
             let _ = within(*context, || done(driver::cuEventDestroy_v2(*event)));
         }
         let waited = self.wait(pieces);
         given.and(waited).map_err(|error| format!("the copy failed: {}", name_of(error)))
     }
 
-    /// A mark behind what was given to a context's stream.
+    /// Records an event behind the work in a context's stream.
     fn mark(&mut self, context: usize) -> Option<usize> {
         let stream = self.stream(context).ok()?;
         let mut event = 0;
@@ -416,10 +417,10 @@ impl Parker {
     }
 }
 
-/// So much is copied between two marks.
+/// How many bytes are copied between two events.
 const BATCH: u64 = 1 << 30;
 
-/// What was parked is on the card again.
+/// Clears the records of pieces that are on the GPU again.
 fn forget(pieces: &[Piece]) {
     let mut table = table::lock();
     for piece in pieces {
@@ -429,7 +430,7 @@ fn forget(pieces: &[Piece]) {
     }
 }
 
-/// Gives the copies of a piece to a stream.
+/// Submits the copies of a piece to a stream.
 fn give(arena: &mut Arena, piece: &Piece, stream: usize, is_out: bool) -> Result<(), u32> {
     let mut copied = 0;
     while copied < piece.bytes {
@@ -448,7 +449,7 @@ fn give(arena: &mut Arena, piece: &Piece, stream: usize, is_out: bool) -> Result
     Ok(())
 }
 
-/// Contexts that may touch memory: those the program made, and those in which there is some.
+/// Contexts that may touch memory: those that the program made, and those that own memory.
 fn all_contexts() -> BTreeSet<usize> {
     let table = table::lock();
     let of_memory = table.physical.values().map(|physical| physical.context);
@@ -456,13 +457,14 @@ fn all_contexts() -> BTreeSet<usize> {
     with_memory.chain(contexts::all()).filter(|context| *context != 0).collect()
 }
 
-/// Whether the contexts of all pieces can still be used.
+/// True if the contexts of all pieces can still be used.
 fn is_well(pieces: &[Piece]) -> bool {
     let contexts: BTreeSet<usize> = pieces.iter().map(|piece| piece.context).collect();
     contexts.into_iter().all(|context| within(context, || done(driver::cuCtxSynchronize())).is_ok())
 }
 
-/// Where memory is mapped as a whole and may be read and written: there it can be copied.
+/// An address where all of the memory is mapped readable and writable, so that it can be copied; `None` if there is
+/// none.
 fn whole(table: &Table, physical: &Physical) -> Option<u64> {
     let own =
         |access: &driver::Access| access.location == physical.properties.location && access.flags == driver::READ_WRITE;
@@ -471,9 +473,9 @@ fn whole(table: &Table, physical: &Physical) -> Option<u64> {
     physical.mapped.iter().copied().find(|at| table.mappings.get(at).is_some_and(is_whole))
 }
 
-/// A piece for each memory that is so, in the order of their handles.
+/// A piece for each memory that `offset` accepts and that is mapped as a whole, in the order of their handles.
 fn pieces(table: &Table, mut offset: impl FnMut(&Physical) -> Option<u64>) -> Vec<Piece> {
-    // What is of no context can be moved by any of its card.
+    // Memory of no context can be moved by any context of its GPU.
     let mut some: BTreeMap<i32, usize> = BTreeMap::new();
     for physical in table.physical.values().filter(|physical| physical.context != 0) {
         some.insert(physical.properties.location.id, physical.context);
@@ -487,7 +489,7 @@ fn pieces(table: &Table, mut offset: impl FnMut(&Physical) -> Option<u64>) -> Ve
     table.physical.iter().filter_map(piece).collect()
 }
 
-/// What can be taken off, one after the other in the arena. What is mapped nowhere as a whole stays.
+/// The pieces that can be taken off, one after the other in the arena. Memory that is mapped nowhere as a whole stays.
 fn plan() -> Vec<Piece> {
     let mut next = 0;
     pieces(&table::lock(), |physical| {
@@ -498,12 +500,12 @@ fn plan() -> Vec<Piece> {
     })
 }
 
-/// What was taken off.
+/// The pieces that were taken off.
 fn parked() -> Vec<Piece> {
     pieces(&table::lock(), |physical| physical.arena)
 }
 
-/// Where each piece's memory is mapped, and what with.
+/// Where the memory of a piece is mapped, and how.
 fn mappings(piece: &Piece) -> Vec<(u64, Mapping)> {
     let table = table::lock();
     let Some(physical) = table.physical.get(&piece.handle) else { return Vec::new() };
@@ -526,7 +528,7 @@ fn take_off(pieces: &[Piece]) {
     }
 }
 
-/// Makes memory for all pieces, or for none.
+/// Allocates memory for all pieces, or for none.
 fn make(pieces: &[Piece]) -> Result<(), u32> {
     let mut made: Vec<(u64, u64)> = Vec::with_capacity(pieces.len());
     for piece in pieces {
@@ -553,7 +555,7 @@ fn make(pieces: &[Piece]) -> Result<(), u32> {
     Ok(())
 }
 
-/// Maps a piece where it was.
+/// Maps a piece at its former addresses.
 fn put_on(piece: &Piece) -> Result<(), String> {
     let Some(real) = table::lock().physical.get(&piece.handle).and_then(|physical| physical.real) else {
         return Ok(());
@@ -586,7 +588,7 @@ mod tests {
             assert!(!parking.is_finished(), "it waits for the call");
             std::thread::yield_now();
         }
-        // It was asked before, and nothing kept it.
+        // The first check for reasons is over, and found none.
         page::hold(Reason::Shared, "cuIpcGetMemHandle");
         gate::leave(0, 0);
         let parked = parking.join().expect("a thread");

@@ -1,9 +1,9 @@
-//! Contexts that reach the memory of other cards.
+//! Contexts that have access to the memory of other GPUs.
 //!
-//! The driver lets a context that asked for it reach all plain memory of another. Here plain memory is mapped,
-//! and each mapping says which cards reach it: so every mapping is told, those there are and those to come.
-//! What is in a pool is not meant, as with the driver. While somebody reaches another card's memory the holder
-//! is not parked.
+//! The driver gives a context that asks for it access to all plain memory of another context. Here plain memory is
+//! mapped, and each mapping lists the GPUs that have access: so the list of every mapping is changed, present and
+//! future. Pools are not affected, as with the driver. While a context has access to another GPU's memory the holder is
+//! not parked.
 
 use crate::driver::{self, Access, Location, ON_CARD, READ_WRITE, current, done, within};
 use crate::table::{self, Whose};
@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::sync::{Mutex, PoisonError};
 
-/// Who reaches whose memory: contexts, and their cards.
+/// Pairs of contexts (with access, owner of the memory), and their GPUs in the same order.
 static PAIRS: Mutex<BTreeMap<(usize, usize), (c_int, c_int)>> = Mutex::new(BTreeMap::new());
 
 fn with<T>(body: impl FnOnce(&mut BTreeMap<(usize, usize), (c_int, c_int)>) -> T) -> T {
@@ -23,7 +23,7 @@ fn access(card: c_int, flags: c_int) -> Access {
     Access { location: Location { kind: ON_CARD, id: card }, flags }
 }
 
-/// What other cards may do with plain memory of a card.
+/// What other GPUs may do with plain memory of a GPU.
 pub fn of(device: c_int) -> Vec<Access> {
     let mut cards: Vec<c_int> =
         with(|pairs| pairs.values().filter(|(_, owner)| *owner == device).map(|(viewer, _)| *viewer).collect());
@@ -32,12 +32,12 @@ pub fn of(device: c_int) -> Vec<Access> {
     cards.into_iter().map(|card| access(card, READ_WRITE)).collect()
 }
 
-/// Whether anybody reaches anything.
+/// True if a context has access to another's memory.
 pub fn is_any() -> bool {
     with(|pairs| !pairs.is_empty())
 }
 
-/// Gives access to all plain memory of a card, or takes it away.
+/// Grants or revokes access to all plain memory of a GPU.
 fn tell(access: Access, owner: c_int) -> Result<(), u32> {
     let table = table::lock();
     let is_its =
@@ -48,12 +48,12 @@ fn tell(access: Access, owner: c_int) -> Result<(), u32> {
     all.into_iter().try_for_each(|(at, bytes)| wrap::give_access(at, bytes, access))
 }
 
-/// The current context reaches another's memory from now on: the driver has agreed.
+/// Notes that the current context has access to another's memory from now on, after the driver has accepted it.
 pub fn enabled(other: usize) -> Result<(), u32> {
     let (own, card) = current()?;
     let mut owner = 0;
     within(other, || done(driver::cuCtxGetDevice(&raw mut owner)))?;
-    // First it is known: what is mapped from now on looks here.
+    // Recorded first: memory that is mapped from now on reads this.
     with(|pairs| pairs.insert((own, other), (card, owner)));
     let told = tell(access(card, READ_WRITE), owner);
     if told.is_err() {
@@ -62,15 +62,15 @@ pub fn enabled(other: usize) -> Result<(), u32> {
     told
 }
 
-/// It does not any more.
+/// Notes that the current context no longer has access to another's memory.
 pub fn disabled(other: usize) -> Result<(), u32> {
     let (own, _) = current()?;
     end(|pair| pair == (own, other))
 }
 
-/// A context is gone, and what it reached.
+/// Ends all access of and to a context that is gone.
 pub fn forget(context: usize) {
-    // Whatever cannot be taken away is reached by nobody.
+    // Access that cannot be revoked is not used by any context.
     let _ = end(|(own, other)| own == context || other == context);
 }
 
@@ -81,7 +81,7 @@ fn end(is_over: impl Fn((usize, usize)) -> bool) -> Result<(), u32> {
         gone
     });
     for (card, owner) in gone {
-        // Another context of the same card may still reach it.
+        // Another context of the same GPU may still have access.
         if !of(owner).iter().any(|access| access.location.id == card) {
             tell(access(card, 0), owner)?;
         }

@@ -1,12 +1,12 @@
-//! Pools of the shim's own: memory in the order of streams that can be taken off the card like any other.
+//! The shim's own pools: stream-ordered memory that can be taken off the GPU like any other.
 //!
-//! A pool of the driver's is known by its handle, and stays empty; what is allocated from it comes from spans
-//! that are mapped as plain allocations are. A range that was freed is its stream's at once, and others' when
-//! the event that was recorded with it is passed, or after a wait for it. Pools that are to be handed to other
-//! processes, or are of the host, are the driver's alone, and so is what a capture allocates.
+//! A pool is known by the handle of a pool of the driver, which stays empty: allocations from it come from spans that
+//! are mapped as plain allocations are. A freed range can be reused by its own stream at once, and by other streams
+//! after the event that was recorded with it has completed, or after a wait for that event. Pools that are shared with
+//! other processes, or that are on the host, are left to the driver, and so are allocations of a capture.
 //!
-//! What a pool keeps beyond its threshold is told as free at once, and given back when the program is idle or
-//! somebody needs it: mapping memory takes longer than launching a kernel.
+//! Memory that a pool keeps beyond its threshold is reported as free at once. It is given back when the program is idle
+//! or an allocation needs it, because mapping memory takes longer than launching a kernel.
 
 use crate::driver::{self, Access, ON_CARD, READ_WRITE, current, done, within};
 use crate::gate;
@@ -22,70 +22,69 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Spans are multiples of this.
 const GRANULE: u64 = 2 << 20;
-/// Smaller allocations have spans of their own, so that they are not in the way of large ones.
+/// Smaller allocations have separate spans, so that they do not fragment those of large ones.
 const LARGE: u64 = 1 << 20;
-/// A span is made larger than what is asked for by a part of what there is, at most to this.
+/// A new span has an eighth of the pool's present size, at most this, or the size of the request if that is larger.
 const GROWTH_MAX: u64 = 32 << 20;
 /// The default streams as every program may name them: the context's, and the thread's.
 const LEGACY: usize = 1;
 pub const PER_THREAD: usize = 2;
 
-/// `CU_MEMPOOL_ATTR_…`, as far as they change something here.
+/// `CU_MEMPOOL_ATTR_…`, as far as they change anything here.
 const REUSE_INTERNAL: usize = 2;
 const THRESHOLD: c_int = 4;
 
-/// A pool.
 struct Pool {
     handle: usize,
     device: c_int,
-    /// The program destroyed it; it goes with its last allocation.
+    /// The program destroyed the pool; it goes with its last allocation.
     is_gone: bool,
-    /// At most so many bytes; zero: as many as there are.
+    /// The largest size of the pool; zero: no limit.
     max_bytes: u64,
-    /// Whether freed memory may be reused in three ways.
+    /// Whether freed memory may be reused, for each of the three reuse attributes.
     reuse: [u32; 3],
     threshold: u64,
     used: u64,
     used_high: u64,
     reserved: u64,
     reserved_high: u64,
-    /// What other cards may do with its memory.
+    /// What other GPUs may do with the pool's memory.
     access: Vec<Access>,
     small: Ranges,
     large: Ranges,
 }
 
-/// All of them.
+/// All pools of the process.
 #[derive(Default)]
 struct Pools {
     next: u64,
     has_defaults: bool,
-    /// Numbers of pools by their handle: the driver may give a handle again.
+    /// Numbers of pools by their handle: the driver may reuse a handle.
     known: BTreeMap<usize, u64>,
     pools: BTreeMap<u64, Pool>,
     /// Events that are not in use, by context.
     events: BTreeMap<usize, Vec<usize>>,
-    /// Plain allocations that were freed in the order of a stream, and what is waited for.
+    /// Plain allocations that were freed in the order of a stream, and the event each waits for.
     late: Vec<(u64, Block, Wait)>,
 }
 
 static POOLS: Mutex<Option<Pools>> = Mutex::new(None);
-/// Streams, by context, handle and thread, and the number of each.
+/// The number of each stream, by context, handle and thread.
 static LANES: Mutex<BTreeMap<(usize, usize, u64), u64>> = Mutex::new(BTreeMap::new());
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
 thread_local! {
-    /// A thread's own number, which no other thread ever has; zero: not given yet.
+    /// A thread's own number, which no other thread ever has; zero: not assigned yet.
     static THREAD: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Does something with the pools. Only calls that return at once are made meanwhile.
+/// Runs `body` with the pools locked. Only driver calls that return at once are made meanwhile.
 fn with<T>(body: impl FnOnce(&mut Pools) -> T) -> T {
     let mut guard: MutexGuard<'_, Option<Pools>> = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
     body(guard.get_or_insert_with(Pools::default))
 }
 
-/// A stream, as it is known here.
+/// A stream with its context and its lane number.
 #[derive(Clone, Copy)]
 pub struct Stream {
     handle: usize,
@@ -95,7 +94,7 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// The stream that a program named; `is_own`: zero is the thread's own one.
+    /// The stream that a program named; with `is_own`, zero names the thread's own default stream.
     pub fn named(handle: usize, is_own: bool) -> Result<Stream, u32> {
         let (context, device) = current()?;
         let handle = match handle {
@@ -110,7 +109,7 @@ impl Stream {
         Ok(Stream { handle, context, device, lane })
     }
 
-    /// Records an event: what is freed now is everybody's when it is passed.
+    /// Records an event: memory that is freed now can be used by other streams when it has completed.
     fn record(&self) -> Result<Wait, u32> {
         let known = with(|pools| pools.events.get_mut(&self.context).and_then(Vec::pop));
         let (mut event, is_new) = (known.unwrap_or(0), known.is_none());
@@ -140,7 +139,7 @@ impl Stream {
     }
 }
 
-/// The context of a stream, and its card.
+/// The context of a stream, and its GPU.
 fn owner(stream: usize, current: (usize, c_int)) -> Result<(usize, c_int), u32> {
     let mut context = 0;
     done(driver::cuStreamGetCtx(stream, &raw mut context))?;
@@ -161,17 +160,17 @@ fn thread_number() -> u64 {
     })
 }
 
-/// Whether an event is passed. One that cannot be asked is not.
+/// True if an event has completed; false if the driver cannot say.
 fn is_passed(wait: &Wait) -> bool {
     match driver::cuEventQuery(wait.event) {
         driver::SUCCESS => true,
         driver::NOT_READY => false,
-        // Some drivers want a context to be asked in.
+        // Some drivers need a current context for the query.
         _ => within(wait.context, || done(driver::cuEventQuery(wait.event))).is_ok(),
     }
 }
 
-/// While something is captured, what this thread does here is none of the capture's business.
+/// While this lives, the calls of this thread do not affect open captures.
 struct Outside(Option<c_int>);
 
 impl Outside {
@@ -225,18 +224,18 @@ impl Pool {
         self.used_high = self.used_high.max(self.used);
     }
 
-    /// Bytes of spans that could be given back.
+    /// Bytes in spans that could be given back.
     fn idle(&self) -> u64 {
         self.small.idle().into_iter().chain(self.large.idle()).map(|(_, bytes)| bytes).sum()
     }
 
-    /// What is kept less what goes beyond the threshold and could go now.
+    /// Reserved bytes, less the idle bytes beyond the threshold.
     fn told_reserved(&self) -> u64 {
         let beyond = self.reserved.saturating_sub(self.kept());
         self.reserved - beyond.min(self.idle())
     }
 
-    /// So much it keeps when nobody needs it.
+    /// How many bytes the pool keeps while they are not needed.
     fn kept(&self) -> u64 {
         if self.is_gone { 0 } else { self.threshold }
     }
@@ -253,7 +252,7 @@ impl Pools {
         self.pools.insert(self.next, Pool::new(handle, device, max_bytes));
     }
 
-    /// Every card has a pool.
+    /// Adds the default pool of every GPU, once.
     fn find_defaults(&mut self) {
         if std::mem::replace(&mut self.has_defaults, true) {
             return;
@@ -273,7 +272,7 @@ impl Pools {
         self.known.get(&handle).copied()
     }
 
-    /// Events that nobody waits for any more can be recorded again.
+    /// Makes events that no range waits for available for recording again.
     fn recycle(&mut self, spent: Vec<Wait>) {
         for wait in spent {
             let known = self.events.entry(wait.context).or_default();
@@ -302,7 +301,7 @@ impl Pools {
         pool.ranges(bytes).give(at, bytes, waits);
     }
 
-    /// Takes idle spans out of pools of a card, as long as a pool has more than `keep` says.
+    /// Removes idle spans from the pools that `is_meant` selects, as long as a pool has more than `keep` bytes.
     fn idle_spans(&mut self, is_meant: impl Fn(&Pool) -> bool, keep: impl Fn(&Pool) -> u64) -> Vec<u64> {
         let (mut spent, mut spans) = (Vec::new(), Vec::new());
         for pool in self.pools.values_mut().filter(|pool| is_meant(pool)) {
@@ -335,14 +334,14 @@ fn drop_spans(spans: Vec<u64>) -> bool {
     is_some
 }
 
-/// Gives all back of a card that nobody uses. Returns whether there was something.
+/// Gives back all idle spans of a GPU. Returns whether there were any.
 pub fn release(device: c_int) -> bool {
     let _relaxed = Outside::begin();
     free_late();
     drop_spans(with(|pools| pools.idle_spans(|pool| pool.device == device, |_| 0)))
 }
 
-/// Whether something is kept that should be given back.
+/// True if pools keep memory that should be given back.
 pub fn has_excess() -> bool {
     if !table::lock().deferred.is_empty() {
         return true;
@@ -350,13 +349,13 @@ pub fn has_excess() -> bool {
     with(|pools| !pools.late.is_empty() || pools.pools.values().any(|pool| pool.reserved > pool.kept()))
 }
 
-/// Gives back what pools keep beyond their thresholds. The card is idle.
+/// Gives back idle spans beyond the pools' thresholds. Called while the GPU is idle.
 pub fn sweep() {
     free_late();
     drop_spans(with(|pools| pools.idle_spans(|_| true, Pool::kept)));
 }
 
-/// Bytes of a card that are told as free though they are not given back yet.
+/// Bytes of a GPU that are reported as free although they are not given back yet.
 pub fn excess(device: c_int) -> u64 {
     let _relaxed = Outside::begin();
     with(|pools| {
@@ -371,8 +370,8 @@ pub fn excess(device: c_int) -> u64 {
     })
 }
 
-/// Allocates in the order of a stream, from the pool with a handle or from the card's own. Nothing: the pool
-/// is the driver's alone.
+/// Allocates in the order of a stream, from the pool with a handle or from the GPU's current pool. Returns `None` if
+/// the pool is the driver's own.
 pub fn alloc(from: Option<usize>, bytes: u64, stream: &Stream) -> Result<Option<u64>, u32> {
     let _relaxed = Outside::begin();
     let handle = match from {
@@ -396,7 +395,7 @@ pub fn alloc(from: Option<usize>, bytes: u64, stream: &Stream) -> Result<Option<
     Ok(Some(at))
 }
 
-/// Takes from a new span.
+/// Allocates from a new span.
 fn grow(number: u64, bytes: u64, stream: &Stream) -> Result<u64, u32> {
     let about = with(|pools| {
         pools.pools.get(&number).map(|pool| (pool.device, pool.max_bytes, pool.reserved, pool.access.clone()))
@@ -405,7 +404,7 @@ fn grow(number: u64, bytes: u64, stream: &Stream) -> Result<u64, u32> {
     let room = if max_bytes == 0 { u64::MAX } else { max_bytes.saturating_sub(reserved) };
     let least = bytes.checked_next_multiple_of(GRANULE).filter(|least| *least <= room).ok_or(driver::OUT_OF_MEMORY)?;
     let wish = (reserved / 8).min(GROWTH_MAX).next_multiple_of(GRANULE).max(least).min(room / GRANULE * GRANULE);
-    // A context of another card cannot reach it.
+    // A context of another GPU cannot reach the span.
     let context = if device == stream.device { stream.context } else { 0 };
     let once = |bytes| wrap::allocate_once(bytes, context, device, Whose::Pool, &access);
     let made = match once(wish) {
@@ -413,7 +412,7 @@ fn grow(number: u64, bytes: u64, stream: &Stream) -> Result<u64, u32> {
         other => other.map(|at| (at, wish)),
     };
     let (span, length) = made?;
-    // At once, or another thread would be faster.
+    // Taken at once, or another thread could take it first.
     let taken = with(|pools| {
         let pool = pools.pools.get_mut(&number)?;
         pool.reserved += length;
@@ -428,7 +427,8 @@ fn grow(number: u64, bytes: u64, stream: &Stream) -> Result<u64, u32> {
     taken.ok_or(driver::INVALID_VALUE)
 }
 
-/// There is no room: waits in the stream for what another has freed, or gives back what is kept elsewhere.
+/// Called when memory is short: makes the stream wait for memory that another stream freed, or gives back idle memory
+/// of other pools.
 fn squeeze(number: u64, bytes: u64, stream: &Stream) -> Result<u64, u32> {
     if let Some(at) = take_after_wait(number, bytes, stream)? {
         return Ok(at);
@@ -439,7 +439,7 @@ fn squeeze(number: u64, bytes: u64, stream: &Stream) -> Result<u64, u32> {
     {
         return Ok(at);
     }
-    // What is being freed may be all that is missing.
+    // Memory that is being freed may be enough.
     let waits = with(|pools| {
         let own = pools.pools.values_mut().filter(|pool| pool.device == device);
         own.flat_map(|pool| [pool.small.waits(), pool.large.waits()].concat()).collect::<Vec<Wait>>()
@@ -454,7 +454,7 @@ fn squeeze(number: u64, bytes: u64, stream: &Stream) -> Result<u64, u32> {
     grow(number, bytes, stream)
 }
 
-/// Takes what another stream has freed, and makes this one wait for it.
+/// Takes memory that another stream has freed, and makes this stream wait for it.
 fn take_after_wait(number: u64, bytes: u64, stream: &Stream) -> Result<Option<u64>, u32> {
     let found = with(|pools| {
         let pool = pools.pools.get_mut(&number).filter(|pool| pool.reuse[REUSE_INTERNAL] != 0)?;
@@ -478,11 +478,11 @@ fn take_after_wait(number: u64, bytes: u64, stream: &Stream) -> Result<Option<u6
     waited.map(|()| Some(at))
 }
 
-/// Frees what was allocated here in the order of a stream. Nothing: it is not from here.
+/// Frees a pool allocation in the order of a stream. Returns `None` if the address is not from a pool of the shim.
 pub fn free(at: u64, stream: impl FnOnce() -> Result<Stream, u32>) -> Option<Result<(), u32>> {
     let block = table::lock().blocks.get(&at).copied().filter(|block| block.pool != 0)?;
     let _relaxed = Outside::begin();
-    // While the memory is away nothing runs, and nothing must be waited for.
+    // While the memory is away nothing runs, so there is nothing to wait for.
     let wait = if gate::is_away() {
         None
     } else {
@@ -504,12 +504,12 @@ pub fn free(at: u64, stream: impl FnOnce() -> Result<Stream, u32>) -> Option<Res
     Some(if is_ours { Ok(()) } else { Err(driver::INVALID_VALUE) })
 }
 
-/// A block that is in the list no more, and that nothing uses: it is everybody's.
+/// Gives back a block that was taken out of the table and that no work uses: any stream may have it.
 pub fn give_back(at: u64, block: &Block) {
     with(|pools| pools.give(block.pool, at, rounded(block.bytes).unwrap_or(block.bytes), Vec::new()));
 }
 
-/// Frees a plain allocation when a stream has come so far. It is in the list no more.
+/// Frees a plain allocation when a stream has reached this point. It was taken out of the table before.
 pub fn free_later(at: u64, block: Block, stream: &Stream) -> Result<(), u32> {
     let _relaxed = Outside::begin();
     let wait = stream.record()?;
@@ -517,7 +517,7 @@ pub fn free_later(at: u64, block: Block, stream: &Stream) -> Result<(), u32> {
     Ok(())
 }
 
-/// Frees plain allocations whose streams have come so far.
+/// Frees the plain allocations of [`free_later`] that have been reached by their streams.
 pub fn free_late() {
     let gone = with(|pools| {
         let (gone, late) =
@@ -529,12 +529,12 @@ pub fn free_late() {
     gone.into_iter().for_each(|(at, block, _)| wrap::drop_block((at, block)));
 }
 
-/// A stream may end now: the next one can have its handle.
+/// Forgets a stream before it ends, because a new stream can get its handle.
 pub fn forget_stream(stream: usize) {
     LANES.lock().unwrap_or_else(PoisonError::into_inner).retain(|(_, handle, _), _| *handle != stream);
 }
 
-/// A context is gone, and nothing of it runs: whoever waited for its events waits no more.
+/// Forgets a context that is gone: nothing of it runs, so nothing waits for its events any more.
 pub fn forget_context(context: usize) {
     LANES.lock().unwrap_or_else(PoisonError::into_inner).retain(|(own, ..), _| *own != context);
     let late = with(|pools| {
@@ -552,7 +552,7 @@ pub fn forget_context(context: usize) {
     late.into_iter().for_each(|(at, block, _)| wrap::drop_block((at, block)));
 }
 
-/// The program made a pool: of a card, and with memory of the shim's.
+/// Adds a pool that the program made on a GPU, with memory of the shim.
 pub fn made(handle: usize, device: c_int, max_bytes: u64) {
     with(|pools| {
         pools.find_defaults();
@@ -560,12 +560,12 @@ pub fn made(handle: usize, device: c_int, max_bytes: u64) {
     });
 }
 
-/// The program destroys a pool: the driver may give its handle again. Returns what it was known by.
+/// Forgets the handle of a pool before it is destroyed, because the driver may reuse it. Returns the pool's number.
 pub fn forget(handle: usize) -> Option<u64> {
     with(|pools| pools.known.remove(&handle))
 }
 
-/// It is destroyed, or not, as the driver says.
+/// Completes [`forget`]: the driver has destroyed the pool, or refused.
 pub fn destroyed(handle: usize, number: u64, is_gone: bool) {
     let spans = with(|pools| {
         if !is_gone {
@@ -580,7 +580,7 @@ pub fn destroyed(handle: usize, number: u64, is_gone: bool) {
     drop_spans(spans);
 }
 
-/// Gives back what a pool keeps, down to so many bytes.
+/// Gives back idle spans of a pool, down to `keep` bytes.
 pub fn trim(handle: usize, keep: u64) {
     let spans = with(|pools| {
         let number = pools.number(handle);
@@ -590,7 +590,7 @@ pub fn trim(handle: usize, keep: u64) {
     drop_spans(spans);
 }
 
-/// A number about a pool of the shim's.
+/// The value of an attribute of one of the shim's pools; `None` if the pool or attribute is not the shim's.
 pub fn attribute(handle: usize, attribute: c_int) -> Option<u64> {
     with(|pools| {
         let number = pools.number(handle)?;
@@ -613,7 +613,7 @@ pub fn attribute(handle: usize, attribute: c_int) -> Option<u64> {
     })
 }
 
-/// Changes one: the driver has agreed.
+/// Changes an attribute, after the driver has accepted it.
 pub fn set_attribute(handle: usize, attribute: c_int, value: u64) {
     with(|pools| {
         let Some(number) = pools.number(handle) else { return };
@@ -628,7 +628,8 @@ pub fn set_attribute(handle: usize, attribute: c_int, value: u64) {
     });
 }
 
-/// What other cards may do with a pool's memory: the driver has agreed. Returns whether others may now.
+/// Sets what other GPUs may do with a pool's memory, after the driver has accepted it. Returns whether any other GPU
+/// has access now.
 pub fn set_access(handle: usize, given: &[Access]) -> Result<bool, u32> {
     let found = with(|pools| {
         let number = pools.number(handle)?;
@@ -656,7 +657,7 @@ pub fn set_access(handle: usize, given: &[Access]) -> Result<bool, u32> {
     Ok(is_shared)
 }
 
-/// Whether other cards reach memory of a pool.
+/// True if another GPU has access to memory of a pool.
 pub fn is_reached() -> bool {
     with(|pools| pools.pools.values().any(|pool| !pool.access.is_empty()))
 }

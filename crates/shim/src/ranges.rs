@@ -1,22 +1,22 @@
-//! Memory that is free for those who come later: ranges of spans, and who may have which when.
+//! Free memory for later allocations: ranges of spans, and which stream may have which range when.
 //!
-//! A range that was given back in the order of a stream is that stream's at once; others have it when the
-//! events that were recorded with it are passed. Neighbours are put together again where the same stream
-//! gave them back. Nothing here calls the driver: whoever asks says which events are passed.
+//! A range that was given back in the order of a stream can be used by that stream at once, and by others when the
+//! events that were recorded with it have completed. Neighbours are merged if the same stream gave them back. Nothing
+//! here calls the driver: the caller says which events have completed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Sizes and addresses are multiples of this.
 pub const UNIT: u64 = 512;
-/// A range waits for so many events at most; it is not put together with another beyond.
+/// A range waits for at most this many events; ranges are not merged beyond it.
 const WAITS_MAX: usize = 16;
-/// So many ranges are looked at whose events may be passed.
+/// At most this many ranges of other streams are checked for completed events.
 const LOOKS_MAX: usize = 32;
 
-/// What must be passed before others may have a range.
+/// An event that must have completed before other streams may have a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wait {
-    /// The stream it was given back in: its own number, which no other stream has.
+    /// The stream that gave the range back: its own number, which no other stream has.
     pub lane: u64,
     /// In which context the event was made.
     pub context: usize,
@@ -39,13 +39,13 @@ pub struct Ranges {
     by_size: BTreeSet<(u64, u64)>,
 }
 
-/// So many bytes are taken for so many.
+/// How many bytes an allocation of `bytes` takes; `None` on overflow.
 pub fn rounded(bytes: u64) -> Option<u64> {
     bytes.checked_next_multiple_of(UNIT)
 }
 
 impl Ranges {
-    /// A new span, all of it free.
+    /// Adds a span, all of it free.
     pub fn add(&mut self, at: u64, bytes: u64) {
         self.spans.insert(at, bytes);
         self.put(at, Range { bytes, waits: Vec::new() });
@@ -67,8 +67,8 @@ impl Ranges {
         Some(range)
     }
 
-    /// Takes so many bytes that a lane may have now. `is_passed` says it of an event. Events that this range
-    /// needs no more go to `spent`; another may still wait for them.
+    /// Takes `bytes` that a lane may have now, or returns `None`. `is_passed` says whether an event has completed.
+    /// Events that this range needs no more go to `spent`; other ranges may still wait for them.
     pub fn take(
         &mut self,
         bytes: u64,
@@ -91,14 +91,14 @@ impl Ranges {
         Some(at)
     }
 
-    /// Takes so many bytes, whoever has them: with what must be waited for first.
+    /// Takes `bytes` of any lane, and returns the address with the events that must be waited for first.
     pub fn take_any(&mut self, bytes: u64) -> Option<(u64, Vec<Wait>)> {
         let (_, at) = *self.by_size.range((bytes, 0)..).next()?;
         let range = self.pull(at)?;
         Some(self.cut(at, range, bytes))
     }
 
-    /// The first part is taken; the rest stays, with the same waits.
+    /// Takes the first part; the rest stays free, with the same waits.
     fn cut(&mut self, at: u64, range: Range, bytes: u64) -> (u64, Vec<Wait>) {
         if range.bytes > bytes {
             self.put(at + bytes, Range { bytes: range.bytes - bytes, waits: range.waits.clone() });
@@ -106,7 +106,7 @@ impl Ranges {
         (at, range.waits)
     }
 
-    /// Gives a range back. `waits`: what must be passed before others may have it.
+    /// Gives a range back. `waits`: events that must have completed before other streams may have it.
     pub fn give(&mut self, at: u64, bytes: u64, waits: Vec<Wait>) {
         let Some((first, length)) = self.spans.range(..=at).next_back().map(|(at, bytes)| (*at, *bytes)) else {
             return;
@@ -129,14 +129,14 @@ impl Ranges {
         self.put(own.0, own.1);
     }
 
-    /// Whether a free range may be put together with another.
+    /// True if a free range may be merged with another.
     fn is_alike(&self, near: u64, other: &Range) -> bool {
         let Some(range) = self.free.get(&near) else { return false };
         let lanes: BTreeSet<u64> = range.waits.iter().chain(&other.waits).map(|wait| wait.lane).collect();
         lanes.len() <= 1 && range.waits.len() + other.waits.len() <= WAITS_MAX
     }
 
-    /// Forgets events that are passed, and puts together what may be. They go to `spent`.
+    /// Drops completed events, which go to `spent`, and merges ranges where possible.
     pub fn tidy(&mut self, mut is_passed: impl FnMut(&Wait) -> bool, spent: &mut Vec<Wait>) {
         let all: Vec<Wait> = self.waits();
         let passed: Vec<Wait> = all.into_iter().filter(|wait| is_passed(wait)).collect();
@@ -157,7 +157,7 @@ impl Ranges {
         spent.extend(passed);
     }
 
-    /// Every event that something waits for, once.
+    /// Every event that a range waits for, once.
     pub fn waits(&self) -> Vec<Wait> {
         let mut all: Vec<Wait> = Vec::new();
         for wait in self.free.values().flat_map(|range| &range.waits) {
@@ -168,12 +168,12 @@ impl Ranges {
         all
     }
 
-    /// Whether a range waits for this.
+    /// True if a range waits for this event.
     pub fn is_waited_for(&self, wait: &Wait) -> bool {
         self.free.values().any(|range| range.waits.contains(wait))
     }
 
-    /// Spans that are free as a whole, and nothing waits for: where, and how long.
+    /// Address and length of spans that are entirely free and wait for no event.
     pub fn idle(&self) -> Vec<(u64, u64)> {
         let is_idle = |(at, bytes): &(&u64, &u64)| {
             self.free.get(at).is_some_and(|range| range.bytes == **bytes && range.waits.is_empty())
@@ -181,13 +181,13 @@ impl Ranges {
         self.spans.iter().filter(is_idle).map(|(at, bytes)| (*at, *bytes)).collect()
     }
 
-    /// Takes an idle span out.
+    /// Removes an idle span.
     pub fn remove(&mut self, at: u64) {
         self.pull(at);
         self.spans.remove(&at);
     }
 
-    /// Where the spans are, and how long each is.
+    /// Address and length of each span.
     pub fn spans(&self) -> impl Iterator<Item = (u64, u64)> {
         self.spans.iter().map(|(at, bytes)| (*at, *bytes))
     }
@@ -248,7 +248,7 @@ mod tests {
 
     #[test]
     fn nobody_gets_what_another_has_whatever_comes() {
-        // Random takes and gives of four lanes, against a list of who has what.
+        // Random takes and gives of four lanes, checked against a list of what each lane holds.
         let (mut ranges, mut held, mut number, mut events) = (Ranges::default(), Vec::new(), 1_u64, 0_usize);
         ranges.add(SPAN, 64 * UNIT);
         ranges.add(SPAN + 64 * UNIT, 64 * UNIT);

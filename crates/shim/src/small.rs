@@ -2,40 +2,40 @@
 
 use std::collections::BTreeMap;
 
-/// Allocations from this size on have memory of their own.
+/// Allocations of this size or more have memory of their own.
 pub const LARGE: u64 = 1 << 20;
-/// A chunk.
+/// The size of a chunk.
 pub const CHUNK: u64 = 2 << 20;
-/// The smallest slot, and so what every address is a multiple of.
+/// The smallest slot; every address is a multiple of it.
 const SMALLEST: u64 = 512;
 
-/// A chunk whose slots have one size.
+/// A chunk with slots of one size.
 struct Chunk {
     slot: u64,
     device: i32,
     free: Vec<u64>,
 }
 
-/// Chunks, by where they are.
+/// Chunks, by address.
 #[derive(Default)]
 pub struct Small {
     chunks: BTreeMap<u64, Chunk>,
 }
 
-/// The size of the slot for so many bytes.
+/// The size of the slot for an allocation of `bytes`.
 pub fn slot(bytes: u64) -> u64 {
     bytes.next_power_of_two().max(SMALLEST)
 }
 
 impl Small {
-    /// A free slot on a card, if a chunk has one.
+    /// Takes a free slot on a GPU; `None` if no chunk has one.
     pub fn take(&mut self, device: i32, bytes: u64) -> Option<u64> {
         let slot = slot(bytes);
         let mut fitting = self.chunks.values_mut().filter(|chunk| chunk.device == device && chunk.slot == slot);
         fitting.find_map(|chunk| chunk.free.pop())
     }
 
-    /// A new chunk. Returns its first slot.
+    /// Adds a chunk. Returns its first slot.
     pub fn add(&mut self, device: i32, bytes: u64, at: u64) -> u64 {
         let slot = slot(bytes);
         let free = (1..CHUNK / slot).rev().map(|number| at + number * slot).collect();
@@ -43,7 +43,7 @@ impl Small {
         at
     }
 
-    /// Gives a slot back. Returns the chunk if nothing of it is left; it is not known any more then.
+    /// Gives a slot back. Returns the chunk if all its slots are free; the chunk is then forgotten.
     pub fn give_back(&mut self, at: u64) -> Option<u64> {
         let (first, chunk) = self.chunks.range_mut(..=at).next_back()?;
         let first = *first;

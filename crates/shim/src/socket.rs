@@ -1,4 +1,4 @@
-//! Sockets of packets, with descriptors that come along: to the daemon, and between processes that share memory.
+//! Packet sockets that can pass descriptors: to the daemon, and between processes that share memory.
 
 use std::fs::File;
 use std::io;
@@ -7,17 +7,17 @@ use std::sync::atomic::AtomicI32;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-/// A socket that keeps the bounds of packets.
+/// A socket that preserves packet boundaries.
 pub struct Socket(OwnedFd);
 
 /// Descriptors that a forked child must not keep; -1: none.
 static KEPT: [AtomicI32; 2] = [const { AtomicI32::new(-1) }; 2];
 
-/// A socket that stays until the process ends, or for long: children close it.
+/// A socket that stays open until the process ends, or for long: forked children close it.
 pub struct Kept<'a>(&'a Socket, usize);
 
 impl<'a> Kept<'a> {
-    /// Keeps it. There is room for one line to the daemon and one place to listen at.
+    /// Registers the socket. There is a place for one connection to the daemon and for one listening socket.
     pub fn new(socket: &'a Socket, place: usize) -> Kept<'a> {
         KEPT[place].store(socket.0.as_raw_fd(), SeqCst);
         Kept(socket, place)
@@ -37,7 +37,7 @@ impl Drop for Kept<'_> {
     }
 }
 
-/// Closes what a child has of its parent's sockets.
+/// Closes a child's copies of its parent's sockets.
 pub fn close_in_child() {
     for kept in &KEPT {
         let descriptor = kept.swap(-1, SeqCst);
@@ -59,7 +59,7 @@ fn address(name: &[u8]) -> io::Result<(libc::sockaddr_un, libc::socklen_t)> {
     for (place, byte) in address.sun_path.iter_mut().zip(name) {
         *place = *byte as libc::c_char;
     }
-    // Of an abstract name every byte counts.
+    // In an abstract name every byte counts.
     let extra = usize::from(name.first() != Some(&0));
     Ok((address, (size_of::<libc::sa_family_t>() + name.len() + extra) as libc::socklen_t))
 }
@@ -77,7 +77,7 @@ impl Socket {
         }
     }
 
-    /// Connected to who listens there.
+    /// Connects to the socket that listens at a name.
     pub fn connect(name: &[u8]) -> io::Result<Socket> {
         let (socket, (address, length)) = (Socket::new()?, address(name)?);
         // SAFETY: the address lives until the call returns.
@@ -85,7 +85,7 @@ impl Socket {
         Ok(socket)
     }
 
-    /// Listens there.
+    /// Listens at a name.
     pub fn listen(name: &[u8]) -> io::Result<Socket> {
         let (socket, (address, length)) = (Socket::new()?, address(name)?);
         // SAFETY: the address lives until the call returns.
@@ -96,7 +96,7 @@ impl Socket {
         Ok(socket)
     }
 
-    /// The next who comes.
+    /// Accepts the next connection.
     pub fn accept(&self) -> io::Result<Socket> {
         // SAFETY: what comes back is ours, once it is checked.
         unsafe {
@@ -106,7 +106,7 @@ impl Socket {
         }
     }
 
-    /// The user at the other end, as the kernel says.
+    /// The user at the other end, as the kernel reports it.
     pub fn peer_uid(&self) -> io::Result<libc::uid_t> {
         // SAFETY: the structure is plain numbers, and as long as it says.
         unsafe {
@@ -118,7 +118,7 @@ impl Socket {
         }
     }
 
-    /// Says something, with a descriptor.
+    /// Sends a packet, with a descriptor if there is one.
     pub fn send(&self, bytes: &[u8], descriptor: Option<&OwnedFd>) -> io::Result<()> {
         let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
         let mut control = [0_u64; 4];
@@ -141,7 +141,7 @@ impl Socket {
         if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
-    /// What is said within some time, with the descriptor that came along; nothing: nothing was.
+    /// Receives a packet within `pause`, with the descriptor that came along; `None` if nothing came.
     pub fn receive(&self, bytes: &mut [u8], pause: Duration) -> io::Result<Option<(usize, Option<File>)>> {
         let mut poll = libc::pollfd { fd: self.0.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         // SAFETY: the structure lives until the call returns.

@@ -1,31 +1,31 @@
-//! What is mapped where: memory of the driver, and the allocations that programs think they have.
+//! What is mapped where: memory of the driver, and the allocations that the program sees.
 //!
-//! Memory is known by a handle of the shim's own, which stays when the memory is taken off the card and
-//! other memory is put in its place. No call of the driver is made while the table is locked.
+//! Memory is known by a handle of the shim, which stays the same when the memory is taken off the GPU and other memory
+//! replaces it. No call of the driver is made while the table is locked.
 
 use crate::driver::{Access, Properties};
 use crate::small::Small;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Handles that programs get look like none of the driver's.
+/// The shim's handles for programs are unlike any of the driver's.
 const FIRST_HANDLE: u64 = 0x5b1e_0000_0000_0000;
 
-/// Memory of a card.
+/// Memory of a GPU.
 pub struct Physical {
-    /// The driver's handle; none: it is parked.
+    /// The driver's handle; `None` while it is parked.
     pub real: Option<u64>,
     /// How much.
     pub bytes: u64,
-    /// As it was asked for.
+    /// As requested.
     pub properties: Properties,
-    /// As it was asked for.
+    /// As requested.
     pub flags: u64,
-    /// Of which card, as the driver numbers it.
+    /// The GPU that it is on.
     pub uuid: [u8; 16],
-    /// In which context it was made; zero: none.
+    /// The context in which it was made; zero: none.
     pub context: usize,
-    /// How often the program has its handle; zero: it gave it back, and it lives in its mappings.
+    /// How many references the program has to the handle; zero: only its mappings keep the memory alive.
     pub count: usize,
     /// Where it is mapped.
     pub mapped: BTreeSet<u64>,
@@ -36,47 +36,47 @@ pub struct Physical {
 /// A mapping of memory at an address.
 #[derive(Clone)]
 pub struct Mapping {
-    /// Of which memory, by the shim's handle.
+    /// The memory, by the shim's handle.
     pub handle: u64,
     /// How long.
     pub bytes: u64,
-    /// From where in the memory.
+    /// The offset in the memory.
     pub offset: u64,
-    /// What may be done with it, by whom.
+    /// What each GPU may do with it.
     pub access: Vec<Access>,
-    /// Whose mapping it is.
+    /// The owner of the mapping.
     pub whose: Whose,
 }
 
-/// Whose a mapping is.
+/// The owner of a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Whose {
-    /// The program's, which mapped it itself.
+    /// The program, which mapped it itself.
     Program,
-    /// Of plain allocations: the program knows of blocks in it.
+    /// Plain allocations: the program sees only the blocks in it.
     Plain,
-    /// Of a pool: likewise.
+    /// A pool: the program sees only the blocks in it.
     Pool,
 }
 
-/// An allocation that the program made with a plain call, or in the order of a stream.
+/// An allocation that the program made with a plain or a stream-ordered call.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Block {
-    /// As it was asked for.
+    /// The size as requested.
     pub bytes: u64,
-    /// In which context.
+    /// The context in which it was made.
     pub context: usize,
-    /// It is a part of a chunk for small ones.
+    /// True if it is a part of a chunk for small allocations.
     pub is_small: bool,
-    /// It is memory of another process.
+    /// True if it is memory of another process.
     pub is_import: bool,
-    /// Of which pool, by the shim's number; zero: of none.
+    /// The pool it is from, by the shim's number; zero: none.
     pub pool: u64,
     /// A number that no other allocation has.
     pub id: u64,
 }
 
-/// All of it.
+/// All memory, mappings and allocations of the process.
 #[derive(Default)]
 pub struct Table {
     next: u64,
@@ -88,7 +88,7 @@ pub struct Table {
     pub blocks: BTreeMap<u64, Block>,
     /// Allocations from pools that are the driver's own: bytes by address.
     pub streamed: BTreeMap<u64, (u64, [u8; 16], i32)>,
-    /// Allocations that are freed, and wait for captures to end.
+    /// Allocations that were freed while a capture was open, and wait for its end.
     pub deferred: Vec<(u64, Block)>,
     /// Chunks for small allocations.
     pub small: Small,
@@ -126,7 +126,7 @@ impl std::ops::DerefMut for Guard {
 }
 
 impl Table {
-    /// Keeps memory, and gives its handle.
+    /// Adds memory, and returns its handle.
     pub fn keep(&mut self, physical: Physical) -> u64 {
         self.next += 1;
         let handle = FIRST_HANDLE + self.next;
@@ -134,7 +134,7 @@ impl Table {
         handle
     }
 
-    /// Keeps an allocation.
+    /// Adds an allocation.
     pub fn add_block(&mut self, at: u64, block: Block) {
         self.next += 1;
         self.blocks.insert(at, Block { id: FIRST_HANDLE + self.next, ..block });
@@ -146,7 +146,7 @@ impl Table {
         (at - first < block.bytes).then_some((*first, *block))
     }
 
-    /// Whether an address is in a mapping that the program knows nothing of, and in no block.
+    /// True if an address is in a mapping that the program does not see, and in no block.
     pub fn is_nowhere(&self, at: u64) -> bool {
         self.block(at).is_none() && self.mapping(at).is_some_and(|(_, mapping)| mapping.whose != Whose::Program)
     }
@@ -157,7 +157,7 @@ impl Table {
         (at - first < mapping.bytes).then_some((*first, mapping))
     }
 
-    /// Maps memory at an address.
+    /// Records a mapping of memory at an address.
     pub fn map(&mut self, at: u64, mapping: Mapping) {
         if let Some(physical) = self.physical.get_mut(&mapping.handle) {
             physical.mapped.insert(at);
@@ -165,7 +165,7 @@ impl Table {
         self.mappings.insert(at, mapping);
     }
 
-    /// Notes what may be done with mappings that begin in a range, and by whom.
+    /// Records which GPUs may do what with mappings that begin in a range.
     pub fn note_access(&mut self, at: u64, bytes: u64, given: &[Access]) {
         for (_, mapping) in self.mappings.range_mut(at..at.saturating_add(bytes)) {
             for new in given {
@@ -175,7 +175,7 @@ impl Table {
         }
     }
 
-    /// Takes out the mappings that begin in a range. Returns memory that nobody has any more.
+    /// Removes the mappings that begin in a range. Returns memory that has no mapping and no handle left.
     pub fn unmap(&mut self, at: u64, bytes: u64) -> Vec<Physical> {
         let gone: Vec<u64> = self.mappings.range(at..at.saturating_add(bytes)).map(|(at, _)| *at).collect();
         gone.into_iter()
@@ -187,7 +187,7 @@ impl Table {
             .collect()
     }
 
-    /// Takes memory out that is mapped nowhere and whose handle the program gave back.
+    /// Removes memory that has no mapping and no handle of the program left; `None` if it still has one.
     pub fn forget_unused(&mut self, handle: u64) -> Option<Physical> {
         let physical = self.physical.get(&handle)?;
         if physical.count == 0 && physical.mapped.is_empty() { self.physical.remove(&handle) } else { None }

@@ -1,36 +1,36 @@
-//! Machine code between a program and the driver: one stub for each function, and what they share.
+//! Machine code between a program and the driver: one stub for each function, and their common parts.
 //!
-//! A stub says its number and jumps to [`pass`], which asks the [gate](crate::gate) where to go, calls
-//! that with the arguments as they came, tells the gate when it is over, and returns what came back. The
-//! arguments are not known: registers are kept as they are, and as many words of the stack are copied as
-//! the function can have. Returns go where calls came from, so that processors that check this agree.
+//! A stub loads its number and jumps to [`pass`]. That asks the [gate](crate::gate) where to go, calls the target with
+//! the arguments as they came, tells the gate when the call is over, and returns the result. The types of the arguments
+//! are not known, so registers are preserved, and as many words of the stack are copied as the function can have. Calls
+//! and returns are paired, as processors with a shadow stack require.
 //!
-//! Functions that only ask, or wait for the card, pass without the gate. Their stubs look whether the context is
-//! away, which costs two instructions, and jump to the driver's function: while it is, they would hang there.
+//! Functions that only ask, or wait for the GPU, pass without the gate. Their stubs check whether the context is away,
+//! which costs two instructions, and jump to the driver's function if it is not: if it were, they would hang there.
 
 use crate::entry;
 use crate::gate;
 use crate::hook;
 use std::arch::naked_asm;
 
-/// So many functions can be stood in for: a driver has about a thousand.
+/// How many functions can have a stub: a driver has about a thousand.
 pub const STUBS: usize = 2048;
 /// Bytes of a stub.
 const STUB_BYTES: usize = 16;
-/// The same of one that passes without the gate.
+/// Bytes of a stub that passes without the gate.
 const THIN_STUB_BYTES: usize = 32;
 
-/// Where the stub with this number is.
+/// The address of the stub with this number.
 pub fn stub(number: usize) -> usize {
     stubs as extern "C" fn() as usize + number * STUB_BYTES
 }
 
-/// Where the stub with this number is that passes without the gate.
+/// The address of the stub with this number that passes without the gate.
 pub fn thin_stub(number: usize) -> usize {
     thin_stubs as extern "C" fn() as usize + number * THIN_STUB_BYTES
 }
 
-/// Each has a jump of its own, so that the processor foresees where it goes: programs ask a dozen questions for each
+/// Each stub has a jump of its own, so that the processor can predict it: programs ask a dozen questions for each
 /// kernel that they launch.
 #[unsafe(naked)]
 extern "C" fn thin_stubs() {
@@ -53,7 +53,7 @@ extern "C" fn thin_stubs() {
     )
 }
 
-/// The context is away: on to the driver's function once it is there.
+/// The context is away: goes on to the driver's function once it is back.
 #[unsafe(naked)]
 extern "C" fn wait_and_pass() {
     naked_asm!(
@@ -77,7 +77,7 @@ extern "C" fn wait_and_pass() {
         "mov r9, [rbp - 48]",
         "mov r11, [rbp - 56]",
         "leave",
-        // It need not be, or never will: that is the answer.
+        // Any value but `GO_ON` is the result of the call.
         "cmp eax, {go_on}",
         "jne 3f",
         "lea r10, [rip + {straight}]",
@@ -105,7 +105,7 @@ extern "C" fn stubs() {
     )
 }
 
-/// Through the gate, into the function, and out.
+/// Passes the gate, calls the function, and leaves.
 #[unsafe(naked)]
 extern "C" fn pass() {
     naked_asm!(
@@ -128,10 +128,10 @@ extern "C" fn pass() {
         "movups [rbp - 176], xmm6",
         "movups [rbp - 192], xmm7",
         "mov edi, r11d",
-        // Where the arguments are, the first of them just below.
+        // The address of the arguments; the first of them is just below.
         "mov rsi, rbp",
         "call {enter}",
-        // Nowhere to go: the second number is the answer.
+        // No target: the second number is the result.
         "test rax, rax",
         "jz 4f",
         "mov r11, rax",
@@ -176,7 +176,7 @@ extern "C" fn pass() {
     )
 }
 
-/// The first call of an exported function: finds out where it goes, and goes there.
+/// The first call of an exported function: finds where it goes, and goes there.
 #[unsafe(naked)]
 pub extern "C" fn first_call() {
     naked_asm!(

@@ -1,8 +1,8 @@
-//! Calls that the shim answers itself, or changes: everything that makes, maps and drops memory.
+//! Calls that the shim answers itself, or changes: every call that allocates, maps or frees memory.
 //!
-//! Plain allocations get memory that can be taken off the card: an address of their own, and memory
-//! mapped there. Programs that do the same themselves get handles of the shim's. Each function here has
-//! the arguments of the driver's and is called when the gate was passed.
+//! A plain allocation gets memory that can be taken off the GPU: an address range, and memory mapped there. Programs
+//! that map memory themselves get handles of the shim. Each function here has the arguments of the driver's function
+//! and is called after the gate was passed.
 
 use crate::class;
 use crate::contexts;
@@ -20,22 +20,23 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{c_int, c_void};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// Cards are counted by this.
+/// GPU memory is counted in multiples of this.
 pub const GRANULE: u64 = 2 << 20;
-/// Lines begin at multiples of this.
+/// Rows of a pitched allocation begin at multiples of this.
 const PITCH: usize = 512;
 /// `CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED`.
 const RDMA: c_int = 110;
 
 /// `CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED`.
 const SHAREABLE: c_int = 103;
-/// Nothing is ever at this address.
+/// No allocation is ever at this address.
 const NOWHERE: u64 = 4096;
 
-/// A function of ours: for which, the ending its symbol must have, since which version, and where.
+/// A function of the shim: the driver's function that it replaces, the suffix its symbol must have, the first CUDA
+/// version that has it, and its address.
 struct Own(&'static str, &'static str, c_int, *const ());
 
-// SAFETY: an address of code, which any thread may have.
+// SAFETY: an address of code, which any thread may use.
 unsafe impl Sync for Own {}
 
 static OWN: &[Own] = &[
@@ -89,12 +90,12 @@ static OWN: &[Own] = &[
     Own("cuMemAllocManaged", "", 6000, others::alloc_managed as *const ()),
     Own("cuModuleGetGlobal", "_v2", 3020, others::module_global as *const ()),
     Own("cuLibraryGetGlobal", "", 12_000, others::module_global as *const ()),
-    // The later form first: a version that is late enough for both means it.
+    // The later form comes first: a version that is recent enough for both gets it.
     Own("cuGraphAddNode", "_v2", 12_030, others::graph_add_node_of_edges as *const ()),
     Own("cuGraphAddNode", "", 12_020, others::graph_add_node as *const ()),
 ];
 
-/// Our function for one of the driver's, if there is one.
+/// The shim's function for one of the driver's; `None` if the driver's is called.
 pub fn find(name: &str, base: &str, version: c_int, is_symbol: bool) -> Option<usize> {
     let plain = name.trim_end_matches("_ptsz").trim_end_matches("_ptds");
     let is_it = |own: &&Own| match own.0 == base {
@@ -106,16 +107,16 @@ pub fn find(name: &str, base: &str, version: c_int, is_symbol: bool) -> Option<u
     OWN.iter().find(is_it).map(|own| own.3 as usize)
 }
 
-/// The answer of a function.
+/// The result code of a function.
 fn told(outcome: Result<(), u32>) -> u32 {
     outcome.err().unwrap_or(driver::SUCCESS)
 }
 
-/// Calls the driver's function in whose place this one is.
+/// Calls the driver's function that this one replaces.
 macro_rules! real {
     ($($argument:ident: $type:ty),*) => {{
         let at = gate::current().real();
-        // SAFETY: the slot of this call is of a driver's function with these arguments.
+        // SAFETY: the slot of this call belongs to a driver's function with these arguments.
         unsafe { std::mem::transmute::<usize, unsafe extern "C" fn($($type),*) -> u32>(at)($($argument),*) }
     }};
 }
@@ -133,13 +134,13 @@ fn put<T>(place: *mut T, value: T) -> Result<(), u32> {
     Ok(())
 }
 
-/// The program begins to use the driver: from now on the daemon knows of it.
+/// The program begins to use the driver: from now on the daemon knows it.
 extern "C" fn init(flags: u32) -> u32 {
     control::prepare();
     real!(flags: u32)
 }
 
-/// The UUID of a card, which does not change.
+/// The UUID of a GPU, which does not change.
 pub fn uuid(device: c_int) -> [u8; 16] {
     static KNOWN: [OnceLock<[u8; 16]>; 64] = [const { OnceLock::new() }; 64];
     let ask = || {
@@ -150,7 +151,7 @@ pub fn uuid(device: c_int) -> [u8; 16] {
     KNOWN.get(device as usize).map_or_else(ask, |known| *known.get_or_init(ask))
 }
 
-/// Memory as a plain allocation has it.
+/// The properties of a plain allocation's memory.
 fn properties(device: c_int) -> Properties {
     static KNOWN: [OnceLock<[bool; 2]>; 64] = [const { OnceLock::new() }; 64];
     let ask = || {
@@ -163,7 +164,7 @@ fn properties(device: c_int) -> Properties {
     let [rdma, is_shareable] = KNOWN.get(device as usize).map_or([false; 2], |known| *known.get_or_init(ask));
     Properties {
         kind: 1,
-        // Asked for with all of it: a program may hand on what it has had for long.
+        // Requested for every allocation: a program may share memory that it allocated long before.
         handle_types: if is_shareable { ipc::DESCRIPTOR } else { 0 },
         location: driver::Location { kind: ON_CARD, id: device },
         rdma: u8::from(rdma),
@@ -171,14 +172,15 @@ fn properties(device: c_int) -> Properties {
     }
 }
 
-/// Takes memory of a card and an address, and maps one at the other. What pools only keep is in the way.
+/// Allocates memory of a GPU and an address range, and maps one at the other. If memory is short, idle memory of pools
+/// is given back first.
 fn allocate(bytes: u64, context: usize, device: c_int) -> Result<u64, u32> {
     let once = || allocate_once(bytes, context, device, Whose::Plain, &peers::of(device));
     let at = match once() {
         Err(driver::OUT_OF_MEMORY) if pool::release(device) => once(),
         other => other,
     }?;
-    // Somebody may have come to reach it just now.
+    // Another context may have been given access just now.
     for access in peers::of(device) {
         let knows = table::lock().mappings.get(&at).is_none_or(|mapping| mapping.access.contains(&access));
         if !knows {
@@ -188,7 +190,7 @@ fn allocate(bytes: u64, context: usize, device: c_int) -> Result<u64, u32> {
     Ok(at)
 }
 
-/// The same, of what is free now. `others`: what other cards may do with it.
+/// Like [`allocate`], from memory that is free now. `others`: what other GPUs may do with the memory.
 pub fn allocate_once(bytes: u64, context: usize, device: c_int, whose: Whose, others: &[Access]) -> Result<u64, u32> {
     let uuid = uuid(device);
     if !page::reserve(&uuid, device, bytes) {
@@ -231,7 +233,7 @@ fn mapped(bytes: u64, context: usize, device: c_int, whose: Whose, others: &[Acc
         flags: 0,
         uuid: uuid(device),
         context,
-        // It lives in its mapping alone.
+        // The memory is kept alive by its mapping alone.
         count: 0,
         mapped: BTreeSet::new(),
         arena: None,
@@ -240,14 +242,14 @@ fn mapped(bytes: u64, context: usize, device: c_int, whose: Whose, others: &[Acc
     Ok(at)
 }
 
-/// Says what a card may do with a mapping of ours.
+/// Sets what a GPU may do with a mapping of the shim.
 pub fn give_access(at: u64, bytes: u64, access: Access) -> Result<(), u32> {
     done(driver::cuMemSetAccess(at, bytes as usize, &raw const access, 1))?;
     table::lock().note_access(at, bytes, &[access]);
     Ok(())
 }
 
-/// Takes out what is mapped at an address that is ours, and the address with it.
+/// Unmaps the memory at an address of the shim, and frees the address range.
 pub fn drop_mapping(at: u64) {
     let mut table = table::lock();
     let Some(bytes) = table.mappings.get(&at).map(|mapping| mapping.bytes) else { return };
@@ -263,11 +265,11 @@ pub fn drop_mapping(at: u64) {
     driver::cuMemAddressFree(at, bytes as usize);
 }
 
-/// An event in each context, of which nothing is known.
+/// An event in each context that was never recorded.
 static EVENTS: Mutex<BTreeMap<usize, usize>> = Mutex::new(BTreeMap::new());
 
-/// Whether a plain call would be allowed now: nothing went wrong in the context, and no capture forbids it.
-/// The driver answers that to a question about an event that nothing is known of.
+/// Returns an error if a plain call would fail now: the context is broken, or a capture forbids the call. The driver
+/// reports that when an event that was never recorded is queried.
 fn allowed(context: usize) -> Result<(), u32> {
     let known = EVENTS.lock().unwrap_or_else(PoisonError::into_inner).get(&context).copied();
     let event = match known {
@@ -282,8 +284,8 @@ fn allowed(context: usize) -> Result<(), u32> {
     done(driver::cuEventQuery(event))
 }
 
-/// Waits for the card as freeing does: for all that runs in the context of what is freed, whichever is current. Not
-/// done: something is captured, and would be spoilt.
+/// Waits for the GPU as freeing does: for all work in the context of the freed memory, whichever context is current.
+/// Returns false without waiting if a capture is open, because the wait would spoil it.
 pub fn settled(context: usize) -> Result<bool, u32> {
     let wait = || match current() {
         Ok((own, _)) if own == context => driver::cuCtxSynchronize(),
@@ -295,7 +297,7 @@ pub fn settled(context: usize) -> Result<bool, u32> {
     }
 }
 
-/// Frees what could not be freed while something was captured.
+/// Frees allocations that could not be freed while a capture was open.
 fn free_deferred() {
     let waiting = std::mem::take(&mut table::lock().deferred);
     if waiting.is_empty() {
@@ -308,13 +310,13 @@ fn free_deferred() {
     free.into_iter().for_each(drop_block);
 }
 
-/// Frees the same when the card has done everything and nothing is captured.
+/// Frees the same allocations when the GPU is idle and no capture is open.
 pub fn drop_deferred() {
     let waiting = std::mem::take(&mut table::lock().deferred);
     waiting.into_iter().for_each(drop_block);
 }
 
-/// Lets go of an allocation that is in the list no more.
+/// Frees an allocation that was taken out of the table.
 pub fn drop_block((at, block): (u64, Block)) {
     if block.pool != 0 {
         return pool::give_back(at, &block);
@@ -329,13 +331,13 @@ pub fn drop_block((at, block): (u64, Block)) {
     }
 }
 
-/// A context is gone, and what was allocated in it with it.
+/// Frees what was allocated in a context that is gone.
 fn end_context(context: usize) {
     let mut table = table::lock();
     let own: Vec<u64> = table.blocks.iter().filter(|(_, block)| block.context == context).map(|(at, _)| *at).collect();
     let mut gone: Vec<(u64, Block)> = own.iter().filter_map(|at| Some((*at, table.blocks.remove(at)?))).collect();
     gone.extend(table.deferred.extract_if(.., |(_, block)| block.context == context));
-    // What is left was mapped by the program itself, or shared: any other context can move it.
+    // The rest was mapped by the program itself, or shared: any other context can move it.
     table
         .physical
         .values_mut()
@@ -349,13 +351,13 @@ fn end_context(context: usize) {
     pool::sweep();
 }
 
-/// A context may go now: the next one can have its handle.
+/// Forgets a context before it ends, because a new context can get its handle.
 fn before_end(context: usize) {
     EVENTS.lock().unwrap_or_else(PoisonError::into_inner).remove(&context);
     contexts::end(context);
 }
 
-/// Every form of `cuCtxCreate` has its answer first, and the rest in registers.
+/// Every form of `cuCtxCreate` has its result pointer first, and the other arguments in registers.
 extern "C" fn context_create(place: *mut usize, a: usize, b: usize, c: usize, d: usize) -> u32 {
     let result = real!(place: *mut usize, a: usize, b: usize, c: usize, d: usize);
     note_context(result, place)
@@ -391,7 +393,7 @@ extern "C" fn enable_peer(context: usize, flags: u32) -> u32 {
     let result = real!(context: usize, flags: u32);
     match done(result).and_then(|()| peers::enabled(context)) {
         Err(error) if result == driver::SUCCESS => {
-            // It is all or nothing.
+            // Access to all mappings, or to none.
             driver::cuCtxDisablePeerAccess(context);
             error
         }
@@ -408,7 +410,7 @@ extern "C" fn disable_peer(context: usize) -> u32 {
     told
 }
 
-/// The primary context of a card, if it is there.
+/// The primary context of a GPU; `None` if it is not active.
 fn primary(device: c_int) -> Option<usize> {
     let (mut flags, mut active) = (0, 0);
     driver::cuDevicePrimaryCtxGetState(device, &raw mut flags, &raw mut active);
@@ -430,7 +432,7 @@ extern "C" fn primary_release(device: c_int) -> u32 {
     driver::cuDevicePrimaryCtxGetState(device, &raw mut flags, &raw mut active);
     match (before, result, active) {
         (Some(context), driver::SUCCESS, 0) => end_context(context),
-        // Somebody else has it, too.
+        // The primary context is still retained elsewhere in the program.
         (Some(context), ..) => contexts::add(context),
         _ => {}
     }
@@ -489,7 +491,7 @@ extern "C" fn mem_free(at: u64) -> u32 {
     }
     let is_parked = gate::is_away();
     let Some(block) = block else {
-        // It is the driver's own and on the card: it can go, if the driver says so.
+        // It is the driver's own allocation and on the GPU: the driver decides whether to free it.
         let result = real!(at: u64);
         if result == driver::SUCCESS {
             pools::forget_streamed(at);
@@ -497,7 +499,7 @@ extern "C" fn mem_free(at: u64) -> u32 {
         }
         return result;
     };
-    // Freeing waits for the card, but not while the memory is away: then nothing runs.
+    // Freeing waits for the GPU, but not while the memory is away: then nothing runs.
     let is_settled = match if is_parked { Ok(true) } else { settled(block.context) } {
         Ok(is_settled) => is_settled,
         Err(error) => return error,
@@ -519,7 +521,7 @@ extern "C" fn mem_free(at: u64) -> u32 {
     driver::SUCCESS
 }
 
-/// Frees what is away: nothing runs that could use it.
+/// Frees an allocation that is away: nothing runs that could use it.
 pub fn free_away(at: u64) {
     let block = table::lock().blocks.remove(&at);
     match block {
@@ -532,7 +534,8 @@ pub fn free_away(at: u64) {
     }
 }
 
-/// An address as the driver may be asked about it: where the program has nothing, the shim has nothing.
+/// An address as the driver may be asked about it: an address of the shim's memory outside the program's allocations is
+/// replaced by one where nothing is.
 fn shown(at: u64) -> u64 {
     if table::lock().is_nowhere(at) { NOWHERE } else { at }
 }
@@ -543,7 +546,7 @@ extern "C" fn address_range(base: *mut u64, size: *mut usize, at: u64) -> u32 {
     let mapped = table.mapping(at).map(|(first, mapping)| (first, mapping.bytes));
     let found = match table.block(at) {
         Some((first, block)) => Some((first, block.bytes)),
-        // While the memory is away the driver knows nothing of it.
+        // While the memory is away the driver does not know it.
         None => mapped.filter(|_| gate::is_away()),
     };
     drop(table);
@@ -600,7 +603,7 @@ extern "C" fn mem_create(place: *mut u64, bytes: usize, wanted: *const Propertie
     told(put(place, table::lock().keep(physical)))
 }
 
-/// The driver's handle for one of ours; one that is not ours is itself.
+/// The driver's handle for one of the shim's; a handle that is not the shim's is returned unchanged.
 fn real_handle(handle: u64) -> u64 {
     table::lock().physical.get(&handle).map_or(handle, |physical| physical.real.unwrap_or(0))
 }
@@ -616,7 +619,7 @@ extern "C" fn mem_map(at: u64, bytes: usize, offset: usize, handle: u64, flags: 
     result
 }
 
-/// The addresses are the driver's business, and free of what is away.
+/// Frees an address range with the driver's function; refused while a mapping, also of parked memory, is in it.
 extern "C" fn address_free(at: u64, bytes: usize) -> u32 {
     let is_used = table::lock().mappings.range(at..at.saturating_add(bytes as u64)).next().is_some();
     if is_used { driver::INVALID_VALUE } else { real!(at: u64, bytes: usize) }
@@ -631,7 +634,7 @@ extern "C" fn mem_unmap(at: u64, bytes: usize) -> u32 {
     result
 }
 
-/// Memory that nobody has any more.
+/// Frees memory that has no handle and no mapping left.
 fn release(physical: Physical) {
     if let Some(real) = physical.real {
         driver::cuMemRelease(real);
@@ -642,7 +645,7 @@ fn release(physical: Physical) {
 extern "C" fn mem_set_access(at: u64, bytes: usize, given: *const Access, count: usize) -> u32 {
     let result = driver::cuMemSetAccess(at, bytes, given, count);
     if result == driver::SUCCESS && !given.is_null() {
-        // SAFETY: the driver has just read as many.
+        // SAFETY: the driver has just read `count` entries.
         let given: Vec<Access> = (0..count).map(|number| unsafe { given.add(number).read_unaligned() }).collect();
         table::lock().note_access(at, bytes as u64, &given);
     }
@@ -665,7 +668,7 @@ extern "C" fn mem_release(handle: u64) -> u32 {
 extern "C" fn mem_retain(place: *mut u64, at: *mut c_void) -> u32 {
     let mut table = table::lock();
     let found = table.mapping(at as u64).map(|(_, mapping)| mapping.handle);
-    // Plain allocations have no handle to give.
+    // Plain allocations have no handle for the program.
     let is_plain = table.block(at as u64).is_some();
     let Some(physical) = found.filter(|_| !is_plain).and_then(|handle| table.physical.get_mut(&handle)) else {
         drop(table);
@@ -711,7 +714,7 @@ extern "C" fn ipc_open(place: *mut u64, handle: Handle, flags: u32) -> u32 {
     }
 }
 
-/// What the driver shares by itself stays where it is.
+/// Memory that the driver itself shares is not moved.
 fn shared_by_driver(result: u32) -> u32 {
     if result == driver::SUCCESS {
         page::mark_not_parkable(Reason::Shared, gate::current().name());
@@ -726,8 +729,8 @@ extern "C" fn ipc_close(at: u64) -> u32 {
     }
 }
 
-/// Answers about plain allocations what they would be if the driver had made them: a context and a
-/// range. The rest the driver knows, except while the memory is away: then it is answered from the table.
+/// Answers about plain allocations as if the driver had made them: with a context and a range. Other answers come from
+/// the driver, except while the memory is away: then they come from the table.
 fn about(attribute: c_int, at: u64) -> Option<u64> {
     let block = table::lock().block(at);
     if let Some((first, block)) = block {
@@ -754,7 +757,7 @@ fn about(attribute: c_int, at: u64) -> Option<u64> {
         2 => 2,
         3 => at,
         9 => device as u64,
-        // What the program mapped itself is of no context.
+        // Memory that the program mapped itself belongs to no context.
         1 | 6 | 8 | 10 | 14 | 15 | 17 | 21 => 0,
         7 | 20 => id,
         11 | 19 => mapped_at,
@@ -765,7 +768,7 @@ fn about(attribute: c_int, at: u64) -> Option<u64> {
     })
 }
 
-/// Bytes of the answer to a question about an address.
+/// How many bytes the answer to a pointer attribute has.
 fn width(attribute: c_int) -> usize {
     match attribute {
         6 | 8 | 10 | 13 | 15 | 21 => 1,
@@ -797,7 +800,7 @@ extern "C" fn pointer_attributes(count: u32, attributes: *const c_int, places: *
         return result;
     }
     for number in 0..count as usize {
-        // SAFETY: the driver has just read as many, and written to the places.
+        // SAFETY: the driver has just read that many, and written to the places.
         let (attribute, place) = unsafe { (attributes.add(number).read(), places.add(number).read()) };
         if let Some(value) = about(attribute, at) {
             // A place that the driver could write to can be written to.

@@ -1,4 +1,4 @@
-//! The library as it was built: what it needs of others, and what it shows to the programs it is in.
+//! Checks the built library: which symbols it needs, and which it exports to the programs it is loaded into.
 
 use object::Endianness;
 use object::elf::{FileHeader64, PF_W, PF_X, PT_LOAD, SHT_DYNSYM, Sym64};
@@ -10,7 +10,7 @@ fn library() -> Vec<u8> {
     std::fs::read(here.with_file_name("libsublet_shim.so")).expect("the library is built with its tests")
 }
 
-/// Names of symbols with their versions: those it looks for, and those it has.
+/// Symbols with their versions: those it needs, and those it exports.
 fn symbols(bytes: &[u8]) -> (Vec<(String, String)>, Vec<String>) {
     let header = FileHeader64::<Endianness>::parse(bytes).expect("a library");
     let endian = header.endian().expect("a library");
@@ -62,18 +62,18 @@ fn of_the_c_library() -> BTreeSet<(String, String)> {
     all
 }
 
-/// Until glibc 2.33 these were linked into whoever called them.
+/// Before glibc 2.33 these were linked into each caller.
 const LINKED_IN: [&str; 8] = ["stat", "fstat", "lstat", "fstatat", "stat64", "fstat64", "lstat64", "fstatat64"];
 
-/// Whether glibc 2.17 has what is of this version.
+/// True if glibc 2.17 has symbols of this version.
 fn is_old(version: &str) -> bool {
     let number = version.strip_prefix("GLIBC_2.").and_then(|rest| rest.split('.').next()?.parse::<u32>().ok());
     number.is_some_and(|minor| minor <= 17)
 }
 
-/// What is built here is linked with this host's C library, whose functions may have newer versions; the library that is
-/// handed out (`cargo xtask release-shim`) is linked with an old one, and read again. Here it is looked whether each
-/// function was there in glibc 2.17 at all: under its older version this host's still has it.
+/// This test builds against the host's C library, which may have newer versions of functions. The released library
+/// (`cargo xtask release-shim`) is linked with an old one and checked again. This test checks only that each function
+/// existed in glibc 2.17 at all: the host's library still has it under the older version.
 #[test]
 fn it_needs_no_function_that_glibc_2_17_does_not_have() {
     let bytes = library();
@@ -89,7 +89,7 @@ fn it_needs_no_function_that_glibc_2_17_does_not_have() {
     assert!(missing.is_empty(), "{missing:?}");
 }
 
-/// Functions that it does without where they are not there.
+/// Weak symbols: functions that the library can do without.
 fn weak(bytes: &[u8]) -> BTreeSet<String> {
     let header = FileHeader64::<Endianness>::parse(bytes).expect("a library");
     let endian = header.endian().expect("a library");
@@ -102,7 +102,7 @@ fn weak(bytes: &[u8]) -> BTreeSet<String> {
 
 #[test]
 fn it_shows_the_functions_of_the_driver_and_of_the_loader_and_nothing_else() {
-    // Whatever else it showed would stand before the program's own.
+    // Any other exported symbol would take the place of the program's own.
     let (_, own) = symbols(&library());
     let is_meant = |name: &String| {
         matches!(name.as_str(), "dlsym" | "dlvsym")

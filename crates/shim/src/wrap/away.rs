@@ -1,7 +1,7 @@
-//! Questions that are answered while the driver has the context: from the table and the page, where these know the
-//! answer. Whatever they do not know is asked when the context is back.
+//! Questions that are answered while the driver has the context: from the table and the page, if these have the answer.
+//! Other questions wait until the context is back.
 //!
-//! Each has the arguments of the driver's function, and is not inside the gate.
+//! Each function here has the arguments of the driver's function, and runs without being inside the gate.
 
 use super::{about, answer, put, shown, told, uuid};
 use crate::class;
@@ -12,7 +12,7 @@ use crate::trampoline::stub;
 use std::collections::BTreeSet;
 use std::ffi::{c_int, c_void};
 
-/// What answers a function of this name, if anything does.
+/// The function that answers for a driver's function of this name; `None` if there is none.
 pub fn find(name: &str) -> Option<usize> {
     Some(match class::base(name) {
         "cuMemGetInfo" => mem_info as *const () as usize,
@@ -23,18 +23,19 @@ pub fn find(name: &str) -> Option<usize> {
     })
 }
 
-/// Asks again when the context is back.
+/// Calls the driver's function after the context is back.
 macro_rules! later {
     ($number:ident, $($argument:ident: $type:ty),*) => {{
         if let Err(error) = gate::await_context(crate::hook::slot($number).name()) {
             return error;
         }
-        // SAFETY: the stub is of a driver's function with these arguments.
+        // SAFETY: the stub belongs to a driver's function with these arguments.
         unsafe { std::mem::transmute::<usize, unsafe extern "C" fn($($type),*) -> u32>(stub($number))($($argument),*) }
     }};
 }
 
-/// Whose memory the driver does not know of now: it is away, and the table knows all of it.
+/// The allocation or mapping that an address is in. The driver does not know this memory now: it is away, and the table
+/// knows all of it.
 fn range(at: u64) -> Option<(u64, u64)> {
     let table = table::lock();
     let block = table.block(at).map(|(first, block)| (first, block.bytes));
@@ -61,7 +62,7 @@ extern "C" fn pointer_attribute(place: *mut c_void, attribute: c_int, at: u64) -
 extern "C" fn pointer_attributes(count: u32, attributes: *const c_int, places: *const *mut c_void, at: u64) -> u32 {
     let number = gate::current_number();
     let asked = if attributes.is_null() || places.is_null() { 0 } else { count as usize };
-    // SAFETY: the program promises that there are as many of both.
+    // SAFETY: the program promises that both arrays have that many entries.
     let pairs = (0..asked).map(|number| unsafe { (attributes.add(number).read(), places.add(number).read()) });
     let known = pairs.map(|(attribute, place)| Some((attribute, place, about(attribute, shown(at))?)));
     match known.collect::<Option<Vec<_>>>() {
@@ -72,7 +73,7 @@ extern "C" fn pointer_attributes(count: u32, attributes: *const c_int, places: *
     }
 }
 
-/// Only the driver knows which card is meant: it is told here where the program has memory of one.
+/// Only the driver knows which GPU is meant; the answer comes from here if the program has memory of only one.
 extern "C" fn mem_info(free: *mut usize, total: *mut usize) -> u32 {
     let number = gate::current_number();
     let cards: BTreeSet<c_int> = table::lock().physical.values().map(|own| own.properties.location.id).collect();
@@ -84,15 +85,14 @@ extern "C" fn mem_info(free: *mut usize, total: *mut usize) -> u32 {
     told(free_told.and_then(|()| if total.is_null() { Ok(()) } else { put(total, cap as usize) }))
 }
 
-/// Whether all that a function of this name asks, or waits for, is whether the card is done: while the memory is away
-/// it is.
+/// True if a function of this name only asks or waits for the GPU to be done: while the memory is away it always is.
 pub fn is_done(name: &str) -> bool {
     const DONE: &[&str] =
         &["cuStreamQuery", "cuStreamSynchronize", "cuEventQuery", "cuEventSynchronize", "cuCtxSynchronize"];
     DONE.contains(&class::base(name))
 }
 
-/// Whether memory that is freed now can be freed later: the shim has it, or counts it.
+/// True if this memory, freed now, can be freed later: the shim owns it, or counts it.
 pub fn is_freed_later(at: u64) -> bool {
     let table = table::lock();
     let is_own = table.blocks.get(&at).is_some_and(|block| !block.is_import);

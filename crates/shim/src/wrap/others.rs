@@ -1,4 +1,4 @@
-//! Memory that is not moved, and memory of the program's own that is given to other functions by its handle.
+//! Memory that is not moved, and memory of the program's own that other functions get by its handle.
 
 use super::{put, real_handle, told};
 use crate::driver;
@@ -12,13 +12,13 @@ const IS_MANAGED: c_int = 8;
 /// `CU_GRAPH_NODE_TYPE_MEM_ALLOC`.
 const ALLOCATES: c_int = 10;
 
-/// Memory at several cards' address: the program has a handle of ours for its part.
+/// Memory at one address for several GPUs: the program has a handle of the shim for its part.
 pub extern "C" fn multicast_bind(into: u64, offset: usize, handle: u64, from: usize, bytes: usize, flags: u64) -> u32 {
     let handle = real_handle(handle);
     real!(into: u64, offset: usize, handle: u64, from: usize, bytes: usize, flags: u64)
 }
 
-/// `CUarrayMapInfo`: what of an array is where in which memory.
+/// `CUarrayMapInfo`: which part of an array is at which offset of which memory.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct ArrayMap {
@@ -35,14 +35,14 @@ pub extern "C" fn map_arrays(given: *const ArrayMap, count: u32, stream: usize) 
     if given.is_null() {
         return real!(given: *const ArrayMap, count: u32, stream: usize);
     }
-    // SAFETY: the program promises that there are as many.
+    // SAFETY: the program promises that there are that many.
     let read = (0..count as usize).map(|number| unsafe { given.add(number).read_unaligned() });
     let own: Vec<ArrayMap> = read.map(|map| ArrayMap { handle: real_handle(map.handle), ..map }).collect();
     let given = own.as_ptr();
     real!(given: *const ArrayMap, count: u32, stream: usize)
 }
 
-/// Makes an array of some shape.
+/// Makes an array of a given shape.
 fn make_array(place: *mut u64, shape: &ArrayShape, levels: u32, real: impl Fn() -> u32) -> u32 {
     told(fixed::make(Reason::Arrays, shape.bytes(levels), gate::current().name(), || {
         driver::done(real())?;
@@ -97,7 +97,7 @@ pub extern "C" fn array_destroy(handle: u64) -> u32 {
     result
 }
 
-/// It may be anywhere, and so may be on the card as a whole.
+/// Managed memory may be anywhere, so all of it may be on the GPU.
 pub extern "C" fn alloc_managed(place: *mut u64, bytes: usize, flags: u32) -> u32 {
     let real = || real!(place: *mut u64, bytes: usize, flags: u32);
     if place.is_null() || bytes == 0 {
@@ -110,7 +110,7 @@ pub extern "C" fn alloc_managed(place: *mut u64, bytes: usize, flags: u32) -> u3
     }))
 }
 
-/// Variables of a module may be managed, too: that is seen when somebody asks where they are.
+/// A variable of a module may be managed, too: that is checked when the program asks for its address.
 pub extern "C" fn module_global(place: *mut u64, bytes: *mut usize, module: usize, name: *const c_char) -> u32 {
     let mut at = 0;
     let own: *mut u64 = &raw mut at;
@@ -122,7 +122,7 @@ pub extern "C" fn module_global(place: *mut u64, bytes: *mut usize, module: usiz
     if place.is_null() { result } else { told(put(place, at)) }
 }
 
-/// Marks a program one of whose addresses is of memory that the driver moves.
+/// Marks the program as not parkable if an address is of managed memory, which the driver moves itself.
 pub fn look_whether_managed(at: u64, call: &str) {
     let mut is_managed = 0_u32;
     let asked = driver::cuPointerGetAttribute((&raw mut is_managed).cast(), IS_MANAGED, at);
@@ -131,7 +131,7 @@ pub fn look_whether_managed(at: u64, call: &str) {
     }
 }
 
-/// `CUgraphNodeParams` begins with what the node is.
+/// Notes a graph node that allocates: `CUgraphNodeParams` begins with the node's type.
 fn noted(result: u32, about: *const c_int) -> u32 {
     // SAFETY: the driver has just read it.
     if result == driver::SUCCESS && !about.is_null() && unsafe { about.read_unaligned() } == ALLOCATES {

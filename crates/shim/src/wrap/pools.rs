@@ -1,4 +1,4 @@
-//! Memory in the order of streams, and the pools it comes from: the shim's own, where it can be.
+//! Stream-ordered memory and its pools: the shim's own, where possible.
 
 use super::{put, told, uuid};
 use crate::driver::{self, Access, Location, ON_CARD, current};
@@ -10,7 +10,7 @@ use crate::table;
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::OnceLock;
 
-/// So much of the driver's own pools stays on the card when the rest is parked.
+/// How much memory of the driver's own pools may stay on the GPU when the rest is parked.
 const STREAMED_MAX: u64 = 256 << 20;
 /// `CU_MEM_ALLOCATION_TYPE_PINNED`.
 const PINNED: c_int = 1;
@@ -28,19 +28,19 @@ pub struct PoolProperties {
     reserved: [u8; 54],
 }
 
-/// Whether the call under way is the form of a function in which stream zero is the thread's own.
+/// True if the current call is the form of a function in which stream zero is the thread's own.
 fn is_own_form(known: &OnceLock<usize>, name: &CStr) -> bool {
     gate::current().real() == *known.get_or_init(|| driver::find(name))
 }
 
-/// Whether a stream is captured: then what it allocates is the graph's.
+/// True if a stream is being captured: its allocations then belong to the graph.
 fn is_captured(stream: usize, is_own: bool) -> bool {
     let stream = if stream == 0 && is_own { pool::PER_THREAD } else { stream };
     let mut status = 0;
     gate::is_capturing() && driver::cuStreamIsCapturing(stream, &raw mut status) == driver::SUCCESS && status != 0
 }
 
-/// Counts what a stream allocated from a pool of the driver's, which stays on the card.
+/// Counts an allocation from a pool of the driver, which stays on the GPU.
 fn streamed(at: u64, bytes: u64, uuid: [u8; 16], device: c_int) {
     let mut table = table::lock();
     table.streamed.insert(at, (bytes, uuid, device));
@@ -51,7 +51,7 @@ fn streamed(at: u64, bytes: u64, uuid: [u8; 16], device: c_int) {
     }
 }
 
-/// Allocates with the driver's own function, which writes to the place.
+/// Allocates with the driver's own function, which writes the address to `place`.
 fn of_driver(place: *mut u64, bytes: usize, real: impl FnOnce() -> u32) -> u32 {
     let device = match current() {
         Ok((_, device)) => device,
@@ -124,7 +124,7 @@ pub extern "C" fn free_async(at: u64, stream: usize) -> u32 {
         if block.is_import {
             return driver::INVALID_VALUE;
         }
-        // While the memory is away nothing runs that must be waited for.
+        // While the memory is away nothing runs that would have to be waited for.
         if gate::is_away() {
             return super::mem_free(at);
         }
@@ -149,7 +149,7 @@ pub extern "C" fn free_async(at: u64, stream: usize) -> u32 {
     result
 }
 
-/// What was allocated from a pool of the driver's is freed.
+/// Forgets a freed allocation from a pool of the driver.
 pub fn forget_streamed(at: u64) {
     let mut table = table::lock();
     let gone = table.streamed.remove(&at);
@@ -178,7 +178,7 @@ pub extern "C" fn create(place: *mut usize, properties: *const PoolProperties) -
 }
 
 pub extern "C" fn destroy(handle: usize) -> u32 {
-    // Before it is gone: the next one can have its handle.
+    // Before it is gone, because a new pool can get its handle.
     let number = pool::forget(handle);
     let result = real!(handle: usize);
     if let Some(number) = number {
@@ -200,7 +200,7 @@ pub extern "C" fn attribute(handle: usize, attribute: c_int, place: *mut c_void)
     if result == driver::SUCCESS
         && let Some(value) = pool::attribute(handle, attribute)
     {
-        // Those up to the third have four bytes.
+        // Attributes up to number 3 have four bytes.
         return told(if attribute <= 3 { put(place.cast(), value as u32) } else { put(place.cast(), value) });
     }
     result
@@ -209,7 +209,7 @@ pub extern "C" fn attribute(handle: usize, attribute: c_int, place: *mut c_void)
 pub extern "C" fn set_attribute(handle: usize, attribute: c_int, place: *mut c_void) -> u32 {
     let result = real!(handle: usize, attribute: c_int, place: *mut c_void);
     if result == driver::SUCCESS && !place.is_null() {
-        // SAFETY: the driver has just read as much.
+        // SAFETY: the driver has just read the same bytes.
         let value = unsafe {
             match attribute {
                 ..=3 => u64::from(place.cast::<u32>().read_unaligned()),
@@ -226,7 +226,7 @@ pub extern "C" fn set_access(handle: usize, given: *const Access, count: usize) 
     if result != driver::SUCCESS || given.is_null() {
         return result;
     }
-    // SAFETY: the driver has just read as many.
+    // SAFETY: the driver has just read `count` entries.
     let given: Vec<Access> = (0..count).map(|number| unsafe { given.add(number).read_unaligned() }).collect();
     match pool::set_access(handle, &given) {
         Ok(is_shared) => {
@@ -240,7 +240,7 @@ pub extern "C" fn set_access(handle: usize, given: *const Access, count: usize) 
 }
 
 pub extern "C" fn stream_destroy(stream: usize) -> u32 {
-    // Before it is gone: the next one can have its handle.
+    // Before it is gone, because a new stream can get its handle.
     pool::forget_stream(stream);
     real!(stream: usize)
 }
