@@ -1,11 +1,11 @@
-//! What one user who does its worst costs another one: how long requests of the second user take meanwhile, beside its
-//! own requests without the first user, in turns; and whether the second user's history is complete afterwards.
+//! How much an abusive user slows down another user: how long requests of the second user take meanwhile, beside its
+//! own requests without the first user, alternately; and whether the second user's history is complete afterwards.
 //!
 //! ```text
 //!   for each kind of abuse:   quiet ─► abuse ─► quiet ─► abuse …      (p99 of the victim's requests in each)
 //! ```
-//! As a control, the first user only computes on two cores and never calls the service: what that costs is the kernel's
-//! way of sharing cores, and no service can do better beside a user that keeps as many cores busy.
+//! As a control, the first user only computes on two cores and never calls the service. The delay is then due to the
+//! kernel's sharing of cores, and no service can do better beside a user that keeps as many cores busy.
 //!
 //! The abuser is a process of another uid that takes as much of the service as it can. Its processes are in a control
 //! group of their own where one can be made, as systemd does it for each user: the cores are then shared between users,
@@ -32,20 +32,21 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Two users without any right.
+/// Two users without any privilege.
 const ABUSER: u32 = 12_346;
 const VICTIM: u32 = 12_347;
 /// Requests of the victim in one round.
 const COUNT: usize = 300;
 /// The victim's pace: a program that works with leases, not a load test.
 const PAUSE: Duration = Duration::from_millis(4);
-/// Lines of history that are kept, for each round: nearly twice what the victim writes, and less than both write together.
+/// Lines of history that are kept, for each round: nearly twice what the victim writes, and less than both users write
+/// together.
 const HISTORY: usize = 30_000;
 /// Connections of a flood.
 const FLOOD: usize = 64;
 /// Event streams, idle connections and children that the abuser tries to have.
 const MANY: usize = 3_000;
-/// Until an abuse is at its height.
+/// The time until an abuse is at its height.
 const RAMP: Duration = Duration::from_millis(1_500);
 
 /// What an abuser does.
@@ -70,7 +71,7 @@ pub enum Abuse {
     Compute,
 }
 
-/// So small on a GPU so large that it does not fill up: what is measured is the service.
+/// A request so small that the GPU does not fill up: only the service is measured.
 const SMALL: &str = r#"{"vram_bytes":536870912,"tier":"batch","wait_s":0}"#;
 const TOO_MUCH: &str = r#"{"vram_bytes":109951162777600,"tier":"batch","wait_s":0}"#;
 

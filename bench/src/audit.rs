@@ -1,5 +1,5 @@
-//! What it costs to know who is on the cards of a host that runs ten thousand processes: the service with
-//! ten strangers on a soft card, how soon it knows an eleventh, and one audit by itself.
+//! What it costs to find the processes on the GPUs of a host that runs 10,000 processes: the service with
+//! ten unleased processes on a soft GPU, how soon it knows an eleventh, and one audit by itself.
 
 use crate::client::{Client, bare};
 use crate::figure::{Figure, Outcome, Target, digits};
@@ -17,19 +17,19 @@ use sublet_host::audit::{Devices, audit};
 use sublet_host::{process, soft};
 use sublet_softgpu::State;
 
-/// Processes that have nothing to do with cards.
+/// Processes that do not use a GPU.
 const CROWD: usize = 10_000;
-/// Processes on the card.
+/// Processes on the GPU.
 const ON_CARD: usize = 10;
 const CARD: &str = "soft:1x64GiB";
 /// Audits that are timed.
 const CALLS: usize = 2000;
-/// Processes that come to the card one after the other.
+/// Processes that start to use the GPU one after the other.
 const COMERS: usize = 20;
-/// The service knows who is there after this, or never.
+/// If the service does not know all processes on the GPU after this time, the bench fails.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Many processes that sleep; they leave with the drop.
+/// Many processes that sleep; they end when this is dropped.
 struct Crowd(Child);
 
 impl Crowd {
@@ -53,7 +53,7 @@ impl Drop for Crowd {
     }
 }
 
-/// Makes so many processes, and takes them all away when its input ends. Should it die before, they die too.
+/// Makes `count` processes, and ends them all when its input ends. If it dies before, they die too.
 pub fn crowd(count: usize) -> Result<()> {
     let own = rustix::process::getpid();
     let mut made = Vec::with_capacity(count);
@@ -83,7 +83,7 @@ pub fn crowd(count: usize) -> Result<()> {
 pub fn sleep_with(parent: rustix::process::Pid) -> ! {
     let ends = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
     loop {
-        // It may have died before it could be followed.
+        // The parent may have died before the call.
         if ends.is_err() || rustix::process::getppid() != Some(parent) {
             // SAFETY: ends this process at once, without what its parent's runtime would do at an exit.
             unsafe { libc::_exit(1) }
@@ -103,7 +103,7 @@ fn time(calls: usize, mut call: impl FnMut() -> Result<()>) -> Result<Quantiles>
     Ok(samples.quantiles())
 }
 
-/// Strangers that the service knows.
+/// Unleased processes that the service knows.
 fn known(socket: &Path) -> Result<usize> {
     let mut client = Client::connect(socket)?;
     let (status, body) = client.call(&bare("GET", "/v1/strangers"))?;
@@ -112,7 +112,7 @@ fn known(socket: &Path) -> Result<usize> {
     Ok(found["strangers"].as_array().map_or(0, Vec::len))
 }
 
-/// Waits until the service knows so many.
+/// Waits until the service knows `count` of them.
 fn await_known(socket: &Path, count: usize) -> Result<()> {
     let begun = Instant::now();
     while known(socket)? != count {
@@ -122,7 +122,7 @@ fn await_known(socket: &Path, count: usize) -> Result<()> {
     Ok(())
 }
 
-/// What the service takes for its looks while ten strangers stay, how soon it knows another, and one audit.
+/// Measures the CPU time of readings with ten unleased processes, how soon another one is known, and one audit.
 pub fn run(rig: &Rig) -> Result<Outcome> {
     let folder = rig.fresh("audit")?;
     let _crowd = Crowd::start()?;
@@ -148,7 +148,7 @@ pub fn run(rig: &Rig) -> Result<Outcome> {
     let soon = soon.quantiles();
 
     let devices = Devices::new([path]);
-    let first = state.processes_on(0).next().context("nobody is on the card")?.pid();
+    let first = state.processes_on(0).next().context("no process is on the GPU")?.pid();
     let first = process::identify(first)?.key;
     let told = audit(first, &devices)?;
     ensure!(told.devices.len() == 1 && told.unread.is_empty(), "the audit is not whole: {told:?}");

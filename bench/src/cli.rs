@@ -1,5 +1,5 @@
 //! What the command line costs: `sublet run` beside the bare command, one `sublet lease` beside
-//! gflow's `gbatch`. All four kinds of call take turns.
+//! gflow's `gbatch`. All four kinds of call alternate.
 
 use crate::figure::{Figure, Outcome, Target, digits};
 use crate::peer::Gflow;
@@ -17,7 +17,7 @@ const WARM_UP: usize = 3;
 /// Times all four.
 pub fn run(rig: &Rig) -> Result<Outcome> {
     let folder = rig.fresh("cli")?;
-    // A card that holds one GiB for every call, since a detached lease stays.
+    // A GPU with 1 GiB for every call, since a detached lease stays.
     let daemon = service::sublet(rig, &folder, "scripted:1x4TiB")?.ready(&folder)?;
     let gflow = Gflow::start(rig)?;
     let sublet = rig.sublet()?;

@@ -8,12 +8,12 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Pages of a probe: tens of milliseconds, enough to see a disk that somebody else keeps busy.
+/// Pages of a probe: tens of milliseconds, enough to see a disk that another program keeps busy.
 const PROBE: usize = 100;
 /// A page, as a database writes.
 const PAGE: [u8; 4096] = [7; 4096];
 
-/// A file whose next page can be written and synced.
+/// A file to which page after page is written and synced.
 pub struct Pages {
     file: File,
     at: u64,
@@ -33,7 +33,7 @@ impl Pages {
         Ok(Pages { file: File::create(path)?, at: 0 })
     }
 
-    /// Writes and syncs the next page, and says how long that took.
+    /// Writes and syncs the next page; returns how long that took.
     pub fn append(&mut self) -> Result<Duration> {
         let start = Instant::now();
         self.file.write_all_at(&PAGE, self.at)?;
@@ -43,7 +43,7 @@ impl Pages {
     }
 }
 
-/// Syncs of a growing file in `folder`: kept with each turn of a bench, to tell a slow service from a
+/// Syncs of a growing file in `folder`: kept with each round of a bench, to tell a slow service from a
 /// slow disk.
 pub fn probe(folder: &Path) -> Result<Quantiles> {
     let path = folder.join("bench-probe");

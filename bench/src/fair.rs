@@ -1,4 +1,4 @@
-//! A large house: 64 cards with a thousand leases each, and how fast the same core replays a trace.
+//! A large host: 64 GPUs with 1,000 leases each, and how fast the same core replays a trace.
 
 use crate::figure::{Figure, Outcome, Target, digits};
 use crate::rig::Rig;
@@ -70,8 +70,8 @@ fn look(state: &mut State, now: Time, card: u32) {
     decide(state, now, Event::Observed { card: format!("GPU-{card}"), observation });
 }
 
-/// Full cards, waiters too large for any of them and some who want to be alone (there is room for
-/// those, so that nobody can be passed over unseen), and then asks and ends one by one.
+/// Full GPUs, waiters too large for any of them, and some that request exclusive use (there is room for
+/// those, so that the scheduler cannot skip any waiter without checking it). Then requests and releases, one by one.
 fn large_house() -> Result<(crate::samples::Quantiles, crate::samples::Quantiles)> {
     let caps = Caps { places: None, ..Caps::default() };
     // Readings are made here only where they matter.
@@ -104,7 +104,7 @@ fn large_house() -> Result<(crate::samples::Quantiles, crate::samples::Quantiles
         let begun = Instant::now();
         let answer = decide(&mut state, now, event).answer;
         asks.push(begun.elapsed());
-        // It goes again, so that the queue stays as long.
+        // The lease is released again, so that the queue keeps its length.
         if let Answer::Lease(lease) = answer {
             decide(&mut state, now, Event::Released { by: by(number), lease, epoch: None });
         }

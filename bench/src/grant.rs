@@ -1,4 +1,4 @@
-//! One unloaded durable grant, beside one fdatasync on the same file system, in turns.
+//! One unloaded durable grant, beside one fdatasync on the same file system, alternately.
 
 use crate::client::{Client, ask, bare, text_of};
 use crate::disk::Pages;
@@ -10,15 +10,15 @@ use anyhow::{Context, Result, ensure};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Enough for a steady median. Of 512 MiB each they fit on the card together, should no reading come
-/// meanwhile that frees what was released.
+/// Enough for a steady median. At 512 MiB each, all of them fit on the GPU together, even if no reading
+/// frees released bytes meanwhile.
 const COUNT: usize = 500;
 
-/// Long enough for the service to have looked at the card after a release and to have written that:
-/// the grant that is measured finds it at rest, and so does the sync.
+/// Long enough for the service to read the GPU after a release and to write the result: the service is
+/// idle when a grant or a sync is measured.
 const REST: Duration = Duration::from_millis(3);
 
-/// Asks and syncs in turns.
+/// Requests and syncs alternately.
 pub fn run(rig: &Rig) -> Result<Outcome> {
     let folder = rig.fresh("grant")?;
     let service = service::sublet(rig, &folder, "scripted:1x1TiB")?.ready(&folder)?;

@@ -1,6 +1,6 @@
-//! Durable ask + release pairs over HTTP on a Unix socket, beside FastAPI + SQLite.
+//! Durable request + release pairs over HTTP on a Unix socket, beside FastAPI + SQLite.
 //!
-//! The services take turns, each alone on the machine with the load generator and with a fresh
+//! The services alternate, each alone on the machine with the load generator and with a fresh
 //! state folder on the same file system.
 
 use crate::disk;
@@ -13,12 +13,12 @@ use crate::service::{self, Service};
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-/// Sublet counts released bytes until the card was seen again, a second later at the latest; the peer
+/// Sublet counts released bytes until the next reading of the GPU, at most a second later; the peer
 /// frees them at once. At 512 MiB a lease, 128 TiB are room for 262,144 leases in that second, so
-/// that the load measures durable pairs and never the wait for a reading. The peer's card is as large.
+/// that the load measures durable pairs and never the wait for a reading. The peer's GPU is as large.
 const CARD: &str = "scripted:1x128TiB";
 
-/// One service's turn.
+/// One round of one service.
 #[derive(Clone, Debug, Serialize)]
 pub struct Turn {
     #[serde(flatten)]
@@ -26,18 +26,18 @@ pub struct Turn {
     /// CPU time of the service and its children, warm-up included.
     service_cpu_s: f64,
     /// CPU time of everything else meanwhile, the hypervisor included: above a few per cent of the
-    /// cores, the turn says more about the machine than about the service.
+    /// cores, the round says more about the machine than about the service.
     others_cpu_s: f64,
-    /// Syncs of a growing file just before the turn.
+    /// Syncs of a growing file just before the round.
     disk_before: Quantiles,
 }
 
-/// Both in turns.
+/// Both services alternately.
 pub fn run(rig: &Rig) -> Result<Outcome> {
     rig.sublet()?;
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
     for round in 1..=rig.rounds {
-        // Who goes first changes, so that a drift of the machine favours nobody.
+        // The service that goes first changes, so that a drift of the machine favours neither.
         if round % 2 == 1 {
             theirs.push(peer_round(rig, round)?);
             ours.push(our_round(rig, round)?);
@@ -95,7 +95,7 @@ fn our_round(rig: &Rig, round: u32) -> Result<Turn> {
     turn(rig, &service::sublet(rig, &folder, CARD)?.ready(&folder)?, disk_before).context("sublet")
 }
 
-/// The FastAPI service's turn alone.
+/// A round of the FastAPI service alone.
 pub fn peer_round(rig: &Rig, round: u32) -> Result<Turn> {
     let folder = rig.fresh(&format!("http-f{round}"))?;
     let disk_before = disk::probe(&folder)?;

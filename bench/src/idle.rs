@@ -1,4 +1,4 @@
-//! What an idle daemon costs: CPU and memory of it and its worker, with one scripted card and nobody asking.
+//! What an idle daemon costs: CPU and memory of it and its worker, with one scripted GPU and no requests.
 
 use crate::figure::{Figure, Outcome, Target, digits};
 use crate::rig::Rig;
@@ -6,10 +6,10 @@ use crate::{proc, service};
 use anyhow::Result;
 use std::time::{Duration, Instant};
 
-/// What a start leaves to do (first readings, lazy set-up) is not idling.
+/// The time for work that follows a start (first readings, lazy set-up), which is not measured.
 const SETTLE: Duration = Duration::from_secs(3);
 
-/// Watches a daemon do nothing.
+/// Measures a daemon without requests.
 pub fn run(rig: &Rig) -> Result<Outcome> {
     let folder = rig.fresh("idle")?;
     let service = service::sublet(rig, &folder, "scripted:1x1TiB")?.ready(&folder)?;

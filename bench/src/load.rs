@@ -5,9 +5,9 @@
 //!                     ask ──201 id──► ask …                       (fill)
 //! ```
 //!
-//! It shares the cores with the service, so it sends requests made beforehand, reads with one call
-//! an answer, takes the time once per answer, and does not interrupt who is at work. The same code loads both services. Any other
-//! answer than the expected one stops the run: a refused ask is not a slow ask.
+//! It shares the cores with the service, so it sends requests made beforehand, reads each answer with one
+//! call, takes the time once per answer, and does not preempt a busy service. The same code loads both
+//! services. Any other answer than the expected one stops the run: a refused request is not a slow one.
 
 use crate::client::{self, Answer};
 use crate::proc;
@@ -26,15 +26,15 @@ const ASK: &str = r#"{"vram_bytes":536870912,"tier":"batch"}"#;
 const LONG_ASK: &str = r#"{"vram_bytes":536870912,"tier":"batch","time_s":86400}"#;
 /// Load that is sent before the clock starts: caches, allocators, prepared statements.
 const WARM_UP: Duration = Duration::from_secs(1);
-/// Without any answer for so long, the service hangs.
+/// After this long without any answer, the service counts as hung.
 const PATIENCE: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 
 /// What a run of pairs measured.
 #[derive(Clone, Debug, Serialize)]
 pub struct Pairs {
-    /// Ask + release pairs finished per second.
+    /// Request + release pairs finished per second.
     pub pairs_per_s: f64,
-    /// Latency of asks.
+    /// Latency of requests for a lease.
     pub ask: Quantiles,
     /// Latency of releases.
     pub release: Quantiles,
@@ -54,7 +54,7 @@ pub struct Granted {
     pub body: Vec<u8>,
 }
 
-/// Asks and releases in a closed loop on every connection, for `length` after a warm-up.
+/// Requests and releases leases in a closed loop on every connection, for `length` after a warm-up.
 pub fn pairs(socket: &Path, connections: usize, length: Duration) -> Result<Pairs> {
     std::thread::scope(|scope| {
         let load = scope.spawn(|| {
@@ -69,7 +69,7 @@ fn measure(socket: &Path, connections: usize, length: Duration) -> Result<Pairs>
     let mut lines = Lines::open(socket, connections, ASK)?;
     let begin = Instant::now() + WARM_UP;
     let end = begin + length;
-    // More than two cores can answer, so that no growth falls into the measurement.
+    // More than two cores can answer, so that the list does not grow during the measurement.
     let capacity = (length.as_secs_f64() * 100_000.0) as usize;
     let (mut asks, mut releases) = (Samples::with_capacity(capacity), Samples::with_capacity(capacity));
     let mut cpu_begin = None;
@@ -110,7 +110,7 @@ fn measure(socket: &Path, connections: usize, length: Duration) -> Result<Pairs>
     })
 }
 
-/// Asks for `count` leases and keeps them all.
+/// Requests `count` leases and keeps them all.
 pub fn fill(socket: &Path, connections: usize, count: usize) -> Result<Vec<Granted>> {
     let mut lines = Lines::open(socket, connections.min(count), LONG_ASK)?;
     let mut asked = lines.busy;
@@ -169,7 +169,7 @@ struct Lines {
 }
 
 impl Lines {
-    /// Connects all and sends the first ask on each.
+    /// Connects all and sends the first request on each.
     fn open(socket: &Path, connections: usize, ask: &str) -> Result<Lines> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let mut lines = Vec::with_capacity(connections);
@@ -195,7 +195,7 @@ impl Lines {
         Ok(lines)
     }
 
-    /// Waits until connections have something to read, and says how many.
+    /// Waits until connections have something to read; returns how many.
     fn wait(&mut self) -> Result<usize> {
         self.events.clear();
         loop {

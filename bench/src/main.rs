@@ -1,7 +1,7 @@
 //! Measurements, as ratios in one run.
 //!
 //! Every figure is measured beside something that bounds or rivals it (a FastAPI service, one
-//! fdatasync, raw SQLite, gflow's command line), in turns, on the same machine and file system, so
+//! fdatasync, raw SQLite, gflow's command line), alternately, on the same machine and file system, so
 //! that a slow or shared machine moves both sides. `all` runs every bench and, with `--out`, writes
 //! a Markdown table and the raw numbers.
 //!
@@ -79,17 +79,17 @@ struct Command {
 enum What {
     /// Every bench, one after the other.
     All,
-    /// Durable ask + release pairs over HTTP, beside FastAPI + SQLite.
+    /// Durable request + release pairs over HTTP, beside FastAPI + SQLite.
     Http,
     /// One unloaded grant, beside one fdatasync.
     Grant,
     /// The loop without HTTP, beside raw SQLite writing the same rows.
     Loop,
-    /// The head of a million waiters, and what an ask costs there.
+    /// The head of a million waiters, and what a request costs there.
     Queue,
-    /// A large house, and the speed of a replay.
+    /// A large host, and the speed of a replay.
     Fair,
-    /// Which of a thousand holders leave for a waiter, beside greedy and brute force.
+    /// Which of 1,000 holders are preempted for a waiter, beside greedy and brute force.
     Plan,
     /// Events a second of the simulation with its checker on.
     Sim,
@@ -99,15 +99,15 @@ enum What {
     Idle,
     /// `sublet run` beside the bare command; `sublet lease` beside gflow's `gbatch`.
     Cli,
-    /// Kernels of a training step on one core of the soft cards' processor.
+    /// Kernels of a training step on one core of the soft GPUs' processor.
     Ptx,
-    /// What calls of the soft cards cost, with one process and with sixteen.
+    /// What calls of the soft GPUs cost, with one process and with sixteen.
     Soft,
-    /// Who is on a card, among ten thousand processes.
+    /// Which of 10,000 processes are on a GPU.
     Audit,
-    /// What one user who does its worst costs another one.
+    /// How much an abusive user slows down another user.
     Abuse,
-    /// A user who does its worst, for `abuse`.
+    /// An abusive user, for `abuse`.
     #[command(hide = true)]
     Abuser {
         /// What it does.
@@ -121,10 +121,10 @@ enum What {
         /// How many.
         count: usize,
     },
-    /// A process on a soft card, for `soft` and `audit`.
+    /// A process on a soft GPU, for `soft` and `audit`.
     #[command(hide = true)]
     Sit {
-        /// The file of the cards.
+        /// The file of the soft GPUs.
         cards: PathBuf,
     },
     /// The load of `http` against a service that already runs; for profiling.
@@ -145,7 +145,7 @@ struct Options {
     /// Writes `measurements.md` and `measurements.json` there.
     #[arg(long, global = true)]
     out: Option<PathBuf>,
-    /// Rounds in which the two sides take turns.
+    /// Rounds, each with both sides.
     #[arg(long, global = true, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=20))]
     rounds: u32,
     /// Seconds of load in a round.

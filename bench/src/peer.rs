@@ -19,7 +19,7 @@ impl Gflow {
     /// Starts the daemon in the foreground on a free port and waits until it listens.
     pub fn start(rig: &Rig) -> Result<Gflow> {
         let (folder, bin) = (rig.fresh("gflow")?, service::venv()?.join("bin"));
-        // The port is free at this moment; its default could be somebody's own gflow.
+        // A port that is free now; on the default port the user's own gflow could be listening.
         let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
         std::fs::create_dir_all(folder.join("config/gflow"))?;
         let config = format!("[daemon]\nhost = \"127.0.0.1\"\nport = {port}\n");
@@ -32,7 +32,7 @@ impl Gflow {
         Ok(Gflow { folder, bin, _daemon: daemon })
     }
 
-    /// The call that is nearest to asking for a lease: a share of one GPU, not before tomorrow, so
+    /// The call that is nearest to a request for a lease: a share of one GPU, not before tomorrow, so
     /// that nothing is started while calls are timed.
     pub fn submit(&self) -> Command {
         let mut command = at_home(&self.folder, &self.bin.join("gbatch"));

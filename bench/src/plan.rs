@@ -1,8 +1,8 @@
-//! Which holders leave so that a waiter fits: how long it takes to say with a thousand holders on sixteen
-//! cards, how much is won over a plain greedy answer, and how far small answers are from the best.
+//! Which holders are preempted so that a waiter fits: how long the choice takes with 1,000 holders on 16
+//! GPUs, how much cheaper it is than a plain greedy one, and how far small choices are from the best.
 //!
-//! The thread's time counts, not the clock on the wall: who else is on the machine does not
-//! change what an answer costs.
+//! The thread's CPU time counts, not wall time: other programs on the machine do not change the
+//! result.
 
 use crate::figure::{Figure, Outcome, Target, digits};
 use crate::rig::Rig;
@@ -17,7 +17,7 @@ use sublet_core::units::{Bytes, Span};
 
 const HOLDERS: u64 = 1000;
 const CARDS: u64 = 16;
-/// Questions of each shape for each number of cards.
+/// Questions of each shape for each number of GPUs.
 const QUESTIONS: u64 = 150;
 /// Questions that brute force answers too, and their sizes.
 const SMALL: u64 = 1500;
@@ -39,13 +39,13 @@ struct Shape {
     name: &'static str,
     /// A price in µs, and a size in MiB.
     make: fn(&mut Dice) -> (u64, u64),
-    /// Percent of the holders that are on two cards.
+    /// Percent of the holders that are on two GPUs.
     two: u64,
-    /// Percent of the cards that everybody must leave.
+    /// Percent of the GPUs that all holders must leave.
     alone: u64,
 }
 
-/// A second and as long as the bytes take.
+/// A second plus the time to move the bytes.
 fn alike(mib: u64) -> (u64, u64) {
     (1_000_000 + mib * 40, mib)
 }
@@ -164,7 +164,7 @@ fn small() -> Result<(f64, usize, usize)> {
         let shape = &SHAPES[(seed % SHAPES.len() as u64) as usize];
         let question = Question::new(seed, shape, SMALL_HOLDERS, SMALL_CARDS);
         let wanted = (seed / 7 % 3 + 1) as usize;
-        // A card on which nobody is lacks a byte for ever.
+        // `None`: a GPU without holders lacks bytes that no preemption can free.
         let Some(best) = question.by_force(wanted) else { continue };
         let mine = cheapest(&question.sites, wanted, &question.victims).context("there is a set")?.price.0;
         count += 1;
@@ -174,12 +174,12 @@ fn small() -> Result<(f64, usize, usize)> {
     Ok((worst, exact, count))
 }
 
-/// Single cards and gangs, then small questions beside brute force.
+/// Single GPUs and gangs, then small questions beside brute force.
 pub fn run(_: &Rig) -> Result<Outcome> {
     let whats = [
-        (1, "who leaves for one card: 1,000 holders on 16 cards, the slowest answer"),
-        (4, "who leaves for a gang of 4: the same"),
-        (8, "who leaves for a gang of 8: the same"),
+        (1, "preemption for one GPU: 1,000 holders on 16 GPUs, the slowest answer"),
+        (4, "preemption for a gang of 4: the same"),
+        (8, "preemption for a gang of 8: the same"),
     ];
     let mut figures = Vec::new();
     let mut raw = serde_json::Map::new();
@@ -212,7 +212,7 @@ pub fn run(_: &Rig) -> Result<Outcome> {
     }
     let (worst, exact, count) = small()?;
     figures.push(Figure {
-        what: "who leaves, of 12 holders on 4 cards for gangs up to 3: the worst price, beside the best of all sets",
+        what: "preemption of 12 holders on 4 GPUs for gangs up to 3: the worst price, beside the best of all sets",
         target: Target::AtMost(1.05),
         measured: worst,
         unit: "×",

@@ -63,7 +63,7 @@ pub struct Memory {
     pub pid: u32,
     /// Resident bytes.
     pub rss_bytes: u64,
-    /// Resident bytes with shared pages divided among those who share them; null where the kernel does not tell.
+    /// Resident bytes, with each shared page divided among its processes; null where the kernel does not tell.
     pub pss_bytes: Option<u64>,
 }
 
@@ -80,8 +80,8 @@ fn kib_field(text: &str, name: &str) -> Option<u64> {
     Some(line.split_whitespace().next()?.parse::<u64>().ok()? << 10)
 }
 
-/// From now on this thread takes a core only when nobody else wants it at that moment: a load
-/// generator that interrupts the service with every answer would measure itself.
+/// From now on this thread does not preempt a running thread when it wakes up (`SCHED_BATCH`): a load
+/// generator that interrupts the service at every answer would measure itself.
 pub fn interrupt_nobody() -> Result<()> {
     let priority = libc::sched_param { sched_priority: 0 };
     // SAFETY: the call reads the structure, which lives until it returns; 0 is the calling thread.

@@ -1,8 +1,8 @@
 //! How fast kernels run on one core: nvcc's own code for one training step of a two-layer
 //! perceptron, in thread-instructions a second of the core's time.
 //!
-//! The processor's time counts, not the clock on the wall: who else is on the machine does
-//! not change what a core does in a second.
+//! The CPU time counts, not wall time: other programs on the machine do not change what a core does
+//! in a second.
 
 use crate::figure::{Figure, Outcome, Target, digits};
 use crate::rig::Rig;
@@ -34,7 +34,7 @@ const DH: u64 = 900_000;
 const LOSSES: u64 = 1_000_000;
 const WORDS: u64 = 1_100_000;
 
-/// The card's first address.
+/// The GPU's first address.
 const FIRST: u64 = 0x7000_0000_0000;
 /// Runs of a launch that are timed together.
 const REPEATS: u32 = 5;
@@ -81,7 +81,7 @@ fn params(numbers: &[u32], buffers: &[u64]) -> Vec<u8> {
     bytes
 }
 
-/// Forward, the loss, and down the slope.
+/// The forward pass, the loss, and gradient descent.
 fn step() -> Vec<Part> {
     let tiles = |x: u32, y: u32| [x.div_ceil(32), y.div_ceil(8)];
     let square = |what, kernel, x, y, params| Part { what, kernel, grid: tiles(x, y), block: [32, 8], params };

@@ -1,5 +1,5 @@
 //! The head of a queue of a million: how long it takes to find, whether it is the right one, and
-//! how the cost of an ask grows.
+//! how the cost of a request grows.
 
 use crate::figure::{Figure, Outcome, Target, digits};
 use crate::rig::Rig;
@@ -17,12 +17,12 @@ use sublet_core::units::{Bytes, Span, Time};
 use sublet_core::{State, decide};
 
 const WAITERS: usize = 1_000_000;
-/// Where the cost of an ask is first measured.
+/// The queue length at which the cost of a request is first measured.
 const FEW: usize = 10_000;
 const SAMPLES: usize = 10_000;
 const TENANTS: usize = 10_000;
 
-/// A full card, a million waiters of ten thousand tenants.
+/// A full GPU, a million waiters of 10,000 tenants.
 pub fn run(_: &Rig) -> Result<Outcome> {
     let mut world = World::new();
     let few = world.fill(FEW);
@@ -98,7 +98,7 @@ impl World {
         decide(&mut self.state, self.now, Event::Observed { card: "GPU-0".to_owned(), observation });
     }
 
-    /// Asks until so many wait; the median cost of the first and of the last asks, in µs.
+    /// Makes requests until `until` wait; returns the median cost of the first and of the last ones, in µs.
     fn fill(&mut self, until: usize) -> (f64, f64) {
         let mut costs = Vec::with_capacity(until - self.asked);
         while self.asked < until {
@@ -116,7 +116,7 @@ impl World {
         (median(costs[..some].iter().copied()), median(costs[costs.len() - some..].iter().copied()))
     }
 
-    /// How long it takes to look at the head.
+    /// How long it takes to find the head.
     fn heads(&mut self) -> crate::samples::Quantiles {
         let mut found = Samples::with_capacity(SAMPLES);
         for _ in 0..SAMPLES {
@@ -128,7 +128,7 @@ impl World {
         found.quantiles()
     }
 
-    /// Serves some and compares with the rule as it is written; how long each pick took.
+    /// Serves some waiters, compares each with the rule by brute force, and returns how long each pick took.
     fn serve_and_compare(&mut self) -> Result<crate::samples::Quantiles> {
         const SOME: usize = 2_000;
         let mut lines: BTreeMap<TenantId, Vec<(i64, LeaseId, Time)>> = BTreeMap::new();
@@ -148,7 +148,7 @@ impl World {
                 decide(&mut self.state, self.now, Event::Released { by: operator.clone(), lease, epoch: None });
             }
             let (tenant, expected) = self.first_by_force(&lines)?;
-            // The room is seen while nothing may be granted, so that only the pick is timed.
+            // The GPU is read while nothing may be granted, so that only the pick is timed.
             decide(&mut self.state, self.now, Event::DiskFilled);
             self.look();
             let begun = Instant::now();
@@ -161,7 +161,7 @@ impl World {
         Ok(picks.quantiles())
     }
 
-    /// Of each tenant's first waiter the one that comes first.
+    /// Of the first waiters of all tenants, the one that comes first.
     fn first_by_force(&self, lines: &BTreeMap<TenantId, Vec<(i64, LeaseId, Time)>>) -> Result<(TenantId, LeaseId)> {
         let debt_max = self.state.policy().debt_max.0 as i64;
         let key = |tenant: TenantId, (rank, lease, asked): (i64, LeaseId, Time)| {
@@ -171,7 +171,7 @@ impl World {
             (rank + first.since(asked).0 as i64 + debt, lease)
         };
         let firsts = lines.iter().filter_map(|(tenant, line)| line.last().map(|first| (key(*tenant, *first), *tenant)));
-        let ((_, lease), tenant) = firsts.min().context("nobody waits")?;
+        let ((_, lease), tenant) = firsts.min().context("the queue is empty")?;
         Ok((tenant, lease))
     }
 }

@@ -12,7 +12,7 @@ use sublet_journal::Batch;
 /// Pages in 4 MiB of write-ahead log, as in the journal.
 const STEP: i32 = 1018;
 
-/// A batch whose every value is ready to be bound.
+/// A batch with every value ready to be bound.
 pub struct Ready {
     batch: Batch,
     lines: Vec<(String, [u8; 32])>,
@@ -21,7 +21,7 @@ pub struct Ready {
 }
 
 impl Ready {
-    /// Works out ahead of time whatever is not SQLite's work.
+    /// Computes ahead of time all that is not SQLite's work.
     pub fn of(batch: Batch) -> Result<Ready> {
         let line = |json: String| {
             let hash = *blake3::hash(json.as_bytes()).as_bytes();
@@ -167,7 +167,7 @@ fn checkpoints(path: &Path) -> Result<SyncSender<i32>> {
     let (wake, woken) = std::sync::mpsc::sync_channel(1);
     std::thread::spawn(move || {
         for frames in woken {
-            // A reader in the way is tried again at the next step.
+            // If a reader is in the way, the next step tries again.
             let _ = conn.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
             if frames > 2 * STEP {
                 let _ = conn.query_row("PRAGMA wal_checkpoint(RESTART)", [], |_| Ok(()));

@@ -1,8 +1,8 @@
 //! kill -9 to the first correct answer with many leases, beside raw SQLite reading the same rows.
 //!
 //! A round: kill -9 and reap; copy the state folder as it lies there, WAL and all, and read every
-//! row of the copy with raw SQLite; start the daemon on the original and ask for a lease whose
-//! answer is known. The daemon's side counts the kill, the start of the process, its reading and the
+//! row of the copy with raw SQLite; start the daemon on the original and ask for a lease with a
+//! known answer. The daemon's side counts the kill, the start of the process, its reading and the
 //! answer; the copy is made while no clock runs. Both sides find the files in the page cache.
 
 use crate::client::{Client, bare};
@@ -97,7 +97,7 @@ fn restart(rig: &Rig, folder: &Path, mut daemon: Service, known: &Granted) -> Re
     Ok((daemon, Round { kill_s, start_s, raw_s, rows }))
 }
 
-/// Copies the files of the store and says which of them is the database.
+/// Copies the files of the store; returns the one that is the database.
 fn copied_database(folder: &Path, copy: &Path) -> Result<PathBuf> {
     let mut database = None;
     for entry in std::fs::read_dir(folder)? {
@@ -138,7 +138,7 @@ fn read_rows(database: &Path) -> Result<Vec<(String, usize)>> {
     Ok(counts)
 }
 
-/// A sample of all leases is as it was granted.
+/// Checks that a sample of all leases is as it was granted.
 fn check(socket: &Path, granted: &[Granted]) -> Result<()> {
     for lease in granted.iter().step_by((granted.len() / CHECKED).max(1)) {
         ensure!(is_right(socket, lease)?, "lease {} is not as it was granted", lease.id);
@@ -146,7 +146,7 @@ fn check(socket: &Path, granted: &[Granted]) -> Result<()> {
     Ok(())
 }
 
-/// Whether a lease is answered with what its grant said. Only times may differ.
+/// True if the answer about a lease is that of its grant. Only times may differ.
 fn is_right(socket: &Path, known: &Granted) -> Result<bool> {
     let mut client = Client::connect(socket)?;
     let (status, body) = client.call(&bare("GET", &format!("/v1/leases/{}", known.id)))?;

@@ -9,7 +9,7 @@ use std::time::Duration;
 pub struct Rig {
     /// The binary to measure, if the caller named one.
     pub sublet: Option<PathBuf>,
-    /// Rounds in which two sides take turns.
+    /// Rounds, each with both sides.
     pub rounds: u32,
     /// How long a round of load lasts.
     pub load: Duration,
@@ -24,7 +24,7 @@ pub struct Rig {
 }
 
 impl Rig {
-    /// The binary to measure; built if nobody named one and it is not there.
+    /// The binary to measure; it is built if the caller named none and it is not there.
     pub fn sublet(&self) -> Result<PathBuf> {
         if let Some(path) = &self.sublet {
             return path.canonicalize().with_context(|| format!("no binary `{}`", path.display()));
@@ -57,7 +57,7 @@ impl Rig {
             }
             _ => std::fs::create_dir(&folder)?,
         }
-        // What earlier turns left unwritten would otherwise be written in the middle of the next.
+        // Otherwise, unwritten pages of earlier rounds would be written in the middle of the next.
         rustix::fs::sync();
         Ok(folder)
     }

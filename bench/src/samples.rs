@@ -21,7 +21,7 @@ pub struct Quantiles {
 }
 
 impl Samples {
-    /// Room for so many without growing in the middle of a measurement.
+    /// Room for `count` samples, so that the list does not grow during a measurement.
     pub fn with_capacity(count: usize) -> Samples {
         Samples(Vec::with_capacity(count))
     }

@@ -22,7 +22,7 @@ pub struct Service {
 }
 
 impl Service {
-    /// Starts a command whose output goes to `log` in `folder`.
+    /// Starts a command; its output goes to `log` in `folder`.
     pub fn spawn(mut command: Command, folder: &Path, socket: PathBuf) -> Result<Service> {
         let log = File::options().create(true).append(true).open(folder.join("log"))?;
         let program = command.get_program().to_owned();
@@ -103,7 +103,7 @@ fn last_words(folder: &Path) -> String {
     lines.into_iter().rev().collect::<Vec<_>>().join("; ")
 }
 
-/// `sublet serve` in `folder` with a scripted card; not awaited.
+/// `sublet serve` in `folder` with a scripted GPU; returns before it is ready.
 pub fn sublet(rig: &Rig, folder: &Path, card: &str) -> Result<Service> {
     let socket = folder.join("s");
     let mut command = Command::new(rig.sublet()?);

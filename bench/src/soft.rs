@@ -1,5 +1,5 @@
-//! What calls of the soft cards cost: taking and giving back memory, and asking NVML, with
-//! one process on the card and with sixteen.
+//! What calls of the soft GPUs cost: allocating and freeing memory, and calls of NVML, with
+//! one process on the GPU and with sixteen.
 
 use crate::figure::{Figure, Outcome, Target, digits};
 use crate::rig::Rig;
@@ -18,13 +18,13 @@ use sublet_softgpu::{Seat, State};
 
 /// Calls of each kind.
 const CALLS: usize = 50_000;
-/// What is taken and given back.
+/// Bytes of an allocation.
 const BYTES: u64 = 2 << 20;
 
 type Ask<T> = unsafe extern "C" fn(*mut c_void, *mut T) -> c_uint;
 type List = unsafe extern "C" fn(*mut c_void, *mut c_uint, *mut [u64; 3]) -> c_uint;
 
-/// A process that is on the card until its standard input ends.
+/// A process that is on the GPU until its standard input ends.
 pub fn sit(path: &Path) -> Result<()> {
     let _seat = on_card(path)?;
     std::io::stdin().read_to_end(&mut Vec::new())?;
@@ -39,11 +39,11 @@ fn on_card(path: &Path) -> Result<Seat> {
     Ok(seat)
 }
 
-/// Other processes; they leave with the drop.
+/// Other processes; they end when this is dropped.
 pub struct Others(Vec<Child>);
 
 impl Others {
-    /// Starts so many, and waits until all are on the card.
+    /// Starts `count` processes, and waits until all are on the GPU.
     pub fn start(path: &Path, count: usize, state: &State) -> Result<Others> {
         let mut others = Others(Vec::new());
         for _ in 0..count {
@@ -81,7 +81,7 @@ fn time(mut call: impl FnMut() -> bool) -> Result<Quantiles> {
     Ok(samples.quantiles())
 }
 
-/// Times the calls with so many processes on the card.
+/// Times the calls with this many processes on the GPU.
 fn with_processes(rig: &Rig, processes: usize) -> Result<Vec<(&'static str, Quantiles)>> {
     let path = rig.fresh(&format!("soft{processes}"))?.join("cards");
     let state = State::create(&path, &"1x64GiB".parse().map_err(Error::msg::<String>)?)?;

@@ -1,8 +1,8 @@
 //! The loop without HTTP, beside raw SQLite writing the same rows in batches of the same size.
 //!
 //! Ours is the daemon's engine and its journal as the daemon runs them: one thread decides and
-//! closes batches, another commits, and while one batch syncs the next is decided. A batch has so
-//! many asks, as many releases of the asks before, and a look at the card that retires those.
+//! closes batches, another commits, and while one batch syncs the next is decided. A batch has 64
+//! requests, 64 releases of earlier leases, and a reading of the GPU that retires those.
 
 use crate::figure::{Figure, Outcome, Target, digits};
 use crate::raw::{Raw, Ready};
@@ -22,12 +22,12 @@ use sublet_core::units::{Bytes, Span, Time};
 use sublet_daemon::engine::Engine;
 use sublet_daemon::journal::{Batch, Journal};
 
-/// What 64 connections put into one batch.
+/// Requests in one batch, as from 64 connections.
 const SIZE: usize = 64;
-/// Batches in one turn.
+/// Batches in one round.
 const BATCHES: usize = 200;
 
-/// Ours and raw in turns.
+/// Ours and raw SQLite alternately.
 pub fn run(rig: &Rig) -> Result<Outcome> {
     let folder = rig.fresh("loop")?;
     let (journal, _) = Journal::open(&folder.join("state"))?;
@@ -62,7 +62,7 @@ pub fn run(rig: &Rig) -> Result<Outcome> {
     })
 }
 
-/// Decides so many batches while a second thread commits them.
+/// Decides [`BATCHES`] batches while a second thread commits them.
 fn turn(world: &mut World, mut journal: Journal) -> Result<Journal> {
     let (orders, inbox) = sync_channel::<Batch>(0);
     let writer = std::thread::spawn(move || -> Result<Journal> {
@@ -80,7 +80,7 @@ fn turn(world: &mut World, mut journal: Journal) -> Result<Journal> {
     writer.join().map_err(|_| anyhow::anyhow!("the writer panicked"))?
 }
 
-/// Tenants that ask and give back, in the same order every time.
+/// Tenants that request and release, in the same order every time.
 struct World {
     engine: Engine<()>,
     now: Time,

@@ -1,10 +1,10 @@
 //! Two processes on a soft card, one killed at random many times: no byte of the card is lost.
 //!
-//! One process holds memory all the while and looks whether it stays as it was written. The other is
-//! one of the examples, killed at a moment nobody chose: before it is on the card, while it takes
+//! One process holds memory all the while and checks that it stays as it was written. The other is
+//! one of the examples, killed at a random moment: before it is on the GPU, while it allocates
 //! memory, in the middle of kernels, graphs and mappings, or while it is parked. After every kill the
-//! card must have just what the first process has; in between and at the end somebody takes all that
-//! is free, to the last granule.
+//! GPU must have exactly the memory of the first process. In between and at the end, a process allocates
+//! all that is free, to the last granule.
 
 #[path = "../tests/soft/mod.rs"]
 mod soft;
@@ -20,7 +20,7 @@ const HOLD: &str = env!("CARGO_BIN_EXE_sublet-example-hold");
 const MLP: &str = env!("CARGO_BIN_EXE_sublet-example-mlp");
 const STRESS: &str = env!("CARGO_BIN_EXE_sublet-example-stress");
 
-/// Who is killed: name, program, arguments.
+/// The programs that are killed: name, program, arguments.
 const VICTIMS: [(&str, &str, &[&str]); 3] = [
     ("hold", HOLD, &["160MiB", "--chunk", "3MiB"]),
     ("mlp", MLP, &["--steps", "1000000"]),
@@ -31,9 +31,9 @@ const CARD: &str = "1x2GiB";
 const CARD_BYTES: u64 = 2 << 30;
 const HELD: &str = "64MiB";
 const HELD_BYTES: u64 = 64 << 20;
-/// Nobody lives longer than this.
+/// The longest life of a program before it is killed.
 const LIFE_MS: usize = 250;
-/// All that is free is taken after so many kills.
+/// Kills after which all that is free is allocated once.
 const FULL_EVERY: u64 = 100;
 
 /// Kills programs on a soft card at random, and looks whether anything of it is lost.

@@ -289,7 +289,7 @@ pub(crate) fn check(call: &'static str, code: c_int) -> Result<()> {
 /// Loads the driver if it is not loaded, and starts it.
 pub fn start() -> Result<()> {
     if FUNCTIONS.get().is_none() {
-        // Whoever comes second finds the first one's.
+        // If another thread was first, its functions stay.
         let _ = FUNCTIONS.set(load()?);
     }
     // SAFETY: it takes a number.

@@ -2,7 +2,7 @@
 //!
 //! An input begins with a letter:
 //! `c`: values of columns are replaced (table, row, column, kind, length, value; repeated);
-//! `l`: lines of JSON are folded as actions of a log whose chain holds;
+//! `l`: lines of JSON are folded as actions of a log with a valid chain;
 //! anything else: bytes of the file are replaced (three bytes of offset, length, bytes; repeated).
 //!
 //! Properties: `verify`, the readers and a start refuse or return. If `verify` finds nothing, the rows are those that
@@ -177,7 +177,7 @@ fn read_back(written: &Written, input: &[u8]) {
     }
 }
 
-/// Everything that a reader can be asked.
+/// Calls every function of a reader.
 fn look(path: &Path) -> Option<Rows> {
     let reader = Reader::open(path).ok()?;
     let _ = (reader.first_seq(), reader.last_seq(), reader.tenants());
@@ -212,7 +212,7 @@ fn start(written: &Written, is_clean: bool) {
     }
 }
 
-/// Folds actions whose chain holds: that is what a person with write access to the file could have made.
+/// Folds actions with a valid chain: a user with write access to the file could have made them.
 fn fold(written: &Written, lines: &[u8]) {
     let Ok(lines) = std::str::from_utf8(lines) else { return };
     let mut rows = written.rows.clone();
@@ -230,7 +230,7 @@ fn fold(written: &Written, lines: &[u8]) {
             json: json.to_owned(),
             hash: [0; 32],
         };
-        // An action that does not fit is named, and changes nothing.
+        // An action that does not fit is refused, and changes nothing.
         let before = rows.clone();
         if fold_line(&mut rows, &line).is_err() {
             assert!(rows == before, "a refused action changed the rows");

@@ -2,7 +2,7 @@
 //!
 //! An input is a list of steps: a letter for the kind, two bytes of length, and as many bytes.
 //! `0` to `3`: a packet on that line; `w`: where a lease's bytes shall be; `p`: bytes on a lease's page;
-//! `h`: hang up; `b`: bytes that are booked; `a`: a waiter wants a lease's cards.
+//! `h`: hang up; `b`: bytes that are booked; `a`: a waiter wants a lease's GPUs.
 //!
 //! Properties: after any input the hub answers the next program; orders are JSON that reads back; words of a process
 //! count for leases of its own user only; texts are cut to 200 characters; memory that is handed out is bounded.
@@ -36,12 +36,12 @@ use sublet_shim_wire::{Order, PACKET_MAX, Page, Word};
 const RAM: u64 = 64 << 20;
 /// Leases of this user; the one after the last is another user's.
 const OWN: u64 = 3;
-/// Packets of one line that the hub takes before the other lines get their turn.
+/// Packets of one line that the hub takes before it serves the other lines.
 const PACKETS: usize = 16;
 /// Beside what is booked, the hub hands out what a program says it has, an eighth more, and a slack of 64 MiB.
 const HANDED_OUT_MAX: u64 = RAM + RAM / 8 + (64 << 20);
 
-/// How long an order is waited for that may not come.
+/// How long the target waits for an order that may not come.
 const MOMENT_MS: i64 = 2;
 /// Stands in a packet for the number of the last order.
 const NO_ORDER: &str = "\"id\":0";
@@ -63,7 +63,7 @@ fuzz_target!(|data: &[u8]| {
         rest = more;
         take(hub, &mut programs, *kind, step);
     }
-    // Answered after all lines that spoke before it.
+    // The hub answers this after all lines that sent something before.
     hub.check_answers();
     for program in programs.iter_mut().flatten() {
         program.hear();
@@ -78,7 +78,7 @@ fn hub() -> &'static Hub {
     HUB.get_or_init(|| {
         let socket = sublet_fuzz::scratch().join("sublet.sock.shim");
         let mut settings = Settings::new(GpuSpec::Real);
-        // No cards are read here.
+        // No GPUs are read here.
         settings.worker_exe = PathBuf::from("/bin/false");
         settings.shims = Some(ShimSettings { socket: socket.clone(), stock: 0, ram: RAM, leave: 0 });
         let (sink, sights) = mpsc::channel();
@@ -97,7 +97,7 @@ impl Hub {
         self.host.wish(Wish { lease: LeaseId(lease), uid, place, but: Vec::new(), cards });
     }
 
-    /// A program that only looks at its page gets an answer.
+    /// A program that only reads its page gets an answer.
     fn check_answers(&self) {
         let mut program = Program::connect(self);
         let hello = Word::Hello {
@@ -192,7 +192,7 @@ impl Program {
         }
     }
 
-    /// The next order, if it comes within so many milliseconds.
+    /// The next order; `None` if none comes within `patience_ms`.
     fn wait(&mut self, patience_ms: i64) -> Option<Order> {
         let time = Timespec { tv_sec: patience_ms / 1000, tv_nsec: patience_ms % 1000 * 1_000_000 };
         loop {

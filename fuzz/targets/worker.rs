@@ -1,9 +1,9 @@
-//! Lines between the daemon and its worker processes, and what core makes of cards and looks that they tell.
+//! Lines between the daemon and its worker processes, and core's state after the GPUs and readings that they report.
 //!
-//! Each line of an input begins with a letter: `l` answers a request for a list, `o` one for a look, both through the
-//! card thread and the process thread into core's state; `c`, `d`, `r`, `R` and `m` are lines of the other kinds.
-//! Properties: a line is refused or taken, a refused one tells nothing, what is understood is the same after it was
-//! written and read again, and core never grants more of a card than it has.
+//! Each line of an input begins with a letter: `l` answers a request for a list, `o` one for a reading, both through
+//! the GPU thread and the process thread into core's state; `c`, `d`, `r`, `R` and `m` are lines of the other kinds.
+//! Properties: a line is refused or taken, a refused one changes nothing, what is understood is the same after it was
+//! written and read again, and core never grants more of a GPU than it has.
 
 #![no_main]
 
@@ -76,14 +76,14 @@ impl Core {
         drop(decide(&mut self.state, self.now, event));
     }
 
-    /// Leases that were granted fit on their cards.
+    /// Checks that granted leases fit on their GPUs.
     fn check(&self) {
         for card in self.state.cards() {
             let rows = self.state.rows();
             let held = rows.leases.values().filter_map(|lease| lease.hold()).filter(|hold| hold.cards.contains(&card));
             let promised: Bytes = held.map(|hold| hold.vram).sum();
             let total = rows.cards[usize::from(card.0)].facts.total;
-            // A card may be listed with less memory later on; the one tenant's lease stays, and no other is granted.
+            // A GPU may be listed with less memory later on; the one tenant's lease stays, and no other is granted.
             assert!(promised <= total || promised <= Bytes::gib(2), "{promised} of {total}");
         }
     }

@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::thread;
 
-/// Opens a port that leads to `socket` for as long as this program runs; says its number.
+/// Opens a port that leads to `socket` for as long as this program runs; returns its number.
 pub fn open(socket: &Path) -> Result<u16> {
     let listener = TcpListener::bind("127.0.0.1:0").context("no port could be opened on 127.0.0.1")?;
     let port = listener.local_addr()?.port();
@@ -20,13 +20,13 @@ pub fn open(socket: &Path) -> Result<u16> {
     Ok(port)
 }
 
-/// Copies both ways until one side closes. A lost connection is the client's to notice.
+/// Copies both ways until one side closes. The client notices a lost connection itself.
 fn carry(client: TcpStream, socket: PathBuf) {
     thread::spawn(move || -> io::Result<()> {
         let service = UnixStream::connect(&socket)?;
         let (mut from_client, mut to_service) = (client.try_clone()?, service.try_clone()?);
         let up = thread::spawn(move || {
-            // Either end may vanish at any time; what counts is that the other is told.
+            // Either end may vanish at any time; the other must then be closed.
             let _ = io::copy(&mut from_client, &mut to_service);
             let _ = to_service.shutdown(Shutdown::Write);
         });

@@ -46,7 +46,7 @@ fn judge(text: &str, exists: impl Fn(&str, &str) -> bool) -> Vec<String> {
         }
     }
     if rows == 0 {
-        found.push(format!("{DOCUMENT}: no table whose last column is `shown by`"));
+        found.push(format!("{DOCUMENT}: no table with the last column `shown by`"));
     }
     found
 }

@@ -1,27 +1,27 @@
-//! Dependencies go one way: who may know whom.
+//! Dependencies go one way: which packages a package may depend on (know).
 //!
 //! ```text
-//!   core   wire   ptx   softgpu   shim-wire   know nobody; shim knows shim-wire
-//!   journal  host  replay   know core; host also softgpu, whose cards it makes, and shim-wire; its
-//!                        tests know the soft cards' libraries
+//!   core   wire   ptx   softgpu   shim-wire   know no other; shim knows shim-wire
+//!   journal  host  replay   know core; host also softgpu, to make soft GPUs, and shim-wire; its
+//!                        tests know the soft GPUs' libraries
 //!   ptx-fuzz             knows ptx
 //!   daemon               knows core, journal, host, wire
 //!   sublet (the CLI)     knows wire, shim-wire, replay and softgpu, and starts daemon
-//!   sim, bench, blackbox, xtask   may know all, and nobody knows them
-//!   examples             know nobody; their tests know the soft cards
+//!   sim, bench, blackbox, xtask   may know all, and no other knows them
+//!   examples             know no other; their tests know the soft GPUs
 //! ```
 
 use anyhow::{Context, Result};
 use serde_json::Value;
 use std::collections::BTreeSet;
 
-/// Whom a package of this workspace may depend on.
+/// The packages that a package of this workspace may depend on.
 enum MayKnow {
-    /// These only.
+    /// Only these.
     Only(&'static [&'static str]),
-    /// These, and its tests those as well.
+    /// The first list; its tests may also depend on the second.
     AndInTests(&'static [&'static str], &'static [&'static str]),
-    /// All of them.
+    /// All packages.
     Anybody,
 }
 

@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 const PACKAGES: &str = "python3,systemd,systemd-sysv,dbus";
 /// A tree that takes longer to boot, run its commands and shut down is stuck.
 const BOOTED_MAX_S: &str = "300";
-/// The section of README whose commands are run.
+/// The section of README with the commands that are run.
 const SECTION: &str = "## Running it for everybody";
 
 /// Builds both, and tries both.

@@ -32,11 +32,11 @@ pub fn against(sublet: &Path, tools: &Path) -> Result<()> {
         // Events never end by themselves; the black-box tests read them.
         .args(["--exclude-path", "/v1/events"])
         .args(["--phases", "examples,coverage,fuzzing"])
-        // A well-formed ask may still be too big for the card (422), so that
-        // acceptance of all valid data cannot be asked for.
+        // A well-formed request may still be too big for the GPU (422), so the check
+        // that all valid data is accepted cannot be used.
         .args(["--checks", "all", "--exclude-checks", "positive_data_acceptance"])
         .args(["--max-examples", EXAMPLES, "--request-timeout", "60", "--workers", "2"])
-        // The same run every time: a failure here can be had again.
+        // The same run every time, so that a failure can be reproduced.
         .args(["--generation-deterministic", "--no-color"])
         .run()?;
     service.stop()

@@ -11,10 +11,10 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The processor whose code is instrumented. Naming it keeps build scripts and macros as they are.
+/// The target triple that is instrumented. Naming it leaves build scripts and macros without instrumentation.
 const TRIPLE: &str = "x86_64-unknown-linux-gnu";
 
-/// Coverage for libFuzzer, and checks that a release has not.
+/// Coverage for libFuzzer, and checks that a release does not have.
 const RUSTFLAGS: &str = "--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
      -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
      -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1 -Cdebug-assertions -Coverflow-checks";
@@ -111,7 +111,7 @@ fn fuzz(out: &Path, name: &str, length: u32, minutes: u32) -> Result<Figures> {
     fs::write(&words, dictionary(&seeds)?).with_context(|| format!("{} could not be written", words.display()))?;
     let scratch = Scratch::new(name)?;
     let mut figures = Figures::default();
-    // Some targets may signal processes that an input names: only those of this namespace can be meant.
+    // Some targets may signal processes that an input names: in a pid namespace they reach only their own.
     program("unshare")
         .args(["--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child"])
         .args([out.join(TRIPLE).join("release").join(name), corpus, seeds])

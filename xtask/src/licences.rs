@@ -20,7 +20,7 @@ const ALLOWED: [&str; 9] = [
     "Unicode-3.0",
 ];
 
-/// One sentence for each package whose licence does not pass.
+/// One sentence for each package with a licence that does not pass.
 pub fn violations(metadata: &Value) -> Result<Vec<String>> {
     let packages = metadata["packages"].as_array().context("`cargo metadata` lists no packages")?;
     let mut found = Vec::new();
@@ -39,7 +39,7 @@ pub fn violations(metadata: &Value) -> Result<Vec<String>> {
     Ok(found)
 }
 
-/// Whether an expression leaves a way that is allowed.
+/// True if an expression can be satisfied with allowed licences.
 fn passes(expression: &str) -> Result<bool> {
     let spaced = expression.replace('(', " ( ").replace(')', " ) ").replace('/', " OR ");
     let mut words = Words { words: spaced.split_whitespace().collect(), next: 0 };

@@ -1,8 +1,8 @@
 //! Whether a library or program loads on every Linux since glibc 2.17: read off its dynamic symbols.
 //!
 //! A symbol's version is the release that brought it, so a library needs the newest
-//! version that it names, and no other. What it names without a version nobody promises;
-//! only a weak symbol may be missing, since whoever uses one asks first.
+//! version that it names, and no other. A symbol without a version may not exist elsewhere.
+//! Only a weak symbol may be missing, because code that uses one checks for it first.
 
 use anyhow::{Context, Result};
 use object::Endianness;
@@ -63,7 +63,7 @@ pub fn forget_loader(bytes: &mut Vec<u8>) -> Result<()> {
     Ok(())
 }
 
-/// One sentence for everything that keeps a file from loading elsewhere.
+/// One sentence for each reason that keeps a file from loading elsewhere.
 pub fn violations(bytes: &[u8], kind: Kind) -> Result<Vec<String>> {
     let header = FileHeader64::<Endianness>::parse(bytes).context("this is not a 64-bit ELF file")?;
     let endian = header.endian()?;

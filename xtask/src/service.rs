@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 const READY_WITHIN: Duration = Duration::from_secs(30);
 /// How long a stopping service may take to put everything away.
 const STOP_WITHIN: Duration = Duration::from_secs(30);
-/// A socket's path may have 107 bytes; the rest is for people who move things.
+/// A socket's path may have 107 bytes; the difference is a margin.
 const SOCKET_PATH_MAX: usize = 100;
 
 /// Builds, starts and says how to use it.
@@ -38,7 +38,7 @@ pub fn up() -> Result<()> {
     let state = home.join("journal");
     private_dir(&state)?;
     let log = home.join("log");
-    // Which cards is the service's own choice: real ones, or soft ones where there are none.
+    // The service itself chooses the GPUs: real ones, or soft ones where there are none.
     let mut child = serve(&sublet, &state, &socket, None, &log, None)?;
     wait_ready(&mut child, &socket, &log)?;
     let gpu = kind_of_cards(&socket)?;
@@ -109,7 +109,7 @@ impl Record {
                 println!("programs of CUDA's driver API run on them, PyTorch and the like do not");
             }
         }
-        println!("observe: nobody is signalled who did not choose it");
+        println!("observe: no process is signalled unless its job opted in");
         let bin = self.exe.parent().context("the binary is in no directory")?;
         println!("\nto use it, copy these two lines:");
         println!("  export PATH={}:$PATH", quoted(bin));
@@ -121,7 +121,7 @@ impl Record {
     }
 }
 
-/// A command that uses a card, where it can: the example needs Python and nothing else.
+/// A command that uses a GPU, if possible: the example needs only Python.
 fn something_to_run() -> String {
     let example = root().join("examples/hold.py");
     match program("python3").args(["--version"]).works() {
@@ -138,13 +138,13 @@ pub struct Throwaway {
 }
 
 impl Throwaway {
-    /// Starts one with a scripted card.
+    /// Starts a service with a scripted GPU.
     pub fn start(sublet: &Path) -> Result<Throwaway> {
         let dir = std::env::temp_dir().join(format!("sublet-xtask-{}", std::process::id()));
         private_dir(&dir.join("state"))?;
         let socket = dir.join("socket");
         let log = dir.join("log");
-        // Whoever tries every value of `wait` shall not wait for it.
+        // A test that tries every value of `wait` shall not wait that long.
         let config = dir.join("sublet.toml");
         fs::write(&config, "poll_max = \"1s\"\n")?;
         let child = serve(sublet, &dir.join("state"), &socket, Some("scripted:1x24GiB"), &log, Some(&config))?;
@@ -178,7 +178,7 @@ impl Throwaway {
 
 impl Drop for Throwaway {
     fn drop(&mut self) {
-        // Already gone is as good as stopped, and a leftover directory harms nobody.
+        // A process that is already gone counts as stopped, and a leftover directory does no harm.
         let _ = self.child.kill();
         let _ = self.child.wait();
         let _ = fs::remove_dir_all(&self.dir);
@@ -197,7 +197,7 @@ fn socket_path() -> Result<PathBuf> {
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty()).map(PathBuf::from);
     let dir = runtime.unwrap_or_else(|| PathBuf::from(format!("/tmp/sublet-{uid}"))).join("sublet");
     private_dir(&dir)?;
-    // Anybody can make a directory in /tmp before us; theirs is not ours.
+    // Any user can make this directory in /tmp first; it is then not used.
     let owner = fs::metadata(&dir)?.uid();
     if owner != uid {
         bail!(
@@ -254,7 +254,7 @@ fn wait_ready(child: &mut Child, socket: &Path, log: &Path) -> Result<()> {
         }
         thread::sleep(Duration::from_millis(50));
     }
-    // It was started by this call, so it is this call's to stop.
+    // This call started the process, so it stops it.
     let _ = child.kill();
     let _ = child.wait();
     bail!("the service was not ready within {READY_WITHIN:?}; its last words:\n{}", last_words(log));
@@ -272,10 +272,10 @@ fn get(socket: &Path, path: &str) -> Result<(u16, String)> {
     Ok((status, body.to_owned()))
 }
 
-/// Whether there was something to stop.
+/// Stops the process; returns false if it does not run.
 fn stop_process(record: &Record) -> Result<bool> {
     let Some(pid) = i32::try_from(record.pid).ok().and_then(Pid::from_raw) else { return Ok(false) };
-    // Opened before the look at what it is: the signal cannot reach anybody else.
+    // The pidfd is opened before the identity is checked, so the signal cannot reach another process.
     let Ok(pidfd) = pidfd_open(pid, PidfdFlags::empty()) else { return Ok(false) };
     if !record.alive() {
         return Ok(false);

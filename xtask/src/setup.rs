@@ -62,7 +62,7 @@ fn venv(name: &str, list: &str) -> Result<PathBuf> {
     let wanted = root().join(list);
     let requirements = fs::read_to_string(&wanted).with_context(|| format!("{} is missing", wanted.display()))?;
     let venv = target_dir()?.join(name);
-    // The stamp is written last: a venv that was only half filled is made anew.
+    // The stamp is written last: a venv that was only half filled is made again.
     let stamp = venv.join("sublet-requirements.txt");
     if fs::read_to_string(&stamp).is_ok_and(|installed| installed == requirements) {
         return Ok(venv.join("bin"));

@@ -20,8 +20,8 @@ pub fn program(name: impl AsRef<OsStr>) -> Run {
 pub fn cargo<const N: usize>(arguments: [&str; N]) -> Run {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
     let mut run = program(cargo).args(arguments).dir(&crate::workspace::root());
-    // What cargo says of this chore to this chore; some build scripts would take it for a change,
-    // and build for a minute what is built.
+    // Cargo's variables about this chore are removed: some build scripts would take them for a change,
+    // and rebuild for a minute.
     for (name, _) in std::env::vars_os() {
         if name.to_str().is_some_and(|name| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_")) {
             run.command.env_remove(name);
@@ -92,12 +92,12 @@ impl Run {
         let output = self.command.stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;
         output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
     }
-    /// Whether it runs and succeeds; prints nothing.
+    /// True if it runs and succeeds; prints nothing.
     pub fn works(mut self) -> bool {
         let quiet = self.command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         quiet.status().is_ok_and(|status| status.success())
     }
-    /// As a person would type it: where cargo lies is of no interest.
+    /// The command as a user would type it, without the path of cargo.
     fn shown(&self) -> String {
         let program = Path::new(self.command.get_program());
         let program = if program.ends_with("cargo") { OsStr::new("cargo") } else { program.as_os_str() };

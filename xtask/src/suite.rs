@@ -18,8 +18,8 @@ pub fn test() -> Result<()> {
     let mut again = BTreeSet::new();
     let mut left_out = Vec::new();
     if program("cargo-nextest").args(["nextest", "--version"]).works() {
-        // Real processes on a loaded machine: one failure in a thousand runs is tried again, named at
-        // the end, and mended; it does not hide what else there is to see.
+        // Tests use real processes on a loaded machine: one that fails once in a thousand runs is tried again
+        // and named at the end, so that it gets fixed without hiding the other results.
         let color = if std::io::stderr().is_terminal() { "always" } else { "never" };
         let run = cargo(["nextest", "run", "--workspace", "--no-fail-fast", "--retries", "1", "--color", color]);
         run.run_heard(|line| again.extend(needed_another_try(line)))?;
@@ -62,7 +62,7 @@ fn skipped(report: &str) -> Vec<(String, String)> {
     found.collect()
 }
 
-/// Without what makes it coloured.
+/// The line without colour codes.
 fn plain(line: &str) -> String {
     let mut parts = line.split("\x1b[");
     let first = parts.next().unwrap_or_default().to_owned();

@@ -1,14 +1,14 @@
 //! Rules of style that a compiler does not keep.
 //!
-//! Each has a reason in words, so that whoever breaks one learns why it is there.
+//! Each has a reason in words, which the message shows when a file breaks the rule.
 
 use anyhow::{Context, Result};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Nine files in ten of the code we look up to are shorter.
+/// In well-kept Rust projects, nine files in ten are shorter.
 const LINES_MAX: usize = 900;
-/// It is read first, so it must be read to the end.
+/// Readers start with this document, so it must be short enough to be read to the end.
 const ARCHITECTURE_LINES_MAX: usize = 200;
 
 /// Texts that no source file may contain. Written in two halves, or this file would break them.
@@ -87,7 +87,7 @@ fn source(name: &str, text: &str) -> Vec<String> {
     found
 }
 
-/// Words in a comment do nothing.
+/// True for a comment: the forbidden texts are allowed there.
 fn comment(line: &str) -> bool {
     line.trim_start().starts_with("//")
 }

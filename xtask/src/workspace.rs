@@ -42,7 +42,7 @@ pub enum Profile {
     Release,
 }
 
-/// The soft cards' libraries: as cargo builds them, and as programs ask for them.
+/// The soft GPUs' libraries: cargo's names for them, and the names that programs load.
 const SOFT: [(&str, &str, &str); 2] = [
     ("sublet-softgpu-cuda", "libcuda.so", "libcuda.so.1"),
     ("sublet-softgpu-nvml", "libnvidia_ml.so", "libnvidia-ml.so.1"),
@@ -51,7 +51,7 @@ const SOFT: [(&str, &str, &str); 2] = [
 /// What lies beside `sublet`: the library for programs that it starts, and programs to try it with.
 const BESIDE: [&str; 2] = ["sublet-shim", "sublet-examples"];
 
-/// Builds `sublet` and what lies beside it, the soft cards' libraries in `soft/`, and says where it is.
+/// Builds `sublet` and what lies beside it, with the soft GPUs' libraries in `soft/`; returns its path.
 pub fn build_sublet(profile: Profile) -> Result<PathBuf> {
     let packages = SOFT.iter().map(|(package, ..)| *package).chain(BESIDE).flat_map(|package| ["--package", package]);
     let build = cargo(["build", "--package", "sublet"]).args(packages);

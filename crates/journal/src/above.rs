@@ -5,8 +5,8 @@
 //!                               each symbolic link on the way, and the directories above its target
 //! ```
 //! Trusted owners are root, the user of this process, and the owner of `/`: in a user namespace, host root has no other
-//! name. A directory that others may write is trusted if it is sticky, like `/tmp`: there a user cannot rename or remove
-//! what belongs to others, and what is in it has a trusted owner itself.
+//! name. A directory that others may write is trusted if it is sticky, like `/tmp`: a user cannot rename or remove the
+//! files of others there, and the next directory on the path must have a trusted owner too.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -53,8 +53,8 @@ impl Trusted {
     }
 }
 
-/// The first directory or link above `path` that another user may change. What is not there yet is not looked at, nor
-/// is what `path` itself names.
+/// Returns the first directory or link above `path` that another user may change. It does not check directories that do
+/// not exist yet, nor `path` itself.
 pub fn exposed_above(path: &Path) -> io::Result<Option<Exposed>> {
     let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     exposed_to(path, Trusted { uid, gid, root_dir: fs::metadata("/")?.uid() })

@@ -1,7 +1,7 @@
-//! Which stored answers are forgotten: those that are too old, and those beyond what is kept of a tenant or of all.
+//! Which stored answers are forgotten: those that are too old, and those beyond the limit of one or of all tenants.
 //!
-//! Of a tenant the oldest go first. Beyond what is kept of all tenants, the tenant with most loses answers, so a tenant
-//! with many keys cannot have those of another forgotten.
+//! A tenant's oldest answers go first. Beyond the limit of all tenants, the tenant with most answers loses some, so a
+//! tenant with many keys cannot displace the answers of another.
 
 use crate::codec::signed;
 use rusqlite::{Connection, Result, params};
@@ -20,8 +20,9 @@ pub struct AnswerLimits {
 /// How many answers each tenant has at most. An answer that replaced another of the same key is counted twice.
 pub type Counts = BTreeMap<TenantId, u64>;
 
-/// Removes at most `piece` answers from before `before_wall_us`, and at most as many beyond the limits. Says how many.
-/// The answers are counted where `counts` is `None` or says that there are too many.
+/// Removes at most `piece` answers older than `before_wall_us`, and at most `piece` beyond the limits. Returns how
+/// many.
+/// The answers are counted if `counts` is `None` or shows more than the limits allow.
 pub fn forget(
     conn: &Connection,
     before_wall_us: u64,
@@ -54,7 +55,7 @@ pub fn forget(
     Ok(removed as u64)
 }
 
-/// Looks at every entry of an index: with 100,000 answers, some milliseconds.
+/// Reads every entry of an index: a few milliseconds with 100,000 answers.
 fn count(conn: &Connection) -> Result<Counts> {
     conn.prepare_cached("SELECT tenant, count(*) FROM answers GROUP BY tenant")?
         .query_map([], |row| Ok((TenantId(row.get(0)?), row.get::<_, i64>(1)?.cast_unsigned())))?

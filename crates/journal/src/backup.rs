@@ -1,7 +1,7 @@
 //! A copy of a journal beside a running daemon: one file, whole, that opens by itself.
 //!
-//! To go back to it, put it into an empty directory as `journal.db`. Beside the old
-//! `journal.db-wal` it would be mixed with what came after it.
+//! To restore the copy, put it into an empty directory as `journal.db`. Beside the old
+//! `journal.db-wal`, SQLite would mix it with later commits.
 
 use crate::connect;
 use crate::error::OpenError;
@@ -24,7 +24,7 @@ pub fn backup(at: &Path, to: &Path) -> Result<(), OpenError> {
     finish(&part.path, to)
 }
 
-/// The unfinished copy; removed unless it was given its name.
+/// The unfinished copy. It is removed when dropped, unless it was renamed to its final name.
 struct Part {
     path: PathBuf,
 }
@@ -34,8 +34,8 @@ impl Part {
         let mut name = to.file_name().ok_or_else(|| OpenError::file(to, "it names no file"))?.to_owned();
         name.push(format!(".part-{}", std::process::id()));
         let part = to.with_file_name(name);
-        // SQLite writes into an empty file of ours, which only its owner can read. If it cannot be made, that is for
-        // the folder that was named, and not for this file of which nobody has heard.
+        // SQLite writes into an empty file that only its owner can read. If that file cannot be made, the error names
+        // the folder that the user gave: the user does not know the name of the partial file.
         place::make_private(&part).map_err(|error| match error {
             OpenError::File { source, .. } => OpenError::file(folder(to), source),
             other => other,

@@ -14,9 +14,9 @@ use sublet_core::units::Time;
 /// One fact for the log, which is the audit trail.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Who made it happen: a tenant's name, or a part of the daemon.
+    /// What caused it: a tenant's name, or a part of the daemon.
     pub actor: Arc<str>,
-    /// What.
+    /// What happened.
     pub action: Action,
     /// When.
     pub at: Time,
@@ -27,11 +27,11 @@ pub struct Entry {
 /// The answer to a request with an Idempotency-Key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredAnswer {
-    /// Whose request it was.
+    /// The tenant that sent the request.
     pub tenant: TenantId,
     /// Its key.
     pub key: String,
-    /// What was asked; the same key with another is a mistake of the caller.
+    /// A hash of the request; the same key with another fingerprint is a mistake of the caller.
     pub fingerprint: [u8; 32],
     /// The status that was answered.
     pub status: u16,
@@ -52,7 +52,7 @@ pub struct Batch {
     pub meta: Option<Meta>,
     /// New and changed tenants.
     pub tenants: Vec<(TenantId, Tenant)>,
-    /// New and changed cards.
+    /// New and changed GPUs.
     pub cards: Vec<(CardId, Card)>,
     /// Leases that no earlier batch knows.
     pub new: Vec<Lease>,
@@ -66,22 +66,22 @@ pub struct Batch {
     pub tokens: Vec<Token>,
     /// Tokens that were revoked.
     pub revoked: Vec<TokenId>,
-    /// Strangers that came or changed.
+    /// New and changed unleased processes.
     pub strangers: Vec<Stranger>,
-    /// Strangers whose story is over.
+    /// Unleased processes that are closed: their rows are removed.
     pub closed: Vec<StrangerId>,
     /// New and changed rules.
     pub rules: Vec<Rule>,
-    /// Rules that hold no more.
+    /// Rules that were removed.
     pub dropped: Vec<RuleId>,
-    /// What became history.
+    /// Leases that became history.
     pub past: Vec<Ended>,
-    /// Answers to keep.
+    /// Answers to store.
     pub answers: Vec<StoredAnswer>,
 }
 
 impl Batch {
-    /// Whether there is nothing to write but the time.
+    /// True if there is nothing to write but the time.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
             && self.meta.is_none()
@@ -132,14 +132,14 @@ pub struct Open {
 struct Touched {
     /// No earlier batch knows it.
     queued: bool,
-    /// Its tenant was charged: that one's row changed.
+    /// Its tenant was charged, so the tenant's row changed.
     charged: bool,
     /// More changed than its phase.
     rewritten: bool,
 }
 
 impl Open {
-    /// Whether nothing was put in.
+    /// True if it has no entry and no answer.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty() && self.answers.is_empty()
     }
@@ -149,7 +149,7 @@ impl Open {
         self.entries.len()
     }
 
-    /// Adds a fact that was just applied, and what became history by it.
+    /// Adds an entry that was just applied to the rows, and the lease that it ended, if any.
     pub fn push(&mut self, entry: Entry, ended: Option<Ended>) {
         match &entry.action {
             Action::Start { .. } | Action::Grace { .. } => self.meta = true,
@@ -199,11 +199,11 @@ impl Open {
             | Action::Signal { lease, .. }
             | Action::Bind { lease, .. } => self.touch(*lease).rewritten = true,
             Action::End { lease, told, .. } => {
-                // How late waiters start is learned of all of them.
+                // The statistics of how late waiters start are in `meta`, over all tenants.
                 self.meta |= told.is_some();
                 self.touch(*lease).charged = true;
             }
-            // What its end took was learned of its tenant.
+            // The tenant's row records how long the program took to end.
             Action::Retire { lease, ran } => self.touch(*lease).charged |= ran.is_some(),
             Action::IssueToken { token } => {
                 self.meta = true;
@@ -245,7 +245,7 @@ impl Open {
         self.leases.entry(lease).or_default()
     }
 
-    /// Adds an answer to keep.
+    /// Adds an answer to store.
     pub fn answer(&mut self, answer: StoredAnswer) {
         self.answers.push(answer);
     }

@@ -1,12 +1,12 @@
 //! The hash chain of the log: each entry's hash covers the one before it.
 //!
-//! It shows an entry that was changed, moved or cut out. It does not show a rewrite of
-//! everything by somebody who may write the file; for that the head goes elsewhere too.
+//! It shows an entry that was changed, moved or cut out. It does not show that a user with write access
+//! to the file rewrote all of it; for that, the head is also sent elsewhere (the system's log).
 
 use std::str;
 use sublet_core::units::Time;
 
-/// A link of the chain; what the first entry follows is all zeros.
+/// A link of the chain. The hash before the first entry is all zeros.
 pub type Hash = [u8; 32];
 
 /// The fields of an entry before its action.
@@ -20,7 +20,7 @@ pub struct Head<'a> {
     pub at: Time,
     /// When, for people.
     pub wall_us: u64,
-    /// Who made it happen.
+    /// What caused it: a tenant's name, or a part of the daemon.
     pub actor: &'a str,
     /// How to read its action.
     pub format: u32,
@@ -33,7 +33,7 @@ pub struct Hasher {
 }
 
 impl Hasher {
-    /// The hash of an entry whose action `write` appends as JSON, and that JSON.
+    /// Returns the hash of an entry and the JSON of its action, which `write` appends.
     pub fn entry(
         &mut self,
         head: Head<'_>,

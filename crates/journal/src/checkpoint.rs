@@ -1,20 +1,20 @@
 //! Moves what was committed from the write-ahead log into the database, beside the commits.
 //!
-//! A commit only appends to the write-ahead log. When that is long, this thread copies it into the
-//! database over its own connection and in the background of everything else, so that commits go on.
-//! What they append meanwhile is little; the next commit copies that itself, finds the log all copied,
-//! and begins it anew. Nothing is locked, and one commit in some hundreds waits. (Copied every 4 MiB and
-//! begun anew under a lock every 8, it made the slowest hundredth of a busy service's requests.)
+//! A commit only appends to the write-ahead log. When the log is long, this thread copies it into the
+//! database, over its own connection and at the lowest priority, so that commits go on. They append little
+//! meanwhile. The next commit copies that rest itself, finds the whole log copied, and starts it again from
+//! the beginning. Nothing is locked, and one commit in some hundreds waits. (An earlier version copied every
+//! 4 MiB and restarted the log under a lock every 8 MiB: that caused the slowest 1 % of a busy service's requests.)
 //!
 //! ```text
-//! every 48 MiB              copied by this thread, its rest by a commit: the file keeps its size and is reused
+//! every 48 MiB              copied by this thread, the rest by a commit: the file keeps its size and is reused
 //! and each 8 MiB beyond     the same again: a reader was in the way
 //! beyond 64 MiB             this thread does not keep up: the commits themselves copy
 //! beyond 128 MiB            copied, then truncated (a reader must have been in the way for long)
 //! ```
-//! So the log stays within 64 MiB unless a reader holds it, and the ballast is larger: a full
-//! disk always has room to copy the log, and so to begin it anew. Where the ballast is smaller, all
-//! of these are smaller in proportion.
+//! The log therefore stays within 64 MiB unless a reader holds it, and the ballast is larger than that: a full
+//! disk always has room to copy the log and restart it. Where the ballast is smaller, all of these sizes are
+//! smaller in proportion.
 
 use crate::error::{Cause, CommitError, OpenError};
 use crate::place::BALLAST_BYTES;
@@ -35,15 +35,15 @@ const COPY_FROM: u32 = 6;
 const BY_COMMITS_FROM: u32 = 8;
 const TRUNCATE_FROM: u32 = 16;
 
-/// A commit may copy so many frames: about as long as it takes to sync them.
+/// Frames that a commit may copy: copying them takes about as long as syncing them.
 const REST: u32 = 128;
-/// Each time the thread copies what came meanwhile there is less of it.
+/// Passes of the thread at most: each copies what commits appended during the one before, which is less each time.
 const PASSES: usize = 4;
-/// How much the thread gives way to others on a busy machine, and for how long it may run while they wait.
+/// The thread's nice value, and the time slice for which it may run while other threads wait.
 const NICE: i32 = 19;
 const SLICE_NS: u64 = 100_000;
 
-/// One look at a lock that somebody else has: shorter than an fsync.
+/// The pause between two tries to take a lock that another connection holds: shorter than an fsync.
 const LOOK: Duration = Duration::from_micros(200);
 /// A blocking pass holds up commits while it waits for readers: 20 ms at most.
 const LOOKS_OF_CHECKPOINT: i32 = 100;
@@ -59,7 +59,7 @@ pub struct Checkpointer {
     fault: Arc<Mutex<Option<Cause>>>,
     /// The length of the log after the last commit.
     frames: Arc<AtomicU32>,
-    /// How much of it the thread has copied; 0 when a commit copied the rest.
+    /// Frames of it that the thread has copied; 0 after a commit copied the rest.
     copied: Arc<AtomicU32>,
     /// The length at which the thread was last woken.
     woken_at: u32,
@@ -74,12 +74,12 @@ pub struct Checkpointer {
 enum Pass {
     /// The log is copied.
     Copy,
-    /// It is cut short as well.
+    /// The log is copied, and its file truncated.
     Truncate,
 }
 
 impl Checkpointer {
-    /// Starts the thread, and watches the writer's commits.
+    /// Starts the thread, and installs a hook on `writer` that counts the frames of the log.
     pub fn start(writer: &mut Connection, path: &Path) -> Result<Checkpointer, OpenError> {
         let frames = Arc::new(AtomicU32::new(0));
         let conn = connect(writer, path, Arc::clone(&frames)).map_err(|error| OpenError::sqlite(path, &error))?;
@@ -94,7 +94,7 @@ impl Checkpointer {
         Ok(Checkpointer { wake, thread, fault, frames, copied, woken_at: 0, copied_at: 0, step })
     }
 
-    /// Keeps the log as short as this much ballast can take in.
+    /// Bounds the length of the log so that it can be copied into `ballast` bytes.
     pub fn fit(&mut self, ballast: u64) {
         let step = u64::from(STEP) * ballast / BALLAST_BYTES;
         self.step = u32::try_from(step).unwrap_or(STEP).clamp(STEP_LEAST, STEP);
@@ -105,11 +105,11 @@ impl Checkpointer {
         self.fault.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Whether the next commit must copy the log first: its rest, or all of it because nobody else does.
+    /// True if the next commit must copy the log first: its rest, or all of it because the thread does not keep up.
     pub fn is_due(&mut self) -> bool {
         let frames = self.frames.load(Ordering::Relaxed);
         if frames < self.copied_at {
-            self.copied_at = 0; // The log began anew.
+            self.copied_at = 0; // The log was restarted.
         }
         let overdue = frames >= (BY_COMMITS_FROM * self.step).max(self.copied_at + self.step);
         if overdue {
@@ -122,11 +122,11 @@ impl Checkpointer {
     pub fn committed(&mut self) {
         let frames = self.frames.load(Ordering::Relaxed);
         if frames < self.woken_at {
-            self.woken_at = 0; // The log began anew.
+            self.woken_at = 0; // The log was restarted.
         }
         if frames >= (COPY_FROM * self.step).max(self.woken_at + self.step) {
             let pass = if frames >= TRUNCATE_FROM * self.step { Pass::Truncate } else { Pass::Copy };
-            // While the thread is still at work, it is woken by a later commit.
+            // If the thread is still busy, a later commit wakes it.
             if self.wake.as_ref().is_some_and(|wake| wake.try_send(pass).is_ok()) {
                 self.woken_at = frames;
             }
@@ -144,7 +144,7 @@ impl Drop for Checkpointer {
     }
 }
 
-/// The thread's connection; the writer's learns to wait for it and to tell the log's length.
+/// Opens the thread's connection. Sets up the writer's so that it waits for the thread and counts the log's frames.
 fn connect(writer: &mut Connection, path: &Path, frames: Arc<AtomicU32>) -> Result<Connection> {
     let mut conn = Connection::open(path)?;
     crate::connect::configure(&conn)?;
@@ -173,16 +173,17 @@ fn run(conn: &Connection, woken: &Receiver<Pass>, copied: &AtomicU32, fault: &Mu
                 }
             }
         }
-        // Whatever else went wrong (no room, a reader in the way) is tried again later:
-        // the log has it all.
+        // After any other error (no room, a reader in the way) the pass is tried again later: the log still has
+        // everything.
     }
 }
 
-/// Nobody waits for this thread, and on a busy machine everybody would wait beside it: for a core, and for the disk.
-/// Being nice is not enough for the first: whoever runs is let run for a slice of milliseconds, nice or not. Where any
-/// of this is unknown, or not allowed, the thread is only less polite.
+/// Lowers the thread's priority for the CPU and for the disk: nothing waits for this thread, and on a busy machine it
+/// would delay other threads. The nice value is not enough, because the kernel lets any running thread finish a time
+/// slice of milliseconds; so the slice is shortened too. Where the kernel does not know or allow a setting, the thread
+/// runs without it.
 fn give_way() {
-    // What the kernel read when this structure was first defined, and still does.
+    // `struct sched_attr` in its first version, which every later kernel still accepts.
     #[repr(C)]
     struct Attributes {
         size: u32,
@@ -201,11 +202,11 @@ fn give_way() {
     // SAFETY: the kernel reads `size` bytes of a structure that lives until the call returns.
     let _ = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const wish, 0) };
     let (who_process, idle_class) = (1, 3 << 13);
-    // SAFETY: three numbers; the second says that this thread is meant.
+    // SAFETY: the arguments are three numbers; 0 as the second means the calling thread.
     let _ = unsafe { libc::syscall(libc::SYS_ioprio_set, who_process, 0, idle_class) };
 }
 
-/// How many frames were copied when it ended.
+/// Runs one pass; returns how many frames are copied, or 0 after a truncation.
 fn pass(conn: &Connection, wanted: Pass) -> Result<u32> {
     if let Pass::Truncate = wanted {
         checkpoint(conn, "PRAGMA wal_checkpoint(PASSIVE)")?;
@@ -223,7 +224,7 @@ fn pass(conn: &Connection, wanted: Pass) -> Result<u32> {
     Ok(before)
 }
 
-/// How many frames of the log are copied.
+/// Runs a checkpoint; returns how many frames of the log are copied.
 fn checkpoint(conn: &Connection, sql: &str) -> Result<u32> {
     let copied: i64 = conn.prepare_cached(sql)?.query_row([], |row| row.get(2))?;
     Ok(u32::try_from(copied).unwrap_or(0))

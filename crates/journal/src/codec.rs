@@ -27,7 +27,7 @@ macro_rules! hold_columns {
 pub const META: &str = "SELECT boot, clock_offset_us, next_lease, next_epoch, grace_from_us, grace_until_us, day, next_token, next_stranger, next_rule, lateness FROM meta";
 /// Reads tenants in order.
 pub const TENANTS: &str = "SELECT id, name, leases, card_us, byte_us, mark_us, today_us, groups, turn_us, parked_byte_us, costs, durations FROM tenants ORDER BY id";
-/// Reads cards in order.
+/// Reads GPUs in order.
 pub const CARDS: &str = "SELECT id, facts, service, mode, aside FROM cards ORDER BY id";
 /// Reads live leases.
 pub const LEASES: &str = concat!(
@@ -38,7 +38,7 @@ pub const LEASES: &str = concat!(
 /// Reads tokens.
 pub const TOKENS: &str =
     "SELECT id, tenant, name, hash, read_only, caps, made_wall_us, expires_wall_us FROM tokens ORDER BY id";
-/// Reads strangers.
+/// Reads unleased processes.
 pub const STRANGERS: &str = "SELECT body FROM strangers ORDER BY id";
 /// Reads rules.
 pub const RULES: &str = "SELECT body FROM rules ORDER BY id";
@@ -65,10 +65,10 @@ const DROP_TOKEN: &str = "DELETE FROM tokens WHERE id = ?1";
 const END_LEASE: &str =
     "UPDATE leases SET phase = 'ending', finish = ?2, notice_us = NULL, notice_of_term = NULL WHERE id = ?1";
 const DROP_LEASE: &str = "DELETE FROM leases WHERE id = ?1";
-/// Rows that one statement writes at once, where there are so many: it spares the beginnings and ends
-/// of the others.
+/// Rows that one statement writes at once if there are at least this many: that saves the cost of beginning and ending
+/// the other statements.
 pub const TOGETHER: usize = 8;
-/// A statement's rows: so many times the parameters of one.
+/// The rows of a statement: the parameters of one row, repeated.
 macro_rules! rows {
     ($one:literal) => {
         concat!($one, ",", $one, ",", $one, ",", $one, ",", $one, ",", $one, ",", $one, ",", $one)
@@ -155,7 +155,7 @@ pub fn from_json<T: DeserializeOwned>(row: &Row<'_>, column: usize) -> Result<T>
     serde_json::from_str(text(row, column)?).map_err(|error| bad(column, error))
 }
 
-/// Reads a value that is spelt by its name.
+/// Reads a value that is stored as its name.
 fn name<'a, T: Deserialize<'a>>(row: &'a Row<'_>, column: usize) -> Result<T> {
     let name: StrDeserializer<'a, NotAName> = text(row, column)?.into_deserializer();
     T::deserialize(name).map_err(|error| bad(column, error))
@@ -247,14 +247,14 @@ pub fn tenant(row: &Row<'_>) -> Result<(TenantId, Tenant)> {
     Ok((TenantId(small(row, 0)?), tenant))
 }
 
-/// Writes a card.
+/// Writes a GPU.
 pub fn put_card(conn: &Connection, id: CardId, row: &Card) -> Result<()> {
     let (facts, service, aside) = (json(&row.facts)?, json(&row.service)?, json(&row.aside)?);
     conn.prepare_cached(PUT_CARD)?.execute(params![id.0, facts, service, row.mode.name(), aside])?;
     Ok(())
 }
 
-/// Reads a card.
+/// Reads a GPU.
 pub fn card(row: &Row<'_>) -> Result<(CardId, Card)> {
     let (facts, service, mode, aside) = (from_json(row, 1)?, from_json(row, 2)?, name(row, 3)?, from_json(row, 4)?);
     Ok((CardId(small(row, 0)?), Card { facts, service, mode, aside }))
@@ -391,13 +391,13 @@ pub fn drop_token(conn: &Connection, id: TokenId) -> Result<()> {
     Ok(())
 }
 
-/// Writes a stranger.
+/// Writes an unleased process.
 pub fn put_stranger(conn: &Connection, row: &Stranger) -> Result<()> {
     conn.prepare_cached(PUT_STRANGER)?.execute(params![signed(row.id.0), json(row)?])?;
     Ok(())
 }
 
-/// Removes a stranger.
+/// Removes an unleased process.
 pub fn drop_stranger(conn: &Connection, id: StrangerId) -> Result<()> {
     conn.prepare_cached(DROP_STRANGER)?.execute([signed(id.0)])?;
     Ok(())

@@ -22,7 +22,7 @@ pub fn configure(conn: &Connection) -> Result<()> {
     Ok(())
 }
 
-/// Opens the database for the one who writes, and brings it up to date.
+/// Opens the database for writing, and migrates it to the current schema.
 pub fn writer(path: &Path) -> Result<Connection, OpenError> {
     let failed = |error| OpenError::sqlite(path, &error);
     let mut conn = Connection::open(path).map_err(failed)?;
@@ -42,7 +42,7 @@ pub fn writer(path: &Path) -> Result<Connection, OpenError> {
     Ok(conn)
 }
 
-/// Opens a database to look at it.
+/// Opens a database read-only.
 pub fn reader(path: &Path) -> Result<Connection, OpenError> {
     let failed = |error| OpenError::sqlite(path, &error);
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
@@ -63,7 +63,7 @@ fn check_kind(conn: &Connection, path: &Path) -> Result<i64, OpenError> {
     }
 }
 
-/// Opens what a person named, a state directory or a backup, to look at it. Works beside a daemon.
+/// Opens a state directory or a backup read-only. Works while a daemon runs.
 pub fn look(at: &Path) -> Result<(Connection, PathBuf), OpenError> {
     let found = |path: &Path| fs::metadata(path).map_err(|error| unseen(path, error));
     let path = match found(at)? {
@@ -71,7 +71,7 @@ pub fn look(at: &Path) -> Result<(Connection, PathBuf), OpenError> {
         _ => at.to_owned(),
     };
     found(&path)?;
-    // Asked, not tried: closing a descriptor of it would drop the locks that SQLite has on it in this process.
+    // The file is not opened for this check: closing a descriptor of it would drop SQLite's locks in this process.
     access(&path, Access::READ_OK).map_err(|errno| unseen(&path, errno.into()))?;
     let conn = reader(&path)?;
     match check_kind(&conn, &path)? {
@@ -81,7 +81,7 @@ pub fn look(at: &Path) -> Result<(Connection, PathBuf), OpenError> {
     }
 }
 
-/// What is not there and what may not be seen are not the same.
+/// Tells a missing file from one that this user may not read.
 fn unseen(path: &Path, error: io::Error) -> OpenError {
     let path = path.to_owned();
     match error.kind() {
@@ -91,7 +91,7 @@ fn unseen(path: &Path, error: io::Error) -> OpenError {
     }
 }
 
-/// What the system last said to a connection.
+/// The `errno` of the last system call that failed on a connection.
 pub fn errno(conn: &Connection) -> i32 {
     // SAFETY: the handle is a live connection, and the call only reads a number from it.
     unsafe { ffi::sqlite3_system_errno(conn.handle()) }

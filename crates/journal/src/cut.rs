@@ -98,8 +98,8 @@ fn victim(conn: &Connection, keep: u64, surplus: u64) -> Result<Option<(i64, u64
     Ok(Some((owner, surplus.min(at_once(lines, second, keep)))).filter(|(_, lines)| *lines > 0))
 }
 
-/// How much the largest may lose before it is looked again which is the largest: what it has more than the second,
-/// and a little more, so that two of the same size do not take turns line by line.
+/// How many lines the largest owner may lose before the largest is determined again: its lead over the second, and a
+/// few more, so that two owners of the same size do not alternate line by line.
 pub fn at_once(largest: u64, second: u64, keep: u64) -> u64 {
     largest.saturating_sub(second).max((keep / 16).clamp(1, 64)).min(largest)
 }
@@ -124,7 +124,7 @@ fn cut_oldest(conn: &Connection, owner: i64, lines: u64) -> Result<u64> {
     Ok(count)
 }
 
-/// Replaces lines without a gap by a stub. Lines that the chain does not hold stay as evidence.
+/// Replaces consecutive lines by a stub. Lines that do not fit the chain stay as evidence.
 fn cut_run(conn: &Connection, hasher: &mut Hasher, owner: u64, run: &[u64]) -> Result<()> {
     let refused = |what: String| Error::ToSqlConversionFailure(what.into());
     let [first, ..] = run else { return Ok(()) };
@@ -182,7 +182,7 @@ fn remove(conn: &Connection, first: u64) -> Result<()> {
     Ok(())
 }
 
-/// Writes a stub; at the old end the log begins after it instead.
+/// Writes a stub. At the old end of the log there is no stub: the log then begins after those lines.
 fn put(conn: &Connection, marks: &Marks, stub: &Stub) -> Result<()> {
     if stub.first == marks.log_seq + 1 {
         conn.prepare_cached("UPDATE meta SET log_seq = ?1, log_hash = ?2")?

@@ -34,25 +34,25 @@ pub enum OpenError {
     /// The state directory cannot be made, entered or written.
     #[error("cannot use the state directory `{}`", path.display())]
     Directory {
-        /// Which.
+        /// The state directory.
         path: PathBuf,
         /// What the system said.
         source: io::Error,
     },
-    /// It is another user's.
+    /// The state directory belongs to another user.
     #[error("the state directory `{}` belongs to user {owner}, and this runs as user {us}", path.display())]
     NotOurs {
-        /// Which.
+        /// The state directory.
         path: PathBuf,
-        /// Whose it is.
+        /// The user that owns it.
         owner: u32,
-        /// Who we are.
+        /// The user of this process.
         us: u32,
     },
-    /// Others can put files there.
+    /// Other users can put files into the state directory.
     #[error("the state directory `{}` can be written by others than its owner (mode {mode:o})", path.display())]
     Exposed {
-        /// Which.
+        /// The state directory.
         path: PathBuf,
         /// Its permission bits.
         mode: u32,
@@ -67,82 +67,82 @@ pub enum OpenError {
         /// What is wrong with that one, as the rest of a sentence.
         why: String,
     },
-    /// Another daemon has it.
+    /// Another daemon has the journal open.
     #[error("the journal in `{}` is in use{}", path.display(), by(*pid))]
     Locked {
         /// The state directory.
         path: PathBuf,
-        /// Who has it, if its lock file says so.
+        /// The process that holds the lock, if the lock file names it.
         pid: Option<u32>,
     },
-    /// There is none.
+    /// There is no journal.
     #[error("there is no journal at `{}`", path.display())]
     Missing {
         /// Where it was looked for.
         path: PathBuf,
     },
-    /// There may be one, but this user may not look.
+    /// There may be a journal, but this user may not read it.
     #[error("you may not read `{}`", path.display())]
     Denied {
-        /// What.
+        /// The file or directory.
         path: PathBuf,
     },
-    /// There was one, and its main file is gone or almost empty.
+    /// There was a journal, but its main file is gone or almost empty.
     #[error("`{}` is gone or cut short, but this directory held a journal", path.display())]
     Gone {
         /// The missing file.
         path: PathBuf,
     },
-    /// It was written by a later release.
+    /// A later release wrote the journal.
     #[error("`{}` has schema {found}; this program knows up to {known}", path.display())]
     NewerSchema {
         /// The file.
         path: PathBuf,
         /// Its version.
         found: i64,
-        /// Ours.
+        /// The version of this program.
         known: i64,
     },
-    /// It was written by an earlier release and was not brought up to date yet.
+    /// An earlier release wrote the journal, and it was not migrated yet.
     #[error("`{}` has schema {found}; this program reads {known}", path.display())]
     OlderSchema {
         /// The file.
         path: PathBuf,
         /// Its version.
         found: i64,
-        /// Ours.
+        /// The version of this program.
         known: i64,
     },
-    /// It is no journal, or no database at all.
+    /// The file is no journal, or no database at all.
     #[error("`{}` is not a journal of this program", path.display())]
     Foreign {
         /// The file.
         path: PathBuf,
     },
-    /// Its bytes make no sense.
+    /// The file is damaged.
     #[error("`{}` is damaged", path.display())]
     Corrupt {
         /// The file.
         path: PathBuf,
-        /// Where, as far as is known.
+        /// What is damaged, as far as is known.
         source: Cause,
     },
-    /// There is no room.
+    /// The disk is full.
     #[error("no room on the disk of `{}`", path.display())]
     Full {
         /// The file.
         path: PathBuf,
     },
-    /// A backup never replaces a file.
+    /// The target of a backup exists; a backup never replaces a file.
     #[error("`{}` exists already", path.display())]
     Exists {
-        /// Which.
+        /// The file that exists.
         path: PathBuf,
     },
     /// The file cannot be opened, read or written.
     #[error("cannot use `{}`", path.display())]
     File {
-        /// Which.
+        /// The file.
         path: PathBuf,
         /// What the system or SQLite said.
         source: Cause,
@@ -197,7 +197,7 @@ impl OpenError {
         })
     }
 
-    /// Sorts what SQLite said about the file at `path`.
+    /// Converts an error of SQLite about the file at `path`.
     pub(crate) fn sqlite(path: &Path, error: &rusqlite::Error) -> OpenError {
         let path = path.to_owned();
         let source = Cause::new(error);
@@ -205,7 +205,7 @@ impl OpenError {
             return OpenError::Full { path };
         }
         match error.sqlite_error().map(|e| e.extended_code & 0xff) {
-            // Where a journal was set up, a file without the right beginning is what became of it.
+            // A journal was set up here, so a file without SQLite's header is a damaged journal, not a foreign file.
             Some(ffi::SQLITE_NOTADB) if path.with_file_name(place::BALLAST).exists() => {
                 OpenError::Corrupt { path, source }
             }
@@ -223,18 +223,18 @@ impl OpenError {
     }
 }
 
-/// What SQLite says when it cannot make or lengthen a file it needs to open a database. The
-/// system's own word is lost by then; on a disk with room these do not happen.
+/// The codes of SQLite when it cannot make or lengthen a file that it needs to open a database. The `errno` is lost by
+/// then; on a disk with room these errors do not happen.
 const ROOM_TO_OPEN: [i32; 3] = [ffi::SQLITE_IOERR_SHMSIZE, ffi::SQLITE_IOERR_WRITE, ffi::SQLITE_IOERR_SHMMAP];
 
 /// A batch was not committed. Nothing of it may be acknowledged.
 #[derive(Debug, thiserror::Error)]
 pub enum CommitError {
-    /// There is no room; nothing of the batch is in the journal. The state must be
-    /// reloaded; smaller things may still fit, in the ballast if need be.
+    /// The disk is full; nothing of the batch is in the journal. The state must be
+    /// reloaded. Smaller batches may still fit, if need be after the ballast is given up.
     #[error("no room on the disk: nothing of this batch was written")]
     Full(#[source] Cause),
-    /// The disk did not confirm a write: nobody knows what is on it. The process must exit,
+    /// The disk did not confirm a write, so its content is unknown. The process must exit,
     /// and read the disk when it starts again.
     #[error("the disk did not confirm a write")]
     Sync(#[source] Cause),
@@ -253,7 +253,7 @@ impl CommitError {
         })
     }
 
-    /// Sorts what SQLite said; `errno` is the system's last word on that connection.
+    /// Converts an error of SQLite; `errno` is the last one of that connection.
     pub(crate) fn sqlite(error: &rusqlite::Error, errno: i32) -> CommitError {
         let cause = Cause::new(error);
         match error.sqlite_error().map(|e| e.extended_code) {
@@ -264,7 +264,7 @@ impl CommitError {
     }
 }
 
-/// SQLite itself says "full" for ENOSPC only; a quota and a limit on file sizes are the same to us.
+/// SQLite itself reports "full" for ENOSPC only. An exhausted quota and a limit on file sizes count as full too.
 fn out_of_room(code: i32, errno: i32) -> bool {
     use rustix::io::Errno;
     let errno_of_room = [Errno::NOSPC, Errno::DQUOT, Errno::FBIG].map(Errno::raw_os_error).contains(&errno);

@@ -1,7 +1,7 @@
 //! Folding: the log's entries applied one by one to the rows they began with.
 //!
-//! [`Rows::apply`] trusts its actions; a file is not to be trusted. So an entry that
-//! does not fit the rows before it is named here, and not applied.
+//! [`Rows::apply`] trusts its actions, but a file cannot be trusted. So an entry that
+//! does not fit the rows before it is reported here, and not applied.
 
 use crate::chain::{Hash, Hasher, Head};
 use crate::read::LogLine;
@@ -54,7 +54,7 @@ fn wrong(line: &LogLine, what: &str) -> String {
     format!("entry {} of the log {what}", line.seq)
 }
 
-/// Whether applying the action is defined at all.
+/// Refuses an action that cannot be applied to `rows`, and says why.
 fn fits(rows: &Rows, action: &Action) -> Result<(), &'static str> {
     let check = |fits: bool, what| if fits { Ok(()) } else { Err(what) };
     let knows = |cards: &[CardId]| cards.iter().all(|card| usize::from(card.0) < rows.cards.len());
@@ -104,7 +104,7 @@ fn fits(rows: &Rows, action: &Action) -> Result<(), &'static str> {
     }
 }
 
-/// Whether ending a lease keeps its tenant's totals within their types.
+/// True if the tenant's totals do not overflow when the lease ends at `at_us`.
 fn chargeable(rows: &Rows, lease: LeaseId, at_us: u64) -> bool {
     let Some(lease) = rows.leases.get(&lease) else { return true };
     let Some(hold) = lease.hold().filter(|_| lease.is_held()) else { return true };
@@ -135,7 +135,7 @@ mod tests {
         step(rows, &LogLine { seq: 9, at: Time(1), wall_us: 1, actor, lease, format: FORMAT, json, hash })
     }
 
-    /// A tenant with a lease that waits, and a card.
+    /// A tenant with a lease that waits, and a GPU.
     fn rows() -> Rows {
         let mut rows = Rows::default();
         let (tenant, card, name) = (TenantId(0), CardId(0), "uid:0".to_owned());

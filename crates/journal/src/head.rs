@@ -1,18 +1,18 @@
 //! The head of the chain, noted beside the journal: it shows lines that are missing at the journal's end.
 //!
-//! SQLite drops the rest of a write-ahead log from the first damaged frame on, and a log that is gone as a whole, and
-//! calls what is left a whole database. So a thread writes the number and the hash of the last committed line to
+//! SQLite drops a write-ahead log from the first damaged frame on, does not notice when the whole file is gone, and
+//! treats the rest as a complete database. So a thread writes the number and the hash of the last committed line to
 //! `journal.head`, every 500 ms if they changed. A journal that ends before that line, or has another line there, has
-//! lost lines. Lines younger than the note, written within the last second before a crash, can be lost unseen.
+//! lost lines. The loss of younger lines, written in the last second before a crash, is not noticed.
 //!
 //! ```text
-//!   commit ──► last line (in memory) ──500 ms──► journal.head   two slots by turns, each with a checksum
+//!   commit ──► last line (in memory) ──500 ms──► journal.head   two slots alternately, each with a checksum
 //!                                        │
 //!                                        └─► are the journal's files still where they were opened?
 //! ```
 //! The slots are written in place: on a full disk there is room for them, and a power cut spoils one of them at most.
-//! Commits do not wait for the thread, and a note that cannot be written fails no commit. A loss that was found stays in
-//! the note until an operator accepts it.
+//! Commits do not wait for the thread, and a note that cannot be written fails no commit. A loss that was found stays
+//! in the note until an operator accepts it.
 
 use crate::chain::Hash;
 use crate::codec::signed;
@@ -31,7 +31,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 use sublet_core::loss::Loss;
 
-/// The note is at most so old, and a moved journal is noticed within that: half of what is promised.
+/// The greatest age of the note, and the time after which a moved journal is noticed: half of what is promised.
 const EVERY: Duration = Duration::from_millis(500);
 /// Where the two slots are: in sectors of their own.
 const SLOTS: [u64; 2] = [0, 4096];
@@ -63,7 +63,7 @@ fn hex(hash: &Hash) -> String {
     hash.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A slot: a note, and which of the two is the newer one.
+/// A slot: a note and its generation; the slot with the greater generation is the newer one.
 #[derive(Serialize, Deserialize)]
 struct Slot {
     generation: u64,
@@ -71,7 +71,7 @@ struct Slot {
     note: Note,
 }
 
-/// What is beside a journal.
+/// What was found beside a journal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Found {
     /// No note: an earlier release wrote the journal, or it is a backup.
@@ -85,7 +85,7 @@ pub(crate) enum Found {
 /// How a journal compares with what was noted beside it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Beside {
-    /// There is no note: only what is in the journal can be checked.
+    /// There is no note: only the journal itself can be checked.
     #[default]
     NoNote,
     /// The journal has the line that was noted.
@@ -133,7 +133,7 @@ pub(crate) fn compare(conn: &Connection, marks: &Marks, found: &Found) -> Result
         let since_wall_us = wall_us_of(conn, after)?;
         Some(Loss::Missing { lines, after, since_wall_us, until_wall_us: wall_us })
     } else {
-        // A line that was trimmed away was there.
+        // A line that was trimmed away is not lost: the journal had it.
         let hash = hash_of(conn, marks, line)?.filter(|hash| hex(hash) != note.hash);
         hash.map(|_| Loss::Other { line, wall_us })
     };
@@ -159,10 +159,10 @@ fn wall_us_of(conn: &Connection, seq: u64) -> Result<Option<u64>> {
     find.query_row([signed(seq)], |row| row.get::<_, i64>(0)).optional().map(|us| us.map(i64::cast_unsigned))
 }
 
-/// What the thread has to tell.
+/// A problem that the thread reports.
 #[derive(Debug)]
 pub enum Alarm {
-    /// A file of the journal is not where it was opened: what is committed may be in a file that is gone.
+    /// A file of the journal is not at its path any more: commits may go into a deleted file.
     Moved {
         /// Where the file was.
         path: PathBuf,
@@ -182,7 +182,7 @@ impl fmt::Display for Alarm {
     }
 }
 
-/// The thread that notes the head, and what commits tell it.
+/// The thread that notes the head, and the state that it shares with commits.
 #[derive(Debug)]
 pub(crate) struct Keeper {
     shared: Arc<Shared>,
@@ -202,7 +202,7 @@ struct Latest {
     hash: Hash,
     wall_us: u64,
     loss: Option<Loss>,
-    /// Something is to be noted at once.
+    /// The thread shall write the note at once.
     hurry: bool,
     stop: bool,
     /// The journal was moved: nothing may be committed any more.
@@ -230,7 +230,7 @@ impl Shared {
 }
 
 impl Keeper {
-    /// Notes where an open journal ends, and goes on doing so.
+    /// Notes where an open journal ends, and starts the thread that keeps the note current.
     pub(crate) fn start(database: &Path, conn: &Connection, marks: &Marks, found: &Found) -> Result<Keeper, OpenError> {
         let failed = |error| OpenError::sqlite(database, &error);
         let beside = compare(conn, marks, found).map_err(failed)?;
@@ -239,7 +239,7 @@ impl Keeper {
         let (seq, hash) = (marks.head_seq, marks.head_hash);
         let mut file = HeadFile::new(path_of(database), found);
         let note = Note::new(seq, &hash, wall_us, loss);
-        // What cannot be written now is tried again by the thread.
+        // If this write fails, the thread tries again.
         let noted = file.write(&note).ok().map(|()| note);
         let files = Files::of(database);
         let latest = Mutex::new(Latest { seq, hash, wall_us, loss, hurry: false, stop: false, moved: None });
@@ -275,7 +275,7 @@ impl Keeper {
         self.shared.latest().moved.clone()
     }
 
-    /// Has `bell` called by the thread when something is wrong.
+    /// Has the thread call `bell` on each [`Alarm`].
     pub(crate) fn on_alarm(&self, bell: impl Fn(&Alarm) + Send + 'static) {
         *self.shared.alarm.lock().unwrap_or_else(PoisonError::into_inner) = Some(AlarmBell(Box::new(bell)));
     }
@@ -356,7 +356,7 @@ impl HeadFile {
         Ok(())
     }
 
-    /// Opens the file. One that is not there yet is made with both slots written, or not at all.
+    /// Opens the file. If it does not exist, it is made with both slots written, or not at all.
     fn open(&self, bytes: &[u8]) -> io::Result<File> {
         let open = || OpenOptions::new().write(true).custom_flags(NOFOLLOW).open(&self.path);
         match open() {
@@ -364,7 +364,7 @@ impl HeadFile {
             opened => return opened,
         }
         let new = self.path.with_extension("head.new");
-        // One that was left over is of no use.
+        // Removes one that an earlier, failed attempt left.
         let _ = fs::remove_file(&new);
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
         SLOTS.iter().try_for_each(|slot| file.write_all_at(bytes, *slot))?;
@@ -397,13 +397,13 @@ impl Files {
         Files(all.into_iter().filter_map(|path| identity(&path).map(|found| (path, found))).collect())
     }
 
-    /// The first that is not where it was.
+    /// The first file that is not at its path any more.
     fn first_moved(&self) -> Option<PathBuf> {
         self.0.iter().find(|(path, opened)| identity(path) != Some(*opened)).map(|(path, _)| path.clone())
     }
 }
 
-/// Device and inode. A file that cannot be looked at is none that is known.
+/// Device and inode; `None` if the file cannot be read.
 fn identity(path: &Path) -> Option<(u64, u64)> {
     fs::symlink_metadata(path).ok().map(|found| (found.dev(), found.ino()))
 }

@@ -1,4 +1,4 @@
-//! The one who writes.
+//! The writer of the journal.
 //!
 //! ```text
 //!           commit: Full, Broken
@@ -28,7 +28,7 @@ use sublet_core::ids::TenantId;
 use sublet_core::rows::Rows;
 use sublet_core::units::Time;
 
-/// The one who writes. Dropping it hands the state directory back.
+/// The only writer of a journal. Dropping it releases the lock of the state directory.
 #[derive(Debug)]
 pub struct Journal {
     // Dropped in this order: the threads, the connection, then the lock.
@@ -40,11 +40,11 @@ pub struct Journal {
     _lock: Lock,
     hasher: Hasher,
     tip: Tip,
-    /// How many ended leases each tenant has, once they were counted.
+    /// How many ended leases each tenant has; `None` until they are counted.
     pub(crate) past: Option<BTreeMap<TenantId, u64>>,
-    /// How many stored answers each tenant has, once they were counted.
+    /// How many stored answers each tenant has; `None` until they are counted.
     pub(crate) answers: Option<answers::Counts>,
-    /// The base without its leases, once it was read.
+    /// The base without its leases; `None` until it is read.
     pub(crate) base: Option<Rows>,
     health: Health,
 }
@@ -90,7 +90,7 @@ impl Journal {
         let noted = head::read(&path).map_err(|error| OpenError::file(&path.with_extension("head"), error))?;
         let keeper = Keeper::start(&path, &conn, &marks, &noted)?;
         loaded.loss = keeper.loss();
-        // Too little room for it is no reason not to start: whoever starts asks how much there is.
+        // Too little room for the ballast does not prevent a start: the daemon calls `ballast_bytes` afterwards.
         let _ = ballast.restore();
         checkpointer.fit(ballast.bytes());
         place::sync_dir(dir).map_err(|error| OpenError::file(dir, error))?;
@@ -115,7 +115,7 @@ impl Journal {
     fn connect(path: &Path) -> Result<(Connection, Loaded, read::Marks, Checkpointer), OpenError> {
         let mut conn = connect::writer(path)?;
         let (loaded, marks) = read::load(&conn).map_err(|error| OpenError::sqlite(path, &error))?;
-        // Without it the first commits are only slower.
+        // If this fails, the first commits are only slower.
         let _ = lengthen_wal(path);
         let checkpointer = Checkpointer::start(&mut conn, path)?;
         Ok((conn, loaded, marks, checkpointer))
@@ -169,18 +169,18 @@ impl Journal {
         Ok(loaded)
     }
 
-    /// Opens a look at what was committed, for another thread.
+    /// Opens a read-only connection, for another thread.
     pub fn reader(&self) -> Result<Reader, OpenError> {
         Reader::open(&self.path)
     }
 
-    /// The number and the hash of the log's last entry: what goes to the system's own log.
+    /// The number and the hash of the log's last entry, which the daemon writes to the system's log.
     pub fn head(&self) -> (u64, Hash) {
         (self.tip.seq, self.tip.hash)
     }
 
-    /// Has a thread call `bell` when the journal's files were moved, or its head cannot be noted beside it. After the
-    /// former every commit fails.
+    /// Has a thread call `bell` when the journal's files were moved, or when the head cannot be written. After a move
+    /// every commit fails.
     pub fn on_alarm(&self, bell: impl Fn(&Alarm) + Send + 'static) {
         self.keeper.on_alarm(bell);
     }
@@ -190,28 +190,28 @@ impl Journal {
         self.ballast.give_up()
     }
 
-    /// Takes the ballast back, and says whether it is all there.
+    /// Reserves the ballast again; returns true if there is one.
     pub fn restore_ballast(&mut self) -> io::Result<bool> {
         let restored = self.ballast.restore();
         self.checkpointer.fit(self.ballast.bytes());
         restored
     }
 
-    /// How much there is to give up; less than [`BALLAST_BYTES`](crate::BALLAST_BYTES) on a small disk, and 0
-    /// where there is no room for any: then a full disk would stop releases and expiries too.
+    /// The size of the ballast. It is less than [`BALLAST_BYTES`](crate::BALLAST_BYTES) on a small disk, and 0
+    /// where there is no room for any: a full disk would then stop releases and expiries too.
     pub fn ballast_bytes(&self) -> u64 {
         self.ballast.bytes()
     }
 
-    /// Whether a commit is worth a try after one that found no room: the disk has some again, or does not say.
+    /// True if a commit may succeed after one that found the disk full: the disk has room again, or does not tell.
     pub fn may_have_room(&self) -> bool {
-        /// What a release and the few lines after a rebuilt state take.
+        /// Bytes that a release and the few lines after a rebuilt state need.
         const LEAST: u64 = 128 << 10;
         place::free_bytes(&self.path).map_or(true, |free| free >= LEAST)
     }
 
-    /// Bounds the database's size: a commit that needs more fails like on a full disk.
-    /// Below the present size it only stops growth.
+    /// Bounds the database's size: a commit that needs more fails as on a full disk.
+    /// A bound below the present size only stops growth.
     pub fn cap_bytes(&mut self, bytes: u64) -> Result<(), OpenError> {
         let failed = |error: Error| OpenError::sqlite(&self.path, &error);
         let page: i64 = self.conn.query_row("PRAGMA page_size", [], |row| row.get(0)).map_err(failed)?;
@@ -228,7 +228,7 @@ impl Journal {
         }
         let mut done = self.attempt(&mut work);
         if matches!(done, Err(CommitError::Full(_))) {
-            // The write-ahead log may have room of its own, once it can begin anew.
+            // The write-ahead log has room of its own once it is restarted.
             self.copy_wal("PRAGMA wal_checkpoint(RESTART)")?;
             done = self.attempt(&mut work);
         }
@@ -252,7 +252,7 @@ impl Journal {
         let copied = self.conn.query_row(sql, [], |_| Ok(()));
         match copied.map_err(|error| self.failed(&error)) {
             Err(lost @ CommitError::Sync(_)) => Err(lost),
-            // No room for that either, or a reader is in the way: the commit will tell.
+            // The disk is full for that too, or a reader is in the way: the commit reports it.
             _ => Ok(()),
         }
     }
@@ -270,13 +270,13 @@ impl Journal {
         }
     }
 
-    /// Sorts the error and leaves no transaction open.
+    /// Converts the error, and rolls back an open transaction.
     fn failed(&mut self, error: &Error) -> CommitError {
         let mut sorted = CommitError::sqlite(error, connect::errno(&self.conn));
         if !self.conn.is_autocommit()
             && let Err(error) = self.conn.execute_batch("ROLLBACK")
         {
-            // What cannot be taken back is as unknown as what cannot be confirmed.
+            // After a failed rollback the disk's content is as unknown as after a failed sync.
             sorted = CommitError::Sync(Cause::new(format!("{error} (while rolling back)")));
         }
         if let CommitError::Sync(cause) = &sorted {
@@ -295,13 +295,13 @@ impl Journal {
     }
 }
 
-/// Gives the write-ahead log some of the length it will have anyway, with zeros: SQLite reads a log up to
-/// the last whole frame, and begins it anew without shortening it. A sync of a file that grows costs
-/// two or three times one that does not. Nobody else may write: its end would be overwritten.
+/// Lengthens the write-ahead log with zeros to some of the length that it will have anyway: the sync of a growing file
+/// takes two or three times as long. SQLite reads a log up to the last whole frame, and restarts it without shortening
+/// it. No other process may write meanwhile: the end of the log would be overwritten.
 fn lengthen_wal(path: &Path) -> io::Result<()> {
-    /// Some thousand leases: days of a quiet service. A busy one has lengthened it itself within a second.
+    /// Enough for some thousand leases: days of a quiet service. A busy one lengthens it itself within a second.
     const BYTES: u64 = 9 << 20;
-    // A small disk has better uses for its room.
+    // At most a quarter of what is free on a small disk.
     let bytes = BYTES.min(place::free_bytes(path)? / 4);
     let mut name = path.as_os_str().to_owned();
     name.push("-wal");
@@ -314,7 +314,7 @@ fn lengthen_wal(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Binds an entry after the first `bound` parameters, and says where the log ends with it.
+/// Binds an entry after the first `bound` parameters; returns where the log ends with it.
 fn bind_entry(put: &mut Statement<'_>, bound: usize, hasher: &mut Hasher, tip: Tip, entry: &Entry) -> Result<Tip> {
     let Entry { actor, action, at, wall_us } = entry;
     let seq = tip.seq + 1;

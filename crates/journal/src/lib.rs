@@ -2,11 +2,11 @@
 //!
 //! One [`Journal`] writes, over one connection to an SQLite database in the state
 //! directory; `lock` keeps it the only one. [`Journal::commit`] writes a [`Batch`] in one
-//! transaction: the changed rows, the entries of the log, what became history, and the
-//! answers for Idempotency-Keys. When it returns, all of that is on the disk. A start reads
-//! the rows and nothing else; the log is history, hash-chained, and [`verify`] checks that
-//! folding it gives the rows. The last line is noted beside the database (`head.rs`), so that
-//! lines missing at its end are noticed.
+//! transaction: the changed rows, the entries of the log, the leases that ended, and the
+//! answers for Idempotency-Keys. When it returns, all of that is on the disk. A start of the daemon
+//! reads only the rows. The log is a hash-chained history, and [`verify`] checks that folding it
+//! gives the rows. The number of the last line is also stored beside the database (`head.rs`), so that
+//! lines missing at the end of the log are noticed.
 //!
 //! ```text
 //! Open ──close──► Batch ──commit──► journal.db-wal ──checkpoint thread──► journal.db
@@ -14,9 +14,9 @@
 //!            Reader, live, verify, backup: their own read-only connections ──┘
 //! ```
 //!
-//! Absent on purpose: deciding anything, clocks (times arrive with the batch), readings of
-//! cards, retries, and any undo of a failed commit. Whoever got a [`CommitError`] drops its
-//! state and takes what [`Journal::reload`] finds, or exits where that says so.
+//! Absent on purpose: decisions, clocks (times arrive with the batch), readings of GPUs, retries,
+//! and any undo of a failed commit. After a [`CommitError`] the caller drops its state and takes the
+//! one that [`Journal::reload`] returns; after [`CommitError::Sync`] it exits.
 
 mod above;
 mod answers;

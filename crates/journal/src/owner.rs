@@ -9,7 +9,7 @@ use sublet_core::ids::TenantId;
 use sublet_core::rows::{Reason, Rows};
 use sublet_core::stranger::StrangerId;
 
-/// The owner of what operators and the daemon itself do. No tenant has this name.
+/// The owner of the lines of operators and of the daemon itself. No tenant has this name.
 pub const HOUSE: &str = "sublet";
 
 /// The owner of a line and its rank: lines of rank 1 are cut after all others of the same owner.

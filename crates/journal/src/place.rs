@@ -1,4 +1,4 @@
-//! The state directory: who may use it, the lock, and the ballast.
+//! The state directory: its permissions, the lock, and the ballast.
 //!
 //! ```text
 //! journal.db  journal.db-wal  journal.db-shm   SQLite's
@@ -22,21 +22,21 @@ use std::path::{Path, PathBuf};
 pub const DATABASE: &str = "journal.db";
 /// The lock file.
 pub const LOCK: &str = "lock";
-/// The ballast. It is emptied, never removed: where it is, a journal was set up.
+/// The ballast. It is emptied, never removed: its presence shows that a journal was set up.
 pub const BALLAST: &str = "ballast";
 /// The head of the chain: see `head.rs`.
 pub const HEAD: &str = "journal.head";
 /// Room to copy the longest write-ahead log into the database (64 MiB), and for some ten thousand
-/// releases and expiries. On a small disk there is less of it, and the write-ahead log stays as much
-/// shorter (`checkpoint.rs`).
+/// releases and expiries. On a small disk the ballast is smaller, and the write-ahead log is kept shorter
+/// in proportion (`checkpoint.rs`).
 pub const BALLAST_BYTES: u64 = 80 << 20;
-/// With less than this one busy minute would use it up: then there is none, and the caller is told.
+/// One busy minute would use up less than this. Then there is no ballast, and the caller is told.
 const BALLAST_LEAST: u64 = 4 << 20;
 
-/// The least a database can have: one page.
+/// The smallest size of a database: one page.
 const PAGE: u64 = 4096;
 
-/// Makes sure that the directory is there and ours to use.
+/// Makes the directory if it does not exist, and refuses one that another user can change.
 pub fn prepare(dir: &Path) -> Result<(), OpenError> {
     let failed = |source| OpenError::Directory { path: dir.to_owned(), source };
     if let Some(Exposed { path: above, why }) = exposed_above(dir).map_err(failed)? {
@@ -52,7 +52,7 @@ pub fn prepare(dir: &Path) -> Result<(), OpenError> {
     if !about.is_dir() {
         return Err(failed(Errno::NOTDIR.into()));
     }
-    // Whoever may put files there could put one in our way, or take ours away.
+    // A user that may write the directory could put a file in our way, or remove ours.
     let (owner, us) = (about.uid(), rustix::process::geteuid().as_raw());
     if owner != us && owner != 0 {
         return Err(OpenError::NotOurs { path: dir.to_owned(), owner, us });
@@ -68,14 +68,14 @@ pub fn sync_dir(dir: &Path) -> io::Result<()> {
     File::open(dir)?.sync_all()
 }
 
-/// Whoever has this is the only one who writes; it ends with the process, however that ends.
+/// The process that has this lock is the only writer. The kernel releases it when the process ends, however that ends.
 #[derive(Debug)]
 pub struct Lock {
     _file: File,
 }
 
 impl Lock {
-    /// Takes the lock, or says who has it.
+    /// Takes the lock; the error names the process that holds it.
     pub fn take(dir: &Path) -> Result<Lock, OpenError> {
         let failed = |source| OpenError::Directory { path: dir.to_owned(), source };
         let mut file = own_file(&dir.join(LOCK)).map_err(failed)?;
@@ -105,7 +105,7 @@ fn pid_in(file: &mut File) -> Option<u32> {
     text.trim().parse().ok()
 }
 
-/// Refuses what SQLite would take for a new database: it would make an empty one, and drop
+/// Refuses a lost or cut-short database file: SQLite would take it for a new one, make it empty, and drop
 /// the write-ahead log beside it.
 pub fn check_not_lost(dir: &Path) -> Result<(), OpenError> {
     let path = dir.join(DATABASE);
@@ -113,7 +113,7 @@ pub fn check_not_lost(dir: &Path) -> Result<(), OpenError> {
     let held = dir.join(BALLAST).exists() || dir.join(HEAD).exists() || bytes(&dir.join("journal.db-wal")) > 0;
     match bytes(&path) {
         ..PAGE if held => Err(OpenError::Gone { path }),
-        // SQLite takes so little for nothing, and would write over it.
+        // SQLite takes a file of less than a page for an empty one, and would write over it.
         1..PAGE => Err(OpenError::Foreign { path }),
         _ => Ok(()),
     }
@@ -127,12 +127,12 @@ pub fn make_private(path: &Path) -> Result<(), OpenError> {
     }
 }
 
-/// Bytes that whoever runs this program could still write on the disk of a file or directory.
+/// Bytes that the user of this process can still write on the disk of a file or directory.
 pub fn free_bytes(at: &Path) -> io::Result<u64> {
     let disk = statvfs(at)?;
-    // Some file systems keep their last blocks for root. Where root may not have them either, writing tells.
+    // Some file systems keep their last blocks for root. Where root may not use them either, a write fails.
     let blocks = if rustix::process::geteuid().is_root() { disk.f_bfree } else { disk.f_bavail };
-    // One without a size of its own does not say how much is free: that shows when it is written, too.
+    // A file system without a size of its own does not say how much is free: there too, a write fails.
     Ok(if disk.f_blocks == 0 { u64::MAX } else { blocks.saturating_mul(disk.f_frsize) })
 }
 
@@ -140,9 +140,9 @@ pub fn free_bytes(at: &Path) -> io::Result<u64> {
 #[derive(Debug)]
 pub struct Ballast {
     path: PathBuf,
-    /// How much there is now.
+    /// Its present size.
     bytes: u64,
-    /// The least that was free since the ballast was given up: with no more than this, no room came back.
+    /// The least that was free since the ballast was given up. If no more than this is free, the disk is still full.
     least_free: Option<u64>,
 }
 
@@ -152,12 +152,12 @@ impl Ballast {
         Ballast { path: dir.join(BALLAST), bytes: 0, least_free: None }
     }
 
-    /// How much there is to give up.
+    /// Its present size.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Hands its bytes to whoever writes next on that disk.
+    /// Frees its bytes for the next writes on that disk.
     pub fn give_up(&mut self) -> io::Result<()> {
         // The disk was full a moment ago, so what is free from here on are the ballast's own bytes.
         self.least_free = Some(self.least_free.unwrap_or(u64::MAX).min(self.bytes));
@@ -174,8 +174,8 @@ impl Ballast {
         }
     }
 
-    /// Takes bytes back, as many as fit the disk now, and says whether there is a ballast again. Bytes that were free
-    /// ever since it was given up are its own, and no sign of room.
+    /// Reserves as many bytes as fit the disk now; returns true if there is a ballast again. Bytes that were free
+    /// ever since it was given up are its own, and do not show that the disk has room.
     pub fn restore(&mut self) -> io::Result<bool> {
         let file = own_file(&self.path)?;
         self.bytes = file.metadata()?.len();
@@ -204,7 +204,8 @@ impl Ballast {
     }
 }
 
-/// How much ballast is sensible: as much as is left to work with, in whole MiB; none if that is too little.
+/// The size of the ballast for a disk with `room` bytes: half of it in whole MiB, at most [`BALLAST_BYTES`], or 0 if
+/// that is less than [`BALLAST_LEAST`].
 fn fitting(room: u64) -> u64 {
     let half = (room / 2).min(BALLAST_BYTES) >> 20 << 20;
     if half < BALLAST_LEAST { 0 } else { half }

@@ -1,6 +1,6 @@
-//! Reading: everything at a start, and pieces of history for whoever asks.
+//! Reading: the whole state at a start, and parts of the history on request.
 //!
-//! A [`Reader`] has its own connection. It sees whole commits only, and holds up nobody.
+//! A [`Reader`] has its own connection. It sees whole commits only, and does not delay the writer.
 
 use crate::batch::StoredAnswer;
 use crate::chain::Hash;
@@ -16,12 +16,12 @@ use sublet_core::rows::{Ended, Rows, Tenant};
 use sublet_core::stranger::{Rule, Stranger};
 use sublet_core::units::Time;
 
-/// What a start finds.
+/// What a start of the daemon reads.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Loaded {
     /// The state.
     pub rows: Rows,
-    /// The greatest time ever committed: a new boot's clock goes on from here.
+    /// The greatest time ever committed: after a reboot the clock goes on from here.
     pub clock: Time,
     /// The number of the last entry of the log.
     pub seq: u64,
@@ -40,7 +40,7 @@ pub struct LogLine {
     pub at: Time,
     /// When, for people: µs since 1970.
     pub wall_us: u64,
-    /// Who made it happen.
+    /// What caused it: a tenant's name, or a part of the daemon.
     pub actor: String,
     /// The lease it concerns, if one.
     pub lease: Option<LeaseId>,
@@ -59,7 +59,7 @@ impl LogLine {
     }
 }
 
-/// What `meta` knows beside the counters.
+/// The positions in the table `meta`, beside the counters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Marks {
     pub clock: Time,
@@ -105,7 +105,7 @@ pub(crate) fn rows(conn: &Connection) -> Result<Rows> {
         [rows.meta.next_lease, rows.meta.next_epoch.0, rows.meta.next_stranger],
         [rows.meta.next_token, rows.meta.next_rule],
     );
-    // What follows the last number is 0, and that was given out long ago.
+    // A counter at its last number would continue with 0, which was given out long ago.
     if long.contains(&u64::MAX) || short.contains(&u32::MAX) {
         return Err(rusqlite::Error::ToSqlConversionFailure("the table `meta` has a counter at its end".into()));
     }
@@ -178,7 +178,7 @@ pub(crate) fn log_line(row: &Row<'_>) -> Result<LogLine> {
     })
 }
 
-/// A look at the journal beside the one who writes.
+/// A read-only connection to a journal, beside the writer.
 #[derive(Debug)]
 pub struct Reader {
     conn: Connection,
@@ -204,7 +204,7 @@ impl Reader {
         })())
     }
 
-    /// Leases that are over, of one tenant or of all, the latest ask first, from below `before` on.
+    /// Leases that are over, of one tenant or of all, the latest request first, from below `before` on.
     pub fn ended_of(
         &self,
         tenant: Option<TenantId>,

@@ -1,8 +1,8 @@
 //! The tables, and how an older file becomes a current one.
 //!
-//! A file carries its version in `user_version` and whose it is in
-//! `application_id`. Each step of [`STEPS`] is one transaction; a step that was
-//! released is never edited, a new one is added. Nothing here reads or writes a row
+//! A file carries its version in `user_version`, and the program that it belongs
+//! to in `application_id`. Each step of [`STEPS`] is one transaction. A step that was
+//! released is never edited; a new one is added. Nothing here reads or writes a row
 //! of a lease.
 //!
 //! SQLite's integers have a sign and ours have none: a `u64` is stored as the
@@ -288,7 +288,7 @@ CREATE TABLE past_floors (
 ",
 ];
 
-/// What a file is, by its own word.
+/// What a file is, by its `application_id` and `user_version`.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A journal of this version; 0 is one that was never set up.

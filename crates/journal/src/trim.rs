@@ -3,7 +3,7 @@
 //!
 //! Each call does a bounded piece of work in one transaction, so that no commit waits long
 //! behind it; call again until there is nothing left to do. Folding reads the log itself,
-//! and checks the chain as it goes: a log that does not hold is left alone.
+//! and checks the chain as it goes: a log with a broken chain is left alone.
 
 use crate::answers::{self, AnswerLimits};
 use crate::chain::Hasher;
@@ -26,8 +26,8 @@ use sublet_core::token::Token;
 /// The number of new lines after which [`Journal::trim`] and [`Journal::forget`] should be called. Each takes about a
 /// millisecond then, and no commit can run meanwhile.
 pub const TRIM_EVERY: usize = 100;
-/// Answers or ended leases that one call removes at most. All pieces are larger than what comes between two calls, so
-/// that the journal catches up.
+/// Answers or ended leases that one call removes at most. All pieces are larger than what is written between two calls,
+/// so that the journal catches up.
 const PIECE: u64 = 2 * TRIM_EVERY as u64;
 /// Lines that one call folds, and cuts, at most.
 const FOLD_PIECE: u64 = 2 * PIECE;
@@ -53,8 +53,8 @@ impl Journal {
         Ok(done)
     }
 
-    /// Forgets answers from before `answers_before_wall_us` and those beyond `answers`, and ended leases beyond `past_max`:
-    /// the oldest of the tenant with most.
+    /// Forgets answers from before `answers_before_wall_us` and those beyond `answers`. Forgets ended leases beyond
+    /// `past_max`, the oldest of the tenant with most first.
     pub fn forget(
         &mut self,
         answers_before_wall_us: u64,
@@ -80,7 +80,7 @@ fn trim(conn: &Connection, keep: u64, base: Option<Rows>) -> Result<(u64, Option
     let surplus = whole.saturating_sub(keep / 2);
     let (folded, base) = fold_oldest(conn, &marks, surplus.min(FOLD_PIECE), base)?;
     if folded < surplus {
-        // What is not folded yet has no owner: cutting now would take lines of others for it.
+        // Lines that are not folded yet have no owner: cutting now would take lines of others in their place.
         return Ok((folded, base));
     }
     let lines = whole - folded + cut::kept(conn)?;
@@ -198,7 +198,7 @@ pub fn base(conn: &Connection) -> Result<Rows> {
     Ok(rows)
 }
 
-/// Ended leases by tenant. Looks at every page of an index: with a million ended leases, some 100 ms, once.
+/// Counts ended leases by tenant. Reads every page of an index, once: about 100 ms with a million ended leases.
 fn count_past(conn: &Connection) -> Result<BTreeMap<TenantId, u64>> {
     let mut count = conn.prepare_cached("SELECT tenant, count(*) FROM past GROUP BY tenant")?;
     let pair = |row: &Row<'_>| Ok((TenantId(row.get(0)?), row.get::<_, i64>(1)?.cast_unsigned()));

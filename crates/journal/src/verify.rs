@@ -28,7 +28,7 @@ use sublet_core::units::Time;
 /// More findings than this say nothing new.
 const FINDINGS_MAX: usize = 100;
 
-/// What was found.
+/// The result of [`verify`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     /// What is wrong, a sentence each; empty when all is well.
@@ -52,7 +52,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Whether nothing is wrong.
+    /// True if nothing is wrong.
     pub fn is_clean(&self) -> bool {
         self.findings.is_empty() && !matches!(self.beside, Beside::Lost(_))
     }
@@ -68,7 +68,7 @@ impl Report {
 pub fn verify(at: &Path) -> Result<Report, OpenError> {
     let (conn, path) = connect::look(at)?;
     let mut report = Report::default();
-    // Before the journal, which may grow meanwhile.
+    // The note is read before the journal, which may grow meanwhile.
     let noted = head::read(&path).map_err(|error| OpenError::file(&path.with_extension("head"), error))?;
     let checked = check(&conn, &mut report).and_then(|()| {
         report.beside = head::compare(&conn, &read::marks(&conn)?, &noted)?;
@@ -91,7 +91,7 @@ fn check(conn: &Connection, report: &mut Report) -> Result<()> {
     let base = trim::base(&tx)?;
     report.trimmed = trimmed(&tx)?;
     let Some(folded) = fold_log(&tx, &marks, &base, report)? else {
-        return Ok(()); // A log that does not hold explains nothing.
+        return Ok(()); // A log with a broken chain explains nothing.
     };
     let rows = read::rows(&tx)?;
     report.leases = rows.leases.len() as u64;
@@ -100,7 +100,8 @@ fn check(conn: &Connection, report: &mut Report) -> Result<()> {
     check_past_is_explained(&tx, &base, &folded, report)
 }
 
-/// The log does not have the stored answers: what can be seen is whether each could be given again.
+/// Checks that each stored answer could be given again. The log does not have the answers, so nothing more can be
+/// checked.
 fn check_answers(conn: &Connection, tenants: usize, report: &mut Report) -> Result<()> {
     let mut find =
         conn.prepare("SELECT tenant, key, length(fingerprint), status, body FROM answers ORDER BY number")?;
@@ -149,7 +150,7 @@ fn trimmed(conn: &Connection) -> Result<Vec<(String, u64)>> {
     find.query_map([], |row| Ok((row.get(0)?, row.get::<_, i64>(1)?.cast_unsigned())))?.collect()
 }
 
-/// Where a walk along the log has come to.
+/// The position of a walk along the log.
 struct Walk<'a> {
     marks: &'a Marks,
     hasher: Hasher,
@@ -204,7 +205,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Compares what was met with what trimming has counted.
+    /// Compares the lines that were seen with the counts that trimming stored.
     fn check_counts(&self, conn: &Connection, report: &mut Report) -> Result<()> {
         let count = |sql: &str| conn.query_row(sql, [], |row| row.get::<_, i64>(0)).map(i64::cast_unsigned);
         let cut = self.marks.log_seq + self.cut;
@@ -225,7 +226,7 @@ impl Walk<'_> {
     }
 }
 
-/// Folds the log, checking the chain and the history on the way; `None` if the log does not hold.
+/// Folds the log, checking the chain and the history on the way; `None` if the chain is broken.
 fn fold_log(conn: &Connection, marks: &Marks, base: &Rows, report: &mut Report) -> Result<Option<Folded>> {
     let mut folded = Folded { rows: base.clone(), ended: BTreeSet::new() };
     let (seq, hash) = (marks.log_seq, marks.log_hash);
@@ -286,7 +287,7 @@ fn fold_log(conn: &Connection, marks: &Marks, base: &Rows, report: &mut Report) 
     Ok(Some(folded))
 }
 
-/// What the log ended must be in the history as it was, unless it may be forgotten.
+/// Checks that a lease that ended in the log is in the history with the same values, unless it may be forgotten.
 fn check_past_holds(conn: &Connection, marks: &Marks, ended: &Ended, report: &mut Report) -> Result<()> {
     let mut find = conn.prepare_cached(&format!("{}WHERE id = ?1", codec::PAST))?;
     match find.query_row([signed(ended.id.0)], codec::past).optional()? {
@@ -304,7 +305,7 @@ fn past_floor(conn: &Connection, tenant: TenantId) -> Result<u64> {
     Ok(floor.map_or(0, i64::cast_unsigned))
 }
 
-/// What is in the history must have been ended by the log, unless it is older.
+/// Checks that each lease in the history ended in the log, unless it is older than the base.
 fn check_past_is_explained(conn: &Connection, base: &Rows, folded: &Folded, report: &mut Report) -> Result<()> {
     let mut ids = conn.prepare("SELECT id FROM past")?;
     for id in ids.query_map([], |row| row.get::<_, i64>(0))? {
@@ -327,7 +328,7 @@ const FIELDS_MAX: usize = 4;
 /// Which fields of a row are not as the log has them.
 fn differs(what: &str, log: &impl Serialize, row: &impl Serialize) -> String {
     let mut fields = Vec::new();
-    // Through text: numbers of 128 bits have no other way, and lose only digits that nobody reads.
+    // Through text: 128-bit numbers do not fit a JSON value otherwise. They lose only digits too small to matter here.
     let value = |of: &dyn Fn() -> serde_json::Result<String>| of().and_then(|text| serde_json::from_str(&text));
     if let (Ok(log), Ok(row)) = (value(&|| serde_json::to_string(log)), value(&|| serde_json::to_string(row))) {
         compare_fields("", &log, &row, &mut fields);

@@ -1,5 +1,5 @@
-//! A little device memory: each region lies against a page that nobody may touch, and
-//! what is left of its pages is filled with bytes that must not change.
+//! A little device memory: each region borders on a guard page without access rights, and
+//! the rest of its pages is filled with bytes that must not change.
 
 use crate::random::Random;
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect};
@@ -8,7 +8,7 @@ use sublet_ptx::{Memory, Region};
 
 /// A multiple of the pages of every host.
 const PAGE: usize = 64 << 10;
-/// What a slot has between its guard pages.
+/// Bytes of a slot between its guard pages.
 pub const SLOT_BYTES: usize = 16 << 10;
 /// How far apart slots are on the device.
 const STRIDE: u64 = 1 << 20;
@@ -47,12 +47,12 @@ unsafe impl Memory for Arena {
     }
 }
 
-// SAFETY: workers reach the memory through atomics only, and nobody else does while
+// SAFETY: workers access the memory through atomics only, and no other thread accesses it while
 // they run.
 unsafe impl Sync for Arena {}
 
 impl Arena {
-    /// Maps so many slots.
+    /// Maps `slots` slots.
     pub fn new(slots: usize) -> rustix::io::Result<Arena> {
         let mut made = Vec::with_capacity(slots);
         for _ in 0..slots {
@@ -118,7 +118,7 @@ impl Arena {
         self.body_mut(index)[at + offset..at + end].copy_from_slice(bytes);
     }
 
-    /// What all regions hold, as one number; an error if a canary was touched.
+    /// A hash of all regions; an error if a canary was changed.
     pub fn look(&self) -> Result<u64, String> {
         let mut hash = 0xCBF2_9CE4_8422_2325_u64;
         for index in 0..self.used {
@@ -137,7 +137,7 @@ impl Arena {
         Ok(hash)
     }
 
-    /// A region's bytes, as one number.
+    /// A hash of a region.
     pub fn look_at(&self, address: u64) -> u64 {
         let index = ((address - FIRST) / STRIDE) as usize;
         let Slot { at, bytes, .. } = self.slots[index];

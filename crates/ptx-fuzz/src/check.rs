@@ -1,4 +1,4 @@
-//! What must hold for a text, whatever it says.
+//! The rules that hold for every text.
 
 use crate::arena::{Arena, SLOT_BYTES};
 use crate::random::Random;
@@ -66,7 +66,7 @@ fn check_within(text: &str, seed: u64, arena: &mut Arena, watch: &Watch) -> Resu
     let module = match parsed {
         Ok(module) => module,
         Err(error) => {
-            // Whoever is refused is told why, in words.
+            // A refusal must have a message.
             return if error.to_string().is_empty() { Err("an error without words".into()) } else { Ok(seen) };
         }
     };
@@ -98,7 +98,7 @@ fn launches(
         launch(module, kernel, plan, workers, arena, watch, seen)
     };
     if workers > 1 {
-        // Blocks may race, so only that nothing breaks is asked for.
+        // Blocks may race, so the results are not compared.
         one(module, workers)?;
     }
     let Some(first) = one(module, 1)? else { return Ok(()) };
@@ -163,8 +163,8 @@ fn plan(module: &Module, kernel: &Kernel, arena: &mut Arena, random: &mut Random
     Some(Plan { grid, block, shared: [0, 128, 512, 128][random.below(4)], params, variables, fill })
 }
 
-/// Launches once and checks the memory; nothing comes back from a launch whose results
-/// depend on when it was stopped.
+/// Launches once and checks the memory; `None` if the launch was stopped, because the results then
+/// depend on when.
 fn launch(
     module: &Module,
     kernel: &Kernel,

@@ -161,7 +161,7 @@ impl<'r> Writer<'r> {
         }
     }
 
-    /// What was computed is seen in memory.
+    /// Stores the computed values to memory.
     fn epilogue(&mut self) {
         if !self.is_kernel {
             if self.returns && self.random.chance(80) {
@@ -219,7 +219,7 @@ impl<'r> Writer<'r> {
             70..=76 => self.either(depth),
             77..=83 => self.repeat(depth),
             84..=86 => self.table(depth),
-            // Where lanes have parted few barriers work.
+            // Few barriers work where lanes have diverged.
             87..=90 if depth == 0 || self.random.chance(20) => self.barrier(),
             87..=97 => self.call(),
             98 => {
@@ -227,7 +227,7 @@ impl<'r> Writer<'r> {
                 let p = self.register('p');
                 let _ = writeln!(self.text, "B{label}:");
                 self.statements(depth);
-                // A loop that ends when its lanes feel like it.
+                // A loop that ends at a random predicate.
                 let _ = writeln!(self.text, "@{p} bra B{label};");
             }
             _ => {
@@ -265,7 +265,7 @@ impl<'r> Writer<'r> {
             b'u' => 10,
             _ => 6,
         };
-        // Few that are not for this type.
+        // Rarely a comparison that is not for this type.
         let known = if self.random.chance(2) { COMPARISONS.len() } else { known };
         let comparison = match self.random.below(known) {
             unordered @ 6.. if ty.starts_with('f') => COMPARISONS[(unordered + 4).min(17)],
@@ -407,7 +407,7 @@ impl<'r> Writer<'r> {
         };
     }
 
-    /// Instructions that look across lanes.
+    /// Instructions that read values of other lanes.
     fn across(&mut self) {
         let members = match self.random.below(4) {
             0 => self.value('w'),

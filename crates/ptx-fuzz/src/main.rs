@@ -19,9 +19,9 @@ use sublet_ptx_fuzz::watch::Watch;
 
 /// Address space of the process that tries seeds.
 const BYTES_MAX: u64 = 3 << 30;
-/// After so many findings nobody reads on.
+/// The campaign ends after this many findings.
 const FINDINGS_MAX: u64 = 500;
-/// How often the campaign says where it is.
+/// The time between two progress messages.
 const TELL: Duration = Duration::from_secs(60);
 
 fn main() -> ExitCode {
@@ -62,7 +62,7 @@ fn try_one(what: &str) -> Result<bool> {
     Ok(outcome.is_ok())
 }
 
-/// What a worker has done so far, as it stands in the file that outlives it.
+/// What a worker has done so far, stored in a file that outlives it.
 #[derive(Debug, Clone, Copy, Default)]
 struct Progress {
     /// The seed at hand.

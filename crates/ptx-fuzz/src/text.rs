@@ -4,7 +4,7 @@ use crate::random::Random;
 use crate::{generate, mutate};
 use std::fmt::Write as _;
 
-/// No text grows longer: what is found is found in little.
+/// The longest text: short texts find the same faults.
 const BYTES_MAX: usize = 128 << 10;
 
 const FILES: [&str; 5] = [
@@ -24,7 +24,7 @@ pub struct Corpus {
     files: Vec<String>,
     functions: Vec<String>,
     instructions: Vec<String>,
-    /// What other texts are spliced with.
+    /// Pieces that are spliced into other texts.
     pieces: Vec<String>,
 }
 
@@ -45,7 +45,7 @@ impl Default for Corpus {
     }
 }
 
-/// Each kernel of a file with what stands before the first.
+/// Each kernel of a file, with the text before the first one.
 fn functions(file: &str) -> Vec<String> {
     let starts: Vec<usize> = file.match_indices("\n.visible .entry").map(|(at, _)| at + 1).collect();
     let Some(&first) = starts.first() else { return vec![file.to_owned()] };

@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 
 /// How long a launch may run before it is told to stop.
 const LAUNCH: Duration = Duration::from_millis(15);
-/// How long a whole case may take, on a machine that has much else to do.
+/// How long a whole case may take, on a busy machine.
 const CASE: Duration = Duration::from_secs(120);
-/// How often the watch looks.
+/// The time between two checks of the deadlines.
 const LOOK: Duration = Duration::from_millis(3);
 /// No deadline.
 const NEVER: u64 = u64::MAX;
 
-/// A thread that looks at two deadlines for as long as the process lives.
+/// A thread that checks two deadlines for as long as the process lives.
 pub struct Watch {
     begun: Instant,
     shared: Arc<Shared>,

@@ -21,7 +21,7 @@ pub enum What {
     /// The text does not follow the grammar.
     #[error("{0}")]
     Syntax(String),
-    /// A name stands for nothing, or for something else than is needed here.
+    /// A name is unknown, or names another kind of thing than is needed here.
     #[error("{0}")]
     Name(String),
     /// An instruction that no table knows.
@@ -43,7 +43,7 @@ pub enum What {
     },
 }
 
-/// Where in the text something stands.
+/// A position in the text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Place {
     pub line: u32,
@@ -51,7 +51,7 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// An error at this place.
+    /// An error at this position.
     pub fn error(self, what: What) -> Error {
         Error { line: self.line, column: self.column, what }
     }

@@ -34,7 +34,7 @@ pub enum FaultKind {
     /// The launch cannot begin.
     #[error("{0}")]
     Refused(String),
-    /// No memory that the kernel may touch in this way is there.
+    /// There is no memory that the kernel may access in this way.
     #[error("{} of {bytes} bytes at 0x{address:x}, where {}", verb(*write), absence(*read_only))]
     OutOfRange {
         /// The address, in the space of the instruction.
@@ -62,7 +62,7 @@ pub enum FaultKind {
         /// Its number.
         barrier: u32,
     },
-    /// A barrier was asked for with numbers that none has.
+    /// A barrier with an invalid number or number of threads.
     #[error("barrier {barrier} with {threads} threads is not valid")]
     BadBarrier {
         /// Its number.

@@ -1,7 +1,7 @@
 //! Where the sides of a branch meet again: immediate post-dominators.
 //!
 //! Works on indices of basic blocks only. A block that cannot reach the end of
-//! its function (an endless loop) meets nobody.
+//! its function (an endless loop) has no meeting point.
 
 /// For each block, the block in which all ways to the end meet first, if any.
 ///

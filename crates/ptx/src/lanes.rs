@@ -69,7 +69,7 @@ impl Lane for f64 {
 pub(crate) type Row<S> = [S; 32];
 
 /// Writes the lanes of `mask`; lanes that have ended may be written too, since
-/// nobody reads them.
+/// nothing reads them.
 ///
 /// # Safety
 /// `at` is the offset of a register of the current frame with slots of type `S`.

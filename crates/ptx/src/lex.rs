@@ -1,4 +1,4 @@
-//! Cuts a text into tokens, each with its place.
+//! Cuts a text into tokens, each with its position.
 //!
 //! Nothing here knows what a word means: `.reg` and `.f32` are both [`Token::Dot`].
 

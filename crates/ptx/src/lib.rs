@@ -1,6 +1,6 @@
 //! Reads PTX and runs it on the host: the processor of the software GPU.
 //!
-//! A text goes through four hands:
+//! A text goes through four stages:
 //!
 //! ```text
 //!   lex, parse, statement   text -> declarations and statements, names as text
@@ -28,7 +28,7 @@
 //!
 //! Absent on purpose: half-precision and tensor instructions, textures, clusters
 //! and bulk copies are refused by name; nothing here allocates device memory,
-//! knows of streams or links modules: that is the caller's.
+//! knows streams or links modules: the caller does that.
 
 mod ast;
 mod error;

@@ -1,6 +1,6 @@
-//! The bounds of what a module may ask for, each with its reason.
+//! The limits of what a module may use, each with its reason.
 //!
-//! A hostile module meets one of these before it can exhaust the host.
+//! A hostile module reaches one of these before it can exhaust the host.
 
 /// The longest PTX text, in bytes. The largest modules of common libraries are
 /// under 20 MiB; columns and offsets also fit 32 bits with room to spare.
@@ -35,11 +35,11 @@ pub const WARP_BYTES_MAX: usize = 64 << 20;
 /// How deep device functions may call each other.
 pub const CALL_DEPTH_MAX: u32 = 1024;
 
-/// Local bytes of one thread, with all its calls. A real card allows 512 KiB;
+/// Local bytes of one thread, with all its calls. A real GPU allows 512 KiB;
 /// a block of 1024 threads then needs as much host memory as this times 1024.
 pub const LOCAL_BYTES_MAX: u32 = 512 << 10;
 
-/// Local bytes of one thread for the calls of a kernel whose depth cannot be
+/// Local bytes of one thread for the calls of a kernel if their depth cannot be
 /// known beforehand (recursion, calls through a register).
 pub const STACK_BYTES: u32 = 32 << 10;
 
@@ -47,10 +47,10 @@ pub const STACK_BYTES: u32 = 32 << 10;
 /// a block that opts in.
 pub const SHARED_BYTES_MAX: u32 = 227 << 10;
 
-/// Threads of one block, as on every card since 2010.
+/// Threads of one block, as on every GPU since 2010.
 pub const BLOCK_THREADS_MAX: u32 = 1024;
 
-/// Bytes of one module variable: more than any card's memory is refused.
+/// Bytes of one module variable: more than any GPU's memory is refused.
 pub const VARIABLE_BYTES_MAX: u64 = 256 << 30;
 
 /// Bytes of the initialisers of one module, as written out in memory.
@@ -59,6 +59,6 @@ pub const INITIAL_BYTES_MAX: u64 = 256 << 20;
 /// Bytes of the parameters of one kernel (32,764 since PTX 8.1).
 pub const PARAM_BYTES_MAX: u32 = 32 << 10;
 
-/// Warp-instructions between two looks at the stop flag. At 20 million a second
+/// Warp-instructions between two checks of the stop flag. At 20 million a second
 /// this is under a millisecond.
 pub const SLICE: u32 = 8192;

@@ -100,7 +100,7 @@ pub struct Relocation {
     pub offset: u64,
     /// How many bytes it has.
     pub bytes: u32,
-    /// The index of the variable whose address it is, or `None` for a function.
+    /// The index of the variable that the address points to, or `None` for a function.
     pub variable: Option<usize>,
     /// What to add to that address; for a function this is the whole value.
     pub addend: i64,
@@ -120,7 +120,7 @@ impl Module {
     }
 
     /// Reads a text for a host without vector instructions, which any host can run.
-    /// Results are the same; it is for tests that say so.
+    /// The results are the same; tests use it to check that.
     #[doc(hidden)]
     pub fn parse_plain(text: &str) -> Result<Module, Error> {
         Self::lowered_for(text, Isa::Plain)
@@ -276,7 +276,7 @@ struct SharedVariable {
     dynamic: bool,
 }
 
-/// What names of the whole module stand for.
+/// The meaning of the names of the whole module.
 struct Tables<'t> {
     symbols: Symbols<'t>,
     variables: Vec<Variable>,
@@ -453,7 +453,7 @@ impl Layout<'_, '_> {
         })
     }
 
-    /// Every function that a kernel can come to.
+    /// Every function that a kernel can call, directly or not.
     fn reached(&self, index: usize) -> BTreeSet<usize> {
         let mut reached = BTreeSet::from([index]);
         let mut left = vec![index];
@@ -501,7 +501,7 @@ impl Layout<'_, '_> {
         Ok((end as u32, offsets))
     }
 
-    /// Local bytes that are sure to be used, and those to have ready.
+    /// Local bytes that the kernel uses at least, and those to allocate.
     fn local_memory(&self, index: usize, reached: &BTreeSet<usize>) -> (u32, u32) {
         let own = self.program.functions[index].local_bytes;
         let external = reached.iter().map(|&index| self.uses[index].external_bytes).max().unwrap_or(0);
@@ -516,7 +516,7 @@ impl Layout<'_, '_> {
         (own, reserved.min(2 * limits::LOCAL_BYTES_MAX).next_multiple_of(16))
     }
 
-    /// Whether some function of these can come back to itself.
+    /// True if one of these functions can call itself, directly or not.
     fn is_recursive(&self, reached: &BTreeSet<usize>) -> bool {
         let mut indegree: HashMap<usize, usize> = reached.iter().map(|&index| (index, 0)).collect();
         for &index in reached {

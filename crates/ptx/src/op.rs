@@ -10,7 +10,7 @@ use crate::exec::machine::Machine;
 /// Runs one instruction for the lanes of `mask`.
 ///
 /// # Safety
-/// `op` must come from the lowering of the function whose frame is current, and
+/// `op` must come from the lowering of the function that has the current frame, and
 /// the host must have the features of the [`Isa`] it was chosen for.
 pub(crate) type Handler = unsafe fn(&mut Machine<'_>, op: &Op, mask: u32) -> Next;
 
@@ -56,7 +56,7 @@ pub(crate) struct Op {
 /// Which instructions of the host the handlers may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Isa {
-    /// What every host of this architecture has.
+    /// The instructions that every host of this architecture has.
     Plain,
     /// AVX2, FMA and the bit instructions that came with them.
     #[cfg(target_arch = "x86_64")]
@@ -64,7 +64,7 @@ pub(crate) enum Isa {
 }
 
 impl Isa {
-    /// The widest this host has.
+    /// The widest set that this host has.
     pub fn of_host() -> Isa {
         #[cfg(target_arch = "x86_64")]
         if std::arch::is_x86_feature_detected!("avx2")

@@ -1,7 +1,7 @@
 //! Floating-point arithmetic in the roundings that the host does not do.
 //!
-//! Numbers are taken apart into integers, combined exactly (or with a mark that
-//! something nonzero was cut off), and rounded once. Slow, and exact for both
+//! Numbers are taken apart into integers, combined exactly (or with a sticky bit that
+//! says that something nonzero was cut off), and rounded once. Slow, and exact for both
 //! formats; round-to-nearest goes through the host's own instructions instead.
 
 use crate::lower::words::Round;
@@ -136,7 +136,7 @@ fn raised(mut exact: Exact) -> Exact {
     exact
 }
 
-/// Moves down to `exponent`, keeping note of what is cut off.
+/// Shifts down to `exponent`; sets `sticky` if a nonzero bit is cut off.
 fn lowered(mut exact: Exact, exponent: i32) -> Exact {
     let shift = exponent - exact.exponent;
     if shift >= 128 {

@@ -1,6 +1,6 @@
 //! The task list of Alibaba's public cluster-trace-gpu-v2023 as a trace.
 //!
-//! The list has sizes in thousandths of a card and times in seconds. It has no
+//! The list has sizes in thousandths of a GPU and times in seconds. It has no
 //! tenants and no bytes: both are derived here, and the notes say so.
 
 use crate::cluster::Cluster;
@@ -19,15 +19,15 @@ pub const CITATION: &str = "Alibaba cluster-trace-gpu-v2023 (USENIX ATC '23, \"B
 /// What becomes of one line.
 enum Task {
     Job(Row),
-    /// It used no card.
+    /// It used no GPU.
     NoCard,
-    /// It was never scheduled: nobody knows how long it would have run.
+    /// It was never scheduled: how long it would have run is unknown.
     NeverStarted,
     /// It was deleted when it was scheduled, or before.
     NoTime,
 }
 
-/// Reads the list for these cards; tenants are drawn from the seed.
+/// Reads the list for the GPUs of `cluster`; tenants are drawn from the seed.
 pub fn read(text: &str, cluster: &Cluster, margin: Bytes, tenants: u64, seed: u64) -> Result<Trace, TraceError> {
     let table = Table::read(text)?;
     table.require(&NEEDED)?;

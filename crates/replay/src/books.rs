@@ -1,12 +1,12 @@
 //! What is added up while a replay runs: bytes times time, per tenant and in all.
 //!
 //! Everything is constant between two events, so an integral is a sum of products.
-//! Time is cut into slots of equal length; fairness is judged slot by slot, because
-//! over a run that lasts until all work is done everybody gets all it wanted.
+//! Time is cut into slots of equal length, and fairness is judged slot by slot:
+//! over a run that lasts until all work is done, every tenant gets all that it wanted.
 //!
-//! What a tenant demands in a slot is the most it could have used there: each of its
-//! jobs' bytes, for as long as the job was there, waiting or running, but no longer
-//! than it had work left.
+//! The demand of a tenant in a slot is the most that it could have used there: the bytes of
+//! each of its jobs, for as long as the job waited or ran, but no longer than it had work
+//! left.
 
 use crate::cluster::Cluster;
 use crate::stats::{fair_shares, jain};
@@ -26,9 +26,9 @@ pub struct Books {
     free: Vec<u64>,
     held: u64,
     waiting: u64,
-    /// What waits: by number of cards, then by bytes of each.
+    /// How many jobs wait: by number of GPUs, then by bytes on each.
     wishes: BTreeMap<u16, BTreeMap<u64, u32>>,
-    /// Somebody who waits would fit; `None` if that must be looked at again.
+    /// True if a waiting job would fit; `None` if that must be computed again.
     fits: Option<bool>,
     jobs: Vec<Presence>,
     /// Jobs that wait or run, in no order.
@@ -38,9 +38,9 @@ pub struct Books {
     slot_queue: u128,
     /// Byte·µs granted.
     pub granted: u128,
-    /// µs in which somebody waited.
+    /// µs in which a job waited.
     pub waiting_us: u64,
-    /// µs in which somebody waited for whom there was room.
+    /// µs in which a job waited although it would have fitted.
     pub fitting_us: u64,
     /// Byte·µs that lay idle while a request waited.
     pub idle_waiting: u128,
@@ -50,21 +50,21 @@ pub struct Books {
     pub jains: Vec<f64>,
 }
 
-/// One job, as far as the slot is concerned.
+/// One job in the present slot.
 #[derive(Clone, Debug)]
 struct Presence {
     tenant: u32,
     cards: u16,
     vram: u64,
-    /// Where it stands in the list of those present, if it is there.
+    /// Its index in `present`; `None` if it neither waits nor runs.
     place: Option<u32>,
-    /// When it came, or the slot began.
+    /// When it arrived, or the slot began, whichever was later.
     entered: Time,
     /// Its work left then.
     left: Span,
-    /// How long it ran since, its turn under way left out.
+    /// How long it ran since then, without its present hold.
     ran: Span,
-    /// When its turn under way began.
+    /// When its present hold began.
     running: Option<Time>,
 }
 
@@ -91,7 +91,7 @@ pub struct Got {
     pub service: u128,
     /// Byte·µs held in contended slots.
     pub contended_service: f64,
-    /// Its fair share of them.
+    /// Its fair share of those slots.
     pub contended_share: f64,
 }
 
@@ -109,7 +109,7 @@ pub struct Slot {
 }
 
 impl Books {
-    /// Nothing happened yet.
+    /// Empty books that begin at `began`.
     pub fn new(cluster: &Cluster, margin: Bytes, trace: &Trace, began: Time, slot: Span) -> Books {
         let presence = |job: &crate::trace::Job| Presence {
             tenant: job.tenant,
@@ -151,11 +151,11 @@ impl Books {
     pub fn capacity(&self) -> u64 {
         self.capacity
     }
-    /// How long it has run.
+    /// The time since the run began.
     pub fn elapsed(&self) -> Span {
         self.now.since(self.began)
     }
-    /// Byte·µs there were.
+    /// Byte·µs that could have been leased so far.
     pub fn there_were(&self) -> u128 {
         u128::from(self.capacity) * u128::from(self.elapsed().0)
     }
@@ -165,7 +165,7 @@ impl Books {
         Got { service, contended_service, contended_share }
     }
 
-    /// Time goes on; nothing changes until then.
+    /// Advances the time to `to`; nothing changed since the last call.
     pub fn advance(&mut self, to: Time) {
         while to.since(self.slot_began) >= self.slot {
             self.integrate(self.slot_began + self.slot);
@@ -193,7 +193,7 @@ impl Books {
         }
     }
 
-    /// Whether there is room for anybody who waits, whatever is kept for others.
+    /// True if a waiting job fits into the free bytes, even if the scheduler reserves them for another.
     fn somebody_fits(&mut self) -> bool {
         if let Some(fits) = self.fits {
             return fits;
@@ -241,14 +241,14 @@ impl Books {
         self.slot_began = self.now;
     }
 
-    /// Nothing happens any more.
+    /// Closes the last slot at the end of the run.
     pub fn close(&mut self) {
         if self.now > self.slot_began || self.slots.is_empty() {
             self.close_slot();
         }
     }
 
-    /// What a job got and could have used since it came, or the slot began, goes to its tenant.
+    /// Adds to the tenant what a job got and could have used since it arrived or the slot began.
     fn settle(&mut self, job: u32) {
         let now = self.now;
         let job = &mut self.jobs[job as usize];
@@ -312,7 +312,7 @@ impl Books {
         self.fits = None;
     }
 
-    /// A job's turn is over.
+    /// A job gives its GPUs back, whether its work is done or not.
     pub fn end(&mut self, number: u32, cards: &[CardId]) {
         let now = self.now;
         let job = &mut self.jobs[number as usize];

@@ -30,12 +30,12 @@ pub struct Calibration {
 }
 
 impl Calibration {
-    /// For a trace of so many jobs.
+    /// For a trace of `jobs` jobs.
     pub fn new(jobs: usize) -> Calibration {
         Calibration { every: jobs.div_ceil(PREDICTIONS_MAX).max(1), seen: 0, told: Vec::new() }
     }
 
-    /// A job's first request has to wait: it is told what it would be told.
+    /// A job's first request has to wait: records the prediction that a waiter would be told.
     pub fn ask(&mut self, job: u32, state: &State, lease: LeaseId, now: Time) {
         self.seen += 1;
         let Some(row) = state.lease(lease).filter(|row| row.queued().is_some()) else { return };
@@ -63,7 +63,7 @@ impl Calibration {
         }
     }
 
-    /// What came of it.
+    /// The errors of all predictions.
     pub fn report(&self) -> Report {
         let started: Vec<(&Told, Time)> =
             self.told.iter().filter_map(|(_, told)| Some((told, told.started?))).collect();
@@ -100,7 +100,7 @@ pub struct Report {
     pub known: u64,
     /// Share of them that started no later than the median said.
     pub within_p50: Option<f64>,
-    /// Share of them that started no later than in nine of ten cases, as they were told.
+    /// Share of them that started no later than the predicted 90th percentile.
     pub within_p90: Option<f64>,
     /// How far off the median was.
     pub expected: Option<Error>,
@@ -124,7 +124,7 @@ pub struct Error {
 /// Errors of the expected start beside those of another prediction, of the same requests.
 #[derive(Clone, Debug, Serialize)]
 pub struct Against {
-    /// So many.
+    /// How many requests.
     pub requests: u64,
     /// Of the expected start.
     pub expected: Error,

@@ -1,38 +1,38 @@
-//! The cards a trace is replayed on, as `8x80GiB` or `4x24GiB,2x80GiB`.
+//! The GPUs a trace is replayed on, as `8x80GiB` or `4x24GiB,2x80GiB`.
 
 use std::fmt;
 use std::str::FromStr;
 use sublet_core::reading::CardFacts;
 use sublet_core::units::Bytes;
 
-/// More cards than this are several hosts, and one core decides for one.
+/// More GPUs than this are several hosts, and one core decides for one host.
 const CARDS_MAX: usize = 1024;
 
-/// The cards of one host.
+/// The GPUs of one host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cluster {
-    /// Bytes of each card.
+    /// Bytes of each GPU.
     pub cards: Vec<Bytes>,
 }
 
 impl Cluster {
-    /// The cards as the eyes would list them.
+    /// The GPUs as a host's discovery would list them.
     pub fn facts(&self) -> Vec<CardFacts> {
         (0..).zip(&self.cards).map(|(index, total)| CardFacts::plain(index, *total)).collect()
     }
 
-    /// The smallest card.
+    /// The size of the smallest GPU.
     pub fn smallest(&self) -> Bytes {
         self.cards.iter().copied().min().unwrap_or_default()
     }
 
-    /// Bytes of all cards, each less `margin`.
+    /// Bytes of all GPUs, each less `margin`.
     pub fn leasable(&self, margin: Bytes) -> Bytes {
         self.cards.iter().map(|total| total.less(margin)).sum()
     }
 }
 
-/// A card's name in the replay.
+/// A GPU's UUID in the replay.
 pub fn uuid(index: usize) -> String {
     format!("GPU-{index}")
 }
@@ -65,7 +65,7 @@ impl fmt::Display for Cluster {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (n, group) in self.cards.chunk_by(|a, b| a == b).enumerate() {
             let comma = if n > 0 { "," } else { "" };
-            // As it is given: without a space.
+            // Without a space, as on the command line.
             write!(f, "{comma}{}x{}", group.len(), group[0].to_string().replace(' ', ""))?;
         }
         Ok(())

@@ -12,7 +12,7 @@ const NEEDED: [&str; 6] = ["arrival_s", "tenant", "vram", "cards", "duration_s",
 /// Columns that may be there.
 const OPTIONAL: [&str; 2] = ["priority", "name"];
 
-/// Lines of a table whose header names its columns.
+/// Lines of a table with a header that names the columns.
 #[derive(Debug)]
 pub struct Table<'a> {
     columns: BTreeMap<String, usize>,
@@ -29,7 +29,7 @@ pub struct Line<'t> {
 }
 
 impl<'a> Table<'a> {
-    /// Takes the header apart. Empty lines are passed over, and so is a byte order mark.
+    /// Parses the header. Empty lines and a byte order mark are skipped.
     pub fn read(text: &'a str) -> Result<Table<'a>, TraceError> {
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         let mut lines = text.lines().zip(1..).map(|(line, n)| (n, line)).filter(|(_, line)| !line.trim().is_empty());
@@ -70,12 +70,12 @@ impl<'a> Table<'a> {
 }
 
 impl Line<'_> {
-    /// What stands under a column; empty if there is no such column.
+    /// The text in a column; empty if there is no such column.
     pub fn field(&self, name: &str) -> &str {
         self.columns.get(name).map_or("", |place| &self.fields[*place])
     }
 
-    /// The number under a column.
+    /// The number in a column.
     pub fn number<T: std::str::FromStr>(&self, name: &str) -> Result<T, String> {
         let text = self.field(name);
         text.parse().map_err(|_| format!("`{name}` {text:?} is not a number that fits there"))

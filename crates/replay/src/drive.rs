@@ -3,13 +3,13 @@
 //! ```text
 //! job:   arrives ──► waits ──► runs ──► finished
 //!           │          ▲         │
-//!           ▼          └─────────┘  its lease ended before its work (a turn), or it was parked
+//!           ▼          └─────────┘  its lease ended before its work, or it was parked
 //!        refused
 //! ```
 //!
-//! A card is looked at a microsecond after something ended there, and shows as
-//! empty: what leases were promised counts, strangers there are none. A job works
-//! all the time, so it is said to have worked whenever its lease could be renewed.
+//! A GPU is read 1 µs after a lease ended there, and the reading shows it empty: only the
+//! reservations of leases count, and there are no unleased processes. A job is always busy,
+//! so it is reported as busy whenever its lease could be renewed.
 
 use crate::books::Books;
 use crate::calibration::Calibration;
@@ -32,15 +32,15 @@ use sublet_core::rung::Rung;
 use sublet_core::state::State;
 use sublet_core::units::{Bytes, Span, Time};
 
-/// From an end to the look that proves it.
+/// The time from the end of a lease to the reading that confirms it.
 const LOOK_AFTER: Span = Span(1);
-/// Everybody waits to the end: longer than any trace.
+/// The longest wait of a request: longer than any trace, so that none gives up.
 const FOR_EVER: Span = Span::secs(1_000 * 366 * 86_400);
 
-/// How jobs ask.
+/// How long a lease jobs request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leases {
-    /// As people do by default: renewed while used, given up at the hold cap while others wait.
+    /// The default: renewed while the job is busy, ended at the hold cap while others wait.
     Renewed,
     /// For exactly as long as the work takes.
     Fixed,
@@ -51,26 +51,26 @@ pub enum Leases {
 pub struct Setup<'a> {
     /// The jobs.
     pub trace: &'a Trace,
-    /// The cards.
+    /// The GPUs.
     pub cluster: &'a Cluster,
     /// The rules, made fit by [`crate::policies::for_replay`].
     pub policy: Policy,
-    /// How jobs ask.
+    /// How long a lease jobs request.
     pub leases: Leases,
-    /// Stop then, whatever still waits or runs.
+    /// The time to stop at, even if jobs still wait or run.
     pub until: Option<Time>,
-    /// See [`Books`].
+    /// The length of a slot of [`Books`].
     pub slot: Span,
 }
 
 /// Where a job is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// The replay was stopped before it came.
+    /// The replay was stopped before it arrived.
     NotYet,
     /// In the queue.
     Waiting,
-    /// On its cards.
+    /// On its GPUs.
     Running,
     /// All its work is done.
     Finished,
@@ -85,20 +85,20 @@ pub struct Course {
     pub fate: Fate,
     /// Work not done yet.
     pub left: Span,
-    /// In the queue, all turns together.
+    /// Time in the queue, over all of its waits.
     pub waited: Span,
-    /// In the queue before its first turn.
+    /// Time in the queue before its first grant.
     pub first_wait: Option<Span>,
-    /// How often it was granted cards, or had them again.
+    /// How often it was granted GPUs, or was resumed.
     pub turns: u32,
     /// From its request to the end of its work.
     pub took: Option<Span>,
-    /// When its wait or its turn began.
+    /// When its present wait or hold began.
     since: Time,
     lease: LeaseId,
 }
 
-/// What came of a run.
+/// The result of a run.
 #[derive(Clone, Debug)]
 pub struct Run {
     /// For each job of the trace.
@@ -109,13 +109,13 @@ pub struct Run {
     pub refused: BTreeMap<String, u64>,
     /// Events the core took in.
     pub events: u64,
-    /// Bytes times time the core itself charged for leases that are over, in byte·µs.
+    /// What the core charged for leases that are over, in byte·µs.
     pub charged: u128,
-    /// When the last thing happened.
+    /// The time of the last event.
     pub ended: Time,
     /// Leases parked or ended for others.
     pub preemptions: u64,
-    /// What waiters were told, and what came of it.
+    /// What waiters were told, and when they really started.
     pub calibration: Calibration,
 }
 
@@ -125,16 +125,16 @@ struct Driver<'a> {
     now: Time,
     arrivals: usize,
     courses: Vec<Course>,
-    /// When a job's work will be done: job and turn.
+    /// When a job's work will be done: time, job, number of the grant.
     dones: BinaryHeap<Reverse<(Time, u32, u32)>>,
-    /// When use will renew a lease.
+    /// When a busy job will renew its lease.
     renewals: BinaryHeap<Reverse<(Time, LeaseId)>>,
-    /// Cards where something ended, and when they are looked at.
+    /// GPUs where a lease ended, and when they are read.
     unseen: BTreeSet<CardId>,
     look_at: Time,
-    /// Jobs that must ask again.
+    /// Jobs that must make another request.
     again: VecDeque<u32>,
-    /// By lease, the job that asked for it.
+    /// For each lease, the job that requested it.
     job_of: Vec<u32>,
     callers: Vec<Caller>,
     uuids: Vec<String>,
@@ -142,9 +142,9 @@ struct Driver<'a> {
     refused: BTreeMap<String, u64>,
     events: u64,
     moves: Moves,
-    /// What programs say of what was just decided.
+    /// Answers of programs to the latest decisions.
     replies: VecDeque<Event>,
-    /// When the scheduler may decide otherwise though nothing happens.
+    /// When the scheduler may decide differently without any event.
     plans: Option<Time>,
     preemptions: u64,
     calibration: Calibration,
@@ -196,14 +196,14 @@ pub fn drive(setup: &Setup<'_>) -> Run {
 }
 
 impl Driver<'_> {
-    /// Lets the next thing happen, if there is one.
+    /// Handles the next event; returns false if there is none.
     fn step(&mut self) -> bool {
         let done = self.dones.peek().map(|Reverse((at, ..))| *at);
         let renewal = self.renewals.peek().map(|Reverse((at, _))| *at);
         let look = (!self.unseen.is_empty()).then_some(self.look_at);
         let due = self.state.next_due().filter(|_| done.is_some() || renewal.is_some());
         let arrival = self.setup.trace.jobs.get(self.arrivals).map(|job| job.arrival);
-        // At one instant: work ends before leases do, and room is seen before anybody new comes.
+        // At the same instant, work ends before leases expire, and freed bytes are read before a new job arrives.
         let (moved, plans) = (self.moves.next(), self.plans);
         let next = [done, renewal, due, look, moved, plans, arrival]
             .into_iter()
@@ -215,7 +215,7 @@ impl Driver<'_> {
             self.books.advance(self.now);
             return false;
         }
-        // A due time may have passed while a look was taken.
+        // A due time may have passed during a reading.
         self.now = self.now.max(at);
         self.books.advance(self.now);
         match kind {
@@ -291,7 +291,7 @@ impl Driver<'_> {
         }
     }
 
-    /// The first job whose work is over gives its cards back, unless its turn was over before.
+    /// The first job of `dones` gives its GPUs back, unless its lease ended before.
     fn done(&mut self) {
         let Some(Reverse((_, number, turn))) = self.dones.pop() else { return };
         let course = &self.courses[number as usize];
@@ -301,7 +301,7 @@ impl Driver<'_> {
         }
     }
 
-    /// The first lease whose renewal is due was used.
+    /// The first lease of `renewals` is reported as busy.
     fn worked(&mut self) {
         let Some(Reverse((_, lease))) = self.renewals.pop() else { return };
         if matches!(self.state.lease(lease), Some(Lease { phase: Phase::Active(_), .. })) {
@@ -309,9 +309,9 @@ impl Driver<'_> {
         }
     }
 
-    /// Every card where something ended is looked at.
+    /// Reads every GPU where a lease ended.
     fn look(&mut self) {
-        // What programs said before counts for it.
+        // The earlier answers of programs come first.
         self.reply();
         for card in std::mem::take(&mut self.unseen) {
             let n = usize::from(card.0);
@@ -364,7 +364,7 @@ impl Driver<'_> {
                     }
                     self.books.wait(number);
                     self.reply_ram();
-                    // It works all the time, so it wants its GPUs back.
+                    // A job is always busy, so it wants its GPUs back at once.
                     let (rung, process, said) = (Rung::Park, process(*lease), Said::Wants);
                     self.replies.push_back(Event::Said { lease: *lease, rung, process, said });
                 }
@@ -465,7 +465,7 @@ impl Driver<'_> {
         self.books.wait(number);
     }
 
-    /// Only a lease that is renewed before its job is done need be said to be used.
+    /// Schedules a renewal, only if the lease would expire before its job is done.
     fn expect_renewal(&mut self, lease: LeaseId) {
         if let Some(row) = self.state.lease(lease)
             && !row.fixed()
@@ -518,7 +518,7 @@ fn ask_of(job: &Job, left: Span, setup: &Setup<'_>) -> Ask {
     Ask { gpus: job.cards, tier: job.tier, priority: job.priority, ..Ask::plain(job.vram, term) }
 }
 
-/// Whether a lease was parked when it ended.
+/// True if a lease was parked when it ended.
 fn is_stopped(hold: &Hold) -> bool {
     hold.turns.as_ref().is_some_and(|turns| turns.stopped.is_some())
 }

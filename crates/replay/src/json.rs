@@ -30,7 +30,7 @@ enum Size {
     Text(String),
 }
 
-/// Whether a text is meant as JSON.
+/// True if a text is meant as JSON.
 pub fn looks_like_it(text: &str) -> bool {
     text.trim_start_matches('\u{feff}').trim_start().starts_with(['[', '{'])
 }
@@ -44,7 +44,7 @@ pub fn read(text: &str, source: &str) -> Result<Trace, TraceError> {
             serde_json::from_str(text).map_err(|error| TraceError::at(error.line(), plain(&error)))?;
         let (mut line, mut counted) = (1, 0);
         for job in jobs {
-            // Where a job begins in the text tells its line.
+            // The position of the job in the text gives its line.
             let begins = job.get().as_ptr() as usize - text.as_ptr() as usize;
             line += text[counted..begins].matches('\n').count();
             counted = begins;
@@ -64,7 +64,7 @@ fn push(builder: &mut Builder, text: &str, line: usize) -> Result<(), TraceError
     row(job).and_then(|row| builder.push(row)).map_err(|what| TraceError::at(line, what))
 }
 
-/// The library's own words, without its place: the line is said in front.
+/// The message of the JSON library without its position: the caller puts the line in front.
 fn plain(error: &serde_json::Error) -> String {
     let text = error.to_string();
     text.split(" at line ").next().unwrap_or(&text).to_owned()

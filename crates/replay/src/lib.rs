@@ -1,4 +1,4 @@
-//! What a day of asks would have been like under another policy.
+//! What the requests of a day would have got under another policy.
 //!
 //! The real core ([`sublet_core::decide`]) is driven over a list of jobs much faster
 //! than they happened, once for each policy, and what each tenant got is added up.
@@ -8,8 +8,8 @@
 //! [`cluster::Cluster`] under one of the [`policies`]; [`books`] keeps the integrals
 //! while it runs; [`report`] is what comes out, and [`plots`] draws it.
 //!
-//! Absent on purpose: a clock (whoever calls measures the speed), files (texts go in
-//! and out), and any decision of its own about who gets a card.
+//! Absent on purpose: a clock (the caller measures the speed), files (texts go in
+//! and out), and any decision of its own about which job gets a GPU.
 
 pub mod alibaba;
 pub mod books;
@@ -31,7 +31,7 @@ pub mod trace;
 #[cfg(test)]
 mod tests;
 
-/// So many seconds, for callers that know no core.
+/// A span of `seconds`, for callers that do not depend on the core.
 pub fn span_of_secs(seconds: u64) -> sublet_core::units::Span {
     sublet_core::units::Span::secs(seconds)
 }

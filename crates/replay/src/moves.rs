@@ -5,8 +5,8 @@
 //!    ▲                                                                      │
 //!    └──Resumed── one reading, says so ◄──takes()── coming back ◄──Resume───┘
 //! ```
-//! Each job is one program with Sublet's library. It works until it is told to leave, loses nothing
-//! but the time of the moves, and leaves nothing on its GPUs.
+//! Each job is one program with Sublet's library. It works until it is told to park, loses only the
+//! time of the moves, and leaves nothing on its GPUs.
 
 use crate::cluster::Cluster;
 use std::cmp::Reverse;
@@ -15,7 +15,7 @@ use sublet_core::ids::{CardId, LeaseId, ProcKey};
 use sublet_core::reading::{Reading, Resident, Used};
 use sublet_core::units::{Bytes, Span, Time};
 
-/// What a move takes, as the scheduler itself believes before it has measured one.
+/// The time a move takes, as the scheduler itself assumes before it has measured one.
 const FIXED: Span = Span::millis(150);
 const PER_GIB: Span = Span::millis(21);
 
@@ -33,7 +33,7 @@ pub enum Move {
 pub struct Moves {
     residents: Vec<BTreeMap<LeaseId, Bytes>>,
     totals: Vec<Bytes>,
-    /// When a move is done. One that was overtaken by another order has an older number.
+    /// When a move is done. A move that a later order replaced has an older number.
     due: BinaryHeap<Reverse<(Time, LeaseId, u32)>>,
     orders: BTreeMap<LeaseId, (Move, u32)>,
     /// How many orders were given.
@@ -45,7 +45,7 @@ pub fn process(lease: LeaseId) -> ProcKey {
     ProcKey { pid: lease.0 as u32, start: 1 + (lease.0 >> 32) }
 }
 
-/// How long so many bytes take.
+/// How long a move of `bytes` takes.
 pub fn takes(bytes: Bytes) -> Span {
     Span(FIXED.0 + (u128::from(PER_GIB.0) * u128::from(bytes.0) / u128::from(Bytes::gib(1).0)) as u64)
 }
@@ -62,7 +62,7 @@ impl Moves {
         }
     }
 
-    /// A job has so much on each of these GPUs from now on; or nothing.
+    /// Sets what a job has on each of these GPUs from now on; may be 0.
     pub fn set(&mut self, lease: LeaseId, cards: &[CardId], bytes: Bytes) {
         for card in cards {
             let on = &mut self.residents[usize::from(card.0)];
@@ -91,7 +91,7 @@ impl Moves {
         self.due.peek().map(|Reverse((at, ..))| *at)
     }
 
-    /// The move that is done first, unless another order or the lease's end has overtaken it.
+    /// The move that is done first; `None` if a later order or the end of the lease cancelled it.
     pub fn done(&mut self) -> Option<(LeaseId, Move)> {
         let Reverse((_, lease, number)) = self.due.pop()?;
         let (way, last) = *self.orders.get(&lease)?;

@@ -6,7 +6,7 @@ use crate::svg::{Anchor, Picture};
 const WIDTH: f64 = 900.0;
 /// More tenants than this make bars too thin to read.
 const TENANTS: usize = 24;
-/// So many small letters fit beside each other.
+/// The number of small letters that fit on a line.
 const SOURCE: usize = 130;
 
 /// All plots, each with its file's name.
@@ -22,7 +22,7 @@ fn names(report: &Report) -> Vec<&str> {
     report.policies.iter().map(|outcome| outcome.policy.as_str()).collect()
 }
 
-/// What must stand on a plot that is shown without its report.
+/// The lines below a plot: what a reader needs without the report.
 fn below(report: &Report) -> [String; 2] {
     let about = &report.trace;
     let source: String = about.source.chars().take(SOURCE).collect();
@@ -35,7 +35,7 @@ fn below(report: &Report) -> [String; 2] {
     [format!("{source}{dots}"), facts]
 }
 
-/// The part of a picture in which things are drawn to scale.
+/// The part of a picture that is drawn to scale.
 #[derive(Clone, Copy)]
 struct Panel {
     left: f64,
@@ -45,11 +45,11 @@ struct Panel {
 }
 
 impl Panel {
-    /// The place of a share of its width.
+    /// The coordinate of a share of its width.
     fn x(&self, share: f64) -> f64 {
         self.left + share.clamp(0.0, 1.0) * (self.right - self.left)
     }
-    /// The place of a share of its height, from below.
+    /// The coordinate of a share of its height, from below.
     fn y(&self, share: f64) -> f64 {
         self.bottom - share.clamp(0.0, 1.0) * (self.bottom - self.top)
     }
@@ -74,7 +74,7 @@ impl Panel {
 
 // ---- waits of all jobs -------------------------------------------------------
 
-/// Marks of a scale of waits on which each step is about as wide as the next.
+/// Ticks of a scale of waits on which all steps are about equally wide.
 const WAITS: [(f64, &str); 13] = [
     (1.0, "≤ 1 s"),
     (10.0, "10 s"),
@@ -120,7 +120,7 @@ fn wait_distribution(report: &Report) -> String {
     picture.finish()
 }
 
-// ---- the slowest hundredth of each tenant --------------------------------------
+// ---- the slowest 1 % of each tenant ---------------------------------------------
 
 fn p99_by_tenant(report: &Report) -> String {
     let mut rows: Vec<usize> = (0..report.policies.first().map_or(0, |outcome| outcome.tenants.len())).collect();
@@ -202,14 +202,14 @@ fn over_time(report: &Report) -> String {
 
 // ---- scales --------------------------------------------------------------------
 
-/// What an axis of time is counted in.
+/// The unit of a time axis.
 struct Unit {
     seconds: f64,
     name: &'static str,
 }
 
 impl Unit {
-    /// The largest of which there are at least two.
+    /// The largest unit of which `longest_s` has at least two.
     fn of(longest_s: f64) -> Unit {
         let units = [(86_400.0, "days"), (3_600.0, "hours"), (60.0, "minutes")];
         let fits = units.into_iter().find(|(seconds, _)| longest_s >= 2.0 * seconds);

@@ -11,7 +11,7 @@ use sublet_core::units::{Bytes, Span};
 pub enum Name {
     /// First come, first served.
     Fifo,
-    /// What the daemon does where its configuration says nothing.
+    /// The daemon's default.
     Fair,
 }
 
@@ -39,7 +39,7 @@ impl FromStr for Name {
     }
 }
 
-/// The policy of that name in a house with these rules.
+/// The policy of that name on a host with these rules.
 pub fn policy(name: Name, rules: &Policy) -> Policy {
     match name {
         Name::Fair => rules.clone(),
@@ -51,7 +51,7 @@ pub fn policy(name: Name, rules: &Policy) -> Policy {
     }
 }
 
-/// The same policy where time jumps from event to event and everybody waits to the end.
+/// The same policy for a replay, in which time jumps from event to event and no request gives up.
 ///
 /// A trace does not say which jobs could be parked: all can, in `parking` bytes of host memory, or none.
 pub fn for_replay(policy: Policy, places: Option<u32>, parking: Option<Bytes>) -> Policy {
@@ -61,10 +61,10 @@ pub fn for_replay(policy: Policy, places: Option<u32>, parking: Option<Bytes>) -
     };
     Policy {
         parking,
-        // A card is looked at when something ended there; nothing else changes it, so a look stays true.
+        // A GPU is read when a lease ended there. Nothing else changes it, so a reading stays valid.
         period: Span::secs(1 << 40),
         reads_after: Some(Span(1)),
-        // Jumps in time are not stalls of a daemon.
+        // Jumps in time are no stalls of a daemon.
         grace: Span::ZERO,
         queue_max: usize::MAX,
         caps: Caps { places, ..policy.caps },

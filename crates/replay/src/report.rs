@@ -1,5 +1,5 @@
-//! What a replay says, for people and programs alike: every number of the tables and
-//! every point of the plots is here.
+//! The report of a replay, for people and programs: it has every number of the tables and
+//! every point of the plots.
 //!
 //! It depends on the trace and the options alone. How fast the replay was is not in
 //! it, so that two runs of the same trace give the same bytes.
@@ -17,7 +17,7 @@ use sublet_core::units::{Bytes, Span, Time};
 
 /// Fairness is judged over slots of this length, or longer ones of a long trace.
 const SLOT: Span = Span::secs(600);
-/// So many slots are enough for any trace.
+/// The greatest number of slots of a trace.
 const SLOTS: u64 = 1_000;
 /// More points than this are not seen in a plot.
 const POINTS: usize = 240;
@@ -26,23 +26,23 @@ const GIB_HOUR: f64 = 1_073_741_824.0 * 3600.0 * 1e6;
 /// How a trace is replayed.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The rules of the house.
+    /// The rules of the host.
     pub rules: Policy,
     /// Under these policies, in this order.
     pub policies: Vec<Name>,
-    /// How jobs ask.
+    /// How long a lease jobs request.
     pub leases: Leases,
-    /// A job starved that waited longer than this many times its own duration.
+    /// A job is starved if it waited longer than this many times its own duration.
     pub starved: f64,
     /// Places in the queue for each tenant, if they are limited.
     pub places: Option<u32>,
-    /// Stop so long after the first arrival.
+    /// The replay stops this long after the first arrival.
     pub until: Option<Span>,
-    /// Jobs can be parked, in so much host memory.
+    /// Jobs can be parked, in this much host memory; `None` if they cannot.
     pub parking: Option<Bytes>,
 }
 
-/// All that is said.
+/// The whole report.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
     /// What was replayed.
@@ -56,21 +56,21 @@ pub struct Report {
 pub struct About {
     /// Where it is from.
     pub source: String,
-    /// What must be known of it.
+    /// What a reader of the results must know about it.
     pub notes: Vec<String>,
     /// What was changed in it, in a few words.
     pub changed: Option<String>,
-    /// `8x80GiB`.
+    /// The GPUs, as `8x80GiB`.
     pub cards: String,
     /// Bytes that can be leased, margins left out.
     pub leasable_bytes: u64,
     /// Jobs in it.
     pub jobs: u64,
-    /// Who asks.
+    /// Tenants in it.
     pub tenants: u64,
     /// From the first arrival to the last.
     pub span_s: f64,
-    /// Work in it as a share of what the cards can do between first and last arrival.
+    /// Work in it as a share of what the GPUs can do between the first and the last arrival.
     pub load: f64,
     /// `renewed` or `fixed`.
     pub leases: &'static str,
@@ -80,22 +80,22 @@ pub struct About {
     pub slot_s: f64,
 }
 
-/// What one policy made of it.
+/// The results of one policy.
 #[derive(Clone, Debug, Serialize)]
 pub struct Outcome {
     /// Its name.
     pub policy: String,
-    /// Jobs that came.
+    /// Jobs that arrived.
     pub jobs: u64,
-    /// All of their work is done.
+    /// Jobs with all of their work done.
     pub finished: u64,
-    /// On their cards when the replay stopped.
+    /// Jobs on their GPUs when the replay stopped.
     pub running: u64,
-    /// In the queue when the replay stopped.
+    /// Jobs in the queue when the replay stopped.
     pub waiting: u64,
-    /// Not admitted.
+    /// Jobs that were not admitted.
     pub refused: u64,
-    /// Why they were not.
+    /// Why they were not admitted.
     pub refusals: Vec<Refused>,
     /// From the first arrival to the last event.
     pub ran_s: f64,
@@ -109,19 +109,19 @@ pub struct Outcome {
     pub completion: Waits,
     /// Whether what waiters were told came true.
     pub calibration: calibration::Report,
-    /// Time in the queue, all turns of a job together; of whoever still waits, until the end.
+    /// Time in the queue, over all waits of a job; until the end, if the job still waits.
     pub wait: Waits,
-    /// Time in the queue before the first turn, of whoever had one.
+    /// Time in the queue before the first grant, of jobs that had one.
     pub first_wait: Waits,
     /// The same for each tenant, by name.
     pub tenants: Vec<TenantOutcome>,
     /// The same for each tier.
     pub tiers: Vec<TierOutcome>,
-    /// How much of the cards was used.
+    /// How much of the GPUs was used.
     pub utilisation: Utilisation,
-    /// How evenly.
+    /// How evenly tenants were served.
     pub fairness: Fairness,
-    /// Who waited out of all proportion.
+    /// Jobs that waited out of all proportion.
     pub starvation: Starvation,
     /// Events the core took in.
     pub events: u64,
@@ -143,17 +143,17 @@ pub struct Refused {
 /// What one tenant got.
 #[derive(Clone, Debug, Serialize)]
 pub struct TenantOutcome {
-    /// Who.
+    /// The tenant's name.
     pub tenant: String,
     /// Its jobs that were admitted.
     pub wait: Waits,
-    /// All of their work is done.
+    /// Those with all of their work done.
     pub finished: u64,
     /// GiB·h it held.
     pub service_gib_h: f64,
     /// GiB·h it held in contended slots.
     pub contended_service_gib_h: f64,
-    /// Its fair share of them.
+    /// Its fair share of those slots.
     pub contended_share_gib_h: f64,
     /// One divided by the other; `None` if it wanted nothing while there was contention.
     pub of_fair_share: Option<f64>,
@@ -162,26 +162,26 @@ pub struct TenantOutcome {
 /// What one tier got.
 #[derive(Clone, Debug, Serialize)]
 pub struct TierOutcome {
-    /// Which.
+    /// The tier's name.
     pub tier: &'static str,
     /// Its jobs that were admitted.
     pub wait: Waits,
 }
 
-/// How much of the cards was used.
+/// How much of the GPUs was used.
 #[derive(Clone, Debug, Serialize)]
 pub struct Utilisation {
     /// GiB·h granted.
     pub granted_gib_h: f64,
-    /// GiB·h there were, from the first arrival to the last event.
+    /// GiB·h that could have been leased, from the first arrival to the last event.
     pub there_were_gib_h: f64,
     /// One divided by the other.
     pub share: f64,
-    /// Share of the time in which anybody waited.
+    /// Share of the time in which at least one job waited.
     pub time_somebody_waited: f64,
-    /// Share of the time in which somebody waited for whom there was room: it was kept for others.
+    /// Share of the time in which a job waited although it would have fitted: the room was reserved for others.
     pub time_waited_beside_room: f64,
-    /// Share of all bytes that lay idle while anybody waited.
+    /// Share of all bytes that lay idle while a job waited.
     pub idle_while_waiting: f64,
 }
 
@@ -198,16 +198,16 @@ pub struct Fairness {
     pub slots: u64,
 }
 
-/// Who waited out of all proportion.
+/// Jobs that waited out of all proportion.
 #[derive(Clone, Debug, Serialize)]
 pub struct Starvation {
     /// Jobs that waited longer than the hold cap and than the factor times their own duration.
     pub jobs: u64,
-    /// Of these tenants.
+    /// How many tenants they belong to.
     pub tenants: u64,
-    /// The longest wait of anybody.
+    /// The longest wait of any job.
     pub longest_s: f64,
-    /// Whose it was.
+    /// The tenant of that job.
     pub longest_tenant: Option<String>,
 }
 
@@ -259,8 +259,8 @@ fn about(trace: &Trace, cluster: &Cluster, options: &Options) -> About {
     }
 }
 
-/// Replays a trace under each policy. `ran` is told of each as it is done, so that a caller with
-/// a clock can take the time.
+/// Replays a trace under each policy. `ran` is called after each of them, so that a caller with
+/// a clock can measure the time.
 pub fn replay(trace: &Trace, cluster: &Cluster, options: &Options, mut ran: impl FnMut(&Outcome)) -> Report {
     let mut policies = Vec::new();
     for name in &options.policies {
@@ -279,7 +279,7 @@ fn outcome(policy: String, setup: &Setup<'_>, run: &Run, starved: f64) -> Outcom
     let count = |fate: Fate| run.courses.iter().filter(|course| course.fate == fate).count() as u64;
     let turns: u64 = run.courses.iter().map(|course| u64::from(course.turns)).sum();
     let started = run.courses.iter().filter(|course| course.turns > 0).count() as u64;
-    // Whoever had a turn and is neither on its cards nor done lost the last one too.
+    // A job that was granted GPUs and neither runs nor finished lost its last lease too.
     let lost = |course: &&Course| course.turns > 0 && !matches!(course.fate, Fate::Running | Fate::Finished);
     let lost = run.courses.iter().filter(lost).count() as u64;
     let refused = |(why, jobs): (&String, &u64)| Refused { why: why.clone(), jobs: *jobs };
@@ -310,7 +310,7 @@ fn outcome(policy: String, setup: &Setup<'_>, run: &Run, starved: f64) -> Outcom
     }
 }
 
-/// Whether a job waited at all, and so counts among the waits.
+/// True if a job waited at all, and so counts among the waits.
 fn counts(course: &Course) -> bool {
     matches!(course.fate, Fate::Waiting | Fate::Running | Fate::Finished)
 }
@@ -412,7 +412,7 @@ fn distribution(run: &Run) -> Vec<Point> {
     let mut waits: Vec<u64> =
         run.courses.iter().filter(|course| counts(course)).map(|course| course.waited.0).collect();
     waits.sort_unstable();
-    // In steps of half a hundredth, and the tail in tenths of a hundredth.
+    // In steps of 0.5 %, and the last 5 % in steps of 0.1 %.
     let shares = (0..190).map(|n| f64::from(n) / 200.0).chain((0..=50).map(|n| 0.95 + f64::from(n) / 1000.0));
     shares.map(|share| Point { share: round5(share), wait_s: seconds(quantile(&waits, share)) }).collect()
 }

@@ -34,7 +34,7 @@ impl Rng {
     }
 
     /// Normal, mean 0 and deviation 1: the sum of twelve draws is near enough, and needs no
-    /// function whose last bit differs between machines.
+    /// mathematical function with results that differ in the last bit between machines.
     pub fn normal(&mut self) -> f64 {
         (0..12).map(|_| self.unit()).sum::<f64>() - 6.0
     }
@@ -45,12 +45,12 @@ impl Rng {
     }
 }
 
-/// Who of `n` did it, where the first does most: weight 1 for the first, 1/2, 1/3, …
+/// A Zipf distribution over `n` items: weight 1 for the first, then 1/2, 1/3, …
 #[derive(Clone, Debug)]
 pub struct Zipf(Vec<f64>);
 
 impl Zipf {
-    /// For so many.
+    /// Over `n` items.
     pub fn new(n: usize) -> Zipf {
         let mut sum = 0.0;
         Zipf(
@@ -63,7 +63,7 @@ impl Zipf {
         )
     }
 
-    /// One of them.
+    /// The index of a random item.
     pub fn draw(&self, rng: &mut Rng) -> usize {
         let at = rng.unit() * self.0[self.0.len() - 1];
         self.0.partition_point(|sum| *sum <= at).min(self.0.len() - 1)

@@ -15,7 +15,7 @@ pub struct Waits {
     pub p95_s: f64,
     /// 99 in 100 waited no longer.
     pub p99_s: f64,
-    /// Nobody waited longer.
+    /// The longest wait.
     pub max_s: f64,
 }
 
@@ -42,15 +42,15 @@ pub fn quantile(sorted: &[u64], share: f64) -> u64 {
     sorted.get(rank.clamp(1, sorted.len().max(1)) - 1).copied().unwrap_or_default()
 }
 
-/// Jain's index: 1 where all are equal, 1/n where one of n has everything; 1 of nobody.
+/// Jain's index: 1 where all are equal, 1/n where one of n has everything, 1 for an empty list.
 pub fn jain(values: &[f64]) -> f64 {
     let sum: f64 = values.iter().sum();
     let squares: f64 = values.iter().map(|value| value * value).sum();
     if squares == 0.0 { 1.0 } else { sum * sum / (values.len() as f64 * squares) }
 }
 
-/// Shares `capacity` so that nobody gets more than it demands and who gets less than that
-/// gets as much as anybody (max-min fairness).
+/// Shares `capacity` by max-min fairness: no tenant gets more than it demands, and a tenant that gets less than it
+/// demands gets at least as much as any other.
 pub fn fair_shares(demands: &[f64], capacity: f64) -> Vec<f64> {
     let mut order: Vec<usize> = (0..demands.len()).collect();
     order.sort_by(|a, b| demands[*a].total_cmp(&demands[*b]));
@@ -64,7 +64,7 @@ pub fn fair_shares(demands: &[f64], capacity: f64) -> Vec<f64> {
     shares
 }
 
-/// Microseconds as seconds, to the millisecond: a look after an end costs one microsecond here.
+/// Microseconds as seconds, to the millisecond: the reading after the end of a lease takes 1 µs in a replay.
 pub fn seconds(us: u64) -> f64 {
     ((us + 500) / 1000) as f64 / 1e3
 }

@@ -1,7 +1,7 @@
 //! A picture in the making: lines, boxes and words, written as SVG by hand.
 //!
 //! Colours are classes, so that one file suits a light page and a dark one; lines
-//! of different policies differ in their dashes too, for whoever sees no colours.
+//! of different policies differ in their dashes too, for readers that cannot tell the colours apart.
 
 use std::fmt::Write as _;
 
@@ -16,7 +16,7 @@ text{font-family:'DejaVu Sans',Helvetica,Arial,sans-serif;font-size:12px;fill:#1
 @media (prefers-color-scheme:dark){text{fill:#e6edf3}.dim{fill:#9198a1}.ground{fill:#0d1117}\
 .grid{stroke:#2a3038}.axis{stroke:#6e7681}}";
 
-/// Where words hang on their point.
+/// The alignment of words at their point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Anchor {
     /// They begin there.
@@ -91,7 +91,7 @@ impl Picture {
         self.put(&format!("<polyline class=\"line s{}\" points=\"{}\"/>", series % 2, path.trim_end()));
     }
 
-    /// A box of the n-th series; what it says shows when it is pointed at.
+    /// A box of the n-th series; `says` is shown when the pointer is over it.
     pub fn bar(&mut self, series: usize, at: (f64, f64), size: (f64, f64), says: &str) {
         self.put(&format!(
             "<rect class=\"bar s{}\" x=\"{:.1}\" y=\"{:.1}\" width=\"{:.1}\" height=\"{:.1}\" rx=\"1.5\"><title>{}</title></rect>",

@@ -1,5 +1,5 @@
 //! A trace from a seed, with what makes sharing hard: heavy tails, days and nights,
-//! gangs, somebody who dumps a thousand asks at once, somebody who never stops asking.
+//! gangs, a tenant that makes 1,000 requests at once, and a tenant that never stops making requests.
 
 use crate::cluster::Cluster;
 use crate::rng::{Rng, Zipf};
@@ -8,7 +8,7 @@ use sublet_core::ask::Tier;
 use sublet_core::units::Bytes;
 
 const DAY_S: f64 = 86_400.0;
-/// The dump: so many asks at one instant, unless that is more than a fifth of all.
+/// The requests that one tenant makes at one instant, unless that is more than a fifth of all.
 const DUMP: u64 = 1_000;
 
 /// What to make.
@@ -18,15 +18,15 @@ pub struct Shape {
     pub seed: u64,
     /// Jobs in all.
     pub jobs: u64,
-    /// Tenants beside the one that dumps and the chatty one.
+    /// Tenants beside the one with the dump and the chatty one.
     pub tenants: u64,
-    /// With one interactive tenant whose short asks are a third of all.
+    /// If true, a third of all jobs are short ones of one interactive tenant.
     pub chatty: bool,
-    /// Work that arrives in the mean, as a share of what the cards can do.
+    /// Work that arrives in the mean, as a share of what the GPUs can do.
     pub load: f64,
 }
 
-/// A job before anybody knows when it comes.
+/// A job without its arrival time.
 struct Draft {
     tenant: String,
     vram: u64,
@@ -34,11 +34,11 @@ struct Draft {
     duration_s: f64,
     tier: Tier,
     priority: i64,
-    /// Comes with the others of the dump.
+    /// It arrives with the others of the dump.
     dumped: bool,
 }
 
-/// Makes a trace for these cards.
+/// Makes a trace for the GPUs of `cluster`.
 pub fn make(shape: &Shape, cluster: &Cluster, margin: Bytes) -> Result<Trace, TraceError> {
     let mut rng = Rng::new(shape.seed);
     let card = cluster.smallest().less(margin).0;
@@ -51,7 +51,7 @@ pub fn make(shape: &Shape, cluster: &Cluster, margin: Bytes) -> Result<Trace, Tr
             _ => ordinary(&mut rng, &tenants, card, cluster.cards.len() as u64),
         })
         .collect();
-    // The span in which the cards could do `1 / load` times this work.
+    // The span in which the GPUs could do `1 / load` times this work.
     let work: f64 = drafts.iter().map(|draft| draft.vram as f64 * draft.cards as f64 * draft.duration_s).sum();
     let span_s = work / (cluster.leasable(margin).0 as f64 * shape.load);
     let dump_s = (span_s * 0.3).round();
@@ -100,7 +100,7 @@ fn arrival(rng: &mut Rng, span_s: f64) -> f64 {
     }
 }
 
-/// A part of a card, in whole MiB, never less than one.
+/// A part of a GPU, in whole MiB, never less than one.
 fn part(card: u64, share: f64) -> u64 {
     (((card as f64 * share) as u64) >> 20).max(1) << 20
 }

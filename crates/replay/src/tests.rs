@@ -58,7 +58,7 @@ fn crowd(seed: u64) -> Trace {
 
 #[test]
 fn fifo_on_one_card_is_served_by_arrival_and_fair_by_arrival_less_head_start() {
-    // Two do not fit beside each other on the card.
+    // Two do not fit beside each other on the GPU.
     let trace = trace(
         "0,ann,6GiB,1,100,batch
          10,ben,6GiB,1,50,batch
@@ -91,7 +91,7 @@ fn use_of_the_card_is_what_the_schedule_says() {
 
 #[test]
 fn room_that_is_kept_for_a_gang_is_told_as_such() {
-    // The gang claims both cards for 100 s; the job behind it would fit on the empty one, but not
+    // The gang takes both GPUs for 100 s; the job behind it would fit on the empty one, but not
     // beside the gang, and not until then.
     let trace = trace(
         "0,ann,6GiB,1,100,batch
@@ -133,10 +133,10 @@ fn fairness_is_judged_where_more_is_wanted_than_there_is() {
         "0,ann,6GiB,1,3600,batch
          0,ben,6GiB,1,3600,batch",
     );
-    // One of two has the card in each of six slots of 10 minutes, and always the same one.
+    // One of two tenants has the GPU in each of six slots of 10 minutes, and always the same one.
     let fixed = &report_on(&trace, "1x10GiB", Leases::Fixed).policies[0].fairness;
     assert_eq!((fixed.jain, fixed.jain_per_slot, fixed.contended_slots), (0.5, 0.5, 6));
-    // By turns, ann has it for two thirds of nine slots: (2 + 1)² / (2 × (4 + 1)).
+    // With time slices, ann has it for two thirds of nine slots: (2 + 1)² / (2 × (4 + 1)).
     let turns = &report_on(&trace, "1x10GiB", Leases::Renewed).policies[0].fairness;
     assert_eq!((turns.jain, turns.jain_per_slot, turns.contended_slots), (0.9, 0.5, 9));
 }

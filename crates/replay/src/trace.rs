@@ -1,7 +1,7 @@
-//! A trace: who wanted what, when, and for how long.
+//! A trace: the jobs of each tenant, with their sizes, arrivals and durations.
 //!
 //! Whatever its origin, every job passes [`Builder::push`]: absurd values and
-//! jobs out of order are refused there, with the line they stand in.
+//! jobs out of order are refused there, with the number of their line.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,32 +15,32 @@ const JOBS_MAX: usize = 10_000_000;
 const ARRIVAL_MAX_S: f64 = 100.0 * 366.0 * 86_400.0;
 /// A job of more than a year is a reservation.
 const DURATION_MAX_S: f64 = 366.0 * 86_400.0;
-/// As long as anything a person types.
+/// The longest name of a tenant or a job.
 const TEXT_MAX: usize = 64;
 
-/// One job: it runs for its duration once it has its cards.
+/// One job: it runs for its duration once it has its GPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Job {
-    /// When it is asked for.
+    /// When it is requested.
     pub arrival: Time,
-    /// Whose it is: a place in [`Trace::tenants`].
+    /// Its tenant: an index into [`Trace::tenants`].
     pub tenant: u32,
-    /// So much of each card.
+    /// Bytes on each GPU.
     pub vram: Bytes,
-    /// So many cards.
+    /// Number of GPUs.
     pub cards: u16,
-    /// So much work.
+    /// How long it works.
     pub duration: Span,
-    /// Who goes first.
+    /// Its tier.
     pub tier: Tier,
-    /// Within a tier.
+    /// Its priority within the tier.
     pub priority: i8,
     /// What its owner calls it.
     pub name: Option<Box<str>>,
 }
 
 impl Job {
-    /// What it takes of all its cards together.
+    /// Its bytes on all of its GPUs together.
     pub fn bytes(&self) -> u64 {
         self.vram.0.saturating_mul(u64::from(self.cards))
     }
@@ -55,28 +55,28 @@ pub struct Trace {
     pub notes: Vec<String>,
     /// What was changed in it, in a few words, if anything was.
     pub changed: Option<String>,
-    /// Who asks.
+    /// The names of the tenants.
     pub tenants: Vec<String>,
     /// By arrival.
     pub jobs: Vec<Job>,
 }
 
-/// One job as it was written, not yet believed.
+/// One job as it was written, not yet checked.
 #[derive(Clone, Debug)]
 pub struct Row {
     /// Seconds after the beginning.
     pub arrival_s: f64,
-    /// Whose it is.
+    /// The name of its tenant.
     pub tenant: String,
-    /// Bytes of each card.
+    /// Bytes on each GPU.
     pub vram: u64,
-    /// Number of cards.
+    /// Number of GPUs.
     pub cards: u64,
     /// Seconds of work.
     pub duration_s: f64,
-    /// Who goes first.
+    /// Its tier.
     pub tier: Tier,
-    /// Within a tier.
+    /// Its priority within the tier.
     pub priority: i64,
     /// What its owner calls it.
     pub name: Option<String>,
@@ -85,18 +85,18 @@ pub struct Row {
 /// Why a text is not a trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TraceError {
-    /// The line, counted from 1, where there is one to blame.
+    /// The line, counted from 1; `None` if the error is not in one line.
     pub line: Option<usize>,
     /// What is wrong there.
     pub what: String,
 }
 
 impl TraceError {
-    /// Something is wrong in this line.
+    /// An error in this line.
     pub fn at(line: usize, what: impl Into<String>) -> TraceError {
         TraceError { line: Some(line), what: what.into() }
     }
-    /// Something is wrong with the whole.
+    /// An error of the whole text.
     pub fn whole(what: impl Into<String>) -> TraceError {
         TraceError { line: None, what: what.into() }
     }
@@ -121,7 +121,7 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// An empty trace from there.
+    /// An empty trace from this source.
     pub fn new(source: impl Into<String>) -> Builder {
         Builder { trace: Trace { source: source.into(), ..Trace::default() }, known: BTreeMap::new() }
     }
@@ -163,7 +163,7 @@ impl Builder {
         tenant
     }
 
-    /// The trace, unless nobody is in it.
+    /// Returns the trace, or an error if it has no job.
     pub fn finish(self) -> Result<Trace, TraceError> {
         if self.trace.jobs.is_empty() {
             return Err(TraceError::whole("there is no job in it"));
@@ -172,7 +172,7 @@ impl Builder {
     }
 }
 
-/// What no job may say of itself.
+/// Refuses a job with absurd values.
 fn check(row: &Row) -> Result<(), String> {
     let plain = |text: &str| text.chars().count() <= TEXT_MAX && !text.chars().any(char::is_control);
     if !(0.0..=ARRIVAL_MAX_S).contains(&row.arrival_s) {
@@ -213,7 +213,7 @@ pub fn read_tier(text: &str) -> Result<Tier, String> {
     }
 }
 
-/// The same the other way.
+/// The name of a tier in a trace.
 pub fn tier_name(tier: Tier) -> &'static str {
     match tier {
         Tier::Interactive => "interactive",
@@ -231,12 +231,12 @@ impl Trace {
         }
     }
 
-    /// Bytes times time that all jobs need, in byte·µs.
+    /// What all jobs need, in byte·µs.
     pub fn demand(&self) -> u128 {
         self.jobs.iter().map(|job| u128::from(job.bytes()) * u128::from(job.duration.0)).sum()
     }
 
-    /// Lets the jobs come so many times faster; what each of them needs stays as it is.
+    /// Makes the jobs arrive `factor` times faster; the needs of each job stay as they are.
     pub fn speed_up(&mut self, factor: f64) {
         for job in &mut self.jobs {
             job.arrival = Time((job.arrival.0 as f64 / factor).round() as u64);

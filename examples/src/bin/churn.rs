@@ -1,8 +1,8 @@
 //! Takes and frees memory in the order of streams from many threads, and knows what must be in it.
 //!
 //! Every piece is filled with a number of its own, copied from stream to stream by events, and freed in one
-//! stream or another while the card still works on it: whoever gets it next must not disturb who had it. What
-//! is read back makes one checksum, which depends on the seed alone.
+//! stream or another while the GPU still works on it: the next user of that memory must not disturb the last one.
+//! What is read back makes one checksum, which depends on the seed alone.
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use clap::Parser;
@@ -37,7 +37,7 @@ const PIECES_MAX: usize = 12;
 /// Bytes that are read back at a time, at most.
 const READ_MAX: usize = 64 << 10;
 
-/// A piece of memory, the stream in whose order it was last used, and the number that fills it.
+/// A piece of memory, the stream that used it last, and the number that fills it.
 struct Piece<'a> {
     memory: Pooled<'a>,
     stream: usize,

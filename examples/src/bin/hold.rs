@@ -179,7 +179,7 @@ fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Says who is left, and is gone.
+/// Makes `count` children that keep all descriptors, prints their pids, and exits without freeing its GPU memory.
 fn leave(count: u32, end: &AtomicBool) -> Result<()> {
     let mut left = Vec::new();
     for _ in 0..count {

@@ -257,7 +257,7 @@ impl Function<'_> {
     /// Launches it; no stream: in the default one.
     ///
     /// # Safety
-    /// The arguments are what the kernel wants, and what it does with memory harms nobody.
+    /// The arguments are those that the kernel expects, and it accesses only memory that no other code uses meanwhile.
     pub unsafe fn launch(self, shape: Shape, stream: Option<&Stream>, arguments: Arguments) -> Result<()> {
         // SAFETY: as the caller promises.
         unsafe { self.launch_by(Way::Plain, shape, stream, arguments) }

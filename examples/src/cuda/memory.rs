@@ -15,7 +15,7 @@ pub struct Span<'a> {
 }
 
 impl<'a> Span<'a> {
-    /// Memory that whoever is borrowed keeps.
+    /// Memory that stays allocated as long as its owner is borrowed.
     pub(crate) fn of<T: ?Sized>(_owner: &'a T, at: Address, bytes: usize) -> Span<'a> {
         Span { at, bytes, owner: PhantomData }
     }
@@ -56,7 +56,7 @@ impl<'a> Span<'a> {
     /// If there are fewer.
     pub fn read(self, bytes: &mut [u8]) -> Result<()> {
         let place = self.part(0..bytes.len());
-        // SAFETY: the bytes live until the call returns, and nobody else has them.
+        // SAFETY: the bytes live until the call returns, and are borrowed exclusively.
         unsafe { call!(cuMemcpyDtoH(bytes.as_mut_ptr().cast(), place.at, bytes.len())) }
     }
 
@@ -106,7 +106,7 @@ impl<'a> Span<'a> {
     /// Copies bytes from there to the host, in the order of a stream.
     ///
     /// # Safety
-    /// Nobody looks at the bytes or frees them until the copy is done.
+    /// The bytes are neither read, written nor freed until the copy is done.
     pub unsafe fn read_in(self, bytes: &mut [u8], stream: &Stream) -> Result<()> {
         let place = self.part(0..bytes.len());
         // SAFETY: as the caller promises.
@@ -305,7 +305,7 @@ impl HostBuffer {
         let mut at = std::ptr::null_mut();
         // SAFETY: the place lives until the call returns.
         unsafe { call!(cuMemHostAlloc(&raw mut at, bytes, flags)) }?;
-        // SAFETY: so many bytes were taken, and nobody else knows where.
+        // SAFETY: `bytes` bytes were allocated, and no other code has their address.
         unsafe { at.cast::<u8>().write_bytes(0, bytes) };
         Ok(HostBuffer { at: at.cast(), bytes })
     }
@@ -330,14 +330,14 @@ impl HostBuffer {
 impl std::ops::Deref for HostBuffer {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // SAFETY: so many bytes were taken and filled; whoever lets a card write there says so.
+        // SAFETY: `bytes` bytes were allocated and filled; code that lets a GPU write there is unsafe itself.
         unsafe { std::slice::from_raw_parts(self.at, self.bytes) }
     }
 }
 
 impl std::ops::DerefMut for HostBuffer {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: so many bytes were taken and filled; whoever lets a card write there says so.
+        // SAFETY: `bytes` bytes were allocated and filled; code that lets a GPU write there is unsafe itself.
         unsafe { std::slice::from_raw_parts_mut(self.at, self.bytes) }
     }
 }
@@ -490,7 +490,7 @@ pub enum Lines<'a> {
 /// Copies lines of bytes: so many bytes of so many lines.
 ///
 /// # Safety
-/// Both ends are as they are described, and until the copy is done nobody frees them or looks at them.
+/// Both ends are as they are described, and they are neither freed nor accessed until the copy is done.
 pub unsafe fn copy_lines(to: End, from: End, size: [usize; 2], how: Lines<'_>) -> Result<()> {
     let copy = Copy2D {
         from_x: from.begin[0],
@@ -554,7 +554,7 @@ pub fn layers(to: End, from: End, size: [usize; 3]) -> Copy3D {
 /// Copies layers of lines of bytes.
 ///
 /// # Safety
-/// Both ends are as they are described, and until the copy is done nobody frees them or looks at them.
+/// Both ends are as they are described, and they are neither freed nor accessed until the copy is done.
 pub unsafe fn copy_layers(copy: &Copy3D, stream: Option<&Stream>) -> Result<()> {
     // SAFETY: as the caller promises.
     unsafe {

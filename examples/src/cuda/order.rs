@@ -17,7 +17,7 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// A stream that waits for nobody it was not told to wait for.
+    /// A non-blocking stream: it does not wait for the default stream.
     pub fn new() -> Result<Stream> {
         Stream::with_priority(true, 0)
     }
@@ -59,7 +59,7 @@ impl Stream {
         Ok(priority)
     }
 
-    /// Whether it waits for nobody it was not told to wait for.
+    /// True if the stream is non-blocking: it does not wait for the default stream.
     pub fn is_independent(&self) -> Result<bool> {
         let mut flags = 0;
         // SAFETY: the place lives until the call returns.
@@ -172,7 +172,7 @@ unsafe extern "C" fn call_once(data: *mut c_void) {
 
 /// A function for the driver that adds one to an `AtomicU64`.
 pub(crate) unsafe extern "C" fn add_one(data: *mut c_void) {
-    // SAFETY: whoever gives this function gives it a counter that stays.
+    // SAFETY: callers pass this function with a counter that lives for ever.
     unsafe { &*data.cast::<AtomicU64>() }.fetch_add(1, SeqCst);
 }
 

@@ -74,7 +74,7 @@ impl Pool {
         self.number(USED_NOW)
     }
 
-    /// Keeps so many bytes when they are given back, for the next who wants some.
+    /// Keeps up to `bytes` freed bytes in the pool for later allocations.
     pub fn keep(&self, mut bytes: u64) -> Result<()> {
         // SAFETY: the number lives until the call returns; this attribute has eight bytes.
         unsafe { call!(cuMemPoolSetAttribute(self.handle, RELEASE_THRESHOLD, (&raw mut bytes).cast())) }

@@ -141,7 +141,7 @@ fn nvml_tells_a_holder_of_its_lease_and_others_of_the_card() {
     assert_eq!(succeeded(&alone), card.repeat(4));
     let file = page(&soft, 512 * MIB);
     let seen = daemon::mapped(&file);
-    // Somebody of the lease has 100 MiB and a context.
+    // Another process of the lease has 100 MiB and a context.
     seen.processes[3].pid.store(1, SeqCst);
     seen.processes[3].cards[0].bytes.store(100 * MIB, SeqCst);
     seen.processes[3].cards[0].contexts.store(1, SeqCst);

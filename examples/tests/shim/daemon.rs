@@ -68,7 +68,7 @@ impl Daemon {
         command.env("LD_PRELOAD", shim()).env(SOCKET, &self.path)
     }
 
-    /// Whether somebody waits to be heard.
+    /// True if a program has connected and was not accepted yet.
     pub fn is_called(&self) -> bool {
         let mut poll = libc::pollfd { fd: self.socket.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         // SAFETY: the structure lives until the call returns.
@@ -171,7 +171,7 @@ impl Line {
                 (*header).cmsg_len = libc::CMSG_LEN(4) as usize;
                 libc::CMSG_DATA(header).cast::<i32>().write_unaligned(descriptor);
             }
-            // A shim whose program ended is no failure of the test here.
+            // If the program of the shim ended, that is no failure of the test here.
             libc::sendmsg(self.socket.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL);
         }
     }

@@ -1,4 +1,4 @@
-//! Whoever dies when it suits nobody: programs and daemons killed at every stage, threads and children that end.
+//! Deaths at the worst moments: programs and daemons killed at every stage, threads and children that end.
 
 use crate::cc;
 use crate::daemon::{Daemon, Line, mapped, page};

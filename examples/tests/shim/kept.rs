@@ -1,4 +1,5 @@
-//! Who uses what cannot be moved stays on its card, runs on as without the shim, and has no more than its lease.
+//! A program that uses something that cannot be moved stays on its GPU, runs on as without the shim, and gets no more
+//! memory than its lease.
 
 use crate::cc;
 use crate::daemon::{Daemon, Line, mapped, page};

@@ -1,4 +1,4 @@
-//! Programs nobody changed, parked by the shim at any moment: they never notice.
+//! Unmodified programs, parked by the shim at any moment: they never notice.
 
 use crate::daemon::{Daemon, Line, mapped, page};
 use crate::pools::python;
@@ -95,7 +95,7 @@ pub fn holder(soft: &Soft, daemon: &Daemon, size: &str, page: Option<&File>) -> 
     let mut out = BufReader::new(child.stdout.take().expect("its output"));
     out.read_line(&mut said).expect("it says something");
     assert!(said.starts_with("holds "), "{said}");
-    // Whoever drops the reader makes the program fail at its next word.
+    // If the caller drops the reader, the program fails at its next write.
     (Child(child), line, out)
 }
 

@@ -46,7 +46,7 @@ impl Soft {
         succeeded(&output)
     }
 
-    /// Whether nobody has anything of the first card.
+    /// True if no process uses the first GPU.
     pub fn is_idle(&self) -> bool {
         self.state.used(0) == IDLE_BYTES && self.state.processes().next().is_none()
     }

@@ -1,4 +1,4 @@
-//! Looking, checking and copying while somebody writes.
+//! Reading, checking and copying a journal during writes.
 
 use crate::Dir;
 use crate::generate::World;

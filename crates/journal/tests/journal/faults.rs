@@ -85,7 +85,7 @@ fn on_a_small_disk(disk: &Path) {
     a_start_on_a_full_disk(disk);
     let dir = disk.join("state");
     let (mut journal, _) = Journal::open(&dir).unwrap();
-    // Somebody else's, so that filling the rest does not take long.
+    // A file of another program, so that filling the rest does not take long.
     fs::write(disk.join("taken"), vec![0; 116 << 20]).unwrap();
     let mut world = World::new(1);
     let acknowledged = fill(&mut journal, &mut world);
@@ -364,7 +364,7 @@ fn a_file_of_the_first_version_keeps_its_leases() {
     let mut rows = dir.open().1.rows;
     let mut known = world.rows.clone();
     for rows in [&mut rows, &mut known] {
-        // What was learned is learned anew.
+        // The statistics start again from nothing.
         rows.meta.lateness = Lateness::default();
         rows.tenants.iter_mut().for_each(|tenant| tenant.durations = Durations::default());
         rows.tenants

@@ -51,7 +51,7 @@ pub fn answer(tenant: u32, key: &str, wall_us: u64) -> StoredAnswer {
 }
 
 impl World {
-    /// Two tenants and two cards, none of it committed yet.
+    /// Two tenants and two GPUs, none of it committed yet.
     pub fn new(seed: u64) -> World {
         let mut world = World::with(Rows::default(), Time::ZERO, seed);
         let boot = "boot-1".to_owned();
@@ -81,7 +81,7 @@ impl World {
         self.open.close(&self.rows, self.now)
     }
 
-    /// An ask, granted at once.
+    /// A request, granted at once.
     pub fn lease(&mut self) -> LeaseId {
         let id = self.queue();
         self.grant(id);
@@ -162,7 +162,7 @@ impl World {
         self.act(Action::Retire { lease, ran: None });
     }
 
-    /// A token, with what the dice give it.
+    /// A token with random values.
     pub fn issue(&mut self) -> TokenId {
         let id = TokenId(self.rows.meta.next_token);
         let (vram, leases) = (self.dice.below(2) == 0, self.dice.below(2) == 0);
@@ -308,7 +308,7 @@ impl World {
         }
     }
 
-    /// Who a process is, as the dice have it.
+    /// A random identity of a process.
     pub fn audit(&mut self) -> Audit {
         let process = self.process();
         let parent = Ancestor { process: self.process(), uid: None, name: "sh".to_owned(), exe: None, ended: false };
@@ -374,7 +374,7 @@ impl World {
         }
     }
 
-    /// What is next for it, most of the time.
+    /// The next action for an unleased process; mostly the one that follows its present step.
     fn step_of_stranger(&mut self, Stranger { id, audit, step, .. }: &Stranger) {
         let (stranger, at) = (*id, self.now);
         let processes = vec![audit.process, self.process()];

@@ -12,7 +12,7 @@ use sublet_core::loss::Loss;
 use sublet_core::rows::Rows;
 use sublet_journal::{Alarm, Beside, CommitError, Journal, backup, verify};
 
-/// Far longer than the thread that notes the head rests.
+/// Far longer than the pause of the thread that notes the head.
 const LONG: Duration = Duration::from_secs(60);
 
 fn until(what: &str, mut is_so: impl FnMut() -> bool) {

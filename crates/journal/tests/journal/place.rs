@@ -58,7 +58,7 @@ fn a_place_that_will_not_do_is_named() {
     assert!(matches!(below, OpenError::Directory { .. }));
     let proc = Journal::open(std::path::Path::new("/proc/sublet")).unwrap_err();
     assert!(matches!(proc, OpenError::Directory { .. }) && proc.hint().is_some());
-    // Nobody, not even root, can make files there.
+    // No user, not even root, can make files there.
     let sealed = Journal::open(std::path::Path::new("/proc/self")).unwrap_err();
     assert!(matches!(sealed, OpenError::Directory { .. }), "{sealed:?}");
 }

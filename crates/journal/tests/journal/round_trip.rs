@@ -209,7 +209,7 @@ fn strangers() -> Vec<Stranger> {
     ids.into_iter().zip(steps).map(stranger).collect()
 }
 
-/// One about everybody there is a rule for.
+/// One rule for each variant of [`Who`].
 fn rules() -> Vec<Rule> {
     let about = [
         Who::Exe("/'\"".to_owned()),

@@ -161,7 +161,7 @@ pub(crate) unsafe fn addresses<A: Base>(m: &Machine<'_>, op: &Op, mask: u32) -> 
 }
 
 /// The host memory for all lanes at once, as a base to which each lane's offset is
-/// added; `None` if the lanes have to be looked at one by one.
+/// added; `None` if the lanes have to be checked one by one.
 ///
 /// Rewrites addresses into offsets when it succeeds.
 #[inline(always)]

@@ -1,4 +1,4 @@
-//! One block: its warps take turns on one worker, and meet at barriers.
+//! One block: its warps alternate on one worker, and meet at barriers.
 
 use super::launch::Worker;
 use super::machine::{PATIENCE, Reduction, Waiting, Warp};
@@ -31,7 +31,7 @@ impl Worker<'_, '_> {
                     running += 1;
                 }
             }
-            // Warps that meet at barriers for ever never come to the end of a turn.
+            // Warps that meet at barriers for ever never use up their time slice.
             if self.machine.env.is_over() {
                 return Err((FaultKind::Stopped, Some(self.site(self.warps[0].pc, 0, 0))));
             }
@@ -78,7 +78,7 @@ impl Worker<'_, '_> {
         self.machine.fill_pool(u32::MAX);
     }
 
-    /// Whether the warp can go on after its turn.
+    /// Runs a warp for one time slice; returns true if it can go on afterwards.
     fn turn(&mut self, index: u32) -> Result<bool, Ended> {
         self.with_warp(index, |worker| {
             let machine = &mut worker.machine;
@@ -105,7 +105,7 @@ impl Worker<'_, '_> {
         })
     }
 
-    /// Lets warps go whose barrier is complete; says whether there were any.
+    /// Lets warps continue after a complete barrier; returns true if there were any.
     fn release(&mut self, warps: u32) -> bool {
         let mut released = false;
         for barrier in 0..16 {

@@ -84,7 +84,7 @@ pub(crate) unsafe fn fence(_m: &mut Machine<'_>, _op: &Op, _mask: u32) -> Next {
     Next::Go
 }
 
-/// Lets others run first: `nanosleep`.
+/// `nanosleep`: lets other warps run first.
 pub(crate) unsafe fn give_way(m: &mut Machine<'_>, _op: &Op, _mask: u32) -> Next {
     if m.w.mask != m.w.alive {
         m.w.rotate();

@@ -151,7 +151,7 @@ pub(crate) unsafe fn assert_fail(m: &mut Machine<'_>, _op: &Op, mask: u32) -> Ne
 /// `vprintf(format, arguments)`, a lane at a time.
 pub(crate) unsafe fn print(m: &mut Machine<'_>, _op: &Op, mask: u32) -> Next {
     for lane in (0..32_u32).filter(|lane| mask >> lane & 1 != 0) {
-        // A long text takes longer than all other instructions of a turn.
+        // A long text takes longer than all other instructions of a time slice.
         if m.env.is_over() {
             return Next::Yield;
         }

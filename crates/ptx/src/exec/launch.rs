@@ -89,7 +89,7 @@ impl Env<'_> {
         self.threads_per_block().div_ceil(32)
     }
 
-    /// Whether there is no point in going on.
+    /// True if the launch was stopped, or abandoned after a fault.
     pub fn is_over(&self) -> bool {
         self.stop.load(Relaxed) || self.abandoned.load(Relaxed)
     }
@@ -107,7 +107,7 @@ pub fn run(launch: &Launch<'_>) -> Result<Stats, Fault> {
         let mut outcome = outcome.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         outcome.0.add(worker.stats());
         if let Some(found) = fault {
-            // Of several, the earliest block's is told, and the stop last of all.
+            // Of several faults, that of the earliest block is reported; a stop only if there is no other.
             let sooner = outcome.1.as_ref().is_none_or(|told| rank(&found) < rank(told));
             if sooner {
                 outcome.1 = Some(found);

@@ -13,8 +13,8 @@
 //!
 //! A set without waiting children may be moved to the top at any time, which is
 //! how a lane that spins lets the lane it waits for run. If that lane waits at a
-//! meeting point for the spinning one, it is let go on alone after a while; the
-//! next instruction that needs them both gathers them again.
+//! meeting point for the spinning one, it goes on alone after [`PATIENCE`] time slices;
+//! the next instruction that needs them both gathers them again.
 
 use super::launch::Env;
 use super::memory::Region;
@@ -38,7 +38,7 @@ pub(crate) struct Entry {
     pub local: u32,
 }
 
-/// Registers are kept in units that vector loads like.
+/// The unit of register memory, aligned for vector loads.
 #[derive(Clone, Copy)]
 #[repr(C, align(128))]
 pub(crate) struct Unit(pub [u8; 128]);
@@ -49,7 +49,7 @@ pub(crate) struct Waiting {
     pub barrier: u32,
     /// Warps, or 0 for all of the block.
     pub warps: u32,
-    /// The lanes whose predicate holds, for `bar.red`.
+    /// The lanes with a true predicate, for `bar.red`.
     pub votes: u32,
     pub lanes: u32,
     pub reduction: Reduction,
@@ -86,22 +86,22 @@ pub(crate) struct Warp {
     pub locals: Vec<u128>,
     /// Local bytes of one thread.
     pub local_bytes: u32,
-    /// Those that its calls have come to so far; the others cannot be touched.
+    /// Local bytes that its calls have used so far; bytes beyond cannot be accessed.
     pub local_end: u32,
-    /// Bytes of registers that calls have come to so far.
+    /// Bytes of registers that calls have used so far.
     registers_end: usize,
     /// Its number in the block.
     pub index: u32,
     pub waiting: Option<Waiting>,
-    /// Lanes that stand at an instruction for which others have to come.
+    /// Lanes at an instruction that needs other lanes, which have not come yet.
     pub stalled: u32,
-    /// Turns that sets have had while others waited.
+    /// Time slices that sets have used while others waited.
     pub starved: u32,
-    /// How many of those it takes before waiting lanes go on alone.
+    /// The number of such time slices after which waiting lanes go on alone.
     pub patience: u32,
 }
 
-/// A quarter of a million instructions: few loops run that long for some lanes only.
+/// Time slices of together 262,144 instructions: few loops run that long for some lanes only.
 pub(crate) const PATIENCE: u32 = 32;
 
 impl Warp {
@@ -151,8 +151,8 @@ impl Warp {
         self.enter_frame(entry.frame);
     }
 
-    /// Zeroes what was reached, so that what a block leaves undefined does not depend
-    /// on which block ran before it.
+    /// Zeroes the memory that was used, so that a read of undefined values does not depend
+    /// on which block ran before.
     pub fn clear(&mut self) {
         let units = self.registers_end.div_ceil(size_of::<Unit>()).min(self.registers.len());
         self.registers[..units].fill(Unit([0; 128]));
@@ -182,7 +182,7 @@ impl Warp {
         self.regs = self.registers[frame / size_of::<Unit>()..].as_mut_ptr().cast();
     }
 
-    /// The running set waits as it is.
+    /// Puts the running set on the stack as it is.
     pub fn push(&mut self) {
         self.stack.push(self.entry());
     }
@@ -255,10 +255,10 @@ impl Warp {
         if self.mask == 0 { self.pop() } else { Next::Go }
     }
 
-    /// Before an instruction that needs all of `members`: whether to run it now.
+    /// Called before an instruction that needs all of `members`: returns true if it is to run now.
     ///
-    /// If not, another set runs first, and this one comes back to it. If nobody else
-    /// can run, it has to do without those that are missing.
+    /// If not, another set runs first, and this one comes back to it. If no other set
+    /// can run, the instruction runs without the missing members.
     #[inline(always)]
     pub fn gather(&mut self, members: u32) -> bool {
         members & self.alive & !self.mask == 0 || self.gather_slowly(members)
@@ -303,8 +303,8 @@ impl Warp {
         found
     }
 
-    /// After a turn: lets another set run, and after many turns also lanes that wait
-    /// at a meeting point.
+    /// Called after a time slice: lets another set run, and after `patience` of them also lanes
+    /// that wait at a meeting point.
     pub fn take_turns(&mut self) {
         if self.stack.is_empty() {
             return;
@@ -364,7 +364,7 @@ pub(crate) struct Machine<'a> {
     pub fault: Option<(FaultKind, u32)>,
     pub thread_instructions: u64,
     pub warp_instructions: u64,
-    /// How often the clock was read: it never stands still between two reads.
+    /// How often the clock was read, so that two reads never give the same value.
     pub clock_reads: u64,
     regions: [Region; REMEMBERED],
 }
@@ -424,7 +424,7 @@ impl<'a> Machine<'a> {
         self.regions[self.w.pc as usize % REMEMBERED] = region;
     }
 
-    /// Runs the current warp until it waits, ends, faults or has had its turn.
+    /// Runs the current warp until it waits, ends, faults or has used up its time slice.
     pub fn turn(&mut self) -> Next {
         let code = self.env.program.code.as_ptr();
         let mut left = limits::SLICE;

@@ -1,4 +1,4 @@
-//! Device memory as the caller has it, and the windows of the generic space.
+//! Device memory as the caller provides it, and the windows of the generic space.
 //!
 //! Global and constant addresses are the caller's. Shared, local and parameter
 //! memory have no addresses of the caller's, so generic pointers to them lie in

@@ -105,7 +105,7 @@ impl<'t> Lower<'_, 't> {
         }
     }
 
-    /// What the host does for a function that the module only declares.
+    /// The handler of the host for a function that the module only declares.
     fn external(&mut self, name: &str) -> Op {
         match name {
             "vprintf" => self.blank(host::print),
@@ -176,7 +176,7 @@ impl<'t> Lower<'_, 't> {
         Ok(())
     }
 
-    /// The frame behind this one begins where this one ends, which is known last.
+    /// The frame behind this one begins where this one ends, which is known only at the end.
     pub(super) fn place_behind(&mut self) {
         let end = self.frame.local_bytes;
         for (Behind(index), is_input) in std::mem::take(&mut self.behind) {
@@ -189,6 +189,6 @@ impl<'t> Lower<'_, 't> {
     }
 }
 
-/// The index of an op whose offset counts from the end of the local frame.
+/// The index of an op with an offset from the end of the local frame.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Behind(usize);

@@ -15,12 +15,12 @@ use crate::soft;
 /// What the hardware writes for a float that is not a number.
 const NAN32: u32 = 0x7FFF_FFFF;
 
-/// The bits of what is not a number, as a value of which a compiler knows nothing: to it all such bits are as
-/// good as any others, and it would leave out what makes one of the other.
+/// The bits of a NaN, hidden from the compiler. It treats all NaNs as equal, and would remove the code that turns one
+/// into another.
 #[inline(always)]
 fn nan32() -> u32 {
     let mut bits = u64::from(NAN32);
-    // SAFETY: no instruction at all.
+    // SAFETY: the assembly is empty.
     unsafe { std::arch::asm!("/* {0} */", inout(reg) bits, options(pure, nomem, nostack, preserves_flags)) };
     bits as u32
 }

@@ -330,7 +330,7 @@ impl<'t> Lower<'_, 't> {
             Space::Shared => compare(isa, |a: u64, _: u64| a.wrapping_sub(SHARED_WINDOW) < WINDOW_BYTES),
             Space::Local => compare(isa, |a: u64, _: u64| a.wrapping_sub(LOCAL_WINDOW) < WINDOW_BYTES),
             Space::Param => compare(isa, |a: u64, _: u64| a.wrapping_sub(PARAM_WINDOW) < WINDOW_BYTES),
-            // Whether memory is constant is the caller's secret.
+            // Only the caller knows whether memory is constant.
             Space::Const => return words.unsupported(),
             Space::Global => compare(isa, |a: u64, _: u64| a < SHARED_WINDOW),
         };

@@ -84,7 +84,7 @@ pub(crate) struct Lower<'a, 't> {
 pub(crate) struct Uses {
     pub shared: Vec<u32>,
     pub calls: Vec<u32>,
-    /// Calls through a register: any function whose address is taken.
+    /// Calls through a register, which may reach any function with a taken address.
     pub calls_unknown: bool,
     pub addresses_taken: Vec<u32>,
     pub registers: u32,
@@ -159,7 +159,7 @@ impl<'a, 't> Lower<'a, 't> {
         Ok(())
     }
 
-    /// Labels may be used before they stand, so they are found first.
+    /// Labels may be used before they are defined, so they are collected first.
     fn collect_labels(&mut self, body: &[Statement<'t>]) -> Result<(), Error> {
         let mut open = vec![0];
         let mut scopes = 0;
@@ -418,7 +418,7 @@ impl<'a, 't> Lower<'a, 't> {
         run.map_or_else(|| words.unsupported(), Ok)
     }
 
-    /// Resolves branches, drops joins that nobody meets at, and gives absolute
+    /// Resolves branches, drops joins at which no lanes meet, and gives absolute
     /// indices.
     fn finish(&self, base: usize, first_table: usize) -> (Vec<Op>, Vec<Vec<u32>>) {
         let (block_of, starts, successors) = self.blocks();

@@ -29,7 +29,7 @@ pub(crate) enum Thing {
     Function(u32),
 }
 
-/// A range `%r<10>` whose members get a register when they are first named.
+/// A range `%r<10>`; a member of it gets a register when it is first named.
 struct Range<'t> {
     prefix: &'t str,
     ty: Type,
@@ -212,7 +212,7 @@ impl<'t> Lower<'_, 't> {
         }
     }
 
-    /// A predicate to write; `_` writes nowhere that anyone looks.
+    /// A predicate to write; for `_` a fresh one that nothing reads.
     pub(super) fn predicate_target(&mut self, operand: &Operand<'t>) -> Result<u32, Error> {
         match operand {
             Operand::Name("_") => self.allocate_predicate(),

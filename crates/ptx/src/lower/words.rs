@@ -1,6 +1,6 @@
 //! The dotted words of an instruction, taken one by one.
 //!
-//! Whoever lowers an instruction takes the words it knows; a word that is left
+//! The lowering of an instruction takes the words it knows; a word that is left
 //! over is an error, so nothing is silently ignored.
 
 use crate::ast::{Instruction, Type, is_refused_type};

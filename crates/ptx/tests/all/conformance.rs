@@ -1,9 +1,9 @@
 //! One instruction at a time, on thousands of values, against what a real H200 gave.
 //!
 //! `h200.txt` has a line for each instruction: its registers, the result's first,
-//! and a hash of its results on the card. With `SUBLET_PTX_CARD=file` the card's
+//! and a hash of its results on the GPU. With `SUBLET_PTX_CARD=file` the GPU's
 //! results themselves are read, every difference is shown, and the hashes are
-//! written anew.
+//! written again.
 
 use crate::common::{Device, How, launch, params};
 use std::fmt::Write as _;

@@ -116,7 +116,7 @@ fn argument(argument: &Value, buffers: &BTreeMap<&str, u64>) -> (Vec<u8>, usize)
     (bytes, argument["align"].as_u64().unwrap_or(8) as usize)
 }
 
-/// Runs a case and says how its outputs differ from the card's.
+/// Runs a case and reports how its outputs differ from those of the GPU.
 fn run_case(folder: &Path, case: &Value, plain: bool, threads: usize) -> Vec<String> {
     let name = case["name"].as_str().unwrap();
     let text = fs::read_to_string(folder.join(format!("{}.ptx", case["module"].as_str().unwrap()))).unwrap();

@@ -6,19 +6,19 @@ use std::time::Duration;
 
 /// More than any request to it.
 const REQUEST_MAX: usize = 64 << 10;
-/// Whoever does not finish its request by then is hung up on.
+/// A connection is closed if its request is not complete after this time.
 const WITHIN: Duration = Duration::from_secs(5);
 
-/// What was asked.
+/// A request.
 #[derive(Debug)]
 pub struct Request {
     /// `POST`.
     pub method: String,
     /// Without the query.
     pub path: String,
-    /// What comes behind the question mark.
+    /// The part after the question mark.
     pub query: String,
-    /// The body without spaces and line ends, for whoever looks for a word in it.
+    /// The body without spaces and line ends, so that a word can be searched in it.
     pub body: String,
     /// True if the client asks for a WebSocket.
     pub is_upgrade: bool,

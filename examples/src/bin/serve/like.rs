@@ -1,4 +1,4 @@
-//! Whose routes are served, and what they mean.
+//! The servers that can be imitated: their routes, and what these do.
 
 use crate::Fault;
 use crate::http::{Answer, Request};

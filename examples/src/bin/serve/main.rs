@@ -30,7 +30,7 @@ use sublet_examples::size::Size;
 /// Serves some routes of a server of models, with real memory of a card behind them.
 #[derive(Parser)]
 struct Options {
-    /// Whose routes.
+    /// The server to imitate.
     #[arg(long, value_enum)]
     like: Like,
     /// How much the model takes, such as 8GiB.
@@ -77,7 +77,7 @@ fn run(options: &Options) -> Result<()> {
     listener.set_nonblocking(true)?;
     println!("serves {} at http://{}", options.size, listener.local_addr()?);
     std::io::stdout().flush()?;
-    // Who is never answered must not be hung up on.
+    // A connection that is never answered must stay open.
     let mut unanswered = Vec::new();
     let mut open_sockets = Vec::new();
     while !end.load(SeqCst) || options.fault == Some(Fault::Stays) {
@@ -98,7 +98,7 @@ fn run(options: &Options) -> Result<()> {
             continue;
         }
         let answer = options.like.serve(&request, wants, &mut model, options.fault)?;
-        // Whoever asked may be gone.
+        // The client may be gone.
         let _ = http::answer(&mut stream, &answer);
         drop(stream);
         if let Some(later) = answer.later {

@@ -116,7 +116,7 @@ pub fn launches(worker: &mut Worker<'_>) -> Result<()> {
     }
 }
 
-/// Questions whose answers are known, or known to be alike.
+/// Queries with known answers, or with answers that must be equal.
 pub fn queries(worker: &mut Worker<'_>) -> Result<()> {
     let device = worker.device();
     ensure!(driver_version()? >= 12_000, "the driver is older than what it gave us");

@@ -65,7 +65,7 @@ const FAMILIES: [Family; 13] = [
     Family { name: "graphs by hand", weight: 5, run: graphs::by_hand },
 ];
 
-/// One thread's work, until the time is over or somebody found something wrong.
+/// One thread's work, until the time is over or a thread found something wrong.
 fn work(worker: &mut Worker<'_>, options: &Options) -> Result<()> {
     let is_wanted = |family: &Family| options.only.as_ref().is_none_or(|only| family.name.contains(only.as_str()));
     let places: Vec<usize> =

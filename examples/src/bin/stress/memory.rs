@@ -125,7 +125,7 @@ fn registered(worker: &mut Worker<'_>) -> Result<()> {
     let at = own.device_address()?;
     let arguments = Arguments::new().u32(elements as u32).address(at).address(at).address(at);
     let function = worker.basic.function("add_i32")?;
-    // SAFETY: the kernel takes a count and three pieces of so many numbers; nobody looks before it is done.
+    // SAFETY: the kernel takes a count and three pieces of that many numbers; nothing reads them before it is done.
     unsafe { function.launch(Shape::line(elements, 128), Some(&worker.streams[1]), arguments) }?;
     worker.streams[1].synchronise()?;
     same_numbers("registered memory, doubled by the card", &numbers_of::<u32>(&own), &expected)

@@ -11,7 +11,7 @@ use sublet_examples::random::Random;
 
 /// Kernels over plain memory, compiled by nvcc from basic.cu beside it.
 pub const BASIC: &str = include_str!("../../../../crates/softgpu/kernels/basic.ptx");
-/// Kernels whose threads talk to one another, from shared.cu.
+/// Kernels with threads that communicate, from shared.cu.
 pub const SHARED: &str = include_str!("../../../../crates/softgpu/kernels/shared.ptx");
 /// Buffers of a thread, and bytes of each at most.
 const BUFFERS: usize = 6;
@@ -23,9 +23,9 @@ pub struct Shared<'a> {
     pub device: Device,
     /// The context they work in.
     pub context: &'a Context,
-    /// Somebody found something wrong.
+    /// True once a thread found something wrong.
     pub is_over: AtomicBool,
-    /// Whoever has it may have one more context: they are large.
+    /// The thread that holds this may make one more context: contexts are large.
     pub spare: Mutex<()>,
 }
 
@@ -60,9 +60,9 @@ impl Tracked {
 pub struct Worker<'a> {
     /// What is done next.
     pub random: Random,
-    /// What all threads have.
+    /// What all threads share.
     pub shared: &'a Shared<'a>,
-    /// Two streams that wait for nobody they were not told to wait for.
+    /// Two non-blocking streams: they do not wait for the default stream.
     pub streams: [Stream; 2],
     /// Buffers that stay.
     pub tracked: Vec<Tracked>,
@@ -70,7 +70,7 @@ pub struct Worker<'a> {
     pub basic: Module,
     /// The same kernels, as a library.
     pub library: Library,
-    /// Kernels whose threads talk to one another.
+    /// Kernels with threads that communicate.
     pub talking: Module,
     /// What functions of the host count; it stays for ever, as they may come late.
     pub counter: &'static AtomicU64,
