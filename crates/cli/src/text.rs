@@ -108,7 +108,7 @@ pub fn card_state(state: CardState) -> &'static str {
 /// `card 0`, `cards 0, 1`.
 pub fn cards(indices: &[u32]) -> String {
     let list: Vec<String> = indices.iter().map(u32::to_string).collect();
-    let noun = if list.len() == 1 { "card" } else { "cards" };
+    let noun = if list.len() == 1 { "GPU" } else { "GPUs" };
     format!("{noun} {}", list.join(", "))
 }
 

@@ -402,7 +402,7 @@ fn detail(refusal: &Refusal) -> String {
         }
         Refusal::NeverFits { largest: Some(largest), cards } => format!(
             "this can never be granted here: it could be on {cards} {}, with at most {}",
-            if *cards == 1 { "card" } else { "cards" },
+            if *cards == 1 { "GPU" } else { "GPUs" },
             show(largest.0) + if *cards == 1 { "" } else { " on each" }
         ),
         Refusal::BelowContext { context } => {

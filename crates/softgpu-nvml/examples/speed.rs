@@ -1,8 +1,7 @@
 //! How long calls take: `cargo run --release --package sublet-softgpu-nvml --example speed [processes]`.
 //!
-//! Prints microseconds per call: many one after the other, and some after a rest each. The processes
-//! are open files of this one, which are the same to the library; the library is the one that cargo
-//! built beside this example.
+//! Prints microseconds per call: for many calls in a row, and for some with a pause before each. The processes are open
+//! files of this one, which the library treats alike; the library is the one that cargo built beside this example.
 
 use libloading::{Library, Symbol};
 use std::ffi::{c_uint, c_void};
@@ -14,7 +13,7 @@ use sublet_softgpu::state::ENV;
 use sublet_softgpu::{Seat, State};
 
 const CALLS: usize = 100_000;
-/// Longer than the library keeps a sample for the newest.
+/// Longer than the library uses its newest sample.
 const PAUSE: Duration = Duration::from_millis(21);
 
 type Ask<T> = unsafe extern "C" fn(*mut c_void, *mut T) -> c_uint;
@@ -41,7 +40,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
 fn sit(path: &Path) -> Result<Seat, sublet_softgpu::StateError> {
     let seat = Seat::take(State::open(path)?)?;
-    // Without room its bytes are zero, which costs no less to list.
+    // Without free memory its bytes are zero, which costs no less to list.
     let _ = seat.reserve(0, 64 << 20);
     seat.row().cards[0].contexts.store(1, SeqCst);
     Ok(seat)
@@ -49,7 +48,7 @@ fn sit(path: &Path) -> Result<Seat, sublet_softgpu::StateError> {
 
 fn measure(library: &Library) -> Result<(), Box<dyn std::error::Error>> {
     let mut device = null_mut();
-    // SAFETY: the functions have these arguments in NVML, and every pointer is to enough room.
+    // SAFETY: the functions have these arguments in NVML, and every pointer is to enough memory.
     unsafe {
         let init: Symbol<unsafe extern "C" fn() -> c_uint> = library.get("nvmlInit_v2")?;
         let handle: Symbol<unsafe extern "C" fn(c_uint, *mut *mut c_void) -> c_uint> =
@@ -62,7 +61,7 @@ fn measure(library: &Library) -> Result<(), Box<dyn std::error::Error>> {
         time("process list", || list(device, &mut 512, room.as_mut_ptr()));
         let rates: Symbol<Ask<[c_uint; 2]>> = library.get("nvmlDeviceGetUtilizationRates")?;
         time("utilisation", || rates(device, &mut [0; 2]));
-        // After a pause the library looks at the processes anew, and the caches are cold.
+        // After a pause the library reads the processes again, and the caches are cold.
         time_apart("utilisation, rested", 200, PAUSE, || rates(device, &mut [0; 2]));
         let samples: Symbol<Samples> = library.get("nvmlDeviceGetProcessUtilization")?;
         let mut room = vec![[0; 4]; 512];

@@ -1,30 +1,30 @@
-//! The C side of a call: pointers that may be null, and numbers for errors.
+//! The C side of a call: pointers that may be null, and error numbers.
 //!
-//! A pointer reaches Rust as an [`Out`] or [`Words`], which only a C caller makes: it promised that
-//! they are null or what the function's declaration says. Nothing else here is believed.
+//! A pointer reaches Rust as an [`Out`] or [`Words`], which only a C caller makes: the caller promises that it is null
+//! or what the function's declaration says. Nothing else is trusted.
 
 use std::ffi::{CStr, c_char, c_uint};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Why a call did not do its work. The numbers are NVML's.
+/// Why a call failed. The numbers are NVML's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Code {
-    /// Nobody has called `nvmlInit`.
+    /// `nvmlInit` was not called.
     Uninitialized = 1,
     /// A null pointer, a handle that is none, a number out of range.
     InvalidArgument = 2,
-    /// A soft card does not have it.
+    /// A soft GPU does not have it.
     NotSupported = 3,
-    /// Nobody may.
+    /// No user may do this.
     NoPermission = 4,
-    /// There is none.
+    /// There is no such thing.
     NotFound = 6,
     /// The caller's memory is too small.
     InsufficientSize = 7,
-    /// There are no soft cards.
+    /// There are no soft GPUs.
     DriverNotLoaded = 9,
-    /// The card fell off the bus.
+    /// The GPU fell off the bus.
     GpuIsLost = 15,
     /// The caller's structure has another version.
     VersionMismatch = 25,
@@ -32,10 +32,10 @@ pub enum Code {
     Unknown = 999,
 }
 
-/// What a call came to.
+/// The result of a call.
 pub type Answer = Result<(), Code>;
 
-/// Runs a call; a panic must not reach C, and is an unknown error.
+/// Runs a call; a panic does not reach C, and becomes an unknown error.
 pub fn answer(call: impl FnOnce() -> Answer) -> c_uint {
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(Ok(())) => 0,
@@ -66,7 +66,7 @@ macro_rules! export_as {
 
 pub(crate) use {export, export_as};
 
-/// Where a caller wants a value, or has one: null, or valid.
+/// A pointer to a value for or from the caller: null, or valid.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct Out<T>(*mut T);
@@ -86,7 +86,7 @@ impl<T: Copy> Out<T> {
         Out(value)
     }
 
-    /// What a caller passes who wants nothing.
+    /// The null pointer of a caller that wants no value.
     #[cfg(test)]
     pub fn null() -> Out<T> {
         Out(std::ptr::null_mut())
@@ -96,7 +96,7 @@ impl<T: Copy> Out<T> {
         if self.0.is_null() { Err(Code::InvalidArgument) } else { Ok(self.0) }
     }
 
-    /// Gives the caller a value.
+    /// Writes a value for the caller.
     pub fn put(self, value: T) -> Answer {
         let place = self.place()?;
         // SAFETY: it is not null, so the caller has room for one value there.
@@ -104,23 +104,23 @@ impl<T: Copy> Out<T> {
         Ok(())
     }
 
-    /// The value that the caller has there.
+    /// Reads the value of the caller.
     pub fn get(self) -> Result<T, Code> {
         let place = self.place()?;
-        // SAFETY: it is not null, so the caller has one value there, and any bytes do for these types.
+        // SAFETY: it is not null, so the caller has one value there, and any bytes are valid for these types.
         Ok(unsafe { place.read_unaligned() })
     }
 
-    /// Gives the caller several values. It said that it has room for as many.
+    /// Writes several values for the caller, which stated that it has room for that many.
     fn put_all(self, values: &[T]) -> Answer {
         let place = self.place()?;
-        // SAFETY: it is not null, so the caller has room for as many values as it said.
+        // SAFETY: it is not null, so the caller has room for the number of values that it stated.
         unsafe { std::ptr::copy_nonoverlapping(values.as_ptr(), place, values.len()) };
         Ok(())
     }
 }
 
-/// Gives the caller a list: how many there are, and all of them or an error.
+/// Writes a list for the caller: the number of items, and all of them or an error.
 pub fn list<T: Copy>(count: Out<c_uint>, items: Out<T>, found: &[T]) -> Answer {
     let room = count.get()?;
     count.put(found.len() as c_uint)?;
@@ -130,7 +130,7 @@ pub fn list<T: Copy>(count: Out<c_uint>, items: Out<T>, found: &[T]) -> Answer {
     if found.is_empty() { Ok(()) } else { items.put_all(found) }
 }
 
-/// Gives the caller a text with its zero at the end, or an error if it is longer than the room.
+/// Writes a text with its final zero, or returns an error if it is longer than the buffer.
 pub fn text(place: Out<c_char>, room: c_uint, text: &str) -> Answer {
     let bytes: Vec<c_char> = text.bytes().chain([0]).map(|byte| byte as c_char).collect();
     place.place()?;
@@ -140,13 +140,13 @@ pub fn text(place: Out<c_char>, room: c_uint, text: &str) -> Answer {
     place.put_all(&bytes)
 }
 
-/// As much of a text as there is room for.
+/// Writes as much of a text as the buffer holds.
 pub fn text_cut(place: Out<c_char>, room: c_uint, whole: &str) -> Answer {
     let most = (room as usize).checked_sub(1).ok_or(Code::InvalidArgument)?;
     text(place, room, &whole[..whole.floor_char_boundary(most)])
 }
 
-/// A caller's text, or one for it: null, or ended by a zero.
+/// A text of the caller, or a buffer for one: null, or ended by a zero.
 #[derive(Clone, Copy, Debug)]
 #[repr(transparent)]
 pub struct Words(*const c_char);
@@ -158,7 +158,7 @@ impl From<&'static CStr> for Words {
 }
 
 impl Words {
-    /// The text; what is not UTF-8 names nothing that there is.
+    /// The text; one that is not UTF-8 matches no name.
     pub fn read(self) -> Result<String, Code> {
         if self.0.is_null() {
             return Err(Code::InvalidArgument);

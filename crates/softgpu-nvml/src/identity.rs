@@ -1,4 +1,4 @@
-//! Which card is which: handles, names, UUIDs, places on a bus that there is not.
+//! How GPUs are identified: handles, names, UUIDs, and addresses on a bus that does not exist.
 
 use crate::abi::{Code, Out, Words, export, text};
 use crate::library::{Card, Handle, card, card_numbered, library};
@@ -6,15 +6,15 @@ use crate::structs::{BUS_ID, BUS_ID_OLD, Pci1, Pci2, Pci3, Uuid, version};
 use std::ffi::{c_char, c_int, c_uint};
 use std::sync::atomic::Ordering::SeqCst;
 
-/// The bus of card 0; the others follow. Few machines have anything there.
+/// The bus number of GPU 0; the others follow. Few machines have a device there.
 const BUS_FIRST: u32 = 0xA0;
 /// NVML's number for Turing, the first with compute capability 7.5.
 const TURING: c_uint = 6;
 /// The compute capability.
 const CAPABILITY: (c_int, c_int) = (7, 5);
-/// NVML's number for a card that is of no brand.
+/// NVML's number for an unknown brand.
 const BRAND_UNKNOWN: c_uint = 0;
-/// A generation and a width of links that any real card has had.
+/// A link generation and width that any real GPU has had.
 const LINK: (c_uint, c_uint) = (3, 16);
 /// Cores of one multiprocessor of compute capability 7.5.
 const CORES: c_uint = 64;
@@ -68,7 +68,7 @@ export! {
         brand.put(BRAND_UNKNOWN)
     }
 
-    /// Every card is a board of its own.
+    /// Every GPU is a board of its own.
     fn nvmlDeviceGetBoardId(device: Handle, board: Out<c_uint>) {
         board.put(bus_of(&card(device)?) << 8)
     }
@@ -133,7 +133,7 @@ export! {
         lanes.put(LINK.1)
     }
 
-    /// Nothing goes over the bus. There are two counters.
+    /// There is no traffic on the bus. There are two counters.
     fn nvmlDeviceGetPcieThroughput(device: Handle, counter: c_uint, kib_per_s: Out<c_uint>) {
         card(device)?;
         if counter > 1 {
@@ -147,14 +147,14 @@ export! {
         count.put(0)
     }
 
-    /// Two cards have nothing but the machine in common.
+    /// Two GPUs have only the machine in common.
     fn nvmlDeviceGetTopologyCommonAncestor(one: Handle, other: Handle, level: Out<c_uint>) {
         const INTERNAL: c_uint = 0;
         const SYSTEM: c_uint = 50;
         level.put(if card(one)?.index == card(other)?.index { INTERNAL } else { SYSTEM })
     }
 
-    /// They cannot read each other's memory.
+    /// Soft GPUs cannot read each other's memory.
     fn nvmlDeviceGetP2PStatus(one: Handle, other: Handle, _what: c_uint, status: Out<c_uint>) {
         const P2P_NOT_SUPPORTED: c_uint = 5;
         card(one)?;
@@ -197,7 +197,7 @@ fn bus_of(card: &Card) -> u32 {
 
 fn pci_of(card: &Card) -> Pci3 {
     let bus = bus_of(card);
-    // No device on any bus has the id 0: this one is nowhere in `/sys`.
+    // No device on any bus has the id 0, so it is not found in `/sys`.
     let first =
         Pci1 { bus_id_old: chars::<BUS_ID_OLD>(&format!("0000:{bus:02X}:00.0")), domain: 0, bus, device: 0, id: 0 };
     let second = Pci2 { first, subsystem_id: 0 };

@@ -1,11 +1,11 @@
-//! Who has called `nvmlInit`, which handle is which card, and what a fault makes of a call.
+//! How often `nvmlInit` was called, which handle is which GPU, and how a fault affects a call.
 //!
 //! ```text
 //!   nvmlInit: the file is mapped (0 → 1 users), or one more user
 //!   nvmlShutdown: one user less; with the last one the mapping goes
 //! ```
-//! A call that is under way keeps the mapping, so that a shutdown beside it does no harm. Handles are
-//! addresses of things that only this library has: another number is no handle.
+//! A call in progress keeps the mapping, so that a concurrent shutdown does no harm. Handles are addresses of statics
+//! of this library: any other number is no handle.
 
 use crate::abi::Code;
 use crate::meter::{Busy, Meter, Sample, Who};
@@ -18,10 +18,10 @@ use sublet_softgpu::layout::{self, CARDS_MAX};
 use sublet_softgpu::state::{self, now_ns};
 use sublet_softgpu::{NvmlFault, Process, State, StateError};
 
-/// How often a call that hangs looks whether it still has to.
+/// How often a call that hangs checks whether the fault is still there.
 const HANG_LOOK: Duration = Duration::from_millis(10);
 
-/// The mapped file, and how busy its cards were.
+/// The mapped file, and how busy its GPUs were.
 pub struct Library {
     state: State,
     meters: [Mutex<Meter>; CARDS_MAX],
@@ -45,7 +45,7 @@ pub fn init() -> Result<(), Code> {
     Ok(())
 }
 
-/// Takes back one [`init`].
+/// Undoes one [`init`].
 pub fn shutdown() -> Result<(), Code> {
     let mut opened = OPENED.write().unwrap_or_else(PoisonError::into_inner);
     opened.users = opened.users.checked_sub(1).ok_or(Code::Uninitialized)?;
@@ -55,13 +55,13 @@ pub fn shutdown() -> Result<(), Code> {
     Ok(())
 }
 
-/// The library, if somebody has called [`init`].
+/// The library; an error if [`init`] was not called.
 pub fn library() -> Result<Arc<Library>, Code> {
     let opened = OPENED.read().unwrap_or_else(PoisonError::into_inner);
     opened.library.clone().ok_or(Code::Uninitialized)
 }
 
-/// A card that answers now.
+/// The GPU of a handle, if it answers now.
 pub fn card(handle: Handle) -> Result<Card, Code> {
     let library = library()?;
     let index = handle.index().ok_or(Code::InvalidArgument)?;
@@ -77,14 +77,14 @@ impl Library {
             _ => Code::DriverNotLoaded,
         })?;
         let library = Library { state, meters: Default::default() };
-        // A program that asks only once is told about the time since it started.
+        // So that a program that asks only once gets the figure since it started.
         for number in 0..library.cards_len() {
             library.meter(number).add(library.sample(number));
         }
         Ok(library)
     }
 
-    /// How many cards there are.
+    /// The number of GPUs.
     pub fn cards_len(&self) -> usize {
         self.state.cards().len()
     }
@@ -106,7 +106,7 @@ impl Library {
     }
 }
 
-/// A card of the open library.
+/// A GPU of the open library.
 pub struct Card {
     library: Arc<Library>,
     /// Its number.
@@ -114,19 +114,19 @@ pub struct Card {
 }
 
 impl Card {
-    /// The card with a number, whether it answers or not.
+    /// The GPU with a number, whether it answers or not.
     pub fn of(library: Arc<Library>, index: usize) -> Option<Card> {
         (index < library.cards_len()).then_some(Card { library, index })
     }
 
-    /// The card that is so; whether it answers does not matter.
+    /// The first GPU for which `is` is true, whether it answers or not.
     pub fn find(is: impl Fn(&Card) -> bool) -> Result<Card, Code> {
         let library = library()?;
         let mut cards = (0..library.cards_len()).filter_map(|index| Card::of(library.clone(), index));
         cards.find(is).ok_or(Code::NotFound)
     }
 
-    /// Does what a fault of the card orders: fails, or waits until the fault is taken back.
+    /// Applies a fault of the GPU: fails, or waits until the fault is cleared.
     pub fn answering(self) -> Result<Card, Code> {
         loop {
             match self.fault()? {
@@ -138,22 +138,22 @@ impl Card {
         }
     }
 
-    /// What is ordered to go wrong.
+    /// The fault that is ordered.
     pub fn fault(&self) -> Result<NvmlFault, Code> {
         Ok(NvmlFault::from_number(self.row()?.nvml_fault.load(SeqCst)))
     }
 
-    /// Its row in the file, which may have been made anew with fewer cards.
+    /// Its row in the file, which may have been made anew with fewer GPUs.
     pub fn row(&self) -> Result<&layout::Card, Code> {
         self.library.state.cards().get(self.index).ok_or(Code::GpuIsLost)
     }
 
-    /// What a caller gets to name it by.
+    /// The handle by which callers name it.
     pub fn handle(&self) -> Handle {
         Handle::of(self.index)
     }
 
-    /// All of its bytes.
+    /// All its bytes.
     pub fn total(&self) -> Result<u64, Code> {
         Ok(self.row()?.total.load(SeqCst))
     }
@@ -163,7 +163,7 @@ impl Card {
         Ok(self.library.state.used(self.index).min(self.total()?))
     }
 
-    /// Id and bytes of the processes on it.
+    /// Pid and bytes of the processes on it.
     pub fn processes(&self) -> Vec<(u32, u64)> {
         let there = self.library.state.processes_on(self.index).filter(|process| process.is_on(self.index));
         there.map(|process| (process.pid(), process.used(self.index))).collect()
@@ -179,7 +179,7 @@ impl Card {
     }
 }
 
-/// What a caller names a card by.
+/// The handle by which a caller names a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct Handle(*const c_void);
@@ -188,12 +188,12 @@ pub struct Handle(*const c_void);
 static HANDLES: [u8; CARDS_MAX] = [0; CARDS_MAX];
 
 impl Handle {
-    /// The handle of a card.
+    /// The handle of a GPU.
     pub fn of(index: usize) -> Handle {
         Handle((&raw const HANDLES[index]).cast())
     }
 
-    /// The card's number, if this is a handle at all.
+    /// The GPU's number; `None` if this is no handle.
     pub fn index(self) -> Option<usize> {
         let from = (&raw const HANDLES).addr();
         self.0.addr().checked_sub(from).filter(|index| *index < CARDS_MAX)
@@ -206,7 +206,7 @@ impl Handle {
     }
 }
 
-/// A card's number as callers count them.
+/// The GPU with this number, as callers count them.
 pub fn card_numbered(index: c_uint) -> Result<Card, Code> {
     Card::of(library()?, index as usize).ok_or(Code::InvalidArgument)?.answering()
 }

@@ -1,11 +1,11 @@
-//! How many bytes a card has, and how many are taken.
+//! How many bytes a GPU has, and how many are used.
 
 use crate::abi::{Code, Out, export};
 use crate::library::{Handle, card};
 use crate::structs::{Memory, Memory2, version};
 use sublet_softgpu::state::IDLE_BYTES;
 
-/// The window through which a real card's memory is mapped: as large as most have it, and unused.
+/// The window through which a real GPU's memory is mapped: the usual size, and unused.
 const BAR1: u64 = 256 << 20;
 
 export! {
@@ -30,7 +30,7 @@ export! {
     }
 }
 
-/// The driver's own bytes apart from those of processes.
+/// Memory with the driver's own bytes separate from those of processes.
 fn apart(version: u32, total: u64, used: u64) -> Memory2 {
     let reserved = IDLE_BYTES.min(used);
     Memory2 { version, total, reserved, free: total.saturating_sub(used), used: used - reserved }

@@ -1,69 +1,70 @@
-//! How busy a card was: what its processes' kernels had run at two moments, and the time between.
+//! How busy a GPU was: how long its processes' kernels had run at two moments, and the time between.
 //!
-//! A call takes a sample if the newest is a few milliseconds old, and answers from samples only; so
-//! two calls at once say the same, and no time is counted twice. What was before the first sample
-//! is not known, but for kernels that have run ever since.
+//! A call takes a sample if the newest is older than 20 ms, and answers from samples only; so two concurrent calls give
+//! the same answer, and no time is counted twice. Nothing is known about the time before the first sample, except for
+//! kernels that have run ever since.
 //!
-//! Absent: clocks and the file. The time of a card is the sum of its processes' times, at most all of
-//! it: kernels of two processes at the same moment count twice.
+//! Absent: clocks and the file. The busy time of a GPU is the sum of its processes' times, at most 100 %: kernels of
+//! two processes at the same moment count twice.
 
 use std::collections::VecDeque;
 
-/// Samples are at least so far apart. A driver's own are about as fine.
+/// The shortest time between samples. A driver's own are about as fine.
 const APART_NS: u64 = 20_000_000;
-/// "Now" is so long. A driver's own figure is over a sixth of a second to a second.
+/// The period of the "current" utilisation. A driver's own is a sixth of a second to a second.
 const RATE_NS: u64 = 1_000_000_000;
-/// Samples are kept for so long, for whoever asks what was since its last question.
+/// How long samples are kept, for callers that ask about the time since their last call.
 const KEEP_NS: u64 = 10_000_000_000;
 
-/// A process, also after another one got its place or its id.
+/// A process; distinct from a later one with the same row or pid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Who {
     /// Its id.
     pub pid: u32,
     /// When it started.
     pub start: u64,
-    /// Its place in the file.
+    /// The index of its row in the file.
     pub row: usize,
 }
 
-/// What a process's kernels had run.
+/// How long a process's kernels had run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Busy {
-    /// Whose.
+    /// The process.
     pub who: Who,
-    /// In all.
+    /// In total.
     pub sum_ns: u64,
     /// Without a break until now.
     pub open_ns: u64,
 }
 
-/// All processes of a card at a moment.
+/// All processes of a GPU at a moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sample {
     /// On the wall clock.
     pub wall_us: u64,
     /// On the monotonic clock.
     pub at_ns: u64,
-    /// Them.
+    /// The processes.
     pub busy: Vec<Busy>,
 }
 
-/// The last samples of a card.
+/// The last samples of a GPU.
 #[derive(Debug, Default)]
 pub struct Meter {
     samples: VecDeque<Sample>,
 }
 
 impl Meter {
-    /// Whether a new sample is wanted.
+    /// True if a new sample is needed.
     pub fn is_due(&self, now_ns: u64) -> bool {
         let fresh = |newest: &Sample| now_ns.saturating_sub(newest.at_ns) < APART_NS;
-        // One sample says nothing yet.
+        // One sample alone gives no rate.
         self.samples.len() < 2 || !self.samples.back().is_some_and(fresh)
     }
 
-    /// Takes in a sample, and forgets old ones; one that is older than all who may ask stays.
+    /// Adds a sample, and drops those older than 10 s except the newest of them, which the oldest possible question
+    /// needs.
     pub fn add(&mut self, sample: Sample) {
         let is_old = |old: &Sample| sample.at_ns.saturating_sub(old.at_ns) > KEEP_NS;
         while self.samples.get(1).is_some_and(is_old) {
@@ -72,7 +73,7 @@ impl Meter {
         self.samples.push_back(sample);
     }
 
-    /// Percent of the last second in which kernels ran; of a longer time if nobody asked meanwhile.
+    /// Percent of the last second in which kernels ran; of a longer time if no call came meanwhile.
     pub fn percent(&self) -> u32 {
         let Some(newest) = self.samples.back() else { return 0 };
         let Some(before) = self.newest_until(|sample| newest.at_ns.saturating_sub(sample.at_ns) >= RATE_NS) else {
@@ -83,8 +84,8 @@ impl Meter {
         percent(ran, newest.at_ns.saturating_sub(before.at_ns)).max((open * 100 / RATE_NS) as u32)
     }
 
-    /// When the newest sample was, and the processes whose kernels ran after a moment with their
-    /// percentage of the time; none if the newest sample is not after it.
+    /// The time of the newest sample, and the processes that ran kernels after a moment, with their percentage of the
+    /// time; none if the newest sample is not after it.
     pub fn since(&self, wall_us: u64) -> (u64, Vec<(u32, u32)>) {
         let Some(newest) = self.samples.back() else { return (0, Vec::new()) };
         let Some(before) = self.newest_until(|sample| sample.wall_us <= wall_us) else { return (0, Vec::new()) };
@@ -93,20 +94,20 @@ impl Meter {
         (newest.wall_us, ran.filter(|(_, percent)| *percent > 0).collect())
     }
 
-    /// The newest sample that is so, or the oldest of all.
+    /// The last of the leading samples for which `is` is true, or the oldest of all.
     fn newest_until(&self, is: impl Fn(&Sample) -> bool) -> Option<&Sample> {
         let after = self.samples.partition_point(is);
         self.samples.get(after.saturating_sub(1))
     }
 }
 
-/// What a process ran after a sample; all of it if it was not there yet.
+/// How long a process ran after a sample; all its time if it is not in that sample.
 fn ran_ns(now: &Busy, before: &Sample) -> u64 {
     let then = before.busy.iter().find(|then| then.who == now.who);
     now.sum_ns.saturating_sub(then.map_or(0, |then| then.sum_ns))
 }
 
-/// Rounded up: whoever ran at all is not told as idle.
+/// Percent, rounded up: a process that ran at all is not reported as idle.
 fn percent(part: u64, of: u64) -> u32 {
     if of == 0 { 0 } else { (u128::from(part) * 100).div_ceil(u128::from(of)).min(100) as u32 }
 }

@@ -1,4 +1,4 @@
-//! How a card is set up, which nobody can change.
+//! How a GPU is set up; none of it can be changed.
 
 use crate::abi::{Code, Out, export};
 use crate::library::{Handle, card};
@@ -15,13 +15,13 @@ export! {
         mode.put(0)
     }
 
-    /// The card is there also while nobody uses it.
+    /// The GPU stays available while no process uses it.
     fn nvmlDeviceGetPersistenceMode(device: Handle, mode: Out<c_uint>) {
         card(device)?;
         mode.put(1)
     }
 
-    /// Off, now and after the next start.
+    /// Off, now and after the next restart.
     fn nvmlDeviceGetEccMode | nvmlDeviceGetMigMode(device: Handle, now: Out<c_uint>, next: Out<c_uint>) {
         card(device)?;
         now.put(0)?;

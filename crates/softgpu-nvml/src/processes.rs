@@ -1,7 +1,7 @@
-//! Who is on a card, and how much of its time each took.
+//! The processes on a GPU, and how much of its time each took.
 //!
-//! A pid is told as its process has it. Whoever is checkpointed has no bytes there and is not listed.
-//! All processes compute; none draws, and none comes through MPS.
+//! A pid is reported as in the process's own namespace. A checkpointed process has no bytes there and is not listed.
+//! All processes compute; none uses graphics, and none comes through MPS.
 
 use crate::abi::{Answer, Code, Out, export, list};
 use crate::library::{Card, Handle, card};
@@ -9,7 +9,7 @@ use crate::structs::{BYTES_UNKNOWN, NO_INSTANCE, Process1, Process2, ProcessSamp
 use std::ffi::c_uint;
 use sublet_softgpu::NvmlFault;
 
-/// A caller who asks how many samples there are gets room for a few that come meanwhile.
+/// Extra room reported to a caller that asks how many samples there are, for those that come meanwhile.
 const SPARE: c_uint = 4;
 
 export! {
@@ -58,7 +58,7 @@ export! {
         told(count, samples, &found)
     }
 
-    /// A soft card has no encoder, decoder or the like: they are never busy.
+    /// A soft GPU has no encoder, decoder or the like: they are never busy.
     fn nvmlDeviceGetEncoderUtilization
         | nvmlDeviceGetDecoderUtilization
         | nvmlDeviceGetJpgUtilization
@@ -70,7 +70,7 @@ export! {
     }
 }
 
-/// Id and bytes of each process, or that the bytes are not known.
+/// Pid and bytes of each process, or [`BYTES_UNKNOWN`].
 fn on(card: &Card) -> Result<Vec<(u32, u64)>, Code> {
     let mut found = card.processes();
     if card.fault()? == NvmlFault::NoBytes {

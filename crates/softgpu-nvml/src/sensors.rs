@@ -1,6 +1,6 @@
-//! Clocks, power and temperature of a card that has none: plain figures, higher while kernels run.
+//! Clocks, power and temperature of a GPU that has none: plain figures, higher while kernels run.
 //!
-//! Absent: fans and energy counters, as on many cards for servers.
+//! Absent: fans and energy counters, as on many server GPUs.
 
 use crate::abi::{Code, Out, export};
 use crate::library::{Card, Handle, card};
@@ -80,7 +80,7 @@ export! {
         temperature.put(Temperature { degrees: warmth(&card, asked.sensor)? as c_int, ..asked })
     }
 
-    /// At which it would stop (0), slow down (1), or should not be above (3).
+    /// The temperature at which it would stop (0) or slow down (1), or that it should not exceed (3).
     fn nvmlDeviceGetTemperatureThreshold(device: Handle, which: c_uint, degrees: Out<c_uint>) {
         card(device)?;
         degrees.put(match which {
@@ -101,7 +101,7 @@ export! {
         state.put(if is_busy(&card(device)?) { 0 } else { 8 })
     }
 
-    /// Nothing slows it down.
+    /// There is no throttling.
     fn nvmlDeviceGetCurrentClocksThrottleReasons | nvmlDeviceGetCurrentClocksEventReasons(
         device: Handle,
         reasons: Out<u64>,
@@ -123,7 +123,7 @@ fn clock(clocks: [c_uint; 4], which: c_uint) -> Result<c_uint, Code> {
     clocks.get(which as usize).copied().ok_or(Code::InvalidArgument)
 }
 
-/// There is one sensor, with the number 0.
+/// The temperature; there is one sensor, with the number 0.
 fn warmth(card: &Card, sensor: c_uint) -> Result<c_uint, Code> {
     if sensor != 0 {
         return Err(Code::InvalidArgument);

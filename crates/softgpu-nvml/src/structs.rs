@@ -8,9 +8,9 @@ use std::ffi::{c_char, c_int, c_uint};
 pub const BUS_ID_OLD: usize = 16;
 /// Bytes of a bus id.
 pub const BUS_ID: usize = 32;
-/// What NVML says for bytes that it does not know.
+/// NVML's value for an unknown number of bytes.
 pub const BYTES_UNKNOWN: u64 = u64::MAX;
-/// What NVML says for the MIG instance of a process on a whole card.
+/// NVML's value for the MIG instance of a process on a whole GPU.
 pub const NO_INSTANCE: c_uint = c_uint::MAX;
 
 /// The version field that a structure must carry.
@@ -18,7 +18,7 @@ pub const fn version<T>(number: u32) -> c_uint {
     size_of::<T>() as c_uint | number << 24
 }
 
-/// Bytes of a card.
+/// Bytes of a GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Memory {
@@ -30,7 +30,7 @@ pub struct Memory {
     pub used: u64,
 }
 
-/// Bytes of a card, the driver's own told apart.
+/// Bytes of a GPU, with the driver's own separate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Memory2 {
@@ -56,7 +56,7 @@ pub struct Utilization {
     pub memory: c_uint,
 }
 
-/// What a sensor says.
+/// A reading of a sensor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Temperature {
@@ -92,7 +92,7 @@ pub struct Process2 {
     pub compute_instance: c_uint,
 }
 
-/// How much of the time a process used a card's parts.
+/// How much of the time a process used a GPU's parts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct ProcessSample {
@@ -110,7 +110,7 @@ pub struct ProcessSample {
     pub decoder: c_uint,
 }
 
-/// Where a card is, as the first version tells it.
+/// Where a GPU is, first version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Pci1 {
@@ -122,21 +122,21 @@ pub struct Pci1 {
     pub bus: c_uint,
     /// The device.
     pub device: c_uint,
-    /// Who made it, and what it is.
+    /// Device and vendor id.
     pub id: c_uint,
 }
 
-/// As the second version tells it. Its last sixteen bytes are reserved, and not written.
+/// Second version. Its last sixteen bytes are reserved, and not written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Pci2 {
     /// As before.
     pub first: Pci1,
-    /// Who sold it, and what it is.
+    /// Device and vendor id of the board.
     pub subsystem_id: c_uint,
 }
 
-/// As the third version tells it.
+/// Third version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Pci3 {
@@ -146,7 +146,7 @@ pub struct Pci3 {
     pub bus_id: [c_char; BUS_ID],
 }
 
-/// A card's UUID, as text or as bytes.
+/// A GPU's UUID, as text or as bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Uuid {

@@ -4,7 +4,7 @@ use crate::abi::{Code, Out, Words, export, text, text_cut};
 use crate::library::{init, library, shutdown};
 use std::ffi::{CStr, c_char, c_int, c_uint};
 
-/// Plain numbers, for whoever compares them; the cards' names say that they are soft.
+/// Plain numbers, for programs that compare versions; the GPUs' names say that they are soft.
 const DRIVER: &str = "580.00.00";
 /// NVML's own version: that of CUDA, then the driver's.
 const NVML: &str = "13.580.00.00";
@@ -16,7 +16,7 @@ export! {
         init()
     }
 
-    /// The flags allow a start without cards, or without holding them: a soft library does both.
+    /// The flags allow a start without GPUs, or without attaching to them: a soft library does both anyway.
     fn nvmlInitWithFlags(_flags: c_uint) {
         init()
     }
@@ -54,7 +54,7 @@ export! {
     }
 }
 
-/// What an error number means; this works before the start, too.
+/// The text for an error number; this works before `nvmlInit`, too.
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlErrorString(code: c_uint) -> Words {
     Words::from(meaning(code))

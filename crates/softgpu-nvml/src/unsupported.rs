@@ -1,7 +1,7 @@
-//! What a soft card does not do, name by name, so that no program finds a name missing.
+//! What a soft GPU does not do, name by name, so that no program finds a name missing.
 //!
-//! The names are those that nvidia-ml-py 13.615 and nvml-wrapper 0.13 look up. With
-//! `SUBLET_SOFT_LOG` set, each is told once to whoever reads the errors of the program that called it.
+//! The names are those that nvidia-ml-py 13.615 and nvml-wrapper 0.13 look up. With `SUBLET_SOFT_LOG` set, each is
+//! reported once on the standard error of the program that called it.
 
 use crate::abi::{Code, answer};
 use crate::library::{Handle, card, library};
@@ -9,7 +9,7 @@ use std::ffi::c_uint;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Set to anything, it makes calls that are not supported known.
+/// If set, calls that are not supported are reported.
 const LOG: &str = "SUBLET_SOFT_LOG";
 
 fn tell(name: &str, told: &AtomicBool) {
@@ -18,7 +18,7 @@ fn tell(name: &str, told: &AtomicBool) {
     }
 }
 
-/// Their first argument is a card, with its faults; the others are not looked at.
+/// Functions with a GPU as first argument, with its faults; the other arguments are not read.
 macro_rules! about_a_card {
     ($($name:ident)*) => {$(
         #[unsafe(no_mangle)]
@@ -33,7 +33,7 @@ macro_rules! about_a_card {
     )*};
 }
 
-/// None of their arguments is looked at, so that any number of them will do.
+/// Functions of which no argument is read, so that any number of them will do.
 macro_rules! about_others {
     ($($name:ident)*) => {$(
         #[unsafe(no_mangle)]

@@ -1,7 +1,7 @@
-//! Real programs look at soft cards: nvidia-ml-py, nvitop, gpustat.
+//! Real programs read soft GPUs: nvidia-ml-py, nvitop, gpustat.
 //!
-//! They run as processes of their own, with the library in front of whatever the machine has. The
-//! process on the cards is the test itself.
+//! They run as separate processes, with the library in front of any other on the machine. The process on the GPUs is
+//! the test itself.
 
 mod python;
 mod support;
@@ -264,7 +264,7 @@ for i in range(nvmlDeviceGetCount()):
     assert_eq!(machine.python(script), format!("[]\n[]\n[{}]\n", CONTEXT_BYTES + GIB));
 }
 
-/// A script under way, and its lines as they come.
+/// A running script, and its lines as they come.
 fn start(machine: &Machine, script: &str) -> (Child, mpsc::Receiver<String>) {
     use std::io::BufRead;
     let mut command = machine.command("python");

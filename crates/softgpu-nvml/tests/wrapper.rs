@@ -1,4 +1,4 @@
-//! The crate `nvml-wrapper`, through which the host looks at cards, over the library by its path.
+//! The crate `nvml-wrapper`, through which the host reads GPUs, with the library given by its path.
 //!
 //! One test: the environment belongs to the whole process.
 

@@ -1,4 +1,4 @@
-//! Taking a process off its cards and putting it back, as NVIDIA's driver does it.
+//! Takes a process off its GPUs and puts it back, as NVIDIA's driver does it.
 //!
 //! ```text
 //!              lock            checkpoint             restore, no room
@@ -6,11 +6,10 @@
 //!      ▲  ◄─timeout──    │  ▲                    │
 //!      └─────unlock──────┘  └──────restore───────┘
 //! ```
-//! The target takes part through its row alone: each of its calls passes a [gate](Seat::pass), which
-//! is shut while it is anything but running. A call that is inside, or a kernel, holds up the lock.
-//! The hazards are those that were measured on a real card: a restore without room loses the
-//! process, memory that cannot be taken refuses and leaves it locked, a stopped target hangs whoever
-//! asks, another user gets an error.
+//! The target takes part through its row alone: each of its calls passes a [gate](Seat::pass), which is closed unless
+//! the process is running. A call that is inside, or a kernel, holds up the lock. The hazards are those measured on a
+//! real GPU: a restore without enough free memory loses the process, memory that cannot be taken makes the checkpoint
+//! fail and leaves the process locked, a stopped target hangs the caller, and another user gets an error.
 
 use crate::fault::CheckpointFault;
 use crate::layout::Row;
@@ -21,27 +20,27 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Why a step was not taken, as the driver tells it.
+/// Why a step was refused, as the driver reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {
-    /// There is no such process on the cards, it is another user's, or it is lost (304).
+    /// There is no such process on the GPUs, it is another user's, or it is lost (304).
     OperatingSystem,
-    /// That is not the next step from where it is (401).
+    /// This step is not possible from the process's state (401).
     IllegalState,
-    /// What it has under way did not end in time (600).
+    /// Work of the process did not end in time (600).
     NotReady,
-    /// It has memory that cannot be taken (801).
+    /// The process has memory that cannot be taken (801).
     NotSupported,
-    /// There is no room for it (2).
+    /// There is not enough free memory for it (2).
     OutOfMemory,
-    /// It lives, and is on no card (3).
+    /// The process is alive, and on no GPU (3).
     NotInitialised,
 }
 
-/// How often a state that should change soon is looked at.
+/// How often a state that should change soon is polled.
 const LOOK: Duration = Duration::from_micros(50);
 
-/// A call under way; the gate cannot shut until it is dropped.
+/// A call in progress; the gate cannot close until it is dropped.
 #[derive(Debug)]
 pub struct Inside<'a> {
     row: &'a Row,
@@ -54,7 +53,7 @@ impl Drop for Inside<'_> {
 }
 
 impl Seat {
-    /// Passes the gate, waiting while it is shut.
+    /// Passes the gate, waiting while it is closed.
     pub fn pass(&self) -> Inside<'_> {
         let row = self.row();
         loop {
@@ -64,7 +63,7 @@ impl Seat {
                 return Inside { row };
             }
             row.inside.fetch_sub(1, SeqCst);
-            // Who died while it waited leaves the gate open.
+            // The process that was about to lock it has died: the gate opens again.
             if state == Checkpoint::Locking as u32 && self.has_no_locker() {
                 let _ = row.checkpoint.compare_exchange(state, Checkpoint::Running as u32, SeqCst, SeqCst);
                 continue;
@@ -73,7 +72,7 @@ impl Seat {
         }
     }
 
-    /// Another pass for what a call that is inside leaves under way.
+    /// Another pass, for work that a call inside leaves running.
     pub fn stay(&self) -> Inside<'_> {
         let row = self.row();
         row.inside.fetch_add(1, SeqCst);
@@ -92,7 +91,7 @@ impl State {
         if is_ours(process.row.uid.load(SeqCst)) { Ok(process) } else { Err(Refused::OperatingSystem) }
     }
 
-    /// A stopped process answers nobody, and the driver waits for its answer.
+    /// The process, once it is not stopped: a stopped process does not answer, and the driver waits for its answer.
     fn answering(&self, pid: u32) -> Result<Process<'_>, Refused> {
         while is_stopped(pid) {
             thread::sleep(Duration::from_millis(5));
@@ -100,12 +99,12 @@ impl State {
         self.target(pid)
     }
 
-    /// How far a process is.
+    /// The checkpoint state of a process, as the driver reports it.
     pub fn checkpoint_state(&self, pid: u32) -> Result<Checkpoint, Refused> {
         let process = self.answering(pid)?;
         match Checkpoint::from_number(process.row.checkpoint.load(SeqCst)) {
             Checkpoint::Locking => Ok(Checkpoint::Running),
-            // The real driver does not tell that it is lost, either.
+            // The real driver does not report that it is lost, either.
             Checkpoint::Failed => Ok(Checkpoint::Checkpointed),
             state => Ok(state),
         }
@@ -116,7 +115,7 @@ impl State {
         self.answering(pid).map(|process| process.pid())
     }
 
-    /// Shuts the gate, and waits until nothing is inside; without a time, for ever.
+    /// Closes the gate, and waits until nothing is inside; without a timeout, for ever.
     pub fn checkpoint_lock(&self, pid: u32, timeout: Option<Duration>) -> Result<(), Refused> {
         let process = self.answering(pid)?;
         let row = process.row;
@@ -124,7 +123,7 @@ impl State {
             |from: Checkpoint, to: Checkpoint| row.checkpoint.compare_exchange(from as u32, to as u32, SeqCst, SeqCst);
         let own = self.begin_lock(process).map_err(|_| Refused::OperatingSystem)?;
         let _own = own.ok_or(Refused::IllegalState)?;
-        // Nobody else is about to lock it: who was has died.
+        // This process holds the lock now: a process that left the state at `Locking` has died.
         let stale = swap(Checkpoint::Locking, Checkpoint::Locking);
         if let Err(other) = stale.or_else(|_| swap(Checkpoint::Running, Checkpoint::Locking)) {
             let lost = Checkpoint::from_number(other) == Checkpoint::Failed;
@@ -147,7 +146,7 @@ impl State {
         Ok(())
     }
 
-    /// Takes the memory of a locked process off the cards.
+    /// Takes the memory of a locked process off the GPUs.
     pub fn checkpoint_save(&self, pid: u32) -> Result<(), Refused> {
         let process = self.answering(pid)?;
         let row = process.row;
@@ -169,7 +168,7 @@ impl State {
         Ok(())
     }
 
-    /// Puts the memory of a process back; if there is no room it is lost.
+    /// Puts the memory of a process back; if there is not enough free memory the process is lost.
     pub fn checkpoint_restore(&self, pid: u32) -> Result<(), Refused> {
         let process = self.answering(pid)?;
         let row = process.row;
@@ -221,11 +220,11 @@ fn is_stopped(pid: u32) -> bool {
 }
 
 fn kill(pid: u32) {
-    // SAFETY: it takes numbers only. The target is on the soft cards, and the fault was ordered.
+    // SAFETY: it takes numbers only. The target is on the soft GPUs, and an operator ordered the fault.
     unsafe { libc::kill(pid as libc::pid_t, libc::SIGKILL) };
 }
 
-/// Sleeps until the number changes, or a little while: a wake-up that is missed costs no more.
+/// Sleeps until the number changes, or for a short time: a missed wake-up costs no more than that.
 fn futex_wait(word: &AtomicU32, value: u32) {
     let time = libc::timespec { tv_sec: 0, tv_nsec: 100_000_000 };
     // SAFETY: the word and the time live until the call returns.

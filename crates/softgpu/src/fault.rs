@@ -1,25 +1,25 @@
-//! What can be made to go wrong, and how it is written into the file.
+//! The faults that can be ordered, and how they are stored in the file.
 
-/// What NVML does about a card.
+/// How NVML behaves for a GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NvmlFault {
-    /// Its work.
+    /// It works.
     #[default]
     None,
     /// Calls about it do not return.
     Hang,
     /// Calls about it fail with an unknown error.
     Error,
-    /// The card fell off the bus.
+    /// The GPU fell off the bus.
     Lost,
     /// The bytes of single processes are not available.
     NoBytes,
 }
 
-/// What a checkpoint of a process on a card does.
+/// How a checkpoint of a process on a GPU behaves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CheckpointFault {
-    /// Its work.
+    /// It works.
     #[default]
     None,
     /// It reports success and frees nothing.
@@ -30,34 +30,34 @@ pub enum CheckpointFault {
     TimesOut,
 }
 
-/// A fault of a card, as a person orders it.
+/// A fault of a GPU, as an operator orders it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CardFault {
     /// Of NVML.
     Nvml(NvmlFault),
     /// Of checkpoints.
     Checkpoint(CheckpointFault),
-    /// So many of the next allocations fail.
+    /// This many of the next allocations fail.
     Allocations(u32),
-    /// Kernels take so many hundredths longer.
+    /// Kernels take this many percent longer.
     SlowPercent(u32),
-    /// Copies take as long as so many bytes a second would; zero: as long as they take.
+    /// Copies take at least as long as at this many bytes a second; zero: no limit.
     CopyBytesPerS(u64),
     /// Everything works again.
     Clear,
 }
 
 impl NvmlFault {
-    /// All of them; each one's place is its number in the file.
+    /// All faults; the index of each is its number in the file.
     pub const ALL: [NvmlFault; 5] =
         [NvmlFault::None, NvmlFault::Hang, NvmlFault::Error, NvmlFault::Lost, NvmlFault::NoBytes];
 
-    /// As it is in the file; what is no fault is none.
+    /// From the number in the file; an unknown number is no fault.
     pub fn from_number(number: u32) -> NvmlFault {
         NvmlFault::ALL.get(number as usize).copied().unwrap_or_default()
     }
 
-    /// As a person types it.
+    /// The word for it on the command line.
     pub const fn word(self) -> &'static str {
         match self {
             NvmlFault::None => "ok",
@@ -70,16 +70,16 @@ impl NvmlFault {
 }
 
 impl CheckpointFault {
-    /// All of them; each one's place is its number in the file.
+    /// All faults; the index of each is its number in the file.
     pub const ALL: [CheckpointFault; 4] =
         [CheckpointFault::None, CheckpointFault::FreesNothing, CheckpointFault::KillsTarget, CheckpointFault::TimesOut];
 
-    /// As it is in the file; what is no fault is none.
+    /// From the number in the file; an unknown number is no fault.
     pub fn from_number(number: u32) -> CheckpointFault {
         CheckpointFault::ALL.get(number as usize).copied().unwrap_or_default()
     }
 
-    /// As a person types it.
+    /// The word for it on the command line.
     pub const fn word(self) -> &'static str {
         match self {
             CheckpointFault::None => "ok",

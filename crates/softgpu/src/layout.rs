@@ -1,19 +1,18 @@
-//! What is in the file: plain numbers, each of which may be read and written at any time.
+//! The layout of the file: plain numbers, each of which may be read and written at any time.
 //!
-//! Everything is an atomic number, so that any bytes make a valid file and nobody who writes
-//! nonsense into it can make a reader do more than report nonsense. Sizes never change within a
-//! version.
+//! Everything is an atomic number, so any bytes make a valid file: a process that writes nonsense into it can only make
+//! a reader report nonsense. Sizes never change within a version.
 
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
 
 /// The first bytes of the file.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"softcard");
-/// Of this layout.
+/// The version of this layout.
 pub const VERSION: u32 = 1;
-/// Cards in one file: more than one host has.
+/// The largest number of GPUs in one file: more than one host has.
 pub const CARDS_MAX: usize = 16;
-/// Processes on the cards at a time.
+/// The largest number of processes on the GPUs at a time.
 pub const PROCESSES_MAX: usize = 512;
 
 /// The file.
@@ -26,15 +25,15 @@ pub struct Board {
     pub version: AtomicU32,
     /// How many of `cards` there are.
     pub cards_len: AtomicU32,
-    /// The cards.
+    /// The GPUs.
     pub cards: [Card; CARDS_MAX],
-    /// Who is on them.
+    /// The processes on the GPUs.
     pub processes: [Row; PROCESSES_MAX],
-    /// So many of the rows were ever taken: the others need not be looked at.
+    /// How many of the rows were ever taken: the others need not be read.
     pub rows_len: AtomicU32,
 }
 
-/// A card.
+/// A GPU.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Card {
@@ -48,22 +47,22 @@ pub struct Card {
     pub nvml_fault: AtomicU32,
     /// See [`crate::fault::CheckpointFault`].
     pub checkpoint_fault: AtomicU32,
-    /// So many of the next allocations fail.
+    /// This many of the next allocations fail.
     pub failing_allocations: AtomicU32,
-    /// Kernels take so many hundredths longer.
+    /// Kernels take this many percent longer.
     pub slow_percent: AtomicU32,
-    /// Copies take as long as so many bytes a second would; zero: as long as they take.
+    /// Copies take at least as long as at this many bytes a second; zero: no limit.
     pub copy_bytes_per_s: AtomicU64,
 }
 
 impl Card {
-    /// Its name, as far as it is text.
+    /// Its name, as far as it is valid text.
     pub fn name_text(&self) -> String {
         let bytes: Vec<u8> = self.name.iter().map(|byte| byte.load(SeqCst)).take_while(|byte| *byte != 0).collect();
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// Its UUID the way NVML writes it.
+    /// Its UUID in NVML's form.
     pub fn uuid_text(&self) -> String {
         let mut text = String::from("GPU");
         for (at, byte) in self.uuid.iter().enumerate() {
@@ -76,7 +75,7 @@ impl Card {
     }
 }
 
-/// A process on the cards.
+/// A process on the GPUs.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Row {
@@ -92,26 +91,26 @@ pub struct Row {
     pub checkpoint: AtomicU32,
     /// Calls and kernels under way that a lock must wait for.
     pub inside: AtomicU32,
-    /// It has memory that a checkpoint cannot take.
+    /// Not zero if it has memory that a checkpoint cannot take.
     pub managed: AtomicU32,
-    /// What it has of each card.
+    /// What it has of each GPU.
     pub cards: [Share; CARDS_MAX],
 }
 
-/// What a process has of one card.
+/// What a process has of one GPU.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Share {
-    /// Bytes, its context's included.
+    /// Bytes, including its context's.
     pub used: AtomicU64,
-    /// Bytes that a checkpoint took away, for when it comes back.
+    /// Bytes that a checkpoint took away and a restore takes again.
     pub parked: AtomicU64,
     /// Nanoseconds during which at least one kernel ran, up to `busy_since`.
     pub busy_ns: AtomicU64,
-    /// When the kernels began that run now, on the monotonic clock; zero: none runs.
+    /// When the kernels that run now began, on the monotonic clock; zero: none runs.
     pub busy_since: AtomicU64,
     /// Kernels that run now.
     pub running: AtomicU32,
-    /// Contexts there.
+    /// Its contexts on the GPU.
     pub contexts: AtomicU32,
 }

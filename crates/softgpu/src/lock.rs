@@ -1,8 +1,7 @@
 //! Locks on bytes of a file that the kernel releases with their owner.
 //!
-//! Open-file-description locks: they belong to one `open`, so that two parts of a process do not
-//! release each other's by closing a descriptor, and they go when the last descriptor does, however
-//! the process ends.
+//! Open-file-description locks: they belong to one `open`, so two parts of a process cannot release each other's by
+//! closing a descriptor. They end with the last descriptor, however the process ends.
 
 use std::fs::File;
 use std::io;
@@ -40,12 +39,12 @@ fn set(file: &File, command: libc::c_int, how: How, byte: u64) -> io::Result<()>
     }
 }
 
-/// Takes a byte, waiting for whoever has it.
+/// Locks a byte, waiting for its present owner.
 pub fn take(file: &File, byte: u64) -> io::Result<()> {
     set(file, libc::F_OFD_SETLKW, How::Take, byte)
 }
 
-/// Takes a byte if nobody has it.
+/// Locks a byte if it is free; false if it is not.
 pub fn try_take(file: &File, byte: u64) -> io::Result<bool> {
     match set(file, libc::F_OFD_SETLK, How::Take, byte) {
         Ok(()) => Ok(true),
@@ -54,12 +53,12 @@ pub fn try_take(file: &File, byte: u64) -> io::Result<bool> {
     }
 }
 
-/// Gives a byte back.
+/// Unlocks a byte.
 pub fn release(file: &File, byte: u64) -> io::Result<()> {
     set(file, libc::F_OFD_SETLK, How::Release, byte)
 }
 
-/// Whether another open file has the byte.
+/// True if another open file has locked the byte.
 pub fn is_taken(file: &File, byte: u64) -> io::Result<bool> {
     let mut lock = flock(libc::F_WRLCK, byte);
     // SAFETY: the descriptor is open, and the structure lives until the call returns.

@@ -1,22 +1,22 @@
-//! Where the two libraries are, and what makes a program find them.
+//! Where the two libraries are, and how programs are made to find them.
 //!
-//! They lie beside the binary, under the very names that programs ask the linker for. Absent: the
-//! linker's own paths, where NVIDIA's libraries may be.
+//! They are beside the binary, under the names that programs ask the linker for. Absent: the linker's own paths, where
+//! NVIDIA's libraries may be.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
-/// Names the directory of the libraries, for odd installations.
+/// Names the directory of the libraries, for unusual installations.
 pub const LIBRARY_ENV: &str = "SUBLET_SOFT_LIB";
 /// The driver API.
 pub const CUDA: &str = "libcuda.so.1";
 /// The management library.
 pub const NVML: &str = "libnvidia-ml.so.1";
-/// Where the linker looks first.
+/// The path that the linker searches first.
 pub const LINKER_ENV: &str = "LD_LIBRARY_PATH";
 
-/// The soft cards' libraries are not there.
+/// The libraries of the soft GPUs are missing.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("the soft GPUs' libraries ({CUDA}, {NVML}) were not found in {}", list(looked))]
 pub struct NoLibraries {
@@ -24,7 +24,7 @@ pub struct NoLibraries {
 }
 
 impl NoLibraries {
-    /// The next step.
+    /// What the user can do next.
     pub fn hint(&self) -> String {
         format!("`cargo xtask up` in a checkout builds them; {LIBRARY_ENV} can name the directory that has both")
     }
@@ -43,7 +43,7 @@ pub fn libraries() -> Result<PathBuf, NoLibraries> {
 
 fn find(given: Option<PathBuf>, exe: Option<&Path>) -> Result<PathBuf, NoLibraries> {
     let bin = exe.and_then(Path::parent);
-    // Whoever names a directory means that one.
+    // A named directory is the only one searched.
     let looked = match (given, bin) {
         (Some(dir), _) => vec![std::path::absolute(&dir).unwrap_or(dir)],
         (None, Some(bin)) => {
@@ -59,10 +59,10 @@ fn find(given: Option<PathBuf>, exe: Option<&Path>) -> Result<PathBuf, NoLibrari
     }
 }
 
-/// The linker's path with a directory in front; what was there stays behind it.
+/// The linker's path with a directory in front of the present entries.
 pub fn in_front(dir: &Path, before: Option<&OsStr>) -> OsString {
     let mut path = dir.as_os_str().to_owned();
-    // An empty entry would be the directory that the program happens to be in.
+    // An empty entry would mean the program's current directory.
     let rest =
         before.map(std::env::split_paths).into_iter().flatten().filter(|p| p != dir && !p.as_os_str().is_empty());
     for entry in rest {

@@ -1,17 +1,17 @@
-//! Which cards there are: `2x24GiB`, `1x80GiB,1x24GiB`.
+//! The list of GPUs to make: `2x24GiB`, `1x80GiB,1x24GiB`.
 
 use crate::layout::CARDS_MAX;
 use std::str::FromStr;
 
-/// The least a soft card has: room for a context and something beside it.
+/// The smallest size of a soft GPU: enough for a context and some data.
 const LEAST: u64 = 1 << 30;
-/// The most: an address has fewer bits than this many cards would fill.
+/// The largest size: the address space has room for this on every GPU.
 const MOST: u64 = 1 << 40;
 
-/// Cards to make.
+/// The GPUs to make.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Spec {
-    /// Bytes of each.
+    /// Bytes of each GPU.
     pub totals: Vec<u64>,
 }
 

@@ -1,8 +1,8 @@
-//! The file that all processes map: who has how much of which card.
+//! The file that all processes map: how much of which GPU each process has.
 //!
-//! A process takes a [`Seat`]: a row, and the lock that says that it lives. Bytes are taken and given
-//! back under one lock for all (a few microseconds), so that no two processes are promised the same
-//! ones. Rows of the dead are read as empty and taken by whoever comes next.
+//! A process takes a [`Seat`]: a row, and the lock that shows that it is alive. Bytes are taken and given back under
+//! one lock for all processes (a few microseconds), so that no bytes are given out twice. Rows of dead processes are
+//! read as empty, and the next new process may take them.
 
 use crate::fault::{CardFault, CheckpointFault, NvmlFault};
 use crate::layout::{Board, CARDS_MAX, Card, MAGIC, PROCESSES_MAX, Row, VERSION};
@@ -18,83 +18,83 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use thiserror::Error;
 
-/// Where a program finds the file, if nobody said otherwise.
+/// The environment variable that names the file.
 pub const ENV: &str = "SUBLET_SOFT_STATE";
-/// What the driver keeps of a card for itself.
+/// Bytes of a GPU that the driver keeps for itself.
 pub const IDLE_BYTES: u64 = 64 << 20;
-/// What a context takes of a card.
+/// Bytes of a GPU that a context takes.
 pub const CONTEXT_BYTES: u64 = 128 << 20;
 
-/// How the UUIDs of soft cards begin, as NVML writes them; no real card's does.
+/// The prefix of the UUIDs of soft GPUs in NVML's form; no real GPU has it.
 pub const SOFT_UUID: &str = "GPU-50f7ca2d-";
 /// The same as bytes.
 const SOFT: [u8; 4] = [0x50, 0xf7, 0xca, 0x2d];
 
-/// The byte that is locked while the books are changed; beyond the end of the file.
+/// The byte that is locked while the accounts are changed; it is beyond the end of the file.
 const BOOKS: u64 = 1 << 40;
-/// The byte of the first row's owner.
+/// The byte that the owner of the first row locks; the others follow.
 const SEATS: u64 = 1 << 41;
-/// The byte of whoever is about to lock the first row's owner.
+/// The byte that a process locks while it is about to lock the first row's owner; the others follow.
 const LOCKERS: u64 = 1 << 42;
 
-/// Why the soft cards cannot be used.
+/// Why the soft GPUs cannot be used.
 #[derive(Debug, Error)]
 pub enum StateError {
     /// The file cannot be made, opened or mapped.
     #[error("the soft GPUs' file `{}` cannot be used", path.display())]
     File {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// It is something else.
+    /// The file is something else.
     #[error("`{}` is not a file of soft GPUs, or one of another version", path.display())]
     NotCards {
-        /// Which.
+        /// The file.
         path: PathBuf,
     },
-    /// Another user made it, or it has other names too.
+    /// Another user made it, or it has more than one name.
     #[error("`{}` belongs to user {uid}, or is no plain file", path.display())]
     Foreign {
-        /// Which.
+        /// The file.
         path: PathBuf,
         /// Its owner.
         uid: u32,
     },
-    /// Other cards are wanted, and somebody uses those there are.
+    /// Other GPUs are wanted, and a process uses the present ones.
     #[error("process {pid} uses the soft GPUs there are: other ones can be made when it is gone")]
     InUse {
-        /// One of those who do.
+        /// One of the processes that use them.
         pid: u32,
     },
-    /// There are too many processes.
+    /// The file has no free row for another process.
     #[error("{PROCESSES_MAX} processes use the soft GPUs already")]
     Crowded,
 }
 
-/// The card has not so many bytes left.
+/// The GPU does not have that many bytes left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full;
 
-/// How far a checkpoint of a process is.
+/// The checkpoint state of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Checkpoint {
-    /// It works.
+    /// It runs.
     Running = 0,
-    /// Its calls wait; nothing of it runs on a card.
+    /// Its calls wait; nothing of it runs on a GPU.
     Locked = 1,
-    /// And its memory is not on the cards.
+    /// Like `Locked`, and its memory is not on the GPUs.
     Checkpointed = 2,
-    /// It could not be brought back: it is lost.
+    /// It could not be restored: it is lost.
     Failed = 3,
-    /// Somebody waits for what it has under way.
+    /// A process is about to lock it, and waits for its work to end.
     Locking = 4,
 }
 
 impl Checkpoint {
-    /// As it is in the file; nonsense is a process that is lost.
+    /// From the number in the file; an unknown number means that the process is lost.
     pub fn from_number(number: u32) -> Checkpoint {
         match number {
             0 => Checkpoint::Running,
@@ -112,11 +112,11 @@ pub struct State {
     file: File,
     path: PathBuf,
     board: NonNull<Board>,
-    /// The lock of the file is the process's: its threads take turns here first.
+    /// The lock of the file belongs to the process: its threads lock this first.
     turn: Mutex<()>,
 }
 
-/// The books, locked until the drop.
+/// The accounts, locked until the drop.
 pub(crate) struct Books<'a> {
     file: &'a File,
     _turn: MutexGuard<'a, ()>,
@@ -135,15 +135,15 @@ unsafe impl Sync for State {}
 
 impl Drop for State {
     fn drop(&mut self) {
-        // SAFETY: it was mapped with this length, and nobody has a reference any more.
+        // SAFETY: it was mapped with this length, and no reference is left.
         unsafe { libc::munmap(self.board.as_ptr().cast(), size_of::<Board>()) };
     }
 }
 
-/// A live process on the cards.
+/// A live process on the GPUs.
 #[derive(Clone, Copy, Debug)]
 pub struct Process<'a> {
-    /// Its place in the file.
+    /// The index of its row.
     pub number: usize,
     /// Its row.
     pub row: &'a Row,
@@ -154,15 +154,15 @@ impl Process<'_> {
     pub fn pid(&self) -> u32 {
         self.row.pid.load(SeqCst)
     }
-    /// Bytes it has of a card.
+    /// Bytes that it has of a GPU.
     pub fn used(&self, card: usize) -> u64 {
         self.row.cards[card].used.load(SeqCst)
     }
-    /// Whether it has a context on a card.
+    /// True if it has a context on a GPU.
     pub fn is_on(&self, card: usize) -> bool {
         self.row.cards[card].contexts.load(SeqCst) > 0 && self.used(card) > 0
     }
-    /// Nanoseconds during which its kernels ran on a card, until now.
+    /// Nanoseconds during which its kernels ran on a GPU, until now.
     pub fn busy_ns(&self, card: usize) -> u64 {
         let share = &self.row.cards[card];
         let since = share.busy_since.load(SeqCst);
@@ -180,7 +180,7 @@ pub fn now_ns() -> u64 {
 }
 
 impl State {
-    /// Makes the cards, unless just those are there already.
+    /// Makes the GPUs, unless the same ones exist already.
     pub fn create(path: &Path, spec: &Spec) -> Result<State, StateError> {
         let failed = |source| StateError::File { path: path.to_owned(), source };
         let mut options = OpenOptions::new();
@@ -191,12 +191,12 @@ impl State {
         if !found.is_file() || found.uid() != own_uid() || found.nlink() != 1 {
             return Err(StateError::Foreign { path: path.to_owned(), uid: found.uid() });
         }
-        // The name of the file lets in every user that may open its directory, whatever the umask was.
+        // The file admits every user that may open its directory, whatever the umask was.
         file.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666)).map_err(failed)?;
         State::create_in(file, path, spec)
     }
 
-    /// The same in a file that the caller has opened.
+    /// Like [`create`](State::create), in a file that the caller has opened.
     pub fn create_in(file: File, path: &Path, spec: &Spec) -> Result<State, StateError> {
         let failed = |source| StateError::File { path: path.to_owned(), source };
         lock::take(&file, BOOKS).map_err(failed)?;
@@ -207,7 +207,7 @@ impl State {
         made.map(|()| state)
     }
 
-    /// Opens the cards that somebody made.
+    /// Opens the GPUs of an existing file.
     pub fn open(path: &Path) -> Result<State, StateError> {
         let file = OpenOptions::new().read(true).write(true).open(path);
         let file = file.map_err(|source| StateError::File { path: path.to_owned(), source })?;
@@ -252,7 +252,7 @@ impl State {
             let name = format!("Sublet Soft {}GiB", total >> 30);
             let name = name.bytes().chain(std::iter::repeat(0));
             card.name.iter().zip(name).for_each(|(place, byte)| place.store(byte, SeqCst));
-            // The same after every start, as a real card's: made of the file's own place and number.
+            // The same after every start, as a real GPU's: derived from the file's path and the GPU's number.
             let uuid = uuid(&self.path, number);
             card.uuid.iter().zip(uuid).for_each(|(place, byte)| place.store(byte, SeqCst));
             set_fault(card, CardFault::Clear);
@@ -264,27 +264,27 @@ impl State {
     }
 
     fn board(&self) -> &Board {
-        // SAFETY: mapped as long as `self` lives; every field is an atomic, for which any bytes do.
+        // SAFETY: mapped as long as `self` lives; every field is an atomic, for which any bytes are valid.
         unsafe { self.board.as_ref() }
     }
 
-    /// Where the file is.
+    /// The path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The cards.
+    /// The GPUs.
     pub fn cards(&self) -> &[Card] {
         let board = self.board();
         &board.cards[..(board.cards_len.load(SeqCst) as usize).min(CARDS_MAX)]
     }
 
-    /// Who lives and is on a card.
+    /// The live processes in the file.
     pub fn processes(&self) -> impl Iterator<Item = Process<'_>> {
         self.processes_where(|_| true)
     }
 
-    /// Who lives and has anything of a card. Rows without are passed over before the kernel is asked.
+    /// The live processes that have memory or a context on a GPU. Other rows are skipped before the kernel is asked.
     pub fn processes_on(&self, card: usize) -> impl Iterator<Item = Process<'_>> {
         self.processes_where(move |row| {
             let share = &row.cards[card];
@@ -306,27 +306,27 @@ impl State {
     }
 
     fn lives(&self, number: usize) -> bool {
-        // Who cannot be asked about is there: unknown is not free.
+        // If the kernel does not say whether a process lives, it counts as alive: its memory is not free.
         lock::is_taken(&self.file, SEATS + number as u64).unwrap_or(true)
     }
 
-    /// Bytes of a card that are not free.
+    /// Bytes of a GPU that are not free.
     pub fn used(&self, card: usize) -> u64 {
         self.processes_on(card).fold(IDLE_BYTES, |sum, process| sum.saturating_add(process.used(card)))
     }
 
-    /// Makes a card fail, or work again.
+    /// Orders a fault of a GPU, or clears its faults.
     pub fn fault(&self, card: usize, fault: CardFault) -> bool {
         self.cards().get(card).map(|card| set_fault(card, fault)).is_some()
     }
 
-    /// Says that this process is about to lock another, until the drop; not if somebody else is.
+    /// Registers this process as about to lock another, until the drop; `None` if another process is.
     pub(crate) fn begin_lock(&self, process: Process<'_>) -> io::Result<Option<File>> {
         let file = OpenOptions::new().read(true).write(true).open(&self.path)?;
         Ok(lock::try_take(&file, LOCKERS + process.number as u64)?.then_some(file))
     }
 
-    /// The books, if they could be locked: without that, nothing may be taken from them.
+    /// Locks the accounts. On an error nothing may be taken from them.
     pub(crate) fn lock_books(&self) -> io::Result<Books<'_>> {
         let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         lock::take(&self.file, BOOKS)?;
@@ -351,18 +351,18 @@ fn set_fault(card: &Card, fault: CardFault) {
     }
 }
 
-/// A process's own row, and the lock that says that it lives.
+/// A process's own row, and the lock that shows that it is alive.
 #[derive(Debug)]
 pub struct Seat {
     state: State,
     number: usize,
-    /// An open file of its own: with it the lock goes.
+    /// A separate open file: the lock ends with it.
     file: File,
     running: Mutex<()>,
 }
 
 impl Seat {
-    /// Sits down; the row is free again when this process ends, however it does.
+    /// Takes a row; it is free again when this process ends, in any way.
     pub fn take(state: State) -> Result<Seat, StateError> {
         let failed = |source| StateError::File { path: state.path.clone(), source };
         let file = OpenOptions::new().read(true).write(true).open(&state.path).map_err(failed)?;
@@ -385,12 +385,12 @@ impl Seat {
         }
     }
 
-    /// The cards.
+    /// The GPUs.
     pub fn state(&self) -> &State {
         &self.state
     }
 
-    /// Whether nobody is about to lock it; who cannot be asked about is there.
+    /// True if no process is about to lock this one; false if the kernel does not say.
     pub(crate) fn has_no_locker(&self) -> bool {
         !lock::is_taken(&self.state.file, LOCKERS + self.number as u64).unwrap_or(true)
     }
@@ -405,7 +405,7 @@ impl Seat {
         [self.file.as_raw_fd(), self.state.file.as_raw_fd()]
     }
 
-    /// Takes bytes of a card.
+    /// Takes bytes of a GPU.
     pub fn reserve(&self, card: usize, bytes: u64) -> Result<(), Full> {
         let Some(of_card) = self.state.cards().get(card) else { return Err(Full) };
         let fails = of_card.failing_allocations.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1)).is_ok();
@@ -424,11 +424,11 @@ impl Seat {
     /// Gives bytes back.
     pub fn give_back(&self, card: usize, bytes: u64) {
         let share = &self.row().cards[card];
-        // A number that anybody can write is not trusted to be large enough.
+        // Every process can write this number, so it may be smaller than it should be.
         let _ = share.used.fetch_update(SeqCst, SeqCst, |used| Some(used.saturating_sub(bytes)));
     }
 
-    /// A kernel begins on a card; it ends with the drop.
+    /// Records that a kernel runs on a GPU, until the drop.
     pub fn kernel(&self, card: usize) -> Running<'_> {
         let share = &self.row().cards[card];
         let held = self.running.lock();
@@ -442,13 +442,13 @@ impl Seat {
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        // Only its own row changes, and only to less: that needs no lock.
+        // Only its own row changes, and only to smaller values: that needs no lock.
         clear(self.row());
         let _ = lock::release(&self.file, SEATS + self.number as u64);
     }
 }
 
-/// A kernel that runs.
+/// A running kernel.
 #[derive(Debug)]
 pub struct Running<'a> {
     seat: &'a Seat,
@@ -493,14 +493,14 @@ fn own_namespace() -> u64 {
     std::fs::metadata("/proc/self/ns/pid").map_or(0, |data| data.ino())
 }
 
-/// When this process started: field 22 of its line, counted after the name in parentheses.
+/// When this process started: field 22 of `/proc/self/stat`, counted after the name in parentheses.
 fn own_start() -> u64 {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
     let after = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
     after.split_whitespace().nth(19).and_then(|word| word.parse().ok()).unwrap_or(0)
 }
 
-/// Sixteen bytes that say that the card is soft, and which card of which file it is (FNV-1a, twice).
+/// Sixteen bytes that mark the GPU as soft, and identify the file and the GPU in it (FNV-1a, twice).
 fn uuid(path: &Path, number: usize) -> [u8; 16] {
     let text = format!("{}#{number}", path.display());
     let hash = |seed: u64| text.bytes().fold(seed, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));

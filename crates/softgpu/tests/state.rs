@@ -1,4 +1,4 @@
-//! Several open files stand for several processes: to the kernel's locks they are the same.
+//! Several open files stand for several processes: the kernel's locks treat them alike.
 
 use std::path::Path;
 use std::sync::atomic::Ordering::SeqCst;
@@ -158,7 +158,7 @@ fn a_restore_without_room_loses_the_process() {
     seat.reserve(0, 3 * GIB).unwrap();
     state.checkpoint_lock(pid, None).unwrap();
     state.checkpoint_save(pid).unwrap();
-    // Another process with the same id, as far as the books are concerned: it has the card now.
+    // Another process with the same id, as far as the accounts are concerned: it has the GPU now.
     let other = sit(dir.path());
     other.row().pid.store(pid + 1, SeqCst);
     other.reserve(0, 2 * GIB).unwrap();

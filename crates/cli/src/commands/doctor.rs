@@ -86,7 +86,7 @@ fn look(globals: &Globals) -> Findings {
             checks.push(answer(&client, daemon_pid));
             match client.get::<Cards>("/v1/cards") {
                 Ok(found) => cards = Some(found),
-                Err(failure) => checks.push(Check::new("cards", State::Bad, failure.to_string())),
+                Err(failure) => checks.push(Check::new("GPUs", State::Bad, failure.to_string())),
             }
         }
         Err(failure) => {
@@ -97,7 +97,7 @@ fn look(globals: &Globals) -> Findings {
     checks.extend(machine::checks(daemon_pid, cards.as_ref().map(|cards| cards.kind.as_str())));
     if let Some(cards) = &cards {
         checks.extend(cards.config_trouble.as_deref().map(refused_reload));
-        checks.extend(cards.trouble.iter().map(|trouble| Check::new("cards", State::Bad, trouble.clone())));
+        checks.extend(cards.trouble.iter().map(|trouble| Check::new("GPUs", State::Bad, trouble.clone())));
         checks.push(parking(cards.parking.as_ref(), shim::library().as_deref()));
         checks.extend(cards.parking.as_ref().filter(|_| cards.kind != "scripted").map(driver));
         checks.extend(cards.cards.iter().flat_map(|card| card::checks(card, cards.parking.is_some())));
@@ -217,7 +217,7 @@ mod tests {
     fn findings_line_up_and_end_with_a_verdict() {
         let cards = sample::cards();
         let mut checks = vec![Check::new("daemon", State::Ok, "version 0.1.0 answers at /run/sublet/sublet.sock")];
-        checks.push(Check::new("cards", State::Bad, "no answer\nhint: look at its log"));
+        checks.push(Check::new("GPUs", State::Bad, "no answer\nhint: look at its log"));
         checks.push(parking(cards.parking.as_ref(), Some(Path::new("/lib"))));
         checks.extend(cards.parking.as_ref().map(driver));
         checks.extend(cards.cards.iter().flat_map(|card| card::checks(card, true)));

@@ -1,4 +1,4 @@
-//! Python environments for tests, made by the first who needs one.
+//! Python environments for tests, made by the first test that needs one.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -8,10 +8,10 @@ use std::process::Command;
 pub fn venv(target: &Path, name: &str, wanted: &Path) -> PathBuf {
     let venv = target.join(name);
     let requirements = fs::read_to_string(wanted).unwrap();
-    // Tests run at once, in several processes: one makes it, the others wait.
+    // Tests run at the same time, in several processes: one makes the environment, the others wait.
     let lock = File::create(target.join(format!("{name}.lock"))).unwrap();
     lock.lock().unwrap();
-    // The stamp is written last: a venv that was only half filled is made anew.
+    // The stamp is written last: an incomplete environment is made anew.
     let stamp = venv.join("sublet-requirements.txt");
     if !fs::read_to_string(&stamp).is_ok_and(|installed| installed == requirements) {
         run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&venv));

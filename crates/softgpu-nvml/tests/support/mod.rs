@@ -1,4 +1,4 @@
-//! Soft cards in a directory of their own, with the library beside them.
+//! Soft GPUs in a directory of their own, with the library beside them.
 
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
@@ -15,15 +15,15 @@ pub fn library() -> PathBuf {
     test.parent().unwrap().join("libnvidia_ml.so")
 }
 
-/// A file of soft cards, and the library under the name that programs look for.
+/// A file of soft GPUs, and the library under the name that programs look for.
 pub struct Machine {
     dir: tempfile::TempDir,
-    /// The cards.
+    /// The GPUs.
     pub state: State,
 }
 
 impl Machine {
-    /// Cards as in `2x4GiB`.
+    /// GPUs as in `2x4GiB`.
     pub fn with(spec: &str) -> Machine {
         let dir = tempfile::tempdir().unwrap();
         let state = State::create(&dir.path().join("cards"), &spec.parse().unwrap()).unwrap();
@@ -31,12 +31,12 @@ impl Machine {
         Machine { dir, state }
     }
 
-    /// Where the cards are.
+    /// The path of the GPUs' file.
     pub fn cards(&self) -> PathBuf {
         self.dir.path().join("cards")
     }
 
-    /// This process on a card: with a context, and bytes besides.
+    /// Puts this process on a GPU, with a context and bytes besides.
     pub fn sit(&self, card: usize, bytes: u64) -> Seat {
         let seat = Seat::take(State::open(&self.cards()).unwrap()).unwrap();
         seat.reserve(card, CONTEXT_BYTES + bytes).unwrap();
