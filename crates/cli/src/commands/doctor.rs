@@ -224,7 +224,7 @@ mod tests {
         let (can_grant, verdict) = verdict(Some(&cards));
         expect![[r#"
             daemon         ok    version 0.1.0 answers at /run/sublet/sublet.sock
-            GPUs          bad   no answer
+            GPUs           bad   no answer
                                  hint: look at its log
             parking        ok    32 GiB of host memory, 8 GiB booked, 4 GiB kept ready; no larger lease can be parked; huge pages of shared memory
             driver park    less  programs without the library are parked by the driver where a restore is sure to have room
