@@ -1,4 +1,4 @@
-//! A wish for a lease, and the limits within which a wish makes sense.
+//! A request for a lease, and the limits within which a request makes sense.
 
 use crate::ids::CardId;
 use crate::reading::CardFacts;

@@ -1,10 +1,10 @@
-//! Who a process on a card is, and where it came from: what was read of it at one moment.
+//! What was read about a process on a GPU at one moment: what it is and where it came from.
 //!
-//! An audit stands on the trail before anything is done to its process, and it is compared with a
-//! second one before a signal leaves. Its JSON form stays on disk for ever: fields come, none go.
+//! An audit is on the trail before anything is done to its process. It is compared with a second audit before a signal
+//! is sent. Its JSON form stays on disk for ever: fields are added, none are removed.
 //!
-//! Absent: reading it (the host's), names of users (the daemon's), what the process holds on which
-//! card (a reading's), and any opinion about what may be done to it.
+//! Absent: reading it (the host's), names of users (the daemon's), what the process holds on which GPU (a reading's),
+//! and any decision about what may be done to it.
 
 use crate::ids::ProcKey;
 use serde::{Deserialize, Serialize};

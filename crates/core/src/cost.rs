@@ -1,9 +1,9 @@
-//! What it takes to leave a card and to come back: a fixed part and a rate, learned from every time
-//! it was done, by tenant, program and rung.
+//! What it costs to park and to resume: a fixed part and a rate, by tenant, program and preemption method, learned
+//! from every park and resume.
 //!
-//! A line is fitted through what was measured. Before anything was, it is the one that a first look
-//! at real cards gave; later measurements outweigh it, and newer ones the older. Whole numbers only,
-//! so that every replay of the log comes to the same.
+//! A line is fitted through the measurements. Before the first one it is the line that a first measurement on real
+//! GPUs gave; later measurements outweigh it, and newer ones outweigh older ones. Whole numbers only, so that every
+//! replay of the log gives the same line.
 
 use crate::rung::Rung;
 use crate::units::{Bytes, Span, Time};

@@ -1,7 +1,7 @@
-//! Why a lease waits: who is ahead, what stands in the way, when it should start.
+//! Why a lease waits: which waiters are ahead, what it lacks, when it should start.
 //!
-//! Read-only. Costs are bounded: places are counted to [`PLACE_MAX`], estimates
-//! made for the first few waiters only.
+//! Read-only. Costs are bounded: places are counted to [`PLACE_MAX`], and estimates are made for the first few waiters
+//! only.
 
 use crate::ask::{Ask, Preempt, Term, Vram};
 use crate::decide::board::could_hold;

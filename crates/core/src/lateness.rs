@@ -1,10 +1,9 @@
-//! How late waiters really start, beside what was expected when they asked.
+//! How late waiters really start, compared with what was expected when they made their request.
 //!
-//! [`crate::expect`] plays forward what is there. Requests that come later and go first, tenants
-//! whose debt grows, plans that fail: those it cannot know. How much they matter is learned here:
-//! some waiters are remembered with what was expected of them, and when they start, the ratio of the
-//! two is counted. What is told to people is multiplied by the ratio that was kept so far in five, or
-//! nine, of ten cases. It is kept apart for short, middle and long waits.
+//! [`crate::expect`] plays forward what is there. It cannot know of later requests that go first, of tenants with a
+//! growing debt, or of plans that fail. How much those matter is learned here: some waiters are remembered with what
+//! was expected of them, and when they start, the ratio of the two is counted. An estimate for people is multiplied by
+//! the ratio that was kept so far in five, or nine, of ten cases. It is kept apart for short, middle and long waits.
 
 use crate::durations::{Histogram, ONE, Outcome};
 use crate::units::{Span, Time};

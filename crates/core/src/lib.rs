@@ -1,12 +1,11 @@
-//! Decides who may hold a card, and until when.
+//! Decides which leases may hold which GPUs, and until when.
 //!
-//! Nothing here reads a clock, a file, a socket or a driver, starts a thread or
-//! depends on the order of a hash map. Time arrives as `now`; the world arrives
-//! as an [`event::Event`]; what is decided leaves as [`action::Action`]s.
+//! Nothing here reads a clock, a file, a socket or a driver, starts a thread or depends on the order of a hash map.
+//! Time arrives as `now`; the world arrives as an [`event::Event`]; decisions leave as [`action::Action`]s.
 //!
-//! Start at [`decide::decide`]. [`rows`] is what survives a restart, [`state`]
-//! that and what was seen since, [`room`] the arithmetic of one card, [`queue`]
-//! the order of service, [`explain`] the answers to "why", [`expect`] those to "when".
+//! Start at [`decide::decide`]. [`rows`] is what survives a restart, [`state`] the rows and what was seen since,
+//! [`room`] the arithmetic of one GPU, [`queue`] the order of service. [`explain`] answers "why", [`expect`] answers
+//! "when".
 
 pub mod action;
 pub mod aside;

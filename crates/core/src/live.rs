@@ -1,4 +1,4 @@
-//! What was seen of a lease, and gone with the process: never journaled.
+//! What was seen of a lease. It is lost when the daemon stops, and never journaled.
 
 use crate::action::Wake;
 use crate::decide::HOOK;

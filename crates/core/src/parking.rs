@@ -1,8 +1,8 @@
-//! What is known of holders that could be parked, and whether they can be.
+//! Whether a holder can be parked, and what is known for that.
 //!
-//! A holder is parked whole or not at all, and only while somebody speaks for every one of its
-//! programs that the driver shows on a card: Sublet's library in it, the driver itself, or its
-//! wrapper, which has a hook for all of them. Host memory is booked before anything moves.
+//! A holder is parked whole or not at all, and only while every one of its programs that the driver shows on a GPU has
+//! a mover: Sublet's library in the program, the driver itself, or the wrapper, which has one hook for all of them.
+//! Host memory is booked before anything moves.
 
 use crate::ids::{CardId, LeaseId, ProcKey, TenantId};
 use crate::live::Live;

@@ -1,4 +1,4 @@
-//! What an operator may choose. Every number has its reason beside it.
+//! The settings that an operator may choose. Every number has its reason beside it.
 
 use crate::ask::{Ask, Tier};
 use crate::rows::{Away, Tenant};

@@ -1,19 +1,19 @@
 //! The order in which waiters are served.
 //!
-//! Inside a tenant, by arrival less head start. Between tenants the first waiters are compared,
-//! each moved back by what its tenant owes:
+//! Inside a tenant, by arrival less head start. Between tenants the first waiters are compared, each put back by its
+//! tenant's debt:
 //!
 //! ```text
 //! first = the later of its arrival and its tenant's turn (when the waiter before it left)
 //! key   = first + clamp(mark − first, 0, debt_max) − head start           ties by arrival number
 //! ```
-//! Whoever stands behind another of its tenant counts from when the tenant was last served, too: one
-//! that cannot start yet does not let those behind it pass as if they had waited alone. So a thousand
-//! asks made at once are one waiter at a time among the others'. Marks and turns are absolute times:
-//! the order changes with a charge or a departure, never with time alone.
+//! A waiter behind another one of its tenant counts from when the tenant was last served, too. So a first waiter that
+//! cannot start yet does not let the others of its tenant pass as if they had waited alone, and a thousand requests
+//! made at once compete as one waiter at a time. Marks and turns are absolute times: the order changes with a charge
+//! or when a waiter leaves, never with time alone.
 //!
-//! Each tenant has its own line; the heads of all lines stand in one more. A tenant that its own
-//! quota holds back stands aside with its whole line, and costs nothing until it may come back.
+//! Each tenant has its own line; the heads of all lines are in one more. A tenant at its own quota is set aside with
+//! its whole line, and costs nothing until it may come back.
 
 use crate::ids::{LeaseId, TenantId};
 use crate::units::{Span, Time};

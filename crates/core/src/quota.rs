@@ -1,7 +1,7 @@
-//! What tenants and groups have on the books, and what they may have.
+//! What tenants and groups have reserved, and what they may have.
 //!
-//! A cap of a tenant counts what the tenant has, whatever it asked through; a cap of a group counts
-//! what its members have together. Shares are counted over those who use the cards or wait for them.
+//! A cap of a tenant counts all that the tenant has, with and without a token; a cap of a group counts what its
+//! members have together. Shares are counted over the tenants that use the GPUs or wait for them.
 
 use crate::ask::{Ask, Preempt, Vram};
 use crate::decide::serve::{could_be, least_wish};

@@ -1,7 +1,6 @@
-//! What the eyes report: cards that exist, and one look at one card.
+//! What the host reports: the GPUs that exist, and one reading of one GPU.
 //!
-//! A reading can be unreadable, and that is never zero. Nothing here is kept
-//! across a restart.
+//! A reading can be unreadable, and that is never zero. Nothing here is kept across a restart.
 
 use crate::ids::ProcKey;
 use crate::units::{Bytes, Time};

@@ -1,15 +1,15 @@
-//! How much of one card may be promised: each byte is counted with whoever
-//! holds it, and what nobody holds is counted too.
+//! How much of one GPU may be promised: each byte counts for the lease that has it, and bytes that belong to no lease
+//! count too.
 //!
 //! ```text
 //! loose      = max(0, total − free − Σ seen)
 //! committed  = loose + Σ max(reserved, seen) + margin
-//! promisable = max(0, total − committed);  0 if the card cannot be trusted now
+//! promisable = max(0, total − committed);  0 if the GPU cannot be trusted now
 //! ```
-//! Where the driver tells what is free and not whose the rest is (*coarse*), who is parked counts with what
-//! a context and modules take at most:
+//! Where the driver tells what is free, but not how much each process has (*coarse*), a parked lease counts with the
+//! most that a context and modules take:
 //! ```text
-//! committed  = max(total − free, Σ reserved + Σ left of who is parked) + margin
+//! committed  = max(total − free, Σ reserved + Σ left of parked leases) + margin
 //! ```
 
 use crate::ask::Exclusivity;

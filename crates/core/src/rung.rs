@@ -1,4 +1,4 @@
-//! The ways in which a holder can be made to leave its cards.
+//! Preemption methods: the ways in which a holder can be taken off its GPUs.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;

@@ -1,7 +1,8 @@
-//! Processes on cards that belong to no lease there: what is known of them, and what the house does about it.
+//! Unleased processes: processes on GPUs that belong to no lease there, what is known of them, and the modes and rules
+//! by which they are treated.
 //!
-//! A [`Stranger`] is a durable fact from the moment it is found, so that whatever is done to it later has
-//! its story on the record first. What is decided about it is [`crate::decide`]'s.
+//! A [`Stranger`] is durable from the moment it is found, so that its history is on the record before anything is done
+//! to it. [`crate::decide`] decides what is done.
 
 use crate::ask::Tier;
 use crate::audit::Audit;

@@ -1,9 +1,8 @@
-//! Tokens: how somebody who is not a local user says who it is.
+//! Tokens: how a caller that is not a local user proves which tenant it is.
 //!
-//! A token's secret never reaches this program's disk. Whoever asks for a token
-//! makes the secret and sends its hash; whoever calls sends the secret, which is
-//! hashed and compared. Expiry is by the wall clock, because people write it
-//! down in days; whoever lets a caller in checks it, and tells the time here.
+//! A token's secret never reaches this program's disk. The client that asks for a token makes the secret and sends its
+//! hash. A later call carries the secret, which is hashed and compared. Expiry is by the wall clock, because people
+//! write it down in days; the gate that admits a call checks it, and passes the time in here.
 //!
 //! Absent: the secret, and any way to make a token an operator's.
 

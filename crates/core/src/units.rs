@@ -1,7 +1,6 @@
 //! Bytes, instants and spans, each its own type so that they cannot be mixed.
 //!
-//! No clock is read here and nothing is parsed: people's spelling of sizes and
-//! times belongs to the faces.
+//! No clock is read here and nothing is parsed: `crates/wire` reads sizes and times as people write them.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;

@@ -1,4 +1,4 @@
-//! What this daemon has seen of strangers, and gone with the process: never journaled.
+//! What this daemon has seen of unleased processes. It is lost when the daemon stops, and never journaled.
 
 use crate::audit::Audit;
 use crate::ids::ProcKey;
