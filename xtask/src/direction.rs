@@ -64,7 +64,9 @@ pub fn violations(metadata: &Value) -> Result<Vec<String>> {
     for package in packages {
         let name = package["name"].as_str().context("a package has no name")?;
         let Some((_, rule)) = RULES.iter().find(|(ruled, _)| *ruled == name) else {
-            found.push(format!("package `{name}` has no rule: say in xtask/src/direction.rs whom it may know"));
+            found.push(format!(
+                "package `{name}` has no rule: say in xtask/src/direction.rs which packages it may depend on"
+            ));
             continue;
         };
         let (allowed, in_tests): (&[&str], &[&str]) = match rule {
@@ -81,8 +83,8 @@ pub fn violations(metadata: &Value) -> Result<Vec<String>> {
             let tested = in_tests.iter().filter(|_| is_in_tests);
             let allowed: Vec<&str> = allowed.iter().chain(tested).copied().collect();
             if own.contains(wrong) && !allowed.contains(&wrong) {
-                let rule = if allowed.is_empty() { "nobody".into() } else { allowed.join(", ") };
-                found.push(format!("`{name}` depends on `{wrong}`, but may know only: {rule}"));
+                let rule = if allowed.is_empty() { "none".into() } else { allowed.join(", ") };
+                found.push(format!("`{name}` depends on `{wrong}`, but may depend only on: {rule}"));
             }
         }
     }
@@ -110,9 +112,9 @@ mod tests {
         assert_eq!(
             violations(&metadata).unwrap(),
             [
-                "`sublet-core` depends on `sublet-wire`, but may know only: nobody",
-                "`sublet-examples` depends on `sublet-softgpu`, but may know only: nobody",
-                "package `sublet-new` has no rule: say in xtask/src/direction.rs whom it may know",
+                "`sublet-core` depends on `sublet-wire`, but may depend only on: none",
+                "`sublet-examples` depends on `sublet-softgpu`, but may depend only on: none",
+                "package `sublet-new` has no rule: say in xtask/src/direction.rs which packages it may depend on",
             ]
         );
     }

@@ -27,55 +27,17 @@ const SUBJECT_MAX: usize = 72;
 /// Commits before this day were made without the rule.
 const SUBJECTS_SINCE: &str = "2026-11-18T12:00:00Z";
 
-/// Texts above [`RATE_MAX`] when the rule began, with their rate then. Remove a row when its text is below the limit.
-const CEILINGS: [(&str, f64); 46] = [
-    ("ARCHITECTURE.md", 8.9),
-    ("CHANGELOG.md", 12.9),
-    ("README.md", 10.5),
-    ("bench", 5.2),
-    ("crates/cli", 5.7),
-    ("crates/core", 10.6),
+/// Texts above [`RATE_MAX`] with the rate that they may not exceed. Remove a row when its text is below the limit.
+/// The last one is what the simulation's checker printed.
+const CEILINGS: [(&str, f64); 5] = [
+    ("crates/core", 10.3),
     ("crates/daemon", 11.8),
-    ("crates/host", 12.3),
-    ("crates/journal", 3.9),
-    ("crates/replay", 9.3),
-    ("crates/shim", 9.1),
-    ("crates/shim-wire", 3.0),
     ("crates/sim", 20.4),
-    ("crates/softgpu", 13.1),
     ("crates/softgpu-cuda", 4.9),
-    ("crates/softgpu-nvml", 6.8),
-    ("crates/wire", 9.5),
-    ("docs/backup.md", 2.3),
-    ("docs/configuration.md", 10.9),
-    ("docs/decisions/0003-bytes-of-an-ended-lease.md", 5.1),
-    ("docs/decisions/0005-turns.md", 18.6),
-    ("docs/decisions/0006-offers.md", 35.1),
-    ("docs/decisions/0007-parked-by-the-shim.md", 3.6),
-    ("docs/decisions/0008-parking.md", 12.7),
-    ("docs/decisions/0009-making-room.md", 26.3),
-    ("docs/decisions/0010-strangers.md", 22.7),
-    ("docs/decisions/0011-lone-requests.md", 10.0),
-    ("docs/decisions/0013-passive-leases.md", 4.6),
-    ("docs/decisions/0015-trimming-by-tenant.md", 2.9),
-    ("docs/fairness.md", 11.4),
-    ("docs/measurements/README.md", 3.6),
-    ("docs/measurements/measurements.md", 5.3),
     ("docs/measurements/mutants.md", 4.5),
-    ("docs/measurements/parser-fuzzing.md", 2.1),
-    ("docs/measurements/preemption.md", 7.6),
-    ("docs/measurements/shim.md", 4.5),
-    ("docs/measurements/soft-kills.md", 9.8),
-    ("docs/recipes/README.md", 5.9),
-    ("docs/recipes/llama-cpp.md", 2.5),
-    ("docs/recipes/ollama.md", 3.3),
-    ("docs/replay.md", 10.1),
-    ("docs/security.md", 5.8),
-    ("docs/services.md", 3.4),
-    ("examples", 4.0),
-    ("tests-blackbox", 4.2),
-    ("xtask", 7.1),
 ];
+/// This file lists the words, and is not counted.
+const LIST: &str = "xtask/src/words.rs";
 /// Type names that were defined more than once when the rule began, in all crates.
 const SHARED_NAMES_MAX: usize = 231;
 
@@ -135,8 +97,8 @@ fn texts(root: &Path) -> Result<BTreeMap<String, Count>> {
     let mut texts = BTreeMap::new();
     for (name, folder) in crates(root)? {
         let mut count = Count::default();
-        for file in files(&folder, "rs") {
-            count = count.plus(Count::of(&prose(&read(&file)?)));
+        for file in files(&folder, "rs").iter().filter(|file| !file.ends_with(LIST)) {
+            count = count.plus(Count::of(&prose(&read(file)?)));
         }
         texts.insert(name, count);
     }
