@@ -1,8 +1,8 @@
-//! The library calls itself what programs look for.
+//! Sets the library's name to the one that programs look for.
 
 fn main() {
     println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libcuda.so.1");
-    // Its own table is of its own functions, whoever else exports the same names.
+    // The library's own references stay within it, even if another library exports the same names.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-Bsymbolic");
     println!("cargo::rerun-if-changed=build.rs");
 }

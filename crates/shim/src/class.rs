@@ -222,8 +222,8 @@ const HOLDS: &[(&str, Reason, bool)] = &[
     ("cuDestroyExternalSemaphore", Reason::External, false),
 ];
 
-/// True if the effect of a function is known: its name has a known prefix and is in the list of names of that time. A
-/// function that a later driver adds with such a prefix is not known.
+/// True if the effect of a function is known: its name is in a list here, or it has a known prefix and is in
+/// `names.txt`. A function that a later driver adds with such a prefix is not known.
 fn is_known(base: &str) -> bool {
     static BASES: OnceLock<BTreeSet<&str>> = OnceLock::new();
     let was_there = || BASES.get_or_init(|| include_str!("names.txt").lines().map(self::base).collect()).contains(base);

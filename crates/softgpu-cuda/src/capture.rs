@@ -1,8 +1,8 @@
 //! Capture: work that goes into a graph instead of being done.
 //!
-//! A captured stream has a frontier: the nodes that its next one comes after. An event that is
-//! recorded there carries the frontier; a stream that waits for the event joins the capture. At the
-//! end everything that joined must have been joined back into the stream where it began.
+//! A captured stream has a frontier: the nodes that its next node depends on. An event that is recorded there carries
+//! the frontier; a stream that waits for the event joins the capture. At the end every stream that joined must have
+//! been joined back into the stream where the capture began.
 
 use crate::engine::Books;
 use crate::graph::{Graph, Node};
@@ -18,21 +18,21 @@ use std::thread::ThreadId;
 /// Where a stream is in a capture.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frontier {
-    /// Which capture.
+    /// The number of the capture.
     pub capture: u64,
-    /// The nodes that the next one comes after, by handle.
+    /// The nodes that the next one depends on, by handle.
     pub nodes: Vec<usize>,
 }
 
-/// Whose calls a capture forbids that could spoil it.
+/// Which threads a capture keeps from calls that could spoil it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 pub enum Mode {
-    /// Everybody's.
+    /// All threads.
     Global = 0,
-    /// Those of the thread that began it.
+    /// The thread that began it.
     ThreadLocal = 1,
-    /// Nobody's.
+    /// No thread.
     Relaxed = 2,
 }
 
@@ -46,21 +46,21 @@ impl Mode {
     }
 }
 
-/// A graph that grows.
+/// A graph that is being captured.
 pub struct Capture {
     /// What was captured so far.
     pub graph: Arc<Graph>,
     /// The stream where it began.
     origin: usize,
-    /// In which context, by handle.
+    /// Its context, by handle.
     context: usize,
     mode: Mode,
     thread: ThreadId,
-    /// It was spoilt.
+    /// True if the capture was spoilt.
     pub is_invalid: bool,
 }
 
-/// All captures under way.
+/// All open captures.
 #[derive(Default)]
 pub struct Captures {
     next: u64,
@@ -68,18 +68,18 @@ pub struct Captures {
 }
 
 impl Captures {
-    /// One of them.
+    /// The capture with this number.
     pub fn get(&self, id: u64) -> Option<&Capture> {
         self.open.get(&id)
     }
 }
 
 thread_local! {
-    /// What this thread says about calls that could spoil a capture.
+    /// This thread's mode for calls that could spoil a capture.
     static MODE: Cell<Mode> = const { Cell::new(Mode::Global) };
 }
 
-/// Changes what this thread says; returns what it said before.
+/// Sets this thread's mode; returns the one before.
 pub fn exchange_mode(mode: Mode) -> Mode {
     MODE.replace(mode)
 }
@@ -89,7 +89,7 @@ fn spoil(books: &mut Books, is: impl Fn(&Capture) -> bool) {
 }
 
 impl Runtime {
-    /// A call that must not happen while something is captured.
+    /// Refuses a call that must not happen while a capture is open.
     pub fn refuse_unsafe(&self) -> Outcome {
         let mut books = self.engine.books();
         if books.captures.open.is_empty() || MODE.get() == Mode::Relaxed {
@@ -108,7 +108,7 @@ impl Runtime {
         Err(CuResult::STREAM_CAPTURE_UNSUPPORTED)
     }
 
-    /// A call that waits for a whole context: not while anything in it is captured, whatever the mode.
+    /// Refuses a call that waits for a whole context while anything in it is captured, in any mode.
     pub fn refuse_any_capture(&self, context: usize) -> Outcome {
         let mut books = self.engine.books();
         let is_of = |capture: &Capture| capture.context == context;
@@ -119,7 +119,7 @@ impl Runtime {
         Err(CuResult::STREAM_CAPTURE_UNSUPPORTED)
     }
 
-    /// Where a stream is in a capture; none if it is not captured.
+    /// Where a stream is in a capture; `None` if it is not captured.
     pub fn frontier(&self, stream: &Stream) -> Outcome<Option<Frontier>> {
         let mut books = self.engine.books();
         let found = books.lane(stream).frontier.clone();
@@ -134,21 +134,21 @@ impl Runtime {
         Ok(None)
     }
 
-    /// A call that waits for a stream: not while it is captured.
+    /// Refuses a call that waits for a stream while it is captured.
     pub fn refuse_capture(&self, stream: &Stream) -> Outcome {
         let Some(frontier) = self.frontier(stream)? else { return Ok(()) };
         self.spoil(&frontier);
         Err(CuResult::STREAM_CAPTURE_UNSUPPORTED)
     }
 
-    /// A capture was waited for, or asked whether it is done: it can end in nothing but an error.
+    /// Spoils a capture that was waited for, or asked whether it is done: it can only end in an error.
     pub fn spoil(&self, frontier: &Frontier) {
         if let Some(capture) = self.engine.books().captures.open.get_mut(&frontier.capture) {
             capture.is_invalid = true;
         }
     }
 
-    /// Puts work into the capture of a stream, if it has one.
+    /// Adds work to the capture of a stream; false if it has none.
     pub fn capture(&self, stream: &Stream, work: impl FnOnce() -> Work) -> Outcome<bool> {
         let Some(frontier) = self.frontier(stream)? else { return Ok(false) };
         let mut books = self.engine.books();
@@ -160,7 +160,7 @@ impl Runtime {
         Ok(true)
     }
 
-    /// Begins to capture a stream, into a graph there is or a new one.
+    /// Begins to capture a stream, into an existing graph or a new one.
     pub fn begin_capture(&self, stream: &Stream, mode: Mode, into: Option<Arc<Graph>>, after: Vec<usize>) -> Outcome {
         if stream.is_legacy {
             return Err(CuResult::STREAM_CAPTURE_UNSUPPORTED);
@@ -212,7 +212,7 @@ impl Runtime {
         Ok(capture.graph)
     }
 
-    /// Ends the captures that began in a stream, or in any of a context, which is no more.
+    /// Ends the captures that began in a stream, or in any stream of a context, that is gone.
     pub fn drop_captures(&self, is: impl Fn(usize, usize) -> bool) {
         let mut books = self.engine.books();
         let gone: Vec<(u64, Capture)> =
@@ -224,7 +224,7 @@ impl Runtime {
         gone.into_iter().for_each(|(_, capture)| capture.graph.destroy(self));
     }
 
-    /// A stream comes after an event that was captured.
+    /// Makes a stream depend on an event that was captured.
     pub fn join(&self, stream: &Stream, other: &Frontier) -> Outcome {
         if stream.is_legacy {
             return Err(CuResult::STREAM_CAPTURE_IMPLICIT);
@@ -243,7 +243,7 @@ impl Runtime {
         Ok(())
     }
 
-    /// Sets, or adds to, what the next node of a captured stream comes after.
+    /// Sets, or adds to, the nodes that the next node of a captured stream depends on.
     pub fn set_frontier(&self, stream: &Stream, nodes: Vec<usize>, is_added: bool) -> Outcome {
         let mut books = self.engine.books();
         let Some(own) = &mut books.lane(stream).frontier else { return Err(CuResult::ILLEGAL_STATE) };

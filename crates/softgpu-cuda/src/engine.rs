@@ -1,17 +1,16 @@
-//! What is under way: jobs, what each waits for, and the threads that do them.
+//! Submitted work: jobs, what each waits for, and the threads that run them.
 //!
 //! ```text
 //!   a call ── submit(work, stream) ──► pending ── all before it done ──► ready ──► a worker
 //!                                         ▲                                          │
 //!                                         └────────────── done ◄─────────────────────┘
 //! ```
-//! A stream is a lane: each of its jobs waits for the one before. A job of a context's legacy stream
-//! waits for all blocking lanes of the context, and theirs wait for it. Events and graphs are jobs
-//! that wait for others, and so everything is one rule: a job begins when those it names are done.
-//! Jobs of different lanes run beside each other, each on a thread of its own, so that a kernel that
-//! waits for a later copy gets it.
+//! A stream is a lane: each of its jobs waits for the one before. A job of a context's legacy stream waits for all
+//! blocking lanes of the context, and theirs wait for it. Events and graphs are jobs that wait for others. So there is
+//! one rule: a job begins when the jobs it names are done. Jobs of different lanes run in parallel, each on its own
+//! thread, so that a kernel that waits for a later copy gets it.
 //!
-//! One lock keeps the books; nothing is done under it.
+//! One lock guards the state of all jobs; no job runs under it.
 
 use crate::capture::{Captures, Frontier};
 use crate::object::Kept;
@@ -24,21 +23,21 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use sublet_softgpu::checkpoint::Inside;
 
-/// Threads at most: more kernels than this wait for each other only by mistake.
+/// The largest number of threads: only faulty programs have more kernels that wait for each other.
 const WORKERS_MAX: usize = 256;
-/// A thread with nothing to do ends after so long.
+/// An idle thread ends after this time.
 const IDLE: Duration = Duration::from_secs(2);
 
 /// A job's number; later ones are larger.
 pub type JobId = u64;
 
-/// What a job does, where, and its pass through the gate, which it keeps until it is done.
+/// What a job does, in which context, and its pass through the gate, which it keeps until it is done.
 pub struct Task {
     work: Work,
     context: Arc<Context>,
     priority: i32,
     _inside: Inside<'static>,
-    /// What a graph keeps until its end.
+    /// Objects of a graph that are kept until its end.
     _kept: Option<Arc<Kept>>,
 }
 
@@ -55,11 +54,11 @@ pub struct Lane {
     is_blocking: bool,
     is_gone: bool,
     last: Option<JobId>,
-    /// While its work is captured: where in which graph.
+    /// The position in a graph, while the stream is captured.
     pub frontier: Option<Frontier>,
 }
 
-/// The books.
+/// The state of all jobs.
 #[derive(Default)]
 pub struct Books {
     next: JobId,
@@ -68,7 +67,7 @@ pub struct Books {
     lanes: HashMap<usize, Lane>,
     workers: usize,
     idle: usize,
-    /// Graphs that grow by capture.
+    /// Open captures.
     pub captures: Captures,
 }
 
@@ -97,7 +96,7 @@ impl Books {
         })
     }
 
-    /// Whether a lane of a context is captured that must wait for the legacy stream.
+    /// True if a lane of a context is captured that must wait for the legacy stream.
     pub fn is_blocking_lane_captured(&self, context: usize) -> bool {
         self.lanes.values().any(|lane| lane.context == context && lane.is_blocking && lane.frontier.is_some())
     }
@@ -107,7 +106,7 @@ impl Books {
         self.lanes.iter_mut()
     }
 
-    /// What the next job of a stream must wait for.
+    /// The jobs that the next job of a stream must wait for.
     fn before(&mut self, stream: &Stream) -> Vec<JobId> {
         let pending = &self.pending;
         self.lanes.retain(|_, lane| !lane.is_gone || lane.last.is_some_and(|last| pending.contains_key(&last)));
@@ -119,7 +118,7 @@ impl Books {
         own.into_iter().chain(others.filter_map(|lane| lane.last)).collect()
     }
 
-    /// Takes a job in. Returns it if it is ready; else it will be when the last of those is done.
+    /// Adds a job. Returns its task if it is ready; otherwise it becomes ready when the last job it waits for is done.
     fn enter(&mut self, task: Task, after: &[JobId]) -> (JobId, Option<Task>) {
         self.next += 1;
         let id = self.next;
@@ -135,7 +134,7 @@ impl Books {
         (id, ready)
     }
 
-    /// A job is done: those that waited for it alone are ready.
+    /// Removes a job that is done: jobs that waited only for it become ready.
     fn leave(&mut self, id: JobId) {
         let Some(job) = self.pending.remove(&id) else { return };
         for next in job.then {
@@ -150,11 +149,11 @@ impl Books {
     }
 }
 
-/// Where the nodes of a graph are: what each does, and after which of the earlier ones.
+/// The nodes of a graph: what each does, where, and after which of the earlier ones.
 pub type Nodes<'a> = &'a [(Work, Arc<Context>, Vec<usize>)];
 
 impl Engine {
-    /// The books, locked.
+    /// The state of all jobs, locked.
     pub fn books(&self) -> MutexGuard<'_, Books> {
         self.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -164,7 +163,7 @@ impl Engine {
         Task { work, context, priority: stream.priority, _inside: runtime.seat.stay(), _kept: None }
     }
 
-    /// Gives a stream work. The caller is past the gate.
+    /// Submits work to a stream. The caller is past the gate.
     pub fn submit(&self, runtime: &'static Runtime, stream: &Stream, work: Work, also: &[JobId]) -> JobId {
         let task = Engine::task(runtime, stream, work);
         let mut books = self.books();
@@ -179,7 +178,7 @@ impl Engine {
         id
     }
 
-    /// Gives a stream work and waits until it is done; does it right here if nothing is before it.
+    /// Submits work to a stream and waits until it is done; runs it on this thread if nothing is before it.
     pub fn finish(&self, runtime: &'static Runtime, stream: &Stream, work: Work) -> Outcome {
         let task = Engine::task(runtime, stream, work);
         let mut books = self.books();
@@ -194,8 +193,8 @@ impl Engine {
         stream.context.check()
     }
 
-    /// Gives a stream a graph: the nodes as they wait for each other, all after what is before, and after
-    /// this job. What the graph keeps is kept until its end.
+    /// Submits a graph to a stream: its nodes in their order, all after the stream's earlier work and after the given
+    /// job. The graph's objects are kept until its end.
     pub fn submit_graph(
         &self,
         runtime: &'static Runtime,
@@ -219,7 +218,7 @@ impl Engine {
         for (task, (work, _, after)) in tasks.into_iter().zip(nodes) {
             let own: Vec<JobId> = after.iter().filter_map(|node| ids.get(*node).copied()).collect();
             let mut own = if own.is_empty() { before.clone() } else { own };
-            // It waits for what the event stands for now: what is recorded later may wait for the graph.
+            // It waits for the event's present meaning: a later record of it may wait for the graph.
             if let Work::Await(event) = work
                 && let Mark::Job(job) = event.mark()
             {
@@ -234,7 +233,7 @@ impl Engine {
             }
             ids.push(id);
         }
-        // The end waits for every node, and so for what was before.
+        // The end waits for every node, and so for the earlier work.
         let (id, ready) = books.enter(end, if ids.is_empty() { &before } else { &ids });
         if let Some(task) = ready {
             books.ready.insert((task.priority, id), task);
@@ -244,7 +243,7 @@ impl Engine {
         id
     }
 
-    /// Sees to it that what is ready has a thread.
+    /// Ensures that ready jobs have a thread.
     fn wake(&self, runtime: &'static Runtime, mut books: MutexGuard<'_, Books>) {
         let wanted = books.ready.len().saturating_sub(books.idle).min(WORKERS_MAX.saturating_sub(books.workers));
         books.workers += wanted;
@@ -253,7 +252,7 @@ impl Engine {
         for _ in 0..wanted {
             if !spawn(runtime) {
                 self.books().workers -= 1;
-                // The host gives no thread: the caller's own does what nobody else would.
+                // The host gives no thread, and there is no worker: the caller's own thread runs the jobs.
                 if self.books().workers == 0 {
                     self.work_off(runtime);
                 }
@@ -269,7 +268,7 @@ impl Engine {
         }
     }
 
-    /// A worker's life.
+    /// The main loop of a worker.
     fn serve(&self, runtime: &'static Runtime) {
         loop {
             let mut books = self.books();
@@ -294,7 +293,7 @@ impl Engine {
 
     fn run(&self, runtime: &'static Runtime, id: JobId, task: Task) {
         task.work.run(runtime, &task.context);
-        // The pass goes first: whoever sees the job done may find nothing inside.
+        // The pass is dropped first: a thread that sees the job done must find nothing inside the gate.
         drop(task);
         let mut books = self.books();
         books.leave(id);
@@ -312,30 +311,30 @@ impl Engine {
         }
     }
 
-    /// Whether a job is done.
+    /// True if a job is done.
     pub fn is_done(&self, job: JobId) -> bool {
         !self.books().is_pending(job)
     }
 
-    /// What a stream did last. Of the legacy stream: what the blocking ones did, too.
+    /// The last job of a stream; for the legacy stream, also those of the blocking streams.
     pub fn last_of(&self, stream: &Stream) -> Vec<JobId> {
         let mut books = self.books();
         if stream.is_legacy { books.before(stream) } else { books.lane(stream).last.into_iter().collect() }
     }
 
-    /// What all streams did last: of one context, or of all.
+    /// The last jobs of all streams: of one context, or of all.
     pub fn last_of_all(&self, context: Option<usize>) -> Vec<JobId> {
         let books = self.books();
         let own = books.lanes.values().filter(|lane| context.is_none_or(|context| lane.context == context));
         own.filter_map(|lane| lane.last).collect()
     }
 
-    /// Forgets the streams of a context that is no more.
+    /// Forgets the streams of a context that is gone.
     pub fn forget_all(&self, context: usize) {
         self.books().lanes.values_mut().filter(|lane| lane.context == context).for_each(|lane| lane.is_gone = true);
     }
 
-    /// Forgets a stream, once what it was given is done.
+    /// Forgets a stream, once its work is done.
     pub fn forget(&self, stream: &Stream) {
         self.books().lane(stream).is_gone = true;
     }

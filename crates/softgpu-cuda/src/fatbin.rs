@@ -1,4 +1,4 @@
-//! Finds plain PTX in a fat binary: what nvcc puts into programs, and `.fatbin` files are.
+//! Finds plain PTX in a fat binary: what nvcc embeds in programs, and what `.fatbin` files contain.
 //!
 //! ```text
 //!   wrapper   magic 466243B1, version, pointer ──► container
@@ -7,18 +7,18 @@
 //!     payload PTX (kind 1) or machine code (kind 2), then the next entry
 //! ```
 //!
-//! Works on bytes that the caller has: how many there are behind a pointer is said by the
-//! first sixteen alone ([`total_bytes`]). Lengths that do not fit are errors, and nothing is
-//! read beyond them. Numbers are little-endian, as on every host of CUDA.
+//! Works on bytes that the caller has: the first sixteen ([`total_bytes`]) say how many there are behind a pointer.
+//! Lengths that do not fit are errors, and nothing is read beyond them. Numbers are little-endian, as on every host of
+//! CUDA.
 //!
-//! Absent on purpose: decompression. Compressed PTX is refused with a way out; machine code
-//! cannot run on a soft card and is passed over.
+//! Absent on purpose: decompression. Compressed PTX is refused with a hint; machine code cannot run on a soft GPU and
+//! is skipped.
 
 use std::fmt;
 
-/// How the wrapper in a program's `.nvFatBinSegment` begins.
+/// The first bytes of the wrapper in a program's `.nvFatBinSegment`.
 pub const WRAPPER_MAGIC: u32 = 0x4662_43B1;
-/// How the container begins.
+/// The first bytes of the container.
 pub const MAGIC: u32 = 0xBA55_ED50;
 /// Bytes of a container's header that say how long it is.
 pub const HEADER_BYTES: usize = 16;
@@ -33,7 +33,7 @@ const KIND_PTX: u16 = 1;
 /// Bits of an entry's flags.
 const FLAG_LZ4: u64 = 0x2000;
 const FLAG_ZSTD: u64 = 0x8000;
-/// How a payload begins that was compressed with Zstandard.
+/// The first bytes of a payload that was compressed with Zstandard.
 const ZSTD_MAGIC: [u8; 4] = [0x28, 0xB5, 0x2F, 0xFD];
 
 /// Why a fat binary gives no PTX.
@@ -41,7 +41,7 @@ const ZSTD_MAGIC: [u8; 4] = [0x28, 0xB5, 0x2F, 0xFD];
 pub enum FatbinError {
     /// The bytes do not begin as a fat binary does.
     NotAFatbin,
-    /// A version that came after this was written.
+    /// A version that is not known here.
     Version(u16),
     /// A length that goes beyond the bytes that are there; says where it stands.
     Length {
@@ -52,7 +52,7 @@ pub enum FatbinError {
     Compressed(Compression),
     /// There is PTX, but it is not text.
     NotText,
-    /// There is machine code only, which a soft card cannot run.
+    /// There is only machine code, which a soft GPU cannot run.
     NoPtx,
 }
 
@@ -99,7 +99,7 @@ impl std::error::Error for FatbinError {}
 pub struct Ptx<'b> {
     /// The architecture it was written for: 90 for `sm_90`.
     pub arch: u32,
-    /// The text, without what fills it up.
+    /// The text, without padding.
     pub text: &'b str,
 }
 
@@ -115,7 +115,7 @@ pub fn wrapped(wrapper: [u8; WRAPPER_BYTES]) -> Result<u64, FatbinError> {
     }
 }
 
-/// How long a container is, by its first bytes: so many may be read through a pointer to it.
+/// The length of a container, from its first bytes: this many may be read through a pointer to it.
 pub fn total_bytes(first: [u8; HEADER_BYTES]) -> Result<usize, FatbinError> {
     if u32_at(&first, 0) != Some(MAGIC) {
         return Err(FatbinError::NotAFatbin);
@@ -134,8 +134,8 @@ pub fn total_bytes(first: [u8; HEADER_BYTES]) -> Result<usize, FatbinError> {
     }
 }
 
-/// The PTX that suits a card of architecture `arch` (90 for `sm_90`) best: the newest that is
-/// not newer than it, or else the oldest of all, which may still be read.
+/// The PTX that suits a GPU of architecture `arch` (90 for `sm_90`) best: the newest that is not newer than it, or else
+/// the oldest of all, which may still be readable.
 pub fn find_ptx(bytes: &[u8], arch: u32) -> Result<Ptx<'_>, FatbinError> {
     let mut best: Option<Ptx<'_>> = None;
     let mut refused = None;
@@ -163,7 +163,7 @@ struct Entry<'b> {
     kind: u16,
     arch: u32,
     flags: u64,
-    /// The payload's own length where it is told apart from the room it has.
+    /// The payload's own length, if it differs from the space reserved for it.
     used: usize,
     payload: &'b [u8],
 }
@@ -178,7 +178,7 @@ impl<'b> Entry<'b> {
         }
         let length = if self.used == 0 { self.payload.len() } else { self.used };
         let bytes = &self.payload[..length];
-        // Texts are filled up with zeros.
+        // Texts are padded with zeros.
         let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(length);
         match std::str::from_utf8(&bytes[..end]) {
             Ok(text) => Ok(Ptx { arch: self.arch, text }),
@@ -195,7 +195,7 @@ fn entries(bytes: &[u8]) -> Result<impl Iterator<Item = Result<Entry<'_>, Fatbin
     let mut at = usize::from(u16_at(bytes, 6).unwrap_or(0));
     let mut is_over = false;
     Ok(std::iter::from_fn(move || {
-        // What is left may only be filling.
+        // The rest may be padding.
         if is_over || bytes.len() - at < ENTRY_BYTES {
             return None;
         }
@@ -212,7 +212,7 @@ fn entries(bytes: &[u8]) -> Result<impl Iterator<Item = Result<Entry<'_>, Fatbin
     }))
 }
 
-/// The entry at `at` and where the next one begins; nothing if a length does not fit.
+/// The entry at `at` and where the next one begins; `None` if a length does not fit.
 fn entry(bytes: &[u8], at: usize) -> Option<(Entry<'_>, usize)> {
     let header = bytes.get(at..at.checked_add(ENTRY_BYTES)?)?;
     let header_bytes = usize::try_from(u32_at(header, 4)?).ok()?;
@@ -246,7 +246,7 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
 mod tests {
     use super::*;
 
-    /// An entry with its payload, filled up to a multiple of eight.
+    /// An entry with its payload, padded to a multiple of eight.
     fn entry(kind: u16, arch: u32, flags: u64, payload: &[u8]) -> Vec<u8> {
         let padded = payload.len().next_multiple_of(8);
         let mut bytes = vec![0; ENTRY_BYTES];
@@ -317,7 +317,7 @@ mod tests {
             let told = find_ptx(&bytes, 90).unwrap_err().to_string();
             assert!(told.contains(by) && told.contains("nvcc -no-compress"), "{told}");
         }
-        // A text beside it that can be read is read.
+        // A readable text beside it is used.
         let bytes = container(&[entry(1, 90, 0x2011, b"lz4"), entry(1, 80, 0, b"plain")]);
         assert_eq!(find_ptx(&bytes, 90).map(|ptx| ptx.text), Ok("plain"));
     }

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use sublet_ptx::{Fault, FaultKind, Kernel, Launch, run};
 use sublet_softgpu::state::now_ns;
 
-/// Threads of a block, at most.
+/// The largest number of threads of a block.
 pub const BLOCK_MAX: u32 = 1024;
 /// Shared bytes of a block: usually, and if the program asks for more.
 pub const SHARED_USUAL: u32 = 48 << 10;
@@ -26,7 +26,7 @@ const REGISTERS_OF_PROCESSOR: u32 = 65_536;
 
 /// A kernel in a context.
 pub struct Function {
-    /// Of which module.
+    /// Its module.
     pub loaded: Arc<Loaded>,
     /// The module's handle.
     pub module: usize,
@@ -37,7 +37,7 @@ pub struct Function {
     carveout: AtomicI32,
 }
 
-/// A launch as it was asked for.
+/// The shape of a launch as requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
     /// Blocks.
@@ -50,25 +50,25 @@ pub struct Shape {
 
 /// A kernel with its shape and parameters.
 pub struct Call {
-    /// Which.
+    /// The kernel.
     pub function: Arc<Function>,
-    /// As the program named it.
+    /// The handle by which the program named it.
     pub handle: usize,
-    /// How many threads.
+    /// Grid and block.
     pub shape: Shape,
-    /// The parameters, side by side.
+    /// The parameters, packed.
     pub params: Vec<u8>,
-    /// Where each of them is, as programs ask for it back.
+    /// The address of each parameter, as programs read it back.
     pub places: Vec<*mut c_void>,
 }
 
-// SAFETY: the places point into the parameters, which nobody changes.
+// SAFETY: the places point into the parameters, which do not change.
 unsafe impl Send for Call {}
 // SAFETY: as above.
 unsafe impl Sync for Call {}
 
 impl Function {
-    /// A kernel of a module, if there is one of that name.
+    /// A kernel of a module; an error if there is none of that name.
     pub fn new(loaded: Arc<Loaded>, module: usize, name: &str) -> Outcome<Function> {
         loaded.module.kernel(name).ok_or(CuResult::NOT_FOUND)?;
         let name = CString::new(name).map_err(|_| CuResult::NOT_FOUND)?;
@@ -82,7 +82,7 @@ impl Function {
         self.loaded.module.kernel(name).ok_or(CuResult::NOT_FOUND)
     }
 
-    /// A number about it, by `CUfunction_attribute`.
+    /// An attribute by `CUfunction_attribute`.
     pub fn attribute(&self, attribute: c_int) -> Outcome<c_int> {
         let kernel = self.kernel()?;
         Ok(match attribute {
@@ -98,7 +98,7 @@ impl Function {
         })
     }
 
-    /// Changes one of those that can be.
+    /// Changes an attribute, if it can be changed.
     pub fn set_attribute(&self, attribute: c_int, value: c_int) -> Outcome {
         match attribute {
             8 => {
@@ -109,14 +109,14 @@ impl Function {
                 self.max_dynamic_shared.store(value, SeqCst);
             }
             9 if (-1..=100).contains(&value) => self.carveout.store(value, SeqCst),
-            // Clusters, which there are none of: any wish is as good.
+            // Clusters do not exist here: any preference is accepted.
             11..=15 => {}
             _ => return Err(CuResult::INVALID_VALUE),
         }
         Ok(())
     }
 
-    /// Blocks that a processor has room for at a time.
+    /// How many blocks fit on a processor at a time.
     pub fn blocks_at_a_time(&self, threads: u32, dynamic_shared: u64) -> Outcome<u32> {
         if threads == 0 {
             return Err(CuResult::INVALID_VALUE);
@@ -134,7 +134,7 @@ impl Function {
         Ok(BLOCKS_OF_PROCESSOR.min(by_threads).min(REGISTERS_OF_PROCESSOR / registers).min(by_shared))
     }
 
-    /// Whether it can be launched so.
+    /// Checks that it can be launched with this shape.
     fn check(&self, shape: &Shape) -> Outcome {
         let threads = shape.block.iter().try_fold(1u32, |all, own| all.checked_mul(*own)).unwrap_or(u32::MAX);
         let is_odd = shape.grid.contains(&0)
@@ -162,12 +162,12 @@ impl Function {
     }
 }
 
-/// Parameters as a program gives them: one pointer each, or one piece of memory.
+/// Parameters as a program passes them: one pointer each, or one buffer.
 #[derive(Clone, Copy)]
 pub struct Given {
     /// One pointer each.
     pub each: *mut *mut c_void,
-    /// A list that names the piece and its size.
+    /// A list that names the buffer and its size.
     pub extra: *mut *mut c_void,
 }
 
@@ -250,7 +250,7 @@ impl Call {
     }
 }
 
-/// What a kernel prints; a reader that is gone is no reason to stop.
+/// Prints the text of a kernel; a closed output is no reason to stop.
 fn print(text: &str) {
     let mut out = std::io::stdout().lock();
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());

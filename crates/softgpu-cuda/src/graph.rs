@@ -1,4 +1,4 @@
-//! Graphs: work with its order, to be done as often as wanted.
+//! Graphs: work with its order, which can be run any number of times.
 
 use crate::engine::JobId;
 use crate::handles;
@@ -16,13 +16,13 @@ pub struct Node {
     pub handle: usize,
     /// The handle of its graph.
     pub graph: usize,
-    /// Where it is done.
+    /// The context in which it runs.
     pub context: Arc<Context>,
     work: Mutex<Work>,
 }
 
 impl Node {
-    /// A node that is in no graph's list yet.
+    /// A node that is not in its graph's list yet.
     pub fn new(graph: &Graph, context: Arc<Context>, work: Work) -> Arc<Node> {
         Arc::new(Node { handle: handles::fresh(), graph: graph.handle, context, work: Mutex::new(work) })
     }
@@ -32,7 +32,7 @@ impl Node {
         self.work.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// It does something else of the same kind.
+    /// Replaces its work by other work of the same kind.
     pub fn set(&self, work: Work) -> Outcome {
         let mut own = self.work.lock().unwrap_or_else(PoisonError::into_inner);
         if own.kind() != work.kind() {
@@ -43,7 +43,7 @@ impl Node {
     }
 }
 
-/// Nodes in the order they were made, and what each comes after.
+/// Nodes in the order of their creation, and their dependencies.
 #[derive(Clone, Default)]
 pub struct Body {
     /// The nodes.
@@ -56,7 +56,7 @@ pub struct Body {
 pub struct Graph {
     /// Its handle.
     pub handle: usize,
-    /// Things of the program that it keeps.
+    /// Objects of the program that it keeps.
     pub kept: Kept,
     body: Mutex<Body>,
 }
@@ -87,7 +87,7 @@ impl Graph {
         Ok(())
     }
 
-    /// Adds edges; none that would make a ring.
+    /// Adds edges; refused if they would make a cycle.
     pub fn connect(&self, edges: &[(usize, usize)]) -> Outcome {
         let mut body = self.body();
         let known: BTreeSet<usize> = body.nodes.iter().map(|node| node.handle).collect();
@@ -102,7 +102,7 @@ impl Graph {
         Ok(())
     }
 
-    /// Takes edges out.
+    /// Removes edges.
     pub fn disconnect(&self, edges: &[(usize, usize)]) -> Outcome {
         let mut body = self.body();
         if edges.iter().any(|edge| !body.edges.contains(edge)) {
@@ -112,7 +112,7 @@ impl Graph {
         Ok(())
     }
 
-    /// Takes a node out.
+    /// Removes a node.
     pub fn remove(&self, runtime: &Runtime, node: usize) {
         let mut body = self.body();
         body.nodes.retain(|own| own.handle != node);
@@ -125,7 +125,7 @@ impl Graph {
         }
     }
 
-    /// Forgets the handles of a child and its nodes; graphs made ready still have its work.
+    /// Forgets the handles of a child and its nodes; instantiated graphs still have its work.
     fn forget(&self, runtime: &Runtime) {
         let nodes = self.body().nodes.clone();
         for node in nodes {
@@ -137,7 +137,7 @@ impl Graph {
         let _ = runtime.graphs.take(self.handle);
     }
 
-    /// These nodes and all that come before them.
+    /// These nodes and all that they depend on.
     pub fn all_before(&self, nodes: &[usize]) -> BTreeSet<usize> {
         let body = self.body();
         let (mut found, mut next) = (BTreeSet::new(), nodes.to_vec());
@@ -157,7 +157,7 @@ impl Graph {
         self.kept.clear();
     }
 
-    /// The same once more. Returns the new nodes by the old ones.
+    /// Copies the graph. Returns the new nodes by the old ones.
     pub fn duplicate(&self, runtime: &Runtime) -> (Arc<Graph>, BTreeMap<usize, usize>) {
         let (copy, body) = (Graph::create(runtime), self.body().clone());
         let mut new = BTreeMap::new();
@@ -172,7 +172,7 @@ impl Graph {
     }
 }
 
-/// The places of the nodes in an order in which each comes after those before it.
+/// The indices of the nodes in an order in which each comes after those it depends on.
 fn order(body: &Body) -> Outcome<Vec<usize>> {
     let place: BTreeMap<usize, usize> = body.nodes.iter().enumerate().map(|(at, node)| (node.handle, at)).collect();
     let mut missing = vec![0; body.nodes.len()];
@@ -197,12 +197,12 @@ fn order(body: &Body) -> Outcome<Vec<usize>> {
     if sorted.len() == body.nodes.len() { Ok(sorted) } else { Err(CuResult::INVALID_VALUE) }
 }
 
-/// Work as it will be done: what, where, and after which of the earlier ones.
+/// A step of a run: what, where, and after which of the earlier ones.
 type Step = (Work, Arc<Context>, Vec<usize>);
 
-/// A graph made ready: a copy of its work that later changes of the graph do not reach.
+/// An instantiated graph: a copy of its work that later changes of the graph do not reach.
 pub struct Exec {
-    /// As it was made ready.
+    /// The flags of its instantiation.
     pub flags: u64,
     kept: Arc<Kept>,
     inner: Mutex<Inner>,
@@ -217,7 +217,7 @@ struct Inner {
 }
 
 impl Exec {
-    /// Makes a graph ready.
+    /// Instantiates a graph.
     pub fn new(graph: &Graph, flags: u64) -> Outcome<Exec> {
         let (kept, graph) = (graph.kept.again(), frozen(&graph.body()));
         let steps = steps(&graph, &BTreeMap::new(), &BTreeSet::new())?;
@@ -229,14 +229,14 @@ impl Exec {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives it to a stream. It never runs beside itself: each time is after the one before.
+    /// Submits it to a stream. It never overlaps with itself: each run comes after the one before.
     pub fn launch(&self, runtime: &'static Runtime, stream: &Stream) {
         let mut inner = self.inner();
         let job = runtime.engine.submit_graph(runtime, stream, &inner.steps, inner.last, &self.kept);
         inner.last = Some(job);
     }
 
-    /// A node does something else of the same kind.
+    /// Replaces the work of a node by other work of the same kind.
     pub fn set(&self, node: usize, work: Work) -> Outcome {
         let mut inner = self.inner();
         let own = inner.graph.nodes.iter().find(|own| own.handle == node).ok_or(CuResult::INVALID_VALUE)?;
@@ -247,7 +247,7 @@ impl Exec {
         inner.refresh()
     }
 
-    /// A node does nothing, or its work again.
+    /// Disables or enables a node.
     pub fn enable(&self, node: usize, is_enabled: bool) -> Outcome {
         let mut inner = self.inner();
         if inner.graph.nodes.iter().all(|own| own.handle != node) {
@@ -261,7 +261,7 @@ impl Exec {
         inner.refresh()
     }
 
-    /// Whether a node does its work.
+    /// True if a node is enabled.
     pub fn is_enabled(&self, node: usize) -> Outcome<bool> {
         let inner = self.inner();
         if inner.graph.nodes.iter().all(|own| own.handle != node) {
@@ -270,7 +270,7 @@ impl Exec {
         Ok(!inner.disabled.contains(&node))
     }
 
-    /// Does what another graph of the same shape does. Returns the first node that is of another shape.
+    /// Takes over the work of another graph of the same shape. Returns the first node that differs in shape.
     pub fn update(&self, graph: &Graph) -> Outcome<Option<usize>> {
         let new = frozen(&graph.body());
         let mut inner = self.inner();
@@ -289,7 +289,7 @@ impl Exec {
         if places(old) != places(&new) {
             return Ok(new.nodes.first().map(|node| node.handle));
         }
-        // Nodes are still named as in the graph it was made of.
+        // Nodes are still named as in the graph that it was instantiated from.
         inner.changed = old.nodes.iter().zip(&new.nodes).map(|(old, new)| (old.handle, new.work())).collect();
         inner.refresh()?;
         Ok(None)
@@ -303,7 +303,7 @@ impl Inner {
     }
 }
 
-/// A body whose nodes nobody else changes.
+/// A copy of a body with nodes that no other code changes.
 fn frozen(body: &Body) -> Body {
     let copy = |node: &Arc<Node>| {
         let (context, work) = (Arc::clone(&node.context), Mutex::new(node.work()));
@@ -312,10 +312,10 @@ fn frozen(body: &Body) -> Body {
     Body { nodes: body.nodes.iter().map(copy).collect(), edges: body.edges.clone() }
 }
 
-/// The work of a graph in order; that of child graphs in their place.
+/// The work of a graph in order, with child graphs expanded in place.
 fn steps(body: &Body, changed: &BTreeMap<usize, Work>, disabled: &BTreeSet<usize>) -> Outcome<Vec<Step>> {
     let mut steps: Vec<Step> = Vec::new();
-    // The step that is over when a node is.
+    // The last step of each node.
     let mut end: BTreeMap<usize, usize> = BTreeMap::new();
     for at in order(body)? {
         let node = &body.nodes[at];

@@ -1,5 +1,5 @@
-//! Handles: numbers that a table gives out once. One that is not in its table is refused, so that no
-//! call follows a pointer somebody made up.
+//! Handles: numbers that a table gives out once. One that is not in its table is refused, so that no call follows an
+//! invented pointer.
 
 use crate::result::{CuResult, Outcome};
 use std::collections::HashMap;
@@ -10,12 +10,12 @@ use std::sync::{Arc, PoisonError, RwLock};
 /// Handles look like addresses, and are none.
 static NEXT: AtomicU64 = AtomicU64::new(0x5000_0000);
 
-/// A number nobody had before.
+/// A number that was never used before.
 pub fn fresh() -> usize {
     NEXT.fetch_add(16, Relaxed) as usize
 }
 
-/// Things by handle.
+/// Objects by handle.
 pub struct Table<T>(RwLock<HashMap<usize, Arc<T>>>);
 
 impl<T> Default for Table<T> {
@@ -25,19 +25,19 @@ impl<T> Default for Table<T> {
 }
 
 impl<T> Table<T> {
-    /// Keeps a thing, and gives its handle.
+    /// Adds an object, and returns its handle.
     pub fn put(&self, thing: Arc<T>) -> usize {
         let handle = fresh();
         self.put_as(handle, thing);
         handle
     }
 
-    /// Keeps a thing under a handle from [`fresh`].
+    /// Adds an object under a handle from [`fresh`].
     pub fn put_as(&self, handle: usize, thing: Arc<T>) {
         self.0.write().unwrap_or_else(PoisonError::into_inner).insert(handle, thing);
     }
 
-    /// The thing with this handle.
+    /// The object with this handle.
     pub fn get(&self, handle: usize) -> Outcome<Arc<T>> {
         let things = self.0.read().unwrap_or_else(PoisonError::into_inner);
         things.get(&handle).cloned().ok_or(CuResult::INVALID_HANDLE)
@@ -49,18 +49,18 @@ impl<T> Table<T> {
         things.remove(&handle).ok_or(CuResult::INVALID_HANDLE)
     }
 
-    /// One that is so, with its handle.
+    /// An object for which `is` is true, with its handle.
     pub fn find(&self, is: impl Fn(&T) -> bool) -> Option<(usize, Arc<T>)> {
         let things = self.0.read().unwrap_or_else(PoisonError::into_inner);
         things.iter().find(|(_, thing)| is(thing)).map(|(handle, thing)| (*handle, Arc::clone(thing)))
     }
 
-    /// All of them.
+    /// All objects.
     pub fn all(&self) -> Vec<Arc<T>> {
         self.0.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
     }
 
-    /// Forgets all that are so.
+    /// Forgets all objects for which `is` is true.
     pub fn drop_where(&self, mut is: impl FnMut(&T) -> bool) {
         self.0.write().unwrap_or_else(PoisonError::into_inner).retain(|_, thing| !is(thing));
     }

@@ -1,13 +1,13 @@
-//! What programs give to be loaded: PTX as text, in a file, or in a fat binary.
+//! Images that programs load: PTX as text, in a file, or in a fat binary.
 
 use crate::fatbin::{self, FatbinError};
 use crate::log;
 use crate::result::{CuResult, Outcome};
 use std::ffi::{CStr, c_void};
 
-/// How machine code begins.
+/// The first bytes of machine code.
 const ELF: u32 = u32::from_le_bytes([0x7f, b'E', b'L', b'F']);
-/// PTX for any card will do: it is interpreted.
+/// PTX for any GPU will do: it is interpreted.
 const ANY_CARD: u32 = u32::MAX;
 
 /// Reads so many bytes that a program points to.

@@ -1,11 +1,11 @@
-//! What a person should know, once, on standard error.
+//! Messages for the user, each once, on standard error.
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;
 
 static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
-/// Says something, unless it was said before.
+/// Writes a message, unless it was written before.
 pub fn once(text: &str) {
     let new = SAID.lock().is_ok_and(|mut said| said.insert(text.to_owned()));
     if new {

@@ -1,5 +1,5 @@
-//! PTX that was loaded: its kernels, its variables on the card; and libraries, which are loaded into
-//! each context when it first needs them.
+//! Loaded PTX: its kernels, and its variables on the GPU; and libraries, which are loaded into each context when it
+//! first needs them.
 
 use crate::api::memory::has_managed;
 use crate::function::Function;
@@ -18,15 +18,15 @@ use sublet_ptx::{Module, Variable};
 pub struct Loaded {
     /// What was read.
     pub module: Arc<Module>,
-    /// Where each of its variables is.
+    /// The address of each of its variables.
     pub variables: Vec<u64>,
-    /// Of which context, by handle.
+    /// Its context, by handle.
     pub context: usize,
     /// Handles of functions that were asked for, by name.
     functions: Mutex<BTreeMap<String, usize>>,
 }
 
-/// Reads PTX.
+/// Parses PTX.
 pub fn read(text: &str) -> Outcome<Arc<Module>> {
     let module = Module::parse(text).map_err(|error| {
         log::once(&format!("a module cannot be loaded: {error}"));
@@ -35,23 +35,23 @@ pub fn read(text: &str) -> Outcome<Arc<Module>> {
     Ok(Arc::new(module))
 }
 
-/// Whose bytes a variable is, where managed memory may be had.
+/// The kind of memory of a variable; managed only if managed memory is supported.
 fn kind_of(variable: &Variable) -> Kind {
     if variable.managed && has_managed() { Kind::Managed } else { Kind::Device }
 }
 
 impl Loaded {
-    /// Puts the variables of a module on the card of a context.
+    /// Places the variables of a module on the GPU of a context.
     pub fn load(runtime: &Runtime, context: &Context, module: Arc<Module>) -> Outcome<Loaded> {
         let (variables, functions) = (Vec::new(), Mutex::default());
         let mut loaded = Loaded { module, variables, context: context.handle, functions };
         let done = loaded.place(runtime, context).and_then(|()| loaded.fill(runtime));
-        // What does not fit leaves nothing behind.
+        // A load that fails leaves nothing behind.
         done.inspect_err(|_| loaded.unload(runtime))?;
         Ok(loaded)
     }
 
-    /// Takes memory for the variables.
+    /// Allocates memory for the variables.
     fn place(&mut self, runtime: &Runtime, context: &Context) -> Outcome {
         for variable in self.module.variables() {
             let (card, handle, bytes) = (context.card, context.handle, variable.bytes.max(1));
@@ -64,7 +64,7 @@ impl Loaded {
         Ok(())
     }
 
-    /// Writes what the variables begin with.
+    /// Writes the initial values of the variables.
     fn fill(&self, runtime: &Runtime) -> Outcome {
         let held = runtime.space.hold();
         for (variable, at) in self.module.variables().iter().zip(&self.variables) {
@@ -72,7 +72,7 @@ impl Loaded {
                 continue;
             }
             let place = held.bytes(*at, variable.initial.len() as u64, true)?;
-            // SAFETY: the allocation has as many bytes, and no kernel knows of it yet.
+            // SAFETY: the allocation has that many bytes, and no kernel knows it yet.
             unsafe { std::ptr::copy_nonoverlapping(variable.initial.as_ptr(), place, variable.initial.len()) };
             for relocation in &variable.relocations {
                 let Some(target) = relocation.variable.and_then(|number| self.variables.get(number)) else {
@@ -103,7 +103,7 @@ impl Loaded {
         }
     }
 
-    /// The handle of a function; the same however often it is asked for.
+    /// The handle of a function; every call returns the same one.
     pub fn function(self: &Arc<Loaded>, runtime: &Runtime, module: usize, name: &str) -> Outcome<usize> {
         let mut functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(handle) = functions.get(name) {
@@ -114,7 +114,7 @@ impl Loaded {
         Ok(handle)
     }
 
-    /// Where a variable is, and how long.
+    /// Address and length of a variable.
     pub fn variable(&self, name: &str) -> Outcome<(u64, u64)> {
         let mut all = self.module.variables().iter().zip(&self.variables);
         let (variable, at) = all.find(|(variable, _)| variable.name == name).ok_or(CuResult::NOT_FOUND)?;
@@ -160,7 +160,7 @@ impl Library {
         Ok(handle)
     }
 
-    /// The handle of a kernel; the same however often it is asked for.
+    /// The handle of a kernel; every call returns the same one.
     pub fn kernel(self: &Arc<Library>, runtime: &Runtime, library: usize, name: &str) -> Outcome<usize> {
         self.module.kernel(name).ok_or(CuResult::NOT_FOUND)?;
         let mut kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
@@ -175,7 +175,7 @@ impl Library {
         Ok(handle)
     }
 
-    /// Unloads it everywhere.
+    /// Unloads it from all contexts.
     pub fn unload(&self, runtime: &Runtime) {
         for handle in self.loaded.lock().unwrap_or_else(PoisonError::into_inner).values() {
             if let Ok(module) = runtime.modules.take(*handle) {
@@ -189,7 +189,7 @@ impl Library {
 }
 
 impl LibraryKernel {
-    /// The function that it is in a context.
+    /// The kernel's function in a context.
     pub fn function_in(&self, runtime: &Runtime, context: &Context) -> Outcome<usize> {
         let module = self.library.module_in(runtime, context)?;
         let name = self.name.to_str().map_err(|_| CuResult::NOT_FOUND)?;

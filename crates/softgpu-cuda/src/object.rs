@@ -1,4 +1,4 @@
-//! Things of the program that graphs keep: each is destroyed when nobody has it any more.
+//! Objects of the program that graphs keep: each is destroyed when its last reference is released.
 
 use crate::result::{CuResult, Outcome};
 use crate::work::HostCall;
@@ -7,29 +7,29 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A thing, how it is destroyed, and how often it is held.
+/// An object, how it is destroyed, and its reference count.
 pub struct UserObject {
     destroy: HostCall,
     count: AtomicUsize,
 }
 
 impl UserObject {
-    /// A thing that is held so often.
+    /// An object with `count` references.
     pub fn new(destroy: HostCall, count: usize) -> UserObject {
         UserObject { destroy, count: AtomicUsize::new(count) }
     }
 
-    /// It is held more often.
+    /// Adds references.
     pub fn retain(&self, count: usize) {
         self.count.fetch_add(count, SeqCst);
     }
 
-    /// It is held less often; the last one destroys it. Returns whether this was the last.
+    /// Releases references; the last one destroys the object. Returns whether this was the last.
     pub fn release(&self, count: usize) -> Outcome<bool> {
         let less = |held: usize| held.checked_sub(count);
         let before = self.count.fetch_update(SeqCst, SeqCst, less).map_err(|_| CuResult::INVALID_VALUE)?;
         if before == count && count > 0 {
-            // SAFETY: the program promises a function that takes this, and nobody else has it any more.
+            // SAFETY: the program promises a function that takes this, and no reference is left.
             unsafe { (self.destroy.function)(self.destroy.data) };
             return Ok(true);
         }
@@ -37,7 +37,7 @@ impl UserObject {
     }
 }
 
-/// What a graph holds, and how often.
+/// The objects of a graph, and how many references it has to each.
 #[derive(Default)]
 pub struct Kept(Mutex<BTreeMap<usize, (Arc<UserObject>, usize)>>);
 
@@ -46,12 +46,12 @@ impl Kept {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Holds a thing; it is counted already.
+    /// Takes over references to an object, which are counted already.
     pub fn add(&self, handle: usize, object: Arc<UserObject>, count: usize) {
         self.inner().entry(handle).or_insert((object, 0)).1 += count;
     }
 
-    /// Lets go of a thing.
+    /// Releases references to an object.
     pub fn remove(&self, handle: usize, count: usize) -> Outcome {
         let mut inner = self.inner();
         let (object, held) = inner.get_mut(&handle).ok_or(CuResult::INVALID_VALUE)?;
@@ -64,16 +64,16 @@ impl Kept {
         object.release(count).map(drop)
     }
 
-    /// Lets go of everything.
+    /// Releases all references.
     pub fn clear(&self) {
         let all = std::mem::take(&mut *self.inner());
         for (object, count) in all.into_values() {
-            // It is held at least so often: by this.
+            // This holds at least that many references.
             let _ = object.release(count);
         }
     }
 
-    /// The same things, held once more each.
+    /// The same objects, with one more reference to each.
     pub fn again(&self) -> Kept {
         let copy = Kept::default();
         for (handle, (object, _)) in self.inner().iter() {

@@ -1,4 +1,4 @@
-//! Pools: memory that is allocated and freed in the order of a stream.
+//! Pools: stream-ordered memory.
 
 use crate::handles;
 use crate::result::{CuResult, Outcome};
@@ -8,17 +8,17 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A pool of one card.
+/// A pool of one GPU.
 pub struct Pool {
     /// Its handle.
     pub handle: usize,
-    /// Which card.
+    /// The GPU.
     pub card: usize,
-    /// It is the card's own, and cannot be destroyed.
+    /// True if it is the GPU's default pool, which cannot be destroyed.
     pub is_default: bool,
-    /// At most so many bytes; zero: as many as there are.
+    /// The largest size; zero: no limit.
     max_bytes: u64,
-    /// Other cards whose kernels reach its memory: bits.
+    /// Other GPUs with access to its memory: bits.
     reach: AtomicU64,
     inner: Mutex<Inner>,
 }
@@ -26,9 +26,9 @@ pub struct Pool {
 /// What a pool has.
 #[derive(Default)]
 struct Inner {
-    /// Whether freed memory may be reused, in three ways; there is only one here, so they only remember.
+    /// The three reuse attributes; there is only one way of reuse here, so they are only stored.
     reuse: [u32; 3],
-    /// So many bytes are kept when they are freed.
+    /// How many freed bytes are kept.
     threshold: u64,
     used: u64,
     used_high: u64,
@@ -57,12 +57,12 @@ impl Pool {
         pool
     }
 
-    /// Whether another card's kernels reach its memory.
+    /// True if another GPU has access to its memory.
     pub fn is_reached_by(&self, card: usize) -> bool {
         self.reach.load(SeqCst) >> card & 1 == 1
     }
 
-    /// They do, or do not any more.
+    /// Gives another GPU access, or revokes it.
     pub fn set_reach(&self, card: usize, reaches: bool) {
         if reaches {
             self.reach.fetch_or(1 << card, SeqCst);
@@ -75,7 +75,7 @@ impl Pool {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes memory: what was kept if it fits well, or new.
+    /// Allocates memory: kept memory if it fits well, or new.
     pub fn alloc(&self, runtime: &Runtime, context: usize, bytes: u64) -> Outcome<u64> {
         let mut inner = self.inner();
         let fits = |(_, block): &&(u64, Block)| (bytes..=bytes.saturating_mul(2)).contains(&block.backing.bytes());
@@ -91,7 +91,7 @@ impl Pool {
             }
             let kind = Kind::Pool(self.handle);
             match runtime.space.alloc(runtime, kind, self.card, context, bytes) {
-                // What is kept for later is in the way now.
+                // Kept memory is given up, because it is in the way now.
                 Err(CuResult::OUT_OF_MEMORY) if !inner.kept.is_empty() => {
                     inner.kept.clear();
                     runtime.space.alloc(runtime, kind, self.card, context, bytes)?
@@ -105,7 +105,7 @@ impl Pool {
         Ok(at)
     }
 
-    /// Takes memory back, to keep or to free.
+    /// Frees memory: keeps it, or gives it back.
     pub fn free(&self, runtime: &Runtime, at: u64) -> Outcome {
         let block = runtime.space.take(at, |kind| kind == Kind::Pool(self.handle))?;
         let mut inner = self.inner();
@@ -116,7 +116,7 @@ impl Pool {
             inner.kept.push((at, block));
             return Ok(());
         }
-        // The threshold may be less than it was.
+        // The threshold may have been lowered.
         while inner.kept_bytes() > inner.threshold {
             inner.kept.pop();
         }
@@ -125,7 +125,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Frees what is kept, down to so many bytes.
+    /// Gives kept memory back, down to `keep` bytes.
     pub fn trim(&self, keep: u64) {
         let mut inner = self.inner();
         while inner.kept_bytes() > keep {
@@ -133,7 +133,7 @@ impl Pool {
         }
     }
 
-    /// A number about it, by the driver API's number of it.
+    /// An attribute, by the driver API's number.
     pub fn get(&self, attribute: i32) -> Outcome<u64> {
         let inner = self.inner();
         Ok(match attribute {
@@ -147,7 +147,7 @@ impl Pool {
         })
     }
 
-    /// Changes one; the high-water marks only back to now.
+    /// Sets an attribute; a high-water mark can only be reset to the present value.
     pub fn set(&self, attribute: i32, value: u64) -> Outcome {
         let mut inner = self.inner();
         match attribute {

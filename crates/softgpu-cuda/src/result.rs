@@ -1,19 +1,19 @@
-//! What calls answer: the driver API's numbers and their names.
+//! The results of calls: the driver API's numbers and their names.
 
 use std::ffi::CStr;
 use std::fmt;
 
-/// What a call answers.
+/// The result of a call.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(transparent)]
 pub struct CuResult(pub u32);
 
-/// What goes on inside: done, or why not.
+/// The internal result: done, or why not.
 pub type Outcome<T = ()> = Result<T, CuResult>;
 
 macro_rules! codes {
     ($($name:ident = $number:literal: $full:literal, $words:literal;)*) => {
-        // All of them are named, so that every number has its texts; some are never answered.
+        // All are named, so that every number has its texts; some are never returned.
         #[expect(dead_code, reason = "the table is the driver API's, whole")]
         impl CuResult {
             $(
@@ -21,7 +21,7 @@ macro_rules! codes {
                 pub const $name: CuResult = CuResult($number);
             )*
 
-            /// Its name and what it means, if there is such a number.
+            /// Its name and its meaning; `None` if there is no such number.
             pub fn texts(self) -> Option<(&'static CStr, &'static CStr)> {
                 let texts: (&str, &str) = match self.0 {
                     $($number => (concat!($full, "\0"), concat!($words, "\0")),)*

@@ -1,7 +1,6 @@
-//! What a process has: its seat on the cards, its contexts, and the handles it was given.
+//! What a process has: its seat on the GPUs, its contexts, and the handles it was given.
 //!
-//! After a fork the child has nothing, as with the real driver: every call says that it is not
-//! initialised.
+//! After a fork the child has nothing, as with the real driver: every call returns that it is not initialised.
 
 use crate::engine::Engine;
 use crate::function::Function;
@@ -32,25 +31,25 @@ static OWNER: AtomicU32 = AtomicU32::new(0);
 
 /// What a process has.
 pub struct Runtime {
-    /// Its place on the cards.
+    /// Its seat on the GPUs.
     pub seat: Seat,
-    /// Cards it may see, in its own order.
+    /// The GPUs that it may see, in its own order.
     pub visible: Vec<usize>,
     /// Its memory.
     pub space: Space,
     /// Addresses it has reserved.
     pub reserved: Reserved,
-    /// Addresses that graphs have for their memory, and how long each is.
+    /// Addresses that are reserved for graphs' memory, and the length of each.
     pub of_graphs: Mutex<BTreeMap<u64, u64>>,
-    /// What it has under way.
+    /// Its submitted work.
     pub engine: Engine,
-    /// Primary contexts, by card.
+    /// Primary contexts, by GPU.
     pub primary: Vec<Mutex<Primary>>,
-    /// The pool that each card takes from, by card: its own, or one that was chosen.
+    /// The pool that each GPU allocates from: its default pool, or one that was chosen.
     pub current_pools: Vec<Mutex<Option<Arc<Pool>>>>,
-    /// Each card's own pool.
+    /// Each GPU's default pool.
     pub default_pools: Vec<OnceLock<Arc<Pool>>>,
-    /// Contexts that reach the memory of others: who, and whose.
+    /// Contexts with access to the memory of others: (with access, owner of the memory).
     pub peers: Mutex<BTreeSet<(usize, usize)>>,
     /// Contexts.
     pub contexts: Table<Context>,
@@ -72,52 +71,52 @@ pub struct Runtime {
     pub pools: Table<Pool>,
     /// Graphs.
     pub graphs: Table<Graph>,
-    /// Their nodes.
+    /// Nodes of graphs.
     pub nodes: Table<Node>,
-    /// Things that graphs keep.
+    /// Objects that graphs keep.
     pub objects: Table<UserObject>,
-    /// Graphs made ready.
+    /// Instantiated graphs.
     pub execs: Table<Exec>,
 }
 
-/// A card's primary context.
+/// A GPU's primary context.
 #[derive(Default)]
 pub struct Primary {
-    /// How many hold it.
+    /// How many references are held.
     pub count: u32,
-    /// The context, once somebody did.
+    /// The context; `None` before it was first retained.
     pub context: Option<Arc<Context>>,
     /// Flags for the next one.
     pub flags: u32,
 }
 
-/// A context: what a program did on one card.
+/// A context: the work of a program on one GPU.
 pub struct Context {
     /// Its handle.
     pub handle: usize,
-    /// Which card.
+    /// The GPU.
     pub card: usize,
     /// The handle of its legacy stream, which programs do not see.
     pub legacy: usize,
-    /// As it was made, or changed.
+    /// Its flags as created, or as changed later.
     pub flags: AtomicU32,
     /// What a program set its limits to, by number.
     pub limits: Mutex<BTreeMap<i32, usize>>,
-    /// What it would like of the caches.
+    /// Its preferred cache configuration.
     pub cache: AtomicI32,
-    /// Its kernels stop.
+    /// Set to stop its kernels.
     pub stop: AtomicBool,
-    /// What went wrong on the card; from then on every call says so.
+    /// The first error on the GPU; from then on every call returns it.
     error: AtomicU32,
 }
 
 impl Context {
-    /// Something went wrong; the first time counts.
+    /// Records an error; only the first one counts.
     pub fn fail(&self, error: CuResult) {
         let _ = self.error.compare_exchange(0, error.0, SeqCst, SeqCst);
     }
 
-    /// Whether all is well.
+    /// Returns the recorded error, if there is one.
     pub fn check(&self) -> Outcome {
         match self.error.load(SeqCst) {
             0 => Ok(()),
@@ -127,20 +126,20 @@ impl Context {
 }
 
 thread_local! {
-    /// The contexts of this thread, by handle; the last is current. It is never dropped: programs free things
-    /// when a thread is ending, after whatever is dropped then.
+    /// The contexts of this thread, by handle; the last is current. It is never dropped, because programs free objects
+    /// while a thread is ending, after its thread-locals are dropped.
     static STACK: ManuallyDrop<RefCell<Vec<usize>>> = const { ManuallyDrop::new(RefCell::new(Vec::new())) };
-    /// This thread is in a function of the program that a stream called.
+    /// True while this thread runs a function of the program that a stream called.
     static IN_STREAM: Cell<bool> = const { Cell::new(false) };
 }
 
 impl Runtime {
-    /// What the process has, once `cuInit` was called in it.
+    /// What the process has; an error before `cuInit`.
     pub fn get() -> Outcome<&'static Runtime> {
         if OWNER.load(SeqCst) != std::process::id() {
             return Err(CuResult::NOT_INITIALIZED);
         }
-        // A stream that waits for a function that waits for the stream would wait for ever.
+        // A function that waits for its own stream would wait for ever.
         if IN_STREAM.get() {
             return Err(CuResult::NOT_PERMITTED);
         }
@@ -204,18 +203,18 @@ impl Runtime {
         })
     }
 
-    /// The card that a program calls by this number.
+    /// The GPU with a program's device number.
     pub fn card(&self, device: i32) -> Outcome<usize> {
         let number = usize::try_from(device).map_err(|_| CuResult::INVALID_DEVICE)?;
         self.visible.get(number).copied().ok_or(CuResult::INVALID_DEVICE)
     }
 
-    /// What a program calls a card.
+    /// A program's device number of a GPU.
     pub fn device(&self, card: usize) -> i32 {
         self.visible.iter().position(|own| *own == card).map_or(-1, |number| number as i32)
     }
 
-    /// Takes the bytes of a context on a card, and makes it.
+    /// Reserves the bytes of a context on a GPU, and creates it.
     pub fn make_context(&self, card: usize, flags: u32) -> Outcome<Arc<Context>> {
         self.seat.reserve(card, CONTEXT_BYTES).map_err(|_| CuResult::OUT_OF_MEMORY)?;
         self.seat.row().cards[card].contexts.fetch_add(1, SeqCst);
@@ -233,7 +232,7 @@ impl Runtime {
         Ok(context)
     }
 
-    /// Ends a context: what it runs stops, what it has is freed.
+    /// Ends a context: its work stops, its memory is freed.
     pub fn end_context(&self, handle: usize) -> Outcome {
         let context = self.contexts.take(handle).map_err(|_| CuResult::INVALID_CONTEXT)?;
         context.stop.store(true, SeqCst);
@@ -256,14 +255,14 @@ impl Runtime {
         Ok(())
     }
 
-    /// Frees what a context has of memory that is counted by others, too: by its pool, or by the process.
+    /// Frees a context's memory that is counted elsewhere, too: by its pool, or by the process.
     fn free_counted(&self, context: usize) {
         let held = self.space.hold();
         let own = held.range(0, u64::MAX).filter(|(_, block)| block.context == context);
         let own: Vec<(u64, Kind)> = own.map(|(at, block)| (at, block.kind)).collect();
         drop(held);
         for (at, kind) in own {
-            // What another thread freed just now is free.
+            // Another thread may have freed it just now.
             let _ = match kind {
                 Kind::Pool(_) => self.free_pooled(at),
                 Kind::Managed => self.free_managed(at),
@@ -279,7 +278,7 @@ impl Runtime {
         Ok(())
     }
 
-    /// What kernels of a context reach.
+    /// The memory that kernels of a context can reach.
     pub fn viewer(&self, context: &Context) -> Viewer {
         let peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
         let contexts = peers.iter().filter(|(own, _)| *own == context.handle).map(|(_, other)| *other).collect();
@@ -288,19 +287,19 @@ impl Runtime {
         Viewer { card: context.card, contexts, pools: pools.collect() }
     }
 
-    /// A card's own pool.
+    /// A GPU's default pool.
     pub fn default_pool(&self, card: usize) -> Arc<Pool> {
         Arc::clone(self.default_pools[card].get_or_init(|| Pool::create(self, card, 0, true)))
     }
 
-    /// The pool that a card takes from.
+    /// The pool that a GPU allocates from.
     pub fn current_pool(&self, card: usize) -> Arc<Pool> {
         let chosen = self.current_pools[card].lock().unwrap_or_else(PoisonError::into_inner).clone();
         chosen.unwrap_or_else(|| self.default_pool(card))
     }
 }
 
-/// Calls a function of the program in a stream's order: the driver API is not for it.
+/// Calls a function of the program in a stream's order; it may not use the driver API meanwhile.
 pub fn refused_while(call: impl FnOnce()) {
     IN_STREAM.set(true);
     call();
@@ -312,7 +311,7 @@ pub fn current_handle() -> Option<usize> {
     STACK.with(|stack| stack.borrow().last().copied())
 }
 
-/// The context that is current in this thread, if nothing went wrong in it.
+/// The context that is current in this thread; an error if it has failed.
 pub fn current() -> Outcome<(&'static Runtime, Arc<Context>)> {
     let runtime = Runtime::get()?;
     let handle = current_handle().ok_or(CuResult::INVALID_CONTEXT)?;
@@ -342,9 +341,9 @@ static CHILD_CLOSES: Mutex<[i32; 2]> = Mutex::new([-1, -1]);
 /// A forked child must not keep its parent's seat.
 fn close_in_children(descriptors: [i32; 2]) {
     extern "C" fn in_child() {
-        // Nobody holds the lock for long, and the child never waits for it.
+        // The lock is never held for long, and the child never waits for it.
         if let Ok(mut descriptors) = CHILD_CLOSES.try_lock() {
-            // Once: a child of the child may have files of its own by these numbers.
+            // Once: a child of the child may have other files with these numbers.
             for descriptor in std::mem::replace(&mut *descriptors, [-1, -1]) {
                 // SAFETY: the child's copy of a descriptor of this library, which nothing there uses.
                 unsafe { libc::close(descriptor) };

@@ -1,11 +1,11 @@
-//! Memory that programs and kernels name by address: the cards', the host's, mapped and registered.
+//! Memory that programs and kernels name by address: of the GPUs, of the host, mapped and registered.
 //!
-//! A device address is the host's own address of the same bytes. Fresh memory comes from the kernel
-//! and so is all zeros; no other process can read it, and forked children do not inherit it. Small
-//! allocations share chunks of two mebibytes, by which a card is counted, as on a real one.
+//! A device address is the host's own address of the same bytes. Fresh memory comes from the kernel and so is all
+//! zeros; no other process can read it, and forked children do not inherit it. Small allocations share chunks of 2 MiB,
+//! the unit in which a GPU is counted, as on a real one.
 //!
-//! Whoever touches memory holds a picture of all blocks; what is freed meanwhile is unmapped when
-//! the last picture of it goes.
+//! A thread that touches memory holds a snapshot of all blocks; memory that is freed meanwhile is unmapped when the
+//! last snapshot of it is dropped.
 
 use crate::result::{CuResult, Outcome};
 use crate::runtime::Runtime;
@@ -16,66 +16,66 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use sublet_ptx::{Memory, Region};
 
-/// A card is counted by this.
+/// GPU memory is counted in multiples of this.
 pub const GRANULE: u64 = 2 << 20;
 /// Smaller allocations share granules.
 const SMALL: u64 = 1 << 20;
-/// The smallest there is, and so what every address is a multiple of.
+/// The smallest allocation; every address is a multiple of it.
 const SMALLEST: u64 = 512;
 
-/// Whose bytes they are.
+/// The kind of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A card's.
+    /// Of a GPU.
     Device,
-    /// A card's, in the order of a stream; of the pool with this handle.
+    /// Of a GPU, stream-ordered; of the pool with this handle.
     Pool(usize),
-    /// A card's, mapped by the program itself.
+    /// Of a GPU, mapped by the program itself.
     Mapped,
-    /// A card's, at an address that a graph has for it.
+    /// Of a GPU, at an address that is reserved for a graph.
     Graph,
-    /// A card's and the host's in turn.
+    /// Of a GPU and of the host, shared.
     Managed,
-    /// The host's, made for copies, with these flags.
+    /// Of the host, allocated for copies, with these flags.
     Host(u32),
-    /// The program's own, made known with these flags.
+    /// The program's own, registered with these flags.
     Registered(u32),
 }
 
 impl Kind {
-    /// Whether they are the host's, and a copy from there may be done later.
+    /// True if it is host memory from which a copy may be done later.
     pub fn is_host(self) -> bool {
         matches!(self, Kind::Host(_) | Kind::Registered(_))
     }
 }
 
-/// What may be done with bytes.
+/// The kind of access that is allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Nothing yet.
+    /// None yet.
     None,
     /// Reading.
     Read,
-    /// Both.
+    /// Reading and writing.
     Write,
 }
 
 /// One allocation.
 #[derive(Clone)]
 pub struct Block {
-    /// As it was asked for.
+    /// The size as requested.
     pub bytes: u64,
-    /// Whose.
+    /// The kind of memory.
     pub kind: Kind,
-    /// On which card, or next to which.
+    /// The GPU that it is on, or belongs to.
     pub card: usize,
-    /// Of which context, by handle.
+    /// Its context, by handle.
     pub context: usize,
-    /// What may be done with it.
+    /// The allowed access.
     pub access: Access,
-    /// Other cards whose kernels reach it, where it is mapped: bits.
+    /// Other GPUs with access to it, if it is mapped: bits.
     pub reach: u64,
-    /// A number no other allocation has.
+    /// A number that no other allocation has.
     pub id: u64,
     /// Keeps the bytes mapped.
     pub backing: Arc<Backing>,
@@ -85,16 +85,16 @@ pub struct Block {
 pub enum Backing {
     /// A mapping of its own.
     Own(Mapping),
-    /// A part of one; where it begins.
+    /// A slot of a slab; its address.
     Slot(Arc<Slab>, u64),
-    /// Memory that was made by itself and mapped.
+    /// Memory that was created separately and mapped.
     Physical(Arc<Physical>),
-    /// Not ours to unmap.
+    /// Memory that is not to be unmapped here.
     Foreign,
 }
 
 impl Backing {
-    /// What it takes of its card.
+    /// How many bytes of its GPU it takes.
     pub fn bytes(&self) -> u64 {
         match self {
             Backing::Own(mapping) => mapping.bytes,
@@ -113,12 +113,12 @@ impl Drop for Backing {
     }
 }
 
-/// A mapping, which takes bytes of a card if it is one's.
+/// A mapping, which takes bytes of a GPU unless it is host memory.
 pub struct Mapping {
     at: u64,
     bytes: u64,
     card: Option<usize>,
-    /// The card has its bytes again.
+    /// True if its bytes were given back to the GPU.
     is_free: AtomicBool,
 }
 
@@ -135,13 +135,13 @@ impl Mapping {
         };
         let at = map(bytes).ok_or_else(give_back)?;
         if card.is_some() {
-            // SAFETY: the mapping was just made. If it cannot be done, children have a copy.
+            // SAFETY: the mapping was just made. If the advice is refused, children have a copy.
             unsafe { libc::madvise(at as *mut libc::c_void, bytes as usize, libc::MADV_DONTFORK) };
         }
         Ok(Mapping { at, bytes, card, is_free: AtomicBool::new(false) })
     }
 
-    /// Gives the bytes back to the card, once. A picture may keep the mapping for longer.
+    /// Gives the bytes back to the GPU, once. A snapshot may keep the mapping for longer.
     fn give_back(&self) {
         if let (Some(card), Ok(runtime)) = (self.card, Runtime::get())
             && !self.is_free.swap(true, Relaxed)
@@ -153,7 +153,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: mapped by `map` with this length, and whoever could touch it held this.
+        // SAFETY: mapped by `map` with this length, and every user of it held a reference to this.
         unsafe { libc::munmap(self.at as *mut libc::c_void, self.bytes as usize) };
         self.give_back();
     }
@@ -163,7 +163,7 @@ impl Drop for Mapping {
 pub struct Slab {
     mapping: Mapping,
     slot: u64,
-    /// Slots nobody has, and whether somebody had them.
+    /// Free slots, and whether each was used before.
     free: Mutex<Vec<(u64, bool)>>,
 }
 
@@ -177,7 +177,7 @@ impl Slab {
     fn take(&self) -> Option<u64> {
         let (at, was_used) = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop()?;
         if was_used {
-            // SAFETY: a slot of this mapping that nobody has.
+            // SAFETY: a free slot of this mapping.
             unsafe { std::ptr::write_bytes(at as *mut u8, 0, self.slot as usize) };
         }
         Some(at)
@@ -201,19 +201,19 @@ pub struct Space {
     next_id: AtomicU64,
 }
 
-/// The memory as it is while somebody touches it.
+/// A snapshot of the memory, held while it is touched.
 pub struct Held {
     blocks: Arc<Blocks>,
     viewer: Option<Viewer>,
 }
 
-/// A card whose kernels touch memory, and what of others' it reaches.
+/// A GPU with kernels that touch memory, and the memory of others that it can reach.
 pub struct Viewer {
-    /// Which.
+    /// The GPU.
     pub card: usize,
-    /// Contexts whose plain memory it reaches.
+    /// Contexts with plain memory that it can reach.
     pub contexts: Vec<usize>,
-    /// Pools whose memory it reaches.
+    /// Pools with memory that it can reach.
     pub pools: Vec<usize>,
 }
 
@@ -230,12 +230,12 @@ impl Viewer {
 }
 
 impl Space {
-    /// The memory, which stays mapped until this is dropped.
+    /// A snapshot of the memory, which stays mapped until this is dropped.
     pub fn hold(&self) -> Held {
         Held { blocks: Arc::clone(&self.books()), viewer: None }
     }
 
-    /// The memory as the kernels of a card see it.
+    /// A snapshot of the memory as the kernels of a GPU see it.
     pub fn hold_for(&self, viewer: Viewer) -> Held {
         Held { viewer: Some(viewer), ..self.hold() }
     }
@@ -244,7 +244,7 @@ impl Space {
         self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes bytes of a card, or of the host. Returns where they are.
+    /// Allocates bytes of a GPU, or of the host. Returns their address.
     pub fn alloc(&self, runtime: &Runtime, kind: Kind, card: usize, context: usize, bytes: u64) -> Outcome<u64> {
         if bytes == 0 {
             return Err(CuResult::INVALID_VALUE);
@@ -287,12 +287,12 @@ impl Space {
         Ok((at, Backing::Slot(slab, at)))
     }
 
-    /// A number no other allocation has.
+    /// A number that no other allocation has.
     pub fn fresh_id(&self) -> u64 {
         self.next_id.fetch_add(1, Relaxed) + 1
     }
 
-    /// Makes a block known.
+    /// Adds a block.
     pub fn put(&self, at: u64, block: Block) {
         Arc::make_mut(&mut self.books()).insert(at, block);
     }
@@ -303,7 +303,7 @@ impl Space {
         Arc::make_mut(&mut blocks).range_mut(from..from.saturating_add(bytes)).for_each(|(_, block)| change(block));
     }
 
-    /// Takes out the block that begins here, if it is of that kind.
+    /// Removes the block that begins here, if it is of that kind.
     pub fn take(&self, at: u64, is: impl Fn(Kind) -> bool) -> Outcome<Block> {
         let mut blocks = self.books();
         if blocks.get(&at).is_none_or(|block| !is(block.kind)) {
@@ -312,7 +312,7 @@ impl Space {
         Arc::make_mut(&mut blocks).remove(&at).ok_or(CuResult::INVALID_VALUE)
     }
 
-    /// Lets go of a block that was taken out: chunks that nothing is left of are given back.
+    /// Frees a block that was removed; chunks that are entirely free are given back.
     pub fn release(&self, block: Block) {
         let is_slot = matches!(*block.backing, Backing::Slot(..));
         if let Backing::Own(mapping) = &*block.backing {
@@ -334,7 +334,7 @@ impl Space {
         Ok(())
     }
 
-    /// Frees what a context has.
+    /// Frees the memory of a context.
     pub fn free_all(&self, context: usize) {
         let mut blocks = self.books();
         let own: Vec<u64> = blocks.iter().filter(|(_, block)| block.context == context).map(|(at, _)| *at).collect();
@@ -345,7 +345,7 @@ impl Space {
 }
 
 impl Held {
-    /// The block that an address is in, and where it begins.
+    /// The block that an address is in, and its first address.
     pub fn find(&self, address: u64) -> Option<(u64, &Block)> {
         let (at, block) = self.blocks.range(..=address).next_back()?;
         (address - at < block.bytes).then_some((*at, block))
@@ -356,7 +356,7 @@ impl Held {
         self.blocks.range(from..from.saturating_add(bytes)).map(|(at, block)| (*at, block))
     }
 
-    /// A pointer to bytes that are all known, in one allocation or in mappings side by side.
+    /// A pointer to bytes that are all known, in one allocation or in adjacent mappings.
     pub fn bytes(&self, address: u64, bytes: u64, is_written: bool) -> Outcome<*mut u8> {
         let end = address.checked_add(bytes).ok_or(CuResult::INVALID_VALUE)?;
         let mut next = address;
@@ -377,8 +377,8 @@ impl Held {
     }
 }
 
-// SAFETY: a region is mapped as long as the picture lives, readable and writable as its access says,
-// and the device address is the host address.
+// SAFETY: a region is mapped as long as the snapshot lives, readable and writable as its access says, and the device
+// address is the host address.
 unsafe impl Memory for Held {
     fn region(&self, address: u64) -> Option<Region> {
         let (first, block) = self.find(address)?;
@@ -390,13 +390,13 @@ unsafe impl Memory for Held {
     }
 }
 
-/// Whether the process has something at an address, all of so many bytes.
+/// True if all bytes of a range are mapped in the process.
 pub fn is_mapped(at: u64, bytes: u64) -> bool {
     // SAFETY: it takes a number only.
     let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as u64;
     let first = at - at % page;
     let Some(end) = at.checked_add(bytes).filter(|_| at != 0 && bytes > 0) else { return false };
-    // SAFETY: it writes nothing, and says of addresses where nothing is that nothing is there.
+    // SAFETY: it writes nothing, and reports addresses that are not mapped.
     unsafe { libc::msync(first as *mut libc::c_void, (end - first) as usize, libc::MS_ASYNC) == 0 }
 }
 

@@ -1,4 +1,4 @@
-//! Streams and events, and how work gets into a stream: to be done, or captured.
+//! Streams and events, and how work is submitted to a stream: to be run, or captured.
 
 use crate::engine::JobId;
 use crate::handles;
@@ -15,31 +15,31 @@ pub const NON_BLOCKING: u32 = 1;
 /// The handles of the default streams that every program knows: legacy, and a thread's own.
 const LEGACY: usize = 1;
 const PER_THREAD: usize = 2;
-/// The best priority; zero is the usual one.
+/// The highest priority; zero is the default.
 pub const PRIORITY_BEST: i32 = -5;
 
 /// A stream.
 pub struct Stream {
     /// Its handle; the default streams have one that no program sees.
     pub handle: usize,
-    /// Where it works.
+    /// Its context.
     pub context: Arc<Context>,
-    /// As it was made.
+    /// Its flags as created.
     pub flags: u32,
-    /// Less is sooner.
+    /// Its priority; lower numbers run sooner.
     pub priority: i32,
-    /// A context's legacy default stream.
+    /// True for a context's legacy default stream.
     pub is_legacy: bool,
-    /// It and the legacy stream wait for each other.
+    /// True if it and the legacy stream wait for each other.
     pub is_blocking: bool,
 }
 
 /// An event.
 #[derive(Default)]
 pub struct Event {
-    /// As it was made.
+    /// Its flags as created.
     pub flags: u32,
-    /// When it was passed last, in nanoseconds; zero: never.
+    /// When it last completed, in nanoseconds; zero: never.
     pub at: AtomicU64,
     /// What it stands for.
     pub mark: Mutex<Mark>,
@@ -53,7 +53,7 @@ pub enum Mark {
     Unset,
     /// The end of a job.
     Job(JobId),
-    /// A place in a graph that is captured.
+    /// A position in a graph that is being captured.
     Captured(crate::capture::Frontier),
 }
 
@@ -63,7 +63,7 @@ impl Event {
         self.mark.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// It stands for something else.
+    /// Sets what it stands for.
     pub fn set(&self, mark: Mark) {
         *self.mark.lock().unwrap_or_else(PoisonError::into_inner) = mark;
     }
@@ -86,7 +86,7 @@ impl Stream {
         Stream::made(context, NON_BLOCKING, 0)
     }
 
-    /// Makes a stream.
+    /// Creates a stream.
     pub fn create(runtime: &Runtime, context: Arc<Context>, flags: u32, priority: i32) -> Outcome<usize> {
         if flags & !NON_BLOCKING != 0 {
             return Err(CuResult::INVALID_VALUE);
@@ -103,7 +103,7 @@ thread_local! {
     static OWN: RefCell<Own> = RefCell::default();
 }
 
-/// They end with their thread.
+/// A thread's own default streams, which end with it.
 #[derive(Default)]
 struct Own(HashMap<usize, Arc<Stream>>);
 
@@ -115,7 +115,7 @@ impl Drop for Own {
     }
 }
 
-/// The stream that a program names; `own`: zero is the thread's own one.
+/// The stream that a program names; with `own`, zero names the thread's own default stream.
 pub fn resolve(stream: usize, own: bool) -> Outcome<(&'static Runtime, Arc<Stream>)> {
     let (runtime, context) = current()?;
     let found = match stream {
@@ -134,7 +134,7 @@ fn own_stream(context: Arc<Context>) -> Arc<Stream> {
     })
 }
 
-/// Gives a stream work, or its capture a node. The caller is past the gate.
+/// Submits work to a stream, or adds a node to its capture. The caller is past the gate.
 pub fn give(runtime: &'static Runtime, stream: &Stream, work: Work) -> Outcome {
     if !runtime.capture(stream, || work.clone())? {
         runtime.engine.submit(runtime, stream, work, &[]);
@@ -142,7 +142,7 @@ pub fn give(runtime: &'static Runtime, stream: &Stream, work: Work) -> Outcome {
     Ok(())
 }
 
-/// Gives a stream work and waits for it; a capture gets no such work.
+/// Submits work to a stream and waits for it; refused while the stream is captured.
 pub fn finish(runtime: &'static Runtime, stream: &Stream, work: Work) -> Outcome {
     runtime.refuse_capture(stream)?;
     runtime.engine.finish(runtime, stream, work)
@@ -163,7 +163,7 @@ pub fn record(runtime: &'static Runtime, stream: &Stream, event: &Arc<Event>) ->
 pub fn wait_event(runtime: &'static Runtime, stream: &Stream, event: &Event) -> Outcome {
     match event.mark() {
         Mark::Captured(frontier) => runtime.join(stream, &frontier),
-        // A capture cannot wait for what is not in it.
+        // A capture cannot wait for work outside it.
         Mark::Job(_) if runtime.frontier(stream)?.is_some() => Err(CuResult::STREAM_CAPTURE_ISOLATION),
         Mark::Unset => Ok(()),
         Mark::Job(job) => {

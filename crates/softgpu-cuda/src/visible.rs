@@ -1,9 +1,9 @@
-//! `CUDA_VISIBLE_DEVICES`: which cards a program sees, and in which order.
+//! `CUDA_VISIBLE_DEVICES`: which GPUs a program sees, and in which order.
 
 use sublet_softgpu::State;
 use sublet_softgpu::layout::Card;
 
-/// The cards that this process may see.
+/// The GPUs that this process may see.
 pub fn cards(state: &State) -> Vec<usize> {
     match std::env::var("CUDA_VISIBLE_DEVICES") {
         Ok(list) => chosen(&list, &state.cards().iter().map(Card::uuid_text).collect::<Vec<_>>()),
@@ -11,8 +11,8 @@ pub fn cards(state: &State) -> Vec<usize> {
     }
 }
 
-/// As the driver reads the list: numbers or the beginnings of UUIDs, up to the first that names no
-/// card; one that is named twice makes it empty.
+/// Reads the list as the driver does: numbers or prefixes of UUIDs, up to the first that names no GPU; a GPU that is
+/// named twice makes the list empty.
 fn chosen(list: &str, uuids: &[String]) -> Vec<usize> {
     let mut found = Vec::new();
     for name in list.split(',').map(str::trim) {

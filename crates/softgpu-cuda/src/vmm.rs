@@ -1,7 +1,7 @@
-//! Addresses and memory apart: reserved ranges, memory made by itself, and mappings of one in the other.
+//! Address ranges and memory as separate objects: reserved ranges, memory, and mappings of memory in ranges.
 //!
-//! Memory is a file without a name, so that it can be mapped at several places and handed on as a
-//! descriptor; a reserved range is a mapping that nobody may touch.
+//! Memory is a file without a name, so that it can be mapped at several addresses and shared as a descriptor; a
+//! reserved range is a mapping without access.
 
 use crate::result::{CuResult, Outcome};
 use crate::runtime::Runtime;
@@ -14,16 +14,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// `CU_MEM_LOCATION_TYPE_DEVICE`.
 pub const ON_CARD: i32 = 1;
 
-/// Memory that was made by itself.
+/// Memory that was created without an address.
 pub struct Physical {
     file: OwnedFd,
     /// How much.
     pub bytes: u64,
-    /// Of which card; none: the host's.
+    /// Its GPU; `None`: the host.
     pub card: Option<usize>,
-    /// As the program asked: what kinds of handles it may be handed on with.
+    /// As requested: the kinds of handles with which it may be shared.
     pub handle_types: u32,
-    /// As the program asked: compression, and whether other devices may reach it.
+    /// As requested: compression, and whether other devices may have access.
     pub flags: u64,
 }
 
@@ -35,17 +35,17 @@ impl Drop for Physical {
     }
 }
 
-/// A handle of memory, and how often it was taken.
+/// A handle of memory, and its reference count.
 pub struct Allocation {
     /// The memory.
     pub physical: Arc<Physical>,
-    /// How often.
+    /// The number of references.
     pub count: AtomicUsize,
 }
 
-/// An address that graphs have for their memory: as long as one of them is there that takes it.
+/// An address that is reserved for graphs' memory, as long as a graph exists that allocates there.
 pub struct Place {
-    /// Where.
+    /// The address.
     pub at: u64,
     whole: u64,
 }
@@ -61,12 +61,12 @@ impl Drop for Place {
     }
 }
 
-/// Reserved ranges, and how long each is.
+/// Reserved ranges, and the length of each.
 #[derive(Default)]
 pub struct Reserved(Mutex<BTreeMap<u64, u64>>);
 
 impl Physical {
-    /// Takes memory of a card, or of the host.
+    /// Allocates memory of a GPU, or of the host.
     pub fn create(
         runtime: &Runtime,
         bytes: u64,
@@ -82,7 +82,7 @@ impl Physical {
         if descriptor < 0 {
             return Err(CuResult::OUT_OF_MEMORY);
         }
-        // SAFETY: a descriptor that was just made, and nobody else has.
+        // SAFETY: a descriptor that was just made, and that nothing else has.
         let file = unsafe { OwnedFd::from_raw_fd(descriptor as i32) };
         // SAFETY: it takes numbers only.
         if unsafe { libc::ftruncate(file.as_raw_fd(), bytes as libc::off_t) } != 0 {
@@ -91,7 +91,7 @@ impl Physical {
         Physical::counted(runtime, file, bytes, card, (handle_types, flags))
     }
 
-    /// Memory that another process handed on. It counts for both: each could be the last to have it.
+    /// Memory that another process shared. It counts for both: each could be the last to have it.
     pub fn import(runtime: &Runtime, file: OwnedFd, card: usize) -> Outcome<Arc<Physical>> {
         let file = std::fs::File::from(file);
         let bytes = file.metadata().map_err(|_| CuResult::INVALID_VALUE)?.len();
@@ -122,7 +122,7 @@ impl Physical {
     }
 }
 
-/// Maps over a range that is ours.
+/// Maps over a range that this process reserved.
 fn over(at: u64, bytes: u64, access: Access, file: Option<&OwnedFd>) -> Outcome {
     let flags = match file {
         Some(_) => libc::MAP_SHARED,
@@ -151,7 +151,7 @@ fn protection(access: Access) -> i32 {
 }
 
 impl Reserved {
-    /// Reserves a range, at `wish` if it can be.
+    /// Reserves a range, at `wish` if possible.
     pub fn reserve(&self, bytes: u64, alignment: u64, wish: u64) -> Outcome<u64> {
         let alignment = alignment.max(GRANULE);
         if bytes == 0 || !bytes.is_multiple_of(GRANULE) || !alignment.is_power_of_two() {
@@ -165,7 +165,7 @@ impl Reserved {
         Ok(at)
     }
 
-    /// Gives a range back.
+    /// Frees a range.
     pub fn free(&self, runtime: &Runtime, at: u64, bytes: u64) -> Outcome {
         let mut reserved = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let is_used = runtime.space.hold().range(at, bytes).next().is_some();
@@ -184,7 +184,7 @@ impl Reserved {
         found.is_some_and(|(first, length)| at.checked_add(bytes).is_some_and(|end| end <= first + length))
     }
 
-    /// Maps memory into a range; nobody may touch it before access is given.
+    /// Maps memory into a range; it cannot be accessed before access is given.
     pub fn map(&self, runtime: &Runtime, at: u64, bytes: u64, physical: &Arc<Physical>, context: usize) -> Outcome {
         let is_odd = !at.is_multiple_of(GRANULE) || bytes != physical.bytes || !self.holds(at, bytes);
         if is_odd || runtime.space.hold().range(at, bytes).next().is_some() {
@@ -193,13 +193,13 @@ impl Reserved {
         over(at, bytes, Access::None, Some(&physical.file))?;
         let backing = Arc::new(Backing::Physical(Arc::clone(physical)));
         let (access, id, card) = (Access::None, runtime.space.fresh_id(), physical.card.unwrap_or(0));
-        // The host's is every card's.
+        // Host memory is open to every GPU.
         let reach = if physical.card.is_none() { u64::MAX } else { 0 };
         runtime.space.put(at, Block { bytes, kind: Kind::Mapped, card, context, access, reach, id, backing });
         Ok(())
     }
 
-    /// Whether a range is exactly some mappings, side by side.
+    /// True if a range consists exactly of adjacent mappings.
     fn is_whole(runtime: &Runtime, at: u64, bytes: u64) -> bool {
         let held = runtime.space.hold();
         let mapped = held.range(at, bytes).filter(|(_, block)| matches!(block.kind, Kind::Mapped | Kind::Graph));
@@ -207,7 +207,7 @@ impl Reserved {
         bytes > 0 && at.checked_add(bytes) == Some(end)
     }
 
-    /// Says what may be done with mappings.
+    /// Sets the access to mappings.
     pub fn set_access(&self, runtime: &Runtime, at: u64, bytes: u64, access: Access) -> Outcome {
         if !Reserved::is_whole(runtime, at, bytes) {
             return Err(CuResult::INVALID_VALUE);
@@ -220,7 +220,7 @@ impl Reserved {
         Ok(())
     }
 
-    /// Says whether another card's kernels reach mappings.
+    /// Sets whether another GPU's kernels can reach mappings.
     pub fn set_reach(&self, runtime: &Runtime, at: u64, bytes: u64, card: usize, reaches: bool) -> Outcome {
         if !Reserved::is_whole(runtime, at, bytes) {
             return Err(CuResult::INVALID_VALUE);
@@ -232,7 +232,8 @@ impl Reserved {
         Ok(())
     }
 
-    /// Takes mappings out; the range stays reserved. `left` is for whoever wrongly still uses it.
+    /// Removes mappings; the range stays reserved. `left` is the access that remains for code that wrongly still uses
+    /// it.
     pub fn unmap(&self, runtime: &Runtime, at: u64, bytes: u64, left: Access) -> Outcome {
         if !Reserved::is_whole(runtime, at, bytes) {
             return Err(CuResult::INVALID_VALUE);
@@ -247,12 +248,12 @@ impl Reserved {
 }
 
 impl Runtime {
-    /// Whether there is something of the program at an address: not what is only reserved.
+    /// True if memory of the program is at an address; false for a range that is only reserved.
     pub fn is_of_program(&self, at: u64, bytes: u64) -> bool {
         is_mapped(at, bytes) && !self.reserved.holds(at, 1)
     }
 
-    /// An address for memory that a graph will take when it runs.
+    /// Reserves an address for memory that a graph will allocate when it runs.
     pub fn reserve_for_graph(&self, bytes: u64) -> Outcome<Arc<Place>> {
         let whole = bytes.checked_next_multiple_of(GRANULE).filter(|whole| *whole > 0);
         let whole = whole.ok_or(CuResult::INVALID_VALUE)?;
@@ -261,13 +262,14 @@ impl Runtime {
         Ok(Arc::new(Place { at, whole }))
     }
 
-    /// Whether there is, or will be when a graph runs, memory of a graph at an address.
+    /// True if memory of a graph is at an address, or will be when the graph runs.
     pub fn is_of_graph(&self, at: u64) -> bool {
         let of_graphs = self.of_graphs.lock().unwrap_or_else(PoisonError::into_inner);
         of_graphs.range(..=at).next_back().is_some_and(|(first, bytes)| at - first < *bytes)
     }
 
-    /// A graph takes memory at its address; what it did not give back since is still there.
+    /// Allocates a graph's memory at its address; memory that the graph has not freed since its last run is still
+    /// there.
     pub fn take_for_graph(&self, at: u64, bytes: u64, card: usize, context: usize) -> Outcome {
         if self.space.hold().find(at).is_some() {
             return Ok(());
@@ -280,14 +282,14 @@ impl Runtime {
         Ok(())
     }
 
-    /// Gives it back; its address stays the graph's.
+    /// Frees it; its address stays reserved for the graph.
     pub fn give_back_for_graph(&self, at: u64) -> Outcome {
         let bytes = self.space.hold().find(at).map(|(_, block)| block.bytes).ok_or(CuResult::INVALID_VALUE)?;
-        // Nobody waited for other streams: what they still do there reaches nothing, and does no harm.
+        // Other streams were not waited for: their accesses find memory that belongs to nothing, and do no harm.
         self.reserved.unmap(self, at, bytes, Access::Write)
     }
 
-    /// What graphs have of a card.
+    /// Bytes of a GPU that graphs have.
     pub fn used_by_graphs(&self, card: usize) -> u64 {
         let held = self.space.hold();
         let own = held.range(0, u64::MAX).filter(|(_, block)| block.kind == Kind::Graph && block.card == card);
@@ -295,7 +297,7 @@ impl Runtime {
     }
 }
 
-/// A range just there, if it is free.
+/// A range at exactly this address; `None` if it is not free.
 fn taken_at(wish: u64, bytes: u64) -> Option<u64> {
     if wish == 0 {
         return None;
@@ -314,7 +316,7 @@ fn taken_at(wish: u64, bytes: u64) -> Option<u64> {
     Some(wish)
 }
 
-/// A range that begins at a multiple of the alignment: one that is longer, less its ends.
+/// A range that begins at a multiple of the alignment: a longer one, cut at its ends.
 fn aligned(bytes: u64, alignment: u64) -> Option<u64> {
     let whole = bytes.checked_add(alignment)?;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;

@@ -1,4 +1,4 @@
-//! What a job does: copies, fills, kernels, calls of the program, and small things of the order.
+//! What a job does: copies, fills, kernels, calls of the program, and operations of the order itself.
 
 use crate::function::Call;
 use crate::graph::Graph;
@@ -15,27 +15,27 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::time::{Duration, Instant};
 use sublet_softgpu::state::now_ns;
 
-/// A function of the program, and what it is given.
+/// A function of the program, and its argument.
 #[derive(Clone, Copy)]
 pub struct HostCall {
     /// The function.
     pub function: unsafe extern "C" fn(*mut c_void),
-    /// For it.
+    /// Its argument.
     pub data: *mut c_void,
 }
 
-/// A function of the program that is told how its stream fares.
+/// A function of the program that is told the state of its stream.
 #[derive(Clone, Copy)]
 pub struct Callback {
     /// The function.
     pub function: unsafe extern "C" fn(usize, CuResult, *mut c_void),
     /// The stream, as the program named it.
     pub stream: usize,
-    /// For it.
+    /// Its argument.
     pub data: *mut c_void,
 }
 
-// SAFETY: the driver API calls these on threads of its own, with what the program gave.
+// SAFETY: the driver API calls these on threads of its own, with the arguments that the program gave.
 unsafe impl Send for HostCall {}
 // SAFETY: as above.
 unsafe impl Sync for HostCall {}
@@ -47,15 +47,15 @@ unsafe impl Sync for Callback {}
 /// What a program says about the address of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Whose {
-    /// The host's.
+    /// Memory of the host.
     Host,
-    /// A card's, or memory made for copies.
+    /// Memory of a GPU, or host memory allocated for copies.
     Card,
-    /// Either: it is to be found out.
+    /// Either: it is looked up.
     Either,
 }
 
-/// One end of a copy: the address of its first byte, and how far lines and layers are apart.
+/// One end of a copy: the address of its first byte, and the distances of lines and layers.
 #[derive(Clone, Copy, Debug)]
 pub struct End {
     /// Of the first byte.
@@ -64,7 +64,7 @@ pub struct End {
     pub pitch: u64,
     /// From one layer to the next.
     pub layer: u64,
-    /// What the program says it is.
+    /// What the program says about it.
     pub whose: Whose,
 }
 
@@ -103,17 +103,17 @@ pub struct Fill {
 /// How a value in memory is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compare {
-    /// It is not behind, as counters that wrap are.
+    /// The value is not behind, in the order of counters that wrap.
     NotBehind,
-    /// It is the same.
+    /// The values are equal.
     Same,
-    /// They have a bit in common.
+    /// The values have a bit in common.
     Common,
-    /// Some bit is in neither.
+    /// Some bit is in neither value.
     Neither,
 }
 
-/// A number in memory: where, and whether it has eight bytes.
+/// A number in memory: its address, and whether it has eight bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Word {
     /// Where.
@@ -133,23 +133,23 @@ pub enum Work {
     Copy(Copy),
     /// Fills.
     Fill(Fill),
-    /// Calls the program.
+    /// Calls a function of the program.
     Host(HostCall),
-    /// Calls the program, and says how things are.
+    /// Calls a function of the program with the state of the stream.
     Callback(Callback),
     /// Notes the time of an event.
     Record(Arc<Event>),
     /// Waits until an event is passed.
     Await(Arc<Event>),
-    /// Takes memory at an address that was set aside for it: where, and how much.
+    /// Allocates memory at an address that was reserved for it, of this size.
     Take(Arc<Place>, u64),
-    /// Gives memory back to its pool.
+    /// Frees memory to its pool.
     Free(u64),
     /// Writes a number.
     Write(Word, u64),
     /// Waits for a number.
     WaitFor(Word, u64, Compare),
-    /// A graph in a graph; it is taken apart before it is done.
+    /// A graph in a graph; it is expanded before it runs.
     Graph(Arc<Graph>),
 }
 
@@ -171,15 +171,15 @@ impl Work {
         }
     }
 
-    /// Does it. What goes wrong is its context's.
+    /// Runs it. An error is recorded in its context.
     pub fn run(&self, runtime: &'static Runtime, context: &Context) {
         let is_over = context.check().is_err() || context.stop.load(SeqCst);
-        // What only gives back or reports is done all the same.
+        // Work that only frees or reports is done even then.
         if is_over && !matches!(self, Work::Free(_) | Work::Callback(_) | Work::Record(_)) {
             return;
         }
         let done = match self {
-            // What an event of a graph stands for was done before this began.
+            // The work that an event of a graph stands for was done before this began.
             Work::Nothing | Work::Graph(_) | Work::Await(_) => Ok(()),
             Work::Kernel(call) => call.run(runtime, context),
             Work::Copy(copy) => copy.run(runtime, context),
@@ -205,14 +205,14 @@ impl Work {
             Work::WaitFor(word, value, compare) => word.wait(runtime, context, *value, *compare),
         };
         if let Err(error) = done {
-            // An address that was good when the work was given is not any more.
+            // An address that was valid when the work was submitted is not any more.
             context.fail(if error == CuResult::INVALID_VALUE { CuResult::ILLEGAL_ADDRESS } else { error });
         }
     }
 }
 
 impl Copy {
-    /// Bytes side by side.
+    /// A copy of contiguous bytes.
     pub fn plain(to: (u64, Whose), from: (u64, Whose), bytes: u64) -> Copy {
         let end = |(at, whose)| End { at, pitch: bytes, layer: bytes, whose };
         Copy { to: end(to), from: end(from), width: bytes, height: 1, depth: 1 }
@@ -222,7 +222,7 @@ impl Copy {
         self.width == 0 || self.height == 0 || self.depth == 0
     }
 
-    /// From the first byte of an end to after its last one.
+    /// The distance from the first byte of an end to the byte after its last one.
     fn reach(&self, end: End) -> Outcome<u64> {
         let lines = (self.height - 1).checked_mul(end.pitch);
         let layers = (self.depth - 1).checked_mul(end.layer);
@@ -236,13 +236,13 @@ impl Copy {
         match end.whose {
             _ if is_known => held.bytes(end.at, reach, is_written),
             Whose::Card => Err(CuResult::INVALID_VALUE),
-            // The program's own; not what was freed, or reserved and never mapped.
+            // The program's own; not memory that was freed, or reserved and never mapped.
             _ if runtime.is_of_program(end.at, reach) => Ok(end.at as *mut u8),
             _ => Err(CuResult::INVALID_VALUE),
         }
     }
 
-    /// Whether both ends are what they should be, as far as that can be known.
+    /// Checks both ends, as far as they are known.
     pub fn check(&self, runtime: &Runtime) -> Outcome {
         if self.is_empty() {
             return Ok(());
@@ -256,7 +256,7 @@ impl Copy {
         self.place(runtime, &held, self.from, false).map(drop)
     }
 
-    /// Whether an end is memory of the program that it may reuse as soon as the call returns.
+    /// True if an end is memory that the program may reuse as soon as the call returns.
     pub fn touches_pageable(&self, runtime: &Runtime) -> bool {
         let held = runtime.space.hold();
         let is_unknown = |end: &End| held.find(end.at).is_none() && !runtime.is_of_graph(end.at);
@@ -284,7 +284,7 @@ impl Copy {
         Ok(())
     }
 
-    /// A copy takes as long as the ordered rate makes it.
+    /// Waits until the copy has taken as long as the ordered rate makes it.
     fn take_as_long(&self, runtime: &Runtime, context: &Context, begun: Instant) {
         let rate = runtime.seat.state().cards()[context.card].copy_bytes_per_s.load(SeqCst);
         if rate > 0 {
@@ -308,7 +308,7 @@ impl Fill {
         held.bytes(self.at, lines.ok_or(CuResult::INVALID_VALUE)?, true)
     }
 
-    /// Whether it can be done.
+    /// Checks that it can be done.
     pub fn check(&self, runtime: &Runtime) -> Outcome {
         if self.width == 0 || self.height == 0 {
             return Ok(());
@@ -347,7 +347,7 @@ impl Word {
         held.bytes(self.at, bytes, is_written)
     }
 
-    /// Whether it is a good address.
+    /// Checks that the address is valid.
     pub fn check(self, runtime: &Runtime) -> Outcome {
         self.place(&runtime.space.hold(), false).map(drop)
     }
@@ -395,7 +395,7 @@ impl Word {
 }
 
 impl Runtime {
-    /// Gives memory back to the pool it is of.
+    /// Frees memory to its pool.
     pub fn free_pooled(&self, at: u64) -> Outcome {
         let kind = self.space.hold().find(at).map(|(_, block)| block.kind);
         match kind {

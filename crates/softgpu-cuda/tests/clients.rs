@@ -1,4 +1,4 @@
-//! NVIDIA's own clients of the driver API, as they come from the registry, on soft cards.
+//! NVIDIA's own clients of the driver API, as they come from the registry, on soft GPUs.
 
 #[path = "../../softgpu-nvml/tests/python/venv.rs"]
 mod venv;
@@ -9,7 +9,7 @@ use std::process::Command;
 use sublet_softgpu::State;
 use sublet_softgpu::state::{ENV, IDLE_BYTES};
 
-/// What a script prints that is run with the clients installed.
+/// The output of a script that is run with the clients installed.
 fn client(script: &str) -> String {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let library = std::env::current_exe().expect("a test has a path").with_file_name("libcuda.so");

@@ -1,5 +1,5 @@
-//! Programs that make mistakes, or do what few do: each of them gets an answer, nobody crashes or
-//! waits for ever, and nothing is lost of the card.
+//! Programs that make mistakes, or use rare features: each of them gets a result, none crashes or waits for ever, and
+//! no memory of the GPU is lost.
 
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::process::Command;
 use sublet_softgpu::State;
 use sublet_softgpu::state::{ENV, IDLE_BYTES};
 
-/// What a script of `hard/` says on a card of two gibibytes.
+/// The output of a script of `hard/` on a GPU of 2 GiB.
 fn said(script: &str) -> String {
     let dir = tempfile::tempdir().expect("a directory can be made");
     let here = std::env::current_exe().expect("a test has a path");

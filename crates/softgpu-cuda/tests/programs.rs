@@ -1,5 +1,4 @@
-//! Programs that use the driver API, on soft cards: a script that nobody wrote for them gives what a
-//! real card gave.
+//! Programs that use the driver API, on soft GPUs: a script that was not written for them gives what a real GPU gave.
 
 use serde_json::Value;
 use std::fs;
@@ -13,7 +12,7 @@ fn kernels() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../softgpu/kernels")
 }
 
-/// A folder with cards, and with the library by the name that programs look for.
+/// A folder with GPUs, and with the library under the name that programs look for.
 fn soft(spec: &str) -> (tempfile::TempDir, State) {
     let dir = tempfile::tempdir().expect("a directory can be made");
     let here = std::env::current_exe().expect("a test has a path");
@@ -37,7 +36,7 @@ fn run(command: &mut Command) -> Output {
     output
 }
 
-/// Whether two files of numbers are as near as the case says.
+/// Checks that two files of numbers are as near as the case says.
 fn compare(rule: &Value, kind: &str, ours: &[u8], card: &[u8]) -> Result<(), String> {
     if rule["exact"] == true {
         return if ours == card { Ok(()) } else { Err("not bit for bit".to_owned()) };

@@ -1,4 +1,4 @@
-//! The same scripts say the same on a soft card as they said on a real one, word for word.
+//! The same scripts print on a soft GPU what they printed on a real one, word for word.
 
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -6,14 +6,14 @@ use std::process::Command;
 use sublet_softgpu::State;
 use sublet_softgpu::state::ENV;
 
-/// Runs a script of `same/` on soft cards and compares what it says with what it said on an H200.
+/// Runs a script of `same/` on soft GPUs and compares its output with the output on an H200.
 fn says_the_same(script: &str, said_there: &str) {
     let dir = tempfile::tempdir().expect("a directory can be made");
     let library = std::env::current_exe().expect("a test has a path").with_file_name("libcuda.so");
     symlink(&library, dir.path().join("libcuda.so.1")).expect("a link can be made");
     let cards = dir.path().join("cards");
-    let _state = State::create(&cards, &"1x2GiB".parse().expect("cards")).expect("GPUs can be made");
-    // Whoever may enter the folder may use the cards: a script tries it as another user.
+    let _state = State::create(&cards, &"1x2GiB".parse().expect("cards")).expect("cards can be made");
+    // Every user that may enter the folder may use the GPUs: a script tries it as another user.
     std::fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("an own folder");
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/same");
     let mut command = Command::new("python3");

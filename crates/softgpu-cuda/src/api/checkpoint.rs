@@ -1,4 +1,4 @@
-//! Taking another process off its cards and putting it back.
+//! Takes another process off its GPUs and puts it back.
 
 use super::{exports, put};
 use crate::result::{CuResult, Outcome};
@@ -33,9 +33,9 @@ exports! {
         put(thread, told(Runtime::get()?.seat.state().checkpoint_thread(pid(process)?))? as c_int)
     }
     "cuCheckpointProcessLock" 12080 fn cuCheckpointProcessLock(process: c_int, arguments: *mut u32) {
-        // SAFETY: the first of the arguments is a time in milliseconds; none are no time.
+        // SAFETY: the first of the arguments is a time in milliseconds; a null pointer means no time.
         let timeout_ms = if arguments.is_null() { 0 } else { unsafe { arguments.read() } };
-        // As with the real one, no time is for ever.
+        // As with the real driver, no time means for ever.
         let timeout = (timeout_ms > 0).then(|| Duration::from_millis(timeout_ms.into()));
         told(Runtime::get()?.seat.state().checkpoint_lock(pid(process)?, timeout))
     }

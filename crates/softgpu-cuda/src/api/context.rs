@@ -1,4 +1,4 @@
-//! Contexts: primary and made, and which one a thread works in.
+//! Contexts: primary and created ones, and which one is current in a thread.
 
 use super::{exports, place_for, put};
 use crate::result::{CuResult, Outcome};
@@ -22,7 +22,7 @@ fn create(place: *mut usize, flags: u32, device: c_int) -> Outcome {
     put(place, handle)
 }
 
-/// What a limit is that nobody set, by `CUlimit`.
+/// The default value of a limit, by `CUlimit`.
 fn usual_limit(limit: c_int) -> Outcome<usize> {
     Ok(match limit {
         0 => 1 << 10,
@@ -35,7 +35,7 @@ fn usual_limit(limit: c_int) -> Outcome<usize> {
     })
 }
 
-/// Waits for everything a context has under way.
+/// Waits for all work of a context.
 fn synchronise(context: usize) -> Outcome {
     let (runtime, context) = named(context)?;
     runtime.refuse_any_capture(context.handle)?;
@@ -96,7 +96,7 @@ exports! {
             let primary = primary.lock().unwrap_or_else(PoisonError::into_inner);
             primary.context.as_ref().is_some_and(|own| own.handle == context)
         };
-        // A primary one goes when nobody holds it any more.
+        // A primary context ends when its last reference is released.
         if runtime.primary.iter().any(is_primary) {
             return Err(CuResult::INVALID_CONTEXT);
         }
@@ -202,7 +202,7 @@ exports! {
     "cuCtxDisablePeerAccess" 4000 fn cuCtxDisablePeerAccess(context: usize) {
         let (runtime, own) = current()?;
         let (_, other) = named(context)?;
-        // What runs may still reach there.
+        // Running work may still reach there.
         runtime.engine.wait(&runtime.engine.last_of_all(Some(own.handle)));
         let mut peers = runtime.peers.lock().unwrap_or_else(PoisonError::into_inner);
         if peers.remove(&(own.handle, other.handle)) { Ok(()) } else { Err(CuResult::PEER_ACCESS_NOT_ENABLED) }

@@ -1,4 +1,4 @@
-//! Copies and fills of all shapes, at once or in a stream's order.
+//! Copies and fills of all shapes, synchronous or in a stream's order.
 
 use super::{streamed, take};
 use crate::result::{CuResult, Outcome};
@@ -11,13 +11,13 @@ use std::sync::Arc;
 /// When a call returns.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum When {
-    /// When it is done, in the default stream.
+    /// When the copy is done, in the default stream.
     Done,
-    /// When it is in that stream.
+    /// When the copy is in that stream.
     Given(usize),
 }
 
-/// A copy of lines, as `CUDA_MEMCPY2D` has it.
+/// A 2D copy: `CUDA_MEMCPY2D`.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Memcpy2D {
@@ -39,7 +39,7 @@ pub struct Memcpy2D {
     height: usize,
 }
 
-/// A copy of layers, as `CUDA_MEMCPY3D` and its form for two contexts have it.
+/// A 3D copy: `CUDA_MEMCPY3D` and its form for two contexts.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Memcpy3D {
@@ -70,7 +70,7 @@ pub struct Memcpy3D {
     depth: usize,
 }
 
-/// One end as a program describes it: `CUmemorytype`, both addresses, and where in it to begin.
+/// One end as a program describes it: `CUmemorytype`, both addresses, and the offset in it.
 struct Described {
     kind: c_int,
     host: u64,
@@ -93,7 +93,7 @@ impl Described {
             _ => return Err(CuResult::INVALID_VALUE),
         };
         let [x, y, z] = self.begin.map(|begin| begin as u64);
-        // What is not said is as long as what is copied.
+        // A pitch of zero means the width of the copy.
         let pitch = if self.pitch == 0 { width } else { self.pitch } as u64;
         let lines = if self.height == 0 { height } else { self.height } as u64;
         let layer = pitch.checked_mul(lines).ok_or(CuResult::INVALID_VALUE)?;
@@ -168,11 +168,11 @@ fn copy(copy: Copy, when: When, own: bool) -> Outcome {
     let (runtime, stream) = place(when, own)?;
     let _inside = runtime.seat.pass();
     let is_captured = when != When::Done && runtime.frontier(&stream)?.is_some();
-    // Memory that a graph takes when it runs may not be there yet.
+    // Memory that a graph allocates when it runs may not be there yet.
     if ![copy.to.at, copy.from.at].iter().any(|at| runtime.is_of_graph(*at)) {
         copy.check(runtime)?;
     }
-    // Memory of the program that nobody made known may be reused when the call returns.
+    // Memory of the program that is not registered may be reused when the call returns.
     if when == When::Done || (!is_captured && copy.touches_pageable(runtime)) {
         finish(runtime, &stream, Work::Copy(copy))
     } else {
@@ -226,7 +226,7 @@ fn prefetched(at: u64, when: When, own: bool) -> Outcome {
     let (runtime, stream) = place(when, own)?;
     let _inside = runtime.seat.pass();
     match runtime.space.hold().find(at).map(|(_, block)| block.kind) {
-        // It is where it is wanted.
+        // Managed memory is already where it is wanted.
         Some(crate::space::Kind::Managed) => give(runtime, &stream, Work::Nothing),
         _ => Err(CuResult::INVALID_VALUE),
     }

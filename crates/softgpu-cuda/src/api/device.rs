@@ -1,4 +1,4 @@
-//! Start, versions, errors, and what the cards are.
+//! Initialisation, versions, errors, and the properties of the GPUs.
 
 use super::memory::has_managed;
 use super::{exports, put, text};
@@ -56,7 +56,7 @@ exports! {
         put(minor, 5)
     }
     "cuDeviceGetLuid" 10000 fn cuDeviceGetLuid(_luid: *mut c_char, _mask: *mut u32, device: c_int) {
-        // A Windows matter.
+        // Only Windows has this.
         Runtime::get()?.card(device)?;
         Err(CuResult::NOT_SUPPORTED)
     }
@@ -116,7 +116,7 @@ exports! {
     }
 }
 
-/// Writes a text, as much of it as there is room for.
+/// Writes as much of a text as the buffer holds.
 fn put_text(place: *mut c_char, length: c_int, bytes: impl Iterator<Item = u8>) -> Outcome {
     let room = usize::try_from(length).ok().and_then(|length| length.checked_sub(1)).ok_or(CuResult::INVALID_VALUE)?;
     for (number, byte) in bytes.take(room).chain([0]).enumerate() {
@@ -125,7 +125,7 @@ fn put_text(place: *mut c_char, length: c_int, bytes: impl Iterator<Item = u8>) 
     Ok(())
 }
 
-/// Where a card would be, as NVML tells it, too.
+/// The bus id of a GPU, the same as NVML reports.
 fn bus_id(card: usize) -> String {
     format!("0000:{:02X}:00.0", 0xa0 + card)
 }
@@ -136,8 +136,8 @@ fn uuid_of(device: c_int) -> Outcome<[u8; 16]> {
     Ok(std::array::from_fn(|place| card.uuid[place].load(SeqCst)))
 }
 
-/// What the card is, by the numbers of `CUdevice_attribute`: limits of a launch, sizes, clocks, what it
-/// can do. What is not named here is not there: zero.
+/// An attribute of a GPU, by the numbers of `CUdevice_attribute`: limits of a launch, sizes, clocks, abilities. An
+/// attribute that is not listed here is zero.
 fn attribute_of(attribute: c_int, card: usize) -> Result<c_int, CuResult> {
     let processors = || std::thread::available_parallelism().map_or(1, |cores| cores.get() as c_int);
     let known = match attribute {
@@ -160,7 +160,7 @@ fn attribute_of(attribute: c_int, card: usize) -> Result<c_int, CuResult> {
         // Copies beside kernels, host memory mapped, kernels beside each other, one address space,
         // priorities, waiting for values (both forms), atomics to the host, registering, mapping.
         15 | 19 | 31 | 40 | 41 | 78 | 92 | 93 | 94 | 99 | 102 | 103 | 115 | 122 => 1,
-        // Other devices may reach memory, if it is mapped, too.
+        // Other devices may have access to memory, also if it is mapped.
         110 | 116 => 1,
         // Managed memory, and beside kernels of others.
         83 => c_int::from(has_managed()),
@@ -170,10 +170,10 @@ fn attribute_of(attribute: c_int, card: usize) -> Result<c_int, CuResult> {
         // Compute capability.
         75 => 7,
         76 => 5,
-        // The host's pointers are the card's.
+        // The host's pointers are the GPU's.
         91 => 1,
         106 => 16,
-        // Handles that pools can be handed on with: none.
+        // Handle types with which pools can be shared: none.
         119 => 0,
         _ => 0,
     };

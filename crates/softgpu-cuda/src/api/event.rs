@@ -34,7 +34,7 @@ fn elapsed(milliseconds: *mut f32, begin: usize, end: usize) -> Outcome {
 exports! {
     "cuEventCreate" 2000 fn cuEventCreate(place: *mut usize, flags: u32) {
         let (runtime, _) = current()?;
-        // Events for other processes are not there.
+        // Events for other processes are not supported.
         if flags & !FLAGS != 0 || flags & 4 != 0 {
             return Err(CuResult::INVALID_VALUE);
         }
@@ -75,7 +75,7 @@ exports! {
         let (runtime, context) = named(context)?;
         let _inside = runtime.seat.pass();
         let (event, all) = (runtime.events.get(event)?, runtime.engine.last_of_all(Some(context.handle)));
-        // In a stream of its own: it waits for all others, and none waits for it.
+        // In a separate stream: it waits for all others, and none waits for it.
         let stream = Stream::apart(context);
         let job = runtime.engine.submit(runtime, &stream, Work::Record(Arc::clone(&event)), &all);
         runtime.engine.forget(&stream);

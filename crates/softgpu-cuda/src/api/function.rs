@@ -1,4 +1,4 @@
-//! Functions: what they are, how many fit, and launches.
+//! Functions: their attributes, occupancy, and launches.
 
 use super::{exports, list, put, put_if, streamed, take};
 use crate::function::{Function, Given, SHARED_MAX, Shape};
@@ -11,7 +11,7 @@ use std::ffi::{c_char, c_int, c_void};
 use std::sync::Arc;
 use sublet_ptx::Kernel;
 
-/// A size of dynamic shared memory that depends on the block's.
+/// A size of dynamic shared memory that depends on the block's size.
 type SharedOfBlock = Option<unsafe extern "C" fn(c_int) -> usize>;
 
 /// `CUlaunchConfig`.
@@ -26,7 +26,7 @@ pub struct Config {
     count: u32,
 }
 
-/// `CUlaunchAttribute`: which, and sixty-four bytes that depend on it.
+/// `CUlaunchAttribute`: the number, and sixty-four bytes that depend on it.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct LaunchAttribute {
@@ -44,12 +44,12 @@ pub fn function(runtime: &Runtime, context: &Context, handle: usize) -> Outcome<
     runtime.functions.get(found)
 }
 
-/// Answers a question about a function.
+/// Writes an attribute of a function.
 pub fn attribute(runtime: &Runtime, value: *mut c_int, which: c_int, function: usize) -> Outcome {
     put(value, runtime.functions.get(function)?.attribute(which)?)
 }
 
-/// Where a parameter is among the others, and how long.
+/// Writes offset and size of a parameter.
 pub fn param_info(kernel: &Kernel, number: usize, offset: *mut usize, size: *mut usize) -> Outcome {
     let param = kernel.params().get(number).ok_or(CuResult::INVALID_VALUE)?;
     put(offset, param.offset as usize)?;
@@ -63,12 +63,12 @@ fn launch(handle: usize, shape: Shape, stream: usize, own: bool, given: Given) -
     give(runtime, &stream, Work::Kernel(function.call(handle, shape, given)?))
 }
 
-/// Attributes of a launch: those that ask for what there is not are refused.
+/// Refuses launch attributes that ask for features that do not exist here.
 fn check_attributes(config: &Config) -> Outcome {
     for attribute in list(config.attributes, config.count as usize)? {
         let is_set = match attribute.which {
             2 => attribute.value[0] != 0,
-            // A cluster of one is none.
+            // A cluster of one block is none.
             4 => attribute.value[..3] != [1, 1, 1],
             7 | 12 | 13 => true,
             _ => false,
@@ -81,7 +81,7 @@ fn check_attributes(config: &Config) -> Outcome {
     Ok(())
 }
 
-/// The block size with which most threads fit, and how many blocks fill the card.
+/// The block size with the highest occupancy, and how many blocks fill the GPU.
 fn best_block(function: &Function, of_block: SharedOfBlock, dynamic: usize, limit: c_int) -> Outcome<(c_int, c_int)> {
     let max = function.attribute(0)?;
     let limit = if limit == 0 { max } else { limit.min(max) };

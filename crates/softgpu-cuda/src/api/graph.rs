@@ -1,4 +1,4 @@
-//! Graphs as wholes: making, asking, copying, making ready, and running them.
+//! Whole graphs: creating, querying, copying, instantiating, and launching them.
 
 use super::{exports, list, place_for, put, put_if, put_list, streamed, take, text};
 use crate::graph::{Exec, Graph};
@@ -64,7 +64,7 @@ fn edges(handle: usize, from: *mut usize, to: *mut usize, count: *mut usize) -> 
     Ok(())
 }
 
-/// Edges have nothing to tell; whoever asks gets zeros.
+/// Edges have no data: a caller that asks gets zeros.
 fn clear_edge_data(place: *mut [u8; 8], count: *mut usize) -> Outcome {
     for number in 0..if place.is_null() { 0 } else { take(count)? } {
         put(place.wrapping_add(number), [0; 8])?;
@@ -89,7 +89,7 @@ fn pairs(from: *const usize, to: *const usize, count: usize) -> Outcome<Vec<(usi
     Ok(list(from, count)?.into_iter().zip(list(to, count)?).collect())
 }
 
-/// A picture of a graph for Graphviz.
+/// A drawing of a graph for Graphviz.
 fn dot(graph: &Graph) -> String {
     let body = graph.body();
     let mut text = "digraph graph_1 {\n".to_owned();
@@ -147,7 +147,7 @@ exports! {
     "cuGraphRetainUserObject" 11030 fn cuGraphRetainUserObject(graph_handle: usize, handle: usize, count: u32, flags: u32) {
         let (_, graph) = graph(graph_handle)?;
         let (_, object) = object(handle)?;
-        // The caller's own are handed over, or more are taken.
+        // The caller's own references are handed over, or more are taken.
         match flags {
             0 => object.retain(count as usize),
             1 => {}
@@ -307,7 +307,7 @@ streamed! { own;
     "cuGraphUpload" 11010 fn cuGraphUpload, cuGraphUpload_ptsz(exec: usize, stream: usize) {
         let (runtime, _) = resolve(stream, own)?;
         let _inside = runtime.seat.pass();
-        // It is where it is run.
+        // An instantiated graph is always where it is launched: there is nothing to upload.
         runtime.execs.get(exec).map(drop)
     }
     "cuGraphLaunch" 10000 fn cuGraphLaunch, cuGraphLaunch_ptsz(exec: usize, stream: usize) {

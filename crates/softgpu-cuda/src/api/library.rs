@@ -15,7 +15,7 @@ fn load(place: *mut usize, image: *const c_void) -> Outcome {
     put(place_for(place)?, runtime.libraries.put(Arc::new(Library::new(read(&image::text_at(image)?)?))))
 }
 
-/// The context in which a question about a card is answered: the current one, if it is on that card.
+/// The context in which a question about a GPU is answered: the current one, if it is on that GPU.
 fn on(runtime: &Runtime, device: c_int) -> Outcome<Arc<Context>> {
     let card = runtime.card(device)?;
     if let Ok((_, context)) = current()
@@ -61,7 +61,7 @@ exports! {
     "cuLibraryUnload" 12000 fn cuLibraryUnload(library: usize) {
         let runtime = Runtime::get()?;
         runtime.libraries.get(library)?;
-        // Its kernels may be under way.
+        // Its kernels may be running.
         runtime.engine.wait(&runtime.engine.last_of_all(None));
         let _inside = runtime.seat.pass();
         runtime.libraries.take(library)?.unload(runtime);

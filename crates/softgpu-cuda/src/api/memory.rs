@@ -1,4 +1,4 @@
-//! Memory of the cards, of the host for copies, and registered: taking and giving back.
+//! Memory of the GPUs, of the host for copies, and registered: allocating and freeing.
 
 use super::{exports, place_for, put, put_if};
 use crate::log;
@@ -9,18 +9,17 @@ use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// Lines begin at multiples of this.
+/// Rows of a pitched allocation begin at multiples of this.
 const PITCH: usize = 512;
-/// Says that managed memory may be had. Without it programs see what they would see on a card that is
-/// shared: none.
+/// Set if managed memory is supported. Without it programs see what they would see on a GPU that is shared: none.
 const MANAGED: &str = "SUBLET_SOFT_MANAGED";
 
-/// Whether managed memory may be had.
+/// True if managed memory is supported.
 pub fn has_managed() -> bool {
     std::env::var_os(MANAGED).is_some_and(|value| value == "1")
 }
 
-/// Takes memory; not while a capture forbids it.
+/// Allocates memory; refused while a capture forbids it.
 fn alloc(kind: Kind, bytes: usize) -> Outcome<u64> {
     let (runtime, context) = current()?;
     let _inside = runtime.seat.pass();
@@ -28,13 +27,13 @@ fn alloc(kind: Kind, bytes: usize) -> Outcome<u64> {
     runtime.space.alloc(runtime, kind, context.card, context.handle, bytes as u64)
 }
 
-/// Takes memory of the host; none of it is nowhere.
+/// Allocates host memory; zero bytes give a null pointer.
 fn host(bytes: usize, flags: u32) -> Outcome<*mut c_void> {
     let at = if bytes == 0 { current().map(|_| 0)? } else { alloc(Kind::Host(flags), bytes)? };
     Ok(at as *mut c_void)
 }
 
-/// Gives memory back, when all work of its context is done.
+/// Frees memory, after all work of its context is done.
 fn free(at: u64, is: impl Fn(Kind) -> bool) -> Outcome {
     let (runtime, context) = current()?;
     if at == 0 {
@@ -61,7 +60,7 @@ fn info(runtime: &Runtime, card: usize) -> (u64, u64) {
     (total.saturating_sub(state.used(card)), total)
 }
 
-/// The flags of host memory, or an error where it is not known.
+/// The flags of host memory; an error if the address is not known.
 fn host_flags(runtime: &Runtime, at: u64) -> Outcome<u32> {
     match runtime.space.hold().find(at).map(|(_, block)| block.kind) {
         Some(Kind::Host(flags) | Kind::Registered(flags)) => Ok(flags),
@@ -134,7 +133,7 @@ exports! {
     }
     "cuMemHostGetFlags" 2030 fn cuMemHostGetFlags(flags: *mut u32, host: *mut c_void) {
         let (runtime, _) = current()?;
-        // With one address space all host memory is mapped for the card, and so made for all contexts.
+        // With one address space all host memory is mapped for the GPU, and usable in all contexts.
         let told = match runtime.space.hold().find(host as u64).map(|(_, block)| block.kind) {
             Some(Kind::Host(given)) => given & 4,
             Some(Kind::Registered(given)) => given & 1,
@@ -192,7 +191,7 @@ exports! {
     }
 }
 
-/// Advice is for memory that moves; it is heard, and nothing moves here.
+/// Advice is for memory that moves; it is accepted without effect, because nothing moves here.
 fn advised(at: u64) -> Outcome {
     let (runtime, _) = current()?;
     match runtime.space.hold().find(at).map(|(_, block)| block.kind) {

@@ -1,9 +1,9 @@
 //! The C functions. Each checks its arguments, passes the gate where it must, and never unwinds into
 //! its caller.
 //!
-//! A function is declared with its name as `cuGetProcAddress` has it and the CUDA version that brought
-//! this form of it. Those that name a stream, or use the default one, come twice: in the second form
-//! (`_ptsz`, `_ptds`) the default stream is the calling thread's own.
+//! A function is declared with its name as `cuGetProcAddress` has it and the CUDA version that introduced this form of
+//! it. Functions that name a stream, or use the default one, have two forms: in the second (`_ptsz`, `_ptds`) the
+//! default stream is the calling thread's own.
 
 mod checkpoint;
 mod context;
@@ -27,8 +27,8 @@ use crate::result::{CuResult, Outcome};
 use std::ffi::{c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// A function: its name without a version, the CUDA version that brought it, and where it and its
-/// second form are.
+/// A function: its name without version suffix, the CUDA version that introduced it, and the addresses of its two
+/// forms.
 pub struct Entry {
     name: &'static str,
     since: c_int,
@@ -36,7 +36,7 @@ pub struct Entry {
     own: *const c_void,
 }
 
-// SAFETY: addresses of code, which any thread may have.
+// SAFETY: addresses of code, which any thread may use.
 unsafe impl Sync for Entry {}
 
 /// Defines exported functions of the driver API.
@@ -53,7 +53,7 @@ macro_rules! exports {
             }
         )*
 
-        /// What is defined here.
+        /// The functions that are defined here.
         pub static PLAIN: &[$crate::api::Entry] = &[$($crate::api::Entry {
             name: $public,
             since: $since,
@@ -63,7 +63,7 @@ macro_rules! exports {
     };
 }
 
-/// Defines functions that come twice; the name at the top is true in the second form.
+/// Defines functions with two forms; the name at the top is true in the second form.
 macro_rules! streamed {
     ($own:ident; $($public:literal $since:literal fn $name:ident, $second:ident($($argument:ident: $type:ty),* $(,)?) $body:block)*) => {
         $(
@@ -88,7 +88,7 @@ macro_rules! streamed {
             }
         )*
 
-        /// What is defined here in two forms.
+        /// The functions with two forms that are defined here.
         pub static STREAMED: &[$crate::api::Entry] = &[$($crate::api::Entry {
             name: $public,
             since: $since,
@@ -99,7 +99,7 @@ macro_rules! streamed {
 }
 pub(crate) use {exports, streamed};
 
-/// What a call answers, whatever happens in it.
+/// Runs a call and returns its result; a panic does not reach the caller.
 pub fn guarded(body: impl FnOnce() -> Outcome) -> CuResult {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => CuResult::SUCCESS,
@@ -108,7 +108,7 @@ pub fn guarded(body: impl FnOnce() -> Outcome) -> CuResult {
     }
 }
 
-/// Writes an answer where the caller wants it.
+/// Writes a result for the caller.
 pub fn put<T>(place: *mut T, value: T) -> Outcome {
     if place.is_null() {
         return Err(CuResult::INVALID_VALUE);
@@ -118,12 +118,12 @@ pub fn put<T>(place: *mut T, value: T) -> Outcome {
     Ok(())
 }
 
-/// Whether there is a place for an answer: asked before anything is made that only the answer names.
+/// Checks that there is a place for a result, before an object is made that only the result names.
 pub fn place_for<T>(place: *mut T) -> Outcome<*mut T> {
     if place.is_null() { Err(CuResult::INVALID_VALUE) } else { Ok(place) }
 }
 
-/// Writes an answer if the caller wants it.
+/// Writes a result if the caller wants it.
 pub fn put_if<T>(place: *mut T, value: T) -> Outcome {
     if place.is_null() { Ok(()) } else { put(place, value) }
 }
@@ -137,14 +137,14 @@ pub fn take<T: Copy>(place: *const T) -> Outcome<T> {
     Ok(unsafe { place.read_unaligned() })
 }
 
-/// Reads a list of the caller's.
+/// Reads a list of the caller.
 pub fn list<T: Copy>(place: *const T, count: usize) -> Outcome<Vec<T>> {
     (0..count)
         .map(|number| if place.is_null() { Err(CuResult::INVALID_VALUE) } else { take(place.wrapping_add(number)) })
         .collect()
 }
 
-/// Answers a question for a list: how many there are, and as many as the caller has room for.
+/// Writes a list for the caller: the number of items, and as many as the caller has room for.
 pub fn put_list<T: Copy + Default>(place: *mut T, count: *mut usize, all: &[T]) -> Outcome {
     if place.is_null() {
         return put(count, all.len());
@@ -156,7 +156,7 @@ pub fn put_list<T: Copy + Default>(place: *mut T, count: *mut usize, all: &[T]) 
     put(count, room.min(all.len()))
 }
 
-/// The text a caller gave.
+/// The text that a caller passed.
 pub fn text<'a>(place: *const std::ffi::c_char) -> Outcome<&'a str> {
     if place.is_null() {
         return Err(CuResult::INVALID_VALUE);

@@ -42,7 +42,7 @@ exports! {
     "cuModuleUnload" 2000 fn cuModuleUnload(module: usize) {
         let (runtime, _) = current()?;
         let loaded = runtime.modules.get(module)?;
-        // Its kernels may be under way.
+        // Its kernels may be running.
         runtime.engine.wait(&runtime.engine.last_of_all(Some(loaded.context)));
         let _inside = runtime.seat.pass();
         runtime.modules.take(module)?.unload(runtime);

@@ -1,4 +1,4 @@
-//! Nodes of graphs: adding, asking and changing them, in a graph or in one that was made ready.
+//! Nodes of graphs: adding, querying and changing them, in a graph or in an instantiated one.
 
 use super::copy::Memcpy3D;
 use super::function::function;
@@ -54,7 +54,7 @@ pub struct HostNode {
     data: *mut c_void,
 }
 
-/// `CUgraphNodeParams`: the kind of node, and what it needs.
+/// `CUgraphNodeParams`: the kind of node, and its parameters.
 #[repr(C)]
 pub struct AnyNode {
     kind: c_int,
@@ -63,7 +63,7 @@ pub struct AnyNode {
     end: u64,
 }
 
-/// `CUDA_MEM_ALLOC_NODE_PARAMS`: a pool's properties, who may touch it, how much; and where it will be.
+/// `CUDA_MEM_ALLOC_NODE_PARAMS`: a pool's properties, the access rights, the size; and the address it will have.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct TakeNode {
@@ -74,7 +74,7 @@ pub struct TakeNode {
     at: u64,
 }
 
-/// Which form of a kernel's parameters a program gives.
+/// Which form of a kernel's parameters a program passes.
 #[derive(Clone, Copy)]
 enum Form {
     First(*const KernelNode),
@@ -120,7 +120,7 @@ fn child_work(runtime: &Runtime, graph: usize) -> Outcome<Work> {
     Ok(Work::Graph(graph.duplicate(runtime).0))
 }
 
-/// The work of a node in the form that serves for all kinds.
+/// The work of a node in the form for all kinds.
 fn any_work(runtime: &Runtime, params: *const AnyNode) -> Outcome<(Arc<Context>, Work)> {
     if params.is_null() {
         return Err(CuResult::INVALID_VALUE);
@@ -150,7 +150,7 @@ fn any_work(runtime: &Runtime, params: *const AnyNode) -> Outcome<(Arc<Context>,
     Ok((context, work))
 }
 
-/// Where a new node goes: its graph, and the nodes it comes after.
+/// Where a new node goes: its graph, and the nodes it depends on.
 struct Place {
     graph: usize,
     after: *const usize,
@@ -187,7 +187,7 @@ fn kernel_params(call: &Call) -> KernelNode {
         grid: call.shape.grid,
         block: call.shape.block,
         shared: call.shape.shared,
-        // As long as the node has this work, the places stay.
+        // The places are valid as long as the node has this work.
         each: call.places.as_ptr().cast_mut(),
         extra: std::ptr::null_mut(),
     }
@@ -277,7 +277,7 @@ exports! {
         put(place, at)
     }
     "cuDeviceGraphMemTrim" 11040 fn cuDeviceGraphMemTrim(device: c_int) {
-        // What graphs give back is given back at once.
+        // Memory that graphs free is given back at once, so there is nothing to trim.
         Runtime::get()?.card(device).map(drop)
     }
     "cuDeviceGetGraphMemAttribute" 11040 fn cuDeviceGetGraphMemAttribute(
@@ -287,7 +287,7 @@ exports! {
         let card = runtime.card(device)?;
         match attribute {
             0 | 2 => put(place, runtime.used_by_graphs(card)),
-            // The highest that there was is not kept.
+            // High-water marks are not kept.
             1 | 3 => Err(CuResult::NOT_SUPPORTED),
             _ => Err(CuResult::INVALID_VALUE),
         }

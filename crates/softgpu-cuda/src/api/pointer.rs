@@ -1,4 +1,4 @@
-//! What is known about an address.
+//! Attributes of addresses.
 
 use super::{exports, list, put};
 use crate::result::{CuResult, Outcome};
@@ -10,8 +10,7 @@ use std::ffi::{c_int, c_void};
 const HOST: u32 = 1;
 const DEVICE: u32 = 2;
 
-/// Answers one question about an address. `is_strict`: an address that is not known is an error, and
-/// not answered with nothing.
+/// Writes one attribute of an address. With `is_strict`, an unknown address is an error instead of an empty answer.
 fn answer(runtime: &Runtime, place: *mut c_void, attribute: c_int, at: u64, is_strict: bool) -> Outcome {
     let held = runtime.space.hold();
     let Some((first, block)) = held.find(at) else {
@@ -26,7 +25,7 @@ fn answer(runtime: &Runtime, place: *mut c_void, attribute: c_int, at: u64, is_s
     let is_host = block.kind.is_host();
     let is_mapped = block.kind == Kind::Mapped;
     match attribute {
-        // Memory that a program mapped itself is of no context.
+        // Memory that a program mapped itself belongs to no context.
         1 => put(place.cast(), if is_mapped { 0 } else { block.context }),
         2 => put(place.cast(), if is_host { HOST } else { DEVICE }),
         3 => put(place.cast(), at),
@@ -84,7 +83,7 @@ exports! {
         let (runtime, _) = current()?;
         let (attributes, places) = (list(attributes, count as usize)?, list(places, count as usize)?);
         for (attribute, place) in attributes.into_iter().zip(places) {
-            // What an address does not have is nothing.
+            // An attribute that an address does not have is written as zero.
             if answer(runtime, place, attribute, at, false).is_err() {
                 put(place.cast(), 0_u64)?;
             }
@@ -93,7 +92,7 @@ exports! {
     }
     "cuPointerSetAttribute" 6000 fn cuPointerSetAttribute(value: *const c_void, attribute: c_int, at: u64) {
         let (runtime, _) = current()?;
-        // Only that copies are done when they return, which they are.
+        // Only that copies are done when they return, which is always so.
         if value.is_null() || attribute != 6 || runtime.space.hold().find(at).is_none() {
             return Err(CuResult::INVALID_VALUE);
         }

@@ -1,4 +1,4 @@
-//! Memory in the order of a stream, and the pools it comes from.
+//! Stream-ordered memory, and its pools.
 
 use super::vmm::{Allowed, Location};
 use super::{exports, list, place_for, put, streamed, take};
@@ -30,7 +30,7 @@ fn pool(runtime: &Runtime, handle: usize) -> Outcome<Arc<Pool>> {
     runtime.pools.get(handle).map_err(|_| CuResult::INVALID_VALUE)
 }
 
-/// Attributes up to the third have four bytes, the others eight.
+/// Attributes up to number 3 have four bytes, the others eight.
 fn is_short(attribute: c_int) -> bool {
     attribute <= 3
 }
@@ -48,7 +48,7 @@ fn alloc(bytes: usize, from: Option<usize>, stream: usize, own: bool) -> Outcome
         return Ok(place.at);
     }
     let found = from.alloc(runtime, stream.context.handle, bytes as u64);
-    // What is being freed may be all that is missing.
+    // Memory that is being freed may be enough.
     if found == Err(CuResult::OUT_OF_MEMORY) {
         runtime.engine.wait(&runtime.engine.last_of(&stream));
         return from.alloc(runtime, stream.context.handle, bytes as u64);
@@ -142,7 +142,7 @@ exports! {
                 continue;
             }
             let card = runtime.card(one.location.id)?;
-            // A card cannot be kept from its own pool.
+            // A GPU always has access to its own pool.
             if card == own.card && one.flags != 3 {
                 return Err(CuResult::INVALID_DEVICE);
             }
@@ -173,7 +173,7 @@ streamed! { own;
         let (runtime, stream) = resolve(stream, own)?;
         let _inside = runtime.seat.pass();
         let kind = runtime.space.hold().find(at).filter(|(first, _)| *first == at).map(|(_, block)| block.kind);
-        // What is a graph's it may only take when it runs.
+        // Memory of a graph may be allocated only when the graph runs.
         let is_freeable = runtime.is_of_graph(at)
             || kind.is_some_and(|kind| matches!(kind, Kind::Pool(_) | Kind::Device));
         if is_freeable { give(runtime, &stream, Work::Free(at)) } else { Err(CuResult::INVALID_VALUE) }

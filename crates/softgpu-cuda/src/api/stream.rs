@@ -1,4 +1,4 @@
-//! Streams: making them, waiting for them, work of the order itself, and capture.
+//! Streams: creating them, waiting for them, memory operations, and capture.
 
 use super::{exports, list, place_for, put, put_if, streamed, take};
 use crate::capture::{Mode, exchange_mode};
@@ -10,9 +10,9 @@ use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
 
 thread_local! {
-    /// What a question about a capture was answered with last: it is read until the next question.
+    /// The last answer about a capture: callers read it until the next question.
     static DEPENDENCIES: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
-    /// Edges have nothing to tell: as many as the last answer had nodes.
+    /// Edges have no data: as many zeros as the last answer had nodes.
     static EDGES: RefCell<Vec<[u8; 8]>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -104,7 +104,7 @@ fn wait(stream: usize, own: bool, at: u64, is_wide: bool, value: u64, flags: u32
     word(stream, own, place, || Ok(Work::WaitFor(place, value, compare(flags)?)))
 }
 
-/// One of several operations on memory: which, where, with what, how; the rest is not used.
+/// One of several memory operations: kind, address, value, flags; the rest is not used.
 type MemoryOperation = [u64; 6];
 
 fn batch(stream: usize, own: bool, count: u32, operations: *const MemoryOperation) -> Outcome {
@@ -115,7 +115,7 @@ fn batch(stream: usize, own: bool, count: u32, operations: *const MemoryOperatio
             2 => write(stream, own, at, false, u64::from(value as u32))?,
             4 => wait(stream, own, at, true, value, flags as u32)?,
             5 => write(stream, own, at, true, value)?,
-            // Everything is in order here as it is.
+            // Memory is always ordered here, so a barrier does nothing.
             3 | 6 => {}
             _ => return Err(CuResult::INVALID_VALUE),
         }
@@ -234,7 +234,7 @@ streamed! { own;
         if runtime.space.hold().find(at).is_none() {
             return Err(CuResult::INVALID_VALUE);
         }
-        // Managed memory is everybody's here: there is nothing to attach.
+        // Managed memory is open to all streams here: there is nothing to attach.
         finish(runtime, &stream, Work::Nothing)
     }
     "cuStreamWriteValue32" 8000 fn cuStreamWriteValue32, cuStreamWriteValue32_ptsz(

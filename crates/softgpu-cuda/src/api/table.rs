@@ -66,7 +66,7 @@ exports! {
         version: c_int,
         flags: u64,
     ) {
-        // The older form tells by its answer.
+        // The older form reports this by its result.
         if answer(symbol, place, version, flags)? == FOUND { Ok(()) } else { Err(CuResult::NOT_FOUND) }
     }
     "cuGetProcAddress" 12000 fn cuGetProcAddress_v2(

@@ -1,4 +1,4 @@
-//! Everything else that NVIDIA's library exports: the name is said once, and the answer is no.
+//! All other functions that NVIDIA's library exports: the name is logged once, and the call is refused.
 
 use crate::log;
 use crate::result::CuResult;

@@ -1,4 +1,4 @@
-//! Addresses and memory apart.
+//! Virtual memory management: address ranges and memory as separate objects.
 
 use super::{exports, list, place_for, put, take};
 use crate::result::{CuResult, Outcome};
@@ -20,9 +20,9 @@ const DESCRIPTOR: u32 = 1;
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Location {
-    /// Card or host.
+    /// GPU or host.
     pub kind: c_int,
-    /// Which.
+    /// The number of the device.
     pub id: c_int,
 }
 
@@ -41,14 +41,14 @@ pub struct Properties {
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Allowed {
-    /// For whom.
+    /// The GPU, or the host, that gets access.
     pub location: Location,
-    /// What.
+    /// The kind of access.
     pub flags: c_int,
 }
 
 impl Properties {
-    /// The card it is for; none: the host's.
+    /// The GPU that gets access; `None`: the host.
     fn card(&self, runtime: &Runtime) -> Outcome<Option<usize>> {
         if self.kind != PINNED || self.handle_types & !DESCRIPTOR != 0 {
             return Err(CuResult::INVALID_VALUE);
@@ -74,7 +74,7 @@ fn keep(runtime: &Runtime, physical: Arc<Physical>) -> u64 {
     runtime.allocations.put(Arc::new(Allocation { physical, count: AtomicUsize::new(1) })) as u64
 }
 
-/// The card that a mapping's memory is of; none: the host's, or there is none.
+/// The GPU that a mapping's memory is on; `None`: the host, or there is no mapping.
 fn owner(runtime: &Runtime, at: u64) -> Option<usize> {
     let held = runtime.space.hold();
     let (_, block) = held.find(at)?;
@@ -132,19 +132,19 @@ exports! {
         if offset != 0 || flags != 0 {
             return Err(CuResult::INVALID_VALUE);
         }
-        // It is no context's, and so stays when one ends.
+        // It belongs to no context, and so stays when one ends.
         runtime.reserved.map(runtime, at, bytes as u64, &allocation.physical, 0)
     }
     "cuMemUnmap" 10020 fn cuMemUnmap(at: u64, bytes: usize) {
         let runtime = Runtime::get()?;
-        // What is under way may still touch it.
+        // Running work may still touch it.
         runtime.engine.wait(&runtime.engine.last_of_all(None));
         let _inside = runtime.seat.pass();
         runtime.reserved.unmap(runtime, at, bytes as u64, Access::None)
     }
     "cuMemSetAccess" 10020 fn cuMemSetAccess(at: u64, bytes: usize, allowed: *const Allowed, count: usize) {
         let runtime = Runtime::get()?;
-        // What is under way may still write, or read, where that is not allowed any more.
+        // Running work may still write, or read, where that is no longer allowed.
         if list(allowed, count)?.iter().any(|own| own.flags != 3) {
             runtime.engine.wait(&runtime.engine.last_of_all(None));
         }
