@@ -12,7 +12,7 @@ fn says_the_same(script: &str, said_there: &str) {
     let library = std::env::current_exe().expect("a test has a path").with_file_name("libcuda.so");
     symlink(&library, dir.path().join("libcuda.so.1")).expect("a link can be made");
     let cards = dir.path().join("cards");
-    let _state = State::create(&cards, &"1x2GiB".parse().expect("cards")).expect("cards can be made");
+    let _state = State::create(&cards, &"1x2GiB".parse().expect("cards")).expect("GPUs can be made");
     // Every user that may enter the folder may use the GPUs: a script tries it as another user.
     std::fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("an own folder");
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/same");
