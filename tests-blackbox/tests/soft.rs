@@ -179,7 +179,7 @@ fn an_nvml_that_hangs_or_fails_promises_nothing_until_it_answers_again() {
     assert!(cards(&service)[1].unreadable.is_none(), "one GPU's error is not the other's");
     fault(&service, "0 nvml ok");
     await_card(&service, 0, "it answers again", |card| card.promisable_bytes > 0);
-    assert_eq!(fault(&service, "nvml hang"), "GPU 0: nvml hang\ncard 1: nvml hang\n");
+    assert_eq!(fault(&service, "nvml hang"), "GPU 0: nvml hang\nGPU 1: nvml hang\n");
     for index in [0, 1] {
         let hung = await_card(&service, index, "it is unreadable", |card| card.unreadable.is_some());
         assert_eq!(hung.promisable_bytes, 0);

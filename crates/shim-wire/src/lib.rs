@@ -367,12 +367,12 @@ impl Reason {
             Reason::Shared => "it shares memory with other processes",
             Reason::Multicast => "it uses multicast memory",
             Reason::GraphMemory => "its graphs allocate memory",
-            Reason::Peers => "its cards reach each other's memory",
+            Reason::Peers => "its GPUs reach each other's memory",
             Reason::StreamOrdered => "more than 256 MiB were allocated in the order of streams",
             Reason::UnknownCall => "it called a function of the driver that Sublet does not know",
             Reason::Rdma => "a network card may reach its memory (RDMA): it has an InfiniBand device open",
-            Reason::Mps => "it uses its card through MPS",
-            Reason::OldDriver => "its driver is older than CUDA 12.5, and does not say when the card is done",
+            Reason::Mps => "it uses its GPU through MPS",
+            Reason::OldDriver => "its driver is older than CUDA 12.5, and does not say when the GPU is done",
         }
     }
 }
