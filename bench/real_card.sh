@@ -19,7 +19,7 @@ serve() {
     "$sublet" serve --state-dir "$here/state" --socket "$here/s" --gpu real 2>>"$here/log" &
     daemon=$!
     for _ in $(seq 100); do
-        "$sublet" cards 2>/dev/null | grep -q "in service" && return
+        "$sublet" gpus 2>/dev/null | grep -q "in service" && return
         sleep 0.2
     done
     echo "the daemon did not get ready"
@@ -27,7 +27,7 @@ serve() {
     exit 1
 }
 finish() {
-    for pid in ${stranger:-} ${first:-} ${second:-} ${left:-} ${daemon:-}; do
+    for pid in ${unleased:-} ${first:-} ${second:-} ${left:-} ${daemon:-}; do
         kill "$pid" 2>/dev/null && wait "$pid" 2>/dev/null
     done
     rm -rf "$here"
@@ -74,7 +74,7 @@ serve
 sleep 8 # the context is measured once
 try doctor
 try
-try cards
+try gpus
 
 say "what an idle daemon costs"
 python3 "$here/idle.py" "$daemon"
@@ -94,12 +94,12 @@ first= second=
 sleep 1
 try usage --by lease
 
-say "a process without a lease is a stranger: its bytes are counted, and nothing happens to it"
-python3 "$here/hold.py" 90 16 & stranger=$!
+say "a process without a lease: its bytes are counted, and nothing happens to it"
+python3 "$here/hold.py" 90 16 & unleased=$!
 sleep 9
 try
 try run --vram 70G --no-wait -- true
-wait $stranger; stranger=
+wait $unleased; unleased=
 
 say "a whole card, and the advice at the end"
 try run -- python3 "$here/hold.py" 7 3
@@ -110,7 +110,7 @@ sleep 8
 kill -9 $left
 sleep 2
 try ps
-say "the daemon is killed and comes back meanwhile: same lease, same epoch, the holder never noticed"
+say "the daemon is killed and comes back meanwhile: same lease, same fence, the holder never noticed"
 kill -9 $daemon; wait $daemon 2>/dev/null
 serve
 sleep 2

@@ -29,8 +29,8 @@ TENSOR = [sys.executable, str(HERE / "parked" / "tensor.py")]
 CONFIG = """
 ttl = "5m"
 [preemption]
-idle = "2s"
-turn = "2s"
+idle_after = "2s"
+time_slice = "2s"
 [parking]
 ram = "{ram}"
 """

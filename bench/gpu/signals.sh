@@ -72,7 +72,7 @@ python3 -c 'import torch, lightning, transformers; print("torch", torch.__versio
 "$sublet" serve --state-dir "$here/state" --socket "$here/s" --gpu real 2>"$here/log" &
 daemon=$!
 for _ in $(seq 150); do
-    "$sublet" cards 2>/dev/null | grep -q "in service" && break
+    "$sublet" gpus 2>/dev/null | grep -q "in service" && break
     sleep 0.2
 done
 

@@ -283,7 +283,7 @@ pub fn abuse(abuse: Abuse, socket: &Path) -> Result<()> {
         }),
         Abuse::Reads => flood(socket, |thread, _| match thread % 2 {
             0 => bare("GET", "/v1/leases"),
-            _ => bare("GET", "/v1/cards"),
+            _ => bare("GET", "/v1/gpus"),
         }),
         Abuse::Forks => forks(socket),
         Abuse::Compute => {

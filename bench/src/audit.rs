@@ -106,10 +106,10 @@ fn time(calls: usize, mut call: impl FnMut() -> Result<()>) -> Result<Quantiles>
 /// Unleased processes that the service knows.
 fn known(socket: &Path) -> Result<usize> {
     let mut client = Client::connect(socket)?;
-    let (status, body) = client.call(&bare("GET", "/v1/strangers"))?;
+    let (status, body) = client.call(&bare("GET", "/v1/unleased"))?;
     ensure!(status == 200, "{status}");
     let found: serde_json::Value = serde_json::from_slice(body)?;
-    Ok(found["strangers"].as_array().map_or(0, Vec::len))
+    Ok(found["processes"].as_array().map_or(0, Vec::len))
 }
 
 /// Waits until the service knows `count` of them.

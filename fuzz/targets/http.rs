@@ -244,7 +244,7 @@ fn tidy(socket: &Path) {
     for (list, field, path) in [
         ("GET /v1/leases?all=true", "leases", "/v1/leases"),
         ("GET /v1/tokens", "tokens", "/v1/tokens"),
-        ("GET /v1/strangers", "rules", "/v1/rules"),
+        ("GET /v1/unleased", "rules", "/v1/rules"),
     ] {
         let Ok(found) = serde_json::from_slice::<serde_json::Value>(&call(socket, list)) else { continue };
         let items = found.get(field).unwrap_or(&found).as_array().cloned().unwrap_or_default();

@@ -142,12 +142,12 @@ impl Client {
         leases.leases.into_iter().map(|lease| lease.id).collect()
     }
     /// All GPUs.
-    pub fn cards(&self) -> Vec<sublet_wire::Card> {
-        let cards: sublet_wire::Cards = self.get("/v1/cards").read();
-        cards.cards
+    pub fn cards(&self) -> Vec<sublet_wire::Gpu> {
+        let cards: sublet_wire::Gpus = self.get("/v1/gpus").read();
+        cards.gpus
     }
     /// The first GPU.
-    pub fn card(&self) -> sublet_wire::Card {
+    pub fn card(&self) -> sublet_wire::Gpu {
         self.cards().into_iter().next().expect("there is a GPU")
     }
 }

@@ -6,12 +6,12 @@
 //! linked in, and nothing here reads the service's files except to cut them.
 
 pub mod binary;
-pub mod door;
 pub mod http;
 pub mod image;
 pub mod job;
 pub mod log;
 pub mod process;
+pub mod proxy;
 pub mod pty;
 pub mod screen;
 pub mod service;
@@ -24,7 +24,7 @@ pub mod wait;
 pub use http::{Answer, Client, Connection};
 pub use process::Process;
 pub use pty::Terminal;
-pub use service::{Gpu, Service, Setup};
+pub use service::{GpuSetup, Service, Setup};
 pub use wait::{LONG, until};
 
 /// 2³⁰.

@@ -10,12 +10,12 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
-use sublet_wire::Cards;
+use sublet_wire::Gpus;
 use tempfile::TempDir;
 
 /// Which GPUs a service has.
 #[derive(Clone, Debug, Default)]
-pub enum Gpu {
+pub enum GpuSetup {
     /// One of 24 GiB on paper.
     #[default]
     Scripted,
@@ -29,7 +29,7 @@ pub enum Gpu {
 #[derive(Default)]
 pub struct Setup {
     /// Which GPUs.
-    pub gpu: Gpu,
+    pub gpu: GpuSetup,
     /// A state directory from elsewhere.
     pub state: Option<PathBuf>,
     /// The text of a configuration file.
@@ -153,7 +153,7 @@ impl Service {
         fs::rename(state.join("scripted.json.new"), state.join("scripted.json")).expect("a script is put in place");
     }
     /// Starts it with other GPUs from the next start on.
-    pub fn set_gpu(&mut self, gpu: Gpu) {
+    pub fn set_gpu(&mut self, gpu: GpuSetup) {
         self.setup.gpu = gpu;
     }
     /// Runs the command line against this service.
@@ -189,8 +189,8 @@ impl Service {
         });
         // After a start nothing is granted before the first reading of the GPU.
         until("the GPU was looked at", LONG, || {
-            let cards: Cards = client.get("/v1/cards").read();
-            let looked = cards.cards.first().is_some_and(|card| card.unreadable.is_none());
+            let cards: Gpus = client.get("/v1/gpus").read();
+            let looked = cards.gpus.first().is_some_and(|card| card.unreadable.is_none());
             if looked { Ok(()) } else { Err(Box::new(cards)) }
         });
     }
@@ -217,17 +217,17 @@ pub fn bare_command(program: &Path, home: &Path) -> Command {
 /// `sublet serve` as a command that was not started yet.
 pub fn serve_command(home: &Path, state: &Path, socket: &Path) -> Command {
     let mut command = bare_command(sublet(), home);
-    command.args(serve_arguments(state, socket, &Gpu::Scripted)).stdin(Stdio::null());
+    command.args(serve_arguments(state, socket, &GpuSetup::Scripted)).stdin(Stdio::null());
     command
 }
 
-fn serve_arguments(state: &Path, socket: &Path, gpu: &Gpu) -> Vec<String> {
+fn serve_arguments(state: &Path, socket: &Path, gpu: &GpuSetup) -> Vec<String> {
     let path = |path: &Path| path.to_str().expect("test paths are plain").to_owned();
     let mut flags = vec!["serve".into(), "--state-dir".into(), path(state), "--socket".into(), path(socket)];
     match gpu {
-        Gpu::Scripted => flags.extend(["--gpu".into(), "scripted:1x24GiB".into()]),
-        Gpu::Named(gpu) => flags.extend(["--gpu".into(), (*gpu).into()]),
-        Gpu::Unsaid => {}
+        GpuSetup::Scripted => flags.extend(["--gpu".into(), "scripted:1x24GiB".into()]),
+        GpuSetup::Named(gpu) => flags.extend(["--gpu".into(), (*gpu).into()]),
+        GpuSetup::Unsaid => {}
     }
     flags
 }

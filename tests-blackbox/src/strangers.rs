@@ -1,14 +1,14 @@
 //! What tests of unleased processes share: a service with short times for them, and functions that wait for them.
 
 use crate::job::{Alone, succeeds};
-use crate::{Gpu, LONG, MIB, Service, Setup, until};
-use sublet_wire::{Stranger, Strangers};
+use crate::{GpuSetup, LONG, MIB, Service, Setup, until};
+use sublet_wire::{UnleasedProcess, UnleasedProcesses};
 
 /// No process is parked; warning and grace take 2 s each.
 pub const CONFIG: &str = r#"
 ttl = "5m"
 [enforcement]
-warned = "2s"
+warning = "2s"
 park = false
 grace = "2s"
 "#;
@@ -17,12 +17,12 @@ grace = "2s"
 pub const PARKS: &str = r#"
 ttl = "5m"
 [enforcement]
-warned = "2s"
+warning = "2s"
 grace = "2s"
 [parking]
 ram = "4G"
-leave = "256M"
-stock = "off"
+keep_free = "256M"
+ready = "off"
 "#;
 
 /// A service with one soft GPU that parks no unleased process.
@@ -33,24 +33,29 @@ pub fn serve() -> Service {
 /// The same with another configuration.
 pub fn serve_with(config: &str) -> Service {
     let config = Some(config.to_owned());
-    Service::start_with(Setup { gpu: Gpu::Named("soft:1x4GiB"), config, ..Setup::default() })
+    Service::start_with(Setup { gpu: GpuSetup::Named("soft:1x4GiB"), config, ..Setup::default() })
 }
 
 /// All unleased processes.
-pub fn strangers(service: &Service) -> Strangers {
-    service.client().get("/v1/strangers").read()
+pub fn strangers(service: &Service) -> UnleasedProcesses {
+    service.client().get("/v1/unleased").read()
 }
 
 /// Waits until this program is recorded as unleased with all of its memory, and returns its record.
-pub fn found(service: &Service, alone: &Alone) -> Stranger {
+pub fn found(service: &Service, alone: &Alone) -> UnleasedProcess {
     let all = Some(alone.mib * MIB);
     await_stranger(service, alone.pid(), "it is found", |stranger| stranger.vram_bytes >= all)
 }
 
 /// Waits until an unleased process has this pid and `is_so` holds for it, and returns its record.
-pub fn await_stranger(service: &Service, pid: u32, what: &str, is_so: impl Fn(&Stranger) -> bool) -> Stranger {
+pub fn await_stranger(
+    service: &Service,
+    pid: u32,
+    what: &str,
+    is_so: impl Fn(&UnleasedProcess) -> bool,
+) -> UnleasedProcess {
     until(what, LONG, || {
-        let all = strangers(service).strangers;
+        let all = strangers(service).processes;
         all.iter().find(|stranger| stranger.pid == pid && is_so(stranger)).cloned().ok_or(all)
     })
 }
@@ -58,7 +63,7 @@ pub fn await_stranger(service: &Service, pid: u32, what: &str, is_so: impl Fn(&S
 /// Waits until this process is no longer recorded, and returns its audit trail.
 pub fn await_closed(service: &Service, id: &str) -> String {
     until(&format!("{id} is no stranger any more"), LONG, || {
-        let all = strangers(service).strangers;
+        let all = strangers(service).processes;
         if all.iter().all(|stranger| stranger.id != id) { Ok(()) } else { Err(all) }
     });
     succeeds(service, &["audit", "show", id])

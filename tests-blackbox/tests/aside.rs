@@ -9,20 +9,20 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use sublet_blackbox::binary::example;
 use sublet_blackbox::job::{Job, await_bytes, await_state, succeeds, text};
 use sublet_blackbox::user::is_root;
-use sublet_blackbox::{Client, Gpu, LONG, Service, Setup, until};
-use sublet_wire::{CardState, LeaseState};
+use sublet_blackbox::{Client, GpuSetup, LONG, Service, Setup, until};
+use sublet_wire::{GpuState, LeaseState};
 
 /// Terms so long that nothing comes to its end by itself, and no memory kept ready.
 const CONFIG: &str = r#"
 ttl = "5m"
 grace = "1s"
 [preemption]
-idle = "2s"
+idle_after = "2s"
 driver = "off"
 [parking]
 ram = "4G"
-leave = "256M"
-stock = "off"
+keep_free = "256M"
+ready = "off"
 "#;
 
 fn serve(gpu: &'static str) -> Service {
@@ -31,7 +31,7 @@ fn serve(gpu: &'static str) -> Service {
 
 fn serve_with(gpu: &'static str, more: &str) -> Service {
     let config = Some(format!("{CONFIG}{more}"));
-    Service::start_with(Setup { gpu: Gpu::Named(gpu), config, ..Setup::default() })
+    Service::start_with(Setup { gpu: GpuSetup::Named(gpu), config, ..Setup::default() })
 }
 
 /// Waits until a lease had its GPU for so long: a program that does nothing counts as idle then.
@@ -42,7 +42,7 @@ fn await_age(client: &Client, id: &str, seconds: f64) {
     });
 }
 
-fn await_gpu(client: &Client, state: CardState) {
+fn await_gpu(client: &Client, state: GpuState) {
     until("the GPU is so", LONG, || match client.card().state {
         now if now == state => Ok(()),
         other => Err(other),
@@ -110,7 +110,7 @@ fn a_running_and_an_idle_job_are_parked_and_both_come_back_and_compute_the_same(
     let refused = service.cli(&["run", "--vram", "300M", "--no-wait", "--", "true"]);
     assert_eq!(refused.status.code(), Some(75), "{refused:?}");
     assert!(text(&refused).contains("GPU 0 steps aside for "), "{refused:?}");
-    for words in [&["explain", "L1"][..], &["explain", "L3"], &["cards"], &[]] {
+    for words in [&["explain", "L1"][..], &["explain", "L3"], &["gpus"], &[]] {
         let shown = succeeds(&service, words);
         assert!(shown.contains("step") && shown.contains(" until "), "{words:?}: {shown}");
     }
@@ -135,7 +135,7 @@ fn the_gpu_steps_aside_as_long_as_a_command_runs_and_the_exit_code_is_its_own() 
     let job = Job::holds(&service, "700M", "256MiB", &["--idle"]);
     await_bytes(&client, "L1", 256);
     let mut game = Beside::start(&service);
-    await_gpu(&client, CardState::Aside);
+    await_gpu(&client, GpuState::Aside);
     await_state(&client, "L1", LeaseState::Parked);
     until("the command is told", LONG, || {
         let said = game.said();
@@ -145,7 +145,7 @@ fn the_gpu_steps_aside_as_long_as_a_command_runs_and_the_exit_code_is_its_own() 
     succeeds(&service, &["aside", "--for", "1h", "--gpu", "0"]);
     game.let_end();
     assert_eq!(game.child.wait().expect("an own child").code(), Some(7), "{}", game.said());
-    assert_eq!(client.card().state, CardState::Aside);
+    assert_eq!(client.card().state, GpuState::Aside);
     succeeds(&service, &["aside", "--end", "--gpu", "0"]);
     await_state(&client, "L1", LeaseState::Active);
     job.finish("after the command ended");
@@ -160,7 +160,7 @@ fn the_gpu_comes_back_when_the_process_that_put_it_aside_is_killed() {
     let game = Beside::start(&service);
     await_state(&client, "L1", LeaseState::Parked);
     kill_process(Pid::from_child(&game.child), Signal::KILL).expect("an own child");
-    await_gpu(&client, CardState::InService);
+    await_gpu(&client, GpuState::InService);
     await_state(&client, "L1", LeaseState::Active);
     job.finish("after the wrapper was killed");
 }
@@ -176,7 +176,7 @@ fn a_restart_of_the_daemon_changes_nothing() {
     await_state(&client, "L1", LeaseState::Parked);
     service.kill();
     service.restart();
-    assert_eq!(client.card().state, CardState::Aside);
+    assert_eq!(client.card().state, GpuState::Aside);
     assert_eq!(client.lease("L1").state, LeaseState::Parked);
     let refused = service.cli(&["run", "--vram", "300M", "--no-wait", "--", "true"]);
     assert!(text(&refused).contains("GPU 0 steps aside for "), "{refused:?}");
@@ -199,7 +199,7 @@ fn a_lease_that_cannot_be_parked_stays_and_is_named_with_the_reason() {
     assert!(job.line().starts_with("holds "), "{}", job.said());
     await_bytes(&client, "L1", 256);
     let said = succeeds(&service, &["aside", "--for", "1h"]);
-    assert!(said.contains("L1 stays on GPU 0: no program of its uses a GPU through Sublet's library"), "{said}");
+    assert!(said.contains("L1 stays on GPU 0: none of its programs uses a GPU through Sublet's library"), "{said}");
     assert_eq!(client.lease("L1").state, LeaseState::Active);
     let refused = service.cli(&["run", "--vram", "300M", "--no-wait", "--", "true"]);
     assert!(text(&refused).contains("GPU 0 steps aside for "), "{refused:?}");
@@ -232,11 +232,11 @@ fn a_user_without_a_seat_is_refused_and_the_configuration_lets_one() {
     let said = text(&refused);
     assert!(said.contains("only a user at this host's seat, or an operator, may put a GPU aside"), "{said}");
     assert!(said.contains("hint: run it in your session at this host's screen"), "{said}");
-    assert_eq!(service.client().card().state, CardState::InService);
+    assert_eq!(service.client().card().state, GpuState::InService);
     assert!(tells(bob, &["aside", "--for", "1h"]).status.success());
     let refused = tells(ann, &["aside", "--end"]);
     assert!(text(&refused).contains("or an operator may end that"), "{refused:?}");
-    assert_eq!(service.client().card().state, CardState::Aside);
+    assert_eq!(service.client().card().state, GpuState::Aside);
     succeeds(&service, &["aside", "--end"]);
-    assert_eq!(service.client().card().state, CardState::InService);
+    assert_eq!(service.client().card().state, GpuState::InService);
 }

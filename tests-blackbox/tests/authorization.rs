@@ -55,18 +55,18 @@ POST /v1/leases/{id}/resume    200               no_such_lease     200          
 POST /v1/leases/{id}/bind      200               no_such_lease     not_your_process  not_your_process  pid_not_local  read_only      no_such_lease  unauthenticated
   missing                      no_such_lease     no_such_lease     no_such_lease     no_such_lease     no_such_lease  read_only      no_such_lease  unauthenticated
 GET /v1/queue                  200               200               200               200               200            200            200            unauthenticated
-GET /v1/cards                  200               200               200               200               200            200            200            unauthenticated
-POST /v1/cards/{uuid}/drain    denied            denied            200               200               denied         read_only      denied         unauthenticated
+GET /v1/gpus                  200               200               200               200               200            200            200            unauthenticated
+POST /v1/gpus/{uuid}/drain    denied            denied            200               200               denied         read_only      denied         unauthenticated
   missing                      denied            denied            no_such_card      no_such_card      denied         read_only      denied         unauthenticated
-POST /v1/cards/{uuid}/clear    denied            denied            200               200               denied         read_only      denied         unauthenticated
+POST /v1/gpus/{uuid}/clear    denied            denied            200               200               denied         read_only      denied         unauthenticated
   missing                      denied            denied            no_such_card      no_such_card      denied         read_only      denied         unauthenticated
-POST /v1/cards/{uuid}/aside    denied            denied            200               200               denied         read_only      denied         unauthenticated
+POST /v1/gpus/{uuid}/aside    denied            denied            200               200               denied         read_only      denied         unauthenticated
   missing                      denied            denied            no_such_card      no_such_card      denied         read_only      denied         unauthenticated
-DELETE /v1/cards/{uuid}/aside  200               200               200               200               denied         read_only      denied         unauthenticated
+DELETE /v1/gpus/{uuid}/aside  200               200               200               200               denied         read_only      denied         unauthenticated
   missing                      no_such_card      no_such_card      no_such_card      no_such_card      denied         read_only      denied         unauthenticated
-POST /v1/cards/{uuid}/mode     denied            denied            200               200               denied         read_only      denied         unauthenticated
+POST /v1/gpus/{uuid}/mode     denied            denied            200               200               denied         read_only      denied         unauthenticated
   missing                      denied            denied            no_such_card      no_such_card      denied         read_only      denied         unauthenticated
-GET /v1/strangers              200               200               200               200               200            200            200            unauthenticated
+GET /v1/unleased              200               200               200               200               200            200            200            unauthenticated
 POST /v1/adopt                 no_such_stranger  not_your_process  no_such_stranger  no_such_stranger  pid_not_local  read_only      pid_not_local  unauthenticated
   missing                      not_your_process  not_your_process  not_your_process  not_your_process  pid_not_local  read_only      pid_not_local  unauthenticated
 POST /v1/rules                 denied            denied            200               200               denied         read_only      denied         unauthenticated
@@ -124,7 +124,7 @@ struct World {
 /// What a call is made about: made anew for each, because calls change it.
 struct Subject {
     lease: String,
-    epoch: Option<u64>,
+    fence: Option<u64>,
     token: String,
     rule: String,
     uuid: String,
@@ -152,9 +152,9 @@ impl World {
         let fields = json!({ "name": PLAN });
         let (lease, token): (Lease, Token) =
             as_user(ALICE, || (self.socket.grant(&ask(300 * MIB, fields.clone())), self.socket.make_token(fields).1));
-        let rule: Rule = self.socket.post("/v1/rules", &json!({ "who": "uid:4711", "treat": "allow" })).read();
+        let rule: Rule = self.socket.post("/v1/rules", &json!({ "matches": "uid:4711", "action": "allow" })).read();
         let (uuid, pid) = (self.uuid.clone(), self.process.pid());
-        Subject { lease: lease.id, epoch: lease.epoch, token: token.id, rule: rule.id, uuid, pid }
+        Subject { lease: lease.id, fence: lease.fence, token: token.id, rule: rule.id, uuid, pid }
     }
 
     /// Leaves nothing behind: neither leases, nor tokens, nor rules, nor a GPU that drains.
@@ -171,8 +171,8 @@ impl World {
             let gone = self.socket.delete(&of(&id));
             assert!([200, 404, 410].contains(&gone.status), "{}", gone.text());
         }
-        assert_eq!(self.socket.send("POST", &format!("/v1/cards/{}/clear", self.uuid), &[], b"").status, 200);
-        assert_eq!(self.socket.delete(&format!("/v1/cards/{}/aside", self.uuid)).status, 200);
+        assert_eq!(self.socket.send("POST", &format!("/v1/gpus/{}/clear", self.uuid), &[], b"").status, 200);
+        assert_eq!(self.socket.delete(&format!("/v1/gpus/{}/aside", self.uuid)).status, 200);
     }
 
     fn call(&self, caller: &str, row: &Row, subject: &Subject) -> Answer {
@@ -218,18 +218,18 @@ fn call(client: &Client, &Row { method, path, .. }: &Row, subject: &Subject) -> 
         _ => &subject.lease,
     };
     let target = path.replace("{id}", id).replace("{uuid}", &subject.uuid);
-    let epoch = subject.epoch;
+    let fence = subject.fence;
     let body = match path.rsplit('/').next() {
         Some("leases") => ask(300 * MIB, json!({})),
         Some("tokens") => wish(&new_secret(), json!({})),
-        Some("renew") => json!({ "epoch": epoch }),
-        Some("hook") => json!({ "epoch": epoch, "done": "yielded" }),
+        Some("renew") => json!({ "fence": fence }),
+        Some("hook") => json!({ "fence": fence, "result": "parked" }),
         Some("accept") => json!({ "vram_bytes": 1 << 30 }),
         Some("mode") => json!({ "mode": "observe" }),
         Some("aside") => json!({ "for_s": 60 }),
         Some("adopt") => json!({ "pid": subject.pid }),
-        Some("rules") => json!({ "who": "uid:4712", "treat": "allow" }),
-        Some("bind") => json!({ "epoch": epoch, "pid": subject.pid }),
+        Some("rules") => json!({ "matches": "uid:4712", "action": "allow" }),
+        Some("bind") => json!({ "fence": fence, "pid": subject.pid }),
         _ => Value::Null,
     };
     let body = if method == "POST" && !body.is_null() { body.to_string() } else { String::new() };
@@ -346,7 +346,7 @@ fn without_a_good_token_nothing_but_health_is_answered_over_tcp() {
     assert_eq!(world.socket.delete(&format!("/v1/tokens/{}", token.id)).status, 200);
     let (expired, _) = world.socket.make_token(json!({ "tenant": "user:ana", "expires_in_s": 1 }));
     let expired = world.remote.with_token(&expired);
-    until("the token expires", LONG, || match expired.get("/v1/cards") {
+    until("the token expires", LONG, || match expired.get("/v1/gpus") {
         answer if answer.status == 401 => Ok(()),
         answer => Err(answer.status),
     });
@@ -367,7 +367,7 @@ fn without_a_good_token_nothing_but_health_is_answered_over_tcp() {
         check("a token on the socket", row, &answer, if is_public { "200" } else { "bad_request" });
     }
     let still = world.socket.lease(&subject.lease);
-    assert_eq!((still.state, still.epoch), (LeaseState::Active, subject.epoch), "nothing was done");
+    assert_eq!((still.state, still.fence), (LeaseState::Active, subject.fence), "nothing was done");
 }
 
 /// What a verb of the command line says and exits with, where it makes more than one call. `L1` stands for alice's lease,
@@ -393,7 +393,7 @@ renew L1
     root       0  L1 has 5 min left
     operator   0  L1 has 5 min left
     token      0  L1 has 5 min left
-    read-only 77  error: L1: this token may look and change nothing
+    read-only 77  error: L1: this token may read and change nothing
 renew L9
     alice      1  error: L9: you have no such lease
     bob        1  error: L9: you have no such lease
@@ -402,47 +402,47 @@ renew L9
     token      1  error: L9: you have no such lease
     read-only  1  error: L9: you have no such lease
 park L1
-    alice      1  error: the holder cannot be parked: no program of its uses a GPU through Sublet's library
+    alice      1  error: the holder cannot be parked: none of its programs uses a GPU through Sublet's library
     bob        1  error: you have no such lease
-    root       1  error: the holder cannot be parked: no program of its uses a GPU through Sublet's library
-    operator   1  error: the holder cannot be parked: no program of its uses a GPU through Sublet's library
-    token      1  error: the holder cannot be parked: no program of its uses a GPU through Sublet's library
-    read-only 77  error: this token may look and change nothing
+    root       1  error: the holder cannot be parked: none of its programs uses a GPU through Sublet's library
+    operator   1  error: the holder cannot be parked: none of its programs uses a GPU through Sublet's library
+    token      1  error: the holder cannot be parked: none of its programs uses a GPU through Sublet's library
+    read-only 77  error: this token may read and change nothing
 park L9
     alice      1  error: you have no such lease
     bob        1  error: you have no such lease
     root       1  error: you have no such lease
     operator   1  error: you have no such lease
     token      1  error: you have no such lease
-    read-only 77  error: this token may look and change nothing
+    read-only 77  error: this token may read and change nothing
 resume L1
     alice      0  L1 is back on its GPUs
     bob        1  error: you have no such lease
     root       0  L1 is back on its GPUs
     operator   0  L1 is back on its GPUs
     token      0  L1 is back on its GPUs
-    read-only 77  error: this token may look and change nothing
+    read-only 77  error: this token may read and change nothing
 resume L9
     alice      1  error: you have no such lease
     bob        1  error: you have no such lease
     root       1  error: you have no such lease
     operator   1  error: you have no such lease
     token      1  error: you have no such lease
-    read-only 77  error: this token may look and change nothing
+    read-only 77  error: this token may read and change nothing
 release L1
     alice      0  L1 released
     bob        1  error: L1: you have no such lease
     root       0  L1 released
     operator   0  L1 released
     token      0  L1 released
-    read-only 77  error: L1: this token may look and change nothing
+    read-only 77  error: L1: this token may read and change nothing
 release L9
     alice      1  error: L9: you have no such lease
     bob        1  error: L9: you have no such lease
     root       1  error: L9: you have no such lease
     operator   1  error: L9: you have no such lease
     token      1  error: L9: you have no such lease
-    read-only 77  error: L9: this token may look and change nothing
+    read-only 77  error: L9: this token may read and change nothing
 stop L1
     alice      0  L1 stopped
     bob        1  error: L1: you have no such lease
@@ -463,21 +463,21 @@ accept L1 1G
     root       1  error: L1: the lease does not wait any more
     operator   1  error: L1: the lease does not wait any more
     token      1  error: L1: the lease does not wait any more
-    read-only 77  error: L1: this token may look and change nothing
+    read-only 77  error: L1: this token may read and change nothing
 accept L9 1G
     alice      1  error: L9: you have no such lease
     bob        1  error: L9: you have no such lease
     root       1  error: L9: you have no such lease
     operator   1  error: L9: you have no such lease
     token      1  error: L9: you have no such lease
-    read-only 77  error: L9: this token may look and change nothing
+    read-only 77  error: L9: this token may read and change nothing
 cards drain 0
     alice     77  error: only an operator may do this
     bob       77  error: only an operator may do this
     root       0  GPU 0 is draining
     operator   0  GPU 0 is draining
     token     77  error: only an operator may do this
-    read-only 77  error: this token may look and change nothing
+    read-only 77  error: this token may read and change nothing
 cards drain 9
     alice     64  error: there is no GPU `9`
     bob       64  error: there is no GPU `9`

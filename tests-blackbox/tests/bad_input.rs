@@ -136,7 +136,7 @@ fn a_body_that_is_not_an_ask_is_refused() {
         (r#"{"vram_bytes": 1073741824,}"#, UNREAD),
         (r#"{"vram_bytes": 1073741824, "vram_bytes": 2147483648}"#, UNREAD),
         (r#"{"vram_bytes": 1073741824, "colour": "red"}"#, UNREAD),
-        (r#"{"vram_bytes": 1073741824, "epoch": 1}"#, UNREAD),
+        (r#"{"vram_bytes": 1073741824, "fence": 1}"#, UNREAD),
         (r#"{"vram": 1073741824}"#, UNREAD),
         (&deep, &["bad_request", "too_large"]),
         (&deep_field, &["bad_request", "too_large"]),
@@ -174,8 +174,8 @@ fn bytes_that_are_not_http_are_refused_and_the_connection_is_closed() {
     let client = service.client();
     let others: [&[u8]; 6] = [
         b"HELO there\r\n\r\n",
-        b"GET /v1/cards HTTP/1.1\r\nno colon\r\n\r\n",
-        b"GET /v1/cards HTTP/3.0\r\n\r\n",
+        b"GET /v1/gpus HTTP/1.1\r\nno colon\r\n\r\n",
+        b"GET /v1/gpus HTTP/3.0\r\n\r\n",
         b"GET /v1/c\xff HTTP/1.1\r\n\r\n",
         b"POST /v1/leases HTTP/1.1\r\ncontent-length: many\r\n\r\n",
         b"POST /v1/leases HTTP/1.1\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\n",
@@ -201,7 +201,7 @@ fn an_id_that_is_none_answers_like_a_lease_that_is_not_there() {
             ("GET", format!("/v1/leases/{id}"), ""),
             ("GET", format!("/v1/leases/{id}/explain"), ""),
             ("DELETE", format!("/v1/leases/{id}"), ""),
-            ("POST", format!("/v1/leases/{id}/renew"), r#"{"epoch": 1}"#),
+            ("POST", format!("/v1/leases/{id}/renew"), r#"{"fence": 1}"#),
         ] {
             let answer = client.send(method, &path, &[JSON], body.as_bytes());
             assert_refused(&format!("{method} {path}"), &answer, &["no_such_lease"]);
@@ -221,7 +221,7 @@ fn an_unknown_path_is_404_and_a_wrong_method_is_405() {
         ("DELETE", "/v1/leases"),
         ("PATCH", "/v1/leases/L1"),
         ("GET", "/v1/leases/L1/renew"),
-        ("POST", "/v1/cards"),
+        ("POST", "/v1/gpus"),
         ("DELETE", "/v1/audit"),
         ("POST", "/healthz"),
         ("NONSENSE", "/v1/usage"),
@@ -251,7 +251,7 @@ fn a_query_that_makes_no_sense_is_refused() {
     ] {
         assert_refused(path, &client.get(path), &["bad_request", "bad_value"]);
     }
-    let path = format!("/v1/leases/{}?epoch=-1", lease.id);
+    let path = format!("/v1/leases/{}?fence=-1", lease.id);
     assert_refused(&path, &client.delete(&path), &["bad_request", "bad_value"]);
     assert_eq!(client.lease(&lease.id).state, sublet_wire::LeaseState::Active);
 }
@@ -269,19 +269,19 @@ fn a_renewal_or_a_bind_that_makes_no_sense_changes_nothing() {
             "{}",
             "[]",
             "null",
-            r#"{"epoch": -1, "pid": 1}"#,
-            r#"{"epoch": "1", "pid": 1}"#,
-            r#"{"epoch": 1.5, "pid": 1}"#,
-            r#"{"epoch": null}"#,
-            r#"{"epoch": 1, "pid": -1}"#,
-            r#"{"epoch": 1, "pid": 1, "force": true}"#,
+            r#"{"fence": -1, "pid": 1}"#,
+            r#"{"fence": "1", "pid": 1}"#,
+            r#"{"fence": 1.5, "pid": 1}"#,
+            r#"{"fence": null}"#,
+            r#"{"fence": 1, "pid": -1}"#,
+            r#"{"fence": 1, "pid": 1, "force": true}"#,
         ] {
             let answer = client.send("POST", &path, &[JSON], body.as_bytes());
             assert_refused(&format!("{call} {body}"), &answer, UNREAD);
         }
     }
     let after = client.lease(&lease.id);
-    assert_eq!((after.state, after.epoch, after.pids), (before.state, before.epoch, before.pids));
+    assert_eq!((after.state, after.fence, after.pids), (before.state, before.fence, before.pids));
 }
 
 #[test]
@@ -372,7 +372,7 @@ fn the_command_line_refuses_what_makes_no_sense_with_exit_code_64() {
 fn the_command_line_says_when_no_daemon_answers_with_exit_code_69() {
     let mut service = Service::start();
     service.kill();
-    for arguments in [&["run", "--vram", "1G", "--", "true"][..], &["ps"], &["cards"]] {
+    for arguments in [&["run", "--vram", "1G", "--", "true"][..], &["ps"], &["gpus"]] {
         let output = service.cli(arguments);
         assert_eq!(output.status.code(), Some(69), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
     }
@@ -417,7 +417,7 @@ fn the_description_says_of_every_text_that_a_caller_sends_what_may_be_in_it() {
     // A GPU's UUID is the driver's word, and a hook says in its own words why it failed. Of the name of an aside that
     // ends only whether there is such an aside matters.
     let free =
-        |at: &String| at.ends_with(" uuid") || at.ends_with("/hook why") || at == "DELETE /v1/cards/{uuid}/aside key";
+        |at: &String| at.ends_with(" uuid") || at.ends_with("/hook why") || at == "DELETE /v1/gpus/{uuid}/aside key";
     found.retain(|at| !free(at));
     assert_eq!(found, Vec::<String>::new());
 }
@@ -453,13 +453,13 @@ fn an_empty_object_is_as_good_as_no_body_where_none_is_needed() {
     let service = Service::start();
     let client = service.client();
     let lease = client.grant(&ask(GIB, json!({})));
-    let cards: sublet_wire::Cards = client.get("/v1/cards").read();
-    let card = &cards.cards[0].uuid;
+    let cards: sublet_wire::Gpus = client.get("/v1/gpus").read();
+    let card = &cards.gpus[0].uuid;
     for path in [
         format!("/v1/leases/{}/park", lease.id),
         format!("/v1/leases/{}/resume", lease.id),
-        format!("/v1/cards/{card}/drain"),
-        format!("/v1/cards/{card}/clear"),
+        format!("/v1/gpus/{card}/drain"),
+        format!("/v1/gpus/{card}/clear"),
     ] {
         let send = |body: &[u8]| client.send("POST", &path, &[], body);
         let bare = send(b"");

@@ -4,8 +4,8 @@
 use sublet_blackbox::job::{Alone, succeeds};
 use sublet_blackbox::strangers::{CONFIG, PARKS, await_closed, await_stranger, found, in_order, mode};
 use sublet_blackbox::user::is_root;
-use sublet_blackbox::{Client, Gpu, LONG, MIB, Service, Setup, until};
-use sublet_wire::{Lease, LeaseState, Rung};
+use sublet_blackbox::{Client, GpuSetup, LONG, MIB, Service, Setup, until};
+use sublet_wire::{Lease, LeaseState, ParkMethod};
 
 /// As docs/security.md lists them.
 const NEEDED: [&str; 4] = ["kill", "sys_ptrace", "net_admin", "dac_override"];
@@ -17,7 +17,7 @@ fn serve_with(capabilities: &[&str], config: &str) -> Service {
     let set: String = capabilities.iter().map(|name| format!(",+{name}")).collect();
     let through = ["setpriv", "--bounding-set", &format!("-all{set}")].map(str::to_owned).to_vec();
     let config = Some(config.to_owned());
-    Service::start_with(Setup { gpu: Gpu::Named("soft:1x4GiB"), config, through, ..Setup::default() })
+    Service::start_with(Setup { gpu: GpuSetup::Named("soft:1x4GiB"), config, through, ..Setup::default() })
 }
 
 fn without(capability: &str) -> Vec<&'static str> {
@@ -51,7 +51,7 @@ fn with_the_listed_capabilities_another_users_program_is_parked_and_resumed() {
     found(&service, &alone);
     mode(&service, "enforce");
     let parked = await_lease(&client, LeaseState::Parked);
-    assert_eq!((parked.rung, parked.seen_bytes), (Some(Rung::Driver), Some(0)), "{parked:?}");
+    assert_eq!((parked.method, parked.seen_bytes), (Some(ParkMethod::Driver), Some(0)), "{parked:?}");
     mode(&service, "observe");
     succeeds(&service, &["resume", "L1"]);
     await_lease(&client, LeaseState::Active);

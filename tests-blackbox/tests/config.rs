@@ -11,7 +11,7 @@ use sublet_blackbox::job::{succeeds, text};
 use sublet_blackbox::service::bare_command;
 use sublet_blackbox::user::is_root;
 use sublet_blackbox::{LONG, Service, Setup, until};
-use sublet_wire::{Cards, exit};
+use sublet_wire::{Gpus, exit};
 
 fn check(file: &Path, flags: &[&str]) -> Output {
     let home = file.parent().expect("a directory");
@@ -29,12 +29,12 @@ fn a_configuration_is_checked_without_a_daemon() {
     assert_eq!(good.status.code(), Some(0), "{good:?}");
     assert!(text(&good).contains(&format!("{}: ok\n", file.display())) && text(&good).contains("TCP"), "{good:?}");
 
-    fs::write(&file, "ttl = \"2m\"\nhold_cop = \"1h\"\n\n[caps]\nvram = \"lots\"\n").expect("a file");
+    fs::write(&file, "ttl = \"2m\"\nrenewal_cop = \"1h\"\n\n[caps]\nvram = \"lots\"\n").expect("a file");
     let wrong = check(&file, &[]);
     assert_eq!(wrong.status.code(), Some(exit::CONFIG.into()), "{wrong:?}");
     let said = text(&wrong);
-    assert!(said.contains(&format!("{}:2: there is no key `hold_cop` here", file.display())), "{said}");
-    assert!(said.contains("is `hold_cap` meant?"), "{said}");
+    assert!(said.contains(&format!("{}:2: there is no key `renewal_cop` here", file.display())), "{said}");
+    assert!(said.contains("is `renewal_cap` meant?"), "{said}");
     assert!(said.contains(&format!("{}:5: `caps.vram = \"lots\"` makes no sense", file.display())), "{said}");
     let json: Value = serde_json::from_slice(&check(&file, &["--json"]).stdout).expect("JSON");
     assert_eq!((json["ok"].as_bool(), json["errors"][1]["line"].as_u64()), (Some(false), Some(5)), "{json}");
@@ -51,7 +51,7 @@ fn a_configuration_is_checked_without_a_daemon() {
 fn a_refused_reload_is_shown_to_operators_until_a_good_one() {
     let service = Service::start_with(Setup { config: Some("ttl = \"2m\"\n".to_owned()), ..Setup::default() });
     let file = service.dir().join("sublet.toml");
-    let trouble = || service.client().get("/v1/cards").read::<Cards>().config_trouble;
+    let trouble = || service.client().get("/v1/gpus").read::<Gpus>().config_trouble;
     assert_eq!(trouble(), None);
     fs::write(&file, "ttl = \"2m\"\nwait = \"soon\"\n").expect("a file");
     service.reload();

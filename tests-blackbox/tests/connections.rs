@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use sublet_blackbox::http::{JSON, head};
 use sublet_blackbox::job::Job;
 use sublet_blackbox::user::{as_user, is_root};
-use sublet_blackbox::{Client, Connection, GIB, Gpu, LONG, MIB, Service, Setup, ask, until};
+use sublet_blackbox::{Client, Connection, GIB, GpuSetup, LONG, MIB, Service, Setup, ask, until};
 use sublet_wire::{Lease, LeaseState};
 
 const ALICE: u32 = 12345;
@@ -150,7 +150,7 @@ fn two_users_with_thousands_of_event_streams_do_not_shut_out_root_or_another_use
     let _crowds = [ALICE, BOB].map(|uid| crowd(&client, uid, 2_100, &stream));
     for n in 0..50 {
         for uid in [0, CAROL] {
-            let answer = as_user(uid, || client.try_send("GET", "/v1/cards", &[], b""));
+            let answer = as_user(uid, || client.try_send("GET", "/v1/gpus", &[], b""));
             let answer = answer.unwrap_or_else(|error| panic!("call {n} of user {uid}: {error}"));
             assert_eq!(answer.status, 200, "call {n} of user {uid}: {}", answer.text());
         }
@@ -162,11 +162,11 @@ fn a_user_without_seats_is_told_which_limit_it_was_and_health_is_answered() {
     let test = "a_user_without_seats_is_told_which_limit_it_was_and_health_is_answered";
     let Some(service) = for_users(test, Setup::default()) else { return };
     let client = service.client();
-    let half = b"GET /v1/cards HTTP/1.1\r\nhost: x\r\nx-lo";
+    let half = b"GET /v1/gpus HTTP/1.1\r\nhost: x\r\nx-lo";
     let mut held = crowd(&client, ALICE, 512, half);
     let get =
         |uid, path: &str| as_user(uid, || client.try_send("GET", path, &[], b"")).map_err(|error| error.to_string());
-    let refused = until("all seats of the user are taken", LONG, || match get(ALICE, "/v1/cards")? {
+    let refused = until("all seats of the user are taken", LONG, || match get(ALICE, "/v1/gpus")? {
         answer if answer.status == 503 => Ok::<_, String>(answer.problem()),
         answer => {
             // This call may have had the seat of one of them.
@@ -186,7 +186,7 @@ fn a_user_without_seats_is_told_which_limit_it_was_and_health_is_answered() {
         }
     }
     drop(held);
-    until("there are seats again", LONG, || match get(ALICE, "/v1/cards")? {
+    until("there are seats again", LONG, || match get(ALICE, "/v1/gpus")? {
         answer if answer.status == 200 => Ok::<_, String>(()),
         answer => Err(answer.text()),
     });
@@ -220,7 +220,7 @@ fn event_streams_and_long_polls_of_a_user_have_limits_of_their_own() {
         });
         assert_eq!((problem.code, problem.detail.as_str()), (sublet_wire::Code::TooBusy, sentence));
         assert_eq!(problem.retry_after_s, Some(5));
-        assert_eq!(as_user(ALICE, || client.get("/v1/cards")).status, 200, "its other calls are answered");
+        assert_eq!(as_user(ALICE, || client.get("/v1/gpus")).status, 200, "its other calls are answered");
         let mut others = crowd(&client, BOB, 1, &client.head("GET", "/v1/events")).remove(0);
         assert_eq!(others.head().expect("an answer").0, 200, "another user has its own limit");
         drop(held);
@@ -242,10 +242,10 @@ fn with_few_descriptors_the_limits_are_smaller_and_it_is_said() {
     let Some(service) = for_users(test, Setup { through: few.into(), ..Setup::default() }) else { return };
     let client = service.client();
     assert!(service.log().contains("this process may open 600 files"), "{}", service.log());
-    let _crowds = [ALICE, BOB].map(|uid| crowd(&client, uid, 400, b"GET /v1/cards HTTP/1.1\r\nhost: x\r\nx-lo"));
+    let _crowds = [ALICE, BOB].map(|uid| crowd(&client, uid, 400, b"GET /v1/gpus HTTP/1.1\r\nhost: x\r\nx-lo"));
     for uid in [0, CAROL] {
         for _ in 0..20 {
-            let answer = as_user(uid, || client.get("/v1/cards"));
+            let answer = as_user(uid, || client.get("/v1/gpus"));
             assert_eq!(answer.status, 200, "user {uid}: {}", answer.text());
         }
     }
@@ -275,13 +275,13 @@ fn addresses_without_a_token_do_not_shut_out_callers_that_have_one() {
         .map(|from| connect_from(from, service.address()))
         .collect();
     for n in 0..135 {
-        let answer = remote.try_send("GET", "/v1/cards", &[], b"");
+        let answer = remote.try_send("GET", "/v1/gpus", &[], b"");
         let answer = answer.unwrap_or_else(|error| panic!("call {n}: {error}"));
         assert_eq!(answer.status, 200, "call {n}: {}", answer.text());
     }
     // From the address of a flood, too.
     let own: Vec<TcpStream> = (0..260).map(|_| connect_from(Ipv4Addr::LOCALHOST, service.address())).collect();
-    assert_eq!(remote.get("/v1/cards").status, 200);
+    assert_eq!(remote.get("/v1/gpus").status, 200);
     assert_eq!(service.remote().get("/healthz").status, 200);
     drop((flood, own));
 }
@@ -292,7 +292,7 @@ fn a_connection_that_shows_no_token_is_closed_soon_and_one_that_did_stays() {
     let (secret, _) = service.client().make_token(json!({ "tenant": "user:ana" }));
     let mut proven = service.remote().connect().expect("the service accepts");
     let bearer = format!("Bearer {secret}");
-    let mut call = || proven.send("GET", "/v1/cards", &[("authorization", &bearer)], b"");
+    let mut call = || proven.send("GET", "/v1/gpus", &[("authorization", &bearer)], b"");
     assert_eq!(call().expect("an answer").status, 200);
     let mut unproven = connect_from(Ipv4Addr::LOCALHOST, service.address());
     unproven.set_read_timeout(Some(LONG)).expect("a timeout can be set");
@@ -316,7 +316,7 @@ fn a_tenant_has_no_more_connections_over_tcp_than_its_share() {
     let refused = loop {
         assert!(held.len() < 1_000, "there is a limit");
         let mut connection = ana.connect().expect("the service accepts");
-        connection.raw(&ana.head("GET", "/v1/cards")).expect("the service reads");
+        connection.raw(&ana.head("GET", "/v1/gpus")).expect("the service reads");
         let answer = connection.answer().expect("an answer");
         match answer.status {
             200 => held.push(connection),
@@ -326,7 +326,7 @@ fn a_tenant_has_no_more_connections_over_tcp_than_its_share() {
     assert_eq!(held.len(), 128);
     assert_eq!(refused.detail, "user:ana has 128 open connections over TCP, and may have no more at a time");
     assert_eq!((refused.code, refused.retry_after_s), (sublet_wire::Code::TooBusy, Some(5)));
-    assert_eq!(ben.get("/v1/cards").status, 200);
+    assert_eq!(ben.get("/v1/gpus").status, 200);
 }
 
 #[test]
@@ -386,8 +386,8 @@ fn a_user_that_connects_to_the_librarys_socket_without_end_delays_no_park_of_ano
     if !is_root() {
         return eprintln!("skipped: only root can be another user");
     }
-    let config = "[parking]\nram = \"4G\"\nleave = \"256M\"\nstock = \"off\"\n";
-    let setup = Setup { gpu: Gpu::Named("soft:1x4GiB"), config: Some(config.to_owned()), ..Setup::default() };
+    let config = "[parking]\nram = \"4G\"\nkeep_free = \"256M\"\nready = \"off\"\n";
+    let setup = Setup { gpu: GpuSetup::Named("soft:1x4GiB"), config: Some(config.to_owned()), ..Setup::default() };
     let service = Service::start_with(setup);
     let client = service.client();
     let job = Job::holds(&service, "1G", "64MiB", &["--idle"]);
@@ -414,8 +414,8 @@ fn a_user_that_connects_to_the_librarys_socket_without_end_delays_no_park_of_ano
 
 #[test]
 fn numbers_that_no_program_can_have_do_not_end_parking_for_others() {
-    let config = "[parking]\nram = \"4G\"\nleave = \"256M\"\nstock = \"off\"\n";
-    let setup = Setup { gpu: Gpu::Named("soft:1x4GiB"), config: Some(config.to_owned()), ..Setup::default() };
+    let config = "[parking]\nram = \"4G\"\nkeep_free = \"256M\"\nready = \"off\"\n";
+    let setup = Setup { gpu: GpuSetup::Named("soft:1x4GiB"), config: Some(config.to_owned()), ..Setup::default() };
     let service = Service::start_with(setup);
     let client = service.client();
     let liar = client.grant(&ask(256 * MIB, json!({ "pid": std::process::id() })));

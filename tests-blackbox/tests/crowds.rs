@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 use sublet_blackbox::http::{JSON, head};
 use sublet_blackbox::{Client, Connection, GIB, LONG, Service, ask, until};
-use sublet_wire::{LeaseState, Reason};
+use sublet_wire::{EndReason, LeaseState};
 
 /// Within this time another client must be answered.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(2);
@@ -37,7 +37,7 @@ fn half_open(client: &Client, count: usize, bytes: &[u8]) -> Vec<Connection> {
 
 fn assert_answers(client: &Client) {
     let started = Instant::now();
-    let answer = client.get("/v1/cards");
+    let answer = client.get("/v1/gpus");
     assert_eq!(answer.status, 200, "{answer:?}");
     assert!(started.elapsed() < ANSWERED_WITHIN, "an answer took {:?}", started.elapsed());
 }
@@ -56,7 +56,7 @@ fn a_thousand_half_open_connections_delay_neither_an_answer_nor_an_expiry() {
     assert_eq!(served.state, LeaseState::Active);
     let unused = client.lease(&unused.id);
     let ended = unused.ended.expect("an ended lease says how");
-    assert_eq!(ended.reason, Reason::Expired);
+    assert_eq!(ended.reason, EndReason::Expired);
     let held_s = ended.at_unix_s - unused.granted_unix_s.expect("it was granted");
     assert!(held_s < 2.0 + LATE_S, "a lease of 2 s was held for {held_s} s");
 
@@ -76,11 +76,11 @@ fn one_connection_too_many_is_told_to_come_again_and_the_crowd_costs_little_memo
     allow_many_files();
     let before = pss_kib(service.pid());
     // As many as operators may have.
-    let half = b"GET /v1/cards HTTP/1.1\r\nhost: x\r\nx-lo";
+    let half = b"GET /v1/gpus HTTP/1.1\r\nhost: x\r\nx-lo";
     let mut crowd = half_open(&client, 1024, half);
     until("the service has taken them all", LONG, || {
         let mut more = client.connect().map_err(|error| error.to_string())?;
-        let _ = more.raw(b"GET /v1/cards HTTP/1.1\r\nhost: x\r\n\r\n");
+        let _ = more.raw(b"GET /v1/gpus HTTP/1.1\r\nhost: x\r\n\r\n");
         let answer = more.answer().map_err(|error| error.to_string())?;
         match answer.status {
             503 => {
@@ -103,7 +103,7 @@ fn one_connection_too_many_is_told_to_come_again_and_the_crowd_costs_little_memo
     let grown = pss_kib(service.pid()).saturating_sub(before);
     assert!(grown < 64 << 10, "1,024 connections that say nothing take {grown} KiB");
     drop(crowd);
-    until("there are seats again", LONG, || match client.try_send("GET", "/v1/cards", &[], b"") {
+    until("there are seats again", LONG, || match client.try_send("GET", "/v1/gpus", &[], b"") {
         Ok(answer) if answer.status == 200 => Ok(()),
         other => Err(format!("{other:?}")),
     });
@@ -159,9 +159,9 @@ fn a_body_that_trickles_in_is_cut_off_and_leaves_nothing() {
 fn headers_beyond_the_limit_are_refused() {
     let service = Service::start();
     let client = service.client();
-    let one_long = format!("GET /v1/cards HTTP/1.1\r\nhost: x\r\nx-long: {}\r\n\r\n", "a".repeat(1 << 20));
+    let one_long = format!("GET /v1/gpus HTTP/1.1\r\nhost: x\r\nx-long: {}\r\n\r\n", "a".repeat(1 << 20));
     let many: String = (0..5000).map(|n| format!("x-{n}: a\r\n")).collect();
-    let many = format!("GET /v1/cards HTTP/1.1\r\nhost: x\r\n{many}\r\n");
+    let many = format!("GET /v1/gpus HTTP/1.1\r\nhost: x\r\n{many}\r\n");
     let long_path = format!("GET /{} HTTP/1.1\r\nhost: x\r\n\r\n", "a".repeat(1 << 20));
     for bytes in [one_long, many, long_path] {
         let mut connection = client.connect().expect("the service accepts");
@@ -179,7 +179,7 @@ fn a_client_that_never_reads_its_answers_delays_no_other_and_is_disconnected() {
     let service = Service::start();
     let client = service.client();
     let mut deaf = client.connect().expect("the service accepts");
-    let question = [head("GET", "/v1/cards", &[]), b"\r\n".to_vec()].concat().repeat(2000);
+    let question = [head("GET", "/v1/gpus", &[]), b"\r\n".to_vec()].concat().repeat(2000);
     let asking = thread::spawn(move || {
         // Writing waits where the service's buffer ends, and fails where its patience does.
         loop {

@@ -5,22 +5,22 @@ use std::time::Duration;
 use sublet_blackbox::binary::example;
 use sublet_blackbox::job::{Job, await_bytes, text};
 use sublet_blackbox::wait::throughout;
-use sublet_blackbox::{Client, Gpu, LONG, Service, Setup, until};
+use sublet_blackbox::{Client, GpuSetup, LONG, Service, Setup, until};
 use sublet_wire::LeaseState;
 
 const CONFIG: &str = r#"
 ttl = "5m"
 [preemption]
-rest = "1s"
+retry_after = "1s"
 [parking]
 ram = "4G"
-leave = "256M"
-stock = "off"
-deep = "1s"
+keep_free = "256M"
+ready = "off"
+context_after = "1s"
 "#;
 
 fn serve(gpu: &'static str) -> Service {
-    Service::start_with(Setup { gpu: Gpu::Named(gpu), config: Some(CONFIG.to_owned()), ..Setup::default() })
+    Service::start_with(Setup { gpu: GpuSetup::Named(gpu), config: Some(CONFIG.to_owned()), ..Setup::default() })
 }
 
 /// A parked holder of 512 MiB that has nothing on its GPU, not even its context.
@@ -142,9 +142,10 @@ fn while_a_stranger_is_on_the_card_contexts_stay() {
 /// Six contexts are 768 MiB: with them on the GPU a request for 3,500 MiB of 4 GiB would wait for the jobs to end.
 #[test]
 fn contexts_of_parked_programs_leave_for_a_request_that_needs_their_room() {
-    let config = CONFIG.replace("deep = \"1s\"", "deep = \"10m\"") + "[preemption]\nidle = \"1s\"\nturn = \"1s\"\n";
-    let config = config.replacen("[preemption]\nrest = \"1s\"\n", "", 1);
-    let gpu = Gpu::Named("soft:1x4GiB");
+    let config = CONFIG.replace("context_after = \"1s\"", "context_after = \"10m\"")
+        + "[preemption]\nidle_after = \"1s\"\ntime_slice = \"1s\"\n";
+    let config = config.replacen("[preemption]\nretry_after = \"1s\"\n", "", 1);
+    let gpu = GpuSetup::Named("soft:1x4GiB");
     let service = Service::start_with(Setup { gpu, config: Some(config), ..Setup::default() });
     let client = service.client();
     let jobs: Vec<Job> = (0..6).map(|_| Job::holds(&service, "500M", "256MiB", &["--idle"])).collect();

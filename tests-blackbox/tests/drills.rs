@@ -11,8 +11,8 @@ use std::time::Duration;
 use sublet_blackbox::binary::example;
 use sublet_blackbox::job::{Alone, Job, await_bytes, await_state, succeeds, tell, text};
 use sublet_blackbox::wait::throughout;
-use sublet_blackbox::{Client, Gpu, LONG, MIB, Service, Setup, until};
-use sublet_wire::{CardState, Lease, LeaseState, Reason, Rung};
+use sublet_blackbox::{Client, GpuSetup, LONG, MIB, Service, Setup, until};
+use sublet_wire::{EndReason, GpuState, Lease, LeaseState, ParkMethod};
 
 /// What the driver itself uses of a soft GPU.
 const IDLE: u64 = 64 * MIB;
@@ -21,13 +21,13 @@ const IDLE: u64 = 64 * MIB;
 const CONFIG: &str = r#"
 ttl = "5m"
 [preemption]
-turn = "1s"
-idle = "2s"
-rest = "5s"
+time_slice = "1s"
+idle_after = "2s"
+retry_after = "5s"
 [parking]
 ram = "4G"
-leave = "256M"
-stock = "off"
+keep_free = "256M"
+ready = "off"
 "#;
 
 fn serve(gpu: &'static str) -> Service {
@@ -37,7 +37,7 @@ fn serve(gpu: &'static str) -> Service {
 /// The same with another line in place of the one that says how much may be parked.
 fn serve_with(gpu: &'static str, ram: &str) -> Service {
     let config = Some(CONFIG.replace("ram = \"4G\"", ram));
-    Service::start_with(Setup { gpu: Gpu::Named(gpu), config, ..Setup::default() })
+    Service::start_with(Setup { gpu: GpuSetup::Named(gpu), config, ..Setup::default() })
 }
 
 fn fault(service: &Service, words: &str) {
@@ -171,7 +171,7 @@ fn a_program_that_dies_during_a_park_frees_everything(way: Way) {
     fault(&service, if way == Way::Library { "copy-rate 32MiB/s" } else { "checkpoint times-out" });
     let waiter = guest(&service, "3G");
     let leaving = await_state(&client, "L1", LeaseState::Parking);
-    assert_eq!(leaving.rung, Some(if way == Way::Library { Rung::Park } else { Rung::Driver }));
+    assert_eq!(leaving.method, Some(if way == Way::Library { ParkMethod::Shim } else { ParkMethod::Driver }));
     assert_eq!(client.lease("L2").state, LeaseState::Waiting, "its room is not there yet");
     signal(victim, Signal::KILL);
     await_ended(&client, "L1");
@@ -264,7 +264,7 @@ fn a_program_that_outlives_its_wrapper_is_parked_for_others_and_comes_back() {
         signal(program, Signal::TERM);
         let (_, rest) = job.end();
         assert!(rest.contains("bytes as written"), "{rest}");
-        assert_eq!(await_ended(&client, "L1").ended.map(|ended| ended.reason), Some(Reason::HolderExited));
+        assert_eq!(await_ended(&client, "L1").ended.map(|ended| ended.reason), Some(EndReason::HolderExited));
     }
 }
 
@@ -287,7 +287,7 @@ fn a_checkpoint_that_frees_nothing_is_not_believed_and_not_tried_again_at_once()
     });
     assert_eq!(client.lease("L2").state, LeaseState::Waiting);
     let explained = succeeds(&service, &["explain", "L2"]);
-    assert!(explained.contains("its programs said that its bytes were gone, and they were not"), "{explained}");
+    assert!(explained.contains("its programs reported that they freed their VRAM, and they had not"), "{explained}");
     throughout(Duration::from_secs(3), || {
         assert_eq!(client.lease("L1").state, LeaseState::Active);
         assert_eq!(client.lease("L2").state, LeaseState::Waiting);
@@ -427,7 +427,7 @@ fn parking_ram_for_one_parks_one_and_says_why_the_other_stays() {
     await_state(&client, "L3", LeaseState::Active);
     let second = guest(&service, "1500M");
     await_state(&client, "L4", LeaseState::Waiting);
-    let why = "of the parking RAM can be had now";
+    let why = "and the parking space has";
     let explained = until("explain says why no lease is parked", LONG, || {
         let explained = text(&service.cli(&["explain", "L4"]));
         if explained.contains(why) { Ok(explained) } else { Err(explained) }
@@ -457,14 +457,14 @@ fn no_lease_is_parked_while_the_host_needs_its_memory_and_explain_says_so() {
     // Seven eighths of the available memory must stay free, and this test takes a quarter. Other tests at the same time
     // take and give back far less than an eighth.
     let (available, eighth) = (available(), available() / 8);
-    let leave = format!("leave = \"{}M\"", (available - eighth) / MIB);
-    let config = Some(CONFIG.replace("leave = \"256M\"", &leave));
-    let service = Service::start_with(Setup { gpu: Gpu::Named("soft:1x4GiB"), config, ..Setup::default() });
+    let leave = format!("keep_free = \"{}M\"", (available - eighth) / MIB);
+    let config = Some(CONFIG.replace("keep_free = \"256M\"", &leave));
+    let service = Service::start_with(Setup { gpu: GpuSetup::Named("soft:1x4GiB"), config, ..Setup::default() });
     let client = service.client();
     let job = holds(&service, "L1", Way::Library, "3G", 512);
     // Every page is written to, so that it is really taken.
     let hog = vec![1_u8; usize::try_from(2 * eighth).expect("as much as there is")];
-    let why = "0 B of the parking RAM can be had now";
+    let why = "the parking space has 0 B free now";
     until("it is seen that others need it", LONG, || match client.lease("L1").not_parkable {
         Some(told) if told.contains(why) => Ok(()),
         other => Err(other),
@@ -595,9 +595,9 @@ fn a_lost_gpu_ends_the_leases_parked_from_it_and_nothing_hangs() {
         fault(&service, "0 nvml lost");
         // No reading can show its GPU without its bytes, so they count until an operator clears the GPU.
         let ended = await_state(&client, "L1", LeaseState::Ending).ended.expect("how it ended");
-        assert_eq!(ended.reason, Reason::DeviceLost);
+        assert_eq!(ended.reason, EndReason::GpuLost);
         assert!(ended.sentence.contains("its GPU is gone"), "{}", ended.sentence);
-        assert_eq!(client.card().state, CardState::OutOfService);
+        assert_eq!(client.card().state, GpuState::OutOfService);
         until("its owner was told", LONG, || {
             let said = job.said();
             if said.contains("its GPU is gone") { Ok(()) } else { Err(said) }
@@ -615,7 +615,7 @@ fn a_lost_gpu_ends_the_leases_parked_from_it_and_nothing_hangs() {
         }
         fault(&service, "clear");
         until("the GPU answers again", LONG, || client.card().used_bytes.filter(|used| *used == IDLE).ok_or(()));
-        succeeds(&service, &["cards", "clear", "0"]);
+        succeeds(&service, &["gpus", "clear", "0"]);
         await_ended(&client, "L1");
         let next = holds(&service, "L3", way, "3G", 512);
         park(&service, "L3");

@@ -71,7 +71,7 @@ fn ask_once(client: &Client, key: &str, load: &Load) -> Option<String> {
     let lease: Lease = answer.read();
     let id = lease.id.clone();
     let mut known = load.known.lock().expect("no client panicked");
-    known.highest_epoch = known.highest_epoch.max(lease.epoch.unwrap_or(0));
+    known.highest_epoch = known.highest_epoch.max(lease.fence.unwrap_or(0));
     let twin = known.held.values().find(|held| held.id != id && held.name == lease.name);
     assert!(twin.is_none(), "one key made two leases: {twin:?} and {lease:?}");
     known.held.insert(id.clone(), lease);
@@ -97,8 +97,8 @@ fn assert_nothing_lost(client: &Client, known: &Known) {
         assert_eq!((&found.name, &found.tenant), (&lease.name, &lease.tenant), "{found:?}");
         match lease.state {
             LeaseState::Active => {
-                assert_eq!((found.state, found.epoch), (LeaseState::Active, lease.epoch), "{found:?}");
-                assert_eq!(found.cards, lease.cards);
+                assert_eq!((found.state, found.fence), (LeaseState::Active, lease.fence), "{found:?}");
+                assert_eq!(found.gpu_uuids, lease.gpu_uuids);
             }
             _ => assert!(matches!(found.state, LeaseState::Waiting | LeaseState::Active), "{found:?}"),
         }
@@ -148,8 +148,8 @@ fn every_answer_survives_kill_9_in_a_loop_under_load() {
         service.restart();
         assert_nothing_lost(&client, &known);
         let fresh = granted(&client, &ask(384 * MIB, json!({})));
-        assert!(fresh.epoch > Some(known.highest_epoch), "epochs grow across a crash: {fresh:?}");
-        known.highest_epoch = fresh.epoch.unwrap_or(0);
+        assert!(fresh.fence > Some(known.highest_epoch), "epochs grow across a crash: {fresh:?}");
+        known.highest_epoch = fresh.fence.unwrap_or(0);
         client.delete(&format!("/v1/leases/{}", fresh.id));
         // The next clients start with an empty card.
         for id in std::mem::take(&mut known.held).into_keys() {
@@ -185,9 +185,9 @@ fn after_a_sync_that_failed_nothing_is_answered_and_a_restart_has_all_that_was()
     assert_eq!(status.code(), Some(74), "it says why it went:\n{}", service.log());
     fs::remove_file(&broken).expect("the disk can be mended");
     service.restart();
-    assert_eq!(client.lease(&before.id).epoch, before.epoch);
+    assert_eq!(client.lease(&before.id).fence, before.fence);
     let after = client.grant(&ask(GIB, json!({})));
-    assert!(after.epoch > before.epoch);
+    assert!(after.fence > before.fence);
 }
 
 #[test]
@@ -247,7 +247,7 @@ fn a_backup_that_is_put_back_hands_out_no_epoch_and_no_number_of_a_lease_twice()
     assert_eq!((refused.status, refused.code()), (503, "journal_loss"), "{}", refused.text());
     let accepted = service.cli(&["journal", "accept-loss"]);
     assert!(accepted.status.success(), "{}", String::from_utf8_lossy(&accepted.stderr));
-    assert_eq!(client.lease(&kept.id).epoch, kept.epoch, "what the backup knows is there");
+    assert_eq!(client.lease(&kept.id).fence, kept.fence, "what the backup knows is there");
     assert_eq!(client.get(&format!("/v1/leases/{}", lost.id)).code(), "no_such_lease");
     let mut stream = client.connect().expect("the service accepts");
     stream.raw(b"GET /v1/events HTTP/1.1\r\nhost: x\r\nlast-event-id: 5000\r\n\r\n").expect("the service reads");
@@ -257,7 +257,7 @@ fn a_backup_that_is_put_back_hands_out_no_epoch_and_no_number_of_a_lease_twice()
     let first = String::from_utf8_lossy(&first);
     assert!(first.contains("event: gap") && first.contains("\"seen\":5000"), "a client that saw more is told: {first}");
     let next = client.grant(&ask(GIB, json!({})));
-    assert!(next.epoch > lost.epoch, "{next:?} after {lost:?}");
+    assert!(next.fence > lost.fence, "{next:?} after {lost:?}");
     assert_eq!(number(&next), number(&lost) + 1, "{next:?} after {lost:?}");
     service.kill();
     service.restart();
@@ -265,7 +265,7 @@ fn a_backup_that_is_put_back_hands_out_no_epoch_and_no_number_of_a_lease_twice()
     assert!(number(&after) > number(&next), "{after:?} after {next:?}");
     let mark = |bytes: &[u8]| String::from_utf8_lossy(&bytes[..20]).parse::<u64>().ok();
     let marks = fs::read(state.join("epochs")).expect("how far epochs went is beside the journal");
-    assert!([mark(&marks), mark(&marks[4096..])].iter().flatten().any(|mark| Some(*mark) > after.epoch));
+    assert!([mark(&marks), mark(&marks[4096..])].iter().flatten().any(|mark| Some(*mark) > after.fence));
 }
 
 #[test]

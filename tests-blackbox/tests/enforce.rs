@@ -13,15 +13,15 @@ use sublet_blackbox::strangers::{
 };
 use sublet_blackbox::tracer::Traced;
 use sublet_blackbox::wait::throughout;
-use sublet_blackbox::{Gpu, LONG, MIB, Service, Setup, ask, until};
-use sublet_wire::{CardState, LeaseState, Mode, Next, Reason, Rung, Step, Stranger};
+use sublet_blackbox::{GpuSetup, LONG, MIB, Service, Setup, ask, until};
+use sublet_wire::{EndReason, GpuState, LeaseState, Mode, NextStep, ParkMethod, UnleasedProcess, UnleasedStep};
 
 #[test]
 fn a_stranger_is_found_and_put_on_the_record_and_nothing_happens_to_it() {
     let service = serve();
     let mut alone = Alone::takes(&service, 1024);
     let stranger = found(&service, &alone);
-    assert_eq!((stranger.step, stranger.next), (Step::Found, Next::Nothing), "{stranger:?}");
+    assert_eq!((stranger.step, stranger.next), (UnleasedStep::Found, NextStep::Nothing), "{stranger:?}");
     assert!(stranger.exe.as_deref().is_some_and(|exe| exe.ends_with("sublet-example-hold")), "{stranger:?}");
     assert!(stranger.command.iter().any(|word| word == "1024MiB"), "{stranger:?}");
     assert!(stranger.vram_bytes.is_some_and(|bytes| bytes >= 1024 * MIB), "{stranger:?}");
@@ -55,14 +55,14 @@ fn an_unleased_process_is_ended_after_the_warning_and_its_memory_is_free() {
     assert!(story.contains("exited") || story.contains("has left the GPUs"), "{story}");
     assert!(!story.contains("SIGKILL"), "{story}");
     until("its memory is back", LONG, || {
-        let loose = service.client().card().loose_bytes;
+        let loose = service.client().card().unowned_bytes;
         if loose < Some(256 * MIB) { Ok(()) } else { Err(loose) }
     });
     // A process like it that starts again is recorded as such.
     mode(&service, "observe");
     let anew = Alone::takes(&service, 1024);
     let known = found(&service, &anew);
-    assert_eq!(known.again.as_ref(), Some(&stranger.id), "{known:?}");
+    assert_eq!(known.replaces.as_ref(), Some(&stranger.id), "{known:?}");
     let status = succeeds(&service, &["enforce", "status"]);
     assert!(status.contains("was the same and is gone; something starts it anew"), "{status}");
     succeeds(&service, &["journal", "verify", "--state-dir", &service.state_dir().to_string_lossy()]);
@@ -92,7 +92,7 @@ fn an_unleased_process_that_cannot_be_parked_and_ignores_sigterm_gets_sigkill_af
     );
     assert_eq!(story.matches("by which it is to be parked").count(), 1, "{story}");
     let ended = service.client().lease("L1").ended.expect("how it ended");
-    assert_eq!(ended.reason, Reason::NotMoved, "{ended:?}");
+    assert_eq!(ended.reason, EndReason::ParkFailed, "{ended:?}");
 }
 
 #[test]
@@ -104,10 +104,11 @@ fn an_unleased_process_is_parked_after_the_warning_and_continues_when_resumed() 
     let preview = succeeds(&service, &["enforce", "preview"]);
     assert!(preview.contains("parked in 2 s, or SIGTERM if it cannot be"), "{preview}");
     mode(&service, "enforce");
-    let warned = await_stranger(&service, alone.pid(), "it is warned", |stranger| stranger.step == Step::Warned);
-    assert_eq!((warned.next, warned.signal), (Next::Parked, None));
+    let warned =
+        await_stranger(&service, alone.pid(), "it is warned", |stranger| stranger.step == UnleasedStep::Warned);
+    assert_eq!((warned.next, warned.next_signal), (NextStep::Parked, None));
     let parked = await_state(&client, "L1", LeaseState::Parked);
-    assert_eq!((parked.rung, parked.seen_bytes), (Some(Rung::Driver), Some(0)), "{parked:?}");
+    assert_eq!((parked.method, parked.seen_bytes), (Some(ParkMethod::Driver), Some(0)), "{parked:?}");
     let why = succeeds(&service, &["explain", "L1"]);
     assert!(why.contains("it stands still; `sublet resume L1` brings it back"), "{why}");
     assert_eq!(parked.pids, [alone.pid()]);
@@ -118,7 +119,7 @@ fn an_unleased_process_is_parked_after_the_warning_and_continues_when_resumed() 
     // Its bytes are gone from the GPU, and the process lives.
     let card = client.card();
     let is_away = card.occupants.iter().all(|occupant| occupant.seen_bytes == Some(0));
-    assert!(is_away && card.loose_bytes <= Some(64 * MIB), "{card:?}");
+    assert!(is_away && card.unowned_bytes <= Some(64 * MIB), "{card:?}");
     alone.lives_on(4);
     assert_eq!(client.lease("L1").state, LeaseState::Parked);
     succeeds(&service, &["resume", "L1"]);
@@ -126,7 +127,7 @@ fn an_unleased_process_is_parked_after_the_warning_and_continues_when_resumed() 
     await_bytes(&client, "L1", 1024);
     // It has a lease now, on a GPU in mode `enforce`.
     alone.lives_on(5);
-    assert!(strangers(&service).strangers.is_empty());
+    assert!(strangers(&service).processes.is_empty());
     // It checks all of its memory before it exits.
     alone.signal(Signal::TERM);
     assert_eq!(alone.ended_by(), None);
@@ -172,7 +173,7 @@ fn a_daemon_killed_while_it_parks_an_unleased_process_continues_with_the_same_le
     let mut alone = Alone::takes(&service, 1024);
     let stranger = found(&service, &alone);
     mode(&service, "enforce");
-    await_stranger(&service, alone.pid(), "it is moved", |stranger| stranger.step == Step::Moving);
+    await_stranger(&service, alone.pid(), "it is moved", |stranger| stranger.step == UnleasedStep::Parking);
     service.kill();
     service.restart();
     await_state(&service.client(), "L1", LeaseState::Parked);
@@ -210,7 +211,7 @@ fn an_adopted_process_has_a_lease_and_is_not_touched() {
     let mut alone = Alone::takes(&service, 1024);
     let stranger = found(&service, &alone);
     mode(&service, "enforce");
-    await_stranger(&service, alone.pid(), "it is warned", |stranger| stranger.step == Step::Warned);
+    await_stranger(&service, alone.pid(), "it is warned", |stranger| stranger.step == UnleasedStep::Warned);
     let said = succeeds(&service, &["adopt", &alone.pid().to_string()]);
     assert!(said.contains("has L1 now"), "{said}");
     let story = await_closed(&service, &stranger.id);
@@ -253,7 +254,7 @@ fn what_descends_from_a_holder_is_no_stranger_however_it_hides() {
     let _job = Job::start(&service, &["--vram", "1G", "--", "bash", "-c", &line]);
     await_bytes(&service.client(), "L1", 512);
     throughout(Duration::from_secs(6), || {
-        let all = strangers(&service).strangers;
+        let all = strangers(&service).processes;
         assert!(all.is_empty(), "{all:?}");
     });
     await_bytes(&service.client(), "L1", 512);
@@ -292,26 +293,26 @@ fn a_process_that_a_rule_allows_is_left_alone_until_the_rule_is_removed() {
     assert!(about.contains("X1 (sublet-example-hold)"), "{about}");
     let about = succeeds(&service, &["enforce", "allow", "exe:/no such&file", "--dry-run"]);
     assert!(about.contains("no process that is on a GPU now"), "{about}");
-    let about = succeeds(&service, &["attach", "exe:sublet-example-hold", "--vram", "1G", "--dry-run"]);
+    let about = succeeds(&service, &["adopt", "exe:sublet-example-hold", "--vram", "1G", "--dry-run"]);
     assert!(about.contains("X1 (sublet-example-hold)"), "{about}");
     let about = succeeds(&service, &["adopt", &alone.pid().to_string(), "--dry-run"]);
     assert!(about.contains("X1 (sublet-example-hold) has ") && about.contains("MiB"), "{about}");
     let absent = service.cli(&["adopt", "999999", "--dry-run"]);
     assert!(!absent.status.success() && text(&absent).contains("is not on a GPU without a lease"), "{absent:?}");
     assert_eq!(strangers(&service).rules, [], "it was only shown");
-    assert_eq!(strangers(&service).strangers.len(), 1, "and no process was adopted");
+    assert_eq!(strangers(&service).processes.len(), 1, "and no process was adopted");
     let said = text(&service.cli(&["enforce", "allow", "exe:sublet-example-hold"]));
     assert!(said.contains("R1: exe:sublet-example-hold is left alone"), "{said}");
     assert!(said.contains("any user may call a program `sublet-example-hold`"), "{said}");
     mode(&service, "enforce");
-    let stranger = await_stranger(&service, alone.pid(), "it is left alone", |it| it.next == Next::LeftAlone);
+    let stranger = await_stranger(&service, alone.pid(), "it is left alone", |it| it.next == NextStep::Exempt);
     assert!(stranger.why.as_deref().is_some_and(|why| why.contains("R1")), "{stranger:?}");
     alone.lives_on(5);
-    for words in [["enforce", "forget", "R1", "--dry-run"].as_slice(), &["detach", "R1", "--dry-run"]] {
+    for words in [["enforce", "forget", "R1", "--dry-run"].as_slice(), &["unadopt", "R1", "--dry-run"]] {
         let about = succeeds(&service, words);
         assert!(about.contains("R1: exe:sublet-example-hold is left alone"), "{about}");
     }
-    let nothing = service.cli(&["detach", "R7", "--dry-run"]);
+    let nothing = service.cli(&["unadopt", "R7", "--dry-run"]);
     assert!(!nothing.status.success() && text(&nothing).contains("there is no rule `R7`"), "{nothing:?}");
     assert_eq!(strangers(&service).rules.len(), 1, "it was only shown");
     succeeds(&service, &["enforce", "forget", "R1"]);
@@ -324,7 +325,7 @@ fn nothing_happens_while_the_driver_hangs() {
     let mut alone = Alone::takes(&service, 512);
     found(&service, &alone);
     mode(&service, "enforce");
-    await_stranger(&service, alone.pid(), "it is warned", |stranger| stranger.step == Step::Warned);
+    await_stranger(&service, alone.pid(), "it is warned", |stranger| stranger.step == UnleasedStep::Warned);
     succeeds(&service, &["soft", "fault", "0", "nvml", "hang"]);
     alone.lives_on(8);
     succeeds(&service, &["soft", "fault", "0", "nvml", "ok"]);
@@ -337,11 +338,11 @@ fn a_restarted_daemon_does_not_warn_a_second_time() {
     let alone = Alone::takes(&service, 512);
     let stranger = found(&service, &alone);
     mode(&service, "enforce");
-    await_stranger(&service, alone.pid(), "it is warned", |stranger| stranger.step == Step::Warned);
+    await_stranger(&service, alone.pid(), "it is warned", |stranger| stranger.step == UnleasedStep::Warned);
     service.kill();
     service.restart();
     assert_eq!(service.client().card().mode, Mode::Enforce);
-    assert_eq!(service.client().card().state, CardState::InService);
+    assert_eq!(service.client().card().state, GpuState::InService);
     assert_eq!(found(&service, &alone).id, stranger.id);
     let story = succeeds(&service, &["audit", "show", &stranger.id]);
     assert_eq!(story.matches("is warned").count(), 1, "{story}");
@@ -356,7 +357,7 @@ fn a_daemon_killed_between_record_and_signal_keeps_the_grace_and_sends_each_sign
     // A stopped process does not react to the first signal.
     alone.signal(Signal::STOP);
     mode(&service, "enforce");
-    await_stranger(&service, alone.pid(), "it is on the record", |stranger| stranger.step == Step::Told);
+    await_stranger(&service, alone.pid(), "it is on the record", |stranger| stranger.step == UnleasedStep::Signalled);
     let told = Instant::now();
     service.kill();
     service.restart();
@@ -377,7 +378,7 @@ fn a_signal_that_was_on_the_record_and_never_left_is_sent_once_by_the_next_daemo
     command.stdout(std::fs::File::create(&out).expect("a file"));
     let deaf = Deaf(command.spawn().expect("a program"));
     let asked = || std::fs::read_to_string(&out).expect("its output").matches("got SIGTERM").count();
-    let is_found = |stranger: &Stranger| stranger.vram_bytes >= Some(512 * MIB);
+    let is_found = |stranger: &UnleasedProcess| stranger.vram_bytes >= Some(512 * MIB);
     let stranger = await_stranger(&service, deaf.0.id(), "it is found", is_found);
     mode(&service, "enforce");
     let warden = Traced::follow(service.pid(), "sublet-warden").expect("a thread of an own child");
@@ -424,7 +425,7 @@ fn known_users_get_a_lease_where_that_is_the_mode() {
 fn a_service_with_a_standing_ask_has_a_lease_each_time_it_comes() {
     let service = serve();
     mode(&service, "enforce");
-    let said = succeeds(&service, &["attach", "exe:sublet-example-hold", "--vram", "1G", "--tier", "interactive"]);
+    let said = succeeds(&service, &["adopt", "exe:sublet-example-hold", "--vram", "1G", "--tier", "interactive"]);
     assert!(said.contains("R1: exe:sublet-example-hold gets a lease for 1 GiB (interactive)"), "{said}");
     for id in ["L1", "L2"] {
         let mut alone = Alone::takes(&service, 512);
@@ -434,7 +435,7 @@ fn a_service_with_a_standing_ask_has_a_lease_each_time_it_comes() {
         alone.signal(Signal::TERM);
         service.client().await_lease("it ends with its process", id, |lease| lease.state == LeaseState::Ended);
     }
-    succeeds(&service, &["detach", "R1"]);
+    succeeds(&service, &["unadopt", "R1"]);
     let alone = Alone::takes(&service, 512);
     found(&service, &alone);
     assert_eq!(alone.ended_by(), None);
@@ -470,15 +471,15 @@ fn the_ended_parents_of_an_unleased_process_are_recorded() {
 #[test]
 fn a_program_on_a_card_that_its_lease_does_not_have_is_warned_and_ended_there_and_not_parked() {
     let config = Some(PARKS.to_owned());
-    let service = Service::start_with(Setup { gpu: Gpu::Named("soft:2x4GiB"), config, ..Setup::default() });
+    let service = Service::start_with(Setup { gpu: GpuSetup::Named("soft:2x4GiB"), config, ..Setup::default() });
     succeeds(&service, &["enforce", "mode", "1", "warn"]);
     let line = format!("CUDA_VISIBLE_DEVICES=1 exec {} 512MiB --idle", example("hold"));
     let mut job = Job::start(&service, &["--vram", "1G", "--on", "0", "--", "bash", "-c", &line]);
     assert!(job.line().starts_with("holds "), "{}", job.said());
     let program = *service.client().lease("L1").pids.last().expect("a process");
-    let stranger = await_stranger(&service, program, "it is warned", |stranger| stranger.step == Step::Warned);
-    assert_eq!((stranger.of.as_deref(), stranger.lease.as_deref()), (Some("L1"), None), "{stranger:?}");
-    assert_eq!((stranger.card_indices.as_slice(), stranger.next), ([1].as_slice(), Next::Warned), "{stranger:?}");
+    let stranger = await_stranger(&service, program, "it is warned", |stranger| stranger.step == UnleasedStep::Warned);
+    assert_eq!((stranger.belongs_to.as_deref(), stranger.lease.as_deref()), (Some("L1"), None), "{stranger:?}");
+    assert_eq!((stranger.gpu_indices.as_slice(), stranger.next), ([1].as_slice(), NextStep::Warned), "{stranger:?}");
     assert!(stranger.vram_bytes >= Some(512 * MIB), "{stranger:?}");
     let status = succeeds(&service, &["enforce", "status"]);
     assert!(status.contains("a process of L1, which is not for this GPU"), "{status}");
@@ -486,9 +487,9 @@ fn a_program_on_a_card_that_its_lease_does_not_have_is_warned_and_ended_there_an
     // It uses nothing of the GPU of its lease; on the other GPU it is an unleased process.
     let lease = service.client().lease("L1");
     assert_eq!((lease.state, lease.seen_bytes), (LeaseState::Active, Some(0)), "{lease:?}");
-    let cards: sublet_wire::Cards = service.client().get("/v1/cards").read();
-    let there = &cards.cards[1].occupants;
-    assert!(there.iter().any(|one| one.pid == Some(program) && one.state == "stranger"), "{there:?}");
+    let cards: sublet_wire::Gpus = service.client().get("/v1/gpus").read();
+    let there = &cards.gpus[1].occupants;
+    assert!(there.iter().any(|one| one.pid == Some(program) && one.state == "unleased"), "{there:?}");
 
     let refused = service.cli(&["adopt", &program.to_string()]);
     let words = "it is a process of L1, which is for other GPUs: end L1, or ask for all of its GPUs in one lease";
@@ -547,7 +548,7 @@ fn repeated_exec_does_not_delay_the_end_of_an_unleased_process() {
     mode(&service, "enforce");
     let status = until("it ends", LONG, || match shifter.try_wait().expect("an own child") {
         Some(status) => Ok(status),
-        None => Err(strangers(&service).strangers),
+        None => Err(strangers(&service).processes),
     });
     let stories = stories(&service);
     assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9), "{stories}");
@@ -659,7 +660,7 @@ fn the_last_of_many_forks_is_its_leases_where_it_has_one() {
         let job = Job::start(&service, &["--vram", "1G", "--", "bash", "-c", &line]);
         await_bytes(&service.client(), id, 256);
         throughout(Duration::from_secs(5), || {
-            let all = strangers(&service).strangers;
+            let all = strangers(&service).processes;
             assert!(all.is_empty(), "{all:?}");
             assert_eq!(service.client().lease(id).state, LeaseState::Active);
         });
@@ -684,13 +685,13 @@ fn the_last_of_many_forks_is_found_and_ended_and_no_process_beside_it() {
     let mut chain = start(CHAIN);
     assert!(chain.wait().expect("an own child").success(), "the first of the chain ends at once");
     let one = until("the last is found", LONG, || {
-        let all = strangers(&service).strangers;
+        let all = strangers(&service).processes;
         all.iter().find(|it| it.vram_bytes >= Some(256 * MIB)).cloned().ok_or(all)
     });
     assert_eq!(told().trim(), one.pid.to_string(), "it is the last of the chain");
     let mut wide = start(WIDE);
     let other = until("the other is found", LONG, || {
-        let all = strangers(&service).strangers;
+        let all = strangers(&service).processes;
         all.iter().find(|it| it.id != one.id && it.vram_bytes >= Some(256 * MIB)).cloned().ok_or(all)
     });
     let children = told();
@@ -723,18 +724,18 @@ fn a_graphics_process_with_much_memory_is_recorded_and_not_ended() {
     ]);
     service.script(shown, serde_json::Value::Null);
     let stranger = await_stranger(&service, much, "it is found", |_| true);
-    assert_eq!((stranger.step, stranger.next), (Step::Found, Next::Nothing), "{stranger:?}");
+    assert_eq!((stranger.step, stranger.next), (UnleasedStep::Found, NextStep::Nothing), "{stranger:?}");
     let preview = succeeds(&service, &["enforce", "preview"]);
     assert!(preview.contains("left alone: it only draws, and is only ended if a rule denies it"), "{preview}");
     succeeds(&service, &["enforce", "deny", "exe:sleep"]);
     let denied = succeeds(&service, &["enforce", "preview"]);
     assert!(!denied.contains("it only draws, and is only ended"), "{denied}");
     mode(&service, "warn");
-    await_stranger(&service, much, "it is warned", |stranger| stranger.step == Step::Warned);
+    await_stranger(&service, much, "it is warned", |stranger| stranger.step == UnleasedStep::Warned);
     let card = service.client().card();
     let state = |pid| card.occupants.iter().find(|one| one.pid == Some(pid)).map(|one| one.state.as_str());
-    assert_eq!((state(much), state(little)), (Some("stranger"), Some("display")), "{card:?}");
-    assert_eq!(strangers(&service).strangers.len(), 1, "a graphics process with little memory is not recorded");
+    assert_eq!((state(much), state(little)), (Some("unleased"), Some("display")), "{card:?}");
+    assert_eq!(strangers(&service).processes.len(), 1, "a graphics process with little memory is not recorded");
     for program in &mut programs {
         program.kill().expect("an own child");
         program.wait().expect("an own child");

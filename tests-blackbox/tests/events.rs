@@ -129,7 +129,7 @@ fn events_arrive_as_they_happen_and_agree_with_the_audit_trail() {
     let mut stream = Stream::open(&client, None);
     let lease = client.grant(&ask(20 * GIB, json!({})));
     let waiter = client.queue(&ask(20 * GIB, json!({})));
-    client.post(&format!("/v1/leases/{}/renew", lease.id), &json!({"epoch": lease.epoch}));
+    client.post(&format!("/v1/leases/{}/renew", lease.id), &json!({"fence": lease.fence}));
     client.delete(&format!("/v1/leases/{}", lease.id));
     let events = stream.until("grant", 2);
     assert!(ids(&events).is_sorted_by(|a, b| a < b), "ids grow: {:?}", ids(&events));

@@ -7,7 +7,7 @@ use std::os::unix::process::CommandExt;
 use std::process::Output;
 use sublet_blackbox::job::{Job, await_bytes, text};
 use sublet_blackbox::user::is_root;
-use sublet_blackbox::{GIB, Gpu, Service, Setup, ask};
+use sublet_blackbox::{GIB, GpuSetup, Service, Setup, ask};
 use sublet_wire::{LeaseState, Leases};
 
 const LOCAL: u32 = 12_345;
@@ -42,8 +42,8 @@ fn a_refusal_says_what_to_do_next() {
     refused(&service, &["run", "--time", "0s", "--", "true"], 64, &["a fixed term is from 1s to 7d", "hint: "]);
     refused(&service, &["run", "--priority", "11", "--", "true"], 64, &["from -10 to 10", "hint: "]);
     refused(&service, &["run", "--gpus", "65", "--", "true"], 64, &["from 1 to 64", "hint: "]);
-    refused(&service, &["run", "--on", "7", "--", "true"], 64, &["no GPU here", "hint: `sublet cards`"]);
-    refused(&service, &["cards", "drain", "7"], 64, &["there is no GPU `7`", "hint: "]);
+    refused(&service, &["run", "--on", "7", "--", "true"], 64, &["no GPU here", "hint: `sublet gpus`"]);
+    refused(&service, &["gpus", "drain", "7"], 64, &["there is no GPU `7`", "hint: "]);
     refused(&service, &["serve", "--config", "/no/such/file"], 78, &["/no/such/file", "hint: "]);
     refused(&service, &["run", "--vram", "-5G", "--", "true"], 64, &["size `-5G` is negative", "hint: write a number"]);
     refused(
@@ -67,7 +67,7 @@ fn a_caller_that_is_no_operator_is_told_so_and_which_users_are() {
     }
     let service = Service::start();
     service.client().grant(&ask(GIB, json!({})));
-    for words in [&["ps", "--all"][..], &["cards", "drain", "0"]] {
+    for words in [&["ps", "--all"][..], &["gpus", "drain", "0"]] {
         let output = service.command(words).uid(LOCAL).gid(LOCAL).output().expect("the command line");
         assert_eq!(output.status.code(), Some(77), "{words:?}: {}", text(&output));
         assert!(said(&output).contains("only an operator may do this"), "{}", said(&output));
@@ -95,7 +95,7 @@ fn another_users_lease_is_answered_like_one_that_does_not_exist() {
 
 #[test]
 fn a_refusal_for_want_of_room_is_about_the_gpu_that_was_named() {
-    let service = Service::start_with(Setup { gpu: Gpu::Named("scripted:2x24GiB"), ..Setup::default() });
+    let service = Service::start_with(Setup { gpu: GpuSetup::Named("scripted:2x24GiB"), ..Setup::default() });
     service.client().grant(&ask(22 * GIB, json!({"on": "1"})));
     let words = ["run", "--on", "1", "--no-wait", "--vram", "3G", "--", "true"];
     refused(&service, &words, 75, &["largest lease that could be granted: 1.8 GiB on GPU 1", "hint: "]);
@@ -125,7 +125,7 @@ fn two_daemons_in_the_environment_are_refused_with_a_sentence() {
 
 #[test]
 fn a_grant_is_told_and_soft_gpus_are_told_once() {
-    let service = Service::start_with(Setup { gpu: Gpu::Named("soft:2x8GiB"), ..Setup::default() });
+    let service = Service::start_with(Setup { gpu: GpuSetup::Named("soft:2x8GiB"), ..Setup::default() });
     let told: Vec<String> = (0..2).map(|_| said(&service.cli(&["run", "--vram", "2G", "--", "true"]))).collect();
     assert!(told[0].starts_with("L1: 2 GiB on GPU 0\nthese are soft "), "{told:?}");
     assert_eq!(told[1], "L2: 2 GiB on GPU 0\n");
@@ -135,7 +135,7 @@ fn a_grant_is_told_and_soft_gpus_are_told_once() {
 
 #[test]
 fn a_lease_that_was_far_too_large_is_told_what_would_do() {
-    let service = Service::start_with(Setup { gpu: Gpu::Named("soft:1x24GiB"), ..Setup::default() });
+    let service = Service::start_with(Setup { gpu: GpuSetup::Named("soft:1x24GiB"), ..Setup::default() });
     let job = Job::holds(&service, "16G", "1200MiB", &["--idle"]);
     await_bytes(&service.client(), "L1", 1200);
     kill_process(Pid::from_child(&job.child), Signal::TERM).expect("an own child");
@@ -164,15 +164,15 @@ fn a_lease_without_processes_is_renewed_by_hand() {
     let service = Service::start();
     let detached = service.cli(&["lease", "--vram", "1G", "--ttl", "60s", "--detach", "--json"]);
     let lease: Value = serde_json::from_slice(&detached.stdout).expect("JSON");
-    let epoch = lease["epoch"].as_u64().expect("an epoch").to_string();
+    let fence = lease["fence"].as_u64().expect("an fence").to_string();
     let plain = service.cli(&["renew", "L1"]);
     assert!(plain.status.success() && text(&plain).contains("L1 has "), "{}", text(&plain));
-    let json = service.cli(&["renew", "L1", "--epoch", &epoch, "--json"]);
+    let json = service.cli(&["renew", "L1", "--fence", &fence, "--json"]);
     let shown: Value = serde_json::from_slice(&json.stdout).expect("JSON");
     assert!(shown["remaining_s"].as_f64().is_some_and(|left| left > 50.0), "{shown}");
     assert!(shown["expires_unix_s"].as_f64() > lease["expires_unix_s"].as_f64(), "{shown} after {lease}");
-    let old = service.cli(&["renew", "L1", "--epoch", "1"]);
-    assert!(!old.status.success() && said(&old).contains("epoch"), "{}", text(&old));
+    let old = service.cli(&["renew", "L1", "--fence", "1"]);
+    assert!(!old.status.success() && said(&old).contains("fence"), "{}", text(&old));
 }
 
 #[test]
@@ -195,7 +195,7 @@ fn with_json_everything_that_is_said_is_json() {
 
 #[test]
 fn a_long_list_is_read_page_by_page_and_a_person_sees_all_of_it() {
-    let service = Service::start_with(Setup { gpu: Gpu::Named("scripted:1x1TiB"), ..Setup::default() });
+    let service = Service::start_with(Setup { gpu: GpuSetup::Named("scripted:1x1TiB"), ..Setup::default() });
     let client = service.client();
     let asked: Vec<String> = (0..1_050).map(|_| client.grant(&ask(GIB / 2, json!({}))).id).collect();
     let first: Leases = client.get("/v1/leases").read();

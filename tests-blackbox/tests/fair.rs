@@ -95,7 +95,7 @@ fn a_wrong_file_changes_nothing() {
     until("the daemon complains", LONG, || {
         if service.log().contains("means nothing in `[caps]`") { Ok(()) } else { Err(service.log()) }
     });
-    for senseless in ["queue_max = 0", "share = 0", "caps.places = 0", "ttl = \"2h\""] {
+    for senseless in ["queue_max = 0", "share = 0", "caps.waiters = 0", "ttl = \"2h\""] {
         let complaints = || service.log().matches("makes no sense").count();
         let before = complaints();
         fs::write(service.dir().join("sublet.toml"), with_tcp(senseless)).expect("it can be written");
@@ -199,7 +199,7 @@ fn a_groups_quota_holds_whatever_became_of_the_process_that_connected() {
     assert_eq!(asked.code(), "over_cap", "{}", asked.text());
     // A caller without a live process may be in another namespace, and in a container every user may have any group. So
     // its group gives it no operator's right.
-    let drain = format!("/v1/cards/{}/drain", client.card().uuid);
+    let drain = format!("/v1/gpus/{}/drain", client.card().uuid);
     let drained = |uid: u32, group: u32| left(uid, group).send("POST", &drain, &[], b"").expect("it is answered");
     assert_eq!(drained(ANA, 2).code(), "denied");
     assert_eq!(drained(ANA, 1).code(), "denied");
@@ -234,7 +234,7 @@ fn a_reload_holds_on_connections_that_were_open_before() {
     }
     let service = serve("operators = \"daemon\"");
     let client = service.client();
-    let drain = format!("/v1/cards/{}/drain", client.card().uuid);
+    let drain = format!("/v1/gpus/{}/drain", client.card().uuid);
     let clear = drain.replace("drain", "clear");
     let mut open = as_user_in(ANA, 1, || client.connect()).expect("it is let in");
     let mut tells = |method: &str, path: &str, body: &str| {
@@ -293,13 +293,13 @@ fn a_request_that_accepts_less_is_granted_at_once() {
     let service = serve("");
     let (ana, ben) = (tenant(&service, "user:ana"), tenant(&service, "user:ben"));
     ana.grant(&ask(16 * GIB, json!({})));
-    let some = ben.grant(&ask(12 * GIB, json!({ "at_least_bytes": 6 * GIB })));
+    let some = ben.grant(&ask(12 * GIB, json!({ "accept_smaller_bytes": 6 * GIB })));
     let granted = some.vram_bytes.expect("it was granted");
     assert!((6 * GIB..12 * GIB).contains(&granted), "{granted}");
-    let waits = ben.queue(&ask(12 * GIB, json!({ "at_least_bytes": 6 * GIB })));
+    let waits = ben.queue(&ask(12 * GIB, json!({ "accept_smaller_bytes": 6 * GIB })));
     assert_eq!(waits.state, LeaseState::Waiting, "there is less than that");
     for nonsense in [0, 12 * GIB, 13 * GIB] {
-        assert_eq!(ben.post("/v1/leases", &ask(12 * GIB, json!({ "at_least_bytes": nonsense }))).status, 422);
+        assert_eq!(ben.post("/v1/leases", &ask(12 * GIB, json!({ "accept_smaller_bytes": nonsense }))).status, 422);
     }
     for lease in [waits, some] {
         assert_eq!(ben.delete(&format!("/v1/leases/{}", lease.id)).status, 200);
@@ -310,7 +310,7 @@ fn a_request_that_accepts_less_is_granted_at_once() {
 
 #[test]
 fn the_queue_is_bounded_for_each_and_for_all() {
-    let service = serve("queue_max = 5\n[caps]\nplaces = 3");
+    let service = serve("queue_max = 5\n[caps]\nwaiters = 3");
     let (ana, ben) = (tenant(&service, "user:ana"), tenant(&service, "user:ben"));
     ana.grant(&ask(23 * GIB, json!({})));
     let wait: Value = ask(20 * GIB, json!({}));
@@ -331,7 +331,7 @@ fn the_queue_is_bounded_for_each_and_for_all() {
 #[test]
 fn a_chatty_tenant_and_one_with_many_asks_do_not_keep_out_the_rest() {
     // A second of head start instead of a quarter of an hour, and everything else in proportion.
-    let service = serve("ttl = \"4s\"\nhold_cap = \"4s\"\n[head_start]\ninteractive = \"3s\"\nbatch = \"2s\"");
+    let service = serve("ttl = \"4s\"\nrenewal_cap = \"4s\"\n[head_start]\ninteractive = \"3s\"\nbatch = \"2s\"");
     let (many, one) = (tenant(&service, "user:many"), tenant(&service, "user:one"));
     let turn: Value = ask(20 * GIB, json!({ "time_s": 1 }));
     let urgent: Value = ask(20 * GIB, json!({ "time_s": 1, "tier": "interactive" }));

@@ -12,7 +12,7 @@ use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 use sublet_blackbox::{Client, GIB, LONG, MIB, Service, Setup, ask, until};
-use sublet_wire::{Lease, LeaseState, Reason};
+use sublet_wire::{EndReason, Lease, LeaseState};
 use tempfile::TempDir;
 
 /// Far more than the journal of this test with its ballast.
@@ -145,12 +145,12 @@ fn goes_on_when_full(Small { service, disk, .. }: &Small) {
     ask_until_full(&client);
     assert_eq!(client.lease(&expiring.id).state, LeaseState::Active, "the disk was full before it expired");
 
-    assert_eq!(client.get("/v1/cards").status, 200);
+    assert_eq!(client.get("/v1/gpus").status, 200);
     assert_eq!(client.lease(&kept.id).state, LeaseState::Active);
     let answer = client.delete(&format!("/v1/leases/{}", released.id));
     assert_eq!(answer.status, 200, "a release works on a full disk: {}", answer.text());
     let ended = until("an expiry happens on a full disk", LONG, || client.lease(&expiring.id).ended.ok_or("active"));
-    assert_eq!(ended.reason, Reason::Expired);
+    assert_eq!(ended.reason, EndReason::Expired);
     assert_eq!(client.lease(&waiter.id).state, LeaseState::Waiting, "nothing is granted on a full disk");
 
     fs::remove_file(disk.join("filler")).expect("the filler can be removed");
@@ -163,14 +163,14 @@ fn goes_on_when_full(Small { service, disk, .. }: &Small) {
         LeaseState::Active => Ok(()),
         state => Err(state),
     });
-    assert_eq!(client.lease(&kept.id).epoch, kept.epoch);
+    assert_eq!(client.lease(&kept.id).fence, kept.fence);
     let status = client.lease(&released.id).ended.expect("it was released").reason;
-    assert_eq!(status, Reason::Released);
+    assert_eq!(status, EndReason::Released);
 }
 
 /// Writes as much as the daemon lets, until it has no room even for a renewal.
 fn renew_until_refused(client: &Client, lease: &Lease) {
-    let renew = json!({"epoch": lease.epoch});
+    let renew = json!({"fence": lease.fence});
     let refusal = until("not even a renewal can be written", LONG, || {
         let answer = client.post(&format!("/v1/leases/{}/renew", lease.id), &renew);
         if answer.status < 300 { Err(answer.text()) } else { Ok(answer) }
@@ -198,7 +198,7 @@ fn when_the_ballast_is_used_up_too_reads_go_on_and_the_rest_waits_for_room_witho
     sleep(over.saturating_duration_since(Instant::now()));
     let (cpu, lines) = (small.cpu(), small.log_lines());
     for _ in 0..60 {
-        for path in ["/v1/leases".to_owned(), format!("/v1/leases/{}", kept.id), "/v1/cards".to_owned()] {
+        for path in ["/v1/leases".to_owned(), format!("/v1/leases/{}", kept.id), "/v1/gpus".to_owned()] {
             let answer = client.get(&path);
             assert_eq!(answer.status, 200, "{path}: {}", answer.text());
         }
@@ -225,8 +225,8 @@ fn when_the_ballast_is_used_up_too_reads_go_on_and_the_rest_waits_for_room_witho
         LeaseState::Active => Ok(()),
         state => Err(state),
     });
-    assert_eq!(client.lease(&expiring.id).ended.expect("it expired").reason, Reason::Expired);
-    assert_eq!(client.lease(&kept.id).epoch, kept.epoch);
+    assert_eq!(client.lease(&expiring.id).ended.expect("it expired").reason, EndReason::Expired);
+    assert_eq!(client.lease(&kept.id).fence, kept.fence);
     assert_eq!(client.get("/readyz").status, 200);
     assert!(small.ballast() >= 20 * MIB, "it is back: {}", small.ballast());
 }
@@ -239,7 +239,7 @@ fn a_disk_with_no_room_for_any_ballast_grants_nothing_and_says_so() {
     assert_eq!((unready.status, unready.code()), (507, "disk_full"));
     let refused = client.post("/v1/leases", &ask(GIB, json!({})));
     assert_eq!((refused.status, refused.code()), (507, "disk_full"));
-    assert_eq!(client.get("/v1/cards").status, 200);
+    assert_eq!(client.get("/v1/gpus").status, 200);
     let said = small.service.log();
     assert!(said.contains("too little room for a ballast"), "{said}");
     let doctor = small.service.cli(&["doctor"]);

@@ -4,7 +4,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use sublet_blackbox::binary::example;
 use sublet_blackbox::job::{Job, await_bytes, await_state, succeeds};
 use sublet_blackbox::strangers::is_alive;
-use sublet_blackbox::{Gpu, MIB, Service, Setup, Terminal};
+use sublet_blackbox::{GpuSetup, MIB, Service, Setup, Terminal};
 use sublet_wire::{Lease, LeaseState};
 
 #[test]
@@ -53,7 +53,7 @@ fn a_wait_ends_with_its_terminal() {
 
 #[test]
 fn a_parked_program_ends_on_sigterm_without_a_daemon() {
-    let mut service = Service::start_with(Setup { gpu: Gpu::Named("soft:1x24GiB"), ..Setup::default() });
+    let mut service = Service::start_with(Setup { gpu: GpuSetup::Named("soft:1x24GiB"), ..Setup::default() });
     let job = Job::holds(&service, "4G", "2GiB", &["--idle"]);
     await_bytes(&service.client(), "L1", 2048);
     succeeds(&service, &["park", "L1"]);
@@ -68,7 +68,7 @@ fn a_parked_program_ends_on_sigterm_without_a_daemon() {
 
 #[test]
 fn a_program_that_the_driver_parked_comes_back_to_end_in_order() {
-    let service = Service::start_with(Setup { gpu: Gpu::Named("soft:1x4GiB"), ..Setup::default() });
+    let service = Service::start_with(Setup { gpu: GpuSetup::Named("soft:1x4GiB"), ..Setup::default() });
     let hold = example("hold");
     let mut job = Job::start(&service, &["--vram", "3G", "--no-shim", "--", &hold, "512MiB", "--idle"]);
     assert!(job.line().starts_with("holds "), "{}", job.said());

@@ -9,7 +9,7 @@ use sublet_blackbox::job::{Alone, Job, await_bytes, await_state, succeeds};
 use sublet_blackbox::strangers::{await_closed, await_stranger, found, in_order, is_alive, mode, serve, strangers};
 use sublet_blackbox::wait::throughout;
 use sublet_blackbox::{LONG, MIB, Service, until};
-use sublet_wire::{LeaseState, Next, Step, Stranger};
+use sublet_wire::{LeaseState, NextStep, UnleasedProcess, UnleasedStep};
 
 /// A cgroup as engines make them, if this user may; gone with the test.
 struct ContainerCgroup(std::path::PathBuf);
@@ -59,7 +59,7 @@ fn a_container_that_a_holder_started_is_no_stranger() {
     let job = Job::start(&service, &["--vram", "2G", "--", docker.to_str().expect("plain"), "run", "image", "train"]);
     let asked = until("the engine is asked", LONG, || std::fs::read_to_string(place.join("asked")));
     assert!(asked.contains("SUBLET_LEASE=L1") && asked.contains("CUDA_VISIBLE_DEVICES="), "{asked}");
-    assert!(asked.contains("SUBLET_MARK="), "{asked}");
+    assert!(asked.contains("SUBLET_PROOF="), "{asked}");
 
     let cgroup = ContainerCgroup::make();
     let other = rustix::process::geteuid().is_root() && cgroup.is_some();
@@ -75,7 +75,7 @@ fn a_container_that_a_holder_started_is_no_stranger() {
     await_bytes(&service.client(), "L1", 512);
     throughout(Duration::from_secs(5), || {
         assert_eq!(container.try_wait().expect("an own child"), None, "it was ended");
-        let all = strangers(&service).strangers;
+        let all = strangers(&service).processes;
         assert!(all.iter().all(|stranger| stranger.pid != container.id()), "{all:?}");
     });
     kill_process(Pid::from_child(&container), Signal::TERM).expect("an own child");
@@ -91,18 +91,18 @@ fn in_a_container_a_lease_that_was_guessed_counts_for_nothing() {
     let mut service = serve();
     let job = Job::start_as(&service, None, &["--vram", "2G", "--", "sleep", "600"]);
     let lease = await_state(&service.client(), "L1", LeaseState::Active);
-    let mark = lease.mark.clone().expect("its owner is told");
+    let mark = lease.proof.clone().expect("its owner is told");
     let cgroup = ContainerCgroup::make();
     let Some(cgroup) = cgroup.filter(|_| sublet_blackbox::user::is_root()) else {
         eprintln!("skipped: this user may not make a cgroup, or not for others");
         return;
     };
-    let epoch = lease.epoch.expect("granted").to_string();
+    let fence = lease.fence.expect("granted").to_string();
     let start = |service: &Service, mark: &str| {
         // Opened as root: the user that the program then runs as may not open it.
         let procs = std::fs::OpenOptions::new().write(true).open(cgroup.0.join("cgroup.procs")).expect("a cgroup");
         Alone::takes_with(service, Some(4711), 512, |command| {
-            command.envs([("SUBLET_LEASE", "L1"), ("SUBLET_EPOCH", &epoch), ("SUBLET_MARK", mark)]);
+            command.envs([("SUBLET_LEASE", "L1"), ("SUBLET_FENCE", &fence), ("SUBLET_PROOF", mark)]);
             let enter = move || std::io::Write::write_all(&mut &procs, b"0");
             // SAFETY: between fork and exec only one system call is made; nothing is allocated or locked.
             unsafe { command.pre_exec(enter) };
@@ -120,7 +120,7 @@ fn in_a_container_a_lease_that_was_guessed_counts_for_nothing() {
     service.restart();
     let one_more = start(&service, &mark);
     await_bytes(&service.client(), "L1", 1024);
-    let all = strangers(&service).strangers;
+    let all = strangers(&service).processes;
     assert!(all.iter().all(|stranger| ![right.pid(), one_more.pid()].contains(&stranger.pid)), "{all:?}");
     assert!(all.iter().any(|stranger| stranger.pid == forged.pid()), "{all:?}");
     drop((forged, right, one_more, job));
@@ -132,11 +132,11 @@ fn a_mark_is_told_to_the_leases_owner_alone() {
     let mut service = serve();
     let client = service.client();
     let answer = client.send("POST", "/v1/leases", &[("Idempotency-Key", "k")], br#"{"vram_bytes":1073741824}"#);
-    let mark = answer.read::<sublet_wire::Lease>().mark.expect("its owner is told");
+    let mark = answer.read::<sublet_wire::Lease>().proof.expect("its owner is told");
     let again = client.send("POST", "/v1/leases", &[("Idempotency-Key", "k")], br#"{"vram_bytes":1073741824}"#);
-    assert_eq!(again.read::<sublet_wire::Lease>().mark.as_ref(), Some(&mark), "the second time, too");
-    assert_eq!(client.lease("L1").mark.as_ref(), Some(&mark));
-    let mut shown: Vec<u8> = ["/v1/leases?all=true", "/v1/leases/L1/explain", "/v1/cards", "/v1/audit", "/v1/queue"]
+    assert_eq!(again.read::<sublet_wire::Lease>().proof.as_ref(), Some(&mark), "the second time, too");
+    assert_eq!(client.lease("L1").proof.as_ref(), Some(&mark));
+    let mut shown: Vec<u8> = ["/v1/leases?all=true", "/v1/leases/L1/explain", "/v1/gpus", "/v1/audit", "/v1/queue"]
         .iter()
         .flat_map(|path| client.get(path).body)
         .collect();
@@ -145,7 +145,7 @@ fn a_mark_is_told_to_the_leases_owner_alone() {
         let others =
             sublet_blackbox::user::as_user(4711, || client.grant(&serde_json::json!({ "vram_bytes": 1 << 30 })));
         let seen = client.lease(&others.id);
-        assert_eq!((others.mark.is_some(), seen.mark), (true, None), "an operator is not told others'");
+        assert_eq!((others.proof.is_some(), seen.proof), (true, None), "an operator is not told others'");
         assert_eq!(sublet_blackbox::user::as_user(4711, || client.get("/v1/leases/L1").status), 404);
     }
     assert!(service.stop().success());
@@ -156,7 +156,7 @@ fn a_mark_is_told_to_the_leases_owner_alone() {
     assert!(shown.windows(8).any(|bytes| bytes == b"\"epoch\":"), "all that was read");
     assert!(!shown.windows(mark.len()).any(|bytes| bytes == mark.as_bytes()), "the mark is somewhere");
     service.restart();
-    assert_eq!(service.client().lease("L1").mark, Some(mark));
+    assert_eq!(service.client().lease("L1").proof, Some(mark));
 }
 
 /// The children of a program that ended once it had its memory; they have its descriptors.
@@ -204,7 +204,7 @@ fn memory_that_is_held_through_a_descriptor_of_one_that_ended_is_attributed_and_
     let service = serve();
     let left = Left::by(&service, 512, 1);
     let stranger = await_stranger(&service, left.pids[0], "its heir is found", |it| it.vram_bytes >= Some(512 * MIB));
-    assert!(strangers(&service).strangers.iter().all(|it| it.pid != left.opener), "no record names the dead process");
+    assert!(strangers(&service).processes.iter().all(|it| it.pid != left.opener), "no record names the dead process");
     mode(&service, "enforce");
     until("it is ended", LONG, || if is_alive(left.pids[0]) { Err("it lives") } else { Ok(()) });
     let story = await_closed(&service, &stranger.id);
@@ -223,16 +223,17 @@ fn of_several_that_may_hold_a_dead_ones_memory_none_is_signalled_until_it_is_the
     let service = serve();
     mode(&service, "enforce");
     let left = Left::by(&service, 512, 2);
-    let is_one = |stranger: &Stranger| left.pids.contains(&stranger.pid) && stranger.step == Step::Warned;
+    let is_one =
+        |stranger: &UnleasedProcess| left.pids.contains(&stranger.pid) && stranger.step == UnleasedStep::Warned;
     let first = until("one is warned", LONG, || {
-        let all = strangers(&service).strangers;
+        let all = strangers(&service).processes;
         all.iter().find(|stranger| is_one(stranger)).cloned().ok_or(all)
     });
-    assert_eq!(first.next, Next::LeftAlone, "{first:?}");
+    assert_eq!(first.next, NextStep::Exempt, "{first:?}");
     throughout(Duration::from_secs(6), || assert!(left.pids.iter().all(|pid| is_alive(*pid))));
     let other = left.pids.iter().copied().find(|pid| *pid != first.pid).expect("there are two");
     Left::signal(other, Signal::KILL);
-    until("the last is ended", LONG, || if is_alive(first.pid) { Err(strangers(&service).strangers) } else { Ok(()) });
+    until("the last is ended", LONG, || if is_alive(first.pid) { Err(strangers(&service).processes) } else { Ok(()) });
 }
 
 /// Memory that a holder's program left to its child belongs to the lease.
@@ -243,6 +244,6 @@ fn memory_that_a_holders_program_left_to_its_child_is_counted_with_the_lease() {
     let mut job = Job::start(&service, &["--vram", "1G", "--no-shim", "--", "sh", "-c", &line]);
     while !job.line().starts_with("leaves it to ") {}
     // Long enough that a reading no longer shows its opener.
-    throughout(Duration::from_secs(4), || assert_eq!(strangers(&service).strangers, []));
+    throughout(Duration::from_secs(4), || assert_eq!(strangers(&service).processes, []));
     await_bytes(&service.client(), "L1", 512);
 }

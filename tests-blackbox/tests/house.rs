@@ -6,10 +6,10 @@ use std::os::unix::fs::chown;
 use std::os::unix::process::CommandExt;
 use std::process::Stdio;
 use sublet_blackbox::binary::sublet;
-use sublet_blackbox::service::{Gpu, bare_command};
+use sublet_blackbox::service::{GpuSetup, bare_command};
 use sublet_blackbox::user::is_root;
 use sublet_blackbox::{GIB, LONG, Service, Setup, ask, until};
-use sublet_wire::Cards;
+use sublet_wire::Gpus;
 
 /// A user without any right.
 const NOBODY: u32 = 12347;
@@ -17,13 +17,13 @@ const NOBODY: u32 = 12347;
 #[test]
 fn nothing_is_leased_on_a_card_that_is_left_unmanaged() {
     let config = Some("unmanaged = [\"1\"]\n".to_owned());
-    let service = Service::start_with(Setup { gpu: Gpu::Named("scripted:2x24GiB"), config, ..Setup::default() });
+    let service = Service::start_with(Setup { gpu: GpuSetup::Named("scripted:2x24GiB"), config, ..Setup::default() });
     let client = service.client();
-    let cards: Cards = client.get("/v1/cards").read();
-    assert_eq!(cards.cards[1].promisable_bytes, 0);
-    assert!(client.get("/v1/cards").text().contains("the configuration leaves it unmanaged"));
+    let cards: Gpus = client.get("/v1/gpus").read();
+    assert_eq!(cards.gpus[1].promisable_bytes, 0);
+    assert!(client.get("/v1/gpus").text().contains("the configuration leaves it unmanaged"));
     let lease = client.grant(&ask(20 * GIB, json!({})));
-    assert_eq!(lease.card_indices, [0]);
+    assert_eq!(lease.gpu_indices, [0]);
     client.queue(&ask(20 * GIB, json!({})));
     let named = client.queue(&ask(GIB, json!({"on": "1"})));
     let why = named.waiting.expect("it waits").why;
@@ -33,7 +33,7 @@ fn nothing_is_leased_on_a_card_that_is_left_unmanaged() {
 #[test]
 fn nothing_is_leased_while_unmanaged_names_a_gpu_that_does_not_exist() {
     let config = Some("unmanaged = [\"1\", \"7\"]\n".to_owned());
-    let service = Service::start_with(Setup { gpu: Gpu::Named("scripted:2x24GiB"), config, ..Setup::default() });
+    let service = Service::start_with(Setup { gpu: GpuSetup::Named("scripted:2x24GiB"), config, ..Setup::default() });
     let waiting = service.client().queue(&ask(GIB, json!({})));
     let why = waiting.waiting.expect("it waits").why;
     assert!(why.contains("names GPU `7`, which this host does not have; correct it"), "{why}");

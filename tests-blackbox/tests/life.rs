@@ -5,25 +5,25 @@ use std::time::{Duration, Instant};
 use sublet_blackbox::user::is_root;
 use sublet_blackbox::wait::throughout;
 use sublet_blackbox::{Client, GIB, LONG, Process, Service, Setup, ask, until};
-use sublet_wire::{CardState, Lease, LeaseState, Reason};
+use sublet_wire::{EndReason, GpuState, Lease, LeaseState};
 
 fn await_state(client: &Client, id: &str, state: LeaseState) -> Lease {
     client.await_lease(&format!("{state:?}"), id, |lease| lease.state == state)
 }
 
-fn await_end(client: &Client, id: &str) -> (Lease, Reason) {
+fn await_end(client: &Client, id: &str) -> (Lease, EndReason) {
     let lease = client.await_lease("ended", id, |lease| lease.ended.is_some());
     let reason = lease.ended.as_ref().map(|ended| ended.reason).expect("it ended");
     (lease, reason)
 }
 
 fn renew(client: &Client, lease: &Lease) {
-    let answer = client.post(&format!("/v1/leases/{}/renew", lease.id), &json!({"epoch": lease.epoch}));
+    let answer = client.post(&format!("/v1/leases/{}/renew", lease.id), &json!({"fence": lease.fence}));
     assert_eq!(answer.status, 200, "{}", answer.text());
 }
 
 fn bind(client: &Client, lease: &Lease, process: &Process) {
-    let body = json!({"epoch": lease.epoch, "pid": process.pid()});
+    let body = json!({"fence": lease.fence, "pid": process.pid()});
     let answer = client.post(&format!("/v1/leases/{}/bind", lease.id), &body);
     assert_eq!(answer.status, 200, "{}", answer.text());
     assert!(answer.read::<Lease>().pids.contains(&process.pid()), "{}", answer.text());
@@ -40,7 +40,7 @@ fn an_unused_lease_without_waiters_is_extended_and_shown_idle() {
     let lease = client.grant(&ask(GIB, json!({"ttl_s": 2})));
     assert!(!lease.idle);
     let idle = client.await_lease("it is shown idle", &lease.id, |lease| lease.idle);
-    assert_eq!((idle.state, idle.epoch), (LeaseState::Active, lease.epoch));
+    assert_eq!((idle.state, idle.fence), (LeaseState::Active, lease.fence));
     assert!(idle.expires_unix_s > lease.expires_unix_s, "it was extended");
     // A renewal is use: it is idle no longer.
     renew(&client, &lease);
@@ -58,9 +58,9 @@ fn an_unused_lease_ends_on_time_for_a_waiter_which_is_granted() {
     assert!(!waiting.why.is_empty());
     let served: Lease = client.get(&format!("/v1/leases/{}?wait=60s", waiter.id)).read();
     assert_eq!(served.state, LeaseState::Active);
-    assert!(served.epoch > lease.epoch);
+    assert!(served.fence > lease.fence);
     let (lease, reason) = await_end(&client, &lease.id);
-    assert_eq!(reason, Reason::Expired);
+    assert_eq!(reason, EndReason::Expired);
     assert!((2.9..8.0).contains(&held_s(&lease)), "a lease of 3 s was held for {} s", held_s(&lease));
 }
 
@@ -78,7 +78,7 @@ fn a_daemon_that_was_stopped_for_longer_than_a_term_ends_no_lease_at_once() {
         }
     });
     for lease in &leases {
-        assert_eq!(await_end(&client, &lease.id).1, Reason::Expired, "an unused lease ends after the grace");
+        assert_eq!(await_end(&client, &lease.id).1, EndReason::Expired, "an unused lease ends after the grace");
     }
     await_state(&client, &waiter.id, LeaseState::Active);
 }
@@ -108,9 +108,9 @@ fn a_reboot_ends_granted_leases_and_keeps_waiters() {
     assert!(service.stop().success());
     write("22222222-2222-4222-8222-222222222222\n");
     service.restart();
-    assert_eq!(await_end(&client, &held.id).1, Reason::HostRebooted);
+    assert_eq!(await_end(&client, &held.id).1, EndReason::HostRebooted);
     let served = await_state(&client, &waiter.id, LeaseState::Active);
-    assert!(served.epoch > held.epoch);
+    assert!(served.fence > held.fence);
 }
 
 #[test]
@@ -132,7 +132,7 @@ fn a_fixed_term_ends_when_it_is_over_also_without_waiters() {
     let lease = client.grant(&ask(GIB, json!({"time_s": 3})));
     assert!(lease.fixed_term);
     let (lease, reason) = await_end(&client, &lease.id);
-    assert_eq!(reason, Reason::TermOver);
+    assert_eq!(reason, EndReason::TermOver);
     assert!((2.9..8.0).contains(&held_s(&lease)), "a term of 3 s took {} s", held_s(&lease));
 }
 
@@ -150,7 +150,7 @@ fn a_lease_ends_with_its_last_process() {
     second.kill();
     let gone = Instant::now();
     let (_, reason) = await_end(&client, &lease.id);
-    assert_eq!(reason, Reason::HolderExited);
+    assert_eq!(reason, EndReason::HolderExited);
     assert!(gone.elapsed() < Duration::from_secs(10), "an exit is noticed at once, not after {:?}", gone.elapsed());
 }
 
@@ -162,7 +162,7 @@ fn an_ask_ends_when_the_process_that_waits_exits() {
     let process = Process::idle();
     let waiter = client.queue(&ask(20 * GIB, json!({"pid": process.pid()})));
     process.kill();
-    assert_eq!(await_end(&client, &waiter.id).1, Reason::HolderExited);
+    assert_eq!(await_end(&client, &waiter.id).1, EndReason::HolderExited);
 }
 
 #[test]
@@ -173,7 +173,7 @@ fn expiry_ends_the_claim_and_not_the_process() {
     let lease = client.grant(&ask(20 * GIB, json!({"ttl_s": 2})));
     bind(&client, &lease, &process);
     let waiter = client.queue(&ask(20 * GIB, json!({})));
-    assert_eq!(await_end(&client, &lease.id).1, Reason::Expired);
+    assert_eq!(await_end(&client, &lease.id).1, EndReason::Expired);
     await_state(&client, &waiter.id, LeaseState::Active);
     assert!(process.alive(), "nothing is signalled in observe");
 }
@@ -203,16 +203,16 @@ fn a_strangers_bytes_stop_promises_and_are_named_as_the_reason() {
     let client = service.client();
     let mut stranger = Process::idle();
     service.script(json!([{"pid": stranger.pid(), "bytes": 20 * GIB, "busy": true}]), Value::Null);
-    until("the stranger is seen", LONG, || match client.card().loose_bytes {
+    until("the stranger is seen", LONG, || match client.card().unowned_bytes {
         Some(loose) if loose >= 20 * GIB => Ok(()),
         loose => Err(loose),
     });
     let occupant = client.card().occupants.into_iter().find(|occupant| occupant.pid == Some(stranger.pid()));
-    assert_eq!(occupant.expect("the stranger is on the GPU").state, "stranger");
+    assert_eq!(occupant.expect("the stranger is on the GPU").state, "unleased");
     let waiter = client.queue(&ask(20 * GIB, json!({})));
     let why = waiter.waiting.expect("it waits").why;
     let named =
-        ["stranger", "no lease", "without a lease", "nobody has a lease"].iter().any(|words| why.contains(words));
+        ["unleased", "no lease", "without a lease", "nobody has a lease"].iter().any(|words| why.contains(words));
     assert!(named, "the reason names bytes without a lease: {why}");
     assert!(stranger.alive(), "nothing is signalled in observe");
     service.script(json!([]), Value::Null);
@@ -233,10 +233,10 @@ fn check_fault(fault: &str) {
         assert_eq!(client.lease(&waiter.id).state, LeaseState::Waiting, "nothing is granted on an unreadable GPU");
         renew(&client, &lease);
     });
-    assert_eq!((client.lease(&lease.id).state, client.lease(&lease.id).epoch), (LeaseState::Active, lease.epoch));
+    assert_eq!((client.lease(&lease.id).state, client.lease(&lease.id).fence), (LeaseState::Active, lease.fence));
     service.script(json!([]), Value::Null);
     await_state(&client, &waiter.id, LeaseState::Active);
-    assert_eq!(client.lease(&lease.id).epoch, lease.epoch);
+    assert_eq!(client.lease(&lease.id).fence, lease.fence);
 }
 
 #[test]
@@ -271,13 +271,13 @@ fn a_restart_touches_no_holder_and_keeps_id_and_epoch() {
         assert!(process.alive(), "the daemon's end is not the holder's");
         service.restart();
         let after = client.lease(&lease.id);
-        assert_eq!((after.state, after.epoch), (LeaseState::Active, lease.epoch), "{after:?}");
+        assert_eq!((after.state, after.fence), (LeaseState::Active, lease.fence), "{after:?}");
         client.await_lease("its process is known again", &lease.id, |lease| lease.pids == [process.pid()]);
         assert_eq!(client.lease(&waiter.id).state, LeaseState::Waiting, "the place in the queue is kept");
         assert!(process.alive());
     }
     process.kill();
-    assert_eq!(await_end(&client, &lease.id).1, Reason::HolderExited, "an exit is noticed after a restart too");
+    assert_eq!(await_end(&client, &lease.id).1, EndReason::HolderExited, "an exit is noticed after a restart too");
     await_state(&client, &waiter.id, LeaseState::Active);
 }
 
@@ -290,7 +290,7 @@ fn a_process_that_exits_while_the_daemon_is_away_ends_its_lease() {
     service.kill();
     process.kill();
     service.restart();
-    assert_eq!(await_end(&client, &lease.id).1, Reason::HolderExited);
+    assert_eq!(await_end(&client, &lease.id).1, EndReason::HolderExited);
 }
 
 /// Three TTLs on the CPU before the first kernel.
@@ -303,12 +303,12 @@ fn check_busy(waiters: usize) {
     let waiting: Vec<Lease> = (0..waiters).map(|_| client.queue(&ask(20 * GIB, json!({})))).collect();
     throughout(Duration::from_secs(8), || {
         let now = client.lease(&lease.id);
-        assert_eq!((now.state, now.epoch), (LeaseState::Active, lease.epoch), "{now:?}");
+        assert_eq!((now.state, now.fence), (LeaseState::Active, lease.fence), "{now:?}");
         assert!(!now.idle, "work on the CPU is use: {now:?}");
     });
     assert!(process.alive());
     process.kill();
-    assert_eq!(await_end(&client, &lease.id).1, Reason::HolderExited);
+    assert_eq!(await_end(&client, &lease.id).1, EndReason::HolderExited);
     for waiter in waiting {
         await_state(&client, &waiter.id, LeaseState::Active);
     }
@@ -330,15 +330,15 @@ fn a_draining_card_runs_empty_and_serves_again_when_cleared() {
     let client = service.client();
     let lease = client.grant(&ask(GIB, json!({})));
     let uuid = client.card().uuid;
-    let answer = client.send("POST", &format!("/v1/cards/{uuid}/drain"), &[], b"");
+    let answer = client.send("POST", &format!("/v1/gpus/{uuid}/drain"), &[], b"");
     assert_eq!(answer.status, 200, "{}", answer.text());
-    assert_eq!(client.card().state, CardState::Draining);
+    assert_eq!(client.card().state, GpuState::Draining);
     assert_eq!(client.lease(&lease.id).state, LeaseState::Active, "a lease that is there stays");
     let waiter = client.queue(&ask(GIB, json!({})));
-    let answer = client.send("POST", &format!("/v1/cards/{uuid}/clear"), &[], b"");
+    let answer = client.send("POST", &format!("/v1/gpus/{uuid}/clear"), &[], b"");
     assert_eq!(answer.status, 200, "{}", answer.text());
     await_state(&client, &waiter.id, LeaseState::Active);
-    let unknown = client.send("POST", "/v1/cards/GPU-0/drain", &[], b"");
+    let unknown = client.send("POST", "/v1/gpus/GPU-0/drain", &[], b"");
     assert_eq!(unknown.code(), "no_such_card");
 }
 
@@ -364,12 +364,12 @@ fn what_was_held_is_charged_once_and_survives_a_restart() {
 #[test]
 fn a_command_runs_under_a_lease_and_its_exit_code_comes_back() {
     let service = Service::start();
-    let script = r#"echo "$CUDA_VISIBLE_DEVICES $SUBLET_LEASE $SUBLET_EPOCH"; exit 7"#;
+    let script = r#"echo "$CUDA_VISIBLE_DEVICES $SUBLET_LEASE $SUBLET_FENCE"; exit 7"#;
     let output = service.cli(&["run", "--vram", "4G", "--", "sh", "-c", script]);
     assert_eq!(output.status.code(), Some(7), "{}", String::from_utf8_lossy(&output.stderr));
     let printed = String::from_utf8_lossy(&output.stdout).into_owned();
     let words: Vec<&str> = printed.split_whitespace().collect();
-    assert!(matches!(words[..], ["0", id, epoch] if id.starts_with('L') && epoch.parse::<u64>().is_ok()), "{printed}");
+    assert!(matches!(words[..], ["0", id, fence] if id.starts_with('L') && fence.parse::<u64>().is_ok()), "{printed}");
     until("its lease ended with it", LONG, || match service.client().live_ids() {
         ids if ids.is_empty() => Ok(()),
         ids => Err(ids),

@@ -79,7 +79,7 @@ fn is_noticed_and_accepted(mut service: Service, kept: &Lease, lost: &[Lease]) {
     assert!(text(&accepted.stderr).contains("lines of the journal are missing"), "{}", text(&accepted.stderr));
     let next = client.grant(&ask(GIB, json!({})));
     let number = |lease: &Lease| lease.id.trim_start_matches('L').parse::<u64>().expect("a number");
-    assert!(lost.iter().all(|lease| number(lease) < number(&next) && lease.epoch < next.epoch), "{next:?}");
+    assert!(lost.iter().all(|lease| number(lease) < number(&next) && lease.fence < next.fence), "{next:?}");
     let again = service.cli(&["journal", "accept-loss"]);
     assert!(!again.status.success() && text(&again.stderr).contains("no line"), "{}", text(&again.stderr));
     let trail: AuditPage = client.get("/v1/audit?after=0&limit=1000").read();

@@ -11,19 +11,19 @@ use std::time::Duration;
 use sublet_blackbox::binary::example;
 use sublet_blackbox::job::{Job, await_state, text};
 use sublet_blackbox::wait::throughout;
-use sublet_blackbox::{Gpu, LONG, MIB, Service, Setup, until};
-use sublet_wire::{LeaseState, Reason};
+use sublet_blackbox::{GpuSetup, LONG, MIB, Service, Setup, until};
+use sublet_wire::{EndReason, LeaseState};
 
 const CONFIG: &str = r#"
 ttl = "10m"
-hold_cap = "10m"
+renewal_cap = "10m"
 grace = "1s"
 [preemption]
-idle = "1s"
+idle_after = "1s"
 [parking]
 ram = "4G"
-leave = "256M"
-stock = "off"
+keep_free = "256M"
+ready = "off"
 "#;
 
 /// A memory cgroup; gone with the test.
@@ -106,7 +106,7 @@ fn starts_in(group: &MemoryGroup, service: &Service, command: &[&str], programs:
 }
 
 fn serve(through: Vec<String>) -> Service {
-    let gpu = Gpu::Named("soft:1x4GiB");
+    let gpu = GpuSetup::Named("soft:1x4GiB");
     Service::start_with(Setup { gpu, config: Some(CONFIG.to_owned()), through, ..Setup::default() })
 }
 
@@ -202,7 +202,7 @@ fn a_program_that_dies_while_it_is_being_parked_is_recorded_as_that() {
     parking.wait().expect("a command");
     // Its wrapper may give the lease back before the daemon hears of the death.
     let ended = until("its death is on the record", LONG, || match client.lease("L1").ended {
-        Some(ended) if ended.reason == Reason::DiedParking => Ok(ended),
+        Some(ended) if ended.reason == EndReason::DiedParking => Ok(ended),
         other => Err(other),
     });
     assert!(ended.sentence.contains("its program died while it was being parked"), "{ended:?}");

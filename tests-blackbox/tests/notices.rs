@@ -14,8 +14,8 @@ use sublet_blackbox::screen::Screen;
 use sublet_blackbox::service::bare_command;
 use sublet_blackbox::strangers::{CONFIG, PARKS, await_stranger, found, mode, serve_with};
 use sublet_blackbox::user::is_root;
-use sublet_blackbox::{Gpu, LONG, Service, Setup, until};
-use sublet_wire::{LeaseState, Step};
+use sublet_blackbox::{GpuSetup, LONG, Service, Setup, until};
+use sublet_wire::{LeaseState, UnleasedStep};
 
 /// Users that need not exist.
 const ANN: u32 = 4_001;
@@ -133,7 +133,7 @@ fn a_terminal_of_another_user_or_with_mesg_n_gets_nothing() {
     let programs = screens.map(|screen| on_screen(&service, Some(ANN), screen));
     mode(&service, "warn");
     for program in &programs {
-        await_stranger(&service, program.pid(), "it is warned", |stranger| stranger.step == Step::Warned);
+        await_stranger(&service, program.pid(), "it is warned", |stranger| stranger.step == UnleasedStep::Warned);
     }
     open.await_line("without a lease");
     assert_eq!((others.shown(), closed.shown()), (String::new(), String::new()));
@@ -208,8 +208,8 @@ fn a_command_and_a_webhook_get_each_notice_as_json() {
 /// The wrapper tells on its own stderr; the terminal is not written to beside that.
 #[test]
 fn sublet_run_says_why_its_program_is_parked_and_that_it_is_back_and_nothing_twice() {
-    let config = "ttl = \"5m\"\n[preemption]\nturn = \"1s\"\nidle = \"2s\"\n[parking]\nram = \"4G\"\nleave = \"256M\"\nstock = \"off\"\n";
-    let gpu = Gpu::Named("soft:1x4GiB");
+    let config = "ttl = \"5m\"\n[preemption]\ntime_slice = \"1s\"\nidle_after = \"2s\"\n[parking]\nram = \"4G\"\nkeep_free = \"256M\"\nready = \"off\"\n";
+    let gpu = GpuSetup::Named("soft:1x4GiB");
     let service = Service::start_with(Setup { gpu, config: Some(config.to_owned()), ..Setup::default() });
     let screen = Screen::open();
     let train = example("mlp");

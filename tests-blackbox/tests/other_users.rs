@@ -9,8 +9,8 @@ use std::os::unix::fs::PermissionsExt;
 use sublet_blackbox::binary::example;
 use sublet_blackbox::job::{Job, await_bytes, await_state, succeeds, text};
 use sublet_blackbox::user::{as_user, is_root};
-use sublet_blackbox::{GIB, Gpu, LONG, Service, Setup, ask, until};
-use sublet_wire::{LeaseState, Notice, Strangers};
+use sublet_blackbox::{GIB, GpuSetup, LONG, Service, Setup, ask, until};
+use sublet_wire::{LeaseState, Notice, UnleasedProcesses};
 
 const ALICE: u32 = 12345;
 const BOB: u32 = 12346;
@@ -18,16 +18,16 @@ const BOB: u32 = 12346;
 const CONFIG: &str = r#"
 ttl = "5m"
 [preemption]
-turn = "1s"
+time_slice = "1s"
 end_grace = "2s"
 [parking]
 ram = "4G"
-leave = "256M"
-stock = "off"
+keep_free = "256M"
+ready = "off"
 "#;
 
 fn serve() -> Service {
-    let setup = Setup { gpu: Gpu::Named("soft:1x4GiB"), config: Some(CONFIG.to_owned()), ..Setup::default() };
+    let setup = Setup { gpu: GpuSetup::Named("soft:1x4GiB"), config: Some(CONFIG.to_owned()), ..Setup::default() };
     Service::start_with(setup)
 }
 
@@ -64,10 +64,11 @@ fn a_notice_does_not_reach_a_process_of_another_user_below_the_command() {
     let pids: Vec<u32> = (0..2).map(|_| job.line().trim().parse().expect("a pid")).collect();
     let status = |pid: &u32| fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
     let others = pids.iter().copied().find(|pid| status(pid).contains(&format!("Uid:\t{ALICE}\t"))).expect("ALICE's");
-    let lease = service.client().await_lease("the other user is known", "L1", |lease| lease.left_out.is_some());
+    let lease =
+        service.client().await_lease("the other user is known", "L1", |lease| lease.foreign_processes.is_some());
     // Its own child, a short sleep, may be named beside it.
     let note = format!("{others} (uid {ALICE})");
-    let told = lease.left_out.unwrap_or_default();
+    let told = lease.foreign_processes.unwrap_or_default();
     assert!(told.contains(&note) && told.contains("none of the lease's signals"), "{told}");
     assert!(text(&service.cli(&["explain", "L1"])).contains(&note));
     let guest = interactive_guest(&service);
@@ -95,7 +96,7 @@ fn the_end_of_a_lease_spares_a_set_user_id_program_and_says_so() {
     let mut job = Job::start_as(&service, Some(ALICE), &words);
     let spared: u32 = job.line().trim().parse().expect("a pid");
     let client = service.client();
-    as_user(ALICE, || client.await_lease("the other user is known", "L1", |lease| lease.left_out.is_some()));
+    as_user(ALICE, || client.await_lease("the other user is known", "L1", |lease| lease.foreign_processes.is_some()));
     let mut guest = interactive_guest(&service);
     assert!(guest.line().starts_with("holds "), "{}", guest.said());
     assert!(is_alive(spared), "{}", service.log());
@@ -185,8 +186,8 @@ fn a_leased_program_is_not_on_record_as_unleased_after_a_restart() {
         service.kill();
         service.restart();
         await_bytes(&service.client(), "L1", 64);
-        let known: Strangers = service.client().get("/v1/strangers").read();
-        assert!(known.strangers.is_empty(), "{known:?}");
+        let known: UnleasedProcesses = service.client().get("/v1/unleased").read();
+        assert!(known.processes.is_empty(), "{known:?}");
     }
     let audit = succeeds(&service, &["audit"]);
     assert!(!audit.contains("X1"), "{audit}");
@@ -196,7 +197,7 @@ fn a_leased_program_is_not_on_record_as_unleased_after_a_restart() {
 /// What ALICE reads in the audit trail of L1, which was parked for BOB's L2.
 fn trail_of_a_parked_lease(visibility: &str) -> String {
     let config = format!("visibility = \"{visibility}\"\n{CONFIG}");
-    let setup = Setup { gpu: Gpu::Named("soft:1x4GiB"), config: Some(config), ..Setup::default() };
+    let setup = Setup { gpu: GpuSetup::Named("soft:1x4GiB"), config: Some(config), ..Setup::default() };
     let service = Service::start_with(setup);
     let hold = example("hold");
     let mut job = Job::start_as(&service, Some(ALICE), &["--vram", "3G", "--", &hold, "64MiB", "--idle"]);

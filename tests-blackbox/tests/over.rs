@@ -7,28 +7,28 @@ use std::time::Duration;
 use sublet_blackbox::binary::example;
 use sublet_blackbox::job::{Job, await_asked, await_state, succeeds};
 use sublet_blackbox::wait::throughout;
-use sublet_blackbox::{Gpu, MIB, Service, Setup};
-use sublet_wire::{Lease, LeaseState, Reason, Usage};
+use sublet_blackbox::{GpuSetup, MIB, Service, Setup};
+use sublet_wire::{EndReason, Lease, LeaseState, Usage};
 
 /// Terms so long that no lease ends by itself and none counts as idle before the test is over.
 const CONFIG: &str = r#"
 ttl = "5m"
 [preemption]
-turn = "1s"
-idle = "10m"
+time_slice = "1s"
+idle_after = "10m"
 end_grace = "2s"
 [parking]
 ram = "4G"
-leave = "256M"
-stock = "off"
+keep_free = "256M"
+ready = "off"
 [enforcement]
-over = "3s"
-warned = "5s"
+overuse = "3s"
+warning = "5s"
 "#;
 
 fn serve() -> Service {
     let config = Some(CONFIG.to_owned());
-    Service::start_with(Setup { gpu: Gpu::Named("soft:1x4GiB"), config, ..Setup::default() })
+    Service::start_with(Setup { gpu: GpuSetup::Named("soft:1x4GiB"), config, ..Setup::default() })
 }
 
 /// An interactive program with a lease of 1 GiB that takes `size` of the GPU.
@@ -41,7 +41,7 @@ fn takes(service: &Service, size: &str, more: &[&str]) -> Job {
 }
 
 fn is_over(lease: &Lease) -> bool {
-    lease.over.is_some()
+    lease.overuse.is_some()
 }
 
 #[test]
@@ -50,7 +50,7 @@ fn a_program_over_its_lease_is_told_and_can_accept_a_larger_one_which_is_charged
     let client = service.client();
     let job = takes(&service, "1536MiB", &[]);
     let lease = client.await_lease("it is told", "L1", is_over);
-    let over = lease.over.expect("it was awaited");
+    let over = lease.overuse.expect("it was awaited");
     assert!(over.seen_bytes >= 1536 * MIB, "{over:?}");
     let offer = over.offer_bytes.expect("the GPU has the room");
     assert!(offer >= over.seen_bytes && offer < over.seen_bytes + 64 * MIB, "{over:?}");
@@ -62,13 +62,13 @@ fn a_program_over_its_lease_is_told_and_can_accept_a_larger_one_which_is_charged
     let said = succeeds(&service, &["accept", "L1"]);
     assert!(said.starts_with("L1 has 1."), "{said}");
     let larger = client.lease("L1");
-    assert_eq!((larger.vram_bytes, larger.over), (Some(offer), None));
-    throughout(Duration::from_secs(3), || assert_eq!(client.lease("L1").over, None, "it is within its lease"));
+    assert_eq!((larger.vram_bytes, larger.overuse), (Some(offer), None));
+    throughout(Duration::from_secs(3), || assert_eq!(client.lease("L1").overuse, None, "it is within its lease"));
     job.finish("with a larger lease");
     client.await_lease("it is over", "L1", |lease| lease.state == LeaseState::Ended);
     let usage: Usage = client.get("/v1/usage?by=lease").read();
     let row = usage.rows.iter().find(|row| row.lease.as_deref() == Some("L1")).expect("its use");
-    let mean = row.gib_seconds / row.card_seconds;
+    let mean = row.gib_seconds / row.gpu_seconds;
     let largest = offer as f64 / (1024.0 * MIB as f64);
     assert!(mean > 1.05 && mean < largest - 0.02, "{mean} GiB on the average, of 1 and then {largest}: {row:?}");
     let trail = succeeds(&service, &["audit", "--lease", "L1"]);
@@ -111,7 +111,7 @@ fn a_lease_over_its_size_that_cannot_be_parked_is_ended_only_in_mode_enforce() {
     succeeds(&service, &["enforce", "mode", "0", "enforce", "--yes"]);
     assert!(guest.line().starts_with("holds "), "{}", guest.said());
     let ended = client.await_lease("it is over", "L1", |lease| lease.state == LeaseState::Ended);
-    assert_eq!(ended.ended.map(|ended| ended.reason), Some(Reason::OverUse));
+    assert_eq!(ended.ended.map(|ended| ended.reason), Some(EndReason::Overuse));
     job.await_said("it had more on its GPU than its lease");
     let trail = succeeds(&service, &["audit", "--lease", "L1"]);
     assert!(trail.contains("is told that it ends in 0 s, for L2") && trail.contains("SIGTERM is sent to"), "{trail}");

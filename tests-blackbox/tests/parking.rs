@@ -9,8 +9,8 @@ use sublet_blackbox::binary::example;
 use sublet_blackbox::job::{Job, await_state, tell, text};
 use sublet_blackbox::user::{as_user, is_root};
 use sublet_blackbox::wait::throughout;
-use sublet_blackbox::{Client, Gpu, LONG, MIB, Service, Setup, until};
-use sublet_wire::{Lease, LeaseState, Reason};
+use sublet_blackbox::{Client, GpuSetup, LONG, MIB, Service, Setup, until};
+use sublet_wire::{EndReason, Lease, LeaseState};
 
 /// What the driver itself uses of a soft GPU.
 const IDLE: u64 = 64 * MIB;
@@ -20,18 +20,18 @@ const CONTEXT: u64 = 128 * MIB;
 /// Short terms, and no memory kept ready: a test machine has little.
 const CONFIG: &str = r#"
 ttl = "2s"
-hold_cap = "4s"
+renewal_cap = "4s"
 grace = "1s"
 [preemption]
-make_room = false
+enabled = false
 [parking]
 ram = "4G"
-leave = "256M"
-stock = "off"
+keep_free = "256M"
+ready = "off"
 "#;
 
 fn serve(gpu: &'static str) -> Service {
-    Service::start_with(Setup { gpu: Gpu::Named(gpu), config: Some(CONFIG.to_owned()), ..Setup::default() })
+    Service::start_with(Setup { gpu: GpuSetup::Named(gpu), config: Some(CONFIG.to_owned()), ..Setup::default() })
 }
 
 /// The one process on the GPU.
@@ -94,8 +94,8 @@ fn an_idle_holder_makes_room_for_a_waiter_and_finds_all_when_it_is_used_again() 
 
 #[test]
 fn two_programs_that_do_not_fit_together_take_turns_and_compute_the_same() {
-    let config = CONFIG.replace("ttl = \"2s\"", "ttl = \"1s\"").replace("hold_cap = \"4s\"", "hold_cap = \"1s\"");
-    let gpu = Gpu::Named("soft:1x2GiB");
+    let config = CONFIG.replace("ttl = \"2s\"", "ttl = \"1s\"").replace("renewal_cap = \"4s\"", "renewal_cap = \"1s\"");
+    let gpu = GpuSetup::Named("soft:1x2GiB");
     let service = Service::start_with(Setup { gpu, config: Some(config), ..Setup::default() });
     let train = example("mlp");
     let alone = service.command(&["soft", "env", "--", &train, "--steps", "900"]).output().expect("a program");
@@ -172,7 +172,7 @@ fn tenants_take_turns_and_neither_sees_nor_moves_what_is_the_others() {
 #[test]
 fn a_holder_that_is_killed_at_any_stage_leaves_nothing() {
     let config = CONFIG.replace("ram = \"4G\"", "ram = \"900M\"");
-    let gpu = Gpu::Named("soft:1x4GiB");
+    let gpu = GpuSetup::Named("soft:1x4GiB");
     let service = Service::start_with(Setup { gpu, config: Some(config), ..Setup::default() });
     let client = service.client();
     for (number, pause_ms) in (1..).zip([0, 5, 20, 60, 150, 400]) {
@@ -293,14 +293,14 @@ fn a_lease_that_ends_while_it_is_parked_takes_its_bytes_with_it_and_says_so() {
     assert_eq!(code, Some(1), "it cannot read its memory, and says so: {said}");
     assert!(said.contains("hold: "), "{said}");
     let lease = client.await_lease("it is over", "L1", |lease| lease.state == LeaseState::Ended);
-    assert_eq!(lease.ended.map(|ended| ended.reason), Some(Reason::Released));
+    assert_eq!(lease.ended.map(|ended| ended.reason), Some(EndReason::Released));
 }
 
 #[test]
 fn a_lease_is_a_cap_and_without_the_library_it_is_a_promise() {
     // The driver would park it in its own way, once it was looked at.
-    let config = CONFIG.replace("make_room = false", "make_room = false\ndriver = \"off\"");
-    let setup = Setup { gpu: Gpu::Named("soft:1x4GiB"), config: Some(config), ..Setup::default() };
+    let config = CONFIG.replace("enabled = false", "enabled = false\ndriver = \"off\"");
+    let setup = Setup { gpu: GpuSetup::Named("soft:1x4GiB"), config: Some(config), ..Setup::default() };
     let service = Service::start_with(setup);
     let hold = example("hold");
     let capped = service.cli(&["run", "--vram", "1G", "--", &hold, "2GiB", "--seconds", "0"]);
@@ -320,7 +320,7 @@ fn a_lease_is_a_cap_and_without_the_library_it_is_a_promise() {
     });
     let why = |lease: &Lease| lease.not_parkable.is_some();
     let lease = client.await_lease("it is known why not", "L5", why);
-    assert_eq!(lease.not_parkable.as_deref(), Some("no program of its uses a GPU through Sublet's library"));
+    assert_eq!(lease.not_parkable.as_deref(), Some("none of its programs uses a GPU through Sublet's library"));
     let refused = service.cli(&["park", "L5"]);
     assert_eq!(refused.status.code(), Some(1), "{refused:?}");
     assert!(text(&refused).contains("cannot be parked: no program of its"), "{refused:?}");
@@ -367,35 +367,34 @@ fn what_its_programs_did_is_shown_with_the_lease_and_after_it() {
     let program = [train.as_str(), "--steps", "3", "--pace", "2500", "--every", "1"];
     let job = Job::start(&service, &[&["--vram", "1G", "--"], &program[..]].concat());
     until("it has its lease", LONG, || if client.live_ids().is_empty() { Err(()) } else { Ok(()) });
-    let working =
-        client.await_lease("it is seen at work", "L1", |lease| lease.did.as_ref().is_some_and(|did| did.launches > 0));
-    let then = working.did.expect("what it did");
+    let working = client
+        .await_lease("it is seen at work", "L1", |lease| lease.calls.as_ref().is_some_and(|did| did.launches > 0));
+    let then = working.calls.expect("what it did");
     assert!(then.copies > 0 && then.errors.is_empty(), "{then:?}");
     let (code, rest) = job.end();
     assert_eq!(code, Some(0), "{rest}");
     let ended = client.await_lease("it has ended", "L1", |lease| lease.state == LeaseState::Ended);
-    let all = ended.did.expect("what it did");
+    let all = ended.calls.expect("what it did");
     assert!(all.launches > then.launches, "the last of it counts, too: {then:?} {all:?}");
     // Two programs of a lease, one after the other, and calls that fail.
     let script = format!("{train} --steps 1; {train} --steps 1; {} 9GiB; true", example("hold"));
     let job = Job::start(&service, &["--vram", "1G", "--", "sh", "-c", &script]);
     job.end();
     let ended = client.await_lease("it has ended", "L2", |lease| lease.state == LeaseState::Ended);
-    let did = ended.did.expect("what they did");
+    let did = ended.calls.expect("what they did");
     assert_eq!(did.launches % 2, 0, "each did the same: {did:?}");
     assert!(did.launches > 0 && did.errors.iter().any(|it| it.code == 2 && it.count > 0), "{did:?}");
     // Fills move nothing, and each byte is read once at the end.
     let job = Job::start(&service, &["--vram", "1G", "--", &example("hold"), "64MiB", "--idle", "--seconds", "0"]);
     assert_eq!(job.end().0, Some(0));
     let ended = client.await_lease("it has ended", "L3", |lease| lease.state == LeaseState::Ended);
-    assert_eq!(ended.did.and_then(|did| did.copied_bytes), Some(64 * MIB));
+    assert_eq!(ended.calls.and_then(|did| did.copied_bytes), Some(64 * MIB));
 }
 
 #[test]
 fn a_house_without_the_library_runs_programs_as_they_are_and_says_so() {
-    let config =
-        format!("shim = \"off\"\n{}", CONFIG.replace("make_room = false", "make_room = false\ndriver = \"off\""));
-    let gpu = Gpu::Named("soft:1x4GiB");
+    let config = format!("shim = \"off\"\n{}", CONFIG.replace("enabled = false", "enabled = false\ndriver = \"off\""));
+    let gpu = GpuSetup::Named("soft:1x4GiB");
     let service = Service::start_with(Setup { gpu, config: Some(config), ..Setup::default() });
     let output = service.cli(&["run", "--vram", "1G", "--", "sh", "-c", "echo .$LD_PRELOAD.$SUBLET_SHIM_SOCKET."]);
     assert_eq!(output.stdout, b"...\n", "no library is loaded, and no socket is set: {output:?}");
@@ -450,8 +449,8 @@ while True:
 #[test]
 fn a_library_of_the_first_release_is_parked_and_resumed_by_this_daemon() {
     // Contexts are to leave as soon as they can, which it knows nothing of.
-    let config = CONFIG.replace("stock = \"off\"", "stock = \"off\"\ndeep = \"1s\"");
-    let gpu = Gpu::Named("soft:1x4GiB");
+    let config = CONFIG.replace("ready = \"off\"", "ready = \"off\"\ncontext_after = \"1s\"");
+    let gpu = GpuSetup::Named("soft:1x4GiB");
     let service = Service::start_with(Setup { gpu, config: Some(config), ..Setup::default() });
     let client = service.client();
     let socket = format!("{}.shim", client.socket().display());

@@ -8,23 +8,23 @@ use sublet_blackbox::binary::example;
 use sublet_blackbox::job::{Alone, Job, await_bytes, await_state, succeeds};
 use sublet_blackbox::strangers::{await_stranger, found};
 use sublet_blackbox::wait::throughout;
-use sublet_blackbox::{Gpu, LONG, MIB, Service, Setup, until};
-use sublet_wire::{LeaseState, Rung};
+use sublet_blackbox::{GpuSetup, LONG, MIB, Service, Setup, until};
+use sublet_wire::{LeaseState, ParkMethod};
 
 const CONFIG: &str = r#"
 ttl = "5m"
 [preemption]
-turn = "1s"
-idle = "1s"
-switching = "50%"
+time_slice = "1s"
+idle_after = "1s"
+switching_max = "50%"
 [parking]
 ram = "8G"
-leave = "256M"
-stock = "off"
+keep_free = "256M"
+ready = "off"
 "#;
 
 fn serve() -> Service {
-    let gpu = Gpu::Named("soft:1x4GiB");
+    let gpu = GpuSetup::Named("soft:1x4GiB");
     Service::start_with(Setup { gpu, config: Some(CONFIG.to_owned()), ..Setup::default() })
 }
 
@@ -49,7 +49,7 @@ fn idle_interactive_program_stays_parked_while_a_batch_job_runs_and_resume_bring
     let client = service.client();
     let alone = adopted(&service, "interactive");
     let job = Job::holds(&service, "3G", "2GiB", &[]);
-    assert_eq!(await_state(&client, "L1", LeaseState::Parked).rung, Some(Rung::Driver));
+    assert_eq!(await_state(&client, "L1", LeaseState::Parked).method, Some(ParkMethod::Driver));
     // Ten times as long as it takes to count as idle.
     throughout(Duration::from_secs(10), || {
         assert_eq!(client.lease("L1").state, LeaseState::Parked);
@@ -78,7 +78,7 @@ fn two_programs_that_only_the_driver_can_park_take_turns() {
     await_bytes(&client, "L2", 2048);
     succeeds(&service, &["resume", "L1"]);
     await_bytes(&client, "L1", 2048);
-    assert_eq!(client.lease("L2").rung, Some(Rung::Driver), "nothing limits it to its lease, so it left first");
+    assert_eq!(client.lease("L2").method, Some(ParkMethod::Driver), "nothing limits it to its lease, so it left first");
     succeeds(&service, &["resume", "L2"]);
     await_bytes(&client, "L2", 2048);
     job.finish("it was parked and came back");

@@ -9,9 +9,9 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 use sublet_blackbox::binary::{example, root};
-use sublet_blackbox::door::{Door, MODEL, PROMPT, park, refused, serve, server, worked};
 use sublet_blackbox::http::JSON;
 use sublet_blackbox::job::{Job, await_bytes, await_state, succeeds, text};
+use sublet_blackbox::proxy::{MODEL, PROMPT, Proxy, park, refused, serve, server, worked};
 use sublet_blackbox::service::port;
 use sublet_blackbox::{Answer, Connection, LONG, Service, until};
 use sublet_wire::LeaseState;
@@ -30,8 +30,8 @@ const KINDS: [(&str, &str); 6] = [
 const UPGRADE: [(&str, &str); 2] = [("connection", "Upgrade"), ("upgrade", "websocket")];
 
 /// An open WebSocket through the proxy, as a browser tab keeps one.
-fn websocket(door: &Door) -> Connection {
-    let mut socket = door.client().connect().expect("the proxy accepts");
+fn websocket(proxy: &Proxy) -> Connection {
+    let mut socket = proxy.client().connect().expect("the proxy accepts");
     socket.raw(&sublet_blackbox::http::head("GET", "/ws", &UPGRADE)).expect("a head");
     socket.raw(b"\r\n").expect("its end");
     let (status, headers) = socket.head().expect("an answer");
@@ -41,13 +41,13 @@ fn websocket(door: &Door) -> Connection {
 }
 
 /// Polls in all ways; each answer is passed to `check`.
-fn poll(door: &Door, mut check: impl FnMut(&str, &str, &Answer)) {
+fn poll(proxy: &Proxy, mut check: impl FnMut(&str, &str, &Answer)) {
     let seconds = std::env::var("SUBLET_POLL_SECONDS").ok().and_then(|seconds| seconds.parse().ok());
     let (begun, mut rounds) = (Instant::now(), 0);
-    let mut kept = door.client().connect().expect("the proxy accepts");
+    let mut kept = proxy.client().connect().expect("the proxy accepts");
     loop {
         for (method, path) in KINDS {
-            check(method, path, &door.client().send(method, path, &[], b""));
+            check(method, path, &proxy.client().send(method, path, &[], b""));
         }
         // The stand-in closes its connections; the proxy keeps those of its clients.
         check("GET", "/api/ps", &kept.send("GET", "/api/ps", &[], b"").expect("a kept connection"));
@@ -75,17 +75,17 @@ fn stayed_parked(service: &Service, id: &str) {
 fn polls_and_an_open_websocket_leave_a_service_parked_by_its_hook_parked_and_are_answered() {
     let service = serve();
     let (_job, port) = server(&service);
-    let door = Door::open(&service, port, &["--of", "name:llm", "--wait", "3m"]);
-    let _before = websocket(&door);
-    worked(&door.prompt());
+    let proxy = Proxy::open(&service, port, &["--of", "name:llm", "--wait", "3m"]);
+    let _before = websocket(&proxy);
+    worked(&proxy.prompt());
     park(&service, "L1");
-    let _during = websocket(&door);
-    poll(&door, |method, path, answer| {
+    let _during = websocket(&proxy);
+    poll(&proxy, |method, path, answer| {
         let expected = if path.starts_with("/api/ps") { 200 } else { 404 };
         assert_eq!(answer.status, expected, "{method} {path} is answered by the service: {}", answer.text());
     });
     stayed_parked(&service, "L1");
-    worked(&door.prompt());
+    worked(&proxy.prompt());
     assert_eq!(service.client().lease("L1").state, LeaseState::Active);
     await_bytes(&service.client(), "L1", MODEL);
 }
@@ -99,15 +99,15 @@ fn polls_leave_a_service_parked_by_sublets_library_parked_and_are_answered() {
     let mut job = Job::start(&service, &words);
     assert!(job.line().starts_with("serves "), "{}", job.said());
     await_bytes(&service.client(), "L1", MODEL);
-    let door = Door::open(&service, port, &["--of", "name:llm", "--wait", "3m"]);
+    let proxy = Proxy::open(&service, port, &["--of", "name:llm", "--wait", "3m"]);
     park(&service, "L1");
-    let _socket = websocket(&door);
-    poll(&door, |method, path, answer| {
+    let _socket = websocket(&proxy);
+    poll(&proxy, |method, path, answer| {
         let expected = if path.starts_with("/api/ps") { 200 } else { 404 };
         assert_eq!(answer.status, expected, "{method} {path} is answered by the service: {}", answer.text());
     });
     stayed_parked(&service, "L1");
-    worked(&door.prompt());
+    worked(&proxy.prompt());
     await_bytes(&service.client(), "L1", MODEL);
 }
 
@@ -123,7 +123,7 @@ impl Drop for Unleased {
 
 /// A stand-in without Sublet's library that gets L1 by a rule; the driver parks it.
 fn attached(service: &Service) -> (Unleased, u16) {
-    succeeds(service, &["attach", "exe:sublet-example-serve", "--vram", "3G"]);
+    succeeds(service, &["adopt", "exe:sublet-example-serve", "--vram", "3G"]);
     let (port, size) = (port(), format!("{MODEL}MiB"));
     let number = port.to_string();
     let words = ["soft", "env", "--", &example("serve"), &size, "--like", "ollama", "--port", &number];
@@ -143,28 +143,28 @@ fn a_poll_that_a_service_parked_by_the_driver_does_not_answer_gets_503_and_wakes
     let (server, port) = attached(&service);
     let wake = ["--wake", "POST /api/generate"];
     let of = ["--of", "exe:sublet-example-serve", "--wait", "3m"];
-    let door = Door::open(&service, port, &[&of[..], &wake].concat());
-    until("the proxy knows the lease", LONG, || match door.prompt().status {
+    let proxy = Proxy::open(&service, port, &[&of[..], &wake].concat());
+    until("the proxy knows the lease", LONG, || match proxy.prompt().status {
         200 => Ok(()),
         status => Err(status),
     });
     assert_eq!(park(&service, "L1").seen_bytes, Some(0));
     // Its threads that do not use the GPU go on.
-    poll(&door, |method, path, answer| {
+    poll(&proxy, |method, path, answer| {
         let expected = if path.starts_with("/api/ps") { 200 } else { 404 };
         assert_eq!(answer.status, expected, "{method} {path}: {}", answer.text());
     });
     // A program answers nothing while all of its threads wait for the GPU.
     let pid = Pid::from_child(&server.0);
     kill_process(pid, Signal::STOP).expect("an own child");
-    let (code, retry) = refused(&door.client().get("/api/ps"));
+    let (code, retry) = refused(&proxy.client().get("/api/ps"));
     assert_eq!((code.as_str(), retry.is_some()), ("lease_not_active", true));
     // What may change something is never sent to a program that may do it later, after its client was refused.
-    let (code, _) = refused(&door.client().send("DELETE", "/api/delete", &[JSON], b"{}"));
+    let (code, _) = refused(&proxy.client().send("DELETE", "/api/delete", &[JSON], b"{}"));
     assert_eq!(code, "lease_not_active");
     kill_process(pid, Signal::CONT).expect("an own child");
     stayed_parked(&service, "L1");
-    worked(&door.prompt());
+    worked(&proxy.prompt());
     assert_eq!(service.client().lease("L1").state, LeaseState::Active);
 }
 
@@ -173,9 +173,9 @@ fn with_wake_only_matching_requests_bring_a_service_back() {
     let service = serve();
     let (_job, port) = server(&service);
     let wake = ["--wake", "POST /api/generate", "--wake", "GET /v1/*/load"];
-    let door = Door::open(&service, port, &[&["--of", "name:llm", "--wait", "3m"][..], &wake].concat());
+    let proxy = Proxy::open(&service, port, &[&["--of", "name:llm", "--wait", "3m"][..], &wake].concat());
     park(&service, "L1");
-    let other = |method: &str, path: &str| door.client().send(method, path, &[JSON], b"{}").status;
+    let other = |method: &str, path: &str| proxy.client().send(method, path, &[JSON], b"{}").status;
     for (method, path) in [
         ("POST", "/api/show"),
         ("POST", "/api/generate/x"),
@@ -187,7 +187,7 @@ fn with_wake_only_matching_requests_bring_a_service_back() {
     }
     stayed_parked(&service, "L1");
     // Another spelling of the same path, and a query, change nothing.
-    let answer = door.client().send("POST", "//api/%67enerate?now", &[JSON], PROMPT);
+    let answer = proxy.client().send("POST", "//api/%67enerate?now", &[JSON], PROMPT);
     assert_eq!(answer.status, 404, "the service itself does not know this spelling: {}", answer.text());
     assert_eq!(service.client().lease("L1").state, LeaseState::Active, "but it may be one that does");
     park(&service, "L1");
@@ -206,8 +206,8 @@ fn a_poll_of_a_service_that_waits_for_its_first_turn_is_told_when_to_come_again(
     let words = ["--vram", "3G", "--name", "llm", "--", &program, &size, "--like", "ollama", "--port", &number];
     let _server = Job::start(&service, &words);
     await_state(&service.client(), "L2", LeaseState::Waiting);
-    let door = Door::open(&service, port, &["--of", "name:llm", "--wait", "3m"]);
-    let (code, retry) = refused(&door.client().get("/api/ps"));
+    let proxy = Proxy::open(&service, port, &["--of", "name:llm", "--wait", "3m"]);
+    let (code, retry) = refused(&proxy.client().get("/api/ps"));
     assert_eq!(code, "lease_not_active");
     assert!(
         retry.is_some_and(|retry| (6..=95).contains(&retry)),
@@ -244,10 +244,10 @@ fn the_recipes_patterns_wake_for_the_work_of_each_server_and_for_nothing_that_it
         let patterns = recipe(page);
         assert!(!patterns.is_empty(), "docs/recipes/{page}.md shows `--wake`");
         let flags: Vec<&str> = patterns.iter().flat_map(|pattern| ["--wake", pattern]).collect();
-        let door = Door::open(&service, port, &[&["--of", "name:llm", "--wait", "3m"][..], &flags].concat());
+        let proxy = Proxy::open(&service, port, &[&["--of", "name:llm", "--wait", "3m"][..], &flags].concat());
         let send = |request: &str| {
             let (method, path) = request.split_once(' ').expect("a method and a path");
-            door.client().send(method, path, &[JSON], b"{}").status
+            proxy.client().send(method, path, &[JSON], b"{}").status
         };
         park(&service, "L1");
         for request in polls {

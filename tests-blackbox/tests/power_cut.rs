@@ -133,7 +133,7 @@ struct Images {
 struct Row {
     id: String,
     state: LeaseState,
-    epoch: Option<u64>,
+    fence: Option<u64>,
 }
 
 /// What the command line says about an image: nothing, if there is no whole journal in it.
@@ -207,7 +207,7 @@ fn assert_holds(listing: &Listing, told: &[Told], end: u64, cut: &str) {
             assert!(found.is_none(), "{cut}: {id} was released, but is {found:?}");
         } else if told.release_sent_at.is_none_or(|at| at >= end) {
             let found = found.unwrap_or_else(|| panic!("{cut}: {id} was granted, but is gone"));
-            assert!(told.lease.epoch.is_none() || found.epoch == told.lease.epoch, "{cut}: {found:?}");
+            assert!(told.lease.fence.is_none() || found.fence == told.lease.fence, "{cut}: {found:?}");
         }
     }
 }
@@ -220,12 +220,12 @@ fn daemon_starts(records: &[Record], told: &[Told]) {
         let service = Service::start_with(Setup { state: Some(dir.path().to_path_buf()), ..Setup::default() });
         let client = service.client();
         let all: sublet_wire::Leases = client.get("/v1/leases").read();
-        let row = |lease: Lease| Row { id: lease.id, state: lease.state, epoch: lease.epoch };
+        let row = |lease: Lease| Row { id: lease.id, state: lease.state, fence: lease.fence };
         let leases = all.leases.into_iter().map(|lease| (lease.id.clone(), row(lease))).collect();
         let cut = format!("daemon after {} changes, kept {kept:?}", records.len());
         assert_holds(&Listing::Leases(leases), told, end, &cut);
-        let highest = told.iter().filter(|told| told.granted_at <= end).filter_map(|told| told.lease.epoch).max();
+        let highest = told.iter().filter(|told| told.granted_at <= end).filter_map(|told| told.lease.fence).max();
         let fresh = client.grant(&ask(384 * MIB, json!({})));
-        assert!(fresh.epoch > highest, "{cut}: epochs grow: {fresh:?} after {highest:?}");
+        assert!(fresh.fence > highest, "{cut}: epochs grow: {fresh:?} after {highest:?}");
     }
 }

@@ -4,25 +4,25 @@ use rustix::process::{Pid, Signal, kill_process};
 use std::time::{Duration, Instant};
 use sublet_blackbox::binary::example;
 use sublet_blackbox::job::{Job, await_bytes, await_state, text};
-use sublet_blackbox::{Gpu, LONG, Service, Setup, until};
-use sublet_wire::{LeaseState, Reason, Rung};
+use sublet_blackbox::{GpuSetup, LONG, Service, Setup, until};
+use sublet_wire::{EndReason, LeaseState, ParkMethod};
 
 /// Terms so long that nothing comes to its end by itself, and no memory kept ready.
 const CONFIG: &str = r#"
 ttl = "5m"
 [preemption]
-turn = "1s"
-idle = "2s"
-switching = "10%"
+time_slice = "1s"
+idle_after = "2s"
+switching_max = "10%"
 end_grace = "2s"
 [parking]
 ram = "4G"
-leave = "256M"
-stock = "off"
+keep_free = "256M"
+ready = "off"
 "#;
 
 fn serve(gpu: &'static str) -> Service {
-    Service::start_with(Setup { gpu: Gpu::Named(gpu), config: Some(CONFIG.to_owned()), ..Setup::default() })
+    Service::start_with(Setup { gpu: GpuSetup::Named(gpu), config: Some(CONFIG.to_owned()), ..Setup::default() })
 }
 
 /// The last line that a program prints when no other program runs.
@@ -47,7 +47,7 @@ fn an_interactive_ask_parks_a_batch_job_which_goes_on_and_computes_the_same() {
     assert!(guest.line().starts_with("holds "), "{}", guest.said());
     assert!(asked.elapsed() < Duration::from_secs(20), "it had to wait for {:?}", asked.elapsed());
     let parked = client.lease("L1");
-    assert_eq!((parked.state, parked.rung), (LeaseState::Parked, Some(Rung::Park)));
+    assert_eq!((parked.state, parked.method), (LeaseState::Parked, Some(ParkMethod::Shim)));
     assert_eq!(guest.end().0, Some(0));
     let (code, rest) = job.end();
     assert_eq!((code, rest.lines().last()), (Some(0), Some(alone.as_str())), "{rest}");
@@ -78,8 +78,8 @@ fn equals_take_turns_and_compute_the_same() {
 /// Thirty programs for one GPU, which has room for three: all of them finish, and each computes what it would alone.
 #[test]
 fn thirty_holders_take_turns_on_one_card_and_each_computes_the_same() {
-    let config = CONFIG.replace("switching = \"10%\"", "switching = \"50%\"");
-    let gpu = Gpu::Named("soft:1x24GiB");
+    let config = CONFIG.replace("switching_max = \"10%\"", "switching_max = \"50%\"");
+    let gpu = GpuSetup::Named("soft:1x24GiB");
     let service = Service::start_with(Setup { gpu, config: Some(config), ..Setup::default() });
     let train = example("mlp");
     // On any machine each program runs longer than a time slice, and the cost of a switch does not prolong the slice.
@@ -114,7 +114,7 @@ fn without_bytes_per_process_leases_are_parked_one_after_the_other() {
     assert!(guest.line().starts_with("holds "), "{}", guest.said());
     for lease in ["L1", "L2"] {
         let parked = client.lease(lease);
-        assert_eq!((parked.state, parked.rung), (LeaseState::Parked, Some(Rung::Park)), "{lease}");
+        assert_eq!((parked.state, parked.method), (LeaseState::Parked, Some(ParkMethod::Shim)), "{lease}");
     }
     // The second was told after a reading had shown that the first left.
     let audit = text(&service.cli(&["audit"]));
@@ -158,7 +158,7 @@ fn only_the_lease_with_preempt_end_gets_signals() {
     let (code, rest) = job.end();
     assert_eq!((code, rest.as_str()), (Some(0), "told\nasked to go\n"));
     let ended = client.lease("L1").ended.expect("it ended");
-    assert_eq!(ended.reason, Reason::Preempted, "{}", ended.sentence);
+    assert_eq!(ended.reason, EndReason::Preempted, "{}", ended.sentence);
     let audit = text(&service.cli(&["audit", "--lease", "L1"]));
     assert!(audit.contains("SIGTERM is sent to") && !audit.contains("SIGKILL"), "{audit}");
     beside.finish("it did not choose that");
@@ -226,7 +226,10 @@ fn a_program_without_the_library_is_parked_by_the_driver_and_finds_all_again() {
     let mut guest = Job::start(&service, &words);
     assert!(guest.line().starts_with("holds "), "{}", guest.said());
     let parked = client.lease("L1");
-    assert_eq!((parked.state, parked.rung, parked.seen_bytes), (LeaseState::Parked, Some(Rung::Driver), Some(0)));
+    assert_eq!(
+        (parked.state, parked.method, parked.seen_bytes),
+        (LeaseState::Parked, Some(ParkMethod::Driver), Some(0))
+    );
     assert_eq!(guest.end().0, Some(0));
     // Without the library it cannot ask for its GPU, so it gets it back as soon as there is room.
     await_bytes(&client, "L1", 512);

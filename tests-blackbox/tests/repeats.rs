@@ -4,10 +4,10 @@ use serde_json::{Value, json};
 use std::thread;
 use sublet_blackbox::http::JSON;
 use sublet_blackbox::{Answer, Client, GIB, LONG, Process, Service, ask, until};
-use sublet_wire::{Lease, LeaseState, Reason};
+use sublet_wire::{EndReason, Lease, LeaseState};
 
-fn renew(client: &Client, id: &str, epoch: Value) -> Answer {
-    client.post(&format!("/v1/leases/{id}/renew"), &json!({ "epoch": epoch }))
+fn renew(client: &Client, id: &str, fence: Value) -> Answer {
+    client.post(&format!("/v1/leases/{id}/renew"), &json!({ "fence": fence }))
 }
 
 #[test]
@@ -35,7 +35,7 @@ fn a_key_with_another_body_is_refused_even_after_a_crash() {
     let client = service.client();
     let lease: Lease = client.post_once("/v1/leases", "key", &ask(GIB, json!({}))).read();
     assert_eq!(client.post_once("/v1/leases", "key", &ask(2 * GIB, json!({}))).code(), "key_reused");
-    let renew = client.post_once(&format!("/v1/leases/{}/renew", lease.id), "key", &json!({"epoch": lease.epoch}));
+    let renew = client.post_once(&format!("/v1/leases/{}/renew", lease.id), "key", &json!({"fence": lease.fence}));
     assert_eq!(renew.code(), "key_reused", "another path is another request");
     service.kill();
     service.restart();
@@ -53,7 +53,7 @@ fn a_key_is_known_however_many_came_after_it() {
     let first = client.post_once("/v1/leases", "first", &body);
     assert_eq!(first.status, 201, "{}", first.text());
     let lease: Lease = first.read();
-    let (path, renewal) = (format!("/v1/leases/{}/renew", lease.id), json!({"epoch": lease.epoch}));
+    let (path, renewal) = (format!("/v1/leases/{}/renew", lease.id), json!({"fence": lease.fence}));
     let many: Vec<_> = (0..4)
         .map(|hand| {
             let (client, path, renewal) = (client.clone(), path.clone(), renewal.clone());
@@ -161,7 +161,7 @@ fn an_ask_that_waited_long_enough_ends() {
     client.grant(&ask(20 * GIB, json!({})));
     let waiter = client.queue(&ask(20 * GIB, json!({"wait_s": 2})));
     let ended = until("the wait is over", LONG, || client.lease(&waiter.id).ended.ok_or("waits"));
-    assert_eq!(ended.reason, Reason::WaitOver);
+    assert_eq!(ended.reason, EndReason::WaitOver);
 }
 
 #[test]
@@ -169,41 +169,41 @@ fn a_renewal_after_the_release_is_told_that_the_lease_ended() {
     let service = Service::start();
     let client = service.client();
     let lease = client.grant(&ask(GIB, json!({})));
-    let epoch = lease.epoch.expect("a granted lease has an epoch");
-    let released = client.delete(&format!("/v1/leases/{}?epoch={epoch}", lease.id));
+    let fence = lease.fence.expect("a granted lease has an fence");
+    let released = client.delete(&format!("/v1/leases/{}?fence={fence}", lease.id));
     assert_eq!(released.status, 200, "{}", released.text());
     let released: Lease = released.read();
     assert!(matches!(released.state, LeaseState::Ending | LeaseState::Ended), "{released:?}");
-    assert_eq!(released.ended.expect("it says how").reason, Reason::Released);
+    assert_eq!(released.ended.expect("it says how").reason, EndReason::Released);
 
-    assert_eq!(renew(&client, &lease.id, json!(epoch)).code(), "lease_ended");
+    assert_eq!(renew(&client, &lease.id, json!(fence)).code(), "lease_ended");
     let process = Process::idle();
-    let bind = json!({"epoch": epoch, "pid": process.pid()});
+    let bind = json!({"fence": fence, "pid": process.pid()});
     assert_eq!(client.post(&format!("/v1/leases/{}/bind", lease.id), &bind).code(), "lease_ended");
 
     // A second release is either done already or told so; the reason stays.
     let again = client.delete(&format!("/v1/leases/{}", lease.id));
     assert!(again.status == 200 || again.code() == "lease_ended", "{}", again.text());
-    assert_eq!(client.lease(&lease.id).ended.expect("it ended").reason, Reason::Released);
+    assert_eq!(client.lease(&lease.id).ended.expect("it ended").reason, EndReason::Released);
 }
 
 #[test]
 fn a_call_with_another_epoch_is_fenced_and_changes_nothing() {
     let service = Service::start();
     let client = service.client();
-    // The second grant has the higher epoch, so that there is a lower one.
+    // The second grant has the higher fence, so that there is a lower one.
     let first = client.grant(&ask(GIB, json!({})));
     let lease = client.grant(&ask(GIB, json!({})));
-    assert!(lease.epoch > first.epoch, "epochs only grow: {:?} then {:?}", first.epoch, lease.epoch);
-    let stale = lease.epoch.map_or(0, |epoch| epoch - 1);
+    assert!(lease.fence > first.fence, "epochs only grow: {:?} then {:?}", first.fence, lease.fence);
+    let stale = lease.fence.map_or(0, |fence| fence - 1);
     let process = Process::idle();
     assert_eq!(renew(&client, &lease.id, json!(stale)).code(), "fenced");
-    let bind = json!({"epoch": stale, "pid": process.pid()});
+    let bind = json!({"fence": stale, "pid": process.pid()});
     assert_eq!(client.post(&format!("/v1/leases/{}/bind", lease.id), &bind).code(), "fenced");
-    assert_eq!(client.delete(&format!("/v1/leases/{}?epoch={stale}", lease.id)).code(), "fenced");
+    assert_eq!(client.delete(&format!("/v1/leases/{}?fence={stale}", lease.id)).code(), "fenced");
     let after = client.lease(&lease.id);
-    assert_eq!((after.state, after.epoch, after.pids), (LeaseState::Active, lease.epoch, vec![]));
-    assert_eq!(renew(&client, &lease.id, json!(lease.epoch)).status, 200);
+    assert_eq!((after.state, after.fence, after.pids), (LeaseState::Active, lease.fence, vec![]));
+    assert_eq!(renew(&client, &lease.id, json!(lease.fence)).status, 200);
 }
 
 #[test]
@@ -226,6 +226,6 @@ fn a_waiter_that_is_taken_back_gives_up_its_place() {
     let second = client.queue(&ask(20 * GIB, json!({})));
     assert_eq!(second.waiting.expect("it waits").place, 2);
     assert_eq!(client.delete(&format!("/v1/leases/{}", first.id)).status, 200);
-    assert_eq!(client.lease(&first.id).ended.expect("it ended").reason, Reason::Released);
+    assert_eq!(client.lease(&first.id).ended.expect("it ended").reason, EndReason::Released);
     assert_eq!(client.lease(&second.id).waiting.expect("it waits").place, 1);
 }

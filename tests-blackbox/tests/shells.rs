@@ -5,15 +5,15 @@ use std::path::Path;
 use std::process::{Command, Output};
 use sublet_blackbox::binary::{example, sublet};
 use sublet_blackbox::service::bare_command;
-use sublet_blackbox::{Gpu, LONG, Service, Setup, until};
+use sublet_blackbox::{GpuSetup, LONG, Service, Setup, until};
 use sublet_wire::Leases;
 
 /// All that a lease sets and a shell may keep by mistake.
-const VARIABLES: &str = "${SUBLET_LEASE-}|${SUBLET_EPOCH-}|${SUBLET_MARK-}|${SUBLET_SHIM_SOCKET-}|${LD_PRELOAD-}|\
+const VARIABLES: &str = "${SUBLET_LEASE-}|${SUBLET_FENCE-}|${SUBLET_PROOF-}|${SUBLET_SHIM_SOCKET-}|${LD_PRELOAD-}|\
                          ${CUDA_VISIBLE_DEVICES-}|${CUDA_DEVICE_ORDER-}|${LD_LIBRARY_PATH-}|${SUBLET_SOFT_STATE-}";
 
 fn soft() -> Service {
-    Service::start_with(Setup { gpu: Gpu::Named("soft:1x24GiB"), ..Setup::default() })
+    Service::start_with(Setup { gpu: GpuSetup::Named("soft:1x24GiB"), ..Setup::default() })
 }
 
 /// A shell that finds `sublet` and the service.

@@ -4,13 +4,13 @@ use std::time::Duration;
 use sublet_blackbox::binary::example;
 use sublet_blackbox::job::{Job, await_state};
 use sublet_blackbox::wait::throughout;
-use sublet_blackbox::{Gpu, LONG, Service, Setup, until};
+use sublet_blackbox::{GpuSetup, LONG, Service, Setup, until};
 use sublet_wire::LeaseState;
 
 const CONFIG: &str = r#"
 ttl = "5m"
 [preemption]
-turn = "1s"
+time_slice = "1s"
 end_grace = "2s"
 "#;
 
@@ -18,7 +18,7 @@ end_grace = "2s"
 const CATCHES: &str = r#"sh -c 'trap "echo told; exit 0" USR1; echo ready; while :; do sleep 0.05; done' &"#;
 
 fn serve() -> Service {
-    let setup = Setup { gpu: Gpu::Named("soft:1x4GiB"), config: Some(CONFIG.to_owned()), ..Setup::default() };
+    let setup = Setup { gpu: GpuSetup::Named("soft:1x4GiB"), config: Some(CONFIG.to_owned()), ..Setup::default() };
     Service::start_with(setup)
 }
 

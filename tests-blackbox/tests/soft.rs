@@ -11,8 +11,8 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, Output, Stdio};
 use sublet_blackbox::binary::{root, sublet};
 use sublet_blackbox::service::bare_command;
-use sublet_blackbox::{GIB, Gpu, LONG, MIB, Service, Setup, until};
-use sublet_wire::{Card, CardState, Cards, Leases};
+use sublet_blackbox::{GIB, GpuSetup, LONG, MIB, Service, Setup, until};
+use sublet_wire::{Gpu, GpuState, Gpus, Leases};
 
 /// What the driver keeps of a soft card.
 const IDLE: u64 = 64 * MIB;
@@ -21,7 +21,7 @@ const CONTEXT: u64 = 128 * MIB;
 const NOTICE: &str = "these are soft GPUs: programs of CUDA's driver API run on them, PyTorch and the like do not";
 
 fn serve(gpu: &'static str) -> Service {
-    Service::start_with(Setup { gpu: Gpu::Named(gpu), ..Setup::default() })
+    Service::start_with(Setup { gpu: GpuSetup::Named(gpu), ..Setup::default() })
 }
 
 fn hold() -> String {
@@ -50,11 +50,11 @@ impl Drop for Holder {
     }
 }
 
-fn cards(service: &Service) -> Vec<Card> {
-    service.client().get("/v1/cards").read::<Cards>().cards
+fn cards(service: &Service) -> Vec<Gpu> {
+    service.client().get("/v1/gpus").read::<Gpus>().gpus
 }
 
-fn await_card(service: &Service, index: usize, what: &str, is_so: impl Fn(&Card) -> bool) -> Card {
+fn await_card(service: &Service, index: usize, what: &str, is_so: impl Fn(&Gpu) -> bool) -> Gpu {
     *until(&format!("GPU {index}: {what}"), LONG, || {
         let card = Box::new(cards(service).into_iter().nth(index).expect("there is such a GPU"));
         if is_so(&card) { Ok(card) } else { Err(card) }
@@ -99,15 +99,15 @@ fn a_program_on_a_lease_is_seen_with_its_bytes_and_kill_minus_9_frees_them() {
         let lease = leases.first().filter(|lease| lease.seen_bytes == Some(seen)).cloned();
         lease.map(Box::new).ok_or(leases)
     });
-    assert_eq!((lease.vram_bytes, lease.card_indices.as_slice()), (Some(2 * GIB), &[0][..]));
+    assert_eq!((lease.vram_bytes, lease.gpu_indices.as_slice()), (Some(2 * GIB), &[0][..]));
     let card = await_card(&service, 0, "its bytes are used", |card| card.used_bytes == Some(IDLE + seen));
-    assert_eq!((card.loose_bytes, card.coarse), (Some(IDLE), false), "all of it is the lease's");
+    assert_eq!((card.unowned_bytes, card.coarse), (Some(IDLE), false), "all of it is the lease's");
     assert_eq!(cards(&service)[1].used_bytes, Some(IDLE), "the other GPU is another matter");
     let uuid = cards(&service)[1].uuid.clone();
     let words = ["run", "--vram", "1G", "--on", "1", "--", "python3", &hold(), "512M", "600", "--card", &uuid];
     let _other = Holder::start(service.command(&words));
     let other = await_card(&service, 1, "it is used now", |card| card.used_bytes == Some(IDLE + CONTEXT + 512 * MIB));
-    assert_eq!(other.loose_bytes, Some(IDLE), "and by a lease");
+    assert_eq!(other.unowned_bytes, Some(IDLE), "and by a lease");
     let [(pid, bytes), _] = on_the_cards(&service)[..] else { panic!("two processes are there") };
     assert_eq!(bytes, seen);
     assert!(lease.pids.contains(&(pid as u32)), "{pid} is not among {:?}", lease.pids);
@@ -126,9 +126,9 @@ fn a_program_without_a_lease_is_a_stranger_and_outlives_a_restart_of_the_service
     let mut service = serve("soft:1x4GiB");
     let stranger = Holder::start(service.command(&["soft", "env", "--", "python3", &hold(), "1G", "600"]));
     // A reading may be from between its context and its memory: the process is there then, and its bytes are not all.
-    let is_seen = |card: &Card| {
+    let is_seen = |card: &Gpu| {
         let is_there = card.occupants.iter().any(|one| one.pid == Some(stranger.0.id()));
-        is_there && card.loose_bytes == Some(IDLE + CONTEXT + GIB)
+        is_there && card.unowned_bytes == Some(IDLE + CONTEXT + GIB)
     };
     let card = await_card(&service, 0, "an unleased process is seen with all of its memory", is_seen);
     service.kill();
@@ -142,7 +142,7 @@ fn a_program_without_a_lease_is_a_stranger_and_outlives_a_restart_of_the_service
     assert_eq!(refused.status.code(), Some(1), "{said}");
     assert!(said.contains(&format!("process {} uses the soft GPUs there are", stranger.0.id())), "{said}");
     drop(stranger);
-    service.set_gpu(Gpu::Named("soft:2x8GiB"));
+    service.set_gpu(GpuSetup::Named("soft:2x8GiB"));
     service.restart();
     assert_eq!(cards(&service).iter().map(|card| card.total_bytes).collect::<Vec<_>>(), [8 * GIB, 8 * GIB]);
 }
@@ -151,22 +151,22 @@ fn a_program_without_a_lease_is_a_stranger_and_outlives_a_restart_of_the_service
 fn a_lost_card_is_out_of_service_and_the_others_go_on() {
     let mut service = serve("soft:2x4GiB");
     assert_eq!(fault(&service, "1 nvml lost"), "GPU 1: nvml lost\n");
-    let lost = await_card(&service, 1, "it is out of service", |card| card.state == CardState::OutOfService);
+    let lost = await_card(&service, 1, "it is out of service", |card| card.state == GpuState::OutOfService);
     assert_eq!(lost.state_why.as_deref(), Some("the driver lost it; an operator must clear it"));
     assert_eq!((lost.promisable_bytes, lost.used_bytes), (0, None));
     let other = &cards(&service)[0];
-    assert_eq!((other.state, other.used_bytes), (CardState::InService, Some(IDLE)));
+    assert_eq!((other.state, other.used_bytes), (GpuState::InService, Some(IDLE)));
     succeeded(&service.cli(&["run", "--no-wait", "--vram", "2G", "--on", "0", "--", "true"]));
     fault(&service, "clear");
     await_card(&service, 1, "it answers again", |card| card.used_bytes == Some(IDLE));
-    succeeded(&service.cli(&["cards", "clear", "1"]));
+    succeeded(&service.cli(&["gpus", "clear", "1"]));
     await_card(&service, 1, "it is leased again", |card| card.promisable_bytes > 3 * GIB);
     // A restarted daemon that never read the lost GPU does not know what it is; the other GPU works all the same.
     fault(&service, "1 nvml lost");
     service.kill();
     service.restart();
     succeeded(&service.cli(&["run", "--no-wait", "--vram", "2G", "--", "true"]));
-    assert_ne!(cards(&service)[1].state, CardState::InService);
+    assert_ne!(cards(&service)[1].state, GpuState::InService);
     assert_eq!(cards(&service)[1].promisable_bytes, 0);
 }
 
@@ -175,7 +175,7 @@ fn an_nvml_that_hangs_or_fails_promises_nothing_until_it_answers_again() {
     let service = serve("soft:2x4GiB");
     assert_eq!(fault(&service, "0 nvml error"), "GPU 0: nvml error\n");
     let failing = await_card(&service, 0, "it is unreadable", |card| card.unreadable.is_some());
-    assert_eq!((failing.state, failing.promisable_bytes), (CardState::InService, 0));
+    assert_eq!((failing.state, failing.promisable_bytes), (GpuState::InService, 0));
     assert!(cards(&service)[1].unreadable.is_none(), "one GPU's error is not the other's");
     fault(&service, "0 nvml ok");
     await_card(&service, 0, "it answers again", |card| card.promisable_bytes > 0);
@@ -319,12 +319,12 @@ fn the_service_takes_soft_cards_by_itself_and_says_so_everywhere() {
         eprintln!("skipped: there is an NVIDIA device here, and nothing is chosen in its place");
         return;
     }
-    let mut service = Service::start_with(Setup { gpu: Gpu::Unsaid, ..Setup::default() });
+    let mut service = Service::start_with(Setup { gpu: GpuSetup::Unsaid, ..Setup::default() });
     let log = service.log();
-    assert!(log.contains("no NVIDIA device is visible on this machine: soft GPUs stand in"), "{log}");
+    assert!(log.contains("no NVIDIA device is visible on this machine: soft GPUs are used"), "{log}");
     assert!(log.contains(NOTICE), "{log}");
-    let found: Cards = service.client().get("/v1/cards").read();
-    assert_eq!((found.kind.as_str(), found.cards.len()), ("soft", 2));
+    let found: Gpus = service.client().get("/v1/gpus").read();
+    assert_eq!((found.kind.as_str(), found.gpus.len()), ("soft", 2));
     assert_eq!(found.soft_state.as_deref(), service.dir().join("s.soft").to_str());
     for words in [&[][..], &["doctor"]] {
         let said = text(&succeeded(&service.cli(words)).stdout);
@@ -340,9 +340,9 @@ fn the_service_takes_soft_cards_by_itself_and_says_so_everywhere() {
 #[test]
 fn the_file_says_which_cards_and_the_command_line_goes_before_it() {
     let config = Some("gpu = \"soft:3x2GiB\"\n".to_owned());
-    let service = Service::start_with(Setup { gpu: Gpu::Unsaid, config: config.clone(), ..Setup::default() });
+    let service = Service::start_with(Setup { gpu: GpuSetup::Unsaid, config: config.clone(), ..Setup::default() });
     assert_eq!(cards(&service).len(), 3);
-    let service = Service::start_with(Setup { gpu: Gpu::Named("soft:1x2GiB"), config, ..Setup::default() });
+    let service = Service::start_with(Setup { gpu: GpuSetup::Named("soft:1x2GiB"), config, ..Setup::default() });
     assert_eq!(cards(&service).len(), 1);
 }
 
@@ -374,20 +374,20 @@ fn a_program_can_have_private_cards_that_go_away_with_it() {
     assert!(text(&succeeded(&held).stdout).starts_with("holding 1024 MiB"), "{held:?}");
     assert_eq!(text(&held.stderr).trim_end(), NOTICE);
     let script = format!("echo $SUBLET_SOFT_STATE; {} soft status --json; exit 7", sublet().display());
-    let inside = alone(&["soft", "env", "--cards", "1x80GiB,1x2GiB", "--", "sh", "-c", &script]);
+    let inside = alone(&["soft", "env", "--gpus", "1x80GiB,1x2GiB", "--", "sh", "-c", &script]);
     assert_eq!(inside.status.code(), Some(7), "{inside:?}");
     let printed = text(&inside.stdout);
     let (file, shown) = printed.split_once('\n').expect("two things");
     let shown: Value = serde_json::from_str(shown).expect("JSON");
-    assert_eq!(shown["cards"][0]["total_bytes"], 80 * GIB);
-    assert_eq!(shown["cards"][1]["total_bytes"], 2 * GIB);
+    assert_eq!(shown["gpus"][0]["total_bytes"], 80 * GIB);
+    assert_eq!(shown["gpus"][1]["total_bytes"], 2 * GIB);
     assert!(!std::path::Path::new(file).exists(), "{file} is left");
     assert_eq!(alone(&["soft", "env", "--", "sh", "-c", "kill -TERM $$"]).status.signal(), Some(15));
 
     let code = |words: &[&str]| alone(words).status.code();
     assert_eq!(code(&["soft", "env", "--", "no-such-program"]), Some(127));
     assert_eq!(code(&["soft", "env", "--", "/etc/passwd"]), Some(126));
-    assert_eq!(code(&["soft", "env", "--cards", "2x", "--", "true"]), Some(64));
+    assert_eq!(code(&["soft", "env", "--gpus", "2x", "--", "true"]), Some(64));
     assert_eq!(code(&["soft", "env"]), Some(69), "there is nothing to print");
     let none = alone(&["soft", "fault", "clear"]);
     assert_eq!(none.status.code(), Some(69));
@@ -411,7 +411,7 @@ fn other_cards_and_missing_libraries_are_refused_with_what_to_do() {
     let (code, said) = missing(&["serve", "--state-dir", "other", "--socket", "other.sock", "--gpu", "soft:1x4GiB"]);
     assert_eq!(code, Some(1), "{said}");
     assert!(said.contains(not_found), "{said}");
-    let (code, said) = missing(&["soft", "env", "--cards", "1x4GiB", "--", "true"]);
+    let (code, said) = missing(&["soft", "env", "--gpus", "1x4GiB", "--", "true"]);
     assert_eq!(code, Some(1), "{said}");
     assert!(said.contains(not_found), "{said}");
 }

@@ -7,7 +7,7 @@ use std::process::Output;
 use sublet_blackbox::job::{Job, await_bytes, await_state, succeeds, text};
 use sublet_blackbox::strangers::is_alive;
 use sublet_blackbox::user::is_root;
-use sublet_blackbox::{GIB, Gpu, LONG, Process, Service, Setup, Terminal, ask, until};
+use sublet_blackbox::{GIB, GpuSetup, LONG, Process, Service, Setup, Terminal, ask, until};
 use sublet_wire::LeaseState;
 
 const OTHER: u32 = 12_347;
@@ -71,7 +71,7 @@ fn what_the_command_left_behind_is_ended_too() {
 
 #[test]
 fn a_parked_program_is_ended_too() {
-    let service = Service::start_with(Setup { gpu: Gpu::Named("soft:1x24GiB"), ..Setup::default() });
+    let service = Service::start_with(Setup { gpu: GpuSetup::Named("soft:1x24GiB"), ..Setup::default() });
     let job = Job::holds(&service, "4G", "2GiB", &["--idle"]);
     let client = service.client();
     await_bytes(&client, "L1", 2048);

@@ -8,7 +8,7 @@ use std::thread;
 use sublet_blackbox::http::JSON;
 use sublet_blackbox::user::{as_user, is_root};
 use sublet_blackbox::{Answer, Client, GIB, Process, Service, Setup, ask};
-use sublet_wire::{Cards, Lease, LeaseState, Leases};
+use sublet_wire::{Gpus, Lease, LeaseState, Leases};
 
 const ALICE: u32 = 12345;
 const BOB: u32 = 12346;
@@ -42,17 +42,17 @@ fn anothers_lease_answers_exactly_like_one_that_does_not_exist() {
     for theirs in [&lease, &ended] {
         // As long as a real one, so that nothing but existence differs.
         let missing = format!("L{}", "9".repeat(theirs.id.len() - 1));
-        let epoch = theirs.epoch.expect("it was granted");
+        let fence = theirs.fence.expect("it was granted");
         let requests = [
             ("GET", "", String::new()),
             ("GET", "?wait=1s", String::new()),
             ("GET", "/explain", String::new()),
             ("DELETE", "", String::new()),
-            ("DELETE", "?epoch=1", String::new()),
-            ("POST", "/renew", json!({ "epoch": epoch }).to_string()),
-            ("POST", "/renew", json!({"epoch": 0}).to_string()),
-            ("POST", "/bind", json!({"epoch": epoch, "pid": sleeper.pid()}).to_string()),
-            ("POST", "/bind", json!({"epoch": epoch, "pid": 1}).to_string()),
+            ("DELETE", "?fence=1", String::new()),
+            ("POST", "/renew", json!({ "fence": fence }).to_string()),
+            ("POST", "/renew", json!({"fence": 0}).to_string()),
+            ("POST", "/bind", json!({"fence": fence, "pid": sleeper.pid()}).to_string()),
+            ("POST", "/bind", json!({"fence": fence, "pid": 1}).to_string()),
             ("POST", "/renew", "nonsense".into()),
             ("POST", "/nothing", String::new()),
         ];
@@ -68,7 +68,7 @@ fn anothers_lease_answers_exactly_like_one_that_does_not_exist() {
     }
     assert!(sleeper.alive());
     let after = as_user(ALICE, || client.lease(&lease.id));
-    assert_eq!((after.state, after.epoch, after.pids), (LeaseState::Active, lease.epoch, vec![]));
+    assert_eq!((after.state, after.fence, after.pids), (LeaseState::Active, lease.fence, vec![]));
 }
 
 #[test]
@@ -81,13 +81,13 @@ fn the_bytes_of_another_users_lease_are_visible_and_its_id_and_name_are_not() {
     let seen_by = |uid: u32| {
         as_user(uid, || {
             let leases: Leases = client.get("/v1/leases").read();
-            let cards: Cards = client.get("/v1/cards").read();
-            (leases.leases.len(), cards.cards[0].occupants[0].lease.clone(), cards.cards[0].occupants[0].reserved_bytes)
+            let cards: Gpus = client.get("/v1/gpus").read();
+            (leases.leases.len(), cards.gpus[0].occupants[0].lease.clone(), cards.gpus[0].occupants[0].reserved_bytes)
         })
     };
     assert_eq!(seen_by(ALICE), (1, Some(lease.id.clone()), Some(GIB)));
     assert_eq!(seen_by(BOB), (0, None, Some(GIB)));
-    for path in ["/v1/leases", "/v1/cards", "/v1/usage?by=lease", "/v1/usage", "/v1/audit"] {
+    for path in ["/v1/leases", "/v1/gpus", "/v1/usage?by=lease", "/v1/usage", "/v1/audit"] {
         let answer = as_user(BOB, || client.get(path));
         assert_eq!(answer.status, 200, "{path}: {}", answer.text());
         assert!(!answer.text().contains("secret plan"), "{path} tells: {}", answer.text());
@@ -112,15 +112,15 @@ fn with_visibility_own_a_user_does_not_see_leases_of_other_users_on_a_gpu() {
     let service = Service::start_with(Setup { config, ..Setup::default() });
     let client = service.client();
     as_user(ALICE, || client.grant(&ask(GIB, json!({}))));
-    let seen_by = |uid: u32| as_user(uid, || client.get("/v1/cards").read::<Cards>().cards[0].occupants.len());
+    let seen_by = |uid: u32| as_user(uid, || client.get("/v1/gpus").read::<Gpus>().gpus[0].occupants.len());
     assert_eq!(
         (seen_by(ALICE), seen_by(BOB), seen_by(0)),
         (1, 0, 1),
         "alice sees herself, bob no user, and an operator all"
     );
-    let free = |uid: u32| as_user(uid, || client.get("/v1/cards").read::<Cards>().cards[0].promisable_bytes);
+    let free = |uid: u32| as_user(uid, || client.get("/v1/gpus").read::<Gpus>().gpus[0].promisable_bytes);
     assert_eq!(free(ALICE), free(BOB), "how much is free is no secret");
-    let text = as_user(BOB, || client.get("/v1/cards").text());
+    let text = as_user(BOB, || client.get("/v1/gpus").text());
     assert!(!text.contains(&ALICE.to_string()), "{text}");
 }
 
@@ -144,7 +144,7 @@ fn a_process_of_another_user_cannot_be_bound() {
 }
 
 fn bind(client: &Client, lease: &Lease, pid: u32) -> Answer {
-    client.post(&format!("/v1/leases/{}/bind", lease.id), &json!({"epoch": lease.epoch, "pid": pid}))
+    client.post(&format!("/v1/leases/{}/bind", lease.id), &json!({"fence": lease.fence, "pid": pid}))
 }
 
 #[test]
@@ -167,7 +167,7 @@ fn a_users_idempotency_key_outlives_any_number_of_another_users() {
     assert_eq!(first.status, 201, "{}", first.text());
     let bobs = as_user(BOB, || client.grant(&ask(GIB, json!({}))));
     let (client, bobs) = (&client, &bobs);
-    let (path, renewal) = (format!("/v1/leases/{}/renew", bobs.id), json!({ "epoch": bobs.epoch }).to_string());
+    let (path, renewal) = (format!("/v1/leases/{}/renew", bobs.id), json!({ "fence": bobs.fence }).to_string());
     // Until bob is refused, or has made more than the daemon keeps of all users.
     let refused: Vec<Option<Answer>> = thread::scope(|scope| {
         let hands: Vec<_> = (0..4)
@@ -199,7 +199,7 @@ fn a_users_idempotency_key_outlives_any_number_of_another_users() {
     let again = as_user(ALICE, || client.post_once("/v1/leases", "once", &ask(GIB, json!({}))));
     assert_eq!((again.status, again.text()), (first.status, first.text()));
     assert_eq!(as_user(ALICE, || client.live_ids()).len(), 1, "there is no second lease");
-    let plain = as_user(BOB, || client.post(&path, &json!({ "epoch": bobs.epoch })));
+    let plain = as_user(BOB, || client.post(&path, &json!({ "fence": bobs.fence })));
     assert_eq!(plain.status, 200, "a call without a key has no such limit: {}", plain.text());
 }
 
@@ -209,7 +209,7 @@ fn only_an_operator_drains_a_card_or_ends_anothers_lease() {
     let client = service.client();
     let uuid = client.card().uuid;
     for call in ["drain", "clear"] {
-        let path = format!("/v1/cards/{uuid}/{call}");
+        let path = format!("/v1/gpus/{uuid}/{call}");
         assert_eq!(as_user(ALICE, || client.send("POST", &path, &[], b"")).code(), "denied");
     }
     let lease = as_user(ALICE, || client.grant(&ask(GIB, json!({}))));
@@ -217,5 +217,5 @@ fn only_an_operator_drains_a_card_or_ends_anothers_lease() {
     let answer = client.delete(&format!("/v1/leases/{}", lease.id));
     assert_eq!(answer.status, 200, "{}", answer.text());
     let ended = as_user(ALICE, || client.lease(&lease.id)).ended.expect("it ended");
-    assert_eq!(ended.reason, sublet_wire::Reason::Revoked);
+    assert_eq!(ended.reason, sublet_wire::EndReason::Revoked);
 }

@@ -60,7 +60,7 @@ fn tls_is_spoken_to_a_real_client_and_nothing_else_is() {
     let lease = remote.grant(&ask(GIB, json!({})));
     assert_eq!(lease.tenant, "user:ana");
     // Without TLS every request is refused, whatever it asks for.
-    let plain = service.remote().with_token(&secret).get("/v1/cards").problem();
+    let plain = service.remote().with_token(&secret).get("/v1/gpus").problem();
     assert!(plain.detail.contains("this port speaks TLS"), "{plain:?}");
     // A client that trusts another certificate sends nothing.
     let other = directory();
@@ -72,7 +72,7 @@ fn tls_is_spoken_to_a_real_client_and_nothing_else_is() {
         let mut command = elsewhere(home.path(), &secret, &["--url", &url]);
         command.args(arguments).env("SUBLET_CA", &certificate.cert).output().expect("the command line starts")
     };
-    for arguments in [&[][..], &["ps"], &["queue"], &["explain", &lease.id], &["cards"], &["usage"], &["audit"]] {
+    for arguments in [&[][..], &["ps"], &["queue"], &["explain", &lease.id], &["gpus"], &["usage"], &["audit"]] {
         let output = run(arguments);
         assert!(output.status.success(), "{arguments:?}: {}", said(&output));
     }
@@ -174,9 +174,9 @@ fn a_lease_is_kept_whatever_others_do_from_its_address_or_with_its_tenants_token
     let ana = client(json!({ "tenant": "user:ana" }));
     let looker = client(json!({ "tenant": "user:ana", "read_only": true }));
     let lease = ana.grant(&ask(GIB, json!({})));
-    let renewed = || ana.post(&format!("/v1/leases/{}/renew", lease.id), &json!({ "epoch": lease.epoch }));
+    let renewed = || ana.post(&format!("/v1/leases/{}/renew", lease.id), &json!({ "fence": lease.fence }));
     let guesser = service.remote().with_token(&new_secret());
-    let guesses: Vec<Answer> = (0..40).map(|_| guesser.get("/v1/cards")).collect();
+    let guesses: Vec<Answer> = (0..40).map(|_| guesser.get("/v1/gpus")).collect();
     assert!(guesses.iter().any(|answer| answer.status == 429), "guessing is slowed down");
     assert_eq!(renewed().status, 200, "{}", renewed().text());
     let looks: Vec<Answer> = (0..40).map(|_| looker.get("/v1/leases")).collect();
@@ -192,7 +192,7 @@ fn haste_is_refused_with_a_time_to_come_back_and_then_passes() {
     let operator = service.client();
     let client = |tenant: &str| service.remote().with_token(&operator.make_token(json!({ "tenant": tenant })).0);
     let (one, two, other) = (client("user:ana"), client("user:ana"), client("user:ben"));
-    let hasty: Vec<Answer> = (0..20).map(|n| if n % 2 == 0 { &one } else { &two }.get("/v1/cards")).collect();
+    let hasty: Vec<Answer> = (0..20).map(|n| if n % 2 == 0 { &one } else { &two }.get("/v1/gpus")).collect();
     let refused: Vec<&Answer> = hasty.iter().filter(|answer| answer.status != 200).collect();
     assert!(hasty[..5].iter().all(|answer| answer.status == 200), "a burst passes");
     assert!(refused.len() >= 5, "two tokens of one tenant share one bucket: {} refused", refused.len());
@@ -200,27 +200,27 @@ fn haste_is_refused_with_a_time_to_come_back_and_then_passes() {
         assert_eq!((answer.status, answer.code()), (429, "too_many_requests"));
         assert!(answer.problem().retry_after_s.is_some_and(|s| s >= 1), "{}", answer.text());
     }
-    assert_eq!(other.get("/v1/cards").status, 200, "another tenant is not slowed down");
+    assert_eq!(other.get("/v1/gpus").status, 200, "another tenant is not slowed down");
     let wait = refused[0].problem().retry_after_s.expect("it says when");
     assert!(wait <= 60, "{wait} s for one call");
     let refused_at = Instant::now();
-    until("it passes again", LONG, || match one.get("/v1/cards").status {
+    until("it passes again", LONG, || match one.get("/v1/gpus").status {
         200 => Ok(()),
         status => Err(status),
     });
     assert!(refused_at.elapsed() < Duration::from_secs(wait) + SLACK, "after about the time it named");
-    assert!((0..50).all(|_| operator.get("/v1/cards").status == 200), "the socket has no such limit");
+    assert!((0..50).all(|_| operator.get("/v1/gpus").status == 200), "the socket has no such limit");
 }
 
 #[test]
 fn guessing_is_slowed_down_by_address() {
     let service = serve("");
     let guesses: Vec<u16> =
-        (0..60).map(|_| service.remote().with_token(&new_secret()).get("/v1/cards").status).collect();
+        (0..60).map(|_| service.remote().with_token(&new_secret()).get("/v1/gpus").status).collect();
     assert!(guesses[..20].iter().all(|status| *status == 401), "{guesses:?}");
     assert!(guesses.contains(&429), "{guesses:?}");
     let good = service.remote().with_token(&service.client().make_token(json!({ "tenant": "user:ana" })).0);
-    until("a good token passes again", LONG, || match good.get("/v1/cards") {
+    until("a good token passes again", LONG, || match good.get("/v1/gpus") {
         answer if answer.status == 200 => Ok(()),
         answer => Err(answer.status),
     });
@@ -258,15 +258,15 @@ fn the_secret_is_in_no_file_no_log_and_no_answer() {
     let remote = service.remote();
     let lease = remote.with_token(&secret).grant(&ask(GIB, json!({})));
     assert_eq!(remote.with_token(&secret).get(&format!("/v1/leases?token={other}")).status, 400);
-    assert_eq!(remote.get(&format!("/v1/cards?token={secret}")).status, 401, "an address is no place for a token");
-    assert_eq!(service.client().with_token(&other).get("/v1/cards").status, 400);
+    assert_eq!(remote.get(&format!("/v1/gpus?token={secret}")).status, 401, "an address is no place for a token");
+    assert_eq!(service.client().with_token(&other).get("/v1/gpus").status, 400);
     let listed = service.cli(&["token", "list"]);
     assert!(said(&listed).contains("laptop") && said(&listed).contains("ago"), "{}", said(&listed));
     let audit = service.cli(&["audit", "--json"]);
     assert!(said(&audit).contains("issue_token") && said(&audit).contains("user:ana K1"), "{}", said(&audit));
     let revoked = service.cli(&["token", "revoke", "K1"]);
     assert!(revoked.status.success(), "{}", said(&revoked));
-    assert_eq!(remote.with_token(&secret).get("/v1/cards").status, 401);
+    assert_eq!(remote.with_token(&secret).get("/v1/gpus").status, 401);
     assert_eq!(service.client().lease(&lease.id).state, LeaseState::Active, "its lease goes on");
     let answers: Vec<u8> = ["/v1/tokens", "/v1/audit", "/v1/leases?all=true", "/v1/usage"]
         .iter()
@@ -305,7 +305,7 @@ fn tokens_survive_a_crash_and_revoked_ones_stay_revoked() {
     let known: Vec<Token> = tokens.tokens.into_iter().map(|token| Token { last_used_unix_s: None, ..token }).collect();
     assert_eq!(known, [token]);
     let remote = service.remote();
-    assert_eq!(remote.with_token(&secret).lease(&lease.id).epoch, lease.epoch);
+    assert_eq!(remote.with_token(&secret).lease(&lease.id).fence, lease.fence);
     assert_eq!(remote.with_token(&revoked).get("/v1/leases").code(), "unauthenticated");
     // What the token had before counts after.
     assert_eq!(remote.with_token(&secret).post("/v1/leases", &ask(GIB + 1, json!({}))).code(), "token_cap");
@@ -405,8 +405,8 @@ fn a_token_that_may_only_look_is_not_shown_what_proves_a_lease() {
     let (writer, _) = operator.make_token(json!({ "tenant": "user:ana" }));
     let (reader, writer) = (service.remote().with_token(&reader), service.remote().with_token(&writer));
     let lease = writer.grant(&ask(GIB, json!({})));
-    assert!(writer.lease(&lease.id).mark.is_some());
-    assert_eq!(reader.lease(&lease.id).mark, None);
+    assert!(writer.lease(&lease.id).proof.is_some());
+    assert_eq!(reader.lease(&lease.id).proof, None);
 }
 
 #[test]

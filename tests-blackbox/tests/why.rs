@@ -7,10 +7,10 @@ use std::fs;
 use std::os::unix::process::CommandExt;
 use std::process::Stdio;
 use sublet_blackbox::binary::example;
-use sublet_blackbox::door;
 use sublet_blackbox::job::{Alone, Job, await_state, succeeds, tell, text};
+use sublet_blackbox::proxy;
 use sublet_blackbox::user::{as_user, is_root};
-use sublet_blackbox::{Client, GIB, Gpu, LONG, MIB, Process, Service, Setup, ask, until};
+use sublet_blackbox::{Client, GIB, GpuSetup, LONG, MIB, Process, Service, Setup, ask, until};
 use sublet_wire::{Explanation, Lease, LeaseState, Leases};
 
 const ALICE: u32 = 12345;
@@ -75,8 +75,8 @@ fn a_waiter_reads_the_users_that_hold_the_gpu_and_the_ids_of_its_own_leases_only
 
 #[test]
 fn run_lease_queue_explain_and_the_api_say_the_same_sentence() {
-    let gpu = Gpu::Named("soft:1x4GiB");
-    let config = Some("[preemption]\nmake_room = false\n".to_owned());
+    let gpu = GpuSetup::Named("soft:1x4GiB");
+    let config = Some("[preemption]\nenabled = false\n".to_owned());
     let service = Service::start_with(Setup { gpu, config, ..Setup::default() });
     let client = service.client();
     client.grant(&ask(3 * GIB, json!({"time_s": 3600})));
@@ -102,7 +102,7 @@ fn run_lease_queue_explain_and_the_api_say_the_same_sentence() {
     let explained = succeeds(&service, &["explain", "L2"]);
     assert_eq!(explained.matches(&said).count(), 2, "in the first line, and for GPU 0: {explained}");
     let explanation: Explanation = client.get("/v1/leases/L2/explain").read();
-    assert_eq!((explanation.summary, explanation.cards[0].obstacle.clone()), (said.clone(), Some(said)));
+    assert_eq!((explanation.summary, explanation.gpus[0].obstacle.clone()), (said.clone(), Some(said)));
 }
 
 #[test]
@@ -110,11 +110,11 @@ fn an_unleased_process_that_blocks_a_request_is_named_with_the_ways_out() {
     if !is_root() {
         return eprintln!("skipped: only root can be several users");
     }
-    let service = Service::start_with(Setup { gpu: Gpu::Named("soft:1x4GiB"), ..Setup::default() });
+    let service = Service::start_with(Setup { gpu: GpuSetup::Named("soft:1x4GiB"), ..Setup::default() });
     let client = service.client();
     let unleased = Alone::takes_as(&service, Some(ALICE), 2048);
     let pid = unleased.pid();
-    until("it is seen with all of its bytes", LONG, || match client.card().loose_bytes {
+    until("it is seen with all of its bytes", LONG, || match client.card().unowned_bytes {
         Some(loose) if loose >= 2048 * MIB => Ok(()),
         loose => Err(loose),
     });
@@ -226,7 +226,7 @@ fn bytes_of_the_driver_or_a_display_are_named_only_where_they_make_the_differenc
     client.delete(&format!("/v1/leases/{}", waiting.id));
     client.delete("/v1/leases/L1");
     shows(&service, &json!([]), 3 * GIB);
-    until("the driver's bytes are seen", LONG, || match client.card().loose_bytes {
+    until("the driver's bytes are seen", LONG, || match client.card().unowned_bytes {
         Some(loose) if loose == 3 * GIB => Ok(()),
         loose => Err(loose),
     });
@@ -246,10 +246,10 @@ fn a_request_for_a_whole_gpu_reads_what_is_on_it() {
 
 #[test]
 fn a_tier_is_a_reason_for_an_earlier_place_only_between_different_tiers() {
-    let service = door::serve();
+    let service = proxy::serve();
     let client = service.client();
     let _job = Job::holds(&service, "3G", "256MiB", &["--idle"]);
-    door::park(&service, "L1");
+    proxy::park(&service, "L1");
     client.grant(&ask(3 * GIB, json!({"time_s": 3600})));
     client.queue(&ask(2 * GIB, json!({})));
     let why_ahead = |id: &str| {
@@ -268,8 +268,8 @@ fn a_tier_is_a_reason_for_an_earlier_place_only_between_different_tiers() {
 /// L1's 700 MiB fit into the parking space and L2's 2 GiB do not: L1 waits for parking space once it wants its GPU back.
 #[test]
 fn a_lease_that_waits_for_parking_space_says_so_with_the_key_that_raises_it() {
-    let config = "ttl = \"5m\"\n[preemption]\nidle = \"1s\"\nturn = \"1s\"\n[parking]\nram = \"1G\"\nleave = \"256M\"\nstock = \"off\"\n";
-    let setup = Setup { gpu: Gpu::Named("soft:1x4GiB"), config: Some(config.to_owned()), ..Setup::default() };
+    let config = "ttl = \"5m\"\n[preemption]\nidle_after = \"1s\"\ntime_slice = \"1s\"\n[parking]\nram = \"1G\"\nkeep_free = \"256M\"\nready = \"off\"\n";
+    let setup = Setup { gpu: GpuSetup::Named("soft:1x4GiB"), config: Some(config.to_owned()), ..Setup::default() };
     let service = Service::start_with(setup);
     let client = service.client();
     let flags = ["--vram", "3G", "--tier", "interactive", "--", &example("hold"), "700MiB", "--idle"];

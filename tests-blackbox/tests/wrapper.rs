@@ -8,8 +8,8 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 use sublet_blackbox::job::{Job, await_state};
 use sublet_blackbox::wait::throughout;
-use sublet_blackbox::{GIB, Gpu, LONG, Service, Setup, ask, until};
-use sublet_wire::{LeaseState, Reason};
+use sublet_blackbox::{GIB, GpuSetup, LONG, Service, Setup, ask, until};
+use sublet_wire::{EndReason, LeaseState};
 
 /// What may pass between a signal, or the command's end, and the wrapper's: far below the 30 s that a
 /// daemon has for an answer, far above what a busy machine takes.
@@ -70,7 +70,7 @@ fn a_command_is_over_when_it_is_over_also_where_the_service_does_not_answer() {
 
 /// Two GPUs without any process.
 fn two_cards() -> Service {
-    Service::start_with(Setup { gpu: Gpu::Named("scripted:2x24GiB"), ..Setup::default() })
+    Service::start_with(Setup { gpu: GpuSetup::Named("scripted:2x24GiB"), ..Setup::default() })
 }
 
 /// A command that says which GPUs it sees, and runs until it is told to end.
@@ -119,7 +119,7 @@ fn a_command_that_sees_one_gpu_waits_for_it_although_another_is_free() {
     assert_eq!(client.delete(&format!("/v1/leases/{}", full.id)).status, 200);
     let lines: Vec<String> = jobs.iter_mut().map(|job| job.line().trim().to_owned()).collect();
     assert_eq!(lines, ["1", &second]);
-    assert_eq!(client.lease("L2").card_indices, [1]);
+    assert_eq!(client.lease("L2").gpu_indices, [1]);
 }
 
 #[test]
@@ -168,6 +168,6 @@ fn a_signal_comes_before_a_fixed_term_is_over_and_the_program_goes_on() {
     assert!(lease.ended.is_none(), "it is told before: {lease:?}");
     job.await_said("its term is over then");
     let over = client.await_lease("its term is over", "L1", |lease| lease.ended.is_some());
-    assert_eq!(over.ended.map(|ended| ended.reason), Some(Reason::TermOver));
+    assert_eq!(over.ended.map(|ended| ended.reason), Some(EndReason::TermOver));
     assert_eq!(job.child.try_wait().expect("an own child"), None, "its program goes on");
 }

@@ -187,7 +187,7 @@ impl Drop for Throwaway {
 
 /// `real` or `soft`.
 fn kind_of_cards(socket: &Path) -> Result<String> {
-    let (_, body) = get(socket, "/v1/cards")?;
+    let (_, body) = get(socket, "/v1/gpus")?;
     let cards: Value = serde_json::from_str(&body).context("the list of GPUs is not JSON")?;
     cards["kind"].as_str().map(str::to_owned).context("the service does not say which GPUs it has")
 }

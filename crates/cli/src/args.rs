@@ -1,8 +1,8 @@
 //! The command line as a whole: global flags, the commands, and errors in it.
 
 use crate::commands::{
-    accept, aside, attach, audit, cards, completions, config, doctor, door, enforce, explain, journal, lease, man,
-    park, ps, release, renew, replay, run, serve, setup, soft, stop, tls, token, usage, wrap,
+    accept, adopt, aside, audit, completions, config, doctor, enforce, explain, gpus, journal, lease, man, park, proxy,
+    ps, release, renew, replay, run, serve, setup, soft, stop, tls, token, usage, wrap,
 };
 use crate::elsewhere;
 use crate::failure::Failure;
@@ -122,8 +122,8 @@ pub enum Command {
     Renew(renew::RenewArgs),
     Park(park::ParkArgs),
     Resume(park::ResumeArgs),
-    #[command(visible_alias = "gpus")]
-    Cards(cards::CardsArgs),
+    #[command(alias = "cards")]
+    Gpus(gpus::GpusArgs),
     Aside(aside::AsideArgs),
     #[command(visible_aliases = ["cancel", "kill"])]
     Stop(stop::StopArgs),
@@ -132,10 +132,9 @@ pub enum Command {
     Usage(usage::UsageArgs),
     Audit(audit::AuditArgs),
     Enforce(enforce::EnforceArgs),
-    Adopt(enforce::AdoptArgs),
-    Attach(attach::AttachArgs),
-    Detach(attach::DetachArgs),
-    Door(door::DoorArgs),
+    Adopt(adopt::AdoptArgs),
+    Unadopt(adopt::UnadoptArgs),
+    Proxy(proxy::ProxyArgs),
     Token(token::TokenArgs),
     Tls(tls::TlsArgs),
     Doctor(doctor::DoctorArgs),
@@ -188,7 +187,7 @@ impl fmt::Display for LeaseName {
     }
 }
 
-/// A stranger's id as people type it: `X3`, `x3` or `3`.
+/// The id of an unleased process as people type it: `X3`, `x3` or `3`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StrangerName(u64);
 

@@ -56,11 +56,11 @@ pub struct Held {
     /// `waiting`, `active` or `ending`.
     pub state: String,
     /// The indices of its GPUs.
-    pub cards: Vec<u32>,
+    pub gpus: Vec<u32>,
     /// The bytes reserved on each GPU.
     pub vram_bytes: Option<u64>,
     /// The fence of the lease.
-    pub epoch: Option<u64>,
+    pub fence: Option<u64>,
 }
 
 /// Runs the daemon until it is told to stop.
@@ -134,11 +134,11 @@ pub fn leases(at: &Path) -> Result<Vec<Held>, Failure> {
         tenant: rows.tenants.get(lease.tenant.0 as usize).map_or_else(String::new, |tenant| tenant.name.clone()),
         name: lease.ask.name.clone(),
         state: state(&serde_json::to_value(&lease.phase).unwrap_or_default()),
-        cards: lease.hold().map_or_else(Vec::new, |hold| {
-            hold.cards.iter().filter_map(|id| rows.cards.get(usize::from(id.0))).map(|card| card.facts.index).collect()
+        gpus: lease.hold().map_or_else(Vec::new, |hold| {
+            hold.cards.iter().filter_map(|id| rows.cards.get(usize::from(id.0))).map(|gpu| gpu.facts.index).collect()
         }),
         vram_bytes: lease.hold().map(|hold| hold.vram.0),
-        epoch: lease.hold().map(|hold| hold.epoch.0),
+        fence: lease.hold().map(|hold| hold.epoch.0),
     });
     Ok(held.collect())
 }

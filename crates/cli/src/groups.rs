@@ -12,10 +12,10 @@ use std::fmt::Write as _;
 const GROUPS: [(&str, &[&str]); 4] = [
     (
         "Use",
-        &["run", "lease", "wrap", "accept", "renew", "park", "resume", "stop", "release", "adopt", "aside", "door"],
+        &["run", "lease", "wrap", "accept", "renew", "park", "resume", "stop", "release", "adopt", "aside", "proxy"],
     ),
-    ("Look", &["ps", "queue", "explain", "cards", "usage", "doctor", "audit"]),
-    ("Operate", &["serve", "setup", "config", "enforce", "attach", "detach", "token", "tls", "journal"]),
+    ("Look", &["ps", "queue", "explain", "gpus", "usage", "doctor", "audit"]),
+    ("Operate", &["serve", "setup", "config", "enforce", "unadopt", "token", "tls", "journal"]),
     ("More", &["soft", "replay", "completions", "man", "help"]),
 ];
 
@@ -134,9 +134,10 @@ mod tests {
               sublet doctor                              what works on this machine
               sublet run --vram 10G -- python train.py   run a program on a GPU
 
-            Use       run lease wrap accept renew park resume stop release adopt aside door
-            Look      ps queue explain cards usage doctor audit
-            Operate   serve setup config enforce attach detach token tls journal
+            Use       run lease wrap accept renew park resume stop release adopt aside
+                      proxy
+            Look      ps queue explain gpus usage doctor audit
+            Operate   serve setup config enforce unadopt token tls journal
             More      soft replay completions man help
 
             `sublet --help` describes each command, `sublet COMMAND -h` its main flags, and

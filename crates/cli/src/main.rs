@@ -5,7 +5,7 @@
 //! Only [`daemon`] uses the daemon's crate, and only `commands::replay` that of replays.
 //!
 //! Absent on purpose: any decision about leases, and any async runtime in the client, which must start at almost no
-//! cost. `commands::door` starts a runtime of its own.
+//! cost. `commands::proxy` starts a runtime of its own.
 
 mod args;
 mod client;
@@ -66,16 +66,15 @@ fn run(cli: &Cli) -> Result<u8, Failure> {
         Some(Command::Renew(args)) => commands::renew::run(globals, args),
         Some(Command::Resume(args)) => commands::park::resume(globals, args),
         Some(Command::Accept(args)) => commands::accept::run(globals, args),
-        Some(Command::Cards(args)) => commands::cards::run(globals, args),
+        Some(Command::Gpus(args)) => commands::gpus::run(globals, args),
         Some(Command::Stop(args)) => commands::stop::run(globals, args),
         Some(Command::Release(args)) => commands::release::run(globals, args),
         Some(Command::Usage(args)) => commands::usage::run(globals, args),
         Some(Command::Audit(args)) => commands::audit::run(globals, args),
         Some(Command::Enforce(args)) => commands::enforce::run(globals, args),
-        Some(Command::Adopt(args)) => commands::enforce::adopt(globals, args),
-        Some(Command::Attach(args)) => commands::attach::attach(globals, args),
-        Some(Command::Detach(args)) => commands::attach::detach(globals, args),
-        Some(Command::Door(args)) => commands::door::run(globals, args),
+        Some(Command::Adopt(args)) => commands::adopt::adopt(globals, args),
+        Some(Command::Unadopt(args)) => commands::adopt::unadopt(globals, args),
+        Some(Command::Proxy(args)) => commands::proxy::run(globals, args),
         Some(Command::Token(args)) => commands::token::run(globals, args),
         Some(Command::Tls(args)) => commands::tls::run(globals, args),
         Some(Command::Doctor(args)) => commands::doctor::run(globals, args),

@@ -71,10 +71,10 @@ mod tests {
         expect![[r#"
             {
               "version": 1,
-              "cards": 2
+              "gpus": 2
             }"#]]
-        .assert_eq(&versioned(&serde_json::json!({"cards": 2}), Layout::Pretty).unwrap());
-        expect![[r#"{"version":1,"cards":2}"#]]
-            .assert_eq(&versioned(&serde_json::json!({"cards": 2}), Layout::OneLine).unwrap());
+        .assert_eq(&versioned(&serde_json::json!({"gpus": 2}), Layout::Pretty).unwrap());
+        expect![[r#"{"version":1,"gpus":2}"#]]
+            .assert_eq(&versioned(&serde_json::json!({"gpus": 2}), Layout::OneLine).unwrap());
     }
 }

@@ -1,8 +1,8 @@
 //! Fixed values for tests of the output.
 
 use sublet_wire::{
-    Bound, Card, CardState, Cards, Exclusivity, Lease, LeaseState, Leases, Occupant, Offer, ParkingRam, Tier,
-    Unreadable, Vram, Waiting,
+    Bound, Exclusivity, Gpu, GpuState, Gpus, Lease, LeaseState, Leases, Occupant, Offer, ParkingSpace, Tier,
+    UnreadableGpu, Vram, Waiting,
 };
 
 /// The current time in the tests.
@@ -16,36 +16,36 @@ pub fn lease() -> Lease {
         tenant: "uid:1000".into(),
         user: "ana".into(),
         name: Some("train".into()),
-        asked_vram_bytes: Vram::Bytes(10 << 30),
+        requested_vram_bytes: Vram::Bytes(10 << 30),
         vram_bytes: Some(10 << 30),
         gpus: 1,
-        cards: vec!["GPU-0a".into()],
-        card_indices: vec![0],
+        gpu_uuids: vec!["GPU-0a".into()],
+        gpu_indices: vec![0],
         tier: Tier::Batch,
         priority: 0,
         exclusivity: Exclusivity::Shared,
-        epoch: Some(12),
-        mark: Some("0123456789abcdef0123456789abcdef".into()),
+        fence: Some(12),
+        proof: Some("0123456789abcdef0123456789abcdef".into()),
         ttl_s: 300,
         fixed_term: false,
-        asked_unix_s: NOW - 90.0,
+        requested_unix_s: NOW - 90.0,
         granted_unix_s: Some(NOW - 60.0),
-        on_cards_unix_s: Some(NOW - 60.0),
+        on_gpus_unix_s: Some(NOW - 60.0),
         expires_unix_s: Some(NOW + 240.0),
         remaining_s: Some(240.0),
         idle: false,
         pids: vec![4312, 4313],
         seen_bytes: Some((78 << 30) / 10),
         peak_bytes: Some(8 << 30),
-        did: None,
+        calls: None,
         not_parkable: None,
-        left_out: None,
-        held_back: None,
+        foreign_processes: None,
+        resume_blocked: None,
         parked: None,
-        rung: None,
-        over: None,
+        method: None,
+        overuse: None,
         ends_soon: None,
-        yields: false,
+        has_hook: false,
         may_lose: false,
         waiting: None,
         ended: None,
@@ -53,8 +53,8 @@ pub fn lease() -> Lease {
 }
 
 /// The same lease on two GPUs.
-pub fn two_card_lease() -> Lease {
-    Lease { gpus: 2, cards: vec!["GPU-2c".into(), "GPU-3d".into()], card_indices: vec![2, 3], ..lease() }
+pub fn two_gpu_lease() -> Lease {
+    Lease { gpus: 2, gpu_uuids: vec!["GPU-2c".into(), "GPU-3d".into()], gpu_indices: vec![2, 3], ..lease() }
 }
 
 /// Ben's request for a whole GPU, which waits.
@@ -65,26 +65,26 @@ pub fn waiting() -> Lease {
         tenant: "uid:1001".into(),
         user: "ben".into(),
         name: None,
-        asked_vram_bytes: Vram::Whole,
+        requested_vram_bytes: Vram::Whole,
         vram_bytes: None,
-        cards: vec![],
-        card_indices: vec![],
+        gpu_uuids: vec![],
+        gpu_indices: vec![],
         tier: Tier::Interactive,
-        epoch: None,
-        mark: None,
-        asked_unix_s: NOW - 30.0,
+        fence: None,
+        proof: None,
+        requested_unix_s: NOW - 30.0,
         granted_unix_s: None,
         expires_unix_s: None,
         remaining_s: None,
         pids: vec![],
         seen_bytes: None,
         peak_bytes: None,
-        did: None,
+        calls: None,
         waiting: Some(Waiting {
             place: 2,
             place_exact: true,
             why: "GPU 0 is not empty".into(),
-            estimate_s: Some(1500.0),
+            worst_case_s: Some(1500.0),
             expected_s: Some(40.0),
             expected_p90_s: Some(120.0),
             offers: vec![Offer { vram_bytes: 6 << 30, gpus: 1, over_in_s: Some(900.0) }],
@@ -99,15 +99,15 @@ pub fn queue() -> Leases {
     let first = Lease {
         id: "-".into(),
         user: "ana".into(),
-        asked_vram_bytes: Vram::Bytes(16 << 30),
+        requested_vram_bytes: Vram::Bytes(16 << 30),
         gpus: 2,
         tier: Tier::Batch,
-        asked_unix_s: NOW - 300.0,
+        requested_unix_s: NOW - 300.0,
         waiting: Some(Waiting {
             place: 1,
             place_exact: true,
             why: "GPU 0 has 4 GiB of 16 GiB".into(),
-            estimate_s: None,
+            worst_case_s: None,
             expected_s: None,
             expected_p90_s: None,
             offers: vec![],
@@ -119,13 +119,13 @@ pub fn queue() -> Leases {
 }
 
 /// Parking space in host memory.
-pub fn parking() -> ParkingRam {
-    ParkingRam {
+pub fn parking() -> ParkingSpace {
+    ParkingSpace {
         by_driver: true,
         driver_limits: vec!["managed memory cannot leave a GPU this way".into()],
-        ram_bytes: 32 << 30,
+        size_bytes: 32 << 30,
         booked_bytes: 8 << 30,
-        stock_bytes: 4 << 30,
+        ready_bytes: 4 << 30,
         free_bytes: Some(20 << 30),
         pages: "huge pages of shared memory".into(),
         advice: None,
@@ -133,32 +133,32 @@ pub fn parking() -> ParkingRam {
 }
 
 /// Three GPUs: shared, empty, unreadable.
-pub fn cards() -> Cards {
-    let first = Card {
+pub fn gpus() -> Gpus {
+    let first = Gpu {
         index: 0,
         uuid: "GPU-0a".into(),
         name: "NVIDIA A100-SXM4-40GB".into(),
-        state: CardState::InService,
+        state: GpuState::InService,
         state_why: None,
         aside: None,
         mode: sublet_wire::Mode::Observe,
         unreadable: None,
         total_bytes: 40 << 30,
         used_bytes: Some(11 << 30),
-        loose_bytes: Some(3 << 30),
+        unowned_bytes: Some(3 << 30),
         committed_bytes: Some(14 << 30),
         promisable_bytes: 26 << 30,
         context_bytes: Some(420 << 20),
         coarse: false,
         occupants: vec![holder(), stranger()],
     };
-    let empty = Card {
+    let empty = Gpu {
         index: 1,
         uuid: "GPU-1b".into(),
-        state: CardState::Draining,
-        state_why: Some("an operator lets it run empty".into()),
+        state: GpuState::Draining,
+        state_why: Some("an operator drains it".into()),
         used_bytes: Some(0),
-        loose_bytes: Some(0),
+        unowned_bytes: Some(0),
         committed_bytes: Some(256 << 20),
         promisable_bytes: 0,
         context_bytes: None,
@@ -166,19 +166,21 @@ pub fn cards() -> Cards {
         occupants: vec![],
         ..first.clone()
     };
-    let silent = Card {
+    let silent = Gpu {
         index: 2,
         uuid: "GPU-2c".into(),
-        state: CardState::InService,
+        state: GpuState::InService,
         state_why: None,
-        unreadable: Some(Unreadable { sentence: "the GPU did not answer; no new leases there until it does".into() }),
+        unreadable: Some(UnreadableGpu {
+            sentence: "the GPU did not answer; no new leases there until it does".into(),
+        }),
         used_bytes: None,
-        loose_bytes: None,
+        unowned_bytes: None,
         committed_bytes: None,
         ..empty.clone()
     };
-    Cards {
-        cards: vec![first, empty, silent],
+    Gpus {
+        gpus: vec![first, empty, silent],
         kind: "real".into(),
         soft_state: None,
         trouble: None,
@@ -197,7 +199,7 @@ fn holder() -> Occupant {
         reserved_bytes: Some(10 << 30),
         seen_bytes: Some((78 << 30) / 10),
         since_unix_s: Some(NOW - 60.0),
-        over: false,
+        exceeds_lease: false,
     }
 }
 
@@ -207,10 +209,10 @@ fn stranger() -> Occupant {
         pid: Some(991),
         user: None,
         tier: None,
-        state: "stranger".into(),
+        state: "unleased".into(),
         reserved_bytes: None,
         seen_bytes: Some(3 << 30),
         since_unix_s: None,
-        over: false,
+        exceeds_lease: false,
     }
 }

@@ -1,6 +1,6 @@
 //! Values as text: the same words in every table and sentence.
 
-use sublet_wire::{CardState, Exclusivity, Lease, LeaseState, Tier, Vram, Waiting, size, span};
+use sublet_wire::{Exclusivity, GpuState, Lease, LeaseState, Tier, Vram, Waiting, size, span};
 
 /// Shown where there is no value.
 pub const NONE: &str = "-";
@@ -13,7 +13,7 @@ pub fn vram(vram: Vram) -> String {
     }
 }
 
-/// The total of a request: `16 GiB`, `2 whole cards`.
+/// The total of a request: `16 GiB`, `2 whole gpus`.
 pub fn wish(vram: Vram, gpus: u32) -> String {
     match (vram, gpus) {
         (Vram::Bytes(bytes), 1) => size::show(bytes),
@@ -48,7 +48,7 @@ pub fn start(waiting: &Waiting) -> String {
 /// every lease in the way lasts as long as it may, or `None` if recent waits were longer than that.
 pub fn worst_case_s(waiting: &Waiting) -> Option<f64> {
     let bound = waiting.bound.as_ref().and_then(|bound| bound.at_latest_s);
-    let planned = waiting.estimate_s.filter(|s| waiting.expected_p90_s.is_none_or(|p90| p90 <= *s));
+    let planned = waiting.worst_case_s.filter(|s| waiting.expected_p90_s.is_none_or(|p90| p90 <= *s));
     bound.or(planned)
 }
 
@@ -94,22 +94,15 @@ pub fn lease_state(state: LeaseState) -> &'static str {
 }
 
 /// The state of a GPU.
-pub fn card_state(state: CardState) -> &'static str {
+pub fn gpu_state(state: GpuState) -> &'static str {
     match state {
-        CardState::InService => "in service",
-        CardState::Aside => "stepping aside",
-        CardState::Draining => "draining",
-        CardState::OutOfService => "out of service",
-        CardState::Unusable => "unusable",
-        CardState::Missing => "missing",
+        GpuState::InService => "in service",
+        GpuState::Aside => "stepping aside",
+        GpuState::Draining => "draining",
+        GpuState::OutOfService => "out of service",
+        GpuState::Unusable => "unusable",
+        GpuState::Missing => "missing",
     }
-}
-
-/// `card 0`, `cards 0, 1`.
-pub fn cards(indices: &[u32]) -> String {
-    let list: Vec<String> = indices.iter().map(u32::to_string).collect();
-    let noun = if list.len() == 1 { "GPU" } else { "GPUs" };
-    format!("{noun} {}", list.join(", "))
 }
 
 /// `GPU 0`, `GPUs 0, 1`.
@@ -121,8 +114,8 @@ pub fn gpus(indices: &[u32]) -> String {
 
 /// The memory and GPUs granted to a lease: `8 GiB on GPU 0`, `8 GiB on each of GPUs 0, 1`.
 pub fn granted(lease: &Lease) -> String {
-    let each = if lease.card_indices.len() > 1 { "each of " } else { "" };
-    format!("{} on {each}{}", bytes(lease.vram_bytes), gpus(&lease.card_indices))
+    let each = if lease.gpu_indices.len() > 1 { "each of " } else { "" };
+    format!("{} on {each}{}", bytes(lease.vram_bytes), gpus(&lease.gpu_indices))
 }
 
 /// `1 lease`, `2 leases`.

@@ -514,12 +514,12 @@ impl fmt::Display for Refusal {
             Refusal::BadAsk(BadAsk::Name) => {
                 write!(
                     f,
-                    "`name` must be at most {} characters, and none that is invisible, turns the others around or controls a terminal",
+                    "`name` must be at most {} characters, without invisible, bidirectional and control characters",
                     Ask::NAME_MAX
                 )
             }
             Refusal::BadAsk(BadAsk::AtLeast) => {
-                f.write_str("`at_least_bytes` must be at least 1 byte and less than `vram_bytes`")
+                f.write_str("`accept_smaller_bytes` must be at least 1 byte and less than `vram_bytes`")
             }
             Refusal::BadAsk(BadAsk::Notice) => {
                 write!(
@@ -552,25 +552,26 @@ impl fmt::Display for Refusal {
             Refusal::AnothersAside(by) => {
                 write!(f, "the GPU steps aside for {by}, and only {by} or an operator may end that")
             }
-            Refusal::TooManyAsides => write!(f, "the GPU steps aside for {PER_GPU} requests already"),
+            Refusal::TooManyAsides => {
+                write!(f, "{PER_GPU} users or keys have put the GPU aside already, the most that are allowed")
+            }
             Refusal::Fenced { given, current } => {
-                write!(f, "the lease is at epoch {current}, but the call carried epoch {given}")
+                write!(f, "the lease has fence {current}, but the call carried fence {given}")
             }
             Refusal::Ended => f.write_str("the lease has ended"),
             Refusal::StillWaiting => f.write_str("the lease was not granted yet"),
-            Refusal::TtlTooLong { longest } => write!(f, "a lease that use renews may last {longest} at a time here"),
-            Refusal::TooManyProcesses => f.write_str("as many processes as may be are bound to the lease"),
+            Refusal::TtlTooLong { longest } => write!(f, "`ttl_s` may be at most {longest} here"),
+            Refusal::TooManyProcesses => {
+                f.write_str("the most processes that are allowed are bound to the lease already")
+            }
             Refusal::ProcessAway(lease) => {
                 let whose = lease.map_or_else(|| "another lease".to_owned(), |lease| lease.to_string());
-                write!(f, "the process belongs to {whose}, and its bytes are off the GPUs or on their way")
+                write!(f, "the process belongs to {whose}, which is parked, or being parked or resumed")
             }
             Refusal::NoCards => f.write_str("no GPU has been seen on this host"),
             Refusal::NeverFits { largest: None, .. } => f.write_str("no GPU here is the one that `on` names"),
             Refusal::NeverFits { largest: Some(largest), cards } => {
-                write!(
-                    f,
-                    "no GPU could ever hold this ask (GPUs that would do: {cards}, largest lease there: {largest})"
-                )
+                write!(f, "this can never be granted (suitable GPUs: {cards}, largest lease there: {largest})")
             }
             Refusal::BelowContext { context } => {
                 write!(f, "a CUDA context alone takes {context} on the GPU, and a lease includes it")
@@ -584,11 +585,13 @@ impl fmt::Display for Refusal {
                 write!(f, "that cannot start now, but {vram} of each of {gpus} GPUs can")
             }
             Refusal::NotLarger { instead: None } => f.write_str("the lease cannot be made larger now"),
-            Refusal::NotLarger { instead: Some(vram) } => write!(f, "the lease can be made {vram} now, and not that"),
+            Refusal::NotLarger { instead: Some(vram) } => {
+                write!(f, "the lease can be enlarged to {vram} now, and not more")
+            }
             Refusal::NoRoom { largest, .. } => write!(f, "there is no room now (largest possible: {largest})"),
             Refusal::StepsAside { index, by, until } => write!(f, "GPU {index} steps aside for {by} until {until}"),
             Refusal::QueueFull { own: true } => {
-                f.write_str("you, or your group, have as many asks in the queue as you may")
+                f.write_str("you, or your group, have the most waiting requests that are allowed")
             }
             Refusal::QueueFull { own: false } => f.write_str("the queue is full"),
             Refusal::DiskFull => f.write_str("the disk is full, so no new lease can be promised"),
@@ -599,24 +602,28 @@ impl fmt::Display for Refusal {
             Refusal::BadToken(bad) => bad.fmt(f),
             Refusal::NoSuchToken => f.write_str("no such token"),
             Refusal::ThroughToken => f.write_str("a token cannot make tokens"),
-            Refusal::NoSuchStranger => f.write_str("no process of yours with this number is on a GPU without a lease"),
+            Refusal::NoSuchStranger => f.write_str("no unleased process of yours with this id is on a GPU"),
             Refusal::NotAdoptable(why) => write!(f, "it cannot have a lease now: {why}"),
-            Refusal::CannotEnforce(why) => write!(f, "strangers cannot be told apart here: {why}"),
+            Refusal::CannotEnforce(why) => write!(f, "unleased processes cannot be told apart here: {why}"),
             Refusal::BadRule => f.write_str(
                 "a rule is about `exe:PATH`, `unit:NAME`, `container:ID` (12 characters at least) or `uid:N`",
             ),
-            Refusal::TooManyRules => f.write_str("there are as many rules as may be"),
+            Refusal::TooManyRules => f.write_str("the most rules that are allowed exist already"),
             Refusal::NoSuchRule => f.write_str("no such rule"),
             Refusal::TokenGone => f.write_str("the token was revoked"),
             Refusal::TooManyTokens { own: true } => {
-                write!(f, "there are {} tokens of this tenant, as many as may be", crate::token::TOKENS_OF_TENANT)
+                write!(
+                    f,
+                    "there are {} tokens of this tenant, the most that are allowed",
+                    crate::token::TOKENS_OF_TENANT
+                )
             }
             Refusal::TooManyTokens { own: false } => {
-                write!(f, "there are {} tokens, as many as may be", crate::token::TOKENS_MAX)
+                write!(f, "there are {} tokens, the most that are allowed", crate::token::TOKENS_MAX)
             }
-            Refusal::TokenLeases { cap } => write!(f, "this token has as many leases as it may have ({cap})"),
+            Refusal::TokenLeases { cap } => write!(f, "this token has {cap} leases, the most that it may have"),
             Refusal::TokenVram { cap, has } => {
-                write!(f, "through this token {cap} may be had, and {has} are: this asks for more than the rest")
+                write!(f, "this token may lease {cap} and has {has}: the request is larger than the rest")
             }
         }
     }

@@ -149,9 +149,9 @@ pub enum NotParkable {
 impl fmt::Display for NotParkable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            NotParkable::NotActive => f.write_str("it does not have its GPUs now"),
-            NotParkable::Off => f.write_str("parking is off in this house"),
-            NotParkable::NoShim => f.write_str("no program of its uses a GPU through Sublet's library"),
+            NotParkable::NotActive => f.write_str("it is not active now"),
+            NotParkable::Off => f.write_str("parking is switched off here (`[parking] ram`)"),
+            NotParkable::NoShim => f.write_str("none of its programs uses a GPU through Sublet's library"),
             NotParkable::Others(1) => f.write_str("one of its programs uses a GPU without Sublet's library"),
             NotParkable::Others(count) => {
                 write!(f, "{count} of its programs use a GPU without Sublet's library")
@@ -169,26 +169,26 @@ impl fmt::Display for NotParkable {
                 "process {} runs as uid {uid}, not as the lease's user: Sublet neither signals nor parks it",
                 process.pid
             ),
-            NotParkable::NoHook => f.write_str("it has no hook (`sublet run --on-yield`)"),
-            NotParkable::NotInspected => f.write_str("the driver was not asked about its processes yet"),
+            NotParkable::NoHook => f.write_str("it has no hook (`sublet run --on-park`)"),
+            NotParkable::NotInspected => f.write_str("the driver has not inspected its processes yet"),
             NotParkable::NotSure(why) => {
-                write!(f, "a restore would not be sure to have room: {why} (`--may-lose` takes the risk)")
+                write!(f, "a restore might find no room: {why} (`--may-lose` accepts the risk)")
             }
-            NotParkable::Unreadable => f.write_str("a GPU of its cannot be read now"),
+            NotParkable::Unreadable => f.write_str("one of its GPUs cannot be read now"),
             NotParkable::Coarse => {
-                f.write_str("the driver does not tell how many bytes each process has, and only Sublet's library would")
+                f.write_str("the driver reports no bytes per process, and Sublet's library is not loaded")
             }
             NotParkable::OneAtATime(card) => write!(
                 f,
-                "another lease leaves GPU {} or comes back to it, and the driver does not tell bytes per process there",
+                "another lease is being parked or resumed on GPU {}, and the driver reports no bytes per process there",
                 card.0
             ),
             NotParkable::Lately(why) => write!(f, "it was tried a moment ago: {why}"),
-            NotParkable::RamUnknown => f.write_str("how much host memory is available is not known"),
+            NotParkable::RamUnknown => f.write_str("the available host memory cannot be read"),
             NotParkable::Ram { need, room } => {
-                write!(f, "it takes {need} of host memory, and {room} of the parking RAM can be had")
+                write!(f, "it needs {need} of host memory, and the parking space has {room} free")
             }
-            NotParkable::Quota { cap } => write!(f, "its tenant may have {cap} parked at a time"),
+            NotParkable::Quota { cap } => write!(f, "its tenant may have {cap} parked at once"),
         }
     }
 }
@@ -209,7 +209,7 @@ impl fmt::Display for InTheWay {
         match self {
             InTheWay::Unreadable(card) => write!(f, "GPU {} cannot be read", card.0),
             InTheWay::Strangers(card, count) => write!(f, "processes without a lease are on GPU {}: {count}", card.0),
-            InTheWay::Uncapped(_, lease) => write!(f, "nothing keeps {lease} to its lease"),
+            InTheWay::Uncapped(_, lease) => write!(f, "nothing limits {lease} to its size"),
         }
     }
 }
@@ -236,7 +236,7 @@ pub(crate) const CONTEXT: Bytes = Bytes::mib(1024);
 pub(crate) const SMALL: Bytes = Bytes::mib(64);
 
 /// What is remembered of who was not to be believed.
-pub(crate) const LIED: &str = "its programs said that its bytes were gone, and they were not";
+pub(crate) const LIED: &str = "its programs reported that they freed their VRAM, and they had not";
 
 /// Host memory that can be booked now.
 pub fn room(state: &State) -> Option<Bytes> {

@@ -202,18 +202,19 @@ impl fmt::Display for Held {
             Some(group) => write!(f, "group {group} may together ")?,
         }
         match self.what {
-            Capped::Vram { cap, .. } if self.always => write!(f, "hold {cap} at a time, and this asks for more"),
-            Capped::Vram { cap, has } => write!(f, "hold {cap} at a time, and {has} are held"),
-            Capped::Leases { cap } => write!(f, "hold {cap} leases at a time"),
+            Capped::Vram { cap, .. } if self.always => write!(f, "lease {cap} at once, and this request is larger"),
+            Capped::Vram { cap, has } => write!(f, "lease {cap} at once, and {has} are leased"),
+            Capped::Leases { cap: 1 } => f.write_str("have 1 lease at once"),
+            Capped::Leases { cap } => write!(f, "have {cap} leases at once"),
             Capped::GpuDay { cap, left } => write!(
                 f,
                 "use {} of GPU time a day, of which {} are left today: too little for this",
                 hours(cap),
                 hours(left)
             ),
-            Capped::Never { cap: Bytes::ZERO, .. } => f.write_str("have no lease that is never preempted"),
+            Capped::Never { cap: Bytes::ZERO, .. } => f.write_str("have no lease with `--preempt never`"),
             Capped::Never { cap, has } => {
-                write!(f, "hold {cap} at a time that is never preempted, and {has} are held")
+                write!(f, "lease {cap} at once with `--preempt never`, and {has} are leased")
             }
         }
     }

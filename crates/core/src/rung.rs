@@ -30,8 +30,8 @@ impl Rung {
     /// Its name in the API and on screens.
     pub fn name(self) -> &'static str {
         match self {
-            Rung::Yield => "yield",
-            Rung::Park => "park",
+            Rung::Yield => "hook",
+            Rung::Park => "shim",
             Rung::Driver => "driver",
             Rung::End => "end",
         }

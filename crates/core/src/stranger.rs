@@ -186,7 +186,7 @@ pub enum Treat {
     Allow,
     /// They may be ended though they are in a container, or only draw.
     Deny,
-    /// They have a standing ask: wherever they are seen, they get a lease.
+    /// They get a lease where they are found: wherever they are seen, they get a lease.
     Attach {
         /// For so much of each card, where there is room for it; for what they have otherwise.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -329,21 +329,21 @@ impl fmt::Display for LeftAlone {
             LeftAlone::Allowed(rule) => write!(f, "rule {rule} allows it"),
             LeftAlone::Container => f.write_str("it is in a container, which is only ended if a rule denies it"),
             LeftAlone::Graphics => f.write_str("it only draws, and is only ended if a rule denies it"),
-            LeftAlone::Display(seat) => write!(f, "it is a screen's, of {seat}"),
+            LeftAlone::Display(seat) => write!(f, "it draws the screen of {seat}"),
             LeftAlone::Unread(what) => write!(f, "it could not be audited: {what}"),
             LeftAlone::NoDevice => f.write_str("it has no device file of a GPU open"),
             LeftAlone::Shared(pid) => {
                 write!(
                     f,
-                    "others have GPU files from process {pid} too, and which of them holds its memory cannot be told"
+                    "other processes have GPU files of process {pid} too, and which one holds its memory is unknown"
                 )
             }
             LeftAlone::System => f.write_str("it is a process of the system"),
-            LeftAlone::Coarse => f.write_str("the driver does not tell bytes per process here"),
-            LeftAlone::CannotEnforce(why) => write!(f, "strangers cannot be told apart here: {why}"),
+            LeftAlone::Coarse => f.write_str("the driver reports no bytes per process here"),
+            LeftAlone::CannotEnforce(why) => write!(f, "unleased processes cannot be told apart here: {why}"),
             LeftAlone::Refused(why) => write!(f, "it could not be signalled: {why}"),
             LeftAlone::Attached(rule, lease) => {
-                write!(f, "rule {rule} gives it a lease for all of its GPUs once {lease} is over")
+                write!(f, "rule {rule} gives it a lease for all of its GPUs once {lease} has ended")
             }
         }
     }

@@ -35,7 +35,7 @@ pub struct Token {
     pub name: Option<String>,
     /// Of its secret.
     pub hash: TokenHash,
-    /// It may look and change nothing.
+    /// It may read and change nothing.
     pub read_only: bool,
     /// What may be had through it.
     pub caps: TokenCaps,
@@ -66,7 +66,7 @@ pub struct TokenAsk {
     pub name: Option<String>,
     /// Of the secret that the caller made.
     pub hash: TokenHash,
-    /// It may look and change nothing.
+    /// It may read and change nothing.
     pub read_only: bool,
     /// What may be had through it.
     pub caps: TokenCaps,

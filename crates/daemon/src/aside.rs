@@ -68,13 +68,13 @@ impl View<'_> {
             let lease = self.id_for(by, row);
             let user =
                 if self.sees_all(by) || lease.is_some() { self.user(row.tenant) } else { "another user".to_owned() };
-            Some(wire::Stays { lease, user, why: why.to_string() })
+            Some(wire::AsideStay { lease, user, why: why.to_string() })
         });
         Some(wire::Aside {
             user: self.aside_user(by, &aside.by),
             since_unix_s: self.unix_s(aside.since),
             until_unix_s: self.unix_s(until),
-            leaving: leaving as u32,
+            parking: leaving as u32,
             stays: stays.collect(),
         })
     }

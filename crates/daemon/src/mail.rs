@@ -188,7 +188,7 @@ impl Until {
     pub fn is_changed(self, shown: &Lease) -> bool {
         match self {
             Until::Changed { known, told, over } => {
-                shown.state != known || shown.ends_soon.is_some() != told || shown.over.is_some() != over
+                shown.state != known || shown.ends_soon.is_some() != told || shown.overuse.is_some() != over
             }
             Until::Granted | Until::Ended => false,
         }

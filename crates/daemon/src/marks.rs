@@ -43,11 +43,11 @@ impl Marks {
 
     /// Puts the mark where its owner reads it: into a lease that was granted, if `tenant` asked for it.
     pub fn put(&self, lease: &mut wire::Lease, tenant: &str) {
-        if let (Some(epoch), Ok(id)) = (lease.epoch, lease.id.parse())
+        if let (Some(epoch), Ok(id)) = (lease.fence, lease.id.parse())
             && lease.tenant == tenant
             && lease.ended.is_none()
         {
-            lease.mark = Some(self.grant(id, Epoch(epoch)).mark.to_string());
+            lease.proof = Some(self.grant(id, Epoch(epoch)).mark.to_string());
         }
     }
 }
@@ -61,7 +61,7 @@ fn read(path: &Path) -> io::Result<Option<[u8; KEY_BYTES]>> {
     };
     let metadata = file.metadata()?;
     if metadata.permissions().mode() & 0o077 != 0 || metadata.len() != KEY_BYTES as u64 {
-        tracing::warn!("the key of marks could be read by others, or is damaged: there is a new one");
+        tracing::warn!("the key of proofs was readable by other users, or is damaged: a new one was made");
         return Ok(None);
     }
     let mut key = [0; KEY_BYTES];

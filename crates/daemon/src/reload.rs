@@ -106,11 +106,11 @@ impl Reload {
         match read.and_then(Standing::of) {
             Ok((standing, settled)) => {
                 if standing.config.gpu() != self.standing.config.gpu() {
-                    tracing::error!("`gpu` is another now: it is so after a restart");
+                    tracing::error!("`gpu` was changed: the change takes effect at the next restart");
                 }
                 self.standing = standing;
                 let refused = self.set(settled);
-                tracing::info!("the configuration was read anew; every lease goes on");
+                tracing::info!("the configuration was reloaded; leases continue");
                 self.say(refused);
             }
             Err(error) => {
@@ -137,10 +137,10 @@ impl Reload {
             None => {}
             Some(Ok(settled)) => {
                 drop(self.mail.send(Mail::Configured(Box::new(settled.policy))));
-                tracing::info!("other hours have begun, and their rules hold; every lease goes on");
+                tracing::info!("the rules of another window (`[[windows]]`) are in effect; leases continue");
             }
             Some(Err(error)) => {
-                tracing::error!(error = %writer::chain(&error), "other hours have begun; their rules are tried again soon");
+                tracing::error!(error = %writer::chain(&error), "the rules of another window (`[[windows]]`) could not be read; retrying");
             }
         }
     }
@@ -167,14 +167,14 @@ impl Reload {
             (None, None) => return None,
             (Some(settled), Some(remote)) if settled.listen == remote.0.listen => (settled, remote),
             _ => {
-                tracing::error!("`listen` is another now: it is so after a restart");
+                tracing::error!("`listen` was changed: the change takes effect at the next restart");
                 return None;
             }
         };
         gate.set_rate(settled.rate);
         let Some((cert, key)) = &settled.tls else {
             if old.tls.is_some() {
-                tracing::error!("the certificate stays: without one only after a restart");
+                tracing::error!("the certificate is kept: it can be removed only by a restart");
             }
             return None;
         };

@@ -193,7 +193,7 @@ pub fn serve(options: Options) -> Result<(), ServeError> {
     let asked = options.gpu.as_deref().map(str::parse::<GpuSpec>).transpose()?.or_else(|| settled.1.gpu.clone());
     match &options.config {
         Some(file) => tracing::info!(file = %file.display(), "configuration read"),
-        None => tracing::info!("no configuration file: everything is at its default"),
+        None => tracing::info!("no configuration file: all keys are at their defaults"),
     }
     let limits = raise_descriptor_limit();
     // Whoever is refused shall leave nothing behind; whoever comes after this look is found when the socket is made.
@@ -242,7 +242,7 @@ fn look_at(choice: &Choice, options: &Options) -> Result<Settings, ServeError> {
 /// Nobody shall take soft cards for real ones.
 fn announce(place: &SoftPlace, automatic: bool) {
     if automatic {
-        tracing::warn!("no NVIDIA device is visible on this machine: soft GPUs stand in");
+        tracing::warn!("no NVIDIA device is visible on this machine: soft GPUs are used");
     }
     tracing::warn!(file = %place.state.display(), "{}", soft::NOTICE);
 }
@@ -429,7 +429,7 @@ fn run(
     drop(mail.send(Mail::Stop));
     let _ = loop_thread.join();
     let _ = writer.join();
-    tracing::info!("stopped; leases go on");
+    tracing::info!("stopped; leases continue");
     Ok(())
 }
 
@@ -444,7 +444,7 @@ fn sound_alarm(alarm: &Alarm) {
             std::process::exit(i32::from(exit::JOURNAL_MOVED))
         }
         Alarm::NotNoted(_) => {
-            tracing::warn!("{alarm}; a damaged journal may not be noticed at the next start; it is tried again");
+            tracing::warn!("{alarm}; a damaged journal may not be noticed at the next start; retrying");
         }
     }
 }
@@ -471,10 +471,10 @@ fn announce_ballast(bytes: u64, state_dir: &Path) -> u64 {
 fn announce_parking(shim: bool, parking: &Parking, stock: Bytes) {
     let (ram, stock) = (sublet_wire::size::show(parking.ram.0), sublet_wire::size::show(stock.0));
     match (shim, parking.ram.0) {
-        (false, _) => tracing::info!("programs are started without Sublet's library: none is capped, none is parked"),
-        (true, 0) => tracing::info!("parking is off: no program is parked"),
+        (false, _) => tracing::info!("programs are started without Sublet's library: they are not capped, and not parked by it"),
+        (true, 0) => tracing::info!("parking is off"),
         (true, _) => {
-            tracing::info!(%ram, %stock, "parking RAM: no larger lease can be parked; of what is not booked `stock` is kept ready");
+            tracing::info!(size = %ram, ready = %stock, "parking space");
         }
     }
 }
@@ -514,7 +514,7 @@ fn exit_on_panic() {
 
 /// What a thread that panicked left half done is not gone on with.
 pub(crate) fn exit_after_panic() -> ! {
-    tracing::error!("a thread of the daemon panicked: exiting, a restart reads the journal anew");
+    tracing::error!("a thread of the daemon panicked: exiting; a restart reads the journal again");
     std::process::exit(70)
 }
 
@@ -554,7 +554,7 @@ async fn signals(stop: watch::Sender<bool>, reload: mpsc::Sender<()>) {
     let (Ok(mut term), Ok(mut int), Ok(mut hup)) =
         (signal(SignalKind::terminate()), signal(SignalKind::interrupt()), signal(SignalKind::hangup()))
     else {
-        tracing::error!("signals cannot be caught; stop the daemon with SIGKILL, nothing will be lost");
+        tracing::error!("signals cannot be caught; stop the daemon with SIGKILL: nothing is lost");
         return;
     };
     loop {

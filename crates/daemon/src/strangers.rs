@@ -11,17 +11,17 @@ use sublet_wire as wire;
 impl View<'_> {
     /// Those that a caller may know of, and that a rule would be about if one is given, as they are, or as they
     /// would be in this mode.
-    pub fn strangers(&self, by: &Caller, mode: Option<Mode>, who: Option<&Who>) -> wire::Strangers {
+    pub fn strangers(&self, by: &Caller, mode: Option<Mode>, who: Option<&Who>) -> wire::UnleasedProcesses {
         let rows = self.state.rows();
         let is_meant = |stranger: &&Stranger| who.is_none_or(|who| who.matches(&stranger.audit));
         let shown = rows.strangers.values().filter(|stranger| may_see(by, stranger)).filter(is_meant);
         let modes = rows.cards.iter().filter(|_| by.token.is_none());
         let rules = rows.rules.values().filter(|_| by.operator);
         let can = self.state.can_enforce();
-        wire::Strangers {
-            strangers: shown.map(|stranger| self.stranger(by, stranger, mode)).collect(),
+        wire::UnleasedProcesses {
+            processes: shown.map(|stranger| self.stranger(by, stranger, mode)).collect(),
             modes: modes
-                .map(|card| wire::CardMode {
+                .map(|card| wire::GpuMode {
                     index: card.facts.index,
                     uuid: card.facts.uuid.clone(),
                     mode: to_wire(card.mode),
@@ -29,11 +29,11 @@ impl View<'_> {
                 .collect(),
             rules: rules.map(rule).collect(),
             cannot_enforce: can.and_then(|can| can.as_ref().err().cloned()),
-            tested: can.is_some(),
+            enforce_tested: can.is_some(),
         }
     }
 
-    fn stranger(&self, by: &Caller, stranger: &Stranger, mode: Option<Mode>) -> wire::Stranger {
+    fn stranger(&self, by: &Caller, stranger: &Stranger, mode: Option<Mode>) -> wire::UnleasedProcess {
         let audit = &stranger.audit;
         let residence = enforce::residence(self.state, stranger, self.now);
         let bytes = residence.as_ref().and_then(|(on, _)| on.iter().map(|(_, bytes)| bytes.map(|b| b.0)).sum());
@@ -41,7 +41,7 @@ impl View<'_> {
             residence.map_or_else(|| stranger.cards.clone(), |(on, _)| on.iter().map(|(card, _)| *card).collect());
         let index = |card: &sublet_core::ids::CardId| self.state.rows().cards[usize::from(card.0)].facts.index;
         let of = self.state.lease_of(stranger).filter(|lease| find(self.state, by, *lease).is_ok());
-        let mut shown = wire::Stranger {
+        let mut shown = wire::UnleasedProcess {
             id: stranger.id.to_string(),
             pid: audit.process.pid,
             uid: audit.uid,
@@ -51,37 +51,37 @@ impl View<'_> {
             command: audit.command.clone(),
             unit: audit.unit.clone(),
             container: audit.container.clone(),
-            card_indices: cards.iter().map(index).collect(),
+            gpu_indices: cards.iter().map(index).collect(),
             vram_bytes: bytes,
-            for_s: self.now.since(stranger.since).as_secs_f64(),
+            age_s: self.now.since(stranger.since).as_secs_f64(),
             step: match stranger.step {
-                Step::Found => wire::Step::Found,
-                Step::Warned { .. } => wire::Step::Warned,
-                Step::Moving { .. } => wire::Step::Moving,
-                Step::Unmoved { .. } => wire::Step::Unmoved,
-                Step::Told { .. } => wire::Step::Told,
-                Step::Stuck => wire::Step::Stuck,
+                Step::Found => wire::UnleasedStep::Found,
+                Step::Warned { .. } => wire::UnleasedStep::Warned,
+                Step::Moving { .. } => wire::UnleasedStep::Parking,
+                Step::Unmoved { .. } => wire::UnleasedStep::ParkFailed,
+                Step::Told { .. } => wire::UnleasedStep::Signalled,
+                Step::Stuck => wire::UnleasedStep::Survived,
             },
-            next: wire::Next::Nothing,
-            signal: None,
-            in_s: None,
+            next: wire::NextStep::Nothing,
+            next_signal: None,
+            next_in_s: None,
             lease: None,
-            of: of.map(|lease| lease.to_string()),
+            belongs_to: of.map(|lease| lease.to_string()),
             why: stranger.stays.as_ref().map(|why| format!("it could not be parked: {why}")),
-            again: stranger.again.map(|former| former.to_string()),
-            unread: audit.unread.clone(),
+            replaces: stranger.again.map(|former| former.to_string()),
+            unreadable: audit.unread.clone(),
         };
         let left = |at: sublet_core::units::Time| Some(at.since(self.now).as_secs_f64());
         match enforce::fate(self.state, stranger, mode, self.now) {
             Fate::Recorded => {}
-            Fate::LeftAlone(why) => (shown.next, shown.why) = (wire::Next::LeftAlone, Some(why.to_string())),
-            Fate::Adopted(at) => (shown.next, shown.in_s) = (wire::Next::Adopted, left(at)),
-            Fate::Warned => shown.next = wire::Next::Warned,
-            Fate::Parked(at) => (shown.next, shown.in_s) = (wire::Next::Parked, left(at)),
-            Fate::Moving(lease) => (shown.next, shown.lease) = (wire::Next::Parked, Some(lease.to_string())),
+            Fate::LeftAlone(why) => (shown.next, shown.why) = (wire::NextStep::Exempt, Some(why.to_string())),
+            Fate::Adopted(at) => (shown.next, shown.next_in_s) = (wire::NextStep::Adopted, left(at)),
+            Fate::Warned => shown.next = wire::NextStep::Warned,
+            Fate::Parked(at) => (shown.next, shown.next_in_s) = (wire::NextStep::Parked, left(at)),
+            Fate::Moving(lease) => (shown.next, shown.lease) = (wire::NextStep::Parked, Some(lease.to_string())),
             Fate::Signal(signal, at) => {
-                shown.next = wire::Next::Signal;
-                (shown.signal, shown.in_s) = (Some(signals::name(signal)), left(at));
+                shown.next = wire::NextStep::Signal;
+                (shown.next_signal, shown.next_in_s) = (Some(signals::name(signal)), left(at));
             }
             Fate::Stuck => shown.why = Some("it survived SIGKILL: only a restart of the host helps".to_owned()),
         }
@@ -97,11 +97,11 @@ pub(crate) fn may_see(by: &Caller, stranger: &Stranger) -> bool {
 /// A rule as clients see it.
 pub fn rule(rule: &Rule) -> wire::Rule {
     let (treat, vram, tier) = match rule.treat {
-        Treat::Allow => (wire::Treat::Allow, None, None),
-        Treat::Deny => (wire::Treat::Deny, None, None),
-        Treat::Attach { vram, tier } => (wire::Treat::Attach, vram.map(|vram| vram.0), Some(view::tier(tier))),
+        Treat::Allow => (wire::RuleAction::Allow, None, None),
+        Treat::Deny => (wire::RuleAction::Deny, None, None),
+        Treat::Attach { vram, tier } => (wire::RuleAction::Adopt, vram.map(|vram| vram.0), Some(view::tier(tier))),
     };
-    wire::Rule { id: rule.id.to_string(), who: rule.who.to_string(), treat, vram_bytes: vram, tier }
+    wire::Rule { id: rule.id.to_string(), matches: rule.who.to_string(), action: treat, vram_bytes: vram, tier }
 }
 
 /// A mode as clients spell it.

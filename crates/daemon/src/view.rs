@@ -108,11 +108,11 @@ impl View<'_> {
     }
 
     /// What the programs of a lease did; none: no program of it has the library, or that was before this daemon.
-    fn did(&self, lease: LeaseId) -> Option<wire::Did> {
+    fn did(&self, lease: LeaseId) -> Option<wire::GpuCalls> {
         let counts = self.counts?.get(&lease)?;
         let errors = counts.errors.iter().map(|(code, count)| wire::ErrorCount { code: *code, count: *count });
         let (launches, copies, copied_bytes) = (counts.launches, counts.copies, counts.copied);
-        Some(wire::Did { launches, copies, copied_bytes, errors: errors.collect() })
+        Some(wire::GpuCalls { launches, copies, copied_bytes, errors: errors.collect() })
     }
 
     pub(crate) fn user(&self, tenant: TenantId) -> String {
@@ -124,12 +124,12 @@ impl View<'_> {
         let live = self.state.live(lease.id);
         let tenant = self.state.tenant_name(lease.tenant).to_owned();
         let mut shown = plain(lease.first_ask(), lease.id.to_string(), tenant, self.names);
-        shown.asked_unix_s = self.unix_s(lease.asked);
+        shown.requested_unix_s = self.unix_s(lease.asked);
         shown.pids =
             live.map_or(Vec::new(), |live| live.members.iter().take(PIDS_MAX).map(|process| process.pid).collect());
         shown.peak_bytes = live.and_then(|live| live.peak).map(|peak| peak.0);
-        shown.did = self.did(lease.id);
-        shown.left_out = words::left_out(preempt::left_out(self.state, lease.id));
+        shown.calls = self.did(lease.id);
+        shown.foreign_processes = words::left_out(preempt::left_out(self.state, lease.id));
         match &lease.phase {
             Phase::Waiting { .. } => shown.waiting = Some(self.waiting(by, lease)),
             Phase::Active(hold) => {
@@ -140,12 +140,12 @@ impl View<'_> {
                 shown.expires_unix_s = Some(self.unix_s(until));
                 shown.remaining_s = Some(until.since(self.now).as_secs_f64());
                 shown.not_parkable = self.not_parkable(lease, hold);
-                shown.over = self.over(lease, hold);
+                shown.overuse = self.over(lease, hold);
                 shown.ends_soon = hold.notice.map(|told| wire::EndsSoon {
                     reason: match told {
-                        Told::Term { .. } => wire::Reason::TermOver,
-                        Told::ForOthers(_) if lease.ask.may_be_ended() => wire::Reason::Preempted,
-                        Told::ForOthers(_) => wire::Reason::OverUse,
+                        Told::Term { .. } => wire::EndReason::TermOver,
+                        Told::ForOthers(_) if lease.ask.may_be_ended() => wire::EndReason::Preempted,
+                        Told::ForOthers(_) => wire::EndReason::Overuse,
                     },
                     unix_s: self.unix_s(told.at()),
                     in_s: told.at().since(self.now).as_secs_f64(),
@@ -176,10 +176,10 @@ impl View<'_> {
         away: &rows::Away,
     ) {
         shown.state = state;
-        shown.rung = match away.rung {
-            Rung::Yield => Some(wire::Rung::Yield),
-            Rung::Park => Some(wire::Rung::Park),
-            Rung::Driver => Some(wire::Rung::Driver),
+        shown.method = match away.rung {
+            Rung::Yield => Some(wire::ParkMethod::Hook),
+            Rung::Park => Some(wire::ParkMethod::Shim),
+            Rung::Driver => Some(wire::ParkMethod::Driver),
             Rung::End => None,
         };
         self.show_hold(shown, hold);
@@ -194,7 +194,7 @@ impl View<'_> {
             why: String::new(),
         });
         // Whose processes they are is told by `explain`, which knows who asks.
-        shown.held_back = parking::held_back(self.state, lease).map(|who| words::held_back(self.state, who, None));
+        shown.resume_blocked = parking::held_back(self.state, lease).map(|who| words::held_back(self.state, who, None));
         if lease.queued().is_some() {
             shown.waiting = Some(self.waiting(by, lease));
         }
@@ -227,17 +227,17 @@ impl View<'_> {
     }
 
     /// What a holder must know that has more on a card than its lease is for.
-    fn over(&self, lease: &Lease, hold: &Hold) -> Option<wire::OverUse> {
+    fn over(&self, lease: &Lease, hold: &Hold) -> Option<wire::Overuse> {
         let told = hold.over()?;
         let (policy, meta) = (self.state.policy(), &self.state.rows().meta);
         let left = |span: Span| meta.due(told.since, told.since + span).since(self.now).as_secs_f64();
         let seen = over::most_seen(self.state, lease.id, hold).max(told.seen);
         let enforced = |card: &CardId| self.state.mode(*card) == Mode::Enforce;
-        Some(wire::OverUse {
+        Some(wire::Overuse {
             since_unix_s: self.unix_s(told.since),
             seen_bytes: seen.0,
             offer_bytes: over::more(self.state, lease, self.now).map(|vram| vram.0),
-            leaves_in_s: left(policy.over),
+            parkable_in_s: left(policy.over),
             ends_in_s: hold.cards.iter().all(enforced).then(|| left(policy.patience.warned.max(policy.over))),
         })
     }
@@ -246,7 +246,7 @@ impl View<'_> {
         fill_hold(shown, hold, self.state.rows());
         shown.granted_unix_s = Some(self.unix_s(hold.granted));
         let stopped = hold.turns.as_ref().is_some_and(|turns| turns.stopped.is_some());
-        shown.on_cards_unix_s = (!stopped).then(|| self.unix_s(hold.began()));
+        shown.on_gpus_unix_s = (!stopped).then(|| self.unix_s(hold.began()));
     }
 
     fn seen(&self, lease: &Lease, hold: &Hold) -> Option<u64> {
@@ -271,7 +271,7 @@ impl View<'_> {
             place: place as u64,
             place_exact: known.is_some(),
             why: self.why_waiting(by, lease, place),
-            estimate_s: starts.planned.get(&lease.id).map(|at| in_s(*at)),
+            worst_case_s: starts.planned.get(&lease.id).map(|at| in_s(*at)),
             expected_s: expected.map(|expected| in_s(expected.p50)),
             expected_p90_s: expected.map(|expected| in_s(expected.p90)),
             offers: Vec::new(),
@@ -373,7 +373,7 @@ impl View<'_> {
             }
             _ if shown.state == wire::LeaseState::Parking => "its bytes are leaving its GPUs".to_owned(),
             _ if shown.state == wire::LeaseState::Resuming => self.resuming(by, lease),
-            _ if shown.over.is_some() => {
+            _ if shown.overuse.is_some() => {
                 "it is active and has more on a GPU than its lease is for; if another request waits it may be parked"
                     .into()
             }
@@ -388,12 +388,12 @@ impl View<'_> {
         let making = if waits { preempt::making(self.state, lease, self.now) } else { None };
         wire::Explanation {
             summary,
-            room: waits.then(|| {
+            preemption: waits.then(|| {
                 let making = making.as_ref().map(|(making, _)| making);
                 words::room_made(self.state, making, self.now, |id| self.name_for(by, id))
             }),
             ahead: ahead.into_iter().map(|other| self.ahead(by, lease, other)).collect(),
-            cards: cards.into_iter().map(|card| self.card_why(by, lease, card, making.as_ref())).collect(),
+            gpus: cards.into_iter().map(|card| self.card_why(by, lease, card, making.as_ref())).collect(),
             lease: shown,
         }
     }
@@ -430,7 +430,7 @@ impl View<'_> {
         waiter: &Lease,
         holder: &Lease,
         making: Option<&(Making, Vec<(CardId, Span)>)>,
-    ) -> (Option<wire::Leaves>, Option<String>) {
+    ) -> (Option<wire::PreemptionCost>, Option<String>) {
         let chosen = match making {
             Some((Making::Plan { victims, .. }, _)) => victims.iter().any(|(id, _)| *id == holder.id),
             Some(_) => false,
@@ -438,13 +438,13 @@ impl View<'_> {
         };
         match preempt::prospect(self.state, waiter, holder, self.now) {
             Ok(prospect) => {
-                let leaves = wire::Leaves {
-                    rung: prospect.rung.name().to_owned(),
-                    out_s: prospect.out.as_secs_f64(),
-                    loss_s: prospect.loss.as_secs_f64(),
-                    back_s: prospect.back.as_secs_f64(),
-                    price_s: prospect.price().as_secs_f64(),
-                    chosen,
+                let leaves = wire::PreemptionCost {
+                    method: prospect.rung.name().to_owned(),
+                    park_s: prospect.out.as_secs_f64(),
+                    lost_work_s: prospect.loss.as_secs_f64(),
+                    resume_s: prospect.back.as_secs_f64(),
+                    cost_s: prospect.price().as_secs_f64(),
+                    is_chosen: chosen,
                 };
                 (Some(leaves), None)
             }
@@ -480,17 +480,17 @@ impl View<'_> {
         lease: &Lease,
         card: CardId,
         making: Option<&(Making, Vec<(CardId, Span)>)>,
-    ) -> wire::CardWhy {
+    ) -> wire::GpuExplanation {
         let facts = &self.state.rows().cards[card.0 as usize].facts;
         let obstacle = explain::obstacle(self.state, lease, card, self.now);
         let blockers = explain::blockers(self.state, card, self.now);
-        wire::CardWhy {
+        wire::GpuExplanation {
             index: facts.index,
             uuid: facts.uuid.clone(),
             promisable_bytes: self.state.promisable(card, self.now).0,
-            loose_bytes: self.state.room(card).loose().map(|b| b.0),
+            unowned_bytes: self.state.room(card).loose().map(|b| b.0),
             obstacle: self.obstacle(by, lease, card, &obstacle),
-            price_s: making.and_then(|(_, prices)| {
+            cost_s: making.and_then(|(_, prices)| {
                 let (_, price) = prices.iter().find(|(on, _)| *on == card)?;
                 Some(price.as_secs_f64())
             }),
@@ -504,8 +504,8 @@ impl View<'_> {
                         user: self.user_for(by, other),
                         counted_bytes: counted.0,
                         ends_by_s: at.since(self.now).as_secs_f64(),
-                        leaves,
-                        stays,
+                        preemption: leaves,
+                        not_preempted: stays,
                     }
                 })
                 .collect(),
@@ -513,40 +513,40 @@ impl View<'_> {
     }
 
     /// All cards, by index.
-    pub fn cards(&self, by: &Caller) -> Vec<wire::Card> {
-        let mut cards: Vec<wire::Card> = self.state.cards().map(|card| self.card(by, card)).collect();
+    pub fn cards(&self, by: &Caller) -> Vec<wire::Gpu> {
+        let mut cards: Vec<wire::Gpu> = self.state.cards().map(|card| self.card(by, card)).collect();
         cards.sort_by_key(|card| card.index);
         cards
     }
 
-    fn card(&self, by: &Caller, card: CardId) -> wire::Card {
+    fn card(&self, by: &Caller, card: CardId) -> wire::Gpu {
         let row = &self.state.rows().cards[card.0 as usize];
         let room = self.state.room(card);
         let (used, coarse, unreadable) = match &room.observed().reading {
             Reading::Used(used) => (Some(room.total().less(used.free).0), used.coarse, None),
             Reading::Unreadable(why) => (None, false, Some(words::unreadable(row.facts.index, why))),
         };
-        wire::Card {
+        wire::Gpu {
             index: row.facts.index,
             uuid: row.facts.uuid.clone(),
             name: row.facts.name.clone(),
             state: match &row.service {
-                Service::Draining => wire::CardState::Draining,
-                Service::Out { .. } => wire::CardState::OutOfService,
-                Service::In if row.facts.unusable.is_some() => wire::CardState::Unusable,
-                Service::In if !self.state.is_listed(card) => wire::CardState::Missing,
-                Service::In if self.state.is_aside(card) => wire::CardState::Aside,
-                Service::In => wire::CardState::InService,
+                Service::Draining => wire::GpuState::Draining,
+                Service::Out { .. } => wire::GpuState::OutOfService,
+                Service::In if row.facts.unusable.is_some() => wire::GpuState::Unusable,
+                Service::In if !self.state.is_listed(card) => wire::GpuState::Missing,
+                Service::In if self.state.is_aside(card) => wire::GpuState::Aside,
+                Service::In => wire::GpuState::InService,
             },
             state_why: words::service(&row.service)
                 .or_else(|| row.facts.unusable.clone())
                 .or_else(|| self.aside_why(by, card)),
             aside: self.aside(by, card),
             mode: strangers::to_wire(row.mode),
-            unreadable: unreadable.map(|sentence| wire::Unreadable { sentence }),
+            unreadable: unreadable.map(|sentence| wire::UnreadableGpu { sentence }),
             total_bytes: row.facts.total.0,
             used_bytes: used,
-            loose_bytes: room.loose().map(|b| b.0),
+            unowned_bytes: room.loose().map(|b| b.0),
             committed_bytes: room.committed().map(|b| b.0),
             promisable_bytes: self.state.promisable(card, self.now).0,
             context_bytes: row.facts.context.map(|b| b.0),
@@ -567,11 +567,11 @@ impl View<'_> {
             pid: Some(resident.process.pid),
             user: None,
             tier: None,
-            state: if self.is_display(resident) { "display" } else { "stranger" }.to_owned(),
+            state: if self.is_display(resident) { "display" } else { "unleased" }.to_owned(),
             reserved_bytes: None,
             seen_bytes: resident.bytes.map(|b| b.0),
             since_unix_s: None,
-            over: false,
+            exceeds_lease: false,
         }));
         found
     }
@@ -607,19 +607,19 @@ impl View<'_> {
                 reserved_bytes: Some(claim.reserved.0),
                 seen_bytes: (!coarse).then_some(claim.seen.0),
                 since_unix_s: lease.hold().map(|hold| self.unix_s(hold.granted)),
-                over: lease.hold().is_some_and(|hold| hold.over().is_some()),
+                exceeds_lease: lease.hold().is_some_and(|hold| hold.over().is_some()),
             })
             .collect()
     }
 
     /// Host memory for parked bytes, if there is to be any.
-    pub fn parking(&self, by_driver: bool, kind: &str, stock: u64) -> Option<wire::ParkingRam> {
+    pub fn parking(&self, by_driver: bool, kind: &str, stock: u64) -> Option<wire::ParkingSpace> {
         let ram = self.state.policy().parking.ram;
         let (pages, advice) = sublet_host::shims::page_kind();
-        (ram > Bytes::ZERO).then(|| wire::ParkingRam {
-            ram_bytes: ram.0,
+        (ram > Bytes::ZERO).then(|| wire::ParkingSpace {
+            size_bytes: ram.0,
             booked_bytes: self.state.booked().0,
-            stock_bytes: stock,
+            ready_bytes: stock,
             free_bytes: parking::room(self.state).map(|room| room.0),
             pages: pages.to_owned(),
             advice: advice.map(str::to_owned),
@@ -674,7 +674,7 @@ impl View<'_> {
                     lease: None,
                     name: None,
                     leases: tenant.leases + leases,
-                    card_seconds: (tenant.card_us + card_us) as f64 / 1e6,
+                    gpu_seconds: (tenant.card_us + card_us) as f64 / 1e6,
                     gib_seconds: gib_seconds(tenant.byte_us + byte_us),
                     parked_gib_seconds: Some(gib_seconds(tenant.parked_byte_us + parked_us)),
                     peak_bytes: None,
@@ -727,7 +727,7 @@ fn usage_row(
         lease: Some(id),
         name,
         leases: 1,
-        card_seconds: card_us as f64 / 1e6,
+        gpu_seconds: card_us as f64 / 1e6,
         gib_seconds: gib_seconds(byte_us),
         parked_gib_seconds: None,
         peak_bytes,
@@ -744,9 +744,9 @@ pub fn past(ended: &Ended, view: &View<'_>) -> wire::Lease {
     let tenant = view.state.tenant_name(ended.tenant).to_owned();
     let mut shown = plain(&ended.ask, ended.id.to_string(), tenant, view.names);
     shown.state = wire::LeaseState::Ended;
-    shown.asked_unix_s = view.unix_s(ended.asked);
+    shown.requested_unix_s = view.unix_s(ended.asked);
     shown.peak_bytes = ended.finish.peak.map(|b| b.0);
-    shown.did = view.did(ended.id);
+    shown.calls = view.did(ended.id);
     if let Some(hold) = &ended.hold {
         fill_hold(&mut shown, hold, view.state.rows());
         shown.granted_unix_s = Some(view.unix_s(hold.granted));
@@ -763,36 +763,36 @@ fn plain(ask: &Ask, id: String, tenant: String, names: &Names) -> wire::Lease {
         user: names.of(&tenant),
         tenant,
         name: ask.name.clone(),
-        asked_vram_bytes: vram(ask.vram),
+        requested_vram_bytes: vram(ask.vram),
         vram_bytes: None,
         gpus: ask.gpus.into(),
-        cards: Vec::new(),
-        card_indices: Vec::new(),
+        gpu_uuids: Vec::new(),
+        gpu_indices: Vec::new(),
         tier: tier(ask.tier),
         priority: ask.priority.into(),
         exclusivity: exclusivity(ask.exclusivity),
-        epoch: None,
-        mark: None,
+        fence: None,
+        proof: None,
         ttl_s: ask.term.span().secs_ceil(),
         fixed_term: matches!(ask.term, ask::Term::Fixed(_)),
-        asked_unix_s: 0.0,
+        requested_unix_s: 0.0,
         granted_unix_s: None,
-        on_cards_unix_s: None,
+        on_gpus_unix_s: None,
         expires_unix_s: None,
         remaining_s: None,
         idle: false,
         pids: Vec::new(),
         seen_bytes: None,
-        did: None,
+        calls: None,
         peak_bytes: None,
         not_parkable: None,
-        left_out: None,
-        held_back: None,
+        foreign_processes: None,
+        resume_blocked: None,
         parked: None,
-        rung: None,
-        over: None,
+        method: None,
+        overuse: None,
         ends_soon: None,
-        yields: ask.yields,
+        has_hook: ask.yields,
         may_lose: ask.may_lose,
         waiting: None,
         ended: None,
@@ -802,10 +802,10 @@ fn plain(ask: &Ask, id: String, tenant: String, names: &Names) -> wire::Lease {
 fn fill_hold(shown: &mut wire::Lease, hold: &Hold, rows: &Rows) {
     let facts = |card: &CardId| rows.cards.get(card.0 as usize).map(|card| &card.facts);
     shown.vram_bytes = Some(hold.vram.0);
-    shown.epoch = Some(hold.epoch.0);
+    shown.fence = Some(hold.epoch.0);
     shown.idle = hold.idle;
-    shown.cards = hold.cards.iter().filter_map(facts).map(|facts| facts.uuid.clone()).collect();
-    shown.card_indices = hold.cards.iter().filter_map(facts).map(|facts| facts.index).collect();
+    shown.gpu_uuids = hold.cards.iter().filter_map(facts).map(|facts| facts.uuid.clone()).collect();
+    shown.gpu_indices = hold.cards.iter().filter_map(facts).map(|facts| facts.index).collect();
 }
 
 /// Where a parked holder's bytes are, and what brings them back: only the library in a program notices its use.
@@ -829,8 +829,8 @@ fn parked(lease: &Lease) -> String {
     }
 }
 
-fn finish_of(id: &str, finish: &rows::Finish, at_unix_s: f64) -> wire::Ended {
-    wire::Ended { reason: reason(finish.reason), sentence: words::ended(id, finish.reason), at_unix_s }
+fn finish_of(id: &str, finish: &rows::Finish, at_unix_s: f64) -> wire::LeaseEnd {
+    wire::LeaseEnd { reason: reason(finish.reason), sentence: words::ended(id, finish.reason), at_unix_s }
 }
 
 /// The wall clock's µs as Unix seconds, to the millisecond.
@@ -867,23 +867,23 @@ fn exclusivity(exclusivity: ask::Exclusivity) -> wire::Exclusivity {
     }
 }
 
-fn reason(reason: rows::Reason) -> wire::Reason {
+fn reason(reason: rows::Reason) -> wire::EndReason {
     match reason {
-        rows::Reason::Released => wire::Reason::Released,
-        rows::Reason::Expired => wire::Reason::Expired,
-        rows::Reason::HoldCap => wire::Reason::HoldCap,
-        rows::Reason::TermOver => wire::Reason::TermOver,
-        rows::Reason::HolderExited => wire::Reason::HolderExited,
-        rows::Reason::Revoked => wire::Reason::Revoked,
-        rows::Reason::DeviceLost => wire::Reason::DeviceLost,
-        rows::Reason::DiedParking => wire::Reason::DiedParking,
-        rows::Reason::RestoreFailed => wire::Reason::RestoreFailed,
-        rows::Reason::HostRebooted => wire::Reason::HostRebooted,
-        rows::Reason::WaitOver => wire::Reason::WaitOver,
-        rows::Reason::NotMoved => wire::Reason::NotMoved,
-        rows::Reason::Budget => wire::Reason::Budget,
-        rows::Reason::ParkExpired => wire::Reason::ParkExpired,
-        rows::Reason::Preempted => wire::Reason::Preempted,
-        rows::Reason::OverUse => wire::Reason::OverUse,
+        rows::Reason::Released => wire::EndReason::Released,
+        rows::Reason::Expired => wire::EndReason::Expired,
+        rows::Reason::HoldCap => wire::EndReason::RenewalCap,
+        rows::Reason::TermOver => wire::EndReason::TermOver,
+        rows::Reason::HolderExited => wire::EndReason::HolderExited,
+        rows::Reason::Revoked => wire::EndReason::Revoked,
+        rows::Reason::DeviceLost => wire::EndReason::GpuLost,
+        rows::Reason::DiedParking => wire::EndReason::DiedParking,
+        rows::Reason::RestoreFailed => wire::EndReason::RestoreFailed,
+        rows::Reason::HostRebooted => wire::EndReason::HostRebooted,
+        rows::Reason::WaitOver => wire::EndReason::WaitOver,
+        rows::Reason::NotMoved => wire::EndReason::ParkFailed,
+        rows::Reason::Budget => wire::EndReason::Budget,
+        rows::Reason::ParkExpired => wire::EndReason::ParkExpired,
+        rows::Reason::Preempted => wire::EndReason::Preempted,
+        rows::Reason::OverUse => wire::EndReason::Overuse,
     }
 }

@@ -5,7 +5,7 @@
 //! GPU 0 has 1.6 GiB free, 3 GiB are needed; ann's python3 (pid 20686) uses 2.1 GiB without a lease; no end is in sight
 //!     until it ends or gets a lease: ann can run `sublet adopt 20686`, or an operator: `sublet enforce mode 0 adopt`
 //! ```
-//! A reader learns here what `GET /v1/cards` shows it: users and unleased processes of others on the host, unless
+//! A reader learns here what `GET /v1/gpus` shows it: users and unleased processes of others on the host, unless
 //! `visibility` is `own`, and never through a token. Ids of leases are for their user and for operators.
 
 use crate::names::tenant_of;

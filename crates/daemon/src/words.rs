@@ -27,42 +27,46 @@ use sublet_wire::{Code, Problem};
 /// How a lease ended, and what to do next.
 pub fn ended(id: &str, reason: Reason) -> String {
     match reason {
-        Reason::Released => format!("lease {id} was given back"),
+        Reason::Released => format!("lease {id} was released"),
         Reason::Expired => {
-            format!("lease {id} ended: it was not used, and another request waits for the GPU; ask again to go on")
+            format!(
+                "lease {id} ended: it was not used, and another request waits for the GPU; request a lease again to continue"
+            )
         }
         Reason::HoldCap => format!(
-            "lease {id} ended: it was held as long as others must wait for a GPU; ask again, your processes were left alone"
+            "lease {id} ended: it reached the longest time (`renewal_cap`) while other requests wait; request a lease again, your processes were not stopped"
         ),
-        Reason::TermOver => format!("lease {id} ended: its term was over; ask again to go on"),
+        Reason::TermOver => format!("lease {id} ended: its term is over; request a lease again to continue"),
         Reason::HolderExited => format!("lease {id} ended: its last process exited"),
-        Reason::Revoked => format!("lease {id} was ended by an operator; ask them before you ask again"),
+        Reason::Revoked => format!("lease {id} was ended by an operator; ask the operator before you request another"),
         Reason::DeviceLost => {
-            format!("lease {id} ended: its GPU is gone; ask again for another, and tell an operator")
+            format!("lease {id} ended: its GPU is gone; request another lease, and tell an operator")
         }
         Reason::RestoreFailed => format!(
-            "lease {id} ended: the driver could not bring its bytes back, and what was parked is lost; end its processes and begin anew"
+            "lease {id} ended: the driver could not resume it, and its parked VRAM is lost; stop its processes and start again"
         ),
         Reason::DiedParking => format!(
             "lease {id} ended: its program died while it was being parked; if the kernel killed it for lack of memory, raise the limit of its memory cgroup (`MemoryMax=`, `--memory`, `--mem`), then start it again"
         ),
-        Reason::HostRebooted => format!("lease {id} ended: the host was started anew; ask again"),
+        Reason::HostRebooted => format!("lease {id} ended: the host was rebooted; request a lease again"),
         Reason::Budget => {
-            format!("lease {id} ended: the GPU time of the day is used up; it returns at midnight")
+            format!("lease {id} ended: the day's GPU time is used up; it is available again at midnight")
         }
         Reason::ParkExpired => format!(
-            "lease {id} ended: it was parked as long as anything may be, and what was parked is lost; ask again and begin anew"
+            "lease {id} ended: it was parked for the longest time (`[parking] time_max`), and its parked VRAM is lost; request a lease and start again"
         ),
         Reason::Preempted => format!(
-            "lease {id} ended: others needed its GPU, and it was to be ended for them; ask again, or let `--requeue` do it"
+            "lease {id} ended: other requests needed its GPU, and it allowed that (`--preempt end`); request a lease again, or use `--requeue`"
         ),
         Reason::NotMoved => format!(
-            "lease {id} ended: its process never asked for it, and could not be parked off its GPU; it is a stranger there again"
+            "lease {id} ended: it was made to park an unleased process, and that failed; the process is unleased again"
         ),
         Reason::OverUse => format!(
-            "lease {id} ended: it had more on its GPU than its lease, others needed that, and it could not be parked; ask again for as much as it takes"
+            "lease {id} ended: its program used more than the lease, other requests needed the GPU, and it could not be parked; request as much as the program needs"
         ),
-        Reason::WaitOver => format!("{id} was not granted within the time it would wait; ask again with a longer wait"),
+        Reason::WaitOver => {
+            format!("{id} was not granted within its waiting time; request it again with a longer `--wait`")
+        }
     }
 }
 
@@ -72,7 +76,7 @@ pub fn unreadable(index: u32, why: &Unreadable) -> String {
         Unreadable::NotYet => format!("GPU {index} was not read yet; no new leases there until it is"),
         Unreadable::NoAnswer => format!("GPU {index} did not answer; no new leases there until it does"),
         Unreadable::Failed(error) => {
-            format!("GPU {index} answered with an error ({error}); no new leases there until it is mended")
+            format!("GPU {index} answered with an error ({error}); no new leases there until it recovers")
         }
         Unreadable::Lost => format!("the driver lost GPU {index}; reset it or reboot, then clear it"),
     }
@@ -82,7 +86,7 @@ pub fn unreadable(index: u32, why: &Unreadable) -> String {
 pub fn service(service: &Service) -> Option<String> {
     match service {
         Service::In => None,
-        Service::Draining => Some("an operator lets it run empty".to_owned()),
+        Service::Draining => Some("an operator drains it".to_owned()),
         Service::Out { why } => Some(format!("{why}; an operator must clear it")),
     }
 }
@@ -104,7 +108,7 @@ pub fn why_ahead(state: &State, first: &Lease, second: &Lease, now: Time) -> Str
         "came earlier".to_owned()
     } else if first.tenant != second.tenant && owed_ahead < owed_behind {
         let more = owed_behind - owed_ahead;
-        format!("used less of its share lately: {} of yours count as a later arrival", minutes(more))
+        format!("used less of its share lately: your debt counts as arriving {} later", minutes(more))
     } else if more_urgent > 0 && !is_equal {
         format!("its tier and priority come {} earlier", minutes(more_urgent as u64))
     } else if first.tenant != second.tenant {
@@ -117,9 +121,11 @@ pub fn why_ahead(state: &State, first: &Lease, second: &Lease, now: Time) -> Str
 /// What must happen before a quota has room.
 pub(crate) fn when_quota_returns(held: &Held) -> &'static str {
     match (held.what, &held.group) {
-        (Capped::Never { cap: Bytes::ZERO, .. }, _) => "ask without `--preempt never`, or ask the operator for a quota",
-        _ if held.always => "ask for less, or ask the operator for more",
-        (Capped::GpuDay { .. }, _) => "it returns at midnight",
+        (Capped::Never { cap: Bytes::ZERO, .. }, _) => {
+            "request without `--preempt never`, or ask the operator for a quota"
+        }
+        _ if held.always => "request less, or ask the operator for a larger quota",
+        (Capped::GpuDay { .. }, _) => "it is available again at midnight",
         (_, None) => "it starts when another of your leases ends",
         (_, Some(_)) => "it starts when another lease of the group ends",
     }
@@ -129,14 +135,12 @@ pub(crate) fn when_quota_returns(held: &Held) -> &'static str {
 pub fn no_bound(why: &NoBound) -> String {
     match why {
         NoBound::Quota(held) => format!("{held}; {}", when_quota_returns(held)),
-        NoBound::Cards => {
-            "too few of the GPUs that would do can be read and are known to be free of strangers".to_owned()
-        }
+        NoBound::Cards => "too few suitable GPUs can be read and are known to have no unleased process".to_owned(),
         NoBound::Holder(_) => "a lease on its GPUs has a long fixed term, or is never preempted".to_owned(),
         NoBound::Ahead(_) => "a request ahead has a long fixed term, or is never preempted".to_owned(),
-        NoBound::OwnAhead => "other asks of yours are ahead; there is one when it is your first".to_owned(),
+        NoBound::OwnAhead => "other requests of yours are ahead; there is a bound once this is your first".to_owned(),
         NoBound::Budget => "your GPU time of the day may be used up before".to_owned(),
-        NoBound::Far => "too many are ahead".to_owned(),
+        NoBound::Far => "too many requests are ahead".to_owned(),
         NoBound::Disk => "the disk is full".to_owned(),
         NoBound::Loss => "lines of the journal are missing, and no operator has accepted that".to_owned(),
     }
@@ -147,9 +151,9 @@ pub fn not_parkable(why: &NotParkable) -> String {
     match why {
         NotParkable::Ram { need, room } => {
             let (need, room) = (show(need.0), show(room.0));
-            format!("it takes {need} of host memory, and {room} of the parking RAM can be had now")
+            format!("it needs {need} of host memory, and the parking space has {room} free now")
         }
-        NotParkable::Quota { cap } => format!("its user may have {} parked at a time", show(cap.0)),
+        NotParkable::Quota { cap } => format!("its user may have {} parked at once", show(cap.0)),
         other => other.to_string(),
     }
 }
@@ -175,7 +179,7 @@ pub fn left_out(others: impl Iterator<Item = (ProcKey, u32)>) -> Option<String> 
 /// whoever reads it may know.
 pub fn held_back(state: &State, who: InTheWay, name: Option<String>) -> String {
     let index = |card: CardId| state.rows().cards[usize::from(card.0)].facts.index;
-    let lost = "a restore loses the process if another takes its room";
+    let lost = "a restore kills the process if another one takes its VRAM";
     match (who, name) {
         (InTheWay::Unreadable(card), _) => {
             format!("it waits until GPU {} can be read: {lost}; tell an operator if that lasts", index(card))
@@ -189,16 +193,16 @@ pub fn held_back(state: &State, who: InTheWay, name: Option<String>) -> String {
             )
         }
         (InTheWay::Strangers(card, count), None) => {
-            let processes = if count == 1 { "process" } else { "processes" };
+            let (processes, leave) = if count == 1 { ("process", "leaves") } else { ("processes", "leave") };
             format!(
-                "it waits until {count} {processes} without a lease left GPU {index}: {lost}; `sublet cards` shows what is there; end it, or ask its user to",
+                "it waits until {count} {processes} without a lease {leave} GPU {index}: {lost}; `sublet gpus` shows what is there; end it, or ask its user to",
                 index = index(card)
             )
         }
         (InTheWay::Uncapped(card, _), name) => {
             let name = name.unwrap_or_else(|| "another lease".to_owned());
             format!(
-                "it waits until {name} is gone from GPU {}, which nothing keeps to its size: {lost}; ask its user to end it, or to start it with Sublet's library",
+                "it waits until {name} has left GPU {}, because nothing limits it to its size: {lost}; ask its user to end it, or to start it with Sublet's library",
                 index(card)
             )
         }
@@ -209,7 +213,7 @@ pub fn held_back(state: &State, who: InTheWay, name: Option<String>) -> String {
 pub fn spared(spared: &Spared, now: Time) -> String {
     match spared {
         Spared::Turn { until } => {
-            format!("it is at work, and its turn is over in {}", span::show(until.since(now).as_secs_f64()))
+            format!("it is busy, and its time slice ends in {}", span::show(until.since(now).as_secs_f64()))
         }
         Spared::Stays(whys) => {
             let said = |rung: Rung| whys.iter().find(|(of, _)| *of == rung).map(|(_, why)| why);
@@ -227,25 +231,24 @@ pub fn spared(spared: &Spared, now: Time) -> String {
 pub fn room_made(state: &State, making: Option<&Making>, now: Time, name: impl Fn(LeaseId) -> String) -> String {
     let seconds = |span: sublet_core::units::Span| span::show(span.as_secs_f64());
     match making {
-        None if !state.policy().parking.preempt => "room is not made here: `make_room` is off".to_owned(),
-        None => "room is made for those ahead first".to_owned(),
-        Some(Making::Coming(_)) => "its room is on its way: the leases that had it are leaving".to_owned(),
+        None if !state.policy().parking.preempt => {
+            "leases are not preempted here: `[preemption] enabled` is false".to_owned()
+        }
+        None => "leases are preempted for the requests ahead of it first".to_owned(),
+        Some(Making::Coming(_)) => "its room is being made: leases are being parked or ended".to_owned(),
         Some(Making::Plan { victims, price, .. }) => {
             let each: Vec<String> =
                 victims.iter().map(|(lease, prospect)| format!("{} ({})", name(*lease), prospect.rung)).collect();
-            format!("{} should leave, which costs {} in all", each.join(", "), seconds(*price))
+            format!("{} can be preempted, which costs {} in all", each.join(", "), seconds(*price))
         }
         Some(Making::Wait { until, price }) => format!(
-            "its room comes by itself in {}, and making it would cost {}",
+            "its room is free by itself in {}, and preempting leases would cost {}",
             seconds(until.since(now)),
             seconds(*price)
         ),
         Some(Making::Ram { need, room }) => lacking_space(state, *need, *room),
         Some(Making::Cap { cap }) => {
-            format!(
-                "the leases that would have to leave belong to one user, which may have {} parked at a time",
-                show(cap.0)
-            )
+            format!("the leases that would be parked belong to one user, which may have {} parked at once", show(cap.0))
         }
         Some(Making::Pauses) => {
             "no lease is preempted for it yet: it was parked a moment ago, or its last resume failed".to_owned()
@@ -265,7 +268,7 @@ pub fn lacking_space(state: &State, need: Bytes, room: Option<Bytes>) -> String 
     };
     let budget = parking.ram.less(state.booked());
     let remedy = match room < budget {
-        true => format!("the host must keep {} available (`[parking] leave`)", show(parking.leave.0)),
+        true => format!("the host must keep {} available (`[parking] keep_free`)", show(parking.leave.0)),
         false => format!("an operator can raise `[parking] ram`, now {}", show(parking.ram.0)),
     };
     format!(
@@ -281,9 +284,9 @@ pub fn problem(refusal: &Refusal) -> Problem {
     match refusal {
         Refusal::BadAsk(bad) => Problem::new(Code::BadValue, detail).hint(sensible(bad)),
         Refusal::NoSuchLease => {
-            Problem::new(Code::NoSuchLease, detail).hint("`sublet ps` lists yours; those of other users, and those that ended long ago, are not found")
+            Problem::new(Code::NoSuchLease, detail).hint("`sublet ps` lists yours; leases of other users, and old ones, are not found")
         }
-        Refusal::NoSuchCard => Problem::new(Code::NoSuchCard, detail).hint("`sublet cards` lists those there are"),
+        Refusal::NoSuchCard => Problem::new(Code::NoSuchGpu, detail).hint("`sublet gpus` lists them"),
         Refusal::NotOperator => Problem::new(Code::Denied, detail).hint(
             "operators are root, the daemon's own user, and members of the group that `operators` names in its configuration",
         ),
@@ -299,8 +302,8 @@ pub fn problem(refusal: &Refusal) -> Problem {
             Problem::new(Code::TooManyAsides, detail).hint("end those that are not needed: `sublet aside --end`")
         }
         Refusal::StepsAside { .. } => Problem::new(Code::NoRoom, detail).hint("ask without `--no-wait` to wait for it"),
-        Refusal::Fenced { .. } => Problem::new(Code::Fenced, detail).hint("stop: another holder has the lease now"),
-        Refusal::Ended => Problem::new(Code::LeaseEnded, detail).hint("ask for a new lease"),
+        Refusal::Fenced { .. } => Problem::new(Code::Fenced, detail).hint("stop using the GPU: the lease was granted anew since"),
+        Refusal::Ended => Problem::new(Code::LeaseEnded, detail).hint("request a new lease"),
         Refusal::StillWaiting => Problem::new(Code::LeaseNotActive, detail).hint("wait until it is active"),
         Refusal::TtlTooLong { .. } => {
             Problem::new(Code::BadValue, detail).hint("give `time_s` (`--time`) for a longer fixed term")
@@ -308,20 +311,20 @@ pub fn problem(refusal: &Refusal) -> Problem {
         Refusal::TooManyProcesses => {
             Problem::new(Code::TooManyProcesses, detail).hint("bind a parent: its descendants belong to it")
         }
-        Refusal::ProcessAway(Some(lease)) => Problem::new(Code::ProcessAway, detail)
+        Refusal::ProcessAway(Some(lease)) => Problem::new(Code::ProcessParked, detail)
             .hint(format!("bring it back with `sublet resume {lease}`, and bind it when that is active again")),
         Refusal::ProcessAway(None) => {
-            Problem::new(Code::ProcessAway, detail).hint("bind it when that lease is active again")
+            Problem::new(Code::ProcessParked, detail).hint("bind it when that lease is active again")
         }
-        Refusal::NoCards => Problem::new(Code::NoCards, detail).hint("run `sublet doctor` to see why"),
+        Refusal::NoCards => Problem::new(Code::NoGpus, detail).hint("run `sublet doctor` to see why"),
         Refusal::NeverFits { largest: None, .. } => {
-            Problem::new(Code::NeverFits, detail).hint("`sublet cards` lists those there are")
+            Problem::new(Code::NeverFits, detail).hint("`sublet gpus` lists them")
         }
         Refusal::NeverFits { .. } => {
-            Problem::new(Code::NeverFits, detail).hint("ask for less, for fewer GPUs, or for others")
+            Problem::new(Code::NeverFits, detail).hint("request less, fewer GPUs, or other ones")
         }
         Refusal::BelowContext { context } => Problem::new(Code::BelowContext, detail)
-            .hint(format!("ask for at least {} more than your tensors need", show(context.0))),
+            .hint(format!("request at least {} more than your tensors need", show(context.0))),
         Refusal::OverQuota(held) => {
             let problem = Problem::new(Code::OverCap, detail).hint(when_quota_returns(held));
             match held.what {
@@ -331,36 +334,36 @@ pub fn problem(refusal: &Refusal) -> Problem {
         }
         Refusal::NotParkable(_) => Problem::new(Code::NotParkable, detail)
             .hint("start programs with `sublet run`; `sublet ps` says what keeps each lease from being parked"),
-        Refusal::NotWaiting => Problem::new(Code::LeaseActive, detail).hint("it has what it was granted"),
+        Refusal::NotWaiting => Problem::new(Code::LeaseActive, detail).hint("it is granted already"),
         Refusal::NoSuchOffer { .. } => {
-            Problem::new(Code::NoRoom, detail).hint("look at what is offered now, or go on waiting").retry_after(5)
+            Problem::new(Code::NoRoom, detail).hint("see what is offered now, or keep waiting").retry_after(5)
         }
         Refusal::NotLarger { .. } => Problem::new(Code::NoRoom, detail)
-            .hint("`sublet ps` says what is offered; let it use less, or ask for a new lease")
+            .hint("`sublet ps` shows what is offered; let the program use less, or request a new lease")
             .retry_after(5),
         Refusal::NoRoom { .. } => {
-            Problem::new(Code::NoRoom, detail).hint("ask for less, or wait for it").retry_after(5)
+            Problem::new(Code::NoRoom, detail).hint("request less, or wait for it").retry_after(5)
         }
         Refusal::QueueFull { .. } => {
             Problem::new(Code::QueueFull, detail).hint("try again when some of them are served").retry_after(10)
         }
         Refusal::DiskFull => Problem::new(Code::DiskFull, detail)
-            .hint("free space on the disk of the state directory; leases that are held go on")
+            .hint("free space on the disk of the state directory; granted leases continue")
             .retry_after(30),
         Refusal::LossNotAccepted(lost) => {
             let problem = Problem::new(Code::JournalLoss, format!("{detail}: {}", loss::sentence(lost)));
-            problem.hint(format!("an operator can {}; leases that are held go on", loss::REMEDY)).retry_after(30)
+            problem.hint(format!("an operator can {}; granted leases continue", loss::REMEDY)).retry_after(30)
         }
         Refusal::NoLoss => Problem::new(Code::NoLoss, detail).hint("`sublet journal verify` checks all of it"),
-        Refusal::NoSuchStranger => Problem::new(Code::NoSuchStranger, detail)
-            .hint("`sublet enforce status` lists those that are; a process is known a second after it came"),
+        Refusal::NoSuchStranger => Problem::new(Code::NoSuchUnleasedProcess, detail)
+            .hint("`sublet enforce status` lists them; a process is listed a second after it started"),
         Refusal::NotAdoptable(_) => Problem::new(Code::NotAdoptable, detail),
         Refusal::CannotEnforce(_) => {
-            Problem::new(Code::CannotEnforce, detail).hint("modes `observe` and `warn` work all the same")
+            Problem::new(Code::CannotEnforce, detail).hint("modes `observe` and `warn` work here")
         }
         Refusal::BadRule => Problem::new(Code::BadValue, detail),
         Refusal::TooManyRules => Problem::new(Code::TooManyRules, detail)
-            .hint("take back those that are not needed: `sublet enforce forget R1`"),
+            .hint("remove rules that are not needed: `sublet enforce forget R1`"),
         Refusal::NoSuchRule => Problem::new(Code::NoSuchRule, detail).hint("`sublet enforce status` lists them"),
         Refusal::BadToken(_) => Problem::new(Code::BadValue, detail),
         Refusal::NoSuchToken => Problem::new(Code::NoSuchToken, detail),
@@ -372,7 +375,7 @@ pub fn problem(refusal: &Refusal) -> Problem {
             Problem::new(Code::TooManyTokens, detail).hint("revoke those that are not used: `sublet token list`")
         }
         Refusal::TokenLeases { .. } | Refusal::TokenVram { .. } => {
-            Problem::new(Code::TokenCap, detail).hint("end a lease of this token, ask for less, or use another token")
+            Problem::new(Code::TokenCap, detail).hint("release a lease of this token, request less, or use another token")
         }
     }
 }
@@ -381,11 +384,11 @@ pub fn problem(refusal: &Refusal) -> Problem {
 fn sensible(bad: &BadAsk) -> &'static str {
     match bad {
         BadAsk::Vram => "`vram_bytes` counts bytes: 16 GiB are 17179869184; \"whole\" is all of a GPU",
-        BadAsk::Gpus => "`sublet cards` lists the GPUs there are",
+        BadAsk::Gpus => "`sublet gpus` lists the GPUs there are",
         BadAsk::Term => "leave both out for a lease that lasts while it is used",
-        BadAsk::Priority => "10 goes first within a tier, -10 last; 0 is the usual",
-        BadAsk::Name => "letters, digits, signs and spaces do",
-        BadAsk::On => "`sublet cards` lists indices, UUIDs and models; a list has commas, such as `0,2`",
+        BadAsk::Priority => "10 goes first within a tier, -10 last; 0 is the default",
+        BadAsk::Name => "use letters, digits, signs and spaces",
+        BadAsk::On => "`sublet gpus` lists indices, UUIDs and models; a list has commas, such as `0,2`",
         BadAsk::AtLeast => "give less than `vram_bytes`, or leave it out",
         BadAsk::Notice => {
             "such as {\"signal\": \"USR1\", \"before_s\": 60}; signals: HUP, INT, QUIT, USR1, USR2, TERM, CONT, URG, WINCH"
@@ -401,7 +404,7 @@ fn detail(refusal: &Refusal) -> String {
             "no GPU here has the index, UUID or model that `on` names".to_owned()
         }
         Refusal::NeverFits { largest: Some(largest), cards } => format!(
-            "this can never be granted here: it could be on {cards} {}, with at most {}",
+            "this can never be granted here: {cards} {} would do, with at most {}",
             if *cards == 1 { "GPU" } else { "GPUs" },
             show(largest.0) + if *cards == 1 { "" } else { " on each" }
         ),
@@ -409,7 +412,7 @@ fn detail(refusal: &Refusal) -> String {
             format!("a CUDA context alone takes {} on the GPU, and a lease includes it", show(context.0))
         }
         Refusal::TtlTooLong { longest } => format!(
-            "a lease that use renews may last {} at a time here, as long as others must wait for it",
+            "`ttl_s` may be at most {} here: the time for which other requests may have to wait",
             span::show(longest.as_secs_f64())
         ),
         Refusal::NoRoom { largest, gpu } => {
@@ -418,10 +421,10 @@ fn detail(refusal: &Refusal) -> String {
         }
         Refusal::TokenVram { cap, has } => {
             let (cap, has) = (show(cap.0), show(has.0));
-            format!("through this token {cap} may be had at a time, {has} are, and this asks for more than the rest")
+            format!("this token may lease {cap} at once and has {has}; the request is larger than the rest")
         }
         Refusal::NotLarger { instead: Some(vram) } => {
-            format!("the lease can be made {} of each GPU now, and not that", show(vram.0))
+            format!("the lease can be enlarged to {} per GPU now, and not more", show(vram.0))
         }
         Refusal::NotParkable(why) => format!("the holder cannot be parked: {}", not_parkable(why)),
         other => other.to_string(),
@@ -432,11 +435,11 @@ fn detail(refusal: &Refusal) -> String {
 pub fn action(action: &Action) -> String {
     match action {
         Action::Start { .. } => "the daemon started".to_owned(),
-        Action::Grace { .. } => "the daemon was away; nothing expires for a while".to_owned(),
-        Action::Enrol { name, .. } => format!("{name} asked for the first time"),
+        Action::Grace { .. } => "the daemon was not running; no lease expires for a while".to_owned(),
+        Action::Enrol { name, .. } => format!("{name} made its first request"),
         Action::Regroup { tenant, groups } if groups.is_empty() => format!("tenant #{tenant} is in no capped group"),
         Action::Regroup { tenant, groups } => format!("tenant #{tenant} belongs to {}", groups.join(", ")),
-        Action::Day { .. } => "a new day began: daily budgets are whole again".to_owned(),
+        Action::Day { .. } => "a new day began: daily budgets are reset".to_owned(),
         Action::List { facts, .. } => {
             format!("GPU {} is {} with {} ({})", facts.index, facts.name, show(facts.total.0), facts.uuid)
         }
@@ -449,11 +452,11 @@ pub fn action(action: &Action) -> String {
                 Vram::Whole => "a whole GPU".to_owned(),
             };
             let cards = if ask.gpus == 1 { String::new() } else { format!(" on each of {} GPUs", ask.gpus) };
-            format!("{lease} asks for {size}{cards}")
+            format!("{lease} requests {size}{cards}")
         }
-        Action::Grant { lease, vram, epoch, .. } => format!("{lease} is granted {} at epoch {epoch}", show(vram.0)),
+        Action::Grant { lease, vram, epoch, .. } => format!("{lease} is granted {} with fence {epoch}", show(vram.0)),
         Action::Renew { lease, idle: false, .. } => format!("{lease} is renewed"),
-        Action::Renew { lease, idle: true, .. } => format!("{lease} goes on unused, because no request waits"),
+        Action::Renew { lease, idle: true, .. } => format!("{lease} is extended unused, because no request waits"),
         Action::Bind { lease, process } => format!("process {process} belongs to {lease}"),
         Action::SetAside { card, aside } => {
             let (by, left) = (&aside.by, span::show(aside.until.since(aside.renewed).as_secs_f64()));
@@ -464,7 +467,7 @@ pub fn action(action: &Action) -> String {
             let why = match how {
                 AsideOver::Asked => "it was ended",
                 AsideOver::Time => "its time is over",
-                AsideOver::HostRebooted => "the host was started anew",
+                AsideOver::HostRebooted => "the host was rebooted",
             };
             format!("GPU #{card} no longer steps aside for {by}: {why}")
         }
@@ -473,21 +476,21 @@ pub fn action(action: &Action) -> String {
             let aside = aside.map(|card| format!(" because GPU #{card} steps aside"));
             let room_for = room_for.or(aside).unwrap_or_default();
             match rung {
-                Rung::Yield => format!("{lease} is told to leave its GPUs{room_for}, by its own hook"),
+                Rung::Yield => format!("{lease} is being parked{room_for} by its hook"),
                 Rung::Driver => format!(
-                    "{lease} is taken off its GPUs{room_for} by the driver; {} of host memory are booked",
+                    "{lease} is being parked{room_for} by the driver; {} of host memory are booked",
                     show(booked.0)
                 ),
                 Rung::Park | Rung::End => {
-                    format!("{lease} is told to leave its GPUs{room_for}; {} of host memory are booked", show(booked.0))
+                    format!("{lease} is being parked{room_for}; {} of host memory are booked", show(booked.0))
                 }
             }
         }
         Action::Over { lease, seen, .. } => {
-            format!("{lease} has {} on a GPU, more than its lease is for, and is told", show(seen.0))
+            format!("{lease} uses {} on a GPU, more than its lease; its program is told", show(seen.0))
         }
-        Action::Within { lease } => format!("{lease} has no more on its GPUs than its lease is for"),
-        Action::Grow { lease, vram, .. } => format!("{lease} takes a larger lease: {} of each GPU", show(vram.0)),
+        Action::Within { lease } => format!("{lease} no longer exceeds its lease"),
+        Action::Grow { lease, vram, .. } => format!("{lease} is enlarged to {} per GPU", show(vram.0)),
         Action::Notice { lease, at, until, room_for } => {
             let left = until.since(*at).secs_ceil();
             match lease == room_for {
@@ -495,7 +498,7 @@ pub fn action(action: &Action) -> String {
                 false => format!("{lease} is told that it ends in {left} s, for {room_for}"),
             }
         }
-        Action::Spare { lease } => format!("{lease} goes on: no request needs its GPUs any more"),
+        Action::Spare { lease } => format!("{lease} continues: no request needs its GPUs any more"),
         Action::Signal { lease, signal, processes, left_out, .. } => {
             let pids = |of: &[ProcKey]| of.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
             let sent = format!("{} is sent to {} of {lease}", signals::name(*signal), pids(processes));
@@ -509,15 +512,15 @@ pub fn action(action: &Action) -> String {
                 Unparked::Refused(why) => why.clone(),
                 Unparked::Silent => "one of its programs did not answer in time".to_owned(),
                 Unparked::Unclear => {
-                    "the driver does not tell bytes per process, and its GPUs were not seen to lose its own".to_owned()
+                    "the driver reports no bytes per process, and the readings of its GPUs did not drop".to_owned()
                 }
                 Unparked::NotSeen => {
-                    "its programs said that its bytes were gone, and the GPUs say otherwise".to_owned()
+                    "its programs reported that they freed their VRAM, and the readings show otherwise".to_owned()
                 }
             };
             format!("{lease} stays on its GPUs: {why}")
         }
-        Action::Parked { lease, .. } => format!("{lease} is parked: its GPUs were seen without its bytes, twice"),
+        Action::Parked { lease, .. } => format!("{lease} is parked: two readings show its GPUs without its bytes"),
         Action::Want { lease, wake, .. } => match wake {
             Some(Wake::Use) | None => format!("{lease} needs its GPUs and waits for them"),
             Some(Wake::Resume) => format!("{lease} was asked to resume, and waits for its GPUs"),
@@ -526,12 +529,12 @@ pub fn action(action: &Action) -> String {
             }
         },
         Action::Resume { lease, vram, .. } => {
-            format!("{lease} has {} of its GPUs again; its bytes are told to come back", show(vram.0))
+            format!("{lease} is being resumed, with {} per GPU", show(vram.0))
         }
-        Action::Deepen { lease, .. } => format!("{lease} is to leave its GPUs altogether, with its contexts"),
-        Action::Shallow { lease, why, .. } => format!("{lease} keeps its contexts on its GPUs: {why}"),
-        Action::Retreat { lease, .. } => format!("{lease} found no room after all, and leaves its GPUs again"),
-        Action::Resumed { lease, .. } => format!("{lease} is back on its GPUs"),
+        Action::Deepen { lease, .. } => format!("{lease} is parked further: its CUDA contexts leave the GPUs too"),
+        Action::Shallow { lease, why, .. } => format!("the CUDA contexts of {lease} stay on its GPUs: {why}"),
+        Action::Retreat { lease, .. } => format!("{lease} found no room when it was resumed, and is parked again"),
+        Action::Resumed { lease, .. } => format!("{lease} is resumed"),
         Action::End { lease, reason, why, .. } => {
             let said = match (reason, why) {
                 (_, None) => String::new(),
@@ -545,7 +548,7 @@ pub fn action(action: &Action) -> String {
         }
         Action::IssueToken { token } => {
             let name = token.name.as_ref().map_or_else(String::new, |name| format!(" ({name})"));
-            let scope = if token.read_only { "may look" } else { "may ask for leases" };
+            let scope = if token.read_only { "may read" } else { "may request leases" };
             format!("token {}{name} of {} is made; it {scope}", token.id, token.tenant)
         }
         Action::RevokeToken { token, tenant, .. } => format!("token {token} of {tenant} is revoked"),
@@ -553,15 +556,15 @@ pub fn action(action: &Action) -> String {
             let was = if stranger.until.is_some() { "warned" } else { "ended" };
             let again = stranger.again.map_or_else(String::new, |former| match stranger.step {
                 // The very process that left its cards for a moment.
-                stranger::Step::Told { .. } => format!(", which is {former} still and has not left for good"),
+                stranger::Step::Told { .. } => format!(", which is the same process as {former}"),
                 _ => format!(", again after {former} was {was}"),
             });
             let (id, who) = (stranger.id, stranger.audit.owner_words());
             match stranger.of {
-                None => format!("{id} is on a GPU without a lease: {who}{again}"),
+                None => format!("{id} uses a GPU without a lease: {who}{again}"),
                 Some(lease) => {
                     let cards = if stranger.cards.len() == 1 { "this GPU" } else { "these GPUs" };
-                    format!("{id} is on a GPU and a process of {lease}, which is not for {cards}: {who}{again}")
+                    format!("{id} uses a GPU and belongs to {lease}, which is not for {cards}: {who}{again}")
                 }
             }
         }
@@ -572,7 +575,7 @@ pub fn action(action: &Action) -> String {
         }
         Action::Strike { stranger, signal, processes, .. } => {
             let pids: Vec<String> = processes.iter().map(ToString::to_string).collect();
-            format!("{} is to be sent to {} of {stranger}", signals::name(*signal), pids.join(", "))
+            format!("{} will be sent to {} of {stranger}", signals::name(*signal), pids.join(", "))
         }
         Action::Struck { stranger, signal, outcome, .. } => {
             let signal = signals::name(*signal);
@@ -587,11 +590,13 @@ pub fn action(action: &Action) -> String {
             format!("{signal} was sent to {stranger}: {}", told.join(", "))
         }
         Action::Take { stranger, lease, .. } => {
-            format!("{stranger} did not heed its warning: it has {lease} now, by which it is to be parked")
+            format!("{stranger} ignored its warning: it has {lease} now, in order to be parked")
         }
         Action::NotMoved { stranger, why, .. } => format!("{stranger} could not be parked: {why}"),
         Action::Relent { stranger, until: None, .. } => format!("{stranger} is left alone for now"),
-        Action::Relent { stranger, .. } => format!("{stranger} is not what was audited: it is looked into again"),
+        Action::Relent { stranger, .. } => {
+            format!("{stranger} is not the process that was audited: it is audited again")
+        }
         Action::Survived { stranger, .. } => format!("{stranger} survived SIGKILL"),
         Action::Close { stranger: id, how, .. } => match how {
             stranger::Closed::Exited => format!("{id} exited"),
@@ -601,20 +606,20 @@ pub fn action(action: &Action) -> String {
                 format!("{id} is parked, and has {lease}: `sublet resume {lease}` brings it back")
             }
             stranger::Closed::Matched(lease) => format!("{id} belongs to {lease}"),
-            stranger::Closed::HostRebooted => format!("{id} is gone: the host was started anew"),
+            stranger::Closed::HostRebooted => format!("{id} is gone: the host was rebooted"),
         },
-        Action::SetMode { card, mode } => format!("GPU #{card}: strangers there are treated by `{mode}`"),
+        Action::SetMode { card, mode } => format!("GPU #{card}: unleased processes are handled by mode `{mode}`"),
         Action::SetRule { rule } => {
             let what = match rule.treat {
                 Treat::Allow => "are left alone",
-                Treat::Deny => "may be ended in their container, or if they only draw",
-                Treat::Attach { .. } => "have a standing ask",
+                Treat::Deny => "may be ended even in a container or if they only draw",
+                Treat::Attach { .. } => "get a lease where they are found",
             };
-            format!("rule {}: strangers of {} {what}", rule.id, rule.who)
+            format!("rule {}: processes of {} {what}", rule.id, rule.who)
         }
         Action::AcceptLoss { loss: lost } => format!("an operator accepts a loss: {}", loss::sentence(lost)),
-        Action::DropRule { rule } => format!("rule {rule} holds no more"),
-        Action::Retire { lease, .. } => format!("the GPUs of {lease} were seen again; its bytes count no more"),
+        Action::DropRule { rule } => format!("rule {rule} is removed"),
+        Action::Retire { lease, .. } => format!("the GPUs of {lease} were read again; its bytes no longer count"),
     }
 }
 
@@ -644,24 +649,24 @@ mod tests {
         let card = CardId(0);
         assert_eq!(
             says(InTheWay::Strangers(card, 1), Some("process 4312 of ann")),
-            "it waits until process 4312 of ann, which has no lease, leaves GPU 0: a restore loses the process if another takes its room; end what is there, or ask its user to"
+            "it waits until process 4312 of ann, which has no lease, leaves GPU 0: a restore kills the process if another one takes its VRAM; end what is there, or ask its user to"
         );
         assert_eq!(
             says(InTheWay::Strangers(card, 3), Some("process 4312")),
-            "it waits until process 4312 and 2 more, which have no lease, leave GPU 0: a restore loses the process if another takes its room; end what is there, or ask its user to"
+            "it waits until process 4312 and 2 more, which have no lease, leave GPU 0: a restore kills the process if another one takes its VRAM; end what is there, or ask its user to"
         );
         assert_eq!(
             says(InTheWay::Strangers(card, 1), None),
-            "it waits until 1 process without a lease left GPU 0: a restore loses the process if another takes its room; `sublet cards` shows what is there; end it, or ask its user to"
+            "it waits until 1 process without a lease leaves GPU 0: a restore kills the process if another one takes its VRAM; `sublet gpus` shows what is there; end it, or ask its user to"
         );
         assert_eq!(
             says(InTheWay::Unreadable(card), None),
-            "it waits until GPU 0 can be read: a restore loses the process if another takes its room; tell an operator if that lasts"
+            "it waits until GPU 0 can be read: a restore kills the process if another one takes its VRAM; tell an operator if that lasts"
         );
         // Another's lease is not named where nobody knows who reads it.
         let unnamed = says(InTheWay::Uncapped(card, LeaseId(7)), None);
         assert!(
-            unnamed.starts_with("it waits until another lease is gone from GPU 0, which nothing keeps"),
+            unnamed.starts_with("it waits until another lease has left GPU 0, because nothing limits"),
             "{unnamed}"
         );
         assert!(!unnamed.contains("L7"), "{unnamed}");

@@ -97,7 +97,7 @@ impl Pen {
         let restored = self.journal.restore_ballast();
         let trouble = restored.as_ref().err().map(ToString::to_string);
         if let Some(error) = trouble.as_ref().filter(|_| trouble != self.ballast_trouble) {
-            tracing::warn!(%error, "the ballast cannot be restored; it is tried again and again");
+            tracing::warn!(%error, "the ballast could not be restored; retrying");
         }
         self.ballast_trouble = trouble;
         restored.unwrap_or(false)
@@ -152,14 +152,14 @@ fn failed(journal: &mut Journal, error: CommitError, held: Vec<Held>) -> Synced 
     // The loop knows whether this is news, and tells it then.
     if let CommitError::Full(_) = &error {
         if let Err(error) = journal.give_up_ballast() {
-            tracing::error!(%error, "the ballast cannot be given up");
+            tracing::error!(%error, "the ballast could not be freed");
         }
         match journal.reload() {
             Ok(loaded) => return Synced::Failed { error, loaded: Box::new(loaded), held },
             Err(error) => tracing::error!(error = %chain(&error), "the journal cannot be read back"),
         }
     } else {
-        tracing::error!(error = %chain(&error), "the journal cannot be trusted: exiting, a restart reads it anew");
+        tracing::error!(error = %chain(&error), "the journal cannot be trusted: exiting; a restart reads it again");
     }
     // Not a clean way out: nothing may be acknowledged any more.
     std::process::exit(74)
@@ -171,7 +171,7 @@ fn tidy(journal: &mut Journal, now: u64, history: u64) -> u64 {
     let trimmed = journal.trim(history);
     let removed = forgotten.and_then(|gone| Ok(gone.answers + gone.past + trimmed?));
     removed.unwrap_or_else(|error| {
-        tracing::warn!(error = %chain(&error), "old history could not be folded away; it stays");
+        tracing::warn!(error = %chain(&error), "old history could not be trimmed; it is kept");
         0
     })
 }

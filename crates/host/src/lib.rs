@@ -201,8 +201,8 @@ impl Host {
     }
 
     /// Watches a holder: `roots`, their descendants, and every process that carries the lease's proof. The proof is
-    /// the lease's own cgroup, or, once it was [granted](Host::granted), `SUBLET_LEASE` and `SUBLET_EPOCH` in the
-    /// environment of a process of `uid`; in a container also `SUBLET_MARK`.
+    /// the lease's own cgroup, or, once it was [granted](Host::granted), `SUBLET_LEASE` and `SUBLET_FENCE` in the
+    /// environment of a process of `uid`; in a container also `SUBLET_PROOF`.
     ///
     /// Answered by [`Sight::Members`] or [`Sight::Gone`]. Watching a lease again replaces its roots; present members
     /// stay members until they end. A root that is in another lease's tree leaves it, with all its descendants.
@@ -210,7 +210,7 @@ impl Host {
         self.eyes.send(Message::Watch { lease, uid, roots, grant });
     }
 
-    /// A watched lease was granted: its programs carry `SUBLET_LEASE` with this `SUBLET_EPOCH` and `SUBLET_MARK`.
+    /// A watched lease was granted: its programs carry `SUBLET_LEASE` with this `SUBLET_FENCE` and `SUBLET_PROOF`.
     pub fn granted(&self, lease: LeaseId, grant: Grant) {
         self.eyes.send(Message::Granted { lease, grant });
     }

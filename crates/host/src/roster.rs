@@ -25,7 +25,7 @@ use walk::Walk;
 pub(crate) const LEASE_VARIABLE: &str = "SUBLET_LEASE";
 /// The environment variable with the fence of the grant: another daemon on this host, or an earlier one, had leases
 /// of the same names.
-const EPOCH_VARIABLE: &str = "SUBLET_EPOCH";
+const EPOCH_VARIABLE: &str = "SUBLET_FENCE";
 /// At most this many processes of a lease have a descriptor that reports their exit at once, beside its roots and
 /// those on GPUs; the refresh notices the others. Descriptors are few, and one lease must not take those that others
 /// need.

@@ -8,7 +8,7 @@ use crate::trace::{Builder, Row, Trace, TraceError, read_tier};
 use std::collections::BTreeMap;
 
 /// Columns that must be there.
-const NEEDED: [&str; 6] = ["arrival_s", "tenant", "vram", "cards", "duration_s", "tier"];
+const NEEDED: [&str; 6] = ["arrival_s", "tenant", "vram", "gpus", "duration_s", "tier"];
 /// Columns that may be there.
 const OPTIONAL: [&str; 2] = ["priority", "name"];
 
@@ -147,7 +147,7 @@ fn row(line: &Line<'_>) -> Result<Row, String> {
         arrival_s: line.number("arrival_s")?,
         tenant: line.field("tenant").to_owned(),
         vram: read_size(line.field("vram")).map_err(|what| format!("`vram`: {what}"))?,
-        cards: line.number("cards")?,
+        cards: line.number("gpus")?,
         duration_s: line.number("duration_s")?,
         tier: read_tier(line.field("tier"))?,
         priority,

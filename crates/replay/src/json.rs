@@ -13,7 +13,7 @@ struct JobJson {
     arrival_s: f64,
     tenant: String,
     vram: Size,
-    cards: u64,
+    gpus: u64,
     duration_s: f64,
     tier: Tier,
     #[serde(default)]
@@ -79,7 +79,7 @@ fn row(job: JobJson) -> Result<Row, String> {
         arrival_s: job.arrival_s,
         tenant: job.tenant,
         vram,
-        cards: job.cards,
+        cards: job.gpus,
         duration_s: job.duration_s,
         tier: job.tier,
         priority: job.priority,

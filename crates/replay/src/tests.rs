@@ -12,7 +12,7 @@ use sublet_core::ask::Tier;
 use sublet_core::policy::Policy;
 use sublet_core::units::{Bytes, Span, Time};
 
-const HEADER: &str = "arrival_s,tenant,vram,cards,duration_s,tier";
+const HEADER: &str = "arrival_s,tenant,vram,gpus,duration_s,tier";
 
 fn trace(lines: &str) -> Trace {
     let lines: Vec<&str> = lines.lines().map(str::trim).collect();
@@ -151,7 +151,7 @@ fn what_can_never_fit_is_refused_in_the_words_of_the_core() {
     let outcome = &report_on(&trace, "2x10GiB", Leases::Renewed).policies[0];
     assert_eq!((outcome.jobs, outcome.finished, outcome.refused), (3, 1, 2));
     assert_eq!(outcome.refusals.len(), 1);
-    assert!(outcome.refusals[0].why.starts_with("no GPU could ever hold this ask"), "{:?}", outcome.refusals);
+    assert!(outcome.refusals[0].why.starts_with("this can never be granted"), "{:?}", outcome.refusals);
     let one_place = Options { rules: Policy::default(), places: Some(0), ..options(&[Name::Fifo], Leases::Renewed) };
     let outcome = &replay(&trace, &cards("2x10GiB"), &one_place, |_| {}).policies[0];
     assert_eq!((outcome.finished, outcome.refused, outcome.refusals.len()), (0, 3, 2));
@@ -207,7 +207,7 @@ fn a_trace_that_was_written_is_read_again_as_it_was() {
 
 #[test]
 fn names_with_spaces_at_their_ends_and_empty_names_survive_being_written_as_csv() {
-    let job = r#"{"arrival_s":0,"tenant":"TENANT","vram":1,"cards":1,"duration_s":1,"tier":"spot","name":"NAME"}"#;
+    let job = r#"{"arrival_s":0,"tenant":"TENANT","vram":1,"gpus":1,"duration_s":1,"tier":"spot","name":"NAME"}"#;
     for (tenant, name) in [("\u{a0}ann", "x\u{2003}"), (" ann ", ""), ("a,\"b", " "), ("\u{feff}ann", "\u{3000}")] {
         let quoted = |text: &str| text.replace('"', "\\\"");
         let trace = json::read(&job.replace("TENANT", &quoted(tenant)).replace("NAME", &quoted(name)), "").unwrap();
@@ -256,7 +256,7 @@ fn what_is_not_a_trace_is_refused_with_its_line() {
     let all = [
         refused(""),
         refused(HEADER),
-        refused("arrival_s,tenant,vram,cards,duration_s\n0,ann,1GiB,1,10\n"),
+        refused("arrival_s,tenant,vram,gpus,duration_s\n0,ann,1GiB,1,10\n"),
         refused(&format!("{HEADER},colour\n0,ann,1GiB,1,10,batch,red\n")),
         csv("1,ann,1GiB,1,10"),
         csv("1,ann,1GiB,1,ten,batch"),
@@ -275,12 +275,12 @@ fn what_is_not_a_trace_is_refused_with_its_line() {
         csv("1,\"ann,1GiB,1,10,batch"),
         csv("5,ann,1GiB,1,10,batch\n4,ann,1GiB,1,10,batch"),
         refused(
-            "[\n {\"arrival_s\": 0, \"tenant\": \"ann\", \"vram\": 5, \"cards\": 1, \"duration_s\": 1, \"tier\": \"batch\"},\n\n {\"arrival_s\": 0, \"tenant\": \"ann\", \"vram\": 0, \"cards\": 1, \"duration_s\": 1, \"tier\": \"batch\"}]",
+            "[\n {\"arrival_s\": 0, \"tenant\": \"ann\", \"vram\": 5, \"gpus\": 1, \"duration_s\": 1, \"tier\": \"batch\"},\n\n {\"arrival_s\": 0, \"tenant\": \"ann\", \"vram\": 0, \"gpus\": 1, \"duration_s\": 1, \"tier\": \"batch\"}]",
         ),
         refused("[{\"arrival_s\": 0,\n \"color\": 1}]"),
         refused("[{\"arrival_s\": 0]"),
         refused(
-            "{\"arrival_s\": 0, \"tenant\": \"ann\", \"vram\": 5, \"cards\": 1, \"duration_s\": 1, \"tier\": \"batch\"}\n{\"arrival_s\": 0, \"tenant\": \"ann\", \"vram\": 5, \"cards\": 1, \"duration_s\": 1, \"tier\": \"fast\"}",
+            "{\"arrival_s\": 0, \"tenant\": \"ann\", \"vram\": 5, \"gpus\": 1, \"duration_s\": 1, \"tier\": \"batch\"}\n{\"arrival_s\": 0, \"tenant\": \"ann\", \"vram\": 5, \"gpus\": 1, \"duration_s\": 1, \"tier\": \"fast\"}",
         ),
         refused("[]"),
     ];
@@ -288,11 +288,11 @@ fn what_is_not_a_trace_is_refused_with_its_line() {
         it is empty
         there is no job in it
         line 1: column `tier` is missing
-        line 1: column `colour` is not known; there are: arrival_s, tenant, vram, cards, duration_s, tier, priority, name
+        line 1: column `colour` is not known; there are: arrival_s, tenant, vram, gpus, duration_s, tier, priority, name
         line 3: 5 fields, but the header has 6
         line 3: `duration_s` "ten" is not a number that fits there
-        line 3: `cards` 0 is not 1 to 64
-        line 3: `cards` 65 is not 1 to 64
+        line 3: `gpus` 0 is not 1 to 64
+        line 3: `gpus` 65 is not 1 to 64
         line 3: `vram` of 0 bytes is not between 1 byte and 1024 TiB
         line 3: `vram` of 2199023255552000 bytes is not between 1 byte and 1024 TiB
         line 3: `vram`: "1Gig" is not a size: write bytes, or a number and K, M, G or T
@@ -306,7 +306,7 @@ fn what_is_not_a_trace_is_refused_with_its_line() {
         line 3: a quote is not closed
         line 4: `arrival_s` 4 is before the last job's, 5: a trace must be sorted by arrival
         line 4: `vram` of 0 bytes is not between 1 byte and 1024 TiB
-        line 2: unknown field `color`, expected one of `arrival_s`, `tenant`, `vram`, `cards`, `duration_s`, `tier`, `priority`, `name`
+        line 2: unknown field `color`, expected one of `arrival_s`, `tenant`, `vram`, `gpus`, `duration_s`, `tier`, `priority`, `name`
         line 1: expected `,` or `}`
         line 2: unknown variant `fast`, expected one of `interactive`, `batch`, `spot`
         there is no job in it
@@ -316,8 +316,8 @@ fn what_is_not_a_trace_is_refused_with_its_line() {
 #[test]
 fn the_three_forms_say_the_same() {
     let table =
-        "vram,arrival_s,tenant,cards,duration_s,tier,name,priority\n1GiB,0.5,\"a, \"\"b\"\"\",2,1.25,spot,x,-3\n";
-    let array = r#"[{"arrival_s": 0.5, "tenant": "a, \"b\"", "vram": "1G", "cards": 2, "duration_s": 1.25, "tier": "spot", "name": "x", "priority": -3}]"#;
+        "vram,arrival_s,tenant,gpus,duration_s,tier,name,priority\n1GiB,0.5,\"a, \"\"b\"\"\",2,1.25,spot,x,-3\n";
+    let array = r#"[{"arrival_s": 0.5, "tenant": "a, \"b\"", "vram": "1G", "gpus": 2, "duration_s": 1.25, "tier": "spot", "name": "x", "priority": -3}]"#;
     let lines = &array[1..array.len() - 1];
     let trace = csv::read(table, "t").unwrap();
     assert_eq!(json::read(array, "t").unwrap(), trace);

@@ -185,7 +185,7 @@ fn check(row: &Row) -> Result<(), String> {
         return Err(format!("`vram` of {} bytes is not between 1 byte and 1024 TiB", row.vram));
     }
     if row.cards == 0 || row.cards > u64::from(Ask::GPUS_MAX) {
-        return Err(format!("`cards` {} is not 1 to {}", row.cards, Ask::GPUS_MAX));
+        return Err(format!("`gpus` {} is not 1 to {}", row.cards, Ask::GPUS_MAX));
     }
     if !(-10..=10).contains(&row.priority) {
         return Err(format!("`priority` {} is not -10 to 10", row.priority));
@@ -250,7 +250,7 @@ impl Trace {
 
     /// The trace as CSV that [`crate::csv::read`] takes.
     pub fn to_csv(&self) -> String {
-        let mut text = String::from("arrival_s,tenant,vram,cards,duration_s,tier,priority,name\n");
+        let mut text = String::from("arrival_s,tenant,vram,gpus,duration_s,tier,priority,name\n");
         for job in &self.jobs {
             let tenant = quoted(&self.tenants[job.tenant as usize]);
             let name = quoted(job.name.as_deref().unwrap_or_default());

@@ -1,6 +1,6 @@
 //! Leases as clients see them.
 
-use crate::ask::is_false;
+use crate::request::is_false;
 use crate::{Exclusivity, Tier, Vram};
 use serde::{Deserialize, Serialize};
 
@@ -19,15 +19,15 @@ pub struct Lease {
     /// What its owner calls it.
     pub name: Option<String>,
     /// What was requested, per GPU.
-    pub asked_vram_bytes: Vram,
+    pub requested_vram_bytes: Vram,
     /// What is reserved on each of its GPUs; null until it is granted.
     pub vram_bytes: Option<u64>,
     /// How many GPUs.
     pub gpus: u32,
     /// The UUIDs of its GPUs; empty until it is granted.
-    pub cards: Vec<String>,
+    pub gpu_uuids: Vec<String>,
     /// The indices of the same GPUs, as `CUDA_VISIBLE_DEVICES` takes them.
-    pub card_indices: Vec<u32>,
+    pub gpu_indices: Vec<u32>,
     /// Its tier.
     pub tier: Tier,
     /// Its priority within the tier.
@@ -35,22 +35,22 @@ pub struct Lease {
     /// Which other leases may be on its GPUs.
     pub exclusivity: Exclusivity,
     /// Its fence, to be sent with every later call; null until it is granted.
-    pub epoch: Option<u64>,
-    /// The proof by which its programs in containers belong to it, where their user is not known (`SUBLET_MARK`). Only
+    pub fence: Option<u64>,
+    /// The proof by which its programs in containers belong to it, where their user is not known (`SUBLET_PROOF`). Only
     /// its owner gets it: in the answer to the request, to `accept`, and to `GET` of this one lease.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub mark: Option<String>,
+    pub proof: Option<String>,
     /// Seconds from a renewal to the expiry.
     pub ttl_s: u64,
     /// It has a fixed term and is never renewed.
     pub fixed_term: bool,
     /// When it was requested, in Unix seconds.
-    pub asked_unix_s: f64,
+    pub requested_unix_s: f64,
     /// When it was granted, in Unix seconds.
     pub granted_unix_s: Option<f64>,
-    /// Since when it has had its GPUs without a break, in Unix seconds: since the grant, or since the last resume.
+    /// Since when it has had its GPUs without an interruption, in Unix seconds: since the grant, or since the last resume.
     #[serde(default)]
-    pub on_cards_unix_s: Option<f64>,
+    pub on_gpus_unix_s: Option<f64>,
     /// When it expires unless it is renewed, in Unix seconds.
     pub expires_unix_s: Option<f64>,
     /// The same, in seconds from now; a change of the wall clock does not move it.
@@ -66,33 +66,33 @@ pub struct Lease {
     /// What its programs did, as Sublet's library in them reports it; absent if no program with the library has
     /// reported since the service started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub did: Option<Did>,
+    pub calls: Option<GpuCalls>,
     /// Why its holder cannot be parked now; null if it can, or has nothing on a GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub not_parkable: Option<String>,
     /// Which of its processes run as another user than the lease's; they get none of its signals, and the driver does
     /// not park them. Absent if there are none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub left_out: Option<String>,
+    pub foreign_processes: Option<String>,
     /// While it is `resuming`: why the driver does not resume its processes yet, and what helps; null if nothing
     /// prevents it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub held_back: Option<String>,
+    pub resume_blocked: Option<String>,
     /// What was parked; only while it is parking, parked or resuming.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parked: Option<Parked>,
     /// The preemption method; only while it is parking, parked or resuming.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub rung: Option<Rung>,
+    pub method: Option<ParkMethod>,
     /// Set while it uses more of a GPU than its lease is for: how much, and what can be done.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub over: Option<OverUse>,
+    pub overuse: Option<Overuse>,
     /// Set once its holder was told that it ends soon: when, and why.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ends_soon: Option<EndsSoon>,
     /// Its wrapper runs a hook when its GPUs are needed.
     #[serde(default, skip_serializing_if = "is_false")]
-    pub yields: bool,
+    pub has_hook: bool,
     /// The driver may park its programs although a restore could fail.
     #[serde(default, skip_serializing_if = "is_false")]
     pub may_lose: bool,
@@ -101,13 +101,13 @@ pub struct Lease {
     pub waiting: Option<Waiting>,
     /// How it ended; only once it ends.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub ended: Option<Ended>,
+    pub ended: Option<LeaseEnd>,
 }
 
 /// What the programs of a lease did with their GPUs, those that have ended included.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct Did {
+pub struct GpuCalls {
     /// Kernels and graphs launched.
     pub launches: u64,
     /// Calls that copied or filled memory, of any size.
@@ -181,11 +181,11 @@ pub struct Parked {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "kebab-case")]
-pub enum Rung {
-    /// Its wrapper runs its hook.
-    Yield,
+pub enum ParkMethod {
+    /// The wrapper runs the hook of the lease.
+    Hook,
     /// Sublet's library in its programs moves their bytes.
-    Park,
+    Shim,
     /// The driver takes its programs off the GPUs.
     Driver,
 }
@@ -194,7 +194,7 @@ pub enum Rung {
 /// runs without it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct OverUse {
+pub struct Overuse {
     /// Since when, in Unix seconds.
     pub since_unix_s: f64,
     /// The most that it has on one GPU.
@@ -202,7 +202,7 @@ pub struct OverUse {
     /// The size per GPU of a larger lease that `accept` would give; null: none now.
     pub offer_bytes: Option<u64>,
     /// Seconds until it may be parked for a waiter; 0: at any time.
-    pub leaves_in_s: f64,
+    pub parkable_in_s: f64,
     /// Seconds until it may be ended if it cannot be parked; null: never, because not all of its GPUs are in mode
     /// `enforce`.
     pub ends_in_s: Option<f64>,
@@ -213,7 +213,7 @@ pub struct OverUse {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct EndsSoon {
     /// Why it will end.
-    pub reason: Reason,
+    pub reason: EndReason,
     /// When, in Unix seconds.
     pub unix_s: f64,
     /// The same, in seconds from now.
@@ -232,7 +232,7 @@ pub struct Waiting {
     pub why: String,
     /// Seconds until it starts if every lease before it lasts as long as it may, and no later request goes first; null
     /// if that is not known.
-    pub estimate_s: Option<f64>,
+    pub worst_case_s: Option<f64>,
     /// Seconds until it is expected to start (the median), by how long such leases lasted so far; null while too little
     /// is known.
     #[serde(default)]
@@ -277,9 +277,9 @@ pub struct Bound {
 /// How a lease ended.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct Ended {
+pub struct LeaseEnd {
     /// Why, for programs.
-    pub reason: Reason,
+    pub reason: EndReason,
     /// For people: what happened and what to do next.
     pub sentence: String,
     /// When, in Unix seconds.
@@ -290,13 +290,13 @@ pub struct Ended {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
-pub enum Reason {
+pub enum EndReason {
     /// Its owner gave it back.
     Released,
     /// It was not used, and a waiter needs its memory.
     Expired,
-    /// It reached `hold_cap`, the longest that a waiter has to accept.
-    HoldCap,
+    /// It reached `renewal_cap`, the longest that a waiter has to accept.
+    RenewalCap,
     /// Its fixed term was over.
     TermOver,
     /// Its last process exited.
@@ -304,7 +304,7 @@ pub enum Reason {
     /// An operator ended it.
     Revoked,
     /// Its GPU is gone.
-    DeviceLost,
+    GpuLost,
     /// The driver could not restore its programs.
     RestoreFailed,
     /// The host was rebooted.
@@ -318,9 +318,9 @@ pub enum Reason {
     /// Other requests needed its GPUs, and its owner had allowed that it is ended for them.
     Preempted,
     /// It was made for an unleased process on a GPU in mode `enforce`, in order to park it, and parking failed.
-    NotMoved,
+    ParkFailed,
     /// It used more than its lease on GPUs in mode `enforce`, and other requests needed them.
-    OverUse,
+    Overuse,
     /// Its program died while it was being parked, perhaps killed because its cgroup had too little memory.
     DiedParking,
 }
@@ -336,10 +336,10 @@ pub struct Explanation {
     /// The requests that are served before it, in order; at most 64.
     pub ahead: Vec<Ahead>,
     /// What each GPU could give it, and which leases would have to end.
-    pub cards: Vec<CardWhy>,
+    pub gpus: Vec<GpuExplanation>,
     /// Whether other leases are preempted for it, which ones, at what cost and why; absent if it does not wait.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub room: Option<String>,
+    pub preemption: Option<String>,
 }
 
 /// A request that is served earlier.
@@ -365,7 +365,7 @@ pub struct Ahead {
 /// One GPU, as a waiter for it sees it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct CardWhy {
+pub struct GpuExplanation {
     /// The GPU's index.
     pub index: u32,
     /// The GPU's UUID.
@@ -373,14 +373,14 @@ pub struct CardWhy {
     /// Bytes that could be promised now.
     pub promisable_bytes: u64,
     /// Bytes in use that belong to no lease: unleased processes, display, driver; null if unreadable.
-    pub loose_bytes: Option<u64>,
+    pub unowned_bytes: Option<u64>,
     /// Why it cannot start here now; null: it could.
     pub obstacle: Option<String>,
     /// Leases on this GPU, first to end first.
     pub blockers: Vec<Blocker>,
     /// What preempting leases here would cost, in seconds of all users' time; absent if that is not possible.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub price_s: Option<f64>,
+    pub cost_s: Option<f64>,
 }
 
 /// A lease that blocks a waiter.
@@ -397,26 +397,26 @@ pub struct Blocker {
     pub ends_by_s: f64,
     /// How it could be preempted, and at what cost.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub leaves: Option<Leaves>,
+    pub preemption: Option<PreemptionCost>,
     /// Why it is not preempted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub stays: Option<String>,
+    pub not_preempted: Option<String>,
 }
 
 /// How a lease could be preempted, and what that costs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct Leaves {
-    /// The preemption method: `yield`, `park`, `driver` or `end`.
-    pub rung: String,
+pub struct PreemptionCost {
+    /// The preemption method: `hook`, `shim`, `driver` or `end`.
+    pub method: String,
     /// Seconds until its GPUs are free.
-    pub out_s: f64,
+    pub park_s: f64,
     /// Seconds of work that it loses.
-    pub loss_s: f64,
+    pub lost_work_s: f64,
     /// Seconds to resume it.
-    pub back_s: f64,
+    pub resume_s: f64,
     /// The total cost in seconds.
-    pub price_s: f64,
+    pub cost_s: f64,
     /// It would be one of the leases that are preempted now.
-    pub chosen: bool,
+    pub is_chosen: bool,
 }

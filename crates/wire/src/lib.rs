@@ -6,28 +6,34 @@
 //! people's sizes and times alike.
 
 mod aside;
-mod ask;
-mod card;
 pub mod exit;
+mod gpu;
 mod lease;
 mod problem;
 mod record;
+mod request;
 pub mod size;
 pub mod span;
-mod stranger;
 mod token;
+mod unleased;
 
-pub use aside::{Aside, AsideAsk, Stays};
-pub use ask::{Accept, Ask, Bind, Done, Exclusivity, Hooked, Notice, Preempt, Renew, Tier, Vram};
-pub use card::{Card, CardState, Cards, Occupant, ParkingRam, Unreadable};
+pub use aside::{Aside, AsideRequest, AsideStay};
+pub use gpu::{Gpu, GpuState, Gpus, Occupant, ParkingSpace, UnreadableGpu};
 pub use lease::{
-    Ahead, Blocker, Bound, CardWhy, Did, Ended, EndsSoon, ErrorCount, Explanation, Lease, LeaseState, Leases, Leaves,
-    Offer, OverUse, Parked, Reason, Rung, Waiting,
+    Ahead, Blocker, Bound, EndReason, EndsSoon, ErrorCount, Explanation, GpuCalls, GpuExplanation, Lease, LeaseEnd,
+    LeaseState, Leases, Offer, Overuse, ParkMethod, Parked, PreemptionCost, Waiting,
 };
 pub use problem::{Code, Problem, Remedy};
 pub use record::{AuditLine, AuditPage, Health, JournalLoss, Usage, UsageBy, UsageRow};
-pub use stranger::{Adopt, CardMode, Mode, ModeAsk, Next, Rule, RuleAsk, Step, Stranger, Strangers, Treat};
-pub use token::{TOKEN_DIGITS, TOKEN_PREFIX, Token, TokenAsk, Tokens};
+pub use request::{
+    AcceptRequest, BindRequest, Exclusivity, HookReport, HookResult, LeaseRequest, Notice, Preempt, RenewRequest, Tier,
+    Vram,
+};
+pub use token::{TOKEN_DIGITS, TOKEN_PREFIX, Token, TokenRequest, Tokens};
+pub use unleased::{
+    AdoptRequest, GpuMode, Mode, ModeRequest, NextStep, Rule, RuleAction, RuleRequest, UnleasedProcess,
+    UnleasedProcesses, UnleasedStep,
+};
 
 /// The media type of every refusal.
 pub const PROBLEM_JSON: &str = "application/problem+json";

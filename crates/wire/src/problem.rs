@@ -93,7 +93,7 @@ codes! {
     /// No such lease, or not the caller's.
     NoSuchLease = "no_such_lease", 404, Stop;
     /// No such GPU.
-    NoSuchCard = "no_such_card", 404, Stop;
+    NoSuchGpu = "no_such_gpu", 404, Stop;
     /// No such path.
     NoSuchPath = "no_such_path", 404, Stop;
     /// The path does not take this method.
@@ -133,7 +133,7 @@ codes! {
     /// The holder cannot be parked now.
     NotParkable = "not_parkable", 409, Stop;
     /// No unleased process with this id and of the caller is on a GPU.
-    NoSuchStranger = "no_such_stranger", 404, Stop;
+    NoSuchUnleasedProcess = "no_such_unleased_process", 404, Stop;
     /// That process cannot have a lease now.
     NotAdoptable = "not_adoptable", 409, Stop;
     /// Unleased processes cannot be ended on this host.
@@ -143,7 +143,7 @@ codes! {
     /// No such rule.
     NoSuchRule = "no_such_rule", 404, Stop;
     /// No GPU was found on this host.
-    NoCards = "no_cards", 503, TellOperator;
+    NoGpus = "no_gpus", 503, TellOperator;
     /// No GPU, even if it were empty, could hold this request.
     NeverFits = "never_fits", 422, Stop;
     /// The request is smaller than a CUDA context on the GPU.
@@ -155,7 +155,7 @@ codes! {
     /// The most processes that are allowed are bound to the lease already.
     TooManyProcesses = "too_many_processes", 409, Stop;
     /// The process belongs to another lease, which is parking, parked or resuming.
-    ProcessAway = "process_away", 409, Stop;
+    ProcessParked = "process_parked", 409, Stop;
     /// The queue, or this tenant's part of it, is full.
     QueueFull = "queue_full", 429, Retry;
     /// Too many connections or waits.

@@ -43,7 +43,7 @@ pub struct UsageRow {
     /// How many leases were granted.
     pub leases: u64,
     /// Seconds × GPUs that were leased.
-    pub card_seconds: f64,
+    pub gpu_seconds: f64,
     /// VRAM leased × time, in GiB × seconds.
     pub gib_seconds: f64,
     /// Parking space booked × time, in GiB × seconds; null when adding up by lease.

@@ -12,7 +12,7 @@ pub const TOKEN_DIGITS: usize = 64;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
-pub struct TokenAsk {
+pub struct TokenRequest {
     /// The BLAKE3 hash of the whole token (`sbl_` and 64 random hexadecimal digits), in hexadecimal.
     #[cfg_attr(feature = "openapi", schema(pattern = "^[0-9a-f]{64}$"))]
     pub hash: String,

@@ -297,8 +297,7 @@ mod tests {
         // The result must not depend on how the bytes are split.
         for piece in [1, 7, 4096] {
             let mut stream = Script { answer: answer.into(), sent: Vec::new(), piece };
-            let request =
-                Request { method: "GET", target: "/v1/cards", host: None, token: None, key: None, body: None };
+            let request = Request { method: "GET", target: "/v1/gpus", host: None, token: None, key: None, body: None };
             let got = match exchange(&mut stream, &request) {
                 Ok(r) => format!("{} problem={} {:?}", r.status, r.is_problem, String::from_utf8_lossy(&r.body)),
                 Err(error) => format!("{error}"),
@@ -333,10 +332,10 @@ mod tests {
     fn beyond_the_socket_the_token_goes_with_every_request() {
         let mut stream = Script { answer: b"HTTP/1.1 204 x\r\n\r\n".into(), sent: Vec::new(), piece: 99 };
         let (host, token) = (Some("gpu1:7474"), Some("sbl_x"));
-        exchange(&mut stream, &Request { method: "GET", target: "/v1/cards", host, token, key: None, body: None })
+        exchange(&mut stream, &Request { method: "GET", target: "/v1/gpus", host, token, key: None, body: None })
             .unwrap();
         expect![[
-            r#""GET /v1/cards HTTP/1.1\r\nhost: gpu1:7474\r\nconnection: close\r\nauthorization: Bearer sbl_x\r\n\r\n""#
+            r#""GET /v1/gpus HTTP/1.1\r\nhost: gpu1:7474\r\nconnection: close\r\nauthorization: Bearer sbl_x\r\n\r\n""#
         ]]
         .assert_eq(&format!("{:?}", String::from_utf8(stream.sent).unwrap()));
     }

@@ -21,8 +21,8 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 use sublet_wire::{
-    Accept, Adopt, AsideAsk, Ask, Bind, Card, Code, Hooked, JournalLoss, Lease, LeaseState, Leases, ModeAsk, Problem,
-    Renew, Rule, RuleAsk, Token, TokenAsk, exit,
+    AcceptRequest, AdoptRequest, AsideRequest, BindRequest, Code, Gpu, HookReport, JournalLoss, Lease, LeaseRequest,
+    LeaseState, Leases, ModeRequest, Problem, RenewRequest, Rule, RuleRequest, Token, TokenRequest, exit,
 };
 
 /// The daemon answers in milliseconds, or in seconds if the disk stalls.
@@ -159,12 +159,12 @@ impl Client {
     }
 
     /// Requests a lease.
-    pub fn ask(&self, ask: &Ask) -> Result<Lease, Failure> {
+    pub fn ask(&self, ask: &LeaseRequest) -> Result<Lease, Failure> {
         self.post("/v1/leases", Some(ask), RESTART).and_then(decode).map_err(|error| self.failure(error))
     }
 
     /// Makes a token.
-    pub fn make_token(&self, ask: &TokenAsk) -> Result<Token, Failure> {
+    pub fn make_token(&self, ask: &TokenRequest) -> Result<Token, Failure> {
         self.post("/v1/tokens", Some(ask), RESTART).and_then(decode).map_err(|error| self.failure(error))
     }
 
@@ -183,18 +183,18 @@ impl Client {
     }
 
     /// Sets how unleased processes on a GPU are treated.
-    pub fn set_mode(&self, uuid: &str, ask: &ModeAsk) -> Result<Card, Failure> {
-        let target = format!("/v1/cards/{uuid}/mode");
+    pub fn set_mode(&self, uuid: &str, ask: &ModeRequest) -> Result<Gpu, Failure> {
+        let target = format!("/v1/gpus/{uuid}/mode");
         self.post(&target, Some(ask), RESTART).and_then(decode).map_err(|error| self.failure(error))
     }
 
     /// Gives an unleased process a lease.
-    pub fn adopt(&self, adopt: &Adopt) -> Result<Lease, Failure> {
+    pub fn adopt(&self, adopt: &AdoptRequest) -> Result<Lease, Failure> {
         self.post("/v1/adopt", Some(adopt), RESTART).and_then(decode).map_err(|error| self.failure(error))
     }
 
     /// Adds a rule about unleased processes.
-    pub fn set_rule(&self, ask: &RuleAsk) -> Result<Rule, Failure> {
+    pub fn set_rule(&self, ask: &RuleRequest) -> Result<Rule, Failure> {
         self.post("/v1/rules", Some(ask), RESTART).and_then(decode).map_err(|error| self.failure(error))
     }
 
@@ -204,23 +204,23 @@ impl Client {
     }
 
     /// Makes a process and its descendants holders of a lease.
-    pub fn bind(&self, lease: &str, bind: &Bind, patience: Duration) -> Result<(), CallError> {
+    pub fn bind(&self, lease: &str, bind: &BindRequest, patience: Duration) -> Result<(), CallError> {
         self.post(&format!("/v1/leases/{lease}/bind"), Some(bind), patience).map(drop)
     }
 
     /// Reports the result of a hook.
-    pub fn hooked(&self, lease: &str, hooked: &Hooked, patience: Duration) -> Result<(), CallError> {
+    pub fn hooked(&self, lease: &str, hooked: &HookReport, patience: Duration) -> Result<(), CallError> {
         self.post(&format!("/v1/leases/{lease}/hook"), Some(hooked), patience).map(drop)
     }
 
     /// Renews a lease.
-    pub fn renew(&self, lease: &str, renew: &Renew) -> Result<Lease, Failure> {
+    pub fn renew(&self, lease: &str, renew: &RenewRequest) -> Result<Lease, Failure> {
         let target = format!("/v1/leases/{lease}/renew");
         self.post(&target, Some(renew), RESTART).and_then(decode).map_err(|error| self.failure(error))
     }
 
     /// Accepts a smaller lease instead of waiting.
-    pub fn accept(&self, lease: &str, accept: &Accept) -> Result<Lease, Failure> {
+    pub fn accept(&self, lease: &str, accept: &AcceptRequest) -> Result<Lease, Failure> {
         let target = format!("/v1/leases/{lease}/accept");
         self.post(&target, Some(accept), RESTART).and_then(decode).map_err(|error| self.failure(error))
     }
@@ -232,8 +232,8 @@ impl Client {
     }
 
     /// Sends a command about a GPU.
-    pub fn card(&self, uuid: &str, verb: &str) -> Result<(), Failure> {
-        let target = format!("/v1/cards/{uuid}/{verb}");
+    pub fn gpu(&self, uuid: &str, verb: &str) -> Result<(), Failure> {
+        let target = format!("/v1/gpus/{uuid}/{verb}");
         self.post(&target, None::<&()>, RESTART).map(drop).map_err(|error| self.failure(error))
     }
 
@@ -243,23 +243,23 @@ impl Client {
     }
 
     /// Has a GPU step aside, within `patience`.
-    pub fn put_aside(&self, uuid: &str, ask: &AsideAsk, patience: Duration) -> Result<Card, CallError> {
-        self.post(&format!("/v1/cards/{uuid}/aside"), Some(ask), patience).and_then(decode)
+    pub fn put_aside(&self, uuid: &str, ask: &AsideRequest, patience: Duration) -> Result<Gpu, CallError> {
+        self.post(&format!("/v1/gpus/{uuid}/aside"), Some(ask), patience).and_then(decode)
     }
 
     /// Ends the caller's asides of a GPU, or the one with a key, within `patience`.
-    pub fn end_aside(&self, uuid: &str, key: Option<&str>, patience: Duration) -> Result<Card, CallError> {
+    pub fn end_aside(&self, uuid: &str, key: Option<&str>, patience: Duration) -> Result<Gpu, CallError> {
         let query = key.map_or_else(String::new, |key| format!("?key={key}"));
-        let target = format!("/v1/cards/{uuid}/aside{query}");
+        let target = format!("/v1/gpus/{uuid}/aside{query}");
         let once = random_key().map_err(CallError::Gone)?;
         let request = self.request("DELETE", &target, Some(&once), None);
         patiently(patience, |left| self.call(&request, left)).and_then(decode)
     }
 
     /// Gives a lease back, or leaves the queue, within `patience`. Returns the ended lease if the daemon reports it.
-    pub fn release(&self, lease: &str, epoch: Option<u64>, patience: Duration) -> Result<Option<Lease>, CallError> {
-        let target = match epoch {
-            Some(epoch) => format!("/v1/leases/{lease}?epoch={epoch}"),
+    pub fn release(&self, lease: &str, fence: Option<u64>, patience: Duration) -> Result<Option<Lease>, CallError> {
+        let target = match fence {
+            Some(fence) => format!("/v1/leases/{lease}?fence={fence}"),
             None => format!("/v1/leases/{lease}"),
         };
         let key = random_key().map_err(CallError::Gone)?;
@@ -280,7 +280,7 @@ impl Client {
         let until = match until {
             Until::Granted => String::new(),
             Until::Changed { known, told, over } => {
-                format!("&for=change&known={}&told={told}&over={over}", text::lease_state(known))
+                format!("&for=change&known={}&known_ends_soon={told}&known_overuse={over}", text::lease_state(known))
             }
         };
         let target = format!("/v1/leases/{lease}?wait={}s{until}", wait.as_secs());

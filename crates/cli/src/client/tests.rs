@@ -43,7 +43,7 @@ fn a_problem_becomes_a_failure_with_its_code() {
         body.len()
     );
     let (_dir, client, thread) = daemon(vec![answer.leak()]);
-    let failure = client.card("GPU-1", "drain").unwrap_err();
+    let failure = client.gpu("GPU-1", "drain").unwrap_err();
     assert_eq!((failure.exit(), failure.code()), (exit::DENIED, Some(Code::Denied)));
     assert_eq!(failure.to_string(), "only an operator may do this");
     thread.join().unwrap();
@@ -52,7 +52,7 @@ fn a_problem_becomes_a_failure_with_its_code() {
 #[test]
 fn a_post_is_sent_again_with_its_key_when_the_daemon_restarts() {
     let (_dir, client, thread) = daemon(vec!["", "", "HTTP/1.1 204 x\r\n\r\n"]);
-    client.bind("L1", &Bind { epoch: 1, pid: 1 }, RESTART).unwrap();
+    client.bind("L1", &BindRequest { fence: 1, pid: 1 }, RESTART).unwrap();
     let sent = thread.join().unwrap();
     assert!(sent[0].contains("idempotency-key: "), "{}", sent[0]);
     assert_eq!(sent[0], sent[1]);
@@ -62,7 +62,7 @@ fn a_post_is_sent_again_with_its_key_when_the_daemon_restarts() {
 #[test]
 fn another_program_on_the_socket_is_not_taken_for_the_daemon() {
     let (dir, client, thread) = daemon(vec!["SSH-2.0-OpenSSH_9.2\r\n"]);
-    let failure = client.get::<sublet_wire::Cards>("/v1/cards").unwrap_err();
+    let failure = client.get::<sublet_wire::Gpus>("/v1/gpus").unwrap_err();
     expect![[r#"
         DIR/s answered something else: the answer is not HTTP (invalid HTTP version)
         hint: is another program listening there, or a daemon of another version?"#]]

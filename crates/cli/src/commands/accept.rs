@@ -8,7 +8,7 @@ use crate::hold::ask::{parse_gpus, parse_size};
 use crate::output;
 use crate::text;
 use clap::Args;
-use sublet_wire::{Accept, Lease, exit, size};
+use sublet_wire::{AcceptRequest, Lease, exit, size};
 
 /// Take the smaller lease that is offered now, or the larger one
 ///
@@ -41,7 +41,9 @@ pub fn run(globals: &Globals, args: &AcceptArgs) -> Result<u8, Failure> {
     let client = Client::open(globals)?;
     let id = client.id_of(&args.lease)?;
     let taken = match args.vram {
-        Some(vram_bytes) => Taken { accept: Accept { vram_bytes, gpus: args.gpus }, larger: has_more(&client, &id) },
+        Some(vram_bytes) => {
+            Taken { accept: AcceptRequest { vram_bytes, gpus: args.gpus }, larger: has_more(&client, &id) }
+        }
         None => first_offer(&client, &id)?,
     };
     let lease = client.accept(&id, &taken.accept).map_err(|failure| failure.about(&id))?;
@@ -50,39 +52,39 @@ pub fn run(globals: &Globals, args: &AcceptArgs) -> Result<u8, Failure> {
     } else {
         let vram = lease.vram_bytes.map_or_else(|| "-".to_owned(), size::show);
         let became = if taken.larger { "has" } else { "starts:" };
-        output::print(&format!("{} {became} {vram} on {}\n", lease.id, text::cards(&lease.card_indices)))?;
+        output::print(&format!("{} {became} {vram} on {}\n", lease.id, text::gpus(&lease.gpu_indices)))?;
     }
     Ok(exit::OK)
 }
 
 /// What to accept.
 struct Taken {
-    accept: Accept,
+    accept: AcceptRequest,
     /// The lease grows, because its program uses more memory than it is for.
     larger: bool,
 }
 
 fn has_more(client: &Client, id: &str) -> bool {
     let lease: Result<Lease, Failure> = client.get(&format!("/v1/leases/{id}"));
-    lease.is_ok_and(|lease| lease.over.is_some())
+    lease.is_ok_and(|lease| lease.overuse.is_some())
 }
 
 fn first_offer(client: &Client, id: &str) -> Result<Taken, Failure> {
     let lease: Lease = client.get(&format!("/v1/leases/{id}")).map_err(|failure: Failure| failure.about(id))?;
-    if let Some(vram_bytes) = lease.over.as_ref().and_then(|over| over.offer_bytes) {
-        return Ok(Taken { accept: Accept { vram_bytes, gpus: Some(lease.gpus) }, larger: true });
+    if let Some(vram_bytes) = lease.overuse.as_ref().and_then(|over| over.offer_bytes) {
+        return Ok(Taken { accept: AcceptRequest { vram_bytes, gpus: Some(lease.gpus) }, larger: true });
     }
     let offer = lease.waiting.as_ref().and_then(|waiting| waiting.offers.first());
     let Some(offer) = offer else {
         let (why, hint) = match (&lease.waiting, &lease.ended) {
             (Some(_), _) => ("nothing smaller can start now", format!("`sublet explain {id}` says why")),
-            (None, None) if lease.over.is_some() => {
+            (None, None) if lease.overuse.is_some() => {
                 ("no larger lease can be had now", "neither the GPU nor the quotas may be exceeded".to_owned())
             }
-            (None, None) => ("it does not wait", "it has what it was granted: `sublet ps` shows it".to_owned()),
+            (None, None) => ("it does not wait", "it is granted already: `sublet ps` shows it".to_owned()),
             (None, Some(_)) => ("it has ended", "ask for a new lease".to_owned()),
         };
         return Err(Failure::new(exit::LEASE_LOST, format!("{id}: {why}")).hint(hint));
     };
-    Ok(Taken { accept: Accept { vram_bytes: offer.vram_bytes, gpus: Some(offer.gpus) }, larger: false })
+    Ok(Taken { accept: AcceptRequest { vram_bytes: offer.vram_bytes, gpus: Some(offer.gpus) }, larger: false })
 }

@@ -1,6 +1,6 @@
 //! `sublet aside`: a GPU steps aside for a game or a desktop program, and comes back.
 
-use super::cards::find;
+use super::gpus::find;
 use super::run::pass_on;
 use crate::args::Globals;
 use crate::client::{CallError, Client, RESTART};
@@ -19,7 +19,7 @@ use std::ffi::OsString;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
-use sublet_wire::{Aside, AsideAsk, Card, Cards, Code, exit};
+use sublet_wire::{Aside, AsideRequest, Code, Gpu, Gpus, exit};
 
 /// An aside that is not renewed within this time is over: its command and the process that renewed it were killed.
 const LEASE_S: u64 = 30;
@@ -65,7 +65,7 @@ processes without a lease are left alone. At the end, the leases come back by
 themselves.
 
 Users with an active session at this host's seat may do this, and operators;
-`[aside]` in the configuration lets others. `sublet` and `sublet cards` show
+`[aside]` in the configuration lets others. `sublet` and `sublet gpus` show
 which GPUs step aside.
 
 With --while the GPU comes back when the command ends. If this program is
@@ -95,20 +95,20 @@ pub fn run(globals: &Globals, args: &AsideArgs) -> Result<u8, Failure> {
         child::find(command)?;
     }
     let client = Client::open(globals)?;
-    let uuids = chosen(&client.get("/v1/cards")?, &args.gpus)?;
+    let uuids = chosen(&client.get("/v1/gpus")?, &args.gpus)?;
     if args.end {
         return end(globals, &client, &uuids);
     }
     if args.while_running {
         return run_beside(&client, &uuids, args);
     }
-    put(&client, &uuids, &AsideAsk { for_s: args.span_s, ..AsideAsk::default() })?;
-    let cards = when_parked(&client, &uuids)?;
+    put(&client, &uuids, &AsideRequest { for_s: args.span_s, ..AsideRequest::default() })?;
+    let gpus = when_parked(&client, &uuids)?;
     if globals.json {
-        output::json(&cards)?;
+        output::json(&gpus)?;
     } else {
         let zone = TimeZone::system();
-        output::print(&render(&cards, |aside| format!("until {}", clock(aside.until_unix_s, &zone))))?;
+        output::print(&render(&gpus, |aside| format!("until {}", clock(aside.until_unix_s, &zone))))?;
         let most = if args.span_s.is_none() { "without `--for` it lasts 12 h at most; " } else { "" };
         tell_hint(&format!("{most}`sublet aside --end` brings the leases back before that"));
     }
@@ -116,16 +116,16 @@ pub fn run(globals: &Globals, args: &AsideArgs) -> Result<u8, Failure> {
 }
 
 /// The UUIDs of the named GPUs.
-fn chosen(cards: &Cards, names: &[String]) -> Result<Vec<String>, Failure> {
+fn chosen(gpus: &Gpus, names: &[String]) -> Result<Vec<String>, Failure> {
     if names.is_empty() {
-        let all: Vec<String> = cards.cards.iter().map(|card| card.uuid.clone()).collect();
+        let all: Vec<String> = gpus.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
         return if all.is_empty() { Err(Failure::new(exit::FAILURE, "there is no GPU here")) } else { Ok(all) };
     }
-    names.iter().map(|name| Ok(find(cards, name)?.uuid.clone())).collect()
+    names.iter().map(|name| Ok(find(gpus, name)?.uuid.clone())).collect()
 }
 
 /// Sets all of these GPUs aside, or none of them.
-fn put(client: &Client, uuids: &[String], ask: &AsideAsk) -> Result<(), Failure> {
+fn put(client: &Client, uuids: &[String], ask: &AsideRequest) -> Result<(), Failure> {
     for (done, uuid) in uuids.iter().enumerate() {
         if let Err(error) = client.put_aside(uuid, ask, RESTART) {
             for uuid in &uuids[..done] {
@@ -138,8 +138,8 @@ fn put(client: &Client, uuids: &[String], ask: &AsideAsk) -> Result<(), Failure>
 }
 
 fn end(globals: &Globals, client: &Client, uuids: &[String]) -> Result<u8, Failure> {
-    let cards: Cards = client.get("/v1/cards")?;
-    let aside = |uuid: &&String| cards.cards.iter().any(|card| card.uuid == **uuid && card.aside.is_some());
+    let gpus: Gpus = client.get("/v1/gpus")?;
+    let aside = |uuid: &&String| gpus.gpus.iter().any(|gpu| gpu.uuid == **uuid && gpu.aside.is_some());
     let aside: Vec<&String> = uuids.iter().filter(aside).collect();
     let mut ended = Vec::new();
     for uuid in &aside {
@@ -150,9 +150,9 @@ fn end(globals: &Globals, client: &Client, uuids: &[String]) -> Result<u8, Failu
     } else if ended.is_empty() {
         output::print("no GPU steps aside\n")?;
     } else {
-        let lines = ended.iter().map(|card| match &card.aside {
-            None => format!("GPU {} is back: parked leases come back by themselves\n", card.index),
-            Some(aside) => format!("GPU {} still steps aside for {}\n", card.index, plain(&aside.user)),
+        let lines = ended.iter().map(|gpu| match &gpu.aside {
+            None => format!("GPU {} is back: parked leases come back by themselves\n", gpu.index),
+            Some(aside) => format!("GPU {} still steps aside for {}\n", gpu.index, plain(&aside.user)),
         });
         output::print(&lines.collect::<String>())?;
     }
@@ -160,14 +160,14 @@ fn end(globals: &Globals, client: &Client, uuids: &[String]) -> Result<u8, Failu
 }
 
 /// These GPUs once no lease is leaving them any more, or after `PARKED_WITHIN`.
-fn when_parked(client: &Client, uuids: &[String]) -> Result<Vec<Card>, Failure> {
+fn when_parked(client: &Client, uuids: &[String]) -> Result<Vec<Gpu>, Failure> {
     let until = Instant::now() + PARKED_WITHIN;
     loop {
-        let cards: Cards = client.get("/v1/cards")?;
-        let cards: Vec<Card> = cards.cards.into_iter().filter(|card| uuids.contains(&card.uuid)).collect();
-        let leaving = |card: &Card| card.aside.as_ref().is_some_and(|aside| aside.leaving > 0);
-        if !cards.iter().any(leaving) || Instant::now() >= until {
-            return Ok(cards);
+        let gpus: Gpus = client.get("/v1/gpus")?;
+        let gpus: Vec<Gpu> = gpus.gpus.into_iter().filter(|gpu| uuids.contains(&gpu.uuid)).collect();
+        let leaving = |gpu: &Gpu| gpu.aside.as_ref().is_some_and(|aside| aside.parking > 0);
+        if !gpus.iter().any(leaving) || Instant::now() >= until {
+            return Ok(gpus);
         }
         thread::sleep(LOOK);
     }
@@ -187,8 +187,8 @@ fn run_beside(client: &Client, uuids: &[String], args: &AsideArgs) -> Result<u8,
     let code = thread::scope(|scope| {
         let aside = &aside;
         scope.spawn(move || aside.renew_until(&stopped));
-        let code = when_parked(client, uuids).and_then(|cards| {
-            eprint!("{}", render(&cards, |_| "while the command runs".to_owned()));
+        let code = when_parked(client, uuids).and_then(|gpus| {
+            eprint!("{}", render(&gpus, |_| "while the command runs".to_owned()));
             Started::start(&args.command, &Vec::new()).map(|started| supervise(started, &receiver))
         });
         drop(stop);
@@ -228,9 +228,9 @@ struct Renewed {
 }
 
 impl Renewed {
-    fn request(&self, renew: bool) -> AsideAsk {
+    fn request(&self, renew: bool) -> AsideRequest {
         let left = self.until.map_or(LEASE_S, |until| until.saturating_duration_since(Instant::now()).as_secs());
-        AsideAsk { for_s: Some(left.clamp(1, LEASE_S)), key: Some(self.key.clone()), renew }
+        AsideRequest { for_s: Some(left.clamp(1, LEASE_S)), key: Some(self.key.clone()), renew }
     }
 
     /// Renews the aside until the other end of `stopped` is dropped, a user ends the aside, or its time is over.
@@ -258,19 +258,19 @@ impl Renewed {
 }
 
 /// One line for each GPU that is set aside: for how long, and the leases that stay there.
-fn render(cards: &[Card], how_long: impl Fn(&Aside) -> String) -> String {
-    let aside = cards.iter().filter_map(|card| card.aside.as_ref().map(|aside| (card, aside)));
-    let line = |(card, aside): (&Card, &Aside)| {
-        let (how_long, parked) = (how_long(aside), parked(card, aside));
-        format!("GPU {} steps aside {how_long}: {parked}\n{}", card.index, stays(card, aside))
+fn render(gpus: &[Gpu], how_long: impl Fn(&Aside) -> String) -> String {
+    let aside = gpus.iter().filter_map(|gpu| gpu.aside.as_ref().map(|aside| (gpu, aside)));
+    let line = |(gpu, aside): (&Gpu, &Aside)| {
+        let (how_long, parked) = (how_long(aside), parked(gpu, aside));
+        format!("GPU {} steps aside {how_long}: {parked}\n{}", gpu.index, stays(gpu, aside))
     };
     aside.map(line).collect()
 }
 
 /// What happened to the leases there.
-fn parked(card: &Card, aside: &Aside) -> String {
-    let parked = card.occupants.iter().filter(|occupant| occupant.state == "parked").count() as u64;
-    let leaving = match aside.leaving {
+fn parked(gpu: &Gpu, aside: &Aside) -> String {
+    let parked = gpu.occupants.iter().filter(|occupant| occupant.state == "parked").count() as u64;
+    let leaving = match aside.parking {
         0 => String::new(),
         leaving => format!(", {} being parked", text::count(leaving.into(), "lease")),
     };
@@ -280,13 +280,13 @@ fn parked(card: &Card, aside: &Aside) -> String {
     }
 }
 
-fn stays(card: &Card, aside: &Aside) -> String {
+fn stays(gpu: &Gpu, aside: &Aside) -> String {
     let name = |lease: &Option<String>, user: &str| match lease {
         Some(lease) => lease.clone(),
         None => format!("a lease of {}", plain(user)),
     };
-    let line = |stays: &sublet_wire::Stays| {
-        format!("  {} stays on GPU {}: {}\n", name(&stays.lease, &stays.user), card.index, plain(&stays.why))
+    let line = |stays: &sublet_wire::AsideStay| {
+        format!("  {} stays on GPU {}: {}\n", name(&stays.lease, &stays.user), gpu.index, plain(&stays.why))
     };
     aside.stays.iter().map(line).collect()
 }
@@ -303,17 +303,17 @@ mod tests {
     use super::*;
     use crate::sample;
     use expect_test::expect;
-    use sublet_wire::{CardState, Stays};
+    use sublet_wire::{AsideStay, GpuState};
 
-    fn aside() -> Vec<Card> {
+    fn aside() -> Vec<Gpu> {
         let stays = vec![
-            Stays { lease: Some("L3".into()), user: "ana".into(), why: "it has no hook".into() },
-            Stays { lease: None, user: "bob".into(), why: "parking is off".into() },
+            AsideStay { lease: Some("L3".into()), user: "ana".into(), why: "it has no hook".into() },
+            AsideStay { lease: None, user: "bob".into(), why: "parking is off".into() },
         ];
-        let aside = Aside { user: "ana".into(), since_unix_s: 0.0, until_unix_s: sample::NOW, leaving: 1, stays };
-        let mut cards = sample::cards().cards;
-        (cards[0].state, cards[0].aside) = (CardState::Aside, Some(aside));
-        cards
+        let aside = Aside { user: "ana".into(), since_unix_s: 0.0, until_unix_s: sample::NOW, parking: 1, stays };
+        let mut gpus = sample::gpus().gpus;
+        (gpus[0].state, gpus[0].aside) = (GpuState::Aside, Some(aside));
+        gpus
     }
 
     #[test]
@@ -337,9 +337,9 @@ mod tests {
 
     #[test]
     fn gpus_are_chosen_by_name_and_all_of_them_without_one() {
-        let cards = sample::cards();
-        assert_eq!(chosen(&cards, &[]).unwrap(), ["GPU-0a", "GPU-1b", "GPU-2c"]);
-        assert_eq!(chosen(&cards, &["2".into(), "GPU-0a".into()]).unwrap(), ["GPU-2c", "GPU-0a"]);
-        assert_eq!(chosen(&cards, &["7".into()]).unwrap_err().exit(), exit::USAGE);
+        let gpus = sample::gpus();
+        assert_eq!(chosen(&gpus, &[]).unwrap(), ["GPU-0a", "GPU-1b", "GPU-2c"]);
+        assert_eq!(chosen(&gpus, &["2".into(), "GPU-0a".into()]).unwrap(), ["GPU-2c", "GPU-0a"]);
+        assert_eq!(chosen(&gpus, &["7".into()]).unwrap_err().exit(), exit::USAGE);
     }
 }

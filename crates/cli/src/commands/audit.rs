@@ -82,7 +82,7 @@ fn story(globals: &Globals, stranger: &StrangerName) -> Result<u8, Failure> {
     let mut lines = Vec::new();
     let mut after = 0;
     loop {
-        let page: AuditPage = client.get(&format!("/v1/audit?after={after}&limit={PAGE}&stranger={stranger}"))?;
+        let page: AuditPage = client.get(&format!("/v1/audit?after={after}&limit={PAGE}&process={stranger}"))?;
         lines.extend(page.lines);
         match page.next {
             Some(next) => after = next,

@@ -11,7 +11,7 @@ use clap::{Args, Subcommand};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use sublet_wire::{Cards, exit};
+use sublet_wire::{Gpus, exit};
 
 /// Look at the daemon's configuration
 #[derive(Args, Clone, Debug)]
@@ -110,6 +110,6 @@ fn table(found: &[(&'static str, String)]) -> String {
 
 /// Why the daemon's last reload was refused, if a daemon answers and the caller may see it.
 fn refused_reload(globals: &Globals) -> Option<String> {
-    let cards: Cards = Client::open(globals).ok()?.get("/v1/cards").ok()?;
-    cards.config_trouble
+    let gpus: Gpus = Client::open(globals).ok()?.get("/v1/gpus").ok()?;
+    gpus.config_trouble
 }

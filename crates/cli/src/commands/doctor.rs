@@ -3,7 +3,7 @@
 //! Without a daemon it says what a daemon would find. No library is loaded into this process, so a broken driver
 //! library cannot break it.
 
-mod card;
+mod gpu;
 mod machine;
 
 use crate::args::Globals;
@@ -17,7 +17,7 @@ use crate::table::plain;
 use clap::Args;
 use serde::Serialize;
 use std::path::Path;
-use sublet_wire::{Card, CardState, Cards, Health, ParkingRam, exit, size};
+use sublet_wire::{Gpu, GpuState, Gpus, Health, ParkingSpace, exit, size};
 
 /// Say what works on this machine, what does not, and why
 #[derive(Args, Clone, Debug)]
@@ -65,7 +65,7 @@ struct Findings {
 pub fn run(globals: &Globals, _: &DoctorArgs) -> Result<u8, Failure> {
     globals.must_be_local(
         "the doctor looks at the host it runs on",
-        "run it there; `sublet cards` shows the GPUs from here",
+        "run it there; `sublet gpus` shows the GPUs from here",
     )?;
     let findings = look(globals);
     if globals.json {
@@ -78,14 +78,14 @@ pub fn run(globals: &Globals, _: &DoctorArgs) -> Result<u8, Failure> {
 
 fn look(globals: &Globals) -> Findings {
     let mut checks = Vec::new();
-    let mut cards = None;
+    let mut gpus = None;
     let mut daemon_pid = None;
     match Client::open(globals) {
         Ok(client) => {
             daemon_pid = client.socket().and_then(client::peer).map(|(pid, _)| pid).filter(|pid| *pid > 0);
             checks.push(answer(&client, daemon_pid));
-            match client.get::<Cards>("/v1/cards") {
-                Ok(found) => cards = Some(found),
+            match client.get::<Gpus>("/v1/gpus") {
+                Ok(found) => gpus = Some(found),
                 Err(failure) => checks.push(Check::new("GPUs", State::Bad, failure.to_string())),
             }
         }
@@ -94,15 +94,15 @@ fn look(globals: &Globals) -> Findings {
             checks.extend(configuration());
         }
     }
-    checks.extend(machine::checks(daemon_pid, cards.as_ref().map(|cards| cards.kind.as_str())));
-    if let Some(cards) = &cards {
-        checks.extend(cards.config_trouble.as_deref().map(refused_reload));
-        checks.extend(cards.trouble.iter().map(|trouble| Check::new("GPUs", State::Bad, trouble.clone())));
-        checks.push(parking(cards.parking.as_ref(), shim::library().as_deref()));
-        checks.extend(cards.parking.as_ref().filter(|_| cards.kind != "scripted").map(driver));
-        checks.extend(cards.cards.iter().flat_map(|card| card::checks(card, cards.parking.is_some())));
+    checks.extend(machine::checks(daemon_pid, gpus.as_ref().map(|gpus| gpus.kind.as_str())));
+    if let Some(gpus) = &gpus {
+        checks.extend(gpus.config_trouble.as_deref().map(refused_reload));
+        checks.extend(gpus.trouble.iter().map(|trouble| Check::new("GPUs", State::Bad, trouble.clone())));
+        checks.push(parking(gpus.parking.as_ref(), shim::library().as_deref()));
+        checks.extend(gpus.parking.as_ref().filter(|_| gpus.kind != "scripted").map(driver));
+        checks.extend(gpus.gpus.iter().flat_map(|gpu| gpu::checks(gpu, gpus.parking.is_some())));
     }
-    let (can_grant, verdict) = verdict(cards.as_ref());
+    let (can_grant, verdict) = verdict(gpus.as_ref());
     Findings { checks, can_grant, verdict }
 }
 
@@ -133,7 +133,7 @@ fn refused_reload(trouble: &str) -> Check {
     Check::new("configuration", State::Less, text)
 }
 
-fn parking(parking: Option<&ParkingRam>, library: Option<&Path>) -> Check {
+fn parking(parking: Option<&ParkingSpace>, library: Option<&Path>) -> Check {
     let Some(parking) = parking else {
         return Check::new(
             "parking",
@@ -145,8 +145,8 @@ fn parking(parking: Option<&ParkingRam>, library: Option<&Path>) -> Check {
         let why = "the library that parks programs is not beside `sublet`: programs run without it";
         return Check::new("parking", State::Less, why);
     }
-    let (ram, booked) = (size::show(parking.ram_bytes), size::show(parking.booked_bytes));
-    let ready = match parking.stock_bytes {
+    let (ram, booked) = (size::show(parking.size_bytes), size::show(parking.booked_bytes));
+    let ready = match parking.ready_bytes {
         0 => String::new(),
         stock => format!(", {} kept ready", size::show(stock)),
     };
@@ -159,7 +159,7 @@ fn parking(parking: Option<&ParkingRam>, library: Option<&Path>) -> Check {
 }
 
 /// Whether the driver can park programs without the library.
-fn driver(parking: &ParkingRam) -> Check {
+fn driver(parking: &ParkingSpace) -> Check {
     let text = "programs without the library are parked by the driver where a restore is sure to have room".to_owned();
     match parking.driver_limits.as_slice() {
         _ if !parking.by_driver => {
@@ -174,11 +174,11 @@ fn driver(parking: &ParkingRam) -> Check {
     }
 }
 
-fn verdict(cards: Option<&Cards>) -> (bool, String) {
-    let Some(cards) = cards else { return (false, "no lease can be granted: no daemon answers".into()) };
-    let works = |card: &&Card| card.state == CardState::InService && card.unreadable.is_none();
-    let (all, good) = (cards.cards.len(), cards.cards.iter().filter(works).count());
-    let kind = match cards.kind.as_str() {
+fn verdict(gpus: Option<&Gpus>) -> (bool, String) {
+    let Some(gpus) = gpus else { return (false, "no lease can be granted: no daemon answers".into()) };
+    let works = |gpu: &&Gpu| gpu.state == GpuState::InService && gpu.unreadable.is_none();
+    let (all, good) = (gpus.gpus.len(), gpus.gpus.iter().filter(works).count());
+    let kind = match gpus.kind.as_str() {
         "real" => "",
         "soft" => " (soft: only programs of CUDA's driver API run there)",
         _ => " (scripted: nothing is computed)",
@@ -215,13 +215,13 @@ mod tests {
 
     #[test]
     fn findings_line_up_and_end_with_a_verdict() {
-        let cards = sample::cards();
+        let gpus = sample::gpus();
         let mut checks = vec![Check::new("daemon", State::Ok, "version 0.1.0 answers at /run/sublet/sublet.sock")];
         checks.push(Check::new("GPUs", State::Bad, "no answer\nhint: look at its log"));
-        checks.push(parking(cards.parking.as_ref(), Some(Path::new("/lib"))));
-        checks.extend(cards.parking.as_ref().map(driver));
-        checks.extend(cards.cards.iter().flat_map(|card| card::checks(card, true)));
-        let (can_grant, verdict) = verdict(Some(&cards));
+        checks.push(parking(gpus.parking.as_ref(), Some(Path::new("/lib"))));
+        checks.extend(gpus.parking.as_ref().map(driver));
+        checks.extend(gpus.gpus.iter().flat_map(|gpu| gpu::checks(gpu, true)));
+        let (can_grant, verdict) = verdict(Some(&gpus));
         expect![[r#"
             daemon         ok    version 0.1.0 answers at /run/sublet/sublet.sock
             GPUs           bad   no answer
@@ -237,8 +237,8 @@ mod tests {
             GPU 0 park     ok    programs that `sublet run` starts are parked; `sublet ps` says which cannot be
             GPU 0 enforce  ok    observe: processes without a lease are put on the record, and left alone
             GPU 1          ok    NVIDIA A100-SXM4-40GB, GPU-1b
-            GPU 1 grant    bad   draining: an operator lets it run empty
-                                 hint: put it back with `sublet cards clear 1`
+            GPU 1 grant    bad   draining: an operator drains it
+                                 hint: put it back with `sublet gpus clear 1`
             GPU 1 bytes    less  the driver does not tell bytes per process (coarse): room is what is used or promised, whichever is more, and peaks are unknown
             GPU 1 context  less  what a CUDA context takes was not measured: asks too small to start are granted
             GPU 1 exits    ok    the end of a holder's last process is noticed at once
@@ -257,9 +257,9 @@ mod tests {
     }
 
     #[test]
-    fn without_cards_the_verdict_is_no() {
-        let none = Cards {
-            cards: vec![],
+    fn without_gpus_the_verdict_is_no() {
+        let none = Gpus {
+            gpus: vec![],
             kind: "real".into(),
             soft_state: None,
             trouble: None,

@@ -1,4 +1,4 @@
-//! `sublet enforce`, `sublet adopt`: unleased processes on GPUs, and what is done about them.
+//! `sublet enforce`: unleased processes on GPUs, and what is done about them.
 
 use crate::args::Globals;
 use crate::client::Client;
@@ -9,7 +9,8 @@ use crate::table::{Table, plain};
 use crate::text;
 use clap::{Args, Subcommand, ValueEnum};
 use sublet_wire::{
-    Adopt, Card, Cards, Mode, ModeAsk, Next, Rule, RuleAsk, Step, Stranger, Strangers, Tier, Treat, exit, size, span,
+    Gpu, Gpus, Mode, ModeRequest, NextStep, Rule, RuleAction, RuleRequest, Tier, UnleasedProcess, UnleasedProcesses,
+    UnleasedStep, exit, size, span,
 };
 
 /// See unleased processes, and choose what is done about them
@@ -67,7 +68,7 @@ pub struct PreviewArgs {
 pub struct ModeArgs {
     /// The GPU's index or UUID, or `all`
     #[arg(value_name = "GPU")]
-    card: String,
+    gpu: String,
     /// What to do there
     #[arg(value_enum)]
     mode: ModeArg,
@@ -98,23 +99,6 @@ pub struct ForgetArgs {
     #[arg(value_name = "RULE")]
     rule: String,
     /// Only show the rule
-    #[arg(long)]
-    dry_run: bool,
-}
-
-/// Give an unleased process a lease for the VRAM it has
-#[derive(Args, Clone, Debug)]
-pub struct AdoptArgs {
-    /// The process
-    #[arg(value_name = "PID", value_parser = clap::value_parser!(u32).range(2..))]
-    pid: u32,
-    /// So much of each of its GPUs, if it shall have more than it has
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
-    vram: Option<u64>,
-    /// How urgent its work is
-    #[arg(long, value_enum, default_value_t = TierArg::Batch)]
-    tier: TierArg,
-    /// Only show what it has
     #[arg(long)]
     dry_run: bool,
 }
@@ -153,20 +137,19 @@ pub fn run(globals: &Globals, args: &EnforceArgs) -> Result<u8, Failure> {
         What::Status => status(globals),
         What::Preview(args) => preview(globals, args.mode),
         What::Mode(args) => mode(globals, args),
-        What::Allow(args) => set_rule(globals, args, Treat::Allow),
-        What::Deny(args) => set_rule(globals, args, Treat::Deny),
+        What::Allow(args) => set_rule(globals, args, RuleAction::Allow),
+        What::Deny(args) => set_rule(globals, args, RuleAction::Deny),
         What::Forget(args) => forget(globals, args),
     }
 }
 
 fn status(globals: &Globals) -> Result<u8, Failure> {
-    let found: Strangers = Client::open(globals)?.get("/v1/strangers")?;
+    let found: UnleasedProcesses = Client::open(globals)?.get("/v1/unleased")?;
     if globals.json {
         output::json(&found)?;
         return Ok(exit::OK);
     }
-    let modes: Vec<String> =
-        found.modes.iter().map(|card| format!("GPU {}: {}", card.index, name(card.mode))).collect();
+    let modes: Vec<String> = found.modes.iter().map(|gpu| format!("GPU {}: {}", gpu.index, name(gpu.mode))).collect();
     output::print(&format!("{}\n", modes.join(", ")))?;
     if let Some(why) = &found.cannot_enforce {
         output::print(&format!("strangers can be neither adopted nor ended here: {}\n", plain(why)))?;
@@ -186,33 +169,33 @@ fn preview(globals: &Globals, mode: ModeArg) -> Result<u8, Failure> {
     show(&found)
 }
 
-fn ahead(client: &Client, mode: ModeArg) -> Result<Strangers, Failure> {
-    client.get(&format!("/v1/strangers?mode={}", name(mode.wire())))
+fn ahead(client: &Client, mode: ModeArg) -> Result<UnleasedProcesses, Failure> {
+    client.get(&format!("/v1/unleased?mode={}", name(mode.wire())))
 }
 
-fn show(found: &Strangers) -> Result<u8, Failure> {
-    if found.strangers.is_empty() {
+fn show(found: &UnleasedProcesses) -> Result<u8, Failure> {
+    if found.processes.is_empty() {
         output::print("no process is on a GPU without a lease\n")?;
     } else {
         output::print(&format!("\n{}", render(found)))?;
-        for again in found.strangers.iter().filter_map(started_anew) {
+        for again in found.processes.iter().filter_map(started_anew) {
             output::print(&format!("{again}\n"))?;
         }
     }
     Ok(exit::OK)
 }
 
-fn render(found: &Strangers) -> String {
+fn render(found: &UnleasedProcesses) -> String {
     let mut table = Table::new(&["ID", ">PID", "USER", "GPUS", ">VRAM", ">FOR", "WHAT", "NEXT"]);
-    for stranger in &found.strangers {
-        let cards: Vec<String> = stranger.card_indices.iter().map(u32::to_string).collect();
+    for stranger in &found.processes {
+        let gpus: Vec<String> = stranger.gpu_indices.iter().map(u32::to_string).collect();
         table.row([
             stranger.id.clone(),
             stranger.pid.to_string(),
             stranger.user.clone(),
-            cards.join(","),
+            gpus.join(","),
             stranger.vram_bytes.map_or_else(|| "?".to_owned(), size::show),
-            span::show(stranger.for_s),
+            span::show(stranger.age_s),
             what(stranger),
             next(stranger),
         ]);
@@ -221,7 +204,7 @@ fn render(found: &Strangers) -> String {
 }
 
 /// A process in words: its program, and its unit or container.
-fn what(stranger: &Stranger) -> String {
+pub fn what(stranger: &UnleasedProcess) -> String {
     let place = match (&stranger.container, &stranger.unit) {
         (Some(id), _) => format!(" in container {}", id.chars().take(12).collect::<String>()),
         (None, Some(unit)) => format!(" in {unit}"),
@@ -229,21 +212,21 @@ fn what(stranger: &Stranger) -> String {
     };
     // The executable is preferred, because the kernel cuts a process name short.
     let name = stranger.exe.as_deref().and_then(|exe| exe.rsplit('/').next()).unwrap_or(&stranger.name);
-    let of = stranger.of.as_ref().map_or_else(String::new, |lease| {
-        let cards = if stranger.card_indices.len() == 1 { "this GPU" } else { "these GPUs" };
-        format!(", a process of {lease}, which is not for {cards}")
+    let of = stranger.belongs_to.as_ref().map_or_else(String::new, |lease| {
+        let gpus = if stranger.gpu_indices.len() == 1 { "this GPU" } else { "these GPUs" };
+        format!(", a process of {lease}, which is not for {gpus}")
     });
     format!("{name}{place}{of}")
 }
 
 /// A line for a process that was ended and then started again. It would be ended again and again until the user stops
 /// what starts it.
-fn started_anew(stranger: &Stranger) -> Option<String> {
-    let former = stranger.again.as_ref()?;
+fn started_anew(stranger: &UnleasedProcess) -> Option<String> {
+    let former = stranger.replaces.as_ref()?;
     let service = stranger.unit.as_ref().filter(|unit| unit.ends_with(".service"));
     let (by, stop) = match service {
         Some(unit) => {
-            (format!("{unit} starts it anew"), format!("`systemctl stop {unit}`, or `sublet attach unit:{unit}`"))
+            (format!("{unit} starts it anew"), format!("`systemctl stop {unit}`, or `sublet adopt unit:{unit}`"))
         }
         None => {
             ("something starts it anew".to_owned(), format!("`sublet audit show {}` names its parents", stranger.id))
@@ -252,56 +235,60 @@ fn started_anew(stranger: &Stranger) -> Option<String> {
     Some(plain(&format!("{}: {former} was the same and is gone; {by}: {stop}", stranger.id)))
 }
 
-fn next(stranger: &Stranger) -> String {
-    let when = stranger.in_s.map_or_else(String::new, |s| match s {
+fn next(stranger: &UnleasedProcess) -> String {
+    let when = stranger.next_in_s.map_or_else(String::new, |s| match s {
         s if s <= 0.0 => " now".to_owned(),
         s => format!(" in {}", span::show(s)),
     });
     let so_far = match stranger.step {
-        Step::Found => "",
-        Step::Warned => "warned; ",
-        Step::Moving => "",
-        Step::Unmoved => "could not be parked; ",
+        UnleasedStep::Found => "",
+        UnleasedStep::Warned => "warned; ",
+        UnleasedStep::Parking => "",
+        UnleasedStep::ParkFailed => "could not be parked; ",
         // The signal was due, and could not be sent.
-        Step::Told if stranger.next == Next::LeftAlone => "",
-        Step::Told => "signalled; ",
-        Step::Stuck => "survived SIGKILL; ",
+        UnleasedStep::Signalled if stranger.next == NextStep::Exempt => "",
+        UnleasedStep::Signalled => "signalled; ",
+        UnleasedStep::Survived => "survived SIGKILL; ",
     };
     let next = match stranger.next {
-        Next::Nothing => stranger.why.clone().unwrap_or_else(|| "nothing".to_owned()),
-        Next::LeftAlone => format!("left alone: {}", stranger.why.as_deref().unwrap_or("no reason was given")),
-        Next::Adopted => format!("gets a lease{when}"),
-        Next::Warned => "warned, and no more".to_owned(),
-        Next::Parked => match &stranger.lease {
+        NextStep::Nothing => stranger.why.clone().unwrap_or_else(|| "nothing".to_owned()),
+        NextStep::Exempt => format!("left alone: {}", stranger.why.as_deref().unwrap_or("no reason was given")),
+        NextStep::Adopted => format!("gets a lease{when}"),
+        NextStep::Warned => "warned, and no more".to_owned(),
+        NextStep::Parked => match &stranger.lease {
             Some(lease) => format!("being parked, by {lease}"),
             None => format!("parked{when}, or SIGTERM if it cannot be"),
         },
-        Next::Signal => format!("{}{when}", stranger.signal.as_deref().unwrap_or("a signal")),
+        NextStep::Signal => format!("{}{when}", stranger.next_signal.as_deref().unwrap_or("a signal")),
     };
     format!("{so_far}{next}")
 }
 
 /// A rule in words.
 pub fn rule_words(rule: &Rule) -> String {
-    let what = match rule.treat {
-        Treat::Allow => "is left alone",
-        Treat::Deny => "may be ended in its container, or if it only draws",
-        Treat::Attach => {
+    let what = match rule.action {
+        RuleAction::Allow => "is left alone",
+        RuleAction::Deny => "may be ended in its container, or if it only draws",
+        RuleAction::Adopt => {
             let size = rule.vram_bytes.map_or_else(|| "what it has".to_owned(), size::show);
             let tier = rule.tier.map_or("batch", text::tier);
-            return format!("{}: {} gets a lease for {size} ({tier}) wherever it is seen", rule.id, plain(&rule.who));
+            return format!(
+                "{}: {} gets a lease for {size} ({tier}) wherever it is seen",
+                rule.id,
+                plain(&rule.matches)
+            );
         }
     };
-    format!("{}: {} {what}", rule.id, plain(&rule.who))
+    format!("{}: {} {what}", rule.id, plain(&rule.matches))
 }
 
 fn mode(globals: &Globals, args: &ModeArgs) -> Result<u8, Failure> {
     let client = Client::open(globals)?;
-    let cards: Cards = client.get("/v1/cards")?;
-    let is_meant = |card: &&Card| args.card == "all" || card.uuid == args.card || card.index.to_string() == args.card;
-    let meant: Vec<&Card> = cards.cards.iter().filter(is_meant).collect();
+    let gpus: Gpus = client.get("/v1/gpus")?;
+    let is_meant = |gpu: &&Gpu| args.gpu == "all" || gpu.uuid == args.gpu || gpu.index.to_string() == args.gpu;
+    let meant: Vec<&Gpu> = gpus.gpus.iter().filter(is_meant).collect();
     if meant.is_empty() {
-        return Err(Failure::usage(format!("no GPU is `{}`", plain(&args.card))).hint("`sublet cards` lists them"));
+        return Err(Failure::usage(format!("no GPU is `{}`", plain(&args.gpu))).hint("`sublet gpus` lists them"));
     }
     let enforce = args.mode == ModeArg::Enforce;
     if args.dry_run || (enforce && !args.yes) {
@@ -317,10 +304,10 @@ fn mode(globals: &Globals, args: &ModeArgs) -> Result<u8, Failure> {
     }
     if enforce && !args.yes {
         return Err(Failure::usage("this is what would happen; nothing was changed")
-            .hint(format!("`sublet enforce mode {} enforce --yes` does it", plain(&args.card))));
+            .hint(format!("`sublet enforce mode {} enforce --yes` does it", plain(&args.gpu))));
     }
-    for card in meant {
-        let changed = client.set_mode(&card.uuid, &ModeAsk { mode: args.mode.wire() })?;
+    for gpu in meant {
+        let changed = client.set_mode(&gpu.uuid, &ModeRequest { mode: args.mode.wire() })?;
         match globals.json {
             true => output::json_line(&changed)?,
             false => output::print(&format!("GPU {}: {}\n", changed.index, name(changed.mode)))?,
@@ -329,17 +316,22 @@ fn mode(globals: &Globals, args: &ModeArgs) -> Result<u8, Failure> {
     Ok(exit::OK)
 }
 
-fn set_rule(globals: &Globals, args: &RuleArgs, treat: Treat) -> Result<u8, Failure> {
+fn set_rule(globals: &Globals, args: &RuleArgs, treat: RuleAction) -> Result<u8, Failure> {
     let client = Client::open(globals)?;
     if args.dry_run {
         return show_about(globals, &client, &args.who);
     }
-    let rule = client.set_rule(&RuleAsk { who: args.who.clone(), treat, vram_bytes: None, tier: Tier::Batch })?;
+    let rule = client.set_rule(&RuleRequest {
+        matches: args.who.clone(),
+        action: treat,
+        vram_bytes: None,
+        tier: Tier::Batch,
+    })?;
     match globals.json {
         true => output::json(&rule)?,
         false => output::print(&format!("{}\n", rule_words(&rule)))?,
     }
-    if let Some(name) = claimable(&args.who).filter(|_| treat == Treat::Allow) {
+    if let Some(name) = claimable(&args.who).filter(|_| treat == RuleAction::Allow) {
         eprintln!(
             "any user may call a program `{}`: `exe:` with the whole path means this host's file alone",
             plain(name)
@@ -355,13 +347,13 @@ fn claimable(who: &str) -> Option<&str> {
 
 /// Prints the processes that a rule would match now.
 pub fn show_about(globals: &Globals, client: &Client, who: &str) -> Result<u8, Failure> {
-    let found: Strangers = client.get(&format!("/v1/strangers?who={}", escaped(who)))?;
+    let found: UnleasedProcesses = client.get(&format!("/v1/unleased?matches={}", escaped(who)))?;
     if globals.json {
         output::json(&found)?;
-    } else if found.strangers.is_empty() {
+    } else if found.processes.is_empty() {
         output::print("no process that is on a GPU now\n")?;
     } else {
-        let about = found.strangers.iter().map(|one| format!("{} ({})\n", one.id, plain(&what(one))));
+        let about = found.processes.iter().map(|one| format!("{} ({})\n", one.id, plain(&what(one))));
         output::print(&about.collect::<String>())?;
     }
     Ok(exit::OK)
@@ -378,7 +370,7 @@ fn escaped(word: &str) -> String {
 pub fn forget(globals: &Globals, args: &ForgetArgs) -> Result<u8, Failure> {
     let client = Client::open(globals)?;
     if args.dry_run {
-        let found: Strangers = client.get("/v1/strangers")?;
+        let found: UnleasedProcesses = client.get("/v1/unleased")?;
         let rule = found.rules.iter().find(|rule| rule.id == args.rule).ok_or_else(|| {
             let why = format!("there is no rule `{}`", plain(&args.rule));
             Failure::usage(why).hint("`sublet enforce status` lists them")
@@ -394,35 +386,5 @@ pub fn forget(globals: &Globals, args: &ForgetArgs) -> Result<u8, Failure> {
         true => output::json(&rule)?,
         false => output::print(&format!("{} holds no more\n", rule.id))?,
     }
-    Ok(exit::OK)
-}
-
-/// Gives a process a lease.
-pub fn adopt(globals: &Globals, args: &AdoptArgs) -> Result<u8, Failure> {
-    globals.must_be_local("a process is adopted on its host", "leave `--url` out and unset SUBLET_URL")?;
-    let client = Client::open(globals)?;
-    if args.dry_run {
-        let found: Strangers = client.get("/v1/strangers")?;
-        let one = found.strangers.iter().find(|one| one.pid == args.pid).ok_or_else(|| {
-            let why = format!("process {} is not on a GPU without a lease, or not yours", args.pid);
-            Failure::usage(why).hint("`sublet enforce status` lists those that are")
-        })?;
-        match globals.json {
-            true => output::json(one)?,
-            false => {
-                let has = one.vram_bytes.map_or_else(|| "an unknown amount".to_owned(), size::show);
-                output::print(&format!("{} ({}) has {has}\n", one.id, plain(&what(one))))?;
-            }
-        }
-        return Ok(exit::OK);
-    }
-    let lease = client.adopt(&Adopt { pid: args.pid, vram_bytes: args.vram, tier: args.tier.into() })?;
-    if globals.json {
-        output::json(&lease)?;
-        return Ok(exit::OK);
-    }
-    let held = text::or_none(lease.vram_bytes.map(size::show).as_deref()).to_owned();
-    output::print(&format!("process {} has {} now: {held}\n", args.pid, lease.id))?;
-    tell_hint("it ends with its last process; `sublet ps` shows it");
     Ok(exit::OK)
 }

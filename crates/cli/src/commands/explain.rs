@@ -9,7 +9,9 @@ use crate::table::Table;
 use crate::text;
 use clap::Args;
 use std::fmt::Write as _;
-use sublet_wire::{Ahead, Blocker, Bound, CardWhy, Explanation, Lease, Leaves, Vram, Waiting, exit, size, span};
+use sublet_wire::{
+    Ahead, Blocker, Bound, Explanation, GpuExplanation, Lease, PreemptionCost, Vram, Waiting, exit, size, span,
+};
 
 /// Say why a lease waits: what is ahead, what would have to end
 #[derive(Args, Clone, Debug)]
@@ -35,13 +37,13 @@ pub fn run(globals: &Globals, args: &ExplainArgs) -> Result<u8, Failure> {
 fn render(explanation: &Explanation) -> String {
     let mut sections = vec![format!("{}\n{}\n", heading(explanation), asked(&explanation.lease))];
     if let Some(waiting) = &explanation.lease.waiting {
-        let room = explanation.room.as_ref().map_or_else(String::new, |room| format!("room: {room}\n"));
+        let room = explanation.preemption.as_ref().map_or_else(String::new, |room| format!("room: {room}\n"));
         sections.push(room + &outlook(&explanation.lease, waiting));
     }
     if !explanation.ahead.is_empty() {
         sections.push(ahead(&explanation.ahead));
     }
-    sections.extend(explanation.cards.iter().map(card));
+    sections.extend(explanation.gpus.iter().map(gpu));
     sections.join("\n")
 }
 
@@ -58,16 +60,16 @@ fn heading(explanation: &Explanation) -> String {
 /// The memory and GPUs that a lease has; empty if it has none.
 fn has(lease: &Lease) -> String {
     let Some(vram) = lease.vram_bytes else { return String::new() };
-    let each = if lease.card_indices.len() > 1 { " each" } else { "" };
-    let (vram, cards) = (size::show(vram), text::cards(&lease.card_indices));
+    let each = if lease.gpu_indices.len() > 1 { " each" } else { "" };
+    let (vram, gpus) = (size::show(vram), text::gpus(&lease.gpu_indices));
     let left = lease.remaining_s.map_or_else(String::new, |s| format!(", {} left", span::show(s)));
     let stays = lease.not_parkable.iter().map(|why| format!("\ncannot be parked now: {why}"));
-    let others = lease.left_out.iter().map(|others| format!("\nother users: {others}"));
-    format!("\nhas: {vram}{each} on {cards}{left}") + &stays.chain(others).collect::<String>()
+    let others = lease.foreign_processes.iter().map(|others| format!("\nother users: {others}"));
+    format!("\nhas: {vram}{each} on {gpus}{left}") + &stays.chain(others).collect::<String>()
 }
 
 fn asked(lease: &Lease) -> String {
-    let what = text::wish(lease.asked_vram_bytes, lease.gpus);
+    let what = text::wish(lease.requested_vram_bytes, lease.gpus);
     let mut line = format!("asked: {what}, {}", text::tier(lease.tier));
     if lease.priority != 0 {
         // Writing to a string cannot fail.
@@ -135,21 +137,21 @@ fn ahead(ahead: &[Ahead]) -> String {
     format!("served before it:\n{}", table.show("  "))
 }
 
-fn card(card: &CardWhy) -> String {
-    let would_do = || format!("GPU {} would do; other requests are served first", card.index);
-    let obstacle = card.obstacle.clone().unwrap_or_else(would_do);
-    let mut text = format!("{obstacle}\n  {} free to lease", size::show(card.promisable_bytes));
-    match card.loose_bytes {
+fn gpu(gpu: &GpuExplanation) -> String {
+    let would_do = || format!("GPU {} would do; other requests are served first", gpu.index);
+    let obstacle = gpu.obstacle.clone().unwrap_or_else(would_do);
+    let mut text = format!("{obstacle}\n  {} free to lease", size::show(gpu.promisable_bytes));
+    match gpu.unowned_bytes {
         Some(0) => text.push('\n'),
         // Writing to a string cannot fail.
         Some(loose) => _ = writeln!(text, ", {} used outside leases", size::show(loose)),
         None => text.push_str("; what is used outside leases is unknown\n"),
     }
-    if let Some(price) = card.price_s {
+    if let Some(price) = gpu.cost_s {
         _ = writeln!(text, "  making room here costs {}", short(price));
     }
-    if !card.blockers.is_empty() {
-        text.push_str(&blockers(&card.blockers));
+    if !gpu.blockers.is_empty() {
+        text.push_str(&blockers(&gpu.blockers));
     }
     text
 }
@@ -170,12 +172,12 @@ fn blockers(blockers: &[Blocker]) -> String {
 
 /// How a blocking lease could be preempted and at what cost, or why it cannot be.
 fn could_leave(blocker: &Blocker) -> String {
-    match (&blocker.leaves, &blocker.stays) {
-        (Some(leaves), _) => {
-            let Leaves { out_s, loss_s, back_s, price_s, .. } = leaves;
-            let parts = format!("{} out + {} lost + {} back", short(*out_s), short(*loss_s), short(*back_s));
-            let chosen = if leaves.chosen { ", and should" } else { "" };
-            format!("{}: {parts} = {}{chosen}", leaves.rung, short(*price_s))
+    match (&blocker.preemption, &blocker.not_preempted) {
+        (Some(cost), _) => {
+            let PreemptionCost { park_s, lost_work_s, resume_s, cost_s, .. } = cost;
+            let parts = format!("{} park + {} lost + {} resume", short(*park_s), short(*lost_work_s), short(*resume_s));
+            let chosen = if cost.is_chosen { ", chosen" } else { "" };
+            format!("{}: {parts} = {}{chosen}", cost.method, short(*cost_s))
         }
         (None, Some(why)) => format!("no: {why}"),
         (None, None) => "-".to_owned(),
@@ -204,42 +206,48 @@ mod tests {
             waited_s: 300.0,
             why: "came earlier".into(),
         };
-        let first = CardWhy {
+        let first = GpuExplanation {
             index: 0,
             uuid: "GPU-0a".into(),
             promisable_bytes: 26 << 30,
-            loose_bytes: Some(3 << 30),
+            unowned_bytes: Some(3 << 30),
             obstacle: Some("the request is for all of GPU 0; ana holds 10 GiB (L7)".into()),
             blockers: vec![Blocker {
                 id: Some("L7".into()),
                 user: "ana".into(),
                 counted_bytes: 10 << 30,
                 ends_by_s: 1500.0,
-                leaves: Some(Leaves {
-                    rung: "park".into(),
-                    out_s: 0.7,
-                    loss_s: 1.3,
-                    back_s: 0.6,
-                    price_s: 2.6,
-                    chosen: true,
+                preemption: Some(PreemptionCost {
+                    method: "shim".into(),
+                    park_s: 0.7,
+                    lost_work_s: 1.3,
+                    resume_s: 0.6,
+                    cost_s: 2.6,
+                    is_chosen: true,
                 }),
-                stays: None,
+                not_preempted: None,
             }],
-            price_s: Some(2.6),
+            cost_s: Some(2.6),
         };
-        let second =
-            CardWhy { index: 1, loose_bytes: None, obstacle: None, blockers: vec![], price_s: None, ..first.clone() };
+        let second = GpuExplanation {
+            index: 1,
+            unowned_bytes: None,
+            obstacle: None,
+            blockers: vec![],
+            cost_s: None,
+            ..first.clone()
+        };
         Explanation {
             lease: sample::waiting(),
             summary: "GPU 0 is not empty".into(),
             ahead: vec![ahead],
-            cards: vec![first, second],
-            room: Some("L7 (park) should leave, which costs 2 s in all".into()),
+            gpus: vec![first, second],
+            preemption: Some("L7 (park) should leave, which costs 2 s in all".into()),
         }
     }
 
     #[test]
-    fn a_wait_is_explained_card_by_card() {
+    fn a_wait_is_explained_gpu_by_gpu() {
         expect![[r#"
             L8 waits, place 2, expected in about 40 s (worst case 2 h 0 min): GPU 0 is not empty
             asked: a whole GPU, interactive
@@ -256,7 +264,7 @@ mod tests {
               26 GiB free to lease, 3 GiB used outside leases
               making room here costs 2.6 s
               LEASE  USER   HOLDS  ENDS WITHIN  COULD LEAVE
-              L7     ana   10 GiB       25 min  park: 0.7 s out + 1.3 s lost + 0.6 s back = 2.6 s, and should
+              L7     ana   10 GiB       25 min  shim: 0.7 s park + 1.3 s lost + 0.6 s resume = 2.6 s, chosen
 
             GPU 1 would do; other requests are served first
               26 GiB free to lease; what is used outside leases is unknown
@@ -270,8 +278,8 @@ mod tests {
             lease: sample::lease(),
             summary: "it is active".into(),
             ahead: vec![],
-            cards: vec![],
-            room: None,
+            gpus: vec![],
+            preemption: None,
         };
         expect![[r#"
             L7: it is active
@@ -287,7 +295,7 @@ mod tests {
             priority: -3,
             exclusivity: Exclusivity::DeviceExclusive,
             fixed_term: true,
-            ..sample::two_card_lease()
+            ..sample::two_gpu_lease()
         };
         expect!["asked: 10 GiB on each of 2 GPUs, batch, priority -3, no other lease on its GPUs, for 5 min"]
             .assert_eq(&asked(&lease));

@@ -156,17 +156,17 @@ fn leases(globals: &Globals, leases: &[Held]) -> Result<u8, Failure> {
 }
 
 fn list(leases: &[Held]) -> String {
-    let mut table = Table::new(&["LEASE", "TENANT", "NAME", "STATE", "GPUS", ">VRAM", ">EPOCH"]);
+    let mut table = Table::new(&["LEASE", "TENANT", "NAME", "STATE", "GPUS", ">VRAM", ">FENCE"]);
     for lease in leases {
-        let cards: Vec<String> = lease.cards.iter().map(u32::to_string).collect();
+        let gpus: Vec<String> = lease.gpus.iter().map(u32::to_string).collect();
         table.row([
             lease.id.clone(),
             lease.tenant.clone(),
             text::or_none(lease.name.as_deref()),
             lease.state.clone(),
-            text::or_none(Some(&cards.join(","))),
+            text::or_none(Some(&gpus.join(","))),
             text::bytes(lease.vram_bytes),
-            lease.epoch.map_or_else(|| text::NONE.into(), |epoch| epoch.to_string()),
+            lease.fence.map_or_else(|| text::NONE.into(), |fence| fence.to_string()),
         ]);
     }
     table.show("")
@@ -235,12 +235,12 @@ mod tests {
             tenant: "uid:1000".into(),
             name: None,
             state: "active".into(),
-            cards: vec![0, 1],
+            gpus: vec![0, 1],
             vram_bytes: Some(10 << 30),
-            epoch: Some(12),
+            fence: Some(12),
         };
         expect![[r#"
-            LEASE  TENANT    NAME  STATE   GPUS    VRAM  EPOCH
+            LEASE  TENANT    NAME  STATE   GPUS    VRAM  FENCE
             L7     uid:1000  -     active  0,1   10 GiB     12
         "#]]
         .assert_eq(&list(&[held]));

@@ -18,7 +18,7 @@ use clap::Args;
 use std::env;
 use std::io::{self, IsTerminal};
 use std::path::Path;
-use sublet_wire::{Ask, Bind, Code, Lease, LeaseState, exit, span};
+use sublet_wire::{BindRequest, Code, Lease, LeaseRequest, LeaseState, exit, span};
 
 /// Take a lease for this shell and print its environment for `eval`
 #[derive(Args, Clone, Debug)]
@@ -79,9 +79,9 @@ pub fn run(globals: &Globals, args: &LeaseArgs) -> Result<u8, Failure> {
     };
     // `CUDA_VISIBLE_DEVICES` of this host says nothing about the GPUs of another.
     let visible = if is_here { Visible::here()? } else { Visible::ALL };
-    let on = visible.narrow(args.ask.on.clone(), || client.get("/v1/cards"))?;
+    let on = visible.narrow(args.ask.on.clone(), || client.get("/v1/gpus"))?;
     let shell = (!args.detach).then(shell::pid);
-    let ask = Ask { on, ..args.ask.ask(shell) };
+    let ask = LeaseRequest { on, ..args.ask.ask(shell) };
     let lease =
         match obtain(globals, &client, ask, note.as_deref(), shell).map_err(|failure| visible.explain(failure))? {
             Outcome::Granted(lease) => *lease,
@@ -98,7 +98,7 @@ pub fn run(globals: &Globals, args: &LeaseArgs) -> Result<u8, Failure> {
         }
         Err(failure) => {
             // The lease is of no use here. If the daemon does not answer, the lease ends unused.
-            let _ = client.release(&lease.id, lease.epoch, RESTART);
+            let _ = client.release(&lease.id, lease.fence, RESTART);
             return Err(failure);
         }
     }
@@ -127,11 +127,11 @@ fn environment(
 fn obtain(
     globals: &Globals,
     client: &Client,
-    ask: Ask,
+    ask: LeaseRequest,
     note: Option<&str>,
     shell: Option<u32>,
 ) -> Result<Outcome, Failure> {
-    match client.ask(&Ask { wait_s: Some(0), ..ask.clone() }) {
+    match client.ask(&LeaseRequest { wait_s: Some(0), ..ask.clone() }) {
         Ok(lease) if lease.state == LeaseState::Active => {
             if !globals.json {
                 wait::say_granted_at_once(&lease);
@@ -142,15 +142,15 @@ fn obtain(
         Ok(_) | Err(_) => {}
     }
     let Some(shell) = shell else { return queue(client, &ask, note) };
-    let outcome = queue(client, &Ask { pid: Some(std::process::id()), ..ask }, note)?;
+    let outcome = queue(client, &LeaseRequest { pid: Some(std::process::id()), ..ask }, note)?;
     if let Outcome::Granted(lease) = &outcome {
-        let bind = Bind { epoch: lease.epoch.unwrap_or(0), pid: shell };
+        let bind = BindRequest { fence: lease.fence.unwrap_or(0), pid: shell };
         client.bind(&lease.id, &bind, RESTART).map_err(|error| client.failure(error))?;
     }
     Ok(outcome)
 }
 
-fn queue(client: &Client, ask: &Ask, note: Option<&str>) -> Result<Outcome, Failure> {
+fn queue(client: &Client, ask: &LeaseRequest, note: Option<&str>) -> Result<Outcome, Failure> {
     let (sender, receiver) = events::listen()?;
     wait::obtain(client, ask, note, &sender, &receiver)
 }

@@ -1,20 +1,20 @@
 //! One file for each command: its flags, its work, and its output.
 
 pub mod accept;
+pub mod adopt;
 pub mod aside;
-pub mod attach;
 pub mod audit;
-pub mod cards;
 pub mod completions;
 pub mod config;
 pub mod doctor;
-pub mod door;
 pub mod enforce;
 pub mod explain;
+pub mod gpus;
 pub mod journal;
 pub mod lease;
 pub mod man;
 pub mod park;
+pub mod proxy;
 pub mod ps;
 pub mod queue;
 pub mod reference;

@@ -40,7 +40,7 @@ pub fn park(globals: &Globals, args: &ParkArgs) -> Result<u8, Failure> {
     let client = Client::open(globals)?;
     let id = client.id_of(&args.lease)?;
     let mut lease = client.command(&id, "park")?;
-    let (until, began) = (Instant::now() + WITHIN, lease.on_cards_unix_s);
+    let (until, began) = (Instant::now() + WITHIN, lease.on_gpus_unix_s);
     while lease.state == LeaseState::Parking && Instant::now() < until {
         thread::sleep(LOOK);
         lease = client.get(&format!("/v1/leases/{id}"))?;
@@ -52,7 +52,7 @@ pub fn park(globals: &Globals, args: &ParkArgs) -> Result<u8, Failure> {
             show(globals, &lease, &text)
         }
         LeaseState::Ending | LeaseState::Ended => Err(ended(&lease)),
-        _ if is_another(lease.on_cards_unix_s, began) => {
+        _ if is_another(lease.on_gpus_unix_s, began) => {
             let text = format!("{} was parked, and came back at once: its program uses the GPU\n", lease.id);
             show(globals, &lease, &text)
         }

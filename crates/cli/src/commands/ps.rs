@@ -34,10 +34,11 @@ pub fn run(globals: &Globals, args: &PsArgs) -> Result<u8, Failure> {
         for (lease, why) in leases.leases.iter().filter_map(|lease| Some((lease, lease.not_parkable.as_ref()?))) {
             eprintln!("{} cannot be parked now: {why}", lease.id);
         }
-        for (lease, others) in leases.leases.iter().filter_map(|lease| Some((lease, lease.left_out.as_ref()?))) {
+        for (lease, others) in leases.leases.iter().filter_map(|lease| Some((lease, lease.foreign_processes.as_ref()?)))
+        {
             eprintln!("{}: {others}", lease.id);
         }
-        for (lease, why) in leases.leases.iter().filter_map(|lease| Some((lease, lease.held_back.as_ref()?))) {
+        for (lease, why) in leases.leases.iter().filter_map(|lease| Some((lease, lease.resume_blocked.as_ref()?))) {
             eprintln!("{} is not brought back yet: {why}", lease.id);
         }
         tell_waits(&leases.leases);
@@ -80,11 +81,12 @@ fn render(leases: &Leases, with_user: bool) -> String {
 }
 
 fn cells(lease: &Lease) -> [String; 8] {
-    let vram = lease.vram_bytes.map_or_else(|| text::vram(lease.asked_vram_bytes), |bytes| text::bytes(Some(bytes)));
+    let vram =
+        lease.vram_bytes.map_or_else(|| text::vram(lease.requested_vram_bytes), |bytes| text::bytes(Some(bytes)));
     [
         text::or_none(lease.name.as_deref()),
         state(lease),
-        cards(lease),
+        gpus(lease),
         vram,
         text::bytes(lease.seen_bytes),
         text::tier(lease.tier).into(),
@@ -101,17 +103,17 @@ fn state(lease: &Lease) -> String {
     match (&lease.waiting, lease.state) {
         (Some(waiting), LeaseState::Parked) => format!("{state}, wants back, place {}{}", waiting.place, soon(waiting)),
         (Some(waiting), _) => format!("{state}, place {}{}", waiting.place, soon(waiting)),
-        (None, LeaseState::Active) if lease.over.is_some() => format!("{state}, over"),
+        (None, LeaseState::Active) if lease.overuse.is_some() => format!("{state}, over"),
         (None, LeaseState::Active) if lease.idle => format!("{state}, idle"),
         _ => state.into(),
     }
 }
 
-fn cards(lease: &Lease) -> String {
-    if lease.card_indices.is_empty() {
+fn gpus(lease: &Lease) -> String {
+    if lease.gpu_indices.is_empty() {
         return if lease.gpus == 1 { text::NONE.into() } else { format!("any {}", lease.gpus) };
     }
-    let list: Vec<String> = lease.card_indices.iter().map(u32::to_string).collect();
+    let list: Vec<String> = lease.gpu_indices.iter().map(u32::to_string).collect();
     list.join(",")
 }
 
@@ -151,7 +153,7 @@ mod tests {
     #[test]
     fn an_operator_sees_whose_they_are() {
         let gang = Lease { gpus: 2, ..sample::waiting() };
-        let leases = Leases { leases: vec![sample::two_card_lease(), gang], more: false };
+        let leases = Leases { leases: vec![sample::two_gpu_lease(), gang], more: false };
         expect![[r#"
             LEASE  USER  NAME   STATE                                     GPUS     VRAM     SEEN  TIER          LEFT  PIDS
             L7     ana   train  active                                    2,3    10 GiB  7.8 GiB  batch        4 min  4312,4313

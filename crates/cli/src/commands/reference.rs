@@ -105,7 +105,7 @@ mod tests {
     #[test]
     fn every_command_for_people_is_in_the_reference() {
         let text = markdown();
-        for name in ["run", "lease", "cards drain", "journal verify", "doctor"] {
+        for name in ["run", "lease", "gpus drain", "journal verify", "doctor"] {
             assert!(text.contains(&format!("\n## `sublet {name}`\n")), "{name}");
         }
         assert!(!text.contains("openapi"));

@@ -5,7 +5,7 @@ use crate::client::{Client, RESTART};
 use crate::failure::Failure;
 use crate::output;
 use clap::Args;
-use sublet_wire::{Lease, Renew, exit, span};
+use sublet_wire::{Lease, RenewRequest, exit, span};
 
 /// Go on with a lease that no process is bound to, for another term
 #[derive(Args, Clone, Debug)]
@@ -13,10 +13,10 @@ use sublet_wire::{Lease, Renew, exit, span};
 pub struct RenewArgs {
     /// Its id, such as L7, or its name
     lease: LeaseName,
-    /// The epoch it was granted with, to be sure that it is still that grant [default: SUBLET_EPOCH if it is
+    /// The fence it was granted with, to be sure that it is still that grant [default: SUBLET_FENCE if it is
     /// SUBLET_LEASE, else the one it has now]
     #[arg(long, value_name = "N")]
-    epoch: Option<u64>,
+    fence: Option<u64>,
 }
 
 const AFTER_HELP: &str = "\
@@ -28,15 +28,15 @@ GPU renews it, and this command does not.";
 pub fn run(globals: &Globals, args: &RenewArgs) -> Result<u8, Failure> {
     let client = Client::open(globals)?;
     let id = client.id_of(&args.lease)?;
-    let epoch = match args.epoch.or_else(|| epoch_here(&id)) {
-        Some(epoch) => epoch,
+    let fence = match args.fence.or_else(|| fence_here(&id)) {
+        Some(fence) => fence,
         None => {
             let now = client.lease(&id, RESTART).map_err(|error| client.failure(error).about(&id))?;
             // A waiting lease has no fence yet; the daemon's refusal says so.
-            now.epoch.unwrap_or(0)
+            now.fence.unwrap_or(0)
         }
     };
-    let lease = client.renew(&id, &Renew { epoch }).map_err(|failure| failure.about(&id))?;
+    let lease = client.renew(&id, &RenewRequest { fence }).map_err(|failure| failure.about(&id))?;
     if globals.json {
         output::json(&lease)?;
         return Ok(exit::OK);
@@ -52,9 +52,9 @@ pub fn run(globals: &Globals, args: &RenewArgs) -> Result<u8, Failure> {
 }
 
 /// The fence of this shell's lease; `None` if the shell has another lease or none.
-fn epoch_here(id: &str) -> Option<u64> {
+fn fence_here(id: &str) -> Option<u64> {
     let is_here = std::env::var("SUBLET_LEASE").is_ok_and(|lease| lease == id);
-    std::env::var("SUBLET_EPOCH").ok().filter(|_| is_here)?.parse().ok()
+    std::env::var("SUBLET_FENCE").ok().filter(|_| is_here)?.parse().ok()
 }
 
 /// Why a renewal has no effect on a lease; `None` if it has one.

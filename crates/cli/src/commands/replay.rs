@@ -25,7 +25,7 @@ use sublet_wire::{exit, span};
 #[derive(Args, Clone, Debug)]
 #[command(after_long_help = AFTER_HELP)]
 pub struct ReplayArgs {
-    /// The trace: CSV or JSON with arrival_s, tenant, vram, cards, duration_s, tier, and perhaps priority, name
+    /// The trace: CSV or JSON with arrival_s, tenant, vram, gpus, duration_s, tier, and perhaps priority, name
     #[arg(value_name = "TRACE", required_unless_present_any = ["synthetic", "alibaba"])]
     trace: Option<PathBuf>,
     /// Make a trace up from this seed instead
@@ -64,7 +64,7 @@ pub struct ReplayArgs {
     seed: u64,
     /// The GPUs, such as 8x80GiB or 4x24GiB,2x80GiB
     #[arg(long, value_name = "GPUS", default_value = "8x80GiB")]
-    cards: Cluster,
+    gpus: Cluster,
     /// A policy to compare, fifo or fair; may be given twice [default: both]
     #[arg(long, value_name = "NAME")]
     policy: Vec<Name>,
@@ -182,7 +182,7 @@ pub fn run(globals: &Globals, args: &ReplayArgs) -> Result<u8, Failure> {
     };
     let mut speed = Vec::new();
     let mut began = Instant::now();
-    let report = replay(&trace, &args.cards, &options, |outcome| {
+    let report = replay(&trace, &args.gpus, &options, |outcome| {
         let wall_s = began.elapsed().as_secs_f64();
         let events_per_s = (outcome.events as f64 / wall_s.max(1e-9)).round();
         speed.push(Speed { policy: outcome.policy.clone(), events: outcome.events, wall_s, events_per_s });
@@ -209,7 +209,7 @@ fn load(args: &ReplayArgs, margin: Bytes) -> Result<Trace, Failure> {
     if let Some(seed) = args.synthetic {
         let (jobs, tenants, chatty, load) = (args.jobs, args.tenants, args.chatty, args.load);
         let shape = Shape { seed, jobs, tenants, chatty, load };
-        return synthetic::make(&shape, &args.cards, margin)
+        return synthetic::make(&shape, &args.gpus, margin)
             .map_err(|error| Failure::new(exit::FAILURE, format!("no trace can be made up: {error}")));
     }
     let Some(path) = args.alibaba.as_ref().or(args.trace.as_ref()) else {
@@ -218,7 +218,7 @@ fn load(args: &ReplayArgs, margin: Bytes) -> Result<Trace, Failure> {
     let text = fs::read_to_string(path).map_err(|error| failed(path, "read", &error))?;
     let source = path.display().to_string();
     let trace = match &args.alibaba {
-        Some(_) => alibaba::read(&text, &args.cards, margin, args.tenants, args.seed),
+        Some(_) => alibaba::read(&text, &args.gpus, margin, args.tenants, args.seed),
         None if json::looks_like_it(&text) => json::read(&text, &source),
         None => csv::read(&text, &source),
     };
@@ -250,7 +250,7 @@ mod tests {
             "trace.csv",
             "--synthetic 7 --jobs 100 --tenants 3 --chatty --load 0.8",
             "--alibaba list.csv --tenants 9 --seed 3 --speed-up-load 20",
-            "trace.csv --cards 4x24GiB,2x80GiB --policy fifo --policy fair --fixed --until 7d --svg plots --json",
+            "trace.csv --gpus 4x24GiB,2x80GiB --policy fifo --policy fair --fixed --until 7d --svg plots --json",
             "--synthetic 7 --write made-up.csv",
         ] {
             assert!(parses(line), "{line}");
@@ -265,7 +265,7 @@ mod tests {
             "--synthetic 7 --seed 5",
             "--alibaba list.csv --load 0.5",
             "trace.csv --policy lifo",
-            "trace.csv --cards 8",
+            "trace.csv --gpus 8",
             "trace.csv --speed-up-load 0",
             "trace.csv --starved NaN",
             "trace.csv --until 7",

@@ -20,7 +20,7 @@ use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP};
 use std::ffi::OsString;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
-use sublet_wire::{Ask, Bind, Lease, Reason, exit, size};
+use sublet_wire::{BindRequest, EndReason, Lease, LeaseRequest, exit, size};
 
 /// More time than a pipeline needs to end after its first process.
 const LEFTOVER_GRACE: Duration = Duration::from_millis(100);
@@ -42,31 +42,31 @@ pub struct RunArgs {
 
 const AFTER_HELP: &str = "\
 The command finds its GPUs in CUDA_VISIBLE_DEVICES, and SUBLET_LEASE,
-SUBLET_EPOCH, SUBLET_MARK, SUBLET_DEADLINE (Unix seconds) and SUBLET_SOCKET in
+SUBLET_FENCE, SUBLET_PROOF, SUBLET_DEADLINE (Unix seconds) and SUBLET_SOCKET in
 its environment; on soft GPUs also their libraries and SUBLET_SOFT_STATE. The
 lease ends with its last process.
 
 Inside a lease, such as in a script that `sublet run` started, the command runs
-on that lease: no second one is asked for, and options of one are ignored.
-`--new-lease` asks for a separate lease all the same.
+on that lease: no second one is requested, and options for one are ignored.
+`--new-lease` requests a separate lease.
 
 Where CUDA_VISIBLE_DEVICES is set already (by Slurm, in a container), only those
-GPUs are asked for; set to nothing it means no GPU, and nothing is asked for.
+GPUs are requested; set to nothing it means no GPU, and nothing is requested.
 
 `docker run`, `podman run` and `nerdctl run` pass these on into their container
 (but for paths), so that the container's processes are known to be on the lease.
-SUBLET_MARK proves that: a program that has it can have processes counted with
+SUBLET_PROOF proves that: a program that has it can have processes counted with
 the lease, so keep it to yourself.
 
-A hook (--on-yield) runs here, as you; a command has SUBLET_LEASE and
-SUBLET_HOOK (yield or resume) in its environment. Its word frees nothing: the
-GPUs are read, and a program that did not yield is parked by the next method.
+A hook (--on-park) runs here, as you; a command has SUBLET_LEASE and
+SUBLET_HOOK (park or resume) in its environment. Its report frees nothing: the
+GPUs are read, and a program that kept its VRAM is parked by the next method.
 docs/recipes has hooks for known servers.
 
 With --requeue a command that was ended for others (--preempt end, --tier spot)
 is started again on a new lease, as in Slurm: each time, or at most N times,
-with SUBLET_RESTARTS in its environment. Not one that you stopped, nor one that
-was given notice and left with 0: that one was done.
+with SUBLET_RESTARTS in its environment. A command that you stopped, or that
+exited with 0 after its notice, is not started again.
 
 Exit codes: the command's own (the last one's with --requeue), or 128+n if
 signal n ended it; 124 the wait was over; 75 no room with --no-wait, or the
@@ -78,7 +78,7 @@ Examples:
   sublet run --vram 10G -- python train.py      10 GiB of a GPU
   sublet run --gpus 2 --time 4h -- torchrun …   two GPUs for four hours
   sublet run --preempt end --signal USR1@60 --requeue -- ./train.sh
-  sublet run --on-yield 'POST http://localhost:8000/sleep' \\
+  sublet run --on-park 'POST http://localhost:8000/sleep' \\
              --on-resume 'POST http://localhost:8000/wake_up' -- vllm serve …";
 
 /// Runs the command and returns its exit code.
@@ -92,8 +92,8 @@ pub fn run(globals: &Globals, args: &RunArgs) -> Result<u8, Failure> {
         RunPlace::OnOuter => return Err(child::replace(&args.command, &environment::inherited())),
     };
     let visible = Visible::here()?;
-    let on = visible.narrow(args.ask.on.clone(), || client.get("/v1/cards"))?;
-    let ask = Ask { on, ..args.ask.ask(Some(std::process::id())) };
+    let on = visible.narrow(args.ask.on.clone(), || client.get("/v1/gpus"))?;
+    let ask = LeaseRequest { on, ..args.ask.ask(Some(std::process::id())) };
     let (sender, receiver) = events::listen()?;
     let mut restarts = 0;
     loop {
@@ -212,8 +212,8 @@ impl Turn<'_> {
 /// Whether a command is started again, by the last state of its lease. It is if it was preempted, or if it failed after
 /// a notice of preemption. It is not if the wrapper was told to stop.
 fn goes_again(lease: &Lease, code: u8, stopped: bool) -> bool {
-    let ended = lease.ended.as_ref().is_some_and(|ended| ended.reason == Reason::Preempted);
-    let warned = lease.ends_soon.as_ref().is_some_and(|soon| soon.reason == Reason::Preempted);
+    let ended = lease.ended.as_ref().is_some_and(|ended| ended.reason == EndReason::Preempted);
+    let warned = lease.ends_soon.as_ref().is_some_and(|soon| soon.reason == EndReason::Preempted);
     !stopped && (ended || (lease.ended.is_none() && warned && code != exit::OK))
 }
 
@@ -304,7 +304,7 @@ fn hand_over(client: &Client, lease: &Lease) -> Option<Lease> {
     for pid in &left {
         let patience = deadline.saturating_duration_since(Instant::now());
         // The process may have ended, or run as another user by setuid: it is no holder then.
-        let _ = client.bind(&lease.id, &Bind { epoch: lease.epoch.unwrap_or(0), pid: *pid }, patience);
+        let _ = client.bind(&lease.id, &BindRequest { fence: lease.fence.unwrap_or(0), pid: *pid }, patience);
     }
     let named: Vec<String> = left.iter().take(4).map(|pid| format!("{pid} ({})", leftover::name(*pid))).collect();
     let more = if left.len() > named.len() { ", …" } else { "" };
@@ -315,7 +315,7 @@ fn hand_over(client: &Client, lease: &Lease) -> Option<Lease> {
 
 /// Gives the lease back. If the daemon does not answer, it notices the end of the holder itself.
 fn release(client: &Client, lease: &Lease) -> Option<Lease> {
-    client.release(&lease.id, lease.epoch, RELEASE_WITHIN).ok().flatten()
+    client.release(&lease.id, lease.fence, RELEASE_WITHIN).ok().flatten()
 }
 
 /// A better `--vram` for the next run, if a whole GPU was leased and not needed, or the given size was far too large or
@@ -356,7 +356,7 @@ pub fn by_signal(signal: Signal) -> u8 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sublet_wire::{Ended, EndsSoon};
+    use sublet_wire::{EndsSoon, LeaseEnd};
 
     #[test]
     fn whoever_asked_for_too_much_or_too_little_is_told() {
@@ -387,19 +387,19 @@ mod tests {
     #[test]
     fn what_was_ended_for_others_is_started_again_and_nothing_else() {
         let ended = |reason| Lease {
-            ended: Some(Ended { reason, sentence: String::new(), at_unix_s: 0.0 }),
+            ended: Some(LeaseEnd { reason, sentence: String::new(), at_unix_s: 0.0 }),
             ..crate::sample::lease()
         };
-        assert!(goes_again(&ended(Reason::Preempted), 143, false));
-        assert!(goes_again(&ended(Reason::Preempted), 0, false), "its lease was over before it was");
-        assert!(!goes_again(&ended(Reason::Preempted), 143, true), "somebody pressed Ctrl-C");
-        assert!(!goes_again(&ended(Reason::TermOver), 143, false));
+        assert!(goes_again(&ended(EndReason::Preempted), 143, false));
+        assert!(goes_again(&ended(EndReason::Preempted), 0, false), "its lease was over before it was");
+        assert!(!goes_again(&ended(EndReason::Preempted), 143, true), "somebody pressed Ctrl-C");
+        assert!(!goes_again(&ended(EndReason::TermOver), 143, false));
         assert!(!goes_again(&crate::sample::lease(), 1, false));
         let warned =
             |reason| Lease { ends_soon: Some(EndsSoon { reason, unix_s: 0.0, in_s: 30.0 }), ..crate::sample::lease() };
-        assert!(goes_again(&warned(Reason::Preempted), 1, false), "it left before it was made to");
-        assert!(!goes_again(&warned(Reason::Preempted), 0, false), "it was done");
-        assert!(!goes_again(&warned(Reason::TermOver), 1, false));
+        assert!(goes_again(&warned(EndReason::Preempted), 1, false), "it left before it was made to");
+        assert!(!goes_again(&warned(EndReason::Preempted), 0, false), "it was done");
+        assert!(!goes_again(&warned(EndReason::TermOver), 1, false));
     }
 
     #[test]

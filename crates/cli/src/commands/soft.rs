@@ -13,7 +13,7 @@ use crate::failure::Failure;
 use clap::{Args, Subcommand};
 use std::path::{Path, PathBuf};
 use sublet_softgpu::{State, state};
-use sublet_wire::{Cards, exit};
+use sublet_wire::{Gpus, exit};
 
 /// Use soft GPUs: GPUs in software, for trying out and tests
 ///
@@ -73,7 +73,7 @@ fn find(globals: &Globals) -> Result<Found, Failure> {
         Err(failure) if failure.exit() == exit::NO_DAEMON => return Ok(Found::Nobody(failure)),
         Err(failure) => return Err(failure),
     };
-    let Cards { kind, soft_state, .. } = client.get("/v1/cards")?;
+    let Gpus { kind, soft_state, .. } = client.get("/v1/gpus")?;
     Ok(match soft_state {
         Some(file) => Found::File(file.into()),
         None => Found::OtherKind { place: client.place(), kind },

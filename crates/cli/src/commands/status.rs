@@ -1,6 +1,6 @@
 //! `sublet` without a command: the GPUs, their leases and processes, and a summary of the queue.
 
-use super::cards::{occupants, overview};
+use super::gpus::{occupants, overview};
 use crate::args::Globals;
 use crate::client::Client;
 use crate::failure::{Failure, tell_hint};
@@ -9,43 +9,45 @@ use crate::table::plain;
 use crate::text;
 use serde::Serialize;
 use sublet_softgpu::NOTICE;
-use sublet_wire::{Card, CardState, Cards, Lease, Leases, Next, Step, Stranger, Strangers, exit, span};
+use sublet_wire::{
+    Gpu, GpuState, Gpus, Lease, Leases, NextStep, UnleasedProcess, UnleasedProcesses, UnleasedStep, exit, span,
+};
 
 /// What `--json` prints.
 #[derive(Serialize)]
 struct Status<'a> {
     kind: &'a str,
-    cards: &'a [Card],
+    gpus: &'a [Gpu],
     queue: &'a [Lease],
 }
 
 /// Prints the status.
 pub fn run(globals: &Globals) -> Result<u8, Failure> {
     let client = Client::open(globals)?;
-    let cards: Cards = client.get("/v1/cards")?;
+    let gpus: Gpus = client.get("/v1/gpus")?;
     let queue: Leases = client.get("/v1/queue")?;
-    let strangers: Strangers = client.get("/v1/strangers")?;
+    let strangers: UnleasedProcesses = client.get("/v1/unleased")?;
     if globals.json {
-        output::json(&Status { kind: &cards.kind, cards: &cards.cards, queue: &queue.leases })?;
+        output::json(&Status { kind: &gpus.kind, gpus: &gpus.gpus, queue: &queue.leases })?;
         return Ok(exit::OK);
     }
-    output::print(&render(&cards, &queue, text::now_unix_s()))?;
-    if let Some(trouble) = &cards.config_trouble {
+    output::print(&render(&gpus, &queue, text::now_unix_s()))?;
+    if let Some(trouble) = &gpus.config_trouble {
         eprintln!(
             "the last reload of the configuration was refused, and the one before it is in use: {}",
             plain(trouble)
         );
     }
-    strangers.strangers.iter().filter_map(warning).for_each(|warning| eprintln!("{warning}"));
-    tell_hint(&hint(&cards, &queue));
+    strangers.processes.iter().filter_map(warning).for_each(|warning| eprintln!("{warning}"));
+    tell_hint(&hint(&gpus, &queue));
     Ok(exit::OK)
 }
 
-fn render(cards: &Cards, queue: &Leases, now_unix_s: f64) -> String {
-    let mut sections = vec![overview(cards)];
-    sections.extend(occupants(cards, now_unix_s));
+fn render(gpus: &Gpus, queue: &Leases, now_unix_s: f64) -> String {
+    let mut sections = vec![overview(gpus)];
+    sections.extend(occupants(gpus, now_unix_s));
     sections.push(waiting(queue));
-    match cards.kind.as_str() {
+    match gpus.kind.as_str() {
         "real" => {}
         "soft" => sections.push(format!("{NOTICE}\n")),
         kind => sections.push(format!("these GPUs are {kind}: nothing is computed on them\n")),
@@ -55,27 +57,27 @@ fn render(cards: &Cards, queue: &Leases, now_unix_s: f64) -> String {
 
 /// The warning to the owner of an unleased process that is about to be parked or ended; `None` if nothing is about to
 /// happen.
-fn warning(stranger: &Stranger) -> Option<String> {
-    if stranger.step == Step::Found {
+fn warning(stranger: &UnleasedProcess) -> Option<String> {
+    if stranger.step == UnleasedStep::Found {
         return None;
     }
-    let left = span::show(stranger.in_s.unwrap_or_default().max(0.0));
+    let left = span::show(stranger.next_in_s.unwrap_or_default().max(0.0));
     let who = format!("{} (process {} of {})", stranger.id, stranger.pid, plain(&stranger.user));
-    let next = match (&stranger.signal, stranger.next, &stranger.lease) {
+    let next = match (&stranger.next_signal, stranger.next, &stranger.lease) {
         (Some(signal), ..) => format!("gets {signal} in {left}"),
-        (None, Next::Parked, None) => format!("is parked in {left}, or ended if it cannot be"),
-        (None, Next::Parked, Some(lease)) => {
+        (None, NextStep::Parked, None) => format!("is parked in {left}, or ended if it cannot be"),
+        (None, NextStep::Parked, Some(lease)) => {
             return Some(format!(
                 "{who} never asked for a lease and is being parked: `sublet resume {lease}` brings it back"
             ));
         }
         _ => return None,
     };
-    Some(match &stranger.of {
+    Some(match &stranger.belongs_to {
         None => format!("{who} has no lease and {next}: `sublet adopt {}` gives it one", stranger.pid),
         Some(lease) => {
-            let cards = if stranger.card_indices.len() == 1 { "its GPU" } else { "its GPUs" };
-            format!("{who} is of {lease}, which is not for {cards}, and {next}: ask for all of its GPUs in one lease")
+            let gpus = if stranger.gpu_indices.len() == 1 { "its GPU" } else { "its GPUs" };
+            format!("{who} is of {lease}, which is not for {gpus}, and {next}: ask for all of its GPUs in one lease")
         }
     })
 }
@@ -85,14 +87,14 @@ fn waiting(queue: &Leases) -> String {
     let more = if queue.more { " or more" } else { "" };
     let n = queue.leases.len();
     let wait = if n == 1 { "waits" } else { "wait" };
-    let asks = text::wish(first.asked_vram_bytes, first.gpus);
+    let asks = text::wish(first.requested_vram_bytes, first.gpus);
     let start = first.waiting.as_ref().map_or_else(String::new, |waiting| format!(", {}", text::start(waiting)));
     format!("{n}{more} {wait}; next: {} ({asks}, {}){start}\n", first.user, text::tier(first.tier))
 }
 
-fn hint(cards: &Cards, queue: &Leases) -> String {
-    let usable = |card: &&Card| card.state == CardState::InService && card.unreadable.is_none();
-    match cards.cards.iter().filter(usable).map(|card| card.promisable_bytes).max() {
+fn hint(gpus: &Gpus, queue: &Leases) -> String {
+    let usable = |gpu: &&Gpu| gpu.state == GpuState::InService && gpu.unreadable.is_none();
+    match gpus.gpus.iter().filter(usable).map(|gpu| gpu.promisable_bytes).max() {
         None => "no lease can be granted now; `sublet doctor` says why".into(),
         Some(_) if !queue.leases.is_empty() => "`sublet queue` shows what waits, and why".into(),
         Some(room) => match room >> 30 {
@@ -113,24 +115,24 @@ mod tests {
         expect![[r#"
             GPU  MODEL                    USED   TOTAL  FREE TO LEASE  STATE
             0    NVIDIA A100-SXM4-40GB  11 GiB  40 GiB         26 GiB  in service
-            1    NVIDIA A100-SXM4-40GB     0 B  40 GiB            0 B  draining: an operator lets it run empty
+            1    NVIDIA A100-SXM4-40GB     0 B  40 GiB            0 B  draining: an operator drains it
             2    NVIDIA A100-SXM4-40GB       -  40 GiB            0 B  unreadable: the GPU did not answer; no new leases there until it does
 
             GPU  USER  LEASE    TIER   STATE     LEASED     SEEN   FOR
             0    ana   L7       batch  active    10 GiB  7.8 GiB  60 s
-            0    -     pid 991  -      stranger       -    3 GiB     -
+            0    -     pid 991  -      unleased       -    3 GiB     -
 
             2 wait; next: ana (16 GiB on each of 2 GPUs, batch), when it starts is not known
-        "#]].assert_eq(&render(&sample::cards(), &sample::queue(), sample::NOW));
-        expect!["`sublet queue` shows what waits, and why"].assert_eq(&hint(&sample::cards(), &sample::queue()));
+        "#]].assert_eq(&render(&sample::gpus(), &sample::queue(), sample::NOW));
+        expect!["`sublet queue` shows what waits, and why"].assert_eq(&hint(&sample::gpus(), &sample::queue()));
     }
 
     #[test]
     fn an_empty_host_is_short() {
-        let mut cards = sample::cards();
-        cards.kind = "scripted".into();
-        cards.cards.truncate(1);
-        cards.cards[0].occupants.clear();
+        let mut gpus = sample::gpus();
+        gpus.kind = "scripted".into();
+        gpus.gpus.truncate(1);
+        gpus.gpus[0].occupants.clear();
         let queue = Leases { leases: vec![], more: false };
         expect![[r#"
             GPU  MODEL                    USED   TOTAL  FREE TO LEASE  STATE
@@ -140,10 +142,10 @@ mod tests {
 
             these GPUs are scripted: nothing is computed on them
         "#]]
-        .assert_eq(&render(&cards, &queue, sample::NOW));
-        expect!["`sublet run --vram 8G -- COMMAND` runs a command on a GPU"].assert_eq(&hint(&cards, &queue));
-        cards.kind = "soft".into();
-        cards.cards.clear();
+        .assert_eq(&render(&gpus, &queue, sample::NOW));
+        expect!["`sublet run --vram 8G -- COMMAND` runs a command on a GPU"].assert_eq(&hint(&gpus, &queue));
+        gpus.kind = "soft".into();
+        gpus.gpus.clear();
         expect![[r#"
             no GPUs
 
@@ -151,7 +153,7 @@ mod tests {
 
             these are soft GPUs: programs of CUDA's driver API run on them, PyTorch and the like do not
         "#]]
-        .assert_eq(&render(&cards, &queue, sample::NOW));
-        expect!["no lease can be granted now; `sublet doctor` says why"].assert_eq(&hint(&cards, &queue));
+        .assert_eq(&render(&gpus, &queue, sample::NOW));
+        expect!["no lease can be granted now; `sublet doctor` says why"].assert_eq(&hint(&gpus, &queue));
     }
 }

@@ -161,8 +161,8 @@ impl Stop<'_> {
     fn members(&self) -> BTreeSet<u32> {
         let mut members: BTreeSet<u32> = self.lease.pids.iter().copied().collect();
         let uid = self.lease.tenant.strip_prefix("uid:").and_then(|uid| uid.parse().ok());
-        if let (Some(epoch), Some(uid)) = (self.lease.epoch, uid) {
-            let carried = [format!("SUBLET_LEASE={}", self.id), format!("SUBLET_EPOCH={epoch}")];
+        if let (Some(fence), Some(uid)) = (self.lease.fence, uid) {
+            let carried = [format!("SUBLET_LEASE={}", self.id), format!("SUBLET_FENCE={fence}")];
             let is_member = |pid: &u32| processes::runs_as(*pid, uid) && processes::carries(*pid, &carried);
             members.extend(processes::all().filter(is_member));
         }
@@ -214,7 +214,7 @@ impl Stop<'_> {
     fn refresh(&mut self) -> Result<(), Failure> {
         let now = self.client.lease(&self.id, RESTART).map_err(|error| self.client.failure(error))?;
         // The fence is needed after the lease has ended, too.
-        self.lease = Lease { epoch: now.epoch.or(self.lease.epoch), ..now };
+        self.lease = Lease { fence: now.fence.or(self.lease.fence), ..now };
         Ok(())
     }
 

@@ -12,7 +12,7 @@ use crate::text;
 use clap::{Args, Subcommand};
 use rustix::rand::{GetRandomFlags, getrandom};
 use serde::Serialize;
-use sublet_wire::{TOKEN_PREFIX, Token, TokenAsk, Tokens, exit, size, span};
+use sublet_wire::{TOKEN_PREFIX, Token, TokenRequest, Tokens, exit, size, span};
 
 /// Make, list and revoke tokens for use over TCP
 #[derive(Args, Clone, Debug)]
@@ -39,7 +39,7 @@ pub struct CreateArgs {
     /// What to call it in lists
     #[arg(long, value_name = "TEXT")]
     name: Option<String>,
-    /// It may look and change nothing
+    /// It may read and change nothing
     #[arg(long)]
     read_only: bool,
     /// The most VRAM that its leases may have together, such as 20G
@@ -93,7 +93,7 @@ pub fn run(globals: &Globals, args: &TokenArgs) -> Result<u8, Failure> {
 fn create(globals: &Globals, args: &CreateArgs) -> Result<u8, Failure> {
     let client = Client::open(globals)?;
     let secret = new_secret()?;
-    let token = client.make_token(&TokenAsk {
+    let token = client.make_token(&TokenRequest {
         hash: blake3::hash(secret.as_bytes()).to_hex().to_string(),
         tenant: args.tenant.clone(),
         name: args.name.clone(),

@@ -56,7 +56,7 @@ fn render(usage: &Usage) -> String {
 fn by_tenant(usage: &Usage) -> String {
     let mut table = Table::new(&["USER", ">LEASES", ">GPU TIME", ">GIB HOURS", ">PARKED GIB HOURS", ">REFUSED"]);
     for row in &usage.rows {
-        let time = span::show(row.card_seconds);
+        let time = span::show(row.gpu_seconds);
         let parked = row.parked_gib_seconds.map_or_else(|| text::NONE.to_owned(), gib_hours);
         let refused = row.refused.values().sum::<u64>().to_string();
         table.row([row.user.clone(), row.leases.to_string(), time, gib_hours(row.gib_seconds), parked, refused]);
@@ -71,7 +71,7 @@ fn by_lease(usage: &Usage) -> String {
             text::or_none(row.lease.as_deref()),
             text::or_none(row.name.as_deref()),
             row.user.clone(),
-            span::show(row.card_seconds),
+            span::show(row.gpu_seconds),
             gib_hours(row.gib_seconds),
             text::bytes(row.peak_bytes),
         ]);
@@ -96,7 +96,7 @@ mod tests {
             lease: Some("L7".into()),
             name: Some("train".into()),
             leases: 12,
-            card_seconds: 9000.0,
+            gpu_seconds: 9000.0,
             gib_seconds: 90_000.0,
             parked_gib_seconds: Some(7_200.0),
             peak_bytes: Some(8 << 30),
@@ -107,7 +107,7 @@ mod tests {
             lease: Some("L8".into()),
             name: None,
             leases: 1,
-            card_seconds: 42.0,
+            gpu_seconds: 42.0,
             gib_seconds: 3.0,
             parked_gib_seconds: Some(0.0),
             peak_bytes: None,

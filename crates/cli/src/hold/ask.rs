@@ -7,7 +7,7 @@ use super::watch::Hooks;
 use crate::failure::Failure;
 use clap::{Args, ValueEnum};
 use std::time::Duration;
-use sublet_wire::{Ask, Exclusivity, Notice, Preempt, Tier, Vram, size, span};
+use sublet_wire::{Exclusivity, LeaseRequest, Notice, Preempt, Tier, Vram, size, span};
 
 /// The smallest lease that a daemon grants.
 const VRAM_MIN: u64 = 1 << 20;
@@ -44,21 +44,21 @@ pub struct AskArgs {
     #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true,
           value_parser = parse_priority, hide_short_help = true)]
     pub priority: i32,
-    /// Less will do, down to this much per GPU, if that can start at once
+    /// A smaller lease will do, down to this much per GPU, if it can start at once
     #[arg(long, value_name = "SIZE", value_parser = parse_size, allow_hyphen_values = true)]
     pub accept_smaller: Option<u64>,
-    /// What may be done to it when other requests need the GPU [default: park, but end at --tier spot]
+    /// What may be done to the lease when other requests need the GPU [default: park, but end at --tier spot]
     #[arg(long, value_enum, value_name = "WHAT", help_heading = ROOM, hide_short_help = true)]
     pub preempt: Option<PreemptArg>,
-    /// What makes the program give its memory on the GPUs back: `POST http://HOST:PORT/PATH [JSON]`,
-    /// `unix:/PATH MESSAGE`, or a command line for sh
+    /// What makes the program free its VRAM: `POST http://HOST:PORT/PATH [JSON]`, `unix:/PATH MESSAGE`, or
+    /// a command line for sh
     #[arg(long, value_name = "HOOK", help_heading = ROOM, hide_short_help = true)]
-    pub on_yield: Option<Hook>,
-    /// What makes it take it again, when the GPUs are there again
-    #[arg(long, value_name = "HOOK", requires = "on_yield", help_heading = ROOM, hide_short_help = true)]
+    pub on_park: Option<Hook>,
+    /// What makes the program allocate its VRAM again, when its GPUs are available again
+    #[arg(long, value_name = "HOOK", requires = "on_park", help_heading = ROOM, hide_short_help = true)]
     pub on_resume: Option<Hook>,
-    /// How long a hook may take; then it failed, and a command is killed; at most 2m [default: 30s]
-    #[arg(long, value_name = "TIME", value_parser = parse_bound, requires = "on_yield", help_heading = ROOM, hide_short_help = true)]
+    /// How long a hook may take before it counts as failed, and a command is killed; at most 2m [default: 30s]
+    #[arg(long, value_name = "TIME", value_parser = parse_bound, requires = "on_park", help_heading = ROOM, hide_short_help = true)]
     pub hook_timeout: Option<u64>,
     /// Which signal its programs get before the lease ends, and how many seconds before [default: 60],
     /// such as USR1@120: when it is to end for others (then SIGTERM, then SIGKILL), and when its --time
@@ -67,7 +67,7 @@ pub struct AskArgs {
     /// users (sudo) get none. One of HUP, INT, QUIT, USR1, USR2, TERM, CONT, URG, WINCH
     #[arg(long, value_name = "SIGNAL[@S]", value_parser = notice::parse, help_heading = ROOM, hide_short_help = true)]
     pub signal: Option<Notice>,
-    /// Ask and start the command again when it was ended for others: each time, or at most N times
+    /// Request and start again after the command was ended for others: each time, or at most N times
     #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = "always",
           value_parser = parse_times, help_heading = ROOM, hide_short_help = true)]
     pub requeue: Option<u32>,
@@ -159,7 +159,7 @@ impl AskArgs {
             priority,
             accept_smaller,
             preempt,
-            on_yield,
+            on_park,
             on_resume,
             hook_timeout,
             signal,
@@ -183,7 +183,7 @@ impl AskArgs {
         words.add("priority", (*priority != 0).then(|| priority.to_string()));
         words.add("accept-smaller", accept_smaller.map(typed_size));
         words.add("preempt", preempt.as_ref().map(choice));
-        words.add("on-yield", on_yield.as_ref().map(Hook::to_string));
+        words.add("on-park", on_park.as_ref().map(Hook::to_string));
         words.add("on-resume", on_resume.as_ref().map(Hook::to_string));
         words.add("hook-timeout", hook_timeout.map(typed_span));
         words.add("signal", signal.as_ref().map(notice::typed));
@@ -210,8 +210,8 @@ impl AskArgs {
     }
 
     /// The request as it is sent. `pid` is bound to it at once, also while it waits.
-    pub fn ask(&self, pid: Option<u32>) -> Ask {
-        Ask {
+    pub fn ask(&self, pid: Option<u32>) -> LeaseRequest {
+        LeaseRequest {
             vram_bytes: self.vram.map_or(Vram::Whole, Vram::Bytes),
             gpus: self.gpus,
             ttl_s: self.ttl,
@@ -228,10 +228,10 @@ impl AskArgs {
                 PreemptArg::End => Preempt::End,
                 PreemptArg::Never => Preempt::Never,
             }),
-            yields: self.on_yield.is_some(),
+            has_hook: self.on_park.is_some(),
             may_lose: self.may_lose,
             notice: self.signal.clone(),
-            at_least_bytes: self.accept_smaller,
+            accept_smaller_bytes: self.accept_smaller,
             on: self.on.clone(),
             name: self.name.clone(),
             wait_s: if self.no_wait { Some(0) } else { self.wait },
@@ -253,10 +253,10 @@ impl AskArgs {
         }
     }
 
-    /// The hooks that the wrapper runs when the GPUs are needed; `None` without `--on-yield`.
+    /// The hooks that the wrapper runs when the GPUs are needed; `None` without `--on-park`.
     pub fn hooks(&self) -> Option<Hooks> {
         Some(Hooks {
-            on_yield: self.on_yield.clone()?,
+            on_park: self.on_park.clone()?,
             on_resume: self.on_resume.clone(),
             within: Duration::from_secs(self.hook_timeout.unwrap_or(WITHIN_S)),
         })
@@ -269,8 +269,8 @@ impl AskArgs {
 
     /// The first given flag that needs a wrapper for the whole life of the lease, if any.
     pub fn needs_wrapper(&self) -> Option<&'static str> {
-        match (&self.on_yield, self.requeue) {
-            (Some(_), _) => Some("--on-yield"),
+        match (&self.on_park, self.requeue) {
+            (Some(_), _) => Some("--on-park"),
             (None, Some(_)) => Some("--requeue"),
             (None, None) => None,
         }
@@ -332,9 +332,7 @@ pub fn parse_span(text: &str) -> Result<u64, String> {
 /// Parses a number of GPUs.
 pub fn parse_gpus(text: &str) -> Result<u32, String> {
     let number = text.parse().ok().filter(|number| (1..=64).contains(number));
-    number.ok_or_else(|| {
-        format!("`{text}` is not a number of GPUs from 1 to 64\nhint: `sublet cards` lists those there are")
-    })
+    number.ok_or_else(|| format!("`{text}` is not a number of GPUs from 1 to 64\nhint: `sublet gpus` lists them"))
 }
 
 /// Parses the priority within a tier; higher numbers go first.
@@ -411,13 +409,12 @@ mod tests {
     }
     #[test]
     fn hooks_stay_as_they_were_typed() {
-        let typed =
-            ["--on-yield", "curl -X POST 'http://x/y z'", "--on-resume", "unix:/s wake", "--hook-timeout", "5s"];
+        let typed = ["--on-park", "curl -X POST 'http://x/y z'", "--on-resume", "unix:/s wake", "--hook-timeout", "5s"];
         let line = Line::try_parse_from(["x"].into_iter().chain(typed)).unwrap();
         assert_eq!(line.ask.words(), typed);
         assert_eq!(line.ask.hooks().map(|hooks| hooks.within), Some(Duration::from_secs(5)));
-        assert!(line.ask.ask(None).yields);
-        assert_eq!(line.ask.needs_wrapper(), Some("--on-yield"));
+        assert!(line.ask.ask(None).has_hook);
+        assert_eq!(line.ask.needs_wrapper(), Some("--on-park"));
     }
 
     #[test]
@@ -425,10 +422,10 @@ mod tests {
         for line in [
             &["--on-resume", "true"][..],
             &["--hook-timeout", "5s"],
-            &["--on-yield", ""],
-            &["--on-yield", "true", "--hook-timeout", "0s"],
-            &["--on-yield", "true", "--hook-timeout", "1h"],
-            &["--on-yield", "POST https://x/"],
+            &["--on-park", ""],
+            &["--on-park", "true", "--hook-timeout", "0s"],
+            &["--on-park", "true", "--hook-timeout", "1h"],
+            &["--on-park", "POST https://x/"],
             &["--requeue=0"],
             &["--requeue=many"],
             &["--signal", "KILL"],

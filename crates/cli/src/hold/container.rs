@@ -30,7 +30,7 @@ const WITH_VALUE: [&str; 12] = [
 
 /// Variables that have a meaning inside a container. Paths have none.
 pub const PASSED: [&str; 6] =
-    ["CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "SUBLET_LEASE", "SUBLET_EPOCH", "SUBLET_MARK", "SUBLET_DEADLINE"];
+    ["CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "SUBLET_LEASE", "SUBLET_FENCE", "SUBLET_PROOF", "SUBLET_DEADLINE"];
 
 /// The command. If it starts a container, the names of the variables are added.
 pub fn through(command: &[OsString], variables: &Variables) -> Vec<OsString> {
@@ -69,14 +69,14 @@ mod tests {
 
     fn told(command: &str) -> String {
         let command: Vec<OsString> = command.split(' ').map(OsString::from).collect();
-        let variables = ["SUBLET_LEASE", "SUBLET_MARK", "LD_PRELOAD"].map(|name| (name, "7".to_owned())).to_vec();
+        let variables = ["SUBLET_LEASE", "SUBLET_PROOF", "LD_PRELOAD"].map(|name| (name, "7".to_owned())).to_vec();
         let words = through(&command, &variables);
         words.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
     }
 
     #[test]
     fn what_starts_a_container_passes_the_lease_on() {
-        let both = "--env SUBLET_LEASE --env SUBLET_MARK";
+        let both = "--env SUBLET_LEASE --env SUBLET_PROOF";
         for (before, after) in [
             ("docker run", "--rm --gpus all pytorch python train.py"),
             ("/usr/bin/podman run", "image"),

@@ -22,18 +22,18 @@ pub fn variables(
     daemon: &(&'static str, String),
     visible: &Visible,
 ) -> Result<Variables, Failure> {
-    let cards = visible.names(lease, names)?;
+    let gpus = visible.names(lease, names)?;
     let deadline = lease.expires_unix_s.unwrap_or(0.0).max(0.0) as u64;
     let mut variables = vec![
-        ("CUDA_VISIBLE_DEVICES", cards.join(",")),
+        ("CUDA_VISIBLE_DEVICES", gpus.join(",")),
         ("CUDA_DEVICE_ORDER", "PCI_BUS_ID".into()),
         ("SUBLET_LEASE", lease.id.clone()),
-        ("SUBLET_EPOCH", lease.epoch.unwrap_or(0).to_string()),
+        ("SUBLET_FENCE", lease.fence.unwrap_or(0).to_string()),
         ("SUBLET_DEADLINE", deadline.to_string()),
         daemon.clone(),
     ];
     // An older daemon sends no proof.
-    variables.extend(lease.mark.clone().map(|mark| ("SUBLET_MARK", mark)));
+    variables.extend(lease.proof.clone().map(|mark| ("SUBLET_PROOF", mark)));
     Ok(variables)
 }
 
@@ -147,9 +147,9 @@ const OWN: [&str; 9] = [
     "CUDA_VISIBLE_DEVICES",
     "CUDA_DEVICE_ORDER",
     "SUBLET_LEASE",
-    "SUBLET_EPOCH",
+    "SUBLET_FENCE",
     "SUBLET_DEADLINE",
-    "SUBLET_MARK",
+    "SUBLET_PROOF",
     "SUBLET_RESTARTS",
     "SUBLET_SHIM_SOCKET",
     "SUBLET_SOFT_STATE",

@@ -35,7 +35,7 @@ const HINT: &str = "write `POST http://localhost:8000/sleep`, `unix:/run/me.sock
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moment {
     /// The GPUs are needed.
-    Yield,
+    Park,
     /// The GPUs are available again.
     Resume,
 }
@@ -43,7 +43,7 @@ pub enum Moment {
 impl fmt::Display for Moment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Moment::Yield => "yield",
+            Moment::Park => "park",
             Moment::Resume => "resume",
         })
     }

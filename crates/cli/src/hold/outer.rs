@@ -20,7 +20,7 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(3);
 pub struct EnvLease {
     id: String,
     /// The fence. It tells this lease from one with the same id of another daemon.
-    epoch: Option<u64>,
+    fence: Option<u64>,
 }
 
 /// The daemon's answer about such a lease.
@@ -36,7 +36,7 @@ impl EnvLease {
     /// The lease in this process's environment.
     pub fn here() -> Option<EnvLease> {
         let id = env::var("SUBLET_LEASE").ok().filter(|id| !id.is_empty())?;
-        Some(EnvLease { id: plain(&id), epoch: env::var("SUBLET_EPOCH").ok().and_then(|epoch| epoch.parse().ok()) })
+        Some(EnvLease { id: plain(&id), fence: env::var("SUBLET_FENCE").ok().and_then(|fence| fence.parse().ok()) })
     }
 
     /// `L7`.
@@ -59,7 +59,7 @@ impl EnvLease {
         if lease.tenant != format!("uid:{uid}") {
             return Outer::Over("no lease of yours has this id".to_owned());
         }
-        if self.epoch.is_some() && lease.epoch != self.epoch {
+        if self.fence.is_some() && lease.fence != self.fence {
             return Outer::Over("another lease has this id now".to_owned());
         }
         match (lease.state, &lease.ended) {
@@ -168,12 +168,12 @@ mod tests {
 
     #[test]
     fn only_a_live_lease_of_the_same_user_and_grant_is_held() {
-        let lease = || Lease { tenant: "uid:7".into(), epoch: Some(12), ..sample::lease() };
-        let claim = EnvLease { id: "L7".into(), epoch: Some(12) };
+        let lease = || Lease { tenant: "uid:7".into(), fence: Some(12), ..sample::lease() };
+        let claim = EnvLease { id: "L7".into(), fence: Some(12) };
         assert_eq!(judged(&claim, lease(), 7), "L7");
-        assert_eq!(judged(&EnvLease { epoch: None, ..claim.clone() }, lease(), 7), "L7");
+        assert_eq!(judged(&EnvLease { fence: None, ..claim.clone() }, lease(), 7), "L7");
         assert_eq!(judged(&claim, lease(), 8), "no lease of yours has this id");
-        assert_eq!(judged(&claim, Lease { epoch: Some(13), ..lease() }, 7), "another lease has this id now");
+        assert_eq!(judged(&claim, Lease { fence: Some(13), ..lease() }, 7), "another lease has this id now");
         assert_eq!(judged(&claim, Lease { state: LeaseState::Parked, ..lease() }, 7), "L7");
         assert_eq!(judged(&claim, Lease { state: LeaseState::Ended, ..lease() }, 7), "it is ended");
     }

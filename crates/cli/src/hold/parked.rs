@@ -5,14 +5,14 @@
 //!        ▲                   │                          ▲
 //!        └──────back─────────┘        10 s, still leaving, or resuming
 //! ```
-//! A lease that yields by a hook gets no such lines: the hook's own say the same. For a program that is parked often,
+//! A lease that its hook parks gets no such lines: the hook's own say the same. For a program that is parked often,
 //! the first 5 parks are printed, and then one every 10 minutes.
 
 use crate::failure::tell_hint;
 use crate::output::say;
 use crate::table::plain;
 use std::time::{Duration, Instant};
-use sublet_wire::{Lease, LeaseState, Rung, span};
+use sublet_wire::{Lease, LeaseState, ParkMethod, span};
 
 /// A shorter park is not worth a line.
 const MOMENT: Duration = Duration::from_secs(2);
@@ -80,7 +80,7 @@ impl ParkLines {
     /// The line to print about the present state of the lease, if any.
     pub fn see(&mut self, lease: &Lease, now: Instant) -> Option<Said> {
         let is_away = matches!(lease.state, LeaseState::Parking | LeaseState::Parked | LeaseState::Resuming);
-        if !is_away || lease.rung == Some(Rung::Yield) {
+        if !is_away || lease.method == Some(ParkMethod::Hook) {
             let is_told = |away: &Away| away.line == ParkLine::Told && lease.state == LeaseState::Active;
             let away = self.away.take().filter(is_told)?;
             let after = span::show(now.duration_since(away.since).as_secs_f64());
@@ -131,7 +131,7 @@ impl Away {
 
 /// `GPU 0`, `GPUs 0, 1`.
 fn gpus(lease: &Lease) -> String {
-    let all: Vec<String> = lease.card_indices.iter().map(u32::to_string).collect();
+    let all: Vec<String> = lease.gpu_indices.iter().map(u32::to_string).collect();
     format!("{} {}", if all.len() == 1 { "GPU" } else { "GPUs" }, all.join(", "))
 }
 
@@ -144,7 +144,7 @@ mod tests {
         let why = "bob's L9 (interactive) needs GPU 0; expected back in about 40 s".to_owned();
         let parked = Parked { since_unix_s: 0.0, booked_bytes: 0, ends_unix_s: None, why };
         let parked = (state != LeaseState::Active).then_some(parked);
-        Lease { state, rung: Some(Rung::Park), parked, card_indices: vec![0], ..crate::sample::lease() }
+        Lease { state, method: Some(ParkMethod::Shim), parked, gpu_indices: vec![0], ..crate::sample::lease() }
     }
 
     /// The lines printed for these states at these seconds.
@@ -192,12 +192,12 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_that_yields_by_a_hook_is_told_by_the_hook() {
+    fn a_lease_parked_by_its_hook_gets_no_lines_here() {
         let mut lines = ParkLines::default();
         let now = Instant::now();
-        let yields = Lease { rung: Some(Rung::Yield), ..lease(LeaseState::Parked) };
-        assert_eq!(lines.see(&yields, now), None);
-        assert_eq!(lines.see(&yields, now + Duration::from_secs(20)), None);
+        let hooked = Lease { method: Some(ParkMethod::Hook), ..lease(LeaseState::Parked) };
+        assert_eq!(lines.see(&hooked, now), None);
+        assert_eq!(lines.see(&hooked, now + Duration::from_secs(20)), None);
         assert_eq!(lines.due(now), None);
     }
 }

@@ -10,7 +10,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::UNIX_EPOCH;
 use sublet_softgpu::{NOTICE, place, state};
-use sublet_wire::{Cards, Lease, exit};
+use sublet_wire::{Gpus, Lease, exit};
 
 /// The variables of a program on the soft GPUs of a file.
 pub fn variables(file: &Path) -> Result<Variables, Failure> {
@@ -27,12 +27,12 @@ pub fn is_libraries(folder: &str) -> bool {
 
 /// The variables of a holder, if its lease is on soft GPUs of this host.
 pub fn of_lease(client: &Client, lease: &Lease) -> Result<Option<Variables>, Failure> {
-    let is_soft = lease.cards.iter().any(|uuid| uuid.starts_with(state::SOFT_UUID));
+    let is_soft = lease.gpu_uuids.iter().any(|uuid| uuid.starts_with(state::SOFT_UUID));
     if !is_soft || client.socket().is_none() {
         return Ok(None);
     }
-    let cards: Cards = client.get("/v1/cards")?;
-    let file = cards.soft_state.ok_or_else(|| {
+    let gpus: Gpus = client.get("/v1/gpus")?;
+    let file = gpus.soft_state.ok_or_else(|| {
         Failure::new(exit::FAILURE, format!("{} does not say where its soft GPUs are", client.place()))
             .hint("is it a daemon of another version?")
     })?;

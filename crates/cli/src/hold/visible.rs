@@ -9,7 +9,7 @@ use crate::failure::Failure;
 use crate::table::plain;
 use crate::text;
 use std::env;
-use sublet_wire::{Card, Cards, Code, Lease, exit};
+use sublet_wire::{Code, Gpu, Gpus, Lease, exit};
 
 /// The GPUs that are visible to the caller; `None` is all.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,18 +43,18 @@ impl Visible {
     pub fn narrow(
         &self,
         on: Option<String>,
-        cards: impl FnOnce() -> Result<Cards, Failure>,
+        gpus: impl FnOnce() -> Result<Gpus, Failure>,
     ) -> Result<Option<String>, Failure> {
         let (names, on) = match (&self.0, on) {
             (None, on) => return Ok(on),
             (Some(names), None) => return Ok(Some(names.join(","))),
             (Some(names), Some(on)) => (names, on),
         };
-        let is_meant = |card: &Card| {
-            names.iter().any(|name| is_called(card.index, &card.uuid, name))
-                && on.split(',').any(|part| is_on(card, part.trim()))
+        let is_meant = |gpu: &Gpu| {
+            names.iter().any(|name| is_called(gpu.index, &gpu.uuid, name))
+                && on.split(',').any(|part| is_on(gpu, part.trim()))
         };
-        let both: Vec<String> = cards()?.cards.into_iter().filter(is_meant).map(|card| card.uuid).collect();
+        let both: Vec<String> = gpus()?.gpus.into_iter().filter(is_meant).map(|gpu| gpu.uuid).collect();
         match both.is_empty() {
             true => Err(Failure::new(
                 exit::DENIED,
@@ -69,7 +69,7 @@ impl Visible {
     pub fn explain(&self, failure: Failure) -> Failure {
         match (&self.0, failure.code()) {
             (Some(names), Some(Code::NeverFits)) => {
-                failure.hint(format!("no other GPU was asked for: {}", said(names)))
+                failure.hint(format!("no other GPU was requested: {}", said(names)))
             }
             _ => failure,
         }
@@ -86,7 +86,7 @@ impl Visible {
                 Ok(if how == VisibleArg::Index { name.clone() } else { uuid.clone() })
             }
         };
-        lease.card_indices.iter().zip(&lease.cards).map(called).collect()
+        lease.gpu_indices.iter().zip(&lease.gpu_uuids).map(called).collect()
     }
 }
 
@@ -99,9 +99,9 @@ fn is_called(index: u32, uuid: &str, name: &str) -> bool {
 }
 
 /// Whether one part of `on` means this GPU, as the daemon reads it.
-fn is_on(card: &Card, part: &str) -> bool {
-    let is_model = !part.is_empty() && card.name.to_lowercase().contains(&part.to_lowercase());
-    is_called(card.index, &card.uuid, part) || (part.parse::<u32>().is_err() && is_model)
+fn is_on(gpu: &Gpu, part: &str) -> bool {
+    let is_model = !part.is_empty() && gpu.name.to_lowercase().contains(&part.to_lowercase());
+    is_called(gpu.index, &gpu.uuid, part) || (part.parse::<u32>().is_err() && is_model)
 }
 
 fn said(names: &[String]) -> String {
@@ -111,7 +111,7 @@ fn said(names: &[String]) -> String {
 fn unseen(lease: &Lease, names: &[String]) -> Failure {
     Failure::new(
         exit::DENIED,
-        format!("{} is on {}, but {} here", lease.id, text::cards(&lease.card_indices), said(names)),
+        format!("{} is on {}, but {} here", lease.id, text::gpus(&lease.gpu_indices), said(names)),
     )
     .hint("is it a daemon of another version? ask again with CUDA_VISIBLE_DEVICES unset")
 }
@@ -127,14 +127,14 @@ mod tests {
     }
 
     fn names(visible: &Visible, how: VisibleArg) -> String {
-        match visible.names(&sample::two_card_lease(), how) {
+        match visible.names(&sample::two_gpu_lease(), how) {
             Ok(names) => names.join(","),
             Err(failure) => format!("{}: {failure}", failure.exit()),
         }
     }
 
     #[test]
-    fn without_a_limit_cards_are_named_by_index_or_uuid() {
+    fn without_a_limit_gpus_are_named_by_index_or_uuid() {
         assert_eq!(names(&Visible::ALL, VisibleArg::Index), "2,3");
         assert_eq!(names(&Visible::ALL, VisibleArg::Uuid), "GPU-2c,GPU-3d");
     }
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_card_outside_the_list_is_refused() {
+    fn a_gpu_outside_the_list_is_refused() {
         expect![[r#"
             77: L7 is on GPUs 2, 3, but CUDA_VISIBLE_DEVICES is `0,1` here
             hint: is it a daemon of another version? ask again with CUDA_VISIBLE_DEVICES unset"#]]
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_list_is_no_card() {
+    fn an_empty_list_is_no_gpu() {
         for list in ["", " ", "-1", "NoDevFiles", ",0"] {
             assert_eq!(Visible::read(list).unwrap_err().exit(), exit::DENIED, "{list:?}");
         }
@@ -170,7 +170,7 @@ mod tests {
     #[test]
     fn what_is_asked_for_is_among_what_is_seen() {
         let narrow = |visible: &Visible, on: Option<&str>| {
-            visible.narrow(on.map(str::to_owned), || Ok(sample::cards())).map_err(|failure| failure.to_string())
+            visible.narrow(on.map(str::to_owned), || Ok(sample::gpus())).map_err(|failure| failure.to_string())
         };
         assert_eq!(narrow(&Visible::ALL, None), Ok(None));
         assert_eq!(narrow(&Visible::ALL, Some("H200")), Ok(Some("H200".into())));

@@ -24,7 +24,7 @@ use signal_hook::consts::{SIGCHLD, SIGCONT, SIGTSTP, SIGUSR1, SIGUSR2, SIGWINCH}
 use std::sync::mpsc::{Receiver, Sender};
 use std::thread;
 use std::time::Duration;
-use sublet_wire::{Ask, Lease, LeaseState, Reason, exit, size, span};
+use sublet_wire::{EndReason, Lease, LeaseRequest, LeaseState, exit, size, span};
 
 /// The longest age of the progress line on a terminal.
 const WATCHED_POLL: Duration = Duration::from_secs(2);
@@ -47,7 +47,7 @@ pub enum Outcome {
 /// Requests a lease, and waits until it is active. The note is printed once if the request has to wait.
 pub fn obtain(
     client: &Client,
-    ask: &Ask,
+    ask: &LeaseRequest,
     note: Option<&str>,
     sender: &Sender<Event>,
     receiver: &Receiver<Event>,
@@ -84,7 +84,12 @@ enum Answer {
 }
 
 /// Sends the request, and handles events until it is answered.
-fn answer(client: &Client, ask: &Ask, sender: &Sender<Event>, receiver: &Receiver<Event>) -> Result<Answer, Failure> {
+fn answer(
+    client: &Client,
+    ask: &LeaseRequest,
+    sender: &Sender<Event>,
+    receiver: &Receiver<Event>,
+) -> Result<Answer, Failure> {
     let (asker, wish, to) = (client.clone(), ask.clone(), sender.clone());
     // The send fails if no receiver is left: the program is about to exit then.
     thread::spawn(move || drop(to.send(Event::Answered(Box::new(asker.ask(&wish))))));
@@ -158,7 +163,7 @@ fn give_up(client: &Client, id: &str, signal: Signal) -> Result<Outcome, Failure
 fn settled(lease: Lease) -> Result<Outcome, Failure> {
     let code = match (lease.state, &lease.ended) {
         (LeaseState::Active, _) => return Ok(Outcome::Granted(Box::new(lease))),
-        (_, Some(ended)) if ended.reason == Reason::WaitOver => exit::WAIT_OVER,
+        (_, Some(ended)) if ended.reason == EndReason::WaitOver => exit::WAIT_OVER,
         _ => exit::LEASE_LOST,
     };
     Err(Failure::new(code, sentence(&lease)))
@@ -179,12 +184,12 @@ pub fn say_granted_at_once(lease: &Lease) {
 }
 
 fn say_granted(lease: &Lease) {
-    let waited = lease.granted_unix_s.map_or(0.0, |granted| granted - lease.asked_unix_s);
+    let waited = lease.granted_unix_s.map_or(0.0, |granted| granted - lease.requested_unix_s);
     say!(
         "{} starts: {} on {}, after {}",
         lease.id,
         text::bytes(lease.vram_bytes),
-        text::cards(&lease.card_indices),
+        text::gpus(&lease.gpu_indices),
         span::show(waited)
     );
 }
@@ -217,7 +222,7 @@ fn poll(client: &Client, id: &str, watched: bool, sender: &Sender<Event>) {
 /// Prints that the lease of a running command has ended, and what that means.
 pub fn say_lost(lease: &Lease) {
     say!("{}", sentence(lease));
-    let is_ended_too = |reason| matches!(reason, Reason::Preempted | Reason::OverUse);
+    let is_ended_too = |reason| matches!(reason, EndReason::Preempted | EndReason::Overuse);
     if lease.ended.as_ref().is_none_or(|ended| !is_ended_too(ended.reason)) {
         tell_hint("the command goes on, but its room on the GPU may be given to others");
     }
@@ -239,7 +244,7 @@ pub fn say_over(lease: &Lease) {
 }
 
 fn over(lease: &Lease) -> Option<(String, String)> {
-    let (id, over) = (&lease.id, lease.over.as_ref()?);
+    let (id, over) = (&lease.id, lease.overuse.as_ref()?);
     let (seen, leased) = (size::show(over.seen_bytes), text::bytes(lease.vram_bytes));
     let ends = over.ends_in_s.map_or_else(String::new, |s| match s > 0.0 {
         true => format!(", or ended in {} where it cannot be", span::show(s)),
@@ -255,20 +260,20 @@ fn over(lease: &Lease) -> Option<(String, String)> {
     Some((said, hint))
 }
 
-fn why_soon(reason: Reason) -> &'static str {
+fn why_soon(reason: EndReason) -> &'static str {
     match reason {
-        Reason::OverUse => "it has more on its GPUs than its lease, and others need them",
-        Reason::Preempted => "others need its GPUs, and you said that it may be ended for them",
-        Reason::TermOver => "its term is over then",
-        Reason::Expired => "it is not used, and others wait",
-        Reason::HoldCap => "it had its GPUs as long as others must wait",
-        Reason::Revoked => "an operator ends it",
-        Reason::Budget => "the GPU time of the day is used up",
-        Reason::ParkExpired => "it was parked as long as anything may be",
-        Reason::DeviceLost => "its GPU is lost",
-        Reason::RestoreFailed => "the driver could not bring its bytes back",
-        Reason::DiedParking => "its program died while it was being parked",
-        Reason::NotMoved => "it could not be parked",
-        Reason::Released | Reason::HolderExited | Reason::HostRebooted | Reason::WaitOver => "it is over",
+        EndReason::Overuse => "it has more on its GPUs than its lease, and others need them",
+        EndReason::Preempted => "others need its GPUs, and you said that it may be ended for them",
+        EndReason::TermOver => "its term is over then",
+        EndReason::Expired => "it is not used, and others wait",
+        EndReason::RenewalCap => "it had its GPUs as long as others must wait",
+        EndReason::Revoked => "an operator ends it",
+        EndReason::Budget => "the GPU time of the day is used up",
+        EndReason::ParkExpired => "it was parked as long as anything may be",
+        EndReason::GpuLost => "its GPU is lost",
+        EndReason::RestoreFailed => "the driver could not bring its bytes back",
+        EndReason::DiedParking => "its program died while it was being parked",
+        EndReason::ParkFailed => "it could not be parked",
+        EndReason::Released | EndReason::HolderExited | EndReason::HostRebooted | EndReason::WaitOver => "it is over",
     }
 }

@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
-use sublet_wire::{Bind, Done, Hooked, Lease, LeaseState, Rung};
+use sublet_wire::{BindRequest, HookReport, HookResult, Lease, LeaseState, ParkMethod};
 
 /// The length of one long poll.
 const POLL: Duration = Duration::from_secs(30);
@@ -28,7 +28,7 @@ const SILENT_PAUSE: Duration = Duration::from_secs(1);
 #[derive(Clone, Debug)]
 pub struct Hooks {
     /// Gives the GPUs back.
-    pub on_yield: Hook,
+    pub on_park: Hook,
     /// Takes the GPUs again; without it, the program does so itself.
     pub on_resume: Option<Hook>,
     /// The time limit of each hook.
@@ -47,7 +47,7 @@ pub struct Watch {
 struct Watched {
     client: Client,
     id: String,
-    epoch: u64,
+    fence: u64,
     mark: Option<String>,
     /// The command has ended.
     over: Arc<AtomicBool>,
@@ -57,16 +57,16 @@ impl Watch {
     /// Starts to watch a lease that `pid` runs on.
     pub fn begin(client: &Client, lease: &Lease, pid: u32, hooks: Option<Hooks>, sender: &Sender<Event>) -> Watch {
         let over = Arc::new(AtomicBool::new(false));
-        let epoch = lease.epoch.unwrap_or(0);
-        let (client, id, mark) = (client.clone(), lease.id.clone(), lease.mark.clone());
-        let watched = Watched { client, id, epoch, mark, over: Arc::clone(&over) };
+        let fence = lease.fence.unwrap_or(0);
+        let (client, id, mark) = (client.clone(), lease.id.clone(), lease.proof.clone());
+        let watched = Watched { client, id, fence, mark, over: Arc::clone(&over) };
         let sender = sender.clone();
         let enclosed = thread::spawn(move || {
             // Before the bind, because the daemon checks then whether the command has its own cgroup.
             let scope = Scope::enclose(&watched.id, pid);
             thread::spawn(move || {
                 // If this is refused, the command or the lease has just ended; the first poll reports the latter.
-                let _ = watched.client.bind(&watched.id, &Bind { epoch, pid }, RESTART);
+                let _ = watched.client.bind(&watched.id, &BindRequest { fence, pid }, RESTART);
                 let moments = hooks.map(|hooks| watched.begin_hooks(hooks));
                 watched.follow(moments.as_ref(), &sender);
             });
@@ -103,7 +103,7 @@ impl Watched {
                     return;
                 }
                 Ok(lease) => {
-                    let (soon, more, moment) = (lease.ends_soon.is_some(), lease.over.is_some(), due_hook(&lease));
+                    let (soon, more, moment) = (lease.ends_soon.is_some(), lease.overuse.is_some(), due_hook(&lease));
                     let news = lease.state != known || soon != told || more != over;
                     let notice = (soon && !told) || (more && !over);
                     lines.see(&lease, Instant::now()).iter().for_each(Said::print);
@@ -145,33 +145,33 @@ impl Watched {
                 return;
             }
             self.say(moment, &came, began.elapsed());
-            let done = match (&came, moment) {
-                (Err(_), _) => Done::Failed,
-                (Ok(()), Moment::Yield) => Done::Yielded,
-                (Ok(()), Moment::Resume) => Done::Resumed,
+            let result = match (&came, moment) {
+                (Err(_), _) => HookResult::Failed,
+                (Ok(()), Moment::Park) => HookResult::Parked,
+                (Ok(()), Moment::Resume) => HookResult::Resumed,
             };
-            let hooked = Hooked { epoch: self.epoch, done, why: came.err().map(|why| bounded(&why)) };
+            let report = HookReport { fence: self.fence, result, why: came.err().map(|why| bounded(&why)) };
             // The daemon refuses this if it has stopped waiting for the hook and continued without it.
-            let _ = self.client.hooked(&self.id, &hooked, RESTART);
+            let _ = self.client.hooked(&self.id, &report, RESTART);
         }
     }
 
     fn variables(&self, moment: Moment) -> Vec<(&'static str, String)> {
         let mut variables = vec![
             ("SUBLET_LEASE", self.id.clone()),
-            ("SUBLET_EPOCH", self.epoch.to_string()),
+            ("SUBLET_FENCE", self.fence.to_string()),
             ("SUBLET_HOOK", moment.to_string()),
             self.client.variable(),
         ];
-        variables.extend(self.mark.clone().map(|mark| ("SUBLET_MARK", mark)));
+        variables.extend(self.mark.clone().map(|mark| ("SUBLET_PROOF", mark)));
         variables
     }
 
     fn say(&self, moment: Moment, came: &Result<(), String>, took: Duration) {
         let (id, took) = (&self.id, format!("{:.1} s", took.as_secs_f64()));
         match (came, moment) {
-            (Ok(()), Moment::Yield) => say!("{id} yields its GPUs to others: its hook took {took}"),
-            (Ok(()), Moment::Resume) => say!("{id} has its GPUs again, after {took}"),
+            (Ok(()), Moment::Park) => say!("{id} is parked by its hook, after {took}"),
+            (Ok(()), Moment::Resume) => say!("{id} is resumed by its hook, after {took}"),
             (Err(why), _) => say!("the {moment} hook of {id} failed: {why}"),
         }
     }
@@ -180,7 +180,7 @@ impl Watched {
 impl Hooks {
     fn of(&self, moment: Moment) -> Option<&Hook> {
         match moment {
-            Moment::Yield => Some(&self.on_yield),
+            Moment::Park => Some(&self.on_park),
             Moment::Resume => self.on_resume.as_ref(),
         }
     }
@@ -188,9 +188,9 @@ impl Hooks {
 
 /// The hook that the wrapper must run now, if any.
 fn due_hook(lease: &Lease) -> Option<Moment> {
-    match (lease.state, lease.rung) {
-        (LeaseState::Parking, Some(Rung::Yield)) => Some(Moment::Yield),
-        (LeaseState::Resuming, Some(Rung::Yield)) => Some(Moment::Resume),
+    match (lease.state, lease.method) {
+        (LeaseState::Parking, Some(ParkMethod::Hook)) => Some(Moment::Park),
+        (LeaseState::Resuming, Some(ParkMethod::Hook)) => Some(Moment::Resume),
         _ => None,
     }
 }
@@ -206,12 +206,12 @@ mod tests {
     use crate::args::Globals;
     use std::io::{Read, Write};
     use std::os::unix::net::UnixListener;
-    use sublet_wire::{Ended, EndsSoon, Reason};
+    use sublet_wire::{EndReason, EndsSoon, LeaseEnd};
 
-    fn lease(state: LeaseState, rung: Option<Rung>) -> Lease {
+    fn lease(state: LeaseState, rung: Option<ParkMethod>) -> Lease {
         let over = state == LeaseState::Ended;
-        let ended = over.then(|| Ended { reason: Reason::Preempted, sentence: "over".into(), at_unix_s: 0.0 });
-        Lease { state, rung, ended, ..crate::sample::lease() }
+        let ended = over.then(|| LeaseEnd { reason: EndReason::Preempted, sentence: "over".into(), at_unix_s: 0.0 });
+        Lease { state, method: rung, ended, ..crate::sample::lease() }
     }
 
     /// A daemon that answers with one lease after the other, and ends after this number of hook reports. Returns the
@@ -246,7 +246,7 @@ mod tests {
     /// Follows a lease through these states to its end. Returns what was posted, what was requested, and what was
     /// reported.
     fn follow(
-        on_yield: &str,
+        on_park: &str,
         on_resume: Option<&str>,
         hooked: usize,
         leases: Vec<Lease>,
@@ -256,9 +256,9 @@ mod tests {
         let daemon = daemon(leases, hooked, UnixListener::bind(&socket).unwrap());
         let client = Client::open(&Globals::at(&socket)).unwrap();
         let over = Arc::new(AtomicBool::new(false));
-        let watched = Watched { client, id: "L7".into(), epoch: 12, mark: None, over };
+        let watched = Watched { client, id: "L7".into(), fence: 12, mark: None, over };
         let hooks = Hooks {
-            on_yield: on_yield.parse().unwrap(),
+            on_park: on_park.parse().unwrap(),
             on_resume: on_resume.map(|hook| hook.parse().unwrap()),
             within: Duration::from_secs(5),
         };
@@ -275,27 +275,27 @@ mod tests {
     fn hooks_run_when_the_lease_says_so_and_what_came_of_them_is_said_once() {
         let dir = tempfile::tempdir().unwrap();
         let log = dir.path().join("log");
-        let line = format!("echo $SUBLET_LEASE $SUBLET_EPOCH $SUBLET_HOOK >> {}", log.display());
-        let by_yield = Some(Rung::Yield);
+        let line = format!("echo $SUBLET_LEASE $SUBLET_FENCE $SUBLET_HOOK >> {}", log.display());
+        let by_hook = Some(ParkMethod::Hook);
         let (posts, asked, told) = follow(
             &line,
             Some(&line),
             2,
             vec![
-                lease(LeaseState::Parking, by_yield),
-                lease(LeaseState::Parking, by_yield),
-                lease(LeaseState::Parked, by_yield),
-                lease(LeaseState::Resuming, by_yield),
+                lease(LeaseState::Parking, by_hook),
+                lease(LeaseState::Parking, by_hook),
+                lease(LeaseState::Parked, by_hook),
+                lease(LeaseState::Resuming, by_hook),
                 lease(LeaseState::Active, None),
                 lease(LeaseState::Ended, None),
             ],
         );
-        assert_eq!(std::fs::read_to_string(log).unwrap(), "L7 12 yield\nL7 12 resume\n");
+        assert_eq!(std::fs::read_to_string(log).unwrap(), "L7 12 park\nL7 12 resume\n");
         assert_eq!(
             posts,
             [
-                r#"/v1/leases/L7/hook {"epoch":12,"done":"yielded"}"#,
-                r#"/v1/leases/L7/hook {"epoch":12,"done":"resumed"}"#
+                r#"/v1/leases/L7/hook {"fence":12,"result":"parked"}"#,
+                r#"/v1/leases/L7/hook {"fence":12,"result":"resumed"}"#
             ]
         );
         let known: Vec<&str> =
@@ -303,29 +303,29 @@ mod tests {
         assert_eq!(
             known,
             ["active", "parking", "parking", "parked", "resuming", "active"]
-                .map(|state| format!("{state}&told=false&over=false"))
+                .map(|state| format!("{state}&known_ends_soon=false&known_overuse=false"))
         );
         assert_eq!(told.iter().map(|lease| lease.state).collect::<Vec<_>>(), [LeaseState::Ended]);
     }
 
     #[test]
     fn a_hook_that_fails_is_said_with_why_and_one_that_is_not_there_has_nothing_to_do() {
-        let by_yield = Some(Rung::Yield);
+        let by_hook = Some(ParkMethod::Hook);
         let (posts, ..) = follow(
             "exit 7",
             None,
             2,
             vec![
-                lease(LeaseState::Parking, by_yield),
-                lease(LeaseState::Resuming, by_yield),
+                lease(LeaseState::Parking, by_hook),
+                lease(LeaseState::Resuming, by_hook),
                 lease(LeaseState::Ended, None),
             ],
         );
         assert_eq!(
             posts,
             [
-                r#"/v1/leases/L7/hook {"epoch":12,"done":"failed","why":"its exit code was 7"}"#,
-                r#"/v1/leases/L7/hook {"epoch":12,"done":"resumed"}"#
+                r#"/v1/leases/L7/hook {"fence":12,"result":"failed","why":"its exit code was 7"}"#,
+                r#"/v1/leases/L7/hook {"fence":12,"result":"resumed"}"#
             ]
         );
     }
@@ -333,19 +333,22 @@ mod tests {
     #[test]
     fn other_rungs_are_none_of_the_wrappers_business_and_a_notice_is_told_once() {
         let warned = || Lease {
-            ends_soon: Some(EndsSoon { reason: Reason::Preempted, unix_s: 0.0, in_s: 60.0 }),
+            ends_soon: Some(EndsSoon { reason: EndReason::Preempted, unix_s: 0.0, in_s: 60.0 }),
             ..lease(LeaseState::Active, None)
         };
         let states = [
-            lease(LeaseState::Parking, Some(Rung::Park)),
-            lease(LeaseState::Resuming, Some(Rung::Driver)),
+            lease(LeaseState::Parking, Some(ParkMethod::Shim)),
+            lease(LeaseState::Resuming, Some(ParkMethod::Driver)),
             warned(),
             warned(),
             lease(LeaseState::Ended, None),
         ];
         let (posts, asked, told) = follow("exit 7", None, 0, states.into());
         assert_eq!(posts, [""; 0]);
-        assert!(asked.last().is_some_and(|path| path.ends_with("&known=active&told=true&over=false")), "{asked:?}");
+        assert!(
+            asked.last().is_some_and(|path| path.ends_with("&known=active&known_ends_soon=true&known_overuse=false")),
+            "{asked:?}"
+        );
         assert_eq!(told.iter().map(|lease| lease.state).collect::<Vec<_>>(), [LeaseState::Active, LeaseState::Ended]);
     }
 }

@@ -86,16 +86,16 @@ pub enum Spared {
 impl fmt::Display for Spared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Spared::Leaving => f.write_str("it is leaving already"),
+            Spared::Leaving => f.write_str("it is being parked or ended already"),
             Spared::Never => f.write_str("it may not be preempted"),
-            Spared::Higher => f.write_str("it is at work, and stands higher"),
-            Spared::Turn { .. } => f.write_str("it is at work, and its turn is not over"),
+            Spared::Higher => f.write_str("it is busy, and at a higher tier"),
+            Spared::Turn { .. } => f.write_str("it is busy, and its time slice is not over"),
             Spared::Stays(whys) => {
                 // What the library says concerns most people; the rest is in `--json`.
                 let why = whys.iter().find(|(rung, _)| *rung == Rung::Park).or(whys.first());
                 match why {
                     Some((_, why)) => write!(f, "{why}"),
-                    None => f.write_str("it cannot leave without being ended"),
+                    None => f.write_str("it cannot be parked, only ended"),
                 }
             }
         }

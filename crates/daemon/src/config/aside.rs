@@ -10,7 +10,7 @@ use sublet_core::policy::{AsideAllow, Policy};
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct AsideConfig {
-    /// `"seat"`: users whose session is active at a seat of this host; `"operators"`; or `"everybody"`.
+    /// `"seat"`: users whose session is active at a seat of this host; `"operators"`; or `"all"`: every local user.
     allow: Option<String>,
     /// These users in any case, by user id or name.
     users: Vec<String>,
@@ -21,8 +21,8 @@ impl AsideConfig {
         set(&mut policy.aside.allow, "aside.allow", &self.allow, |text| match text {
             "seat" => Ok(AsideAllow::Seat),
             "operators" => Ok(AsideAllow::Operators),
-            "everybody" => Ok(AsideAllow::Everybody),
-            _ => Err("write \"seat\", \"operators\" or \"everybody\"".to_owned()),
+            "all" => Ok(AsideAllow::Everybody),
+            _ => Err("write \"seat\", \"operators\" or \"all\"".to_owned()),
         })?;
         for user in &self.users {
             policy.aside.users.insert(tenant(user)?);

@@ -25,7 +25,7 @@ pub(super) struct WindowConfig {
 pub(super) struct CapsConfig {
     vram: Option<String>,
     leases: Option<u32>,
-    places: Option<u32>,
+    waiters: Option<u32>,
     gpu_day: Option<String>,
     never_preempt: Option<String>,
     head_start_max: Option<String>,
@@ -40,13 +40,13 @@ pub(super) struct CapsConfig {
 /// Puts what is said here over what was said before.
 pub(super) fn lay_over(
     policy: &mut Policy,
-    everybody: &CapsConfig,
+    all: &CapsConfig,
     users: &BTreeMap<String, CapsConfig>,
     groups: &BTreeMap<String, CapsConfig>,
 ) -> Result<(), ConfigError> {
     let set_for_all = |policy: &mut Policy| {
-        everybody.has_no("caps", &["share", "each"])?;
-        policy.caps = everybody.over(&policy.caps)?;
+        all.has_no("caps", &["share", "each"])?;
+        policy.caps = all.over(&policy.caps)?;
         Ok(())
     };
     set_for_all(policy).map_err(|error: ConfigError| error.within(&["caps"]))?;
@@ -99,7 +99,7 @@ impl CapsConfig {
         set(&mut caps.parked, "parked", &self.parked, |text| read_size(text).map(Some))?;
         set(&mut caps.head_start, "head_start_max", &self.head_start_max, |text| read_span(text).map(Some))?;
         caps.leases = self.leases.or(caps.leases);
-        caps.places = at_least_one("places", self.places)?.or(caps.places);
+        caps.places = at_least_one("waiters", self.waiters)?.or(caps.places);
         Ok(caps)
     }
 

@@ -275,7 +275,7 @@ mod tests {
         check_text(
             r#"# comment
 ttl = "5"
-hold_cop = "1h"
+renewal_cop = "1h"
 queue_max = "many"
 
 [users.no-such-user-here]
@@ -297,7 +297,7 @@ listen = "0.0.0.0:7474"
 "#,
             &expect![[r#"
                 2: `ttl = "5"` makes no sense: write a whole number and s, m, h or d, such as 90s, 30m or 1h30m
-                3: there is no key `hold_cop` here / is `hold_cap` meant? docs/configuration.md lists every key
+                3: there is no key `renewal_cop` here / is `renewal_cap` meant? docs/configuration.md lists every key
                 4: invalid type: string "many", expected a whole number / docs/configuration.md lists every key
                 6: there is no user `no-such-user-here` on this host / `getent passwd` lists users; a uid is good too
                 10: `users.0.vram = "lots"` makes no sense: write a number and K, M, G or T (powers of 1024), such as 16G or 1.5GiB

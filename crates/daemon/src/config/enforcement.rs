@@ -1,28 +1,28 @@
-//! `[enforcement]`: how long processes without a lease have.
+//! `[enforcement]`: the times between the steps against unleased processes.
 
 use super::ConfigError;
 use super::values::{read_span, set};
 use serde::Deserialize;
 use sublet_core::policy::Policy;
 
-/// How long processes without a lease have, on cards where they are ended.
+/// The times between the steps against unleased processes, on GPUs in mode `enforce`.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct EnforcementConfig {
-    /// From the warning to what follows (`"5m"`).
-    warned: Option<String>,
-    /// `false`: nobody is parked by the driver, and SIGTERM follows at once.
+    /// From the warning to the park or SIGTERM (`"5m"`).
+    warning: Option<String>,
+    /// `false`: SIGTERM follows the warning; the driver parks no unleased process.
     park: Option<bool>,
     /// From SIGTERM to SIGKILL (`"5m"`).
     grace: Option<String>,
-    /// Who has more than its lease may be made to leave after so long, should somebody wait (`"1m"`).
-    over: Option<String>,
+    /// A lease that is exceeded for this long may be preempted if another request waits (`"1m"`).
+    overuse: Option<String>,
 }
 
 impl EnforcementConfig {
     pub(super) fn settle(&self, policy: &mut Policy) -> Result<(), ConfigError> {
-        set(&mut policy.over, "enforcement.over", &self.over, read_span)?;
-        set(&mut policy.patience.warned, "enforcement.warned", &self.warned, read_span)?;
+        set(&mut policy.over, "enforcement.overuse", &self.overuse, read_span)?;
+        set(&mut policy.patience.warned, "enforcement.warning", &self.warning, read_span)?;
         policy.patience.parks = self.park.unwrap_or(policy.patience.parks);
         set(&mut policy.patience.grace, "enforcement.grace", &self.grace, read_span)
     }

@@ -50,7 +50,7 @@ pub struct Config {
     /// When a used lease is renewed: `"70%"`, `"below 25%"` or `"every 1m"`.
     renewal: Option<String>,
     /// A lease is not renewed past this while somebody waits (`"30m"`).
-    hold_cap: Option<String>,
+    renewal_cap: Option<String>,
     /// How long an ask waits that names no limit (`"1d"`).
     wait: Option<String>,
     /// After the daemon was away, nothing expires for this long (`"60s"`).
@@ -210,14 +210,14 @@ impl Config {
         let mut policy = Policy::default();
         set(&mut policy.ttl, "ttl", &self.ttl, read_span)?;
         set(&mut policy.renewal, "renewal", &self.renewal, read_renewal)?;
-        set(&mut policy.hold_cap, "hold_cap", &self.hold_cap, read_span)?;
+        set(&mut policy.hold_cap, "renewal_cap", &self.renewal_cap, read_span)?;
         set(&mut policy.wait, "wait", &self.wait, read_span)?;
         set(&mut policy.grace, "grace", &self.grace, read_span)?;
         set(&mut policy.margin, "margin", &self.margin, read_margin)?;
         set(&mut policy.margin_display, "margin_display", &self.margin_display, read_margin)?;
         policy.queue_max = at_least_one("queue_max", self.queue_max)?.unwrap_or(policy.queue_max);
         if policy.ttl > policy.hold_cap {
-            let why = format!("a term may not be longer than `hold_cap`, which is {}; set both", policy.hold_cap);
+            let why = format!("a term may not be longer than `renewal_cap`, which is {}; set both", policy.hold_cap);
             return Err(ConfigError::value("ttl", policy.ttl, why));
         }
         if let Renewal::Every(every) = policy.renewal
@@ -317,7 +317,7 @@ mod tests {
             r#"
             ttl = "2m"
             renewal = "below 25%"
-            hold_cap = "1h"
+            renewal_cap = "1h"
             margin = "512M"
             visibility = "own"
             gpu = "soft:1x80GiB"
@@ -349,10 +349,10 @@ mod tests {
             shim = "off"
             [parking]
             ram = "16G"
-            leave = "2G"
-            term = "1h"
-            stock = "32G"
-            deep = "1m"
+            keep_free = "2G"
+            time_max = "1h"
+            ready = "32G"
+            context_after = "1m"
             [caps]
             parked = "4G"
             "#,
@@ -362,7 +362,7 @@ mod tests {
         assert_eq!((parking.ram, parking.leave, parking.term), (Bytes::gib(16), Bytes::gib(2), Span::secs(3600)));
         assert_eq!((settled.stock, settled.shim), (Bytes::gib(16), false));
         assert_eq!(parking.deep, Some(Span::secs(60)));
-        for text in ["[parking]\ndeep = \"off\"", "[preemption]\ndriver = \"off\""] {
+        for text in ["[parking]\ncontext_after = \"off\"", "[preemption]\ndriver = \"off\""] {
             assert_eq!(settle(text).unwrap().policy.parking.deep, None, "{text}");
         }
         assert_eq!(settled.policy.caps.parked, Some(Bytes::gib(4)));
@@ -370,7 +370,7 @@ mod tests {
         let all = settle("[parking]\nram = \"90%\"").unwrap().policy.parking.ram;
         assert!(all > settle("[parking]\nram = \"10%\"").unwrap().policy.parking.ram);
         let settled = settle(
-            "[preemption]\nmake_room = false\nfinish = false\nswitching = \"20%\"\nturn = \"1m\"\nidle = \"5m\"\nrest = \"90s\"\nend_grace = \"2s\"",
+            "[preemption]\nenabled = false\nfinish = false\nswitching_max = \"20%\"\ntime_slice = \"1m\"\nidle_after = \"5m\"\nretry_after = \"90s\"\nend_grace = \"2s\"",
         )
         .unwrap();
         let parking = &settled.policy.parking;
@@ -379,15 +379,15 @@ mod tests {
         assert_eq!(parking.worth, 4);
         assert!(!parking.preempt && settle("").unwrap().policy.parking.preempt);
         assert!(!parking.finish && settle("").unwrap().policy.parking.finish);
-        let patience = settle("[enforcement]\nwarned = \"1m\"\ngrace = \"30s\"").unwrap().policy.patience;
+        let patience = settle("[enforcement]\nwarning = \"1m\"\ngrace = \"30s\"").unwrap().policy.patience;
         assert_eq!((patience.warned, patience.parks, patience.grace), (Span::secs(60), true, Span::secs(30)));
         assert!(!settle("[enforcement]\npark = false").unwrap().policy.patience.parks);
         // Where the driver parks nobody, nobody waits for it.
         assert!(!settle("[preemption]\ndriver = \"off\"").unwrap().policy.patience.parks);
-        assert_eq!(settle("[enforcement]\nover = \"20s\"").unwrap().policy.over, Span::secs(20));
+        assert_eq!(settle("[enforcement]\noveruse = \"20s\"").unwrap().policy.over, Span::secs(20));
         for wrong in [
             "[parking]\nram = \"95%\"",
-            "[preemption]\nturn = \"soon\"",
+            "[preemption]\ntime_slice = \"soon\"",
             "[enforcement]\ngrace = \"never\"",
             "[enforcement]\npark = \"never\"",
             "[parking]\nram = \"some\"",
@@ -534,7 +534,7 @@ mod tests {
 
     #[test]
     fn a_misspelt_key_and_a_senseless_value_are_errors() {
-        assert!(settle("hold_cop = \"1h\"").unwrap_err().contains("hold_cop"));
+        assert!(settle("renewal_cop = \"1h\"").unwrap_err().contains("renewal_cop"));
         assert!(settle("ttl = \"5\"").unwrap_err().contains("makes no sense"));
         assert!(settle("renewal = \"often\"").unwrap_err().contains("below 25%"));
         assert!(settle("margin = \"1\"").unwrap_err().contains("margin"));
@@ -544,19 +544,19 @@ mod tests {
             ("share = 0", "share"),
             ("users.0.share = 0", "share"),
             ("groups.root.share = 0", "share"),
-            ("caps.places = 0", "places"),
-            ("users.0.places = 0", "places"),
-            ("groups.root.places = 0", "places"),
-            ("groups.root.each.places = 0", "places"),
-            ("[[windows]]\nfrom = \"09:00\"\nto = \"09:01\"\ncaps.places = 0", "places"),
+            ("caps.waiters = 0", "waiters"),
+            ("users.0.waiters = 0", "waiters"),
+            ("groups.root.waiters = 0", "waiters"),
+            ("groups.root.each.waiters = 0", "waiters"),
+            ("[[windows]]\nfrom = \"09:00\"\nto = \"09:01\"\ncaps.waiters = 0", "waiters"),
         ] {
             let said = settle(text).unwrap_err();
             assert!(said.contains(&format!("{key} = \"0\"` makes no sense")), "{text}: {said}");
         }
-        for longer in ["ttl = \"31m\"", "hold_cap = \"1m\"", "ttl = \"2m\"\nhold_cap = \"1m\""] {
-            assert!(settle(longer).unwrap_err().contains("longer than `hold_cap`"), "{longer}");
+        for longer in ["ttl = \"31m\"", "renewal_cap = \"1m\"", "ttl = \"2m\"\nrenewal_cap = \"1m\""] {
+            assert!(settle(longer).unwrap_err().contains("longer than `renewal_cap`"), "{longer}");
         }
-        assert!(settle("ttl = \"1m\"\nhold_cap = \"1m\"").is_ok());
+        assert!(settle("ttl = \"1m\"\nrenewal_cap = \"1m\"").is_ok());
         assert!(settle("[[windows]]\nfrom = \"9\"\nto = \"18:00\"").unwrap_err().contains("09:00"));
         assert!(settle("[groups.no-such-group-here]\nshare = 1").unwrap_err().contains("no group"));
         assert!(settle("operators = \"no-such-group-here\"").unwrap_err().contains("no group"));

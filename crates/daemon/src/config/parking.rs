@@ -1,4 +1,4 @@
-//! `[parking]`: host memory for bytes that have to leave a card.
+//! `[parking]`: host memory for the bytes of parked leases.
 
 use super::ConfigError;
 use super::values::{read_size, read_span, set};
@@ -6,20 +6,20 @@ use serde::Deserialize;
 use sublet_core::policy::Policy;
 use sublet_core::units::{Bytes, Span};
 
-/// Host memory for bytes that have to leave a card.
+/// Host memory for the bytes of parked leases.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct ParkingConfig {
-    /// How much (`"48G"`), how much of all of it (`"50%"`), `"auto"` or `"off"`.
+    /// A size (`"48G"`), a share of all memory (`"50%"`), `"auto"` or `"off"`.
     ram: Option<String>,
-    /// So much stays available to others whenever somebody is parked (`"8G"`).
-    leave: Option<String>,
-    /// How long anything may be parked (`"12h"`).
-    term: Option<String>,
-    /// So much is kept ready, so that a first park is fast (`"4G"`), or `"off"`; read by a start only.
-    stock: Option<String>,
-    /// Not even contexts stay on the cards after so long (`"10m"`), or `"off"`.
-    deep: Option<String>,
+    /// Host memory that stays available to other programs whenever a lease is parked (`"8G"`).
+    keep_free: Option<String>,
+    /// How long a lease may be parked (`"12h"`).
+    time_max: Option<String>,
+    /// The part of `ram` that is kept ready, so that a first park is fast (`"4G"`), or `"off"`; read by a start only.
+    ready: Option<String>,
+    /// After this time of a park the CUDA context leaves the GPU too (`"10m"`), or `"off"`.
+    context_after: Option<String>,
 }
 
 impl ParkingConfig {
@@ -42,16 +42,16 @@ impl ParkingConfig {
                 },
             },
         })?;
-        set(&mut parking.leave, "parking.leave", &self.leave, read_size)?;
-        set(&mut parking.term, "parking.term", &self.term, read_span)?;
+        set(&mut parking.leave, "parking.keep_free", &self.keep_free, read_size)?;
+        set(&mut parking.term, "parking.time_max", &self.time_max, read_span)?;
         parking.deep = Some(Span::secs(600));
-        set(&mut parking.deep, "parking.deep", &self.deep, |text| match text {
+        set(&mut parking.deep, "parking.context_after", &self.context_after, |text| match text {
             "off" => Ok(None),
             text => read_span(text).map(Some),
         })?;
-        // Enough for a small holder at once; who has more to spare says so.
+        // Enough for a small program at once.
         let mut stock = Bytes((parking.ram.0 / 8).min(4 << 30));
-        set(&mut stock, "parking.stock", &self.stock, |text| match text {
+        set(&mut stock, "parking.ready", &self.ready, |text| match text {
             "off" => Ok(Bytes::ZERO),
             _ => read_size(text),
         })?;

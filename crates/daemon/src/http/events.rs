@@ -33,8 +33,8 @@ pub const READS: Rate = Rate { per_s: 200.0, burst: 8.0 };
 /// When a stream that came too soon tries again.
 const READ_AGAIN: Duration = Duration::from_millis(50);
 
-/// What is decided, as it becomes durable. `id` is the audit line's number; give it
-/// back as Last-Event-ID to go on from there.
+/// Streams decisions as they become durable. `id` is the number of the audit line; send it back as Last-Event-ID to
+/// continue from there.
 #[utoipa::path(get, operation_id = "events", path = "/v1/events", tag = "records",
     params(("Last-Event-ID" = Option<u64>, Header, description = "go on after this one", maximum = 9_223_372_036_854_775_806_u64)), responses(
     (status = 200, description = "audit lines. An event `gap` says which lines are gone (`{\"from\":1,\"to\":9}`), or, to a client that has seen more lines than there are, where the log ends (`{\"seen\":500,\"last\":20}`): a backup was put back, and the stream goes on from there", body = String, content_type = "text/event-stream"),

@@ -80,7 +80,7 @@ impl Gate {
         rates.take(&peer.caller.tenant, now).map_err(too_many)?;
         known.note_use(wall_us);
         if refused {
-            return Err(Problem::new(Code::ReadOnly, "this token may look and change nothing")
+            return Err(Problem::new(Code::ReadOnly, "this token may read and change nothing")
                 .hint("use a token that was made without `--read-only`"));
         }
         Ok(Some(peer))
@@ -261,10 +261,10 @@ mod tests {
     fn an_expired_or_revoked_token_is_refused_from_that_moment() {
         let (gate, now) = (gate(FAST), Instant::now());
         let good = vec![format!("Bearer {}", secret('a'))];
-        assert_eq!(call(&gate, "GET", "/v1/cards", &good, 99, now), "user:ana K1");
-        assert_eq!(call(&gate, "GET", "/v1/cards", &good, 100, now), "token_expired");
+        assert_eq!(call(&gate, "GET", "/v1/gpus", &good, 99, now), "user:ana K1");
+        assert_eq!(call(&gate, "GET", "/v1/gpus", &good, 100, now), "token_expired");
         gate.tokens.revoke(TokenId(1));
-        assert_eq!(call(&gate, "GET", "/v1/cards", &good, 5, now), "unauthenticated");
+        assert_eq!(call(&gate, "GET", "/v1/gpus", &good, 5, now), "unauthenticated");
     }
 
     #[test]
@@ -272,20 +272,16 @@ mod tests {
         let (gate, now) = (gate(Rate { per_s: 1.0, burst: 2.0 }), Instant::now());
         let good = vec![format!("Bearer {}", secret('a'))];
         let other = vec![format!("Bearer {}", secret('b'))];
-        assert_eq!(call(&gate, "GET", "/v1/cards", &good, 5, now), "user:ana K1");
-        assert_eq!(call(&gate, "GET", "/v1/cards", &other, 5, now), "user:ana K2");
-        assert_eq!(
-            call(&gate, "GET", "/v1/cards", &good, 5, now),
-            "too_many_requests",
-            "of one tenant, whatever token"
-        );
-        assert_eq!(call(&gate, "GET", "/v1/cards", &good, 5, now + Duration::from_secs(1)), "user:ana K1");
+        assert_eq!(call(&gate, "GET", "/v1/gpus", &good, 5, now), "user:ana K1");
+        assert_eq!(call(&gate, "GET", "/v1/gpus", &other, 5, now), "user:ana K2");
+        assert_eq!(call(&gate, "GET", "/v1/gpus", &good, 5, now), "too_many_requests", "of one tenant, whatever token");
+        assert_eq!(call(&gate, "GET", "/v1/gpus", &good, 5, now + Duration::from_secs(1)), "user:ana K1");
         let wrong = vec![format!("Bearer {}", secret('c'))];
         for _ in 0..20 {
-            assert_eq!(call(&gate, "GET", "/v1/cards", &wrong, 5, now), "unauthenticated");
+            assert_eq!(call(&gate, "GET", "/v1/gpus", &wrong, 5, now), "unauthenticated");
         }
-        assert_eq!(call(&gate, "GET", "/v1/cards", &wrong, 5, now), "too_many_requests");
-        assert_eq!(call(&gate, "GET", "/v1/cards", &wrong, 5, now + Duration::from_secs(1)), "unauthenticated");
+        assert_eq!(call(&gate, "GET", "/v1/gpus", &wrong, 5, now), "too_many_requests");
+        assert_eq!(call(&gate, "GET", "/v1/gpus", &wrong, 5, now + Duration::from_secs(1)), "unauthenticated");
     }
 
     #[test]

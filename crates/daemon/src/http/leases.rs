@@ -28,16 +28,16 @@ use tokio::sync::{Notify, oneshot};
 /// Leases in one listing.
 const LIST_MAX: usize = 1_000;
 
-/// Asks for a lease.
-#[utoipa::path(post, operation_id = "ask", path = "/v1/leases", tag = "leases", request_body = wire::Ask,
+/// Requests a lease.
+#[utoipa::path(post, operation_id = "request_lease", path = "/v1/leases", tag = "leases", request_body = wire::LeaseRequest,
     params(Repeat),
     responses(
     (status = 201, description = "granted", body = wire::Lease),
-    (status = 202, description = "waiting: its place, why, and an estimate", body = wire::Lease),
+    (status = 202, description = "waiting: its place in the queue, why, and when it is expected to start", body = wire::Lease),
     OnCall,
 ))]
 pub async fn ask(State(app): State<App>, request: Request) -> Result<Reply, Refused> {
-    let heard: Heard<wire::Ask> = body::json(request).await?;
+    let heard: Heard<wire::LeaseRequest> = body::json(request).await?;
     let tenant = heard.peer.caller.tenant.clone();
     let answer = decided(&app, heard).await;
     let code = match &answer {
@@ -54,7 +54,7 @@ pub async fn ask(State(app): State<App>, request: Request) -> Result<Reply, Refu
 }
 
 /// Has a request decided that was read. A refusal is counted and leaves nothing else behind.
-async fn decided(app: &App, heard: Heard<wire::Ask>) -> Result<Reply, Refused> {
+async fn decided(app: &App, heard: Heard<wire::LeaseRequest>) -> Result<Reply, Refused> {
     let root = heard.body.pid.map(|pid| heard.peer.process(pid)).transpose()?;
     let by = heard.peer.caller.clone();
     if heard.body.wait_s.is_some_and(|s| s > 7 * 86_400) {
@@ -76,7 +76,7 @@ fn marked(app: &App, mut reply: Reply, tenant: &str, may_be_stored: bool) -> Rep
         && reply.body.pop() == Some('}')
     {
         // At the end each time, so that the same answer is the same.
-        let written = write!(reply.body, r#","mark":"{}"}}"#, app.marks.grant(lease, epoch).mark);
+        let written = write!(reply.body, r#","proof":"{}"}}"#, app.marks.grant(lease, epoch).mark);
         debug_assert!(written.is_ok(), "a string takes whatever is written to it");
     }
     reply
@@ -86,13 +86,13 @@ fn marked(app: &App, mut reply: Reply, tenant: &str, may_be_stored: bool) -> Rep
 fn granted_in(body: &str, tenant: &str) -> Option<(LeaseId, Epoch)> {
     let lease: wire::Lease = serde_json::from_str(body).ok()?;
     let is_own = lease.tenant == tenant && lease.ended.is_none();
-    Some((lease.id.parse().ok()?, Epoch(lease.epoch?))).filter(|_| is_own)
+    Some((lease.id.parse().ok()?, Epoch(lease.fence?))).filter(|_| is_own)
 }
 
 /// A hook says no more than this of why it failed.
 const WHY_MAX: usize = 256;
 
-fn ask_of(ask: wire::Ask, ttl: Span) -> Result<Ask, Problem> {
+fn ask_of(ask: wire::LeaseRequest, ttl: Span) -> Result<Ask, Problem> {
     let odd = |refusal| words::problem(&Refusal::BadAsk(refusal));
     use sublet_core::ask::BadAsk;
     if ask.ttl_s.is_some() && ask.time_s.is_some() {
@@ -122,9 +122,9 @@ fn ask_of(ask: wire::Ask, ttl: Span) -> Result<Ask, Problem> {
             Some(wire::Preempt::End) => Preempt::End,
             Some(wire::Preempt::Never) => Preempt::Never,
         },
-        at_least: ask.at_least_bytes.map(Bytes),
+        at_least: ask.accept_smaller_bytes.map(Bytes),
         on: ask.on.as_deref().map(On::read),
-        yields: ask.yields,
+        yields: ask.has_hook,
         may_lose: ask.may_lose,
         notice: match ask.notice {
             None => None,
@@ -154,11 +154,11 @@ struct ListQuery {
     after: Option<String>,
 }
 
-/// The caller's leases that have not ended, 1,000 at a time; everybody's for an operator who asks for all.
+/// Lists the caller's leases that have not ended, 1,000 per page; with `all`, those of all users for an operator.
 #[utoipa::path(get, operation_id = "list_leases", path = "/v1/leases", tag = "leases",
     params(
-        ("all" = Option<bool>, Query, description = "those of all users; a caller that is no operator is refused"),
-        ("after" = Option<String>, Query, description = "those made after this one: where `more` is true, the last that was listed", pattern = "^[Ll][1-9][0-9]*$", example = "L1000"),
+        ("all" = Option<bool>, Query, description = "the leases of all users; refused unless the caller is an operator"),
+        ("after" = Option<String>, Query, description = "leases after this one: for the next page, the last lease of this one", pattern = "^[Ll][1-9][0-9]*$", example = "L1000"),
     ), responses(
     (status = 200, description = "the leases", body = wire::Leases),
     (status = 403, description = "`all` is for operators", body = Problem, content_type = "application/problem+json"),
@@ -179,7 +179,7 @@ fn no_id(text: &str) -> Problem {
         .hint("give the last that was listed, such as `L1000`")
 }
 
-/// Everybody who waits, in order of service, the first 256; others' without their ids and names.
+/// Lists the first 256 waiters in order of service; waiters of other users have no id and no name.
 #[utoipa::path(get, operation_id = "list_queue", path = "/v1/queue", tag = "leases", responses(
     (status = 200, description = "the waiters", body = wire::Leases),
     OnRead,
@@ -196,20 +196,20 @@ struct ShowQuery {
     r#for: Option<String>,
     known: Option<wire::LeaseState>,
     #[serde(default)]
-    told: bool,
+    known_ends_soon: bool,
     #[serde(default)]
-    over: bool,
+    known_overuse: bool,
 }
 
-/// One lease. With `wait`, answers when it no longer waits (`for=end`: when it ended; `for=change`: when it is
-/// not as the caller knows it).
+/// Shows one lease. With `wait`, the answer comes when the lease no longer waits (`for=end`: when it has ended;
+/// `for=change`: when it differs from what the caller knows).
 #[utoipa::path(get, operation_id = "show_lease", path = "/v1/leases/{id}", tag = "leases", params(
     ("id" = String, Path, description = "the lease", pattern = "^[Ll][1-9][0-9]*$", example = "L1"),
     ("wait" = Option<String>, Query, description = "how long to wait for a change, at most 60s", pattern = "^([0-9]{1,4}[smh])+$"),
-    ("for" = Option<String>, Query, description = "`end`: wait until it ended; `change`: until it is not as `known`, `told` and `over` say", pattern = "^(end|change)$"),
-    ("known" = Option<wire::LeaseState>, Query, description = "with `for=change`: the state that is known [default: active]"),
-    ("told" = Option<bool>, Query, description = "with `for=change`: that it ends soon is known"),
-    ("over" = Option<bool>, Query, description = "with `for=change`: that it has more on a GPU than its lease is known"),
+    ("for" = Option<String>, Query, description = "`end`: wait until the lease has ended; `change`: until it differs from `known`, `known_ends_soon` and `known_overuse`", pattern = "^(end|change)$"),
+    ("known" = Option<wire::LeaseState>, Query, description = "with `for=change`: the state that the caller knows [default: active]"),
+    ("known_ends_soon" = Option<bool>, Query, description = "with `for=change`: the caller knows that the lease ends soon"),
+    ("known_overuse" = Option<bool>, Query, description = "with `for=change`: the caller knows that the program exceeds its lease"),
 ), responses(
     (status = 200, description = "the lease", body = wire::Lease),
     OnRead,
@@ -224,7 +224,7 @@ pub async fn show(State(app): State<App>, Name(id): Name, request: Request) -> R
         Some("end") => Until::Ended,
         Some("change") => {
             let known = query.known.unwrap_or(wire::LeaseState::Active);
-            Until::Changed { known, told: query.told, over: query.over }
+            Until::Changed { known, told: query.known_ends_soon, over: query.known_overuse }
         }
         Some(_) => return Err(Problem::new(Code::BadRequest, "`for` can only be `end` or `change`").into()),
     };
@@ -297,10 +297,10 @@ fn no_such_lease() -> Refused {
     words::problem(&Refusal::NoSuchLease).into()
 }
 
-/// Why a lease is where it is.
+/// Explains the state of a lease: what blocks it, and what could be preempted for it.
 #[utoipa::path(get, operation_id = "explain_lease", path = "/v1/leases/{id}/explain", tag = "leases",
     params(("id" = String, Path, description = "the lease", pattern = "^[Ll][1-9][0-9]*$", example = "L1")), responses(
-    (status = 200, description = "why", body = wire::Explanation),
+    (status = 200, description = "the explanation", body = wire::Explanation),
     OnRead,
 ))]
 pub async fn explain(
@@ -317,12 +317,12 @@ pub async fn explain(
     }
     let lease = live_or_past(&app, by, id).await?;
     let summary = lease.ended.as_ref().map_or_else(String::new, |ended| ended.sentence.clone());
-    Ok(Json(wire::Explanation { lease, summary, ahead: Vec::new(), cards: Vec::new(), room: None }))
+    Ok(Json(wire::Explanation { lease, summary, ahead: Vec::new(), gpus: Vec::new(), preemption: None }))
 }
 
-/// Goes on with a lease that no process is bound to. Of one with processes it is
-/// seen whether it is used; there this only tells how long it lasts.
-#[utoipa::path(post, operation_id = "renew_lease", path = "/v1/leases/{id}/renew", tag = "leases", request_body = wire::Renew, params(
+/// Renews a lease that no process is bound to. Where processes are bound to it, their use of the GPU renews it, and
+/// this call only shows how long it lasts.
+#[utoipa::path(post, operation_id = "renew_lease", path = "/v1/leases/{id}/renew", tag = "leases", request_body = wire::RenewRequest, params(
     ("id" = String, Path, description = "the lease", pattern = "^[Ll][1-9][0-9]*$", example = "L1"),
     Repeat,
 ), responses(
@@ -330,18 +330,18 @@ pub async fn explain(
     OnCall,
 ))]
 pub async fn renew(State(app): State<App>, Name(id): Name, request: Request) -> Result<Reply, Refused> {
-    let heard = body::json::<wire::Renew>(request).await?;
+    let heard = body::json::<wire::RenewRequest>(request).await?;
     let lease = lease_id(&id)?;
     let by = heard.peer.caller.clone();
-    let event = Event::Renewed { by: by.clone(), lease, epoch: epoch(heard.body.epoch)? };
+    let event = Event::Renewed { by: by.clone(), lease, epoch: epoch(heard.body.fence)? };
     let reply = app.post.call(by.clone(), event, heard.key).await?;
     ended_is_ended(&app, by, lease, reply).await
 }
 
-/// Takes a smaller lease that can start now, and gives up the place in the queue. Nothing was kept
-/// for it: if it is gone meanwhile, the place stays. A lease that has more on a card than it is for takes the
-/// larger one that `over` offers.
-#[utoipa::path(post, operation_id = "accept_offer", path = "/v1/leases/{id}/accept", tag = "leases", request_body = wire::Accept, params(
+/// Accepts a smaller lease that can start now, and gives up the place in the queue. Nothing was reserved for the offer:
+/// if the room is gone meanwhile, the place in the queue stays. A lease that is exceeded gets the larger size that
+/// `overuse` offers.
+#[utoipa::path(post, operation_id = "accept_offer", path = "/v1/leases/{id}/accept", tag = "leases", request_body = wire::AcceptRequest, params(
     ("id" = String, Path, description = "the lease", pattern = "^[Ll][1-9][0-9]*$", example = "L1"),
     Repeat,
 ), responses(
@@ -349,11 +349,13 @@ pub async fn renew(State(app): State<App>, Name(id): Name, request: Request) -> 
     OnCall,
 ))]
 pub async fn accept(State(app): State<App>, Name(id): Name, request: Request) -> Result<Reply, Refused> {
-    let heard = body::json::<wire::Accept>(request).await?;
+    let heard = body::json::<wire::AcceptRequest>(request).await?;
     // What makes no sense of any lease is said first, whatever became of this one.
     let senseless = match &heard.body {
-        wire::Accept { vram_bytes, .. } if Bytes(*vram_bytes) < Ask::VRAM_MIN => Some(BadAsk::Vram),
-        wire::Accept { gpus: Some(gpus), .. } if !(1..=u32::from(Ask::GPUS_MAX)).contains(gpus) => Some(BadAsk::Gpus),
+        wire::AcceptRequest { vram_bytes, .. } if Bytes(*vram_bytes) < Ask::VRAM_MIN => Some(BadAsk::Vram),
+        wire::AcceptRequest { gpus: Some(gpus), .. } if !(1..=u32::from(Ask::GPUS_MAX)).contains(gpus) => {
+            Some(BadAsk::Gpus)
+        }
         _ => None,
     };
     if let Some(why) = senseless {
@@ -373,8 +375,8 @@ pub async fn accept(State(app): State<App>, Name(id): Name, request: Request) ->
     ended_is_ended(&app, by, lease, reply).await
 }
 
-/// Binds a process of the caller's to a lease; its descendants belong to it.
-#[utoipa::path(post, operation_id = "bind_lease", path = "/v1/leases/{id}/bind", tag = "leases", request_body = wire::Bind, params(
+/// Binds a process of the caller to a lease; its descendants belong to the lease too.
+#[utoipa::path(post, operation_id = "bind_lease", path = "/v1/leases/{id}/bind", tag = "leases", request_body = wire::BindRequest, params(
     ("id" = String, Path, description = "the lease", pattern = "^[Ll][1-9][0-9]*$", example = "L1"),
     Repeat,
 ), responses(
@@ -382,8 +384,8 @@ pub async fn accept(State(app): State<App>, Name(id): Name, request: Request) ->
     OnCall,
 ))]
 pub async fn bind(State(app): State<App>, Name(id): Name, request: Request) -> Result<Reply, Refused> {
-    let heard = body::json::<wire::Bind>(request).await?;
-    let epoch = epoch(heard.body.epoch)?;
+    let heard = body::json::<wire::BindRequest>(request).await?;
+    let epoch = epoch(heard.body.fence)?;
     let lease = lease_id(&id)?;
     let by = heard.peer.caller.clone();
     // First whether the lease may be known at all: a pid must not tell the two apart.
@@ -398,8 +400,8 @@ pub async fn bind(State(app): State<App>, Name(id): Name, request: Request) -> R
     ended_is_ended(&app, by, lease, reply).await
 }
 
-/// Moves a holder's bytes off its cards to host memory, and keeps the lease: answers when that has begun.
-/// Its programs live, and wait where they use a card.
+/// Parks a lease: its VRAM moves to host memory, and its programs stay alive and block when they use the GPU. The answer
+/// comes when the move has begun.
 #[utoipa::path(post, operation_id = "park_lease", path = "/v1/leases/{id}/park", tag = "leases", request_body(content = Option<Nothing>, description = "none is needed"), params(
     ("id" = String, Path, description = "the lease", pattern = "^[Ll][1-9][0-9]*$", example = "L1"),
     Repeat,
@@ -415,7 +417,7 @@ pub async fn park(State(app): State<App>, Name(id): Name, request: Request) -> R
     ended_is_ended(&app, by, lease, reply).await
 }
 
-/// Asks for a parked holder's cards: it waits for them in the queue like anybody, and its bytes come back.
+/// Resumes a parked lease: it waits for its GPUs in the queue like any request, then its VRAM moves back.
 #[utoipa::path(post, operation_id = "resume_lease", path = "/v1/leases/{id}/resume", tag = "leases", request_body(content = Option<Nothing>, description = "none is needed"), params(
     ("id" = String, Path, description = "the lease", pattern = "^[Ll][1-9][0-9]*$", example = "L1"),
     Repeat,
@@ -431,8 +433,8 @@ pub async fn resume(State(app): State<App>, Name(id): Name, request: Request) ->
     ended_is_ended(&app, by, lease, reply).await
 }
 
-/// What came of the hook that a holder's wrapper ran. Its word moves no bytes: the cards are looked at.
-#[utoipa::path(post, operation_id = "tell_hook", path = "/v1/leases/{id}/hook", tag = "leases", request_body = wire::Hooked, params(
+/// Reports the result of a hook that the wrapper of a program ran. The report frees nothing: the GPUs are read.
+#[utoipa::path(post, operation_id = "report_hook", path = "/v1/leases/{id}/hook", tag = "leases", request_body = wire::HookReport, params(
     ("id" = String, Path, description = "the lease", pattern = "^[Ll][1-9][0-9]*$", example = "L1"),
     Repeat,
 ), responses(
@@ -440,18 +442,18 @@ pub async fn resume(State(app): State<App>, Name(id): Name, request: Request) ->
     OnCall,
 ))]
 pub async fn hook(State(app): State<App>, Name(id): Name, request: Request) -> Result<Reply, Refused> {
-    let heard = body::json::<wire::Hooked>(request).await?;
+    let heard = body::json::<wire::HookReport>(request).await?;
     let lease = lease_id(&id)?;
     let by = heard.peer.caller.clone();
     let why = heard.body.why.as_deref().unwrap_or("its hook failed");
     let why = || why.chars().map(|c| if is_visible(c) { c } else { ' ' }).take(WHY_MAX).collect();
-    let said = match heard.body.done {
-        wire::Done::Yielded => Said::Parked(Bytes::ZERO),
-        wire::Done::Resumed => Said::Resumed,
-        wire::Done::Failed => Said::Refused(why()),
-        wire::Done::Wants => Said::Wants,
+    let said = match heard.body.result {
+        wire::HookResult::Parked => Said::Parked(Bytes::ZERO),
+        wire::HookResult::Resumed => Said::Resumed,
+        wire::HookResult::Failed => Said::Refused(why()),
+        wire::HookResult::WantsResume => Said::Wants,
     };
-    let event = Event::Hooked { by: by.clone(), lease, epoch: epoch(heard.body.epoch)?, said };
+    let event = Event::Hooked { by: by.clone(), lease, epoch: epoch(heard.body.fence)?, said };
     let reply = app.post.call(by.clone(), event, heard.key).await?;
     ended_is_ended(&app, by, lease, reply).await
 }
@@ -459,16 +461,16 @@ pub async fn hook(State(app): State<App>, Name(id): Name, request: Request) -> R
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ReleaseQuery {
-    epoch: Option<u64>,
+    fence: Option<u64>,
 }
 
-/// Gives a lease back, or leaves the queue. Its bytes count until the card was seen again.
+/// Releases a lease, or leaves the queue. Its bytes count until its GPUs were read again.
 #[utoipa::path(delete, operation_id = "release_lease", path = "/v1/leases/{id}", tag = "leases", params(
     ("id" = String, Path, description = "the lease", pattern = "^[Ll][1-9][0-9]*$", example = "L1"),
-    ("epoch" = Option<u64>, Query, description = "as granted, to be sure"),
+    ("fence" = Option<u64>, Query, description = "the fence with which the lease was granted; a newer grant is then not released"),
     Repeat,
 ), responses(
-    (status = 200, description = "the lease, over", body = wire::Lease),
+    (status = 200, description = "the lease, ended", body = wire::Lease),
     OnCall,
 ))]
 pub async fn release(State(app): State<App>, Name(id): Name, request: Request) -> Result<Reply, Refused> {
@@ -476,7 +478,7 @@ pub async fn release(State(app): State<App>, Name(id): Name, request: Request) -
     let heard = body::empty(request).await?;
     let lease = lease_id(&id)?;
     let by = heard.peer.caller.clone();
-    let event = Event::Released { by: by.clone(), lease, epoch: query.epoch.map(Epoch) };
+    let event = Event::Released { by: by.clone(), lease, epoch: query.fence.map(Epoch) };
     let reply = app.post.call(by.clone(), event, heard.key).await?;
     ended_is_ended(&app, by, lease, reply).await
 }
@@ -488,7 +490,7 @@ async fn ended_is_ended(app: &App, by: Caller, lease: LeaseId, reply: Reply) -> 
     }
     let past = live_or_past(app, by, lease).await?;
     let sentence = past.ended.map_or_else(|| "the lease has ended".to_owned(), |ended| ended.sentence);
-    Err(Problem::new(Code::LeaseEnded, sentence).hint("ask for a new lease").into())
+    Err(Problem::new(Code::LeaseEnded, sentence).hint("request a new lease").into())
 }
 
 /// A tier as core knows it.

@@ -6,9 +6,9 @@
 pub mod acceptor;
 mod arrivals;
 mod body;
-mod cards;
 pub mod events;
 pub mod gate;
+mod gpus;
 mod leases;
 pub mod local_rate;
 mod openapi;
@@ -18,10 +18,10 @@ mod records;
 pub mod seats;
 mod server;
 mod shared;
-mod strangers;
 pub mod tcp;
 pub mod tls;
 mod tokens;
+mod unleased;
 
 pub use openapi::document;
 pub use server::serve;
@@ -146,15 +146,15 @@ pub fn router(app: App) -> Router {
         .route("/v1/leases/{id}/resume", post(leases::resume))
         .route("/v1/leases/{id}/explain", get(leases::explain))
         .route("/v1/queue", get(leases::queue))
-        .route("/v1/cards", get(cards::list))
-        .route("/v1/cards/{uuid}/drain", post(cards::drain))
-        .route("/v1/cards/{uuid}/clear", post(cards::clear))
-        .route("/v1/cards/{uuid}/aside", post(cards::put_aside).delete(cards::end_aside))
-        .route("/v1/cards/{uuid}/mode", post(strangers::mode))
-        .route("/v1/strangers", get(strangers::list))
-        .route("/v1/adopt", post(strangers::adopt))
-        .route("/v1/rules", post(strangers::set_rule))
-        .route("/v1/rules/{id}", delete(strangers::drop_rule))
+        .route("/v1/gpus", get(gpus::list))
+        .route("/v1/gpus/{uuid}/drain", post(gpus::drain))
+        .route("/v1/gpus/{uuid}/clear", post(gpus::clear))
+        .route("/v1/gpus/{uuid}/aside", post(gpus::put_aside).delete(gpus::end_aside))
+        .route("/v1/gpus/{uuid}/mode", post(unleased::mode))
+        .route("/v1/unleased", get(unleased::list))
+        .route("/v1/adopt", post(unleased::adopt))
+        .route("/v1/rules", post(unleased::set_rule))
+        .route("/v1/rules/{id}", delete(unleased::drop_rule))
         .route("/v1/tokens", get(tokens::list).post(tokens::make))
         .route("/v1/tokens/{id}", delete(tokens::revoke))
         .route("/v1/usage", get(records::usage))
@@ -229,9 +229,9 @@ fn status(text: &str) -> Health {
     Health { status: text.to_owned(), version: env!("CARGO_PKG_VERSION").to_owned() }
 }
 
-/// Whether the process lives and its loop turns.
+/// Says whether the daemon answers.
 #[utoipa::path(get, path = "/healthz", tag = "service", responses(
-    (status = 200, description = "the loop turns", body = Health),
+    (status = 200, description = "the daemon answers", body = Health),
     OnRead,
 ))]
 pub(crate) async fn health(axum::extract::State(app): axum::extract::State<App>) -> Result<Json<Health>, Refused> {
@@ -239,9 +239,9 @@ pub(crate) async fn health(axum::extract::State(app): axum::extract::State<App>)
     Ok(Json(status("ok")))
 }
 
-/// Whether leases can be granted: the driver lists GPUs, the disk has room, and the journal lost nothing.
+/// Says whether leases can be granted: the driver lists GPUs, the disk has room, and the journal is complete.
 #[utoipa::path(get, path = "/readyz", tag = "service", responses(
-    (status = 200, description = "asks are taken", body = Health),
+    (status = 200, description = "leases can be granted", body = Health),
     (status = 503, description = "no GPUs, or lines of the journal are missing", body = Problem, content_type = PROBLEM_JSON),
     (status = 507, description = "the disk is full, or has too little room", body = Problem, content_type = PROBLEM_JSON),
     OnRead,
@@ -252,9 +252,9 @@ pub(crate) async fn ready(axum::extract::State(app): axum::extract::State<App>) 
     let trouble = app.trouble.read().ok().and_then(|trouble| trouble.clone());
     match (trouble, stopped) {
         (_, Some(stopped)) => Err(crate::words::problem(&stopped).into()),
-        (Some(trouble), None) => Err(Problem::new(Code::NoCards, trouble).hint("run `sublet doctor`").into()),
+        (Some(trouble), None) => Err(Problem::new(Code::NoGpus, trouble).hint("run `sublet doctor`").into()),
         (None, None) if !listed => {
-            Err(Problem::new(Code::NoCards, "the GPUs were not listed yet").retry_after(1).into())
+            Err(Problem::new(Code::NoGpus, "the GPUs were not listed yet").retry_after(1).into())
         }
         (None, None) => Ok(Json(status("ok"))),
     }

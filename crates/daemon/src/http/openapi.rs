@@ -1,6 +1,6 @@
 //! The API's description, generated from the handlers.
 
-use super::{cards, events, leases, records, strangers, tokens};
+use super::{events, gpus, leases, records, tokens, unleased};
 use axum::response::IntoResponse;
 use std::sync::OnceLock;
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
@@ -17,9 +17,9 @@ use utoipa::{Modify, OpenApi};
     paths(
         leases::ask, leases::list, leases::show, leases::release, leases::renew, leases::accept, leases::bind,
         leases::park, leases::resume, leases::hook,
-        leases::explain, leases::queue, cards::list, cards::drain, cards::clear, cards::put_aside,
-        cards::end_aside,
-        strangers::list, strangers::mode, strangers::adopt, strangers::set_rule, strangers::drop_rule, tokens::make, tokens::list,
+        leases::explain, leases::queue, gpus::list, gpus::drain, gpus::clear, gpus::put_aside,
+        gpus::end_aside,
+        unleased::list, unleased::mode, unleased::adopt, unleased::set_rule, unleased::drop_rule, tokens::make, tokens::list,
         tokens::revoke, records::usage, records::audit, records::accept_loss, events::stream,
         super::health, super::ready,
     ),
@@ -27,11 +27,11 @@ use utoipa::{Modify, OpenApi};
     security((), ("token" = [])),
     components(schemas(sublet_wire::Problem, sublet_wire::Code, sublet_wire::Remedy)),
     tags(
-        (name = "leases", description = "ask, wait, hold, give back"),
-        (name = "cards", description = "what there is"),
-        (name = "strangers", description = "processes on GPUs without a lease, and what is done about them"),
+        (name = "leases", description = "request, wait, renew, park, resume, release"),
+        (name = "gpus", description = "the GPUs and what is on them"),
+        (name = "unleased", description = "processes that use a GPU without a lease, and what is done about them"),
         (name = "tokens", description = "what callers over TCP may do"),
-        (name = "records", description = "what was used, what was decided"),
+        (name = "records", description = "usage, the audit trail, events"),
         (name = "service", description = "the service itself"),
     ),
 )]

@@ -45,10 +45,10 @@ struct UsageQuery {
     by: wire::UsageBy,
 }
 
-/// What was charged: granted time, and VRAM times time.
+/// Shows what was charged: granted time, and VRAM times time.
 #[utoipa::path(get, operation_id = "usage", path = "/v1/usage", tag = "records",
     params(("by" = Option<wire::UsageBy>, Query, description = "one row for each")), responses(
-    (status = 200, description = "the caller's usage (an operator's view: everybody's)", body = wire::Usage),
+    (status = 200, description = "the caller's usage, or that of all users for an operator", body = wire::Usage),
     OnRead,
 ))]
 pub async fn usage(State(app): State<App>, request: Request) -> Result<Json<wire::Usage>, Refused> {
@@ -64,7 +64,7 @@ pub async fn usage(State(app): State<App>, request: Request) -> Result<Json<wire
     Ok(Json(wire::Usage { by: query.by, rows, more }))
 }
 
-/// Goes on without lines that are missing from the journal (operators): leases are granted again. That is recorded.
+/// Accepts that lines of the journal are missing (operators): leases are granted again. The audit trail records it.
 #[utoipa::path(post, operation_id = "accept_journal_loss", path = "/v1/journal/accept-loss", tag = "records",
     request_body(content = Option<Nothing>, description = "none is needed"), params(Repeat), responses(
     (status = 200, description = "what was accepted", body = wire::JournalLoss),
@@ -103,15 +103,15 @@ struct AuditQuery {
     after: u64,
     limit: Option<usize>,
     lease: Option<String>,
-    stranger: Option<String>,
+    process: Option<String>,
 }
 
-/// What was decided, oldest first: the caller's own leases (an operator's view: everything).
+/// Lists decisions, oldest first: those about the caller's own leases, or all of them for an operator.
 #[utoipa::path(get, operation_id = "audit", path = "/v1/audit", tag = "records", params(
     ("after" = Option<u64>, Query, description = "lines after this number", maximum = 9_223_372_036_854_775_807_u64),
-    ("limit" = Option<usize>, Query, description = "at most so many lines", minimum = 1, maximum = 1000),
-    ("lease" = Option<String>, Query, description = "only of this lease", pattern = "^[Ll][1-9][0-9]*$"),
-    ("stranger" = Option<String>, Query, description = "only of this process without a lease (`X3`)", pattern = "^[Xx][1-9][0-9]*$"),
+    ("limit" = Option<usize>, Query, description = "the most lines that are returned [default: 100]", minimum = 1, maximum = 1000),
+    ("lease" = Option<String>, Query, description = "only about this lease", pattern = "^[Ll][1-9][0-9]*$"),
+    ("process" = Option<String>, Query, description = "only about this unleased process (`X3`)", pattern = "^[Xx][1-9][0-9]*$"),
 ), responses(
     (status = 200, description = "a page of the trail", body = wire::AuditPage),
     OnRead,
@@ -128,7 +128,7 @@ pub async fn audit(State(app): State<App>, request: Request) -> Result<Json<wire
     if i64::try_from(query.after).is_err() {
         return Err(Problem::new(wire::Code::BadRequest, "`after` must be the number of a line").into());
     }
-    let stranger = query.stranger.as_deref().map(stranger_id).transpose()?;
+    let stranger = query.process.as_deref().map(stranger_id).transpose()?;
     let sieve = Sieve { stranger, ..Sieve::of(&app, by.clone(), lease).await? };
     Ok(Json(history(&app, &by, move |reader| sieve.page(reader, query.after, limit)).await?))
 }

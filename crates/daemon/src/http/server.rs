@@ -150,7 +150,7 @@ pub(super) async fn accept<A, C>(
     }
     let finish = async { while tasks.join_next().await.is_some() {} };
     if tokio::time::timeout(Duration::from_secs(5), finish).await.is_err() {
-        tracing::warn!("some connections were still open; they are closed now");
+        tracing::warn!("open connections were closed");
     }
 }
 

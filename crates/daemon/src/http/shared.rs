@@ -1,4 +1,4 @@
-//! What the descriptions of many calls have in common.
+//! Parts that the descriptions of many calls share.
 
 use std::collections::BTreeMap;
 use sublet_wire::{PROBLEM_JSON, Problem};
@@ -7,24 +7,24 @@ use utoipa::openapi::schema::{ObjectBuilder, SchemaType, Type};
 use utoipa::openapi::{ContentBuilder, Ref, RefOr, Required, Response, ResponseBuilder};
 use utoipa::{IntoParams, IntoResponses, ToSchema};
 
-/// How a look can be refused.
+/// The refusals of calls that only read.
 pub struct OnRead;
 
-/// How a call that may change something can be refused.
+/// The refusals of calls that may change something.
 pub struct OnCall;
 
-/// The header that makes a call safe to send again.
+/// The header that makes a call safe to repeat.
 pub struct Repeat;
 
 impl IntoResponses for OnRead {
     fn responses() -> BTreeMap<String, RefOr<Response>> {
         refusals(&[
             (400, "the request cannot be read"),
-            (401, "over TCP: no token, or none that is good"),
-            (403, "you may not see this, or not any more"),
-            (404, "there is no such thing, or it is not yours"),
-            (429, "over TCP: more calls than one may make"),
-            (503, "not now: the daemon stops, has no GPUs, or has no connection or wait left for the caller"),
+            (401, "over TCP: no valid token"),
+            (403, "not allowed"),
+            (404, "not found, or not yours"),
+            (429, "over TCP: too many calls"),
+            (503, "not now: the daemon stops, has no GPUs, or has no free connection for the caller"),
         ])
     }
 }
@@ -33,16 +33,16 @@ impl IntoResponses for OnCall {
     fn responses() -> BTreeMap<String, RefOr<Response>> {
         refusals(&[
             (400, "the request cannot be read"),
-            (401, "over TCP: no token, or none that is good"),
-            (403, "you may not, or not that much"),
-            (404, "there is no such thing, or it is not yours"),
+            (401, "over TCP: no valid token"),
+            (403, "not allowed, or above a cap"),
+            (404, "not found, or not yours"),
             (408, "the body did not arrive in time"),
-            (409, "not as things are: fenced, still waiting, no room now, or the key is in use"),
+            (409, "the state does not allow it: an old fence, a waiting lease, no room, or a key in use"),
             (410, "the lease has ended"),
             (413, "the body is too large"),
-            (422, "a value makes no sense, could never be met, or the key was used for something else"),
-            (429, "the queue is full, too many new keys, or over TCP: more calls than one may make"),
-            (503, "not now: the daemon stops, has no GPUs, or has no connection or wait left for the caller"),
+            (422, "a value is invalid or can never be met, or the key was used for another request"),
+            (429, "the queue is full, too many new keys, or over TCP: too many calls"),
+            (503, "not now: the daemon stops, has no GPUs, or has no free connection for the caller"),
             (507, "the disk is full"),
         ])
     }

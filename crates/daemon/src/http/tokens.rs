@@ -1,4 +1,4 @@
-//! Tokens over HTTP. The secret is made by whoever asks; only its hash arrives here.
+//! Tokens over HTTP. The caller makes the secret; only its hash arrives here.
 
 use super::body::{self, Name};
 use super::shared::{OnCall, OnRead, Repeat};
@@ -17,22 +17,22 @@ use sublet_wire::{Code, Problem};
 /// The longest a token may last that expires at all: a leap year.
 const EXPIRES_MAX_S: u64 = 366 * 86_400;
 
-/// Makes a token. The caller makes its secret and sends the hash; the secret never comes here.
-#[utoipa::path(post, operation_id = "make_token", path = "/v1/tokens", tag = "tokens", request_body = wire::TokenAsk,
+/// Makes a token. The caller makes its secret and sends the hash; the daemon never sees the secret.
+#[utoipa::path(post, operation_id = "make_token", path = "/v1/tokens", tag = "tokens", request_body = wire::TokenRequest,
     params(Repeat),
     responses(
     (status = 201, description = "the token, without its secret", body = wire::Token),
     OnCall,
 ))]
 pub async fn make(State(app): State<App>, request: Request) -> Result<Reply, Refused> {
-    let heard = body::json::<wire::TokenAsk>(request).await?;
+    let heard = body::json::<wire::TokenRequest>(request).await?;
     let wall_us = wall_us();
     let ask = ask_of(heard.body, wall_us)?;
     let by = heard.peer.caller.clone();
     Ok(app.post.call(by.clone(), Event::TokenAsked { by, ask: Box::new(ask), wall_us }, heard.key).await?)
 }
 
-fn ask_of(ask: wire::TokenAsk, wall_us: u64) -> Result<TokenAsk, Problem> {
+fn ask_of(ask: wire::TokenRequest, wall_us: u64) -> Result<TokenAsk, Problem> {
     let bad = |detail: &str| Problem::new(Code::BadValue, detail);
     let hash = ask.hash.parse().map_err(|_| {
         bad("`hash` must be the token's BLAKE3 hash, 64 hexadecimal digits in lower case")
@@ -54,7 +54,7 @@ fn ask_of(ask: wire::TokenAsk, wall_us: u64) -> Result<TokenAsk, Problem> {
     })
 }
 
-/// The caller's tokens, oldest first: everybody's for an operator, through a token that one.
+/// Lists the caller's tokens, oldest first: all tokens for an operator; through a token, only that one.
 #[utoipa::path(get, operation_id = "list_tokens", path = "/v1/tokens", tag = "tokens", responses(
     (status = 200, description = "the tokens, without their secrets", body = wire::Tokens),
     OnRead,
@@ -73,12 +73,12 @@ pub async fn list(State(app): State<App>, request: Request) -> Result<Json<wire:
     Ok(Json(wire::Tokens { tokens: tokens.await? }))
 }
 
-/// Revokes a token: it is of no use from then on. Leases that were asked for through it go on.
+/// Revokes a token. Leases that were requested with it continue.
 #[utoipa::path(delete, operation_id = "revoke_token", path = "/v1/tokens/{id}", tag = "tokens", params(
     ("id" = String, Path, description = "the token", pattern = "^[Kk][1-9][0-9]*$", example = "K1"),
     Repeat,
 ), responses(
-    (status = 200, description = "the token as it was", body = wire::Token),
+    (status = 200, description = "the revoked token", body = wire::Token),
     OnCall,
 ))]
 pub async fn revoke(State(app): State<App>, Name(id): Name, request: Request) -> Result<Reply, Refused> {

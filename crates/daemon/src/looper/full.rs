@@ -85,7 +85,7 @@ impl Loop {
             && full.grip == Grip::Trying
         {
             full.grip = Grip::Tight;
-            tracing::info!("releases and expiries can be written again; no new leases until there is more room");
+            tracing::info!("releases and expiries can be written again; no new leases until the disk has more room");
         }
         self.read_later();
     }

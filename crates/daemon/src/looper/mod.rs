@@ -349,10 +349,10 @@ impl Loop {
     fn keep_marks_ahead(&mut self) {
         let meta = &self.engine.state().rows().meta;
         if let Err(error) = self.epochs.keep_ahead(meta.next_epoch) {
-            tracing::warn!(%error, "how far epochs went cannot be kept; it is tried again");
+            tracing::warn!(%error, "the watermark of fences could not be written; retrying");
         }
         if let Err(error) = self.epochs.keep_leases_ahead(meta.next_lease) {
-            tracing::warn!(%error, "how far the numbers of leases went cannot be kept; it is tried again");
+            tracing::warn!(%error, "the watermark of lease numbers could not be written; retrying");
         }
     }
 

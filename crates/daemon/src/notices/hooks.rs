@@ -61,7 +61,7 @@ impl HookQueue {
         }
         let Ok(body) = serde_json::to_string(notice) else { return };
         if let Err(TrySendError::Full(_)) = self.0.try_send((hooks.clone(), body)) {
-            tracing::warn!("a notice is not handed to `[notices]`: {QUEUE_MAX} others wait for it");
+            tracing::warn!("a notice for `[notices]` was dropped: {QUEUE_MAX} others are waiting");
         }
     }
 }

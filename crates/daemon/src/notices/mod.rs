@@ -145,7 +145,7 @@ impl Notices {
     /// Sends a message; never waits.
     pub fn send(&self, message: Message) {
         if let Err(TrySendError::Full(_)) = self.0.try_send(message) {
-            tracing::warn!("a notice is lost: {QUEUE_MAX} others wait to be written");
+            tracing::warn!("a notice was dropped: {QUEUE_MAX} others are waiting to be written");
         }
     }
 }

@@ -8,7 +8,7 @@ use sublet_core::ids::CardId;
 use sublet_core::state::State;
 use sublet_core::stranger::{Fate, Stranger};
 use sublet_core::units::Time;
-use sublet_wire::{Lease, LeaseState, Rung, size, span};
+use sublet_wire::{Lease, LeaseState, ParkMethod, size, span};
 
 /// Of a program's name so many characters are shown.
 const NAME_MAX: usize = 32;
@@ -95,13 +95,15 @@ pub fn signalled(subject: &str, gpus: &str, signal: &str, kill_in_s: Option<f64>
 
 /// When a parked lease is expected back: `expected back in about 40 s`; `None` if it is back only when it is resumed.
 pub fn expected_back(lease: &Lease) -> Option<String> {
-    let estimate = lease.waiting.as_ref().map(|waiting| waiting.estimate_s);
+    let estimate = lease.waiting.as_ref().map(|waiting| waiting.worst_case_s);
     match (lease.state, estimate) {
         (LeaseState::Parking, _) => Some("its memory is being moved to host memory".to_owned()),
         (LeaseState::Resuming, _) => Some("its memory is being moved back".to_owned()),
         (_, Some(Some(s))) => Some(format!("expected back in about {}", span::show(s.max(1.0).ceil()))),
         (_, Some(None)) => Some("there is no estimate of when it comes back".to_owned()),
-        (_, None) if lease.rung == Some(Rung::Park) => Some("it comes back when it uses the GPU again".to_owned()),
+        (_, None) if lease.method == Some(ParkMethod::Shim) => {
+            Some("it comes back when it uses the GPU again".to_owned())
+        }
         (_, None) => None,
     }
 }

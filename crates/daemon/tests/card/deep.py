@@ -50,7 +50,7 @@ def alone(gib, words):
 
 
 def begin(name, gib, deep):
-    house = House(name, 100, more=f'deep = "{deep}"\n[preemption]\nrest = "1s"\n')
+    house = House(name, 100, more=f'context_after = "{deep}"\n[preemption]\nretry_after = "1s"\n')
     job = house.run("--vram", f"{gib + 4}G", "--", sys.executable, JOB, str(gib), name="job")
     talk = Talk(job, f"{OUT}/{name}.job.txt")
     talk.read()
@@ -113,7 +113,7 @@ def moves(name, gib, rounds):
         "rounds": found,
         "shallow_back_s": shallow,
         "same_as_undisturbed": same,
-        "deepened": audit.count("is to leave its cards altogether"),
+        "deepened": audit.count("is parked further"),
     }
 
 

@@ -15,7 +15,7 @@ import time
 from house import DIST, FOUND, GIB, HERE, SCALE, SOFT, House, run_all
 
 NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
-BRISK = '[enforcement]\nwarned = "10s"\ngrace = "10s"\n'
+BRISK = '[enforcement]\nwarning = "10s"\ngrace = "10s"\n'
 
 
 def stranger(house, gib):
@@ -35,7 +35,7 @@ def stranger(house, gib):
 def until(house, what, patience=60):
     end = time.time() + patience
     while time.time() < end:
-        for it in house.get("/v1/strangers")[1]["strangers"]:
+        for it in house.get("/v1/unleased")[1]["processes"]:
             if what(it):
                 return it
         time.sleep(0.02)
@@ -43,7 +43,7 @@ def until(house, what, patience=60):
 
 
 def used(house):
-    return house.get("/v1/cards")[1]["cards"][0]["used_bytes"]
+    return house.get("/v1/gpus")[1]["gpus"][0]["used_bytes"]
 
 
 def adopted():
@@ -136,7 +136,7 @@ def heir():
     told["used_after"] = used(house)
     told["files"] = subprocess.run(["ls", "-l", f"/proc/{child}/fd"], capture_output=True, text=True).stdout
     told["status"] = house.cli("enforce", "status", check=False)
-    if any(it["pid"] == child for it in house.get("/v1/strangers")[1]["strangers"]):
+    if any(it["pid"] == child for it in house.get("/v1/unleased")[1]["processes"]):
         house.cli("enforce", "mode", "0", "enforce", "--yes")
         end = time.time() + 60
         while used(house) > before + (64 << 20) and time.time() < end:

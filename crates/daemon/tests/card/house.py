@@ -50,7 +50,7 @@ class House:
         limit = limit_gib * 1024 // SCALE
         config += f'margin = "{total - limit}M"\n'
         ram, leave = ("8G", "256M") if SOFT else ("100G", "6G")
-        config += f'[parking]\nram = "{ram}"\nleave = "{leave}"\nstock = "{stock}"\n'
+        config += f'[parking]\nram = "{ram}"\nkeep_free = "{leave}"\nready = "{stock}"\n'
         config += more
         with open(self.dir + "/sublet.toml", "w") as file:
             file.write(config)
@@ -69,7 +69,7 @@ class House:
             time.sleep(0.1)
         # What a context takes is measured once; until then the card is not as empty as it will be.
         for _ in range(300):
-            if self.get("/v1/cards")[1]["cards"][0]["context_bytes"]:
+            if self.get("/v1/gpus")[1]["gpus"][0]["context_bytes"]:
                 break
             time.sleep(0.1)
 
@@ -141,7 +141,7 @@ class House:
 
     def tell(self):
         """What somebody would look at who wonders why nothing happens."""
-        for words in (["ps"], ["queue"], ["cards"], ["doctor"]):
+        for words in (["ps"], ["queue"], ["gpus"], ["doctor"]):
             print("$ sublet", *words, "\n" + self.cli(*words, check=False), flush=True)
         for lease in self.get("/v1/leases")[1]["leases"]:
             for pid in lease["pids"]:

@@ -55,7 +55,7 @@ def rounds(house, victim, gib, ask_gib, count, wait_turn):
 
 
 def park():
-    house = House("park", 60, '[preemption]\nswitching = "50%"\nturn = "1s"\n')
+    house = House("park", 60, '[preemption]\nswitching_max = "50%"\ntime_slice = "1s"\n')
     house.run("--vram", f"{40 * 1024 // SCALE}M", "--", *holds(32), name="victim")
     house.came("L1")
     house.until("L1", seen(32))
@@ -66,7 +66,7 @@ def park():
 
 def both():
     """The same, and who comes is a program too: it is started when it has its card, computes, and ends."""
-    house = House("both", 60, '[preemption]\nswitching = "50%"\nturn = "1s"\n')
+    house = House("both", 60, '[preemption]\nswitching_max = "50%"\ntime_slice = "1s"\n')
     house.run("--vram", f"{40 * 1024 // SCALE}M", "--", *holds(32), name="victim")
     house.came("L1")
     guests = []
@@ -87,7 +87,7 @@ def both():
 
 def first():
     """The first time that a program leaves, with a stock of memory ready for it; a new program each time."""
-    house = House("first", 60, '[preemption]\nswitching = "50%"\nturn = "1s"\n', stock="2G" if SOFT else "34G")
+    house = House("first", 60, '[preemption]\nswitching_max = "50%"\ntime_slice = "1s"\n', stock="2G" if SOFT else "34G")
     time.sleep(2 if SOFT else 20)
     took = []
     for number in (1, 3, 5):
@@ -131,7 +131,7 @@ print(json.dumps([out, back]))
 
 
 def driver():
-    house = House("driver", 60, '[preemption]\nswitching = "50%"\nturn = "1s"\n')
+    house = House("driver", 60, '[preemption]\nswitching_max = "50%"\ntime_slice = "1s"\n')
     house.run("--vram", f"{40 * 1024 // SCALE}M", "--no-shim", "--", *holds(32), name="victim")
     house.came("L1")
     house.until("L1", seen(32))
@@ -229,7 +229,7 @@ def duty():
 
 def switches():
     """Two trainings that do not fit together take turns, as short as they can be; each computes what it does alone."""
-    house = House("switches", 16, '[preemption]\nswitching = "50%"\nturn = "1s"\n')
+    house = House("switches", 16, '[preemption]\nswitching_max = "50%"\ntime_slice = "1s"\n')
     words = trains(7, 36000)
     begun = time.perf_counter()
     alone = subprocess.run(words if not SOFT else [DIST + "/sublet", "soft", "env", "--", *words], capture_output=True, text=True)

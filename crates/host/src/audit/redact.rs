@@ -592,8 +592,8 @@ mod tests {
             "app --hf_token *** --client-secret=*** --db.passwd ***",
         );
         check("app --password two␠words --next x", "app --password *** --next x");
-        check("docker run -e SUBLET_MARK=7 -e SUBLET_LEASE=L7", "docker run -e SUBLET_MARK=*** -e SUBLET_LEASE=L7");
-        check("score --mark 7 --watermark=8 SUBLET_EPOCH=9", "score --mark 7 --watermark=8 SUBLET_EPOCH=9");
+        check("docker run -e SUBLET_PROOF=7 -e SUBLET_LEASE=L7", "docker run -e SUBLET_PROOF=*** -e SUBLET_LEASE=L7");
+        check("score --mark 7 --watermark=8 SUBLET_FENCE=9", "score --mark 7 --watermark=8 SUBLET_FENCE=9");
         check("app --password=two␠words", "app --password=***");
         check("app --auth ann:x --no-password-check y", "app --auth *** --no-password-check ***");
         check("app --with-auth --model m.gguf", "app --with-auth --model m.gguf");

@@ -158,7 +158,7 @@ fn in_a_container_it_counts_only_if_root_or_the_holder_made_that() {
     // A user with a cgroup of its own names the cgroups below it freely.
     let container = OwnCgroup(place.0.join(format!("docker-{:064x}.scope", std::process::id())));
     std::fs::create_dir(&container.0).unwrap();
-    let tree = daemonised_with(lease, &format!("SUBLET_MARK={}", grant(7).mark));
+    let tree = daemonised_with(lease, &format!("SUBLET_PROOF={}", grant(7).mark));
     container.put(tree.pids[1]);
     let (holder, other) = (my_uid() + 1, my_uid() + 2);
     for (maker, is_its) in [(other, false), (holder, true), (0, true)] {
@@ -184,7 +184,8 @@ fn in_a_container_nobody_is_a_leases_without_its_mark() {
     // Its name and its fence are no secrets; the proof of the next grant is of no use for this one.
     let (right, next) = (grant(7).mark.to_string(), grant(8).mark.to_string());
     let cut = &right[1..];
-    let marks = ["X=".to_owned(), "SUBLET_MARK=".into(), format!("SUBLET_MARK={cut}"), format!("SUBLET_MARK={next}")];
+    let marks =
+        ["X=".to_owned(), "SUBLET_PROOF=".into(), format!("SUBLET_PROOF={cut}"), format!("SUBLET_PROOF={next}")];
     for forged in marks {
         let tree = daemonised_with(lease, &forged);
         container.put(tree.pids[1]);
@@ -192,7 +193,7 @@ fn in_a_container_nobody_is_a_leases_without_its_mark() {
         rig.host.watch(lease, my_uid() + 1, vec![], Some(grant(7)));
         rig.gone(lease);
     }
-    let tree = daemonised_with(lease, &format!("SUBLET_MARK={right}"));
+    let tree = daemonised_with(lease, &format!("SUBLET_PROOF={right}"));
     let rig = Rig::new(NEVER);
     // Outside of a container the user of a process counts.
     rig.host.watch(lease, my_uid() + 1, vec![], Some(grant(7)));
@@ -224,7 +225,7 @@ fn daemonised(lease: LeaseId) -> Tree {
 
 /// The same, with more in its environment.
 fn daemonised_with(lease: LeaseId, more: &str) -> Tree {
-    let script = format!("SUBLET_LEASE={lease} SUBLET_EPOCH=7 {more} setsid sh -c 'sleep 600 >/dev/null & echo $!'");
+    let script = format!("SUBLET_LEASE={lease} SUBLET_FENCE=7 {more} setsid sh -c 'sleep 600 >/dev/null & echo $!'");
     let mut tree = Tree::shell(&script, 1);
     tree.wait();
     // During its exec a process shows no environment; nothing in that state holds GPU memory.

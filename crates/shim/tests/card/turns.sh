@@ -7,17 +7,17 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 total=$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits | head -1)
 cat > "$work/sublet.toml" <<T
 ttl = "8s"
-hold_cap = "12s"
+renewal_cap = "12s"
 grace = "2s"
 margin = "$((total - 60 * 1024))M"
 [parking]
 ram = "90G"
-leave = "6G"
-stock = "off"
+keep_free = "6G"
+ready = "off"
 T
 start "$1" "$2" "$work/sublet.toml"
 "$dist/sublet" doctor >"$out/doctor.txt" 2>&1
-"$dist/sublet" cards
+"$dist/sublet" gpus
 job=(python3 "$here/torch_train.py" --ballast 36 --steps "${STEPS:-4000}")
 begun=$(date +%s.%N)
 timeout 120 "${job[@]}" >"$out/alone.txt" 2>"$out/alone.err"

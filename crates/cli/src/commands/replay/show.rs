@@ -176,7 +176,7 @@ mod tests {
 
     #[test]
     fn policies_stand_side_by_side() {
-        let text = "arrival_s,tenant,vram,cards,duration_s,tier\n\
+        let text = "arrival_s,tenant,vram,gpus,duration_s,tier\n\
                     0,ann,6GiB,1,3600,batch\n10,ben,6GiB,1,3600,batch\n20,ca\u{7}t,6GiB,1,30,interactive\n\
                     30,ann,60GiB,1,30,batch\n";
         assert!(sublet_replay::csv::read(text, "").is_err(), "no control characters");
@@ -224,8 +224,8 @@ mod tests {
             preemptions                                      0                   0
             events                                          52                  52
               per second                                300000              300000
-            fifo: 1 refused: no GPU could ever hold this ask (GPUs that would do: 1, largest lease there: 9.8 GiB)
-            fair: 1 refused: no GPU could ever hold this ask (GPUs that would do: 1, largest lease there: 9.8 GiB)
+            fifo: 1 refused: this can never be granted (suitable GPUs: 1, largest lease there: 9.8 GiB)
+            fair: 1 refused: this can never be granted (suitable GPUs: 1, largest lease there: 9.8 GiB)
 
             expected starts beside real ones, of requests that had to wait
                                                                     FIFO  FAIR

@@ -1,7 +1,7 @@
 //! The daemon's systemd unit. A package brings one; otherwise it is written to /etc.
 
 use super::steps::Steps;
-use crate::commands::attach::dropin;
+use crate::commands::adopt::dropin;
 use crate::failure::Failure;
 use crate::own_file::{OwnFile, marked};
 use std::env;

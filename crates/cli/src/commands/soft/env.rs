@@ -24,7 +24,7 @@ use sublet_wire::exit;
 pub struct EnvArgs {
     /// Private GPUs for this command alone, such as 2x24GiB or 1x80GiB,1x24GiB
     #[arg(long, value_name = "GPUS")]
-    cards: Option<Spec>,
+    gpus: Option<Spec>,
     /// For which shell the lines are
     #[arg(long, value_enum, value_name = "SHELL", default_value_t = ShellArg::Sh, conflicts_with = "command")]
     shell: ShellArg,
@@ -41,7 +41,7 @@ ones (2x24GiB) that go away with the command. The command takes the place of
 
 Examples:
   sublet soft env -- ./program                    on soft GPUs
-  sublet soft env --cards 1x80GiB -- ./program    on a private GPU of 80 GiB
+  sublet soft env --gpus 1x80GiB -- ./program    on a private GPU of 80 GiB
   eval \"$(sublet soft env)\"                       for all of this shell";
 
 /// The private GPUs if no others are specified.
@@ -58,7 +58,7 @@ pub fn run(globals: &Globals, args: &EnvArgs) -> Result<u8, Failure> {
         return print(globals, args);
     }
     child::find(&args.command[0])?;
-    let private = match (&args.cards, args.cards.is_none().then(|| find(globals)).transpose()?) {
+    let private = match (&args.gpus, args.gpus.is_none().then(|| find(globals)).transpose()?) {
         (Some(spec), _) => Some(spec.clone()),
         (None, Some(Found::File(file))) => return become_on(&file, &args.command),
         (None, Some(Found::OtherKind { place, kind })) => {
@@ -68,7 +68,7 @@ pub fn run(globals: &Globals, args: &EnvArgs) -> Result<u8, Failure> {
         (None, _) => None,
     };
     let spec = private.map_or_else(|| PRIVATE.parse().map_err(Failure::usage), Ok)?;
-    let file = PrivateCards::make(&spec)?;
+    let file = PrivateGpus::make(&spec)?;
     become_on(&file.path, &args.command)
 }
 
@@ -80,9 +80,9 @@ fn become_on(file: &Path, command: &[OsString]) -> Result<u8, Failure> {
 }
 
 fn print(globals: &Globals, args: &EnvArgs) -> Result<u8, Failure> {
-    if args.cards.is_some() {
+    if args.gpus.is_some() {
         return Err(Failure::usage("private GPUs go away with their command, and there is none")
-            .hint("`sublet soft env --cards 2x24GiB -- COMMAND` runs one on them"));
+            .hint("`sublet soft env --gpus 2x24GiB -- COMMAND` runs one on them"));
     }
     let state = super::open(globals)?;
     let variables = soft::variables(state.path())?;
@@ -99,17 +99,17 @@ fn print(globals: &Globals, args: &EnvArgs) -> Result<u8, Failure> {
 
 /// Soft GPUs in a file without a name, which other processes open through this one. Nothing of them is left when this
 /// process ends, for any reason.
-struct PrivateCards {
+struct PrivateGpus {
     path: PathBuf,
     _file: OwnedFd,
 }
 
-impl PrivateCards {
-    fn make(spec: &Spec) -> Result<PrivateCards, Failure> {
+impl PrivateGpus {
+    fn make(spec: &Spec) -> Result<PrivateGpus, Failure> {
         let failed = |error: &dyn std::error::Error| {
             Failure::new(exit::FAILURE, format!("private soft GPUs cannot be made: {}", crate::daemon::chain(error)))
         };
-        let file = memfd_create("sublet-soft-cards", MemfdFlags::CLOEXEC).map_err(|error| failed(&error))?;
+        let file = memfd_create("sublet-soft-gpus", MemfdFlags::CLOEXEC).map_err(|error| failed(&error))?;
         let file = fcntl_dupfd_cloexec(&file, DESCRIPTOR_MIN).map_err(|error| failed(&error))?;
         let path = PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()));
         // Opened again by its path, so that locks are separate from those of the descriptor that the command keeps.
@@ -117,6 +117,6 @@ impl PrivateCards {
         State::create_in(opened, &path, spec).map_err(|error| failed(&error))?;
         // The descriptor stays open in the command, which is the same process.
         fcntl_setfd(&file, FdFlags::empty()).map_err(|error| failed(&error))?;
-        Ok(PrivateCards { path, _file: file })
+        Ok(PrivateGpus { path, _file: file })
     }
 }

@@ -14,14 +14,14 @@ use sublet_wire::exit;
 #[command(after_long_help = AFTER_HELP)]
 pub struct FaultArgs {
     /// Index or UUID [default: all GPUs]
-    card: Option<String>,
+    gpu: Option<String>,
     #[command(subcommand)]
     what: What,
 }
 
 const AFTER_HELP: &str = "\
 A fault stays until it is taken back with `ok`, 0, `off` or `clear`. A GPU that
-was lost is out of service until an operator clears it with `sublet cards
+was lost is out of service until an operator clears it with `sublet gpus
 clear`, as a real one would be.
 
 Examples:
@@ -132,27 +132,27 @@ impl What {
 /// Orders a fault, and prints the faults in force.
 pub fn run(globals: &Globals, args: &FaultArgs) -> Result<u8, Failure> {
     let state = super::open(globals)?;
-    let cards = match &args.card {
+    let gpus = match &args.gpu {
         Some(name) => vec![named(&state, name)?],
         None => (0..state.cards().len()).collect(),
     };
-    for card in &cards {
-        state.fault(*card, args.what.fault());
+    for gpu in &gpus {
+        state.fault(*gpu, args.what.fault());
     }
     let shown = Shown::of(&state);
     if globals.json {
         output::json(&shown)?;
         return Ok(exit::OK);
     }
-    let line = |card: &usize| shown.cards.get(*card).map(|card| format!("GPU {}: {}\n", card.index, card.faults));
-    output::print(&cards.iter().filter_map(line).collect::<String>())?;
+    let line = |gpu: &usize| shown.gpus.get(*gpu).map(|gpu| format!("GPU {}: {}\n", gpu.index, gpu.faults));
+    output::print(&gpus.iter().filter_map(line).collect::<String>())?;
     Ok(exit::OK)
 }
 
 fn named(state: &State, name: &str) -> Result<usize, Failure> {
-    let is_meant = |(index, card): &(usize, &sublet_softgpu::layout::Card)| match name.parse::<usize>() {
+    let is_meant = |(index, gpu): &(usize, &sublet_softgpu::layout::Card)| match name.parse::<usize>() {
         Ok(number) => *index == number,
-        Err(_) => card.uuid_text().eq_ignore_ascii_case(name),
+        Err(_) => gpu.uuid_text().eq_ignore_ascii_case(name),
     };
     let found = state.cards().iter().enumerate().find(is_meant);
     found.map(|(index, _)| index).ok_or_else(|| {
@@ -167,7 +167,7 @@ mod tests {
     use clap::Parser;
 
     #[test]
-    fn a_card_may_be_named_or_left_out() {
+    fn a_gpu_may_be_named_or_left_out() {
         for line in [
             "nvml hang",
             "1 nvml no-bytes",

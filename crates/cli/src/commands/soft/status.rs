@@ -23,14 +23,14 @@ pub struct Shown {
     /// The path of their file.
     pub file: String,
     /// The soft GPUs, in order.
-    pub cards: Vec<ShownCard>,
+    pub gpus: Vec<ShownGpu>,
     /// The processes on them.
     pub processes: Vec<ShownProcess>,
 }
 
 /// One soft GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct ShownCard {
+pub struct ShownGpu {
     /// Its index.
     pub index: usize,
     uuid: String,
@@ -54,7 +54,7 @@ pub struct Faults {
 /// One process on one soft GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ShownProcess {
-    card: usize,
+    gpu: usize,
     pid: u32,
     uid: u32,
     name: String,
@@ -76,31 +76,31 @@ pub fn run(globals: &Globals) -> Result<u8, Failure> {
 impl Shown {
     /// The present status.
     pub fn of(state: &State) -> Shown {
-        let cards = state.cards().iter().enumerate().map(|(index, card)| ShownCard {
+        let gpus = state.cards().iter().enumerate().map(|(index, gpu)| ShownGpu {
             index,
-            uuid: card.uuid_text(),
-            name: card.name_text(),
-            total_bytes: card.total.load(SeqCst),
+            uuid: gpu.uuid_text(),
+            name: gpu.name_text(),
+            total_bytes: gpu.total.load(SeqCst),
             used_bytes: state.used(index),
-            faults: Faults::of(card),
+            faults: Faults::of(gpu),
         });
-        let on = |card: usize| state.processes_on(card).map(move |process| ShownProcess::of(process, card));
+        let on = |gpu: usize| state.processes_on(gpu).map(move |process| ShownProcess::of(process, gpu));
         Shown {
             file: state.path().display().to_string(),
-            cards: cards.collect(),
+            gpus: gpus.collect(),
             processes: (0..state.cards().len()).flat_map(on).collect(),
         }
     }
 }
 
 impl ShownProcess {
-    fn of(process: Process<'_>, card: usize) -> ShownProcess {
+    fn of(process: Process<'_>, gpu: usize) -> ShownProcess {
         ShownProcess {
-            card,
+            gpu,
             pid: process.pid(),
             uid: process.row.uid.load(SeqCst),
             name: leftover::name(process.pid()),
-            used_bytes: process.used(card),
+            used_bytes: process.used(gpu),
             state: match Checkpoint::from_number(process.row.checkpoint.load(SeqCst)) {
                 Checkpoint::Running => "running",
                 Checkpoint::Locking => "locking",
@@ -113,13 +113,13 @@ impl ShownProcess {
 }
 
 impl Faults {
-    fn of(card: &layout::Card) -> Faults {
-        let rate = card.copy_bytes_per_s.load(SeqCst);
+    fn of(gpu: &layout::Card) -> Faults {
+        let rate = gpu.copy_bytes_per_s.load(SeqCst);
         Faults {
-            nvml: NvmlFault::from_number(card.nvml_fault.load(SeqCst)).word(),
-            checkpoint: CheckpointFault::from_number(card.checkpoint_fault.load(SeqCst)).word(),
-            allocations: card.failing_allocations.load(SeqCst),
-            slow_percent: card.slow_percent.load(SeqCst),
+            nvml: NvmlFault::from_number(gpu.nvml_fault.load(SeqCst)).word(),
+            checkpoint: CheckpointFault::from_number(gpu.checkpoint_fault.load(SeqCst)).word(),
+            allocations: gpu.failing_allocations.load(SeqCst),
+            slow_percent: gpu.slow_percent.load(SeqCst),
             copy_bytes_per_s: (rate > 0).then_some(rate),
         }
     }
@@ -139,24 +139,24 @@ impl fmt::Display for Faults {
 }
 
 /// `0`, `0 to 3`.
-pub fn numbers(cards: usize) -> String {
-    if cards == 1 { "0".to_owned() } else { format!("0 to {}", cards.saturating_sub(1)) }
+pub fn numbers(gpus: usize) -> String {
+    if gpus == 1 { "0".to_owned() } else { format!("0 to {}", gpus.saturating_sub(1)) }
 }
 
 fn render(shown: &Shown) -> String {
-    let mut cards = Table::new(&["GPU", "MODEL", ">USED", ">TOTAL", "FAULTS"]);
-    for card in &shown.cards {
-        let (used, total) = (size::show(card.used_bytes), size::show(card.total_bytes));
-        cards.row([card.index.to_string(), card.name.clone(), used, total, card.faults.to_string()]);
+    let mut gpus = Table::new(&["GPU", "MODEL", ">USED", ">TOTAL", "FAULTS"]);
+    for gpu in &shown.gpus {
+        let (used, total) = (size::show(gpu.used_bytes), size::show(gpu.total_bytes));
+        gpus.row([gpu.index.to_string(), gpu.name.clone(), used, total, gpu.faults.to_string()]);
     }
     let mut processes = Table::new(&["GPU", ">PID", ">UID", "NAME", ">USED", "STATE"]);
     for p in &shown.processes {
         let used = size::show(p.used_bytes);
-        let (card, pid, uid) = (p.card.to_string(), p.pid.to_string(), p.uid.to_string());
-        processes.row([card, pid, uid, p.name.clone(), used, p.state.to_owned()]);
+        let (gpu, pid, uid) = (p.gpu.to_string(), p.pid.to_string(), p.uid.to_string());
+        processes.row([gpu, pid, uid, p.name.clone(), used, p.state.to_owned()]);
     }
     let on_them = if processes.is_empty() { "no process is on them\n".to_owned() } else { processes.show("") };
-    format!("{}\n{on_them}\nin {}\n", cards.show(""), shown.file)
+    format!("{}\n{on_them}\nin {}\n", gpus.show(""), shown.file)
 }
 
 #[cfg(test)]
@@ -166,9 +166,9 @@ mod tests {
     use sublet_softgpu::{CardFault, Seat};
 
     #[test]
-    fn cards_are_shown_with_what_is_wrong_and_who_is_there() {
+    fn gpus_are_shown_with_what_is_wrong_and_who_is_there() {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("cards");
+        let path = dir.path().join("gpus");
         let state = State::create(&path, &"2x24GiB".parse().unwrap()).unwrap();
         let mut shown = Shown::of(&state);
         shown.file = "/run/sublet/sublet.sock.soft".into();

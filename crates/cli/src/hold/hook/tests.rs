@@ -214,9 +214,9 @@ fn a_command_runs_with_its_variables_and_its_exit_code_decides() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("said");
     let text = format!("echo $SUBLET_LEASE $SUBLET_HOOK > {}", file.display());
-    let variables = [("SUBLET_LEASE", "L7".to_owned()), ("SUBLET_HOOK", Moment::Yield.to_string())];
+    let variables = [("SUBLET_LEASE", "L7".to_owned()), ("SUBLET_HOOK", Moment::Park.to_string())];
     assert_eq!(hook(&text).run(&variables, LONG), Ok(()));
-    assert_eq!(fs::read_to_string(file).unwrap(), "L7 yield\n");
+    assert_eq!(fs::read_to_string(file).unwrap(), "L7 park\n");
     assert_eq!(hook("exit 3").run(&[], LONG).unwrap_err(), "its exit code was 3");
     assert_eq!(hook("no-such-command-anywhere 2>/dev/null").run(&[], LONG).unwrap_err(), "its exit code was 127");
     assert_eq!(hook("kill -9 $$").run(&[], LONG).unwrap_err(), "signal 9 ended it");

@@ -133,7 +133,7 @@ fn a_hook_and_the_driver_need_to_know_whose_bytes_are_whose() {
             0s queue L1
             0s grant L1 16 GiB on 0 epoch 1 until 60s
             1s bind L1
-            5s refuse: the holder cannot be parked: the driver does not tell how many bytes each process has, and only Sublet's library would
+            5s refuse: the holder cannot be parked: the driver reports no bytes per process, and Sublet's library is not loaded
         "#]],
     );
 }

@@ -500,7 +500,7 @@ fn what_is_left_beyond_what_was_booked_is_booked_before_it_leaves() {
             90s queue L2
             90s grant L2 18 GiB on 0 epoch 2 until 150s
             91s bind L2
-            93s refuse: the holder cannot be parked: it takes 17.6 GiB of host memory, and 17.2 GiB of the parking RAM can be had
+            93s refuse: the holder cannot be parked: it needs 17.6 GiB of host memory, and the parking space has 17.2 GiB free
         "#]],
     );
 }

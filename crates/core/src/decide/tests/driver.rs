@@ -275,8 +275,8 @@ fn who_uses_a_card_that_is_not_its_own_is_not_taken_off_it() {
             0s queue L1
             0s grant L1 16 GiB on 0 epoch 1 until 60s
             1s bind L1
-            5s refuse: the holder cannot be parked: a restore would not be sure to have room: it uses GPU 1 too, which is not its own (`--may-lose` takes the risk)
-            7s refuse: the holder cannot be parked: a restore would not be sure to have room: it may be on GPU 1 too, which cannot be read (`--may-lose` takes the risk)
+            5s refuse: the holder cannot be parked: a restore might find no room: it uses GPU 1 too, which is not its own (`--may-lose` accepts the risk)
+            7s refuse: the holder cannot be parked: a restore might find no room: it may be on GPU 1 too, which cannot be read (`--may-lose` accepts the risk)
             9s park L1 by driver (14.1 GiB booked)
         "#]],
     );
@@ -615,15 +615,15 @@ fn a_process_that_is_off_its_card_or_on_its_way_is_bound_to_no_other_lease() {
             0s grant L3 4 GiB on 1 epoch 3 until 300s
             1s bind L1
             3s park L1 by driver (7.1 GiB booked)
-            4s refuse: the process belongs to L1, and its bytes are off the GPUs or on their way
-            4s refuse: the process belongs to another lease, and its bytes are off the GPUs or on their way
+            4s refuse: the process belongs to L1, which is parked, or being parked or resumed
+            4s refuse: the process belongs to another lease, which is parked, or being parked or resumed
             6s parked L1
-            7s refuse: the process belongs to L1, and its bytes are off the GPUs or on their way
+            7s refuse: the process belongs to L1, which is parked, or being parked or resumed
             8s grace until 68s
-            8s refuse: the process belongs to L1, and its bytes are off the GPUs or on their way
+            8s refuse: the process belongs to L1, which is parked, or being parked or resumed
             10s L1 wants 8 GiB as of 10s
             10s resume L1 8 GiB until 310s
-            11s refuse: the process belongs to L1, and its bytes are off the GPUs or on their way
+            11s refuse: the process belongs to L1, which is parked, or being parked or resumed
             13s resumed L1
             14s bind L2
         "#]],

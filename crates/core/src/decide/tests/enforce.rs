@@ -204,7 +204,7 @@ fn an_adopted_process_is_no_stranger_and_needs_no_room_for_what_it_has() {
             0s card 0 mode enforce
             1s find X1 of uid 7
             1s warn X1 until 11s
-            2s refuse: no process of yours with this number is on a GPU without a lease
+            2s refuse: no unleased process of yours with this id is on a GPU
             2s refuse: there is no room now (largest possible: 23.8 GiB)
             3s queue L1
             3s grant L1 22 GiB on 0 epoch 1 until 303s
@@ -236,7 +236,7 @@ fn a_known_users_process_with_a_card_open_is_adopted_where_that_is_the_mode() {
             0s queue L1
             0s grant L1 1 GiB on 0 epoch 1 until 60s
             1s end L1 (Released)
-            1s refuse: strangers cannot be told apart here: it was not tried yet
+            1s refuse: unleased processes cannot be told apart here: it was not tried yet
             2s retire L1
             2s card 0 mode adopt
             3s find X1 of uid 7
@@ -358,8 +358,8 @@ fn nobody_is_ended_where_processes_cannot_be_told_apart() {
         30s audit stray
         ",
         expect![[r#"
-            0s refuse: strangers cannot be told apart here: it was not tried yet
-            1s refuse: strangers cannot be told apart here: this is not the first pid namespace
+            0s refuse: unleased processes cannot be told apart here: it was not tried yet
+            1s refuse: unleased processes cannot be told apart here: this is not the first pid namespace
             2s card 0 mode warn
             2s refuse: only an operator may do this
             3s find X1 of uid 7

@@ -226,9 +226,9 @@ fn a_group_is_held_to_what_it_may_have_together() {
             1s queue L2
             2s queue L3
             2s grant L3 8 GiB on 0 epoch 2 until 62s
-            3s refuse: group lab may together hold 12 GiB at a time, and this asks for more
+            3s refuse: group lab may together lease 12 GiB at once, and this request is larger
             3s queue L4
-            3s refuse: you, or your group, have as many asks in the queue as you may
+            3s refuse: you, or your group, have the most waiting requests that are allowed
             5s end L1 (Released)
             6s retire L1
             6s grant L2 8 GiB on 0 epoch 3 until 66s
@@ -299,8 +299,8 @@ fn never_to_be_preempted_takes_a_quota() {
          90s  worked L1
          100s tick",
         expect![[r#"
-            0s refuse: you may have no lease that is never preempted
-            0s refuse: you may hold 10 GiB at a time that is never preempted, and 0 B are held
+            0s refuse: you may have no lease with `--preempt never`
+            0s refuse: you may lease 10 GiB at once with `--preempt never`, and 0 B are leased
             0s queue L1
             0s grant L1 10 GiB on 0 epoch 1 until 30s
             0s bind L1

@@ -149,7 +149,7 @@ fn who_is_held_by_a_quota_is_told_so_at_once_too() {
         "0s ask ann 1G
          1s ask ann 1G wait=0s",
     );
-    assert!(house.teller.out.ends_with("1s refuse: you may hold 1 leases at a time\n"), "{}", house.teller.out);
+    assert!(house.teller.out.ends_with("1s refuse: you may have 1 lease at once\n"), "{}", house.teller.out);
 }
 
 #[test]

@@ -223,12 +223,12 @@ fn where_nobody_is_parked_or_there_is_too_little_memory_it_is_ended_when_it_is_d
         small,
         story,
         expect![[r#"
-        0s card 0 mode enforce
-        1s find X1 of uid 7
-        1s warn X1 until 11s
-        12s X1 stays: it takes 4.1 GiB of host memory, and 2 GiB of the parking RAM can be had
-        12s strike X1 with 15, 1 processes
-    "#]],
+            0s card 0 mode enforce
+            1s find X1 of uid 7
+            1s warn X1 until 11s
+            12s X1 stays: it needs 4.1 GiB of host memory, and the parking space has 2 GiB free
+            12s strike X1 with 15, 1 processes
+        "#]],
     );
 }
 

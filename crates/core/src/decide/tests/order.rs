@@ -121,12 +121,12 @@ fn caps_and_the_bounded_queue() {
          4s   release L1 cap
          6s   tick",
         expect![[r#"
-            0s refuse: you may hold 8 GiB at a time, and this asks for more
+            0s refuse: you may lease 8 GiB at once, and this request is larger
             0s queue L1
             0s grant L1 8 GiB on 0 epoch 1 until 60s
             1s queue L2
             1s queue L3
-            1s refuse: you, or your group, have as many asks in the queue as you may
+            1s refuse: you, or your group, have the most waiting requests that are allowed
             2s queue L4
             2s grant L4 4 GiB on 0 epoch 2 until 62s
             3s queue L5
@@ -228,7 +228,7 @@ fn caps_hold_whole_cards_and_nobody_elses_lease() {
          2s   ask cap 8G
          130s tick",
         expect![[r#"
-            0s refuse: you may hold 16 GiB at a time, and this asks for more
+            0s refuse: you may lease 16 GiB at once, and this request is larger
             0s queue L1
             0s grant L1 8 GiB on 0 epoch 1 until 60s
             1s queue L2

@@ -112,9 +112,9 @@ fn what_it_has_is_offered_rounded_up_and_accepting_it_is_charged_from_then_on() 
             0s bind L1
             3s over L1: 6 GiB
             20s refuse: no such lease
-            20s refuse: the lease can be made 5.9 GiB now, and not that
-            20s refuse: the lease can be made 5.9 GiB now, and not that
-            20s refuse: the lease can be made 5.9 GiB now, and not that
+            20s refuse: the lease can be enlarged to 5.9 GiB now, and not more
+            20s refuse: the lease can be enlarged to 5.9 GiB now, and not more
+            20s refuse: the lease can be enlarged to 5.9 GiB now, and not more
             20s grow L1 to 5.9 GiB
             21s refuse: the lease does not wait any more
             30s end L1 (Released)
@@ -211,7 +211,7 @@ fn after_a_minute_it_leaves_for_whoever_waits_though_it_stands_higher_and_works(
             0s bind L1
             3s over L1: 10 GiB
             4s queue L2
-            63s park L1 by yield for L2 (0 B booked, and asks again)
+            63s park L1 by hook for L2 (0 B booked, and asks again)
             66s grant L2 18 GiB on 0 epoch 2 until 126s
             68s parked L1
             68s L1 wants 4 GiB as of 63.000001s
@@ -260,7 +260,7 @@ fn the_right_to_stay_is_for_what_the_lease_is_for() {
             0s bind L1
             3s over L1: 10 GiB
             4s queue L2
-            63s park L1 by yield for L2 (0 B booked)
+            63s park L1 by hook for L2 (0 B booked)
         "#]],
     );
 }

@@ -308,9 +308,9 @@ fn what_cannot_be_parked_is_not_tried() {
             1s bind L1
             4s refuse: the holder cannot be parked: it uses managed memory
             7s refuse: the holder cannot be parked: one of its programs uses a GPU without Sublet's library
-            9s refuse: the holder cannot be parked: a GPU of its cannot be read now
-            10s refuse: the holder cannot be parked: no program of its uses a GPU through Sublet's library
-            11s refuse: the holder cannot be parked: it takes 14.1 GiB of host memory, and 12 GiB of the parking RAM can be had
+            9s refuse: the holder cannot be parked: one of its GPUs cannot be read now
+            10s refuse: the holder cannot be parked: none of its programs uses a GPU through Sublet's library
+            11s refuse: the holder cannot be parked: it needs 14.1 GiB of host memory, and the parking space has 12 GiB free
             12s refuse: no such lease
         "#]],
     );
@@ -472,9 +472,9 @@ fn parked_bytes_are_booked_and_there_is_no_more_than_there_is() {
             1s bind L1
             1s bind L2
             3s park L1 (14.1 GiB booked)
-            3s refuse: the holder cannot be parked: it takes 14.1 GiB of host memory, and 5.9 GiB of the parking RAM can be had
+            3s refuse: the holder cannot be parked: it needs 14.1 GiB of host memory, and the parking space has 5.9 GiB free
             6s parked L1
-            7s refuse: the holder cannot be parked: it takes 14.1 GiB of host memory, and 5.9 GiB of the parking RAM can be had
+            7s refuse: the holder cannot be parked: it needs 14.1 GiB of host memory, and the parking space has 5.9 GiB free
             8s end L1 (HolderExited)
             9s retire L1
             9s park L2 (14.1 GiB booked)
@@ -539,7 +539,7 @@ fn what_was_parked_since_the_host_was_looked_at_is_not_there_for_others() {
             1s bind L2
             3s park L1 (14.1 GiB booked)
             6s parked L1
-            7s refuse: the holder cannot be parked: it takes 14.1 GiB of host memory, and 9.9 GiB of the parking RAM can be had
+            7s refuse: the holder cannot be parked: it needs 14.1 GiB of host memory, and the parking space has 9.9 GiB free
             8s park L2 (14.1 GiB booked)
         "#]],
     );

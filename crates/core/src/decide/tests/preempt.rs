@@ -384,7 +384,7 @@ fn a_hook_makes_a_holder_leave_and_come_back() {
             4s grant L2 16 GiB on 0 epoch 2 until 64s
             5s bind L2
             6s queue L3
-            6s park L2 by yield for L3 (0 B booked, and asks again)
+            6s park L2 by hook for L3 (0 B booked, and asks again)
             7.2s parked L2
             7.2s L2 wants 15 GiB as of 6.000001s
             7.2s grant L3 16 GiB on 0 epoch 3 until 67.2s
@@ -425,7 +425,7 @@ fn a_hook_that_lies_is_not_believed_again_and_the_next_rung_is_tried() {
             4s grant L2 16 GiB on 0 epoch 2 until 64s
             5s bind L2
             6s queue L3
-            6s park L2 by yield for L3 (0 B booked, and asks again)
+            6s park L2 by hook for L3 (0 B booked, and asks again)
             37s unpark L2 (NotSeen)
             39s resumed L2
             39s park L2 for L3 (2.1 GiB booked)
@@ -461,7 +461,7 @@ fn half_is_not_enough_from_a_hook_either() {
             4s grant L2 16 GiB on 0 epoch 2 until 64s
             5s bind L2
             6s queue L3
-            6s park L2 by yield for L3 (0 B booked, and asks again)
+            6s park L2 by hook for L3 (0 B booked, and asks again)
             37s unpark L2 (NotSeen)
         "#]],
     );
@@ -665,40 +665,40 @@ fn who_leaves_together_fits_into_the_host_memory_together() {
         Policy { parking, ..plenty.clone() },
         THIRDS,
         expect![[r#"
-        0s queue L1
-        0s grant L1 8 GiB on 0 epoch 1 until 300s
-        0s queue L2
-        0s grant L2 8 GiB on 0 epoch 2 until 300s
-        0s queue L3
-        0s grant L3 7 GiB on 0 epoch 3 until 300s
-        1s bind L1
-        1s bind L2
-        1s bind L3
-        198s renew L1 until 498s
-        200s queue L4
-        200s park L1 for L4 (7.1 GiB booked, and asks again)
-        200s park L3 by yield for L4 (0 B booked, and asks again)
-    "#]],
+            0s queue L1
+            0s grant L1 8 GiB on 0 epoch 1 until 300s
+            0s queue L2
+            0s grant L2 8 GiB on 0 epoch 2 until 300s
+            0s queue L3
+            0s grant L3 7 GiB on 0 epoch 3 until 300s
+            1s bind L1
+            1s bind L2
+            1s bind L3
+            198s renew L1 until 498s
+            200s queue L4
+            200s park L1 for L4 (7.1 GiB booked, and asks again)
+            200s park L3 by hook for L4 (0 B booked, and asks again)
+        "#]],
     );
     let caps = Caps { parked: Some(Bytes::gib(10)), ..plenty.caps };
     check_with(
         Policy { caps, ..plenty },
         THIRDS,
         expect![[r#"
-        0s queue L1
-        0s grant L1 8 GiB on 0 epoch 1 until 300s
-        0s queue L2
-        0s grant L2 8 GiB on 0 epoch 2 until 300s
-        0s queue L3
-        0s grant L3 7 GiB on 0 epoch 3 until 300s
-        1s bind L1
-        1s bind L2
-        1s bind L3
-        198s renew L1 until 498s
-        200s queue L4
-        200s park L1 for L4 (7.1 GiB booked, and asks again)
-        200s park L3 by yield for L4 (0 B booked, and asks again)
-    "#]],
+            0s queue L1
+            0s grant L1 8 GiB on 0 epoch 1 until 300s
+            0s queue L2
+            0s grant L2 8 GiB on 0 epoch 2 until 300s
+            0s queue L3
+            0s grant L3 7 GiB on 0 epoch 3 until 300s
+            1s bind L1
+            1s bind L2
+            1s bind L3
+            198s renew L1 until 498s
+            200s queue L4
+            200s park L1 for L4 (7.1 GiB booked, and asks again)
+            200s park L3 by hook for L4 (0 B booked, and asks again)
+        "#]],
     );
 }
 

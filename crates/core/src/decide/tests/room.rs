@@ -183,8 +183,8 @@ fn what_can_never_be_is_refused_with_the_figure() {
          0s   ask ann 1G gpus=0",
         expect![[r#"
             0s refuse: no GPU has been seen on this host
-            0s refuse: no GPU could ever hold this ask (GPUs that would do: 1, largest lease there: 23.8 GiB)
-            0s refuse: no GPU could ever hold this ask (GPUs that would do: 1, largest lease there: 23.8 GiB)
+            0s refuse: this can never be granted (suitable GPUs: 1, largest lease there: 23.8 GiB)
+            0s refuse: this can never be granted (suitable GPUs: 1, largest lease there: 23.8 GiB)
             0s refuse: a CUDA context alone takes 300 MiB on the GPU, and a lease includes it
             0s refuse: no GPU here is the one that `on` names
             0s refuse: no GPU here is the one that `on` names
@@ -404,7 +404,7 @@ fn of_several_cards_that_are_named_any_will_do_and_no_other() {
             1s queue L2
             1s grant L2 20 GiB on 2 epoch 2 until 61s
             2s queue L3
-            3s refuse: no GPU could ever hold this ask (GPUs that would do: 2, largest lease there: 23.8 GiB)
+            3s refuse: this can never be granted (suitable GPUs: 2, largest lease there: 23.8 GiB)
             4s end L2 (Released)
             5s retire L2
             5s grant L3 20 GiB on 2 epoch 3 until 65s

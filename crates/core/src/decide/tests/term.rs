@@ -93,7 +93,7 @@ fn a_word_renews_a_lease_that_no_process_is_bound_to() {
             1s queue L2
             50s renew L1 until 110s
             50s refuse: no such lease
-            50s refuse: the lease is at epoch 1, but the call carried epoch 7
+            50s refuse: the lease has fence 1, but the call carried fence 7
             100s renew L1 until 160s
             160s end L1 (Expired)
             161s retire L1
@@ -288,7 +288,7 @@ fn a_ttl_is_no_longer_than_others_must_wait() {
          0s   ask ann 8G ttl=3600s
          0s   ask ann 8G ttl=1800s",
         expect![[r#"
-            0s refuse: a lease that use renews may last 1800s at a time here
+            0s refuse: `ttl_s` may be at most 1800s here
             0s queue L1
             0s grant L1 8 GiB on 0 epoch 1 until 1800s
         "#]],

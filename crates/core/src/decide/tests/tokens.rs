@@ -79,18 +79,18 @@ fn the_caps_of_a_token_count_what_waits_and_what_is_held() {
             2s queue L1
             2s grant L1 60 GiB on 1 epoch 1 until 62s
             2s queue L2
-            2s refuse: this token has as many leases as it may have (2)
+            2s refuse: this token has 2 leases, the most that it may have
             2s queue L3
             2s grant L3 1 GiB on 1 epoch 2 until 62s
             3s end L2 (Released)
             3s queue L4
             3s grant L4 2 GiB on 1 epoch 3 until 63s
-            4s refuse: through this token 40 GiB may be had, and 0 B are: this asks for more than the rest
-            4s refuse: through this token 40 GiB may be had, and 0 B are: this asks for more than the rest
+            4s refuse: this token may lease 40 GiB and has 0 B: the request is larger than the rest
+            4s refuse: this token may lease 40 GiB and has 0 B: the request is larger than the rest
             4s queue L5
             4s grant L5 10 GiB on 0+1 epoch 4 until 64s
-            4s refuse: no GPU could ever hold this ask (GPUs that would do: 2, largest lease there: 79.8 GiB)
-            5s refuse: through this token 40 GiB may be had, and 20 GiB are: this asks for more than the rest
+            4s refuse: this can never be granted (suitable GPUs: 2, largest lease there: 79.8 GiB)
+            5s refuse: this token may lease 40 GiB and has 20 GiB: the request is larger than the rest
             5s queue L6
         "#]],
     );
@@ -157,9 +157,12 @@ fn one_more(mut state: State, who: &str) -> String {
 #[test]
 fn there_is_a_bound_on_tokens_and_the_expired_ones_make_room() {
     let (all, own) = (TOKENS_MAX, TOKENS_OF_TENANT);
-    assert_eq!(one_more(tokens(own, own, 0), "u:ann"), "there are 100 tokens of this tenant, as many as may be");
+    assert_eq!(
+        one_more(tokens(own, own, 0), "u:ann"),
+        "there are 100 tokens of this tenant, the most that are allowed"
+    );
     assert_eq!(one_more(tokens(own, own, 0), "u:bob"), "2 actions, 101 tokens");
     assert_eq!(one_more(tokens(own, own, 30), "u:ann"), "32 actions, 71 tokens");
-    assert_eq!(one_more(tokens(all, own, 0), "u:bob"), "there are 10000 tokens, as many as may be");
+    assert_eq!(one_more(tokens(all, own, 0), "u:bob"), "there are 10000 tokens, the most that are allowed");
     assert_eq!(one_more(tokens(all, own, 30), "u:bob"), "32 actions, 9971 tokens");
 }

@@ -1,10 +1,10 @@
-//! `sublet door` before a stand-in for a model server, with real memory of soft GPUs.
+//! `sublet proxy` before a stand-in for a model server, with real memory of soft GPUs.
 
 use crate::binary::example;
 use crate::http::JSON;
 use crate::job::{Job, await_bytes, text};
 use crate::service::port;
-use crate::{Answer, Client, Gpu, LONG, MIB, Service, Setup, until};
+use crate::{Answer, Client, GpuSetup, LONG, MIB, Service, Setup, until};
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
@@ -24,27 +24,27 @@ const CONFIG: &str = r#"
 ttl = "5m"
 grace = "1s"
 [preemption]
-make_room = false
+enabled = false
 [parking]
 ram = "4G"
-leave = "256M"
-stock = "off"
+keep_free = "256M"
+ready = "off"
 "#;
 
 /// A daemon with one soft GPU of 4 GiB.
 pub fn serve() -> Service {
-    let gpu = Gpu::Named("soft:1x4GiB");
+    let gpu = GpuSetup::Named("soft:1x4GiB");
     Service::start_with(Setup { gpu, config: Some(CONFIG.to_owned()), ..Setup::default() })
 }
 
-/// A server on L1 that yields by a hook and loads by itself for the next request; without Sublet's library,
+/// A server on L1 that its hook parks and that loads by itself for the next request; without Sublet's library,
 /// so that only the proxy holds requests back.
 pub fn server(service: &Service) -> (Job, u16) {
     let port = port();
     let hook = |more: &str| format!("POST http://127.0.0.1:{port}/api/generate {{\"model\": \"m\"{more}}}");
-    let (on_yield, on_resume) = (hook(", \"keep_alive\": 0"), hook(""));
+    let (on_park, on_resume) = (hook(", \"keep_alive\": 0"), hook(""));
     let (program, number, size) = (example("serve"), port.to_string(), format!("{MODEL}MiB"));
-    let flags = ["--vram", "3G", "--name", "llm", "--no-shim", "--on-yield", &on_yield, "--on-resume", &on_resume];
+    let flags = ["--vram", "3G", "--name", "llm", "--no-shim", "--on-park", &on_park, "--on-resume", &on_resume];
     let words = ["--", &program, &size, "--like", "ollama", "--port", &number];
     let mut job = Job::start(service, &[&flags[..], &words].concat());
     let line = job.line();
@@ -53,20 +53,20 @@ pub fn server(service: &Service) -> (Job, u16) {
     (job, port)
 }
 
-/// `sublet door`, killed when this is dropped.
-pub struct Door {
+/// `sublet proxy`, killed when this is dropped.
+pub struct Proxy {
     /// The proxy's process.
     pub child: Child,
     place: SocketAddr,
     said: PathBuf,
 }
 
-impl Door {
+impl Proxy {
     /// Starts it before the service at port `to`.
-    pub fn open(service: &Service, to: u16, words: &[&str]) -> Door {
-        let said = service.dir().join(format!("door-{to}-{}", words.concat().replace([':', '/', ' '], "-")));
+    pub fn open(service: &Service, to: u16, words: &[&str]) -> Proxy {
+        let said = service.dir().join(format!("proxy-{to}-{}", words.concat().replace([':', '/', ' '], "-")));
         let to = format!("127.0.0.1:{to}");
-        let flags = ["door", "--listen", "127.0.0.1:0", "--to", &to];
+        let flags = ["proxy", "--listen", "127.0.0.1:0", "--to", &to];
         let mut command = service.command(&[&flags[..], words].concat());
         command.stdout(Stdio::piped()).stderr(fs::File::create(&said).expect("a file"));
         let mut child = command.spawn().expect("a program");
@@ -74,7 +74,7 @@ impl Door {
         BufReader::new(child.stdout.take().expect("a pipe")).read_line(&mut line).expect("a line");
         let place = line.split(' ').next().and_then(|place| place.parse().ok());
         let place = place.unwrap_or_else(|| panic!("{line:?}; {}", fs::read_to_string(&said).unwrap_or_default()));
-        Door { child, place, said }
+        Proxy { child, place, said }
     }
 
     /// Its stderr so far.
@@ -100,13 +100,13 @@ impl Door {
     }
 }
 
-impl Drop for Door {
+impl Drop for Proxy {
     fn drop(&mut self) {
         // It may have ended, which is what is wanted.
         let _ = self.child.kill();
         let _ = self.child.wait();
         if thread::panicking() {
-            eprintln!("the door said:\n{}", self.said());
+            eprintln!("the proxy said:\n{}", self.said());
         }
     }
 }

@@ -3,12 +3,12 @@
 use crate::{Aside, Mode, Tier};
 use serde::{Deserialize, Serialize};
 
-/// `GET /v1/cards`.
+/// `GET /v1/gpus`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct Cards {
+pub struct Gpus {
     /// All managed GPUs, by index.
-    pub cards: Vec<Card>,
+    pub gpus: Vec<Gpu>,
     /// `real`; `soft` for GPUs simulated in software, on which programs of the driver API run; or `scripted` for GPUs
     /// that only report what a script says.
     pub kind: String,
@@ -22,20 +22,20 @@ pub struct Cards {
     pub config_trouble: Option<String>,
     /// The parking space: host memory for parked bytes; null where nothing can be parked.
     #[serde(default)]
-    pub parking: Option<ParkingRam>,
+    pub parking: Option<ParkingSpace>,
 }
 
 /// The parking space: host memory for the bytes of parked leases.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct ParkingRam {
+pub struct ParkingSpace {
     /// Its size.
-    pub ram_bytes: u64,
+    pub size_bytes: u64,
     /// How much of it is booked.
     pub booked_bytes: u64,
     /// How much of the rest is kept ready so that a first park is fast. A booking may use it.
     #[serde(default)]
-    pub stock_bytes: u64,
+    pub ready_bytes: u64,
     /// How much could be booked now; null while no holder is present that could be parked.
     pub free_bytes: Option<u64>,
     /// The kind of its pages, in words.
@@ -53,7 +53,7 @@ pub struct ParkingRam {
 /// One GPU.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct Card {
+pub struct Gpu {
     /// The driver's index of it.
     pub index: u32,
     /// The driver's name for it.
@@ -61,7 +61,7 @@ pub struct Card {
     /// Its model.
     pub name: String,
     /// Whether leases are granted there.
-    pub state: CardState,
+    pub state: GpuState,
     /// Why no leases are granted there, in words; null while it is in service.
     pub state_why: Option<String>,
     /// For which user it steps aside, and which leases stay; absent while it does not.
@@ -70,14 +70,14 @@ pub struct Card {
     /// What is done there about unleased processes.
     pub mode: Mode,
     /// Why it could not be read; null while it can.
-    pub unreadable: Option<Unreadable>,
+    pub unreadable: Option<UnreadableGpu>,
     /// All of its memory.
     pub total_bytes: u64,
     /// Memory in use by the driver's reading; null if unreadable.
     pub used_bytes: Option<u64>,
     /// Bytes in use that belong to no lease; null if unreadable.
-    pub loose_bytes: Option<u64>,
-    /// Bytes counted as taken: leases, loose bytes, margin; null if unreadable.
+    pub unowned_bytes: Option<u64>,
+    /// Bytes counted as taken: leases, unowned bytes, margin; null if unreadable.
     pub committed_bytes: Option<u64>,
     /// Bytes that could be promised now; 0 if unreadable.
     pub promisable_bytes: u64,
@@ -93,7 +93,7 @@ pub struct Card {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "kebab-case")]
-pub enum CardState {
+pub enum GpuState {
     /// Yes.
     InService,
     /// No: it steps aside for a user for a while.
@@ -111,7 +111,7 @@ pub enum CardState {
 /// Why a GPU could not be read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct Unreadable {
+pub struct UnreadableGpu {
     /// One sentence with what to do.
     pub sentence: String,
 }
@@ -128,7 +128,7 @@ pub struct Occupant {
     pub user: Option<String>,
     /// The tier of the lease; null for an unleased process.
     pub tier: Option<Tier>,
-    /// Of a lease: `active`, `parking`, `parked`, `resuming` or `ending`. Of an unleased process: `stranger`, or
+    /// Of a lease: `active`, `parking`, `parked`, `resuming` or `ending`. Of an unleased process: `unleased`, or
     /// `display` if it only draws, on a screen or with little memory.
     pub state: String,
     /// Bytes reserved for the lease; null for an unleased process.
@@ -138,6 +138,6 @@ pub struct Occupant {
     /// Since when, in Unix seconds; null if unknown.
     pub since_unix_s: Option<f64>,
     /// It uses more of a GPU than its lease is for.
-    #[serde(default, skip_serializing_if = "crate::ask::is_false")]
-    pub over: bool,
+    #[serde(default, skip_serializing_if = "crate::request::is_false")]
+    pub exceeds_lease: bool,
 }

@@ -101,7 +101,7 @@ impl Desk {
         what(&mut inside.standing);
         let Inside { standing, asked, .. } = &mut *inside;
         // A lease that is back, or is resuming, is asked again the next time that it is parked.
-        asked.retain(|id, _| standing.off_cards().any(|(off, _)| off == id));
+        asked.retain(|id, _| standing.off_gpus().any(|(off, _)| off == id));
         let verdict = inside.standing.verdict(self.open_without_daemon, Instant::now());
         let code = verdict.as_ref().map_err(|refusal| refusal.code).err();
         // The state without any facts lasts milliseconds and is not printed.
@@ -225,7 +225,7 @@ impl Desk {
     /// Whether every parked lease was asked to resume.
     fn is_asked(&self) -> bool {
         let inside = self.lock();
-        inside.standing.off_cards().all(|(id, state)| inside.asked.get(id).is_some_and(|(asked, _)| *asked == state))
+        inside.standing.off_gpus().all(|(id, state)| inside.asked.get(id).is_some_and(|(asked, _)| *asked == state))
     }
 
     /// Waits for the next action of the asker.
@@ -271,14 +271,14 @@ impl Inside {
             return Err(None);
         }
         let is_asked = |id: &str, state| self.asked.get(id).is_some_and(|(asked, _)| *asked == state);
-        if let Some((id, state)) = self.standing.off_cards().find(|(id, state)| !is_asked(id, *state)) {
+        if let Some((id, state)) = self.standing.off_gpus().find(|(id, state)| !is_asked(id, *state)) {
             return Ok(Due::Resume(id.to_owned(), state));
         }
         if self.waiting == 0 {
             return Err(None);
         }
         let heard = |id: &str| self.asked.get(id).map(|(_, at)| *at + ESTIMATE_HOLDS);
-        let next = self.standing.without_cards().filter_map(|id| Some((heard(id)?, id))).min();
+        let next = self.standing.without_gpus().filter_map(|id| Some((heard(id)?, id))).min();
         match next {
             Some((at, id)) if at <= now => Ok(Due::Estimate(id.to_owned())),
             next => Err(next.map(|(at, _)| at)),

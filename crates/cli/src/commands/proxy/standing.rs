@@ -6,7 +6,7 @@ use crate::text;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
-use sublet_wire::{Lease, LeaseState, Rung, span};
+use sublet_wire::{Lease, LeaseState, ParkMethod, span};
 
 /// The code of a refusal while a lease does not have its GPUs.
 pub const NOT_ACTIVE: &str = "lease_not_active";
@@ -117,7 +117,7 @@ impl Standing {
     /// Records a lease as the daemon reported it.
     pub fn told(&mut self, lease: &Lease, now: Instant) {
         self.away = None;
-        let is_driven = lease.rung == Some(Rung::Driver);
+        let is_driven = lease.method == Some(ParkMethod::Driver);
         let known = Known { state: lease.state, is_fresh: true, waits: waits(lease, now), is_driven };
         self.leases.insert(lease.id.clone(), known);
     }
@@ -142,13 +142,13 @@ impl Standing {
     }
 
     /// Leases that are parked or being parked, and could be asked to resume.
-    pub fn off_cards(&self) -> impl Iterator<Item = (&str, LeaseState)> {
+    pub fn off_gpus(&self) -> impl Iterator<Item = (&str, LeaseState)> {
         let off = |known: &Known| known.is_fresh && matches!(known.state, LeaseState::Parking | LeaseState::Parked);
         self.leases.iter().filter(move |(_, known)| off(known)).map(|(id, known)| (id.as_str(), known.state))
     }
 
     /// Leases that do not have their GPUs, for any reason.
-    pub fn without_cards(&self) -> impl Iterator<Item = &str> {
+    pub fn without_gpus(&self) -> impl Iterator<Item = &str> {
         let without = |known: &Known| known.state != LeaseState::Active;
         self.leases.iter().filter(move |(_, known)| without(known)).map(|(id, _)| id.as_str())
     }
@@ -238,7 +238,7 @@ impl Known {
 
 fn waits(lease: &Lease, now: Instant) -> Option<(String, Option<Instant>)> {
     let waiting = lease.waiting.as_ref()?;
-    let within = waiting.expected_s.or(waiting.estimate_s).and_then(|s| Duration::try_from_secs_f64(s).ok());
+    let within = waiting.expected_s.or(waiting.worst_case_s).and_then(|s| Duration::try_from_secs_f64(s).ok());
     Some((waiting.why.clone(), within.and_then(|within| now.checked_add(within))))
 }
 
@@ -261,7 +261,7 @@ mod tests {
             place,
             place_exact: true,
             why,
-            estimate_s,
+            worst_case_s: estimate_s,
             expected_s,
             expected_p90_s: expected_s,
             offers,
@@ -335,7 +335,7 @@ mod tests {
         assert_eq!((within, refusal.retry_after_s), (UNANSWERED, Some(RETRY_UNWANTED_S)));
         assert_eq!(refusal.detail, "the service did not answer: L1 of name:llm is parked");
         assert!(refusal.hint.unwrap().contains("does not bring it back"));
-        parked.rung = Some(Rung::Driver);
+        parked.method = Some(ParkMethod::Driver);
         parked.waiting = waiting(Some(11.4));
         standing.told(&parked, now);
         let (within, refusal) = standing.unanswered(now).unwrap();
@@ -360,9 +360,9 @@ mod tests {
         assert_eq!(standing.verdict(true, now), Ok(()));
         standing.listed();
         check(&standing, now, &expect!["503 not_known_yet (Some(1)): whether L1 has its GPUs is not known yet"]);
-        assert_eq!(standing.off_cards().count(), 0);
+        assert_eq!(standing.off_gpus().count(), 0);
         standing.told(&lease("L1", LeaseState::Parked), now);
-        assert_eq!(standing.off_cards().collect::<Vec<_>>(), [("L1", LeaseState::Parked)]);
+        assert_eq!(standing.off_gpus().collect::<Vec<_>>(), [("L1", LeaseState::Parked)]);
         standing.ended("L1", Some("L1 ended: its last process exited".into()));
         check(&standing, now, &expect!["503 lease_ended (None): L1 ended: its last process exited"]);
     }

@@ -1,14 +1,14 @@
-//! `sublet attach`, `sublet detach`: a standing request for a service that already exists.
+//! `sublet adopt`, `sublet unadopt`: leases for processes and services that already run.
 //!
-//! There are two ways. A rule in the daemon gives a process that is found on a GPU a lease afterwards; the service is
-//! not changed. A drop-in makes systemd start the service through `sublet run`: the service requests a lease before it
+//! A process gets a lease for the VRAM that it has. For a service there are two ways. A rule in the daemon gives its
+//! processes that are found on a GPU a lease afterwards; the service is not changed. A drop-in makes systemd start the service through `sublet run`: the service requests a lease before it
 //! uses the GPU, waits in the queue, and has Sublet's library. The library alone would do nothing in an adopted
 //! service: a program reports its lease when it starts, and there is none at that time.
 
 pub mod dropin;
 mod unit;
 
-use super::enforce::{rule_words, show_about};
+use super::enforce::{rule_words, show_about, what};
 use super::wrap;
 use crate::args::Globals;
 use crate::client::Client;
@@ -18,32 +18,34 @@ use crate::output;
 use crate::own_file::OwnFile;
 use crate::place;
 use crate::table::plain;
+use crate::text;
 use clap::Args;
 use dropin::Wish;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
-use sublet_wire::{Rule, RuleAsk, Strangers, Treat, exit};
+use sublet_wire::{AdoptRequest, Rule, RuleAction, RuleRequest, UnleasedProcesses, exit, size};
 use unit::{Manager, Unit};
 
-/// Give a service a lease whenever it is on a GPU (operators)
+/// Give a process or a service that already runs a lease
 ///
-/// The service may run already, and is not changed or restarted
+/// A process gets one for the VRAM that it has. A service (operators) gets one whenever it is on a GPU; it is not
+/// changed or restarted
 #[derive(Args, Clone, Debug)]
-#[command(after_long_help = ATTACH_HELP)]
-pub struct AttachArgs {
-    /// unit:NAME, container:ID, exe:PATH (or its name) or uid:N
-    #[arg(value_name = "PROGRAM")]
-    who: String,
-    /// So much of each GPU, where there is room for it [default: what it has]
+#[command(after_long_help = ADOPT_HELP)]
+pub struct AdoptArgs {
+    /// A process id; or a service: unit:NAME, container:ID, exe:PATH (or its name) or uid:N
+    #[arg(value_name = "PID|SERVICE")]
+    program: String,
+    /// This much of each of its GPUs, if there is room for it [default: what it has]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     vram: Option<u64>,
     /// How urgent its work is
     #[arg(long, value_enum, default_value_t = TierArg::Batch)]
     tier: TierArg,
-    /// Only show which processes it would be about
+    /// Only show which processes would get a lease
     #[arg(long)]
     dry_run: bool,
-    /// Instead of a rule: show the systemd drop-in with which the unit asks by itself, before it starts
+    /// Instead of a rule: show the systemd drop-in with which the unit requests a lease itself, before it starts
     #[arg(long, requires = "vram", conflicts_with = "dry_run")]
     drop_in: bool,
     /// Write the drop-in that is shown
@@ -57,32 +59,37 @@ pub struct AttachArgs {
     root: Option<PathBuf>,
 }
 
-const ATTACH_HELP: &str = "\
-With a rule the service is not restarted, wrapped or changed: a second after it
-is seen on a GPU it has a lease, which ends with its last process, and it has
-the next one when it comes again. What it takes, it has taken; `sublet door`
-holds requests back while it is parked.
+const ADOPT_HELP: &str = "\
+A process: one of your own, or any process for operators. Its lease ends with
+it.
 
-With --drop-in a unit is started through `sublet run`: it asks before it takes
-its first byte, waits for its turn, keeps to what it leased, and is parked by
-Sublet's library. The file is shown, and written only with --write; systemd is
-told nothing: `systemctl daemon-reload` and a restart are yours to do.
+A service: a rule of the daemon (operators). The service is not restarted,
+wrapped or changed: a second after it is seen on a GPU it has a lease, which
+ends with its last process; when it is started again, it gets the next one. It
+uses VRAM before it has the lease. `sublet proxy` holds its requests while it
+is parked. `sublet unadopt` removes the rule.
+
+With --drop-in a unit is started through `sublet run`: it requests a lease
+before it uses VRAM, waits in the queue, cannot exceed its lease, and is parked
+by Sublet's library. The file is shown, and written only with --write. Then run
+`systemctl daemon-reload` and restart the unit.
 
 Examples:
-  sublet attach unit:ollama.service --vram 8G --tier interactive
-  sublet attach unit:ollama.service --vram 8G --drop-in     shows the file
-  sublet attach unit:jupyter.service --vram 4G --drop-in --user --write";
+  sublet adopt 20686                                       a process
+  sublet adopt unit:ollama.service --vram 8G --tier interactive
+  sublet adopt unit:ollama.service --vram 8G --drop-in     shows the file
+  sublet adopt unit:jupyter.service --vram 4G --drop-in --user --write";
 
-/// Undo `attach`: its rule (operators), its drop-in, or both
+/// Undo the adoption of a service: its rule, its drop-in, or both
 #[derive(Args, Clone, Debug)]
-pub struct DetachArgs {
-    /// The rule's id, such as R1, or what it is about, such as unit:ollama.service
-    #[arg(value_name = "RULE|PROGRAM")]
+pub struct UnadoptArgs {
+    /// The rule's id, such as R1, or the service, such as unit:ollama.service
+    #[arg(value_name = "RULE|SERVICE")]
     what: String,
     /// A unit of your own manager (`systemctl --user`)
     #[arg(long)]
     user: bool,
-    /// Only show what would be taken back
+    /// Only show what would be removed
     #[arg(long)]
     dry_run: bool,
     /// Where the file system begins, for tests
@@ -103,45 +110,95 @@ struct Shown<'a> {
 
 /// What was removed, as `--json` prints it.
 #[derive(Serialize)]
-struct Detached {
+struct Unadopted {
     rule: Option<Rule>,
     drop_in: Option<PathBuf>,
     done: bool,
 }
 
-/// Makes a standing request for a service.
-pub fn attach(globals: &Globals, args: &AttachArgs) -> Result<u8, Failure> {
+/// Gives a process a lease, or makes a rule for a service.
+pub fn adopt(globals: &Globals, args: &AdoptArgs) -> Result<u8, Failure> {
     if args.drop_in {
         return drop_in(globals, args);
     }
+    if let Some(pid) = process_id(&args.program)? {
+        return adopt_process(globals, args, pid);
+    }
     let client = Client::open(globals)?;
     if args.dry_run {
-        return show_about(globals, &client, &args.who);
+        return show_about(globals, &client, &args.program);
     }
-    let ask = RuleAsk { who: args.who.clone(), treat: Treat::Attach, vram_bytes: args.vram, tier: args.tier.into() };
-    let rule = client.set_rule(&ask)?;
+    let request = RuleRequest {
+        matches: args.program.clone(),
+        action: RuleAction::Adopt,
+        vram_bytes: args.vram,
+        tier: args.tier.into(),
+    };
+    let rule = client.set_rule(&request)?;
     match globals.json {
         true => output::json(&rule)?,
         false => output::print(&format!("{}\n", rule_words(&rule)))?,
     }
-    tell_hint(&format!("`sublet detach {}` undoes it", rule.id));
-    if let Some(unit) = args.who.strip_prefix("unit:") {
+    tell_hint(&format!("`sublet unadopt {}` undoes it", rule.id));
+    if let Some(unit) = args.program.strip_prefix("unit:") {
         // Only on its own host can the daemon's units be checked.
         if client.socket().is_some() && !unit::is_known(unit, args.root.as_deref())? {
             eprintln!("there is no unit `{}` on this host: the rule is kept, and matches nothing yet", plain(unit));
             tell_hint("`systemctl list-units --type=service` lists what runs");
         }
-        tell_hint("it takes its memory before it has the lease; with `--drop-in` it would ask first");
+        tell_hint("it uses VRAM before it has the lease; with `--drop-in` it requests one first");
     }
     Ok(exit::OK)
 }
 
-fn drop_in(globals: &Globals, args: &AttachArgs) -> Result<u8, Failure> {
+/// The process id that a text is; `None` if it names a service.
+fn process_id(program: &str) -> Result<Option<u32>, Failure> {
+    if !program.bytes().all(|b| b.is_ascii_digit()) {
+        return Ok(None);
+    }
+    match program.parse() {
+        Ok(pid) if pid >= 2 => Ok(Some(pid)),
+        _ => Err(Failure::usage(format!("`{}` is not the id of a process", plain(program)))
+            .hint("`sublet enforce status` lists the processes on GPUs without a lease")),
+    }
+}
+
+/// Gives an unleased process a lease for the VRAM that it has.
+fn adopt_process(globals: &Globals, args: &AdoptArgs, pid: u32) -> Result<u8, Failure> {
+    globals.must_be_local("a process is adopted on its host", "leave `--url` out and unset SUBLET_URL")?;
+    let client = Client::open(globals)?;
+    if args.dry_run {
+        let found: UnleasedProcesses = client.get("/v1/unleased")?;
+        let one = found.processes.iter().find(|one| one.pid == pid).ok_or_else(|| {
+            let why = format!("process {} is not on a GPU without a lease, or not yours", pid);
+            Failure::usage(why).hint("`sublet enforce status` lists those that are")
+        })?;
+        match globals.json {
+            true => output::json(one)?,
+            false => {
+                let has = one.vram_bytes.map_or_else(|| "an unknown amount".to_owned(), size::show);
+                output::print(&format!("{} ({}) has {has}\n", one.id, plain(&what(one))))?;
+            }
+        }
+        return Ok(exit::OK);
+    }
+    let lease = client.adopt(&AdoptRequest { pid, vram_bytes: args.vram, tier: args.tier.into() })?;
+    if globals.json {
+        output::json(&lease)?;
+        return Ok(exit::OK);
+    }
+    let held = text::or_none(lease.vram_bytes.map(size::show).as_deref()).to_owned();
+    output::print(&format!("process {} has {} now: {held}\n", pid, lease.id))?;
+    tell_hint("it ends with its last process; `sublet ps` shows it");
+    Ok(exit::OK)
+}
+
+fn drop_in(globals: &Globals, args: &AdoptArgs) -> Result<u8, Failure> {
     globals.must_be_local("a unit is changed on its host", "leave `--url` out and unset SUBLET_URL")?;
     let vram = args.vram.ok_or_else(|| Failure::usage("say how much it needs, with `--vram`"))?;
     let manager = Manager::of(args.user, args.root.as_deref())?;
-    let name = unit_name(&args.who)?.ok_or_else(|| {
-        Failure::usage(format!("`{}` is no unit, and only units have drop-ins", plain(&args.who)))
+    let name = unit_name(&args.program)?.ok_or_else(|| {
+        Failure::usage(format!("`{}` is no unit, and only units have drop-ins", plain(&args.program)))
             .hint("write unit:NAME.service; start anything else with `sublet run`")
     })?;
     let unit = Unit::read(&manager, &name)?;
@@ -168,9 +225,9 @@ fn drop_in(globals: &Globals, args: &AttachArgs) -> Result<u8, Failure> {
     output::print(&text)?;
     if args.write {
         eprintln!("wrote {}", file.path().display());
-        tell_hint(&format!("it counts after `{}` and `{}`", then[0], then[1]));
+        tell_hint(&format!("it takes effect after `{}` and `{}`", then[0], then[1]));
         let user = if args.user { " --user" } else { "" };
-        tell_hint(&format!("`sublet detach unit:{name}{user}` undoes it"));
+        tell_hint(&format!("`sublet unadopt unit:{name}{user}` undoes it"));
     } else {
         tell_hint("`--write` writes it");
     }
@@ -184,7 +241,7 @@ fn unit_name(who: &str) -> Result<Option<String>, Failure> {
 }
 
 /// Removes a rule, and the drop-in of its unit.
-pub fn detach(globals: &Globals, args: &DetachArgs) -> Result<u8, Failure> {
+pub fn unadopt(globals: &Globals, args: &UnadoptArgs) -> Result<u8, Failure> {
     let is_rule = !args.what.contains(':');
     let rule = match (is_rule, args.user) {
         (true, true) => {
@@ -196,21 +253,21 @@ pub fn detach(globals: &Globals, args: &DetachArgs) -> Result<u8, Failure> {
         (false, true) => None,
         (false, false) => rule_about(globals, &args.what),
     };
-    let who = rule.as_ref().map_or(args.what.as_str(), |rule| rule.who.as_str());
+    let who = rule.as_ref().map_or(args.what.as_str(), |rule| rule.matches.as_str());
     let file = match file_of(args, who) {
         // A rule may name a unit of a user's own service manager. Such a unit has no drop-in of Sublet's.
         Err(_) if rule.is_some() => None,
         found => found?.filter(OwnFile::is_there),
     };
     if rule.is_none() && file.is_none() {
-        return Err(Failure::new(exit::FAILURE, format!("nothing is attached to `{}`", plain(who)))
+        return Err(Failure::new(exit::FAILURE, format!("no rule and no drop-in is about `{}`", plain(who)))
             .hint("`sublet enforce status` lists the rules; drop-ins of your own units need `--user`"));
     }
     if let Some(rule) = rule.as_ref().filter(|_| !is_rule && !args.dry_run) {
         Client::open(globals)?.drop_rule(&rule.id)?;
     }
     if let Some(rule) = rule.as_ref().filter(|_| !globals.json) {
-        let words = if args.dry_run { rule_words(rule) } else { format!("{} holds no more", rule.id) };
+        let words = if args.dry_run { rule_words(rule) } else { format!("{} is removed", rule.id) };
         output::print(&format!("{words}\n"))?;
     }
     // A file that Sublet did not write stays, even if the rule was removed.
@@ -219,25 +276,25 @@ pub fn detach(globals: &Globals, args: &DetachArgs) -> Result<u8, Failure> {
     }
     let drop_in = file.map(|file| file.path().to_owned());
     if globals.json {
-        output::json(&Detached { rule, drop_in, done: !args.dry_run })?;
+        output::json(&Unadopted { rule, drop_in, done: !args.dry_run })?;
     } else if let Some(path) = drop_in {
         let what = if args.dry_run { "would remove" } else { "removed" };
         output::print(&format!("{what} {}\n", path.display()))?;
         let systemctl = if args.user { "systemctl --user" } else { "systemctl" };
-        tell_hint(&format!("it counts after `{systemctl} daemon-reload` and a restart of the unit"));
+        tell_hint(&format!("it takes effect after `{systemctl} daemon-reload` and a restart of the unit"));
     }
     Ok(exit::OK)
 }
 
-/// The drop-in that `detach` is about; `None` if it is not about a unit.
-fn file_of(args: &DetachArgs, who: &str) -> Result<Option<OwnFile>, Failure> {
+/// The drop-in of a unit; `None` if the text names no unit.
+fn file_of(args: &UnadoptArgs, who: &str) -> Result<Option<OwnFile>, Failure> {
     let Some(name) = unit_name(who)? else { return Ok(None) };
     let manager = Manager::of(args.user, args.root.as_deref())?;
     Ok(Some(dropin::at(&manager, &name)))
 }
 
 fn rule_named(client: &Client, id: &str) -> Result<Rule, Failure> {
-    let found: Strangers = client.get("/v1/strangers")?;
+    let found: UnleasedProcesses = client.get("/v1/unleased")?;
     let rule = found.rules.into_iter().find(|rule| rule.id.eq_ignore_ascii_case(id));
     rule.ok_or_else(|| {
         Failure::usage(format!("there is no rule `{}`", plain(id))).hint("`sublet enforce status` lists them")
@@ -246,7 +303,7 @@ fn rule_named(client: &Client, id: &str) -> Result<Rule, Failure> {
 
 /// The standing request of a service, if a daemon answers and the caller may see it.
 fn rule_about(globals: &Globals, who: &str) -> Option<Rule> {
-    let found: Strangers = Client::open(globals).ok()?.get("/v1/strangers").ok()?;
+    let found: UnleasedProcesses = Client::open(globals).ok()?.get("/v1/unleased").ok()?;
     let full = |who: &str| unit_name(who).ok().flatten().map_or_else(|| who.to_owned(), |name| format!("unit:{name}"));
-    found.rules.into_iter().find(|rule| rule.treat == Treat::Attach && full(&rule.who) == full(who))
+    found.rules.into_iter().find(|rule| rule.action == RuleAction::Adopt && full(&rule.matches) == full(who))
 }

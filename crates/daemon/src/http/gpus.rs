@@ -1,4 +1,4 @@
-//! Cards over HTTP.
+//! GPUs over HTTP.
 
 use super::body::{self, Name};
 use super::shared::{Nothing, OnCall, OnRead, Repeat};
@@ -14,12 +14,12 @@ use sublet_core::event::{AsideAsk, Caller, Event};
 use sublet_core::units::Span;
 use sublet_wire as wire;
 
-/// All managed cards, and who is on them.
-#[utoipa::path(get, operation_id = "list_cards", path = "/v1/cards", tag = "cards", responses(
-    (status = 200, description = "the GPUs", body = wire::Cards),
+/// Lists the managed GPUs and what is on them.
+#[utoipa::path(get, operation_id = "list_gpus", path = "/v1/gpus", tag = "gpus", responses(
+    (status = 200, description = "the GPUs", body = wire::Gpus),
     OnRead,
 ))]
-pub async fn list(State(app): State<App>, request: Request) -> Result<Json<wire::Cards>, Refused> {
+pub async fn list(State(app): State<App>, request: Request) -> Result<Json<wire::Gpus>, Refused> {
     let peer = body::peer(&request)?;
     let (by, caller) = (peer.caller.clone(), peer.caller.clone());
     let (by_driver, kind, stock) = (app.by_driver, app.kind, app.host.stock());
@@ -31,8 +31,8 @@ pub async fn list(State(app): State<App>, request: Request) -> Result<Json<wire:
     let said = |trouble: &RwLock<Option<String>>| trouble.read().ok().and_then(|trouble| trouble.clone());
     let trouble = said(&app.trouble);
     let config_trouble = said(&app.config_trouble).filter(|_| by.operator);
-    Ok(Json(wire::Cards {
-        cards,
+    Ok(Json(wire::Gpus {
+        gpus: cards,
         kind: app.kind.to_owned(),
         soft_state: app.soft_state.clone(),
         trouble,
@@ -51,7 +51,7 @@ enum Whose {
 
 /// Whose a stranger is, as far as the host tells: read here, never by the loop. Where each sees
 /// only itself, strangers of others are left out.
-async fn name_strangers(app: &App, by: &Caller, cards: &mut Vec<wire::Card>, whose: Whose) {
+async fn name_strangers(app: &App, by: &Caller, cards: &mut Vec<wire::Gpu>, whose: Whose) {
     if cards.iter().all(|card| card.occupants.iter().all(|o| o.pid.is_none())) {
         return;
     }
@@ -77,12 +77,12 @@ async fn name_strangers(app: &App, by: &Caller, cards: &mut Vec<wire::Card>, who
     *cards = shown;
 }
 
-/// Lets a card run empty: nothing new lands there.
-#[utoipa::path(post, operation_id = "drain_card", path = "/v1/cards/{uuid}/drain", tag = "cards", request_body(content = Option<Nothing>, description = "none is needed"), params(
+/// Drains a GPU: no new lease is granted there.
+#[utoipa::path(post, operation_id = "drain_gpu", path = "/v1/gpus/{uuid}/drain", tag = "gpus", request_body(content = Option<Nothing>, description = "none is needed"), params(
     ("uuid" = String, Path, description = "the GPU"),
     Repeat,
 ), responses(
-    (status = 200, description = "the GPU", body = wire::Card),
+    (status = 200, description = "the GPU", body = wire::Gpu),
     OnCall,
 ))]
 pub async fn drain(State(app): State<App>, Name(card): Name, request: Request) -> Result<Reply, Refused> {
@@ -91,12 +91,12 @@ pub async fn drain(State(app): State<App>, Name(card): Name, request: Request) -
     Ok(app.post.call(by.clone(), Event::Drained { by, card }, heard.key).await?)
 }
 
-/// Puts a card back into service.
-#[utoipa::path(post, operation_id = "clear_card", path = "/v1/cards/{uuid}/clear", tag = "cards", request_body(content = Option<Nothing>, description = "none is needed"), params(
+/// Puts a GPU back into service.
+#[utoipa::path(post, operation_id = "clear_gpu", path = "/v1/gpus/{uuid}/clear", tag = "gpus", request_body(content = Option<Nothing>, description = "none is needed"), params(
     ("uuid" = String, Path, description = "the GPU"),
     Repeat,
 ), responses(
-    (status = 200, description = "the GPU", body = wire::Card),
+    (status = 200, description = "the GPU", body = wire::Gpu),
     OnCall,
 ))]
 pub async fn clear(State(app): State<App>, Name(card): Name, request: Request) -> Result<Reply, Refused> {
@@ -105,22 +105,22 @@ pub async fn clear(State(app): State<App>, Name(card): Name, request: Request) -
     Ok(app.post.call(by.clone(), Event::Cleared { by, card }, heard.key).await?)
 }
 
-/// Has a GPU step aside for a while: what can be parked there is parked, and nothing is granted. Users at this host's seat
-/// may do it, and operators; the configuration can allow others.
-#[utoipa::path(post, operation_id = "put_aside", path = "/v1/cards/{uuid}/aside", tag = "cards",
-    request_body = wire::AsideAsk,
+/// Puts a GPU aside for a while: leases there are parked if possible, and none is granted. Operators may do it, and users
+/// at the seat of this host; the configuration can allow others.
+#[utoipa::path(post, operation_id = "put_gpu_aside", path = "/v1/gpus/{uuid}/aside", tag = "gpus",
+    request_body = wire::AsideRequest,
     params(("uuid" = String, Path, description = "the GPU"), Repeat),
     responses(
-    (status = 200, description = "the GPU, with the leases that stay", body = wire::Card),
+    (status = 200, description = "the GPU, with the leases that stay", body = wire::Gpu),
     OnCall,
 ))]
 pub async fn put_aside(State(app): State<App>, Name(card): Name, request: Request) -> Result<Reply, Refused> {
-    let heard = body::json::<wire::AsideAsk>(request).await?;
+    let heard = body::json::<wire::AsideRequest>(request).await?;
     let by = heard.peer.caller.clone();
     // What logind says is read here, never by the loop.
     let uid = heard.peer.host_uid();
     let seat = app.looks.run(&by.tenant, move || uid.is_some_and(sublet_host::audit::is_at_seat)).await;
-    let wire::AsideAsk { for_s, key, renew } = heard.body;
+    let wire::AsideRequest { for_s, key, renew } = heard.body;
     // A time too long to be counted is refused like any that is too long.
     let span = for_s.map(|seconds| Span::secs(seconds.min(u64::from(u32::MAX))));
     let ask = AsideAsk { span, key: key.unwrap_or_default(), renews: renew, at_seat: seat.unwrap_or(false) };
@@ -135,12 +135,12 @@ struct EndQuery {
 }
 
 /// Ends the caller's asides of a GPU, or the one with a key; an operator without a key ends all of them.
-#[utoipa::path(delete, operation_id = "end_aside", path = "/v1/cards/{uuid}/aside", tag = "cards", params(
+#[utoipa::path(delete, operation_id = "end_gpu_aside", path = "/v1/gpus/{uuid}/aside", tag = "gpus", params(
     ("uuid" = String, Path, description = "the GPU"),
     ("key" = Option<String>, Query, description = "only the caller's aside with this key"),
     Repeat,
 ), responses(
-    (status = 200, description = "the GPU", body = wire::Card),
+    (status = 200, description = "the GPU", body = wire::Gpu),
     OnCall,
 ))]
 pub async fn end_aside(State(app): State<App>, Name(card): Name, request: Request) -> Result<Reply, Refused> {

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
-pub struct Ask {
+pub struct LeaseRequest {
     /// VRAM per GPU in bytes, or `"whole"` for all of a GPU.
     pub vram_bytes: Vram,
     /// How many GPUs, all granted together. Default 1.
@@ -38,7 +38,7 @@ pub struct Ask {
     pub preempt: Option<Preempt>,
     /// Its wrapper runs a hook when its GPUs are needed, and reports the result by `POST /v1/leases/{id}/hook`.
     #[serde(default, skip_serializing_if = "is_false")]
-    pub yields: bool,
+    pub has_hook: bool,
     /// The driver may park its programs although a restore could fail, which ends them.
     #[serde(default, skip_serializing_if = "is_false")]
     pub may_lose: bool,
@@ -51,7 +51,7 @@ pub struct Ask {
     /// The smallest acceptable size, in bytes per GPU: if a lease of at least this size can start at once, it does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(minimum = 1_048_576))]
-    pub at_least_bytes: Option<u64>,
+    pub accept_smaller_bytes: Option<u64>,
     /// Only on this GPU (its index, or its UUID or the beginning of that), or on GPUs with this text in their model.
     /// Up to 64 of these, separated by commas (`1,GPU-5f3a`), mean any of them. Each has at most 128 characters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -93,8 +93,8 @@ fn one() -> u32 {
 fn is_one(n: &u32) -> bool {
     *n == 1
 }
-pub(crate) fn is_false(said: &bool) -> bool {
-    !*said
+pub(crate) fn is_false(value: &bool) -> bool {
+    !*value
 }
 
 /// A signal that a holder's programs get some time before its lease ends.
@@ -170,7 +170,7 @@ impl utoipa::PartialSchema for Vram {
                     .maximum(Some(1u64 << 50)),
             )
             .item(ObjectBuilder::new().schema_type(SchemaType::Type(Type::String)).enum_values(Some(["whole"])))
-            .description(Some("Bytes, or \"whole\" for all of a card."))
+            .description(Some("Bytes, or \"whole\" for all of a GPU."))
             .into()
     }
 }
@@ -222,7 +222,7 @@ pub enum Preempt {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
-pub struct Accept {
+pub struct AcceptRequest {
     /// Bytes per GPU: as offered, or less.
     #[cfg_attr(feature = "openapi", schema(minimum = 1_048_576))]
     pub vram_bytes: u64,
@@ -236,20 +236,20 @@ pub struct Accept {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
-pub struct Renew {
-    /// The fence with which the lease was granted (its `epoch`); an older one is refused.
+pub struct RenewRequest {
+    /// The fence with which the lease was granted (its `fence`); an older one is refused.
     #[cfg_attr(feature = "openapi", schema(maximum = 9_223_372_036_854_775_807_u64))]
-    pub epoch: u64,
+    pub fence: u64,
 }
 
 /// `POST /v1/leases/{id}/bind`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
-pub struct Bind {
-    /// The fence with which the lease was granted (its `epoch`); an older one is refused.
+pub struct BindRequest {
+    /// The fence with which the lease was granted (its `fence`); an older one is refused.
     #[cfg_attr(feature = "openapi", schema(maximum = 9_223_372_036_854_775_807_u64))]
-    pub epoch: u64,
+    pub fence: u64,
     /// A live process of the caller's own user. Its descendants belong to the lease too.
     #[cfg_attr(feature = "openapi", schema(minimum = 1))]
     pub pid: u32,
@@ -260,12 +260,12 @@ pub struct Bind {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
-pub struct Hooked {
-    /// The fence with which the lease was granted (its `epoch`); an older one is refused.
+pub struct HookReport {
+    /// The fence with which the lease was granted (its `fence`); an older one is refused.
     #[cfg_attr(feature = "openapi", schema(maximum = 9_223_372_036_854_775_807_u64))]
-    pub epoch: u64,
+    pub fence: u64,
     /// The result.
-    pub done: Done,
+    pub result: HookResult,
     /// Why it failed, in one sentence.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(max_length = 256))]
@@ -276,15 +276,15 @@ pub struct Hooked {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "kebab-case")]
-pub enum Done {
+pub enum HookResult {
     /// The programs freed the GPUs.
-    Yielded,
+    Parked,
     /// The programs have their memory again.
     Resumed,
     /// The hook failed, or took too long.
     Failed,
-    /// The programs yielded and need their GPUs again.
-    Wants,
+    /// The programs are parked and need their GPUs again.
+    WantsResume,
 }
 
 #[cfg(test)]
@@ -292,19 +292,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_ask_of_an_older_client_is_read_and_sent_as_it_was() {
-        let old = r#"{"vram_bytes":1048576,"tier":"batch","priority":0,"exclusivity":"shared","preempt":"park"}"#;
-        let ask: Ask = serde_json::from_str(old).unwrap();
-        assert_eq!((ask.yields, ask.may_lose, &ask.notice, ask.preempt), (false, false, &None, Some(Preempt::Park)));
-        assert_eq!(serde_json::to_string(&ask).unwrap(), old);
+    fn a_request_without_optional_fields_is_read_and_written_without_them() {
+        let text = r#"{"vram_bytes":1048576,"tier":"batch","priority":0,"exclusivity":"shared","preempt":"park"}"#;
+        let request: LeaseRequest = serde_json::from_str(text).unwrap();
+        assert_eq!(
+            (request.has_hook, request.may_lose, &request.notice, request.preempt),
+            (false, false, &None, Some(Preempt::Park))
+        );
+        assert_eq!(serde_json::to_string(&request).unwrap(), text);
     }
 
     #[test]
-    fn what_a_hook_came_to_is_one_of_four_words() {
-        let hooked: Hooked = serde_json::from_str(r#"{"epoch":7,"done":"yielded"}"#).unwrap();
-        assert_eq!(hooked, Hooked { epoch: 7, done: Done::Yielded, why: None });
-        for wrong in [r#"{"epoch":7,"done":"slept"}"#, r#"{"done":"wants"}"#, r#"{"epoch":7,"done":"wants","x":1}"#] {
-            assert!(serde_json::from_str::<Hooked>(wrong).is_err(), "{wrong}");
+    fn the_result_of_a_hook_is_one_of_four() {
+        let report: HookReport = serde_json::from_str(r#"{"fence":7,"result":"parked"}"#).unwrap();
+        assert_eq!(report, HookReport { fence: 7, result: HookResult::Parked, why: None });
+        for wrong in [
+            r#"{"fence":7,"result":"slept"}"#,
+            r#"{"result":"wants-resume"}"#,
+            r#"{"fence":7,"result":"wants-resume","x":1}"#,
+        ] {
+            assert!(serde_json::from_str::<HookReport>(wrong).is_err(), "{wrong}");
         }
     }
 }

@@ -13,8 +13,8 @@ use sublet_blackbox::binary::example;
 use sublet_blackbox::job::{Job, text};
 use sublet_blackbox::service::port;
 use sublet_blackbox::wait::throughout;
-use sublet_blackbox::{Client, Gpu, LONG, MIB, Service, Setup, until};
-use sublet_wire::{Lease, LeaseState, Reason, Rung, exit};
+use sublet_blackbox::{Client, GpuSetup, LONG, MIB, Service, Setup, until};
+use sublet_wire::{EndReason, Lease, LeaseState, ParkMethod, exit};
 
 /// Size of a CUDA context on a soft GPU.
 const CONTEXT: u64 = 128 * MIB;
@@ -25,24 +25,24 @@ const MODEL: u64 = 768 * MIB;
 const CONFIG: &str = r#"
 grace = "1s"
 [preemption]
-turn = "1s"
-idle = "1s"
+time_slice = "1s"
+idle_after = "1s"
 end_grace = "2s"
 [parking]
 ram = "256M"
-leave = "256M"
-stock = "off"
+keep_free = "256M"
+ready = "off"
 "#;
 
 fn serve() -> Service {
-    let gpu = Gpu::Named("soft:1x4GiB");
+    let gpu = GpuSetup::Named("soft:1x4GiB");
     Service::start_with(Setup { gpu, config: Some(CONFIG.to_owned()), ..Setup::default() })
 }
 
 /// A server and the hooks that it understands, from the first example of its page.
 struct Recipe {
     like: &'static str,
-    on_yield: String,
+    on_park: String,
     on_resume: Option<String>,
 }
 
@@ -60,8 +60,8 @@ impl Recipe {
             let (before, after) = hook.split_once("localhost:")?;
             Some(format!("{before}localhost:PORT{}", after.trim_start_matches(|c: char| c.is_ascii_digit())))
         };
-        let on_yield = hook("--on-yield").unwrap_or_else(|| panic!("{page} has a hook"));
-        Recipe { like, on_yield, on_resume: hook("--on-resume") }
+        let on_park = hook("--on-park").unwrap_or_else(|| panic!("{page} has a hook"));
+        Recipe { like, on_park, on_resume: hook("--on-resume") }
     }
 
     /// The server on a lease of its own, with its hooks, once its model is on the card and was seen there.
@@ -72,9 +72,9 @@ impl Recipe {
     fn start_with(&self, service: &Service, bytes: u64, flags: &[&str], fault: &[&str]) -> (Job, u16) {
         let port = port();
         let hook = |text: &str| text.replace("PORT", &port.to_string());
-        let (on_yield, on_resume) = (hook(&self.on_yield), self.on_resume.as_deref().map(hook));
+        let (on_park, on_resume) = (hook(&self.on_park), self.on_resume.as_deref().map(hook));
         let (program, number) = (example("serve"), port.to_string());
-        let mut hooks = vec!["--vram", "3G", "--on-yield", &on_yield];
+        let mut hooks = vec!["--vram", "3G", "--on-park", &on_park];
         hooks.extend(on_resume.iter().flat_map(|hook| ["--on-resume", hook.as_str()]));
         let size = format!("{}MiB", bytes / MIB);
         let server = ["--", &program, &size, "--like", self.like, "--port", &number];
@@ -114,12 +114,12 @@ fn holds(service: &Service, flags: &[&str], more: &[&str]) -> Job {
 }
 
 /// How L1 ended.
-fn end_of(client: &Client) -> Option<Reason> {
+fn end_of(client: &Client) -> Option<EndReason> {
     client.await_lease("it is over", "L1", |lease| lease.state == LeaseState::Ended).ended.map(|ended| ended.reason)
 }
 
 #[test]
-fn each_server_yields_in_its_own_way_is_seen_gone_and_comes_back() {
+fn each_server_is_parked_and_resumed_by_its_hook() {
     for recipe in SERVERS.map(Recipe::of) {
         let service = serve();
         let client = service.client();
@@ -128,12 +128,12 @@ fn each_server_yields_in_its_own_way_is_seen_gone_and_comes_back() {
         // Those that answer first may be at it still when enough of it was seen to be gone.
         let gone = |lease: &Lease| lease.state == LeaseState::Parked && lease.seen_bytes <= Some(CONTEXT);
         let lease = client.await_lease("all of it left", "L1", gone);
-        assert_eq!((lease.rung, lease.yields), (Some(Rung::Yield), true), "{}: {lease:?}", recipe.like);
-        job.await_said("L1 yields its GPUs to others: its hook took ");
+        assert_eq!((lease.method, lease.has_hook), (Some(ParkMethod::Hook), true), "{}: {lease:?}", recipe.like);
+        job.await_said("L1 is parked by its hook, after ");
         assert_eq!(other.end().0, Some(0));
         let resumed = service.cli(&["resume", "L1"]);
         assert!(resumed.status.success(), "{}: {resumed:?}", recipe.like);
-        job.await_said("L1 has its GPUs again");
+        job.await_said("L1 is resumed by its hook, after ");
         if recipe.like == "comfyui" {
             // It loads again with the next prompt.
             assert!(ask(port, "POST /prompt").contains("42"));
@@ -146,7 +146,7 @@ fn each_server_yields_in_its_own_way_is_seen_gone_and_comes_back() {
 }
 
 #[test]
-fn a_program_that_yields_most_of_its_memory_allocates_nothing_until_it_is_resumed() {
+fn a_program_parked_by_a_hook_that_keeps_some_memory_allocates_nothing_until_it_is_resumed() {
     let service = serve();
     let client = service.client();
     // A prompt makes it load its model again by itself.
@@ -171,13 +171,13 @@ fn a_program_that_yields_most_of_its_memory_allocates_nothing_until_it_is_resume
 }
 
 #[test]
-fn a_false_report_of_a_yield_frees_nothing_and_the_hook_is_not_tried_again_at_once() {
+fn a_false_report_of_a_hook_frees_nothing_and_the_hook_is_not_tried_again_at_once() {
     for (fault, bytes) in [("lies", MODEL), ("half", 2 * MODEL)] {
         let service = serve();
         let client = service.client();
         let (job, _) = Recipe::of("vllm").start_with(&service, bytes, &[], &["--fault", fault]);
         let other = Job::start(&service, &["--vram", "3G", "--", "true"]);
-        job.await_said("L1 yields its GPUs to others");
+        job.await_said("L1 is parked by its hook");
         // The report frees nothing: the waiter is not granted its lease before a reading shows that the bytes are gone.
         until("it is known for what it is", LONG, || {
             assert_eq!(client.lease("L2").state, LeaseState::Waiting, "{fault}");
@@ -195,16 +195,16 @@ fn a_false_report_of_a_yield_frees_nothing_and_the_hook_is_not_tried_again_at_on
 #[test]
 fn a_failed_hook_is_reported_and_a_lease_that_may_not_be_ended_stays() {
     for (hook, fault, why) in [
-        (None, &["--fault", "hangs"][..], "the yield hook of L1 failed: "),
-        (Some("exit 3"), &[], "the yield hook of L1 failed: its exit code was 3"),
-        (Some("sleep 600"), &[], "the yield hook of L1 failed: it was not over within 1 s"),
+        (None, &["--fault", "hangs"][..], "the park hook of L1 failed: "),
+        (Some("exit 3"), &[], "the park hook of L1 failed: its exit code was 3"),
+        (Some("sleep 600"), &[], "the park hook of L1 failed: it was not over within 1 s"),
     ] {
         let service = serve();
         let client = service.client();
         let bound = ["--hook-timeout", "1s"];
         let job = match hook {
             None => Recipe::of("vllm").start(&service, &bound, fault).0,
-            Some(hook) => holds(&service, &[&bound[..], &["--on-yield", hook]].concat(), &[]),
+            Some(hook) => holds(&service, &[&bound[..], &["--on-park", hook]].concat(), &[]),
         };
         let words = ["run", "--vram", "3G", "--wait", "12s", "--", "true"];
         let other = service.command(&words).stderr(Stdio::null()).spawn();
@@ -221,10 +221,10 @@ fn a_failed_hook_is_reported_and_a_lease_that_may_not_be_ended_stays() {
 fn if_the_wrapper_is_killed_its_hook_is_given_up_and_the_program_lives() {
     let service = serve();
     let client = service.client();
-    let flags = ["--on-yield", "sleep 600", "--hook-timeout", "2m"];
+    let flags = ["--on-park", "sleep 600", "--hook-timeout", "2m"];
     let mut job = holds(&service, &flags, &["--seconds", "50"]);
     let other = Job::start(&service, &["--vram", "3G", "--", "true"]);
-    client.await_lease("its hook runs", "L1", |lease| lease.rung == Some(Rung::Yield));
+    client.await_lease("its hook runs", "L1", |lease| lease.method == Some(ParkMethod::Hook));
     kill_process(Pid::from_child(&job.child), Signal::KILL).expect("an own child");
     let lease = client.await_lease("it is back", "L1", |lease| lease.state == LeaseState::Active);
     assert!(lease.seen_bytes >= Some(MODEL), "{lease:?}");
@@ -238,9 +238,9 @@ fn if_the_wrapper_is_killed_its_hook_is_given_up_and_the_program_lives() {
 fn a_command_that_ends_while_its_hook_runs_ends_its_wrapper_at_once() {
     let service = serve();
     let client = service.client();
-    let job = holds(&service, &["--on-yield", "sleep 600"], &["--seconds", "4"]);
+    let job = holds(&service, &["--on-park", "sleep 600"], &["--seconds", "4"]);
     assert_eq!(client.send("POST", "/v1/leases/L1/park", &[], b"").status, 200);
-    client.await_lease("its hook runs", "L1", |lease| lease.rung == Some(Rung::Yield));
+    client.await_lease("its hook runs", "L1", |lease| lease.method == Some(ParkMethod::Hook));
     let began = Instant::now();
     let said = job.stderr.clone();
     let (code, rest) = job.end();
@@ -290,7 +290,7 @@ fn a_program_that_ignores_all_notices_is_killed_and_its_lease_says_why() {
     client.await_lease("its bytes are seen", "L1", |lease| lease.seen_bytes >= Some(MODEL));
     let other = needs_the_card(&service);
     assert_eq!(other.end().0, Some(0));
-    assert_eq!(end_of(&client), Some(Reason::Preempted));
+    assert_eq!(end_of(&client), Some(EndReason::Preempted));
     let said = job.stderr.clone();
     let code = job.end().0;
     assert_eq!(code, Some(137), "{}", std::fs::read_to_string(said).unwrap_or_default());
@@ -301,14 +301,14 @@ fn a_long_poll_returns_when_the_lease_changes() {
     let service = serve();
     let client = service.client();
     let (job, _) = Recipe::of("vllm").start(&service, &[], &[]);
-    let target = "/v1/leases/L1?wait=60s&for=change&known=active&told=false";
+    let target = "/v1/leases/L1?wait=60s&for=change&known=active&known_ends_soon=false";
     let waiter = std::thread::spawn({
         let client = service.client();
         move || (client.send("GET", target, &[], b"").read::<Lease>(), Instant::now())
     });
     assert!(service.cli(&["park", "L1"]).status.success());
     let (lease, _) = waiter.join().expect("an answer");
-    assert_eq!((lease.state, lease.rung), (LeaseState::Parking, Some(Rung::Yield)));
+    assert_eq!((lease.state, lease.method), (LeaseState::Parking, Some(ParkMethod::Hook)));
     let now = client.send("GET", "/v1/leases/L1?wait=60s&for=change&known=active", &[], b"").read::<Lease>();
     assert_eq!(now.state, LeaseState::Parked, "it is not as it was known: told at once");
     let wrong = client.send("GET", "/v1/leases/L1?wait=60s&for=tea", &[], b"");
@@ -320,8 +320,7 @@ fn a_long_poll_returns_when_the_lease_changes() {
 #[test]
 fn a_hook_needs_a_wrapper_that_stays() {
     let service = serve();
-    for (flags, flag) in
-        [(&["--on-yield", "true"][..], "--on-yield"), (&["--detach", "--on-yield", "true"], "--on-yield")]
+    for (flags, flag) in [(&["--on-park", "true"][..], "--on-park"), (&["--detach", "--on-park", "true"], "--on-park")]
     {
         let refused = service.cli(&[&["lease", "--vram", "1G"], flags].concat());
         assert_eq!(refused.status.code(), Some(i32::from(exit::USAGE)), "{refused:?}");

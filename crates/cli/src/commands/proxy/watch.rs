@@ -147,7 +147,7 @@ impl Watch {
             let (known, told) = (lease.state, lease.ends_soon.is_some());
             // After the daemon was away, the state is read at once, and not only when it changes.
             let patience = if is_lost { Duration::ZERO } else { POLL };
-            match client.poll(&lease.id, patience, Until::Changed { known, told, over: lease.over.is_some() }) {
+            match client.poll(&lease.id, patience, Until::Changed { known, told, over: lease.overuse.is_some() }) {
                 Ok(now) => {
                     let is_news = is_lost || now.state != known || now.ends_soon.is_some() != told;
                     (lease, is_lost) = (now, false);

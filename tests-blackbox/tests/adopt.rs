@@ -9,11 +9,11 @@ use std::process::Command;
 use sublet_blackbox::binary::example;
 use sublet_blackbox::job::{succeeds, text};
 use sublet_blackbox::user::is_root;
-use sublet_blackbox::{Gpu, MIB, Service, Setup};
+use sublet_blackbox::{GpuSetup, MIB, Service, Setup};
 use sublet_wire::exit;
 
 fn serve() -> Service {
-    Service::start_with(Setup { gpu: Gpu::Named("soft:1x4GiB"), ..Setup::default() })
+    Service::start_with(Setup { gpu: GpuSetup::Named("soft:1x4GiB"), ..Setup::default() })
 }
 
 /// A file system with a unit in it.
@@ -46,7 +46,7 @@ fn a_units_drop_in_is_shown_first_written_on_demand_and_removed_as_it_was_writte
     let hold = example("hold");
     let unit = format!("[Unit]\nDescription=x\n[Service]\nExecStart={hold} 256MiB \\\n  --seconds 1\n");
     let units = Units::with(&service, &unit);
-    let attach = ["attach", "unit:llm", "--vram", "1G", "--tier", "interactive", "--drop-in", "--root", units.root()];
+    let attach = ["adopt", "unit:llm", "--vram", "1G", "--tier", "interactive", "--drop-in", "--root", units.root()];
     let shown = service.cli(&attach);
     let (file, shown) = (units.file(), String::from_utf8(shown.stdout).expect("a text"));
     assert!(!file.exists(), "it was only shown");
@@ -64,7 +64,7 @@ fn a_units_drop_in_is_shown_first_written_on_demand_and_removed_as_it_was_writte
     // Writing it again does no harm: it is not wrapped twice.
     succeeds(&service, &[&attach[..], &["--write"]].concat());
     assert_eq!(fs::read_to_string(&file).expect("it is there"), shown);
-    let detach = ["detach", "unit:llm.service", "--root", units.root()];
+    let detach = ["unadopt", "unit:llm.service", "--root", units.root()];
     let said = succeeds(&service, &[&detach[..], &["--dry-run"]].concat());
     assert!(said.contains("would remove") && file.exists(), "{said}");
     // A file that was changed by hand is left alone.
@@ -77,7 +77,7 @@ fn a_units_drop_in_is_shown_first_written_on_demand_and_removed_as_it_was_writte
     assert!(fs::read_to_string(&file).expect("it is there").contains("--vram 2G"));
     fs::write(&file, &shown).expect("a file");
     // The rule about the same unit goes with it.
-    succeeds(&service, &["attach", "unit:llm.service", "--vram", "1G"]);
+    succeeds(&service, &["adopt", "unit:llm.service", "--vram", "1G"]);
     let said = succeeds(&service, &detach);
     assert!(said.contains("R1 holds no more") && said.contains("removed "), "{said}");
     assert!(!file.parent().expect("a directory").exists(), "nothing is left");
@@ -90,7 +90,7 @@ fn a_drop_in_that_would_not_work_or_is_not_permitted_is_said_and_own_units_need_
     let service = serve();
     let units = Units::with(&service, "[Service]\nType=forking\nExecStart=/bin/true\n");
     let attach = |who: &str, more: &[&str]| {
-        let words = ["attach", who, "--vram", "1G", "--drop-in", "--write", "--root", units.root()];
+        let words = ["adopt", who, "--vram", "1G", "--drop-in", "--write", "--root", units.root()];
         service.cli(&[&words[..], more].concat())
     };
     let output = attach("unit:llm", &[]);
@@ -119,19 +119,19 @@ fn a_drop_in_that_would_not_work_or_is_not_permitted_is_said_and_own_units_need_
         }
         command.output().expect("a program")
     };
-    let words = ["attach", "unit:mine", "--vram", "1G", "--drop-in", "--user", "--write"];
+    let words = ["adopt", "unit:mine", "--vram", "1G", "--drop-in", "--user", "--write"];
     let output = user(&words);
     assert!(output.status.success() && text(&output).contains("systemctl --user daemon-reload"), "{output:?}");
     let file = own.join("mine.service.d/50-sublet.conf");
     let written = fs::read_to_string(&file).expect("it is there");
     assert!(starts(&written).ends_with("-- /bin/true a") && written.contains("NotifyAccess=all"), "{written}");
-    let output = user(&["detach", "unit:mine", "--user"]);
+    let output = user(&["unadopt", "unit:mine", "--user"]);
     assert!(output.status.success() && !file.exists(), "{output:?}");
     if is_root() {
-        let output = user(&["attach", "unit:mine", "--vram", "1G", "--drop-in", "--write", "--root", units.root()]);
+        let output = user(&["adopt", "unit:mine", "--vram", "1G", "--drop-in", "--write", "--root", units.root()]);
         assert!(!output.status.success(), "{output:?}");
         fs::remove_file(units.file()).expect("an own file");
-        let output = user(&["attach", "unit:llm", "--vram", "1G", "--drop-in", "--write", "--root", units.root()]);
+        let output = user(&["adopt", "unit:llm", "--vram", "1G", "--drop-in", "--write", "--root", units.root()]);
         assert_eq!(output.status.code(), Some(exit::DENIED.into()), "{output:?}");
         assert!(text(&output).contains("use sudo, or `--user`"), "{output:?}");
     }
@@ -158,7 +158,7 @@ fn open_to_all(path: &Path) {
 fn attaching_a_unit_that_does_not_exist_says_so_and_keeps_the_rule() {
     let service = serve();
     let units = Units::with(&service, "[Service]\nExecStart=/bin/true\n");
-    let attach = |who: &str| succeeds(&service, &["attach", who, "--root", units.root()]);
+    let attach = |who: &str| succeeds(&service, &["adopt", who, "--root", units.root()]);
     let said = attach("unit:nosuch.service");
     assert!(said.contains("there is no unit `nosuch.service` on this host") && said.contains("systemctl"), "{said}");
     assert!(said.contains("R1"), "{said}");

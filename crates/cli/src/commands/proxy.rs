@@ -1,11 +1,11 @@
-//! `sublet door`: a small proxy before a service. Requests that need the GPU pass only while the service has its GPUs.
+//! `sublet proxy`: a small proxy before a service. Requests that need the GPU pass only while the service has its GPUs.
 //!
 //! It runs as the user that started it, and knows no more than any client of the daemon. [`wake`] decides which
 //! requests need the GPU, and [`standing`] whether these may pass. They wait in [`desk`]. [`watch`] follows the leases,
 //! and [`proxy`] passes requests on. The async runtime is started here, and for no other command.
 
 mod desk;
-mod proxy;
+mod forward;
 mod standing;
 mod wake;
 mod watch;
@@ -18,7 +18,7 @@ use crate::output;
 use crate::table::plain;
 use clap::Args;
 use desk::Desk;
-use proxy::Way;
+use forward::Way;
 use serde::Serialize;
 use standing::Standing;
 use std::fmt;
@@ -38,7 +38,7 @@ const WAIT_MAX_S: u64 = 3_600;
 /// Hold HTTP requests to a service while its lease is parked
 #[derive(Args, Clone, Debug)]
 #[command(after_long_help = AFTER_HELP)]
-pub struct DoorArgs {
+pub struct ProxyArgs {
     /// Where clients come, such as 127.0.0.1:11434
     #[arg(long, value_name = "ADDRESS")]
     listen: String,
@@ -84,15 +84,15 @@ the driver parked the service and it does not answer within 2 s, the answer is
 503 with Retry-After.
 
 A service without a lease is not held back: its first use of a GPU is a request
-for one (`sublet attach`). Without a daemon nothing passes. Hooks (--on-resume)
+for one (`sublet adopt`). Without a daemon nothing passes. Hooks (--on-resume)
 must speak to the service itself, not to this proxy.
 
 Examples:
   OLLAMA_HOST=127.0.0.1:11435 sublet run --vram 12G --name llm -- ollama serve
-  sublet door --listen 127.0.0.1:11434 --to 127.0.0.1:11435 --of name:llm
-  sublet door --listen 127.0.0.1:11434 --to 127.0.0.1:11435 \\
+  sublet proxy --listen 127.0.0.1:11434 --to 127.0.0.1:11435 --of name:llm
+  sublet proxy --listen 127.0.0.1:11434 --to 127.0.0.1:11435 \\
               --of unit:ollama.service --wait 5m
-  sublet door --listen 127.0.0.1:8188 --to 127.0.0.1:8189 --of name:comfy \\
+  sublet proxy --listen 127.0.0.1:8188 --to 127.0.0.1:8189 --of name:comfy \\
               --wake 'POST /prompt' --wake 'POST /api/prompt'";
 
 /// The leases of a service.
@@ -164,8 +164,8 @@ fn parse_wait(text: &str) -> Result<u64, String> {
 }
 
 /// Runs the proxy until it is told to stop.
-pub fn run(globals: &Globals, args: &DoorArgs) -> Result<u8, Failure> {
-    globals.must_be_local("a door stands on the host of its service", "leave `--url` out and unset SUBLET_URL")?;
+pub fn run(globals: &Globals, args: &ProxyArgs) -> Result<u8, Failure> {
+    globals.must_be_local("a proxy stands on the host of its service", "leave `--url` out and unset SUBLET_URL")?;
     let meant = match (&args.lease, &args.of) {
         (Some(lease), _) => Meant::Lease(known(globals, lease)?),
         (None, Some(of)) => Meant::Of(of.clone()),
@@ -192,7 +192,7 @@ fn known(globals: &Globals, lease: &LeaseName) -> Result<LeaseName, Failure> {
     }
 }
 
-async fn open(globals: &Globals, args: &DoorArgs, meant: Meant) -> Result<u8, Failure> {
+async fn open(globals: &Globals, args: &ProxyArgs, meant: Meant) -> Result<u8, Failure> {
     let listener = TcpListener::bind(&args.listen).await.map_err(|error| cannot_listen(&args.listen, &error))?;
     let listen = listener.local_addr().map_err(|error| cannot_listen(&args.listen, &error))?.to_string();
     if listen == args.to {
@@ -216,10 +216,10 @@ async fn open(globals: &Globals, args: &DoorArgs, meant: Meant) -> Result<u8, Fa
         wait: Duration::from_secs(args.wait),
         tcp: args.tcp,
         connections: args.connections.into(),
-        patience: proxy::SILENT_MAX,
+        patience: forward::SILENT_MAX,
     };
     let stop = told_to_stop().map_err(|error| Failure::new(exit::FAILURE, format!("signals: {error}")))?;
-    proxy::serve(listener, way, stop).await;
+    forward::serve(listener, way, stop).await;
     Ok(exit::OK)
 }
 

@@ -12,10 +12,10 @@ use std::sync::mpsc::Receiver;
 use std::thread;
 use std::time::Duration;
 use sublet_blackbox::binary::example;
-use sublet_blackbox::door::{
-    CONTEXT, Door, MODEL, PROMPT, job_that_fills_the_gpu, park, prompt, refused, serve, server, worked,
-};
 use sublet_blackbox::job::{Job, await_bytes, await_state, succeeds, tell, text};
+use sublet_blackbox::proxy::{
+    CONTEXT, MODEL, PROMPT, Proxy, job_that_fills_the_gpu, park, prompt, refused, serve, server, worked,
+};
 use sublet_blackbox::service::port;
 use sublet_blackbox::wait::throughout;
 use sublet_blackbox::{Answer, Client, LONG, MIB, until};
@@ -26,12 +26,12 @@ fn a_request_at_the_door_waits_and_nothing_is_allocated_until_the_lease_is_back(
     let service = serve();
     let client = service.client();
     let (_job, port) = server(&service);
-    let door = Door::open(&service, port, &["--of", "name:llm", "--wait", "5m"]);
-    worked(&door.prompt());
+    let proxy = Proxy::open(&service, port, &["--of", "name:llm", "--wait", "5m"]);
+    worked(&proxy.prompt());
     park(&service, "L1");
     let other = job_that_fills_the_gpu(&service, &[]);
     let used = client.card().used_bytes;
-    let answers: Vec<Receiver<Answer>> = (0..8).map(|_| door.prompted()).collect();
+    let answers: Vec<Receiver<Answer>> = (0..8).map(|_| proxy.prompted()).collect();
     client.await_lease("it asks for its GPU", "L1", |lease| lease.waiting.is_some());
     throughout(Duration::from_secs(3), || {
         let lease = client.lease("L1");
@@ -59,14 +59,14 @@ fn a_request_that_cannot_be_served_in_time_gets_a_retry_time() {
     let service = serve();
     let client = service.client();
     let (_job, port) = server(&service);
-    let at_once = Door::open(&service, port, &["--lease", "L1", "--wait", "0"]);
-    let patient = Door::open(&service, port, &["--lease", "L1", "--wait", "2s"]);
+    let at_once = Proxy::open(&service, port, &["--lease", "L1", "--wait", "0"]);
+    let patient = Proxy::open(&service, port, &["--lease", "L1", "--wait", "2s"]);
     worked(&at_once.prompt());
     park(&service, "L1");
     // Its fixed term says when the GPU is free, so there is an estimate.
     let other = job_that_fills_the_gpu(&service, &["--time", "90s"]);
-    for door in [&at_once, &patient] {
-        let (code, retry) = refused(&door.prompt());
+    for proxy in [&at_once, &patient] {
+        let (code, retry) = refused(&proxy.prompt());
         assert_eq!(code, "lease_not_active");
         assert!(retry.is_some_and(|retry| (6..=95).contains(&retry)), "{retry:?}");
     }
@@ -80,7 +80,7 @@ fn a_request_that_cannot_be_served_in_time_gets_a_retry_time() {
     worked(&at_once.prompt());
     drop(_job);
     client.await_lease("it is over", "L1", |lease| lease.state == LeaseState::Ended);
-    until("the door knows", LONG, || {
+    until("the proxy knows", LONG, || {
         let (code, _) = refused(&at_once.prompt());
         if code == "lease_ended" { Ok(()) } else { Err(code) }
     });
@@ -90,8 +90,8 @@ fn a_request_that_cannot_be_served_in_time_gets_a_retry_time() {
 fn each_request_of_a_kept_connection_is_checked_and_brings_the_lease_back() {
     let service = serve();
     let (_job, port) = server(&service);
-    let door = Door::open(&service, port, &["--of", "name:llm", "--wait", "5m"]);
-    let mut kept = door.client().connect().expect("the door accepts");
+    let proxy = Proxy::open(&service, port, &["--of", "name:llm", "--wait", "5m"]);
+    let mut kept = proxy.client().connect().expect("the proxy accepts");
     let headers = [sublet_blackbox::http::JSON];
     worked(&kept.send("POST", "/api/generate", &headers, PROMPT).expect("an answer"));
     park(&service, "L1");
@@ -106,13 +106,13 @@ fn each_request_of_a_kept_connection_is_checked_and_brings_the_lease_back() {
 fn without_a_daemon_nothing_passes_unless_that_was_chosen() {
     let mut service = serve();
     let (_job, port) = server(&service);
-    let door = Door::open(&service, port, &["--of", "name:llm", "--wait", "1s"]);
-    let open = Door::open(&service, port, &["--of", "name:llm", "--wait", "1s", "--open-without-daemon"]);
-    worked(&door.prompt());
+    let proxy = Proxy::open(&service, port, &["--of", "name:llm", "--wait", "1s"]);
+    let open = Proxy::open(&service, port, &["--of", "name:llm", "--wait", "1s", "--open-without-daemon"]);
+    worked(&proxy.prompt());
     worked(&open.prompt());
     service.kill();
-    let answer = until("the door knows", LONG, || {
-        let answer = door.prompt();
+    let answer = until("the proxy knows", LONG, || {
+        let answer = proxy.prompt();
         if answer.status == 200 { Err(answer) } else { Ok(answer) }
     });
     let (code, retry) = refused(&answer);
@@ -121,7 +121,7 @@ fn without_a_daemon_nothing_passes_unless_that_was_chosen() {
     worked(&open.prompt());
     service.restart();
     until("it passes again", LONG, || {
-        let answer = door.prompt();
+        let answer = proxy.prompt();
         if answer.status == 200 { Ok(()) } else { Err(answer.text()) }
     });
 }
@@ -130,11 +130,11 @@ fn without_a_daemon_nothing_passes_unless_that_was_chosen() {
 fn a_service_with_a_standing_ask_is_held_back_once_it_has_a_lease() {
     let service = serve();
     let client = service.client();
-    succeeds(&service, &["attach", "exe:sublet-example-serve", "--vram", "1G"]);
+    succeeds(&service, &["adopt", "exe:sublet-example-serve", "--vram", "1G"]);
     let (port, size) = (port(), format!("{MODEL}MiB"));
-    let door = Door::open(&service, port, &["--of", "exe:sublet-example-serve", "--wait", "3m"]);
+    let proxy = Proxy::open(&service, port, &["--of", "exe:sublet-example-serve", "--wait", "3m"]);
     // The service does not run and has no lease: the request is passed on, and nothing listens there.
-    assert_eq!(door.prompt().status, 502);
+    assert_eq!(proxy.prompt().status, 502);
     let number = port.to_string();
     let words = ["soft", "env", "--", &example("serve"), &size, "--like", "ollama", "--port", &number];
     let mut command = service.command(&words);
@@ -142,15 +142,15 @@ fn a_service_with_a_standing_ask_is_held_back_once_it_has_a_lease() {
     let mut line = String::new();
     BufReader::new(alone.0.stdout.take().expect("a pipe")).read_line(&mut line).expect("a line");
     assert!(line.starts_with("serves "), "{line}");
-    worked(&door.prompt());
+    worked(&proxy.prompt());
     await_state(&client, "L1", LeaseState::Active);
     await_bytes(&client, "L1", MODEL);
     // The driver takes it off its GPU, and its process stands still.
     assert_eq!(park(&service, "L1").seen_bytes, Some(0));
     let other = job_that_fills_the_gpu(&service, &[]);
-    let at_once = Door::open(&service, port, &["--of", "exe:sublet-example-serve", "--wait", "0"]);
+    let at_once = Proxy::open(&service, port, &["--of", "exe:sublet-example-serve", "--wait", "0"]);
     assert_eq!(refused(&at_once.prompt()).0, "lease_not_active");
-    let answer = door.prompted();
+    let answer = proxy.prompted();
     client.await_lease("it asks for its GPU", "L1", |lease| lease.waiting.is_some());
     throughout(Duration::from_secs(2), || {
         assert_eq!((client.lease("L1").seen_bytes, answer.try_recv().is_err()), (Some(0), true));
@@ -182,12 +182,12 @@ fn requests_wait_for_the_first_grant_of_a_service_and_sigterm_stops_the_proxy_cl
     let words = ["--vram", "3G", "--name", "llm", "--", &program, &size, "--like", "ollama", "--port", &number];
     let _server = Job::start(&service, &words);
     await_state(&client, "L2", LeaseState::Waiting);
-    let mut door = Door::open(&service, port, &["--of", "name:llm", "--wait", "3m"]);
-    let answer = door.prompted();
+    let mut proxy = Proxy::open(&service, port, &["--of", "name:llm", "--wait", "3m"]);
+    let answer = proxy.prompted();
     until("it waits", LONG, || {
-        match door.said().contains("requests that need the GPU wait: L2 of name:llm is waiting") {
+        match proxy.said().contains("requests that need the GPU wait: L2 of name:llm is waiting") {
             true => Ok(()),
-            false => Err(door.said()),
+            false => Err(proxy.said()),
         }
     });
     thread::sleep(Duration::from_millis(500));
@@ -195,8 +195,8 @@ fn requests_wait_for_the_first_grant_of_a_service_and_sigterm_stops_the_proxy_cl
     // The proxy would ask for a parked lease to be resumed; this one is in the queue already.
     tell(&client, "L1", "park");
     worked(&answer.recv_timeout(LONG).expect("an answer"));
-    kill_process(Pid::from_child(&door.child), Signal::TERM).expect("an own child");
-    let status = until("the door closes", LONG, || door.child.try_wait().ok().flatten().ok_or(()));
+    kill_process(Pid::from_child(&proxy.child), Signal::TERM).expect("an own child");
+    let status = until("the proxy closes", LONG, || proxy.child.try_wait().ok().flatten().ok_or(()));
     assert_eq!(status.code(), Some(0));
 }
 
@@ -205,7 +205,7 @@ fn an_invalid_proxy_command_line_is_refused_before_it_listens() {
     let service = serve();
     let free = format!("127.0.0.1:{}", port());
     let check = |words: &[&str], code: u8, said: &str| {
-        let output = service.cli(&[&["door"], words].concat());
+        let output = service.cli(&[&["proxy"], words].concat());
         assert_eq!((output.status.code(), text(&output).contains(said)), (Some(code.into()), true), "{output:?}");
     };
     let ends = ["--listen", "127.0.0.1:0", "--to", "127.0.0.1:9"];

@@ -164,7 +164,7 @@ pub async fn serve(listener: TcpListener, way: Way, stop: impl Future<Output = (
 
 /// Answers a connection over the limit with 503, and closes it.
 async fn turn_away(mut stream: TcpStream, _seat: OwnedSemaphorePermit) {
-    let refusal = Refusal::new(503, "too_busy", "as many connections as may be are at the door").retry(1);
+    let refusal = Refusal::new(503, "too_busy", "as many connections as may be are at the proxy").retry(1);
     let body = body(&refusal);
     let head = "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/problem+json\r\nretry-after: 1\r\n";
     let text = format!("{head}connection: close\r\ncontent-length: {}\r\n\r\n", body.len());
@@ -258,7 +258,7 @@ impl Way {
 
     async fn answer(&self, request: Request<Incoming>, seat: Arc<OwnedSemaphorePermit>) -> Result<Answer, Refusal> {
         if request.method() == Method::CONNECT {
-            return Err(Refusal::new(405, "bad_method", "this door leads to one service, and not elsewhere"));
+            return Err(Refusal::new(405, "bad_method", "this proxy leads to one service, and not elsewhere"));
         }
         match self.wake.need(request.method(), request.uri().path()) {
             Need::Gpu => {

@@ -34,7 +34,7 @@ pub fn text(unit: &Unit, wish: &Wish<'_>) -> Result<String, Failure> {
     words.extend(["--vram".to_owned(), typed_size(wish.vram), "--tier".to_owned(), tier.to_owned()]);
     words.extend(["--name".to_owned(), word(name), "--".to_owned()]);
     let mut lines = vec![
-        format!("# Written by `sublet attach`; `sublet detach unit:{}` removes it, unless it was changed.", unit.name),
+        format!("# Written by `sublet adopt`; `sublet unadopt unit:{}` removes it, unless it was changed.", unit.name),
         "# The unit asks for its lease before it starts, and waits for its turn.".to_owned(),
         "[Service]".to_owned(),
         "ExecStart=".to_owned(),
@@ -113,7 +113,7 @@ mod tests {
     fn a_unit_is_started_through_sublet_run() {
         let said = text(&unit(false), &wish("/usr/local/bin/sublet")).unwrap();
         expect![[r#"
-            # Written by `sublet attach`; `sublet detach unit:ollama.service` removes it, unless it was changed.
+            # Written by `sublet adopt`; `sublet unadopt unit:ollama.service` removes it, unless it was changed.
             # The unit asks for its lease before it starts, and waits for its turn.
             [Service]
             ExecStart=

@@ -174,7 +174,7 @@ impl Unit {
         }
         let cannot = |why: String| {
             Failure::new(exit::FAILURE, format!("{name} cannot be started through `sublet run`: {why}"))
-                .hint(format!("`sublet attach unit:{name}` without `--drop-in` leaves it as it is"))
+                .hint(format!("`sublet adopt unit:{name}` without `--drop-in` leaves it as it is"))
         };
         if manager.has_socket(name) {
             return Err(cannot("a socket of its name starts it, and gives what it opened to one process only".into()));

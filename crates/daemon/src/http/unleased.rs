@@ -1,4 +1,4 @@
-//! Strangers over HTTP: who they are, what is done about them, and a lease for one.
+//! Unleased processes over HTTP: which there are, what is done about them, and a lease for one.
 
 use super::body::{self, Name};
 use super::leases;
@@ -27,22 +27,22 @@ const LOOKS: usize = 50;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct StrangersQuery {
+struct UnleasedQuery {
     mode: Option<wire::Mode>,
-    who: Option<String>,
+    matches: Option<String>,
 }
 
-/// Processes on cards that belong to no lease: the caller's own (an operator's view: all of them).
-#[utoipa::path(get, operation_id = "list_strangers", path = "/v1/strangers", tag = "strangers", params(
-    ("mode" = Option<wire::Mode>, Query, description = "what would happen to them in this mode"),
-    ("who" = Option<String>, Query, description = "only those that a rule about `exe:PATH`, `unit:NAME`, `container:ID` or `uid:N` would be about", pattern = r"^((exe|unit|container):[^\u0000-\u001f\u007f-\u009f]+|uid:\+?[0-9]+)$"),
+/// Lists processes that use a GPU without a lease there: the caller's own, or all of them for an operator.
+#[utoipa::path(get, operation_id = "list_unleased", path = "/v1/unleased", tag = "unleased", params(
+    ("mode" = Option<wire::Mode>, Query, description = "show what would happen to them in this mode"),
+    ("matches" = Option<String>, Query, description = "only processes that a rule for `exe:PATH`, `unit:NAME`, `container:ID` or `uid:N` would match", pattern = r"^((exe|unit|container):[^\u0000-\u001f\u007f-\u009f]+|uid:\+?[0-9]+)$"),
 ), responses(
-    (status = 200, description = "the strangers, the modes of the GPUs, the rules", body = wire::Strangers),
+    (status = 200, description = "the processes, the mode of each GPU, the rules", body = wire::UnleasedProcesses),
     OnRead,
 ))]
-pub async fn list(State(app): State<App>, request: Request) -> Result<Json<wire::Strangers>, Refused> {
+pub async fn list(State(app): State<App>, request: Request) -> Result<Json<wire::UnleasedProcesses>, Refused> {
     let by = body::peer(&request)?.caller.clone();
-    let query: StrangersQuery = body::query(&request)?;
+    let query: UnleasedQuery = body::query(&request)?;
     if query.mode == Some(wire::Mode::Enforce) && by.operator {
         // Once is enough for who only looks.
         let untested = |view: &View<'_>| match view.state.tested() {
@@ -55,26 +55,26 @@ pub async fn list(State(app): State<App>, request: Request) -> Result<Json<wire:
     }
     // What a query says is part of the request: one that makes no sense cannot be read.
     let unread = |problem: Problem| Problem::new(Code::BadRequest, problem.detail);
-    let who = query.who.as_deref().map(who).transpose().map_err(unread)?;
+    let who = query.matches.as_deref().map(who).transpose().map_err(unread)?;
     let mut found = app.post.read(move |view| view.strangers(&by, query.mode.map(from_wire), who.as_ref())).await?;
-    app.names.wait_for_names(found.strangers.iter().map(|stranger| stranger.uid)).await;
-    for stranger in &mut found.strangers {
+    app.names.wait_for_names(found.processes.iter().map(|stranger| stranger.uid)).await;
+    for stranger in &mut found.processes {
         stranger.user = app.names.of(&crate::names::tenant_of(stranger.uid));
     }
     Ok(Json(found))
 }
 
-/// Chooses what is done about strangers on a card (operators). `enforce` is tried first: it is refused where
-/// the driver's processes cannot be told apart.
-#[utoipa::path(post, operation_id = "set_mode", path = "/v1/cards/{uuid}/mode", tag = "strangers",
-    request_body = wire::ModeAsk,
+/// Sets what is done about unleased processes on a GPU (operators). `enforce` is tested first, and refused where the
+/// driver's processes cannot be told apart.
+#[utoipa::path(post, operation_id = "set_mode", path = "/v1/gpus/{uuid}/mode", tag = "unleased",
+    request_body = wire::ModeRequest,
     params(("uuid" = String, Path, description = "the GPU"), Repeat),
     responses(
-    (status = 200, description = "the GPU", body = wire::Card),
+    (status = 200, description = "the GPU", body = wire::Gpu),
     OnCall,
 ))]
 pub async fn mode(State(app): State<App>, Name(card): Name, request: Request) -> Result<Reply, Refused> {
-    let heard = body::json::<wire::ModeAsk>(request).await?;
+    let heard = body::json::<wire::ModeRequest>(request).await?;
     let by = heard.peer.caller.clone();
     let mode = from_wire(heard.body.mode);
     if matches!(mode, Mode::Adopt | Mode::Enforce) && by.operator {
@@ -105,36 +105,36 @@ async fn test(app: &App, card: String) -> Result<(), Refused> {
     Ok(())
 }
 
-/// Says something about certain strangers (operators): they are left alone, may be ended in a container or if they only draw, or
-/// have a standing ask.
-#[utoipa::path(post, operation_id = "set_rule", path = "/v1/rules", tag = "strangers",
-    request_body = wire::RuleAsk,
+/// Makes a rule for certain unleased processes (operators): they are left alone, may be ended even in a container or if
+/// they only draw, or get a lease wherever they are found.
+#[utoipa::path(post, operation_id = "set_rule", path = "/v1/rules", tag = "unleased",
+    request_body = wire::RuleRequest,
     params(Repeat),
     responses(
     (status = 200, description = "the rule", body = wire::Rule),
     OnCall,
 ))]
 pub async fn set_rule(State(app): State<App>, request: Request) -> Result<Reply, Refused> {
-    let heard = body::json::<wire::RuleAsk>(request).await?;
+    let heard = body::json::<wire::RuleRequest>(request).await?;
     let by = heard.peer.caller.clone();
-    let who = who(&heard.body.who)?;
+    let who = who(&heard.body.matches)?;
     sensible(heard.body.vram_bytes)?;
-    let treat = match heard.body.treat {
-        wire::Treat::Allow => Treat::Allow,
-        wire::Treat::Deny => Treat::Deny,
-        wire::Treat::Attach => {
+    let treat = match heard.body.action {
+        wire::RuleAction::Allow => Treat::Allow,
+        wire::RuleAction::Deny => Treat::Deny,
+        wire::RuleAction::Adopt => {
             Treat::Attach { vram: heard.body.vram_bytes.map(Bytes), tier: leases::tier(heard.body.tier) }
         }
     };
     Ok(app.post.call(by.clone(), Event::RuleAsked { by, who, treat }, heard.key).await?)
 }
 
-/// Takes a rule back (operators).
-#[utoipa::path(delete, operation_id = "drop_rule", path = "/v1/rules/{id}", tag = "strangers", params(
+/// Removes a rule (operators).
+#[utoipa::path(delete, operation_id = "remove_rule", path = "/v1/rules/{id}", tag = "unleased", params(
     ("id" = String, Path, description = "the rule", pattern = "^[Rr][1-9][0-9]*$", example = "R1"),
     Repeat,
 ), responses(
-    (status = 200, description = "the rule as it was", body = wire::Rule),
+    (status = 200, description = "the removed rule", body = wire::Rule),
     OnCall,
 ))]
 pub async fn drop_rule(State(app): State<App>, Name(id): Name, request: Request) -> Result<Reply, Refused> {
@@ -146,15 +146,15 @@ pub async fn drop_rule(State(app): State<App>, Name(id): Name, request: Request)
     Ok(app.post.call(by.clone(), Event::RuleDropped { by, rule }, heard.key).await?)
 }
 
-/// Gives a process that is on a card without a lease a lease for what it has there.
-#[utoipa::path(post, operation_id = "adopt", path = "/v1/adopt", tag = "strangers", request_body = wire::Adopt,
+/// Gives an unleased process a lease for the VRAM that it has.
+#[utoipa::path(post, operation_id = "adopt", path = "/v1/adopt", tag = "unleased", request_body = wire::AdoptRequest,
     params(Repeat),
     responses(
     (status = 201, description = "its lease", body = wire::Lease),
     OnCall,
 ))]
 pub async fn adopt(State(app): State<App>, request: Request) -> Result<Reply, Refused> {
-    let heard = body::json::<wire::Adopt>(request).await?;
+    let heard = body::json::<wire::AdoptRequest>(request).await?;
     let by = heard.peer.caller.clone();
     let process = heard.peer.process_or_any(heard.body.pid)?;
     sensible(heard.body.vram_bytes)?;

@@ -1,28 +1,28 @@
 //! Checks of one GPU.
 
 use super::{Check, State};
-use sublet_wire::{Card, CardState, Mode, size};
+use sublet_wire::{Gpu, GpuState, Mode, size};
 
 /// All checks of one GPU.
-pub fn checks(card: &Card, parking: bool) -> Vec<Check> {
-    let name = |what: &str| format!("GPU {} {what}", card.index);
+pub fn checks(gpu: &Gpu, parking: bool) -> Vec<Check> {
+    let name = |what: &str| format!("GPU {} {what}", gpu.index);
     vec![
-        Check::new(format!("GPU {}", card.index), State::Ok, format!("{}, {}", card.name, card.uuid)),
-        grant(card, name("grant")),
-        processes(card, name("bytes")),
-        context(card, name("context")),
+        Check::new(format!("GPU {}", gpu.index), State::Ok, format!("{}, {}", gpu.name, gpu.uuid)),
+        grant(gpu, name("grant")),
+        processes(gpu, name("bytes")),
+        context(gpu, name("context")),
         Check::new(name("exits"), State::Ok, "the end of a holder's last process is noticed at once"),
-        park(card, parking, name("park")),
-        enforce(card, name("enforce")),
+        park(gpu, parking, name("park")),
+        enforce(gpu, name("enforce")),
     ]
 }
 
-fn enforce(card: &Card, name: String) -> Check {
-    let what = match card.mode {
+fn enforce(gpu: &Gpu, name: String) -> Check {
+    let what = match gpu.mode {
         Mode::Observe => "observe: processes without a lease are put on the record, and left alone",
         Mode::Adopt => "adopt: processes of known users without a lease get one",
         Mode::Warn => "warn: owners of processes without a lease are warned",
-        Mode::Enforce if card.coarse => {
+        Mode::Enforce if gpu.coarse => {
             let text = "enforce: but the driver does not tell bytes per process, so no process is ended";
             return Check::new(name, State::Less, text);
         }
@@ -33,13 +33,13 @@ fn enforce(card: &Card, name: String) -> Check {
     Check::new(name, State::Ok, what)
 }
 
-fn park(card: &Card, parking: bool, name: String) -> Check {
+fn park(gpu: &Gpu, parking: bool, name: String) -> Check {
     match () {
         () if !parking => {
             Check::new(name, State::Less, "no program is parked here: a waiter waits until a lease's term ends")
         }
-        () if card.unreadable.is_some() => Check::new(name, State::Less, "unknown while the GPU does not answer"),
-        () if card.coarse => {
+        () if gpu.unreadable.is_some() => Check::new(name, State::Less, "unknown while the GPU does not answer"),
+        () if gpu.coarse => {
             let text = "one program at a time is parked, and only with Sublet's library in it: what leaves is seen in \
                         what the whole GPU has";
             Check::new(name, State::Less, text)
@@ -52,31 +52,31 @@ fn park(card: &Card, parking: bool, name: String) -> Check {
     }
 }
 
-fn grant(card: &Card, name: String) -> Check {
-    if let (Some(unreadable), CardState::InService) = (&card.unreadable, card.state) {
+fn grant(gpu: &Gpu, name: String) -> Check {
+    if let (Some(unreadable), GpuState::InService) = (&gpu.unreadable, gpu.state) {
         return Check::new(name, State::Bad, unreadable.sentence.clone());
     }
-    let why = |fallback: &str| card.state_why.clone().unwrap_or_else(|| fallback.into());
-    let put_back = format!("hint: put it back with `sublet cards clear {}`", card.index);
-    match card.state {
-        CardState::InService => {
-            let (free, total) = (size::show(card.promisable_bytes), size::show(card.total_bytes));
+    let why = |fallback: &str| gpu.state_why.clone().unwrap_or_else(|| fallback.into());
+    let put_back = format!("hint: put it back with `sublet gpus clear {}`", gpu.index);
+    match gpu.state {
+        GpuState::InService => {
+            let (free, total) = (size::show(gpu.promisable_bytes), size::show(gpu.total_bytes));
             Check::new(name, State::Ok, format!("{free} of {total} free to lease"))
         }
-        CardState::Aside => Check::new(name, State::Less, format!("it steps aside {}", why("for a user"))),
-        CardState::Draining => Check::new(name, State::Bad, format!("draining: {}\n{put_back}", why("by an operator"))),
-        CardState::OutOfService => {
+        GpuState::Aside => Check::new(name, State::Less, format!("it steps aside {}", why("for a user"))),
+        GpuState::Draining => Check::new(name, State::Bad, format!("draining: {}\n{put_back}", why("by an operator"))),
+        GpuState::OutOfService => {
             Check::new(name, State::Bad, format!("out of service: {}\n{put_back}", why("it could not be trusted")))
         }
-        CardState::Unusable => Check::new(name, State::Bad, why("it cannot be leased as it is set up")),
-        CardState::Missing => Check::new(name, State::Bad, why("it was there once and is not now")),
+        GpuState::Unusable => Check::new(name, State::Bad, why("it cannot be leased as it is set up")),
+        GpuState::Missing => Check::new(name, State::Bad, why("it was there once and is not now")),
     }
 }
 
-fn processes(card: &Card, name: String) -> Check {
-    if card.unreadable.is_some() {
+fn processes(gpu: &Gpu, name: String) -> Check {
+    if gpu.unreadable.is_some() {
         Check::new(name, State::Less, "unknown while the GPU does not answer")
-    } else if card.coarse {
+    } else if gpu.coarse {
         let sentence = "the driver does not tell bytes per process (coarse): room is what is used or promised, \
                         whichever is more, and peaks are unknown";
         Check::new(name, State::Less, sentence)
@@ -85,8 +85,8 @@ fn processes(card: &Card, name: String) -> Check {
     }
 }
 
-fn context(card: &Card, name: String) -> Check {
-    match card.context_bytes {
+fn context(gpu: &Gpu, name: String) -> Check {
+    match gpu.context_bytes {
         Some(bytes) => {
             Check::new(name, State::Ok, format!("a CUDA context takes {}; smaller asks are refused", size::show(bytes)))
         }

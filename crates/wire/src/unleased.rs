@@ -23,30 +23,30 @@ pub enum Mode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
-pub enum Step {
+pub enum UnleasedStep {
     /// It was recorded.
     Found,
     /// Its user was warned.
     Warned,
     /// It got a lease and is being parked.
-    Moving,
+    Parking,
     /// It could not be parked: `why` says the reason.
-    Unmoved,
+    ParkFailed,
     /// It was sent a signal.
-    Told,
+    Signalled,
     /// It survived SIGKILL.
-    Stuck,
+    Survived,
 }
 
 /// What happens to an unleased process next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
-pub enum Next {
+pub enum NextStep {
     /// Nothing.
     Nothing,
     /// Nothing, although other processes are warned or ended there: `why` says the reason.
-    LeftAlone,
+    Exempt,
     /// It gets a lease.
     Adopted,
     /// Its user is warned, and nothing else.
@@ -60,7 +60,7 @@ pub enum Next {
 /// An unleased process: one on a GPU that belongs to no lease for that GPU.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct Stranger {
+pub struct UnleasedProcess {
     /// `X3`.
     pub id: String,
     /// Its process id.
@@ -80,39 +80,39 @@ pub struct Stranger {
     /// The container that it is in.
     pub container: Option<String>,
     /// The indices of the GPUs that it is on.
-    pub card_indices: Vec<u32>,
+    pub gpu_indices: Vec<u32>,
     /// Its bytes on all of those GPUs; null if they cannot be read now.
     pub vram_bytes: Option<u64>,
     /// Seconds since it was recorded.
-    pub for_s: f64,
+    pub age_s: f64,
     /// What was done so far.
-    pub step: Step,
+    pub step: UnleasedStep,
     /// What happens next.
-    pub next: Next,
+    pub next: NextStep,
     /// The signal that it gets next; null if it gets none.
-    pub signal: Option<String>,
+    pub next_signal: Option<String>,
     /// Seconds until the next step; null if there is none.
-    pub in_s: Option<f64>,
+    pub next_in_s: Option<f64>,
     /// The lease that it got in order to be parked; null if it has none.
     #[serde(default)]
     pub lease: Option<String>,
     /// The lease that it belongs to, which is not for these GPUs. A caller sees only its own lease here; an operator
     /// sees any.
     #[serde(default)]
-    pub of: Option<String>,
+    pub belongs_to: Option<String>,
     /// Why nothing happens to it, or why it could not be parked.
     pub why: Option<String>,
     /// The id of a process like it that was gone shortly before: something starts it again.
     #[serde(default)]
-    pub again: Option<String>,
+    pub replaces: Option<String>,
     /// Which of these facts could not be read.
-    pub unread: Vec<String>,
+    pub unreadable: Vec<String>,
 }
 
 /// The mode of one GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct CardMode {
+pub struct GpuMode {
     /// The GPU's index.
     pub index: u32,
     /// The GPU's UUID.
@@ -125,13 +125,13 @@ pub struct CardMode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
-pub enum Treat {
+pub enum RuleAction {
     /// The process is left alone.
     Allow,
     /// The process may be ended although it is in a container.
     Deny,
-    /// The process has a standing request: it gets a lease on every GPU where it is found.
-    Attach,
+    /// The process gets a lease on every GPU where it is found (`sublet adopt`).
+    Adopt,
 }
 
 /// An operator's rule about certain unleased processes.
@@ -141,36 +141,36 @@ pub struct Rule {
     /// `R2`.
     pub id: String,
     /// `exe:PATH`, `unit:NAME`, `container:ID` or `uid:N`.
-    pub who: String,
+    pub matches: String,
     /// What is done about them.
-    pub treat: Treat,
+    pub action: RuleAction,
     /// The size of a standing request per GPU; null: the size that the process has.
     pub vram_bytes: Option<u64>,
     /// The tier of a standing request.
     pub tier: Option<Tier>,
 }
 
-/// `GET /v1/strangers`.
+/// `GET /v1/unleased`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct Strangers {
+pub struct UnleasedProcesses {
     /// The unleased processes that the caller may see, oldest first.
-    pub strangers: Vec<Stranger>,
+    pub processes: Vec<UnleasedProcess>,
     /// The mode of each GPU.
-    pub modes: Vec<CardMode>,
+    pub modes: Vec<GpuMode>,
     /// The rules of operators.
     pub rules: Vec<Rule>,
     /// Why no process can be ended on this host; null: that is possible, or was not tried yet.
     pub cannot_enforce: Option<String>,
     /// True once it was tested whether processes can be ended on this host.
-    pub tested: bool,
+    pub enforce_tested: bool,
 }
 
-/// `POST /v1/cards/{uuid}/mode`.
+/// `POST /v1/gpus/{uuid}/mode`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
-pub struct ModeAsk {
+pub struct ModeRequest {
     /// What shall be done about unleased processes there.
     pub mode: Mode,
 }
@@ -179,7 +179,7 @@ pub struct ModeAsk {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
-pub struct RuleAsk {
+pub struct RuleRequest {
     /// `exe:PATH` (or its name alone), `unit:NAME`, `container:ID` (12 characters at least) or `uid:N`.
     #[cfg_attr(
         feature = "openapi",
@@ -189,9 +189,9 @@ pub struct RuleAsk {
             pattern = r"^((exe|unit|container):[^\u0000-\u001f\u007f-\u009f]+|uid:\+?[0-9]+)$"
         )
     )]
-    pub who: String,
+    pub matches: String,
     /// What is done about them.
-    pub treat: Treat,
+    pub action: RuleAction,
     /// The size of a standing request per GPU, if there is room; otherwise the size that the process has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(minimum = 1_048_576, maximum = 1_125_899_906_842_624_u64))]
@@ -205,7 +205,7 @@ pub struct RuleAsk {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
-pub struct Adopt {
+pub struct AdoptRequest {
     /// The process: one of the caller's own user, or any process for an operator.
     #[cfg_attr(feature = "openapi", schema(minimum = 2))]
     pub pid: u32,
