@@ -13,7 +13,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
-use sublet_host::audit::{Devices, audit};
+use sublet_host::audit::{GpuDeviceFiles, audit};
 use sublet_host::{process, soft};
 use sublet_softgpu::State;
 
@@ -147,7 +147,7 @@ pub fn run(rig: &Rig) -> Result<Outcome> {
     }
     let soon = soon.quantiles();
 
-    let devices = Devices::new([path]);
+    let devices = GpuDeviceFiles::new([path]);
     let first = state.processes_on(0).next().context("no process is on the GPU")?.pid();
     let first = process::identify(first)?.key;
     let told = audit(first, &devices)?;

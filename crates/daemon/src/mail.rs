@@ -12,12 +12,12 @@ use sublet_core::ids::{Epoch, LeaseId, ProcKey, TenantId};
 use sublet_core::policy::Policy;
 use sublet_core::stranger::StrangerId;
 use sublet_core::units::Time;
-use sublet_host::driver::Driven;
-use sublet_host::hands::{self, Delivery};
+use sublet_host::driver::DriverTarget;
+use sublet_host::hands::{self, SignalDelivery};
 use sublet_host::mark::Grant;
-use sublet_host::shims::Wish;
-use sublet_host::{Host, Sight};
-use sublet_journal::{CommitError, Loaded};
+use sublet_host::shims::ShimTarget;
+use sublet_host::{Host, HostReport};
+use sublet_journal::{CommitError, LoadedState};
 use sublet_wire::{Lease, LeaseState, Problem};
 use tokio::sync::oneshot;
 
@@ -30,7 +30,7 @@ pub enum Mail {
     /// Somebody waits for a lease to change.
     Watch(Watch),
     /// The eyes saw something.
-    Saw(Sight),
+    Saw(HostReport),
     /// The writer is done with a batch.
     Synced(Synced),
     /// The disk may have room again.
@@ -240,7 +240,7 @@ pub enum Synced {
         /// What happened.
         error: CommitError,
         /// What the state must become.
-        loaded: Box<Loaded>,
+        loaded: Box<LoadedState>,
         /// What must not leave.
         held: Vec<Held>,
     },
@@ -316,9 +316,9 @@ pub enum Errand {
     /// Look at the cards soon.
     Look,
     /// Where a holder's bytes shall be.
-    Wish(Wish),
+    Wish(ShimTarget),
     /// Where the bytes of a holder shall be that the driver moves.
-    Drive(Driven),
+    Drive(DriverTarget),
     /// Whether the driver could move a holder is looked at.
     Inspect {
         /// Whose.
@@ -436,7 +436,7 @@ fn announce(lease: LeaseId, uid: u32, processes: &[ProcKey], signal: u8) {
         let signal = signals::name(signal);
         tracing::info!(%lease, signal, "no process was signalled: its processes ignore the signal, or are gone");
     }
-    for Delivery { process, signal: sent, outcome } in deliveries {
+    for SignalDelivery { process, signal: sent, outcome } in deliveries {
         let (pid, name) = (process.pid, signals::name(sent));
         match outcome {
             Ok(()) if sent == signal => tracing::info!(%lease, pid, signal = name, "signalled: the lease ends soon"),

@@ -10,7 +10,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use sublet_core::ids::{Epoch, LeaseId};
-use sublet_host::mark::{self, Grant, Mark};
+use sublet_host::mark::{self, Grant, LeaseProof};
 use sublet_wire as wire;
 
 /// The file in the state directory.
@@ -38,7 +38,7 @@ impl Marks {
         let hash = blake3::keyed_hash(&self.key, format!("{lease} {epoch}").as_bytes());
         let mut bytes = [0; mark::BYTES];
         bytes.copy_from_slice(&hash.as_bytes()[..mark::BYTES]);
-        Grant { epoch, mark: Mark(bytes) }
+        Grant { epoch, mark: LeaseProof(bytes) }
     }
 
     /// Puts the mark where its owner reads it: into a lease that was granted, if `tenant` asked for it.
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
     use std::fs::{self, Permissions};
 
-    fn mark(marks: &Marks) -> Mark {
+    fn mark(marks: &Marks) -> LeaseProof {
         marks.grant(LeaseId(7), Epoch(12)).mark
     }
 

@@ -37,8 +37,8 @@ use sublet_host::driver::DriverSettings;
 use sublet_host::gpu::{GpuKind, GpuSpec, NotAGpuSpec};
 use sublet_host::shims::ShimSettings;
 use sublet_host::soft::{self, SoftError, SoftPlace};
-use sublet_host::{Host, HostError, Settings};
-use sublet_journal::{Alarm, BALLAST_BYTES, Journal, Loaded, OpenError};
+use sublet_host::{Host, HostError, HostSettings};
+use sublet_journal::{Alarm, BALLAST_BYTES, Journal, LoadedState, OpenError};
 use sublet_wire::exit;
 use thiserror::Error;
 use tokio::signal::unix::{SignalKind, signal};
@@ -225,8 +225,8 @@ pub fn serve(options: Options) -> Result<(), ServeError> {
 }
 
 /// How the cards are looked at; soft ones are made here.
-fn look_at(choice: &Choice, options: &Options) -> Result<Settings, ServeError> {
-    let mut eyes = Settings::new(choice.gpu.clone());
+fn look_at(choice: &Choice, options: &Options) -> Result<HostSettings, ServeError> {
+    let mut eyes = HostSettings::new(choice.gpu.clone());
     eyes.script = options.state_dir.join("scripted.json");
     if let GpuSpec::Soft(spec) = &choice.gpu {
         let place = soft::make(spec, soft::beside(&options.socket)).map_err(|error| match choice.automatic {
@@ -273,9 +273,9 @@ fn listen_beyond(settled: &Tcp) -> Result<Remote, ServeError> {
 fn run(
     options: &Options,
     (standing, settled): (Standing, Settled),
-    mut eyes: Settings,
+    mut eyes: HostSettings,
     journal: Journal,
-    loaded: Loaded,
+    loaded: LoadedState,
     doors: Doors,
     runtime: &tokio::runtime::Runtime,
 ) -> Result<(), ServeError> {
@@ -519,7 +519,7 @@ pub(crate) fn exit_after_panic() -> ! {
 }
 
 /// The same boot goes on with its offset; a new one where the last was seen.
-fn clock_for(loaded: &Loaded, boot: &str) -> Clock {
+fn clock_for(loaded: &LoadedState, boot: &str) -> Clock {
     let meta = &loaded.rows.meta;
     match u64::try_from(meta.clock_offset_us) {
         Ok(offset) if meta.boot == boot => Clock::new(Span(offset)),

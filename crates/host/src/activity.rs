@@ -27,16 +27,16 @@ pub(crate) struct Counters {
 }
 
 /// Compares the counters of a holder's processes with their earlier values.
-pub(crate) struct Meter {
+pub(crate) struct ActivityMeter {
     ticks_per_s: u64,
     window_from: Instant,
     cpu: BTreeMap<ProcKey, u64>,
     io: BTreeMap<ProcKey, u64>,
 }
 
-impl Meter {
-    pub(crate) const fn new(now: Instant, ticks_per_s: u64) -> Meter {
-        Meter { ticks_per_s, window_from: now, cpu: BTreeMap::new(), io: BTreeMap::new() }
+impl ActivityMeter {
+    pub(crate) const fn new(now: Instant, ticks_per_s: u64) -> ActivityMeter {
+        ActivityMeter { ticks_per_s, window_from: now, cpu: BTreeMap::new(), io: BTreeMap::new() }
     }
 
     /// Takes the counters of all living processes. Returns true if the holder worked since the last call that
@@ -87,7 +87,7 @@ mod tests {
     /// Samples one process once a second and returns the seconds at which it worked.
     fn worked(samples: impl IntoIterator<Item = (Option<u64>, Option<u64>)>) -> Vec<u64> {
         let begun = Instant::now();
-        let mut meter = Meter::new(begun, HZ);
+        let mut meter = ActivityMeter::new(begun, HZ);
         let process = ProcKey { pid: 1, start: 1 };
         let mut found = Vec::new();
         for (second, (cpu_ticks, io_bytes)) in (0u64..).zip(samples) {

@@ -12,14 +12,14 @@
 //! Nothing is attributed here: each reading goes to the process thread, which knows the holders.
 
 use crate::clock::Clock;
-use crate::eyes::{Inbox, Message};
+use crate::eyes::{ProcessMessage, ProcessThreadInbox};
 use crate::gpu::GpuSpec;
-use crate::link::{Link, Silence, is_left};
-use crate::protocol::{Answer, Look, Request};
+use crate::link::{WorkerError, WorkerLink, is_left};
+use crate::protocol::{GpuAnswer, GpuReading, GpuRequest};
 use crate::soft::SoftPlace;
-use crate::wake::{Wake, wait_readable};
-use crate::worker::Measured;
-use crate::{Settings, Sight, Unlisted, UnlistedKind};
+use crate::wake::{WakeEvent, wait_readable};
+use crate::worker::MeasuredContext;
+use crate::{GpuListError, GpuListErrorKind, HostReport, HostSettings};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::AsFd;
@@ -51,17 +51,17 @@ pub(crate) const UNREAPED_MAX: usize = 3;
 const LAST_WAIT: Duration = Duration::from_millis(500);
 
 /// What other threads may tell the GPU thread.
-pub(crate) struct Shared {
-    wake: Wake,
-    stop: Wake,
+pub(crate) struct GpuThreadHandle {
+    wake: WakeEvent,
+    stop: WakeEvent,
     wished: AtomicBool,
     measured: Mutex<Vec<(String, Bytes)>>,
 }
 
-impl Shared {
-    pub(crate) fn new() -> io::Result<Shared> {
-        let (wake, stop) = (Wake::new()?, Wake::new()?);
-        Ok(Shared { wake, stop, wished: AtomicBool::new(false), measured: Mutex::default() })
+impl GpuThreadHandle {
+    pub(crate) fn new() -> io::Result<GpuThreadHandle> {
+        let (wake, stop) = (WakeEvent::new()?, WakeEvent::new()?);
+        Ok(GpuThreadHandle { wake, stop, wished: AtomicBool::new(false), measured: Mutex::default() })
     }
 
     pub(crate) fn wish(&self) {
@@ -71,7 +71,7 @@ impl Shared {
     }
 
     /// Rings when the thread must stop.
-    pub(crate) fn stopping(&self) -> &Wake {
+    pub(crate) fn stopping(&self) -> &WakeEvent {
         &self.stop
     }
 
@@ -89,18 +89,18 @@ impl Shared {
     }
 }
 
-pub(crate) struct CardThread {
-    settings: Settings,
+pub(crate) struct GpuThread {
+    settings: HostSettings,
     clock: Clock,
-    shared: Arc<Shared>,
-    eyes: Inbox,
-    link: Option<Link>,
+    shared: Arc<GpuThreadHandle>,
+    eyes: ProcessThreadInbox,
+    link: Option<WorkerLink>,
     unreaped: Vec<Child>,
     /// How long to wait before the next start, and the end of the present wait.
     wait: Duration,
     start_at: Instant,
     facts: Vec<CardFacts>,
-    told: Option<Result<Vec<CardFacts>, Unlisted>>,
+    told: Option<Result<Vec<CardFacts>, GpuListError>>,
     list_at: Instant,
     look_at: Instant,
     looked: Option<Instant>,
@@ -110,10 +110,15 @@ pub(crate) struct CardThread {
     measuring: Option<JoinHandle<()>>,
 }
 
-impl CardThread {
-    pub(crate) fn new(settings: Settings, clock: Clock, shared: Arc<Shared>, eyes: Inbox) -> CardThread {
+impl GpuThread {
+    pub(crate) fn new(
+        settings: HostSettings,
+        clock: Clock,
+        shared: Arc<GpuThreadHandle>,
+        eyes: ProcessThreadInbox,
+    ) -> GpuThread {
         let now = Instant::now();
-        CardThread {
+        GpuThread {
             settings,
             clock,
             shared,
@@ -181,7 +186,7 @@ impl CardThread {
     }
 
     /// One iteration: start the worker if necessary, list if it is time, read.
-    fn turn(&mut self) -> Result<(), Silence> {
+    fn turn(&mut self) -> Result<(), WorkerError> {
         let now = Instant::now();
         self.look_at = now + self.settings.period;
         self.looked = Some(now);
@@ -204,7 +209,7 @@ impl CardThread {
         self.unreaped.len() >= UNREAPED_MAX
     }
 
-    fn start_worker(&mut self, now: Instant) -> Result<(), Silence> {
+    fn start_worker(&mut self, now: Instant) -> Result<(), WorkerError> {
         let mut args = vec!["cards".to_owned()];
         match &self.settings.gpu {
             // Soft GPUs are read like real ones; the environment selects the library to load.
@@ -213,87 +218,87 @@ impl CardThread {
                 args.extend([scripted.to_string(), self.settings.script.to_string_lossy().into_owned()]);
             }
         }
-        self.link = Some(Link::start(&self.settings.worker_exe, &args, self.settings.soft.as_ref())?);
+        self.link = Some(WorkerLink::start(&self.settings.worker_exe, &args, self.settings.soft.as_ref())?);
         self.list_at = now;
         Ok(())
     }
 
-    fn list(&mut self, now: Instant) -> Result<(), Silence> {
-        let answer = self.ask(Request::List, self.settings.deadline * LIST_PATIENCE)?;
+    fn list(&mut self, now: Instant) -> Result<(), WorkerError> {
+        let answer = self.ask(GpuRequest::List, self.settings.deadline * LIST_PATIENCE)?;
         self.take_list(now, answer)
     }
 
-    /// Processes the worker's answer to [`Request::List`].
-    pub(crate) fn take_list(&mut self, now: Instant, answer: Answer) -> Result<(), Silence> {
+    /// Processes the worker's answer to [`GpuRequest::List`].
+    pub(crate) fn take_list(&mut self, now: Instant, answer: GpuAnswer) -> Result<(), WorkerError> {
         match answer {
-            Answer::Cards { cards, unread } => {
+            GpuAnswer::Cards { cards, unread } => {
                 self.facts = cards;
                 self.list_at = now + if unread { LIST_EVERY_UNLISTED } else { LIST_EVERY };
                 self.tell_cards();
                 self.measure_contexts();
             }
-            Answer::Unlisted(why) => self.unlist(why),
-            Answer::Looks(_) => return Err(Silence::Senseless),
+            GpuAnswer::Unlisted(why) => self.unlist(why),
+            GpuAnswer::Looks(_) => return Err(WorkerError::Senseless),
         }
         Ok(())
     }
 
-    fn look(&mut self) -> Result<(), Silence> {
+    fn look(&mut self) -> Result<(), WorkerError> {
         let begun = self.clock.now();
-        let answer = self.ask(Request::Look { busy: self.eyes.is_watching() }, self.settings.deadline)?;
+        let answer = self.ask(GpuRequest::Look { busy: self.eyes.is_watching() }, self.settings.deadline)?;
         self.take_look(begun, answer)
     }
 
-    /// Processes the worker's answer to [`Request::Look`].
-    pub(crate) fn take_look(&mut self, begun: Time, answer: Answer) -> Result<(), Silence> {
+    /// Processes the worker's answer to [`GpuRequest::GpuReading`].
+    pub(crate) fn take_look(&mut self, begun: Time, answer: GpuAnswer) -> Result<(), WorkerError> {
         match answer {
-            Answer::Looks(looks) => {
+            GpuAnswer::Looks(looks) => {
                 self.wait = WAIT_MIN;
                 self.tell_looks(begun, looks);
             }
-            Answer::Unlisted(why) => {
+            GpuAnswer::Unlisted(why) => {
                 self.tell_all(begun, &Unreadable::Failed(why.to_string()));
                 self.unlist(why);
             }
-            Answer::Cards { .. } => return Err(Silence::Senseless),
+            GpuAnswer::Cards { .. } => return Err(WorkerError::Senseless),
         }
         Ok(())
     }
 
-    fn ask(&mut self, request: Request, patience: Duration) -> Result<Answer, Silence> {
-        let link = self.link.as_mut().ok_or(Silence::Ended)?;
-        let line = serde_json::to_string(&request).map_err(|_| Silence::Senseless)?;
+    fn ask(&mut self, request: GpuRequest, patience: Duration) -> Result<GpuAnswer, WorkerError> {
+        let link = self.link.as_mut().ok_or(WorkerError::Ended)?;
+        let line = serde_json::to_string(&request).map_err(|_| WorkerError::Senseless)?;
         read_answer(&link.ask(&line, patience, &self.shared.stop)?)
     }
 
     /// The worker hangs, is dead or answers nonsense: all GPUs become unreadable, and a new worker is started later.
-    fn lose_worker(&mut self, silence: &Silence) {
-        if matches!(silence, Silence::Stopped) {
+    fn lose_worker(&mut self, silence: &WorkerError) {
+        if matches!(silence, WorkerError::Stopped) {
             return;
         }
         self.tell_all(self.clock.now(), &Unreadable::NoAnswer);
         if self.facts.is_empty() {
-            self.tell_unlisted(Unlisted {
-                kind: UnlistedKind::NoAnswer,
+            self.tell_unlisted(GpuListError {
+                kind: GpuListErrorKind::NoAnswer,
                 what: format!("the worker that reads the GPUs gives no answer: {}", with_cause(silence)),
                 remedy: "it is started again by itself; look at the kernel's log (`dmesg`) if this stays".to_owned(),
             });
         }
-        self.unreaped.extend(self.link.take().and_then(Link::end));
+        self.unreaped.extend(self.link.take().and_then(WorkerLink::end));
         self.start_at = Instant::now() + self.wait;
         self.wait = (self.wait * 2).min(WAIT_MAX);
     }
 
-    fn unlist(&mut self, why: Unlisted) {
+    fn unlist(&mut self, why: GpuListError) {
         self.list_at = Instant::now() + LIST_EVERY_UNLISTED;
         self.tell_unlisted(why);
     }
 
-    fn tell_unlisted(&mut self, why: Unlisted) {
+    fn tell_unlisted(&mut self, why: GpuListError) {
         let why = Err(why);
         if self.told.as_ref() != Some(&why) {
             self.told = Some(why.clone());
-            self.eyes.send(Message::Tell(why.map_or_else(Sight::Unlisted, Sight::Cards)));
+            self.eyes.send(ProcessMessage::Tell(why.map_or_else(HostReport::Unlisted, HostReport::Cards)));
         }
     }
 
@@ -303,22 +308,22 @@ impl CardThread {
         }
         if self.told.as_ref().and_then(|told| told.as_ref().ok()) != Some(&self.facts) {
             self.told = Some(Ok(self.facts.clone()));
-            self.eyes.send(Message::Tell(Sight::Cards(self.facts.clone())));
+            self.eyes.send(ProcessMessage::Tell(HostReport::Cards(self.facts.clone())));
         }
     }
 
-    fn tell_looks(&self, begun: Time, looks: Vec<Look>) {
-        for Look { uuid, seen } in looks {
+    fn tell_looks(&self, begun: Time, looks: Vec<GpuReading>) {
+        for GpuReading { uuid, seen } in looks {
             let busy = seen.busy();
             let observation = Observation { begun, reading: seen.into_reading() };
-            self.eyes.send(Message::Looked { uuid, observation, busy });
+            self.eyes.send(ProcessMessage::Looked { uuid, observation, busy });
         }
     }
 
     fn tell_all(&self, begun: Time, why: &Unreadable) {
         for card in &self.facts {
             let observation = Observation { begun, reading: Reading::Unreadable(why.clone()) };
-            self.eyes.send(Message::Looked { uuid: card.uuid.clone(), observation, busy: Vec::new() });
+            self.eyes.send(ProcessMessage::Looked { uuid: card.uuid.clone(), observation, busy: Vec::new() });
         }
     }
 
@@ -352,7 +357,7 @@ impl CardThread {
 
     /// Ends the worker, and waits a moment so that none outlives this process unless it is stuck.
     fn finish(mut self) {
-        self.unreaped.extend(self.link.take().and_then(Link::end));
+        self.unreaped.extend(self.link.take().and_then(WorkerLink::end));
         if let Some(thread) = self.measuring.take() {
             let _ = thread.join(); // it has said on stderr why it panicked, if it did
         }
@@ -361,20 +366,20 @@ impl CardThread {
 }
 
 /// Parses one line of the worker.
-pub(crate) fn read_answer(line: &[u8]) -> Result<Answer, Silence> {
-    serde_json::from_slice(line).map_err(|_| Silence::Senseless)
+pub(crate) fn read_answer(line: &[u8]) -> Result<GpuAnswer, WorkerError> {
+    serde_json::from_slice(line).map_err(|_| WorkerError::Senseless)
 }
 
 /// Measures one GPU after the other. A failed measurement stays unknown; the worker writes the reason to stderr.
-fn measure(exe: &Path, soft: Option<&SoftPlace>, uuids: Vec<String>, shared: &Shared) {
+fn measure(exe: &Path, soft: Option<&SoftPlace>, uuids: Vec<String>, shared: &GpuThreadHandle) {
     for uuid in uuids {
         if shared.stop.is_ringing() {
             return;
         }
-        let Ok(mut link) = Link::start(exe, &["context".to_owned(), uuid.clone()], soft) else { return };
+        let Ok(mut link) = WorkerLink::start(exe, &["context".to_owned(), uuid.clone()], soft) else { return };
         let heard = link.hear(CONTEXT_PATIENCE, &shared.stop);
         reap(link.end().into_iter().collect());
-        if let Some(measured) = heard.ok().and_then(|line| serde_json::from_slice::<Measured>(&line).ok()) {
+        if let Some(measured) = heard.ok().and_then(|line| serde_json::from_slice::<MeasuredContext>(&line).ok()) {
             shared.tell_measured(uuid, measured.context);
         }
     }

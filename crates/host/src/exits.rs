@@ -4,7 +4,7 @@
 //! only for listening.
 
 use crate::process;
-use crate::wake::{Wake, timespec};
+use crate::wake::{WakeEvent, timespec};
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Resource, getrlimit, pidfd_open};
@@ -24,7 +24,7 @@ const BELL: u64 = 0;
 
 /// Whether the exit of a process must be noticed at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ear {
+pub(crate) enum ExitWatch {
     /// Half of the descriptors are reserved for these: the processes that leases are bound to, and those on GPUs.
     Reserved,
     /// As long as descriptors are left.
@@ -42,7 +42,7 @@ pub(crate) struct Exits {
 }
 
 impl Exits {
-    pub(crate) fn new(bell: &Wake) -> io::Result<Exits> {
+    pub(crate) fn new(bell: &WakeEvent) -> io::Result<Exits> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, bell.as_fd(), EventData::new_u64(BELL), EventFlags::IN)?;
         Ok(Exits {
@@ -55,14 +55,14 @@ impl Exits {
     }
 
     /// Listens for the end of exactly this process. False if it has ended already.
-    pub(crate) fn listen(&mut self, key: ProcKey, ear: Ear) -> bool {
+    pub(crate) fn listen(&mut self, key: ProcKey, ear: ExitWatch) -> bool {
         if self.ears.contains_key(&key) {
             return true;
         }
         let ears_max = match ear {
-            Ear::Reserved => self.ears_max,
-            Ear::Ordinary => self.ears_max / 2,
-            Ear::None => 0,
+            ExitWatch::Reserved => self.ears_max,
+            ExitWatch::Ordinary => self.ears_max / 2,
+            ExitWatch::None => 0,
         };
         let ear = if self.ears.len() < ears_max { open(key.pid) } else { Ok(None) };
         // Checked after opening: from here on the descriptor means this process and no other.

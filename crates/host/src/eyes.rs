@@ -3,15 +3,15 @@
 //! It sleeps until a member ends, a message comes or a refresh is due; with no holder to watch, only messages wake
 //! it. The GPU thread reads the GPUs.
 
-use crate::Sight;
-use crate::audit::Forebears;
+use crate::HostReport;
+use crate::audit::AncestorHistory;
 use crate::exits::Exits;
 use crate::mark::Grant;
 use crate::process;
 use crate::roster::Roster;
-use crate::shims::{self, Hub};
-use crate::wake::Wake;
-use crate::warden::WardenInbox;
+use crate::shims::{self, ShimHub};
+use crate::wake::WakeEvent;
+use crate::warden::UnleasedMonitorInbox;
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,7 +27,7 @@ use sublet_core::units::Bytes;
 const LOOKS_WAITING_MAX: usize = 256;
 
 /// Messages to the process thread.
-pub(crate) enum Message {
+pub(crate) enum ProcessMessage {
     Watch {
         lease: LeaseId,
         uid: u32,
@@ -63,27 +63,27 @@ pub(crate) enum Message {
     /// All leases that existed at the start are watched.
     RosterComplete,
     /// To be passed on unchanged, in order.
-    Tell(Sight),
+    Tell(HostReport),
     Stop,
 }
 
 /// The queue of the process thread. Never blocks.
 #[derive(Clone)]
-pub(crate) struct Inbox {
-    queue: mpsc::Sender<Message>,
-    bell: Arc<Wake>,
+pub(crate) struct ProcessThreadInbox {
+    queue: mpsc::Sender<ProcessMessage>,
+    bell: Arc<WakeEvent>,
     looks_waiting: Arc<AtomicUsize>,
     watching: Arc<AtomicBool>,
 }
 
-impl Inbox {
+impl ProcessThreadInbox {
     /// True if any holder is watched.
     pub(crate) fn is_watching(&self) -> bool {
         self.watching.load(Ordering::Acquire)
     }
 
-    pub(crate) fn send(&self, message: Message) {
-        if matches!(message, Message::Looked { .. })
+    pub(crate) fn send(&self, message: ProcessMessage) {
+        if matches!(message, ProcessMessage::Looked { .. })
             && self.looks_waiting.fetch_add(1, Ordering::AcqRel) >= LOOKS_WAITING_MAX
         {
             self.looks_waiting.fetch_sub(1, Ordering::AcqRel);
@@ -95,10 +95,10 @@ impl Inbox {
     }
 }
 
-pub(crate) struct Eyes {
+pub(crate) struct ProcessThread {
     roster: Roster,
-    queue: mpsc::Receiver<Message>,
-    bell: Arc<Wake>,
+    queue: mpsc::Receiver<ProcessMessage>,
+    bell: Arc<WakeEvent>,
     looks_waiting: Arc<AtomicUsize>,
     watching: Arc<AtomicBool>,
     period: Duration,
@@ -114,24 +114,27 @@ pub(crate) struct Eyes {
     heirs: BTreeMap<u32, ProcKey>,
     /// Leases with a watch that has just begun, until one sweep searches for all of them.
     begun: BTreeSet<LeaseId>,
-    hub: Option<Hub>,
-    warden: Option<WardenInbox>,
-    sink: Box<dyn Fn(Sight) + Send + Sync>,
+    hub: Option<ShimHub>,
+    warden: Option<UnleasedMonitorInbox>,
+    sink: Box<dyn Fn(HostReport) + Send + Sync>,
 }
 
-impl Eyes {
-    pub(crate) fn new(period: Duration, sink: Box<dyn Fn(Sight) + Send + Sync>) -> io::Result<(Eyes, Inbox)> {
+impl ProcessThread {
+    pub(crate) fn new(
+        period: Duration,
+        sink: Box<dyn Fn(HostReport) + Send + Sync>,
+    ) -> io::Result<(ProcessThread, ProcessThreadInbox)> {
         let (sender, queue) = mpsc::channel();
-        let bell = Arc::new(Wake::new()?);
+        let bell = Arc::new(WakeEvent::new()?);
         let looks_waiting = Arc::new(AtomicUsize::new(0));
         let watching = Arc::new(AtomicBool::new(false));
-        let inbox = Inbox {
+        let inbox = ProcessThreadInbox {
             queue: sender,
             bell: Arc::clone(&bell),
             looks_waiting: Arc::clone(&looks_waiting),
             watching: Arc::clone(&watching),
         };
-        let eyes = Eyes {
+        let eyes = ProcessThread {
             roster: Roster::new(Exits::new(&bell)?),
             queue,
             bell,
@@ -152,16 +155,16 @@ impl Eyes {
     }
 
     /// Readings are also passed to the hub.
-    pub(crate) fn set_hub(&mut self, hub: Hub) {
+    pub(crate) fn set_hub(&mut self, hub: ShimHub) {
         self.hub = Some(hub);
     }
 
     /// Processes of no holder are passed to that thread for an audit.
-    pub(crate) fn set_forebears(&mut self, forebears: Forebears) {
+    pub(crate) fn set_forebears(&mut self, forebears: AncestorHistory) {
         self.roster.set_forebears(forebears);
     }
 
-    pub(crate) fn set_warden(&mut self, warden: WardenInbox) {
+    pub(crate) fn set_warden(&mut self, warden: UnleasedMonitorInbox) {
         self.warden = Some(warden);
     }
 
@@ -192,10 +195,10 @@ impl Eyes {
         let progress = self.roster.advance();
         for (lease, activity) in progress.refreshed {
             if activity.worked {
-                (self.sink)(Sight::Worked { lease });
+                (self.sink)(HostReport::Worked { lease });
             }
             if activity.got_input {
-                (self.sink)(Sight::Input { lease });
+                (self.sink)(HostReport::Input { lease });
             }
             self.tell_members(lease);
         }
@@ -211,16 +214,16 @@ impl Eyes {
     pub(crate) fn take_messages(&mut self) -> bool {
         while let Ok(message) = self.queue.try_recv() {
             match message {
-                Message::Watch { lease, uid, roots, grant } => self.begin(lease, uid, roots, grant),
-                Message::Granted { lease, grant } => {
+                ProcessMessage::Watch { lease, uid, roots, grant } => self.begin(lease, uid, roots, grant),
+                ProcessMessage::Granted { lease, grant } => {
                     self.begun.extend(self.roster.set_grant(lease, grant));
                     self.strangers.clear();
                 }
-                Message::Forget { lease } => {
+                ProcessMessage::Forget { lease } => {
                     self.begun.extend(self.roster.end(lease));
                     self.begun.remove(&lease);
                 }
-                Message::Looked { uuid, observation, busy } => {
+                ProcessMessage::Looked { uuid, observation, busy } => {
                     self.looks_waiting.fetch_sub(1, Ordering::AcqRel);
                     match &mut self.early {
                         Some(early) => drop(early.insert(uuid, (observation, busy))),
@@ -230,20 +233,20 @@ impl Eyes {
                         }
                     }
                 }
-                Message::RosterComplete => {
+                ProcessMessage::RosterComplete => {
                     self.find_begun();
                     for (uuid, (observation, busy)) in self.early.take().into_iter().flatten() {
                         self.pass_on_look(uuid, observation, &busy);
                     }
                 }
-                Message::Heir { dead, heir } => {
+                ProcessMessage::Heir { dead, heir } => {
                     self.heirs.remove(&dead);
                     self.heirs.extend(heir.map(|heir| (dead, heir)));
                     // Entries are by pid; most of these processes have ended by now.
                     self.heirs.retain(|_, heir| process::is_running(*heir));
                 }
-                Message::JudgedByShim { lease, is } => self.roster.judge_by_shim(lease, is),
-                Message::Stirred => {
+                ProcessMessage::JudgedByShim { lease, is } => self.roster.judge_by_shim(lease, is),
+                ProcessMessage::Stirred => {
                     for lease in self.roster.leases() {
                         if !self.roster.is_crowd(lease) {
                             self.roster.grow(lease);
@@ -251,8 +254,8 @@ impl Eyes {
                         }
                     }
                 }
-                Message::Tell(sight) => (self.sink)(sight),
-                Message::Stop => return false,
+                ProcessMessage::Tell(sight) => (self.sink)(sight),
+                ProcessMessage::Stop => return false,
             }
         }
         self.find_begun();
@@ -296,7 +299,7 @@ impl Eyes {
             }
         }
         let strangers = self.unowned(&observation.reading);
-        (self.sink)(Sight::Observed { uuid, observation });
+        (self.sink)(HostReport::Observed { uuid, observation });
         if let Some(warden) = self.warden.as_ref().filter(|_| !strangers.is_empty()) {
             warden.present(strangers);
         }
@@ -396,7 +399,7 @@ impl Eyes {
                 self.tell_members(lease);
             } else if sure {
                 drop(self.roster.end(lease));
-                (self.sink)(Sight::Gone { lease });
+                (self.sink)(HostReport::Gone { lease });
             }
             // Not certain: unreadable is not gone. The next refresh checks again.
         }
@@ -404,7 +407,7 @@ impl Eyes {
 
     fn tell_members(&mut self, lease: LeaseId) {
         if let Some((processes, restricted)) = self.roster.news(lease) {
-            (self.sink)(Sight::Members { lease, processes, restricted });
+            (self.sink)(HostReport::Members { lease, processes, restricted });
         }
     }
 }

@@ -65,7 +65,7 @@ const TERM: u8 = 15;
 
 /// One signal of [`notify`], and its outcome.
 #[derive(Debug)]
-pub struct Delivery {
+pub struct SignalDelivery {
     /// The intended process.
     pub process: ProcKey,
     /// The signal's number: the one that was asked for, or SIGTERM.
@@ -83,18 +83,18 @@ pub struct Delivery {
 /// A process without a handler would die of most signals, and one that ignores the signal chose not to get it:
 /// neither gets it. The top process is the earliest of `processes` with a parent outside of them: for `sublet run`,
 /// its command.
-pub fn notify(processes: &[ProcKey], uid: u32, signal: u8) -> Vec<Delivery> {
+pub fn notify(processes: &[ProcKey], uid: u32, signal: u8) -> Vec<SignalDelivery> {
     let send = |process: ProcKey, number: u8| {
         let outcome = self::signal(process, uid, number);
-        Delivery { process, signal: number, outcome }
+        SignalDelivery { process, signal: number, outcome }
     };
     let is_others = |process: &ProcKey| Uids::read(process.pid).is_ok_and(|uids| uids.other_than(uid).is_some());
     let (others, own): (Vec<ProcKey>, Vec<ProcKey>) = processes.iter().copied().partition(is_others);
     // Each is refused by itself, with the reason.
-    let left_out: Vec<Delivery> = others.into_iter().map(|process| send(process, signal)).collect();
+    let left_out: Vec<SignalDelivery> = others.into_iter().map(|process| send(process, signal)).collect();
     let processes = own.as_slice();
     let catches = |process: &&ProcKey| disposition(**process, signal) == Some(Disposition::Caught);
-    let caught: Vec<Delivery> = processes.iter().filter(catches).map(|process| send(*process, signal)).collect();
+    let caught: Vec<SignalDelivery> = processes.iter().filter(catches).map(|process| send(*process, signal)).collect();
     if !caught.is_empty() {
         return caught.into_iter().chain(left_out).collect();
     }
@@ -196,7 +196,7 @@ mod tests {
         line.trim_end().to_owned()
     }
 
-    fn sent(deliveries: &[Delivery]) -> Vec<(u32, u8)> {
+    fn sent(deliveries: &[SignalDelivery]) -> Vec<(u32, u8)> {
         deliveries.iter().map(|it| (it.process.pid, it.signal)).collect()
     }
 

@@ -24,9 +24,9 @@ const NO_LIMIT: u64 = 1 << 60;
 
 /// Why the room of a cgroup is unknown.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Unknown(String);
+pub(crate) struct UnknownRoom(String);
 
-impl fmt::Display for Unknown {
+impl fmt::Display for UnknownRoom {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
@@ -67,13 +67,13 @@ const LEGACY: LimitFiles = LimitFiles {
 
 impl MemoryCgroup {
     /// The memory cgroup of a process; `None` if the host has no memory cgroups.
-    pub(crate) fn of(pid: u32) -> Result<Option<MemoryCgroup>, Unknown> {
-        let cgroups = process::cgroups(pid).map_err(|error| Unknown(error.to_string()))?;
+    pub(crate) fn of(pid: u32) -> Result<Option<MemoryCgroup>, UnknownRoom> {
+        let cgroups = process::cgroups(pid).map_err(|error| UnknownRoom(error.to_string()))?;
         MemoryCgroup::among(&cgroups)
     }
 
     /// The memory cgroup among the cgroups of a process.
-    pub(crate) fn among(cgroups: &[Cgroup]) -> Result<Option<MemoryCgroup>, Unknown> {
+    pub(crate) fn among(cgroups: &[Cgroup]) -> Result<Option<MemoryCgroup>, UnknownRoom> {
         // Memory is in one hierarchy: in one of version 1, or else in that of version 2.
         let legacy = cgroups.iter().find(|it| it.controllers.split(',').any(|one| one == "memory"));
         let found = legacy.map(|it| (it, &LEGACY));
@@ -85,7 +85,7 @@ impl MemoryCgroup {
             Some(directory) => Ok(Some(MemoryCgroup::at(&directory, files))),
             // No such hierarchy is mounted, and this is the top of it.
             None if cgroup.path == "/" => Ok(None),
-            None => Err(Unknown(format!("its cgroup {} is not to be found below /sys/fs/cgroup", cgroup.path))),
+            None => Err(UnknownRoom(format!("its cgroup {} is not to be found below /sys/fs/cgroup", cgroup.path))),
         }
     }
 
@@ -101,7 +101,7 @@ impl MemoryCgroup {
     }
 
     /// The minimum room of it and of all above, less the bytes booked at each; `None` without any limit.
-    fn room(&self, booked: impl Fn(&Path) -> u64) -> Result<Option<u64>, Unknown> {
+    fn room(&self, booked: impl Fn(&Path) -> u64) -> Result<Option<u64>, UnknownRoom> {
         let mut least = None;
         for level in &self.levels {
             let room = self.files.room_of(level)?.map(|room| room.saturating_sub(booked(level)));
@@ -112,12 +112,12 @@ impl MemoryCgroup {
 }
 
 impl LimitFiles {
-    fn room_of(&self, level: &Path) -> Result<Option<u64>, Unknown> {
+    fn room_of(&self, level: &Path) -> Result<Option<u64>, UnknownRoom> {
         let mut least = None;
         for (limit, used) in self.limits {
             let Some(limit) = number(&level.join(limit))?.filter(|limit| *limit < NO_LIMIT) else { continue };
             let used = level.join(used);
-            let used = number(&used)?.ok_or_else(|| Unknown(format!("{} is not there", used.display())))?;
+            let used = number(&used)?.ok_or_else(|| UnknownRoom(format!("{} is not there", used.display())))?;
             // If the file cannot be read, nothing counts as reclaimable.
             let stat = fs::read_to_string(level.join("memory.stat")).unwrap_or_default();
             let spare: u64 = stat
@@ -135,8 +135,8 @@ impl LimitFiles {
 
 /// The number in a file of a cgroup; `None` for the word `max`, and where there is no such file: the top of a
 /// hierarchy has none, nor has a cgroup without the controller.
-fn number(file: &Path) -> Result<Option<u64>, Unknown> {
-    let unknown = |why: &dyn fmt::Display| Unknown(format!("{}: {why}", file.display()));
+fn number(file: &Path) -> Result<Option<u64>, UnknownRoom> {
+    let unknown = |why: &dyn fmt::Display| UnknownRoom(format!("{}: {why}", file.display()));
     match fs::read_to_string(file) {
         Ok(text) if text.trim() == "max" => Ok(None),
         Ok(text) => text.trim().parse().map(Some).map_err(|error| unknown(&error)),
@@ -167,7 +167,7 @@ type Booked = BTreeMap<Booker, Vec<(MemoryCgroup, u64)>>;
 
 impl Bookings {
     /// Bytes that a cgroup still allows beside the bookings of others; `None` without a limit.
-    pub(crate) fn room(&self, cgroup: &MemoryCgroup, booker: Booker) -> Result<Option<u64>, Unknown> {
+    pub(crate) fn room(&self, cgroup: &MemoryCgroup, booker: Booker) -> Result<Option<u64>, UnknownRoom> {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         room(&all, cgroup, booker)
     }
@@ -205,10 +205,10 @@ pub(crate) enum NoRoom {
     /// Only this many bytes are left.
     Only(u64),
     /// The room is unknown.
-    Unknown(Unknown),
+    Unknown(UnknownRoom),
 }
 
-fn room(all: &Booked, cgroup: &MemoryCgroup, booker: Booker) -> Result<Option<u64>, Unknown> {
+fn room(all: &Booked, cgroup: &MemoryCgroup, booker: Booker) -> Result<Option<u64>, UnknownRoom> {
     let others = || all.iter().filter(|(by, _)| **by != booker).flat_map(|(_, booked)| booked);
     cgroup.room(|level| {
         let here = others().filter(|(cgroup, _)| cgroup.levels.iter().any(|it| it == level));
@@ -235,7 +235,7 @@ mod tests {
         }
     }
 
-    fn room_at(directory: &Path, files: &'static LimitFiles) -> Result<Option<u64>, Unknown> {
+    fn room_at(directory: &Path, files: &'static LimitFiles) -> Result<Option<u64>, UnknownRoom> {
         MemoryCgroup::at(directory, files).room(|_| 0)
     }
 

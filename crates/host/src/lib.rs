@@ -44,14 +44,14 @@ mod wake;
 mod warden;
 pub mod worker;
 
-pub use sight::{Counts, Sight, Unlisted, UnlistedKind};
+pub use sight::{ActivityCounts, GpuListError, GpuListErrorKind, HostReport};
 
 use clock::Clock;
-use driver::{Driven, DriverSettings};
-use eyes::Message;
+use driver::{DriverSettings, DriverTarget};
+use eyes::ProcessMessage;
 use gpu::{GpuKind, GpuSpec};
 use mark::Grant;
-use shims::{Hub, ShimSettings, Wish};
+use shims::{ShimHub, ShimSettings, ShimTarget};
 use soft::SoftPlace;
 use std::io;
 use std::path::PathBuf;
@@ -62,11 +62,11 @@ use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::stranger::{Blow, StrangerId, Who};
 use sublet_core::units::{Bytes, Time};
 use thiserror::Error;
-use warden::{Trial, Warden};
+use warden::{PidTest, UnleasedMonitor};
 
 /// Settings for reading the host.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct HostSettings {
     /// Which GPUs to read.
     pub gpu: GpuSpec,
     /// The executable that becomes a worker when its first argument is `worker`.
@@ -87,10 +87,10 @@ pub struct Settings {
     pub driver: Option<DriverSettings>,
 }
 
-impl Settings {
+impl HostSettings {
     /// The defaults: this executable as worker, a reading each second, a deadline of two seconds, no measuring.
-    pub fn new(gpu: GpuSpec) -> Settings {
-        Settings {
+    pub fn new(gpu: GpuSpec) -> HostSettings {
+        HostSettings {
             gpu,
             // Not its path: that may name another version by the time a worker is restarted.
             worker_exe: PathBuf::from("/proc/self/exe"),
@@ -129,31 +129,32 @@ pub enum HostError {
 
 /// The running threads. Dropping it stops them and ends the worker.
 pub struct Host {
-    cards: Arc<cards::Shared>,
-    eyes: eyes::Inbox,
-    hub: Option<Hub>,
-    driver: Option<driver::Hub>,
-    warden: warden::WardenInbox,
+    cards: Arc<cards::GpuThreadHandle>,
+    eyes: eyes::ProcessThreadInbox,
+    hub: Option<ShimHub>,
+    driver: Option<driver::DriverHub>,
+    warden: warden::UnleasedMonitorInbox,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Host {
     /// Starts the threads; every report goes to `sink`, from one thread.
     ///
-    /// If the GPUs cannot be listed, that is a [`Sight::Unlisted`], not an error: listing is tried again.
+    /// If the GPUs cannot be listed, that is a [`HostReport::GpuListError`], not an error: listing is tried again.
     pub fn start(
-        settings: Settings,
+        settings: HostSettings,
         clock: Clock,
-        sink: impl Fn(Sight) + Send + Sync + 'static,
+        sink: impl Fn(HostReport) + Send + Sync + 'static,
     ) -> Result<Host, HostError> {
         if settings.gpu.kind() == GpuKind::Soft && settings.soft.is_none() {
             return Err(HostError::NoSoftCards);
         }
-        let (mut eyes, inbox) = eyes::Eyes::new(settings.period, Box::new(sink)).map_err(HostError::Descriptors)?;
-        let shared = Arc::new(cards::Shared::new().map_err(HostError::Descriptors)?);
+        let (mut eyes, inbox) =
+            eyes::ProcessThread::new(settings.period, Box::new(sink)).map_err(HostError::Descriptors)?;
+        let shared = Arc::new(cards::GpuThreadHandle::new().map_err(HostError::Descriptors)?);
         let bookings = headroom::Bookings::default();
         let hub = settings.shims.as_ref().map(|shims| {
-            Hub::open(shims, inbox.clone(), Arc::clone(&shared), bookings.clone())
+            ShimHub::open(shims, inbox.clone(), Arc::clone(&shared), bookings.clone())
                 .map_err(|source| HostError::Shims { socket: shims.socket.clone(), source })
         });
         let (hub, hub_work) = hub.transpose()?.unzip();
@@ -163,26 +164,26 @@ impl Host {
         let (exe, soft) = (settings.worker_exe.clone(), settings.soft.clone());
         // Scripted GPUs have no driver.
         let driver = settings.driver.clone().filter(|_| !matches!(settings.gpu, GpuSpec::Scripted { .. }));
-        let driver =
-            driver.map(|settings| driver::Hub::open(settings, exe, soft, inbox.clone(), Arc::clone(&shared), bookings));
+        let driver = driver
+            .map(|settings| driver::DriverHub::open(settings, exe, soft, inbox.clone(), Arc::clone(&shared), bookings));
         let (driver, driver_work) = driver.transpose().map_err(HostError::Descriptors)?.unzip();
-        let trial = Trial {
+        let trial = PidTest {
             exe: settings.worker_exe.clone(),
             soft: settings.soft.clone(),
             scripted: settings.gpu.kind() == GpuKind::Scripted,
         };
         let (mut warden, warden_inbox) =
-            Warden::new(inbox.clone(), Arc::clone(&shared), trial).map_err(HostError::Descriptors)?;
+            UnleasedMonitor::new(inbox.clone(), Arc::clone(&shared), trial).map_err(HostError::Descriptors)?;
         eyes.set_warden(warden_inbox.clone());
         // Hints only bring forward what comes by itself: without them everything works, a little later.
         let soft: Vec<PathBuf> = settings.soft.iter().map(|soft| soft.state.clone()).collect();
-        let hints = (settings.gpu.kind() != GpuKind::Scripted).then(|| audit::Hints::open(&soft).ok()).flatten();
+        let hints = (settings.gpu.kind() != GpuKind::Scripted).then(|| audit::HintListener::open(&soft).ok()).flatten();
         if let Some((hints, _)) = &hints {
             eyes.set_forebears(hints.forebears());
             warden.set_forebears(hints.forebears());
         }
         let hints = hints.map(|(hints, missing)| (hints, missing, inbox.clone()));
-        let cards = cards::CardThread::new(settings, clock, Arc::clone(&shared), inbox.clone());
+        let cards = cards::GpuThread::new(settings, clock, Arc::clone(&shared), inbox.clone());
         let mut host = Host { cards: shared, eyes: inbox, hub, driver, warden: warden_inbox, threads: Vec::new() };
         if let Some(work) = hub_work {
             host.spawn("sublet-shims", work)?;
@@ -204,20 +205,20 @@ impl Host {
     /// the lease's own cgroup, or, once it was [granted](Host::granted), `SUBLET_LEASE` and `SUBLET_EPOCH` in the
     /// environment of a process of `uid`; in a container also `SUBLET_MARK`.
     ///
-    /// Answered by [`Sight::Members`] or [`Sight::Gone`]. Watching a lease again replaces its roots; present members
+    /// Answered by [`HostReport::Members`] or [`HostReport::Gone`]. Watching a lease again replaces its roots; present members
     /// stay members until they end. A root that is in another lease's tree leaves it, with all its descendants.
     pub fn watch(&self, lease: LeaseId, uid: u32, roots: Vec<ProcKey>, grant: Option<Grant>) {
-        self.eyes.send(Message::Watch { lease, uid, roots, grant });
+        self.eyes.send(ProcessMessage::Watch { lease, uid, roots, grant });
     }
 
     /// A watched lease was granted: its programs carry `SUBLET_LEASE` with this `SUBLET_EPOCH` and `SUBLET_MARK`.
     pub fn granted(&self, lease: LeaseId, grant: Grant) {
-        self.eyes.send(Message::Granted { lease, grant });
+        self.eyes.send(ProcessMessage::Granted { lease, grant });
     }
 
     /// Stops watching a holder. Nothing more is reported about it; its processes are not affected.
     pub fn forget(&self, lease: LeaseId) {
-        self.eyes.send(Message::Forget { lease });
+        self.eyes.send(ProcessMessage::Forget { lease });
     }
 
     /// Requests a reading of the GPUs soon. Several requests at once cause one reading, but a request made during a
@@ -227,8 +228,8 @@ impl Host {
     }
 
     /// Sets where a holder's bytes shall be, and what it may have of its GPUs. Each of its programs that is elsewhere
-    /// is ordered to move, now and when it connects again; each answer is a [`Sight::Said`].
-    pub fn wish(&self, wish: Wish) {
+    /// is ordered to move, now and when it connects again; each answer is a [`HostReport::Said`].
+    pub fn wish(&self, wish: ShimTarget) {
         if let Some(hub) = &self.hub {
             hub.wish(wish);
         }
@@ -245,7 +246,7 @@ impl Host {
     /// readings of the GPUs are reported, and programs with the library are accepted. Both wait until then, so that
     /// no program of a lease is taken for unleased, or for one of a lease that is over.
     pub fn listen(&self) {
-        self.eyes.send(Message::RosterComplete);
+        self.eyes.send(ProcessMessage::RosterComplete);
         if let Some(hub) = &self.hub {
             hub.listen();
         }
@@ -260,7 +261,7 @@ impl Host {
 
     /// Bytes of host memory that are kept ready for parked bytes.
     pub fn stock(&self) -> u64 {
-        self.hub.as_ref().map_or(0, Hub::stock)
+        self.hub.as_ref().map_or(0, ShimHub::stock)
     }
 
     /// A waiter needs a holder's GPUs: its programs prepare to park.
@@ -271,23 +272,25 @@ impl Host {
     }
 
     /// Sets where the bytes of a holder shall be that the driver itself moves. Each of its processes that is
-    /// elsewhere is moved; the outcome is a [`Sight::Driven`]. A refused target is tried again when this is called
+    /// elsewhere is moved; the outcome is a [`HostReport::DriverTarget`]. A refused target is tried again when this is called
     /// again.
-    pub fn drive(&self, wish: Driven) {
+    pub fn drive(&self, wish: DriverTarget) {
         if let Some(driver) = &self.driver {
             driver.drive(wish);
         }
     }
 
     /// Examines from outside whether the driver could move the processes of a lease of this user; `bytes` is what
-    /// they have on GPUs. Answered for each by a [`Sight::Driven`]; the processes are not affected.
+    /// they have on GPUs. Answered for each by a [`HostReport::DriverTarget`]; the processes are not affected.
     pub fn inspect(&self, (lease, uid): (LeaseId, u32), processes: Vec<ProcKey>, bytes: u64) {
         if let Some(driver) = &self.driver {
             driver.inspect((lease, uid), processes, bytes);
             // A process that could be moved needs host memory to be moved to.
             match &self.hub {
                 Some(hub) => hub.ram(),
-                None => self.eyes.send(Message::Tell(Sight::Ram { available: shims::available().map(Bytes) })),
+                None => {
+                    self.eyes.send(ProcessMessage::Tell(HostReport::Ram { available: shims::available().map(Bytes) }))
+                }
             }
         }
     }
@@ -299,20 +302,20 @@ impl Host {
         }
     }
 
-    /// Audits a process on a GPU again; answered by [`Sight::Audited`] or [`Sight::Left`].
+    /// Audits a process on a GPU again; answered by [`HostReport::Audited`] or [`HostReport::Left`].
     pub fn audit(&self, process: ProcKey) {
         self.warden.audit(process);
     }
 
     /// Audits holders' processes on a GPU that they have no lease for, like unleased processes. To be called with
-    /// each reading that shows them. Answered by [`Sight::Audited`], repeated from time to time, and [`Sight::Left`].
+    /// each reading that shows them. Answered by [`HostReport::Audited`], repeated from time to time, and [`HostReport::Left`].
     pub fn abroad(&self, processes: Vec<ProcKey>) {
         self.warden.present(processes);
     }
 
     /// Sends a signal to the processes of an unleased process, that process first. Each gets it only if it is the one
     /// that was audited, the signal is still wanted, and no rule in `spared` matches the process by then. Answered by
-    /// [`Sight::Struck`], which repeats `of`.
+    /// [`HostReport::Struck`], which repeats `of`.
     pub fn strike(
         &self,
         (stranger, signal, of): (StrangerId, u8, Time),
@@ -330,7 +333,7 @@ impl Host {
     }
 
     /// Tests on a GPU whether the pids that the driver reports are those of this host; answered by
-    /// [`Sight::SelfTested`].
+    /// [`HostReport::SelfTested`].
     pub fn self_test(&self, uuid: String) {
         self.warden.try_card(uuid);
     }
@@ -352,7 +355,7 @@ impl Drop for Host {
             driver.stop();
         }
         self.warden.stop();
-        self.eyes.send(Message::Stop);
+        self.eyes.send(ProcessMessage::Stop);
         for thread in self.threads.drain(..) {
             // A thread that panicked has written so to stderr; there is nothing left to stop.
             let _ = thread.join();

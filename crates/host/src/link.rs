@@ -3,7 +3,7 @@
 //! Only the child that was started here is ever killed, through its handle. Restarting is done by the caller.
 
 use crate::soft::SoftPlace;
-use crate::wake::{Wake, wait_readable};
+use crate::wake::{WakeEvent, wait_readable};
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
@@ -17,7 +17,7 @@ const ANSWER_BYTES_MAX: usize = 16 << 20;
 
 /// Why a worker did not answer.
 #[derive(Debug, Error)]
-pub(crate) enum Silence {
+pub(crate) enum WorkerError {
     #[error("it did not answer within {0:?}")]
     Late(Duration),
     #[error("it ended")]
@@ -31,15 +31,15 @@ pub(crate) enum Silence {
     Stopped,
 }
 
-pub(crate) struct Link {
+pub(crate) struct WorkerLink {
     child: Child,
     stdin: ChildStdin,
     stdout: ChildStdout,
 }
 
-impl Link {
+impl WorkerLink {
     /// Starts a worker; on soft GPUs if they are given.
-    pub(crate) fn start(exe: &Path, args: &[String], soft: Option<&SoftPlace>) -> io::Result<Link> {
+    pub(crate) fn start(exe: &Path, args: &[String], soft: Option<&SoftPlace>) -> io::Result<WorkerLink> {
         let mut child = Command::new(exe)
             .arg0("sublet")
             .arg("worker")
@@ -56,34 +56,34 @@ impl Link {
         let missing = || io::Error::other("a pipe is missing");
         let stdin = child.stdin.take().ok_or_else(missing)?;
         let stdout = child.stdout.take().ok_or_else(missing)?;
-        Ok(Link { child, stdin, stdout })
+        Ok(WorkerLink { child, stdin, stdout })
     }
 
     /// Sends one line and waits for one.
-    pub(crate) fn ask(&mut self, line: &str, patience: Duration, stop: &Wake) -> Result<Vec<u8>, Silence> {
+    pub(crate) fn ask(&mut self, line: &str, patience: Duration, stop: &WakeEvent) -> Result<Vec<u8>, WorkerError> {
         // A request is far smaller than a pipe and the last one was answered, so this cannot block.
-        self.stdin.write_all(format!("{line}\n").as_bytes()).map_err(|_| Silence::Ended)?;
+        self.stdin.write_all(format!("{line}\n").as_bytes()).map_err(|_| WorkerError::Ended)?;
         self.hear(patience, stop)
     }
 
     /// Waits for one line.
-    pub(crate) fn hear(&mut self, patience: Duration, stop: &Wake) -> Result<Vec<u8>, Silence> {
+    pub(crate) fn hear(&mut self, patience: Duration, stop: &WakeEvent) -> Result<Vec<u8>, WorkerError> {
         let until = Instant::now() + patience;
         let mut line = Vec::new();
         let mut piece = [0u8; 8192];
         while !line.ends_with(b"\n") {
             let [told, stopped] = wait_readable([self.stdout.as_fd(), stop.as_fd()], until)?;
             match (stopped, told) {
-                (true, _) => return Err(Silence::Stopped),
-                (false, false) => return Err(Silence::Late(patience)),
+                (true, _) => return Err(WorkerError::Stopped),
+                (false, false) => return Err(WorkerError::Late(patience)),
                 (false, true) => {}
             }
             match self.stdout.read(&mut piece)? {
-                0 => return Err(Silence::Ended),
+                0 => return Err(WorkerError::Ended),
                 n => line.extend_from_slice(&piece[..n]),
             }
             if line.len() > ANSWER_BYTES_MAX {
-                return Err(Silence::Senseless);
+                return Err(WorkerError::Senseless);
             }
         }
         Ok(line)

@@ -20,23 +20,23 @@ pub struct Grant {
     /// The fence of the grant.
     pub epoch: Epoch,
     /// The proof of the lease.
-    pub mark: Mark,
+    pub mark: LeaseProof,
 }
 
 /// The proof that a process was started under a lease.
 #[derive(Clone, Copy, Eq)]
-pub struct Mark(pub [u8; BYTES]);
+pub struct LeaseProof(pub [u8; BYTES]);
 
-impl PartialEq for Mark {
+impl PartialEq for LeaseProof {
     /// Compares in constant time, so that a guess cannot be improved by measuring.
-    fn eq(&self, other: &Mark) -> bool {
+    fn eq(&self, other: &LeaseProof) -> bool {
         let differing = self.0.iter().zip(&other.0).fold(0, |differing, (own, its)| differing | (own ^ its));
         std::hint::black_box(differing) == 0
     }
 }
 
 /// As it is in the environment. `Debug` hides it, for logs.
-impl fmt::Display for Mark {
+impl fmt::Display for LeaseProof {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const DIGITS: &[u8; 16] = b"0123456789abcdef";
         let mut text = [0; 2 * BYTES];
@@ -47,25 +47,25 @@ impl fmt::Display for Mark {
     }
 }
 
-impl fmt::Debug for Mark {
+impl fmt::Debug for LeaseProof {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Mark(…)")
     }
 }
 
-impl FromStr for Mark {
-    type Err = NoMark;
+impl FromStr for LeaseProof {
+    type Err = InvalidProof;
 
-    fn from_str(text: &str) -> Result<Mark, NoMark> {
+    fn from_str(text: &str) -> Result<LeaseProof, InvalidProof> {
         let is_hex = text.len() == 2 * BYTES && text.bytes().all(|byte| byte.is_ascii_hexdigit());
         let number = if is_hex { u128::from_str_radix(text, 16).ok() } else { None };
-        number.map(|number| Mark(number.to_be_bytes())).ok_or(NoMark)
+        number.map(|number| LeaseProof(number.to_be_bytes())).ok_or(InvalidProof)
     }
 }
 
 /// The text does not have the form of a proof.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NoMark;
+pub struct InvalidProof;
 
 #[cfg(test)]
 mod tests {
@@ -73,17 +73,17 @@ mod tests {
 
     #[test]
     fn a_mark_is_read_as_it_was_written_and_by_nothing_shorter_or_longer() {
-        let mark = Mark(*b"\x00\x01sixteen bytes!");
+        let mark = LeaseProof(*b"\x00\x01sixteen bytes!");
         let text = mark.to_string();
         assert_eq!(text.len(), 32);
         assert_eq!(text.parse(), Ok(mark));
         let wrong = [&text[1..], &format!("{text}0"), "", &format!("+{}", &text[1..]), &"é".repeat(16)];
-        wrong.iter().for_each(|wrong| assert_eq!(wrong.parse::<Mark>(), Err(NoMark), "{wrong}"));
+        wrong.iter().for_each(|wrong| assert_eq!(wrong.parse::<LeaseProof>(), Err(InvalidProof), "{wrong}"));
     }
 
     #[test]
     fn marks_that_differ_in_one_bit_are_others_and_none_is_told_by_debug() {
-        let mark = Mark([0xa5; BYTES]);
+        let mark = LeaseProof([0xa5; BYTES]);
         for bit in 0..8 * BYTES {
             let mut other = mark;
             other.0[bit / 8] ^= 1 << (bit % 8);

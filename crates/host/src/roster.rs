@@ -5,12 +5,12 @@
 //! process belongs to one lease at most: the first that found it, unless another names it as a root. Nothing is
 //! reported here.
 
-use crate::activity::Meter;
+use crate::activity::ActivityMeter;
 mod walk;
 
-use crate::audit::{self, Forebears};
-use crate::exits::{Ear, Exits};
-use crate::mark::{self, Grant, Mark};
+use crate::audit::{self, AncestorHistory};
+use crate::exits::{ExitWatch, Exits};
+use crate::mark::{self, Grant, LeaseProof};
 use crate::process::{self, Cgroup, Environment, ProcessError};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs;
@@ -19,7 +19,7 @@ use std::path::Path;
 use std::time::{Instant, SystemTime};
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::member::Restrictions;
-use walk::Walk;
+use walk::LeaseWalk;
 
 /// The environment variable with the lease's name, set for every program started under it.
 pub(crate) const LEASE_VARIABLE: &str = "SUBLET_LEASE";
@@ -36,7 +36,7 @@ const MANY: usize = 1024;
 const PERIODS_MAX: u32 = 8;
 
 /// The processes bound to one lease.
-pub(crate) struct Holder {
+pub(crate) struct WatchedHolder {
     uid: u32,
     /// What its programs carry; `None` until it is granted.
     grant: Option<Grant>,
@@ -44,7 +44,7 @@ pub(crate) struct Holder {
     members: BTreeSet<ProcKey>,
     /// Cgroups made for this holder: every process in them is a member.
     cgroups: Vec<Cgroup>,
-    meter: Meter,
+    meter: ActivityMeter,
     /// It used a GPU since the last sample.
     used_card: bool,
     /// When its programs last read input from a terminal, as of the last sample.
@@ -67,7 +67,7 @@ pub(crate) struct Activity {
 
 /// What the environment of a process says about leases.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Named {
+enum NamedLease {
     Lease(LeaseId),
     /// It names no lease.
     Nothing,
@@ -75,22 +75,22 @@ enum Named {
     Unknown,
 }
 
-impl Named {
+impl NamedLease {
     fn lease(self) -> Option<LeaseId> {
         match self {
-            Named::Lease(lease) => Some(lease),
-            Named::Nothing | Named::Unknown => None,
+            NamedLease::Lease(lease) => Some(lease),
+            NamedLease::Nothing | NamedLease::Unknown => None,
         }
     }
 }
 
 pub(crate) struct Roster {
-    holders: BTreeMap<LeaseId, Holder>,
+    holders: BTreeMap<LeaseId, WatchedHolder>,
     owner: BTreeMap<ProcKey, LeaseId>,
     exits: Exits,
-    forebears: Forebears,
+    forebears: AncestorHistory,
     ticks_per_s: u64,
-    walks: VecDeque<Walk>,
+    walks: VecDeque<LeaseWalk>,
     /// Processes that named no lease in a sweep, with the image that they ran then.
     unmarked: BTreeMap<ProcKey, [u64; 3]>,
 }
@@ -98,7 +98,7 @@ pub(crate) struct Roster {
 impl Roster {
     pub(crate) fn new(exits: Exits) -> Roster {
         let ticks_per_s = rustix::param::clock_ticks_per_second();
-        let forebears = Forebears::default();
+        let forebears = AncestorHistory::default();
         Roster {
             holders: BTreeMap::new(),
             owner: BTreeMap::new(),
@@ -110,7 +110,7 @@ impl Roster {
         }
     }
 
-    pub(crate) fn set_forebears(&mut self, forebears: Forebears) {
+    pub(crate) fn set_forebears(&mut self, forebears: AncestorHistory) {
         self.forebears = forebears;
     }
 
@@ -138,8 +138,8 @@ impl Roster {
             roots.iter().filter(|root| process::is_running(**root)).flat_map(|root| own_cgroups(*root, lease));
         let cgroups: Vec<Cgroup> = cgroups.collect();
         let roots: BTreeSet<ProcKey> = roots.into_iter().collect();
-        let meter = Meter::new(Instant::now(), self.ticks_per_s);
-        let holder = self.holders.entry(lease).or_insert_with(|| Holder {
+        let meter = ActivityMeter::new(Instant::now(), self.ticks_per_s);
+        let holder = self.holders.entry(lease).or_insert_with(|| WatchedHolder {
             uid,
             grant: None,
             roots: BTreeSet::new(),
@@ -245,7 +245,7 @@ impl Roster {
     /// True if it is watched, no process of it is known, and no other lease has one of its roots.
     pub(crate) fn is_deserted(&self, lease: LeaseId) -> bool {
         let is_known = |root: &ProcKey| self.owner.contains_key(root);
-        let is_deserted = |holder: &Holder| holder.members.is_empty() && !holder.roots.iter().any(is_known);
+        let is_deserted = |holder: &WatchedHolder| holder.members.is_empty() && !holder.roots.iter().any(is_known);
         self.holders.get(&lease).is_some_and(is_deserted)
     }
 
@@ -274,7 +274,7 @@ impl Roster {
         let by_origin = || self.forebears.of(process.pid).iter().find_map(|ancestor| self.owner(ancestor.process));
         let by_session = || self.by_session(process.pid);
         let lease = by_descent.or_else(|| self.by_mark(process.pid)).or_else(by_session).or_else(by_origin)?;
-        self.admit(process, lease, Ear::Reserved).then_some(lease)
+        self.admit(process, lease, ExitWatch::Reserved).then_some(lease)
     }
 
     /// Searches all processes of the host for the proof of a lease, above all of those in `sought`. Returns the
@@ -294,12 +294,12 @@ impl Roster {
             }
             // A program that was started without naming a lease never names one later.
             let is_unmarked = before.get(&key).is_some_and(|image| *image == stat.image);
-            let named = if is_unmarked { Named::Nothing } else { self.by_environ(pid) };
-            if named == Named::Nothing && stat.has_known_image() {
+            let named = if is_unmarked { NamedLease::Nothing } else { self.by_environ(pid) };
+            if named == NamedLease::Nothing && stat.has_known_image() {
                 self.unmarked.insert(key, stat.image);
             }
             let lease = self.by_cgroup(pid).or(named.lease());
-            if let Some(lease) = lease.filter(|lease| self.admit(key, *lease, Ear::Ordinary)) {
+            if let Some(lease) = lease.filter(|lease| self.admit(key, *lease, ExitWatch::Ordinary)) {
                 gained.insert(lease);
             }
         }
@@ -339,18 +339,19 @@ impl Roster {
             return None;
         }
         let its = process::cgroups(pid).ok()?;
-        let inside = |holder: &Holder| holder.cgroups.iter().any(|own| its.iter().any(|cgroup| own.contains(cgroup)));
+        let inside =
+            |holder: &WatchedHolder| holder.cgroups.iter().any(|own| its.iter().any(|cgroup| own.contains(cgroup)));
         self.holders.iter().find(|(_, holder)| inside(holder)).map(|(lease, _)| *lease)
     }
 
     /// A process can put anything in its environment, so it counts only for a process of the lease's user. In a
     /// container, which has users of its own, it counts with the proof that only the lease's owner got: names and
     /// fences can be guessed. The container must be made by root's engine or by the holder's user.
-    fn by_environ(&self, pid: u32) -> Named {
-        let Ok(environment) = Environment::read(pid) else { return Named::Unknown };
+    fn by_environ(&self, pid: u32) -> NamedLease {
+        let Ok(environment) = Environment::read(pid) else { return NamedLease::Unknown };
         match environment.get(LEASE_VARIABLE) {
-            None => Named::Nothing,
-            Some(name) => self.lease_named(pid, &environment, &name).map_or(Named::Unknown, Named::Lease),
+            None => NamedLease::Nothing,
+            Some(name) => self.lease_named(pid, &environment, &name).map_or(NamedLease::Unknown, NamedLease::Lease),
         }
     }
 
@@ -360,7 +361,8 @@ impl Roster {
         let grant = holder.grant?;
         let is_granted = environment.get(EPOCH_VARIABLE)?.parse() == Ok(grant.epoch.0);
         let is_users = || process::uid(pid).is_ok_and(|uid| uid == holder.uid);
-        let has_mark = || environment.get(mark::VARIABLE).is_some_and(|text| text.parse::<Mark>() == Ok(grant.mark));
+        let has_mark =
+            || environment.get(mark::VARIABLE).is_some_and(|text| text.parse::<LeaseProof>() == Ok(grant.mark));
         let is_own = || is_users() || (has_mark() && audit::is_in_container_of(pid, holder.uid));
         (is_granted && is_own()).then_some(lease)
     }
@@ -390,15 +392,15 @@ impl Roster {
 
     fn admit_pid(&mut self, pid: u32, lease: LeaseId) -> Option<ProcKey> {
         let key = process::stat(pid).ok()?.key(pid);
-        self.admit(key, lease, Ear::Ordinary).then_some(key)
+        self.admit(key, lease, ExitWatch::Ordinary).then_some(key)
     }
 
     /// Adds a process to a lease. Returns true if it is new here and runs.
-    fn admit(&mut self, process: ProcKey, lease: LeaseId, ear: Ear) -> bool {
+    fn admit(&mut self, process: ProcKey, lease: LeaseId, ear: ExitWatch) -> bool {
         let Some(holder) = self.holders.get(&lease) else { return false };
         let ear = match ear {
-            Ear::Ordinary if holder.roots.contains(&process) => Ear::Reserved,
-            Ear::Ordinary if holder.members.len() >= EARS_PER_LEASE => Ear::None,
+            ExitWatch::Ordinary if holder.roots.contains(&process) => ExitWatch::Reserved,
+            ExitWatch::Ordinary if holder.members.len() >= EARS_PER_LEASE => ExitWatch::None,
             ear => ear,
         };
         if self.owner.contains_key(&process) || !self.exits.listen(process, ear) {

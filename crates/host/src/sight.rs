@@ -16,13 +16,13 @@ use thiserror::Error;
 
 /// One report. All come from one thread, in the order of the events.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Sight {
+pub enum HostReport {
     /// All GPUs: at the start, and whenever the list or a fact changed, or became known again after
-    /// [`Sight::Unlisted`].
+    /// [`HostReport::GpuListError`].
     Cards(Vec<CardFacts>),
-    /// The GPUs cannot be listed. Those listed earlier are unreadable until [`Sight::Cards`].
-    Unlisted(Unlisted),
-    /// One reading of one GPU. Processes on it that belong to a holder were reported before, in [`Sight::Members`].
+    /// The GPUs cannot be listed. Those listed earlier are unreadable until [`HostReport::Cards`].
+    Unlisted(GpuListError),
+    /// One reading of one GPU. Processes on it that belong to a holder were reported before, in [`HostReport::Members`].
     Observed {
         /// The UUID of the GPU.
         uuid: String,
@@ -60,7 +60,7 @@ pub enum Sight {
         /// The lease of the holder.
         lease: LeaseId,
         /// The counts.
-        counts: Counts,
+        counts: ActivityCounts,
     },
     /// A program of a holder sent a report through Sublet's library.
     Said {
@@ -122,7 +122,7 @@ pub enum Sight {
 
 /// What the programs of a holder did since it was granted, those that have ended included.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct ActivityCounts {
     /// Kernels and graphs launched.
     pub launches: u64,
     /// Copies and fills, however large.
@@ -133,14 +133,14 @@ pub struct Counts {
     pub errors: BTreeMap<u32, u64>,
 }
 
-impl Counts {
+impl ActivityCounts {
     /// All zero.
-    pub(crate) fn none() -> Counts {
-        Counts { copied: Some(0), ..Counts::default() }
+    pub(crate) fn none() -> ActivityCounts {
+        ActivityCounts { copied: Some(0), ..ActivityCounts::default() }
     }
 
     /// Adds other counts. They are the holder's own claims, and may be anything.
-    pub(crate) fn add(&mut self, other: &Counts) {
+    pub(crate) fn add(&mut self, other: &ActivityCounts) {
         self.launches = self.launches.saturating_add(other.launches);
         self.copies = self.copies.saturating_add(other.copies);
         self.copied = self.copied.zip(other.copied).map(|(own, other)| own.saturating_add(other));
@@ -161,9 +161,9 @@ const ERRORS_MAX: usize = 32;
 /// Why the GPUs cannot be listed, and what helps.
 #[derive(Clone, Debug, PartialEq, Eq, Error, Serialize, Deserialize)]
 #[error("{what}: {remedy}")]
-pub struct Unlisted {
+pub struct GpuListError {
     /// The stable part; the wording below is not.
-    pub kind: UnlistedKind,
+    pub kind: GpuListErrorKind,
     /// What happened (`kernel module 580.82, library 580.95`).
     pub what: String,
     /// What to do (`reboot, or load the matching module`).
@@ -173,7 +173,7 @@ pub struct Unlisted {
 /// The reasons why GPUs cannot be listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum UnlistedKind {
+pub enum GpuListErrorKind {
     /// There is no NVML library here.
     NoLibrary,
     /// The kernel module is not loaded.

@@ -3,9 +3,9 @@
 //! A hint only brings forward a reading that would have come by itself. At most 4 are passed on in a second, whatever
 //! happens on the host.
 
-use crate::audit::Hints;
+use crate::audit::HintListener;
 use crate::cards;
-use crate::eyes::{Inbox, Message};
+use crate::eyes::{ProcessMessage, ProcessThreadInbox};
 use crate::wake::wait_readable;
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -17,7 +17,12 @@ const PAUSE: Duration = Duration::from_millis(250);
 const LONG: Duration = Duration::from_secs(86_400);
 
 /// Passes hints on until the thread must stop; first logs which kinds are missing.
-pub(crate) fn run(mut hints: Hints, missing: &[String], cards: &Arc<cards::Shared>, eyes: &Inbox) {
+pub(crate) fn run(
+    mut hints: HintListener,
+    missing: &[String],
+    cards: &Arc<cards::GpuThreadHandle>,
+    eyes: &ProcessThreadInbox,
+) {
     missing.iter().for_each(|missing| eprintln!("{missing}"));
     loop {
         let heard = wait_readable([hints.as_fd(), cards.stopping().as_fd()], Instant::now() + LONG);
@@ -27,7 +32,7 @@ pub(crate) fn run(mut hints: Hints, missing: &[String], cards: &Arc<cards::Share
         }
         let hint = hints.drain();
         if (hint.processes || hint.lost) && eyes.is_watching() {
-            eyes.send(Message::Stirred);
+            eyes.send(ProcessMessage::Stirred);
         }
         if hint.opened || hint.lost {
             cards.wish();

@@ -8,13 +8,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 /// One bell. Two rings before it is silenced are one.
-pub(crate) struct Wake {
+pub(crate) struct WakeEvent {
     fd: OwnedFd,
 }
 
-impl Wake {
-    pub(crate) fn new() -> io::Result<Wake> {
-        Ok(Wake { fd: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)? })
+impl WakeEvent {
+    pub(crate) fn new() -> io::Result<WakeEvent> {
+        Ok(WakeEvent { fd: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)? })
     }
 
     /// Rings. The only possible failure is a full counter, and then it rings already.
@@ -34,7 +34,7 @@ impl Wake {
     }
 }
 
-impl AsFd for Wake {
+impl AsFd for WakeEvent {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }

@@ -7,16 +7,16 @@
 //!
 //! Absent: which of them gets a signal, and when.
 
-use crate::Sight;
-use crate::audit::{self, Custody, Devices, Forebears, Refused};
+use crate::HostReport;
+use crate::audit::{self, AncestorHistory, GpuDeviceFiles, PidfdRegistry, SignalRefusal};
 use crate::cards::{self, reap, with_cause};
-use crate::exits::{Ear, Exits};
-use crate::eyes::{Inbox, Message};
-use crate::link::Link;
+use crate::exits::{ExitWatch, Exits};
+use crate::eyes::{ProcessMessage, ProcessThreadInbox};
+use crate::link::WorkerLink;
 use crate::process::{self, Uids};
 use crate::soft::SoftPlace;
-use crate::wake::Wake;
-use crate::worker::Measured;
+use crate::wake::WakeEvent;
+use crate::worker::MeasuredContext;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -48,7 +48,7 @@ const ESTATES_MAX: usize = 64;
 const FIRST_PIDS: &str = "pid:[4026531836]";
 
 /// Messages to the thread.
-enum Word {
+enum MonitorMessage {
     /// These are on a GPU, and belong to no holder there.
     Present(Vec<ProcKey>),
     Audit(ProcKey),
@@ -72,29 +72,29 @@ enum Word {
 
 /// The queue of the thread. Never blocks.
 #[derive(Clone)]
-pub(crate) struct WardenInbox {
-    queue: mpsc::Sender<Word>,
-    bell: Arc<Wake>,
+pub(crate) struct UnleasedMonitorInbox {
+    queue: mpsc::Sender<MonitorMessage>,
+    bell: Arc<WakeEvent>,
     /// Unread messages that are repeated with the next reading.
     heard: Arc<AtomicUsize>,
-    blows: Blows,
+    blows: PendingSignals,
 }
 
 /// Signals that were not sent yet. The deciding thread takes one back here: a message in the queue would come too
 /// late.
 #[derive(Clone, Default)]
-struct Blows(Arc<Mutex<BTreeSet<Blow>>>);
+struct PendingSignals(Arc<Mutex<BTreeSet<Blow>>>);
 
-impl Blows {
+impl PendingSignals {
     fn with<T>(&self, act: impl FnOnce(&mut BTreeSet<Blow>) -> T) -> T {
         // No change in there can be left half done by a panic.
         act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-impl WardenInbox {
+impl UnleasedMonitorInbox {
     /// Drops the message if too many wait: it is repeated anyway, and an audit can take as long as its process wants.
-    fn send_again(&self, word: Word) {
+    fn send_again(&self, word: MonitorMessage) {
         if self.heard.fetch_add(1, Ordering::AcqRel) >= HEARD_MAX {
             self.heard.fetch_sub(1, Ordering::AcqRel);
             return;
@@ -102,7 +102,7 @@ impl WardenInbox {
         self.send(word);
     }
 
-    fn send(&self, word: Word) {
+    fn send(&self, word: MonitorMessage) {
         // Fails only when the thread has ended, and then the message does not matter.
         let _ = self.queue.send(word);
         self.bell.ring();
@@ -110,17 +110,17 @@ impl WardenInbox {
 
     /// These are on a GPU, and belong to no holder there.
     pub(crate) fn present(&self, processes: Vec<ProcKey>) {
-        self.send_again(Word::Present(processes));
+        self.send_again(MonitorMessage::Present(processes));
     }
 
     /// The driver attributes memory to these, and they have ended. `on_cards` are all processes that it names on that
     /// GPU.
     pub(crate) fn orphaned(&self, dead: BTreeSet<u32>, on_cards: BTreeSet<u32>) {
-        self.send_again(Word::Orphaned { dead, on_cards });
+        self.send_again(MonitorMessage::Orphaned { dead, on_cards });
     }
 
     pub(crate) fn audit(&self, process: ProcKey) {
-        self.send_again(Word::Audit(process));
+        self.send_again(MonitorMessage::Audit(process));
     }
 
     /// Queues signals. Each is sent only if it is still wanted then.
@@ -133,7 +133,7 @@ impl WardenInbox {
     ) {
         let wanted = processes.iter().map(|&process| Blow { stranger, process, signal, of }).filter(is_wanted);
         self.blows.with(|blows| blows.extend(wanted));
-        self.send(Word::Strike { stranger, signal, of, processes, spared });
+        self.send(MonitorMessage::Strike { stranger, signal, of, processes, spared });
     }
 
     /// Takes back signals that are not wanted any more. None of them is sent once this returns.
@@ -142,16 +142,16 @@ impl WardenInbox {
     }
 
     pub(crate) fn try_card(&self, uuid: String) {
-        self.send(Word::Try { uuid });
+        self.send(MonitorMessage::Try { uuid });
     }
 
     pub(crate) fn stop(&self) {
-        self.send(Word::Stop);
+        self.send(MonitorMessage::Stop);
     }
 }
 
 /// How to test whether the pids that the driver reports are those of this host.
-pub(crate) struct Trial {
+pub(crate) struct PidTest {
     /// The executable that becomes a worker.
     pub(crate) exe: PathBuf,
     /// Where soft GPUs are.
@@ -160,7 +160,7 @@ pub(crate) struct Trial {
     pub(crate) scripted: bool,
 }
 
-struct Kept {
+struct MonitoredProcess {
     again: Instant,
     seen: Instant,
     /// The process, and its descendants in the same control group.
@@ -168,7 +168,7 @@ struct Kept {
 }
 
 /// Memory that the driver attributes to a process that has ended.
-struct Estate {
+struct OrphanedMemory {
     since: Instant,
     seen: Instant,
     searched: Option<Instant>,
@@ -177,38 +177,46 @@ struct Estate {
     heirs: Vec<ProcKey>,
 }
 
-pub(crate) struct Warden {
-    queue: mpsc::Receiver<Word>,
-    bell: Arc<Wake>,
+pub(crate) struct UnleasedMonitor {
+    queue: mpsc::Receiver<MonitorMessage>,
+    bell: Arc<WakeEvent>,
     exits: Exits,
-    custody: Custody,
-    devices: Devices,
-    kept: BTreeMap<ProcKey, Kept>,
-    estates: BTreeMap<u32, Estate>,
+    custody: PidfdRegistry,
+    devices: GpuDeviceFiles,
+    kept: BTreeMap<ProcKey, MonitoredProcess>,
+    estates: BTreeMap<u32, OrphanedMemory>,
     /// To be audited.
     waiting: Vec<ProcKey>,
-    eyes: Inbox,
-    cards: Arc<cards::Shared>,
-    trial: Trial,
+    eyes: ProcessThreadInbox,
+    cards: Arc<cards::GpuThreadHandle>,
+    trial: PidTest,
     heard: Arc<AtomicUsize>,
-    blows: Blows,
-    forebears: Forebears,
+    blows: PendingSignals,
+    forebears: AncestorHistory,
 }
 
-impl Warden {
-    pub(crate) fn new(eyes: Inbox, cards: Arc<cards::Shared>, trial: Trial) -> std::io::Result<(Warden, WardenInbox)> {
+impl UnleasedMonitor {
+    pub(crate) fn new(
+        eyes: ProcessThreadInbox,
+        cards: Arc<cards::GpuThreadHandle>,
+        trial: PidTest,
+    ) -> std::io::Result<(UnleasedMonitor, UnleasedMonitorInbox)> {
         let (sender, queue) = mpsc::channel();
-        let bell = Arc::new(Wake::new()?);
+        let bell = Arc::new(WakeEvent::new()?);
         let heard = Arc::new(AtomicUsize::new(0));
-        let blows = Blows::default();
-        let inbox =
-            WardenInbox { queue: sender, bell: Arc::clone(&bell), heard: Arc::clone(&heard), blows: blows.clone() };
-        let devices = Devices::new(trial.soft.as_ref().map(|soft| soft.state.clone()));
-        let warden = Warden {
+        let blows = PendingSignals::default();
+        let inbox = UnleasedMonitorInbox {
+            queue: sender,
+            bell: Arc::clone(&bell),
+            heard: Arc::clone(&heard),
+            blows: blows.clone(),
+        };
+        let devices = GpuDeviceFiles::new(trial.soft.as_ref().map(|soft| soft.state.clone()));
+        let warden = UnleasedMonitor {
             queue,
             exits: Exits::new(&bell)?,
             bell,
-            custody: Custody::new(devices.clone()),
+            custody: PidfdRegistry::new(devices.clone()),
             devices,
             kept: BTreeMap::new(),
             estates: BTreeMap::new(),
@@ -218,12 +226,12 @@ impl Warden {
             trial,
             heard,
             blows,
-            forebears: Forebears::default(),
+            forebears: AncestorHistory::default(),
         };
         Ok((warden, inbox))
     }
 
-    pub(crate) fn set_forebears(&mut self, forebears: Forebears) {
+    pub(crate) fn set_forebears(&mut self, forebears: AncestorHistory) {
         self.forebears = forebears;
     }
 
@@ -253,28 +261,28 @@ impl Warden {
     fn take_words(&mut self) -> bool {
         while let Ok(word) = self.queue.try_recv() {
             match word {
-                Word::Present(processes) => {
+                MonitorMessage::Present(processes) => {
                     self.heard.fetch_sub(1, Ordering::AcqRel);
                     self.present(processes);
                 }
-                Word::Audit(process) => {
+                MonitorMessage::Audit(process) => {
                     self.heard.fetch_sub(1, Ordering::AcqRel);
                     self.want(process);
                 }
-                Word::Orphaned { dead, on_cards } => {
+                MonitorMessage::Orphaned { dead, on_cards } => {
                     self.heard.fetch_sub(1, Ordering::AcqRel);
                     self.orphaned(dead, &on_cards);
                 }
-                Word::Strike { stranger, signal, of, processes, spared } => {
+                MonitorMessage::Strike { stranger, signal, of, processes, spared } => {
                     let blows = processes.into_iter().map(|process| Blow { stranger, process, signal, of });
                     let outcome = self.strike(blows.collect(), &spared);
-                    self.eyes.send(Message::Tell(Sight::Struck { stranger, signal, of, outcome }));
+                    self.eyes.send(ProcessMessage::Tell(HostReport::Struck { stranger, signal, of, outcome }));
                 }
-                Word::Try { uuid } => {
+                MonitorMessage::Try { uuid } => {
                     let can = self.try_card(&uuid);
-                    self.eyes.send(Message::Tell(Sight::SelfTested { can }));
+                    self.eyes.send(ProcessMessage::Tell(HostReport::SelfTested { can }));
                 }
-                Word::Stop => return false,
+                MonitorMessage::Stop => return false,
             }
         }
         true
@@ -304,7 +312,13 @@ impl Warden {
             if !self.estates.contains_key(&pid) && self.estates.len() >= ESTATES_MAX {
                 continue;
             }
-            let new = || Estate { since: now, seen: now, searched: None, on_cards: BTreeSet::new(), heirs: Vec::new() };
+            let new = || OrphanedMemory {
+                since: now,
+                seen: now,
+                searched: None,
+                on_cards: BTreeSet::new(),
+                heirs: Vec::new(),
+            };
             let estate = self.estates.entry(pid).or_insert_with(new);
             (estate.seen, estate.on_cards) = (now, on_cards.clone());
             let has_all = estate.heirs.iter().all(|heir| process::is_running(*heir));
@@ -322,13 +336,13 @@ impl Warden {
         let Ok(heirs) = audit::heirs(dead, &estate.on_cards, &self.devices, &self.forebears) else { return };
         estate.heirs = heirs;
         let heir = estate.heirs.first().copied();
-        self.eyes.send(Message::Heir { dead, heir });
+        self.eyes.send(ProcessMessage::Heir { dead, heir });
     }
 
     /// The ended process that this one holds memory of, if the driver does not name this one itself. Searched again,
     /// because a signal may follow from it.
     fn inherited(&mut self, process: ProcKey) -> Option<Through> {
-        let of = |estate: &Estate| estate.heirs.contains(&process);
+        let of = |estate: &OrphanedMemory| estate.heirs.contains(&process);
         let dead = self.estates.iter().find(|(_, estate)| of(estate)).map(|(dead, _)| *dead)?;
         self.search(dead);
         let estate = self.estates.get(&dead).filter(|estate| of(estate))?;
@@ -366,7 +380,7 @@ impl Warden {
             // It lives and cannot be read; the next reading tries again.
             Err(_) => return,
         };
-        if !self.kept.contains_key(&process) && !self.exits.listen(process, Ear::Reserved) {
+        if !self.kept.contains_key(&process) && !self.exits.listen(process, ExitWatch::Reserved) {
             return;
         }
         // A process that is no longer what was audited is kept anew.
@@ -386,8 +400,8 @@ impl Warden {
         // The process itself stays kept, though it may be in another control group by now than its audit says.
         let gone = gone.filter(|member| *member != process && !tree.contains(member));
         gone.for_each(|member| self.custody.forget(member));
-        self.kept.insert(process, Kept { again: now + AGAIN, seen, tree: tree.clone() });
-        self.eyes.send(Message::Tell(Sight::Audited { audit: Box::new(audit), tree }));
+        self.kept.insert(process, MonitoredProcess { again: now + AGAIN, seen, tree: tree.clone() });
+        self.eyes.send(ProcessMessage::Tell(HostReport::Audited { audit: Box::new(audit), tree }));
     }
 
     /// It has ended, or is of no interest any more.
@@ -396,7 +410,7 @@ impl Warden {
         let Some(kept) = self.kept.remove(&process) else { return };
         kept.tree.into_iter().chain([process]).for_each(|member| self.custody.forget(member));
         if is_over {
-            self.eyes.send(Message::Tell(Sight::Left { process }));
+            self.eyes.send(ProcessMessage::Tell(HostReport::Left { process }));
         }
     }
 
@@ -412,15 +426,15 @@ impl Warden {
         for blow in blows {
             let mut uid = None;
             let user = user.filter(|_| Some(blow.process) != stranger);
-            let sent = if waits { Err(Refused::Unwanted) } else { self.send(&blow, user, spared, &mut uid) };
+            let sent = if waits { Err(SignalRefusal::Unwanted) } else { self.send(&blow, user, spared, &mut uid) };
             self.blows.with(|blows| blows.remove(&blow));
             let refused = sent.err();
-            let changed = refused.as_ref().is_some_and(Refused::is_undecided);
+            let changed = refused.as_ref().is_some_and(SignalRefusal::is_undecided);
             if changed && !waits {
                 // It is audited again before it gets another signal.
                 self.custody.forget(blow.process);
             }
-            waits |= outcome.is_empty() && (changed || refused.as_ref().is_some_and(Refused::is_gone));
+            waits |= outcome.is_empty() && (changed || refused.as_ref().is_some_and(SignalRefusal::is_gone));
             outcome.push(Struck { process: blow.process, refused: refused.map(|why| with_cause(&why)), changed, uid });
         }
         outcome
@@ -428,20 +442,20 @@ impl Warden {
 
     /// Sets `uid` to the process's present user if that changed since the audit. With `user`, only a process of that
     /// user gets the signal.
-    fn send(&self, blow: &Blow, user: Option<u32>, spared: &[Who], uid: &mut Option<u32>) -> Result<(), Refused> {
+    fn send(&self, blow: &Blow, user: Option<u32>, spared: &[Who], uid: &mut Option<u32>) -> Result<(), SignalRefusal> {
         let before = self.custody.audit_of(blow.process).map(|audit| audit.uid);
         self.custody.signal_if(blow.process, blow.signal, |now, send| {
             *uid = Some(now.uid).filter(|uid| Some(*uid) != before);
             if spared.iter().any(|who| who.matches(now)) {
-                return Err(Refused::Changed("a rule is about what it is by now"));
+                return Err(SignalRefusal::Changed("a rule is about what it is by now"));
             }
             if let Some(user) = user
-                && let Some(other) = Uids::read(blow.process.pid).map_err(Refused::Unreadable)?.other_than(user)
+                && let Some(other) = Uids::read(blow.process.pid).map_err(SignalRefusal::Unreadable)?.other_than(user)
             {
-                return Err(Refused::OtherUser(other));
+                return Err(SignalRefusal::OtherUser(other));
             }
             // Locked while it is sent: a signal is taken back either before or after that.
-            self.blows.with(|blows| if blows.contains(blow) { send() } else { Err(Refused::Unwanted) })
+            self.blows.with(|blows| if blows.contains(blow) { send() } else { Err(SignalRefusal::Unwanted) })
         })
     }
 
@@ -471,11 +485,11 @@ impl Warden {
             return Err(why);
         }
         let arguments = ["context".to_owned(), uuid.to_owned()];
-        let mut link = Link::start(&self.trial.exe, &arguments, self.trial.soft.as_ref())
+        let mut link = WorkerLink::start(&self.trial.exe, &arguments, self.trial.soft.as_ref())
             .map_err(|error| format!("a process to try it with cannot be started: {error}"))?;
         let heard = link.hear(TRIAL_PATIENCE, self.cards.stopping());
         reap(link.end().into_iter().collect());
-        match heard.map(|line| serde_json::from_slice::<Measured>(&line)) {
+        match heard.map(|line| serde_json::from_slice::<MeasuredContext>(&line)) {
             Ok(Ok(_)) => Ok(()),
             Ok(Err(_)) => Err("the trial's answer makes no sense".to_owned()),
             Err(error) => Err(format!("a process of ours did not find itself among those on the GPU: {error}")),
@@ -486,7 +500,7 @@ impl Warden {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eyes::Eyes;
+    use crate::eyes::ProcessThread;
     use std::os::unix::process::CommandExt;
     use std::process::{Child, Command};
 
@@ -494,11 +508,11 @@ mod tests {
     struct Sleeper(Child);
 
     impl Sleeper {
-        fn kept(warden: &mut Warden) -> Sleeper {
+        fn kept(warden: &mut UnleasedMonitor) -> Sleeper {
             Sleeper::of_user(warden, rustix::process::getuid().as_raw())
         }
 
-        fn of_user(warden: &mut Warden, uid: u32) -> Sleeper {
+        fn of_user(warden: &mut UnleasedMonitor, uid: u32) -> Sleeper {
             let sleeper = Sleeper(Command::new("sleep").arg("600").uid(uid).spawn().expect("a program"));
             let ready =
                 || std::fs::read_link(format!("/proc/{}/exe", sleeper.0.id())).is_ok_and(|exe| exe.ends_with("sleep"));
@@ -521,14 +535,14 @@ mod tests {
         }
     }
 
-    fn warden() -> (Warden, WardenInbox) {
-        let (_, eyes) = Eyes::new(Duration::from_secs(1), Box::new(drop)).expect("descriptors");
-        let cards = Arc::new(cards::Shared::new().expect("descriptors"));
-        let trial = Trial { exe: PathBuf::new(), soft: None, scripted: true };
-        Warden::new(eyes, cards, trial).expect("descriptors")
+    fn warden() -> (UnleasedMonitor, UnleasedMonitorInbox) {
+        let (_, eyes) = ProcessThread::new(Duration::from_secs(1), Box::new(drop)).expect("descriptors");
+        let cards = Arc::new(cards::GpuThreadHandle::new().expect("descriptors"));
+        let trial = PidTest { exe: PathBuf::new(), soft: None, scripted: true };
+        UnleasedMonitor::new(eyes, cards, trial).expect("descriptors")
     }
 
-    fn strike(inbox: &WardenInbox, processes: Vec<ProcKey>) -> Vec<Blow> {
+    fn strike(inbox: &UnleasedMonitorInbox, processes: Vec<ProcKey>) -> Vec<Blow> {
         let blow = |process| Blow { stranger: StrangerId(1), process, signal: 15, of: Time(7) };
         let blows = processes.iter().copied().map(blow).collect();
         inbox.strike((StrangerId(1), 15, Time(7)), processes, Vec::new(), |_| true);
@@ -536,7 +550,7 @@ mod tests {
     }
 
     /// Which of them get a queued signal after the unwanted ones were taken back.
-    fn reached(warden: &mut Warden, blows: Vec<Blow>) -> Vec<(bool, bool)> {
+    fn reached(warden: &mut UnleasedMonitor, blows: Vec<Blow>) -> Vec<(bool, bool)> {
         let outcome = warden.strike(blows, &[]);
         outcome.iter().map(|struck| (struck.refused.is_none(), struck.changed)).collect()
     }

@@ -18,7 +18,7 @@ pub struct AnswerLimits {
 }
 
 /// How many answers each tenant has at most. An answer that replaced another of the same key is counted twice.
-pub type Counts = BTreeMap<TenantId, u64>;
+pub type AnswerCounts = BTreeMap<TenantId, u64>;
 
 /// Removes at most `piece` answers older than `before_wall_us`, and at most `piece` beyond the limits. Returns how
 /// many.
@@ -28,13 +28,13 @@ pub fn forget(
     before_wall_us: u64,
     limits: AnswerLimits,
     piece: u64,
-    counts: &mut Option<Counts>,
+    counts: &mut Option<AnswerCounts>,
 ) -> Result<u64> {
     let too_old = "DELETE FROM answers WHERE number IN (
                        SELECT number FROM (SELECT number, wall_us FROM answers ORDER BY number LIMIT ?1)
                        WHERE wall_us < ?2)";
     let mut removed = conn.prepare_cached(too_old)?.execute(params![signed(piece), signed(before_wall_us)])?;
-    let is_within = |counts: &Counts| {
+    let is_within = |counts: &AnswerCounts| {
         let kept = level(counts, limits);
         counts.values().all(|count| *count <= kept)
     };
@@ -56,14 +56,14 @@ pub fn forget(
 }
 
 /// Reads every entry of an index: a few milliseconds with 100,000 answers.
-fn count(conn: &Connection) -> Result<Counts> {
+fn count(conn: &Connection) -> Result<AnswerCounts> {
     conn.prepare_cached("SELECT tenant, count(*) FROM answers GROUP BY tenant")?
         .query_map([], |row| Ok((TenantId(row.get(0)?), row.get::<_, i64>(1)?.cast_unsigned())))?
         .collect()
 }
 
 /// How many answers of each tenant are kept: the most with which all of them are within the limits, and at least 1.
-fn level(counts: &Counts, limits: AnswerLimits) -> u64 {
+fn level(counts: &AnswerCounts, limits: AnswerLimits) -> u64 {
     let mut counts: Vec<u64> = counts.values().map(|count| limits.of_tenant.min(*count)).collect();
     counts.sort_unstable();
     let (mut room, mut tenants) = (limits.all, counts.len() as u64);

@@ -16,7 +16,7 @@
 //! disk always has room to copy the log and restart it. Where the ballast is smaller, all of these sizes are
 //! smaller in proportion.
 
-use crate::error::{Cause, CommitError, OpenError};
+use crate::error::{CommitError, OpenError, SystemCause};
 use crate::place::BALLAST_BYTES;
 use rusqlite::{Connection, Result};
 use std::path::Path;
@@ -56,7 +56,7 @@ pub struct Checkpointer {
     wake: Option<SyncSender<Pass>>,
     thread: Option<JoinHandle<()>>,
     /// A write that the disk did not confirm.
-    fault: Arc<Mutex<Option<Cause>>>,
+    fault: Arc<Mutex<Option<SystemCause>>>,
     /// The length of the log after the last commit.
     frames: Arc<AtomicU32>,
     /// Frames of it that the thread has copied; 0 after a commit copied the rest.
@@ -101,7 +101,7 @@ impl Checkpointer {
     }
 
     /// A write of this thread that the disk did not confirm, if there was one.
-    pub fn fault(&self) -> Option<Cause> {
+    pub fn fault(&self) -> Option<SystemCause> {
         self.fault.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -162,7 +162,7 @@ fn wait(looks: i32, most: i32) -> bool {
     looks < most
 }
 
-fn run(conn: &Connection, woken: &Receiver<Pass>, copied: &AtomicU32, fault: &Mutex<Option<Cause>>) {
+fn run(conn: &Connection, woken: &Receiver<Pass>, copied: &AtomicU32, fault: &Mutex<Option<SystemCause>>) {
     give_way();
     for wanted in woken {
         match pass(conn, wanted) {

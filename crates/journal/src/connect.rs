@@ -2,7 +2,7 @@
 
 use crate::error::OpenError;
 use crate::place;
-use crate::schema::{self, Kind};
+use crate::schema::{self, DatabaseKind};
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags, Result, ffi};
 use rustix::fs::{Access, access};
@@ -55,11 +55,11 @@ pub fn reader(path: &Path) -> Result<Connection, OpenError> {
 /// Refuses a file of a later release or of another program, before anything is changed.
 fn check_kind(conn: &Connection, path: &Path) -> Result<i64, OpenError> {
     match schema::kind(conn).map_err(|error| OpenError::sqlite(path, &error))? {
-        Kind::Journal(found) if found > schema::VERSION => {
+        DatabaseKind::Journal(found) if found > schema::VERSION => {
             Err(OpenError::NewerSchema { path: path.to_owned(), found, known: schema::VERSION })
         }
-        Kind::Journal(found) => Ok(found),
-        Kind::Foreign => Err(OpenError::Foreign { path: path.to_owned() }),
+        DatabaseKind::Journal(found) => Ok(found),
+        DatabaseKind::Foreign => Err(OpenError::Foreign { path: path.to_owned() }),
     }
 }
 

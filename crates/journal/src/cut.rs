@@ -7,7 +7,7 @@
 //!   ───┤■■□□□■□■■□□□□□■■■├■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■┤
 //! ```
 //! Lines up to `base_seq` explain no row any more: the base has them. They are history, and each has an owner
-//! ([`Owner`]). Beyond the limit the owner with most lines loses its oldest ones. A *stub* stays for each run of cut
+//! ([`LineOwner`]). Beyond the limit the owner with most lines loses its oldest ones. A *stub* stays for each run of cut
 //! lines: their numbers, how many of which owner, and the hash of the last one, which the line after it covers. Runs
 //! that touch become one stub, so there are never more stubs than lines; the stub at the old end becomes the
 //! beginning of the log. A tenant can therefore cut only its own lines by writing many.
@@ -15,8 +15,8 @@
 use crate::chain::{Hash, Hasher};
 use crate::codec::{self, signed};
 use crate::fold;
-use crate::owner::{HOUSE, Owner};
-use crate::read::{self, LogLine, Marks};
+use crate::owner::{HOUSE, LineOwner};
+use crate::read::{self, LogLine, LogPositions};
 use rusqlite::{Connection, Error, OptionalExtension, Result, Row, params};
 use std::collections::BTreeMap;
 
@@ -46,7 +46,7 @@ pub fn stub(row: &Row<'_>) -> Result<Stub> {
 }
 
 /// Notes the owners of lines that were just folded into the base.
-pub fn keep(conn: &Connection, lines: impl Iterator<Item = (u64, Owner)>) -> Result<()> {
+pub fn keep(conn: &Connection, lines: impl Iterator<Item = (u64, LineOwner)>) -> Result<()> {
     let mut put = conn.prepare_cached("INSERT OR FAIL INTO kept (owner, rank, seq) VALUES (?1, ?2, ?3)")?;
     let mut owners: BTreeMap<String, (i64, i64)> = BTreeMap::new();
     for (seq, owner) in lines {
@@ -183,7 +183,7 @@ fn remove(conn: &Connection, first: u64) -> Result<()> {
 }
 
 /// Writes a stub. At the old end of the log there is no stub: the log then begins after those lines.
-fn put(conn: &Connection, marks: &Marks, stub: &Stub) -> Result<()> {
+fn put(conn: &Connection, marks: &LogPositions, stub: &Stub) -> Result<()> {
     if stub.first == marks.log_seq + 1 {
         conn.prepare_cached("UPDATE meta SET log_seq = ?1, log_hash = ?2")?
             .execute(params![signed(stub.last), stub.hash])?;

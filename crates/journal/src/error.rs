@@ -12,21 +12,21 @@ use std::path::{Path, PathBuf};
 
 /// What SQLite or the system said, for the end of a chain of errors.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Cause(String);
+pub struct SystemCause(String);
 
-impl Cause {
-    pub(crate) fn new(text: impl fmt::Display) -> Cause {
-        Cause(text.to_string())
+impl SystemCause {
+    pub(crate) fn new(text: impl fmt::Display) -> SystemCause {
+        SystemCause(text.to_string())
     }
 }
 
-impl fmt::Display for Cause {
+impl fmt::Display for SystemCause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-impl std::error::Error for Cause {}
+impl std::error::Error for SystemCause {}
 
 /// A journal could not be opened, read, checked or copied. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
@@ -125,7 +125,7 @@ pub enum OpenError {
         /// The file.
         path: PathBuf,
         /// What is damaged, as far as is known.
-        source: Cause,
+        source: SystemCause,
     },
     /// The disk is full.
     #[error("no room on the disk of `{}`", path.display())]
@@ -145,7 +145,7 @@ pub enum OpenError {
         /// The file.
         path: PathBuf,
         /// What the system or SQLite said.
-        source: Cause,
+        source: SystemCause,
     },
 }
 
@@ -200,7 +200,7 @@ impl OpenError {
     /// Converts an error of SQLite about the file at `path`.
     pub(crate) fn sqlite(path: &Path, error: &rusqlite::Error) -> OpenError {
         let path = path.to_owned();
-        let source = Cause::new(error);
+        let source = SystemCause::new(error);
         if matches!(error.sqlite_error().map(|e| e.extended_code), Some(code) if ROOM_TO_OPEN.contains(&code)) {
             return OpenError::Full { path };
         }
@@ -219,7 +219,7 @@ impl OpenError {
     }
 
     pub(crate) fn file(path: &Path, error: impl fmt::Display) -> OpenError {
-        OpenError::File { path: path.to_owned(), source: Cause::new(error) }
+        OpenError::File { path: path.to_owned(), source: SystemCause::new(error) }
     }
 }
 
@@ -233,14 +233,14 @@ pub enum CommitError {
     /// The disk is full; nothing of the batch is in the journal. The state must be
     /// reloaded. Smaller batches may still fit, if need be after the ballast is given up.
     #[error("no room on the disk: nothing of this batch was written")]
-    Full(#[source] Cause),
+    Full(#[source] SystemCause),
     /// The disk did not confirm a write, so its content is unknown. The process must exit,
     /// and read the disk when it starts again.
     #[error("the disk did not confirm a write")]
-    Sync(#[source] Cause),
+    Sync(#[source] SystemCause),
     /// The batch was refused; nothing of it is in the journal. The state must be reloaded.
     #[error("the journal refused a batch: nothing of it was written")]
-    Broken(#[source] Cause),
+    Broken(#[source] SystemCause),
 }
 
 impl CommitError {
@@ -255,7 +255,7 @@ impl CommitError {
 
     /// Converts an error of SQLite; `errno` is the last one of that connection.
     pub(crate) fn sqlite(error: &rusqlite::Error, errno: i32) -> CommitError {
-        let cause = Cause::new(error);
+        let cause = SystemCause::new(error);
         match error.sqlite_error().map(|e| e.extended_code) {
             Some(code) if out_of_room(code, errno) => CommitError::Full(cause),
             Some(code) if code & 0xff == ffi::SQLITE_IOERR => CommitError::Sync(cause),

@@ -3,7 +3,7 @@
 //! [`Rows::apply`] trusts its actions, but a file cannot be trusted. So an entry that
 //! does not fit the rows before it is reported here, and not applied.
 
-use crate::chain::{Hash, Hasher, Head};
+use crate::chain::{EntryHeader, Hash, Hasher};
 use crate::read::LogLine;
 use sublet_core::action::{Action, FORMAT};
 use sublet_core::ids::{CardId, LeaseId};
@@ -16,7 +16,7 @@ pub fn linked(hasher: &mut Hasher, before: &Hash, seq: u64, line: &LogLine) -> R
         return Err(format!("entry {seq} of the log is missing"));
     }
     let LogLine { at, wall_us, format, .. } = *line;
-    let head = Head { before, seq, at, wall_us, actor: &line.actor, format };
+    let head = EntryHeader { before, seq, at, wall_us, actor: &line.actor, format };
     let write = |buffer: &mut Vec<u8>| {
         buffer.extend_from_slice(line.json.as_bytes());
         Ok(())

@@ -8,15 +8,15 @@
 //! ```
 
 use crate::answers;
-use crate::batch::{Batch, Entry};
-use crate::chain::{Hash, Hasher, Head};
+use crate::batch::{Batch, LogEntry};
+use crate::chain::{EntryHeader, Hash, Hasher};
 use crate::checkpoint::Checkpointer;
 use crate::codec::{self, signed};
 use crate::connect;
-use crate::error::{Cause, CommitError, OpenError};
-use crate::head::{self, Alarm, Keeper};
-use crate::place::{self, Ballast, Lock};
-use crate::read::{self, Loaded, Marks, Reader};
+use crate::error::{CommitError, OpenError, SystemCause};
+use crate::head::{self, Alarm, HeadKeeper};
+use crate::place::{self, Ballast, DirectoryLock};
+use crate::read::{self, JournalReader, LoadedState, LogPositions};
 use rusqlite::{Connection, Error, Result, Statement};
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
@@ -32,51 +32,51 @@ use sublet_core::units::Time;
 #[derive(Debug)]
 pub struct Journal {
     // Dropped in this order: the threads, the connection, then the lock.
-    keeper: Keeper,
+    keeper: HeadKeeper,
     checkpointer: Checkpointer,
     pub(crate) conn: Connection,
     path: PathBuf,
     ballast: Ballast,
-    _lock: Lock,
+    _lock: DirectoryLock,
     hasher: Hasher,
-    tip: Tip,
+    tip: LogTip,
     /// How many ended leases each tenant has; `None` until they are counted.
     pub(crate) past: Option<BTreeMap<TenantId, u64>>,
     /// How many stored answers each tenant has; `None` until they are counted.
-    pub(crate) answers: Option<answers::Counts>,
+    pub(crate) answers: Option<answers::AnswerCounts>,
     /// The base without its leases; `None` until it is read.
     pub(crate) base: Option<Rows>,
-    health: Health,
+    health: JournalHealth,
 }
 
 /// Where the log ends, as it is on the disk.
 #[derive(Clone, Copy, Debug)]
-struct Tip {
+struct LogTip {
     clock: Time,
     seq: u64,
     hash: Hash,
 }
 
-impl From<&Marks> for Tip {
-    fn from(marks: &Marks) -> Tip {
-        Tip { clock: marks.clock, seq: marks.head_seq, hash: marks.head_hash }
+impl From<&LogPositions> for LogTip {
+    fn from(marks: &LogPositions) -> LogTip {
+        LogTip { clock: marks.clock, seq: marks.head_seq, hash: marks.head_hash }
     }
 }
 
 #[derive(Clone, Debug)]
-enum Health {
+enum JournalHealth {
     Ready,
     /// A commit failed and was rolled back: the caller's state is ahead of the disk.
     Stale,
     /// The disk did not confirm a write.
-    Lost(Cause),
+    Lost(SystemCause),
 }
 
 impl Journal {
     /// Opens the journal in a state directory, makes what is missing, and reads the state.
-    pub fn open(dir: &Path) -> Result<(Journal, Loaded), OpenError> {
+    pub fn open(dir: &Path) -> Result<(Journal, LoadedState), OpenError> {
         place::prepare(dir)?;
-        let lock = Lock::take(dir)?;
+        let lock = DirectoryLock::take(dir)?;
         place::check_not_lost(dir)?;
         let path = dir.join(place::DATABASE);
         let mut ballast = Ballast::of(dir);
@@ -88,13 +88,13 @@ impl Journal {
         };
         let (conn, mut loaded, marks, mut checkpointer) = opened?;
         let noted = head::read(&path).map_err(|error| OpenError::file(&path.with_extension("head"), error))?;
-        let keeper = Keeper::start(&path, &conn, &marks, &noted)?;
+        let keeper = HeadKeeper::start(&path, &conn, &marks, &noted)?;
         loaded.loss = keeper.loss();
         // Too little room for the ballast does not prevent a start: the daemon calls `ballast_bytes` afterwards.
         let _ = ballast.restore();
         checkpointer.fit(ballast.bytes());
         place::sync_dir(dir).map_err(|error| OpenError::file(dir, error))?;
-        let (hasher, tip, health) = (Hasher::default(), Tip::from(&marks), Health::Ready);
+        let (hasher, tip, health) = (Hasher::default(), LogTip::from(&marks), JournalHealth::Ready);
         let journal = Journal {
             keeper,
             checkpointer,
@@ -112,7 +112,7 @@ impl Journal {
         Ok((journal, loaded))
     }
 
-    fn connect(path: &Path) -> Result<(Connection, Loaded, read::Marks, Checkpointer), OpenError> {
+    fn connect(path: &Path) -> Result<(Connection, LoadedState, read::LogPositions, Checkpointer), OpenError> {
         let mut conn = connect::writer(path)?;
         let (loaded, marks) = read::load(&conn).map_err(|error| OpenError::sqlite(path, &error))?;
         // If this fails, the first commits are only slower.
@@ -132,7 +132,7 @@ impl Journal {
             write_rows(&journal.conn, batch)?;
             let tip = journal.write_log(&batch.entries)?;
             codec::put_head(&journal.conn, clock, tip.seq, &tip.hash)?;
-            Ok(Tip { clock, ..tip })
+            Ok(LogTip { clock, ..tip })
         });
         match tip {
             Ok(tip) => {
@@ -150,8 +150,8 @@ impl Journal {
                 Ok(tip.seq)
             }
             Err(error) => {
-                if matches!(self.health, Health::Ready) {
-                    self.health = Health::Stale;
+                if matches!(self.health, JournalHealth::Ready) {
+                    self.health = JournalHealth::Stale;
                 }
                 Err(error)
             }
@@ -159,19 +159,19 @@ impl Journal {
     }
 
     /// Reads the state again, after a commit failed.
-    pub fn reload(&mut self) -> Result<Loaded, OpenError> {
+    pub fn reload(&mut self) -> Result<LoadedState, OpenError> {
         let (mut loaded, marks) = read::load(&self.conn).map_err(|error| OpenError::sqlite(&self.path, &error))?;
         loaded.loss = self.keeper.loss();
-        self.tip = Tip::from(&marks);
-        if matches!(self.health, Health::Stale) {
-            self.health = Health::Ready;
+        self.tip = LogTip::from(&marks);
+        if matches!(self.health, JournalHealth::Stale) {
+            self.health = JournalHealth::Ready;
         }
         Ok(loaded)
     }
 
     /// Opens a read-only connection, for another thread.
-    pub fn reader(&self) -> Result<Reader, OpenError> {
-        Reader::open(&self.path)
+    pub fn reader(&self) -> Result<JournalReader, OpenError> {
+        JournalReader::open(&self.path)
     }
 
     /// The number and the hash of the log's last entry, which the daemon writes to the system's log.
@@ -259,14 +259,14 @@ impl Journal {
 
     fn check_health(&mut self) -> Result<(), CommitError> {
         if let Some(cause) = self.keeper.moved().or_else(|| self.checkpointer.fault()) {
-            self.health = Health::Lost(cause);
+            self.health = JournalHealth::Lost(cause);
         }
         match &self.health {
-            Health::Ready => Ok(()),
-            Health::Stale => {
-                Err(CommitError::Broken(Cause::new("an earlier batch failed and the state was not reloaded")))
+            JournalHealth::Ready => Ok(()),
+            JournalHealth::Stale => {
+                Err(CommitError::Broken(SystemCause::new("an earlier batch failed and the state was not reloaded")))
             }
-            Health::Lost(cause) => Err(CommitError::Sync(cause.clone())),
+            JournalHealth::Lost(cause) => Err(CommitError::Sync(cause.clone())),
         }
     }
 
@@ -277,15 +277,15 @@ impl Journal {
             && let Err(error) = self.conn.execute_batch("ROLLBACK")
         {
             // After a failed rollback the disk's content is as unknown as after a failed sync.
-            sorted = CommitError::Sync(Cause::new(format!("{error} (while rolling back)")));
+            sorted = CommitError::Sync(SystemCause::new(format!("{error} (while rolling back)")));
         }
         if let CommitError::Sync(cause) = &sorted {
-            self.health = Health::Lost(cause.clone());
+            self.health = JournalHealth::Lost(cause.clone());
         }
         sorted
     }
 
-    fn write_log(&mut self, entries: &[Entry]) -> Result<Tip> {
+    fn write_log(&mut self, entries: &[LogEntry]) -> Result<LogTip> {
         let (mut tip, hasher) = (self.tip, &mut self.hasher);
         codec::ENTRY.all(&self.conn, entries, |put, bound, entry| {
             tip = bind_entry(put, bound, hasher, tip, entry)?;
@@ -315,10 +315,16 @@ fn lengthen_wal(path: &Path) -> io::Result<()> {
 }
 
 /// Binds an entry after the first `bound` parameters; returns where the log ends with it.
-fn bind_entry(put: &mut Statement<'_>, bound: usize, hasher: &mut Hasher, tip: Tip, entry: &Entry) -> Result<Tip> {
-    let Entry { actor, action, at, wall_us } = entry;
+fn bind_entry(
+    put: &mut Statement<'_>,
+    bound: usize,
+    hasher: &mut Hasher,
+    tip: LogTip,
+    entry: &LogEntry,
+) -> Result<LogTip> {
+    let LogEntry { actor, action, at, wall_us } = entry;
     let seq = tip.seq + 1;
-    let head = Head { before: &tip.hash, seq, at: *at, wall_us: *wall_us, actor, format: FORMAT };
+    let head = EntryHeader { before: &tip.hash, seq, at: *at, wall_us: *wall_us, actor, format: FORMAT };
     let hashed = hasher.entry(head, |buffer| serde_json::to_writer(buffer, action));
     let (hash, json) = hashed.map_err(|error| Error::ToSqlConversionFailure(error.into()))?;
     put.raw_bind_parameter(bound + 1, signed(seq))?;
@@ -329,7 +335,7 @@ fn bind_entry(put: &mut Statement<'_>, bound: usize, hasher: &mut Hasher, tip: T
     put.raw_bind_parameter(bound + 6, FORMAT)?;
     put.raw_bind_parameter(bound + 7, json)?;
     put.raw_bind_parameter(bound + 8, &hash[..])?;
-    Ok(Tip { seq, hash, ..tip })
+    Ok(LogTip { seq, hash, ..tip })
 }
 
 fn write_rows(conn: &Connection, batch: &Batch) -> Result<()> {

@@ -41,15 +41,15 @@ mod verify;
 pub use above::{Exposed, exposed_above};
 pub use answers::AnswerLimits;
 pub use backup::backup;
-pub use batch::{Batch, Entry, Open, StoredAnswer};
+pub use batch::{Batch, LogEntry, OpenBatch, StoredAnswer};
 pub use chain::Hash;
-pub use error::{Cause, CommitError, OpenError};
-pub use head::{Alarm, Beside};
+pub use error::{CommitError, OpenError, SystemCause};
+pub use head::{Alarm, HeadComparison};
 // For the fuzz target, which folds lines that no chain would let through.
 #[doc(hidden)]
 pub use fold::step as fold_line;
 pub use journal::Journal;
 pub use place::BALLAST_BYTES;
-pub use read::{Loaded, LogLine, Reader, live};
+pub use read::{JournalReader, LoadedState, LogLine, live};
 pub use trim::{Forgotten, TRIM_EVERY};
-pub use verify::{Report, verify};
+pub use verify::{VerifyReport, verify};

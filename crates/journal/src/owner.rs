@@ -14,16 +14,16 @@ pub const HOUSE: &str = "sublet";
 
 /// The owner of a line and its rank: lines of rank 1 are cut after all others of the same owner.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Owner {
+pub struct LineOwner {
     /// The tenant's name, or [`HOUSE`].
     pub name: String,
     /// 1 for signals, warnings and operators' acts, 0 for everything else.
     pub rank: u8,
 }
 
-impl Owner {
+impl LineOwner {
     /// The owner of an action, by the rows before it.
-    pub fn of(rows: &Rows, action: &Action) -> Owner {
+    pub fn of(rows: &Rows, action: &Action) -> LineOwner {
         let name = match action {
             Action::Queue { tenant, .. } | Action::Regroup { tenant, .. } => tenant_name(rows, *tenant),
             Action::Enrol { name, .. } => Some(name.clone()),
@@ -34,7 +34,7 @@ impl Owner {
             Action::Find { stranger } => Some(tenant_of(&stranger.audit)),
             action => of_lease(rows, action).or_else(|| user_of(rows, action.stranger()?)),
         };
-        Owner { name: name.unwrap_or_else(|| HOUSE.to_owned()), rank: u8::from(is_cut_last(action)) }
+        LineOwner { name: name.unwrap_or_else(|| HOUSE.to_owned()), rank: u8::from(is_cut_last(action)) }
     }
 }
 

@@ -70,13 +70,13 @@ pub fn sync_dir(dir: &Path) -> io::Result<()> {
 
 /// The process that has this lock is the only writer. The kernel releases it when the process ends, however that ends.
 #[derive(Debug)]
-pub struct Lock {
+pub struct DirectoryLock {
     _file: File,
 }
 
-impl Lock {
+impl DirectoryLock {
     /// Takes the lock; the error names the process that holds it.
-    pub fn take(dir: &Path) -> Result<Lock, OpenError> {
+    pub fn take(dir: &Path) -> Result<DirectoryLock, OpenError> {
         let failed = |source| OpenError::Directory { path: dir.to_owned(), source };
         let mut file = own_file(&dir.join(LOCK)).map_err(failed)?;
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
@@ -89,7 +89,7 @@ impl Lock {
         file.set_len(0).map_err(failed)?;
         // On a full disk the pid may not fit. It is only there to be shown.
         let _ = writeln!(file, "{}", std::process::id());
-        Ok(Lock { _file: file })
+        Ok(DirectoryLock { _file: file })
     }
 }
 

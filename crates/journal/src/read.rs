@@ -1,6 +1,6 @@
 //! Reading: the whole state at a start, and parts of the history on request.
 //!
-//! A [`Reader`] has its own connection. It sees whole commits only, and does not delay the writer.
+//! A [`JournalReader`] has its own connection. It sees whole commits only, and does not delay the writer.
 
 use crate::batch::StoredAnswer;
 use crate::chain::Hash;
@@ -18,7 +18,7 @@ use sublet_core::units::Time;
 
 /// What a start of the daemon reads.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Loaded {
+pub struct LoadedState {
     /// The state.
     pub rows: Rows,
     /// The greatest time ever committed: after a reboot the clock goes on from here.
@@ -61,7 +61,7 @@ impl LogLine {
 
 /// The positions in the table `meta`, beside the counters.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Marks {
+pub(crate) struct LogPositions {
     pub clock: Time,
     pub head_seq: u64,
     pub head_hash: Hash,
@@ -73,11 +73,11 @@ pub(crate) struct Marks {
     pub log_hash: Hash,
 }
 
-pub(crate) fn marks(conn: &Connection) -> Result<Marks> {
+pub(crate) fn marks(conn: &Connection) -> Result<LogPositions> {
     let sql = "SELECT clock_us, head_seq, head_hash, base_seq, base_hash, past_floor, log_seq, log_hash FROM meta";
     let marks = conn.prepare_cached(sql)?.query_row([], |row| {
         let int = |column| row.get::<_, i64>(column).map(i64::cast_unsigned);
-        Ok(Marks {
+        Ok(LogPositions {
             clock: Time(int(0)?),
             head_seq: int(1)?,
             head_hash: codec::hash(row, 2)?,
@@ -153,11 +153,11 @@ fn missing(what: &str, number: usize) -> rusqlite::Error {
 }
 
 /// Reads what a start needs, and the log's end.
-pub(crate) fn load(conn: &Connection) -> Result<(Loaded, Marks)> {
+pub(crate) fn load(conn: &Connection) -> Result<(LoadedState, LogPositions)> {
     let tx = conn.unchecked_transaction()?;
     let marks = marks(&tx)?;
     let answers = tx.prepare_cached(codec::ANSWERS)?.query_map([], codec::answer)?.collect::<Result<_>>()?;
-    Ok((Loaded { rows: rows(&tx)?, clock: marks.clock, seq: marks.head_seq, answers, loss: None }, marks))
+    Ok((LoadedState { rows: rows(&tx)?, clock: marks.clock, seq: marks.head_seq, answers, loss: None }, marks))
 }
 
 pub(crate) const LOG: &str =
@@ -180,16 +180,16 @@ pub(crate) fn log_line(row: &Row<'_>) -> Result<LogLine> {
 
 /// A read-only connection to a journal, beside the writer.
 #[derive(Debug)]
-pub struct Reader {
+pub struct JournalReader {
     conn: Connection,
     path: PathBuf,
 }
 
-impl Reader {
+impl JournalReader {
     /// Opens a state directory or a backup. Works beside a daemon.
-    pub fn open(at: &Path) -> Result<Reader, OpenError> {
+    pub fn open(at: &Path) -> Result<JournalReader, OpenError> {
         let (conn, path) = connect::look(at)?;
-        Ok(Reader { conn, path })
+        Ok(JournalReader { conn, path })
     }
 
     fn named<T>(&self, result: Result<T>) -> Result<T, OpenError> {
@@ -269,5 +269,5 @@ impl Reader {
 
 /// The state in a state directory or a backup. Works beside a daemon.
 pub fn live(at: &Path) -> Result<Rows, OpenError> {
-    Reader::open(at)?.rows()
+    JournalReader::open(at)?.rows()
 }

@@ -12,8 +12,8 @@ use crate::cut;
 use crate::error::CommitError;
 use crate::fold;
 use crate::journal::Journal;
-use crate::owner::Owner;
-use crate::read::{self, LogLine, Marks};
+use crate::owner::LineOwner;
+use crate::read::{self, LogLine, LogPositions};
 use rusqlite::{Connection, Error, OptionalExtension, Result, Row, params};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -88,7 +88,12 @@ fn trim(conn: &Connection, keep: u64, base: Option<Rows>) -> Result<(u64, Option
 }
 
 /// Folds the oldest lines that are newer than the base. They stay in the log, with their owners noted.
-fn fold_oldest(conn: &Connection, marks: &Marks, surplus: u64, base: Option<Rows>) -> Result<(u64, Option<Rows>)> {
+fn fold_oldest(
+    conn: &Connection,
+    marks: &LogPositions,
+    surplus: u64,
+    base: Option<Rows>,
+) -> Result<(u64, Option<Rows>)> {
     if surplus == 0 {
         return Ok((0, base));
     }
@@ -103,7 +108,12 @@ fn fold_oldest(conn: &Connection, marks: &Marks, surplus: u64, base: Option<Rows
 }
 
 /// Returns the owner of each line, and the base after them without its leases.
-fn fold_into_base(conn: &Connection, marks: &Marks, lines: &[LogLine], before: &Rows) -> Result<(Vec<Owner>, Rows)> {
+fn fold_into_base(
+    conn: &Connection,
+    marks: &LogPositions,
+    lines: &[LogLine],
+    before: &Rows,
+) -> Result<(Vec<LineOwner>, Rows)> {
     let refused = |what: String| Error::ToSqlConversionFailure(what.into());
     let touched: BTreeSet<LeaseId> = lines.iter().filter_map(|line| line.lease).collect();
     let mut rows = before.clone();
@@ -115,7 +125,7 @@ fn fold_into_base(conn: &Connection, marks: &Marks, lines: &[LogLine], before: &
     for (seq, line) in (marks.base_seq + 1..).zip(lines) {
         fold::linked(&mut hasher, &hash, seq, line).map_err(refused)?;
         let action = fold::read(line).map_err(refused)?;
-        owners.push(Owner::of(&rows, &action));
+        owners.push(LineOwner::of(&rows, &action));
         fold::apply(&mut rows, line, &action).map_err(refused)?;
         hash = line.hash;
     }

@@ -12,8 +12,8 @@ use crate::connect;
 use crate::cut::{self, Stub};
 use crate::error::OpenError;
 use crate::fold;
-use crate::head::{self, Beside};
-use crate::read::{self, LogLine, Marks};
+use crate::head::{self, HeadComparison};
+use crate::read::{self, LogLine, LogPositions};
 use crate::trim;
 use rusqlite::{Connection, OptionalExtension, Result};
 use serde::Serialize;
@@ -30,7 +30,7 @@ const FINDINGS_MAX: usize = 100;
 
 /// The result of [`verify`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Report {
+pub struct VerifyReport {
     /// What is wrong, a sentence each; empty when all is well.
     pub findings: Vec<String>,
     /// The number of the first entry in the log.
@@ -46,15 +46,15 @@ pub struct Report {
     /// Ended leases that are older than the base.
     pub past_unchecked: u64,
     /// How the journal's end compares with what was noted beside it.
-    pub beside: Beside,
+    pub beside: HeadComparison,
     /// How many lines of each owner were trimmed, the most first: a tenant, or `sublet` for operators and the daemon.
     pub trimmed: Vec<(String, u64)>,
 }
 
-impl Report {
+impl VerifyReport {
     /// True if nothing is wrong.
     pub fn is_clean(&self) -> bool {
-        self.findings.is_empty() && !matches!(self.beside, Beside::Lost(_))
+        self.findings.is_empty() && !matches!(self.beside, HeadComparison::Lost(_))
     }
 
     fn find(&mut self, what: impl Into<String>) {
@@ -65,9 +65,9 @@ impl Report {
 }
 
 /// Checks the journal in a state directory, or a backup. Works beside a daemon.
-pub fn verify(at: &Path) -> Result<Report, OpenError> {
+pub fn verify(at: &Path) -> Result<VerifyReport, OpenError> {
     let (conn, path) = connect::look(at)?;
-    let mut report = Report::default();
+    let mut report = VerifyReport::default();
     // The note is read before the journal, which may grow meanwhile.
     let noted = head::read(&path).map_err(|error| OpenError::file(&path.with_extension("head"), error))?;
     let checked = check(&conn, &mut report).and_then(|()| {
@@ -83,7 +83,7 @@ pub fn verify(at: &Path) -> Result<Report, OpenError> {
     Ok(report)
 }
 
-fn check(conn: &Connection, report: &mut Report) -> Result<()> {
+fn check(conn: &Connection, report: &mut VerifyReport) -> Result<()> {
     let tx = conn.unchecked_transaction()?;
     check_file(&tx, report)?;
     let marks = read::marks(&tx)?;
@@ -102,7 +102,7 @@ fn check(conn: &Connection, report: &mut Report) -> Result<()> {
 
 /// Checks that each stored answer could be given again. The log does not have the answers, so nothing more can be
 /// checked.
-fn check_answers(conn: &Connection, tenants: usize, report: &mut Report) -> Result<()> {
+fn check_answers(conn: &Connection, tenants: usize, report: &mut VerifyReport) -> Result<()> {
     let mut find =
         conn.prepare("SELECT tenant, key, length(fingerprint), status, body FROM answers ORDER BY number")?;
     let mut rows = find.query([])?;
@@ -128,7 +128,7 @@ fn check_answers(conn: &Connection, tenants: usize, report: &mut Report) -> Resu
     Ok(())
 }
 
-fn check_file(conn: &Connection, report: &mut Report) -> Result<()> {
+fn check_file(conn: &Connection, report: &mut VerifyReport) -> Result<()> {
     let mut check = conn.prepare(&format!("PRAGMA integrity_check({FINDINGS_MAX})"))?;
     for line in check.query_map([], |row| row.get::<_, String>(0))? {
         let line = line?;
@@ -151,8 +151,8 @@ fn trimmed(conn: &Connection) -> Result<Vec<(String, u64)>> {
 }
 
 /// The position of a walk along the log.
-struct Walk<'a> {
-    marks: &'a Marks,
+struct VerifyWalk<'a> {
+    marks: &'a LogPositions,
     hasher: Hasher,
     seq: u64,
     hash: Hash,
@@ -164,7 +164,7 @@ struct Walk<'a> {
     cut: u64,
 }
 
-impl Walk<'_> {
+impl VerifyWalk<'_> {
     fn pass_line(&mut self, line: &LogLine) -> Result<(), String> {
         let linked = fold::linked(&mut self.hasher, &self.hash, self.seq + 1, line);
         if let (Err(_), Some(stub)) = (&linked, &self.stub)
@@ -206,7 +206,7 @@ impl Walk<'_> {
     }
 
     /// Compares the lines that were seen with the counts that trimming stored.
-    fn check_counts(&self, conn: &Connection, report: &mut Report) -> Result<()> {
+    fn check_counts(&self, conn: &Connection, report: &mut VerifyReport) -> Result<()> {
         let count = |sql: &str| conn.query_row(sql, [], |row| row.get::<_, i64>(0)).map(i64::cast_unsigned);
         let cut = self.marks.log_seq + self.cut;
         let counted = count("SELECT coalesce(sum(cut), 0) FROM owners")?;
@@ -227,10 +227,10 @@ impl Walk<'_> {
 }
 
 /// Folds the log, checking the chain and the history on the way; `None` if the chain is broken.
-fn fold_log(conn: &Connection, marks: &Marks, base: &Rows, report: &mut Report) -> Result<Option<Folded>> {
+fn fold_log(conn: &Connection, marks: &LogPositions, base: &Rows, report: &mut VerifyReport) -> Result<Option<Folded>> {
     let mut folded = Folded { rows: base.clone(), ended: BTreeSet::new() };
     let (seq, hash) = (marks.log_seq, marks.log_hash);
-    let mut walk = Walk { marks, hasher: Hasher::default(), seq, hash, stub: None, kept: 0, cut: 0 };
+    let mut walk = VerifyWalk { marks, hasher: Hasher::default(), seq, hash, stub: None, kept: 0, cut: 0 };
     let mut latest = Time::ZERO;
     let mut stubs = conn.prepare(&format!("{}ORDER BY first_seq", cut::STUBS))?;
     let mut stubs = stubs.query_map([], cut::stub)?.peekable();
@@ -288,7 +288,7 @@ fn fold_log(conn: &Connection, marks: &Marks, base: &Rows, report: &mut Report) 
 }
 
 /// Checks that a lease that ended in the log is in the history with the same values, unless it may be forgotten.
-fn check_past_holds(conn: &Connection, marks: &Marks, ended: &Ended, report: &mut Report) -> Result<()> {
+fn check_past_holds(conn: &Connection, marks: &LogPositions, ended: &Ended, report: &mut VerifyReport) -> Result<()> {
     let mut find = conn.prepare_cached(&format!("{}WHERE id = ?1", codec::PAST))?;
     match find.query_row([signed(ended.id.0)], codec::past).optional()? {
         Some(row) if row == *ended => report.past += 1,
@@ -306,7 +306,7 @@ fn past_floor(conn: &Connection, tenant: TenantId) -> Result<u64> {
 }
 
 /// Checks that each lease in the history ended in the log, unless it is older than the base.
-fn check_past_is_explained(conn: &Connection, base: &Rows, folded: &Folded, report: &mut Report) -> Result<()> {
+fn check_past_is_explained(conn: &Connection, base: &Rows, folded: &Folded, report: &mut VerifyReport) -> Result<()> {
     let mut ids = conn.prepare("SELECT id FROM past")?;
     for id in ids.query_map([], |row| row.get::<_, i64>(0))? {
         let id = LeaseId(id?.cast_unsigned());
@@ -362,7 +362,7 @@ fn compare_fields(at: &str, log: &Value, row: &Value, fields: &mut Vec<String>) 
     }
 }
 
-fn compare_rows(log: &Rows, rows: &Rows, report: &mut Report) {
+fn compare_rows(log: &Rows, rows: &Rows, report: &mut VerifyReport) {
     if log.meta != rows.meta {
         report.find(differs("the table `meta`", &log.meta, &rows.meta));
     }
@@ -378,7 +378,7 @@ fn compare_maps<K: Ord + Display, T: PartialEq + Serialize>(
     what: &str,
     log: &BTreeMap<K, T>,
     rows: &BTreeMap<K, T>,
-    report: &mut Report,
+    report: &mut VerifyReport,
 ) {
     for id in log.keys().chain(rows.keys()).collect::<BTreeSet<_>>() {
         match (log.get(id), rows.get(id)) {
@@ -390,7 +390,7 @@ fn compare_maps<K: Ord + Display, T: PartialEq + Serialize>(
     }
 }
 
-fn compare_lists<T: PartialEq + Serialize>(what: &str, log: &[T], rows: &[T], report: &mut Report) {
+fn compare_lists<T: PartialEq + Serialize>(what: &str, log: &[T], rows: &[T], report: &mut VerifyReport) {
     if log.len() != rows.len() {
         report.find(format!("the log gives {} {what}s, the table has {}", log.len(), rows.len()));
     }

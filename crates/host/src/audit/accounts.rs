@@ -43,7 +43,7 @@ const PATIENCE: Duration = Duration::from_millis(500);
 
 /// A process that ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Ended {
+pub(super) struct EndedProcess {
     pub(super) pid: u32,
     pub(super) uid: u32,
     pub(super) name: String,
@@ -119,7 +119,7 @@ impl Accounts {
     }
 
     /// Takes the waiting accounts, up to a bound. The bool is true if some were lost.
-    pub(super) fn take(&self) -> io::Result<(Vec<Ended>, bool)> {
+    pub(super) fn take(&self) -> io::Result<(Vec<EndedProcess>, bool)> {
         let (mut ended, mut lost) = (Vec::new(), false);
         let mut message = [0; 4096];
         for _ in 0..AT_ONCE {
@@ -164,7 +164,7 @@ fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
 }
 
 /// The ended process that a message reports; `None` for other messages.
-fn read(message: &[u8]) -> Option<Ended> {
+fn read(message: &[u8]) -> Option<EndedProcess> {
     let mut all = attributes(message.get(ATTRIBUTES_AT..)?);
     let task = all.find_map(|(kind, value)| (kind == ONE_TASK).then_some(value))?;
     let stats = attributes(task).find_map(|(kind, value)| (kind == STATS).then_some(value))?;
@@ -172,7 +172,7 @@ fn read(message: &[u8]) -> Option<Ended> {
         return None;
     }
     let name = stats.get(NAME_AT)?.split(|byte| *byte == 0).next()?;
-    Some(Ended {
+    Some(EndedProcess {
         pid: word(stats, PID_AT)?,
         uid: word(stats, UID_AT)?,
         name: String::from_utf8_lossy(name).into_owned(),
@@ -204,7 +204,7 @@ mod tests {
 
     #[test]
     fn who_ended_is_read_and_what_is_cut_or_out_of_order_is_nobody() {
-        let ended = Ended { pid: 77, uid: 1000, name: "bash".to_owned(), began_s: 1_700_000_000 };
+        let ended = EndedProcess { pid: 77, uid: 1000, name: "bash".to_owned(), began_s: 1_700_000_000 };
         assert_eq!(read(&message(16)), Some(ended));
         assert_eq!(read(&message(DISORDERED)), None);
         let whole = message(16);

@@ -6,7 +6,7 @@
 //! Absent: the identity of the processes. Messages are counted, read for their kind and for the parent and child of a
 //! fork, and dropped.
 
-use super::forebears::Made;
+use super::forebears::ForkEvent;
 use super::netlink::{socket, word};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, netlink, recv, send};
@@ -35,7 +35,7 @@ const PROOF_PATIENCE: Duration = Duration::from_millis(500);
 
 /// What one call of `take` received.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Heard {
+pub(super) struct ConnectorBatch {
     /// Messages of any kind.
     pub(super) count: usize,
     /// A process, not only a thread, was made, started a program, or ended.
@@ -43,7 +43,7 @@ pub(super) struct Heard {
     /// Messages were lost.
     pub(super) lost: bool,
     /// Processes that were made.
-    pub(super) made: Vec<Made>,
+    pub(super) made: Vec<ForkEvent>,
 }
 
 /// A socket that receives messages about processes.
@@ -89,8 +89,8 @@ impl Connector {
     }
 
     /// Takes the waiting messages, up to a bound.
-    pub(super) fn take(&self) -> io::Result<Heard> {
-        let mut heard = Heard::default();
+    pub(super) fn take(&self) -> io::Result<ConnectorBatch> {
+        let mut heard = ConnectorBatch::default();
         let mut message = [0; 256];
         while heard.count < AT_ONCE {
             match recv(&self.socket, &mut message, RecvFlags::empty()) {
@@ -166,12 +166,12 @@ fn is_of_process(message: &[u8]) -> bool {
 }
 
 /// The parent and the child, if the message is about a fork of a process.
-fn made(message: &[u8]) -> Option<Made> {
+fn made(message: &[u8]) -> Option<ForkEvent> {
     if word(message, KIND_AT) != Some(FORK) || !is_of_process(message) {
         return None;
     }
     let at_ns = u64::from_ne_bytes(message.get(TIME_AT..TIME_AT + 8)?.try_into().ok()?);
-    Some(Made { child: word(message, DATA_AT + 12)?, parent: word(message, DATA_AT + 4)?, at_ns })
+    Some(ForkEvent { child: word(message, DATA_AT + 12)?, parent: word(message, DATA_AT + 4)?, at_ns })
 }
 
 /// True if a message says that `process` made a thread.

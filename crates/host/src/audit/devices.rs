@@ -30,20 +30,20 @@ const DEVICES_MAX: usize = 64;
 
 /// Which files count as a GPU's device file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Devices {
+pub struct GpuDeviceFiles {
     soft: Vec<PathBuf>,
 }
 
 /// The files that count, as they are at one moment.
-struct Known<'a> {
+struct KnownDevices<'a> {
     majors: Vec<u32>,
     soft: Vec<(&'a Path, u64, u64)>,
 }
 
-impl Devices {
+impl GpuDeviceFiles {
     /// NVIDIA's device files, and the files of soft GPUs.
-    pub fn new(soft: impl IntoIterator<Item = PathBuf>) -> Devices {
-        Devices { soft: soft.into_iter().collect() }
+    pub fn new(soft: impl IntoIterator<Item = PathBuf>) -> GpuDeviceFiles {
+        GpuDeviceFiles { soft: soft.into_iter().collect() }
     }
 
     /// The files of soft GPUs.
@@ -51,14 +51,14 @@ impl Devices {
         &self.soft
     }
 
-    fn known(&self) -> Known<'_> {
+    fn known(&self) -> KnownDevices<'_> {
         let listed = fs::read_to_string("/proc/devices").unwrap_or_default();
         let inode = |path: &'_ PathBuf| {
             let stat = rustix::fs::stat(path).ok()?;
             Some((stat.st_dev, stat.st_ino))
         };
         let soft = self.soft.iter().filter_map(|path| inode(path).map(|(dev, ino)| (path.as_path(), dev, ino)));
-        Known { majors: majors(&listed), soft: soft.collect() }
+        KnownDevices { majors: majors(&listed), soft: soft.collect() }
     }
 
     /// True if a process has a GPU's device file open, as far as its descriptors are readable. Its mappings are not
@@ -104,7 +104,7 @@ pub(super) fn because(error: &io::Error) -> String {
 }
 
 /// Returns whether all descriptors were read.
-fn open(folder: &str, known: &Known<'_>, found: &mut Vec<String>) -> io::Result<bool> {
+fn open(folder: &str, known: &KnownDevices<'_>, found: &mut Vec<String>) -> io::Result<bool> {
     for (number, entry) in fs::read_dir(format!("{folder}/fd"))?.enumerate() {
         if number >= DESCRIPTORS_MAX {
             return Ok(false);
@@ -130,7 +130,7 @@ fn open(folder: &str, known: &Known<'_>, found: &mut Vec<String>) -> io::Result<
 }
 
 /// `7f12…-7f13… rw-s 00001000 00:05 1049   /dev/nvidia0`
-fn mapped(folder: &str, known: &Known<'_>, found: &mut Vec<String>) -> io::Result<bool> {
+fn mapped(folder: &str, known: &KnownDevices<'_>, found: &mut Vec<String>) -> io::Result<bool> {
     let lines = patient::read(format!("{folder}/maps"), MAPPINGS_BYTES_MAX)?;
     for line in lines.split_inclusive(|byte| *byte == b'\n') {
         if let Some(name) = known.name_of_mapped(line)
@@ -142,7 +142,7 @@ fn mapped(folder: &str, known: &Known<'_>, found: &mut Vec<String>) -> io::Resul
     Ok((lines.len() as u64) < MAPPINGS_BYTES_MAX)
 }
 
-impl Known<'_> {
+impl KnownDevices<'_> {
     fn name_of_open(&self, descriptor: &Path, link: &[u8]) -> Option<String> {
         let told = || Some(clean_bytes(link, PATH_MAX));
         // Does not query a server that may not answer: the kernel's cached data will do.
@@ -209,7 +209,7 @@ mod tests {
 
     #[test]
     fn a_mapping_is_known_by_its_name_or_its_inode() {
-        let known = Known { majors: vec![], soft: vec![(Path::new("/run/s.soft"), makedev(0xfd, 1), 77)] };
+        let known = KnownDevices { majors: vec![], soft: vec![(Path::new("/run/s.soft"), makedev(0xfd, 1), 77)] };
         let told = |line: &str| known.name_of_mapped(line.as_bytes());
         let some = |name: &str| Some(name.to_owned());
         assert_eq!(told("7f1-7f2 rw-s 00001000 00:05 1049                       /dev/nvidia0\n"), some("/dev/nvidia0"));

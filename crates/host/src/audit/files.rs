@@ -30,7 +30,7 @@ const AT_ONCE: usize = 1024;
 
 /// What one call of `take` received.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Heard {
+pub(super) struct DeviceFileBatch {
     /// Events of any kind.
     pub(super) count: usize,
     /// A GPU's device file was opened, closed or made.
@@ -40,18 +40,18 @@ pub(super) struct Heard {
 }
 
 /// Watches on device files.
-pub(super) struct Files {
+pub(super) struct DeviceFileWatches {
     inotify: OwnedFd,
     /// Files of soft GPUs.
     given: Vec<PathBuf>,
     dirs: BTreeSet<i32>,
 }
 
-impl Files {
+impl DeviceFileWatches {
     /// Watches NVIDIA's device files and these. Returns a sentence for each file that cannot be watched.
-    pub(super) fn open(given: &[PathBuf]) -> io::Result<(Files, Vec<String>)> {
+    pub(super) fn open(given: &[PathBuf]) -> io::Result<(DeviceFileWatches, Vec<String>)> {
         let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
-        let mut files = Files { inotify, given: given.to_vec(), dirs: BTreeSet::new() };
+        let mut files = DeviceFileWatches { inotify, given: given.to_vec(), dirs: BTreeSet::new() };
         let mut missing = Vec::new();
         let parents: BTreeSet<&Path> =
             [Path::new(DEV)].into_iter().chain(given.iter().filter_map(|path| path.parent())).collect();
@@ -67,8 +67,8 @@ impl Files {
     }
 
     /// Takes the waiting events, up to a bound.
-    pub(super) fn take(&self) -> io::Result<Heard> {
-        let mut heard = Heard::default();
+    pub(super) fn take(&self) -> io::Result<DeviceFileBatch> {
+        let mut heard = DeviceFileBatch::default();
         let mut made = false;
         let mut room = [const { MaybeUninit::<u8>::uninit() }; BUFFER];
         let mut events = Reader::new(&self.inotify, &mut room);
@@ -119,7 +119,7 @@ impl Files {
     }
 }
 
-impl AsFd for Files {
+impl AsFd for DeviceFileWatches {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.inotify.as_fd()
     }

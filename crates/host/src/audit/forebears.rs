@@ -6,7 +6,7 @@
 //!
 //! Absent: a decision. Parents that still live are read from `/proc`.
 
-use super::accounts::Ended;
+use super::accounts::EndedProcess;
 use super::text::{WORD_MAX, clean};
 use crate::process;
 use rustix::time::{ClockId, clock_gettime};
@@ -24,7 +24,7 @@ const GENERATIONS_MAX: usize = 32;
 
 /// One process made another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Made {
+pub(super) struct ForkEvent {
     pub(super) child: u32,
     pub(super) parent: u32,
     /// By the kernel's monotonic clock, which stops while the host is suspended, in ns.
@@ -34,28 +34,28 @@ pub(super) struct Made {
 /// What was recently received about processes. Written by the thread that listens, and read by the thread that
 /// audits.
 #[derive(Clone, Default)]
-pub(crate) struct Forebears(Arc<Mutex<Heard>>);
+pub(crate) struct AncestorHistory(Arc<Mutex<AncestorEvents>>);
 
 #[derive(Default)]
-struct Heard {
-    made: Latest<Made>,
-    ended: Latest<Ended>,
+struct AncestorEvents {
+    made: LatestByPid<ForkEvent>,
+    ended: LatestByPid<EndedProcess>,
 }
 
 /// The latest entry of each process; the oldest is forgotten first.
-struct Latest<T> {
+struct LatestByPid<T> {
     by_pid: HashMap<u32, (T, u64)>,
     order: VecDeque<(u32, u64)>,
     next: u64,
 }
 
-impl<T> Default for Latest<T> {
-    fn default() -> Latest<T> {
-        Latest { by_pid: HashMap::new(), order: VecDeque::new(), next: 0 }
+impl<T> Default for LatestByPid<T> {
+    fn default() -> LatestByPid<T> {
+        LatestByPid { by_pid: HashMap::new(), order: VecDeque::new(), next: 0 }
     }
 }
 
-impl<T> Latest<T> {
+impl<T> LatestByPid<T> {
     fn put(&mut self, pid: u32, item: T) {
         self.next += 1;
         self.by_pid.insert(pid, (item, self.next));
@@ -74,20 +74,20 @@ impl<T> Latest<T> {
     }
 }
 
-impl Forebears {
-    pub(super) fn made(&self, made: &[Made]) {
+impl AncestorHistory {
+    pub(super) fn made(&self, made: &[ForkEvent]) {
         let mut heard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         made.iter().for_each(|made| heard.made.put(made.child, *made));
     }
 
-    pub(super) fn ended(&self, ended: Vec<Ended>) {
+    pub(super) fn ended(&self, ended: Vec<EndedProcess>) {
         let mut heard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         ended.into_iter().for_each(|ended| heard.ended.put(ended.pid, ended));
     }
 
     /// Drops everything, because messages were lost: a known pid may belong to another process by now.
     pub(super) fn forget(&self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Heard::default();
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = AncestorEvents::default();
     }
 
     /// True if a process is known to descend from `dead`, a process that ended.
@@ -120,7 +120,7 @@ impl Forebears {
     }
 }
 
-impl Heard {
+impl AncestorEvents {
     /// Follows the forks that were received; where none was, the present parents.
     fn comes_from(&self, pid: u32, dead: u32, parent_now: impl Fn(u32) -> Option<u32>) -> bool {
         let (mut next, mut before) = (pid, u64::MAX);
@@ -188,19 +188,19 @@ impl Heard {
 mod tests {
     use super::*;
 
-    fn heard(made: &[(u32, u32)], ended: &[(u32, &str)]) -> Heard {
-        let mut heard = Heard::default();
+    fn heard(made: &[(u32, u32)], ended: &[(u32, &str)]) -> AncestorEvents {
+        let mut heard = AncestorEvents::default();
         for (at_ns, (parent, child)) in (1..).zip(made) {
-            heard.made.put(*child, Made { child: *child, parent: *parent, at_ns });
+            heard.made.put(*child, ForkEvent { child: *child, parent: *parent, at_ns });
         }
         for (pid, name) in ended {
-            let ended = Ended { pid: *pid, uid: 1000, name: (*name).to_owned(), began_s: 100 };
+            let ended = EndedProcess { pid: *pid, uid: 1000, name: (*name).to_owned(), began_s: 100 };
             heard.ended.put(*pid, ended);
         }
         heard
     }
 
-    fn told(heard: &Heard, pid: u32, parent_now: u32, living: &[u32]) -> String {
+    fn told(heard: &AncestorEvents, pid: u32, parent_now: u32, living: &[u32]) -> String {
         let alive = |pid: u32| {
             let process = ProcKey { pid, start: 5 };
             let ancestor = Ancestor { process, uid: Some(0), name: "shell".to_owned(), exe: None, ended: false };
@@ -225,7 +225,7 @@ mod tests {
     #[test]
     fn who_comes_from_whom_is_known_after_the_end_of_those_between() {
         let line = heard(&[(10, 11), (11, 12), (12, 13)], &[]);
-        let comes = |heard: &Heard, pid, dead| heard.comes_from(pid, dead, |pid| (pid == 20).then_some(12));
+        let comes = |heard: &AncestorEvents, pid, dead| heard.comes_from(pid, dead, |pid| (pid == 20).then_some(12));
         assert!(comes(&line, 13, 11) && comes(&line, 13, 10) && comes(&line, 12, 11));
         assert!(comes(&line, 20, 11), "its parent is there, and comes from that one");
         assert!(!comes(&line, 11, 13) && !comes(&line, 99, 11) && !comes(&line, 13, 99));
@@ -242,7 +242,7 @@ mod tests {
 
     #[test]
     fn no_more_is_kept_than_fits_and_the_latest_stays() {
-        let mut latest = Latest::default();
+        let mut latest = LatestByPid::default();
         for number in 0..3 * KEPT_MAX as u32 {
             latest.put(number % (KEPT_MAX as u32 / 2), number);
         }

@@ -8,7 +8,7 @@
 //! Absent: which of several candidates it is. The kernel does not say which processes share a descriptor with one
 //! that has ended.
 
-use super::{Devices, Forebears};
+use super::{AncestorHistory, GpuDeviceFiles};
 use crate::process;
 use std::collections::BTreeSet;
 use sublet_core::ids::ProcKey;
@@ -18,8 +18,8 @@ use sublet_core::ids::ProcKey;
 pub(crate) fn heirs(
     dead: u32,
     on_cards: &BTreeSet<u32>,
-    devices: &Devices,
-    forebears: &Forebears,
+    devices: &GpuDeviceFiles,
+    forebears: &AncestorHistory,
 ) -> Result<Vec<ProcKey>, process::ProcessError> {
     let mut found = Vec::new();
     for pid in process::all()? {
@@ -72,7 +72,7 @@ mod tests {
     #[test]
     fn whoever_a_dead_process_left_with_a_cards_file_is_found_and_nobody_else() {
         let card = tempfile::NamedTempFile::new().unwrap();
-        let devices = Devices::new([card.path().to_owned()]);
+        let devices = GpuDeviceFiles::new([card.path().to_owned()]);
         let path = card.path().display();
         let script = format!(
             "sleep 600 >/dev/null 3<{path} & echo $!; sleep 600 >/dev/null & echo $!; sleep 600 >/dev/null 3<{path} & echo $!"
@@ -81,7 +81,7 @@ mod tests {
         let leader = process::stat(family.1[0]).unwrap().session;
         let find = |dead, on_cards: &[u32]| {
             let on_cards = on_cards.iter().copied().collect();
-            let found = heirs(dead, &on_cards, &devices, &Forebears::default()).unwrap();
+            let found = heirs(dead, &on_cards, &devices, &AncestorHistory::default()).unwrap();
             found.into_iter().map(|process| process.pid).collect::<Vec<_>>()
         };
         let sleeping =

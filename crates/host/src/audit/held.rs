@@ -11,8 +11,8 @@
 //!
 //! Absent on purpose: when a signal is due, its number and its recipient; process groups; waiting for an end.
 
-use super::devices::Devices;
-use super::memory::Memory;
+use super::devices::GpuDeviceFiles;
+use super::memory::ProcessMemory;
 use super::{alive, audit_of_image};
 use crate::process::{self, ProcessError};
 use crate::wake::timespec;
@@ -32,7 +32,7 @@ const KEPT_MAX: usize = 1024;
 
 /// Why a process gets no signal.
 #[derive(Debug, Error)]
-pub enum Refused {
+pub enum SignalRefusal {
     /// There is no such signal.
     #[error("there is no signal {0}")]
     NoSuchSignal(u8),
@@ -71,41 +71,47 @@ pub enum Refused {
     NotSent(#[source] io::Error),
 }
 
-impl Refused {
+impl SignalRefusal {
     /// True if the process has ended: nothing is left to do.
     pub const fn is_gone(&self) -> bool {
-        matches!(self, Refused::Gone(_))
+        matches!(self, SignalRefusal::Gone(_))
     }
 
     /// True if it may be another process by now, or this cannot be known: it must be audited again before it gets a
     /// signal.
     pub const fn is_undecided(&self) -> bool {
-        matches!(self, Refused::Changed(_) | Refused::NotAudited(_) | Refused::Unreadable(_) | Refused::Unwanted)
+        matches!(
+            self,
+            SignalRefusal::Changed(_)
+                | SignalRefusal::NotAudited(_)
+                | SignalRefusal::Unreadable(_)
+                | SignalRefusal::Unwanted
+        )
     }
 }
 
-struct Kept {
+struct RegisteredProcess {
     descriptor: OwnedFd,
     audit: Audit,
     image: [u64; 3],
     /// Its memory before the audit, if that may be opened.
-    memory: Option<Memory>,
+    memory: Option<ProcessMemory>,
 }
 
 /// Audited processes. Dropping it closes their descriptors; the processes are not affected.
-pub struct Custody {
-    devices: Devices,
-    kept: BTreeMap<ProcKey, Kept>,
+pub struct PidfdRegistry {
+    devices: GpuDeviceFiles,
+    kept: BTreeMap<ProcKey, RegisteredProcess>,
     kept_max: usize,
 }
 
-impl Custody {
+impl PidfdRegistry {
     /// Starts empty.
-    pub fn new(devices: Devices) -> Custody {
+    pub fn new(devices: GpuDeviceFiles) -> PidfdRegistry {
         // An eighth of the descriptors this process may open: clients and listeners need the rest.
         let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX) / 8;
         let kept_max = usize::try_from(limit).unwrap_or(KEPT_MAX).min(KEPT_MAX);
-        Custody { devices, kept: BTreeMap::new(), kept_max }
+        PidfdRegistry { devices, kept: BTreeMap::new(), kept_max }
     }
 
     /// Audits a process and keeps it. For a process that is kept already, returns its first audit.
@@ -145,68 +151,68 @@ impl Custody {
     }
 
     /// Sends a signal to a kept process, if it is still what was audited.
-    pub fn signal(&self, process: ProcKey, number: u8) -> Result<(), Refused> {
+    pub fn signal(&self, process: ProcKey, number: u8) -> Result<(), SignalRefusal> {
         self.signal_if(process, number, |_, send| send())
     }
 
-    /// Like [`Custody::signal`], but `wanted` decides at the last moment: it gets the new audit, and either sends the
+    /// Like [`PidfdRegistry::signal`], but `wanted` decides at the last moment: it gets the new audit, and either sends the
     /// signal by the function it is given or does not.
     pub fn signal_if(
         &self,
         process: ProcKey,
         number: u8,
-        wanted: impl FnOnce(&Audit, &mut dyn FnMut() -> Result<(), Refused>) -> Result<(), Refused>,
-    ) -> Result<(), Refused> {
-        let signal = Signal::from_named_raw(number.into()).ok_or(Refused::NoSuchSignal(number))?;
+        wanted: impl FnOnce(&Audit, &mut dyn FnMut() -> Result<(), SignalRefusal>) -> Result<(), SignalRefusal>,
+    ) -> Result<(), SignalRefusal> {
+        let signal = Signal::from_named_raw(number.into()).ok_or(SignalRefusal::NoSuchSignal(number))?;
         refuse_untouchable(process)?;
-        let kept = self.kept.get(&process).ok_or(Refused::NotAudited(process))?;
+        let kept = self.kept.get(&process).ok_or(SignalRefusal::NotAudited(process))?;
         // Asked of the descriptor: the pid may belong to another process by now, and look the same.
         if has_ended(&kept.descriptor) {
-            return Err(Refused::Gone(process));
+            return Err(SignalRefusal::Gone(process));
         }
         let unread = |error: ProcessError| match error {
-            error if error.is_gone() => Refused::Gone(process),
-            error => Refused::Unreadable(error),
+            error if error.is_gone() => SignalRefusal::Gone(process),
+            error => SignalRefusal::Unreadable(error),
         };
         if alive(process).map_err(unread)?.is_kernel {
-            return Err(Refused::Kernel);
+            return Err(SignalRefusal::Kernel);
         }
         let (now, image) = audit_of_image(process, &self.devices).map_err(unread)?;
         if !kept.audit.is_of_known_program() || !now.is_of_known_program() {
             let source = io::Error::new(io::ErrorKind::PermissionDenied, "its executable cannot be read");
-            return Err(Refused::Unreadable(ProcessError::Unreadable { pid: process.pid, source }));
+            return Err(SignalRefusal::Unreadable(ProcessError::Unreadable { pid: process.pid, source }));
         }
         // A process can misreport which file it runs. One that still has its former memory runs its former program.
-        let (exe, exe_file) = match kept.memory.as_ref().is_some_and(Memory::is_in_use) {
+        let (exe, exe_file) = match kept.memory.as_ref().is_some_and(ProcessMemory::is_in_use) {
             true => (kept.audit.exe.clone(), kept.audit.exe_file),
             false => (now.exe.clone(), now.exe_file),
         };
-        kept.audit.is_same(&Audit { exe, exe_file, ..now.clone() }).map_err(Refused::Changed)?;
+        kept.audit.is_same(&Audit { exe, exe_file, ..now.clone() }).map_err(SignalRefusal::Changed)?;
         // A program may overwrite its recorded memory addresses. A process that still has a GPU open is no other for
         // that: `exec` closes its GPUs.
         if kept.image != image && now.devices.is_empty() && !now.crowded {
-            return Err(Refused::Changed("it started its program anew since"));
+            return Err(SignalRefusal::Changed("it started its program anew since"));
         }
         wanted(&now, &mut || {
             pidfd_send_signal(&kept.descriptor, signal).map_err(|error| match error {
-                Errno::SRCH => Refused::Gone(process),
-                error => Refused::NotSent(error.into()),
+                Errno::SRCH => SignalRefusal::Gone(process),
+                error => SignalRefusal::NotSent(error.into()),
             })
         })
     }
 }
 
-fn open_and_audit(process: ProcKey, devices: &Devices) -> Result<Kept, ProcessError> {
+fn open_and_audit(process: ProcKey, devices: &GpuDeviceFiles) -> Result<RegisteredProcess, ProcessError> {
     let gone = || ProcessError::Gone { pid: process.pid };
     let pid = i32::try_from(process.pid).ok().and_then(Pid::from_raw).ok_or_else(gone)?;
     let opened = pidfd_open(pid, PidfdFlags::empty());
-    let memory = Memory::of(process.pid);
+    let memory = ProcessMemory::of(process.pid);
     // The audit comes after the open: a process that has this start time now also had the pid when the descriptor was
     // opened.
     let (audit, image) = audit_of_image(process, devices)?;
     let descriptor = opened.map_err(|error| ProcessError::of(process.pid, error.into()))?;
     // If a pid is reused within one tick, both processes have the same start time; the descriptor is of the first.
-    if has_ended(&descriptor) { Err(gone()) } else { Ok(Kept { descriptor, audit, image, memory }) }
+    if has_ended(&descriptor) { Err(gone()) } else { Ok(RegisteredProcess { descriptor, audit, image, memory }) }
 }
 
 /// The descriptor of a process becomes readable when the last of its threads has ended.
@@ -215,12 +221,12 @@ fn has_ended(descriptor: &OwnedFd) -> bool {
     poll(&mut asked, Some(&timespec(Duration::ZERO))).is_ok_and(|ended| ended > 0)
 }
 
-fn refuse_untouchable(process: ProcKey) -> Result<(), Refused> {
+fn refuse_untouchable(process: ProcKey) -> Result<(), SignalRefusal> {
     let own = std::process::id();
     match process.pid {
-        0 | 1 => Err(Refused::First),
-        pid if pid == own => Err(Refused::Ourselves),
-        pid if process::ancestry(own).iter().any(|parent| parent.pid == pid) => Err(Refused::Ancestor),
+        0 | 1 => Err(SignalRefusal::First),
+        pid if pid == own => Err(SignalRefusal::Ourselves),
+        pid if process::ancestry(own).iter().any(|parent| parent.pid == pid) => Err(SignalRefusal::Ancestor),
         _ => Ok(()),
     }
 }

@@ -19,8 +19,8 @@
 
 use super::accounts::Accounts;
 use super::connector::Connector;
-use super::files::Files;
-use super::forebears::Forebears;
+use super::files::DeviceFileWatches;
+use super::forebears::AncestorHistory;
 use crate::wake::timespec;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::io::Errno;
@@ -41,13 +41,13 @@ const EVENTS_PER_S_MAX: usize = 5000;
 const REST: Duration = Duration::from_secs(10);
 /// Receive buffer: a tenth of a second at the highest accepted rate.
 const BUFFER: usize = 1 << 20;
-/// Sentences kept until they are taken by [`Hints::news`].
+/// Sentences kept until they are taken by [`HintListener::news`].
 const NEWS_MAX: usize = 16;
 const PROCESSES: &str = "processes that start and end";
 
 /// What may have changed since the last call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Hint {
+pub struct ReadingHint {
     /// A GPU's device file was opened, closed or made.
     pub opened: bool,
     /// A process was made, started a program, or ended.
@@ -56,7 +56,7 @@ pub struct Hint {
     pub lost: bool,
 }
 
-impl Hint {
+impl ReadingHint {
     /// True if there is a reason to read the GPUs.
     pub const fn is_any(self) -> bool {
         self.opened || self.processes || self.lost
@@ -65,7 +65,7 @@ impl Hint {
 
 /// The bounds as values, so that tests need not make five thousand processes a second.
 #[derive(Clone, Copy, Debug)]
-struct Pace {
+struct HintLimits {
     gap: Duration,
     events_per_s_max: usize,
     rest: Duration,
@@ -73,7 +73,7 @@ struct Pace {
 }
 
 /// State of the messages about processes.
-enum Processes {
+enum ConnectorState {
     /// Not available here; the reason was reported at the start.
     Absent,
     Listening {
@@ -88,32 +88,32 @@ enum Processes {
 }
 
 /// A listener for hints. Its descriptor is readable when something may have changed.
-pub struct Hints {
+pub struct HintListener {
     epoll: OwnedFd,
     timer: OwnedFd,
-    files: Option<Files>,
-    processes: Processes,
+    files: Option<DeviceFileWatches>,
+    processes: ConnectorState,
     accounts: Option<Accounts>,
-    forebears: Forebears,
-    pace: Pace,
+    forebears: AncestorHistory,
+    pace: HintLimits,
     is_armed: bool,
     news: Vec<String>,
 }
 
-impl Hints {
+impl HintListener {
     /// Listens for NVIDIA's device files, the files of soft GPUs and processes. Returns a sentence for each source
     /// that is missing, with the reason. Fails only if there is no descriptor to poll.
-    pub fn open(soft: &[PathBuf]) -> io::Result<(Hints, Vec<String>)> {
-        let pace = Pace { gap: GAP, events_per_s_max: EVENTS_PER_S_MAX, rest: REST, buffer: BUFFER };
-        Hints::with(soft, pace)
+    pub fn open(soft: &[PathBuf]) -> io::Result<(HintListener, Vec<String>)> {
+        let pace = HintLimits { gap: GAP, events_per_s_max: EVENTS_PER_S_MAX, rest: REST, buffer: BUFFER };
+        HintListener::with(soft, pace)
     }
 
-    fn with(soft: &[PathBuf], pace: Pace) -> io::Result<(Hints, Vec<String>)> {
+    fn with(soft: &[PathBuf], pace: HintLimits) -> io::Result<(HintListener, Vec<String>)> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
         epoll::add(&epoll, &timer, EventData::new_u64(0), EventFlags::IN)?;
         let mut missing = Vec::new();
-        let files = match Files::open(soft) {
+        let files = match DeviceFileWatches::open(soft) {
             Ok((files, unwatched)) => {
                 missing.extend(unwatched.iter().map(|what| format!("not noticed at once: {what}")));
                 Some(files)
@@ -126,33 +126,42 @@ impl Hints {
         let now = Instant::now();
         let proven = Connector::open(pace.buffer).and_then(|connector| connector.prove().map(|()| connector));
         let processes = match proven {
-            Ok(connector) => Processes::Listening { connector, since: now, count: 0 },
+            Ok(connector) => ConnectorState::Listening { connector, since: now, count: 0 },
             Err(error) => {
                 missing.push(format!("not noticed at once: {PROCESSES}: {}", without_connector(&error)));
-                Processes::Absent
+                ConnectorState::Absent
             }
         };
         // Names of ended processes are useful only where forks are reported.
         let accounts = match &processes {
-            Processes::Listening { .. } => Accounts::open(pace.buffer),
+            ConnectorState::Listening { .. } => Accounts::open(pace.buffer),
             _ => Err(io::Error::other("it needs the process connector")),
         };
         let accounts = accounts.map_err(|error| {
             missing.push(format!("not known: processes that started and ended between two readings: {error}"))
         });
-        let (accounts, forebears) = (accounts.ok(), Forebears::default());
-        let mut hints =
-            Hints { epoll, timer, files, processes, accounts, forebears, pace, is_armed: false, news: Vec::new() };
+        let (accounts, forebears) = (accounts.ok(), AncestorHistory::default());
+        let mut hints = HintListener {
+            epoll,
+            timer,
+            files,
+            processes,
+            accounts,
+            forebears,
+            pace,
+            is_armed: false,
+            news: Vec::new(),
+        };
         hints.arm()?;
         Ok((hints, missing))
     }
 
     /// Takes what arrived since the last call. Meant for when the descriptor is readable; harmless at other times.
-    pub fn drain(&mut self) -> Hint {
+    pub fn drain(&mut self) -> ReadingHint {
         let now = Instant::now();
         // Whether the timer has fired does not matter: its reasons are checked in any case.
         let _ = rustix::io::read(&self.timer, &mut [0u8; 8]);
-        let mut hint = Hint::default();
+        let mut hint = ReadingHint::default();
         let heard = self.drain_files(&mut hint) + self.drain_processes(now, &mut hint);
         if let Err(error) = self.rearm(now, heard > 0) {
             // The caller also reads by itself, and will call again.
@@ -163,7 +172,7 @@ impl Hints {
     }
 
     /// What was received about the ancestors of processes; the value is updated as more arrives.
-    pub(crate) fn forebears(&self) -> Forebears {
+    pub(crate) fn forebears(&self) -> AncestorHistory {
         self.forebears.clone()
     }
 
@@ -172,7 +181,7 @@ impl Hints {
         std::mem::take(&mut self.news)
     }
 
-    fn drain_files(&mut self, hint: &mut Hint) -> usize {
+    fn drain_files(&mut self, hint: &mut ReadingHint) -> usize {
         let Some(files) = &self.files else { return 0 };
         match files.take() {
             Ok(heard) => {
@@ -190,17 +199,17 @@ impl Hints {
         }
     }
 
-    fn drain_processes(&mut self, now: Instant, hint: &mut Hint) -> usize {
+    fn drain_processes(&mut self, now: Instant, hint: &mut ReadingHint) -> usize {
         match &mut self.processes {
-            Processes::Absent => 0,
-            Processes::Resting { until } if now < *until => 0,
-            Processes::Resting { .. } => {
+            ConnectorState::Absent => 0,
+            ConnectorState::Resting { until } if now < *until => 0,
+            ConnectorState::Resting { .. } => {
                 // Events of the meantime were lost.
                 hint.lost = true;
                 self.listen_again(now);
                 0
             }
-            Processes::Listening { connector, since, count } => {
+            ConnectorState::Listening { connector, since, count } => {
                 let heard = match connector.take() {
                     Ok(heard) => heard,
                     Err(error) => {
@@ -240,7 +249,7 @@ impl Hints {
         self.disarm();
         self.forebears.forget();
         self.accounts = None;
-        self.processes = Processes::Resting { until: now + self.pace.rest };
+        self.processes = ConnectorState::Resting { until: now + self.pace.rest };
         self.tell(format!("not noticed at once for {} s: {PROCESSES}: {why}", self.pace.rest.as_secs_f32()));
     }
 
@@ -248,7 +257,7 @@ impl Hints {
         self.disarm();
         match Connector::open(self.pace.buffer) {
             Ok(connector) => {
-                self.processes = Processes::Listening { connector, since: now, count: 0 };
+                self.processes = ConnectorState::Listening { connector, since: now, count: 0 };
                 self.accounts = Accounts::open(self.pace.buffer).ok();
                 self.tell(format!("noticed at once again: {PROCESSES}"));
             }
@@ -266,7 +275,9 @@ impl Hints {
         let gap = (!self.is_armed).then_some(self.pace.gap);
         let rest = match self.processes {
             // A rest that is just over gives a short time, and not zero: zero would stop the timer.
-            Processes::Resting { until } => Some(until.saturating_duration_since(now).max(Duration::from_micros(1))),
+            ConnectorState::Resting { until } => {
+                Some(until.saturating_duration_since(now).max(Duration::from_micros(1)))
+            }
             _ => None,
         };
         let due = gap.into_iter().chain(rest).min().unwrap_or(Duration::ZERO);
@@ -300,8 +311,8 @@ impl Hints {
 
     fn sources(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let connector = match &self.processes {
-            Processes::Listening { connector, .. } => Some(connector.as_fd()),
-            Processes::Absent | Processes::Resting { .. } => None,
+            ConnectorState::Listening { connector, .. } => Some(connector.as_fd()),
+            ConnectorState::Absent | ConnectorState::Resting { .. } => None,
         };
         self.files.iter().map(AsFd::as_fd).chain(connector)
     }
@@ -313,14 +324,14 @@ impl Hints {
     }
 }
 
-impl AsFd for Hints {
+impl AsFd for HintListener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
 }
 
 /// Records the processes that ended.
-fn hear_ends(accounts: &Accounts, forebears: &Forebears) -> io::Result<()> {
+fn hear_ends(accounts: &Accounts, forebears: &AncestorHistory) -> io::Result<()> {
     let (ended, _) = accounts.take()?;
     forebears.ended(ended);
     Ok(())
@@ -346,19 +357,19 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
     const PATIENCE: Duration = Duration::from_secs(30);
-    const PACE: Pace = Pace {
+    const PACE: HintLimits = HintLimits {
         gap: Duration::from_millis(10),
         events_per_s_max: 1 << 30,
         rest: Duration::from_secs(60),
         buffer: BUFFER,
     };
 
-    fn is_readable(hints: &Hints, patience: Duration) -> bool {
+    fn is_readable(hints: &HintListener, patience: Duration) -> bool {
         wait_readable([hints.as_fd()], Instant::now() + patience).unwrap()[0]
     }
 
     /// Waits for a hint of the wanted kind.
-    fn until(hints: &mut Hints, wanted: &str, is: impl Fn(Hint) -> bool) {
+    fn until(hints: &mut HintListener, wanted: &str, is: impl Fn(ReadingHint) -> bool) {
         let end = Instant::now() + PATIENCE;
         while Instant::now() < end {
             if is_readable(hints, Duration::from_millis(100)) && is(hints.drain()) {
@@ -369,19 +380,19 @@ mod tests {
     }
 
     /// Without messages about processes, which come from all of the host.
-    fn of_files(soft: &[PathBuf]) -> Hints {
-        let (mut hints, missing) = Hints::with(soft, PACE).unwrap();
+    fn of_files(soft: &[PathBuf]) -> HintListener {
+        let (mut hints, missing) = HintListener::with(soft, PACE).unwrap();
         assert!(missing.iter().all(|what| what.contains(PROCESSES)), "{missing:?}");
         hints.disarm();
-        hints.processes = Processes::Absent;
+        hints.processes = ConnectorState::Absent;
         hints.arm().unwrap();
         hints
     }
 
     /// With them; `None` where the kernel reports nothing here.
-    fn of_processes(pace: Pace) -> Option<Hints> {
-        let (hints, missing) = Hints::with(&[], pace).unwrap();
-        if matches!(hints.processes, Processes::Absent) {
+    fn of_processes(pace: HintLimits) -> Option<HintListener> {
+        let (hints, missing) = HintListener::with(&[], pace).unwrap();
+        if matches!(hints.processes, ConnectorState::Absent) {
             let why = missing.iter().find(|what| what.contains(PROCESSES));
             eprintln!("skipped: {}", why.expect("whoever hears nothing says why"));
             return None;
@@ -401,10 +412,10 @@ mod tests {
         assert!(!is_readable(&hints, Duration::from_millis(50)), "only GPUs count");
         let open = fs::File::open(&card).unwrap();
         assert!(is_readable(&hints, PATIENCE));
-        assert_eq!(hints.drain(), Hint { opened: true, processes: false, lost: false });
+        assert_eq!(hints.drain(), ReadingHint { opened: true, processes: false, lost: false });
         // The moment of deafness ends with a drain that finds nothing.
         assert!(is_readable(&hints, PATIENCE));
-        assert_eq!(hints.drain(), Hint::default());
+        assert_eq!(hints.drain(), ReadingHint::default());
         assert!(!is_readable(&hints, Duration::from_millis(50)));
         drop(open);
         until(&mut hints, "a close", |hint| hint.opened);
@@ -467,7 +478,7 @@ mod tests {
 
     #[test]
     fn messages_that_were_lost_are_said_to_be() {
-        let Some(mut hints) = of_processes(Pace { buffer: 4096, ..PACE }) else { return };
+        let Some(mut hints) = of_processes(HintLimits { buffer: 4096, ..PACE }) else { return };
         for _ in 0..200 {
             std::thread::spawn(|| ()).join().unwrap();
         }
@@ -479,7 +490,7 @@ mod tests {
     #[test]
     fn a_flood_of_processes_is_not_listened_to_and_that_is_said() {
         let rest = Duration::from_millis(300);
-        let Some(mut hints) = of_processes(Pace { events_per_s_max: 300, rest, ..PACE }) else { return };
+        let Some(mut hints) = of_processes(HintLimits { events_per_s_max: 300, rest, ..PACE }) else { return };
         let (stop, begun) = (AtomicBool::new(false), Instant::now());
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -506,7 +517,7 @@ mod tests {
             let bound = begun.elapsed().as_millis() / 10 + 10;
             assert!(u128::from(drains) <= bound, "{drains} drains in {:?}", begun.elapsed());
         });
-        let connector = matches!(hints.processes, Processes::Listening { .. });
+        let connector = matches!(hints.processes, ConnectorState::Listening { .. });
         assert!(connector || !is_readable(&hints, Duration::ZERO), "whoever rests is silent");
     }
 }

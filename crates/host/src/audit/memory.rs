@@ -15,13 +15,13 @@ use std::io;
 use std::os::unix::fs::FileExt;
 
 /// The memory of a process at one moment.
-pub(super) struct Memory(File);
+pub(super) struct ProcessMemory(File);
 
-impl Memory {
+impl ProcessMemory {
     /// `None` if it may not be opened: that needs the rights of a debugger.
-    pub(super) fn of(pid: u32) -> Option<Memory> {
+    pub(super) fn of(pid: u32) -> Option<ProcessMemory> {
         let stat = process::stat(pid).ok()?;
-        File::open(format!("{}/mem", process::folder(pid, &stat))).ok().map(Memory)
+        File::open(format!("{}/mem", process::folder(pid, &stat))).ok().map(ProcessMemory)
     }
 
     /// True if a process uses the memory; false also if that cannot be found out.

@@ -31,18 +31,18 @@ mod redact;
 mod seat;
 mod text;
 
-pub use devices::Devices;
-pub(crate) use forebears::Forebears;
+pub use devices::GpuDeviceFiles;
+pub(crate) use forebears::AncestorHistory;
 pub(crate) use heirs::heirs;
-pub use held::{Custody, Refused};
-pub use hints::{Hint, Hints};
+pub use held::{PidfdRegistry, SignalRefusal};
+pub use hints::{HintListener, ReadingHint};
 pub(crate) use place::is_in_container_of;
 pub use seat::is_at_seat;
 
 use crate::patient;
 use crate::process::{self, ProcessError, Stat};
 use devices::because;
-use memory::Memory;
+use memory::ProcessMemory;
 use rustix::fs::{AtFlags, Mode as FsMode, OFlags, StatxFlags, fstatfs, makedev, open, statx};
 use rustix::time::{ClockId, clock_gettime};
 use std::fs;
@@ -74,13 +74,13 @@ const DESCENDANTS_MAX: usize = 4096;
 
 /// Audits exactly this process, as far as it can be read. Fails with gone if the pid belongs to another process by
 /// now.
-pub fn audit(process: ProcKey, devices: &Devices) -> Result<Audit, ProcessError> {
+pub fn audit(process: ProcKey, devices: &GpuDeviceFiles) -> Result<Audit, ProcessError> {
     audit_of_image(process, devices).map(|(audit, _)| audit)
 }
 
 /// The properties by which rules tell one service of this host from another.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Whereabouts {
+pub struct ServiceIdentity {
     /// Its user.
     pub uid: u32,
     /// The path of its executable, if that may be read.
@@ -92,11 +92,11 @@ pub struct Whereabouts {
 }
 
 /// The place and program of a process, without the rest of an audit.
-pub fn whereabouts(pid: u32) -> Result<Whereabouts, ProcessError> {
+pub fn whereabouts(pid: u32) -> Result<ServiceIdentity, ProcessError> {
     let stat = process::stat(pid)?;
     let place = place::place_of(pid)?;
     let (exe, _) = executable(&process::folder(pid, &stat), &stat, &mut Vec::new());
-    let found = Whereabouts { uid: process::uid(pid)?, exe, unit: place.unit, container: place.container };
+    let found = ServiceIdentity { uid: process::uid(pid)?, exe, unit: place.unit, container: place.container };
     // The pid may have been reused meanwhile.
     alive(stat.key(pid)).map(|_| found)
 }
@@ -109,8 +109,8 @@ const RESTLESS: [u64; 3] = [u64::MAX; 3];
 /// A program may overwrite those addresses as often as it likes, and could so prevent every audit. So a process that
 /// was the same by all else in each attempt is reported all the same, and so is one that has the same memory
 /// throughout.
-fn audit_of_image(process: ProcKey, devices: &Devices) -> Result<(Audit, [u64; 3]), ProcessError> {
-    let memory = Memory::of(process.pid);
+fn audit_of_image(process: ProcKey, devices: &GpuDeviceFiles) -> Result<(Audit, [u64; 3]), ProcessError> {
+    let memory = ProcessMemory::of(process.pid);
     let mut changed: Vec<Audit> = Vec::new();
     for _ in 0..STARTING_MS_MAX {
         let before = alive(process)?;
@@ -175,7 +175,7 @@ fn alive(process: ProcKey) -> Result<Stat, ProcessError> {
     Ok(stat)
 }
 
-fn read(process: ProcKey, stat: &Stat, devices: &Devices) -> Result<Audit, ProcessError> {
+fn read(process: ProcKey, stat: &Stat, devices: &GpuDeviceFiles) -> Result<Audit, ProcessError> {
     let pid = process.pid;
     let status = process::read(pid, "status")?;
     match process::status_field(&status, "Tgid:") {

@@ -17,7 +17,7 @@ const ID_DIGITS: usize = 64;
 
 /// The cgroup of a process, and the unit and container that it names.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct CgroupLocation {
     pub(super) cgroup: String,
     pub(super) unit: Option<String>,
     pub(super) container: Option<String>,
@@ -25,7 +25,7 @@ pub(super) struct Place {
 
 /// Reads the lines of `/proc/PID/cgroup`: one line with version 2, one for each hierarchy with version 1, both where
 /// both are mounted.
-pub(super) fn place(cgroups: &[Cgroup]) -> Place {
+pub(super) fn place(cgroups: &[Cgroup]) -> CgroupLocation {
     let mut by_worth: Vec<&Cgroup> = cgroups.iter().collect();
     // The hierarchy in which systemd keeps its units comes first; a controller's own may be used by other software.
     by_worth.sort_by_key(|cgroup| match cgroup.controllers.as_str() {
@@ -34,7 +34,7 @@ pub(super) fn place(cgroups: &[Cgroup]) -> Place {
         _ => 2,
     });
     let paths = || by_worth.iter().map(|cgroup| cgroup.path.as_str());
-    Place {
+    CgroupLocation {
         cgroup: paths().find(|path| *path != "/").unwrap_or("/").to_owned(),
         unit: paths().find_map(unit),
         container: paths().find_map(container),
@@ -42,11 +42,11 @@ pub(super) fn place(cgroups: &[Cgroup]) -> Place {
 }
 
 /// The place of a process. A cgroup that a user may name freely is no container: a name exempts no process.
-pub(super) fn place_of(pid: u32) -> Result<Place, ProcessError> {
+pub(super) fn place_of(pid: u32) -> Result<CgroupLocation, ProcessError> {
     let cgroups = process::cgroups(pid)?;
     let place = place(&cgroups);
     let is_users = cgroups.into_iter().filter_map(maker).any(|uid| uid != 0);
-    Ok(Place { container: place.container.filter(|_| !is_users), ..place })
+    Ok(CgroupLocation { container: place.container.filter(|_| !is_users), ..place })
 }
 
 /// The user that made the container that a cgroup names, if that can be found out. From inside a cgroup namespace it
@@ -280,7 +280,7 @@ mod tests {
                 let (controllers, path) = line.split_once(':').unwrap();
                 Cgroup { controllers: controllers.to_owned(), path: path.replace("ID", ID) }
             };
-            let Place { cgroup, unit, container } = place(&text.split(' ').map(parse).collect::<Vec<_>>());
+            let CgroupLocation { cgroup, unit, container } = place(&text.split(' ').map(parse).collect::<Vec<_>>());
             (cgroup.replace(ID, "ID"), unit, container.map(|id| id.replace(ID, "ID")))
         };
         let own = |text: &str| Some(text.to_owned());

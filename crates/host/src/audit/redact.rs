@@ -161,13 +161,13 @@ const CHANCE_ONE_CASE_MIN: usize = 32;
 
 /// The arguments with every secret in them replaced.
 pub(super) fn redact(arguments: &[String]) -> Vec<String> {
-    let mut reader = Reader { option: None, logs_in: false, next: Next::Plain, is_script: false };
+    let mut reader = Redactor { option: None, logs_in: false, next: ExpectedWord::Plain, is_script: false };
     arguments.iter().map(|argument| reader.argument(argument)).collect()
 }
 
 /// What the words so far say about the next one.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Next {
+enum ExpectedWord {
     Plain,
     /// All of the next argument, with the spaces in it.
     SecretArgument,
@@ -185,29 +185,31 @@ enum Next {
     Until(char),
 }
 
-struct Reader {
+struct Redactor {
     /// The option that carries a secret in the last program named: `sudo`, `timeout 5` and the like may precede it.
     option: Option<&'static str>,
     /// True if that program has one only for a login.
     logs_in: bool,
-    next: Next,
+    next: ExpectedWord,
     /// The argument is a command line itself: the one before was a shell's `-c`.
     is_script: bool,
 }
 
-impl Reader {
+impl Redactor {
     fn argument(&mut self, argument: &str) -> String {
         let is_script = std::mem::replace(&mut self.is_script, is_shells_c(argument));
         match self.next {
-            Next::SecretArgument if !looks_like_option(argument) => {
-                self.next = Next::Plain;
+            ExpectedWord::SecretArgument if !looks_like_option(argument) => {
+                self.next = ExpectedWord::Plain;
                 return REDACTED.to_owned();
             }
-            Next::PasswordOrPort if !is_script && !looks_like_option(argument) && !is_port_or_path(argument) => {
-                self.next = Next::Plain;
+            ExpectedWord::PasswordOrPort
+                if !is_script && !looks_like_option(argument) && !is_port_or_path(argument) =>
+            {
+                self.next = ExpectedWord::Plain;
                 return REDACTED.to_owned();
             }
-            Next::SecretArgument => self.next = Next::Plain,
+            ExpectedWord::SecretArgument => self.next = ExpectedWord::Plain,
             _ => {}
         }
         // The value of a whole argument ends where the argument does, whatever it contains.
@@ -217,21 +219,21 @@ impl Reader {
             && !value.is_empty()
             && is_secret(name)
         {
-            self.next = Next::Plain;
+            self.next = ExpectedWord::Plain;
             return format!("{name}={REDACTED}");
         }
-        if let Some(redacted) = self.of_program(argument, Next::SecretArgument).filter(|_| !is_script) {
+        if let Some(redacted) = self.of_program(argument, ExpectedWord::SecretArgument).filter(|_| !is_script) {
             return redacted;
         }
         if looks_like_option(argument) && is_name(argument) && is_secret(argument) {
-            self.next = Next::SecretArgument;
+            self.next = ExpectedWord::SecretArgument;
             return argument.to_owned();
         }
         self.words(argument)
     }
 
     /// `mysql -psecret`, `sshpass -p secret`.
-    fn of_program(&mut self, text: &str, next: Next) -> Option<String> {
+    fn of_program(&mut self, text: &str, next: ExpectedWord) -> Option<String> {
         let option = self.option?;
         let value = text.strip_prefix(option)?;
         let Some(first) = value.chars().next() else {
@@ -240,7 +242,8 @@ impl Reader {
             return Some(text.to_owned());
         };
         let is_open = is_mark(first) && value[1..].find(first).is_none();
-        self.next = if is_open && next == Next::SecretWord { Next::Until(first) } else { Next::Plain };
+        self.next =
+            if is_open && next == ExpectedWord::SecretWord { ExpectedWord::Until(first) } else { ExpectedWord::Plain };
         // The closing quote of an outer quotation stays.
         let closes: String = value.chars().next_back().filter(|last| is_mark(*last) && !is_open).into_iter().collect();
         Some(format!("{option}{REDACTED}{closes}"))
@@ -271,23 +274,25 @@ impl Reader {
             if word.is_empty() {
                 return out;
             }
-            let taken = match std::mem::replace(&mut self.next, Next::Plain) {
-                Next::SecretWord if !looks_like_option(word) => secret(&mut out, rest, word.len()),
-                Next::PasswordOrPort if !looks_like_option(word) && !is_port_or_path(word.trim_matches(is_quote)) => {
+            let taken = match std::mem::replace(&mut self.next, ExpectedWord::Plain) {
+                ExpectedWord::SecretWord if !looks_like_option(word) => secret(&mut out, rest, word.len()),
+                ExpectedWord::PasswordOrPort
+                    if !looks_like_option(word) && !is_port_or_path(word.trim_matches(is_quote)) =>
+                {
                     secret(&mut out, rest, word.len())
                 }
-                Next::Until(mark) => {
+                ExpectedWord::Until(mark) => {
                     out.truncate(out.trim_end().len());
                     out.push(mark);
                     rest.find(mark).map_or(rest.len(), |at| at + 1)
                 }
-                Next::Header(quote) => header(&mut out, rest, quote),
-                Next::SecretIfGiven if matches!(word, "=" | ":" | ":=" | "=>") => {
-                    self.next = Next::SecretWord;
+                ExpectedWord::Header(quote) => header(&mut out, rest, quote),
+                ExpectedWord::SecretIfGiven if matches!(word, "=" | ":" | ":=" | "=>") => {
+                    self.next = ExpectedWord::SecretWord;
                     out.push_str(word);
                     word.len()
                 }
-                Next::UserAndSecret if word.contains([':', '%']) && !word.contains("://") => {
+                ExpectedWord::UserAndSecret if word.contains([':', '%']) && !word.contains("://") => {
                     out.push_str(&user_only(word));
                     word.len()
                 }
@@ -301,19 +306,19 @@ impl Reader {
     }
 
     fn word(&mut self, word: &str) -> String {
-        if let Some(redacted) = self.of_program(word, Next::SecretWord) {
+        if let Some(redacted) = self.of_program(word, ExpectedWord::SecretWord) {
             return redacted;
         }
         self.heed_program(word);
         let bare = word.trim_matches(is_quote);
         if is_name(bare) {
             self.next = match bare {
-                _ if bare.eq_ignore_ascii_case("bearer") => Next::SecretWord,
-                "-u" | "-U" | "--user" | "--proxy-user" => Next::UserAndSecret,
-                "-p" => Next::PasswordOrPort,
-                _ if looks_like_option(bare) && is_secret(bare) => Next::SecretWord,
-                _ if is_secret(bare) => Next::SecretIfGiven,
-                _ => Next::Plain,
+                _ if bare.eq_ignore_ascii_case("bearer") => ExpectedWord::SecretWord,
+                "-u" | "-U" | "--user" | "--proxy-user" => ExpectedWord::UserAndSecret,
+                "-p" => ExpectedWord::PasswordOrPort,
+                _ if looks_like_option(bare) && is_secret(bare) => ExpectedWord::SecretWord,
+                _ if is_secret(bare) => ExpectedWord::SecretIfGiven,
+                _ => ExpectedWord::Plain,
             };
         }
         let word = without_userinfo(word);
@@ -346,7 +351,7 @@ impl Reader {
         if !value.is_empty() {
             let (opens, closes) = (value.chars().next().filter(|c| is_mark(*c)), value.chars().next_back());
             if let Some(mark) = opens.filter(|mark| value[1..].find(*mark).is_none()) {
-                self.next = Next::Until(mark);
+                self.next = ExpectedWord::Until(mark);
             }
             let closes: String = closes.filter(|c| is_mark(*c) && value.len() > 1).into_iter().collect();
             return format!("{}{REDACTED}{closes}{after}", &end[..=at]);
@@ -354,7 +359,7 @@ impl Reader {
         // `Authorization: Bearer …`, `"password": "…"`: it comes with the next word.
         let is_header = parts_of(name).iter().any(|part| part.ends_with("authorization"));
         let quote = name.chars().next().filter(|first| is_mark(*first) && !name[1..].ends_with(*first));
-        self.next = if is_header { Next::Header(quote) } else { Next::SecretWord };
+        self.next = if is_header { ExpectedWord::Header(quote) } else { ExpectedWord::SecretWord };
         field.to_owned()
     }
 }

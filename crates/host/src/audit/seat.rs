@@ -15,7 +15,7 @@ const SEATS: &str = "/run/systemd/seats";
 
 /// The session that is in front at a seat.
 #[derive(Debug, PartialEq, Eq)]
-struct Front {
+struct ActiveSession {
     seat: String,
     uid: u32,
     session: String,
@@ -43,19 +43,19 @@ fn has_seat(uid: u32, seats: &Path, consoles: &[PathBuf]) -> bool {
     uid != 0 && consoles.iter().any(|console| owner(console) == Some(uid))
 }
 
-fn fronts(seats: &Path) -> Vec<Front> {
+fn fronts(seats: &Path) -> Vec<ActiveSession> {
     // Without logind there are no seats, as on a server.
     let Ok(entries) = fs::read_dir(seats) else { return Vec::new() };
     let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
     names.filter_map(|seat| Some(front(&fs::read_to_string(seats.join(&seat)).ok()?, seat))?).collect()
 }
 
-fn front(text: &str, seat: String) -> Option<Front> {
+fn front(text: &str, seat: String) -> Option<ActiveSession> {
     let value = |key: &str| text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
-    Some(Front { seat, uid: value("ACTIVE_UID")?.parse().ok()?, session: value("ACTIVE")?.to_owned() })
+    Some(ActiveSession { seat, uid: value("ACTIVE_UID")?.parse().ok()?, session: value("ACTIVE")?.to_owned() })
 }
 
-impl Front {
+impl ActiveSession {
     /// Below its own manager a user may name a cgroup freely; the two components above it are root's.
     fn has(&self, uid: u32, cgroup: &str) -> bool {
         let scope = format!("/user.slice/user-{}.slice/session-{}.scope", self.uid, self.session);
@@ -82,7 +82,7 @@ mod tests {
     fn who_is_in_front_at_a_seat_is_known_by_its_user_or_its_session() {
         let folder = seats();
         let fronts = fronts(folder.path());
-        assert_eq!(fronts, [Front { seat: "seat0".into(), uid: 1000, session: "2".into() }]);
+        assert_eq!(fronts, [ActiveSession { seat: "seat0".into(), uid: 1000, session: "2".into() }]);
         let check = |uid, cgroup: &str, is: bool| assert_eq!(fronts[0].has(uid, cgroup), is, "{uid} {cgroup}");
         check(
             1000,

@@ -4,11 +4,11 @@
 //! processes being moved is unknown.
 
 use super::DriverSettings;
-use super::protocol::{Answer, Facts, Request};
+use super::protocol::{DriverAnswer, DriverFacts, DriverRequest};
 use crate::cards::{CONTEXT_PATIENCE, UNREAPED_MAX, WAIT_MAX, WAIT_MIN, reap, with_cause};
-use crate::link::{Link, Silence, is_left};
+use crate::link::{WorkerError, WorkerLink, is_left};
 use crate::soft::SoftPlace;
-use crate::wake::Wake;
+use crate::wake::WakeEvent;
 use std::path::PathBuf;
 use std::process::Child;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ const BYTES_PER_S: u64 = 512 << 20;
 
 /// Why there is no answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Fault {
+pub(super) enum WorkerFault {
     /// This process is stopping.
     Stopping,
     /// There is no worker now; one is started later.
@@ -30,26 +30,26 @@ pub(super) enum Fault {
     Unusable(String),
 }
 
-impl Fault {
+impl WorkerFault {
     /// The reason, as text for people.
     pub(super) fn text(&self) -> String {
         match self {
-            Fault::Stopping => "Sublet is being stopped".to_owned(),
-            Fault::Resting => "the worker that speaks with the driver is being started again".to_owned(),
-            Fault::Lost(why) => format!("the worker that speaks with the driver was lost: {why}"),
-            Fault::Unusable(why) => why.clone(),
+            WorkerFault::Stopping => "Sublet is being stopped".to_owned(),
+            WorkerFault::Resting => "the worker that speaks with the driver is being started again".to_owned(),
+            WorkerFault::Lost(why) => format!("the worker that speaks with the driver was lost: {why}"),
+            WorkerFault::Unusable(why) => why.clone(),
         }
     }
 }
 
-pub(super) struct Hands {
+pub(super) struct DriverWorkerClient {
     settings: DriverSettings,
     exe: PathBuf,
     soft: Option<SoftPlace>,
-    stop: Arc<Wake>,
-    link: Option<Link>,
+    stop: Arc<WakeEvent>,
+    link: Option<WorkerLink>,
     /// The facts reported by the present worker.
-    facts: Option<Facts>,
+    facts: Option<DriverFacts>,
     /// Why the last worker could not use the driver.
     unusable: Option<String>,
     unreaped: Vec<Child>,
@@ -57,9 +57,14 @@ pub(super) struct Hands {
     start_at: Instant,
 }
 
-impl Hands {
-    pub(super) fn new(settings: DriverSettings, exe: PathBuf, soft: Option<SoftPlace>, stop: Arc<Wake>) -> Hands {
-        Hands {
+impl DriverWorkerClient {
+    pub(super) fn new(
+        settings: DriverSettings,
+        exe: PathBuf,
+        soft: Option<SoftPlace>,
+        stop: Arc<WakeEvent>,
+    ) -> DriverWorkerClient {
+        DriverWorkerClient {
             settings,
             exe,
             soft,
@@ -79,70 +84,72 @@ impl Hands {
     }
 
     /// The driver's version and abilities; starts a worker if necessary.
-    pub(super) fn facts(&mut self) -> Result<&Facts, Fault> {
+    pub(super) fn facts(&mut self) -> Result<&DriverFacts, WorkerFault> {
         if self.facts.is_none() || self.link.is_none() {
             let facts = self.start()?;
             self.facts = Some(facts);
         }
-        self.facts.as_ref().ok_or(Fault::Resting)
+        self.facts.as_ref().ok_or(WorkerFault::Resting)
     }
 
     /// Sends a request, and waits at most `patience` for the answer.
-    pub(super) fn ask(&mut self, request: &Request, patience: Duration) -> Result<Answer, Fault> {
+    pub(super) fn ask(&mut self, request: &DriverRequest, patience: Duration) -> Result<DriverAnswer, WorkerFault> {
         self.facts()?;
         self.ask_worker(request, patience)
     }
 
-    fn start(&mut self) -> Result<Facts, Fault> {
+    fn start(&mut self) -> Result<DriverFacts, WorkerFault> {
         self.unreaped.retain_mut(is_left);
         if self.link.is_none() {
             if Instant::now() < self.start_at || self.unreaped.len() >= UNREAPED_MAX {
-                return Err(self.unusable.clone().map_or(Fault::Resting, Fault::Unusable));
+                return Err(self.unusable.clone().map_or(WorkerFault::Resting, WorkerFault::Unusable));
             }
-            let started = Link::start(&self.exe, &["driver".to_owned()], self.soft.as_ref());
-            self.link = Some(started.map_err(|error| self.lose(&Silence::Pipe(error)))?);
+            let started = WorkerLink::start(&self.exe, &["driver".to_owned()], self.soft.as_ref());
+            self.link = Some(started.map_err(|error| self.lose(&WorkerError::Pipe(error)))?);
         }
-        match self.ask_worker(&Request::Facts, CONTEXT_PATIENCE)? {
-            Answer::Facts(facts) => {
+        match self.ask_worker(&DriverRequest::Facts, CONTEXT_PATIENCE)? {
+            DriverAnswer::Facts(facts) => {
                 self.unusable = None;
                 Ok(facts)
             }
-            Answer::Failed(failure) => Err(self.give_up(format!("the driver does not say what it is: {failure}"))),
-            Answer::Unusable(why) => Err(self.give_up(why)),
-            _ => Err(self.lose(&Silence::Senseless)),
+            DriverAnswer::Failed(failure) => {
+                Err(self.give_up(format!("the driver does not say what it is: {failure}")))
+            }
+            DriverAnswer::Unusable(why) => Err(self.give_up(why)),
+            _ => Err(self.lose(&WorkerError::Senseless)),
         }
     }
 
-    fn ask_worker(&mut self, request: &Request, patience: Duration) -> Result<Answer, Fault> {
-        let line = serde_json::to_string(request).map_err(|_| self.lose(&Silence::Senseless))?;
-        let link = self.link.as_mut().ok_or(Fault::Resting)?;
+    fn ask_worker(&mut self, request: &DriverRequest, patience: Duration) -> Result<DriverAnswer, WorkerFault> {
+        let line = serde_json::to_string(request).map_err(|_| self.lose(&WorkerError::Senseless))?;
+        let link = self.link.as_mut().ok_or(WorkerFault::Resting)?;
         let heard = link.ask(&line, patience, &self.stop);
-        let answer = heard.and_then(|line| serde_json::from_slice(&line).map_err(|_| Silence::Senseless));
+        let answer = heard.and_then(|line| serde_json::from_slice(&line).map_err(|_| WorkerError::Senseless));
         match answer {
             Ok(answer) => {
                 self.wait = WAIT_MIN;
                 Ok(answer)
             }
-            Err(Silence::Stopped) => Err(Fault::Stopping),
+            Err(WorkerError::Stopped) => Err(WorkerFault::Stopping),
             Err(silence) => Err(self.lose(&silence)),
         }
     }
 
     /// The driver may be installed or loaded later: only a new worker would see that.
-    fn give_up(&mut self, why: String) -> Fault {
+    fn give_up(&mut self, why: String) -> WorkerFault {
         self.wait = WAIT_MAX;
         self.end();
         self.unusable = Some(why.clone());
-        Fault::Unusable(why)
+        WorkerFault::Unusable(why)
     }
 
-    fn lose(&mut self, silence: &Silence) -> Fault {
+    fn lose(&mut self, silence: &WorkerError) -> WorkerFault {
         self.end();
-        Fault::Lost(with_cause(silence))
+        WorkerFault::Lost(with_cause(silence))
     }
 
     fn end(&mut self) {
-        self.unreaped.extend(self.link.take().and_then(Link::end));
+        self.unreaped.extend(self.link.take().and_then(WorkerLink::end));
         self.facts = None;
         self.start_at = Instant::now() + self.wait;
         self.wait = (self.wait * 2).min(WAIT_MAX);
@@ -151,7 +158,7 @@ impl Hands {
     /// Closes the line to the worker, and waits a moment for its end. The worker unlocks what it has locked; a call
     /// in progress ends first, because killing the worker then would leave a process locked for ever.
     pub(super) fn finish(mut self) {
-        self.unreaped.extend(self.link.take().map(Link::let_go));
+        self.unreaped.extend(self.link.take().map(WorkerLink::let_go));
         reap(self.unreaped);
     }
 }

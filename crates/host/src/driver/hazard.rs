@@ -20,7 +20,7 @@ pub(crate) enum Hazard {
 
 /// One line of the table.
 #[derive(Debug)]
-pub(crate) struct Rule {
+pub(crate) struct HazardRule {
     from: u32,
     before: u32,
     pub(crate) hazard: Hazard,
@@ -30,7 +30,7 @@ pub(crate) struct Rule {
 const EVER: u32 = u32::MAX;
 
 /// At most one rule for each hazard holds for a branch.
-const TABLE: [Rule; 7] = [
+const TABLE: [HazardRule; 7] = [
     rule(0, 570, Hazard::Moving, "drivers before 570 cannot take a process off its GPUs"),
     rule(570, 610, Hazard::Ipc, "before driver 610 memory shared through CUDA IPC cannot leave a GPU"),
     rule(570, 595, Hazard::Managed, "managed memory cannot leave a GPU this way"),
@@ -41,8 +41,8 @@ const TABLE: [Rule; 7] = [
     rule(610, EVER, Hazard::Threads, "since driver 610 a lock has crashed programs of several threads"),
 ];
 
-const fn rule(from: u32, before: u32, hazard: Hazard, why: &'static str) -> Rule {
-    Rule { from, before, hazard, why }
+const fn rule(from: u32, before: u32, hazard: Hazard, why: &'static str) -> HazardRule {
+    HazardRule { from, before, hazard, why }
 }
 
 /// The branch of a driver: 580 of `580.159.04`.
@@ -51,7 +51,7 @@ pub(crate) fn branch(version: &str) -> Option<u32> {
 }
 
 /// The rules that hold for this branch.
-pub(crate) fn of(branch: u32) -> impl Iterator<Item = &'static Rule> {
+pub(crate) fn of(branch: u32) -> impl Iterator<Item = &'static HazardRule> {
     TABLE.iter().filter(move |rule| rule.from <= branch && branch < rule.before)
 }
 

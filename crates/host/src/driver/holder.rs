@@ -12,10 +12,10 @@
 //!                     ▼
 //!                    back (restore what left, unlock all) ─► over (refused)
 //! ```
-//! Nothing here makes a call: [`Holder::next`] computes the next step from the known state.
+//! Nothing here makes a call: [`DrivenHolder::next`] computes the next step from the known state.
 
-use super::DrivenPlace;
-use super::target::Target;
+use super::DriverPlacement;
+use super::target::PinnedProcess;
 use crate::process;
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -23,7 +23,7 @@ use sublet_core::ids::ProcKey;
 
 /// The state of a process, as the driver last reported it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum At {
+pub(super) enum DrivenState {
     /// The driver must be asked.
     Unknown,
     Running,
@@ -34,10 +34,10 @@ pub(super) enum At {
 }
 
 /// One process of a holder.
-pub(super) struct Member {
-    pub(super) at: At,
+pub(super) struct DrivenProcess {
+    pub(super) at: DrivenState,
     /// Its pidfd, so that its pid is not reused; `None` where the kernel gives none.
-    target: Option<Target>,
+    target: Option<PinnedProcess>,
     /// The last target names it.
     pub(super) listed: bool,
     /// Bytes it had on each GPU before it was locked.
@@ -54,11 +54,11 @@ pub(super) struct Member {
     pub(super) hung: u32,
 }
 
-impl Member {
-    pub(super) fn new(process: ProcKey) -> Member {
-        Member {
-            at: At::Unknown,
-            target: Target::open(process),
+impl DrivenProcess {
+    pub(super) fn new(process: ProcKey) -> DrivenProcess {
+        DrivenProcess {
+            at: DrivenState::Unknown,
+            target: PinnedProcess::open(process),
             listed: true,
             had: BTreeMap::new(),
             just_left: false,
@@ -71,7 +71,7 @@ impl Member {
 
     /// True if it has not ended. Without a pidfd this is read from `/proc`.
     pub(super) fn is_alive(&self, process: ProcKey) -> bool {
-        self.target.as_ref().map_or_else(|| process::is_running(process), Target::is_alive)
+        self.target.as_ref().map_or_else(|| process::is_running(process), PinnedProcess::is_alive)
     }
 
     pub(super) fn had_bytes(&self) -> u64 {
@@ -81,7 +81,7 @@ impl Member {
 
 /// The progress of parking a holder.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Attempt {
+pub(super) enum ParkAttempt {
     /// It begins as soon as possible.
     Armed,
     /// It must be done by then.
@@ -94,7 +94,7 @@ pub(super) enum Attempt {
 
 /// The next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Next {
+pub(super) enum DriverStep {
     Nothing,
     /// Ask the driver for its state.
     Ask(ProcKey),
@@ -113,121 +113,130 @@ pub(super) enum Next {
     Drop,
 }
 
-impl Next {
+impl DriverStep {
     /// True if the step takes a short time.
     pub(super) const fn is_quick(&self) -> bool {
-        matches!(self, Next::Ask(_) | Next::Unlock(_) | Next::Refuse(_) | Next::Drop)
+        matches!(self, DriverStep::Ask(_) | DriverStep::Unlock(_) | DriverStep::Refuse(_) | DriverStep::Drop)
     }
 }
 
 /// A lease with processes that the driver moves.
-pub(super) struct Holder {
+pub(super) struct DrivenHolder {
     /// Its target; `None` once it is forgotten. It is then removed as soon as nothing of it is locked.
-    pub(super) place: Option<DrivenPlace>,
+    pub(super) place: Option<DriverPlacement>,
     /// Its user: a process of another user is not parked.
     pub(super) uid: u32,
-    pub(super) members: BTreeMap<ProcKey, Member>,
-    pub(super) attempt: Attempt,
+    pub(super) members: BTreeMap<ProcKey, DrivenProcess>,
+    pub(super) attempt: ParkAttempt,
     /// When the target last changed or was last renewed.
     pub(super) armed: Instant,
     /// Restoring, or beginning to park, is not tried again before then.
     pub(super) again: Instant,
 }
 
-impl Holder {
-    pub(super) fn new(uid: u32, now: Instant) -> Holder {
-        Holder { uid, place: None, members: BTreeMap::new(), attempt: Attempt::Over, armed: now, again: now }
+impl DrivenHolder {
+    pub(super) fn new(uid: u32, now: Instant) -> DrivenHolder {
+        DrivenHolder { uid, place: None, members: BTreeMap::new(), attempt: ParkAttempt::Over, armed: now, again: now }
     }
 
     /// Sets the target: a refused step may be tried again, and a step in progress goes on. Returns true if the old
-    /// target was [`DrivenPlace::Away`] and the new one is not.
-    pub(super) fn take(&mut self, place: DrivenPlace, processes: &[ProcKey], now: Instant) -> bool {
-        let is_away = |place: &Option<DrivenPlace>| matches!(place, Some(DrivenPlace::Away { .. }));
+    /// target was [`DriverPlacement::Away`] and the new one is not.
+    pub(super) fn take(&mut self, place: DriverPlacement, processes: &[ProcKey], now: Instant) -> bool {
+        let is_away = |place: &Option<DriverPlacement>| matches!(place, Some(DriverPlacement::Away { .. }));
         let was_away = is_away(&self.place);
         self.place = Some(place);
-        if was_away != is_away(&self.place) || self.attempt == Attempt::Over {
-            (self.attempt, self.armed) = (Attempt::Armed, now);
+        if was_away != is_away(&self.place) || self.attempt == ParkAttempt::Over {
+            (self.attempt, self.armed) = (ParkAttempt::Armed, now);
         }
         self.again = now;
         for (process, member) in &mut self.members {
             (member.listed, member.again) = (processes.contains(process), None);
         }
         for process in processes {
-            self.members.entry(*process).or_insert_with(|| Member::new(*process));
+            self.members.entry(*process).or_insert_with(|| DrivenProcess::new(*process));
         }
         was_away && !is_away(&self.place)
     }
 
     /// The worker was lost: the state of locked and checkpointed processes is unknown now.
     pub(super) fn doubt(&mut self) {
-        for member in self.members.values_mut().filter(|member| matches!(member.at, At::Locked | At::Checkpointed)) {
-            member.at = At::Unknown;
+        for member in self
+            .members
+            .values_mut()
+            .filter(|member| matches!(member.at, DrivenState::Locked | DrivenState::Checkpointed))
+        {
+            member.at = DrivenState::Unknown;
         }
     }
 
     /// The processes in this state for which `may` is true.
-    pub(super) fn those(&self, at: At, may: &impl Fn(ProcKey) -> bool) -> Vec<ProcKey> {
+    pub(super) fn those(&self, at: DrivenState, may: &impl Fn(ProcKey) -> bool) -> Vec<ProcKey> {
         let there = self.members.iter().filter(|(_, member)| member.at == at);
         there.map(|(process, _)| *process).filter(|process| may(*process)).collect()
     }
 
-    fn any(&self, at: At) -> Option<ProcKey> {
+    fn any(&self, at: DrivenState) -> Option<ProcKey> {
         self.members.iter().find(|(_, member)| member.at == at).map(|(process, _)| *process)
     }
 
     /// The process reported for a holder that refuses to park: one that is not checkpointed, if there is one.
     pub(super) fn who_stays(&self) -> Option<ProcKey> {
-        let here = self.members.iter().find(|(_, member)| member.at != At::Checkpointed);
+        let here = self.members.iter().find(|(_, member)| member.at != DrivenState::Checkpointed);
         here.or_else(|| self.members.iter().next()).map(|(process, _)| *process)
     }
 
     /// The next step. `may` is true for a process that may be touched now: it lives and is not stopped.
-    pub(super) fn next(&self, now: Instant, may: impl Fn(ProcKey) -> bool) -> Next {
-        if let (Some(DrivenPlace::Away { .. }), Attempt::Back { why, by, .. }) = (&self.place, &self.attempt)
+    pub(super) fn next(&self, now: Instant, may: impl Fn(ProcKey) -> bool) -> DriverStep {
+        if let (Some(DriverPlacement::Away { .. }), ParkAttempt::Back { why, by, .. }) = (&self.place, &self.attempt)
             && *by <= now
         {
-            return Next::Refuse(why.clone());
+            return DriverStep::Refuse(why.clone());
         }
         let is_due = |process: &ProcKey| self.members[process].again.is_none_or(|again| again <= now);
-        if let Some(process) = self.those(At::Unknown, &may).into_iter().find(is_due) {
-            return Next::Ask(process);
+        if let Some(process) = self.those(DrivenState::Unknown, &may).into_iter().find(is_due) {
+            return DriverStep::Ask(process);
         }
-        let unlock = || self.those(At::Locked, &may).into_iter().find(is_due).map(Next::Unlock);
+        let unlock = || self.those(DrivenState::Locked, &may).into_iter().find(is_due).map(DriverStep::Unlock);
         match (&self.place, &self.attempt) {
-            (None, _) if self.any(At::Locked).or(self.any(At::Unknown)).is_none() => Next::Drop,
-            (None, _) => unlock().unwrap_or(Next::Nothing),
-            (Some(DrivenPlace::OnCards { .. }), _) => {
-                let away = self.those(At::Checkpointed, &may);
+            (None, _) if self.any(DrivenState::Locked).or(self.any(DrivenState::Unknown)).is_none() => DriverStep::Drop,
+            (None, _) => unlock().unwrap_or(DriverStep::Nothing),
+            (Some(DriverPlacement::OnCards { .. }), _) => {
+                let away = self.those(DrivenState::Checkpointed, &may);
                 if !away.is_empty() && self.again <= now {
-                    return Next::Bring(away);
+                    return DriverStep::Bring(away);
                 }
-                unlock().unwrap_or(Next::Nothing)
+                unlock().unwrap_or(DriverStep::Nothing)
             }
-            (Some(DrivenPlace::Away { .. }), Attempt::Over) | (Some(DrivenPlace::Anywhere), _) => {
-                unlock().unwrap_or(Next::Nothing)
+            (Some(DriverPlacement::Away { .. }), ParkAttempt::Over) | (Some(DriverPlacement::Anywhere), _) => {
+                unlock().unwrap_or(DriverStep::Nothing)
             }
-            (Some(DrivenPlace::Away { .. }), Attempt::Armed) => {
-                let left = self.members.values().any(|member| !matches!(member.at, At::Checkpointed | At::Lost));
+            (Some(DriverPlacement::Away { .. }), ParkAttempt::Armed) => {
+                let left = self
+                    .members
+                    .values()
+                    .any(|member| !matches!(member.at, DrivenState::Checkpointed | DrivenState::Lost));
                 match left {
-                    true if self.again > now => Next::Nothing,
-                    true => Next::Examine,
-                    false => Next::Settle,
+                    true if self.again > now => DriverStep::Nothing,
+                    true => DriverStep::Examine,
+                    false => DriverStep::Settle,
                 }
             }
-            (Some(DrivenPlace::Away { .. }), Attempt::Trying { .. }) => {
-                let running = self.any(At::Running).or(self.any(At::Unknown)).map(Next::Lock);
-                running.or_else(|| self.any(At::Locked).map(Next::Checkpoint)).unwrap_or(Next::Settle)
+            (Some(DriverPlacement::Away { .. }), ParkAttempt::Trying { .. }) => {
+                let running = self.any(DrivenState::Running).or(self.any(DrivenState::Unknown)).map(DriverStep::Lock);
+                running
+                    .or_else(|| self.any(DrivenState::Locked).map(DriverStep::Checkpoint))
+                    .unwrap_or(DriverStep::Settle)
             }
-            (Some(DrivenPlace::Away { .. }), Attempt::Back { why, brought, .. }) => {
-                let mut away = self.those(At::Checkpointed, &may);
+            (Some(DriverPlacement::Away { .. }), ParkAttempt::Back { why, brought, .. }) => {
+                let mut away = self.those(DrivenState::Checkpointed, &may);
                 // A process parked in an earlier attempt has no room on the GPU any more: it may be promised to
                 // another lease.
                 away.retain(|process| self.members[process].just_left);
                 if !away.is_empty() && !brought {
-                    return Next::Bring(away);
+                    return DriverStep::Bring(away);
                 }
-                let waits = self.any(At::Locked).or(self.any(At::Unknown)).is_some();
-                unlock().unwrap_or_else(|| if waits { Next::Nothing } else { Next::Refuse(why.clone()) })
+                let waits = self.any(DrivenState::Locked).or(self.any(DrivenState::Unknown)).is_some();
+                unlock().unwrap_or_else(|| if waits { DriverStep::Nothing } else { DriverStep::Refuse(why.clone()) })
             }
         }
     }
@@ -241,46 +250,46 @@ mod tests {
     const ONE: ProcKey = ProcKey { pid: 1, start: 1 };
     const TWO: ProcKey = ProcKey { pid: 2, start: 2 };
 
-    fn away() -> DrivenPlace {
-        DrivenPlace::Away { within: Duration::from_secs(60), booked: 0 }
+    fn away() -> DriverPlacement {
+        DriverPlacement::Away { within: Duration::from_secs(60), booked: 0 }
     }
 
-    fn holder(place: DrivenPlace, one: At, two: At) -> Holder {
+    fn holder(place: DriverPlacement, one: DrivenState, two: DrivenState) -> DrivenHolder {
         let now = Instant::now();
-        let mut holder = Holder::new(0, now);
+        let mut holder = DrivenHolder::new(0, now);
         for (process, at) in [(ONE, one), (TWO, two)] {
-            let member = Member { at, target: None, ..Member::new(process) };
+            let member = DrivenProcess { at, target: None, ..DrivenProcess::new(process) };
             holder.members.insert(process, member);
         }
         holder.take(place, &[ONE, TWO], now);
         holder
     }
 
-    fn next(holder: &Holder) -> Next {
+    fn next(holder: &DrivenHolder) -> DriverStep {
         holder.next(Instant::now(), |_| true)
     }
 
     #[test]
     fn whoever_is_not_known_is_asked_about_first() {
-        for place in [away(), DrivenPlace::OnCards { needs: Vec::new() }] {
-            let holder = holder(place, At::Locked, At::Unknown);
-            assert_eq!(next(&holder), Next::Ask(TWO));
+        for place in [away(), DriverPlacement::OnCards { needs: Vec::new() }] {
+            let holder = holder(place, DrivenState::Locked, DrivenState::Unknown);
+            assert_eq!(next(&holder), DriverStep::Ask(TWO));
             // A stopped process is not asked about, and delays no other.
-            assert_ne!(holder.next(Instant::now(), |process| process == ONE), Next::Ask(TWO));
+            assert_ne!(holder.next(Instant::now(), |process| process == ONE), DriverStep::Ask(TWO));
         }
     }
 
     #[test]
     fn all_are_locked_before_the_first_leaves() {
-        let mut holder = holder(away(), At::Running, At::Running);
-        assert_eq!(next(&holder), Next::Examine);
-        holder.attempt = Attempt::Trying { until: Instant::now() };
+        let mut holder = holder(away(), DrivenState::Running, DrivenState::Running);
+        assert_eq!(next(&holder), DriverStep::Examine);
+        holder.attempt = ParkAttempt::Trying { until: Instant::now() };
         for (one, two, then) in [
-            (At::Running, At::Running, Next::Lock(ONE)),
-            (At::Locked, At::Running, Next::Lock(TWO)),
-            (At::Locked, At::Locked, Next::Checkpoint(ONE)),
-            (At::Checkpointed, At::Locked, Next::Checkpoint(TWO)),
-            (At::Checkpointed, At::Checkpointed, Next::Settle),
+            (DrivenState::Running, DrivenState::Running, DriverStep::Lock(ONE)),
+            (DrivenState::Locked, DrivenState::Running, DriverStep::Lock(TWO)),
+            (DrivenState::Locked, DrivenState::Locked, DriverStep::Checkpoint(ONE)),
+            (DrivenState::Checkpointed, DrivenState::Locked, DriverStep::Checkpoint(TWO)),
+            (DrivenState::Checkpointed, DrivenState::Checkpointed, DriverStep::Settle),
         ] {
             holder.members.get_mut(&ONE).unwrap().at = one;
             holder.members.get_mut(&TWO).unwrap().at = two;
@@ -290,84 +299,84 @@ mod tests {
 
     #[test]
     fn who_failed_brings_back_what_left_and_unlocks_all_before_it_is_said() {
-        let mut holder = holder(away(), At::Checkpointed, At::Locked);
+        let mut holder = holder(away(), DrivenState::Checkpointed, DrivenState::Locked);
         let by = Instant::now() + Duration::from_secs(60);
-        holder.attempt = Attempt::Back { why: "no".to_owned(), by, brought: false };
+        holder.attempt = ParkAttempt::Back { why: "no".to_owned(), by, brought: false };
         // A process parked in an earlier attempt has no room of its own.
-        assert_eq!(next(&holder), Next::Unlock(TWO));
+        assert_eq!(next(&holder), DriverStep::Unlock(TWO));
         holder.members.get_mut(&ONE).unwrap().just_left = true;
-        assert_eq!(next(&holder), Next::Bring(vec![ONE]));
-        holder.members.get_mut(&ONE).unwrap().at = At::Locked;
-        assert_eq!(next(&holder), Next::Unlock(ONE));
-        holder.members.get_mut(&ONE).unwrap().at = At::Running;
-        assert_eq!(next(&holder), Next::Unlock(TWO));
+        assert_eq!(next(&holder), DriverStep::Bring(vec![ONE]));
+        holder.members.get_mut(&ONE).unwrap().at = DrivenState::Locked;
+        assert_eq!(next(&holder), DriverStep::Unlock(ONE));
+        holder.members.get_mut(&ONE).unwrap().at = DrivenState::Running;
+        assert_eq!(next(&holder), DriverStep::Unlock(TWO));
         // A stopped process is waited for, but not for ever.
-        assert_eq!(holder.next(Instant::now(), |_| false), Next::Nothing);
-        assert_eq!(holder.next(by, |_| false), Next::Refuse("no".to_owned()));
-        holder.members.get_mut(&TWO).unwrap().at = At::Running;
-        assert_eq!(next(&holder), Next::Refuse("no".to_owned()));
+        assert_eq!(holder.next(Instant::now(), |_| false), DriverStep::Nothing);
+        assert_eq!(holder.next(by, |_| false), DriverStep::Refuse("no".to_owned()));
+        holder.members.get_mut(&TWO).unwrap().at = DrivenState::Running;
+        assert_eq!(next(&holder), DriverStep::Refuse("no".to_owned()));
     }
 
     #[test]
     fn who_has_left_does_not_speak_for_who_could_not() {
-        assert_eq!(holder(away(), At::Checkpointed, At::Unknown).who_stays(), Some(TWO));
-        assert_eq!(holder(away(), At::Running, At::Checkpointed).who_stays(), Some(ONE));
-        assert_eq!(holder(away(), At::Checkpointed, At::Checkpointed).who_stays(), Some(ONE));
+        assert_eq!(holder(away(), DrivenState::Checkpointed, DrivenState::Unknown).who_stays(), Some(TWO));
+        assert_eq!(holder(away(), DrivenState::Running, DrivenState::Checkpointed).who_stays(), Some(ONE));
+        assert_eq!(holder(away(), DrivenState::Checkpointed, DrivenState::Checkpointed).who_stays(), Some(ONE));
     }
 
     #[test]
     fn on_its_cards_all_come_back_before_any_goes_on() {
-        let place = DrivenPlace::OnCards { needs: Vec::new() };
-        let mut holder = holder(place, At::Checkpointed, At::Locked);
-        assert_eq!(next(&holder), Next::Bring(vec![ONE]));
+        let place = DriverPlacement::OnCards { needs: Vec::new() };
+        let mut holder = holder(place, DrivenState::Checkpointed, DrivenState::Locked);
+        assert_eq!(next(&holder), DriverStep::Bring(vec![ONE]));
         // Without room nothing stays locked for it.
         holder.again = Instant::now() + Duration::from_secs(60);
-        assert_eq!(next(&holder), Next::Unlock(TWO));
-        holder.members.get_mut(&TWO).unwrap().at = At::Running;
-        assert_eq!(next(&holder), Next::Nothing);
+        assert_eq!(next(&holder), DriverStep::Unlock(TWO));
+        holder.members.get_mut(&TWO).unwrap().at = DrivenState::Running;
+        assert_eq!(next(&holder), DriverStep::Nothing);
     }
 
     #[test]
     fn who_may_be_anywhere_is_asked_about_and_stays_where_it_is() {
-        let mut holder = holder(DrivenPlace::Anywhere, At::Checkpointed, At::Unknown);
-        assert_eq!(next(&holder), Next::Ask(TWO));
-        holder.members.get_mut(&TWO).unwrap().at = At::Locked;
-        assert_eq!(next(&holder), Next::Unlock(TWO));
-        holder.members.get_mut(&TWO).unwrap().at = At::Running;
-        assert_eq!(next(&holder), Next::Nothing);
+        let mut holder = holder(DriverPlacement::Anywhere, DrivenState::Checkpointed, DrivenState::Unknown);
+        assert_eq!(next(&holder), DriverStep::Ask(TWO));
+        holder.members.get_mut(&TWO).unwrap().at = DrivenState::Locked;
+        assert_eq!(next(&holder), DriverStep::Unlock(TWO));
+        holder.members.get_mut(&TWO).unwrap().at = DrivenState::Running;
+        assert_eq!(next(&holder), DriverStep::Nothing);
     }
 
     #[test]
     fn who_is_lost_is_left_alone() {
-        let place = DrivenPlace::OnCards { needs: Vec::new() };
-        assert_eq!(next(&holder(place, At::Lost, At::Running)), Next::Nothing);
-        assert_eq!(next(&holder(away(), At::Lost, At::Checkpointed)), Next::Settle);
+        let place = DriverPlacement::OnCards { needs: Vec::new() };
+        assert_eq!(next(&holder(place, DrivenState::Lost, DrivenState::Running)), DriverStep::Nothing);
+        assert_eq!(next(&holder(away(), DrivenState::Lost, DrivenState::Checkpointed)), DriverStep::Settle);
     }
 
     #[test]
     fn a_change_of_mind_unlocks_what_was_locked() {
-        let mut holder = holder(away(), At::Locked, At::Running);
-        holder.attempt = Attempt::Trying { until: Instant::now() };
+        let mut holder = holder(away(), DrivenState::Locked, DrivenState::Running);
+        holder.attempt = ParkAttempt::Trying { until: Instant::now() };
         assert!(!holder.take(away(), &[ONE, TWO], Instant::now()));
-        assert!(holder.take(DrivenPlace::OnCards { needs: Vec::new() }, &[ONE, TWO], Instant::now()));
-        assert_eq!(next(&holder), Next::Unlock(ONE));
+        assert!(holder.take(DriverPlacement::OnCards { needs: Vec::new() }, &[ONE, TWO], Instant::now()));
+        assert_eq!(next(&holder), DriverStep::Unlock(ONE));
     }
 
     #[test]
     fn a_wish_that_was_refused_is_tried_when_it_comes_again() {
-        let mut holder = holder(away(), At::Running, At::Running);
-        holder.attempt = Attempt::Over;
-        assert_eq!(next(&holder), Next::Nothing);
+        let mut holder = holder(away(), DrivenState::Running, DrivenState::Running);
+        holder.attempt = ParkAttempt::Over;
+        assert_eq!(next(&holder), DriverStep::Nothing);
         holder.take(away(), &[ONE, TWO], Instant::now());
-        assert_eq!(next(&holder), Next::Examine);
+        assert_eq!(next(&holder), DriverStep::Examine);
     }
 
     #[test]
     fn whoever_is_forgotten_is_unlocked_first() {
-        let mut holder = holder(away(), At::Locked, At::Checkpointed);
+        let mut holder = holder(away(), DrivenState::Locked, DrivenState::Checkpointed);
         holder.place = None;
-        assert_eq!(next(&holder), Next::Unlock(ONE));
-        holder.members.get_mut(&ONE).unwrap().at = At::Running;
-        assert_eq!(next(&holder), Next::Drop);
+        assert_eq!(next(&holder), DriverStep::Unlock(ONE));
+        holder.members.get_mut(&ONE).unwrap().at = DrivenState::Running;
+        assert_eq!(next(&holder), DriverStep::Drop);
     }
 }

@@ -22,18 +22,18 @@ pub(crate) mod target;
 mod work;
 
 use crate::cards;
-use crate::eyes::Inbox;
+use crate::eyes::ProcessThreadInbox;
 use crate::headroom::Bookings;
 use crate::soft::SoftPlace;
-use crate::wake::Wake;
-use hands::Hands;
+use crate::wake::WakeEvent;
+use hands::DriverWorkerClient;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 use sublet_core::ids::{LeaseId, ProcKey};
-use work::Work;
+use work::DriverHubThread;
 
 /// Settings for moving processes by the driver.
 #[derive(Clone, Debug)]
@@ -72,7 +72,7 @@ fn version_in(text: &str) -> Option<&str> {
 
 /// Where a holder's bytes shall be.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum DrivenPlace {
+pub enum DriverPlacement {
     /// On its GPUs.
     OnCards {
         /// What all its processes together need there: the UUID of each GPU, and bytes.
@@ -91,45 +91,45 @@ pub enum DrivenPlace {
 
 /// The target of a holder with processes that the driver moves.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Driven {
+pub struct DriverTarget {
     /// The lease of the holder.
     pub lease: LeaseId,
     /// Its user: processes of other users are not parked.
     pub uid: u32,
     /// Where its bytes shall be.
-    pub place: DrivenPlace,
+    pub place: DriverPlacement,
     /// Its processes that had bytes on GPUs when the move began.
     pub processes: Vec<ProcKey>,
 }
 
-enum Note {
-    Drive(Driven),
+enum DriverHubMessage {
+    Drive(DriverTarget),
     Inspect { lease: LeaseId, uid: u32, processes: Vec<ProcKey>, bytes: u64 },
     Forget(LeaseId),
 }
 
 /// A handle to the hub. Never blocks.
 #[derive(Clone)]
-pub(crate) struct Hub {
-    notes: mpsc::Sender<Note>,
-    bell: Arc<Wake>,
-    stop: Arc<Wake>,
+pub(crate) struct DriverHub {
+    notes: mpsc::Sender<DriverHubMessage>,
+    bell: Arc<WakeEvent>,
+    stop: Arc<WakeEvent>,
 }
 
-impl Hub {
+impl DriverHub {
     /// Makes the hub and the thread's work, to be run by the caller. The worker is started when it is needed.
     pub(crate) fn open(
         settings: DriverSettings,
         exe: PathBuf,
         soft: Option<SoftPlace>,
-        eyes: Inbox,
-        cards: Arc<cards::Shared>,
+        eyes: ProcessThreadInbox,
+        cards: Arc<cards::GpuThreadHandle>,
         bookings: Bookings,
-    ) -> io::Result<(Hub, impl FnOnce() + Send + 'static)> {
-        let (bell, stop) = (Arc::new(Wake::new()?), Arc::new(Wake::new()?));
+    ) -> io::Result<(DriverHub, impl FnOnce() + Send + 'static)> {
+        let (bell, stop) = (Arc::new(WakeEvent::new()?), Arc::new(WakeEvent::new()?));
         let (notes, inbox) = mpsc::channel();
-        let hands = Hands::new(settings.clone(), exe, soft, Arc::clone(&stop));
-        let work = Work {
+        let hands = DriverWorkerClient::new(settings.clone(), exe, soft, Arc::clone(&stop));
+        let work = DriverHubThread {
             settings,
             hands,
             inbox,
@@ -141,25 +141,25 @@ impl Hub {
             holders: BTreeMap::new(),
             inspections: BTreeMap::new(),
         };
-        Ok((Hub { notes, bell, stop }, move || work.run()))
+        Ok((DriverHub { notes, bell, stop }, move || work.run()))
     }
 
-    fn note(&self, note: Note) {
+    fn note(&self, note: DriverHubMessage) {
         // Fails only when the thread has ended, and then the note does not matter.
         let _ = self.notes.send(note);
         self.bell.ring();
     }
 
-    pub(crate) fn drive(&self, wish: Driven) {
-        self.note(Note::Drive(wish));
+    pub(crate) fn drive(&self, wish: DriverTarget) {
+        self.note(DriverHubMessage::Drive(wish));
     }
 
     pub(crate) fn inspect(&self, (lease, uid): (LeaseId, u32), processes: Vec<ProcKey>, bytes: u64) {
-        self.note(Note::Inspect { lease, uid, processes, bytes });
+        self.note(DriverHubMessage::Inspect { lease, uid, processes, bytes });
     }
 
     pub(crate) fn forget(&self, lease: LeaseId) {
-        self.note(Note::Forget(lease));
+        self.note(DriverHubMessage::Forget(lease));
     }
 
     pub(crate) fn stop(&self) {

@@ -5,8 +5,8 @@
 //! CUDA IPC without an event) the driver itself must refuse.
 
 use super::hazard::{self, Hazard};
-use super::protocol::Facts;
-use crate::headroom::{Booker, Bookings, MemoryCgroup, Unknown};
+use super::protocol::DriverFacts;
+use crate::headroom::{Booker, Bookings, MemoryCgroup, UnknownRoom};
 use crate::patient;
 use crate::process::{self, Environment, Identity, Uids};
 use std::path::PathBuf;
@@ -36,7 +36,7 @@ pub(crate) fn examine(
     (process, uid): (ProcKey, u32),
     lease: LeaseId,
     bytes: u64,
-    facts: &Facts,
+    facts: &DriverFacts,
     bookings: &Bookings,
 ) -> Result<(), String> {
     let rules = rules(facts)?;
@@ -49,7 +49,7 @@ pub(crate) fn examine(
         return Err(format!("{who} stays where it is: {}", rule.why));
     }
     whole_card(process.pid, &found.name, &who)?;
-    let unknown = |error: Unknown| format!("the memory limit of {who} cannot be read: {error}");
+    let unknown = |error: UnknownRoom| format!("the memory limit of {who} cannot be read: {error}");
     let Some(cgroup) = MemoryCgroup::of(process.pid).map_err(unknown)? else { return Ok(()) };
     match bookings.room(&cgroup, Booker::Driver(lease)).map_err(unknown)? {
         Some(room) if room < bytes => {
@@ -92,7 +92,7 @@ pub(crate) fn present(process: ProcKey) -> Result<Identity, String> {
     }
 }
 
-fn rules(facts: &Facts) -> Result<Vec<&'static hazard::Rule>, String> {
+fn rules(facts: &DriverFacts) -> Result<Vec<&'static hazard::HazardRule>, String> {
     if !facts.calls {
         return Err("this driver cannot take a process off its GPUs".to_owned());
     }
@@ -190,15 +190,15 @@ mod tests {
     use super::*;
     use std::process::{Child, Command};
 
-    fn facts(driver: Option<&str>) -> Facts {
-        Facts { cuda: 13_000, driver: driver.map(str::to_owned), calls: true }
+    fn facts(driver: Option<&str>) -> DriverFacts {
+        DriverFacts { cuda: 13_000, driver: driver.map(str::to_owned), calls: true }
     }
 
     fn own_uid() -> u32 {
         rustix::process::getuid().as_raw()
     }
 
-    fn examine_with(process: (ProcKey, u32), bytes: u64, facts: &Facts) -> Result<(), String> {
+    fn examine_with(process: (ProcKey, u32), bytes: u64, facts: &DriverFacts) -> Result<(), String> {
         examine(process, LeaseId(1), bytes, facts, &Bookings::default())
     }
 
@@ -255,7 +255,7 @@ mod tests {
         let none = facts(None);
         let told = examine_with((key, own_uid()), 1, &none);
         assert!(told.unwrap_err().contains("which version"));
-        let old = Facts { calls: false, ..facts(Some("580.1")) };
+        let old = DriverFacts { calls: false, ..facts(Some("580.1")) };
         assert!(examine_with((key, own_uid()), 1, &old).is_err());
     }
 

@@ -13,18 +13,18 @@ use sublet_core::ids::ProcKey;
 use crate::wake::timespec;
 
 /// Exactly one process, held by a pidfd.
-pub(crate) struct Target {
+pub(crate) struct PinnedProcess {
     key: ProcKey,
     fd: OwnedFd,
 }
 
-impl Target {
+impl PinnedProcess {
     /// Opens exactly this process. `None` if it has ended, or no pidfd can be opened.
-    pub(crate) fn open(key: ProcKey) -> Option<Target> {
+    pub(crate) fn open(key: ProcKey) -> Option<PinnedProcess> {
         let pid = i32::try_from(key.pid).ok().and_then(Pid::from_raw)?;
         let fd = pidfd_open(pid, PidfdFlags::empty()).ok()?;
         let found = process::identify(key.pid).ok()?;
-        (found.key == key).then_some(Target { key, fd })
+        (found.key == key).then_some(PinnedProcess { key, fd })
     }
 
     pub(crate) const fn key(&self) -> ProcKey {

@@ -3,17 +3,17 @@
 //! The thread blocks while the worker is asked; targets that arrive meanwhile are read before the next call. Stopping
 //! interrupts it at once: the worker then unlocks whatever is locked.
 
-use super::hands::{Fault, Hands};
-use super::holder::{At, Attempt, Holder, Member, Next};
+use super::hands::{DriverWorkerClient, WorkerFault};
+use super::holder::{DrivenHolder, DrivenProcess, DrivenState, DriverStep, ParkAttempt};
 use super::preflight;
-use super::protocol::{Answer, Failure, Need, Place, Request};
-use super::{Driven, DrivenPlace, DriverSettings, Note};
+use super::protocol::{CheckpointState, DriverAnswer, DriverFailure, DriverRequest, RoomNeed};
+use super::{DriverHubMessage, DriverPlacement, DriverSettings, DriverTarget};
 use crate::cards;
-use crate::eyes::{Inbox, Message};
+use crate::eyes::{ProcessMessage, ProcessThreadInbox};
 use crate::headroom::{Booker, Bookings, MemoryCgroup, NoRoom};
 use crate::process;
-use crate::sight::Sight;
-use crate::wake::{Wake, wait_readable};
+use crate::sight::HostReport;
+use crate::wake::{WakeEvent, wait_readable};
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::sync::{Arc, mpsc};
@@ -39,7 +39,7 @@ const HUNG_MAX: u32 = 6;
 const STEPS: usize = 256;
 
 /// The result of examining a lease's processes from outside.
-pub(super) struct Inspection {
+pub(super) struct DriverInspection {
     uid: u32,
     processes: Vec<ProcKey>,
     bytes: u64,
@@ -47,21 +47,21 @@ pub(super) struct Inspection {
     found: Option<(Instant, Vec<(ProcKey, Said)>)>,
 }
 
-pub(super) struct Work {
+pub(super) struct DriverHubThread {
     pub(super) settings: DriverSettings,
-    pub(super) hands: Hands,
-    pub(super) inbox: mpsc::Receiver<Note>,
-    pub(super) bell: Arc<Wake>,
-    pub(super) stop: Arc<Wake>,
-    pub(super) eyes: Inbox,
-    pub(super) cards: Arc<cards::Shared>,
+    pub(super) hands: DriverWorkerClient,
+    pub(super) inbox: mpsc::Receiver<DriverHubMessage>,
+    pub(super) bell: Arc<WakeEvent>,
+    pub(super) stop: Arc<WakeEvent>,
+    pub(super) eyes: ProcessThreadInbox,
+    pub(super) cards: Arc<cards::GpuThreadHandle>,
     /// What parks in progress may still take of memory cgroups.
     pub(super) bookings: Bookings,
-    pub(super) holders: BTreeMap<LeaseId, Holder>,
-    pub(super) inspections: BTreeMap<LeaseId, Inspection>,
+    pub(super) holders: BTreeMap<LeaseId, DrivenHolder>,
+    pub(super) inspections: BTreeMap<LeaseId, DriverInspection>,
 }
 
-impl Work {
+impl DriverHubThread {
     pub(super) fn run(mut self) {
         while self.wait() {
             self.bell.hush();
@@ -82,16 +82,18 @@ impl Work {
     fn read_notes(&mut self) {
         while let Ok(note) = self.inbox.try_recv() {
             match note {
-                Note::Drive(Driven { lease, uid, place, processes }) => {
+                DriverHubMessage::Drive(DriverTarget { lease, uid, place, processes }) => {
                     let now = Instant::now();
-                    let holder = self.holders.entry(lease).or_insert_with(|| Holder::new(uid, now));
+                    let holder = self.holders.entry(lease).or_insert_with(|| DrivenHolder::new(uid, now));
                     let turned = holder.take(place, &processes, now);
                     if turned {
                         self.tell_here(lease);
                     }
                 }
-                Note::Inspect { lease, uid, processes, bytes } => self.inspect((lease, uid), processes, bytes),
-                Note::Forget(lease) => {
+                DriverHubMessage::Inspect { lease, uid, processes, bytes } => {
+                    self.inspect((lease, uid), processes, bytes)
+                }
+                DriverHubMessage::Forget(lease) => {
                     self.inspections.remove(&lease);
                     if let Some(holder) = self.holders.get_mut(&lease) {
                         holder.place = None;
@@ -106,7 +108,7 @@ impl Work {
         let fresh = known.and_then(|it| it.found.as_ref()).filter(|(at, _)| at.elapsed() < FRESH);
         match fresh.map(|(_, found)| found.clone()) {
             Some(found) => self.tell_found(lease, found),
-            None => drop(self.inspections.insert(lease, Inspection { uid, processes, bytes, found: None })),
+            None => drop(self.inspections.insert(lease, DriverInspection { uid, processes, bytes, found: None })),
         }
     }
 
@@ -132,7 +134,7 @@ impl Work {
         }
         let is_under_way = |lease| {
             let attempt = self.holders.get(&lease).map(|holder| &holder.attempt);
-            matches!(attempt, Some(Attempt::Trying { .. }))
+            matches!(attempt, Some(ParkAttempt::Trying { .. }))
         };
         self.bookings.keep_driver(is_under_way);
     }
@@ -144,7 +146,7 @@ impl Work {
         }
         let facts = match self.hands.facts() {
             Ok(facts) => Ok(facts.clone()),
-            Err(Fault::Unusable(why)) => Err(why),
+            Err(WorkerFault::Unusable(why)) => Err(why),
             // Asked again soon.
             Err(_) => return,
         };
@@ -170,7 +172,7 @@ impl Work {
 
     fn say(&self, lease: LeaseId, process: ProcKey, said: Said) {
         let looks = matches!(said, Said::Parked(_) | Said::Resumed | Said::Left);
-        self.eyes.send(Message::Tell(Sight::Driven { lease, process, said }));
+        self.eyes.send(ProcessMessage::Tell(HostReport::Driven { lease, process, said }));
         if looks {
             self.cards.wish();
         }
@@ -185,16 +187,16 @@ impl Work {
             return false;
         }
         match next {
-            Next::Nothing => return false,
-            Next::Ask(process) => self.ask_where(lease, process),
-            Next::Examine => self.examine(lease),
-            Next::Lock(process) => self.lock(lease, process),
-            Next::Checkpoint(process) => self.checkpoint(lease, process),
-            Next::Bring(processes) => self.bring(lease, &processes),
-            Next::Unlock(process) => self.unlock(lease, process),
-            Next::Settle => self.settle(lease),
-            Next::Refuse(why) => self.refuse(lease, why),
-            Next::Drop => drop(self.holders.remove(&lease)),
+            DriverStep::Nothing => return false,
+            DriverStep::Ask(process) => self.ask_where(lease, process),
+            DriverStep::Examine => self.examine(lease),
+            DriverStep::Lock(process) => self.lock(lease, process),
+            DriverStep::Checkpoint(process) => self.checkpoint(lease, process),
+            DriverStep::Bring(processes) => self.bring(lease, &processes),
+            DriverStep::Unlock(process) => self.unlock(lease, process),
+            DriverStep::Settle => self.settle(lease),
+            DriverStep::Refuse(why) => self.refuse(lease, why),
+            DriverStep::Drop => drop(self.holders.remove(&lease)),
         }
         true
     }
@@ -209,7 +211,7 @@ impl Work {
             if !alive {
                 left.push(*process);
             }
-            alive && (member.listed || member.at != At::Running)
+            alive && (member.listed || member.at != DrivenState::Running)
         });
         for process in left {
             self.say(lease, process, Said::Left);
@@ -218,16 +220,22 @@ impl Work {
 
     /// Asks the worker about a process. `None` if there was no answer about it; all consequences of that are handled
     /// here.
-    fn ask(&mut self, lease: LeaseId, process: ProcKey, request: &Request, patience: Duration) -> Option<Answer> {
+    fn ask(
+        &mut self,
+        lease: LeaseId,
+        process: ProcKey,
+        request: &DriverRequest,
+        patience: Duration,
+    ) -> Option<DriverAnswer> {
         match self.hands.ask(request, patience) {
-            Ok(Answer::Gone) => {
+            Ok(DriverAnswer::Gone) => {
                 if let Some(holder) = self.holders.get_mut(&lease) {
                     holder.members.remove(&process);
                 }
                 self.say(lease, process, Said::Left);
                 None
             }
-            Ok(Answer::Stopped) => {
+            Ok(DriverAnswer::Stopped) => {
                 self.fail(lease, format!("process {} is stopped", process.pid));
                 None
             }
@@ -238,15 +246,15 @@ impl Work {
                 Some(answer)
             }
             // Nothing more is done, and the worker unlocks what is locked.
-            Err(Fault::Stopping) => None,
-            Err(Fault::Resting) if self.can_wait(lease) => {
+            Err(WorkerFault::Stopping) => None,
+            Err(WorkerFault::Resting) if self.can_wait(lease) => {
                 self.pause(lease, process, TICK);
                 None
             }
             Err(fault) => {
-                self.set(lease, process, At::Unknown);
+                self.set(lease, process, DrivenState::Unknown);
                 self.pause(lease, process, TICK);
-                if matches!(fault, Fault::Lost(_)) {
+                if matches!(fault, WorkerFault::Lost(_)) {
                     self.doubt(lease, process);
                 }
                 self.fail(lease, fault.text());
@@ -258,26 +266,26 @@ impl Work {
     /// True if nothing was begun yet: then a new worker is worth waiting for.
     fn can_wait(&mut self, lease: LeaseId) -> bool {
         let holder = self.holders.get_mut(&lease);
-        let holder = holder.filter(|it| it.attempt == Attempt::Armed && it.armed.elapsed() < BACK_WITHIN);
+        let holder = holder.filter(|it| it.attempt == ParkAttempt::Armed && it.armed.elapsed() < BACK_WITHIN);
         holder.map(|it| it.again = Instant::now() + TICK).is_some()
     }
 
-    fn member(&mut self, lease: LeaseId, process: ProcKey) -> Option<&mut Member> {
+    fn member(&mut self, lease: LeaseId, process: ProcKey) -> Option<&mut DrivenProcess> {
         self.holders.get_mut(&lease)?.members.get_mut(&process)
     }
 
     /// The worker was lost in a call about a process. The next worker is asked for the state of all processes. One
     /// with which this happens repeatedly is asked about less and less often, so that it does not delay the others.
     fn doubt(&mut self, lease: LeaseId, process: ProcKey) {
-        self.holders.values_mut().for_each(Holder::doubt);
+        self.holders.values_mut().for_each(DrivenHolder::doubt);
         if let Some(member) = self.member(lease, process) {
             let pause = TICK * 2_u32.pow(member.hung.min(HUNG_MAX));
             (member.again, member.hung) = (Some(Instant::now() + pause), member.hung + 1);
         }
     }
 
-    fn set(&mut self, lease: LeaseId, process: ProcKey, at: At) {
-        if let Some(member) = self.member(lease, process).filter(|member| member.at != At::Lost) {
+    fn set(&mut self, lease: LeaseId, process: ProcKey, at: DrivenState) {
+        if let Some(member) = self.member(lease, process).filter(|member| member.at != DrivenState::Lost) {
             member.at = at;
         }
     }
@@ -291,43 +299,45 @@ impl Work {
     /// The attempt to park failed: all processes are restored. No other kind of step is ever given up.
     fn fail(&mut self, lease: LeaseId, why: String) {
         let Some(holder) = self.holders.get_mut(&lease) else { return };
-        if !matches!(holder.place, Some(DrivenPlace::Away { .. })) {
+        if !matches!(holder.place, Some(DriverPlacement::Away { .. })) {
             return;
         }
         let by = match holder.attempt {
             // Nothing was begun, so nothing has to be restored before the report.
-            Attempt::Armed => Instant::now(),
-            Attempt::Trying { .. } => Instant::now() + BACK_WITHIN,
-            Attempt::Back { .. } | Attempt::Over => return,
+            ParkAttempt::Armed => Instant::now(),
+            ParkAttempt::Trying { .. } => Instant::now() + BACK_WITHIN,
+            ParkAttempt::Back { .. } | ParkAttempt::Over => return,
         };
-        holder.attempt = Attempt::Back { why, by, brought: false };
+        holder.attempt = ParkAttempt::Back { why, by, brought: false };
     }
 
     fn ask_where(&mut self, lease: LeaseId, process: ProcKey) {
         let patience = self.hands.patience(0);
-        let Some(answer) = self.ask(lease, process, &Request::State { process }, patience) else { return };
+        let Some(answer) = self.ask(lease, process, &DriverRequest::State { process }, patience) else { return };
         let at = match answer {
-            Answer::State(Place::Running) => At::Running,
-            Answer::State(Place::Locked) => At::Locked,
-            Answer::State(Place::Checkpointed) => At::Checkpointed,
+            DriverAnswer::State(CheckpointState::Running) => DrivenState::Running,
+            DriverAnswer::State(CheckpointState::Locked) => DrivenState::Locked,
+            DriverAnswer::State(CheckpointState::Checkpointed) => DrivenState::Checkpointed,
             // It has nothing that could be moved.
-            Answer::Failed(Failure { code: Failure::NOT_INITIALISED, .. }) => At::Running,
-            Answer::State(Place::Failed) => return self.lose(lease, process, "the driver says that it failed"),
-            Answer::Failed(failure) => {
+            DriverAnswer::Failed(DriverFailure { code: DriverFailure::NOT_INITIALISED, .. }) => DrivenState::Running,
+            DriverAnswer::State(CheckpointState::Failed) => {
+                return self.lose(lease, process, "the driver says that it failed");
+            }
+            DriverAnswer::Failed(failure) => {
                 self.pause(lease, process, AGAIN);
                 return self.unknown(lease, process, &failure);
             }
             _ => return self.pause(lease, process, AGAIN),
         };
         self.set(lease, process, at);
-        self.tell_where(lease, process, at == At::Checkpointed);
+        self.tell_where(lease, process, at == DrivenState::Checkpointed);
     }
 
     /// Reports the state of a process, if that changed.
     fn tell_where(&mut self, lease: LeaseId, process: ProcKey, is_parked: bool) {
         let Some(holder) = self.holders.get_mut(&lease) else { return };
         let booked = match &holder.place {
-            Some(DrivenPlace::Away { booked, .. }) => *booked,
+            Some(DriverPlacement::Away { booked, .. }) => *booked,
             _ => u64::MAX,
         };
         let Some(member) = holder.members.get_mut(&process) else { return };
@@ -344,10 +354,10 @@ impl Work {
     }
 
     /// The driver does not report the state of a living process.
-    fn unknown(&mut self, lease: LeaseId, process: ProcKey, failure: &Failure) {
+    fn unknown(&mut self, lease: LeaseId, process: ProcKey, failure: &DriverFailure) {
         let why = format!("the driver does not say where process {} is: {failure}", process.pid);
         let is_on_cards =
-            self.holders.get(&lease).is_some_and(|it| matches!(it.place, Some(DrivenPlace::OnCards { .. })));
+            self.holders.get(&lease).is_some_and(|it| matches!(it.place, Some(DriverPlacement::OnCards { .. })));
         if is_on_cards {
             self.say(lease, process, Said::Refused(why));
         } else {
@@ -359,29 +369,32 @@ impl Work {
     fn examine(&mut self, lease: LeaseId) {
         let facts = match self.hands.facts().cloned() {
             Ok(facts) => facts,
-            Err(Fault::Stopping) => return,
-            Err(Fault::Resting) if self.can_wait(lease) => return,
+            Err(WorkerFault::Stopping) => return,
+            Err(WorkerFault::Resting) if self.can_wait(lease) => return,
             Err(fault) => return self.fail(lease, fault.text()),
         };
         let Some(holder) = self.holders.get_mut(&lease) else { return };
-        let Some(DrivenPlace::Away { within, booked }) = holder.place else { return };
+        let Some(DriverPlacement::Away { within, booked }) = holder.place else { return };
         let uid = holder.uid;
-        let here = holder.members.iter().filter(|(_, member)| !matches!(member.at, At::Checkpointed | At::Lost));
+        let here = holder
+            .members
+            .iter()
+            .filter(|(_, member)| !matches!(member.at, DrivenState::Checkpointed | DrivenState::Lost));
         let judged = here.map(|(process, member)| {
             preflight::examine((*process, uid), lease, booked, &facts, &self.bookings)?;
-            let known = member.at != At::Unknown;
+            let known = member.at != DrivenState::Unknown;
             known.then_some(*process).ok_or_else(|| format!("the driver does not say where process {} is", process.pid))
         });
         let judged = judged.collect::<Result<Vec<ProcKey>, String>>();
         match judged.and_then(|processes| book(&self.bookings, lease, &processes, booked)) {
-            Ok(()) => holder.attempt = Attempt::Trying { until: Instant::now() + within },
+            Ok(()) => holder.attempt = ParkAttempt::Trying { until: Instant::now() + within },
             Err(why) => self.fail(lease, why),
         }
     }
 
     fn lock(&mut self, lease: LeaseId, process: ProcKey) {
         let Some(holder) = self.holders.get(&lease) else { return };
-        let Attempt::Trying { until } = holder.attempt else { return };
+        let ParkAttempt::Trying { until } = holder.attempt else { return };
         let ready = preflight::present(process).and_then(|found| preflight::of_user(&found, holder.uid));
         if let Err(why) = ready {
             return self.fail(lease, why);
@@ -399,8 +412,8 @@ impl Work {
             return self.fail(lease, "its processes could not all be locked in time".to_owned());
         }
         let patience = left + self.hands.patience(0);
-        match self.ask(lease, process, &Request::Lock { process, timeout_ms }, patience) {
-            Some(Answer::Done) => self.set(lease, process, At::Locked),
+        match self.ask(lease, process, &DriverRequest::Lock { process, timeout_ms }, patience) {
+            Some(DriverAnswer::Done) => self.set(lease, process, DrivenState::Locked),
             Some(answer) => self.refused(lease, process, "lock", &answer),
             None => {}
         }
@@ -409,26 +422,26 @@ impl Work {
     /// What a process has on each GPU; empty where NVML does not report it.
     fn weigh(&mut self, lease: LeaseId, process: ProcKey) -> Option<BTreeMap<String, u64>> {
         let patience = self.hands.patience(0);
-        match self.ask(lease, process, &Request::Weigh { process }, patience)? {
-            Answer::Weight(bytes) => Some(bytes),
+        match self.ask(lease, process, &DriverRequest::Weigh { process }, patience)? {
+            DriverAnswer::Weight(bytes) => Some(bytes),
             _ => Some(BTreeMap::new()),
         }
     }
 
     /// The driver refused a step of an attempt.
-    fn refused(&mut self, lease: LeaseId, process: ProcKey, step: &str, answer: &Answer) {
+    fn refused(&mut self, lease: LeaseId, process: ProcKey, step: &str, answer: &DriverAnswer) {
         // Whatever its state is now, the driver is asked before anything else is done with it.
-        self.set(lease, process, At::Unknown);
+        self.set(lease, process, DrivenState::Unknown);
         let pid = process.pid;
         let why = match answer {
-            Answer::Failed(failure) if failure.code == Failure::NOT_READY => {
+            DriverAnswer::Failed(failure) if failure.code == DriverFailure::NOT_READY => {
                 format!("process {pid} had work under way that did not end in time")
             }
-            Answer::Failed(failure) if failure.code == Failure::NOT_SUPPORTED => {
+            DriverAnswer::Failed(failure) if failure.code == DriverFailure::NOT_SUPPORTED => {
                 format!("process {pid} has memory that cannot leave a GPU this way (managed, or shared)")
             }
-            Answer::Failed(failure) => format!("the driver does not {step} process {pid}: {failure}"),
-            Answer::Unusable(why) => why.clone(),
+            DriverAnswer::Failed(failure) => format!("the driver does not {step} process {pid}: {failure}"),
+            DriverAnswer::Unusable(why) => why.clone(),
             _ => format!("the worker gave no sensible answer about process {pid}"),
         };
         self.fail(lease, why);
@@ -439,14 +452,14 @@ impl Work {
             return self.fail(lease, why);
         }
         let Some(holder) = self.holders.get(&lease) else { return };
-        let booked = if let Some(DrivenPlace::Away { booked, .. }) = holder.place { booked } else { 0 };
+        let booked = if let Some(DriverPlacement::Away { booked, .. }) = holder.place { booked } else { 0 };
         let had = holder.members.get(&process).map_or(0, |member| member.had_bytes());
         let before = process::anonymous_bytes(process.pid).unwrap_or(0);
         let patience = self.hands.patience(booked.max(had));
-        match self.ask(lease, process, &Request::Checkpoint { process }, patience) {
-            Some(Answer::Done) => {
+        match self.ask(lease, process, &DriverRequest::Checkpoint { process }, patience) {
+            Some(DriverAnswer::Done) => {
                 let after = process::anonymous_bytes(process.pid).unwrap_or(0);
-                self.set(lease, process, At::Checkpointed);
+                self.set(lease, process, DrivenState::Checkpointed);
                 if let Some(member) = self.member(lease, process) {
                     member.just_left = true;
                     member.parked = had.max(after.saturating_sub(before));
@@ -460,9 +473,10 @@ impl Work {
     /// All are checkpointed, as the driver reports.
     fn settle(&mut self, lease: LeaseId) {
         let Some(holder) = self.holders.get_mut(&lease) else { return };
-        holder.attempt = Attempt::Over;
+        holder.attempt = ParkAttempt::Over;
         let mut news = Vec::new();
-        for (process, member) in holder.members.iter_mut().filter(|(_, member)| member.at == At::Checkpointed) {
+        for (process, member) in holder.members.iter_mut().filter(|(_, member)| member.at == DrivenState::Checkpointed)
+        {
             member.just_left = false;
             if member.told != Some(true) {
                 member.told = Some(true);
@@ -474,9 +488,9 @@ impl Work {
 
     fn refuse(&mut self, lease: LeaseId, why: String) {
         let Some(holder) = self.holders.get_mut(&lease) else { return };
-        holder.attempt = Attempt::Over;
+        holder.attempt = ParkAttempt::Over;
         // A process that could not be restored is still parked, and is resumed only if that is known.
-        let left: Vec<ProcKey> = holder.those(At::Checkpointed, &|_| true);
+        let left: Vec<ProcKey> = holder.those(DrivenState::Checkpointed, &|_| true);
         for process in left {
             self.tell_where(lease, process, true);
         }
@@ -494,7 +508,7 @@ impl Work {
         let mut here = Vec::new();
         for (process, member) in holder.members.iter_mut().filter(|(_, member)| member.told == Some(false)) {
             member.told = None;
-            if matches!(member.at, At::Running | At::Locked) {
+            if matches!(member.at, DrivenState::Running | DrivenState::Locked) {
                 here.push(*process);
             }
         }
@@ -507,7 +521,7 @@ impl Work {
     /// them. They are reported again when the driver answers.
     fn tell_unknown(&mut self, lease: LeaseId) {
         let Some(holder) = self.holders.get_mut(&lease) else { return };
-        let members = holder.members.iter_mut().filter(|(_, member)| member.at == At::Unknown);
+        let members = holder.members.iter_mut().filter(|(_, member)| member.at == DrivenState::Unknown);
         let news = members.filter_map(|(process, member)| member.told.take().map(|_| (*process, Said::Unknown)));
         let news: Vec<_> = news.collect();
         self.tell_found(lease, news);
@@ -519,16 +533,16 @@ impl Work {
         let Some(needs) = self.needs(lease, processes) else { return };
         let total = needs.iter().map(|need| need.bytes).sum();
         let patience = self.hands.patience(total);
-        let proven = match self.hands.ask(&Request::Prove { needs }, patience) {
-            Ok(Answer::Room { lacking: None }) => Ok(()),
-            Ok(Answer::Room { lacking: Some(card) }) => Err(format!("there is no room for it on GPU {card}")),
-            Ok(Answer::Failed(failure)) => Err(format!("the driver does not prove its room: {failure}")),
-            Ok(Answer::Unusable(why)) => Err(why),
+        let proven = match self.hands.ask(&DriverRequest::Prove { needs }, patience) {
+            Ok(DriverAnswer::Room { lacking: None }) => Ok(()),
+            Ok(DriverAnswer::Room { lacking: Some(card) }) => Err(format!("there is no room for it on GPU {card}")),
+            Ok(DriverAnswer::Failed(failure)) => Err(format!("the driver does not prove its room: {failure}")),
+            Ok(DriverAnswer::Unusable(why)) => Err(why),
             Ok(_) => Err("the worker gave no sensible answer about its room".to_owned()),
-            Err(Fault::Stopping) => return,
+            Err(WorkerFault::Stopping) => return,
             Err(fault) => {
-                if matches!(fault, Fault::Lost(_)) {
-                    self.holders.values_mut().for_each(Holder::doubt);
+                if matches!(fault, WorkerFault::Lost(_)) {
+                    self.holders.values_mut().for_each(DrivenHolder::doubt);
                 }
                 Err(fault.text())
             }
@@ -545,7 +559,7 @@ impl Work {
         holder.again = Instant::now() + TICK;
         match &mut holder.attempt {
             // The reason of the refusal is reported when the others are restored.
-            Attempt::Back { brought, .. } => *brought = true,
+            ParkAttempt::Back { brought, .. } => *brought = true,
             _ => {
                 if let Some(process) = processes.first() {
                     self.say(lease, *process, Said::Refused(why));
@@ -556,12 +570,15 @@ impl Work {
 
     /// What must be free on each GPU to restore these: what the target says, less what the holder's other processes
     /// have there, and at least what these had. `None` if that is unknown.
-    fn needs(&mut self, lease: LeaseId, processes: &[ProcKey]) -> Option<Vec<Need>> {
+    fn needs(&mut self, lease: LeaseId, processes: &[ProcKey]) -> Option<Vec<RoomNeed>> {
         let holder = self.holders.get(&lease)?;
         let mut by_card: BTreeMap<String, u64> = BTreeMap::new();
-        if let Some(DrivenPlace::OnCards { needs }) = &holder.place {
+        if let Some(DriverPlacement::OnCards { needs }) = &holder.place {
             by_card.extend(needs.iter().cloned());
-            let there = holder.members.iter().filter(|(_, member)| matches!(member.at, At::Running | At::Locked));
+            let there = holder
+                .members
+                .iter()
+                .filter(|(_, member)| matches!(member.at, DrivenState::Running | DrivenState::Locked));
             for process in there.map(|(process, _)| *process).collect::<Vec<_>>() {
                 for (card, bytes) in self.weigh(lease, process)? {
                     if let Some(need) = by_card.get_mut(&card) {
@@ -571,7 +588,7 @@ impl Work {
             }
         }
         let holder = self.holders.get(&lease)?;
-        let is_away = matches!(holder.place, Some(DrivenPlace::Away { .. }));
+        let is_away = matches!(holder.place, Some(DriverPlacement::Away { .. }));
         let members = || processes.iter().filter_map(|process| holder.members.get(process));
         let mut had: BTreeMap<&str, u64> = BTreeMap::new();
         for (card, bytes) in members().flat_map(|member| &member.had) {
@@ -594,7 +611,7 @@ impl Work {
                 }
             }
         }
-        Some(by_card.into_iter().map(|(uuid, bytes)| Need { uuid, bytes }).collect())
+        Some(by_card.into_iter().map(|(uuid, bytes)| RoomNeed { uuid, bytes }).collect())
     }
 
     fn restore(&mut self, lease: LeaseId, processes: &[ProcKey], patience: Duration) {
@@ -603,21 +620,21 @@ impl Work {
             if preflight::present(*process).is_err() {
                 continue;
             }
-            match self.ask(lease, *process, &Request::Restore { process: *process }, patience) {
-                Some(Answer::Done) => self.set(lease, *process, At::Locked),
+            match self.ask(lease, *process, &DriverRequest::Restore { process: *process }, patience) {
+                Some(DriverAnswer::Done) => self.set(lease, *process, DrivenState::Locked),
                 // Another program restored it, or it was never checkpointed.
-                Some(Answer::Failed(Failure { code: Failure::ILLEGAL_STATE, .. })) => {
-                    self.set(lease, *process, At::Unknown);
+                Some(DriverAnswer::Failed(DriverFailure { code: DriverFailure::ILLEGAL_STATE, .. })) => {
+                    self.set(lease, *process, DrivenState::Unknown);
                 }
-                Some(Answer::Failed(failure)) => self.lose(lease, *process, &failure.to_string()),
-                Some(_) => self.set(lease, *process, At::Unknown),
+                Some(DriverAnswer::Failed(failure)) => self.lose(lease, *process, &failure.to_string()),
+                Some(_) => self.set(lease, *process, DrivenState::Unknown),
                 // Time has passed, and perhaps a worker was lost: the proof is not valid any more.
                 None => break,
             }
         }
         if let Some(holder) = self.holders.get_mut(&lease) {
             holder.again = Instant::now() + TICK;
-            if let Attempt::Back { brought, .. } = &mut holder.attempt {
+            if let ParkAttempt::Back { brought, .. } = &mut holder.attempt {
                 *brought = true;
             }
         }
@@ -625,16 +642,16 @@ impl Work {
 
     /// It cannot be restored. Nothing is ever tried with it again.
     fn lose(&mut self, lease: LeaseId, process: ProcKey, what: &str) {
-        self.set(lease, process, At::Lost);
+        self.set(lease, process, DrivenState::Lost);
         let why = format!("process {} could not be brought back to its GPUs: {what}", process.pid);
         self.say(lease, process, Said::Lost(why));
     }
 
     fn unlock(&mut self, lease: LeaseId, process: ProcKey) {
         let patience = self.hands.patience(0);
-        match self.ask(lease, process, &Request::Unlock { process }, patience) {
-            Some(Answer::Done) => {
-                self.set(lease, process, At::Running);
+        match self.ask(lease, process, &DriverRequest::Unlock { process }, patience) {
+            Some(DriverAnswer::Done) => {
+                self.set(lease, process, DrivenState::Running);
                 let Some(member) = self.member(lease, process) else { return };
                 (member.parked, member.had, member.just_left) = (0, BTreeMap::new(), false);
                 // Also if no report said that it was parked: after a withdrawn target the caller waits for this
@@ -644,7 +661,7 @@ impl Work {
                 }
             }
             Some(_) => {
-                self.set(lease, process, At::Unknown);
+                self.set(lease, process, DrivenState::Unknown);
                 self.pause(lease, process, TICK);
             }
             None => {}

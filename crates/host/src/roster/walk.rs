@@ -12,7 +12,7 @@
 
 use super::{Activity, Roster, pids_in};
 use crate::activity::Counters;
-use crate::exits::Ear;
+use crate::exits::ExitWatch;
 use crate::process::{self, Cgroup, Uids};
 use crate::terminal;
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,32 +28,32 @@ const STEPS_BEYOND: usize = 4096;
 const CGROUP_DEPTH_MAX: usize = 16;
 
 /// A walk in progress over the processes of one lease.
-pub(super) struct Walk {
+pub(super) struct LeaseWalk {
     lease: LeaseId,
-    purpose: Purpose,
-    next: Vec<Step>,
+    purpose: WalkPurpose,
+    next: Vec<WalkStep>,
     steps_left: usize,
     /// Leases with members that this walk changed.
     touched: BTreeSet<LeaseId>,
 }
 
-enum Purpose {
+enum WalkPurpose {
     /// Add descendants of the members, and processes in the lease's cgroups.
     Grow,
     /// The same, and read what each of them did.
-    Refresh(Sample),
+    Refresh(RefreshSample),
     /// Take over a root and all its descendants.
     Seize { root: ProcKey },
 }
 
-enum Step {
+enum WalkStep {
     Process(ProcKey),
     Child(u32),
 }
 
 /// What a refresh has read so far.
 #[derive(Default)]
-struct Sample {
+struct RefreshSample {
     counters: BTreeMap<ProcKey, Counters>,
     input: Option<SystemTime>,
     restricted: Restrictions,
@@ -61,7 +61,7 @@ struct Sample {
 
 /// The results of slices.
 #[derive(Default)]
-pub(crate) struct Progress {
+pub(crate) struct WalkProgress {
     /// Leases that were refreshed, with the activity of their processes since the last refresh.
     pub(crate) refreshed: Vec<(LeaseId, Activity)>,
     /// Leases with members that may have changed.
@@ -75,8 +75,8 @@ impl Roster {
     }
 
     /// Runs the next slice of the walks in progress, in rotation.
-    pub(crate) fn advance(&mut self) -> Progress {
-        let (mut progress, mut budget) = (Progress::default(), SLICE);
+    pub(crate) fn advance(&mut self) -> WalkProgress {
+        let (mut progress, mut budget) = (WalkProgress::default(), SLICE);
         while budget > 0
             && let Some(mut walk) = self.walks.pop_front()
         {
@@ -91,9 +91,9 @@ impl Roster {
 
     /// Removes the members of a lease that ended and adds new ones, a slice at a time.
     pub(crate) fn refresh(&mut self, lease: LeaseId) {
-        let is_refresh = |walk: &Walk| walk.lease == lease && matches!(walk.purpose, Purpose::Refresh(_));
+        let is_refresh = |walk: &LeaseWalk| walk.lease == lease && matches!(walk.purpose, WalkPurpose::Refresh(_));
         if !self.walks.iter().any(is_refresh) {
-            let walk = self.walk(lease, Purpose::Refresh(Sample::default()));
+            let walk = self.walk(lease, WalkPurpose::Refresh(RefreshSample::default()));
             self.walks.extend(walk);
         }
     }
@@ -104,7 +104,7 @@ impl Roster {
         if self.walks.iter().any(|walk| walk.lease == lease) {
             return;
         }
-        if let Some(walk) = self.walk(lease, Purpose::Grow) {
+        if let Some(walk) = self.walk(lease, WalkPurpose::Grow) {
             drop(self.begin_walk(walk));
         }
     }
@@ -112,18 +112,18 @@ impl Roster {
     /// Takes over a root and its descendants, from other leases too. Roots of other leases are not taken over, and a
     /// waiting lease takes nothing from a granted one. Returns the leases that lost a process so far.
     pub(super) fn seize(&mut self, root: ProcKey, lease: LeaseId) -> BTreeSet<LeaseId> {
-        let next = vec![Step::Process(root)];
+        let next = vec![WalkStep::Process(root)];
         let steps_left = self.steps_for(lease);
         let touched = BTreeSet::new();
-        self.begin_walk(Walk { lease, purpose: Purpose::Seize { root }, next, steps_left, touched })
+        self.begin_walk(LeaseWalk { lease, purpose: WalkPurpose::Seize { root }, next, steps_left, touched })
     }
 
-    fn walk(&self, lease: LeaseId, purpose: Purpose) -> Option<Walk> {
+    fn walk(&self, lease: LeaseId, purpose: WalkPurpose) -> Option<LeaseWalk> {
         let holder = self.holders.get(&lease)?;
         let dirs = holder.cgroups.iter().filter_map(Cgroup::directory);
-        let inside = dirs.flat_map(|dir| pids_in(&dir, CGROUP_DEPTH_MAX)).map(Step::Child);
-        let next = inside.chain(holder.members.iter().copied().map(Step::Process)).collect();
-        Some(Walk { lease, purpose, next, steps_left: self.steps_for(lease), touched: BTreeSet::new() })
+        let inside = dirs.flat_map(|dir| pids_in(&dir, CGROUP_DEPTH_MAX)).map(WalkStep::Child);
+        let next = inside.chain(holder.members.iter().copied().map(WalkStep::Process)).collect();
+        Some(LeaseWalk { lease, purpose, next, steps_left: self.steps_for(lease), touched: BTreeSet::new() })
     }
 
     fn steps_for(&self, lease: LeaseId) -> usize {
@@ -131,7 +131,7 @@ impl Roster {
     }
 
     /// Runs the first slice of a walk without a result of its own, and queues the rest.
-    fn begin_walk(&mut self, mut walk: Walk) -> BTreeSet<LeaseId> {
+    fn begin_walk(&mut self, mut walk: LeaseWalk) -> BTreeSet<LeaseId> {
         let finished = self.step(&mut walk, &mut SLICE.clone());
         let touched = std::mem::take(&mut walk.touched);
         if !finished {
@@ -141,24 +141,24 @@ impl Roster {
     }
 
     /// Returns true when the walk is finished.
-    fn step(&mut self, walk: &mut Walk, budget: &mut usize) -> bool {
+    fn step(&mut self, walk: &mut LeaseWalk, budget: &mut usize) -> bool {
         while *budget > 0 && walk.steps_left > 0 {
             let Some(step) = walk.next.pop() else { return true };
             (*budget, walk.steps_left) = (*budget - 1, walk.steps_left - 1);
             match walk.purpose {
-                Purpose::Seize { root } => self.seize_one(walk, root, step),
-                Purpose::Grow | Purpose::Refresh(_) => self.visit(walk, step),
+                WalkPurpose::Seize { root } => self.seize_one(walk, root, step),
+                WalkPurpose::Grow | WalkPurpose::Refresh(_) => self.visit(walk, step),
             }
         }
         walk.next.is_empty() || walk.steps_left == 0
     }
 
-    fn visit(&mut self, walk: &mut Walk, step: Step) {
+    fn visit(&mut self, walk: &mut LeaseWalk, step: WalkStep) {
         let process = match step {
-            Step::Process(process) => process,
+            WalkStep::Process(process) => process,
             // If that member has ended since, the next walk finds the process that has the pid now.
-            Step::Child(pid) if self.known(pid).is_some() => return,
-            Step::Child(pid) => match self.admit_pid(pid, walk.lease) {
+            WalkStep::Child(pid) if self.known(pid).is_some() => return,
+            WalkStep::Child(pid) => match self.admit_pid(pid, walk.lease) {
                 Some(process) => process,
                 None => return,
             },
@@ -167,7 +167,7 @@ impl Roster {
         if self.owner(process) != Some(walk.lease) {
             return;
         }
-        if let Purpose::Refresh(sample) = &mut walk.purpose {
+        if let WalkPurpose::Refresh(sample) = &mut walk.purpose {
             let uid = self.holders.get(&walk.lease).map(|holder| holder.uid);
             if !sample.take(process, uid) {
                 walk.touched.extend(self.leave(process));
@@ -177,10 +177,10 @@ impl Roster {
         walk.add_children(process);
     }
 
-    fn seize_one(&mut self, walk: &mut Walk, root: ProcKey, step: Step) {
+    fn seize_one(&mut self, walk: &mut LeaseWalk, root: ProcKey, step: WalkStep) {
         let process = match step {
-            Step::Process(process) => process,
-            Step::Child(pid) => match process::stat(pid) {
+            WalkStep::Process(process) => process,
+            WalkStep::Child(pid) => match process::stat(pid) {
                 Ok(stat) => stat.key(pid),
                 Err(_) => return,
             },
@@ -194,19 +194,19 @@ impl Roster {
                 self.hand_over(process, owner, lease);
                 walk.touched.insert(owner);
             }
-            None if self.admit(process, lease, Ear::Ordinary) => {}
+            None if self.admit(process, lease, ExitWatch::Ordinary) => {}
             None => return,
         }
         if process == root {
-            self.exits.listen(process, Ear::Reserved);
+            self.exits.listen(process, ExitWatch::Reserved);
         }
         walk.add_children(process);
     }
 
-    fn finish(&mut self, walk: Walk, progress: &mut Progress) {
+    fn finish(&mut self, walk: LeaseWalk, progress: &mut WalkProgress) {
         progress.touched.extend(walk.touched);
         progress.touched.insert(walk.lease);
-        let Purpose::Refresh(sample) = walk.purpose else { return };
+        let WalkPurpose::Refresh(sample) = walk.purpose else { return };
         let Some(holder) = self.holders.get_mut(&walk.lease) else { return };
         holder.restricted = sample.restricted;
         let used_card = std::mem::take(&mut holder.used_card);
@@ -218,14 +218,14 @@ impl Roster {
     }
 }
 
-impl Walk {
+impl LeaseWalk {
     fn add_children(&mut self, process: ProcKey) {
         let children = process::children(process.pid).unwrap_or_default();
-        self.next.extend(children.into_iter().map(Step::Child));
+        self.next.extend(children.into_iter().map(WalkStep::Child));
     }
 }
 
-impl Sample {
+impl RefreshSample {
     /// Reads what a process of a lease of this user did so far, when it last read from its terminal, and its
     /// restrictions. Returns false if it has ended.
     fn take(&mut self, process: ProcKey, uid: Option<u32>) -> bool {
@@ -257,7 +257,7 @@ impl Sample {
 mod tests {
     use super::*;
     use crate::exits::Exits;
-    use crate::wake::Wake;
+    use crate::wake::WakeEvent;
     use rustix::process::{Pid, Signal, kill_process, kill_process_group};
     use std::io::{BufRead, BufReader};
     use std::os::unix::process::CommandExt;
@@ -295,7 +295,7 @@ mod tests {
     const ONE: LeaseId = LeaseId(2);
 
     fn roster(many: &Crowd, one: &Crowd) -> Roster {
-        let mut roster = Roster::new(Exits::new(&Wake::new().unwrap()).unwrap());
+        let mut roster = Roster::new(Exits::new(&WakeEvent::new().unwrap()).unwrap());
         let uid = rustix::process::getuid().as_raw();
         roster.begin(MANY, uid, vec![many.key()], None);
         roster.begin(ONE, uid, vec![one.key()], None);

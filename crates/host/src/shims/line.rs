@@ -13,11 +13,11 @@ use std::path::Path;
 use sublet_shim_wire::{Order, PACKET_MAX, Word};
 
 /// The socket at which shims connect.
-pub(crate) struct Door(OwnedFd);
+pub(crate) struct ShimListener(OwnedFd);
 
-impl Door {
+impl ShimListener {
     /// Listens at a path; a socket of an earlier daemon there is removed.
-    pub(crate) fn open(path: &Path) -> io::Result<Door> {
+    pub(crate) fn open(path: &Path) -> io::Result<ShimListener> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         match std::fs::remove_file(path) {
@@ -28,29 +28,29 @@ impl Door {
         // Programs of any user may have leases; the kernel reports the user of each connection.
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))?;
         listen(&socket, 128)?;
-        Ok(Door(socket))
+        Ok(ShimListener(socket))
     }
 
     /// The next connection, with its pid and user; `None` if there is none.
-    pub(crate) fn accept(&self) -> Option<(Line, u32, u32)> {
+    pub(crate) fn accept(&self) -> Option<(ShimConnection, u32, u32)> {
         let socket = accept_with(&self.0, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK).ok()?;
         let peer = socket_peercred(&socket).ok()?;
         let pid = u32::try_from(peer.pid.as_raw_pid()).ok()?;
-        Some((Line(socket), pid, peer.uid.as_raw()))
+        Some((ShimConnection(socket), pid, peer.uid.as_raw()))
     }
 }
 
-impl AsFd for Door {
+impl AsFd for ShimListener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 }
 
 /// A connection to one shim.
-pub(crate) struct Line(OwnedFd);
+pub(crate) struct ShimConnection(OwnedFd);
 
 /// What was received on a connection.
-pub(crate) enum Heard {
+pub(crate) enum ReceivedPacket {
     /// Nothing now.
     Nothing,
     /// A message.
@@ -61,7 +61,7 @@ pub(crate) enum Heard {
     End,
 }
 
-impl Line {
+impl ShimConnection {
     /// Sends an order, with a file if there is one. Returns false if it was not sent.
     pub(crate) fn send(&self, order: &Order, file: Option<BorrowedFd<'_>>) -> bool {
         let Ok(text) = serde_json::to_vec(order) else { return false };
@@ -75,23 +75,25 @@ impl Line {
     }
 
     /// The next message. Files that a holder sends are closed unread.
-    pub(crate) fn hear(&self) -> Heard {
+    pub(crate) fn hear(&self) -> ReceivedPacket {
         let mut bytes = [0; PACKET_MAX];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let found = recvmsg(&self.0, &mut [IoSliceMut::new(&mut bytes)], &mut control, RecvFlags::CMSG_CLOEXEC);
         control.drain().for_each(drop);
         match found {
-            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Heard::Nothing,
-            Err(_) => Heard::End,
-            Ok(found) if found.bytes == 0 => Heard::End,
-            Ok(found) if found.flags.contains(ReturnFlags::TRUNC) => Heard::Noise,
-            Ok(found) => serde_json::from_slice(&bytes[..found.bytes]).map_or(Heard::Noise, Heard::Word),
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => ReceivedPacket::Nothing,
+            Err(_) => ReceivedPacket::End,
+            Ok(found) if found.bytes == 0 => ReceivedPacket::End,
+            Ok(found) if found.flags.contains(ReturnFlags::TRUNC) => ReceivedPacket::Noise,
+            Ok(found) => {
+                serde_json::from_slice(&bytes[..found.bytes]).map_or(ReceivedPacket::Noise, ReceivedPacket::Word)
+            }
         }
     }
 }
 
-impl AsFd for Line {
+impl AsFd for ShimConnection {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }

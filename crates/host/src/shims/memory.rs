@@ -30,7 +30,7 @@ const AGAIN: Duration = Duration::from_secs(10);
 const SCATTERED_AGAIN: Duration = Duration::from_secs(300);
 
 /// A file to park in.
-pub(crate) struct Memory {
+pub(crate) struct ParkFile {
     pub(crate) file: OwnedFd,
     pub(crate) bytes: u64,
     /// Its pages are present.
@@ -39,12 +39,12 @@ pub(crate) struct Memory {
 
 /// A stock of such files.
 #[derive(Clone)]
-pub(crate) struct Stock {
-    shared: Arc<Shared>,
+pub(crate) struct ParkFileStock {
+    shared: Arc<StockShared>,
 }
 
-struct Shared {
-    state: Mutex<State>,
+struct StockShared {
+    state: Mutex<StockState>,
     bell: Condvar,
     /// Bytes to keep in the stock.
     keep: u64,
@@ -55,8 +55,8 @@ struct Shared {
 }
 
 #[derive(Default)]
-struct State {
-    ready: Vec<Memory>,
+struct StockState {
+    ready: Vec<ParkFile>,
     /// The stock has at most this many bytes, however much is to be kept.
     limit: u64,
     /// The last piece had small pages: the host's memory is fragmented.
@@ -64,18 +64,18 @@ struct State {
     stop: bool,
 }
 
-impl Stock {
+impl ParkFileStock {
     /// A stock of `keep` bytes, filled in the background.
-    pub(crate) fn start(keep: u64, leave: u64, bookings: Bookings) -> io::Result<Stock> {
+    pub(crate) fn start(keep: u64, leave: u64, bookings: Bookings) -> io::Result<ParkFileStock> {
         // A stock of small pages would be slower than a process's own memory.
         let keep = if has_huge_pages() { keep - keep % PIECE } else { 0 };
-        let state = Mutex::new(State { limit: keep, ..State::default() });
-        let shared = Arc::new(Shared { state, bell: Condvar::new(), keep, leave, bookings });
+        let state = Mutex::new(StockState { limit: keep, ..StockState::default() });
+        let shared = Arc::new(StockShared { state, bell: Condvar::new(), keep, leave, bookings });
         if keep > 0 {
             let work = Arc::clone(&shared);
             Builder::new().name("sublet-stock".to_owned()).spawn(move || work.fill())?;
         }
-        Ok(Stock { shared })
+        Ok(ParkFileStock { shared })
     }
 
     /// Bytes in the stock.
@@ -109,21 +109,21 @@ impl Stock {
 
     /// Files of `bytes` in total, or fewer where a process's own memory is better: small pages are slow to fill and
     /// slow to register with the driver, and the process's own can be huge.
-    pub(crate) fn take(&self, bytes: u64) -> io::Result<Vec<Memory>> {
+    pub(crate) fn take(&self, bytes: u64) -> io::Result<Vec<ParkFile>> {
         let mut found = self.take_ready(bytes);
         let ready: u64 = found.iter().map(|memory| memory.bytes).sum();
         let left = bytes.next_multiple_of(HUGE).saturating_sub(ready);
         let is_scattered = self.shared.lock().is_scattered;
         if left > 0 && has_huge_pages() && !is_scattered {
-            found.push(Memory { file: file(left, MemfdFlags::empty())?, bytes: left, filled: false });
+            found.push(ParkFile { file: file(left, MemfdFlags::empty())?, bytes: left, filled: false });
         }
         Ok(found)
     }
 }
 
-impl Stock {
+impl ParkFileStock {
     /// The same, only files with their pages present: the daemon's cgroup is charged for them.
-    pub(crate) fn take_ready(&self, bytes: u64) -> Vec<Memory> {
+    pub(crate) fn take_ready(&self, bytes: u64) -> Vec<ParkFile> {
         let mut left = bytes.next_multiple_of(HUGE);
         let mut found = Vec::new();
         let mut state = self.shared.lock();
@@ -140,14 +140,14 @@ impl Stock {
     }
 }
 
-impl State {
+impl StockState {
     fn ready(&self) -> u64 {
         self.ready.iter().map(|memory| memory.bytes).sum()
     }
 }
 
-impl Shared {
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+impl StockShared {
+    fn lock(&self) -> std::sync::MutexGuard<'_, StockState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -186,7 +186,7 @@ impl Shared {
 }
 
 /// A file with its pages present and charged to the daemon's cgroup, whichever process writes to them later.
-pub(crate) fn charged(bytes: u64) -> io::Result<Memory> {
+pub(crate) fn charged(bytes: u64) -> io::Result<ParkFile> {
     let (memory, _) = filled(bytes)?;
     if !memory.filled {
         fallocate(&memory.file, FallocateFlags::empty(), 0, bytes)?;
@@ -205,7 +205,7 @@ fn file(bytes: u64, kind: MemfdFlags) -> io::Result<OwnedFd> {
 /// A file with its pages present, huge ones where the host has them: those set aside for any program, or else those
 /// that shared memory may have. The bool is true if they are huge: where memory is fragmented the kernel gives small
 /// ones, which take ten times as long to register with the driver, and the program's work waits meanwhile.
-fn filled(bytes: u64) -> io::Result<(Memory, bool)> {
+fn filled(bytes: u64) -> io::Result<(ParkFile, bool)> {
     let set_aside = set_aside().is_some_and(|free| free >= bytes);
     if set_aside && let Ok(memory) = filled_with(bytes, MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB) {
         return Ok(memory);
@@ -219,7 +219,7 @@ fn set_aside() -> Option<u64> {
     text.trim().parse::<u64>().ok()?.checked_mul(HUGE)
 }
 
-fn filled_with(bytes: u64, kind: MemfdFlags) -> io::Result<(Memory, bool)> {
+fn filled_with(bytes: u64, kind: MemfdFlags) -> io::Result<(ParkFile, bool)> {
     let file = file(bytes, kind)?;
     // SAFETY: a new mapping of a file of exactly this length, which is sealed.
     let at = unsafe {
@@ -253,7 +253,7 @@ fn filled_with(bytes: u64, kind: MemfdFlags) -> io::Result<(Memory, bool)> {
     if !filled && kind.contains(MemfdFlags::HUGETLB) {
         return Err(io::ErrorKind::OutOfMemory.into());
     }
-    Ok((Memory { file, bytes, filled }, is_huge))
+    Ok((ParkFile { file, bytes, filled }, is_huge))
 }
 
 /// How many bytes of the mapping that begins there are in huge pages of shared memory, as the kernel reports.
@@ -323,16 +323,16 @@ mod tests {
     #[test]
     fn the_stock_gives_way_to_who_books_and_what_a_holder_took_is_not_its_own_any_more() {
         // Empty files: whether their pages are present does not matter here, and no thread fills the stock.
-        let piece = || Memory { file: file(PIECE, MemfdFlags::empty()).expect("a file"), bytes: PIECE, filled: true };
-        let state = State { ready: (0..4).map(|_| piece()).collect(), limit: 4 * PIECE, ..State::default() };
-        let shared = Shared {
+        let piece = || ParkFile { file: file(PIECE, MemfdFlags::empty()).expect("a file"), bytes: PIECE, filled: true };
+        let state = StockState { ready: (0..4).map(|_| piece()).collect(), limit: 4 * PIECE, ..StockState::default() };
+        let shared = StockShared {
             state: Mutex::new(state),
             bell: Condvar::new(),
             keep: 4 * PIECE,
             leave: 0,
             bookings: Bookings::default(),
         };
-        let stock = Stock { shared: Arc::new(shared) };
+        let stock = ParkFileStock { shared: Arc::new(shared) };
         let taken = stock.take(PIECE).expect("files");
         assert_eq!((taken.len(), stock.ready()), (1, 3 * PIECE));
         stock.limit(3 * PIECE);
@@ -346,12 +346,12 @@ mod tests {
     #[test]
     fn what_is_taken_is_made_again() {
         if !has_huge_pages() {
-            let stock = Stock::start(PIECE, 0, Bookings::default()).expect("a stock");
+            let stock = ParkFileStock::start(PIECE, 0, Bookings::default()).expect("a stock");
             assert!(stock.take(PIECE).expect("no files").is_empty() && stock.ready() == 0);
             stock.stop();
             return;
         }
-        let stock = Stock::start(PIECE, 0, Bookings::default()).expect("a stock");
+        let stock = ParkFileStock::start(PIECE, 0, Bookings::default()).expect("a stock");
         let until = Instant::now() + Duration::from_secs(60);
         let wait = |bytes| {
             while stock.ready() != bytes && Instant::now() < until {

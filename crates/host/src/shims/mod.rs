@@ -14,17 +14,17 @@ mod page;
 mod supply;
 
 pub use memory::{available, page_kind, total};
-pub use page::CardCap;
+pub use page::GpuCap;
 pub use sublet_shim_wire::beside;
 
 use crate::cards;
-use crate::eyes::{Inbox, Message};
+use crate::eyes::{ProcessMessage, ProcessThreadInbox};
 use crate::headroom::{Booker, Bookings};
 use crate::process;
-use crate::sight::{Counts, Sight};
-use crate::wake::Wake;
-use line::{Door, Heard, Line};
-use memory::Stock;
+use crate::sight::{ActivityCounts, HostReport};
+use crate::wake::WakeEvent;
+use line::{ReceivedPacket, ShimConnection, ShimListener};
+use memory::ParkFileStock;
 use page::PageFile;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::time::{ClockId, clock_gettime};
@@ -40,13 +40,13 @@ use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::parking::Said;
 use sublet_core::units::Bytes;
 use sublet_shim_wire::{Order, Word};
-use supply::{Filler, Given, Supply};
+use supply::{Filler, MemorySupply, ParkMemory};
 
 /// How often pages and host memory are read, and failed steps tried again.
 const TICK: Duration = Duration::from_secs(1);
 /// How often the last activity of programs is read while a waiter needs their GPUs.
 const FINE: Duration = Duration::from_millis(200);
-/// A waiter counts for this long after it was last announced by [`Hub::ahead`].
+/// A waiter counts for this long after it was last announced by [`ShimHub::ahead`].
 const WAITED_FOR: Duration = Duration::from_secs(3);
 /// How long a new connection may take to identify itself.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -86,7 +86,7 @@ pub struct ShimSettings {
 
 /// Where a holder's bytes shall be.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum ShimPlacement {
     /// On its GPUs.
     OnCards,
     /// In host memory.
@@ -107,32 +107,32 @@ pub enum Place {
 
 /// The target of a holder.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wish {
+pub struct ShimTarget {
     /// The lease of the holder.
     pub lease: LeaseId,
     /// Its user: programs of other users are not its own.
     pub uid: u32,
     /// Where its bytes shall be.
-    pub place: Place,
+    pub place: ShimPlacement,
     /// Processes that the driver moves instead: the library leaves their bytes on their GPUs.
     pub but: Vec<ProcKey>,
     /// What it may have of each GPU.
-    pub cards: Vec<CardCap>,
+    pub cards: Vec<GpuCap>,
 }
 
-impl Wish {
+impl ShimTarget {
     /// Where the bytes of one of its programs shall be.
-    fn place_of(&self, process: Option<ProcKey>) -> &Place {
+    fn place_of(&self, process: Option<ProcKey>) -> &ShimPlacement {
         let is_driven = process.is_some_and(|process| self.but.contains(&process));
         match &self.place {
-            Place::Away { .. } if is_driven => &Place::OnCards,
+            ShimPlacement::Away { .. } if is_driven => &ShimPlacement::OnCards,
             place => place,
         }
     }
 }
 
-enum Note {
-    Wish(Wish),
+enum ShimHubMessage {
+    Wish(ShimTarget),
     Forget(LeaseId),
     Ahead(LeaseId),
     Looked { uuid: [u8; 16], residents: Vec<(u32, u64)> },
@@ -144,36 +144,36 @@ enum Note {
 
 /// A handle to the hub. Never blocks.
 #[derive(Clone)]
-pub(crate) struct Hub {
-    notes: mpsc::Sender<Note>,
-    bell: Arc<Wake>,
-    desk: Arc<Desk>,
-    stock: Stock,
+pub(crate) struct ShimHub {
+    notes: mpsc::Sender<ShimHubMessage>,
+    bell: Arc<WakeEvent>,
+    desk: Arc<HubCounters>,
+    stock: ParkFileStock,
 }
 
 /// Counters shared by both sides of the hub.
 #[derive(Default)]
-struct Desk {
+struct HubCounters {
     /// Connected programs.
     programs: AtomicUsize,
     /// Notes sent since they were last read.
     unread: AtomicUsize,
 }
 
-impl Hub {
+impl ShimHub {
     /// Opens the socket and makes the thread's work, to be run by the caller.
     pub(crate) fn open(
         settings: &ShimSettings,
-        eyes: Inbox,
-        cards: Arc<cards::Shared>,
+        eyes: ProcessThreadInbox,
+        cards: Arc<cards::GpuThreadHandle>,
         bookings: Bookings,
-    ) -> io::Result<(Hub, impl FnOnce() + Send + 'static)> {
-        let door = Door::open(&settings.socket)?;
-        let stock = Stock::start(settings.stock.min(settings.ram), settings.leave, bookings.clone())?;
-        let bell = Arc::new(Wake::new()?);
+    ) -> io::Result<(ShimHub, impl FnOnce() + Send + 'static)> {
+        let door = ShimListener::open(&settings.socket)?;
+        let stock = ParkFileStock::start(settings.stock.min(settings.ram), settings.leave, bookings.clone())?;
+        let bell = Arc::new(WakeEvent::new()?);
         let (notes, inbox) = mpsc::channel();
-        let desk = Arc::new(Desk::default());
-        let work = Work {
+        let desk = Arc::new(HubCounters::default());
+        let work = ShimHubThread {
             door,
             inbox,
             bell: Arc::clone(&bell),
@@ -202,13 +202,16 @@ impl Hub {
             filling.stop();
             let _ = std::fs::remove_file(socket);
         };
-        Ok((Hub { notes, bell, desk, stock }, run))
+        Ok((ShimHub { notes, bell, desk, stock }, run))
     }
 
     /// Sends a note. While no program is connected the thread is not woken for it: a new connection is counted before
     /// the notes are read, and they are read before its messages are.
-    fn note(&self, note: Note) {
-        let urgent = matches!(note, Note::Stop | Note::Ram | Note::Booked(_) | Note::Listen);
+    fn note(&self, note: ShimHubMessage) {
+        let urgent = matches!(
+            note,
+            ShimHubMessage::Stop | ShimHubMessage::Ram | ShimHubMessage::Booked(_) | ShimHubMessage::Listen
+        );
         // Fails only when the thread has ended, and then the note does not matter.
         let _ = self.notes.send(note);
         let unread = self.desk.unread.fetch_add(1, Ordering::SeqCst) + 1;
@@ -217,31 +220,31 @@ impl Hub {
         }
     }
 
-    pub(crate) fn wish(&self, wish: Wish) {
-        self.note(Note::Wish(wish));
+    pub(crate) fn wish(&self, wish: ShimTarget) {
+        self.note(ShimHubMessage::Wish(wish));
     }
 
     pub(crate) fn forget(&self, lease: LeaseId) {
-        self.note(Note::Forget(lease));
+        self.note(ShimHubMessage::Forget(lease));
     }
 
     /// A waiter needs the lease's GPUs: its programs prepare to park.
     pub(crate) fn ahead(&self, lease: LeaseId) {
-        self.note(Note::Ahead(lease));
+        self.note(ShimHubMessage::Ahead(lease));
     }
 
     pub(crate) fn looked(&self, uuid: [u8; 16], residents: Vec<(u32, u64)>) {
-        self.note(Note::Looked { uuid, residents });
+        self.note(ShimHubMessage::Looked { uuid, residents });
     }
 
     /// All leases that existed at the start are known: from now on connections are accepted.
     pub(crate) fn listen(&self) {
-        self.note(Note::Listen);
+        self.note(ShimHubMessage::Listen);
     }
 
     /// Sets the booked bytes of the parking space: the stock has at most the rest.
     pub(crate) fn booked(&self, bytes: u64) {
-        self.note(Note::Booked(bytes));
+        self.note(ShimHubMessage::Booked(bytes));
     }
 
     /// Bytes of host memory kept ready.
@@ -251,28 +254,28 @@ impl Hub {
 
     /// Requests a report of the host memory, also while no program is connected.
     pub(crate) fn ram(&self) {
-        self.note(Note::Ram);
+        self.note(ShimHubMessage::Ram);
     }
 
     pub(crate) fn stop(&self) {
-        self.note(Note::Stop);
+        self.note(ShimHubMessage::Stop);
     }
 }
 
 /// What the hub knows of a lease.
-struct Holder {
-    wish: Wish,
+struct ShimHolder {
+    wish: ShimTarget,
     page: Option<PageFile>,
     /// When one of its programs was last seen to work.
     active_ns: u64,
     /// The counts of its programs that have ended, and the counts last reported of all.
-    done: Counts,
-    told: Counts,
+    done: ActivityCounts,
+    told: ActivityCounts,
 }
 
 /// One program.
-struct Program {
-    line: Line,
+struct ConnectedProgram {
+    line: ShimConnection,
     uid: u32,
     process: Option<ProcKey>,
     lease: Option<LeaseId>,
@@ -287,20 +290,20 @@ struct Program {
     /// It refused, and gets no new order before then.
     again: Option<Instant>,
     /// Memory it was given to be parked in.
-    given: Given,
+    given: ParkMemory,
     /// Why there is too little host memory to park it, as of the last tick.
     short_of: Option<String>,
     cannot: Option<String>,
 }
 
-struct Work {
-    door: Door,
-    inbox: mpsc::Receiver<Note>,
-    bell: Arc<Wake>,
-    desk: Arc<Desk>,
-    eyes: Inbox,
-    cards: Arc<cards::Shared>,
-    stock: Stock,
+struct ShimHubThread {
+    door: ShimListener,
+    inbox: mpsc::Receiver<ShimHubMessage>,
+    bell: Arc<WakeEvent>,
+    desk: Arc<HubCounters>,
+    eyes: ProcessThreadInbox,
+    cards: Arc<cards::GpuThreadHandle>,
+    stock: ParkFileStock,
     filler: Filler,
     /// What parks in progress may still take of memory cgroups.
     bookings: Bookings,
@@ -310,8 +313,8 @@ struct Work {
     /// True if connections are accepted. A program that connected before all leases were known would be treated as
     /// one of a lease that is over, and lose its parked bytes.
     listens: bool,
-    holders: BTreeMap<LeaseId, Holder>,
-    lines: BTreeMap<u64, Program>,
+    holders: BTreeMap<LeaseId, ShimHolder>,
+    lines: BTreeMap<u64, ConnectedProgram>,
     next_line: u64,
     next_order: u64,
     tick_at: Instant,
@@ -321,7 +324,7 @@ struct Work {
     told_ram: Option<Option<u64>>,
 }
 
-impl Work {
+impl ShimHubThread {
     fn run(mut self) {
         loop {
             let ready = self.wait();
@@ -375,30 +378,30 @@ impl Work {
         self.desk.unread.store(0, Ordering::SeqCst);
         while let Ok(note) = self.inbox.try_recv() {
             match note {
-                Note::Wish(wish) => self.take_wish(wish),
-                Note::Forget(lease) => drop(self.holders.remove(&lease)),
-                Note::Ahead(lease) => {
+                ShimHubMessage::Wish(wish) => self.take_wish(wish),
+                ShimHubMessage::Forget(lease) => drop(self.holders.remove(&lease)),
+                ShimHubMessage::Ahead(lease) => {
                     self.fine_until = Instant::now() + WAITED_FOR;
                     self.prepare(lease);
                 }
-                Note::Looked { uuid, residents } => self.measure(uuid, &residents),
-                Note::Booked(bytes) => {
+                ShimHubMessage::Looked { uuid, residents } => self.measure(uuid, &residents),
+                ShimHubMessage::Booked(bytes) => {
                     self.booked = bytes;
                     self.fit_stock();
                 }
-                Note::Listen => self.listens = true,
-                Note::Ram => self.tell_ram(),
-                Note::Stop => return false,
+                ShimHubMessage::Listen => self.listens = true,
+                ShimHubMessage::Ram => self.tell_ram(),
+                ShimHubMessage::Stop => return false,
             }
         }
         true
     }
 
-    fn take_wish(&mut self, wish: Wish) {
+    fn take_wish(&mut self, wish: ShimTarget) {
         let lease = wish.lease;
         match self.holders.get_mut(&lease) {
             Some(holder) => {
-                let caps = |wish: &Wish| wish.cards.iter().map(|card| (card.uuid, card.cap)).collect::<Vec<_>>();
+                let caps = |wish: &ShimTarget| wish.cards.iter().map(|card| (card.uuid, card.cap)).collect::<Vec<_>>();
                 let contexts: Vec<u64> = holder.wish.cards.iter().map(|card| card.context).collect();
                 let changed = caps(&holder.wish) != caps(&wish);
                 holder.wish = wish;
@@ -410,12 +413,16 @@ impl Work {
                     page.set_cards(&holder.wish.cards);
                 }
             }
-            None => {
-                drop(self.holders.insert(
-                    lease,
-                    Holder { wish, page: None, active_ns: 0, done: Counts::none(), told: Counts::none() },
-                ))
-            }
+            None => drop(self.holders.insert(
+                lease,
+                ShimHolder {
+                    wish,
+                    page: None,
+                    active_ns: 0,
+                    done: ActivityCounts::none(),
+                    told: ActivityCounts::none(),
+                },
+            )),
         }
         let programs: Vec<u64> = self.of_lease(lease).collect();
         for number in programs {
@@ -439,7 +446,7 @@ impl Work {
             }
             let Ok(found) = process::identify(pid) else { continue };
             let now = Instant::now();
-            let program = Program {
+            let program = ConnectedProgram {
                 line,
                 uid,
                 process: Some(found.key),
@@ -450,7 +457,7 @@ impl Work {
                 deepens: false,
                 under_way: None,
                 again: None,
-                given: Given::new(now),
+                given: ParkMemory::new(now),
                 short_of: None,
                 cannot: None,
             };
@@ -470,10 +477,10 @@ impl Work {
         for _ in 0..WORDS_AT_ONCE {
             let Some(program) = self.lines.get(&number) else { return };
             match program.line.hear() {
-                Heard::Nothing => return,
-                Heard::Noise => {}
-                Heard::End => return self.hang_up(number),
-                Heard::Word(word) => self.take_word(number, word),
+                ReceivedPacket::Nothing => return,
+                ReceivedPacket::Noise => {}
+                ReceivedPacket::End => return self.hang_up(number),
+                ReceivedPacket::Word(word) => self.take_word(number, word),
             }
         }
     }
@@ -485,7 +492,7 @@ impl Work {
         self.sweep(lease);
         self.tell_counts(lease);
         if self.of_lease(lease).next().is_none() {
-            self.eyes.send(Message::JudgedByShim { lease, is: false });
+            self.eyes.send(ProcessMessage::JudgedByShim { lease, is: false });
         }
         let is_parking = program.under_way.is_some() && !program.parked && !program.deepens;
         let said = match is_parking && process::is_ending(process) {
@@ -519,12 +526,12 @@ impl Work {
         page.pids().for_each(|pid| counts.add(&page.counts(pid)));
         if counts != holder.told {
             holder.told = counts.clone();
-            self.eyes.send(Message::Tell(Sight::Counted { lease, counts }));
+            self.eyes.send(ProcessMessage::Tell(HostReport::Counted { lease, counts }));
         }
     }
 
     fn say(&self, lease: LeaseId, process: ProcKey, said: Said) {
-        self.eyes.send(Message::Tell(Sight::Said { lease, process, said }));
+        self.eyes.send(ProcessMessage::Tell(HostReport::Said { lease, process, said }));
     }
 
     fn take_word(&mut self, number: u64, word: Word) {
@@ -541,7 +548,7 @@ impl Work {
         }
         let Some(program) = self.lines.get_mut(&number) else { return };
         let (Some(lease), Some(process)) = (program.lease, program.process) else { return };
-        let answers = |id: u64, program: &Program| program.under_way == Some(id);
+        let answers = |id: u64, program: &ConnectedProgram| program.under_way == Some(id);
         let said = match word {
             Word::Hello { .. } | Word::Prepared { .. } => return,
             Word::Parked { id, bytes, .. } if answers(id, program) => {
@@ -605,7 +612,7 @@ impl Work {
             return false;
         }
         let holder = self.named(number, lease).and_then(|lease| self.holders.get(&lease));
-        holder.is_none_or(|holder| matches!(holder.wish.place, Place::Over { .. }))
+        holder.is_none_or(|holder| matches!(holder.wish.place, ShimPlacement::Over { .. }))
     }
 
     /// The page of a lease; made when it is first needed.
@@ -645,7 +652,7 @@ impl Work {
         let pid = Some(process.pid);
         program.line.send(&Order::Welcome { page: page.is_some(), pid, over }, page.as_ref().map(AsFd::as_fd));
         (program.lease, program.parked, program.deep) = (Some(lease), parked.is_some(), deep == Some(true));
-        self.eyes.send(Message::JudgedByShim { lease, is: true });
+        self.eyes.send(ProcessMessage::JudgedByShim { lease, is: true });
         // The available host memory is reported before any program could be parked.
         self.tell_ram();
         self.say(lease, process, Said::Here { parked: parked.map(Bytes) });
@@ -664,20 +671,24 @@ impl Work {
         }
         let id = self.next_order;
         match (holder.wish.place_of(program.process), program.parked) {
-            (Place::OnCards, true) => self.order(number, &Order::Resume { id }, id),
-            (Place::Away { deep: true, .. }, true) if !program.deep => self.order(number, &Order::Deepen { id }, id),
-            (Place::Away { deep: false, .. }, true) if program.deep => self.order(number, &Order::Shallow { id }, id),
-            (Place::Away { booked, within, .. }, false) => {
+            (ShimPlacement::OnCards, true) => self.order(number, &Order::Resume { id }, id),
+            (ShimPlacement::Away { deep: true, .. }, true) if !program.deep => {
+                self.order(number, &Order::Deepen { id }, id)
+            }
+            (ShimPlacement::Away { deep: false, .. }, true) if program.deep => {
+                self.order(number, &Order::Shallow { id }, id)
+            }
+            (ShimPlacement::Away { booked, within, .. }, false) => {
                 let (booked, deadline_ms) = (*booked, within.as_millis() as u64);
                 match self.supply(number, booked) {
-                    Supply::Ready { most } => {
+                    MemorySupply::Ready { most } => {
                         self.order(number, &Order::Park { id, deadline_ms, most: Some(most) }, id);
                     }
-                    Supply::Later => {}
-                    Supply::Refused(why) => self.refuse_park(number, why),
+                    MemorySupply::Later => {}
+                    MemorySupply::Refused(why) => self.refuse_park(number, why),
                 }
             }
-            (Place::Over { why }, true) => {
+            (ShimPlacement::Over { why }, true) => {
                 let why = why.clone();
                 if let Some(program) = self.lines.get_mut(&number)
                     && program.line.send(&Order::Over { why }, None)
@@ -723,7 +734,7 @@ impl Work {
         for number in strangers.map(|(number, _)| *number).collect::<Vec<_>>() {
             self.lines.remove(&number);
         }
-        let cold = |program: &Program| program.is_warm() && now - program.given.used > WARM;
+        let cold = |program: &ConnectedProgram| program.is_warm() && now - program.given.used > WARM;
         for number in self.lines.iter().filter(|(_, it)| cold(it)).map(|(n, _)| *n).collect::<Vec<_>>() {
             self.trim(number);
         }
@@ -745,7 +756,7 @@ impl Work {
         let available = available.map(|bytes| bytes.saturating_add(warm));
         if self.told_ram != Some(available) {
             self.told_ram = Some(available);
-            self.eyes.send(Message::Tell(Sight::Ram { available: available.map(Bytes) }));
+            self.eyes.send(ProcessMessage::Tell(HostReport::Ram { available: available.map(Bytes) }));
         }
     }
 
@@ -762,7 +773,7 @@ impl Work {
         for lease in on_cards {
             let Some(holder) = self.holders.get(&lease).filter(|it| it.active_ns > 0) else { continue };
             let idle = Duration::from_nanos(now_ns.saturating_sub(holder.active_ns));
-            self.eyes.send(Message::Tell(Sight::Idle { lease, idle }));
+            self.eyes.send(ProcessMessage::Tell(HostReport::Idle { lease, idle }));
         }
     }
 
@@ -787,7 +798,7 @@ impl Work {
             self.say(lease, process, Said::Cannot(cannot));
         }
         for lease in worked {
-            self.eyes.send(Message::Tell(Sight::Worked { lease }));
+            self.eyes.send(ProcessMessage::Tell(HostReport::Worked { lease }));
         }
     }
 }
@@ -821,12 +832,12 @@ mod tests {
     #[test]
     fn whom_the_driver_moves_the_library_leaves_alone_and_who_began_since_waits() {
         let [taken, began] = [1, 2].map(|pid| ProcKey { pid, start: 1 });
-        let place = Place::Away { booked: 0, within: Duration::ZERO, deep: false };
-        let wish = Wish { lease: LeaseId(1), uid: 0, place, but: vec![taken], cards: Vec::new() };
-        assert_eq!(wish.place_of(Some(taken)), &Place::OnCards);
+        let place = ShimPlacement::Away { booked: 0, within: Duration::ZERO, deep: false };
+        let wish = ShimTarget { lease: LeaseId(1), uid: 0, place, but: vec![taken], cards: Vec::new() };
+        assert_eq!(wish.place_of(Some(taken)), &ShimPlacement::OnCards);
         assert_eq!(wish.place_of(Some(began)), &wish.place);
         // What is parked in a lease that is over is released.
-        let wish = Wish { place: Place::Over { why: String::new() }, ..wish };
+        let wish = ShimTarget { place: ShimPlacement::Over { why: String::new() }, ..wish };
         assert_eq!(wish.place_of(Some(taken)), &wish.place);
     }
 

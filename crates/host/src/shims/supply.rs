@@ -14,11 +14,11 @@
 //! itself. The page tables of a mapping are always charged to the program. What a park may take of a limited cgroup
 //! is booked until the park is done. Making pages takes seconds for a large program, so a thread of its own does it.
 
-use super::memory::{HUGE, Memory, charged};
-use super::{Place, Program, Work};
-use crate::headroom::{Booker, Bookings, MemoryCgroup, NoRoom, Unknown};
+use super::memory::{HUGE, ParkFile, charged};
+use super::{ConnectedProgram, ShimHubThread, ShimPlacement};
+use crate::headroom::{Booker, Bookings, MemoryCgroup, NoRoom, UnknownRoom};
 use crate::process::{self, Cgroup};
-use crate::wake::Wake;
+use crate::wake::WakeEvent;
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::AsFd;
@@ -40,7 +40,7 @@ const TABLES_LEAST: u64 = 8 << 20;
 pub(super) const RESERVE: u64 = 64 << 20;
 
 /// Memory that a program was given to be parked in.
-pub(super) struct Given {
+pub(super) struct ParkMemory {
     /// All of it, from every source.
     pub(super) bytes: u64,
     /// Bytes of it that the daemon has made: nothing is charged to the program for them.
@@ -61,9 +61,9 @@ pub(super) struct Given {
     kills: Option<(MemoryCgroup, u64)>,
 }
 
-impl Given {
-    pub(super) fn new(now: Instant) -> Given {
-        Given {
+impl ParkMemory {
+    pub(super) fn new(now: Instant) -> ParkMemory {
+        ParkMemory {
             bytes: 0,
             charged: 0,
             own: 0,
@@ -104,7 +104,7 @@ impl Given {
 }
 
 /// Whether a program has the memory to be parked in.
-pub(super) enum Supply {
+pub(super) enum MemorySupply {
     /// It has enough.
     Ready {
         /// For at most this many bytes.
@@ -117,7 +117,7 @@ pub(super) enum Supply {
 }
 
 /// Whether the daemon makes memory for a program.
-enum Fill {
+enum FillProgress {
     /// The program has enough.
     Done,
     /// It is being made.
@@ -129,12 +129,12 @@ enum Fill {
 /// The thread that makes memory, in the daemon's own cgroup.
 pub(super) struct Filler {
     orders: mpsc::Sender<(u64, u64)>,
-    made: mpsc::Receiver<(u64, io::Result<Memory>)>,
+    made: mpsc::Receiver<(u64, io::Result<ParkFile>)>,
 }
 
 impl Filler {
     /// Starts the thread. It ends with this value; each piece of memory rings the bell.
-    pub(super) fn start(bell: Arc<Wake>) -> io::Result<Filler> {
+    pub(super) fn start(bell: Arc<WakeEvent>) -> io::Result<Filler> {
         let (orders, inbox) = mpsc::channel::<(u64, u64)>();
         let (done, made) = mpsc::channel();
         let work = move || {
@@ -150,14 +150,14 @@ impl Filler {
     }
 }
 
-impl Program {
+impl ConnectedProgram {
     /// True if it keeps memory for its next park and does not use it.
     pub(super) fn is_warm(&self) -> bool {
         self.given.bytes > 0 && self.given.filling == 0 && !self.parked && self.under_way.is_none()
     }
 
     /// Returns false if the memory was not sent.
-    fn send_memory(&mut self, memory: &Memory) -> bool {
+    fn send_memory(&mut self, memory: &ParkFile) -> bool {
         let order = Order::Arena { bytes: memory.bytes, filled: memory.filled };
         let sent = self.line.send(&order, Some(memory.file.as_fd()));
         if sent {
@@ -167,16 +167,16 @@ impl Program {
     }
 }
 
-impl Work {
+impl ShimHubThread {
     /// Ensures that a program has the memory to be parked in; `booked` bytes are booked for its lease.
-    pub(super) fn supply(&mut self, number: u64, booked: u64) -> Supply {
-        let Some(need) = self.need(number, booked) else { return Supply::Later };
+    pub(super) fn supply(&mut self, number: u64, booked: u64) -> MemorySupply {
+        let Some(need) = self.need(number, booked) else { return MemorySupply::Later };
         let cgroup = match self.lines.get(&number).and_then(|it| it.process).map(|it| MemoryCgroup::of(it.pid)) {
             // A program that gave up its GPU memory in another way needs nothing.
-            _ if need == 0 => return Supply::Ready { most: booked },
+            _ if need == 0 => return MemorySupply::Ready { most: booked },
             Some(Ok(cgroup)) => cgroup,
-            Some(Err(unknown)) => return Supply::Refused(not_readable(&unknown)),
-            None => return Supply::Later,
+            Some(Err(unknown)) => return MemorySupply::Refused(not_readable(&unknown)),
+            None => return MemorySupply::Later,
         };
         let kills = cgroup.as_ref().and_then(|cgroup| Some((cgroup.clone(), cgroup.oom_kills()?)));
         if let Some(program) = self.lines.get_mut(&number) {
@@ -185,33 +185,40 @@ impl Work {
         let room = cgroup.as_ref().map_or(Ok(None), |cgroup| self.bookings.room(cgroup, Booker::Library(number)));
         match (room, cgroup) {
             (Ok(Some(room)), Some(cgroup)) => self.supply_limited(number, &cgroup, room, need, booked),
-            (Err(unknown), _) => Supply::Refused(not_readable(&unknown)),
-            _ if self.give(number, need) => Supply::Ready { most: booked },
-            _ => Supply::Later,
+            (Err(unknown), _) => MemorySupply::Refused(not_readable(&unknown)),
+            _ if self.give(number, need) => MemorySupply::Ready { most: booked },
+            _ => MemorySupply::Later,
         }
     }
 
     /// The same for a program in a cgroup that allows only `room` more bytes.
-    fn supply_limited(&mut self, number: u64, cgroup: &MemoryCgroup, room: u64, need: u64, booked: u64) -> Supply {
+    fn supply_limited(
+        &mut self,
+        number: u64,
+        cgroup: &MemoryCgroup,
+        room: u64,
+        need: u64,
+        booked: u64,
+    ) -> MemorySupply {
         if room < tables(need) {
-            return Supply::Refused(lacks(room, tables(need), None));
+            return MemorySupply::Refused(lacks(room, tables(need), None));
         }
         let lack = match self.fill(number, need) {
-            Fill::Done => 0,
-            Fill::UnderWay => return Supply::Later,
-            Fill::Lacking(lack) => lack,
+            FillProgress::Done => 0,
+            FillProgress::UnderWay => return MemorySupply::Later,
+            FillProgress::Lacking(lack) => lack,
         };
-        let Some(program) = self.lines.get_mut(&number) else { return Supply::Later };
+        let Some(program) = self.lines.get_mut(&number) else { return MemorySupply::Later };
         let own = lack + tables(need);
         match self.bookings.book(Booker::Library(number), std::slice::from_ref(cgroup), own) {
             Ok(()) => {
                 let bytes = program.given.ready() + lack;
                 program.given.bytes = program.given.bytes.max(bytes);
                 program.given.is_borrowed |= lack > 0;
-                Supply::Ready { most: booked.min(bytes) }
+                MemorySupply::Ready { most: booked.min(bytes) }
             }
-            Err(NoRoom::Only(room)) => Supply::Refused(lacks(room, own, program.given.failed.as_deref())),
-            Err(NoRoom::Unknown(unknown)) => Supply::Refused(not_readable(&unknown)),
+            Err(NoRoom::Only(room)) => MemorySupply::Refused(lacks(room, own, program.given.failed.as_deref())),
+            Err(NoRoom::Unknown(unknown)) => MemorySupply::Refused(not_readable(&unknown)),
         }
     }
 
@@ -246,40 +253,40 @@ impl Work {
     }
 
     /// Gives a program memory that the daemon has made, as far as the daemon's own cgroup allows.
-    fn fill(&mut self, number: u64, need: u64) -> Fill {
-        let Some(program) = self.lines.get(&number) else { return Fill::UnderWay };
+    fn fill(&mut self, number: u64, need: u64) -> FillProgress {
+        let Some(program) = self.lines.get(&number) else { return FillProgress::UnderWay };
         if program.given.filling > 0 {
-            return Fill::UnderWay;
+            return FillProgress::UnderWay;
         }
         if program.given.is_mixed() {
             self.trim(number);
         }
-        let Some(ready) = self.lines.get(&number).map(|it| it.given.ready()) else { return Fill::UnderWay };
+        let Some(ready) = self.lines.get(&number).map(|it| it.given.ready()) else { return FillProgress::UnderWay };
         if need <= ready {
-            return Fill::Done;
+            return FillProgress::Done;
         }
         self.make_room(need - ready, number);
         for memory in self.stock.take_ready(need - ready) {
-            let Some(program) = self.lines.get_mut(&number) else { return Fill::UnderWay };
+            let Some(program) = self.lines.get_mut(&number) else { return FillProgress::UnderWay };
             if !program.send_memory(&memory) {
-                return Fill::UnderWay;
+                return FillProgress::UnderWay;
             }
             program.given.charged += memory.bytes;
         }
-        let Some(program) = self.lines.get_mut(&number) else { return Fill::UnderWay };
+        let Some(program) = self.lines.get_mut(&number) else { return FillProgress::UnderWay };
         let lack = need.saturating_sub(program.given.ready()).next_multiple_of(HUGE);
         let filled = match (lack, &program.given.failed) {
-            (0, _) => Fill::Done,
-            (_, Some(_)) => Fill::Lacking(lack),
+            (0, _) => FillProgress::Done,
+            (_, Some(_)) => FillProgress::Lacking(lack),
             (_, None) => match book_own(&self.bookings, Booker::Daemon(number), lack) {
                 Ok(()) if self.filler.orders.send((number, lack)).is_ok() => {
                     program.given.filling = lack;
-                    Fill::UnderWay
+                    FillProgress::UnderWay
                 }
-                Ok(()) => Fill::Lacking(lack),
+                Ok(()) => FillProgress::Lacking(lack),
                 Err(why) => {
                     program.given.failed = Some(why);
-                    Fill::Lacking(lack)
+                    FillProgress::Lacking(lack)
                 }
             },
         };
@@ -315,7 +322,7 @@ impl Work {
     /// Checks for each lease on its GPUs whether the memory cgroups of its programs allow parking it.
     pub(super) fn judge_memory(&mut self) {
         let mut known = BTreeMap::new();
-        let mut leases: BTreeMap<LeaseId, Vec<Judged>> = BTreeMap::new();
+        let mut leases: BTreeMap<LeaseId, Vec<ProgramShortfall>> = BTreeMap::new();
         for (number, program) in &self.lines {
             if let (Some(lease), Some(lack)) = (program.lease, self.lack_of(*number, program, &mut known)) {
                 leases.entry(lease).or_default().push((*number, lack));
@@ -324,14 +331,15 @@ impl Work {
         let own = own_room(&self.bookings, Booker::Daemon(u64::MAX));
         for programs in leases.into_values() {
             // A lease is parked whole or not at all.
-            let all: Vec<&Lack> = programs.iter().filter_map(|(_, lack)| lack.as_ref().ok()?.as_ref()).collect();
+            let all: Vec<&MemoryShortfall> =
+                programs.iter().filter_map(|(_, lack)| lack.as_ref().ok()?.as_ref()).collect();
             let lack: u64 = all.iter().map(|it| it.lack).sum();
             let daemon = match &own {
                 Ok(Some(room)) if *room < lack => Err(daemon_lacks(*room)),
                 Ok(_) => Ok(()),
                 Err(why) => Err(why.clone()),
             };
-            let short_of = |lack: &Result<Option<Lack>, Unknown>| match lack {
+            let short_of = |lack: &Result<Option<MemoryShortfall>, UnknownRoom>| match lack {
                 Ok(lack) => lack.as_ref().and_then(|lack| lack.short_of(&all, daemon.as_ref().err())),
                 Err(unknown) => Some(not_readable(unknown)),
             };
@@ -346,27 +354,32 @@ impl Work {
 
     /// What a program on its GPUs lacks to be parked, if its cgroup has a limit. `None` while that is unknown: it is
     /// being moved, or has ended.
-    fn lack_of(&self, number: u64, program: &Program, known: &mut Cgroups) -> Option<Result<Option<Lack>, Unknown>> {
+    fn lack_of(
+        &self,
+        number: u64,
+        program: &ConnectedProgram,
+        known: &mut Cgroups,
+    ) -> Option<Result<Option<MemoryShortfall>, UnknownRoom>> {
         if program.parked || program.under_way.is_some() || program.given.filling > 0 {
             return None;
         }
-        let holder = self.holders.get(&program.lease?).filter(|it| it.wish.place == Place::OnCards)?;
+        let holder = self.holders.get(&program.lease?).filter(|it| it.wish.place == ShimPlacement::OnCards)?;
         let need = self.need(number, holder.wish.cards.iter().map(|card| card.cap).sum())?;
         let cgroups = process::cgroups(program.process?.pid).ok()?;
         let cgroup = known.entry(cgroups).or_insert_with_key(|cgroups| MemoryCgroup::among(cgroups)).clone();
         let lack = |cgroup: MemoryCgroup| {
             let room = self.bookings.room(&cgroup, Booker::Library(number))?;
             let lack = need.saturating_sub(program.given.ready()).next_multiple_of(HUGE);
-            Ok(room.map(|room| Lack { cgroup, room, lack, tables: tables(need) }))
+            Ok(room.map(|room| MemoryShortfall { cgroup, room, lack, tables: tables(need) }))
         };
         Some(cgroup.and_then(|cgroup| cgroup.map_or(Ok(None), lack)))
     }
 
     /// Limits the stock to the part of the parking space that is neither booked nor kept by programs on their GPUs.
     pub(super) fn fit_stock(&self) {
-        let is_away = |program: &Program| {
+        let is_away = |program: &ConnectedProgram| {
             let holder = program.lease.and_then(|lease| self.holders.get(&lease));
-            holder.is_some_and(|holder| matches!(holder.wish.place_of(program.process), Place::Away { .. }))
+            holder.is_some_and(|holder| matches!(holder.wish.place_of(program.process), ShimPlacement::Away { .. }))
         };
         let kept = self.lines.values().filter(|program| !is_away(program));
         let kept: u64 = kept.map(|program| program.given.bytes + program.given.filling).sum();
@@ -403,7 +416,9 @@ impl Work {
 
     /// Prepares a holder to be parked.
     pub(super) fn prepare(&mut self, lease: LeaseId) {
-        let Some(holder) = self.holders.get(&lease).filter(|it| it.wish.place == Place::OnCards) else { return };
+        let Some(holder) = self.holders.get(&lease).filter(|it| it.wish.place == ShimPlacement::OnCards) else {
+            return;
+        };
         let most: u64 = holder.wish.cards.iter().map(|card| card.cap).sum();
         for number in self.of_lease(lease).collect::<Vec<_>>() {
             let Some(program) = self.lines.get(&number) else { continue };
@@ -440,7 +455,7 @@ impl Work {
         match room {
             None => self.give(number, need).then_some(())?,
             Some(room) if room < tables(need) => return None,
-            Some(_) if matches!(self.fill(number, need), Fill::Done) => {}
+            Some(_) if matches!(self.fill(number, need), FillProgress::Done) => {}
             Some(_) => return None,
         }
         self.lines.get(&number).map(|it| it.given.bytes)
@@ -448,7 +463,7 @@ impl Work {
 }
 
 /// What a program in a limited cgroup lacks to be parked.
-struct Lack {
+struct MemoryShortfall {
     cgroup: MemoryCgroup,
     room: u64,
     lack: u64,
@@ -456,14 +471,14 @@ struct Lack {
 }
 
 /// A program, and what it lacks; `None` where its cgroup has no limit.
-type Judged = (u64, Result<Option<Lack>, Unknown>);
+type ProgramShortfall = (u64, Result<Option<MemoryShortfall>, UnknownRoom>);
 /// The memory cgroups that were found already.
-type Cgroups = BTreeMap<Vec<Cgroup>, Result<Option<MemoryCgroup>, Unknown>>;
+type Cgroups = BTreeMap<Vec<Cgroup>, Result<Option<MemoryCgroup>, UnknownRoom>>;
 
-impl Lack {
+impl MemoryShortfall {
     /// Why there is too little memory for all programs of the lease together, if so; `daemon` is why the daemon does
     /// not make it.
-    fn short_of(&self, lease: &[&Lack], daemon: Option<&String>) -> Option<String> {
+    fn short_of(&self, lease: &[&MemoryShortfall], daemon: Option<&String>) -> Option<String> {
         let same = || lease.iter().filter(|other| other.cgroup == self.cgroup);
         let tables: u64 = same().map(|it| it.tables).sum();
         let own = tables + same().map(|it| it.lack).sum::<u64>();
@@ -482,7 +497,7 @@ fn tables(bytes: u64) -> u64 {
 
 /// What the daemon's own cgroup still allows it to make; `None` without a limit.
 pub(super) fn own_room(bookings: &Bookings, booker: Booker) -> Result<Option<u64>, String> {
-    let unknown = |error: Unknown| format!("the memory limit of the daemon cannot be read: {error}");
+    let unknown = |error: UnknownRoom| format!("the memory limit of the daemon cannot be read: {error}");
     let Some(own) = MemoryCgroup::of(std::process::id()).map_err(unknown)? else { return Ok(None) };
     let room = bookings.room(&own, booker).map_err(unknown)?;
     Ok(room.map(|room| room.saturating_sub(RESERVE)))
@@ -490,7 +505,7 @@ pub(super) fn own_room(bookings: &Bookings, booker: Booker) -> Result<Option<u64
 
 /// Books memory that the daemon is about to make.
 pub(super) fn book_own(bookings: &Bookings, booker: Booker, bytes: u64) -> Result<(), String> {
-    let unknown = |error: Unknown| format!("the memory limit of the daemon cannot be read: {error}");
+    let unknown = |error: UnknownRoom| format!("the memory limit of the daemon cannot be read: {error}");
     let own = MemoryCgroup::of(std::process::id()).map_err(unknown)?;
     bookings.book(booker, own.as_slice(), bytes + RESERVE).map_err(|lack| match lack {
         NoRoom::Only(room) => daemon_lacks(room.saturating_sub(RESERVE)),
@@ -510,6 +525,6 @@ fn lacks(room: u64, need: u64, daemon: Option<&str>) -> String {
     format!("its memory cgroup has {room} left, and {need} are needed to park it{daemon}; {raise}")
 }
 
-fn not_readable(unknown: &Unknown) -> String {
+fn not_readable(unknown: &UnknownRoom) -> String {
     format!("the limit of its memory cgroup cannot be read, and a park beyond it would get it killed: {unknown}")
 }

@@ -11,7 +11,7 @@ use thiserror::Error;
 
 /// The answer of this worker.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Measured {
+pub(crate) struct MeasuredContext {
     pub(crate) context: Bytes,
 }
 
@@ -25,7 +25,7 @@ enum ContextError {
 
 pub(super) fn run(uuid: &str) -> ExitCode {
     match measure(uuid) {
-        Ok(context) if say(&mut std::io::stdout().lock(), &Measured { context }).is_ok() => ExitCode::SUCCESS,
+        Ok(context) if say(&mut std::io::stdout().lock(), &MeasuredContext { context }).is_ok() => ExitCode::SUCCESS,
         Ok(_) => ExitCode::FAILURE,
         Err(error) => {
             eprintln!("the context of GPU {uuid} was not measured: {error}");

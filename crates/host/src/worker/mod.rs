@@ -15,13 +15,13 @@ mod driver;
 mod nvml;
 mod scripted;
 
-pub(crate) use context::Measured;
+pub(crate) use context::MeasuredContext;
 pub(crate) use cuda::CUDA_VARIABLE;
 pub(crate) use nvml::NVML_VARIABLE;
 
-use crate::Unlisted;
+use crate::GpuListError;
 use crate::gpu::GpuSpec;
-use crate::protocol::{Answer, Look, Request};
+use crate::protocol::{GpuAnswer, GpuReading, GpuRequest};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use std::io::{self, BufRead, Write};
 use std::path::PathBuf;
@@ -42,9 +42,9 @@ pub fn run(args: &[String]) -> ExitCode {
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
     match args.as_slice() {
         ["cards", spec, rest @ ..] => match (spec.parse(), rest) {
-            (Ok(GpuSpec::Real), []) => serve(&mut nvml::RealCards::new()),
+            (Ok(GpuSpec::Real), []) => serve(&mut nvml::NvmlGpus::new()),
             (Ok(GpuSpec::Scripted { count, total }), [script]) => {
-                serve(&mut scripted::ScriptedCards::new(count, total, PathBuf::from(script)))
+                serve(&mut scripted::ScriptedGpus::new(count, total, PathBuf::from(script)))
             }
             _ => usage(),
         },
@@ -59,21 +59,21 @@ fn usage() -> ExitCode {
 }
 
 /// The listed GPUs.
-struct List {
+struct GpuList {
     cards: Vec<CardFacts>,
     /// There are others that could not be read and were never known.
     unread: bool,
 }
 
 /// A source that can list and read GPUs.
-trait Cards {
-    fn list(&mut self) -> Result<List, Unlisted>;
+trait GpuSource {
+    fn list(&mut self) -> Result<GpuList, GpuListError>;
     /// With `busy`, also the processes that used the engines.
-    fn look(&mut self, busy: bool) -> Result<Vec<Look>, Unlisted>;
+    fn look(&mut self, busy: bool) -> Result<Vec<GpuReading>, GpuListError>;
 }
 
 /// Answers each request until stdin closes.
-fn serve(cards: &mut impl Cards) -> ExitCode {
+fn serve(cards: &mut impl GpuSource) -> ExitCode {
     let mut out = io::stdout().lock();
     for line in io::stdin().lock().lines() {
         let Ok(request) = line.map_err(drop).and_then(|line| serde_json::from_str(&line).map_err(drop)) else {
@@ -86,12 +86,12 @@ fn serve(cards: &mut impl Cards) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-fn answer(cards: &mut impl Cards, request: Request) -> Answer {
+fn answer(cards: &mut impl GpuSource, request: GpuRequest) -> GpuAnswer {
     let answered = match request {
-        Request::List => cards.list().map(|List { cards, unread }| Answer::Cards { cards, unread }),
-        Request::Look { busy } => cards.look(busy).map(Answer::Looks),
+        GpuRequest::List => cards.list().map(|GpuList { cards, unread }| GpuAnswer::Cards { cards, unread }),
+        GpuRequest::Look { busy } => cards.look(busy).map(GpuAnswer::Looks),
     };
-    answered.unwrap_or_else(Answer::Unlisted)
+    answered.unwrap_or_else(GpuAnswer::Unlisted)
 }
 
 /// Writes one line, and flushes it.

@@ -5,10 +5,10 @@
 //! still reported, and that one keeps the facts of its last reading. Every call here may hang; nothing here guards
 //! against that.
 
-use super::{Cards, List};
+use super::{GpuList, GpuSource};
 use crate::process;
-use crate::protocol::{Look, OnCard, Seen};
-use crate::{Unlisted, UnlistedKind, clock};
+use crate::protocol::{GpuReading, ReadingResult, ReportedProcess};
+use crate::{GpuListError, GpuListErrorKind, clock};
 use nvml_wrapper::enum_wrappers::device::ComputeMode;
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
@@ -32,15 +32,15 @@ const BUSY_EVERY: Duration = Duration::from_secs(2);
 /// NVML's value for a GPU with MIG enabled.
 const MIG_ON: u32 = 1;
 
-pub(super) struct RealCards {
+pub(super) struct NvmlGpus {
     nvml: Option<Nvml>,
-    listed: Vec<Listed>,
+    listed: Vec<ListedGpu>,
     /// A reading failed since the library was opened.
     distrusted: bool,
 }
 
 /// A GPU of the last list.
-struct Listed {
+struct ListedGpu {
     /// The facts as last read. The index stays the same until the library is opened again; a query by index is
     /// cheaper than by UUID.
     facts: CardFacts,
@@ -50,15 +50,15 @@ struct Listed {
     busy_at: Instant,
 }
 
-impl Listed {
-    fn new(facts: &CardFacts) -> Listed {
+impl ListedGpu {
+    fn new(facts: &CardFacts) -> ListedGpu {
         // Work from before the first list is not counted.
-        Listed { facts: facts.clone(), sampled_us: wall_us(), busy_at: Instant::now() }
+        ListedGpu { facts: facts.clone(), sampled_us: wall_us(), busy_at: Instant::now() }
     }
 }
 
-impl Cards for RealCards {
-    fn list(&mut self) -> Result<List, Unlisted> {
+impl GpuSource for NvmlGpus {
+    fn list(&mut self) -> Result<GpuList, GpuListError> {
         if self.distrusted {
             self.nvml = None;
         }
@@ -67,13 +67,13 @@ impl Cards for RealCards {
             None => open()?,
         };
         let known: Vec<CardFacts> = self.listed.iter().map(|card| card.facts.clone()).collect();
-        let list = list(&nvml).and_then(|read| settle(read, &known)).map_err(|error| Unlisted {
-            kind: UnlistedKind::Failed,
+        let list = list(&nvml).and_then(|read| settle(read, &known)).map_err(|error| GpuListError {
+            kind: GpuListErrorKind::Failed,
             what: format!("NVML does not list the GPUs: {error}"),
             remedy: "look at the kernel's log (`dmesg`) for NVRM messages".to_owned(),
         })?;
         let known = std::mem::take(&mut self.listed);
-        self.listed = list.cards.iter().map(Listed::new).collect();
+        self.listed = list.cards.iter().map(ListedGpu::new).collect();
         for card in &mut self.listed {
             if let Some(known) = known.iter().find(|known| known.facts.uuid == card.facts.uuid) {
                 (card.sampled_us, card.busy_at) = (known.sampled_us, known.busy_at);
@@ -84,21 +84,21 @@ impl Cards for RealCards {
         Ok(list)
     }
 
-    fn look(&mut self, busy: bool) -> Result<Vec<Look>, Unlisted> {
+    fn look(&mut self, busy: bool) -> Result<Vec<GpuReading>, GpuListError> {
         if self.nvml.is_none() {
             self.list()?;
         }
         let Some(nvml) = &self.nvml else { return Ok(Vec::new()) };
-        let look = |card: &mut Listed| Look { uuid: card.facts.uuid.clone(), seen: look(nvml, card, busy) };
-        let looks: Vec<Look> = self.listed.iter_mut().map(look).collect();
-        self.distrusted |= looks.iter().any(|look| !matches!(look.seen, Seen::Used { .. }));
+        let look = |card: &mut ListedGpu| GpuReading { uuid: card.facts.uuid.clone(), seen: look(nvml, card, busy) };
+        let looks: Vec<GpuReading> = self.listed.iter_mut().map(look).collect();
+        self.distrusted |= looks.iter().any(|look| !matches!(look.seen, ReadingResult::Used { .. }));
         Ok(looks)
     }
 }
 
-impl RealCards {
-    pub(super) const fn new() -> RealCards {
-        RealCards { nvml: None, listed: Vec::new(), distrusted: false }
+impl NvmlGpus {
+    pub(super) const fn new() -> NvmlGpus {
+        NvmlGpus { nvml: None, listed: Vec::new(), distrusted: false }
     }
 }
 
@@ -128,44 +128,44 @@ pub(super) fn driver_version() -> Option<String> {
 }
 
 /// True if there are processes, and the driver reports the bytes of none of them.
-pub(super) fn tells_no_bytes(processes: &[OnCard]) -> bool {
+pub(super) fn tells_no_bytes(processes: &[ReportedProcess]) -> bool {
     !processes.is_empty() && processes.iter().all(|p| p.bytes.is_none())
 }
 
-fn open() -> Result<Nvml, Unlisted> {
+fn open() -> Result<Nvml, GpuListError> {
     let path = std::env::var_os(NVML_VARIABLE).unwrap_or_else(|| OsString::from(LIBRARY));
     Nvml::builder().lib_path(&path).init().map_err(|error| explain(&error, &path))
 }
 
 /// Explains why NVML does not start, and what helps.
-fn explain(error: &NvmlError, library: &OsStr) -> Unlisted {
+fn explain(error: &NvmlError, library: &OsStr) -> GpuListError {
     let shown = library.display();
     let (kind, what, remedy) = match error {
         NvmlError::LibloadingError(cause) => (
-            UnlistedKind::NoLibrary,
+            GpuListErrorKind::NoLibrary,
             format!("NVML (`{shown}`) cannot be loaded: {cause}"),
             "install the NVIDIA driver, or give its library to this container",
         ),
         NvmlError::DriverNotLoaded => (
-            UnlistedKind::NoDriver,
+            GpuListErrorKind::NoDriver,
             "the NVIDIA kernel module is not loaded".to_owned(),
             "load it (`modprobe nvidia`), or install the driver for this kernel",
         ),
         NvmlError::LibRmVersionMismatch => {
-            (UnlistedKind::VersionMismatch, mismatch(library), "reboot, or load the matching module")
+            (GpuListErrorKind::VersionMismatch, mismatch(library), "reboot, or load the matching module")
         }
         NvmlError::NoPermission | NvmlError::OperatingSystem => (
-            UnlistedKind::NoPermission,
+            GpuListErrorKind::NoPermission,
             "this user may not open the NVIDIA devices".to_owned(),
             "look at the owner and mode of `/dev/nvidia*`, and at the device cgroup",
         ),
         other => (
-            UnlistedKind::Failed,
+            GpuListErrorKind::Failed,
             format!("NVML does not start: {other}"),
             "look at the kernel's log (`dmesg`) for NVRM messages",
         ),
     };
-    Unlisted { kind, what, remedy: remedy.to_owned() }
+    GpuListError { kind, what, remedy: remedy.to_owned() }
 }
 
 fn mismatch(library: &OsStr) -> String {
@@ -198,16 +198,16 @@ fn loaded_version(library: &OsStr) -> Option<String> {
 }
 
 /// The result of reading each GPU, by index.
-type Read = Vec<Result<CardFacts, NvmlError>>;
+type GpuFactResults = Vec<Result<CardFacts, NvmlError>>;
 
-fn list(nvml: &Nvml) -> Result<Read, NvmlError> {
+fn list(nvml: &Nvml) -> Result<GpuFactResults, NvmlError> {
     let read = |index| nvml.device_by_index(index).and_then(|card| facts(&card, index));
     Ok((0..nvml.device_count()?).map(read).collect())
 }
 
 /// An unreadable GPU is taken for the one that had its index before, unless that one has another index now. If no GPU
 /// can be read, the first error is returned.
-fn settle(read: Read, known: &[CardFacts]) -> Result<List, NvmlError> {
+fn settle(read: GpuFactResults, known: &[CardFacts]) -> Result<GpuList, NvmlError> {
     let readable: Vec<CardFacts> = read.iter().flatten().cloned().collect();
     let elsewhere = |card: &&CardFacts| readable.iter().any(|other| other.uuid == card.uuid);
     let (mut cards, mut first) = (Vec::new(), None);
@@ -223,7 +223,7 @@ fn settle(read: Read, known: &[CardFacts]) -> Result<List, NvmlError> {
     }
     match first {
         Some(error) if cards.is_empty() => Err(error),
-        first => Ok(List { cards, unread: first.is_some() }),
+        first => Ok(GpuList { cards, unread: first.is_some() }),
     }
 }
 
@@ -263,29 +263,29 @@ fn unusable(card: &Device<'_>) -> Option<String> {
     }
 }
 
-fn look(nvml: &Nvml, card: &mut Listed, busy: bool) -> Seen {
+fn look(nvml: &Nvml, card: &mut ListedGpu, busy: bool) -> ReadingResult {
     match try_look(nvml, card, busy) {
         Ok(seen) => seen,
-        Err(NvmlError::GpuLost) => Seen::Lost,
-        Err(error) => Seen::Failed(format!("NVML: {error}")),
+        Err(NvmlError::GpuLost) => ReadingResult::Lost,
+        Err(error) => ReadingResult::Failed(format!("NVML: {error}")),
     }
 }
 
-fn try_look(nvml: &Nvml, listed: &mut Listed, busy: bool) -> Result<Seen, NvmlError> {
+fn try_look(nvml: &Nvml, listed: &mut ListedGpu, busy: bool) -> Result<ReadingResult, NvmlError> {
     let card = nvml.device_by_index(listed.facts.index)?;
     let before = card.memory_info()?.free;
     let (processes, told) = processes_on(&card)?;
     let after = card.memory_info()?.free;
     let busy = if busy && !processes.is_empty() { busy_on(&card, listed) } else { Vec::new() };
-    let on_card = |(&pid, &(bytes, graphics)): (&u32, &(Option<Bytes>, bool))| OnCard {
+    let on_card = |(&pid, &(bytes, graphics)): (&u32, &(Option<Bytes>, bool))| ReportedProcess {
         process: key_of(pid),
         bytes,
         graphics,
         busy: busy.contains(&pid),
     };
-    let processes: Vec<OnCard> = processes.iter().map(on_card).collect();
+    let processes: Vec<ReportedProcess> = processes.iter().map(on_card).collect();
     let coarse = !told || tells_no_bytes(&processes);
-    Ok(Seen::Used { free: Bytes(before.min(after)), processes, coarse })
+    Ok(ReadingResult::Used { free: Bytes(before.min(after)), processes, coarse })
 }
 
 /// A start of 0 is no real process: it stands for one that is gone from `/proc`, or in a pid namespace that is not
@@ -295,10 +295,10 @@ fn key_of(pid: u32) -> ProcKey {
 }
 
 /// Bytes and "only draws" by pid.
-type ByPid = BTreeMap<u32, (Option<Bytes>, bool)>;
+type UsageByPid = BTreeMap<u32, (Option<Bytes>, bool)>;
 
 /// All processes on a GPU, and whether the driver lists them at all.
-fn processes_on(card: &Device<'_>) -> Result<(ByPid, bool), NvmlError> {
+fn processes_on(card: &Device<'_>) -> Result<(UsageByPid, bool), NvmlError> {
     let compute = listed(|| card.running_compute_processes())?;
     let graphics = listed(|| card.running_graphics_processes())?;
     let told = compute.is_some();
@@ -319,8 +319,8 @@ fn listed(read: impl Fn() -> Result<Vec<ProcessInfo>, NvmlError>) -> Result<Opti
 
 /// One entry for each pid. A process in both lists is reported with the same bytes in each, so the larger value
 /// counts and not the sum.
-fn merge(compute: &[ProcessInfo], graphics: &[ProcessInfo]) -> ByPid {
-    let mut merged = ByPid::new();
+fn merge(compute: &[ProcessInfo], graphics: &[ProcessInfo]) -> UsageByPid {
+    let mut merged = UsageByPid::new();
     let entries = compute.iter().map(|p| (p, false)).chain(graphics.iter().map(|p| (p, true)));
     for (process, draws) in entries {
         let bytes = match process.used_gpu_memory {
@@ -336,7 +336,7 @@ fn merge(compute: &[ProcessInfo], graphics: &[ProcessInfo]) -> ByPid {
 
 /// The pids that used an engine of the GPU since the last such query. Empty where the driver does not report it: then
 /// CPU time decides about the holder.
-fn busy_on(card: &Device<'_>, listed: &mut Listed) -> Vec<u32> {
+fn busy_on(card: &Device<'_>, listed: &mut ListedGpu) -> Vec<u32> {
     let now = Instant::now();
     if now < listed.busy_at {
         return Vec::new();
@@ -374,7 +374,7 @@ mod tests {
     #[test]
     fn a_card_that_cannot_be_read_does_not_hide_the_others() {
         let card = |index, uuid: &str| CardFacts { uuid: uuid.to_owned(), ..CardFacts::plain(index, Bytes::gib(24)) };
-        let told = |read: Read, known: &[CardFacts]| {
+        let told = |read: GpuFactResults, known: &[CardFacts]| {
             let list = settle(read, known).map_err(|error| error.to_string())?;
             let cards: Vec<_> = list.cards.iter().map(|card| (card.index, card.uuid.clone())).collect();
             Ok((cards, list.unread))
@@ -408,10 +408,10 @@ mod tests {
     #[test]
     fn each_failure_to_start_has_its_kind_and_a_remedy() {
         for (error, kind) in [
-            (NvmlError::DriverNotLoaded, UnlistedKind::NoDriver),
-            (NvmlError::LibRmVersionMismatch, UnlistedKind::VersionMismatch),
-            (NvmlError::NoPermission, UnlistedKind::NoPermission),
-            (NvmlError::Unknown, UnlistedKind::Failed),
+            (NvmlError::DriverNotLoaded, GpuListErrorKind::NoDriver),
+            (NvmlError::LibRmVersionMismatch, GpuListErrorKind::VersionMismatch),
+            (NvmlError::NoPermission, GpuListErrorKind::NoPermission),
+            (NvmlError::Unknown, GpuListErrorKind::Failed),
         ] {
             let told = explain(&error, OsStr::new("libnvidia-ml.so.1"));
             assert_eq!(told.kind, kind);

@@ -3,7 +3,7 @@
 use crate::support::{OFTEN, Rig, Tree, exe, fresh_lease, my_uid};
 use std::process::Command;
 use sublet_core::ids::LeaseId;
-use sublet_host::Sight;
+use sublet_host::HostReport;
 
 crate::tests![a_busy_holder_worked_and_a_sleeping_one_did_not, a_holder_that_uses_the_card_worked];
 
@@ -17,7 +17,7 @@ fn a_busy_holder_worked_and_a_sleeping_one_did_not() {
     for _ in 0..5 {
         from = worked(&rig, from, spinning);
     }
-    assert!(!rig.sights().contains(&Sight::Worked { lease: sleeping }));
+    assert!(!rig.sights().contains(&HostReport::Worked { lease: sleeping }));
 }
 
 fn a_holder_that_uses_the_card_worked() {
@@ -31,5 +31,5 @@ fn a_holder_that_uses_the_card_worked() {
 }
 
 fn worked(rig: &Rig, from: usize, lease: LeaseId) -> usize {
-    rig.after(from, "work", |sight| (*sight == Sight::Worked { lease }).then_some(())).1
+    rig.after(from, "work", |sight| (*sight == HostReport::Worked { lease }).then_some(())).1
 }

@@ -9,7 +9,7 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use sublet_core::audit::Audit;
 use sublet_core::ids::ProcKey;
-use sublet_host::audit::{Custody, Devices, audit, descendants_in_cgroup, whereabouts};
+use sublet_host::audit::{GpuDeviceFiles, PidfdRegistry, audit, descendants_in_cgroup, whereabouts};
 use sublet_host::process;
 
 crate::tests![
@@ -36,7 +36,7 @@ crate::tests![
 ];
 
 fn of(pid: u32) -> Audit {
-    audit(key(pid), &Devices::default()).unwrap()
+    audit(key(pid), &GpuDeviceFiles::default()).unwrap()
 }
 
 fn a_process_is_told_with_where_it_came_from() {
@@ -157,7 +157,7 @@ fn a_path_is_that_of_the_hosts_file_or_said_not_to_be() {
 
 fn an_inherited_descriptor_counts() {
     let card = Scratch::holding("card", b"cards");
-    let devices = Devices::new([card.path()]);
+    let devices = GpuDeviceFiles::new([card.path()]);
     // The shell opens it, its child inherits it, and neither names it.
     let script =
         format!("exec 7<>'{}'; sleep 600 >/dev/null & echo $!; exec 7>&-; echo 0; wait", card.path().display());
@@ -172,7 +172,7 @@ fn an_inherited_descriptor_counts() {
 fn a_mapped_file_counts_without_a_descriptor() {
     let card = Scratch::holding("card", &[1; 4096]);
     let tree = odd(&["map", card.path().to_str().unwrap()], 1);
-    let devices = Devices::new([card.path()]);
+    let devices = GpuDeviceFiles::new([card.path()]);
     let told = audit(tree.root(), &devices).unwrap();
     assert_eq!(told.devices, [card.path().to_str().unwrap()]);
     let open = std::fs::read_dir(format!("/proc/{}/fd", tree.pids[0])).unwrap().flatten();
@@ -181,7 +181,7 @@ fn a_mapped_file_counts_without_a_descriptor() {
 
 fn a_first_thread_that_ended_hides_nothing() {
     let card = Scratch::holding("card", b"cards");
-    let devices = Devices::new([card.path().to_owned()]);
+    let devices = GpuDeviceFiles::new([card.path().to_owned()]);
     let tree = odd(&["leaderless", card.path().to_str().unwrap()], 1);
     let state = || {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", tree.pids[0])).unwrap();
@@ -194,7 +194,7 @@ fn a_first_thread_that_ended_hides_nothing() {
     let path = exe();
     assert_eq!((told.exe.as_deref(), told.command[2].as_str()), (path.to_str(), "leaderless"), "{told:?}");
     assert_eq!(told.devices, [card.path().to_str().unwrap()], "{told:?}");
-    let (mut custody, root) = (Custody::new(devices), tree.root());
+    let (mut custody, root) = (PidfdRegistry::new(devices), tree.root());
     custody.take(root).unwrap();
     custody.signal(root, 9).unwrap();
     while process::is_running(root) {
@@ -212,14 +212,14 @@ fn another_name_does_not_hide_a_card() {
     let held = std::fs::File::open(card.path()).unwrap();
     let place = format!("/proc/{}/fd/{}", std::process::id(), held.as_raw_fd());
     for given in [card.path().to_str().unwrap(), &place] {
-        assert_eq!(audit(tree.root(), &Devices::new([given.into()])).unwrap().devices, [given]);
+        assert_eq!(audit(tree.root(), &GpuDeviceFiles::new([given.into()])).unwrap().devices, [given]);
     }
 }
 
 fn neither_a_file_without_a_path_nor_many_files_hide_a_card() {
     let (folder, card) = (tempfile::tempdir().unwrap(), Scratch::holding("card", b"cards"));
     let (place, name) = (folder.path().to_str().unwrap(), card.path());
-    let devices = Devices::new([name.clone()]);
+    let devices = GpuDeviceFiles::new([name.clone()]);
     let tree = odd(&["hide", place, name.to_str().unwrap(), "0"], 1);
     let told = audit(tree.root(), &devices).unwrap();
     assert_eq!((told.devices, told.crowded), (vec![name.to_str().unwrap().to_owned()], false));
@@ -303,15 +303,15 @@ fn what_may_not_be_read_is_said() {
 fn a_process_that_ended_is_gone() {
     let mut tree = Tree::sleeper();
     let root = tree.root();
-    assert!(audit(ProcKey { start: root.start - 1, ..root }, &Devices::default()).unwrap_err().is_gone());
+    assert!(audit(ProcKey { start: root.start - 1, ..root }, &GpuDeviceFiles::default()).unwrap_err().is_gone());
     tree.kill(0);
     while process::is_running(root) {
         std::thread::yield_now();
     }
-    assert!(audit(root, &Devices::default()).unwrap_err().is_gone(), "and not yet reaped");
+    assert!(audit(root, &GpuDeviceFiles::default()).unwrap_err().is_gone(), "and not yet reaped");
     assert!(whereabouts(root.pid).is_err());
     tree.wait();
-    assert!(audit(root, &Devices::default()).unwrap_err().is_gone());
+    assert!(audit(root, &GpuDeviceFiles::default()).unwrap_err().is_gone());
 }
 
 fn a_thread_has_no_audit() {
@@ -320,7 +320,7 @@ fn a_thread_has_no_audit() {
         // For a thread's id `/proc` shows the thread's own start time.
         let line = std::fs::read_to_string(format!("/proc/{tid}/stat")).unwrap();
         let start = line.rsplit_once(')').unwrap().1.split_whitespace().nth(19).unwrap().parse().unwrap();
-        audit(ProcKey { pid: tid, start }, &Devices::default())
+        audit(ProcKey { pid: tid, start }, &GpuDeviceFiles::default())
     });
     assert!(matches!(told.join().unwrap(), Err(process::ProcessError::Thread { .. })));
 }

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use sublet_core::reading::{Resident, Unreadable, Used};
 use sublet_core::units::Bytes;
-use sublet_host::{Sight, Unlisted, UnlistedKind, process};
+use sublet_host::{GpuListError, GpuListErrorKind, HostReport, process};
 
 crate::tests![
     scripted_cards_are_listed_once_and_empty,
@@ -149,7 +149,7 @@ fn a_missing_driver_is_said_with_a_remedy() {
     let rig = Rig::with("real", |settings, dir| {
         settings.worker_exe = wrapper(dir, "export SUBLET_NVML_LIB=/nonexistent/libnvidia-ml.so.1");
     });
-    let why = rig.until("that there is no library", |sight| unlisted(sight, UnlistedKind::NoLibrary));
+    let why = rig.until("that there is no library", |sight| unlisted(sight, GpuListErrorKind::NoLibrary));
     let sentence = why.to_string();
     assert!(sentence.starts_with("NVML (`/nonexistent/libnvidia-ml.so.1`) cannot be loaded: "), "{sentence}");
     assert!(sentence.ends_with("install the NVIDIA driver, or give its library to this container"), "{sentence}");
@@ -157,7 +157,7 @@ fn a_missing_driver_is_said_with_a_remedy() {
 
 fn a_worker_that_cannot_start_is_said_so() {
     let rig = Rig::with("real", |settings, dir| settings.worker_exe = dir.join("missing"));
-    let why = rig.until("that there is no worker", |sight| unlisted(sight, UnlistedKind::NoAnswer));
+    let why = rig.until("that there is no worker", |sight| unlisted(sight, GpuListErrorKind::NoAnswer));
     assert!(why.what.contains("No such file"), "{why}");
 }
 
@@ -195,16 +195,16 @@ fn a_worker_refuses_wrong_arguments() {
     }
 }
 
-fn cards(sight: &Sight) -> Option<Vec<sublet_core::reading::CardFacts>> {
+fn cards(sight: &HostReport) -> Option<Vec<sublet_core::reading::CardFacts>> {
     cards_ref(sight).map(<[_]>::to_vec)
 }
 
-fn cards_ref(sight: &Sight) -> Option<&[sublet_core::reading::CardFacts]> {
-    if let Sight::Cards(cards) = sight { Some(cards) } else { None }
+fn cards_ref(sight: &HostReport) -> Option<&[sublet_core::reading::CardFacts]> {
+    if let HostReport::Cards(cards) = sight { Some(cards) } else { None }
 }
 
-fn unlisted(sight: &Sight, kind: UnlistedKind) -> Option<Unlisted> {
-    if let Sight::Unlisted(why) = sight { (why.kind == kind).then(|| why.clone()) } else { None }
+fn unlisted(sight: &HostReport, kind: GpuListErrorKind) -> Option<GpuListError> {
+    if let HostReport::Unlisted(why) = sight { (why.kind == kind).then(|| why.clone()) } else { None }
 }
 
 fn on_card_0(pid: u32, bytes: &str) -> String {

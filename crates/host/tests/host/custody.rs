@@ -8,7 +8,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::Duration;
 use sublet_core::ids::ProcKey;
-use sublet_host::audit::{Custody, Devices, Refused};
+use sublet_host::audit::{GpuDeviceFiles, PidfdRegistry, SignalRefusal};
 use sublet_host::process;
 
 crate::tests![
@@ -29,8 +29,8 @@ crate::tests![
     a_number_that_was_reused_is_harmless,
 ];
 
-fn custody() -> Custody {
-    Custody::new(Devices::default())
+fn custody() -> PidfdRegistry {
+    PidfdRegistry::new(GpuDeviceFiles::default())
 }
 
 /// A shell that runs a script, and accepts input.
@@ -81,15 +81,15 @@ fn a_signal_arrives() {
 fn whoever_was_not_audited_gets_none() {
     let mut tree = Tree::sleeper();
     let mut custody = custody();
-    assert!(matches!(custody.signal(tree.root(), 9), Err(Refused::NotAudited(_))));
+    assert!(matches!(custody.signal(tree.root(), 9), Err(SignalRefusal::NotAudited(_))));
     custody.take(tree.root()).unwrap();
-    assert!(matches!(custody.signal(tree.root(), 0), Err(Refused::NoSuchSignal(0))));
-    assert!(matches!(custody.signal(tree.root(), 200), Err(Refused::NoSuchSignal(200))));
+    assert!(matches!(custody.signal(tree.root(), 0), Err(SignalRefusal::NoSuchSignal(0))));
+    assert!(matches!(custody.signal(tree.root(), 200), Err(SignalRefusal::NoSuchSignal(200))));
     let earlier = ProcKey { start: tree.root().start - 1, ..tree.root() };
-    assert!(matches!(custody.signal(earlier, 9), Err(Refused::NotAudited(_))));
+    assert!(matches!(custody.signal(earlier, 9), Err(SignalRefusal::NotAudited(_))));
     assert!(custody.take(earlier).unwrap_err().is_gone());
     custody.forget(tree.root());
-    assert!(matches!(custody.signal(tree.root(), 9), Err(Refused::NotAudited(_))));
+    assert!(matches!(custody.signal(tree.root(), 9), Err(SignalRefusal::NotAudited(_))));
     assert!(process::is_running(tree.root()));
     tree.kill(0);
     tree.wait();
@@ -119,7 +119,7 @@ fn another_executable_is_refused() {
     shell.await_command("sleep 600");
     assert_eq!(shell.key(), process, "the kernel calls it the same process");
     let refused = custody.signal(process, 9).unwrap_err();
-    assert!(matches!(refused, Refused::Changed("it runs another executable by now")), "{refused:?}");
+    assert!(matches!(refused, SignalRefusal::Changed("it runs another executable by now")), "{refused:?}");
     assert_eq!(shell.0.try_wait().unwrap(), None);
     // The process can be audited and kept again.
     custody.forget(process);
@@ -138,7 +138,7 @@ fn the_same_executable_started_anew_is_refused() {
         std::thread::yield_now();
     }
     let refused = custody.signal(process, 9).unwrap_err();
-    assert!(matches!(refused, Refused::Changed("it started its program anew since")), "{refused:?}");
+    assert!(matches!(refused, SignalRefusal::Changed("it started its program anew since")), "{refused:?}");
     assert_eq!(shell.0.try_wait().unwrap(), None);
 }
 
@@ -156,7 +156,7 @@ fn who_writes_over_its_places_in_memory_is_not_another() {
         if stack() == before {
             return eprintln!("skipped: this kernel lets nobody write over its places in memory");
         }
-        let mut custody = Custody::new(Devices::new([card.path().to_owned()]));
+        let mut custody = PidfdRegistry::new(GpuDeviceFiles::new([card.path().to_owned()]));
         custody.take(root).unwrap();
         std::thread::sleep(Duration::from_millis(100));
         custody.signal(root, 9).unwrap();
@@ -176,7 +176,7 @@ fn who_says_that_it_runs_another_file_all_the_time_is_not_another() {
         if !exe().starts_with(files) {
             return eprintln!("skipped: this kernel lets this user not say that it runs another file");
         }
-        let mut custody = Custody::new(Devices::new([card.to_owned()]));
+        let mut custody = PidfdRegistry::new(GpuDeviceFiles::new([card.to_owned()]));
         custody.take(root).unwrap();
         std::thread::sleep(Duration::from_millis(100));
         custody.signal(root, 9).unwrap();
@@ -193,7 +193,7 @@ fn another_cgroup_is_refused() {
     custody.take(tree.root()).unwrap();
     cgroup.put(tree.pids[0]);
     let refused = custody.signal(tree.root(), 9).unwrap_err();
-    assert!(matches!(refused, Refused::Changed("it is in another cgroup by now")), "{refused:?}");
+    assert!(matches!(refused, SignalRefusal::Changed("it is in another cgroup by now")), "{refused:?}");
     assert!(process::is_running(tree.root()));
 }
 
@@ -267,16 +267,16 @@ fn the_first_process_this_one_and_its_parents_get_none() {
     let mut custody = custody();
     let me = key(std::process::id());
     custody.take(me).unwrap();
-    assert!(matches!(custody.signal(me, 15), Err(Refused::Ourselves)));
+    assert!(matches!(custody.signal(me, 15), Err(SignalRefusal::Ourselves)));
     let parents = process::ancestry(me.pid);
     for parent in &parents {
         let _ = custody.take(*parent);
         let refused = custody.signal(*parent, 15).unwrap_err();
-        assert!(matches!(refused, Refused::First | Refused::Ancestor), "{parent}: {refused:?}");
+        assert!(matches!(refused, SignalRefusal::First | SignalRefusal::Ancestor), "{parent}: {refused:?}");
     }
     assert!(!parents.is_empty());
     let first = ProcKey { pid: 1, start: parents.last().map_or(0, |parent| parent.start) };
-    assert!(matches!(custody.signal(first, 15), Err(Refused::First)));
+    assert!(matches!(custody.signal(first, 15), Err(SignalRefusal::First)));
 }
 
 fn the_kernel_gets_none() {
@@ -293,7 +293,7 @@ fn the_kernel_gets_none() {
     let audit = custody.take(key(pid)).unwrap();
     assert_eq!((&audit.exe, audit.command.len()), (&None, 0));
     let refused = custody.signal(key(pid), 15).unwrap_err();
-    assert!(matches!(refused, Refused::Kernel), "{refused:?}");
+    assert!(matches!(refused, SignalRefusal::Kernel), "{refused:?}");
 }
 
 /// In a namespace of its own a process can choose the next pid. Without one this test fails: a host with enforcement

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::parking::Said;
 use sublet_core::units::Bytes;
-use sublet_host::Sight;
-use sublet_host::driver::{Driven, DrivenPlace, DriverSettings};
+use sublet_host::HostReport;
+use sublet_host::driver::{DriverPlacement, DriverSettings, DriverTarget};
 use sublet_softgpu::fault::{CardFault, CheckpointFault};
 use sublet_softgpu::state::{CONTEXT_BYTES, Checkpoint};
 
@@ -62,24 +62,24 @@ impl Stage {
         self.rig.as_ref().unwrap()
     }
 
-    fn drive(&self, place: DrivenPlace) {
+    fn drive(&self, place: DriverPlacement) {
         let (lease, processes) = (self.lease, self.processes.clone());
-        self.rig().host.drive(Driven { lease, uid: rustix::process::getuid().as_raw(), place, processes });
+        self.rig().host.drive(DriverTarget { lease, uid: rustix::process::getuid().as_raw(), place, processes });
     }
 
     fn away(&self) {
-        self.drive(DrivenPlace::Away { within: Duration::from_secs(30), booked: 900 * MIB });
+        self.drive(DriverPlacement::Away { within: Duration::from_secs(30), booked: 900 * MIB });
     }
 
     fn on_cards(&self, mib: u64) {
-        self.drive(DrivenPlace::OnCards { needs: vec![(self.soft.uuid(), mib * MIB)] });
+        self.drive(DriverPlacement::OnCards { needs: vec![(self.soft.uuid(), mib * MIB)] });
     }
 
     /// Waits for the next report about the holder, and returns its process with it.
     fn word(&mut self, wanted: &str) -> (ProcKey, Said) {
         let lease = self.lease;
-        let of_lease = |sight: &Sight| match sight {
-            Sight::Driven { lease: told, process, said } if *told == lease => Some((*process, said.clone())),
+        let of_lease = |sight: &HostReport| match sight {
+            HostReport::Driven { lease: told, process, said } if *told == lease => Some((*process, said.clone())),
             _ => None,
         };
         let (word, from) = self.rig().after(self.from, wanted, of_lease);
@@ -204,7 +204,7 @@ fn without_a_figure_nothing_is_restored() {
     stage.expect(program.key, Said::Parked(Bytes(held(1))));
     stage.reopen();
     for needs in [vec![], vec![(stage.soft.uuid(), 0)]] {
-        stage.drive(DrivenPlace::OnCards { needs });
+        stage.drive(DriverPlacement::OnCards { needs });
         loop {
             match stage.word("a refusal").1 {
                 Said::Here { .. } => {}
@@ -247,7 +247,7 @@ fn a_restore_that_fails_is_said_to_be_lost_and_never_tried_again() {
     stage.away();
     stage.here(None);
     stage.expect(witness.key, Said::Parked(Bytes(held(1))));
-    let about = |sight: &&Sight| matches!(sight, Sight::Driven { process, .. } if *process == program.key);
+    let about = |sight: &&HostReport| matches!(sight, HostReport::Driven { process, .. } if *process == program.key);
     assert_eq!(stage.rig().sights()[count..].iter().filter(about).count(), 0);
 }
 

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use sublet_core::ids::{Epoch, LeaseId, ProcKey};
 use sublet_core::member::Restriction;
 use sublet_core::reading::Reading;
-use sublet_host::mark::{Grant, Mark};
-use sublet_host::{Sight, process};
+use sublet_host::mark::{Grant, LeaseProof};
+use sublet_host::{HostReport, process};
 
 crate::tests![
     a_tree_is_told_whole,
@@ -97,7 +97,7 @@ fn a_child_that_comes_later_joins() {
         format!("until [ -e '{f}' ]; do sleep 0.05; done; sleep 600 & echo $! > '{f}'; wait", f = file.display());
     let mut tree = Tree::shell(&script, 0);
     rig.host.watch(lease, my_uid(), vec![tree.root()], None);
-    rig.until("the first members", |sight| matches!(sight, Sight::Members { .. }).then_some(()));
+    rig.until("the first members", |sight| matches!(sight, HostReport::Members { .. }).then_some(()));
     std::fs::write(&file, "").unwrap();
     let late = loop {
         if let Ok(pid) = std::fs::read_to_string(&file).unwrap().trim().parse::<u32>() {
@@ -132,10 +132,12 @@ fn a_process_that_left_its_tree_and_its_environment_is_found_by_its_session() {
         std::thread::yield_now();
     }
     rig.host.watch(lease, my_uid(), vec![key(leader)], None);
-    rig.until("its members", |sight| matches!(sight, Sight::Members { .. }).then_some(()));
+    rig.until("its members", |sight| matches!(sight, HostReport::Members { .. }).then_some(()));
     put_on_card(&rig, left);
     rig.until("it is a member", |sight| match sight {
-        Sight::Members { lease: of, processes, .. } if *of == lease => processes.contains(&key(left)).then_some(()),
+        HostReport::Members { lease: of, processes, .. } if *of == lease => {
+            processes.contains(&key(left)).then_some(())
+        }
         _ => None,
     });
 }
@@ -214,7 +216,7 @@ fn what_another_service_started_under_the_same_name_is_not_ours() {
 
 /// What the programs of a lease carry.
 fn grant(epoch: u8) -> Grant {
-    Grant { epoch: Epoch(epoch.into()), mark: Mark([epoch; 16]) }
+    Grant { epoch: Epoch(epoch.into()), mark: LeaseProof([epoch; 16]) }
 }
 
 /// Forks twice, in a session of its own, with a lease's name and fence; its first process has ended.
@@ -281,7 +283,7 @@ fn a_stranger_on_a_card_joins_nobody() {
         put_on_card(&rig, pid);
         rig.until("the process on the GPU", |sight| observed(sight, pid));
     }
-    let told = rig.sights().into_iter().filter(|sight| matches!(sight, Sight::Members { .. })).count();
+    let told = rig.sights().into_iter().filter(|sight| matches!(sight, HostReport::Members { .. })).count();
     assert_eq!(told, 1);
 }
 
@@ -290,8 +292,8 @@ fn put_on_card(rig: &Rig, pid: u32) {
     rig.host.look();
 }
 
-fn observed(sight: &Sight, pid: u32) -> Option<()> {
-    let Sight::Observed { observation, .. } = sight else { return None };
+fn observed(sight: &HostReport, pid: u32) -> Option<()> {
+    let HostReport::Observed { observation, .. } = sight else { return None };
     let Reading::Used(used) = &observation.reading else { return None };
     used.processes.iter().any(|resident| resident.process == key(pid)).then_some(())
 }
@@ -309,7 +311,7 @@ fn a_lease_inside_a_lease_has_its_own_tree() {
     let from = rig.count();
     rig.host.watch(outer, my_uid(), vec![tree.root()], None);
     let (told, _) = rig.after(from, "members", |sight| match sight {
-        Sight::Members { lease, processes, .. } if *lease == outer => Some(processes.clone()),
+        HostReport::Members { lease, processes, .. } if *lease == outer => Some(processes.clone()),
         _ => None,
     });
     assert_eq!(told, [tree.root()]);
@@ -412,23 +414,23 @@ fn looks_are_told_only_when_the_leases_of_an_earlier_daemon_are_watched() {
     let tree = Tree::shell(THREE, 2);
     let program = tree.pids[2];
     rig.script(&format!(r#"{{"cards":[{{"index":0,"processes":[{{"pid":{program},"bytes":1048576}}]}}]}}"#));
-    rig.until("the GPUs", |sight| matches!(sight, Sight::Cards(_)).then_some(()));
+    rig.until("the GPUs", |sight| matches!(sight, HostReport::Cards(_)).then_some(()));
     // Time for several readings.
     std::thread::sleep(Duration::from_millis(500));
     rig.host.watch(lease, my_uid(), vec![tree.root()], Some(grant(1)));
     rig.host.listen();
-    rig.until("a look", |sight| matches!(sight, Sight::Observed { .. }).then_some(()));
+    rig.until("a look", |sight| matches!(sight, HostReport::Observed { .. }).then_some(()));
     let told = rig.sights();
-    let place = |is: fn(&Sight) -> bool| told.iter().position(is);
+    let place = |is: fn(&HostReport) -> bool| told.iter().position(is);
     let (members, look) =
-        (place(|it| matches!(it, Sight::Members { .. })), place(|it| matches!(it, Sight::Observed { .. })));
+        (place(|it| matches!(it, HostReport::Members { .. })), place(|it| matches!(it, HostReport::Observed { .. })));
     assert!(members.is_some() && members < look, "{told:?}");
 }
 
 fn restrictions(rig: &Rig, lease: LeaseId, pid: u32, wanted: Option<Restriction>) {
     let process = key(pid);
     rig.after(rig.count(), &format!("{wanted:?} of process {pid}"), |sight| match sight {
-        Sight::Members { lease: of, restricted, .. } if *of == lease => {
+        HostReport::Members { lease: of, restricted, .. } if *of == lease => {
             (restricted.get(&process).copied() == wanted).then_some(())
         }
         _ => None,
@@ -447,7 +449,7 @@ fn a_process_of_another_user_is_a_member_that_is_told_apart() {
     let other = Restriction { runs_as: Some(61234), is_stopped: false };
     let process = key(tree.pids[1]);
     rig.until("the user of the child", |sight| match sight {
-        Sight::Members { lease: of, restricted, .. } if *of == lease => {
+        HostReport::Members { lease: of, restricted, .. } if *of == lease => {
             (restricted.get(&process) == Some(&other) && restricted.len() == 1).then_some(())
         }
         _ => None,

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::reading::{Reading, Unreadable, Used};
 use sublet_host::clock::Clock;
-use sublet_host::{Host, Settings, Sight, process};
+use sublet_host::{Host, HostReport, HostSettings, process};
 
 /// Longer than anything here takes, even on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -31,7 +31,7 @@ macro_rules! tests {
 
 #[derive(Default)]
 struct Seen {
-    sights: Mutex<Vec<Sight>>,
+    sights: Mutex<Vec<HostReport>>,
     more: Condvar,
 }
 
@@ -46,16 +46,16 @@ impl Rig {
         Rig::with("scripted:1x24GiB", |settings, _| settings.period = period)
     }
 
-    pub fn with(gpu: &str, change: impl FnOnce(&mut Settings, &Path)) -> Rig {
+    pub fn with(gpu: &str, change: impl FnOnce(&mut HostSettings, &Path)) -> Rig {
         let rig = Rig::of_earlier_leases(gpu, change);
         rig.host.listen();
         rig
     }
 
     /// A host on which `Host::listen` was not called yet.
-    pub fn of_earlier_leases(gpu: &str, change: impl FnOnce(&mut Settings, &Path)) -> Rig {
+    pub fn of_earlier_leases(gpu: &str, change: impl FnOnce(&mut HostSettings, &Path)) -> Rig {
         let dir = tempfile::tempdir().unwrap();
-        let mut settings = Settings::new(gpu.parse().unwrap());
+        let mut settings = HostSettings::new(gpu.parse().unwrap());
         settings.script = dir.path().join("script.json");
         settings.deadline = Duration::from_millis(500);
         change(&mut settings, dir.path());
@@ -75,7 +75,7 @@ impl Rig {
     }
 
     /// Waits for a match among the reports from `from` on; returns it with the index after it.
-    pub fn after<T>(&self, from: usize, wanted: &str, find: impl Fn(&Sight) -> Option<T>) -> (T, usize) {
+    pub fn after<T>(&self, from: usize, wanted: &str, find: impl Fn(&HostReport) -> Option<T>) -> (T, usize) {
         let until = Instant::now() + PATIENCE;
         let mut sights = self.seen.sights.lock().unwrap();
         loop {
@@ -90,7 +90,7 @@ impl Rig {
     }
 
     /// The same, from the first report on.
-    pub fn until<T>(&self, wanted: &str, find: impl Fn(&Sight) -> Option<T>) -> T {
+    pub fn until<T>(&self, wanted: &str, find: impl Fn(&HostReport) -> Option<T>) -> T {
         self.after(0, wanted, find).0
     }
 
@@ -99,7 +99,7 @@ impl Rig {
         self.seen.sights.lock().unwrap().len()
     }
 
-    pub fn sights(&self) -> Vec<Sight> {
+    pub fn sights(&self) -> Vec<HostReport> {
         self.seen.sights.lock().unwrap().clone()
     }
 
@@ -108,8 +108,8 @@ impl Rig {
         let from = self.count();
         let now = Clock::default().now();
         self.host.look();
-        let fresh = |sight: &Sight| match sight {
-            Sight::Observed { uuid, observation } if uuid.ends_with("000") && observation.begun >= now => {
+        let fresh = |sight: &HostReport| match sight {
+            HostReport::Observed { uuid, observation } if uuid.ends_with("000") && observation.begun >= now => {
                 Some(observation.reading.clone())
             }
             _ => None,
@@ -133,8 +133,8 @@ impl Rig {
 
     /// Waits until the GPU answers again.
     pub fn recovery(&self) {
-        let good = |sight: &Sight| {
-            matches!(sight, Sight::Observed { observation, .. } if matches!(observation.reading, Reading::Used(_)))
+        let good = |sight: &HostReport| {
+            matches!(sight, HostReport::Observed { observation, .. } if matches!(observation.reading, Reading::Used(_)))
                 .then_some(())
         };
         self.after(self.count(), "a GPU that answers again", good);
@@ -144,8 +144,8 @@ impl Rig {
     pub fn members(&self, lease: LeaseId, pids: &[u32]) -> usize {
         let mut wanted = pids.to_vec();
         wanted.sort_unstable();
-        let exactly = |sight: &Sight| match sight {
-            Sight::Members { lease: told, processes, .. } if *told == lease => {
+        let exactly = |sight: &HostReport| match sight {
+            HostReport::Members { lease: told, processes, .. } if *told == lease => {
                 (processes.iter().map(|key| key.pid).collect::<Vec<_>>() == wanted).then_some(())
             }
             _ => None,
@@ -154,11 +154,11 @@ impl Rig {
     }
 
     pub fn gone(&self, lease: LeaseId) -> usize {
-        self.after(0, &format!("{lease} gone"), |sight| (*sight == Sight::Gone { lease }).then_some(())).1
+        self.after(0, &format!("{lease} gone"), |sight| (*sight == HostReport::Gone { lease }).then_some(())).1
     }
 
     pub fn is_gone(&self, lease: LeaseId) -> bool {
-        self.sights().contains(&Sight::Gone { lease })
+        self.sights().contains(&HostReport::Gone { lease })
     }
 }
 

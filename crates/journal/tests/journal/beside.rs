@@ -5,10 +5,10 @@ use crate::generate::World;
 use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use sublet_journal::{Journal, OpenError, Reader, backup, live, verify};
+use sublet_journal::{Journal, JournalReader, OpenError, backup, live, verify};
 
 /// Writes until `work` is done; returns the world as it was last committed.
-fn while_writing(dir: &Dir, work: impl FnOnce(&Reader)) -> World {
+fn while_writing(dir: &Dir, work: impl FnOnce(&JournalReader)) -> World {
     let (mut journal, _) = dir.open();
     let mut world = World::new(11);
     journal.commit(&world.close()).unwrap();

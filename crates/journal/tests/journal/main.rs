@@ -11,7 +11,7 @@ mod tamper;
 mod trail;
 
 use std::path::{Path, PathBuf};
-use sublet_journal::{Journal, Loaded};
+use sublet_journal::{Journal, LoadedState};
 
 /// A state directory that goes away with the test.
 struct Dir(tempfile::TempDir);
@@ -29,7 +29,7 @@ impl Dir {
         self.path().join(name)
     }
 
-    fn open(&self) -> (Journal, Loaded) {
+    fn open(&self) -> (Journal, LoadedState) {
         Journal::open(&self.path()).unwrap()
     }
 
