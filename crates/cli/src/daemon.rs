@@ -128,7 +128,7 @@ pub fn backup(at: &Path, to: &Path) -> Result<(), Failure> {
 
 /// The leases in a journal that have not ended.
 pub fn leases(at: &Path) -> Result<Vec<Held>, Failure> {
-    let rows = journal::live(at).map_err(|error| cannot_open(&error))?;
+    let rows = journal::read_state(at).map_err(|error| cannot_open(&error))?;
     let held = rows.leases.values().map(|lease| Held {
         id: lease.id.to_string(),
         tenant: rows.tenants.get(lease.tenant.0 as usize).map_or_else(String::new, |tenant| tenant.name.clone()),

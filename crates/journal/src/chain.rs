@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn every_field_counts_and_none_can_lend_bytes_to_the_next() {
+    fn every_field_changes_the_hash_and_field_boundaries_count() {
         let head = EntryHeader { before: &[0; 32], seq: 1, at: Time(2), wall_us: 3, actor: "ab", format: 1 };
         let all = [
             hash(head, "{}"),

@@ -4,7 +4,7 @@
 //! one variant for each thing the daemon must do next. The wording is for people and
 //! may change; `hint` has the next step where there is one.
 
-use crate::place;
+use crate::state_dir;
 use rusqlite::ffi;
 use std::fmt;
 use std::io;
@@ -68,7 +68,7 @@ pub enum OpenError {
         why: String,
     },
     /// Another daemon has the journal open.
-    #[error("the journal in `{}` is in use{}", path.display(), by(*pid))]
+    #[error("the journal in `{}` is in use{}", path.display(), lock_holder_text(*pid))]
     Locked {
         /// The state directory.
         path: PathBuf,
@@ -149,7 +149,7 @@ pub enum OpenError {
     },
 }
 
-fn by(pid: Option<u32>) -> String {
+fn lock_holder_text(pid: Option<u32>) -> String {
     pid.map_or_else(String::new, |pid| format!(" by process {pid}"))
 }
 
@@ -206,7 +206,7 @@ impl OpenError {
         }
         match error.sqlite_error().map(|e| e.extended_code & 0xff) {
             // A journal was set up here, so a file without SQLite's header is a damaged journal, not a foreign file.
-            Some(ffi::SQLITE_NOTADB) if path.with_file_name(place::BALLAST).exists() => {
+            Some(ffi::SQLITE_NOTADB) if path.with_file_name(state_dir::BALLAST).exists() => {
                 OpenError::Corrupt { path, source }
             }
             Some(ffi::SQLITE_NOTADB) => OpenError::Foreign { path },
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn what_sqlite_says_decides_what_the_daemon_must_do() {
+    fn sqlite_errors_are_mapped_to_what_the_daemon_must_do() {
         assert_eq!(sorted(ffi::SQLITE_FULL, Errno::NOSPC.raw_os_error()), "full");
         assert_eq!(sorted(ffi::SQLITE_IOERR_WRITE, Errno::DQUOT.raw_os_error()), "full");
         assert_eq!(sorted(ffi::SQLITE_IOERR_WRITE, Errno::FBIG.raw_os_error()), "full");

@@ -17,8 +17,8 @@
 use crate::chain::Hash;
 use crate::codec::signed;
 use crate::error::{OpenError, SystemCause};
-use crate::place;
 use crate::read::LogPositions;
+use crate::state_dir;
 use rusqlite::{Connection, OptionalExtension, Result};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -32,7 +32,7 @@ use std::time::Duration;
 use sublet_core::loss::Loss;
 
 /// The greatest age of the note, and the time after which a moved journal is noticed: half of what is promised.
-const EVERY: Duration = Duration::from_millis(500);
+const NOTE_EVERY: Duration = Duration::from_millis(500);
 /// Where the two slots are: in sectors of their own.
 const SLOTS: [u64; 2] = [0, 4096];
 /// A slot is one sector, which disks write as a whole.
@@ -121,20 +121,20 @@ fn read_slot(file: &File, at: u64) -> Option<HeadSlot> {
 }
 
 /// Compares a journal with the note beside it, which must have been read before the journal was.
-pub(crate) fn compare(conn: &Connection, marks: &LogPositions, found: &StoredHeadNote) -> Result<HeadComparison> {
+pub(crate) fn compare(conn: &Connection, positions: &LogPositions, found: &StoredHeadNote) -> Result<HeadComparison> {
     let note = match found {
         StoredHeadNote::Nothing => return Ok(HeadComparison::NoNote),
         StoredHeadNote::Damaged => return Ok(HeadComparison::Lost(Loss::Unknown)),
         StoredHeadNote::Noted { note, .. } => note,
     };
     let (line, wall_us) = (note.seq, note.wall_us);
-    let newly = if marks.head_seq < line {
-        let (lines, after) = (line - marks.head_seq, marks.head_seq);
+    let newly = if positions.head_seq < line {
+        let (lines, after) = (line - positions.head_seq, positions.head_seq);
         let since_wall_us = wall_us_of(conn, after)?;
         Some(Loss::Missing { lines, after, since_wall_us, until_wall_us: wall_us })
     } else {
         // A line that was trimmed away is not lost: the journal had it.
-        let hash = hash_of(conn, marks, line)?.filter(|hash| hex(hash) != note.hash);
+        let hash = hash_of(conn, positions, line)?.filter(|hash| hex(hash) != note.hash);
         hash.map(|_| Loss::Other { line, wall_us })
     };
     let loss = newly.map(|loss| loss.after(note.loss)).or(note.loss);
@@ -142,12 +142,12 @@ pub(crate) fn compare(conn: &Connection, marks: &LogPositions, found: &StoredHea
 }
 
 /// The hash of a line, unless it was trimmed away.
-fn hash_of(conn: &Connection, marks: &LogPositions, seq: u64) -> Result<Option<Hash>> {
-    if seq == marks.head_seq {
-        return Ok(Some(marks.head_hash));
+fn hash_of(conn: &Connection, positions: &LogPositions, seq: u64) -> Result<Option<Hash>> {
+    if seq == positions.head_seq {
+        return Ok(Some(positions.head_hash));
     }
-    if seq == marks.base_seq {
-        return Ok(Some(marks.base_hash));
+    if seq == positions.base_seq {
+        return Ok(Some(positions.base_hash));
     }
     let mut find = conn.prepare_cached("SELECT hash FROM log WHERE seq = ?1")?;
     find.query_row([signed(seq)], |row| crate::codec::hash(row, 0)).optional()
@@ -193,7 +193,7 @@ pub(crate) struct HeadKeeper {
 struct KeeperShared {
     latest: Mutex<LatestHead>,
     wake: Condvar,
-    alarm: Mutex<Option<AlarmBell>>,
+    alarm: Mutex<Option<AlarmCallback>>,
 }
 
 #[derive(Debug)]
@@ -203,15 +203,15 @@ struct LatestHead {
     wall_us: u64,
     loss: Option<Loss>,
     /// The thread shall write the note at once.
-    hurry: bool,
+    write_now: bool,
     stop: bool,
     /// The journal was moved: nothing may be committed any more.
     moved: Option<SystemCause>,
 }
 
-struct AlarmBell(Box<dyn Fn(&Alarm) + Send>);
+struct AlarmCallback(Box<dyn Fn(&Alarm) + Send>);
 
-impl fmt::Debug for AlarmBell {
+impl fmt::Debug for AlarmCallback {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("AlarmBell")
     }
@@ -222,9 +222,9 @@ impl KeeperShared {
         self.latest.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn ring(&self, alarm: &Alarm) {
-        if let Some(bell) = &*self.alarm.lock().unwrap_or_else(PoisonError::into_inner) {
-            (bell.0)(alarm);
+    fn call_alarm(&self, alarm: &Alarm) {
+        if let Some(callback) = &*self.alarm.lock().unwrap_or_else(PoisonError::into_inner) {
+            (callback.0)(alarm);
         }
     }
 }
@@ -234,20 +234,20 @@ impl HeadKeeper {
     pub(crate) fn start(
         database: &Path,
         conn: &Connection,
-        marks: &LogPositions,
+        positions: &LogPositions,
         found: &StoredHeadNote,
     ) -> Result<HeadKeeper, OpenError> {
         let failed = |error| OpenError::sqlite(database, &error);
-        let beside = compare(conn, marks, found).map_err(failed)?;
+        let beside = compare(conn, positions, found).map_err(failed)?;
         let loss = if let HeadComparison::Lost(loss) = beside { Some(loss) } else { None };
-        let wall_us = wall_us_of(conn, marks.head_seq).map_err(failed)?.unwrap_or(0);
-        let (seq, hash) = (marks.head_seq, marks.head_hash);
+        let wall_us = wall_us_of(conn, positions.head_seq).map_err(failed)?.unwrap_or(0);
+        let (seq, hash) = (positions.head_seq, positions.head_hash);
         let mut file = HeadFile::new(path_of(database), found);
         let note = HeadNote::new(seq, &hash, wall_us, loss);
         // If this write fails, the thread tries again.
         let noted = file.write(&note).ok().map(|()| note);
         let files = OpenedFiles::of(database);
-        let latest = Mutex::new(LatestHead { seq, hash, wall_us, loss, hurry: false, stop: false, moved: None });
+        let latest = Mutex::new(LatestHead { seq, hash, wall_us, loss, write_now: false, stop: false, moved: None });
         let shared = Arc::new(KeeperShared { latest, wake: Condvar::new(), alarm: Mutex::new(None) });
         let seen = Arc::clone(&shared);
         let run = move || run(&seen, file, &files, noted);
@@ -262,16 +262,16 @@ impl HeadKeeper {
     }
 
     /// A batch was committed: the log ends here.
-    pub(crate) fn committed(&self, seq: u64, hash: Hash, wall_us: Option<u64>) {
+    pub(crate) fn note_commit(&self, seq: u64, hash: Hash, wall_us: Option<u64>) {
         let mut latest = self.shared.latest();
         (latest.seq, latest.hash) = (seq, hash);
         latest.wall_us = wall_us.unwrap_or(latest.wall_us);
     }
 
     /// The loss was accepted, and that is on the disk.
-    pub(crate) fn accepted(&self) {
+    pub(crate) fn note_accepted(&self) {
         let mut latest = self.shared.latest();
-        (latest.loss, latest.hurry) = (None, true);
+        (latest.loss, latest.write_now) = (None, true);
         self.shared.wake.notify_one();
     }
 
@@ -280,9 +280,9 @@ impl HeadKeeper {
         self.shared.latest().moved.clone()
     }
 
-    /// Has the thread call `bell` on each [`Alarm`].
-    pub(crate) fn on_alarm(&self, bell: impl Fn(&Alarm) + Send + 'static) {
-        *self.shared.alarm.lock().unwrap_or_else(PoisonError::into_inner) = Some(AlarmBell(Box::new(bell)));
+    /// Has the thread call `callback` on each [`Alarm`].
+    pub(crate) fn on_alarm(&self, callback: impl Fn(&Alarm) + Send + 'static) {
+        *self.shared.alarm.lock().unwrap_or_else(PoisonError::into_inner) = Some(AlarmCallback(Box::new(callback)));
     }
 }
 
@@ -301,15 +301,15 @@ fn run(shared: &KeeperShared, mut file: HeadFile, files: &OpenedFiles, mut noted
     let mut is_behind = false;
     loop {
         let (note, stop) = {
-            let rests = |latest: &mut LatestHead| !latest.stop && !latest.hurry;
-            let waited = shared.wake.wait_timeout_while(shared.latest(), EVERY, rests);
+            let rests = |latest: &mut LatestHead| !latest.stop && !latest.write_now;
+            let waited = shared.wake.wait_timeout_while(shared.latest(), NOTE_EVERY, rests);
             let (mut latest, _) = waited.unwrap_or_else(PoisonError::into_inner);
-            latest.hurry = false;
+            latest.write_now = false;
             (HeadNote::new(latest.seq, &latest.hash, latest.wall_us, latest.loss), latest.stop)
         };
         if let Some(path) = files.first_moved() {
             let alarm = Alarm::Moved { path };
-            shared.ring(&alarm);
+            shared.call_alarm(&alarm);
             shared.latest().moved = Some(SystemCause::new(alarm));
             return;
         }
@@ -318,7 +318,7 @@ fn run(shared: &KeeperShared, mut file: HeadFile, files: &OpenedFiles, mut noted
                 Ok(()) => (noted, is_behind) = (Some(note), false),
                 Err(error) if !is_behind => {
                     is_behind = true;
-                    shared.ring(&Alarm::NotNoted(error));
+                    shared.call_alarm(&Alarm::NotNoted(error));
                 }
                 Err(_) => {}
             }
@@ -375,7 +375,7 @@ impl HeadFile {
         SLOTS.iter().try_for_each(|slot| file.write_all_at(bytes, *slot))?;
         file.sync_all()?;
         fs::rename(&new, &self.path)?;
-        place::sync_dir(self.path.parent().unwrap_or(Path::new(".")))?;
+        state_dir::sync_dir(self.path.parent().unwrap_or(Path::new(".")))?;
         open()
     }
 }
@@ -397,7 +397,7 @@ impl OpenedFiles {
             name.push(suffix);
             PathBuf::from(name)
         };
-        let lock = database.with_file_name(place::LOCK);
+        let lock = database.with_file_name(state_dir::LOCK);
         let all = [database.to_owned(), beside("-wal"), beside("-shm"), lock];
         OpenedFiles(all.into_iter().filter_map(|path| identity(&path).map(|found| (path, found))).collect())
     }
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_note_counts_and_a_spoiled_slot_leaves_the_one_before() {
+    fn the_newest_note_counts_and_a_damaged_slot_leaves_the_earlier_one() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("journal.head");
         assert_eq!(found(&path), StoredHeadNote::Nothing);

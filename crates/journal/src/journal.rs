@@ -15,8 +15,8 @@ use crate::codec::{self, signed};
 use crate::connect;
 use crate::error::{CommitError, OpenError, SystemCause};
 use crate::head::{self, Alarm, HeadKeeper};
-use crate::place::{self, Ballast, DirectoryLock};
 use crate::read::{self, JournalReader, LoadedState, LogPositions};
+use crate::state_dir::{self, Ballast, DirectoryLock};
 use rusqlite::{Connection, Error, Result, Statement};
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
@@ -58,8 +58,8 @@ struct LogTip {
 }
 
 impl From<&LogPositions> for LogTip {
-    fn from(marks: &LogPositions) -> LogTip {
-        LogTip { clock: marks.clock, seq: marks.head_seq, hash: marks.head_hash }
+    fn from(positions: &LogPositions) -> LogTip {
+        LogTip { clock: positions.clock, seq: positions.head_seq, hash: positions.head_hash }
     }
 }
 
@@ -75,26 +75,26 @@ enum JournalHealth {
 impl Journal {
     /// Opens the journal in a state directory, makes what is missing, and reads the state.
     pub fn open(dir: &Path) -> Result<(Journal, LoadedState), OpenError> {
-        place::prepare(dir)?;
-        let lock = DirectoryLock::take(dir)?;
-        place::check_not_lost(dir)?;
-        let path = dir.join(place::DATABASE);
+        state_dir::prepare_directory(dir)?;
+        let lock = DirectoryLock::acquire(dir)?;
+        state_dir::check_not_lost(dir)?;
+        let path = dir.join(state_dir::DATABASE);
         let mut ballast = Ballast::of(dir);
-        place::make_private(&path)?;
+        state_dir::make_private_file(&path)?;
         let opened = match Journal::connect(&path) {
             // This is what the ballast is for.
             Err(OpenError::Full { .. }) if ballast.give_up().is_ok() => Journal::connect(&path),
             opened => opened,
         };
-        let (conn, mut loaded, marks, mut checkpointer) = opened?;
+        let (conn, mut loaded, positions, mut checkpointer) = opened?;
         let noted = head::read(&path).map_err(|error| OpenError::file(&path.with_extension("head"), error))?;
-        let keeper = HeadKeeper::start(&path, &conn, &marks, &noted)?;
+        let keeper = HeadKeeper::start(&path, &conn, &positions, &noted)?;
         loaded.loss = keeper.loss();
         // Too little room for the ballast does not prevent a start: the daemon calls `ballast_bytes` afterwards.
         let _ = ballast.restore();
-        checkpointer.fit(ballast.bytes());
-        place::sync_dir(dir).map_err(|error| OpenError::file(dir, error))?;
-        let (hasher, tip, health) = (Hasher::default(), LogTip::from(&marks), JournalHealth::Ready);
+        checkpointer.fit_to_ballast(ballast.bytes());
+        state_dir::sync_dir(dir).map_err(|error| OpenError::file(dir, error))?;
+        let (hasher, tip, health) = (Hasher::default(), LogTip::from(&positions), JournalHealth::Ready);
         let journal = Journal {
             keeper,
             checkpointer,
@@ -114,11 +114,11 @@ impl Journal {
 
     fn connect(path: &Path) -> Result<(Connection, LoadedState, read::LogPositions, Checkpointer), OpenError> {
         let mut conn = connect::writer(path)?;
-        let (loaded, marks) = read::load(&conn).map_err(|error| OpenError::sqlite(path, &error))?;
+        let (loaded, positions) = read::load(&conn).map_err(|error| OpenError::sqlite(path, &error))?;
         // If this fails, the first commits are only slower.
         let _ = lengthen_wal(path);
         let checkpointer = Checkpointer::start(&mut conn, path)?;
-        Ok((conn, loaded, marks, checkpointer))
+        Ok((conn, loaded, positions, checkpointer))
     }
 
     /// Writes a batch. When this returns `Ok`, all of it is on the disk; the number is that of
@@ -137,9 +137,9 @@ impl Journal {
         match tip {
             Ok(tip) => {
                 self.tip = tip;
-                self.keeper.committed(tip.seq, tip.hash, batch.entries.last().map(|entry| entry.wall_us));
+                self.keeper.note_commit(tip.seq, tip.hash, batch.entries.last().map(|entry| entry.wall_us));
                 if batch.entries.iter().any(|entry| matches!(entry.action, Action::AcceptLoss { .. })) {
-                    self.keeper.accepted();
+                    self.keeper.note_accepted();
                 }
                 if let Some(past) = &mut self.past {
                     batch.past.iter().for_each(|ended| *past.entry(ended.tenant).or_default() += 1);
@@ -160,9 +160,9 @@ impl Journal {
 
     /// Reads the state again, after a commit failed.
     pub fn reload(&mut self) -> Result<LoadedState, OpenError> {
-        let (mut loaded, marks) = read::load(&self.conn).map_err(|error| OpenError::sqlite(&self.path, &error))?;
+        let (mut loaded, positions) = read::load(&self.conn).map_err(|error| OpenError::sqlite(&self.path, &error))?;
         loaded.loss = self.keeper.loss();
-        self.tip = LogTip::from(&marks);
+        self.tip = LogTip::from(&positions);
         if matches!(self.health, JournalHealth::Stale) {
             self.health = JournalHealth::Ready;
         }
@@ -179,10 +179,10 @@ impl Journal {
         (self.tip.seq, self.tip.hash)
     }
 
-    /// Has a thread call `bell` when the journal's files were moved, or when the head cannot be written. After a move
-    /// every commit fails.
-    pub fn on_alarm(&self, bell: impl Fn(&Alarm) + Send + 'static) {
-        self.keeper.on_alarm(bell);
+    /// Has a thread call `callback` when the journal's files were moved, or when the head cannot be written. After a
+    /// move every commit fails.
+    pub fn on_alarm(&self, callback: impl Fn(&Alarm) + Send + 'static) {
+        self.keeper.on_alarm(callback);
     }
 
     /// Frees the ballast's bytes, for releases and expiries on a full disk.
@@ -193,7 +193,7 @@ impl Journal {
     /// Reserves the ballast again; returns true if there is one.
     pub fn restore_ballast(&mut self) -> io::Result<bool> {
         let restored = self.ballast.restore();
-        self.checkpointer.fit(self.ballast.bytes());
+        self.checkpointer.fit_to_ballast(self.ballast.bytes());
         restored
     }
 
@@ -207,7 +207,7 @@ impl Journal {
     pub fn may_have_room(&self) -> bool {
         /// Bytes that a release and the few lines after a rebuilt state need.
         const LEAST: u64 = 128 << 10;
-        place::free_bytes(&self.path).map_or(true, |free| free >= LEAST)
+        state_dir::free_bytes(&self.path).map_or(true, |free| free >= LEAST)
     }
 
     /// Bounds the database's size: a commit that needs more fails as on a full disk.
@@ -245,12 +245,12 @@ impl Journal {
             journal.conn.prepare_cached("COMMIT")?.execute([])?;
             Ok(done)
         };
-        run(self).map_err(|error| self.failed(&error))
+        run(self).map_err(|error| self.classify_error(&error))
     }
 
     fn copy_wal(&mut self, sql: &str) -> Result<(), CommitError> {
         let copied = self.conn.query_row(sql, [], |_| Ok(()));
-        match copied.map_err(|error| self.failed(&error)) {
+        match copied.map_err(|error| self.classify_error(&error)) {
             Err(lost @ CommitError::Sync(_)) => Err(lost),
             // The disk is full for that too, or a reader is in the way: the commit reports it.
             _ => Ok(()),
@@ -271,7 +271,7 @@ impl Journal {
     }
 
     /// Converts the error, and rolls back an open transaction.
-    fn failed(&mut self, error: &Error) -> CommitError {
+    fn classify_error(&mut self, error: &Error) -> CommitError {
         let mut sorted = CommitError::sqlite(error, connect::errno(&self.conn));
         if !self.conn.is_autocommit()
             && let Err(error) = self.conn.execute_batch("ROLLBACK")
@@ -302,7 +302,7 @@ fn lengthen_wal(path: &Path) -> io::Result<()> {
     /// Enough for some thousand leases: days of a quiet service. A busy one lengthens it itself within a second.
     const BYTES: u64 = 9 << 20;
     // At most a quarter of what is free on a small disk.
-    let bytes = BYTES.min(place::free_bytes(path)? / 4);
+    let bytes = BYTES.min(state_dir::free_bytes(path)? / 4);
     let mut name = path.as_os_str().to_owned();
     name.push("-wal");
     let wal = OpenOptions::new().write(true).open(name)?;

@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn each_step_runs_once_and_keeps_what_is_there() {
+    fn each_migration_step_runs_once_and_keeps_rows() {
         let mut conn = Connection::open_in_memory().unwrap();
         let steps = ["CREATE TABLE a (x) ", "ALTER TABLE a ADD y DEFAULT 7"];
         advance(&mut conn, &steps[..1]).unwrap();
@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_file_is_a_journal_of_version_0_and_anothers_database_is_foreign() {
+    fn a_new_file_is_a_journal_of_version_0_and_another_programs_database_is_foreign() {
         let mut conn = Connection::open_in_memory().unwrap();
         assert_eq!(kind(&conn), Ok(DatabaseKind::Journal(0)));
         migrate(&mut conn).unwrap();

@@ -223,7 +223,7 @@ fn an_older_copy_and_another_journal_are_noticed() {
 }
 
 #[test]
-fn without_a_note_only_what_is_inside_is_checked_and_a_damaged_note_is_a_loss() {
+fn without_a_note_only_the_journal_is_checked_and_a_damaged_note_is_a_loss() {
     let crashed = crashed();
     let none = damaged(&crashed, |dir| fs::remove_file(dir.join("journal.head")).unwrap());
     let report = verify(&none.path()).unwrap();
@@ -253,24 +253,24 @@ fn trimming_the_old_end_is_no_loss() {
 }
 
 /// Moves a file of a state directory away.
-type Way = fn(&Path, &str);
+type MoveAway = fn(&Path, &str);
 
 #[test]
-fn after_the_journal_was_moved_nothing_is_committed_any_more() {
+fn after_the_journal_was_moved_every_commit_fails() {
     let unlink = |dir: &Path, name: &str| fs::remove_file(dir.join(name)).unwrap();
     let replace = |dir: &Path, name: &str| {
         fs::copy(dir.join(name), dir.join("copy")).unwrap();
         fs::rename(dir.join("copy"), dir.join(name)).unwrap();
     };
     let rename = |dir: &Path, _: &str| fs::rename(dir, dir.with_extension("elsewhere")).unwrap();
-    let ways: [(&str, Way); 5] = [
+    let moves: [(&str, MoveAway); 5] = [
         ("journal.db", unlink),
         ("journal.db-wal", unlink),
         ("lock", unlink),
         ("journal.db", replace),
         ("journal.db", rename),
     ];
-    for (name, way) in ways {
+    for (name, move_away) in moves {
         let dir = Dir::new();
         let (mut journal, _) = dir.open();
         let (tell, told) = mpsc::channel();
@@ -281,7 +281,7 @@ fn after_the_journal_was_moved_nothing_is_committed_any_more() {
         let mut world = World::new(9);
         world.lease();
         journal.commit(&world.close()).unwrap();
-        way(&dir.path(), name);
+        move_away(&dir.path(), name);
         assert_eq!(told.recv_timeout(LONG).unwrap(), dir.file(name));
         until("a refusal", || {
             world.lease();

@@ -1,14 +1,14 @@
 //! The journal on real files: what goes in comes out, what breaks is named, nothing is lost.
 
-mod beside;
 mod bounds;
 mod faults;
 mod generate;
 mod head;
-mod place;
+mod log_cut;
 mod round_trip;
+mod state_dir;
 mod tamper;
-mod trail;
+mod while_writing;
 
 use std::path::{Path, PathBuf};
 use sublet_journal::{Journal, LoadedState};

@@ -5,7 +5,7 @@ use crate::generate::World;
 use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use sublet_journal::{Journal, JournalReader, OpenError, backup, live, verify};
+use sublet_journal::{Journal, JournalReader, OpenError, backup, read_state, verify};
 
 /// Writes until `work` is done; returns the world as it was last committed.
 fn while_writing(dir: &Dir, work: impl FnOnce(&JournalReader)) -> World {
@@ -41,7 +41,7 @@ fn a_backup_of_a_busy_journal_is_whole_and_opens_by_itself() {
     assert_eq!(fs::read_dir(dir.0.path()).unwrap().count(), 2, "the state and the backup, no leftovers");
     let report = verify(&to).unwrap();
     assert!(report.is_clean() && report.last_seq >= 2_000, "{report:?}");
-    let rows = live(&to).unwrap();
+    let rows = read_state(&to).unwrap();
 
     assert!(matches!(backup(&dir.path(), &to), Err(OpenError::Exists { .. })));
     let nowhere = dir.0.path().join("nowhere");
@@ -56,7 +56,7 @@ fn a_backup_of_a_busy_journal_is_whole_and_opens_by_itself() {
     later.cycle();
     journal.commit(&later.close()).unwrap();
     assert!(verify(&kept.path()).unwrap().is_clean());
-    assert_eq!(live(&dir.path()).unwrap(), world.rows);
+    assert_eq!(read_state(&dir.path()).unwrap(), world.rows);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! To which tenant a line of the log belongs, and which lines are cut last.
 //!
 //! A line about a lease belongs to the tenant of the lease, whichever tenant's request caused it. A line about an
-//! unleased process belongs to the user of the process. What remains (starts, GPUs, rules) belongs to [`HOUSE`].
+//! unleased process belongs to the user of the process. What remains (starts, GPUs, rules) belongs to [`DAEMON_OWNER`].
 
 use sublet_core::action::Action;
 use sublet_core::decide::enforce::tenant_of;
@@ -10,12 +10,12 @@ use sublet_core::rows::{Reason, Rows};
 use sublet_core::stranger::StrangerId;
 
 /// The owner of the lines of operators and of the daemon itself. No tenant has this name.
-pub const HOUSE: &str = "sublet";
+pub const DAEMON_OWNER: &str = "sublet";
 
 /// The owner of a line and its rank: lines of rank 1 are cut after all others of the same owner.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LineOwner {
-    /// The tenant's name, or [`HOUSE`].
+    /// The tenant's name, or [`DAEMON_OWNER`].
     pub name: String,
     /// 1 for signals, warnings and operators' acts, 0 for everything else.
     pub rank: u8,
@@ -32,13 +32,13 @@ impl LineOwner {
             Action::SetAside { aside, .. } => Some(aside.by.clone()),
             Action::EndAside { by, .. } => Some(by.clone()),
             Action::Find { stranger } => Some(tenant_of(&stranger.audit)),
-            action => of_lease(rows, action).or_else(|| user_of(rows, action.stranger()?)),
+            action => tenant_of_lease(rows, action).or_else(|| user_of(rows, action.stranger()?)),
         };
-        LineOwner { name: name.unwrap_or_else(|| HOUSE.to_owned()), rank: u8::from(is_cut_last(action)) }
+        LineOwner { name: name.unwrap_or_else(|| DAEMON_OWNER.to_owned()), rank: u8::from(is_cut_last(action)) }
     }
 }
 
-fn of_lease(rows: &Rows, action: &Action) -> Option<String> {
+fn tenant_of_lease(rows: &Rows, action: &Action) -> Option<String> {
     tenant_name(rows, rows.leases.get(&action.lease()?)?.tenant)
 }
 

@@ -61,7 +61,7 @@ pub fn exposed_above(path: &Path) -> io::Result<Option<Exposed>> {
 }
 
 fn exposed_to(path: &Path, trusted: Trusted) -> io::Result<Option<Exposed>> {
-    let mut rest = names(&std::path::absolute(path)?);
+    let mut rest = path_names(&std::path::absolute(path)?);
     let (mut at, mut links) = (PathBuf::from("/"), 0);
     while let Some(name) = rest.pop_front() {
         if name == ".." {
@@ -86,7 +86,7 @@ fn exposed_to(path: &Path, trusted: Trusted) -> io::Result<Option<Exposed>> {
                 if target.is_absolute() {
                     at = PathBuf::from("/");
                 }
-                let mut through = names(&target);
+                let mut through = path_names(&target);
                 through.append(&mut rest);
                 rest = through;
             }
@@ -98,7 +98,7 @@ fn exposed_to(path: &Path, trusted: Trusted) -> io::Result<Option<Exposed>> {
     Ok(None)
 }
 
-fn names(path: &Path) -> VecDeque<OsString> {
+fn path_names(path: &Path) -> VecDeque<OsString> {
     let name = |part: Component<'_>| match part {
         Component::Normal(_) | Component::ParentDir => Some(part.as_os_str().to_owned()),
         _ => None,

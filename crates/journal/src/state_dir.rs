@@ -9,8 +9,8 @@
 //! The database's own files are never opened here: closing any descriptor of such a
 //! file would drop SQLite's locks on it.
 
-use crate::above::{Exposed, exposed_above};
 use crate::error::OpenError;
+use crate::path_trust::{Exposed, exposed_above};
 use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock, statvfs};
 use rustix::io::Errno;
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -31,13 +31,13 @@ pub const HEAD: &str = "journal.head";
 /// in proportion (`checkpoint.rs`).
 pub const BALLAST_BYTES: u64 = 80 << 20;
 /// One busy minute would use up less than this. Then there is no ballast, and the caller is told.
-const BALLAST_LEAST: u64 = 4 << 20;
+const BALLAST_BYTES_MIN: u64 = 4 << 20;
 
 /// The smallest size of a database: one page.
-const PAGE: u64 = 4096;
+const PAGE_BYTES: u64 = 4096;
 
 /// Makes the directory if it does not exist, and refuses one that another user can change.
-pub fn prepare(dir: &Path) -> Result<(), OpenError> {
+pub fn prepare_directory(dir: &Path) -> Result<(), OpenError> {
     let failed = |source| OpenError::Directory { path: dir.to_owned(), source };
     if let Some(Exposed { path: above, why }) = exposed_above(dir).map_err(failed)? {
         return Err(OpenError::ExposedAbove { path: dir.to_owned(), above, why });
@@ -48,16 +48,16 @@ pub fn prepare(dir: &Path) -> Result<(), OpenError> {
             sync_dir(parent).map_err(failed)?;
         }
     }
-    let about = fs::metadata(dir).map_err(failed)?;
-    if !about.is_dir() {
+    let metadata = fs::metadata(dir).map_err(failed)?;
+    if !metadata.is_dir() {
         return Err(failed(Errno::NOTDIR.into()));
     }
     // A user that may write the directory could put a file in our way, or remove ours.
-    let (owner, us) = (about.uid(), rustix::process::geteuid().as_raw());
+    let (owner, us) = (metadata.uid(), rustix::process::geteuid().as_raw());
     if owner != us && owner != 0 {
         return Err(OpenError::NotOurs { path: dir.to_owned(), owner, us });
     }
-    match about.permissions().mode() & 0o7777 {
+    match metadata.permissions().mode() & 0o7777 {
         mode if mode & 0o022 != 0 => Err(OpenError::Exposed { path: dir.to_owned(), mode }),
         _ => Ok(()),
     }
@@ -76,9 +76,9 @@ pub struct DirectoryLock {
 
 impl DirectoryLock {
     /// Takes the lock; the error names the process that holds it.
-    pub fn take(dir: &Path) -> Result<DirectoryLock, OpenError> {
+    pub fn acquire(dir: &Path) -> Result<DirectoryLock, OpenError> {
         let failed = |source| OpenError::Directory { path: dir.to_owned(), source };
-        let mut file = own_file(&dir.join(LOCK)).map_err(failed)?;
+        let mut file = open_own_file(&dir.join(LOCK)).map_err(failed)?;
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) => {
@@ -93,7 +93,7 @@ impl DirectoryLock {
     }
 }
 
-fn own_file(path: &Path) -> io::Result<File> {
+fn open_own_file(path: &Path) -> io::Result<File> {
     let nofollow = rustix::fs::OFlags::NOFOLLOW.bits() as i32;
     OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(nofollow).open(path)
 }
@@ -109,18 +109,18 @@ fn pid_in(file: &mut File) -> Option<u32> {
 /// the write-ahead log beside it.
 pub fn check_not_lost(dir: &Path) -> Result<(), OpenError> {
     let path = dir.join(DATABASE);
-    let bytes = |path: &Path| fs::metadata(path).map_or(0, |about| about.len());
+    let bytes = |path: &Path| fs::metadata(path).map_or(0, |metadata| metadata.len());
     let held = dir.join(BALLAST).exists() || dir.join(HEAD).exists() || bytes(&dir.join("journal.db-wal")) > 0;
     match bytes(&path) {
-        ..PAGE if held => Err(OpenError::Gone { path }),
+        ..PAGE_BYTES if held => Err(OpenError::Gone { path }),
         // SQLite takes a file of less than a page for an empty one, and would write over it.
-        1..PAGE => Err(OpenError::Foreign { path }),
+        1..PAGE_BYTES => Err(OpenError::Foreign { path }),
         _ => Ok(()),
     }
 }
 
 /// Makes an empty database file that only its owner can read, unless there is one.
-pub fn make_private(path: &Path) -> Result<(), OpenError> {
+pub fn make_private_file(path: &Path) -> Result<(), OpenError> {
     match OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(OpenError::file(path, error)),
         _ => Ok(()),
@@ -177,16 +177,16 @@ impl Ballast {
     /// Reserves as many bytes as fit the disk now; returns true if there is a ballast again. Bytes that were free
     /// ever since it was given up are its own, and do not show that the disk has room.
     pub fn restore(&mut self) -> io::Result<bool> {
-        let file = own_file(&self.path)?;
+        let file = open_own_file(&self.path)?;
         self.bytes = file.metadata()?.len();
         let free = free_bytes(&self.path)?;
         if let Some(least) = &mut self.least_free {
             *least = free.min(*least);
-            if free - *least < 2 * BALLAST_LEAST {
+            if free - *least < 2 * BALLAST_BYTES_MIN {
                 return Ok(false);
             }
         }
-        let size = fitting(self.bytes.saturating_add(free));
+        let size = fitting_ballast_bytes(self.bytes.saturating_add(free));
         if self.bytes < size {
             if let Err(error) = reserve(&file, size) {
                 self.bytes = 0;
@@ -196,7 +196,7 @@ impl Ballast {
             file.sync_all()?;
             self.bytes = size;
         }
-        if self.bytes < BALLAST_LEAST {
+        if self.bytes < BALLAST_BYTES_MIN {
             return Ok(false);
         }
         self.least_free = None;
@@ -205,10 +205,10 @@ impl Ballast {
 }
 
 /// The size of the ballast for a disk with `room` bytes: half of it in whole MiB, at most [`BALLAST_BYTES`], or 0 if
-/// that is less than [`BALLAST_LEAST`].
-fn fitting(room: u64) -> u64 {
+/// that is less than [`BALLAST_BYTES_MIN`].
+fn fitting_ballast_bytes(room: u64) -> u64 {
     let half = (room / 2).min(BALLAST_BYTES) >> 20 << 20;
-    if half < BALLAST_LEAST { 0 } else { half }
+    if half < BALLAST_BYTES_MIN { 0 } else { half }
 }
 
 fn reserve(file: &File, bytes: u64) -> io::Result<()> {
@@ -227,12 +227,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_small_disk_keeps_half_of_its_room_and_a_tiny_one_nothing() {
+    fn the_ballast_takes_half_of_a_small_disk_and_nothing_of_a_tiny_one() {
         let mib = |n: u64| n << 20;
-        assert_eq!(fitting(u64::MAX), mib(80));
-        assert_eq!(fitting(mib(160)), mib(80));
-        assert_eq!(fitting(mib(61)), mib(30));
-        assert_eq!(fitting(mib(8)), mib(4));
-        assert_eq!(fitting(mib(8) - 1), 0);
+        assert_eq!(fitting_ballast_bytes(u64::MAX), mib(80));
+        assert_eq!(fitting_ballast_bytes(mib(160)), mib(80));
+        assert_eq!(fitting_ballast_bytes(mib(61)), mib(30));
+        assert_eq!(fitting_ballast_bytes(mib(8)), mib(4));
+        assert_eq!(fitting_ballast_bytes(mib(8) - 1), 0);
     }
 }

@@ -4,7 +4,7 @@ use crate::Dir;
 use std::error::Error;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
-use sublet_journal::{Journal, OpenError, live, verify};
+use sublet_journal::{Journal, OpenError, read_state, verify};
 
 fn mode(path: &std::path::Path) -> u32 {
     fs::metadata(path).unwrap().permissions().mode() & 0o777
@@ -23,7 +23,7 @@ fn a_missing_directory_is_made_for_its_owner_only() {
 }
 
 #[test]
-fn the_ballast_is_real_bytes_and_can_be_given_up_and_taken_back() {
+fn the_ballast_has_real_bytes_and_can_be_given_up_and_restored() {
     let dir = Dir::new();
     let (mut journal, _) = dir.open();
     let blocks = || fs::metadata(dir.file("ballast")).unwrap().blocks() * 512;
@@ -35,7 +35,7 @@ fn the_ballast_is_real_bytes_and_can_be_given_up_and_taken_back() {
 }
 
 #[test]
-fn a_second_daemon_is_told_who_has_it() {
+fn a_second_daemon_is_refused_with_the_pid_of_the_first() {
     let dir = Dir::new();
     let first = dir.open();
     let error = Journal::open(&dir.path()).unwrap_err();
@@ -48,7 +48,7 @@ fn a_second_daemon_is_told_who_has_it() {
 }
 
 #[test]
-fn a_place_that_will_not_do_is_named() {
+fn an_unusable_state_directory_is_named() {
     let dir = Dir::new();
     fs::write(dir.path(), "").unwrap();
     let error = Journal::open(&dir.path()).unwrap_err();
@@ -119,7 +119,7 @@ fn a_state_directory_below_one_that_another_user_may_change_is_refused() {
 }
 
 #[test]
-fn a_lock_file_that_leads_elsewhere_is_not_followed() {
+fn a_lock_file_that_is_a_link_is_not_followed() {
     let dir = Dir::new();
     fs::create_dir(dir.path()).unwrap();
     let target = dir.0.path().join("precious");
@@ -130,7 +130,7 @@ fn a_lock_file_that_leads_elsewhere_is_not_followed() {
 }
 
 #[test]
-fn looking_where_one_may_not_says_that() {
+fn reading_without_permission_is_denied() {
     if !rustix::process::geteuid().is_root() {
         return eprintln!("skipped: only root can become somebody who may not look");
     }
@@ -155,11 +155,11 @@ fn looking_where_one_may_not_says_that() {
 }
 
 #[test]
-fn looking_where_nothing_is_says_so() {
+fn reading_without_a_journal_reports_it_missing() {
     let dir = Dir::new();
-    let error = live(&dir.path()).unwrap_err();
+    let error = read_state(&dir.path()).unwrap_err();
     assert_eq!(error.to_string(), format!("there is no journal at `{}`", dir.path().display()));
     fs::create_dir(dir.path()).unwrap();
-    assert!(matches!(live(&dir.path()), Err(OpenError::Missing { .. })));
+    assert!(matches!(read_state(&dir.path()), Err(OpenError::Missing { .. })));
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "looking makes nothing");
 }

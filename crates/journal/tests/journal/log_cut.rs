@@ -172,7 +172,7 @@ fn with_stubs(seed: u64) -> (Dir, World) {
 }
 
 #[test]
-fn whatever_was_trimmed_the_chain_verifies_and_any_change_is_noticed() {
+fn a_trimmed_chain_verifies_and_any_change_is_noticed() {
     for seed in 30..36 {
         let (dir, _) = with_stubs(seed);
         assert_eq!(findings(&dir), [""; 0], "seed {seed}");
