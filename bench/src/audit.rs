@@ -127,7 +127,7 @@ pub fn run(rig: &Rig) -> Result<Outcome> {
     let folder = rig.fresh("audit")?;
     let _crowd = Crowd::start()?;
     let service = service::sublet(rig, &folder, CARD)?.ready(&folder)?;
-    let path = soft::beside(&service.socket);
+    let path = soft::state_file_for(&service.socket);
     let state = State::create(&path, &CARD.trim_start_matches("soft:").parse().map_err(Error::msg::<String>)?)?;
     let _on_card = Others::start(&path, ON_CARD, &state)?;
     await_known(&service.socket, ON_CARD)?;

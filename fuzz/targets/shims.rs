@@ -29,7 +29,7 @@ use sublet_core::units::Span;
 use sublet_host::clock::Clock;
 use sublet_host::gpu::GpuSpec;
 use sublet_host::shims::{GpuCap, ShimPlacement, ShimSettings, ShimTarget};
-use sublet_host::{Host, HostSettings, HostReport};
+use sublet_host::{Host, HostReport, HostSettings};
 use sublet_shim_wire::{Order, PACKET_MAX, Page, Word};
 
 /// Host memory for parked bytes.
@@ -54,7 +54,7 @@ struct Hub {
 
 fuzz_target!(|data: &[u8]| {
     let hub = hub();
-    (1..=OWN + 1).for_each(|lease| hub.wish(lease, ShimPlacement::OnCards));
+    (1..=OWN + 1).for_each(|lease| hub.wish(lease, ShimPlacement::OnGpus));
     let mut programs: [Option<Program>; 4] = Default::default();
     let mut rest = data;
     while let [kind, low, high, more @ ..] = rest {
@@ -69,7 +69,7 @@ fuzz_target!(|data: &[u8]| {
         program.hear();
     }
     drop(programs);
-    (1..=OWN + 1).for_each(|lease| hub.host.unwish(LeaseId(lease)));
+    (1..=OWN + 1).for_each(|lease| hub.host.forget_shim_target(LeaseId(lease)));
     hub.check_sights();
 });
 
@@ -84,7 +84,7 @@ fn hub() -> &'static Hub {
         let (sink, sights) = mpsc::channel();
         let host = Host::start(settings, Clock::new(Span::ZERO), move |sight| drop(sink.send(sight)));
         let hub = Hub { host: host.expect("the hub"), socket, sights: Mutex::new(sights) };
-        hub.host.listen();
+        hub.host.start_reporting();
         hub
     })
 }
@@ -94,7 +94,13 @@ impl Hub {
         let own = rustix::process::getuid().as_raw();
         let uid = if lease <= OWN { own } else { own + 1 };
         let cards = vec![GpuCap { uuid: [7; 16], cap: 24 << 30, context: 0 }; 2];
-        self.host.wish(ShimTarget { lease: LeaseId(lease), uid, place, but: Vec::new(), cards });
+        self.host.set_shim_target(ShimTarget {
+            lease: LeaseId(lease),
+            uid,
+            placement: place,
+            moved_by_driver: Vec::new(),
+            gpus: cards,
+        });
     }
 
     /// A program that only reads its page gets an answer.
@@ -117,7 +123,7 @@ impl Hub {
 
     fn check_sights(&self) {
         for sight in self.sights.lock().expect("the one reader").try_iter() {
-            let HostReport::Said { lease, said, .. } = sight else { continue };
+            let HostReport::ShimReported { lease, said, .. } = sight else { continue };
             assert!((1..=OWN).contains(&lease.0), "another user's lease {lease}: {said:?}");
             if let Said::Refused(why) = said {
                 assert!(why.chars().count() <= 200 && !why.chars().any(char::is_control), "{why:?}");
@@ -139,17 +145,21 @@ fn take(hub: &Hub, programs: &mut [Option<Program>; 4], kind: u8, step: &[u8]) {
             program.into_iter().for_each(|program| program.write(at, step.get(3..).unwrap_or_default()));
         }
         b'h' => programs[usize::from(first) % 4] = None,
-        b'b' => hub.host.booked(number % (RAM + 1)),
-        b'a' => hub.host.ahead(LeaseId(lease)),
+        b'b' => hub.host.set_booked_bytes(number % (RAM + 1)),
+        b'a' => hub.host.prepare_to_park(LeaseId(lease)),
         _ => {}
     }
 }
 
 fn place(kind: u8, number: u64) -> ShimPlacement {
     match kind % 4 {
-        0 => ShimPlacement::OnCards,
-        1 => ShimPlacement::Over { why: "the lease is over".to_owned() },
-        kind => ShimPlacement::Away { booked: number % (RAM + 1), within: Duration::from_secs(1), deep: kind == 2 },
+        0 => ShimPlacement::OnGpus,
+        1 => ShimPlacement::LeaseOver { why: "the lease is over".to_owned() },
+        kind => ShimPlacement::InHostMemory {
+            booked: number % (RAM + 1),
+            within: Duration::from_secs(1),
+            with_context: kind == 2,
+        },
     }
 }
 

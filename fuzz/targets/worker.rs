@@ -24,17 +24,17 @@ fuzz_target!(|data: &[u8]| {
     for line in data.split(|byte| *byte == b'\n').take(32) {
         let Some((kind, line)) = line.split_first() else { continue };
         let (other, sights) = match kind {
-            b'l' => (WorkerLineKind::CardsAnswer, worker.list(line)),
-            b'o' => (WorkerLineKind::CardsAnswer, worker.look(line)),
-            b'r' => (WorkerLineKind::CardsRequest, None),
+            b'l' => (WorkerLineKind::GpuAnswer, worker.list(line)),
+            b'o' => (WorkerLineKind::GpuAnswer, worker.look(line)),
+            b'r' => (WorkerLineKind::GpuRequest, None),
             b'd' => (WorkerLineKind::DriverAnswer, None),
             b'R' => (WorkerLineKind::DriverRequest, None),
             b'm' => (WorkerLineKind::Context, None),
-            _ => (WorkerLineKind::CardsAnswer, None),
+            _ => (WorkerLineKind::GpuAnswer, None),
         };
         let is_understood = round_trip(other, line).unwrap_or_else(|text| panic!("it became {text}"));
         assert!(is_understood || sights.is_none(), "a line that is not understood was taken");
-        assert!(sights.is_some() || worker.sights().is_empty(), "a refused line told something");
+        assert!(sights.is_some() || worker.reports().is_empty(), "a refused line told something");
         sights.unwrap_or_default().into_iter().for_each(|sight| core.take(sight));
     }
 });
@@ -63,7 +63,7 @@ impl Core {
 
     fn take(&mut self, sight: HostReport) {
         match sight {
-            HostReport::Cards(cards) => self.decide(Event::Listed(cards)),
+            HostReport::Gpus(cards) => self.decide(Event::Listed(cards)),
             HostReport::Observed { uuid, observation } => self.decide(Event::Observed { card: uuid, observation }),
             _ => {}
         }

@@ -229,10 +229,11 @@ fn look_at(choice: &Choice, options: &Options) -> Result<HostSettings, ServeErro
     let mut eyes = HostSettings::new(choice.gpu.clone());
     eyes.script = options.state_dir.join("scripted.json");
     if let GpuSpec::Soft(spec) = &choice.gpu {
-        let place = soft::make(spec, soft::beside(&options.socket)).map_err(|error| match choice.automatic {
-            true => ServeError::NoDevice(error),
-            false => ServeError::Soft(error),
-        })?;
+        let place =
+            soft::make(spec, soft::state_file_for(&options.socket)).map_err(|error| match choice.automatic {
+                true => ServeError::NoDevice(error),
+                false => ServeError::Soft(error),
+            })?;
         announce(&place, choice.automatic);
         eyes.soft = Some(place);
     }

@@ -41,7 +41,7 @@ impl ActivityMeter {
 
     /// Takes the counters of all living processes. Returns true if the holder worked since the last call that
     /// returned true. A process seen for the first time only sets its baseline.
-    pub(crate) fn sample(&mut self, now: Instant, counters: &BTreeMap<ProcKey, Counters>) -> bool {
+    pub(crate) fn has_worked(&mut self, now: Instant, counters: &BTreeMap<ProcKey, Counters>) -> bool {
         // All three are evaluated, because each updates its own baseline.
         let unreadable = counters.values().any(|c| c.cpu_ticks.is_none());
         let cpu = self.cpu_worked(now, counters);
@@ -92,7 +92,7 @@ mod tests {
         let mut found = Vec::new();
         for (second, (cpu_ticks, io_bytes)) in (0u64..).zip(samples) {
             let counters = BTreeMap::from([(process, Counters { cpu_ticks, io_bytes })]);
-            if meter.sample(begun + Duration::from_secs(second), &counters) {
+            if meter.has_worked(begun + Duration::from_secs(second), &counters) {
                 found.push(second);
             }
         }
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_past_is_not_work() {
+    fn activity_before_the_first_sample_is_not_work() {
         assert!(worked([(Some(999_999), Some(1 << 40)), (Some(999_999), Some(1 << 40))]).is_empty());
     }
 
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_counts_as_work() {
+    fn unreadable_counters_count_as_work() {
         assert_eq!(worked([(Some(0), None), (None, None), (Some(0), None)]), [1]);
     }
 }

@@ -16,11 +16,11 @@ use std::time::Duration;
 use sublet_core::ids::ProcKey;
 
 /// Enough for every GPU process of a big host; others are left to the refresh.
-const EARS_MAX: usize = 4096;
+const PIDFDS_MAX: usize = 4096;
 /// Exits returned together, so that processes that end together are handled together.
-const HEARD_AT_ONCE: usize = 256;
+const EXITS_AT_ONCE: usize = 256;
 /// The epoll token of the bell, which is no process.
-const BELL: u64 = 0;
+const WAKE_TOKEN: u64 = 0;
 
 /// Whether the exit of a process must be noticed at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,36 +35,36 @@ pub(crate) enum ExitWatch {
 
 pub(crate) struct Exits {
     epoll: OwnedFd,
-    ears: BTreeMap<ProcKey, (u64, OwnedFd)>,
+    pidfds: BTreeMap<ProcKey, (u64, OwnedFd)>,
     by_token: BTreeMap<u64, ProcKey>,
     next_token: u64,
-    ears_max: usize,
+    pidfds_max: usize,
 }
 
 impl Exits {
-    pub(crate) fn new(bell: &WakeEvent) -> io::Result<Exits> {
+    pub(crate) fn new(wake: &WakeEvent) -> io::Result<Exits> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
-        epoll::add(&epoll, bell.as_fd(), EventData::new_u64(BELL), EventFlags::IN)?;
+        epoll::add(&epoll, wake.as_fd(), EventData::new_u64(WAKE_TOKEN), EventFlags::IN)?;
         Ok(Exits {
             epoll,
-            ears: BTreeMap::new(),
+            pidfds: BTreeMap::new(),
             by_token: BTreeMap::new(),
-            next_token: BELL + 1,
-            ears_max: ears_max(),
+            next_token: WAKE_TOKEN + 1,
+            pidfds_max: pidfds_max(),
         })
     }
 
     /// Listens for the end of exactly this process. False if it has ended already.
-    pub(crate) fn listen(&mut self, key: ProcKey, ear: ExitWatch) -> bool {
-        if self.ears.contains_key(&key) {
+    pub(crate) fn watch(&mut self, key: ProcKey, ear: ExitWatch) -> bool {
+        if self.pidfds.contains_key(&key) {
             return true;
         }
-        let ears_max = match ear {
-            ExitWatch::Reserved => self.ears_max,
-            ExitWatch::Ordinary => self.ears_max / 2,
+        let pidfds_max = match ear {
+            ExitWatch::Reserved => self.pidfds_max,
+            ExitWatch::Ordinary => self.pidfds_max / 2,
             ExitWatch::None => 0,
         };
-        let ear = if self.ears.len() < ears_max { open(key.pid) } else { Ok(None) };
+        let ear = if self.pidfds.len() < pidfds_max { open(key.pid) } else { Ok(None) };
         // Checked after opening: from here on the descriptor means this process and no other.
         let Some(ear) = ear.ok().filter(|_| process::is_running(key)) else { return false };
         if let Some(ear) = ear {
@@ -72,7 +72,7 @@ impl Exits {
             if epoll::add(&self.epoll, &ear, EventData::new_u64(token), EventFlags::IN).is_ok() {
                 self.next_token += 1;
                 self.by_token.insert(token, key);
-                self.ears.insert(key, (token, ear));
+                self.pidfds.insert(key, (token, ear));
             }
         }
         true
@@ -80,13 +80,13 @@ impl Exits {
 
     #[cfg(test)]
     pub(crate) fn count(&self) -> usize {
-        self.ears.len()
+        self.pidfds.len()
     }
 
     /// Stops listening.
-    pub(crate) fn ignore(&mut self, key: ProcKey) {
+    pub(crate) fn unwatch(&mut self, key: ProcKey) {
         // Closing the descriptor takes it out of the epoll set.
-        if let Some((token, _)) = self.ears.remove(&key) {
+        if let Some((token, _)) = self.pidfds.remove(&key) {
             self.by_token.remove(&token);
         }
     }
@@ -95,13 +95,13 @@ impl Exits {
     /// ended.
     pub(crate) fn wait(&mut self, timeout: Option<Duration>) -> io::Result<Vec<ProcKey>> {
         let timeout = timeout.map(timespec);
-        let mut room = [const { MaybeUninit::<Event>::uninit() }; HEARD_AT_ONCE];
-        let heard = match epoll::wait(&self.epoll, &mut room, timeout.as_ref()) {
-            Ok((heard, _)) => heard,
+        let mut room = [const { MaybeUninit::<Event>::uninit() }; EXITS_AT_ONCE];
+        let events = match epoll::wait(&self.epoll, &mut room, timeout.as_ref()) {
+            Ok((events, _)) => events,
             Err(Errno::INTR) => return Ok(Vec::new()),
             Err(error) => return Err(error.into()),
         };
-        Ok(heard.iter().filter_map(|event| self.by_token.get(&event.data.u64()).copied()).collect())
+        Ok(events.iter().filter_map(|event| self.by_token.get(&event.data.u64()).copied()).collect())
     }
 }
 
@@ -117,7 +117,7 @@ fn open(pid: u32) -> Result<Option<OwnedFd>, Errno> {
 }
 
 /// At most half of the descriptors this process may open: the daemon has clients too.
-fn ears_max() -> usize {
+fn pidfds_max() -> usize {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-    usize::try_from(limit / 2).unwrap_or(EARS_MAX).min(EARS_MAX)
+    usize::try_from(limit / 2).unwrap_or(PIDFDS_MAX).min(PIDFDS_MAX)
 }

@@ -25,7 +25,7 @@ pub(crate) enum GpuRequest {
 pub(crate) enum GpuAnswer {
     /// To [`GpuRequest::List`]; `unread` is true if there are more GPUs, which could not be read and were never known.
     Cards { cards: Vec<CardFacts>, unread: bool },
-    /// To [`GpuRequest::GpuReading`]: each GPU of the last list.
+    /// To [`GpuRequest::Look`]: each GPU of the last list.
     Looks(Vec<GpuReading>),
     /// To either: the GPUs cannot be listed.
     Unlisted(GpuListError),

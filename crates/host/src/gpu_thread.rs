@@ -12,13 +12,13 @@
 //! Nothing is attributed here: each reading goes to the process thread, which knows the holders.
 
 use crate::clock::Clock;
-use crate::eyes::{ProcessMessage, ProcessThreadInbox};
 use crate::gpu::GpuSpec;
-use crate::link::{WorkerError, WorkerLink, is_left};
-use crate::protocol::{GpuAnswer, GpuReading, GpuRequest};
+use crate::gpu_protocol::{GpuAnswer, GpuReading, GpuRequest};
+use crate::process_thread::{ProcessMessage, ProcessThreadInbox};
 use crate::soft::SoftPlace;
 use crate::wake::{WakeEvent, wait_readable};
 use crate::worker::MeasuredContext;
+use crate::worker_link::{WorkerError, WorkerLink, is_unreaped};
 use crate::{GpuListError, GpuListErrorKind, HostReport, HostSettings};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -33,7 +33,7 @@ use sublet_core::reading::{CardFacts, Observation, Reading, Unreadable};
 use sublet_core::units::{Bytes, Time};
 
 /// Minimum time between two requested readings: a reading takes about a hundredth of it.
-const LOOK_GAP: Duration = Duration::from_millis(5);
+const READING_GAP: Duration = Duration::from_millis(5);
 /// GPUs come and go rarely (hot plug, a reset); display and compute mode change by hand.
 const LIST_EVERY: Duration = Duration::from_secs(60);
 /// A missing driver may be installed or loaded at any moment, and an unreadable GPU may answer again.
@@ -48,40 +48,40 @@ pub(crate) const CONTEXT_PATIENCE: Duration = Duration::from_secs(30);
 /// stuck as well.
 pub(crate) const UNREAPED_MAX: usize = 3;
 /// How long a stopping thread waits for its worker to end.
-const LAST_WAIT: Duration = Duration::from_millis(500);
+const REAP_WAIT_MAX: Duration = Duration::from_millis(500);
 
 /// What other threads may tell the GPU thread.
 pub(crate) struct GpuThreadHandle {
     wake: WakeEvent,
     stop: WakeEvent,
-    wished: AtomicBool,
+    is_requested: AtomicBool,
     measured: Mutex<Vec<(String, Bytes)>>,
 }
 
 impl GpuThreadHandle {
     pub(crate) fn new() -> io::Result<GpuThreadHandle> {
         let (wake, stop) = (WakeEvent::new()?, WakeEvent::new()?);
-        Ok(GpuThreadHandle { wake, stop, wished: AtomicBool::new(false), measured: Mutex::default() })
+        Ok(GpuThreadHandle { wake, stop, is_requested: AtomicBool::new(false), measured: Mutex::default() })
     }
 
-    pub(crate) fn wish(&self) {
-        if !self.wished.swap(true, Ordering::AcqRel) {
-            self.wake.ring();
+    pub(crate) fn request_reading(&self) {
+        if !self.is_requested.swap(true, Ordering::AcqRel) {
+            self.wake.notify();
         }
     }
 
-    /// Rings when the thread must stop.
+    /// Is set when the thread must stop.
     pub(crate) fn stopping(&self) -> &WakeEvent {
         &self.stop
     }
 
     pub(crate) fn stop(&self) {
-        self.stop.ring();
+        self.stop.notify();
     }
 
-    fn tell_measured(&self, uuid: String, context: Bytes) {
+    fn add_measured(&self, uuid: String, context: Bytes) {
         self.measured.lock().unwrap_or_else(PoisonError::into_inner).push((uuid, context));
-        self.wake.ring();
+        self.wake.notify();
     }
 
     fn take_measured(&self) -> Vec<(String, Bytes)> {
@@ -92,21 +92,21 @@ impl GpuThreadHandle {
 pub(crate) struct GpuThread {
     settings: HostSettings,
     clock: Clock,
-    shared: Arc<GpuThreadHandle>,
-    eyes: ProcessThreadInbox,
-    link: Option<WorkerLink>,
+    handle: Arc<GpuThreadHandle>,
+    process_thread: ProcessThreadInbox,
+    worker_link: Option<WorkerLink>,
     unreaped: Vec<Child>,
     /// How long to wait before the next start, and the end of the present wait.
     wait: Duration,
     start_at: Instant,
     facts: Vec<CardFacts>,
-    told: Option<Result<Vec<CardFacts>, GpuListError>>,
+    reported: Option<Result<Vec<CardFacts>, GpuListError>>,
     list_at: Instant,
-    look_at: Instant,
-    looked: Option<Instant>,
+    read_at: Instant,
+    last_read: Option<Instant>,
     contexts: BTreeMap<String, Bytes>,
     /// GPUs on which the context was measured or tried: once is enough.
-    tried: BTreeSet<String>,
+    context_tried: BTreeSet<String>,
     measuring: Option<JoinHandle<()>>,
 }
 
@@ -114,49 +114,49 @@ impl GpuThread {
     pub(crate) fn new(
         settings: HostSettings,
         clock: Clock,
-        shared: Arc<GpuThreadHandle>,
-        eyes: ProcessThreadInbox,
+        handle: Arc<GpuThreadHandle>,
+        process_thread: ProcessThreadInbox,
     ) -> GpuThread {
         let now = Instant::now();
         GpuThread {
             settings,
             clock,
-            shared,
-            eyes,
-            link: None,
+            handle,
+            process_thread,
+            worker_link: None,
             unreaped: Vec::new(),
             wait: WAIT_MIN,
             start_at: now,
             facts: Vec::new(),
-            told: None,
+            reported: None,
             list_at: now,
-            look_at: now,
-            looked: None,
+            read_at: now,
+            last_read: None,
             contexts: BTreeMap::new(),
-            tried: BTreeSet::new(),
+            context_tried: BTreeSet::new(),
             measuring: None,
         }
     }
 
     pub(crate) fn run(mut self) {
         while self.wait_until_due() {
-            self.learn_contexts();
-            self.unreaped.retain_mut(is_left);
-            if let Err(silence) = self.turn() {
-                self.lose_worker(&silence);
+            self.update_contexts();
+            self.unreaped.retain_mut(is_unreaped);
+            if let Err(error) = self.run_once() {
+                self.lose_worker(&error);
             }
         }
-        self.finish();
+        self.end_worker();
     }
 
     /// Sleeps until there is something to do; returns false when the thread must stop.
     fn wait_until_due(&self) -> bool {
         loop {
             let due = self.due();
-            let ends = match wait_readable([self.shared.stop.as_fd(), self.shared.wake.as_fd()], due) {
+            let ends = match wait_readable([self.handle.stop.as_fd(), self.handle.wake.as_fd()], due) {
                 Ok([stopped, woken]) => {
                     if woken {
-                        self.shared.wake.hush();
+                        self.handle.wake.clear();
                     }
                     stopped
                 }
@@ -172,37 +172,37 @@ impl GpuThread {
     }
 
     fn due(&self) -> Instant {
-        let mut due = self.look_at;
-        if self.shared.wished.load(Ordering::Acquire) {
-            due = due.min(self.looked.map_or_else(Instant::now, |looked| looked + LOOK_GAP));
+        let mut due = self.read_at;
+        if self.handle.is_requested.load(Ordering::Acquire) {
+            due = due.min(self.last_read.map_or_else(Instant::now, |last_read| last_read + READING_GAP));
         }
-        if self.link.is_none() && !self.is_stuck() {
+        if self.worker_link.is_none() && !self.is_stuck() {
             due = due.min(self.start_at);
         }
-        if !self.shared.measured.lock().unwrap_or_else(PoisonError::into_inner).is_empty() {
+        if !self.handle.measured.lock().unwrap_or_else(PoisonError::into_inner).is_empty() {
             due = due.min(Instant::now());
         }
         due
     }
 
     /// One iteration: start the worker if necessary, list if it is time, read.
-    fn turn(&mut self) -> Result<(), WorkerError> {
+    fn run_once(&mut self) -> Result<(), WorkerError> {
         let now = Instant::now();
-        self.look_at = now + self.settings.period;
-        self.looked = Some(now);
+        self.read_at = now + self.settings.period;
+        self.last_read = Some(now);
         // Before the request: every event from here on deserves another reading.
-        self.shared.wished.store(false, Ordering::Release);
-        if self.link.is_none() {
+        self.handle.is_requested.store(false, Ordering::Release);
+        if self.worker_link.is_none() {
             if now < self.start_at || self.is_stuck() {
-                self.tell_all(self.clock.now(), &Unreadable::NoAnswer);
+                self.report_all_unreadable(self.clock.now(), &Unreadable::NoAnswer);
                 return Ok(());
             }
             self.start_worker(now)?;
         }
         if self.list_at <= now {
-            self.list(now)?;
+            self.list_gpus(now)?;
         }
-        if self.facts.is_empty() { Ok(()) } else { self.look() }
+        if self.facts.is_empty() { Ok(()) } else { self.read_gpus() }
     }
 
     fn is_stuck(&self) -> bool {
@@ -218,121 +218,121 @@ impl GpuThread {
                 args.extend([scripted.to_string(), self.settings.script.to_string_lossy().into_owned()]);
             }
         }
-        self.link = Some(WorkerLink::start(&self.settings.worker_exe, &args, self.settings.soft.as_ref())?);
+        self.worker_link = Some(WorkerLink::start(&self.settings.worker_exe, &args, self.settings.soft.as_ref())?);
         self.list_at = now;
         Ok(())
     }
 
-    fn list(&mut self, now: Instant) -> Result<(), WorkerError> {
+    fn list_gpus(&mut self, now: Instant) -> Result<(), WorkerError> {
         let answer = self.ask(GpuRequest::List, self.settings.deadline * LIST_PATIENCE)?;
-        self.take_list(now, answer)
+        self.handle_list(now, answer)
     }
 
     /// Processes the worker's answer to [`GpuRequest::List`].
-    pub(crate) fn take_list(&mut self, now: Instant, answer: GpuAnswer) -> Result<(), WorkerError> {
+    pub(crate) fn handle_list(&mut self, now: Instant, answer: GpuAnswer) -> Result<(), WorkerError> {
         match answer {
             GpuAnswer::Cards { cards, unread } => {
                 self.facts = cards;
                 self.list_at = now + if unread { LIST_EVERY_UNLISTED } else { LIST_EVERY };
-                self.tell_cards();
+                self.report_gpus();
                 self.measure_contexts();
             }
-            GpuAnswer::Unlisted(why) => self.unlist(why),
-            GpuAnswer::Looks(_) => return Err(WorkerError::Senseless),
+            GpuAnswer::Unlisted(why) => self.postpone_list(why),
+            GpuAnswer::Looks(_) => return Err(WorkerError::Invalid),
         }
         Ok(())
     }
 
-    fn look(&mut self) -> Result<(), WorkerError> {
+    fn read_gpus(&mut self) -> Result<(), WorkerError> {
         let begun = self.clock.now();
-        let answer = self.ask(GpuRequest::Look { busy: self.eyes.is_watching() }, self.settings.deadline)?;
-        self.take_look(begun, answer)
+        let answer = self.ask(GpuRequest::Look { busy: self.process_thread.is_watching() }, self.settings.deadline)?;
+        self.handle_readings(begun, answer)
     }
 
-    /// Processes the worker's answer to [`GpuRequest::GpuReading`].
-    pub(crate) fn take_look(&mut self, begun: Time, answer: GpuAnswer) -> Result<(), WorkerError> {
+    /// Processes the worker's answer to [`GpuRequest::Look`].
+    pub(crate) fn handle_readings(&mut self, begun: Time, answer: GpuAnswer) -> Result<(), WorkerError> {
         match answer {
-            GpuAnswer::Looks(looks) => {
+            GpuAnswer::Looks(readings) => {
                 self.wait = WAIT_MIN;
-                self.tell_looks(begun, looks);
+                self.report_readings(begun, readings);
             }
             GpuAnswer::Unlisted(why) => {
-                self.tell_all(begun, &Unreadable::Failed(why.to_string()));
-                self.unlist(why);
+                self.report_all_unreadable(begun, &Unreadable::Failed(why.to_string()));
+                self.postpone_list(why);
             }
-            GpuAnswer::Cards { .. } => return Err(WorkerError::Senseless),
+            GpuAnswer::Cards { .. } => return Err(WorkerError::Invalid),
         }
         Ok(())
     }
 
     fn ask(&mut self, request: GpuRequest, patience: Duration) -> Result<GpuAnswer, WorkerError> {
-        let link = self.link.as_mut().ok_or(WorkerError::Ended)?;
-        let line = serde_json::to_string(&request).map_err(|_| WorkerError::Senseless)?;
-        read_answer(&link.ask(&line, patience, &self.shared.stop)?)
+        let worker_link = self.worker_link.as_mut().ok_or(WorkerError::Ended)?;
+        let line = serde_json::to_string(&request).map_err(|_| WorkerError::Invalid)?;
+        parse_answer(&worker_link.ask(&line, patience, &self.handle.stop)?)
     }
 
     /// The worker hangs, is dead or answers nonsense: all GPUs become unreadable, and a new worker is started later.
-    fn lose_worker(&mut self, silence: &WorkerError) {
-        if matches!(silence, WorkerError::Stopped) {
+    fn lose_worker(&mut self, error: &WorkerError) {
+        if matches!(error, WorkerError::Stopped) {
             return;
         }
-        self.tell_all(self.clock.now(), &Unreadable::NoAnswer);
+        self.report_all_unreadable(self.clock.now(), &Unreadable::NoAnswer);
         if self.facts.is_empty() {
-            self.tell_unlisted(GpuListError {
+            self.report_list_error(GpuListError {
                 kind: GpuListErrorKind::NoAnswer,
-                what: format!("the worker that reads the GPUs gives no answer: {}", with_cause(silence)),
+                what: format!("the worker that reads the GPUs gives no answer: {}", with_cause(error)),
                 remedy: "it is started again by itself; look at the kernel's log (`dmesg`) if this stays".to_owned(),
             });
         }
-        self.unreaped.extend(self.link.take().and_then(WorkerLink::end));
+        self.unreaped.extend(self.worker_link.take().and_then(WorkerLink::kill));
         self.start_at = Instant::now() + self.wait;
         self.wait = (self.wait * 2).min(WAIT_MAX);
     }
 
-    fn unlist(&mut self, why: GpuListError) {
+    fn postpone_list(&mut self, why: GpuListError) {
         self.list_at = Instant::now() + LIST_EVERY_UNLISTED;
-        self.tell_unlisted(why);
+        self.report_list_error(why);
     }
 
-    fn tell_unlisted(&mut self, why: GpuListError) {
+    fn report_list_error(&mut self, why: GpuListError) {
         let why = Err(why);
-        if self.told.as_ref() != Some(&why) {
-            self.told = Some(why.clone());
-            self.eyes.send(ProcessMessage::Tell(why.map_or_else(HostReport::Unlisted, HostReport::Cards)));
+        if self.reported.as_ref() != Some(&why) {
+            self.reported = Some(why.clone());
+            self.process_thread.send(ProcessMessage::Report(why.map_or_else(HostReport::ListFailed, HostReport::Gpus)));
         }
     }
 
-    fn tell_cards(&mut self) {
-        for card in &mut self.facts {
-            card.context = card.context.or_else(|| self.contexts.get(&card.uuid).copied());
+    fn report_gpus(&mut self) {
+        for gpu in &mut self.facts {
+            gpu.context = gpu.context.or_else(|| self.contexts.get(&gpu.uuid).copied());
         }
-        if self.told.as_ref().and_then(|told| told.as_ref().ok()) != Some(&self.facts) {
-            self.told = Some(Ok(self.facts.clone()));
-            self.eyes.send(ProcessMessage::Tell(HostReport::Cards(self.facts.clone())));
+        if self.reported.as_ref().and_then(|reported| reported.as_ref().ok()) != Some(&self.facts) {
+            self.reported = Some(Ok(self.facts.clone()));
+            self.process_thread.send(ProcessMessage::Report(HostReport::Gpus(self.facts.clone())));
         }
     }
 
-    fn tell_looks(&self, begun: Time, looks: Vec<GpuReading>) {
-        for GpuReading { uuid, seen } in looks {
+    fn report_readings(&self, begun: Time, readings: Vec<GpuReading>) {
+        for GpuReading { uuid, seen } in readings {
             let busy = seen.busy();
             let observation = Observation { begun, reading: seen.into_reading() };
-            self.eyes.send(ProcessMessage::Looked { uuid, observation, busy });
+            self.process_thread.send(ProcessMessage::GpuRead { uuid, observation, busy });
         }
     }
 
-    fn tell_all(&self, begun: Time, why: &Unreadable) {
-        for card in &self.facts {
+    fn report_all_unreadable(&self, begun: Time, why: &Unreadable) {
+        for gpu in &self.facts {
             let observation = Observation { begun, reading: Reading::Unreadable(why.clone()) };
-            self.eyes.send(ProcessMessage::Looked { uuid: card.uuid.clone(), observation, busy: Vec::new() });
+            self.process_thread.send(ProcessMessage::GpuRead { uuid: gpu.uuid.clone(), observation, busy: Vec::new() });
         }
     }
 
-    fn learn_contexts(&mut self) {
-        let measured = self.shared.take_measured();
+    fn update_contexts(&mut self) {
+        let measured = self.handle.take_measured();
         if !measured.is_empty() {
             self.contexts.extend(measured);
-            if matches!(self.told, Some(Ok(_))) {
-                self.tell_cards();
+            if matches!(self.reported, Some(Ok(_))) {
+                self.report_gpus();
             }
         }
     }
@@ -342,22 +342,22 @@ impl GpuThread {
         if !self.settings.measure_context || self.measuring.as_ref().is_some_and(|thread| !thread.is_finished()) {
             return;
         }
-        let wanted = |card: &&CardFacts| card.context.is_none() && card.unusable.is_none();
-        let uuids: Vec<String> = self.facts.iter().filter(wanted).map(|card| card.uuid.clone()).collect();
-        let new: Vec<String> = uuids.into_iter().filter(|uuid| self.tried.insert(uuid.clone())).collect();
+        let wanted = |gpu: &&CardFacts| gpu.context.is_none() && gpu.unusable.is_none();
+        let uuids: Vec<String> = self.facts.iter().filter(wanted).map(|gpu| gpu.uuid.clone()).collect();
+        let new: Vec<String> = uuids.into_iter().filter(|uuid| self.context_tried.insert(uuid.clone())).collect();
         if new.is_empty() {
             return;
         }
         let (exe, soft) = (self.settings.worker_exe.clone(), self.settings.soft.clone());
-        let shared = Arc::clone(&self.shared);
+        let handle = Arc::clone(&self.handle);
         let thread = std::thread::Builder::new().name("sublet-context".to_owned());
         // Without a thread the contexts stay unknown, which is permitted.
-        self.measuring = thread.spawn(move || measure(&exe, soft.as_ref(), new, &shared)).ok();
+        self.measuring = thread.spawn(move || measure_gpus(&exe, soft.as_ref(), new, &handle)).ok();
     }
 
     /// Ends the worker, and waits a moment so that none outlives this process unless it is stuck.
-    fn finish(mut self) {
-        self.unreaped.extend(self.link.take().and_then(WorkerLink::end));
+    fn end_worker(mut self) {
+        self.unreaped.extend(self.worker_link.take().and_then(WorkerLink::kill));
         if let Some(thread) = self.measuring.take() {
             let _ = thread.join(); // it has said on stderr why it panicked, if it did
         }
@@ -366,30 +366,30 @@ impl GpuThread {
 }
 
 /// Parses one line of the worker.
-pub(crate) fn read_answer(line: &[u8]) -> Result<GpuAnswer, WorkerError> {
-    serde_json::from_slice(line).map_err(|_| WorkerError::Senseless)
+pub(crate) fn parse_answer(line: &[u8]) -> Result<GpuAnswer, WorkerError> {
+    serde_json::from_slice(line).map_err(|_| WorkerError::Invalid)
 }
 
 /// Measures one GPU after the other. A failed measurement stays unknown; the worker writes the reason to stderr.
-fn measure(exe: &Path, soft: Option<&SoftPlace>, uuids: Vec<String>, shared: &GpuThreadHandle) {
+fn measure_gpus(exe: &Path, soft: Option<&SoftPlace>, uuids: Vec<String>, handle: &GpuThreadHandle) {
     for uuid in uuids {
-        if shared.stop.is_ringing() {
+        if handle.stop.is_set() {
             return;
         }
-        let Ok(mut link) = WorkerLink::start(exe, &["context".to_owned(), uuid.clone()], soft) else { return };
-        let heard = link.hear(CONTEXT_PATIENCE, &shared.stop);
-        reap(link.end().into_iter().collect());
-        if let Some(measured) = heard.ok().and_then(|line| serde_json::from_slice::<MeasuredContext>(&line).ok()) {
-            shared.tell_measured(uuid, measured.context);
+        let Ok(mut worker_link) = WorkerLink::start(exe, &["context".to_owned(), uuid.clone()], soft) else { return };
+        let line = worker_link.read_line(CONTEXT_PATIENCE, &handle.stop);
+        reap(worker_link.kill().into_iter().collect());
+        if let Some(measured) = line.ok().and_then(|line| serde_json::from_slice::<MeasuredContext>(&line).ok()) {
+            handle.add_measured(uuid, measured.context);
         }
     }
 }
 
 /// Waits a moment for killed children to end.
 pub(crate) fn reap(mut children: Vec<Child>) {
-    let until = Instant::now() + LAST_WAIT;
+    let until = Instant::now() + REAP_WAIT_MAX;
     loop {
-        children.retain_mut(is_left);
+        children.retain_mut(is_unreaped);
         if children.is_empty() || Instant::now() >= until {
             return;
         }

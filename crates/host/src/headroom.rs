@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tightest_of_all_limits_counts_and_cache_is_no_use() {
+    fn the_tightest_limit_counts_and_cache_does_not() {
         let dir = tempfile::tempdir().unwrap();
         let (eight, four) = ((8 * GIB).to_string(), (4 * GIB).to_string());
         let rows =
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cgroup_without_a_limit_has_no_least_room() {
+    fn a_cgroup_without_a_limit_has_no_bound() {
         let dir = tempfile::tempdir().unwrap();
         make(dir.path(), &UNIFIED, &[("a", "max", GIB, 0)]);
         make(dir.path(), &LEGACY, &[("b", "9223372036854771712", GIB, 0)]);
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cgroup_outside_of_what_is_shown_is_unknown() {
+    fn a_cgroup_outside_of_the_visible_hierarchy_is_unknown() {
         let at = |controllers: &str, path: &str| Cgroup { controllers: controllers.to_owned(), path: path.to_owned() };
         for path in ["/..", "/../../other", "/no/such/cgroup"] {
             assert!(MemoryCgroup::among(&[at("", path)]).is_err(), "{path}");

@@ -4,41 +4,43 @@
 //! happens on the host.
 
 use crate::audit::HintListener;
-use crate::cards;
-use crate::eyes::{ProcessMessage, ProcessThreadInbox};
+use crate::gpu_thread;
+use crate::process_thread::{ProcessMessage, ProcessThreadInbox};
 use crate::wake::wait_readable;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Minimum time between two hints that are passed on.
-const PAUSE: Duration = Duration::from_millis(250);
+const HINT_GAP: Duration = Duration::from_millis(250);
 /// A wait of a day, for "no deadline".
-const LONG: Duration = Duration::from_secs(86_400);
+const NO_DEADLINE: Duration = Duration::from_secs(86_400);
 
 /// Passes hints on until the thread must stop; first logs which kinds are missing.
 pub(crate) fn run(
     mut hints: HintListener,
     missing: &[String],
-    cards: &Arc<cards::GpuThreadHandle>,
-    eyes: &ProcessThreadInbox,
+    gpu_thread: &Arc<gpu_thread::GpuThreadHandle>,
+    process_thread: &ProcessThreadInbox,
 ) {
     missing.iter().for_each(|missing| eprintln!("{missing}"));
     loop {
-        let heard = wait_readable([hints.as_fd(), cards.stopping().as_fd()], Instant::now() + LONG);
+        let heard = wait_readable([hints.as_fd(), gpu_thread.stopping().as_fd()], Instant::now() + NO_DEADLINE);
         match heard {
             Ok([_, false]) => {}
             Ok([_, true]) | Err(_) => return,
         }
         let hint = hints.drain();
-        if (hint.processes || hint.lost) && eyes.is_watching() {
-            eyes.send(ProcessMessage::Stirred);
+        if (hint.processes || hint.lost) && process_thread.is_watching() {
+            process_thread.send(ProcessMessage::ProcessesChanged);
         }
         if hint.opened || hint.lost {
-            cards.wish();
+            gpu_thread.request_reading();
         }
         hints.news().iter().for_each(|news| eprintln!("{news}"));
-        if hint.is_any() && !matches!(wait_readable([cards.stopping().as_fd()], Instant::now() + PAUSE), Ok([false])) {
+        if hint.is_any()
+            && !matches!(wait_readable([gpu_thread.stopping().as_fd()], Instant::now() + HINT_GAP), Ok([false]))
+        {
             return;
         }
     }

@@ -1,7 +1,7 @@
 //! Signals to processes: each goes to the intended process, or is not sent.
 //!
-//! The processes are chosen elsewhere, and are on the record before this is called. Only [`notify`] chooses among the
-//! processes it is given, by what each of them does with the signal. `uid` is the user that chose the signal. A
+//! The processes are chosen elsewhere, and are on the record before this is called. Only [`announce_end`] chooses among
+//! the processes it is given, by what each of them does with the signal. `uid` is the user that chose the signal. A
 //! process of another user gets none: `sudo` and `su` make processes of other users in one lease.
 
 use crate::process::{self, ProcessError, Uids, status_field};
@@ -37,14 +37,14 @@ impl NotSignalled {
 /// Sends a signal to exactly this process of this user. The pidfd is opened first and the process is read by its pid
 /// afterwards: if that is another process by now, or another user's, no signal is sent. The last check is of the
 /// pidfd itself: the process has not ended, so the pid was its own while the uids were read.
-pub fn signal(process: ProcKey, uid: u32, number: u8) -> Result<(), NotSignalled> {
+pub fn send_signal(process: ProcKey, uid: u32, number: u8) -> Result<(), NotSignalled> {
     let pid = process.pid;
     let refused = |source: io::Error| NotSignalled::from(ProcessError::of(pid, source));
-    let odd = || refused(io::ErrorKind::InvalidInput.into());
-    let signal = Signal::from_named_raw(number.into()).ok_or_else(odd)?;
-    let raw = i32::try_from(pid).ok().filter(|pid| *pid > 1).and_then(Pid::from_raw).ok_or_else(odd)?;
+    let invalid = || refused(io::ErrorKind::InvalidInput.into());
+    let signal = Signal::from_named_raw(number.into()).ok_or_else(invalid)?;
+    let raw = i32::try_from(pid).ok().filter(|pid| *pid > 1).and_then(Pid::from_raw).ok_or_else(invalid)?;
     if raw.as_raw_nonzero().get() as u32 == std::process::id() {
-        return Err(odd());
+        return Err(invalid());
     }
     let descriptor = pidfd_open(raw, PidfdFlags::empty()).map_err(|error| refused(error.into()))?;
     if process::identify(pid)?.key != process {
@@ -53,8 +53,8 @@ pub fn signal(process: ProcKey, uid: u32, number: u8) -> Result<(), NotSignalled
     if let Some(uid) = Uids::read(pid)?.other_than(uid) {
         return Err(NotSignalled::OtherUser { uid });
     }
-    let mut asked = [PollFd::new(&descriptor, PollFlags::IN)];
-    if poll(&mut asked, Some(&timespec(Duration::ZERO))).map_err(|error| refused(error.into()))? > 0 {
+    let mut polled = [PollFd::new(&descriptor, PollFlags::IN)];
+    if poll(&mut polled, Some(&timespec(Duration::ZERO))).map_err(|error| refused(error.into()))? > 0 {
         return Err(ProcessError::Gone { pid }.into());
     }
     pidfd_send_signal(&descriptor, signal).map_err(|error| refused(error.into()))
@@ -63,7 +63,7 @@ pub fn signal(process: ProcKey, uid: u32, number: u8) -> Result<(), NotSignalled
 /// SIGTERM.
 const TERM: u8 = 15;
 
-/// One signal of [`notify`], and its outcome.
+/// One signal of [`announce_end`], and its outcome.
 #[derive(Debug)]
 pub struct SignalDelivery {
     /// The intended process.
@@ -83,9 +83,9 @@ pub struct SignalDelivery {
 /// A process without a handler would die of most signals, and one that ignores the signal chose not to get it:
 /// neither gets it. The top process is the earliest of `processes` with a parent outside of them: for `sublet run`,
 /// its command.
-pub fn notify(processes: &[ProcKey], uid: u32, signal: u8) -> Vec<SignalDelivery> {
+pub fn announce_end(processes: &[ProcKey], uid: u32, signal: u8) -> Vec<SignalDelivery> {
     let send = |process: ProcKey, number: u8| {
-        let outcome = self::signal(process, uid, number);
+        let outcome = send_signal(process, uid, number);
         SignalDelivery { process, signal: number, outcome }
     };
     let is_others = |process: &ProcKey| Uids::read(process.pid).is_ok_and(|uids| uids.other_than(uid).is_some());
@@ -156,28 +156,28 @@ mod tests {
     }
 
     #[test]
-    fn a_signal_reaches_the_process_that_is_meant() {
+    fn a_signal_reaches_the_intended_process() {
         let (mut child, key) = sleeper();
-        signal(key, own_uid(), 15).unwrap();
+        send_signal(key, own_uid(), 15).unwrap();
         assert_eq!(child.wait().unwrap().signal(), Some(15));
-        assert!(signal(key, own_uid(), 15).unwrap_err().is_gone());
+        assert!(send_signal(key, own_uid(), 15).unwrap_err().is_gone());
     }
 
     #[test]
     fn another_process_with_the_same_number_gets_none() {
         let (mut child, key) = sleeper();
         let earlier = ProcKey { start: key.start - 1, ..key };
-        assert!(signal(earlier, own_uid(), 9).unwrap_err().is_gone());
+        assert!(send_signal(earlier, own_uid(), 9).unwrap_err().is_gone());
         assert_eq!(child.try_wait().unwrap(), None);
-        signal(key, own_uid(), 9).unwrap();
+        send_signal(key, own_uid(), 9).unwrap();
         child.wait().unwrap();
     }
 
     #[test]
-    fn neither_the_first_process_nor_this_one_gets_any() {
+    fn neither_pid_1_nor_this_process_is_signalled() {
         for pid in [0, 1, std::process::id()] {
             let start = process::stat(pid).map_or(0, |stat| stat.key(pid).start);
-            assert!(!signal(ProcKey { pid, start }, own_uid(), 15).unwrap_err().is_gone(), "{pid}");
+            assert!(!send_signal(ProcKey { pid, start }, own_uid(), 15).unwrap_err().is_gone(), "{pid}");
         }
     }
 
@@ -208,11 +208,11 @@ mod tests {
         let (mut catches, mut out, two) =
             shell("trap 'echo told; exit 3' USR1; echo ready; while :; do sleep 0.05; done");
         let (mut ignores, _out, three) = shell("trap '' USR1; echo ready; while :; do sleep 0.05; done");
-        assert_eq!(sent(&notify(&[one, two, three], own_uid(), USR1)), [(two.pid, USR1)]);
+        assert_eq!(sent(&announce_end(&[one, two, three], own_uid(), USR1)), [(two.pid, USR1)]);
         assert_eq!((line(&mut out).as_str(), catches.wait().unwrap().code()), ("told", Some(3)));
         assert_eq!((plain.try_wait().unwrap(), ignores.try_wait().unwrap()), (None, None));
-        signal(one, own_uid(), 9).unwrap();
-        signal(three, own_uid(), 9).unwrap();
+        send_signal(one, own_uid(), 9).unwrap();
+        send_signal(three, own_uid(), 9).unwrap();
         plain.wait().unwrap();
         ignores.wait().unwrap();
     }
@@ -221,20 +221,20 @@ mod tests {
     fn without_a_handler_the_top_process_gets_sigterm() {
         let (mut parent, mut out, top) = shell("sleep 60 & echo ready; echo $!; wait");
         let below = process::identify(line(&mut out).parse().unwrap()).unwrap().key;
-        assert_eq!(sent(&notify(&[below, top], own_uid(), USR1)), [(top.pid, TERM)]);
+        assert_eq!(sent(&announce_end(&[below, top], own_uid(), USR1)), [(top.pid, TERM)]);
         assert_eq!(parent.wait().unwrap().signal(), Some(15));
         assert!(process::is_running(below), "only the top process gets it");
-        signal(below, own_uid(), 9).unwrap();
+        send_signal(below, own_uid(), 9).unwrap();
     }
 
     #[test]
     fn a_top_process_that_ignores_the_signal_is_left_alone() {
         let (mut child, _out, top) = shell("trap '' USR1; echo ready; while :; do sleep 0.05; done");
-        assert_eq!(sent(&notify(&[top], own_uid(), USR1)), []);
+        assert_eq!(sent(&announce_end(&[top], own_uid(), USR1)), []);
         let gone = ProcKey { start: top.start + 1, ..top };
-        assert_eq!(sent(&notify(&[gone], own_uid(), USR1)), []);
+        assert_eq!(sent(&announce_end(&[gone], own_uid(), USR1)), []);
         assert_eq!(child.try_wait().unwrap(), None);
-        signal(top, own_uid(), 9).unwrap();
+        send_signal(top, own_uid(), 9).unwrap();
         child.wait().unwrap();
     }
 
@@ -248,10 +248,10 @@ mod tests {
         }
         let mut child = Command::new("sleep").arg("60").uid(OTHER).spawn().unwrap();
         let key = process::identify(child.id()).unwrap().key;
-        let refused = |uid| matches!(signal(key, uid, 9), Err(NotSignalled::OtherUser { uid: OTHER }));
+        let refused = |uid| matches!(send_signal(key, uid, 9), Err(NotSignalled::OtherUser { uid: OTHER }));
         assert!(refused(0) && refused(OTHER + 1));
         assert_eq!(child.try_wait().unwrap(), None);
-        signal(key, OTHER, 9).unwrap();
+        send_signal(key, OTHER, 9).unwrap();
         child.wait().unwrap();
     }
 
@@ -268,13 +268,13 @@ mod tests {
             (child, key)
         };
         let ((mut roots, one), (mut users, two)) = (start(0), start(OTHER));
-        let told = notify(&[one, two], OTHER, USR1);
+        let told = announce_end(&[one, two], OTHER, USR1);
         assert_eq!(sent(&told), [(two.pid, USR1), (one.pid, USR1)]);
         assert!(told[0].outcome.is_ok());
         assert!(matches!(told[1].outcome, Err(NotSignalled::OtherUser { uid: 0 })));
         assert_eq!(users.wait().unwrap().code(), Some(3));
         assert_eq!(roots.try_wait().unwrap(), None);
-        signal(one, 0, 9).unwrap();
+        send_signal(one, 0, 9).unwrap();
         roots.wait().unwrap();
     }
 }

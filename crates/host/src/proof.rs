@@ -20,7 +20,7 @@ pub struct Grant {
     /// The fence of the grant.
     pub epoch: Epoch,
     /// The proof of the lease.
-    pub mark: LeaseProof,
+    pub proof: LeaseProof,
 }
 
 /// The proof that a process was started under a lease.
@@ -72,23 +72,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mark_is_read_as_it_was_written_and_by_nothing_shorter_or_longer() {
-        let mark = LeaseProof(*b"\x00\x01sixteen bytes!");
-        let text = mark.to_string();
+    fn a_proof_is_parsed_as_it_was_written_and_other_lengths_are_refused() {
+        let proof = LeaseProof(*b"\x00\x01sixteen bytes!");
+        let text = proof.to_string();
         assert_eq!(text.len(), 32);
-        assert_eq!(text.parse(), Ok(mark));
+        assert_eq!(text.parse(), Ok(proof));
         let wrong = [&text[1..], &format!("{text}0"), "", &format!("+{}", &text[1..]), &"é".repeat(16)];
         wrong.iter().for_each(|wrong| assert_eq!(wrong.parse::<LeaseProof>(), Err(InvalidProof), "{wrong}"));
     }
 
     #[test]
-    fn marks_that_differ_in_one_bit_are_others_and_none_is_told_by_debug() {
-        let mark = LeaseProof([0xa5; BYTES]);
+    fn proofs_that_differ_in_one_bit_are_different_and_debug_shows_none() {
+        let proof = LeaseProof([0xa5; BYTES]);
         for bit in 0..8 * BYTES {
-            let mut other = mark;
+            let mut other = proof;
             other.0[bit / 8] ^= 1 << (bit % 8);
-            assert_ne!(mark, other, "bit {bit}");
+            assert_ne!(proof, other, "bit {bit}");
         }
-        assert!(!format!("{:?}", Grant { epoch: Epoch(7), mark }).contains("a5"));
+        assert!(!format!("{:?}", Grant { epoch: Epoch(7), proof }).contains("a5"));
     }
 }

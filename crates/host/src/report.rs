@@ -18,11 +18,12 @@ use thiserror::Error;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HostReport {
     /// All GPUs: at the start, and whenever the list or a fact changed, or became known again after
-    /// [`HostReport::GpuListError`].
-    Cards(Vec<CardFacts>),
-    /// The GPUs cannot be listed. Those listed earlier are unreadable until [`HostReport::Cards`].
-    Unlisted(GpuListError),
-    /// One reading of one GPU. Processes on it that belong to a holder were reported before, in [`HostReport::Members`].
+    /// [`HostReport::ListFailed`].
+    Gpus(Vec<CardFacts>),
+    /// The GPUs cannot be listed. Those listed earlier are unreadable until [`HostReport::Gpus`].
+    ListFailed(GpuListError),
+    /// One reading of one GPU. Processes on it that belong to a holder were reported before, in
+    /// [`HostReport::Members`].
     Observed {
         /// The UUID of the GPU.
         uuid: String,
@@ -44,7 +45,7 @@ pub enum HostReport {
         lease: LeaseId,
     },
     /// A program of the holder read input from its terminal since the last report; at most once a period.
-    Input {
+    TerminalInput {
         /// The lease.
         lease: LeaseId,
     },
@@ -63,7 +64,7 @@ pub enum HostReport {
         counts: ActivityCounts,
     },
     /// A program of a holder sent a report through Sublet's library.
-    Said {
+    ShimReported {
         /// The lease of the holder.
         lease: LeaseId,
         /// The reporting process.
@@ -72,7 +73,7 @@ pub enum HostReport {
         said: Said,
     },
     /// The outcome for a holder's process that the driver itself moves, or could move.
-    Driven {
+    DriverReported {
         /// The lease of the holder.
         lease: LeaseId,
         /// The process.
@@ -81,7 +82,7 @@ pub enum HostReport {
         said: Said,
     },
     /// Host memory available for parked bytes; sent while there is a program to park.
-    Ram {
+    HostMemory {
         /// `None`: it cannot be read.
         available: Option<Bytes>,
     },
@@ -93,12 +94,12 @@ pub enum HostReport {
         tree: Vec<ProcKey>,
     },
     /// A process that was audited has ended.
-    Left {
+    ProcessEnded {
         /// The process.
         process: ProcKey,
     },
     /// A signal to an unleased process was sent, or was refused.
-    Struck {
+    SignalsSent {
         /// The unleased process.
         stranger: StrangerId,
         /// The number of the signal.
@@ -114,7 +115,7 @@ pub enum HostReport {
         can: Result<(), String>,
     },
     /// No process of the holder lives. The lease is no longer watched.
-    Gone {
+    HolderEnded {
         /// The lease of the holder.
         lease: LeaseId,
     },

@@ -1,8 +1,8 @@
 //! Writes lines to the terminal of a process, as `write` does; and reads when input was last read from it.
 //!
-//! A line is written only to a terminal that belongs to the user of the process, and only if that user lets others write
-//! to it (`mesg y`) or is the user of this program. It never waits: a terminal that takes nothing at once loses the line.
-//! Of the line only printable ASCII is written, so that no name of a program moves a cursor.
+//! A line is written only to a terminal that belongs to the user of the process, and only if that user lets others
+//! write to it (`mesg y`) or is the user of this program. It never waits: a terminal that takes nothing at once loses
+//! the line. Of the line only printable ASCII is written, so that no name of a program moves a cursor.
 //!
 //! Absent: terminals of containers that have their own `/dev/pts`, where the same number is another terminal; how often
 //! a terminal gets a line (the daemon's).
@@ -95,8 +95,8 @@ fn terminals_in(mounts: &str) -> Option<String> {
     mounts.lines().rev().find_map(at)
 }
 
-/// When input was last read from the terminal of a process, to within 8 s; `None` if the process is not in the foreground
-/// there, or has no terminal that can be found.
+/// When input was last read from the terminal of a process, to within 8 s; `None` if the process is not in the
+/// foreground there, or has no terminal that can be found.
 pub(crate) fn last_input(pid: u32, stat: &process::Stat) -> Option<SystemTime> {
     let (path, device) = terminal(stat.terminal).filter(|_| stat.group == stat.foreground)?;
     if path.starts_with("/dev/pts") && !has_our_terminals(pid) {

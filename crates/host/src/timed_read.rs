@@ -4,7 +4,7 @@
 //! is a file on a server that does not answer, or the process hangs with the lock on its own memory, the reader hangs
 //! as well. A process can cause that on purpose, and would hold up everything that is known about GPUs. So each
 //! thread that reads such files has a reader thread, which is abandoned when it does not return. A folder that it did
-//! not return from is not tried again for REST, so that many such processes cost no more than a few seconds each
+//! not return from is not tried again for RETRY_AFTER, so that many such processes cost no more than a few seconds each
 //! time.
 
 use std::cell::RefCell;
@@ -18,14 +18,14 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
-const HELD_UP: &str = "it holds up its readers";
+const BLOCKED: &str = "it holds up its readers";
 /// How long a reader is waited for.
-const LONGEST: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(1);
 /// Readers in all, including abandoned ones. Above this, such files are not read any more.
 const READERS_MAX: usize = 64;
 
 /// How long a folder that a reader did not return from is left alone.
-const REST: Duration = Duration::from_secs(60);
+const RETRY_AFTER: Duration = Duration::from_secs(60);
 /// Folders remembered as stuck.
 const STUCK_MAX: usize = 1024;
 
@@ -36,16 +36,16 @@ static READERS: AtomicUsize = AtomicUsize::new(0);
 static STUCK: Mutex<BTreeMap<PathBuf, Instant>> = Mutex::new(BTreeMap::new());
 
 thread_local! {
-    static OWN: RefCell<Option<Sender<Job>>> = const { RefCell::new(None) };
+    static READER: RefCell<Option<Sender<Job>>> = const { RefCell::new(None) };
 }
 
 /// The first `most` bytes of a file.
 pub(crate) fn read(path: String, most: u64) -> io::Result<Vec<u8>> {
     let folder = Path::new(&path).parent().map(Path::to_owned).unwrap_or_default();
     if stuck().get(&folder).is_some_and(|until| *until > Instant::now()) {
-        return Err(io::Error::new(io::ErrorKind::TimedOut, HELD_UP));
+        return Err(io::Error::new(io::ErrorKind::TimedOut, BLOCKED));
     }
-    let read = patiently(move || {
+    let read = run_with_timeout(move || {
         let mut bytes = Vec::new();
         File::open(path)?.take(most).read_to_end(&mut bytes)?;
         Ok(bytes)
@@ -54,7 +54,7 @@ pub(crate) fn read(path: String, most: u64) -> io::Result<Vec<u8>> {
         let (mut stuck, now) = (stuck(), Instant::now());
         stuck.retain(|_, until| *until > now);
         if stuck.len() < STUCK_MAX {
-            stuck.insert(folder, now + REST);
+            stuck.insert(folder, now + RETRY_AFTER);
         }
     }
     read
@@ -65,23 +65,25 @@ fn stuck() -> MutexGuard<'static, BTreeMap<PathBuf, Instant>> {
 }
 
 /// Runs an operation that may never return.
-pub(crate) fn patiently<T: Send + 'static>(what: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
+pub(crate) fn run_with_timeout<T: Send + 'static>(
+    operation: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> io::Result<T> {
     let (reply, answer) = mpsc::sync_channel(1);
-    let job: Job = Box::new(move || drop(reply.send(what())));
-    OWN.with_borrow_mut(|own| {
+    let job: Job = Box::new(move || drop(reply.send(operation())));
+    READER.with_borrow_mut(|own| {
         let reader = match own.take() {
             Some(reader) => reader,
-            None => begin()?,
+            None => start_reader()?,
         };
         reader.send(job).map_err(|_| io::Error::other("the thread that reads it is gone"))?;
-        let stuck = |_| io::Error::new(io::ErrorKind::TimedOut, HELD_UP);
-        let read = answer.recv_timeout(LONGEST).map_err(stuck)?;
+        let stuck = |_| io::Error::new(io::ErrorKind::TimedOut, BLOCKED);
+        let read = answer.recv_timeout(TIMEOUT).map_err(stuck)?;
         *own = Some(reader);
         read
     })
 }
 
-fn begin() -> io::Result<Sender<Job>> {
+fn start_reader() -> io::Result<Sender<Job>> {
     if READERS.fetch_add(1, Ordering::AcqRel) >= READERS_MAX {
         READERS.fetch_sub(1, Ordering::AcqRel);
         // The limit is reached because of other files, not of this one.
@@ -107,7 +109,7 @@ mod tests {
     use rustix::fs::{CWD, FileType, Mode, mknodat};
 
     #[test]
-    fn a_file_that_is_never_there_holds_up_nobody() {
+    fn a_read_that_blocks_times_out_and_is_not_repeated_at_once() {
         let directory = tempfile::tempdir().unwrap();
         let pipe = directory.path().join("pipe");
         mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
@@ -115,17 +117,17 @@ mod tests {
         // Opening it blocks until there is a writer.
         let begun = Instant::now();
         assert_eq!(read(name.clone(), 100).unwrap_err().kind(), io::ErrorKind::TimedOut);
-        assert!(begun.elapsed() < 10 * LONGEST, "{:?}", begun.elapsed());
+        assert!(begun.elapsed() < 10 * TIMEOUT, "{:?}", begun.elapsed());
         // The second attempt returns at once.
         let begun = Instant::now();
         assert_eq!(read(name, 100).unwrap_err().kind(), io::ErrorKind::TimedOut);
-        assert!(begun.elapsed() < LONGEST, "{:?}", begun.elapsed());
+        assert!(begun.elapsed() < TIMEOUT, "{:?}", begun.elapsed());
         // A new reader serves other files.
         assert_eq!(read("/proc/self/comm".to_owned(), 4).unwrap().len(), 4);
     }
 
     #[test]
-    fn what_cannot_be_read_says_why() {
+    fn an_unreadable_file_gives_its_error() {
         assert_eq!(read("/proc/0/environ".to_owned(), 1).unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 }

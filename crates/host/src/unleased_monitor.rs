@@ -2,21 +2,21 @@
 //!
 //! The process thread reports such processes with each reading, and the daemon's loop reports holders' processes on a
 //! GPU that their lease is not for. A new one is audited and kept: its pidfd is opened then, and a later signal goes
-//! through that descriptor or is not sent. Those that stay are audited again every [`AGAIN`], so that a process that
-//! runs another program by then is not taken for what it was.
+//! through that descriptor or is not sent. Those that stay are audited again every [`REAUDIT_AFTER`], so that a process
+//! that runs another program by then is not taken for what it was.
 //!
 //! Absent: which of them gets a signal, and when.
 
 use crate::HostReport;
 use crate::audit::{self, AncestorHistory, GpuDeviceFiles, PidfdRegistry, SignalRefusal};
-use crate::cards::{self, reap, with_cause};
 use crate::exits::{ExitWatch, Exits};
-use crate::eyes::{ProcessMessage, ProcessThreadInbox};
-use crate::link::WorkerLink;
+use crate::gpu_thread::{self, reap, with_cause};
 use crate::process::{self, Uids};
+use crate::process_thread::{ProcessMessage, ProcessThreadInbox};
 use crate::soft::SoftPlace;
 use crate::wake::WakeEvent;
 use crate::worker::MeasuredContext;
+use crate::worker_link::WorkerLink;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -28,22 +28,22 @@ use sublet_core::stranger::{Blow, StrangerId, Struck, Who};
 use sublet_core::units::Time;
 
 /// A process that stays is audited again after this.
-const AGAIN: Duration = Duration::from_secs(15);
+const REAUDIT_AFTER: Duration = Duration::from_secs(15);
 /// A process that was on no GPU for this long is dropped.
-const ABSENT: Duration = Duration::from_secs(60);
+const DROP_AFTER: Duration = Duration::from_secs(60);
 /// Processes kept at a time; more are counted on their GPUs, and not audited.
-const KEPT_MAX: usize = 1_024;
+const MONITORED_MAX: usize = 1_024;
 /// Unread messages of the kinds that are repeated anyway.
-const HEARD_MAX: usize = 256;
+const UNREAD_MAX: usize = 256;
 /// Processes audited before messages are read again, so that many of them delay no message.
-const AT_ONCE: usize = 64;
+const AUDITS_AT_ONCE: usize = 64;
 /// How long the test of a GPU may take.
-const TRIAL_PATIENCE: Duration = Duration::from_secs(7);
+const PID_TEST_TIMEOUT: Duration = Duration::from_secs(7);
 /// How long an ended process must be listed before its memory counts as orphaned: the driver lists a process for a
 /// moment after its end.
-const SETTLED: Duration = Duration::from_secs(1);
+const ORPHANED_AFTER: Duration = Duration::from_secs(1);
 /// Ended processes with orphaned memory tracked at a time.
-const ESTATES_MAX: usize = 64;
+const ORPHANED_MAX: usize = 64;
 /// The kernel's inode number of the first pid namespace, the same on every host.
 const FIRST_PIDS: &str = "pid:[4026531836]";
 
@@ -55,16 +55,16 @@ enum MonitorMessage {
     /// The driver names these, which have ended; and those are on the same GPU.
     Orphaned {
         dead: BTreeSet<u32>,
-        on_cards: BTreeSet<u32>,
+        on_gpus: BTreeSet<u32>,
     },
-    Strike {
+    SendSignals {
         stranger: StrangerId,
         signal: u8,
         of: Time,
         processes: Vec<ProcKey>,
         spared: Vec<Who>,
     },
-    Try {
+    TestPids {
         uuid: String,
     },
     Stop,
@@ -74,10 +74,10 @@ enum MonitorMessage {
 #[derive(Clone)]
 pub(crate) struct UnleasedMonitorInbox {
     queue: mpsc::Sender<MonitorMessage>,
-    bell: Arc<WakeEvent>,
+    wake: Arc<WakeEvent>,
     /// Unread messages that are repeated with the next reading.
-    heard: Arc<AtomicUsize>,
-    blows: PendingSignals,
+    unread: Arc<AtomicUsize>,
+    pending: PendingSignals,
 }
 
 /// Signals that were not sent yet. The deciding thread takes one back here: a message in the queue would come too
@@ -94,37 +94,37 @@ impl PendingSignals {
 
 impl UnleasedMonitorInbox {
     /// Drops the message if too many wait: it is repeated anyway, and an audit can take as long as its process wants.
-    fn send_again(&self, word: MonitorMessage) {
-        if self.heard.fetch_add(1, Ordering::AcqRel) >= HEARD_MAX {
-            self.heard.fetch_sub(1, Ordering::AcqRel);
+    fn send_if_room(&self, message: MonitorMessage) {
+        if self.unread.fetch_add(1, Ordering::AcqRel) >= UNREAD_MAX {
+            self.unread.fetch_sub(1, Ordering::AcqRel);
             return;
         }
-        self.send(word);
+        self.send(message);
     }
 
-    fn send(&self, word: MonitorMessage) {
+    fn send(&self, message: MonitorMessage) {
         // Fails only when the thread has ended, and then the message does not matter.
-        let _ = self.queue.send(word);
-        self.bell.ring();
+        let _ = self.queue.send(message);
+        self.wake.notify();
     }
 
     /// These are on a GPU, and belong to no holder there.
-    pub(crate) fn present(&self, processes: Vec<ProcKey>) {
-        self.send_again(MonitorMessage::Present(processes));
+    pub(crate) fn note_present(&self, processes: Vec<ProcKey>) {
+        self.send_if_room(MonitorMessage::Present(processes));
     }
 
-    /// The driver attributes memory to these, and they have ended. `on_cards` are all processes that it names on that
+    /// The driver attributes memory to these, and they have ended. `on_gpus` are all processes that it names on that
     /// GPU.
-    pub(crate) fn orphaned(&self, dead: BTreeSet<u32>, on_cards: BTreeSet<u32>) {
-        self.send_again(MonitorMessage::Orphaned { dead, on_cards });
+    pub(crate) fn note_orphaned(&self, dead: BTreeSet<u32>, on_gpus: BTreeSet<u32>) {
+        self.send_if_room(MonitorMessage::Orphaned { dead, on_gpus });
     }
 
     pub(crate) fn audit(&self, process: ProcKey) {
-        self.send_again(MonitorMessage::Audit(process));
+        self.send_if_room(MonitorMessage::Audit(process));
     }
 
     /// Queues signals. Each is sent only if it is still wanted then.
-    pub(crate) fn strike(
+    pub(crate) fn send_signals(
         &self,
         (stranger, signal, of): (StrangerId, u8, Time),
         processes: Vec<ProcKey>,
@@ -132,17 +132,17 @@ impl UnleasedMonitorInbox {
         is_wanted: impl FnMut(&Blow) -> bool,
     ) {
         let wanted = processes.iter().map(|&process| Blow { stranger, process, signal, of }).filter(is_wanted);
-        self.blows.with(|blows| blows.extend(wanted));
-        self.send(MonitorMessage::Strike { stranger, signal, of, processes, spared });
+        self.pending.with(|pending| pending.extend(wanted));
+        self.send(MonitorMessage::SendSignals { stranger, signal, of, processes, spared });
     }
 
     /// Takes back signals that are not wanted any more. None of them is sent once this returns.
-    pub(crate) fn recall(&self, is_wanted: impl FnMut(&Blow) -> bool) {
-        self.blows.with(|blows| blows.retain(is_wanted));
+    pub(crate) fn withdraw_signals(&self, is_wanted: impl FnMut(&Blow) -> bool) {
+        self.pending.with(|pending| pending.retain(is_wanted));
     }
 
-    pub(crate) fn try_card(&self, uuid: String) {
-        self.send(MonitorMessage::Try { uuid });
+    pub(crate) fn test_pids(&self, uuid: String) {
+        self.send(MonitorMessage::TestPids { uuid });
     }
 
     pub(crate) fn stop(&self) {
@@ -161,8 +161,8 @@ pub(crate) struct PidTest {
 }
 
 struct MonitoredProcess {
-    again: Instant,
-    seen: Instant,
+    reaudit_at: Instant,
+    last_seen: Instant,
     /// The process, and its descendants in the same control group.
     tree: Vec<ProcKey>,
 }
@@ -170,117 +170,122 @@ struct MonitoredProcess {
 /// Memory that the driver attributes to a process that has ended.
 struct OrphanedMemory {
     since: Instant,
-    seen: Instant,
+    last_seen: Instant,
     searched: Option<Instant>,
-    on_cards: BTreeSet<u32>,
+    on_gpus: BTreeSet<u32>,
     /// Processes that may hold it, the oldest first.
-    heirs: Vec<ProcKey>,
+    inheritors: Vec<ProcKey>,
 }
 
 pub(crate) struct UnleasedMonitor {
     queue: mpsc::Receiver<MonitorMessage>,
-    bell: Arc<WakeEvent>,
+    wake: Arc<WakeEvent>,
     exits: Exits,
-    custody: PidfdRegistry,
+    registry: PidfdRegistry,
     devices: GpuDeviceFiles,
-    kept: BTreeMap<ProcKey, MonitoredProcess>,
-    estates: BTreeMap<u32, OrphanedMemory>,
+    monitored: BTreeMap<ProcKey, MonitoredProcess>,
+    orphans: BTreeMap<u32, OrphanedMemory>,
     /// To be audited.
     waiting: Vec<ProcKey>,
-    eyes: ProcessThreadInbox,
-    cards: Arc<cards::GpuThreadHandle>,
-    trial: PidTest,
-    heard: Arc<AtomicUsize>,
-    blows: PendingSignals,
-    forebears: AncestorHistory,
+    process_thread: ProcessThreadInbox,
+    gpu_thread: Arc<gpu_thread::GpuThreadHandle>,
+    pid_test: PidTest,
+    unread: Arc<AtomicUsize>,
+    pending: PendingSignals,
+    ancestors: AncestorHistory,
 }
 
 impl UnleasedMonitor {
     pub(crate) fn new(
-        eyes: ProcessThreadInbox,
-        cards: Arc<cards::GpuThreadHandle>,
-        trial: PidTest,
+        process_thread: ProcessThreadInbox,
+        gpu_thread: Arc<gpu_thread::GpuThreadHandle>,
+        pid_test: PidTest,
     ) -> std::io::Result<(UnleasedMonitor, UnleasedMonitorInbox)> {
         let (sender, queue) = mpsc::channel();
-        let bell = Arc::new(WakeEvent::new()?);
-        let heard = Arc::new(AtomicUsize::new(0));
-        let blows = PendingSignals::default();
+        let wake = Arc::new(WakeEvent::new()?);
+        let unread = Arc::new(AtomicUsize::new(0));
+        let pending = PendingSignals::default();
         let inbox = UnleasedMonitorInbox {
             queue: sender,
-            bell: Arc::clone(&bell),
-            heard: Arc::clone(&heard),
-            blows: blows.clone(),
+            wake: Arc::clone(&wake),
+            unread: Arc::clone(&unread),
+            pending: pending.clone(),
         };
-        let devices = GpuDeviceFiles::new(trial.soft.as_ref().map(|soft| soft.state.clone()));
-        let warden = UnleasedMonitor {
+        let devices = GpuDeviceFiles::new(pid_test.soft.as_ref().map(|soft| soft.state.clone()));
+        let unleased_monitor = UnleasedMonitor {
             queue,
-            exits: Exits::new(&bell)?,
-            bell,
-            custody: PidfdRegistry::new(devices.clone()),
+            exits: Exits::new(&wake)?,
+            wake,
+            registry: PidfdRegistry::new(devices.clone()),
             devices,
-            kept: BTreeMap::new(),
-            estates: BTreeMap::new(),
+            monitored: BTreeMap::new(),
+            orphans: BTreeMap::new(),
             waiting: Vec::new(),
-            eyes,
-            cards,
-            trial,
-            heard,
-            blows,
-            forebears: AncestorHistory::default(),
+            process_thread,
+            gpu_thread,
+            pid_test,
+            unread,
+            pending,
+            ancestors: AncestorHistory::default(),
         };
-        Ok((warden, inbox))
+        Ok((unleased_monitor, inbox))
     }
 
-    pub(crate) fn set_forebears(&mut self, forebears: AncestorHistory) {
-        self.forebears = forebears;
+    pub(crate) fn set_ancestors(&mut self, ancestors: AncestorHistory) {
+        self.ancestors = ancestors;
     }
 
     pub(crate) fn run(mut self) {
         loop {
-            let Ok(ended) = self.exits.wait(self.patience()) else { return };
-            self.bell.hush();
-            if !self.take_words() {
+            let Ok(ended) = self.exits.wait(self.time_to_next()) else { return };
+            self.wake.clear();
+            if !self.handle_messages() {
                 return;
             }
-            ended.into_iter().for_each(|process| self.let_go(process, true));
-            self.look_again();
-            let now: Vec<ProcKey> = self.waiting.drain(..self.waiting.len().min(AT_ONCE)).collect();
+            ended.into_iter().for_each(|process| self.drop_process(process, true));
+            self.queue_due_audits();
+            let now: Vec<ProcKey> = self.waiting.drain(..self.waiting.len().min(AUDITS_AT_ONCE)).collect();
             now.into_iter().for_each(|process| self.audit(process));
         }
     }
 
-    fn patience(&self) -> Option<Duration> {
+    fn time_to_next(&self) -> Option<Duration> {
         if !self.waiting.is_empty() {
             return Some(Duration::ZERO);
         }
-        let next = self.kept.values().map(|kept| kept.again).min()?;
+        let next = self.monitored.values().map(|monitored| monitored.reaudit_at).min()?;
         Some(next.saturating_duration_since(Instant::now()))
     }
 
     /// Returns false when the thread must stop.
-    fn take_words(&mut self) -> bool {
-        while let Ok(word) = self.queue.try_recv() {
-            match word {
+    fn handle_messages(&mut self) -> bool {
+        while let Ok(message) = self.queue.try_recv() {
+            match message {
                 MonitorMessage::Present(processes) => {
-                    self.heard.fetch_sub(1, Ordering::AcqRel);
-                    self.present(processes);
+                    self.unread.fetch_sub(1, Ordering::AcqRel);
+                    self.note_present(processes);
                 }
                 MonitorMessage::Audit(process) => {
-                    self.heard.fetch_sub(1, Ordering::AcqRel);
-                    self.want(process);
+                    self.unread.fetch_sub(1, Ordering::AcqRel);
+                    self.queue_audit(process);
                 }
-                MonitorMessage::Orphaned { dead, on_cards } => {
-                    self.heard.fetch_sub(1, Ordering::AcqRel);
-                    self.orphaned(dead, &on_cards);
+                MonitorMessage::Orphaned { dead, on_gpus } => {
+                    self.unread.fetch_sub(1, Ordering::AcqRel);
+                    self.note_orphaned(dead, &on_gpus);
                 }
-                MonitorMessage::Strike { stranger, signal, of, processes, spared } => {
-                    let blows = processes.into_iter().map(|process| Blow { stranger, process, signal, of });
-                    let outcome = self.strike(blows.collect(), &spared);
-                    self.eyes.send(ProcessMessage::Tell(HostReport::Struck { stranger, signal, of, outcome }));
+                MonitorMessage::SendSignals { stranger, signal, of, processes, spared } => {
+                    let pending = processes.into_iter().map(|process| Blow { stranger, process, signal, of });
+                    let outcome = self.send_signals(pending.collect(), &spared);
+                    self.process_thread.send(ProcessMessage::Report(HostReport::SignalsSent {
+                        stranger,
+                        signal,
+                        of,
+                        outcome,
+                    }));
                 }
-                MonitorMessage::Try { uuid } => {
-                    let can = self.try_card(&uuid);
-                    self.eyes.send(ProcessMessage::Tell(HostReport::SelfTested { can }));
+                MonitorMessage::TestPids { uuid } => {
+                    let can = self.test_pids(&uuid);
+                    self.process_thread.send(ProcessMessage::Report(HostReport::SelfTested { can }));
                 }
                 MonitorMessage::Stop => return false,
             }
@@ -288,81 +293,89 @@ impl UnleasedMonitor {
         true
     }
 
-    fn present(&mut self, processes: Vec<ProcKey>) {
+    fn note_present(&mut self, processes: Vec<ProcKey>) {
         let now = Instant::now();
         for process in processes {
-            if let Some(kept) = self.kept.get_mut(&process) {
-                kept.seen = now;
-            } else if self.kept.len() + self.waiting.len() < KEPT_MAX {
-                self.want(process);
+            if let Some(monitored) = self.monitored.get_mut(&process) {
+                monitored.last_seen = now;
+            } else if self.monitored.len() + self.waiting.len() < MONITORED_MAX {
+                self.queue_audit(process);
             }
         }
     }
 
-    /// Searches the holders of an ended process's memory once the memory stays for [`SETTLED`]. Repeats that after
-    /// [`AGAIN`], or after [`SETTLED`] if one of them has ended.
-    fn orphaned(&mut self, dead: BTreeSet<u32>, on_cards: &BTreeSet<u32>) {
+    /// Searches the holders of an ended process's memory once the memory stays for [`ORPHANED_AFTER`]. Repeats that
+    /// after [`REAUDIT_AFTER`], or after [`ORPHANED_AFTER`] if one of them has ended.
+    fn note_orphaned(&mut self, dead: BTreeSet<u32>, on_gpus: &BTreeSet<u32>) {
         // Pids of another namespace are other processes here.
-        if self.trial.scripted || self.is_elsewhere().is_some() {
+        if self.pid_test.scripted || self.foreign_pid_namespace().is_some() {
             return;
         }
         let now = Instant::now();
-        self.estates.retain(|_, estate| now - estate.seen < ABSENT);
+        self.orphans.retain(|_, orphan| now - orphan.last_seen < DROP_AFTER);
         for pid in dead {
-            if !self.estates.contains_key(&pid) && self.estates.len() >= ESTATES_MAX {
+            if !self.orphans.contains_key(&pid) && self.orphans.len() >= ORPHANED_MAX {
                 continue;
             }
             let new = || OrphanedMemory {
                 since: now,
-                seen: now,
+                last_seen: now,
                 searched: None,
-                on_cards: BTreeSet::new(),
-                heirs: Vec::new(),
+                on_gpus: BTreeSet::new(),
+                inheritors: Vec::new(),
             };
-            let estate = self.estates.entry(pid).or_insert_with(new);
-            (estate.seen, estate.on_cards) = (now, on_cards.clone());
-            let has_all = estate.heirs.iter().all(|heir| process::is_running(*heir));
-            let rests = estate.searched.is_some_and(|at| now - at < if has_all { AGAIN } else { SETTLED });
-            if now - estate.since >= SETTLED && !rests {
-                self.search(pid);
+            let orphan = self.orphans.entry(pid).or_insert_with(new);
+            (orphan.last_seen, orphan.on_gpus) = (now, on_gpus.clone());
+            let has_all = orphan.inheritors.iter().all(|inheritor| process::is_running(*inheritor));
+            let rests =
+                orphan.searched.is_some_and(|at| now - at < if has_all { REAUDIT_AFTER } else { ORPHANED_AFTER });
+            if now - orphan.since >= ORPHANED_AFTER && !rests {
+                self.search_inheritors(pid);
             }
         }
     }
 
-    fn search(&mut self, dead: u32) {
-        let Some(estate) = self.estates.get_mut(&dead) else { return };
-        estate.searched = Some(Instant::now());
+    fn search_inheritors(&mut self, dead: u32) {
+        let Some(orphan) = self.orphans.get_mut(&dead) else { return };
+        orphan.searched = Some(Instant::now());
         // Unreadable does not mean that there is none: the next reading tries again.
-        let Ok(heirs) = audit::heirs(dead, &estate.on_cards, &self.devices, &self.forebears) else { return };
-        estate.heirs = heirs;
-        let heir = estate.heirs.first().copied();
-        self.eyes.send(ProcessMessage::Heir { dead, heir });
+        let Ok(inheritors) = audit::find_inheritors(dead, &orphan.on_gpus, &self.devices, &self.ancestors) else {
+            return;
+        };
+        orphan.inheritors = inheritors;
+        let inheritor = orphan.inheritors.first().copied();
+        self.process_thread.send(ProcessMessage::Inheritor { dead, inheritor });
     }
 
     /// The ended process that this one holds memory of, if the driver does not name this one itself. Searched again,
     /// because a signal may follow from it.
-    fn inherited(&mut self, process: ProcKey) -> Option<Through> {
-        let of = |estate: &OrphanedMemory| estate.heirs.contains(&process);
-        let dead = self.estates.iter().find(|(_, estate)| of(estate)).map(|(dead, _)| *dead)?;
-        self.search(dead);
-        let estate = self.estates.get(&dead).filter(|estate| of(estate))?;
-        Some(Through { pid: dead, alone: estate.heirs.len() == 1 })
+    fn inherited_from(&mut self, process: ProcKey) -> Option<Through> {
+        let of = |orphan: &OrphanedMemory| orphan.inheritors.contains(&process);
+        let dead = self.orphans.iter().find(|(_, orphan)| of(orphan)).map(|(dead, _)| *dead)?;
+        self.search_inheritors(dead);
+        let orphan = self.orphans.get(&dead).filter(|orphan| of(orphan))?;
+        Some(Through { pid: dead, alone: orphan.inheritors.len() == 1 })
     }
 
-    fn want(&mut self, process: ProcKey) {
+    fn queue_audit(&mut self, process: ProcKey) {
         if !self.waiting.contains(&process) {
             self.waiting.push(process);
         }
     }
 
-    fn look_again(&mut self) {
+    fn queue_due_audits(&mut self) {
         let now = Instant::now();
-        let absent: Vec<ProcKey> =
-            self.kept.iter().filter(|(_, kept)| now - kept.seen > ABSENT).map(|(process, _)| *process).collect();
-        absent.into_iter().for_each(|process| self.let_go(process, false));
-        let due = self.kept.iter_mut().filter(|(_, kept)| kept.again <= now);
-        let due: Vec<ProcKey> = due.map(|(process, kept)| (*process, kept.again = now + AGAIN).0).collect();
-        due.into_iter().for_each(|process| self.want(process));
+        let absent: Vec<ProcKey> = self
+            .monitored
+            .iter()
+            .filter(|(_, monitored)| now - monitored.last_seen > DROP_AFTER)
+            .map(|(process, _)| *process)
+            .collect();
+        absent.into_iter().for_each(|process| self.drop_process(process, false));
+        let due = self.monitored.iter_mut().filter(|(_, monitored)| monitored.reaudit_at <= now);
+        let due: Vec<ProcKey> =
+            due.map(|(process, monitored)| (*process, monitored.reaudit_at = now + REAUDIT_AFTER).0).collect();
+        due.into_iter().for_each(|process| self.queue_audit(process));
     }
 
     fn audit(&mut self, process: ProcKey) {
@@ -372,67 +385,68 @@ impl UnleasedMonitor {
         }
         let audit = match audit::audit(process, &self.devices) {
             Ok(mut audit) => {
-                self.forebears.complete(&mut audit);
-                audit.through = self.inherited(process);
+                self.ancestors.add_to_audit(&mut audit);
+                audit.through = self.inherited_from(process);
                 audit
             }
-            Err(error) if error.is_gone() => return self.let_go(process, true),
+            Err(error) if error.is_gone() => return self.drop_process(process, true),
             // It lives and cannot be read; the next reading tries again.
             Err(_) => return,
         };
-        if !self.kept.contains_key(&process) && !self.exits.listen(process, ExitWatch::Reserved) {
+        if !self.monitored.contains_key(&process) && !self.exits.watch(process, ExitWatch::Reserved) {
             return;
         }
         // A process that is no longer what was audited is kept anew.
-        if self.custody.audit_of(process).is_some_and(|kept| kept.is_same(&audit).is_err()) {
-            self.custody.forget(process);
+        if self.registry.audit_of(process).is_some_and(|monitored| monitored.is_same(&audit).is_err()) {
+            self.registry.forget(process);
         }
         // If no descriptor can be kept for it, it was reported once and is not again: without one it gets no signal.
-        if self.custody.take(process).is_err() && self.kept.contains_key(&process) {
+        if self.registry.register(process).is_err() && self.monitored.contains_key(&process) {
             return;
         }
         let mut tree = audit::descendants_in_cgroup(process, &audit.cgroup).unwrap_or_default();
-        tree.retain(|member| *member == process || self.custody.take_beside(*member).is_ok());
+        tree.retain(|member| *member == process || self.registry.register_relative(*member).is_ok());
         let now = Instant::now();
-        let before = self.kept.remove(&process);
-        let seen = before.as_ref().map_or(now, |kept| kept.seen);
-        let gone = before.into_iter().flat_map(|kept| kept.tree);
+        let before = self.monitored.remove(&process);
+        let last_seen = before.as_ref().map_or(now, |monitored| monitored.last_seen);
+        let gone = before.into_iter().flat_map(|monitored| monitored.tree);
         // The process itself stays kept, though it may be in another control group by now than its audit says.
         let gone = gone.filter(|member| *member != process && !tree.contains(member));
-        gone.for_each(|member| self.custody.forget(member));
-        self.kept.insert(process, MonitoredProcess { again: now + AGAIN, seen, tree: tree.clone() });
-        self.eyes.send(ProcessMessage::Tell(HostReport::Audited { audit: Box::new(audit), tree }));
+        gone.for_each(|member| self.registry.forget(member));
+        self.monitored
+            .insert(process, MonitoredProcess { reaudit_at: now + REAUDIT_AFTER, last_seen, tree: tree.clone() });
+        self.process_thread.send(ProcessMessage::Report(HostReport::Audited { audit: Box::new(audit), tree }));
     }
 
     /// It has ended, or is of no interest any more.
-    fn let_go(&mut self, process: ProcKey, is_over: bool) {
-        self.exits.ignore(process);
-        let Some(kept) = self.kept.remove(&process) else { return };
-        kept.tree.into_iter().chain([process]).for_each(|member| self.custody.forget(member));
+    fn drop_process(&mut self, process: ProcKey, is_over: bool) {
+        self.exits.unwatch(process);
+        let Some(monitored) = self.monitored.remove(&process) else { return };
+        monitored.tree.into_iter().chain([process]).for_each(|member| self.registry.forget(member));
         if is_over {
-            self.eyes.send(ProcessMessage::Tell(HostReport::Left { process }));
+            self.process_thread.send(ProcessMessage::Report(HostReport::ProcessEnded { process }));
         }
     }
 
     /// The first signal goes to the unleased process itself. If that must be audited again, its descendants get none
     /// now, or they would get it twice. If it has ended, there is no reason left to signal them.
-    fn strike(&mut self, blows: Vec<Blow>, spared: &[Who]) -> Vec<Struck> {
+    fn send_signals(&mut self, pending: Vec<Blow>, spared: &[Who]) -> Vec<Struck> {
         let mut outcome: Vec<Struck> = Vec::new();
         let mut waits = false;
         // Only the unleased process itself was found on a GPU. A descendant of another user (`sudo`) did nothing
         // there.
-        let stranger = blows.first().map(|first| first.process);
-        let user = stranger.and_then(|process| Some(self.custody.audit_of(process)?.uid));
-        for blow in blows {
+        let stranger = pending.first().map(|first| first.process);
+        let user = stranger.and_then(|process| Some(self.registry.audit_of(process)?.uid));
+        for blow in pending {
             let mut uid = None;
             let user = user.filter(|_| Some(blow.process) != stranger);
             let sent = if waits { Err(SignalRefusal::Unwanted) } else { self.send(&blow, user, spared, &mut uid) };
-            self.blows.with(|blows| blows.remove(&blow));
+            self.pending.with(|pending| pending.remove(&blow));
             let refused = sent.err();
             let changed = refused.as_ref().is_some_and(SignalRefusal::is_undecided);
             if changed && !waits {
                 // It is audited again before it gets another signal.
-                self.custody.forget(blow.process);
+                self.registry.forget(blow.process);
             }
             waits |= outcome.is_empty() && (changed || refused.as_ref().is_some_and(SignalRefusal::is_gone));
             outcome.push(Struck { process: blow.process, refused: refused.map(|why| with_cause(&why)), changed, uid });
@@ -443,8 +457,8 @@ impl UnleasedMonitor {
     /// Sets `uid` to the process's present user if that changed since the audit. With `user`, only a process of that
     /// user gets the signal.
     fn send(&self, blow: &Blow, user: Option<u32>, spared: &[Who], uid: &mut Option<u32>) -> Result<(), SignalRefusal> {
-        let before = self.custody.audit_of(blow.process).map(|audit| audit.uid);
-        self.custody.signal_if(blow.process, blow.signal, |now, send| {
+        let before = self.registry.audit_of(blow.process).map(|audit| audit.uid);
+        self.registry.signal_if(blow.process, blow.signal, |now, send| {
             *uid = Some(now.uid).filter(|uid| Some(*uid) != before);
             if spared.iter().any(|who| who.matches(now)) {
                 return Err(SignalRefusal::Changed("a rule is about what it is by now"));
@@ -455,14 +469,14 @@ impl UnleasedMonitor {
                 return Err(SignalRefusal::OtherUser(other));
             }
             // Locked while it is sent: a signal is taken back either before or after that.
-            self.blows.with(|blows| if blows.contains(blow) { send() } else { Err(SignalRefusal::Unwanted) })
+            self.pending.with(|pending| if pending.contains(blow) { send() } else { Err(SignalRefusal::Unwanted) })
         })
     }
 
     /// Why the pids that the driver reports are not those of this service, if so.
-    fn is_elsewhere(&self) -> Option<String> {
+    fn foreign_pid_namespace(&self) -> Option<String> {
         // Soft GPUs use this namespace, whichever it is.
-        if self.trial.soft.is_some() {
+        if self.pid_test.soft.is_some() {
             return None;
         }
         match std::fs::read_link("/proc/self/ns/pid") {
@@ -477,19 +491,19 @@ impl UnleasedMonitor {
 
     /// Tests whether the driver names processes as this host does: a worker makes a context on the GPU and looks for
     /// itself in the driver's list.
-    fn try_card(&self, uuid: &str) -> Result<(), String> {
-        if self.trial.scripted {
+    fn test_pids(&self, uuid: &str) -> Result<(), String> {
+        if self.pid_test.scripted {
             return Err("there is nothing behind scripted GPUs".to_owned());
         }
-        if let Some(why) = self.is_elsewhere() {
+        if let Some(why) = self.foreign_pid_namespace() {
             return Err(why);
         }
         let arguments = ["context".to_owned(), uuid.to_owned()];
-        let mut link = WorkerLink::start(&self.trial.exe, &arguments, self.trial.soft.as_ref())
+        let mut worker_link = WorkerLink::start(&self.pid_test.exe, &arguments, self.pid_test.soft.as_ref())
             .map_err(|error| format!("a process to try it with cannot be started: {error}"))?;
-        let heard = link.hear(TRIAL_PATIENCE, self.cards.stopping());
-        reap(link.end().into_iter().collect());
-        match heard.map(|line| serde_json::from_slice::<MeasuredContext>(&line)) {
+        let line = worker_link.read_line(PID_TEST_TIMEOUT, self.gpu_thread.stopping());
+        reap(worker_link.kill().into_iter().collect());
+        match line.map(|line| serde_json::from_slice::<MeasuredContext>(&line)) {
             Ok(Ok(_)) => Ok(()),
             Ok(Err(_)) => Err("the trial's answer makes no sense".to_owned()),
             Err(error) => Err(format!("a process of ours did not find itself among those on the GPU: {error}")),
@@ -500,7 +514,7 @@ impl UnleasedMonitor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eyes::ProcessThread;
+    use crate::process_thread::ProcessThread;
     use std::os::unix::process::CommandExt;
     use std::process::{Child, Command};
 
@@ -508,18 +522,18 @@ mod tests {
     struct Sleeper(Child);
 
     impl Sleeper {
-        fn kept(warden: &mut UnleasedMonitor) -> Sleeper {
-            Sleeper::of_user(warden, rustix::process::getuid().as_raw())
+        fn monitored(unleased_monitor: &mut UnleasedMonitor) -> Sleeper {
+            Sleeper::of_user(unleased_monitor, rustix::process::getuid().as_raw())
         }
 
-        fn of_user(warden: &mut UnleasedMonitor, uid: u32) -> Sleeper {
+        fn of_user(unleased_monitor: &mut UnleasedMonitor, uid: u32) -> Sleeper {
             let sleeper = Sleeper(Command::new("sleep").arg("600").uid(uid).spawn().expect("a program"));
             let ready =
                 || std::fs::read_link(format!("/proc/{}/exe", sleeper.0.id())).is_ok_and(|exe| exe.ends_with("sleep"));
             while !ready() {
                 std::thread::yield_now();
             }
-            warden.custody.take(sleeper.key()).expect("an own child");
+            unleased_monitor.registry.register(sleeper.key()).expect("an own child");
             sleeper
         }
 
@@ -535,55 +549,55 @@ mod tests {
         }
     }
 
-    fn warden() -> (UnleasedMonitor, UnleasedMonitorInbox) {
-        let (_, eyes) = ProcessThread::new(Duration::from_secs(1), Box::new(drop)).expect("descriptors");
-        let cards = Arc::new(cards::GpuThreadHandle::new().expect("descriptors"));
-        let trial = PidTest { exe: PathBuf::new(), soft: None, scripted: true };
-        UnleasedMonitor::new(eyes, cards, trial).expect("descriptors")
+    fn unleased_monitor() -> (UnleasedMonitor, UnleasedMonitorInbox) {
+        let (_, process_thread) = ProcessThread::new(Duration::from_secs(1), Box::new(drop)).expect("descriptors");
+        let gpu_thread = Arc::new(gpu_thread::GpuThreadHandle::new().expect("descriptors"));
+        let pid_test = PidTest { exe: PathBuf::new(), soft: None, scripted: true };
+        UnleasedMonitor::new(process_thread, gpu_thread, pid_test).expect("descriptors")
     }
 
-    fn strike(inbox: &UnleasedMonitorInbox, processes: Vec<ProcKey>) -> Vec<Blow> {
+    fn send_signals(inbox: &UnleasedMonitorInbox, processes: Vec<ProcKey>) -> Vec<Blow> {
         let blow = |process| Blow { stranger: StrangerId(1), process, signal: 15, of: Time(7) };
-        let blows = processes.iter().copied().map(blow).collect();
-        inbox.strike((StrangerId(1), 15, Time(7)), processes, Vec::new(), |_| true);
-        blows
+        let pending = processes.iter().copied().map(blow).collect();
+        inbox.send_signals((StrangerId(1), 15, Time(7)), processes, Vec::new(), |_| true);
+        pending
     }
 
     /// Which of them get a queued signal after the unwanted ones were taken back.
-    fn reached(warden: &mut UnleasedMonitor, blows: Vec<Blow>) -> Vec<(bool, bool)> {
-        let outcome = warden.strike(blows, &[]);
+    fn reached(unleased_monitor: &mut UnleasedMonitor, pending: Vec<Blow>) -> Vec<(bool, bool)> {
+        let outcome = unleased_monitor.send_signals(pending, &[]);
         outcome.iter().map(|struck| (struck.refused.is_none(), struck.changed)).collect()
     }
 
     #[test]
-    fn a_signal_that_is_taken_back_while_it_is_in_the_queue_is_not_sent() {
-        let (mut warden, inbox) = warden();
-        let mut one = Sleeper::kept(&mut warden);
-        let blows = strike(&inbox, vec![one.key()]);
-        inbox.recall(|_| true);
-        assert_eq!(inbox.blows.with(|blows| blows.len()), 1);
-        inbox.recall(|blow| blow.process != one.key());
-        assert!(warden.take_words(), "it is dealt with");
+    fn a_signal_withdrawn_while_queued_is_not_sent() {
+        let (mut unleased_monitor, inbox) = unleased_monitor();
+        let mut one = Sleeper::monitored(&mut unleased_monitor);
+        let pending = send_signals(&inbox, vec![one.key()]);
+        inbox.withdraw_signals(|_| true);
+        assert_eq!(inbox.pending.with(|pending| pending.len()), 1);
+        inbox.withdraw_signals(|blow| blow.process != one.key());
+        assert!(unleased_monitor.handle_messages(), "it is dealt with");
         assert_eq!(one.0.try_wait().expect("an own child"), None);
         // It was dropped, to be audited again.
-        warden.custody.take(one.key()).expect("an own child");
-        assert_eq!(reached(&mut warden, blows), [(false, true)]);
-        warden.custody.take(one.key()).expect("an own child");
-        let blows = strike(&inbox, vec![one.key()]);
-        assert_eq!(reached(&mut warden, blows), [(true, false)]);
+        unleased_monitor.registry.register(one.key()).expect("an own child");
+        assert_eq!(reached(&mut unleased_monitor, pending), [(false, true)]);
+        unleased_monitor.registry.register(one.key()).expect("an own child");
+        let pending = send_signals(&inbox, vec![one.key()]);
+        assert_eq!(reached(&mut unleased_monitor, pending), [(true, false)]);
         assert!(!one.0.wait().expect("an own child").success());
-        assert_eq!(inbox.blows.with(|blows| blows.len()), 0, "nothing is left of it");
+        assert_eq!(inbox.pending.with(|pending| pending.len()), 0, "nothing is left of it");
     }
 
     #[test]
-    fn who_descends_from_a_stranger_that_is_gone_gets_nothing() {
-        let (mut warden, inbox) = warden();
-        let mut all = [0; 2].map(|_| Sleeper::kept(&mut warden));
-        let blows = strike(&inbox, all.each_ref().map(Sleeper::key).to_vec());
+    fn descendants_of_an_ended_unleased_process_get_no_signal() {
+        let (mut unleased_monitor, inbox) = unleased_monitor();
+        let mut all = [0; 2].map(|_| Sleeper::monitored(&mut unleased_monitor));
+        let pending = send_signals(&inbox, all.each_ref().map(Sleeper::key).to_vec());
         all[0].0.kill().and_then(|()| all[0].0.wait()).expect("an own child");
-        assert_eq!(reached(&mut warden, blows), [(false, false), (false, true)]);
+        assert_eq!(reached(&mut unleased_monitor, pending), [(false, false), (false, true)]);
         assert_eq!(all[1].0.try_wait().expect("an own child"), None);
-        assert_eq!(inbox.blows.with(|blows| blows.len()), 0, "nothing is left of it");
+        assert_eq!(inbox.pending.with(|pending| pending.len()), 0, "nothing is left of it");
     }
 
     #[test]
@@ -591,10 +605,10 @@ mod tests {
         if !rustix::process::geteuid().is_root() {
             return eprintln!("skipped: only root can start programs of other users");
         }
-        let (mut warden, inbox) = warden();
-        let mut all = [61_234, 0, 61_234].map(|uid| Sleeper::of_user(&mut warden, uid));
-        let blows = strike(&inbox, all.each_ref().map(Sleeper::key).to_vec());
-        let outcome = warden.strike(blows, &[]);
+        let (mut unleased_monitor, inbox) = unleased_monitor();
+        let mut all = [61_234, 0, 61_234].map(|uid| Sleeper::of_user(&mut unleased_monitor, uid));
+        let pending = send_signals(&inbox, all.each_ref().map(Sleeper::key).to_vec());
+        let outcome = unleased_monitor.send_signals(pending, &[]);
         assert_eq!(outcome.iter().map(|struck| struck.refused.is_none()).collect::<Vec<_>>(), [true, false, true]);
         assert!(outcome[1].refused.as_ref().is_some_and(|why| why.starts_with("it runs as uid 0, another user")));
         assert!(!outcome[1].changed);
@@ -603,33 +617,33 @@ mod tests {
     }
 
     #[test]
-    fn who_is_one_of_those_that_rules_leave_alone_by_then_gets_none_until_it_was_looked_into() {
-        let (mut warden, inbox) = warden();
-        let mut one = Sleeper::kept(&mut warden);
-        let uid = warden.custody.audit_of(one.key()).map(|audit| audit.uid).expect("it was audited");
-        let blows = strike(&inbox, vec![one.key()]);
-        let outcome = warden.strike(blows, &[Who::Uid(uid + 1), Who::Uid(uid)]);
+    fn no_signal_before_a_fresh_audit_if_an_allow_rule_matches() {
+        let (mut unleased_monitor, inbox) = unleased_monitor();
+        let mut one = Sleeper::monitored(&mut unleased_monitor);
+        let uid = unleased_monitor.registry.audit_of(one.key()).map(|audit| audit.uid).expect("it was audited");
+        let pending = send_signals(&inbox, vec![one.key()]);
+        let outcome = unleased_monitor.send_signals(pending, &[Who::Uid(uid + 1), Who::Uid(uid)]);
         assert!(outcome[0].changed && outcome[0].refused.as_ref().is_some_and(|why| why.contains("a rule is about")));
         assert_eq!(one.0.try_wait().expect("an own child"), None);
-        warden.custody.take(one.key()).expect("an own child");
-        let blows = strike(&inbox, vec![one.key()]);
-        let outcome = warden.strike(blows, &[Who::Uid(uid + 1)]);
+        unleased_monitor.registry.register(one.key()).expect("an own child");
+        let pending = send_signals(&inbox, vec![one.key()]);
+        let outcome = unleased_monitor.send_signals(pending, &[Who::Uid(uid + 1)]);
         assert_eq!((outcome[0].refused.as_deref(), outcome[0].uid), (None, None));
         assert!(!one.0.wait().expect("an own child").success());
     }
 
     #[test]
-    fn who_descends_from_a_stranger_is_spared_alone_and_gets_nothing_where_that_must_be_looked_into() {
-        let (mut warden, inbox) = warden();
-        let mut all = [0; 3].map(|_| Sleeper::kept(&mut warden));
+    fn descendants_get_no_signal_while_the_unleased_process_must_be_audited_again() {
+        let (mut unleased_monitor, inbox) = unleased_monitor();
+        let mut all = [0; 3].map(|_| Sleeper::monitored(&mut unleased_monitor));
         let keys = all.each_ref().map(Sleeper::key);
-        let blows = strike(&inbox, keys.to_vec());
-        inbox.recall(|blow| blow.process != keys[0]);
-        assert_eq!(reached(&mut warden, blows), [(false, true); 3]);
-        warden.custody.take(keys[0]).expect("an own child");
-        let blows = strike(&inbox, keys.to_vec());
-        inbox.recall(|blow| blow.process != keys[1]);
-        assert_eq!(reached(&mut warden, blows), [(true, false), (false, true), (true, false)]);
+        let pending = send_signals(&inbox, keys.to_vec());
+        inbox.withdraw_signals(|blow| blow.process != keys[0]);
+        assert_eq!(reached(&mut unleased_monitor, pending), [(false, true); 3]);
+        unleased_monitor.registry.register(keys[0]).expect("an own child");
+        let pending = send_signals(&inbox, keys.to_vec());
+        inbox.withdraw_signals(|blow| blow.process != keys[1]);
+        assert_eq!(reached(&mut unleased_monitor, pending), [(true, false), (false, true), (true, false)]);
         assert_eq!(all[1].0.try_wait().expect("an own child"), None);
         assert!(!all[0].0.wait().expect("an own child").success() && !all[2].0.wait().expect("an own child").success());
     }

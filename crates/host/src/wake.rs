@@ -18,17 +18,17 @@ impl WakeEvent {
     }
 
     /// Rings. The only possible failure is a full counter, and then it rings already.
-    pub(crate) fn ring(&self) {
+    pub(crate) fn notify(&self) {
         let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
     }
 
     /// Silences it. The caller reads the queue afterwards, so nothing is lost.
-    pub(crate) fn hush(&self) {
+    pub(crate) fn clear(&self) {
         let _ = rustix::io::read(&self.fd, &mut [0u8; 8]);
     }
 
     /// True if it was rung and not silenced since.
-    pub(crate) fn is_ringing(&self) -> bool {
+    pub(crate) fn is_set(&self) -> bool {
         let mut fds = [PollFd::new(&self.fd, PollFlags::IN)];
         poll(&mut fds, Some(&timespec(Duration::ZERO))).is_ok_and(|n| n > 0)
     }

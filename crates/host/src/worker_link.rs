@@ -23,7 +23,7 @@ pub(crate) enum WorkerError {
     #[error("it ended")]
     Ended,
     #[error("its answer makes no sense")]
-    Senseless,
+    Invalid,
     #[error("the pipe to it failed")]
     Pipe(#[from] io::Error),
     /// This process is stopping.
@@ -63,17 +63,17 @@ impl WorkerLink {
     pub(crate) fn ask(&mut self, line: &str, patience: Duration, stop: &WakeEvent) -> Result<Vec<u8>, WorkerError> {
         // A request is far smaller than a pipe and the last one was answered, so this cannot block.
         self.stdin.write_all(format!("{line}\n").as_bytes()).map_err(|_| WorkerError::Ended)?;
-        self.hear(patience, stop)
+        self.read_line(patience, stop)
     }
 
     /// Waits for one line.
-    pub(crate) fn hear(&mut self, patience: Duration, stop: &WakeEvent) -> Result<Vec<u8>, WorkerError> {
+    pub(crate) fn read_line(&mut self, patience: Duration, stop: &WakeEvent) -> Result<Vec<u8>, WorkerError> {
         let until = Instant::now() + patience;
         let mut line = Vec::new();
         let mut piece = [0u8; 8192];
         while !line.ends_with(b"\n") {
-            let [told, stopped] = wait_readable([self.stdout.as_fd(), stop.as_fd()], until)?;
-            match (stopped, told) {
+            let [answered, stopped] = wait_readable([self.stdout.as_fd(), stop.as_fd()], until)?;
+            match (stopped, answered) {
                 (true, _) => return Err(WorkerError::Stopped),
                 (false, false) => return Err(WorkerError::Late(patience)),
                 (false, true) => {}
@@ -83,28 +83,28 @@ impl WorkerLink {
                 n => line.extend_from_slice(&piece[..n]),
             }
             if line.len() > ANSWER_BYTES_MAX {
-                return Err(WorkerError::Senseless);
+                return Err(WorkerError::Invalid);
             }
         }
         Ok(line)
     }
 
     /// Closes the line to the worker without killing it: it ends when it is done.
-    pub(crate) fn let_go(self) -> Child {
+    pub(crate) fn close(self) -> Child {
         drop(self.stdin);
         self.child
     }
 
     /// Kills the worker. Returns the child if it could not be reaped yet: a process inside a driver call may take any
     /// time to end, and this does not wait for it.
-    pub(crate) fn end(mut self) -> Option<Child> {
+    pub(crate) fn kill(mut self) -> Option<Child> {
         drop(self.stdin);
         let _ = self.child.kill(); // it may have ended by itself
-        is_left(&mut self.child).then_some(self.child)
+        is_unreaped(&mut self.child).then_some(self.child)
     }
 }
 
 /// True if the child still has to be reaped. Reaps it if possible.
-pub(crate) fn is_left(child: &mut Child) -> bool {
+pub(crate) fn is_unreaped(child: &mut Child) -> bool {
     matches!(child.try_wait(), Ok(None))
 }

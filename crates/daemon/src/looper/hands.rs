@@ -264,21 +264,22 @@ impl Loop {
 /// What shall be of a holder, as its lease says; nobody's if its tenant is no user of this host.
 fn wish(state: &State, row: &Lease) -> Option<ShimTarget> {
     let (hold, uid) = (row.hold()?, uid_of(state.tenant_name(row.tenant))?);
-    let away = |deep: bool| ShimPlacement::Away { booked: hold.booked().0, within: PARK_WITHIN, deep };
-    let place = match &row.phase {
+    let away =
+        |deep: bool| ShimPlacement::InHostMemory { booked: hold.booked().0, within: PARK_WITHIN, with_context: deep };
+    let placement = match &row.phase {
         Phase::Waiting { .. } => return None,
         // Whom the driver moves the library leaves alone; who began since then waits with them.
         _ if parking::is_kept_off(state, row) => away(false),
         // The driver comes first.
         Phase::Resuming(_, trip) if trip.deep && parking::driver_may_have(state, row) => away(true),
-        Phase::Active(_) | Phase::Resuming(..) => ShimPlacement::OnCards,
+        Phase::Active(_) | Phase::Resuming(..) => ShimPlacement::OnGpus,
         // While a hook works the library must not be in its way; afterwards it keeps the programs from
         // taking what is others' now, and says when they need it.
-        Phase::Parking(_, trip) if trip.rung != Rung::Park => ShimPlacement::OnCards,
-        Phase::Parked(_, trip) if trip.rung == Rung::Driver => ShimPlacement::OnCards,
+        Phase::Parking(_, trip) if trip.rung != Rung::Park => ShimPlacement::OnGpus,
+        Phase::Parked(_, trip) if trip.rung == Rung::Driver => ShimPlacement::OnGpus,
         Phase::Parking(..) => away(parking::driver_may_have(state, row)),
         Phase::Parked(_, trip) => away(trip.deep),
-        Phase::Ending(_, finish) => ShimPlacement::Over { why: words::ended(&row.id.to_string(), finish.reason) },
+        Phase::Ending(_, finish) => ShimPlacement::LeaseOver { why: words::ended(&row.id.to_string(), finish.reason) },
     };
     let cap = |card: &CardId| {
         let facts = &state.rows().cards.get(usize::from(card.0))?.facts;
@@ -287,7 +288,7 @@ fn wish(state: &State, row: &Lease) -> Option<ShimTarget> {
     };
     let driven = row.away().filter(|trip| trip.rung == Rung::Driver).map(|trip| trip.processes.clone());
     let cards = hold.cards.iter().filter_map(cap).collect();
-    Some(ShimTarget { lease: row.id, uid, place, but: driven.unwrap_or_default(), cards })
+    Some(ShimTarget { lease: row.id, uid, placement, moved_by_driver: driven.unwrap_or_default(), gpus: cards })
 }
 
 /// The same of a holder whose processes the driver moves.
@@ -300,16 +301,16 @@ fn driven(state: &State, row: &Lease) -> Option<DriverTarget> {
         return None;
     }
     let need = |card: &CardId| Some((state.rows().cards.get(usize::from(card.0))?.facts.uuid.clone(), hold.vram.0));
-    let place = match &row.phase {
+    let placement = match &row.phase {
         Phase::Parking(..) | Phase::Parked(..) => {
-            DriverPlacement::Away { within: PARK_WITHIN, booked: hold.booked().0 }
+            DriverPlacement::InHostMemory { within: PARK_WITHIN, booked: hold.booked().0 }
         }
         // Where they are is asked all the same: who never left is back, whoever else is there.
         Phase::Resuming(..) if !parking::may_restore(state, row) => DriverPlacement::Anywhere,
-        Phase::Resuming(..) => DriverPlacement::OnCards { needs: hold.cards.iter().filter_map(need).collect() },
+        Phase::Resuming(..) => DriverPlacement::OnGpus { needs: hold.cards.iter().filter_map(need).collect() },
         _ => return None,
     };
-    Some(DriverTarget { lease: row.id, uid, place, processes: away.processes.clone() })
+    Some(DriverTarget { lease: row.id, uid, placement, processes: away.processes.clone() })
 }
 
 /// A holder's processes on its cards as of the last look, and what they have there.

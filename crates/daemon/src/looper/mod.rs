@@ -399,7 +399,7 @@ impl Loop {
             Mail::Strike { stranger, signal, at, processes } => {
                 let (state, now) = (self.engine.state(), self.clock.now());
                 let is_wanted = |blow: &_| state.is_to_be_struck(blow, now);
-                self.host.strike((stranger, signal, at), processes, state.spared(), is_wanted);
+                self.host.send_signals((stranger, signal, at), processes, state.spared(), is_wanted);
             }
             // Its own thread looks what is due after any mail.
             Mail::Look => {}
@@ -594,18 +594,18 @@ impl Loop {
     /// Signals that were not sent yet, and would not be decided again, are not sent.
     fn recall(&mut self) {
         let (state, now) = (self.engine.state(), self.clock.now());
-        self.host.recall(|blow| state.is_to_be_struck(blow, now));
+        self.host.withdraw_signals(|blow| state.is_to_be_struck(blow, now));
     }
 
     fn see(&mut self, sight: HostReport) {
         match sight {
-            HostReport::Cards(mut cards) => {
+            HostReport::Gpus(mut cards) => {
                 self.set_trouble(None);
                 self.unmanaged.apply(&mut cards);
                 self.take(Event::Listed(cards));
                 self.send_self_test();
             }
-            HostReport::Unlisted(unlisted) => {
+            HostReport::ListFailed(unlisted) => {
                 self.set_trouble(Some(unlisted.to_string()));
                 self.unread_all(&unlisted.what);
             }
@@ -621,24 +621,24 @@ impl Loop {
             HostReport::Audited { audit, tree } => {
                 self.take(Event::Audited { audit, tree });
             }
-            HostReport::Left { process } => self.take(Event::Left { process }),
-            HostReport::Struck { stranger, signal, of, outcome } => {
+            HostReport::ProcessEnded { process } => self.take(Event::Left { process }),
+            HostReport::SignalsSent { stranger, signal, of, outcome } => {
                 self.take(Event::Struck { stranger, signal, of, outcome });
             }
             HostReport::SelfTested { can } => self.take(Event::SelfTested { can }),
-            HostReport::Said { lease, process, said } => {
+            HostReport::ShimReported { lease, process, said } => {
                 self.learn_program(lease, process, &said);
                 self.take(Event::Said { lease, rung: Rung::Park, process, said });
                 self.send_next(lease);
                 self.look_again();
             }
-            HostReport::Driven { lease, process, said } => {
+            HostReport::DriverReported { lease, process, said } => {
                 self.learn_program(lease, process, &said);
                 self.take(Event::Said { lease, rung: Rung::Driver, process, said });
                 self.send_next(lease);
                 self.look_again();
             }
-            HostReport::Ram { available } => {
+            HostReport::HostMemory { available } => {
                 self.take(Event::Ram { available });
                 self.send_ahead();
             }
@@ -648,12 +648,12 @@ impl Loop {
             }
             HostReport::Counted { lease, counts } => self.note_counts(lease, counts),
             HostReport::Worked { lease } => self.take(Event::Worked { lease }),
-            HostReport::Input { lease } => self.take(Event::Hinted { lease, hint: Hint::Terminal }),
+            HostReport::TerminalInput { lease } => self.take(Event::Hinted { lease, hint: Hint::Terminal }),
             HostReport::Idle { lease, idle } => {
                 let idle = Span(u64::try_from(idle.as_micros()).unwrap_or(u64::MAX));
                 self.take(Event::Rested { lease, idle });
             }
-            HostReport::Gone { lease } => self.see_gone(lease),
+            HostReport::HolderEnded { lease } => self.see_gone(lease),
         }
     }
 
@@ -670,7 +670,7 @@ impl Loop {
         let unknown = self.engine.state().live(lease).is_some_and(|live| live.program.is_empty());
         if unknown
             && matches!(said, Said::Here { .. })
-            && let Some(program) = process::program(process.pid)
+            && let Some(program) = process::executable_name(process.pid)
         {
             self.take(Event::Runs { lease, program });
         }

@@ -6,8 +6,8 @@
 //!
 //! Absent: a decision. Parents that still live are read from `/proc`.
 
-use super::accounts::EndedProcess;
-use super::text::{WORD_MAX, clean};
+use super::clean_text::{WORD_MAX, clean};
+use super::taskstats::EndedProcess;
 use crate::process;
 use rustix::time::{ClockId, clock_gettime};
 use std::collections::{HashMap, VecDeque};
@@ -16,7 +16,7 @@ use sublet_core::audit::{Ancestor, Audit};
 use sublet_core::ids::ProcKey;
 
 /// Entries remembered of each kind.
-const KEPT_MAX: usize = 16_384;
+const EVENTS_MAX: usize = 16_384;
 /// Seconds by which the two clocks may differ.
 const SLACK_S: u64 = 2;
 /// Generations followed at most.
@@ -38,7 +38,7 @@ pub(crate) struct AncestorHistory(Arc<Mutex<AncestorEvents>>);
 
 #[derive(Default)]
 struct AncestorEvents {
-    made: LatestByPid<ForkEvent>,
+    forks: LatestByPid<ForkEvent>,
     ended: LatestByPid<EndedProcess>,
 }
 
@@ -56,11 +56,11 @@ impl<T> Default for LatestByPid<T> {
 }
 
 impl<T> LatestByPid<T> {
-    fn put(&mut self, pid: u32, item: T) {
+    fn insert(&mut self, pid: u32, item: T) {
         self.next += 1;
         self.by_pid.insert(pid, (item, self.next));
         self.order.push_back((pid, self.next));
-        while self.order.len() > KEPT_MAX {
+        while self.order.len() > EVENTS_MAX {
             if let Some((pid, number)) = self.order.pop_front()
                 && self.by_pid.get(&pid).is_some_and(|(_, latest)| *latest == number)
             {
@@ -75,14 +75,14 @@ impl<T> LatestByPid<T> {
 }
 
 impl AncestorHistory {
-    pub(super) fn made(&self, made: &[ForkEvent]) {
-        let mut heard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        made.iter().for_each(|made| heard.made.put(made.child, *made));
+    pub(super) fn add_forks(&self, forks: &[ForkEvent]) {
+        let mut events = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        forks.iter().for_each(|fork| events.forks.insert(fork.child, *fork));
     }
 
-    pub(super) fn ended(&self, ended: Vec<EndedProcess>) {
-        let mut heard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        ended.into_iter().for_each(|ended| heard.ended.put(ended.pid, ended));
+    pub(super) fn add_ended(&self, ended: Vec<EndedProcess>) {
+        let mut events = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        ended.into_iter().for_each(|ended| events.ended.insert(ended.pid, ended));
     }
 
     /// Drops everything, because messages were lost: a known pid may belong to another process by now.
@@ -91,19 +91,19 @@ impl AncestorHistory {
     }
 
     /// True if a process is known to descend from `dead`, a process that ended.
-    pub(super) fn comes_from(&self, pid: u32, dead: u32) -> bool {
-        let heard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        heard.comes_from(pid, dead, |pid| process::stat(pid).ok().map(|stat| stat.parent))
+    pub(super) fn descends_from(&self, pid: u32, dead: u32) -> bool {
+        let events = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        events.descends_from(pid, dead, |pid| process::stat(pid).ok().map(|stat| stat.parent))
     }
 
     /// The processes that started this one, nearest first, up to the first that still lives. Empty if its present
     /// parent started it, or if no message about it was received.
     pub(crate) fn of(&self, pid: u32) -> Vec<Ancestor> {
         let Ok(stat) = process::stat(pid) else { return Vec::new() };
-        let heard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let events = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let (wall, clock) = (clock_gettime(ClockId::Realtime), clock_gettime(ClockId::Monotonic));
         let began_s = wall.tv_sec.saturating_sub(clock.tv_sec).max(0).unsigned_abs();
-        heard.of(pid, stat.parent, began_s, |pid| {
+        events.of(pid, stat.parent, began_s, |pid| {
             let stat = process::stat(pid).ok().filter(|stat| !stat.has_ended())?;
             let (process, name) = (stat.key(pid), clean(&stat.name, WORD_MAX));
             Some(Ancestor { process, uid: process::uid(pid).ok(), name, exe: None, ended: false })
@@ -111,7 +111,7 @@ impl AncestorHistory {
     }
 
     /// Puts the ended processes that started this one before its present parents.
-    pub(crate) fn complete(&self, audit: &mut Audit) {
+    pub(crate) fn add_to_audit(&self, audit: &mut Audit) {
         let mut gone = self.of(audit.process.pid);
         if !gone.is_empty() {
             gone.retain(|ancestor| audit.ancestry.iter().all(|parent| parent.process != ancestor.process));
@@ -122,19 +122,19 @@ impl AncestorHistory {
 
 impl AncestorEvents {
     /// Follows the forks that were received; where none was, the present parents.
-    fn comes_from(&self, pid: u32, dead: u32, parent_now: impl Fn(u32) -> Option<u32>) -> bool {
+    fn descends_from(&self, pid: u32, dead: u32, parent_now: impl Fn(u32) -> Option<u32>) -> bool {
         let (mut next, mut before) = (pid, u64::MAX);
         for _ in 0..GENERATIONS_MAX {
-            let made = self.made.get(next);
+            let fork = self.forks.get(next);
             // A process made later than its child is another one with the same pid.
-            if made.is_some_and(|made| made.at_ns >= before) {
+            if fork.is_some_and(|fork| fork.at_ns >= before) {
                 return false;
             }
             if next == dead {
                 return true;
             }
-            before = made.map_or(before, |made| made.at_ns);
-            match made.map(|made| made.parent).or_else(|| parent_now(next)) {
+            before = fork.map_or(before, |fork| fork.at_ns);
+            match fork.map(|fork| fork.parent).or_else(|| parent_now(next)) {
                 Some(parent) if parent > 1 => next = parent,
                 _ => return false,
             }
@@ -145,38 +145,38 @@ impl AncestorEvents {
     /// `began_s` is the wall-clock time at which the kernel's clock was 0.
     fn of(&self, pid: u32, parent_now: u32, began_s: u64, alive: impl Fn(u32) -> Option<Ancestor>) -> Vec<Ancestor> {
         let mut found = Vec::new();
-        let Some(mut made) = self.made.get(pid).copied() else { return found };
-        if made.parent == parent_now {
+        let Some(mut fork) = self.forks.get(pid).copied() else { return found };
+        if fork.parent == parent_now {
             return found;
         }
         while found.len() < GENERATIONS_MAX {
-            let above = self.made.get(made.parent).copied();
+            let above = self.forks.get(fork.parent).copied();
             // A process made later than its child is another one with the same pid.
             let above = match above {
-                Some(above) if above.at_ns >= made.at_ns => return found,
+                Some(above) if above.at_ns >= fork.at_ns => return found,
                 above => above,
             };
-            match alive(made.parent) {
+            match alive(fork.parent) {
                 Some(ancestor) => {
                     // It is the process of the message, or one that existed before messages were received.
                     found.push(ancestor);
                     return found;
                 }
                 None => {
-                    let ended = self.ended.get(made.parent);
+                    let ended = self.ended.get(fork.parent);
                     // An account of another process with the same pid has another start time.
                     let began = |at_ns: u64| began_s + at_ns / 1_000_000_000;
                     let ended = ended.filter(|ended| match above {
                         Some(above) => ended.began_s.abs_diff(began(above.at_ns)) <= SLACK_S,
-                        None => ended.began_s <= began(made.at_ns) + SLACK_S,
+                        None => ended.began_s <= began(fork.at_ns) + SLACK_S,
                     });
                     let name = ended.map_or_else(|| "?".to_owned(), |ended| clean(&ended.name, WORD_MAX));
-                    let process = ProcKey { pid: made.parent, start: 0 };
+                    let process = ProcKey { pid: fork.parent, start: 0 };
                     found.push(Ancestor { process, uid: ended.map(|ended| ended.uid), name, exe: None, ended: true });
                 }
             }
             match above {
-                Some(above) => made = above,
+                Some(above) => fork = above,
                 None => return found,
             }
         }
@@ -188,25 +188,25 @@ impl AncestorEvents {
 mod tests {
     use super::*;
 
-    fn heard(made: &[(u32, u32)], ended: &[(u32, &str)]) -> AncestorEvents {
-        let mut heard = AncestorEvents::default();
-        for (at_ns, (parent, child)) in (1..).zip(made) {
-            heard.made.put(*child, ForkEvent { child: *child, parent: *parent, at_ns });
+    fn events(fork: &[(u32, u32)], ended: &[(u32, &str)]) -> AncestorEvents {
+        let mut events = AncestorEvents::default();
+        for (at_ns, (parent, child)) in (1..).zip(fork) {
+            events.forks.insert(*child, ForkEvent { child: *child, parent: *parent, at_ns });
         }
         for (pid, name) in ended {
             let ended = EndedProcess { pid: *pid, uid: 1000, name: (*name).to_owned(), began_s: 100 };
-            heard.ended.put(*pid, ended);
+            events.ended.insert(*pid, ended);
         }
-        heard
+        events
     }
 
-    fn told(heard: &AncestorEvents, pid: u32, parent_now: u32, living: &[u32]) -> String {
+    fn told(events: &AncestorEvents, pid: u32, parent_now: u32, living: &[u32]) -> String {
         let alive = |pid: u32| {
             let process = ProcKey { pid, start: 5 };
             let ancestor = Ancestor { process, uid: Some(0), name: "shell".to_owned(), exe: None, ended: false };
             living.contains(&pid).then_some(ancestor)
         };
-        let words = heard.of(pid, parent_now, 100, alive).into_iter().map(|ancestor| {
+        let words = events.of(pid, parent_now, 100, alive).into_iter().map(|ancestor| {
             let state = if ancestor.ended { "ended" } else { "lives" };
             format!("{} {} {state}", ancestor.process.pid, ancestor.name)
         });
@@ -214,42 +214,43 @@ mod tests {
     }
 
     #[test]
-    fn who_forked_twice_is_known_by_who_started_it() {
-        let heard = heard(&[(10, 11), (11, 12)], &[(11, "launcher")]);
-        assert_eq!(told(&heard, 12, 1, &[10]), "11 launcher ended, 10 shell lives");
-        assert_eq!(told(&heard, 11, 10, &[10]), "", "its parent is there");
-        assert_eq!(told(&heard, 99, 1, &[10]), "", "nobody heard of it");
-        assert_eq!(told(&heard, 12, 1, &[]), "11 launcher ended, 10 ? ended");
+    fn ancestors_of_a_double_fork_are_known() {
+        let events = events(&[(10, 11), (11, 12)], &[(11, "launcher")]);
+        assert_eq!(told(&events, 12, 1, &[10]), "11 launcher ended, 10 shell lives");
+        assert_eq!(told(&events, 11, 10, &[10]), "", "its parent is there");
+        assert_eq!(told(&events, 99, 1, &[10]), "", "nobody heard of it");
+        assert_eq!(told(&events, 12, 1, &[]), "11 launcher ended, 10 ? ended");
     }
 
     #[test]
-    fn who_comes_from_whom_is_known_after_the_end_of_those_between() {
-        let line = heard(&[(10, 11), (11, 12), (12, 13)], &[]);
-        let comes = |heard: &AncestorEvents, pid, dead| heard.comes_from(pid, dead, |pid| (pid == 20).then_some(12));
+    fn descent_is_known_after_ancestors_have_ended() {
+        let line = events(&[(10, 11), (11, 12), (12, 13)], &[]);
+        let comes =
+            |events: &AncestorEvents, pid, dead| events.descends_from(pid, dead, |pid| (pid == 20).then_some(12));
         assert!(comes(&line, 13, 11) && comes(&line, 13, 10) && comes(&line, 12, 11));
         assert!(comes(&line, 20, 11), "its parent is there, and comes from that one");
         assert!(!comes(&line, 11, 13) && !comes(&line, 99, 11) && !comes(&line, 13, 99));
-        let reused = heard(&[(10, 11), (11, 12), (50, 11)], &[]);
+        let reused = events(&[(10, 11), (11, 12), (50, 11)], &[]);
         assert!(!comes(&reused, 12, 11), "that number is another's by now");
     }
 
     #[test]
-    fn a_number_that_somebody_else_has_by_now_is_nobody() {
+    fn a_reused_pid_is_no_ancestor() {
         // 11 made 12 and ended; its pid went to a child of 50.
-        let heard = heard(&[(10, 11), (11, 12), (50, 11)], &[(11, "launcher")]);
-        assert_eq!(told(&heard, 12, 1, &[10, 11, 50]), "");
+        let events = events(&[(10, 11), (11, 12), (50, 11)], &[(11, "launcher")]);
+        assert_eq!(told(&events, 12, 1, &[10, 11, 50]), "");
     }
 
     #[test]
-    fn no_more_is_kept_than_fits_and_the_latest_stays() {
+    fn the_oldest_events_are_dropped_at_the_limit() {
         let mut latest = LatestByPid::default();
-        for number in 0..3 * KEPT_MAX as u32 {
-            latest.put(number % (KEPT_MAX as u32 / 2), number);
+        for number in 0..3 * EVENTS_MAX as u32 {
+            latest.insert(number % (EVENTS_MAX as u32 / 2), number);
         }
-        assert!(latest.order.len() <= KEPT_MAX && latest.by_pid.len() == KEPT_MAX / 2);
-        for number in 0..2 * KEPT_MAX as u32 {
-            latest.put(1_000_000 + number, number);
+        assert!(latest.order.len() <= EVENTS_MAX && latest.by_pid.len() == EVENTS_MAX / 2);
+        for number in 0..2 * EVENTS_MAX as u32 {
+            latest.insert(1_000_000 + number, number);
         }
-        assert_eq!((latest.by_pid.len(), latest.get(0)), (KEPT_MAX, None));
+        assert_eq!((latest.by_pid.len(), latest.get(0)), (EVENTS_MAX, None));
     }
 }

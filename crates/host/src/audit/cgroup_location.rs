@@ -7,7 +7,7 @@
 //!
 //! Absent: asking systemd or a container engine. Only paths are read, and what is uncertain stays `None`.
 
-use super::text::{WORD_MAX, clean};
+use super::clean_text::{WORD_MAX, clean};
 use crate::process::{self, Cgroup, ProcessError};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -25,15 +25,15 @@ pub(super) struct CgroupLocation {
 
 /// Reads the lines of `/proc/PID/cgroup`: one line with version 2, one for each hierarchy with version 1, both where
 /// both are mounted.
-pub(super) fn place(cgroups: &[Cgroup]) -> CgroupLocation {
-    let mut by_worth: Vec<&Cgroup> = cgroups.iter().collect();
+pub(super) fn location_in(cgroups: &[Cgroup]) -> CgroupLocation {
+    let mut by_priority: Vec<&Cgroup> = cgroups.iter().collect();
     // The hierarchy in which systemd keeps its units comes first; a controller's own may be used by other software.
-    by_worth.sort_by_key(|cgroup| match cgroup.controllers.as_str() {
+    by_priority.sort_by_key(|cgroup| match cgroup.controllers.as_str() {
         "" => 0,
         "name=systemd" => 1,
         _ => 2,
     });
-    let paths = || by_worth.iter().map(|cgroup| cgroup.path.as_str());
+    let paths = || by_priority.iter().map(|cgroup| cgroup.path.as_str());
     CgroupLocation {
         cgroup: paths().find(|path| *path != "/").unwrap_or("/").to_owned(),
         unit: paths().find_map(unit),
@@ -42,17 +42,17 @@ pub(super) fn place(cgroups: &[Cgroup]) -> CgroupLocation {
 }
 
 /// The place of a process. A cgroup that a user may name freely is no container: a name exempts no process.
-pub(super) fn place_of(pid: u32) -> Result<CgroupLocation, ProcessError> {
+pub(super) fn location_of(pid: u32) -> Result<CgroupLocation, ProcessError> {
     let cgroups = process::cgroups(pid)?;
-    let place = place(&cgroups);
-    let is_users = cgroups.into_iter().filter_map(maker).any(|uid| uid != 0);
-    Ok(CgroupLocation { container: place.container.filter(|_| !is_users), ..place })
+    let location = location_in(&cgroups);
+    let is_users = cgroups.into_iter().filter_map(container_maker).any(|uid| uid != 0);
+    Ok(CgroupLocation { container: location.container.filter(|_| !is_users), ..location })
 }
 
 /// The user that made the container that a cgroup names, if that can be found out. From inside a cgroup namespace it
 /// cannot be found out for cgroups beside it.
-fn maker(cgroup: Cgroup) -> Option<u32> {
-    let path = found(&cgroup.path).map(|(above, _)| above.to_owned()).filter(|above| !above.contains(".."))?;
+fn container_maker(cgroup: Cgroup) -> Option<u32> {
+    let path = container_in(&cgroup.path).map(|(above, _)| above.to_owned()).filter(|above| !above.contains(".."))?;
     let above = Cgroup { path, ..cgroup }.directory()?;
     fs::metadata(above).ok().map(|above| above.uid())
 }
@@ -60,7 +60,7 @@ fn maker(cgroup: Cgroup) -> Option<u32> {
 /// True if a process is in a container that root or this user made, as far as its cgroups say. Otherwise any other
 /// user that may make cgroups could name one like a container and pass as this user's.
 pub(crate) fn is_in_container_of(pid: u32, uid: u32) -> bool {
-    let is_one = |cgroup: Cgroup| maker(cgroup).is_some_and(|maker| [0, uid].contains(&maker));
+    let is_one = |cgroup: Cgroup| container_maker(cgroup).is_some_and(|maker| [0, uid].contains(&maker));
     process::cgroups(pid).is_ok_and(|cgroups| cgroups.into_iter().any(is_one))
 }
 
@@ -102,14 +102,14 @@ fn placed_parts(path: &str) -> impl Iterator<Item = (&str, &str)> {
 
 /// The container that a cgroup path names.
 fn container(path: &str) -> Option<String> {
-    found(path).map(|(_, container)| clean(&container, WORD_MAX))
+    container_in(path).map(|(_, container)| clean(&container, WORD_MAX))
 }
 
 /// The container with the path that it is in: the user that may make cgroups there chose the name.
-fn found(path: &str) -> Option<(&str, String)> {
+fn container_in(path: &str) -> Option<(&str, String)> {
     let mut before = "";
     for (above, part) in placed_parts(path) {
-        if let Some(found) = by_id(part).or_else(|| by_name(before, part)) {
+        if let Some(found) = container_by_id(part).or_else(|| container_by_name(before, part)) {
             return Some((above, found));
         }
         before = part;
@@ -119,7 +119,7 @@ fn found(path: &str) -> Option<(&str, String)> {
 
 /// `ID`, `docker-ID.scope`, `cri-containerd-ID.scope`, `libpod-ID`, and `pod….slice:cri-containerd:ID`, which
 /// containerd makes when it is configured with the wrong driver.
-fn by_id(part: &str) -> Option<String> {
+fn container_by_id(part: &str) -> Option<String> {
     let bare = part.strip_suffix(".scope").unwrap_or(part);
     let (engine, id) = bare.rsplit_once(['-', ':']).unwrap_or(("", bare));
     let is_id = id.len() == ID_DIGITS && id.bytes().all(|byte| byte.is_ascii_hexdigit());
@@ -128,7 +128,7 @@ fn by_id(part: &str) -> Option<String> {
 }
 
 /// LXC and machined use names that people chose.
-fn by_name(above: &str, part: &str) -> Option<String> {
+fn container_by_name(above: &str, part: &str) -> Option<String> {
     let named = |name: &str| (!name.is_empty()).then(|| unescape(name));
     if let Some(name) = part.strip_prefix("lxc.payload.") {
         return named(name);
@@ -173,7 +173,7 @@ mod tests {
 
     fn check(path: &str, unit: Option<&str>, container: Option<&str>) {
         let path = path.replace("ID2", INNER).replace("ID", ID);
-        let told = place(&[Cgroup { controllers: String::new(), path: path.clone() }]);
+        let told = location_in(&[Cgroup { controllers: String::new(), path: path.clone() }]);
         let full = |text: &str| text.replace("ID", ID);
         assert_eq!((told.unit, told.container), (unit.map(full), container.map(full)), "{path}");
         assert_eq!(told.cgroup, path);
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_has_a_subtree_names_neither_a_unit_nor_a_container_by_it() {
+    fn names_below_an_own_unit_or_container_do_not_count() {
         check("/system.slice/mine.service/ollama.service", Some("mine.service"), None);
         check("/system.slice/mine.service/system.slice/ollama.service", Some("mine.service"), None);
         check(
@@ -259,8 +259,8 @@ mod tests {
     }
 
     #[test]
-    fn a_container_is_found_where_somebody_made_it() {
-        let above = |path: &str| found(&path.replace("ID", ID)).map(|(above, _)| above.to_owned());
+    fn a_container_is_found_with_the_path_that_it_is_in() {
+        let above = |path: &str| container_in(&path.replace("ID", ID)).map(|(above, _)| above.to_owned());
         for (path, made_in) in [
             ("/docker/ID/inner", "/docker"),
             ("/ID", ""),
@@ -274,13 +274,14 @@ mod tests {
     }
 
     #[test]
-    fn of_several_hierarchies_the_first_that_tells_counts() {
+    fn of_several_hierarchies_the_first_that_names_one_counts() {
         let told = |text: &str| {
             let parse = |line: &str| {
                 let (controllers, path) = line.split_once(':').unwrap();
                 Cgroup { controllers: controllers.to_owned(), path: path.replace("ID", ID) }
             };
-            let CgroupLocation { cgroup, unit, container } = place(&text.split(' ').map(parse).collect::<Vec<_>>());
+            let CgroupLocation { cgroup, unit, container } =
+                location_in(&text.split(' ').map(parse).collect::<Vec<_>>());
             (cgroup.replace(ID, "ID"), unit, container.map(|id| id.replace(ID, "ID")))
         };
         let own = |text: &str| Some(text.to_owned());
@@ -295,11 +296,11 @@ mod tests {
         );
         assert_eq!(told("memory:/docker/ID name=systemd:/ :/"), ("/docker/ID".into(), None, own("ID")));
         assert_eq!(told("memory:/ :/"), ("/".into(), None, None));
-        assert_eq!(place(&[]).cgroup, "/");
+        assert_eq!(location_in(&[]).cgroup, "/");
     }
 
     #[test]
-    fn what_is_not_an_escape_stays() {
+    fn invalid_escapes_are_left_unchanged() {
         for (name, plain) in [(r"a\x2db", "a-b"), (r"a\x2", r"a\x2"), (r"\xzz", r"\xzz"), (r"\", r"\"), ("é", "é")] {
             assert_eq!(unescape(name), plain);
         }

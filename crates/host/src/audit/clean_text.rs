@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_in_it_moves_a_cursor_or_turns_a_line() {
+    fn clean_text_moves_no_cursor_and_reverses_no_line() {
         assert_eq!(clean("a\x1b[2Jb\nc\u{202e}d\u{9b}", 64), "a?[2Jb?c?d?");
         assert_eq!(clean("modèle-日本", 64), "modèle-日本");
         assert_eq!(clean_bytes(b"a\xffb", 64), "a\u{fffd}b");

@@ -6,8 +6,8 @@
 //!
 //! Absent: which of them holds memory, and how much. Only the driver knows that.
 
-use super::text::{PATH_MAX, clean, clean_bytes};
-use crate::patient;
+use super::clean_text::{PATH_MAX, clean, clean_bytes};
+use crate::timed_read;
 use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, makedev, statx};
 use std::fs;
 use std::io;
@@ -51,7 +51,7 @@ impl GpuDeviceFiles {
         &self.soft
     }
 
-    fn known(&self) -> KnownDevices<'_> {
+    fn known_devices(&self) -> KnownDevices<'_> {
         let listed = fs::read_to_string("/proc/devices").unwrap_or_default();
         let inode = |path: &'_ PathBuf| {
             let stat = rustix::fs::stat(path).ok()?;
@@ -65,22 +65,22 @@ impl GpuDeviceFiles {
     /// read: a process can make that read hang.
     pub(super) fn has_open(&self, folder: &str) -> bool {
         let mut found = Vec::new();
-        open(folder, &self.known(), &mut found).is_ok() && !found.is_empty()
+        find_open(folder, &self.known_devices(), &mut found).is_ok() && !found.is_empty()
     }
 
     /// The device files that a process has open or mapped, by its folder in `/proc`, and true if it has more than are
     /// read. What could not be read is added to `unread`.
     pub(super) fn of(&self, folder: &str, unread: &mut Vec<String>) -> (Vec<String>, bool) {
-        let known = self.known();
+        let known = self.known_devices();
         let (mut found, mut crowded) = (Vec::new(), false);
-        for (what, looked) in
-            [("open", open(folder, &known, &mut found)), ("mapped", mapped(folder, &known, &mut found))]
+        for (what, result) in
+            [("open", find_open(folder, &known, &mut found)), ("mapped", find_mapped(folder, &known, &mut found))]
         {
-            crowded |= looked.as_ref().is_ok_and(|whole| !whole);
-            match looked {
+            crowded |= result.as_ref().is_ok_and(|whole| !whole);
+            match result {
                 Ok(true) => {}
                 Ok(false) => unread.push(format!("which files it has {what}: it has too many")),
-                Err(error) => unread.push(format!("which files it has {what}: {}", because(&error))),
+                Err(error) => unread.push(format!("which files it has {what}: {}", reason_text(&error))),
             }
         }
         found.sort();
@@ -94,7 +94,7 @@ impl GpuDeviceFiles {
 }
 
 /// The kernel's error text, without the number that Rust adds.
-pub(super) fn because(error: &io::Error) -> String {
+pub(super) fn reason_text(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::PermissionDenied => "not permitted".to_owned(),
         io::ErrorKind::NotFound => "it ended meanwhile".to_owned(),
@@ -104,7 +104,7 @@ pub(super) fn because(error: &io::Error) -> String {
 }
 
 /// Returns whether all descriptors were read.
-fn open(folder: &str, known: &KnownDevices<'_>, found: &mut Vec<String>) -> io::Result<bool> {
+fn find_open(folder: &str, known: &KnownDevices<'_>, found: &mut Vec<String>) -> io::Result<bool> {
     for (number, entry) in fs::read_dir(format!("{folder}/fd"))?.enumerate() {
         if number >= DESCRIPTORS_MAX {
             return Ok(false);
@@ -130,8 +130,8 @@ fn open(folder: &str, known: &KnownDevices<'_>, found: &mut Vec<String>) -> io::
 }
 
 /// `7f12…-7f13… rw-s 00001000 00:05 1049   /dev/nvidia0`
-fn mapped(folder: &str, known: &KnownDevices<'_>, found: &mut Vec<String>) -> io::Result<bool> {
-    let lines = patient::read(format!("{folder}/maps"), MAPPINGS_BYTES_MAX)?;
+fn find_mapped(folder: &str, known: &KnownDevices<'_>, found: &mut Vec<String>) -> io::Result<bool> {
+    let lines = timed_read::read(format!("{folder}/maps"), MAPPINGS_BYTES_MAX)?;
     for line in lines.split_inclusive(|byte| *byte == b'\n') {
         if let Some(name) = known.name_of_mapped(line)
             && !found.contains(&name)
@@ -144,17 +144,17 @@ fn mapped(folder: &str, known: &KnownDevices<'_>, found: &mut Vec<String>) -> io
 
 impl KnownDevices<'_> {
     fn name_of_open(&self, descriptor: &Path, link: &[u8]) -> Option<String> {
-        let told = || Some(clean_bytes(link, PATH_MAX));
+        let shown = || Some(clean_bytes(link, PATH_MAX));
         // Does not query a server that may not answer: the kernel's cached data will do.
-        let asked = statx(CWD, descriptor, AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE | StatxFlags::INO);
-        let Ok(stat) = asked else { return if link.starts_with(PREFIX.as_bytes()) { told() } else { None } };
+        let answer = statx(CWD, descriptor, AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE | StatxFlags::INO);
+        let Ok(stat) = answer else { return if link.starts_with(PREFIX.as_bytes()) { shown() } else { None } };
         let dev = makedev(stat.stx_dev_major, stat.stx_dev_minor);
         if let Some(name) = self.soft_name(dev, stat.stx_ino) {
             return Some(name);
         }
         let is_device = FileType::from_raw_mode(stat.stx_mode.into()) == FileType::CharacterDevice;
         let ours = is_device && self.majors.contains(&stat.stx_rdev_major);
-        if ours || link.starts_with(PREFIX.as_bytes()) { told() } else { None }
+        if ours || link.starts_with(PREFIX.as_bytes()) { shown() } else { None }
     }
 
     fn name_of_mapped(&self, line: &[u8]) -> Option<String> {
@@ -185,12 +185,12 @@ impl KnownDevices<'_> {
 /// The numbers of NVIDIA's character devices.
 fn majors(listed: &str) -> Vec<u32> {
     let characters = listed.split("Block devices:").next().unwrap_or_default();
-    let of_line = |line: &str| {
+    let from_line = |line: &str| {
         let (number, name) = line.trim().split_once(' ')?;
         number.parse::<u32>().ok().filter(|_| name.starts_with("nvidia"))
     };
     let mut found = vec![MAJOR];
-    found.extend(characters.lines().filter_map(of_line));
+    found.extend(characters.lines().filter_map(from_line));
     found
 }
 
@@ -202,7 +202,7 @@ mod tests {
                           Block devices:\n  8 sd\n259 nvidia-odd\n";
 
     #[test]
-    fn the_drivers_numbers_are_those_that_it_took() {
+    fn device_numbers_of_the_driver_are_parsed() {
         assert_eq!(majors(LISTED), [195, 195, 195, 235, 511]);
         assert_eq!(majors(""), [195]);
     }
@@ -210,16 +210,19 @@ mod tests {
     #[test]
     fn a_mapping_is_known_by_its_name_or_its_inode() {
         let known = KnownDevices { majors: vec![], soft: vec![(Path::new("/run/s.soft"), makedev(0xfd, 1), 77)] };
-        let told = |line: &str| known.name_of_mapped(line.as_bytes());
+        let shown = |line: &str| known.name_of_mapped(line.as_bytes());
         let some = |name: &str| Some(name.to_owned());
-        assert_eq!(told("7f1-7f2 rw-s 00001000 00:05 1049                       /dev/nvidia0\n"), some("/dev/nvidia0"));
-        assert_eq!(told("7f1-7f2 rw-s 0 00:05 9       /dev/nvidia-uvm (deleted)\n"), some("/dev/nvidia-uvm"));
-        assert_eq!(told("7f1-7f2 rw-s 0 fd:01 77      /tmp/other name (deleted)\n"), some("/run/s.soft"));
-        assert_eq!(told("7f1-7f2 rw-s 0 00:2a 77      /run/s.soft\n"), some("/run/s.soft"));
-        assert_eq!(told("7f1-7f2 rw-s 0 fd:01 78      /run/s.soft\n"), None, "a file of that name is not that file");
+        assert_eq!(
+            shown("7f1-7f2 rw-s 00001000 00:05 1049                       /dev/nvidia0\n"),
+            some("/dev/nvidia0")
+        );
+        assert_eq!(shown("7f1-7f2 rw-s 0 00:05 9       /dev/nvidia-uvm (deleted)\n"), some("/dev/nvidia-uvm"));
+        assert_eq!(shown("7f1-7f2 rw-s 0 fd:01 77      /tmp/other name (deleted)\n"), some("/run/s.soft"));
+        assert_eq!(shown("7f1-7f2 rw-s 0 00:2a 77      /run/s.soft\n"), some("/run/s.soft"));
+        assert_eq!(shown("7f1-7f2 rw-s 0 fd:01 78      /run/s.soft\n"), None, "a file of that name is not that file");
         for other in ["7f1-7f2 rw-p 0 00:00 0\n", "7f1-7f2 r-xp 0 fd:01 5  /usr/lib/x.so\n", "", "a b", "a b c d e f\n"]
         {
-            assert_eq!(told(other), None, "{other}");
+            assert_eq!(shown(other), None, "{other}");
         }
     }
 }

@@ -26,9 +26,9 @@ const WATCHES_MAX: usize = 256;
 /// Bytes read at once: some hundred events.
 const BUFFER: usize = 8192;
 /// Events taken in one call; the rest is taken by the next.
-const AT_ONCE: usize = 1024;
+const MESSAGES_AT_ONCE: usize = 1024;
 
-/// What one call of `take` received.
+/// What one call of `receive` received.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct DeviceFileBatch {
     /// Events of any kind.
@@ -43,18 +43,18 @@ pub(super) struct DeviceFileBatch {
 pub(super) struct DeviceFileWatches {
     inotify: OwnedFd,
     /// Files of soft GPUs.
-    given: Vec<PathBuf>,
+    soft_files: Vec<PathBuf>,
     dirs: BTreeSet<i32>,
 }
 
 impl DeviceFileWatches {
     /// Watches NVIDIA's device files and these. Returns a sentence for each file that cannot be watched.
-    pub(super) fn open(given: &[PathBuf]) -> io::Result<(DeviceFileWatches, Vec<String>)> {
+    pub(super) fn open(soft_files: &[PathBuf]) -> io::Result<(DeviceFileWatches, Vec<String>)> {
         let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
-        let mut files = DeviceFileWatches { inotify, given: given.to_vec(), dirs: BTreeSet::new() };
+        let mut files = DeviceFileWatches { inotify, soft_files: soft_files.to_vec(), dirs: BTreeSet::new() };
         let mut missing = Vec::new();
         let parents: BTreeSet<&Path> =
-            [Path::new(DEV)].into_iter().chain(given.iter().filter_map(|path| path.parent())).collect();
+            [Path::new(DEV)].into_iter().chain(soft_files.iter().filter_map(|path| path.parent())).collect();
         for dir in parents {
             let wanted = WatchFlags::CREATE | WatchFlags::MOVED_TO | WatchFlags::ONLYDIR;
             match inotify::add_watch(&files.inotify, dir, wanted) {
@@ -67,41 +67,41 @@ impl DeviceFileWatches {
     }
 
     /// Takes the waiting events, up to a bound.
-    pub(super) fn take(&self) -> io::Result<DeviceFileBatch> {
-        let mut heard = DeviceFileBatch::default();
-        let mut made = false;
+    pub(super) fn receive(&self) -> io::Result<DeviceFileBatch> {
+        let mut batch = DeviceFileBatch::default();
+        let mut is_made = false;
         let mut room = [const { MaybeUninit::<u8>::uninit() }; BUFFER];
         let mut events = Reader::new(&self.inotify, &mut room);
         // A buffer that was read is processed to its end, or its events would be lost.
-        while heard.count < AT_ONCE || !events.is_buffer_empty() {
+        while batch.count < MESSAGES_AT_ONCE || !events.is_buffer_empty() {
             let event = match events.next() {
                 Ok(event) => event,
                 Err(Errno::AGAIN) => break,
                 Err(Errno::INTR) => continue,
                 Err(error) => return Err(error.into()),
             };
-            heard.count += 1;
+            batch.count += 1;
             if event.events().contains(ReadFlags::QUEUE_OVERFLOW) {
-                heard.lost = true;
-                made = true;
+                batch.lost = true;
+                is_made = true;
             } else if self.dirs.contains(&event.wd()) {
-                made |= event.file_name().is_some_and(|name| self.is_card(OsStr::from_bytes(name.to_bytes())));
+                is_made |= event.file_name().is_some_and(|name| self.is_gpu_file(OsStr::from_bytes(name.to_bytes())));
             } else {
                 // The end of a watch is not an event of interest: its file was removed, and a new one will be made.
-                heard.opened |= !event.events().contains(ReadFlags::IGNORED);
+                batch.opened |= !event.events().contains(ReadFlags::IGNORED);
             }
         }
-        if made {
+        if is_made {
             // The file may have been opened before it was watched.
-            heard.opened = true;
+            batch.opened = true;
             self.watch_all(&mut Vec::new());
         }
-        Ok(heard)
+        Ok(batch)
     }
 
     /// True for a GPU's file name in a watched directory; the same name elsewhere costs one useless reading.
-    fn is_card(&self, name: &OsStr) -> bool {
-        name.as_bytes().starts_with(PREFIX) || self.given.iter().any(|path| path.file_name() == Some(name))
+    fn is_gpu_file(&self, name: &OsStr) -> bool {
+        name.as_bytes().starts_with(PREFIX) || self.soft_files.iter().any(|path| path.file_name() == Some(name))
     }
 
     /// Watches every file that exists. A watch that exists already is kept.
@@ -110,7 +110,7 @@ impl DeviceFileWatches {
             node.file_name().as_bytes().starts_with(PREFIX) && node.file_type().is_ok_and(|kind| !kind.is_dir())
         });
         let nodes = nodes.map(|node| node.path()).take(WATCHES_MAX);
-        for path in nodes.chain(self.given.iter().cloned()) {
+        for path in nodes.chain(self.soft_files.iter().cloned()) {
             match inotify::add_watch(&self.inotify, &path, WatchFlags::OPEN | WatchFlags::CLOSE) {
                 Ok(_) | Err(Errno::NOENT) => {} // its directory is watched
                 Err(error) => missing.push(format!("processes that open `{}`: {error}", path.display())),

@@ -6,21 +6,21 @@
 //!   timer ──────┘
 //!
 //!             something heard                      too many messages
-//!   armed ───────────────────► deaf for GAP      listening ──────────► resting for REST
+//!   armed ───────────────────► deaf for HINT_GAP   listening ──────────► off for OFF_FOR
 //!     ▲                           │                  ▲                    │ (said, and "lost")
 //!     └───────────────────────────┘                  └────────────────────┘ (said, and "lost")
 //! ```
 //! A hint says that something may have changed, and decides nothing: the truth is on the GPUs and in `/proc`. A
 //! caller that ignores all hints is late by one period, and never wrong. Other processes cannot make this spin: it is
-//! readable at most once a GAP, each time a bounded number of messages is taken, and a flood of process events
-//! switches the connector off for REST.
+//! readable at most once a HINT_GAP, each time a bounded number of messages is taken, and a flood of process events
+//! switches the connector off for OFF_FOR.
 //!
 //! Absent: which process came or went, and all else that would be needed to act on it.
 
-use super::accounts::Accounts;
+use super::ancestors::AncestorHistory;
 use super::connector::Connector;
-use super::files::DeviceFileWatches;
-use super::forebears::AncestorHistory;
+use super::device_watch::DeviceFileWatches;
+use super::taskstats::Accounts;
 use crate::wake::timespec;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::io::Errno;
@@ -33,12 +33,12 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// At most one hint in this time; after a quiet time the first event is reported at once.
-const GAP: Duration = Duration::from_millis(10);
+const HINT_GAP: Duration = Duration::from_millis(10);
 /// Processes and threads made, started and ended in a second. Above this the connector is switched off: the load is
 /// high, or a program tries to keep this service busy.
 const EVENTS_PER_S_MAX: usize = 5000;
 /// How long the connector then stays off.
-const REST: Duration = Duration::from_secs(10);
+const OFF_FOR: Duration = Duration::from_secs(10);
 /// Receive buffer: a tenth of a second at the highest accepted rate.
 const BUFFER: usize = 1 << 20;
 /// Sentences kept until they are taken by [`HintListener::news`].
@@ -68,21 +68,21 @@ impl ReadingHint {
 struct HintLimits {
     gap: Duration,
     events_per_s_max: usize,
-    rest: Duration,
+    off_for: Duration,
     buffer: usize,
 }
 
 /// State of the messages about processes.
 enum ConnectorState {
     /// Not available here; the reason was reported at the start.
-    Absent,
+    Unavailable,
     Listening {
         connector: Connector,
         /// The start of the counted second, and the messages in it.
         since: Instant,
         count: usize,
     },
-    Resting {
+    Off {
         until: Instant,
     },
 }
@@ -94,8 +94,8 @@ pub struct HintListener {
     files: Option<DeviceFileWatches>,
     processes: ConnectorState,
     accounts: Option<Accounts>,
-    forebears: AncestorHistory,
-    pace: HintLimits,
+    ancestors: AncestorHistory,
+    limits: HintLimits,
     is_armed: bool,
     news: Vec<String>,
 }
@@ -104,11 +104,11 @@ impl HintListener {
     /// Listens for NVIDIA's device files, the files of soft GPUs and processes. Returns a sentence for each source
     /// that is missing, with the reason. Fails only if there is no descriptor to poll.
     pub fn open(soft: &[PathBuf]) -> io::Result<(HintListener, Vec<String>)> {
-        let pace = HintLimits { gap: GAP, events_per_s_max: EVENTS_PER_S_MAX, rest: REST, buffer: BUFFER };
-        HintListener::with(soft, pace)
+        let limits = HintLimits { gap: HINT_GAP, events_per_s_max: EVENTS_PER_S_MAX, off_for: OFF_FOR, buffer: BUFFER };
+        HintListener::with_limits(soft, limits)
     }
 
-    fn with(soft: &[PathBuf], pace: HintLimits) -> io::Result<(HintListener, Vec<String>)> {
+    fn with_limits(soft: &[PathBuf], limits: HintLimits) -> io::Result<(HintListener, Vec<String>)> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
         epoll::add(&epoll, &timer, EventData::new_u64(0), EventFlags::IN)?;
@@ -124,31 +124,32 @@ impl HintListener {
             }
         };
         let now = Instant::now();
-        let proven = Connector::open(pace.buffer).and_then(|connector| connector.prove().map(|()| connector));
+        let proven =
+            Connector::open(limits.buffer).and_then(|connector| connector.check_delivery().map(|()| connector));
         let processes = match proven {
             Ok(connector) => ConnectorState::Listening { connector, since: now, count: 0 },
             Err(error) => {
-                missing.push(format!("not noticed at once: {PROCESSES}: {}", without_connector(&error)));
-                ConnectorState::Absent
+                missing.push(format!("not noticed at once: {PROCESSES}: {}", connector_error_text(&error)));
+                ConnectorState::Unavailable
             }
         };
         // Names of ended processes are useful only where forks are reported.
         let accounts = match &processes {
-            ConnectorState::Listening { .. } => Accounts::open(pace.buffer),
+            ConnectorState::Listening { .. } => Accounts::open(limits.buffer),
             _ => Err(io::Error::other("it needs the process connector")),
         };
         let accounts = accounts.map_err(|error| {
             missing.push(format!("not known: processes that started and ended between two readings: {error}"))
         });
-        let (accounts, forebears) = (accounts.ok(), AncestorHistory::default());
+        let (accounts, ancestors) = (accounts.ok(), AncestorHistory::default());
         let mut hints = HintListener {
             epoll,
             timer,
             files,
             processes,
             accounts,
-            forebears,
-            pace,
+            ancestors,
+            limits,
             is_armed: false,
             news: Vec::new(),
         };
@@ -162,18 +163,18 @@ impl HintListener {
         // Whether the timer has fired does not matter: its reasons are checked in any case.
         let _ = rustix::io::read(&self.timer, &mut [0u8; 8]);
         let mut hint = ReadingHint::default();
-        let heard = self.drain_files(&mut hint) + self.drain_processes(now, &mut hint);
-        if let Err(error) = self.rearm(now, heard > 0) {
+        let received = self.drain_files(&mut hint) + self.drain_processes(now, &mut hint);
+        if let Err(error) = self.rearm(now, received > 0) {
             // The caller also reads by itself, and will call again.
-            self.tell(format!("hints may come late: {error}"));
+            self.add_news(format!("hints may come late: {error}"));
             hint.lost = true;
         }
         hint
     }
 
     /// What was received about the ancestors of processes; the value is updated as more arrives.
-    pub(crate) fn forebears(&self) -> AncestorHistory {
-        self.forebears.clone()
+    pub(crate) fn ancestors(&self) -> AncestorHistory {
+        self.ancestors.clone()
     }
 
     /// Changes in the availability of the hints themselves, as sentences for a log.
@@ -183,17 +184,19 @@ impl HintListener {
 
     fn drain_files(&mut self, hint: &mut ReadingHint) -> usize {
         let Some(files) = &self.files else { return 0 };
-        match files.take() {
-            Ok(heard) => {
-                hint.opened |= heard.opened;
-                hint.lost |= heard.lost;
-                heard.count
+        match files.receive() {
+            Ok(batch) => {
+                hint.opened |= batch.opened;
+                hint.lost |= batch.lost;
+                batch.count
             }
             Err(error) => {
                 hint.lost = true;
                 self.disarm();
                 self.files = None;
-                self.tell(format!("not noticed at once from now on: processes that open a GPU's device file: {error}"));
+                self.add_news(format!(
+                    "not noticed at once from now on: processes that open a GPU's device file: {error}"
+                ));
                 0
             }
         }
@@ -201,86 +204,86 @@ impl HintListener {
 
     fn drain_processes(&mut self, now: Instant, hint: &mut ReadingHint) -> usize {
         match &mut self.processes {
-            ConnectorState::Absent => 0,
-            ConnectorState::Resting { until } if now < *until => 0,
-            ConnectorState::Resting { .. } => {
+            ConnectorState::Unavailable => 0,
+            ConnectorState::Off { until } if now < *until => 0,
+            ConnectorState::Off { .. } => {
                 // Events of the meantime were lost.
                 hint.lost = true;
-                self.listen_again(now);
+                self.switch_on(now);
                 0
             }
             ConnectorState::Listening { connector, since, count } => {
-                let heard = match connector.take() {
-                    Ok(heard) => heard,
+                let batch = match connector.receive() {
+                    Ok(batch) => batch,
                     Err(error) => {
                         hint.lost = true;
-                        self.rest(now, &error.to_string());
+                        self.switch_off(now, &error.to_string());
                         return 0;
                     }
                 };
                 if now.duration_since(*since) >= Duration::from_secs(1) {
                     (*since, *count) = (now, 0);
                 }
-                *count += heard.count;
-                self.forebears.made(&heard.made);
-                if let Some(Err(error)) = self.accounts.as_ref().map(|accounts| hear_ends(accounts, &self.forebears)) {
+                *count += batch.count;
+                self.ancestors.add_forks(&batch.forks);
+                if let Some(Err(error)) =
+                    self.accounts.as_ref().map(|accounts| receive_ended(accounts, &self.ancestors))
+                {
                     self.accounts = None;
                     self.news.push(format!(
                         "not known from now on: processes that started and ended between two readings: {error}"
                     ));
                 }
-                if heard.lost {
-                    self.forebears.forget();
+                if batch.lost {
+                    self.ancestors.forget();
                 }
-                let is_flood = *count > self.pace.events_per_s_max;
-                hint.processes |= heard.processes;
-                hint.lost |= heard.lost;
+                let is_flood = *count > self.limits.events_per_s_max;
+                hint.processes |= batch.processes;
+                hint.lost |= batch.lost;
                 if is_flood {
                     hint.lost = true;
-                    self.rest(now, &format!("more than {} of them in a second", self.pace.events_per_s_max));
+                    self.switch_off(now, &format!("more than {} of them in a second", self.limits.events_per_s_max));
                 }
-                heard.count
+                batch.count
             }
         }
     }
 
     /// Closes the connector: a socket that stays open would be filled for nothing.
-    fn rest(&mut self, now: Instant, why: &str) {
+    fn switch_off(&mut self, now: Instant, why: &str) {
         self.disarm();
-        self.forebears.forget();
+        self.ancestors.forget();
         self.accounts = None;
-        self.processes = ConnectorState::Resting { until: now + self.pace.rest };
-        self.tell(format!("not noticed at once for {} s: {PROCESSES}: {why}", self.pace.rest.as_secs_f32()));
+        self.processes = ConnectorState::Off { until: now + self.limits.off_for };
+        self.add_news(format!("not noticed at once for {} s: {PROCESSES}: {why}", self.limits.off_for.as_secs_f32()));
     }
 
-    fn listen_again(&mut self, now: Instant) {
+    fn switch_on(&mut self, now: Instant) {
         self.disarm();
-        match Connector::open(self.pace.buffer) {
+        match Connector::open(self.limits.buffer) {
             Ok(connector) => {
                 self.processes = ConnectorState::Listening { connector, since: now, count: 0 };
-                self.accounts = Accounts::open(self.pace.buffer).ok();
-                self.tell(format!("noticed at once again: {PROCESSES}"));
+                self.accounts = Accounts::open(self.limits.buffer).ok();
+                self.add_news(format!("noticed at once again: {PROCESSES}"));
             }
-            Err(error) => self.rest(now, &error.to_string()),
+            Err(error) => self.switch_off(now, &error.to_string()),
         }
     }
 
-    /// Deaf for GAP after an event, armed otherwise.
-    fn rearm(&mut self, now: Instant, heard: bool) -> io::Result<()> {
-        if heard {
+    /// Deaf for HINT_GAP after an event, armed otherwise.
+    fn rearm(&mut self, now: Instant, has_received: bool) -> io::Result<()> {
+        if has_received {
             self.disarm();
         } else {
             self.arm()?;
         }
-        let gap = (!self.is_armed).then_some(self.pace.gap);
-        let rest = match self.processes {
+        let gap = (!self.is_armed).then_some(self.limits.gap);
+        let off_for = match self.processes {
             // A rest that is just over gives a short time, and not zero: zero would stop the timer.
-            ConnectorState::Resting { until } => {
-                Some(until.saturating_duration_since(now).max(Duration::from_micros(1)))
-            }
+            ConnectorState::Off { until } => Some(until.saturating_duration_since(now).max(Duration::from_micros(1))),
             _ => None,
         };
-        let due = gap.into_iter().chain(rest).min().unwrap_or(Duration::ZERO);
+        let due = gap.into_iter().chain(off_for).min().unwrap_or(Duration::ZERO);
         let value = Itimerspec { it_interval: Timespec { tv_sec: 0, tv_nsec: 0 }, it_value: timespec(due) };
         timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &value)?;
         Ok(())
@@ -312,12 +315,12 @@ impl HintListener {
     fn sources(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let connector = match &self.processes {
             ConnectorState::Listening { connector, .. } => Some(connector.as_fd()),
-            ConnectorState::Absent | ConnectorState::Resting { .. } => None,
+            ConnectorState::Unavailable | ConnectorState::Off { .. } => None,
         };
         self.files.iter().map(AsFd::as_fd).chain(connector)
     }
 
-    fn tell(&mut self, sentence: String) {
+    fn add_news(&mut self, sentence: String) {
         if self.news.len() < NEWS_MAX {
             self.news.push(sentence);
         }
@@ -331,13 +334,13 @@ impl AsFd for HintListener {
 }
 
 /// Records the processes that ended.
-fn hear_ends(accounts: &Accounts, forebears: &AncestorHistory) -> io::Result<()> {
-    let (ended, _) = accounts.take()?;
-    forebears.ended(ended);
+fn receive_ended(accounts: &Accounts, ancestors: &AncestorHistory) -> io::Result<()> {
+    let (ended, _) = accounts.receive()?;
+    ancestors.add_ended(ended);
     Ok(())
 }
 
-fn without_connector(error: &io::Error) -> String {
+fn connector_error_text(error: &io::Error) -> String {
     let kernel = error.raw_os_error().map(Errno::from_raw_os_error);
     match kernel {
         Some(Errno::PERM | Errno::ACCESS) => "it needs CAP_NET_ADMIN".to_owned(),
@@ -357,10 +360,10 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
     const PATIENCE: Duration = Duration::from_secs(30);
-    const PACE: HintLimits = HintLimits {
+    const LIMITS: HintLimits = HintLimits {
         gap: Duration::from_millis(10),
         events_per_s_max: 1 << 30,
-        rest: Duration::from_secs(60),
+        off_for: Duration::from_secs(60),
         buffer: BUFFER,
     };
 
@@ -381,18 +384,18 @@ mod tests {
 
     /// Without messages about processes, which come from all of the host.
     fn of_files(soft: &[PathBuf]) -> HintListener {
-        let (mut hints, missing) = HintListener::with(soft, PACE).unwrap();
+        let (mut hints, missing) = HintListener::with_limits(soft, LIMITS).unwrap();
         assert!(missing.iter().all(|what| what.contains(PROCESSES)), "{missing:?}");
         hints.disarm();
-        hints.processes = ConnectorState::Absent;
+        hints.processes = ConnectorState::Unavailable;
         hints.arm().unwrap();
         hints
     }
 
     /// With them; `None` where the kernel reports nothing here.
-    fn of_processes(pace: HintLimits) -> Option<HintListener> {
-        let (hints, missing) = HintListener::with(&[], pace).unwrap();
-        if matches!(hints.processes, ConnectorState::Absent) {
+    fn of_processes(limits: HintLimits) -> Option<HintListener> {
+        let (hints, missing) = HintListener::with_limits(&[], limits).unwrap();
+        if matches!(hints.processes, ConnectorState::Unavailable) {
             let why = missing.iter().find(|what| what.contains(PROCESSES));
             eprintln!("skipped: {}", why.expect("whoever hears nothing says why"));
             return None;
@@ -401,16 +404,16 @@ mod tests {
     }
 
     #[test]
-    fn a_card_that_is_opened_or_closed_is_a_hint() {
+    fn opening_or_closing_a_gpu_file_is_a_hint() {
         let dir = tempfile::tempdir().unwrap();
-        let (card, other) = (dir.path().join("card"), dir.path().join("other"));
-        fs::write(&card, "").unwrap();
+        let (gpu_file, other) = (dir.path().join("card"), dir.path().join("other"));
+        fs::write(&gpu_file, "").unwrap();
         fs::write(&other, "").unwrap();
-        let mut hints = of_files(std::slice::from_ref(&card));
+        let mut hints = of_files(std::slice::from_ref(&gpu_file));
         assert!(!is_readable(&hints, Duration::from_millis(50)));
         drop(fs::File::open(&other).unwrap());
         assert!(!is_readable(&hints, Duration::from_millis(50)), "only GPUs count");
-        let open = fs::File::open(&card).unwrap();
+        let open = fs::File::open(&gpu_file).unwrap();
         assert!(is_readable(&hints, PATIENCE));
         assert_eq!(hints.drain(), ReadingHint { opened: true, processes: false, lost: false });
         // The moment of deafness ends with a drain that finds nothing.
@@ -422,21 +425,21 @@ mod tests {
     }
 
     #[test]
-    fn a_card_that_is_made_later_is_heard_from_then_on() {
+    fn a_gpu_file_made_later_is_watched_from_then_on() {
         let dir = tempfile::tempdir().unwrap();
-        let card = dir.path().join("card");
-        let mut hints = of_files(std::slice::from_ref(&card));
+        let gpu_file = dir.path().join("card");
+        let mut hints = of_files(std::slice::from_ref(&gpu_file));
         for _ in 0..2 {
             let new = dir.path().join("new");
             fs::write(&new, "").unwrap();
-            fs::rename(&new, &card).unwrap();
+            fs::rename(&new, &gpu_file).unwrap();
             until(&mut hints, "a new GPU", |hint| hint.opened);
             while is_readable(&hints, Duration::from_millis(100)) {
                 hints.drain();
             }
-            drop(fs::File::open(&card).unwrap());
+            drop(fs::File::open(&gpu_file).unwrap());
             until(&mut hints, "its being opened", |hint| hint.opened);
-            fs::remove_file(&card).unwrap();
+            fs::remove_file(&gpu_file).unwrap();
             while is_readable(&hints, Duration::from_millis(100)) {
                 hints.drain();
             }
@@ -444,16 +447,16 @@ mod tests {
     }
 
     #[test]
-    fn whoever_opens_a_card_all_the_time_does_not_keep_us_busy() {
+    fn a_gpu_file_opened_all_the_time_gives_few_hints() {
         let dir = tempfile::tempdir().unwrap();
-        let card = dir.path().join("card");
-        fs::write(&card, "").unwrap();
-        let mut hints = of_files(std::slice::from_ref(&card));
+        let gpu_file = dir.path().join("card");
+        fs::write(&gpu_file, "").unwrap();
+        let mut hints = of_files(std::slice::from_ref(&gpu_file));
         let (stop, begun) = (AtomicBool::new(false), Instant::now());
         let drains = std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !stop.load(Ordering::Relaxed) {
-                    drop(fs::File::open(&card).unwrap());
+                    drop(fs::File::open(&gpu_file).unwrap());
                 }
             });
             let mut drains = 0;
@@ -471,14 +474,14 @@ mod tests {
 
     #[test]
     fn a_process_that_starts_and_ends_is_a_hint() {
-        let Some(mut hints) = of_processes(PACE) else { return };
+        let Some(mut hints) = of_processes(LIMITS) else { return };
         Command::new("true").status().unwrap();
         until(&mut hints, "a process", |hint| hint.processes);
     }
 
     #[test]
-    fn messages_that_were_lost_are_said_to_be() {
-        let Some(mut hints) = of_processes(HintLimits { buffer: 4096, ..PACE }) else { return };
+    fn lost_messages_are_reported() {
+        let Some(mut hints) = of_processes(HintLimits { buffer: 4096, ..LIMITS }) else { return };
         for _ in 0..200 {
             std::thread::spawn(|| ()).join().unwrap();
         }
@@ -488,9 +491,9 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_of_processes_is_not_listened_to_and_that_is_said() {
-        let rest = Duration::from_millis(300);
-        let Some(mut hints) = of_processes(HintLimits { events_per_s_max: 300, rest, ..PACE }) else { return };
+    fn a_flood_of_processes_switches_the_connector_off_and_is_reported() {
+        let off_for = Duration::from_millis(300);
+        let Some(mut hints) = of_processes(HintLimits { events_per_s_max: 300, off_for, ..LIMITS }) else { return };
         let (stop, begun) = (AtomicBool::new(false), Instant::now());
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -513,7 +516,7 @@ mod tests {
             assert!(said[0].starts_with("not noticed at once for 0.3 s: processes that start"), "{said:?}");
             assert!(said[0].ends_with("more than 300 of them in a second"), "{said:?}");
             assert_eq!(said[1], "noticed at once again: processes that start and end");
-            assert!(begun.elapsed() >= 2 * rest);
+            assert!(begun.elapsed() >= 2 * off_for);
             let bound = begun.elapsed().as_millis() / 10 + 10;
             assert!(u128::from(drains) <= bound, "{drains} drains in {:?}", begun.elapsed());
         });

@@ -15,25 +15,25 @@ use sublet_core::ids::ProcKey;
 
 /// The processes that descend from an ended one and have a GPU's file open, the oldest first. A process that the
 /// driver names itself is left out: its descriptors are its own.
-pub(crate) fn heirs(
+pub(crate) fn find_inheritors(
     dead: u32,
-    on_cards: &BTreeSet<u32>,
+    on_gpus: &BTreeSet<u32>,
     devices: &GpuDeviceFiles,
-    forebears: &AncestorHistory,
+    ancestors: &AncestorHistory,
 ) -> Result<Vec<ProcKey>, process::ProcessError> {
     let mut found = Vec::new();
-    for pid in process::all()? {
-        if pid == dead || pid == std::process::id() || on_cards.contains(&pid) {
+    for pid in process::all_pids()? {
+        if pid == dead || pid == std::process::id() || on_gpus.contains(&pid) {
             continue;
         }
         let Ok(stat) = process::stat(pid) else { continue };
-        let comes_from = || stat.session == dead || stat.group == dead || forebears.comes_from(pid, dead);
-        if stat.has_ended() || stat.is_kernel || !comes_from() {
+        let descends_from = || stat.session == dead || stat.group == dead || ancestors.descends_from(pid, dead);
+        if stat.has_ended() || stat.is_kernel || !descends_from() {
             continue;
         }
         // A process that this service started reads the GPUs itself.
         let is_ours = process::ancestry(pid).iter().any(|parent| parent.pid == std::process::id());
-        if !is_ours && devices.has_open(&process::folder(pid, &stat)) {
+        if !is_ours && devices.has_open(&process::proc_folder(pid, &stat)) {
             found.push(stat.key(pid));
         }
     }
@@ -70,18 +70,18 @@ mod tests {
     }
 
     #[test]
-    fn whoever_a_dead_process_left_with_a_cards_file_is_found_and_nobody_else() {
-        let card = tempfile::NamedTempFile::new().unwrap();
-        let devices = GpuDeviceFiles::new([card.path().to_owned()]);
-        let path = card.path().display();
+    fn descendants_of_an_ended_process_with_an_open_gpu_file_are_found() {
+        let gpu_file = tempfile::NamedTempFile::new().unwrap();
+        let devices = GpuDeviceFiles::new([gpu_file.path().to_owned()]);
+        let path = gpu_file.path().display();
         let script = format!(
             "sleep 600 >/dev/null 3<{path} & echo $!; sleep 600 >/dev/null & echo $!; sleep 600 >/dev/null 3<{path} & echo $!"
         );
         let family = family(&format!("setsid sh -c '{script}'"));
         let leader = process::stat(family.1[0]).unwrap().session;
-        let find = |dead, on_cards: &[u32]| {
-            let on_cards = on_cards.iter().copied().collect();
-            let found = heirs(dead, &on_cards, &devices, &AncestorHistory::default()).unwrap();
+        let find = |dead, on_gpus: &[u32]| {
+            let on_gpus = on_gpus.iter().copied().collect();
+            let found = find_inheritors(dead, &on_gpus, &devices, &AncestorHistory::default()).unwrap();
             found.into_iter().map(|process| process.pid).collect::<Vec<_>>()
         };
         let sleeping =
@@ -91,7 +91,7 @@ mod tests {
         // A shell starts three programs and ends; on a busy machine that takes a second.
         let deadline = Instant::now() + Duration::from_secs(60);
         while !family.1.iter().all(|pid| sleeping(*pid) && is_left(*pid)) {
-            assert!(Instant::now() < deadline, "the heirs are not where they should be: {:?}", family.1);
+            assert!(Instant::now() < deadline, "the children are not where they should be: {:?}", family.1);
             std::thread::sleep(Duration::from_millis(5));
         }
         assert_eq!(find(leader, &[]), [family.1[0], family.1[2]]);

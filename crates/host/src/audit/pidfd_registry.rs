@@ -11,9 +11,9 @@
 //!
 //! Absent on purpose: when a signal is due, its number and its recipient; process groups; waiting for an end.
 
-use super::devices::GpuDeviceFiles;
-use super::memory::ProcessMemory;
-use super::{alive, audit_of_image};
+use super::device_files::GpuDeviceFiles;
+use super::process_memory::ProcessMemory;
+use super::{audit_of_image, living_stat};
 use crate::process::{self, ProcessError};
 use crate::wake::timespec;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -28,7 +28,7 @@ use sublet_core::ids::ProcKey;
 use thiserror::Error;
 
 /// More unleased processes than any host has on its GPUs; each costs a descriptor.
-const KEPT_MAX: usize = 1024;
+const REGISTERED_MAX: usize = 1024;
 
 /// Why a process gets no signal.
 #[derive(Debug, Error)]
@@ -101,8 +101,8 @@ struct RegisteredProcess {
 /// Audited processes. Dropping it closes their descriptors; the processes are not affected.
 pub struct PidfdRegistry {
     devices: GpuDeviceFiles,
-    kept: BTreeMap<ProcKey, RegisteredProcess>,
-    kept_max: usize,
+    registered: BTreeMap<ProcKey, RegisteredProcess>,
+    registered_max: usize,
 }
 
 impl PidfdRegistry {
@@ -110,44 +110,44 @@ impl PidfdRegistry {
     pub fn new(devices: GpuDeviceFiles) -> PidfdRegistry {
         // An eighth of the descriptors this process may open: clients and listeners need the rest.
         let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX) / 8;
-        let kept_max = usize::try_from(limit).unwrap_or(KEPT_MAX).min(KEPT_MAX);
-        PidfdRegistry { devices, kept: BTreeMap::new(), kept_max }
+        let registered_max = usize::try_from(limit).unwrap_or(REGISTERED_MAX).min(REGISTERED_MAX);
+        PidfdRegistry { devices, registered: BTreeMap::new(), registered_max }
     }
 
     /// Audits a process and keeps it. For a process that is kept already, returns its first audit.
-    pub fn take(&mut self, process: ProcKey) -> Result<&Audit, ProcessError> {
-        if self.kept.get(&process).is_some_and(|kept| has_ended(&kept.descriptor)) {
-            self.kept.remove(&process);
+    pub fn register(&mut self, process: ProcKey) -> Result<&Audit, ProcessError> {
+        if self.registered.get(&process).is_some_and(|registered| has_ended(&registered.descriptor)) {
+            self.registered.remove(&process);
         }
-        if !self.kept.contains_key(&process) {
-            if self.kept.len() >= self.kept_max {
-                let source = io::Error::other(format!("{} audited processes are kept already", self.kept_max));
+        if !self.registered.contains_key(&process) {
+            if self.registered.len() >= self.registered_max {
+                let source = io::Error::other(format!("{} audited processes are kept already", self.registered_max));
                 return Err(ProcessError::Unreadable { pid: process.pid, source });
             }
-            let kept = open_and_audit(process, &self.devices)?;
-            self.kept.insert(process, kept);
+            let registered = open_and_audit(process, &self.devices)?;
+            self.registered.insert(process, registered);
         }
         self.audit_of(process).ok_or(ProcessError::Gone { pid: process.pid })
     }
 
     /// Audits and keeps a process that matters only because of another one. At most half of the places are for such
     /// processes, so that one with many children does not crowd out the others.
-    pub fn take_beside(&mut self, process: ProcKey) -> Result<&Audit, ProcessError> {
-        if !self.kept.contains_key(&process) && self.kept.len() >= self.kept_max / 2 {
+    pub fn register_relative(&mut self, process: ProcKey) -> Result<&Audit, ProcessError> {
+        if !self.registered.contains_key(&process) && self.registered.len() >= self.registered_max / 2 {
             let source = io::Error::other("as many others are kept already as may be");
             return Err(ProcessError::Unreadable { pid: process.pid, source });
         }
-        self.take(process)
+        self.register(process)
     }
 
     /// The audit of a kept process; `None` if it is not kept.
     pub fn audit_of(&self, process: ProcKey) -> Option<&Audit> {
-        self.kept.get(&process).map(|kept| &kept.audit)
+        self.registered.get(&process).map(|registered| &registered.audit)
     }
 
     /// Drops a process. After an exec, a process is dropped and taken again.
     pub fn forget(&mut self, process: ProcKey) {
-        self.kept.remove(&process);
+        self.registered.remove(&process);
     }
 
     /// Sends a signal to a kept process, if it is still what was audited.
@@ -155,46 +155,46 @@ impl PidfdRegistry {
         self.signal_if(process, number, |_, send| send())
     }
 
-    /// Like [`PidfdRegistry::signal`], but `wanted` decides at the last moment: it gets the new audit, and either sends the
-    /// signal by the function it is given or does not.
+    /// Like [`PidfdRegistry::signal`], but `decide` decides at the last moment: it gets the new audit, and either sends
+    /// the signal by the function it is given or does not.
     pub fn signal_if(
         &self,
         process: ProcKey,
         number: u8,
-        wanted: impl FnOnce(&Audit, &mut dyn FnMut() -> Result<(), SignalRefusal>) -> Result<(), SignalRefusal>,
+        decide: impl FnOnce(&Audit, &mut dyn FnMut() -> Result<(), SignalRefusal>) -> Result<(), SignalRefusal>,
     ) -> Result<(), SignalRefusal> {
         let signal = Signal::from_named_raw(number.into()).ok_or(SignalRefusal::NoSuchSignal(number))?;
         refuse_untouchable(process)?;
-        let kept = self.kept.get(&process).ok_or(SignalRefusal::NotAudited(process))?;
+        let registered = self.registered.get(&process).ok_or(SignalRefusal::NotAudited(process))?;
         // Asked of the descriptor: the pid may belong to another process by now, and look the same.
-        if has_ended(&kept.descriptor) {
+        if has_ended(&registered.descriptor) {
             return Err(SignalRefusal::Gone(process));
         }
-        let unread = |error: ProcessError| match error {
+        let unreadable = |error: ProcessError| match error {
             error if error.is_gone() => SignalRefusal::Gone(process),
             error => SignalRefusal::Unreadable(error),
         };
-        if alive(process).map_err(unread)?.is_kernel {
+        if living_stat(process).map_err(unreadable)?.is_kernel {
             return Err(SignalRefusal::Kernel);
         }
-        let (now, image) = audit_of_image(process, &self.devices).map_err(unread)?;
-        if !kept.audit.is_of_known_program() || !now.is_of_known_program() {
+        let (now, image) = audit_of_image(process, &self.devices).map_err(unreadable)?;
+        if !registered.audit.is_of_known_program() || !now.is_of_known_program() {
             let source = io::Error::new(io::ErrorKind::PermissionDenied, "its executable cannot be read");
             return Err(SignalRefusal::Unreadable(ProcessError::Unreadable { pid: process.pid, source }));
         }
         // A process can misreport which file it runs. One that still has its former memory runs its former program.
-        let (exe, exe_file) = match kept.memory.as_ref().is_some_and(ProcessMemory::is_in_use) {
-            true => (kept.audit.exe.clone(), kept.audit.exe_file),
+        let (exe, exe_file) = match registered.memory.as_ref().is_some_and(ProcessMemory::is_in_use) {
+            true => (registered.audit.exe.clone(), registered.audit.exe_file),
             false => (now.exe.clone(), now.exe_file),
         };
-        kept.audit.is_same(&Audit { exe, exe_file, ..now.clone() }).map_err(SignalRefusal::Changed)?;
+        registered.audit.is_same(&Audit { exe, exe_file, ..now.clone() }).map_err(SignalRefusal::Changed)?;
         // A program may overwrite its recorded memory addresses. A process that still has a GPU open is no other for
         // that: `exec` closes its GPUs.
-        if kept.image != image && now.devices.is_empty() && !now.crowded {
+        if registered.image != image && now.devices.is_empty() && !now.crowded {
             return Err(SignalRefusal::Changed("it started its program anew since"));
         }
-        wanted(&now, &mut || {
-            pidfd_send_signal(&kept.descriptor, signal).map_err(|error| match error {
+        decide(&now, &mut || {
+            pidfd_send_signal(&registered.descriptor, signal).map_err(|error| match error {
                 Errno::SRCH => SignalRefusal::Gone(process),
                 error => SignalRefusal::NotSent(error.into()),
             })
@@ -217,8 +217,8 @@ fn open_and_audit(process: ProcKey, devices: &GpuDeviceFiles) -> Result<Register
 
 /// The descriptor of a process becomes readable when the last of its threads has ended.
 fn has_ended(descriptor: &OwnedFd) -> bool {
-    let mut asked = [PollFd::new(descriptor, PollFlags::IN)];
-    poll(&mut asked, Some(&timespec(Duration::ZERO))).is_ok_and(|ended| ended > 0)
+    let mut polled = [PollFd::new(descriptor, PollFlags::IN)];
+    poll(&mut polled, Some(&timespec(Duration::ZERO))).is_ok_and(|ended| ended > 0)
 }
 
 fn refuse_untouchable(process: ProcKey) -> Result<(), SignalRefusal> {

@@ -153,16 +153,16 @@ const LOG_IN: [&str; 5] = ["docker", "podman", "nerdctl", "buildah", "skopeo"];
 /// The largest pid.
 const PID_MAX: u32 = 1 << 22;
 /// Characters of a key that are examined.
-const KEY_SHOWN: usize = 64;
+const KEY_EXAMINED: usize = 64;
 /// Minimum length of a run of letters and digits that counts as random: shorter ones occur in file names.
-const CHANCE_MIN: usize = 20;
+const RANDOM_MIN: usize = 20;
 /// The same for one case of letters and digits, as in hexadecimal.
-const CHANCE_ONE_CASE_MIN: usize = 32;
+const RANDOM_ONE_CASE_MIN: usize = 32;
 
 /// The arguments with every secret in them replaced.
 pub(super) fn redact(arguments: &[String]) -> Vec<String> {
     let mut reader = Redactor { option: None, logs_in: false, next: ExpectedWord::Plain, is_script: false };
-    arguments.iter().map(|argument| reader.argument(argument)).collect()
+    arguments.iter().map(|argument| reader.redact_argument(argument)).collect()
 }
 
 /// What the words so far say about the next one.
@@ -196,7 +196,7 @@ struct Redactor {
 }
 
 impl Redactor {
-    fn argument(&mut self, argument: &str) -> String {
+    fn redact_argument(&mut self, argument: &str) -> String {
         let is_script = std::mem::replace(&mut self.is_script, is_shells_c(argument));
         match self.next {
             ExpectedWord::SecretArgument if !looks_like_option(argument) => {
@@ -222,18 +222,20 @@ impl Redactor {
             self.next = ExpectedWord::Plain;
             return format!("{name}={REDACTED}");
         }
-        if let Some(redacted) = self.of_program(argument, ExpectedWord::SecretArgument).filter(|_| !is_script) {
+        if let Some(redacted) =
+            self.redact_program_option(argument, ExpectedWord::SecretArgument).filter(|_| !is_script)
+        {
             return redacted;
         }
         if looks_like_option(argument) && is_name(argument) && is_secret(argument) {
             self.next = ExpectedWord::SecretArgument;
             return argument.to_owned();
         }
-        self.words(argument)
+        self.redact_words(argument)
     }
 
-    /// `mysql -psecret`, `sshpass -p secret`.
-    fn of_program(&mut self, text: &str, next: ExpectedWord) -> Option<String> {
+    /// `mysql -psecret`, `sshpass -p push_redacted`.
+    fn redact_program_option(&mut self, text: &str, next: ExpectedWord) -> Option<String> {
         let option = self.option?;
         let value = text.strip_prefix(option)?;
         let Some(first) = value.chars().next() else {
@@ -241,18 +243,19 @@ impl Redactor {
             self.next = next;
             return Some(text.to_owned());
         };
-        let is_open = is_mark(first) && value[1..].find(first).is_none();
+        let is_open = is_quotation_mark(first) && value[1..].find(first).is_none();
         self.next =
             if is_open && next == ExpectedWord::SecretWord { ExpectedWord::Until(first) } else { ExpectedWord::Plain };
         // The closing quote of an outer quotation stays.
-        let closes: String = value.chars().next_back().filter(|last| is_mark(*last) && !is_open).into_iter().collect();
+        let closes: String =
+            value.chars().next_back().filter(|last| is_quotation_mark(*last) && !is_open).into_iter().collect();
         Some(format!("{option}{REDACTED}{closes}"))
     }
 
     /// Programs are named anywhere: behind others that start them, and in scripts.
-    fn heed_program(&mut self, word: &str) {
-        let ends = |c: char| is_quote(c) || matches!(c, ';' | '&' | '|' | '$' | '{' | '=');
-        let named = word.trim_end_matches(is_quote).rsplit(ends).next().unwrap_or_default();
+    fn note_program(&mut self, word: &str) {
+        let ends = |c: char| is_quote_or_bracket(c) || matches!(c, ';' | '&' | '|' | '$' | '{' | '=');
+        let named = word.trim_end_matches(is_quote_or_bracket).rsplit(ends).next().unwrap_or_default();
         let named = named.rsplit('/').next().unwrap_or_default();
         if let Some((_, option)) = OF_PROGRAMS.iter().find(|(program, _)| *program == named) {
             (self.option, self.logs_in) = (Some(*option), false);
@@ -263,7 +266,7 @@ impl Redactor {
         }
     }
 
-    fn words(&mut self, argument: &str) -> String {
+    fn redact_words(&mut self, argument: &str) -> String {
         let mut out = String::with_capacity(argument.len());
         let mut rest = argument;
         loop {
@@ -275,18 +278,18 @@ impl Redactor {
                 return out;
             }
             let taken = match std::mem::replace(&mut self.next, ExpectedWord::Plain) {
-                ExpectedWord::SecretWord if !looks_like_option(word) => secret(&mut out, rest, word.len()),
+                ExpectedWord::SecretWord if !looks_like_option(word) => push_redacted(&mut out, rest, word.len()),
                 ExpectedWord::PasswordOrPort
-                    if !looks_like_option(word) && !is_port_or_path(word.trim_matches(is_quote)) =>
+                    if !looks_like_option(word) && !is_port_or_path(word.trim_matches(is_quote_or_bracket)) =>
                 {
-                    secret(&mut out, rest, word.len())
+                    push_redacted(&mut out, rest, word.len())
                 }
                 ExpectedWord::Until(mark) => {
                     out.truncate(out.trim_end().len());
                     out.push(mark);
                     rest.find(mark).map_or(rest.len(), |at| at + 1)
                 }
-                ExpectedWord::Header(quote) => header(&mut out, rest, quote),
+                ExpectedWord::Header(quote) => push_redacted_header(&mut out, rest, quote),
                 ExpectedWord::SecretIfGiven if matches!(word, "=" | ":" | ":=" | "=>") => {
                     self.next = ExpectedWord::SecretWord;
                     out.push_str(word);
@@ -297,7 +300,7 @@ impl Redactor {
                     word.len()
                 }
                 _ => {
-                    out.push_str(&self.word(word));
+                    out.push_str(&self.redact_word(word));
                     word.len()
                 }
             };
@@ -305,12 +308,12 @@ impl Redactor {
         }
     }
 
-    fn word(&mut self, word: &str) -> String {
-        if let Some(redacted) = self.of_program(word, ExpectedWord::SecretWord) {
+    fn redact_word(&mut self, word: &str) -> String {
+        if let Some(redacted) = self.redact_program_option(word, ExpectedWord::SecretWord) {
             return redacted;
         }
-        self.heed_program(word);
-        let bare = word.trim_matches(is_quote);
+        self.note_program(word);
+        let bare = word.trim_matches(is_quote_or_bracket);
         if is_name(bare) {
             self.next = match bare {
                 _ if bare.eq_ignore_ascii_case("bearer") => ExpectedWord::SecretWord,
@@ -330,7 +333,7 @@ impl Redactor {
                 out.push_str(&field[field.trim_end_matches(FIELD_ENDS).len()..]);
                 continue;
             }
-            let shown = self.field(field);
+            let shown = self.redact_field(field);
             is_after_secret = shown.contains(REDACTED);
             out.push_str(&shown);
         }
@@ -338,39 +341,39 @@ impl Redactor {
     }
 
     /// `name=value`, `"name":"value"`, or neither.
-    fn field(&mut self, field: &str) -> String {
+    fn redact_field(&mut self, field: &str) -> String {
         let end = field.trim_end_matches(FIELD_ENDS);
         let after = &field[end.len()..];
         let Some((at, name)) = secret_name(end) else {
             return match end.split_once('=').filter(|(name, _)| is_name(name)) {
-                Some((name, value)) => format!("{}={}{after}", patterns(name), patterns(value)),
-                None => format!("{}{after}", patterns(end)),
+                Some((name, value)) => format!("{}={}{after}", redact_patterns(name), redact_patterns(value)),
+                None => format!("{}{after}", redact_patterns(end)),
             };
         };
         let value = end[at + 1..].trim_start_matches(['=', '>']);
         if !value.is_empty() {
-            let (opens, closes) = (value.chars().next().filter(|c| is_mark(*c)), value.chars().next_back());
+            let (opens, closes) = (value.chars().next().filter(|c| is_quotation_mark(*c)), value.chars().next_back());
             if let Some(mark) = opens.filter(|mark| value[1..].find(*mark).is_none()) {
                 self.next = ExpectedWord::Until(mark);
             }
-            let closes: String = closes.filter(|c| is_mark(*c) && value.len() > 1).into_iter().collect();
+            let closes: String = closes.filter(|c| is_quotation_mark(*c) && value.len() > 1).into_iter().collect();
             return format!("{}{REDACTED}{closes}{after}", &end[..=at]);
         }
         // `Authorization: Bearer …`, `"password": "…"`: it comes with the next word.
         let is_header = parts_of(name).iter().any(|part| part.ends_with("authorization"));
-        let quote = name.chars().next().filter(|first| is_mark(*first) && !name[1..].ends_with(*first));
+        let quote = name.chars().next().filter(|first| is_quotation_mark(*first) && !name[1..].ends_with(*first));
         self.next = if is_header { ExpectedWord::Header(quote) } else { ExpectedWord::SecretWord };
         field.to_owned()
     }
 }
 
 /// Writes the placeholder for the secret that `rest` begins with, and returns the secret's length.
-fn secret(out: &mut String, rest: &str, word: usize) -> usize {
-    let mark = rest.chars().next().filter(|first| is_mark(*first));
+fn push_redacted(out: &mut String, rest: &str, word: usize) -> usize {
+    let mark = rest.chars().next().filter(|first| is_quotation_mark(*first));
     let Some(mark) = mark else {
         out.push_str(REDACTED);
         // The closing quote of an outer quotation stays: people read the line.
-        out.extend(rest[..word].chars().next_back().filter(|last| is_mark(*last)));
+        out.extend(rest[..word].chars().next_back().filter(|last| is_quotation_mark(*last)));
         return word;
     };
     out.extend([mark]);
@@ -380,8 +383,8 @@ fn secret(out: &mut String, rest: &str, word: usize) -> usize {
 }
 
 /// The same for a whole header; its scheme may be shown.
-fn header(out: &mut String, rest: &str, quote: Option<char>) -> usize {
-    let opens = rest.chars().next().filter(|first| is_mark(*first));
+fn push_redacted_header(out: &mut String, rest: &str, quote: Option<char>) -> usize {
+    let opens = rest.chars().next().filter(|first| is_quotation_mark(*first));
     let begin = opens.map_or(0, char::len_utf8);
     let end = opens.or(quote).and_then(|mark| rest[begin..].find(mark)).map_or(rest.len(), |at| begin + at);
     let scheme = rest[begin..end].split_whitespace().next().unwrap_or_default();
@@ -435,11 +438,11 @@ fn is_name(text: &str) -> bool {
     text.len() <= 64 && text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
 }
 
-const fn is_mark(c: char) -> bool {
+const fn is_quotation_mark(c: char) -> bool {
     matches!(c, '\'' | '"')
 }
 
-const fn is_quote(c: char) -> bool {
+const fn is_quote_or_bracket(c: char) -> bool {
     matches!(c, '\'' | '"' | '`' | '(' | ')' | '[' | ']')
 }
 
@@ -482,7 +485,7 @@ fn is_secret(name: &str) -> bool {
         })
 }
 
-/// `user:secret` without the secret. Numbers are a user and a group, and stay.
+/// `user:push_redacted` without the secret. Numbers are a user and a group, and stay.
 fn user_only(word: &str) -> String {
     match word.split_once([':', '%']) {
         Some((user, secret)) if !is_number(user) || !is_number(secret) => format!("{user}:{REDACTED}"),
@@ -494,7 +497,7 @@ fn is_number(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// `scheme://user:secret@host/…` without the part before the host.
+/// `scheme://user:push_redacted@host/…` without the part before the host.
 fn without_userinfo(word: &str) -> String {
     let Some(at) = word.find("://") else { return word.to_owned() };
     let (scheme, rest) = word.split_at(at + 3);
@@ -510,18 +513,18 @@ fn without_userinfo(word: &str) -> String {
 }
 
 /// Removes what looks like a key, anywhere in the word.
-fn patterns(word: &str) -> String {
+fn redact_patterns(word: &str) -> String {
     // File names stay readable, even random ones.
-    let is_path = word.trim_start_matches(is_quote).starts_with(['/', '.', '~']) || word.contains("://");
+    let is_path = word.trim_start_matches(is_quote_or_bracket).starts_with(['/', '.', '~']) || word.contains("://");
     let of_key = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '+' | '.' | '~');
-    if !is_path && is_base64_chance(word) {
+    if !is_path && looks_like_base64(word) {
         return REDACTED.to_owned();
     }
     let mut out = String::with_capacity(word.len());
     let mut rest = word;
     while !rest.is_empty() {
         let (run, after) = rest.split_at(rest.find(|c| !of_key(c)).unwrap_or(rest.len()));
-        out.push_str(if is_key(run) || (!is_path && is_chance(run)) { REDACTED } else { run });
+        out.push_str(if is_key(run) || (!is_path && looks_random(run)) { REDACTED } else { run });
         let (between, next) = after.split_at(after.find(of_key).unwrap_or(after.len()));
         out.push_str(between);
         rest = next;
@@ -536,7 +539,7 @@ fn is_key(run: &str) -> bool {
             let fresh = !run[..at].ends_with(|c: char| c.is_ascii_alphanumeric());
             // Enough to decide by, and a bound for words made of such prefixes.
             let body = &run[at + prefix.len()..];
-            let body = body.get(..KEY_SHOWN).unwrap_or(body);
+            let body = body.get(..KEY_EXAMINED).unwrap_or(body);
             // `hf_models_of_mine` is a name: keys with a prefix that ends in an underscore have none later.
             let of_body = |c: char| c.is_ascii_alphanumeric() || (!prefix.ends_with('_') && matches!(c, '-' | '_'));
             let body = &body[..body.find(|c| !of_body(c)).unwrap_or(body.len())];
@@ -547,13 +550,13 @@ fn is_key(run: &str) -> bool {
 }
 
 /// True for a mix of letters and digits that no name has; names have dashes and dots between their parts.
-fn is_chance(run: &str) -> bool {
+fn looks_random(run: &str) -> bool {
     run.split(|c: char| !c.is_ascii_alphanumeric()).any(is_mixed)
 }
 
 /// The same for base64, in which slashes have no meaning.
-fn is_base64_chance(word: &str) -> bool {
-    let bare = word.trim_matches(is_quote);
+fn looks_like_base64(word: &str) -> bool {
+    let bare = word.trim_matches(is_quote_or_bracket);
     let of_base64 = |c: char| c.is_ascii_alphanumeric() || matches!(c, '+' | '/' | '=');
     bare.contains(['+', '/', '=']) && bare.chars().all(of_base64) && is_mixed(&bare.replace(['+', '/', '='], ""))
 }
@@ -565,10 +568,10 @@ fn is_mixed(piece: &str) -> bool {
     let kind = |byte: u8| (byte.is_ascii_lowercase(), byte.is_ascii_uppercase());
     let changes = piece.as_bytes().windows(2).filter(|pair| kind(pair[0]) != kind(pair[1])).count();
     // In random text six in ten neighbours differ in kind; in a name three.
-    let two_cases = lower > 0 && upper > 0 && digits > 0 && piece.len() >= CHANCE_MIN && changes * 5 >= piece.len() * 2;
+    let two_cases = lower > 0 && upper > 0 && digits > 0 && piece.len() >= RANDOM_MIN && changes * 5 >= piece.len() * 2;
     // With one case it is four in ten.
     let one_case =
-        lower + upper >= 6 && digits >= 6 && piece.len() >= CHANCE_ONE_CASE_MIN && changes * 4 >= piece.len();
+        lower + upper >= 6 && digits >= 6 && piece.len() >= RANDOM_ONE_CASE_MIN && changes * 4 >= piece.len();
     two_cases || one_case
 }
 
@@ -712,7 +715,7 @@ mod tests {
     }
 
     #[test]
-    fn any_text_is_survived_and_never_grows_much() {
+    fn any_text_is_redacted_without_a_panic_and_grows_little() {
         let pieces =
             ["--password", "=", ":", "'", "\"", " ", "é", "://", "@", "{", "Bearer", "Authorization:", "token", "-u"];
         // Every string of four pieces: cuts, quotes without an end, names without a value.

@@ -5,7 +5,7 @@
 //!
 //! Absent: resource use. Of the many fields only those that identify a process are read.
 
-use super::netlink::{half, socket, word};
+use super::netlink::{socket, u16_at, u32_at};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, netlink, recv, send};
 use std::io;
@@ -25,7 +25,7 @@ const FAMILY_ID: u16 = 1;
 const GET: u8 = 1;
 const REGISTER: u16 = 3;
 /// `TASKSTATS_TYPE_AGGR_PID` and, in it, `TASKSTATS_TYPE_STATS`.
-const ONE_TASK: u16 = 4;
+const AGGREGATE_PID: u16 = 4;
 const STATS: u16 = 3;
 /// Offsets in `struct taskstats`.
 const NAME_AT: std::ops::Range<usize> = 80..112;
@@ -38,8 +38,8 @@ const DISORDERED: u16 = 15;
 const BODY_AT: usize = 16;
 const ATTRIBUTES_AT: usize = 20;
 /// Messages taken in one call.
-const AT_ONCE: usize = 1024;
-const PATIENCE: Duration = Duration::from_millis(500);
+const MESSAGES_AT_ONCE: usize = 1024;
+const ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A process that ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,29 +62,29 @@ impl Accounts {
         let accounts = Accounts { socket: socket(netlink::GENERIC, 0, buffer)? };
         let family = accounts.family()?;
         let cpus = std::fs::read_to_string("/sys/devices/system/cpu/possible")?;
-        accounts.ask(&request(family, REQUEST | ACKNOWLEDGE, GET, REGISTER, cpus.trim()))?;
-        accounts.prove()?;
+        accounts.send_request(&request(family, REQUEST | ACKNOWLEDGE, GET, REGISTER, cpus.trim()))?;
+        accounts.check_delivery()?;
         Ok(accounts)
     }
 
     /// The number that the family has on this host.
     fn family(&self) -> io::Result<u16> {
-        let answer = self.ask(&request(CONTROL, REQUEST, GET_FAMILY, FAMILY_NAME, "TASKSTATS"))?;
+        let answer = self.send_request(&request(CONTROL, REQUEST, GET_FAMILY, FAMILY_NAME, "TASKSTATS"))?;
         let id = attributes(answer.get(ATTRIBUTES_AT..).unwrap_or_default()).find(|(kind, _)| *kind == FAMILY_ID);
         let id = id.and_then(|(_, value)| Some(u16::from_ne_bytes(value.get(..2)?.try_into().ok()?)));
         id.ok_or_else(|| io::Error::other("the kernel keeps no accounts of tasks"))
     }
 
     /// Sends a request and returns its answer.
-    fn ask(&self, request: &[u8]) -> io::Result<Vec<u8>> {
+    fn send_request(&self, request: &[u8]) -> io::Result<Vec<u8>> {
         send(&self.socket, request, SendFlags::empty())?;
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + ANSWER_TIMEOUT;
         let mut message = vec![0; 8192];
         while Instant::now() < until {
             match recv(&self.socket, &mut message, RecvFlags::empty()) {
                 Ok((length, _)) => {
                     let answer = &message[..length];
-                    match (half(answer, 4), word(answer, BODY_AT)) {
+                    match (u16_at(answer, 4), u32_at(answer, BODY_AT)) {
                         (Some(ERROR), Some(0)) => return Ok(answer.to_vec()),
                         (Some(ERROR), Some(code)) => {
                             return Err(io::Error::from_raw_os_error(code.cast_signed().wrapping_neg()));
@@ -103,13 +103,13 @@ impl Accounts {
 
     /// Checks that the kernel reports on this process: ends a thread and waits for its account. A thread is a task,
     /// too.
-    fn prove(&self) -> io::Result<()> {
+    fn check_delivery(&self) -> io::Result<()> {
         let thread = std::thread::Builder::new().name("sublet-proof".to_owned());
         let thread = thread.spawn(|| rustix::thread::gettid().as_raw_pid().unsigned_abs())?.join();
         let task = thread.map_err(|_| io::Error::other("a thread of our own failed"))?;
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + ANSWER_TIMEOUT;
         while Instant::now() < until {
-            let (ended, lost) = self.take()?;
+            let (ended, lost) = self.receive()?;
             if lost || ended.iter().any(|ended| ended.pid == task) {
                 return Ok(());
             }
@@ -119,10 +119,10 @@ impl Accounts {
     }
 
     /// Takes the waiting accounts, up to a bound. The bool is true if some were lost.
-    pub(super) fn take(&self) -> io::Result<(Vec<EndedProcess>, bool)> {
+    pub(super) fn receive(&self) -> io::Result<(Vec<EndedProcess>, bool)> {
         let (mut ended, mut lost) = (Vec::new(), false);
         let mut message = [0; 4096];
-        for _ in 0..AT_ONCE {
+        for _ in 0..MESSAGES_AT_ONCE {
             match recv(&self.socket, &mut message, RecvFlags::empty()) {
                 Ok((length, _)) => ended.extend(read(&message[..length.min(message.len())])),
                 Err(Errno::AGAIN) => break,
@@ -156,8 +156,8 @@ fn request(family: u16, flags: u16, command: u8, attribute: u16, text: &str) -> 
 /// The kinds and values of consecutive attributes.
 fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
-        let length = usize::from(half(bytes, 0)?);
-        let found = (half(bytes, 2)?, bytes.get(4..length)?);
+        let length = usize::from(u16_at(bytes, 0)?);
+        let found = (u16_at(bytes, 2)?, bytes.get(4..length)?);
         bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
         Some(found)
     })
@@ -166,17 +166,17 @@ fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
 /// The ended process that a message reports; `None` for other messages.
 fn read(message: &[u8]) -> Option<EndedProcess> {
     let mut all = attributes(message.get(ATTRIBUTES_AT..)?);
-    let task = all.find_map(|(kind, value)| (kind == ONE_TASK).then_some(value))?;
+    let task = all.find_map(|(kind, value)| (kind == AGGREGATE_PID).then_some(value))?;
     let stats = attributes(task).find_map(|(kind, value)| (kind == STATS).then_some(value))?;
-    if half(stats, 0)? == DISORDERED {
+    if u16_at(stats, 0)? == DISORDERED {
         return None;
     }
     let name = stats.get(NAME_AT)?.split(|byte| *byte == 0).next()?;
     Some(EndedProcess {
-        pid: word(stats, PID_AT)?,
-        uid: word(stats, UID_AT)?,
+        pid: u32_at(stats, PID_AT)?,
+        uid: u32_at(stats, UID_AT)?,
         name: String::from_utf8_lossy(name).into_owned(),
-        began_s: word(stats, BEGAN_AT)?.into(),
+        began_s: u32_at(stats, BEGAN_AT)?.into(),
     })
 }
 
@@ -199,11 +199,11 @@ mod tests {
             bytes
         };
         let inner = [attribute(1, &77u32.to_ne_bytes()), attribute(STATS, &stats)].concat();
-        [vec![0; ATTRIBUTES_AT], attribute(ONE_TASK, &inner)].concat()
+        [vec![0; ATTRIBUTES_AT], attribute(AGGREGATE_PID, &inner)].concat()
     }
 
     #[test]
-    fn who_ended_is_read_and_what_is_cut_or_out_of_order_is_nobody() {
+    fn an_ended_process_is_parsed_and_truncated_messages_are_ignored() {
         let ended = EndedProcess { pid: 77, uid: 1000, name: "bash".to_owned(), began_s: 1_700_000_000 };
         assert_eq!(read(&message(16)), Some(ended));
         assert_eq!(read(&message(DISORDERED)), None);
@@ -214,13 +214,13 @@ mod tests {
     #[test]
     fn a_request_has_the_kernels_form() {
         let bytes = request(31, REQUEST, GET, REGISTER, "0-1");
-        assert_eq!((bytes.len(), word(&bytes, 0), half(&bytes, 4)), (28, Some(28), Some(31)));
+        assert_eq!((bytes.len(), u32_at(&bytes, 0), u16_at(&bytes, 4)), (28, Some(28), Some(31)));
         assert_eq!(attributes(&bytes[ATTRIBUTES_AT..]).collect::<Vec<_>>(), [(REGISTER, &b"0-1\0"[..])]);
     }
 
     /// Where this user may subscribe, the end of a program is reported with its name.
     #[test]
-    fn a_program_that_ended_is_told_of() {
+    fn the_end_of_a_program_is_reported() {
         let accounts = match Accounts::open(1 << 20) {
             Ok(accounts) => accounts,
             Err(error) => return eprintln!("skipped: the kernel's accounts cannot be had here: {error}"),
@@ -228,7 +228,7 @@ mod tests {
         let child = Command::new("true").spawn().and_then(|mut child| child.wait().map(|_| child.id())).unwrap();
         let until = Instant::now() + Duration::from_secs(20);
         while Instant::now() < until {
-            let (ended, _) = accounts.take().unwrap();
+            let (ended, _) = accounts.receive().unwrap();
             if let Some(ended) = ended.iter().find(|ended| ended.pid == child) {
                 assert_eq!(ended.name, "true");
                 return;

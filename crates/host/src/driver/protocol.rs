@@ -41,7 +41,7 @@ pub(crate) struct RoomNeed {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum DriverAnswer {
-    /// To [`DriverRequest::DriverFacts`].
+    /// To [`DriverRequest::Facts`].
     Facts(DriverFacts),
     /// To [`DriverRequest::State`].
     State(CheckpointState),

@@ -5,10 +5,10 @@
 
 use super::DriverSettings;
 use super::protocol::{DriverAnswer, DriverFacts, DriverRequest};
-use crate::cards::{CONTEXT_PATIENCE, UNREAPED_MAX, WAIT_MAX, WAIT_MIN, reap, with_cause};
-use crate::link::{WorkerError, WorkerLink, is_left};
+use crate::gpu_thread::{CONTEXT_PATIENCE, UNREAPED_MAX, WAIT_MAX, WAIT_MIN, reap, with_cause};
 use crate::soft::SoftPlace;
 use crate::wake::WakeEvent;
+use crate::worker_link::{WorkerError, WorkerLink, is_unreaped};
 use std::path::PathBuf;
 use std::process::Child;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ pub(super) enum WorkerFault {
     /// This process is stopping.
     Stopping,
     /// There is no worker now; one is started later.
-    Resting,
+    Restarting,
     /// The worker was lost while it did this.
     Lost(String),
     /// The driver cannot be used here.
@@ -35,7 +35,7 @@ impl WorkerFault {
     pub(super) fn text(&self) -> String {
         match self {
             WorkerFault::Stopping => "Sublet is being stopped".to_owned(),
-            WorkerFault::Resting => "the worker that speaks with the driver is being started again".to_owned(),
+            WorkerFault::Restarting => "the worker that speaks with the driver is being started again".to_owned(),
             WorkerFault::Lost(why) => format!("the worker that speaks with the driver was lost: {why}"),
             WorkerFault::Unusable(why) => why.clone(),
         }
@@ -47,7 +47,7 @@ pub(super) struct DriverWorkerClient {
     exe: PathBuf,
     soft: Option<SoftPlace>,
     stop: Arc<WakeEvent>,
-    link: Option<WorkerLink>,
+    worker_link: Option<WorkerLink>,
     /// The facts reported by the present worker.
     facts: Option<DriverFacts>,
     /// Why the last worker could not use the driver.
@@ -69,7 +69,7 @@ impl DriverWorkerClient {
             exe,
             soft,
             stop,
-            link: None,
+            worker_link: None,
             facts: None,
             unusable: None,
             unreaped: Vec::new(),
@@ -85,11 +85,11 @@ impl DriverWorkerClient {
 
     /// The driver's version and abilities; starts a worker if necessary.
     pub(super) fn facts(&mut self) -> Result<&DriverFacts, WorkerFault> {
-        if self.facts.is_none() || self.link.is_none() {
+        if self.facts.is_none() || self.worker_link.is_none() {
             let facts = self.start()?;
             self.facts = Some(facts);
         }
-        self.facts.as_ref().ok_or(WorkerFault::Resting)
+        self.facts.as_ref().ok_or(WorkerFault::Restarting)
     }
 
     /// Sends a request, and waits at most `patience` for the answer.
@@ -99,13 +99,13 @@ impl DriverWorkerClient {
     }
 
     fn start(&mut self) -> Result<DriverFacts, WorkerFault> {
-        self.unreaped.retain_mut(is_left);
-        if self.link.is_none() {
+        self.unreaped.retain_mut(is_unreaped);
+        if self.worker_link.is_none() {
             if Instant::now() < self.start_at || self.unreaped.len() >= UNREAPED_MAX {
-                return Err(self.unusable.clone().map_or(WorkerFault::Resting, WorkerFault::Unusable));
+                return Err(self.unusable.clone().map_or(WorkerFault::Restarting, WorkerFault::Unusable));
             }
             let started = WorkerLink::start(&self.exe, &["driver".to_owned()], self.soft.as_ref());
-            self.link = Some(started.map_err(|error| self.lose(&WorkerError::Pipe(error)))?);
+            self.worker_link = Some(started.map_err(|error| self.worker_lost(&WorkerError::Pipe(error)))?);
         }
         match self.ask_worker(&DriverRequest::Facts, CONTEXT_PATIENCE)? {
             DriverAnswer::Facts(facts) => {
@@ -116,40 +116,40 @@ impl DriverWorkerClient {
                 Err(self.give_up(format!("the driver does not say what it is: {failure}")))
             }
             DriverAnswer::Unusable(why) => Err(self.give_up(why)),
-            _ => Err(self.lose(&WorkerError::Senseless)),
+            _ => Err(self.worker_lost(&WorkerError::Invalid)),
         }
     }
 
     fn ask_worker(&mut self, request: &DriverRequest, patience: Duration) -> Result<DriverAnswer, WorkerFault> {
-        let line = serde_json::to_string(request).map_err(|_| self.lose(&WorkerError::Senseless))?;
-        let link = self.link.as_mut().ok_or(WorkerFault::Resting)?;
-        let heard = link.ask(&line, patience, &self.stop);
-        let answer = heard.and_then(|line| serde_json::from_slice(&line).map_err(|_| WorkerError::Senseless));
+        let line = serde_json::to_string(request).map_err(|_| self.worker_lost(&WorkerError::Invalid))?;
+        let worker_link = self.worker_link.as_mut().ok_or(WorkerFault::Restarting)?;
+        let line_read = worker_link.ask(&line, patience, &self.stop);
+        let answer = line_read.and_then(|line| serde_json::from_slice(&line).map_err(|_| WorkerError::Invalid));
         match answer {
             Ok(answer) => {
                 self.wait = WAIT_MIN;
                 Ok(answer)
             }
             Err(WorkerError::Stopped) => Err(WorkerFault::Stopping),
-            Err(silence) => Err(self.lose(&silence)),
+            Err(error) => Err(self.worker_lost(&error)),
         }
     }
 
     /// The driver may be installed or loaded later: only a new worker would see that.
     fn give_up(&mut self, why: String) -> WorkerFault {
         self.wait = WAIT_MAX;
-        self.end();
+        self.end_worker();
         self.unusable = Some(why.clone());
         WorkerFault::Unusable(why)
     }
 
-    fn lose(&mut self, silence: &WorkerError) -> WorkerFault {
-        self.end();
-        WorkerFault::Lost(with_cause(silence))
+    fn worker_lost(&mut self, error: &WorkerError) -> WorkerFault {
+        self.end_worker();
+        WorkerFault::Lost(with_cause(error))
     }
 
-    fn end(&mut self) {
-        self.unreaped.extend(self.link.take().and_then(WorkerLink::end));
+    fn end_worker(&mut self) {
+        self.unreaped.extend(self.worker_link.take().and_then(WorkerLink::kill));
         self.facts = None;
         self.start_at = Instant::now() + self.wait;
         self.wait = (self.wait * 2).min(WAIT_MAX);
@@ -158,7 +158,7 @@ impl DriverWorkerClient {
     /// Closes the line to the worker, and waits a moment for its end. The worker unlocks what it has locked; a call
     /// in progress ends first, because killing the worker then would leave a process locked for ever.
     pub(super) fn finish(mut self) {
-        self.unreaped.extend(self.link.take().map(WorkerLink::let_go));
+        self.unreaped.extend(self.worker_link.take().map(WorkerLink::close));
         reap(self.unreaped);
     }
 }

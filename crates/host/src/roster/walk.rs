@@ -43,7 +43,7 @@ enum WalkPurpose {
     /// The same, and read what each of them did.
     Refresh(RefreshSample),
     /// Take over a root and all its descendants.
-    Seize { root: ProcKey },
+    TakeOver { root: ProcKey },
 }
 
 enum WalkStep {
@@ -75,13 +75,13 @@ impl Roster {
     }
 
     /// Runs the next slice of the walks in progress, in rotation.
-    pub(crate) fn advance(&mut self) -> WalkProgress {
+    pub(crate) fn run_slice(&mut self) -> WalkProgress {
         let (mut progress, mut budget) = (WalkProgress::default(), SLICE);
         while budget > 0
             && let Some(mut walk) = self.walks.pop_front()
         {
-            if self.step(&mut walk, &mut budget) {
-                self.finish(walk, &mut progress);
+            if self.run_steps(&mut walk, &mut budget) {
+                self.finish_walk(walk, &mut progress);
             } else {
                 self.walks.push_back(walk);
             }
@@ -93,7 +93,7 @@ impl Roster {
     pub(crate) fn refresh(&mut self, lease: LeaseId) {
         let is_refresh = |walk: &LeaseWalk| walk.lease == lease && matches!(walk.purpose, WalkPurpose::Refresh(_));
         if !self.walks.iter().any(is_refresh) {
-            let walk = self.walk(lease, WalkPurpose::Refresh(RefreshSample::default()));
+            let walk = self.new_walk(lease, WalkPurpose::Refresh(RefreshSample::default()));
             self.walks.extend(walk);
         }
     }
@@ -104,21 +104,21 @@ impl Roster {
         if self.walks.iter().any(|walk| walk.lease == lease) {
             return;
         }
-        if let Some(walk) = self.walk(lease, WalkPurpose::Grow) {
+        if let Some(walk) = self.new_walk(lease, WalkPurpose::Grow) {
             drop(self.begin_walk(walk));
         }
     }
 
     /// Takes over a root and its descendants, from other leases too. Roots of other leases are not taken over, and a
     /// waiting lease takes nothing from a granted one. Returns the leases that lost a process so far.
-    pub(super) fn seize(&mut self, root: ProcKey, lease: LeaseId) -> BTreeSet<LeaseId> {
+    pub(super) fn take_over_tree(&mut self, root: ProcKey, lease: LeaseId) -> BTreeSet<LeaseId> {
         let next = vec![WalkStep::Process(root)];
         let steps_left = self.steps_for(lease);
         let touched = BTreeSet::new();
-        self.begin_walk(LeaseWalk { lease, purpose: WalkPurpose::Seize { root }, next, steps_left, touched })
+        self.begin_walk(LeaseWalk { lease, purpose: WalkPurpose::TakeOver { root }, next, steps_left, touched })
     }
 
-    fn walk(&self, lease: LeaseId, purpose: WalkPurpose) -> Option<LeaseWalk> {
+    fn new_walk(&self, lease: LeaseId, purpose: WalkPurpose) -> Option<LeaseWalk> {
         let holder = self.holders.get(&lease)?;
         let dirs = holder.cgroups.iter().filter_map(Cgroup::directory);
         let inside = dirs.flat_map(|dir| pids_in(&dir, CGROUP_DEPTH_MAX)).map(WalkStep::Child);
@@ -132,7 +132,7 @@ impl Roster {
 
     /// Runs the first slice of a walk without a result of its own, and queues the rest.
     fn begin_walk(&mut self, mut walk: LeaseWalk) -> BTreeSet<LeaseId> {
-        let finished = self.step(&mut walk, &mut SLICE.clone());
+        let finished = self.run_steps(&mut walk, &mut SLICE.clone());
         let touched = std::mem::take(&mut walk.touched);
         if !finished {
             self.walks.push_back(walk);
@@ -141,12 +141,12 @@ impl Roster {
     }
 
     /// Returns true when the walk is finished.
-    fn step(&mut self, walk: &mut LeaseWalk, budget: &mut usize) -> bool {
+    fn run_steps(&mut self, walk: &mut LeaseWalk, budget: &mut usize) -> bool {
         while *budget > 0 && walk.steps_left > 0 {
             let Some(step) = walk.next.pop() else { return true };
             (*budget, walk.steps_left) = (*budget - 1, walk.steps_left - 1);
             match walk.purpose {
-                WalkPurpose::Seize { root } => self.seize_one(walk, root, step),
+                WalkPurpose::TakeOver { root } => self.take_over_process(walk, root, step),
                 WalkPurpose::Grow | WalkPurpose::Refresh(_) => self.visit(walk, step),
             }
         }
@@ -157,27 +157,27 @@ impl Roster {
         let process = match step {
             WalkStep::Process(process) => process,
             // If that member has ended since, the next walk finds the process that has the pid now.
-            WalkStep::Child(pid) if self.known(pid).is_some() => return,
-            WalkStep::Child(pid) => match self.admit_pid(pid, walk.lease) {
+            WalkStep::Child(pid) if self.member_with_pid(pid).is_some() => return,
+            WalkStep::Child(pid) => match self.add_member_by_pid(pid, walk.lease) {
                 Some(process) => process,
                 None => return,
             },
         };
         // It may have ended, or have moved to another lease, since the walk began.
-        if self.owner(process) != Some(walk.lease) {
+        if self.lease_of(process) != Some(walk.lease) {
             return;
         }
         if let WalkPurpose::Refresh(sample) = &mut walk.purpose {
             let uid = self.holders.get(&walk.lease).map(|holder| holder.uid);
-            if !sample.take(process, uid) {
-                walk.touched.extend(self.leave(process));
+            if !sample.add_process(process, uid) {
+                walk.touched.extend(self.remove_process(process));
                 return;
             }
         }
         walk.add_children(process);
     }
 
-    fn seize_one(&mut self, walk: &mut LeaseWalk, root: ProcKey, step: WalkStep) {
+    fn take_over_process(&mut self, walk: &mut LeaseWalk, root: ProcKey, step: WalkStep) {
         let process = match step {
             WalkStep::Process(process) => process,
             WalkStep::Child(pid) => match process::stat(pid) {
@@ -186,34 +186,34 @@ impl Roster {
             },
         };
         let (lease, waits) = (walk.lease, !self.is_granted(walk.lease));
-        match self.owner(process) {
+        match self.lease_of(process) {
             Some(owner) if owner == lease => {}
             Some(owner) if process != root && self.is_root(process, owner) => return,
             Some(owner) if waits && self.is_granted(owner) => return,
             Some(owner) => {
-                self.hand_over(process, owner, lease);
+                self.move_member(process, owner, lease);
                 walk.touched.insert(owner);
             }
-            None if self.admit(process, lease, ExitWatch::Ordinary) => {}
+            None if self.add_member(process, lease, ExitWatch::Ordinary) => {}
             None => return,
         }
         if process == root {
-            self.exits.listen(process, ExitWatch::Reserved);
+            self.exits.watch(process, ExitWatch::Reserved);
         }
         walk.add_children(process);
     }
 
-    fn finish(&mut self, walk: LeaseWalk, progress: &mut WalkProgress) {
+    fn finish_walk(&mut self, walk: LeaseWalk, progress: &mut WalkProgress) {
         progress.touched.extend(walk.touched);
         progress.touched.insert(walk.lease);
         let WalkPurpose::Refresh(sample) = walk.purpose else { return };
         let Some(holder) = self.holders.get_mut(&walk.lease) else { return };
         holder.restricted = sample.restricted;
-        let used_card = std::mem::take(&mut holder.used_card);
-        let worked = holder.meter.sample(Instant::now(), &sample.counters);
+        let used_gpu = std::mem::take(&mut holder.used_gpu);
+        let worked = holder.meter.has_worked(Instant::now(), &sample.counters);
         let before = std::mem::replace(&mut holder.last_input, sample.input);
         let got_input = before.zip(sample.input).is_some_and(|(before, input)| before < input);
-        let activity = Activity { worked: (worked && !holder.by_shim) || used_card, got_input };
+        let activity = Activity { worked: (worked && !holder.is_judged_by_shim) || used_gpu, got_input };
         progress.refreshed.push((walk.lease, activity));
     }
 }
@@ -228,7 +228,7 @@ impl LeaseWalk {
 impl RefreshSample {
     /// Reads what a process of a lease of this user did so far, when it last read from its terminal, and its
     /// restrictions. Returns false if it has ended.
-    fn take(&mut self, process: ProcKey, uid: Option<u32>) -> bool {
+    fn add_process(&mut self, process: ProcKey, uid: Option<u32>) -> bool {
         let stat = match process::stat(process.pid) {
             Ok(stat) if stat.start != process.start || stat.has_ended() => return false,
             Ok(stat) => stat,
@@ -297,13 +297,13 @@ mod tests {
     fn roster(many: &Crowd, one: &Crowd) -> Roster {
         let mut roster = Roster::new(Exits::new(&WakeEvent::new().unwrap()).unwrap());
         let uid = rustix::process::getuid().as_raw();
-        roster.begin(MANY, uid, vec![many.key()], None);
-        roster.begin(ONE, uid, vec![one.key()], None);
+        roster.begin_watch(MANY, uid, vec![many.key()], None);
+        roster.begin_watch(ONE, uid, vec![one.key()], None);
         roster
     }
 
     #[test]
-    fn an_exit_is_heard_while_a_large_tree_is_still_walked() {
+    fn an_exit_is_noticed_while_a_large_tree_is_still_walked() {
         let (many, one) = (Crowd::of(3 * SLICE), Crowd::of(0));
         let mut roster = roster(&many, &one);
         assert!(roster.is_walking(), "the watch itself looked at the first slice only");
@@ -311,11 +311,11 @@ mod tests {
         kill_process(Pid::from_child(&one.0), Signal::KILL).unwrap();
         assert_eq!(roster.exits().wait(None).unwrap(), [root]);
         assert!(roster.is_walking(), "the tree is not known whole yet");
-        assert!(roster.leave(root).contains(&ONE));
+        assert!(roster.remove_process(root).contains(&ONE));
         while roster.is_walking() {
-            roster.advance();
+            roster.run_slice();
         }
-        assert_eq!(roster.news(MANY).unwrap().0.len(), 3 * SLICE + 1, "in the end all of them are");
+        assert_eq!(roster.changed_members(MANY).unwrap().0.len(), 3 * SLICE + 1, "in the end all of them are");
     }
 
     #[test]
@@ -323,11 +323,11 @@ mod tests {
         let (many, one) = (Crowd::of(3 * SLICE), Crowd::of(0));
         let mut roster = roster(&many, &one);
         while roster.is_walking() {
-            roster.advance();
+            roster.run_slice();
         }
         roster.refresh(MANY);
         roster.refresh(ONE);
-        let first = [roster.advance(), roster.advance()].map(|progress| progress.refreshed);
+        let first = [roster.run_slice(), roster.run_slice()].map(|progress| progress.refreshed);
         let first: Vec<LeaseId> = first.into_iter().flatten().map(|(lease, _)| lease).collect();
         assert_eq!((first, roster.is_walking()), (vec![ONE], true));
     }
@@ -337,9 +337,9 @@ mod tests {
         let (many, one) = (Crowd::of(3 * SLICE), Crowd::of(0));
         let mut roster = roster(&many, &one);
         while roster.is_walking() {
-            roster.advance();
+            roster.run_slice();
         }
-        assert!(roster.exits().count() <= super::super::EARS_PER_LEASE + 2, "{}", roster.exits().count());
+        assert!(roster.exits().count() <= super::super::PIDFDS_PER_LEASE + 2, "{}", roster.exits().count());
         let root = many.key();
         kill_process(Pid::from_child(&many.0), Signal::KILL).unwrap();
         assert_eq!(roster.exits().wait(Some(Duration::from_secs(60))).unwrap(), [root], "roots are always heard");

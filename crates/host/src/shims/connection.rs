@@ -54,11 +54,11 @@ pub(crate) enum ReceivedPacket {
     /// Nothing now.
     Nothing,
     /// A message.
-    Word(Word),
+    Message(Word),
     /// Something that is not understood; newer shims may say more.
-    Noise,
+    NotUnderstood,
     /// The connection is closed.
-    End,
+    Closed,
 }
 
 impl ShimConnection {
@@ -75,7 +75,7 @@ impl ShimConnection {
     }
 
     /// The next message. Files that a holder sends are closed unread.
-    pub(crate) fn hear(&self) -> ReceivedPacket {
+    pub(crate) fn receive(&self) -> ReceivedPacket {
         let mut bytes = [0; PACKET_MAX];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -83,12 +83,11 @@ impl ShimConnection {
         control.drain().for_each(drop);
         match found {
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => ReceivedPacket::Nothing,
-            Err(_) => ReceivedPacket::End,
-            Ok(found) if found.bytes == 0 => ReceivedPacket::End,
-            Ok(found) if found.flags.contains(ReturnFlags::TRUNC) => ReceivedPacket::Noise,
-            Ok(found) => {
-                serde_json::from_slice(&bytes[..found.bytes]).map_or(ReceivedPacket::Noise, ReceivedPacket::Word)
-            }
+            Err(_) => ReceivedPacket::Closed,
+            Ok(found) if found.bytes == 0 => ReceivedPacket::Closed,
+            Ok(found) if found.flags.contains(ReturnFlags::TRUNC) => ReceivedPacket::NotUnderstood,
+            Ok(found) => serde_json::from_slice(&bytes[..found.bytes])
+                .map_or(ReceivedPacket::NotUnderstood, ReceivedPacket::Message),
         }
     }
 }

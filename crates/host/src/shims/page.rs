@@ -3,7 +3,7 @@
 //! The daemon makes, seals and maps the file. Everything a holder writes there is only a claim: each number may be
 //! anything at any time, and is used for nothing beyond its meaning.
 
-use crate::sight::ActivityCounts;
+use crate::report::ActivityCounts;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::io;
@@ -59,14 +59,14 @@ impl PageFile {
     }
 
     /// Writes the caps; GPUs beyond those a page has room for are not capped.
-    pub(crate) fn set_cards(&self, cards: &[GpuCap]) {
-        for (place, card) in cards.iter().take(CARDS).enumerate() {
+    pub(crate) fn set_caps(&self, caps: &[GpuCap]) {
+        for (place, gpu) in caps.iter().take(CARDS).enumerate() {
             let slot = &self.get().cards[place];
-            for (byte, value) in slot.uuid.iter().zip(card.uuid) {
+            for (byte, value) in slot.uuid.iter().zip(gpu.uuid) {
                 byte.store(value, Relaxed);
             }
-            slot.context.store(card.context, Relaxed);
-            slot.cap.store(card.cap, Relaxed);
+            slot.context.store(gpu.context, Relaxed);
+            slot.cap.store(gpu.cap, Relaxed);
         }
     }
 
@@ -85,7 +85,7 @@ impl PageFile {
         Some(PageReport {
             reason: Reason::first(slot.reasons.load(Relaxed)),
             active_ns: slot.active_ns.load(Relaxed),
-            bytes: slot.cards.iter().fold(0, |sum, card| card.bytes.load(Relaxed).saturating_add(sum)),
+            bytes: slot.cards.iter().fold(0, |sum, gpu| gpu.bytes.load(Relaxed).saturating_add(sum)),
         })
     }
 
@@ -135,17 +135,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_page_is_sealed_and_says_what_it_is() {
+    fn a_page_is_sealed_and_has_its_magic_number() {
         let page = PageFile::new().expect("a page");
         assert!(ftruncate(page.file(), 0).is_err(), "a holder could cut it short under the daemon");
         assert_eq!(page.get().magic.load(Relaxed), MAGIC);
-        page.set_cards(&vec![GpuCap { uuid: [7; 16], cap: 5, context: 2 }; CARDS + 3]);
+        page.set_caps(&vec![GpuCap { uuid: [7; 16], cap: 5, context: 2 }; CARDS + 3]);
         assert_eq!(page.get().cards[CARDS - 1].cap.load(Relaxed), 5);
         assert_eq!(page.process(1), None);
     }
 
     #[test]
-    fn a_process_that_is_gone_counts_no_more() {
+    fn a_cleared_place_on_the_page_is_zero() {
         let page = PageFile::new().expect("a page");
         let slot = &page.get().processes[3];
         slot.pid.store(42, Relaxed);

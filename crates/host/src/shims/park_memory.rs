@@ -14,7 +14,7 @@
 //! itself. The page tables of a mapping are always charged to the program. What a park may take of a limited cgroup
 //! is booked until the park is done. Making pages takes seconds for a large program, so a thread of its own does it.
 
-use super::memory::{HUGE, ParkFile, charged};
+use super::park_files::{HUGE_PAGE_BYTES, ParkFile, charged_file};
 use super::{ConnectedProgram, ShimHubThread, ShimPlacement};
 use crate::headroom::{Booker, Bookings, MemoryCgroup, NoRoom, UnknownRoom};
 use crate::process::{self, Cgroup};
@@ -34,10 +34,10 @@ use sublet_shim_wire::Order;
 const SLACK: u64 = 64 << 20;
 /// The share of its bytes that a park takes of the program's cgroup in any case: page tables (8 bytes for each 4 KiB,
 /// counted twice), stacks of threads, messages.
-const TABLES_SHARE: u64 = 256;
-const TABLES_LEAST: u64 = 8 << 20;
+const PAGE_TABLE_SHARE: u64 = 256;
+const PAGE_TABLE_BYTES_MIN: u64 = 8 << 20;
 /// Bytes of its own cgroup that the daemon leaves free.
-pub(super) const RESERVE: u64 = 64 << 20;
+pub(super) const DAEMON_RESERVE: u64 = 64 << 20;
 
 /// Memory that a program was given to be parked in.
 pub(super) struct ParkMemory {
@@ -77,13 +77,13 @@ impl ParkMemory {
     }
 
     /// A park is done: this many bytes are in it.
-    pub(super) fn parked(&mut self, bytes: u64) {
+    pub(super) fn note_parked(&mut self, bytes: u64) {
         self.used = Instant::now();
-        self.own = self.own.max(bytes.next_multiple_of(HUGE).saturating_sub(self.charged));
+        self.own = self.own.max(bytes.next_multiple_of(HUGE_PAGE_BYTES).saturating_sub(self.charged));
     }
 
     /// Why a program died while it was being parked, for the record.
-    pub(super) fn why_died(&self) -> String {
+    pub(super) fn death_reason(&self) -> String {
         let now = self.kills.as_ref().and_then(|(cgroup, before)| Some((cgroup.oom_kills()?, *before)));
         match now {
             Some((now, before)) if now > before => "the kernel killed it for lack of memory in its cgroup".to_owned(),
@@ -134,15 +134,15 @@ pub(super) struct Filler {
 
 impl Filler {
     /// Starts the thread. It ends with this value; each piece of memory rings the bell.
-    pub(super) fn start(bell: Arc<WakeEvent>) -> io::Result<Filler> {
+    pub(super) fn start(wake: Arc<WakeEvent>) -> io::Result<Filler> {
         let (orders, inbox) = mpsc::channel::<(u64, u64)>();
         let (done, made) = mpsc::channel();
         let work = move || {
             for (number, bytes) in inbox {
-                if done.send((number, charged(bytes))).is_err() {
+                if done.send((number, charged_file(bytes))).is_err() {
                     return;
                 }
-                bell.ring();
+                wake.notify();
             }
         };
         Builder::new().name("sublet-filler".to_owned()).spawn(work)?;
@@ -153,15 +153,15 @@ impl Filler {
 impl ConnectedProgram {
     /// True if it keeps memory for its next park and does not use it.
     pub(super) fn is_warm(&self) -> bool {
-        self.given.bytes > 0 && self.given.filling == 0 && !self.parked && self.under_way.is_none()
+        self.park_memory.bytes > 0 && self.park_memory.filling == 0 && !self.parked && self.order_in_progress.is_none()
     }
 
     /// Returns false if the memory was not sent.
     fn send_memory(&mut self, memory: &ParkFile) -> bool {
         let order = Order::Arena { bytes: memory.bytes, filled: memory.filled };
-        let sent = self.line.send(&order, Some(memory.file.as_fd()));
+        let sent = self.connection.send(&order, Some(memory.file.as_fd()));
         if sent {
-            self.given.bytes += memory.bytes;
+            self.park_memory.bytes += memory.bytes;
         }
         sent
     }
@@ -170,23 +170,23 @@ impl ConnectedProgram {
 impl ShimHubThread {
     /// Ensures that a program has the memory to be parked in; `booked` bytes are booked for its lease.
     pub(super) fn supply(&mut self, number: u64, booked: u64) -> MemorySupply {
-        let Some(need) = self.need(number, booked) else { return MemorySupply::Later };
-        let cgroup = match self.lines.get(&number).and_then(|it| it.process).map(|it| MemoryCgroup::of(it.pid)) {
+        let Some(need) = self.bytes_needed(number, booked) else { return MemorySupply::Later };
+        let cgroup = match self.programs.get(&number).and_then(|it| it.process).map(|it| MemoryCgroup::of(it.pid)) {
             // A program that gave up its GPU memory in another way needs nothing.
             _ if need == 0 => return MemorySupply::Ready { most: booked },
             Some(Ok(cgroup)) => cgroup,
-            Some(Err(unknown)) => return MemorySupply::Refused(not_readable(&unknown)),
+            Some(Err(unknown)) => return MemorySupply::Refused(unreadable_limit_text(&unknown)),
             None => return MemorySupply::Later,
         };
         let kills = cgroup.as_ref().and_then(|cgroup| Some((cgroup.clone(), cgroup.oom_kills()?)));
-        if let Some(program) = self.lines.get_mut(&number) {
-            program.given.kills = kills;
+        if let Some(program) = self.programs.get_mut(&number) {
+            program.park_memory.kills = kills;
         }
         let room = cgroup.as_ref().map_or(Ok(None), |cgroup| self.bookings.room(cgroup, Booker::Library(number)));
         match (room, cgroup) {
             (Ok(Some(room)), Some(cgroup)) => self.supply_limited(number, &cgroup, room, need, booked),
-            (Err(unknown), _) => MemorySupply::Refused(not_readable(&unknown)),
-            _ if self.give(number, need) => MemorySupply::Ready { most: booked },
+            (Err(unknown), _) => MemorySupply::Refused(unreadable_limit_text(&unknown)),
+            _ if self.give_files(number, need) => MemorySupply::Ready { most: booked },
             _ => MemorySupply::Later,
         }
     }
@@ -200,31 +200,33 @@ impl ShimHubThread {
         need: u64,
         booked: u64,
     ) -> MemorySupply {
-        if room < tables(need) {
-            return MemorySupply::Refused(lacks(room, tables(need), None));
+        if room < page_table_bytes(need) {
+            return MemorySupply::Refused(shortage_text(room, page_table_bytes(need), None));
         }
-        let lack = match self.fill(number, need) {
+        let lack = match self.fill_for(number, need) {
             FillProgress::Done => 0,
             FillProgress::UnderWay => return MemorySupply::Later,
             FillProgress::Lacking(lack) => lack,
         };
-        let Some(program) = self.lines.get_mut(&number) else { return MemorySupply::Later };
-        let own = lack + tables(need);
+        let Some(program) = self.programs.get_mut(&number) else { return MemorySupply::Later };
+        let own = lack + page_table_bytes(need);
         match self.bookings.book(Booker::Library(number), std::slice::from_ref(cgroup), own) {
             Ok(()) => {
-                let bytes = program.given.ready() + lack;
-                program.given.bytes = program.given.bytes.max(bytes);
-                program.given.is_borrowed |= lack > 0;
+                let bytes = program.park_memory.ready() + lack;
+                program.park_memory.bytes = program.park_memory.bytes.max(bytes);
+                program.park_memory.is_borrowed |= lack > 0;
                 MemorySupply::Ready { most: booked.min(bytes) }
             }
-            Err(NoRoom::Only(room)) => MemorySupply::Refused(lacks(room, own, program.given.failed.as_deref())),
-            Err(NoRoom::Unknown(unknown)) => MemorySupply::Refused(not_readable(&unknown)),
+            Err(NoRoom::Only(room)) => {
+                MemorySupply::Refused(shortage_text(room, own, program.park_memory.failed.as_deref()))
+            }
+            Err(NoRoom::Unknown(unknown)) => MemorySupply::Refused(unreadable_limit_text(&unknown)),
         }
     }
 
     /// What a program needs to be parked: the bytes it reports and a little more, and no more than is booked.
-    fn need(&self, number: u64, booked: u64) -> Option<u64> {
-        let program = self.lines.get(&number)?;
+    fn bytes_needed(&self, number: u64, booked: u64) -> Option<u64> {
+        let program = self.programs.get(&number)?;
         let (process, lease) = (program.process?, program.lease?);
         let page = self.holders.get(&lease).and_then(|holder| holder.page.as_ref());
         let bytes = page.and_then(|page| page.process(process.pid)).map_or(booked, |it| it.bytes);
@@ -233,59 +235,61 @@ impl ShimHubThread {
 
     /// Gives a program in a cgroup without a limit what it lacks: ready files, then fresh ones; the rest is its own
     /// memory.
-    fn give(&mut self, number: u64, need: u64) -> bool {
-        let Some(given) = self.lines.get(&number).map(|it| it.given.bytes) else { return false };
-        if need <= given {
+    fn give_files(&mut self, number: u64, need: u64) -> bool {
+        let Some(park_memory) = self.programs.get(&number).map(|it| it.park_memory.bytes) else { return false };
+        if need <= park_memory {
             return true;
         }
-        self.make_room(need - given, number);
-        let Ok(files) = self.stock.take(need - given) else { return false };
-        let Some(program) = self.lines.get_mut(&number) else { return false };
+        self.trim_others(need - park_memory, number);
+        let Ok(files) = self.stock.take(need - park_memory) else { return false };
+        let Some(program) = self.programs.get_mut(&number) else { return false };
         for memory in files {
             if !program.send_memory(&memory) {
                 return false;
             }
-            program.given.charged += if memory.filled { memory.bytes } else { 0 };
+            program.park_memory.charged += if memory.filled { memory.bytes } else { 0 };
         }
-        program.given.bytes = program.given.bytes.max(need);
+        program.park_memory.bytes = program.park_memory.bytes.max(need);
         self.fit_stock();
         true
     }
 
     /// Gives a program memory that the daemon has made, as far as the daemon's own cgroup allows.
-    fn fill(&mut self, number: u64, need: u64) -> FillProgress {
-        let Some(program) = self.lines.get(&number) else { return FillProgress::UnderWay };
-        if program.given.filling > 0 {
+    fn fill_for(&mut self, number: u64, need: u64) -> FillProgress {
+        let Some(program) = self.programs.get(&number) else { return FillProgress::UnderWay };
+        if program.park_memory.filling > 0 {
             return FillProgress::UnderWay;
         }
-        if program.given.is_mixed() {
+        if program.park_memory.is_mixed() {
             self.trim(number);
         }
-        let Some(ready) = self.lines.get(&number).map(|it| it.given.ready()) else { return FillProgress::UnderWay };
+        let Some(ready) = self.programs.get(&number).map(|it| it.park_memory.ready()) else {
+            return FillProgress::UnderWay;
+        };
         if need <= ready {
             return FillProgress::Done;
         }
-        self.make_room(need - ready, number);
+        self.trim_others(need - ready, number);
         for memory in self.stock.take_ready(need - ready) {
-            let Some(program) = self.lines.get_mut(&number) else { return FillProgress::UnderWay };
+            let Some(program) = self.programs.get_mut(&number) else { return FillProgress::UnderWay };
             if !program.send_memory(&memory) {
                 return FillProgress::UnderWay;
             }
-            program.given.charged += memory.bytes;
+            program.park_memory.charged += memory.bytes;
         }
-        let Some(program) = self.lines.get_mut(&number) else { return FillProgress::UnderWay };
-        let lack = need.saturating_sub(program.given.ready()).next_multiple_of(HUGE);
-        let filled = match (lack, &program.given.failed) {
+        let Some(program) = self.programs.get_mut(&number) else { return FillProgress::UnderWay };
+        let lack = need.saturating_sub(program.park_memory.ready()).next_multiple_of(HUGE_PAGE_BYTES);
+        let filled = match (lack, &program.park_memory.failed) {
             (0, _) => FillProgress::Done,
             (_, Some(_)) => FillProgress::Lacking(lack),
             (_, None) => match book_own(&self.bookings, Booker::Daemon(number), lack) {
                 Ok(()) if self.filler.orders.send((number, lack)).is_ok() => {
-                    program.given.filling = lack;
+                    program.park_memory.filling = lack;
                     FillProgress::UnderWay
                 }
                 Ok(()) => FillProgress::Lacking(lack),
                 Err(why) => {
-                    program.given.failed = Some(why);
+                    program.park_memory.failed = Some(why);
                     FillProgress::Lacking(lack)
                 }
             },
@@ -295,36 +299,36 @@ impl ShimHubThread {
     }
 
     /// Sends memory that was made to its programs, and moves them to their targets.
-    pub(super) fn take_filled(&mut self) {
+    pub(super) fn give_filled(&mut self) {
         while let Ok((number, made)) = self.filler.made.try_recv() {
             self.bookings.release(Booker::Daemon(number));
-            let Some(program) = self.lines.get_mut(&number) else { continue };
-            program.given.filling = 0;
+            let Some(program) = self.programs.get_mut(&number) else { continue };
+            program.park_memory.filling = 0;
             match made {
-                Ok(memory) if program.send_memory(&memory) => program.given.charged += memory.bytes,
+                Ok(memory) if program.send_memory(&memory) => program.park_memory.charged += memory.bytes,
                 Ok(_) => {}
-                Err(error) => program.given.failed = Some(format!("the daemon could not make it: {error}")),
+                Err(error) => program.park_memory.failed = Some(format!("the daemon could not make it: {error}")),
             }
             self.fit_stock();
-            self.put(number);
+            self.move_to_target(number);
         }
     }
 
     /// A program stays on its GPUs, for lack of memory to be parked in.
     pub(super) fn refuse_park(&mut self, number: u64, why: String) {
-        let Some(program) = self.lines.get_mut(&number) else { return };
-        program.again = Some(Instant::now() + super::TICK);
+        let Some(program) = self.programs.get_mut(&number) else { return };
+        program.retry_at = Some(Instant::now() + super::TICK);
         if let (Some(lease), Some(process)) = (program.lease, program.process) {
-            self.say(lease, process, Said::Refused(why));
+            self.report(lease, process, Said::Refused(why));
         }
     }
 
     /// Checks for each lease on its GPUs whether the memory cgroups of its programs allow parking it.
-    pub(super) fn judge_memory(&mut self) {
+    pub(super) fn update_memory_shortages(&mut self) {
         let mut known = BTreeMap::new();
         let mut leases: BTreeMap<LeaseId, Vec<ProgramShortfall>> = BTreeMap::new();
-        for (number, program) in &self.lines {
-            if let (Some(lease), Some(lack)) = (program.lease, self.lack_of(*number, program, &mut known)) {
+        for (number, program) in &self.programs {
+            if let (Some(lease), Some(lack)) = (program.lease, self.shortfall_of(*number, program, &mut known)) {
                 leases.entry(lease).or_default().push((*number, lack));
             }
         }
@@ -335,18 +339,18 @@ impl ShimHubThread {
                 programs.iter().filter_map(|(_, lack)| lack.as_ref().ok()?.as_ref()).collect();
             let lack: u64 = all.iter().map(|it| it.lack).sum();
             let daemon = match &own {
-                Ok(Some(room)) if *room < lack => Err(daemon_lacks(*room)),
+                Ok(Some(room)) if *room < lack => Err(daemon_shortage_text(*room)),
                 Ok(_) => Ok(()),
                 Err(why) => Err(why.clone()),
             };
-            let short_of = |lack: &Result<Option<MemoryShortfall>, UnknownRoom>| match lack {
-                Ok(lack) => lack.as_ref().and_then(|lack| lack.short_of(&all, daemon.as_ref().err())),
-                Err(unknown) => Some(not_readable(unknown)),
+            let memory_shortage = |lack: &Result<Option<MemoryShortfall>, UnknownRoom>| match lack {
+                Ok(lack) => lack.as_ref().and_then(|lack| lack.memory_shortage(&all, daemon.as_ref().err())),
+                Err(unknown) => Some(unreadable_limit_text(unknown)),
             };
-            let judged: Vec<_> = programs.iter().map(|(number, lack)| (*number, short_of(lack))).collect();
-            for (number, short_of) in judged {
-                if let Some(program) = self.lines.get_mut(&number) {
-                    program.short_of = short_of;
+            let judged: Vec<_> = programs.iter().map(|(number, lack)| (*number, memory_shortage(lack))).collect();
+            for (number, memory_shortage) in judged {
+                if let Some(program) = self.programs.get_mut(&number) {
+                    program.memory_shortage = memory_shortage;
                 }
             }
         }
@@ -354,23 +358,23 @@ impl ShimHubThread {
 
     /// What a program on its GPUs lacks to be parked, if its cgroup has a limit. `None` while that is unknown: it is
     /// being moved, or has ended.
-    fn lack_of(
+    fn shortfall_of(
         &self,
         number: u64,
         program: &ConnectedProgram,
         known: &mut Cgroups,
     ) -> Option<Result<Option<MemoryShortfall>, UnknownRoom>> {
-        if program.parked || program.under_way.is_some() || program.given.filling > 0 {
+        if program.parked || program.order_in_progress.is_some() || program.park_memory.filling > 0 {
             return None;
         }
-        let holder = self.holders.get(&program.lease?).filter(|it| it.wish.place == ShimPlacement::OnCards)?;
-        let need = self.need(number, holder.wish.cards.iter().map(|card| card.cap).sum())?;
+        let holder = self.holders.get(&program.lease?).filter(|it| it.target.placement == ShimPlacement::OnGpus)?;
+        let need = self.bytes_needed(number, holder.target.gpus.iter().map(|gpu| gpu.cap).sum())?;
         let cgroups = process::cgroups(program.process?.pid).ok()?;
         let cgroup = known.entry(cgroups).or_insert_with_key(|cgroups| MemoryCgroup::among(cgroups)).clone();
         let lack = |cgroup: MemoryCgroup| {
             let room = self.bookings.room(&cgroup, Booker::Library(number))?;
-            let lack = need.saturating_sub(program.given.ready()).next_multiple_of(HUGE);
-            Ok(room.map(|room| MemoryShortfall { cgroup, room, lack, tables: tables(need) }))
+            let lack = need.saturating_sub(program.park_memory.ready()).next_multiple_of(HUGE_PAGE_BYTES);
+            Ok(room.map(|room| MemoryShortfall { cgroup, room, lack, tables: page_table_bytes(need) }))
         };
         Some(cgroup.and_then(|cgroup| cgroup.map_or(Ok(None), lack)))
     }
@@ -379,19 +383,22 @@ impl ShimHubThread {
     pub(super) fn fit_stock(&self) {
         let is_away = |program: &ConnectedProgram| {
             let holder = program.lease.and_then(|lease| self.holders.get(&lease));
-            holder.is_some_and(|holder| matches!(holder.wish.place_of(program.process), ShimPlacement::Away { .. }))
+            holder.is_some_and(|holder| {
+                matches!(holder.target.placement_of(program.process), ShimPlacement::InHostMemory { .. })
+            })
         };
-        let kept = self.lines.values().filter(|program| !is_away(program));
-        let kept: u64 = kept.map(|program| program.given.bytes + program.given.filling).sum();
+        let kept = self.programs.values().filter(|program| !is_away(program));
+        let kept: u64 = kept.map(|program| program.park_memory.bytes + program.park_memory.filling).sum();
         self.stock.limit(self.ram.saturating_sub(self.booked).saturating_sub(kept));
     }
 
     /// Programs that keep memory for their next park release it when another program needs it now.
-    fn make_room(&mut self, need: u64, but: u64) {
-        let given: u64 = self.lines.values().map(|program| program.given.bytes + program.given.filling).sum();
-        let mut over = given.saturating_add(need).saturating_sub(self.ram);
+    fn trim_others(&mut self, need: u64, but: u64) {
+        let park_memory: u64 =
+            self.programs.values().map(|program| program.park_memory.bytes + program.park_memory.filling).sum();
+        let mut over = park_memory.saturating_add(need).saturating_sub(self.ram);
         let mut warm: Vec<(Instant, u64)> =
-            self.lines.iter().filter(|(_, it)| it.is_warm()).map(|(n, it)| (it.given.used, *n)).collect();
+            self.programs.iter().filter(|(_, it)| it.is_warm()).map(|(n, it)| (it.park_memory.used, *n)).collect();
         warm.sort();
         for (_, number) in warm.into_iter().filter(|(_, number)| *number != but) {
             if over == 0 {
@@ -404,11 +411,12 @@ impl ShimHubThread {
     pub(super) fn trim(&mut self, number: u64) -> u64 {
         let id = self.next_order;
         self.next_order += 1;
-        match self.lines.get_mut(&number) {
-            Some(program) if program.line.send(&Order::Trim { id }, None) => {
-                let given = &mut program.given;
-                (given.prepared, given.charged, given.own, given.is_borrowed) = (0, 0, 0, false);
-                std::mem::take(&mut given.bytes)
+        match self.programs.get_mut(&number) {
+            Some(program) if program.connection.send(&Order::Trim { id }, None) => {
+                let park_memory = &mut program.park_memory;
+                (park_memory.prepared, park_memory.charged, park_memory.own, park_memory.is_borrowed) =
+                    (0, 0, 0, false);
+                std::mem::take(&mut park_memory.bytes)
             }
             _ => 0,
         }
@@ -416,29 +424,29 @@ impl ShimHubThread {
 
     /// Prepares a holder to be parked.
     pub(super) fn prepare(&mut self, lease: LeaseId) {
-        let Some(holder) = self.holders.get(&lease).filter(|it| it.wish.place == ShimPlacement::OnCards) else {
+        let Some(holder) = self.holders.get(&lease).filter(|it| it.target.placement == ShimPlacement::OnGpus) else {
             return;
         };
-        let most: u64 = holder.wish.cards.iter().map(|card| card.cap).sum();
-        for number in self.of_lease(lease).collect::<Vec<_>>() {
-            let Some(program) = self.lines.get(&number) else { continue };
+        let most: u64 = holder.target.gpus.iter().map(|gpu| gpu.cap).sum();
+        for number in self.programs_of_lease(lease).collect::<Vec<_>>() {
+            let Some(program) = self.programs.get(&number) else { continue };
             let page = self.holders.get(&lease).and_then(|holder| holder.page.as_ref());
             let bytes = page
                 .zip(program.process)
                 .and_then(|(page, process)| page.process(process.pid))
                 .map_or(0, |it| it.bytes);
             // Memory beyond the parking space is not taken in advance.
-            let others = self.lines.iter().filter(|(n, _)| **n != number);
-            let others: u64 = others.map(|(_, it)| it.given.bytes + it.given.filling).sum();
+            let others = self.programs.iter().filter(|(n, _)| **n != number);
+            let others: u64 = others.map(|(_, it)| it.park_memory.bytes + it.park_memory.filling).sum();
             let fits = others.saturating_add(bytes) <= self.ram;
-            if bytes == 0 || program.given.prepared >= bytes || program.under_way.is_some() || !fits {
+            if bytes == 0 || program.park_memory.prepared >= bytes || program.order_in_progress.is_some() || !fits {
                 continue;
             }
-            if let Some(given) = self.supply_ahead(number, most)
-                && let Some(program) = self.lines.get_mut(&number)
-                && program.line.send(&Order::Prepare { bytes: bytes.min(given) }, None)
+            if let Some(park_memory) = self.supply_ahead(number, most)
+                && let Some(program) = self.programs.get_mut(&number)
+                && program.connection.send(&Order::Prepare { bytes: bytes.min(park_memory) }, None)
             {
-                (program.given.prepared, program.given.used) = (bytes, Instant::now());
+                (program.park_memory.prepared, program.park_memory.used) = (bytes, Instant::now());
             }
         }
     }
@@ -446,19 +454,19 @@ impl ShimHubThread {
     /// Gives a program memory in advance; returns how much it has then. Of a limited cgroup nothing but page tables
     /// is taken in advance.
     fn supply_ahead(&mut self, number: u64, most: u64) -> Option<u64> {
-        let need = self.need(number, most)?;
-        let pid = self.lines.get(&number)?.process?.pid;
+        let need = self.bytes_needed(number, most)?;
+        let pid = self.programs.get(&number)?.process?.pid;
         let room = match MemoryCgroup::of(pid).ok()? {
             Some(cgroup) => self.bookings.room(&cgroup, Booker::Library(number)).ok()?,
             None => None,
         };
         match room {
-            None => self.give(number, need).then_some(())?,
-            Some(room) if room < tables(need) => return None,
-            Some(_) if matches!(self.fill(number, need), FillProgress::Done) => {}
+            None => self.give_files(number, need).then_some(())?,
+            Some(room) if room < page_table_bytes(need) => return None,
+            Some(_) if matches!(self.fill_for(number, need), FillProgress::Done) => {}
             Some(_) => return None,
         }
-        self.lines.get(&number).map(|it| it.given.bytes)
+        self.programs.get(&number).map(|it| it.park_memory.bytes)
     }
 }
 
@@ -478,21 +486,21 @@ type Cgroups = BTreeMap<Vec<Cgroup>, Result<Option<MemoryCgroup>, UnknownRoom>>;
 impl MemoryShortfall {
     /// Why there is too little memory for all programs of the lease together, if so; `daemon` is why the daemon does
     /// not make it.
-    fn short_of(&self, lease: &[&MemoryShortfall], daemon: Option<&String>) -> Option<String> {
+    fn memory_shortage(&self, lease: &[&MemoryShortfall], daemon: Option<&String>) -> Option<String> {
         let same = || lease.iter().filter(|other| other.cgroup == self.cgroup);
         let tables: u64 = same().map(|it| it.tables).sum();
         let own = tables + same().map(|it| it.lack).sum::<u64>();
         match daemon {
-            _ if self.room < tables => Some(lacks(self.room, tables, None)),
-            Some(why) if self.room < own => Some(lacks(self.room, own, Some(why))),
+            _ if self.room < tables => Some(shortage_text(self.room, tables, None)),
+            Some(why) if self.room < own => Some(shortage_text(self.room, own, Some(why))),
             _ => None,
         }
     }
 }
 
 /// What a park of this many bytes takes of the program's cgroup, wherever the bytes themselves are.
-fn tables(bytes: u64) -> u64 {
-    TABLES_LEAST + bytes / TABLES_SHARE
+fn page_table_bytes(bytes: u64) -> u64 {
+    PAGE_TABLE_BYTES_MIN + bytes / PAGE_TABLE_SHARE
 }
 
 /// What the daemon's own cgroup still allows it to make; `None` without a limit.
@@ -500,31 +508,31 @@ pub(super) fn own_room(bookings: &Bookings, booker: Booker) -> Result<Option<u64
     let unknown = |error: UnknownRoom| format!("the memory limit of the daemon cannot be read: {error}");
     let Some(own) = MemoryCgroup::of(std::process::id()).map_err(unknown)? else { return Ok(None) };
     let room = bookings.room(&own, booker).map_err(unknown)?;
-    Ok(room.map(|room| room.saturating_sub(RESERVE)))
+    Ok(room.map(|room| room.saturating_sub(DAEMON_RESERVE)))
 }
 
 /// Books memory that the daemon is about to make.
 pub(super) fn book_own(bookings: &Bookings, booker: Booker, bytes: u64) -> Result<(), String> {
     let unknown = |error: UnknownRoom| format!("the memory limit of the daemon cannot be read: {error}");
     let own = MemoryCgroup::of(std::process::id()).map_err(unknown)?;
-    bookings.book(booker, own.as_slice(), bytes + RESERVE).map_err(|lack| match lack {
-        NoRoom::Only(room) => daemon_lacks(room.saturating_sub(RESERVE)),
+    bookings.book(booker, own.as_slice(), bytes + DAEMON_RESERVE).map_err(|lack| match lack {
+        NoRoom::Only(room) => daemon_shortage_text(room.saturating_sub(DAEMON_RESERVE)),
         NoRoom::Unknown(error) => unknown(error),
     })
 }
 
-fn daemon_lacks(room: u64) -> String {
+fn daemon_shortage_text(room: u64) -> String {
     format!("the daemon's own cgroup has {} left", Bytes(room))
 }
 
 /// For people: too little memory is left in a program's cgroup, and why the daemon does not make it.
-fn lacks(room: u64, need: u64, daemon: Option<&str>) -> String {
+fn shortage_text(room: u64, need: u64, daemon: Option<&str>) -> String {
     let (room, need) = (Bytes(room), Bytes(need));
     let daemon = daemon.map(|why| format!(" ({why})")).unwrap_or_default();
     let raise = "raise its limit (`MemoryMax=`, `--memory`, `--mem`)";
     format!("its memory cgroup has {room} left, and {need} are needed to park it{daemon}; {raise}")
 }
 
-fn not_readable(unknown: &UnknownRoom) -> String {
+fn unreadable_limit_text(unknown: &UnknownRoom) -> String {
     format!("the limit of its memory cgroup cannot be read, and a park beyond it would get it killed: {unknown}")
 }

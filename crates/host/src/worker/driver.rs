@@ -8,9 +8,9 @@
 //! manager sends to all processes at once, and does not die with its parent.
 
 use super::cuda::{Cuda, CudaError, check};
-use super::{nvml, say};
+use super::{nvml, write_json_line};
+use crate::driver::pinned_process::PinnedProcess;
 use crate::driver::protocol::{CheckpointState, DriverAnswer, DriverFacts, DriverFailure, DriverRequest, RoomNeed};
-use crate::driver::target::PinnedProcess;
 use rustix::event::{PollFd, PollFlags, poll};
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
@@ -22,20 +22,20 @@ use sublet_core::ids::ProcKey;
 use crate::wake::timespec;
 
 /// Placeholders are allocated in pieces: the driver refuses a piece at once, and memory need not be contiguous.
-const PIECE: u64 = 1 << 30;
+const PIECE_BYTES: u64 = 1 << 30;
 /// The granularity of GPU memory, if the driver does not report it.
-const GRANULE: u64 = 2 << 20;
+const GRANULE_BYTES: u64 = 2 << 20;
 /// The maximum timeout of a lock, whatever the request says.
 const LOCK_MS_MAX: u32 = 60_000;
 /// How often a stopped process that has to be unlocked is checked.
-const LOOK: Duration = Duration::from_millis(100);
+const STOPPED_CHECK_EVERY: Duration = Duration::from_millis(100);
 
 /// `CUDA_ERROR_INVALID_VALUE`, for requests that must not even reach the driver.
 const INVALID_VALUE: c_int = 1;
 /// `CUDA_ERROR_OUT_OF_MEMORY`.
 const OUT_OF_MEMORY: c_int = 2;
 /// `CUDA_ERROR_NOT_INITIALIZED` and `CUDA_ERROR_INVALID_CONTEXT`: the driver needs a context first.
-const WANTS_CONTEXT: [c_int; 2] = [3, 201];
+const CONTEXT_NEEDED: [c_int; 2] = [3, 201];
 
 pub(super) fn run() -> ExitCode {
     for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
@@ -44,7 +44,7 @@ pub(super) fn run() -> ExitCode {
     }
     let mut driver = DriverWorker { calls: None, locked: BTreeMap::new() };
     let code = driver.serve();
-    driver.let_go();
+    driver.unlock_all();
     code
 }
 
@@ -65,7 +65,7 @@ impl DriverWorker {
                 return super::usage();
             };
             // Without a daemon the answer is not needed any more.
-            if is_hung_up() || say(&mut out, &self.answer(request)).is_err() {
+            if is_hung_up() || write_json_line(&mut out, &self.answer(request)).is_err() {
                 break;
             }
         }
@@ -73,14 +73,14 @@ impl DriverWorker {
     }
 
     fn answer(&mut self, request: DriverRequest) -> DriverAnswer {
-        let opened = self.calls.get_or_insert_with(|| DriverCalls::open().map_err(|error| whole(&error)));
+        let opened = self.calls.get_or_insert_with(|| DriverCalls::open().map_err(|error| with_loader_cause(&error)));
         let calls = match opened {
             Ok(calls) => calls,
             Err(why) => return DriverAnswer::Unusable(why.clone()),
         };
         let (process, step) = match request {
             DriverRequest::Facts => return calls.facts(),
-            DriverRequest::Weigh { process } => return weigh(process),
+            DriverRequest::Weigh { process } => return read_gpu_bytes(process),
             DriverRequest::Prove { needs } => return calls.prove(&needs),
             DriverRequest::State { process } => (process, CheckpointCall::State),
             // Zero waits for ever.
@@ -117,7 +117,7 @@ impl DriverWorker {
 
     /// Unlocks every process that would wait for ever. A stopped one is unlocked when it continues: before that the
     /// call would only hang.
-    fn let_go(&mut self) {
+    fn unlock_all(&mut self) {
         let Some(Ok(calls)) = &self.calls else { return };
         while !self.locked.is_empty() {
             self.locked.retain(|_, target| {
@@ -128,19 +128,19 @@ impl DriverWorker {
                 waits
             });
             if !self.locked.is_empty() {
-                std::thread::sleep(LOOK);
+                std::thread::sleep(STOPPED_CHECK_EVERY);
             }
         }
     }
 }
 
 /// An error with its cause, which the loader keeps apart from its own text.
-fn whole(error: &CudaError) -> String {
+fn with_loader_cause(error: &CudaError) -> String {
     match error {
         CudaError::Library(loader) => {
             std::error::Error::source(loader).map_or_else(|| error.to_string(), |cause| format!("{error}: {cause}"))
         }
-        CudaError::Call { .. } | CudaError::NoSuchCard(_) => error.to_string(),
+        CudaError::Call { .. } | CudaError::NoSuchGpu(_) => error.to_string(),
     }
 }
 
@@ -151,9 +151,9 @@ fn is_hung_up() -> bool {
     poll(&mut fds, Some(&timespec(Duration::ZERO))).is_ok_and(|_| fds[0].revents().contains(PollFlags::HUP))
 }
 
-fn weigh(process: ProcKey) -> DriverAnswer {
+fn read_gpu_bytes(process: ProcKey) -> DriverAnswer {
     let Some(target) = PinnedProcess::open(process) else { return DriverAnswer::Gone };
-    let bytes = nvml::bytes_by_card(process.pid);
+    let bytes = nvml::bytes_by_gpu(process.pid);
     if target.is_alive() { DriverAnswer::Weight(bytes) } else { DriverAnswer::Gone }
 }
 
@@ -306,10 +306,10 @@ impl DriverCalls {
 
     /// Allocates the needed memory on all these GPUs at once, and releases it.
     fn prove(&self, needs: &[RoomNeed]) -> DriverAnswer {
-        let mut held = PlaceholderMemory { calls: self, pieces: Vec::new(), contexts: Vec::new() };
+        let mut placeholder = PlaceholderMemory { calls: self, pieces: Vec::new(), contexts: Vec::new() };
         for need in needs {
-            let taken = self.cuda.device(&need.uuid).and_then(|device| held.take(device, need));
-            match taken {
+            let allocated = self.cuda.device(&need.uuid).and_then(|device| placeholder.allocate(device, need));
+            match allocated {
                 Ok(()) => {}
                 Err(error) if error.code() == Some(OUT_OF_MEMORY) => {
                     return DriverAnswer::Room { lacking: Some(need.uuid.clone()) };
@@ -332,11 +332,11 @@ struct PlaceholderMemory<'a> {
 }
 
 impl PlaceholderMemory<'_> {
-    fn take(&mut self, device: c_int, need: &RoomNeed) -> Result<(), CudaError> {
-        let result = self.take_bytes(device, need.bytes);
-        let wants_context = |error: &CudaError| error.code().is_some_and(|code| WANTS_CONTEXT.contains(&code));
+    fn allocate(&mut self, device: c_int, need: &RoomNeed) -> Result<(), CudaError> {
+        let result = self.allocate_bytes(device, need.bytes);
+        let needs_context = |error: &CudaError| error.code().is_some_and(|code| CONTEXT_NEEDED.contains(&code));
         match result {
-            Err(error) if wants_context(&error) => {}
+            Err(error) if needs_context(&error) => {}
             other => return other,
         }
         let context = self.calls.cuda.retain_context(device)?;
@@ -345,18 +345,18 @@ impl PlaceholderMemory<'_> {
         check("cuCtxSetCurrent", unsafe { (self.calls.ctx_set_current)(context) })?;
         // The context itself counts as part of it.
         let own = nvml::bytes_of(&need.uuid, std::process::id()).map_or(0, |bytes| bytes.0);
-        self.take_bytes(device, need.bytes.saturating_sub(own))
+        self.allocate_bytes(device, need.bytes.saturating_sub(own))
     }
 
-    fn take_bytes(&mut self, device: c_int, bytes: u64) -> Result<(), CudaError> {
+    fn allocate_bytes(&mut self, device: c_int, bytes: u64) -> Result<(), CudaError> {
         let properties = PinnedMemoryProperties::of(device);
         let mut granule = 0;
         // SAFETY: `granule` is written once, during the call; 0 asks for the least there is.
-        let told = unsafe { (self.calls.granularity)(&mut granule, &properties, 0) } == 0 && granule > 0;
-        let granule = if told { granule as u64 } else { GRANULE };
+        let is_reported = unsafe { (self.calls.granularity)(&mut granule, &properties, 0) } == 0 && granule > 0;
+        let granule = if is_reported { granule as u64 } else { GRANULE_BYTES };
         let mut left = bytes.div_ceil(granule).saturating_mul(granule);
         while left > 0 {
-            let piece = left.min(PIECE);
+            let piece = left.min(PIECE_BYTES);
             let mut handle = 0;
             // SAFETY: `handle` is written once, during the call; the properties live until it returns.
             check("cuMemCreate", unsafe { (self.calls.mem_create)(&mut handle, piece as usize, &properties, 0) })?;

@@ -1,7 +1,7 @@
 //! The worker process, in which a call may hang or crash without taking the daemon along.
 //!
 //! ```text
-//! worker cards real                         answers `list` and `look` until stdin closes
+//! worker cards real                         answers `list` and `read_gpus` until stdin closes
 //! worker cards scripted:1x24GiB FILE.json   the same, from a script
 //! worker context GPU-…                      measures one CUDA context and ends
 //! worker driver                             moves processes off their GPUs and back until stdin closes
@@ -21,7 +21,7 @@ pub(crate) use nvml::NVML_VARIABLE;
 
 use crate::GpuListError;
 use crate::gpu::GpuSpec;
-use crate::protocol::{GpuAnswer, GpuReading, GpuRequest};
+use crate::gpu_protocol::{GpuAnswer, GpuReading, GpuRequest};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use std::io::{self, BufRead, Write};
 use std::path::PathBuf;
@@ -69,7 +69,7 @@ struct GpuList {
 trait GpuSource {
     fn list(&mut self) -> Result<GpuList, GpuListError>;
     /// With `busy`, also the processes that used the engines.
-    fn look(&mut self, busy: bool) -> Result<Vec<GpuReading>, GpuListError>;
+    fn read_gpus(&mut self, busy: bool) -> Result<Vec<GpuReading>, GpuListError>;
 }
 
 /// Answers each request until stdin closes.
@@ -79,7 +79,7 @@ fn serve(cards: &mut impl GpuSource) -> ExitCode {
         let Ok(request) = line.map_err(drop).and_then(|line| serde_json::from_str(&line).map_err(drop)) else {
             return usage();
         };
-        if say(&mut out, &answer(cards, request)).is_err() {
+        if write_json_line(&mut out, &answer(cards, request)).is_err() {
             break;
         }
     }
@@ -89,13 +89,13 @@ fn serve(cards: &mut impl GpuSource) -> ExitCode {
 fn answer(cards: &mut impl GpuSource, request: GpuRequest) -> GpuAnswer {
     let answered = match request {
         GpuRequest::List => cards.list().map(|GpuList { cards, unread }| GpuAnswer::Cards { cards, unread }),
-        GpuRequest::Look { busy } => cards.look(busy).map(GpuAnswer::Looks),
+        GpuRequest::Look { busy } => cards.read_gpus(busy).map(GpuAnswer::Looks),
     };
     answered.unwrap_or_else(GpuAnswer::Unlisted)
 }
 
 /// Writes one line, and flushes it.
-fn say(out: &mut impl Write, answer: &impl serde::Serialize) -> io::Result<()> {
+fn write_json_line(out: &mut impl Write, answer: &impl serde::Serialize) -> io::Result<()> {
     let mut line = serde_json::to_vec(answer)?;
     line.push(b'\n');
     out.write_all(&line)?;

@@ -6,8 +6,8 @@
 //! against that.
 
 use super::{GpuList, GpuSource};
+use crate::gpu_protocol::{GpuReading, ReadingResult, ReportedProcess};
 use crate::process;
-use crate::protocol::{GpuReading, ReadingResult, ReportedProcess};
 use crate::{GpuListError, GpuListErrorKind, clock};
 use nvml_wrapper::enum_wrappers::device::ComputeMode;
 use nvml_wrapper::enums::device::UsedGpuMemory;
@@ -25,7 +25,7 @@ use sublet_core::units::Bytes;
 pub(crate) const NVML_VARIABLE: &str = "SUBLET_NVML_LIB";
 const LIBRARY: &str = "libnvidia-ml.so.1";
 /// How often a list that grew while it was read is read again.
-const LIST_TRIES: usize = 4;
+const LIST_ATTEMPTS: usize = 4;
 /// Asking which processes used the engines takes 3 ms, a hundred times the rest of a reading. The driver keeps its
 /// samples for longer than this.
 const BUSY_EVERY: Duration = Duration::from_secs(2);
@@ -36,7 +36,7 @@ pub(super) struct NvmlGpus {
     nvml: Option<Nvml>,
     listed: Vec<ListedGpu>,
     /// A reading failed since the library was opened.
-    distrusted: bool,
+    is_distrusted: bool,
 }
 
 /// A GPU of the last list.
@@ -59,65 +59,65 @@ impl ListedGpu {
 
 impl GpuSource for NvmlGpus {
     fn list(&mut self) -> Result<GpuList, GpuListError> {
-        if self.distrusted {
+        if self.is_distrusted {
             self.nvml = None;
         }
         let nvml = match self.nvml.take() {
             Some(nvml) => nvml,
             None => open()?,
         };
-        let known: Vec<CardFacts> = self.listed.iter().map(|card| card.facts.clone()).collect();
-        let list = list(&nvml).and_then(|read| settle(read, &known)).map_err(|error| GpuListError {
+        let known: Vec<CardFacts> = self.listed.iter().map(|gpu| gpu.facts.clone()).collect();
+        let list = list(&nvml).and_then(|read| fill_unreadable(read, &known)).map_err(|error| GpuListError {
             kind: GpuListErrorKind::Failed,
             what: format!("NVML does not list the GPUs: {error}"),
             remedy: "look at the kernel's log (`dmesg`) for NVRM messages".to_owned(),
         })?;
         let known = std::mem::take(&mut self.listed);
         self.listed = list.cards.iter().map(ListedGpu::new).collect();
-        for card in &mut self.listed {
-            if let Some(known) = known.iter().find(|known| known.facts.uuid == card.facts.uuid) {
-                (card.sampled_us, card.busy_at) = (known.sampled_us, known.busy_at);
+        for gpu in &mut self.listed {
+            if let Some(known) = known.iter().find(|known| known.facts.uuid == gpu.facts.uuid) {
+                (gpu.sampled_us, gpu.busy_at) = (known.sampled_us, known.busy_at);
             }
         }
         self.nvml = Some(nvml);
-        self.distrusted = list.unread;
+        self.is_distrusted = list.unread;
         Ok(list)
     }
 
-    fn look(&mut self, busy: bool) -> Result<Vec<GpuReading>, GpuListError> {
+    fn read_gpus(&mut self, busy: bool) -> Result<Vec<GpuReading>, GpuListError> {
         if self.nvml.is_none() {
             self.list()?;
         }
         let Some(nvml) = &self.nvml else { return Ok(Vec::new()) };
-        let look = |card: &mut ListedGpu| GpuReading { uuid: card.facts.uuid.clone(), seen: look(nvml, card, busy) };
+        let look = |gpu: &mut ListedGpu| GpuReading { uuid: gpu.facts.uuid.clone(), seen: read_gpu(nvml, gpu, busy) };
         let looks: Vec<GpuReading> = self.listed.iter_mut().map(look).collect();
-        self.distrusted |= looks.iter().any(|look| !matches!(look.seen, ReadingResult::Used { .. }));
+        self.is_distrusted |= looks.iter().any(|look| !matches!(look.seen, ReadingResult::Used { .. }));
         Ok(looks)
     }
 }
 
 impl NvmlGpus {
     pub(super) const fn new() -> NvmlGpus {
-        NvmlGpus { nvml: None, listed: Vec::new(), distrusted: false }
+        NvmlGpus { nvml: None, listed: Vec::new(), is_distrusted: false }
     }
 }
 
 /// The bytes that one process has on a GPU; `None` if the driver does not report them.
 pub(super) fn bytes_of(uuid: &str, pid: u32) -> Option<Bytes> {
     let nvml = open().ok()?;
-    let card = nvml.device_by_uuid(uuid).ok()?;
-    let (processes, _) = processes_on(&card).ok()?;
+    let gpu = nvml.device_by_uuid(uuid).ok()?;
+    let (processes, _) = processes_on(&gpu).ok()?;
     processes.get(&pid)?.0
 }
 
 /// The bytes that one process has, by GPU; GPUs without that information are left out.
-pub(super) fn bytes_by_card(pid: u32) -> BTreeMap<String, u64> {
+pub(super) fn bytes_by_gpu(pid: u32) -> BTreeMap<String, u64> {
     let Ok(nvml) = open() else { return BTreeMap::new() };
     let cards = 0..nvml.device_count().unwrap_or(0);
     let bytes = |index: u32| {
-        let card = nvml.device_by_index(index).ok()?;
-        let (processes, _) = processes_on(&card).ok()?;
-        Some((card.uuid().ok()?, processes.get(&pid)?.0?.0))
+        let gpu = nvml.device_by_index(index).ok()?;
+        let (processes, _) = processes_on(&gpu).ok()?;
+        Some((gpu.uuid().ok()?, processes.get(&pid)?.0?.0))
     };
     cards.filter_map(bytes).collect()
 }
@@ -128,17 +128,17 @@ pub(super) fn driver_version() -> Option<String> {
 }
 
 /// True if there are processes, and the driver reports the bytes of none of them.
-pub(super) fn tells_no_bytes(processes: &[ReportedProcess]) -> bool {
+pub(super) fn has_no_byte_counts(processes: &[ReportedProcess]) -> bool {
     !processes.is_empty() && processes.iter().all(|p| p.bytes.is_none())
 }
 
 fn open() -> Result<Nvml, GpuListError> {
     let path = std::env::var_os(NVML_VARIABLE).unwrap_or_else(|| OsString::from(LIBRARY));
-    Nvml::builder().lib_path(&path).init().map_err(|error| explain(&error, &path))
+    Nvml::builder().lib_path(&path).init().map_err(|error| explain_start_error(&error, &path))
 }
 
 /// Explains why NVML does not start, and what helps.
-fn explain(error: &NvmlError, library: &OsStr) -> GpuListError {
+fn explain_start_error(error: &NvmlError, library: &OsStr) -> GpuListError {
     let shown = library.display();
     let (kind, what, remedy) = match error {
         NvmlError::LibloadingError(cause) => (
@@ -201,20 +201,20 @@ fn loaded_version(library: &OsStr) -> Option<String> {
 type GpuFactResults = Vec<Result<CardFacts, NvmlError>>;
 
 fn list(nvml: &Nvml) -> Result<GpuFactResults, NvmlError> {
-    let read = |index| nvml.device_by_index(index).and_then(|card| facts(&card, index));
+    let read = |index| nvml.device_by_index(index).and_then(|gpu| facts(&gpu, index));
     Ok((0..nvml.device_count()?).map(read).collect())
 }
 
 /// An unreadable GPU is taken for the one that had its index before, unless that one has another index now. If no GPU
 /// can be read, the first error is returned.
-fn settle(read: GpuFactResults, known: &[CardFacts]) -> Result<GpuList, NvmlError> {
+fn fill_unreadable(read: GpuFactResults, known: &[CardFacts]) -> Result<GpuList, NvmlError> {
     let readable: Vec<CardFacts> = read.iter().flatten().cloned().collect();
-    let elsewhere = |card: &&CardFacts| readable.iter().any(|other| other.uuid == card.uuid);
+    let elsewhere = |gpu: &&CardFacts| readable.iter().any(|other| other.uuid == gpu.uuid);
     let (mut cards, mut first) = (Vec::new(), None);
-    for (index, card) in (0..).zip(read) {
-        let before = || known.iter().filter(|card| card.index == index).find(|card| !elsewhere(card)).cloned();
-        match card.or_else(|error| before().ok_or(error)) {
-            Ok(card) => cards.push(card),
+    for (index, gpu) in (0..).zip(read) {
+        let before = || known.iter().filter(|gpu| gpu.index == index).find(|gpu| !elsewhere(gpu)).cloned();
+        match gpu.or_else(|error| before().ok_or(error)) {
+            Ok(gpu) => cards.push(gpu),
             Err(error) => {
                 eprintln!("GPU {index} is left out: NVML does not tell what it is: {error}");
                 first = first.or(Some(error));
@@ -227,18 +227,18 @@ fn settle(read: GpuFactResults, known: &[CardFacts]) -> Result<GpuList, NvmlErro
     }
 }
 
-fn facts(card: &Device<'_>, index: u32) -> Result<CardFacts, NvmlError> {
+fn facts(gpu: &Device<'_>, index: u32) -> Result<CardFacts, NvmlError> {
     Ok(CardFacts {
-        uuid: card.uuid()?,
+        uuid: gpu.uuid()?,
         index,
-        name: card.name()?,
-        total: Bytes(card.memory_info()?.total),
+        name: gpu.name()?,
+        total: Bytes(gpu.memory_info()?.total),
         // A GPU that does not report it has no screen: data-centre GPUs answer "not supported".
-        display: card.is_display_active().unwrap_or(false),
+        display: gpu.is_display_active().unwrap_or(false),
         context: None,
-        board: card.is_multi_gpu_board().unwrap_or(false).then(|| card.board_id().ok()).flatten(),
-        node: card.pci_info().ok().and_then(|pci| node(&pci.bus_id)),
-        unusable: unusable(card),
+        board: gpu.is_multi_gpu_board().unwrap_or(false).then(|| gpu.board_id().ok()).flatten(),
+        node: gpu.pci_info().ok().and_then(|pci| node(&pci.bus_id)),
+        unusable: unusable(gpu),
     })
 }
 
@@ -251,11 +251,11 @@ fn node(bus_id: &str) -> Option<u32> {
     std::fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-fn unusable(card: &Device<'_>) -> Option<String> {
-    if card.mig_mode().is_ok_and(|mode| mode.current == MIG_ON) {
+fn unusable(gpu: &Device<'_>) -> Option<String> {
+    if gpu.mig_mode().is_ok_and(|mode| mode.current == MIG_ON) {
         return Some("MIG is on: only whole GPUs are leased (turn it off with `nvidia-smi -mig 0`)".to_owned());
     }
-    match card.compute_mode() {
+    match gpu.compute_mode() {
         Ok(ComputeMode::Prohibited) => {
             Some("compute mode is prohibited: no CUDA program may start (`nvidia-smi -c DEFAULT` allows it)".to_owned())
         }
@@ -263,28 +263,28 @@ fn unusable(card: &Device<'_>) -> Option<String> {
     }
 }
 
-fn look(nvml: &Nvml, card: &mut ListedGpu, busy: bool) -> ReadingResult {
-    match try_look(nvml, card, busy) {
+fn read_gpu(nvml: &Nvml, gpu: &mut ListedGpu, busy: bool) -> ReadingResult {
+    match try_read_gpu(nvml, gpu, busy) {
         Ok(seen) => seen,
         Err(NvmlError::GpuLost) => ReadingResult::Lost,
         Err(error) => ReadingResult::Failed(format!("NVML: {error}")),
     }
 }
 
-fn try_look(nvml: &Nvml, listed: &mut ListedGpu, busy: bool) -> Result<ReadingResult, NvmlError> {
-    let card = nvml.device_by_index(listed.facts.index)?;
-    let before = card.memory_info()?.free;
-    let (processes, told) = processes_on(&card)?;
-    let after = card.memory_info()?.free;
-    let busy = if busy && !processes.is_empty() { busy_on(&card, listed) } else { Vec::new() };
-    let on_card = |(&pid, &(bytes, graphics)): (&u32, &(Option<Bytes>, bool))| ReportedProcess {
+fn try_read_gpu(nvml: &Nvml, listed: &mut ListedGpu, busy: bool) -> Result<ReadingResult, NvmlError> {
+    let gpu = nvml.device_by_index(listed.facts.index)?;
+    let before = gpu.memory_info()?.free;
+    let (processes, told) = processes_on(&gpu)?;
+    let after = gpu.memory_info()?.free;
+    let busy = if busy && !processes.is_empty() { busy_on(&gpu, listed) } else { Vec::new() };
+    let reported = |(&pid, &(bytes, graphics)): (&u32, &(Option<Bytes>, bool))| ReportedProcess {
         process: key_of(pid),
         bytes,
         graphics,
         busy: busy.contains(&pid),
     };
-    let processes: Vec<ReportedProcess> = processes.iter().map(on_card).collect();
-    let coarse = !told || tells_no_bytes(&processes);
+    let processes: Vec<ReportedProcess> = processes.iter().map(reported).collect();
+    let coarse = !told || has_no_byte_counts(&processes);
     Ok(ReadingResult::Used { free: Bytes(before.min(after)), processes, coarse })
 }
 
@@ -298,16 +298,16 @@ fn key_of(pid: u32) -> ProcKey {
 type UsageByPid = BTreeMap<u32, (Option<Bytes>, bool)>;
 
 /// All processes on a GPU, and whether the driver lists them at all.
-fn processes_on(card: &Device<'_>) -> Result<(UsageByPid, bool), NvmlError> {
-    let compute = listed(|| card.running_compute_processes())?;
-    let graphics = listed(|| card.running_graphics_processes())?;
+fn processes_on(gpu: &Device<'_>) -> Result<(UsageByPid, bool), NvmlError> {
+    let compute = listed(|| gpu.running_compute_processes())?;
+    let graphics = listed(|| gpu.running_graphics_processes())?;
     let told = compute.is_some();
     Ok((merge(&compute.unwrap_or_default(), &graphics.unwrap_or_default()), told))
 }
 
 /// A list that may not be supported, and may grow while it is read.
 fn listed(read: impl Fn() -> Result<Vec<ProcessInfo>, NvmlError>) -> Result<Option<Vec<ProcessInfo>>, NvmlError> {
-    for _ in 1..LIST_TRIES {
+    for _ in 1..LIST_ATTEMPTS {
         match read() {
             Err(NvmlError::InsufficientSize(_)) => {}
             Err(NvmlError::NotSupported) => return Ok(None),
@@ -336,13 +336,13 @@ fn merge(compute: &[ProcessInfo], graphics: &[ProcessInfo]) -> UsageByPid {
 
 /// The pids that used an engine of the GPU since the last such query. Empty where the driver does not report it: then
 /// CPU time decides about the holder.
-fn busy_on(card: &Device<'_>, listed: &mut ListedGpu) -> Vec<u32> {
+fn busy_on(gpu: &Device<'_>, listed: &mut ListedGpu) -> Vec<u32> {
     let now = Instant::now();
     if now < listed.busy_at {
         return Vec::new();
     }
     listed.busy_at = now + BUSY_EVERY;
-    let samples = card.process_utilization_stats(listed.sampled_us).unwrap_or_default();
+    let samples = gpu.process_utilization_stats(listed.sampled_us).unwrap_or_default();
     let newer: Vec<_> = samples.into_iter().filter(|sample| sample.timestamp > listed.sampled_us).collect();
     if let Some(newest) = newer.iter().map(|sample| sample.timestamp).max() {
         listed.sampled_us = newest;
@@ -372,21 +372,21 @@ mod tests {
     }
 
     #[test]
-    fn a_card_that_cannot_be_read_does_not_hide_the_others() {
-        let card = |index, uuid: &str| CardFacts { uuid: uuid.to_owned(), ..CardFacts::plain(index, Bytes::gib(24)) };
+    fn an_unreadable_gpu_does_not_hide_the_others() {
+        let gpu = |index, uuid: &str| CardFacts { uuid: uuid.to_owned(), ..CardFacts::plain(index, Bytes::gib(24)) };
         let told = |read: GpuFactResults, known: &[CardFacts]| {
-            let list = settle(read, known).map_err(|error| error.to_string())?;
-            let cards: Vec<_> = list.cards.iter().map(|card| (card.index, card.uuid.clone())).collect();
+            let list = fill_unreadable(read, known).map_err(|error| error.to_string())?;
+            let cards: Vec<_> = list.cards.iter().map(|gpu| (gpu.index, gpu.uuid.clone())).collect();
             Ok((cards, list.unread))
         };
         let named = |cards: &[(u32, &str)]| cards.iter().map(|(i, uuid)| (*i, (*uuid).to_owned())).collect::<Vec<_>>();
-        let known = [card(0, "A"), card(1, "B")];
+        let known = [gpu(0, "A"), gpu(1, "B")];
         let both = named(&[(0, "A"), (1, "B")]);
-        assert_eq!(told(vec![Ok(card(0, "A")), Err(NvmlError::GpuLost)], &known), Ok((both.clone(), false)));
+        assert_eq!(told(vec![Ok(gpu(0, "A")), Err(NvmlError::GpuLost)], &known), Ok((both.clone(), false)));
         assert_eq!(told(vec![Err(NvmlError::Unknown), Err(NvmlError::GpuLost)], &known), Ok((both, false)));
         let first = named(&[(0, "A")]);
-        assert_eq!(told(vec![Ok(card(0, "A")), Err(NvmlError::GpuLost)], &[]), Ok((first, true)), "never known");
-        let moved = vec![Ok(card(0, "B")), Err(NvmlError::GpuLost)];
+        assert_eq!(told(vec![Ok(gpu(0, "A")), Err(NvmlError::GpuLost)], &[]), Ok((first, true)), "never known");
+        let moved = vec![Ok(gpu(0, "B")), Err(NvmlError::GpuLost)];
         assert_eq!(told(moved, &known), Ok((named(&[(0, "B")]), true)), "its number is another's now");
         let none: Result<_, String> = told(vec![Err(NvmlError::GpuLost)], &[]);
         assert_eq!(none, Err(NvmlError::GpuLost.to_string()), "nothing is left to go on with");
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn versions_are_found_in_the_modules_words() {
+    fn versions_are_parsed_from_the_modules_text() {
         let closed =
             "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.82.07  Wed Aug 27 02:38:48 UTC 2025\nGCC 12.2.0";
         let open = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (x@y)";
@@ -413,7 +413,7 @@ mod tests {
             (NvmlError::NoPermission, GpuListErrorKind::NoPermission),
             (NvmlError::Unknown, GpuListErrorKind::Failed),
         ] {
-            let told = explain(&error, OsStr::new("libnvidia-ml.so.1"));
+            let told = explain_start_error(&error, OsStr::new("libnvidia-ml.so.1"));
             assert_eq!(told.kind, kind);
             assert!(!told.what.is_empty() && !told.remedy.is_empty());
         }

@@ -20,8 +20,8 @@
 
 use super::{GpuList, GpuSource};
 use crate::GpuListError;
+use crate::gpu_protocol::{GpuReading, ReadingResult, ReportedProcess};
 use crate::process;
-use crate::protocol::{GpuReading, ReadingResult, ReportedProcess};
 use serde::Deserialize;
 use std::io;
 use std::path::PathBuf;
@@ -85,10 +85,10 @@ impl GpuSource for ScriptedGpus {
         Ok(GpuList { cards: (0..self.count).map(|index| self.facts(index)).collect(), unread: false })
     }
 
-    fn look(&mut self, _busy: bool) -> Result<Vec<GpuReading>, GpuListError> {
+    fn read_gpus(&mut self, _busy: bool) -> Result<Vec<GpuReading>, GpuListError> {
         let script = self.read();
         let seen = |index| match &script {
-            Ok(script) => self.seen(script.cards.iter().find(|card| card.index == index)),
+            Ok(script) => self.read_gpu(script.cards.iter().find(|gpu| gpu.index == index)),
             Err(why) => ReadingResult::Failed(why.clone()),
         };
         Ok((0..self.count).map(|index| GpuReading { uuid: uuid(index), seen: seen(index) }).collect())
@@ -122,41 +122,41 @@ impl ScriptedGpus {
             Err(error) => return Err(format!("script `{path}` cannot be read: {error}")),
         };
         let script: GpuScript = serde_json::from_slice(&text).map_err(|e| format!("script `{path}`: {e}"))?;
-        match script.cards.iter().find(|card| card.index >= self.count) {
-            Some(card) => Err(format!("script `{path}` has a GPU {}, but there are {}", card.index, self.count)),
+        match script.cards.iter().find(|gpu| gpu.index >= self.count) {
+            Some(gpu) => Err(format!("script `{path}` has a GPU {}, but there are {}", gpu.index, self.count)),
             None => Ok(script),
         }
     }
 
-    fn seen(&self, card: Option<&ScriptedGpu>) -> ReadingResult {
-        let Some(card) = card else {
+    fn read_gpu(&self, gpu: Option<&ScriptedGpu>) -> ReadingResult {
+        let Some(gpu) = gpu else {
             return ReadingResult::Used { free: self.total, processes: Vec::new(), coarse: false };
         };
-        match card.fault {
+        match gpu.fault {
             Some(ScriptedFault::Hang) => loop {
                 std::thread::park();
             },
             Some(ScriptedFault::Crash) => std::process::exit(CRASHED),
             Some(ScriptedFault::Error) => ReadingResult::Failed("the script says so".to_owned()),
             Some(ScriptedFault::Lost) => ReadingResult::Lost,
-            Some(ScriptedFault::Coarse) => self.used(card, true),
-            None => self.used(card, false),
+            Some(ScriptedFault::Coarse) => self.used_reading(gpu, true),
+            None => self.used_reading(gpu, false),
         }
     }
 
-    fn used(&self, card: &ScriptedGpu, hide_bytes: bool) -> ReadingResult {
-        let mut processes: Vec<ReportedProcess> = card.processes.iter().filter_map(on_card).collect();
+    fn used_reading(&self, gpu: &ScriptedGpu, hide_bytes: bool) -> ReadingResult {
+        let mut processes: Vec<ReportedProcess> = gpu.processes.iter().filter_map(reported).collect();
         let taken: Bytes = processes.iter().filter_map(|p| p.bytes).sum();
         if hide_bytes {
             processes.iter_mut().for_each(|p| p.bytes = None);
         }
-        let coarse = hide_bytes || super::nvml::tells_no_bytes(&processes);
-        ReadingResult::Used { free: self.total.less(taken + Bytes(card.other_bytes)), processes, coarse }
+        let coarse = hide_bytes || super::nvml::has_no_byte_counts(&processes);
+        ReadingResult::Used { free: self.total.less(taken + Bytes(gpu.other_bytes)), processes, coarse }
     }
 }
 
 /// The process as a driver lists it; `None` if it is not running.
-fn on_card(process: &ScriptedProcess) -> Option<ReportedProcess> {
+fn reported(process: &ScriptedProcess) -> Option<ReportedProcess> {
     let stat = process::stat(process.pid).ok().filter(|stat| !stat.has_ended())?;
     Some(ReportedProcess {
         process: stat.key(process.pid),

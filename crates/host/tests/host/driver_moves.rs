@@ -14,28 +14,28 @@ use sublet_softgpu::fault::{CardFault, CheckpointFault};
 use sublet_softgpu::state::{CONTEXT_BYTES, Checkpoint};
 
 crate::tests![
-    a_holder_is_parked_and_comes_back_with_its_memory_as_it_was,
-    a_program_with_a_long_kernel_is_refused_and_goes_on,
-    a_checkpoint_that_frees_nothing_is_only_a_word,
+    a_holder_is_parked_and_resumed_with_its_memory_unchanged,
+    a_program_with_a_long_kernel_is_refused_and_continues,
+    a_checkpoint_that_frees_nothing_is_reported_as_parked_and_still_uses_its_gpu,
     without_room_nothing_is_restored_until_there_is,
-    without_a_figure_nothing_is_restored,
-    a_restore_that_fails_is_said_to_be_lost_and_never_tried_again,
-    a_killed_worker_is_replaced_and_what_was_locked_goes_on,
+    without_known_bytes_nothing_is_restored,
+    a_failed_restore_is_reported_as_lost_and_never_tried_again,
+    a_killed_worker_is_replaced_and_locked_processes_are_unlocked,
     a_hung_worker_is_killed_at_its_deadline_and_replaced,
-    the_end_of_the_host_lets_go_what_is_locked,
+    the_end_of_the_host_unlocks_locked_processes,
     a_stopped_process_is_refused_and_not_touched,
-    a_process_stopped_while_parked_comes_back_when_it_goes_on,
-    two_processes_leave_together,
-    if_the_second_refuses_the_first_comes_back,
-    if_the_second_dies_the_first_has_left,
+    a_process_stopped_while_parked_is_restored_when_it_continues,
+    two_processes_are_parked_together,
+    if_the_second_refuses_the_first_is_restored,
+    if_the_second_dies_the_first_is_parked,
     managed_memory_is_refused_and_unharmed,
     a_reused_pid_is_not_touched,
-    a_new_host_goes_on_where_the_old_one_left,
-    a_process_that_somebody_left_locked_goes_on,
-    a_change_of_mind_brings_everything_back,
-    a_process_that_is_killed_while_parked_has_left,
-    an_inspection_says_who_can_be_moved_and_touches_nobody,
-    where_there_is_no_driver_nobody_can_be_moved,
+    a_new_host_continues_from_the_drivers_state,
+    a_process_that_was_left_locked_is_unlocked,
+    a_withdrawn_park_restores_all_processes,
+    a_process_killed_while_parked_is_reported_as_left,
+    an_inspection_reports_which_processes_can_be_moved,
+    without_a_driver_no_process_can_be_moved,
 ];
 
 struct Stage {
@@ -43,7 +43,7 @@ struct Stage {
     rig: Option<Rig>,
     lease: LeaseId,
     processes: Vec<ProcKey>,
-    /// Sights before this index were handled.
+    /// Reports before this index were handled.
     from: usize,
 }
 
@@ -62,24 +62,31 @@ impl Stage {
         self.rig.as_ref().unwrap()
     }
 
-    fn drive(&self, place: DriverPlacement) {
+    fn drive(&self, placement: DriverPlacement) {
         let (lease, processes) = (self.lease, self.processes.clone());
-        self.rig().host.drive(DriverTarget { lease, uid: rustix::process::getuid().as_raw(), place, processes });
+        self.rig().host.set_driver_target(DriverTarget {
+            lease,
+            uid: rustix::process::getuid().as_raw(),
+            placement,
+            processes,
+        });
     }
 
-    fn away(&self) {
-        self.drive(DriverPlacement::Away { within: Duration::from_secs(30), booked: 900 * MIB });
+    fn park(&self) {
+        self.drive(DriverPlacement::InHostMemory { within: Duration::from_secs(30), booked: 900 * MIB });
     }
 
-    fn on_cards(&self, mib: u64) {
-        self.drive(DriverPlacement::OnCards { needs: vec![(self.soft.uuid(), mib * MIB)] });
+    fn resume(&self, mib: u64) {
+        self.drive(DriverPlacement::OnGpus { needs: vec![(self.soft.uuid(), mib * MIB)] });
     }
 
     /// Waits for the next report about the holder, and returns its process with it.
-    fn word(&mut self, wanted: &str) -> (ProcKey, Said) {
+    fn next_report(&mut self, wanted: &str) -> (ProcKey, Said) {
         let lease = self.lease;
-        let of_lease = |sight: &HostReport| match sight {
-            HostReport::Driven { lease: told, process, said } if *told == lease => Some((*process, said.clone())),
+        let of_lease = |report: &HostReport| match report {
+            HostReport::DriverReported { lease: told, process, said } if *told == lease => {
+                Some((*process, said.clone()))
+            }
             _ => None,
         };
         let (word, from) = self.rig().after(self.from, wanted, of_lease);
@@ -88,18 +95,18 @@ impl Stage {
     }
 
     fn expect(&mut self, process: ProcKey, said: Said) {
-        assert_eq!(self.word(&format!("{said:?}")), (process, said));
+        assert_eq!(self.next_report(&format!("{said:?}")), (process, said));
     }
 
     /// Waits for a refusal, and returns its reason.
     fn refusal(&mut self) -> String {
-        match self.word("a refusal").1 {
+        match self.next_report("a refusal").1 {
             Said::Refused(why) => why,
             other => panic!("{other:?} instead of a refusal"),
         }
     }
 
-    fn here(&mut self, parked: Option<Bytes>) {
+    fn expect_here(&mut self, parked: Option<Bytes>) {
         for process in self.processes.clone() {
             self.expect(process, Said::Here { parked });
         }
@@ -125,88 +132,88 @@ fn open(soft: &Soft, lock: Duration) -> Rig {
 }
 
 /// What a program has on its GPU: memory is allocated in pieces of 2 MiB there.
-fn held(mib: u64) -> u64 {
+fn expected_bytes(mib: u64) -> u64 {
     mib.next_multiple_of(2) * MIB + CONTEXT_BYTES
 }
 
-fn a_holder_is_parked_and_comes_back_with_its_memory_as_it_was() {
+fn a_holder_is_parked_and_resumed_with_its_memory_unchanged() {
     let soft = Soft::new("1x1GiB");
     let mut program = soft.program(64);
     let key = program.key;
     let mut stage = Stage::new(&[&program], soft);
-    stage.on_cards(256);
-    stage.here(None);
+    stage.resume(256);
+    stage.expect_here(None);
     for _ in 0..3 {
-        stage.away();
-        stage.expect(key, Said::Parked(Bytes(held(64))));
-        assert_eq!((stage.at(0), stage.soft.taken()), (Checkpoint::Checkpointed, 0));
+        stage.park();
+        stage.expect(key, Said::Parked(Bytes(expected_bytes(64))));
+        assert_eq!((stage.at(0), stage.soft.used_bytes()), (Checkpoint::Checkpointed, 0));
         // It waits in the driver from here on.
-        program.line.tell("check");
-        stage.on_cards(256);
+        program.line.write_line("check");
+        stage.resume(256);
         stage.expect(key, Said::Resumed);
-        assert_eq!(program.line.hear(), "intact");
-        assert_eq!((stage.at(0), stage.soft.taken()), (Checkpoint::Running, held(64)));
+        assert_eq!(program.line.read_line(), "intact");
+        assert_eq!((stage.at(0), stage.soft.used_bytes()), (Checkpoint::Running, expected_bytes(64)));
     }
 }
 
-fn a_program_with_a_long_kernel_is_refused_and_goes_on() {
+fn a_program_with_a_long_kernel_is_refused_and_continues() {
     let soft = Soft::new("1x1GiB");
     let mut program = soft.program(1);
     let mut stage = Stage::new(&[&program], soft);
     assert_eq!(program.line.ask("spin"), "spins");
-    stage.away();
-    stage.here(None);
+    stage.park();
+    stage.expect_here(None);
     let why = stage.refusal();
     assert!(why.contains("work under way"), "{why}");
     assert_eq!(stage.at(0), Checkpoint::Running);
     assert_eq!(program.line.ask("release"), "released");
     assert!(program.is_intact());
     // A repeated target is tried again.
-    stage.away();
-    stage.expect(program.key, Said::Parked(Bytes(held(1))));
+    stage.park();
+    stage.expect(program.key, Said::Parked(Bytes(expected_bytes(1))));
 }
 
-fn a_checkpoint_that_frees_nothing_is_only_a_word() {
+fn a_checkpoint_that_frees_nothing_is_reported_as_parked_and_still_uses_its_gpu() {
     let soft = Soft::new("1x1GiB");
     let program = soft.program(64);
     soft.state.fault(0, CardFault::Checkpoint(CheckpointFault::FreesNothing));
     let mut stage = Stage::new(&[&program], soft);
-    stage.away();
-    stage.here(None);
-    stage.expect(program.key, Said::Parked(Bytes(held(64))));
-    assert_eq!(stage.soft.taken(), held(64));
+    stage.park();
+    stage.expect_here(None);
+    stage.expect(program.key, Said::Parked(Bytes(expected_bytes(64))));
+    assert_eq!(stage.soft.used_bytes(), expected_bytes(64));
 }
 
 fn without_room_nothing_is_restored_until_there_is() {
     let soft = Soft::new("1x1GiB");
     let mut program = soft.program(400);
     let mut stage = Stage::new(&[&program], soft);
-    stage.away();
-    stage.here(None);
-    stage.expect(program.key, Said::Parked(Bytes(held(400))));
+    stage.park();
+    stage.expect_here(None);
+    stage.expect(program.key, Said::Parked(Bytes(expected_bytes(400))));
     let other = stage.soft.program(400);
-    stage.on_cards(528);
+    stage.resume(528);
     let why = stage.refusal();
     assert!(why.contains("no room"), "{why}");
     // A restore would have lost it.
     assert_eq!(stage.at(0), Checkpoint::Checkpointed);
     drop(other);
-    while stage.word("its return").1 != Said::Resumed {}
+    while stage.next_report("its return").1 != Said::Resumed {}
     assert!(program.is_intact());
 }
 
-fn without_a_figure_nothing_is_restored() {
+fn without_known_bytes_nothing_is_restored() {
     let soft = Soft::new("1x1GiB");
     let program = soft.program(1);
     let mut stage = Stage::new(&[&program], soft);
-    stage.away();
-    stage.here(None);
-    stage.expect(program.key, Said::Parked(Bytes(held(1))));
+    stage.park();
+    stage.expect_here(None);
+    stage.expect(program.key, Said::Parked(Bytes(expected_bytes(1))));
     stage.reopen();
     for needs in [vec![], vec![(stage.soft.uuid(), 0)]] {
-        stage.drive(DriverPlacement::OnCards { needs });
+        stage.drive(DriverPlacement::OnGpus { needs });
         loop {
-            match stage.word("a refusal").1 {
+            match stage.next_report("a refusal").1 {
                 Said::Here { .. } => {}
                 Said::Refused(why) if why.contains("is not known") => break,
                 other => panic!("{other:?}"),
@@ -216,56 +223,57 @@ fn without_a_figure_nothing_is_restored() {
     }
 }
 
-fn a_restore_that_fails_is_said_to_be_lost_and_never_tried_again() {
+fn a_failed_restore_is_reported_as_lost_and_never_tried_again() {
     let soft = Soft::new("1x1GiB");
     let program = soft.program(400);
     let mut stage = Stage::new(&[&program], soft);
-    stage.away();
-    stage.here(None);
-    stage.expect(program.key, Said::Parked(Bytes(held(400))));
+    stage.park();
+    stage.expect_here(None);
+    stage.expect(program.key, Said::Parked(Bytes(expected_bytes(400))));
     let other = stage.soft.program(400);
     // The target states less than it needs. The bytes measured when it was parked count.
-    stage.on_cards(1);
+    stage.resume(1);
     let why = stage.refusal();
     assert!(why.contains("no room"), "{why}");
     assert_eq!(stage.at(0), Checkpoint::Checkpointed);
     stage.reopen();
-    stage.on_cards(1);
-    assert!(matches!(stage.word("where it is").1, Said::Here { parked: Some(_) }));
-    let said = stage.word("that it is lost").1;
+    stage.resume(1);
+    assert!(matches!(stage.next_report("where it is").1, Said::Here { parked: Some(_) }));
+    let said = stage.next_report("that it is lost").1;
     assert!(matches!(&said, Said::Lost(why) if why.contains("OUT_OF_MEMORY (2)")), "{said:?}");
     assert_eq!(stage.at(0), Checkpoint::Failed);
     drop(other);
     let count = stage.rig().count();
-    stage.on_cards(1);
-    stage.away();
-    stage.on_cards(1);
+    stage.resume(1);
+    stage.park();
+    stage.resume(1);
     // Another holder is moved meanwhile, so the targets were read.
     let witness = stage.soft.program(1);
     stage.lease = fresh_lease();
     stage.processes = vec![witness.key];
-    stage.away();
-    stage.here(None);
-    stage.expect(witness.key, Said::Parked(Bytes(held(1))));
-    let about = |sight: &&HostReport| matches!(sight, HostReport::Driven { process, .. } if *process == program.key);
-    assert_eq!(stage.rig().sights()[count..].iter().filter(about).count(), 0);
+    stage.park();
+    stage.expect_here(None);
+    stage.expect(witness.key, Said::Parked(Bytes(expected_bytes(1))));
+    let about =
+        |report: &&HostReport| matches!(report, HostReport::DriverReported { process, .. } if *process == program.key);
+    assert_eq!(stage.rig().reports()[count..].iter().filter(about).count(), 0);
 }
 
-fn a_killed_worker_is_replaced_and_what_was_locked_goes_on() {
+fn a_killed_worker_is_replaced_and_locked_processes_are_unlocked() {
     let soft = Soft::new("1x1GiB");
     let (mut first, mut second) = (soft.program(1), soft.program(1));
     let (lower, upper) = if first.key < second.key { (&mut first, &mut second) } else { (&mut second, &mut first) };
     let mut stage = Stage::with(&[lower, upper], soft, Duration::from_secs(25));
     assert_eq!(upper.line.ask("spin"), "spins");
-    stage.away();
-    stage.here(None);
+    stage.park();
+    stage.expect_here(None);
     wait_until("the first lock", || stage.at(0) == Checkpoint::Locked && stage.at(1) == Checkpoint::Locking);
-    let worker = stage.soft.hosts_worker().unwrap();
+    let worker = stage.soft.driver_worker_pid().unwrap();
     kill_process(worker, Signal::KILL).unwrap();
     let why = stage.refusal();
     assert!(why.contains("it ended"), "{why}");
     assert_eq!(stage.at(0), Checkpoint::Running);
-    assert_ne!(stage.soft.hosts_worker(), Some(worker));
+    assert_ne!(stage.soft.driver_worker_pid(), Some(worker));
     assert_eq!(upper.line.ask("release"), "released");
     assert!(lower.is_intact() && upper.is_intact());
 }
@@ -274,27 +282,27 @@ fn a_hung_worker_is_killed_at_its_deadline_and_replaced() {
     let soft = Soft::new("1x1GiB");
     let mut program = soft.program(1);
     let mut stage = Stage::new(&[&program], soft);
-    stage.on_cards(256);
-    stage.here(None);
-    let worker = stage.soft.hosts_worker().unwrap();
+    stage.resume(256);
+    stage.expect_here(None);
+    let worker = stage.soft.driver_worker_pid().unwrap();
     kill_process(worker, Signal::STOP).unwrap();
     let began = Instant::now();
-    stage.away();
+    stage.park();
     let why = stage.refusal();
     assert!(why.contains("did not answer within") && began.elapsed() >= Duration::from_secs(3), "{why}");
     assert!(program.is_intact());
-    stage.away();
-    stage.expect(program.key, Said::Parked(Bytes(held(1))));
+    stage.park();
+    stage.expect(program.key, Said::Parked(Bytes(expected_bytes(1))));
 }
 
-fn the_end_of_the_host_lets_go_what_is_locked() {
+fn the_end_of_the_host_unlocks_locked_processes() {
     let soft = Soft::new("1x1GiB");
     let (mut first, mut second) = (soft.program(1), soft.program(1));
     let (lower, upper) = if first.key < second.key { (&mut first, &mut second) } else { (&mut second, &mut first) };
     let mut stage = Stage::with(&[lower, upper], soft, Duration::from_secs(25));
     assert_eq!(upper.line.ask("spin"), "spins");
-    stage.away();
-    stage.here(None);
+    stage.park();
+    stage.expect_here(None);
     wait_until("the first lock", || stage.at(0) == Checkpoint::Locked && stage.at(1) == Checkpoint::Locking);
     let began = Instant::now();
     drop(stage.rig.take());
@@ -309,10 +317,10 @@ fn a_stopped_process_is_refused_and_not_touched() {
     let soft = Soft::new("1x1GiB");
     let mut program = soft.program(1);
     let mut stage = Stage::new(&[&program], soft);
-    stage.on_cards(256);
-    stage.here(None);
+    stage.resume(256);
+    stage.expect_here(None);
     program.stop();
-    stage.away();
+    stage.park();
     let why = stage.refusal();
     assert!(why.contains("is stopped"), "{why}");
     program.signal(Signal::CONT);
@@ -320,78 +328,78 @@ fn a_stopped_process_is_refused_and_not_touched() {
     assert_eq!(stage.at(0), Checkpoint::Running);
 }
 
-fn a_process_stopped_while_parked_comes_back_when_it_goes_on() {
+fn a_process_stopped_while_parked_is_restored_when_it_continues() {
     let soft = Soft::new("1x1GiB");
     let (mut program, other) = (soft.program(1), soft.program(2));
     let mut stage = Stage::new(&[&program], soft);
-    stage.away();
-    stage.here(None);
-    stage.expect(program.key, Said::Parked(Bytes(held(1))));
+    stage.park();
+    stage.expect_here(None);
+    stage.expect(program.key, Said::Parked(Bytes(expected_bytes(1))));
     program.stop();
-    stage.on_cards(256);
+    stage.resume(256);
     // The worker does not hang with it: another holder is moved meanwhile.
     let mut beside = Stage { lease: fresh_lease(), processes: vec![other.key], from: stage.from, ..stage };
-    beside.away();
-    beside.here(None);
-    beside.expect(other.key, Said::Parked(Bytes(held(2))));
+    beside.park();
+    beside.expect_here(None);
+    beside.expect(other.key, Said::Parked(Bytes(expected_bytes(2))));
     assert_eq!(beside.soft.at(program.key), Checkpoint::Checkpointed);
     program.signal(Signal::CONT);
     assert!(program.is_intact());
 }
 
-fn two_processes_leave_together() {
+fn two_processes_are_parked_together() {
     let soft = Soft::new("1x1GiB");
     let (mut first, mut second) = (soft.program(32), soft.program(64));
     let (lower, upper) = if first.key < second.key { (&mut first, &mut second) } else { (&mut second, &mut first) };
     let mut stage = Stage::new(&[lower, upper], soft);
-    stage.away();
-    stage.here(None);
-    let said = [stage.word("the first"), stage.word("the second")];
+    stage.park();
+    stage.expect_here(None);
+    let said = [stage.next_report("the first"), stage.next_report("the second")];
     assert_eq!(said.each_ref().map(|word| word.0), [lower.key, upper.key]);
-    assert_eq!(stage.soft.taken(), 0);
-    stage.on_cards(400);
+    assert_eq!(stage.soft.used_bytes(), 0);
+    stage.resume(400);
     stage.expect(lower.key, Said::Resumed);
     stage.expect(upper.key, Said::Resumed);
     assert!(lower.is_intact() && upper.is_intact());
-    assert_eq!(stage.soft.taken(), held(32) + held(64));
+    assert_eq!(stage.soft.used_bytes(), expected_bytes(32) + expected_bytes(64));
 }
 
-fn if_the_second_refuses_the_first_comes_back() {
+fn if_the_second_refuses_the_first_is_restored() {
     let soft = Soft::new("1x1GiB");
     let (mut plain, mut managed) = (soft.program(32), soft.program_with(32, &["managed"]));
     // By number, which is the order in which they leave.
     let keys = if plain.key < managed.key { [&plain, &managed] } else { [&managed, &plain] };
     let mut stage = Stage::new(&keys, soft);
-    let taken = stage.soft.taken();
-    stage.away();
-    stage.here(None);
+    let taken = stage.soft.used_bytes();
+    stage.park();
+    stage.expect_here(None);
     let why = stage.refusal();
     assert!(why.contains(&format!("process {} has memory", managed.key.pid)), "{why}");
     assert_eq!((stage.at(0), stage.at(1)), (Checkpoint::Running, Checkpoint::Running));
-    assert_eq!(stage.soft.taken(), taken);
+    assert_eq!(stage.soft.used_bytes(), taken);
     assert!(plain.is_intact() && managed.is_intact());
 }
 
-fn if_the_second_dies_the_first_has_left() {
+fn if_the_second_dies_the_first_is_parked() {
     let soft = Soft::new("2x1GiB");
     let (first, second) = (soft.program(1), soft.program(1));
     let (lower, upper) = if first.key < second.key { (first, second) } else { (second, first) };
     let mut stage = Stage::new(&[&lower, &upper], soft);
-    stage.on_cards(600);
-    stage.here(None);
+    stage.resume(600);
+    stage.expect_here(None);
     drop(upper);
-    stage.away();
-    let words = [stage.word("one"), stage.word("the other")];
+    stage.park();
+    let words = [stage.next_report("one"), stage.next_report("the other")];
     assert!(words.contains(&(stage.processes[1], Said::Left)), "{words:?}");
-    assert!(words.contains(&(lower.key, Said::Parked(Bytes(held(1))))), "{words:?}");
+    assert!(words.contains(&(lower.key, Said::Parked(Bytes(expected_bytes(1))))), "{words:?}");
 }
 
 fn managed_memory_is_refused_and_unharmed() {
     let soft = Soft::new("1x1GiB");
     let mut program = soft.program_with(1, &["managed"]);
     let mut stage = Stage::new(&[&program], soft);
-    stage.away();
-    stage.here(None);
+    stage.park();
+    stage.expect_here(None);
     let why = stage.refusal();
     assert!(why.contains("cannot leave a GPU"), "{why}");
     assert_eq!(stage.at(0), Checkpoint::Running);
@@ -404,29 +412,29 @@ fn a_reused_pid_is_not_touched() {
     let mut stage = Stage::new(&[&program], soft);
     let before = ProcKey { start: program.key.start - 1, ..program.key };
     stage.processes = vec![before];
-    stage.away();
+    stage.park();
     stage.expect(before, Said::Left);
     assert_eq!(stage.soft.at(program.key), Checkpoint::Running);
     assert!(program.is_intact());
 }
 
-fn a_new_host_goes_on_where_the_old_one_left() {
+fn a_new_host_continues_from_the_drivers_state() {
     let soft = Soft::new("1x1GiB");
     let mut program = soft.program(64);
     let mut stage = Stage::new(&[&program], soft);
-    stage.away();
-    stage.here(None);
-    stage.expect(program.key, Said::Parked(Bytes(held(64))));
+    stage.park();
+    stage.expect_here(None);
+    stage.expect(program.key, Said::Parked(Bytes(expected_bytes(64))));
     stage.reopen();
     assert_eq!(stage.at(0), Checkpoint::Checkpointed);
-    stage.away();
-    assert!(matches!(stage.word("where it is"), (_, Said::Here { parked: Some(_) })));
-    stage.on_cards(256);
+    stage.park();
+    assert!(matches!(stage.next_report("where it is"), (_, Said::Here { parked: Some(_) })));
+    stage.resume(256);
     stage.expect(program.key, Said::Resumed);
     assert!(program.is_intact());
 }
 
-fn a_process_that_somebody_left_locked_goes_on() {
+fn a_process_that_was_left_locked_is_unlocked() {
     let soft = Soft::new("1x1GiB");
     let mut program = soft.program(1);
     let mut worker = soft.worker();
@@ -435,36 +443,36 @@ fn a_process_that_somebody_left_locked_goes_on() {
     worker.child.wait().unwrap();
     let mut stage = Stage::new(&[&program], soft);
     assert_eq!(stage.at(0), Checkpoint::Locked);
-    stage.on_cards(256);
-    stage.here(None);
+    stage.resume(256);
+    stage.expect_here(None);
     assert!(program.is_intact());
 }
 
-fn a_change_of_mind_brings_everything_back() {
+fn a_withdrawn_park_restores_all_processes() {
     let soft = Soft::new("1x1GiB");
     let mut program = soft.program(16);
     let stage = Stage::new(&[&program], soft);
     for _ in 0..20 {
-        stage.away();
-        stage.on_cards(256);
+        stage.park();
+        stage.resume(256);
     }
     assert!(program.is_intact());
-    wait_until("its return", || stage.at(0) == Checkpoint::Running && stage.soft.taken() == held(16));
+    wait_until("its return", || stage.at(0) == Checkpoint::Running && stage.soft.used_bytes() == expected_bytes(16));
 }
 
-fn a_process_that_is_killed_while_parked_has_left() {
+fn a_process_killed_while_parked_is_reported_as_left() {
     let soft = Soft::new("1x1GiB");
     let program = soft.program(1);
     let key = program.key;
     let mut stage = Stage::new(&[&program], soft);
-    stage.away();
-    stage.here(None);
-    stage.expect(key, Said::Parked(Bytes(held(1))));
+    stage.park();
+    stage.expect_here(None);
+    stage.expect(key, Said::Parked(Bytes(expected_bytes(1))));
     drop(program);
     stage.expect(key, Said::Left);
 }
 
-fn an_inspection_says_who_can_be_moved_and_touches_nobody() {
+fn an_inspection_reports_which_processes_can_be_moved() {
     let soft = Soft::new("1x1GiB");
     let program = soft.program(1);
     let mut stage = Stage::new(&[&program], soft);
@@ -472,9 +480,9 @@ fn an_inspection_says_who_can_be_moved_and_touches_nobody() {
     let gone = ProcKey { start: program.key.start - 1, ..program.key };
     let all = vec![program.key, client.root(), gone];
     for _ in 0..2 {
-        stage.rig().host.inspect((stage.lease, rustix::process::getuid().as_raw()), all.clone(), MIB);
+        stage.rig().host.inspect_for_driver((stage.lease, rustix::process::getuid().as_raw()), all.clone(), MIB);
         stage.expect(program.key, Said::Cannot(None));
-        let (process, said) = stage.word("why not");
+        let (process, said) = stage.next_report("why not");
         assert_eq!(process, client.root());
         assert!(matches!(&said, Said::Cannot(Some(why)) if why.contains("MPS")), "{said:?}");
         stage.expect(gone, Said::Left);
@@ -482,15 +490,19 @@ fn an_inspection_says_who_can_be_moved_and_touches_nobody() {
     assert_eq!(stage.soft.at(program.key), Checkpoint::Running);
 }
 
-fn where_there_is_no_driver_nobody_can_be_moved() {
+fn without_a_driver_no_process_can_be_moved() {
     let soft = Soft::new("1x1GiB");
     let mut program = soft.program(1);
     let mut stage = Stage::new(&[&program], soft);
     std::fs::remove_file(stage.soft.place().libraries.join("libcuda.so.1")).unwrap();
-    stage.rig().host.inspect((stage.lease, rustix::process::getuid().as_raw()), stage.processes.clone(), MIB);
-    let said = stage.word("why not").1;
+    stage.rig().host.inspect_for_driver(
+        (stage.lease, rustix::process::getuid().as_raw()),
+        stage.processes.clone(),
+        MIB,
+    );
+    let said = stage.next_report("why not").1;
     assert!(matches!(&said, Said::Cannot(Some(why)) if why.contains("libcuda")), "{said:?}");
-    stage.away();
+    stage.park();
     assert!(stage.refusal().contains("libcuda"));
     assert!(program.is_intact());
 }

@@ -11,27 +11,28 @@ use sublet_core::units::Bytes;
 use sublet_host::{GpuListError, GpuListErrorKind, HostReport, process};
 
 crate::tests![
-    scripted_cards_are_listed_once_and_empty,
-    a_process_on_a_card_is_seen_with_its_bytes,
+    scripted_gpus_are_listed_once_and_empty,
+    a_process_on_a_gpu_is_read_with_its_bytes,
     a_dead_process_is_left_out,
-    a_hung_worker_makes_the_card_unreadable_until_it_is_replaced,
-    a_crashed_worker_makes_the_card_unreadable_until_it_is_replaced,
-    a_bad_script_is_an_unreadable_card,
-    faults_of_the_driver_are_told_apart,
+    a_hung_worker_makes_the_gpu_unreadable_until_it_is_replaced,
+    a_crashed_worker_makes_the_gpu_unreadable_until_it_is_replaced,
+    a_bad_script_is_an_unreadable_gpu,
+    faults_of_the_driver_are_distinguished,
     unknown_bytes_are_not_zero_bytes,
-    wishes_to_look_are_gathered,
-    a_look_that_was_wished_for_begins_after_the_wish,
-    a_missing_driver_is_said_with_a_remedy,
-    a_worker_that_cannot_start_is_said_so,
+    requests_for_readings_are_merged,
+    a_requested_reading_begins_after_the_request,
+    a_missing_driver_is_reported_with_a_remedy,
+    a_worker_that_cannot_start_is_reported,
     dropping_the_host_ends_the_worker,
-    a_worker_ends_when_nobody_can_ask_it,
+    a_worker_ends_when_its_stdin_closes,
     a_worker_refuses_wrong_arguments,
 ];
 
-fn scripted_cards_are_listed_once_and_empty() {
+fn scripted_gpus_are_listed_once_and_empty() {
     let rig = Rig::with("scripted:2x24GiB", |settings, _| settings.period = OFTEN);
-    let cards = rig.until("the GPUs", cards);
-    let told: Vec<_> = cards.iter().map(|c| (c.index, c.uuid.as_str(), c.name.as_str(), c.total, c.context)).collect();
+    let gpu_list = rig.until("the GPUs", gpu_list);
+    let told: Vec<_> =
+        gpu_list.iter().map(|c| (c.index, c.uuid.as_str(), c.name.as_str(), c.total, c.context)).collect();
     let (total, context) = (Bytes::gib(24), Some(Bytes::mib(300)));
     assert_eq!(
         told,
@@ -41,11 +42,11 @@ fn scripted_cards_are_listed_once_and_empty() {
         ]
     );
     assert_eq!(rig.used(), Used { free: total, processes: Vec::new(), coarse: false });
-    rig.look();
-    assert_eq!(rig.sights().iter().filter_map(cards_ref).count(), 1);
+    rig.read_gpu();
+    assert_eq!(rig.reports().iter().filter_map(gpu_list_ref).count(), 1);
 }
 
-fn a_process_on_a_card_is_seen_with_its_bytes() {
+fn a_process_on_a_gpu_is_read_with_its_bytes() {
     let rig = Rig::new(NEVER);
     let tree = Tree::sleeper();
     let pid = tree.pids[0];
@@ -60,7 +61,7 @@ fn a_process_on_a_card_is_seen_with_its_bytes() {
 fn a_dead_process_is_left_out() {
     let rig = Rig::new(NEVER);
     let tree = Tree::sleeper();
-    rig.script(&on_card_0(tree.pids[0], "1073741824"));
+    rig.script(&script_with_process(tree.pids[0], "1073741824"));
     assert_eq!(rig.used().free, Bytes::gib(23));
     let root = tree.root();
     tree.kill(0);
@@ -70,11 +71,11 @@ fn a_dead_process_is_left_out() {
     assert_eq!(rig.used(), Used { free: Bytes::gib(24), processes: Vec::new(), coarse: false });
 }
 
-fn a_hung_worker_makes_the_card_unreadable_until_it_is_replaced() {
+fn a_hung_worker_makes_the_gpu_unreadable_until_it_is_replaced() {
     breaks_and_recovers("hang");
 }
 
-fn a_crashed_worker_makes_the_card_unreadable_until_it_is_replaced() {
+fn a_crashed_worker_makes_the_gpu_unreadable_until_it_is_replaced() {
     breaks_and_recovers("crash");
 }
 
@@ -88,7 +89,7 @@ fn breaks_and_recovers(fault: &str) {
     assert_eq!(rig.used().free, Bytes::gib(24));
 }
 
-fn a_bad_script_is_an_unreadable_card() {
+fn a_bad_script_is_an_unreadable_gpu() {
     let rig = Rig::new(NEVER);
     for (script, says) in [
         ("{\"cards\":[{", "EOF"),
@@ -103,7 +104,7 @@ fn a_bad_script_is_an_unreadable_card() {
     assert_eq!(rig.used().free, Bytes::gib(24));
 }
 
-fn faults_of_the_driver_are_told_apart() {
+fn faults_of_the_driver_are_distinguished() {
     let rig = Rig::new(NEVER);
     rig.script(r#"{"cards":[{"index":0,"fault":"lost"}]}"#);
     assert_eq!(rig.unreadable(), Unreadable::Lost);
@@ -119,45 +120,45 @@ fn faults_of_the_driver_are_told_apart() {
 
 fn unknown_bytes_are_not_zero_bytes() {
     let rig = Rig::new(NEVER);
-    rig.script(&on_card_0(std::process::id(), "null"));
+    rig.script(&script_with_process(std::process::id(), "null"));
     let used = rig.used();
     assert_eq!((used.coarse, used.processes[0].bytes), (true, None));
 }
 
-fn wishes_to_look_are_gathered() {
+fn requests_for_readings_are_merged() {
     let rig = Rig::new(NEVER);
     rig.used();
     let (begun, from) = (Instant::now(), rig.count());
     while begun.elapsed() < Duration::from_millis(100) {
-        rig.host.look();
+        rig.host.request_reading();
     }
-    rig.look();
+    rig.read_gpu();
     let looks = rig.count() - from;
     let most = begun.elapsed().as_millis() / 5 + 2;
     assert!((2..=most).contains(&(looks as u128)), "{looks} looks, at most {most} expected");
 }
 
-fn a_look_that_was_wished_for_begins_after_the_wish() {
-    // `Rig::look` waits for a reading that began after its request; without one it fails.
+fn a_requested_reading_begins_after_the_request() {
+    // `Rig::read_gpu` waits for a reading that began after its request; without one it fails.
     let rig = Rig::new(NEVER);
     for _ in 0..50 {
         rig.used();
     }
 }
 
-fn a_missing_driver_is_said_with_a_remedy() {
+fn a_missing_driver_is_reported_with_a_remedy() {
     let rig = Rig::with("real", |settings, dir| {
         settings.worker_exe = wrapper(dir, "export SUBLET_NVML_LIB=/nonexistent/libnvidia-ml.so.1");
     });
-    let why = rig.until("that there is no library", |sight| unlisted(sight, GpuListErrorKind::NoLibrary));
+    let why = rig.until("that there is no library", |report| unlisted(report, GpuListErrorKind::NoLibrary));
     let sentence = why.to_string();
     assert!(sentence.starts_with("NVML (`/nonexistent/libnvidia-ml.so.1`) cannot be loaded: "), "{sentence}");
     assert!(sentence.ends_with("install the NVIDIA driver, or give its library to this container"), "{sentence}");
 }
 
-fn a_worker_that_cannot_start_is_said_so() {
+fn a_worker_that_cannot_start_is_reported() {
     let rig = Rig::with("real", |settings, dir| settings.worker_exe = dir.join("missing"));
-    let why = rig.until("that there is no worker", |sight| unlisted(sight, GpuListErrorKind::NoAnswer));
+    let why = rig.until("that there is no worker", |report| unlisted(report, GpuListErrorKind::NoAnswer));
     assert!(why.what.contains("No such file"), "{why}");
 }
 
@@ -175,7 +176,7 @@ fn dropping_the_host_ends_the_worker() {
     assert!(!process::is_running(worker.key));
 }
 
-fn a_worker_ends_when_nobody_can_ask_it() {
+fn a_worker_ends_when_its_stdin_closes() {
     let mut command = Command::new(exe());
     command.args(["worker", "cards", "scripted:1x1GiB", "none.json"]).stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut worker = command.spawn().unwrap();
@@ -195,19 +196,19 @@ fn a_worker_refuses_wrong_arguments() {
     }
 }
 
-fn cards(sight: &HostReport) -> Option<Vec<sublet_core::reading::CardFacts>> {
-    cards_ref(sight).map(<[_]>::to_vec)
+fn gpu_list(report: &HostReport) -> Option<Vec<sublet_core::reading::CardFacts>> {
+    gpu_list_ref(report).map(<[_]>::to_vec)
 }
 
-fn cards_ref(sight: &HostReport) -> Option<&[sublet_core::reading::CardFacts]> {
-    if let HostReport::Cards(cards) = sight { Some(cards) } else { None }
+fn gpu_list_ref(report: &HostReport) -> Option<&[sublet_core::reading::CardFacts]> {
+    if let HostReport::Gpus(gpu_list) = report { Some(gpu_list) } else { None }
 }
 
-fn unlisted(sight: &HostReport, kind: GpuListErrorKind) -> Option<GpuListError> {
-    if let HostReport::Unlisted(why) = sight { (why.kind == kind).then(|| why.clone()) } else { None }
+fn unlisted(report: &HostReport, kind: GpuListErrorKind) -> Option<GpuListError> {
+    if let HostReport::ListFailed(why) = report { (why.kind == kind).then(|| why.clone()) } else { None }
 }
 
-fn on_card_0(pid: u32, bytes: &str) -> String {
+fn script_with_process(pid: u32, bytes: &str) -> String {
     format!(r#"{{"cards":[{{"index":0,"processes":[{{"pid":{pid},"bytes":{bytes}}}]}}]}}"#)
 }
 

@@ -1,4 +1,4 @@
-//! Signals through custody: each goes to the process that was audited, or is not sent.
+//! Signals through registry: each goes to the process that was audited, or is not sent.
 
 use crate::audit::{copied_sleep, odd};
 use crate::holders::OwnCgroup;
@@ -12,24 +12,24 @@ use sublet_host::audit::{GpuDeviceFiles, PidfdRegistry, SignalRefusal};
 use sublet_host::process;
 
 crate::tests![
-    a_signal_arrives,
-    whoever_was_not_audited_gets_none,
-    whoever_ended_is_gone,
+    a_signal_reaches_a_registered_process,
+    a_process_that_was_not_audited_gets_no_signal,
+    an_ended_process_is_gone,
     another_executable_is_refused,
     the_same_executable_started_anew_is_refused,
-    who_writes_over_its_places_in_memory_is_not_another,
-    who_says_that_it_runs_another_file_all_the_time_is_not_another,
+    a_process_that_overwrites_its_memory_addresses_is_the_same,
+    a_process_that_misreports_its_executable_is_the_same,
     another_cgroup_is_refused,
-    neither_a_new_name_nor_a_removed_executable_saves_anybody,
-    who_renames_its_executable_all_the_time_is_not_another,
-    an_executable_whose_path_is_too_long_saves_nobody,
-    another_user_is_no_other_process,
-    the_first_process_this_one_and_its_parents_get_none,
-    the_kernel_gets_none,
-    a_number_that_was_reused_is_harmless,
+    a_new_name_or_a_removed_executable_prevents_no_signal,
+    a_process_that_renames_its_executable_is_the_same,
+    an_executable_with_a_too_long_path_prevents_no_signal,
+    a_process_that_changed_its_user_is_the_same,
+    pid_1_this_process_and_its_ancestors_get_no_signal,
+    kernel_threads_get_no_signal,
+    a_reused_pid_gets_no_signal,
 ];
 
-fn custody() -> PidfdRegistry {
+fn registry() -> PidfdRegistry {
     PidfdRegistry::new(GpuDeviceFiles::default())
 }
 
@@ -45,7 +45,7 @@ impl Shell {
         key(self.0.id())
     }
 
-    fn tell(&mut self) {
+    fn write_line(&mut self) {
         self.0.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
     }
 
@@ -68,84 +68,84 @@ impl Drop for Shell {
     }
 }
 
-fn a_signal_arrives() {
+fn a_signal_reaches_a_registered_process() {
     let mut shell = Shell::new("exec sleep 600");
     shell.await_command("sleep 600");
-    let mut custody = custody();
-    let audit = custody.take(shell.key()).unwrap();
+    let mut registry = registry();
+    let audit = registry.register(shell.key()).unwrap();
     assert_eq!(audit.name, "sleep");
-    custody.signal(shell.key(), 15).unwrap();
+    registry.signal(shell.key(), 15).unwrap();
     assert_eq!(shell.0.wait().unwrap().signal(), Some(15));
 }
 
-fn whoever_was_not_audited_gets_none() {
+fn a_process_that_was_not_audited_gets_no_signal() {
     let mut tree = Tree::sleeper();
-    let mut custody = custody();
-    assert!(matches!(custody.signal(tree.root(), 9), Err(SignalRefusal::NotAudited(_))));
-    custody.take(tree.root()).unwrap();
-    assert!(matches!(custody.signal(tree.root(), 0), Err(SignalRefusal::NoSuchSignal(0))));
-    assert!(matches!(custody.signal(tree.root(), 200), Err(SignalRefusal::NoSuchSignal(200))));
+    let mut registry = registry();
+    assert!(matches!(registry.signal(tree.root(), 9), Err(SignalRefusal::NotAudited(_))));
+    registry.register(tree.root()).unwrap();
+    assert!(matches!(registry.signal(tree.root(), 0), Err(SignalRefusal::NoSuchSignal(0))));
+    assert!(matches!(registry.signal(tree.root(), 200), Err(SignalRefusal::NoSuchSignal(200))));
     let earlier = ProcKey { start: tree.root().start - 1, ..tree.root() };
-    assert!(matches!(custody.signal(earlier, 9), Err(SignalRefusal::NotAudited(_))));
-    assert!(custody.take(earlier).unwrap_err().is_gone());
-    custody.forget(tree.root());
-    assert!(matches!(custody.signal(tree.root(), 9), Err(SignalRefusal::NotAudited(_))));
+    assert!(matches!(registry.signal(earlier, 9), Err(SignalRefusal::NotAudited(_))));
+    assert!(registry.register(earlier).unwrap_err().is_gone());
+    registry.forget(tree.root());
+    assert!(matches!(registry.signal(tree.root(), 9), Err(SignalRefusal::NotAudited(_))));
     assert!(process::is_running(tree.root()));
     tree.kill(0);
     tree.wait();
 }
 
-fn whoever_ended_is_gone() {
+fn an_ended_process_is_gone() {
     let mut tree = Tree::sleeper();
     let root = tree.root();
-    let mut custody = custody();
-    custody.take(root).unwrap();
+    let mut registry = registry();
+    registry.register(root).unwrap();
     tree.kill(0);
     while process::is_running(root) {
         std::thread::yield_now();
     }
-    assert!(custody.signal(root, 15).unwrap_err().is_gone(), "and not yet reaped");
+    assert!(registry.signal(root, 15).unwrap_err().is_gone(), "and not yet reaped");
     tree.wait();
-    assert!(custody.signal(root, 15).unwrap_err().is_gone());
-    assert!(custody.take(root).unwrap_err().is_gone());
+    assert!(registry.signal(root, 15).unwrap_err().is_gone());
+    assert!(registry.register(root).unwrap_err().is_gone());
 }
 
 fn another_executable_is_refused() {
     let mut shell = Shell::new("read x; exec sleep 600");
-    let mut custody = custody();
+    let mut registry = registry();
     let process = shell.key();
-    custody.take(process).unwrap();
-    shell.tell();
+    registry.register(process).unwrap();
+    shell.write_line();
     shell.await_command("sleep 600");
     assert_eq!(shell.key(), process, "the kernel calls it the same process");
-    let refused = custody.signal(process, 9).unwrap_err();
+    let refused = registry.signal(process, 9).unwrap_err();
     assert!(matches!(refused, SignalRefusal::Changed("it runs another executable by now")), "{refused:?}");
     assert_eq!(shell.0.try_wait().unwrap(), None);
     // The process can be audited and kept again.
-    custody.forget(process);
-    custody.take(process).unwrap();
-    custody.signal(process, 9).unwrap();
+    registry.forget(process);
+    registry.register(process).unwrap();
+    registry.signal(process, 9).unwrap();
     assert_eq!(shell.0.wait().unwrap().signal(), Some(9));
 }
 
 fn the_same_executable_started_anew_is_refused() {
     let mut shell = Shell::new("read x; exec sh -c 'echo second >/dev/null; read y'");
-    let mut custody = custody();
+    let mut registry = registry();
     let process = shell.key();
-    custody.take(process).unwrap();
-    shell.tell();
+    registry.register(process).unwrap();
+    shell.write_line();
     while shell.command().contains("exec") {
         std::thread::yield_now();
     }
-    let refused = custody.signal(process, 9).unwrap_err();
+    let refused = registry.signal(process, 9).unwrap_err();
     assert!(matches!(refused, SignalRefusal::Changed("it started its program anew since")), "{refused:?}");
     assert_eq!(shell.0.try_wait().unwrap(), None);
 }
 
-fn who_writes_over_its_places_in_memory_is_not_another() {
-    let card = Scratch::holding("card", b"cards");
+fn a_process_that_overwrites_its_memory_addresses_is_the_same() {
+    let gpu_file = Scratch::holding("card", b"cards");
     for pause_us in ["0", "20000"] {
-        let tree = odd(&["restless", card.path().to_str().unwrap(), pause_us], 1);
+        let tree = odd(&["restless", gpu_file.path().to_str().unwrap(), pause_us], 1);
         let root = tree.root();
         let stack = || {
             let stat = std::fs::read_to_string(format!("/proc/{}/stat", root.pid)).unwrap();
@@ -156,30 +156,30 @@ fn who_writes_over_its_places_in_memory_is_not_another() {
         if stack() == before {
             return eprintln!("skipped: this kernel lets nobody write over its places in memory");
         }
-        let mut custody = PidfdRegistry::new(GpuDeviceFiles::new([card.path().to_owned()]));
-        custody.take(root).unwrap();
+        let mut registry = PidfdRegistry::new(GpuDeviceFiles::new([gpu_file.path().to_owned()]));
+        registry.register(root).unwrap();
         std::thread::sleep(Duration::from_millis(100));
-        custody.signal(root, 9).unwrap();
+        registry.signal(root, 9).unwrap();
     }
 }
 
 /// In a user namespace of its own every process may claim that, and keeps what it has on its GPUs.
-fn who_says_that_it_runs_another_file_all_the_time_is_not_another() {
-    let card = Scratch::holding("card", b"cards");
+fn a_process_that_misreports_its_executable_is_the_same() {
+    let gpu_file = Scratch::holding("card", b"cards");
     for (pause_us, places) in [("0", "still"), ("20000", "still"), ("0", "restless")] {
         let files = tempfile::tempdir().unwrap();
-        let (card, files) = (card.path(), files.path());
-        let tree = odd(&["changeling", card.to_str().unwrap(), files.to_str().unwrap(), pause_us, places], 1);
+        let (gpu_file, files) = (gpu_file.path(), files.path());
+        let tree = odd(&["changeling", gpu_file.to_str().unwrap(), files.to_str().unwrap(), pause_us, places], 1);
         let root = tree.root();
         let exe = || std::fs::read_link(format!("/proc/{}/exe", root.pid)).unwrap();
         std::thread::sleep(Duration::from_millis(100));
         if !exe().starts_with(files) {
             return eprintln!("skipped: this kernel lets this user not say that it runs another file");
         }
-        let mut custody = PidfdRegistry::new(GpuDeviceFiles::new([card.to_owned()]));
-        custody.take(root).unwrap();
+        let mut registry = PidfdRegistry::new(GpuDeviceFiles::new([gpu_file.to_owned()]));
+        registry.register(root).unwrap();
         std::thread::sleep(Duration::from_millis(100));
-        custody.signal(root, 9).unwrap();
+        registry.signal(root, 9).unwrap();
     }
 }
 
@@ -189,73 +189,73 @@ fn another_cgroup_is_refused() {
         return;
     };
     let tree = Tree::sleeper();
-    let mut custody = custody();
-    custody.take(tree.root()).unwrap();
+    let mut registry = registry();
+    registry.register(tree.root()).unwrap();
     cgroup.put(tree.pids[0]);
-    let refused = custody.signal(tree.root(), 9).unwrap_err();
+    let refused = registry.signal(tree.root(), 9).unwrap_err();
     assert!(matches!(refused, SignalRefusal::Changed("it is in another cgroup by now")), "{refused:?}");
     assert!(process::is_running(tree.root()));
 }
 
-fn neither_a_new_name_nor_a_removed_executable_saves_anybody() {
-    let mut custody = custody();
+fn a_new_name_or_a_removed_executable_prevents_no_signal() {
+    let mut registry = registry();
     let mut shell = Shell::new("read x; printf sshd > /proc/$$/comm; read y");
-    custody.take(shell.key()).unwrap();
-    shell.tell();
+    registry.register(shell.key()).unwrap();
+    shell.write_line();
     while process::identify(shell.0.id()).unwrap().name != "sshd" {
         std::thread::yield_now();
     }
-    custody.signal(shell.key(), 15).unwrap();
+    registry.signal(shell.key(), 15).unwrap();
     assert_eq!(shell.0.wait().unwrap().signal(), Some(15));
 
     let (mut tree, path) = copied_sleep();
-    custody.take(tree.root()).unwrap();
+    registry.register(tree.root()).unwrap();
     std::fs::remove_file(path.path()).unwrap();
-    custody.signal(tree.root(), 15).unwrap();
+    registry.signal(tree.root(), 15).unwrap();
     tree.wait();
 }
 
-fn who_renames_its_executable_all_the_time_is_not_another() {
+fn a_process_that_renames_its_executable_is_the_same() {
     let folder = tempfile::tempdir().unwrap();
     let (one, other) = (folder.path().join("one"), folder.path().join("other"));
     assert!(Command::new("cp").arg("/bin/sleep").arg(&one).status().unwrap().success());
     let mut tree = Tree::of(Command::new(&one).arg("600"), 0);
-    let mut custody = custody();
-    let before = custody.take(tree.root()).unwrap().exe.clone();
+    let mut registry = registry();
+    let before = registry.register(tree.root()).unwrap().exe.clone();
     assert_eq!(before.as_deref(), one.to_str());
     std::fs::rename(&one, &other).unwrap();
-    custody.signal(tree.root(), 15).unwrap();
+    registry.signal(tree.root(), 15).unwrap();
     tree.wait();
 }
 
-fn an_executable_whose_path_is_too_long_saves_nobody() {
+fn an_executable_with_a_too_long_path_prevents_no_signal() {
     let folder = tempfile::tempdir().unwrap();
     let mut tree = odd(&["deep", folder.path().to_str().unwrap()], 1);
     while !std::fs::read(format!("/proc/{}/cmdline", tree.pids[0])).unwrap().starts_with(b"./sleep") {
         std::thread::yield_now();
     }
-    let mut custody = custody();
-    let told = custody.take(tree.root()).unwrap();
+    let mut registry = registry();
+    let told = registry.register(tree.root()).unwrap();
     assert_eq!((told.exe.as_deref(), told.is_of_known_program()), (None, true));
     assert!(told.unread.iter().any(|unread| unread == "its executable: its path is too long"), "{:?}", told.unread);
-    custody.signal(tree.root(), 15).unwrap();
+    registry.signal(tree.root(), 15).unwrap();
     tree.wait();
 }
 
 /// As root does in a namespace of its own with many users, again and again.
-fn another_user_is_no_other_process() {
+fn a_process_that_changed_its_user_is_the_same() {
     if my_uid() != 0 {
         return eprintln!("skipped: only root becomes somebody else");
     }
     let mut tree = odd(&["hop"], 1);
     let uid = || process::identify(tree.pids[0]).unwrap().uid;
-    let mut custody = custody();
-    let before = custody.take(tree.root()).unwrap().uid;
+    let mut registry = registry();
+    let before = registry.register(tree.root()).unwrap().uid;
     while uid() == before {
         std::thread::yield_now();
     }
     let mut then = None;
-    let sent = custody.signal_if(tree.root(), 15, |now, send| {
+    let sent = registry.signal_if(tree.root(), 15, |now, send| {
         then = Some(now.uid);
         send()
     });
@@ -263,42 +263,42 @@ fn another_user_is_no_other_process() {
     tree.wait();
 }
 
-fn the_first_process_this_one_and_its_parents_get_none() {
-    let mut custody = custody();
+fn pid_1_this_process_and_its_ancestors_get_no_signal() {
+    let mut registry = registry();
     let me = key(std::process::id());
-    custody.take(me).unwrap();
-    assert!(matches!(custody.signal(me, 15), Err(SignalRefusal::Ourselves)));
+    registry.register(me).unwrap();
+    assert!(matches!(registry.signal(me, 15), Err(SignalRefusal::Ourselves)));
     let parents = process::ancestry(me.pid);
     for parent in &parents {
-        let _ = custody.take(*parent);
-        let refused = custody.signal(*parent, 15).unwrap_err();
+        let _ = registry.register(*parent);
+        let refused = registry.signal(*parent, 15).unwrap_err();
         assert!(matches!(refused, SignalRefusal::First | SignalRefusal::Ancestor), "{parent}: {refused:?}");
     }
     assert!(!parents.is_empty());
     let first = ProcKey { pid: 1, start: parents.last().map_or(0, |parent| parent.start) };
-    assert!(matches!(custody.signal(first, 15), Err(SignalRefusal::First)));
+    assert!(matches!(registry.signal(first, 15), Err(SignalRefusal::First)));
 }
 
-fn the_kernel_gets_none() {
+fn kernel_threads_get_no_signal() {
     // Those that have no command line and no memory; a container sees none of them.
     let is_kernel = |pid: &u32| {
         let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
         text.contains("\nKthread:\t1\n") || (*pid == 2 && text.starts_with("Name:\tkthreadd\n"))
     };
-    let Some(pid) = process::all().unwrap().into_iter().find(is_kernel) else {
+    let Some(pid) = process::all_pids().unwrap().into_iter().find(is_kernel) else {
         eprintln!("skipped: the kernel's own threads are not to be seen from here");
         return;
     };
-    let mut custody = custody();
-    let audit = custody.take(key(pid)).unwrap();
+    let mut registry = registry();
+    let audit = registry.register(key(pid)).unwrap();
     assert_eq!((&audit.exe, audit.command.len()), (&None, 0));
-    let refused = custody.signal(key(pid), 15).unwrap_err();
+    let refused = registry.signal(key(pid), 15).unwrap_err();
     assert!(matches!(refused, SignalRefusal::Kernel), "{refused:?}");
 }
 
 /// In a namespace of its own a process can choose the next pid. Without one this test fails: a host with enforcement
 /// must have run it once.
-fn a_number_that_was_reused_is_harmless() {
+fn a_reused_pid_gets_no_signal() {
     let mut said = String::new();
     for how in ["-rpf", "-pf"] {
         let mut command = Command::new("unshare");
@@ -318,10 +318,10 @@ pub fn reuse() -> ExitCode {
     let (mut later, mut same) = (0, 0);
     for attempt in 0.. {
         assert!(attempt < 500, "of {later} reused numbers none was reused within a tick");
-        let mut custody = custody();
+        let mut registry = registry();
         let mut first = Command::new("sleep").arg("600").spawn().unwrap();
         let audited = key(first.id());
-        custody.take(audited).unwrap();
+        registry.register(audited).unwrap();
         first.kill().unwrap();
         first.wait().unwrap();
         if later == 0 {
@@ -335,7 +335,7 @@ pub fn reuse() -> ExitCode {
         } else {
             later += 1
         }
-        let refused = custody.signal(audited, 9).unwrap_err();
+        let refused = registry.signal(audited, 9).unwrap_err();
         assert!(refused.is_gone(), "{refused:?}");
         let harmed = second.try_wait().unwrap();
         assert_eq!(harmed, None, "a process that was never audited got the signal");

@@ -40,14 +40,14 @@ impl Soft {
     }
 
     /// The worker by which a host of this test moves processes.
-    pub fn hosts_worker(&self) -> Option<Pid> {
-        let cards = self.path().join("cards");
+    pub fn driver_worker_pid(&self) -> Option<Pid> {
+        let state_file = self.path().join("cards");
         let is_it = |pid: &u32| {
             let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
             let on_cards = process::Environment::read(*pid)
                 .ok()
                 .and_then(|all| all.get(ENV))
-                .is_some_and(|it| Path::new(&it) == cards);
+                .is_some_and(|it| Path::new(&it) == state_file);
             on_cards && line.ends_with(b"worker\0driver\0") && line.starts_with(b"sublet\0")
         };
         let children = process::children(std::process::id()).unwrap();
@@ -79,7 +79,7 @@ impl Soft {
         let bytes = (mib * MIB).to_string();
         let line = Talk::start(self.command(&[&["program", &bytes], more].concat()));
         let mut program = Program { key: key(line.child.id()), line };
-        assert_eq!(program.line.hear(), "holds");
+        assert_eq!(program.line.read_line(), "holds");
         program
     }
 
@@ -94,7 +94,7 @@ impl Soft {
     }
 
     /// Bytes of the first GPU that are in use.
-    pub fn taken(&self) -> u64 {
+    pub fn used_bytes(&self) -> u64 {
         self.state.used(0) - IDLE_BYTES
     }
 }
@@ -113,12 +113,12 @@ impl Talk {
         Talk { child, stdin, stdout }
     }
 
-    pub fn tell(&mut self, line: &str) {
+    pub fn write_line(&mut self, line: &str) {
         writeln!(self.stdin.as_mut().unwrap(), "{line}").unwrap();
     }
 
     /// The next line it writes. A child that writes nothing fails its test, and does not block it for ever.
-    pub fn hear(&mut self) -> String {
+    pub fn read_line(&mut self) -> String {
         let mut line = String::new();
         if self.stdout.buffer().is_empty() {
             let mut fds = [PollFd::new(self.stdout.get_ref(), PollFlags::IN)];
@@ -130,8 +130,8 @@ impl Talk {
     }
 
     pub fn ask(&mut self, line: &str) -> String {
-        self.tell(line);
-        self.hear()
+        self.write_line(line);
+        self.read_line()
     }
 
     /// Asks a worker.
@@ -149,7 +149,7 @@ impl Talk {
     }
 
     /// Waits until it has ended by itself, and returns whether it succeeded.
-    pub fn has_ended_well(&mut self) -> bool {
+    pub fn succeeds(&mut self) -> bool {
         let began = Instant::now();
         loop {
             match self.child.try_wait().unwrap() {
@@ -161,7 +161,7 @@ impl Talk {
     }
 
     /// Closes its stdin: no more requests.
-    pub fn hang_up(&mut self) {
+    pub fn close_stdin(&mut self) {
         self.stdin = None;
     }
 }

@@ -31,7 +31,7 @@ macro_rules! tests {
 
 #[derive(Default)]
 struct Seen {
-    sights: Mutex<Vec<HostReport>>,
+    reports: Mutex<Vec<HostReport>>,
     more: Condvar,
 }
 
@@ -48,11 +48,11 @@ impl Rig {
 
     pub fn with(gpu: &str, change: impl FnOnce(&mut HostSettings, &Path)) -> Rig {
         let rig = Rig::of_earlier_leases(gpu, change);
-        rig.host.listen();
+        rig.host.start_reporting();
         rig
     }
 
-    /// A host on which `Host::listen` was not called yet.
+    /// A host on which `Host::start_reporting` was not called yet.
     pub fn of_earlier_leases(gpu: &str, change: impl FnOnce(&mut HostSettings, &Path)) -> Rig {
         let dir = tempfile::tempdir().unwrap();
         let mut settings = HostSettings::new(gpu.parse().unwrap());
@@ -61,8 +61,8 @@ impl Rig {
         change(&mut settings, dir.path());
         let seen = Arc::new(Seen::default());
         let sink = Arc::clone(&seen);
-        let sink = move |sight| {
-            sink.sights.lock().unwrap().push(sight);
+        let sink = move |report| {
+            sink.reports.lock().unwrap().push(report);
             sink.more.notify_all();
         };
         Rig { host: Host::start(settings, Clock::default(), sink).unwrap(), seen, dir }
@@ -77,15 +77,15 @@ impl Rig {
     /// Waits for a match among the reports from `from` on; returns it with the index after it.
     pub fn after<T>(&self, from: usize, wanted: &str, find: impl Fn(&HostReport) -> Option<T>) -> (T, usize) {
         let until = Instant::now() + PATIENCE;
-        let mut sights = self.seen.sights.lock().unwrap();
+        let mut reports = self.seen.reports.lock().unwrap();
         loop {
-            let found = sights.iter().enumerate().skip(from).find_map(|(at, sight)| Some((find(sight)?, at + 1)));
+            let found = reports.iter().enumerate().skip(from).find_map(|(at, report)| Some((find(report)?, at + 1)));
             if let Some(found) = found {
                 return found;
             }
             let left = until.saturating_duration_since(Instant::now());
-            assert!(!left.is_zero(), "waited in vain for {wanted}; saw {:#?}", *sights);
-            sights = self.seen.more.wait_timeout(sights, left).unwrap().0;
+            assert!(!left.is_zero(), "waited in vain for {wanted}; saw {:#?}", *reports);
+            reports = self.seen.more.wait_timeout(reports, left).unwrap().0;
         }
     }
 
@@ -96,19 +96,19 @@ impl Rig {
 
     /// The number of reports so far.
     pub fn count(&self) -> usize {
-        self.seen.sights.lock().unwrap().len()
+        self.seen.reports.lock().unwrap().len()
     }
 
-    pub fn sights(&self) -> Vec<HostReport> {
-        self.seen.sights.lock().unwrap().clone()
+    pub fn reports(&self) -> Vec<HostReport> {
+        self.seen.reports.lock().unwrap().clone()
     }
 
     /// Requests a reading, and returns the one of GPU 0.
-    pub fn look(&self) -> Reading {
+    pub fn read_gpu(&self) -> Reading {
         let from = self.count();
         let now = Clock::default().now();
-        self.host.look();
-        let fresh = |sight: &HostReport| match sight {
+        self.host.request_reading();
+        let fresh = |report: &HostReport| match report {
             HostReport::Observed { uuid, observation } if uuid.ends_with("000") && observation.begun >= now => {
                 Some(observation.reading.clone())
             }
@@ -118,14 +118,14 @@ impl Rig {
     }
 
     pub fn used(&self) -> Used {
-        match self.look() {
+        match self.read_gpu() {
             Reading::Used(used) => used,
             Reading::Unreadable(why) => panic!("GPU is unreadable: {why:?}"),
         }
     }
 
     pub fn unreadable(&self) -> Unreadable {
-        match self.look() {
+        match self.read_gpu() {
             Reading::Used(used) => panic!("GPU is readable: {used:?}"),
             Reading::Unreadable(why) => why,
         }
@@ -133,8 +133,8 @@ impl Rig {
 
     /// Waits until the GPU answers again.
     pub fn recovery(&self) {
-        let good = |sight: &HostReport| {
-            matches!(sight, HostReport::Observed { observation, .. } if matches!(observation.reading, Reading::Used(_)))
+        let good = |report: &HostReport| {
+            matches!(report, HostReport::Observed { observation, .. } if matches!(observation.reading, Reading::Used(_)))
                 .then_some(())
         };
         self.after(self.count(), "a GPU that answers again", good);
@@ -144,7 +144,7 @@ impl Rig {
     pub fn members(&self, lease: LeaseId, pids: &[u32]) -> usize {
         let mut wanted = pids.to_vec();
         wanted.sort_unstable();
-        let exactly = |sight: &HostReport| match sight {
+        let exactly = |report: &HostReport| match report {
             HostReport::Members { lease: told, processes, .. } if *told == lease => {
                 (processes.iter().map(|key| key.pid).collect::<Vec<_>>() == wanted).then_some(())
             }
@@ -154,11 +154,11 @@ impl Rig {
     }
 
     pub fn gone(&self, lease: LeaseId) -> usize {
-        self.after(0, &format!("{lease} gone"), |sight| (*sight == HostReport::Gone { lease }).then_some(())).1
+        self.after(0, &format!("{lease} gone"), |report| (*report == HostReport::HolderEnded { lease }).then_some(())).1
     }
 
     pub fn is_gone(&self, lease: LeaseId) -> bool {
-        self.sights().contains(&HostReport::Gone { lease })
+        self.reports().contains(&HostReport::HolderEnded { lease })
     }
 }
 
