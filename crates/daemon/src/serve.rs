@@ -203,7 +203,7 @@ pub fn serve(options: Options) -> Result<(), ServeError> {
     let kind = choice.gpu.kind();
     let _cards = if kind == GpuKind::Real { Some(claim::cards()?) } else { None };
     if let Some(other) = choice::other_kind(&loaded, kind) {
-        return Err(ServeError::OtherKind(other.word()));
+        return Err(ServeError::OtherKind(other.name()));
     }
     let remote = settled.1.tcp.as_ref().map(listen_beyond).transpose()?;
     let listener = claim::socket(&options.socket, settled.1.socket_gid)?;
@@ -230,7 +230,7 @@ fn look_at(choice: &Choice, options: &Options) -> Result<HostSettings, ServeErro
     eyes.script = options.state_dir.join("scripted.json");
     if let GpuSpec::Soft(spec) = &choice.gpu {
         let place =
-            soft::make(spec, soft::state_file_for(&options.socket)).map_err(|error| match choice.automatic {
+            soft::create_gpus(spec, soft::state_file_for(&options.socket)).map_err(|error| match choice.automatic {
                 true => ServeError::NoDevice(error),
                 false => ServeError::Soft(error),
             })?;
@@ -286,7 +286,7 @@ fn run(
     let tokens = crate::tokens::Tokens::default();
     let trouble = Arc::new(RwLock::new(None));
     let config_trouble = Arc::new(RwLock::new(None));
-    let kind = eyes.gpu.kind().word();
+    let kind = eyes.gpu.kind().name();
     let soft_state = eyes.soft.as_ref().map(|place| place.state.display().to_string());
     let (mail, inbox) = Letters::new();
     let (orders, order_inbox) = mpsc::channel();
@@ -303,9 +303,9 @@ fn run(
     let parking = &settled.policy.parking;
     eyes.shims = settled.shim.then(|| ShimSettings {
         socket: sublet_host::shims::beside(&options.socket),
-        stock: settled.stock.0,
-        ram: parking.ram.0,
-        leave: parking.leave.0,
+        stock_bytes: settled.stock.0,
+        parking_space: parking.ram.0,
+        leave_available: parking.leave.0,
     });
     let by_driver = settled.driver && parking.ram > Bytes::ZERO;
     eyes.driver = by_driver.then(DriverSettings::default);

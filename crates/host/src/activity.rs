@@ -85,7 +85,7 @@ mod tests {
     const HZ: u64 = 100;
 
     /// Samples one process once a second and returns the seconds at which it worked.
-    fn worked(samples: impl IntoIterator<Item = (Option<u64>, Option<u64>)>) -> Vec<u64> {
+    fn seconds_with_work(samples: impl IntoIterator<Item = (Option<u64>, Option<u64>)>) -> Vec<u64> {
         let begun = Instant::now();
         let mut meter = ActivityMeter::new(begun, HZ);
         let process = ProcKey { pid: 1, start: 1 };
@@ -101,31 +101,31 @@ mod tests {
 
     #[test]
     fn a_whole_core_is_work_each_second() {
-        assert_eq!(worked((0..5).map(|s| (Some(5_000 + s * HZ), None))), [1, 2, 3, 4]);
+        assert_eq!(seconds_with_work((0..5).map(|s| (Some(5_000 + s * HZ), None))), [1, 2, 3, 4]);
     }
 
     #[test]
     fn one_core_in_a_hundred_is_work() {
-        assert!(worked((0..60).map(|s| (Some(s), None))).len() >= 10);
+        assert!(seconds_with_work((0..60).map(|s| (Some(s), None))).len() >= 10);
     }
 
     #[test]
     fn one_core_in_four_hundred_never_is() {
-        assert!(worked((0..600).map(|s| (Some(s / 4), None))).is_empty());
+        assert!(seconds_with_work((0..600).map(|s| (Some(s / 4), None))).is_empty());
     }
 
     #[test]
     fn activity_before_the_first_sample_is_not_work() {
-        assert!(worked([(Some(999_999), Some(1 << 40)), (Some(999_999), Some(1 << 40))]).is_empty());
+        assert!(seconds_with_work([(Some(999_999), Some(1 << 40)), (Some(999_999), Some(1 << 40))]).is_empty());
     }
 
     #[test]
     fn reading_and_writing_is_work_and_a_little_is_not() {
-        assert_eq!(worked([0, 64 << 10, 129 << 10, 130 << 10].map(|bytes| (Some(0), Some(bytes)))), [2]);
+        assert_eq!(seconds_with_work([0, 64 << 10, 129 << 10, 130 << 10].map(|bytes| (Some(0), Some(bytes)))), [2]);
     }
 
     #[test]
     fn unreadable_counters_count_as_work() {
-        assert_eq!(worked([(Some(0), None), (None, None), (Some(0), None)]), [1]);
+        assert_eq!(seconds_with_work([(Some(0), None), (None, None), (Some(0), None)]), [1]);
     }
 }

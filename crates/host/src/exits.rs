@@ -19,7 +19,7 @@ use sublet_core::ids::ProcKey;
 const PIDFDS_MAX: usize = 4096;
 /// Exits returned together, so that processes that end together are handled together.
 const EXITS_AT_ONCE: usize = 256;
-/// The epoll token of the bell, which is no process.
+/// The epoll token of the wake event, which is no process.
 const WAKE_TOKEN: u64 = 0;
 
 /// Whether the exit of a process must be noticed at once.
@@ -54,25 +54,25 @@ impl Exits {
         })
     }
 
-    /// Listens for the end of exactly this process. False if it has ended already.
-    pub(crate) fn watch(&mut self, key: ProcKey, ear: ExitWatch) -> bool {
+    /// Watches for the end of exactly this process. False if it has ended already.
+    pub(crate) fn watch(&mut self, key: ProcKey, exit_watch: ExitWatch) -> bool {
         if self.pidfds.contains_key(&key) {
             return true;
         }
-        let pidfds_max = match ear {
+        let pidfds_max = match exit_watch {
             ExitWatch::Reserved => self.pidfds_max,
             ExitWatch::Ordinary => self.pidfds_max / 2,
             ExitWatch::None => 0,
         };
-        let ear = if self.pidfds.len() < pidfds_max { open(key.pid) } else { Ok(None) };
+        let pidfd = if self.pidfds.len() < pidfds_max { open(key.pid) } else { Ok(None) };
         // Checked after opening: from here on the descriptor means this process and no other.
-        let Some(ear) = ear.ok().filter(|_| process::is_running(key)) else { return false };
-        if let Some(ear) = ear {
+        let Some(pidfd) = pidfd.ok().filter(|_| process::is_running(key)) else { return false };
+        if let Some(pidfd) = pidfd {
             let token = self.next_token;
-            if epoll::add(&self.epoll, &ear, EventData::new_u64(token), EventFlags::IN).is_ok() {
+            if epoll::add(&self.epoll, &pidfd, EventData::new_u64(token), EventFlags::IN).is_ok() {
                 self.next_token += 1;
                 self.by_token.insert(token, key);
-                self.pidfds.insert(key, (token, ear));
+                self.pidfds.insert(key, (token, pidfd));
             }
         }
         true
@@ -83,7 +83,7 @@ impl Exits {
         self.pidfds.len()
     }
 
-    /// Stops listening.
+    /// Stops watching.
     pub(crate) fn unwatch(&mut self, key: ProcKey) {
         // Closing the descriptor takes it out of the epoll set.
         if let Some((token, _)) = self.pidfds.remove(&key) {
@@ -91,7 +91,7 @@ impl Exits {
         }
     }
 
-    /// Waits for exits, the bell or the end of `timeout` (for ever without one), and returns the processes that
+    /// Waits for exits, the wake event or the end of `timeout` (for ever without one), and returns the processes that
     /// ended.
     pub(crate) fn wait(&mut self, timeout: Option<Duration>) -> io::Result<Vec<ProcKey>> {
         let timeout = timeout.map(timespec);

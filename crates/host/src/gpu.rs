@@ -45,7 +45,7 @@ impl GpuKind {
     }
 
     /// The kind in one word.
-    pub const fn word(self) -> &'static str {
+    pub const fn name(self) -> &'static str {
         match self {
             GpuKind::Real => "real",
             GpuKind::Soft => "soft",

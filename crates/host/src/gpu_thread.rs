@@ -97,7 +97,7 @@ pub(crate) struct GpuThread {
     worker_link: Option<WorkerLink>,
     unreaped: Vec<Child>,
     /// How long to wait before the next start, and the end of the present wait.
-    wait: Duration,
+    restart_pause: Duration,
     start_at: Instant,
     facts: Vec<CardFacts>,
     reported: Option<Result<Vec<CardFacts>, GpuListError>>,
@@ -125,7 +125,7 @@ impl GpuThread {
             process_thread,
             worker_link: None,
             unreaped: Vec::new(),
-            wait: WAIT_MIN,
+            restart_pause: WAIT_MIN,
             start_at: now,
             facts: Vec::new(),
             reported: None,
@@ -253,7 +253,7 @@ impl GpuThread {
     pub(crate) fn handle_readings(&mut self, begun: Time, answer: GpuAnswer) -> Result<(), WorkerError> {
         match answer {
             GpuAnswer::Looks(readings) => {
-                self.wait = WAIT_MIN;
+                self.restart_pause = WAIT_MIN;
                 self.report_readings(begun, readings);
             }
             GpuAnswer::Unlisted(why) => {
@@ -285,8 +285,8 @@ impl GpuThread {
             });
         }
         self.unreaped.extend(self.worker_link.take().and_then(WorkerLink::kill));
-        self.start_at = Instant::now() + self.wait;
-        self.wait = (self.wait * 2).min(WAIT_MAX);
+        self.start_at = Instant::now() + self.restart_pause;
+        self.restart_pause = (self.restart_pause * 2).min(WAIT_MAX);
     }
 
     fn postpone_list(&mut self, why: GpuListError) {

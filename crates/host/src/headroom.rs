@@ -115,9 +115,9 @@ impl LimitFiles {
     fn room_of(&self, level: &Path) -> Result<Option<u64>, UnknownRoom> {
         let mut least = None;
         for (limit, used) in self.limits {
-            let Some(limit) = number(&level.join(limit))?.filter(|limit| *limit < NO_LIMIT) else { continue };
+            let Some(limit) = read_limit(&level.join(limit))?.filter(|limit| *limit < NO_LIMIT) else { continue };
             let used = level.join(used);
-            let used = number(&used)?.ok_or_else(|| UnknownRoom(format!("{} is not there", used.display())))?;
+            let used = read_limit(&used)?.ok_or_else(|| UnknownRoom(format!("{} is not there", used.display())))?;
             // If the file cannot be read, nothing counts as reclaimable.
             let stat = fs::read_to_string(level.join("memory.stat")).unwrap_or_default();
             let spare: u64 = stat
@@ -135,7 +135,7 @@ impl LimitFiles {
 
 /// The number in a file of a cgroup; `None` for the word `max`, and where there is no such file: the top of a
 /// hierarchy has none, nor has a cgroup without the controller.
-fn number(file: &Path) -> Result<Option<u64>, UnknownRoom> {
+fn read_limit(file: &Path) -> Result<Option<u64>, UnknownRoom> {
     let unknown = |why: &dyn fmt::Display| UnknownRoom(format!("{}: {why}", file.display()));
     match fs::read_to_string(file) {
         Ok(text) if text.trim() == "max" => Ok(None),
@@ -188,7 +188,7 @@ impl Bookings {
     }
 
     /// Releases the driver's bookings of all leases that are not being parked any more.
-    pub(crate) fn keep_driver(&self, is_under_way: impl Fn(LeaseId) -> bool) {
+    pub(crate) fn retain_driver_bookings(&self, is_under_way: impl Fn(LeaseId) -> bool) {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|booker, _| !matches!(booker, Booker::Driver(lease) if !is_under_way(*lease)));
     }
@@ -223,7 +223,7 @@ mod tests {
     const GIB: u64 = 1 << 30;
 
     /// Nested cgroups, each with a limit, the bytes in use and the reclaimable bytes.
-    fn make(root: &Path, files: &LimitFiles, rows: &[(&str, &str, u64, u64)]) {
+    fn make_cgroups(root: &Path, files: &LimitFiles, rows: &[(&str, &str, u64, u64)]) {
         for (name, limit, used, cache) in rows {
             let level = root.join(name);
             fs::create_dir_all(&level).unwrap();
@@ -245,7 +245,7 @@ mod tests {
         let (eight, four) = ((8 * GIB).to_string(), (4 * GIB).to_string());
         let rows =
             [("a", eight.as_str(), 7 * GIB, 2 * GIB), ("a/b", four.as_str(), GIB / 2, 0), ("a/b/c", "max", 0, 0)];
-        make(dir.path(), &UNIFIED, &rows);
+        make_cgroups(dir.path(), &UNIFIED, &rows);
         assert_eq!(room_at(&dir.path().join("a/b/c"), &UNIFIED), Ok(Some(3 * GIB)));
         assert_eq!(room_at(&dir.path().join("a"), &UNIFIED), Ok(Some(3 * GIB)));
         fs::write(dir.path().join("a/b/memory.high"), GIB.to_string()).unwrap();
@@ -255,8 +255,8 @@ mod tests {
     #[test]
     fn a_cgroup_without_a_limit_has_no_bound() {
         let dir = tempfile::tempdir().unwrap();
-        make(dir.path(), &UNIFIED, &[("a", "max", GIB, 0)]);
-        make(dir.path(), &LEGACY, &[("b", "9223372036854771712", GIB, 0)]);
+        make_cgroups(dir.path(), &UNIFIED, &[("a", "max", GIB, 0)]);
+        make_cgroups(dir.path(), &LEGACY, &[("b", "9223372036854771712", GIB, 0)]);
         assert_eq!(room_at(&dir.path().join("a"), &UNIFIED), Ok(None));
         assert_eq!(room_at(&dir.path().join("b"), &LEGACY), Ok(None));
     }
@@ -264,7 +264,7 @@ mod tests {
     #[test]
     fn swap_counts_against_the_limit_of_memory_and_swap() {
         let dir = tempfile::tempdir().unwrap();
-        make(dir.path(), &LEGACY, &[("a", "4294967296", GIB, 0)]);
+        make_cgroups(dir.path(), &LEGACY, &[("a", "4294967296", GIB, 0)]);
         let level = dir.path().join("a");
         fs::write(level.join("memory.memsw.limit_in_bytes"), "4294967296\n").unwrap();
         fs::write(level.join("memory.memsw.usage_in_bytes"), format!("{}\n", 3 * GIB)).unwrap();
@@ -275,7 +275,7 @@ mod tests {
     fn a_limit_that_cannot_be_read_is_unknown() {
         let dir = tempfile::tempdir().unwrap();
         let level = dir.path().join("a");
-        make(dir.path(), &UNIFIED, &[("a", "4294967296", GIB, 0)]);
+        make_cgroups(dir.path(), &UNIFIED, &[("a", "4294967296", GIB, 0)]);
         fs::remove_file(level.join("memory.current")).unwrap();
         assert!(room_at(&level, &UNIFIED).is_err(), "a limit without what is used");
         fs::write(level.join("memory.max"), "plenty\n").unwrap();
@@ -300,7 +300,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let limit = (4 * GIB).to_string();
         let rows = [("job", limit.as_str(), GIB, 0), ("job/one", "max", 0, 0), ("job/two", "max", 0, 0)];
-        make(dir.path(), &UNIFIED, &rows);
+        make_cgroups(dir.path(), &UNIFIED, &rows);
         let [one, two] = ["job/one", "job/two"].map(|name| [MemoryCgroup::at(&dir.path().join(name), &UNIFIED)]);
         let bookings = Bookings::default();
         assert_eq!(bookings.book(Booker::Library(1), &one, 2 * GIB), Ok(()));
@@ -314,7 +314,7 @@ mod tests {
     #[test]
     fn processes_killed_for_lack_of_memory_are_counted_by_the_nearest_cgroup() {
         let dir = tempfile::tempdir().unwrap();
-        make(dir.path(), &UNIFIED, &[("job", "max", 0, 0), ("job/one", "max", 0, 0)]);
+        make_cgroups(dir.path(), &UNIFIED, &[("job", "max", 0, 0), ("job/one", "max", 0, 0)]);
         let job = MemoryCgroup::at(&dir.path().join("job/one"), &UNIFIED);
         assert_eq!(job.oom_kills(), None);
         fs::write(dir.path().join("job/memory.events"), "low 0\noom 3\noom_kill 2\noom_group_kill 1\n").unwrap();

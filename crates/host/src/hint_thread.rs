@@ -25,8 +25,8 @@ pub(crate) fn run(
 ) {
     missing.iter().for_each(|missing| eprintln!("{missing}"));
     loop {
-        let heard = wait_readable([hints.as_fd(), gpu_thread.stopping().as_fd()], Instant::now() + NO_DEADLINE);
-        match heard {
+        let ready = wait_readable([hints.as_fd(), gpu_thread.stopping().as_fd()], Instant::now() + NO_DEADLINE);
+        match ready {
             Ok([_, false]) => {}
             Ok([_, true]) | Err(_) => return,
         }
@@ -38,7 +38,7 @@ pub(crate) fn run(
             gpu_thread.request_reading();
         }
         hints.news().iter().for_each(|news| eprintln!("{news}"));
-        if hint.is_any()
+        if hint.calls_for_reading()
             && !matches!(wait_readable([gpu_thread.stopping().as_fd()], Instant::now() + HINT_GAP), Ok([false]))
         {
             return;

@@ -13,7 +13,7 @@ use sublet_core::ids::ProcKey;
 use thiserror::Error;
 
 /// Longer than any real chain of parents; stops a walk that a change under it made circular.
-const MAX_ANCESTORS: usize = 256;
+const ANCESTORS_MAX: usize = 256;
 
 /// The identity of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -113,7 +113,7 @@ pub fn executable_name(pid: u32) -> Option<String> {
 pub fn ancestry(pid: u32) -> Vec<ProcKey> {
     let mut found: Vec<ProcKey> = Vec::new();
     let mut next = stat(pid).map_or(0, |stat| stat.parent);
-    while next != 0 && found.len() < MAX_ANCESTORS {
+    while next != 0 && found.len() < ANCESTORS_MAX {
         let Ok(stat) = stat(next) else { break };
         found.push(stat.key(next));
         next = stat.parent;
@@ -125,14 +125,14 @@ pub fn ancestry(pid: u32) -> Vec<ProcKey> {
 pub fn children(pid: u32) -> Result<Vec<u32>, ProcessError> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).map_err(|e| ProcessError::of(pid, e))?;
     let mut found = Vec::new();
-    let mut told = false;
+    let mut is_listed = false;
     for task in tasks.flatten() {
         // The children of a thread that ended meanwhile belong to another thread now.
         let Ok(text) = fs::read_to_string(task.path().join("children")) else { continue };
-        told = true;
+        is_listed = true;
         found.extend(text.split_ascii_whitespace().filter_map(|n| n.parse::<u32>().ok()));
     }
-    if told { Ok(found) } else { children_by_scan(pid) }
+    if is_listed { Ok(found) } else { children_by_scan(pid) }
 }
 
 /// The same for kernels that do not list children: reads the parent of every process.
@@ -393,8 +393,8 @@ mod tests {
     fn a_name_may_hold_anything() {
         for name in ["sleep", "Web Content", ") R 1 (", "a)b", "", "((((", "x\ny"] {
             let stat = Stat::parse(line(name, 'S', 4).as_bytes()).unwrap();
-            let told = (stat.name.as_str(), stat.state, stat.parent, stat.start, stat.cpu_ticks, stat.threads);
-            assert_eq!(told, (name, b'S', 17, 987_654, 310, 4));
+            let fields = (stat.name.as_str(), stat.state, stat.parent, stat.start, stat.cpu_ticks, stat.threads);
+            assert_eq!(fields, (name, b'S', 17, 987_654, 310, 4));
         }
     }
 
@@ -443,8 +443,10 @@ mod tests {
 
     #[test]
     fn a_thread_is_not_a_process() {
-        let told = std::thread::spawn(|| identify(rustix::thread::gettid().as_raw_nonzero().get() as u32)).join();
-        assert!(matches!(told.unwrap(), Err(ProcessError::Thread { process, .. }) if process == std::process::id()));
+        let identified = std::thread::spawn(|| identify(rustix::thread::gettid().as_raw_nonzero().get() as u32)).join();
+        assert!(
+            matches!(identified.unwrap(), Err(ProcessError::Thread { process, .. }) if process == std::process::id())
+        );
     }
 
     #[test]

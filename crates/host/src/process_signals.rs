@@ -114,7 +114,7 @@ enum Disposition {
 fn disposition(process: ProcKey, signal: u8) -> Option<Disposition> {
     let before = process::stat(process.pid).ok()?;
     let status = process::read(process.pid, "status").ok()?;
-    let has = |field| Some(mask(&status, field)? >> signal.checked_sub(1)? & 1 == 1);
+    let has = |field| Some(signal_mask(&status, field)? >> signal.checked_sub(1)? & 1 == 1);
     match (before.start == process.start, has("SigCgt:")?, has("SigIgn:")?) {
         (false, ..) => None,
         (true, true, _) => Some(Disposition::Caught),
@@ -124,7 +124,7 @@ fn disposition(process: ProcKey, signal: u8) -> Option<Disposition> {
 }
 
 /// `SigCgt:  0000000000010002`: one bit for each signal, the lowest for signal 1.
-fn mask(status: &[u8], field: &str) -> Option<u64> {
+fn signal_mask(status: &[u8], field: &str) -> Option<u64> {
     u64::from_str_radix(&status_field::<String>(status, field)?, 16).ok()
 }
 
@@ -268,10 +268,10 @@ mod tests {
             (child, key)
         };
         let ((mut roots, one), (mut users, two)) = (start(0), start(OTHER));
-        let told = announce_end(&[one, two], OTHER, USR1);
-        assert_eq!(sent(&told), [(two.pid, USR1), (one.pid, USR1)]);
-        assert!(told[0].outcome.is_ok());
-        assert!(matches!(told[1].outcome, Err(NotSignalled::OtherUser { uid: 0 })));
+        let deliveries = announce_end(&[one, two], OTHER, USR1);
+        assert_eq!(sent(&deliveries), [(two.pid, USR1), (one.pid, USR1)]);
+        assert!(deliveries[0].outcome.is_ok());
+        assert!(matches!(deliveries[1].outcome, Err(NotSignalled::OtherUser { uid: 0 })));
         assert_eq!(users.wait().unwrap().code(), Some(3));
         assert_eq!(roots.try_wait().unwrap(), None);
         send_signal(one, 0, 9).unwrap();

@@ -10,7 +10,7 @@ use std::str::FromStr;
 use sublet_core::ids::Epoch;
 
 /// The environment variable with the proof, set for every program started under a lease.
-pub(crate) const VARIABLE: &str = "SUBLET_MARK";
+pub(crate) const PROOF_VARIABLE: &str = "SUBLET_MARK";
 /// Long enough that it cannot be guessed.
 pub const BYTES: usize = 16;
 

@@ -367,7 +367,7 @@ impl Roster {
         let is_granted = environment.get(EPOCH_VARIABLE)?.parse() == Ok(grant.epoch.0);
         let is_users = || process::uid(pid).is_ok_and(|uid| uid == holder.uid);
         let has_proof =
-            || environment.get(proof::VARIABLE).is_some_and(|text| text.parse::<LeaseProof>() == Ok(grant.proof));
+            || environment.get(proof::PROOF_VARIABLE).is_some_and(|text| text.parse::<LeaseProof>() == Ok(grant.proof));
         let is_own = || is_users() || (has_proof() && audit::is_in_container_of(pid, holder.uid));
         (is_granted && is_own()).then_some(lease)
     }

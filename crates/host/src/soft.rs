@@ -54,7 +54,7 @@ pub fn state_file_for(socket: &Path) -> PathBuf {
 }
 
 /// Makes the GPUs, unless exactly those exist. They outlive the daemon that serves them, as real ones do.
-pub fn make(spec: &Spec, path: PathBuf) -> Result<SoftPlace, SoftError> {
+pub fn create_gpus(spec: &Spec, path: PathBuf) -> Result<SoftPlace, SoftError> {
     let libraries = place::libraries()?;
     State::create(&path, spec)?;
     Ok(SoftPlace { state: path, libraries })

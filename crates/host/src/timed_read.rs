@@ -42,7 +42,7 @@ thread_local! {
 /// The first `most` bytes of a file.
 pub(crate) fn read(path: String, most: u64) -> io::Result<Vec<u8>> {
     let folder = Path::new(&path).parent().map(Path::to_owned).unwrap_or_default();
-    if stuck().get(&folder).is_some_and(|until| *until > Instant::now()) {
+    if stuck_folders().get(&folder).is_some_and(|until| *until > Instant::now()) {
         return Err(io::Error::new(io::ErrorKind::TimedOut, BLOCKED));
     }
     let read = run_with_timeout(move || {
@@ -51,7 +51,7 @@ pub(crate) fn read(path: String, most: u64) -> io::Result<Vec<u8>> {
         Ok(bytes)
     });
     if read.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::TimedOut) {
-        let (mut stuck, now) = (stuck(), Instant::now());
+        let (mut stuck, now) = (stuck_folders(), Instant::now());
         stuck.retain(|_, until| *until > now);
         if stuck.len() < STUCK_MAX {
             stuck.insert(folder, now + RETRY_AFTER);
@@ -60,7 +60,7 @@ pub(crate) fn read(path: String, most: u64) -> io::Result<Vec<u8>> {
     read
 }
 
-fn stuck() -> MutexGuard<'static, BTreeMap<PathBuf, Instant>> {
+fn stuck_folders() -> MutexGuard<'static, BTreeMap<PathBuf, Instant>> {
     STUCK.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -45,7 +45,7 @@ const ORPHANED_AFTER: Duration = Duration::from_secs(1);
 /// Ended processes with orphaned memory tracked at a time.
 const ORPHANED_MAX: usize = 64;
 /// The kernel's inode number of the first pid namespace, the same on every host.
-const FIRST_PIDS: &str = "pid:[4026531836]";
+const FIRST_PID_NAMESPACE: &str = "pid:[4026531836]";
 
 /// Messages to the thread.
 enum MonitorMessage {
@@ -86,7 +86,7 @@ pub(crate) struct UnleasedMonitorInbox {
 struct PendingSignals(Arc<Mutex<BTreeSet<Blow>>>);
 
 impl PendingSignals {
-    fn with<T>(&self, act: impl FnOnce(&mut BTreeSet<Blow>) -> T) -> T {
+    fn with_lock<T>(&self, act: impl FnOnce(&mut BTreeSet<Blow>) -> T) -> T {
         // No change in there can be left half done by a panic.
         act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -132,13 +132,13 @@ impl UnleasedMonitorInbox {
         is_wanted: impl FnMut(&Blow) -> bool,
     ) {
         let wanted = processes.iter().map(|&process| Blow { stranger, process, signal, of }).filter(is_wanted);
-        self.pending.with(|pending| pending.extend(wanted));
+        self.pending.with_lock(|pending| pending.extend(wanted));
         self.send(MonitorMessage::SendSignals { stranger, signal, of, processes, spared });
     }
 
     /// Takes back signals that are not wanted any more. None of them is sent once this returns.
     pub(crate) fn withdraw_signals(&self, is_wanted: impl FnMut(&Blow) -> bool) {
-        self.pending.with(|pending| pending.retain(is_wanted));
+        self.pending.with_lock(|pending| pending.retain(is_wanted));
     }
 
     pub(crate) fn test_pids(&self, uuid: String) {
@@ -350,10 +350,10 @@ impl UnleasedMonitor {
     /// The ended process that this one holds memory of, if the driver does not name this one itself. Searched again,
     /// because a signal may follow from it.
     fn inherited_from(&mut self, process: ProcKey) -> Option<Through> {
-        let of = |orphan: &OrphanedMemory| orphan.inheritors.contains(&process);
-        let dead = self.orphans.iter().find(|(_, orphan)| of(orphan)).map(|(dead, _)| *dead)?;
+        let holds = |orphan: &OrphanedMemory| orphan.inheritors.contains(&process);
+        let dead = self.orphans.iter().find(|(_, orphan)| holds(orphan)).map(|(dead, _)| *dead)?;
         self.search_inheritors(dead);
-        let orphan = self.orphans.get(&dead).filter(|orphan| of(orphan))?;
+        let orphan = self.orphans.get(&dead).filter(|orphan| holds(orphan))?;
         Some(Through { pid: dead, alone: orphan.inheritors.len() == 1 })
     }
 
@@ -441,7 +441,7 @@ impl UnleasedMonitor {
             let mut uid = None;
             let user = user.filter(|_| Some(blow.process) != stranger);
             let sent = if waits { Err(SignalRefusal::Unwanted) } else { self.send(&blow, user, spared, &mut uid) };
-            self.pending.with(|pending| pending.remove(&blow));
+            self.pending.with_lock(|pending| pending.remove(&blow));
             let refused = sent.err();
             let changed = refused.as_ref().is_some_and(SignalRefusal::is_undecided);
             if changed && !waits {
@@ -469,7 +469,7 @@ impl UnleasedMonitor {
                 return Err(SignalRefusal::OtherUser(other));
             }
             // Locked while it is sent: a signal is taken back either before or after that.
-            self.pending.with(|pending| if pending.contains(blow) { send() } else { Err(SignalRefusal::Unwanted) })
+            self.pending.with_lock(|pending| if pending.contains(blow) { send() } else { Err(SignalRefusal::Unwanted) })
         })
     }
 
@@ -480,7 +480,7 @@ impl UnleasedMonitor {
             return None;
         }
         match std::fs::read_link("/proc/self/ns/pid") {
-            Ok(own) if own.as_os_str() == FIRST_PIDS => None,
+            Ok(own) if own.as_os_str() == FIRST_PID_NAMESPACE => None,
             Ok(_) => Some(
                 "the service runs in a pid namespace of its own, and the driver numbers the processes of the host"
                     .to_owned(),
@@ -564,7 +564,7 @@ mod tests {
     }
 
     /// Which of them get a queued signal after the unwanted ones were taken back.
-    fn reached(unleased_monitor: &mut UnleasedMonitor, pending: Vec<Blow>) -> Vec<(bool, bool)> {
+    fn signal_outcomes(unleased_monitor: &mut UnleasedMonitor, pending: Vec<Blow>) -> Vec<(bool, bool)> {
         let outcome = unleased_monitor.send_signals(pending, &[]);
         outcome.iter().map(|struck| (struck.refused.is_none(), struck.changed)).collect()
     }
@@ -575,18 +575,18 @@ mod tests {
         let mut one = Sleeper::monitored(&mut unleased_monitor);
         let pending = send_signals(&inbox, vec![one.key()]);
         inbox.withdraw_signals(|_| true);
-        assert_eq!(inbox.pending.with(|pending| pending.len()), 1);
+        assert_eq!(inbox.pending.with_lock(|pending| pending.len()), 1);
         inbox.withdraw_signals(|blow| blow.process != one.key());
         assert!(unleased_monitor.handle_messages(), "it is dealt with");
         assert_eq!(one.0.try_wait().expect("an own child"), None);
         // It was dropped, to be audited again.
         unleased_monitor.registry.register(one.key()).expect("an own child");
-        assert_eq!(reached(&mut unleased_monitor, pending), [(false, true)]);
+        assert_eq!(signal_outcomes(&mut unleased_monitor, pending), [(false, true)]);
         unleased_monitor.registry.register(one.key()).expect("an own child");
         let pending = send_signals(&inbox, vec![one.key()]);
-        assert_eq!(reached(&mut unleased_monitor, pending), [(true, false)]);
+        assert_eq!(signal_outcomes(&mut unleased_monitor, pending), [(true, false)]);
         assert!(!one.0.wait().expect("an own child").success());
-        assert_eq!(inbox.pending.with(|pending| pending.len()), 0, "nothing is left of it");
+        assert_eq!(inbox.pending.with_lock(|pending| pending.len()), 0, "nothing is left of it");
     }
 
     #[test]
@@ -595,9 +595,9 @@ mod tests {
         let mut all = [0; 2].map(|_| Sleeper::monitored(&mut unleased_monitor));
         let pending = send_signals(&inbox, all.each_ref().map(Sleeper::key).to_vec());
         all[0].0.kill().and_then(|()| all[0].0.wait()).expect("an own child");
-        assert_eq!(reached(&mut unleased_monitor, pending), [(false, false), (false, true)]);
+        assert_eq!(signal_outcomes(&mut unleased_monitor, pending), [(false, false), (false, true)]);
         assert_eq!(all[1].0.try_wait().expect("an own child"), None);
-        assert_eq!(inbox.pending.with(|pending| pending.len()), 0, "nothing is left of it");
+        assert_eq!(inbox.pending.with_lock(|pending| pending.len()), 0, "nothing is left of it");
     }
 
     #[test]
@@ -639,11 +639,11 @@ mod tests {
         let keys = all.each_ref().map(Sleeper::key);
         let pending = send_signals(&inbox, keys.to_vec());
         inbox.withdraw_signals(|blow| blow.process != keys[0]);
-        assert_eq!(reached(&mut unleased_monitor, pending), [(false, true); 3]);
+        assert_eq!(signal_outcomes(&mut unleased_monitor, pending), [(false, true); 3]);
         unleased_monitor.registry.register(keys[0]).expect("an own child");
         let pending = send_signals(&inbox, keys.to_vec());
         inbox.withdraw_signals(|blow| blow.process != keys[1]);
-        assert_eq!(reached(&mut unleased_monitor, pending), [(true, false), (false, true), (true, false)]);
+        assert_eq!(signal_outcomes(&mut unleased_monitor, pending), [(true, false), (false, true), (true, false)]);
         assert_eq!(all[1].0.try_wait().expect("an own child"), None);
         assert!(!all[0].0.wait().expect("an own child").success() && !all[2].0.wait().expect("an own child").success());
     }

@@ -165,7 +165,7 @@ fn wait_for_lock(tries: i32, most: i32) -> bool {
 fn run(conn: &Connection, woken: &Receiver<Pass>, copied: &AtomicU32, fault: &Mutex<Option<SystemCause>>) {
     lower_priority();
     for wanted in woken {
-        match pass(conn, wanted) {
+        match run_pass(conn, wanted) {
             Ok(done) => copied.store(done, Ordering::Relaxed),
             Err(error) => {
                 if let CommitError::Sync(cause) = CommitError::sqlite(&error, crate::connect::errno(conn)) {
@@ -207,7 +207,7 @@ fn lower_priority() {
 }
 
 /// Runs one pass; returns how many frames are copied, or 0 after a truncation.
-fn pass(conn: &Connection, wanted: Pass) -> Result<u32> {
+fn run_pass(conn: &Connection, wanted: Pass) -> Result<u32> {
     if let Pass::Truncate = wanted {
         checkpoint(conn, "PRAGMA wal_checkpoint(PASSIVE)")?;
         checkpoint(conn, "PRAGMA wal_checkpoint(TRUNCATE)")?;

@@ -275,7 +275,7 @@ pub struct BatchInsert {
 
 impl BatchInsert {
     /// Writes rows; `bind` is told how many parameters are bound before a row's first.
-    pub fn all<T>(
+    pub fn insert_all<T>(
         &self,
         conn: &Connection,
         rows: &[T],
@@ -300,12 +300,12 @@ impl BatchInsert {
 
 /// Writes live leases that are not there.
 pub fn put_new_leases(conn: &Connection, rows: &[Lease]) -> Result<()> {
-    NEW_LEASE.all(conn, rows, bind_lease)
+    NEW_LEASE.insert_all(conn, rows, bind_lease)
 }
 
 /// Writes live leases that may be there.
 pub fn put_leases(conn: &Connection, rows: &[Lease]) -> Result<()> {
-    LEASE.all(conn, rows, bind_lease)
+    LEASE.insert_all(conn, rows, bind_lease)
 }
 
 fn bind_lease(put: &mut Statement<'_>, bound: usize, row: &Lease) -> Result<()> {
@@ -478,7 +478,7 @@ fn hold(row: &Row<'_>, first: usize) -> Result<Option<Hold>> {
 
 /// Writes ended leases.
 pub fn put_past(conn: &Connection, rows: &[Ended]) -> Result<()> {
-    ENDED.all(conn, rows, bind_past)
+    ENDED.insert_all(conn, rows, bind_past)
 }
 
 fn bind_past(put: &mut Statement<'_>, bound: usize, row: &Ended) -> Result<()> {

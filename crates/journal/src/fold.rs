@@ -163,8 +163,8 @@ mod tests {
             (Action::Regroup { tenant: TenantId(1), groups: Vec::new() }, "tenant"),
             (grant(vec![CardId(0), CardId(1)], Time(9)), "card"),
         ] {
-            let said = fold(&mut rows, &action).unwrap_err();
-            assert_eq!(said, format!("entry 9 of the log names an unknown {what}"));
+            let error = fold(&mut rows, &action).unwrap_err();
+            assert_eq!(error, format!("entry 9 of the log names an unknown {what}"));
             assert_eq!(rows, before);
         }
     }

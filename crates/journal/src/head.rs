@@ -399,17 +399,17 @@ impl OpenedFiles {
         };
         let lock = database.with_file_name(state_dir::LOCK);
         let all = [database.to_owned(), beside("-wal"), beside("-shm"), lock];
-        OpenedFiles(all.into_iter().filter_map(|path| identity(&path).map(|found| (path, found))).collect())
+        OpenedFiles(all.into_iter().filter_map(|path| device_and_inode(&path).map(|found| (path, found))).collect())
     }
 
     /// The first file that is not at its path any more.
     fn first_moved(&self) -> Option<PathBuf> {
-        self.0.iter().find(|(path, opened)| identity(path) != Some(*opened)).map(|(path, _)| path.clone())
+        self.0.iter().find(|(path, opened)| device_and_inode(path) != Some(*opened)).map(|(path, _)| path.clone())
     }
 }
 
 /// Device and inode; `None` if the file cannot be read.
-fn identity(path: &Path) -> Option<(u64, u64)> {
+fn device_and_inode(path: &Path) -> Option<(u64, u64)> {
     fs::symlink_metadata(path).ok().map(|found| (found.dev(), found.ino()))
 }
 

@@ -287,7 +287,7 @@ impl Journal {
 
     fn write_log(&mut self, entries: &[LogEntry]) -> Result<LogTip> {
         let (mut tip, hasher) = (self.tip, &mut self.hasher);
-        codec::ENTRY.all(&self.conn, entries, |put, bound, entry| {
+        codec::ENTRY.insert_all(&self.conn, entries, |put, bound, entry| {
             tip = bind_entry(put, bound, hasher, tip, entry)?;
             Ok(())
         })?;

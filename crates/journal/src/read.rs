@@ -111,12 +111,12 @@ pub(crate) fn rows(conn: &Connection) -> Result<Rows> {
     }
     for found in conn.prepare_cached(codec::TENANTS)?.query_map([], codec::tenant)? {
         let (id, tenant) = found?;
-        in_order(id.0 as usize, rows.tenants.len(), "tenant")?;
+        check_order(id.0 as usize, rows.tenants.len(), "tenant")?;
         rows.tenants.push(tenant);
     }
     for found in conn.prepare_cached(codec::CARDS)?.query_map([], codec::card)? {
         let (id, card) = found?;
-        in_order(usize::from(id.0), rows.cards.len(), "card")?;
+        check_order(usize::from(id.0), rows.cards.len(), "card")?;
         rows.cards.push(card);
     }
     let mut leases = conn.prepare_cached(codec::LEASES)?;
@@ -133,22 +133,22 @@ pub(crate) fn rows(conn: &Connection) -> Result<Rows> {
     rows.rules = found.map(|found| found.map(|row| (row.id, row))).collect::<Result<_>>()?;
     for lease in rows.leases.values() {
         if lease.tenant.0 as usize >= rows.tenants.len() {
-            return Err(missing("tenant", lease.tenant.0 as usize));
+            return Err(missing_row("tenant", lease.tenant.0 as usize));
         }
     }
     let of_leases = rows.leases.values().filter_map(|lease| lease.hold()).flat_map(|hold| &hold.cards);
     let of_strangers = rows.strangers.values().flat_map(|stranger| &stranger.cards);
     match of_leases.chain(of_strangers).find(|card| usize::from(card.0) >= rows.cards.len()) {
-        Some(card) => Err(missing("card", usize::from(card.0))),
+        Some(card) => Err(missing_row("card", usize::from(card.0))),
         None => Ok(rows),
     }
 }
 
-fn in_order(found: usize, expected: usize, what: &str) -> Result<()> {
-    if found == expected { Ok(()) } else { Err(missing(what, expected)) }
+fn check_order(found: usize, expected: usize, what: &str) -> Result<()> {
+    if found == expected { Ok(()) } else { Err(missing_row(what, expected)) }
 }
 
-fn missing(what: &str, number: usize) -> rusqlite::Error {
+fn missing_row(what: &str, number: usize) -> rusqlite::Error {
     rusqlite::Error::ToSqlConversionFailure(format!("the row of {what} {number} is missing").into())
 }
 

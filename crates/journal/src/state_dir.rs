@@ -188,7 +188,7 @@ impl Ballast {
         }
         let size = fitting_ballast_bytes(self.bytes.saturating_add(free));
         if self.bytes < size {
-            if let Err(error) = reserve(&file, size) {
+            if let Err(error) = reserve_bytes(&file, size) {
                 self.bytes = 0;
                 file.set_len(0)?;
                 return if error.kind() == io::ErrorKind::StorageFull { Ok(false) } else { Err(error) };
@@ -211,7 +211,7 @@ fn fitting_ballast_bytes(room: u64) -> u64 {
     if half < BALLAST_BYTES_MIN { 0 } else { half }
 }
 
-fn reserve(file: &File, bytes: u64) -> io::Result<()> {
+fn reserve_bytes(file: &File, bytes: u64) -> io::Result<()> {
     match fallocate(file, FallocateFlags::empty(), 0, bytes) {
         Err(Errno::OPNOTSUPP) => {
             let mut file = file;

@@ -200,7 +200,7 @@ mod tests {
         events
     }
 
-    fn told(events: &AncestorEvents, pid: u32, parent_now: u32, living: &[u32]) -> String {
+    fn ancestry_text(events: &AncestorEvents, pid: u32, parent_now: u32, living: &[u32]) -> String {
         let alive = |pid: u32| {
             let process = ProcKey { pid, start: 5 };
             let ancestor = Ancestor { process, uid: Some(0), name: "shell".to_owned(), exe: None, ended: false };
@@ -216,10 +216,10 @@ mod tests {
     #[test]
     fn ancestors_of_a_double_fork_are_known() {
         let events = events(&[(10, 11), (11, 12)], &[(11, "launcher")]);
-        assert_eq!(told(&events, 12, 1, &[10]), "11 launcher ended, 10 shell lives");
-        assert_eq!(told(&events, 11, 10, &[10]), "", "its parent is there");
-        assert_eq!(told(&events, 99, 1, &[10]), "", "nobody heard of it");
-        assert_eq!(told(&events, 12, 1, &[]), "11 launcher ended, 10 ? ended");
+        assert_eq!(ancestry_text(&events, 12, 1, &[10]), "11 launcher ended, 10 shell lives");
+        assert_eq!(ancestry_text(&events, 11, 10, &[10]), "", "its parent is there");
+        assert_eq!(ancestry_text(&events, 99, 1, &[10]), "", "no event of it was received");
+        assert_eq!(ancestry_text(&events, 12, 1, &[]), "11 launcher ended, 10 ? ended");
     }
 
     #[test]
@@ -238,7 +238,7 @@ mod tests {
     fn a_reused_pid_is_no_ancestor() {
         // 11 made 12 and ended; its pid went to a child of 50.
         let events = events(&[(10, 11), (11, 12), (50, 11)], &[(11, "launcher")]);
-        assert_eq!(told(&events, 12, 1, &[10, 11, 50]), "");
+        assert_eq!(ancestry_text(&events, 12, 1, &[10, 11, 50]), "");
     }
 
     #[test]

@@ -173,10 +173,10 @@ mod tests {
 
     fn check(path: &str, unit: Option<&str>, container: Option<&str>) {
         let path = path.replace("ID2", INNER).replace("ID", ID);
-        let told = location_in(&[Cgroup { controllers: String::new(), path: path.clone() }]);
+        let location = location_in(&[Cgroup { controllers: String::new(), path: path.clone() }]);
         let full = |text: &str| text.replace("ID", ID);
-        assert_eq!((told.unit, told.container), (unit.map(full), container.map(full)), "{path}");
-        assert_eq!(told.cgroup, path);
+        assert_eq!((location.unit, location.container), (unit.map(full), container.map(full)), "{path}");
+        assert_eq!(location.cgroup, path);
     }
 
     #[test]
@@ -275,7 +275,7 @@ mod tests {
 
     #[test]
     fn of_several_hierarchies_the_first_that_names_one_counts() {
-        let told = |text: &str| {
+        let names_in = |text: &str| {
             let parse = |line: &str| {
                 let (controllers, path) = line.split_once(':').unwrap();
                 Cgroup { controllers: controllers.to_owned(), path: path.replace("ID", ID) }
@@ -287,15 +287,15 @@ mod tests {
         let own = |text: &str| Some(text.to_owned());
         // Version 1 alone, both, and a container's own hierarchies where systemd has none.
         assert_eq!(
-            told("memory:/user.slice name=systemd:/system.slice/a.service"),
+            names_in("memory:/user.slice name=systemd:/system.slice/a.service"),
             ("/system.slice/a.service".into(), own("a.service"), None)
         );
         assert_eq!(
-            told("cpu,cpuacct:/other name=systemd:/ :/system.slice/a.service"),
+            names_in("cpu,cpuacct:/other name=systemd:/ :/system.slice/a.service"),
             ("/system.slice/a.service".into(), own("a.service"), None)
         );
-        assert_eq!(told("memory:/docker/ID name=systemd:/ :/"), ("/docker/ID".into(), None, own("ID")));
-        assert_eq!(told("memory:/ :/"), ("/".into(), None, None));
+        assert_eq!(names_in("memory:/docker/ID name=systemd:/ :/"), ("/docker/ID".into(), None, own("ID")));
+        assert_eq!(names_in("memory:/ :/"), ("/".into(), None, None));
         assert_eq!(location_in(&[]).cgroup, "/");
     }
 

@@ -17,14 +17,14 @@ use std::path::{Path, PathBuf};
 /// How the names of NVIDIA's device files begin.
 const PREFIX: &str = "/dev/nvidia";
 /// The major number of NVIDIA's first device files, fixed long ago; later ones are in `/proc/devices`.
-const MAJOR: u32 = 195;
+const NVIDIA_MAJOR: u32 = 195;
 /// Descriptors read of one process, which may have a million. A process with more gains no exemption: it is reported
 /// as crowded.
 const DESCRIPTORS_MAX: usize = 65_536;
 /// Bytes of mappings read of one process: the kernel's limit is 65,530 mappings by default.
 const MAPPINGS_BYTES_MAX: u64 = 32 << 20;
 /// Stands for the path of a file where it is longer than the kernel reports.
-const NAMELESS: &str = "/… (its path is too long)";
+const TOO_LONG_PATH: &str = "/… (its path is too long)";
 /// Device files reported of one process: a host has a few for each GPU.
 const DEVICES_MAX: usize = 64;
 
@@ -115,7 +115,7 @@ fn find_open(folder: &str, known: &KnownDevices<'_>, found: &mut Vec<String>) ->
             // Closed since it was listed.
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             // It may be a GPU all the same, below a path that is too long to report.
-            Err(error) if error.kind() == io::ErrorKind::InvalidFilename => PathBuf::from(NAMELESS),
+            Err(error) if error.kind() == io::ErrorKind::InvalidFilename => PathBuf::from(TOO_LONG_PATH),
             Err(error) => return Err(error),
         };
         // Sockets, pipes and the like are not in a file system, and need no statx.
@@ -189,7 +189,7 @@ fn majors(listed: &str) -> Vec<u32> {
         let (number, name) = line.trim().split_once(' ')?;
         number.parse::<u32>().ok().filter(|_| name.starts_with("nvidia"))
     };
-    let mut found = vec![MAJOR];
+    let mut found = vec![NVIDIA_MAJOR];
     found.extend(characters.lines().filter_map(from_line));
     found
 }

@@ -58,7 +58,7 @@ pub struct ReadingHint {
 
 impl ReadingHint {
     /// True if there is a reason to read the GPUs.
-    pub const fn is_any(self) -> bool {
+    pub const fn calls_for_reading(self) -> bool {
         self.opened || self.processes || self.lost
     }
 }
@@ -383,7 +383,7 @@ mod tests {
     }
 
     /// Without messages about processes, which come from all of the host.
-    fn of_files(soft: &[PathBuf]) -> HintListener {
+    fn file_hints(soft: &[PathBuf]) -> HintListener {
         let (mut hints, missing) = HintListener::with_limits(soft, LIMITS).unwrap();
         assert!(missing.iter().all(|what| what.contains(PROCESSES)), "{missing:?}");
         hints.disarm();
@@ -393,11 +393,11 @@ mod tests {
     }
 
     /// With them; `None` where the kernel reports nothing here.
-    fn of_processes(limits: HintLimits) -> Option<HintListener> {
+    fn process_hints(limits: HintLimits) -> Option<HintListener> {
         let (hints, missing) = HintListener::with_limits(&[], limits).unwrap();
         if matches!(hints.processes, ConnectorState::Unavailable) {
             let why = missing.iter().find(|what| what.contains(PROCESSES));
-            eprintln!("skipped: {}", why.expect("whoever hears nothing says why"));
+            eprintln!("skipped: {}", why.expect("a missing source has a reason"));
             return None;
         }
         Some(hints)
@@ -409,7 +409,7 @@ mod tests {
         let (gpu_file, other) = (dir.path().join("card"), dir.path().join("other"));
         fs::write(&gpu_file, "").unwrap();
         fs::write(&other, "").unwrap();
-        let mut hints = of_files(std::slice::from_ref(&gpu_file));
+        let mut hints = file_hints(std::slice::from_ref(&gpu_file));
         assert!(!is_readable(&hints, Duration::from_millis(50)));
         drop(fs::File::open(&other).unwrap());
         assert!(!is_readable(&hints, Duration::from_millis(50)), "only GPUs count");
@@ -428,7 +428,7 @@ mod tests {
     fn a_gpu_file_made_later_is_watched_from_then_on() {
         let dir = tempfile::tempdir().unwrap();
         let gpu_file = dir.path().join("card");
-        let mut hints = of_files(std::slice::from_ref(&gpu_file));
+        let mut hints = file_hints(std::slice::from_ref(&gpu_file));
         for _ in 0..2 {
             let new = dir.path().join("new");
             fs::write(&new, "").unwrap();
@@ -451,7 +451,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let gpu_file = dir.path().join("card");
         fs::write(&gpu_file, "").unwrap();
-        let mut hints = of_files(std::slice::from_ref(&gpu_file));
+        let mut hints = file_hints(std::slice::from_ref(&gpu_file));
         let (stop, begun) = (AtomicBool::new(false), Instant::now());
         let drains = std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -474,14 +474,14 @@ mod tests {
 
     #[test]
     fn a_process_that_starts_and_ends_is_a_hint() {
-        let Some(mut hints) = of_processes(LIMITS) else { return };
+        let Some(mut hints) = process_hints(LIMITS) else { return };
         Command::new("true").status().unwrap();
         until(&mut hints, "a process", |hint| hint.processes);
     }
 
     #[test]
     fn lost_messages_are_reported() {
-        let Some(mut hints) = of_processes(HintLimits { buffer: 4096, ..LIMITS }) else { return };
+        let Some(mut hints) = process_hints(HintLimits { buffer: 4096, ..LIMITS }) else { return };
         for _ in 0..200 {
             std::thread::spawn(|| ()).join().unwrap();
         }
@@ -493,7 +493,7 @@ mod tests {
     #[test]
     fn a_flood_of_processes_switches_the_connector_off_and_is_reported() {
         let off_for = Duration::from_millis(300);
-        let Some(mut hints) = of_processes(HintLimits { events_per_s_max: 300, off_for, ..LIMITS }) else { return };
+        let Some(mut hints) = process_hints(HintLimits { events_per_s_max: 300, off_for, ..LIMITS }) else { return };
         let (stop, begun) = (AtomicBool::new(false), Instant::now());
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -501,26 +501,29 @@ mod tests {
                     std::thread::spawn(|| ()).join().unwrap();
                 }
             });
-            let (mut drains, mut said) = (0_u32, Vec::new());
+            let (mut drains, mut news_so_far) = (0_u32, Vec::new());
             // Off and on again, twice.
-            while said.len() < 4 && begun.elapsed() < PATIENCE {
+            while news_so_far.len() < 4 && begun.elapsed() < PATIENCE {
                 if is_readable(&hints, Duration::from_millis(100)) {
                     let hint = hints.drain();
                     drains += 1;
                     let news = hints.news();
                     assert!(news.is_empty() || hint.lost, "{news:?} and {hint:?}");
-                    said.extend(news);
+                    news_so_far.extend(news);
                 }
             }
             stop.store(true, Ordering::Relaxed);
-            assert!(said[0].starts_with("not noticed at once for 0.3 s: processes that start"), "{said:?}");
-            assert!(said[0].ends_with("more than 300 of them in a second"), "{said:?}");
-            assert_eq!(said[1], "noticed at once again: processes that start and end");
+            assert!(
+                news_so_far[0].starts_with("not noticed at once for 0.3 s: processes that start"),
+                "{news_so_far:?}"
+            );
+            assert!(news_so_far[0].ends_with("more than 300 of them in a second"), "{news_so_far:?}");
+            assert_eq!(news_so_far[1], "noticed at once again: processes that start and end");
             assert!(begun.elapsed() >= 2 * off_for);
             let bound = begun.elapsed().as_millis() / 10 + 10;
             assert!(u128::from(drains) <= bound, "{drains} drains in {:?}", begun.elapsed());
         });
         let connector = matches!(hints.processes, ConnectorState::Listening { .. });
-        assert!(connector || !is_readable(&hints, Duration::ZERO), "whoever rests is silent");
+        assert!(connector || !is_readable(&hints, Duration::ZERO), "a connector that is off gives no hint");
     }
 }

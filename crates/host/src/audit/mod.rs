@@ -219,7 +219,7 @@ fn read_audit(process: ProcKey, stat: &Stat, devices: &GpuDeviceFiles) -> Result
         devices: open,
         crowded,
         through: None,
-        ran: Some(accounted(pid, stat, &status, &mut unread)),
+        ran: Some(resource_use(pid, stat, &status, &mut unread)),
         unread,
     })
 }
@@ -315,7 +315,7 @@ fn ticks_as_ms(ticks: u64) -> u64 {
     ticks.saturating_mul(1000) / rustix::param::clock_ticks_per_second().max(1)
 }
 
-fn accounted(pid: u32, stat: &Stat, status: &[u8], unread: &mut Vec<String>) -> Accounted {
+fn resource_use(pid: u32, stat: &Stat, status: &[u8], unread: &mut Vec<String>) -> Accounted {
     let io_bytes = match process::io_bytes(pid) {
         Ok(bytes) => Some(bytes),
         Err(ProcessError::Unreadable { source, .. }) => {

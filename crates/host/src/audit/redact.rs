@@ -85,7 +85,7 @@ const TEXT_PARTS: [&str; 24] = [
     "classification",
 ];
 /// A name that ends with one of these says where something is, not what it is.
-const PLACE_PARTS: [&str; 9] = ["file", "path", "dir", "directory", "folder", "name", "url", "uri", "env"];
+const LOCATION_PARTS: [&str; 9] = ["file", "path", "dir", "directory", "folder", "name", "url", "uri", "env"];
 /// A word without separators is secret if it ends with one of these: `PGPASSWORD`, `dbpasswd`, `accesstoken`.
 const SECRET_ENDS: [&str; 6] = ["password", "passwd", "secret", "apikey", "passphrase", "authorization"];
 /// Words before a credential in a header that are not part of it.
@@ -132,7 +132,7 @@ const PREFIXES: [(&str, usize); 36] = [
     ("AGE-SECRET-KEY-", 8),
 ];
 /// Options that carry a secret in one program only: with the value attached, or in the next word.
-const OF_PROGRAMS: [(&str, &str); 14] = [
+const PROGRAM_OPTIONS: [(&str, &str); 14] = [
     ("mysql", "-p"),
     ("mysqldump", "-p"),
     ("mysqladmin", "-p"),
@@ -149,7 +149,7 @@ const OF_PROGRAMS: [(&str, &str); 14] = [
     ("mongoexport", "-p"),
 ];
 /// Programs in which the option is a secret only after `login`; otherwise it is a port.
-const LOG_IN: [&str; 5] = ["docker", "podman", "nerdctl", "buildah", "skopeo"];
+const LOGIN_PROGRAMS: [&str; 5] = ["docker", "podman", "nerdctl", "buildah", "skopeo"];
 /// The largest pid.
 const PID_MAX: u32 = 1 << 22;
 /// Characters of a key that are examined.
@@ -257,9 +257,9 @@ impl Redactor {
         let ends = |c: char| is_quote_or_bracket(c) || matches!(c, ';' | '&' | '|' | '$' | '{' | '=');
         let named = word.trim_end_matches(is_quote_or_bracket).rsplit(ends).next().unwrap_or_default();
         let named = named.rsplit('/').next().unwrap_or_default();
-        if let Some((_, option)) = OF_PROGRAMS.iter().find(|(program, _)| *program == named) {
+        if let Some((_, option)) = PROGRAM_OPTIONS.iter().find(|(program, _)| *program == named) {
             (self.option, self.logs_in) = (Some(*option), false);
-        } else if LOG_IN.contains(&named) {
+        } else if LOGIN_PROGRAMS.contains(&named) {
             self.logs_in = true;
         } else if named == "login" && self.logs_in {
             self.option = Some("-p");
@@ -470,7 +470,7 @@ fn parts_of(name: &str) -> Vec<String> {
 fn is_secret(name: &str) -> bool {
     let parts = parts_of(name);
     let has = |list: &[&str], part: &String| list.contains(&part.as_str());
-    let Some(last) = parts.last().filter(|last| !has(&PLACE_PARTS, last)) else { return false };
+    let Some(last) = parts.last().filter(|last| !has(&LOCATION_PARTS, last)) else { return false };
     let is_text = parts.iter().any(|part| has(&TEXT_PARTS, part));
     // `OPENAI_KEY`: a variable of that name is hardly ever about sorting.
     let is_variable = last == "key" && parts.len() > 1 && !name.contains(|c: char| c.is_ascii_lowercase());
@@ -582,11 +582,11 @@ mod tests {
     /// Arguments with `␠` for spaces inside one.
     fn check(line: &str, shown: &str) {
         let arguments: Vec<String> = line.split(' ').map(|argument| argument.replace('␠', " ")).collect();
-        let told: Vec<String> = redact(&arguments).iter().map(|argument| argument.replace(' ', "␠")).collect();
-        assert_eq!(told.join(" "), shown);
+        let redacted: Vec<String> = redact(&arguments).iter().map(|argument| argument.replace(' ', "␠")).collect();
+        assert_eq!(redacted.join(" "), shown);
     }
 
-    fn stays(line: &str) {
+    fn check_unchanged(line: &str) {
         check(line, line);
     }
 
@@ -616,18 +616,18 @@ mod tests {
         check("docker login -u ann -p x r.io", "docker login -u ann -p *** r.io");
         check("mongo -u ann -p x db", "mongo -u ann -p *** db");
         check("mongodump -px db", "mongodump -p*** db");
-        stays("docker run -p 8080:80 img");
-        stays("llama-server -p 8080 -a name");
+        check_unchanged("docker run -p 8080:80 img");
+        check_unchanged("llama-server -p 8080 -a name");
         check("tool -p hunter2 -n 3", "tool -p *** -n 3");
         check("tool -p two␠words x", "tool -p *** x");
         check("sh -c tool␠-p␠hunter2␠x", "sh -c tool␠-p␠***␠x");
         check("sh -c \"tool␠-p␠'two␠words'␠x\"", "sh -c \"tool␠-p␠'***'␠x\"");
         check("tool -p 99999999", "tool -p ***");
-        stays("docker run -p 127.0.0.1:8080:80/tcp img");
-        stays("mkdir -p /data/x ./y");
-        stays("mkdir -p ./y");
-        stays("tool -p --verbose");
-        stays("ps -p 4194303");
+        check_unchanged("docker run -p 127.0.0.1:8080:80/tcp img");
+        check_unchanged("mkdir -p /data/x ./y");
+        check_unchanged("mkdir -p ./y");
+        check_unchanged("tool -p --verbose");
+        check_unchanged("ps -p 4194303");
         check("openssl -passin pass:x -in k.pem", "openssl -passin pass:*** -in k.pem");
     }
 
@@ -675,7 +675,7 @@ mod tests {
         check("git clone https://ghp_x@h/r.git", "git clone https://***@h/r.git");
         check("app --db=postgres://u:p/w@h:5/d", "app --db=postgres://***@h:5/d");
         check("app redis://:p@s@h/0", "app redis://***@h/0");
-        stays("app http://h:8000/v1 http://[::1]:8000/x https://h/@scope/p git@h:r.git");
+        check_unchanged("app http://h:8000/v1 http://[::1]:8000/x https://h/@scope/p git@h:r.git");
     }
 
     #[test]
@@ -700,17 +700,25 @@ mod tests {
 
     #[test]
     fn programs_options_and_names_of_files_stay() {
-        stays("python -u train.py --max-tokens 512 --tokenizer t --pad_token_id=0 --max_new_tokens 9 --lr 3e-4");
-        stays("python -m vllm.entrypoints.openai.api_server --model meta-llama/Meta-Llama-3.1-70B-Instruct");
-        stays("llama-server -m /m/DeepSeek-R1-Distill-Qwen-32B-Q4_K_M.gguf --port 8080 -ngl 99 --api-key-file /k");
-        stays("app --password-file /run/secrets/db --token-path ~/.t -v /run/secrets:/run/secrets:ro");
-        stays("python /root/.cache/hub/models--a--b/snapshots/3f9a1c07e5b84d26a9f01b7c3d5e8842f6a0c19b/x.py");
-        stays("app --device GPU-8f6e2c1a-1234-5678-9abc-def012345678 --key-frames 3 --sort-key name --passes 2");
-        stays("uvicorn pkg.auth:app --workers 4");
-        stays("torchrun --nproc_per_node=8 --rdzv_endpoint=10.0.0.1:29500 train.py --user 1000:1000");
-        stays("python Llama3InstructFineTunedCheckpoint2024.safetensors TheBloke/Mistral-7B-Instruct-v0.2-GPTQ");
-        stays("app Qwen2.5-Coder-7B-Instruct-GPTQ-Int4 hf_models_of_mine_v2_final sk-learn");
-        stays("app -- - -1 = : '' \" , ;");
+        check_unchanged(
+            "python -u train.py --max-tokens 512 --tokenizer t --pad_token_id=0 --max_new_tokens 9 --lr 3e-4",
+        );
+        check_unchanged("python -m vllm.entrypoints.openai.api_server --model meta-llama/Meta-Llama-3.1-70B-Instruct");
+        check_unchanged(
+            "llama-server -m /m/DeepSeek-R1-Distill-Qwen-32B-Q4_K_M.gguf --port 8080 -ngl 99 --api-key-file /k",
+        );
+        check_unchanged("app --password-file /run/secrets/db --token-path ~/.t -v /run/secrets:/run/secrets:ro");
+        check_unchanged("python /root/.cache/hub/models--a--b/snapshots/3f9a1c07e5b84d26a9f01b7c3d5e8842f6a0c19b/x.py");
+        check_unchanged(
+            "app --device GPU-8f6e2c1a-1234-5678-9abc-def012345678 --key-frames 3 --sort-key name --passes 2",
+        );
+        check_unchanged("uvicorn pkg.auth:app --workers 4");
+        check_unchanged("torchrun --nproc_per_node=8 --rdzv_endpoint=10.0.0.1:29500 train.py --user 1000:1000");
+        check_unchanged(
+            "python Llama3InstructFineTunedCheckpoint2024.safetensors TheBloke/Mistral-7B-Instruct-v0.2-GPTQ",
+        );
+        check_unchanged("app Qwen2.5-Coder-7B-Instruct-GPTQ-Int4 hf_models_of_mine_v2_final sk-learn");
+        check_unchanged("app -- - -1 = : '' \" , ;");
         assert!(redact(&[]).is_empty());
     }
 
@@ -727,8 +735,8 @@ mod tests {
         for number in 0..pieces.len().pow(4) {
             let part = |power: u32| pieces[number / pieces.len().pow(power) % pieces.len()];
             let text = [part(0), part(1), part(2), part(3)].concat();
-            let told = redact(&[text.clone(), text.clone()]);
-            assert!(told.iter().all(|word| word.len() <= text.len() + 4 * REDACTED.len()), "{text}: {told:?}");
+            let redacted = redact(&[text.clone(), text.clone()]);
+            assert!(redacted.iter().all(|word| word.len() <= text.len() + 4 * REDACTED.len()), "{text}: {redacted:?}");
         }
     }
 }

@@ -33,7 +33,7 @@ const UID_AT: usize = 120;
 const PID_AT: usize = 128;
 const BEGAN_AT: usize = 136;
 /// In this version new fields were inserted between others; the next version undid that.
-const DISORDERED: u16 = 15;
+const DISORDERED_VERSION: u16 = 15;
 /// Offset of the body: after netlink's header and the generic netlink header.
 const BODY_AT: usize = 16;
 const ATTRIBUTES_AT: usize = 20;
@@ -168,7 +168,7 @@ fn read(message: &[u8]) -> Option<EndedProcess> {
     let mut all = attributes(message.get(ATTRIBUTES_AT..)?);
     let task = all.find_map(|(kind, value)| (kind == AGGREGATE_PID).then_some(value))?;
     let stats = attributes(task).find_map(|(kind, value)| (kind == STATS).then_some(value))?;
-    if u16_at(stats, 0)? == DISORDERED {
+    if u16_at(stats, 0)? == DISORDERED_VERSION {
         return None;
     }
     let name = stats.get(NAME_AT)?.split(|byte| *byte == 0).next()?;
@@ -206,7 +206,7 @@ mod tests {
     fn an_ended_process_is_parsed_and_truncated_messages_are_ignored() {
         let ended = EndedProcess { pid: 77, uid: 1000, name: "bash".to_owned(), began_s: 1_700_000_000 };
         assert_eq!(read(&message(16)), Some(ended));
-        assert_eq!(read(&message(DISORDERED)), None);
+        assert_eq!(read(&message(DISORDERED_VERSION)), None);
         let whole = message(16);
         assert!((0..whole.len()).all(|length| read(&whole[..length]).is_none()));
     }
@@ -235,6 +235,6 @@ mod tests {
             }
             std::thread::sleep(Duration::from_millis(5));
         }
-        panic!("nobody told of {child}");
+        panic!("no account of process {child} arrived");
     }
 }

@@ -30,7 +30,7 @@ pub(crate) struct HazardRule {
 const NO_END: u32 = u32::MAX;
 
 /// At most one rule for each hazard holds for a branch.
-const TABLE: [HazardRule; 7] = [
+const HAZARDS: [HazardRule; 7] = [
     rule(0, 570, Hazard::Moving, "drivers before 570 cannot take a process off its GPUs"),
     rule(570, 610, Hazard::Ipc, "before driver 610 memory shared through CUDA IPC cannot leave a GPU"),
     rule(570, 595, Hazard::Managed, "managed memory cannot leave a GPU this way"),
@@ -52,7 +52,7 @@ pub(crate) fn branch(version: &str) -> Option<u32> {
 
 /// The rules that hold for this branch.
 pub(crate) fn rules_for_branch(branch: u32) -> impl Iterator<Item = &'static HazardRule> {
-    TABLE.iter().filter(move |rule| rule.from <= branch && branch < rule.before)
+    HAZARDS.iter().filter(move |rule| rule.from <= branch && branch < rule.before)
 }
 
 #[cfg(test)]

@@ -75,8 +75,8 @@ impl DriverHubThread {
     fn wait(&self) -> bool {
         let waits = self.inspections.values().any(|inspection| inspection.found.is_none());
         let pause = if self.holders.is_empty() && !waits { IDLE } else { TICK };
-        let heard = wait_readable([self.stop.as_fd(), self.wake.as_fd()], Instant::now() + pause);
-        matches!(heard, Ok([false, _]))
+        let ready = wait_readable([self.stop.as_fd(), self.wake.as_fd()], Instant::now() + pause);
+        matches!(ready, Ok([false, _]))
     }
 
     fn handle_messages(&mut self) {
@@ -137,7 +137,7 @@ impl DriverHubThread {
             let attempt = self.holders.get(&lease).map(|holder| &holder.attempt);
             matches!(attempt, Some(ParkAttempt::Trying { .. }))
         };
-        self.bookings.keep_driver(is_under_way);
+        self.bookings.retain_driver_bookings(is_under_way);
     }
 
     fn examine_inspected(&mut self) {

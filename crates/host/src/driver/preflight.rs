@@ -205,9 +205,9 @@ mod tests {
     #[test]
     fn a_process_of_another_user_than_the_leases_is_not_moved() {
         let sleeper = Sleeper::new(&[]);
-        let told = examine_with((sleeper.key(), own_uid() + 1), 1, &facts(Some("580.1")));
+        let result = examine_with((sleeper.key(), own_uid() + 1), 1, &facts(Some("580.1")));
         let why = format!("runs as uid {}, not as the lease's user", own_uid());
-        assert!(told.unwrap_err().contains(&why));
+        assert!(result.unwrap_err().contains(&why));
     }
 
     fn examine_on_driver(driver: &str, process: ProcKey, bytes: u64) -> Result<(), String> {
@@ -253,8 +253,8 @@ mod tests {
         let key = Sleeper::new(&[]).key();
         assert!(examine_on_driver("535.1", key, 1).unwrap_err().contains("before 570"));
         let none = facts(None);
-        let told = examine_with((key, own_uid()), 1, &none);
-        assert!(told.unwrap_err().contains("which version"));
+        let result = examine_with((key, own_uid()), 1, &none);
+        assert!(result.unwrap_err().contains("which version"));
         let old = DriverFacts { calls: false, ..facts(Some("580.1")) };
         assert!(examine_with((key, own_uid()), 1, &old).is_err());
     }
@@ -298,11 +298,11 @@ mod tests {
     #[test]
     fn a_program_of_several_threads_is_not_moved_from_driver_610_on() {
         let own = process::identify(std::process::id()).unwrap().key;
-        let (told, asked) = std::sync::mpsc::channel::<()>();
-        let second = std::thread::spawn(move || asked.recv());
+        let (release, released) = std::sync::mpsc::channel::<()>();
+        let second = std::thread::spawn(move || released.recv());
         assert!(examine_on_driver("610.1", own, 1).unwrap_err().contains("several threads"));
         assert_eq!(examine_on_driver("580.1", own, 1), Ok(()));
-        drop(told);
+        drop(release);
         let _ = second.join();
     }
 

@@ -53,7 +53,7 @@ pub(super) struct DriverWorkerClient {
     /// Why the last worker could not use the driver.
     unusable: Option<String>,
     unreaped: Vec<Child>,
-    wait: Duration,
+    restart_pause: Duration,
     start_at: Instant,
 }
 
@@ -73,7 +73,7 @@ impl DriverWorkerClient {
             facts: None,
             unusable: None,
             unreaped: Vec::new(),
-            wait: WAIT_MIN,
+            restart_pause: WAIT_MIN,
             start_at: Instant::now(),
         }
     }
@@ -127,7 +127,7 @@ impl DriverWorkerClient {
         let answer = line_read.and_then(|line| serde_json::from_slice(&line).map_err(|_| WorkerError::Invalid));
         match answer {
             Ok(answer) => {
-                self.wait = WAIT_MIN;
+                self.restart_pause = WAIT_MIN;
                 Ok(answer)
             }
             Err(WorkerError::Stopped) => Err(WorkerFault::Stopping),
@@ -137,7 +137,7 @@ impl DriverWorkerClient {
 
     /// The driver may be installed or loaded later: only a new worker would see that.
     fn give_up(&mut self, why: String) -> WorkerFault {
-        self.wait = WAIT_MAX;
+        self.restart_pause = WAIT_MAX;
         self.end_worker();
         self.unusable = Some(why.clone());
         WorkerFault::Unusable(why)
@@ -151,8 +151,8 @@ impl DriverWorkerClient {
     fn end_worker(&mut self) {
         self.unreaped.extend(self.worker_link.take().and_then(WorkerLink::kill));
         self.facts = None;
-        self.start_at = Instant::now() + self.wait;
-        self.wait = (self.wait * 2).min(WAIT_MAX);
+        self.start_at = Instant::now() + self.restart_pause;
+        self.restart_pause = (self.restart_pause * 2).min(WAIT_MAX);
     }
 
     /// Closes the line to the worker, and waits a moment for its end. The worker unlocks what it has locked; a call

@@ -21,7 +21,7 @@ use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::member::{Restriction, Restrictions};
 
 /// Processes read before exits and messages are handled: some 10 ms.
-const SLICE: usize = 256;
+const PROCESSES_PER_SLICE: usize = 256;
 /// A walk ends after twice the processes it began with plus this many, or a chain of forks would keep it going.
 const STEPS_BEYOND: usize = 4096;
 /// Cgroups below a holder's own are followed this deep.
@@ -76,7 +76,7 @@ impl Roster {
 
     /// Runs the next slice of the walks in progress, in rotation.
     pub(crate) fn run_slice(&mut self) -> WalkProgress {
-        let (mut progress, mut budget) = (WalkProgress::default(), SLICE);
+        let (mut progress, mut budget) = (WalkProgress::default(), PROCESSES_PER_SLICE);
         while budget > 0
             && let Some(mut walk) = self.walks.pop_front()
         {
@@ -132,7 +132,7 @@ impl Roster {
 
     /// Runs the first slice of a walk without a result of its own, and queues the rest.
     fn begin_walk(&mut self, mut walk: LeaseWalk) -> BTreeSet<LeaseId> {
-        let finished = self.run_steps(&mut walk, &mut SLICE.clone());
+        let finished = self.run_steps(&mut walk, &mut PROCESSES_PER_SLICE.clone());
         let touched = std::mem::take(&mut walk.touched);
         if !finished {
             self.walks.push_back(walk);
@@ -147,13 +147,13 @@ impl Roster {
             (*budget, walk.steps_left) = (*budget - 1, walk.steps_left - 1);
             match walk.purpose {
                 WalkPurpose::TakeOver { root } => self.take_over_process(walk, root, step),
-                WalkPurpose::Grow | WalkPurpose::Refresh(_) => self.visit(walk, step),
+                WalkPurpose::Grow | WalkPurpose::Refresh(_) => self.visit_process(walk, step),
             }
         }
         walk.next.is_empty() || walk.steps_left == 0
     }
 
-    fn visit(&mut self, walk: &mut LeaseWalk, step: WalkStep) {
+    fn visit_process(&mut self, walk: &mut LeaseWalk, step: WalkStep) {
         let process = match step {
             WalkStep::Process(process) => process,
             // If that member has ended since, the next walk finds the process that has the pid now.
@@ -265,10 +265,10 @@ mod tests {
     use std::time::Duration;
 
     /// A shell with a number of children, in a process group of their own.
-    struct Crowd(Child);
+    struct ProcessTree(Child);
 
-    impl Crowd {
-        fn of(children: usize) -> Crowd {
+    impl ProcessTree {
+        fn of(children: usize) -> ProcessTree {
             let script = format!(
                 "i=0; while [ $i -lt {children} ]; do sleep 600 & i=$((i+1)); done; echo ready; exec sleep 600"
             );
@@ -276,7 +276,7 @@ mod tests {
             let command = command.args(["-c", &script]).process_group(0).stdout(Stdio::piped());
             let mut shell = command.spawn().unwrap();
             BufReader::new(shell.stdout.take().unwrap()).read_line(&mut String::new()).unwrap();
-            Crowd(shell)
+            ProcessTree(shell)
         }
 
         fn key(&self) -> ProcKey {
@@ -284,7 +284,7 @@ mod tests {
         }
     }
 
-    impl Drop for Crowd {
+    impl Drop for ProcessTree {
         fn drop(&mut self) {
             let _ = kill_process_group(Pid::from_child(&self.0), Signal::KILL);
             let _ = self.0.wait();
@@ -294,7 +294,7 @@ mod tests {
     const MANY: LeaseId = LeaseId(1);
     const ONE: LeaseId = LeaseId(2);
 
-    fn roster(many: &Crowd, one: &Crowd) -> Roster {
+    fn roster(many: &ProcessTree, one: &ProcessTree) -> Roster {
         let mut roster = Roster::new(Exits::new(&WakeEvent::new().unwrap()).unwrap());
         let uid = rustix::process::getuid().as_raw();
         roster.begin_watch(MANY, uid, vec![many.key()], None);
@@ -304,7 +304,7 @@ mod tests {
 
     #[test]
     fn an_exit_is_noticed_while_a_large_tree_is_still_walked() {
-        let (many, one) = (Crowd::of(3 * SLICE), Crowd::of(0));
+        let (many, one) = (ProcessTree::of(3 * PROCESSES_PER_SLICE), ProcessTree::of(0));
         let mut roster = roster(&many, &one);
         assert!(roster.is_walking(), "the watch itself looked at the first slice only");
         let root = one.key();
@@ -315,12 +315,16 @@ mod tests {
         while roster.is_walking() {
             roster.run_slice();
         }
-        assert_eq!(roster.changed_members(MANY).unwrap().0.len(), 3 * SLICE + 1, "in the end all of them are");
+        assert_eq!(
+            roster.changed_members(MANY).unwrap().0.len(),
+            3 * PROCESSES_PER_SLICE + 1,
+            "in the end all of them are"
+        );
     }
 
     #[test]
     fn each_lease_is_refreshed_while_another_has_many_processes() {
-        let (many, one) = (Crowd::of(3 * SLICE), Crowd::of(0));
+        let (many, one) = (ProcessTree::of(3 * PROCESSES_PER_SLICE), ProcessTree::of(0));
         let mut roster = roster(&many, &one);
         while roster.is_walking() {
             roster.run_slice();
@@ -334,7 +338,7 @@ mod tests {
 
     #[test]
     fn a_lease_with_many_processes_leaves_descriptors_for_others() {
-        let (many, one) = (Crowd::of(3 * SLICE), Crowd::of(0));
+        let (many, one) = (ProcessTree::of(3 * PROCESSES_PER_SLICE), ProcessTree::of(0));
         let mut roster = roster(&many, &one);
         while roster.is_walking() {
             roster.run_slice();

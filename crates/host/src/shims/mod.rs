@@ -77,11 +77,11 @@ pub struct ShimSettings {
     /// The socket at which they connect.
     pub socket: PathBuf,
     /// Host memory kept ready for parked bytes.
-    pub stock: u64,
+    pub stock_bytes: u64,
     /// Host memory for parked bytes in all.
-    pub ram: u64,
+    pub parking_space: u64,
     /// Host memory that stays available to others.
-    pub leave: u64,
+    pub leave_available: u64,
 }
 
 /// Where a holder's bytes shall be.
@@ -169,7 +169,11 @@ impl ShimHub {
         bookings: Bookings,
     ) -> io::Result<(ShimHub, impl FnOnce() + Send + 'static)> {
         let listener = ShimListener::open(&settings.socket)?;
-        let stock = ParkFileStock::start(settings.stock.min(settings.ram), settings.leave, bookings.clone())?;
+        let stock = ParkFileStock::start(
+            settings.stock_bytes.min(settings.parking_space),
+            settings.leave_available,
+            bookings.clone(),
+        )?;
         let wake = Arc::new(WakeEvent::new()?);
         let (messages, inbox) = mpsc::channel();
         let counters = Arc::new(HubCounters::default());
@@ -183,7 +187,7 @@ impl ShimHub {
             stock: stock.clone(),
             filler: Filler::start(Arc::clone(&wake))?,
             bookings,
-            ram: settings.ram,
+            parking_space: settings.parking_space,
             booked: 0,
             is_accepting: false,
             holders: BTreeMap::new(),
@@ -191,8 +195,8 @@ impl ShimHub {
             next_number: 0,
             next_order: 1,
             tick_at: Instant::now() + TICK,
-            fine_at: Instant::now(),
-            fine_until: Instant::now(),
+            fine_tick_at: Instant::now(),
+            announced_until: Instant::now(),
             reported_memory: None,
         };
         let socket = settings.socket.clone();
@@ -310,7 +314,7 @@ struct ShimHubThread {
     filler: Filler,
     /// What parks in progress may still take of memory cgroups.
     bookings: Bookings,
-    ram: u64,
+    parking_space: u64,
     /// Booked bytes of the parking space, by all movers.
     booked: u64,
     /// True if connections are accepted. A program that connected before all leases were known would be treated as
@@ -321,9 +325,9 @@ struct ShimHubThread {
     next_number: u64,
     next_order: u64,
     tick_at: Instant,
-    /// When pages are read next while a waiter needs GPUs; `fine_until` is when that ends.
-    fine_at: Instant,
-    fine_until: Instant,
+    /// When pages are read next while a waiter needs GPUs; `announced_until` is when that ends.
+    fine_tick_at: Instant,
+    announced_until: Instant,
     reported_memory: Option<Option<u64>>,
 }
 
@@ -342,8 +346,8 @@ impl ShimHubThread {
             if self.is_accepting {
                 self.accept_programs();
             }
-            if self.is_waiter_announced() && Instant::now() >= self.fine_at {
-                self.fine_at = Instant::now() + FINE_TICK;
+            if self.is_waiter_announced() && Instant::now() >= self.fine_tick_at {
+                self.fine_tick_at = Instant::now() + FINE_TICK;
                 self.report_idle();
             }
             if Instant::now() >= self.tick_at {
@@ -360,7 +364,7 @@ impl ShimHubThread {
 
     /// Waits for an event; returns the connections on which something arrived.
     fn wait(&self) -> Vec<u64> {
-        let next = if self.is_waiter_announced() { self.tick_at.min(self.fine_at) } else { self.tick_at };
+        let next = if self.is_waiter_announced() { self.tick_at.min(self.fine_tick_at) } else { self.tick_at };
         let pause = next.saturating_duration_since(Instant::now());
         // Without a connection nothing needs to be read.
         let pause = if self.programs.is_empty() { Duration::from_secs(60) } else { pause };
@@ -385,7 +389,7 @@ impl ShimHubThread {
                 ShimHubMessage::SetTarget(target) => self.apply_target(target),
                 ShimHubMessage::Forget(lease) => drop(self.holders.remove(&lease)),
                 ShimHubMessage::Prepare(lease) => {
-                    self.fine_until = Instant::now() + ANNOUNCED_FOR;
+                    self.announced_until = Instant::now() + ANNOUNCED_FOR;
                     self.prepare(lease);
                 }
                 ShimHubMessage::Reading { uuid, residents } => self.measure_contexts(uuid, &residents),
@@ -432,7 +436,7 @@ impl ShimHubThread {
         for number in programs {
             if let Some(program) = self.programs.get_mut(&number) {
                 program.retry_at = None;
-                program.park_memory.failed = None;
+                program.park_memory.failure = None;
             }
             self.move_to_target(number);
         }
@@ -566,7 +570,7 @@ impl ShimHubThread {
             }
             Word::Resumed { id, .. } if is_answer(id, program) => {
                 (program.order_in_progress, program.parked) = (None, false);
-                (program.park_memory.used, program.is_off_the_driver) = (Instant::now(), false);
+                (program.park_memory.last_used, program.is_off_the_driver) = (Instant::now(), false);
                 Said::Resumed
             }
             Word::Deep { id } if is_answer(id, program) => {
@@ -599,7 +603,7 @@ impl ShimHubThread {
             self.gpu_thread.request_reading();
         }
         if gives_back {
-            self.trim(number);
+            self.order_trim(number);
         }
         self.move_to_target(number);
     }
@@ -613,7 +617,7 @@ impl ShimHubThread {
 
     /// True if the lease that a program names has ended; all others are known here. For another user's lease the
     /// answer is the same as for one that has ended.
-    fn is_over(&self, number: u64, lease: Option<&str>) -> bool {
+    fn is_lease_over(&self, number: u64, lease: Option<&str>) -> bool {
         if lease.and_then(|lease| lease.parse::<LeaseId>().ok()).is_none() {
             return false;
         }
@@ -644,7 +648,7 @@ impl ShimHubThread {
 
     /// A program identifies itself: it belongs to a lease if it runs as the lease's user.
     fn welcome(&mut self, number: u64, lease: Option<&str>, parked: Option<u64>, deep: Option<bool>) {
-        let over = self.is_over(number, lease);
+        let over = self.is_lease_over(number, lease);
         let lease = self.named_lease(number, lease);
         let page = lease.and_then(|lease| self.page(lease)).and_then(|page| page.file().try_clone_to_owned().ok());
         let Some(program) = self.programs.get_mut(&number) else { return };
@@ -687,7 +691,7 @@ impl ShimHubThread {
             }
             (ShimPlacement::InHostMemory { booked, within, .. }, false) => {
                 let (booked, deadline_ms) = (*booked, within.as_millis() as u64);
-                match self.supply(number, booked) {
+                match self.supply_memory(number, booked) {
                     MemorySupply::Ready { most } => {
                         self.send_order(number, &Order::Park { id, deadline_ms, most: Some(most) }, id);
                     }
@@ -742,10 +746,11 @@ impl ShimHubThread {
         for number in unidentified.map(|(number, _)| *number).collect::<Vec<_>>() {
             self.programs.remove(&number);
         }
-        let unused_for_long =
-            |program: &ConnectedProgram| program.is_warm() && now - program.park_memory.used > KEEP_MEMORY_FOR;
+        let unused_for_long = |program: &ConnectedProgram| {
+            program.keeps_unused_memory() && now - program.park_memory.last_used > KEEP_MEMORY_FOR
+        };
         for number in self.programs.iter().filter(|(_, it)| unused_for_long(it)).map(|(n, _)| *n).collect::<Vec<_>>() {
-            self.trim(number);
+            self.order_trim(number);
         }
         for number in self.programs.keys().copied().collect::<Vec<_>>() {
             self.move_to_target(number);
@@ -771,7 +776,7 @@ impl ShimHubThread {
     }
 
     fn is_waiter_announced(&self) -> bool {
-        self.fine_until > Instant::now()
+        self.announced_until > Instant::now()
     }
 
     /// Reports how long each holder has not worked, with the resolution of two consecutive readings.

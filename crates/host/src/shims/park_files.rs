@@ -8,7 +8,7 @@
 //! a holder takes belongs to the holder from then on, and the stock is filled again only as far as the ledger has
 //! room.
 
-use super::park_memory::book_own;
+use super::park_memory::book_for_daemon;
 use crate::headroom::{Booker, Bookings};
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
@@ -109,8 +109,8 @@ impl ParkFileStock {
 
     /// Files of `bytes` in total, or fewer where a process's own memory is better: small pages are slow to fill and
     /// slow to register with the driver, and the process's own can be huge.
-    pub(crate) fn take(&self, bytes: u64) -> io::Result<Vec<ParkFile>> {
-        let mut found = self.take_ready(bytes);
+    pub(crate) fn take_files(&self, bytes: u64) -> io::Result<Vec<ParkFile>> {
+        let mut found = self.take_ready_files(bytes);
         let ready: u64 = found.iter().map(|memory| memory.bytes).sum();
         let left = bytes.next_multiple_of(HUGE_PAGE_BYTES).saturating_sub(ready);
         let is_scattered = self.shared.lock().is_scattered;
@@ -123,7 +123,7 @@ impl ParkFileStock {
 
 impl ParkFileStock {
     /// The same, only files with their pages present: the daemon's cgroup is charged for them.
-    pub(crate) fn take_ready(&self, bytes: u64) -> Vec<ParkFile> {
+    pub(crate) fn take_ready_files(&self, bytes: u64) -> Vec<ParkFile> {
         let mut left = bytes.next_multiple_of(HUGE_PAGE_BYTES);
         let mut found = Vec::new();
         let mut state = self.shared.lock();
@@ -164,7 +164,7 @@ impl StockShared {
             drop(state);
             let room = available_bytes().is_some_and(|available| available >= self.leave + PARK_FILE_BYTES);
             // At the limit of its own cgroup the daemon itself would be killed.
-            let room = room && book_own(&self.bookings, Booker::Stock, PARK_FILE_BYTES).is_ok();
+            let room = room && book_for_daemon(&self.bookings, Booker::Stock, PARK_FILE_BYTES).is_ok();
             let made = if room { filled_file(PARK_FILE_BYTES).ok() } else { None };
             self.bookings.release(Booker::Stock);
             state = self.lock();
@@ -319,7 +319,7 @@ mod tests {
     fn a_park_file_has_its_pages_and_cannot_be_shortened() {
         assert!(available_bytes() <= total_bytes());
         let (memory, is_huge) = filled_file(4 * HUGE_PAGE_BYTES).expect("memory");
-        assert!(!is_huge || has_huge_pages(), "it is told what kind of pages there are");
+        assert!(!is_huge || has_huge_pages(), "the kind of pages is known");
         assert!(ftruncate(&memory.file, HUGE_PAGE_BYTES).is_err());
         let blocks = rustix::fs::fstat(&memory.file).expect("a file").st_blocks as u64 * 512;
         assert!(!memory.filled || blocks >= 4 * HUGE_PAGE_BYTES, "{blocks} of its bytes are there");
@@ -346,7 +346,7 @@ mod tests {
             bookings: Bookings::default(),
         };
         let stock = ParkFileStock { shared: Arc::new(shared) };
-        let taken = stock.take(PARK_FILE_BYTES).expect("files");
+        let taken = stock.take_files(PARK_FILE_BYTES).expect("files");
         assert_eq!((taken.len(), stock.ready()), (1, 3 * PARK_FILE_BYTES));
         stock.limit(3 * PARK_FILE_BYTES);
         assert_eq!(stock.ready(), 3 * PARK_FILE_BYTES, "what was taken counts with who took it");
@@ -360,7 +360,7 @@ mod tests {
     fn taken_files_are_replaced_in_the_stock() {
         if !has_huge_pages() {
             let stock = ParkFileStock::start(PARK_FILE_BYTES, 0, Bookings::default()).expect("a stock");
-            assert!(stock.take(PARK_FILE_BYTES).expect("no files").is_empty() && stock.ready() == 0);
+            assert!(stock.take_files(PARK_FILE_BYTES).expect("no files").is_empty() && stock.ready() == 0);
             stock.stop();
             return;
         }
@@ -373,13 +373,13 @@ mod tests {
             assert_eq!(stock.ready(), bytes);
         };
         wait(PARK_FILE_BYTES);
-        let taken = stock.take(PARK_FILE_BYTES + 1).expect("files");
+        let taken = stock.take_files(PARK_FILE_BYTES + 1).expect("files");
         assert_eq!(
             taken.iter().map(|memory| (memory.bytes, memory.filled)).collect::<Vec<_>>(),
             [(PARK_FILE_BYTES, true), (HUGE_PAGE_BYTES, false)]
         );
         wait(PARK_FILE_BYTES);
-        let small = stock.take(HUGE_PAGE_BYTES).expect("files");
+        let small = stock.take_files(HUGE_PAGE_BYTES).expect("files");
         assert!(small.iter().all(|memory| !memory.filled), "a small holder leaves the stock alone");
         assert_eq!(stock.ready(), PARK_FILE_BYTES);
         stock.limit(PARK_FILE_BYTES - 1);

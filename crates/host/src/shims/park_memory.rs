@@ -31,7 +31,7 @@ use sublet_core::units::Bytes;
 use sublet_shim_wire::Order;
 
 /// Added to what a program reports: chunks that are not full.
-const SLACK: u64 = 64 << 20;
+const PARK_SLACK_BYTES: u64 = 64 << 20;
 /// The share of its bytes that a park takes of the program's cgroup in any case: page tables (8 bytes for each 4 KiB,
 /// counted twice), stacks of threads, messages.
 const PAGE_TABLE_SHARE: u64 = 256;
@@ -52,13 +52,13 @@ pub(super) struct ParkMemory {
     /// Bytes that are being made for it.
     filling: u64,
     /// Why the daemon could not make some.
-    pub(super) failed: Option<String>,
+    pub(super) failure: Option<String>,
     /// When it was last needed.
-    pub(super) used: Instant,
+    pub(super) last_used: Instant,
     /// Bytes of it that the program was ordered to make ready.
     prepared: u64,
     /// Its cgroup, and how many processes were killed there before the last park began.
-    kills: Option<(MemoryCgroup, u64)>,
+    kills_before: Option<(MemoryCgroup, u64)>,
 }
 
 impl ParkMemory {
@@ -69,22 +69,22 @@ impl ParkMemory {
             own: 0,
             is_borrowed: false,
             filling: 0,
-            failed: None,
-            used: now,
+            failure: None,
+            last_used: now,
             prepared: 0,
-            kills: None,
+            kills_before: None,
         }
     }
 
     /// A park is done: this many bytes are in it.
     pub(super) fn note_parked(&mut self, bytes: u64) {
-        self.used = Instant::now();
+        self.last_used = Instant::now();
         self.own = self.own.max(bytes.next_multiple_of(HUGE_PAGE_BYTES).saturating_sub(self.charged));
     }
 
     /// Why a program died while it was being parked, for the record.
     pub(super) fn death_reason(&self) -> String {
-        let now = self.kills.as_ref().and_then(|(cgroup, before)| Some((cgroup.oom_kills()?, *before)));
+        let now = self.kills_before.as_ref().and_then(|(cgroup, before)| Some((cgroup.oom_kills()?, *before)));
         match now {
             Some((now, before)) if now > before => "the kernel killed it for lack of memory in its cgroup".to_owned(),
             Some(_) => "the kernel did not kill it for lack of memory".to_owned(),
@@ -95,10 +95,10 @@ impl ParkMemory {
     /// Bytes that can be filled without a charge to the program. Memory that was granted and not touched yet does not
     /// count: its place in the program's arena is not known.
     fn ready(&self) -> u64 {
-        if self.is_mixed() { 0 } else { self.charged + self.own }
+        if self.has_untouched_memory() { 0 } else { self.charged + self.own }
     }
 
-    fn is_mixed(&self) -> bool {
+    fn has_untouched_memory(&self) -> bool {
         self.bytes > self.charged + self.own
     }
 }
@@ -133,7 +133,7 @@ pub(super) struct Filler {
 }
 
 impl Filler {
-    /// Starts the thread. It ends with this value; each piece of memory rings the bell.
+    /// Starts the thread. It ends with this value; each piece of memory sets the wake event.
     pub(super) fn start(wake: Arc<WakeEvent>) -> io::Result<Filler> {
         let (orders, inbox) = mpsc::channel::<(u64, u64)>();
         let (done, made) = mpsc::channel();
@@ -152,7 +152,7 @@ impl Filler {
 
 impl ConnectedProgram {
     /// True if it keeps memory for its next park and does not use it.
-    pub(super) fn is_warm(&self) -> bool {
+    pub(super) fn keeps_unused_memory(&self) -> bool {
         self.park_memory.bytes > 0 && self.park_memory.filling == 0 && !self.parked && self.order_in_progress.is_none()
     }
 
@@ -169,7 +169,7 @@ impl ConnectedProgram {
 
 impl ShimHubThread {
     /// Ensures that a program has the memory to be parked in; `booked` bytes are booked for its lease.
-    pub(super) fn supply(&mut self, number: u64, booked: u64) -> MemorySupply {
+    pub(super) fn supply_memory(&mut self, number: u64, booked: u64) -> MemorySupply {
         let Some(need) = self.bytes_needed(number, booked) else { return MemorySupply::Later };
         let cgroup = match self.programs.get(&number).and_then(|it| it.process).map(|it| MemoryCgroup::of(it.pid)) {
             // A program that gave up its GPU memory in another way needs nothing.
@@ -180,7 +180,7 @@ impl ShimHubThread {
         };
         let kills = cgroup.as_ref().and_then(|cgroup| Some((cgroup.clone(), cgroup.oom_kills()?)));
         if let Some(program) = self.programs.get_mut(&number) {
-            program.park_memory.kills = kills;
+            program.park_memory.kills_before = kills;
         }
         let room = cgroup.as_ref().map_or(Ok(None), |cgroup| self.bookings.room(cgroup, Booker::Library(number)));
         match (room, cgroup) {
@@ -218,7 +218,7 @@ impl ShimHubThread {
                 MemorySupply::Ready { most: booked.min(bytes) }
             }
             Err(NoRoom::Only(room)) => {
-                MemorySupply::Refused(shortage_text(room, own, program.park_memory.failed.as_deref()))
+                MemorySupply::Refused(shortage_text(room, own, program.park_memory.failure.as_deref()))
             }
             Err(NoRoom::Unknown(unknown)) => MemorySupply::Refused(unreadable_limit_text(&unknown)),
         }
@@ -230,18 +230,18 @@ impl ShimHubThread {
         let (process, lease) = (program.process?, program.lease?);
         let page = self.holders.get(&lease).and_then(|holder| holder.page.as_ref());
         let bytes = page.and_then(|page| page.process(process.pid)).map_or(booked, |it| it.bytes);
-        Some((bytes.saturating_add(bytes / 8).saturating_add(SLACK)).min(booked))
+        Some((bytes.saturating_add(bytes / 8).saturating_add(PARK_SLACK_BYTES)).min(booked))
     }
 
     /// Gives a program in a cgroup without a limit what it lacks: ready files, then fresh ones; the rest is its own
     /// memory.
     fn give_files(&mut self, number: u64, need: u64) -> bool {
-        let Some(park_memory) = self.programs.get(&number).map(|it| it.park_memory.bytes) else { return false };
-        if need <= park_memory {
+        let Some(given_bytes) = self.programs.get(&number).map(|it| it.park_memory.bytes) else { return false };
+        if need <= given_bytes {
             return true;
         }
-        self.trim_others(need - park_memory, number);
-        let Ok(files) = self.stock.take(need - park_memory) else { return false };
+        self.trim_others(need - given_bytes, number);
+        let Ok(files) = self.stock.take_files(need - given_bytes) else { return false };
         let Some(program) = self.programs.get_mut(&number) else { return false };
         for memory in files {
             if !program.send_memory(&memory) {
@@ -260,8 +260,8 @@ impl ShimHubThread {
         if program.park_memory.filling > 0 {
             return FillProgress::UnderWay;
         }
-        if program.park_memory.is_mixed() {
-            self.trim(number);
+        if program.park_memory.has_untouched_memory() {
+            self.order_trim(number);
         }
         let Some(ready) = self.programs.get(&number).map(|it| it.park_memory.ready()) else {
             return FillProgress::UnderWay;
@@ -270,7 +270,7 @@ impl ShimHubThread {
             return FillProgress::Done;
         }
         self.trim_others(need - ready, number);
-        for memory in self.stock.take_ready(need - ready) {
+        for memory in self.stock.take_ready_files(need - ready) {
             let Some(program) = self.programs.get_mut(&number) else { return FillProgress::UnderWay };
             if !program.send_memory(&memory) {
                 return FillProgress::UnderWay;
@@ -279,17 +279,17 @@ impl ShimHubThread {
         }
         let Some(program) = self.programs.get_mut(&number) else { return FillProgress::UnderWay };
         let lack = need.saturating_sub(program.park_memory.ready()).next_multiple_of(HUGE_PAGE_BYTES);
-        let filled = match (lack, &program.park_memory.failed) {
+        let filled = match (lack, &program.park_memory.failure) {
             (0, _) => FillProgress::Done,
             (_, Some(_)) => FillProgress::Lacking(lack),
-            (_, None) => match book_own(&self.bookings, Booker::Daemon(number), lack) {
+            (_, None) => match book_for_daemon(&self.bookings, Booker::Daemon(number), lack) {
                 Ok(()) if self.filler.orders.send((number, lack)).is_ok() => {
                     program.park_memory.filling = lack;
                     FillProgress::UnderWay
                 }
                 Ok(()) => FillProgress::Lacking(lack),
                 Err(why) => {
-                    program.park_memory.failed = Some(why);
+                    program.park_memory.failure = Some(why);
                     FillProgress::Lacking(lack)
                 }
             },
@@ -307,7 +307,7 @@ impl ShimHubThread {
             match made {
                 Ok(memory) if program.send_memory(&memory) => program.park_memory.charged += memory.bytes,
                 Ok(_) => {}
-                Err(error) => program.park_memory.failed = Some(format!("the daemon could not make it: {error}")),
+                Err(error) => program.park_memory.failure = Some(format!("the daemon could not make it: {error}")),
             }
             self.fit_stock();
             self.move_to_target(number);
@@ -332,7 +332,7 @@ impl ShimHubThread {
                 leases.entry(lease).or_default().push((*number, lack));
             }
         }
-        let own = own_room(&self.bookings, Booker::Daemon(u64::MAX));
+        let own = daemon_room(&self.bookings, Booker::Daemon(u64::MAX));
         for programs in leases.into_values() {
             // A lease is parked whole or not at all.
             let all: Vec<&MemoryShortfall> =
@@ -389,26 +389,30 @@ impl ShimHubThread {
         };
         let kept = self.programs.values().filter(|program| !is_away(program));
         let kept: u64 = kept.map(|program| program.park_memory.bytes + program.park_memory.filling).sum();
-        self.stock.limit(self.ram.saturating_sub(self.booked).saturating_sub(kept));
+        self.stock.limit(self.parking_space.saturating_sub(self.booked).saturating_sub(kept));
     }
 
     /// Programs that keep memory for their next park release it when another program needs it now.
     fn trim_others(&mut self, need: u64, but: u64) {
-        let park_memory: u64 =
+        let given_bytes: u64 =
             self.programs.values().map(|program| program.park_memory.bytes + program.park_memory.filling).sum();
-        let mut over = park_memory.saturating_add(need).saturating_sub(self.ram);
-        let mut warm: Vec<(Instant, u64)> =
-            self.programs.iter().filter(|(_, it)| it.is_warm()).map(|(n, it)| (it.park_memory.used, *n)).collect();
+        let mut over = given_bytes.saturating_add(need).saturating_sub(self.parking_space);
+        let mut warm: Vec<(Instant, u64)> = self
+            .programs
+            .iter()
+            .filter(|(_, it)| it.keeps_unused_memory())
+            .map(|(n, it)| (it.park_memory.last_used, *n))
+            .collect();
         warm.sort();
         for (_, number) in warm.into_iter().filter(|(_, number)| *number != but) {
             if over == 0 {
                 return;
             }
-            over = over.saturating_sub(self.trim(number));
+            over = over.saturating_sub(self.order_trim(number));
         }
     }
 
-    pub(super) fn trim(&mut self, number: u64) -> u64 {
+    pub(super) fn order_trim(&mut self, number: u64) -> u64 {
         let id = self.next_order;
         self.next_order += 1;
         match self.programs.get_mut(&number) {
@@ -438,15 +442,15 @@ impl ShimHubThread {
             // Memory beyond the parking space is not taken in advance.
             let others = self.programs.iter().filter(|(n, _)| **n != number);
             let others: u64 = others.map(|(_, it)| it.park_memory.bytes + it.park_memory.filling).sum();
-            let fits = others.saturating_add(bytes) <= self.ram;
+            let fits = others.saturating_add(bytes) <= self.parking_space;
             if bytes == 0 || program.park_memory.prepared >= bytes || program.order_in_progress.is_some() || !fits {
                 continue;
             }
-            if let Some(park_memory) = self.supply_ahead(number, most)
+            if let Some(given_bytes) = self.supply_ahead(number, most)
                 && let Some(program) = self.programs.get_mut(&number)
-                && program.connection.send(&Order::Prepare { bytes: bytes.min(park_memory) }, None)
+                && program.connection.send(&Order::Prepare { bytes: bytes.min(given_bytes) }, None)
             {
-                (program.park_memory.prepared, program.park_memory.used) = (bytes, Instant::now());
+                (program.park_memory.prepared, program.park_memory.last_used) = (bytes, Instant::now());
             }
         }
     }
@@ -504,7 +508,7 @@ fn page_table_bytes(bytes: u64) -> u64 {
 }
 
 /// What the daemon's own cgroup still allows it to make; `None` without a limit.
-pub(super) fn own_room(bookings: &Bookings, booker: Booker) -> Result<Option<u64>, String> {
+pub(super) fn daemon_room(bookings: &Bookings, booker: Booker) -> Result<Option<u64>, String> {
     let unknown = |error: UnknownRoom| format!("the memory limit of the daemon cannot be read: {error}");
     let Some(own) = MemoryCgroup::of(std::process::id()).map_err(unknown)? else { return Ok(None) };
     let room = bookings.room(&own, booker).map_err(unknown)?;
@@ -512,7 +516,7 @@ pub(super) fn own_room(bookings: &Bookings, booker: Booker) -> Result<Option<u64
 }
 
 /// Books memory that the daemon is about to make.
-pub(super) fn book_own(bookings: &Bookings, booker: Booker, bytes: u64) -> Result<(), String> {
+pub(super) fn book_for_daemon(bookings: &Bookings, booker: Booker, bytes: u64) -> Result<(), String> {
     let unknown = |error: UnknownRoom| format!("the memory limit of the daemon cannot be read: {error}");
     let own = MemoryCgroup::of(std::process::id()).map_err(unknown)?;
     bookings.book(booker, own.as_slice(), bytes + DAEMON_RESERVE).map_err(|lack| match lack {

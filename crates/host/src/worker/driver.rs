@@ -81,10 +81,10 @@ impl DriverWorker {
         let (process, step) = match request {
             DriverRequest::Facts => return calls.facts(),
             DriverRequest::Weigh { process } => return read_gpu_bytes(process),
-            DriverRequest::Prove { needs } => return calls.prove(&needs),
+            DriverRequest::Prove { needs } => return calls.prove_room(&needs),
             DriverRequest::State { process } => (process, CheckpointCall::State),
             // Zero waits for ever.
-            DriverRequest::Lock { timeout_ms: 0, .. } => return calls.failed(INVALID_VALUE),
+            DriverRequest::Lock { timeout_ms: 0, .. } => return calls.failure_answer(INVALID_VALUE),
             DriverRequest::Lock { process, timeout_ms } => (process, CheckpointCall::Lock(timeout_ms.min(LOCK_MS_MAX))),
             DriverRequest::Checkpoint { process } => (process, CheckpointCall::Checkpoint),
             DriverRequest::Restore { process } => (process, CheckpointCall::Restore),
@@ -265,11 +265,11 @@ impl DriverCalls {
                 let driver = nvml::driver_version();
                 DriverAnswer::Facts(DriverFacts { cuda, driver, calls: self.checkpoint.is_some() })
             }
-            code => self.failed(code),
+            code => self.failure_answer(code),
         }
     }
 
-    fn failed(&self, code: c_int) -> DriverAnswer {
+    fn failure_answer(&self, code: c_int) -> DriverAnswer {
         DriverAnswer::Failed(DriverFailure { code, name: self.cuda.error_name(code) })
     }
 
@@ -300,12 +300,12 @@ impl DriverCalls {
             (0, CheckpointCall::State, 2) => DriverAnswer::State(CheckpointState::Checkpointed),
             (0, CheckpointCall::State, _) => DriverAnswer::State(CheckpointState::Failed),
             (0, ..) => DriverAnswer::Done,
-            (code, ..) => self.failed(code),
+            (code, ..) => self.failure_answer(code),
         }
     }
 
     /// Allocates the needed memory on all these GPUs at once, and releases it.
-    fn prove(&self, needs: &[RoomNeed]) -> DriverAnswer {
+    fn prove_room(&self, needs: &[RoomNeed]) -> DriverAnswer {
         let mut placeholder = PlaceholderMemory { calls: self, pieces: Vec::new(), contexts: Vec::new() };
         for need in needs {
             let allocated = self.cuda.device(&need.uuid).and_then(|device| placeholder.allocate(device, need));
@@ -315,7 +315,7 @@ impl DriverCalls {
                     return DriverAnswer::Room { lacking: Some(need.uuid.clone()) };
                 }
                 Err(error) => match error.code() {
-                    Some(code) => return self.failed(code),
+                    Some(code) => return self.failure_answer(code),
                     None => return DriverAnswer::Unusable(error.to_string()),
                 },
             }

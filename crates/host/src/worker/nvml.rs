@@ -152,7 +152,7 @@ fn explain_start_error(error: &NvmlError, library: &OsStr) -> GpuListError {
             "load it (`modprobe nvidia`), or install the driver for this kernel",
         ),
         NvmlError::LibRmVersionMismatch => {
-            (GpuListErrorKind::VersionMismatch, mismatch(library), "reboot, or load the matching module")
+            (GpuListErrorKind::VersionMismatch, mismatch_text(library), "reboot, or load the matching module")
         }
         NvmlError::NoPermission | NvmlError::OperatingSystem => (
             GpuListErrorKind::NoPermission,
@@ -168,12 +168,12 @@ fn explain_start_error(error: &NvmlError, library: &OsStr) -> GpuListError {
     GpuListError { kind, what, remedy: remedy.to_owned() }
 }
 
-fn mismatch(library: &OsStr) -> String {
-    versions(std::fs::read_to_string("/proc/driver/nvidia/version").ok().as_deref(), loaded_version(library))
+fn mismatch_text(library: &OsStr) -> String {
+    versions_text(std::fs::read_to_string("/proc/driver/nvidia/version").ok().as_deref(), loaded_version(library))
 }
 
 /// `kernel module 580.82.07, library 580.95.05`
-fn versions(module: Option<&str>, library: Option<String>) -> String {
+fn versions_text(module: Option<&str>, library: Option<String>) -> String {
     let shown = |version: Option<String>| version.unwrap_or_else(|| "of unknown version".to_owned());
     format!("kernel module {}, library {}", shown(module.and_then(module_version)), shown(library))
 }
@@ -237,13 +237,13 @@ fn facts(gpu: &Device<'_>, index: u32) -> Result<CardFacts, NvmlError> {
         display: gpu.is_display_active().unwrap_or(false),
         context: None,
         board: gpu.is_multi_gpu_board().unwrap_or(false).then(|| gpu.board_id().ok()).flatten(),
-        node: gpu.pci_info().ok().and_then(|pci| node(&pci.bus_id)),
+        node: gpu.pci_info().ok().and_then(|pci| numa_node(&pci.bus_id)),
         unusable: unusable(gpu),
     })
 }
 
 /// The NUMA node of a GPU, as the kernel reports it; a machine with one node reports -1.
-fn node(bus_id: &str) -> Option<u32> {
+fn numa_node(bus_id: &str) -> Option<u32> {
     // NVML writes the domain with eight digits, the kernel with four.
     let (domain, rest) = bus_id.split_once(':')?;
     let domain = domain.get(domain.len().checked_sub(4)?..)?;
@@ -274,9 +274,9 @@ fn read_gpu(nvml: &Nvml, gpu: &mut ListedGpu, busy: bool) -> ReadingResult {
 fn try_read_gpu(nvml: &Nvml, listed: &mut ListedGpu, busy: bool) -> Result<ReadingResult, NvmlError> {
     let gpu = nvml.device_by_index(listed.facts.index)?;
     let before = gpu.memory_info()?.free;
-    let (processes, told) = processes_on(&gpu)?;
+    let (processes, is_listed) = processes_on(&gpu)?;
     let after = gpu.memory_info()?.free;
-    let busy = if busy && !processes.is_empty() { busy_on(&gpu, listed) } else { Vec::new() };
+    let busy = if busy && !processes.is_empty() { busy_pids_on(&gpu, listed) } else { Vec::new() };
     let reported = |(&pid, &(bytes, graphics)): (&u32, &(Option<Bytes>, bool))| ReportedProcess {
         process: key_of(pid),
         bytes,
@@ -284,7 +284,7 @@ fn try_read_gpu(nvml: &Nvml, listed: &mut ListedGpu, busy: bool) -> Result<Readi
         busy: busy.contains(&pid),
     };
     let processes: Vec<ReportedProcess> = processes.iter().map(reported).collect();
-    let coarse = !told || has_no_byte_counts(&processes);
+    let coarse = !is_listed || has_no_byte_counts(&processes);
     Ok(ReadingResult::Used { free: Bytes(before.min(after)), processes, coarse })
 }
 
@@ -299,14 +299,16 @@ type UsageByPid = BTreeMap<u32, (Option<Bytes>, bool)>;
 
 /// All processes on a GPU, and whether the driver lists them at all.
 fn processes_on(gpu: &Device<'_>) -> Result<(UsageByPid, bool), NvmlError> {
-    let compute = listed(|| gpu.running_compute_processes())?;
-    let graphics = listed(|| gpu.running_graphics_processes())?;
-    let told = compute.is_some();
-    Ok((merge(&compute.unwrap_or_default(), &graphics.unwrap_or_default()), told))
+    let compute = read_process_list(|| gpu.running_compute_processes())?;
+    let graphics = read_process_list(|| gpu.running_graphics_processes())?;
+    let is_listed = compute.is_some();
+    Ok((merge_by_pid(&compute.unwrap_or_default(), &graphics.unwrap_or_default()), is_listed))
 }
 
 /// A list that may not be supported, and may grow while it is read.
-fn listed(read: impl Fn() -> Result<Vec<ProcessInfo>, NvmlError>) -> Result<Option<Vec<ProcessInfo>>, NvmlError> {
+fn read_process_list(
+    read: impl Fn() -> Result<Vec<ProcessInfo>, NvmlError>,
+) -> Result<Option<Vec<ProcessInfo>>, NvmlError> {
     for _ in 1..LIST_ATTEMPTS {
         match read() {
             Err(NvmlError::InsufficientSize(_)) => {}
@@ -319,7 +321,7 @@ fn listed(read: impl Fn() -> Result<Vec<ProcessInfo>, NvmlError>) -> Result<Opti
 
 /// One entry for each pid. A process in both lists is reported with the same bytes in each, so the larger value
 /// counts and not the sum.
-fn merge(compute: &[ProcessInfo], graphics: &[ProcessInfo]) -> UsageByPid {
+fn merge_by_pid(compute: &[ProcessInfo], graphics: &[ProcessInfo]) -> UsageByPid {
     let mut merged = UsageByPid::new();
     let entries = compute.iter().map(|p| (p, false)).chain(graphics.iter().map(|p| (p, true)));
     for (process, draws) in entries {
@@ -336,7 +338,7 @@ fn merge(compute: &[ProcessInfo], graphics: &[ProcessInfo]) -> UsageByPid {
 
 /// The pids that used an engine of the GPU since the last such query. Empty where the driver does not report it: then
 /// CPU time decides about the holder.
-fn busy_on(gpu: &Device<'_>, listed: &mut ListedGpu) -> Vec<u32> {
+fn busy_pids_on(gpu: &Device<'_>, listed: &mut ListedGpu) -> Vec<u32> {
     let now = Instant::now();
     if now < listed.busy_at {
         return Vec::new();
@@ -367,14 +369,14 @@ mod tests {
     fn a_process_in_both_lists_is_one_that_computes() {
         let compute = [info(1, UsedGpuMemory::Used(10)), info(2, UsedGpuMemory::Unavailable)];
         let graphics = [info(1, UsedGpuMemory::Used(10)), info(3, UsedGpuMemory::Used(5))];
-        let merged: Vec<_> = merge(&compute, &graphics).into_iter().collect();
+        let merged: Vec<_> = merge_by_pid(&compute, &graphics).into_iter().collect();
         assert_eq!(merged, [(1, (Some(Bytes(10)), false)), (2, (None, false)), (3, (Some(Bytes(5)), true))]);
     }
 
     #[test]
     fn an_unreadable_gpu_does_not_hide_the_others() {
         let gpu = |index, uuid: &str| CardFacts { uuid: uuid.to_owned(), ..CardFacts::plain(index, Bytes::gib(24)) };
-        let told = |read: GpuFactResults, known: &[CardFacts]| {
+        let listed_gpus = |read: GpuFactResults, known: &[CardFacts]| {
             let list = fill_unreadable(read, known).map_err(|error| error.to_string())?;
             let cards: Vec<_> = list.cards.iter().map(|gpu| (gpu.index, gpu.uuid.clone())).collect();
             Ok((cards, list.unread))
@@ -382,15 +384,15 @@ mod tests {
         let named = |cards: &[(u32, &str)]| cards.iter().map(|(i, uuid)| (*i, (*uuid).to_owned())).collect::<Vec<_>>();
         let known = [gpu(0, "A"), gpu(1, "B")];
         let both = named(&[(0, "A"), (1, "B")]);
-        assert_eq!(told(vec![Ok(gpu(0, "A")), Err(NvmlError::GpuLost)], &known), Ok((both.clone(), false)));
-        assert_eq!(told(vec![Err(NvmlError::Unknown), Err(NvmlError::GpuLost)], &known), Ok((both, false)));
+        assert_eq!(listed_gpus(vec![Ok(gpu(0, "A")), Err(NvmlError::GpuLost)], &known), Ok((both.clone(), false)));
+        assert_eq!(listed_gpus(vec![Err(NvmlError::Unknown), Err(NvmlError::GpuLost)], &known), Ok((both, false)));
         let first = named(&[(0, "A")]);
-        assert_eq!(told(vec![Ok(gpu(0, "A")), Err(NvmlError::GpuLost)], &[]), Ok((first, true)), "never known");
+        assert_eq!(listed_gpus(vec![Ok(gpu(0, "A")), Err(NvmlError::GpuLost)], &[]), Ok((first, true)), "never known");
         let moved = vec![Ok(gpu(0, "B")), Err(NvmlError::GpuLost)];
-        assert_eq!(told(moved, &known), Ok((named(&[(0, "B")]), true)), "its number is another's now");
-        let none: Result<_, String> = told(vec![Err(NvmlError::GpuLost)], &[]);
+        assert_eq!(listed_gpus(moved, &known), Ok((named(&[(0, "B")]), true)), "its number is another's now");
+        let none: Result<_, String> = listed_gpus(vec![Err(NvmlError::GpuLost)], &[]);
         assert_eq!(none, Err(NvmlError::GpuLost.to_string()), "nothing is left to go on with");
-        assert_eq!(told(Vec::new(), &known), Ok((Vec::new(), false)));
+        assert_eq!(listed_gpus(Vec::new(), &known), Ok((Vec::new(), false)));
     }
 
     #[test]
@@ -401,8 +403,11 @@ mod tests {
         assert_eq!(module_version(closed).as_deref(), Some("580.82.07"));
         assert_eq!(module_version(open).as_deref(), Some("580.159.04"));
         assert_eq!(module_version("nothing here."), None);
-        assert_eq!(versions(Some(closed), Some("580.95.05".to_owned())), "kernel module 580.82.07, library 580.95.05");
-        assert_eq!(versions(None, None), "kernel module of unknown version, library of unknown version");
+        assert_eq!(
+            versions_text(Some(closed), Some("580.95.05".to_owned())),
+            "kernel module 580.82.07, library 580.95.05"
+        );
+        assert_eq!(versions_text(None, None), "kernel module of unknown version, library of unknown version");
     }
 
     #[test]
@@ -413,9 +418,9 @@ mod tests {
             (NvmlError::NoPermission, GpuListErrorKind::NoPermission),
             (NvmlError::Unknown, GpuListErrorKind::Failed),
         ] {
-            let told = explain_start_error(&error, OsStr::new("libnvidia-ml.so.1"));
-            assert_eq!(told.kind, kind);
-            assert!(!told.what.is_empty() && !told.remedy.is_empty());
+            let explained = explain_start_error(&error, OsStr::new("libnvidia-ml.so.1"));
+            assert_eq!(explained.kind, kind);
+            assert!(!explained.what.is_empty() && !explained.remedy.is_empty());
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Holders that the driver moves: a host, its worker and real processes on soft GPUs, and each hazard.
 
-use crate::soft::{MIB, Program, Soft, wait_until};
+use crate::soft::{MIB, Program, SoftGpus, wait_until};
 use crate::support::{NEVER, Rig, Tree, fresh_lease};
 use rustix::process::{Signal, kill_process};
 use std::process::Command;
@@ -39,7 +39,7 @@ crate::tests![
 ];
 
 struct Stage {
-    soft: Soft,
+    soft: SoftGpus,
     rig: Option<Rig>,
     lease: LeaseId,
     processes: Vec<ProcKey>,
@@ -48,11 +48,11 @@ struct Stage {
 }
 
 impl Stage {
-    fn new(programs: &[&Program], soft: Soft) -> Stage {
+    fn new(programs: &[&Program], soft: SoftGpus) -> Stage {
         Stage::with(programs, soft, Duration::from_millis(500))
     }
 
-    fn with(programs: &[&Program], soft: Soft, lock: Duration) -> Stage {
+    fn with(programs: &[&Program], soft: SoftGpus, lock: Duration) -> Stage {
         let rig = Some(open(&soft, lock));
         let processes = programs.iter().map(|program| program.key).collect();
         Stage { soft, rig, lease: fresh_lease(), processes, from: 0 }
@@ -123,7 +123,7 @@ impl Stage {
     }
 }
 
-fn open(soft: &Soft, lock: Duration) -> Rig {
+fn open(soft: &SoftGpus, lock: Duration) -> Rig {
     Rig::with("soft:1x1GiB", |settings, _| {
         settings.soft = Some(soft.place());
         settings.period = NEVER;
@@ -137,7 +137,7 @@ fn expected_bytes(mib: u64) -> u64 {
 }
 
 fn a_holder_is_parked_and_resumed_with_its_memory_unchanged() {
-    let soft = Soft::new("1x1GiB");
+    let soft = SoftGpus::new("1x1GiB");
     let mut program = soft.program(64);
     let key = program.key;
     let mut stage = Stage::new(&[&program], soft);
@@ -157,7 +157,7 @@ fn a_holder_is_parked_and_resumed_with_its_memory_unchanged() {
 }
 
 fn a_program_with_a_long_kernel_is_refused_and_continues() {
-    let soft = Soft::new("1x1GiB");
+    let soft = SoftGpus::new("1x1GiB");
     let mut program = soft.program(1);
     let mut stage = Stage::new(&[&program], soft);
     assert_eq!(program.line.ask("spin"), "spins");
@@ -174,7 +174,7 @@ fn a_program_with_a_long_kernel_is_refused_and_continues() {
 }
 
 fn a_checkpoint_that_frees_nothing_is_reported_as_parked_and_still_uses_its_gpu() {
-    let soft = Soft::new("1x1GiB");
+    let soft = SoftGpus::new("1x1GiB");
     let program = soft.program(64);
     soft.state.fault(0, CardFault::Checkpoint(CheckpointFault::FreesNothing));
     let mut stage = Stage::new(&[&program], soft);
@@ -185,7 +185,7 @@ fn a_checkpoint_that_frees_nothing_is_reported_as_parked_and_still_uses_its_gpu(
 }
 
 fn without_room_nothing_is_restored_until_there_is() {
-    let soft = Soft::new("1x1GiB");
+    let soft = SoftGpus::new("1x1GiB");
     let mut program = soft.program(400);
     let mut stage = Stage::new(&[&program], soft);
     stage.park();
@@ -203,7 +203,7 @@ fn without_room_nothing_is_restored_until_there_is() {
 }
 
 fn without_known_bytes_nothing_is_restored() {
-    let soft = Soft::new("1x1GiB");
+    let soft = SoftGpus::new("1x1GiB");
     let program = soft.program(1);
     let mut stage = Stage::new(&[&program], soft);
     stage.park();
@@ -224,7 +224,7 @@ fn without_known_bytes_nothing_is_restored() {
 }
 
 fn a_failed_restore_is_reported_as_lost_and_never_tried_again() {
-    let soft = Soft::new("1x1GiB");
+    let soft = SoftGpus::new("1x1GiB");
     let program = soft.program(400);
     let mut stage = Stage::new(&[&program], soft);
     stage.park();
@@ -260,7 +260,7 @@ fn a_failed_restore_is_reported_as_lost_and_never_tried_again() {
 }
 
 fn a_killed_worker_is_replaced_and_locked_processes_are_unlocked() {
-    let soft = Soft::new("1x1GiB");
+    let soft = SoftGpus::new("1x1GiB");
     let (mut first, mut second) = (soft.program(1), soft.program(1));
     let (lower, upper) = if first.key < second.key { (&mut first, &mut second) } else { (&mut second, &mut first) };
     let mut stage = Stage::with(&[lower, upper], soft, Duration::from_secs(25));
@@ -279,7 +279,7 @@ fn a_killed_worker_is_replaced_and_locked_processes_are_unlocked() {
 }
 
 fn a_hung_worker_is_killed_at_its_deadline_and_replaced() {
-    let soft = Soft::new("1x1GiB");
+    let soft = SoftGpus::new("1x1GiB");
     let mut program = soft.program(1);
     let mut stage = Stage::new(&[&program], soft);
     stage.resume(256);
@@ -296,7 +296,7 @@ fn a_hung_worker_is_killed_at_its_deadline_and_replaced() {
 }
 
 fn the_end_of_the_host_unlocks_locked_processes() {
-    let soft = Soft::new("1x1GiB");
+    let soft = SoftGpus::new("1x1GiB");
     let (mut first, mut second) = (soft.program(1), soft.program(1));
     let (lower, upper) = if first.key < second.key { (&mut first, &mut second) } else { (&mut second, &mut first) };
     let mut stage = Stage::with(&[lower, upper], soft, Duration::from_secs(25));
@@ -314,7 +314,7 @@ fn the_end_of_the_host_unlocks_locked_processes() {
 }
 
 fn a_stopped_process_is_refused_and_not_touched() {
-    let soft = Soft::new("1x1GiB");
+    let soft = SoftGpus::new("1x1GiB");
     let mut program = soft.program(1);
     let mut stage = Stage::new(&[&program], soft);
     stage.resume(256);
@@ -329,7 +329,7 @@ fn a_stopped_process_is_refused_and_not_touched() {
 }
 
 fn a_process_stopped_while_parked_is_restored_when_it_continues() {
-    let soft = Soft::new("1x1GiB");
+    let soft = SoftGpus::new("1x1GiB");
     let (mut program, other) = (soft.program(1), soft.program(2));
     let mut stage = Stage::new(&[&program], soft);
     stage.park();
@@ -348,7 +348,7 @@ fn a_process_stopped_while_parked_is_restored_when_it_continues() {
 }
 
 fn two_processes_are_parked_together() {
-    let soft = Soft::new("1x1GiB");
+    let soft = SoftGpus::new("1x1GiB");
     let (mut first, mut second) = (soft.program(32), soft.program(64));
     let (lower, upper) = if first.key < second.key { (&mut first, &mut second) } else { (&mut second, &mut first) };
     let mut stage = Stage::new(&[lower, upper], soft);
@@ -365,7 +365,7 @@ fn two_processes_are_parked_together() {
 }
 
 fn if_the_second_refuses_the_first_is_restored() {
-    let soft = Soft::new("1x1GiB");
+    let soft = SoftGpus::new("1x1GiB");
     let (mut plain, mut managed) = (soft.program(32), soft.program_with(32, &["managed"]));
     // By number, which is the order in which they leave.
     let keys = if plain.key < managed.key { [&plain, &managed] } else { [&managed, &plain] };
@@ -381,7 +381,7 @@ fn if_the_second_refuses_the_first_is_restored() {
 }
 
 fn if_the_second_dies_the_first_is_parked() {
-    let soft = Soft::new("2x1GiB");
+    let soft = SoftGpus::new("2x1GiB");
     let (first, second) = (soft.program(1), soft.program(1));
     let (lower, upper) = if first.key < second.key { (first, second) } else { (second, first) };
     let mut stage = Stage::new(&[&lower, &upper], soft);
@@ -395,7 +395,7 @@ fn if_the_second_dies_the_first_is_parked() {
 }
 
 fn managed_memory_is_refused_and_unharmed() {
-    let soft = Soft::new("1x1GiB");
+    let soft = SoftGpus::new("1x1GiB");
     let mut program = soft.program_with(1, &["managed"]);
     let mut stage = Stage::new(&[&program], soft);
     stage.park();
@@ -407,7 +407,7 @@ fn managed_memory_is_refused_and_unharmed() {
 }
 
 fn a_reused_pid_is_not_touched() {
-    let soft = Soft::new("1x1GiB");
+    let soft = SoftGpus::new("1x1GiB");
     let mut program = soft.program(1);
     let mut stage = Stage::new(&[&program], soft);
     let before = ProcKey { start: program.key.start - 1, ..program.key };
@@ -419,7 +419,7 @@ fn a_reused_pid_is_not_touched() {
 }
 
 fn a_new_host_continues_from_the_drivers_state() {
-    let soft = Soft::new("1x1GiB");
+    let soft = SoftGpus::new("1x1GiB");
     let mut program = soft.program(64);
     let mut stage = Stage::new(&[&program], soft);
     stage.park();
@@ -435,7 +435,7 @@ fn a_new_host_continues_from_the_drivers_state() {
 }
 
 fn a_process_that_was_left_locked_is_unlocked() {
-    let soft = Soft::new("1x1GiB");
+    let soft = SoftGpus::new("1x1GiB");
     let mut program = soft.program(1);
     let mut worker = soft.worker();
     assert_eq!(worker.lock(program.key, 1000), "done");
@@ -449,7 +449,7 @@ fn a_process_that_was_left_locked_is_unlocked() {
 }
 
 fn a_withdrawn_park_restores_all_processes() {
-    let soft = Soft::new("1x1GiB");
+    let soft = SoftGpus::new("1x1GiB");
     let mut program = soft.program(16);
     let stage = Stage::new(&[&program], soft);
     for _ in 0..20 {
@@ -461,7 +461,7 @@ fn a_withdrawn_park_restores_all_processes() {
 }
 
 fn a_process_killed_while_parked_is_reported_as_left() {
-    let soft = Soft::new("1x1GiB");
+    let soft = SoftGpus::new("1x1GiB");
     let program = soft.program(1);
     let key = program.key;
     let mut stage = Stage::new(&[&program], soft);
@@ -473,7 +473,7 @@ fn a_process_killed_while_parked_is_reported_as_left() {
 }
 
 fn an_inspection_reports_which_processes_can_be_moved() {
-    let soft = Soft::new("1x1GiB");
+    let soft = SoftGpus::new("1x1GiB");
     let program = soft.program(1);
     let mut stage = Stage::new(&[&program], soft);
     let client = Tree::of(Command::new("sleep").arg("600").env("CUDA_MPS_PIPE_DIRECTORY", "/tmp/pipes"), 0);
@@ -491,7 +491,7 @@ fn an_inspection_reports_which_processes_can_be_moved() {
 }
 
 fn without_a_driver_no_process_can_be_moved() {
-    let soft = Soft::new("1x1GiB");
+    let soft = SoftGpus::new("1x1GiB");
     let mut program = soft.program(1);
     let mut stage = Stage::new(&[&program], soft);
     std::fs::remove_file(stage.soft.place().libraries.join("libcuda.so.1")).unwrap();

@@ -1,6 +1,6 @@
 //! The worker that moves processes, asked by hand, on soft GPUs and real processes.
 
-use crate::soft::{MIB, Soft, Talk, lock, wait_until};
+use crate::soft::{LineProcess, MIB, SoftGpus, lock, wait_until};
 use crate::support::{exe, key};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
@@ -26,7 +26,7 @@ crate::tests![
 ];
 
 fn a_process_is_checkpointed_and_restored() {
-    let soft = Soft::new("1x1GiB");
+    let soft = SoftGpus::new("1x1GiB");
     let mut program = soft.program(64);
     let (mut worker, key) = (soft.worker(), program.key);
     let held = 64 * MIB + CONTEXT_BYTES;
@@ -45,7 +45,7 @@ fn a_process_is_checkpointed_and_restored() {
 }
 
 fn the_driver_facts_are_answered() {
-    let soft = Soft::new("1x1GiB");
+    let soft = SoftGpus::new("1x1GiB");
     let facts = soft.worker().request(&json!("facts"));
     assert_eq!((&facts["facts"]["driver"], &facts["facts"]["calls"]), (&json!("580.00.00"), &json!(true)));
 }
@@ -53,21 +53,21 @@ fn the_driver_facts_are_answered() {
 fn without_a_driver_every_answer_is_unusable() {
     let mut command = Command::new(exe());
     command.args(["worker", "driver"]).env("SUBLET_CUDA_LIB", "/nowhere/libcuda.so.1");
-    let mut worker = Talk::start(command);
+    let mut worker = LineProcess::start(command);
     let why = worker.request(&json!("facts"))["unusable"].as_str().unwrap().to_owned();
     assert!(why.contains("/nowhere/libcuda.so.1"), "{why}");
     assert_eq!(worker.lock(key(std::process::id()), 1000), json!({"unusable": why}));
 }
 
 fn a_lock_without_a_timeout_is_refused() {
-    let soft = Soft::new("1x1GiB");
+    let soft = SoftGpus::new("1x1GiB");
     let program = soft.program(1);
     assert_eq!(soft.worker().lock(program.key, 0)["failed"]["code"], 1);
     assert_eq!(soft.at(program.key), Checkpoint::Running);
 }
 
 fn steps_out_of_order_are_refused_with_the_drivers_error() {
-    let soft = Soft::new("1x1GiB");
+    let soft = SoftGpus::new("1x1GiB");
     let program = soft.program(1);
     let mut worker = soft.worker();
     let illegal = json!({"failed": {"code": 401, "name": "CUDA_ERROR_ILLEGAL_STATE"}});
@@ -78,7 +78,7 @@ fn steps_out_of_order_are_refused_with_the_drivers_error() {
 }
 
 fn a_pid_with_another_start_is_not_touched() {
-    let soft = Soft::new("1x1GiB");
+    let soft = SoftGpus::new("1x1GiB");
     let mut program = soft.program(1);
     let mut worker = soft.worker();
     let other = ProcKey { start: program.key.start + 1, ..program.key };
@@ -91,7 +91,7 @@ fn a_pid_with_another_start_is_not_touched() {
 }
 
 fn a_stopped_process_is_not_touched() {
-    let soft = Soft::new("1x1GiB");
+    let soft = SoftGpus::new("1x1GiB");
     let mut program = soft.program(1);
     let mut worker = soft.worker();
     program.stop();
@@ -103,7 +103,7 @@ fn a_stopped_process_is_not_touched() {
 }
 
 fn room_is_proven_by_allocating_it() {
-    let soft = Soft::new("1x1GiB");
+    let soft = SoftGpus::new("1x1GiB");
     let mut worker = soft.worker();
     let mut prove =
         |mib: u64| worker.request(&json!({"prove": {"needs": [{"uuid": soft.uuid(), "bytes": mib * MIB}]}}));
@@ -121,7 +121,7 @@ fn room_is_proven_by_allocating_it() {
 }
 
 fn locked_processes_are_unlocked_when_stdin_closes() {
-    let soft = Soft::new("1x1GiB");
+    let soft = SoftGpus::new("1x1GiB");
     let (mut one, mut two) = (soft.program(1), soft.program(1));
     let mut worker = soft.worker();
     assert_eq!(worker.lock(one.key, 1000), "done");
@@ -133,7 +133,7 @@ fn locked_processes_are_unlocked_when_stdin_closes() {
 }
 
 fn checkpointed_processes_stay_so_when_stdin_closes() {
-    let soft = Soft::new("1x1GiB");
+    let soft = SoftGpus::new("1x1GiB");
     let mut program = soft.program(1);
     let mut worker = soft.worker();
     worker.lock(program.key, 1000);
@@ -149,7 +149,7 @@ fn checkpointed_processes_stay_so_when_stdin_closes() {
 }
 
 fn a_request_after_the_daemon_ended_is_not_begun() {
-    let soft = Soft::new("1x1GiB");
+    let soft = SoftGpus::new("1x1GiB");
     let mut program = soft.program(1);
     let mut worker = soft.worker();
     assert_eq!(worker.lock(program.key, 1000), "done");
@@ -164,7 +164,7 @@ fn a_request_after_the_daemon_ended_is_not_begun() {
 }
 
 fn a_call_under_way_ends_before_the_worker_does() {
-    let soft = Soft::new("1x1GiB");
+    let soft = SoftGpus::new("1x1GiB");
     let mut program = soft.program(1);
     assert_eq!(program.line.ask("spin"), "spins");
     let mut worker = soft.worker();
@@ -179,7 +179,7 @@ fn a_call_under_way_ends_before_the_worker_does() {
 }
 
 fn a_stopped_process_is_unlocked_when_it_continues() {
-    let soft = Soft::new("1x1GiB");
+    let soft = SoftGpus::new("1x1GiB");
     let mut program = soft.program(1);
     let mut worker = soft.worker();
     assert_eq!(worker.lock(program.key, 1000), "done");
@@ -191,7 +191,7 @@ fn a_stopped_process_is_unlocked_when_it_continues() {
 }
 
 fn a_worker_ignores_a_service_managers_signals() {
-    let soft = Soft::new("1x1GiB");
+    let soft = SoftGpus::new("1x1GiB");
     let mut program = soft.program(1);
     let mut worker = soft.worker();
     assert_eq!(worker.lock(program.key, 1000), "done");

@@ -18,13 +18,13 @@ use sublet_softgpu::state::{Checkpoint, ENV, IDLE_BYTES};
 pub const MIB: u64 = 1 << 20;
 
 /// Soft GPUs in a folder that is removed on drop.
-pub struct Soft {
+pub struct SoftGpus {
     dir: tempfile::TempDir,
     pub state: State,
 }
 
-impl Soft {
-    pub fn new(spec: &str) -> Soft {
+impl SoftGpus {
+    pub fn new(spec: &str) -> SoftGpus {
         let dir = tempfile::tempdir().unwrap();
         for (built, name) in [("libcuda.so", "libcuda.so.1"), ("libnvidia_ml.so", "libnvidia-ml.so.1")] {
             let library = exe().with_file_name(built);
@@ -32,7 +32,7 @@ impl Soft {
             symlink(library, dir.path().join(name)).unwrap();
         }
         let state = State::create(&dir.path().join("cards"), &spec.parse().unwrap()).unwrap();
-        Soft { dir, state }
+        SoftGpus { dir, state }
     }
 
     pub fn place(&self) -> SoftPlace {
@@ -77,14 +77,14 @@ impl Soft {
 
     pub fn program_with(&self, mib: u64, more: &[&str]) -> Program {
         let bytes = (mib * MIB).to_string();
-        let line = Talk::start(self.command(&[&["program", &bytes], more].concat()));
+        let line = LineProcess::start(self.command(&[&["program", &bytes], more].concat()));
         let mut program = Program { key: key(line.child.id()), line };
         assert_eq!(program.line.read_line(), "holds");
         program
     }
 
-    pub fn worker(&self) -> Talk {
-        Talk::start(self.command(&["worker", "driver"]))
+    pub fn worker(&self) -> LineProcess {
+        LineProcess::start(self.command(&["worker", "driver"]))
     }
 
     /// The checkpoint state of a process, read without the driver.
@@ -100,17 +100,17 @@ impl Soft {
 }
 
 /// A child that communicates line by line. Killed with its test.
-pub struct Talk {
+pub struct LineProcess {
     pub child: Child,
     stdin: Option<ChildStdin>,
     stdout: BufReader<ChildStdout>,
 }
 
-impl Talk {
-    pub fn start(mut command: Command) -> Talk {
+impl LineProcess {
+    pub fn start(mut command: Command) -> LineProcess {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let (stdin, stdout) = (child.stdin.take(), BufReader::new(child.stdout.take().unwrap()));
-        Talk { child, stdin, stdout }
+        LineProcess { child, stdin, stdout }
     }
 
     pub fn write_line(&mut self, line: &str) {
@@ -170,7 +170,7 @@ pub fn lock(process: ProcKey, timeout_ms: u32) -> Value {
     json!({"lock": {"process": process, "timeout_ms": timeout_ms}})
 }
 
-impl Drop for Talk {
+impl Drop for LineProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -180,7 +180,7 @@ impl Drop for Talk {
 /// A program that holds memory of the first GPU.
 pub struct Program {
     pub key: ProcKey,
-    pub line: Talk,
+    pub line: LineProcess,
 }
 
 impl Program {

@@ -30,14 +30,14 @@ macro_rules! tests {
 }
 
 #[derive(Default)]
-struct Seen {
+struct ReceivedReports {
     reports: Mutex<Vec<HostReport>>,
     more: Condvar,
 }
 
 pub struct Rig {
     pub host: Host,
-    seen: Arc<Seen>,
+    received: Arc<ReceivedReports>,
     dir: tempfile::TempDir,
 }
 
@@ -59,13 +59,13 @@ impl Rig {
         settings.script = dir.path().join("script.json");
         settings.deadline = Duration::from_millis(500);
         change(&mut settings, dir.path());
-        let seen = Arc::new(Seen::default());
-        let sink = Arc::clone(&seen);
+        let received = Arc::new(ReceivedReports::default());
+        let sink = Arc::clone(&received);
         let sink = move |report| {
             sink.reports.lock().unwrap().push(report);
             sink.more.notify_all();
         };
-        Rig { host: Host::start(settings, Clock::default(), sink).unwrap(), seen, dir }
+        Rig { host: Host::start(settings, Clock::default(), sink).unwrap(), received, dir }
     }
 
     pub fn script(&self, text: &str) {
@@ -77,7 +77,7 @@ impl Rig {
     /// Waits for a match among the reports from `from` on; returns it with the index after it.
     pub fn after<T>(&self, from: usize, wanted: &str, find: impl Fn(&HostReport) -> Option<T>) -> (T, usize) {
         let until = Instant::now() + PATIENCE;
-        let mut reports = self.seen.reports.lock().unwrap();
+        let mut reports = self.received.reports.lock().unwrap();
         loop {
             let found = reports.iter().enumerate().skip(from).find_map(|(at, report)| Some((find(report)?, at + 1)));
             if let Some(found) = found {
@@ -85,7 +85,7 @@ impl Rig {
             }
             let left = until.saturating_duration_since(Instant::now());
             assert!(!left.is_zero(), "waited in vain for {wanted}; saw {:#?}", *reports);
-            reports = self.seen.more.wait_timeout(reports, left).unwrap().0;
+            reports = self.received.more.wait_timeout(reports, left).unwrap().0;
         }
     }
 
@@ -96,11 +96,11 @@ impl Rig {
 
     /// The number of reports so far.
     pub fn count(&self) -> usize {
-        self.seen.reports.lock().unwrap().len()
+        self.received.reports.lock().unwrap().len()
     }
 
     pub fn reports(&self) -> Vec<HostReport> {
-        self.seen.reports.lock().unwrap().clone()
+        self.received.reports.lock().unwrap().clone()
     }
 
     /// Requests a reading, and returns the one of GPU 0.
