@@ -33,7 +33,7 @@ pub(crate) enum ExitWatch {
     None,
 }
 
-pub(crate) struct Exits {
+pub(crate) struct ExitWatcher {
     epoll: OwnedFd,
     pidfds: BTreeMap<ProcKey, (u64, OwnedFd)>,
     by_token: BTreeMap<u64, ProcKey>,
@@ -41,11 +41,11 @@ pub(crate) struct Exits {
     pidfds_max: usize,
 }
 
-impl Exits {
-    pub(crate) fn new(wake: &WakeEvent) -> io::Result<Exits> {
+impl ExitWatcher {
+    pub(crate) fn new(wake: &WakeEvent) -> io::Result<ExitWatcher> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, wake.as_fd(), EventData::new_u64(WAKE_TOKEN), EventFlags::IN)?;
-        Ok(Exits {
+        Ok(ExitWatcher {
             epoll,
             pidfds: BTreeMap::new(),
             by_token: BTreeMap::new(),

@@ -39,11 +39,11 @@ const LIST_EVERY: Duration = Duration::from_secs(60);
 /// A missing driver may be installed or loaded at any moment, and an unreadable GPU may answer again.
 const LIST_EVERY_UNLISTED: Duration = Duration::from_secs(10);
 /// Starting NVML wakes sleeping GPUs, a second or two for each.
-const LIST_PATIENCE: u32 = 10;
-pub(crate) const WAIT_MIN: Duration = Duration::from_millis(100);
-pub(crate) const WAIT_MAX: Duration = Duration::from_secs(10);
+const LIST_DEADLINE_FACTOR: u32 = 10;
+pub(crate) const RESTART_PAUSE_MIN: Duration = Duration::from_millis(100);
+pub(crate) const RESTART_PAUSE_MAX: Duration = Duration::from_secs(10);
 /// `cuInit` takes seconds on a big host, and longer while other programs start.
-pub(crate) const CONTEXT_PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const CONTEXT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Killed workers that still exist, stuck in the driver. At this number no further worker is started: it would get
 /// stuck as well.
 pub(crate) const UNREAPED_MAX: usize = 3;
@@ -125,7 +125,7 @@ impl GpuThread {
             process_thread,
             worker_link: None,
             unreaped: Vec::new(),
-            restart_pause: WAIT_MIN,
+            restart_pause: RESTART_PAUSE_MIN,
             start_at: now,
             facts: Vec::new(),
             reported: None,
@@ -224,7 +224,7 @@ impl GpuThread {
     }
 
     fn list_gpus(&mut self, now: Instant) -> Result<(), WorkerError> {
-        let answer = self.ask(GpuRequest::List, self.settings.deadline * LIST_PATIENCE)?;
+        let answer = self.ask(GpuRequest::List, self.settings.deadline * LIST_DEADLINE_FACTOR)?;
         self.handle_list(now, answer)
     }
 
@@ -253,7 +253,7 @@ impl GpuThread {
     pub(crate) fn handle_readings(&mut self, begun: Time, answer: GpuAnswer) -> Result<(), WorkerError> {
         match answer {
             GpuAnswer::Looks(readings) => {
-                self.restart_pause = WAIT_MIN;
+                self.restart_pause = RESTART_PAUSE_MIN;
                 self.report_readings(begun, readings);
             }
             GpuAnswer::Unlisted(why) => {
@@ -265,10 +265,10 @@ impl GpuThread {
         Ok(())
     }
 
-    fn ask(&mut self, request: GpuRequest, patience: Duration) -> Result<GpuAnswer, WorkerError> {
+    fn ask(&mut self, request: GpuRequest, timeout: Duration) -> Result<GpuAnswer, WorkerError> {
         let worker_link = self.worker_link.as_mut().ok_or(WorkerError::Ended)?;
         let line = serde_json::to_string(&request).map_err(|_| WorkerError::Invalid)?;
-        parse_answer(&worker_link.ask(&line, patience, &self.handle.stop)?)
+        parse_answer(&worker_link.ask(&line, timeout, &self.handle.stop)?)
     }
 
     /// The worker hangs, is dead or answers nonsense: all GPUs become unreadable, and a new worker is started later.
@@ -286,7 +286,7 @@ impl GpuThread {
         }
         self.unreaped.extend(self.worker_link.take().and_then(WorkerLink::kill));
         self.start_at = Instant::now() + self.restart_pause;
-        self.restart_pause = (self.restart_pause * 2).min(WAIT_MAX);
+        self.restart_pause = (self.restart_pause * 2).min(RESTART_PAUSE_MAX);
     }
 
     fn postpone_list(&mut self, why: GpuListError) {
@@ -377,7 +377,7 @@ fn measure_gpus(exe: &Path, soft: Option<&SoftPlace>, uuids: Vec<String>, handle
             return;
         }
         let Ok(mut worker_link) = WorkerLink::start(exe, &["context".to_owned(), uuid.clone()], soft) else { return };
-        let line = worker_link.read_line(CONTEXT_PATIENCE, &handle.stop);
+        let line = worker_link.read_line(CONTEXT_TIMEOUT, &handle.stop);
         reap(worker_link.kill().into_iter().collect());
         if let Some(measured) = line.ok().and_then(|line| serde_json::from_slice::<MeasuredContext>(&line).ok()) {
             handle.add_measured(uuid, measured.context);

@@ -5,7 +5,7 @@
 
 use crate::HostReport;
 use crate::audit::AncestorHistory;
-use crate::exits::Exits;
+use crate::exits::ExitWatcher;
 use crate::process;
 use crate::proof::Grant;
 use crate::roster::Roster;
@@ -135,7 +135,7 @@ impl ProcessThread {
             watching: Arc::clone(&watching),
         };
         let process_thread = ProcessThread {
-            roster: Roster::new(Exits::new(&wake)?),
+            roster: Roster::new(ExitWatcher::new(&wake)?),
             queue,
             wake,
             readings_waiting,

@@ -9,7 +9,7 @@ use crate::activity::ActivityMeter;
 mod walk;
 
 use crate::audit::{self, AncestorHistory};
-use crate::exits::{ExitWatch, Exits};
+use crate::exits::{ExitWatch, ExitWatcher};
 use crate::process::{self, Cgroup, Environment, ProcessError};
 use crate::proof::{self, Grant, LeaseProof};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -87,7 +87,7 @@ impl NamedLease {
 pub(crate) struct Roster {
     holders: BTreeMap<LeaseId, WatchedHolder>,
     owner: BTreeMap<ProcKey, LeaseId>,
-    exits: Exits,
+    exits: ExitWatcher,
     ancestors: AncestorHistory,
     ticks_per_s: u64,
     walks: VecDeque<LeaseWalk>,
@@ -96,7 +96,7 @@ pub(crate) struct Roster {
 }
 
 impl Roster {
-    pub(crate) fn new(exits: Exits) -> Roster {
+    pub(crate) fn new(exits: ExitWatcher) -> Roster {
         let ticks_per_s = rustix::param::clock_ticks_per_second();
         let ancestors = AncestorHistory::default();
         Roster {
@@ -114,7 +114,7 @@ impl Roster {
         self.ancestors = ancestors;
     }
 
-    pub(crate) fn exits(&mut self) -> &mut Exits {
+    pub(crate) fn exits(&mut self) -> &mut ExitWatcher {
         &mut self.exits
     }
 

@@ -9,7 +9,7 @@
 
 use crate::HostReport;
 use crate::audit::{self, AncestorHistory, GpuDeviceFiles, PidfdRegistry, SignalRefusal};
-use crate::exits::{ExitWatch, Exits};
+use crate::exits::{ExitWatch, ExitWatcher};
 use crate::gpu_thread::{self, reap, with_cause};
 use crate::process::{self, Uids};
 use crate::process_thread::{ProcessMessage, ProcessThreadInbox};
@@ -86,9 +86,9 @@ pub(crate) struct UnleasedMonitorInbox {
 struct PendingSignals(Arc<Mutex<BTreeSet<Blow>>>);
 
 impl PendingSignals {
-    fn with_lock<T>(&self, act: impl FnOnce(&mut BTreeSet<Blow>) -> T) -> T {
+    fn with_lock<T>(&self, change: impl FnOnce(&mut BTreeSet<Blow>) -> T) -> T {
         // No change in there can be left half done by a panic.
-        act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -180,7 +180,7 @@ struct OrphanedMemory {
 pub(crate) struct UnleasedMonitor {
     queue: mpsc::Receiver<MonitorMessage>,
     wake: Arc<WakeEvent>,
-    exits: Exits,
+    exits: ExitWatcher,
     registry: PidfdRegistry,
     devices: GpuDeviceFiles,
     monitored: BTreeMap<ProcKey, MonitoredProcess>,
@@ -214,7 +214,7 @@ impl UnleasedMonitor {
         let devices = GpuDeviceFiles::new(pid_test.soft.as_ref().map(|soft| soft.state.clone()));
         let unleased_monitor = UnleasedMonitor {
             queue,
-            exits: Exits::new(&wake)?,
+            exits: ExitWatcher::new(&wake)?,
             wake,
             registry: PidfdRegistry::new(devices.clone()),
             devices,

@@ -60,22 +60,22 @@ impl WorkerLink {
     }
 
     /// Sends one line and waits for one.
-    pub(crate) fn ask(&mut self, line: &str, patience: Duration, stop: &WakeEvent) -> Result<Vec<u8>, WorkerError> {
+    pub(crate) fn ask(&mut self, line: &str, timeout: Duration, stop: &WakeEvent) -> Result<Vec<u8>, WorkerError> {
         // A request is far smaller than a pipe and the last one was answered, so this cannot block.
         self.stdin.write_all(format!("{line}\n").as_bytes()).map_err(|_| WorkerError::Ended)?;
-        self.read_line(patience, stop)
+        self.read_line(timeout, stop)
     }
 
     /// Waits for one line.
-    pub(crate) fn read_line(&mut self, patience: Duration, stop: &WakeEvent) -> Result<Vec<u8>, WorkerError> {
-        let until = Instant::now() + patience;
+    pub(crate) fn read_line(&mut self, timeout: Duration, stop: &WakeEvent) -> Result<Vec<u8>, WorkerError> {
+        let until = Instant::now() + timeout;
         let mut line = Vec::new();
         let mut piece = [0u8; 8192];
         while !line.ends_with(b"\n") {
             let [answered, stopped] = wait_readable([self.stdout.as_fd(), stop.as_fd()], until)?;
             match (stopped, answered) {
                 (true, _) => return Err(WorkerError::Stopped),
-                (false, false) => return Err(WorkerError::Late(patience)),
+                (false, false) => return Err(WorkerError::Late(timeout)),
                 (false, true) => {}
             }
             match self.stdout.read(&mut piece)? {

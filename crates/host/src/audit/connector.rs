@@ -47,14 +47,14 @@ pub(super) struct ConnectorBatch {
 }
 
 /// A socket that receives messages about processes.
-pub(super) struct Connector {
+pub(super) struct ProcessConnector {
     socket: OwnedFd,
 }
 
-impl Connector {
+impl ProcessConnector {
     /// Subscribes, with a receive buffer of `buffer` bytes.
-    pub(super) fn open(buffer: usize) -> io::Result<Connector> {
-        let connector = Connector { socket: socket(netlink::CONNECTOR, GROUP, buffer)? };
+    pub(super) fn open(buffer: usize) -> io::Result<ProcessConnector> {
+        let connector = ProcessConnector { socket: socket(netlink::CONNECTOR, GROUP, buffer)? };
         connector.send_words(&[LISTEN])?;
         // Since Linux 6.6 the kernel filters by these kinds; older kernels ignore the filter in a message of this
         // length.
@@ -118,14 +118,14 @@ impl Connector {
     }
 }
 
-impl Drop for Connector {
+impl Drop for ProcessConnector {
     fn drop(&mut self) {
         // Older kernels count listeners, and go on making messages for a listener that left without this.
         let _ = self.send_words(&[IGNORE]);
     }
 }
 
-impl AsFd for Connector {
+impl AsFd for ProcessConnector {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }

@@ -18,9 +18,9 @@
 //! Absent: which process came or went, and all else that would be needed to act on it.
 
 use super::ancestors::AncestorHistory;
-use super::connector::Connector;
+use super::connector::ProcessConnector;
 use super::device_watch::DeviceFileWatches;
-use super::taskstats::Accounts;
+use super::taskstats::TaskstatsSocket;
 use crate::wake::timespec;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::io::Errno;
@@ -77,7 +77,7 @@ enum ConnectorState {
     /// Not available here; the reason was reported at the start.
     Unavailable,
     Listening {
-        connector: Connector,
+        connector: ProcessConnector,
         /// The start of the counted second, and the messages in it.
         since: Instant,
         count: usize,
@@ -93,7 +93,7 @@ pub struct HintListener {
     timer: OwnedFd,
     files: Option<DeviceFileWatches>,
     processes: ConnectorState,
-    accounts: Option<Accounts>,
+    taskstats: Option<TaskstatsSocket>,
     ancestors: AncestorHistory,
     limits: HintLimits,
     is_armed: bool,
@@ -125,7 +125,7 @@ impl HintListener {
         };
         let now = Instant::now();
         let proven =
-            Connector::open(limits.buffer).and_then(|connector| connector.check_delivery().map(|()| connector));
+            ProcessConnector::open(limits.buffer).and_then(|connector| connector.check_delivery().map(|()| connector));
         let processes = match proven {
             Ok(connector) => ConnectorState::Listening { connector, since: now, count: 0 },
             Err(error) => {
@@ -134,20 +134,20 @@ impl HintListener {
             }
         };
         // Names of ended processes are useful only where forks are reported.
-        let accounts = match &processes {
-            ConnectorState::Listening { .. } => Accounts::open(limits.buffer),
+        let taskstats = match &processes {
+            ConnectorState::Listening { .. } => TaskstatsSocket::open(limits.buffer),
             _ => Err(io::Error::other("it needs the process connector")),
         };
-        let accounts = accounts.map_err(|error| {
+        let taskstats = taskstats.map_err(|error| {
             missing.push(format!("not known: processes that started and ended between two readings: {error}"))
         });
-        let (accounts, ancestors) = (accounts.ok(), AncestorHistory::default());
+        let (taskstats, ancestors) = (taskstats.ok(), AncestorHistory::default());
         let mut hints = HintListener {
             epoll,
             timer,
             files,
             processes,
-            accounts,
+            taskstats,
             ancestors,
             limits,
             is_armed: false,
@@ -227,9 +227,9 @@ impl HintListener {
                 *count += batch.count;
                 self.ancestors.add_forks(&batch.forks);
                 if let Some(Err(error)) =
-                    self.accounts.as_ref().map(|accounts| receive_ended(accounts, &self.ancestors))
+                    self.taskstats.as_ref().map(|taskstats| receive_ended(taskstats, &self.ancestors))
                 {
-                    self.accounts = None;
+                    self.taskstats = None;
                     self.news.push(format!(
                         "not known from now on: processes that started and ended between two readings: {error}"
                     ));
@@ -253,17 +253,17 @@ impl HintListener {
     fn switch_off(&mut self, now: Instant, why: &str) {
         self.disarm();
         self.ancestors.forget();
-        self.accounts = None;
+        self.taskstats = None;
         self.processes = ConnectorState::Off { until: now + self.limits.off_for };
         self.add_news(format!("not noticed at once for {} s: {PROCESSES}: {why}", self.limits.off_for.as_secs_f32()));
     }
 
     fn switch_on(&mut self, now: Instant) {
         self.disarm();
-        match Connector::open(self.limits.buffer) {
+        match ProcessConnector::open(self.limits.buffer) {
             Ok(connector) => {
                 self.processes = ConnectorState::Listening { connector, since: now, count: 0 };
-                self.accounts = Accounts::open(self.limits.buffer).ok();
+                self.taskstats = TaskstatsSocket::open(self.limits.buffer).ok();
                 self.add_news(format!("noticed at once again: {PROCESSES}"));
             }
             Err(error) => self.switch_off(now, &error.to_string()),
@@ -334,8 +334,8 @@ impl AsFd for HintListener {
 }
 
 /// Records the processes that ended.
-fn receive_ended(accounts: &Accounts, ancestors: &AncestorHistory) -> io::Result<()> {
-    let (ended, _) = accounts.receive()?;
+fn receive_ended(taskstats: &TaskstatsSocket, ancestors: &AncestorHistory) -> io::Result<()> {
+    let (ended, _) = taskstats.receive()?;
     ancestors.add_ended(ended);
     Ok(())
 }

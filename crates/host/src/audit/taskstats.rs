@@ -52,19 +52,19 @@ pub(super) struct EndedProcess {
 }
 
 /// A socket that receives the accounts of ended processes.
-pub(super) struct Accounts {
+pub(super) struct TaskstatsSocket {
     socket: OwnedFd,
 }
 
-impl Accounts {
+impl TaskstatsSocket {
     /// Subscribes, and checks that messages arrive.
-    pub(super) fn open(buffer: usize) -> io::Result<Accounts> {
-        let accounts = Accounts { socket: socket(netlink::GENERIC, 0, buffer)? };
-        let family = accounts.family()?;
+    pub(super) fn open(buffer: usize) -> io::Result<TaskstatsSocket> {
+        let taskstats = TaskstatsSocket { socket: socket(netlink::GENERIC, 0, buffer)? };
+        let family = taskstats.family()?;
         let cpus = std::fs::read_to_string("/sys/devices/system/cpu/possible")?;
-        accounts.send_request(&request(family, REQUEST | ACKNOWLEDGE, GET, REGISTER, cpus.trim()))?;
-        accounts.check_delivery()?;
-        Ok(accounts)
+        taskstats.send_request(&request(family, REQUEST | ACKNOWLEDGE, GET, REGISTER, cpus.trim()))?;
+        taskstats.check_delivery()?;
+        Ok(taskstats)
     }
 
     /// The number that the family has on this host.
@@ -221,14 +221,14 @@ mod tests {
     /// Where this user may subscribe, the end of a program is reported with its name.
     #[test]
     fn the_end_of_a_program_is_reported() {
-        let accounts = match Accounts::open(1 << 20) {
-            Ok(accounts) => accounts,
+        let taskstats = match TaskstatsSocket::open(1 << 20) {
+            Ok(taskstats) => taskstats,
             Err(error) => return eprintln!("skipped: the kernel's accounts cannot be had here: {error}"),
         };
         let child = Command::new("true").spawn().and_then(|mut child| child.wait().map(|_| child.id())).unwrap();
         let until = Instant::now() + Duration::from_secs(20);
         while Instant::now() < until {
-            let (ended, _) = accounts.receive().unwrap();
+            let (ended, _) = taskstats.receive().unwrap();
             if let Some(ended) = ended.iter().find(|ended| ended.pid == child) {
                 assert_eq!(ended.name, "true");
                 return;

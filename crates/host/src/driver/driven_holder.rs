@@ -12,7 +12,7 @@
 //!                     ▼
 //!                    back (restore what left, unlock all) ─► over (refused)
 //! ```
-//! Nothing here makes a call: [`DrivenHolder::next`] computes the next step from the known state.
+//! Nothing here makes a call: [`DrivenHolder::next_step`] computes the next step from the known state.
 
 use super::DriverPlacement;
 use super::pinned_process::PinnedProcess;

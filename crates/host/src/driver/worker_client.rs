@@ -5,7 +5,7 @@
 
 use super::DriverSettings;
 use super::protocol::{DriverAnswer, DriverFacts, DriverRequest};
-use crate::gpu_thread::{CONTEXT_PATIENCE, UNREAPED_MAX, WAIT_MAX, WAIT_MIN, reap, with_cause};
+use crate::gpu_thread::{CONTEXT_TIMEOUT, RESTART_PAUSE_MAX, RESTART_PAUSE_MIN, UNREAPED_MAX, reap, with_cause};
 use crate::soft::SoftPlace;
 use crate::wake::WakeEvent;
 use crate::worker_link::{WorkerError, WorkerLink, is_unreaped};
@@ -73,7 +73,7 @@ impl DriverWorkerClient {
             facts: None,
             unusable: None,
             unreaped: Vec::new(),
-            restart_pause: WAIT_MIN,
+            restart_pause: RESTART_PAUSE_MIN,
             start_at: Instant::now(),
         }
     }
@@ -107,7 +107,7 @@ impl DriverWorkerClient {
             let started = WorkerLink::start(&self.exe, &["driver".to_owned()], self.soft.as_ref());
             self.worker_link = Some(started.map_err(|error| self.worker_lost(&WorkerError::Pipe(error)))?);
         }
-        match self.ask_worker(&DriverRequest::Facts, CONTEXT_PATIENCE)? {
+        match self.ask_worker(&DriverRequest::Facts, CONTEXT_TIMEOUT)? {
             DriverAnswer::Facts(facts) => {
                 self.unusable = None;
                 Ok(facts)
@@ -127,7 +127,7 @@ impl DriverWorkerClient {
         let answer = line_read.and_then(|line| serde_json::from_slice(&line).map_err(|_| WorkerError::Invalid));
         match answer {
             Ok(answer) => {
-                self.restart_pause = WAIT_MIN;
+                self.restart_pause = RESTART_PAUSE_MIN;
                 Ok(answer)
             }
             Err(WorkerError::Stopped) => Err(WorkerFault::Stopping),
@@ -137,7 +137,7 @@ impl DriverWorkerClient {
 
     /// The driver may be installed or loaded later: only a new worker would see that.
     fn give_up(&mut self, why: String) -> WorkerFault {
-        self.restart_pause = WAIT_MAX;
+        self.restart_pause = RESTART_PAUSE_MAX;
         self.end_worker();
         self.unusable = Some(why.clone());
         WorkerFault::Unusable(why)
@@ -152,7 +152,7 @@ impl DriverWorkerClient {
         self.unreaped.extend(self.worker_link.take().and_then(WorkerLink::kill));
         self.facts = None;
         self.start_at = Instant::now() + self.restart_pause;
-        self.restart_pause = (self.restart_pause * 2).min(WAIT_MAX);
+        self.restart_pause = (self.restart_pause * 2).min(RESTART_PAUSE_MAX);
     }
 
     /// Closes the line to the worker, and waits a moment for its end. The worker unlocks what it has locked; a call

@@ -256,7 +256,7 @@ impl RefreshSample {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::exits::Exits;
+    use crate::exits::ExitWatcher;
     use crate::wake::WakeEvent;
     use rustix::process::{Pid, Signal, kill_process, kill_process_group};
     use std::io::{BufRead, BufReader};
@@ -295,7 +295,7 @@ mod tests {
     const ONE: LeaseId = LeaseId(2);
 
     fn roster(many: &ProcessTree, one: &ProcessTree) -> Roster {
-        let mut roster = Roster::new(Exits::new(&WakeEvent::new().unwrap()).unwrap());
+        let mut roster = Roster::new(ExitWatcher::new(&WakeEvent::new().unwrap()).unwrap());
         let uid = rustix::process::getuid().as_raw();
         roster.begin_watch(MANY, uid, vec![many.key()], None);
         roster.begin_watch(ONE, uid, vec![one.key()], None);

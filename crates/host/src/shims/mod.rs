@@ -26,7 +26,7 @@ use crate::wake::WakeEvent;
 use connection::{ReceivedPacket, ShimConnection, ShimListener};
 use page::PageFile;
 use park_files::ParkFileStock;
-use park_memory::{Filler, MemorySupply, ParkMemory};
+use park_memory::{MemorySupply, ParkMemory, ParkMemoryFiller};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::time::{ClockId, clock_gettime};
 use std::collections::{BTreeMap, BTreeSet};
@@ -185,7 +185,7 @@ impl ShimHub {
             process_thread,
             gpu_thread,
             stock: stock.clone(),
-            filler: Filler::start(Arc::clone(&wake))?,
+            filler: ParkMemoryFiller::start(Arc::clone(&wake))?,
             bookings,
             parking_space: settings.parking_space,
             booked: 0,
@@ -311,7 +311,7 @@ struct ShimHubThread {
     process_thread: ProcessThreadInbox,
     gpu_thread: Arc<gpu_thread::GpuThreadHandle>,
     stock: ParkFileStock,
-    filler: Filler,
+    filler: ParkMemoryFiller,
     /// What parks in progress may still take of memory cgroups.
     bookings: Bookings,
     parking_space: u64,

@@ -127,14 +127,14 @@ enum FillProgress {
 }
 
 /// The thread that makes memory, in the daemon's own cgroup.
-pub(super) struct Filler {
+pub(super) struct ParkMemoryFiller {
     orders: mpsc::Sender<(u64, u64)>,
     made: mpsc::Receiver<(u64, io::Result<ParkFile>)>,
 }
 
-impl Filler {
+impl ParkMemoryFiller {
     /// Starts the thread. It ends with this value; each piece of memory sets the wake event.
-    pub(super) fn start(wake: Arc<WakeEvent>) -> io::Result<Filler> {
+    pub(super) fn start(wake: Arc<WakeEvent>) -> io::Result<ParkMemoryFiller> {
         let (orders, inbox) = mpsc::channel::<(u64, u64)>();
         let (done, made) = mpsc::channel();
         let work = move || {
@@ -146,7 +146,7 @@ impl Filler {
             }
         };
         Builder::new().name("sublet-filler".to_owned()).spawn(work)?;
-        Ok(Filler { orders, made })
+        Ok(ParkMemoryFiller { orders, made })
     }
 }
 
