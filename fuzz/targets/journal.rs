@@ -27,7 +27,7 @@ use sublet_core::policy::Policy;
 use sublet_core::rows::Rows;
 use sublet_core::units::Time;
 use sublet_core::{State, decide};
-use sublet_journal::{Batch, Journal, LogLine, JournalReader, fold_line, verify};
+use sublet_journal::{Batch, Journal, JournalReader, LogLine, fold_line, verify};
 
 /// Batches that the journal has.
 const ROUNDS: u32 = 6;

@@ -80,7 +80,8 @@ fn hub() -> &'static Hub {
         let mut settings = HostSettings::new(GpuSpec::Real);
         // No GPUs are read here.
         settings.worker_exe = PathBuf::from("/bin/false");
-        settings.shims = Some(ShimSettings { socket: socket.clone(), stock_bytes: 0, parking_space: RAM, leave_available: 0 });
+        settings.shims =
+            Some(ShimSettings { socket: socket.clone(), stock_bytes: 0, parking_space: RAM, leave_available: 0 });
         let (sink, sights) = mpsc::channel();
         let host = Host::start(settings, Clock::new(Span::ZERO), move |sight| drop(sink.send(sight)));
         let hub = Hub { host: host.expect("the hub"), socket, sights: Mutex::new(sights) };

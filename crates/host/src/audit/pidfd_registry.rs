@@ -155,13 +155,13 @@ impl PidfdRegistry {
         self.signal_if(process, number, |_, send| send())
     }
 
-    /// Like [`PidfdRegistry::signal`], but `decide` decides at the last moment: it gets the new audit, and either sends
+    /// Like [`PidfdRegistry::signal`], but `send_or_refuse` decides at the last moment: it gets the new audit, and either sends
     /// the signal by the function it is given or does not.
     pub fn signal_if(
         &self,
         process: ProcKey,
         number: u8,
-        decide: impl FnOnce(&Audit, &mut dyn FnMut() -> Result<(), SignalRefusal>) -> Result<(), SignalRefusal>,
+        send_or_refuse: impl FnOnce(&Audit, &mut dyn FnMut() -> Result<(), SignalRefusal>) -> Result<(), SignalRefusal>,
     ) -> Result<(), SignalRefusal> {
         let signal = Signal::from_named_raw(number.into()).ok_or(SignalRefusal::NoSuchSignal(number))?;
         refuse_untouchable(process)?;
@@ -193,7 +193,7 @@ impl PidfdRegistry {
         if registered.image != image && now.devices.is_empty() && !now.crowded {
             return Err(SignalRefusal::Changed("it started its program anew since"));
         }
-        decide(&now, &mut || {
+        send_or_refuse(&now, &mut || {
             pidfd_send_signal(&registered.descriptor, signal).map_err(|error| match error {
                 Errno::SRCH => SignalRefusal::Gone(process),
                 error => SignalRefusal::NotSent(error.into()),

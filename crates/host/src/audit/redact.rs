@@ -234,7 +234,7 @@ impl Redactor {
         self.redact_words(argument)
     }
 
-    /// `mysql -psecret`, `sshpass -p push_redacted`.
+    /// `mysql -psecret`, `sshpass -p secret`.
     fn redact_program_option(&mut self, text: &str, next: ExpectedWord) -> Option<String> {
         let option = self.option?;
         let value = text.strip_prefix(option)?;
@@ -485,7 +485,7 @@ fn is_secret(name: &str) -> bool {
         })
 }
 
-/// `user:push_redacted` without the secret. Numbers are a user and a group, and stay.
+/// `user:secret` without the secret. Numbers are a user and a group, and stay.
 fn user_only(word: &str) -> String {
     match word.split_once([':', '%']) {
         Some((user, secret)) if !is_number(user) || !is_number(secret) => format!("{user}:{REDACTED}"),
@@ -497,7 +497,7 @@ fn is_number(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// `scheme://user:push_redacted@host/…` without the part before the host.
+/// `scheme://user:secret@host/…` without the part before the host.
 fn without_userinfo(word: &str) -> String {
     let Some(at) = word.find("://") else { return word.to_owned() };
     let (scheme, rest) = word.split_at(at + 3);

@@ -1,7 +1,7 @@
 //! The worker process, in which a call may hang or crash without taking the daemon along.
 //!
 //! ```text
-//! worker cards real                         answers `list` and `read_gpus` until stdin closes
+//! worker cards real                         answers `list` and `look` until stdin closes
 //! worker cards scripted:1x24GiB FILE.json   the same, from a script
 //! worker context GPU-…                      measures one CUDA context and ends
 //! worker driver                             moves processes off their GPUs and back until stdin closes
@@ -60,7 +60,7 @@ fn usage() -> ExitCode {
 
 /// The listed GPUs.
 struct GpuList {
-    cards: Vec<CardFacts>,
+    gpus: Vec<CardFacts>,
     /// There are others that could not be read and were never known.
     unread: bool,
 }
@@ -73,23 +73,23 @@ trait GpuSource {
 }
 
 /// Answers each request until stdin closes.
-fn serve(cards: &mut impl GpuSource) -> ExitCode {
+fn serve(source: &mut impl GpuSource) -> ExitCode {
     let mut out = io::stdout().lock();
     for line in io::stdin().lock().lines() {
         let Ok(request) = line.map_err(drop).and_then(|line| serde_json::from_str(&line).map_err(drop)) else {
             return usage();
         };
-        if write_json_line(&mut out, &answer(cards, request)).is_err() {
+        if write_json_line(&mut out, &answer(source, request)).is_err() {
             break;
         }
     }
     ExitCode::SUCCESS
 }
 
-fn answer(cards: &mut impl GpuSource, request: GpuRequest) -> GpuAnswer {
+fn answer(source: &mut impl GpuSource, request: GpuRequest) -> GpuAnswer {
     let answered = match request {
-        GpuRequest::List => cards.list().map(|GpuList { cards, unread }| GpuAnswer::Cards { cards, unread }),
-        GpuRequest::Look { busy } => cards.read_gpus(busy).map(GpuAnswer::Looks),
+        GpuRequest::List => source.list().map(|GpuList { gpus, unread }| GpuAnswer::Cards { cards: gpus, unread }),
+        GpuRequest::Look { busy } => source.read_gpus(busy).map(GpuAnswer::Looks),
     };
     answered.unwrap_or_else(GpuAnswer::Unlisted)
 }

@@ -73,7 +73,7 @@ impl GpuSource for NvmlGpus {
             remedy: "look at the kernel's log (`dmesg`) for NVRM messages".to_owned(),
         })?;
         let known = std::mem::take(&mut self.listed);
-        self.listed = list.cards.iter().map(ListedGpu::new).collect();
+        self.listed = list.gpus.iter().map(ListedGpu::new).collect();
         for gpu in &mut self.listed {
             if let Some(known) = known.iter().find(|known| known.facts.uuid == gpu.facts.uuid) {
                 (gpu.sampled_us, gpu.busy_at) = (known.sampled_us, known.busy_at);
@@ -113,13 +113,13 @@ pub(super) fn bytes_of(uuid: &str, pid: u32) -> Option<Bytes> {
 /// The bytes that one process has, by GPU; GPUs without that information are left out.
 pub(super) fn bytes_by_gpu(pid: u32) -> BTreeMap<String, u64> {
     let Ok(nvml) = open() else { return BTreeMap::new() };
-    let cards = 0..nvml.device_count().unwrap_or(0);
+    let gpus = 0..nvml.device_count().unwrap_or(0);
     let bytes = |index: u32| {
         let gpu = nvml.device_by_index(index).ok()?;
         let (processes, _) = processes_on(&gpu).ok()?;
         Some((gpu.uuid().ok()?, processes.get(&pid)?.0?.0))
     };
-    cards.filter_map(bytes).collect()
+    gpus.filter_map(bytes).collect()
 }
 
 /// The driver's own version, if it is reported.
@@ -210,11 +210,11 @@ fn list(nvml: &Nvml) -> Result<GpuFactResults, NvmlError> {
 fn fill_unreadable(read: GpuFactResults, known: &[CardFacts]) -> Result<GpuList, NvmlError> {
     let readable: Vec<CardFacts> = read.iter().flatten().cloned().collect();
     let elsewhere = |gpu: &&CardFacts| readable.iter().any(|other| other.uuid == gpu.uuid);
-    let (mut cards, mut first) = (Vec::new(), None);
+    let (mut gpus, mut first) = (Vec::new(), None);
     for (index, gpu) in (0..).zip(read) {
         let before = || known.iter().filter(|gpu| gpu.index == index).find(|gpu| !elsewhere(gpu)).cloned();
         match gpu.or_else(|error| before().ok_or(error)) {
-            Ok(gpu) => cards.push(gpu),
+            Ok(gpu) => gpus.push(gpu),
             Err(error) => {
                 eprintln!("GPU {index} is left out: NVML does not tell what it is: {error}");
                 first = first.or(Some(error));
@@ -222,8 +222,8 @@ fn fill_unreadable(read: GpuFactResults, known: &[CardFacts]) -> Result<GpuList,
         }
     }
     match first {
-        Some(error) if cards.is_empty() => Err(error),
-        first => Ok(GpuList { cards, unread: first.is_some() }),
+        Some(error) if gpus.is_empty() => Err(error),
+        first => Ok(GpuList { gpus, unread: first.is_some() }),
     }
 }
 
@@ -378,10 +378,10 @@ mod tests {
         let gpu = |index, uuid: &str| CardFacts { uuid: uuid.to_owned(), ..CardFacts::plain(index, Bytes::gib(24)) };
         let listed_gpus = |read: GpuFactResults, known: &[CardFacts]| {
             let list = fill_unreadable(read, known).map_err(|error| error.to_string())?;
-            let cards: Vec<_> = list.cards.iter().map(|gpu| (gpu.index, gpu.uuid.clone())).collect();
-            Ok((cards, list.unread))
+            let gpus: Vec<_> = list.gpus.iter().map(|gpu| (gpu.index, gpu.uuid.clone())).collect();
+            Ok((gpus, list.unread))
         };
-        let named = |cards: &[(u32, &str)]| cards.iter().map(|(i, uuid)| (*i, (*uuid).to_owned())).collect::<Vec<_>>();
+        let named = |gpus: &[(u32, &str)]| gpus.iter().map(|(i, uuid)| (*i, (*uuid).to_owned())).collect::<Vec<_>>();
         let known = [gpu(0, "A"), gpu(1, "B")];
         let both = named(&[(0, "A"), (1, "B")]);
         assert_eq!(listed_gpus(vec![Ok(gpu(0, "A")), Err(NvmlError::GpuLost)], &known), Ok((both.clone(), false)));

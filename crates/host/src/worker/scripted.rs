@@ -82,7 +82,7 @@ enum ScriptedFault {
 
 impl GpuSource for ScriptedGpus {
     fn list(&mut self) -> Result<GpuList, GpuListError> {
-        Ok(GpuList { cards: (0..self.count).map(|index| self.facts(index)).collect(), unread: false })
+        Ok(GpuList { gpus: (0..self.count).map(|index| self.facts(index)).collect(), unread: false })
     }
 
     fn read_gpus(&mut self, _busy: bool) -> Result<Vec<GpuReading>, GpuListError> {
@@ -145,7 +145,7 @@ impl ScriptedGpus {
     }
 
     fn used_reading(&self, gpu: &ScriptedGpu, hide_bytes: bool) -> ReadingResult {
-        let mut processes: Vec<ReportedProcess> = gpu.processes.iter().filter_map(reported).collect();
+        let mut processes: Vec<ReportedProcess> = gpu.processes.iter().filter_map(reported_process).collect();
         let taken: Bytes = processes.iter().filter_map(|p| p.bytes).sum();
         if hide_bytes {
             processes.iter_mut().for_each(|p| p.bytes = None);
@@ -156,7 +156,7 @@ impl ScriptedGpus {
 }
 
 /// The process as a driver lists it; `None` if it is not running.
-fn reported(process: &ScriptedProcess) -> Option<ReportedProcess> {
+fn reported_process(process: &ScriptedProcess) -> Option<ReportedProcess> {
     let stat = process::stat(process.pid).ok().filter(|stat| !stat.has_ended())?;
     Some(ReportedProcess {
         process: stat.key(process.pid),
