@@ -13,7 +13,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
-use sublet_host::audit::{Devices, audit};
+use sublet_host::audit::{GpuDeviceFiles, audit};
 use sublet_host::{process, soft};
 use sublet_softgpu::State;
 
@@ -127,7 +127,7 @@ pub fn run(rig: &Rig) -> Result<Outcome> {
     let folder = rig.fresh("audit")?;
     let _crowd = Crowd::start()?;
     let service = service::sublet(rig, &folder, CARD)?.ready(&folder)?;
-    let path = soft::beside(&service.socket);
+    let path = soft::state_file_for(&service.socket);
     let state = State::create(&path, &CARD.trim_start_matches("soft:").parse().map_err(Error::msg::<String>)?)?;
     let _on_card = Others::start(&path, ON_CARD, &state)?;
     await_known(&service.socket, ON_CARD)?;
@@ -147,7 +147,7 @@ pub fn run(rig: &Rig) -> Result<Outcome> {
     }
     let soon = soon.quantiles();
 
-    let devices = Devices::new([path]);
+    let devices = GpuDeviceFiles::new([path]);
     let first = state.processes_on(0).next().context("no process is on the GPU")?.pid();
     let first = process::identify(first)?.key;
     let told = audit(first, &devices)?;

@@ -27,7 +27,7 @@ use sublet_core::policy::Policy;
 use sublet_core::rows::Rows;
 use sublet_core::units::Time;
 use sublet_core::{State, decide};
-use sublet_journal::{Batch, Journal, LogLine, Reader, fold_line, verify};
+use sublet_journal::{Batch, Journal, JournalReader, LogLine, fold_line, verify};
 
 /// Batches that the journal has.
 const ROUNDS: u32 = 6;
@@ -179,7 +179,7 @@ fn read_back(written: &Written, input: &[u8]) {
 
 /// Calls every function of a reader.
 fn look(path: &Path) -> Option<Rows> {
-    let reader = Reader::open(path).ok()?;
+    let reader = JournalReader::open(path).ok()?;
     let _ = (reader.first_seq(), reader.last_seq(), reader.tenants());
     for line in reader.log(0, 10_000).unwrap_or_default() {
         if let Ok(action) = line.action() {

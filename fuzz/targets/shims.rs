@@ -28,8 +28,8 @@ use sublet_core::parking::Said;
 use sublet_core::units::Span;
 use sublet_host::clock::Clock;
 use sublet_host::gpu::GpuSpec;
-use sublet_host::shims::{CardCap, Place, ShimSettings, Wish};
-use sublet_host::{Host, Settings, Sight};
+use sublet_host::shims::{GpuCap, ShimPlacement, ShimSettings, ShimTarget};
+use sublet_host::{Host, HostReport, HostSettings};
 use sublet_shim_wire::{Order, PACKET_MAX, Page, Word};
 
 /// Host memory for parked bytes.
@@ -49,12 +49,12 @@ const NO_ORDER: &str = "\"id\":0";
 struct Hub {
     host: Host,
     socket: PathBuf,
-    sights: Mutex<mpsc::Receiver<Sight>>,
+    sights: Mutex<mpsc::Receiver<HostReport>>,
 }
 
 fuzz_target!(|data: &[u8]| {
     let hub = hub();
-    (1..=OWN + 1).for_each(|lease| hub.wish(lease, Place::OnCards));
+    (1..=OWN + 1).for_each(|lease| hub.wish(lease, ShimPlacement::OnGpus));
     let mut programs: [Option<Program>; 4] = Default::default();
     let mut rest = data;
     while let [kind, low, high, more @ ..] = rest {
@@ -69,7 +69,7 @@ fuzz_target!(|data: &[u8]| {
         program.hear();
     }
     drop(programs);
-    (1..=OWN + 1).for_each(|lease| hub.host.unwish(LeaseId(lease)));
+    (1..=OWN + 1).for_each(|lease| hub.host.forget_shim_target(LeaseId(lease)));
     hub.check_sights();
 });
 
@@ -77,24 +77,31 @@ fn hub() -> &'static Hub {
     static HUB: OnceLock<Hub> = OnceLock::new();
     HUB.get_or_init(|| {
         let socket = sublet_fuzz::scratch().join("sublet.sock.shim");
-        let mut settings = Settings::new(GpuSpec::Real);
+        let mut settings = HostSettings::new(GpuSpec::Real);
         // No GPUs are read here.
         settings.worker_exe = PathBuf::from("/bin/false");
-        settings.shims = Some(ShimSettings { socket: socket.clone(), stock: 0, ram: RAM, leave: 0 });
+        settings.shims =
+            Some(ShimSettings { socket: socket.clone(), stock_bytes: 0, parking_space: RAM, leave_available: 0 });
         let (sink, sights) = mpsc::channel();
         let host = Host::start(settings, Clock::new(Span::ZERO), move |sight| drop(sink.send(sight)));
         let hub = Hub { host: host.expect("the hub"), socket, sights: Mutex::new(sights) };
-        hub.host.listen();
+        hub.host.start_reporting();
         hub
     })
 }
 
 impl Hub {
-    fn wish(&self, lease: u64, place: Place) {
+    fn wish(&self, lease: u64, place: ShimPlacement) {
         let own = rustix::process::getuid().as_raw();
         let uid = if lease <= OWN { own } else { own + 1 };
-        let cards = vec![CardCap { uuid: [7; 16], cap: 24 << 30, context: 0 }; 2];
-        self.host.wish(Wish { lease: LeaseId(lease), uid, place, but: Vec::new(), cards });
+        let cards = vec![GpuCap { uuid: [7; 16], cap: 24 << 30, context: 0 }; 2];
+        self.host.set_shim_target(ShimTarget {
+            lease: LeaseId(lease),
+            uid,
+            placement: place,
+            moved_by_driver: Vec::new(),
+            gpus: cards,
+        });
     }
 
     /// A program that only reads its page gets an answer.
@@ -117,7 +124,7 @@ impl Hub {
 
     fn check_sights(&self) {
         for sight in self.sights.lock().expect("the one reader").try_iter() {
-            let Sight::Said { lease, said, .. } = sight else { continue };
+            let HostReport::ShimReported { lease, said, .. } = sight else { continue };
             assert!((1..=OWN).contains(&lease.0), "another user's lease {lease}: {said:?}");
             if let Said::Refused(why) = said {
                 assert!(why.chars().count() <= 200 && !why.chars().any(char::is_control), "{why:?}");
@@ -139,17 +146,21 @@ fn take(hub: &Hub, programs: &mut [Option<Program>; 4], kind: u8, step: &[u8]) {
             program.into_iter().for_each(|program| program.write(at, step.get(3..).unwrap_or_default()));
         }
         b'h' => programs[usize::from(first) % 4] = None,
-        b'b' => hub.host.booked(number % (RAM + 1)),
-        b'a' => hub.host.ahead(LeaseId(lease)),
+        b'b' => hub.host.set_booked_bytes(number % (RAM + 1)),
+        b'a' => hub.host.prepare_to_park(LeaseId(lease)),
         _ => {}
     }
 }
 
-fn place(kind: u8, number: u64) -> Place {
+fn place(kind: u8, number: u64) -> ShimPlacement {
     match kind % 4 {
-        0 => Place::OnCards,
-        1 => Place::Over { why: "the lease is over".to_owned() },
-        kind => Place::Away { booked: number % (RAM + 1), within: Duration::from_secs(1), deep: kind == 2 },
+        0 => ShimPlacement::OnGpus,
+        1 => ShimPlacement::LeaseOver { why: "the lease is over".to_owned() },
+        kind => ShimPlacement::InHostMemory {
+            booked: number % (RAM + 1),
+            within: Duration::from_secs(1),
+            with_context: kind == 2,
+        },
     }
 }
 

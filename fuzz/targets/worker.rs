@@ -15,8 +15,8 @@ use sublet_core::policy::Policy;
 use sublet_core::rows::Rows;
 use sublet_core::units::{Bytes, Span, Time};
 use sublet_core::{State, decide};
-use sublet_host::Sight;
-use sublet_host::fuzz::{Line, WorkerLines, round_trip};
+use sublet_host::HostReport;
+use sublet_host::fuzz::{WorkerLineKind, WorkerLines, round_trip};
 
 fuzz_target!(|data: &[u8]| {
     let mut worker = WorkerLines::new().expect("descriptors");
@@ -24,17 +24,17 @@ fuzz_target!(|data: &[u8]| {
     for line in data.split(|byte| *byte == b'\n').take(32) {
         let Some((kind, line)) = line.split_first() else { continue };
         let (other, sights) = match kind {
-            b'l' => (Line::CardsAnswer, worker.list(line)),
-            b'o' => (Line::CardsAnswer, worker.look(line)),
-            b'r' => (Line::CardsRequest, None),
-            b'd' => (Line::DriverAnswer, None),
-            b'R' => (Line::DriverRequest, None),
-            b'm' => (Line::Context, None),
-            _ => (Line::CardsAnswer, None),
+            b'l' => (WorkerLineKind::GpuAnswer, worker.list(line)),
+            b'o' => (WorkerLineKind::GpuAnswer, worker.look(line)),
+            b'r' => (WorkerLineKind::GpuRequest, None),
+            b'd' => (WorkerLineKind::DriverAnswer, None),
+            b'R' => (WorkerLineKind::DriverRequest, None),
+            b'm' => (WorkerLineKind::Context, None),
+            _ => (WorkerLineKind::GpuAnswer, None),
         };
         let is_understood = round_trip(other, line).unwrap_or_else(|text| panic!("it became {text}"));
         assert!(is_understood || sights.is_none(), "a line that is not understood was taken");
-        assert!(sights.is_some() || worker.sights().is_empty(), "a refused line told something");
+        assert!(sights.is_some() || worker.reports().is_empty(), "a refused line told something");
         sights.unwrap_or_default().into_iter().for_each(|sight| core.take(sight));
     }
 });
@@ -61,10 +61,10 @@ impl Core {
         core
     }
 
-    fn take(&mut self, sight: Sight) {
+    fn take(&mut self, sight: HostReport) {
         match sight {
-            Sight::Cards(cards) => self.decide(Event::Listed(cards)),
-            Sight::Observed { uuid, observation } => self.decide(Event::Observed { card: uuid, observation }),
+            HostReport::Gpus(cards) => self.decide(Event::Listed(cards)),
+            HostReport::Observed { uuid, observation } => self.decide(Event::Observed { card: uuid, observation }),
             _ => {}
         }
         self.decide(Event::Ticked);

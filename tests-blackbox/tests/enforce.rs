@@ -381,8 +381,8 @@ fn a_signal_that_was_on_the_record_and_never_left_is_sent_once_by_the_next_daemo
     let is_found = |stranger: &UnleasedProcess| stranger.vram_bytes >= Some(512 * MIB);
     let stranger = await_stranger(&service, deaf.0.id(), "it is found", is_found);
     mode(&service, "enforce");
-    let warden = Traced::follow(service.pid(), "sublet-warden").expect("a thread of an own child");
-    warden.kill_before(libc::SYS_pidfd_send_signal).expect("it is about to signal");
+    let monitor = Traced::follow(service.pid(), "sublet-unleased").expect("a thread of an own child");
+    monitor.kill_before(libc::SYS_pidfd_send_signal).expect("it is about to signal");
     let told = Instant::now();
     service.kill();
     service.restart();

@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::Value;
 use std::path::Path;
 use std::process::ExitCode;
-use sublet_daemon::journal::{self, Beside, OpenError};
+use sublet_daemon::journal::{self, HeadComparison, OpenError};
 pub use sublet_daemon::{Finding, Options, TcpConfig, Who};
 use sublet_wire::exit;
 
@@ -103,13 +103,13 @@ pub fn openapi() -> String {
 pub fn verify(at: &Path) -> Result<Verified, Failure> {
     let report = journal::verify(at).map_err(|error| cannot_open(&error))?;
     let lost = match &report.beside {
-        Beside::Lost(loss) => {
+        HeadComparison::Lost(loss) => {
             Some(format!("{}\nhint: {}", sublet_daemon::loss_sentence(loss), sublet_daemon::LOSS_REMEDY))
         }
-        Beside::NoNote | Beside::Fits => None,
+        HeadComparison::NoNote | HeadComparison::Fits => None,
     };
     Ok(Verified {
-        noted: report.beside != Beside::NoNote,
+        noted: report.beside != HeadComparison::NoNote,
         head: report.head.iter().map(|byte| format!("{byte:02x}")).collect(),
         findings: lost.into_iter().chain(report.findings).collect(),
         first_seq: report.first_seq,
@@ -128,7 +128,7 @@ pub fn backup(at: &Path, to: &Path) -> Result<(), Failure> {
 
 /// The leases in a journal that have not ended.
 pub fn leases(at: &Path) -> Result<Vec<Held>, Failure> {
-    let rows = journal::live(at).map_err(|error| cannot_open(&error))?;
+    let rows = journal::read_state(at).map_err(|error| cannot_open(&error))?;
     let held = rows.leases.values().map(|lease| Held {
         id: lease.id.to_string(),
         tenant: rows.tenants.get(lease.tenant.0 as usize).map_or_else(String::new, |tenant| tenant.name.clone()),

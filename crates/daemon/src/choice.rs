@@ -10,7 +10,7 @@
 //! nothing new is granted, and the reason is told.
 
 use sublet_host::gpu::{self, GpuKind, GpuSpec, NotAGpuSpec};
-use sublet_journal::Loaded;
+use sublet_journal::LoadedState;
 
 /// The cards, and how they came to be chosen.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub struct Choice {
 }
 
 /// Chooses; `asked` is what a person said.
-pub fn choose(asked: Option<GpuSpec>, loaded: &Loaded) -> Result<Choice, NotAGpuSpec> {
+pub fn choose(asked: Option<GpuSpec>, loaded: &LoadedState) -> Result<Choice, NotAGpuSpec> {
     let saw_real = kinds(loaded).any(|kind| kind == GpuKind::Real);
     choose_where(asked, gpu::nvidia_visible(), saw_real)
 }
@@ -38,11 +38,11 @@ fn choose_where(asked: Option<GpuSpec>, is_visible: bool, saw_real: bool) -> Res
 }
 
 /// The kind of cards in the journal, if it is another than this one.
-pub fn other_kind(loaded: &Loaded, kind: GpuKind) -> Option<GpuKind> {
+pub fn other_kind(loaded: &LoadedState, kind: GpuKind) -> Option<GpuKind> {
     kinds(loaded).find(|known| *known != kind)
 }
 
-fn kinds(loaded: &Loaded) -> impl Iterator<Item = GpuKind> {
+fn kinds(loaded: &LoadedState) -> impl Iterator<Item = GpuKind> {
     loaded.rows.cards.iter().map(|card| GpuKind::of(&card.facts.uuid))
 }
 

@@ -14,13 +14,13 @@ use sublet_core::policy::Policy;
 use sublet_core::rows::{Ended, Rows};
 use sublet_core::units::Time;
 use sublet_core::{State, decide};
-use sublet_journal::{Batch, Entry, Open, StoredAnswer};
+use sublet_journal::{Batch, LogEntry, OpenBatch, StoredAnswer};
 
 /// The state, the open batch, and what waits for it. `R` is whatever must not leave early.
 #[derive(Debug)]
 pub struct Engine<R> {
     state: State,
-    open: Open,
+    open: OpenBatch,
     held: Vec<R>,
     version: u64,
 }
@@ -39,13 +39,13 @@ pub struct Taken {
 impl<R> Engine<R> {
     /// Begins from what the disk has.
     pub fn new(rows: Rows, policy: Policy) -> Engine<R> {
-        Engine { state: State::new(rows, policy), open: Open::default(), held: Vec::new(), version: 0 }
+        Engine { state: State::new(rows, policy), open: OpenBatch::default(), held: Vec::new(), version: 0 }
     }
 
     /// The same on a disk that is known to be full: nothing is granted from the first event on.
     pub fn on_a_full_disk(rows: Rows, policy: Policy) -> Engine<R> {
         let state = State::new(rows, policy).on_a_full_disk();
-        Engine { state, open: Open::default(), held: Vec::new(), version: 0 }
+        Engine { state, open: OpenBatch::default(), held: Vec::new(), version: 0 }
     }
 
     /// What is known now, decided but perhaps not yet durable: whoever shows it
@@ -72,7 +72,7 @@ impl<R> Engine<R> {
         let mut past = outcome.past.iter().peekable();
         for action in &outcome.actions {
             let ended = past.next_if(|ended| action.lease() == Some(ended.id) && ends(action));
-            let entry = Entry { actor: Arc::clone(actor), action: action.clone(), at: now, wall_us };
+            let entry = LogEntry { actor: Arc::clone(actor), action: action.clone(), at: now, wall_us };
             self.open.push(entry, ended.cloned());
         }
         Taken { answer: outcome.answer, actions: outcome.actions, past: outcome.past }

@@ -2,7 +2,7 @@
 
 use crate::turns::Turns;
 use std::sync::{Arc, Mutex, PoisonError};
-use sublet_journal::{Journal, OpenError, Reader};
+use sublet_journal::{Journal, JournalReader, OpenError};
 
 /// Looks at the journal at a time: more would only wait for the same disk.
 const READERS: usize = 4;
@@ -13,14 +13,14 @@ const READERS_EACH: usize = 2;
 #[derive(Clone)]
 pub struct History {
     /// As many as there are turns, so that whoever has a turn finds one.
-    readers: Arc<Mutex<Vec<Reader>>>,
+    readers: Arc<Mutex<Vec<JournalReader>>>,
     turns: Turns,
 }
 
 impl History {
     /// That of this journal.
     pub fn of(journal: &Journal) -> Result<History, OpenError> {
-        let readers = (0..READERS).map(|_| journal.reader()).collect::<Result<Vec<Reader>, OpenError>>()?;
+        let readers = (0..READERS).map(|_| journal.reader()).collect::<Result<Vec<JournalReader>, OpenError>>()?;
         Ok(History { readers: Arc::new(Mutex::new(readers)), turns: Turns::new(READERS, READERS_EACH) })
     }
 
@@ -28,7 +28,7 @@ impl History {
     pub async fn read<T: Send + 'static>(
         &self,
         who: &str,
-        read: impl FnOnce(&Reader) -> Result<T, OpenError> + Send + 'static,
+        read: impl FnOnce(&JournalReader) -> Result<T, OpenError> + Send + 'static,
     ) -> Option<Result<T, OpenError>> {
         let readers = Arc::clone(&self.readers);
         let work = move || {

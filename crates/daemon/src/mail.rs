@@ -12,12 +12,12 @@ use sublet_core::ids::{Epoch, LeaseId, ProcKey, TenantId};
 use sublet_core::policy::Policy;
 use sublet_core::stranger::StrangerId;
 use sublet_core::units::Time;
-use sublet_host::driver::Driven;
-use sublet_host::hands::{self, Delivery};
-use sublet_host::mark::Grant;
-use sublet_host::shims::Wish;
-use sublet_host::{Host, Sight};
-use sublet_journal::{CommitError, Loaded};
+use sublet_host::driver::DriverTarget;
+use sublet_host::process_signals::{self, SignalDelivery};
+use sublet_host::proof::Grant;
+use sublet_host::shims::ShimTarget;
+use sublet_host::{Host, HostReport};
+use sublet_journal::{CommitError, LoadedState};
 use sublet_wire::{Lease, LeaseState, Problem};
 use tokio::sync::oneshot;
 
@@ -30,7 +30,7 @@ pub enum Mail {
     /// Somebody waits for a lease to change.
     Watch(Watch),
     /// The eyes saw something.
-    Saw(Sight),
+    Saw(HostReport),
     /// The writer is done with a batch.
     Synced(Synced),
     /// The disk may have room again.
@@ -240,7 +240,7 @@ pub enum Synced {
         /// What happened.
         error: CommitError,
         /// What the state must become.
-        loaded: Box<Loaded>,
+        loaded: Box<LoadedState>,
         /// What must not leave.
         held: Vec<Held>,
     },
@@ -316,9 +316,9 @@ pub enum Errand {
     /// Look at the cards soon.
     Look,
     /// Where a holder's bytes shall be.
-    Wish(Wish),
+    Wish(ShimTarget),
     /// Where the bytes of a holder shall be that the driver moves.
-    Drive(Driven),
+    Drive(DriverTarget),
     /// Whether the driver could move a holder is looked at.
     Inspect {
         /// Whose.
@@ -400,25 +400,25 @@ impl Errand {
     /// Runs it.
     pub fn run(self, host: &Host) {
         match self {
-            Errand::Watch { lease, uid, roots, grant } => host.watch(lease, uid, roots, grant),
-            Errand::Granted { lease, grant } => host.granted(lease, grant),
-            Errand::Forget { lease } => host.forget(lease),
-            Errand::Unwish { lease } => host.unwish(lease),
-            Errand::Undrive { lease } => host.undrive(lease),
-            Errand::Look => host.look(),
-            Errand::Wish(wish) => host.wish(wish),
-            Errand::Drive(driven) => host.drive(driven),
-            Errand::Inspect { lease, uid, processes, bytes } => host.inspect((lease, uid), processes, bytes),
-            Errand::Listen => host.listen(),
-            Errand::Booked { bytes } => host.booked(bytes),
-            Errand::Ahead { lease } => host.ahead(lease),
+            Errand::Watch { lease, uid, roots, grant } => host.watch_holder(lease, uid, roots, grant),
+            Errand::Granted { lease, grant } => host.set_grant(lease, grant),
+            Errand::Forget { lease } => host.forget_holder(lease),
+            Errand::Unwish { lease } => host.forget_shim_target(lease),
+            Errand::Undrive { lease } => host.forget_driver_target(lease),
+            Errand::Look => host.request_reading(),
+            Errand::Wish(wish) => host.set_shim_target(wish),
+            Errand::Drive(driven) => host.set_driver_target(driven),
+            Errand::Inspect { lease, uid, processes, bytes } => host.inspect_for_driver((lease, uid), processes, bytes),
+            Errand::Listen => host.start_reporting(),
+            Errand::Booked { bytes } => host.set_booked_bytes(bytes),
+            Errand::Ahead { lease } => host.prepare_to_park(lease),
             Errand::SelfTest { uuid } => host.self_test(uuid),
-            Errand::Audit { process } => host.audit(process),
-            Errand::Abroad { processes } => host.abroad(processes),
+            Errand::Audit { process } => host.request_audit(process),
+            Errand::Abroad { processes } => host.audit_off_lease(processes),
             Errand::Announce { lease, uid, processes, signal } => announce(lease, uid, &processes, signal),
             Errand::Signal { uid, processes, signal } => {
                 for process in processes {
-                    match hands::signal(process, uid, signal) {
+                    match process_signals::send_signal(process, uid, signal) {
                         Ok(()) => tracing::info!(pid = process.pid, signal = signals::name(signal), "signalled"),
                         Err(error) if error.is_gone() => {}
                         Err(error) => tracing::warn!(pid = process.pid, "left out: {error}"),
@@ -431,12 +431,12 @@ impl Errand {
 
 /// Sends the signal that announces the end of a lease, and logs which process got which.
 fn announce(lease: LeaseId, uid: u32, processes: &[ProcKey], signal: u8) {
-    let deliveries = hands::notify(processes, uid, signal);
+    let deliveries = process_signals::announce_end(processes, uid, signal);
     if deliveries.is_empty() {
         let signal = signals::name(signal);
         tracing::info!(%lease, signal, "no process was signalled: its processes ignore the signal, or are gone");
     }
-    for Delivery { process, signal: sent, outcome } in deliveries {
+    for SignalDelivery { process, signal: sent, outcome } in deliveries {
         let (pid, name) = (process.pid, signals::name(sent));
         match outcome {
             Ok(()) if sent == signal => tracing::info!(%lease, pid, signal = name, "signalled: the lease ends soon"),

@@ -10,7 +10,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use sublet_core::ids::{Epoch, LeaseId};
-use sublet_host::mark::{self, Grant, Mark};
+use sublet_host::proof::{self, Grant, LeaseProof};
 use sublet_wire as wire;
 
 /// The file in the state directory.
@@ -36,9 +36,9 @@ impl Marks {
     /// What the programs of a lease carry.
     pub fn grant(&self, lease: LeaseId, epoch: Epoch) -> Grant {
         let hash = blake3::keyed_hash(&self.key, format!("{lease} {epoch}").as_bytes());
-        let mut bytes = [0; mark::BYTES];
-        bytes.copy_from_slice(&hash.as_bytes()[..mark::BYTES]);
-        Grant { epoch, mark: Mark(bytes) }
+        let mut bytes = [0; proof::BYTES];
+        bytes.copy_from_slice(&hash.as_bytes()[..proof::BYTES]);
+        Grant { epoch, proof: LeaseProof(bytes) }
     }
 
     /// Puts the mark where its owner reads it: into a lease that was granted, if `tenant` asked for it.
@@ -47,7 +47,7 @@ impl Marks {
             && lease.tenant == tenant
             && lease.ended.is_none()
         {
-            lease.proof = Some(self.grant(id, Epoch(epoch)).mark.to_string());
+            lease.proof = Some(self.grant(id, Epoch(epoch)).proof.to_string());
         }
     }
 }
@@ -91,15 +91,15 @@ mod tests {
     use super::*;
     use std::fs::{self, Permissions};
 
-    fn mark(marks: &Marks) -> Mark {
-        marks.grant(LeaseId(7), Epoch(12)).mark
+    fn mark(marks: &Marks) -> LeaseProof {
+        marks.grant(LeaseId(7), Epoch(12)).proof
     }
 
     #[test]
     fn every_grant_has_a_mark_of_its_own_and_a_restart_makes_the_same() {
         let dir = tempfile::tempdir().unwrap();
         let marks = Marks::begin(dir.path()).unwrap();
-        let others = [(71, 2), (7, 13), (8, 12)].map(|(lease, epoch)| marks.grant(LeaseId(lease), Epoch(epoch)).mark);
+        let others = [(71, 2), (7, 13), (8, 12)].map(|(lease, epoch)| marks.grant(LeaseId(lease), Epoch(epoch)).proof);
         assert!(others.iter().all(|other| *other != mark(&marks)), "{others:?}");
         assert_eq!(mark(&Marks::begin(dir.path()).unwrap()), mark(&marks));
         let elsewhere = tempfile::tempdir().unwrap();

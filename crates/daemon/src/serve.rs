@@ -37,8 +37,8 @@ use sublet_host::driver::DriverSettings;
 use sublet_host::gpu::{GpuKind, GpuSpec, NotAGpuSpec};
 use sublet_host::shims::ShimSettings;
 use sublet_host::soft::{self, SoftError, SoftPlace};
-use sublet_host::{Host, HostError, Settings};
-use sublet_journal::{Alarm, BALLAST_BYTES, Journal, Loaded, OpenError};
+use sublet_host::{Host, HostError, HostSettings};
+use sublet_journal::{Alarm, BALLAST_BYTES, Journal, LoadedState, OpenError};
 use sublet_wire::exit;
 use thiserror::Error;
 use tokio::signal::unix::{SignalKind, signal};
@@ -203,7 +203,7 @@ pub fn serve(options: Options) -> Result<(), ServeError> {
     let kind = choice.gpu.kind();
     let _cards = if kind == GpuKind::Real { Some(claim::cards()?) } else { None };
     if let Some(other) = choice::other_kind(&loaded, kind) {
-        return Err(ServeError::OtherKind(other.word()));
+        return Err(ServeError::OtherKind(other.name()));
     }
     let remote = settled.1.tcp.as_ref().map(listen_beyond).transpose()?;
     let listener = claim::socket(&options.socket, settled.1.socket_gid)?;
@@ -225,14 +225,15 @@ pub fn serve(options: Options) -> Result<(), ServeError> {
 }
 
 /// How the cards are looked at; soft ones are made here.
-fn look_at(choice: &Choice, options: &Options) -> Result<Settings, ServeError> {
-    let mut eyes = Settings::new(choice.gpu.clone());
+fn look_at(choice: &Choice, options: &Options) -> Result<HostSettings, ServeError> {
+    let mut eyes = HostSettings::new(choice.gpu.clone());
     eyes.script = options.state_dir.join("scripted.json");
     if let GpuSpec::Soft(spec) = &choice.gpu {
-        let place = soft::make(spec, soft::beside(&options.socket)).map_err(|error| match choice.automatic {
-            true => ServeError::NoDevice(error),
-            false => ServeError::Soft(error),
-        })?;
+        let place =
+            soft::create_gpus(spec, soft::state_file_for(&options.socket)).map_err(|error| match choice.automatic {
+                true => ServeError::NoDevice(error),
+                false => ServeError::Soft(error),
+            })?;
         announce(&place, choice.automatic);
         eyes.soft = Some(place);
     }
@@ -273,9 +274,9 @@ fn listen_beyond(settled: &Tcp) -> Result<Remote, ServeError> {
 fn run(
     options: &Options,
     (standing, settled): (Standing, Settled),
-    mut eyes: Settings,
+    mut eyes: HostSettings,
     journal: Journal,
-    loaded: Loaded,
+    loaded: LoadedState,
     doors: Doors,
     runtime: &tokio::runtime::Runtime,
 ) -> Result<(), ServeError> {
@@ -285,7 +286,7 @@ fn run(
     let tokens = crate::tokens::Tokens::default();
     let trouble = Arc::new(RwLock::new(None));
     let config_trouble = Arc::new(RwLock::new(None));
-    let kind = eyes.gpu.kind().word();
+    let kind = eyes.gpu.kind().name();
     let soft_state = eyes.soft.as_ref().map(|place| place.state.display().to_string());
     let (mail, inbox) = Letters::new();
     let (orders, order_inbox) = mpsc::channel();
@@ -302,9 +303,9 @@ fn run(
     let parking = &settled.policy.parking;
     eyes.shims = settled.shim.then(|| ShimSettings {
         socket: sublet_host::shims::beside(&options.socket),
-        stock: settled.stock.0,
-        ram: parking.ram.0,
-        leave: parking.leave.0,
+        stock_bytes: settled.stock.0,
+        parking_space: parking.ram.0,
+        leave_available: parking.leave.0,
     });
     let by_driver = settled.driver && parking.ram > Bytes::ZERO;
     eyes.driver = by_driver.then(DriverSettings::default);
@@ -471,7 +472,9 @@ fn announce_ballast(bytes: u64, state_dir: &Path) -> u64 {
 fn announce_parking(shim: bool, parking: &Parking, stock: Bytes) {
     let (ram, stock) = (sublet_wire::size::show(parking.ram.0), sublet_wire::size::show(stock.0));
     match (shim, parking.ram.0) {
-        (false, _) => tracing::info!("programs are started without Sublet's library: they are not capped, and not parked by it"),
+        (false, _) => {
+            tracing::info!("programs are started without Sublet's library: they are not capped, and not parked by it")
+        }
         (true, 0) => tracing::info!("parking is off"),
         (true, _) => {
             tracing::info!(size = %ram, ready = %stock, "parking space");
@@ -519,7 +522,7 @@ pub(crate) fn exit_after_panic() -> ! {
 }
 
 /// The same boot goes on with its offset; a new one where the last was seen.
-fn clock_for(loaded: &Loaded, boot: &str) -> Clock {
+fn clock_for(loaded: &LoadedState, boot: &str) -> Clock {
     let meta = &loaded.rows.meta;
     match u64::try_from(meta.clock_offset_us) {
         Ok(offset) if meta.boot == boot => Clock::new(Span(offset)),

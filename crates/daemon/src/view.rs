@@ -25,7 +25,7 @@ use sublet_core::state::State;
 use sublet_core::stranger::{Mode, Stranger};
 use sublet_core::token::Token;
 use sublet_core::units::{Bytes, Span, Time};
-use sublet_host::Counts;
+use sublet_host::ActivityCounts;
 use sublet_wire as wire;
 
 /// Looks at the state at one moment for one caller.
@@ -43,7 +43,7 @@ pub struct View<'a> {
     /// What was reckoned of it before.
     plans: &'a Plans,
     /// What the programs of leases did.
-    counts: Option<&'a BTreeMap<LeaseId, Counts>>,
+    counts: Option<&'a BTreeMap<LeaseId, ActivityCounts>>,
     /// Why leases were parked.
     park_reasons: Option<&'a BTreeMap<LeaseId, ParkReason>>,
     /// Which users local users see.
@@ -91,7 +91,7 @@ impl<'a> View<'a> {
     }
 
     /// The same, with what the programs of leases did.
-    pub fn with_counts(self, counts: &'a BTreeMap<LeaseId, Counts>) -> View<'a> {
+    pub fn with_counts(self, counts: &'a BTreeMap<LeaseId, ActivityCounts>) -> View<'a> {
         View { counts: Some(counts), ..self }
     }
 

@@ -27,21 +27,21 @@ pub(crate) struct Counters {
 }
 
 /// Compares the counters of a holder's processes with their earlier values.
-pub(crate) struct Meter {
+pub(crate) struct ActivityMeter {
     ticks_per_s: u64,
     window_from: Instant,
     cpu: BTreeMap<ProcKey, u64>,
     io: BTreeMap<ProcKey, u64>,
 }
 
-impl Meter {
-    pub(crate) const fn new(now: Instant, ticks_per_s: u64) -> Meter {
-        Meter { ticks_per_s, window_from: now, cpu: BTreeMap::new(), io: BTreeMap::new() }
+impl ActivityMeter {
+    pub(crate) const fn new(now: Instant, ticks_per_s: u64) -> ActivityMeter {
+        ActivityMeter { ticks_per_s, window_from: now, cpu: BTreeMap::new(), io: BTreeMap::new() }
     }
 
     /// Takes the counters of all living processes. Returns true if the holder worked since the last call that
     /// returned true. A process seen for the first time only sets its baseline.
-    pub(crate) fn sample(&mut self, now: Instant, counters: &BTreeMap<ProcKey, Counters>) -> bool {
+    pub(crate) fn has_worked(&mut self, now: Instant, counters: &BTreeMap<ProcKey, Counters>) -> bool {
         // All three are evaluated, because each updates its own baseline.
         let unreadable = counters.values().any(|c| c.cpu_ticks.is_none());
         let cpu = self.cpu_worked(now, counters);
@@ -85,14 +85,14 @@ mod tests {
     const HZ: u64 = 100;
 
     /// Samples one process once a second and returns the seconds at which it worked.
-    fn worked(samples: impl IntoIterator<Item = (Option<u64>, Option<u64>)>) -> Vec<u64> {
+    fn seconds_with_work(samples: impl IntoIterator<Item = (Option<u64>, Option<u64>)>) -> Vec<u64> {
         let begun = Instant::now();
-        let mut meter = Meter::new(begun, HZ);
+        let mut meter = ActivityMeter::new(begun, HZ);
         let process = ProcKey { pid: 1, start: 1 };
         let mut found = Vec::new();
         for (second, (cpu_ticks, io_bytes)) in (0u64..).zip(samples) {
             let counters = BTreeMap::from([(process, Counters { cpu_ticks, io_bytes })]);
-            if meter.sample(begun + Duration::from_secs(second), &counters) {
+            if meter.has_worked(begun + Duration::from_secs(second), &counters) {
                 found.push(second);
             }
         }
@@ -101,31 +101,31 @@ mod tests {
 
     #[test]
     fn a_whole_core_is_work_each_second() {
-        assert_eq!(worked((0..5).map(|s| (Some(5_000 + s * HZ), None))), [1, 2, 3, 4]);
+        assert_eq!(seconds_with_work((0..5).map(|s| (Some(5_000 + s * HZ), None))), [1, 2, 3, 4]);
     }
 
     #[test]
     fn one_core_in_a_hundred_is_work() {
-        assert!(worked((0..60).map(|s| (Some(s), None))).len() >= 10);
+        assert!(seconds_with_work((0..60).map(|s| (Some(s), None))).len() >= 10);
     }
 
     #[test]
     fn one_core_in_four_hundred_never_is() {
-        assert!(worked((0..600).map(|s| (Some(s / 4), None))).is_empty());
+        assert!(seconds_with_work((0..600).map(|s| (Some(s / 4), None))).is_empty());
     }
 
     #[test]
-    fn a_past_is_not_work() {
-        assert!(worked([(Some(999_999), Some(1 << 40)), (Some(999_999), Some(1 << 40))]).is_empty());
+    fn activity_before_the_first_sample_is_not_work() {
+        assert!(seconds_with_work([(Some(999_999), Some(1 << 40)), (Some(999_999), Some(1 << 40))]).is_empty());
     }
 
     #[test]
     fn reading_and_writing_is_work_and_a_little_is_not() {
-        assert_eq!(worked([0, 64 << 10, 129 << 10, 130 << 10].map(|bytes| (Some(0), Some(bytes)))), [2]);
+        assert_eq!(seconds_with_work([0, 64 << 10, 129 << 10, 130 << 10].map(|bytes| (Some(0), Some(bytes)))), [2]);
     }
 
     #[test]
-    fn what_cannot_be_read_counts_as_work() {
-        assert_eq!(worked([(Some(0), None), (None, None), (Some(0), None)]), [1]);
+    fn unreadable_counters_count_as_work() {
+        assert_eq!(seconds_with_work([(Some(0), None), (None, None), (Some(0), None)]), [1]);
     }
 }

@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_boot_goes_on_where_the_last_was_seen() {
+    fn a_new_boot_continues_from_the_last_time_seen() {
         let last_seen = Clock::default().now() + Span::secs(1_000_000);
         let clock = Clock::after_boot(last_seen);
         assert!(clock.now() >= last_seen);

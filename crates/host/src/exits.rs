@@ -4,7 +4,7 @@
 //! only for listening.
 
 use crate::process;
-use crate::wake::{Wake, timespec};
+use crate::wake::{WakeEvent, timespec};
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Resource, getrlimit, pidfd_open};
@@ -16,15 +16,15 @@ use std::time::Duration;
 use sublet_core::ids::ProcKey;
 
 /// Enough for every GPU process of a big host; others are left to the refresh.
-const EARS_MAX: usize = 4096;
+const PIDFDS_MAX: usize = 4096;
 /// Exits returned together, so that processes that end together are handled together.
-const HEARD_AT_ONCE: usize = 256;
-/// The epoll token of the bell, which is no process.
-const BELL: u64 = 0;
+const EXITS_AT_ONCE: usize = 256;
+/// The epoll token of the wake event, which is no process.
+const WAKE_TOKEN: u64 = 0;
 
 /// Whether the exit of a process must be noticed at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ear {
+pub(crate) enum ExitWatch {
     /// Half of the descriptors are reserved for these: the processes that leases are bound to, and those on GPUs.
     Reserved,
     /// As long as descriptors are left.
@@ -33,46 +33,46 @@ pub(crate) enum Ear {
     None,
 }
 
-pub(crate) struct Exits {
+pub(crate) struct ExitWatcher {
     epoll: OwnedFd,
-    ears: BTreeMap<ProcKey, (u64, OwnedFd)>,
+    pidfds: BTreeMap<ProcKey, (u64, OwnedFd)>,
     by_token: BTreeMap<u64, ProcKey>,
     next_token: u64,
-    ears_max: usize,
+    pidfds_max: usize,
 }
 
-impl Exits {
-    pub(crate) fn new(bell: &Wake) -> io::Result<Exits> {
+impl ExitWatcher {
+    pub(crate) fn new(wake: &WakeEvent) -> io::Result<ExitWatcher> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
-        epoll::add(&epoll, bell.as_fd(), EventData::new_u64(BELL), EventFlags::IN)?;
-        Ok(Exits {
+        epoll::add(&epoll, wake.as_fd(), EventData::new_u64(WAKE_TOKEN), EventFlags::IN)?;
+        Ok(ExitWatcher {
             epoll,
-            ears: BTreeMap::new(),
+            pidfds: BTreeMap::new(),
             by_token: BTreeMap::new(),
-            next_token: BELL + 1,
-            ears_max: ears_max(),
+            next_token: WAKE_TOKEN + 1,
+            pidfds_max: pidfds_max(),
         })
     }
 
-    /// Listens for the end of exactly this process. False if it has ended already.
-    pub(crate) fn listen(&mut self, key: ProcKey, ear: Ear) -> bool {
-        if self.ears.contains_key(&key) {
+    /// Watches for the end of exactly this process. False if it has ended already.
+    pub(crate) fn watch(&mut self, key: ProcKey, exit_watch: ExitWatch) -> bool {
+        if self.pidfds.contains_key(&key) {
             return true;
         }
-        let ears_max = match ear {
-            Ear::Reserved => self.ears_max,
-            Ear::Ordinary => self.ears_max / 2,
-            Ear::None => 0,
+        let pidfds_max = match exit_watch {
+            ExitWatch::Reserved => self.pidfds_max,
+            ExitWatch::Ordinary => self.pidfds_max / 2,
+            ExitWatch::None => 0,
         };
-        let ear = if self.ears.len() < ears_max { open(key.pid) } else { Ok(None) };
+        let pidfd = if self.pidfds.len() < pidfds_max { open(key.pid) } else { Ok(None) };
         // Checked after opening: from here on the descriptor means this process and no other.
-        let Some(ear) = ear.ok().filter(|_| process::is_running(key)) else { return false };
-        if let Some(ear) = ear {
+        let Some(pidfd) = pidfd.ok().filter(|_| process::is_running(key)) else { return false };
+        if let Some(pidfd) = pidfd {
             let token = self.next_token;
-            if epoll::add(&self.epoll, &ear, EventData::new_u64(token), EventFlags::IN).is_ok() {
+            if epoll::add(&self.epoll, &pidfd, EventData::new_u64(token), EventFlags::IN).is_ok() {
                 self.next_token += 1;
                 self.by_token.insert(token, key);
-                self.ears.insert(key, (token, ear));
+                self.pidfds.insert(key, (token, pidfd));
             }
         }
         true
@@ -80,28 +80,28 @@ impl Exits {
 
     #[cfg(test)]
     pub(crate) fn count(&self) -> usize {
-        self.ears.len()
+        self.pidfds.len()
     }
 
-    /// Stops listening.
-    pub(crate) fn ignore(&mut self, key: ProcKey) {
+    /// Stops watching.
+    pub(crate) fn unwatch(&mut self, key: ProcKey) {
         // Closing the descriptor takes it out of the epoll set.
-        if let Some((token, _)) = self.ears.remove(&key) {
+        if let Some((token, _)) = self.pidfds.remove(&key) {
             self.by_token.remove(&token);
         }
     }
 
-    /// Waits for exits, the bell or the end of `timeout` (for ever without one), and returns the processes that
+    /// Waits for exits, the wake event or the end of `timeout` (for ever without one), and returns the processes that
     /// ended.
     pub(crate) fn wait(&mut self, timeout: Option<Duration>) -> io::Result<Vec<ProcKey>> {
         let timeout = timeout.map(timespec);
-        let mut room = [const { MaybeUninit::<Event>::uninit() }; HEARD_AT_ONCE];
-        let heard = match epoll::wait(&self.epoll, &mut room, timeout.as_ref()) {
-            Ok((heard, _)) => heard,
+        let mut room = [const { MaybeUninit::<Event>::uninit() }; EXITS_AT_ONCE];
+        let events = match epoll::wait(&self.epoll, &mut room, timeout.as_ref()) {
+            Ok((events, _)) => events,
             Err(Errno::INTR) => return Ok(Vec::new()),
             Err(error) => return Err(error.into()),
         };
-        Ok(heard.iter().filter_map(|event| self.by_token.get(&event.data.u64()).copied()).collect())
+        Ok(events.iter().filter_map(|event| self.by_token.get(&event.data.u64()).copied()).collect())
     }
 }
 
@@ -117,7 +117,7 @@ fn open(pid: u32) -> Result<Option<OwnedFd>, Errno> {
 }
 
 /// At most half of the descriptors this process may open: the daemon has clients too.
-fn ears_max() -> usize {
+fn pidfds_max() -> usize {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-    usize::try_from(limit / 2).unwrap_or(EARS_MAX).min(EARS_MAX)
+    usize::try_from(limit / 2).unwrap_or(PIDFDS_MAX).min(PIDFDS_MAX)
 }

@@ -1,12 +1,12 @@
 //! Entry points of the fuzz target for workers' lines: the GPU thread without its worker process, and a round trip of
 //! each line through the parser. Nothing else calls them.
 
-use crate::cards::{CardThread, Shared, read_answer};
 use crate::clock::Clock;
-use crate::eyes::Eyes;
 use crate::gpu::GpuSpec;
-use crate::worker::Measured;
-use crate::{Settings, Sight, driver, protocol};
+use crate::gpu_thread::{GpuThread, GpuThreadHandle, parse_answer};
+use crate::process_thread::ProcessThread;
+use crate::worker::MeasuredContext;
+use crate::{HostReport, HostSettings, driver, gpu_protocol};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::io;
@@ -16,49 +16,50 @@ use sublet_core::units::Span;
 
 /// The GPU thread and the process thread, driven by given lines instead of a worker's.
 pub struct WorkerLines {
-    cards: CardThread,
-    eyes: Eyes,
+    gpu_thread: GpuThread,
+    process_thread: ProcessThread,
     clock: Clock,
-    sights: mpsc::Receiver<Sight>,
+    reports: mpsc::Receiver<HostReport>,
 }
 
 impl WorkerLines {
     /// The initial state: no GPU is known, no lease is watched.
     pub fn new() -> io::Result<WorkerLines> {
-        let (sink, sights) = mpsc::channel();
-        let settings = Settings::new(GpuSpec::Real);
+        let (sink, reports) = mpsc::channel();
+        let settings = HostSettings::new(GpuSpec::Real);
         let clock = Clock::new(Span::ZERO);
-        let (eyes, inbox) = Eyes::new(settings.period, Box::new(move |sight| drop(sink.send(sight))))?;
-        let cards = CardThread::new(settings, clock, Arc::new(Shared::new()?), inbox);
-        Ok(WorkerLines { cards, eyes, clock, sights })
+        let (process_thread, inbox) =
+            ProcessThread::new(settings.period, Box::new(move |report| drop(sink.send(report))))?;
+        let gpu_thread = GpuThread::new(settings, clock, Arc::new(GpuThreadHandle::new()?), inbox);
+        Ok(WorkerLines { gpu_thread, process_thread, clock, reports })
     }
 
     /// Takes a line as the answer to a list request. `None` if it is invalid; the worker would be killed.
-    pub fn list(&mut self, line: &[u8]) -> Option<Vec<Sight>> {
-        let taken = read_answer(line).and_then(|answer| self.cards.take_list(Instant::now(), answer));
-        taken.ok().map(|()| self.sights())
+    pub fn list(&mut self, line: &[u8]) -> Option<Vec<HostReport>> {
+        let taken = parse_answer(line).and_then(|answer| self.gpu_thread.handle_list(Instant::now(), answer));
+        taken.ok().map(|()| self.reports())
     }
 
     /// Takes a line as the answer to a request for readings.
-    pub fn look(&mut self, line: &[u8]) -> Option<Vec<Sight>> {
-        let taken = read_answer(line).and_then(|answer| self.cards.take_look(self.clock.now(), answer));
-        taken.ok().map(|()| self.sights())
+    pub fn look(&mut self, line: &[u8]) -> Option<Vec<HostReport>> {
+        let taken = parse_answer(line).and_then(|answer| self.gpu_thread.handle_readings(self.clock.now(), answer));
+        taken.ok().map(|()| self.reports())
     }
 
     /// The reports since the last call.
-    pub fn sights(&mut self) -> Vec<Sight> {
-        self.eyes.take_messages();
-        self.sights.try_iter().collect()
+    pub fn reports(&mut self) -> Vec<HostReport> {
+        self.process_thread.handle_messages();
+        self.reports.try_iter().collect()
     }
 }
 
 /// Which worker a line goes to or comes from.
 #[derive(Clone, Copy, Debug)]
-pub enum Line {
+pub enum WorkerLineKind {
     /// To the worker that reads the GPUs.
-    CardsRequest,
+    GpuRequest,
     /// From it.
-    CardsAnswer,
+    GpuAnswer,
     /// To the worker that calls the driver.
     DriverRequest,
     /// From it.
@@ -68,13 +69,13 @@ pub enum Line {
 }
 
 /// True if the line is valid. `Err` with the result if it is another one after it was written and read again.
-pub fn round_trip(kind: Line, line: &[u8]) -> Result<bool, String> {
+pub fn round_trip(kind: WorkerLineKind, line: &[u8]) -> Result<bool, String> {
     match kind {
-        Line::CardsRequest => written_again::<protocol::Request>(line),
-        Line::CardsAnswer => written_again::<protocol::Answer>(line),
-        Line::DriverRequest => written_again::<driver::protocol::Request>(line),
-        Line::DriverAnswer => written_again::<driver::protocol::Answer>(line),
-        Line::Context => written_again::<Measured>(line),
+        WorkerLineKind::GpuRequest => written_again::<gpu_protocol::GpuRequest>(line),
+        WorkerLineKind::GpuAnswer => written_again::<gpu_protocol::GpuAnswer>(line),
+        WorkerLineKind::DriverRequest => written_again::<driver::protocol::DriverRequest>(line),
+        WorkerLineKind::DriverAnswer => written_again::<driver::protocol::DriverAnswer>(line),
+        WorkerLineKind::Context => written_again::<MeasuredContext>(line),
     }
 }
 

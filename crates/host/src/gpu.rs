@@ -13,7 +13,7 @@ use sublet_softgpu::state::SOFT_UUID;
 use thiserror::Error;
 
 /// More GPUs than any host has; a larger number is a typing error.
-const MAX_CARDS: u32 = 64;
+const GPUS_MAX: u32 = 64;
 
 /// How the UUIDs of scripted GPUs begin; no real GPU's does.
 pub const SCRIPTED_UUID: &str = "GPU-5c219700-0000-4000-8000-";
@@ -45,7 +45,7 @@ impl GpuKind {
     }
 
     /// The kind in one word.
-    pub const fn word(self) -> &'static str {
+    pub const fn name(self) -> &'static str {
         match self {
             GpuKind::Real => "real",
             GpuKind::Soft => "soft",
@@ -96,8 +96,8 @@ impl FromStr for GpuSpec {
         let because = |why: String| NotAGpuSpec { text: text.to_owned(), why };
         let no = || because("say `real`, or for instance `soft:2x24GiB` or `scripted:1x24GiB`".to_owned());
         let soft = if text == "soft" { Some(SOFT_DEFAULT) } else { text.strip_prefix("soft:") };
-        if let Some(cards) = soft {
-            return cards.parse().map(GpuSpec::Soft).map_err(because);
+        if let Some(gpus) = soft {
+            return gpus.parse().map(GpuSpec::Soft).map_err(because);
         }
         if text == "real" {
             return Ok(GpuSpec::Real);
@@ -105,7 +105,7 @@ impl FromStr for GpuSpec {
         let (count, size) = text.strip_prefix("scripted:").and_then(|s| s.split_once('x')).ok_or_else(no)?;
         let count = whole_number(count).and_then(|n| u32::try_from(n).ok()).ok_or_else(no)?;
         let total = parse_size(size).ok_or_else(no)?;
-        if !(1..=MAX_CARDS).contains(&count) || total == Bytes::ZERO || total > Bytes::MAX_ASK {
+        if !(1..=GPUS_MAX).contains(&count) || total == Bytes::ZERO || total > Bytes::MAX_ASK {
             return Err(no());
         }
         Ok(GpuSpec::Scripted { count, total })
@@ -134,8 +134,8 @@ impl fmt::Display for GpuSpec {
         match self {
             GpuSpec::Real => f.write_str("real"),
             GpuSpec::Soft(spec) => {
-                let cards: Vec<String> = spec.totals.iter().map(|total| format!("{}MiB", total >> 20)).collect();
-                write!(f, "soft:{}", cards.join(","))
+                let gpus: Vec<String> = spec.totals.iter().map(|total| format!("{}MiB", total >> 20)).collect();
+                write!(f, "soft:{}", gpus.join(","))
             }
             // In MiB, because `Bytes` rounds what it shows and this must read back exactly.
             GpuSpec::Scripted { count, total } => write!(f, "scripted:{count}x{}MiB", total.0 >> 20),
@@ -149,12 +149,14 @@ pub fn nvidia_visible() -> bool {
 }
 
 fn nvidia_visible_below(root: &Path) -> bool {
-    let told = ["proc/driver/nvidia", "dev/nvidiactl", "dev/dxg"].iter().any(|path| root.join(path).exists());
-    told || fs::read_dir(root.join("sys/bus/pci/devices")).into_iter().flatten().flatten().any(|entry| {
-        let read = |name: &str| fs::read_to_string(entry.path().join(name)).unwrap_or_default();
-        // NVIDIA also makes bridges and network cards: only displays (class 03) are meant.
-        read("vendor").trim() == "0x10de" && read("class").starts_with("0x03")
-    })
+    let has_driver_file =
+        ["proc/driver/nvidia", "dev/nvidiactl", "dev/dxg"].iter().any(|path| root.join(path).exists());
+    has_driver_file
+        || fs::read_dir(root.join("sys/bus/pci/devices")).into_iter().flatten().flatten().any(|entry| {
+            let read = |name: &str| fs::read_to_string(entry.path().join(name)).unwrap_or_default();
+            // NVIDIA also makes bridges and network cards: only displays (class 03) are meant.
+            read("vendor").trim() == "0x10de" && read("class").starts_with("0x03")
+        })
 }
 
 #[cfg(test)]
@@ -189,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kind_of_a_card_is_in_its_uuid() {
+    fn the_kind_of_a_gpu_is_in_its_uuid() {
         assert_eq!(GpuKind::of("GPU-5c219700-0000-4000-8000-000000000001"), GpuKind::Scripted);
         assert_eq!(GpuKind::of("GPU-50f7ca2d-1234-4000-8000-000000000001"), GpuKind::Soft);
         assert_eq!(GpuKind::of("GPU-12345678-1234-4000-8000-000000000001"), GpuKind::Real);
@@ -220,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn what_names_no_cards_is_refused() {
+    fn invalid_gpu_specs_are_refused() {
         for text in [
             "",
             "soft:",

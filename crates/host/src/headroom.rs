@@ -24,9 +24,9 @@ const NO_LIMIT: u64 = 1 << 60;
 
 /// Why the room of a cgroup is unknown.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Unknown(String);
+pub(crate) struct UnknownRoom(String);
 
-impl fmt::Display for Unknown {
+impl fmt::Display for UnknownRoom {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
@@ -67,13 +67,13 @@ const LEGACY: LimitFiles = LimitFiles {
 
 impl MemoryCgroup {
     /// The memory cgroup of a process; `None` if the host has no memory cgroups.
-    pub(crate) fn of(pid: u32) -> Result<Option<MemoryCgroup>, Unknown> {
-        let cgroups = process::cgroups(pid).map_err(|error| Unknown(error.to_string()))?;
+    pub(crate) fn of(pid: u32) -> Result<Option<MemoryCgroup>, UnknownRoom> {
+        let cgroups = process::cgroups(pid).map_err(|error| UnknownRoom(error.to_string()))?;
         MemoryCgroup::among(&cgroups)
     }
 
     /// The memory cgroup among the cgroups of a process.
-    pub(crate) fn among(cgroups: &[Cgroup]) -> Result<Option<MemoryCgroup>, Unknown> {
+    pub(crate) fn among(cgroups: &[Cgroup]) -> Result<Option<MemoryCgroup>, UnknownRoom> {
         // Memory is in one hierarchy: in one of version 1, or else in that of version 2.
         let legacy = cgroups.iter().find(|it| it.controllers.split(',').any(|one| one == "memory"));
         let found = legacy.map(|it| (it, &LEGACY));
@@ -85,7 +85,7 @@ impl MemoryCgroup {
             Some(directory) => Ok(Some(MemoryCgroup::at(&directory, files))),
             // No such hierarchy is mounted, and this is the top of it.
             None if cgroup.path == "/" => Ok(None),
-            None => Err(Unknown(format!("its cgroup {} is not to be found below /sys/fs/cgroup", cgroup.path))),
+            None => Err(UnknownRoom(format!("its cgroup {} is not to be found below /sys/fs/cgroup", cgroup.path))),
         }
     }
 
@@ -101,7 +101,7 @@ impl MemoryCgroup {
     }
 
     /// The minimum room of it and of all above, less the bytes booked at each; `None` without any limit.
-    fn room(&self, booked: impl Fn(&Path) -> u64) -> Result<Option<u64>, Unknown> {
+    fn room(&self, booked: impl Fn(&Path) -> u64) -> Result<Option<u64>, UnknownRoom> {
         let mut least = None;
         for level in &self.levels {
             let room = self.files.room_of(level)?.map(|room| room.saturating_sub(booked(level)));
@@ -112,12 +112,12 @@ impl MemoryCgroup {
 }
 
 impl LimitFiles {
-    fn room_of(&self, level: &Path) -> Result<Option<u64>, Unknown> {
+    fn room_of(&self, level: &Path) -> Result<Option<u64>, UnknownRoom> {
         let mut least = None;
         for (limit, used) in self.limits {
-            let Some(limit) = number(&level.join(limit))?.filter(|limit| *limit < NO_LIMIT) else { continue };
+            let Some(limit) = read_limit(&level.join(limit))?.filter(|limit| *limit < NO_LIMIT) else { continue };
             let used = level.join(used);
-            let used = number(&used)?.ok_or_else(|| Unknown(format!("{} is not there", used.display())))?;
+            let used = read_limit(&used)?.ok_or_else(|| UnknownRoom(format!("{} is not there", used.display())))?;
             // If the file cannot be read, nothing counts as reclaimable.
             let stat = fs::read_to_string(level.join("memory.stat")).unwrap_or_default();
             let spare: u64 = stat
@@ -135,8 +135,8 @@ impl LimitFiles {
 
 /// The number in a file of a cgroup; `None` for the word `max`, and where there is no such file: the top of a
 /// hierarchy has none, nor has a cgroup without the controller.
-fn number(file: &Path) -> Result<Option<u64>, Unknown> {
-    let unknown = |why: &dyn fmt::Display| Unknown(format!("{}: {why}", file.display()));
+fn read_limit(file: &Path) -> Result<Option<u64>, UnknownRoom> {
+    let unknown = |why: &dyn fmt::Display| UnknownRoom(format!("{}: {why}", file.display()));
     match fs::read_to_string(file) {
         Ok(text) if text.trim() == "max" => Ok(None),
         Ok(text) => text.trim().parse().map(Some).map_err(|error| unknown(&error)),
@@ -167,7 +167,7 @@ type Booked = BTreeMap<Booker, Vec<(MemoryCgroup, u64)>>;
 
 impl Bookings {
     /// Bytes that a cgroup still allows beside the bookings of others; `None` without a limit.
-    pub(crate) fn room(&self, cgroup: &MemoryCgroup, booker: Booker) -> Result<Option<u64>, Unknown> {
+    pub(crate) fn room(&self, cgroup: &MemoryCgroup, booker: Booker) -> Result<Option<u64>, UnknownRoom> {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         room(&all, cgroup, booker)
     }
@@ -188,7 +188,7 @@ impl Bookings {
     }
 
     /// Releases the driver's bookings of all leases that are not being parked any more.
-    pub(crate) fn keep_driver(&self, is_under_way: impl Fn(LeaseId) -> bool) {
+    pub(crate) fn retain_driver_bookings(&self, is_under_way: impl Fn(LeaseId) -> bool) {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|booker, _| !matches!(booker, Booker::Driver(lease) if !is_under_way(*lease)));
     }
@@ -205,10 +205,10 @@ pub(crate) enum NoRoom {
     /// Only this many bytes are left.
     Only(u64),
     /// The room is unknown.
-    Unknown(Unknown),
+    Unknown(UnknownRoom),
 }
 
-fn room(all: &Booked, cgroup: &MemoryCgroup, booker: Booker) -> Result<Option<u64>, Unknown> {
+fn room(all: &Booked, cgroup: &MemoryCgroup, booker: Booker) -> Result<Option<u64>, UnknownRoom> {
     let others = || all.iter().filter(|(by, _)| **by != booker).flat_map(|(_, booked)| booked);
     cgroup.room(|level| {
         let here = others().filter(|(cgroup, _)| cgroup.levels.iter().any(|it| it == level));
@@ -223,7 +223,7 @@ mod tests {
     const GIB: u64 = 1 << 30;
 
     /// Nested cgroups, each with a limit, the bytes in use and the reclaimable bytes.
-    fn make(root: &Path, files: &LimitFiles, rows: &[(&str, &str, u64, u64)]) {
+    fn make_cgroups(root: &Path, files: &LimitFiles, rows: &[(&str, &str, u64, u64)]) {
         for (name, limit, used, cache) in rows {
             let level = root.join(name);
             fs::create_dir_all(&level).unwrap();
@@ -235,17 +235,17 @@ mod tests {
         }
     }
 
-    fn room_at(directory: &Path, files: &'static LimitFiles) -> Result<Option<u64>, Unknown> {
+    fn room_at(directory: &Path, files: &'static LimitFiles) -> Result<Option<u64>, UnknownRoom> {
         MemoryCgroup::at(directory, files).room(|_| 0)
     }
 
     #[test]
-    fn the_tightest_of_all_limits_counts_and_cache_is_no_use() {
+    fn the_tightest_limit_counts_and_cache_does_not() {
         let dir = tempfile::tempdir().unwrap();
         let (eight, four) = ((8 * GIB).to_string(), (4 * GIB).to_string());
         let rows =
             [("a", eight.as_str(), 7 * GIB, 2 * GIB), ("a/b", four.as_str(), GIB / 2, 0), ("a/b/c", "max", 0, 0)];
-        make(dir.path(), &UNIFIED, &rows);
+        make_cgroups(dir.path(), &UNIFIED, &rows);
         assert_eq!(room_at(&dir.path().join("a/b/c"), &UNIFIED), Ok(Some(3 * GIB)));
         assert_eq!(room_at(&dir.path().join("a"), &UNIFIED), Ok(Some(3 * GIB)));
         fs::write(dir.path().join("a/b/memory.high"), GIB.to_string()).unwrap();
@@ -253,10 +253,10 @@ mod tests {
     }
 
     #[test]
-    fn a_cgroup_without_a_limit_has_no_least_room() {
+    fn a_cgroup_without_a_limit_has_no_bound() {
         let dir = tempfile::tempdir().unwrap();
-        make(dir.path(), &UNIFIED, &[("a", "max", GIB, 0)]);
-        make(dir.path(), &LEGACY, &[("b", "9223372036854771712", GIB, 0)]);
+        make_cgroups(dir.path(), &UNIFIED, &[("a", "max", GIB, 0)]);
+        make_cgroups(dir.path(), &LEGACY, &[("b", "9223372036854771712", GIB, 0)]);
         assert_eq!(room_at(&dir.path().join("a"), &UNIFIED), Ok(None));
         assert_eq!(room_at(&dir.path().join("b"), &LEGACY), Ok(None));
     }
@@ -264,7 +264,7 @@ mod tests {
     #[test]
     fn swap_counts_against_the_limit_of_memory_and_swap() {
         let dir = tempfile::tempdir().unwrap();
-        make(dir.path(), &LEGACY, &[("a", "4294967296", GIB, 0)]);
+        make_cgroups(dir.path(), &LEGACY, &[("a", "4294967296", GIB, 0)]);
         let level = dir.path().join("a");
         fs::write(level.join("memory.memsw.limit_in_bytes"), "4294967296\n").unwrap();
         fs::write(level.join("memory.memsw.usage_in_bytes"), format!("{}\n", 3 * GIB)).unwrap();
@@ -275,7 +275,7 @@ mod tests {
     fn a_limit_that_cannot_be_read_is_unknown() {
         let dir = tempfile::tempdir().unwrap();
         let level = dir.path().join("a");
-        make(dir.path(), &UNIFIED, &[("a", "4294967296", GIB, 0)]);
+        make_cgroups(dir.path(), &UNIFIED, &[("a", "4294967296", GIB, 0)]);
         fs::remove_file(level.join("memory.current")).unwrap();
         assert!(room_at(&level, &UNIFIED).is_err(), "a limit without what is used");
         fs::write(level.join("memory.max"), "plenty\n").unwrap();
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cgroup_outside_of_what_is_shown_is_unknown() {
+    fn a_cgroup_outside_of_the_visible_hierarchy_is_unknown() {
         let at = |controllers: &str, path: &str| Cgroup { controllers: controllers.to_owned(), path: path.to_owned() };
         for path in ["/..", "/../../other", "/no/such/cgroup"] {
             assert!(MemoryCgroup::among(&[at("", path)]).is_err(), "{path}");
@@ -300,7 +300,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let limit = (4 * GIB).to_string();
         let rows = [("job", limit.as_str(), GIB, 0), ("job/one", "max", 0, 0), ("job/two", "max", 0, 0)];
-        make(dir.path(), &UNIFIED, &rows);
+        make_cgroups(dir.path(), &UNIFIED, &rows);
         let [one, two] = ["job/one", "job/two"].map(|name| [MemoryCgroup::at(&dir.path().join(name), &UNIFIED)]);
         let bookings = Bookings::default();
         assert_eq!(bookings.book(Booker::Library(1), &one, 2 * GIB), Ok(()));
@@ -314,7 +314,7 @@ mod tests {
     #[test]
     fn processes_killed_for_lack_of_memory_are_counted_by_the_nearest_cgroup() {
         let dir = tempfile::tempdir().unwrap();
-        make(dir.path(), &UNIFIED, &[("job", "max", 0, 0), ("job/one", "max", 0, 0)]);
+        make_cgroups(dir.path(), &UNIFIED, &[("job", "max", 0, 0), ("job/one", "max", 0, 0)]);
         let job = MemoryCgroup::at(&dir.path().join("job/one"), &UNIFIED);
         assert_eq!(job.oom_kills(), None);
         fs::write(dir.path().join("job/memory.events"), "low 0\noom 3\noom_kill 2\noom_group_kill 1\n").unwrap();

@@ -4,7 +4,7 @@
 //! pids are reused. Absent on purpose: names of users (the daemon has them), signals, and any judgement about what a
 //! process may do.
 
-use crate::patient;
+use crate::timed_read;
 use rustix::io::Errno;
 use std::fs;
 use std::io;
@@ -13,7 +13,7 @@ use sublet_core::ids::ProcKey;
 use thiserror::Error;
 
 /// Longer than any real chain of parents; stops a walk that a change under it made circular.
-const MAX_ANCESTORS: usize = 256;
+const ANCESTORS_MAX: usize = 256;
 
 /// The identity of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,7 +80,7 @@ pub fn identify(pid: u32) -> Result<Identity, ProcessError> {
         Some(process) if process != pid => return Err(ProcessError::Thread { pid, process }),
         _ => {}
     }
-    let uid = status_field(&status, "Uid:").ok_or_else(|| odd(pid, "status"))?;
+    let uid = status_field(&status, "Uid:").ok_or_else(|| malformed(pid, "status"))?;
     Ok(Identity { key: after.key(pid), uid, parent: after.parent, name: after.name })
 }
 
@@ -101,7 +101,7 @@ pub(crate) fn is_ending(key: ProcKey) -> bool {
 }
 
 /// The name of a process's executable, without the path; `None` if it cannot be read.
-pub fn program(pid: u32) -> Option<String> {
+pub fn executable_name(pid: u32) -> Option<String> {
     let path = fs::read_link(format!("/proc/{pid}/exe")).ok()?;
     let name = path.file_name()?.to_string_lossy();
     // An executable that was replaced meanwhile is still the same program.
@@ -113,7 +113,7 @@ pub fn program(pid: u32) -> Option<String> {
 pub fn ancestry(pid: u32) -> Vec<ProcKey> {
     let mut found: Vec<ProcKey> = Vec::new();
     let mut next = stat(pid).map_or(0, |stat| stat.parent);
-    while next != 0 && found.len() < MAX_ANCESTORS {
+    while next != 0 && found.len() < ANCESTORS_MAX {
         let Ok(stat) = stat(next) else { break };
         found.push(stat.key(next));
         next = stat.parent;
@@ -125,30 +125,30 @@ pub fn ancestry(pid: u32) -> Vec<ProcKey> {
 pub fn children(pid: u32) -> Result<Vec<u32>, ProcessError> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).map_err(|e| ProcessError::of(pid, e))?;
     let mut found = Vec::new();
-    let mut told = false;
+    let mut is_listed = false;
     for task in tasks.flatten() {
         // The children of a thread that ended meanwhile belong to another thread now.
         let Ok(text) = fs::read_to_string(task.path().join("children")) else { continue };
-        told = true;
+        is_listed = true;
         found.extend(text.split_ascii_whitespace().filter_map(|n| n.parse::<u32>().ok()));
     }
-    if told { Ok(found) } else { children_by_scan(pid) }
+    if is_listed { Ok(found) } else { children_by_scan(pid) }
 }
 
 /// The same for kernels that do not list children: reads the parent of every process.
 fn children_by_scan(pid: u32) -> Result<Vec<u32>, ProcessError> {
-    Ok(all()?.into_iter().filter(|&candidate| stat(candidate).is_ok_and(|s| s.parent == pid)).collect())
+    Ok(all_pids()?.into_iter().filter(|&candidate| stat(candidate).is_ok_and(|s| s.parent == pid)).collect())
 }
 
 /// The pids of all processes.
-pub fn all() -> Result<Vec<u32>, ProcessError> {
+pub fn all_pids() -> Result<Vec<u32>, ProcessError> {
     let entries = fs::read_dir("/proc").map_err(|source| ProcessError::Unreadable { pid: 0, source })?;
     Ok(entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect())
 }
 
 /// The real user id of a process.
 pub fn uid(pid: u32) -> Result<u32, ProcessError> {
-    status_field(&read(pid, "status")?, "Uid:").ok_or_else(|| odd(pid, "status"))
+    status_field(&read(pid, "status")?, "Uid:").ok_or_else(|| malformed(pid, "status"))
 }
 
 /// The user ids of a process: the real, the effective, the saved and the file-system one.
@@ -158,7 +158,7 @@ pub struct Uids([u32; 4]);
 impl Uids {
     /// The uids that a process has now.
     pub fn read(pid: u32) -> Result<Uids, ProcessError> {
-        Uids::parse(&read(pid, "status")?).ok_or_else(|| odd(pid, "status"))
+        Uids::parse(&read(pid, "status")?).ok_or_else(|| malformed(pid, "status"))
     }
 
     fn parse(status: &[u8]) -> Option<Uids> {
@@ -184,7 +184,7 @@ pub struct Environment(Vec<u8>);
 impl Environment {
     /// Reads all of it, once.
     pub fn read(pid: u32) -> Result<Environment, ProcessError> {
-        let block = patient::read(format!("{}/environ", folder(pid, &stat(pid)?)), ENVIRON_MAX);
+        let block = timed_read::read(format!("{}/environ", proc_folder(pid, &stat(pid)?)), ENVIRON_MAX);
         block.map(Environment).map_err(|error| ProcessError::of(pid, error))
     }
 
@@ -198,7 +198,7 @@ impl Environment {
 
 /// The folder with the executable and the open files of a process. If its first thread ended before the others, the
 /// kernel shows nothing there, so the folder is that of another thread.
-pub(crate) fn folder(pid: u32, stat: &Stat) -> String {
+pub(crate) fn proc_folder(pid: u32, stat: &Stat) -> String {
     let own = format!("/proc/{pid}");
     if stat.state != b'Z' || stat.threads <= 1 {
         return own;
@@ -215,13 +215,13 @@ pub(crate) fn folder(pid: u32, stat: &Stat) -> String {
 /// Bytes that a process, and its children that it waited for, ever read and wrote.
 pub fn io_bytes(pid: u32) -> Result<u64, ProcessError> {
     let text = read(pid, "io")?;
-    let field = |name| status_field::<u64>(&text, name).ok_or_else(|| odd(pid, "io"));
+    let field = |name| status_field::<u64>(&text, name).ok_or_else(|| malformed(pid, "io"));
     Ok(field("rchar:")?.saturating_add(field("wchar:")?))
 }
 
 /// Bytes of memory that are private to a process, and in RAM.
 pub fn anonymous_bytes(pid: u32) -> Result<u64, ProcessError> {
-    let kib: u64 = status_field(&read(pid, "status")?, "RssAnon:").ok_or_else(|| odd(pid, "status"))?;
+    let kib: u64 = status_field(&read(pid, "status")?, "RssAnon:").ok_or_else(|| malformed(pid, "status"))?;
     Ok(kib.saturating_mul(1024))
 }
 
@@ -363,7 +363,7 @@ pub(crate) fn stat(pid: u32) -> Result<Stat, ProcessError> {
     if text.is_empty() {
         return Err(ProcessError::Gone { pid }); // it ended between opening and reading
     }
-    Stat::parse(&text).ok_or_else(|| odd(pid, "stat"))
+    Stat::parse(&text).ok_or_else(|| malformed(pid, "stat"))
 }
 
 pub(crate) fn read(pid: u32, file: &str) -> Result<Vec<u8>, ProcessError> {
@@ -376,7 +376,7 @@ pub(crate) fn status_field<T: std::str::FromStr>(text: &[u8], name: &str) -> Opt
     str::from_utf8(line).ok()?.split_ascii_whitespace().next()?.parse().ok()
 }
 
-pub(crate) fn odd(pid: u32, file: &str) -> ProcessError {
+pub(crate) fn malformed(pid: u32, file: &str) -> ProcessError {
     let source = io::Error::new(io::ErrorKind::InvalidData, format!("`/proc/{pid}/{file}` has an unknown form"));
     ProcessError::Unreadable { pid, source }
 }
@@ -393,13 +393,13 @@ mod tests {
     fn a_name_may_hold_anything() {
         for name in ["sleep", "Web Content", ") R 1 (", "a)b", "", "((((", "x\ny"] {
             let stat = Stat::parse(line(name, 'S', 4).as_bytes()).unwrap();
-            let told = (stat.name.as_str(), stat.state, stat.parent, stat.start, stat.cpu_ticks, stat.threads);
-            assert_eq!(told, (name, b'S', 17, 987_654, 310, 4));
+            let fields = (stat.name.as_str(), stat.state, stat.parent, stat.start, stat.cpu_ticks, stat.threads);
+            assert_eq!(fields, (name, b'S', 17, 987_654, 310, 4));
         }
     }
 
     #[test]
-    fn a_cut_line_is_not_a_stat() {
+    fn a_truncated_stat_line_is_refused() {
         for text in ["", "4312", "4312 (sleep", "4312 (sleep) S 17", "4312 )sleep( S 17", "(", ")"] {
             assert_eq!(Stat::parse(text.as_bytes()), None, "{text}");
         }
@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn we_know_ourselves() {
+    fn the_own_process_is_identified() {
         let pid = std::process::id();
         let me = identify(pid).unwrap();
         assert_eq!((me.key.pid, me.uid), (pid, rustix::process::getuid().as_raw()));
@@ -443,8 +443,10 @@ mod tests {
 
     #[test]
     fn a_thread_is_not_a_process() {
-        let told = std::thread::spawn(|| identify(rustix::thread::gettid().as_raw_nonzero().get() as u32)).join();
-        assert!(matches!(told.unwrap(), Err(ProcessError::Thread { process, .. }) if process == std::process::id()));
+        let identified = std::thread::spawn(|| identify(rustix::thread::gettid().as_raw_nonzero().get() as u32)).join();
+        assert!(
+            matches!(identified.unwrap(), Err(ProcessError::Thread { process, .. }) if process == std::process::id())
+        );
     }
 
     #[test]

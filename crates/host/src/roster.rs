@@ -5,13 +5,13 @@
 //! process belongs to one lease at most: the first that found it, unless another names it as a root. Nothing is
 //! reported here.
 
-use crate::activity::Meter;
+use crate::activity::ActivityMeter;
 mod walk;
 
-use crate::audit::{self, Forebears};
-use crate::exits::{Ear, Exits};
-use crate::mark::{self, Grant, Mark};
+use crate::audit::{self, AncestorHistory};
+use crate::exits::{ExitWatch, ExitWatcher};
 use crate::process::{self, Cgroup, Environment, ProcessError};
+use crate::proof::{self, Grant, LeaseProof};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -19,7 +19,7 @@ use std::path::Path;
 use std::time::{Instant, SystemTime};
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::member::Restrictions;
-use walk::Walk;
+use walk::LeaseWalk;
 
 /// The environment variable with the lease's name, set for every program started under it.
 pub(crate) const LEASE_VARIABLE: &str = "SUBLET_LEASE";
@@ -29,14 +29,14 @@ const EPOCH_VARIABLE: &str = "SUBLET_FENCE";
 /// At most this many processes of a lease have a descriptor that reports their exit at once, beside its roots and
 /// those on GPUs; the refresh notices the others. Descriptors are few, and one lease must not take those that others
 /// need.
-const EARS_PER_LEASE: usize = 256;
+const PIDFDS_PER_LEASE: usize = 256;
 /// A lease with more processes than this reports changes only with a refresh: each report names all of them.
-const MANY: usize = 1024;
+const MEMBERS_MANY: usize = 1024;
 /// A lease is refreshed after this many periods at the latest, however many processes it has.
 const PERIODS_MAX: u32 = 8;
 
 /// The processes bound to one lease.
-pub(crate) struct Holder {
+pub(crate) struct WatchedHolder {
     uid: u32,
     /// What its programs carry; `None` until it is granted.
     grant: Option<Grant>,
@@ -44,17 +44,17 @@ pub(crate) struct Holder {
     members: BTreeSet<ProcKey>,
     /// Cgroups made for this holder: every process in them is a member.
     cgroups: Vec<Cgroup>,
-    meter: Meter,
+    meter: ActivityMeter,
     /// It used a GPU since the last sample.
-    used_card: bool,
+    used_gpu: bool,
     /// When its programs last read input from a terminal, as of the last sample.
     last_input: Option<SystemTime>,
     /// Its programs report when they use a GPU.
-    by_shim: bool,
+    is_judged_by_shim: bool,
     /// The members that are restricted, as of the last refresh.
     restricted: Restrictions,
     /// The members as last reported.
-    told: Option<(Vec<ProcKey>, Restrictions)>,
+    reported: Option<(Vec<ProcKey>, Restrictions)>,
 }
 
 /// What the processes of a lease did between two samples.
@@ -67,7 +67,7 @@ pub(crate) struct Activity {
 
 /// What the environment of a process says about leases.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Named {
+enum NamedLease {
     Lease(LeaseId),
     /// It names no lease.
     Nothing,
@@ -75,46 +75,46 @@ enum Named {
     Unknown,
 }
 
-impl Named {
+impl NamedLease {
     fn lease(self) -> Option<LeaseId> {
         match self {
-            Named::Lease(lease) => Some(lease),
-            Named::Nothing | Named::Unknown => None,
+            NamedLease::Lease(lease) => Some(lease),
+            NamedLease::Nothing | NamedLease::Unknown => None,
         }
     }
 }
 
 pub(crate) struct Roster {
-    holders: BTreeMap<LeaseId, Holder>,
+    holders: BTreeMap<LeaseId, WatchedHolder>,
     owner: BTreeMap<ProcKey, LeaseId>,
-    exits: Exits,
-    forebears: Forebears,
+    exits: ExitWatcher,
+    ancestors: AncestorHistory,
     ticks_per_s: u64,
-    walks: VecDeque<Walk>,
+    walks: VecDeque<LeaseWalk>,
     /// Processes that named no lease in a sweep, with the image that they ran then.
-    unmarked: BTreeMap<ProcKey, [u64; 3]>,
+    without_lease: BTreeMap<ProcKey, [u64; 3]>,
 }
 
 impl Roster {
-    pub(crate) fn new(exits: Exits) -> Roster {
+    pub(crate) fn new(exits: ExitWatcher) -> Roster {
         let ticks_per_s = rustix::param::clock_ticks_per_second();
-        let forebears = Forebears::default();
+        let ancestors = AncestorHistory::default();
         Roster {
             holders: BTreeMap::new(),
             owner: BTreeMap::new(),
             exits,
-            forebears,
+            ancestors,
             ticks_per_s,
             walks: VecDeque::new(),
-            unmarked: BTreeMap::new(),
+            without_lease: BTreeMap::new(),
         }
     }
 
-    pub(crate) fn set_forebears(&mut self, forebears: Forebears) {
-        self.forebears = forebears;
+    pub(crate) fn set_ancestors(&mut self, ancestors: AncestorHistory) {
+        self.ancestors = ancestors;
     }
 
-    pub(crate) fn exits(&mut self) -> &mut Exits {
+    pub(crate) fn exits(&mut self) -> &mut ExitWatcher {
         &mut self.exits
     }
 
@@ -127,7 +127,7 @@ impl Roster {
     }
 
     /// Begins to watch a holder, or gives it other roots. Returns the leases that lost a process to it.
-    pub(crate) fn begin(
+    pub(crate) fn begin_watch(
         &mut self,
         lease: LeaseId,
         uid: u32,
@@ -138,30 +138,30 @@ impl Roster {
             roots.iter().filter(|root| process::is_running(**root)).flat_map(|root| own_cgroups(*root, lease));
         let cgroups: Vec<Cgroup> = cgroups.collect();
         let roots: BTreeSet<ProcKey> = roots.into_iter().collect();
-        let meter = Meter::new(Instant::now(), self.ticks_per_s);
-        let holder = self.holders.entry(lease).or_insert_with(|| Holder {
+        let meter = ActivityMeter::new(Instant::now(), self.ticks_per_s);
+        let holder = self.holders.entry(lease).or_insert_with(|| WatchedHolder {
             uid,
             grant: None,
             roots: BTreeSet::new(),
             members: BTreeSet::new(),
             cgroups: Vec::new(),
             meter,
-            used_card: false,
+            used_gpu: false,
             last_input: None,
-            by_shim: false,
+            is_judged_by_shim: false,
             restricted: Restrictions::new(),
-            told: None,
+            reported: None,
         });
         holder.uid = uid;
         holder.grant = grant.or(holder.grant);
         holder.roots.clone_from(&roots);
-        holder.told = None;
+        holder.reported = None;
         if !cgroups.is_empty() {
             holder.cgroups = cgroups;
         }
-        let losers = roots.into_iter().flat_map(|root| self.seize(root, lease)).collect();
+        let leases_that_lost = roots.into_iter().flat_map(|root| self.take_over_tree(root, lease)).collect();
         self.grow(lease);
-        losers
+        leases_that_lost
     }
 
     /// Records the grant of a lease. Its roots and their descendants become its members, also if another lease had
@@ -170,7 +170,8 @@ impl Roster {
         let Some(holder) = self.holders.get_mut(&lease) else { return BTreeSet::new() };
         let waited = holder.grant.replace(grant).is_none();
         let roots = if waited { holder.roots.clone() } else { BTreeSet::new() };
-        let mut touched: BTreeSet<LeaseId> = roots.into_iter().flat_map(|root| self.seize(root, lease)).collect();
+        let mut touched: BTreeSet<LeaseId> =
+            roots.into_iter().flat_map(|root| self.take_over_tree(root, lease)).collect();
         if !touched.is_empty() {
             touched.insert(lease);
         }
@@ -178,22 +179,23 @@ impl Roster {
     }
 
     /// Stops watching a holder. Returns the leases that have its processes now.
-    pub(crate) fn end(&mut self, lease: LeaseId) -> BTreeSet<LeaseId> {
+    pub(crate) fn end_watch(&mut self, lease: LeaseId) -> BTreeSet<LeaseId> {
         let Some(holder) = self.holders.remove(&lease) else { return BTreeSet::new() };
         for member in &holder.members {
             self.owner.remove(member);
-            self.exits.ignore(*member);
+            self.exits.unwatch(*member);
         }
-        let heirs = |process: ProcKey| self.rooted_in(process).into_iter().map(move |heir| (heir, process));
-        let heirs: Vec<(LeaseId, ProcKey)> = holder.members.iter().copied().flat_map(heirs).collect();
-        heirs.iter().for_each(|(heir, root)| drop(self.seize(*root, *heir)));
-        heirs.into_iter().map(|(heir, _)| heir).collect()
+        let successors =
+            |process: ProcKey| self.leases_with_root(process).into_iter().map(move |successor| (successor, process));
+        let successors: Vec<(LeaseId, ProcKey)> = holder.members.iter().copied().flat_map(successors).collect();
+        successors.iter().for_each(|(successor, root)| drop(self.take_over_tree(*root, *successor)));
+        successors.into_iter().map(|(successor, _)| successor).collect()
     }
 
     /// Removes a process that ended. Returns the leases that had it as a member or a root.
-    pub(crate) fn leave(&mut self, process: ProcKey) -> BTreeSet<LeaseId> {
-        self.exits.ignore(process);
-        let mut touched = self.rooted_in(process);
+    pub(crate) fn remove_process(&mut self, process: ProcKey) -> BTreeSet<LeaseId> {
+        self.exits.unwatch(process);
+        let mut touched = self.leases_with_root(process);
         if let Some(lease) = self.owner.remove(&process) {
             if let Some(holder) = self.holders.get_mut(&lease) {
                 holder.members.remove(&process);
@@ -204,87 +206,90 @@ impl Roster {
     }
 
     /// The leases that have this process as a root; it is a member of one of them.
-    fn rooted_in(&self, process: ProcKey) -> BTreeSet<LeaseId> {
+    fn leases_with_root(&self, process: ProcKey) -> BTreeSet<LeaseId> {
         let rooted = self.holders.iter().filter(|(_, holder)| holder.roots.contains(&process));
         rooted.map(|(lease, _)| *lease).collect()
     }
 
     /// The members, if they changed since the last call that returned them; `None` otherwise.
-    pub(crate) fn news(&mut self, lease: LeaseId) -> Option<(Vec<ProcKey>, Restrictions)> {
+    pub(crate) fn changed_members(&mut self, lease: LeaseId) -> Option<(Vec<ProcKey>, Restrictions)> {
         let holder = self.holders.get_mut(&lease)?;
         let members: Vec<ProcKey> = holder.members.iter().copied().collect();
         // Restrictions of processes that ended since the refresh are left out.
         let restricted = holder.restricted.iter().filter(|(process, _)| holder.members.contains(process));
-        let news = (members, restricted.map(|(process, restriction)| (*process, *restriction)).collect());
-        if holder.told.as_ref() == Some(&news) {
+        let members_now = (members, restricted.map(|(process, restriction)| (*process, *restriction)).collect());
+        if holder.reported.as_ref() == Some(&members_now) {
             return None;
         }
-        holder.told = Some(news.clone());
-        Some(news)
+        holder.reported = Some(members_now.clone());
+        Some(members_now)
     }
 
     /// The lease of this process, if the process was not reported yet.
-    pub(crate) fn untold(&self, process: ProcKey) -> Option<LeaseId> {
-        let lease = self.owner(process)?;
-        let told = self.holders.get(&lease)?.told.as_ref();
-        told.is_none_or(|(members, _)| members.binary_search(&process).is_err()).then_some(lease)
+    pub(crate) fn unreported_lease(&self, process: ProcKey) -> Option<LeaseId> {
+        let lease = self.lease_of(process)?;
+        let reported = self.holders.get(&lease)?.reported.as_ref();
+        reported.is_none_or(|(members, _)| members.binary_search(&process).is_err()).then_some(lease)
     }
 
     /// True if its members were reported, and are too many to report with every change.
-    pub(crate) fn is_crowd(&self, lease: LeaseId) -> bool {
-        self.holders.get(&lease).is_some_and(|holder| holder.told.is_some() && holder.members.len() > MANY)
+    pub(crate) fn has_many_members(&self, lease: LeaseId) -> bool {
+        self.holders.get(&lease).is_some_and(|holder| holder.reported.is_some() && holder.members.len() > MEMBERS_MANY)
     }
 
     /// How many periods pass between two refreshes of a lease: more for one with thousands of processes, so that
     /// reading them does not take all the time.
-    pub(crate) fn periods(&self, lease: LeaseId) -> u32 {
+    pub(crate) fn refresh_periods(&self, lease: LeaseId) -> u32 {
         let members = self.holders.get(&lease).map_or(0, |holder| holder.members.len());
-        u32::try_from(members / MANY + 1).unwrap_or(PERIODS_MAX).min(PERIODS_MAX)
+        u32::try_from(members / MEMBERS_MANY + 1).unwrap_or(PERIODS_MAX).min(PERIODS_MAX)
     }
 
     /// True if it is watched, no process of it is known, and no other lease has one of its roots.
-    pub(crate) fn is_deserted(&self, lease: LeaseId) -> bool {
+    pub(crate) fn has_no_processes(&self, lease: LeaseId) -> bool {
         let is_known = |root: &ProcKey| self.owner.contains_key(root);
-        let is_deserted = |holder: &Holder| holder.members.is_empty() && !holder.roots.iter().any(is_known);
-        self.holders.get(&lease).is_some_and(is_deserted)
+        let has_no_processes = |holder: &WatchedHolder| holder.members.is_empty() && !holder.roots.iter().any(is_known);
+        self.holders.get(&lease).is_some_and(has_no_processes)
     }
 
-    pub(crate) fn owner(&self, process: ProcKey) -> Option<LeaseId> {
+    pub(crate) fn lease_of(&self, process: ProcKey) -> Option<LeaseId> {
         self.owner.get(&process).copied()
     }
 
     /// Notes that this process used the engines of a GPU.
-    pub(crate) fn note_card_use(&mut self, process: ProcKey) {
-        if let Some(holder) = self.owner(process).and_then(|lease| self.holders.get_mut(&lease)) {
-            holder.used_card = true;
+    pub(crate) fn note_gpu_use(&mut self, process: ProcKey) {
+        if let Some(holder) = self.lease_of(process).and_then(|lease| self.holders.get_mut(&lease)) {
+            holder.used_gpu = true;
         }
     }
 
     /// With `is`, other activity of its programs does not count: they report themselves when they use a GPU.
-    pub(crate) fn judge_by_shim(&mut self, lease: LeaseId, is: bool) {
+    pub(crate) fn set_judged_by_shim(&mut self, lease: LeaseId, is: bool) {
         if let Some(holder) = self.holders.get_mut(&lease) {
-            holder.by_shim = is;
+            holder.is_judged_by_shim = is;
         }
     }
 
     /// Attributes an unknown process, and adds it to its lease. Returns the lease.
     pub(crate) fn attribute(&mut self, process: ProcKey) -> Option<LeaseId> {
-        let by_descent = process::ancestry(process.pid).into_iter().find_map(|parent| self.owner(parent));
+        let by_descent = process::ancestry(process.pid).into_iter().find_map(|parent| self.lease_of(parent));
         // Its parent may have ended, and may have descended from a member.
-        let by_origin = || self.forebears.of(process.pid).iter().find_map(|ancestor| self.owner(ancestor.process));
-        let by_session = || self.by_session(process.pid);
-        let lease = by_descent.or_else(|| self.by_mark(process.pid)).or_else(by_session).or_else(by_origin)?;
-        self.admit(process, lease, Ear::Reserved).then_some(lease)
+        let by_origin = || self.ancestors.of(process.pid).iter().find_map(|ancestor| self.lease_of(ancestor.process));
+        let by_session = || self.lease_by_session(process.pid);
+        let lease = by_descent.or_else(|| self.lease_by_proof(process.pid)).or_else(by_session).or_else(by_origin)?;
+        self.add_member(process, lease, ExitWatch::Reserved).then_some(lease)
     }
 
     /// Searches all processes of the host for the proof of a lease, above all of those in `sought`. Returns the
     /// leases that gained a process.
-    pub(crate) fn sweep(&mut self, sought: &BTreeSet<LeaseId>) -> Result<BTreeSet<LeaseId>, ProcessError> {
+    pub(crate) fn search_all_processes(
+        &mut self,
+        sought: &BTreeSet<LeaseId>,
+    ) -> Result<BTreeSet<LeaseId>, ProcessError> {
         let mut gained = BTreeSet::new();
         let users: BTreeSet<u32> = sought.iter().filter_map(|lease| Some(self.holders.get(lease)?.uid)).collect();
-        let before = std::mem::take(&mut self.unmarked);
-        for pid in process::all()? {
-            if self.is_anothers(pid, &users) {
+        let before = std::mem::take(&mut self.without_lease);
+        for pid in process::all_pids()? {
+            if self.is_other_users(pid, &users) {
                 continue;
             }
             let Ok(stat) = process::stat(pid) else { continue };
@@ -293,13 +298,13 @@ impl Roster {
                 continue;
             }
             // A program that was started without naming a lease never names one later.
-            let is_unmarked = before.get(&key).is_some_and(|image| *image == stat.image);
-            let named = if is_unmarked { Named::Nothing } else { self.by_environ(pid) };
-            if named == Named::Nothing && stat.has_known_image() {
-                self.unmarked.insert(key, stat.image);
+            let is_without_lease = before.get(&key).is_some_and(|image| *image == stat.image);
+            let named = if is_without_lease { NamedLease::Nothing } else { self.named_in_environment(pid) };
+            if named == NamedLease::Nothing && stat.has_known_image() {
+                self.without_lease.insert(key, stat.image);
             }
-            let lease = self.by_cgroup(pid).or(named.lease());
-            if let Some(lease) = lease.filter(|lease| self.admit(key, *lease, Ear::Ordinary)) {
+            let lease = self.lease_by_cgroup(pid).or(named.lease());
+            if let Some(lease) = lease.filter(|lease| self.add_member(key, *lease, ExitWatch::Ordinary)) {
                 gained.insert(lease);
             }
         }
@@ -310,47 +315,48 @@ impl Roster {
     /// True if this pid is that of a member of another user's lease, or of a later process of that user: it is not
     /// searched for. This takes one call, identifying a process takes five, and a user can have ten thousand
     /// processes.
-    fn is_anothers(&self, pid: u32, users: &BTreeSet<u32>) -> bool {
-        let holder = self.known(pid).and_then(|(_, lease)| self.holders.get(&lease));
+    fn is_other_users(&self, pid: u32, users: &BTreeSet<u32>) -> bool {
+        let holder = self.member_with_pid(pid).and_then(|(_, lease)| self.holders.get(&lease));
         let Some(uid) = holder.map(|holder| holder.uid).filter(|uid| !users.contains(uid)) else { return false };
         fs::metadata(format!("/proc/{pid}")).is_ok_and(|found| found.uid() == uid)
     }
 
     /// The member with this pid, and its lease. It may have ended since.
-    fn known(&self, pid: u32) -> Option<(ProcKey, LeaseId)> {
+    fn member_with_pid(&self, pid: u32) -> Option<(ProcKey, LeaseId)> {
         let all = ProcKey { pid, start: 0 }..=ProcKey { pid, start: u64::MAX };
         self.owner.range(all).next().map(|(process, lease)| (*process, *lease))
     }
 
     /// The lease by the cgroup of a process, or by its environment.
-    fn by_mark(&self, pid: u32) -> Option<LeaseId> {
-        self.by_cgroup(pid).or_else(|| self.by_environ(pid).lease())
+    fn lease_by_proof(&self, pid: u32) -> Option<LeaseId> {
+        self.lease_by_cgroup(pid).or_else(|| self.named_in_environment(pid).lease())
     }
 
     /// The lease of the leader of its session: every process in a session descends from its leader.
-    fn by_session(&self, pid: u32) -> Option<LeaseId> {
+    fn lease_by_session(&self, pid: u32) -> Option<LeaseId> {
         let session = process::stat(pid).ok()?.session;
         let leader = process::stat(session).ok()?;
-        self.owner(leader.key(session))
+        self.lease_of(leader.key(session))
     }
 
-    fn by_cgroup(&self, pid: u32) -> Option<LeaseId> {
+    fn lease_by_cgroup(&self, pid: u32) -> Option<LeaseId> {
         if self.holders.values().all(|holder| holder.cgroups.is_empty()) {
             return None;
         }
         let its = process::cgroups(pid).ok()?;
-        let inside = |holder: &Holder| holder.cgroups.iter().any(|own| its.iter().any(|cgroup| own.contains(cgroup)));
+        let inside =
+            |holder: &WatchedHolder| holder.cgroups.iter().any(|own| its.iter().any(|cgroup| own.contains(cgroup)));
         self.holders.iter().find(|(_, holder)| inside(holder)).map(|(lease, _)| *lease)
     }
 
     /// A process can put anything in its environment, so it counts only for a process of the lease's user. In a
     /// container, which has users of its own, it counts with the proof that only the lease's owner got: names and
     /// fences can be guessed. The container must be made by root's engine or by the holder's user.
-    fn by_environ(&self, pid: u32) -> Named {
-        let Ok(environment) = Environment::read(pid) else { return Named::Unknown };
+    fn named_in_environment(&self, pid: u32) -> NamedLease {
+        let Ok(environment) = Environment::read(pid) else { return NamedLease::Unknown };
         match environment.get(LEASE_VARIABLE) {
-            None => Named::Nothing,
-            Some(name) => self.lease_named(pid, &environment, &name).map_or(Named::Unknown, Named::Lease),
+            None => NamedLease::Nothing,
+            Some(name) => self.lease_named(pid, &environment, &name).map_or(NamedLease::Unknown, NamedLease::Lease),
         }
     }
 
@@ -360,8 +366,9 @@ impl Roster {
         let grant = holder.grant?;
         let is_granted = environment.get(EPOCH_VARIABLE)?.parse() == Ok(grant.epoch.0);
         let is_users = || process::uid(pid).is_ok_and(|uid| uid == holder.uid);
-        let has_mark = || environment.get(mark::VARIABLE).is_some_and(|text| text.parse::<Mark>() == Ok(grant.mark));
-        let is_own = || is_users() || (has_mark() && audit::is_in_container_of(pid, holder.uid));
+        let has_proof =
+            || environment.get(proof::PROOF_VARIABLE).is_some_and(|text| text.parse::<LeaseProof>() == Ok(grant.proof));
+        let is_own = || is_users() || (has_proof() && audit::is_in_container_of(pid, holder.uid));
         (is_granted && is_own()).then_some(lease)
     }
 
@@ -370,15 +377,15 @@ impl Roster {
     }
 
     /// The lease of a process, if that lease was granted.
-    pub(crate) fn holder(&self, process: ProcKey) -> Option<LeaseId> {
-        self.owner(process).filter(|lease| self.is_granted(*lease))
+    pub(crate) fn granted_lease_of(&self, process: ProcKey) -> Option<LeaseId> {
+        self.lease_of(process).filter(|lease| self.is_granted(*lease))
     }
 
     fn is_root(&self, process: ProcKey, lease: LeaseId) -> bool {
         self.holders.get(&lease).is_some_and(|holder| holder.roots.contains(&process))
     }
 
-    fn hand_over(&mut self, process: ProcKey, from: LeaseId, to: LeaseId) {
+    fn move_member(&mut self, process: ProcKey, from: LeaseId, to: LeaseId) {
         if let Some(holder) = self.holders.get_mut(&from) {
             holder.members.remove(&process);
         }
@@ -388,20 +395,20 @@ impl Roster {
         }
     }
 
-    fn admit_pid(&mut self, pid: u32, lease: LeaseId) -> Option<ProcKey> {
+    fn add_member_by_pid(&mut self, pid: u32, lease: LeaseId) -> Option<ProcKey> {
         let key = process::stat(pid).ok()?.key(pid);
-        self.admit(key, lease, Ear::Ordinary).then_some(key)
+        self.add_member(key, lease, ExitWatch::Ordinary).then_some(key)
     }
 
     /// Adds a process to a lease. Returns true if it is new here and runs.
-    fn admit(&mut self, process: ProcKey, lease: LeaseId, ear: Ear) -> bool {
+    fn add_member(&mut self, process: ProcKey, lease: LeaseId, exit_watch: ExitWatch) -> bool {
         let Some(holder) = self.holders.get(&lease) else { return false };
-        let ear = match ear {
-            Ear::Ordinary if holder.roots.contains(&process) => Ear::Reserved,
-            Ear::Ordinary if holder.members.len() >= EARS_PER_LEASE => Ear::None,
-            ear => ear,
+        let exit_watch = match exit_watch {
+            ExitWatch::Ordinary if holder.roots.contains(&process) => ExitWatch::Reserved,
+            ExitWatch::Ordinary if holder.members.len() >= PIDFDS_PER_LEASE => ExitWatch::None,
+            exit_watch => exit_watch,
         };
-        if self.owner.contains_key(&process) || !self.exits.listen(process, ear) {
+        if self.owner.contains_key(&process) || !self.exits.watch(process, exit_watch) {
             return false;
         }
         if let Some(holder) = self.holders.get_mut(&lease) {

@@ -47,14 +47,14 @@ impl SoftError {
 }
 
 /// The file of the soft GPUs that are served on a socket.
-pub fn beside(socket: &Path) -> PathBuf {
+pub fn state_file_for(socket: &Path) -> PathBuf {
     let mut path = std::path::absolute(socket).unwrap_or_else(|_| socket.to_owned()).into_os_string();
     path.push(".soft");
     path.into()
 }
 
 /// Makes the GPUs, unless exactly those exist. They outlive the daemon that serves them, as real ones do.
-pub fn make(spec: &Spec, path: PathBuf) -> Result<SoftPlace, SoftError> {
+pub fn create_gpus(spec: &Spec, path: PathBuf) -> Result<SoftPlace, SoftError> {
     let libraries = place::libraries()?;
     State::create(&path, spec)?;
     Ok(SoftPlace { state: path, libraries })
@@ -76,8 +76,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_file_is_named_after_the_socket_wherever_somebody_changes_to() {
-        assert_eq!(beside(Path::new("/run/sublet/sublet.sock")), Path::new("/run/sublet/sublet.sock.soft"));
-        assert!(beside(Path::new("s")).is_absolute());
+    fn the_state_file_is_an_absolute_path_beside_the_socket() {
+        assert_eq!(state_file_for(Path::new("/run/sublet/sublet.sock")), Path::new("/run/sublet/sublet.sock.soft"));
+        assert!(state_file_for(Path::new("s")).is_absolute());
     }
 }

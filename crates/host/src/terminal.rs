@@ -1,8 +1,8 @@
 //! Writes lines to the terminal of a process, as `write` does; and reads when input was last read from it.
 //!
-//! A line is written only to a terminal that belongs to the user of the process, and only if that user lets others write
-//! to it (`mesg y`) or is the user of this program. It never waits: a terminal that takes nothing at once loses the line.
-//! Of the line only printable ASCII is written, so that no name of a program moves a cursor.
+//! A line is written only to a terminal that belongs to the user of the process, and only if that user lets others
+//! write to it (`mesg y`) or is the user of this program. It never waits: a terminal that takes nothing at once loses
+//! the line. Of the line only printable ASCII is written, so that no name of a program moves a cursor.
 //!
 //! Absent: terminals of containers that have their own `/dev/pts`, where the same number is another terminal; how often
 //! a terminal gets a line (the daemon's).
@@ -26,15 +26,15 @@ const LINE_MAX: usize = 480;
 
 /// The controlling terminal of a process, which may have ended since.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Terminal {
+pub struct ProcessTerminal {
     path: PathBuf,
     device: u64,
     uid: u32,
 }
 
-impl Terminal {
+impl ProcessTerminal {
     /// The controlling terminal of a process, or why there is none that could be written to.
-    pub fn of(process: ProcKey) -> Result<Terminal, &'static str> {
+    pub fn of(process: ProcKey) -> Result<ProcessTerminal, &'static str> {
         let stat = process::stat(process.pid).map_err(|_| "the process is gone")?;
         if stat.start != process.start {
             return Err("the process is gone");
@@ -44,7 +44,7 @@ impl Terminal {
         if path.starts_with("/dev/pts") && !has_our_terminals(process.pid) {
             return Err("its terminal is in a container");
         }
-        Ok(Terminal { path, device, uid })
+        Ok(ProcessTerminal { path, device, uid })
     }
 
     /// Writes a line, or says why it was not written.
@@ -95,8 +95,8 @@ fn terminals_in(mounts: &str) -> Option<String> {
     mounts.lines().rev().find_map(at)
 }
 
-/// When input was last read from the terminal of a process, to within 8 s; `None` if the process is not in the foreground
-/// there, or has no terminal that can be found.
+/// When input was last read from the terminal of a process, to within 8 s; `None` if the process is not in the
+/// foreground there, or has no terminal that can be found.
 pub(crate) fn last_input(pid: u32, stat: &process::Stat) -> Option<SystemTime> {
     let (path, device) = terminal(stat.terminal).filter(|_| stat.group == stat.foreground)?;
     if path.starts_with("/dev/pts") && !has_our_terminals(pid) {
@@ -174,7 +174,7 @@ mod tests {
     #[test]
     fn a_line_reaches_the_terminal_of_a_process_and_moves_no_cursor() {
         let (screen, process) = Screen::with("g+w", "sublet-terminal-open");
-        let terminal = Terminal::of(process).unwrap();
+        let terminal = ProcessTerminal::of(process).unwrap();
         terminal.write_line("process 7 uses GPU 0\x1b[2J\u{9b}2J without a lease").unwrap();
         let seen = until(|| fs::read_to_string(&screen.log).ok().filter(|text| text.contains("without a lease")));
         assert!(seen.contains("process 7 uses GPU 0?[2J?2J without a lease") && !seen.contains('\x1b'), "{seen:?}");
@@ -183,7 +183,7 @@ mod tests {
     #[test]
     fn a_terminal_of_another_user_or_closed_by_its_user_gets_nothing() {
         let (_screen, process) = Screen::with("g-w", "sublet-terminal-closed");
-        let terminal = Terminal::of(process).unwrap();
+        let terminal = ProcessTerminal::of(process).unwrap();
         let found = rustix::fs::stat(&terminal.path).unwrap();
         let own = terminal.uid;
         assert_eq!(terminal.may_write(&found, own), Ok(()), "its own user");
@@ -191,10 +191,10 @@ mod tests {
         let mut open = found;
         open.st_mode |= Mode::WGRP.bits();
         assert_eq!(terminal.may_write(&open, own + 1), Ok(()));
-        let another = Terminal { uid: own + 1, ..terminal.clone() };
+        let another = ProcessTerminal { uid: own + 1, ..terminal.clone() };
         assert_eq!(another.may_write(&open, own + 1), Err("the terminal belongs to another user"));
         let other = ProcKey { start: process.start + 1, ..process };
-        assert_eq!(Terminal::of(other), Err("the process is gone"));
+        assert_eq!(ProcessTerminal::of(other), Err("the process is gone"));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! A bell between threads that can be waited for by `poll` and `epoll`.
+//! A wake-up between threads that can be waited for by `poll` and `epoll`.
 //!
 //! It carries no message: what to do is in a queue or a flag beside it.
 
@@ -7,34 +7,34 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// One bell. Two rings before it is silenced are one.
-pub(crate) struct Wake {
+/// An event that is set or not. Two notifications before it is cleared are one.
+pub(crate) struct WakeEvent {
     fd: OwnedFd,
 }
 
-impl Wake {
-    pub(crate) fn new() -> io::Result<Wake> {
-        Ok(Wake { fd: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)? })
+impl WakeEvent {
+    pub(crate) fn new() -> io::Result<WakeEvent> {
+        Ok(WakeEvent { fd: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)? })
     }
 
-    /// Rings. The only possible failure is a full counter, and then it rings already.
-    pub(crate) fn ring(&self) {
+    /// Sets the event. The only possible failure is a full counter, and then it is set already.
+    pub(crate) fn notify(&self) {
         let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
     }
 
-    /// Silences it. The caller reads the queue afterwards, so nothing is lost.
-    pub(crate) fn hush(&self) {
+    /// Clears the event. The caller reads the queue afterwards, so nothing is lost.
+    pub(crate) fn clear(&self) {
         let _ = rustix::io::read(&self.fd, &mut [0u8; 8]);
     }
 
-    /// True if it was rung and not silenced since.
-    pub(crate) fn is_ringing(&self) -> bool {
+    /// True if it was set and not cleared since.
+    pub(crate) fn is_set(&self) -> bool {
         let mut fds = [PollFd::new(&self.fd, PollFlags::IN)];
         poll(&mut fds, Some(&timespec(Duration::ZERO))).is_ok_and(|n| n > 0)
     }
 }
 
-impl AsFd for Wake {
+impl AsFd for WakeEvent {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }

@@ -18,31 +18,31 @@ pub struct AnswerLimits {
 }
 
 /// How many answers each tenant has at most. An answer that replaced another of the same key is counted twice.
-pub type Counts = BTreeMap<TenantId, u64>;
+pub type AnswerCounts = BTreeMap<TenantId, u64>;
 
 /// Removes at most `piece` answers older than `before_wall_us`, and at most `piece` beyond the limits. Returns how
 /// many.
 /// The answers are counted if `counts` is `None` or shows more than the limits allow.
-pub fn forget(
+pub fn remove_surplus(
     conn: &Connection,
     before_wall_us: u64,
     limits: AnswerLimits,
     piece: u64,
-    counts: &mut Option<Counts>,
+    counts: &mut Option<AnswerCounts>,
 ) -> Result<u64> {
     let too_old = "DELETE FROM answers WHERE number IN (
                        SELECT number FROM (SELECT number, wall_us FROM answers ORDER BY number LIMIT ?1)
                        WHERE wall_us < ?2)";
     let mut removed = conn.prepare_cached(too_old)?.execute(params![signed(piece), signed(before_wall_us)])?;
-    let is_within = |counts: &Counts| {
-        let kept = level(counts, limits);
+    let is_within = |counts: &AnswerCounts| {
+        let kept = kept_per_tenant(counts, limits);
         counts.values().all(|count| *count <= kept)
     };
     if counts.as_ref().is_some_and(is_within) {
         return Ok(removed as u64);
     }
-    let exact = counts.insert(count(conn)?);
-    let (kept, mut left) = (level(exact, limits), piece);
+    let exact = counts.insert(count_by_tenant(conn)?);
+    let (kept, mut left) = (kept_per_tenant(exact, limits), piece);
     for (tenant, count) in exact {
         let surplus = count.saturating_sub(kept).min(left);
         if surplus > 0 {
@@ -56,14 +56,14 @@ pub fn forget(
 }
 
 /// Reads every entry of an index: a few milliseconds with 100,000 answers.
-fn count(conn: &Connection) -> Result<Counts> {
+fn count_by_tenant(conn: &Connection) -> Result<AnswerCounts> {
     conn.prepare_cached("SELECT tenant, count(*) FROM answers GROUP BY tenant")?
         .query_map([], |row| Ok((TenantId(row.get(0)?), row.get::<_, i64>(1)?.cast_unsigned())))?
         .collect()
 }
 
 /// How many answers of each tenant are kept: the most with which all of them are within the limits, and at least 1.
-fn level(counts: &Counts, limits: AnswerLimits) -> u64 {
+fn kept_per_tenant(counts: &AnswerCounts, limits: AnswerLimits) -> u64 {
     let mut counts: Vec<u64> = counts.values().map(|count| limits.of_tenant.min(*count)).collect();
     counts.sort_unstable();
     let (mut room, mut tenants) = (limits.all, counts.len() as u64);
@@ -85,7 +85,7 @@ mod tests {
     fn the_tenants_with_most_answers_keep_equally_many() {
         let kept = |counts: &[u64]| {
             let counts = (0..).map(TenantId).zip(counts.iter().copied()).collect();
-            level(&counts, AnswerLimits { of_tenant: 10, all: 20 })
+            kept_per_tenant(&counts, AnswerLimits { of_tenant: 10, all: 20 })
         };
         assert_eq!(kept(&[]), 10);
         assert_eq!(kept(&[10, 10]), 10, "both are within both limits");

@@ -5,7 +5,7 @@
 
 use crate::connect;
 use crate::error::OpenError;
-use crate::place;
+use crate::state_dir;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
 use std::fs::{self, File};
@@ -17,30 +17,30 @@ pub fn backup(at: &Path, to: &Path) -> Result<(), OpenError> {
     if to.symlink_metadata().is_ok() {
         return Err(OpenError::Exists { path: to.to_owned() });
     }
-    let (conn, _) = connect::look(at)?;
-    let part = Part::beside(to)?;
+    let (conn, _) = connect::open_read_only(at)?;
+    let part = PartialBackup::beside(to)?;
     let target = part.path.to_str().ok_or_else(|| OpenError::file(to, "its name is not UTF-8"))?;
     conn.execute("VACUUM INTO ?1", [target]).map_err(|error| OpenError::sqlite(to, &error))?;
     finish(&part.path, to)
 }
 
 /// The unfinished copy. It is removed when dropped, unless it was renamed to its final name.
-struct Part {
+struct PartialBackup {
     path: PathBuf,
 }
 
-impl Part {
-    fn beside(to: &Path) -> Result<Part, OpenError> {
+impl PartialBackup {
+    fn beside(to: &Path) -> Result<PartialBackup, OpenError> {
         let mut name = to.file_name().ok_or_else(|| OpenError::file(to, "it names no file"))?.to_owned();
         name.push(format!(".part-{}", std::process::id()));
         let part = to.with_file_name(name);
         // SQLite writes into an empty file that only its owner can read. If that file cannot be made, the error names
         // the folder that the user gave: the user does not know the name of the partial file.
-        place::make_private(&part).map_err(|error| match error {
+        state_dir::make_private_file(&part).map_err(|error| match error {
             OpenError::File { source, .. } => OpenError::file(folder(to), source),
             other => other,
         })?;
-        Ok(Part { path: part })
+        Ok(PartialBackup { path: part })
     }
 }
 
@@ -48,7 +48,7 @@ fn folder(file: &Path) -> &Path {
     file.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-impl Drop for Part {
+impl Drop for PartialBackup {
     fn drop(&mut self) {
         // After a success there is nothing under this name; after an error, the error says more.
         let _ = fs::remove_file(&self.path);
@@ -65,5 +65,5 @@ fn finish(part: &Path, to: &Path) -> Result<(), OpenError> {
         Err(Errno::INVAL | Errno::NOSYS) => fs::hard_link(part, to).map_err(failed)?,
         Err(errno) => return Err(failed(errno.into())),
     }
-    place::sync_dir(folder(to)).map_err(failed)
+    state_dir::sync_dir(folder(to)).map_err(failed)
 }

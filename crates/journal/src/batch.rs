@@ -13,7 +13,7 @@ use sublet_core::units::Time;
 
 /// One fact for the log, which is the audit trail.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct LogEntry {
     /// What caused it: a tenant's name, or a part of the daemon.
     pub actor: Arc<str>,
     /// What happened.
@@ -47,7 +47,7 @@ pub struct Batch {
     /// The time when it was closed; the journal keeps the greatest.
     pub at: Time,
     /// In the order they happened.
-    pub entries: Vec<Entry>,
+    pub entries: Vec<LogEntry>,
     /// The counters, if they changed.
     pub meta: Option<Meta>,
     /// New and changed tenants.
@@ -112,8 +112,8 @@ impl Batch {
 /// It remembers which rows the actions touched, and takes each row's image once, at the end:
 /// a lease that came and went within the batch never touches the table of live ones.
 #[derive(Clone, Debug, Default)]
-pub struct Open {
-    entries: Vec<Entry>,
+pub struct OpenBatch {
+    entries: Vec<LogEntry>,
     past: Vec<Ended>,
     answers: Vec<StoredAnswer>,
     meta: bool,
@@ -138,7 +138,7 @@ struct Touched {
     rewritten: bool,
 }
 
-impl Open {
+impl OpenBatch {
     /// True if it has no entry and no answer.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty() && self.answers.is_empty()
@@ -150,7 +150,7 @@ impl Open {
     }
 
     /// Adds an entry that was just applied to the rows, and the lease that it ended, if any.
-    pub fn push(&mut self, entry: Entry, ended: Option<Ended>) {
+    pub fn push(&mut self, entry: LogEntry, ended: Option<Ended>) {
         match &entry.action {
             Action::Start { .. } | Action::Grace { .. } => self.meta = true,
             Action::Day { .. } => {

@@ -11,7 +11,7 @@ pub type Hash = [u8; 32];
 
 /// The fields of an entry before its action.
 #[derive(Clone, Copy, Debug)]
-pub struct Head<'a> {
+pub struct EntryHeader<'a> {
     /// The hash of the entry before it.
     pub before: &'a Hash,
     /// Its number.
@@ -36,7 +36,7 @@ impl Hasher {
     /// Returns the hash of an entry and the JSON of its action, which `write` appends.
     pub fn entry(
         &mut self,
-        head: Head<'_>,
+        head: EntryHeader<'_>,
         write: impl FnOnce(&mut Vec<u8>) -> serde_json::Result<()>,
     ) -> serde_json::Result<(Hash, &str)> {
         let buffer = &mut self.buffer;
@@ -64,7 +64,7 @@ impl Hasher {
 mod tests {
     use super::*;
 
-    fn hash(head: Head<'_>, json: &str) -> Hash {
+    fn hash(head: EntryHeader<'_>, json: &str) -> Hash {
         let write = |buffer: &mut Vec<u8>| {
             buffer.extend_from_slice(json.as_bytes());
             Ok(())
@@ -73,16 +73,16 @@ mod tests {
     }
 
     #[test]
-    fn every_field_counts_and_none_can_lend_bytes_to_the_next() {
-        let head = Head { before: &[0; 32], seq: 1, at: Time(2), wall_us: 3, actor: "ab", format: 1 };
+    fn every_field_changes_the_hash_and_field_boundaries_count() {
+        let head = EntryHeader { before: &[0; 32], seq: 1, at: Time(2), wall_us: 3, actor: "ab", format: 1 };
         let all = [
             hash(head, "{}"),
-            hash(Head { before: &[1; 32], ..head }, "{}"),
-            hash(Head { seq: 2, ..head }, "{}"),
-            hash(Head { at: Time(3), ..head }, "{}"),
-            hash(Head { wall_us: 4, ..head }, "{}"),
-            hash(Head { actor: "abc", ..head }, "{}"),
-            hash(Head { format: 2, ..head }, "{}"),
+            hash(EntryHeader { before: &[1; 32], ..head }, "{}"),
+            hash(EntryHeader { seq: 2, ..head }, "{}"),
+            hash(EntryHeader { at: Time(3), ..head }, "{}"),
+            hash(EntryHeader { wall_us: 4, ..head }, "{}"),
+            hash(EntryHeader { actor: "abc", ..head }, "{}"),
+            hash(EntryHeader { format: 2, ..head }, "{}"),
             hash(head, "{ }"),
         ];
         for (i, a) in all.iter().enumerate() {

@@ -16,8 +16,8 @@
 //! disk always has room to copy the log and restart it. Where the ballast is smaller, all of these sizes are
 //! smaller in proportion.
 
-use crate::error::{Cause, CommitError, OpenError};
-use crate::place::BALLAST_BYTES;
+use crate::error::{CommitError, OpenError, SystemCause};
+use crate::state_dir::BALLAST_BYTES;
 use rusqlite::{Connection, Result};
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -27,16 +27,16 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 /// Frames (a page and its header) in 8 MiB.
-const STEP: u32 = 2036;
+const STEP_FRAMES: u32 = 2036;
 /// Frames in a tenth of the least ballast.
-const STEP_LEAST: u32 = STEP / 20;
+const STEP_FRAMES_MIN: u32 = STEP_FRAMES / 20;
 /// When the thread copies, when commits do, and when the file is cut short: in steps.
 const COPY_FROM: u32 = 6;
 const BY_COMMITS_FROM: u32 = 8;
 const TRUNCATE_FROM: u32 = 16;
 
 /// Frames that a commit may copy: copying them takes about as long as syncing them.
-const REST: u32 = 128;
+const REST_FRAMES: u32 = 128;
 /// Passes of the thread at most: each copies what commits appended during the one before, which is less each time.
 const PASSES: usize = 4;
 /// The thread's nice value, and the time slice for which it may run while other threads wait.
@@ -44,11 +44,11 @@ const NICE: i32 = 19;
 const SLICE_NS: u64 = 100_000;
 
 /// The pause between two tries to take a lock that another connection holds: shorter than an fsync.
-const LOOK: Duration = Duration::from_micros(200);
+const LOCK_RETRY: Duration = Duration::from_micros(200);
 /// A blocking pass holds up commits while it waits for readers: 20 ms at most.
-const LOOKS_OF_CHECKPOINT: i32 = 100;
+const LOCK_TRIES_OF_CHECKPOINT: i32 = 100;
 /// A commit waits this long for a blocking pass: 5 s, beyond which something is wrong.
-const LOOKS_OF_COMMIT: i32 = 25_000;
+const LOCK_TRIES_OF_COMMIT: i32 = 25_000;
 
 /// The thread, and what it leaves for the next commit.
 #[derive(Debug)]
@@ -56,7 +56,7 @@ pub struct Checkpointer {
     wake: Option<SyncSender<Pass>>,
     thread: Option<JoinHandle<()>>,
     /// A write that the disk did not confirm.
-    fault: Arc<Mutex<Option<Cause>>>,
+    fault: Arc<Mutex<Option<SystemCause>>>,
     /// The length of the log after the last commit.
     frames: Arc<AtomicU32>,
     /// Frames of it that the thread has copied; 0 after a commit copied the rest.
@@ -90,18 +90,18 @@ impl Checkpointer {
         let run = move || run(&conn, &woken, &done, &report);
         let thread = thread::Builder::new().name("checkpoint".to_owned()).spawn(run);
         let thread = thread.map_err(|error| OpenError::file(path, error))?;
-        let (wake, thread, step) = (Some(wake), Some(thread), STEP);
+        let (wake, thread, step) = (Some(wake), Some(thread), STEP_FRAMES);
         Ok(Checkpointer { wake, thread, fault, frames, copied, woken_at: 0, copied_at: 0, step })
     }
 
     /// Bounds the length of the log so that it can be copied into `ballast` bytes.
-    pub fn fit(&mut self, ballast: u64) {
-        let step = u64::from(STEP) * ballast / BALLAST_BYTES;
-        self.step = u32::try_from(step).unwrap_or(STEP).clamp(STEP_LEAST, STEP);
+    pub fn fit_to_ballast(&mut self, ballast: u64) {
+        let step = u64::from(STEP_FRAMES) * ballast / BALLAST_BYTES;
+        self.step = u32::try_from(step).unwrap_or(STEP_FRAMES).clamp(STEP_FRAMES_MIN, STEP_FRAMES);
     }
 
     /// A write of this thread that the disk did not confirm, if there was one.
-    pub fn fault(&self) -> Option<Cause> {
+    pub fn fault(&self) -> Option<SystemCause> {
         self.fault.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -148,8 +148,8 @@ impl Drop for Checkpointer {
 fn connect(writer: &mut Connection, path: &Path, frames: Arc<AtomicU32>) -> Result<Connection> {
     let mut conn = Connection::open(path)?;
     crate::connect::configure(&conn)?;
-    conn.busy_handler(Some(|looks| wait(looks, LOOKS_OF_CHECKPOINT)))?;
-    writer.busy_handler(Some(|looks| wait(looks, LOOKS_OF_COMMIT)))?;
+    conn.busy_handler(Some(|tries| wait_for_lock(tries, LOCK_TRIES_OF_CHECKPOINT)))?;
+    writer.busy_handler(Some(|tries| wait_for_lock(tries, LOCK_TRIES_OF_COMMIT)))?;
     writer.wal_hook(Some(move |_: &mut _, pages: i32| {
         frames.store(pages.cast_unsigned(), Ordering::Relaxed);
         Ok(())
@@ -157,15 +157,15 @@ fn connect(writer: &mut Connection, path: &Path, frames: Arc<AtomicU32>) -> Resu
     Ok(conn)
 }
 
-fn wait(looks: i32, most: i32) -> bool {
-    thread::sleep(LOOK);
-    looks < most
+fn wait_for_lock(tries: i32, most: i32) -> bool {
+    thread::sleep(LOCK_RETRY);
+    tries < most
 }
 
-fn run(conn: &Connection, woken: &Receiver<Pass>, copied: &AtomicU32, fault: &Mutex<Option<Cause>>) {
-    give_way();
+fn run(conn: &Connection, woken: &Receiver<Pass>, copied: &AtomicU32, fault: &Mutex<Option<SystemCause>>) {
+    lower_priority();
     for wanted in woken {
-        match pass(conn, wanted) {
+        match run_pass(conn, wanted) {
             Ok(done) => copied.store(done, Ordering::Relaxed),
             Err(error) => {
                 if let CommitError::Sync(cause) = CommitError::sqlite(&error, crate::connect::errno(conn)) {
@@ -182,7 +182,7 @@ fn run(conn: &Connection, woken: &Receiver<Pass>, copied: &AtomicU32, fault: &Mu
 /// would delay other threads. The nice value is not enough, because the kernel lets any running thread finish a time
 /// slice of milliseconds; so the slice is shortened too. Where the kernel does not know or allow a setting, the thread
 /// runs without it.
-fn give_way() {
+fn lower_priority() {
     // `struct sched_attr` in its first version, which every later kernel still accepts.
     #[repr(C)]
     struct Attributes {
@@ -198,16 +198,16 @@ fn give_way() {
     let size = size_of::<Attributes>() as u32;
     let policy = libc::SCHED_OTHER.cast_unsigned();
     let (flags, priority, deadline, period) = (0, 0, 0, 0);
-    let wish = Attributes { size, policy, flags, nice: NICE, priority, runtime: SLICE_NS, deadline, period };
+    let attributes = Attributes { size, policy, flags, nice: NICE, priority, runtime: SLICE_NS, deadline, period };
     // SAFETY: the kernel reads `size` bytes of a structure that lives until the call returns.
-    let _ = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const wish, 0) };
-    let (who_process, idle_class) = (1, 3 << 13);
+    let _ = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) };
+    let (io_priority_of_process, idle_class) = (1, 3 << 13);
     // SAFETY: the arguments are three numbers; 0 as the second means the calling thread.
-    let _ = unsafe { libc::syscall(libc::SYS_ioprio_set, who_process, 0, idle_class) };
+    let _ = unsafe { libc::syscall(libc::SYS_ioprio_set, io_priority_of_process, 0, idle_class) };
 }
 
 /// Runs one pass; returns how many frames are copied, or 0 after a truncation.
-fn pass(conn: &Connection, wanted: Pass) -> Result<u32> {
+fn run_pass(conn: &Connection, wanted: Pass) -> Result<u32> {
     if let Pass::Truncate = wanted {
         checkpoint(conn, "PRAGMA wal_checkpoint(PASSIVE)")?;
         checkpoint(conn, "PRAGMA wal_checkpoint(TRUNCATE)")?;
@@ -216,7 +216,7 @@ fn pass(conn: &Connection, wanted: Pass) -> Result<u32> {
     let mut before = 0;
     for _ in 0..PASSES {
         let copied = checkpoint(conn, "PRAGMA wal_checkpoint(PASSIVE)")?;
-        if copied.saturating_sub(before) <= REST {
+        if copied.saturating_sub(before) <= REST_FRAMES {
             return Ok(copied);
         }
         before = copied;

@@ -67,17 +67,21 @@ const END_LEASE: &str =
 const DROP_LEASE: &str = "DELETE FROM leases WHERE id = ?1";
 /// Rows that one statement writes at once if there are at least this many: that saves the cost of beginning and ending
 /// the other statements.
-pub const TOGETHER: usize = 8;
+pub const ROWS_AT_ONCE: usize = 8;
 /// The rows of a statement: the parameters of one row, repeated.
 macro_rules! rows {
     ($one:literal) => {
         concat!($one, ",", $one, ",", $one, ",", $one, ",", $one, ",", $one, ",", $one, ",", $one)
     };
 }
-/// `INSERT` into something, one row and [`TOGETHER`].
+/// `INSERT` into something, one row and [`ROWS_AT_ONCE`].
 macro_rules! puts {
     ($columns:expr, $into:expr, $one:literal) => {
-        Puts { columns: $columns, one: concat!($into, " VALUES ", $one), many: concat!($into, " VALUES ", rows!($one)) }
+        BatchInsert {
+            columns: $columns,
+            one: concat!($into, " VALUES ", $one),
+            many: concat!($into, " VALUES ", rows!($one)),
+        }
     };
 }
 /// Writes live leases.
@@ -97,17 +101,17 @@ macro_rules! puts_leases {
 }
 /// Writes live leases that are not there. `OR FAIL`: the transaction is rolled back as a whole, so no statement needs
 /// to be able to undo itself. One that does keeps a copy of every page it touches.
-const NEW_LEASE: Puts = puts_leases!("INSERT OR FAIL");
+const NEW_LEASE: BatchInsert = puts_leases!("INSERT OR FAIL");
 /// Writes live leases that may be there.
-const LEASE: Puts = puts_leases!("INSERT OR REPLACE");
+const LEASE: BatchInsert = puts_leases!("INSERT OR REPLACE");
 /// Writes ended leases.
-const ENDED: Puts = puts!(
+const ENDED: BatchInsert = puts!(
     18,
     concat!("INSERT OR FAIL INTO past (id, tenant, asked_us, ask, reason, ended_us, peak, ", hold_columns!(), ")"),
     "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 );
 /// Writes entries of the log.
-pub const ENTRY: Puts = puts!(
+pub const ENTRY: BatchInsert = puts!(
     8,
     "INSERT OR FAIL INTO log (seq, at_us, wall_us, actor, lease, format, action, hash)",
     "(?, ?, ?, ?, ?, ?, ?, ?)"
@@ -120,7 +124,7 @@ pub const fn signed(n: u64) -> i64 {
     n.cast_signed()
 }
 
-fn bad(column: usize, error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
+fn column_error(column: usize, error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
     Error::FromSqlConversionFailure(column, Type::Text, error.into())
 }
 
@@ -133,11 +137,11 @@ fn int(row: &Row<'_>, column: usize) -> Result<u64> {
     Ok(row.get::<_, i64>(column)?.cast_unsigned())
 }
 
-fn maybe(row: &Row<'_>, column: usize) -> Result<Option<u64>> {
+fn int_or_null(row: &Row<'_>, column: usize) -> Result<Option<u64>> {
     Ok(row.get::<_, Option<i64>>(column)?.map(i64::cast_unsigned))
 }
 
-fn small<T: TryFrom<u64>>(row: &Row<'_>, column: usize) -> Result<T> {
+fn small_int<T: TryFrom<u64>>(row: &Row<'_>, column: usize) -> Result<T> {
     let n = int(row, column)?;
     T::try_from(n).map_err(|_| Error::IntegralValueOutOfRange(column, signed(n)))
 }
@@ -152,13 +156,13 @@ fn text<'a>(row: &'a Row<'_>, column: usize) -> Result<&'a str> {
 
 /// Reads JSON out of a column.
 pub fn from_json<T: DeserializeOwned>(row: &Row<'_>, column: usize) -> Result<T> {
-    serde_json::from_str(text(row, column)?).map_err(|error| bad(column, error))
+    serde_json::from_str(text(row, column)?).map_err(|error| column_error(column, error))
 }
 
 /// Reads a value that is stored as its name.
-fn name<'a, T: Deserialize<'a>>(row: &'a Row<'_>, column: usize) -> Result<T> {
+fn enum_name<'a, T: Deserialize<'a>>(row: &'a Row<'_>, column: usize) -> Result<T> {
     let name: StrDeserializer<'a, NotAName> = text(row, column)?.into_deserializer();
-    T::deserialize(name).map_err(|error| bad(column, error))
+    T::deserialize(name).map_err(|error| column_error(column, error))
 }
 
 /// Reads a hash.
@@ -194,10 +198,10 @@ pub fn meta(row: &Row<'_>) -> Result<Meta> {
         next_epoch: Epoch(int(row, 3)?),
         grace_from: time(row, 4)?,
         grace_until: time(row, 5)?,
-        day: small(row, 6)?,
-        next_token: small(row, 7)?,
+        day: small_int(row, 6)?,
+        next_token: small_int(row, 7)?,
         next_stranger: int(row, 8)?,
-        next_rule: small(row, 9)?,
+        next_rule: small_int(row, 9)?,
         lateness: from_json(row, 10)?,
     })
 }
@@ -230,7 +234,8 @@ pub fn put_tenant(conn: &Connection, id: TenantId, row: &Tenant) -> Result<()> {
 
 /// Reads a tenant.
 pub fn tenant(row: &Row<'_>) -> Result<(TenantId, Tenant)> {
-    let wide = |column| text(row, column)?.parse().map_err(|error: std::num::ParseIntError| bad(column, error));
+    let wide =
+        |column| text(row, column)?.parse().map_err(|error: std::num::ParseIntError| column_error(column, error));
     let tenant = Tenant {
         name: row.get(1)?,
         leases: int(row, 2)?,
@@ -244,7 +249,7 @@ pub fn tenant(row: &Row<'_>) -> Result<(TenantId, Tenant)> {
         costs: from_json(row, 10)?,
         durations: from_json(row, 11)?,
     };
-    Ok((TenantId(small(row, 0)?), tenant))
+    Ok((TenantId(small_int(row, 0)?), tenant))
 }
 
 /// Writes a GPU.
@@ -256,27 +261,28 @@ pub fn put_card(conn: &Connection, id: CardId, row: &Card) -> Result<()> {
 
 /// Reads a GPU.
 pub fn card(row: &Row<'_>) -> Result<(CardId, Card)> {
-    let (facts, service, mode, aside) = (from_json(row, 1)?, from_json(row, 2)?, name(row, 3)?, from_json(row, 4)?);
-    Ok((CardId(small(row, 0)?), Card { facts, service, mode, aside }))
+    let (facts, service, mode, aside) =
+        (from_json(row, 1)?, from_json(row, 2)?, enum_name(row, 3)?, from_json(row, 4)?);
+    Ok((CardId(small_int(row, 0)?), Card { facts, service, mode, aside }))
 }
 
 /// Statements that write rows of a table.
-pub struct Puts {
+pub struct BatchInsert {
     columns: usize,
     one: &'static str,
     many: &'static str,
 }
 
-impl Puts {
+impl BatchInsert {
     /// Writes rows; `bind` is told how many parameters are bound before a row's first.
-    pub fn all<T>(
+    pub fn insert_all<T>(
         &self,
         conn: &Connection,
         rows: &[T],
         mut bind: impl FnMut(&mut Statement<'_>, usize, &T) -> Result<()>,
     ) -> Result<()> {
-        let (many, rest) = rows.split_at(rows.len() - rows.len() % TOGETHER);
-        for (sql, rows, together) in [(self.many, many, TOGETHER), (self.one, rest, 1)] {
+        let (many, rest) = rows.split_at(rows.len() - rows.len() % ROWS_AT_ONCE);
+        for (sql, rows, together) in [(self.many, many, ROWS_AT_ONCE), (self.one, rest, 1)] {
             if rows.is_empty() {
                 continue;
             }
@@ -294,12 +300,12 @@ impl Puts {
 
 /// Writes live leases that are not there.
 pub fn put_new_leases(conn: &Connection, rows: &[Lease]) -> Result<()> {
-    NEW_LEASE.all(conn, rows, bind_lease)
+    NEW_LEASE.insert_all(conn, rows, bind_lease)
 }
 
 /// Writes live leases that may be there.
 pub fn put_leases(conn: &Connection, rows: &[Lease]) -> Result<()> {
-    LEASE.all(conn, rows, bind_lease)
+    LEASE.insert_all(conn, rows, bind_lease)
 }
 
 fn bind_lease(put: &mut Statement<'_>, bound: usize, row: &Lease) -> Result<()> {
@@ -347,12 +353,12 @@ pub fn drop_leases(conn: &Connection, ids: &[LeaseId]) -> Result<()> {
 
 /// Reads a live lease.
 pub fn lease(row: &Row<'_>) -> Result<Lease> {
-    let notice = match (maybe(row, 21)?.map(Time), row.get::<_, Option<bool>>(22)?) {
+    let notice = match (int_or_null(row, 21)?.map(Time), row.get::<_, Option<bool>>(22)?) {
         (Some(term_over), Some(true)) => Some(Told::Term { term_over }),
         (at, _) => at.map(Told::ForOthers),
     };
     let hold = || {
-        let hold = hold(row, 8)?.ok_or_else(|| bad(8, "granted, but nothing was granted"))?;
+        let hold = hold(row, 8)?.ok_or_else(|| column_error(8, "granted, but nothing was granted"))?;
         Ok::<Hold, Error>(Hold { notice, ..hold })
     };
     let away = || from_json::<Away>(row, 20);
@@ -363,11 +369,11 @@ pub fn lease(row: &Row<'_>) -> Result<Lease> {
         "parked" => Phase::Parked(hold()?, away()?),
         "resuming" => Phase::Resuming(hold()?, away()?),
         "ending" => Phase::Ending(hold()?, from_json(row, 7)?),
-        other => return Err(bad(5, format!("no such phase: {other}"))),
+        other => return Err(column_error(5, format!("no such phase: {other}"))),
     };
     Ok(Lease {
         id: LeaseId(int(row, 0)?),
-        tenant: TenantId(small(row, 1)?),
+        tenant: TenantId(small_int(row, 1)?),
         asked: time(row, 2)?,
         ask: from_json(row, 3)?,
         roots: from_json(row, 4)?,
@@ -418,7 +424,7 @@ pub fn drop_rule(conn: &Connection, id: RuleId) -> Result<()> {
 /// Reads a token.
 pub fn token(row: &Row<'_>) -> Result<Token> {
     Ok(Token {
-        id: TokenId(small(row, 0)?),
+        id: TokenId(small_int(row, 0)?),
         tenant: row.get(1)?,
         name: row.get(2)?,
         hash: TokenHash(row.get(3)?),
@@ -459,8 +465,8 @@ fn hold(row: &Row<'_>, first: usize) -> Result<Option<Hold>> {
         idle: row.get(first + 5)?,
         cards: from_json(row, first + 6)?,
         // Rows of the first version have none: nothing was paid, on no day.
-        paid: Span(maybe(row, first + 7)?.unwrap_or(0)),
-        before: maybe(row, first + 8)?.map(Time),
+        paid: Span(int_or_null(row, first + 7)?.unwrap_or(0)),
+        before: int_or_null(row, first + 8)?.map(Time),
         day: row.get::<_, Option<u32>>(first + 9)?.unwrap_or(0),
         turns: match row.get_ref(first + 10)?.data_type() {
             Type::Null => None,
@@ -472,7 +478,7 @@ fn hold(row: &Row<'_>, first: usize) -> Result<Option<Hold>> {
 
 /// Writes ended leases.
 pub fn put_past(conn: &Connection, rows: &[Ended]) -> Result<()> {
-    ENDED.all(conn, rows, bind_past)
+    ENDED.insert_all(conn, rows, bind_past)
 }
 
 fn bind_past(put: &mut Statement<'_>, bound: usize, row: &Ended) -> Result<()> {
@@ -490,10 +496,10 @@ fn bind_past(put: &mut Statement<'_>, bound: usize, row: &Ended) -> Result<()> {
 /// Reads an ended lease.
 pub fn past(row: &Row<'_>) -> Result<Ended> {
     let peak: Option<i64> = row.get(6)?;
-    let reason = name(row, 4)?;
+    let reason = enum_name(row, 4)?;
     Ok(Ended {
         id: LeaseId(int(row, 0)?),
-        tenant: TenantId(small(row, 1)?),
+        tenant: TenantId(small_int(row, 1)?),
         asked: time(row, 2)?,
         ask: from_json(row, 3)?,
         finish: Finish { reason, at: time(row, 5)?, peak: peak.map(|peak| Bytes(peak.cast_unsigned())), signal: None },
@@ -511,7 +517,7 @@ pub fn put_answer(conn: &Connection, row: &StoredAnswer) -> Result<()> {
 /// Reads an answer.
 pub fn answer(row: &Row<'_>) -> Result<StoredAnswer> {
     Ok(StoredAnswer {
-        tenant: TenantId(small(row, 0)?),
+        tenant: TenantId(small_int(row, 0)?),
         key: row.get(1)?,
         fingerprint: row.get(2)?,
         status: row.get(3)?,

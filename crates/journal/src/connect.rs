@@ -1,8 +1,8 @@
 //! Connections: how each is opened and set up.
 
 use crate::error::OpenError;
-use crate::place;
-use crate::schema::{self, Kind};
+use crate::schema::{self, DatabaseKind};
+use crate::state_dir;
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags, Result, ffi};
 use rustix::fs::{Access, access};
@@ -55,24 +55,24 @@ pub fn reader(path: &Path) -> Result<Connection, OpenError> {
 /// Refuses a file of a later release or of another program, before anything is changed.
 fn check_kind(conn: &Connection, path: &Path) -> Result<i64, OpenError> {
     match schema::kind(conn).map_err(|error| OpenError::sqlite(path, &error))? {
-        Kind::Journal(found) if found > schema::VERSION => {
+        DatabaseKind::Journal(found) if found > schema::VERSION => {
             Err(OpenError::NewerSchema { path: path.to_owned(), found, known: schema::VERSION })
         }
-        Kind::Journal(found) => Ok(found),
-        Kind::Foreign => Err(OpenError::Foreign { path: path.to_owned() }),
+        DatabaseKind::Journal(found) => Ok(found),
+        DatabaseKind::Foreign => Err(OpenError::Foreign { path: path.to_owned() }),
     }
 }
 
 /// Opens a state directory or a backup read-only. Works while a daemon runs.
-pub fn look(at: &Path) -> Result<(Connection, PathBuf), OpenError> {
-    let found = |path: &Path| fs::metadata(path).map_err(|error| unseen(path, error));
+pub fn open_read_only(at: &Path) -> Result<(Connection, PathBuf), OpenError> {
+    let found = |path: &Path| fs::metadata(path).map_err(|error| missing_or_denied(path, error));
     let path = match found(at)? {
-        dir if dir.is_dir() => at.join(place::DATABASE),
+        dir if dir.is_dir() => at.join(state_dir::DATABASE),
         _ => at.to_owned(),
     };
     found(&path)?;
     // The file is not opened for this check: closing a descriptor of it would drop SQLite's locks in this process.
-    access(&path, Access::READ_OK).map_err(|errno| unseen(&path, errno.into()))?;
+    access(&path, Access::READ_OK).map_err(|errno| missing_or_denied(&path, errno.into()))?;
     let conn = reader(&path)?;
     match check_kind(&conn, &path)? {
         schema::VERSION => Ok((conn, path)),
@@ -82,7 +82,7 @@ pub fn look(at: &Path) -> Result<(Connection, PathBuf), OpenError> {
 }
 
 /// Tells a missing file from one that this user may not read.
-fn unseen(path: &Path, error: io::Error) -> OpenError {
+fn missing_or_denied(path: &Path, error: io::Error) -> OpenError {
     let path = path.to_owned();
     match error.kind() {
         io::ErrorKind::NotFound => OpenError::Missing { path },

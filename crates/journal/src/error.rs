@@ -4,7 +4,7 @@
 //! one variant for each thing the daemon must do next. The wording is for people and
 //! may change; `hint` has the next step where there is one.
 
-use crate::place;
+use crate::state_dir;
 use rusqlite::ffi;
 use std::fmt;
 use std::io;
@@ -12,21 +12,21 @@ use std::path::{Path, PathBuf};
 
 /// What SQLite or the system said, for the end of a chain of errors.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Cause(String);
+pub struct SystemCause(String);
 
-impl Cause {
-    pub(crate) fn new(text: impl fmt::Display) -> Cause {
-        Cause(text.to_string())
+impl SystemCause {
+    pub(crate) fn new(text: impl fmt::Display) -> SystemCause {
+        SystemCause(text.to_string())
     }
 }
 
-impl fmt::Display for Cause {
+impl fmt::Display for SystemCause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-impl std::error::Error for Cause {}
+impl std::error::Error for SystemCause {}
 
 /// A journal could not be opened, read, checked or copied. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
@@ -68,7 +68,7 @@ pub enum OpenError {
         why: String,
     },
     /// Another daemon has the journal open.
-    #[error("the journal in `{}` is in use{}", path.display(), by(*pid))]
+    #[error("the journal in `{}` is in use{}", path.display(), lock_holder_text(*pid))]
     Locked {
         /// The state directory.
         path: PathBuf,
@@ -125,7 +125,7 @@ pub enum OpenError {
         /// The file.
         path: PathBuf,
         /// What is damaged, as far as is known.
-        source: Cause,
+        source: SystemCause,
     },
     /// The disk is full.
     #[error("no room on the disk of `{}`", path.display())]
@@ -145,11 +145,11 @@ pub enum OpenError {
         /// The file.
         path: PathBuf,
         /// What the system or SQLite said.
-        source: Cause,
+        source: SystemCause,
     },
 }
 
-fn by(pid: Option<u32>) -> String {
+fn lock_holder_text(pid: Option<u32>) -> String {
     pid.map_or_else(String::new, |pid| format!(" by process {pid}"))
 }
 
@@ -200,13 +200,13 @@ impl OpenError {
     /// Converts an error of SQLite about the file at `path`.
     pub(crate) fn sqlite(path: &Path, error: &rusqlite::Error) -> OpenError {
         let path = path.to_owned();
-        let source = Cause::new(error);
+        let source = SystemCause::new(error);
         if matches!(error.sqlite_error().map(|e| e.extended_code), Some(code) if ROOM_TO_OPEN.contains(&code)) {
             return OpenError::Full { path };
         }
         match error.sqlite_error().map(|e| e.extended_code & 0xff) {
             // A journal was set up here, so a file without SQLite's header is a damaged journal, not a foreign file.
-            Some(ffi::SQLITE_NOTADB) if path.with_file_name(place::BALLAST).exists() => {
+            Some(ffi::SQLITE_NOTADB) if path.with_file_name(state_dir::BALLAST).exists() => {
                 OpenError::Corrupt { path, source }
             }
             Some(ffi::SQLITE_NOTADB) => OpenError::Foreign { path },
@@ -219,7 +219,7 @@ impl OpenError {
     }
 
     pub(crate) fn file(path: &Path, error: impl fmt::Display) -> OpenError {
-        OpenError::File { path: path.to_owned(), source: Cause::new(error) }
+        OpenError::File { path: path.to_owned(), source: SystemCause::new(error) }
     }
 }
 
@@ -233,14 +233,14 @@ pub enum CommitError {
     /// The disk is full; nothing of the batch is in the journal. The state must be
     /// reloaded. Smaller batches may still fit, if need be after the ballast is given up.
     #[error("no room on the disk: nothing of this batch was written")]
-    Full(#[source] Cause),
+    Full(#[source] SystemCause),
     /// The disk did not confirm a write, so its content is unknown. The process must exit,
     /// and read the disk when it starts again.
     #[error("the disk did not confirm a write")]
-    Sync(#[source] Cause),
+    Sync(#[source] SystemCause),
     /// The batch was refused; nothing of it is in the journal. The state must be reloaded.
     #[error("the journal refused a batch: nothing of it was written")]
-    Broken(#[source] Cause),
+    Broken(#[source] SystemCause),
 }
 
 impl CommitError {
@@ -255,7 +255,7 @@ impl CommitError {
 
     /// Converts an error of SQLite; `errno` is the last one of that connection.
     pub(crate) fn sqlite(error: &rusqlite::Error, errno: i32) -> CommitError {
-        let cause = Cause::new(error);
+        let cause = SystemCause::new(error);
         match error.sqlite_error().map(|e| e.extended_code) {
             Some(code) if out_of_room(code, errno) => CommitError::Full(cause),
             Some(code) if code & 0xff == ffi::SQLITE_IOERR => CommitError::Sync(cause),
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn what_sqlite_says_decides_what_the_daemon_must_do() {
+    fn sqlite_errors_are_mapped_to_what_the_daemon_must_do() {
         assert_eq!(sorted(ffi::SQLITE_FULL, Errno::NOSPC.raw_os_error()), "full");
         assert_eq!(sorted(ffi::SQLITE_IOERR_WRITE, Errno::DQUOT.raw_os_error()), "full");
         assert_eq!(sorted(ffi::SQLITE_IOERR_WRITE, Errno::FBIG.raw_os_error()), "full");

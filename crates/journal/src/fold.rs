@@ -3,7 +3,7 @@
 //! [`Rows::apply`] trusts its actions, but a file cannot be trusted. So an entry that
 //! does not fit the rows before it is reported here, and not applied.
 
-use crate::chain::{Hash, Hasher, Head};
+use crate::chain::{EntryHeader, Hash, Hasher};
 use crate::read::LogLine;
 use sublet_core::action::{Action, FORMAT};
 use sublet_core::ids::{CardId, LeaseId};
@@ -11,12 +11,12 @@ use sublet_core::rows::{Ended, Rows};
 use sublet_core::units::Time;
 
 /// Checks an entry against the one before it.
-pub fn linked(hasher: &mut Hasher, before: &Hash, seq: u64, line: &LogLine) -> Result<(), String> {
+pub fn check_link(hasher: &mut Hasher, before: &Hash, seq: u64, line: &LogLine) -> Result<(), String> {
     if line.seq != seq {
         return Err(format!("entry {seq} of the log is missing"));
     }
     let LogLine { at, wall_us, format, .. } = *line;
-    let head = Head { before, seq, at, wall_us, actor: &line.actor, format };
+    let head = EntryHeader { before, seq, at, wall_us, actor: &line.actor, format };
     let write = |buffer: &mut Vec<u8>| {
         buffer.extend_from_slice(line.json.as_bytes());
         Ok(())
@@ -28,34 +28,34 @@ pub fn linked(hasher: &mut Hasher, before: &Hash, seq: u64, line: &LogLine) -> R
 }
 
 /// Reads and applies an entry.
-pub fn step(rows: &mut Rows, line: &LogLine) -> Result<Option<Ended>, String> {
-    apply(rows, line, &read(line)?)
+pub fn fold_line(rows: &mut Rows, line: &LogLine) -> Result<Option<Ended>, String> {
+    apply_action(rows, line, &read_action(line)?)
 }
 
 /// The action of an entry, if this release can read it.
-pub fn read(line: &LogLine) -> Result<Action, String> {
+pub fn read_action(line: &LogLine) -> Result<Action, String> {
     if line.format > FORMAT {
-        return Err(wrong(line, "has a format of a later release"));
+        return Err(entry_error(line, "has a format of a later release"));
     }
-    let action = line.action().map_err(|error| wrong(line, &format!("cannot be read: {error}")))?;
+    let action = line.action().map_err(|error| entry_error(line, &format!("cannot be read: {error}")))?;
     if action.lease() != line.lease {
-        return Err(wrong(line, "names another lease than its action"));
+        return Err(entry_error(line, "names another lease than its action"));
     }
     Ok(action)
 }
 
 /// Applies an entry's action.
-pub fn apply(rows: &mut Rows, line: &LogLine, action: &Action) -> Result<Option<Ended>, String> {
-    fits(rows, action).map_err(|what| wrong(line, what))?;
+pub fn apply_action(rows: &mut Rows, line: &LogLine, action: &Action) -> Result<Option<Ended>, String> {
+    check_action(rows, action).map_err(|what| entry_error(line, what))?;
     Ok(rows.apply(action))
 }
 
-fn wrong(line: &LogLine, what: &str) -> String {
+fn entry_error(line: &LogLine, what: &str) -> String {
     format!("entry {} of the log {what}", line.seq)
 }
 
 /// Refuses an action that cannot be applied to `rows`, and says why.
-fn fits(rows: &Rows, action: &Action) -> Result<(), &'static str> {
+fn check_action(rows: &Rows, action: &Action) -> Result<(), &'static str> {
     let check = |fits: bool, what| if fits { Ok(()) } else { Err(what) };
     let knows = |cards: &[CardId]| cards.iter().all(|card| usize::from(card.0) < rows.cards.len());
     match action {
@@ -99,13 +99,13 @@ fn fits(rows: &Rows, action: &Action) -> Result<(), &'static str> {
             check(knows(cards), "names an unknown card")?;
             check(epoch.0 < u64::MAX, "names an impossible epoch")
         }
-        Action::End { lease, at, .. } => check(chargeable(rows, *lease, at.0), "charges more than can be counted"),
+        Action::End { lease, at, .. } => check(can_be_charged(rows, *lease, at.0), "charges more than can be counted"),
         _ => Ok(()),
     }
 }
 
 /// True if the tenant's totals do not overflow when the lease ends at `at_us`.
-fn chargeable(rows: &Rows, lease: LeaseId, at_us: u64) -> bool {
+fn can_be_charged(rows: &Rows, lease: LeaseId, at_us: u64) -> bool {
     let Some(lease) = rows.leases.get(&lease) else { return true };
     let Some(hold) = lease.hold().filter(|_| lease.is_held()) else { return true };
     let (card_us, byte_us) = hold.charge(Time(at_us));
@@ -132,7 +132,7 @@ mod tests {
     fn fold(rows: &mut Rows, action: &Action) -> Result<Option<Ended>, String> {
         let json = serde_json::to_string(action).unwrap();
         let (lease, actor, hash) = (action.lease(), String::new(), [0; 32]);
-        step(rows, &LogLine { seq: 9, at: Time(1), wall_us: 1, actor, lease, format: FORMAT, json, hash })
+        fold_line(rows, &LogLine { seq: 9, at: Time(1), wall_us: 1, actor, lease, format: FORMAT, json, hash })
     }
 
     /// A tenant with a lease that waits, and a GPU.
@@ -156,15 +156,15 @@ mod tests {
     }
 
     #[test]
-    fn an_action_that_names_an_unknown_tenant_or_card_is_named_and_changes_nothing() {
+    fn an_action_with_an_unknown_tenant_or_gpu_is_refused_and_changes_nothing() {
         let mut rows = rows();
         let before = rows.clone();
         for (action, what) in [
             (Action::Regroup { tenant: TenantId(1), groups: Vec::new() }, "tenant"),
             (grant(vec![CardId(0), CardId(1)], Time(9)), "card"),
         ] {
-            let said = fold(&mut rows, &action).unwrap_err();
-            assert_eq!(said, format!("entry 9 of the log names an unknown {what}"));
+            let error = fold(&mut rows, &action).unwrap_err();
+            assert_eq!(error, format!("entry 9 of the log names an unknown {what}"));
             assert_eq!(rows, before);
         }
     }

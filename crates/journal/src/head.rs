@@ -16,9 +16,9 @@
 
 use crate::chain::Hash;
 use crate::codec::signed;
-use crate::error::{Cause, OpenError};
-use crate::place;
-use crate::read::Marks;
+use crate::error::{OpenError, SystemCause};
+use crate::read::LogPositions;
+use crate::state_dir;
 use rusqlite::{Connection, OptionalExtension, Result};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -32,7 +32,7 @@ use std::time::Duration;
 use sublet_core::loss::Loss;
 
 /// The greatest age of the note, and the time after which a moved journal is noticed: half of what is promised.
-const EVERY: Duration = Duration::from_millis(500);
+const NOTE_EVERY: Duration = Duration::from_millis(500);
 /// Where the two slots are: in sectors of their own.
 const SLOTS: [u64; 2] = [0, 4096];
 /// A slot is one sector, which disks write as a whole.
@@ -41,7 +41,7 @@ const NOFOLLOW: i32 = rustix::fs::OFlags::NOFOLLOW.bits() as i32;
 
 /// The last line of the log, and what is missing before it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Note {
+pub(crate) struct HeadNote {
     /// The number of the last line.
     seq: u64,
     /// Its hash, in hexadecimal digits.
@@ -53,9 +53,9 @@ pub(crate) struct Note {
     loss: Option<Loss>,
 }
 
-impl Note {
-    fn new(seq: u64, hash: &Hash, wall_us: u64, loss: Option<Loss>) -> Note {
-        Note { seq, hash: hex(hash), wall_us, loss }
+impl HeadNote {
+    fn new(seq: u64, hash: &Hash, wall_us: u64, loss: Option<Loss>) -> HeadNote {
+        HeadNote { seq, hash: hex(hash), wall_us, loss }
     }
 }
 
@@ -65,26 +65,26 @@ fn hex(hash: &Hash) -> String {
 
 /// A slot: a note and its generation; the slot with the greater generation is the newer one.
 #[derive(Serialize, Deserialize)]
-struct Slot {
+struct HeadSlot {
     generation: u64,
     #[serde(flatten)]
-    note: Note,
+    note: HeadNote,
 }
 
 /// What was found beside a journal.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Found {
+pub(crate) enum StoredHeadNote {
     /// No note: an earlier release wrote the journal, or it is a backup.
     Nothing,
     /// A note that cannot be read.
     Damaged,
     /// A note, its generation and its slot.
-    Noted { note: Note, generation: u64, slot: usize },
+    Noted { note: HeadNote, generation: u64, slot: usize },
 }
 
 /// How a journal compares with what was noted beside it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Beside {
+pub enum HeadComparison {
     /// There is no note: only the journal itself can be checked.
     #[default]
     NoNote,
@@ -95,16 +95,16 @@ pub enum Beside {
 }
 
 /// Reads the note beside a database.
-pub(crate) fn read(database: &Path) -> io::Result<Found> {
+pub(crate) fn read(database: &Path) -> io::Result<StoredHeadNote> {
     let file = match OpenOptions::new().read(true).custom_flags(NOFOLLOW).open(path_of(database)) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Found::Nothing),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(StoredHeadNote::Nothing),
         opened => opened?,
     };
     let read = |slot: usize| Some((slot, read_slot(&file, SLOTS[slot])?));
     let newest = (0..SLOTS.len()).filter_map(read).max_by_key(|(_, found)| found.generation);
     Ok(match newest {
-        Some((slot, Slot { generation, note })) => Found::Noted { note, generation, slot },
-        None => Found::Damaged,
+        Some((slot, HeadSlot { generation, note })) => StoredHeadNote::Noted { note, generation, slot },
+        None => StoredHeadNote::Damaged,
     })
 }
 
@@ -112,7 +112,7 @@ fn path_of(database: &Path) -> PathBuf {
     database.with_extension("head")
 }
 
-fn read_slot(file: &File, at: u64) -> Option<Slot> {
+fn read_slot(file: &File, at: u64) -> Option<HeadSlot> {
     let mut bytes = [0; SLOT_BYTES];
     file.read_exact_at(&mut bytes, at).ok()?;
     let (json, rest) = str::from_utf8(&bytes).ok()?.split_once('\n')?;
@@ -121,33 +121,33 @@ fn read_slot(file: &File, at: u64) -> Option<Slot> {
 }
 
 /// Compares a journal with the note beside it, which must have been read before the journal was.
-pub(crate) fn compare(conn: &Connection, marks: &Marks, found: &Found) -> Result<Beside> {
+pub(crate) fn compare(conn: &Connection, positions: &LogPositions, found: &StoredHeadNote) -> Result<HeadComparison> {
     let note = match found {
-        Found::Nothing => return Ok(Beside::NoNote),
-        Found::Damaged => return Ok(Beside::Lost(Loss::Unknown)),
-        Found::Noted { note, .. } => note,
+        StoredHeadNote::Nothing => return Ok(HeadComparison::NoNote),
+        StoredHeadNote::Damaged => return Ok(HeadComparison::Lost(Loss::Unknown)),
+        StoredHeadNote::Noted { note, .. } => note,
     };
     let (line, wall_us) = (note.seq, note.wall_us);
-    let newly = if marks.head_seq < line {
-        let (lines, after) = (line - marks.head_seq, marks.head_seq);
+    let newly = if positions.head_seq < line {
+        let (lines, after) = (line - positions.head_seq, positions.head_seq);
         let since_wall_us = wall_us_of(conn, after)?;
         Some(Loss::Missing { lines, after, since_wall_us, until_wall_us: wall_us })
     } else {
         // A line that was trimmed away is not lost: the journal had it.
-        let hash = hash_of(conn, marks, line)?.filter(|hash| hex(hash) != note.hash);
+        let hash = hash_of(conn, positions, line)?.filter(|hash| hex(hash) != note.hash);
         hash.map(|_| Loss::Other { line, wall_us })
     };
     let loss = newly.map(|loss| loss.after(note.loss)).or(note.loss);
-    Ok(loss.map_or(Beside::Fits, Beside::Lost))
+    Ok(loss.map_or(HeadComparison::Fits, HeadComparison::Lost))
 }
 
 /// The hash of a line, unless it was trimmed away.
-fn hash_of(conn: &Connection, marks: &Marks, seq: u64) -> Result<Option<Hash>> {
-    if seq == marks.head_seq {
-        return Ok(Some(marks.head_hash));
+fn hash_of(conn: &Connection, positions: &LogPositions, seq: u64) -> Result<Option<Hash>> {
+    if seq == positions.head_seq {
+        return Ok(Some(positions.head_hash));
     }
-    if seq == marks.base_seq {
-        return Ok(Some(marks.base_hash));
+    if seq == positions.base_seq {
+        return Ok(Some(positions.base_hash));
     }
     let mut find = conn.prepare_cached("SELECT hash FROM log WHERE seq = ?1")?;
     find.query_row([signed(seq)], |row| crate::codec::hash(row, 0)).optional()
@@ -184,71 +184,76 @@ impl fmt::Display for Alarm {
 
 /// The thread that notes the head, and the state that it shares with commits.
 #[derive(Debug)]
-pub(crate) struct Keeper {
-    shared: Arc<Shared>,
+pub(crate) struct HeadKeeper {
+    shared: Arc<KeeperShared>,
     thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug)]
-struct Shared {
-    latest: Mutex<Latest>,
+struct KeeperShared {
+    latest: Mutex<LatestHead>,
     wake: Condvar,
-    alarm: Mutex<Option<AlarmBell>>,
+    alarm: Mutex<Option<AlarmCallback>>,
 }
 
 #[derive(Debug)]
-struct Latest {
+struct LatestHead {
     seq: u64,
     hash: Hash,
     wall_us: u64,
     loss: Option<Loss>,
     /// The thread shall write the note at once.
-    hurry: bool,
+    write_now: bool,
     stop: bool,
     /// The journal was moved: nothing may be committed any more.
-    moved: Option<Cause>,
+    moved: Option<SystemCause>,
 }
 
-struct AlarmBell(Box<dyn Fn(&Alarm) + Send>);
+struct AlarmCallback(Box<dyn Fn(&Alarm) + Send>);
 
-impl fmt::Debug for AlarmBell {
+impl fmt::Debug for AlarmCallback {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("AlarmBell")
     }
 }
 
-impl Shared {
-    fn latest(&self) -> MutexGuard<'_, Latest> {
+impl KeeperShared {
+    fn latest(&self) -> MutexGuard<'_, LatestHead> {
         self.latest.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn ring(&self, alarm: &Alarm) {
-        if let Some(bell) = &*self.alarm.lock().unwrap_or_else(PoisonError::into_inner) {
-            (bell.0)(alarm);
+    fn call_alarm(&self, alarm: &Alarm) {
+        if let Some(callback) = &*self.alarm.lock().unwrap_or_else(PoisonError::into_inner) {
+            (callback.0)(alarm);
         }
     }
 }
 
-impl Keeper {
+impl HeadKeeper {
     /// Notes where an open journal ends, and starts the thread that keeps the note current.
-    pub(crate) fn start(database: &Path, conn: &Connection, marks: &Marks, found: &Found) -> Result<Keeper, OpenError> {
+    pub(crate) fn start(
+        database: &Path,
+        conn: &Connection,
+        positions: &LogPositions,
+        found: &StoredHeadNote,
+    ) -> Result<HeadKeeper, OpenError> {
         let failed = |error| OpenError::sqlite(database, &error);
-        let beside = compare(conn, marks, found).map_err(failed)?;
-        let loss = if let Beside::Lost(loss) = beside { Some(loss) } else { None };
-        let wall_us = wall_us_of(conn, marks.head_seq).map_err(failed)?.unwrap_or(0);
-        let (seq, hash) = (marks.head_seq, marks.head_hash);
+        let beside = compare(conn, positions, found).map_err(failed)?;
+        let loss = if let HeadComparison::Lost(loss) = beside { Some(loss) } else { None };
+        let wall_us = wall_us_of(conn, positions.head_seq).map_err(failed)?.unwrap_or(0);
+        let (seq, hash) = (positions.head_seq, positions.head_hash);
         let mut file = HeadFile::new(path_of(database), found);
-        let note = Note::new(seq, &hash, wall_us, loss);
+        let note = HeadNote::new(seq, &hash, wall_us, loss);
         // If this write fails, the thread tries again.
         let noted = file.write(&note).ok().map(|()| note);
-        let files = Files::of(database);
-        let latest = Mutex::new(Latest { seq, hash, wall_us, loss, hurry: false, stop: false, moved: None });
-        let shared = Arc::new(Shared { latest, wake: Condvar::new(), alarm: Mutex::new(None) });
+        let files = OpenedFiles::of(database);
+        let latest = Mutex::new(LatestHead { seq, hash, wall_us, loss, write_now: false, stop: false, moved: None });
+        let shared = Arc::new(KeeperShared { latest, wake: Condvar::new(), alarm: Mutex::new(None) });
         let seen = Arc::clone(&shared);
         let run = move || run(&seen, file, &files, noted);
         let thread = thread::Builder::new().name("head".to_owned()).spawn(run);
         let thread = thread.map_err(|error| OpenError::file(database, error))?;
-        Ok(Keeper { shared, thread: Some(thread) })
+        Ok(HeadKeeper { shared, thread: Some(thread) })
     }
 
     /// Lines that are missing, until an operator accepts that.
@@ -257,31 +262,31 @@ impl Keeper {
     }
 
     /// A batch was committed: the log ends here.
-    pub(crate) fn committed(&self, seq: u64, hash: Hash, wall_us: Option<u64>) {
+    pub(crate) fn note_commit(&self, seq: u64, hash: Hash, wall_us: Option<u64>) {
         let mut latest = self.shared.latest();
         (latest.seq, latest.hash) = (seq, hash);
         latest.wall_us = wall_us.unwrap_or(latest.wall_us);
     }
 
     /// The loss was accepted, and that is on the disk.
-    pub(crate) fn accepted(&self) {
+    pub(crate) fn note_accepted(&self) {
         let mut latest = self.shared.latest();
-        (latest.loss, latest.hurry) = (None, true);
+        (latest.loss, latest.write_now) = (None, true);
         self.shared.wake.notify_one();
     }
 
     /// Why nothing may be committed any more, if the journal was moved.
-    pub(crate) fn moved(&self) -> Option<Cause> {
+    pub(crate) fn moved(&self) -> Option<SystemCause> {
         self.shared.latest().moved.clone()
     }
 
-    /// Has the thread call `bell` on each [`Alarm`].
-    pub(crate) fn on_alarm(&self, bell: impl Fn(&Alarm) + Send + 'static) {
-        *self.shared.alarm.lock().unwrap_or_else(PoisonError::into_inner) = Some(AlarmBell(Box::new(bell)));
+    /// Has the thread call `callback` on each [`Alarm`].
+    pub(crate) fn on_alarm(&self, callback: impl Fn(&Alarm) + Send + 'static) {
+        *self.shared.alarm.lock().unwrap_or_else(PoisonError::into_inner) = Some(AlarmCallback(Box::new(callback)));
     }
 }
 
-impl Drop for Keeper {
+impl Drop for HeadKeeper {
     fn drop(&mut self) {
         self.shared.latest().stop = true;
         self.shared.wake.notify_one();
@@ -292,20 +297,20 @@ impl Drop for Keeper {
     }
 }
 
-fn run(shared: &Shared, mut file: HeadFile, files: &Files, mut noted: Option<Note>) {
+fn run(shared: &KeeperShared, mut file: HeadFile, files: &OpenedFiles, mut noted: Option<HeadNote>) {
     let mut is_behind = false;
     loop {
         let (note, stop) = {
-            let rests = |latest: &mut Latest| !latest.stop && !latest.hurry;
-            let waited = shared.wake.wait_timeout_while(shared.latest(), EVERY, rests);
+            let rests = |latest: &mut LatestHead| !latest.stop && !latest.write_now;
+            let waited = shared.wake.wait_timeout_while(shared.latest(), NOTE_EVERY, rests);
             let (mut latest, _) = waited.unwrap_or_else(PoisonError::into_inner);
-            latest.hurry = false;
-            (Note::new(latest.seq, &latest.hash, latest.wall_us, latest.loss), latest.stop)
+            latest.write_now = false;
+            (HeadNote::new(latest.seq, &latest.hash, latest.wall_us, latest.loss), latest.stop)
         };
         if let Some(path) = files.first_moved() {
             let alarm = Alarm::Moved { path };
-            shared.ring(&alarm);
-            shared.latest().moved = Some(Cause::new(alarm));
+            shared.call_alarm(&alarm);
+            shared.latest().moved = Some(SystemCause::new(alarm));
             return;
         }
         if noted.as_ref() != Some(&note) {
@@ -313,7 +318,7 @@ fn run(shared: &Shared, mut file: HeadFile, files: &Files, mut noted: Option<Not
                 Ok(()) => (noted, is_behind) = (Some(note), false),
                 Err(error) if !is_behind => {
                     is_behind = true;
-                    shared.ring(&Alarm::NotNoted(error));
+                    shared.call_alarm(&Alarm::NotNoted(error));
                 }
                 Err(_) => {}
             }
@@ -334,17 +339,17 @@ struct HeadFile {
 }
 
 impl HeadFile {
-    fn new(path: PathBuf, found: &Found) -> HeadFile {
+    fn new(path: PathBuf, found: &StoredHeadNote) -> HeadFile {
         let (generation, next) = match found {
-            Found::Noted { generation, slot, .. } => (*generation, 1 - slot),
-            Found::Nothing | Found::Damaged => (0, 0),
+            StoredHeadNote::Noted { generation, slot, .. } => (*generation, 1 - slot),
+            StoredHeadNote::Nothing | StoredHeadNote::Damaged => (0, 0),
         };
         HeadFile { path, file: None, generation, next }
     }
 
-    fn write(&mut self, note: &Note) -> io::Result<()> {
+    fn write(&mut self, note: &HeadNote) -> io::Result<()> {
         let generation = self.generation + 1;
-        let bytes = slot_bytes(&Slot { generation, note: note.clone() })?;
+        let bytes = slot_bytes(&HeadSlot { generation, note: note.clone() })?;
         let file = match self.file.take() {
             Some(file) => file,
             None => self.open(&bytes)?,
@@ -370,12 +375,12 @@ impl HeadFile {
         SLOTS.iter().try_for_each(|slot| file.write_all_at(bytes, *slot))?;
         file.sync_all()?;
         fs::rename(&new, &self.path)?;
-        place::sync_dir(self.path.parent().unwrap_or(Path::new(".")))?;
+        state_dir::sync_dir(self.path.parent().unwrap_or(Path::new(".")))?;
         open()
     }
 }
 
-fn slot_bytes(slot: &Slot) -> io::Result<Vec<u8>> {
+fn slot_bytes(slot: &HeadSlot) -> io::Result<Vec<u8>> {
     let json = serde_json::to_string(slot)?;
     let mut bytes = format!("{json}\n{}\n", blake3::hash(json.as_bytes()).to_hex()).into_bytes();
     bytes.resize(SLOT_BYTES, b'\n');
@@ -383,28 +388,28 @@ fn slot_bytes(slot: &Slot) -> io::Result<Vec<u8>> {
 }
 
 /// The journal's files as they were opened.
-struct Files(Vec<(PathBuf, (u64, u64))>);
+struct OpenedFiles(Vec<(PathBuf, (u64, u64))>);
 
-impl Files {
-    fn of(database: &Path) -> Files {
+impl OpenedFiles {
+    fn of(database: &Path) -> OpenedFiles {
         let beside = |suffix: &str| {
             let mut name = database.as_os_str().to_owned();
             name.push(suffix);
             PathBuf::from(name)
         };
-        let lock = database.with_file_name(place::LOCK);
+        let lock = database.with_file_name(state_dir::LOCK);
         let all = [database.to_owned(), beside("-wal"), beside("-shm"), lock];
-        Files(all.into_iter().filter_map(|path| identity(&path).map(|found| (path, found))).collect())
+        OpenedFiles(all.into_iter().filter_map(|path| device_and_inode(&path).map(|found| (path, found))).collect())
     }
 
     /// The first file that is not at its path any more.
     fn first_moved(&self) -> Option<PathBuf> {
-        self.0.iter().find(|(path, opened)| identity(path) != Some(*opened)).map(|(path, _)| path.clone())
+        self.0.iter().find(|(path, opened)| device_and_inode(path) != Some(*opened)).map(|(path, _)| path.clone())
     }
 }
 
 /// Device and inode; `None` if the file cannot be read.
-fn identity(path: &Path) -> Option<(u64, u64)> {
+fn device_and_inode(path: &Path) -> Option<(u64, u64)> {
     fs::symlink_metadata(path).ok().map(|found| (found.dev(), found.ino()))
 }
 
@@ -412,27 +417,27 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
 mod tests {
     use super::*;
 
-    fn note(seq: u64) -> Note {
-        Note::new(seq, &[7; 32], 1_000_000, None)
+    fn note(seq: u64) -> HeadNote {
+        HeadNote::new(seq, &[7; 32], 1_000_000, None)
     }
 
-    fn found(path: &Path) -> Found {
+    fn found(path: &Path) -> StoredHeadNote {
         read(&path.with_extension("db")).unwrap()
     }
 
     fn seq(path: &Path) -> Option<u64> {
         match found(path) {
-            Found::Noted { note, .. } => Some(note.seq),
-            Found::Nothing | Found::Damaged => None,
+            StoredHeadNote::Noted { note, .. } => Some(note.seq),
+            StoredHeadNote::Nothing | StoredHeadNote::Damaged => None,
         }
     }
 
     #[test]
-    fn the_newest_note_counts_and_a_spoiled_slot_leaves_the_one_before() {
+    fn the_newest_note_counts_and_a_damaged_slot_leaves_the_earlier_one() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("journal.head");
-        assert_eq!(found(&path), Found::Nothing);
-        let mut file = HeadFile::new(path.clone(), &Found::Nothing);
+        assert_eq!(found(&path), StoredHeadNote::Nothing);
+        let mut file = HeadFile::new(path.clone(), &StoredHeadNote::Nothing);
         // Also with a lower number, after a backup was put back.
         for number in [5, 6, 3] {
             file.write(&note(number)).unwrap();
@@ -448,15 +453,15 @@ mod tests {
         spoil(older);
         assert_eq!(seq(&path), Some(3), "the slot that was written last is spoiled");
         spoil(newest);
-        assert_eq!(found(&path), Found::Damaged);
+        assert_eq!(found(&path), StoredHeadNote::Damaged);
     }
 
     #[test]
     fn the_largest_note_fits_its_slot() {
         let loss =
             Loss::Missing { lines: u64::MAX, after: u64::MAX, since_wall_us: Some(u64::MAX), until_wall_us: u64::MAX };
-        let note = Note::new(u64::MAX, &[255; 32], u64::MAX, Some(loss));
-        let bytes = slot_bytes(&Slot { generation: u64::MAX, note }).unwrap();
+        let note = HeadNote::new(u64::MAX, &[255; 32], u64::MAX, Some(loss));
+        let bytes = slot_bytes(&HeadSlot { generation: u64::MAX, note }).unwrap();
         assert!(bytes.ends_with(b"\n\n"), "there is room left");
     }
 }

@@ -8,15 +8,15 @@
 //! ```
 
 use crate::answers;
-use crate::batch::{Batch, Entry};
-use crate::chain::{Hash, Hasher, Head};
+use crate::batch::{Batch, LogEntry};
+use crate::chain::{EntryHeader, Hash, Hasher};
 use crate::checkpoint::Checkpointer;
 use crate::codec::{self, signed};
 use crate::connect;
-use crate::error::{Cause, CommitError, OpenError};
-use crate::head::{self, Alarm, Keeper};
-use crate::place::{self, Ballast, Lock};
-use crate::read::{self, Loaded, Marks, Reader};
+use crate::error::{CommitError, OpenError, SystemCause};
+use crate::head::{self, Alarm, HeadKeeper};
+use crate::read::{self, JournalReader, LoadedState, LogPositions};
+use crate::state_dir::{self, Ballast, DirectoryLock};
 use rusqlite::{Connection, Error, Result, Statement};
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
@@ -32,69 +32,69 @@ use sublet_core::units::Time;
 #[derive(Debug)]
 pub struct Journal {
     // Dropped in this order: the threads, the connection, then the lock.
-    keeper: Keeper,
+    keeper: HeadKeeper,
     checkpointer: Checkpointer,
     pub(crate) conn: Connection,
     path: PathBuf,
     ballast: Ballast,
-    _lock: Lock,
+    _lock: DirectoryLock,
     hasher: Hasher,
-    tip: Tip,
+    tip: LogTip,
     /// How many ended leases each tenant has; `None` until they are counted.
     pub(crate) past: Option<BTreeMap<TenantId, u64>>,
     /// How many stored answers each tenant has; `None` until they are counted.
-    pub(crate) answers: Option<answers::Counts>,
+    pub(crate) answers: Option<answers::AnswerCounts>,
     /// The base without its leases; `None` until it is read.
     pub(crate) base: Option<Rows>,
-    health: Health,
+    health: JournalHealth,
 }
 
 /// Where the log ends, as it is on the disk.
 #[derive(Clone, Copy, Debug)]
-struct Tip {
+struct LogTip {
     clock: Time,
     seq: u64,
     hash: Hash,
 }
 
-impl From<&Marks> for Tip {
-    fn from(marks: &Marks) -> Tip {
-        Tip { clock: marks.clock, seq: marks.head_seq, hash: marks.head_hash }
+impl From<&LogPositions> for LogTip {
+    fn from(positions: &LogPositions) -> LogTip {
+        LogTip { clock: positions.clock, seq: positions.head_seq, hash: positions.head_hash }
     }
 }
 
 #[derive(Clone, Debug)]
-enum Health {
+enum JournalHealth {
     Ready,
     /// A commit failed and was rolled back: the caller's state is ahead of the disk.
     Stale,
     /// The disk did not confirm a write.
-    Lost(Cause),
+    Lost(SystemCause),
 }
 
 impl Journal {
     /// Opens the journal in a state directory, makes what is missing, and reads the state.
-    pub fn open(dir: &Path) -> Result<(Journal, Loaded), OpenError> {
-        place::prepare(dir)?;
-        let lock = Lock::take(dir)?;
-        place::check_not_lost(dir)?;
-        let path = dir.join(place::DATABASE);
+    pub fn open(dir: &Path) -> Result<(Journal, LoadedState), OpenError> {
+        state_dir::prepare_directory(dir)?;
+        let lock = DirectoryLock::acquire(dir)?;
+        state_dir::check_not_lost(dir)?;
+        let path = dir.join(state_dir::DATABASE);
         let mut ballast = Ballast::of(dir);
-        place::make_private(&path)?;
+        state_dir::make_private_file(&path)?;
         let opened = match Journal::connect(&path) {
             // This is what the ballast is for.
             Err(OpenError::Full { .. }) if ballast.give_up().is_ok() => Journal::connect(&path),
             opened => opened,
         };
-        let (conn, mut loaded, marks, mut checkpointer) = opened?;
+        let (conn, mut loaded, positions, mut checkpointer) = opened?;
         let noted = head::read(&path).map_err(|error| OpenError::file(&path.with_extension("head"), error))?;
-        let keeper = Keeper::start(&path, &conn, &marks, &noted)?;
+        let keeper = HeadKeeper::start(&path, &conn, &positions, &noted)?;
         loaded.loss = keeper.loss();
         // Too little room for the ballast does not prevent a start: the daemon calls `ballast_bytes` afterwards.
         let _ = ballast.restore();
-        checkpointer.fit(ballast.bytes());
-        place::sync_dir(dir).map_err(|error| OpenError::file(dir, error))?;
-        let (hasher, tip, health) = (Hasher::default(), Tip::from(&marks), Health::Ready);
+        checkpointer.fit_to_ballast(ballast.bytes());
+        state_dir::sync_dir(dir).map_err(|error| OpenError::file(dir, error))?;
+        let (hasher, tip, health) = (Hasher::default(), LogTip::from(&positions), JournalHealth::Ready);
         let journal = Journal {
             keeper,
             checkpointer,
@@ -112,13 +112,13 @@ impl Journal {
         Ok((journal, loaded))
     }
 
-    fn connect(path: &Path) -> Result<(Connection, Loaded, read::Marks, Checkpointer), OpenError> {
+    fn connect(path: &Path) -> Result<(Connection, LoadedState, read::LogPositions, Checkpointer), OpenError> {
         let mut conn = connect::writer(path)?;
-        let (loaded, marks) = read::load(&conn).map_err(|error| OpenError::sqlite(path, &error))?;
+        let (loaded, positions) = read::load(&conn).map_err(|error| OpenError::sqlite(path, &error))?;
         // If this fails, the first commits are only slower.
         let _ = lengthen_wal(path);
         let checkpointer = Checkpointer::start(&mut conn, path)?;
-        Ok((conn, loaded, marks, checkpointer))
+        Ok((conn, loaded, positions, checkpointer))
     }
 
     /// Writes a batch. When this returns `Ok`, all of it is on the disk; the number is that of
@@ -132,14 +132,14 @@ impl Journal {
             write_rows(&journal.conn, batch)?;
             let tip = journal.write_log(&batch.entries)?;
             codec::put_head(&journal.conn, clock, tip.seq, &tip.hash)?;
-            Ok(Tip { clock, ..tip })
+            Ok(LogTip { clock, ..tip })
         });
         match tip {
             Ok(tip) => {
                 self.tip = tip;
-                self.keeper.committed(tip.seq, tip.hash, batch.entries.last().map(|entry| entry.wall_us));
+                self.keeper.note_commit(tip.seq, tip.hash, batch.entries.last().map(|entry| entry.wall_us));
                 if batch.entries.iter().any(|entry| matches!(entry.action, Action::AcceptLoss { .. })) {
-                    self.keeper.accepted();
+                    self.keeper.note_accepted();
                 }
                 if let Some(past) = &mut self.past {
                     batch.past.iter().for_each(|ended| *past.entry(ended.tenant).or_default() += 1);
@@ -150,8 +150,8 @@ impl Journal {
                 Ok(tip.seq)
             }
             Err(error) => {
-                if matches!(self.health, Health::Ready) {
-                    self.health = Health::Stale;
+                if matches!(self.health, JournalHealth::Ready) {
+                    self.health = JournalHealth::Stale;
                 }
                 Err(error)
             }
@@ -159,19 +159,19 @@ impl Journal {
     }
 
     /// Reads the state again, after a commit failed.
-    pub fn reload(&mut self) -> Result<Loaded, OpenError> {
-        let (mut loaded, marks) = read::load(&self.conn).map_err(|error| OpenError::sqlite(&self.path, &error))?;
+    pub fn reload(&mut self) -> Result<LoadedState, OpenError> {
+        let (mut loaded, positions) = read::load(&self.conn).map_err(|error| OpenError::sqlite(&self.path, &error))?;
         loaded.loss = self.keeper.loss();
-        self.tip = Tip::from(&marks);
-        if matches!(self.health, Health::Stale) {
-            self.health = Health::Ready;
+        self.tip = LogTip::from(&positions);
+        if matches!(self.health, JournalHealth::Stale) {
+            self.health = JournalHealth::Ready;
         }
         Ok(loaded)
     }
 
     /// Opens a read-only connection, for another thread.
-    pub fn reader(&self) -> Result<Reader, OpenError> {
-        Reader::open(&self.path)
+    pub fn reader(&self) -> Result<JournalReader, OpenError> {
+        JournalReader::open(&self.path)
     }
 
     /// The number and the hash of the log's last entry, which the daemon writes to the system's log.
@@ -179,10 +179,10 @@ impl Journal {
         (self.tip.seq, self.tip.hash)
     }
 
-    /// Has a thread call `bell` when the journal's files were moved, or when the head cannot be written. After a move
-    /// every commit fails.
-    pub fn on_alarm(&self, bell: impl Fn(&Alarm) + Send + 'static) {
-        self.keeper.on_alarm(bell);
+    /// Has a thread call `callback` when the journal's files were moved, or when the head cannot be written. After a
+    /// move every commit fails.
+    pub fn on_alarm(&self, callback: impl Fn(&Alarm) + Send + 'static) {
+        self.keeper.on_alarm(callback);
     }
 
     /// Frees the ballast's bytes, for releases and expiries on a full disk.
@@ -193,7 +193,7 @@ impl Journal {
     /// Reserves the ballast again; returns true if there is one.
     pub fn restore_ballast(&mut self) -> io::Result<bool> {
         let restored = self.ballast.restore();
-        self.checkpointer.fit(self.ballast.bytes());
+        self.checkpointer.fit_to_ballast(self.ballast.bytes());
         restored
     }
 
@@ -207,7 +207,7 @@ impl Journal {
     pub fn may_have_room(&self) -> bool {
         /// Bytes that a release and the few lines after a rebuilt state need.
         const LEAST: u64 = 128 << 10;
-        place::free_bytes(&self.path).map_or(true, |free| free >= LEAST)
+        state_dir::free_bytes(&self.path).map_or(true, |free| free >= LEAST)
     }
 
     /// Bounds the database's size: a commit that needs more fails as on a full disk.
@@ -245,12 +245,12 @@ impl Journal {
             journal.conn.prepare_cached("COMMIT")?.execute([])?;
             Ok(done)
         };
-        run(self).map_err(|error| self.failed(&error))
+        run(self).map_err(|error| self.classify_error(&error))
     }
 
     fn copy_wal(&mut self, sql: &str) -> Result<(), CommitError> {
         let copied = self.conn.query_row(sql, [], |_| Ok(()));
-        match copied.map_err(|error| self.failed(&error)) {
+        match copied.map_err(|error| self.classify_error(&error)) {
             Err(lost @ CommitError::Sync(_)) => Err(lost),
             // The disk is full for that too, or a reader is in the way: the commit reports it.
             _ => Ok(()),
@@ -259,35 +259,35 @@ impl Journal {
 
     fn check_health(&mut self) -> Result<(), CommitError> {
         if let Some(cause) = self.keeper.moved().or_else(|| self.checkpointer.fault()) {
-            self.health = Health::Lost(cause);
+            self.health = JournalHealth::Lost(cause);
         }
         match &self.health {
-            Health::Ready => Ok(()),
-            Health::Stale => {
-                Err(CommitError::Broken(Cause::new("an earlier batch failed and the state was not reloaded")))
+            JournalHealth::Ready => Ok(()),
+            JournalHealth::Stale => {
+                Err(CommitError::Broken(SystemCause::new("an earlier batch failed and the state was not reloaded")))
             }
-            Health::Lost(cause) => Err(CommitError::Sync(cause.clone())),
+            JournalHealth::Lost(cause) => Err(CommitError::Sync(cause.clone())),
         }
     }
 
     /// Converts the error, and rolls back an open transaction.
-    fn failed(&mut self, error: &Error) -> CommitError {
+    fn classify_error(&mut self, error: &Error) -> CommitError {
         let mut sorted = CommitError::sqlite(error, connect::errno(&self.conn));
         if !self.conn.is_autocommit()
             && let Err(error) = self.conn.execute_batch("ROLLBACK")
         {
             // After a failed rollback the disk's content is as unknown as after a failed sync.
-            sorted = CommitError::Sync(Cause::new(format!("{error} (while rolling back)")));
+            sorted = CommitError::Sync(SystemCause::new(format!("{error} (while rolling back)")));
         }
         if let CommitError::Sync(cause) = &sorted {
-            self.health = Health::Lost(cause.clone());
+            self.health = JournalHealth::Lost(cause.clone());
         }
         sorted
     }
 
-    fn write_log(&mut self, entries: &[Entry]) -> Result<Tip> {
+    fn write_log(&mut self, entries: &[LogEntry]) -> Result<LogTip> {
         let (mut tip, hasher) = (self.tip, &mut self.hasher);
-        codec::ENTRY.all(&self.conn, entries, |put, bound, entry| {
+        codec::ENTRY.insert_all(&self.conn, entries, |put, bound, entry| {
             tip = bind_entry(put, bound, hasher, tip, entry)?;
             Ok(())
         })?;
@@ -302,7 +302,7 @@ fn lengthen_wal(path: &Path) -> io::Result<()> {
     /// Enough for some thousand leases: days of a quiet service. A busy one lengthens it itself within a second.
     const BYTES: u64 = 9 << 20;
     // At most a quarter of what is free on a small disk.
-    let bytes = BYTES.min(place::free_bytes(path)? / 4);
+    let bytes = BYTES.min(state_dir::free_bytes(path)? / 4);
     let mut name = path.as_os_str().to_owned();
     name.push("-wal");
     let wal = OpenOptions::new().write(true).open(name)?;
@@ -315,10 +315,16 @@ fn lengthen_wal(path: &Path) -> io::Result<()> {
 }
 
 /// Binds an entry after the first `bound` parameters; returns where the log ends with it.
-fn bind_entry(put: &mut Statement<'_>, bound: usize, hasher: &mut Hasher, tip: Tip, entry: &Entry) -> Result<Tip> {
-    let Entry { actor, action, at, wall_us } = entry;
+fn bind_entry(
+    put: &mut Statement<'_>,
+    bound: usize,
+    hasher: &mut Hasher,
+    tip: LogTip,
+    entry: &LogEntry,
+) -> Result<LogTip> {
+    let LogEntry { actor, action, at, wall_us } = entry;
     let seq = tip.seq + 1;
-    let head = Head { before: &tip.hash, seq, at: *at, wall_us: *wall_us, actor, format: FORMAT };
+    let head = EntryHeader { before: &tip.hash, seq, at: *at, wall_us: *wall_us, actor, format: FORMAT };
     let hashed = hasher.entry(head, |buffer| serde_json::to_writer(buffer, action));
     let (hash, json) = hashed.map_err(|error| Error::ToSqlConversionFailure(error.into()))?;
     put.raw_bind_parameter(bound + 1, signed(seq))?;
@@ -329,7 +335,7 @@ fn bind_entry(put: &mut Statement<'_>, bound: usize, hasher: &mut Hasher, tip: T
     put.raw_bind_parameter(bound + 6, FORMAT)?;
     put.raw_bind_parameter(bound + 7, json)?;
     put.raw_bind_parameter(bound + 8, &hash[..])?;
-    Ok(Tip { seq, hash, ..tip })
+    Ok(LogTip { seq, hash, ..tip })
 }
 
 fn write_rows(conn: &Connection, batch: &Batch) -> Result<()> {

@@ -9,16 +9,15 @@
 //! lines missing at the end of the log are noticed.
 //!
 //! ```text
-//! Open ──close──► Batch ──commit──► journal.db-wal ──checkpoint thread──► journal.db
-//!                                                                            ▲
-//!            Reader, live, verify, backup: their own read-only connections ──┘
+//! OpenBatch ──close──► Batch ──commit──► journal.db-wal ──checkpoint thread──► journal.db
+//!                                                                                 ▲
+//!                JournalReader, verify, backup: their own read-only connections ──┘
 //! ```
 //!
 //! Absent on purpose: decisions, clocks (times arrive with the batch), readings of GPUs, retries,
 //! and any undo of a failed commit. After a [`CommitError`] the caller drops its state and takes the
 //! one that [`Journal::reload`] returns; after [`CommitError::Sync`] it exits.
 
-mod above;
 mod answers;
 mod backup;
 mod batch;
@@ -31,25 +30,26 @@ mod error;
 mod fold;
 mod head;
 mod journal;
-mod owner;
-mod place;
+mod line_owner;
+mod path_trust;
 mod read;
 mod schema;
+mod state_dir;
 mod trim;
 mod verify;
 
-pub use above::{Exposed, exposed_above};
 pub use answers::AnswerLimits;
 pub use backup::backup;
-pub use batch::{Batch, Entry, Open, StoredAnswer};
+pub use batch::{Batch, LogEntry, OpenBatch, StoredAnswer};
 pub use chain::Hash;
-pub use error::{Cause, CommitError, OpenError};
-pub use head::{Alarm, Beside};
+pub use error::{CommitError, OpenError, SystemCause};
+pub use head::{Alarm, HeadComparison};
+pub use path_trust::{Exposed, exposed_above};
 // For the fuzz target, which folds lines that no chain would let through.
 #[doc(hidden)]
-pub use fold::step as fold_line;
+pub use fold::fold_line;
 pub use journal::Journal;
-pub use place::BALLAST_BYTES;
-pub use read::{Loaded, LogLine, Reader, live};
+pub use read::{JournalReader, LoadedState, LogLine, read_state};
+pub use state_dir::BALLAST_BYTES;
 pub use trim::{Forgotten, TRIM_EVERY};
-pub use verify::{Report, verify};
+pub use verify::{VerifyReport, verify};

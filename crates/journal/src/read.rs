@@ -1,6 +1,6 @@
 //! Reading: the whole state at a start, and parts of the history on request.
 //!
-//! A [`Reader`] has its own connection. It sees whole commits only, and does not delay the writer.
+//! A [`JournalReader`] has its own connection. It sees whole commits only, and does not delay the writer.
 
 use crate::batch::StoredAnswer;
 use crate::chain::Hash;
@@ -18,7 +18,7 @@ use sublet_core::units::Time;
 
 /// What a start of the daemon reads.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Loaded {
+pub struct LoadedState {
     /// The state.
     pub rows: Rows,
     /// The greatest time ever committed: after a reboot the clock goes on from here.
@@ -61,7 +61,7 @@ impl LogLine {
 
 /// The positions in the table `meta`, beside the counters.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Marks {
+pub(crate) struct LogPositions {
     pub clock: Time,
     pub head_seq: u64,
     pub head_hash: Hash,
@@ -73,11 +73,11 @@ pub(crate) struct Marks {
     pub log_hash: Hash,
 }
 
-pub(crate) fn marks(conn: &Connection) -> Result<Marks> {
+pub(crate) fn positions(conn: &Connection) -> Result<LogPositions> {
     let sql = "SELECT clock_us, head_seq, head_hash, base_seq, base_hash, past_floor, log_seq, log_hash FROM meta";
-    let marks = conn.prepare_cached(sql)?.query_row([], |row| {
+    let positions = conn.prepare_cached(sql)?.query_row([], |row| {
         let int = |column| row.get::<_, i64>(column).map(i64::cast_unsigned);
-        Ok(Marks {
+        Ok(LogPositions {
             clock: Time(int(0)?),
             head_seq: int(1)?,
             head_hash: codec::hash(row, 2)?,
@@ -89,13 +89,13 @@ pub(crate) fn marks(conn: &Connection) -> Result<Marks> {
         })
     })?;
     // The next number is one more than each.
-    let in_order = marks.log_seq <= marks.base_seq && marks.base_seq <= marks.head_seq;
-    if !in_order || marks.head_seq >= i64::MAX.cast_unsigned() {
-        let (log, base, head) = (marks.log_seq, marks.base_seq, marks.head_seq);
+    let in_order = positions.log_seq <= positions.base_seq && positions.base_seq <= positions.head_seq;
+    if !in_order || positions.head_seq >= i64::MAX.cast_unsigned() {
+        let (log, base, head) = (positions.log_seq, positions.base_seq, positions.head_seq);
         let why = format!("no log begins after entry {log}, is folded up to {base} and ends at {head}");
         return Err(rusqlite::Error::ToSqlConversionFailure(why.into()));
     }
-    Ok(marks)
+    Ok(positions)
 }
 
 /// Reads every row that is the state.
@@ -111,12 +111,12 @@ pub(crate) fn rows(conn: &Connection) -> Result<Rows> {
     }
     for found in conn.prepare_cached(codec::TENANTS)?.query_map([], codec::tenant)? {
         let (id, tenant) = found?;
-        in_order(id.0 as usize, rows.tenants.len(), "tenant")?;
+        check_order(id.0 as usize, rows.tenants.len(), "tenant")?;
         rows.tenants.push(tenant);
     }
     for found in conn.prepare_cached(codec::CARDS)?.query_map([], codec::card)? {
         let (id, card) = found?;
-        in_order(usize::from(id.0), rows.cards.len(), "card")?;
+        check_order(usize::from(id.0), rows.cards.len(), "card")?;
         rows.cards.push(card);
     }
     let mut leases = conn.prepare_cached(codec::LEASES)?;
@@ -133,31 +133,34 @@ pub(crate) fn rows(conn: &Connection) -> Result<Rows> {
     rows.rules = found.map(|found| found.map(|row| (row.id, row))).collect::<Result<_>>()?;
     for lease in rows.leases.values() {
         if lease.tenant.0 as usize >= rows.tenants.len() {
-            return Err(missing("tenant", lease.tenant.0 as usize));
+            return Err(missing_row("tenant", lease.tenant.0 as usize));
         }
     }
     let of_leases = rows.leases.values().filter_map(|lease| lease.hold()).flat_map(|hold| &hold.cards);
     let of_strangers = rows.strangers.values().flat_map(|stranger| &stranger.cards);
     match of_leases.chain(of_strangers).find(|card| usize::from(card.0) >= rows.cards.len()) {
-        Some(card) => Err(missing("card", usize::from(card.0))),
+        Some(card) => Err(missing_row("card", usize::from(card.0))),
         None => Ok(rows),
     }
 }
 
-fn in_order(found: usize, expected: usize, what: &str) -> Result<()> {
-    if found == expected { Ok(()) } else { Err(missing(what, expected)) }
+fn check_order(found: usize, expected: usize, what: &str) -> Result<()> {
+    if found == expected { Ok(()) } else { Err(missing_row(what, expected)) }
 }
 
-fn missing(what: &str, number: usize) -> rusqlite::Error {
+fn missing_row(what: &str, number: usize) -> rusqlite::Error {
     rusqlite::Error::ToSqlConversionFailure(format!("the row of {what} {number} is missing").into())
 }
 
 /// Reads what a start needs, and the log's end.
-pub(crate) fn load(conn: &Connection) -> Result<(Loaded, Marks)> {
+pub(crate) fn load(conn: &Connection) -> Result<(LoadedState, LogPositions)> {
     let tx = conn.unchecked_transaction()?;
-    let marks = marks(&tx)?;
+    let positions = positions(&tx)?;
     let answers = tx.prepare_cached(codec::ANSWERS)?.query_map([], codec::answer)?.collect::<Result<_>>()?;
-    Ok((Loaded { rows: rows(&tx)?, clock: marks.clock, seq: marks.head_seq, answers, loss: None }, marks))
+    Ok((
+        LoadedState { rows: rows(&tx)?, clock: positions.clock, seq: positions.head_seq, answers, loss: None },
+        positions,
+    ))
 }
 
 pub(crate) const LOG: &str =
@@ -180,25 +183,25 @@ pub(crate) fn log_line(row: &Row<'_>) -> Result<LogLine> {
 
 /// A read-only connection to a journal, beside the writer.
 #[derive(Debug)]
-pub struct Reader {
+pub struct JournalReader {
     conn: Connection,
     path: PathBuf,
 }
 
-impl Reader {
+impl JournalReader {
     /// Opens a state directory or a backup. Works beside a daemon.
-    pub fn open(at: &Path) -> Result<Reader, OpenError> {
-        let (conn, path) = connect::look(at)?;
-        Ok(Reader { conn, path })
+    pub fn open(at: &Path) -> Result<JournalReader, OpenError> {
+        let (conn, path) = connect::open_read_only(at)?;
+        Ok(JournalReader { conn, path })
     }
 
-    fn named<T>(&self, result: Result<T>) -> Result<T, OpenError> {
+    fn with_path<T>(&self, result: Result<T>) -> Result<T, OpenError> {
         result.map_err(|error| OpenError::sqlite(&self.path, &error))
     }
 
     /// A lease that is over.
     pub fn ended(&self, id: LeaseId) -> Result<Option<Ended>, OpenError> {
-        self.named((|| {
+        self.with_path((|| {
             let sql = format!("{}WHERE id = ?1", codec::PAST);
             self.conn.prepare_cached(&sql)?.query_row([signed(id.0)], codec::past).optional()
         })())
@@ -224,30 +227,30 @@ impl Reader {
                 self.conn.prepare_cached(&sql)?.query_map([before, limit], codec::past)?.collect()
             }
         };
-        self.named(read())
+        self.with_path(read())
     }
 
     /// Lines of the log after `seq`, in order. Where lines were cut, their numbers are missing.
     pub fn log(&self, after: u64, limit: usize) -> Result<Vec<LogLine>, OpenError> {
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-        self.named((|| self.conn.prepare_cached(LOG)?.query_map([signed(after), limit], log_line)?.collect())())
+        self.with_path((|| self.conn.prepare_cached(LOG)?.query_map([signed(after), limit], log_line)?.collect())())
     }
 
     /// The oldest line that is still in the log, or the next one's number if there is none.
     pub fn first_seq(&self) -> Result<u64, OpenError> {
-        self.named(marks(&self.conn).map(|marks| marks.log_seq + 1))
+        self.with_path(positions(&self.conn).map(|positions| positions.log_seq + 1))
     }
 
     /// True if a line is known to be a tenant's own. Lines newer than the base have no known owner.
     pub fn is_owned_by(&self, tenant: &str, seq: u64) -> Result<bool, OpenError> {
         let sql = "SELECT EXISTS (SELECT 1 FROM kept JOIN owners ON kept.owner = owners.id
                                   WHERE owners.name = ?1 AND kept.rank IN (0, 1) AND kept.seq = ?2)";
-        self.named((|| self.conn.prepare_cached(sql)?.query_row(params![tenant, signed(seq)], |row| row.get(0)))())
+        self.with_path((|| self.conn.prepare_cached(sql)?.query_row(params![tenant, signed(seq)], |row| row.get(0)))())
     }
 
     /// The number of the last line, 0 before the first.
     pub fn last_seq(&self) -> Result<u64, OpenError> {
-        self.named(marks(&self.conn).map(|marks| marks.head_seq))
+        self.with_path(positions(&self.conn).map(|positions| positions.head_seq))
     }
 
     /// Every tenant with its totals, by [`TenantId`].
@@ -257,17 +260,17 @@ impl Reader {
 
     /// The state as it was last committed.
     pub fn rows(&self) -> Result<Rows, OpenError> {
-        self.named((|| rows(&*self.conn.unchecked_transaction()?))())
+        self.with_path((|| rows(&*self.conn.unchecked_transaction()?))())
     }
 
     /// The stored answer for a tenant's key.
     pub fn answer(&self, tenant: TenantId, key: &str) -> Result<Option<StoredAnswer>, OpenError> {
         let sql = "SELECT tenant, key, fingerprint, status, body, wall_us FROM answers WHERE tenant = ?1 AND key = ?2";
-        self.named((|| self.conn.prepare_cached(sql)?.query_row(params![tenant.0, key], codec::answer).optional())())
+        self.with_path((|| self.conn.prepare_cached(sql)?.query_row(params![tenant.0, key], codec::answer).optional())())
     }
 }
 
 /// The state in a state directory or a backup. Works beside a daemon.
-pub fn live(at: &Path) -> Result<Rows, OpenError> {
-    Reader::open(at)?.rows()
+pub fn read_state(at: &Path) -> Result<Rows, OpenError> {
+    JournalReader::open(at)?.rows()
 }

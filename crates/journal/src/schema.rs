@@ -290,7 +290,7 @@ CREATE TABLE past_floors (
 
 /// What a file is, by its `application_id` and `user_version`.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum DatabaseKind {
     /// A journal of this version; 0 is one that was never set up.
     Journal(i64),
     /// A database of another program.
@@ -298,12 +298,12 @@ pub enum Kind {
 }
 
 /// Reads what a file is, and changes nothing.
-pub fn kind(conn: &Connection) -> Result<Kind> {
+pub fn kind(conn: &Connection) -> Result<DatabaseKind> {
     let version: i64 = conn.query_row("PRAGMA user_version", [], |row| row.get(0))?;
     let application: i64 = conn.query_row("PRAGMA application_id", [], |row| row.get(0))?;
     let tables: i64 = conn.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
     let never_set_up = version == 0 && tables == 0;
-    Ok(if application == APPLICATION || never_set_up { Kind::Journal(version) } else { Kind::Foreign })
+    Ok(if application == APPLICATION || never_set_up { DatabaseKind::Journal(version) } else { DatabaseKind::Foreign })
 }
 
 /// Brings a file of any known version to [`VERSION`].
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn each_step_runs_once_and_keeps_what_is_there() {
+    fn each_migration_step_runs_once_and_keeps_rows() {
         let mut conn = Connection::open_in_memory().unwrap();
         let steps = ["CREATE TABLE a (x) ", "ALTER TABLE a ADD y DEFAULT 7"];
         advance(&mut conn, &steps[..1]).unwrap();
@@ -380,13 +380,13 @@ mod tests {
     }
 
     #[test]
-    fn a_new_file_is_a_journal_of_version_0_and_anothers_database_is_foreign() {
+    fn a_new_file_is_a_journal_of_version_0_and_another_programs_database_is_foreign() {
         let mut conn = Connection::open_in_memory().unwrap();
-        assert_eq!(kind(&conn), Ok(Kind::Journal(0)));
+        assert_eq!(kind(&conn), Ok(DatabaseKind::Journal(0)));
         migrate(&mut conn).unwrap();
-        assert_eq!(kind(&conn), Ok(Kind::Journal(VERSION)));
+        assert_eq!(kind(&conn), Ok(DatabaseKind::Journal(VERSION)));
         let other = Connection::open_in_memory().unwrap();
         other.execute_batch("CREATE TABLE bookmarks (url)").unwrap();
-        assert_eq!(kind(&other), Ok(Kind::Foreign));
+        assert_eq!(kind(&other), Ok(DatabaseKind::Foreign));
     }
 }

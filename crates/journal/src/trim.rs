@@ -12,8 +12,8 @@ use crate::cut;
 use crate::error::CommitError;
 use crate::fold;
 use crate::journal::Journal;
-use crate::owner::Owner;
-use crate::read::{self, LogLine, Marks};
+use crate::line_owner::LineOwner;
+use crate::read::{self, LogLine, LogPositions};
 use rusqlite::{Connection, Error, OptionalExtension, Result, Row, params};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -63,7 +63,7 @@ impl Journal {
     ) -> Result<Forgotten, CommitError> {
         let (forgotten, left, counts) = self.transact(|journal| {
             let mut counts = journal.answers.clone();
-            let answers = answers::forget(&journal.conn, answers_before_wall_us, answers, PIECE, &mut counts)?;
+            let answers = answers::remove_surplus(&journal.conn, answers_before_wall_us, answers, PIECE, &mut counts)?;
             let mut left = journal.past.clone().map_or_else(|| count_past(&journal.conn), Ok)?;
             let past = forget_past(&journal.conn, &mut left, past_max)?;
             Ok((Forgotten { answers, past }, left, counts))
@@ -75,59 +75,69 @@ impl Journal {
 
 /// Returns how many lines were folded or cut, and the base without its leases where it was read.
 fn trim(conn: &Connection, keep: u64, base: Option<Rows>) -> Result<(u64, Option<Rows>)> {
-    let marks = read::marks(conn)?;
-    let whole = marks.head_seq.saturating_sub(marks.base_seq);
+    let positions = read::positions(conn)?;
+    let whole = positions.head_seq.saturating_sub(positions.base_seq);
     let surplus = whole.saturating_sub(keep / 2);
-    let (folded, base) = fold_oldest(conn, &marks, surplus.min(FOLD_PIECE), base)?;
+    let (folded, base) = fold_oldest(conn, &positions, surplus.min(FOLD_PIECE), base)?;
     if folded < surplus {
         // Lines that are not folded yet have no owner: cutting now would take lines of others in their place.
         return Ok((folded, base));
     }
-    let lines = whole - folded + cut::kept(conn)?;
-    Ok((folded + cut::cut(conn, lines.saturating_sub(keep).min(CUT_PIECE), keep)?, base))
+    let lines = whole - folded + cut::kept_lines(conn)?;
+    Ok((folded + cut::cut_lines(conn, lines.saturating_sub(keep).min(CUT_PIECE), keep)?, base))
 }
 
 /// Folds the oldest lines that are newer than the base. They stay in the log, with their owners noted.
-fn fold_oldest(conn: &Connection, marks: &Marks, surplus: u64, base: Option<Rows>) -> Result<(u64, Option<Rows>)> {
+fn fold_oldest(
+    conn: &Connection,
+    positions: &LogPositions,
+    surplus: u64,
+    base: Option<Rows>,
+) -> Result<(u64, Option<Rows>)> {
     if surplus == 0 {
         return Ok((0, base));
     }
     let lines: Vec<LogLine> = conn
         .prepare_cached(read::LOG)?
-        .query_map([signed(marks.base_seq), signed(surplus)], read::log_line)?
+        .query_map([signed(positions.base_seq), signed(surplus)], read::log_line)?
         .collect::<Result<_>>()?;
     let base = base.map_or_else(|| base_without_leases(conn), Ok)?;
-    let (owners, base) = fold_into_base(conn, marks, &lines, &base)?;
-    cut::keep(conn, lines.iter().map(|line| line.seq).zip(owners))?;
+    let (owners, base) = fold_into_base(conn, positions, &lines, &base)?;
+    cut::note_owners(conn, lines.iter().map(|line| line.seq).zip(owners))?;
     Ok((lines.len() as u64, Some(base)))
 }
 
 /// Returns the owner of each line, and the base after them without its leases.
-fn fold_into_base(conn: &Connection, marks: &Marks, lines: &[LogLine], before: &Rows) -> Result<(Vec<Owner>, Rows)> {
+fn fold_into_base(
+    conn: &Connection,
+    positions: &LogPositions,
+    lines: &[LogLine],
+    before: &Rows,
+) -> Result<(Vec<LineOwner>, Rows)> {
     let refused = |what: String| Error::ToSqlConversionFailure(what.into());
     let touched: BTreeSet<LeaseId> = lines.iter().filter_map(|line| line.lease).collect();
     let mut rows = before.clone();
     for id in &touched {
-        rows.leases.extend(get(conn, "lease", id.0)?.map(|lease| (*id, lease)));
+        rows.leases.extend(get_from_base(conn, "lease", id.0)?.map(|lease| (*id, lease)));
     }
-    let (mut hasher, mut hash) = (Hasher::default(), marks.base_hash);
+    let (mut hasher, mut hash) = (Hasher::default(), positions.base_hash);
     let mut owners = Vec::with_capacity(lines.len());
-    for (seq, line) in (marks.base_seq + 1..).zip(lines) {
-        fold::linked(&mut hasher, &hash, seq, line).map_err(refused)?;
-        let action = fold::read(line).map_err(refused)?;
-        owners.push(Owner::of(&rows, &action));
-        fold::apply(&mut rows, line, &action).map_err(refused)?;
+    for (seq, line) in (positions.base_seq + 1..).zip(lines) {
+        fold::check_link(&mut hasher, &hash, seq, line).map_err(refused)?;
+        let action = fold::read_action(line).map_err(refused)?;
+        owners.push(LineOwner::of(&rows, &action));
+        fold::apply_action(&mut rows, line, &action).map_err(refused)?;
         hash = line.hash;
     }
     put_base(conn, before, &rows, &touched)?;
     conn.prepare_cached("UPDATE meta SET base_seq = ?1, base_hash = ?2")?
-        .execute(params![signed(marks.base_seq + lines.len() as u64), hash])?;
+        .execute(params![signed(positions.base_seq + lines.len() as u64), hash])?;
     rows.leases.clear();
     Ok((owners, rows))
 }
 
 fn put_base(conn: &Connection, before: &Rows, rows: &Rows, touched: &BTreeSet<LeaseId>) -> Result<()> {
-    put(conn, "meta", 0, &rows.meta)?;
+    put_in_base(conn, "meta", 0, &rows.meta)?;
     put_changed(conn, "tenant", &before.tenants, &rows.tenants)?;
     put_changed(conn, "card", &before.cards, &rows.cards)?;
     put_map(conn, "token", &before.tokens, &rows.tokens, |id| id.0.into())?;
@@ -135,7 +145,7 @@ fn put_base(conn: &Connection, before: &Rows, rows: &Rows, touched: &BTreeSet<Le
     put_map(conn, "rule", &before.rules, &rows.rules, |id| id.0.into())?;
     for id in touched {
         match rows.leases.get(id) {
-            Some(lease) => put(conn, "lease", id.0, lease)?,
+            Some(lease) => put_in_base(conn, "lease", id.0, lease)?,
             None => {
                 conn.prepare_cached("DELETE FROM base WHERE kind = 'lease' AND id = ?1")?.execute([signed(id.0)])?;
             }
@@ -152,7 +162,7 @@ fn put_map<K: Ord, T: PartialEq + Serialize>(
     number: impl Fn(&K) -> u64,
 ) -> Result<()> {
     for (id, row) in after.iter().filter(|(id, row)| before.get(id) != Some(row)) {
-        put(conn, kind, number(id), row)?;
+        put_in_base(conn, kind, number(id), row)?;
     }
     for id in before.keys().filter(|id| !after.contains_key(id)) {
         let sql = "DELETE FROM base WHERE kind = ?1 AND id = ?2";
@@ -163,38 +173,40 @@ fn put_map<K: Ord, T: PartialEq + Serialize>(
 
 fn put_changed<T: PartialEq + Serialize>(conn: &Connection, kind: &str, before: &[T], after: &[T]) -> Result<()> {
     let changed = after.iter().enumerate().filter(|(number, row)| before.get(*number) != Some(*row));
-    changed.into_iter().try_for_each(|(number, row)| put(conn, kind, number as u64, row))
+    changed.into_iter().try_for_each(|(number, row)| put_in_base(conn, kind, number as u64, row))
 }
 
-fn put(conn: &Connection, kind: &str, id: u64, body: &impl Serialize) -> Result<()> {
+fn put_in_base(conn: &Connection, kind: &str, id: u64, body: &impl Serialize) -> Result<()> {
     let sql = "INSERT OR REPLACE INTO base (kind, id, body) VALUES (?1, ?2, ?3)";
     conn.prepare_cached(sql)?.execute(params![kind, signed(id), codec::json(body)?])?;
     Ok(())
 }
 
-fn get<T: DeserializeOwned>(conn: &Connection, kind: &str, id: u64) -> Result<Option<T>> {
+fn get_from_base<T: DeserializeOwned>(conn: &Connection, kind: &str, id: u64) -> Result<Option<T>> {
     let sql = "SELECT body FROM base WHERE kind = ?1 AND id = ?2";
     conn.prepare_cached(sql)?.query_row(params![kind, signed(id)], |row| codec::from_json(row, 0)).optional()
 }
 
-fn all<T: DeserializeOwned>(conn: &Connection, kind: &str) -> Result<Vec<T>> {
+fn all_in_base<T: DeserializeOwned>(conn: &Connection, kind: &str) -> Result<Vec<T>> {
     let mut find = conn.prepare_cached("SELECT body FROM base WHERE kind = ?1 ORDER BY id")?;
     find.query_map([kind], |row| codec::from_json(row, 0))?.collect()
 }
 
 fn base_without_leases(conn: &Connection) -> Result<Rows> {
-    let meta = get(conn, "meta", 0)?.unwrap_or_default();
-    let tokens = all(conn, "token")?.into_iter().map(|token: Token| (token.id, token)).collect();
-    let strangers = all(conn, "stranger")?.into_iter().map(|stranger: Stranger| (stranger.id, stranger)).collect();
-    let rules = all(conn, "rule")?.into_iter().map(|rule: Rule| (rule.id, rule)).collect();
-    let (tenants, cards) = (all(conn, "tenant")?, all(conn, "card")?);
+    let meta = get_from_base(conn, "meta", 0)?.unwrap_or_default();
+    let tokens = all_in_base(conn, "token")?.into_iter().map(|token: Token| (token.id, token)).collect();
+    let strangers =
+        all_in_base(conn, "stranger")?.into_iter().map(|stranger: Stranger| (stranger.id, stranger)).collect();
+    let rules = all_in_base(conn, "rule")?.into_iter().map(|rule: Rule| (rule.id, rule)).collect();
+    let (tenants, cards) = (all_in_base(conn, "tenant")?, all_in_base(conn, "card")?);
     Ok(Rows { meta, tenants, cards, tokens, strangers, rules, ..Rows::default() })
 }
 
 /// The rows as they were before the log's first entry.
 pub fn base(conn: &Connection) -> Result<Rows> {
     let mut rows = base_without_leases(conn)?;
-    rows.leases = all(conn, "lease")?.into_iter().map(|lease: sublet_core::rows::Lease| (lease.id, lease)).collect();
+    rows.leases =
+        all_in_base(conn, "lease")?.into_iter().map(|lease: sublet_core::rows::Lease| (lease.id, lease)).collect();
     Ok(rows)
 }
 
@@ -208,7 +220,7 @@ fn count_past(conn: &Connection) -> Result<BTreeMap<TenantId, u64>> {
 fn forget_past(conn: &Connection, counts: &mut BTreeMap<TenantId, u64>, max: u64) -> Result<u64> {
     let mut surplus = counts.values().sum::<u64>().saturating_sub(max).min(PIECE);
     let mut removed = 0;
-    for _ in 0..cut::VICTIMS {
+    for _ in 0..cut::OWNERS_AT_ONCE {
         let mut most = [None, None];
         for found in counts.iter().map(|(tenant, count)| Some((*count, *tenant))) {
             if found > most[0] {
@@ -219,7 +231,7 @@ fn forget_past(conn: &Connection, counts: &mut BTreeMap<TenantId, u64>, max: u64
         }
         let Some((largest, tenant)) = most[0].filter(|_| surplus > 0) else { break };
         let second = most[1].map_or(0, |(count, _)| count);
-        let gone = forget_oldest(conn, tenant, surplus.min(cut::at_once(largest, second, max)))?;
+        let gone = forget_oldest(conn, tenant, surplus.min(cut::lines_at_once(largest, second, max)))?;
         counts.insert(tenant, largest.saturating_sub(gone));
         (surplus, removed) = (surplus.saturating_sub(gone), removed + gone);
     }

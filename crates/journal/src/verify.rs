@@ -12,8 +12,8 @@ use crate::connect;
 use crate::cut::{self, Stub};
 use crate::error::OpenError;
 use crate::fold;
-use crate::head::{self, Beside};
-use crate::read::{self, LogLine, Marks};
+use crate::head::{self, HeadComparison};
+use crate::read::{self, LogLine, LogPositions};
 use crate::trim;
 use rusqlite::{Connection, OptionalExtension, Result};
 use serde::Serialize;
@@ -30,7 +30,7 @@ const FINDINGS_MAX: usize = 100;
 
 /// The result of [`verify`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Report {
+pub struct VerifyReport {
     /// What is wrong, a sentence each; empty when all is well.
     pub findings: Vec<String>,
     /// The number of the first entry in the log.
@@ -46,18 +46,18 @@ pub struct Report {
     /// Ended leases that are older than the base.
     pub past_unchecked: u64,
     /// How the journal's end compares with what was noted beside it.
-    pub beside: Beside,
+    pub beside: HeadComparison,
     /// How many lines of each owner were trimmed, the most first: a tenant, or `sublet` for operators and the daemon.
     pub trimmed: Vec<(String, u64)>,
 }
 
-impl Report {
+impl VerifyReport {
     /// True if nothing is wrong.
     pub fn is_clean(&self) -> bool {
-        self.findings.is_empty() && !matches!(self.beside, Beside::Lost(_))
+        self.findings.is_empty() && !matches!(self.beside, HeadComparison::Lost(_))
     }
 
-    fn find(&mut self, what: impl Into<String>) {
+    fn add_finding(&mut self, what: impl Into<String>) {
         if self.findings.len() < FINDINGS_MAX {
             self.findings.push(what.into());
         }
@@ -65,32 +65,32 @@ impl Report {
 }
 
 /// Checks the journal in a state directory, or a backup. Works beside a daemon.
-pub fn verify(at: &Path) -> Result<Report, OpenError> {
-    let (conn, path) = connect::look(at)?;
-    let mut report = Report::default();
+pub fn verify(at: &Path) -> Result<VerifyReport, OpenError> {
+    let (conn, path) = connect::open_read_only(at)?;
+    let mut report = VerifyReport::default();
     // The note is read before the journal, which may grow meanwhile.
     let noted = head::read(&path).map_err(|error| OpenError::file(&path.with_extension("head"), error))?;
     let checked = check(&conn, &mut report).and_then(|()| {
-        report.beside = head::compare(&conn, &read::marks(&conn)?, &noted)?;
+        report.beside = head::compare(&conn, &read::positions(&conn)?, &noted)?;
         Ok(())
     });
     if let Err(error) = checked {
         match OpenError::sqlite(&path, &error) {
-            OpenError::Corrupt { source, .. } => report.find(format!("the file is damaged: {source}")),
+            OpenError::Corrupt { source, .. } => report.add_finding(format!("the file is damaged: {source}")),
             other => return Err(other),
         }
     }
     Ok(report)
 }
 
-fn check(conn: &Connection, report: &mut Report) -> Result<()> {
+fn check(conn: &Connection, report: &mut VerifyReport) -> Result<()> {
     let tx = conn.unchecked_transaction()?;
     check_file(&tx, report)?;
-    let marks = read::marks(&tx)?;
-    (report.first_seq, report.last_seq, report.head) = (marks.log_seq + 1, marks.head_seq, marks.head_hash);
+    let positions = read::positions(&tx)?;
+    (report.first_seq, report.last_seq, report.head) = (positions.log_seq + 1, positions.head_seq, positions.head_hash);
     let base = trim::base(&tx)?;
-    report.trimmed = trimmed(&tx)?;
-    let Some(folded) = fold_log(&tx, &marks, &base, report)? else {
+    report.trimmed = trimmed_by_owner(&tx)?;
+    let Some(folded) = fold_log(&tx, &positions, &base, report)? else {
         return Ok(()); // A log with a broken chain explains nothing.
     };
     let rows = read::rows(&tx)?;
@@ -102,14 +102,14 @@ fn check(conn: &Connection, report: &mut Report) -> Result<()> {
 
 /// Checks that each stored answer could be given again. The log does not have the answers, so nothing more can be
 /// checked.
-fn check_answers(conn: &Connection, tenants: usize, report: &mut Report) -> Result<()> {
+fn check_answers(conn: &Connection, tenants: usize, report: &mut VerifyReport) -> Result<()> {
     let mut find =
         conn.prepare("SELECT tenant, key, length(fingerprint), status, body FROM answers ORDER BY number")?;
     let mut rows = find.query([])?;
     while let Some(row) = rows.next()? {
         let (tenant, key): (i64, String) = (row.get(0)?, row.get(1)?);
         let mut wrong =
-            |what: &str| report.find(format!("the stored answer for key `{key}` of tenant {tenant} {what}"));
+            |what: &str| report.add_finding(format!("the stored answer for key `{key}` of tenant {tenant} {what}"));
         if !usize::try_from(tenant).is_ok_and(|tenant| tenant < tenants) {
             wrong("is of a tenant that there is not");
         }
@@ -128,12 +128,12 @@ fn check_answers(conn: &Connection, tenants: usize, report: &mut Report) -> Resu
     Ok(())
 }
 
-fn check_file(conn: &Connection, report: &mut Report) -> Result<()> {
+fn check_file(conn: &Connection, report: &mut VerifyReport) -> Result<()> {
     let mut check = conn.prepare(&format!("PRAGMA integrity_check({FINDINGS_MAX})"))?;
     for line in check.query_map([], |row| row.get::<_, String>(0))? {
         let line = line?;
         if line != "ok" {
-            report.find(format!("the file is damaged: {line}"));
+            report.add_finding(format!("the file is damaged: {line}"));
         }
     }
     Ok(())
@@ -145,14 +145,14 @@ struct Folded {
 }
 
 /// Lines that were cut, by owner.
-fn trimmed(conn: &Connection) -> Result<Vec<(String, u64)>> {
+fn trimmed_by_owner(conn: &Connection) -> Result<Vec<(String, u64)>> {
     let mut find = conn.prepare("SELECT name, cut FROM owners WHERE cut <> 0 ORDER BY cut DESC, id")?;
     find.query_map([], |row| Ok((row.get(0)?, row.get::<_, i64>(1)?.cast_unsigned())))?.collect()
 }
 
 /// The position of a walk along the log.
-struct Walk<'a> {
-    marks: &'a Marks,
+struct VerifyWalk<'a> {
+    positions: &'a LogPositions,
     hasher: Hasher,
     seq: u64,
     hash: Hash,
@@ -164,9 +164,9 @@ struct Walk<'a> {
     cut: u64,
 }
 
-impl Walk<'_> {
+impl VerifyWalk<'_> {
     fn pass_line(&mut self, line: &LogLine) -> Result<(), String> {
-        let linked = fold::linked(&mut self.hasher, &self.hash, self.seq + 1, line);
+        let linked = fold::check_link(&mut self.hasher, &self.hash, self.seq + 1, line);
         if let (Err(_), Some(stub)) = (&linked, &self.stub)
             && line.seq == self.seq + 1
         {
@@ -179,8 +179,8 @@ impl Walk<'_> {
         }
         linked?;
         (self.seq, self.hash, self.stub) = (line.seq, line.hash, None);
-        self.kept += u64::from(line.seq <= self.marks.base_seq);
-        self.meet_base()
+        self.kept += u64::from(line.seq <= self.positions.base_seq);
+        self.check_base_hash()
     }
 
     fn pass_stub(&mut self, stub: Stub) -> Result<(), String> {
@@ -189,34 +189,34 @@ impl Walk<'_> {
             return Err(format!("entry {} of the log is missing", self.seq + 1));
         }
         let lines: u64 = stub.owners.values().fold(0, |sum, lines| sum.saturating_add(*lines));
-        let fits = first == self.seq + 1 && last >= first && last <= self.marks.base_seq && self.stub.is_none();
+        let fits = first == self.seq + 1 && last >= first && last <= self.positions.base_seq && self.stub.is_none();
         if !fits || lines != last - first + 1 {
             return Err(format!("the stub of entries {first} to {last} is none that trimming leaves"));
         }
         self.cut += lines;
         (self.seq, self.hash, self.stub) = (last, stub.hash, Some(stub));
-        self.meet_base()
+        self.check_base_hash()
     }
 
-    fn meet_base(&self) -> Result<(), String> {
-        if self.seq == self.marks.base_seq && self.hash != self.marks.base_hash {
+    fn check_base_hash(&self) -> Result<(), String> {
+        if self.seq == self.positions.base_seq && self.hash != self.positions.base_hash {
             return Err(format!("the base does not fit entry {} of the log: their hashes differ", self.seq));
         }
         Ok(())
     }
 
     /// Compares the lines that were seen with the counts that trimming stored.
-    fn check_counts(&self, conn: &Connection, report: &mut Report) -> Result<()> {
+    fn check_counts(&self, conn: &Connection, report: &mut VerifyReport) -> Result<()> {
         let count = |sql: &str| conn.query_row(sql, [], |row| row.get::<_, i64>(0)).map(i64::cast_unsigned);
-        let cut = self.marks.log_seq + self.cut;
+        let cut = self.positions.log_seq + self.cut;
         let counted = count("SELECT coalesce(sum(cut), 0) FROM owners")?;
         if counted != cut {
-            report.find(format!("{cut} lines of the log were trimmed, but {counted} were counted"));
+            report.add_finding(format!("{cut} lines of the log were trimmed, but {counted} were counted"));
         }
         let noted = count("SELECT count(*) FROM kept JOIN log USING (seq)")?;
         let counted = count("SELECT coalesce(sum(lines), 0) FROM owners")?;
         if (noted, counted) != (self.kept, self.kept) {
-            report.find(format!(
+            report.add_finding(format!(
                 "the log has {} lines that are folded into the base, but the owners of {noted} are noted and {counted} \
                  are counted",
                 self.kept
@@ -227,17 +227,22 @@ impl Walk<'_> {
 }
 
 /// Folds the log, checking the chain and the history on the way; `None` if the chain is broken.
-fn fold_log(conn: &Connection, marks: &Marks, base: &Rows, report: &mut Report) -> Result<Option<Folded>> {
+fn fold_log(
+    conn: &Connection,
+    positions: &LogPositions,
+    base: &Rows,
+    report: &mut VerifyReport,
+) -> Result<Option<Folded>> {
     let mut folded = Folded { rows: base.clone(), ended: BTreeSet::new() };
-    let (seq, hash) = (marks.log_seq, marks.log_hash);
-    let mut walk = Walk { marks, hasher: Hasher::default(), seq, hash, stub: None, kept: 0, cut: 0 };
+    let (seq, hash) = (positions.log_seq, positions.log_hash);
+    let mut walk = VerifyWalk { positions, hasher: Hasher::default(), seq, hash, stub: None, kept: 0, cut: 0 };
     let mut latest = Time::ZERO;
     let mut stubs = conn.prepare(&format!("{}ORDER BY first_seq", cut::STUBS))?;
     let mut stubs = stubs.query_map([], cut::stub)?.peekable();
     let mut log = conn.prepare(read::LOG)?;
-    let mut lines = log.query_map([signed(marks.log_seq), -1], read::log_line)?;
-    if let Err(what) = walk.meet_base() {
-        report.find(what);
+    let mut lines = log.query_map([signed(positions.log_seq), -1], read::log_line)?;
+    if let Err(what) = walk.check_base_hash() {
+        report.add_finding(what);
         return Ok(None);
     }
     loop {
@@ -255,17 +260,17 @@ fn fold_log(conn: &Connection, marks: &Marks, base: &Rows, report: &mut Report) 
             latest = latest.max(line.at);
             stepped = stepped.and_then(|_| {
                 walk.pass_line(&line)?;
-                if line.seq <= marks.base_seq { Ok(None) } else { fold::step(&mut folded.rows, &line) }
+                if line.seq <= positions.base_seq { Ok(None) } else { fold::fold_line(&mut folded.rows, &line) }
             });
         }
         match stepped {
             Ok(Some(ended)) => {
                 folded.ended.insert(ended.id);
-                check_past_holds(conn, marks, &ended, report)?;
+                check_past_holds(conn, positions, &ended, report)?;
             }
             Ok(None) => {}
             Err(what) => {
-                report.find(what);
+                report.add_finding(what);
                 return Ok(None);
             }
         }
@@ -273,28 +278,33 @@ fn fold_log(conn: &Connection, marks: &Marks, base: &Rows, report: &mut Report) 
             break;
         }
     }
-    if (walk.seq, walk.hash) != (marks.head_seq, marks.head_hash) {
-        report.find(format!("the log ends at entry {}, but {} were written", walk.seq, marks.head_seq));
+    if (walk.seq, walk.hash) != (positions.head_seq, positions.head_hash) {
+        report.add_finding(format!("the log ends at entry {}, but {} were written", walk.seq, positions.head_seq));
         return Ok(None);
     }
     walk.check_counts(conn, report)?;
-    if marks.clock < latest {
-        report.find(format!(
+    if positions.clock < latest {
+        report.add_finding(format!(
             "the table `meta` has the clock at {} µs, but the log has an entry of {} µs",
-            marks.clock.0, latest.0
+            positions.clock.0, latest.0
         ));
     }
     Ok(Some(folded))
 }
 
 /// Checks that a lease that ended in the log is in the history with the same values, unless it may be forgotten.
-fn check_past_holds(conn: &Connection, marks: &Marks, ended: &Ended, report: &mut Report) -> Result<()> {
+fn check_past_holds(
+    conn: &Connection,
+    positions: &LogPositions,
+    ended: &Ended,
+    report: &mut VerifyReport,
+) -> Result<()> {
     let mut find = conn.prepare_cached(&format!("{}WHERE id = ?1", codec::PAST))?;
     match find.query_row([signed(ended.id.0)], codec::past).optional()? {
         Some(row) if row == *ended => report.past += 1,
-        Some(row) => report.find(differs(&format!("ended lease {}", ended.id), ended, &row)),
-        None if ended.id.0 < marks.past_floor.max(past_floor(conn, ended.tenant)?) => {}
-        None => report.find(format!("ended lease {} is in the log, but its row is missing", ended.id)),
+        Some(row) => report.add_finding(difference_text(&format!("ended lease {}", ended.id), ended, &row)),
+        None if ended.id.0 < positions.past_floor.max(past_floor(conn, ended.tenant)?) => {}
+        None => report.add_finding(format!("ended lease {} is in the log, but its row is missing", ended.id)),
     }
     Ok(())
 }
@@ -306,7 +316,7 @@ fn past_floor(conn: &Connection, tenant: TenantId) -> Result<u64> {
 }
 
 /// Checks that each lease in the history ended in the log, unless it is older than the base.
-fn check_past_is_explained(conn: &Connection, base: &Rows, folded: &Folded, report: &mut Report) -> Result<()> {
+fn check_past_is_explained(conn: &Connection, base: &Rows, folded: &Folded, report: &mut VerifyReport) -> Result<()> {
     let mut ids = conn.prepare("SELECT id FROM past")?;
     for id in ids.query_map([], |row| row.get::<_, i64>(0))? {
         let id = LeaseId(id?.cast_unsigned());
@@ -316,7 +326,7 @@ fn check_past_is_explained(conn: &Connection, base: &Rows, folded: &Folded, repo
         if id.0 < base.meta.next_lease && !base.leases.contains_key(&id) {
             report.past_unchecked += 1;
         } else {
-            report.find(format!("ended lease {id} has a row that the log does not explain"));
+            report.add_finding(format!("ended lease {id} has a row that the log does not explain"));
         }
     }
     Ok(())
@@ -326,7 +336,7 @@ fn check_past_is_explained(conn: &Connection, base: &Rows, folded: &Folded, repo
 const FIELDS_MAX: usize = 4;
 
 /// Which fields of a row are not as the log has them.
-fn differs(what: &str, log: &impl Serialize, row: &impl Serialize) -> String {
+fn difference_text(what: &str, log: &impl Serialize, row: &impl Serialize) -> String {
     let mut fields = Vec::new();
     // Through text: 128-bit numbers do not fit a JSON value otherwise. They lose only digits too small to matter here.
     let value = |of: &dyn Fn() -> serde_json::Result<String>| of().and_then(|text| serde_json::from_str(&text));
@@ -362,9 +372,9 @@ fn compare_fields(at: &str, log: &Value, row: &Value, fields: &mut Vec<String>) 
     }
 }
 
-fn compare_rows(log: &Rows, rows: &Rows, report: &mut Report) {
+fn compare_rows(log: &Rows, rows: &Rows, report: &mut VerifyReport) {
     if log.meta != rows.meta {
-        report.find(differs("the table `meta`", &log.meta, &rows.meta));
+        report.add_finding(difference_text("the table `meta`", &log.meta, &rows.meta));
     }
     compare_lists("tenant", &log.tenants, &rows.tenants, report);
     compare_lists("card", &log.cards, &rows.cards, report);
@@ -378,23 +388,23 @@ fn compare_maps<K: Ord + Display, T: PartialEq + Serialize>(
     what: &str,
     log: &BTreeMap<K, T>,
     rows: &BTreeMap<K, T>,
-    report: &mut Report,
+    report: &mut VerifyReport,
 ) {
     for id in log.keys().chain(rows.keys()).collect::<BTreeSet<_>>() {
         match (log.get(id), rows.get(id)) {
             (Some(log), Some(row)) if log == row => {}
-            (Some(log), Some(row)) => report.find(differs(&format!("{what} {id}"), log, row)),
-            (Some(_), None) => report.find(format!("{what} {id} is live by the log, but its row is missing")),
-            (None, _) => report.find(format!("{what} {id} has a row that the log does not explain")),
+            (Some(log), Some(row)) => report.add_finding(difference_text(&format!("{what} {id}"), log, row)),
+            (Some(_), None) => report.add_finding(format!("{what} {id} is live by the log, but its row is missing")),
+            (None, _) => report.add_finding(format!("{what} {id} has a row that the log does not explain")),
         }
     }
 }
 
-fn compare_lists<T: PartialEq + Serialize>(what: &str, log: &[T], rows: &[T], report: &mut Report) {
+fn compare_lists<T: PartialEq + Serialize>(what: &str, log: &[T], rows: &[T], report: &mut VerifyReport) {
     if log.len() != rows.len() {
-        report.find(format!("the log gives {} {what}s, the table has {}", log.len(), rows.len()));
+        report.add_finding(format!("the log gives {} {what}s, the table has {}", log.len(), rows.len()));
     }
     for (number, (log, row)) in log.iter().zip(rows).enumerate().filter(|(_, (log, row))| log != row) {
-        report.find(differs(&format!("{what} {number}"), log, row));
+        report.add_finding(difference_text(&format!("{what} {number}"), log, row));
     }
 }

@@ -2,8 +2,7 @@
 
 use crate::args::Globals;
 use crate::client::Client;
-use crate::failure::{Failure, tell_hint};
-use crate::hold::ask::{TierArg, parse_size};
+use crate::failure::Failure;
 use crate::output;
 use crate::table::{Table, plain};
 use crate::text;

@@ -26,7 +26,7 @@ impl ParkingConfig {
     /// Without `ram` the parking space is the host's memory less a quarter, and less 8 GiB at least. Returns how much of it
     /// is kept ready.
     pub(super) fn settle(&self, policy: &mut Policy) -> Result<Bytes, ConfigError> {
-        let all = Bytes(sublet_host::shims::total().unwrap_or(0));
+        let all = Bytes(sublet_host::shims::total_bytes().unwrap_or(0));
         let parking = &mut policy.parking;
         let usual = all.less(Bytes(all.0 / 4).max(Bytes::gib(8)));
         parking.ram = usual;

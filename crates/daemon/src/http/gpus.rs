@@ -22,7 +22,7 @@ use sublet_wire as wire;
 pub async fn list(State(app): State<App>, request: Request) -> Result<Json<wire::Gpus>, Refused> {
     let peer = body::peer(&request)?;
     let (by, caller) = (peer.caller.clone(), peer.caller.clone());
-    let (by_driver, kind, stock) = (app.by_driver, app.kind, app.host.stock());
+    let (by_driver, kind, stock) = (app.by_driver, app.kind, app.host.stock_bytes());
     let look =
         move |view: &View<'_>| (view.cards(&caller), view.parking(by_driver, kind, stock), view.sees_all(&caller));
     let (mut cards, parking, see_all) = app.post.read(look).await?;

@@ -76,7 +76,7 @@ fn marked(app: &App, mut reply: Reply, tenant: &str, may_be_stored: bool) -> Rep
         && reply.body.pop() == Some('}')
     {
         // At the end each time, so that the same answer is the same.
-        let written = write!(reply.body, r#","proof":"{}"}}"#, app.marks.grant(lease, epoch).mark);
+        let written = write!(reply.body, r#","proof":"{}"}}"#, app.marks.grant(lease, epoch).proof);
         debug_assert!(written.is_ok(), "a string takes whatever is written to it");
     }
     reply

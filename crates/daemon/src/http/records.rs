@@ -15,7 +15,7 @@ use sublet_core::decide::enforce;
 use sublet_core::event::{Caller, Event};
 use sublet_core::ids::{LeaseId, TenantId};
 use sublet_core::stranger::StrangerId;
-use sublet_journal::{LogLine, OpenError, Reader};
+use sublet_journal::{JournalReader, LogLine, OpenError};
 use sublet_wire as wire;
 use sublet_wire::Problem;
 
@@ -32,7 +32,7 @@ const SCAN_MAX: usize = 5_000;
 pub async fn history<T: Send + 'static>(
     app: &App,
     by: &Caller,
-    read: impl FnOnce(&Reader) -> Result<T, OpenError> + Send + 'static,
+    read: impl FnOnce(&JournalReader) -> Result<T, OpenError> + Send + 'static,
 ) -> Result<T, Refused> {
     let found = app.history.read(&by.tenant, read).await;
     Ok(found.ok_or(crate::looper::LoopGone::Stopping)??)
@@ -175,7 +175,7 @@ impl Sieve {
         Ok(Sieve { by, tenant, lease, stranger: None, mine, own, others })
     }
 
-    fn page(mut self, reader: &Reader, mut after: u64, limit: usize) -> Result<wire::AuditPage, OpenError> {
+    fn page(mut self, reader: &JournalReader, mut after: u64, limit: usize) -> Result<wire::AuditPage, OpenError> {
         let mut lines = Vec::new();
         let mut scanned = 0;
         loop {
@@ -198,7 +198,7 @@ impl Sieve {
     }
 
     /// Whether the caller may see this line: an operator all, others those of their own leases and tokens.
-    pub fn passes(&mut self, line: &LogLine, reader: &Reader) -> Result<bool, OpenError> {
+    pub fn passes(&mut self, line: &LogLine, reader: &JournalReader) -> Result<bool, OpenError> {
         if self.lease.is_some() && self.lease != line.lease {
             return Ok(false);
         }
@@ -233,7 +233,7 @@ impl Sieve {
     }
 
     /// A lease is live, or history, or its first line (which names its tenant) is still to come.
-    fn is_mine(&mut self, lease: LeaseId, line: &LogLine, reader: &Reader) -> Result<bool, OpenError> {
+    fn is_mine(&mut self, lease: LeaseId, line: &LogLine, reader: &JournalReader) -> Result<bool, OpenError> {
         if let Some(mine) = self.mine.get(&lease) {
             return Ok(*mine);
         }
@@ -265,7 +265,7 @@ const DAEMON: &str = "sublet";
 impl Sieve {
     /// A line as the caller may see it: without the leases of other users, and without their names where those are not
     /// shown.
-    pub fn shown(&self, line: &LogLine, reader: &Reader) -> Result<wire::AuditLine, OpenError> {
+    pub fn shown(&self, line: &LogLine, reader: &JournalReader) -> Result<wire::AuditLine, OpenError> {
         let action = line.action().ok();
         let mut sentence = action.as_ref().map_or_else(|| "written by another release".to_owned(), words::action);
         let mut json = serde_json::from_str(&line.json).unwrap_or(serde_json::Value::Null);
@@ -288,7 +288,7 @@ impl Sieve {
         })
     }
 
-    fn may_name(&self, lease: LeaseId, reader: &Reader) -> Result<bool, OpenError> {
+    fn may_name(&self, lease: LeaseId, reader: &JournalReader) -> Result<bool, OpenError> {
         match self.mine.get(&lease) {
             _ if self.by.operator => Ok(true),
             Some(mine) => Ok(*mine),

@@ -61,7 +61,7 @@ pub const POLLS: Share = Share { all: 4_096, each: 256 };
 pub const STREAMS: Share = Share { all: 1_024, each: 64 };
 
 /// Descriptors for all but connections: programs with Sublet's library, processes of leases, the journal, workers.
-const OTHER_FILES: u64 = sublet_host::shims::LINES_MAX as u64 + 1_024;
+const OTHER_FILES: u64 = sublet_host::shims::SHIM_CONNECTIONS_MAX as u64 + 1_024;
 
 impl Limits {
     /// Descriptors that connections can take together.

@@ -167,7 +167,7 @@ pub async fn adopt(State(app): State<App>, request: Request) -> Result<Reply, Re
 /// holds up nobody for long.
 async fn look(app: &App) -> Result<(), Refused> {
     let begun = app.post.read(|view| view.now).await?;
-    app.host.look();
+    app.host.request_reading();
     for _ in 0..LOOKS {
         let is_new = app.post.read(move |view| {
             let mut cards = view.state.cards().filter(|card| view.state.is_listed(*card));

@@ -10,7 +10,7 @@ use crate::words;
 use crate::writer::Order;
 use std::time::{Duration, Instant};
 use sublet_core::event::Event;
-use sublet_journal::Loaded;
+use sublet_journal::LoadedState;
 use tokio::sync::oneshot;
 
 /// How often a full disk is looked at again.
@@ -121,7 +121,7 @@ impl Loop {
 
     /// Takes what the disk has as the truth. Whoever waited for an answer gets a
     /// refusal; releases are tried once more, in the room the ballast left.
-    pub(super) fn start_over(&mut self, loaded: Loaded, failed: Vec<Held>, why: &str) {
+    pub(super) fn start_over(&mut self, loaded: LoadedState, failed: Vec<Held>, why: &str) {
         let now = Instant::now();
         let grip = match self.full.as_ref().map(|full| full.grip) {
             None => {

@@ -16,8 +16,8 @@ use sublet_core::rung::Rung;
 use sublet_core::state::State;
 use sublet_core::stranger::Mode;
 use sublet_core::units::Bytes;
-use sublet_host::driver::{Driven, DrivenPlace};
-use sublet_host::shims::{CardCap, Place, Wish, uuid_bytes};
+use sublet_host::driver::{DriverPlacement, DriverTarget};
+use sublet_host::shims::{GpuCap, ShimPlacement, ShimTarget, uuid_bytes};
 
 /// How often it is looked whether the driver could move those whom nothing else can.
 const INSPECT_AGAIN: Duration = Duration::from_secs(5);
@@ -33,7 +33,7 @@ pub(super) struct Known {
     /// Host memory that was booked.
     booked: Bytes,
     /// What was last wished of those whom the driver moves, alone or after the library.
-    next: BTreeMap<LeaseId, (Option<Wish>, Option<Driven>)>,
+    next: BTreeMap<LeaseId, (Option<ShimTarget>, Option<DriverTarget>)>,
 }
 
 impl Loop {
@@ -262,36 +262,37 @@ impl Loop {
 }
 
 /// What shall be of a holder, as its lease says; nobody's if its tenant is no user of this host.
-fn wish(state: &State, row: &Lease) -> Option<Wish> {
+fn wish(state: &State, row: &Lease) -> Option<ShimTarget> {
     let (hold, uid) = (row.hold()?, uid_of(state.tenant_name(row.tenant))?);
-    let away = |deep: bool| Place::Away { booked: hold.booked().0, within: PARK_WITHIN, deep };
-    let place = match &row.phase {
+    let away =
+        |deep: bool| ShimPlacement::InHostMemory { booked: hold.booked().0, within: PARK_WITHIN, with_context: deep };
+    let placement = match &row.phase {
         Phase::Waiting { .. } => return None,
         // Whom the driver moves the library leaves alone; who began since then waits with them.
         _ if parking::is_kept_off(state, row) => away(false),
         // The driver comes first.
         Phase::Resuming(_, trip) if trip.deep && parking::driver_may_have(state, row) => away(true),
-        Phase::Active(_) | Phase::Resuming(..) => Place::OnCards,
+        Phase::Active(_) | Phase::Resuming(..) => ShimPlacement::OnGpus,
         // While a hook works the library must not be in its way; afterwards it keeps the programs from
         // taking what is others' now, and says when they need it.
-        Phase::Parking(_, trip) if trip.rung != Rung::Park => Place::OnCards,
-        Phase::Parked(_, trip) if trip.rung == Rung::Driver => Place::OnCards,
+        Phase::Parking(_, trip) if trip.rung != Rung::Park => ShimPlacement::OnGpus,
+        Phase::Parked(_, trip) if trip.rung == Rung::Driver => ShimPlacement::OnGpus,
         Phase::Parking(..) => away(parking::driver_may_have(state, row)),
         Phase::Parked(_, trip) => away(trip.deep),
-        Phase::Ending(_, finish) => Place::Over { why: words::ended(&row.id.to_string(), finish.reason) },
+        Phase::Ending(_, finish) => ShimPlacement::LeaseOver { why: words::ended(&row.id.to_string(), finish.reason) },
     };
     let cap = |card: &CardId| {
         let facts = &state.rows().cards.get(usize::from(card.0))?.facts;
         let context = facts.context.map_or(0, |bytes| bytes.0);
-        Some(CardCap { uuid: uuid_bytes(&facts.uuid)?, cap: hold.vram.0, context })
+        Some(GpuCap { uuid: uuid_bytes(&facts.uuid)?, cap: hold.vram.0, context })
     };
     let driven = row.away().filter(|trip| trip.rung == Rung::Driver).map(|trip| trip.processes.clone());
     let cards = hold.cards.iter().filter_map(cap).collect();
-    Some(Wish { lease: row.id, uid, place, but: driven.unwrap_or_default(), cards })
+    Some(ShimTarget { lease: row.id, uid, placement, moved_by_driver: driven.unwrap_or_default(), gpus: cards })
 }
 
 /// The same of a holder whose processes the driver moves.
-fn driven(state: &State, row: &Lease) -> Option<Driven> {
+fn driven(state: &State, row: &Lease) -> Option<DriverTarget> {
     let (hold, away) = (row.hold()?, row.away().filter(|away| away.needs_driver())?);
     let uid = uid_of(state.tenant_name(row.tenant))?;
     // Nobody is taken whose own calls could still find the driver gone.
@@ -300,14 +301,16 @@ fn driven(state: &State, row: &Lease) -> Option<Driven> {
         return None;
     }
     let need = |card: &CardId| Some((state.rows().cards.get(usize::from(card.0))?.facts.uuid.clone(), hold.vram.0));
-    let place = match &row.phase {
-        Phase::Parking(..) | Phase::Parked(..) => DrivenPlace::Away { within: PARK_WITHIN, booked: hold.booked().0 },
+    let placement = match &row.phase {
+        Phase::Parking(..) | Phase::Parked(..) => {
+            DriverPlacement::InHostMemory { within: PARK_WITHIN, booked: hold.booked().0 }
+        }
         // Where they are is asked all the same: who never left is back, whoever else is there.
-        Phase::Resuming(..) if !parking::may_restore(state, row) => DrivenPlace::Anywhere,
-        Phase::Resuming(..) => DrivenPlace::OnCards { needs: hold.cards.iter().filter_map(need).collect() },
+        Phase::Resuming(..) if !parking::may_restore(state, row) => DriverPlacement::Anywhere,
+        Phase::Resuming(..) => DriverPlacement::OnGpus { needs: hold.cards.iter().filter_map(need).collect() },
         _ => return None,
     };
-    Some(Driven { lease: row.id, uid, place, processes: away.processes.clone() })
+    Some(DriverTarget { lease: row.id, uid, placement, processes: away.processes.clone() })
 }
 
 /// A holder's processes on its cards as of the last look, and what they have there.

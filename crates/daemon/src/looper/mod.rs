@@ -54,8 +54,8 @@ use sublet_core::rows::{Ended, Phase};
 use sublet_core::rung::Rung;
 use sublet_core::units::{Span, Time};
 use sublet_host::clock::{self, Clock};
-use sublet_host::{Counts, Host, Sight, process};
-use sublet_journal::{Loaded, StoredAnswer};
+use sublet_host::{ActivityCounts, Host, HostReport, process};
+use sublet_journal::{LoadedState, StoredAnswer};
 
 /// The loop ticks at least this often, so that a longer gap is a stall.
 const TICK: Duration = Duration::from_secs(2);
@@ -75,7 +75,7 @@ const SUSPEND_US: u64 = 10_000_000;
 /// What the loop is made of.
 pub struct Parts {
     /// What the disk has.
-    pub loaded: Loaded,
+    pub loaded: LoadedState,
     /// The rules of the house.
     pub policy: Policy,
     /// The time.
@@ -120,7 +120,7 @@ pub struct Loop {
     names: Names,
     plans: Plans,
     /// What the programs of leases did, by the word of the library in them.
-    counts: BTreeMap<LeaseId, Counts>,
+    counts: BTreeMap<LeaseId, ActivityCounts>,
     tokens: Tokens,
     trouble: Arc<RwLock<Option<String>>>,
     keys: Keys,
@@ -206,7 +206,7 @@ impl Loop {
         this
     }
 
-    fn load_keys(&mut self, loaded: &Loaded) {
+    fn load_keys(&mut self, loaded: &LoadedState) {
         self.keys = Keys::default();
         let (now, wall) = (self.clock.now(), wall_us());
         for answer in &loaded.answers {
@@ -399,7 +399,7 @@ impl Loop {
             Mail::Strike { stranger, signal, at, processes } => {
                 let (state, now) = (self.engine.state(), self.clock.now());
                 let is_wanted = |blow: &_| state.is_to_be_struck(blow, now);
-                self.host.strike((stranger, signal, at), processes, state.spared(), is_wanted);
+                self.host.send_signals((stranger, signal, at), processes, state.spared(), is_wanted);
             }
             // Its own thread looks what is due after any mail.
             Mail::Look => {}
@@ -594,22 +594,22 @@ impl Loop {
     /// Signals that were not sent yet, and would not be decided again, are not sent.
     fn recall(&mut self) {
         let (state, now) = (self.engine.state(), self.clock.now());
-        self.host.recall(|blow| state.is_to_be_struck(blow, now));
+        self.host.withdraw_signals(|blow| state.is_to_be_struck(blow, now));
     }
 
-    fn see(&mut self, sight: Sight) {
+    fn see(&mut self, sight: HostReport) {
         match sight {
-            Sight::Cards(mut cards) => {
+            HostReport::Gpus(mut cards) => {
                 self.set_trouble(None);
                 self.unmanaged.apply(&mut cards);
                 self.take(Event::Listed(cards));
                 self.send_self_test();
             }
-            Sight::Unlisted(unlisted) => {
+            HostReport::ListFailed(unlisted) => {
                 self.set_trouble(Some(unlisted.to_string()));
                 self.unread_all(&unlisted.what);
             }
-            Sight::Observed { uuid, observation } => {
+            HostReport::Observed { uuid, observation } => {
                 self.take(Event::Observed { card: uuid.clone(), observation });
                 for lease in self.engine.state().moving().collect::<Vec<_>>() {
                     self.send_next(lease);
@@ -618,47 +618,47 @@ impl Loop {
                 self.send_inspect();
                 self.send_audits(&uuid);
             }
-            Sight::Audited { audit, tree } => {
+            HostReport::Audited { audit, tree } => {
                 self.take(Event::Audited { audit, tree });
             }
-            Sight::Left { process } => self.take(Event::Left { process }),
-            Sight::Struck { stranger, signal, of, outcome } => {
+            HostReport::ProcessEnded { process } => self.take(Event::Left { process }),
+            HostReport::SignalsSent { stranger, signal, of, outcome } => {
                 self.take(Event::Struck { stranger, signal, of, outcome });
             }
-            Sight::SelfTested { can } => self.take(Event::SelfTested { can }),
-            Sight::Said { lease, process, said } => {
+            HostReport::SelfTested { can } => self.take(Event::SelfTested { can }),
+            HostReport::ShimReported { lease, process, said } => {
                 self.learn_program(lease, process, &said);
                 self.take(Event::Said { lease, rung: Rung::Park, process, said });
                 self.send_next(lease);
                 self.look_again();
             }
-            Sight::Driven { lease, process, said } => {
+            HostReport::DriverReported { lease, process, said } => {
                 self.learn_program(lease, process, &said);
                 self.take(Event::Said { lease, rung: Rung::Driver, process, said });
                 self.send_next(lease);
                 self.look_again();
             }
-            Sight::Ram { available } => {
+            HostReport::HostMemory { available } => {
                 self.take(Event::Ram { available });
                 self.send_ahead();
             }
-            Sight::Members { lease, processes, restricted } => {
+            HostReport::Members { lease, processes, restricted } => {
                 self.take(Event::Members { lease, processes, restricted });
                 self.send_next(lease);
             }
-            Sight::Counted { lease, counts } => self.note_counts(lease, counts),
-            Sight::Worked { lease } => self.take(Event::Worked { lease }),
-            Sight::Input { lease } => self.take(Event::Hinted { lease, hint: Hint::Terminal }),
-            Sight::Idle { lease, idle } => {
+            HostReport::Counted { lease, counts } => self.note_counts(lease, counts),
+            HostReport::Worked { lease } => self.take(Event::Worked { lease }),
+            HostReport::TerminalInput { lease } => self.take(Event::Hinted { lease, hint: Hint::Terminal }),
+            HostReport::Idle { lease, idle } => {
                 let idle = Span(u64::try_from(idle.as_micros()).unwrap_or(u64::MAX));
                 self.take(Event::Rested { lease, idle });
             }
-            Sight::Gone { lease } => self.see_gone(lease),
+            HostReport::HolderEnded { lease } => self.see_gone(lease),
         }
     }
 
     /// It decides nothing, and is only shown: also for a while after the lease has ended.
-    fn note_counts(&mut self, lease: LeaseId, counts: Counts) {
+    fn note_counts(&mut self, lease: LeaseId, counts: ActivityCounts) {
         self.counts.insert(lease, counts);
         while self.counts.len() > COUNTED_MAX {
             self.counts.pop_first();
@@ -670,7 +670,7 @@ impl Loop {
         let unknown = self.engine.state().live(lease).is_some_and(|live| live.program.is_empty());
         if unknown
             && matches!(said, Said::Here { .. })
-            && let Some(program) = process::program(process.pid)
+            && let Some(program) = process::executable_name(process.pid)
         {
             self.take(Event::Runs { lease, program });
         }

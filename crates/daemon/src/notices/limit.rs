@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
-use sublet_host::terminal::Terminal;
+use sublet_host::terminal::ProcessTerminal;
 
 /// Lines at once.
 const BURST: u32 = 8;
@@ -16,7 +16,7 @@ const TERMINALS_MAX: usize = 4096;
 
 /// What each terminal got lately.
 #[derive(Debug)]
-pub struct Limit<T = Terminal>(BTreeMap<T, Got>);
+pub struct Limit<T = ProcessTerminal>(BTreeMap<T, Got>);
 
 #[derive(Clone, Copy, Debug)]
 struct Got {

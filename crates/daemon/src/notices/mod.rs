@@ -36,7 +36,7 @@ use std::time::{Duration, Instant};
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::stranger::StrangerId;
 use sublet_host::process;
-use sublet_host::terminal::Terminal;
+use sublet_host::terminal::ProcessTerminal;
 
 /// A park that is over sooner is not told.
 const MOMENT: Duration = Duration::from_secs(2);
@@ -158,7 +158,7 @@ struct Thread {
     notices: Notices,
     limit: Limit,
     away: BTreeMap<LeaseId, Away>,
-    remembered: BTreeMap<StrangerId, Terminal>,
+    remembered: BTreeMap<StrangerId, ProcessTerminal>,
 }
 
 /// A lease that has left its GPUs.
@@ -167,7 +167,7 @@ struct Away {
     /// When it is looked at; `None`: it was told, or the loop was asked.
     look_at: Option<Instant>,
     /// It was told, on these terminals.
-    told: Option<Vec<Terminal>>,
+    told: Option<Vec<ProcessTerminal>>,
 }
 
 impl Thread {
@@ -249,12 +249,13 @@ impl Thread {
     }
 
     /// The terminals that a notice is written to; none if a wrapper tells its program.
-    fn terminals(&mut self, to: &Audience) -> Vec<Terminal> {
+    fn terminals(&mut self, to: &Audience) -> Vec<ProcessTerminal> {
         match to {
             Audience::Unleased(id, process) => self.locate(*id, *process).into_iter().collect(),
             Audience::Lease { wrapper: Some(wrapper), .. } if process::is_running(*wrapper) => Vec::new(),
             Audience::Lease { processes, .. } => {
-                let mut found: Vec<Terminal> = processes.iter().filter_map(|it| Terminal::of(*it).ok()).collect();
+                let mut found: Vec<ProcessTerminal> =
+                    processes.iter().filter_map(|it| ProcessTerminal::of(*it).ok()).collect();
                 found.sort();
                 found.dedup();
                 found.truncate(TERMINALS_MAX);
@@ -264,8 +265,8 @@ impl Thread {
     }
 
     /// The terminal of an unleased process; the one that was found before if the process has ended since.
-    fn locate(&mut self, unleased: StrangerId, process: ProcKey) -> Option<Terminal> {
-        match Terminal::of(process) {
+    fn locate(&mut self, unleased: StrangerId, process: ProcKey) -> Option<ProcessTerminal> {
+        match ProcessTerminal::of(process) {
             Ok(terminal) if self.remembered.len() < REMEMBERED_MAX => {
                 self.remembered.insert(unleased, terminal.clone());
                 Some(terminal)
@@ -279,7 +280,7 @@ impl Thread {
     }
 
     /// Hands a notice to the hooks and writes its line to terminals. Returns those that got it.
-    fn tell(&mut self, notice: &Notice, terminals: Vec<Terminal>, cost: u32) -> Vec<Terminal> {
+    fn tell(&mut self, notice: &Notice, terminals: Vec<ProcessTerminal>, cost: u32) -> Vec<ProcessTerminal> {
         let settings = self.settings.read().map(|settings| settings.clone()).unwrap_or_default();
         self.hooks.run(&settings.hooks, notice);
         let line = format!("sublet: {}", notice.text);

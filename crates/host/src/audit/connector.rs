@@ -6,8 +6,8 @@
 //! Absent: the identity of the processes. Messages are counted, read for their kind and for the parent and child of a
 //! fork, and dropped.
 
-use super::forebears::Made;
-use super::netlink::{socket, word};
+use super::ancestors::ForkEvent;
+use super::netlink::{socket, u32_at};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, netlink, recv, send};
 use std::io;
@@ -29,13 +29,13 @@ const KIND_AT: usize = 36;
 const TIME_AT: usize = 44;
 const DATA_AT: usize = 52;
 /// Messages taken in one call. One CPU makes about ten thousand processes a second at most.
-const AT_ONCE: usize = 1024;
+const MESSAGES_AT_ONCE: usize = 1024;
 /// How long to wait for the message about a thread of this process.
-const PROOF_PATIENCE: Duration = Duration::from_millis(500);
+const DELIVERY_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// What one call of `take` received.
+/// What one call of `receive` received.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Heard {
+pub(super) struct ConnectorBatch {
     /// Messages of any kind.
     pub(super) count: usize,
     /// A process, not only a thread, was made, started a program, or ended.
@@ -43,29 +43,29 @@ pub(super) struct Heard {
     /// Messages were lost.
     pub(super) lost: bool,
     /// Processes that were made.
-    pub(super) made: Vec<Made>,
+    pub(super) forks: Vec<ForkEvent>,
 }
 
 /// A socket that receives messages about processes.
-pub(super) struct Connector {
+pub(super) struct ProcessConnector {
     socket: OwnedFd,
 }
 
-impl Connector {
+impl ProcessConnector {
     /// Subscribes, with a receive buffer of `buffer` bytes.
-    pub(super) fn open(buffer: usize) -> io::Result<Connector> {
-        let connector = Connector { socket: socket(netlink::CONNECTOR, GROUP, buffer)? };
-        connector.say(&[LISTEN])?;
+    pub(super) fn open(buffer: usize) -> io::Result<ProcessConnector> {
+        let connector = ProcessConnector { socket: socket(netlink::CONNECTOR, GROUP, buffer)? };
+        connector.send_words(&[LISTEN])?;
         // Since Linux 6.6 the kernel filters by these kinds; older kernels ignore the filter in a message of this
         // length.
-        connector.say(&[LISTEN, FORK | EXEC | EXIT])?;
+        connector.send_words(&[LISTEN, FORK | EXEC | EXIT])?;
         Ok(connector)
     }
 
     /// Checks that the kernel reports on this process. A thread is enough, so no program has to be installed.
-    pub(super) fn prove(&self) -> io::Result<()> {
+    pub(super) fn check_delivery(&self) -> io::Result<()> {
         std::thread::Builder::new().name("sublet-proof".to_owned()).spawn(|| ())?.join().ok();
-        let until = Instant::now() + PROOF_PATIENCE;
+        let until = Instant::now() + DELIVERY_TIMEOUT;
         let mut message = [0; 256];
         while Instant::now() < until {
             match recv(&self.socket, &mut message, RecvFlags::empty()) {
@@ -74,7 +74,7 @@ impl Connector {
                     if let Some(code) = refusal(message) {
                         return Err(io::Error::from_raw_os_error(code));
                     }
-                    if is_of(message, std::process::id()) {
+                    if is_fork_of(message, std::process::id()) {
                         return Ok(());
                     }
                 }
@@ -89,43 +89,43 @@ impl Connector {
     }
 
     /// Takes the waiting messages, up to a bound.
-    pub(super) fn take(&self) -> io::Result<Heard> {
-        let mut heard = Heard::default();
+    pub(super) fn receive(&self) -> io::Result<ConnectorBatch> {
+        let mut batch = ConnectorBatch::default();
         let mut message = [0; 256];
-        while heard.count < AT_ONCE {
+        while batch.count < MESSAGES_AT_ONCE {
             match recv(&self.socket, &mut message, RecvFlags::empty()) {
                 Ok((length, _)) => {
-                    heard.count += 1;
-                    heard.processes |= is_of_process(&message[..length]);
-                    heard.made.extend(made(&message[..length]));
+                    batch.count += 1;
+                    batch.processes |= is_of_process(&message[..length]);
+                    batch.forks.extend(fork_of(&message[..length]));
                 }
                 Err(Errno::AGAIN) => break,
                 Err(Errno::INTR) => {}
                 // The kernel reports the loss once; the remaining messages can be read afterwards.
                 Err(Errno::NOBUFS) => {
-                    heard.count += 1;
-                    heard.lost = true;
+                    batch.count += 1;
+                    batch.lost = true;
                 }
                 Err(error) => return Err(error.into()),
             }
         }
-        Ok(heard)
+        Ok(batch)
     }
 
-    fn say(&self, words: &[u32]) -> io::Result<()> {
+    fn send_words(&self, words: &[u32]) -> io::Result<()> {
         send(&self.socket, &request(words), SendFlags::empty())?;
         Ok(())
     }
 }
 
-impl Drop for Connector {
+impl Drop for ProcessConnector {
     fn drop(&mut self) {
         // Older kernels count listeners, and go on making messages for a listener that left without this.
-        let _ = self.say(&[IGNORE]);
+        let _ = self.send_words(&[IGNORE]);
     }
 }
 
-impl AsFd for Connector {
+impl AsFd for ProcessConnector {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
@@ -150,14 +150,14 @@ fn request(words: &[u32]) -> Vec<u8> {
 
 /// The error number, if the answer is a refusal.
 fn refusal(message: &[u8]) -> Option<i32> {
-    let code = word(message, DATA_AT).filter(|_| word(message, KIND_AT) == Some(NONE))?;
+    let code = u32_at(message, DATA_AT).filter(|_| u32_at(message, KIND_AT) == Some(NONE))?;
     i32::try_from(code).ok().filter(|code| *code != 0)
 }
 
 /// True if a message is about a whole process. The id of a thread differs from that of its process.
 fn is_of_process(message: &[u8]) -> bool {
-    let field = |number: usize| word(message, DATA_AT + 4 * number);
-    match word(message, KIND_AT) {
+    let field = |number: usize| u32_at(message, DATA_AT + 4 * number);
+    match u32_at(message, KIND_AT) {
         // The parent's two numbers, then the child's.
         Some(FORK) => field(2).is_some() && field(2) == field(3),
         Some(EXEC | EXIT) => field(0).is_some() && field(0) == field(1),
@@ -166,17 +166,17 @@ fn is_of_process(message: &[u8]) -> bool {
 }
 
 /// The parent and the child, if the message is about a fork of a process.
-fn made(message: &[u8]) -> Option<Made> {
-    if word(message, KIND_AT) != Some(FORK) || !is_of_process(message) {
+fn fork_of(message: &[u8]) -> Option<ForkEvent> {
+    if u32_at(message, KIND_AT) != Some(FORK) || !is_of_process(message) {
         return None;
     }
     let at_ns = u64::from_ne_bytes(message.get(TIME_AT..TIME_AT + 8)?.try_into().ok()?);
-    Some(Made { child: word(message, DATA_AT + 12)?, parent: word(message, DATA_AT + 4)?, at_ns })
+    Some(ForkEvent { child: u32_at(message, DATA_AT + 12)?, parent: u32_at(message, DATA_AT + 4)?, at_ns })
 }
 
 /// True if a message says that `process` made a thread.
-fn is_of(message: &[u8], process: u32) -> bool {
-    word(message, KIND_AT) == Some(FORK) && word(message, DATA_AT + 12) == Some(process)
+fn is_fork_of(message: &[u8], process: u32) -> bool {
+    u32_at(message, KIND_AT) == Some(FORK) && u32_at(message, DATA_AT + 12) == Some(process)
 }
 
 #[cfg(test)]
@@ -203,11 +203,11 @@ mod tests {
         ] {
             assert_eq!(is_of_process(&message(kind, fields)), is, "{kind:#x} {fields:?}");
         }
-        assert!(is_of(&message(FORK, [5, 5, 9, 5]), 5) && !is_of(&message(EXIT, [5, 5, 9, 5]), 5));
+        assert!(is_fork_of(&message(FORK, [5, 5, 9, 5]), 5) && !is_fork_of(&message(EXIT, [5, 5, 9, 5]), 5));
     }
 
     #[test]
-    fn a_cut_message_tells_nothing() {
+    fn a_truncated_message_is_ignored() {
         let whole = message(FORK, [5, 5, 9, 9]);
         assert!((0..whole.len()).all(|length| !is_of_process(&whole[..length])));
         assert_eq!((refusal(&message(NONE, [1, 0, 0, 0])), refusal(&message(NONE, [0; 4]))), (Some(1), None));
@@ -217,7 +217,7 @@ mod tests {
     #[test]
     fn a_request_has_the_kernels_form() {
         let bytes = request(&[LISTEN]);
-        assert_eq!((bytes.len(), word(&bytes, 0), word(&bytes, KIND_AT)), (40, Some(40), Some(LISTEN)));
-        assert_eq!((word(&bytes, 16), word(&bytes, 20), bytes[32]), (Some(1), Some(1), 4));
+        assert_eq!((bytes.len(), u32_at(&bytes, 0), u32_at(&bytes, KIND_AT)), (40, Some(40), Some(LISTEN)));
+        assert_eq!((u32_at(&bytes, 16), u32_at(&bytes, 20), bytes[32]), (Some(1), Some(1), 4));
     }
 }

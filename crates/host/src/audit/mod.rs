@@ -2,10 +2,10 @@
 //!
 //! ```text
 //!   audit(process) ──► /proc: stat, status, exe, cmdline, cwd, cgroup, fd, maps, io, parents
-//!        ▲                 place:  cgroup ──► unit, container     redact: command line without secrets
-//!        │                 devices: descriptors and mappings of GPU files     seat: the screen it draws on
-//!   Custody: audits with the descriptors opened for them; the only way a signal leaves from here
-//!   Hints:   a device file was opened, a process came or went: read now
+//!        ▲                 cgroup_location: cgroup ──► unit, container   redact: command line without secrets
+//!        │                 device_files: descriptors and mappings of GPU files     seat: the screen it draws on
+//!   PidfdRegistry: audits with the descriptors opened for them; the only way a signal leaves from here
+//!   HintListener:  a device file was opened, a process came or went: read now
 //! ```
 //! Everything is read between two readings of the start time and of the state that `exec` sets, so that all of it
 //! belongs to one program of one process. What may not be read is listed in [`Audit::unread`]: without CAP_SYS_PTRACE
@@ -16,33 +16,34 @@
 //!
 //! Absent on purpose: matching a process to a lease, names of users, bytes on GPUs, and any choice.
 
-mod accounts;
+mod ancestors;
+mod cgroup_location;
+mod clean_text;
 mod connector;
-mod devices;
-mod files;
-mod forebears;
-mod heirs;
-mod held;
+mod device_files;
+mod device_watch;
 mod hints;
-mod memory;
 mod netlink;
-mod place;
+mod orphaned_memory;
+mod pidfd_registry;
+mod process_memory;
 mod redact;
 mod seat;
-mod text;
+mod taskstats;
 
-pub use devices::Devices;
-pub(crate) use forebears::Forebears;
-pub(crate) use heirs::heirs;
-pub use held::{Custody, Refused};
-pub use hints::{Hint, Hints};
-pub(crate) use place::is_in_container_of;
+pub(crate) use ancestors::AncestorHistory;
+pub(crate) use cgroup_location::is_in_container_of;
+pub use device_files::GpuDeviceFiles;
+pub use hints::{HintListener, ReadingHint};
+pub(crate) use orphaned_memory::find_inheritors;
+pub use pidfd_registry::{PidfdRegistry, SignalRefusal};
 pub use seat::is_at_seat;
 
-use crate::patient;
 use crate::process::{self, ProcessError, Stat};
-use devices::because;
-use memory::Memory;
+use crate::timed_read;
+use clean_text::{PATH_MAX, WORD_MAX, clean, clean_bytes};
+use device_files::reason_text;
+use process_memory::ProcessMemory;
 use rustix::fs::{AtFlags, Mode as FsMode, OFlags, StatxFlags, fstatfs, makedev, open, statx};
 use rustix::time::{ClockId, clock_gettime};
 use std::fs;
@@ -54,7 +55,6 @@ use std::path::Path;
 use std::time::Duration;
 use sublet_core::audit::{Accounted, Ancestor, Audit, FileKey};
 use sublet_core::ids::ProcKey;
-use text::{PATH_MAX, WORD_MAX, clean, clean_bytes};
 
 /// Ancestors reported: a longer chain was made on purpose.
 const ANCESTORS_MAX: usize = 32;
@@ -74,13 +74,13 @@ const DESCENDANTS_MAX: usize = 4096;
 
 /// Audits exactly this process, as far as it can be read. Fails with gone if the pid belongs to another process by
 /// now.
-pub fn audit(process: ProcKey, devices: &Devices) -> Result<Audit, ProcessError> {
+pub fn audit(process: ProcKey, devices: &GpuDeviceFiles) -> Result<Audit, ProcessError> {
     audit_of_image(process, devices).map(|(audit, _)| audit)
 }
 
 /// The properties by which rules tell one service of this host from another.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Whereabouts {
+pub struct ServiceIdentity {
     /// Its user.
     pub uid: u32,
     /// The path of its executable, if that may be read.
@@ -92,35 +92,35 @@ pub struct Whereabouts {
 }
 
 /// The place and program of a process, without the rest of an audit.
-pub fn whereabouts(pid: u32) -> Result<Whereabouts, ProcessError> {
+pub fn service_identity(pid: u32) -> Result<ServiceIdentity, ProcessError> {
     let stat = process::stat(pid)?;
-    let place = place::place_of(pid)?;
-    let (exe, _) = executable(&process::folder(pid, &stat), &stat, &mut Vec::new());
-    let found = Whereabouts { uid: process::uid(pid)?, exe, unit: place.unit, container: place.container };
+    let place = cgroup_location::location_of(pid)?;
+    let (exe, _) = executable(&process::proc_folder(pid, &stat), &stat, &mut Vec::new());
+    let found = ServiceIdentity { uid: process::uid(pid)?, exe, unit: place.unit, container: place.container };
     // The pid may have been reused meanwhile.
-    alive(stat.key(pid)).map(|_| found)
+    living_stat(stat.key(pid)).map(|_| found)
 }
 
 /// Stands for memory addresses that keep changing.
-const RESTLESS: [u64; 3] = [u64::MAX; 3];
+const CHANGING_IMAGE: [u64; 3] = [u64::MAX; 3];
 
 /// The audit, with the memory addresses by which two programs run one after the other are told apart.
 ///
 /// A program may overwrite those addresses as often as it likes, and could so prevent every audit. So a process that
 /// was the same by all else in each attempt is reported all the same, and so is one that has the same memory
 /// throughout.
-fn audit_of_image(process: ProcKey, devices: &Devices) -> Result<(Audit, [u64; 3]), ProcessError> {
-    let memory = Memory::of(process.pid);
+fn audit_of_image(process: ProcKey, devices: &GpuDeviceFiles) -> Result<(Audit, [u64; 3]), ProcessError> {
+    let memory = ProcessMemory::of(process.pid);
     let mut changed: Vec<Audit> = Vec::new();
     for _ in 0..STARTING_MS_MAX {
-        let before = alive(process)?;
+        let before = living_stat(process)?;
         if before.is_starting() {
             std::thread::sleep(Duration::from_millis(1));
             continue;
         }
-        let audit = read(process, &before, devices);
+        let audit = read_audit(process, &before, devices);
         // Its files fail in many ways while it ends, so whether it lives is checked first.
-        let after = alive(process)?;
+        let after = living_stat(process)?;
         let audit = audit?;
         if before.image == after.image {
             return Ok((audit, after.image));
@@ -128,7 +128,7 @@ fn audit_of_image(process: ProcKey, devices: &Devices) -> Result<(Audit, [u64; 3
         if changed.len() + 1 == ATTEMPTS {
             let is_same = || changed.iter().all(|earlier| earlier.is_same(&audit).is_ok());
             if is_same() || memory.is_some_and(|memory| memory.is_in_use()) {
-                return Ok((audit, RESTLESS));
+                return Ok((audit, CHANGING_IMAGE));
             }
             break;
         }
@@ -142,8 +142,8 @@ fn audit_of_image(process: ProcKey, devices: &Devices) -> Result<(Audit, [u64; 3
 ///
 /// At most 4,096 are returned: call again for the rest when those have ended.
 pub fn descendants_in_cgroup(process: ProcKey, cgroup: &str) -> Result<Vec<ProcKey>, ProcessError> {
-    alive(process)?;
-    let place = |pid: u32| process::cgroups(pid).map(|its| place::place(&its).cgroup);
+    living_stat(process)?;
+    let place = |pid: u32| process::cgroups(pid).map(|its| cgroup_location::location_in(&its).cgroup);
     // An audit holds the path in printable form; the comparison uses the path itself.
     let own = place(process.pid).ok().filter(|own| clean(own, PATH_MAX) == cgroup);
     let meant = own.as_deref().unwrap_or(cgroup);
@@ -167,7 +167,7 @@ pub fn descendants_in_cgroup(process: ProcKey, cgroup: &str) -> Result<Vec<ProcK
 }
 
 /// The stat of exactly this process, if it lives.
-fn alive(process: ProcKey) -> Result<Stat, ProcessError> {
+fn living_stat(process: ProcKey) -> Result<Stat, ProcessError> {
     let stat = process::stat(process.pid)?;
     if stat.start != process.start || stat.has_ended() {
         return Err(ProcessError::Gone { pid: process.pid });
@@ -175,24 +175,24 @@ fn alive(process: ProcKey) -> Result<Stat, ProcessError> {
     Ok(stat)
 }
 
-fn read(process: ProcKey, stat: &Stat, devices: &Devices) -> Result<Audit, ProcessError> {
+fn read_audit(process: ProcKey, stat: &Stat, devices: &GpuDeviceFiles) -> Result<Audit, ProcessError> {
     let pid = process.pid;
     let status = process::read(pid, "status")?;
     match process::status_field(&status, "Tgid:") {
         Some(leader) if leader != pid => return Err(ProcessError::Thread { pid, process: leader }),
         _ => {}
     }
-    let uid = process::status_field(&status, "Uid:").ok_or_else(|| process::odd(pid, "status"))?;
-    let place = place::place_of(pid)?;
+    let uid = process::status_field(&status, "Uid:").ok_or_else(|| process::malformed(pid, "status"))?;
+    let place = cgroup_location::location_of(pid)?;
     let mut unread = Vec::new();
-    let folder = process::folder(pid, stat);
+    let folder = process::proc_folder(pid, stat);
     let (exe, exe_deleted) = executable(&folder, stat, &mut unread);
     let exe_file = image_file(&folder);
-    let exe_inside = exe.is_some() && is_inside(&folder);
+    let exe_inside = exe.is_some() && is_other_file_here(&folder);
     let cwd = match fs::read_link(format!("{folder}/cwd")) {
         Ok(path) => Some(clean_bytes(path.as_os_str().as_bytes(), PATH_MAX)),
         Err(error) => {
-            unread.push(format!("the directory that it is in: {}", because(&error)));
+            unread.push(format!("the directory that it is in: {}", reason_text(&error)));
             None
         }
     };
@@ -207,7 +207,7 @@ fn read(process: ProcKey, stat: &Stat, devices: &Devices) -> Result<Audit, Proce
         exe_file,
         exe_deleted,
         exe_inside,
-        command: command(&folder, &mut unread),
+        command: redacted_command(&folder, &mut unread),
         cwd,
         cgroup: clean(&place.cgroup, PATH_MAX),
         unit: place.unit,
@@ -219,7 +219,7 @@ fn read(process: ProcKey, stat: &Stat, devices: &Devices) -> Result<Audit, Proce
         devices: open,
         crowded,
         through: None,
-        ran: Some(accounted(pid, stat, &status, &mut unread)),
+        ran: Some(resource_use(pid, stat, &status, &mut unread)),
         unread,
     })
 }
@@ -235,7 +235,7 @@ fn executable(folder: &str, stat: &Stat, unread: &mut Vec<String>) -> (Option<St
         // Kernel threads have none.
         Err(error) if stat.is_kernel && error.kind() == io::ErrorKind::NotFound => (None, false),
         Err(error) => {
-            unread.push(format!("its executable: {}", because(&error)));
+            unread.push(format!("its executable: {}", reason_text(&error)));
             (None, false)
         }
     }
@@ -246,7 +246,7 @@ fn executable(folder: &str, stat: &Stat, unread: &mut Vec<String>) -> (Option<St
 fn image_file(folder: &str) -> Option<FileKey> {
     let link = format!("{folder}/exe");
     // The file may be on a server that does not answer.
-    let told = patient::patiently(move || {
+    let file_key = timed_read::run_with_timeout(move || {
         let file = open(&link, OFlags::PATH | OFlags::CLOEXEC, FsMode::empty())?;
         if fstatfs(&file)?.f_type == FUSE_MAGIC {
             let kept = fs::read_to_string(format!("/proc/thread-self/fdinfo/{}", file.as_raw_fd()))?;
@@ -257,19 +257,19 @@ fn image_file(folder: &str) -> Option<FileKey> {
         let stat = statx(&file, "", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::INO)?;
         Ok(FileKey { dev: makedev(stat.stx_dev_major, stat.stx_dev_minor), ino: stat.stx_ino })
     });
-    told.ok()
+    file_key.ok()
 }
 
 /// True if the path of an executable is another file here, or none: in a mount namespace of its own, which every user
 /// may create, a program can mount anything there. If that cannot be found out, it is not taken for this host's file.
-fn is_inside(folder: &str) -> bool {
+fn is_other_file_here(folder: &str) -> bool {
     let mounts = |of: &str| fs::read_link(format!("{of}/ns/mnt")).ok();
     if mounts(folder).is_some_and(|its| Some(its) == mounts("/proc/self")) {
         return false;
     }
     let link = format!("{folder}/exe");
     // Either may be on a server that does not answer.
-    let is_same = patient::patiently(move || {
+    let is_same = timed_read::run_with_timeout(move || {
         let named = fs::metadata(fs::read_link(&link)?)?;
         fs::metadata(&link).map(|own| (own.dev(), own.ino()) == (named.dev(), named.ino()))
     });
@@ -278,11 +278,11 @@ fn is_inside(folder: &str) -> bool {
 
 /// The command line as the process shows it, with secrets removed. It is shortened last: half a secret does not look
 /// like one.
-fn command(folder: &str, unread: &mut Vec<String>) -> Vec<String> {
-    let bytes = match patient::read(format!("{folder}/cmdline"), COMMAND_BYTES_MAX) {
+fn redacted_command(folder: &str, unread: &mut Vec<String>) -> Vec<String> {
+    let bytes = match timed_read::read(format!("{folder}/cmdline"), COMMAND_BYTES_MAX) {
         Ok(bytes) => bytes,
         Err(error) => {
-            unread.push(format!("its command line: {}", because(&error)));
+            unread.push(format!("its command line: {}", reason_text(&error)));
             return Vec::new();
         }
     };
@@ -315,11 +315,11 @@ fn ticks_as_ms(ticks: u64) -> u64 {
     ticks.saturating_mul(1000) / rustix::param::clock_ticks_per_second().max(1)
 }
 
-fn accounted(pid: u32, stat: &Stat, status: &[u8], unread: &mut Vec<String>) -> Accounted {
+fn resource_use(pid: u32, stat: &Stat, status: &[u8], unread: &mut Vec<String>) -> Accounted {
     let io_bytes = match process::io_bytes(pid) {
         Ok(bytes) => Some(bytes),
         Err(ProcessError::Unreadable { source, .. }) => {
-            unread.push(format!("what it read and wrote: {}", because(&source)));
+            unread.push(format!("what it read and wrote: {}", reason_text(&source)));
             None
         }
         Err(_) => None, // it has ended, and the caller returns that
@@ -355,13 +355,13 @@ fn ancestry(process: ProcKey, unread: &mut Vec<String>) -> Vec<Ancestor> {
 /// The parent of exactly this process. It is read before and after the parent was: when a parent ends, its pid may be
 /// reused and its children get another parent.
 fn parent(below: ProcKey) -> Result<Option<(ProcKey, Stat)>, ()> {
-    let mut pid = alive(below).map_err(drop)?.parent;
+    let mut pid = living_stat(below).map_err(drop)?.parent;
     for _ in 0..ATTEMPTS {
         if pid == 0 {
             return Ok(None);
         }
         let parent = process::stat(pid);
-        let now = alive(below).map_err(drop)?.parent;
+        let now = living_stat(below).map_err(drop)?.parent;
         if now == pid {
             return parent.map(|stat| Some((stat.key(pid), stat))).map_err(drop);
         }

@@ -18,11 +18,11 @@ pub(super) fn socket(protocol: Protocol, groups: u32, buffer: usize) -> io::Resu
 }
 
 /// A 16-bit number of a message.
-pub(super) fn half(message: &[u8], at: usize) -> Option<u16> {
+pub(super) fn u16_at(message: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_ne_bytes(message.get(at..at + 2)?.try_into().ok()?))
 }
 
 /// A 32-bit number of a message.
-pub(super) fn word(message: &[u8], at: usize) -> Option<u32> {
+pub(super) fn u32_at(message: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(message.get(at..at + 4)?.try_into().ok()?))
 }

@@ -85,7 +85,7 @@ const TEXT_PARTS: [&str; 24] = [
     "classification",
 ];
 /// A name that ends with one of these says where something is, not what it is.
-const PLACE_PARTS: [&str; 9] = ["file", "path", "dir", "directory", "folder", "name", "url", "uri", "env"];
+const LOCATION_PARTS: [&str; 9] = ["file", "path", "dir", "directory", "folder", "name", "url", "uri", "env"];
 /// A word without separators is secret if it ends with one of these: `PGPASSWORD`, `dbpasswd`, `accesstoken`.
 const SECRET_ENDS: [&str; 6] = ["password", "passwd", "secret", "apikey", "passphrase", "authorization"];
 /// Words before a credential in a header that are not part of it.
@@ -132,7 +132,7 @@ const PREFIXES: [(&str, usize); 36] = [
     ("AGE-SECRET-KEY-", 8),
 ];
 /// Options that carry a secret in one program only: with the value attached, or in the next word.
-const OF_PROGRAMS: [(&str, &str); 14] = [
+const PROGRAM_OPTIONS: [(&str, &str); 14] = [
     ("mysql", "-p"),
     ("mysqldump", "-p"),
     ("mysqladmin", "-p"),
@@ -149,25 +149,25 @@ const OF_PROGRAMS: [(&str, &str); 14] = [
     ("mongoexport", "-p"),
 ];
 /// Programs in which the option is a secret only after `login`; otherwise it is a port.
-const LOG_IN: [&str; 5] = ["docker", "podman", "nerdctl", "buildah", "skopeo"];
+const LOGIN_PROGRAMS: [&str; 5] = ["docker", "podman", "nerdctl", "buildah", "skopeo"];
 /// The largest pid.
 const PID_MAX: u32 = 1 << 22;
 /// Characters of a key that are examined.
-const KEY_SHOWN: usize = 64;
+const KEY_EXAMINED: usize = 64;
 /// Minimum length of a run of letters and digits that counts as random: shorter ones occur in file names.
-const CHANCE_MIN: usize = 20;
+const RANDOM_MIN: usize = 20;
 /// The same for one case of letters and digits, as in hexadecimal.
-const CHANCE_ONE_CASE_MIN: usize = 32;
+const RANDOM_ONE_CASE_MIN: usize = 32;
 
 /// The arguments with every secret in them replaced.
 pub(super) fn redact(arguments: &[String]) -> Vec<String> {
-    let mut reader = Reader { option: None, logs_in: false, next: Next::Plain, is_script: false };
-    arguments.iter().map(|argument| reader.argument(argument)).collect()
+    let mut reader = Redactor { option: None, logs_in: false, next: ExpectedWord::Plain, is_script: false };
+    arguments.iter().map(|argument| reader.redact_argument(argument)).collect()
 }
 
 /// What the words so far say about the next one.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Next {
+enum ExpectedWord {
     Plain,
     /// All of the next argument, with the spaces in it.
     SecretArgument,
@@ -185,29 +185,31 @@ enum Next {
     Until(char),
 }
 
-struct Reader {
+struct Redactor {
     /// The option that carries a secret in the last program named: `sudo`, `timeout 5` and the like may precede it.
     option: Option<&'static str>,
     /// True if that program has one only for a login.
     logs_in: bool,
-    next: Next,
+    next: ExpectedWord,
     /// The argument is a command line itself: the one before was a shell's `-c`.
     is_script: bool,
 }
 
-impl Reader {
-    fn argument(&mut self, argument: &str) -> String {
+impl Redactor {
+    fn redact_argument(&mut self, argument: &str) -> String {
         let is_script = std::mem::replace(&mut self.is_script, is_shells_c(argument));
         match self.next {
-            Next::SecretArgument if !looks_like_option(argument) => {
-                self.next = Next::Plain;
+            ExpectedWord::SecretArgument if !looks_like_option(argument) => {
+                self.next = ExpectedWord::Plain;
                 return REDACTED.to_owned();
             }
-            Next::PasswordOrPort if !is_script && !looks_like_option(argument) && !is_port_or_path(argument) => {
-                self.next = Next::Plain;
+            ExpectedWord::PasswordOrPort
+                if !is_script && !looks_like_option(argument) && !is_port_or_path(argument) =>
+            {
+                self.next = ExpectedWord::Plain;
                 return REDACTED.to_owned();
             }
-            Next::SecretArgument => self.next = Next::Plain,
+            ExpectedWord::SecretArgument => self.next = ExpectedWord::Plain,
             _ => {}
         }
         // The value of a whole argument ends where the argument does, whatever it contains.
@@ -217,21 +219,23 @@ impl Reader {
             && !value.is_empty()
             && is_secret(name)
         {
-            self.next = Next::Plain;
+            self.next = ExpectedWord::Plain;
             return format!("{name}={REDACTED}");
         }
-        if let Some(redacted) = self.of_program(argument, Next::SecretArgument).filter(|_| !is_script) {
+        if let Some(redacted) =
+            self.redact_program_option(argument, ExpectedWord::SecretArgument).filter(|_| !is_script)
+        {
             return redacted;
         }
         if looks_like_option(argument) && is_name(argument) && is_secret(argument) {
-            self.next = Next::SecretArgument;
+            self.next = ExpectedWord::SecretArgument;
             return argument.to_owned();
         }
-        self.words(argument)
+        self.redact_words(argument)
     }
 
     /// `mysql -psecret`, `sshpass -p secret`.
-    fn of_program(&mut self, text: &str, next: Next) -> Option<String> {
+    fn redact_program_option(&mut self, text: &str, next: ExpectedWord) -> Option<String> {
         let option = self.option?;
         let value = text.strip_prefix(option)?;
         let Some(first) = value.chars().next() else {
@@ -239,28 +243,30 @@ impl Reader {
             self.next = next;
             return Some(text.to_owned());
         };
-        let is_open = is_mark(first) && value[1..].find(first).is_none();
-        self.next = if is_open && next == Next::SecretWord { Next::Until(first) } else { Next::Plain };
+        let is_open = is_quotation_mark(first) && value[1..].find(first).is_none();
+        self.next =
+            if is_open && next == ExpectedWord::SecretWord { ExpectedWord::Until(first) } else { ExpectedWord::Plain };
         // The closing quote of an outer quotation stays.
-        let closes: String = value.chars().next_back().filter(|last| is_mark(*last) && !is_open).into_iter().collect();
+        let closes: String =
+            value.chars().next_back().filter(|last| is_quotation_mark(*last) && !is_open).into_iter().collect();
         Some(format!("{option}{REDACTED}{closes}"))
     }
 
     /// Programs are named anywhere: behind others that start them, and in scripts.
-    fn heed_program(&mut self, word: &str) {
-        let ends = |c: char| is_quote(c) || matches!(c, ';' | '&' | '|' | '$' | '{' | '=');
-        let named = word.trim_end_matches(is_quote).rsplit(ends).next().unwrap_or_default();
+    fn note_program(&mut self, word: &str) {
+        let ends = |c: char| is_quote_or_bracket(c) || matches!(c, ';' | '&' | '|' | '$' | '{' | '=');
+        let named = word.trim_end_matches(is_quote_or_bracket).rsplit(ends).next().unwrap_or_default();
         let named = named.rsplit('/').next().unwrap_or_default();
-        if let Some((_, option)) = OF_PROGRAMS.iter().find(|(program, _)| *program == named) {
+        if let Some((_, option)) = PROGRAM_OPTIONS.iter().find(|(program, _)| *program == named) {
             (self.option, self.logs_in) = (Some(*option), false);
-        } else if LOG_IN.contains(&named) {
+        } else if LOGIN_PROGRAMS.contains(&named) {
             self.logs_in = true;
         } else if named == "login" && self.logs_in {
             self.option = Some("-p");
         }
     }
 
-    fn words(&mut self, argument: &str) -> String {
+    fn redact_words(&mut self, argument: &str) -> String {
         let mut out = String::with_capacity(argument.len());
         let mut rest = argument;
         loop {
@@ -271,28 +277,30 @@ impl Reader {
             if word.is_empty() {
                 return out;
             }
-            let taken = match std::mem::replace(&mut self.next, Next::Plain) {
-                Next::SecretWord if !looks_like_option(word) => secret(&mut out, rest, word.len()),
-                Next::PasswordOrPort if !looks_like_option(word) && !is_port_or_path(word.trim_matches(is_quote)) => {
-                    secret(&mut out, rest, word.len())
+            let taken = match std::mem::replace(&mut self.next, ExpectedWord::Plain) {
+                ExpectedWord::SecretWord if !looks_like_option(word) => push_redacted(&mut out, rest, word.len()),
+                ExpectedWord::PasswordOrPort
+                    if !looks_like_option(word) && !is_port_or_path(word.trim_matches(is_quote_or_bracket)) =>
+                {
+                    push_redacted(&mut out, rest, word.len())
                 }
-                Next::Until(mark) => {
+                ExpectedWord::Until(mark) => {
                     out.truncate(out.trim_end().len());
                     out.push(mark);
                     rest.find(mark).map_or(rest.len(), |at| at + 1)
                 }
-                Next::Header(quote) => header(&mut out, rest, quote),
-                Next::SecretIfGiven if matches!(word, "=" | ":" | ":=" | "=>") => {
-                    self.next = Next::SecretWord;
+                ExpectedWord::Header(quote) => push_redacted_header(&mut out, rest, quote),
+                ExpectedWord::SecretIfGiven if matches!(word, "=" | ":" | ":=" | "=>") => {
+                    self.next = ExpectedWord::SecretWord;
                     out.push_str(word);
                     word.len()
                 }
-                Next::UserAndSecret if word.contains([':', '%']) && !word.contains("://") => {
+                ExpectedWord::UserAndSecret if word.contains([':', '%']) && !word.contains("://") => {
                     out.push_str(&user_only(word));
                     word.len()
                 }
                 _ => {
-                    out.push_str(&self.word(word));
+                    out.push_str(&self.redact_word(word));
                     word.len()
                 }
             };
@@ -300,20 +308,20 @@ impl Reader {
         }
     }
 
-    fn word(&mut self, word: &str) -> String {
-        if let Some(redacted) = self.of_program(word, Next::SecretWord) {
+    fn redact_word(&mut self, word: &str) -> String {
+        if let Some(redacted) = self.redact_program_option(word, ExpectedWord::SecretWord) {
             return redacted;
         }
-        self.heed_program(word);
-        let bare = word.trim_matches(is_quote);
+        self.note_program(word);
+        let bare = word.trim_matches(is_quote_or_bracket);
         if is_name(bare) {
             self.next = match bare {
-                _ if bare.eq_ignore_ascii_case("bearer") => Next::SecretWord,
-                "-u" | "-U" | "--user" | "--proxy-user" => Next::UserAndSecret,
-                "-p" => Next::PasswordOrPort,
-                _ if looks_like_option(bare) && is_secret(bare) => Next::SecretWord,
-                _ if is_secret(bare) => Next::SecretIfGiven,
-                _ => Next::Plain,
+                _ if bare.eq_ignore_ascii_case("bearer") => ExpectedWord::SecretWord,
+                "-u" | "-U" | "--user" | "--proxy-user" => ExpectedWord::UserAndSecret,
+                "-p" => ExpectedWord::PasswordOrPort,
+                _ if looks_like_option(bare) && is_secret(bare) => ExpectedWord::SecretWord,
+                _ if is_secret(bare) => ExpectedWord::SecretIfGiven,
+                _ => ExpectedWord::Plain,
             };
         }
         let word = without_userinfo(word);
@@ -325,7 +333,7 @@ impl Reader {
                 out.push_str(&field[field.trim_end_matches(FIELD_ENDS).len()..]);
                 continue;
             }
-            let shown = self.field(field);
+            let shown = self.redact_field(field);
             is_after_secret = shown.contains(REDACTED);
             out.push_str(&shown);
         }
@@ -333,39 +341,39 @@ impl Reader {
     }
 
     /// `name=value`, `"name":"value"`, or neither.
-    fn field(&mut self, field: &str) -> String {
+    fn redact_field(&mut self, field: &str) -> String {
         let end = field.trim_end_matches(FIELD_ENDS);
         let after = &field[end.len()..];
         let Some((at, name)) = secret_name(end) else {
             return match end.split_once('=').filter(|(name, _)| is_name(name)) {
-                Some((name, value)) => format!("{}={}{after}", patterns(name), patterns(value)),
-                None => format!("{}{after}", patterns(end)),
+                Some((name, value)) => format!("{}={}{after}", redact_patterns(name), redact_patterns(value)),
+                None => format!("{}{after}", redact_patterns(end)),
             };
         };
         let value = end[at + 1..].trim_start_matches(['=', '>']);
         if !value.is_empty() {
-            let (opens, closes) = (value.chars().next().filter(|c| is_mark(*c)), value.chars().next_back());
+            let (opens, closes) = (value.chars().next().filter(|c| is_quotation_mark(*c)), value.chars().next_back());
             if let Some(mark) = opens.filter(|mark| value[1..].find(*mark).is_none()) {
-                self.next = Next::Until(mark);
+                self.next = ExpectedWord::Until(mark);
             }
-            let closes: String = closes.filter(|c| is_mark(*c) && value.len() > 1).into_iter().collect();
+            let closes: String = closes.filter(|c| is_quotation_mark(*c) && value.len() > 1).into_iter().collect();
             return format!("{}{REDACTED}{closes}{after}", &end[..=at]);
         }
         // `Authorization: Bearer …`, `"password": "…"`: it comes with the next word.
         let is_header = parts_of(name).iter().any(|part| part.ends_with("authorization"));
-        let quote = name.chars().next().filter(|first| is_mark(*first) && !name[1..].ends_with(*first));
-        self.next = if is_header { Next::Header(quote) } else { Next::SecretWord };
+        let quote = name.chars().next().filter(|first| is_quotation_mark(*first) && !name[1..].ends_with(*first));
+        self.next = if is_header { ExpectedWord::Header(quote) } else { ExpectedWord::SecretWord };
         field.to_owned()
     }
 }
 
 /// Writes the placeholder for the secret that `rest` begins with, and returns the secret's length.
-fn secret(out: &mut String, rest: &str, word: usize) -> usize {
-    let mark = rest.chars().next().filter(|first| is_mark(*first));
+fn push_redacted(out: &mut String, rest: &str, word: usize) -> usize {
+    let mark = rest.chars().next().filter(|first| is_quotation_mark(*first));
     let Some(mark) = mark else {
         out.push_str(REDACTED);
         // The closing quote of an outer quotation stays: people read the line.
-        out.extend(rest[..word].chars().next_back().filter(|last| is_mark(*last)));
+        out.extend(rest[..word].chars().next_back().filter(|last| is_quotation_mark(*last)));
         return word;
     };
     out.extend([mark]);
@@ -375,8 +383,8 @@ fn secret(out: &mut String, rest: &str, word: usize) -> usize {
 }
 
 /// The same for a whole header; its scheme may be shown.
-fn header(out: &mut String, rest: &str, quote: Option<char>) -> usize {
-    let opens = rest.chars().next().filter(|first| is_mark(*first));
+fn push_redacted_header(out: &mut String, rest: &str, quote: Option<char>) -> usize {
+    let opens = rest.chars().next().filter(|first| is_quotation_mark(*first));
     let begin = opens.map_or(0, char::len_utf8);
     let end = opens.or(quote).and_then(|mark| rest[begin..].find(mark)).map_or(rest.len(), |at| begin + at);
     let scheme = rest[begin..end].split_whitespace().next().unwrap_or_default();
@@ -430,11 +438,11 @@ fn is_name(text: &str) -> bool {
     text.len() <= 64 && text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
 }
 
-const fn is_mark(c: char) -> bool {
+const fn is_quotation_mark(c: char) -> bool {
     matches!(c, '\'' | '"')
 }
 
-const fn is_quote(c: char) -> bool {
+const fn is_quote_or_bracket(c: char) -> bool {
     matches!(c, '\'' | '"' | '`' | '(' | ')' | '[' | ']')
 }
 
@@ -462,7 +470,7 @@ fn parts_of(name: &str) -> Vec<String> {
 fn is_secret(name: &str) -> bool {
     let parts = parts_of(name);
     let has = |list: &[&str], part: &String| list.contains(&part.as_str());
-    let Some(last) = parts.last().filter(|last| !has(&PLACE_PARTS, last)) else { return false };
+    let Some(last) = parts.last().filter(|last| !has(&LOCATION_PARTS, last)) else { return false };
     let is_text = parts.iter().any(|part| has(&TEXT_PARTS, part));
     // `OPENAI_KEY`: a variable of that name is hardly ever about sorting.
     let is_variable = last == "key" && parts.len() > 1 && !name.contains(|c: char| c.is_ascii_lowercase());
@@ -505,18 +513,18 @@ fn without_userinfo(word: &str) -> String {
 }
 
 /// Removes what looks like a key, anywhere in the word.
-fn patterns(word: &str) -> String {
+fn redact_patterns(word: &str) -> String {
     // File names stay readable, even random ones.
-    let is_path = word.trim_start_matches(is_quote).starts_with(['/', '.', '~']) || word.contains("://");
+    let is_path = word.trim_start_matches(is_quote_or_bracket).starts_with(['/', '.', '~']) || word.contains("://");
     let of_key = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '+' | '.' | '~');
-    if !is_path && is_base64_chance(word) {
+    if !is_path && looks_like_base64(word) {
         return REDACTED.to_owned();
     }
     let mut out = String::with_capacity(word.len());
     let mut rest = word;
     while !rest.is_empty() {
         let (run, after) = rest.split_at(rest.find(|c| !of_key(c)).unwrap_or(rest.len()));
-        out.push_str(if is_key(run) || (!is_path && is_chance(run)) { REDACTED } else { run });
+        out.push_str(if is_key(run) || (!is_path && looks_random(run)) { REDACTED } else { run });
         let (between, next) = after.split_at(after.find(of_key).unwrap_or(after.len()));
         out.push_str(between);
         rest = next;
@@ -531,7 +539,7 @@ fn is_key(run: &str) -> bool {
             let fresh = !run[..at].ends_with(|c: char| c.is_ascii_alphanumeric());
             // Enough to decide by, and a bound for words made of such prefixes.
             let body = &run[at + prefix.len()..];
-            let body = body.get(..KEY_SHOWN).unwrap_or(body);
+            let body = body.get(..KEY_EXAMINED).unwrap_or(body);
             // `hf_models_of_mine` is a name: keys with a prefix that ends in an underscore have none later.
             let of_body = |c: char| c.is_ascii_alphanumeric() || (!prefix.ends_with('_') && matches!(c, '-' | '_'));
             let body = &body[..body.find(|c| !of_body(c)).unwrap_or(body.len())];
@@ -542,13 +550,13 @@ fn is_key(run: &str) -> bool {
 }
 
 /// True for a mix of letters and digits that no name has; names have dashes and dots between their parts.
-fn is_chance(run: &str) -> bool {
+fn looks_random(run: &str) -> bool {
     run.split(|c: char| !c.is_ascii_alphanumeric()).any(is_mixed)
 }
 
 /// The same for base64, in which slashes have no meaning.
-fn is_base64_chance(word: &str) -> bool {
-    let bare = word.trim_matches(is_quote);
+fn looks_like_base64(word: &str) -> bool {
+    let bare = word.trim_matches(is_quote_or_bracket);
     let of_base64 = |c: char| c.is_ascii_alphanumeric() || matches!(c, '+' | '/' | '=');
     bare.contains(['+', '/', '=']) && bare.chars().all(of_base64) && is_mixed(&bare.replace(['+', '/', '='], ""))
 }
@@ -560,10 +568,10 @@ fn is_mixed(piece: &str) -> bool {
     let kind = |byte: u8| (byte.is_ascii_lowercase(), byte.is_ascii_uppercase());
     let changes = piece.as_bytes().windows(2).filter(|pair| kind(pair[0]) != kind(pair[1])).count();
     // In random text six in ten neighbours differ in kind; in a name three.
-    let two_cases = lower > 0 && upper > 0 && digits > 0 && piece.len() >= CHANCE_MIN && changes * 5 >= piece.len() * 2;
+    let two_cases = lower > 0 && upper > 0 && digits > 0 && piece.len() >= RANDOM_MIN && changes * 5 >= piece.len() * 2;
     // With one case it is four in ten.
     let one_case =
-        lower + upper >= 6 && digits >= 6 && piece.len() >= CHANCE_ONE_CASE_MIN && changes * 4 >= piece.len();
+        lower + upper >= 6 && digits >= 6 && piece.len() >= RANDOM_ONE_CASE_MIN && changes * 4 >= piece.len();
     two_cases || one_case
 }
 
@@ -574,11 +582,11 @@ mod tests {
     /// Arguments with `␠` for spaces inside one.
     fn check(line: &str, shown: &str) {
         let arguments: Vec<String> = line.split(' ').map(|argument| argument.replace('␠', " ")).collect();
-        let told: Vec<String> = redact(&arguments).iter().map(|argument| argument.replace(' ', "␠")).collect();
-        assert_eq!(told.join(" "), shown);
+        let redacted: Vec<String> = redact(&arguments).iter().map(|argument| argument.replace(' ', "␠")).collect();
+        assert_eq!(redacted.join(" "), shown);
     }
 
-    fn stays(line: &str) {
+    fn check_unchanged(line: &str) {
         check(line, line);
     }
 
@@ -608,18 +616,18 @@ mod tests {
         check("docker login -u ann -p x r.io", "docker login -u ann -p *** r.io");
         check("mongo -u ann -p x db", "mongo -u ann -p *** db");
         check("mongodump -px db", "mongodump -p*** db");
-        stays("docker run -p 8080:80 img");
-        stays("llama-server -p 8080 -a name");
+        check_unchanged("docker run -p 8080:80 img");
+        check_unchanged("llama-server -p 8080 -a name");
         check("tool -p hunter2 -n 3", "tool -p *** -n 3");
         check("tool -p two␠words x", "tool -p *** x");
         check("sh -c tool␠-p␠hunter2␠x", "sh -c tool␠-p␠***␠x");
         check("sh -c \"tool␠-p␠'two␠words'␠x\"", "sh -c \"tool␠-p␠'***'␠x\"");
         check("tool -p 99999999", "tool -p ***");
-        stays("docker run -p 127.0.0.1:8080:80/tcp img");
-        stays("mkdir -p /data/x ./y");
-        stays("mkdir -p ./y");
-        stays("tool -p --verbose");
-        stays("ps -p 4194303");
+        check_unchanged("docker run -p 127.0.0.1:8080:80/tcp img");
+        check_unchanged("mkdir -p /data/x ./y");
+        check_unchanged("mkdir -p ./y");
+        check_unchanged("tool -p --verbose");
+        check_unchanged("ps -p 4194303");
         check("openssl -passin pass:x -in k.pem", "openssl -passin pass:*** -in k.pem");
     }
 
@@ -667,7 +675,7 @@ mod tests {
         check("git clone https://ghp_x@h/r.git", "git clone https://***@h/r.git");
         check("app --db=postgres://u:p/w@h:5/d", "app --db=postgres://***@h:5/d");
         check("app redis://:p@s@h/0", "app redis://***@h/0");
-        stays("app http://h:8000/v1 http://[::1]:8000/x https://h/@scope/p git@h:r.git");
+        check_unchanged("app http://h:8000/v1 http://[::1]:8000/x https://h/@scope/p git@h:r.git");
     }
 
     #[test]
@@ -692,22 +700,30 @@ mod tests {
 
     #[test]
     fn programs_options_and_names_of_files_stay() {
-        stays("python -u train.py --max-tokens 512 --tokenizer t --pad_token_id=0 --max_new_tokens 9 --lr 3e-4");
-        stays("python -m vllm.entrypoints.openai.api_server --model meta-llama/Meta-Llama-3.1-70B-Instruct");
-        stays("llama-server -m /m/DeepSeek-R1-Distill-Qwen-32B-Q4_K_M.gguf --port 8080 -ngl 99 --api-key-file /k");
-        stays("app --password-file /run/secrets/db --token-path ~/.t -v /run/secrets:/run/secrets:ro");
-        stays("python /root/.cache/hub/models--a--b/snapshots/3f9a1c07e5b84d26a9f01b7c3d5e8842f6a0c19b/x.py");
-        stays("app --device GPU-8f6e2c1a-1234-5678-9abc-def012345678 --key-frames 3 --sort-key name --passes 2");
-        stays("uvicorn pkg.auth:app --workers 4");
-        stays("torchrun --nproc_per_node=8 --rdzv_endpoint=10.0.0.1:29500 train.py --user 1000:1000");
-        stays("python Llama3InstructFineTunedCheckpoint2024.safetensors TheBloke/Mistral-7B-Instruct-v0.2-GPTQ");
-        stays("app Qwen2.5-Coder-7B-Instruct-GPTQ-Int4 hf_models_of_mine_v2_final sk-learn");
-        stays("app -- - -1 = : '' \" , ;");
+        check_unchanged(
+            "python -u train.py --max-tokens 512 --tokenizer t --pad_token_id=0 --max_new_tokens 9 --lr 3e-4",
+        );
+        check_unchanged("python -m vllm.entrypoints.openai.api_server --model meta-llama/Meta-Llama-3.1-70B-Instruct");
+        check_unchanged(
+            "llama-server -m /m/DeepSeek-R1-Distill-Qwen-32B-Q4_K_M.gguf --port 8080 -ngl 99 --api-key-file /k",
+        );
+        check_unchanged("app --password-file /run/secrets/db --token-path ~/.t -v /run/secrets:/run/secrets:ro");
+        check_unchanged("python /root/.cache/hub/models--a--b/snapshots/3f9a1c07e5b84d26a9f01b7c3d5e8842f6a0c19b/x.py");
+        check_unchanged(
+            "app --device GPU-8f6e2c1a-1234-5678-9abc-def012345678 --key-frames 3 --sort-key name --passes 2",
+        );
+        check_unchanged("uvicorn pkg.auth:app --workers 4");
+        check_unchanged("torchrun --nproc_per_node=8 --rdzv_endpoint=10.0.0.1:29500 train.py --user 1000:1000");
+        check_unchanged(
+            "python Llama3InstructFineTunedCheckpoint2024.safetensors TheBloke/Mistral-7B-Instruct-v0.2-GPTQ",
+        );
+        check_unchanged("app Qwen2.5-Coder-7B-Instruct-GPTQ-Int4 hf_models_of_mine_v2_final sk-learn");
+        check_unchanged("app -- - -1 = : '' \" , ;");
         assert!(redact(&[]).is_empty());
     }
 
     #[test]
-    fn any_text_is_survived_and_never_grows_much() {
+    fn any_text_is_redacted_without_a_panic_and_grows_little() {
         let pieces =
             ["--password", "=", ":", "'", "\"", " ", "é", "://", "@", "{", "Bearer", "Authorization:", "token", "-u"];
         // Every string of four pieces: cuts, quotes without an end, names without a value.
@@ -719,8 +735,8 @@ mod tests {
         for number in 0..pieces.len().pow(4) {
             let part = |power: u32| pieces[number / pieces.len().pow(power) % pieces.len()];
             let text = [part(0), part(1), part(2), part(3)].concat();
-            let told = redact(&[text.clone(), text.clone()]);
-            assert!(told.iter().all(|word| word.len() <= text.len() + 4 * REDACTED.len()), "{text}: {told:?}");
+            let redacted = redact(&[text.clone(), text.clone()]);
+            assert!(redacted.iter().all(|word| word.len() <= text.len() + 4 * REDACTED.len()), "{text}: {redacted:?}");
         }
     }
 }

@@ -15,7 +15,7 @@ const SEATS: &str = "/run/systemd/seats";
 
 /// The session that is in front at a seat.
 #[derive(Debug, PartialEq, Eq)]
-struct Front {
+struct ActiveSession {
     seat: String,
     uid: u32,
     session: String,
@@ -23,8 +23,11 @@ struct Front {
 
 /// The seat at which a process of this user, in this cgroup, is in front; `None` if there is none.
 pub(super) fn seat_of(uid: u32, cgroup: &str) -> Option<String> {
-    let fronts = fronts(Path::new(SEATS));
-    fronts.into_iter().find(|front| front.has(uid, cgroup)).map(|front| front.seat)
+    let active_sessions = active_sessions(Path::new(SEATS));
+    active_sessions
+        .into_iter()
+        .find(|active_session| active_session.includes(uid, cgroup))
+        .map(|active_session| active_session.seat)
 }
 
 /// True if a user's session is in front at a seat of this host. Where logind keeps no seats, the owner of a text
@@ -36,28 +39,28 @@ pub fn is_at_seat(uid: u32) -> bool {
 
 fn has_seat(uid: u32, seats: &Path, consoles: &[PathBuf]) -> bool {
     if seats.is_dir() {
-        return fronts(seats).iter().any(|front| front.uid == uid);
+        return active_sessions(seats).iter().any(|active_session| active_session.uid == uid);
     }
     // A console without a login belongs to root.
     let owner = |console: &PathBuf| fs::metadata(console).ok().map(|found| found.uid());
     uid != 0 && consoles.iter().any(|console| owner(console) == Some(uid))
 }
 
-fn fronts(seats: &Path) -> Vec<Front> {
+fn active_sessions(seats: &Path) -> Vec<ActiveSession> {
     // Without logind there are no seats, as on a server.
     let Ok(entries) = fs::read_dir(seats) else { return Vec::new() };
     let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
-    names.filter_map(|seat| Some(front(&fs::read_to_string(seats.join(&seat)).ok()?, seat))?).collect()
+    names.filter_map(|seat| Some(active_session(&fs::read_to_string(seats.join(&seat)).ok()?, seat))?).collect()
 }
 
-fn front(text: &str, seat: String) -> Option<Front> {
+fn active_session(text: &str, seat: String) -> Option<ActiveSession> {
     let value = |key: &str| text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
-    Some(Front { seat, uid: value("ACTIVE_UID")?.parse().ok()?, session: value("ACTIVE")?.to_owned() })
+    Some(ActiveSession { seat, uid: value("ACTIVE_UID")?.parse().ok()?, session: value("ACTIVE")?.to_owned() })
 }
 
-impl Front {
+impl ActiveSession {
     /// Below its own manager a user may name a cgroup freely; the two components above it are root's.
-    fn has(&self, uid: u32, cgroup: &str) -> bool {
+    fn includes(&self, uid: u32, cgroup: &str) -> bool {
         let scope = format!("/user.slice/user-{}.slice/session-{}.scope", self.uid, self.session);
         let is_in = cgroup.strip_prefix(&scope).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
         uid == self.uid || is_in
@@ -79,11 +82,12 @@ mod tests {
     }
 
     #[test]
-    fn who_is_in_front_at_a_seat_is_known_by_its_user_or_its_session() {
+    fn the_active_session_of_a_seat_includes_its_user_and_its_processes() {
         let folder = seats();
-        let fronts = fronts(folder.path());
-        assert_eq!(fronts, [Front { seat: "seat0".into(), uid: 1000, session: "2".into() }]);
-        let check = |uid, cgroup: &str, is: bool| assert_eq!(fronts[0].has(uid, cgroup), is, "{uid} {cgroup}");
+        let active_sessions = active_sessions(folder.path());
+        assert_eq!(active_sessions, [ActiveSession { seat: "seat0".into(), uid: 1000, session: "2".into() }]);
+        let check =
+            |uid, cgroup: &str, is: bool| assert_eq!(active_sessions[0].includes(uid, cgroup), is, "{uid} {cgroup}");
         check(
             1000,
             "/user.slice/user-1000.slice/user@1000.service/session.slice/org.gnome.Shell@wayland.service",
@@ -112,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn where_nobody_sits_nobody_is_in_front() {
-        assert_eq!(fronts(Path::new("/no such directory")), []);
+    fn without_seats_no_session_is_active() {
+        assert_eq!(active_sessions(Path::new("/no such directory")), []);
     }
 }

@@ -20,29 +20,29 @@ pub(crate) enum Hazard {
 
 /// One line of the table.
 #[derive(Debug)]
-pub(crate) struct Rule {
+pub(crate) struct HazardRule {
     from: u32,
     before: u32,
     pub(crate) hazard: Hazard,
     pub(crate) why: &'static str,
 }
 
-const EVER: u32 = u32::MAX;
+const NO_END: u32 = u32::MAX;
 
 /// At most one rule for each hazard holds for a branch.
-const TABLE: [Rule; 7] = [
+const HAZARDS: [HazardRule; 7] = [
     rule(0, 570, Hazard::Moving, "drivers before 570 cannot take a process off its GPUs"),
     rule(570, 610, Hazard::Ipc, "before driver 610 memory shared through CUDA IPC cannot leave a GPU"),
     rule(570, 595, Hazard::Managed, "managed memory cannot leave a GPU this way"),
-    rule(595, EVER, Hazard::Managed, "managed memory cannot leave a GPU, and since driver 595 trying ends it"),
+    rule(595, NO_END, Hazard::Managed, "managed memory cannot leave a GPU, and since driver 595 trying ends it"),
     rule(570, 595, Hazard::Nccl, "a process of an NCCL group cannot leave its GPU this way"),
-    rule(595, EVER, Hazard::Nccl, "it is of an NCCL group, and since driver 595 trying to move it ends it"),
+    rule(595, NO_END, Hazard::Nccl, "it is of an NCCL group, and since driver 595 trying to move it ends it"),
     // No report says that this was fixed.
-    rule(610, EVER, Hazard::Threads, "since driver 610 a lock has crashed programs of several threads"),
+    rule(610, NO_END, Hazard::Threads, "since driver 610 a lock has crashed programs of several threads"),
 ];
 
-const fn rule(from: u32, before: u32, hazard: Hazard, why: &'static str) -> Rule {
-    Rule { from, before, hazard, why }
+const fn rule(from: u32, before: u32, hazard: Hazard, why: &'static str) -> HazardRule {
+    HazardRule { from, before, hazard, why }
 }
 
 /// The branch of a driver: 580 of `580.159.04`.
@@ -51,8 +51,8 @@ pub(crate) fn branch(version: &str) -> Option<u32> {
 }
 
 /// The rules that hold for this branch.
-pub(crate) fn of(branch: u32) -> impl Iterator<Item = &'static Rule> {
-    TABLE.iter().filter(move |rule| rule.from <= branch && branch < rule.before)
+pub(crate) fn rules_for_branch(branch: u32) -> impl Iterator<Item = &'static HazardRule> {
+    HAZARDS.iter().filter(move |rule| rule.from <= branch && branch < rule.before)
 }
 
 #[cfg(test)]
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     fn hazards(version: &str) -> Vec<Hazard> {
-        of(branch(version).unwrap()).map(|rule| rule.hazard).collect()
+        rules_for_branch(branch(version).unwrap()).map(|rule| rule.hazard).collect()
     }
 
     #[test]

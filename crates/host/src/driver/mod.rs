@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   targets (where each holder's bytes shall be) ─► hub thread ──JSON lines──► worker ──► libcuda
-//!   Sight::Driven ◄──────────────────────────────────┘   deadlines, pre-flight
+//!   HostReport::DriverReported ◄──────────────────────────────────┘   deadlines, pre-flight
 //! ```
 //! Nothing is decided here. A target says where a holder's bytes shall be, and each process that is elsewhere is
 //! moved. After a crash of either side the same rule continues from the state that the driver reports. A holder is
@@ -13,27 +13,27 @@
 //! Absent on purpose: whether a holder may be moved this way, whether its bytes really left (readings of the GPUs
 //! show that), signals.
 
-mod hands;
+mod driven_holder;
 mod hazard;
-mod holder;
+mod hub_thread;
+pub(crate) mod pinned_process;
 mod preflight;
 pub(crate) mod protocol;
-pub(crate) mod target;
-mod work;
+mod worker_client;
 
-use crate::cards;
-use crate::eyes::Inbox;
+use crate::gpu_thread;
 use crate::headroom::Bookings;
+use crate::process_thread::ProcessThreadInbox;
 use crate::soft::SoftPlace;
-use crate::wake::Wake;
-use hands::Hands;
+use crate::wake::WakeEvent;
+use hub_thread::DriverHubThread;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 use sublet_core::ids::{LeaseId, ProcKey};
-use work::Work;
+use worker_client::DriverWorkerClient;
 
 /// Settings for moving processes by the driver.
 #[derive(Clone, Debug)]
@@ -54,7 +54,7 @@ impl Default for DriverSettings {
 pub fn limits() -> Vec<String> {
     let text = std::fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
     let mut limits: Vec<String> = match version_in(&text).and_then(hazard::branch) {
-        Some(branch) => hazard::of(branch).map(|rule| rule.why.to_owned()).collect(),
+        Some(branch) => hazard::rules_for_branch(branch).map(|rule| rule.why.to_owned()).collect(),
         None => vec!["the driver's version is not known, so no process is moved by it".to_owned()],
     };
     if !preflight::may_move_others() {
@@ -72,14 +72,14 @@ fn version_in(text: &str) -> Option<&str> {
 
 /// Where a holder's bytes shall be.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum DrivenPlace {
+pub enum DriverPlacement {
     /// On its GPUs.
-    OnCards {
+    OnGpus {
         /// What all its processes together need there: the UUID of each GPU, and bytes.
         needs: Vec<(String, u64)>,
     },
     /// In host memory.
-    Away {
+    InHostMemory {
         /// Its processes are locked within this time or not at all.
         within: Duration,
         /// Bytes of host memory booked for it.
@@ -91,79 +91,79 @@ pub enum DrivenPlace {
 
 /// The target of a holder with processes that the driver moves.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Driven {
+pub struct DriverTarget {
     /// The lease of the holder.
     pub lease: LeaseId,
     /// Its user: processes of other users are not parked.
     pub uid: u32,
     /// Where its bytes shall be.
-    pub place: DrivenPlace,
+    pub placement: DriverPlacement,
     /// Its processes that had bytes on GPUs when the move began.
     pub processes: Vec<ProcKey>,
 }
 
-enum Note {
-    Drive(Driven),
+enum DriverHubMessage {
+    SetTarget(DriverTarget),
     Inspect { lease: LeaseId, uid: u32, processes: Vec<ProcKey>, bytes: u64 },
     Forget(LeaseId),
 }
 
 /// A handle to the hub. Never blocks.
 #[derive(Clone)]
-pub(crate) struct Hub {
-    notes: mpsc::Sender<Note>,
-    bell: Arc<Wake>,
-    stop: Arc<Wake>,
+pub(crate) struct DriverHub {
+    messages: mpsc::Sender<DriverHubMessage>,
+    wake: Arc<WakeEvent>,
+    stop: Arc<WakeEvent>,
 }
 
-impl Hub {
+impl DriverHub {
     /// Makes the hub and the thread's work, to be run by the caller. The worker is started when it is needed.
     pub(crate) fn open(
         settings: DriverSettings,
         exe: PathBuf,
         soft: Option<SoftPlace>,
-        eyes: Inbox,
-        cards: Arc<cards::Shared>,
+        process_thread: ProcessThreadInbox,
+        gpu_thread: Arc<gpu_thread::GpuThreadHandle>,
         bookings: Bookings,
-    ) -> io::Result<(Hub, impl FnOnce() + Send + 'static)> {
-        let (bell, stop) = (Arc::new(Wake::new()?), Arc::new(Wake::new()?));
-        let (notes, inbox) = mpsc::channel();
-        let hands = Hands::new(settings.clone(), exe, soft, Arc::clone(&stop));
-        let work = Work {
+    ) -> io::Result<(DriverHub, impl FnOnce() + Send + 'static)> {
+        let (wake, stop) = (Arc::new(WakeEvent::new()?), Arc::new(WakeEvent::new()?));
+        let (messages, inbox) = mpsc::channel();
+        let worker = DriverWorkerClient::new(settings.clone(), exe, soft, Arc::clone(&stop));
+        let work = DriverHubThread {
             settings,
-            hands,
+            worker,
             inbox,
-            bell: Arc::clone(&bell),
+            wake: Arc::clone(&wake),
             stop: Arc::clone(&stop),
-            eyes,
-            cards,
+            process_thread,
+            gpu_thread,
             bookings,
             holders: BTreeMap::new(),
             inspections: BTreeMap::new(),
         };
-        Ok((Hub { notes, bell, stop }, move || work.run()))
+        Ok((DriverHub { messages, wake, stop }, move || work.run()))
     }
 
-    fn note(&self, note: Note) {
-        // Fails only when the thread has ended, and then the note does not matter.
-        let _ = self.notes.send(note);
-        self.bell.ring();
+    fn send(&self, message: DriverHubMessage) {
+        // Fails only when the thread has ended, and then the message does not matter.
+        let _ = self.messages.send(message);
+        self.wake.notify();
     }
 
-    pub(crate) fn drive(&self, wish: Driven) {
-        self.note(Note::Drive(wish));
+    pub(crate) fn set_target(&self, target: DriverTarget) {
+        self.send(DriverHubMessage::SetTarget(target));
     }
 
     pub(crate) fn inspect(&self, (lease, uid): (LeaseId, u32), processes: Vec<ProcKey>, bytes: u64) {
-        self.note(Note::Inspect { lease, uid, processes, bytes });
+        self.send(DriverHubMessage::Inspect { lease, uid, processes, bytes });
     }
 
     pub(crate) fn forget(&self, lease: LeaseId) {
-        self.note(Note::Forget(lease));
+        self.send(DriverHubMessage::Forget(lease));
     }
 
     pub(crate) fn stop(&self) {
-        self.stop.ring();
+        self.stop.notify();
     }
 }
 
@@ -172,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_version_of_a_driver_is_found_in_what_it_says() {
+    fn the_driver_version_is_parsed_from_the_modules_text() {
         let open =
             "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build\nGCC version: 13.2.0";
         let closed = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.54.03  Tue Jun  6 22:20:39 UTC 2023";

@@ -5,10 +5,10 @@
 //! CUDA IPC without an event) the driver itself must refuse.
 
 use super::hazard::{self, Hazard};
-use super::protocol::Facts;
-use crate::headroom::{Booker, Bookings, MemoryCgroup, Unknown};
-use crate::patient;
+use super::protocol::DriverFacts;
+use crate::headroom::{Booker, Bookings, MemoryCgroup, UnknownRoom};
 use crate::process::{self, Environment, Identity, Uids};
+use crate::timed_read;
 use std::path::PathBuf;
 use std::{fs, io};
 use sublet_core::ids::{LeaseId, ProcKey};
@@ -21,7 +21,7 @@ const MPS_FILES: &str = "/nvidia-mps";
 const MPS_NAME: &str = "nvidia-cuda-mps";
 /// These name a part of a GPU (MIG) as `MIG-…`. The files below `/dev/nvidia-caps` say nothing: programs on whole
 /// GPUs open some of them too.
-const CARD_VARIABLES: [&str; 2] = ["CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"];
+const GPU_VARIABLES: [&str; 2] = ["CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"];
 const MANAGED_FILE: &str = "/dev/nvidia-uvm";
 /// CUDA shares events between processes through files of this name.
 const IPC_FILES: &str = "/dev/shm/cuda.shm.";
@@ -36,25 +36,25 @@ pub(crate) fn examine(
     (process, uid): (ProcKey, u32),
     lease: LeaseId,
     bytes: u64,
-    facts: &Facts,
+    facts: &DriverFacts,
     bookings: &Bookings,
 ) -> Result<(), String> {
-    let rules = rules(facts)?;
-    let found = present(process)?;
-    let who = format!("process {} ({})", process.pid, found.name);
-    of_user(&found, uid)?;
-    owned(&found, &who)?;
-    let signs = Signs::read(process.pid).map_err(|error| format!("what {who} has mapped cannot be read: {error}"))?;
-    if let Some(rule) = rules.iter().find(|rule| signs.show(rule.hazard)) {
-        return Err(format!("{who} stays where it is: {}", rule.why));
+    let rules = rules_for_driver(facts)?;
+    let found = check_responds(process)?;
+    let label = format!("process {} ({})", process.pid, found.name);
+    check_user(&found, uid)?;
+    check_owner(&found, &label)?;
+    let signs = Signs::read(process.pid).map_err(|error| format!("what {label} has mapped cannot be read: {error}"))?;
+    if let Some(rule) = rules.iter().find(|rule| signs.includes(rule.hazard)) {
+        return Err(format!("{label} stays where it is: {}", rule.why));
     }
-    whole_card(process.pid, &found.name, &who)?;
-    let unknown = |error: Unknown| format!("the memory limit of {who} cannot be read: {error}");
+    check_whole_gpu(process.pid, &found.name, &label)?;
+    let unknown = |error: UnknownRoom| format!("the memory limit of {label} cannot be read: {error}");
     let Some(cgroup) = MemoryCgroup::of(process.pid).map_err(unknown)? else { return Ok(()) };
     match bookings.room(&cgroup, Booker::Driver(lease)).map_err(unknown)? {
         Some(room) if room < bytes => {
             let (room, bytes) = (Bytes(room), Bytes(bytes));
-            Err(format!("{who} may have {room} more of host memory (its cgroup), and its {bytes} would go there"))
+            Err(format!("{label} may have {room} more of host memory (its cgroup), and its {bytes} would go there"))
         }
         _ => Ok(()),
     }
@@ -62,7 +62,7 @@ pub(crate) fn examine(
 
 /// Checks that all uids of a process are the lease's user: a user must not have another user's process (`sudo`, `su`)
 /// stopped.
-pub(super) fn of_user(found: &Identity, uid: u32) -> Result<(), String> {
+pub(super) fn check_user(found: &Identity, uid: u32) -> Result<(), String> {
     let pid = found.key.pid;
     match Uids::read(pid).map_err(|error| error.to_string())?.other_than(uid) {
         None => Ok(()),
@@ -74,7 +74,7 @@ pub(super) fn of_user(found: &Identity, uid: u32) -> Result<(), String> {
 }
 
 /// Checks that exactly this process lives and responds. Called again right before each driver call.
-pub(crate) fn present(process: ProcKey) -> Result<Identity, String> {
+pub(crate) fn check_responds(process: ProcKey) -> Result<Identity, String> {
     let pid = process.pid;
     let found = process::identify(pid).map_err(|error| error.to_string())?;
     if found.key != process {
@@ -92,22 +92,22 @@ pub(crate) fn present(process: ProcKey) -> Result<Identity, String> {
     }
 }
 
-fn rules(facts: &Facts) -> Result<Vec<&'static hazard::Rule>, String> {
+fn rules_for_driver(facts: &DriverFacts) -> Result<Vec<&'static hazard::HazardRule>, String> {
     if !facts.calls {
         return Err("this driver cannot take a process off its GPUs".to_owned());
     }
     let version = facts.driver.as_deref();
     let branch = version.and_then(hazard::branch).ok_or("the driver does not say which version it is")?;
-    let rules: Vec<_> = hazard::of(branch).collect();
+    let rules: Vec<_> = hazard::rules_for_branch(branch).collect();
     match rules.iter().find(|rule| rule.hazard == Hazard::Moving) {
         Some(rule) => Err(rule.why.to_owned()),
         None => Ok(rules),
     }
 }
 
-fn owned(found: &Identity, who: &str) -> Result<(), String> {
+fn check_owner(found: &Identity, label: &str) -> Result<(), String> {
     let may = may_move_others() || rustix::process::geteuid().as_raw() == found.uid;
-    if may { Ok(()) } else { Err(format!("{who} is another user's, and Sublet has no right to move it")) }
+    if may { Ok(()) } else { Err(format!("{label} is another user's, and Sublet has no right to move it")) }
 }
 
 /// True if processes of other users can be moved.
@@ -131,7 +131,7 @@ struct Signs {
 
 impl Signs {
     fn read(pid: u32) -> io::Result<Signs> {
-        let maps = patient::read(format!("/proc/{pid}/maps"), MAPS_MAX)?;
+        let maps = timed_read::read(format!("/proc/{pid}/maps"), MAPS_MAX)?;
         Ok(Signs::from(&String::from_utf8_lossy(&maps), threads(pid)))
     }
 
@@ -145,7 +145,7 @@ impl Signs {
         }
     }
 
-    fn show(&self, hazard: Hazard) -> bool {
+    fn includes(&self, hazard: Hazard) -> bool {
         match hazard {
             Hazard::Moving => true,
             // The driver keeps one mapping for itself.
@@ -164,11 +164,11 @@ fn threads(pid: u32) -> Vec<String> {
 }
 
 /// MPS and MIG share a GPU below the process: neither can be moved.
-fn whole_card(pid: u32, name: &str, who: &str) -> Result<(), String> {
+fn check_whole_gpu(pid: u32, name: &str, label: &str) -> Result<(), String> {
     // An unreadable environment is not taken for harmless.
-    let unreadable = |error| format!("the environment of {who} cannot be read: {error}");
+    let unreadable = |error| format!("the environment of {label} cannot be read: {error}");
     let environment = Environment::read(pid).map_err(unreadable)?;
-    let unread = |error: io::Error| format!("what {who} has open cannot be read: {error}");
+    let unread = |error: io::Error| format!("what {label} has open cannot be read: {error}");
     let mut open = Vec::new();
     for entry in fs::read_dir(format!("/proc/{pid}/fd")).map_err(unread)? {
         // It may close a file meanwhile.
@@ -176,11 +176,11 @@ fn whole_card(pid: u32, name: &str, who: &str) -> Result<(), String> {
     }
     let has_open = |part: &str| open.iter().any(|file: &PathBuf| file.to_string_lossy().contains(part));
     if name.starts_with(MPS_NAME) || environment.get(MPS_VARIABLE).is_some() || has_open(MPS_FILES) {
-        return Err(format!("{who} uses its GPU through MPS, which cannot be moved"));
+        return Err(format!("{label} uses its GPU through MPS, which cannot be moved"));
     }
-    let has_a_part = |name: &&str| environment.get(name).is_some_and(|cards| cards.starts_with("MIG-"));
-    if CARD_VARIABLES.iter().any(has_a_part) {
-        return Err(format!("{who} has a part of a GPU (MIG), which cannot be moved"));
+    let has_a_part = |name: &&str| environment.get(name).is_some_and(|gpu_thread| gpu_thread.starts_with("MIG-"));
+    if GPU_VARIABLES.iter().any(has_a_part) {
+        return Err(format!("{label} has a part of a GPU (MIG), which cannot be moved"));
     }
     Ok(())
 }
@@ -190,27 +190,27 @@ mod tests {
     use super::*;
     use std::process::{Child, Command};
 
-    fn facts(driver: Option<&str>) -> Facts {
-        Facts { cuda: 13_000, driver: driver.map(str::to_owned), calls: true }
+    fn facts(driver: Option<&str>) -> DriverFacts {
+        DriverFacts { cuda: 13_000, driver: driver.map(str::to_owned), calls: true }
     }
 
     fn own_uid() -> u32 {
         rustix::process::getuid().as_raw()
     }
 
-    fn examine_with(process: (ProcKey, u32), bytes: u64, facts: &Facts) -> Result<(), String> {
+    fn examine_with(process: (ProcKey, u32), bytes: u64, facts: &DriverFacts) -> Result<(), String> {
         examine(process, LeaseId(1), bytes, facts, &Bookings::default())
     }
 
     #[test]
-    fn a_process_of_another_user_than_the_leases_stays() {
+    fn a_process_of_another_user_than_the_leases_is_not_moved() {
         let sleeper = Sleeper::new(&[]);
-        let told = examine_with((sleeper.key(), own_uid() + 1), 1, &facts(Some("580.1")));
+        let result = examine_with((sleeper.key(), own_uid() + 1), 1, &facts(Some("580.1")));
         let why = format!("runs as uid {}, not as the lease's user", own_uid());
-        assert!(told.unwrap_err().contains(&why));
+        assert!(result.unwrap_err().contains(&why));
     }
 
-    fn on(driver: &str, process: ProcKey, bytes: u64) -> Result<(), String> {
+    fn examine_on_driver(driver: &str, process: ProcKey, bytes: u64) -> Result<(), String> {
         examine_with((process, own_uid()), bytes, &facts(Some(driver)))
     }
 
@@ -245,28 +245,28 @@ mod tests {
 
     #[test]
     fn a_plain_process_can_be_moved() {
-        assert_eq!(on("580.1", Sleeper::new(&[]).key(), 1), Ok(()));
+        assert_eq!(examine_on_driver("580.1", Sleeper::new(&[]).key(), 1), Ok(()));
     }
 
     #[test]
-    fn the_driver_comes_first() {
+    fn a_driver_without_the_calls_is_reported_before_anything_else() {
         let key = Sleeper::new(&[]).key();
-        assert!(on("535.1", key, 1).unwrap_err().contains("before 570"));
+        assert!(examine_on_driver("535.1", key, 1).unwrap_err().contains("before 570"));
         let none = facts(None);
-        let told = examine_with((key, own_uid()), 1, &none);
-        assert!(told.unwrap_err().contains("which version"));
-        let old = Facts { calls: false, ..facts(Some("580.1")) };
+        let result = examine_with((key, own_uid()), 1, &none);
+        assert!(result.unwrap_err().contains("which version"));
+        let old = DriverFacts { calls: false, ..facts(Some("580.1")) };
         assert!(examine_with((key, own_uid()), 1, &old).is_err());
     }
 
     #[test]
-    fn a_stopped_process_is_said_to_be_so() {
+    fn a_stopped_process_is_refused_with_that_reason() {
         let sleeper = Sleeper::new(&[]);
         sleeper.signal(rustix::process::Signal::STOP);
-        while present(sleeper.key()).is_ok() {
+        while check_responds(sleeper.key()).is_ok() {
             std::thread::yield_now();
         }
-        assert!(on("580.1", sleeper.key(), 1).unwrap_err().contains("(sleep) is stopped (Ctrl-Z)"));
+        assert!(examine_on_driver("580.1", sleeper.key(), 1).unwrap_err().contains("(sleep) is stopped (Ctrl-Z)"));
     }
 
     #[test]
@@ -277,45 +277,45 @@ mod tests {
         while process::is_running(key) {
             std::thread::yield_now();
         }
-        assert!(on("580.1", key, 1).unwrap_err().starts_with("there is no process"));
+        assert!(examine_on_driver("580.1", key, 1).unwrap_err().starts_with("there is no process"));
     }
 
     #[test]
     fn a_pid_with_another_start_is_another_process() {
         let key = Sleeper::new(&[]).key();
         let other = ProcKey { start: key.start + 1, ..key };
-        assert!(on("580.1", other, 1).is_err());
+        assert!(examine_on_driver("580.1", other, 1).is_err());
     }
 
     #[test]
-    fn mps_and_parts_of_cards_stay() {
+    fn mps_clients_and_mig_programs_are_not_moved() {
         let mps = Sleeper::new(&[(MPS_VARIABLE, "/tmp/nvidia-mps")]);
-        assert!(on("580.1", mps.key(), 1).unwrap_err().contains("MPS"));
+        assert!(examine_on_driver("580.1", mps.key(), 1).unwrap_err().contains("MPS"));
         let mig = Sleeper::new(&[("CUDA_VISIBLE_DEVICES", "MIG-41b35a7c")]);
-        assert!(on("580.1", mig.key(), 1).unwrap_err().contains("MIG"));
+        assert!(examine_on_driver("580.1", mig.key(), 1).unwrap_err().contains("MIG"));
     }
 
     #[test]
-    fn a_program_of_several_threads_stays_on_the_driver_that_crashed_some() {
+    fn a_program_of_several_threads_is_not_moved_from_driver_610_on() {
         let own = process::identify(std::process::id()).unwrap().key;
-        let (told, asked) = std::sync::mpsc::channel::<()>();
-        let second = std::thread::spawn(move || asked.recv());
-        assert!(on("610.1", own, 1).unwrap_err().contains("several threads"));
-        assert_eq!(on("580.1", own, 1), Ok(()));
-        drop(told);
+        let (release, released) = std::sync::mpsc::channel::<()>();
+        let second = std::thread::spawn(move || released.recv());
+        assert!(examine_on_driver("610.1", own, 1).unwrap_err().contains("several threads"));
+        assert_eq!(examine_on_driver("580.1", own, 1), Ok(()));
+        drop(release);
         let _ = second.join();
     }
 
     #[test]
-    fn managed_memory_and_nccl_are_seen_from_outside() {
+    fn managed_memory_and_nccl_are_recognised_from_outside() {
         let uvm = "7f00-7f01 rw-s 00000000 00:05 612  /dev/nvidia-uvm\n";
         let tools = "7f01-7f02 rw-s 00000000 00:05 613  /dev/nvidia-uvm-tools\n";
-        let shown = |maps: &str, hazard| Signs::from(maps, Vec::new()).show(hazard);
+        let shown = |maps: &str, hazard| Signs::from(maps, Vec::new()).includes(hazard);
         assert!(!shown(&[uvm, tools].concat(), Hazard::Managed));
         assert!(shown(&[uvm, uvm].concat(), Hazard::Managed));
         let ipc = "7f01-7f02 rw-s 00000000 00:1a 9  /dev/shm/cuda.shm.0.4d2.1\n";
         assert!(shown(ipc, Hazard::Ipc) && !shown(uvm, Hazard::Ipc));
-        let named = |name: &str| Signs::from("", vec![name.to_owned()]).show(Hazard::Nccl);
+        let named = |name: &str| Signs::from("", vec![name.to_owned()]).includes(Hazard::Nccl);
         assert!(named("pt_nccl_watchdg\n") && named("NCCL Service 0\n") && !named("python\n"));
     }
 
@@ -325,6 +325,6 @@ mod tests {
         // Without any limit there is nothing to refuse.
         let cgroup = MemoryCgroup::of(own.pid).unwrap();
         let room = cgroup.and_then(|cgroup| Bookings::default().room(&cgroup, Booker::Driver(LeaseId(1))).unwrap());
-        assert_eq!(on("580.1", own, u64::MAX).is_err(), room.is_some());
+        assert_eq!(examine_on_driver("580.1", own, u64::MAX).is_err(), room.is_some());
     }
 }

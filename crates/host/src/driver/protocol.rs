@@ -11,7 +11,7 @@ use sublet_core::ids::ProcKey;
 /// A request to the worker, one at a time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Request {
+pub(crate) enum DriverRequest {
     /// Asks for the driver's version, and whether it has the checkpoint calls.
     Facts,
     /// Asks for the checkpoint state of a process.
@@ -27,12 +27,12 @@ pub(crate) enum Request {
     /// Asks how many bytes a process has on each GPU.
     Weigh { process: ProcKey },
     /// Asks whether this much room is free, on all of these GPUs at the same time.
-    Prove { needs: Vec<Need> },
+    Prove { needs: Vec<RoomNeed> },
 }
 
 /// Room needed on one GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Need {
+pub(crate) struct RoomNeed {
     pub(crate) uuid: String,
     pub(crate) bytes: u64,
 }
@@ -40,19 +40,19 @@ pub(crate) struct Need {
 /// An answer of the worker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Answer {
-    /// To [`Request::Facts`].
-    Facts(Facts),
-    /// To [`Request::State`].
-    State(Place),
+pub(crate) enum DriverAnswer {
+    /// To [`DriverRequest::Facts`].
+    Facts(DriverFacts),
+    /// To [`DriverRequest::State`].
+    State(CheckpointState),
     /// It is done.
     Done,
-    /// To [`Request::Weigh`]: bytes by GPU, as far as NVML reports them.
+    /// To [`DriverRequest::Weigh`]: bytes by GPU, as far as NVML reports them.
     Weight(BTreeMap<String, u64>),
-    /// To [`Request::Prove`]: `None` if the room was free a moment ago, else the GPU that lacks it.
+    /// To [`DriverRequest::Prove`]: `None` if the room was free a moment ago, else the GPU that lacks it.
     Room { lacking: Option<String> },
     /// The driver refused.
-    Failed(Failure),
+    Failed(DriverFailure),
     /// The process has ended.
     Gone,
     /// It is stopped, and was not touched.
@@ -63,7 +63,7 @@ pub(crate) enum Answer {
 
 /// Facts about the driver.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Facts {
+pub(crate) struct DriverFacts {
     /// The CUDA version it supports: 13000 is 13.0.
     pub(crate) cuda: i32,
     /// Its own version (`580.159.04`), if it is reported.
@@ -75,7 +75,7 @@ pub(crate) struct Facts {
 /// The checkpoint state of a process, as the driver reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Place {
+pub(crate) enum CheckpointState {
     Running,
     Locked,
     Checkpointed,
@@ -85,12 +85,12 @@ pub(crate) enum Place {
 
 /// An error of the driver.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Failure {
+pub(crate) struct DriverFailure {
     pub(crate) code: i32,
     pub(crate) name: String,
 }
 
-impl Failure {
+impl DriverFailure {
     /// The process lives, and is on no GPU.
     pub(crate) const NOT_INITIALISED: i32 = 3;
     /// The call is not the next step from its present state.
@@ -101,7 +101,7 @@ impl Failure {
     pub(crate) const NOT_SUPPORTED: i32 = 801;
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for DriverFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ({})", self.name, self.code)
     }

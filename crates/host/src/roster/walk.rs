@@ -12,7 +12,7 @@
 
 use super::{Activity, Roster, pids_in};
 use crate::activity::Counters;
-use crate::exits::Ear;
+use crate::exits::ExitWatch;
 use crate::process::{self, Cgroup, Uids};
 use crate::terminal;
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,39 +21,39 @@ use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::member::{Restriction, Restrictions};
 
 /// Processes read before exits and messages are handled: some 10 ms.
-const SLICE: usize = 256;
+const PROCESSES_PER_SLICE: usize = 256;
 /// A walk ends after twice the processes it began with plus this many, or a chain of forks would keep it going.
 const STEPS_BEYOND: usize = 4096;
 /// Cgroups below a holder's own are followed this deep.
 const CGROUP_DEPTH_MAX: usize = 16;
 
 /// A walk in progress over the processes of one lease.
-pub(super) struct Walk {
+pub(super) struct LeaseWalk {
     lease: LeaseId,
-    purpose: Purpose,
-    next: Vec<Step>,
+    purpose: WalkPurpose,
+    next: Vec<WalkStep>,
     steps_left: usize,
     /// Leases with members that this walk changed.
     touched: BTreeSet<LeaseId>,
 }
 
-enum Purpose {
+enum WalkPurpose {
     /// Add descendants of the members, and processes in the lease's cgroups.
     Grow,
     /// The same, and read what each of them did.
-    Refresh(Sample),
+    Refresh(RefreshSample),
     /// Take over a root and all its descendants.
-    Seize { root: ProcKey },
+    TakeOver { root: ProcKey },
 }
 
-enum Step {
+enum WalkStep {
     Process(ProcKey),
     Child(u32),
 }
 
 /// What a refresh has read so far.
 #[derive(Default)]
-struct Sample {
+struct RefreshSample {
     counters: BTreeMap<ProcKey, Counters>,
     input: Option<SystemTime>,
     restricted: Restrictions,
@@ -61,7 +61,7 @@ struct Sample {
 
 /// The results of slices.
 #[derive(Default)]
-pub(crate) struct Progress {
+pub(crate) struct WalkProgress {
     /// Leases that were refreshed, with the activity of their processes since the last refresh.
     pub(crate) refreshed: Vec<(LeaseId, Activity)>,
     /// Leases with members that may have changed.
@@ -75,13 +75,13 @@ impl Roster {
     }
 
     /// Runs the next slice of the walks in progress, in rotation.
-    pub(crate) fn advance(&mut self) -> Progress {
-        let (mut progress, mut budget) = (Progress::default(), SLICE);
+    pub(crate) fn run_slice(&mut self) -> WalkProgress {
+        let (mut progress, mut budget) = (WalkProgress::default(), PROCESSES_PER_SLICE);
         while budget > 0
             && let Some(mut walk) = self.walks.pop_front()
         {
-            if self.step(&mut walk, &mut budget) {
-                self.finish(walk, &mut progress);
+            if self.run_steps(&mut walk, &mut budget) {
+                self.finish_walk(walk, &mut progress);
             } else {
                 self.walks.push_back(walk);
             }
@@ -91,9 +91,9 @@ impl Roster {
 
     /// Removes the members of a lease that ended and adds new ones, a slice at a time.
     pub(crate) fn refresh(&mut self, lease: LeaseId) {
-        let is_refresh = |walk: &Walk| walk.lease == lease && matches!(walk.purpose, Purpose::Refresh(_));
+        let is_refresh = |walk: &LeaseWalk| walk.lease == lease && matches!(walk.purpose, WalkPurpose::Refresh(_));
         if !self.walks.iter().any(is_refresh) {
-            let walk = self.walk(lease, Purpose::Refresh(Sample::default()));
+            let walk = self.new_walk(lease, WalkPurpose::Refresh(RefreshSample::default()));
             self.walks.extend(walk);
         }
     }
@@ -104,26 +104,26 @@ impl Roster {
         if self.walks.iter().any(|walk| walk.lease == lease) {
             return;
         }
-        if let Some(walk) = self.walk(lease, Purpose::Grow) {
+        if let Some(walk) = self.new_walk(lease, WalkPurpose::Grow) {
             drop(self.begin_walk(walk));
         }
     }
 
     /// Takes over a root and its descendants, from other leases too. Roots of other leases are not taken over, and a
     /// waiting lease takes nothing from a granted one. Returns the leases that lost a process so far.
-    pub(super) fn seize(&mut self, root: ProcKey, lease: LeaseId) -> BTreeSet<LeaseId> {
-        let next = vec![Step::Process(root)];
+    pub(super) fn take_over_tree(&mut self, root: ProcKey, lease: LeaseId) -> BTreeSet<LeaseId> {
+        let next = vec![WalkStep::Process(root)];
         let steps_left = self.steps_for(lease);
         let touched = BTreeSet::new();
-        self.begin_walk(Walk { lease, purpose: Purpose::Seize { root }, next, steps_left, touched })
+        self.begin_walk(LeaseWalk { lease, purpose: WalkPurpose::TakeOver { root }, next, steps_left, touched })
     }
 
-    fn walk(&self, lease: LeaseId, purpose: Purpose) -> Option<Walk> {
+    fn new_walk(&self, lease: LeaseId, purpose: WalkPurpose) -> Option<LeaseWalk> {
         let holder = self.holders.get(&lease)?;
         let dirs = holder.cgroups.iter().filter_map(Cgroup::directory);
-        let inside = dirs.flat_map(|dir| pids_in(&dir, CGROUP_DEPTH_MAX)).map(Step::Child);
-        let next = inside.chain(holder.members.iter().copied().map(Step::Process)).collect();
-        Some(Walk { lease, purpose, next, steps_left: self.steps_for(lease), touched: BTreeSet::new() })
+        let inside = dirs.flat_map(|dir| pids_in(&dir, CGROUP_DEPTH_MAX)).map(WalkStep::Child);
+        let next = inside.chain(holder.members.iter().copied().map(WalkStep::Process)).collect();
+        Some(LeaseWalk { lease, purpose, next, steps_left: self.steps_for(lease), touched: BTreeSet::new() })
     }
 
     fn steps_for(&self, lease: LeaseId) -> usize {
@@ -131,8 +131,8 @@ impl Roster {
     }
 
     /// Runs the first slice of a walk without a result of its own, and queues the rest.
-    fn begin_walk(&mut self, mut walk: Walk) -> BTreeSet<LeaseId> {
-        let finished = self.step(&mut walk, &mut SLICE.clone());
+    fn begin_walk(&mut self, mut walk: LeaseWalk) -> BTreeSet<LeaseId> {
+        let finished = self.run_steps(&mut walk, &mut PROCESSES_PER_SLICE.clone());
         let touched = std::mem::take(&mut walk.touched);
         if !finished {
             self.walks.push_back(walk);
@@ -141,94 +141,94 @@ impl Roster {
     }
 
     /// Returns true when the walk is finished.
-    fn step(&mut self, walk: &mut Walk, budget: &mut usize) -> bool {
+    fn run_steps(&mut self, walk: &mut LeaseWalk, budget: &mut usize) -> bool {
         while *budget > 0 && walk.steps_left > 0 {
             let Some(step) = walk.next.pop() else { return true };
             (*budget, walk.steps_left) = (*budget - 1, walk.steps_left - 1);
             match walk.purpose {
-                Purpose::Seize { root } => self.seize_one(walk, root, step),
-                Purpose::Grow | Purpose::Refresh(_) => self.visit(walk, step),
+                WalkPurpose::TakeOver { root } => self.take_over_process(walk, root, step),
+                WalkPurpose::Grow | WalkPurpose::Refresh(_) => self.visit_process(walk, step),
             }
         }
         walk.next.is_empty() || walk.steps_left == 0
     }
 
-    fn visit(&mut self, walk: &mut Walk, step: Step) {
+    fn visit_process(&mut self, walk: &mut LeaseWalk, step: WalkStep) {
         let process = match step {
-            Step::Process(process) => process,
+            WalkStep::Process(process) => process,
             // If that member has ended since, the next walk finds the process that has the pid now.
-            Step::Child(pid) if self.known(pid).is_some() => return,
-            Step::Child(pid) => match self.admit_pid(pid, walk.lease) {
+            WalkStep::Child(pid) if self.member_with_pid(pid).is_some() => return,
+            WalkStep::Child(pid) => match self.add_member_by_pid(pid, walk.lease) {
                 Some(process) => process,
                 None => return,
             },
         };
         // It may have ended, or have moved to another lease, since the walk began.
-        if self.owner(process) != Some(walk.lease) {
+        if self.lease_of(process) != Some(walk.lease) {
             return;
         }
-        if let Purpose::Refresh(sample) = &mut walk.purpose {
+        if let WalkPurpose::Refresh(sample) = &mut walk.purpose {
             let uid = self.holders.get(&walk.lease).map(|holder| holder.uid);
-            if !sample.take(process, uid) {
-                walk.touched.extend(self.leave(process));
+            if !sample.add_process(process, uid) {
+                walk.touched.extend(self.remove_process(process));
                 return;
             }
         }
         walk.add_children(process);
     }
 
-    fn seize_one(&mut self, walk: &mut Walk, root: ProcKey, step: Step) {
+    fn take_over_process(&mut self, walk: &mut LeaseWalk, root: ProcKey, step: WalkStep) {
         let process = match step {
-            Step::Process(process) => process,
-            Step::Child(pid) => match process::stat(pid) {
+            WalkStep::Process(process) => process,
+            WalkStep::Child(pid) => match process::stat(pid) {
                 Ok(stat) => stat.key(pid),
                 Err(_) => return,
             },
         };
         let (lease, waits) = (walk.lease, !self.is_granted(walk.lease));
-        match self.owner(process) {
+        match self.lease_of(process) {
             Some(owner) if owner == lease => {}
             Some(owner) if process != root && self.is_root(process, owner) => return,
             Some(owner) if waits && self.is_granted(owner) => return,
             Some(owner) => {
-                self.hand_over(process, owner, lease);
+                self.move_member(process, owner, lease);
                 walk.touched.insert(owner);
             }
-            None if self.admit(process, lease, Ear::Ordinary) => {}
+            None if self.add_member(process, lease, ExitWatch::Ordinary) => {}
             None => return,
         }
         if process == root {
-            self.exits.listen(process, Ear::Reserved);
+            self.exits.watch(process, ExitWatch::Reserved);
         }
         walk.add_children(process);
     }
 
-    fn finish(&mut self, walk: Walk, progress: &mut Progress) {
+    fn finish_walk(&mut self, walk: LeaseWalk, progress: &mut WalkProgress) {
         progress.touched.extend(walk.touched);
         progress.touched.insert(walk.lease);
-        let Purpose::Refresh(sample) = walk.purpose else { return };
+        let WalkPurpose::Refresh(sample) = walk.purpose else { return };
         let Some(holder) = self.holders.get_mut(&walk.lease) else { return };
         holder.restricted = sample.restricted;
-        let used_card = std::mem::take(&mut holder.used_card);
-        let worked = holder.meter.sample(Instant::now(), &sample.counters);
+        let used_gpu = std::mem::take(&mut holder.used_gpu);
+        let worked = holder.meter.has_worked(Instant::now(), &sample.counters);
         let before = std::mem::replace(&mut holder.last_input, sample.input);
         let got_input = before.zip(sample.input).is_some_and(|(before, input)| before < input);
-        let activity = Activity { worked: (worked && !holder.by_shim) || used_card, got_input };
+        let activity = Activity { worked: (worked && !holder.is_judged_by_shim) || used_gpu, got_input };
         progress.refreshed.push((walk.lease, activity));
     }
 }
 
-impl Walk {
+impl LeaseWalk {
     fn add_children(&mut self, process: ProcKey) {
         let children = process::children(process.pid).unwrap_or_default();
-        self.next.extend(children.into_iter().map(Step::Child));
+        self.next.extend(children.into_iter().map(WalkStep::Child));
     }
 }
 
-impl Sample {
+impl RefreshSample {
     /// Reads what a process of a lease of this user did so far, when it last read from its terminal, and its
     /// restrictions. Returns false if it has ended.
-    fn take(&mut self, process: ProcKey, uid: Option<u32>) -> bool {
+    fn add_process(&mut self, process: ProcKey, uid: Option<u32>) -> bool {
         let stat = match process::stat(process.pid) {
             Ok(stat) if stat.start != process.start || stat.has_ended() => return false,
             Ok(stat) => stat,
@@ -256,8 +256,8 @@ impl Sample {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::exits::Exits;
-    use crate::wake::Wake;
+    use crate::exits::ExitWatcher;
+    use crate::wake::WakeEvent;
     use rustix::process::{Pid, Signal, kill_process, kill_process_group};
     use std::io::{BufRead, BufReader};
     use std::os::unix::process::CommandExt;
@@ -265,10 +265,10 @@ mod tests {
     use std::time::Duration;
 
     /// A shell with a number of children, in a process group of their own.
-    struct Crowd(Child);
+    struct ProcessTree(Child);
 
-    impl Crowd {
-        fn of(children: usize) -> Crowd {
+    impl ProcessTree {
+        fn of(children: usize) -> ProcessTree {
             let script = format!(
                 "i=0; while [ $i -lt {children} ]; do sleep 600 & i=$((i+1)); done; echo ready; exec sleep 600"
             );
@@ -276,7 +276,7 @@ mod tests {
             let command = command.args(["-c", &script]).process_group(0).stdout(Stdio::piped());
             let mut shell = command.spawn().unwrap();
             BufReader::new(shell.stdout.take().unwrap()).read_line(&mut String::new()).unwrap();
-            Crowd(shell)
+            ProcessTree(shell)
         }
 
         fn key(&self) -> ProcKey {
@@ -284,7 +284,7 @@ mod tests {
         }
     }
 
-    impl Drop for Crowd {
+    impl Drop for ProcessTree {
         fn drop(&mut self) {
             let _ = kill_process_group(Pid::from_child(&self.0), Signal::KILL);
             let _ = self.0.wait();
@@ -294,52 +294,56 @@ mod tests {
     const MANY: LeaseId = LeaseId(1);
     const ONE: LeaseId = LeaseId(2);
 
-    fn roster(many: &Crowd, one: &Crowd) -> Roster {
-        let mut roster = Roster::new(Exits::new(&Wake::new().unwrap()).unwrap());
+    fn roster(many: &ProcessTree, one: &ProcessTree) -> Roster {
+        let mut roster = Roster::new(ExitWatcher::new(&WakeEvent::new().unwrap()).unwrap());
         let uid = rustix::process::getuid().as_raw();
-        roster.begin(MANY, uid, vec![many.key()], None);
-        roster.begin(ONE, uid, vec![one.key()], None);
+        roster.begin_watch(MANY, uid, vec![many.key()], None);
+        roster.begin_watch(ONE, uid, vec![one.key()], None);
         roster
     }
 
     #[test]
-    fn an_exit_is_heard_while_a_large_tree_is_still_walked() {
-        let (many, one) = (Crowd::of(3 * SLICE), Crowd::of(0));
+    fn an_exit_is_noticed_while_a_large_tree_is_still_walked() {
+        let (many, one) = (ProcessTree::of(3 * PROCESSES_PER_SLICE), ProcessTree::of(0));
         let mut roster = roster(&many, &one);
         assert!(roster.is_walking(), "the watch itself looked at the first slice only");
         let root = one.key();
         kill_process(Pid::from_child(&one.0), Signal::KILL).unwrap();
         assert_eq!(roster.exits().wait(None).unwrap(), [root]);
         assert!(roster.is_walking(), "the tree is not known whole yet");
-        assert!(roster.leave(root).contains(&ONE));
+        assert!(roster.remove_process(root).contains(&ONE));
         while roster.is_walking() {
-            roster.advance();
+            roster.run_slice();
         }
-        assert_eq!(roster.news(MANY).unwrap().0.len(), 3 * SLICE + 1, "in the end all of them are");
+        assert_eq!(
+            roster.changed_members(MANY).unwrap().0.len(),
+            3 * PROCESSES_PER_SLICE + 1,
+            "in the end all of them are"
+        );
     }
 
     #[test]
     fn each_lease_is_refreshed_while_another_has_many_processes() {
-        let (many, one) = (Crowd::of(3 * SLICE), Crowd::of(0));
+        let (many, one) = (ProcessTree::of(3 * PROCESSES_PER_SLICE), ProcessTree::of(0));
         let mut roster = roster(&many, &one);
         while roster.is_walking() {
-            roster.advance();
+            roster.run_slice();
         }
         roster.refresh(MANY);
         roster.refresh(ONE);
-        let first = [roster.advance(), roster.advance()].map(|progress| progress.refreshed);
+        let first = [roster.run_slice(), roster.run_slice()].map(|progress| progress.refreshed);
         let first: Vec<LeaseId> = first.into_iter().flatten().map(|(lease, _)| lease).collect();
         assert_eq!((first, roster.is_walking()), (vec![ONE], true));
     }
 
     #[test]
     fn a_lease_with_many_processes_leaves_descriptors_for_others() {
-        let (many, one) = (Crowd::of(3 * SLICE), Crowd::of(0));
+        let (many, one) = (ProcessTree::of(3 * PROCESSES_PER_SLICE), ProcessTree::of(0));
         let mut roster = roster(&many, &one);
         while roster.is_walking() {
-            roster.advance();
+            roster.run_slice();
         }
-        assert!(roster.exits().count() <= super::super::EARS_PER_LEASE + 2, "{}", roster.exits().count());
+        assert!(roster.exits().count() <= super::super::PIDFDS_PER_LEASE + 2, "{}", roster.exits().count());
         let root = many.key();
         kill_process(Pid::from_child(&many.0), Signal::KILL).unwrap();
         assert_eq!(roster.exits().wait(Some(Duration::from_secs(60))).unwrap(), [root], "roots are always heard");

@@ -3,29 +3,30 @@
 //! ```text
 //!   targets (where each holder's bytes shall be, and its caps) ─► hub thread ──► orders, files, the page
 //!                                                                   │ ▲
-//!   Sight::Said, Sight::Ram, Sight::Worked ◄────────────────────────┘ └── messages of the shims
+//!   ShimReported, HostMemory, Worked ◄──────────────────────────────┘ └── messages of the shims
 //! ```
 //! Nothing is decided here. A target says where a holder's bytes shall be; each of its programs that is elsewhere is
 //! ordered to move, now and whenever it connects again. What a program reports is passed on as its own claim.
 
-mod line;
-mod memory;
+mod connection;
 mod page;
-mod supply;
+mod park_files;
+mod park_memory;
 
-pub use memory::{available, page_kind, total};
-pub use page::CardCap;
+pub use page::GpuCap;
+pub use park_files::{available_bytes, page_kind, total_bytes};
 pub use sublet_shim_wire::beside;
 
-use crate::cards;
-use crate::eyes::{Inbox, Message};
+use crate::gpu_thread;
 use crate::headroom::{Booker, Bookings};
 use crate::process;
-use crate::sight::{Counts, Sight};
-use crate::wake::Wake;
-use line::{Door, Heard, Line};
-use memory::Stock;
+use crate::process_thread::{ProcessMessage, ProcessThreadInbox};
+use crate::report::{ActivityCounts, HostReport};
+use crate::wake::WakeEvent;
+use connection::{ReceivedPacket, ShimConnection, ShimListener};
 use page::PageFile;
+use park_files::ParkFileStock;
+use park_memory::{MemorySupply, ParkMemory, ParkMemoryFiller};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::time::{ClockId, clock_gettime};
 use std::collections::{BTreeMap, BTreeSet};
@@ -40,31 +41,30 @@ use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::parking::Said;
 use sublet_core::units::Bytes;
 use sublet_shim_wire::{Order, Word};
-use supply::{Filler, Given, Supply};
 
 /// How often pages and host memory are read, and failed steps tried again.
 const TICK: Duration = Duration::from_secs(1);
 /// How often the last activity of programs is read while a waiter needs their GPUs.
-const FINE: Duration = Duration::from_millis(200);
-/// A waiter counts for this long after it was last announced by [`Hub::ahead`].
-const WAITED_FOR: Duration = Duration::from_secs(3);
+const FINE_TICK: Duration = Duration::from_millis(200);
+/// A waiter counts for this long after it was last announced by [`ShimHub::prepare`].
+const ANNOUNCED_FOR: Duration = Duration::from_secs(3);
 /// How long a new connection may take to identify itself.
-const PATIENCE: Duration = Duration::from_secs(5);
+const IDENTIFY_WITHIN: Duration = Duration::from_secs(5);
 /// Connections at a time in all, and of one user.
-pub const LINES_MAX: usize = 4096;
-const LINES_OF_USER: usize = 1024;
+pub const SHIM_CONNECTIONS_MAX: usize = 4096;
+const CONNECTIONS_OF_USER: usize = 1024;
 /// Connections of one user that have not named a lease of that user. A program names it as soon as it is connected.
-const UNNAMED_OF_USER: usize = 64;
+const UNNAMED_CONNECTIONS_OF_USER: usize = 64;
 /// Connections accepted in one round: a user that connects without end delays no program.
-const COMERS_AT_ONCE: usize = 16;
+const ACCEPTED_AT_ONCE: usize = 16;
 /// Messages of one connection that are handled in one round.
-const WORDS_AT_ONCE: usize = 16;
-/// Notes that may stay unread while no program is connected.
-const UNREAD: usize = 512;
+const MESSAGES_AT_ONCE: usize = 16;
+/// Messages that may stay unread while no program is connected.
+const UNREAD_MAX: usize = 512;
 /// Memory that a resumed holder keeps for its next park is released after this.
-const WARM: Duration = Duration::from_secs(600);
+const KEEP_MEMORY_FOR: Duration = Duration::from_secs(600);
 /// Programs that report this version, or a later one, can stop using the driver altogether.
-const DEEPENS: u32 = 2;
+const CONTEXT_VERSION_MIN: u32 = 2;
 /// The maximum accepted for a program's parked bytes, whatever it reports: more than any host's memory, and too small
 /// for sums to overflow.
 const PARKED_MAX: u64 = 1 << 50;
@@ -77,29 +77,29 @@ pub struct ShimSettings {
     /// The socket at which they connect.
     pub socket: PathBuf,
     /// Host memory kept ready for parked bytes.
-    pub stock: u64,
+    pub stock_bytes: u64,
     /// Host memory for parked bytes in all.
-    pub ram: u64,
+    pub parking_space: u64,
     /// Host memory that stays available to others.
-    pub leave: u64,
+    pub leave_available: u64,
 }
 
 /// Where a holder's bytes shall be.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum ShimPlacement {
     /// On its GPUs.
-    OnCards,
+    OnGpus,
     /// In host memory.
-    Away {
+    InHostMemory {
         /// Bytes booked for it.
         booked: u64,
         /// A program parks within this time or not at all.
         within: Duration,
         /// Once parked it stops using the driver, so that the driver can move its context, too.
-        deep: bool,
+        with_context: bool,
     },
     /// Nowhere: the lease is over, and so are its parked bytes.
-    Over {
+    LeaseOver {
         /// The reason, for people.
         why: String,
     },
@@ -107,93 +107,97 @@ pub enum Place {
 
 /// The target of a holder.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wish {
+pub struct ShimTarget {
     /// The lease of the holder.
     pub lease: LeaseId,
     /// Its user: programs of other users are not its own.
     pub uid: u32,
     /// Where its bytes shall be.
-    pub place: Place,
+    pub placement: ShimPlacement,
     /// Processes that the driver moves instead: the library leaves their bytes on their GPUs.
-    pub but: Vec<ProcKey>,
+    pub moved_by_driver: Vec<ProcKey>,
     /// What it may have of each GPU.
-    pub cards: Vec<CardCap>,
+    pub gpus: Vec<GpuCap>,
 }
 
-impl Wish {
+impl ShimTarget {
     /// Where the bytes of one of its programs shall be.
-    fn place_of(&self, process: Option<ProcKey>) -> &Place {
-        let is_driven = process.is_some_and(|process| self.but.contains(&process));
-        match &self.place {
-            Place::Away { .. } if is_driven => &Place::OnCards,
-            place => place,
+    fn placement_of(&self, process: Option<ProcKey>) -> &ShimPlacement {
+        let is_driven = process.is_some_and(|process| self.moved_by_driver.contains(&process));
+        match &self.placement {
+            ShimPlacement::InHostMemory { .. } if is_driven => &ShimPlacement::OnGpus,
+            placement => placement,
         }
     }
 }
 
-enum Note {
-    Wish(Wish),
+enum ShimHubMessage {
+    SetTarget(ShimTarget),
     Forget(LeaseId),
-    Ahead(LeaseId),
-    Looked { uuid: [u8; 16], residents: Vec<(u32, u64)> },
-    Booked(u64),
-    Listen,
-    Ram,
+    Prepare(LeaseId),
+    Reading { uuid: [u8; 16], residents: Vec<(u32, u64)> },
+    SetBooked(u64),
+    AcceptConnections,
+    ReportHostMemory,
     Stop,
 }
 
 /// A handle to the hub. Never blocks.
 #[derive(Clone)]
-pub(crate) struct Hub {
-    notes: mpsc::Sender<Note>,
-    bell: Arc<Wake>,
-    desk: Arc<Desk>,
-    stock: Stock,
+pub(crate) struct ShimHub {
+    messages: mpsc::Sender<ShimHubMessage>,
+    wake: Arc<WakeEvent>,
+    counters: Arc<HubCounters>,
+    stock: ParkFileStock,
 }
 
 /// Counters shared by both sides of the hub.
 #[derive(Default)]
-struct Desk {
+struct HubCounters {
     /// Connected programs.
     programs: AtomicUsize,
-    /// Notes sent since they were last read.
+    /// Messages sent since they were last read.
     unread: AtomicUsize,
 }
 
-impl Hub {
+impl ShimHub {
     /// Opens the socket and makes the thread's work, to be run by the caller.
     pub(crate) fn open(
         settings: &ShimSettings,
-        eyes: Inbox,
-        cards: Arc<cards::Shared>,
+        process_thread: ProcessThreadInbox,
+        gpu_thread: Arc<gpu_thread::GpuThreadHandle>,
         bookings: Bookings,
-    ) -> io::Result<(Hub, impl FnOnce() + Send + 'static)> {
-        let door = Door::open(&settings.socket)?;
-        let stock = Stock::start(settings.stock.min(settings.ram), settings.leave, bookings.clone())?;
-        let bell = Arc::new(Wake::new()?);
-        let (notes, inbox) = mpsc::channel();
-        let desk = Arc::new(Desk::default());
-        let work = Work {
-            door,
+    ) -> io::Result<(ShimHub, impl FnOnce() + Send + 'static)> {
+        let listener = ShimListener::open(&settings.socket)?;
+        let stock = ParkFileStock::start(
+            settings.stock_bytes.min(settings.parking_space),
+            settings.leave_available,
+            bookings.clone(),
+        )?;
+        let wake = Arc::new(WakeEvent::new()?);
+        let (messages, inbox) = mpsc::channel();
+        let counters = Arc::new(HubCounters::default());
+        let work = ShimHubThread {
+            listener,
             inbox,
-            bell: Arc::clone(&bell),
-            desk: Arc::clone(&desk),
-            eyes,
-            cards,
+            wake: Arc::clone(&wake),
+            counters: Arc::clone(&counters),
+            process_thread,
+            gpu_thread,
             stock: stock.clone(),
-            filler: Filler::start(Arc::clone(&bell))?,
+            filler: ParkMemoryFiller::start(Arc::clone(&wake))?,
             bookings,
-            ram: settings.ram,
+            parking_space: settings.parking_space,
             booked: 0,
-            listens: false,
+            is_accepting: false,
             holders: BTreeMap::new(),
-            lines: BTreeMap::new(),
-            next_line: 0,
+            programs: BTreeMap::new(),
+            next_number: 0,
             next_order: 1,
             tick_at: Instant::now() + TICK,
-            fine_at: Instant::now(),
-            fine_until: Instant::now(),
-            told_ram: None,
+            fine_tick_at: Instant::now(),
+            announced_until: Instant::now(),
+            reported_memory: None,
         };
         let socket = settings.socket.clone();
         let filling = stock.clone();
@@ -202,410 +206,423 @@ impl Hub {
             filling.stop();
             let _ = std::fs::remove_file(socket);
         };
-        Ok((Hub { notes, bell, desk, stock }, run))
+        Ok((ShimHub { messages, wake, counters, stock }, run))
     }
 
-    /// Sends a note. While no program is connected the thread is not woken for it: a new connection is counted before
-    /// the notes are read, and they are read before its messages are.
-    fn note(&self, note: Note) {
-        let urgent = matches!(note, Note::Stop | Note::Ram | Note::Booked(_) | Note::Listen);
-        // Fails only when the thread has ended, and then the note does not matter.
-        let _ = self.notes.send(note);
-        let unread = self.desk.unread.fetch_add(1, Ordering::SeqCst) + 1;
-        if urgent || unread >= UNREAD || self.desk.programs.load(Ordering::SeqCst) > 0 {
-            self.bell.ring();
+    /// Sends a message. While no program is connected the thread is not woken for it: a new connection is counted
+    /// before the messages of this queue are read, and they are read before those of the connection are.
+    fn send(&self, message: ShimHubMessage) {
+        let urgent = matches!(
+            message,
+            ShimHubMessage::Stop
+                | ShimHubMessage::ReportHostMemory
+                | ShimHubMessage::SetBooked(_)
+                | ShimHubMessage::AcceptConnections
+        );
+        // Fails only when the thread has ended, and then the message does not matter.
+        let _ = self.messages.send(message);
+        let unread = self.counters.unread.fetch_add(1, Ordering::SeqCst) + 1;
+        if urgent || unread >= UNREAD_MAX || self.counters.programs.load(Ordering::SeqCst) > 0 {
+            self.wake.notify();
         }
     }
 
-    pub(crate) fn wish(&self, wish: Wish) {
-        self.note(Note::Wish(wish));
+    pub(crate) fn set_target(&self, target: ShimTarget) {
+        self.send(ShimHubMessage::SetTarget(target));
     }
 
     pub(crate) fn forget(&self, lease: LeaseId) {
-        self.note(Note::Forget(lease));
+        self.send(ShimHubMessage::Forget(lease));
     }
 
     /// A waiter needs the lease's GPUs: its programs prepare to park.
-    pub(crate) fn ahead(&self, lease: LeaseId) {
-        self.note(Note::Ahead(lease));
+    pub(crate) fn prepare(&self, lease: LeaseId) {
+        self.send(ShimHubMessage::Prepare(lease));
     }
 
-    pub(crate) fn looked(&self, uuid: [u8; 16], residents: Vec<(u32, u64)>) {
-        self.note(Note::Looked { uuid, residents });
+    pub(crate) fn add_reading(&self, uuid: [u8; 16], residents: Vec<(u32, u64)>) {
+        self.send(ShimHubMessage::Reading { uuid, residents });
     }
 
     /// All leases that existed at the start are known: from now on connections are accepted.
-    pub(crate) fn listen(&self) {
-        self.note(Note::Listen);
+    pub(crate) fn accept_connections(&self) {
+        self.send(ShimHubMessage::AcceptConnections);
     }
 
     /// Sets the booked bytes of the parking space: the stock has at most the rest.
-    pub(crate) fn booked(&self, bytes: u64) {
-        self.note(Note::Booked(bytes));
+    pub(crate) fn set_booked(&self, bytes: u64) {
+        self.send(ShimHubMessage::SetBooked(bytes));
     }
 
     /// Bytes of host memory kept ready.
-    pub(crate) fn stock(&self) -> u64 {
+    pub(crate) fn stock_bytes(&self) -> u64 {
         self.stock.ready()
     }
 
     /// Requests a report of the host memory, also while no program is connected.
-    pub(crate) fn ram(&self) {
-        self.note(Note::Ram);
+    pub(crate) fn request_memory_report(&self) {
+        self.send(ShimHubMessage::ReportHostMemory);
     }
 
     pub(crate) fn stop(&self) {
-        self.note(Note::Stop);
+        self.send(ShimHubMessage::Stop);
     }
 }
 
 /// What the hub knows of a lease.
-struct Holder {
-    wish: Wish,
+struct ShimHolder {
+    target: ShimTarget,
     page: Option<PageFile>,
     /// When one of its programs was last seen to work.
     active_ns: u64,
     /// The counts of its programs that have ended, and the counts last reported of all.
-    done: Counts,
-    told: Counts,
+    ended_counts: ActivityCounts,
+    reported: ActivityCounts,
 }
 
 /// One program.
-struct Program {
-    line: Line,
+struct ConnectedProgram {
+    connection: ShimConnection,
     uid: u32,
     process: Option<ProcKey>,
     lease: Option<LeaseId>,
-    came: Instant,
+    connected_at: Instant,
     parked: bool,
     /// It does not use the driver.
-    deep: bool,
-    /// The order in progress is to stop using the driver.
-    deepens: bool,
+    is_off_the_driver: bool,
+    /// The order in progress is to stop using the driver, or to use it again.
+    order_changes_context: bool,
     /// An order that was not answered yet.
-    under_way: Option<u64>,
+    order_in_progress: Option<u64>,
     /// It refused, and gets no new order before then.
-    again: Option<Instant>,
+    retry_at: Option<Instant>,
     /// Memory it was given to be parked in.
-    given: Given,
+    park_memory: ParkMemory,
     /// Why there is too little host memory to park it, as of the last tick.
-    short_of: Option<String>,
-    cannot: Option<String>,
+    memory_shortage: Option<String>,
+    obstacle: Option<String>,
 }
 
-struct Work {
-    door: Door,
-    inbox: mpsc::Receiver<Note>,
-    bell: Arc<Wake>,
-    desk: Arc<Desk>,
-    eyes: Inbox,
-    cards: Arc<cards::Shared>,
-    stock: Stock,
-    filler: Filler,
+struct ShimHubThread {
+    listener: ShimListener,
+    inbox: mpsc::Receiver<ShimHubMessage>,
+    wake: Arc<WakeEvent>,
+    counters: Arc<HubCounters>,
+    process_thread: ProcessThreadInbox,
+    gpu_thread: Arc<gpu_thread::GpuThreadHandle>,
+    stock: ParkFileStock,
+    filler: ParkMemoryFiller,
     /// What parks in progress may still take of memory cgroups.
     bookings: Bookings,
-    ram: u64,
+    parking_space: u64,
     /// Booked bytes of the parking space, by all movers.
     booked: u64,
     /// True if connections are accepted. A program that connected before all leases were known would be treated as
     /// one of a lease that is over, and lose its parked bytes.
-    listens: bool,
-    holders: BTreeMap<LeaseId, Holder>,
-    lines: BTreeMap<u64, Program>,
-    next_line: u64,
+    is_accepting: bool,
+    holders: BTreeMap<LeaseId, ShimHolder>,
+    programs: BTreeMap<u64, ConnectedProgram>,
+    next_number: u64,
     next_order: u64,
     tick_at: Instant,
-    /// When pages are read next while a waiter needs GPUs; `fine_until` is when that ends.
-    fine_at: Instant,
-    fine_until: Instant,
-    told_ram: Option<Option<u64>>,
+    /// When pages are read next while a waiter needs GPUs; `announced_until` is when that ends.
+    fine_tick_at: Instant,
+    announced_until: Instant,
+    reported_memory: Option<Option<u64>>,
 }
 
-impl Work {
+impl ShimHubThread {
     fn run(mut self) {
         loop {
             let ready = self.wait();
-            self.bell.hush();
-            if !self.read_notes() {
+            self.wake.clear();
+            if !self.handle_messages() {
                 return;
             }
-            self.take_filled();
+            self.give_filled();
             for number in ready {
-                self.hear(number);
+                self.read_messages(number);
             }
-            if self.listens {
-                self.let_in();
+            if self.is_accepting {
+                self.accept_programs();
             }
-            if self.is_waited_for() && Instant::now() >= self.fine_at {
-                self.fine_at = Instant::now() + FINE;
-                self.tell_idle();
+            if self.is_waiter_announced() && Instant::now() >= self.fine_tick_at {
+                self.fine_tick_at = Instant::now() + FINE_TICK;
+                self.report_idle();
             }
             if Instant::now() >= self.tick_at {
                 self.tick_at = Instant::now() + TICK;
                 self.tick();
             }
-            self.count();
+            self.store_program_count();
         }
     }
 
-    fn count(&self) {
-        self.desk.programs.store(self.lines.len(), Ordering::SeqCst);
+    fn store_program_count(&self) {
+        self.counters.programs.store(self.programs.len(), Ordering::SeqCst);
     }
 
     /// Waits for an event; returns the connections on which something arrived.
     fn wait(&self) -> Vec<u64> {
-        let next = if self.is_waited_for() { self.tick_at.min(self.fine_at) } else { self.tick_at };
+        let next = if self.is_waiter_announced() { self.tick_at.min(self.fine_tick_at) } else { self.tick_at };
         let pause = next.saturating_duration_since(Instant::now());
         // Without a connection nothing needs to be read.
-        let pause = if self.lines.is_empty() { Duration::from_secs(60) } else { pause };
-        let comers = if self.listens { PollFlags::IN } else { PollFlags::empty() };
-        let mut fds = vec![PollFd::new(&*self.bell, PollFlags::IN), PollFd::new(&self.door, comers)];
-        let lines = self.lines.values().map(|program| PollFd::from_borrowed_fd(program.line.as_fd(), PollFlags::IN));
-        fds.extend(lines);
+        let pause = if self.programs.is_empty() { Duration::from_secs(60) } else { pause };
+        let listening = if self.is_accepting { PollFlags::IN } else { PollFlags::empty() };
+        let mut fds = vec![PollFd::new(&*self.wake, PollFlags::IN), PollFd::new(&self.listener, listening)];
+        let programs =
+            self.programs.values().map(|program| PollFd::from_borrowed_fd(program.connection.as_fd(), PollFlags::IN));
+        fds.extend(programs);
         let time = Timespec { tv_sec: pause.as_secs() as i64, tv_nsec: pause.subsec_nanos().into() };
         if poll(&mut fds, Some(&time)).is_err() {
             return Vec::new();
         }
-        let heard = self.lines.keys().zip(&fds[2..]).filter(|(_, fd)| !fd.revents().is_empty());
-        heard.map(|(number, _)| *number).collect()
+        let ready = self.programs.keys().zip(&fds[2..]).filter(|(_, fd)| !fd.revents().is_empty());
+        ready.map(|(number, _)| *number).collect()
     }
 
     /// Returns false when the thread must stop.
-    fn read_notes(&mut self) -> bool {
-        self.desk.unread.store(0, Ordering::SeqCst);
-        while let Ok(note) = self.inbox.try_recv() {
-            match note {
-                Note::Wish(wish) => self.take_wish(wish),
-                Note::Forget(lease) => drop(self.holders.remove(&lease)),
-                Note::Ahead(lease) => {
-                    self.fine_until = Instant::now() + WAITED_FOR;
+    fn handle_messages(&mut self) -> bool {
+        self.counters.unread.store(0, Ordering::SeqCst);
+        while let Ok(message) = self.inbox.try_recv() {
+            match message {
+                ShimHubMessage::SetTarget(target) => self.apply_target(target),
+                ShimHubMessage::Forget(lease) => drop(self.holders.remove(&lease)),
+                ShimHubMessage::Prepare(lease) => {
+                    self.announced_until = Instant::now() + ANNOUNCED_FOR;
                     self.prepare(lease);
                 }
-                Note::Looked { uuid, residents } => self.measure(uuid, &residents),
-                Note::Booked(bytes) => {
+                ShimHubMessage::Reading { uuid, residents } => self.measure_contexts(uuid, &residents),
+                ShimHubMessage::SetBooked(bytes) => {
                     self.booked = bytes;
                     self.fit_stock();
                 }
-                Note::Listen => self.listens = true,
-                Note::Ram => self.tell_ram(),
-                Note::Stop => return false,
+                ShimHubMessage::AcceptConnections => self.is_accepting = true,
+                ShimHubMessage::ReportHostMemory => self.report_host_memory(),
+                ShimHubMessage::Stop => return false,
             }
         }
         true
     }
 
-    fn take_wish(&mut self, wish: Wish) {
-        let lease = wish.lease;
+    fn apply_target(&mut self, target: ShimTarget) {
+        let lease = target.lease;
         match self.holders.get_mut(&lease) {
             Some(holder) => {
-                let caps = |wish: &Wish| wish.cards.iter().map(|card| (card.uuid, card.cap)).collect::<Vec<_>>();
-                let contexts: Vec<u64> = holder.wish.cards.iter().map(|card| card.context).collect();
-                let changed = caps(&holder.wish) != caps(&wish);
-                holder.wish = wish;
+                let caps = |target: &ShimTarget| target.gpus.iter().map(|gpu| (gpu.uuid, gpu.cap)).collect::<Vec<_>>();
+                let contexts: Vec<u64> = holder.target.gpus.iter().map(|gpu| gpu.context).collect();
+                let changed = caps(&holder.target) != caps(&target);
+                holder.target = target;
                 // Measured sizes of contexts are kept.
-                for (card, context) in holder.wish.cards.iter_mut().zip(contexts).filter(|_| !changed) {
-                    card.context = card.context.max(context);
+                for (gpu, context) in holder.target.gpus.iter_mut().zip(contexts).filter(|_| !changed) {
+                    gpu.context = gpu.context.max(context);
                 }
                 if let Some(page) = &holder.page {
-                    page.set_cards(&holder.wish.cards);
+                    page.set_caps(&holder.target.gpus);
                 }
             }
-            None => {
-                drop(self.holders.insert(
-                    lease,
-                    Holder { wish, page: None, active_ns: 0, done: Counts::none(), told: Counts::none() },
-                ))
-            }
+            None => drop(self.holders.insert(
+                lease,
+                ShimHolder {
+                    target,
+                    page: None,
+                    active_ns: 0,
+                    ended_counts: ActivityCounts::none(),
+                    reported: ActivityCounts::none(),
+                },
+            )),
         }
-        let programs: Vec<u64> = self.of_lease(lease).collect();
+        let programs: Vec<u64> = self.programs_of_lease(lease).collect();
         for number in programs {
-            if let Some(program) = self.lines.get_mut(&number) {
-                program.again = None;
-                program.given.failed = None;
+            if let Some(program) = self.programs.get_mut(&number) {
+                program.retry_at = None;
+                program.park_memory.failure = None;
             }
-            self.put(number);
+            self.move_to_target(number);
         }
     }
 
-    fn of_lease(&self, lease: LeaseId) -> impl Iterator<Item = u64> + '_ {
-        self.lines.iter().filter(move |(_, program)| program.lease == Some(lease)).map(|(number, _)| *number)
+    fn programs_of_lease(&self, lease: LeaseId) -> impl Iterator<Item = u64> + '_ {
+        self.programs.iter().filter(move |(_, program)| program.lease == Some(lease)).map(|(number, _)| *number)
     }
 
-    fn let_in(&mut self) {
-        for _ in 0..COMERS_AT_ONCE {
-            let Some((line, pid, uid)) = self.door.accept() else { break };
+    fn accept_programs(&mut self) {
+        for _ in 0..ACCEPTED_AT_ONCE {
+            let Some((connection, pid, uid)) = self.listener.accept() else { break };
             if !self.has_room_for(uid) {
                 continue;
             }
             let Ok(found) = process::identify(pid) else { continue };
             let now = Instant::now();
-            let program = Program {
-                line,
+            let program = ConnectedProgram {
+                connection,
                 uid,
                 process: Some(found.key),
                 lease: None,
-                came: now,
+                connected_at: now,
                 parked: false,
-                deep: false,
-                deepens: false,
-                under_way: None,
-                again: None,
-                given: Given::new(now),
-                short_of: None,
-                cannot: None,
+                is_off_the_driver: false,
+                order_changes_context: false,
+                order_in_progress: None,
+                retry_at: None,
+                park_memory: ParkMemory::new(now),
+                memory_shortage: None,
+                obstacle: None,
             };
-            self.lines.insert(self.next_line, program);
-            self.next_line += 1;
+            self.programs.insert(self.next_number, program);
+            self.next_number += 1;
         }
-        self.count();
+        self.store_program_count();
     }
 
     fn has_room_for(&self, uid: u32) -> bool {
-        let own = || self.lines.values().filter(|program| program.uid == uid);
+        let own = || self.programs.values().filter(|program| program.uid == uid);
         let unnamed = own().filter(|program| program.lease.is_none()).count();
-        self.lines.len() < LINES_MAX && unnamed < UNNAMED_OF_USER && own().count() < LINES_OF_USER
+        self.programs.len() < SHIM_CONNECTIONS_MAX
+            && unnamed < UNNAMED_CONNECTIONS_OF_USER
+            && own().count() < CONNECTIONS_OF_USER
     }
 
-    fn hear(&mut self, number: u64) {
-        for _ in 0..WORDS_AT_ONCE {
-            let Some(program) = self.lines.get(&number) else { return };
-            match program.line.hear() {
-                Heard::Nothing => return,
-                Heard::Noise => {}
-                Heard::End => return self.hang_up(number),
-                Heard::Word(word) => self.take_word(number, word),
+    fn read_messages(&mut self, number: u64) {
+        for _ in 0..MESSAGES_AT_ONCE {
+            let Some(program) = self.programs.get(&number) else { return };
+            match program.connection.receive() {
+                ReceivedPacket::Nothing => return,
+                ReceivedPacket::NotUnderstood => {}
+                ReceivedPacket::Closed => return self.disconnect(number),
+                ReceivedPacket::Message(packet) => self.handle_message(number, packet),
             }
         }
     }
 
-    fn hang_up(&mut self, number: u64) {
-        let Some(program) = self.lines.remove(&number) else { return };
+    fn disconnect(&mut self, number: u64) {
+        let Some(program) = self.programs.remove(&number) else { return };
         self.bookings.release(Booker::Library(number));
         let (Some(lease), Some(process)) = (program.lease, program.process) else { return };
-        self.sweep(lease);
-        self.tell_counts(lease);
-        if self.of_lease(lease).next().is_none() {
-            self.eyes.send(Message::JudgedByShim { lease, is: false });
+        self.clear_ended_processes(lease);
+        self.report_counts(lease);
+        if self.programs_of_lease(lease).next().is_none() {
+            self.process_thread.send(ProcessMessage::JudgedByShim { lease, is: false });
         }
-        let is_parking = program.under_way.is_some() && !program.parked && !program.deepens;
+        let is_parking = program.order_in_progress.is_some() && !program.parked && !program.order_changes_context;
         let said = match is_parking && process::is_ending(process) {
-            true => Said::Died(program.given.why_died()),
+            true => Said::Died(program.park_memory.death_reason()),
             false => Said::Left,
         };
-        self.say(lease, process, said);
-        self.cards.wish();
+        self.report(lease, process, said);
+        self.gpu_thread.request_reading();
     }
 
     /// Frees the places on a lease's page that belong to ended processes. A connection can break while its process
     /// lives.
-    fn sweep(&mut self, lease: LeaseId) {
+    fn clear_ended_processes(&mut self, lease: LeaseId) {
         let here: BTreeSet<u32> =
-            self.of_lease(lease).filter_map(|number| Some(self.lines.get(&number)?.process?.pid)).collect();
+            self.programs_of_lease(lease).filter_map(|number| Some(self.programs.get(&number)?.process?.pid)).collect();
         let Some(holder) = self.holders.get_mut(&lease) else { return };
         let Some(page) = &holder.page else { return };
         for pid in page.pids().filter(|pid| !here.contains(pid)) {
             if !process::identify(pid).is_ok_and(|found| process::is_running(found.key)) {
-                holder.done.add(&page.counts(pid));
+                holder.ended_counts.add(&page.counts(pid));
                 page.clear(pid);
             }
         }
     }
 
     /// Reports what a holder's programs did, if that changed.
-    fn tell_counts(&mut self, lease: LeaseId) {
+    fn report_counts(&mut self, lease: LeaseId) {
         let Some(holder) = self.holders.get_mut(&lease) else { return };
         let Some(page) = &holder.page else { return };
-        let mut counts = holder.done.clone();
+        let mut counts = holder.ended_counts.clone();
         page.pids().for_each(|pid| counts.add(&page.counts(pid)));
-        if counts != holder.told {
-            holder.told = counts.clone();
-            self.eyes.send(Message::Tell(Sight::Counted { lease, counts }));
+        if counts != holder.reported {
+            holder.reported = counts.clone();
+            self.process_thread.send(ProcessMessage::Report(HostReport::Counted { lease, counts }));
         }
     }
 
-    fn say(&self, lease: LeaseId, process: ProcKey, said: Said) {
-        self.eyes.send(Message::Tell(Sight::Said { lease, process, said }));
+    fn report(&self, lease: LeaseId, process: ProcKey, said: Said) {
+        self.process_thread.send(ProcessMessage::Report(HostReport::ShimReported { lease, process, said }));
     }
 
-    fn take_word(&mut self, number: u64, word: Word) {
-        match word {
+    fn handle_message(&mut self, number: u64, packet: Word) {
+        match packet {
             // A tool has replaced the library: what the process has on a GPU counts as that of a program without the
             // library.
             Word::Hello { aside: Some(_), .. } => return,
-            Word::Hello { lease, looks: true, .. } => return self.show(number, lease.as_deref()),
+            Word::Hello { lease, looks: true, .. } => return self.send_page(number, lease.as_deref()),
             Word::Hello { version, lease, parked, bytes, deep, .. } => {
-                let deep = (version >= DEEPENS).then_some(deep);
+                let deep = (version >= CONTEXT_VERSION_MIN).then_some(deep);
                 return self.welcome(number, lease.as_deref(), parked.then_some(bytes.min(PARKED_MAX)), deep);
             }
             _ => {}
         }
-        let Some(program) = self.lines.get_mut(&number) else { return };
+        let Some(program) = self.programs.get_mut(&number) else { return };
         let (Some(lease), Some(process)) = (program.lease, program.process) else { return };
-        let answers = |id: u64, program: &Program| program.under_way == Some(id);
-        let said = match word {
+        let is_answer = |id: u64, program: &ConnectedProgram| program.order_in_progress == Some(id);
+        let said = match packet {
             Word::Hello { .. } | Word::Prepared { .. } => return,
-            Word::Parked { id, bytes, .. } if answers(id, program) => {
+            Word::Parked { id, bytes, .. } if is_answer(id, program) => {
                 let bytes = bytes.min(PARKED_MAX);
-                (program.under_way, program.parked) = (None, true);
-                program.given.parked(bytes);
+                (program.order_in_progress, program.parked) = (None, true);
+                program.park_memory.note_parked(bytes);
                 self.bookings.release(Booker::Library(number));
                 Said::Parked(Bytes(bytes))
             }
-            Word::Resumed { id, .. } if answers(id, program) => {
-                (program.under_way, program.parked) = (None, false);
-                (program.given.used, program.deep) = (Instant::now(), false);
+            Word::Resumed { id, .. } if is_answer(id, program) => {
+                (program.order_in_progress, program.parked) = (None, false);
+                (program.park_memory.last_used, program.is_off_the_driver) = (Instant::now(), false);
                 Said::Resumed
             }
-            Word::Deep { id } if answers(id, program) => {
-                (program.under_way, program.deep) = (None, true);
+            Word::Deep { id } if is_answer(id, program) => {
+                (program.order_in_progress, program.is_off_the_driver) = (None, true);
                 Said::Deep(true)
             }
-            Word::Shallow { id } if answers(id, program) => {
-                (program.under_way, program.deep) = (None, false);
+            Word::Shallow { id } if is_answer(id, program) => {
+                (program.order_in_progress, program.is_off_the_driver) = (None, false);
                 Said::Deep(false)
             }
             // It stays as it is, and is ordered again.
-            Word::Refused { id, .. } if answers(id, program) && program.deepens => {
-                (program.under_way, program.again) = (None, Some(Instant::now() + TICK));
+            Word::Refused { id, .. } if is_answer(id, program) && program.order_changes_context => {
+                (program.order_in_progress, program.retry_at) = (None, Some(Instant::now() + TICK));
                 return;
             }
-            Word::Refused { id, why } if answers(id, program) => {
-                (program.under_way, program.again) = (None, Some(Instant::now() + TICK));
+            Word::Refused { id, why } if is_answer(id, program) => {
+                (program.order_in_progress, program.retry_at) = (None, Some(Instant::now() + TICK));
                 self.bookings.release(Booker::Library(number));
-                Said::Refused(short(why))
+                Said::Refused(one_line(why))
             }
             Word::Wants { .. } if program.parked => Said::Wants,
             // Too late, or never asked for.
             _ => return,
         };
         let gives_back =
-            program.given.is_borrowed && matches!(said, Said::Resumed | Said::Refused(_)) && !program.parked;
+            program.park_memory.is_borrowed && matches!(said, Said::Resumed | Said::Refused(_)) && !program.parked;
         let looks = matches!(said, Said::Parked(_) | Said::Resumed);
-        self.say(lease, process, said);
+        self.report(lease, process, said);
         if looks {
-            self.cards.wish();
+            self.gpu_thread.request_reading();
         }
         if gives_back {
-            self.trim(number);
+            self.order_trim(number);
         }
-        self.put(number);
+        self.move_to_target(number);
     }
 
     /// The lease that a program names, if it runs as the lease's user.
-    fn named(&self, number: u64, lease: Option<&str>) -> Option<LeaseId> {
+    fn named_lease(&self, number: u64, lease: Option<&str>) -> Option<LeaseId> {
         let lease = lease?.parse::<LeaseId>().ok()?;
-        let (holder, program) = (self.holders.get(&lease)?, self.lines.get(&number)?);
-        (holder.wish.uid == program.uid).then_some(lease)
+        let (holder, program) = (self.holders.get(&lease)?, self.programs.get(&number)?);
+        (holder.target.uid == program.uid).then_some(lease)
     }
 
     /// True if the lease that a program names has ended; all others are known here. For another user's lease the
     /// answer is the same as for one that has ended.
-    fn is_over(&self, number: u64, lease: Option<&str>) -> bool {
+    fn is_lease_over(&self, number: u64, lease: Option<&str>) -> bool {
         if lease.and_then(|lease| lease.parse::<LeaseId>().ok()).is_none() {
             return false;
         }
-        let holder = self.named(number, lease).and_then(|lease| self.holders.get(&lease));
-        holder.is_none_or(|holder| matches!(holder.wish.place, Place::Over { .. }))
+        let holder = self.named_lease(number, lease).and_then(|lease| self.holders.get(&lease));
+        holder.is_none_or(|holder| matches!(holder.target.placement, ShimPlacement::LeaseOver { .. }))
     }
 
     /// The page of a lease; made when it is first needed.
@@ -613,74 +630,79 @@ impl Work {
         let holder = self.holders.get_mut(&lease)?;
         if holder.page.is_none() {
             holder.page = PageFile::new().ok();
-            holder.page.as_ref()?.set_cards(&holder.wish.cards);
+            holder.page.as_ref()?.set_caps(&holder.target.gpus);
         }
         holder.page.as_ref()
     }
 
     /// Sends the page to a program that does not use the driver.
-    fn show(&mut self, number: u64, lease: Option<&str>) {
-        let Some(lease) = self.named(number, lease) else { return };
+    fn send_page(&mut self, number: u64, lease: Option<&str>) {
+        let Some(lease) = self.named_lease(number, lease) else { return };
         let file = self.page(lease).and_then(|page| page.file().try_clone_to_owned().ok());
-        if let Some(program) = self.lines.get(&number) {
+        if let Some(program) = self.programs.get(&number) {
             let pid = program.process.map(|process| process.pid);
             let welcome = Order::Welcome { page: file.is_some(), pid, over: false };
-            program.line.send(&welcome, file.as_ref().map(AsFd::as_fd));
+            program.connection.send(&welcome, file.as_ref().map(AsFd::as_fd));
         }
     }
 
     /// A program identifies itself: it belongs to a lease if it runs as the lease's user.
     fn welcome(&mut self, number: u64, lease: Option<&str>, parked: Option<u64>, deep: Option<bool>) {
-        let over = self.is_over(number, lease);
-        let lease = self.named(number, lease);
+        let over = self.is_lease_over(number, lease);
+        let lease = self.named_lease(number, lease);
         let page = lease.and_then(|lease| self.page(lease)).and_then(|page| page.file().try_clone_to_owned().ok());
-        let Some(program) = self.lines.get_mut(&number) else { return };
+        let Some(program) = self.programs.get_mut(&number) else { return };
         let (Some(lease), Some(process)) = (lease, program.process) else {
-            program.line.send(&Order::Welcome { page: false, pid: None, over }, None);
+            program.connection.send(&Order::Welcome { page: false, pid: None, over }, None);
             if parked.is_some() {
-                program.line.send(&Order::Over { why: "the lease of this program is over".to_owned() }, None);
+                program.connection.send(&Order::Over { why: "the lease of this program is over".to_owned() }, None);
             }
             return;
         };
         let pid = Some(process.pid);
-        program.line.send(&Order::Welcome { page: page.is_some(), pid, over }, page.as_ref().map(AsFd::as_fd));
-        (program.lease, program.parked, program.deep) = (Some(lease), parked.is_some(), deep == Some(true));
-        self.eyes.send(Message::JudgedByShim { lease, is: true });
+        program.connection.send(&Order::Welcome { page: page.is_some(), pid, over }, page.as_ref().map(AsFd::as_fd));
+        (program.lease, program.parked, program.is_off_the_driver) =
+            (Some(lease), parked.is_some(), deep == Some(true));
+        self.process_thread.send(ProcessMessage::JudgedByShim { lease, is: true });
         // The available host memory is reported before any program could be parked.
-        self.tell_ram();
-        self.say(lease, process, Said::Here { parked: parked.map(Bytes) });
+        self.report_host_memory();
+        self.report(lease, process, Said::Here { parked: parked.map(Bytes) });
         if let Some(deep) = deep {
-            self.say(lease, process, Said::Deep(deep));
+            self.report(lease, process, Said::Deep(deep));
         }
-        self.put(number);
+        self.move_to_target(number);
     }
 
     /// Orders a program to move to its target, unless it is there or on its way.
-    fn put(&mut self, number: u64) {
-        let Some(program) = self.lines.get(&number) else { return };
+    fn move_to_target(&mut self, number: u64) {
+        let Some(program) = self.programs.get(&number) else { return };
         let Some(holder) = program.lease.and_then(|lease| self.holders.get(&lease)) else { return };
-        if program.under_way.is_some() || program.again.is_some_and(|again| again > Instant::now()) {
+        if program.order_in_progress.is_some() || program.retry_at.is_some_and(|retry_at| retry_at > Instant::now()) {
             return;
         }
         let id = self.next_order;
-        match (holder.wish.place_of(program.process), program.parked) {
-            (Place::OnCards, true) => self.order(number, &Order::Resume { id }, id),
-            (Place::Away { deep: true, .. }, true) if !program.deep => self.order(number, &Order::Deepen { id }, id),
-            (Place::Away { deep: false, .. }, true) if program.deep => self.order(number, &Order::Shallow { id }, id),
-            (Place::Away { booked, within, .. }, false) => {
+        match (holder.target.placement_of(program.process), program.parked) {
+            (ShimPlacement::OnGpus, true) => self.send_order(number, &Order::Resume { id }, id),
+            (ShimPlacement::InHostMemory { with_context: true, .. }, true) if !program.is_off_the_driver => {
+                self.send_order(number, &Order::Deepen { id }, id)
+            }
+            (ShimPlacement::InHostMemory { with_context: false, .. }, true) if program.is_off_the_driver => {
+                self.send_order(number, &Order::Shallow { id }, id)
+            }
+            (ShimPlacement::InHostMemory { booked, within, .. }, false) => {
                 let (booked, deadline_ms) = (*booked, within.as_millis() as u64);
-                match self.supply(number, booked) {
-                    Supply::Ready { most } => {
-                        self.order(number, &Order::Park { id, deadline_ms, most: Some(most) }, id);
+                match self.supply_memory(number, booked) {
+                    MemorySupply::Ready { most } => {
+                        self.send_order(number, &Order::Park { id, deadline_ms, most: Some(most) }, id);
                     }
-                    Supply::Later => {}
-                    Supply::Refused(why) => self.refuse_park(number, why),
+                    MemorySupply::Later => {}
+                    MemorySupply::Refused(why) => self.refuse_park(number, why),
                 }
             }
-            (Place::Over { why }, true) => {
+            (ShimPlacement::LeaseOver { why }, true) => {
                 let why = why.clone();
-                if let Some(program) = self.lines.get_mut(&number)
-                    && program.line.send(&Order::Over { why }, None)
+                if let Some(program) = self.programs.get_mut(&number)
+                    && program.connection.send(&Order::Over { why }, None)
                 {
                     program.parked = false;
                 }
@@ -689,87 +711,91 @@ impl Work {
         }
     }
 
-    fn order(&mut self, number: u64, order: &Order, id: u64) {
+    fn send_order(&mut self, number: u64, order: &Order, id: u64) {
         self.next_order += 1;
-        if let Some(program) = self.lines.get_mut(&number)
-            && program.line.send(order, None)
+        if let Some(program) = self.programs.get_mut(&number)
+            && program.connection.send(order, None)
         {
-            program.under_way = Some(id);
-            program.deepens = matches!(order, Order::Deepen { .. } | Order::Shallow { .. });
+            program.order_in_progress = Some(id);
+            program.order_changes_context = matches!(order, Order::Deepen { .. } | Order::Shallow { .. });
         }
     }
 
     /// The size of a context is what the driver reports for a process, less what the process counts itself.
-    fn measure(&mut self, uuid: [u8; 16], residents: &[(u32, u64)]) {
+    fn measure_contexts(&mut self, uuid: [u8; 16], residents: &[(u32, u64)]) {
         for (pid, seen) in residents {
-            let program = self.lines.values().find(|it| it.process.is_some_and(|process| process.pid == *pid));
-            let Some(program) = program.filter(|it| !it.parked && it.under_way.is_none()) else { continue };
+            let program = self.programs.values().find(|it| it.process.is_some_and(|process| process.pid == *pid));
+            let Some(program) = program.filter(|it| !it.parked && it.order_in_progress.is_none()) else { continue };
             let Some(holder) = program.lease.and_then(|lease| self.holders.get_mut(&lease)) else { continue };
-            let Some(place) = holder.wish.cards.iter().position(|card| card.uuid == uuid) else { continue };
+            let Some(index) = holder.target.gpus.iter().position(|gpu| gpu.uuid == uuid) else { continue };
             let Some(page) = &holder.page else { continue };
-            let context = seen.saturating_sub(page.bytes_on(*pid, place).unwrap_or(0)).min(CONTEXT_MAX);
-            if context > holder.wish.cards[place].context {
-                holder.wish.cards[place].context = context;
-                page.set_cards(&holder.wish.cards);
+            let context = seen.saturating_sub(page.bytes_on(*pid, index).unwrap_or(0)).min(CONTEXT_MAX);
+            if context > holder.target.gpus[index].context {
+                holder.target.gpus[index].context = context;
+                page.set_caps(&holder.target.gpus);
             }
         }
     }
 
     fn tick(&mut self) {
-        self.judge_memory();
+        self.update_memory_shortages();
         self.read_pages();
         let now = Instant::now();
-        let strangers = self.lines.iter().filter(|(_, it)| it.lease.is_none() && now - it.came > PATIENCE);
-        for number in strangers.map(|(number, _)| *number).collect::<Vec<_>>() {
-            self.lines.remove(&number);
+        let unidentified =
+            self.programs.iter().filter(|(_, it)| it.lease.is_none() && now - it.connected_at > IDENTIFY_WITHIN);
+        for number in unidentified.map(|(number, _)| *number).collect::<Vec<_>>() {
+            self.programs.remove(&number);
         }
-        let cold = |program: &Program| program.is_warm() && now - program.given.used > WARM;
-        for number in self.lines.iter().filter(|(_, it)| cold(it)).map(|(n, _)| *n).collect::<Vec<_>>() {
-            self.trim(number);
+        let unused_for_long = |program: &ConnectedProgram| {
+            program.keeps_unused_memory() && now - program.park_memory.last_used > KEEP_MEMORY_FOR
+        };
+        for number in self.programs.iter().filter(|(_, it)| unused_for_long(it)).map(|(n, _)| *n).collect::<Vec<_>>() {
+            self.order_trim(number);
         }
-        for number in self.lines.keys().copied().collect::<Vec<_>>() {
-            self.put(number);
+        for number in self.programs.keys().copied().collect::<Vec<_>>() {
+            self.move_to_target(number);
         }
         for lease in self.holders.keys().copied().collect::<Vec<_>>() {
-            self.sweep(lease);
-            self.tell_counts(lease);
+            self.clear_ended_processes(lease);
+            self.report_counts(lease);
         }
         self.fit_stock();
-        self.tell_ram();
+        self.report_host_memory();
     }
 
-    fn tell_ram(&mut self) {
-        let available = available().map(|bytes| bytes.saturating_add(self.stock.ready()));
-        let warm: u64 = self.lines.values().filter(|it| !it.parked).map(|it| it.given.bytes).sum();
+    fn report_host_memory(&mut self) {
+        let available = available_bytes().map(|bytes| bytes.saturating_add(self.stock.ready()));
+        let warm: u64 = self.programs.values().filter(|it| !it.parked).map(|it| it.park_memory.bytes).sum();
         // Memory kept for a next park is released when it is needed.
         let available = available.map(|bytes| bytes.saturating_add(warm));
-        if self.told_ram != Some(available) {
-            self.told_ram = Some(available);
-            self.eyes.send(Message::Tell(Sight::Ram { available: available.map(Bytes) }));
+        if self.reported_memory != Some(available) {
+            self.reported_memory = Some(available);
+            self.process_thread
+                .send(ProcessMessage::Report(HostReport::HostMemory { available: available.map(Bytes) }));
         }
     }
 
-    fn is_waited_for(&self) -> bool {
-        self.fine_until > Instant::now()
+    fn is_waiter_announced(&self) -> bool {
+        self.announced_until > Instant::now()
     }
 
     /// Reports how long each holder has not worked, with the resolution of two consecutive readings.
-    fn tell_idle(&mut self) {
+    fn report_idle(&mut self) {
         self.read_pages();
         let now_ns = process_clock_ns();
-        let on_cards: BTreeSet<LeaseId> =
-            self.lines.values().filter(|it| !it.parked).filter_map(|it| it.lease).collect();
-        for lease in on_cards {
+        let on_gpus: BTreeSet<LeaseId> =
+            self.programs.values().filter(|it| !it.parked).filter_map(|it| it.lease).collect();
+        for lease in on_gpus {
             let Some(holder) = self.holders.get(&lease).filter(|it| it.active_ns > 0) else { continue };
             let idle = Duration::from_nanos(now_ns.saturating_sub(holder.active_ns));
-            self.eyes.send(Message::Tell(Sight::Idle { lease, idle }));
+            self.process_thread.send(ProcessMessage::Report(HostReport::Idle { lease, idle }));
         }
     }
 
     fn read_pages(&mut self) {
         let mut worked: BTreeSet<LeaseId> = BTreeSet::new();
         let mut news = Vec::new();
-        for program in self.lines.values_mut() {
+        for program in self.programs.values_mut() {
             let (Some(lease), Some(process)) = (program.lease, program.process) else { continue };
             let Some(holder) = self.holders.get_mut(&lease) else { continue };
             let Some(found) = holder.page.as_ref().and_then(|page| page.process(process.pid)) else { continue };
@@ -777,17 +803,18 @@ impl Work {
                 holder.active_ns = found.active_ns;
                 worked.insert(lease);
             }
-            let cannot = found.reason.map(|reason| reason.text().to_owned()).or_else(|| program.short_of.clone());
-            if cannot != program.cannot {
-                program.cannot.clone_from(&cannot);
-                news.push((lease, process, cannot));
+            let obstacle =
+                found.reason.map(|reason| reason.text().to_owned()).or_else(|| program.memory_shortage.clone());
+            if obstacle != program.obstacle {
+                program.obstacle.clone_from(&obstacle);
+                news.push((lease, process, obstacle));
             }
         }
-        for (lease, process, cannot) in news {
-            self.say(lease, process, Said::Cannot(cannot));
+        for (lease, process, obstacle) in news {
+            self.report(lease, process, Said::Cannot(obstacle));
         }
         for lease in worked {
-            self.eyes.send(Message::Tell(Sight::Worked { lease }));
+            self.process_thread.send(ProcessMessage::Report(HostReport::Worked { lease }));
         }
     }
 }
@@ -799,7 +826,7 @@ fn process_clock_ns() -> u64 {
 }
 
 /// Limits a holder's own text to one line.
-fn short(why: String) -> String {
+fn one_line(why: String) -> String {
     why.chars().filter(|c| is_visible(*c)).take(200).collect()
 }
 
@@ -819,21 +846,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whom_the_driver_moves_the_library_leaves_alone_and_who_began_since_waits() {
+    fn the_library_leaves_processes_alone_that_the_driver_moves() {
         let [taken, began] = [1, 2].map(|pid| ProcKey { pid, start: 1 });
-        let place = Place::Away { booked: 0, within: Duration::ZERO, deep: false };
-        let wish = Wish { lease: LeaseId(1), uid: 0, place, but: vec![taken], cards: Vec::new() };
-        assert_eq!(wish.place_of(Some(taken)), &Place::OnCards);
-        assert_eq!(wish.place_of(Some(began)), &wish.place);
+        let placement = ShimPlacement::InHostMemory { booked: 0, within: Duration::ZERO, with_context: false };
+        let target =
+            ShimTarget { lease: LeaseId(1), uid: 0, placement, moved_by_driver: vec![taken], gpus: Vec::new() };
+        assert_eq!(target.placement_of(Some(taken)), &ShimPlacement::OnGpus);
+        assert_eq!(target.placement_of(Some(began)), &target.placement);
         // What is parked in a lease that is over is released.
-        let wish = Wish { place: Place::Over { why: String::new() }, ..wish };
-        assert_eq!(wish.place_of(Some(taken)), &wish.place);
+        let target = ShimTarget { placement: ShimPlacement::LeaseOver { why: String::new() }, ..target };
+        assert_eq!(target.placement_of(Some(taken)), &target.placement);
     }
 
     #[test]
-    fn words_of_a_program_are_cut_and_lose_what_is_not_seen() {
-        assert_eq!(short("no\u{202e}\x1b[2J room\n".to_owned()), "no[2J room");
-        assert_eq!(short("x".repeat(999)).len(), 200);
+    fn text_of_a_program_is_truncated_and_loses_invisible_characters() {
+        assert_eq!(one_line("no\u{202e}\x1b[2J room\n".to_owned()), "no[2J room");
+        assert_eq!(one_line("x".repeat(999)).len(), 200);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! The daemon makes, seals and maps the file. Everything a holder writes there is only a claim: each number may be
 //! anything at any time, and is used for nothing beyond its meaning.
 
-use crate::sight::Counts;
+use crate::report::ActivityCounts;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::io;
@@ -14,7 +14,7 @@ use sublet_shim_wire::{CARDS, MAGIC, Page, ProcessPage, Reason, VERSION};
 
 /// What a lease has of one GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CardCap {
+pub struct GpuCap {
     /// The GPU's UUID, as the driver's 16 bytes.
     pub uuid: [u8; 16],
     /// The cap in bytes, contexts included.
@@ -59,14 +59,14 @@ impl PageFile {
     }
 
     /// Writes the caps; GPUs beyond those a page has room for are not capped.
-    pub(crate) fn set_cards(&self, cards: &[CardCap]) {
-        for (place, card) in cards.iter().take(CARDS).enumerate() {
+    pub(crate) fn set_caps(&self, caps: &[GpuCap]) {
+        for (place, gpu) in caps.iter().take(CARDS).enumerate() {
             let slot = &self.get().cards[place];
-            for (byte, value) in slot.uuid.iter().zip(card.uuid) {
+            for (byte, value) in slot.uuid.iter().zip(gpu.uuid) {
                 byte.store(value, Relaxed);
             }
-            slot.context.store(card.context, Relaxed);
-            slot.cap.store(card.cap, Relaxed);
+            slot.context.store(gpu.context, Relaxed);
+            slot.cap.store(gpu.cap, Relaxed);
         }
     }
 
@@ -80,23 +80,23 @@ impl PageFile {
     }
 
     /// What a process reports of itself; `None` if it has no place.
-    pub(crate) fn process(&self, pid: u32) -> Option<Process> {
+    pub(crate) fn process(&self, pid: u32) -> Option<PageReport> {
         let slot = self.slot(pid)?;
-        Some(Process {
+        Some(PageReport {
             reason: Reason::first(slot.reasons.load(Relaxed)),
             active_ns: slot.active_ns.load(Relaxed),
-            bytes: slot.cards.iter().fold(0, |sum, card| card.bytes.load(Relaxed).saturating_add(sum)),
+            bytes: slot.cards.iter().fold(0, |sum, gpu| gpu.bytes.load(Relaxed).saturating_add(sum)),
         })
     }
 
     /// What a process did.
-    pub(crate) fn counts(&self, pid: u32) -> Counts {
-        let Some(slot) = self.slot(pid) else { return Counts::none() };
+    pub(crate) fn counts(&self, pid: u32) -> ActivityCounts {
+        let Some(slot) = self.slot(pid) else { return ActivityCounts::none() };
         let errors = slot.errors.iter().map(|it| (it.code.load(Relaxed), u64::from(it.count.load(Relaxed))));
         let errors = errors.filter(|(code, count)| *code != 0 && *count != 0).collect();
         let copied = self.get().copied_of(slot);
         let copied = (copied.is_counted.load(Relaxed) != 0).then(|| copied.bytes.load(Relaxed));
-        Counts { launches: slot.launches.load(Relaxed), copies: slot.copies.load(Relaxed), copied, errors }
+        ActivityCounts { launches: slot.launches.load(Relaxed), copies: slot.copies.load(Relaxed), copied, errors }
     }
 
     /// The bytes that a process counts on a GPU, by the GPU's index in the list of caps.
@@ -121,7 +121,7 @@ impl Drop for PageFile {
 
 /// What a process reports of itself on the page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Process {
+pub(crate) struct PageReport {
     /// Why it cannot be parked, if so.
     pub(crate) reason: Option<Reason>,
     /// When it last did anything, by the monotonic clock.
@@ -135,17 +135,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_page_is_sealed_and_says_what_it_is() {
+    fn a_page_is_sealed_and_has_its_magic_number() {
         let page = PageFile::new().expect("a page");
         assert!(ftruncate(page.file(), 0).is_err(), "a holder could cut it short under the daemon");
         assert_eq!(page.get().magic.load(Relaxed), MAGIC);
-        page.set_cards(&vec![CardCap { uuid: [7; 16], cap: 5, context: 2 }; CARDS + 3]);
+        page.set_caps(&vec![GpuCap { uuid: [7; 16], cap: 5, context: 2 }; CARDS + 3]);
         assert_eq!(page.get().cards[CARDS - 1].cap.load(Relaxed), 5);
         assert_eq!(page.process(1), None);
     }
 
     #[test]
-    fn a_process_that_is_gone_counts_no_more() {
+    fn a_cleared_place_on_the_page_is_zero() {
         let page = PageFile::new().expect("a page");
         let slot = &page.get().processes[3];
         slot.pid.store(42, Relaxed);

@@ -3,7 +3,7 @@
 //! The process ends right after. Nothing is launched and nothing allocated.
 
 use super::cuda::{Cuda, CudaError};
-use super::{nvml, say};
+use super::{nvml, write_json_line};
 use serde::{Deserialize, Serialize};
 use std::process::ExitCode;
 use sublet_core::units::Bytes;
@@ -11,7 +11,7 @@ use thiserror::Error;
 
 /// The answer of this worker.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Measured {
+pub(crate) struct MeasuredContext {
     pub(crate) context: Bytes,
 }
 
@@ -20,12 +20,14 @@ enum ContextError {
     #[error(transparent)]
     Cuda(#[from] CudaError),
     #[error("the driver does not say how many bytes this process has")]
-    NotTold,
+    NotReported,
 }
 
 pub(super) fn run(uuid: &str) -> ExitCode {
     match measure(uuid) {
-        Ok(context) if say(&mut std::io::stdout().lock(), &Measured { context }).is_ok() => ExitCode::SUCCESS,
+        Ok(context) if write_json_line(&mut std::io::stdout().lock(), &MeasuredContext { context }).is_ok() => {
+            ExitCode::SUCCESS
+        }
         Ok(_) => ExitCode::FAILURE,
         Err(error) => {
             eprintln!("the context of GPU {uuid} was not measured: {error}");
@@ -38,5 +40,5 @@ fn measure(uuid: &str) -> Result<Bytes, ContextError> {
     let cuda = Cuda::open()?;
     // Kept until the process ends, on purpose.
     cuda.retain_context(cuda.device(uuid)?)?;
-    nvml::bytes_of(uuid, std::process::id()).ok_or(ContextError::NotTold)
+    nvml::bytes_of(uuid, std::process::id()).ok_or(ContextError::NotReported)
 }

@@ -16,7 +16,7 @@ pub(super) enum CudaError {
     #[error("`{call}` failed with {code}")]
     Call { call: &'static str, code: c_int },
     #[error("CUDA does not see GPU {0}")]
-    NoSuchCard(String),
+    NoSuchGpu(String),
 }
 
 impl CudaError {
@@ -24,7 +24,7 @@ impl CudaError {
     pub(super) const fn code(&self) -> Option<c_int> {
         match self {
             CudaError::Call { code, .. } => Some(*code),
-            CudaError::Library(_) | CudaError::NoSuchCard(_) => None,
+            CudaError::Library(_) | CudaError::NoSuchGpu(_) => None,
         }
     }
 }
@@ -85,11 +85,11 @@ impl Cuda {
             let mut bytes = [0u8; 16];
             // SAFETY: a CUuuid is 16 bytes, written once, during the call.
             check("cuDeviceGetUuid", unsafe { (self.device_get_uuid)(&mut bytes, device) })?;
-            if spell(bytes) == uuid {
+            if uuid_text(bytes) == uuid {
                 return Ok(device);
             }
         }
-        Err(CudaError::NoSuchCard(uuid.to_owned()))
+        Err(CudaError::NoSuchGpu(uuid.to_owned()))
     }
 
     /// Makes the primary context of a GPU, or counts one more user of it.
@@ -118,7 +118,7 @@ pub(super) fn check(call: &'static str, code: c_int) -> Result<(), CudaError> {
 }
 
 /// Formats a UUID as NVML does.
-fn spell(bytes: [u8; 16]) -> String {
+fn uuid_text(bytes: [u8; 16]) -> String {
     let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
     format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
 }
@@ -130,6 +130,6 @@ mod tests {
     #[test]
     fn a_uuid_is_spelt_as_nvml_does() {
         let bytes = [0x5c, 0x21, 0x97, 0, 0, 0, 0x40, 0, 0x80, 0, 0, 0, 0, 0, 0, 0x0b];
-        assert_eq!(spell(bytes), "GPU-5c219700-0000-4000-8000-00000000000b");
+        assert_eq!(uuid_text(bytes), "GPU-5c219700-0000-4000-8000-00000000000b");
     }
 }

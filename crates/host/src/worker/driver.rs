@@ -8,9 +8,9 @@
 //! manager sends to all processes at once, and does not die with its parent.
 
 use super::cuda::{Cuda, CudaError, check};
-use super::{nvml, say};
-use crate::driver::protocol::{Answer, Facts, Failure, Need, Place, Request};
-use crate::driver::target::Target;
+use super::{nvml, write_json_line};
+use crate::driver::pinned_process::PinnedProcess;
+use crate::driver::protocol::{CheckpointState, DriverAnswer, DriverFacts, DriverFailure, DriverRequest, RoomNeed};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
@@ -22,41 +22,41 @@ use sublet_core::ids::ProcKey;
 use crate::wake::timespec;
 
 /// Placeholders are allocated in pieces: the driver refuses a piece at once, and memory need not be contiguous.
-const PIECE: u64 = 1 << 30;
+const PIECE_BYTES: u64 = 1 << 30;
 /// The granularity of GPU memory, if the driver does not report it.
-const GRANULE: u64 = 2 << 20;
+const GRANULE_BYTES: u64 = 2 << 20;
 /// The maximum timeout of a lock, whatever the request says.
 const LOCK_MS_MAX: u32 = 60_000;
 /// How often a stopped process that has to be unlocked is checked.
-const LOOK: Duration = Duration::from_millis(100);
+const STOPPED_CHECK_EVERY: Duration = Duration::from_millis(100);
 
 /// `CUDA_ERROR_INVALID_VALUE`, for requests that must not even reach the driver.
 const INVALID_VALUE: c_int = 1;
 /// `CUDA_ERROR_OUT_OF_MEMORY`.
 const OUT_OF_MEMORY: c_int = 2;
 /// `CUDA_ERROR_NOT_INITIALIZED` and `CUDA_ERROR_INVALID_CONTEXT`: the driver needs a context first.
-const WANTS_CONTEXT: [c_int; 2] = [3, 201];
+const CONTEXT_NEEDED: [c_int; 2] = [3, 201];
 
 pub(super) fn run() -> ExitCode {
     for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
         // SAFETY: ignoring a signal takes numbers only.
         unsafe { libc::signal(signal, libc::SIG_IGN) };
     }
-    let mut driver = Driver { calls: None, locked: BTreeMap::new() };
+    let mut driver = DriverWorker { calls: None, locked: BTreeMap::new() };
     let code = driver.serve();
-    driver.let_go();
+    driver.unlock_all();
     code
 }
 
 /// The driver, and the locks taken through it.
-struct Driver {
+struct DriverWorker {
     /// Opened at the first request.
-    calls: Option<Result<Calls, String>>,
+    calls: Option<Result<DriverCalls, String>>,
     /// Processes that this worker locked and that were neither taken further nor unlocked.
-    locked: BTreeMap<ProcKey, Target>,
+    locked: BTreeMap<ProcKey, PinnedProcess>,
 }
 
-impl Driver {
+impl DriverWorker {
     /// Answers each request until stdin closes.
     fn serve(&mut self) -> ExitCode {
         let mut out = io::stdout().lock();
@@ -65,47 +65,51 @@ impl Driver {
                 return super::usage();
             };
             // Without a daemon the answer is not needed any more.
-            if is_hung_up() || say(&mut out, &self.answer(request)).is_err() {
+            if is_hung_up() || write_json_line(&mut out, &self.answer(request)).is_err() {
                 break;
             }
         }
         ExitCode::SUCCESS
     }
 
-    fn answer(&mut self, request: Request) -> Answer {
-        let opened = self.calls.get_or_insert_with(|| Calls::open().map_err(|error| whole(&error)));
+    fn answer(&mut self, request: DriverRequest) -> DriverAnswer {
+        let opened = self.calls.get_or_insert_with(|| DriverCalls::open().map_err(|error| with_loader_cause(&error)));
         let calls = match opened {
             Ok(calls) => calls,
-            Err(why) => return Answer::Unusable(why.clone()),
+            Err(why) => return DriverAnswer::Unusable(why.clone()),
         };
         let (process, step) = match request {
-            Request::Facts => return calls.facts(),
-            Request::Weigh { process } => return weigh(process),
-            Request::Prove { needs } => return calls.prove(&needs),
-            Request::State { process } => (process, Step::State),
+            DriverRequest::Facts => return calls.facts(),
+            DriverRequest::Weigh { process } => return read_gpu_bytes(process),
+            DriverRequest::Prove { needs } => return calls.prove_room(&needs),
+            DriverRequest::State { process } => (process, CheckpointCall::State),
             // Zero waits for ever.
-            Request::Lock { timeout_ms: 0, .. } => return calls.failed(INVALID_VALUE),
-            Request::Lock { process, timeout_ms } => (process, Step::Lock(timeout_ms.min(LOCK_MS_MAX))),
-            Request::Checkpoint { process } => (process, Step::Checkpoint),
-            Request::Restore { process } => (process, Step::Restore),
-            Request::Unlock { process } => (process, Step::Unlock),
+            DriverRequest::Lock { timeout_ms: 0, .. } => return calls.failure_answer(INVALID_VALUE),
+            DriverRequest::Lock { process, timeout_ms } => (process, CheckpointCall::Lock(timeout_ms.min(LOCK_MS_MAX))),
+            DriverRequest::Checkpoint { process } => (process, CheckpointCall::Checkpoint),
+            DriverRequest::Restore { process } => (process, CheckpointCall::Restore),
+            DriverRequest::Unlock { process } => (process, CheckpointCall::Unlock),
         };
-        let Some(target) = Target::open(process) else {
+        let Some(target) = PinnedProcess::open(process) else {
             self.locked.remove(&process);
-            return Answer::Gone;
+            return DriverAnswer::Gone;
         };
         if target.is_stopped() {
-            return Answer::Stopped;
+            return DriverAnswer::Stopped;
         }
         let answer = calls.step(process.pid, step);
         if !target.is_alive() {
             // The driver's answer may be about another process that has the pid now.
             self.locked.remove(&process);
-            return Answer::Gone;
+            return DriverAnswer::Gone;
         }
         match (step, &answer) {
-            (Step::Lock(_) | Step::Restore, Answer::Done) => drop(self.locked.insert(process, target)),
-            (Step::Checkpoint | Step::Unlock, Answer::Done) => drop(self.locked.remove(&process)),
+            (CheckpointCall::Lock(_) | CheckpointCall::Restore, DriverAnswer::Done) => {
+                drop(self.locked.insert(process, target))
+            }
+            (CheckpointCall::Checkpoint | CheckpointCall::Unlock, DriverAnswer::Done) => {
+                drop(self.locked.remove(&process))
+            }
             _ => {}
         }
         answer
@@ -113,30 +117,30 @@ impl Driver {
 
     /// Unlocks every process that would wait for ever. A stopped one is unlocked when it continues: before that the
     /// call would only hang.
-    fn let_go(&mut self) {
+    fn unlock_all(&mut self) {
         let Some(Ok(calls)) = &self.calls else { return };
         while !self.locked.is_empty() {
             self.locked.retain(|_, target| {
                 let waits = target.is_alive() && target.is_stopped();
                 if !waits && target.is_alive() {
-                    calls.step(target.key().pid, Step::Unlock);
+                    calls.step(target.key().pid, CheckpointCall::Unlock);
                 }
                 waits
             });
             if !self.locked.is_empty() {
-                std::thread::sleep(LOOK);
+                std::thread::sleep(STOPPED_CHECK_EVERY);
             }
         }
     }
 }
 
 /// An error with its cause, which the loader keeps apart from its own text.
-fn whole(error: &CudaError) -> String {
+fn with_loader_cause(error: &CudaError) -> String {
     match error {
         CudaError::Library(loader) => {
             std::error::Error::source(loader).map_or_else(|| error.to_string(), |cause| format!("{error}: {cause}"))
         }
-        CudaError::Call { .. } | CudaError::NoSuchCard(_) => error.to_string(),
+        CudaError::Call { .. } | CudaError::NoSuchGpu(_) => error.to_string(),
     }
 }
 
@@ -147,15 +151,15 @@ fn is_hung_up() -> bool {
     poll(&mut fds, Some(&timespec(Duration::ZERO))).is_ok_and(|_| fds[0].revents().contains(PollFlags::HUP))
 }
 
-fn weigh(process: ProcKey) -> Answer {
-    let Some(target) = Target::open(process) else { return Answer::Gone };
-    let bytes = nvml::bytes_by_card(process.pid);
-    if target.is_alive() { Answer::Weight(bytes) } else { Answer::Gone }
+fn read_gpu_bytes(process: ProcKey) -> DriverAnswer {
+    let Some(target) = PinnedProcess::open(process) else { return DriverAnswer::Gone };
+    let bytes = nvml::bytes_by_gpu(process.pid);
+    if target.is_alive() { DriverAnswer::Weight(bytes) } else { DriverAnswer::Gone }
 }
 
 /// One call about one process.
 #[derive(Clone, Copy)]
-enum Step {
+enum CheckpointCall {
     State,
     Lock(u32),
     Checkpoint,
@@ -173,7 +177,7 @@ struct LockArguments {
 
 /// `CUmemAllocationProp`, for pinned memory of a GPU.
 #[repr(C)]
-struct Properties {
+struct PinnedMemoryProperties {
     kind: c_int,
     handle_types: c_int,
     location_kind: c_int,
@@ -182,9 +186,9 @@ struct Properties {
     flags: u64,
 }
 
-impl Properties {
-    const fn of(device: c_int) -> Properties {
-        Properties {
+impl PinnedMemoryProperties {
+    const fn of(device: c_int) -> PinnedMemoryProperties {
+        PinnedMemoryProperties {
             kind: 1, // CU_MEM_ALLOCATION_TYPE_PINNED
             handle_types: 0,
             location_kind: 1, // CU_MEM_LOCATION_TYPE_DEVICE
@@ -199,14 +203,14 @@ type GetState = unsafe extern "C" fn(c_int, *mut c_int) -> c_int;
 type Lock = unsafe extern "C" fn(c_int, *mut LockArguments) -> c_int;
 type Move = unsafe extern "C" fn(c_int, *mut c_void) -> c_int;
 type DriverGetVersion = unsafe extern "C" fn(*mut c_int) -> c_int;
-type MemCreate = unsafe extern "C" fn(*mut c_ulonglong, usize, *const Properties, c_ulonglong) -> c_int;
+type MemCreate = unsafe extern "C" fn(*mut c_ulonglong, usize, *const PinnedMemoryProperties, c_ulonglong) -> c_int;
 type MemRelease = unsafe extern "C" fn(c_ulonglong) -> c_int;
-type Granularity = unsafe extern "C" fn(*mut usize, *const Properties, c_int) -> c_int;
+type Granularity = unsafe extern "C" fn(*mut usize, *const PinnedMemoryProperties, c_int) -> c_int;
 type CtxSetCurrent = unsafe extern "C" fn(*mut c_void) -> c_int;
 type PrimaryCtxRelease = unsafe extern "C" fn(c_int) -> c_int;
 
 /// The calls that older drivers lack.
-struct Checkpoint {
+struct CheckpointCalls {
     state: GetState,
     lock: Lock,
     checkpoint: Move,
@@ -214,8 +218,8 @@ struct Checkpoint {
     unlock: Move,
 }
 
-struct Calls {
-    checkpoint: Option<Checkpoint>,
+struct DriverCalls {
+    checkpoint: Option<CheckpointCalls>,
     driver_get_version: DriverGetVersion,
     mem_create: MemCreate,
     mem_release: MemRelease,
@@ -225,14 +229,14 @@ struct Calls {
     cuda: Cuda,
 }
 
-impl Calls {
-    fn open() -> Result<Calls, CudaError> {
+impl DriverCalls {
+    fn open() -> Result<DriverCalls, CudaError> {
         let cuda = Cuda::open()?;
         let library = cuda.library();
         // SAFETY: the types are those of cuda.h, and the library is kept as long as the pointers.
         unsafe {
-            let checkpoint = || -> Result<Checkpoint, libloading::Error> {
-                Ok(Checkpoint {
+            let checkpoint = || -> Result<CheckpointCalls, libloading::Error> {
+                Ok(CheckpointCalls {
                     state: *library.get(b"cuCheckpointProcessGetState\0")?,
                     lock: *library.get(b"cuCheckpointProcessLock\0")?,
                     checkpoint: *library.get(b"cuCheckpointProcessCheckpoint\0")?,
@@ -240,7 +244,7 @@ impl Calls {
                     unlock: *library.get(b"cuCheckpointProcessUnlock\0")?,
                 })
             };
-            Ok(Calls {
+            Ok(DriverCalls {
                 checkpoint: checkpoint().ok(),
                 driver_get_version: *library.get(b"cuDriverGetVersion\0")?,
                 mem_create: *library.get(b"cuMemCreate\0")?,
@@ -253,25 +257,25 @@ impl Calls {
         }
     }
 
-    fn facts(&self) -> Answer {
+    fn facts(&self) -> DriverAnswer {
         let mut cuda = 0;
         // SAFETY: `cuda` is written once, during the call.
         match unsafe { (self.driver_get_version)(&mut cuda) } {
             0 => {
                 let driver = nvml::driver_version();
-                Answer::Facts(Facts { cuda, driver, calls: self.checkpoint.is_some() })
+                DriverAnswer::Facts(DriverFacts { cuda, driver, calls: self.checkpoint.is_some() })
             }
-            code => self.failed(code),
+            code => self.failure_answer(code),
         }
     }
 
-    fn failed(&self, code: c_int) -> Answer {
-        Answer::Failed(Failure { code, name: self.cuda.error_name(code) })
+    fn failure_answer(&self, code: c_int) -> DriverAnswer {
+        DriverAnswer::Failed(DriverFailure { code, name: self.cuda.error_name(code) })
     }
 
-    fn step(&self, pid: u32, step: Step) -> Answer {
+    fn step(&self, pid: u32, step: CheckpointCall) -> DriverAnswer {
         let Some(calls) = &self.checkpoint else {
-            return Answer::Unusable("the driver cannot take processes off their GPUs".to_owned());
+            return DriverAnswer::Unusable("the driver cannot take processes off their GPUs".to_owned());
         };
         // A pid fits: the kernel's own type for it is signed.
         let pid = pid as c_int;
@@ -280,59 +284,59 @@ impl Calls {
         // SAFETY: the calls take a number and a pointer that is null, or to what lives until they return.
         let code = unsafe {
             match step {
-                Step::State => (calls.state)(pid, &mut state),
-                Step::Lock(timeout_ms) => {
+                CheckpointCall::State => (calls.state)(pid, &mut state),
+                CheckpointCall::Lock(timeout_ms) => {
                     let mut arguments = LockArguments { timeout_ms, reserved0: 0, reserved1: [0; 7] };
                     (calls.lock)(pid, &mut arguments)
                 }
-                Step::Checkpoint => (calls.checkpoint)(pid, nothing),
-                Step::Restore => (calls.restore)(pid, nothing),
-                Step::Unlock => (calls.unlock)(pid, nothing),
+                CheckpointCall::Checkpoint => (calls.checkpoint)(pid, nothing),
+                CheckpointCall::Restore => (calls.restore)(pid, nothing),
+                CheckpointCall::Unlock => (calls.unlock)(pid, nothing),
             }
         };
         match (code, step, state) {
-            (0, Step::State, 0) => Answer::State(Place::Running),
-            (0, Step::State, 1) => Answer::State(Place::Locked),
-            (0, Step::State, 2) => Answer::State(Place::Checkpointed),
-            (0, Step::State, _) => Answer::State(Place::Failed),
-            (0, ..) => Answer::Done,
-            (code, ..) => self.failed(code),
+            (0, CheckpointCall::State, 0) => DriverAnswer::State(CheckpointState::Running),
+            (0, CheckpointCall::State, 1) => DriverAnswer::State(CheckpointState::Locked),
+            (0, CheckpointCall::State, 2) => DriverAnswer::State(CheckpointState::Checkpointed),
+            (0, CheckpointCall::State, _) => DriverAnswer::State(CheckpointState::Failed),
+            (0, ..) => DriverAnswer::Done,
+            (code, ..) => self.failure_answer(code),
         }
     }
 
     /// Allocates the needed memory on all these GPUs at once, and releases it.
-    fn prove(&self, needs: &[Need]) -> Answer {
-        let mut held = Held { calls: self, pieces: Vec::new(), contexts: Vec::new() };
+    fn prove_room(&self, needs: &[RoomNeed]) -> DriverAnswer {
+        let mut placeholder = PlaceholderMemory { calls: self, pieces: Vec::new(), contexts: Vec::new() };
         for need in needs {
-            let taken = self.cuda.device(&need.uuid).and_then(|device| held.take(device, need));
-            match taken {
+            let allocated = self.cuda.device(&need.uuid).and_then(|device| placeholder.allocate(device, need));
+            match allocated {
                 Ok(()) => {}
                 Err(error) if error.code() == Some(OUT_OF_MEMORY) => {
-                    return Answer::Room { lacking: Some(need.uuid.clone()) };
+                    return DriverAnswer::Room { lacking: Some(need.uuid.clone()) };
                 }
                 Err(error) => match error.code() {
-                    Some(code) => return self.failed(code),
-                    None => return Answer::Unusable(error.to_string()),
+                    Some(code) => return self.failure_answer(code),
+                    None => return DriverAnswer::Unusable(error.to_string()),
                 },
             }
         }
-        Answer::Room { lacking: None }
+        DriverAnswer::Room { lacking: None }
     }
 }
 
 /// Memory allocated as a placeholder. Released on drop.
-struct Held<'a> {
-    calls: &'a Calls,
+struct PlaceholderMemory<'a> {
+    calls: &'a DriverCalls,
     pieces: Vec<c_ulonglong>,
     contexts: Vec<c_int>,
 }
 
-impl Held<'_> {
-    fn take(&mut self, device: c_int, need: &Need) -> Result<(), CudaError> {
-        let result = self.take_bytes(device, need.bytes);
-        let wants_context = |error: &CudaError| error.code().is_some_and(|code| WANTS_CONTEXT.contains(&code));
+impl PlaceholderMemory<'_> {
+    fn allocate(&mut self, device: c_int, need: &RoomNeed) -> Result<(), CudaError> {
+        let result = self.allocate_bytes(device, need.bytes);
+        let needs_context = |error: &CudaError| error.code().is_some_and(|code| CONTEXT_NEEDED.contains(&code));
         match result {
-            Err(error) if wants_context(&error) => {}
+            Err(error) if needs_context(&error) => {}
             other => return other,
         }
         let context = self.calls.cuda.retain_context(device)?;
@@ -341,18 +345,18 @@ impl Held<'_> {
         check("cuCtxSetCurrent", unsafe { (self.calls.ctx_set_current)(context) })?;
         // The context itself counts as part of it.
         let own = nvml::bytes_of(&need.uuid, std::process::id()).map_or(0, |bytes| bytes.0);
-        self.take_bytes(device, need.bytes.saturating_sub(own))
+        self.allocate_bytes(device, need.bytes.saturating_sub(own))
     }
 
-    fn take_bytes(&mut self, device: c_int, bytes: u64) -> Result<(), CudaError> {
-        let properties = Properties::of(device);
+    fn allocate_bytes(&mut self, device: c_int, bytes: u64) -> Result<(), CudaError> {
+        let properties = PinnedMemoryProperties::of(device);
         let mut granule = 0;
         // SAFETY: `granule` is written once, during the call; 0 asks for the least there is.
-        let told = unsafe { (self.calls.granularity)(&mut granule, &properties, 0) } == 0 && granule > 0;
-        let granule = if told { granule as u64 } else { GRANULE };
+        let is_reported = unsafe { (self.calls.granularity)(&mut granule, &properties, 0) } == 0 && granule > 0;
+        let granule = if is_reported { granule as u64 } else { GRANULE_BYTES };
         let mut left = bytes.div_ceil(granule).saturating_mul(granule);
         while left > 0 {
-            let piece = left.min(PIECE);
+            let piece = left.min(PIECE_BYTES);
             let mut handle = 0;
             // SAFETY: `handle` is written once, during the call; the properties live until it returns.
             check("cuMemCreate", unsafe { (self.calls.mem_create)(&mut handle, piece as usize, &properties, 0) })?;
@@ -363,7 +367,7 @@ impl Held<'_> {
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for PlaceholderMemory<'_> {
     fn drop(&mut self) {
         for handle in self.pieces.drain(..) {
             // SAFETY: it was made here, and is released once.

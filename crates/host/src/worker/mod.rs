@@ -15,13 +15,13 @@ mod driver;
 mod nvml;
 mod scripted;
 
-pub(crate) use context::Measured;
+pub(crate) use context::MeasuredContext;
 pub(crate) use cuda::CUDA_VARIABLE;
 pub(crate) use nvml::NVML_VARIABLE;
 
-use crate::Unlisted;
+use crate::GpuListError;
 use crate::gpu::GpuSpec;
-use crate::protocol::{Answer, Look, Request};
+use crate::gpu_protocol::{GpuAnswer, GpuReading, GpuRequest};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use std::io::{self, BufRead, Write};
 use std::path::PathBuf;
@@ -42,9 +42,9 @@ pub fn run(args: &[String]) -> ExitCode {
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
     match args.as_slice() {
         ["cards", spec, rest @ ..] => match (spec.parse(), rest) {
-            (Ok(GpuSpec::Real), []) => serve(&mut nvml::RealCards::new()),
+            (Ok(GpuSpec::Real), []) => serve(&mut nvml::NvmlGpus::new()),
             (Ok(GpuSpec::Scripted { count, total }), [script]) => {
-                serve(&mut scripted::ScriptedCards::new(count, total, PathBuf::from(script)))
+                serve(&mut scripted::ScriptedGpus::new(count, total, PathBuf::from(script)))
             }
             _ => usage(),
         },
@@ -59,43 +59,43 @@ fn usage() -> ExitCode {
 }
 
 /// The listed GPUs.
-struct List {
-    cards: Vec<CardFacts>,
+struct GpuList {
+    gpus: Vec<CardFacts>,
     /// There are others that could not be read and were never known.
     unread: bool,
 }
 
 /// A source that can list and read GPUs.
-trait Cards {
-    fn list(&mut self) -> Result<List, Unlisted>;
+trait GpuSource {
+    fn list(&mut self) -> Result<GpuList, GpuListError>;
     /// With `busy`, also the processes that used the engines.
-    fn look(&mut self, busy: bool) -> Result<Vec<Look>, Unlisted>;
+    fn read_gpus(&mut self, busy: bool) -> Result<Vec<GpuReading>, GpuListError>;
 }
 
 /// Answers each request until stdin closes.
-fn serve(cards: &mut impl Cards) -> ExitCode {
+fn serve(source: &mut impl GpuSource) -> ExitCode {
     let mut out = io::stdout().lock();
     for line in io::stdin().lock().lines() {
         let Ok(request) = line.map_err(drop).and_then(|line| serde_json::from_str(&line).map_err(drop)) else {
             return usage();
         };
-        if say(&mut out, &answer(cards, request)).is_err() {
+        if write_json_line(&mut out, &answer(source, request)).is_err() {
             break;
         }
     }
     ExitCode::SUCCESS
 }
 
-fn answer(cards: &mut impl Cards, request: Request) -> Answer {
+fn answer(source: &mut impl GpuSource, request: GpuRequest) -> GpuAnswer {
     let answered = match request {
-        Request::List => cards.list().map(|List { cards, unread }| Answer::Cards { cards, unread }),
-        Request::Look { busy } => cards.look(busy).map(Answer::Looks),
+        GpuRequest::List => source.list().map(|GpuList { gpus, unread }| GpuAnswer::Cards { cards: gpus, unread }),
+        GpuRequest::Look { busy } => source.read_gpus(busy).map(GpuAnswer::Looks),
     };
-    answered.unwrap_or_else(Answer::Unlisted)
+    answered.unwrap_or_else(GpuAnswer::Unlisted)
 }
 
 /// Writes one line, and flushes it.
-fn say(out: &mut impl Write, answer: &impl serde::Serialize) -> io::Result<()> {
+fn write_json_line(out: &mut impl Write, answer: &impl serde::Serialize) -> io::Result<()> {
     let mut line = serde_json::to_vec(answer)?;
     line.push(b'\n');
     out.write_all(&line)?;

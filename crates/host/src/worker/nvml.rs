@@ -5,10 +5,10 @@
 //! still reported, and that one keeps the facts of its last reading. Every call here may hang; nothing here guards
 //! against that.
 
-use super::{Cards, List};
+use super::{GpuList, GpuSource};
+use crate::gpu_protocol::{GpuReading, ReadingResult, ReportedProcess};
 use crate::process;
-use crate::protocol::{Look, OnCard, Seen};
-use crate::{Unlisted, UnlistedKind, clock};
+use crate::{GpuListError, GpuListErrorKind, clock};
 use nvml_wrapper::enum_wrappers::device::ComputeMode;
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
@@ -25,22 +25,22 @@ use sublet_core::units::Bytes;
 pub(crate) const NVML_VARIABLE: &str = "SUBLET_NVML_LIB";
 const LIBRARY: &str = "libnvidia-ml.so.1";
 /// How often a list that grew while it was read is read again.
-const LIST_TRIES: usize = 4;
+const LIST_ATTEMPTS: usize = 4;
 /// Asking which processes used the engines takes 3 ms, a hundred times the rest of a reading. The driver keeps its
 /// samples for longer than this.
 const BUSY_EVERY: Duration = Duration::from_secs(2);
 /// NVML's value for a GPU with MIG enabled.
 const MIG_ON: u32 = 1;
 
-pub(super) struct RealCards {
+pub(super) struct NvmlGpus {
     nvml: Option<Nvml>,
-    listed: Vec<Listed>,
+    listed: Vec<ListedGpu>,
     /// A reading failed since the library was opened.
-    distrusted: bool,
+    is_distrusted: bool,
 }
 
 /// A GPU of the last list.
-struct Listed {
+struct ListedGpu {
     /// The facts as last read. The index stays the same until the library is opened again; a query by index is
     /// cheaper than by UUID.
     facts: CardFacts,
@@ -50,76 +50,76 @@ struct Listed {
     busy_at: Instant,
 }
 
-impl Listed {
-    fn new(facts: &CardFacts) -> Listed {
+impl ListedGpu {
+    fn new(facts: &CardFacts) -> ListedGpu {
         // Work from before the first list is not counted.
-        Listed { facts: facts.clone(), sampled_us: wall_us(), busy_at: Instant::now() }
+        ListedGpu { facts: facts.clone(), sampled_us: wall_us(), busy_at: Instant::now() }
     }
 }
 
-impl Cards for RealCards {
-    fn list(&mut self) -> Result<List, Unlisted> {
-        if self.distrusted {
+impl GpuSource for NvmlGpus {
+    fn list(&mut self) -> Result<GpuList, GpuListError> {
+        if self.is_distrusted {
             self.nvml = None;
         }
         let nvml = match self.nvml.take() {
             Some(nvml) => nvml,
             None => open()?,
         };
-        let known: Vec<CardFacts> = self.listed.iter().map(|card| card.facts.clone()).collect();
-        let list = list(&nvml).and_then(|read| settle(read, &known)).map_err(|error| Unlisted {
-            kind: UnlistedKind::Failed,
+        let known: Vec<CardFacts> = self.listed.iter().map(|gpu| gpu.facts.clone()).collect();
+        let list = list(&nvml).and_then(|read| fill_unreadable(read, &known)).map_err(|error| GpuListError {
+            kind: GpuListErrorKind::Failed,
             what: format!("NVML does not list the GPUs: {error}"),
             remedy: "look at the kernel's log (`dmesg`) for NVRM messages".to_owned(),
         })?;
         let known = std::mem::take(&mut self.listed);
-        self.listed = list.cards.iter().map(Listed::new).collect();
-        for card in &mut self.listed {
-            if let Some(known) = known.iter().find(|known| known.facts.uuid == card.facts.uuid) {
-                (card.sampled_us, card.busy_at) = (known.sampled_us, known.busy_at);
+        self.listed = list.gpus.iter().map(ListedGpu::new).collect();
+        for gpu in &mut self.listed {
+            if let Some(known) = known.iter().find(|known| known.facts.uuid == gpu.facts.uuid) {
+                (gpu.sampled_us, gpu.busy_at) = (known.sampled_us, known.busy_at);
             }
         }
         self.nvml = Some(nvml);
-        self.distrusted = list.unread;
+        self.is_distrusted = list.unread;
         Ok(list)
     }
 
-    fn look(&mut self, busy: bool) -> Result<Vec<Look>, Unlisted> {
+    fn read_gpus(&mut self, busy: bool) -> Result<Vec<GpuReading>, GpuListError> {
         if self.nvml.is_none() {
             self.list()?;
         }
         let Some(nvml) = &self.nvml else { return Ok(Vec::new()) };
-        let look = |card: &mut Listed| Look { uuid: card.facts.uuid.clone(), seen: look(nvml, card, busy) };
-        let looks: Vec<Look> = self.listed.iter_mut().map(look).collect();
-        self.distrusted |= looks.iter().any(|look| !matches!(look.seen, Seen::Used { .. }));
+        let look = |gpu: &mut ListedGpu| GpuReading { uuid: gpu.facts.uuid.clone(), seen: read_gpu(nvml, gpu, busy) };
+        let looks: Vec<GpuReading> = self.listed.iter_mut().map(look).collect();
+        self.is_distrusted |= looks.iter().any(|look| !matches!(look.seen, ReadingResult::Used { .. }));
         Ok(looks)
     }
 }
 
-impl RealCards {
-    pub(super) const fn new() -> RealCards {
-        RealCards { nvml: None, listed: Vec::new(), distrusted: false }
+impl NvmlGpus {
+    pub(super) const fn new() -> NvmlGpus {
+        NvmlGpus { nvml: None, listed: Vec::new(), is_distrusted: false }
     }
 }
 
 /// The bytes that one process has on a GPU; `None` if the driver does not report them.
 pub(super) fn bytes_of(uuid: &str, pid: u32) -> Option<Bytes> {
     let nvml = open().ok()?;
-    let card = nvml.device_by_uuid(uuid).ok()?;
-    let (processes, _) = processes_on(&card).ok()?;
+    let gpu = nvml.device_by_uuid(uuid).ok()?;
+    let (processes, _) = processes_on(&gpu).ok()?;
     processes.get(&pid)?.0
 }
 
 /// The bytes that one process has, by GPU; GPUs without that information are left out.
-pub(super) fn bytes_by_card(pid: u32) -> BTreeMap<String, u64> {
+pub(super) fn bytes_by_gpu(pid: u32) -> BTreeMap<String, u64> {
     let Ok(nvml) = open() else { return BTreeMap::new() };
-    let cards = 0..nvml.device_count().unwrap_or(0);
+    let gpus = 0..nvml.device_count().unwrap_or(0);
     let bytes = |index: u32| {
-        let card = nvml.device_by_index(index).ok()?;
-        let (processes, _) = processes_on(&card).ok()?;
-        Some((card.uuid().ok()?, processes.get(&pid)?.0?.0))
+        let gpu = nvml.device_by_index(index).ok()?;
+        let (processes, _) = processes_on(&gpu).ok()?;
+        Some((gpu.uuid().ok()?, processes.get(&pid)?.0?.0))
     };
-    cards.filter_map(bytes).collect()
+    gpus.filter_map(bytes).collect()
 }
 
 /// The driver's own version, if it is reported.
@@ -128,52 +128,52 @@ pub(super) fn driver_version() -> Option<String> {
 }
 
 /// True if there are processes, and the driver reports the bytes of none of them.
-pub(super) fn tells_no_bytes(processes: &[OnCard]) -> bool {
+pub(super) fn has_no_byte_counts(processes: &[ReportedProcess]) -> bool {
     !processes.is_empty() && processes.iter().all(|p| p.bytes.is_none())
 }
 
-fn open() -> Result<Nvml, Unlisted> {
+fn open() -> Result<Nvml, GpuListError> {
     let path = std::env::var_os(NVML_VARIABLE).unwrap_or_else(|| OsString::from(LIBRARY));
-    Nvml::builder().lib_path(&path).init().map_err(|error| explain(&error, &path))
+    Nvml::builder().lib_path(&path).init().map_err(|error| explain_start_error(&error, &path))
 }
 
 /// Explains why NVML does not start, and what helps.
-fn explain(error: &NvmlError, library: &OsStr) -> Unlisted {
+fn explain_start_error(error: &NvmlError, library: &OsStr) -> GpuListError {
     let shown = library.display();
     let (kind, what, remedy) = match error {
         NvmlError::LibloadingError(cause) => (
-            UnlistedKind::NoLibrary,
+            GpuListErrorKind::NoLibrary,
             format!("NVML (`{shown}`) cannot be loaded: {cause}"),
             "install the NVIDIA driver, or give its library to this container",
         ),
         NvmlError::DriverNotLoaded => (
-            UnlistedKind::NoDriver,
+            GpuListErrorKind::NoDriver,
             "the NVIDIA kernel module is not loaded".to_owned(),
             "load it (`modprobe nvidia`), or install the driver for this kernel",
         ),
         NvmlError::LibRmVersionMismatch => {
-            (UnlistedKind::VersionMismatch, mismatch(library), "reboot, or load the matching module")
+            (GpuListErrorKind::VersionMismatch, mismatch_text(library), "reboot, or load the matching module")
         }
         NvmlError::NoPermission | NvmlError::OperatingSystem => (
-            UnlistedKind::NoPermission,
+            GpuListErrorKind::NoPermission,
             "this user may not open the NVIDIA devices".to_owned(),
             "look at the owner and mode of `/dev/nvidia*`, and at the device cgroup",
         ),
         other => (
-            UnlistedKind::Failed,
+            GpuListErrorKind::Failed,
             format!("NVML does not start: {other}"),
             "look at the kernel's log (`dmesg`) for NVRM messages",
         ),
     };
-    Unlisted { kind, what, remedy: remedy.to_owned() }
+    GpuListError { kind, what, remedy: remedy.to_owned() }
 }
 
-fn mismatch(library: &OsStr) -> String {
-    versions(std::fs::read_to_string("/proc/driver/nvidia/version").ok().as_deref(), loaded_version(library))
+fn mismatch_text(library: &OsStr) -> String {
+    versions_text(std::fs::read_to_string("/proc/driver/nvidia/version").ok().as_deref(), loaded_version(library))
 }
 
 /// `kernel module 580.82.07, library 580.95.05`
-fn versions(module: Option<&str>, library: Option<String>) -> String {
+fn versions_text(module: Option<&str>, library: Option<String>) -> String {
     let shown = |version: Option<String>| version.unwrap_or_else(|| "of unknown version".to_owned());
     format!("kernel module {}, library {}", shown(module.and_then(module_version)), shown(library))
 }
@@ -198,23 +198,23 @@ fn loaded_version(library: &OsStr) -> Option<String> {
 }
 
 /// The result of reading each GPU, by index.
-type Read = Vec<Result<CardFacts, NvmlError>>;
+type GpuFactResults = Vec<Result<CardFacts, NvmlError>>;
 
-fn list(nvml: &Nvml) -> Result<Read, NvmlError> {
-    let read = |index| nvml.device_by_index(index).and_then(|card| facts(&card, index));
+fn list(nvml: &Nvml) -> Result<GpuFactResults, NvmlError> {
+    let read = |index| nvml.device_by_index(index).and_then(|gpu| facts(&gpu, index));
     Ok((0..nvml.device_count()?).map(read).collect())
 }
 
 /// An unreadable GPU is taken for the one that had its index before, unless that one has another index now. If no GPU
 /// can be read, the first error is returned.
-fn settle(read: Read, known: &[CardFacts]) -> Result<List, NvmlError> {
+fn fill_unreadable(read: GpuFactResults, known: &[CardFacts]) -> Result<GpuList, NvmlError> {
     let readable: Vec<CardFacts> = read.iter().flatten().cloned().collect();
-    let elsewhere = |card: &&CardFacts| readable.iter().any(|other| other.uuid == card.uuid);
-    let (mut cards, mut first) = (Vec::new(), None);
-    for (index, card) in (0..).zip(read) {
-        let before = || known.iter().filter(|card| card.index == index).find(|card| !elsewhere(card)).cloned();
-        match card.or_else(|error| before().ok_or(error)) {
-            Ok(card) => cards.push(card),
+    let elsewhere = |gpu: &&CardFacts| readable.iter().any(|other| other.uuid == gpu.uuid);
+    let (mut gpus, mut first) = (Vec::new(), None);
+    for (index, gpu) in (0..).zip(read) {
+        let before = || known.iter().filter(|gpu| gpu.index == index).find(|gpu| !elsewhere(gpu)).cloned();
+        match gpu.or_else(|error| before().ok_or(error)) {
+            Ok(gpu) => gpus.push(gpu),
             Err(error) => {
                 eprintln!("GPU {index} is left out: NVML does not tell what it is: {error}");
                 first = first.or(Some(error));
@@ -222,28 +222,28 @@ fn settle(read: Read, known: &[CardFacts]) -> Result<List, NvmlError> {
         }
     }
     match first {
-        Some(error) if cards.is_empty() => Err(error),
-        first => Ok(List { cards, unread: first.is_some() }),
+        Some(error) if gpus.is_empty() => Err(error),
+        first => Ok(GpuList { gpus, unread: first.is_some() }),
     }
 }
 
-fn facts(card: &Device<'_>, index: u32) -> Result<CardFacts, NvmlError> {
+fn facts(gpu: &Device<'_>, index: u32) -> Result<CardFacts, NvmlError> {
     Ok(CardFacts {
-        uuid: card.uuid()?,
+        uuid: gpu.uuid()?,
         index,
-        name: card.name()?,
-        total: Bytes(card.memory_info()?.total),
+        name: gpu.name()?,
+        total: Bytes(gpu.memory_info()?.total),
         // A GPU that does not report it has no screen: data-centre GPUs answer "not supported".
-        display: card.is_display_active().unwrap_or(false),
+        display: gpu.is_display_active().unwrap_or(false),
         context: None,
-        board: card.is_multi_gpu_board().unwrap_or(false).then(|| card.board_id().ok()).flatten(),
-        node: card.pci_info().ok().and_then(|pci| node(&pci.bus_id)),
-        unusable: unusable(card),
+        board: gpu.is_multi_gpu_board().unwrap_or(false).then(|| gpu.board_id().ok()).flatten(),
+        node: gpu.pci_info().ok().and_then(|pci| numa_node(&pci.bus_id)),
+        unusable: unusable(gpu),
     })
 }
 
 /// The NUMA node of a GPU, as the kernel reports it; a machine with one node reports -1.
-fn node(bus_id: &str) -> Option<u32> {
+fn numa_node(bus_id: &str) -> Option<u32> {
     // NVML writes the domain with eight digits, the kernel with four.
     let (domain, rest) = bus_id.split_once(':')?;
     let domain = domain.get(domain.len().checked_sub(4)?..)?;
@@ -251,11 +251,11 @@ fn node(bus_id: &str) -> Option<u32> {
     std::fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-fn unusable(card: &Device<'_>) -> Option<String> {
-    if card.mig_mode().is_ok_and(|mode| mode.current == MIG_ON) {
+fn unusable(gpu: &Device<'_>) -> Option<String> {
+    if gpu.mig_mode().is_ok_and(|mode| mode.current == MIG_ON) {
         return Some("MIG is on: only whole GPUs are leased (turn it off with `nvidia-smi -mig 0`)".to_owned());
     }
-    match card.compute_mode() {
+    match gpu.compute_mode() {
         Ok(ComputeMode::Prohibited) => {
             Some("compute mode is prohibited: no CUDA program may start (`nvidia-smi -c DEFAULT` allows it)".to_owned())
         }
@@ -263,29 +263,29 @@ fn unusable(card: &Device<'_>) -> Option<String> {
     }
 }
 
-fn look(nvml: &Nvml, card: &mut Listed, busy: bool) -> Seen {
-    match try_look(nvml, card, busy) {
+fn read_gpu(nvml: &Nvml, gpu: &mut ListedGpu, busy: bool) -> ReadingResult {
+    match try_read_gpu(nvml, gpu, busy) {
         Ok(seen) => seen,
-        Err(NvmlError::GpuLost) => Seen::Lost,
-        Err(error) => Seen::Failed(format!("NVML: {error}")),
+        Err(NvmlError::GpuLost) => ReadingResult::Lost,
+        Err(error) => ReadingResult::Failed(format!("NVML: {error}")),
     }
 }
 
-fn try_look(nvml: &Nvml, listed: &mut Listed, busy: bool) -> Result<Seen, NvmlError> {
-    let card = nvml.device_by_index(listed.facts.index)?;
-    let before = card.memory_info()?.free;
-    let (processes, told) = processes_on(&card)?;
-    let after = card.memory_info()?.free;
-    let busy = if busy && !processes.is_empty() { busy_on(&card, listed) } else { Vec::new() };
-    let on_card = |(&pid, &(bytes, graphics)): (&u32, &(Option<Bytes>, bool))| OnCard {
+fn try_read_gpu(nvml: &Nvml, listed: &mut ListedGpu, busy: bool) -> Result<ReadingResult, NvmlError> {
+    let gpu = nvml.device_by_index(listed.facts.index)?;
+    let before = gpu.memory_info()?.free;
+    let (processes, is_listed) = processes_on(&gpu)?;
+    let after = gpu.memory_info()?.free;
+    let busy = if busy && !processes.is_empty() { busy_pids_on(&gpu, listed) } else { Vec::new() };
+    let reported = |(&pid, &(bytes, graphics)): (&u32, &(Option<Bytes>, bool))| ReportedProcess {
         process: key_of(pid),
         bytes,
         graphics,
         busy: busy.contains(&pid),
     };
-    let processes: Vec<OnCard> = processes.iter().map(on_card).collect();
-    let coarse = !told || tells_no_bytes(&processes);
-    Ok(Seen::Used { free: Bytes(before.min(after)), processes, coarse })
+    let processes: Vec<ReportedProcess> = processes.iter().map(reported).collect();
+    let coarse = !is_listed || has_no_byte_counts(&processes);
+    Ok(ReadingResult::Used { free: Bytes(before.min(after)), processes, coarse })
 }
 
 /// A start of 0 is no real process: it stands for one that is gone from `/proc`, or in a pid namespace that is not
@@ -295,19 +295,21 @@ fn key_of(pid: u32) -> ProcKey {
 }
 
 /// Bytes and "only draws" by pid.
-type ByPid = BTreeMap<u32, (Option<Bytes>, bool)>;
+type UsageByPid = BTreeMap<u32, (Option<Bytes>, bool)>;
 
 /// All processes on a GPU, and whether the driver lists them at all.
-fn processes_on(card: &Device<'_>) -> Result<(ByPid, bool), NvmlError> {
-    let compute = listed(|| card.running_compute_processes())?;
-    let graphics = listed(|| card.running_graphics_processes())?;
-    let told = compute.is_some();
-    Ok((merge(&compute.unwrap_or_default(), &graphics.unwrap_or_default()), told))
+fn processes_on(gpu: &Device<'_>) -> Result<(UsageByPid, bool), NvmlError> {
+    let compute = read_process_list(|| gpu.running_compute_processes())?;
+    let graphics = read_process_list(|| gpu.running_graphics_processes())?;
+    let is_listed = compute.is_some();
+    Ok((merge_by_pid(&compute.unwrap_or_default(), &graphics.unwrap_or_default()), is_listed))
 }
 
 /// A list that may not be supported, and may grow while it is read.
-fn listed(read: impl Fn() -> Result<Vec<ProcessInfo>, NvmlError>) -> Result<Option<Vec<ProcessInfo>>, NvmlError> {
-    for _ in 1..LIST_TRIES {
+fn read_process_list(
+    read: impl Fn() -> Result<Vec<ProcessInfo>, NvmlError>,
+) -> Result<Option<Vec<ProcessInfo>>, NvmlError> {
+    for _ in 1..LIST_ATTEMPTS {
         match read() {
             Err(NvmlError::InsufficientSize(_)) => {}
             Err(NvmlError::NotSupported) => return Ok(None),
@@ -319,8 +321,8 @@ fn listed(read: impl Fn() -> Result<Vec<ProcessInfo>, NvmlError>) -> Result<Opti
 
 /// One entry for each pid. A process in both lists is reported with the same bytes in each, so the larger value
 /// counts and not the sum.
-fn merge(compute: &[ProcessInfo], graphics: &[ProcessInfo]) -> ByPid {
-    let mut merged = ByPid::new();
+fn merge_by_pid(compute: &[ProcessInfo], graphics: &[ProcessInfo]) -> UsageByPid {
+    let mut merged = UsageByPid::new();
     let entries = compute.iter().map(|p| (p, false)).chain(graphics.iter().map(|p| (p, true)));
     for (process, draws) in entries {
         let bytes = match process.used_gpu_memory {
@@ -336,13 +338,13 @@ fn merge(compute: &[ProcessInfo], graphics: &[ProcessInfo]) -> ByPid {
 
 /// The pids that used an engine of the GPU since the last such query. Empty where the driver does not report it: then
 /// CPU time decides about the holder.
-fn busy_on(card: &Device<'_>, listed: &mut Listed) -> Vec<u32> {
+fn busy_pids_on(gpu: &Device<'_>, listed: &mut ListedGpu) -> Vec<u32> {
     let now = Instant::now();
     if now < listed.busy_at {
         return Vec::new();
     }
     listed.busy_at = now + BUSY_EVERY;
-    let samples = card.process_utilization_stats(listed.sampled_us).unwrap_or_default();
+    let samples = gpu.process_utilization_stats(listed.sampled_us).unwrap_or_default();
     let newer: Vec<_> = samples.into_iter().filter(|sample| sample.timestamp > listed.sampled_us).collect();
     if let Some(newest) = newer.iter().map(|sample| sample.timestamp).max() {
         listed.sampled_us = newest;
@@ -367,55 +369,58 @@ mod tests {
     fn a_process_in_both_lists_is_one_that_computes() {
         let compute = [info(1, UsedGpuMemory::Used(10)), info(2, UsedGpuMemory::Unavailable)];
         let graphics = [info(1, UsedGpuMemory::Used(10)), info(3, UsedGpuMemory::Used(5))];
-        let merged: Vec<_> = merge(&compute, &graphics).into_iter().collect();
+        let merged: Vec<_> = merge_by_pid(&compute, &graphics).into_iter().collect();
         assert_eq!(merged, [(1, (Some(Bytes(10)), false)), (2, (None, false)), (3, (Some(Bytes(5)), true))]);
     }
 
     #[test]
-    fn a_card_that_cannot_be_read_does_not_hide_the_others() {
-        let card = |index, uuid: &str| CardFacts { uuid: uuid.to_owned(), ..CardFacts::plain(index, Bytes::gib(24)) };
-        let told = |read: Read, known: &[CardFacts]| {
-            let list = settle(read, known).map_err(|error| error.to_string())?;
-            let cards: Vec<_> = list.cards.iter().map(|card| (card.index, card.uuid.clone())).collect();
-            Ok((cards, list.unread))
+    fn an_unreadable_gpu_does_not_hide_the_others() {
+        let gpu = |index, uuid: &str| CardFacts { uuid: uuid.to_owned(), ..CardFacts::plain(index, Bytes::gib(24)) };
+        let listed_gpus = |read: GpuFactResults, known: &[CardFacts]| {
+            let list = fill_unreadable(read, known).map_err(|error| error.to_string())?;
+            let gpus: Vec<_> = list.gpus.iter().map(|gpu| (gpu.index, gpu.uuid.clone())).collect();
+            Ok((gpus, list.unread))
         };
-        let named = |cards: &[(u32, &str)]| cards.iter().map(|(i, uuid)| (*i, (*uuid).to_owned())).collect::<Vec<_>>();
-        let known = [card(0, "A"), card(1, "B")];
+        let named = |gpus: &[(u32, &str)]| gpus.iter().map(|(i, uuid)| (*i, (*uuid).to_owned())).collect::<Vec<_>>();
+        let known = [gpu(0, "A"), gpu(1, "B")];
         let both = named(&[(0, "A"), (1, "B")]);
-        assert_eq!(told(vec![Ok(card(0, "A")), Err(NvmlError::GpuLost)], &known), Ok((both.clone(), false)));
-        assert_eq!(told(vec![Err(NvmlError::Unknown), Err(NvmlError::GpuLost)], &known), Ok((both, false)));
+        assert_eq!(listed_gpus(vec![Ok(gpu(0, "A")), Err(NvmlError::GpuLost)], &known), Ok((both.clone(), false)));
+        assert_eq!(listed_gpus(vec![Err(NvmlError::Unknown), Err(NvmlError::GpuLost)], &known), Ok((both, false)));
         let first = named(&[(0, "A")]);
-        assert_eq!(told(vec![Ok(card(0, "A")), Err(NvmlError::GpuLost)], &[]), Ok((first, true)), "never known");
-        let moved = vec![Ok(card(0, "B")), Err(NvmlError::GpuLost)];
-        assert_eq!(told(moved, &known), Ok((named(&[(0, "B")]), true)), "its number is another's now");
-        let none: Result<_, String> = told(vec![Err(NvmlError::GpuLost)], &[]);
+        assert_eq!(listed_gpus(vec![Ok(gpu(0, "A")), Err(NvmlError::GpuLost)], &[]), Ok((first, true)), "never known");
+        let moved = vec![Ok(gpu(0, "B")), Err(NvmlError::GpuLost)];
+        assert_eq!(listed_gpus(moved, &known), Ok((named(&[(0, "B")]), true)), "its number is another's now");
+        let none: Result<_, String> = listed_gpus(vec![Err(NvmlError::GpuLost)], &[]);
         assert_eq!(none, Err(NvmlError::GpuLost.to_string()), "nothing is left to go on with");
-        assert_eq!(told(Vec::new(), &known), Ok((Vec::new(), false)));
+        assert_eq!(listed_gpus(Vec::new(), &known), Ok((Vec::new(), false)));
     }
 
     #[test]
-    fn versions_are_found_in_the_modules_words() {
+    fn versions_are_parsed_from_the_modules_text() {
         let closed =
             "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.82.07  Wed Aug 27 02:38:48 UTC 2025\nGCC 12.2.0";
         let open = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (x@y)";
         assert_eq!(module_version(closed).as_deref(), Some("580.82.07"));
         assert_eq!(module_version(open).as_deref(), Some("580.159.04"));
         assert_eq!(module_version("nothing here."), None);
-        assert_eq!(versions(Some(closed), Some("580.95.05".to_owned())), "kernel module 580.82.07, library 580.95.05");
-        assert_eq!(versions(None, None), "kernel module of unknown version, library of unknown version");
+        assert_eq!(
+            versions_text(Some(closed), Some("580.95.05".to_owned())),
+            "kernel module 580.82.07, library 580.95.05"
+        );
+        assert_eq!(versions_text(None, None), "kernel module of unknown version, library of unknown version");
     }
 
     #[test]
     fn each_failure_to_start_has_its_kind_and_a_remedy() {
         for (error, kind) in [
-            (NvmlError::DriverNotLoaded, UnlistedKind::NoDriver),
-            (NvmlError::LibRmVersionMismatch, UnlistedKind::VersionMismatch),
-            (NvmlError::NoPermission, UnlistedKind::NoPermission),
-            (NvmlError::Unknown, UnlistedKind::Failed),
+            (NvmlError::DriverNotLoaded, GpuListErrorKind::NoDriver),
+            (NvmlError::LibRmVersionMismatch, GpuListErrorKind::VersionMismatch),
+            (NvmlError::NoPermission, GpuListErrorKind::NoPermission),
+            (NvmlError::Unknown, GpuListErrorKind::Failed),
         ] {
-            let told = explain(&error, OsStr::new("libnvidia-ml.so.1"));
-            assert_eq!(told.kind, kind);
-            assert!(!told.what.is_empty() && !told.remedy.is_empty());
+            let explained = explain_start_error(&error, OsStr::new("libnvidia-ml.so.1"));
+            assert_eq!(explained.kind, kind);
+            assert!(!explained.what.is_empty() && !explained.remedy.is_empty());
         }
     }
 }

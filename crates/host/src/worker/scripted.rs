@@ -18,10 +18,10 @@
 //! Free is the total less all of these. A pid that is not running is left out, as by a real driver. Nothing here
 //! measures anything.
 
-use super::{Cards, List};
-use crate::Unlisted;
+use super::{GpuList, GpuSource};
+use crate::GpuListError;
+use crate::gpu_protocol::{GpuReading, ReadingResult, ReportedProcess};
 use crate::process;
-use crate::protocol::{Look, OnCard, Seen};
 use serde::Deserialize;
 use std::io;
 use std::path::PathBuf;
@@ -33,7 +33,7 @@ const CONTEXT: Bytes = Bytes::mib(300);
 /// The exit code of a worker that the script crashes.
 const CRASHED: i32 = 70;
 
-pub(super) struct ScriptedCards {
+pub(super) struct ScriptedGpus {
     count: u32,
     total: Bytes,
     script: PathBuf,
@@ -41,26 +41,26 @@ pub(super) struct ScriptedCards {
 
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Script {
+struct GpuScript {
     #[serde(default)]
-    cards: Vec<Card>,
+    cards: Vec<ScriptedGpu>,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Card {
+struct ScriptedGpu {
     index: u32,
     #[serde(default)]
-    processes: Vec<Process>,
+    processes: Vec<ScriptedProcess>,
     #[serde(default)]
     other_bytes: u64,
     #[serde(default)]
-    fault: Option<Fault>,
+    fault: Option<ScriptedFault>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Process {
+struct ScriptedProcess {
     pid: u32,
     #[serde(default)]
     bytes: Option<u64>,
@@ -72,7 +72,7 @@ struct Process {
 
 #[derive(Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Fault {
+enum ScriptedFault {
     Hang,
     Crash,
     Error,
@@ -80,24 +80,24 @@ enum Fault {
     Coarse,
 }
 
-impl Cards for ScriptedCards {
-    fn list(&mut self) -> Result<List, Unlisted> {
-        Ok(List { cards: (0..self.count).map(|index| self.facts(index)).collect(), unread: false })
+impl GpuSource for ScriptedGpus {
+    fn list(&mut self) -> Result<GpuList, GpuListError> {
+        Ok(GpuList { gpus: (0..self.count).map(|index| self.facts(index)).collect(), unread: false })
     }
 
-    fn look(&mut self, _busy: bool) -> Result<Vec<Look>, Unlisted> {
+    fn read_gpus(&mut self, _busy: bool) -> Result<Vec<GpuReading>, GpuListError> {
         let script = self.read();
         let seen = |index| match &script {
-            Ok(script) => self.seen(script.cards.iter().find(|card| card.index == index)),
-            Err(why) => Seen::Failed(why.clone()),
+            Ok(script) => self.read_gpu(script.cards.iter().find(|gpu| gpu.index == index)),
+            Err(why) => ReadingResult::Failed(why.clone()),
         };
-        Ok((0..self.count).map(|index| Look { uuid: uuid(index), seen: seen(index) }).collect())
+        Ok((0..self.count).map(|index| GpuReading { uuid: uuid(index), seen: seen(index) }).collect())
     }
 }
 
-impl ScriptedCards {
-    pub(super) fn new(count: u32, total: Bytes, script: PathBuf) -> ScriptedCards {
-        ScriptedCards { count, total, script }
+impl ScriptedGpus {
+    pub(super) fn new(count: u32, total: Bytes, script: PathBuf) -> ScriptedGpus {
+        ScriptedGpus { count, total, script }
     }
 
     fn facts(&self, index: u32) -> CardFacts {
@@ -114,51 +114,51 @@ impl ScriptedCards {
         }
     }
 
-    fn read(&self) -> Result<Script, String> {
+    fn read(&self) -> Result<GpuScript, String> {
         let path = self.script.display();
         let text = match std::fs::read(&self.script) {
             Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Script::default()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(GpuScript::default()),
             Err(error) => return Err(format!("script `{path}` cannot be read: {error}")),
         };
-        let script: Script = serde_json::from_slice(&text).map_err(|e| format!("script `{path}`: {e}"))?;
-        match script.cards.iter().find(|card| card.index >= self.count) {
-            Some(card) => Err(format!("script `{path}` has a GPU {}, but there are {}", card.index, self.count)),
+        let script: GpuScript = serde_json::from_slice(&text).map_err(|e| format!("script `{path}`: {e}"))?;
+        match script.cards.iter().find(|gpu| gpu.index >= self.count) {
+            Some(gpu) => Err(format!("script `{path}` has a GPU {}, but there are {}", gpu.index, self.count)),
             None => Ok(script),
         }
     }
 
-    fn seen(&self, card: Option<&Card>) -> Seen {
-        let Some(card) = card else {
-            return Seen::Used { free: self.total, processes: Vec::new(), coarse: false };
+    fn read_gpu(&self, gpu: Option<&ScriptedGpu>) -> ReadingResult {
+        let Some(gpu) = gpu else {
+            return ReadingResult::Used { free: self.total, processes: Vec::new(), coarse: false };
         };
-        match card.fault {
-            Some(Fault::Hang) => loop {
+        match gpu.fault {
+            Some(ScriptedFault::Hang) => loop {
                 std::thread::park();
             },
-            Some(Fault::Crash) => std::process::exit(CRASHED),
-            Some(Fault::Error) => Seen::Failed("the script says so".to_owned()),
-            Some(Fault::Lost) => Seen::Lost,
-            Some(Fault::Coarse) => self.used(card, true),
-            None => self.used(card, false),
+            Some(ScriptedFault::Crash) => std::process::exit(CRASHED),
+            Some(ScriptedFault::Error) => ReadingResult::Failed("the script says so".to_owned()),
+            Some(ScriptedFault::Lost) => ReadingResult::Lost,
+            Some(ScriptedFault::Coarse) => self.used_reading(gpu, true),
+            None => self.used_reading(gpu, false),
         }
     }
 
-    fn used(&self, card: &Card, hide_bytes: bool) -> Seen {
-        let mut processes: Vec<OnCard> = card.processes.iter().filter_map(on_card).collect();
+    fn used_reading(&self, gpu: &ScriptedGpu, hide_bytes: bool) -> ReadingResult {
+        let mut processes: Vec<ReportedProcess> = gpu.processes.iter().filter_map(reported_process).collect();
         let taken: Bytes = processes.iter().filter_map(|p| p.bytes).sum();
         if hide_bytes {
             processes.iter_mut().for_each(|p| p.bytes = None);
         }
-        let coarse = hide_bytes || super::nvml::tells_no_bytes(&processes);
-        Seen::Used { free: self.total.less(taken + Bytes(card.other_bytes)), processes, coarse }
+        let coarse = hide_bytes || super::nvml::has_no_byte_counts(&processes);
+        ReadingResult::Used { free: self.total.less(taken + Bytes(gpu.other_bytes)), processes, coarse }
     }
 }
 
 /// The process as a driver lists it; `None` if it is not running.
-fn on_card(process: &Process) -> Option<OnCard> {
+fn reported_process(process: &ScriptedProcess) -> Option<ReportedProcess> {
     let stat = process::stat(process.pid).ok().filter(|stat| !stat.has_ended())?;
-    Some(OnCard {
+    Some(ReportedProcess {
         process: stat.key(process.pid),
         bytes: process.bytes.map(Bytes),
         graphics: process.graphics,

@@ -9,47 +9,47 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use sublet_core::audit::Audit;
 use sublet_core::ids::ProcKey;
-use sublet_host::audit::{Custody, Devices, audit, descendants_in_cgroup, whereabouts};
+use sublet_host::audit::{GpuDeviceFiles, PidfdRegistry, audit, descendants_in_cgroup, service_identity};
 use sublet_host::process;
 
 crate::tests![
-    a_process_is_told_with_where_it_came_from,
-    a_program_that_is_just_being_started_is_told_whole,
-    a_process_that_was_handed_on_is_told_with_its_new_parent,
+    an_audit_has_the_origin_of_a_process,
+    a_program_that_is_being_started_is_audited_completely,
+    a_reparented_process_is_audited_with_its_new_parent,
     a_new_name_does_not_hide_the_executable,
-    a_command_line_that_was_written_over_is_told_as_it_is_now,
-    secrets_do_not_stay_in_the_audit,
-    an_executable_that_was_removed_is_told_as_removed,
-    a_path_is_that_of_the_hosts_file_or_said_not_to_be,
+    an_overwritten_command_line_is_audited_as_it_is_now,
+    secrets_are_removed_from_the_audit,
+    a_removed_executable_is_marked_as_deleted,
+    an_executable_path_of_another_mount_namespace_is_marked,
     an_inherited_descriptor_counts,
     a_mapped_file_counts_without_a_descriptor,
-    a_first_thread_that_ended_hides_nothing,
-    another_name_does_not_hide_a_card,
-    neither_a_file_without_a_path_nor_many_files_hide_a_card,
-    whoever_moves_to_another_cgroup_is_told_there,
+    an_ended_first_thread_hides_nothing,
+    another_name_does_not_hide_a_gpu_file,
+    too_long_paths_and_many_files_do_not_hide_a_gpu_file,
+    a_process_that_changes_its_cgroup_is_audited_there,
     descendants_in_other_cgroups_are_left_out,
     a_cgroup_that_cannot_be_shown_hides_no_descendants,
-    what_may_not_be_read_is_said,
+    unreadable_parts_are_listed,
     a_process_that_ended_is_gone,
     a_thread_has_no_audit,
-    an_audit_is_the_same_after_the_disk,
+    an_audit_survives_serialisation,
 ];
 
-fn of(pid: u32) -> Audit {
-    audit(key(pid), &Devices::default()).unwrap()
+fn audited(pid: u32) -> Audit {
+    audit(key(pid), &GpuDeviceFiles::default()).unwrap()
 }
 
-fn a_process_is_told_with_where_it_came_from() {
+fn an_audit_has_the_origin_of_a_process() {
     let now_s = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
     let before = now_s();
     let dir = tempfile::tempdir().unwrap();
     let tree = Tree::of(Command::new("sleep").arg("600").current_dir(dir.path()), 0);
-    let told = of(tree.pids[0]);
+    let told = audited(tree.pids[0]);
     assert_eq!((told.process, told.uid, told.name.as_str()), (tree.root(), my_uid(), "sleep"));
     assert_eq!(told.command, ["sleep", "600"]);
     assert_eq!(told.cwd.as_deref(), Some(dir.path().canonicalize().unwrap().to_str().unwrap()));
     assert!(told.exe.as_deref().is_some_and(|exe| exe.starts_with('/')) && !told.exe_deleted);
-    let found = whereabouts(tree.pids[0]).unwrap();
+    let found = service_identity(tree.pids[0]).unwrap();
     assert_eq!((found.uid, found.exe, found.unit, found.container), (told.uid, told.exe, told.unit, told.container));
     // A tick is ten milliseconds, and the wall clock may be moved by as little.
     assert!((before - 1..=now_s() + 1).contains(&told.started_s), "{} is not about {before}", told.started_s);
@@ -63,20 +63,20 @@ fn a_process_is_told_with_where_it_came_from() {
 }
 
 /// The start of a program is reported before the kernel has set its command line.
-fn a_program_that_is_just_being_started_is_told_whole() {
+fn a_program_that_is_being_started_is_audited_completely() {
     for _ in 0..300 {
         let tree = Tree::of(Command::new("sleep").arg("600").current_dir("/"), 0);
-        let told = of(tree.pids[0]);
+        let told = audited(tree.pids[0]);
         assert_eq!((told.name.as_str(), told.command), ("sleep", vec!["sleep".to_owned(), "600".to_owned()]));
     }
 }
 
 /// A shell with a child in the background, under a shell that has ended.
-fn a_process_that_was_handed_on_is_told_with_its_new_parent() {
+fn a_reparented_process_is_audited_with_its_new_parent() {
     let mut tree = Tree::shell("setsid sleep 600 >/dev/null & echo $!", 1);
     let before = process::identify(tree.pids[1]).unwrap();
     tree.wait();
-    let told = of(tree.pids[1]);
+    let told = audited(tree.pids[1]);
     assert_eq!(told.process, before.key);
     assert!(told.ancestry.iter().all(|parent| parent.process.pid != tree.pids[0]), "{:?}", told.ancestry);
     assert!(!told.ancestry.is_empty());
@@ -85,35 +85,35 @@ fn a_process_that_was_handed_on_is_told_with_its_new_parent() {
 fn a_new_name_does_not_hide_the_executable() {
     let script = "printf sshd > /proc/$$/comm; echo $$; read x";
     let tree = Tree::of(Command::new("sh").args(["-c", script]).stdin(Stdio::piped()), 1);
-    let told = of(tree.pids[0]);
+    let told = audited(tree.pids[0]);
     assert_eq!(told.name, "sshd");
     assert!(!told.exe.as_deref().unwrap().contains("sshd") && told.command[0] == "sh", "{told:?}");
 }
 
-fn a_command_line_that_was_written_over_is_told_as_it_is_now() {
+fn an_overwritten_command_line_is_audited_as_it_is_now() {
     let tree = odd(&["disguise", "a-long-argument-that-makes-room"], 1);
-    let told = of(tree.pids[0]);
+    let told = audited(tree.pids[0]);
     assert_eq!(told.command, ["[kworker/0:1]"]);
     assert_eq!(told.exe.as_deref(), exe().to_str());
-    assert!(told.is_same(&of(tree.pids[0])).is_ok());
+    assert!(told.is_same(&audited(tree.pids[0])).is_ok());
 }
 
-fn secrets_do_not_stay_in_the_audit() {
+fn secrets_are_removed_from_the_audit() {
     let secret = "hf_AbCdEfGhIjKlMnOpQrStUvWxYz12345678";
     let args = ["-c", "read x", "train.py", "--token", secret, "--hub=https://ann:pa55@h/m", "HF_TOKEN=abc", secret];
     let tree = Tree::of(Command::new("sh").args(args).env("HF_TOKEN", secret).stdin(Stdio::piped()), 0);
-    let told = of(tree.pids[0]);
+    let told = audited(tree.pids[0]);
     assert_eq!(told.command[3..], ["train.py", "--token", "***", "--hub=https://***@h/m", "HF_TOKEN=***", "***"]);
     let kept = serde_json::to_string(&told).unwrap();
     assert!(!kept.contains("hf_") && !kept.contains("pa55") && !kept.contains("abc"), "{kept}");
 }
 
-fn an_executable_that_was_removed_is_told_as_removed() {
+fn a_removed_executable_is_marked_as_deleted() {
     let (mut tree, path) = copied_sleep();
-    let before = of(tree.pids[0]);
+    let before = audited(tree.pids[0]);
     assert_eq!((before.exe.as_deref(), before.exe_deleted), (path.path().to_str(), false));
     std::fs::remove_file(path.path()).unwrap();
-    let told = of(tree.pids[0]);
+    let told = audited(tree.pids[0]);
     assert_eq!((told.exe.as_deref(), told.exe_deleted), (path.path().to_str(), true));
     assert_eq!(before.is_same(&told), Ok(()), "the process still runs what it ran");
     tree.kill(0);
@@ -134,7 +134,7 @@ pub fn copied_sleep() -> (Tree, Scratch) {
     (Tree::of(Command::new(copy.path()).arg("600"), 0), copy)
 }
 
-fn a_path_is_that_of_the_hosts_file_or_said_not_to_be() {
+fn an_executable_path_of_another_mount_namespace_is_marked() {
     // `sleep` is mounted over `true` for this process only; its own `sleep` is the host's.
     for (program, is_inside) in [("/bin/true", true), ("/bin/sleep", false)] {
         let script = format!("mount --bind /bin/sleep /bin/true && echo 0 && exec {program} 600");
@@ -149,40 +149,40 @@ fn a_path_is_that_of_the_hosts_file_or_said_not_to_be() {
         {
             std::thread::yield_now();
         }
-        let told = of(tree.pids[0]);
+        let told = audited(tree.pids[0]);
         assert_eq!(told.exe_inside, is_inside, "{told:?}");
     }
-    assert!(!of(std::process::id()).exe_inside);
+    assert!(!audited(std::process::id()).exe_inside);
 }
 
 fn an_inherited_descriptor_counts() {
-    let card = Scratch::holding("card", b"cards");
-    let devices = Devices::new([card.path()]);
+    let gpu_file = Scratch::holding("card", b"cards");
+    let devices = GpuDeviceFiles::new([gpu_file.path()]);
     // The shell opens it, its child inherits it, and neither names it.
     let script =
-        format!("exec 7<>'{}'; sleep 600 >/dev/null & echo $!; exec 7>&-; echo 0; wait", card.path().display());
+        format!("exec 7<>'{}'; sleep 600 >/dev/null & echo $!; exec 7>&-; echo 0; wait", gpu_file.path().display());
     let mut tree = Tree::shell(&script, 2);
     tree.pids.truncate(2);
     let told = |pid| audit(key(pid), &devices).unwrap().devices;
-    assert_eq!(told(tree.pids[1]), [card.path().to_str().unwrap()]);
+    assert_eq!(told(tree.pids[1]), [gpu_file.path().to_str().unwrap()]);
     assert_eq!(told(tree.pids[0]), Vec::<String>::new(), "it closed the file");
-    assert_eq!(of(tree.pids[1]).devices, Vec::<String>::new(), "only files that are GPUs count");
+    assert_eq!(audited(tree.pids[1]).devices, Vec::<String>::new(), "only files that are GPUs count");
 }
 
 fn a_mapped_file_counts_without_a_descriptor() {
-    let card = Scratch::holding("card", &[1; 4096]);
-    let tree = odd(&["map", card.path().to_str().unwrap()], 1);
-    let devices = Devices::new([card.path()]);
+    let gpu_file = Scratch::holding("card", &[1; 4096]);
+    let tree = odd(&["map", gpu_file.path().to_str().unwrap()], 1);
+    let devices = GpuDeviceFiles::new([gpu_file.path()]);
     let told = audit(tree.root(), &devices).unwrap();
-    assert_eq!(told.devices, [card.path().to_str().unwrap()]);
+    assert_eq!(told.devices, [gpu_file.path().to_str().unwrap()]);
     let open = std::fs::read_dir(format!("/proc/{}/fd", tree.pids[0])).unwrap().flatten();
-    assert!(open.filter_map(|fd| std::fs::read_link(fd.path()).ok()).all(|link| link != card.path()));
+    assert!(open.filter_map(|fd| std::fs::read_link(fd.path()).ok()).all(|link| link != gpu_file.path()));
 }
 
-fn a_first_thread_that_ended_hides_nothing() {
-    let card = Scratch::holding("card", b"cards");
-    let devices = Devices::new([card.path().to_owned()]);
-    let tree = odd(&["leaderless", card.path().to_str().unwrap()], 1);
+fn an_ended_first_thread_hides_nothing() {
+    let gpu_file = Scratch::holding("card", b"cards");
+    let devices = GpuDeviceFiles::new([gpu_file.path().to_owned()]);
+    let tree = odd(&["leaderless", gpu_file.path().to_str().unwrap()], 1);
     let state = || {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", tree.pids[0])).unwrap();
         stat.rsplit_once(") ").unwrap().1.chars().next()
@@ -193,33 +193,33 @@ fn a_first_thread_that_ended_hides_nothing() {
     let told = audit(tree.root(), &devices).unwrap();
     let path = exe();
     assert_eq!((told.exe.as_deref(), told.command[2].as_str()), (path.to_str(), "leaderless"), "{told:?}");
-    assert_eq!(told.devices, [card.path().to_str().unwrap()], "{told:?}");
-    let (mut custody, root) = (Custody::new(devices), tree.root());
-    custody.take(root).unwrap();
-    custody.signal(root, 9).unwrap();
+    assert_eq!(told.devices, [gpu_file.path().to_str().unwrap()], "{told:?}");
+    let (mut registry, root) = (PidfdRegistry::new(devices), tree.root());
+    registry.register(root).unwrap();
+    registry.signal(root, 9).unwrap();
     while process::is_running(root) {
         std::thread::yield_now();
     }
 }
 
-fn another_name_does_not_hide_a_card() {
-    let card = Scratch::holding("card", b"cards");
+fn another_name_does_not_hide_a_gpu_file() {
+    let gpu_file = Scratch::holding("card", b"cards");
     let alias = Scratch::new("alias");
-    std::fs::hard_link(card.path(), alias.path()).unwrap();
+    std::fs::hard_link(gpu_file.path(), alias.path()).unwrap();
     let file = std::fs::OpenOptions::new().read(true).write(true).open(alias.path()).unwrap();
     let tree = Tree::of(Command::new("sleep").arg("600").stdin(Stdio::from(file)), 0);
     // Private GPUs have no name at all: they are passed as a descriptor of another process.
-    let held = std::fs::File::open(card.path()).unwrap();
+    let held = std::fs::File::open(gpu_file.path()).unwrap();
     let place = format!("/proc/{}/fd/{}", std::process::id(), held.as_raw_fd());
-    for given in [card.path().to_str().unwrap(), &place] {
-        assert_eq!(audit(tree.root(), &Devices::new([given.into()])).unwrap().devices, [given]);
+    for given in [gpu_file.path().to_str().unwrap(), &place] {
+        assert_eq!(audit(tree.root(), &GpuDeviceFiles::new([given.into()])).unwrap().devices, [given]);
     }
 }
 
-fn neither_a_file_without_a_path_nor_many_files_hide_a_card() {
-    let (folder, card) = (tempfile::tempdir().unwrap(), Scratch::holding("card", b"cards"));
-    let (place, name) = (folder.path().to_str().unwrap(), card.path());
-    let devices = Devices::new([name.clone()]);
+fn too_long_paths_and_many_files_do_not_hide_a_gpu_file() {
+    let (folder, gpu_file) = (tempfile::tempdir().unwrap(), Scratch::holding("card", b"cards"));
+    let (place, name) = (folder.path().to_str().unwrap(), gpu_file.path());
+    let devices = GpuDeviceFiles::new([name.clone()]);
     let tree = odd(&["hide", place, name.to_str().unwrap(), "0"], 1);
     let told = audit(tree.root(), &devices).unwrap();
     assert_eq!((told.devices, told.crowded), (vec![name.to_str().unwrap().to_owned()], false));
@@ -233,22 +233,22 @@ fn neither_a_file_without_a_path_nor_many_files_hide_a_card() {
     assert!(told.unread.contains(&"which files it has open: it has too many".to_owned()), "{:?}", told.unread);
 }
 
-fn whoever_moves_to_another_cgroup_is_told_there() {
+fn a_process_that_changes_its_cgroup_is_audited_there() {
     let Some(cgroup) = crate::holders::OwnCgroup::make(crate::support::fresh_lease()) else {
         eprintln!("skipped: this user may not make a cgroup here; moves are tested by the parser alone");
         return;
     };
     let tree = Tree::sleeper();
-    let before = of(tree.pids[0]);
+    let before = audited(tree.pids[0]);
     cgroup.put(tree.pids[0]);
-    let told = of(tree.pids[0]);
+    let told = audited(tree.pids[0]);
     assert_ne!(before.cgroup, told.cgroup);
     assert_eq!(before.is_same(&told), Err("it is in another cgroup by now"));
 }
 
 fn descendants_in_other_cgroups_are_left_out() {
     let tree = Tree::shell(crate::holders::THREE, 2);
-    let told = of(tree.pids[0]);
+    let told = audited(tree.pids[0]);
     let pids = |cgroup: &str| {
         let found = descendants_in_cgroup(tree.root(), cgroup).unwrap();
         assert!(found.iter().all(|process| process::is_running(*process)));
@@ -265,7 +265,7 @@ fn descendants_in_other_cgroups_are_left_out() {
         cgroup.put(tree.pids[1]);
         all.retain(|pid| *pid != tree.pids[1]);
         assert_eq!(pids(&told.cgroup), all, "who is below somebody that moved is still a descendant");
-        assert_eq!(pids(&of(tree.pids[1]).cgroup), [tree.pids[1]]);
+        assert_eq!(pids(&audited(tree.pids[1]).cgroup), [tree.pids[1]]);
     }
 }
 
@@ -275,13 +275,13 @@ fn a_cgroup_that_cannot_be_shown_hides_no_descendants() {
     };
     let tree = Tree::shell(crate::holders::THREE, 2);
     tree.pids.iter().for_each(|pid| cgroup.put(*pid));
-    let told = of(tree.pids[0]);
+    let told = audited(tree.pids[0]);
     assert!(told.cgroup.contains("odd?"), "{}", told.cgroup);
     assert_eq!(descendants_in_cgroup(tree.root(), &told.cgroup).unwrap().len(), 3);
 }
 
 /// Root may read everything, so another user reads a process of root's; any other user reads the first process.
-fn what_may_not_be_read_is_said() {
+fn unreadable_parts_are_listed() {
     let told: Audit = if my_uid() == 0 {
         let tree = Tree::sleeper();
         let copy = copied(&exe());
@@ -289,7 +289,7 @@ fn what_may_not_be_read_is_said() {
         command.args(["odd", "audit", &tree.pids[0].to_string()]).uid(65_534).gid(65_534).current_dir("/");
         serde_json::from_slice(&command.output().unwrap().stdout).unwrap()
     } else {
-        of(1)
+        audited(1)
     };
     assert_eq!((told.uid, &told.exe, &told.cwd, told.devices.len()), (0, &None, &None, 0));
     for sentence in ["its executable: not permitted", "which files it has open: not permitted"] {
@@ -303,15 +303,15 @@ fn what_may_not_be_read_is_said() {
 fn a_process_that_ended_is_gone() {
     let mut tree = Tree::sleeper();
     let root = tree.root();
-    assert!(audit(ProcKey { start: root.start - 1, ..root }, &Devices::default()).unwrap_err().is_gone());
+    assert!(audit(ProcKey { start: root.start - 1, ..root }, &GpuDeviceFiles::default()).unwrap_err().is_gone());
     tree.kill(0);
     while process::is_running(root) {
         std::thread::yield_now();
     }
-    assert!(audit(root, &Devices::default()).unwrap_err().is_gone(), "and not yet reaped");
-    assert!(whereabouts(root.pid).is_err());
+    assert!(audit(root, &GpuDeviceFiles::default()).unwrap_err().is_gone(), "and not yet reaped");
+    assert!(service_identity(root.pid).is_err());
     tree.wait();
-    assert!(audit(root, &Devices::default()).unwrap_err().is_gone());
+    assert!(audit(root, &GpuDeviceFiles::default()).unwrap_err().is_gone());
 }
 
 fn a_thread_has_no_audit() {
@@ -320,13 +320,13 @@ fn a_thread_has_no_audit() {
         // For a thread's id `/proc` shows the thread's own start time.
         let line = std::fs::read_to_string(format!("/proc/{tid}/stat")).unwrap();
         let start = line.rsplit_once(')').unwrap().1.split_whitespace().nth(19).unwrap().parse().unwrap();
-        audit(ProcKey { pid: tid, start }, &Devices::default())
+        audit(ProcKey { pid: tid, start }, &GpuDeviceFiles::default())
     });
     assert!(matches!(told.join().unwrap(), Err(process::ProcessError::Thread { .. })));
 }
 
-fn an_audit_is_the_same_after_the_disk() {
-    let told = of(std::process::id());
+fn an_audit_survives_serialisation() {
+    let told = audited(std::process::id());
     let text = serde_json::to_string(&told).unwrap();
     assert_eq!(serde_json::from_str::<Audit>(&text).unwrap(), told);
     let least = r#"{"process":{"pid":7,"start":9},"uid":1,"name":"a","cgroup":"/","session":7,"started_s":5}"#;
@@ -354,7 +354,7 @@ unsafe extern "C" {
 /// `odd WORD …`: does what the word says, prints a number, and waits for the end of its input.
 pub fn run(args: &[String]) -> ExitCode {
     match args[0].as_str() {
-        "disguise" => write_over_command_line("[kworker/0:1]"),
+        "disguise" => overwrite_command_line("[kworker/0:1]"),
         "map" => {
             let file = std::fs::OpenOptions::new().read(true).write(true).open(&args[1]).unwrap();
             let (access, flags) =
@@ -364,7 +364,7 @@ pub fn run(args: &[String]) -> ExitCode {
         }
         "audit" => {
             let pid = args[1].parse().unwrap();
-            println!("{}", serde_json::to_string(&of(pid)).unwrap());
+            println!("{}", serde_json::to_string(&audited(pid)).unwrap());
             return ExitCode::SUCCESS;
         }
         "leaderless" => {
@@ -378,12 +378,12 @@ pub fn run(args: &[String]) -> ExitCode {
             unsafe { syscall(EXIT, 0) };
         }
         "restless" => {
-            let card = std::fs::File::open(&args[1]).unwrap();
+            let gpu_file = std::fs::File::open(&args[1]).unwrap();
             let pause = Duration::from_micros(args[2].parse().unwrap());
-            std::thread::spawn(move || write_over_places(pause, &card));
+            std::thread::spawn(move || overwrite_addresses(pause, &gpu_file));
         }
         "changeling" => {
-            let card = std::fs::File::open(&args[1]).unwrap();
+            let gpu_file = std::fs::File::open(&args[1]).unwrap();
             let pause = Duration::from_micros(args[3].parse().unwrap());
             let file = |number: u32| std::fs::File::create_new(Path::new(&args[2]).join(number.to_string())).unwrap();
             let files: Vec<_> = (0..64).map(file).collect();
@@ -392,7 +392,7 @@ pub fn run(args: &[String]) -> ExitCode {
             // SAFETY: a namespace of its own, before there is a second thread. Where that is refused, nothing changes.
             unsafe { libc::unshare(libc::CLONE_NEWUSER) };
             let restless = args[4] == "restless";
-            std::thread::spawn(move || claim_files(pause, &files, restless, &card));
+            std::thread::spawn(move || misreport_executable(pause, &files, restless, &gpu_file));
         }
         "deep" => {
             std::env::set_current_dir(&args[1]).unwrap();
@@ -420,7 +420,7 @@ pub fn run(args: &[String]) -> ExitCode {
             more.pop();
             std::mem::forget((below, more, std::fs::File::open(&args[2]).unwrap()));
         }
-        "reuse" => return crate::custody::reuse(),
+        "reuse" => return crate::pidfd_registry::reuse(),
         other => panic!("`{other}` is nothing odd"),
     }
     println!("0");
@@ -479,9 +479,9 @@ fn leave_own_file() {
 }
 
 /// Claims to run one file, then the next, again and again.
-fn claim_files(pause: Duration, files: &[std::fs::File], restless: bool, _card: &std::fs::File) {
+fn misreport_executable(pause: Duration, files: &[std::fs::File], restless: bool, _gpu_file: &std::fs::File) {
     use std::os::fd::AsRawFd;
-    let mut map = own_places();
+    let mut map = own_addresses();
     let stack = map[6];
     for (step, file) in (0..).zip(files.iter().cycle()) {
         map[6] = if restless { stack - step % 65_536 } else { stack };
@@ -493,8 +493,8 @@ fn claim_files(pause: Duration, files: &[std::fs::File], restless: bool, _card: 
 }
 
 /// Changes the address of the stack again and again, as a tool that restores programs does.
-fn write_over_places(pause: Duration, _card: &std::fs::File) {
-    let mut map = own_places();
+fn overwrite_addresses(pause: Duration, _gpu_file: &std::fs::File) {
+    let mut map = own_addresses();
     let stack = map[6];
     for step in 0.. {
         map[6] = stack - step % 65_536;
@@ -505,7 +505,7 @@ fn write_over_places(pause: Duration, _card: &std::fs::File) {
 }
 
 /// The addresses of this program in memory, as in `struct prctl_mm_map`.
-fn own_places() -> [u64; 13] {
+fn own_addresses() -> [u64; 13] {
     let fields = stat_fields();
     let field = |number: usize| fields[number - 3];
     // SAFETY: it tells where the heap ends, and moves nothing.
@@ -523,7 +523,7 @@ fn stat_fields() -> Vec<u64> {
 }
 
 /// Overwrites the words that the kernel shows, as `setproctitle` does.
-fn write_over_command_line(title: &str) {
+fn overwrite_command_line(title: &str) {
     let fields = stat_fields();
     let (begin, end) = (fields[48 - 3], fields[49 - 3]);
     let mut memory = std::fs::OpenOptions::new().write(true).open("/proc/self/mem").unwrap();

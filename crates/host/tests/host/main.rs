@@ -5,11 +5,11 @@
 
 mod activity;
 mod audit;
-mod cards;
-mod custody;
-mod driven;
+mod driver_moves;
 mod driver_worker;
+mod gpus;
 mod holders;
+mod pidfd_registry;
 mod program;
 mod soft;
 mod support;
@@ -28,13 +28,13 @@ fn main() -> ExitCode {
         },
         _ => {
             let tests = [
-                cards::TESTS,
+                gpus::TESTS,
                 holders::TESTS,
                 activity::TESTS,
                 audit::TESTS,
-                custody::TESTS,
+                pidfd_registry::TESTS,
                 driver_worker::TESTS,
-                driven::TESTS,
+                driver_moves::TESTS,
             ]
             .concat();
             let trial = |(name, test): (&'static str, fn())| {

@@ -18,13 +18,13 @@ use sublet_softgpu::state::{Checkpoint, ENV, IDLE_BYTES};
 pub const MIB: u64 = 1 << 20;
 
 /// Soft GPUs in a folder that is removed on drop.
-pub struct Soft {
+pub struct SoftGpus {
     dir: tempfile::TempDir,
     pub state: State,
 }
 
-impl Soft {
-    pub fn new(spec: &str) -> Soft {
+impl SoftGpus {
+    pub fn new(spec: &str) -> SoftGpus {
         let dir = tempfile::tempdir().unwrap();
         for (built, name) in [("libcuda.so", "libcuda.so.1"), ("libnvidia_ml.so", "libnvidia-ml.so.1")] {
             let library = exe().with_file_name(built);
@@ -32,7 +32,7 @@ impl Soft {
             symlink(library, dir.path().join(name)).unwrap();
         }
         let state = State::create(&dir.path().join("cards"), &spec.parse().unwrap()).unwrap();
-        Soft { dir, state }
+        SoftGpus { dir, state }
     }
 
     pub fn place(&self) -> SoftPlace {
@@ -40,14 +40,14 @@ impl Soft {
     }
 
     /// The worker by which a host of this test moves processes.
-    pub fn hosts_worker(&self) -> Option<Pid> {
-        let cards = self.path().join("cards");
+    pub fn driver_worker_pid(&self) -> Option<Pid> {
+        let state_file = self.path().join("cards");
         let is_it = |pid: &u32| {
             let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
             let on_cards = process::Environment::read(*pid)
                 .ok()
                 .and_then(|all| all.get(ENV))
-                .is_some_and(|it| Path::new(&it) == cards);
+                .is_some_and(|it| Path::new(&it) == state_file);
             on_cards && line.ends_with(b"worker\0driver\0") && line.starts_with(b"sublet\0")
         };
         let children = process::children(std::process::id()).unwrap();
@@ -77,14 +77,14 @@ impl Soft {
 
     pub fn program_with(&self, mib: u64, more: &[&str]) -> Program {
         let bytes = (mib * MIB).to_string();
-        let line = Talk::start(self.command(&[&["program", &bytes], more].concat()));
+        let line = LineProcess::start(self.command(&[&["program", &bytes], more].concat()));
         let mut program = Program { key: key(line.child.id()), line };
-        assert_eq!(program.line.hear(), "holds");
+        assert_eq!(program.line.read_line(), "holds");
         program
     }
 
-    pub fn worker(&self) -> Talk {
-        Talk::start(self.command(&["worker", "driver"]))
+    pub fn worker(&self) -> LineProcess {
+        LineProcess::start(self.command(&["worker", "driver"]))
     }
 
     /// The checkpoint state of a process, read without the driver.
@@ -94,31 +94,31 @@ impl Soft {
     }
 
     /// Bytes of the first GPU that are in use.
-    pub fn taken(&self) -> u64 {
+    pub fn used_bytes(&self) -> u64 {
         self.state.used(0) - IDLE_BYTES
     }
 }
 
 /// A child that communicates line by line. Killed with its test.
-pub struct Talk {
+pub struct LineProcess {
     pub child: Child,
     stdin: Option<ChildStdin>,
     stdout: BufReader<ChildStdout>,
 }
 
-impl Talk {
-    pub fn start(mut command: Command) -> Talk {
+impl LineProcess {
+    pub fn start(mut command: Command) -> LineProcess {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let (stdin, stdout) = (child.stdin.take(), BufReader::new(child.stdout.take().unwrap()));
-        Talk { child, stdin, stdout }
+        LineProcess { child, stdin, stdout }
     }
 
-    pub fn tell(&mut self, line: &str) {
+    pub fn write_line(&mut self, line: &str) {
         writeln!(self.stdin.as_mut().unwrap(), "{line}").unwrap();
     }
 
     /// The next line it writes. A child that writes nothing fails its test, and does not block it for ever.
-    pub fn hear(&mut self) -> String {
+    pub fn read_line(&mut self) -> String {
         let mut line = String::new();
         if self.stdout.buffer().is_empty() {
             let mut fds = [PollFd::new(self.stdout.get_ref(), PollFlags::IN)];
@@ -130,8 +130,8 @@ impl Talk {
     }
 
     pub fn ask(&mut self, line: &str) -> String {
-        self.tell(line);
-        self.hear()
+        self.write_line(line);
+        self.read_line()
     }
 
     /// Asks a worker.
@@ -149,7 +149,7 @@ impl Talk {
     }
 
     /// Waits until it has ended by itself, and returns whether it succeeded.
-    pub fn has_ended_well(&mut self) -> bool {
+    pub fn succeeds(&mut self) -> bool {
         let began = Instant::now();
         loop {
             match self.child.try_wait().unwrap() {
@@ -161,7 +161,7 @@ impl Talk {
     }
 
     /// Closes its stdin: no more requests.
-    pub fn hang_up(&mut self) {
+    pub fn close_stdin(&mut self) {
         self.stdin = None;
     }
 }
@@ -170,7 +170,7 @@ pub fn lock(process: ProcKey, timeout_ms: u32) -> Value {
     json!({"lock": {"process": process, "timeout_ms": timeout_ms}})
 }
 
-impl Drop for Talk {
+impl Drop for LineProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -180,7 +180,7 @@ impl Drop for Talk {
 /// A program that holds memory of the first GPU.
 pub struct Program {
     pub key: ProcKey,
-    pub line: Talk,
+    pub line: LineProcess,
 }
 
 impl Program {

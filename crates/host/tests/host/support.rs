@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::reading::{Reading, Unreadable, Used};
 use sublet_host::clock::Clock;
-use sublet_host::{Host, Settings, Sight, process};
+use sublet_host::{Host, HostReport, HostSettings, process};
 
 /// Longer than anything here takes, even on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -30,14 +30,14 @@ macro_rules! tests {
 }
 
 #[derive(Default)]
-struct Seen {
-    sights: Mutex<Vec<Sight>>,
+struct ReceivedReports {
+    reports: Mutex<Vec<HostReport>>,
     more: Condvar,
 }
 
 pub struct Rig {
     pub host: Host,
-    seen: Arc<Seen>,
+    received: Arc<ReceivedReports>,
     dir: tempfile::TempDir,
 }
 
@@ -46,26 +46,26 @@ impl Rig {
         Rig::with("scripted:1x24GiB", |settings, _| settings.period = period)
     }
 
-    pub fn with(gpu: &str, change: impl FnOnce(&mut Settings, &Path)) -> Rig {
+    pub fn with(gpu: &str, change: impl FnOnce(&mut HostSettings, &Path)) -> Rig {
         let rig = Rig::of_earlier_leases(gpu, change);
-        rig.host.listen();
+        rig.host.start_reporting();
         rig
     }
 
-    /// A host on which `Host::listen` was not called yet.
-    pub fn of_earlier_leases(gpu: &str, change: impl FnOnce(&mut Settings, &Path)) -> Rig {
+    /// A host on which `Host::start_reporting` was not called yet.
+    pub fn of_earlier_leases(gpu: &str, change: impl FnOnce(&mut HostSettings, &Path)) -> Rig {
         let dir = tempfile::tempdir().unwrap();
-        let mut settings = Settings::new(gpu.parse().unwrap());
+        let mut settings = HostSettings::new(gpu.parse().unwrap());
         settings.script = dir.path().join("script.json");
         settings.deadline = Duration::from_millis(500);
         change(&mut settings, dir.path());
-        let seen = Arc::new(Seen::default());
-        let sink = Arc::clone(&seen);
-        let sink = move |sight| {
-            sink.sights.lock().unwrap().push(sight);
+        let received = Arc::new(ReceivedReports::default());
+        let sink = Arc::clone(&received);
+        let sink = move |report| {
+            sink.reports.lock().unwrap().push(report);
             sink.more.notify_all();
         };
-        Rig { host: Host::start(settings, Clock::default(), sink).unwrap(), seen, dir }
+        Rig { host: Host::start(settings, Clock::default(), sink).unwrap(), received, dir }
     }
 
     pub fn script(&self, text: &str) {
@@ -75,41 +75,41 @@ impl Rig {
     }
 
     /// Waits for a match among the reports from `from` on; returns it with the index after it.
-    pub fn after<T>(&self, from: usize, wanted: &str, find: impl Fn(&Sight) -> Option<T>) -> (T, usize) {
+    pub fn after<T>(&self, from: usize, wanted: &str, find: impl Fn(&HostReport) -> Option<T>) -> (T, usize) {
         let until = Instant::now() + PATIENCE;
-        let mut sights = self.seen.sights.lock().unwrap();
+        let mut reports = self.received.reports.lock().unwrap();
         loop {
-            let found = sights.iter().enumerate().skip(from).find_map(|(at, sight)| Some((find(sight)?, at + 1)));
+            let found = reports.iter().enumerate().skip(from).find_map(|(at, report)| Some((find(report)?, at + 1)));
             if let Some(found) = found {
                 return found;
             }
             let left = until.saturating_duration_since(Instant::now());
-            assert!(!left.is_zero(), "waited in vain for {wanted}; saw {:#?}", *sights);
-            sights = self.seen.more.wait_timeout(sights, left).unwrap().0;
+            assert!(!left.is_zero(), "waited in vain for {wanted}; saw {:#?}", *reports);
+            reports = self.received.more.wait_timeout(reports, left).unwrap().0;
         }
     }
 
     /// The same, from the first report on.
-    pub fn until<T>(&self, wanted: &str, find: impl Fn(&Sight) -> Option<T>) -> T {
+    pub fn until<T>(&self, wanted: &str, find: impl Fn(&HostReport) -> Option<T>) -> T {
         self.after(0, wanted, find).0
     }
 
     /// The number of reports so far.
     pub fn count(&self) -> usize {
-        self.seen.sights.lock().unwrap().len()
+        self.received.reports.lock().unwrap().len()
     }
 
-    pub fn sights(&self) -> Vec<Sight> {
-        self.seen.sights.lock().unwrap().clone()
+    pub fn reports(&self) -> Vec<HostReport> {
+        self.received.reports.lock().unwrap().clone()
     }
 
     /// Requests a reading, and returns the one of GPU 0.
-    pub fn look(&self) -> Reading {
+    pub fn read_gpu(&self) -> Reading {
         let from = self.count();
         let now = Clock::default().now();
-        self.host.look();
-        let fresh = |sight: &Sight| match sight {
-            Sight::Observed { uuid, observation } if uuid.ends_with("000") && observation.begun >= now => {
+        self.host.request_reading();
+        let fresh = |report: &HostReport| match report {
+            HostReport::Observed { uuid, observation } if uuid.ends_with("000") && observation.begun >= now => {
                 Some(observation.reading.clone())
             }
             _ => None,
@@ -118,14 +118,14 @@ impl Rig {
     }
 
     pub fn used(&self) -> Used {
-        match self.look() {
+        match self.read_gpu() {
             Reading::Used(used) => used,
             Reading::Unreadable(why) => panic!("GPU is unreadable: {why:?}"),
         }
     }
 
     pub fn unreadable(&self) -> Unreadable {
-        match self.look() {
+        match self.read_gpu() {
             Reading::Used(used) => panic!("GPU is readable: {used:?}"),
             Reading::Unreadable(why) => why,
         }
@@ -133,8 +133,8 @@ impl Rig {
 
     /// Waits until the GPU answers again.
     pub fn recovery(&self) {
-        let good = |sight: &Sight| {
-            matches!(sight, Sight::Observed { observation, .. } if matches!(observation.reading, Reading::Used(_)))
+        let good = |report: &HostReport| {
+            matches!(report, HostReport::Observed { observation, .. } if matches!(observation.reading, Reading::Used(_)))
                 .then_some(())
         };
         self.after(self.count(), "a GPU that answers again", good);
@@ -144,8 +144,8 @@ impl Rig {
     pub fn members(&self, lease: LeaseId, pids: &[u32]) -> usize {
         let mut wanted = pids.to_vec();
         wanted.sort_unstable();
-        let exactly = |sight: &Sight| match sight {
-            Sight::Members { lease: told, processes, .. } if *told == lease => {
+        let exactly = |report: &HostReport| match report {
+            HostReport::Members { lease: told, processes, .. } if *told == lease => {
                 (processes.iter().map(|key| key.pid).collect::<Vec<_>>() == wanted).then_some(())
             }
             _ => None,
@@ -154,11 +154,11 @@ impl Rig {
     }
 
     pub fn gone(&self, lease: LeaseId) -> usize {
-        self.after(0, &format!("{lease} gone"), |sight| (*sight == Sight::Gone { lease }).then_some(())).1
+        self.after(0, &format!("{lease} gone"), |report| (*report == HostReport::HolderEnded { lease }).then_some(())).1
     }
 
     pub fn is_gone(&self, lease: LeaseId) -> bool {
-        self.sights().contains(&Sight::Gone { lease })
+        self.reports().contains(&HostReport::HolderEnded { lease })
     }
 }
 

@@ -39,7 +39,7 @@ fn trimming_keeps_the_last_entries_and_what_verify_needs() {
 }
 
 #[test]
-fn a_log_that_does_not_hold_is_not_trimmed_and_commits_go_on() {
+fn a_log_with_a_broken_chain_is_not_trimmed_and_commits_continue() {
     let dir = Dir::new();
     let mut world = World::new(6);
     let (mut journal, _) = dir.open();
@@ -59,7 +59,7 @@ fn at_most(of_tenant: u64, all: u64) -> AnswerLimits {
 }
 
 #[test]
-fn a_tenant_with_many_answers_has_none_of_another_forgotten() {
+fn a_tenant_with_many_answers_does_not_displace_those_of_another() {
     let dir = Dir::new();
     let mut world = World::new(8);
     let (mut journal, _) = dir.open();

@@ -30,7 +30,7 @@ fn fill(journal: &mut Journal, world: &mut World) -> Rows {
 }
 
 #[test]
-fn a_full_disk_loses_nothing_and_goes_on_when_there_is_room() {
+fn a_full_disk_loses_nothing_and_commits_continue_when_there_is_room() {
     let dir = Dir::new();
     let (mut journal, _) = dir.open();
     journal.cap_bytes(300 << 10).unwrap();
@@ -57,7 +57,7 @@ fn a_full_disk_loses_nothing_and_goes_on_when_there_is_room() {
 const SMALL_DISK: &str = "SUBLET_TEST_SMALL_DISK";
 
 #[test]
-fn on_a_disk_that_is_really_full_the_ballast_carries_releases() {
+fn on_a_full_disk_releases_use_the_ballast() {
     if let Some(disk) = std::env::var_os(SMALL_DISK) {
         return on_a_small_disk(Path::new(&disk));
     }
@@ -160,14 +160,14 @@ fn files(dir: &Dir) -> Vec<(String, Vec<u8>)> {
     files
 }
 
-fn scribble(path: &Path, offset: u64, bytes: &[u8]) {
+fn overwrite_bytes(path: &Path, offset: u64, bytes: &[u8]) {
     OpenOptions::new().write(true).open(path).unwrap().write_all_at(bytes, offset).unwrap();
 }
 
 #[test]
 fn a_damaged_beginning_is_named() {
     let (dir, _) = written();
-    scribble(&dir.file("journal.db"), 0, b"xxxx");
+    overwrite_bytes(&dir.file("journal.db"), 0, b"xxxx");
     let error = refused(&dir);
     assert!(matches!(error, OpenError::Corrupt { .. }), "{error:?}");
     assert!(matches!(verify(&dir.path()), Err(OpenError::Corrupt { .. })));
@@ -181,7 +181,7 @@ fn a_damaged_page_is_named_at_the_start_or_by_verify_and_never_panics() {
     let mut named = 0;
     for page in 1..whole.len() / 4096 {
         fs::write(&path, &whole).unwrap();
-        scribble(&path, page as u64 * 4096, &[0xa5; 64]);
+        overwrite_bytes(&path, page as u64 * 4096, &[0xa5; 64]);
         let opened = match Journal::open(&dir.path()) {
             Ok((_, loaded)) => loaded.rows == world.rows,
             Err(error) => {
@@ -215,7 +215,7 @@ fn a_truncated_file_is_named() {
 }
 
 #[test]
-fn an_empty_database_beside_a_log_is_not_taken_for_a_new_one() {
+fn an_empty_database_beside_a_log_is_refused() {
     let (dir, _) = written();
     fs::remove_file(dir.file("ballast")).unwrap();
     fs::write(dir.file("journal.db"), "").unwrap();
@@ -232,7 +232,7 @@ fn frames(wal: &[u8]) -> u64 {
 }
 
 #[test]
-fn a_torn_end_of_the_write_ahead_log_costs_only_what_was_not_acknowledged() {
+fn a_torn_end_of_the_write_ahead_log_loses_only_unacknowledged_commits() {
     let dir = Dir::new();
     let mut world = World::new(4);
     let (mut journal, _) = dir.open();
@@ -258,7 +258,7 @@ fn a_torn_end_of_the_write_ahead_log_costs_only_what_was_not_acknowledged() {
 }
 
 #[test]
-fn an_end_of_a_lease_that_is_not_there_is_not_written() {
+fn ending_an_unknown_lease_is_refused() {
     let dir = Dir::new();
     let (mut journal, _) = dir.open();
     let finish = Finish { reason: Reason::Released, at: Time(1), peak: None, signal: None };
@@ -267,7 +267,7 @@ fn an_end_of_a_lease_that_is_not_there_is_not_written() {
 }
 
 #[test]
-fn what_is_no_journal_is_left_alone() {
+fn a_file_that_is_no_journal_is_refused() {
     let dir = Dir::new();
     fs::create_dir(dir.path()).unwrap();
     for times in [1, 100, 1_000] {
@@ -280,7 +280,7 @@ fn what_is_no_journal_is_left_alone() {
 }
 
 #[test]
-fn an_older_file_is_brought_up_to_date_and_a_newer_one_is_refused() {
+fn an_older_file_is_migrated_and_a_newer_one_is_refused() {
     let dir = Dir::new();
     fs::create_dir(dir.path()).unwrap();
     // Version 0: SQLite made the file, and nothing was set up before the power went.
@@ -302,7 +302,7 @@ fn an_older_file_is_brought_up_to_date_and_a_newer_one_is_refused() {
 }
 
 #[test]
-fn a_notice_of_an_earlier_version_is_of_its_term_where_it_falls_on_the_end_of_a_fixed_one() {
+fn a_notice_of_an_earlier_version_at_the_end_of_a_fixed_term_is_a_term_notice() {
     for (term, told) in [("fixed", true), ("renewed", false)] {
         let dir = Dir::new();
         let (mut journal, _) = dir.open();
@@ -381,7 +381,7 @@ fn a_file_of_the_first_version_keeps_its_leases() {
 }
 
 #[test]
-fn a_row_that_makes_no_sense_is_named() {
+fn an_invalid_row_is_named() {
     let spoil = [
         "UPDATE leases SET ask = '{}'",
         "UPDATE leases SET tenant = 77",

@@ -13,7 +13,7 @@ use sublet_core::rung::Rung;
 use sublet_core::stranger::{Closed, Mode, Rule, RuleId, Step, Stranger, StrangerId, Struck, Treat, Who};
 use sublet_core::token::{Token, TokenCaps, TokenHash};
 use sublet_core::units::{Bytes, Span, Time};
-use sublet_journal::{Batch, Entry, Open, StoredAnswer};
+use sublet_journal::{Batch, LogEntry, OpenBatch, StoredAnswer};
 
 /// Numbers from a seed (splitmix64).
 pub struct Dice(u64);
@@ -32,7 +32,7 @@ impl Dice {
 pub struct World {
     pub rows: Rows,
     pub ended: Vec<Ended>,
-    pub open: Open,
+    pub open: OpenBatch,
     pub now: Time,
     pub dice: Dice,
 }
@@ -65,15 +65,19 @@ impl World {
 
     /// Goes on from what a journal had.
     pub fn with(rows: Rows, now: Time, seed: u64) -> World {
-        World { rows, ended: Vec::new(), open: Open::default(), now, dice: Dice(seed) }
+        World { rows, ended: Vec::new(), open: OpenBatch::default(), now, dice: Dice(seed) }
     }
 
     /// Applies an action and puts it into the open batch.
     pub fn act(&mut self, action: Action) {
         let ended = self.rows.apply(&action);
         self.ended.extend(ended.clone());
-        let entry =
-            Entry { actor: Arc::from("uid:1000"), action, at: self.now, wall_us: 1_700_000_000_000_000 + self.now.0 };
+        let entry = LogEntry {
+            actor: Arc::from("uid:1000"),
+            action,
+            at: self.now,
+            wall_us: 1_700_000_000_000_000 + self.now.0,
+        };
         self.open.push(entry, ended);
     }
 

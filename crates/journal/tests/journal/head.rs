@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use sublet_core::action::Action;
 use sublet_core::loss::Loss;
 use sublet_core::rows::Rows;
-use sublet_journal::{Alarm, Beside, CommitError, Journal, backup, verify};
+use sublet_journal::{Alarm, CommitError, HeadComparison, Journal, backup, verify};
 
 /// Far longer than the pause of the thread that notes the head.
 const LONG: Duration = Duration::from_secs(60);
@@ -88,11 +88,11 @@ fn missing(dir: &Dir, of: &Crashed, what: &str) -> u64 {
     match (last - loaded.seq, loaded.loss) {
         (0, None) => {
             assert_eq!(loaded.rows, of.rows, "{what}");
-            assert_eq!(before, Beside::Fits, "{what}");
+            assert_eq!(before, HeadComparison::Fits, "{what}");
         }
         (missing, Some(loss @ Loss::Missing { lines, after, .. })) => {
             assert_eq!((lines, after), (missing, loaded.seq), "{what}");
-            assert_eq!(before, Beside::Lost(loss), "{what}");
+            assert_eq!(before, HeadComparison::Lost(loss), "{what}");
         }
         other => panic!("{what}: {other:?} of {last} lines"),
     }
@@ -169,7 +169,7 @@ fn a_loss_stays_until_it_is_accepted_and_further_losses_add_to_it() {
     copy_files(&dir.path(), &again.path());
     drop(journal);
     assert_eq!(dir.open().1.loss, Some(first), "over a restart");
-    assert_eq!(verify(&dir.path()).unwrap().beside, Beside::Lost(first));
+    assert_eq!(verify(&dir.path()).unwrap().beside, HeadComparison::Lost(first));
 
     fs::remove_file(again.file("journal.db-wal")).unwrap();
     let more = before_it - copied;
@@ -195,7 +195,7 @@ fn an_older_copy_and_another_journal_are_noticed() {
     journal.commit(&world.close()).unwrap();
     let copy = dir.0.path().join("copy.db");
     backup(&dir.path(), &copy).unwrap();
-    assert_eq!(verify(&copy).unwrap().beside, Beside::NoNote);
+    assert_eq!(verify(&copy).unwrap().beside, HeadComparison::NoNote);
     let copied = journal.head().0;
     while journal.head().0 < 50 {
         world.lease();
@@ -223,16 +223,16 @@ fn an_older_copy_and_another_journal_are_noticed() {
 }
 
 #[test]
-fn without_a_note_only_what_is_inside_is_checked_and_a_damaged_note_is_a_loss() {
+fn without_a_note_only_the_journal_is_checked_and_a_damaged_note_is_a_loss() {
     let crashed = crashed();
     let none = damaged(&crashed, |dir| fs::remove_file(dir.join("journal.head")).unwrap());
     let report = verify(&none.path()).unwrap();
-    assert!(report.is_clean() && report.beside == Beside::NoNote, "{report:?}");
+    assert!(report.is_clean() && report.beside == HeadComparison::NoNote, "{report:?}");
     assert_eq!(none.open().1.loss, None, "a journal of an earlier release");
-    assert_eq!(verify(&none.path()).unwrap().beside, Beside::Fits, "from then on it has one");
+    assert_eq!(verify(&none.path()).unwrap().beside, HeadComparison::Fits, "from then on it has one");
 
     let spoiled = damaged(&crashed, |dir| fs::write(dir.join("journal.head"), "x").unwrap());
-    assert_eq!(verify(&spoiled.path()).unwrap().beside, Beside::Lost(Loss::Unknown));
+    assert_eq!(verify(&spoiled.path()).unwrap().beside, HeadComparison::Lost(Loss::Unknown));
     assert_eq!(spoiled.open().1.loss, Some(Loss::Unknown));
     assert_eq!(spoiled.open().1.loss, Some(Loss::Unknown), "until it is accepted");
 }
@@ -249,28 +249,28 @@ fn trimming_the_old_end_is_no_loss() {
     while journal.trim(0).unwrap() > 0 {}
     drop(journal);
     assert_eq!(dir.open().1.loss, None);
-    assert_eq!(verify(&dir.path()).unwrap().beside, Beside::Fits);
+    assert_eq!(verify(&dir.path()).unwrap().beside, HeadComparison::Fits);
 }
 
 /// Moves a file of a state directory away.
-type Way = fn(&Path, &str);
+type MoveAway = fn(&Path, &str);
 
 #[test]
-fn after_the_journal_was_moved_nothing_is_committed_any_more() {
+fn after_the_journal_was_moved_every_commit_fails() {
     let unlink = |dir: &Path, name: &str| fs::remove_file(dir.join(name)).unwrap();
     let replace = |dir: &Path, name: &str| {
         fs::copy(dir.join(name), dir.join("copy")).unwrap();
         fs::rename(dir.join("copy"), dir.join(name)).unwrap();
     };
     let rename = |dir: &Path, _: &str| fs::rename(dir, dir.with_extension("elsewhere")).unwrap();
-    let ways: [(&str, Way); 5] = [
+    let moves: [(&str, MoveAway); 5] = [
         ("journal.db", unlink),
         ("journal.db-wal", unlink),
         ("lock", unlink),
         ("journal.db", replace),
         ("journal.db", rename),
     ];
-    for (name, way) in ways {
+    for (name, move_away) in moves {
         let dir = Dir::new();
         let (mut journal, _) = dir.open();
         let (tell, told) = mpsc::channel();
@@ -281,7 +281,7 @@ fn after_the_journal_was_moved_nothing_is_committed_any_more() {
         let mut world = World::new(9);
         world.lease();
         journal.commit(&world.close()).unwrap();
-        way(&dir.path(), name);
+        move_away(&dir.path(), name);
         assert_eq!(told.recv_timeout(LONG).unwrap(), dir.file(name));
         until("a refusal", || {
             world.lease();

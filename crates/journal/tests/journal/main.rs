@@ -1,17 +1,17 @@
 //! The journal on real files: what goes in comes out, what breaks is named, nothing is lost.
 
-mod beside;
 mod bounds;
 mod faults;
 mod generate;
 mod head;
-mod place;
+mod log_cut;
 mod round_trip;
+mod state_dir;
 mod tamper;
-mod trail;
+mod while_writing;
 
 use std::path::{Path, PathBuf};
-use sublet_journal::{Journal, Loaded};
+use sublet_journal::{Journal, LoadedState};
 
 /// A state directory that goes away with the test.
 struct Dir(tempfile::TempDir);
@@ -29,7 +29,7 @@ impl Dir {
         self.path().join(name)
     }
 
-    fn open(&self) -> (Journal, Loaded) {
+    fn open(&self) -> (Journal, LoadedState) {
         Journal::open(&self.path()).unwrap()
     }
 

@@ -365,7 +365,7 @@ fn ended_leases_keep_every_reason_and_the_extremes() {
 }
 
 #[test]
-fn a_restart_finds_what_was_committed_and_the_log_tells_the_story() {
+fn a_restart_reads_what_was_committed_and_the_log_has_each_action() {
     let dir = Dir::new();
     let mut world = World::new(1);
     world.lease();
@@ -400,7 +400,7 @@ fn a_restart_finds_what_was_committed_and_the_log_tells_the_story() {
 }
 
 #[test]
-fn folding_the_log_gives_the_rows_whatever_happened() {
+fn folding_any_log_gives_the_rows() {
     for seed in 0..12 {
         let dir = Dir::new();
         let mut world = World::new(seed);

@@ -43,7 +43,7 @@ fn a_changed_entry_is_found() {
 }
 
 #[test]
-fn a_missing_entry_is_found_wherever_it_was() {
+fn a_missing_entry_is_found_at_any_position() {
     check("DELETE FROM log WHERE seq = (SELECT min(seq) FROM log)", "of the log is missing");
     check("DELETE FROM log WHERE seq = 32", "entry 32 of the log is missing");
     check("DELETE FROM log WHERE seq = (SELECT max(seq) FROM log)", "the log ends at entry 38, but 39 were written");
@@ -90,7 +90,7 @@ fn changed_rows_are_found() {
 }
 
 #[test]
-fn a_row_that_names_an_unknown_card_is_refused_by_verify_and_by_a_start() {
+fn a_row_that_names_an_unknown_gpu_is_refused_by_verify_and_by_a_start() {
     check("UPDATE leases SET cards = '[7]' WHERE id = 4", "the file is damaged: the row of card 7 is missing");
     let dir = Dir::new();
     let mut world = World::new(3);
@@ -105,7 +105,7 @@ fn a_row_that_names_an_unknown_card_is_refused_by_verify_and_by_a_start() {
 }
 
 #[test]
-fn a_difference_is_told_in_words() {
+fn a_finding_names_the_row_and_both_values() {
     let findings = after("UPDATE leases SET until_us = 7 WHERE id = 2");
     let (row, fields) = findings.split_once(" differs: ").expect("it names the row first");
     assert_eq!(row, "lease L2");
