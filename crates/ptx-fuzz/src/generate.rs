@@ -1,6 +1,6 @@
 //! Kernels made up by a grammar: most of them are valid, few of them make sense.
 
-use crate::random::Random;
+use crate::random::SplitMix64;
 use std::fmt::Write as _;
 
 /// Every instruction of the conformance tests with the letters of its registers.
@@ -91,7 +91,7 @@ fn table() -> &'static [(&'static str, &'static str)] {
 }
 
 /// A module with one kernel and the functions it calls.
-pub fn module(random: &mut Random) -> String {
+pub fn module(random: &mut SplitMix64) -> String {
     let mut text = String::from(".version 8.3\n.target sm_90\n.address_size 64\n");
     text +=
         ".global .align 16 .b8 g0[256] = {1, 2, 3, 4, 5, 6, 7, 8};\n.global .align 8 .u64 g1[4] = {g0, f0, g0+16};\n";
@@ -107,7 +107,7 @@ pub fn module(random: &mut Random) -> String {
 
 /// Writes one function.
 struct Writer<'r> {
-    random: &'r mut Random,
+    random: &'r mut SplitMix64,
     text: String,
     is_kernel: bool,
     /// It has a result `r`.
@@ -118,7 +118,7 @@ struct Writer<'r> {
 }
 
 impl<'r> Writer<'r> {
-    fn new(random: &'r mut Random, is_kernel: bool) -> Self {
+    fn new(random: &'r mut SplitMix64, is_kernel: bool) -> Self {
         let left = if is_kernel { 8 + random.below(60) } else { 2 + random.below(10) };
         Writer { random, text: String::new(), is_kernel, returns: false, labels: 0, left }
     }

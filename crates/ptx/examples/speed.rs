@@ -6,7 +6,7 @@
 
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
-use sublet_ptx::{Launch, Memory, Module, Region, Stats, run};
+use sublet_ptx::{DeviceMemory, Launch, Module, Region, Stats, run};
 
 /// `c[m][n] = relu(sum over k of a[m][k] * b[k][n])`, with strides, so that the
 /// same kernel serves the forward pass and both gradients.
@@ -25,7 +25,7 @@ struct Device {
 const FIRST: u64 = 0x7000_0000_0000;
 
 // SAFETY: the vector is neither moved nor resized while launches borrow it.
-unsafe impl Memory for Device {
+unsafe impl DeviceMemory for Device {
     fn region(&self, address: u64) -> Option<Region> {
         let bytes = self.memory.len() as u64 * 16;
         let host = self.memory.as_ptr().cast_mut().cast();

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use sublet_ptx::{Fault, Launch, Memory, Module, Region, Stats, run};
+use sublet_ptx::{DeviceMemory, KernelFault, Launch, Module, Region, Stats, run};
 
 /// Allocations with gaps between them, so that an access past an end is seen.
 #[derive(Default)]
@@ -11,7 +11,7 @@ pub struct Device {
 }
 
 // SAFETY: the boxes are neither moved nor freed while a launch borrows the device.
-unsafe impl Memory for Device {
+unsafe impl DeviceMemory for Device {
     fn region(&self, address: u64) -> Option<Region> {
         let found = self.allocations.iter().find(|(first, bytes, _)| address.wrapping_sub(*first) < *bytes)?;
         let (first, bytes, memory) = found;
@@ -92,7 +92,7 @@ impl Default for How<'_> {
 }
 
 /// Launches, and stops the launch after some seconds.
-pub fn launch(module: &Module, kernel: &str, device: &Device, how: &How<'_>) -> Result<Stats, Fault> {
+pub fn launch(module: &Module, kernel: &str, device: &Device, how: &How<'_>) -> Result<Stats, KernelFault> {
     launch_for(module, kernel, device, how, Duration::from_secs(60))
 }
 
@@ -102,7 +102,7 @@ pub fn launch_for(
     device: &Device,
     how: &How<'_>,
     limit: Duration,
-) -> Result<Stats, Fault> {
+) -> Result<Stats, KernelFault> {
     let stop = AtomicBool::new(false);
     let (done, wait) = std::sync::mpsc::channel::<()>();
     std::thread::scope(|scope| {
