@@ -3,11 +3,11 @@
 use anyhow::{Result, bail};
 use clap::Parser;
 use std::process::ExitCode;
-use sublet_examples::cuda::code::{Arguments, Module, Shape};
 use sublet_examples::cuda::memory::Buffer;
-use sublet_examples::cuda::order::Event;
-use sublet_examples::cuda::{Context, Device};
-use sublet_examples::random::Random;
+use sublet_examples::cuda::modules::{Arguments, CudaModule, LaunchShape};
+use sublet_examples::cuda::streams::CudaEvent;
+use sublet_examples::cuda::{CudaContext, Device};
+use sublet_examples::random::SeededRandom;
 
 /// Compiled by nvcc from basic.cu beside it.
 const PTX: &str = include_str!("../../../crates/softgpu/kernels/basic.ptx");
@@ -18,7 +18,7 @@ const BYTES: usize = 12;
 
 /// Computes y = a·x + y on a card and on the host, and compares.
 #[derive(Parser)]
-struct Options {
+struct SaxpyOptions {
     /// How many numbers.
     #[arg(long, default_value_t = 1 << 20, value_parser = clap::value_parser!(u32).range(1..))]
     elements: u32,
@@ -30,14 +30,14 @@ struct Options {
     device: u32,
 }
 
-fn run(options: &Options) -> Result<()> {
+fn run(options: &SaxpyOptions) -> Result<()> {
     let device = Device::get(options.device)?;
-    let context = Context::primary(device)?;
+    let context = CudaContext::primary(device)?;
     context.make_current()?;
-    let module = Module::load(PTX)?;
+    let module = CudaModule::load(PTX)?;
     let saxpy = module.function("saxpy")?;
 
-    let mut random = Random::new(options.seed);
+    let mut random = SeededRandom::new(options.seed);
     let a = random.unit() * 3.0;
     let x: Vec<f32> = (0..options.elements).map(|_| random.unit()).collect();
     let y: Vec<f32> = (0..options.elements).map(|_| random.unit()).collect();
@@ -45,7 +45,7 @@ fn run(options: &Options) -> Result<()> {
     let launch = || {
         let arguments = Arguments::new().u32(options.elements).f32(a).span(on_card_x.all()).span(on_card_y.all());
         // SAFETY: the kernel takes a count, a factor and two pieces of so many numbers.
-        unsafe { saxpy.launch(Shape::line(options.elements as usize, BLOCK), None, arguments) }
+        unsafe { saxpy.launch(LaunchShape::line(options.elements as usize, BLOCK), None, arguments) }
     };
     // The first launch is checked; the second, when everything is warm, is measured.
     launch()?;
@@ -56,7 +56,7 @@ fn run(options: &Options) -> Result<()> {
             bail!("number {place} is {got:?} ({:#010x}), and {expected:?} on the host", got.to_bits());
         }
     }
-    let (begin, end) = (Event::new()?, Event::new()?);
+    let (begin, end) = (CudaEvent::new()?, CudaEvent::new()?);
     begin.record(None)?;
     launch()?;
     end.record(None)?;
@@ -68,7 +68,7 @@ fn run(options: &Options) -> Result<()> {
 }
 
 fn main() -> ExitCode {
-    match run(&Options::parse()) {
+    match run(&SaxpyOptions::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("saxpy: {error:#}");

@@ -1,18 +1,18 @@
 //! The servers that can be imitated: their routes, and what these do.
 
-use crate::Fault;
-use crate::http::{Answer, Request};
+use crate::ServerFault;
+use crate::http::{ModelAnswer, ModelRequest};
 use crate::model::Model;
 use anyhow::Result;
 use clap::ValueEnum;
 use std::time::Duration;
 
 /// ComfyUI's worker looks at its flags when it comes round; llama.cpp's router waits for a child's end.
-const LATER: Duration = Duration::from_millis(200);
+const FREE_DELAY: Duration = Duration::from_millis(200);
 
 /// A server of models.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Like {
+pub enum ImitatedServer {
     /// `/sleep`, `/wake_up`, `/is_sleeping`
     Vllm,
     /// `/api/generate` with and without `keep_alive`, `/api/ps`
@@ -25,11 +25,11 @@ pub enum Like {
 
 /// What a request wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wants {
+pub enum RequestedAction {
     /// The card's memory shall be given back.
-    Leave,
+    Unload,
     /// It shall be taken again.
-    ComeBack,
+    Load,
     /// The model shall work, and is taken again for it where the server does that by itself.
     Work,
     /// How it is.
@@ -38,72 +38,92 @@ pub enum Wants {
     Nothing,
 }
 
-impl Like {
+impl ImitatedServer {
     /// What a request wants of such a server.
-    pub fn wants(self, request: &Request) -> Wants {
+    pub fn requested_action(self, request: &ModelRequest) -> RequestedAction {
         let unloads = request.body.contains("\"keep_alive\":0");
         let prompts = request.body.contains("\"prompt\":");
         match (self, request.method.as_str(), request.path.as_str()) {
-            (Like::Vllm, "POST", "/sleep") | (Like::LlamaCpp, "POST", "/models/unload") => Wants::Leave,
-            (Like::Ollama, "POST", "/api/generate") if unloads => Wants::Leave,
-            (Like::Comfyui, "POST", "/free") if request.body.contains("\"unload_models\":true") => Wants::Leave,
-            (Like::Vllm, "POST", "/wake_up") | (Like::LlamaCpp, "POST", "/models/load") => Wants::ComeBack,
-            (Like::Ollama, "POST", "/api/generate") if !prompts => Wants::ComeBack,
-            (Like::Ollama, "POST", "/api/generate") | (Like::Comfyui, "POST", "/prompt") => Wants::Work,
-            (Like::Vllm | Like::LlamaCpp, "POST", "/v1/completions") => Wants::Work,
-            (Like::Vllm, "GET", "/is_sleeping") | (Like::Ollama, "GET", "/api/ps") => Wants::State,
-            (Like::Comfyui, "GET", "/system_stats") | (Like::LlamaCpp, "GET", "/models") => Wants::State,
-            _ => Wants::Nothing,
+            (ImitatedServer::Vllm, "POST", "/sleep") | (ImitatedServer::LlamaCpp, "POST", "/models/unload") => {
+                RequestedAction::Unload
+            }
+            (ImitatedServer::Ollama, "POST", "/api/generate") if unloads => RequestedAction::Unload,
+            (ImitatedServer::Comfyui, "POST", "/free") if request.body.contains("\"unload_models\":true") => {
+                RequestedAction::Unload
+            }
+            (ImitatedServer::Vllm, "POST", "/wake_up") | (ImitatedServer::LlamaCpp, "POST", "/models/load") => {
+                RequestedAction::Load
+            }
+            (ImitatedServer::Ollama, "POST", "/api/generate") if !prompts => RequestedAction::Load,
+            (ImitatedServer::Ollama, "POST", "/api/generate") | (ImitatedServer::Comfyui, "POST", "/prompt") => {
+                RequestedAction::Work
+            }
+            (ImitatedServer::Vllm | ImitatedServer::LlamaCpp, "POST", "/v1/completions") => RequestedAction::Work,
+            (ImitatedServer::Vllm, "GET", "/is_sleeping") | (ImitatedServer::Ollama, "GET", "/api/ps") => {
+                RequestedAction::State
+            }
+            (ImitatedServer::Comfyui, "GET", "/system_stats") | (ImitatedServer::LlamaCpp, "GET", "/models") => {
+                RequestedAction::State
+            }
+            _ => RequestedAction::Nothing,
         }
     }
 
     /// Its memory is given back after the answer.
     fn answers_first(self) -> bool {
-        matches!(self, Like::Comfyui | Like::LlamaCpp)
+        matches!(self, ImitatedServer::Comfyui | ImitatedServer::LlamaCpp)
     }
 
     /// What leaves the card stays in host memory.
-    pub fn keeps(self) -> bool {
-        self == Like::Vllm
+    pub fn keeps_in_host_memory(self) -> bool {
+        self == ImitatedServer::Vllm
     }
 
     /// Serves it.
-    pub fn serve(self, request: &Request, wants: Wants, model: &mut Model, fault: Option<Fault>) -> Result<Answer> {
-        Ok(match wants {
-            Wants::Leave if self.answers_first() => {
-                Answer { later: Some(LATER), ..Answer::new(200, "{\"success\":true}") }
+    pub fn serve(
+        self,
+        request: &ModelRequest,
+        requested_action: RequestedAction,
+        model: &mut Model,
+        fault: Option<ServerFault>,
+    ) -> Result<ModelAnswer> {
+        Ok(match requested_action {
+            RequestedAction::Unload if self.answers_first() => {
+                ModelAnswer { free_delay: Some(FREE_DELAY), ..ModelAnswer::new(200, "{\"success\":true}") }
             }
-            Wants::Leave => {
+            RequestedAction::Unload => {
                 // Level 2 forgets the weights too.
-                model.leave(fault, self.keeps() && !request.query.contains("level=2"))?;
-                Answer::new(200, "{\"done_reason\":\"unload\"}")
+                model.unload(fault, self.keeps_in_host_memory() && !request.query.contains("level=2"))?;
+                ModelAnswer::new(200, "{\"done_reason\":\"unload\"}")
             }
-            Wants::ComeBack => match model.come_back() {
-                Ok(()) => Answer::new(200, "{\"success\":true}"),
-                Err(error) => Answer::new(500, format!("{{\"error\":\"{error:#}\"}}")),
+            RequestedAction::Load => match model.reload() {
+                Ok(()) => ModelAnswer::new(200, "{\"success\":true}"),
+                Err(error) => ModelAnswer::new(500, format!("{{\"error\":\"{error:#}\"}}")),
             },
             // It does not wake by itself.
-            Wants::Work if self == Like::Vllm && !model.is_here() => Answer::new(503, "{\"error\":\"asleep\"}"),
-            Wants::Work => match model.come_back() {
+            RequestedAction::Work if self == ImitatedServer::Vllm && !model.is_loaded() => {
+                ModelAnswer::new(503, "{\"error\":\"asleep\"}")
+            }
+            RequestedAction::Work => match model.reload() {
                 Ok(()) => {
                     model.verify()?;
-                    Answer::new(200, "{\"response\":\"42\"}")
+                    ModelAnswer::new(200, "{\"response\":\"42\"}")
                 }
-                Err(error) => Answer::new(500, format!("{{\"error\":\"{error:#}\"}}")),
+                Err(error) => ModelAnswer::new(500, format!("{{\"error\":\"{error:#}\"}}")),
             },
-            Wants::State => Answer::new(200, self.state(model)),
-            Wants::Nothing => Answer::new(404, "{}"),
+            RequestedAction::State => ModelAnswer::new(200, self.state(model)),
+            RequestedAction::Nothing => ModelAnswer::new(404, "{}"),
         })
     }
 
     fn state(self, model: &Model) -> String {
-        let (here, bytes) = (model.is_here(), model.on_card());
+        let (here, bytes) = (model.is_loaded(), model.bytes_on_gpu());
         match self {
-            Like::Vllm => format!("{{\"is_sleeping\":{}}}", !here),
-            Like::Ollama if bytes == 0 => "{\"models\":[]}".to_owned(),
-            Like::Ollama => format!("{{\"models\":[{{\"name\":\"m\",\"size_vram\":{bytes}}}]}}"),
-            Like::Comfyui => format!("{{\"devices\":[{{\"torch_vram_total\":{bytes}}}]}}"),
-            Like::LlamaCpp => {
+            ImitatedServer::Vllm => format!("{{\"is_sleeping\":{}}}", !here),
+            ImitatedServer::Ollama if bytes == 0 => "{\"models\":[]}".to_owned(),
+            ImitatedServer::Ollama => format!("{{\"models\":[{{\"name\":\"m\",\"size_vram\":{bytes}}}]}}"),
+            ImitatedServer::Comfyui => format!("{{\"devices\":[{{\"torch_vram_total\":{bytes}}}]}}"),
+            ImitatedServer::LlamaCpp => {
                 let value = if here { "loaded" } else { "unloaded" };
                 format!("{{\"data\":[{{\"id\":\"m\",\"status\":{{\"value\":\"{value}\"}}}}]}}")
             }
