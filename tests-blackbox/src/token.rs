@@ -1,6 +1,6 @@
 //! Tokens, and certificates that vouch for a service of our own.
 
-use crate::http::Client;
+use crate::http::TestClient;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use rustls::{ClientConfig, RootCertStore};
@@ -27,7 +27,7 @@ pub fn wish(secret: &str, more: Value) -> Value {
     wish
 }
 
-impl Client {
+impl TestClient {
     /// Makes a token with these fields; its secret and what the service says of it.
     pub fn make_token(&self, more: Value) -> (String, Token) {
         let secret = new_secret();

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
-use sublet_blackbox::{Client, GIB, LONG, MIB, Service, Setup, ask, until};
+use sublet_blackbox::{GIB, LONG, MIB, ServiceSetup, TestClient, TestService, ask, until};
 use sublet_wire::{Lease, LeaseState, Reason};
 use tempfile::TempDir;
 
@@ -45,7 +45,7 @@ fn fill(path: &Path) {
 
 /// A service with a disk of its own, and the daemon's view of that disk.
 struct Small {
-    service: Service,
+    service: TestService,
     disk: PathBuf,
     _mount: TempDir,
 }
@@ -63,7 +63,13 @@ impl Small {
         let through = [through, make.to_vec()].concat();
         // The state is rebuilt when the disk is full, and what ran then gets this grace.
         let config = Some("grace = \"5s\"\n".to_owned());
-        let service = Service::start_with(Setup { state: Some(state), config, through, cramped, ..Setup::default() });
+        let service = TestService::start_with(ServiceSetup {
+            state: Some(state),
+            config,
+            through,
+            cramped,
+            ..ServiceSetup::default()
+        });
         let disk = PathBuf::from(format!("/proc/{}/root{}", service.pid(), mount.path().display()));
         assert!(disk.join("state").is_dir(), "the daemon's disk is reachable");
         Some(Small { service, disk, _mount: mount })
@@ -88,7 +94,7 @@ impl Small {
 }
 
 /// Asks until the disk is full; what still fits into pages that the journal had already is granted.
-fn ask_until_full(client: &Client) {
+fn ask_until_full(client: &TestClient) {
     let refusal = until("asks are refused", LONG, || {
         let more = json!({"wait_s": 0, "ttl_s": 1, "tier": "interactive", "priority": 10});
         let answer = client.post("/v1/leases", &ask(384 * MIB, more));
@@ -169,7 +175,7 @@ fn goes_on_when_full(Small { service, disk, .. }: &Small) {
 }
 
 /// Writes as much as the daemon lets, until it has no room even for a renewal.
-fn renew_until_refused(client: &Client, lease: &Lease) {
+fn renew_until_refused(client: &TestClient, lease: &Lease) {
     let renew = json!({"epoch": lease.epoch});
     let refusal = until("not even a renewal can be written", LONG, || {
         let answer = client.post(&format!("/v1/leases/{}/renew", lease.id), &renew);

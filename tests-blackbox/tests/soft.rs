@@ -11,7 +11,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, Output, Stdio};
 use sublet_blackbox::binary::{root, sublet};
 use sublet_blackbox::service::bare_command;
-use sublet_blackbox::{GIB, Gpu, LONG, MIB, Service, Setup, until};
+use sublet_blackbox::{GIB, LONG, MIB, ServiceSetup, TestGpu, TestService, until};
 use sublet_wire::{Card, CardState, Cards, Leases};
 
 /// What the driver keeps of a soft card.
@@ -20,8 +20,8 @@ const IDLE: u64 = 64 * MIB;
 const CONTEXT: u64 = 128 * MIB;
 const NOTICE: &str = "these are soft GPUs: programs of CUDA's driver API run on them, PyTorch and the like do not";
 
-fn serve(gpu: &'static str) -> Service {
-    Service::start_with(Setup { gpu: Gpu::Named(gpu), ..Setup::default() })
+fn serve(gpu: &'static str) -> TestService {
+    TestService::start_with(ServiceSetup { gpu: TestGpu::Named(gpu), ..ServiceSetup::default() })
 }
 
 fn hold() -> String {
@@ -50,18 +50,18 @@ impl Drop for Holder {
     }
 }
 
-fn cards(service: &Service) -> Vec<Card> {
+fn cards(service: &TestService) -> Vec<Card> {
     service.client().get("/v1/cards").read::<Cards>().cards
 }
 
-fn await_card(service: &Service, index: usize, what: &str, is_so: impl Fn(&Card) -> bool) -> Card {
+fn await_card(service: &TestService, index: usize, what: &str, is_so: impl Fn(&Card) -> bool) -> Card {
     *until(&format!("GPU {index}: {what}"), LONG, || {
         let card = Box::new(cards(service).into_iter().nth(index).expect("there is such a GPU"));
         if is_so(&card) { Ok(card) } else { Err(card) }
     })
 }
 
-fn leases(service: &Service) -> Leases {
+fn leases(service: &TestService) -> Leases {
     serde_json::from_slice(&succeeded(&service.cli(&["ps", "--json"])).stdout).expect("JSON")
 }
 
@@ -74,13 +74,13 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-fn fault(service: &Service, words: &str) -> String {
+fn fault(service: &TestService, words: &str) -> String {
     let words: Vec<&str> = ["soft", "fault"].into_iter().chain(words.split(' ')).collect();
     text(&succeeded(&service.cli(&words)).stdout)
 }
 
 /// What the file says: the bytes of each process, with its pid.
-fn on_the_cards(service: &Service) -> Vec<(u64, u64)> {
+fn on_the_cards(service: &TestService) -> Vec<(u64, u64)> {
     let output = service.cli(&["soft", "status", "--json"]);
     let shown: Value = serde_json::from_slice(&succeeded(&output).stdout).expect("JSON");
     let processes = shown["processes"].as_array().expect("a list").iter();
@@ -142,7 +142,7 @@ fn a_program_without_a_lease_is_a_stranger_and_outlives_a_restart_of_the_service
     assert_eq!(refused.status.code(), Some(1), "{said}");
     assert!(said.contains(&format!("process {} uses the soft GPUs there are", stranger.0.id())), "{said}");
     drop(stranger);
-    service.set_gpu(Gpu::Named("soft:2x8GiB"));
+    service.set_gpu(TestGpu::Named("soft:2x8GiB"));
     service.restart();
     assert_eq!(cards(&service).iter().map(|card| card.total_bytes).collect::<Vec<_>>(), [8 * GIB, 8 * GIB]);
 }
@@ -319,7 +319,7 @@ fn the_service_takes_soft_cards_by_itself_and_says_so_everywhere() {
         eprintln!("skipped: there is an NVIDIA device here, and nothing is chosen in its place");
         return;
     }
-    let mut service = Service::start_with(Setup { gpu: Gpu::Unsaid, ..Setup::default() });
+    let mut service = TestService::start_with(ServiceSetup { gpu: TestGpu::Unspecified, ..ServiceSetup::default() });
     let log = service.log();
     assert!(log.contains("no NVIDIA device is visible on this machine: soft GPUs stand in"), "{log}");
     assert!(log.contains(NOTICE), "{log}");
@@ -340,9 +340,14 @@ fn the_service_takes_soft_cards_by_itself_and_says_so_everywhere() {
 #[test]
 fn the_file_says_which_cards_and_the_command_line_goes_before_it() {
     let config = Some("gpu = \"soft:3x2GiB\"\n".to_owned());
-    let service = Service::start_with(Setup { gpu: Gpu::Unsaid, config: config.clone(), ..Setup::default() });
+    let service = TestService::start_with(ServiceSetup {
+        gpu: TestGpu::Unspecified,
+        config: config.clone(),
+        ..ServiceSetup::default()
+    });
     assert_eq!(cards(&service).len(), 3);
-    let service = Service::start_with(Setup { gpu: Gpu::Named("soft:1x2GiB"), config, ..Setup::default() });
+    let service =
+        TestService::start_with(ServiceSetup { gpu: TestGpu::Named("soft:1x2GiB"), config, ..ServiceSetup::default() });
     assert_eq!(cards(&service).len(), 1);
 }
 
@@ -396,7 +401,7 @@ fn a_program_can_have_private_cards_that_go_away_with_it() {
 
 #[test]
 fn other_cards_and_missing_libraries_are_refused_with_what_to_do() {
-    let scripted = Service::start();
+    let scripted = TestService::start();
     let refused = scripted.cli(&["soft", "fault", "nvml", "lost"]);
     assert_eq!(refused.status.code(), Some(64));
     assert!(text(&refused.stderr).contains("are scripted, not soft\nhint: start some with"), "{refused:?}");

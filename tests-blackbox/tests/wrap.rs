@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use sublet_blackbox::binary::sublet;
 use sublet_blackbox::service::bare_command;
-use sublet_blackbox::{GIB, Service};
+use sublet_blackbox::{GIB, TestService};
 
 /// Says on which lease it is and what it was told, and has an exit code of its own.
 const TOOL: &str = "#!/bin/sh\nprintf '%s\\n' \"${SUBLET_LEASE-none}\" \"$@\"\nexit 7\n";
@@ -17,14 +17,14 @@ const SYSTEM: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// A service, and a user's home beside it with a folder of tools on PATH.
 struct Home {
-    service: Service,
+    service: TestService,
     /// What PATH begins with.
     first: Vec<PathBuf>,
 }
 
 impl Home {
     fn new() -> Home {
-        let service = Service::start();
+        let service = TestService::start();
         let tools = service.dir().join("tools");
         fs::create_dir(&tools).expect("a folder can be made");
         let home = Home { service, first: vec![tools] };
