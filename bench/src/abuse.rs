@@ -87,7 +87,7 @@ pub fn run(rig: &BenchRig) -> Result<BenchOutcome> {
     let mut command = Command::new(rig.sublet()?);
     command.args(["serve", "--gpu", "scripted:1x64TiB"]).arg("--config").arg(&config);
     command.arg("--state-dir").arg(&state).arg("--socket").arg(&socket);
-    let service = ServiceProcess::spawn(command, &state, socket.clone())?.ready(&state)?;
+    let service = ServiceProcess::spawn(command, &state, socket.clone())?.await_ready(&state)?;
     let cgroup = AbuserCgroup::new();
     let mut leases = Vec::new();
     let (mut worst, mut rounds, mut control) = (Vec::new(), Vec::new(), f64::NAN);

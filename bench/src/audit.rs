@@ -130,7 +130,7 @@ fn await_unleased(socket: &Path, count: usize) -> Result<()> {
 pub fn run(rig: &BenchRig) -> Result<BenchOutcome> {
     let folder = rig.fresh_folder("audit")?;
     let _crowd = SleepingProcesses::start()?;
-    let service = service::sublet(rig, &folder, SOFT_GPU)?.ready(&folder)?;
+    let service = service::sublet(rig, &folder, SOFT_GPU)?.await_ready(&folder)?;
     let path = soft::beside(&service.socket);
     let state = State::create(&path, &SOFT_GPU.trim_start_matches("soft:").parse().map_err(Error::msg::<String>)?)?;
     let _on_card = OtherProcesses::start(&path, GPU_PROCESSES, &state)?;

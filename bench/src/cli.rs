@@ -18,7 +18,7 @@ const WARM_UP: usize = 3;
 pub fn run(rig: &BenchRig) -> Result<BenchOutcome> {
     let folder = rig.fresh_folder("cli")?;
     // A GPU with 1 GiB for every call, since a detached lease stays.
-    let daemon = service::sublet(rig, &folder, "scripted:1x4TiB")?.ready(&folder)?;
+    let daemon = service::sublet(rig, &folder, "scripted:1x4TiB")?.await_ready(&folder)?;
     let gflow = Gflow::start(rig)?;
     let sublet = rig.sublet()?;
     let ours = |arguments: &[&str]| at_socket(&sublet, &daemon.socket, arguments);

@@ -21,7 +21,7 @@ const SETTLE_TIME: Duration = Duration::from_millis(3);
 /// Requests and syncs alternately.
 pub fn run(rig: &BenchRig) -> Result<BenchOutcome> {
     let folder = rig.fresh_folder("grant")?;
-    let service = service::sublet(rig, &folder, "scripted:1x1TiB")?.ready(&folder)?;
+    let service = service::sublet(rig, &folder, "scripted:1x1TiB")?.await_ready(&folder)?;
     let mut written = Pages::written(&folder.join("bench-written"), GRANTS)?;
     let mut growing = Pages::growing(&folder.join("bench-growing"))?;
     let mut client = BenchClient::connect(&service.socket)?;

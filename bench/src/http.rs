@@ -92,7 +92,8 @@ pub fn run(rig: &BenchRig) -> Result<BenchOutcome> {
 fn our_round(rig: &BenchRig, round: u32) -> Result<ServiceRound> {
     let folder = rig.fresh_folder(&format!("http-s{round}"))?;
     let disk_before = disk::probe(&folder)?;
-    measure_round(rig, &service::sublet(rig, &folder, SCRIPTED_GPU)?.ready(&folder)?, disk_before).context("sublet")
+    measure_round(rig, &service::sublet(rig, &folder, SCRIPTED_GPU)?.await_ready(&folder)?, disk_before)
+        .context("sublet")
 }
 
 /// A round of the FastAPI service alone.

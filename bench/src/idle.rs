@@ -12,7 +12,7 @@ const SETTLE_TIME: Duration = Duration::from_secs(3);
 /// Measures a daemon without requests.
 pub fn run(rig: &BenchRig) -> Result<BenchOutcome> {
     let folder = rig.fresh_folder("idle")?;
-    let service = service::sublet(rig, &folder, "scripted:1x1TiB")?.ready(&folder)?;
+    let service = service::sublet(rig, &folder, "scripted:1x1TiB")?.await_ready(&folder)?;
     std::thread::sleep(SETTLE_TIME);
     let (before, start) = (proc::cpu_of_tree(service.pid())?, Instant::now());
     std::thread::sleep(rig.idle);

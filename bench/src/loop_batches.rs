@@ -31,7 +31,7 @@ const BATCHES: usize = 200;
 pub fn run(rig: &BenchRig) -> Result<BenchOutcome> {
     let folder = rig.fresh_folder("loop")?;
     let (journal, _) = Journal::open(&folder.join("state"))?;
-    let mut raw = RawDatabase::make(&folder.join("state/journal.db"), &folder.join("raw.db"))?;
+    let mut raw = RawDatabase::create(&folder.join("state/journal.db"), &folder.join("raw.db"))?;
     let (mut ours, mut twin) = (LoopWorld::new(), LoopWorld::new());
     let mut journal = Some(journal);
     let mut rates = Vec::new();

@@ -50,7 +50,7 @@ pub struct RawDatabase {
 
 impl RawDatabase {
     /// Makes one with the tables of the journal at `like`.
-    pub fn make(like: &Path, path: &Path) -> Result<RawDatabase> {
+    pub fn create(like: &Path, path: &Path) -> Result<RawDatabase> {
         let ours = Connection::open(like)?;
         let mut conn = Connection::open(path)?;
         conn.busy_handler(Some(wait))?;

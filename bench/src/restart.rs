@@ -48,7 +48,7 @@ impl RestartRound {
 /// Prepares the leases, then restarts a few times.
 pub fn run(rig: &BenchRig) -> Result<BenchOutcome> {
     let folder = rig.fresh_folder("restart")?;
-    let mut daemon = service::sublet(rig, &folder, SCRIPTED_GPU)?.ready(&folder)?;
+    let mut daemon = service::sublet(rig, &folder, SCRIPTED_GPU)?.await_ready(&folder)?;
     let start = Instant::now();
     let granted = load::fill(&daemon.socket, rig.connections, rig.leases).context("cannot prepare the leases")?;
     let fill_s = start.elapsed().as_secs_f64();

@@ -41,7 +41,7 @@ impl ServiceProcess {
     }
 
     /// Waits until `GET /readyz` answers 200.
-    pub fn ready(mut self, folder: &Path) -> Result<ServiceProcess> {
+    pub fn await_ready(mut self, folder: &Path) -> Result<ServiceProcess> {
         let request = bodiless_request("GET", "/readyz");
         self.try_until(folder, Duration::from_millis(5), |socket| {
             matches!(BenchClient::connect(socket).and_then(|mut client| Ok(client.call(&request)?.0)), Ok(200))
@@ -124,7 +124,7 @@ pub fn fastapi(folder: &Path) -> Result<ServiceProcess> {
         .arg(&socket)
         .env("PEER_DB", folder.join("peer.db"))
         .env("PYTHONDONTWRITEBYTECODE", "1");
-    ServiceProcess::spawn(command, folder, socket)?.ready(folder)
+    ServiceProcess::spawn(command, folder, socket)?.await_ready(folder)
 }
 
 fn peer_folder() -> PathBuf {

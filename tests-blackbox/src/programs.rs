@@ -228,7 +228,7 @@ pub fn await_bytes(client: &TestClient, id: &str, mib: u64) {
 }
 
 /// Sends an action for a lease, which the service must accept.
-pub fn tell(client: &TestClient, id: &str, verb: &str) {
+pub fn post_action(client: &TestClient, id: &str, verb: &str) {
     let answer = client.send("POST", &format!("/v1/leases/{id}/{verb}"), &[], b"");
     assert_eq!(answer.status, 200, "{}", answer.text());
 }

@@ -37,20 +37,20 @@ pub fn serve_with(config: &str) -> TestService {
 }
 
 /// All unleased processes.
-pub fn strangers(service: &TestService) -> Strangers {
+pub fn unleased_processes(service: &TestService) -> Strangers {
     service.client().get("/v1/strangers").read()
 }
 
 /// Waits until this program is recorded as unleased with all of its memory, and returns its record.
-pub fn found(service: &TestService, alone: &UnleasedProgram) -> Stranger {
+pub fn await_found(service: &TestService, alone: &UnleasedProgram) -> Stranger {
     let all = Some(alone.mib * MIB);
-    await_stranger(service, alone.pid(), "it is found", |stranger| stranger.vram_bytes >= all)
+    await_unleased(service, alone.pid(), "it is found", |stranger| stranger.vram_bytes >= all)
 }
 
 /// Waits until an unleased process has this pid and `is_so` holds for it, and returns its record.
-pub fn await_stranger(service: &TestService, pid: u32, what: &str, is_so: impl Fn(&Stranger) -> bool) -> Stranger {
+pub fn await_unleased(service: &TestService, pid: u32, what: &str, is_so: impl Fn(&Stranger) -> bool) -> Stranger {
     until(what, LONG, || {
-        let all = strangers(service).strangers;
+        let all = unleased_processes(service).strangers;
         all.iter().find(|stranger| stranger.pid == pid && is_so(stranger)).cloned().ok_or(all)
     })
 }
@@ -58,7 +58,7 @@ pub fn await_stranger(service: &TestService, pid: u32, what: &str, is_so: impl F
 /// Waits until this process is no longer recorded, and returns its audit trail.
 pub fn await_closed(service: &TestService, id: &str) -> String {
     until(&format!("{id} is no stranger any more"), LONG, || {
-        let all = strangers(service).strangers;
+        let all = unleased_processes(service).strangers;
         if all.iter().all(|stranger| stranger.id != id) { Ok(()) } else { Err(all) }
     });
     successful_output(service, &["audit", "show", id])

@@ -86,7 +86,7 @@ fn a_units_drop_in_is_shown_first_written_on_demand_and_removed_as_it_was_writte
 }
 
 #[test]
-fn a_drop_in_that_would_not_work_or_is_not_permitted_is_said_and_own_units_need_no_root() {
+fn a_drop_in_that_would_not_work_or_is_not_permitted_is_refused_and_own_units_need_no_root() {
     let service = serve();
     let units = Units::with(&service, "[Service]\nType=forking\nExecStart=/bin/true\n");
     let attach = |who: &str, more: &[&str]| {

@@ -11,7 +11,7 @@ use std::process::{Output, Stdio};
 use sublet_blackbox::binary::sublet;
 use sublet_blackbox::http::JSON;
 use sublet_blackbox::service::bare_command;
-use sublet_blackbox::token::{new_secret, wish};
+use sublet_blackbox::token::{new_secret, token_body};
 use sublet_blackbox::user::{as_user, as_user_in, is_root};
 use sublet_blackbox::{HttpReply, LONG, MIB, ServiceSetup, TestClient, TestProcess, TestService, ask, until};
 use sublet_wire::{Lease, LeaseState, Rule, Token};
@@ -221,7 +221,7 @@ fn call(client: &TestClient, &Row { method, path, .. }: &Row, subject: &Subject)
     let epoch = subject.epoch;
     let body = match path.rsplit('/').next() {
         Some("leases") => ask(300 * MIB, json!({})),
-        Some("tokens") => wish(&new_secret(), json!({})),
+        Some("tokens") => token_body(&new_secret(), json!({})),
         Some("renew") => json!({ "epoch": epoch }),
         Some("hook") => json!({ "epoch": epoch, "done": "yielded" }),
         Some("accept") => json!({ "vram_bytes": 1 << 30 }),
@@ -258,12 +258,12 @@ fn patiently(what: &str, call: impl Fn() -> HttpReply) -> HttpReply {
 }
 
 /// A status, or the code of a refusal.
-fn told(answer: &HttpReply) -> String {
+fn answer_summary(answer: &HttpReply) -> String {
     if answer.status < 400 { answer.status.to_string() } else { answer.code().to_owned() }
 }
 
 fn check(what: &str, row: &Row, answer: &HttpReply, expected: &str) {
-    assert_eq!(told(answer), expected, "{what}: {} {} answers {}", row.method, row.path, answer.text());
+    assert_eq!(answer_summary(answer), expected, "{what}: {} {} answers {}", row.method, row.path, answer.text());
     let challenge = answer.header("www-authenticate");
     assert_eq!(challenge, (answer.status == 401).then_some("Bearer"), "{what}: {} {}", row.method, row.path);
 }
@@ -313,8 +313,8 @@ fn each_caller_gets_what_is_its_own_and_no_more() {
                 let missing = is_missing.then(|| made.missing());
                 let subject = missing.as_ref().unwrap_or(&made);
                 let answer = world.call(caller, row, subject);
-                if told(&answer) != expected[column] {
-                    wrong.push(format!("{what}, missing: {is_missing}: {} {}", told(&answer), answer.text()));
+                if answer_summary(&answer) != expected[column] {
+                    wrong.push(format!("{what}, missing: {is_missing}: {} {}", answer_summary(&answer), answer.text()));
                 }
                 let challenge = answer.header("www-authenticate");
                 assert_eq!(challenge, (answer.status == 401).then_some("Bearer"), "{what}");

@@ -110,7 +110,7 @@ fn a_field_out_of_its_range_or_of_a_wrong_type_is_refused() {
 }
 
 #[test]
-fn what_no_card_could_ever_hold_is_refused_and_not_queued() {
+fn a_request_larger_than_every_gpu_is_refused_and_not_queued() {
     check(&[
         (r#"{"vram_bytes": 1}"#, &["bad_value"]),
         (r#"{"vram_bytes": 1048576}"#, &["below_context"]),
@@ -121,7 +121,7 @@ fn what_no_card_could_ever_hold_is_refused_and_not_queued() {
 }
 
 #[test]
-fn a_body_that_is_not_an_ask_is_refused() {
+fn a_body_that_is_not_a_request_for_a_lease_is_refused() {
     let deep = "[".repeat(100_000);
     let deep_field = format!(r#"{{"vram_bytes": {}"#, r#"{"a":"#.repeat(10_000));
     check(&[

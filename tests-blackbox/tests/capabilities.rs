@@ -2,7 +2,7 @@
 //! says what it cannot do.
 
 use sublet_blackbox::programs::{UnleasedProgram, successful_output};
-use sublet_blackbox::unleased::{CONFIG, PARKS, assert_in_order, await_closed, await_stranger, found, mode};
+use sublet_blackbox::unleased::{CONFIG, PARKS, assert_in_order, await_closed, await_found, await_unleased, mode};
 use sublet_blackbox::user::is_root;
 use sublet_blackbox::{LONG, MIB, ServiceSetup, TestClient, TestGpu, TestService, until};
 use sublet_wire::{Lease, LeaseState, Rung};
@@ -53,7 +53,7 @@ fn with_the_listed_capabilities_another_users_program_is_parked_and_resumed() {
     let service = serve_with(&NEEDED, PARKS);
     let client = service.client();
     let mut alone = UnleasedProgram::start_holding_as(&service, Some(USER), 512);
-    found(&service, &alone);
+    await_found(&service, &alone);
     mode(&service, "enforce");
     let parked = await_lease(&client, LeaseState::Parked);
     assert_eq!((parked.rung, parked.seen_bytes), (Some(Rung::Driver), Some(0)), "{parked:?}");
@@ -70,7 +70,7 @@ fn with_the_listed_capabilities_another_users_program_is_ended() {
     }
     let service = serve_with(&NEEDED, CONFIG);
     let alone = UnleasedProgram::start_holding_as(&service, Some(USER), 512);
-    let stranger = found(&service, &alone);
+    let stranger = await_found(&service, &alone);
     mode(&service, "enforce");
     assert_eq!(alone.end_signal(), None);
     assert_in_order(&await_closed(&service, &stranger.id), &["SIGTERM is to be sent", "SIGTERM was sent"]);
@@ -83,7 +83,7 @@ fn without_cap_kill_a_signal_to_another_user_fails_and_the_trail_says_so() {
     }
     let service = serve_with(&without("kill"), CONFIG);
     let mut alone = UnleasedProgram::start_holding_as(&service, Some(USER), 512);
-    let stranger = found(&service, &alone);
+    let stranger = await_found(&service, &alone);
     mode(&service, "enforce");
     let story = until("the failure is on the record", LONG, || {
         let story = successful_output(&service, &["audit", "show", &stranger.id]);
@@ -100,7 +100,7 @@ fn without_cap_sys_ptrace_another_users_program_is_not_parked_by_the_driver() {
     }
     let service = serve_with(&without("sys_ptrace"), PARKS);
     let alone = UnleasedProgram::start_holding_as(&service, Some(USER), 512);
-    await_stranger(&service, alone.pid(), "it is found", |stranger| stranger.vram_bytes >= Some(512 * MIB));
+    await_unleased(&service, alone.pid(), "it is found", |stranger| stranger.vram_bytes >= Some(512 * MIB));
     let doctor = service.cli(&["doctor"]);
     let told = String::from_utf8_lossy(&doctor.stdout).into_owned();
     assert!(told.contains("CAP_SYS_PTRACE"), "{told}");

@@ -158,8 +158,8 @@ fn two_users_with_thousands_of_event_streams_do_not_shut_out_root_or_another_use
 }
 
 #[test]
-fn a_user_without_seats_is_told_which_limit_it_was_and_health_is_answered() {
-    let test = "a_user_without_seats_is_told_which_limit_it_was_and_health_is_answered";
+fn a_user_without_seats_gets_the_limit_by_name_and_health_is_answered() {
+    let test = "a_user_without_seats_gets_the_limit_by_name_and_health_is_answered";
     let Some(service) = for_users(test, ServiceSetup::default()) else { return };
     let client = service.client();
     let half = b"GET /v1/cards HTTP/1.1\r\nhost: x\r\nx-lo";
@@ -236,8 +236,8 @@ fn event_streams_and_long_polls_of_a_user_have_limits_of_their_own() {
 }
 
 #[test]
-fn with_few_descriptors_the_limits_are_smaller_and_it_is_said() {
-    let test = "with_few_descriptors_the_limits_are_smaller_and_it_is_said";
+fn with_few_descriptors_the_limits_are_smaller_and_the_log_says_so() {
+    let test = "with_few_descriptors_the_limits_are_smaller_and_the_log_says_so";
     let few = ["sh", "-c", "ulimit -n 600; exec \"$@\"", "sh"].map(str::to_owned);
     let Some(service) = for_users(test, ServiceSetup { through: few.into(), ..ServiceSetup::default() }) else {
         return;
@@ -340,7 +340,7 @@ fn a_client_over_tcp_that_is_gone_keeps_no_seat() {
 }
 
 #[test]
-fn a_user_that_connects_too_often_is_told_so() {
+fn a_user_that_connects_too_often_is_refused_with_the_reason() {
     if !is_root() {
         return eprintln!("skipped: only root can be another user");
     }

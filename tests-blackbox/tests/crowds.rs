@@ -70,7 +70,7 @@ fn a_thousand_half_open_connections_delay_neither_an_answer_nor_an_expiry() {
 }
 
 #[test]
-fn one_connection_too_many_is_told_to_come_again_and_the_crowd_costs_little_memory() {
+fn one_connection_too_many_gets_a_retry_time_and_many_connections_cost_little_memory() {
     let service = TestService::start();
     let client = service.client();
     allow_many_files();

@@ -42,7 +42,7 @@ fn await_nothing(client: &TestClient) {
 }
 
 #[test]
-fn not_even_the_context_stays_and_all_is_there_when_it_is_used_again() {
+fn the_context_leaves_too_and_all_memory_is_there_at_the_next_use() {
     let service = serve("soft:1x4GiB");
     let client = service.client();
     let job = deep(&service, &client, &["--idle"]);
@@ -120,7 +120,7 @@ fn a_program_that_ends_while_parked_without_its_context_waits_for_no_other() {
 }
 
 #[test]
-fn while_a_stranger_is_on_the_card_contexts_stay() {
+fn while_an_unleased_process_is_on_the_gpu_contexts_stay() {
     let service = serve("soft:1x4GiB");
     let client = service.client();
     let job = WrappedProgram::start_holding(&service, "2G", "512MiB", &["--idle"]);

@@ -12,7 +12,7 @@ use std::sync::mpsc::Receiver;
 use std::thread;
 use std::time::Duration;
 use sublet_blackbox::binary::example;
-use sublet_blackbox::programs::{WrappedProgram, await_bytes, await_state, successful_output, tell, text};
+use sublet_blackbox::programs::{WrappedProgram, await_bytes, await_state, post_action, successful_output, text};
 use sublet_blackbox::proxy::{
     CONTEXT, MODEL, PROMPT, ProxyProcess, assert_answered, job_that_fills_the_gpu, park, prompt, proxy_refusal, serve,
     server,
@@ -23,7 +23,7 @@ use sublet_blackbox::{HttpReply, LONG, MIB, TestClient, until};
 use sublet_wire::{LeaseState, exit};
 
 #[test]
-fn a_request_at_the_door_waits_and_nothing_is_allocated_until_the_lease_is_back() {
+fn a_request_at_the_proxy_waits_and_nothing_is_allocated_until_the_lease_is_back() {
     let service = serve();
     let client = service.client();
     let (_job, port) = server(&service);
@@ -128,7 +128,7 @@ fn without_a_daemon_nothing_passes_unless_that_was_chosen() {
 }
 
 #[test]
-fn a_service_with_a_standing_ask_is_held_back_once_it_has_a_lease() {
+fn a_service_with_a_standing_request_is_held_back_once_it_has_a_lease() {
     let service = serve();
     let client = service.client();
     successful_output(&service, &["attach", "exe:sublet-example-serve", "--vram", "1G"]);
@@ -194,7 +194,7 @@ fn requests_wait_for_the_first_grant_of_a_service_and_sigterm_stops_the_proxy_cl
     thread::sleep(Duration::from_millis(500));
     assert!(answer.try_recv().is_err());
     // The proxy would ask for a parked lease to be resumed; this one is in the queue already.
-    tell(&client, "L1", "park");
+    post_action(&client, "L1", "park");
     assert_answered(&answer.recv_timeout(LONG).expect("an answer"));
     kill_process(Pid::from_child(&door.child), Signal::TERM).expect("an own child");
     let status = until("the door closes", LONG, || door.child.try_wait().ok().flatten().ok_or(()));

@@ -10,7 +10,7 @@ use std::thread;
 use std::time::Duration;
 use sublet_blackbox::binary::example;
 use sublet_blackbox::programs::{
-    UnleasedProgram, WrappedProgram, await_bytes, await_state, successful_output, tell, text,
+    UnleasedProgram, WrappedProgram, await_bytes, await_state, post_action, successful_output, text,
 };
 use sublet_blackbox::wait::throughout;
 use sublet_blackbox::{LONG, MIB, ServiceSetup, TestClient, TestGpu, TestService, until};
@@ -206,7 +206,7 @@ fn a_program_that_dies_during_a_resume_frees_everything(way: Way) {
     let victim = program_of(&service, "L1");
     park(&service, "L1");
     let dies = || {
-        tell(&client, "L1", "resume");
+        post_action(&client, "L1", "resume");
         await_state(&client, "L1", LeaseState::Resuming);
         let waiter = guest(&service, "3G");
         await_state(&client, "L2", LeaseState::Waiting);
@@ -385,7 +385,7 @@ fn a_resume_by_the_library_loses_no_byte_if_an_unleased_process_has_the_room() {
     park(&service, "L1");
     // Its room is reserved, and it cannot take it before the unleased process does.
     signal(program, Signal::STOP);
-    tell(&client, "L1", "resume");
+    post_action(&client, "L1", "resume");
     await_state(&client, "L1", LeaseState::Resuming);
     let stranger = UnleasedProgram::start_holding(&service, 1300);
     signal(program, Signal::CONT);
@@ -406,7 +406,7 @@ fn no_driver_restore_is_tried_while_an_unleased_process_has_the_room() {
     let program = program_of(&service, "L1");
     park(&service, "L1");
     let stranger = while_the_driver_hangs(&service, || {
-        tell(&client, "L1", "resume");
+        post_action(&client, "L1", "resume");
         await_state(&client, "L1", LeaseState::Resuming);
         UnleasedProgram::start_holding(&service, 1300)
     });
@@ -517,7 +517,7 @@ fn a_host_that_sleeps_during_a_park_loses_nothing(way: Way) {
         assert!(guest != LeaseState::Active || victim == LeaseState::Parked, "{victim:?}, and {guest:?}");
         if guest == LeaseState::Active { Ok(()) } else { Err((victim, guest)) }
     });
-    tell(&client, "L1", "resume");
+    post_action(&client, "L1", "resume");
     while_all_sleep(&service, "L1", Duration::from_secs(2));
     drop(waiter);
     await_state(&client, "L1", LeaseState::Active);
@@ -649,7 +649,7 @@ fn a_daemon_killed_at_any_moment_of_what_the_driver_does_is_followed_by_one_that
     for pause_ms in [0, 2, 5, 10, 20, 40, 80, 160, 320] {
         let client = service.client();
         client.await_lease("it can be parked", "L1", |lease| lease.not_parkable.is_none());
-        tell(&client, "L1", "park");
+        post_action(&client, "L1", "park");
         thread::sleep(Duration::from_millis(pause_ms));
         service.kill();
         service.restart();
@@ -659,7 +659,7 @@ fn a_daemon_killed_at_any_moment_of_what_the_driver_does_is_followed_by_one_that
             Some(state) if state == expected => Ok(()),
             other => Err(other),
         });
-        tell(&client, "L1", "resume");
+        post_action(&client, "L1", "resume");
         thread::sleep(Duration::from_millis(pause_ms));
         service.kill();
         service.restart();

@@ -269,7 +269,7 @@ fn a_backup_that_is_put_back_hands_out_no_epoch_and_no_number_of_a_lease_twice()
 }
 
 #[test]
-fn a_second_daemon_on_the_same_cards_refuses_and_names_the_first() {
+fn a_second_daemon_on_the_same_gpus_refuses_and_names_the_first() {
     let first = tempfile::tempdir().expect("a directory can be made");
     let start = |name: &str| {
         let dir = first.path().join(name);

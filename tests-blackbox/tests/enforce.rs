@@ -10,17 +10,18 @@ use sublet_blackbox::binary::example;
 use sublet_blackbox::programs::{UnleasedProgram, WrappedProgram, await_bytes, await_state, successful_output, text};
 use sublet_blackbox::tracer::Traced;
 use sublet_blackbox::unleased::{
-    CONFIG, PARKS, assert_in_order, await_closed, await_stranger, found, is_alive, mode, serve, serve_with, strangers,
+    CONFIG, PARKS, assert_in_order, await_closed, await_found, await_unleased, is_alive, mode, serve, serve_with,
+    unleased_processes,
 };
 use sublet_blackbox::wait::throughout;
 use sublet_blackbox::{LONG, MIB, ServiceSetup, TestGpu, TestService, ask, until};
 use sublet_wire::{CardState, LeaseState, Mode, Next, Reason, Rung, Step, Stranger};
 
 #[test]
-fn a_stranger_is_found_and_put_on_the_record_and_nothing_happens_to_it() {
+fn an_unleased_process_is_found_and_recorded_and_not_touched() {
     let service = serve();
     let mut alone = UnleasedProgram::start_holding(&service, 1024);
-    let stranger = found(&service, &alone);
+    let stranger = await_found(&service, &alone);
     assert_eq!((stranger.step, stranger.next), (Step::Found, Next::Nothing), "{stranger:?}");
     assert!(stranger.exe.as_deref().is_some_and(|exe| exe.ends_with("sublet-example-hold")), "{stranger:?}");
     assert!(stranger.command.iter().any(|word| word == "1024MiB"), "{stranger:?}");
@@ -39,7 +40,7 @@ fn a_stranger_is_found_and_put_on_the_record_and_nothing_happens_to_it() {
 fn an_unleased_process_is_ended_after_the_warning_and_its_memory_is_free() {
     let service = serve();
     let alone = UnleasedProgram::start_holding(&service, 1024);
-    let stranger = found(&service, &alone);
+    let stranger = await_found(&service, &alone);
     let preview = successful_output(&service, &["enforce", "preview"]);
     assert!(preview.contains("SIGTERM in 2 s"), "{preview}");
     // Without `--yes` it is only shown.
@@ -61,7 +62,7 @@ fn an_unleased_process_is_ended_after_the_warning_and_its_memory_is_free() {
     // A process like it that starts again is recorded as such.
     mode(&service, "observe");
     let anew = UnleasedProgram::start_holding(&service, 1024);
-    let known = found(&service, &anew);
+    let known = await_found(&service, &anew);
     assert_eq!(known.again.as_ref(), Some(&stranger.id), "{known:?}");
     let status = successful_output(&service, &["enforce", "status"]);
     assert!(status.contains("was the same and is gone; something starts it anew"), "{status}");
@@ -72,7 +73,7 @@ fn an_unleased_process_is_ended_after_the_warning_and_its_memory_is_free() {
 fn an_unleased_process_that_cannot_be_parked_and_ignores_sigterm_gets_sigkill_after_the_grace() {
     let service = serve_with(PARKS);
     let alone = UnleasedProgram::start_holding(&service, 1024);
-    let stranger = found(&service, &alone);
+    let stranger = await_found(&service, &alone);
     alone.signal(Signal::STOP);
     mode(&service, "enforce");
     assert_eq!(alone.end_signal(), Some(9));
@@ -100,11 +101,11 @@ fn an_unleased_process_is_parked_after_the_warning_and_continues_when_resumed() 
     let service = serve_with(PARKS);
     let client = service.client();
     let mut alone = UnleasedProgram::start_holding(&service, 1024);
-    let stranger = found(&service, &alone);
+    let stranger = await_found(&service, &alone);
     let preview = successful_output(&service, &["enforce", "preview"]);
     assert!(preview.contains("parked in 2 s, or SIGTERM if it cannot be"), "{preview}");
     mode(&service, "enforce");
-    let warned = await_stranger(&service, alone.pid(), "it is warned", |stranger| stranger.step == Step::Warned);
+    let warned = await_unleased(&service, alone.pid(), "it is warned", |stranger| stranger.step == Step::Warned);
     assert_eq!((warned.next, warned.signal), (Next::Parked, None));
     let parked = await_state(&client, "L1", LeaseState::Parked);
     assert_eq!((parked.rung, parked.seen_bytes), (Some(Rung::Driver), Some(0)), "{parked:?}");
@@ -126,7 +127,7 @@ fn an_unleased_process_is_parked_after_the_warning_and_continues_when_resumed() 
     await_bytes(&client, "L1", 1024);
     // It has a lease now, on a GPU in mode `enforce`.
     alone.assert_alive_for(5);
-    assert!(strangers(&service).strangers.is_empty());
+    assert!(unleased_processes(&service).strangers.is_empty());
     // It checks all of its memory before it exits.
     alone.signal(Signal::TERM);
     assert_eq!(alone.end_signal(), None);
@@ -143,7 +144,7 @@ fn a_lease_that_no_program_uses_keeps_no_other_program_from_being_parked() {
     let mut idle = WrappedProgram::start(&service, &["--vram", "256M", "--", "sh", "-c", "echo up; sleep 600"]);
     assert_eq!(idle.line(), "up\n", "{}", idle.output_text());
     let mut alone = UnleasedProgram::start_holding(&service, 1024);
-    found(&service, &alone);
+    await_found(&service, &alone);
     mode(&service, "enforce");
     await_state(&client, "L3", LeaseState::Parked);
     alone.assert_alive_for(1);
@@ -157,7 +158,7 @@ fn a_lease_that_no_program_uses_keeps_no_other_program_from_being_parked() {
 fn an_unleased_process_is_not_parked_beside_another() {
     let service = serve_with(PARKS);
     let (one, other) = (UnleasedProgram::start_holding(&service, 512), UnleasedProgram::start_holding(&service, 512));
-    let (first, second) = (found(&service, &one), found(&service, &other));
+    let (first, second) = (await_found(&service, &one), await_found(&service, &other));
     mode(&service, "enforce");
     assert_eq!((one.end_signal(), other.end_signal()), (None, None));
     let stories = [await_closed(&service, &first.id), await_closed(&service, &second.id)];
@@ -171,9 +172,9 @@ fn an_unleased_process_is_not_parked_beside_another() {
 fn a_daemon_killed_while_it_parks_an_unleased_process_continues_with_the_same_lease() {
     let mut service = serve_with(PARKS);
     let mut alone = UnleasedProgram::start_holding(&service, 1024);
-    let stranger = found(&service, &alone);
+    let stranger = await_found(&service, &alone);
     mode(&service, "enforce");
-    await_stranger(&service, alone.pid(), "it is moved", |stranger| stranger.step == Step::Moving);
+    await_unleased(&service, alone.pid(), "it is moved", |stranger| stranger.step == Step::Moving);
     service.kill();
     service.restart();
     await_state(&service.client(), "L1", LeaseState::Parked);
@@ -194,9 +195,9 @@ fn an_unleased_process_with_1100_children_is_ended_and_so_is_another_beside_it()
     let service = serve();
     let line = format!("for i in $(seq 1100); do sleep 60 & done; exec {} 256MiB --idle", example("hold"));
     let mut crowd = service.command(&["soft", "env", "--", "bash", "-c", &line]).spawn().expect("a program");
-    await_stranger(&service, crowd.id(), "it is found", |stranger| stranger.vram_bytes >= Some(256 * MIB));
+    await_unleased(&service, crowd.id(), "it is found", |stranger| stranger.vram_bytes >= Some(256 * MIB));
     let alone = UnleasedProgram::start_holding(&service, 256);
-    found(&service, &alone);
+    await_found(&service, &alone);
     mode(&service, "enforce");
     assert_eq!(alone.end_signal(), None);
     until("it ends", LONG, || match crowd.try_wait().expect("an own child") {
@@ -209,9 +210,9 @@ fn an_unleased_process_with_1100_children_is_ended_and_so_is_another_beside_it()
 fn an_adopted_process_has_a_lease_and_is_not_touched() {
     let service = serve();
     let mut alone = UnleasedProgram::start_holding(&service, 1024);
-    let stranger = found(&service, &alone);
+    let stranger = await_found(&service, &alone);
     mode(&service, "enforce");
-    await_stranger(&service, alone.pid(), "it is warned", |stranger| stranger.step == Step::Warned);
+    await_unleased(&service, alone.pid(), "it is warned", |stranger| stranger.step == Step::Warned);
     let said = successful_output(&service, &["adopt", &alone.pid().to_string()]);
     assert!(said.contains("has L1 now"), "{said}");
     let story = await_closed(&service, &stranger.id);
@@ -228,7 +229,7 @@ fn an_adopted_process_has_a_lease_and_is_not_touched() {
 fn a_process_can_be_adopted_by_its_own_user_and_an_operator_only() {
     let service = serve();
     let alone = UnleasedProgram::start_holding_as(&service, Some(4711), 512);
-    let stranger = found(&service, &alone);
+    let stranger = await_found(&service, &alone);
     assert_eq!(stranger.uid, 4711);
     let other = service.command(&["adopt", &alone.pid().to_string()]).uid(4712).gid(4712).output().expect("a program");
     assert!(!other.status.success(), "{}", text(&other));
@@ -246,7 +247,7 @@ fn a_process_can_be_adopted_by_its_own_user_and_an_operator_only() {
 }
 
 #[test]
-fn what_descends_from_a_holder_is_no_stranger_however_it_hides() {
+fn a_descendant_of_a_holder_is_leased_however_it_hides() {
     let service = serve();
     mode(&service, "enforce");
     // It forks twice, leaves its session and its parent, and takes another name.
@@ -254,7 +255,7 @@ fn what_descends_from_a_holder_is_no_stranger_however_it_hides() {
     let _job = WrappedProgram::start(&service, &["--vram", "1G", "--", "bash", "-c", &line]);
     await_bytes(&service.client(), "L1", 512);
     throughout(Duration::from_secs(6), || {
-        let all = strangers(&service).strangers;
+        let all = unleased_processes(&service).strangers;
         assert!(all.is_empty(), "{all:?}");
     });
     await_bytes(&service.client(), "L1", 512);
@@ -269,7 +270,7 @@ fn what_descends_from_a_holder_is_no_stranger_however_it_hides() {
 }
 
 #[test]
-fn a_process_that_outlives_its_lease_is_a_stranger_from_then_on() {
+fn a_process_that_outlives_its_lease_is_unleased_from_then_on() {
     let service = serve();
     let mut job = WrappedProgram::start(&service, &["--vram", "1G", "--", &example("hold"), "512MiB", "--idle"]);
     assert!(job.line().starts_with("holds "));
@@ -278,7 +279,7 @@ fn a_process_that_outlives_its_lease_is_a_stranger_from_then_on() {
     // The wrapper dies, and an operator takes the lease: the program is still there.
     kill_process(Pid::from_child(&job.child), Signal::KILL).expect("an own child");
     successful_output(&service, &["end", "L1"]);
-    let stranger = await_stranger(&service, program, "it is found", |_| true);
+    let stranger = await_unleased(&service, program, "it is found", |_| true);
     mode(&service, "enforce");
     let story = await_closed(&service, &stranger.id);
     assert_in_order(&story, &["is on a GPU without a lease", "is warned", "SIGTERM was sent"]);
@@ -288,7 +289,7 @@ fn a_process_that_outlives_its_lease_is_a_stranger_from_then_on() {
 fn a_process_that_a_rule_allows_is_left_alone_until_the_rule_is_removed() {
     let service = serve();
     let mut alone = UnleasedProgram::start_holding(&service, 512);
-    found(&service, &alone);
+    await_found(&service, &alone);
     let about = successful_output(&service, &["enforce", "allow", "exe:sublet-example-hold", "--dry-run"]);
     assert!(about.contains("X1 (sublet-example-hold)"), "{about}");
     let about = successful_output(&service, &["enforce", "allow", "exe:/no such&file", "--dry-run"]);
@@ -299,13 +300,13 @@ fn a_process_that_a_rule_allows_is_left_alone_until_the_rule_is_removed() {
     assert!(about.contains("X1 (sublet-example-hold) has ") && about.contains("MiB"), "{about}");
     let absent = service.cli(&["adopt", "999999", "--dry-run"]);
     assert!(!absent.status.success() && text(&absent).contains("is not on a GPU without a lease"), "{absent:?}");
-    assert_eq!(strangers(&service).rules, [], "it was only shown");
-    assert_eq!(strangers(&service).strangers.len(), 1, "and no process was adopted");
+    assert_eq!(unleased_processes(&service).rules, [], "it was only shown");
+    assert_eq!(unleased_processes(&service).strangers.len(), 1, "and no process was adopted");
     let said = text(&service.cli(&["enforce", "allow", "exe:sublet-example-hold"]));
     assert!(said.contains("R1: exe:sublet-example-hold is left alone"), "{said}");
     assert!(said.contains("any user may call a program `sublet-example-hold`"), "{said}");
     mode(&service, "enforce");
-    let stranger = await_stranger(&service, alone.pid(), "it is left alone", |it| it.next == Next::LeftAlone);
+    let stranger = await_unleased(&service, alone.pid(), "it is left alone", |it| it.next == Next::LeftAlone);
     assert!(stranger.why.as_deref().is_some_and(|why| why.contains("R1")), "{stranger:?}");
     alone.assert_alive_for(5);
     for words in [["enforce", "forget", "R1", "--dry-run"].as_slice(), &["detach", "R1", "--dry-run"]] {
@@ -314,7 +315,7 @@ fn a_process_that_a_rule_allows_is_left_alone_until_the_rule_is_removed() {
     }
     let nothing = service.cli(&["detach", "R7", "--dry-run"]);
     assert!(!nothing.status.success() && text(&nothing).contains("there is no rule `R7`"), "{nothing:?}");
-    assert_eq!(strangers(&service).rules.len(), 1, "it was only shown");
+    assert_eq!(unleased_processes(&service).rules.len(), 1, "it was only shown");
     successful_output(&service, &["enforce", "forget", "R1"]);
     assert_eq!(alone.end_signal(), None);
 }
@@ -323,9 +324,9 @@ fn a_process_that_a_rule_allows_is_left_alone_until_the_rule_is_removed() {
 fn nothing_happens_while_the_driver_hangs() {
     let service = serve();
     let mut alone = UnleasedProgram::start_holding(&service, 512);
-    found(&service, &alone);
+    await_found(&service, &alone);
     mode(&service, "enforce");
-    await_stranger(&service, alone.pid(), "it is warned", |stranger| stranger.step == Step::Warned);
+    await_unleased(&service, alone.pid(), "it is warned", |stranger| stranger.step == Step::Warned);
     successful_output(&service, &["soft", "fault", "0", "nvml", "hang"]);
     alone.assert_alive_for(8);
     successful_output(&service, &["soft", "fault", "0", "nvml", "ok"]);
@@ -336,14 +337,14 @@ fn nothing_happens_while_the_driver_hangs() {
 fn a_restarted_daemon_does_not_warn_a_second_time() {
     let mut service = serve();
     let alone = UnleasedProgram::start_holding(&service, 512);
-    let stranger = found(&service, &alone);
+    let stranger = await_found(&service, &alone);
     mode(&service, "enforce");
-    await_stranger(&service, alone.pid(), "it is warned", |stranger| stranger.step == Step::Warned);
+    await_unleased(&service, alone.pid(), "it is warned", |stranger| stranger.step == Step::Warned);
     service.kill();
     service.restart();
     assert_eq!(service.client().card().mode, Mode::Enforce);
     assert_eq!(service.client().card().state, CardState::InService);
-    assert_eq!(found(&service, &alone).id, stranger.id);
+    assert_eq!(await_found(&service, &alone).id, stranger.id);
     let story = successful_output(&service, &["audit", "show", &stranger.id]);
     assert_eq!(story.matches("is warned").count(), 1, "{story}");
 }
@@ -353,11 +354,11 @@ fn a_restarted_daemon_does_not_warn_a_second_time() {
 fn a_daemon_killed_between_record_and_signal_keeps_the_grace_and_sends_each_signal_once() {
     let mut service = serve_with(&format!("grace = \"1s\"\n{CONFIG}"));
     let alone = UnleasedProgram::start_holding(&service, 512);
-    let stranger = found(&service, &alone);
+    let stranger = await_found(&service, &alone);
     // A stopped process does not react to the first signal.
     alone.signal(Signal::STOP);
     mode(&service, "enforce");
-    await_stranger(&service, alone.pid(), "it is on the record", |stranger| stranger.step == Step::Told);
+    await_unleased(&service, alone.pid(), "it is on the record", |stranger| stranger.step == Step::Told);
     let told = Instant::now();
     service.kill();
     service.restart();
@@ -379,7 +380,7 @@ fn a_signal_that_was_on_the_record_and_never_left_is_sent_once_by_the_next_daemo
     let deaf = Deaf(command.spawn().expect("a program"));
     let asked = || std::fs::read_to_string(&out).expect("its output").matches("got SIGTERM").count();
     let is_found = |stranger: &Stranger| stranger.vram_bytes >= Some(512 * MIB);
-    let stranger = await_stranger(&service, deaf.0.id(), "it is found", is_found);
+    let stranger = await_unleased(&service, deaf.0.id(), "it is found", is_found);
     mode(&service, "enforce");
     let warden = Traced::follow(service.pid(), "sublet-warden").expect("a thread of an own child");
     warden.kill_before(libc::SYS_pidfd_send_signal).expect("it is about to signal");
@@ -417,12 +418,12 @@ fn known_users_get_a_lease_where_that_is_the_mode() {
     let lease = await_state(&service.client(), "L2", LeaseState::Active);
     assert_eq!(lease.pids, [alone.pid()]);
     let nobody_known = UnleasedProgram::start_holding_as(&service, Some(4711), 512);
-    found(&service, &nobody_known);
+    await_found(&service, &nobody_known);
     throughout(Duration::from_secs(8), || assert_eq!(service.client().live_ids(), ["L2"]));
 }
 
 #[test]
-fn a_service_with_a_standing_ask_has_a_lease_each_time_it_comes() {
+fn a_service_with_a_standing_request_gets_a_lease_at_each_start() {
     let service = serve();
     mode(&service, "enforce");
     let said =
@@ -438,7 +439,7 @@ fn a_service_with_a_standing_ask_has_a_lease_each_time_it_comes() {
     }
     successful_output(&service, &["detach", "R1"]);
     let alone = UnleasedProgram::start_holding(&service, 512);
-    found(&service, &alone);
+    await_found(&service, &alone);
     assert_eq!(alone.end_signal(), None);
 }
 
@@ -456,7 +457,7 @@ fn the_ended_parents_of_an_unleased_process_are_recorded() {
     let shell = service.command(&["soft", "env", "--", "bash", "-c", &script]).status().expect("a shell");
     assert!(shell.success());
     let pid: u32 = std::fs::read_to_string(&pid_file).expect("a number").trim().parse().expect("a number");
-    let stranger = await_stranger(&service, pid, "it is found", |_| true);
+    let stranger = await_unleased(&service, pid, "it is found", |_| true);
     let story = successful_output(&service, &["audit", "show", &stranger.id]);
     let signalled = rustix::process::Pid::from_raw(pid.cast_signed()).map(|pid| kill_process(pid, Signal::KILL));
     assert_eq!(signalled, Some(Ok(())));
@@ -470,7 +471,7 @@ fn the_ended_parents_of_an_unleased_process_are_recorded() {
 
 /// A script with a lease for one GPU that uses another: there it is an unleased process, and its lease does not help.
 #[test]
-fn a_program_on_a_card_that_its_lease_does_not_have_is_warned_and_ended_there_and_not_parked() {
+fn a_program_on_a_gpu_outside_its_lease_is_warned_and_ended_there_and_not_parked() {
     let config = Some(PARKS.to_owned());
     let service =
         TestService::start_with(ServiceSetup { gpu: TestGpu::Named("soft:2x4GiB"), config, ..ServiceSetup::default() });
@@ -479,7 +480,7 @@ fn a_program_on_a_card_that_its_lease_does_not_have_is_warned_and_ended_there_an
     let mut job = WrappedProgram::start(&service, &["--vram", "1G", "--on", "0", "--", "bash", "-c", &line]);
     assert!(job.line().starts_with("holds "), "{}", job.output_text());
     let program = *service.client().lease("L1").pids.last().expect("a process");
-    let stranger = await_stranger(&service, program, "it is warned", |stranger| stranger.step == Step::Warned);
+    let stranger = await_unleased(&service, program, "it is warned", |stranger| stranger.step == Step::Warned);
     assert_eq!((stranger.of.as_deref(), stranger.lease.as_deref()), (Some("L1"), None), "{stranger:?}");
     assert_eq!((stranger.card_indices.as_slice(), stranger.next), ([1].as_slice(), Next::Warned), "{stranger:?}");
     assert!(stranger.vram_bytes >= Some(512 * MIB), "{stranger:?}");
@@ -546,11 +547,11 @@ fn repeated_exec_does_not_delay_the_end_of_an_unleased_process() {
     let script = script.to_str().expect("plain");
     let mut shifter = service.command(&["soft", "env", "--", "python3", script, "0"]).spawn().expect("a program");
     let all = Some(256 * MIB);
-    let stranger = await_stranger(&service, shifter.id(), "it is found", |stranger| stranger.vram_bytes >= all);
+    let stranger = await_unleased(&service, shifter.id(), "it is found", |stranger| stranger.vram_bytes >= all);
     mode(&service, "enforce");
     let status = until("it ends", LONG, || match shifter.try_wait().expect("an own child") {
         Some(status) => Ok(status),
-        None => Err(strangers(&service).strangers),
+        None => Err(unleased_processes(&service).strangers),
     });
     let stories = stories(&service);
     assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9), "{stories}");
@@ -598,7 +599,7 @@ fn moving_between_cgroups_does_not_delay_the_end_of_an_unleased_process() {
     };
     let service = serve();
     let alone = UnleasedProgram::start_holding(&service, 512);
-    let stranger = found(&service, &alone);
+    let stranger = await_found(&service, &alone);
     // A stopped process does not react to the first signal.
     alone.signal(Signal::STOP);
     let (pid, over) = (alone.pid().to_string(), std::sync::atomic::AtomicBool::new(false));
@@ -662,7 +663,7 @@ fn the_last_of_many_forks_is_its_leases_where_it_has_one() {
         let job = WrappedProgram::start(&service, &["--vram", "1G", "--", "bash", "-c", &line]);
         await_bytes(&service.client(), id, 256);
         throughout(Duration::from_secs(5), || {
-            let all = strangers(&service).strangers;
+            let all = unleased_processes(&service).strangers;
             assert!(all.is_empty(), "{all:?}");
             assert_eq!(service.client().lease(id).state, LeaseState::Active);
         });
@@ -687,13 +688,13 @@ fn the_last_of_many_forks_is_found_and_ended_and_no_process_beside_it() {
     let mut chain = start(CHAIN);
     assert!(chain.wait().expect("an own child").success(), "the first of the chain ends at once");
     let one = until("the last is found", LONG, || {
-        let all = strangers(&service).strangers;
+        let all = unleased_processes(&service).strangers;
         all.iter().find(|it| it.vram_bytes >= Some(256 * MIB)).cloned().ok_or(all)
     });
     assert_eq!(told().trim(), one.pid.to_string(), "it is the last of the chain");
     let mut wide = start(WIDE);
     let other = until("the other is found", LONG, || {
-        let all = strangers(&service).strangers;
+        let all = unleased_processes(&service).strangers;
         all.iter().find(|it| it.id != one.id && it.vram_bytes >= Some(256 * MIB)).cloned().ok_or(all)
     });
     let children = told();
@@ -725,7 +726,7 @@ fn a_graphics_process_with_much_memory_is_recorded_and_not_ended() {
         {"pid": little, "bytes": 100 * MIB, "graphics": true},
     ]);
     service.script(shown, serde_json::Value::Null);
-    let stranger = await_stranger(&service, much, "it is found", |_| true);
+    let stranger = await_unleased(&service, much, "it is found", |_| true);
     assert_eq!((stranger.step, stranger.next), (Step::Found, Next::Nothing), "{stranger:?}");
     let preview = successful_output(&service, &["enforce", "preview"]);
     assert!(preview.contains("left alone: it only draws, and is only ended if a rule denies it"), "{preview}");
@@ -733,11 +734,15 @@ fn a_graphics_process_with_much_memory_is_recorded_and_not_ended() {
     let denied = successful_output(&service, &["enforce", "preview"]);
     assert!(!denied.contains("it only draws, and is only ended"), "{denied}");
     mode(&service, "warn");
-    await_stranger(&service, much, "it is warned", |stranger| stranger.step == Step::Warned);
+    await_unleased(&service, much, "it is warned", |stranger| stranger.step == Step::Warned);
     let card = service.client().card();
     let state = |pid| card.occupants.iter().find(|one| one.pid == Some(pid)).map(|one| one.state.as_str());
     assert_eq!((state(much), state(little)), (Some("stranger"), Some("display")), "{card:?}");
-    assert_eq!(strangers(&service).strangers.len(), 1, "a graphics process with little memory is not recorded");
+    assert_eq!(
+        unleased_processes(&service).strangers.len(),
+        1,
+        "a graphics process with little memory is not recorded"
+    );
     for program in &mut programs {
         program.kill().expect("an own child");
         program.wait().expect("an own child");

@@ -101,7 +101,7 @@ fn busy(client: &TestClient, times: usize) {
 }
 
 #[test]
-fn a_client_ahead_of_the_log_is_told_where_the_log_ends_and_continues_there() {
+fn a_client_ahead_of_the_log_gets_the_end_of_the_log_and_continues_there() {
     let service = TestService::start();
     let client = service.client();
     busy(&client, 2);
@@ -194,7 +194,7 @@ fn a_listener_that_does_not_read_gets_a_gap_or_is_dropped_and_delays_no_other() 
 }
 
 #[test]
-fn lines_that_were_folded_away_are_told_of_as_a_gap() {
+fn lines_that_were_folded_away_are_reported_as_a_gap() {
     let config = Some("history = 1000\n".to_owned());
     let service = TestService::start_with(ServiceSetup { config, ..ServiceSetup::default() });
     let client = service.client();

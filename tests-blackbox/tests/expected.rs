@@ -26,7 +26,7 @@ fn come_and_go(client: &TestClient) {
 }
 
 #[test]
-fn an_expected_start_is_told_once_leases_have_ended_and_not_before() {
+fn an_expected_start_is_shown_once_leases_have_ended_and_not_before() {
     let service = TestService::start();
     let client = service.client();
     let holder = granted(&client);

@@ -61,7 +61,7 @@ fn a_refusal_says_what_to_do_next() {
 }
 
 #[test]
-fn a_caller_that_is_no_operator_is_told_so_and_which_users_are() {
+fn a_caller_that_is_no_operator_gets_the_names_of_the_operators() {
     if !is_root() {
         return eprintln!("skipped: only root can become another user");
     }
@@ -129,7 +129,7 @@ fn two_daemons_in_the_environment_are_refused_with_a_sentence() {
 }
 
 #[test]
-fn a_grant_is_told_and_soft_gpus_are_told_once() {
+fn a_grant_is_printed_and_soft_gpus_are_mentioned_once() {
     let service =
         TestService::start_with(ServiceSetup { gpu: TestGpu::Named("soft:2x8GiB"), ..ServiceSetup::default() });
     let told: Vec<String> = (0..2).map(|_| output_text(&service.cli(&["run", "--vram", "2G", "--", "true"]))).collect();
@@ -140,7 +140,7 @@ fn a_grant_is_told_and_soft_gpus_are_told_once() {
 }
 
 #[test]
-fn a_lease_that_was_far_too_large_is_told_what_would_do() {
+fn a_lease_that_was_far_too_large_gets_a_smaller_suggestion() {
     let service =
         TestService::start_with(ServiceSetup { gpu: TestGpu::Named("soft:1x24GiB"), ..ServiceSetup::default() });
     let job = WrappedProgram::start_holding(&service, "16G", "1200MiB", &["--idle"]);
@@ -183,7 +183,7 @@ fn a_lease_without_processes_is_renewed_by_hand() {
 }
 
 #[test]
-fn with_json_everything_that_is_said_is_json() {
+fn with_json_all_output_is_json() {
     let service = TestService::start();
     let usage = service.cli(&["ps", "--json", "--al"]);
     assert_eq!(usage.status.code(), Some(64));

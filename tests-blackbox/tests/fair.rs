@@ -334,7 +334,7 @@ fn the_queue_is_bounded_for_each_and_for_all() {
 }
 
 #[test]
-fn a_chatty_tenant_and_one_with_many_asks_do_not_keep_out_the_rest() {
+fn a_chatty_tenant_and_one_with_many_requests_do_not_keep_out_the_rest() {
     // A second of head start instead of a quarter of an hour, and everything else in proportion.
     let service = serve("ttl = \"4s\"\nhold_cap = \"4s\"\n[head_start]\ninteractive = \"3s\"\nbatch = \"2s\"");
     let (many, one) = (tenant(&service, "user:many"), tenant(&service, "user:one"));

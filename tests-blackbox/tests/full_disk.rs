@@ -104,7 +104,7 @@ fn ask_until_full(client: &TestClient) {
 }
 
 #[test]
-fn on_a_full_disk_reads_releases_and_expiries_go_on_and_asks_come_back_with_room() {
+fn on_a_full_disk_reads_releases_and_expiries_go_on_and_requests_return_with_room() {
     let Some(small) = Small::start(DISK, false) else { return };
     assert_eq!(small.ballast(), 80 * MIB);
     goes_on_when_full(&small);

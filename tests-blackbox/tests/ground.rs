@@ -72,7 +72,7 @@ fn is_apart() -> bool {
 }
 
 #[test]
-fn another_users_process_with_the_daemons_name_does_not_keep_root_from_its_cards() {
+fn another_users_process_with_the_daemons_name_does_not_keep_root_from_its_gpus() {
     if !is_root() || !is_apart() {
         return eprintln!("skipped: only root can become another user, and leave the host's namespaces");
     }

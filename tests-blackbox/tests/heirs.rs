@@ -7,7 +7,7 @@ use std::time::Duration;
 use sublet_blackbox::binary::example;
 use sublet_blackbox::programs::{UnleasedProgram, WrappedProgram, await_bytes, await_state, successful_output};
 use sublet_blackbox::unleased::{
-    assert_in_order, await_closed, await_stranger, found, is_alive, mode, serve, strangers,
+    assert_in_order, await_closed, await_found, await_unleased, is_alive, mode, serve, unleased_processes,
 };
 use sublet_blackbox::wait::throughout;
 use sublet_blackbox::{LONG, MIB, TestService, until};
@@ -43,7 +43,7 @@ impl Drop for ContainerCgroup {
 /// `sublet run -- docker run …`: the engine starts the container elsewhere, as another user, with an environment of
 /// its own; it is on the lease all the same. The test is the engine.
 #[test]
-fn a_container_that_a_holder_started_is_no_stranger() {
+fn a_container_that_a_holder_started_is_leased() {
     let service = serve();
     mode(&service, "enforce");
     let place = service.dir().join("engine");
@@ -80,7 +80,7 @@ fn a_container_that_a_holder_started_is_no_stranger() {
     await_bytes(&service.client(), "L1", 512);
     throughout(Duration::from_secs(5), || {
         assert_eq!(container.try_wait().expect("an own child"), None, "it was ended");
-        let all = strangers(&service).strangers;
+        let all = unleased_processes(&service).strangers;
         assert!(all.iter().all(|stranger| stranger.pid != container.id()), "{all:?}");
     });
     kill_process(Pid::from_child(&container), Signal::TERM).expect("an own child");
@@ -115,7 +115,7 @@ fn in_a_container_a_lease_that_was_guessed_counts_for_nothing() {
     };
     let last = if mark.ends_with('0') { "1" } else { "0" };
     let forged = start(&service, &format!("{}{last}", &mark[..mark.len() - 1]));
-    let stranger = found(&service, &forged);
+    let stranger = await_found(&service, &forged);
     assert!(stranger.container.is_some(), "{stranger:?}");
     assert_eq!(service.client().lease("L1").seen_bytes.unwrap_or(0), 0);
     let right = start(&service, &mark);
@@ -125,7 +125,7 @@ fn in_a_container_a_lease_that_was_guessed_counts_for_nothing() {
     service.restart();
     let one_more = start(&service, &mark);
     await_bytes(&service.client(), "L1", 1024);
-    let all = strangers(&service).strangers;
+    let all = unleased_processes(&service).strangers;
     assert!(all.iter().all(|stranger| ![right.pid(), one_more.pid()].contains(&stranger.pid)), "{all:?}");
     assert!(all.iter().any(|stranger| stranger.pid == forged.pid()), "{all:?}");
     drop((forged, right, one_more, job));
@@ -133,7 +133,7 @@ fn in_a_container_a_lease_that_was_guessed_counts_for_nothing() {
 
 /// Other readers of a lease or of the audit trail do not get its proof, and the disk has only the key.
 #[test]
-fn a_mark_is_told_to_the_leases_owner_alone() {
+fn a_proof_is_shown_to_the_leases_owner_only() {
     let mut service = serve();
     let client = service.client();
     let answer = client.send("POST", "/v1/leases", &[("Idempotency-Key", "k")], br#"{"vram_bytes":1073741824}"#);
@@ -208,8 +208,11 @@ impl Drop for Left {
 fn memory_that_is_held_through_a_descriptor_of_one_that_ended_is_attributed_and_its_holder_ended() {
     let service = serve();
     let left = Left::by(&service, 512, 1);
-    let stranger = await_stranger(&service, left.pids[0], "its heir is found", |it| it.vram_bytes >= Some(512 * MIB));
-    assert!(strangers(&service).strangers.iter().all(|it| it.pid != left.opener), "no record names the dead process");
+    let stranger = await_unleased(&service, left.pids[0], "its heir is found", |it| it.vram_bytes >= Some(512 * MIB));
+    assert!(
+        unleased_processes(&service).strangers.iter().all(|it| it.pid != left.opener),
+        "no record names the dead process"
+    );
     mode(&service, "enforce");
     until("it is ended", LONG, || if is_alive(left.pids[0]) { Err("it lives") } else { Ok(()) });
     let story = await_closed(&service, &stranger.id);
@@ -230,14 +233,16 @@ fn of_several_that_may_hold_a_dead_ones_memory_none_is_signalled_until_it_is_the
     let left = Left::by(&service, 512, 2);
     let is_one = |stranger: &Stranger| left.pids.contains(&stranger.pid) && stranger.step == Step::Warned;
     let first = until("one is warned", LONG, || {
-        let all = strangers(&service).strangers;
+        let all = unleased_processes(&service).strangers;
         all.iter().find(|stranger| is_one(stranger)).cloned().ok_or(all)
     });
     assert_eq!(first.next, Next::LeftAlone, "{first:?}");
     throughout(Duration::from_secs(6), || assert!(left.pids.iter().all(|pid| is_alive(*pid))));
     let other = left.pids.iter().copied().find(|pid| *pid != first.pid).expect("there are two");
     Left::signal(other, Signal::KILL);
-    until("the last is ended", LONG, || if is_alive(first.pid) { Err(strangers(&service).strangers) } else { Ok(()) });
+    until("the last is ended", LONG, || {
+        if is_alive(first.pid) { Err(unleased_processes(&service).strangers) } else { Ok(()) }
+    });
 }
 
 /// Memory that a holder's program left to its child belongs to the lease.
@@ -248,6 +253,6 @@ fn memory_that_a_holders_program_left_to_its_child_is_counted_with_the_lease() {
     let mut job = WrappedProgram::start(&service, &["--vram", "1G", "--no-shim", "--", "sh", "-c", &line]);
     while !job.line().starts_with("leaves it to ") {}
     // Long enough that a reading no longer shows its opener.
-    throughout(Duration::from_secs(4), || assert_eq!(strangers(&service).strangers, []));
+    throughout(Duration::from_secs(4), || assert_eq!(unleased_processes(&service).strangers, []));
     await_bytes(&service.client(), "L1", 512);
 }

@@ -15,7 +15,7 @@ use sublet_wire::Cards;
 const NOBODY: u32 = 12347;
 
 #[test]
-fn nothing_is_leased_on_a_card_that_is_left_unmanaged() {
+fn nothing_is_leased_on_an_unmanaged_gpu() {
     let config = Some("unmanaged = [\"1\"]\n".to_owned());
     let service = TestService::start_with(ServiceSetup {
         gpu: TestGpu::Named("scripted:2x24GiB"),
@@ -85,7 +85,7 @@ fn a_users_own_configuration_is_found_and_a_wrong_one_stops_the_start() {
 }
 
 #[test]
-fn the_end_of_the_audit_trail_is_told_to_the_systems_log() {
+fn the_end_of_the_audit_trail_is_written_to_the_systems_log() {
     let mut service = TestService::start();
     service.client().grant(&ask(GIB, json!({})));
     assert!(service.stop().success());

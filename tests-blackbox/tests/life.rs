@@ -158,7 +158,7 @@ fn a_lease_ends_with_its_last_process() {
 }
 
 #[test]
-fn an_ask_ends_when_the_process_that_waits_exits() {
+fn a_request_ends_when_the_process_that_waits_exits() {
     let service = TestService::start();
     let client = service.client();
     client.grant(&ask(20 * GIB, json!({})));
@@ -201,7 +201,7 @@ fn bytes_of_a_lease_that_ended_count_for_as_long_as_they_are_seen() {
 }
 
 #[test]
-fn a_strangers_bytes_stop_promises_and_are_named_as_the_reason() {
+fn bytes_of_an_unleased_process_stop_grants_and_are_named_as_the_reason() {
     let service = TestService::start();
     let client = service.client();
     let mut stranger = TestProcess::idle();
@@ -328,7 +328,7 @@ fn a_job_that_works_on_the_cpu_for_three_ttls_keeps_its_lease_while_another_requ
 }
 
 #[test]
-fn a_draining_card_runs_empty_and_serves_again_when_cleared() {
+fn a_draining_gpu_runs_empty_and_serves_again_when_cleared() {
     let service = TestService::start();
     let client = service.client();
     let lease = client.grant(&ask(GIB, json!({})));

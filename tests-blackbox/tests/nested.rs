@@ -49,7 +49,7 @@ fn a_command_inside_a_lease_runs_on_that_lease() {
 }
 
 #[test]
-fn a_lease_that_is_over_is_not_used_and_a_new_one_is_asked_for() {
+fn a_lease_that_is_over_is_not_used_and_a_new_one_is_requested() {
     let service = TestService::start();
     let script = "sublet release L1 >/dev/null; sublet run --vram 1G -- sh -c 'echo $SUBLET_LEASE'";
     let output = inside(&service, script);

@@ -12,7 +12,7 @@ use sublet_blackbox::binary::{example, sublet};
 use sublet_blackbox::programs::{UnleasedProgram, WrappedProgram, await_bytes, await_state, successful_output};
 use sublet_blackbox::screen::Screen;
 use sublet_blackbox::service::bare_command;
-use sublet_blackbox::unleased::{CONFIG, PARKS, await_stranger, found, mode, serve_with};
+use sublet_blackbox::unleased::{CONFIG, PARKS, await_found, await_unleased, mode, serve_with};
 use sublet_blackbox::user::is_root;
 use sublet_blackbox::{LONG, ServiceSetup, TestGpu, TestService, until};
 use sublet_wire::{LeaseState, Step};
@@ -24,12 +24,12 @@ const BOB: u32 = 4_002;
 /// An unleased program on this terminal.
 fn on_screen(service: &TestService, uid: Option<u32>, screen: &Screen) -> UnleasedProgram {
     let alone = UnleasedProgram::start_holding_with(service, uid, 256, |command| screen.control(command));
-    found(service, &alone);
+    await_found(service, &alone);
     alone
 }
 
 #[test]
-fn an_unleased_process_is_told_on_its_terminal_that_it_is_warned_and_ended() {
+fn an_unleased_process_gets_its_warning_and_its_end_as_notices_on_its_terminal() {
     let service = serve_with(CONFIG);
     let screen = Screen::open();
     let alone = on_screen(&service, None, &screen);
@@ -57,7 +57,7 @@ fn in_mode_warn_the_line_threatens_nothing() {
 }
 
 #[test]
-fn an_unleased_process_is_told_that_it_is_parked_and_when_it_is_back() {
+fn an_unleased_process_gets_a_notice_when_it_is_parked_and_when_it_is_resumed() {
     let service = serve_with(PARKS);
     let client = service.client();
     let screen = Screen::open();
@@ -93,7 +93,7 @@ fn adopt_and_park(service: &TestService, alone: &UnleasedProgram) {
 
 /// It has no wrapper, so the daemon tells.
 #[test]
-fn an_adopted_program_is_told_on_its_terminal_that_it_is_parked_by_hand() {
+fn an_adopted_program_gets_a_notice_on_its_terminal_when_it_is_parked_by_hand() {
     let service = serve_with(PARKS);
     let screen = Screen::open();
     let alone = on_screen(&service, None, &screen);
@@ -108,7 +108,7 @@ fn an_adopted_program_is_told_on_its_terminal_that_it_is_parked_by_hand() {
 }
 
 #[test]
-fn a_parked_program_is_told_that_its_lease_ended_meanwhile() {
+fn a_parked_program_gets_a_notice_when_its_lease_ends() {
     let service = serve_with(&format!("{PARKS}term = \"4s\"\n"));
     let screen = Screen::open();
     let alone = on_screen(&service, None, &screen);
@@ -133,7 +133,7 @@ fn a_terminal_of_another_user_or_with_mesg_n_gets_nothing() {
     let programs = screens.map(|screen| on_screen(&service, Some(ANN), screen));
     mode(&service, "warn");
     for program in &programs {
-        await_stranger(&service, program.pid(), "it is warned", |stranger| stranger.step == Step::Warned);
+        await_unleased(&service, program.pid(), "it is warned", |stranger| stranger.step == Step::Warned);
     }
     open.await_line("without a lease");
     assert_eq!((others.screen_text(), closed.screen_text()), (String::new(), String::new()));
@@ -185,7 +185,7 @@ fn a_command_and_a_webhook_get_each_notice_as_json() {
     let service = serve_with(&config);
     let alone = UnleasedProgram::start_holding(&service, 256);
     let pid = alone.pid();
-    let stranger = found(&service, &alone);
+    let stranger = await_found(&service, &alone);
     mode(&service, "enforce");
     let (request, sent) = webhook.join().expect("the webhook was called");
     assert_eq!(request, "POST /sublet?x=1 HTTP/1.1");
@@ -230,7 +230,7 @@ fn sublet_run_says_why_its_program_is_parked_and_that_it_is_back_and_nothing_twi
 
 /// A wrapper that was killed tells nothing any more: then the daemon does.
 #[test]
-fn a_program_is_told_on_its_terminal_after_its_wrapper_was_killed() {
+fn a_program_gets_a_notice_on_its_terminal_after_its_wrapper_was_killed() {
     let service = serve_with(PARKS);
     let client = service.client();
     let screen = Screen::open();

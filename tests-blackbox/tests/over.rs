@@ -45,7 +45,7 @@ fn is_over(lease: &Lease) -> bool {
 }
 
 #[test]
-fn a_program_over_its_lease_is_told_and_can_accept_a_larger_one_which_is_charged() {
+fn a_program_over_its_lease_gets_a_notice_and_can_accept_a_larger_lease_which_is_charged() {
     let service = serve();
     let client = service.client();
     let job = start_holding(&service, "1536MiB", &[]);

@@ -6,7 +6,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use std::thread;
 use std::time::Duration;
 use sublet_blackbox::binary::example;
-use sublet_blackbox::programs::{WrappedProgram, await_state, tell, text};
+use sublet_blackbox::programs::{WrappedProgram, await_state, post_action, text};
 use sublet_blackbox::user::{as_user, is_root};
 use sublet_blackbox::wait::throughout;
 use sublet_blackbox::{LONG, MIB, ServiceSetup, TestClient, TestGpu, TestService, until};
@@ -58,7 +58,7 @@ fn await_used(client: &TestClient, bytes: u64) {
 }
 
 #[test]
-fn by_hand_and_back_with_every_byte_as_it_was() {
+fn a_lease_parked_by_hand_is_resumed_with_every_byte_as_it_was() {
     let service = serve("soft:1x4GiB");
     let client = service.client();
     let job = WrappedProgram::start_holding(&service, "3G", "512MiB", &["--idle"]);
@@ -185,10 +185,10 @@ fn a_holder_that_is_killed_at_any_stage_leaves_nothing() {
         let id = format!("L{number}");
         client.await_lease("its bytes are seen", &id, |lease| lease.seen_bytes >= Some(128 * MIB));
         let victim = on_the_card(&service);
-        tell(&client, &id, "park");
+        post_action(&client, &id, "park");
         if pause_ms % 2 == 1 {
             await_state(&client, &id, LeaseState::Parked);
-            tell(&client, &id, "resume");
+            post_action(&client, &id, "resume");
         }
         thread::sleep(Duration::from_millis(pause_ms));
         kill_process(victim, Signal::KILL).expect("its program");
@@ -215,7 +215,7 @@ fn no_byte_is_lost_if_the_daemon_is_killed_at_any_stage_of_park_or_resume() {
     service.client().await_lease("its bytes are seen", "L1", |lease| lease.seen_bytes >= Some(256 * MIB));
     for pause_ms in [0, 5, 20, 60, 150, 400] {
         let client = service.client();
-        tell(&client, "L1", "park");
+        post_action(&client, "L1", "park");
         thread::sleep(Duration::from_millis(pause_ms));
         service.kill();
         service.restart();
@@ -223,7 +223,7 @@ fn no_byte_is_lost_if_the_daemon_is_killed_at_any_stage_of_park_or_resume() {
         client.await_lease("it is somewhere for good", "L1", |lease| {
             matches!(lease.state, LeaseState::Active | LeaseState::Parked)
         });
-        tell(&client, "L1", "resume");
+        post_action(&client, "L1", "resume");
         thread::sleep(Duration::from_millis(pause_ms));
         service.kill();
         service.restart();
@@ -240,7 +240,7 @@ fn no_byte_is_lost_if_the_daemon_is_killed_at_any_stage_of_park_or_resume() {
 }
 
 #[test]
-fn a_program_that_waits_is_heard_by_the_next_daemon() {
+fn a_waiting_program_is_served_by_the_next_daemon() {
     let mut service = serve("soft:1x4GiB");
     let mut job = WrappedProgram::start_holding(&service, "3G", "256MiB", &["--idle"]);
     let client = service.client();
@@ -335,7 +335,7 @@ fn a_lease_is_a_cap_and_without_the_library_it_is_a_promise() {
 
 /// A program that shares its GPU with others through MPS is not parked.
 #[test]
-fn a_program_under_mps_is_not_parked_and_it_is_said() {
+fn a_program_under_mps_is_not_parked_and_the_reason_is_shown() {
     let service = serve("soft:1x4GiB");
     let pipes = service.dir().join("mps");
     std::fs::create_dir(&pipes).expect("a directory");
@@ -353,7 +353,7 @@ fn a_program_under_mps_is_not_parked_and_it_is_said() {
 }
 
 #[test]
-fn programs_that_never_use_a_card_are_left_alone() {
+fn programs_that_never_use_a_gpu_are_left_alone() {
     let service = serve("soft:1x4GiB");
     let output = service.cli(&["run", "--vram", "1G", "--", "sh", "-c", "ls / >/dev/null; echo $LD_PRELOAD"]);
     assert!(text(&output).contains("libsublet_shim.so"), "{output:?}");
@@ -398,7 +398,7 @@ fn what_its_programs_did_is_shown_with_the_lease_and_after_it() {
 }
 
 #[test]
-fn a_house_without_the_library_runs_programs_as_they_are_and_says_so() {
+fn a_host_without_the_library_runs_programs_as_they_are_and_says_so() {
     let config =
         format!("shim = \"off\"\n{}", CONFIG.replace("make_room = false", "make_room = false\ndriver = \"off\""));
     let gpu = TestGpu::Named("soft:1x4GiB");

@@ -6,7 +6,7 @@ use std::process::{Child, Stdio};
 use std::time::Duration;
 use sublet_blackbox::binary::example;
 use sublet_blackbox::programs::{UnleasedProgram, WrappedProgram, await_bytes, await_state, successful_output};
-use sublet_blackbox::unleased::{await_stranger, found};
+use sublet_blackbox::unleased::{await_found, await_unleased};
 use sublet_blackbox::wait::throughout;
 use sublet_blackbox::{LONG, MIB, ServiceSetup, TestGpu, TestService, until};
 use sublet_wire::{LeaseState, Rung};
@@ -31,7 +31,7 @@ fn serve() -> TestService {
 /// An idle program with 2 GiB that the driver alone can park, as L1.
 fn adopted(service: &TestService, tier: &str) -> UnleasedProgram {
     let alone = UnleasedProgram::start_holding(service, 2048);
-    found(service, &alone);
+    await_found(service, &alone);
     successful_output(service, &["adopt", &alone.pid().to_string(), "--tier", tier]);
     await_bytes(&service.client(), "L1", 2048);
     alone
@@ -124,7 +124,7 @@ fn input_at_its_terminal_brings_a_parked_program_back() {
     let service = serve();
     let client = service.client();
     let mut terminal = ProgramTerminal::open(&service);
-    await_stranger(&service, terminal.pid, "it is found", |it| it.vram_bytes >= Some(2048 * MIB));
+    await_unleased(&service, terminal.pid, "it is found", |it| it.vram_bytes >= Some(2048 * MIB));
     successful_output(&service, &["adopt", &terminal.pid.to_string()]);
     await_bytes(&client, "L1", 2048);
     let job = WrappedProgram::start_holding(&service, "3G", "2GiB", &[]);

@@ -196,7 +196,7 @@ fn with_wake_only_matching_requests_bring_a_service_back() {
 }
 
 #[test]
-fn a_poll_of_a_service_that_waits_for_its_first_turn_is_told_when_to_come_again() {
+fn a_poll_of_a_service_before_its_first_grant_gets_a_retry_time() {
     let service = serve();
     let hold = example("hold");
     let mut other =

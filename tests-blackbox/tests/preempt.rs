@@ -36,7 +36,7 @@ fn undisturbed(service: &TestService, program: &[&str]) -> String {
 }
 
 #[test]
-fn an_interactive_ask_parks_a_batch_job_which_goes_on_and_computes_the_same() {
+fn an_interactive_request_parks_a_batch_job_which_goes_on_and_computes_the_same() {
     let service = serve("soft:1x2GiB");
     let client = service.client();
     let train = example("mlp");
@@ -81,7 +81,7 @@ fn equals_take_turns_and_compute_the_same() {
 
 /// Thirty programs for one GPU, which has room for three: all of them finish, and each computes what it would alone.
 #[test]
-fn thirty_holders_take_turns_on_one_card_and_each_computes_the_same() {
+fn thirty_holders_take_turns_on_one_gpu_and_each_computes_the_same() {
     let config = CONFIG.replace("switching = \"10%\"", "switching = \"50%\"");
     let gpu = TestGpu::Named("soft:1x24GiB");
     let service = TestService::start_with(ServiceSetup { gpu, config: Some(config), ..ServiceSetup::default() });

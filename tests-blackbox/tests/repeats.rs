@@ -79,7 +79,7 @@ fn a_key_is_known_however_many_came_after_it() {
 }
 
 #[test]
-fn a_waiting_ask_is_repeated_without_a_second_place() {
+fn a_waiting_request_is_repeated_without_a_second_place() {
     let service = TestService::start();
     let client = service.client();
     client.grant(&ask(20 * GIB, json!({})));
@@ -136,7 +136,7 @@ fn a_repeat_right_after_the_answer_gets_the_same_answer() {
 }
 
 #[test]
-fn a_refused_ask_may_be_mended_and_sent_again() {
+fn a_refused_request_may_be_corrected_and_sent_again() {
     let service = TestService::start();
     let client = service.client();
     let refused = client.post("/v1/leases", &ask(48 * GIB, json!({})));
@@ -155,7 +155,7 @@ fn a_request_that_does_not_wait_is_refused_with_no_room() {
 }
 
 #[test]
-fn an_ask_that_waited_long_enough_ends() {
+fn a_request_ends_after_its_longest_wait() {
     let service = TestService::start();
     let client = service.client();
     client.grant(&ask(20 * GIB, json!({})));
@@ -165,7 +165,7 @@ fn an_ask_that_waited_long_enough_ends() {
 }
 
 #[test]
-fn a_renewal_after_the_release_is_told_that_the_lease_ended() {
+fn a_renewal_after_the_release_is_refused_as_ended() {
     let service = TestService::start();
     let client = service.client();
     let lease = client.grant(&ask(GIB, json!({})));

@@ -122,7 +122,7 @@ fn a_program_on_a_lease_is_seen_with_its_bytes_and_kill_minus_9_frees_them() {
 }
 
 #[test]
-fn a_program_without_a_lease_is_a_stranger_and_outlives_a_restart_of_the_service() {
+fn a_program_without_a_lease_is_unleased_and_outlives_a_restart_of_the_service() {
     let mut service = serve("soft:1x4GiB");
     let stranger = Holder::start(service.command(&["soft", "env", "--", "python3", &hold(), "1G", "600"]));
     // A reading may be from between its context and its memory: the process is there then, and its bytes are not all.
@@ -148,7 +148,7 @@ fn a_program_without_a_lease_is_a_stranger_and_outlives_a_restart_of_the_service
 }
 
 #[test]
-fn a_lost_card_is_out_of_service_and_the_others_go_on() {
+fn a_lost_gpu_is_out_of_service_and_the_others_go_on() {
     let mut service = serve("soft:2x4GiB");
     assert_eq!(fault(&service, "1 nvml lost"), "GPU 1: nvml lost\n");
     let lost = await_card(&service, 1, "it is out of service", |card| card.state == CardState::OutOfService);
@@ -192,7 +192,7 @@ fn an_nvml_that_hangs_or_fails_promises_nothing_until_it_answers_again() {
 }
 
 #[test]
-fn bytes_that_nvml_does_not_tell_make_the_card_coarse() {
+fn a_gpu_without_bytes_per_process_is_coarse() {
     let service = serve("soft:1x4GiB");
     fault(&service, "0 nvml no-bytes");
     let run = service.command(&["run", "--vram", "2G", "--", "python3", &hold(), "1G", "600"]);
@@ -314,7 +314,7 @@ fn kernels_and_copies_are_slow_on_order() {
 }
 
 #[test]
-fn the_service_takes_soft_cards_by_itself_and_says_so_everywhere() {
+fn the_service_uses_soft_gpus_by_itself_and_says_so_everywhere() {
     if ["/proc/driver/nvidia", "/dev/nvidiactl", "/dev/dxg"].iter().any(|path| std::path::Path::new(path).exists()) {
         eprintln!("skipped: there is an NVIDIA device here, and nothing is chosen in its place");
         return;
@@ -338,7 +338,7 @@ fn the_service_takes_soft_cards_by_itself_and_says_so_everywhere() {
 }
 
 #[test]
-fn the_file_says_which_cards_and_the_command_line_goes_before_it() {
+fn the_file_names_the_gpus_and_the_command_line_overrides_it() {
     let config = Some("gpu = \"soft:3x2GiB\"\n".to_owned());
     let service = TestService::start_with(ServiceSetup {
         gpu: TestGpu::Unspecified,
@@ -352,7 +352,7 @@ fn the_file_says_which_cards_and_the_command_line_goes_before_it() {
 }
 
 #[test]
-fn a_lease_for_a_shell_brings_the_soft_cards_along() {
+fn a_lease_for_a_shell_sets_up_the_soft_gpus() {
     let service = serve("soft:1x4GiB");
     let lease = service.cli(&["lease", "--detach", "--vram", "1G"]);
     let lines = text(&succeeded(&lease).stdout);
@@ -368,7 +368,7 @@ fn a_lease_for_a_shell_brings_the_soft_cards_along() {
 }
 
 #[test]
-fn a_program_can_have_private_cards_that_go_away_with_it() {
+fn a_program_can_have_private_soft_gpus_that_go_away_with_it() {
     let dir = tempfile::tempdir().expect("a directory");
     let alone = |words: &[&str]| {
         let mut command = bare_command(sublet(), dir.path());
@@ -400,7 +400,7 @@ fn a_program_can_have_private_cards_that_go_away_with_it() {
 }
 
 #[test]
-fn other_cards_and_missing_libraries_are_refused_with_what_to_do() {
+fn scripted_gpus_and_missing_libraries_are_refused_with_a_hint() {
     let scripted = TestService::start();
     let refused = scripted.cli(&["soft", "fault", "nvml", "lost"]);
     assert_eq!(refused.status.code(), Some(64));

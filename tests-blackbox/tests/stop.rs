@@ -168,7 +168,7 @@ fn release_gives_the_lease_back_and_the_program_goes_on() {
 }
 
 #[test]
-fn a_stopped_job_hears_that_it_is_to_end() {
+fn a_stopped_job_gets_its_sigterm() {
     let service = TestService::start();
     let job = begun(&service, &["--vram", "4G"], POLITE);
     kill_process(Pid::from_child(&job.child), Signal::TSTP).expect("an own child");

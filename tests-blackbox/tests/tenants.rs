@@ -204,8 +204,8 @@ fn a_users_idempotency_key_outlives_any_number_of_another_users() {
 }
 
 #[test]
-fn only_an_operator_drains_a_card_or_ends_anothers_lease() {
-    let Some(service) = two_users("only_an_operator_drains_a_card_or_ends_anothers_lease") else { return };
+fn only_an_operator_drains_a_gpu_or_ends_the_lease_of_another_user() {
+    let Some(service) = two_users("only_an_operator_drains_a_gpu_or_ends_the_lease_of_another_user") else { return };
     let client = service.client();
     let uuid = client.card().uuid;
     for call in ["drain", "clear"] {

@@ -98,9 +98,9 @@ fn a_certificate_of_openssl_is_refused_with_words_and_a_recipe() {
 }
 
 #[test]
-fn http_to_a_tls_port_is_told_to_use_https() {
+fn plain_http_to_a_tls_port_gets_a_hint_to_use_https() {
     let home = tempfile::tempdir().expect("a directory");
-    let service = serve(&Certificate::make(home.path()));
+    let service = serve(&Certificate::create(home.path()));
     let url = format!("http://localhost:{}", service.address().port());
     let output = ps(&service, home.path(), &url, None);
     let said = text(&output);

@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use sublet_blackbox::binary::sublet;
 use sublet_blackbox::service::{bare_command, serve_command};
-use sublet_blackbox::token::{Certificate, new_secret, wish};
+use sublet_blackbox::token::{Certificate, new_secret, token_body};
 use sublet_blackbox::{GIB, HttpReply, LONG, MIB, ServiceSetup, TestClient, TestService, ask, until};
 use sublet_wire::{Lease, LeaseState, Token, Tokens, exit};
 
@@ -30,7 +30,7 @@ fn serve(more: &str) -> TestService {
 
 /// One that listens on all addresses, with a certificate.
 fn serve_private(dir: &Path) -> (TestService, Certificate) {
-    let certificate = Certificate::make(dir);
+    let certificate = Certificate::create(dir);
     let config = format!("[tcp]\nlisten = \"0.0.0.0:0\"\n{}", certificate.config());
     (TestService::start_with(ServiceSetup { config: Some(config), ..ServiceSetup::default() }), certificate)
 }
@@ -64,7 +64,7 @@ fn tls_is_spoken_to_a_real_client_and_nothing_else_is() {
     assert!(plain.detail.contains("this port speaks TLS"), "{plain:?}");
     // A client that trusts another certificate sends nothing.
     let other = directory();
-    let stranger = TestClient::over_tcp(service.address(), Some(Certificate::make(other.path()).trust()));
+    let stranger = TestClient::over_tcp(service.address(), Some(Certificate::create(other.path()).trust()));
     assert!(stranger.try_send("GET", "/healthz", &[], b"").is_err());
 
     let url = format!("https://localhost:{}", service.address().port());
@@ -102,7 +102,7 @@ fn a_new_certificate_is_read_on_reload_and_a_broken_one_is_not() {
     let speaks =
         |trust| TestClient::over_tcp(service.address(), Some(trust)).try_send("GET", "/healthz", &[], b"").is_ok();
     assert!(speaks(old.clone()));
-    let new = Certificate::make(home.path()).trust();
+    let new = Certificate::create(home.path()).trust();
     assert!(!speaks(new.clone()), "nothing changes before it is told");
     service.reload();
     until("the new certificate is shown", LONG, || if speaks(new.clone()) { Ok(()) } else { Err(()) });
@@ -117,7 +117,7 @@ fn a_new_certificate_is_read_on_reload_and_a_broken_one_is_not() {
 #[test]
 fn without_a_certificate_only_this_host_is_served() {
     let home = directory();
-    let certificate = Certificate::make(home.path());
+    let certificate = Certificate::create(home.path());
     let (cert, key) = (certificate.cert.display().to_string(), certificate.key.display().to_string());
     let refused = |flags: &[&str], sentence: &str| {
         let (state, socket) = (home.path().join("state"), home.path().join("s"));
@@ -140,7 +140,7 @@ fn without_a_certificate_only_this_host_is_served() {
     refused(&["--listen", "0.0.0.0:0", "--tls-cert", &key, "--tls-key", &key], "no certificate can be read");
     refused(&["--listen", "0.0.0.0:0", "--tls-cert", &cert, "--tls-key", &cert], "no private key can be read");
     let other = directory();
-    let anothers = Certificate::make(other.path()).key.display().to_string();
+    let anothers = Certificate::create(other.path()).key.display().to_string();
     refused(&["--listen", "0.0.0.0:0", "--tls-cert", &cert, "--tls-key", &anothers], "cannot be used");
 }
 
@@ -192,7 +192,7 @@ fn a_lease_is_kept_whatever_others_do_from_its_address_or_with_its_tenants_token
 }
 
 #[test]
-fn haste_is_refused_with_a_time_to_come_back_and_then_passes() {
+fn calls_above_the_rate_get_a_retry_time_and_pass_later() {
     let service = serve("requests_per_s = 2\nburst = 5\n");
     let operator = service.client();
     let client = |tenant: &str| service.remote().with_token(&operator.make_token(json!({ "tenant": tenant })).0);
@@ -302,7 +302,7 @@ fn the_secret_is_in_no_file_no_log_and_no_answer() {
 }
 
 fn blake3_hex(secret: &str) -> String {
-    wish(secret, json!({}))["hash"].as_str().expect("a hash").to_owned()
+    token_body(secret, json!({}))["hash"].as_str().expect("a hash").to_owned()
 }
 
 #[test]
@@ -333,7 +333,7 @@ fn tokens_survive_a_crash_and_revoked_ones_stay_revoked() {
 }
 
 #[test]
-fn the_caps_of_a_token_hold_however_many_ask_at_once() {
+fn the_caps_of_a_token_hold_for_concurrent_requests() {
     let service = serve("requests_per_s = 100000\nburst = 100000\n");
     let operator = service.client();
     let client = |caps: Value| service.remote().with_token(&operator.make_token(caps).0);
@@ -369,7 +369,7 @@ fn the_caps_of_a_token_hold_however_many_ask_at_once() {
     assert_eq!(few.post("/v1/leases", &ask(300 * MIB, json!({}))).code(), "token_cap");
     assert_eq!(few.delete(&format!("/v1/leases/{}", waiting.id)).status, 200);
     // A token makes no token, and so none without its caps; a key does not pass them either.
-    assert_eq!(few.post("/v1/tokens", &wish(&new_secret(), json!({}))).code(), "denied");
+    assert_eq!(few.post("/v1/tokens", &token_body(&new_secret(), json!({}))).code(), "denied");
     let kept = few.post_once("/v1/leases", "k", &ask(300 * MIB, json!({})));
     assert!(kept.status < 300, "{}", kept.text());
     assert_eq!(few.post_once("/v1/leases", "k", &ask(300 * MIB, json!({}))).text(), kept.text());
@@ -427,10 +427,10 @@ fn a_token_that_may_only_look_is_not_shown_what_proves_a_lease() {
 }
 
 #[test]
-fn the_same_wish_for_a_token_makes_one() {
+fn repeated_requests_for_one_token_make_one_token() {
     let service = serve("");
     let client = service.client();
-    let body = wish(&new_secret(), json!({ "tenant": "user:ana", "leases": 2 }));
+    let body = token_body(&new_secret(), json!({ "tenant": "user:ana", "leases": 2 }));
     let one: Token = client.post_once("/v1/tokens", "key", &body).read();
     assert_eq!(client.post_once("/v1/tokens", "key", &body).read::<Token>().id, one.id);
     assert_eq!(client.post("/v1/tokens", &body).read::<Token>().id, one.id, "also without a key");
@@ -452,7 +452,7 @@ fn the_same_wish_for_a_token_makes_one() {
         ("expires_in_s", json!(0)),
         ("expires_in_s", json!(u64::MAX)),
     ] {
-        let mut bad = wish(&new_secret(), json!({}));
+        let mut bad = token_body(&new_secret(), json!({}));
         bad[field] = value.clone();
         assert_eq!(client.post("/v1/tokens", &bad).code(), "bad_value", "{field} = {value}");
     }

@@ -7,7 +7,7 @@ use std::fs;
 use std::os::unix::process::CommandExt;
 use std::process::Stdio;
 use sublet_blackbox::binary::example;
-use sublet_blackbox::programs::{UnleasedProgram, WrappedProgram, await_state, successful_output, tell, text};
+use sublet_blackbox::programs::{UnleasedProgram, WrappedProgram, await_state, post_action, successful_output, text};
 use sublet_blackbox::proxy;
 use sublet_blackbox::user::{as_user, is_root};
 use sublet_blackbox::{GIB, LONG, MIB, ServiceSetup, TestClient, TestGpu, TestProcess, TestService, ask, until};
@@ -236,7 +236,7 @@ fn bytes_of_the_driver_or_a_display_are_named_only_where_they_make_the_differenc
 }
 
 #[test]
-fn a_request_for_a_whole_gpu_reads_what_is_on_it() {
+fn a_request_for_a_whole_gpu_names_what_is_on_it() {
     let service = TestService::start();
     let client = service.client();
     let user = client.grant(&ask(2 * GIB, json!({"time_s": 3600}))).user;
@@ -258,7 +258,7 @@ fn a_tier_is_a_reason_for_an_earlier_place_only_between_different_tiers() {
         explanation.ahead.into_iter().map(|ahead| ahead.why).collect::<Vec<_>>()
     };
     // The parked lease is older than the request before it, but came back to the queue after it.
-    tell(&client, "L1", "resume");
+    post_action(&client, "L1", "resume");
     client.await_lease("it waits", "L1", |lease| lease.waiting.is_some());
     assert_eq!(why_ahead("L1"), ["came earlier"]);
     client.queue(&ask(2 * GIB, json!({"tier": "interactive"})));
@@ -279,7 +279,7 @@ fn a_lease_that_waits_for_parking_space_says_so_with_the_key_that_raises_it() {
     assert!(notebook.line().starts_with("holds "), "{}", notebook.output_text());
     let job = WrappedProgram::start_holding(&service, "3G", "2GiB", &[]);
     await_state(&client, "L1", LeaseState::Parked);
-    tell(&client, "L1", "resume");
+    post_action(&client, "L1", "resume");
     let missing = "2.2 GiB would have to be parked for it, and the parking space has";
     for words in [&["explain", "L1"][..], &["queue"], &["ps"]] {
         until(&format!("{words:?} says what is missing"), LONG, || {

@@ -117,7 +117,7 @@ fn a_wrapped_tool_runs_on_a_lease_with_its_options_and_gets_its_arguments() {
 }
 
 #[test]
-fn nothing_asks_twice() {
+fn a_wrapped_tool_inside_a_lease_requests_no_second_lease() {
     let mut home = Home::new();
     home.tool("nested", NESTED);
     home.wrap("nested tool --vram 20G --no-wait");

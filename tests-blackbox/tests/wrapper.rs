@@ -82,7 +82,7 @@ fn seen_from(service: &TestService, visible: &str, arguments: &[&str]) -> Wrappe
 }
 
 #[test]
-fn a_command_lands_on_a_card_that_its_caller_sees() {
+fn a_command_gets_a_gpu_that_is_visible_to_its_caller() {
     let service = two_cards();
     let uuids: Vec<String> = service.client().cards().into_iter().map(|card| card.uuid).collect();
     let (second, beginning) = (uuids[1].as_str(), &uuids[1][..12]);
@@ -123,7 +123,7 @@ fn a_command_that_sees_one_gpu_waits_for_it_although_another_is_free() {
 }
 
 #[test]
-fn what_cannot_be_had_of_the_cards_that_are_seen_is_refused_with_the_reason() {
+fn a_request_that_the_visible_gpus_cannot_meet_is_refused_with_the_reason() {
     let service = two_cards();
     for (visible, arguments, code, expected) in [
         ("", &[][..], 77, "CUDA_VISIBLE_DEVICES is `` here, which means no GPU"),

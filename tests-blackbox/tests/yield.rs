@@ -253,7 +253,7 @@ fn a_command_that_ends_while_its_hook_runs_ends_its_wrapper_at_once() {
 }
 
 #[test]
-fn a_lease_with_preempt_end_is_told_ended_and_requeued() {
+fn a_lease_with_preempt_end_gets_a_notice_is_ended_and_requeued() {
     let service = serve();
     let client = service.client();
     let script = format!(

@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn prompts_and_remarks_are_told_from_commands() {
+    fn prompts_and_remarks_are_separated_from_commands() {
         let text = format!("{SECTION}\n```console\n# a b      # why\n$ c 'd'\noutput\n# e\n# f\n```\n");
         let typed = |prompt, text: &str| (prompt, text.to_owned());
         assert_eq!(

@@ -128,7 +128,7 @@ impl Module {
 
     fn lowered_for(source: &str, isa: Isa) -> Result<Module, PtxError> {
         let text = parse::parse(source)?;
-        let functions = merged(&text)?;
+        let functions = merged_declarations(&text)?;
         if let Some(function) = functions.get(limits::FUNCTIONS_MAX) {
             return function.position.limit("the functions of a module", limits::FUNCTIONS_MAX as u64);
         }
@@ -252,7 +252,7 @@ impl Kernel {
 }
 
 /// Declarations of a function and its definition are one function.
-fn merged<'a, 't>(text: &'a ParsedModule<'t>) -> Result<Vec<&'a ParsedFunction<'t>>, PtxError> {
+fn merged_declarations<'a, 't>(text: &'a ParsedModule<'t>) -> Result<Vec<&'a ParsedFunction<'t>>, PtxError> {
     let mut found: Vec<&ParsedFunction<'t>> = Vec::new();
     let mut index_of: HashMap<&str, usize> = HashMap::new();
     for function in &text.functions {
@@ -290,7 +290,7 @@ impl<'t> ModuleTables<'t> {
     fn collect(text: &ParsedModule<'t>, functions: &[&ParsedFunction<'t>]) -> Result<Self, PtxError> {
         let mut tables = ModuleTables { symbols: ModuleSymbols::default(), variables: Vec::new(), shared: Vec::new() };
         for (index, function) in functions.iter().enumerate() {
-            tables.name(function.name, lower::Symbol::Function(index as u32), function.position)?;
+            tables.define(function.name, lower::Symbol::Function(index as u32), function.position)?;
             tables.symbols.call_layouts.push(CallLayout::of(&function.signature)?);
             tables.symbols.defined.push(function.body.is_some());
         }
@@ -307,7 +307,7 @@ impl<'t> ModuleTables<'t> {
                 continue;
             }
             let symbol = tables.add_variable(variable, &mut initials)?;
-            tables.name(variable.name, symbol, variable.position)?;
+            tables.define(variable.name, symbol, variable.position)?;
         }
         for function in functions {
             for statement in function.body.iter().flatten() {
@@ -330,7 +330,7 @@ impl<'t> ModuleTables<'t> {
         Ok(tables)
     }
 
-    fn name(
+    fn define(
         &mut self,
         name: &'t str,
         symbol: lower::Symbol,
@@ -434,7 +434,7 @@ struct KernelLayout<'a, 't> {
 impl KernelLayout<'_, '_> {
     fn kernel(&self, index: usize) -> Result<Kernel, PtxError> {
         let function = self.functions[index];
-        let reached = self.reached(index);
+        let reached = self.reachable_functions(index);
         let (shared_bytes, shared_offsets) = self.shared_memory(&reached, function)?;
         let shape = CallLayout::of(&function.signature)?;
         let params = function.signature.inputs.iter().zip(&shape.inputs).map(|(formal, &(offset, bytes))| Param {
@@ -464,7 +464,7 @@ impl KernelLayout<'_, '_> {
     }
 
     /// Every function that a kernel can call, directly or not.
-    fn reached(&self, index: usize) -> BTreeSet<usize> {
+    fn reachable_functions(&self, index: usize) -> BTreeSet<usize> {
         let mut reached = BTreeSet::from([index]);
         let mut left = vec![index];
         while let Some(index) = left.pop() {

@@ -109,12 +109,12 @@ mod tests {
     }
 
     #[test]
-    fn an_endless_loop_meets_nobody() {
+    fn an_endless_loop_has_no_reconvergence_point() {
         check(&[&[1, 2], &[1], &[]], &[Some(2), None, None]);
     }
 
     #[test]
-    fn sides_that_end_apart_meet_nobody() {
+    fn branches_that_both_end_have_no_reconvergence_point() {
         check(&[&[1, 2], &[], &[]], &[None, None, None]);
     }
 }

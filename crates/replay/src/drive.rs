@@ -200,12 +200,12 @@ impl ReplayDriver<'_> {
     fn step(&mut self) -> bool {
         let done = self.completions.peek().map(|Reverse((at, ..))| *at);
         let renewal = self.renewals.peek().map(|Reverse((at, _))| *at);
-        let look = (!self.unread_gpus.is_empty()).then_some(self.reading_due);
+        let reading = (!self.unread_gpus.is_empty()).then_some(self.reading_due);
         let due = self.state.next_due().filter(|_| done.is_some() || renewal.is_some());
         let arrival = self.setup.trace.jobs.get(self.arrivals).map(|job| job.arrival);
         // At the same instant, work ends before leases expire, and freed bytes are read before a new job arrives.
         let (moved, next_change) = (self.moves.next_due(), self.next_change);
-        let next = [done, renewal, due, look, moved, next_change, arrival]
+        let next = [done, renewal, due, reading, moved, next_change, arrival]
             .into_iter()
             .zip(0..)
             .filter_map(|(at, n)| at.map(|at| (at, n)));
@@ -342,7 +342,7 @@ impl ReplayDriver<'_> {
                     self.calibration.record_start(number, self.now);
                     self.start_work(*lease);
                     if self.can_park() {
-                        self.moves.set(*lease, cards, self.setup.trace.jobs[number as usize].vram);
+                        self.moves.set_resident(*lease, cards, self.setup.trace.jobs[number as usize].vram);
                         self.schedule_reading(cards);
                         let said = Said::Here { parked: None };
                         let process = process_of(*lease);
@@ -432,24 +432,24 @@ impl ReplayDriver<'_> {
     }
 
     /// A job is told where its bytes shall be.
-    fn order_move(&mut self, lease: LeaseId, way: MoveDirection) {
+    fn order_move(&mut self, lease: LeaseId, direction: MoveDirection) {
         let number = self.job_of[lease.0 as usize];
         let job = &self.setup.trace.jobs[number as usize];
         let bytes = Bytes(job.vram.0.saturating_mul(u64::from(job.gpus)));
-        self.moves.start(lease, way, self.now + move_duration(bytes));
+        self.moves.start(lease, direction, self.now + move_duration(bytes));
     }
 
     /// The first move is done: the job says so, and its GPUs are read until that is seen.
     fn finish_move(&mut self) {
-        let Some((lease, way)) = self.moves.pop_finished() else { return };
+        let Some((lease, direction)) = self.moves.pop_finished() else { return };
         let job = &self.setup.trace.jobs[self.job_of[lease.0 as usize] as usize];
         let bytes = Bytes(job.vram.0.saturating_mul(u64::from(job.gpus)));
         let Some(cards) = self.state.lease(lease).and_then(Lease::hold).map(|hold| hold.cards.clone()) else { return };
-        let (on_each, said, readings) = match way {
+        let (on_each, said, readings) = match direction {
             MoveDirection::Out => (Bytes::ZERO, Said::Parked(bytes), 2),
             MoveDirection::Back => (job.vram, Said::Resumed, 1),
         };
-        self.moves.set(lease, &cards, on_each);
+        self.moves.set_resident(lease, &cards, on_each);
         self.apply_event(Event::Said { lease, rung: Rung::Park, process: process_of(lease), said });
         for _ in 0..readings {
             self.now = self.now + READING_DELAY;
@@ -489,7 +489,7 @@ impl ReplayDriver<'_> {
             } else {
                 self.usage.job_released(number, &hold.cards);
             }
-            self.moves.set(lease, &hold.cards, Bytes::ZERO);
+            self.moves.set_resident(lease, &hold.cards, Bytes::ZERO);
             self.moves.cancel(lease);
             self.schedule_reading(&hold.cards);
         }

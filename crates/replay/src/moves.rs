@@ -63,7 +63,7 @@ impl ReplayMoves {
     }
 
     /// Sets what a job has on each of these GPUs from now on; may be 0.
-    pub fn set(&mut self, lease: LeaseId, gpus: &[CardId], bytes: Bytes) {
+    pub fn set_resident(&mut self, lease: LeaseId, gpus: &[CardId], bytes: Bytes) {
         for gpu in gpus {
             let on = &mut self.residents[usize::from(gpu.0)];
             if bytes == Bytes::ZERO {
@@ -75,9 +75,9 @@ impl ReplayMoves {
     }
 
     /// A job is told where its bytes shall be.
-    pub fn start(&mut self, lease: LeaseId, way: MoveDirection, done: Time) {
+    pub fn start(&mut self, lease: LeaseId, direction: MoveDirection, done: Time) {
         self.count += 1;
-        self.orders.insert(lease, (way, self.count));
+        self.orders.insert(lease, (direction, self.count));
         self.due.push(Reverse((done, lease, self.count)));
     }
 
@@ -94,12 +94,12 @@ impl ReplayMoves {
     /// The move that is done first; `None` if a later order or the end of the lease cancelled it.
     pub fn pop_finished(&mut self) -> Option<(LeaseId, MoveDirection)> {
         let Reverse((_, lease, number)) = self.due.pop()?;
-        let (way, last) = *self.orders.get(&lease)?;
+        let (direction, last) = *self.orders.get(&lease)?;
         if last != number {
             return None;
         }
         self.orders.remove(&lease);
-        Some((lease, way))
+        Some((lease, direction))
     }
 
     /// What a reading of a GPU shows.

@@ -453,7 +453,7 @@ fn twenty_short_jobs_finish_one_after_the_other() {
 }
 
 #[test]
-fn nine_of_ten_requests_start_within_what_they_were_told() {
+fn nine_of_ten_requests_start_within_their_prediction() {
     let shape = SyntheticShape { seed: 3, jobs: 4_000, tenants: 12, chatty: true, load: 0.6 };
     let trace = make(&shape, &gpus("4x24GiB"), Bytes::mib(256)).unwrap();
     for run in

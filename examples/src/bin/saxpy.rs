@@ -41,15 +41,15 @@ fn run(options: &SaxpyOptions) -> Result<()> {
     let a = random.unit() * 3.0;
     let x: Vec<f32> = (0..options.elements).map(|_| random.unit()).collect();
     let y: Vec<f32> = (0..options.elements).map(|_| random.unit()).collect();
-    let (on_card_x, on_card_y) = (Buffer::holding(&x)?, Buffer::holding(&y)?);
+    let (gpu_x, gpu_y) = (Buffer::holding(&x)?, Buffer::holding(&y)?);
     let launch = || {
-        let arguments = Arguments::new().u32(options.elements).f32(a).span(on_card_x.all()).span(on_card_y.all());
+        let arguments = Arguments::new().u32(options.elements).f32(a).span(gpu_x.all()).span(gpu_y.all());
         // SAFETY: the kernel takes a count, a factor and two pieces of so many numbers.
         unsafe { saxpy.launch(LaunchShape::line(options.elements as usize, BLOCK), None, arguments) }
     };
     // The first launch is checked; the second, when everything is warm, is measured.
     launch()?;
-    let got: Vec<f32> = on_card_y.numbers()?;
+    let got: Vec<f32> = gpu_y.numbers()?;
     for (place, ((x, y), got)) in x.iter().zip(&y).zip(&got).enumerate() {
         let expected = a.mul_add(*x, *y);
         if expected.to_bits() != got.to_bits() {

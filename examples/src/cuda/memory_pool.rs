@@ -75,7 +75,7 @@ impl CudaPool {
     }
 
     /// Keeps up to `bytes` freed bytes in the pool for later allocations.
-    pub fn keep(&self, mut bytes: u64) -> Result<()> {
+    pub fn set_release_threshold(&self, mut bytes: u64) -> Result<()> {
         // SAFETY: the number lives until the call returns; this attribute has eight bytes.
         unsafe { call!(cuMemPoolSetAttribute(self.handle, RELEASE_THRESHOLD, (&raw mut bytes).cast())) }
     }

@@ -97,7 +97,7 @@ impl LaunchEnv<'_> {
 
 /// Runs every block of a launch; returns when all have ended or one has faulted.
 pub fn run(launch: &Launch<'_>) -> Result<Stats, KernelFault> {
-    let env = launch_env(launch).map_err(|kind| refused(launch, kind))?;
+    let env = launch_env(launch).map_err(|kind| refused_launch(launch, kind))?;
     let blocks = launch.grid.iter().map(|&count| u64::from(count)).product::<u64>();
     let next = AtomicU64::new(0);
     let outcome = Mutex::new((Stats::default(), None::<(u64, KernelFault)>));
@@ -195,7 +195,7 @@ impl BlockWorker<'_, '_> {
     }
 }
 
-fn refused(launch: &Launch<'_>, kind: FaultKind) -> KernelFault {
+fn refused_launch(launch: &Launch<'_>, kind: FaultKind) -> KernelFault {
     KernelFault { kind, kernel: launch.kernel.name().to_owned(), site: None }
 }
 

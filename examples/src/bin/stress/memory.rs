@@ -139,7 +139,7 @@ pub fn pools(worker: &mut StressWorker<'_>) -> Result<()> {
     let (is_own, is_named) = worker.random.one_of(&[(false, false), (false, true), (true, true), (true, true)]);
     let pool = if is_own { CudaPool::create(worker.device()) } else { CudaPool::default_of(worker.device()) }?;
     if is_own && worker.random.one_in(2) {
-        pool.keep(4 << 20)?;
+        pool.set_release_threshold(4 << 20)?;
     }
     let stream = &worker.streams[0];
     for _ in 0..worker.random.within(1, 4) {

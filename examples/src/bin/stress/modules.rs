@@ -71,14 +71,14 @@ pub fn launches(worker: &mut StressWorker<'_>) -> Result<()> {
             let a = worker.random.unit();
             let x: Vec<f32> = (0..elements).map(|_| worker.random.unit()).collect();
             let y: Vec<f32> = (0..elements).map(|_| worker.random.unit()).collect();
-            let (on_card_x, on_card_y) = (buffer_with(&x)?, buffer_with(&y)?);
-            let arguments = Arguments::new().u32(elements as u32).f32(a).span(on_card_x.all()).span(on_card_y.all());
+            let (gpu_x, gpu_y) = (buffer_with(&x)?, buffer_with(&y)?);
+            let arguments = Arguments::new().u32(elements as u32).f32(a).span(gpu_x.all()).span(gpu_y.all());
             let stream = &worker.streams[0];
             // SAFETY: the kernel takes a count, a factor and two pieces of so many numbers.
             unsafe { kernel(worker, "saxpy", which)?.launch_with(way, shape, Some(stream), arguments) }?;
             stream.synchronise()?;
             let expected: Vec<f32> = x.iter().zip(&y).map(|(x, y)| a.mul_add(*x, *y)).collect();
-            expect_numbers("saxpy", &on_card_y.numbers::<f32>()?, &expected)
+            expect_numbers("saxpy", &gpu_y.numbers::<f32>()?, &expected)
         }
         1 => {
             let numbers: Vec<u64> = (0..elements).map(|_| worker.random.number()).collect();
