@@ -1,4 +1,4 @@
-//! Two processes on a soft card, one killed at random many times: no byte of the card is lost.
+//! Two processes on a soft GPU, one killed at random many times: no byte of the GPU is lost.
 //!
 //! One process holds memory all the while and checks that it stays as it was written. The other is
 //! one of the examples, killed at a random moment: before it is on the GPU, while it allocates
@@ -26,7 +26,7 @@ const VICTIMS: [(&str, &str, &[&str]); 3] = [
     ("mlp", MLP, &["--steps", "1000000"]),
     ("stress", STRESS, &["--seconds", "600", "--threads", "4", "--seed"]),
 ];
-/// The card, and what the first process has of it.
+/// The GPU, and what the first process has of it.
 const SOFT_GPU: &str = "1x2GiB";
 const GPU_BYTES: u64 = 2 << 30;
 const HOLDER_SIZE: &str = "64MiB";
@@ -36,7 +36,7 @@ const LIFE_MS: usize = 250;
 /// Kills after which all that is free is allocated once.
 const FULL_EVERY: u64 = 100;
 
-/// Kills programs on a soft card at random, and looks whether anything of it is lost.
+/// Kills programs on a soft GPU at random, and looks whether anything of it is lost.
 #[derive(Parser)]
 struct KillsOptions {
     /// How many.

@@ -11,7 +11,7 @@
 //! ```
 //! `libcuda.so.1` is loaded when it is needed, and its functions are taken by name in the form that
 //! CUDA 12.0 gave them, so that a program runs with any driver since. Everything that was made is
-//! given back when it is dropped. What can be done safely is safe; what lets a card write to the
+//! given back when it is dropped. What can be done safely is safe; what lets a GPU write to the
 //! host's memory later, or runs a kernel, is `unsafe`.
 
 pub mod graph;
@@ -27,7 +27,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::sync::OnceLock;
 
-/// An address on a card, or on the host where a card can reach it.
+/// An address on a GPU, or on the host where a GPU can reach it.
 pub type Address = u64;
 /// Whatever the driver names by a pointer that only it reads: contexts, streams, modules and so on.
 pub type DriverHandle = usize;
@@ -47,7 +47,7 @@ pub struct DriverError {
 }
 
 impl DriverError {
-    /// Whether the card has not so much memory left.
+    /// Whether the GPU has not so much memory left.
     pub fn is_out_of_memory(&self) -> bool {
         self.code == 2
     }
@@ -181,7 +181,9 @@ functions! {
     cuModuleUnload(DriverHandle);
     cuModuleGetFunction(*mut DriverHandle, DriverHandle, *const c_char);
     cuModuleGetGlobal(*mut Address, *mut usize, DriverHandle, *const c_char);
-    cuLibraryLoadData(*mut DriverHandle, *const c_void, *mut c_int, *mut *mut c_void, u32, *mut c_int, *mut *mut c_void, u32);
+    cuLibraryLoadData(
+        *mut DriverHandle, *const c_void, *mut c_int, *mut *mut c_void, u32, *mut c_int, *mut *mut c_void, u32
+    );
     cuLibraryUnload(DriverHandle);
     cuLibraryGetKernel(*mut DriverHandle, DriverHandle, *const c_char);
     cuLibraryGetGlobal(*mut Address, *mut usize, DriverHandle, *const c_char);
@@ -219,8 +221,12 @@ functions! {
     cuGraphGetNodes(DriverHandle, *mut DriverHandle, *mut usize);
     cuGraphGetEdges(DriverHandle, *mut DriverHandle, *mut DriverHandle, *mut usize);
     cuGraphAddKernelNode(*mut DriverHandle, DriverHandle, *const DriverHandle, usize, *const graph::RawKernelNode);
-    cuGraphAddMemcpyNode(*mut DriverHandle, DriverHandle, *const DriverHandle, usize, *const memory::RawCopy3D, DriverHandle);
-    cuGraphAddMemsetNode(*mut DriverHandle, DriverHandle, *const DriverHandle, usize, *const graph::RawFillNode, DriverHandle);
+    cuGraphAddMemcpyNode(
+        *mut DriverHandle, DriverHandle, *const DriverHandle, usize, *const memory::RawCopy3D, DriverHandle
+    );
+    cuGraphAddMemsetNode(
+        *mut DriverHandle, DriverHandle, *const DriverHandle, usize, *const graph::RawFillNode, DriverHandle
+    );
     cuGraphAddHostNode(*mut DriverHandle, DriverHandle, *const DriverHandle, usize, *const graph::RawHostNode);
     cuGraphAddChildGraphNode(*mut DriverHandle, DriverHandle, *const DriverHandle, usize, DriverHandle);
     cuGraphAddEmptyNode(*mut DriverHandle, DriverHandle, *const DriverHandle, usize);
@@ -304,7 +310,7 @@ pub fn driver_version() -> Result<i32> {
     Ok(version)
 }
 
-/// A card.
+/// A GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Device {
     number: c_int,
@@ -362,7 +368,7 @@ impl Device {
         Device::device_text(|place, room| unsafe { call!(cuDeviceGetPCIBusId(place, room, self.number)) })
     }
 
-    /// The number that no other card has.
+    /// The number that no other GPU has.
     pub fn uuid(self) -> Result<[u8; 16]> {
         let mut uuid = [0; 16];
         // SAFETY: the place lives until the call returns.
@@ -395,7 +401,7 @@ impl Device {
     }
 }
 
-/// A context: a program's place on a card.
+/// A context: a program's place on a GPU.
 #[derive(Debug)]
 pub struct CudaContext {
     device: Device,
@@ -481,7 +487,7 @@ pub fn current_context() -> Result<DriverHandle> {
     Ok(handle)
 }
 
-/// The card this thread works on.
+/// The GPU this thread works on.
 pub fn current_device() -> Result<Device> {
     let mut number = 0;
     // SAFETY: the place lives until the call returns.
@@ -503,7 +509,7 @@ pub fn synchronise() -> Result<()> {
     unsafe { call!(cuCtxSynchronize()) }
 }
 
-/// Bytes of the card that are free, and all of them.
+/// Bytes of the GPU that are free, and all of them.
 pub fn memory_info() -> Result<(u64, u64)> {
     let (mut free, mut total) = (0, 0);
     // SAFETY: both places live until the call returns.

@@ -1,4 +1,4 @@
-//! Each example on soft cards.
+//! Each example on soft GPUs.
 
 #[path = "../../crates/softgpu-nvml/tests/python/venv.rs"]
 mod venv;
@@ -117,7 +117,7 @@ fn mlp_learns_and_a_seed_gives_one_checksum_whatever_happens_meanwhile() {
     assert!(losses[11] < losses[0] * 0.9, "{first}");
     assert_eq!(soft.run(MLP, &TRAIN), first, "the same again");
 
-    // Taken off its card three times.
+    // Taken off its GPU three times.
     let mut child = soft.program(MLP, &TRAIN).stdout(Stdio::piped()).spawn().expect("the program is there");
     let (pid, mut out) = (child.id(), BufReader::new(child.stdout.take().expect("its output")));
     let mut said = String::new();
@@ -157,7 +157,7 @@ fn stress_finds_every_family_in_order() {
     assert!(soft.is_idle());
 }
 
-/// What a tool prints about the cards.
+/// What a tool prints about the GPUs.
 fn tool_output(soft: &Soft, tool: &str, arguments: &[&str]) -> String {
     let library = std::env::current_exe().expect("a test has a path").with_file_name("libnvidia_ml.so");
     let link = soft.path("libnvidia-ml.so.1");

@@ -151,7 +151,7 @@ fn every_answer_survives_kill_9_in_a_loop_under_load() {
         assert!(fresh.epoch > Some(known.highest_epoch), "epochs grow across a crash: {fresh:?}");
         known.highest_epoch = fresh.epoch.unwrap_or(0);
         client.delete(&format!("/v1/leases/{}", fresh.id));
-        // The next clients start with an empty card.
+        // The next clients start with an empty GPU.
         for id in std::mem::take(&mut known.held).into_keys() {
             assert_eq!(client.delete(&format!("/v1/leases/{id}")).status, 200);
             known.released.push(id);

@@ -21,7 +21,7 @@ fn shell(service: &TestService, script: &str) -> Command {
     shell
 }
 
-/// What a script prints and says that `sublet run` starts on 20 of the card's 24 GiB.
+/// What a script prints and says that `sublet run` starts on 20 of the GPU's 24 GiB.
 fn inside(service: &TestService, script: &str) -> Output {
     let mut command = shell(service, "exec sublet run --vram 20G --name outer -- sh -c \"$SCRIPT\"");
     command.env("SCRIPT", script).output().expect("a shell can be started")

@@ -1,7 +1,7 @@
 //! The service on soft GPUs, with real programs of the driver API on them.
 //!
 //! The program is `examples/hold.py`; Python must be there. Everything is on the ordinary path of real
-//! cards: a worker that reads NVML, processes with their bytes, exits. Faults are ordered as a person
+//! GPUs: a worker that reads NVML, processes with their bytes, exits. Faults are ordered as a person
 //! would order them, and seen as a person would see them.
 
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -14,7 +14,7 @@ use sublet_blackbox::service::bare_command;
 use sublet_blackbox::{GIB, LONG, MIB, ServiceSetup, TestGpu, TestService, until};
 use sublet_wire::{Card, CardState, Cards, Leases};
 
-/// What the driver keeps of a soft card.
+/// What the driver keeps of a soft GPU.
 const IDLE: u64 = 64 * MIB;
 /// What a context takes there.
 const CONTEXT: u64 = 128 * MIB;

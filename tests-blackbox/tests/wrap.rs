@@ -1,4 +1,4 @@
-//! `sublet wrap`: real scripts on a real PATH, run by a shell against a service with a scripted card.
+//! `sublet wrap`: real scripts on a real PATH, run by a shell against a service with a scripted GPU.
 
 use serde_json::Value;
 use std::fs;
@@ -122,7 +122,7 @@ fn a_wrapped_tool_inside_a_lease_requests_no_second_lease() {
     home.tool("nested", NESTED);
     home.wrap("nested tool --vram 20G --no-wait");
     home.put_on_path();
-    // The card has 24 GiB: a second lease of 20 would be refused.
+    // The GPU has 24 GiB: a second lease of 20 would be refused.
     assert_eq!(text(&home.shell("nested").stdout), "L1\nL1\n");
     let line = format!("eval \"$({} lease --vram 20G)\" && echo \"$SUBLET_LEASE\" && tool", sublet().display());
     let said = text(&home.shell(&line).stdout);

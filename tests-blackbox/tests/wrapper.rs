@@ -1,5 +1,5 @@
 //! `sublet run` as its user meets it: what it does with signals, what a service that does not answer
-//! does to it, and on which cards its command lands.
+//! does to it, and on which GPUs its command lands.
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;

@@ -64,7 +64,7 @@ impl Recipe {
         Recipe { like, on_yield, on_resume: hook("--on-resume") }
     }
 
-    /// The server on a lease of its own, with its hooks, once its model is on the card and was seen there.
+    /// The server on a lease of its own, with its hooks, once its model is on the GPU and was seen there.
     fn start(&self, service: &TestService, flags: &[&str], fault: &[&str]) -> (WrappedProgram, u16) {
         self.start_with(service, MODEL, flags, fault)
     }

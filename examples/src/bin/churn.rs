@@ -19,13 +19,13 @@ struct ChurnOptions {
     /// How many turns each thread has.
     #[arg(long, default_value_t = 2000)]
     turns: u32,
-    /// How many threads; each has about 32 MiB of the card at most.
+    /// How many threads; each has about 32 MiB of the GPU at most.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
     threads: u32,
     /// What is done is made from this.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// On this card.
+    /// On this GPU.
     #[arg(long, default_value_t = 0)]
     device: u32,
 }

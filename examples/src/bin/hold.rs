@@ -1,7 +1,7 @@
-//! Holds memory of a card, and knows what must be in it.
+//! Holds memory of a GPU, and knows what must be in it.
 //!
 //! Every chunk is filled with a number of its own. Once a second some of it is read back, and at the
-//! end all of it. Whatever is done to the process in between (it is stopped, taken off its card and
+//! end all of it. Whatever is done to the process in between (it is stopped, taken off its GPU and
 //! put back) must not be seen here: calls just take longer.
 
 use anyhow::{Context as _, Result, bail};
@@ -18,7 +18,7 @@ use sublet_examples::cuda::{CudaContext, Device, synchronise};
 use sublet_examples::random::SeededRandom;
 use sublet_examples::size::ByteSize;
 
-/// Holds memory of a card, and says so if it does not stay as it was written.
+/// Holds memory of a GPU, and says so if it does not stay as it was written.
 #[derive(Parser)]
 struct HoldOptions {
     /// How much, such as 8GiB.
@@ -35,7 +35,7 @@ struct HoldOptions {
     /// Looks at none of it at the end either.
     #[arg(long)]
     blind: bool,
-    /// On this card.
+    /// On this GPU.
     #[arg(long, default_value_t = 0)]
     device: u32,
     /// A thread of this name is beside it, as programs have them that use other libraries.
@@ -201,7 +201,7 @@ fn leave_children(count: u32, end: &AtomicBool) -> Result<()> {
     }
     println!("leaves it to {}", left.join(" "));
     std::io::stdout().flush()?;
-    // SAFETY: it ends the process; what it has on the card is not given back.
+    // SAFETY: it ends the process; what it has on the GPU is not given back.
     unsafe { libc::_exit(0) }
 }
 

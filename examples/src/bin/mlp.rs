@@ -1,9 +1,9 @@
-//! A two-layer perceptron, trained by stochastic gradient descent on a card.
+//! A two-layer perceptron, trained by stochastic gradient descent on a GPU.
 //!
 //! The samples are made from a seed: a point for each class, and samples around it. Each step takes
 //! the next batch forward, through softmax and its loss, back, and moves the weights; the kernels are
 //! those of `mlp.cu`. Sums are made in a fixed order and nothing is atomic, so the same seed gives the
-//! same bits on the same kind of card, whatever happens to the process meanwhile.
+//! same bits on the same kind of GPU, whatever happens to the process meanwhile.
 
 use anyhow::{Context as _, Result, bail};
 use clap::Parser;
@@ -30,7 +30,7 @@ const LEARNING_RATE: f32 = 0.2;
 /// The first bytes of a file of weights.
 const MAGIC: &[u8; 8] = b"mlp-ex-1";
 
-/// Trains a small network on a card, and prints a checksum of its weights.
+/// Trains a small network on a GPU, and prints a checksum of its weights.
 #[derive(Parser)]
 struct MlpOptions {
     /// Batches to learn from.
@@ -51,7 +51,7 @@ struct MlpOptions {
     /// The next batch comes after so many milliseconds, as data that is read from somewhere does.
     #[arg(long, default_value_t = 0, value_name = "MS")]
     pace: u64,
-    /// On this card.
+    /// On this GPU.
     #[arg(long, default_value_t = 0)]
     device: u32,
 }
@@ -90,7 +90,7 @@ impl Layer {
     }
 }
 
-/// The network and what a step needs, on a card.
+/// The network and what a step needs, on a GPU.
 struct Network<'a> {
     dense: CudaFunction<'a>,
     loss: CudaFunction<'a>,

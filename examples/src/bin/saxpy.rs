@@ -13,10 +13,10 @@ use sublet_examples::random::SeededRandom;
 const PTX: &str = include_str!("../../../crates/softgpu/kernels/basic.ptx");
 /// Threads of a block.
 const BLOCK: u32 = 256;
-/// Bytes that go over the card's memory for each number: two are read and one is written.
+/// Bytes that go over the GPU's memory for each number: two are read and one is written.
 const BYTES: usize = 12;
 
-/// Computes y = a·x + y on a card and on the host, and compares.
+/// Computes y = a·x + y on a GPU and on the host, and compares.
 #[derive(Parser)]
 struct SaxpyOptions {
     /// How many numbers.
@@ -25,7 +25,7 @@ struct SaxpyOptions {
     /// Made from this seed.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// On this card.
+    /// On this GPU.
     #[arg(long, default_value_t = 0)]
     device: u32,
 }

@@ -1,4 +1,4 @@
-//! Memory of cards, memory of the host for copies, and how bytes get from one to another.
+//! Memory of GPUs, memory of the host for copies, and how bytes get from one to another.
 
 use super::streams::CudaStream;
 use super::{Address, DriverHandle, Result, call};
@@ -6,7 +6,7 @@ use std::ffi::{c_int, c_void};
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// A part of some memory of a card.
+/// A part of some memory of a GPU.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceSpan<'a> {
     at: Address,
@@ -67,24 +67,24 @@ impl<'a> DeviceSpan<'a> {
         Ok(bytes)
     }
 
-    /// Copies as many bytes from somewhere else on a card.
+    /// Copies as many bytes from somewhere else on a GPU.
     pub fn copy_from(self, from: DeviceSpan<'_>) -> Result<()> {
         let bytes = from.bytes;
-        // SAFETY: both are memory of cards, as long as both are borrowed.
+        // SAFETY: both are memory of GPUs, as long as both are borrowed.
         unsafe { call!(cuMemcpyDtoD(self.part(0..bytes).at, from.at, bytes)) }
     }
 
     /// The same, in the order of a stream.
     pub fn copy_from_in(self, from: DeviceSpan<'_>, stream: &CudaStream) -> Result<()> {
         let bytes = from.bytes;
-        // SAFETY: both are memory of cards, which is not freed before the copy is done.
+        // SAFETY: both are memory of GPUs, which is not freed before the copy is done.
         unsafe { call!(cuMemcpyDtoDAsync(self.part(0..bytes).at, from.at, bytes, stream.handle())) }
     }
 
     /// The same, where the driver finds out what kind of memory the two are.
     pub fn copy_unified_from(self, from: DeviceSpan<'_>, stream: Option<&CudaStream>) -> Result<()> {
         let (to, bytes) = (self.part(0..from.bytes).at, from.bytes);
-        // SAFETY: both are memory of cards, which is not freed before the copy is done.
+        // SAFETY: both are memory of GPUs, which is not freed before the copy is done.
         unsafe {
             match stream {
                 Some(stream) => call!(cuMemcpyAsync(to, from.at, bytes, stream.handle())),
@@ -116,7 +116,7 @@ impl<'a> DeviceSpan<'a> {
     /// Fills it with a value of 1, 2 or 4 bytes, as often as that fits.
     pub fn fill(self, value: FillValue, stream: Option<&CudaStream>) -> Result<()> {
         let (at, count) = (self.at, self.bytes / value.width());
-        // SAFETY: memory of a card, which is not freed before it is filled.
+        // SAFETY: memory of a GPU, which is not freed before it is filled.
         unsafe {
             match (value, stream.map(CudaStream::handle)) {
                 (FillValue::D8(value), None) => call!(cuMemsetD8(at, value, count)),
@@ -143,7 +143,7 @@ impl<'a> DeviceSpan<'a> {
         let (width, height) = size;
         assert!(height == 0 || (height - 1) * pitch + width * value.width() <= self.bytes, "lines beyond the memory");
         let at = self.at;
-        // SAFETY: memory of a card, which is not freed before it is filled.
+        // SAFETY: memory of a GPU, which is not freed before it is filled.
         unsafe {
             match (value, stream.map(CudaStream::handle)) {
                 (FillValue::D8(value), None) => call!(cuMemsetD2D8(at, pitch, value, width, height)),
@@ -226,7 +226,7 @@ macro_rules! numbers {
 }
 numbers! { f32 i32 u32 u64 }
 
-/// Memory of a card.
+/// Memory of a GPU.
 #[derive(Debug)]
 pub struct Buffer {
     at: Address,
@@ -234,7 +234,7 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// Takes memory of the card this thread works on.
+    /// Takes memory of the GPU this thread works on.
     pub fn alloc(bytes: usize) -> Result<Buffer> {
         let mut at = 0;
         // SAFETY: the place lives until the call returns.
@@ -292,7 +292,7 @@ pub fn address_range(at: Address) -> Result<(Address, usize)> {
     Ok((base, bytes))
 }
 
-/// Whether an address is memory of the host, and not of a card.
+/// Whether an address is memory of the host, and not of a GPU.
 pub fn is_host_memory(at: Address) -> Result<bool> {
     // `CU_POINTER_ATTRIBUTE_MEMORY_TYPE`: host, device, array, unified.
     let mut kind = 0_u32;
@@ -301,7 +301,7 @@ pub fn is_host_memory(at: Address) -> Result<bool> {
     Ok(kind == 1)
 }
 
-/// Memory of the host that copies to and from cards are fastest with.
+/// Memory of the host that copies to and from GPUs are fastest with.
 #[derive(Debug)]
 pub struct HostBuffer {
     at: *mut u8,
@@ -322,7 +322,7 @@ impl HostBuffer {
         Ok(HostBuffer { at: at.cast(), bytes })
     }
 
-    /// Where cards find it.
+    /// Where GPUs find it.
     pub fn device_address(&self) -> Result<Address> {
         let mut at = 0;
         // SAFETY: the place lives until the call returns.
@@ -368,14 +368,14 @@ pub struct Registered<'a> {
 }
 
 impl<'a> Registered<'a> {
-    /// Makes it known, for cards to reach as well.
+    /// Makes it known, for GPUs to reach as well.
     pub fn new(bytes: &'a mut [u8]) -> Result<Registered<'a>> {
         // SAFETY: the bytes stay where they are until the drop.
         unsafe { call!(cuMemHostRegister(bytes.as_mut_ptr().cast(), bytes.len(), 2)) }?;
         Ok(Registered { bytes })
     }
 
-    /// Where cards find it.
+    /// Where GPUs find it.
     pub fn device_address(&mut self) -> Result<Address> {
         let mut at = 0;
         // SAFETY: the place lives until the call returns.

@@ -32,7 +32,7 @@ pub struct CudaPool {
 }
 
 impl CudaPool {
-    /// The one that every card has.
+    /// The one that every GPU has.
     pub fn default_of(device: Device) -> Result<CudaPool> {
         let mut handle = 0;
         // SAFETY: the place lives until the call returns.
@@ -64,7 +64,7 @@ impl CudaPool {
         Ok(value)
     }
 
-    /// Bytes it has of the card.
+    /// Bytes it has of the GPU.
     pub fn reserved_bytes(&self) -> Result<u64> {
         self.number(RESERVED_NOW)
     }
@@ -80,7 +80,7 @@ impl CudaPool {
         unsafe { call!(cuMemPoolSetAttribute(self.handle, RELEASE_THRESHOLD, (&raw mut bytes).cast())) }
     }
 
-    /// Gives the card back what is kept, down to so many bytes.
+    /// Gives the GPU back what is kept, down to so many bytes.
     pub fn trim(&self, bytes: usize) -> Result<()> {
         // SAFETY: it takes numbers.
         unsafe { call!(cuMemPoolTrimTo(self.handle, bytes)) }
@@ -113,7 +113,7 @@ pub struct PoolMemory<'a> {
 }
 
 impl<'a> PoolMemory<'a> {
-    /// Takes memory of the card's own pool.
+    /// Takes memory of the GPU's own pool.
     pub fn alloc(bytes: usize, stream: &'a CudaStream) -> Result<PoolMemory<'a>> {
         let mut at = 0;
         // SAFETY: the place lives until the call returns.

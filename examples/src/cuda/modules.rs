@@ -116,7 +116,7 @@ impl<'a> KernelHandle<'a> {
         CudaFunction { handle: self.handle, owner: PhantomData }
     }
 
-    /// A number about it on a card, by `CUfunction_attribute`.
+    /// A number about it on a GPU, by `CUfunction_attribute`.
     pub fn attribute(self, attribute: i32, device: Device) -> Result<i32> {
         let mut value = 0;
         // SAFETY: the place lives until the call returns.
@@ -180,7 +180,7 @@ impl Arguments {
         self.u32(value.to_bits())
     }
 
-    /// Memory of a card.
+    /// Memory of a GPU.
     pub fn span(self, span: DeviceSpan<'_>) -> Arguments {
         self.address(span.at())
     }
@@ -349,7 +349,7 @@ impl CudaFunction<'_> {
         Ok(blocks as u32)
     }
 
-    /// The number of blocks, and of threads in each, with which a card is full.
+    /// The number of blocks, and of threads in each, with which a GPU is full.
     pub fn best_shape(self) -> Result<(u32, u32)> {
         let (mut blocks, mut threads, none) = (0, 0, std::ptr::null_mut());
         // SAFETY: both places live until the call returns; there is no function to call.

@@ -116,15 +116,15 @@ impl CudaStream {
         unsafe { call!(cuLaunchHostFunc(self.handle, Some(add_one), std::ptr::from_ref(counter).cast_mut().cast())) }
     }
 
-    /// Writes a number to memory of a card in its turn.
+    /// Writes a number to memory of a GPU in its turn.
     pub fn write_value(&self, at: Address, value: u32) -> Result<()> {
-        // SAFETY: the driver refuses what is no memory of a card.
+        // SAFETY: the driver refuses what is no memory of a GPU.
         unsafe { call!(cuStreamWriteValue32(self.handle, at, value, 0)) }
     }
 
-    /// What comes later waits until memory of a card has just that number.
+    /// What comes later waits until memory of a GPU has just that number.
     pub fn wait_value(&self, at: Address, value: u32) -> Result<()> {
-        // SAFETY: the driver refuses what is no memory of a card.
+        // SAFETY: the driver refuses what is no memory of a GPU.
         unsafe { call!(cuStreamWaitValue32(self.handle, at, value, 1)) }
     }
 

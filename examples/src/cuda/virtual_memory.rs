@@ -13,7 +13,7 @@ pub struct RawLocation {
 }
 
 impl RawLocation {
-    /// On a card.
+    /// On a GPU.
     pub fn of(device: Device) -> RawLocation {
         RawLocation { kind: 1, id: device.number() }
     }
@@ -50,7 +50,7 @@ pub struct RawAccess {
     flags: c_int,
 }
 
-/// What memory of a card comes in multiples of.
+/// What memory of a GPU comes in multiples of.
 pub fn granularity(device: Device) -> Result<usize> {
     let (properties, mut bytes) = (RawAllocationProperties::of(device), 0);
     // SAFETY: the properties and the place live until the call returns.
@@ -58,7 +58,7 @@ pub fn granularity(device: Device) -> Result<usize> {
     Ok(bytes)
 }
 
-/// Memory of a card, without an address.
+/// Memory of a GPU, without an address.
 #[derive(Debug)]
 pub struct PhysicalMemory {
     handle: u64,
@@ -145,14 +145,14 @@ pub struct MappedMemory<'a> {
 }
 
 impl MappedMemory<'_> {
-    /// Lets a card read it, and write if that is said.
+    /// Lets a GPU read it, and write if that is said.
     pub fn allow(&self, device: Device, is_writable: bool) -> Result<()> {
         let access = RawAccess { location: RawLocation::of(device), flags: if is_writable { 3 } else { 1 } };
         // SAFETY: the description lives until the call returns.
         unsafe { call!(cuMemSetAccess(self.at, self.bytes, &raw const access, 1)) }
     }
 
-    /// What a card may do there: nothing 0, read 1, write as well 3.
+    /// What a GPU may do there: nothing 0, read 1, write as well 3.
     pub fn allowed(&self, device: Device) -> Result<u64> {
         let (location, mut flags) = (RawLocation::of(device), 0);
         // SAFETY: the location and the place live until the call returns.

@@ -1,4 +1,4 @@
-//! The stand-in for servers of models: what its routes do to the card.
+//! The stand-in for servers of models: what its routes do to the GPU.
 //!
 //! These are the requests of docs/recipes; whether the servers themselves take them is said there.
 
@@ -12,7 +12,7 @@ use sublet_softgpu::state::{CONTEXT_BYTES, IDLE_BYTES};
 const SERVE: &str = env!("CARGO_BIN_EXE_sublet-example-serve");
 const SIZE: u64 = 96 << 20;
 
-/// A server on the card of a folder.
+/// A server on the GPU of a folder.
 struct Server {
     child: Child,
     out: BufReader<ChildStdout>,

@@ -1,4 +1,4 @@
-//! Programs that the shim must leave alone, and what it shows them of their cards.
+//! Programs that the shim must leave alone, and what it shows them of their GPUs.
 
 use crate::cc;
 use crate::daemon::{self, Daemon, page};
@@ -136,7 +136,7 @@ fn nvml_shows_a_holder_its_lease_and_other_programs_the_gpu() {
     let nvml = cc::program(&soft, "nvml.c", &["-L", ".", "-l:libnvidia-ml.so.1", "-ldl"]);
     let card = format!("1024 {} {}\n", 1024 - IDLE_BYTES / MIB, IDLE_BYTES / MIB);
     assert_eq!(soft.run(&nvml, &[]), card.repeat(4));
-    // Without a page the card is told.
+    // Without a page the GPU is told.
     let alone = soft.program(&nvml, &[]).env("LD_PRELOAD", daemon::shim()).output().expect("the program is there");
     assert_eq!(succeeded(&alone), card.repeat(4));
     let file = page(&soft, 512 * MIB);

@@ -44,7 +44,7 @@ fn checked(result: libc::c_int) -> libc::c_int {
 }
 
 impl Daemon {
-    /// Listens in the folder of the cards.
+    /// Listens in the folder of the GPUs.
     pub fn new(soft: &Soft) -> Daemon {
         let path = soft.path("shims");
         // SAFETY: an address is plain bytes; it and the descriptor are good for the calls.
@@ -113,7 +113,7 @@ pub fn shim() -> PathBuf {
     shim
 }
 
-/// A page for a lease of the first card.
+/// A page for a lease of the first GPU.
 pub fn page(soft: &Soft, cap: u64) -> File {
     // SAFETY: the name ends with a zero, and the descriptor is ours.
     let file = unsafe {

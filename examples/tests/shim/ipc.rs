@@ -55,7 +55,7 @@ fn a_buffer_goes_from_one_process_to_another_and_both_see_it() {
     let mut taker = PeerProgram::new(&soft, &daemon, &["ipc.py", "take", handles[0], handles[1]]);
     let said = taker.read_until("ready");
     let expected = [
-        // The driver of soft cards has no handles of its own.
+        // The driver of soft GPUs has no handles of its own.
         "wrong: 1 801",
         "opened: 0 0",
         "read: [1, 2, 3] [4, 5, 6]",

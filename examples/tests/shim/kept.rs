@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 use sublet_softgpu::state::CONTEXT_BYTES;
 
-/// Puts a driver of `c/more.c` before that of the soft cards.
+/// Puts a driver of `c/more.c` before that of the soft GPUs.
 fn with_driver(soft: &Soft, flags: &[&str]) {
     let driver = soft.path("libcuda.so.1");
     let mut library = std::fs::read(&driver).expect("a library");

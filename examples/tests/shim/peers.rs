@@ -1,4 +1,4 @@
-//! Cards that reach each other's memory do so with the shim as they do without.
+//! GPUs that reach each other's memory do so with the shim as they do without.
 
 use crate::daemon::{Daemon, mapped, page};
 use crate::parked::{MIB, SOON};

@@ -26,7 +26,7 @@ pub enum ImitatedServer {
 /// What a request wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestedAction {
-    /// The card's memory shall be given back.
+    /// The GPU's memory shall be given back.
     Unload,
     /// It shall be taken again.
     Load,
@@ -74,7 +74,7 @@ impl ImitatedServer {
         matches!(self, ImitatedServer::Comfyui | ImitatedServer::LlamaCpp)
     }
 
-    /// What leaves the card stays in host memory.
+    /// What leaves the GPU stays in host memory.
     pub fn keeps_in_host_memory(self) -> bool {
         self == ImitatedServer::Vllm
     }

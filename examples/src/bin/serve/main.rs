@@ -1,6 +1,6 @@
-//! A stand-in for servers of models: a few of their routes, and real memory of a card behind them.
+//! A stand-in for servers of models: a few of their routes, and real memory of a GPU behind them.
 //!
-//! Like vLLM, Ollama, ComfyUI or llama.cpp's router it has a model on the card, gives the memory back when
+//! Like vLLM, Ollama, ComfyUI or llama.cpp's router it has a model on the GPU, gives the memory back when
 //! it is told to by that server's own request, and takes it again. Like them it also misbehaves: with
 //! `--fault` it says that it gave all back and did not, gives back half or almost all, or never answers.
 //!
@@ -27,7 +27,7 @@ use std::time::Duration;
 use sublet_examples::cuda::{CudaContext, Device};
 use sublet_examples::size::ByteSize;
 
-/// Serves some routes of a server of models, with real memory of a card behind them.
+/// Serves some routes of a server of models, with real memory of a GPU behind them.
 #[derive(Parser)]
 struct ServeOptions {
     /// The server to imitate.
@@ -41,7 +41,7 @@ struct ServeOptions {
     /// What it does wrong when its memory is wanted.
     #[arg(long, value_enum)]
     fault: Option<ServerFault>,
-    /// On this card.
+    /// On this GPU.
     #[arg(long, default_value_t = 0)]
     device: u32,
 }

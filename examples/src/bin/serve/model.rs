@@ -1,4 +1,4 @@
-//! What is on the card: chunks with a number of their own, as the program of that name holds them.
+//! What is on the GPU: chunks with a number of their own, as the program of that name holds them.
 
 use crate::ServerFault;
 use anyhow::{Context as _, Result, ensure};
@@ -47,7 +47,7 @@ impl Model {
         Ok(model)
     }
 
-    /// How much of it is on the card.
+    /// How much of it is on the GPU.
     pub fn bytes_on_gpu(&self) -> u64 {
         let of =
             |chunk: &ModelChunk| if let ModelChunk::OnGpu(buffer) = chunk { buffer.all().bytes() as u64 } else { 0 };
@@ -59,7 +59,7 @@ impl Model {
         self.bytes_on_gpu() == self.bytes
     }
 
-    /// Gives the card's memory back, as far as the fault lets it; keeps the contents in host memory, or not.
+    /// Gives the GPU's memory back, as far as the fault lets it; keeps the contents in host memory, or not.
     pub fn unload(&mut self, fault: Option<ServerFault>, keep: bool) -> Result<()> {
         let leaving = match fault {
             Some(ServerFault::Lies) => 0,
@@ -97,7 +97,7 @@ impl Model {
         Ok(())
     }
 
-    /// Reads what is on the card back.
+    /// Reads what is on the GPU back.
     pub fn verify(&self) -> Result<()> {
         for (index, chunk) in self.chunks.iter().enumerate() {
             if let ModelChunk::OnGpu(buffer) = chunk {

@@ -100,7 +100,7 @@ fn copy_on_host(to: &mut [u8], to_layout: LayerLayout, from: &[u8], from_layout:
     }
 }
 
-/// Two pieces of memory with random bytes, on the card or the host, cut in different ways.
+/// Two pieces of memory with random bytes, on the GPU or the host, cut in different ways.
 struct CopyPair {
     layouts: [LayerLayout; 2],
     size: [usize; 3],

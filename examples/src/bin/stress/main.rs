@@ -21,19 +21,19 @@ use std::time::{Duration, Instant};
 use sublet_examples::cuda::{CudaContext, Device};
 use worker::{StressShared, StressWorker};
 
-/// Uses a card in every way from many threads, and checks every result.
+/// Uses a GPU in every way from many threads, and checks every result.
 #[derive(Parser)]
 struct StressOptions {
     /// How long.
     #[arg(long, default_value_t = 10.0)]
     seconds: f64,
-    /// How many threads; each has about 16 MiB of the card at most.
+    /// How many threads; each has about 16 MiB of the GPU at most.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=64))]
     threads: u32,
     /// What is done is made from this.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// On this card.
+    /// On this GPU.
     #[arg(long, default_value_t = 0)]
     device: u32,
     /// Only what belongs to families with this in their name.
@@ -75,7 +75,7 @@ fn run_families(worker: &mut StressWorker<'_>, options: &StressOptions) -> Resul
     if turns.is_empty() {
         return Err(anyhow!("no family has that name"));
     }
-    // A real card needs a while to compile the kernels: that does not count.
+    // A real GPU needs a while to compile the kernels: that does not count.
     let (began, time) = (Instant::now(), Duration::from_secs_f64(options.seconds.max(0.0)));
     while began.elapsed() < time && !worker.shared.is_over.load(SeqCst) {
         let family = worker.random.one_of(&turns);

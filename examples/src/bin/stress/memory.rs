@@ -1,4 +1,4 @@
-//! Contexts, and memory of every kind: a card's, the host's, registered, of pools, mapped.
+//! Contexts, and memory of every kind: a GPU's, the host's, registered, of pools, mapped.
 
 use crate::worker::{BASIC, BYTES_MAX, StressWorker, expect_bytes, expect_equal, expect_numbers, write_and_wait};
 use anyhow::{Result, ensure};
@@ -111,7 +111,7 @@ fn use_host_memory(worker: &mut StressWorker<'_>) -> Result<()> {
     expect_bytes("host memory, to the card and back", &to, &data)
 }
 
-/// A card adds in the program's own memory.
+/// A GPU adds in the program's own memory.
 fn use_registered_memory(worker: &mut StressWorker<'_>) -> Result<()> {
     const PAGE: usize = 4096;
     let pages = worker.random.within(1, 4);
@@ -133,7 +133,7 @@ fn use_registered_memory(worker: &mut StressWorker<'_>) -> Result<()> {
     expect_numbers("registered memory, doubled by the card", &numbers_of::<u32>(&own), &expected)
 }
 
-/// Memory in the order of a stream, of the card's pool and of an own one.
+/// Memory in the order of a stream, of the GPU's pool and of an own one.
 pub fn pools(worker: &mut StressWorker<'_>) -> Result<()> {
     // The one it takes from if it names none, the same by name, or an own one.
     let (is_own, is_named) = worker.random.one_of(&[(false, false), (false, true), (true, true), (true, true)]);

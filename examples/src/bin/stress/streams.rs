@@ -1,4 +1,4 @@
-//! Streams and events, and functions of the host among the work of a card.
+//! Streams and events, and functions of the host among the work of a GPU.
 
 use crate::worker::{StressWorker, buffer_with, expect_equal, expect_numbers};
 use anyhow::{Result, ensure};

@@ -19,7 +19,7 @@ pub const BYTES_MAX: usize = 128 << 10;
 
 /// What all threads have.
 pub struct StressShared<'a> {
-    /// The card.
+    /// The GPU.
     pub device: Device,
     /// The context they work in.
     pub context: &'a CudaContext,
@@ -100,7 +100,7 @@ impl<'a> StressWorker<'a> {
         })
     }
 
-    /// The card.
+    /// The GPU.
     pub fn device(&self) -> Device {
         self.shared.device
     }
