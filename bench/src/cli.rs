@@ -1,9 +1,9 @@
 //! What the command line costs: `sublet run` beside the bare command, one `sublet lease` beside
 //! gflow's `gbatch`. All four kinds of call alternate.
 
-use crate::figure::{Figure, Outcome, Target, digits};
-use crate::peer::Gflow;
-use crate::rig::Rig;
+use crate::figure::{BenchOutcome, Figure, FigureTarget, digits};
+use crate::gflow::Gflow;
+use crate::rig::BenchRig;
 use crate::samples::Samples;
 use crate::service;
 use anyhow::{Context, Result, ensure};
@@ -15,10 +15,10 @@ use std::time::{Duration, Instant};
 const WARM_UP: usize = 3;
 
 /// Times all four.
-pub fn run(rig: &Rig) -> Result<Outcome> {
-    let folder = rig.fresh("cli")?;
+pub fn run(rig: &BenchRig) -> Result<BenchOutcome> {
+    let folder = rig.fresh_folder("cli")?;
     // A GPU with 1 GiB for every call, since a detached lease stays.
-    let daemon = service::sublet(rig, &folder, "scripted:1x4TiB")?.ready(&folder)?;
+    let daemon = service::sublet(rig, &folder, "scripted:1x4TiB")?.await_ready(&folder)?;
     let gflow = Gflow::start(rig)?;
     let sublet = rig.sublet()?;
     let ours = |arguments: &[&str]| at_socket(&sublet, &daemon.socket, arguments);
@@ -39,18 +39,18 @@ pub fn run(rig: &Rig) -> Result<Outcome> {
     }
     let [bare, wrapped, lease, gbatch] = [bares, wrappeds, leases, gbatches].map(|samples| samples.quantiles());
     let ms = |us: f64| us / 1e3;
-    Ok(Outcome {
+    Ok(BenchOutcome {
         figures: vec![
             Figure {
                 what: "`sublet run -- true` minus `true`, p50",
-                target: Target::AtMost(10.0),
+                target: FigureTarget::AtMost(10.0),
                 measured: ms(wrapped.p50_us - bare.p50_us),
                 unit: "ms",
                 note: format!("{} minus {} ms", digits(ms(wrapped.p50_us)), digits(ms(bare.p50_us))),
             },
             Figure {
                 what: "one `sublet lease` call, beside gflow's `gbatch`, p50",
-                target: Target::AtMost(0.2),
+                target: FigureTarget::AtMost(0.2),
                 measured: lease.p50_us / gbatch.p50_us,
                 unit: "×",
                 note: format!("{} beside {} ms", digits(ms(lease.p50_us)), digits(ms(gbatch.p50_us))),

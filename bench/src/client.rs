@@ -12,7 +12,7 @@ use std::time::Duration;
 
 /// An answer at the start of a buffer.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Answer<'b> {
+pub struct HttpAnswer<'b> {
     /// The status.
     pub status: u16,
     /// The body.
@@ -22,13 +22,17 @@ pub struct Answer<'b> {
 }
 
 /// Reads an answer; `None` while it is not complete.
-pub fn parse(buffer: &[u8]) -> Result<Option<Answer<'_>>> {
+pub fn parse(buffer: &[u8]) -> Result<Option<HttpAnswer<'_>>> {
     let Some(head) = find(buffer, b"\r\n\r\n") else { return Ok(None) };
     let (lines, start) = (&buffer[..head], head + 4);
     // "HTTP/1.1 201 Created"
     let status = lines.get(9..12).and_then(number).context("answer without a status")?;
     let content = content_length(lines).context("answer without a content length")?;
-    Ok(buffer.get(start..start + content).map(|body| Answer { status: status as u16, body, length: start + content }))
+    Ok(buffer.get(start..start + content).map(|body| HttpAnswer {
+        status: status as u16,
+        body,
+        length: start + content,
+    }))
 }
 
 fn content_length(head: &[u8]) -> Option<usize> {
@@ -48,18 +52,18 @@ fn find(haystack: &[u8], needle: &[u8]) -> Option<usize> {
 }
 
 /// The text after `"key":"` in a compact JSON body, up to the next quote.
-pub fn text_of<'b>(body: &'b [u8], key: &[u8]) -> Option<&'b [u8]> {
+pub fn json_text<'b>(body: &'b [u8], key: &[u8]) -> Option<&'b [u8]> {
     let rest = &body[find(body, key)? + key.len()..];
     Some(&rest[..rest.iter().position(|&byte| byte == b'"')?])
 }
 
 /// A request without a body.
-pub fn bare(method: &str, path: &str) -> Vec<u8> {
+pub fn bodiless_request(method: &str, path: &str) -> Vec<u8> {
     format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\n\r\n").into_bytes()
 }
 
 /// `POST /v1/leases` with a body.
-pub fn ask(body: &str) -> Vec<u8> {
+pub fn lease_request(body: &str) -> Vec<u8> {
     format!(
         "POST /v1/leases HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
         body.len()
@@ -68,20 +72,20 @@ pub fn ask(body: &str) -> Vec<u8> {
 }
 
 /// One blocking connection.
-pub struct Client {
+pub struct BenchClient {
     stream: UnixStream,
     buffer: Vec<u8>,
     filled: usize,
 }
 
-impl Client {
+impl BenchClient {
     /// Connects once; the caller decides whether to try again.
-    pub fn connect(socket: &Path) -> Result<Client> {
+    pub fn connect(socket: &Path) -> Result<BenchClient> {
         let stream =
             UnixStream::connect(socket).with_context(|| format!("cannot connect to `{}`", socket.display()))?;
         // Nothing measured here takes seconds: a service that hangs is a finding.
         stream.set_read_timeout(Some(Duration::from_secs(10)))?;
-        Ok(Client { stream, buffer: vec![0; 64 << 10], filled: 0 })
+        Ok(BenchClient { stream, buffer: vec![0; 64 << 10], filled: 0 })
     }
 
     /// Sends a request and reads its answer.
@@ -98,7 +102,7 @@ impl Client {
             }
         }
         match parse(&self.buffer[..self.filled])? {
-            Some(Answer { status, body, .. }) => Ok((status, body)),
+            Some(HttpAnswer { status, body, .. }) => Ok((status, body)),
             None => bail!("answer is not complete"),
         }
     }
@@ -115,7 +119,7 @@ mod tests {
         assert_eq!(parse(&text[..50]).unwrap(), None);
         let answer = parse(text).unwrap().unwrap();
         assert_eq!((answer.status, answer.body, answer.length), (201, &b"{\"id\":\"L7\"}"[..], text.len() - 4));
-        assert_eq!(text_of(answer.body, b"\"id\":\""), Some(&b"L7"[..]));
+        assert_eq!(json_text(answer.body, b"\"id\":\""), Some(&b"L7"[..]));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Figures with their targets, and the report made of them.
 
-use crate::machine::{self, Machine};
-use crate::rig::Rig;
+use crate::machine::{self, BenchMachine};
+use crate::rig::BenchRig;
 use anyhow::Result;
 use serde::Serialize;
 use serde_json::Value;
@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 /// What a bench hands back.
-pub struct Outcome {
+pub struct BenchOutcome {
     /// The rows of the table.
     pub figures: Vec<Figure>,
     /// Everything that was measured on the way.
@@ -22,7 +22,7 @@ pub struct Figure {
     /// What was measured, in words.
     pub what: &'static str,
     /// Where it should be.
-    pub target: Target,
+    pub target: FigureTarget,
     /// Where it is.
     pub measured: f64,
     /// The unit of both; `×` for a ratio.
@@ -34,7 +34,7 @@ pub struct Figure {
 /// The bound a figure should keep.
 #[derive(Clone, Copy, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Target {
+pub enum FigureTarget {
     /// Not above this.
     AtMost(f64),
     /// Not below this.
@@ -44,26 +44,26 @@ pub enum Target {
 impl Figure {
     fn is_met(&self) -> bool {
         match self.target {
-            Target::AtMost(bound) => self.measured <= bound,
-            Target::AtLeast(bound) => self.measured >= bound,
+            FigureTarget::AtMost(bound) => self.measured <= bound,
+            FigureTarget::AtLeast(bound) => self.measured >= bound,
         }
     }
 }
 
 /// All outcomes of a run, and the machine they come from.
-pub struct Report {
-    machine: Machine,
-    parts: Vec<(String, Result<Outcome>)>,
+pub struct BenchReport {
+    machine: BenchMachine,
+    parts: Vec<(String, Result<BenchOutcome>)>,
 }
 
-impl Report {
+impl BenchReport {
     /// Without outcomes yet.
-    pub fn new(rig: &Rig) -> Result<Report> {
-        Ok(Report { machine: machine::look(&rig.state_root()?)?, parts: Vec::new() })
+    pub fn new(rig: &BenchRig) -> Result<BenchReport> {
+        Ok(BenchReport { machine: machine::inspect(&rig.state_root()?)?, parts: Vec::new() })
     }
 
     /// Keeps what a bench gave, or why it gave nothing.
-    pub fn add(&mut self, bench: &str, outcome: Result<Outcome>) {
+    pub fn add(&mut self, bench: &str, outcome: Result<BenchOutcome>) {
         self.parts.push((bench.to_owned(), outcome));
     }
 
@@ -112,8 +112,8 @@ impl Report {
 
 fn row(text: &mut String, bench: &str, figure: &Figure) {
     let (sign, bound) = match figure.target {
-        Target::AtMost(bound) => ("≤", bound),
-        Target::AtLeast(bound) => ("≥", bound),
+        FigureTarget::AtMost(bound) => ("≤", bound),
+        FigureTarget::AtLeast(bound) => ("≥", bound),
     };
     let met = if figure.is_met() { "yes" } else { "**no**" };
     let Figure { what, unit, measured, note, .. } = figure;
@@ -149,7 +149,7 @@ mod tests {
     #[test]
     fn a_bound_itself_is_met() {
         let figure = |target| Figure { what: "", target, measured: 5.0, unit: "×", note: String::new() };
-        assert!(figure(Target::AtMost(5.0)).is_met() && figure(Target::AtLeast(5.0)).is_met());
-        assert!(!figure(Target::AtMost(4.9)).is_met() && !figure(Target::AtLeast(5.1)).is_met());
+        assert!(figure(FigureTarget::AtMost(5.0)).is_met() && figure(FigureTarget::AtLeast(5.0)).is_met());
+        assert!(!figure(FigureTarget::AtMost(4.9)).is_met() && !figure(FigureTarget::AtLeast(5.1)).is_met());
     }
 }

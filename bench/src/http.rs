@@ -4,25 +4,25 @@
 //! state folder on the same file system.
 
 use crate::disk;
-use crate::figure::{Figure, Outcome, Target, digits};
-use crate::load::{self, Pairs};
+use crate::figure::{BenchOutcome, Figure, FigureTarget, digits};
+use crate::load::{self, PairRates};
 use crate::proc;
-use crate::rig::Rig;
+use crate::rig::BenchRig;
 use crate::samples::{Quantiles, median};
-use crate::service::{self, Service};
+use crate::service::{self, ServiceProcess};
 use anyhow::{Context, Result};
 use serde::Serialize;
 
 /// Sublet counts released bytes until the next reading of the GPU, at most a second later; the peer
 /// frees them at once. At 512 MiB a lease, 128 TiB are room for 262,144 leases in that second, so
 /// that the load measures durable pairs and never the wait for a reading. The peer's GPU is as large.
-const CARD: &str = "scripted:1x128TiB";
+const SCRIPTED_GPU: &str = "scripted:1x128TiB";
 
 /// One round of one service.
 #[derive(Clone, Debug, Serialize)]
-pub struct Turn {
+pub struct ServiceRound {
     #[serde(flatten)]
-    pairs: Pairs,
+    pairs: PairRates,
     /// CPU time of the service and its children, warm-up included.
     service_cpu_s: f64,
     /// CPU time of everything else meanwhile, the hypervisor included: above a few per cent of the
@@ -33,7 +33,7 @@ pub struct Turn {
 }
 
 /// Both services alternately.
-pub fn run(rig: &Rig) -> Result<Outcome> {
+pub fn run(rig: &BenchRig) -> Result<BenchOutcome> {
     rig.sublet()?;
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
     for round in 1..=rig.rounds {
@@ -56,16 +56,16 @@ pub fn run(rig: &Rig) -> Result<Outcome> {
             );
         }
     }
-    let middle = |turns: &[Turn], of: fn(&Turn) -> f64| median(turns.iter().map(of));
+    let middle = |turns: &[ServiceRound], of: fn(&ServiceRound) -> f64| median(turns.iter().map(of));
     let others = median(ours.iter().chain(&theirs).map(|turn| turn.others_cpu_s));
-    let rate: fn(&Turn) -> f64 = |turn| turn.pairs.pairs_per_s;
-    let p99: fn(&Turn) -> f64 = |turn| turn.pairs.all.p99_us / 1e3;
-    let ratio = |of: fn(&Turn) -> f64| median(ours.iter().zip(&theirs).map(|(our, their)| of(our) / of(their)));
-    Ok(Outcome {
+    let rate: fn(&ServiceRound) -> f64 = |turn| turn.pairs.pairs_per_s;
+    let p99: fn(&ServiceRound) -> f64 = |turn| turn.pairs.all.p99_us / 1e3;
+    let ratio = |of: fn(&ServiceRound) -> f64| median(ours.iter().zip(&theirs).map(|(our, their)| of(our) / of(their)));
+    Ok(BenchOutcome {
         figures: vec![
             Figure {
                 what: "durable ask + release pairs over HTTP, beside FastAPI + SQLite",
-                target: Target::AtLeast(12.0),
+                target: FigureTarget::AtLeast(12.0),
                 measured: ratio(rate),
                 unit: "×",
                 note: format!(
@@ -79,7 +79,7 @@ pub fn run(rig: &Rig) -> Result<Outcome> {
             },
             Figure {
                 what: "p99 of a request in the same load, beside FastAPI + SQLite",
-                target: Target::AtMost(0.15),
+                target: FigureTarget::AtMost(0.15),
                 measured: ratio(p99),
                 unit: "×",
                 note: format!("{} beside {} ms", digits(middle(&ours, p99)), digits(middle(&theirs, p99))),
@@ -89,20 +89,21 @@ pub fn run(rig: &Rig) -> Result<Outcome> {
     })
 }
 
-fn our_round(rig: &Rig, round: u32) -> Result<Turn> {
-    let folder = rig.fresh(&format!("http-s{round}"))?;
+fn our_round(rig: &BenchRig, round: u32) -> Result<ServiceRound> {
+    let folder = rig.fresh_folder(&format!("http-s{round}"))?;
     let disk_before = disk::probe(&folder)?;
-    turn(rig, &service::sublet(rig, &folder, CARD)?.ready(&folder)?, disk_before).context("sublet")
+    measure_round(rig, &service::sublet(rig, &folder, SCRIPTED_GPU)?.await_ready(&folder)?, disk_before)
+        .context("sublet")
 }
 
 /// A round of the FastAPI service alone.
-pub fn peer_round(rig: &Rig, round: u32) -> Result<Turn> {
-    let folder = rig.fresh(&format!("http-f{round}"))?;
+pub fn peer_round(rig: &BenchRig, round: u32) -> Result<ServiceRound> {
+    let folder = rig.fresh_folder(&format!("http-f{round}"))?;
     let disk_before = disk::probe(&folder)?;
-    turn(rig, &service::fastapi(&folder)?, disk_before).context("FastAPI")
+    measure_round(rig, &service::fastapi(&folder)?, disk_before).context("FastAPI")
 }
 
-fn turn(rig: &Rig, service: &Service, disk_before: Quantiles) -> Result<Turn> {
+fn measure_round(rig: &BenchRig, service: &ServiceProcess, disk_before: Quantiles) -> Result<ServiceRound> {
     let spent = || anyhow::Ok((proc::cpu_of_machine()?, proc::cpu_of_tree(service.pid())?, proc::cpu_of_this_thread()));
     let before = spent()?;
     let pairs = load::pairs(&service.socket, rig.connections, rig.load)?;
@@ -111,5 +112,5 @@ fn turn(rig: &Rig, service: &Service, disk_before: Quantiles) -> Result<Turn> {
     let service_cpu_s = after.1.saturating_sub(before.1).as_secs_f64();
     let generator = after.2.saturating_sub(before.2).as_secs_f64();
     let others_cpu_s = (all - service_cpu_s - generator).max(0.0);
-    Ok(Turn { pairs, service_cpu_s, others_cpu_s, disk_before })
+    Ok(ServiceRound { pairs, service_cpu_s, others_cpu_s, disk_before })
 }

@@ -1,19 +1,19 @@
 //! What an idle daemon costs: CPU and memory of it and its worker, with one scripted GPU and no requests.
 
-use crate::figure::{Figure, Outcome, Target, digits};
-use crate::rig::Rig;
+use crate::figure::{BenchOutcome, Figure, FigureTarget, digits};
+use crate::rig::BenchRig;
 use crate::{proc, service};
 use anyhow::Result;
 use std::time::{Duration, Instant};
 
 /// The time for work that follows a start (first readings, lazy set-up), which is not measured.
-const SETTLE: Duration = Duration::from_secs(3);
+const SETTLE_TIME: Duration = Duration::from_secs(3);
 
 /// Measures a daemon without requests.
-pub fn run(rig: &Rig) -> Result<Outcome> {
-    let folder = rig.fresh("idle")?;
-    let service = service::sublet(rig, &folder, "scripted:1x1TiB")?.ready(&folder)?;
-    std::thread::sleep(SETTLE);
+pub fn run(rig: &BenchRig) -> Result<BenchOutcome> {
+    let folder = rig.fresh_folder("idle")?;
+    let service = service::sublet(rig, &folder, "scripted:1x1TiB")?.await_ready(&folder)?;
+    std::thread::sleep(SETTLE_TIME);
     let (before, start) = (proc::cpu_of_tree(service.pid())?, Instant::now());
     std::thread::sleep(rig.idle);
     let cpu = proc::cpu_of_tree(service.pid())?.saturating_sub(before);
@@ -26,18 +26,18 @@ pub fn run(rig: &Rig) -> Result<Outcome> {
         Some(_) => format!("PSS of {} processes; RSS {} MiB", memory.len(), digits(rss)),
         None => format!("RSS of {} processes, shared pages counted in each", memory.len()),
     };
-    Ok(Outcome {
+    Ok(BenchOutcome {
         figures: vec![
             Figure {
                 what: "CPU of an idle daemon and its worker, share of a core",
-                target: Target::AtMost(0.1),
+                target: FigureTarget::AtMost(0.1),
                 measured: share,
                 unit: "%",
                 note: format!("{} ms in {} s", cpu.as_millis(), rig.idle.as_secs()),
             },
             Figure {
                 what: "memory of an idle daemon and its worker",
-                target: Target::AtMost(40.0),
+                target: FigureTarget::AtMost(40.0),
                 measured: pss.unwrap_or(rss),
                 unit: "MiB",
                 note,

@@ -8,7 +8,7 @@ use std::path::Path;
 
 /// What a reader needs to judge the figures.
 #[derive(Serialize)]
-pub struct Machine {
+pub struct BenchMachine {
     date: String,
     cores: usize,
     processor: String,
@@ -19,11 +19,11 @@ pub struct Machine {
 }
 
 /// Looks at this machine; `state` is a folder on the file system that is measured.
-pub fn look(state: &Path) -> Result<Machine> {
+pub fn inspect(state: &Path) -> Result<BenchMachine> {
     let processors = read_to_string("/proc/cpuinfo").context("cannot read /proc/cpuinfo")?;
     let memory = read_to_string("/proc/meminfo").context("cannot read /proc/meminfo")?;
     let load = read_to_string("/proc/loadavg").context("cannot read /proc/loadavg")?;
-    Ok(Machine {
+    Ok(BenchMachine {
         date: jiff::Timestamp::now().strftime("%Y-%m-%d %H:%M UTC").to_string(),
         cores: std::thread::available_parallelism()?.get(),
         processor: field(&processors, "model name").unwrap_or("unknown").to_owned(),
@@ -34,7 +34,7 @@ pub fn look(state: &Path) -> Result<Machine> {
     })
 }
 
-impl fmt::Display for Machine {
+impl fmt::Display for BenchMachine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "- date: {}", self.date)?;
         writeln!(f, "- machine: {} cores, {}, {:.0} GiB", self.cores, self.processor, self.memory_gib)?;

@@ -5,7 +5,7 @@
 //! that a slow or shared machine moves both sides. `all` runs every bench and, with `--out`, writes
 //! a Markdown table and the raw numbers.
 //!
-//! A new bench is a file with `pub fn run(rig: &Rig) -> Result<Outcome>` and a line in [`BENCHES`].
+//! A new bench is a file with `pub fn run(rig: &BenchRig) -> Result<BenchOutcome>` and a line in [`BENCHES`].
 //!
 //! Deliberately absent: a verdict. A missed target is shown, not turned into a failed exit; only a
 //! bench that could not be run fails.
@@ -15,45 +15,45 @@ mod audit;
 mod cli;
 mod client;
 mod disk;
-mod fair;
 mod figure;
+mod gflow;
 mod grant;
 mod http;
 mod idle;
+mod large_host;
 mod load;
+mod loop_batches;
 mod machine;
-mod peer;
 mod plan;
 mod proc;
 mod ptx;
 mod queue;
-mod raw;
+mod raw_sqlite;
 mod restart;
 mod rig;
 mod samples;
 mod service;
 mod sim;
 mod soft;
-mod turn;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand};
-use figure::{Outcome, Report};
-use rig::Rig;
+use figure::{BenchOutcome, BenchReport};
+use rig::BenchRig;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 /// How a bench is run.
-type Run = fn(&Rig) -> Result<Outcome>;
+type BenchRun = fn(&BenchRig) -> Result<BenchOutcome>;
 
 /// Every bench in the order `all` runs them.
-const BENCHES: &[(&str, Run)] = &[
+const BENCHES: &[(&str, BenchRun)] = &[
     ("http", http::run),
     ("grant", grant::run),
-    ("loop", turn::run),
+    ("loop", loop_batches::run),
     ("queue", queue::run),
-    ("fair", fair::run),
+    ("fair", large_host::run),
     ("plan", plan::run),
     ("restart", restart::run),
     ("idle", idle::run),
@@ -68,15 +68,15 @@ const BENCHES: &[(&str, Run)] = &[
 /// Measures Sublet beside its peers.
 #[derive(Parser)]
 #[command(name = "sublet-bench", version)]
-struct Command {
+struct BenchCommand {
     #[command(subcommand)]
-    what: What,
+    what: BenchChoice,
     #[command(flatten)]
-    options: Options,
+    options: BenchOptions,
 }
 
 #[derive(Subcommand)]
-enum What {
+enum BenchChoice {
     /// Every bench, one after the other.
     All,
     /// Durable request + release pairs over HTTP, beside FastAPI + SQLite.
@@ -138,7 +138,7 @@ enum What {
 }
 
 #[derive(Args)]
-struct Options {
+struct BenchOptions {
     /// The binary to measure. Default: target/release/sublet, built if it is not there.
     #[arg(long, global = true)]
     sublet: Option<PathBuf>,
@@ -166,7 +166,7 @@ struct Options {
 }
 
 fn main() -> ExitCode {
-    match measure(Command::parse()) {
+    match measure(BenchCommand::parse()) {
         Ok(code) => code,
         Err(error) => {
             eprintln!("error: {error:#}");
@@ -175,9 +175,9 @@ fn main() -> ExitCode {
     }
 }
 
-fn measure(command: Command) -> Result<ExitCode> {
+fn measure(command: BenchCommand) -> Result<ExitCode> {
     let options = command.options;
-    let rig = Rig {
+    let rig = BenchRig {
         sublet: options.sublet,
         rounds: options.rounds,
         load: Duration::from_secs(options.seconds),
@@ -187,28 +187,28 @@ fn measure(command: Command) -> Result<ExitCode> {
         calls: options.calls as usize,
     };
     let names: Vec<&str> = match command.what {
-        What::All => BENCHES.iter().map(|(name, _)| *name).collect(),
-        What::Http => vec!["http"],
-        What::Grant => vec!["grant"],
-        What::Loop => vec!["loop"],
-        What::Queue => vec!["queue"],
-        What::Fair => vec!["fair"],
-        What::Plan => vec!["plan"],
-        What::Sim => vec!["sim"],
-        What::Restart => vec!["restart"],
-        What::Idle => vec!["idle"],
-        What::Cli => vec!["cli"],
-        What::Ptx => vec!["ptx"],
-        What::Soft => vec!["soft"],
-        What::Audit => vec!["audit"],
-        What::Abuse => vec!["abuse"],
-        What::Abuser { kind, socket } => return abuse::abuse(kind, &socket).map(|()| ExitCode::SUCCESS),
-        What::Crowd { count } => return audit::crowd(count).map(|()| ExitCode::SUCCESS),
-        What::Sit { cards } => return soft::sit(&cards).map(|()| ExitCode::SUCCESS),
-        What::Load { socket } => return shown(&load::pairs(&socket, rig.connections, rig.load)?),
-        What::Peer => return shown(&http::peer_round(&rig, 1)?),
+        BenchChoice::All => BENCHES.iter().map(|(name, _)| *name).collect(),
+        BenchChoice::Http => vec!["http"],
+        BenchChoice::Grant => vec!["grant"],
+        BenchChoice::Loop => vec!["loop"],
+        BenchChoice::Queue => vec!["queue"],
+        BenchChoice::Fair => vec!["fair"],
+        BenchChoice::Plan => vec!["plan"],
+        BenchChoice::Sim => vec!["sim"],
+        BenchChoice::Restart => vec!["restart"],
+        BenchChoice::Idle => vec!["idle"],
+        BenchChoice::Cli => vec!["cli"],
+        BenchChoice::Ptx => vec!["ptx"],
+        BenchChoice::Soft => vec!["soft"],
+        BenchChoice::Audit => vec!["audit"],
+        BenchChoice::Abuse => vec!["abuse"],
+        BenchChoice::Abuser { kind, socket } => return abuse::run_abuse(kind, &socket).map(|()| ExitCode::SUCCESS),
+        BenchChoice::Crowd { count } => return audit::sleepers(count).map(|()| ExitCode::SUCCESS),
+        BenchChoice::Sit { cards } => return soft::occupy_gpu(&cards).map(|()| ExitCode::SUCCESS),
+        BenchChoice::Load { socket } => return printed_json(&load::pairs(&socket, rig.connections, rig.load)?),
+        BenchChoice::Peer => return printed_json(&http::peer_round(&rig, 1)?),
     };
-    let mut report = Report::new(&rig)?;
+    let mut report = BenchReport::new(&rig)?;
     for name in names {
         eprintln!("{name} …");
         let Some((_, run)) = BENCHES.iter().find(|(known, _)| *known == name) else { bail!("no bench `{name}`") };
@@ -225,7 +225,7 @@ fn measure(command: Command) -> Result<ExitCode> {
     Ok(if report.all_ran() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn shown(value: &impl serde::Serialize) -> Result<ExitCode> {
+fn printed_json(value: &impl serde::Serialize) -> Result<ExitCode> {
     println!("{}", serde_json::to_string_pretty(value)?);
     Ok(ExitCode::SUCCESS)
 }

@@ -4,8 +4,8 @@
 //! The thread's CPU time counts, not wall time: other programs on the machine do not change the
 //! result.
 
-use crate::figure::{Figure, Outcome, Target, digits};
-use crate::rig::Rig;
+use crate::figure::{BenchOutcome, Figure, FigureTarget, digits};
+use crate::rig::BenchRig;
 use crate::samples::{Quantiles, Samples, median};
 use anyhow::{Context, Result};
 use rustix::time::{ClockId, clock_gettime};
@@ -16,26 +16,26 @@ use sublet_core::plan::{Choice, Site, Victim, cheapest, greedy};
 use sublet_core::units::{Bytes, Span};
 
 const HOLDERS: u64 = 1000;
-const CARDS: u64 = 16;
+const GPUS: u64 = 16;
 /// Questions of each shape for each number of GPUs.
 const QUESTIONS: u64 = 150;
 /// Questions that brute force answers too, and their sizes.
 const SMALL: u64 = 1500;
 const SMALL_HOLDERS: u64 = 12;
-const SMALL_CARDS: u64 = 4;
+const SMALL_GPUS: u64 = 4;
 
 /// How holders' prices and sizes are made. All but the first are made to be hard.
-const SHAPES: [Shape; 7] = [
-    Shape { name: "mixed", make: |dice| (dice.below(600_000_000), 1 + dice.below(24 << 10)), two: 10, alone: 0 },
-    Shape { name: "one price", make: |dice| (1_000_000, 1 + dice.below(24 << 10)), two: 10, alone: 0 },
-    Shape { name: "four sizes", make: |dice| (dice.below(60_000_000), 2048 << dice.below(4)), two: 10, alone: 0 },
-    Shape { name: "all the same", make: |_| (1_000_000, 4096), two: 10, alone: 0 },
-    Shape { name: "price follows size", make: |dice| alike(1 + dice.below(24 << 10)), two: 10, alone: 0 },
-    Shape { name: "all on two cards", make: |dice| alike(1 + dice.below(24 << 10)), two: 100, alone: 0 },
-    Shape { name: "alone", make: |dice| (dice.below(600_000_000), 1 + dice.below(24 << 10)), two: 50, alone: 50 },
+const SHAPES: [HolderShape; 7] = [
+    HolderShape { name: "mixed", make: |dice| (dice.below(600_000_000), 1 + dice.below(24 << 10)), two: 10, alone: 0 },
+    HolderShape { name: "one price", make: |dice| (1_000_000, 1 + dice.below(24 << 10)), two: 10, alone: 0 },
+    HolderShape { name: "four sizes", make: |dice| (dice.below(60_000_000), 2048 << dice.below(4)), two: 10, alone: 0 },
+    HolderShape { name: "all the same", make: |_| (1_000_000, 4096), two: 10, alone: 0 },
+    HolderShape { name: "price follows size", make: |dice| move_time(1 + dice.below(24 << 10)), two: 10, alone: 0 },
+    HolderShape { name: "all on two cards", make: |dice| move_time(1 + dice.below(24 << 10)), two: 100, alone: 0 },
+    HolderShape { name: "alone", make: |dice| (dice.below(600_000_000), 1 + dice.below(24 << 10)), two: 50, alone: 50 },
 ];
 
-struct Shape {
+struct HolderShape {
     name: &'static str,
     /// A price in µs, and a size in MiB.
     make: fn(&mut Dice) -> (u64, u64),
@@ -46,7 +46,7 @@ struct Shape {
 }
 
 /// A second plus the time to move the bytes.
-fn alike(mib: u64) -> (u64, u64) {
+fn move_time(mib: u64) -> (u64, u64) {
     (1_000_000 + mib * 40, mib)
 }
 
@@ -67,24 +67,24 @@ impl Dice {
     }
 }
 
-struct Question {
+struct PlanQuestion {
     sites: Vec<Site>,
     victims: Vec<Victim>,
 }
 
-impl Question {
-    fn new(seed: u64, shape: &Shape, holders: u64, cards: u64) -> Question {
+impl PlanQuestion {
+    fn new(seed: u64, shape: &HolderShape, holders: u64, gpus: u64) -> PlanQuestion {
         let mut dice = Dice(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
         let mut sites: Vec<Site> =
-            (0..cards).map(|card| Site { card: CardId(card as u16), lack: Bytes::ZERO, must: Vec::new() }).collect();
+            (0..gpus).map(|card| Site { card: CardId(card as u16), lack: Bytes::ZERO, must: Vec::new() }).collect();
         let mut held = vec![Vec::new(); sites.len()];
         let mut victims = Vec::new();
         for number in 0..holders {
             let (price, mib) = (shape.make)(&mut dice);
-            let first = dice.below(cards);
+            let first = dice.below(gpus);
             let mut on = vec![first];
             if dice.percent(shape.two) {
-                on.push((first + 1 + dice.below(cards - 1)) % cards);
+                on.push((first + 1 + dice.below(gpus - 1)) % gpus);
             }
             on.iter().for_each(|card| held[*card as usize].push((number as usize, Bytes::mib(mib))));
             let gains = on.iter().map(|card| (CardId(*card as u16), Bytes::mib(mib))).collect();
@@ -94,20 +94,20 @@ impl Question {
             let all: Bytes = held.iter().map(|(_, bytes)| *bytes).sum();
             site.lack = Bytes(all.0 / 100 * (5 + dice.below(90)) + 1);
             if dice.percent(shape.alone) {
-                site.must = held.iter().map(|(who, _)| *who).collect();
+                site.must = held.iter().map(|(holder, _)| *holder).collect();
             }
         }
-        Question { sites, victims }
+        PlanQuestion { sites, victims }
     }
 
     /// The best price of all sets that make the room.
-    fn by_force(&self, wanted: usize) -> Option<u64> {
+    fn best_price(&self, wanted: usize) -> Option<u64> {
         let sets = 0..1_u32 << self.victims.len();
         let price = |set: u32| -> u64 {
             self.victims
                 .iter()
                 .enumerate()
-                .filter(|(who, _)| set >> who & 1 == 1)
+                .filter(|(holder, _)| set >> holder & 1 == 1)
                 .map(|(_, victim)| victim.price.0)
                 .sum()
         };
@@ -115,57 +115,57 @@ impl Question {
     }
 
     fn is_clear(&self, site: &Site, set: u32) -> bool {
-        let leaves = |who: usize| set >> who & 1 == 1;
-        let gone = self.victims.iter().enumerate().filter(|(who, _)| leaves(*who));
+        let leaves = |holder: usize| set >> holder & 1 == 1;
+        let gone = self.victims.iter().enumerate().filter(|(holder, _)| leaves(*holder));
         let gains = gone.flat_map(|(_, victim)| &victim.gains).filter(|(card, _)| *card == site.card);
-        site.must.iter().all(|who| leaves(*who)) && gains.map(|(_, bytes)| *bytes).sum::<Bytes>() >= site.lack
+        site.must.iter().all(|holder| leaves(*holder)) && gains.map(|(_, bytes)| *bytes).sum::<Bytes>() >= site.lack
     }
 }
 
 /// This thread's time.
-fn spent() -> Duration {
+fn thread_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
 /// How an answer came about.
 #[derive(Default)]
-struct Timed {
+struct TimedAnswers {
     all: Samples,
     /// By shape: its name, the times, and what greedy costs beside it (the median).
     shapes: Vec<(&'static str, Quantiles, f64)>,
 }
 
-fn timed(wanted: usize) -> Result<Timed> {
-    let mut timed = Timed::default();
+fn time_large(wanted: usize) -> Result<TimedAnswers> {
+    let mut timed = TimedAnswers::default();
     for shape in &SHAPES {
         let mut samples = Samples::with_capacity(QUESTIONS as usize);
         let mut won = Vec::new();
         for seed in 0..QUESTIONS {
-            let question = Question::new(seed, shape, HOLDERS, CARDS);
-            let begun = spent();
+            let question = PlanQuestion::new(seed, shape, HOLDERS, GPUS);
+            let begun = thread_time();
             let choice = cheapest(black_box(&question.sites), wanted, black_box(&question.victims));
-            samples.push(spent() - begun);
+            samples.push(thread_time() - begun);
             let price = |choice: &Choice| choice.price.0 as f64;
             let mine = choice.as_ref().map(price).context("there is a set")?;
             let plain = greedy(&question.sites, wanted, &question.victims).as_ref().map(price).context("a set")?;
             won.push(plain / mine);
         }
         timed.shapes.push((shape.name, samples.quantiles(), median(won)));
-        timed.all = timed.all.and(&samples);
+        timed.all = timed.all.merged_with(&samples);
     }
     Ok(timed)
 }
 
 /// The worst ratio to the best price, and of how many questions it was exactly that.
-fn small() -> Result<(f64, usize, usize)> {
+fn compare_small() -> Result<(f64, usize, usize)> {
     let (mut worst, mut exact, mut count) = (1.0_f64, 0, 0);
     for seed in 0..SMALL {
         let shape = &SHAPES[(seed % SHAPES.len() as u64) as usize];
-        let question = Question::new(seed, shape, SMALL_HOLDERS, SMALL_CARDS);
+        let question = PlanQuestion::new(seed, shape, SMALL_HOLDERS, SMALL_GPUS);
         let wanted = (seed / 7 % 3 + 1) as usize;
         // `None`: a GPU without holders lacks bytes that no preemption can free.
-        let Some(best) = question.by_force(wanted) else { continue };
+        let Some(best) = question.best_price(wanted) else { continue };
         let mine = cheapest(&question.sites, wanted, &question.victims).context("there is a set")?.price.0;
         count += 1;
         exact += usize::from(mine == best);
@@ -175,7 +175,7 @@ fn small() -> Result<(f64, usize, usize)> {
 }
 
 /// Single GPUs and gangs, then small questions beside brute force.
-pub fn run(_: &Rig) -> Result<Outcome> {
+pub fn run(_: &BenchRig) -> Result<BenchOutcome> {
     let whats = [
         (1, "preemption for one GPU: 1,000 holders on 16 GPUs, the slowest answer"),
         (4, "preemption for a gang of 4: the same"),
@@ -184,13 +184,13 @@ pub fn run(_: &Rig) -> Result<Outcome> {
     let mut figures = Vec::new();
     let mut raw = serde_json::Map::new();
     for (wanted, what) in whats {
-        let Timed { all, shapes } = timed(wanted)?;
+        let TimedAnswers { all, shapes } = time_large(wanted)?;
         let quantiles = all.quantiles();
         let slowest = shapes.iter().max_by(|left, right| left.1.max_us.total_cmp(&right.1.max_us));
         let won = shapes.iter().map(|shape| shape.2).fold(1.0, f64::max);
         figures.push(Figure {
             what,
-            target: Target::AtMost(1000.0),
+            target: FigureTarget::AtMost(1000.0),
             measured: quantiles.max_us,
             unit: "µs",
             note: format!(
@@ -210,14 +210,14 @@ pub fn run(_: &Rig) -> Result<Outcome> {
             serde_json::json!({ "all": quantiles, "shapes": shapes.collect::<Vec<_>>() }),
         );
     }
-    let (worst, exact, count) = small()?;
+    let (worst, exact, count) = compare_small()?;
     figures.push(Figure {
         what: "preemption of 12 holders on 4 GPUs for gangs up to 3: the worst price, beside the best of all sets",
-        target: Target::AtMost(1.05),
+        target: FigureTarget::AtMost(1.05),
         measured: worst,
         unit: "×",
         note: format!("{exact} of {count} answers cost what the best does"),
     });
     raw.insert("small".to_owned(), serde_json::json!({ "worst": worst, "exact": exact, "count": count }));
-    Ok(Outcome { figures, raw: raw.into() })
+    Ok(BenchOutcome { figures, raw: raw.into() })
 }

@@ -58,7 +58,7 @@ pub fn cpu_of_this_thread() -> Duration {
 
 /// Memory of one process.
 #[derive(Clone, Copy, Debug, serde::Serialize)]
-pub struct Memory {
+pub struct BenchProcessMemory {
     /// The process.
     pub pid: u32,
     /// Resident bytes.
@@ -68,11 +68,11 @@ pub struct Memory {
 }
 
 /// Memory of a process now.
-pub fn memory(pid: u32) -> Result<Memory> {
+pub fn memory(pid: u32) -> Result<BenchProcessMemory> {
     let status = read_to_string(format!("/proc/{pid}/status")).with_context(|| format!("process {pid} is gone"))?;
     let rss_bytes = kib_field(&status, "VmRSS:").context("no VmRSS in /proc/PID/status")?;
     let rollup = read_to_string(format!("/proc/{pid}/smaps_rollup")).ok();
-    Ok(Memory { pid, rss_bytes, pss_bytes: rollup.and_then(|text| kib_field(&text, "Pss:")) })
+    Ok(BenchProcessMemory { pid, rss_bytes, pss_bytes: rollup.and_then(|text| kib_field(&text, "Pss:")) })
 }
 
 fn kib_field(text: &str, name: &str) -> Option<u64> {
@@ -82,7 +82,7 @@ fn kib_field(text: &str, name: &str) -> Option<u64> {
 
 /// From now on this thread does not preempt a running thread when it wakes up (`SCHED_BATCH`): a load
 /// generator that interrupts the service at every answer would measure itself.
-pub fn interrupt_nobody() -> Result<()> {
+pub fn use_batch_scheduling() -> Result<()> {
     let priority = libc::sched_param { sched_priority: 0 };
     // SAFETY: the call reads the structure, which lives until it returns; 0 is the calling thread.
     let done = unsafe { libc::sched_setscheduler(0, libc::SCHED_BATCH, &raw const priority) };

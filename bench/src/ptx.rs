@@ -4,13 +4,13 @@
 //! The CPU time counts, not wall time: other programs on the machine do not change what a core does
 //! in a second.
 
-use crate::figure::{Figure, Outcome, Target, digits};
-use crate::rig::Rig;
+use crate::figure::{BenchOutcome, Figure, FigureTarget, digits};
+use crate::rig::BenchRig;
 use crate::samples::median;
 use anyhow::{Context, Result, anyhow};
 use rustix::time::{ClockId, clock_gettime};
 use std::sync::atomic::AtomicBool;
-use sublet_ptx::{Launch, Memory, Module, Region, run as launch};
+use sublet_ptx::{DeviceMemory, Launch, Module, Region, run as launch};
 
 const KERNELS: &str = include_str!("../../crates/softgpu/kernels/mlp.ptx");
 
@@ -39,12 +39,12 @@ const FIRST: u64 = 0x7000_0000_0000;
 /// Runs of a launch that are timed together.
 const REPEATS: u32 = 5;
 
-struct Card {
+struct PtxMemory {
     memory: Vec<u128>,
 }
 
 // SAFETY: the vector is neither moved nor resized while launches borrow it.
-unsafe impl Memory for Card {
+unsafe impl DeviceMemory for PtxMemory {
     fn region(&self, address: u64) -> Option<Region> {
         let bytes = self.memory.len() as u64 * 16;
         let host = self.memory.as_ptr().cast_mut().cast();
@@ -52,20 +52,20 @@ unsafe impl Memory for Card {
     }
 }
 
-impl Card {
+impl PtxMemory {
     /// Small numbers everywhere; as labels they are all class 0.
-    fn new() -> Card {
+    fn new() -> PtxMemory {
         let value = |index: u64| {
             let number = if (LABELS..W1).contains(&index) { 0.0 } else { (index * 2_654_435_761 % 1000) as f32 };
             (number * 0.0002 - if number == 0.0 { 0.0 } else { 0.1 }).to_bits()
         };
         let unit = |at: u64| (0..4).fold(0_u128, |unit, lane| unit | u128::from(value(at * 4 + lane)) << (32 * lane));
-        Card { memory: (0..WORDS / 4).map(unit).collect() }
+        PtxMemory { memory: (0..WORDS / 4).map(unit).collect() }
     }
 }
 
 /// One launch of the step.
-struct Part {
+struct StepLaunch {
     what: &'static str,
     kernel: &'static str,
     grid: [u32; 2],
@@ -82,9 +82,9 @@ fn params(numbers: &[u32], buffers: &[u64]) -> Vec<u8> {
 }
 
 /// The forward pass, the loss, and gradient descent.
-fn step() -> Vec<Part> {
+fn step() -> Vec<StepLaunch> {
     let tiles = |x: u32, y: u32| [x.div_ceil(32), y.div_ceil(8)];
-    let square = |what, kernel, x, y, params| Part { what, kernel, grid: tiles(x, y), block: [32, 8], params };
+    let square = |what, kernel, x, y, params| StepLaunch { what, kernel, grid: tiles(x, y), block: [32, 8], params };
     let rate = 0.01_f32.to_bits();
     vec![
         square(
@@ -101,7 +101,7 @@ fn step() -> Vec<Part> {
             BATCH,
             params(&[BATCH, HIDDEN, CLASSES, 0], &[H, W2, B2, Z]),
         ),
-        Part {
+        StepLaunch {
             what: "PTX: `loss`",
             kernel: "loss",
             grid: [BATCH.div_ceil(64), 1],
@@ -127,25 +127,25 @@ fn step() -> Vec<Part> {
 }
 
 /// Seconds of this thread.
-fn seconds() -> f64 {
+fn thread_seconds() -> f64 {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
 /// Millions of thread-instructions, and the seconds they took.
-fn timed(module: &Module, card: &Card, part: &Part) -> Result<(f64, f64)> {
-    let begun = seconds();
+fn time_launch(module: &Module, memory: &PtxMemory, step_launch: &StepLaunch) -> Result<(f64, f64)> {
+    let begun = thread_seconds();
     let mut instructions = 0;
     for _ in 0..REPEATS {
         let stats = launch(&Launch {
             module,
-            kernel: module.kernel(part.kernel).with_context(|| format!("no kernel `{}`", part.kernel))?,
-            grid: [part.grid[0], part.grid[1], 1],
-            block: [part.block[0], part.block[1], 1],
+            kernel: module.kernel(step_launch.kernel).with_context(|| format!("no kernel `{}`", step_launch.kernel))?,
+            grid: [step_launch.grid[0], step_launch.grid[1], 1],
+            block: [step_launch.block[0], step_launch.block[1], 1],
             dynamic_shared: 0,
-            params: &part.params,
+            params: &step_launch.params,
             variables: &[],
-            memory: card,
+            memory,
             stop: &AtomicBool::new(false),
             threads: 1,
             clock: &|| 0,
@@ -153,7 +153,7 @@ fn timed(module: &Module, card: &Card, part: &Part) -> Result<(f64, f64)> {
         });
         instructions += stats.map_err(|fault| anyhow!("{fault}"))?.thread_instructions;
     }
-    Ok((instructions as f64 / 1e6, seconds() - begun))
+    Ok((instructions as f64 / 1e6, thread_seconds() - begun))
 }
 
 /// The figure of launches: millions of instructions and seconds, for each round.
@@ -163,7 +163,7 @@ fn figure(what: &'static str, rounds: &[(f64, f64)]) -> Figure {
     let millions = rounds.first().map_or(0.0, |(millions, _)| millions / f64::from(REPEATS));
     Figure {
         what,
-        target: Target::AtLeast(500.0),
+        target: FigureTarget::AtLeast(500.0),
         measured: median(rates),
         unit: "M/s",
         note: format!("{} million a step; the slowest round {} M/s", digits(millions), digits(least)),
@@ -171,18 +171,22 @@ fn figure(what: &'static str, rounds: &[(f64, f64)]) -> Figure {
 }
 
 /// Runs the step in rounds; a round's launches follow each other as in training.
-pub fn run(rig: &Rig) -> Result<Outcome> {
+pub fn run(rig: &BenchRig) -> Result<BenchOutcome> {
     let module = Module::parse(KERNELS)?;
-    let (card, parts) = (Card::new(), step());
+    let (memory, parts) = (PtxMemory::new(), step());
     let mut rounds = Vec::new();
     for _ in 0..rig.rounds {
-        rounds.push(parts.iter().map(|part| timed(&module, &card, part)).collect::<Result<Vec<_>>>()?);
+        rounds.push(
+            parts.iter().map(|step_launch| time_launch(&module, &memory, step_launch)).collect::<Result<Vec<_>>>()?,
+        );
     }
     let mut figures = Vec::new();
-    for (index, part) in parts.iter().enumerate() {
-        figures.push(figure(part.what, &rounds.iter().map(|round| round[index]).collect::<Vec<_>>()));
+    for (index, step_launch) in parts.iter().enumerate() {
+        figures.push(figure(step_launch.what, &rounds.iter().map(|round| round[index]).collect::<Vec<_>>()));
     }
-    let sum = |round: &Vec<(f64, f64)>| round.iter().fold((0.0, 0.0), |sum, part| (sum.0 + part.0, sum.1 + part.1));
+    let sum = |round: &Vec<(f64, f64)>| {
+        round.iter().fold((0.0, 0.0), |sum, step_launch| (sum.0 + step_launch.0, sum.1 + step_launch.1))
+    };
     figures.push(figure("PTX: the whole step", &rounds.iter().map(sum).collect::<Vec<_>>()));
-    Ok(Outcome { figures, raw: serde_json::json!({ "rounds": rounds, "repeats": REPEATS }) })
+    Ok(BenchOutcome { figures, raw: serde_json::json!({ "rounds": rounds, "repeats": REPEATS }) })
 }

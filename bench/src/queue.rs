@@ -1,8 +1,8 @@
 //! The head of a queue of a million: how long it takes to find, whether it is the right one, and
 //! how the cost of a request grows.
 
-use crate::figure::{Figure, Outcome, Target, digits};
-use crate::rig::Rig;
+use crate::figure::{BenchOutcome, Figure, FigureTarget, digits};
+use crate::rig::BenchRig;
 use crate::samples::{Samples, median};
 use anyhow::{Context, Result, ensure};
 use std::collections::BTreeMap;
@@ -18,40 +18,40 @@ use sublet_core::{State, decide};
 
 const WAITERS: usize = 1_000_000;
 /// The queue length at which the cost of a request is first measured.
-const FEW: usize = 10_000;
+const SHORT_QUEUE: usize = 10_000;
 const SAMPLES: usize = 10_000;
 const TENANTS: usize = 10_000;
 
 /// A full GPU, a million waiters of 10,000 tenants.
-pub fn run(_: &Rig) -> Result<Outcome> {
-    let mut world = World::new();
-    let few = world.fill(FEW);
-    let many = world.fill(WAITERS);
-    let heads = world.heads();
+pub fn run(_: &BenchRig) -> Result<BenchOutcome> {
+    let mut world = QueueWorld::new();
+    let few = world.fill_queue(SHORT_QUEUE);
+    let many = world.fill_queue(WAITERS);
+    let heads = world.time_heads();
     let growth = few.1 / few.0;
     let growth_many = many.1 / few.1;
     // log(n) grows by this much from one length to the other; the rest of the allowance is for the caches.
-    let logs = (WAITERS as f64).ln() / (FEW as f64).ln();
+    let logs = (WAITERS as f64).ln() / (SHORT_QUEUE as f64).ln();
     let picks = world.serve_and_compare()?;
-    Ok(Outcome {
+    Ok(BenchOutcome {
         figures: vec![
             Figure {
                 what: "the head of 1,000,000 waiting: p99 to find it",
-                target: Target::AtMost(10.0),
+                target: FigureTarget::AtMost(10.0),
                 measured: heads.p99_us,
                 unit: "µs",
                 note: format!("p50 {} µs", digits(heads.p50_us)),
             },
             Figure {
                 what: "a pick of 1,000,000 waiting, 10,000 tenants, and its grant: p99",
-                target: Target::AtMost(20.0),
+                target: FigureTarget::AtMost(20.0),
                 measured: picks.p99_us,
                 unit: "µs",
                 note: format!("p50 {} µs; every one as the rule by brute force says", digits(picks.p50_us)),
             },
             Figure {
                 what: "cost of an ask at 1,000,000 waiting, beside at 10,000",
-                target: Target::AtMost(3.0),
+                target: FigureTarget::AtMost(3.0),
                 measured: growth_many,
                 unit: "×",
                 note: format!(
@@ -67,13 +67,13 @@ pub fn run(_: &Rig) -> Result<Outcome> {
     })
 }
 
-struct World {
+struct QueueWorld {
     state: State,
     now: Time,
     asked: usize,
 }
 
-fn ask(number: usize) -> Ask {
+fn request_of(number: usize) -> Ask {
     Ask {
         tier: [Tier::Interactive, Tier::Batch, Tier::Batch, Tier::Spot][number % 4],
         priority: (number % 21) as i8 - 10,
@@ -81,17 +81,17 @@ fn ask(number: usize) -> Ask {
     }
 }
 
-impl World {
-    fn new() -> World {
+impl QueueWorld {
+    fn new() -> QueueWorld {
         let caps = Caps { places: None, ..Caps::default() };
         let policy = Policy { queue_max: usize::MAX, caps, ..Policy::default() };
-        let mut world = World { state: State::new(Rows::default(), policy), now: Time::ZERO, asked: 0 };
+        let mut world = QueueWorld { state: State::new(Rows::default(), policy), now: Time::ZERO, asked: 0 };
         decide(&mut world.state, world.now, Event::Listed(vec![CardFacts::plain(0, Bytes::gib(24))]));
-        world.look();
+        world.read_gpu();
         world
     }
 
-    fn look(&mut self) {
+    fn read_gpu(&mut self) {
         self.now = self.now + Span(2);
         let reading = Reading::Used(Used { free: Bytes::gib(24), processes: Vec::new(), coarse: false });
         let observation = Observation { begun: self.now, reading };
@@ -99,14 +99,15 @@ impl World {
     }
 
     /// Makes requests until `until` wait; returns the median cost of the first and of the last ones, in µs.
-    fn fill(&mut self, until: usize) -> (f64, f64) {
+    fn fill_queue(&mut self, until: usize) -> (f64, f64) {
         let mut costs = Vec::with_capacity(until - self.asked);
         while self.asked < until {
             // Spread over a day, so that head starts reorder them.
             self.now = self.now + Span(86_400);
             let tenant = format!("uid:{}", self.asked * 7919 % TENANTS);
             let by = Caller::user(tenant);
-            let event = Event::Asked { by, ask: ask(self.asked), wait: Some(Span::secs(86_400 * 300)), root: None };
+            let event =
+                Event::Asked { by, ask: request_of(self.asked), wait: Some(Span::secs(86_400 * 300)), root: None };
             let begun = Instant::now();
             decide(&mut self.state, self.now, event);
             costs.push(begun.elapsed().as_secs_f64() * 1e6);
@@ -117,7 +118,7 @@ impl World {
     }
 
     /// How long it takes to find the head.
-    fn heads(&mut self) -> crate::samples::Quantiles {
+    fn time_heads(&mut self) -> crate::samples::Quantiles {
         let mut found = Samples::with_capacity(SAMPLES);
         for _ in 0..SAMPLES {
             let begun = Instant::now();
@@ -130,7 +131,7 @@ impl World {
 
     /// Serves some waiters, compares each with the rule by brute force, and returns how long each pick took.
     fn serve_and_compare(&mut self) -> Result<crate::samples::Quantiles> {
-        const SOME: usize = 2_000;
+        const COMPARED: usize = 2_000;
         let mut lines: BTreeMap<TenantId, Vec<(i64, LeaseId, Time)>> = BTreeMap::new();
         for lease in self.state.rows().leases.values().filter(|lease| matches!(lease.phase, Phase::Waiting { .. })) {
             let rank = lease.asked.0 as i64 - self.state.policy().head_start.of(&lease.ask);
@@ -140,17 +141,17 @@ impl World {
             line.sort_unstable_by(|left, right| right.cmp(left));
         }
         let operator = Caller { operator: true, ..Caller::user("uid:0") };
-        let mut picks = Samples::with_capacity(SOME);
-        for _ in 0..SOME {
+        let mut picks = Samples::with_capacity(COMPARED);
+        for _ in 0..COMPARED {
             let held = self.state.room(CardId(0)).claims().keys().next().copied();
             if let Some(lease) = held {
                 self.now = self.now + Span(2);
                 decide(&mut self.state, self.now, Event::Released { by: operator.clone(), lease, epoch: None });
             }
-            let (tenant, expected) = self.first_by_force(&lines)?;
+            let (tenant, expected) = self.head_by_brute_force(&lines)?;
             // The GPU is read while nothing may be granted, so that only the pick is timed.
             decide(&mut self.state, self.now, Event::DiskFilled);
-            self.look();
+            self.read_gpu();
             let begun = Instant::now();
             decide(&mut self.state, self.now, Event::DiskFreed);
             picks.push(begun.elapsed());
@@ -162,7 +163,10 @@ impl World {
     }
 
     /// Of the first waiters of all tenants, the one that comes first.
-    fn first_by_force(&self, lines: &BTreeMap<TenantId, Vec<(i64, LeaseId, Time)>>) -> Result<(TenantId, LeaseId)> {
+    fn head_by_brute_force(
+        &self,
+        lines: &BTreeMap<TenantId, Vec<(i64, LeaseId, Time)>>,
+    ) -> Result<(TenantId, LeaseId)> {
         let debt_max = self.state.policy().debt_max.0 as i64;
         let key = |tenant: TenantId, (rank, lease, asked): (i64, LeaseId, Time)| {
             let row = &self.state.rows().tenants[tenant.0 as usize];

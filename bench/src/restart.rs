@@ -5,12 +5,12 @@
 //! known answer. The daemon's side counts the kill, the start of the process, its reading and the
 //! answer; the copy is made while no clock runs. Both sides find the files in the page cache.
 
-use crate::client::{Client, bare};
-use crate::figure::{Figure, Outcome, Target, digits};
-use crate::load::{self, Granted};
-use crate::rig::Rig;
+use crate::client::{BenchClient, bodiless_request};
+use crate::figure::{BenchOutcome, Figure, FigureTarget, digits};
+use crate::load::{self, GrantedLease};
+use crate::rig::BenchRig;
 use crate::samples::median;
-use crate::service::{self, Service};
+use crate::service::{self, ServiceProcess};
 use anyhow::{Context, Result, ensure};
 use rusqlite::types::Value;
 use rusqlite::{Connection, OpenFlags};
@@ -19,17 +19,17 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// 100,000 leases of 512 MiB are 49 TiB.
-const CARD: &str = "scripted:1x128TiB";
+const SCRIPTED_GPU: &str = "scripted:1x128TiB";
 /// Between two tries to reach a daemon that is starting.
-const PAUSE: Duration = Duration::from_micros(200);
+const RETRY_PAUSE: Duration = Duration::from_micros(200);
 /// Tables that are history, not state: a start has no need to read them, so they don't count for
 /// raw SQLite either.
-const HISTORY: &[&str] = &["answers", "audit", "base", "log", "past"];
+const HISTORY_TABLES: &[&str] = &["answers", "audit", "base", "log", "past"];
 /// Leases that are looked up after the first, spread over all.
-const CHECKED: usize = 200;
+const LEASES_CHECKED: usize = 200;
 
 #[derive(Serialize)]
-struct Round {
+struct RestartRound {
     /// kill -9 until the process was reaped.
     kill_s: f64,
     /// Start of the process to the first correct answer.
@@ -39,16 +39,16 @@ struct Round {
     rows: Vec<(String, usize)>,
 }
 
-impl Round {
+impl RestartRound {
     fn ratio(&self) -> f64 {
         (self.kill_s + self.start_s) / self.raw_s
     }
 }
 
 /// Prepares the leases, then restarts a few times.
-pub fn run(rig: &Rig) -> Result<Outcome> {
-    let folder = rig.fresh("restart")?;
-    let mut daemon = service::sublet(rig, &folder, CARD)?.ready(&folder)?;
+pub fn run(rig: &BenchRig) -> Result<BenchOutcome> {
+    let folder = rig.fresh_folder("restart")?;
+    let mut daemon = service::sublet(rig, &folder, SCRIPTED_GPU)?.await_ready(&folder)?;
     let start = Instant::now();
     let granted = load::fill(&daemon.socket, rig.connections, rig.leases).context("cannot prepare the leases")?;
     let fill_s = start.elapsed().as_secs_f64();
@@ -60,14 +60,14 @@ pub fn run(rig: &Rig) -> Result<Outcome> {
         let (next, measured) = restart(rig, &folder, daemon, known)?;
         daemon = next;
         rounds.push(measured);
-        check(&daemon.socket, &granted)?;
+        check_leases(&daemon.socket, &granted)?;
     }
-    let middle = |of: fn(&Round) -> f64| median(rounds.iter().map(of));
-    Ok(Outcome {
+    let middle = |of: fn(&RestartRound) -> f64| median(rounds.iter().map(of));
+    Ok(BenchOutcome {
         figures: vec![Figure {
             what: "kill -9 to first correct answer, beside raw SQLite reading the rows",
-            target: Target::AtMost(5.0),
-            measured: middle(Round::ratio),
+            target: FigureTarget::AtMost(5.0),
+            measured: middle(RestartRound::ratio),
             unit: "×",
             note: format!(
                 "{} leases: {} beside {} ms",
@@ -80,21 +80,26 @@ pub fn run(rig: &Rig) -> Result<Outcome> {
     })
 }
 
-fn restart(rig: &Rig, folder: &Path, mut daemon: Service, known: &Granted) -> Result<(Service, Round)> {
+fn restart(
+    rig: &BenchRig,
+    folder: &Path,
+    mut daemon: ServiceProcess,
+    known: &GrantedLease,
+) -> Result<(ServiceProcess, RestartRound)> {
     let start = Instant::now();
     daemon.kill()?;
     let kill_s = start.elapsed().as_secs_f64();
-    let copy = rig.fresh("restart-copy")?;
+    let copy = rig.fresh_folder("restart-copy")?;
     let database = copied_database(folder, &copy)?;
     let start = Instant::now();
     let rows = read_rows(&database)?;
     let raw_s = start.elapsed().as_secs_f64();
 
     let start = Instant::now();
-    let mut daemon = service::sublet(rig, folder, CARD)?;
-    daemon.until(folder, PAUSE, |socket| is_right(socket, known).unwrap_or(false))?;
+    let mut daemon = service::sublet(rig, folder, SCRIPTED_GPU)?;
+    daemon.try_until(folder, RETRY_PAUSE, |socket| is_right(socket, known).unwrap_or(false))?;
     let start_s = start.elapsed().as_secs_f64();
-    Ok((daemon, Round { kill_s, start_s, raw_s, rows }))
+    Ok((daemon, RestartRound { kill_s, start_s, raw_s, rows }))
 }
 
 /// Copies the files of the store; returns the one that is the database.
@@ -127,7 +132,7 @@ fn read_rows(database: &Path) -> Result<Vec<(String, usize)>> {
         .query_map([], |row| row.get(0))?
         .collect::<rusqlite::Result<_>>()?;
     let mut counts = Vec::new();
-    for table in tables.into_iter().filter(|name| !HISTORY.contains(&name.as_str())) {
+    for table in tables.into_iter().filter(|name| !HISTORY_TABLES.contains(&name.as_str())) {
         let mut statement = db.prepare(&format!("SELECT * FROM \"{table}\""))?;
         let columns = statement.column_count();
         let rows: Vec<Vec<Value>> = statement
@@ -139,17 +144,17 @@ fn read_rows(database: &Path) -> Result<Vec<(String, usize)>> {
 }
 
 /// Checks that a sample of all leases is as it was granted.
-fn check(socket: &Path, granted: &[Granted]) -> Result<()> {
-    for lease in granted.iter().step_by((granted.len() / CHECKED).max(1)) {
+fn check_leases(socket: &Path, granted: &[GrantedLease]) -> Result<()> {
+    for lease in granted.iter().step_by((granted.len() / LEASES_CHECKED).max(1)) {
         ensure!(is_right(socket, lease)?, "lease {} is not as it was granted", lease.id);
     }
     Ok(())
 }
 
 /// True if the answer about a lease is that of its grant. Only times may differ.
-fn is_right(socket: &Path, known: &Granted) -> Result<bool> {
-    let mut client = Client::connect(socket)?;
-    let (status, body) = client.call(&bare("GET", &format!("/v1/leases/{}", known.id)))?;
+fn is_right(socket: &Path, known: &GrantedLease) -> Result<bool> {
+    let mut client = BenchClient::connect(socket)?;
+    let (status, body) = client.call(&bodiless_request("GET", &format!("/v1/leases/{}", known.id)))?;
     if status != 200 {
         return Ok(false);
     }

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::Duration;
 
 /// The options of a run.
-pub struct Rig {
+pub struct BenchRig {
     /// The binary to measure, if the caller named one.
     pub sublet: Option<PathBuf>,
     /// Rounds, each with both sides.
@@ -23,7 +23,7 @@ pub struct Rig {
     pub calls: usize,
 }
 
-impl Rig {
+impl BenchRig {
     /// The binary to measure; it is built if the caller named none and it is not there.
     pub fn sublet(&self) -> Result<PathBuf> {
         if let Some(path) = &self.sublet {
@@ -49,7 +49,7 @@ impl Rig {
     }
 
     /// An empty state folder. Names are short: a socket's path has 107 bytes.
-    pub fn fresh(&self, name: &str) -> Result<PathBuf> {
+    pub fn fresh_folder(&self, name: &str) -> Result<PathBuf> {
         let folder = self.state_root()?.join(name);
         match std::fs::remove_dir_all(&folder) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {

@@ -32,7 +32,7 @@ impl Samples {
     }
 
     /// Both together.
-    pub fn and(&self, other: &Samples) -> Samples {
+    pub fn merged_with(&self, other: &Samples) -> Samples {
         Samples([self.0.as_slice(), other.0.as_slice()].concat())
     }
 

@@ -1,7 +1,7 @@
 //! Services as child processes: started, awaited until they are ready, always ended.
 
-use crate::client::{Client, bare};
-use crate::rig::{Rig, target, workspace};
+use crate::client::{BenchClient, bodiless_request};
+use crate::rig::{BenchRig, target, workspace};
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::File;
@@ -15,15 +15,15 @@ const START_LIMIT: Duration = Duration::from_secs(30);
 const STOP_LIMIT: Duration = Duration::from_secs(10);
 
 /// A running service; ended when dropped.
-pub struct Service {
+pub struct ServiceProcess {
     child: Child,
     /// Where it listens.
     pub socket: PathBuf,
 }
 
-impl Service {
+impl ServiceProcess {
     /// Starts a command; its output goes to `log` in `folder`.
-    pub fn spawn(mut command: Command, folder: &Path, socket: PathBuf) -> Result<Service> {
+    pub fn spawn(mut command: Command, folder: &Path, socket: PathBuf) -> Result<ServiceProcess> {
         let log = File::options().create(true).append(true).open(folder.join("log"))?;
         let program = command.get_program().to_owned();
         let child = command
@@ -32,7 +32,7 @@ impl Service {
             .stderr(log)
             .spawn()
             .with_context(|| format!("cannot start `{}`", program.display()))?;
-        Ok(Service { child, socket })
+        Ok(ServiceProcess { child, socket })
     }
 
     /// Its process.
@@ -41,23 +41,23 @@ impl Service {
     }
 
     /// Waits until `GET /readyz` answers 200.
-    pub fn ready(mut self, folder: &Path) -> Result<Service> {
-        let request = bare("GET", "/readyz");
-        self.until(folder, Duration::from_millis(5), |socket| {
-            matches!(Client::connect(socket).and_then(|mut client| Ok(client.call(&request)?.0)), Ok(200))
+    pub fn await_ready(mut self, folder: &Path) -> Result<ServiceProcess> {
+        let request = bodiless_request("GET", "/readyz");
+        self.try_until(folder, Duration::from_millis(5), |socket| {
+            matches!(BenchClient::connect(socket).and_then(|mut client| Ok(client.call(&request)?.0)), Ok(200))
         })?;
         Ok(self)
     }
 
     /// Tries `done` again and again, while the process lives and for a limited time.
-    pub fn until(&mut self, folder: &Path, pause: Duration, done: impl Fn(&Path) -> bool) -> Result<()> {
+    pub fn try_until(&mut self, folder: &Path, pause: Duration, done: impl Fn(&Path) -> bool) -> Result<()> {
         let limit = Instant::now() + START_LIMIT;
         while !done(&self.socket) {
             if let Some(status) = self.child.try_wait()? {
-                bail!("the service ended ({status}): {}", last_words(folder));
+                bail!("the service ended ({status}): {}", log_tail(folder));
             }
             if Instant::now() > limit {
-                bail!("the service was not ready within {} s: {}", START_LIMIT.as_secs(), last_words(folder));
+                bail!("the service was not ready within {} s: {}", START_LIMIT.as_secs(), log_tail(folder));
             }
             std::thread::sleep(pause);
         }
@@ -87,7 +87,7 @@ impl Service {
     }
 }
 
-impl Drop for Service {
+impl Drop for ServiceProcess {
     fn drop(&mut self) {
         if let Err(error) = self.stop() {
             eprintln!("warning: process {} could not be stopped: {error:#}", self.pid());
@@ -96,7 +96,7 @@ impl Drop for Service {
 }
 
 /// The last lines a service wrote, for an error message.
-fn last_words(folder: &Path) -> String {
+fn log_tail(folder: &Path) -> String {
     let log = std::fs::read(folder.join("log")).unwrap_or_default();
     let text = String::from_utf8_lossy(&log);
     let lines: Vec<&str> = text.lines().rev().take(5).collect();
@@ -104,15 +104,15 @@ fn last_words(folder: &Path) -> String {
 }
 
 /// `sublet serve` in `folder` with a scripted GPU; returns before it is ready.
-pub fn sublet(rig: &Rig, folder: &Path, card: &str) -> Result<Service> {
+pub fn sublet(rig: &BenchRig, folder: &Path, card: &str) -> Result<ServiceProcess> {
     let socket = folder.join("s");
     let mut command = Command::new(rig.sublet()?);
     command.args(["serve", "--gpu", card]).arg("--state-dir").arg(folder).arg("--socket").arg(&socket);
-    Service::spawn(command, folder, socket)
+    ServiceProcess::spawn(command, folder, socket)
 }
 
 /// The FastAPI service in `folder`, ready.
-pub fn fastapi(folder: &Path) -> Result<Service> {
+pub fn fastapi(folder: &Path) -> Result<ServiceProcess> {
     let socket = folder.join("s");
     let mut command = Command::new(venv()?.join("bin/uvicorn"));
     command
@@ -124,7 +124,7 @@ pub fn fastapi(folder: &Path) -> Result<Service> {
         .arg(&socket)
         .env("PEER_DB", folder.join("peer.db"))
         .env("PYTHONDONTWRITEBYTECODE", "1");
-    Service::spawn(command, folder, socket)?.ready(folder)
+    ServiceProcess::spawn(command, folder, socket)?.await_ready(folder)
 }
 
 fn peer_folder() -> PathBuf {
@@ -140,14 +140,14 @@ pub fn venv() -> Result<PathBuf> {
         return Ok(folder);
     }
     eprintln!("installing the peers into `{}` …", folder.display());
-    done(Command::new("python3").args(["-m", "venv"]).arg(&folder))?;
+    run_to_success(Command::new("python3").args(["-m", "venv"]).arg(&folder))?;
     let pip = folder.join("bin/pip");
-    done(Command::new(pip).args(["install", "--quiet", "-r"]).arg(peer_folder().join("requirements.txt")))?;
+    run_to_success(Command::new(pip).args(["install", "--quiet", "-r"]).arg(peer_folder().join("requirements.txt")))?;
     std::fs::write(stamp, wanted)?;
     Ok(folder)
 }
 
-fn done(command: &mut Command) -> Result<()> {
+fn run_to_success(command: &mut Command) -> Result<()> {
     let program = command.get_program().to_owned();
     let status = command.status().with_context(|| format!("cannot start `{}`", program.display()))?;
     if !status.success() {

@@ -1,7 +1,7 @@
 //! How fast the simulation goes, with its checker on, on one core.
 
-use crate::figure::{Figure, Outcome, Target};
-use crate::rig::Rig;
+use crate::figure::{BenchOutcome, Figure, FigureTarget};
+use crate::rig::BenchRig;
 use anyhow::Result;
 use std::time::{Duration, Instant};
 use sublet_sim::run::{Options, run as simulate};
@@ -10,7 +10,7 @@ use sublet_sim::run::{Options, run as simulate};
 const TIME: Duration = Duration::from_secs(10);
 
 /// Runs seeds until the time is up.
-pub fn run(_: &Rig) -> Result<Outcome> {
+pub fn run(_: &BenchRig) -> Result<BenchOutcome> {
     let begun = Instant::now();
     let (mut seeds, mut events) = (0, 0);
     while begun.elapsed() < TIME {
@@ -18,10 +18,10 @@ pub fn run(_: &Rig) -> Result<Outcome> {
         events += simulate(seeds, Options::default()).map_err(|failure| anyhow::anyhow!("{failure}"))?.events;
     }
     let rate = events as f64 / begun.elapsed().as_secs_f64();
-    Ok(Outcome {
+    Ok(BenchOutcome {
         figures: vec![Figure {
             what: "simulation, events a second on one core with the checker on",
-            target: Target::AtLeast(200_000.0),
+            target: FigureTarget::AtLeast(200_000.0),
             measured: rate,
             unit: "/s",
             note: format!("{seeds} seeds, {events} events"),

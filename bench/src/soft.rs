@@ -1,8 +1,8 @@
 //! What calls of the soft GPUs cost: allocating and freeing memory, and calls of NVML, with
 //! one process on the GPU and with sixteen.
 
-use crate::figure::{Figure, Outcome, Target, digits};
-use crate::rig::Rig;
+use crate::figure::{BenchOutcome, Figure, FigureTarget, digits};
+use crate::rig::BenchRig;
 use crate::samples::{Quantiles, Samples};
 use anyhow::{Context, Error, Result, bail, ensure};
 use libloading::{Library, Symbol};
@@ -21,18 +21,18 @@ const CALLS: usize = 50_000;
 /// Bytes of an allocation.
 const BYTES: u64 = 2 << 20;
 
-type Ask<T> = unsafe extern "C" fn(*mut c_void, *mut T) -> c_uint;
-type List = unsafe extern "C" fn(*mut c_void, *mut c_uint, *mut [u64; 3]) -> c_uint;
+type DeviceQuery<T> = unsafe extern "C" fn(*mut c_void, *mut T) -> c_uint;
+type ProcessListQuery = unsafe extern "C" fn(*mut c_void, *mut c_uint, *mut [u64; 3]) -> c_uint;
 
 /// A process that is on the GPU until its standard input ends.
-pub fn sit(path: &Path) -> Result<()> {
-    let _seat = on_card(path)?;
+pub fn occupy_gpu(path: &Path) -> Result<()> {
+    let _seat = occupied_seat(path)?;
     std::io::stdin().read_to_end(&mut Vec::new())?;
     Ok(())
 }
 
 /// A seat with a context and memory, as a program has it.
-fn on_card(path: &Path) -> Result<Seat> {
+fn occupied_seat(path: &Path) -> Result<Seat> {
     let seat = Seat::take(State::open(path)?)?;
     ensure!(seat.reserve(0, BYTES).is_ok(), "the card is full");
     seat.row().cards[0].contexts.store(1, SeqCst);
@@ -40,12 +40,12 @@ fn on_card(path: &Path) -> Result<Seat> {
 }
 
 /// Other processes; they end when this is dropped.
-pub struct Others(Vec<Child>);
+pub struct OtherProcesses(Vec<Child>);
 
-impl Others {
+impl OtherProcesses {
     /// Starts `count` processes, and waits until all are on the GPU.
-    pub fn start(path: &Path, count: usize, state: &State) -> Result<Others> {
-        let mut others = Others(Vec::new());
+    pub fn start(path: &Path, count: usize, state: &State) -> Result<OtherProcesses> {
+        let mut others = OtherProcesses(Vec::new());
         for _ in 0..count {
             let mut command = Command::new(std::env::current_exe()?);
             others.0.push(command.arg("sit").arg(path).stdin(Stdio::piped()).spawn()?);
@@ -61,7 +61,7 @@ impl Others {
     }
 }
 
-impl Drop for Others {
+impl Drop for OtherProcesses {
     fn drop(&mut self) {
         for child in &mut self.0 {
             drop(child.stdin.take());
@@ -82,11 +82,11 @@ fn time(mut call: impl FnMut() -> bool) -> Result<Quantiles> {
 }
 
 /// Times the calls with this many processes on the GPU.
-fn with_processes(rig: &Rig, processes: usize) -> Result<Vec<(&'static str, Quantiles)>> {
-    let path = rig.fresh(&format!("soft{processes}"))?.join("cards");
+fn with_processes(rig: &BenchRig, processes: usize) -> Result<Vec<(&'static str, Quantiles)>> {
+    let path = rig.fresh_folder(&format!("soft{processes}"))?.join("cards");
     let state = State::create(&path, &"1x64GiB".parse().map_err(Error::msg::<String>)?)?;
-    let _others = Others::start(&path, processes - 1, &state)?;
-    let seat = on_card(&path)?;
+    let _others = OtherProcesses::start(&path, processes - 1, &state)?;
+    let seat = occupied_seat(&path)?;
     let mut found = vec![(
         "take and give back memory",
         time(|| {
@@ -108,9 +108,9 @@ fn with_processes(rig: &Rig, processes: usize) -> Result<Vec<(&'static str, Quan
         let end: Symbol<unsafe extern "C" fn() -> c_uint> = library.get("nvmlShutdown")?;
         let mut card = null_mut();
         ensure!(init() == 0 && handle(0, &raw mut card) == 0, "NVML does not start");
-        let memory: Symbol<Ask<[u64; 3]>> = library.get("nvmlDeviceGetMemoryInfo")?;
+        let memory: Symbol<DeviceQuery<[u64; 3]>> = library.get("nvmlDeviceGetMemoryInfo")?;
         found.push(("NVML, memory", time(|| memory(card, &mut [0; 3]) == 0)?));
-        let list: Symbol<List> = library.get("nvmlDeviceGetComputeRunningProcesses_v3")?;
+        let list: Symbol<ProcessListQuery> = library.get("nvmlDeviceGetComputeRunningProcesses_v3")?;
         let mut room = vec![[0; 3]; 512];
         let mut count = 0;
         found.push((
@@ -121,7 +121,7 @@ fn with_processes(rig: &Rig, processes: usize) -> Result<Vec<(&'static str, Quan
             })?,
         ));
         ensure!(count as usize == processes, "NVML tells of {count} processes, not {processes}");
-        let rates: Symbol<Ask<[c_uint; 2]>> = library.get("nvmlDeviceGetUtilizationRates")?;
+        let rates: Symbol<DeviceQuery<[c_uint; 2]>> = library.get("nvmlDeviceGetUtilizationRates")?;
         found.push(("NVML, utilisation", time(|| rates(card, &mut [0; 2]) == 0)?));
         ensure!(end() == 0, "NVML does not end");
     }
@@ -129,7 +129,7 @@ fn with_processes(rig: &Rig, processes: usize) -> Result<Vec<(&'static str, Quan
 }
 
 /// The slowest kind of call with one process, and with sixteen.
-pub fn run(rig: &Rig) -> Result<Outcome> {
+pub fn run(rig: &BenchRig) -> Result<BenchOutcome> {
     let (one, many) = (with_processes(rig, 1)?, with_processes(rig, 16)?);
     let figure = |what, of: &[(&str, Quantiles)], is: fn(&str) -> bool| {
         let mut told = Vec::new();
@@ -138,11 +138,11 @@ pub fn run(rig: &Rig) -> Result<Outcome> {
             slowest = slowest.max(times.p50_us);
             told.push(format!("{name} {} (99 % within {})", digits(times.p50_us), digits(times.p99_us)));
         }
-        Figure { what, target: Target::AtMost(10.0), measured: slowest, unit: "µs", note: told.join("; ") }
+        Figure { what, target: FigureTarget::AtMost(10.0), measured: slowest, unit: "µs", note: told.join("; ") }
     };
     let is_nvml = |name: &str| name.starts_with("NVML");
     let is_memory = |name: &str| !name.starts_with("NVML");
-    Ok(Outcome {
+    Ok(BenchOutcome {
         figures: vec![
             figure("memory of a soft card, taken and given back, one process, p50", &one, is_memory),
             figure("memory of a soft card, taken and given back, 16 processes, p50", &many, is_memory),

@@ -1,4 +1,4 @@
-//! Two processes on a soft card, one killed at random many times: no byte of the card is lost.
+//! Two processes on a soft GPU, one killed at random many times: no byte of the GPU is lost.
 //!
 //! One process holds memory all the while and checks that it stays as it was written. The other is
 //! one of the examples, killed at a random moment: before it is on the GPU, while it allocates
@@ -13,7 +13,7 @@ use clap::Parser;
 use soft::{Child, Soft, succeeded, wait_until};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
-use sublet_examples::random::Random;
+use sublet_examples::random::SeededRandom;
 use sublet_softgpu::state::{CONTEXT_BYTES, IDLE_BYTES};
 
 const HOLD: &str = env!("CARGO_BIN_EXE_sublet-example-hold");
@@ -26,19 +26,19 @@ const VICTIMS: [(&str, &str, &[&str]); 3] = [
     ("mlp", MLP, &["--steps", "1000000"]),
     ("stress", STRESS, &["--seconds", "600", "--threads", "4", "--seed"]),
 ];
-/// The card, and what the first process has of it.
-const CARD: &str = "1x2GiB";
-const CARD_BYTES: u64 = 2 << 30;
-const HELD: &str = "64MiB";
-const HELD_BYTES: u64 = 64 << 20;
+/// The GPU, and what the first process has of it.
+const SOFT_GPU: &str = "1x2GiB";
+const GPU_BYTES: u64 = 2 << 30;
+const HOLDER_SIZE: &str = "64MiB";
+const HOLDER_BYTES: u64 = 64 << 20;
 /// The longest life of a program before it is killed.
 const LIFE_MS: usize = 250;
 /// Kills after which all that is free is allocated once.
 const FULL_EVERY: u64 = 100;
 
-/// Kills programs on a soft card at random, and looks whether anything of it is lost.
+/// Kills programs on a soft GPU at random, and looks whether anything of it is lost.
 #[derive(Parser)]
-struct Options {
+struct KillsOptions {
     /// How many.
     #[arg(long, default_value_t = 1000)]
     kills: u64,
@@ -52,7 +52,7 @@ struct Options {
 
 /// How often a program was killed: in all, with a context, with memory beyond it, while it was parked.
 #[derive(Default)]
-struct Tally {
+struct KillCounts {
     all: u64,
     with_context: u64,
     with_memory: u64,
@@ -60,8 +60,8 @@ struct Tally {
 }
 
 /// Takes all that is free and gives it back.
-fn fill_up(soft: &Soft) {
-    let free = CARD_BYTES - soft.state.used(0) - CONTEXT_BYTES;
+fn allocate_all_free(soft: &Soft) {
+    let free = GPU_BYTES - soft.state.used(0) - CONTEXT_BYTES;
     let said = soft.run(HOLD, &[&free.to_string(), "--chunk", "2MiB", "--seconds", "0"]);
     assert!(said.ends_with(&format!("all {free} bytes as written\n")), "{said}");
     let beyond = (free + 1).to_string();
@@ -70,12 +70,12 @@ fn fill_up(soft: &Soft) {
 }
 
 fn main() {
-    let options = Options::parse();
-    let (soft, mut random, began) = (Soft::new(CARD), Random::new(options.seed), Instant::now());
-    let first = soft.program(HOLD, &[HELD]).stdout(Stdio::piped()).spawn().expect("the program is there");
-    let base = IDLE_BYTES + CONTEXT_BYTES + HELD_BYTES;
+    let options = KillsOptions::parse();
+    let (soft, mut random, began) = (Soft::new(SOFT_GPU), SeededRandom::new(options.seed), Instant::now());
+    let first = soft.program(HOLD, &[HOLDER_SIZE]).stdout(Stdio::piped()).spawn().expect("the program is there");
+    let base = IDLE_BYTES + CONTEXT_BYTES + HOLDER_BYTES;
     wait_until("the first process has its memory", || soft.state.used(0) == base);
-    let mut tallies: [Tally; VICTIMS.len()] = Default::default();
+    let mut tallies: [KillCounts; VICTIMS.len()] = Default::default();
     let mut most = 0;
     for number in 1..=options.kills {
         let which = random.within(0, VICTIMS.len() - 1);
@@ -88,9 +88,9 @@ fn main() {
             Child(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("the program is there"));
         std::thread::sleep(Duration::from_millis(random.within(0, LIFE_MS) as u64));
         let pid = victim.0.id();
-        let is_parked = random.once_in(6)
+        let is_parked = random.one_in(6)
             && soft.state.checkpoint_lock(pid, Some(Duration::from_secs(5))).is_ok()
-            && (random.once_in(2) || soft.state.checkpoint_save(pid).is_ok());
+            && (random.one_in(2) || soft.state.checkpoint_save(pid).is_ok());
         let used = soft.state.process(pid).map_or(0, |process| process.used(0));
         most = used.max(most);
         let tally = &mut tallies[which];
@@ -102,16 +102,16 @@ fn main() {
         assert_eq!(soft.state.used(0), base, "after kill {number}, of {name}: bytes of the card");
         assert_eq!(soft.state.processes().count(), 1, "after kill {number}, of {name}: processes on the card");
         if number % FULL_EVERY == 0 {
-            fill_up(&soft);
+            allocate_all_free(&soft);
             println!("{number} kills, nothing lost");
         }
     }
     let ended = std::process::Command::new("kill").args(["-TERM", &first.id().to_string()]).status();
     assert!(ended.expect("kill is there").success());
     let said = succeeded(&first.wait_with_output().expect("an own child"));
-    assert!(said.ends_with(&format!("all {HELD_BYTES} bytes as written\n")), "{said}");
+    assert!(said.ends_with(&format!("all {HOLDER_BYTES} bytes as written\n")), "{said}");
     assert!(soft.is_idle(), "something is left when everybody is gone");
-    fill_up(&soft);
+    allocate_all_free(&soft);
 
     println!("\n| program | killed | with a context | with memory | locked or parked |\n|---|---|---|---|---|");
     for ((name, ..), tally) in VICTIMS.iter().zip(&tallies) {

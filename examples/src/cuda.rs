@@ -1,25 +1,25 @@
 //! CUDA's driver API, as much of it as the examples need.
 //!
 //! ```text
-//!   cuda      the library, its functions, errors, devices, contexts
-//!   memory    memory of cards and for copies; copies and fills
-//!   order     streams, events, functions of the host
-//!   code      modules, libraries, kernels and their launches
-//!   pool      memory in the order of a stream
-//!   pages     addresses and memory apart
-//!   graph     work that is written down and replayed
+//!   cuda             the library, its functions, errors, devices, contexts
+//!   memory           memory of GPUs and for copies; copies and fills
+//!   streams          streams, events, functions of the host
+//!   modules          modules, libraries, kernels and their launches
+//!   memory_pool      memory in the order of a stream
+//!   virtual_memory   addresses and memory apart
+//!   graph            work that is written down and replayed
 //! ```
 //! `libcuda.so.1` is loaded when it is needed, and its functions are taken by name in the form that
 //! CUDA 12.0 gave them, so that a program runs with any driver since. Everything that was made is
-//! given back when it is dropped. What can be done safely is safe; what lets a card write to the
+//! given back when it is dropped. What can be done safely is safe; what lets a GPU write to the
 //! host's memory later, or runs a kernel, is `unsafe`.
 
-pub mod code;
 pub mod graph;
 pub mod memory;
-pub mod order;
-pub mod pages;
-pub mod pool;
+pub mod memory_pool;
+pub mod modules;
+pub mod streams;
+pub mod virtual_memory;
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW, Symbol};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -27,17 +27,17 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::sync::OnceLock;
 
-/// An address on a card, or on the host where a card can reach it.
+/// An address on a GPU, or on the host where a GPU can reach it.
 pub type Address = u64;
 /// Whatever the driver names by a pointer that only it reads: contexts, streams, modules and so on.
-pub type Handle = usize;
+pub type DriverHandle = usize;
 
 /// The version of the API that the functions below are declared for.
 const API_VERSION: c_int = 12_000;
 
 /// Why a call did not do what it should.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Error {
+pub struct DriverError {
     /// Which call.
     pub call: &'static str,
     /// What it answered; zero where there was no driver to ask.
@@ -46,14 +46,14 @@ pub struct Error {
     pub name: String,
 }
 
-impl Error {
-    /// Whether the card has not so much memory left.
+impl DriverError {
+    /// Whether the GPU has not so much memory left.
     pub fn is_out_of_memory(&self) -> bool {
         self.code == 2
     }
 }
 
-impl fmt::Display for Error {
+impl fmt::Display for DriverError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.code {
             0 => write!(f, "{}: {}", self.call, self.name),
@@ -62,10 +62,10 @@ impl fmt::Display for Error {
     }
 }
 
-impl std::error::Error for Error {}
+impl std::error::Error for DriverError {}
 
 /// What calls give.
-pub type Result<T> = std::result::Result<T, Error>;
+pub type Result<T> = std::result::Result<T, DriverError>;
 
 /// Declares the driver's functions: a field for each, filled by name.
 macro_rules! functions {
@@ -106,15 +106,15 @@ functions! {
     cuDeviceGetAttribute(*mut c_int, c_int, c_int);
     cuDeviceGetPCIBusId(*mut c_char, c_int, c_int);
     cuDeviceGetByPCIBusId(*mut c_int, *const c_char);
-    cuDevicePrimaryCtxRetain(*mut Handle, c_int);
+    cuDevicePrimaryCtxRetain(*mut DriverHandle, c_int);
     cuDevicePrimaryCtxRelease(c_int);
     cuDevicePrimaryCtxGetState(c_int, *mut u32, *mut c_int);
-    cuCtxCreate(*mut Handle, *mut c_void, c_int, u32, c_int);
-    cuCtxDestroy(Handle);
-    cuCtxSetCurrent(Handle);
-    cuCtxGetCurrent(*mut Handle);
-    cuCtxPushCurrent(Handle);
-    cuCtxPopCurrent(*mut Handle);
+    cuCtxCreate(*mut DriverHandle, *mut c_void, c_int, u32, c_int);
+    cuCtxDestroy(DriverHandle);
+    cuCtxSetCurrent(DriverHandle);
+    cuCtxGetCurrent(*mut DriverHandle);
+    cuCtxPushCurrent(DriverHandle);
+    cuCtxPopCurrent(*mut DriverHandle);
     cuCtxGetDevice(*mut c_int);
     cuCtxGetLimit(*mut usize, c_int);
     cuCtxGetStreamPriorityRange(*mut c_int, *mut c_int);
@@ -135,101 +135,107 @@ functions! {
     cuMemcpyDtoH(*mut c_void, Address, usize);
     cuMemcpyDtoD(Address, Address, usize);
     cuMemcpy(Address, Address, usize);
-    cuMemcpyHtoDAsync(Address, *const c_void, usize, Handle);
-    cuMemcpyDtoHAsync(*mut c_void, Address, usize, Handle);
-    cuMemcpyDtoDAsync(Address, Address, usize, Handle);
-    cuMemcpyAsync(Address, Address, usize, Handle);
-    cuMemcpy2D(*const memory::Copy2D);
-    cuMemcpy2DUnaligned(*const memory::Copy2D);
-    cuMemcpy2DAsync(*const memory::Copy2D, Handle);
-    cuMemcpy3D(*const memory::Copy3D);
-    cuMemcpy3DAsync(*const memory::Copy3D, Handle);
+    cuMemcpyHtoDAsync(Address, *const c_void, usize, DriverHandle);
+    cuMemcpyDtoHAsync(*mut c_void, Address, usize, DriverHandle);
+    cuMemcpyDtoDAsync(Address, Address, usize, DriverHandle);
+    cuMemcpyAsync(Address, Address, usize, DriverHandle);
+    cuMemcpy2D(*const memory::RawCopy2D);
+    cuMemcpy2DUnaligned(*const memory::RawCopy2D);
+    cuMemcpy2DAsync(*const memory::RawCopy2D, DriverHandle);
+    cuMemcpy3D(*const memory::RawCopy3D);
+    cuMemcpy3DAsync(*const memory::RawCopy3D, DriverHandle);
     cuMemsetD8(Address, u8, usize);
     cuMemsetD16(Address, u16, usize);
     cuMemsetD32(Address, u32, usize);
-    cuMemsetD8Async(Address, u8, usize, Handle);
-    cuMemsetD16Async(Address, u16, usize, Handle);
-    cuMemsetD32Async(Address, u32, usize, Handle);
+    cuMemsetD8Async(Address, u8, usize, DriverHandle);
+    cuMemsetD16Async(Address, u16, usize, DriverHandle);
+    cuMemsetD32Async(Address, u32, usize, DriverHandle);
     cuMemsetD2D8(Address, usize, u8, usize, usize);
     cuMemsetD2D16(Address, usize, u16, usize, usize);
     cuMemsetD2D32(Address, usize, u32, usize, usize);
-    cuMemsetD2D8Async(Address, usize, u8, usize, usize, Handle);
-    cuMemsetD2D16Async(Address, usize, u16, usize, usize, Handle);
-    cuMemsetD2D32Async(Address, usize, u32, usize, usize, Handle);
-    cuStreamCreate(*mut Handle, u32);
-    cuStreamCreateWithPriority(*mut Handle, u32, c_int);
-    cuStreamDestroy(Handle);
-    cuStreamSynchronize(Handle);
-    cuStreamQuery(Handle);
-    cuStreamGetPriority(Handle, *mut c_int);
-    cuStreamGetFlags(Handle, *mut u32);
-    cuStreamGetCtx(Handle, *mut Handle);
-    cuStreamWaitEvent(Handle, Handle, u32);
-    cuStreamWriteValue32(Handle, Address, u32, u32);
-    cuStreamWaitValue32(Handle, Address, u32, u32);
-    cuLaunchHostFunc(Handle, Option<unsafe extern "C" fn(*mut c_void)>, *mut c_void);
-    cuStreamBeginCapture(Handle, c_int);
-    cuStreamEndCapture(Handle, *mut Handle);
-    cuStreamIsCapturing(Handle, *mut c_int);
-    cuEventCreate(*mut Handle, u32);
-    cuEventDestroy(Handle);
-    cuEventRecord(Handle, Handle);
-    cuEventQuery(Handle);
-    cuEventSynchronize(Handle);
-    cuEventElapsedTime(*mut f32, Handle, Handle);
-    cuModuleLoadData(*mut Handle, *const c_void);
-    cuModuleUnload(Handle);
-    cuModuleGetFunction(*mut Handle, Handle, *const c_char);
-    cuModuleGetGlobal(*mut Address, *mut usize, Handle, *const c_char);
-    cuLibraryLoadData(*mut Handle, *const c_void, *mut c_int, *mut *mut c_void, u32, *mut c_int, *mut *mut c_void, u32);
-    cuLibraryUnload(Handle);
-    cuLibraryGetKernel(*mut Handle, Handle, *const c_char);
-    cuLibraryGetGlobal(*mut Address, *mut usize, Handle, *const c_char);
-    cuKernelGetFunction(*mut Handle, Handle);
-    cuKernelGetAttribute(*mut c_int, c_int, Handle, c_int);
-    cuFuncGetAttribute(*mut c_int, c_int, Handle);
-    cuFuncSetAttribute(Handle, c_int, c_int);
-    cuFuncGetModule(*mut Handle, Handle);
-    cuOccupancyMaxActiveBlocksPerMultiprocessor(*mut c_int, Handle, c_int, usize);
-    cuOccupancyMaxPotentialBlockSize(*mut c_int, *mut c_int, Handle, *mut c_void, usize, c_int);
-    cuLaunchKernel(Handle, u32, u32, u32, u32, u32, u32, u32, Handle, *mut *mut c_void, *mut *mut c_void);
-    cuLaunchKernelEx(*const code::LaunchConfig, Handle, *mut *mut c_void, *mut *mut c_void);
-    cuDeviceGetDefaultMemPool(*mut Handle, c_int);
-    cuMemPoolCreate(*mut Handle, *const pool::Properties);
-    cuMemPoolDestroy(Handle);
-    cuMemPoolTrimTo(Handle, usize);
-    cuMemPoolGetAttribute(Handle, c_int, *mut c_void);
-    cuMemPoolSetAttribute(Handle, c_int, *mut c_void);
-    cuMemAllocAsync(*mut Address, usize, Handle);
-    cuMemAllocFromPoolAsync(*mut Address, usize, Handle, Handle);
-    cuMemFreeAsync(Address, Handle);
+    cuMemsetD2D8Async(Address, usize, u8, usize, usize, DriverHandle);
+    cuMemsetD2D16Async(Address, usize, u16, usize, usize, DriverHandle);
+    cuMemsetD2D32Async(Address, usize, u32, usize, usize, DriverHandle);
+    cuStreamCreate(*mut DriverHandle, u32);
+    cuStreamCreateWithPriority(*mut DriverHandle, u32, c_int);
+    cuStreamDestroy(DriverHandle);
+    cuStreamSynchronize(DriverHandle);
+    cuStreamQuery(DriverHandle);
+    cuStreamGetPriority(DriverHandle, *mut c_int);
+    cuStreamGetFlags(DriverHandle, *mut u32);
+    cuStreamGetCtx(DriverHandle, *mut DriverHandle);
+    cuStreamWaitEvent(DriverHandle, DriverHandle, u32);
+    cuStreamWriteValue32(DriverHandle, Address, u32, u32);
+    cuStreamWaitValue32(DriverHandle, Address, u32, u32);
+    cuLaunchHostFunc(DriverHandle, Option<unsafe extern "C" fn(*mut c_void)>, *mut c_void);
+    cuStreamBeginCapture(DriverHandle, c_int);
+    cuStreamEndCapture(DriverHandle, *mut DriverHandle);
+    cuStreamIsCapturing(DriverHandle, *mut c_int);
+    cuEventCreate(*mut DriverHandle, u32);
+    cuEventDestroy(DriverHandle);
+    cuEventRecord(DriverHandle, DriverHandle);
+    cuEventQuery(DriverHandle);
+    cuEventSynchronize(DriverHandle);
+    cuEventElapsedTime(*mut f32, DriverHandle, DriverHandle);
+    cuModuleLoadData(*mut DriverHandle, *const c_void);
+    cuModuleUnload(DriverHandle);
+    cuModuleGetFunction(*mut DriverHandle, DriverHandle, *const c_char);
+    cuModuleGetGlobal(*mut Address, *mut usize, DriverHandle, *const c_char);
+    cuLibraryLoadData(
+        *mut DriverHandle, *const c_void, *mut c_int, *mut *mut c_void, u32, *mut c_int, *mut *mut c_void, u32
+    );
+    cuLibraryUnload(DriverHandle);
+    cuLibraryGetKernel(*mut DriverHandle, DriverHandle, *const c_char);
+    cuLibraryGetGlobal(*mut Address, *mut usize, DriverHandle, *const c_char);
+    cuKernelGetFunction(*mut DriverHandle, DriverHandle);
+    cuKernelGetAttribute(*mut c_int, c_int, DriverHandle, c_int);
+    cuFuncGetAttribute(*mut c_int, c_int, DriverHandle);
+    cuFuncSetAttribute(DriverHandle, c_int, c_int);
+    cuFuncGetModule(*mut DriverHandle, DriverHandle);
+    cuOccupancyMaxActiveBlocksPerMultiprocessor(*mut c_int, DriverHandle, c_int, usize);
+    cuOccupancyMaxPotentialBlockSize(*mut c_int, *mut c_int, DriverHandle, *mut c_void, usize, c_int);
+    cuLaunchKernel(DriverHandle, u32, u32, u32, u32, u32, u32, u32, DriverHandle, *mut *mut c_void, *mut *mut c_void);
+    cuLaunchKernelEx(*const modules::RawLaunchConfig, DriverHandle, *mut *mut c_void, *mut *mut c_void);
+    cuDeviceGetDefaultMemPool(*mut DriverHandle, c_int);
+    cuMemPoolCreate(*mut DriverHandle, *const memory_pool::RawPoolProperties);
+    cuMemPoolDestroy(DriverHandle);
+    cuMemPoolTrimTo(DriverHandle, usize);
+    cuMemPoolGetAttribute(DriverHandle, c_int, *mut c_void);
+    cuMemPoolSetAttribute(DriverHandle, c_int, *mut c_void);
+    cuMemAllocAsync(*mut Address, usize, DriverHandle);
+    cuMemAllocFromPoolAsync(*mut Address, usize, DriverHandle, DriverHandle);
+    cuMemFreeAsync(Address, DriverHandle);
     cuMemAddressReserve(*mut Address, usize, usize, Address, u64);
     cuMemAddressFree(Address, usize);
-    cuMemCreate(*mut u64, usize, *const pages::Properties, u64);
+    cuMemCreate(*mut u64, usize, *const virtual_memory::RawAllocationProperties, u64);
     cuMemRelease(u64);
     cuMemMap(Address, usize, usize, u64, u64);
     cuMemUnmap(Address, usize);
-    cuMemSetAccess(Address, usize, *const pages::Access, usize);
-    cuMemGetAccess(*mut u64, *const pages::Location, Address);
-    cuMemGetAllocationGranularity(*mut usize, *const pages::Properties, c_int);
+    cuMemSetAccess(Address, usize, *const virtual_memory::RawAccess, usize);
+    cuMemGetAccess(*mut u64, *const virtual_memory::RawLocation, Address);
+    cuMemGetAllocationGranularity(*mut usize, *const virtual_memory::RawAllocationProperties, c_int);
     cuMemRetainAllocationHandle(*mut u64, *mut c_void);
-    cuGraphCreate(*mut Handle, u32);
-    cuGraphDestroy(Handle);
-    cuGraphClone(*mut Handle, Handle);
-    cuGraphGetNodes(Handle, *mut Handle, *mut usize);
-    cuGraphGetEdges(Handle, *mut Handle, *mut Handle, *mut usize);
-    cuGraphAddKernelNode(*mut Handle, Handle, *const Handle, usize, *const graph::KernelNode);
-    cuGraphAddMemcpyNode(*mut Handle, Handle, *const Handle, usize, *const memory::Copy3D, Handle);
-    cuGraphAddMemsetNode(*mut Handle, Handle, *const Handle, usize, *const graph::FillNode, Handle);
-    cuGraphAddHostNode(*mut Handle, Handle, *const Handle, usize, *const graph::HostNode);
-    cuGraphAddChildGraphNode(*mut Handle, Handle, *const Handle, usize, Handle);
-    cuGraphAddEmptyNode(*mut Handle, Handle, *const Handle, usize);
-    cuGraphInstantiateWithFlags(*mut Handle, Handle, u64);
-    cuGraphExecKernelNodeSetParams(Handle, Handle, *const graph::KernelNode);
-    cuGraphExecUpdate(Handle, Handle, *mut graph::Updated);
-    cuGraphNodeSetEnabled(Handle, Handle, u32);
-    cuGraphExecDestroy(Handle);
-    cuGraphLaunch(Handle, Handle);
+    cuGraphCreate(*mut DriverHandle, u32);
+    cuGraphDestroy(DriverHandle);
+    cuGraphClone(*mut DriverHandle, DriverHandle);
+    cuGraphGetNodes(DriverHandle, *mut DriverHandle, *mut usize);
+    cuGraphGetEdges(DriverHandle, *mut DriverHandle, *mut DriverHandle, *mut usize);
+    cuGraphAddKernelNode(*mut DriverHandle, DriverHandle, *const DriverHandle, usize, *const graph::RawKernelNode);
+    cuGraphAddMemcpyNode(
+        *mut DriverHandle, DriverHandle, *const DriverHandle, usize, *const memory::RawCopy3D, DriverHandle
+    );
+    cuGraphAddMemsetNode(
+        *mut DriverHandle, DriverHandle, *const DriverHandle, usize, *const graph::RawFillNode, DriverHandle
+    );
+    cuGraphAddHostNode(*mut DriverHandle, DriverHandle, *const DriverHandle, usize, *const graph::RawHostNode);
+    cuGraphAddChildGraphNode(*mut DriverHandle, DriverHandle, *const DriverHandle, usize, DriverHandle);
+    cuGraphAddEmptyNode(*mut DriverHandle, DriverHandle, *const DriverHandle, usize);
+    cuGraphInstantiateWithFlags(*mut DriverHandle, DriverHandle, u64);
+    cuGraphExecKernelNodeSetParams(DriverHandle, DriverHandle, *const graph::RawKernelNode);
+    cuGraphExecUpdate(DriverHandle, DriverHandle, *mut graph::RawUpdateResult);
+    cuGraphNodeSetEnabled(DriverHandle, DriverHandle, u32);
+    cuGraphExecDestroy(DriverHandle);
+    cuGraphLaunch(DriverHandle, DriverHandle);
 }
 
 type GetProcAddress = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64, *mut c_int) -> c_int;
@@ -251,7 +257,7 @@ pub(crate) fn functions() -> &'static Functions {
 }
 
 fn load() -> Result<Functions> {
-    let broken = |call, name: String| Error { call, code: 0, name };
+    let broken = |call, name: String| DriverError { call, code: 0, name };
     // SAFETY: NVIDIA's driver, or what stands in for it, may do when it is loaded what it needs to.
     let library = unsafe { Library::open(Some("libcuda.so.1"), RTLD_NOW | RTLD_LOCAL) };
     let library = library.map_err(|error| broken("libcuda.so.1 cannot be loaded", error.to_string()))?;
@@ -283,7 +289,7 @@ pub(crate) fn check(call: &'static str, code: c_int) -> Result<()> {
     } else {
         "an error without a name".to_owned()
     };
-    Err(Error { call, code, name })
+    Err(DriverError { call, code, name })
 }
 
 /// Loads the driver if it is not loaded, and starts it.
@@ -304,7 +310,7 @@ pub fn driver_version() -> Result<i32> {
     Ok(version)
 }
 
-/// A card.
+/// A GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Device {
     number: c_int,
@@ -343,7 +349,7 @@ impl Device {
         self.number
     }
 
-    fn text(ask: impl FnOnce(*mut c_char, c_int) -> Result<()>) -> Result<String> {
+    fn device_text(ask: impl FnOnce(*mut c_char, c_int) -> Result<()>) -> Result<String> {
         let mut text = [0 as c_char; 256];
         ask(text.as_mut_ptr(), text.len() as c_int)?;
         let bytes = text.iter().map(|byte| *byte as u8).take_while(|byte| *byte != 0).collect::<Vec<_>>();
@@ -353,16 +359,16 @@ impl Device {
     /// Its name.
     pub fn name(self) -> Result<String> {
         // SAFETY: there is room for as many bytes as the call is told.
-        Device::text(|place, room| unsafe { call!(cuDeviceGetName(place, room, self.number)) })
+        Device::device_text(|place, room| unsafe { call!(cuDeviceGetName(place, room, self.number)) })
     }
 
     /// Its place on the bus.
     pub fn bus_id(self) -> Result<String> {
         // SAFETY: there is room for as many bytes as the call is told.
-        Device::text(|place, room| unsafe { call!(cuDeviceGetPCIBusId(place, room, self.number)) })
+        Device::device_text(|place, room| unsafe { call!(cuDeviceGetPCIBusId(place, room, self.number)) })
     }
 
-    /// The number that no other card has.
+    /// The number that no other GPU has.
     pub fn uuid(self) -> Result<[u8; 16]> {
         let mut uuid = [0; 16];
         // SAFETY: the place lives until the call returns.
@@ -395,33 +401,33 @@ impl Device {
     }
 }
 
-/// A context: a program's place on a card.
+/// A context: a program's place on a GPU.
 #[derive(Debug)]
-pub struct Context {
+pub struct CudaContext {
     device: Device,
-    handle: Handle,
+    handle: DriverHandle,
     is_primary: bool,
 }
 
-impl Context {
+impl CudaContext {
     /// The one that all parts of a program share.
-    pub fn primary(device: Device) -> Result<Context> {
+    pub fn primary(device: Device) -> Result<CudaContext> {
         let mut handle = 0;
         // SAFETY: the place lives until the call returns.
         unsafe { call!(cuDevicePrimaryCtxRetain(&raw mut handle, device.number)) }?;
-        Ok(Context { device, handle, is_primary: true })
+        Ok(CudaContext { device, handle, is_primary: true })
     }
 
     /// A new one, which is current for this thread afterwards as if it had been pushed.
-    pub fn create(device: Device) -> Result<Context> {
+    pub fn create(device: Device) -> Result<CudaContext> {
         let mut handle = 0;
         // SAFETY: the place lives until the call returns; no affinities are given.
         unsafe { call!(cuCtxCreate(&raw mut handle, std::ptr::null_mut(), 0, 0, device.number)) }?;
-        Ok(Context { device, handle, is_primary: false })
+        Ok(CudaContext { device, handle, is_primary: false })
     }
 
     /// The driver's name of it.
-    pub fn handle(&self) -> Handle {
+    pub fn handle(&self) -> DriverHandle {
         self.handle
     }
 
@@ -437,14 +443,14 @@ impl Context {
     }
 
     /// This thread works in it until what this returns is dropped.
-    pub fn push(&self) -> Result<Pushed<'_>> {
+    pub fn push(&self) -> Result<PushedContext<'_>> {
         // SAFETY: the context is there as long as `self` is.
         unsafe { call!(cuCtxPushCurrent(self.handle)) }?;
-        Ok(Pushed { handle: self.handle, context: PhantomData })
+        Ok(PushedContext { handle: self.handle, context: PhantomData })
     }
 }
 
-impl Drop for Context {
+impl Drop for CudaContext {
     fn drop(&mut self) {
         // SAFETY: it was made here, and is given back once.
         let _ = unsafe {
@@ -459,12 +465,12 @@ impl Drop for Context {
 
 /// A context that a thread works in for a while. It stays with its thread.
 #[derive(Debug)]
-pub struct Pushed<'a> {
-    handle: Handle,
-    context: PhantomData<(&'a Context, *const ())>,
+pub struct PushedContext<'a> {
+    handle: DriverHandle,
+    context: PhantomData<(&'a CudaContext, *const ())>,
 }
 
-impl Drop for Pushed<'_> {
+impl Drop for PushedContext<'_> {
     fn drop(&mut self) {
         let mut top = 0;
         // SAFETY: the place lives until the call returns.
@@ -474,14 +480,14 @@ impl Drop for Pushed<'_> {
 }
 
 /// The context this thread works in; zero: none.
-pub fn current_context() -> Result<Handle> {
+pub fn current_context() -> Result<DriverHandle> {
     let mut handle = 0;
     // SAFETY: the place lives until the call returns.
     unsafe { call!(cuCtxGetCurrent(&raw mut handle)) }?;
     Ok(handle)
 }
 
-/// The card this thread works on.
+/// The GPU this thread works on.
 pub fn current_device() -> Result<Device> {
     let mut number = 0;
     // SAFETY: the place lives until the call returns.
@@ -503,7 +509,7 @@ pub fn synchronise() -> Result<()> {
     unsafe { call!(cuCtxSynchronize()) }
 }
 
-/// Bytes of the card that are free, and all of them.
+/// Bytes of the GPU that are free, and all of them.
 pub fn memory_info() -> Result<(u64, u64)> {
     let (mut free, mut total) = (0, 0);
     // SAFETY: both places live until the call returns.

@@ -2,14 +2,14 @@
 
 /// A source of random numbers.
 #[derive(Clone, Debug)]
-pub struct Random {
+pub struct SeededRandom {
     state: u64,
 }
 
-impl Random {
+impl SeededRandom {
     /// The source of a seed.
-    pub fn new(seed: u64) -> Random {
-        Random { state: seed }
+    pub fn new(seed: u64) -> SeededRandom {
+        SeededRandom { state: seed }
     }
 
     /// Any number.
@@ -31,7 +31,7 @@ impl Random {
     }
 
     /// True once in so many times.
-    pub fn once_in(&mut self, times: usize) -> bool {
+    pub fn one_in(&mut self, times: usize) -> bool {
         self.within(1, times) == 1
     }
 
@@ -57,7 +57,7 @@ mod tests {
 
     #[test]
     fn a_seed_gives_the_same_numbers_always() {
-        let mut random = Random::new(1);
+        let mut random = SeededRandom::new(1);
         assert_eq!((random.number(), random.number()), (0x910a_2dec_8902_5cc1, 0xbeeb_8da1_658e_ec67));
         assert_eq!(random.bytes(13).len(), 13);
         assert!((0..1000).all(|_| (-1.0..=1.0).contains(&random.unit())));

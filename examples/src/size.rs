@@ -7,12 +7,12 @@ const UNITS: [(&str, u32); 4] = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 
 
 /// A number of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Size(pub u64);
+pub struct ByteSize(pub u64);
 
-impl FromStr for Size {
+impl FromStr for ByteSize {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Size, String> {
+    fn from_str(text: &str) -> Result<ByteSize, String> {
         let bad = || format!("`{text}` is no size, such as 8GiB or 512MiB");
         let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
         let (number, unit) = text.split_at(split);
@@ -25,11 +25,11 @@ impl FromStr for Size {
             "t" | "tb" | "tib" => 40,
             _ => return Err(bad()),
         };
-        number.checked_mul(1 << shift).filter(|bytes| *bytes > 0).map(Size).ok_or_else(bad)
+        number.checked_mul(1 << shift).filter(|bytes| *bytes > 0).map(ByteSize).ok_or_else(bad)
     }
 }
 
-impl fmt::Display for Size {
+impl fmt::Display for ByteSize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match UNITS.iter().find(|(_, shift)| self.0 > 0 && self.0.is_multiple_of(1 << shift)) {
             Some((unit, shift)) => write!(f, "{} {unit}", self.0 >> shift),
@@ -50,11 +50,11 @@ mod tests {
             ("1025 KiB", 1025 << 10, "1025 KiB"),
             ("12345", 12345, "12345 bytes"),
         ] {
-            let size: Size = text.parse().unwrap();
+            let size: ByteSize = text.parse().unwrap();
             assert_eq!((size.0, size.to_string().as_str()), (bytes, written));
         }
         for bad in ["", "G", "-1G", "8XB", "0", "99999999999T"] {
-            assert!(bad.parse::<Size>().is_err(), "{bad}");
+            assert!(bad.parse::<ByteSize>().is_err(), "{bad}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Each example on soft cards.
+//! Each example on soft GPUs.
 
 #[path = "../../crates/softgpu-nvml/tests/python/venv.rs"]
 mod venv;
@@ -44,7 +44,7 @@ fn hold_ends_well_when_it_is_asked_to() {
 }
 
 #[test]
-fn hold_tells_that_there_is_no_room_and_how_far_it_came() {
+fn hold_reports_that_there_is_no_room_and_how_far_it_came() {
     let soft = Soft::new("1x1GiB");
     let output = soft.program(HOLD, &["2GiB", "--chunk", "1GiB"]).output().expect("the program is there");
     assert_eq!(output.status.code(), Some(1));
@@ -117,7 +117,7 @@ fn mlp_learns_and_a_seed_gives_one_checksum_whatever_happens_meanwhile() {
     assert!(losses[11] < losses[0] * 0.9, "{first}");
     assert_eq!(soft.run(MLP, &TRAIN), first, "the same again");
 
-    // Taken off its card three times.
+    // Taken off its GPU three times.
     let mut child = soft.program(MLP, &TRAIN).stdout(Stdio::piped()).spawn().expect("the program is there");
     let (pid, mut out) = (child.id(), BufReader::new(child.stdout.take().expect("its output")));
     let mut said = String::new();
@@ -157,8 +157,8 @@ fn stress_finds_every_family_in_order() {
     assert!(soft.is_idle());
 }
 
-/// What a tool prints about the cards.
-fn seen(soft: &Soft, tool: &str, arguments: &[&str]) -> String {
+/// What a tool prints about the GPUs.
+fn tool_output(soft: &Soft, tool: &str, arguments: &[&str]) -> String {
     let library = std::env::current_exe().expect("a test has a path").with_file_name("libnvidia_ml.so");
     let link = soft.path("libnvidia-ml.so.1");
     if !link.exists() {
@@ -174,7 +174,7 @@ fn seen(soft: &Soft, tool: &str, arguments: &[&str]) -> String {
 }
 
 #[test]
-fn tools_nobody_here_wrote_list_the_examples_and_their_memory() {
+fn third_party_tools_list_the_examples_and_their_memory() {
     let soft = Soft::new("2x4GiB");
     let mut command = soft.program(HOLD, &["300MiB", "--device", "1"]);
     let child = Child(command.stdout(Stdio::null()).spawn().expect("the program is there"));
@@ -183,9 +183,9 @@ fn tools_nobody_here_wrote_list_the_examples_and_their_memory() {
     let script = "from pynvml import *\nnvmlInit()\nfor number in range(nvmlDeviceGetCount()):\n    \
         card = nvmlDeviceGetHandleByIndex(number)\n    \
         print(number, [(p.pid, p.usedGpuMemory >> 20) for p in nvmlDeviceGetComputeRunningProcesses(card)])\n";
-    assert_eq!(seen(&soft, "python", &["-c", script]), format!("0 []\n1 [({pid}, 428)]\n"));
-    let gpustat = seen(&soft, "gpustat", &["--show-pid", "--no-color"]);
+    assert_eq!(tool_output(&soft, "python", &["-c", script]), format!("0 []\n1 [({pid}, 428)]\n"));
+    let gpustat = tool_output(&soft, "gpustat", &["--show-pid", "--no-color"]);
     assert!(gpustat.contains(&format!("/{pid}(428M)")), "{gpustat}");
-    let nvitop = seen(&soft, "nvitop", &["-1", "--no-unicode"]);
+    let nvitop = tool_output(&soft, "nvitop", &["-1", "--no-unicode"]);
     assert!(nvitop.contains(&pid) && nvitop.contains("428"), "{nvitop}");
 }

@@ -45,7 +45,7 @@ fuzz_target!(init: become_worker(), |data: &[u8]| {
         check_health(socket);
     }
     if inputs % TIDY_EVERY == TIDY_EVERY - 1 {
-        tidy(socket);
+        end_all_leases(socket);
     }
 });
 
@@ -240,7 +240,7 @@ fn check_health(socket: &Path) {
 }
 
 /// Ends what inputs have begun, so that a later input finds room.
-fn tidy(socket: &Path) {
+fn end_all_leases(socket: &Path) {
     for (list, field, path) in [
         ("GET /v1/leases?all=true", "leases", "/v1/leases"),
         ("GET /v1/tokens", "tokens", "/v1/tokens"),

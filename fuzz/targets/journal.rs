@@ -33,51 +33,51 @@ use sublet_journal::{Batch, Journal, JournalReader, LogLine, fold_line, verify};
 const ROUNDS: u32 = 6;
 
 /// The journal that every input changes.
-struct Written {
+struct OriginalJournal {
     dir: PathBuf,
     bytes: Vec<u8>,
     rows: Rows,
-    tables: Vec<Table>,
+    tables: Vec<TableColumns>,
 }
 
-struct Table {
+struct TableColumns {
     name: String,
     columns: Vec<String>,
     rows: u32,
 }
 
 fuzz_target!(|data: &[u8]| {
-    let written = written();
+    let original = original();
     match data.split_first() {
         None => {}
-        Some((b'l', lines)) => fold(written, lines),
+        Some((b'l', lines)) => fold_actions(original, lines),
         Some((b'c', changes)) => {
-            restore(written, &written.bytes);
-            change_values(written, changes);
-            read_back(written, data);
+            restore(original, &original.bytes);
+            change_values(original, changes);
+            read_back(original, data);
         }
         Some((_, changes)) => {
-            restore(written, &changed_bytes(&written.bytes, changes));
-            read_back(written, data);
+            restore(original, &changed_bytes(&original.bytes, changes));
+            read_back(original, data);
         }
     }
 });
 
-fn written() -> &'static Written {
-    static WRITTEN: OnceLock<Written> = OnceLock::new();
-    WRITTEN.get_or_init(|| {
+fn original() -> &'static OriginalJournal {
+    static ORIGINAL: OnceLock<OriginalJournal> = OnceLock::new();
+    ORIGINAL.get_or_init(|| {
         let dir = sublet_fuzz::scratch().join("state");
-        let rows = write_story(&dir);
+        let rows = write_journal(&dir);
         let path = dir.join("journal.db");
         let bytes = fs::read(&path).expect("the database");
         let tables = tables(&Connection::open(&path).expect("the database"));
-        Written { dir, bytes, rows, tables }
+        OriginalJournal { dir, bytes, rows, tables }
     })
 }
 
 /// Leases in every phase, tokens, unleased processes, rules, answers, and a log that was trimmed: stubs between the
 /// lines of two tenants and an operator's acts.
-fn write_story(dir: &Path) -> Rows {
+fn write_journal(dir: &Path) -> Rows {
     let (mut journal, _) = Journal::open(dir).expect("a new journal");
     let mut world = World::new(3);
     world.issue();
@@ -97,9 +97,9 @@ fn write_story(dir: &Path) -> Rows {
     world.rows.clone()
 }
 
-fn tables(conn: &Connection) -> Vec<Table> {
+fn tables(conn: &Connection) -> Vec<TableColumns> {
     let names = column(conn, "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'");
-    let table = |name: String| Table {
+    let table = |name: String| TableColumns {
         columns: column(conn, &format!("SELECT name FROM pragma_table_info('{name}')")),
         rows: conn.query_row(&format!("SELECT count(*) FROM {name}"), [], |row| row.get::<_, u32>(0)).expect("a count"),
         name,
@@ -112,11 +112,11 @@ fn column(conn: &Connection, sql: &str) -> Vec<String> {
     find.query_map([], |row| row.get(0)).expect("rows").map(|name| name.expect("a name")).collect()
 }
 
-fn restore(written: &Written, bytes: &[u8]) {
+fn restore(original: &OriginalJournal, bytes: &[u8]) {
     for beside in ["journal.db-wal", "journal.db-shm"] {
-        let _ = fs::remove_file(written.dir.join(beside));
+        let _ = fs::remove_file(original.dir.join(beside));
     }
-    fs::write(written.dir.join("journal.db"), bytes).expect("a file in memory");
+    fs::write(original.dir.join("journal.db"), bytes).expect("a file in memory");
 }
 
 fn changed_bytes(original: &[u8], mut changes: &[u8]) -> Vec<u8> {
@@ -133,13 +133,13 @@ fn changed_bytes(original: &[u8], mut changes: &[u8]) -> Vec<u8> {
     bytes
 }
 
-fn change_values(written: &Written, mut changes: &[u8]) {
-    let conn = Connection::open(written.dir.join("journal.db")).expect("the database");
+fn change_values(original: &OriginalJournal, mut changes: &[u8]) {
+    let conn = Connection::open(original.dir.join("journal.db")).expect("the database");
     conn.pragma_update(None, "synchronous", "OFF").expect("a setting");
     while let [table, row, column, kind, length, rest @ ..] = changes {
         let (bytes, rest) = rest.split_at(rest.len().min(usize::from(*length)));
         changes = rest;
-        let table = &written.tables[usize::from(*table) % written.tables.len()];
+        let table = &original.tables[usize::from(*table) % original.tables.len()];
         let column = &table.columns[usize::from(*column) % table.columns.len()];
         let row = u32::from(*row) % table.rows;
         let number = bytes.iter().take(8).rev().fold(0_i64, |number, byte| number << 8 | i64::from(*byte));
@@ -160,25 +160,25 @@ fn change_values(written: &Written, mut changes: &[u8]) {
     }
 }
 
-fn read_back(written: &Written, input: &[u8]) {
-    let path = written.dir.join("journal.db");
+fn read_back(original: &OriginalJournal, input: &[u8]) {
+    let path = original.dir.join("journal.db");
     let is_clean = verify(&path).is_ok_and(|report| report.is_clean());
-    let read = look(&path);
+    let read = read_everything(&path);
     if is_clean {
-        assert!(read.as_ref() == Some(&written.rows), "verify finds nothing, and the rows are others");
+        assert!(read.as_ref() == Some(&original.rows), "verify finds nothing, and the rows are others");
     }
     if let Some(rows) = &read {
-        begin(rows.clone());
+        start_core(rows.clone());
     }
     // A start costs more than all of the rest, so only some inputs get one.
     let is_chosen = input.iter().fold(0_u8, |sum, byte| sum.wrapping_add(*byte)) % 16 == 0;
     if is_chosen {
-        start(written, is_clean);
+        open_and_commit(original, is_clean);
     }
 }
 
 /// Calls every function of a reader.
-fn look(path: &Path) -> Option<Rows> {
+fn read_everything(path: &Path) -> Option<Rows> {
     let reader = JournalReader::open(path).ok()?;
     let _ = (reader.first_seq(), reader.last_seq(), reader.tenants());
     for line in reader.log(0, 10_000).unwrap_or_default() {
@@ -197,11 +197,11 @@ fn look(path: &Path) -> Option<Rows> {
 }
 
 /// Opens the journal as a start does, and writes one more batch.
-fn start(written: &Written, is_clean: bool) {
-    match Journal::open(&written.dir) {
+fn open_and_commit(original: &OriginalJournal, is_clean: bool) {
+    match Journal::open(&original.dir) {
         Err(error) => assert!(!is_clean, "verify finds nothing, and a start is refused: {error}"),
         Ok((mut journal, loaded)) => {
-            assert!(!is_clean || loaded.rows == written.rows);
+            assert!(!is_clean || loaded.rows == original.rows);
             // The world's calendar ends before the clock's numbers do.
             let mut world = World::with(loaded.rows, loaded.clock.min(Time(1 << 50)), 1);
             let boot = "boot-2".to_owned();
@@ -213,9 +213,9 @@ fn start(written: &Written, is_clean: bool) {
 }
 
 /// Folds actions with a valid chain: a user with write access to the file could have made them.
-fn fold(written: &Written, lines: &[u8]) {
+fn fold_actions(original: &OriginalJournal, lines: &[u8]) {
     let Ok(lines) = std::str::from_utf8(lines) else { return };
-    let mut rows = written.rows.clone();
+    let mut rows = original.rows.clone();
     for (seq, json) in (1..).zip(lines.lines().take(64)) {
         let Ok(action) = serde_json::from_str::<Action>(json) else { continue };
         check_round_trip(&action);
@@ -236,11 +236,11 @@ fn fold(written: &Written, lines: &[u8]) {
             assert!(rows == before, "a refused action changed the rows");
         }
     }
-    begin(rows);
+    start_core(rows);
 }
 
 /// What core does first after a start, in the same boot and after another one.
-fn begin(rows: Rows) {
+fn start_core(rows: Rows) {
     for boot in [rows.meta.boot.clone(), "boot-2".to_owned()] {
         let now = rows.leases.values().map(|lease| lease.asked).max().unwrap_or_default();
         let mut state = State::new(rows.clone(), Policy::default());

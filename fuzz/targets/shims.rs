@@ -46,7 +46,7 @@ const MOMENT_MS: i64 = 2;
 /// Stands in a packet for the number of the last order.
 const NO_ORDER: &str = "\"id\":0";
 
-struct Hub {
+struct ShimHub {
     host: Host,
     socket: PathBuf,
     sights: Mutex<mpsc::Receiver<HostReport>>,
@@ -61,7 +61,7 @@ fuzz_target!(|data: &[u8]| {
         let length = usize::from(*low) | usize::from(*high) << 8;
         let (step, more) = more.split_at(more.len().min(length));
         rest = more;
-        take(hub, &mut programs, *kind, step);
+        apply_step(hub, &mut programs, *kind, step);
     }
     // The hub answers this after all lines that sent something before.
     hub.check_answers();
@@ -73,8 +73,8 @@ fuzz_target!(|data: &[u8]| {
     hub.check_sights();
 });
 
-fn hub() -> &'static Hub {
-    static HUB: OnceLock<Hub> = OnceLock::new();
+fn hub() -> &'static ShimHub {
+    static HUB: OnceLock<ShimHub> = OnceLock::new();
     HUB.get_or_init(|| {
         let socket = sublet_fuzz::scratch().join("sublet.sock.shim");
         let mut settings = HostSettings::new(GpuSpec::Real);
@@ -84,13 +84,13 @@ fn hub() -> &'static Hub {
             Some(ShimSettings { socket: socket.clone(), stock_bytes: 0, parking_space: RAM, leave_available: 0 });
         let (sink, sights) = mpsc::channel();
         let host = Host::start(settings, Clock::new(Span::ZERO), move |sight| drop(sink.send(sight)));
-        let hub = Hub { host: host.expect("the hub"), socket, sights: Mutex::new(sights) };
+        let hub = ShimHub { host: host.expect("the hub"), socket, sights: Mutex::new(sights) };
         hub.host.start_reporting();
         hub
     })
 }
 
-impl Hub {
+impl ShimHub {
     fn wish(&self, lease: u64, place: ShimPlacement) {
         let own = rustix::process::getuid().as_raw();
         let uid = if lease <= OWN { own } else { own + 1 };
@@ -133,7 +133,7 @@ impl Hub {
     }
 }
 
-fn take(hub: &Hub, programs: &mut [Option<Program>; 4], kind: u8, step: &[u8]) {
+fn apply_step(hub: &ShimHub, programs: &mut [Option<Program>; 4], kind: u8, step: &[u8]) {
     let first = step.first().copied().unwrap_or(0);
     let number = step.get(2..).unwrap_or_default().iter().take(8).fold(0_u64, |n, byte| n << 8 | u64::from(*byte));
     let lease = 1 + u64::from(first) % (OWN + 1);
@@ -175,7 +175,7 @@ struct Program {
 }
 
 impl Program {
-    fn connect(hub: &Hub) -> Program {
+    fn connect(hub: &ShimHub) -> Program {
         let socket =
             socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).expect("a socket");
         connect(&socket, &SocketAddrUnix::new(&hub.socket).expect("a path")).expect("the hub listens");

@@ -29,7 +29,7 @@ fn read(kind: u8, text: &str) -> Result<Trace, TraceError> {
             let cluster = "2x80GiB,1x24GiB".parse().expect("a cluster");
             alibaba::read(text, &cluster, Bytes::mib(256), 5, 7)
         }
-        _ if json::looks_like_it(text) => json::read(text, "fuzz"),
+        _ if json::is_json(text) => json::read(text, "fuzz"),
         _ => csv::read(text, "fuzz"),
     }
 }

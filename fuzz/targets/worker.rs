@@ -20,7 +20,7 @@ use sublet_host::fuzz::{WorkerLineKind, WorkerLines, round_trip};
 
 fuzz_target!(|data: &[u8]| {
     let mut worker = WorkerLines::new().expect("descriptors");
-    let mut core = Core::new();
+    let mut core = TwoTenantCore::new();
     for line in data.split(|byte| *byte == b'\n').take(32) {
         let Some((kind, line)) = line.split_first() else { continue };
         let (other, sights) = match kind {
@@ -35,19 +35,19 @@ fuzz_target!(|data: &[u8]| {
         let is_understood = round_trip(other, line).unwrap_or_else(|text| panic!("it became {text}"));
         assert!(is_understood || sights.is_none(), "a line that is not understood was taken");
         assert!(sights.is_some() || worker.reports().is_empty(), "a refused line told something");
-        sights.unwrap_or_default().into_iter().for_each(|sight| core.take(sight));
+        sights.unwrap_or_default().into_iter().for_each(|sight| core.apply_sight(sight));
     }
 });
 
 /// Core with two tenants that want memory, told what the daemon's loop would tell it.
-struct Core {
+struct TwoTenantCore {
     state: State,
     now: Time,
 }
 
-impl Core {
-    fn new() -> Core {
-        let mut core = Core { state: State::new(Rows::default(), Policy::default()), now: Time(1_000_000) };
+impl TwoTenantCore {
+    fn new() -> TwoTenantCore {
+        let mut core = TwoTenantCore { state: State::new(Rows::default(), Policy::default()), now: Time(1_000_000) };
         core.decide(Event::Started {
             boot: "boot".to_owned(),
             clock_offset_us: 0,
@@ -61,7 +61,7 @@ impl Core {
         core
     }
 
-    fn take(&mut self, sight: HostReport) {
+    fn apply_sight(&mut self, sight: HostReport) {
         match sight {
             HostReport::Gpus(cards) => self.decide(Event::Listed(cards)),
             HostReport::Observed { uuid, observation } => self.decide(Event::Observed { card: uuid, observation }),

@@ -22,22 +22,22 @@ const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Sends one request at a time, each on a connection of its own.
 #[derive(Clone, Debug)]
-pub struct Client {
-    place: Place,
+pub struct TestClient {
+    address: ServiceAddress,
     /// Goes with every request.
     authorization: Option<String>,
 }
 
 /// Where a service listens.
 #[derive(Clone, Debug)]
-enum Place {
+enum ServiceAddress {
     Socket(PathBuf),
     Tcp(SocketAddr, Option<Arc<ClientConfig>>),
 }
 
 /// What came back.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Answer {
+pub struct HttpReply {
     /// The status.
     pub status: u16,
     /// Names in lower case, in order.
@@ -46,32 +46,32 @@ pub struct Answer {
     pub body: Vec<u8>,
 }
 
-impl Client {
+impl TestClient {
     /// For the service at `socket`.
-    pub fn new(socket: impl Into<PathBuf>) -> Client {
-        Client { place: Place::Socket(socket.into()), authorization: None }
+    pub fn new(socket: impl Into<PathBuf>) -> TestClient {
+        TestClient { address: ServiceAddress::Socket(socket.into()), authorization: None }
     }
     /// For the service at a TCP address, with TLS for `localhost` if there is something to trust.
-    pub fn over_tcp(address: SocketAddr, trust: Option<Arc<ClientConfig>>) -> Client {
-        Client { place: Place::Tcp(address, trust), authorization: None }
+    pub fn over_tcp(address: SocketAddr, trust: Option<Arc<ClientConfig>>) -> TestClient {
+        TestClient { address: ServiceAddress::Tcp(address, trust), authorization: None }
     }
     /// The same, sending this token with every request.
-    pub fn with_token(&self, token: &str) -> Client {
-        Client { authorization: Some(format!("Bearer {token}")), ..self.clone() }
+    pub fn with_token(&self, token: &str) -> TestClient {
+        TestClient { authorization: Some(format!("Bearer {token}")), ..self.clone() }
     }
     /// Where the service is.
     pub fn socket(&self) -> &Path {
-        match &self.place {
-            Place::Socket(socket) => socket,
-            Place::Tcp(address, _) => panic!("{address} is no socket"),
+        match &self.address {
+            ServiceAddress::Socket(socket) => socket,
+            ServiceAddress::Tcp(address, _) => panic!("{address} is no socket"),
         }
     }
     /// Opens a connection, or fails after a bound.
     pub fn connect(&self) -> io::Result<Connection> {
-        Connection::open(match &self.place {
-            Place::Socket(socket) => Box::new(connect(socket, Instant::now() + PATIENCE)?),
-            Place::Tcp(address, None) => Box::new(TcpStream::connect_timeout(address, PATIENCE)?),
-            Place::Tcp(address, Some(trust)) => {
+        Connection::open(match &self.address {
+            ServiceAddress::Socket(socket) => Box::new(connect(socket, Instant::now() + PATIENCE)?),
+            ServiceAddress::Tcp(address, None) => Box::new(TcpStream::connect_timeout(address, PATIENCE)?),
+            ServiceAddress::Tcp(address, Some(trust)) => {
                 let name = ServerName::try_from("localhost").map_err(io::Error::other)?;
                 let session = ClientConnection::new(Arc::clone(trust), name).map_err(io::Error::other)?;
                 Box::new(StreamOwned::new(session, TcpStream::connect_timeout(address, PATIENCE)?))
@@ -79,7 +79,7 @@ impl Client {
         })
     }
     /// Asks, and fails if the service is away.
-    pub fn try_send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> io::Result<Answer> {
+    pub fn try_send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> io::Result<HttpReply> {
         let token = self.authorization.as_deref().map(|value| ("authorization", value));
         let headers: Vec<(&str, &str)> = headers.iter().copied().chain(token).collect();
         self.connect()?.send(method, path, &headers, body)
@@ -92,23 +92,23 @@ impl Client {
         bytes
     }
     /// Asks; a service that is away is a failed test.
-    pub fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Answer {
+    pub fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> HttpReply {
         self.try_send(method, path, headers, body).unwrap_or_else(|error| panic!("{method} {path}: {error}"))
     }
     /// `GET path`.
-    pub fn get(&self, path: &str) -> Answer {
+    pub fn get(&self, path: &str) -> HttpReply {
         self.send("GET", path, &[], b"")
     }
     /// `POST path` with JSON.
-    pub fn post(&self, path: &str, body: &Value) -> Answer {
+    pub fn post(&self, path: &str, body: &Value) -> HttpReply {
         self.send("POST", path, &[JSON], body.to_string().as_bytes())
     }
     /// `POST path` with JSON and an Idempotency-Key.
-    pub fn post_once(&self, path: &str, key: &str, body: &Value) -> Answer {
+    pub fn post_once(&self, path: &str, key: &str, body: &Value) -> HttpReply {
         self.send("POST", path, &[JSON, (sublet_wire::IDEMPOTENCY_KEY, key)], body.to_string().as_bytes())
     }
     /// `DELETE path`.
-    pub fn delete(&self, path: &str) -> Answer {
+    pub fn delete(&self, path: &str) -> HttpReply {
         self.send("DELETE", path, &[], b"")
     }
     /// Requests a lease that must be granted at once.
@@ -197,7 +197,7 @@ impl Connection {
         self.stream.get_ref().bound(patience, PATIENCE)
     }
     /// Asks, and waits for the whole answer.
-    pub fn send(&mut self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> io::Result<Answer> {
+    pub fn send(&mut self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> io::Result<HttpReply> {
         let mut bytes = head(method, path, headers);
         if !body.is_empty() || method == "POST" {
             bytes.extend(format!("content-length: {}\r\n", body.len()).as_bytes());
@@ -208,7 +208,7 @@ impl Connection {
         let sent = self.raw(&bytes);
         // An answer to HEAD says how long a body would be, and has none (RFC 9112, 6.3).
         let answer = match method {
-            "HEAD" => self.head().map(|(status, headers)| Answer { status, headers, body: Vec::new() }),
+            "HEAD" => self.head().map(|(status, headers)| HttpReply { status, headers, body: Vec::new() }),
             _ => self.answer(),
         };
         answer.map_err(|error| sent.err().unwrap_or(error))
@@ -223,9 +223,9 @@ impl Connection {
         self.stream.get_ref().close_write()
     }
     /// Waits for a whole answer.
-    pub fn answer(&mut self) -> io::Result<Answer> {
+    pub fn answer(&mut self) -> io::Result<HttpReply> {
         let (status, headers) = self.head()?;
-        let mut answer = Answer { status, headers, body: Vec::new() };
+        let mut answer = HttpReply { status, headers, body: Vec::new() };
         if let Some(length) = answer.header("content-length") {
             let length: usize = length.parse().map_err(io::Error::other)?;
             answer.body.resize(length, 0);
@@ -297,7 +297,7 @@ fn connect(socket: &Path, deadline: Instant) -> io::Result<UnixStream> {
     }
 }
 
-impl Answer {
+impl HttpReply {
     /// The first header of this name.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(header, _)| header == name).map(|(_, value)| value.as_str())

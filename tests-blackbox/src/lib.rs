@@ -6,25 +6,25 @@
 //! linked in, and nothing here reads the service's files except to cut them.
 
 pub mod binary;
+pub mod change_log;
+pub mod disk_image;
 pub mod http;
-pub mod image;
-pub mod job;
-pub mod log;
 pub mod process;
+pub mod programs;
 pub mod proxy;
 pub mod pty;
 pub mod screen;
 pub mod service;
-pub mod strangers;
 pub mod token;
 pub mod tracer;
+pub mod unleased;
 pub mod user;
 pub mod wait;
 
-pub use http::{Answer, Client, Connection};
-pub use process::Process;
-pub use pty::Terminal;
-pub use service::{GpuSetup, Service, Setup};
+pub use http::{Connection, HttpReply, TestClient};
+pub use process::TestProcess;
+pub use pty::ProgramTerminal;
+pub use service::{ServiceSetup, TestGpu, TestService};
 pub use wait::{LONG, until};
 
 /// 2³⁰.

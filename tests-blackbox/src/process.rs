@@ -4,25 +4,25 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
 /// A process that is killed and reaped when this is dropped.
-pub struct Process(Child);
+pub struct TestProcess(Child);
 
-impl Process {
+impl TestProcess {
     /// One that does nothing, for longer than any test.
-    pub fn idle() -> Process {
-        Process::spawn(Command::new("sleep").arg("3600"))
+    pub fn idle() -> TestProcess {
+        TestProcess::spawn(Command::new("sleep").arg("3600"))
     }
     /// One that does nothing and belongs to another user. Only root can start it.
-    pub fn idle_of(uid: u32) -> Process {
-        Process::spawn(Command::new("sleep").arg("3600").uid(uid).gid(uid))
+    pub fn idle_of(uid: u32) -> TestProcess {
+        TestProcess::spawn(Command::new("sleep").arg("3600").uid(uid).gid(uid))
     }
     /// One that is busy on the CPU, like a job that loads its data, and does not use a GPU.
-    pub fn busy() -> Process {
+    pub fn busy() -> TestProcess {
         // Nice, so that two of them do not starve the service under test.
-        Process::spawn(Command::new("nice").args(["-n", "10", "sh", "-c", "while :; do :; done"]))
+        TestProcess::spawn(Command::new("nice").args(["-n", "10", "sh", "-c", "while :; do :; done"]))
     }
-    fn spawn(command: &mut Command) -> Process {
+    fn spawn(command: &mut Command) -> TestProcess {
         let quiet = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).current_dir("/");
-        Process(quiet.spawn().expect("a process can be started"))
+        TestProcess(quiet.spawn().expect("a process can be started"))
     }
     /// Its process id.
     pub fn pid(&self) -> u32 {
@@ -43,7 +43,7 @@ impl Process {
     }
 }
 
-impl Drop for Process {
+impl Drop for TestProcess {
     fn drop(&mut self) {
         self.end();
     }

@@ -2,9 +2,9 @@
 
 use crate::binary::example;
 use crate::http::JSON;
-use crate::job::{Job, await_bytes, text};
+use crate::programs::{WrappedProgram, await_bytes, text};
 use crate::service::port;
-use crate::{Answer, Client, GpuSetup, LONG, MIB, Service, Setup, until};
+use crate::{HttpReply, LONG, MIB, ServiceSetup, TestClient, TestGpu, TestService, until};
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
@@ -32,38 +32,38 @@ ready = "off"
 "#;
 
 /// A daemon with one soft GPU of 4 GiB.
-pub fn serve() -> Service {
-    let gpu = GpuSetup::Named("soft:1x4GiB");
-    Service::start_with(Setup { gpu, config: Some(CONFIG.to_owned()), ..Setup::default() })
+pub fn serve() -> TestService {
+    let gpu = TestGpu::Named("soft:1x4GiB");
+    TestService::start_with(ServiceSetup { gpu, config: Some(CONFIG.to_owned()), ..ServiceSetup::default() })
 }
 
 /// A server on L1 that its hook parks and that loads by itself for the next request; without Sublet's library,
 /// so that only the proxy holds requests back.
-pub fn server(service: &Service) -> (Job, u16) {
+pub fn server(service: &TestService) -> (WrappedProgram, u16) {
     let port = port();
     let hook = |more: &str| format!("POST http://127.0.0.1:{port}/api/generate {{\"model\": \"m\"{more}}}");
     let (on_park, on_resume) = (hook(", \"keep_alive\": 0"), hook(""));
     let (program, number, size) = (example("serve"), port.to_string(), format!("{MODEL}MiB"));
     let flags = ["--vram", "3G", "--name", "llm", "--no-shim", "--on-park", &on_park, "--on-resume", &on_resume];
     let words = ["--", &program, &size, "--like", "ollama", "--port", &number];
-    let mut job = Job::start(service, &[&flags[..], &words].concat());
+    let mut job = WrappedProgram::start(service, &[&flags[..], &words].concat());
     let line = job.line();
-    assert!(line.starts_with("serves "), "{line:?}; {}", job.said());
+    assert!(line.starts_with("serves "), "{line:?}; {}", job.output_text());
     await_bytes(&service.client(), "L1", MODEL);
     (job, port)
 }
 
 /// `sublet proxy`, killed when this is dropped.
-pub struct Proxy {
+pub struct ProxyProcess {
     /// The proxy's process.
     pub child: Child,
-    place: SocketAddr,
+    address: SocketAddr,
     said: PathBuf,
 }
 
-impl Proxy {
+impl ProxyProcess {
     /// Starts it before the service at port `to`.
-    pub fn open(service: &Service, to: u16, words: &[&str]) -> Proxy {
+    pub fn open(service: &TestService, to: u16, words: &[&str]) -> ProxyProcess {
         let said = service.dir().join(format!("proxy-{to}-{}", words.concat().replace([':', '/', ' '], "-")));
         let to = format!("127.0.0.1:{to}");
         let flags = ["proxy", "--listen", "127.0.0.1:0", "--to", &to];
@@ -72,41 +72,41 @@ impl Proxy {
         let mut child = command.spawn().expect("a program");
         let mut line = String::new();
         BufReader::new(child.stdout.take().expect("a pipe")).read_line(&mut line).expect("a line");
-        let place = line.split(' ').next().and_then(|place| place.parse().ok());
-        let place = place.unwrap_or_else(|| panic!("{line:?}; {}", fs::read_to_string(&said).unwrap_or_default()));
-        Proxy { child, place, said }
+        let address = line.split(' ').next().and_then(|address| address.parse().ok());
+        let address = address.unwrap_or_else(|| panic!("{line:?}; {}", fs::read_to_string(&said).unwrap_or_default()));
+        ProxyProcess { child, address, said }
     }
 
     /// Its stderr so far.
-    pub fn said(&self) -> String {
+    pub fn output_text(&self) -> String {
         fs::read_to_string(&self.said).unwrap_or_default()
     }
 
     /// A client of the proxy.
-    pub fn client(&self) -> Client {
-        Client::over_tcp(self.place, None)
+    pub fn client(&self) -> TestClient {
+        TestClient::over_tcp(self.address, None)
     }
 
     /// Sends work for the model.
-    pub fn prompt(&self) -> Answer {
+    pub fn prompt(&self) -> HttpReply {
         prompt(&self.client())
     }
 
     /// The same, while the test goes on.
-    pub fn prompted(&self) -> Receiver<Answer> {
+    pub fn prompt_in_background(&self) -> Receiver<HttpReply> {
         let (client, (sender, receiver)) = (self.client(), channel());
         thread::spawn(move || sender.send(prompt(&client)));
         receiver
     }
 }
 
-impl Drop for Proxy {
+impl Drop for ProxyProcess {
     fn drop(&mut self) {
         // It may have ended, which is what is wanted.
         let _ = self.child.kill();
         let _ = self.child.wait();
         if thread::panicking() {
-            eprintln!("the proxy said:\n{}", self.said());
+            eprintln!("the proxy said:\n{}", self.output_text());
         }
     }
 }
@@ -115,17 +115,17 @@ impl Drop for Proxy {
 pub const PROMPT: &[u8] = br#"{"model": "m", "prompt": "6 times 7"}"#;
 
 /// Sends work for the model.
-pub fn prompt(client: &Client) -> Answer {
+pub fn prompt(client: &TestClient) -> HttpReply {
     client.send("POST", "/api/generate", &[JSON], PROMPT)
 }
 
 /// Asserts that the model answered.
-pub fn worked(answer: &Answer) {
+pub fn assert_answered(answer: &HttpReply) {
     assert_eq!((answer.status, answer.text().as_str()), (200, "{\"response\":\"42\"}"));
 }
 
 /// The code and `Retry-After` of a refusal by the proxy. The header and the body agree.
-pub fn refused(answer: &Answer) -> (String, Option<u64>) {
+pub fn proxy_refusal(answer: &HttpReply) -> (String, Option<u64>) {
     assert_eq!((answer.status, answer.header("content-type")), (503, Some("application/problem+json")), "{answer:?}");
     let body: serde_json::Value = answer.read();
     let retry = body["retry_after_s"].as_u64();
@@ -136,7 +136,7 @@ pub fn refused(answer: &Answer) -> (String, Option<u64>) {
 }
 
 /// Parks a lease by hand and waits until its bytes left the GPU.
-pub fn park(service: &Service, id: &str) -> Lease {
+pub fn park(service: &TestService, id: &str) -> Lease {
     let words = until("it is parked", LONG, || {
         let output = service.cli(&["park", id]);
         if output.status.success() { Ok(text(&output)) } else { Err(text(&output)) }
@@ -148,10 +148,11 @@ pub fn park(service: &Service, id: &str) -> Lease {
 }
 
 /// A second job, L2, that fills the GPU, so that a parked lease cannot come back.
-pub fn job_that_fills_the_gpu(service: &Service, more: &[&str]) -> Job {
+pub fn job_that_fills_the_gpu(service: &TestService, more: &[&str]) -> WrappedProgram {
     let hold = example("hold");
-    let mut job = Job::start(service, &[&["--vram", "3G"], more, &["--", &hold, "256MiB", "--idle"]].concat());
-    assert!(job.line().starts_with("holds "), "{}", job.said());
+    let mut job =
+        WrappedProgram::start(service, &[&["--vram", "3G"], more, &["--", &hold, "256MiB", "--idle"]].concat());
+    assert!(job.line().starts_with("holds "), "{}", job.output_text());
     await_bytes(&service.client(), "L2", 256);
     job
 }

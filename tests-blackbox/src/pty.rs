@@ -13,24 +13,24 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 /// How long the terminal is kept from others while it is read.
-const GLANCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
+const LOCK_TIME: Timespec = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
 
 /// The program is killed when this is dropped.
-pub struct Terminal {
+pub struct ProgramTerminal {
     /// The terminal's own command.
     pub child: Child,
-    shared: Arc<Mutex<Screen>>,
+    shared: Arc<Mutex<TerminalOutput>>,
 }
 
-struct Screen {
+struct TerminalOutput {
     /// `None`: the window was closed.
     master: Option<File>,
     shown: String,
 }
 
-impl Terminal {
+impl ProgramTerminal {
     /// Opens a terminal and starts a command as the leader of its session.
-    pub fn open(mut command: Command) -> Terminal {
+    pub fn open(mut command: Command) -> ProgramTerminal {
         let (master, slave) = pair();
         let again = || Stdio::from(slave.try_clone().expect("a file can be shared"));
         command.stdin(again()).stdout(again()).stderr(again());
@@ -42,27 +42,27 @@ impl Terminal {
         // SAFETY: between fork and exec only system calls are made; nothing is allocated or locked.
         unsafe { command.pre_exec(take_terminal) };
         let child = command.spawn().expect("a program can be started");
-        let shared = Arc::new(Mutex::new(Screen { master: Some(master), shown: String::new() }));
+        let shared = Arc::new(Mutex::new(TerminalOutput { master: Some(master), shown: String::new() }));
         let reads = Arc::clone(&shared);
-        thread::spawn(move || while lock(&reads).glance() {});
-        Terminal { child, shared }
+        thread::spawn(move || while lock(&reads).read_available() {});
+        ProgramTerminal { child, shared }
     }
 
     /// All that it has shown.
-    pub fn shown(&self) -> String {
+    pub fn screen_text(&self) -> String {
         lock(&self.shared).shown.clone()
     }
 
     /// Waits until it shows this.
-    pub fn await_shown(&self, words: &str) {
+    pub fn await_screen_text(&self, words: &str) {
         until(&format!("the terminal shows `{words}`"), LONG, || {
-            let shown = self.shown();
+            let shown = self.screen_text();
             if shown.contains(words) { Ok(()) } else { Err(shown) }
         });
     }
 
     /// Types a line.
-    pub fn types(&self, line: &str) {
+    pub fn type_line(&self, line: &str) {
         let mut shared = lock(&self.shared);
         let master = shared.master.as_mut().expect("the window is open");
         master.write_all(format!("{line}\n").as_bytes()).expect("a terminal takes a line");
@@ -80,12 +80,12 @@ impl Terminal {
     }
 }
 
-impl Screen {
+impl TerminalOutput {
     /// Reads what is there; false if the window was closed.
-    fn glance(&mut self) -> bool {
+    fn read_available(&mut self) -> bool {
         let Some(master) = &mut self.master else { return false };
         let mut fds = [PollFd::new(master, PollFlags::IN)];
-        if poll(&mut fds, Some(&GLANCE)).is_ok_and(|ready| ready > 0) {
+        if poll(&mut fds, Some(&LOCK_TIME)).is_ok_and(|ready| ready > 0) {
             let mut bytes = [0; 4096];
             // While no program has the other end open there is nothing to read.
             let count = master.read(&mut bytes).unwrap_or(0);
@@ -95,7 +95,7 @@ impl Screen {
     }
 }
 
-impl Drop for Terminal {
+impl Drop for ProgramTerminal {
     fn drop(&mut self) {
         // It may have ended, which is what is wanted.
         let _ = kill_process(Pid::from_child(&self.child), Signal::KILL);
@@ -104,7 +104,7 @@ impl Drop for Terminal {
     }
 }
 
-fn lock(shared: &Mutex<Screen>) -> MutexGuard<'_, Screen> {
+fn lock(shared: &Mutex<TerminalOutput>) -> MutexGuard<'_, TerminalOutput> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

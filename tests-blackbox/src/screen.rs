@@ -13,7 +13,7 @@ use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
-/// A terminal; nothing is read from it but by [`Screen::shown`].
+/// A terminal; nothing is read from it but by [`Screen::screen_text`].
 pub struct Screen {
     master: OwnedFd,
     /// Kept open: without one, reading the other end fails.
@@ -76,7 +76,7 @@ impl Screen {
     }
 
     /// All that was written to it so far.
-    pub fn shown(&self) -> String {
+    pub fn screen_text(&self) -> String {
         let (mut shown, mut piece) = (self.shown.borrow_mut(), [0; 4096]);
         loop {
             match read(&self.master, &mut piece) {
@@ -91,7 +91,7 @@ impl Screen {
     /// The first line on it with these words, once it is there.
     pub fn await_line(&self, words: &str) -> String {
         until(&format!("`{words}` is on the terminal"), LONG, || {
-            let shown = self.shown();
+            let shown = self.screen_text();
             let found = shown.lines().find(|line| line.contains(words)).map(|line| line.trim_end().to_owned());
             found.ok_or(shown)
         })

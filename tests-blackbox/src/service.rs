@@ -1,7 +1,7 @@
 //! The real binary, serving a scripted GPU, or soft ones, from a directory of its own.
 
 use crate::binary::sublet;
-use crate::http::Client;
+use crate::http::TestClient;
 use crate::wait::{LONG, until};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
@@ -15,21 +15,21 @@ use tempfile::TempDir;
 
 /// Which GPUs a service has.
 #[derive(Clone, Debug, Default)]
-pub enum GpuSetup {
+pub enum TestGpu {
     /// One of 24 GiB on paper.
     #[default]
     Scripted,
     /// As it is typed after `--gpu`.
     Named(&'static str),
     /// The command line says nothing.
-    Unsaid,
+    Unspecified,
 }
 
 /// How to start a service, where it is not as usual.
 #[derive(Default)]
-pub struct Setup {
+pub struct ServiceSetup {
     /// Which GPUs.
-    pub gpu: GpuSetup,
+    pub gpu: TestGpu,
     /// A state directory from elsewhere.
     pub state: Option<PathBuf>,
     /// The text of a configuration file.
@@ -48,19 +48,19 @@ pub fn port() -> u16 {
 }
 
 /// A service that is killed, and its directory removed, when this is dropped.
-pub struct Service {
+pub struct TestService {
     dir: TempDir,
-    setup: Setup,
+    setup: ServiceSetup,
     child: Child,
 }
 
-impl Service {
+impl TestService {
     /// Starts one as usual.
-    pub fn start() -> Service {
-        Service::start_with(Setup::default())
+    pub fn start() -> TestService {
+        TestService::start_with(ServiceSetup::default())
     }
     /// Starts one and waits until it is ready.
-    pub fn start_with(setup: Setup) -> Service {
+    pub fn start_with(setup: ServiceSetup) -> TestService {
         let dir = tempfile::Builder::new().prefix("sublet-").tempdir().expect("a directory can be made");
         // Other users must reach the socket where a test has other users.
         open_to_all(dir.path(), 0o711);
@@ -69,13 +69,13 @@ impl Service {
             fs::write(dir.path().join("sublet.toml"), config).expect("the configuration can be written");
         }
         let child = spawn(dir.path(), &setup);
-        let mut service = Service { dir, setup, child };
+        let mut service = TestService { dir, setup, child };
         service.await_ready();
         service
     }
     /// A client of this service.
-    pub fn client(&self) -> Client {
-        Client::new(self.dir.path().join("s"))
+    pub fn client(&self) -> TestClient {
+        TestClient::new(self.dir.path().join("s"))
     }
     /// Where it serves over TCP, by its own word.
     pub fn address(&self) -> SocketAddr {
@@ -86,8 +86,8 @@ impl Service {
         SocketAddr::new(Ipv4Addr::LOCALHOST.into(), address.port())
     }
     /// A client over TCP, without TLS and without a token.
-    pub fn remote(&self) -> Client {
-        Client::over_tcp(self.address(), None)
+    pub fn remote(&self) -> TestClient {
+        TestClient::over_tcp(self.address(), None)
     }
     /// SIGHUP: it reads its configuration anew.
     pub fn reload(&self) {
@@ -153,7 +153,7 @@ impl Service {
         fs::rename(state.join("scripted.json.new"), state.join("scripted.json")).expect("a script is put in place");
     }
     /// Starts it with other GPUs from the next start on.
-    pub fn set_gpu(&mut self, gpu: GpuSetup) {
+    pub fn set_gpu(&mut self, gpu: TestGpu) {
         self.setup.gpu = gpu;
     }
     /// Runs the command line against this service.
@@ -196,7 +196,7 @@ impl Service {
     }
 }
 
-impl Drop for Service {
+impl Drop for TestService {
     fn drop(&mut self) {
         // It may be dead already, which is what is wanted.
         let _ = self.child.kill();
@@ -217,22 +217,22 @@ pub fn bare_command(program: &Path, home: &Path) -> Command {
 /// `sublet serve` as a command that was not started yet.
 pub fn serve_command(home: &Path, state: &Path, socket: &Path) -> Command {
     let mut command = bare_command(sublet(), home);
-    command.args(serve_arguments(state, socket, &GpuSetup::Scripted)).stdin(Stdio::null());
+    command.args(serve_arguments(state, socket, &TestGpu::Scripted)).stdin(Stdio::null());
     command
 }
 
-fn serve_arguments(state: &Path, socket: &Path, gpu: &GpuSetup) -> Vec<String> {
+fn serve_arguments(state: &Path, socket: &Path, gpu: &TestGpu) -> Vec<String> {
     let path = |path: &Path| path.to_str().expect("test paths are plain").to_owned();
     let mut flags = vec!["serve".into(), "--state-dir".into(), path(state), "--socket".into(), path(socket)];
     match gpu {
-        GpuSetup::Scripted => flags.extend(["--gpu".into(), "scripted:1x24GiB".into()]),
-        GpuSetup::Named(gpu) => flags.extend(["--gpu".into(), (*gpu).into()]),
-        GpuSetup::Unsaid => {}
+        TestGpu::Scripted => flags.extend(["--gpu".into(), "scripted:1x24GiB".into()]),
+        TestGpu::Named(gpu) => flags.extend(["--gpu".into(), (*gpu).into()]),
+        TestGpu::Unspecified => {}
     }
     flags
 }
 
-fn spawn(dir: &Path, setup: &Setup) -> Child {
+fn spawn(dir: &Path, setup: &ServiceSetup) -> Child {
     let state = setup.state.clone().unwrap_or_else(|| dir.join("state"));
     let mut command = match setup.through.split_first() {
         None => bare_command(sublet(), dir),

@@ -1,6 +1,6 @@
 //! Tokens, and certificates that vouch for a service of our own.
 
-use crate::http::Client;
+use crate::http::TestClient;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use rustls::{ClientConfig, RootCertStore};
@@ -19,7 +19,7 @@ pub fn new_secret() -> String {
 }
 
 /// A body of `POST /v1/tokens` for this secret, with these fields.
-pub fn wish(secret: &str, more: Value) -> Value {
+pub fn token_body(secret: &str, more: Value) -> Value {
     let mut wish = json!({ "hash": blake3::hash(secret.as_bytes()).to_hex().to_string() });
     if let (Some(fields), Some(more)) = (wish.as_object_mut(), more.as_object()) {
         fields.extend(more.clone());
@@ -27,11 +27,11 @@ pub fn wish(secret: &str, more: Value) -> Value {
     wish
 }
 
-impl Client {
+impl TestClient {
     /// Makes a token with these fields; its secret and what the service says of it.
     pub fn make_token(&self, more: Value) -> (String, Token) {
         let secret = new_secret();
-        let answer = self.post("/v1/tokens", &wish(&secret, more));
+        let answer = self.post("/v1/tokens", &token_body(&secret, more));
         assert_eq!(answer.status, 201, "{}", answer.text());
         (secret, answer.read())
     }
@@ -47,7 +47,7 @@ pub struct Certificate {
 
 impl Certificate {
     /// Makes one, in place of one that was there.
-    pub fn make(dir: &Path) -> Certificate {
+    pub fn create(dir: &Path) -> Certificate {
         let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).expect("a certificate can be made");
         let files = Certificate { cert: dir.join("cert.pem"), key: dir.join("key.pem") };
         fs::write(&files.cert, made.cert.pem()).expect("a file can be written");

@@ -20,8 +20,8 @@ impl Traced {
         let found = tasks.map(|task| task.path()).find(|path| is_it(path));
         let thread = found.and_then(|path| path.file_name()?.to_str()?.parse().ok()).ok_or(io::ErrorKind::NotFound)?;
         let traced = Traced { pid: i32::try_from(pid).map_err(io::Error::other)?, thread };
-        traced.ask(libc::PTRACE_SEIZE, libc::PTRACE_O_TRACESYSGOOD as usize)?;
-        traced.ask(libc::PTRACE_INTERRUPT, 0)?;
+        traced.ptrace_request(libc::PTRACE_SEIZE, libc::PTRACE_O_TRACESYSGOOD as usize)?;
+        traced.ptrace_request(libc::PTRACE_INTERRUPT, 0)?;
         Ok(traced)
     }
 
@@ -42,7 +42,7 @@ impl Traced {
             }
             // Stops that are the tracer's are not signals to it.
             let is_stop = status >> 16 != 0 || signal == libc::SIGTRAP | 0x80;
-            self.ask(libc::PTRACE_SYSCALL, if is_stop { 0 } else { signal as usize })?;
+            self.ptrace_request(libc::PTRACE_SYSCALL, if is_stop { 0 } else { signal as usize })?;
         }
     }
 
@@ -59,7 +59,7 @@ impl Traced {
         Ok(info.op == libc::PTRACE_SYSCALL_INFO_ENTRY && unsafe { info.u.entry.nr } == call as u64)
     }
 
-    fn ask(&self, what: libc::c_uint, data: usize) -> io::Result<()> {
+    fn ptrace_request(&self, what: libc::c_uint, data: usize) -> io::Result<()> {
         // SAFETY: none of the requests that are made here has the kernel write anything.
         let done = unsafe { libc::ptrace(what, self.thread, ptr::null_mut::<libc::c_void>(), data) };
         if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }

@@ -36,7 +36,7 @@ pub fn as_user_in<T: Send>(uid: u32, gid: u32, what: impl FnOnce() -> T + Send) 
 }
 
 /// A connection that a process of this user made, in one group beside its own, and that outlives it.
-pub fn left_by(uid: u32, group: u32, socket: &Path) -> io::Result<UnixStream> {
+pub fn connection_left_by(uid: u32, group: u32, socket: &Path) -> io::Result<UnixStream> {
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
     let address = SocketAddrUnix::new(socket)?;
     let stream = UnixStream::from(socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?);

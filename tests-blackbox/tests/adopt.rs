@@ -7,20 +7,20 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use sublet_blackbox::binary::example;
-use sublet_blackbox::job::{succeeds, text};
+use sublet_blackbox::programs::{successful_output, text};
 use sublet_blackbox::user::is_root;
-use sublet_blackbox::{GpuSetup, MIB, Service, Setup};
+use sublet_blackbox::{MIB, ServiceSetup, TestGpu, TestService};
 use sublet_wire::exit;
 
-fn serve() -> Service {
-    Service::start_with(Setup { gpu: GpuSetup::Named("soft:1x4GiB"), ..Setup::default() })
+fn serve() -> TestService {
+    TestService::start_with(ServiceSetup { gpu: TestGpu::Named("soft:1x4GiB"), ..ServiceSetup::default() })
 }
 
 /// A file system with a unit in it.
 struct Units(PathBuf);
 
 impl Units {
-    fn with(service: &Service, text: &str) -> Units {
+    fn with(service: &TestService, text: &str) -> Units {
         let root = service.dir().join("root");
         let dir = root.join("usr/lib/systemd/system");
         fs::create_dir_all(&dir).expect("a directory");
@@ -50,7 +50,7 @@ fn a_units_drop_in_is_shown_first_written_on_demand_and_removed_as_it_was_writte
     let shown = service.cli(&attach);
     let (file, shown) = (units.file(), String::from_utf8(shown.stdout).expect("a text"));
     assert!(!file.exists(), "it was only shown");
-    let said = succeeds(&service, &[&attach[..], &["--write"]].concat());
+    let said = successful_output(&service, &[&attach[..], &["--write"]].concat());
     assert!(said.contains(&format!("wrote {}", file.display())) && said.contains("systemctl daemon-reload"), "{said}");
     assert_eq!(fs::read_to_string(&file).expect("it is there"), shown, "what was shown is what was written");
     assert_eq!(fs::read_dir(file.parent().expect("a directory")).expect("it").count(), 1, "and nothing else");
@@ -62,10 +62,10 @@ fn a_units_drop_in_is_shown_first_written_on_demand_and_removed_as_it_was_writte
     let lease = service.client().lease("L1");
     assert_eq!((lease.name.as_deref(), lease.vram_bytes), (Some("llm"), Some(1024 * MIB)));
     // Writing it again does no harm: it is not wrapped twice.
-    succeeds(&service, &[&attach[..], &["--write"]].concat());
+    successful_output(&service, &[&attach[..], &["--write"]].concat());
     assert_eq!(fs::read_to_string(&file).expect("it is there"), shown);
     let detach = ["unadopt", "unit:llm.service", "--root", units.root()];
-    let said = succeeds(&service, &[&detach[..], &["--dry-run"]].concat());
+    let said = successful_output(&service, &[&detach[..], &["--dry-run"]].concat());
     assert!(said.contains("would remove") && file.exists(), "{said}");
     // A file that was changed by hand is left alone.
     fs::write(&file, shown.replace("--vram 1G", "--vram 2G")).expect("a file");
@@ -77,8 +77,8 @@ fn a_units_drop_in_is_shown_first_written_on_demand_and_removed_as_it_was_writte
     assert!(fs::read_to_string(&file).expect("it is there").contains("--vram 2G"));
     fs::write(&file, &shown).expect("a file");
     // The rule about the same unit goes with it.
-    succeeds(&service, &["adopt", "unit:llm.service", "--vram", "1G"]);
-    let said = succeeds(&service, &detach);
+    successful_output(&service, &["adopt", "unit:llm.service", "--vram", "1G"]);
+    let said = successful_output(&service, &detach);
     assert!(said.contains("R1 holds no more") && said.contains("removed "), "{said}");
     assert!(!file.parent().expect("a directory").exists(), "nothing is left");
     let again = service.cli(&detach);
@@ -86,7 +86,7 @@ fn a_units_drop_in_is_shown_first_written_on_demand_and_removed_as_it_was_writte
 }
 
 #[test]
-fn a_drop_in_that_would_not_work_or_is_not_permitted_is_said_and_own_units_need_no_root() {
+fn a_drop_in_that_would_not_work_or_is_not_permitted_is_refused_and_own_units_need_no_root() {
     let service = serve();
     let units = Units::with(&service, "[Service]\nType=forking\nExecStart=/bin/true\n");
     let attach = |who: &str, more: &[&str]| {
@@ -158,7 +158,7 @@ fn open_to_all(path: &Path) {
 fn attaching_a_unit_that_does_not_exist_says_so_and_keeps_the_rule() {
     let service = serve();
     let units = Units::with(&service, "[Service]\nExecStart=/bin/true\n");
-    let attach = |who: &str| succeeds(&service, &["adopt", who, "--root", units.root()]);
+    let attach = |who: &str| successful_output(&service, &["adopt", who, "--root", units.root()]);
     let said = attach("unit:nosuch.service");
     assert!(said.contains("there is no unit `nosuch.service` on this host") && said.contains("systemctl"), "{said}");
     assert!(said.contains("R1"), "{said}");

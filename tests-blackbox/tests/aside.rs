@@ -7,9 +7,9 @@ use std::path::PathBuf;
 use std::process::Child;
 use std::time::{SystemTime, UNIX_EPOCH};
 use sublet_blackbox::binary::example;
-use sublet_blackbox::job::{Job, await_bytes, await_state, succeeds, text};
+use sublet_blackbox::programs::{WrappedProgram, await_bytes, await_state, successful_output, text};
 use sublet_blackbox::user::is_root;
-use sublet_blackbox::{Client, GpuSetup, LONG, Service, Setup, until};
+use sublet_blackbox::{LONG, ServiceSetup, TestClient, TestGpu, TestService, until};
 use sublet_wire::{GpuState, LeaseState};
 
 /// Terms so long that nothing comes to its end by itself, and no memory kept ready.
@@ -25,24 +25,24 @@ keep_free = "256M"
 ready = "off"
 "#;
 
-fn serve(gpu: &'static str) -> Service {
+fn serve(gpu: &'static str) -> TestService {
     serve_with(gpu, "")
 }
 
-fn serve_with(gpu: &'static str, more: &str) -> Service {
+fn serve_with(gpu: &'static str, more: &str) -> TestService {
     let config = Some(format!("{CONFIG}{more}"));
-    Service::start_with(Setup { gpu: GpuSetup::Named(gpu), config, ..Setup::default() })
+    TestService::start_with(ServiceSetup { gpu: TestGpu::Named(gpu), config, ..ServiceSetup::default() })
 }
 
 /// Waits until a lease had its GPU for so long: a program that does nothing counts as idle then.
-fn await_age(client: &Client, id: &str, seconds: f64) {
+fn await_age(client: &TestClient, id: &str, seconds: f64) {
     client.await_lease("it is so old", id, |lease| {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("a time").as_secs_f64();
         lease.granted_unix_s.is_some_and(|granted| now - granted >= seconds)
     });
 }
 
-fn await_gpu(client: &Client, state: GpuState) {
+fn await_gpu(client: &TestClient, state: GpuState) {
     until("the GPU is so", LONG, || match client.card().state {
         now if now == state => Ok(()),
         other => Err(other),
@@ -57,7 +57,7 @@ struct Beside {
 }
 
 impl Beside {
-    fn start(service: &Service) -> Beside {
+    fn start(service: &TestService) -> Beside {
         let (ends, said) = (service.dir().join("ends"), service.dir().join("aside-said"));
         let script = format!("while [ ! -e '{}' ]; do sleep 0.1; done; exit 7", ends.display());
         let mut command = service.command(&["aside", "--while", "--", "sh", "-c", &script]);
@@ -69,7 +69,7 @@ impl Beside {
         File::create(&self.ends).expect("a file");
     }
 
-    fn said(&self) -> String {
+    fn output_text(&self) -> String {
         std::fs::read_to_string(&self.said).unwrap_or_default()
     }
 }
@@ -91,12 +91,12 @@ fn a_running_and_an_idle_job_are_parked_and_both_come_back_and_compute_the_same(
     let alone = service.command(&[&["soft", "env", "--"], &program[..]].concat()).output().expect("a program");
     let alone = String::from_utf8_lossy(&alone.stdout).lines().last().expect("a line").to_owned();
     assert!(alone.starts_with("weights "), "{alone}");
-    let idle = Job::holds(&service, "700M", "256MiB", &["--idle"]);
+    let idle = WrappedProgram::start_holding(&service, "700M", "256MiB", &["--idle"]);
     await_bytes(&client, "L1", 256);
     await_age(&client, "L1", 6.0);
-    let busy = Job::start(&service, &[&["--vram", "700M", "--"], &program[..]].concat());
+    let busy = WrappedProgram::start(&service, &[&["--vram", "700M", "--"], &program[..]].concat());
     await_bytes(&client, "L2", 10);
-    let said = succeeds(&service, &["aside", "--for", "1h"]);
+    let said = successful_output(&service, &["aside", "--for", "1h"]);
     assert!(said.contains("GPU 0 steps aside until ") && said.contains("2 leases parked"), "{said}");
     let (first, second) = (client.lease("L1"), client.lease("L2"));
     assert_eq!((first.state, second.state), (LeaseState::Parked, LeaseState::Parked));
@@ -104,49 +104,50 @@ fn a_running_and_an_idle_job_are_parked_and_both_come_back_and_compute_the_same(
     let waits = second.waiting.expect("a busy lease waits for its GPU");
     assert!(waits.why.contains("GPU 0 steps aside for ") && waits.why.contains("`sublet aside --end`"), "{waits:?}");
     // Nothing is granted there meanwhile, and each that asks is told why.
-    let mut guest = Job::start(&service, &["--vram", "300M", "--", &example("hold"), "64MiB", "--seconds", "0"]);
+    let mut guest =
+        WrappedProgram::start(&service, &["--vram", "300M", "--", &example("hold"), "64MiB", "--seconds", "0"]);
     let asked = await_state(&client, "L3", LeaseState::Waiting);
     assert!(asked.waiting.is_some_and(|waiting| waiting.why.contains("GPU 0 steps aside for ")));
     let refused = service.cli(&["run", "--vram", "300M", "--no-wait", "--", "true"]);
     assert_eq!(refused.status.code(), Some(75), "{refused:?}");
     assert!(text(&refused).contains("GPU 0 steps aside for "), "{refused:?}");
     for words in [&["explain", "L1"][..], &["explain", "L3"], &["gpus"], &[]] {
-        let shown = succeeds(&service, words);
+        let shown = successful_output(&service, words);
         assert!(shown.contains("step") && shown.contains(" until "), "{words:?}: {shown}");
     }
-    let said = succeeds(&service, &["aside", "--end"]);
+    let said = successful_output(&service, &["aside", "--end"]);
     assert!(said.contains("GPU 0 is back"), "{said}");
-    assert!(guest.line().starts_with("holds "), "{}", guest.said());
+    assert!(guest.line().starts_with("holds "), "{}", guest.output_text());
     assert_eq!(guest.end().0, Some(0));
     await_state(&client, "L1", LeaseState::Active);
     let (code, rest) = busy.end();
     assert_eq!((code, rest.lines().last()), (Some(0), Some(alone.as_str())), "{rest}");
     idle.finish("after the GPU stepped aside");
-    let audit = succeeds(&service, &["audit"]);
+    let audit = successful_output(&service, &["audit"]);
     assert!(audit.contains("is told to leave its GPUs because GPU #0 steps aside"), "{audit}");
     assert!(audit.contains("no longer steps aside for "), "{audit}");
-    assert!(succeeds(&service, &["aside", "--end"]).contains("no GPU steps aside"));
+    assert!(successful_output(&service, &["aside", "--end"]).contains("no GPU steps aside"));
 }
 
 #[test]
 fn the_gpu_steps_aside_as_long_as_a_command_runs_and_the_exit_code_is_its_own() {
     let service = serve("soft:1x2GiB");
     let client = service.client();
-    let job = Job::holds(&service, "700M", "256MiB", &["--idle"]);
+    let job = WrappedProgram::start_holding(&service, "700M", "256MiB", &["--idle"]);
     await_bytes(&client, "L1", 256);
     let mut game = Beside::start(&service);
     await_gpu(&client, GpuState::Aside);
     await_state(&client, "L1", LeaseState::Parked);
     until("the command is told", LONG, || {
-        let said = game.said();
+        let said = game.output_text();
         if said.contains("GPU 0 steps aside while the command runs") { Ok(()) } else { Err(said) }
     });
     // Another aside of the same user does not end with the command, nor the other way round.
-    succeeds(&service, &["aside", "--for", "1h", "--gpu", "0"]);
+    successful_output(&service, &["aside", "--for", "1h", "--gpu", "0"]);
     game.let_end();
-    assert_eq!(game.child.wait().expect("an own child").code(), Some(7), "{}", game.said());
+    assert_eq!(game.child.wait().expect("an own child").code(), Some(7), "{}", game.output_text());
     assert_eq!(client.card().state, GpuState::Aside);
-    succeeds(&service, &["aside", "--end", "--gpu", "0"]);
+    successful_output(&service, &["aside", "--end", "--gpu", "0"]);
     await_state(&client, "L1", LeaseState::Active);
     job.finish("after the command ended");
 }
@@ -155,7 +156,7 @@ fn the_gpu_steps_aside_as_long_as_a_command_runs_and_the_exit_code_is_its_own() 
 fn the_gpu_comes_back_when_the_process_that_put_it_aside_is_killed() {
     let service = serve("soft:1x2GiB");
     let client = service.client();
-    let job = Job::holds(&service, "700M", "256MiB", &["--idle"]);
+    let job = WrappedProgram::start_holding(&service, "700M", "256MiB", &["--idle"]);
     await_bytes(&client, "L1", 256);
     let game = Beside::start(&service);
     await_state(&client, "L1", LeaseState::Parked);
@@ -169,10 +170,10 @@ fn the_gpu_comes_back_when_the_process_that_put_it_aside_is_killed() {
 fn a_restart_of_the_daemon_changes_nothing() {
     let mut service = serve("soft:1x2GiB");
     let client = service.client();
-    let job = Job::holds(&service, "700M", "256MiB", &["--idle"]);
+    let job = WrappedProgram::start_holding(&service, "700M", "256MiB", &["--idle"]);
     await_bytes(&client, "L1", 256);
     let game = Beside::start(&service);
-    succeeds(&service, &["aside", "--gpu", "0"]);
+    successful_output(&service, &["aside", "--gpu", "0"]);
     await_state(&client, "L1", LeaseState::Parked);
     service.kill();
     service.restart();
@@ -184,7 +185,7 @@ fn a_restart_of_the_daemon_changes_nothing() {
     let asides = || client.card().aside.expect("it steps aside");
     let until_before = asides().until_unix_s;
     assert!(until_before - asides().since_unix_s > 11.0 * 3600.0, "12 h where no time is said: {:?}", asides());
-    succeeds(&service, &["aside", "--end"]);
+    successful_output(&service, &["aside", "--end"]);
     await_state(&client, "L1", LeaseState::Active);
     game.let_end();
     job.finish("after the daemon was killed");
@@ -195,23 +196,23 @@ fn a_lease_that_cannot_be_parked_stays_and_is_named_with_the_reason() {
     let service = serve("soft:1x2GiB");
     let client = service.client();
     let hold = example("hold");
-    let mut job = Job::start(&service, &["--vram", "700M", "--no-shim", "--", &hold, "256MiB", "--idle"]);
-    assert!(job.line().starts_with("holds "), "{}", job.said());
+    let mut job = WrappedProgram::start(&service, &["--vram", "700M", "--no-shim", "--", &hold, "256MiB", "--idle"]);
+    assert!(job.line().starts_with("holds "), "{}", job.output_text());
     await_bytes(&client, "L1", 256);
-    let said = succeeds(&service, &["aside", "--for", "1h"]);
+    let said = successful_output(&service, &["aside", "--for", "1h"]);
     assert!(said.contains("L1 stays on GPU 0: none of its programs uses a GPU through Sublet's library"), "{said}");
     assert_eq!(client.lease("L1").state, LeaseState::Active);
     let refused = service.cli(&["run", "--vram", "300M", "--no-wait", "--", "true"]);
     assert!(text(&refused).contains("GPU 0 steps aside for "), "{refused:?}");
-    succeeds(&service, &["aside", "--end"]);
-    succeeds(&service, &["run", "--vram", "300M", "--no-wait", "--", "true"]);
+    successful_output(&service, &["aside", "--end"]);
+    successful_output(&service, &["run", "--vram", "300M", "--no-wait", "--", "true"]);
     job.finish("it was never touched");
 }
 
 #[test]
 fn waiters_start_on_the_gpus_that_do_not_step_aside() {
     let service = serve("soft:2x2GiB");
-    let said = succeeds(&service, &["aside", "--gpu", "0", "--for", "1h"]);
+    let said = successful_output(&service, &["aside", "--gpu", "0", "--for", "1h"]);
     assert!(said.contains("GPU 0 steps aside until ") && !said.contains("GPU 1"), "{said}");
     let shown =
         service.cli(&["run", "--vram", "300M", "--no-wait", "--", "sh", "-c", "echo GPU $CUDA_VISIBLE_DEVICES"]);
@@ -237,6 +238,6 @@ fn a_user_without_a_seat_is_refused_and_the_configuration_lets_one() {
     let refused = tells(ann, &["aside", "--end"]);
     assert!(text(&refused).contains("or an operator may end that"), "{refused:?}");
     assert_eq!(service.client().card().state, GpuState::Aside);
-    succeeds(&service, &["aside", "--end"]);
+    successful_output(&service, &["aside", "--end"]);
     assert_eq!(service.client().card().state, GpuState::InService);
 }

@@ -11,9 +11,9 @@ use std::process::{Output, Stdio};
 use sublet_blackbox::binary::sublet;
 use sublet_blackbox::http::JSON;
 use sublet_blackbox::service::bare_command;
-use sublet_blackbox::token::{new_secret, wish};
+use sublet_blackbox::token::{new_secret, token_body};
 use sublet_blackbox::user::{as_user, as_user_in, is_root};
-use sublet_blackbox::{Answer, Client, LONG, MIB, Process, Service, Setup, ask, until};
+use sublet_blackbox::{HttpReply, LONG, MIB, ServiceSetup, TestClient, TestProcess, TestService, ask, until};
 use sublet_wire::{Lease, LeaseState, Rule, Token};
 
 const ALICE: u32 = 12345;
@@ -110,13 +110,13 @@ fn table() -> (Vec<&'static str>, Vec<Row>) {
 const PUBLIC: [&str; 3] = ["/healthz", "/readyz", "/openapi.json"];
 
 struct World {
-    socket: Client,
-    remote: Client,
+    socket: TestClient,
+    remote: TestClient,
     /// Through tokens: alice's, alice's that may only look, bob's.
-    tokens: [Client; 3],
+    tokens: [TestClient; 3],
     uuid: String,
-    process: Process,
-    service: Service,
+    process: TestProcess,
+    service: TestService,
     /// Of alice's tokens: one, and one that may only look.
     secrets: [String; 2],
 }
@@ -135,7 +135,7 @@ impl World {
     fn begin() -> World {
         let tcp = "[tcp]\nlisten = \"127.0.0.1:0\"\nrequests_per_s = 1000000\nburst = 1000000\n";
         let config = format!("operators = \"{}\"\n{tcp}", OPERATORS_GROUP.1);
-        let service = Service::start_with(Setup { config: Some(config), ..Setup::default() });
+        let service = TestService::start_with(ServiceSetup { config: Some(config), ..ServiceSetup::default() });
         let (socket, remote) = (service.client(), service.remote());
         let secret = |fields: Value| socket.make_token(fields).0;
         let tenant = |uid: u32| format!("uid:{uid}");
@@ -144,7 +144,7 @@ impl World {
         let bobs = secret(json!({ "tenant": tenant(BOB) }));
         let tokens = [&secrets[0], &secrets[1], &bobs].map(|secret| remote.with_token(secret));
         let uuid = socket.card().uuid;
-        World { socket, remote, tokens, uuid, process: Process::idle_of(ALICE), service, secrets }
+        World { socket, remote, tokens, uuid, process: TestProcess::idle_of(ALICE), service, secrets }
     }
 
     /// Makes alice's objects, and a rule of the operators.
@@ -158,7 +158,7 @@ impl World {
     }
 
     /// Leaves nothing behind: neither leases, nor tokens, nor rules, nor a GPU that drains.
-    fn clean_up(&self, made: &Subject, answer: &Answer) {
+    fn clean_up(&self, made: &Subject, answer: &HttpReply) {
         let made_now =
             if answer.status == 201 { answer.read::<Value>()["id"].as_str().map(str::to_owned) } else { None };
         let of = |id: &str| match id.as_bytes()[0] {
@@ -175,8 +175,8 @@ impl World {
         assert_eq!(self.socket.delete(&format!("/v1/gpus/{}/aside", self.uuid)).status, 200);
     }
 
-    fn call(&self, caller: &str, row: &Row, subject: &Subject) -> Answer {
-        let call = |client: &Client| call(client, row, subject);
+    fn call(&self, caller: &str, row: &Row, subject: &Subject) -> HttpReply {
+        let call = |client: &TestClient| call(client, row, subject);
         match caller {
             "alice" => as_user(ALICE, || call(&self.socket)),
             "bob" => as_user(BOB, || call(&self.socket)),
@@ -203,7 +203,7 @@ impl Subject {
     }
 
     /// An answer about this object without its names and without what differs between any two answers.
-    fn comparable(&self, answer: &Answer) -> (u16, Vec<(String, String)>, String) {
+    fn comparable(&self, answer: &HttpReply) -> (u16, Vec<(String, String)>, String) {
         let headers = answer.headers.iter().filter(|(name, _)| name != "date" && name != "content-length").cloned();
         let names = [&self.lease, &self.token, &self.rule, &self.uuid, &self.pid.to_string()];
         let text = names.into_iter().fold(answer.text(), |text, name| text.replace(name.as_str(), "NAME"));
@@ -211,7 +211,7 @@ impl Subject {
     }
 }
 
-fn call(client: &Client, &Row { method, path, .. }: &Row, subject: &Subject) -> Answer {
+fn call(client: &TestClient, &Row { method, path, .. }: &Row, subject: &Subject) -> HttpReply {
     let id = match path {
         path if path.contains("tokens") => &subject.token,
         path if path.contains("rules") => &subject.rule,
@@ -221,7 +221,7 @@ fn call(client: &Client, &Row { method, path, .. }: &Row, subject: &Subject) -> 
     let fence = subject.fence;
     let body = match path.rsplit('/').next() {
         Some("leases") => ask(300 * MIB, json!({})),
-        Some("tokens") => wish(&new_secret(), json!({})),
+        Some("tokens") => token_body(&new_secret(), json!({})),
         Some("renew") => json!({ "fence": fence }),
         Some("hook") => json!({ "fence": fence, "result": "parked" }),
         Some("accept") => json!({ "vram_bytes": 1 << 30 }),
@@ -240,17 +240,17 @@ fn call(client: &Client, &Row { method, path, .. }: &Row, subject: &Subject) -> 
 }
 
 /// A stream has no end: its head must do, unless it is a refusal.
-fn head_of(client: &Client, target: &str) -> Answer {
+fn head_of(client: &TestClient, target: &str) -> HttpReply {
     let mut connection = client.connect().expect("the service accepts");
     connection.raw(&client.head("GET", target)).expect("the service reads");
     let (status, headers) = connection.head().expect("the service answers");
     match status {
-        200 => Answer { status, headers, body: Vec::new() },
+        200 => HttpReply { status, headers, body: Vec::new() },
         _ => client.get(target),
     }
 }
 
-fn patiently(what: &str, call: impl Fn() -> Answer) -> Answer {
+fn patiently(what: &str, call: impl Fn() -> HttpReply) -> HttpReply {
     until(what, LONG, || match call() {
         answer if answer.status == 429 => Err(answer),
         answer => Ok(answer),
@@ -258,12 +258,12 @@ fn patiently(what: &str, call: impl Fn() -> Answer) -> Answer {
 }
 
 /// A status, or the code of a refusal.
-fn told(answer: &Answer) -> String {
+fn answer_summary(answer: &HttpReply) -> String {
     if answer.status < 400 { answer.status.to_string() } else { answer.code().to_owned() }
 }
 
-fn check(what: &str, row: &Row, answer: &Answer, expected: &str) {
-    assert_eq!(told(answer), expected, "{what}: {} {} answers {}", row.method, row.path, answer.text());
+fn check(what: &str, row: &Row, answer: &HttpReply, expected: &str) {
+    assert_eq!(answer_summary(answer), expected, "{what}: {} {} answers {}", row.method, row.path, answer.text());
     let challenge = answer.header("www-authenticate");
     assert_eq!(challenge, (answer.status == 401).then_some("Bearer"), "{what}: {} {}", row.method, row.path);
 }
@@ -278,7 +278,7 @@ fn world(test: &str) -> Option<World> {
 
 #[test]
 fn every_route_has_a_row() {
-    let service = Service::start();
+    let service = TestService::start();
     let document: Value = service.client().get("/openapi.json").read();
     let paths = document["paths"].as_object().expect("there are routes");
     let mut described: Vec<(String, String)> = vec![("GET".into(), "/openapi.json".into())];
@@ -313,8 +313,8 @@ fn each_caller_gets_what_is_its_own_and_no_more() {
                 let missing = is_missing.then(|| made.missing());
                 let subject = missing.as_ref().unwrap_or(&made);
                 let answer = world.call(caller, row, subject);
-                if told(&answer) != expected[column] {
-                    wrong.push(format!("{what}, missing: {is_missing}: {} {}", told(&answer), answer.text()));
+                if answer_summary(&answer) != expected[column] {
+                    wrong.push(format!("{what}, missing: {is_missing}: {} {}", answer_summary(&answer), answer.text()));
                 }
                 let challenge = answer.header("www-authenticate");
                 assert_eq!(challenge, (answer.status == 401).then_some("Bearer"), "{what}");
@@ -539,7 +539,7 @@ fn each_verb_does_for_a_caller_what_its_routes_allow() {
         let first = first.replace(id.as_str(), name).replace(&url, "URL");
         let code = output.status.code().expect("it exits");
         shown.push_str(&format!("    {caller:9} {code:2}  {first}\n"));
-        world.clean_up(&made, &Answer { status: 200, headers: Vec::new(), body: Vec::new() });
+        world.clean_up(&made, &HttpReply { status: 200, headers: Vec::new(), body: Vec::new() });
     }
     assert_eq!(shown, VERBS.trim_start_matches('\n'));
 }

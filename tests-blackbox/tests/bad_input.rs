@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 use sublet_blackbox::http::{JSON, head};
-use sublet_blackbox::{Client, GIB, Service, ask};
+use sublet_blackbox::{GIB, TestClient, TestService, ask};
 
 /// The request could not be read.
 const UNREAD: &[&str] = &["bad_request"];
@@ -14,7 +14,7 @@ const EITHER: &[&str] = &["bad_request", "bad_value", "never_fits"];
 
 /// Sends each body, and wants one of its codes for it and no lease from it.
 fn check(table: &[(&str, &[&str])]) {
-    let service = Service::start();
+    let service = TestService::start();
     let client = service.client();
     for (body, codes) in table {
         let answer = client.send("POST", "/v1/leases", &[JSON], body.as_bytes());
@@ -24,7 +24,7 @@ fn check(table: &[(&str, &[&str])]) {
     client.grant(&ask(GIB, json!({})));
 }
 
-fn assert_refused(what: &str, answer: &sublet_blackbox::Answer, codes: &[&str]) {
+fn assert_refused(what: &str, answer: &sublet_blackbox::HttpReply, codes: &[&str]) {
     assert!(answer.status >= 400, "{what} was taken: {} {}", answer.status, answer.text());
     let code = answer.code();
     assert!(codes.contains(&code), "{what}: wanted one of {codes:?}, got {}", answer.text());
@@ -110,7 +110,7 @@ fn a_field_out_of_its_range_or_of_a_wrong_type_is_refused() {
 }
 
 #[test]
-fn what_no_card_could_ever_hold_is_refused_and_not_queued() {
+fn a_request_larger_than_every_gpu_is_refused_and_not_queued() {
     check(&[
         (r#"{"vram_bytes": 1}"#, &["bad_value"]),
         (r#"{"vram_bytes": 1048576}"#, &["below_context"]),
@@ -121,7 +121,7 @@ fn what_no_card_could_ever_hold_is_refused_and_not_queued() {
 }
 
 #[test]
-fn a_body_that_is_not_an_ask_is_refused() {
+fn a_body_that_is_not_a_request_for_a_lease_is_refused() {
     let deep = "[".repeat(100_000);
     let deep_field = format!(r#"{{"vram_bytes": {}"#, r#"{"a":"#.repeat(10_000));
     check(&[
@@ -145,7 +145,7 @@ fn a_body_that_is_not_an_ask_is_refused() {
 
 #[test]
 fn bad_utf8_is_refused_in_a_body_and_in_a_path() {
-    let service = Service::start();
+    let service = TestService::start();
     let client = service.client();
     for body in [&b"\xff\xfe"[..], b"{\"vram_bytes\": 1073741824, \"name\": \"\xc3\x28\"}", b"{\"\x80\": 1}"] {
         let answer = client.send("POST", "/v1/leases", &[JSON], body);
@@ -170,7 +170,7 @@ fn bad_utf8_is_refused_in_a_body_and_in_a_path() {
 
 #[test]
 fn bytes_that_are_not_http_are_refused_and_the_connection_is_closed() {
-    let service = Service::start();
+    let service = TestService::start();
     let client = service.client();
     let others: [&[u8]; 6] = [
         b"HELO there\r\n\r\n",
@@ -192,7 +192,7 @@ fn bytes_that_are_not_http_are_refused_and_the_connection_is_closed() {
 
 #[test]
 fn an_id_that_is_none_answers_like_a_lease_that_is_not_there() {
-    let service = Service::start();
+    let service = TestService::start();
     let client = service.client();
     let long = "L".repeat(4000);
     for id in ["L0", "L1", "L007", "7", "l", "L-1", "L18446744073709551616", "L1e3", "nothing", "L1%20", long.as_str()]
@@ -211,7 +211,7 @@ fn an_id_that_is_none_answers_like_a_lease_that_is_not_there() {
 
 #[test]
 fn an_unknown_path_is_404_and_a_wrong_method_is_405() {
-    let service = Service::start();
+    let service = TestService::start();
     let client = service.client();
     for path in ["/", "/v1", "/v1/", "/v2/leases", "/v1/lease", "/v1/leases/L1/nothing", "/v1/leases/L1/renew/x"] {
         assert_refused(path, &client.get(path), &["no_such_path"]);
@@ -234,7 +234,7 @@ fn an_unknown_path_is_404_and_a_wrong_method_is_405() {
 
 #[test]
 fn a_query_that_makes_no_sense_is_refused() {
-    let service = Service::start();
+    let service = TestService::start();
     let client = service.client();
     let lease = client.grant(&ask(GIB, json!({})));
     for query in ["wait=abc", "wait=-1s", "wait=30", "wait=99999999999999999999s", "wait=1e9s", "wait=%FF"] {
@@ -258,7 +258,7 @@ fn a_query_that_makes_no_sense_is_refused() {
 
 #[test]
 fn a_renewal_or_a_bind_that_makes_no_sense_changes_nothing() {
-    let service = Service::start();
+    let service = TestService::start();
     let client = service.client();
     let lease = client.grant(&ask(GIB, json!({})));
     let before = client.lease(&lease.id);
@@ -286,7 +286,7 @@ fn a_renewal_or_a_bind_that_makes_no_sense_changes_nothing() {
 
 #[test]
 fn a_body_of_a_mebibyte_is_413_however_it_is_announced() {
-    let service = Service::start();
+    let service = TestService::start();
     let client = service.client();
     let body = format!(r#"{{"vram_bytes": 1073741824, "name": "{}"}}"#, "n".repeat(1 << 20));
     let answer = client.send("POST", "/v1/leases", &[JSON], body.as_bytes());
@@ -308,7 +308,7 @@ fn a_body_of_a_mebibyte_is_413_however_it_is_announced() {
 
 #[test]
 fn an_absurd_idempotency_key_is_refused() {
-    let service = Service::start();
+    let service = TestService::start();
     let client = service.client();
     let long = "k".repeat(5000);
     for key in ["", long.as_str()] {
@@ -320,7 +320,7 @@ fn an_absurd_idempotency_key_is_refused() {
 
 #[test]
 fn more_than_one_idempotency_key_is_refused() {
-    let service = Service::start();
+    let service = TestService::start();
     let client = service.client();
     let body = ask(GIB, json!({})).to_string();
     for second in ["two", "one"] {
@@ -335,7 +335,7 @@ fn more_than_one_idempotency_key_is_refused() {
 
 #[test]
 fn the_command_line_refuses_what_makes_no_sense_with_exit_code_64() {
-    let service = Service::start();
+    let service = TestService::start();
     for arguments in [
         &["run", "--vram", "16", "--", "true"][..],
         &["run", "--vram", "0G", "--", "true"],
@@ -370,7 +370,7 @@ fn the_command_line_refuses_what_makes_no_sense_with_exit_code_64() {
 
 #[test]
 fn the_command_line_says_when_no_daemon_answers_with_exit_code_69() {
-    let mut service = Service::start();
+    let mut service = TestService::start();
     service.kill();
     for arguments in [&["run", "--vram", "1G", "--", "true"][..], &["ps"], &["gpus"]] {
         let output = service.cli(arguments);
@@ -400,7 +400,7 @@ fn unbounded(document: &Value, at: &str, schema: &Value, found: &mut Vec<String>
 
 #[test]
 fn the_description_says_of_every_text_that_a_caller_sends_what_may_be_in_it() {
-    let service = Service::start();
+    let service = TestService::start();
     let document: Value = service.client().get("/openapi.json").read();
     let mut found = Vec::new();
     for (path, methods) in document["paths"].as_object().expect("there are routes") {
@@ -431,13 +431,13 @@ fn a_configuration_with_an_unknown_key_is_refused_before_anything_starts() {
     let output = command.arg("--config").arg(dir.path().join("sublet.toml")).output().expect("sublet can be started");
     assert!(!output.status.success());
     assert!(String::from_utf8_lossy(&output.stderr).contains("colour"), "the key is named: {output:?}");
-    let gone = Client::new(dir.path().join("s")).try_send("GET", "/readyz", &[], b"");
+    let gone = TestClient::new(dir.path().join("s")).try_send("GET", "/readyz", &[], b"");
     assert!(gone.is_err(), "no service was left behind");
 }
 
 #[test]
 fn an_offer_that_makes_no_sense_is_refused_whatever_became_of_the_lease() {
-    let service = Service::start();
+    let service = TestService::start();
     let client = service.client();
     let lease = client.grant(&ask(GIB, json!({})));
     let accept = |body: serde_json::Value| client.post(&format!("/v1/leases/{}/accept", lease.id), &body);
@@ -450,7 +450,7 @@ fn an_offer_that_makes_no_sense_is_refused_whatever_became_of_the_lease() {
 
 #[test]
 fn an_empty_object_is_as_good_as_no_body_where_none_is_needed() {
-    let service = Service::start();
+    let service = TestService::start();
     let client = service.client();
     let lease = client.grant(&ask(GIB, json!({})));
     let cards: sublet_wire::Gpus = client.get("/v1/gpus").read();

@@ -7,10 +7,10 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Output;
 use sublet_blackbox::binary::sublet;
-use sublet_blackbox::job::{succeeds, text};
+use sublet_blackbox::programs::{successful_output, text};
 use sublet_blackbox::service::bare_command;
 use sublet_blackbox::user::is_root;
-use sublet_blackbox::{LONG, Service, Setup, until};
+use sublet_blackbox::{LONG, ServiceSetup, TestService, until};
 use sublet_wire::{Gpus, exit};
 
 fn check(file: &Path, flags: &[&str]) -> Output {
@@ -49,7 +49,8 @@ fn a_configuration_is_checked_without_a_daemon() {
 
 #[test]
 fn a_refused_reload_is_shown_to_operators_until_a_good_one() {
-    let service = Service::start_with(Setup { config: Some("ttl = \"2m\"\n".to_owned()), ..Setup::default() });
+    let service =
+        TestService::start_with(ServiceSetup { config: Some("ttl = \"2m\"\n".to_owned()), ..ServiceSetup::default() });
     let file = service.dir().join("sublet.toml");
     let trouble = || service.client().get("/v1/gpus").read::<Gpus>().config_trouble;
     assert_eq!(trouble(), None);
@@ -58,7 +59,7 @@ fn a_refused_reload_is_shown_to_operators_until_a_good_one() {
     let told = until("the refused reload is told", LONG, || trouble().ok_or(()));
     assert!(told.starts_with(&format!("{}:2: `wait = \"soon\"` makes no sense", file.display())), "{told}");
     for words in [&[][..], &["doctor"]] {
-        let said = succeeds(&service, words);
+        let said = successful_output(&service, words);
         assert!(said.contains("last reload") && said.contains("sublet.toml:2:"), "{words:?}: {said}");
     }
     if is_root() {
@@ -72,11 +73,11 @@ fn a_refused_reload_is_shown_to_operators_until_a_good_one() {
     }
     // The file is good now, and the daemon does not know it yet.
     fs::write(&file, "ttl = \"3m\"\n").expect("a file");
-    let said = succeeds(&service, &["config", "check", file.to_str().expect("a plain path")]);
+    let said = successful_output(&service, &["config", "check", file.to_str().expect("a plain path")]);
     assert!(said.contains(": ok") && said.contains("still uses an older configuration"), "{said}");
     service.reload();
     until("the good reload is told", LONG, || trouble().map_or(Ok(()), Err));
-    let said = succeeds(&service, &["config", "check", file.to_str().expect("a plain path")]);
+    let said = successful_output(&service, &["config", "check", file.to_str().expect("a plain path")]);
     assert!(!said.contains("older configuration"), "{said}");
 }
 
@@ -86,7 +87,7 @@ fn a_socket_for_a_group_is_closed_to_other_users() {
         return eprintln!("skipped: giving a socket to a group takes root");
     }
     let config = Some("socket_group = \"daemon\"\n".to_owned());
-    let service = Service::start_with(Setup { config, ..Setup::default() });
+    let service = TestService::start_with(ServiceSetup { config, ..ServiceSetup::default() });
     let gid = fs::metadata(service.dir().join("s")).expect("the socket is there");
     assert_eq!(gid.permissions().mode() & 0o777, 0o660);
     let as_user = |gid: u32| {

@@ -14,9 +14,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 use sublet_blackbox::http::{JSON, head};
-use sublet_blackbox::job::Job;
+use sublet_blackbox::programs::WrappedProgram;
 use sublet_blackbox::user::{as_user, is_root};
-use sublet_blackbox::{Client, Connection, GIB, GpuSetup, LONG, MIB, Service, Setup, ask, until};
+use sublet_blackbox::{Connection, GIB, LONG, MIB, ServiceSetup, TestClient, TestGpu, TestService, ask, until};
 use sublet_wire::{Lease, LeaseState};
 
 const ALICE: u32 = 12345;
@@ -24,12 +24,12 @@ const BOB: u32 = 12346;
 const CAROL: u32 = 12347;
 
 /// Descriptors that the daemon has open.
-fn descriptors(service: &Service) -> usize {
+fn descriptors(service: &TestService) -> usize {
     std::fs::read_dir(format!("/proc/{}/fd", service.pid())).expect("an own child can be looked at").count()
 }
 
 /// A request of a client that then closes its sending half, as `nc -N` and `socat` do.
-fn half_closed(client: &Client, request: &[u8]) -> Connection {
+fn half_closed(client: &TestClient, request: &[u8]) -> Connection {
     let mut connection = client.connect().expect("the service accepts");
     connection.raw(request).expect("the service reads");
     connection.finish().expect("one half can be closed");
@@ -38,7 +38,7 @@ fn half_closed(client: &Client, request: &[u8]) -> Connection {
 
 #[test]
 fn a_request_is_answered_after_its_client_closed_the_sending_half() {
-    let service = Service::start();
+    let service = TestService::start();
     let client = service.client();
     let body = ask(MIB * 300, json!({ "wait_s": 60 })).to_string();
     let mut request = head("POST", "/v1/leases", &[JSON, ("content-length", &body.len().to_string())]);
@@ -64,7 +64,7 @@ fn a_request_is_answered_after_its_client_closed_the_sending_half() {
 
 #[test]
 fn a_long_poll_is_answered_after_its_client_closed_the_sending_half() {
-    let service = Service::start();
+    let service = TestService::start();
     let client = service.client();
     let first = client.grant(&ask(20 * GIB, json!({})));
     let waiter = client.queue(&ask(20 * GIB, json!({})));
@@ -80,7 +80,7 @@ fn a_long_poll_is_answered_after_its_client_closed_the_sending_half() {
 }
 
 /// Opens long polls and event streams, closes them, and waits until the daemon has closed its ends too.
-fn gone_clients_are_noticed(service: &Service, client: &Client, poll: &str, within: Duration) {
+fn gone_clients_are_noticed(service: &TestService, client: &TestClient, poll: &str, within: Duration) {
     let holder = service.client().grant(&ask(20 * GIB, json!({})));
     let waiter = client.queue(&ask(20 * GIB, json!({})));
     let before = descriptors(service);
@@ -110,18 +110,18 @@ fn gone_clients_are_noticed(service: &Service, client: &Client, poll: &str, with
 
 #[test]
 fn a_client_of_the_socket_that_is_gone_keeps_no_seat() {
-    let service = Service::start();
+    let service = TestService::start();
     // A long poll ends by itself after 60 s.
     gone_clients_are_noticed(&service, &service.client(), "60s", Duration::from_secs(30));
 }
 
 /// A service, if this test can be several users.
-fn for_users(test: &str, setup: Setup) -> Option<Service> {
+fn for_users(test: &str, setup: ServiceSetup) -> Option<TestService> {
     if !is_root() {
         eprintln!("skipped: {test} needs root to be several users");
         return None;
     }
-    let service = Service::start_with(setup);
+    let service = TestService::start_with(setup);
     // After the service was started, which must manage with the limit it was given.
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).expect("the limit can be raised");
@@ -129,7 +129,7 @@ fn for_users(test: &str, setup: Setup) -> Option<Service> {
 }
 
 /// Connections of a user, each of which has sent these bytes.
-fn crowd(client: &Client, uid: u32, count: usize, bytes: &[u8]) -> Vec<Connection> {
+fn crowd(client: &TestClient, uid: u32, count: usize, bytes: &[u8]) -> Vec<Connection> {
     as_user(uid, || {
         let open = |_| {
             let mut connection = client.connect().expect("the service accepts, or refuses");
@@ -144,7 +144,7 @@ fn crowd(client: &Client, uid: u32, count: usize, bytes: &[u8]) -> Vec<Connectio
 #[test]
 fn two_users_with_thousands_of_event_streams_do_not_shut_out_root_or_another_user() {
     let test = "two_users_with_thousands_of_event_streams_do_not_shut_out_root_or_another_user";
-    let Some(service) = for_users(test, Setup::default()) else { return };
+    let Some(service) = for_users(test, ServiceSetup::default()) else { return };
     let client = service.client();
     let stream = client.head("GET", "/v1/events");
     let _crowds = [ALICE, BOB].map(|uid| crowd(&client, uid, 2_100, &stream));
@@ -158,9 +158,9 @@ fn two_users_with_thousands_of_event_streams_do_not_shut_out_root_or_another_use
 }
 
 #[test]
-fn a_user_without_seats_is_told_which_limit_it_was_and_health_is_answered() {
-    let test = "a_user_without_seats_is_told_which_limit_it_was_and_health_is_answered";
-    let Some(service) = for_users(test, Setup::default()) else { return };
+fn a_user_without_seats_gets_the_limit_by_name_and_health_is_answered() {
+    let test = "a_user_without_seats_gets_the_limit_by_name_and_health_is_answered";
+    let Some(service) = for_users(test, ServiceSetup::default()) else { return };
     let client = service.client();
     let half = b"GET /v1/gpus HTTP/1.1\r\nhost: x\r\nx-lo";
     let mut held = crowd(&client, ALICE, 512, half);
@@ -195,7 +195,7 @@ fn a_user_without_seats_is_told_which_limit_it_was_and_health_is_answered() {
 #[test]
 fn event_streams_and_long_polls_of_a_user_have_limits_of_their_own() {
     let test = "event_streams_and_long_polls_of_a_user_have_limits_of_their_own";
-    let Some(service) = for_users(test, Setup::default()) else { return };
+    let Some(service) = for_users(test, ServiceSetup::default()) else { return };
     let client = service.client();
     let holder = client.grant(&ask(20 * GIB, json!({})));
     let waiter = as_user(ALICE, || client.queue(&ask(20 * GIB, json!({}))));
@@ -236,10 +236,12 @@ fn event_streams_and_long_polls_of_a_user_have_limits_of_their_own() {
 }
 
 #[test]
-fn with_few_descriptors_the_limits_are_smaller_and_it_is_said() {
-    let test = "with_few_descriptors_the_limits_are_smaller_and_it_is_said";
+fn with_few_descriptors_the_limits_are_smaller_and_the_log_says_so() {
+    let test = "with_few_descriptors_the_limits_are_smaller_and_the_log_says_so";
     let few = ["sh", "-c", "ulimit -n 600; exec \"$@\"", "sh"].map(str::to_owned);
-    let Some(service) = for_users(test, Setup { through: few.into(), ..Setup::default() }) else { return };
+    let Some(service) = for_users(test, ServiceSetup { through: few.into(), ..ServiceSetup::default() }) else {
+        return;
+    };
     let client = service.client();
     assert!(service.log().contains("this process may open 600 files"), "{}", service.log());
     let _crowds = [ALICE, BOB].map(|uid| crowd(&client, uid, 400, b"GET /v1/gpus HTTP/1.1\r\nhost: x\r\nx-lo"));
@@ -251,9 +253,9 @@ fn with_few_descriptors_the_limits_are_smaller_and_it_is_said() {
     }
 }
 
-fn serve_tcp() -> Service {
+fn serve_tcp() -> TestService {
     let config = "[tcp]\nlisten = \"127.0.0.1:0\"\nrequests_per_s = 1000000\nburst = 1000000\n";
-    Service::start_with(Setup { config: Some(config.into()), ..Setup::default() })
+    TestService::start_with(ServiceSetup { config: Some(config.into()), ..ServiceSetup::default() })
 }
 
 /// A connection to the service from this address of the host.
@@ -338,11 +340,11 @@ fn a_client_over_tcp_that_is_gone_keeps_no_seat() {
 }
 
 #[test]
-fn a_user_that_connects_too_often_is_told_so() {
+fn a_user_that_connects_too_often_is_refused_with_the_reason() {
     if !is_root() {
         return eprintln!("skipped: only root can be another user");
     }
-    let service = Service::start();
+    let service = TestService::start();
     let client = service.client();
     // The limit is 1,000 at once and 500 a second. Nothing is read before 100 more are there, so that even a slow
     // machine connects faster.
@@ -387,10 +389,11 @@ fn a_user_that_connects_to_the_librarys_socket_without_end_delays_no_park_of_ano
         return eprintln!("skipped: only root can be another user");
     }
     let config = "[parking]\nram = \"4G\"\nkeep_free = \"256M\"\nready = \"off\"\n";
-    let setup = Setup { gpu: GpuSetup::Named("soft:1x4GiB"), config: Some(config.to_owned()), ..Setup::default() };
-    let service = Service::start_with(setup);
+    let setup =
+        ServiceSetup { gpu: TestGpu::Named("soft:1x4GiB"), config: Some(config.to_owned()), ..ServiceSetup::default() };
+    let service = TestService::start_with(setup);
     let client = service.client();
-    let job = Job::holds(&service, "1G", "64MiB", &["--idle"]);
+    let job = WrappedProgram::start_holding(&service, "1G", "64MiB", &["--idle"]);
     let library_socket = client.socket().with_extension("shim");
     assert!(library_socket.exists(), "{}", library_socket.display());
     let stop = AtomicBool::new(false);
@@ -415,8 +418,9 @@ fn a_user_that_connects_to_the_librarys_socket_without_end_delays_no_park_of_ano
 #[test]
 fn numbers_that_no_program_can_have_do_not_end_parking_for_others() {
     let config = "[parking]\nram = \"4G\"\nkeep_free = \"256M\"\nready = \"off\"\n";
-    let setup = Setup { gpu: GpuSetup::Named("soft:1x4GiB"), config: Some(config.to_owned()), ..Setup::default() };
-    let service = Service::start_with(setup);
+    let setup =
+        ServiceSetup { gpu: TestGpu::Named("soft:1x4GiB"), config: Some(config.to_owned()), ..ServiceSetup::default() };
+    let service = TestService::start_with(setup);
     let client = service.client();
     let liar = client.grant(&ask(256 * MIB, json!({ "pid": std::process::id() })));
     let flags = SocketFlags::CLOEXEC;
@@ -442,7 +446,7 @@ fn numbers_that_no_program_can_have_do_not_end_parking_for_others() {
     });
     let took = json!({ "capture_us": 1, "gate_us": 1, "drain_us": 1, "copy_us": 1, "map_us": 1, "all_us": 1 });
     say(json!({ "say": "parked", "id": order["id"], "bytes": u64::MAX, "took": took }));
-    let job = Job::holds(&service, "1G", "64MiB", &["--idle"]);
+    let job = WrappedProgram::start_holding(&service, "1G", "64MiB", &["--idle"]);
     assert!(service.cli(&["park", "L2"]).status.success());
     client.await_lease("it is parked", "L2", |lease| lease.state == LeaseState::Parked);
     assert!(service.cli(&["resume", "L2"]).status.success());

@@ -6,7 +6,7 @@ use std::io::ErrorKind;
 use std::thread;
 use std::time::{Duration, Instant};
 use sublet_blackbox::http::{JSON, head};
-use sublet_blackbox::{Client, Connection, GIB, LONG, Service, ask, until};
+use sublet_blackbox::{Connection, GIB, LONG, TestClient, TestService, ask, until};
 use sublet_wire::{EndReason, LeaseState};
 
 /// Within this time another client must be answered.
@@ -24,7 +24,7 @@ fn allow_many_files() {
     }
 }
 
-fn half_open(client: &Client, count: usize, bytes: &[u8]) -> Vec<Connection> {
+fn half_open(client: &TestClient, count: usize, bytes: &[u8]) -> Vec<Connection> {
     let mut connections = Vec::new();
     for _ in 0..count {
         let mut connection = client.connect().expect("the service accepts, or refuses politely");
@@ -35,7 +35,7 @@ fn half_open(client: &Client, count: usize, bytes: &[u8]) -> Vec<Connection> {
     connections
 }
 
-fn assert_answers(client: &Client) {
+fn assert_answers(client: &TestClient) {
     let started = Instant::now();
     let answer = client.get("/v1/gpus");
     assert_eq!(answer.status, 200, "{answer:?}");
@@ -44,7 +44,7 @@ fn assert_answers(client: &Client) {
 
 #[test]
 fn a_thousand_half_open_connections_delay_neither_an_answer_nor_an_expiry() {
-    let service = Service::start();
+    let service = TestService::start();
     let client = service.client();
     allow_many_files();
     let crowd = half_open(&client, 1000, b"POST /v1/leases HTTP/1.1\r\nhost: x\r\ncontent-le");
@@ -70,8 +70,8 @@ fn a_thousand_half_open_connections_delay_neither_an_answer_nor_an_expiry() {
 }
 
 #[test]
-fn one_connection_too_many_is_told_to_come_again_and_the_crowd_costs_little_memory() {
-    let service = Service::start();
+fn one_connection_too_many_gets_a_retry_time_and_many_connections_cost_little_memory() {
+    let service = TestService::start();
     let client = service.client();
     allow_many_files();
     let before = pss_kib(service.pid());
@@ -118,7 +118,7 @@ fn pss_kib(pid: u32) -> u64 {
 
 #[test]
 fn connections_that_say_nothing_are_closed_in_time() {
-    let service = Service::start();
+    let service = TestService::start();
     let client = service.client();
     let mut silent = half_open(&client, 20, b"GET /v1/leases HTTP/1.1\r\nhos");
     for connection in &mut silent {
@@ -133,7 +133,7 @@ fn connections_that_say_nothing_are_closed_in_time() {
 
 #[test]
 fn a_body_that_trickles_in_is_cut_off_and_leaves_nothing() {
-    let service = Service::start();
+    let service = TestService::start();
     let client = service.client();
     let mut connection = client.connect().expect("the service accepts");
     let mut start = head("POST", "/v1/leases", &[JSON, ("content-length", "4000")]);
@@ -157,7 +157,7 @@ fn a_body_that_trickles_in_is_cut_off_and_leaves_nothing() {
 
 #[test]
 fn headers_beyond_the_limit_are_refused() {
-    let service = Service::start();
+    let service = TestService::start();
     let client = service.client();
     let one_long = format!("GET /v1/gpus HTTP/1.1\r\nhost: x\r\nx-long: {}\r\n\r\n", "a".repeat(1 << 20));
     let many: String = (0..5000).map(|n| format!("x-{n}: a\r\n")).collect();
@@ -176,7 +176,7 @@ fn headers_beyond_the_limit_are_refused() {
 
 #[test]
 fn a_client_that_never_reads_its_answers_delays_no_other_and_is_disconnected() {
-    let service = Service::start();
+    let service = TestService::start();
     let client = service.client();
     let mut deaf = client.connect().expect("the service accepts");
     let question = [head("GET", "/v1/gpus", &[]), b"\r\n".to_vec()].concat().repeat(2000);
@@ -198,7 +198,7 @@ fn a_client_that_never_reads_its_answers_delays_no_other_and_is_disconnected() {
 
 #[test]
 fn long_polls_of_200_clients_are_answered_or_refused_and_delay_no_other() {
-    let service = Service::start();
+    let service = TestService::start();
     let client = service.client();
     let held = client.grant(&ask(20 * GIB, json!({})));
     let waiter = client.queue(&ask(20 * GIB, json!({})));
@@ -222,7 +222,7 @@ fn long_polls_of_200_clients_are_answered_or_refused_and_delay_no_other() {
 
 #[test]
 fn a_full_queue_refuses_with_a_retry_time_and_keeps_its_waiters() {
-    let service = Service::start();
+    let service = TestService::start();
     let client = service.client();
     client.grant(&ask(20 * GIB, json!({"ttl_s": 1800})));
     let first = client.queue(&ask(20 * GIB, json!({"name": "first"})));

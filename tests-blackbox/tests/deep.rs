@@ -3,9 +3,9 @@
 use rustix::process::{Pid, Signal, kill_process};
 use std::time::Duration;
 use sublet_blackbox::binary::example;
-use sublet_blackbox::job::{Job, await_bytes, text};
+use sublet_blackbox::programs::{WrappedProgram, await_bytes, text};
 use sublet_blackbox::wait::throughout;
-use sublet_blackbox::{Client, GpuSetup, LONG, Service, Setup, until};
+use sublet_blackbox::{LONG, ServiceSetup, TestClient, TestGpu, TestService, until};
 use sublet_wire::LeaseState;
 
 const CONFIG: &str = r#"
@@ -19,26 +19,30 @@ ready = "off"
 context_after = "1s"
 "#;
 
-fn serve(gpu: &'static str) -> Service {
-    Service::start_with(Setup { gpu: GpuSetup::Named(gpu), config: Some(CONFIG.to_owned()), ..Setup::default() })
+fn serve(gpu: &'static str) -> TestService {
+    TestService::start_with(ServiceSetup {
+        gpu: TestGpu::Named(gpu),
+        config: Some(CONFIG.to_owned()),
+        ..ServiceSetup::default()
+    })
 }
 
 /// A parked holder of 512 MiB that has nothing on its GPU, not even its context.
-fn deep(service: &Service, client: &Client, words: &[&str]) -> Job {
-    let job = Job::holds(service, "3G", "512MiB", words);
+fn deep(service: &TestService, client: &TestClient, words: &[&str]) -> WrappedProgram {
+    let job = WrappedProgram::start_holding(service, "3G", "512MiB", words);
     await_bytes(client, "L1", 512);
     assert!(service.cli(&["park", "L1"]).status.success());
     await_nothing(client);
     job
 }
 
-fn await_nothing(client: &Client) {
+fn await_nothing(client: &TestClient) {
     let gone = |lease: &sublet_wire::Lease| lease.state == LeaseState::Parked && lease.seen_bytes == Some(0);
     client.await_lease("not even its context is on the GPU", "L1", gone);
 }
 
 #[test]
-fn not_even_the_context_stays_and_all_is_there_when_it_is_used_again() {
+fn the_context_leaves_too_and_all_memory_is_there_at_the_next_use() {
     let service = serve("soft:1x4GiB");
     let client = service.client();
     let job = deep(&service, &client, &["--idle"]);
@@ -62,7 +66,7 @@ fn a_program_at_work_comes_back_by_itself_and_computes_the_same() {
     let program = [train.as_str(), "--steps", "3", "--pace", "9000", "--every", "1"];
     let alone = service.command(&[&["soft", "env", "--"], &program[..]].concat()).output().expect("a program");
     let alone = String::from_utf8_lossy(&alone.stdout).lines().last().expect("a line").to_owned();
-    let job = Job::start(&service, &[&["--vram", "1G", "--"], &program[..]].concat());
+    let job = WrappedProgram::start(&service, &[&["--vram", "1G", "--"], &program[..]].concat());
     await_bytes(&client, "L1", 1);
     assert!(service.cli(&["park", "L1"]).status.success());
     await_nothing(&client);
@@ -74,7 +78,7 @@ fn a_program_at_work_comes_back_by_itself_and_computes_the_same() {
 #[test]
 fn a_daemon_killed_at_any_moment_finds_it_where_it_is() {
     let mut service = serve("soft:1x4GiB");
-    let job = Job::holds(&service, "3G", "512MiB", &["--idle"]);
+    let job = WrappedProgram::start_holding(&service, "3G", "512MiB", &["--idle"]);
     await_bytes(&service.client(), "L1", 512);
     for pause_ms in [900, 1700, 2600] {
         // The program finds the new daemon by itself, within a moment.
@@ -105,7 +109,7 @@ fn a_program_that_ends_while_parked_without_its_context_waits_for_no_other() {
     // It gives its memory back unread.
     let job = deep(&service, &client, &["--idle", "--blind"]);
     // Another program has the GPU when it ends.
-    let other = Job::holds(&service, "3G", "1GiB", &["--idle"]);
+    let other = WrappedProgram::start_holding(&service, "3G", "1GiB", &["--idle"]);
     kill_process(Pid::from_child(&job.child), Signal::TERM).expect("an own child");
     assert_eq!(job.end().0, Some(0));
     client.await_lease("its lease is over", "L1", |lease| lease.ended.is_some());
@@ -116,10 +120,10 @@ fn a_program_that_ends_while_parked_without_its_context_waits_for_no_other() {
 }
 
 #[test]
-fn while_a_stranger_is_on_the_card_contexts_stay() {
+fn while_an_unleased_process_is_on_the_gpu_contexts_stay() {
     let service = serve("soft:1x4GiB");
     let client = service.client();
-    let job = Job::holds(&service, "2G", "512MiB", &["--idle"]);
+    let job = WrappedProgram::start_holding(&service, "2G", "512MiB", &["--idle"]);
     await_bytes(&client, "L1", 512);
     let hold = example("hold");
     let words = ["soft", "env", "--", &hold, "64MiB", "--idle", "--seconds", "600"];
@@ -145,12 +149,14 @@ fn contexts_of_parked_programs_leave_for_a_request_that_needs_their_room() {
     let config = CONFIG.replace("context_after = \"1s\"", "context_after = \"10m\"")
         + "[preemption]\nidle_after = \"1s\"\ntime_slice = \"1s\"\n";
     let config = config.replacen("[preemption]\nretry_after = \"1s\"\n", "", 1);
-    let gpu = GpuSetup::Named("soft:1x4GiB");
-    let service = Service::start_with(Setup { gpu, config: Some(config), ..Setup::default() });
+    let gpu = TestGpu::Named("soft:1x4GiB");
+    let service = TestService::start_with(ServiceSetup { gpu, config: Some(config), ..ServiceSetup::default() });
     let client = service.client();
-    let jobs: Vec<Job> = (0..6).map(|_| Job::holds(&service, "500M", "256MiB", &["--idle"])).collect();
-    let mut large = Job::start(&service, &["--vram", "3500M", "--", &example("hold"), "2GiB", "--seconds", "1"]);
-    assert!(large.line().starts_with("holds "), "{}", large.said());
+    let jobs: Vec<WrappedProgram> =
+        (0..6).map(|_| WrappedProgram::start_holding(&service, "500M", "256MiB", &["--idle"])).collect();
+    let mut large =
+        WrappedProgram::start(&service, &["--vram", "3500M", "--", &example("hold"), "2GiB", "--seconds", "1"]);
+    assert!(large.line().starts_with("holds "), "{}", large.output_text());
     for number in 1..=6 {
         let lease = client.lease(&format!("L{number}"));
         assert_eq!((lease.state, lease.seen_bytes), (LeaseState::Parked, Some(0)), "L{number}");

@@ -9,9 +9,11 @@ use std::fs;
 use std::thread;
 use std::time::Duration;
 use sublet_blackbox::binary::example;
-use sublet_blackbox::job::{Alone, Job, await_bytes, await_state, succeeds, tell, text};
+use sublet_blackbox::programs::{
+    UnleasedProgram, WrappedProgram, await_bytes, await_state, post_action, successful_output, text,
+};
 use sublet_blackbox::wait::throughout;
-use sublet_blackbox::{Client, GpuSetup, LONG, MIB, Service, Setup, until};
+use sublet_blackbox::{LONG, MIB, ServiceSetup, TestClient, TestGpu, TestService, until};
 use sublet_wire::{EndReason, GpuState, Lease, LeaseState, ParkMethod};
 
 /// What the driver itself uses of a soft GPU.
@@ -30,22 +32,22 @@ keep_free = "256M"
 ready = "off"
 "#;
 
-fn serve(gpu: &'static str) -> Service {
+fn serve(gpu: &'static str) -> TestService {
     serve_with(gpu, "ram = \"4G\"")
 }
 
 /// The same with another line in place of the one that says how much may be parked.
-fn serve_with(gpu: &'static str, ram: &str) -> Service {
+fn serve_with(gpu: &'static str, ram: &str) -> TestService {
     let config = Some(CONFIG.replace("ram = \"4G\"", ram));
-    Service::start_with(Setup { gpu: GpuSetup::Named(gpu), config, ..Setup::default() })
+    TestService::start_with(ServiceSetup { gpu: TestGpu::Named(gpu), config, ..ServiceSetup::default() })
 }
 
-fn fault(service: &Service, words: &str) {
+fn fault(service: &TestService, words: &str) {
     let words: Vec<&str> = ["soft", "fault"].into_iter().chain(words.split(' ')).collect();
-    succeeds(service, &words);
+    successful_output(service, &words);
 }
 
-fn audit(service: &Service, id: &str) -> String {
+fn audit(service: &TestService, id: &str) -> String {
     text(&service.cli(&["audit", "--lease", id]))
 }
 
@@ -56,7 +58,7 @@ struct OnCard {
     state: String,
 }
 
-fn on_the_cards(service: &Service) -> Vec<OnCard> {
+fn on_the_cards(service: &TestService) -> Vec<OnCard> {
     let shown: Value = serde_json::from_slice(&service.cli(&["soft", "status", "--json"]).stdout).expect("JSON");
     let one = |process: &Value| OnCard {
         pid: process["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()).expect("a pid"),
@@ -66,12 +68,12 @@ fn on_the_cards(service: &Service) -> Vec<OnCard> {
 }
 
 /// What the driver says of a process.
-fn at(service: &Service, pid: u32) -> Option<String> {
+fn at(service: &TestService, pid: u32) -> Option<String> {
     on_the_cards(service).into_iter().find(|process| process.pid == pid).map(|process| process.state)
 }
 
 /// The one process of a lease that is on a GPU.
-fn program_of(service: &Service, id: &str) -> u32 {
+fn program_of(service: &TestService, id: &str) -> u32 {
     until(&format!("{id} is seen on its GPU"), LONG, || {
         let pids = service.client().lease(id).pids;
         let found = on_the_cards(service).into_iter().find(|process| pids.contains(&process.pid));
@@ -87,11 +89,11 @@ fn signal(pid: u32, signal: Signal) {
     kill_process(pid_of(pid), signal).expect("a process of this test");
 }
 
-fn await_ended(client: &Client, id: &str) -> Lease {
+fn await_ended(client: &TestClient, id: &str) -> Lease {
     client.await_lease("it is over", id, |lease| lease.state == LeaseState::Ended)
 }
 
-fn await_audit(service: &Service, id: &str, what: &str) -> String {
+fn await_audit(service: &TestService, id: &str, what: &str) -> String {
     until(&format!("the audit of {id} has `{what}`"), LONG, || {
         let audit = audit(service, id);
         if audit.contains(what) { Ok(audit) } else { Err(audit) }
@@ -108,26 +110,26 @@ enum Way {
 const BOTH: [Way; 2] = [Way::Library, Way::Driver];
 
 /// An idle program that holds memory, once it was seen there and can be parked.
-fn holds(service: &Service, id: &str, way: Way, vram: &str, mib: u64) -> Job {
+fn start_holding(service: &TestService, id: &str, way: Way, vram: &str, mib: u64) -> WrappedProgram {
     let (hold, size) = (example("hold"), format!("{mib}MiB"));
     let mut words = vec!["--vram", vram];
     words.extend((way == Way::Driver).then_some("--no-shim"));
     words.extend(["--", &hold, &size, "--idle"]);
-    let mut job = Job::start(service, &words);
+    let mut job = WrappedProgram::start(service, &words);
     let line = job.line();
-    assert!(line.starts_with("holds "), "{line:?}; {}", job.said());
+    assert!(line.starts_with("holds "), "{line:?}; {}", job.output_text());
     await_bytes(&service.client(), id, mib);
     service.client().await_lease("it can be parked", id, |lease| lease.not_parkable.is_none());
     job
 }
 
 /// A more urgent request for `vram`; its program does not use the GPU.
-fn guest(service: &Service, vram: &str) -> Job {
-    Job::start(service, &["--vram", vram, "--tier", "interactive", "--", "sleep", "600"])
+fn guest(service: &TestService, vram: &str) -> WrappedProgram {
+    WrappedProgram::start(service, &["--vram", vram, "--tier", "interactive", "--", "sleep", "600"])
 }
 
 /// Parks a lease by hand. It may take the service a moment to learn that a program can be parked.
-fn park(service: &Service, id: &str) {
+fn park(service: &TestService, id: &str) {
     until(&format!("{id} is parked"), LONG, || {
         let output = service.cli(&["park", id]);
         if output.status.success() { Ok(()) } else { Err(text(&output)) }
@@ -136,14 +138,14 @@ fn park(service: &Service, id: &str) {
 }
 
 /// What the service has started.
-fn children(service: &Service) -> Vec<u32> {
+fn children(service: &TestService) -> Vec<u32> {
     let tasks = fs::read_dir(format!("/proc/{}/task", service.pid())).into_iter().flatten().flatten();
     let lists = tasks.filter_map(|task| fs::read_to_string(task.path().join("children")).ok());
     lists.flat_map(|list| list.split(' ').filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>()).collect()
 }
 
 /// The process through which the service speaks with the driver.
-fn driver_worker(service: &Service) -> u32 {
+fn driver_worker(service: &TestService) -> u32 {
     until("there is a worker for the driver", LONG, || {
         let pids = children(service);
         let words = |pid: &u32| fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
@@ -153,7 +155,7 @@ fn driver_worker(service: &Service) -> u32 {
 }
 
 /// Runs `what` while the driver does not answer.
-fn while_the_driver_hangs<T>(service: &Service, what: impl FnOnce() -> T) -> T {
+fn while_the_driver_hangs<T>(service: &TestService, what: impl FnOnce() -> T) -> T {
     let worker = driver_worker(service);
     signal(worker, Signal::STOP);
     let done = what();
@@ -166,7 +168,7 @@ fn a_program_that_dies_during_a_park_frees_everything(way: Way) {
     // Enough for one, so that whatever stayed booked would be noticed.
     let service = serve_with("soft:1x4GiB", "ram = \"900M\"");
     let client = service.client();
-    let job = holds(&service, "L1", way, "3G", 512);
+    let job = start_holding(&service, "L1", way, "3G", 512);
     let victim = program_of(&service, "L1");
     fault(&service, if way == Way::Library { "copy-rate 32MiB/s" } else { "checkpoint times-out" });
     let waiter = guest(&service, "3G");
@@ -181,9 +183,9 @@ fn a_program_that_dies_during_a_park_frees_everything(way: Way) {
     drop(waiter);
     await_ended(&client, "L2");
     fault(&service, "clear");
-    let next = holds(&service, "L3", way, "3G", 512);
+    let next = start_holding(&service, "L3", way, "3G", 512);
     park(&service, "L3");
-    succeeds(&service, &["resume", "L3"]);
+    successful_output(&service, &["resume", "L3"]);
     next.finish("the next one moves as ever");
 }
 
@@ -200,11 +202,11 @@ fn a_program_that_dies_during_a_park_by_the_driver_frees_everything() {
 fn a_program_that_dies_during_a_resume_frees_everything(way: Way) {
     let service = serve_with("soft:1x4GiB", "ram = \"900M\"");
     let client = service.client();
-    let job = holds(&service, "L1", way, "3G", 512);
+    let job = start_holding(&service, "L1", way, "3G", 512);
     let victim = program_of(&service, "L1");
     park(&service, "L1");
     let dies = || {
-        tell(&client, "L1", "resume");
+        post_action(&client, "L1", "resume");
         await_state(&client, "L1", LeaseState::Resuming);
         let waiter = guest(&service, "3G");
         await_state(&client, "L2", LeaseState::Waiting);
@@ -226,9 +228,9 @@ fn a_program_that_dies_during_a_resume_frees_everything(way: Way) {
     drop(waiter);
     await_ended(&client, "L2");
     fault(&service, "clear");
-    let next = holds(&service, "L3", way, "3G", 512);
+    let next = start_holding(&service, "L3", way, "3G", 512);
     park(&service, "L3");
-    succeeds(&service, &["resume", "L3"]);
+    successful_output(&service, &["resume", "L3"]);
     next.finish("the next one moves as ever");
 }
 
@@ -247,7 +249,7 @@ fn a_program_that_outlives_its_wrapper_is_parked_for_others_and_comes_back() {
     for way in BOTH {
         let service = serve("soft:1x4GiB");
         let client = service.client();
-        let job = holds(&service, "L1", way, "3G", 512);
+        let job = start_holding(&service, "L1", way, "3G", 512);
         let program = program_of(&service, "L1");
         signal(job.child.id(), Signal::KILL);
         let waiter = guest(&service, "3G");
@@ -273,7 +275,7 @@ fn a_checkpoint_that_frees_nothing_is_not_believed_and_not_tried_again_at_once()
     let service = serve("soft:1x4GiB");
     let client = service.client();
     // More than half of the GPU, so that it could not be there twice.
-    let job = holds(&service, "L1", Way::Driver, "3G", 2048);
+    let job = start_holding(&service, "L1", Way::Driver, "3G", 2048);
     let program = program_of(&service, "L1");
     fault(&service, "checkpoint frees-nothing");
     let waiter = guest(&service, "3G");
@@ -286,7 +288,7 @@ fn a_checkpoint_that_frees_nothing_is_not_believed_and_not_tried_again_at_once()
         other => Err(other),
     });
     assert_eq!(client.lease("L2").state, LeaseState::Waiting);
-    let explained = succeeds(&service, &["explain", "L2"]);
+    let explained = successful_output(&service, &["explain", "L2"]);
     assert!(explained.contains("its programs reported that they freed their VRAM, and they had not"), "{explained}");
     throughout(Duration::from_secs(3), || {
         assert_eq!(client.lease("L1").state, LeaseState::Active);
@@ -354,8 +356,8 @@ fn a_lock_that_times_out_under_a_long_kernel_leaves_the_program_unharmed() {
     let (over, look) = (service.dir().join("over"), service.dir().join("look"));
     let paths = [&over, &look].map(|path| path.to_str().expect("test paths are plain").to_owned());
     let words = ["--vram", "3G", "--no-shim", "--", "python3", "-c", LONG_KERNEL, &paths[0], &paths[1]];
-    let mut job = Job::start(&service, &words);
-    assert_eq!(job.line(), "holds\n", "{}", job.said());
+    let mut job = WrappedProgram::start(&service, &words);
+    assert_eq!(job.line(), "holds\n", "{}", job.output_text());
     await_bytes(&client, "L1", 64);
     let program = program_of(&service, "L1");
     client.await_lease("it can be parked", "L1", |lease| lease.not_parkable.is_none());
@@ -366,10 +368,10 @@ fn a_lock_that_times_out_under_a_long_kernel_leaves_the_program_unharmed() {
     await_state(&client, "L1", LeaseState::Active);
     assert_eq!(at(&service, program).as_deref(), Some("running"), "nothing stays locked");
     fs::write(&over, "").expect("a file");
-    assert_eq!(job.line(), "the kernel is over\n", "{}", job.said());
+    assert_eq!(job.line(), "the kernel is over\n", "{}", job.output_text());
     park(&service, "L1");
     assert_eq!(at(&service, program).as_deref(), Some("checkpointed"));
-    succeeds(&service, &["resume", "L1"]);
+    successful_output(&service, &["resume", "L1"]);
     fs::write(&look, "").expect("a file");
     assert_eq!(job.end(), (Some(0), "as written\n".to_owned()));
 }
@@ -378,14 +380,14 @@ fn a_lock_that_times_out_under_a_long_kernel_leaves_the_program_unharmed() {
 fn a_resume_by_the_library_loses_no_byte_if_an_unleased_process_has_the_room() {
     let service = serve("soft:1x2GiB");
     let client = service.client();
-    let job = holds(&service, "L1", Way::Library, "1500M", 512);
+    let job = start_holding(&service, "L1", Way::Library, "1500M", 512);
     let program = program_of(&service, "L1");
     park(&service, "L1");
     // Its room is reserved, and it cannot take it before the unleased process does.
     signal(program, Signal::STOP);
-    tell(&client, "L1", "resume");
+    post_action(&client, "L1", "resume");
     await_state(&client, "L1", LeaseState::Resuming);
-    let stranger = Alone::takes(&service, 1300);
+    let stranger = UnleasedProgram::start_holding(&service, 1300);
     signal(program, Signal::CONT);
     await_audit(&service, "L1", "found no room after all");
     let back = await_state(&client, "L1", LeaseState::Parked);
@@ -400,13 +402,13 @@ fn a_resume_by_the_library_loses_no_byte_if_an_unleased_process_has_the_room() {
 fn no_driver_restore_is_tried_while_an_unleased_process_has_the_room() {
     let service = serve("soft:1x2GiB");
     let client = service.client();
-    let job = holds(&service, "L1", Way::Driver, "1500M", 512);
+    let job = start_holding(&service, "L1", Way::Driver, "1500M", 512);
     let program = program_of(&service, "L1");
     park(&service, "L1");
     let stranger = while_the_driver_hangs(&service, || {
-        tell(&client, "L1", "resume");
+        post_action(&client, "L1", "resume");
         await_state(&client, "L1", LeaseState::Resuming);
-        Alone::takes(&service, 1300)
+        UnleasedProgram::start_holding(&service, 1300)
     });
     await_audit(&service, "L1", "found no room after all");
     await_state(&client, "L1", LeaseState::Parked);
@@ -422,7 +424,10 @@ fn no_driver_restore_is_tried_while_an_unleased_process_has_the_room() {
 fn parking_ram_for_one_parks_one_and_says_why_the_other_stays() {
     let service = serve_with("soft:1x4GiB", "ram = \"900M\"");
     let client = service.client();
-    let jobs = [holds(&service, "L1", Way::Library, "1700M", 512), holds(&service, "L2", Way::Library, "1700M", 512)];
+    let jobs = [
+        start_holding(&service, "L1", Way::Library, "1700M", 512),
+        start_holding(&service, "L2", Way::Library, "1700M", 512),
+    ];
     let first = guest(&service, "1500M");
     await_state(&client, "L3", LeaseState::Active);
     let second = guest(&service, "1500M");
@@ -459,9 +464,10 @@ fn no_lease_is_parked_while_the_host_needs_its_memory_and_explain_says_so() {
     let (available, eighth) = (available(), available() / 8);
     let leave = format!("keep_free = \"{}M\"", (available - eighth) / MIB);
     let config = Some(CONFIG.replace("keep_free = \"256M\"", &leave));
-    let service = Service::start_with(Setup { gpu: GpuSetup::Named("soft:1x4GiB"), config, ..Setup::default() });
+    let service =
+        TestService::start_with(ServiceSetup { gpu: TestGpu::Named("soft:1x4GiB"), config, ..ServiceSetup::default() });
     let client = service.client();
-    let job = holds(&service, "L1", Way::Library, "3G", 512);
+    let job = start_holding(&service, "L1", Way::Library, "3G", 512);
     // Every page is written to, so that it is really taken.
     let hog = vec![1_u8; usize::try_from(2 * eighth).expect("as much as there is")];
     let why = "the parking space has 0 B free now";
@@ -486,7 +492,7 @@ fn no_lease_is_parked_while_the_host_needs_its_memory_and_explain_says_so() {
 }
 
 /// All processes of this service and of a lease stand still, as if the host slept.
-fn while_all_sleep(service: &Service, id: &str, how_long: Duration) {
+fn while_all_sleep(service: &TestService, id: &str, how_long: Duration) {
     let own = service.client().lease(id).pids;
     let all: Vec<u32> = own.into_iter().chain(children(service)).chain([service.pid()]).collect();
     all.iter().for_each(|pid| signal(*pid, Signal::STOP));
@@ -497,7 +503,7 @@ fn while_all_sleep(service: &Service, id: &str, how_long: Duration) {
 fn a_host_that_sleeps_during_a_park_loses_nothing(way: Way) {
     let service = serve("soft:1x4GiB");
     let client = service.client();
-    let job = holds(&service, "L1", way, "3G", 512);
+    let job = start_holding(&service, "L1", way, "3G", 512);
     fault(&service, if way == Way::Library { "copy-rate 128MiB/s" } else { "checkpoint times-out" });
     let waiter = guest(&service, "3G");
     await_state(&client, "L1", LeaseState::Parking);
@@ -511,7 +517,7 @@ fn a_host_that_sleeps_during_a_park_loses_nothing(way: Way) {
         assert!(guest != LeaseState::Active || victim == LeaseState::Parked, "{victim:?}, and {guest:?}");
         if guest == LeaseState::Active { Ok(()) } else { Err((victim, guest)) }
     });
-    tell(&client, "L1", "resume");
+    post_action(&client, "L1", "resume");
     while_all_sleep(&service, "L1", Duration::from_secs(2));
     drop(waiter);
     await_state(&client, "L1", LeaseState::Active);
@@ -532,12 +538,16 @@ fn a_host_that_sleeps_while_the_driver_parks_loses_nothing() {
 fn a_stopped_program_is_not_parked_by_the_library_and_delays_no_other() {
     let service = serve("soft:2x4GiB");
     let client = service.client();
-    let job = holds(&service, "L1", Way::Library, "3G", 512);
+    let job = start_holding(&service, "L1", Way::Library, "3G", 512);
     let program = program_of(&service, "L1");
     signal(program, Signal::STOP);
-    let waiter = Job::start(&service, &["--vram", "3G", "--on", "0", "--tier", "interactive", "--", "sleep", "600"]);
+    let waiter =
+        WrappedProgram::start(&service, &["--vram", "3G", "--on", "0", "--tier", "interactive", "--", "sleep", "600"]);
     await_state(&client, "L1", LeaseState::Parking);
-    succeeds(&service, &["run", "--vram", "1G", "--on", "1", "--", &example("hold"), "64MiB", "--seconds", "0"]);
+    successful_output(
+        &service,
+        &["run", "--vram", "1G", "--on", "1", "--", &example("hold"), "64MiB", "--seconds", "0"],
+    );
     await_audit(&service, "L1", "one of its programs did not answer in time");
     assert_eq!(client.lease("L2").state, LeaseState::Waiting);
     signal(program, Signal::CONT);
@@ -552,10 +562,11 @@ fn a_stopped_program_is_not_parked_by_the_library_and_delays_no_other() {
 fn a_stopped_program_is_not_parked_by_the_driver_and_delays_no_other() {
     let service = serve("soft:2x4GiB");
     let client = service.client();
-    let job = holds(&service, "L1", Way::Driver, "3G", 512);
+    let job = start_holding(&service, "L1", Way::Driver, "3G", 512);
     let program = program_of(&service, "L1");
     signal(program, Signal::STOP);
-    let waiter = Job::start(&service, &["--vram", "3G", "--on", "0", "--tier", "interactive", "--", "sleep", "600"]);
+    let waiter =
+        WrappedProgram::start(&service, &["--vram", "3G", "--on", "0", "--tier", "interactive", "--", "sleep", "600"]);
     await_state(&client, "L2", LeaseState::Waiting);
     until("it is said that it is stopped", LONG, || {
         let told = format!("{}{}", audit(&service, "L1"), text(&service.cli(&["explain", "L2"])));
@@ -564,11 +575,11 @@ fn a_stopped_program_is_not_parked_by_the_driver_and_delays_no_other() {
     // Others are moved by the same worker meanwhile.
     let hold = example("hold");
     let words = ["--vram", "1G", "--on", "1", "--no-shim", "--", &hold, "64MiB", "--idle"];
-    let mut other = Job::start(&service, &words);
-    assert!(other.line().starts_with("holds "), "{}", other.said());
+    let mut other = WrappedProgram::start(&service, &words);
+    assert!(other.line().starts_with("holds "), "{}", other.output_text());
     await_bytes(&client, "L3", 64);
     park(&service, "L3");
-    succeeds(&service, &["resume", "L3"]);
+    successful_output(&service, &["resume", "L3"]);
     other.finish("beside a stopped one");
     assert_eq!(client.lease("L2").state, LeaseState::Waiting);
     signal(program, Signal::CONT);
@@ -581,7 +592,7 @@ fn a_stopped_program_is_not_parked_by_the_driver_and_delays_no_other() {
     await_state(&client, "L2", LeaseState::Active);
     drop(waiter);
     await_ended(&client, "L2");
-    succeeds(&service, &["resume", "L1"]);
+    successful_output(&service, &["resume", "L1"]);
     job.finish("after it was stopped");
 }
 
@@ -590,7 +601,7 @@ fn a_lost_gpu_ends_the_leases_parked_from_it_and_nothing_hangs() {
     for way in BOTH {
         let mut service = serve("soft:2x4GiB");
         let client = service.client();
-        let job = holds(&service, "L1", way, "3G", 512);
+        let job = start_holding(&service, "L1", way, "3G", 512);
         park(&service, "L1");
         fault(&service, "0 nvml lost");
         // No reading can show its GPU without its bytes, so they count until an operator clears the GPU.
@@ -599,10 +610,10 @@ fn a_lost_gpu_ends_the_leases_parked_from_it_and_nothing_hangs() {
         assert!(ended.sentence.contains("its GPU is gone"), "{}", ended.sentence);
         assert_eq!(client.card().state, GpuState::OutOfService);
         until("its owner was told", LONG, || {
-            let said = job.said();
+            let said = job.output_text();
             if said.contains("its GPU is gone") { Ok(()) } else { Err(said) }
         });
-        succeeds(&service, &["run", "--vram", "1G", "--on", "1", "--", "true"]);
+        successful_output(&service, &["run", "--vram", "1G", "--on", "1", "--", "true"]);
         if way == Way::Library {
             kill_process(Pid::from_child(&job.child), Signal::TERM).expect("an own child");
             let stderr = job.stderr.clone();
@@ -615,11 +626,11 @@ fn a_lost_gpu_ends_the_leases_parked_from_it_and_nothing_hangs() {
         }
         fault(&service, "clear");
         until("the GPU answers again", LONG, || client.card().used_bytes.filter(|used| *used == IDLE).ok_or(()));
-        succeeds(&service, &["gpus", "clear", "0"]);
+        successful_output(&service, &["gpus", "clear", "0"]);
         await_ended(&client, "L1");
-        let next = holds(&service, "L3", way, "3G", 512);
+        let next = start_holding(&service, "L3", way, "3G", 512);
         park(&service, "L3");
-        succeeds(&service, &["resume", "L3"]);
+        successful_output(&service, &["resume", "L3"]);
         next.finish("on the GPU that was mended");
         assert!(service.alive());
     }
@@ -628,9 +639,9 @@ fn a_lost_gpu_ends_the_leases_parked_from_it_and_nothing_hangs() {
 #[test]
 fn a_daemon_killed_at_any_moment_of_what_the_driver_does_is_followed_by_one_that_knows() {
     let mut service = serve("soft:1x4GiB");
-    let job = holds(&service, "L1", Way::Driver, "3G", 256);
+    let job = start_holding(&service, "L1", Way::Driver, "3G", 256);
     let program = program_of(&service, "L1");
-    let settled = |client: &Client| {
+    let settled = |client: &TestClient| {
         client.await_lease("it is somewhere for good", "L1", |lease| {
             matches!(lease.state, LeaseState::Active | LeaseState::Parked)
         })
@@ -638,7 +649,7 @@ fn a_daemon_killed_at_any_moment_of_what_the_driver_does_is_followed_by_one_that
     for pause_ms in [0, 2, 5, 10, 20, 40, 80, 160, 320] {
         let client = service.client();
         client.await_lease("it can be parked", "L1", |lease| lease.not_parkable.is_none());
-        tell(&client, "L1", "park");
+        post_action(&client, "L1", "park");
         thread::sleep(Duration::from_millis(pause_ms));
         service.kill();
         service.restart();
@@ -648,12 +659,12 @@ fn a_daemon_killed_at_any_moment_of_what_the_driver_does_is_followed_by_one_that
             Some(state) if state == expected => Ok(()),
             other => Err(other),
         });
-        tell(&client, "L1", "resume");
+        post_action(&client, "L1", "resume");
         thread::sleep(Duration::from_millis(pause_ms));
         service.kill();
         service.restart();
         settled(&service.client());
-        succeeds(&service, &["resume", "L1"]);
+        successful_output(&service, &["resume", "L1"]);
         await_bytes(&service.client(), "L1", 256);
         assert_eq!(at(&service, program).as_deref(), Some("running"), "nothing stays locked");
     }

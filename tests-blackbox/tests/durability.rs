@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
+use sublet_blackbox::change_log::{build_recorder, recorder_env};
+use sublet_blackbox::disk_image::Coin;
 use sublet_blackbox::http::JSON;
-use sublet_blackbox::image::Coin;
-use sublet_blackbox::log::{build_recorder, recorder_env};
 use sublet_blackbox::service::serve_command;
-use sublet_blackbox::{Client, GIB, LONG, MIB, Service, Setup, ask, until};
+use sublet_blackbox::{GIB, LONG, MIB, ServiceSetup, TestClient, TestService, ask, until};
 use sublet_wire::{Lease, LeaseState};
 
 /// How many leases one client keeps at a time: all of them fit on the GPU.
@@ -38,7 +38,7 @@ struct Load {
 }
 
 /// Asks and releases until it is told to stop; a service that is away is asked again.
-fn client_at_work(client: &Client, number: u64, load: &Load) {
+fn client_at_work(client: &TestClient, number: u64, load: &Load) {
     let mut coin = Coin(number + 1);
     let mut mine: Vec<String> = Vec::new();
     let mut asks = 0;
@@ -54,7 +54,7 @@ fn client_at_work(client: &Client, number: u64, load: &Load) {
 }
 
 /// Sends one ask with one key until it is answered: it must not make two leases.
-fn ask_once(client: &Client, key: &str, load: &Load) -> Option<String> {
+fn ask_once(client: &TestClient, key: &str, load: &Load) -> Option<String> {
     let body = ask(384 * MIB, json!({"ttl_s": 1800, "name": key})).to_string();
     let headers = [JSON, (sublet_wire::IDEMPOTENCY_KEY, key)];
     let answer = until("the ask is answered", LONG, || {
@@ -79,7 +79,7 @@ fn ask_once(client: &Client, key: &str, load: &Load) -> Option<String> {
     Some(id)
 }
 
-fn release(client: &Client, id: &str, load: &Load) {
+fn release(client: &TestClient, id: &str, load: &Load) {
     // From here until the answer it is unknown whether the lease is still held.
     load.known.lock().expect("no client panicked").held.remove(id);
     let released =
@@ -91,7 +91,7 @@ fn release(client: &Client, id: &str, load: &Load) {
 }
 
 /// Everything that was known when the daemon died is still so.
-fn assert_nothing_lost(client: &Client, known: &Known) {
+fn assert_nothing_lost(client: &TestClient, known: &Known) {
     for lease in known.held.values() {
         let found = client.lease(&lease.id);
         assert_eq!((&found.name, &found.tenant), (&lease.name, &lease.tenant), "{found:?}");
@@ -114,7 +114,7 @@ fn assert_nothing_lost(client: &Client, known: &Known) {
 }
 
 /// A lease that is granted soon: what was just released counts until it was seen gone.
-fn granted(client: &Client, ask: &serde_json::Value) -> Lease {
+fn granted(client: &TestClient, ask: &serde_json::Value) -> Lease {
     let id = client.post("/v1/leases", ask).read::<Lease>().id;
     client.await_lease("granted", &id, |lease| lease.state == LeaseState::Active)
 }
@@ -122,7 +122,7 @@ fn granted(client: &Client, ask: &serde_json::Value) -> Lease {
 #[test]
 fn every_answer_survives_kill_9_in_a_loop_under_load() {
     let kills: u64 = std::env::var("SUBLET_KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(10);
-    let mut service = Service::start();
+    let mut service = TestService::start();
     let client = service.client();
     let mut coin = Coin(7);
     let mut known = Known::default();
@@ -151,7 +151,7 @@ fn every_answer_survives_kill_9_in_a_loop_under_load() {
         assert!(fresh.fence > Some(known.highest_epoch), "epochs grow across a crash: {fresh:?}");
         known.highest_epoch = fresh.fence.unwrap_or(0);
         client.delete(&format!("/v1/leases/{}", fresh.id));
-        // The next clients start with an empty card.
+        // The next clients start with an empty GPU.
         for id in std::mem::take(&mut known.held).into_keys() {
             assert_eq!(client.delete(&format!("/v1/leases/{id}")).status, 200);
             known.released.push(id);
@@ -174,7 +174,7 @@ fn after_a_sync_that_failed_nothing_is_answered_and_a_restart_has_all_that_was()
     fs::create_dir(&state).expect("a directory can be made");
     let mut env = recorder_env(&build_recorder(tools.path()), &state, &log);
     env.push(("RECORDER_FAIL".into(), broken.display().to_string()));
-    let mut service = Service::start_with(Setup { state: Some(state), env, ..Setup::default() });
+    let mut service = TestService::start_with(ServiceSetup { state: Some(state), env, ..ServiceSetup::default() });
     let client = service.client();
     let before = client.grant(&ask(GIB, json!({"ttl_s": 1800})));
     fs::write(&broken, "").expect("a file can be made");
@@ -197,7 +197,7 @@ fn while_a_disk_hangs_nothing_is_answered_that_needs_it_and_everything_else_is()
     fs::create_dir(&state).expect("a directory can be made");
     let mut env = recorder_env(&build_recorder(tools.path()), &state, &log);
     env.push(("RECORDER_STALL".into(), hung.display().to_string()));
-    let service = Service::start_with(Setup { state: Some(state), env, ..Setup::default() });
+    let service = TestService::start_with(ServiceSetup { state: Some(state), env, ..ServiceSetup::default() });
     let client = service.client();
     // Up to where the next number moves the mark that is kept of them, which waits for the disk as well.
     for _ in 0..64 {
@@ -223,7 +223,7 @@ fn while_a_disk_hangs_nothing_is_answered_that_needs_it_and_everything_else_is()
 
 #[test]
 fn a_backup_that_is_put_back_hands_out_no_epoch_and_no_number_of_a_lease_twice() {
-    let mut service = Service::start();
+    let mut service = TestService::start();
     let client = service.client();
     let number = |lease: &Lease| lease.id.trim_start_matches('L').parse::<u64>().expect("a number");
     let first = client.grant(&ask(GIB, json!({"ttl_s": 1800})));
@@ -269,7 +269,7 @@ fn a_backup_that_is_put_back_hands_out_no_epoch_and_no_number_of_a_lease_twice()
 }
 
 #[test]
-fn a_second_daemon_on_the_same_cards_refuses_and_names_the_first() {
+fn a_second_daemon_on_the_same_gpus_refuses_and_names_the_first() {
     let first = tempfile::tempdir().expect("a directory can be made");
     let start = |name: &str| {
         let dir = first.path().join(name);
@@ -279,30 +279,30 @@ fn a_second_daemon_on_the_same_cards_refuses_and_names_the_first() {
         command.stdin(std::process::Stdio::null());
         command.stderr(fs::File::create(dir.join("log")).expect("a file")).spawn().expect("sublet")
     };
-    let said = |name: &str| fs::read_to_string(first.path().join(name).join("log")).unwrap_or_default();
+    let output_text = |name: &str| fs::read_to_string(first.path().join(name).join("log")).unwrap_or_default();
     let mut one = start("one");
     let serves = until("the first serves", LONG, || match one.try_wait().ok().flatten() {
         Some(_) => Ok(false),
-        None if said("one").contains("ready on ") => Ok(true),
-        None => Err(said("one")),
+        None if output_text("one").contains("ready on ") => Ok(true),
+        None => Err(output_text("one")),
     });
     if !serves {
-        assert!(said("one").contains("leases the GPUs of this host"), "{}", said("one"));
+        assert!(output_text("one").contains("leases the GPUs of this host"), "{}", output_text("one"));
         return eprintln!("skipped: a service leases the GPUs of this host");
     }
     let mut two = start("two");
-    let status = until("the second gives up", LONG, || two.try_wait().ok().flatten().ok_or_else(|| said("two")));
+    let status = until("the second gives up", LONG, || two.try_wait().ok().flatten().ok_or_else(|| output_text("two")));
     one.kill().expect("an own child can be killed");
     one.wait().expect("an own child can be waited for");
     assert!(!status.success());
     let named = format!("another daemon (process {} of user", one.id());
-    assert!(said("two").contains(&named), "{named}: {}", said("two"));
-    assert!(said("two").contains("hint:"), "{}", said("two"));
+    assert!(output_text("two").contains(&named), "{named}: {}", output_text("two"));
+    assert!(output_text("two").contains("hint:"), "{}", output_text("two"));
 }
 
 #[test]
 fn a_second_daemon_on_the_same_state_refuses_and_names_the_first() {
-    let service = Service::start();
+    let service = TestService::start();
     let lease = service.client().grant(&ask(GIB, json!({})));
     let other_socket = service.dir().join("other");
     refuses(&service, serve_command(service.dir(), &service.state_dir(), &other_socket));
@@ -312,7 +312,7 @@ fn a_second_daemon_on_the_same_state_refuses_and_names_the_first() {
 
 #[test]
 fn a_second_daemon_on_the_same_socket_refuses_and_names_the_first() {
-    let service = Service::start();
+    let service = TestService::start();
     let lease = service.client().grant(&ask(GIB, json!({})));
     let other_state = service.dir().join("other");
     refuses(&service, serve_command(service.dir(), &other_state, &service.dir().join("s")));
@@ -320,7 +320,7 @@ fn a_second_daemon_on_the_same_socket_refuses_and_names_the_first() {
     assert!(!other_state.exists(), "a refused daemon leaves nothing behind");
 }
 
-fn refuses(service: &Service, mut second: std::process::Command) {
+fn refuses(service: &TestService, mut second: std::process::Command) {
     let mut second =
         second.stderr(fs::File::create(service.dir().join("second")).expect("a file")).spawn().expect("sublet");
     let status = until("the second daemon gives up", LONG, || second.try_wait().ok().flatten().ok_or("it runs"));
@@ -331,7 +331,7 @@ fn refuses(service: &Service, mut second: std::process::Command) {
 
 #[test]
 fn a_socket_left_by_a_killed_daemon_is_taken_over() {
-    let mut service = Service::start();
+    let mut service = TestService::start();
     service.kill();
     assert!(service.dir().join("s").exists(), "kill -9 leaves the socket behind");
     service.restart();
@@ -340,7 +340,7 @@ fn a_socket_left_by_a_killed_daemon_is_taken_over() {
 
 #[test]
 fn a_corrupt_journal_is_a_clear_error_and_is_left_as_it_was() {
-    let mut service = Service::start();
+    let mut service = TestService::start();
     service.client().grant(&ask(GIB, json!({})));
     assert!(service.stop().success());
     let journal = database(&service.state_dir());

@@ -7,30 +7,31 @@ use serde_json::json;
 use std::os::unix::process::CommandExt;
 use std::time::{Duration, Instant};
 use sublet_blackbox::binary::example;
-use sublet_blackbox::job::{Alone, Job, await_bytes, await_state, succeeds, text};
-use sublet_blackbox::strangers::{
-    CONFIG, PARKS, await_closed, await_stranger, found, in_order, is_alive, mode, serve, serve_with, strangers,
-};
+use sublet_blackbox::programs::{UnleasedProgram, WrappedProgram, await_bytes, await_state, successful_output, text};
 use sublet_blackbox::tracer::Traced;
+use sublet_blackbox::unleased::{
+    CONFIG, PARKS, assert_in_order, await_closed, await_found, await_unleased, is_alive, mode, serve, serve_with,
+    unleased_processes,
+};
 use sublet_blackbox::wait::throughout;
-use sublet_blackbox::{GpuSetup, LONG, MIB, Service, Setup, ask, until};
+use sublet_blackbox::{LONG, MIB, ServiceSetup, TestGpu, TestService, ask, until};
 use sublet_wire::{EndReason, GpuState, LeaseState, Mode, NextStep, ParkMethod, UnleasedProcess, UnleasedStep};
 
 #[test]
-fn a_stranger_is_found_and_put_on_the_record_and_nothing_happens_to_it() {
+fn an_unleased_process_is_found_and_recorded_and_not_touched() {
     let service = serve();
-    let mut alone = Alone::takes(&service, 1024);
-    let stranger = found(&service, &alone);
+    let mut alone = UnleasedProgram::start_holding(&service, 1024);
+    let stranger = await_found(&service, &alone);
     assert_eq!((stranger.step, stranger.next), (UnleasedStep::Found, NextStep::Nothing), "{stranger:?}");
     assert!(stranger.exe.as_deref().is_some_and(|exe| exe.ends_with("sublet-example-hold")), "{stranger:?}");
     assert!(stranger.command.iter().any(|word| word == "1024MiB"), "{stranger:?}");
     assert!(stranger.vram_bytes.is_some_and(|bytes| bytes >= 1024 * MIB), "{stranger:?}");
-    alone.lives_on(5);
-    let status = succeeds(&service, &["enforce", "status"]);
+    alone.assert_alive_for(5);
+    let status = successful_output(&service, &["enforce", "status"]);
     assert!(status.contains("GPU 0: observe") && status.contains(&alone.pid().to_string()), "{status}");
     alone.signal(Signal::TERM);
     let story = await_closed(&service, &stranger.id);
-    in_order(&story, &["is on a GPU without a lease", "executable", "command", "parents"]);
+    assert_in_order(&story, &["is on a GPU without a lease", "executable", "command", "parents"]);
     // A reading may show its memory gone before the process is.
     assert!(story.contains("exited") || story.contains("has left the GPUs"), "{story}");
 }
@@ -38,9 +39,9 @@ fn a_stranger_is_found_and_put_on_the_record_and_nothing_happens_to_it() {
 #[test]
 fn an_unleased_process_is_ended_after_the_warning_and_its_memory_is_free() {
     let service = serve();
-    let alone = Alone::takes(&service, 1024);
-    let stranger = found(&service, &alone);
-    let preview = succeeds(&service, &["enforce", "preview"]);
+    let alone = UnleasedProgram::start_holding(&service, 1024);
+    let stranger = await_found(&service, &alone);
+    let preview = successful_output(&service, &["enforce", "preview"]);
     assert!(preview.contains("SIGTERM in 2 s"), "{preview}");
     // Without `--yes` it is only shown.
     let output = service.cli(&["enforce", "mode", "0", "enforce"]);
@@ -48,9 +49,9 @@ fn an_unleased_process_is_ended_after_the_warning_and_its_memory_is_free() {
     assert_eq!(service.client().card().mode, Mode::Observe);
     mode(&service, "enforce");
     // It checks its memory and exits on SIGTERM.
-    assert_eq!(alone.ended_by(), None);
+    assert_eq!(alone.end_signal(), None);
     let story = await_closed(&service, &stranger.id);
-    in_order(&story, &["is on a GPU", "is warned", "SIGTERM is to be sent", "SIGTERM was sent", "got it"]);
+    assert_in_order(&story, &["is on a GPU", "is warned", "SIGTERM is to be sent", "SIGTERM was sent", "got it"]);
     // A reading may show its memory gone before the process is.
     assert!(story.contains("exited") || story.contains("has left the GPUs"), "{story}");
     assert!(!story.contains("SIGKILL"), "{story}");
@@ -60,24 +61,24 @@ fn an_unleased_process_is_ended_after_the_warning_and_its_memory_is_free() {
     });
     // A process like it that starts again is recorded as such.
     mode(&service, "observe");
-    let anew = Alone::takes(&service, 1024);
-    let known = found(&service, &anew);
+    let anew = UnleasedProgram::start_holding(&service, 1024);
+    let known = await_found(&service, &anew);
     assert_eq!(known.replaces.as_ref(), Some(&stranger.id), "{known:?}");
-    let status = succeeds(&service, &["enforce", "status"]);
+    let status = successful_output(&service, &["enforce", "status"]);
     assert!(status.contains("was the same and is gone; something starts it anew"), "{status}");
-    succeeds(&service, &["journal", "verify", "--state-dir", &service.state_dir().to_string_lossy()]);
+    successful_output(&service, &["journal", "verify", "--state-dir", &service.state_dir().to_string_lossy()]);
 }
 
 #[test]
 fn an_unleased_process_that_cannot_be_parked_and_ignores_sigterm_gets_sigkill_after_the_grace() {
     let service = serve_with(PARKS);
-    let alone = Alone::takes(&service, 1024);
-    let stranger = found(&service, &alone);
+    let alone = UnleasedProgram::start_holding(&service, 1024);
+    let stranger = await_found(&service, &alone);
     alone.signal(Signal::STOP);
     mode(&service, "enforce");
-    assert_eq!(alone.ended_by(), Some(9));
+    assert_eq!(alone.end_signal(), Some(9));
     let story = await_closed(&service, &stranger.id);
-    in_order(
+    assert_in_order(
         &story,
         &[
             "is warned",
@@ -99,40 +100,40 @@ fn an_unleased_process_that_cannot_be_parked_and_ignores_sigterm_gets_sigkill_af
 fn an_unleased_process_is_parked_after_the_warning_and_continues_when_resumed() {
     let service = serve_with(PARKS);
     let client = service.client();
-    let mut alone = Alone::takes(&service, 1024);
-    let stranger = found(&service, &alone);
-    let preview = succeeds(&service, &["enforce", "preview"]);
+    let mut alone = UnleasedProgram::start_holding(&service, 1024);
+    let stranger = await_found(&service, &alone);
+    let preview = successful_output(&service, &["enforce", "preview"]);
     assert!(preview.contains("parked in 2 s, or SIGTERM if it cannot be"), "{preview}");
     mode(&service, "enforce");
     let warned =
-        await_stranger(&service, alone.pid(), "it is warned", |stranger| stranger.step == UnleasedStep::Warned);
+        await_unleased(&service, alone.pid(), "it is warned", |stranger| stranger.step == UnleasedStep::Warned);
     assert_eq!((warned.next, warned.next_signal), (NextStep::Parked, None));
     let parked = await_state(&client, "L1", LeaseState::Parked);
     assert_eq!((parked.method, parked.seen_bytes), (Some(ParkMethod::Driver), Some(0)), "{parked:?}");
-    let why = succeeds(&service, &["explain", "L1"]);
+    let why = successful_output(&service, &["explain", "L1"]);
     assert!(why.contains("it stands still; `sublet resume L1` brings it back"), "{why}");
     assert_eq!(parked.pids, [alone.pid()]);
     let story = await_closed(&service, &stranger.id);
     let way = ["is on a GPU", "is warned", "it has L1 now, by which it is to be parked", "is parked, and has L1"];
-    in_order(&story, &way);
+    assert_in_order(&story, &way);
     assert!(!story.contains("SIGTERM"), "{story}");
     // Its bytes are gone from the GPU, and the process lives.
     let card = client.card();
     let is_away = card.occupants.iter().all(|occupant| occupant.seen_bytes == Some(0));
     assert!(is_away && card.unowned_bytes <= Some(64 * MIB), "{card:?}");
-    alone.lives_on(4);
+    alone.assert_alive_for(4);
     assert_eq!(client.lease("L1").state, LeaseState::Parked);
-    succeeds(&service, &["resume", "L1"]);
+    successful_output(&service, &["resume", "L1"]);
     await_state(&client, "L1", LeaseState::Active);
     await_bytes(&client, "L1", 1024);
     // It has a lease now, on a GPU in mode `enforce`.
-    alone.lives_on(5);
-    assert!(strangers(&service).processes.is_empty());
+    alone.assert_alive_for(5);
+    assert!(unleased_processes(&service).processes.is_empty());
     // It checks all of its memory before it exits.
     alone.signal(Signal::TERM);
-    assert_eq!(alone.ended_by(), None);
+    assert_eq!(alone.end_signal(), None);
     client.await_lease("it ends with its process", "L1", |lease| lease.state == LeaseState::Ended);
-    succeeds(&service, &["journal", "verify", "--state-dir", &service.state_dir().to_string_lossy()]);
+    successful_output(&service, &["journal", "verify", "--state-dir", &service.state_dir().to_string_lossy()]);
 }
 
 #[test]
@@ -141,39 +142,40 @@ fn a_lease_that_no_program_uses_keeps_no_other_program_from_being_parked() {
     let client = service.client();
     // One lease without a program, and one with a program that does not use the GPU.
     client.grant(&ask(256 * MIB, json!({})));
-    let mut idle = Job::start(&service, &["--vram", "256M", "--", "sh", "-c", "echo up; sleep 600"]);
-    assert_eq!(idle.line(), "up\n", "{}", idle.said());
-    let mut alone = Alone::takes(&service, 1024);
-    found(&service, &alone);
+    let mut idle = WrappedProgram::start(&service, &["--vram", "256M", "--", "sh", "-c", "echo up; sleep 600"]);
+    assert_eq!(idle.line(), "up\n", "{}", idle.output_text());
+    let mut alone = UnleasedProgram::start_holding(&service, 1024);
+    await_found(&service, &alone);
     mode(&service, "enforce");
     await_state(&client, "L3", LeaseState::Parked);
-    alone.lives_on(1);
-    succeeds(&service, &["resume", "L3"]);
+    alone.assert_alive_for(1);
+    successful_output(&service, &["resume", "L3"]);
     await_state(&client, "L3", LeaseState::Active);
     alone.signal(Signal::TERM);
-    assert_eq!(alone.ended_by(), None);
+    assert_eq!(alone.end_signal(), None);
 }
 
 #[test]
 fn an_unleased_process_is_not_parked_beside_another() {
     let service = serve_with(PARKS);
-    let (one, other) = (Alone::takes(&service, 512), Alone::takes(&service, 512));
-    let (first, second) = (found(&service, &one), found(&service, &other));
+    let (one, other) = (UnleasedProgram::start_holding(&service, 512), UnleasedProgram::start_holding(&service, 512));
+    let (first, second) = (await_found(&service, &one), await_found(&service, &other));
     mode(&service, "enforce");
-    assert_eq!((one.ended_by(), other.ended_by()), (None, None));
+    assert_eq!((one.end_signal(), other.end_signal()), (None, None));
     let stories = [await_closed(&service, &first.id), await_closed(&service, &second.id)];
     let alone = |story: &&String| story.contains("processes without a lease are on GPU 0");
-    let ended = stories.iter().filter(alone).inspect(|story| in_order(story, &["is warned", "SIGTERM was sent"]));
+    let ended =
+        stories.iter().filter(alone).inspect(|story| assert_in_order(story, &["is warned", "SIGTERM was sent"]));
     assert!(ended.count() >= 1, "{stories:?}");
 }
 
 #[test]
 fn a_daemon_killed_while_it_parks_an_unleased_process_continues_with_the_same_lease() {
     let mut service = serve_with(PARKS);
-    let mut alone = Alone::takes(&service, 1024);
-    let stranger = found(&service, &alone);
+    let mut alone = UnleasedProgram::start_holding(&service, 1024);
+    let stranger = await_found(&service, &alone);
     mode(&service, "enforce");
-    await_stranger(&service, alone.pid(), "it is moved", |stranger| stranger.step == UnleasedStep::Parking);
+    await_unleased(&service, alone.pid(), "it is moved", |stranger| stranger.step == UnleasedStep::Parking);
     service.kill();
     service.restart();
     await_state(&service.client(), "L1", LeaseState::Parked);
@@ -181,11 +183,11 @@ fn a_daemon_killed_while_it_parks_an_unleased_process_continues_with_the_same_le
     assert_eq!(story.matches("by which it is to be parked").count(), 1, "{story}");
     assert!(!story.contains("SIGTERM"), "{story}");
     assert_eq!(service.client().live_ids(), ["L1"]);
-    alone.lives_on(2);
-    succeeds(&service, &["resume", "L1"]);
+    alone.assert_alive_for(2);
+    successful_output(&service, &["resume", "L1"]);
     await_bytes(&service.client(), "L1", 1024);
     alone.signal(Signal::TERM);
-    assert_eq!(alone.ended_by(), None);
+    assert_eq!(alone.end_signal(), None);
 }
 
 /// Each process that may get a signal costs the service a descriptor, and it has a limited number of them.
@@ -194,11 +196,11 @@ fn an_unleased_process_with_1100_children_is_ended_and_so_is_another_beside_it()
     let service = serve();
     let line = format!("for i in $(seq 1100); do sleep 60 & done; exec {} 256MiB --idle", example("hold"));
     let mut crowd = service.command(&["soft", "env", "--", "bash", "-c", &line]).spawn().expect("a program");
-    await_stranger(&service, crowd.id(), "it is found", |stranger| stranger.vram_bytes >= Some(256 * MIB));
-    let alone = Alone::takes(&service, 256);
-    found(&service, &alone);
+    await_unleased(&service, crowd.id(), "it is found", |stranger| stranger.vram_bytes >= Some(256 * MIB));
+    let alone = UnleasedProgram::start_holding(&service, 256);
+    await_found(&service, &alone);
     mode(&service, "enforce");
-    assert_eq!(alone.ended_by(), None);
+    assert_eq!(alone.end_signal(), None);
     until("it ends", LONG, || match crowd.try_wait().expect("an own child") {
         Some(_) => Ok(()),
         None => Err("it runs"),
@@ -208,18 +210,18 @@ fn an_unleased_process_with_1100_children_is_ended_and_so_is_another_beside_it()
 #[test]
 fn an_adopted_process_has_a_lease_and_is_not_touched() {
     let service = serve();
-    let mut alone = Alone::takes(&service, 1024);
-    let stranger = found(&service, &alone);
+    let mut alone = UnleasedProgram::start_holding(&service, 1024);
+    let stranger = await_found(&service, &alone);
     mode(&service, "enforce");
-    await_stranger(&service, alone.pid(), "it is warned", |stranger| stranger.step == UnleasedStep::Warned);
-    let said = succeeds(&service, &["adopt", &alone.pid().to_string()]);
+    await_unleased(&service, alone.pid(), "it is warned", |stranger| stranger.step == UnleasedStep::Warned);
+    let said = successful_output(&service, &["adopt", &alone.pid().to_string()]);
     assert!(said.contains("has L1 now"), "{said}");
     let story = await_closed(&service, &stranger.id);
-    in_order(&story, &["is warned", "has a lease now: L1"]);
+    assert_in_order(&story, &["is warned", "has a lease now: L1"]);
     let lease = await_state(&service.client(), "L1", LeaseState::Active);
     assert!(lease.vram_bytes.is_some_and(|bytes| (1024 * MIB..1400 * MIB).contains(&bytes)), "{lease:?}");
     assert_eq!(lease.pids, [alone.pid()]);
-    alone.lives_on(6);
+    alone.assert_alive_for(6);
     alone.signal(Signal::TERM);
     service.client().await_lease("it ends with its process", "L1", |lease| lease.state == LeaseState::Ended);
 }
@@ -227,8 +229,8 @@ fn an_adopted_process_has_a_lease_and_is_not_touched() {
 #[test]
 fn a_process_can_be_adopted_by_its_own_user_and_an_operator_only() {
     let service = serve();
-    let alone = Alone::takes_as(&service, Some(4711), 512);
-    let stranger = found(&service, &alone);
+    let alone = UnleasedProgram::start_holding_as(&service, Some(4711), 512);
+    let stranger = await_found(&service, &alone);
     assert_eq!(stranger.uid, 4711);
     let other = service.command(&["adopt", &alone.pid().to_string()]).uid(4712).gid(4712).output().expect("a program");
     assert!(!other.status.success(), "{}", text(&other));
@@ -242,19 +244,19 @@ fn a_process_can_be_adopted_by_its_own_user_and_an_operator_only() {
     assert!(own.status.success(), "{}", text(&own));
     let lease = service.client().lease("L1");
     assert_eq!(lease.tenant, "uid:4711");
-    in_order(&await_closed(&service, &stranger.id), &["has a lease now: L1"]);
+    assert_in_order(&await_closed(&service, &stranger.id), &["has a lease now: L1"]);
 }
 
 #[test]
-fn what_descends_from_a_holder_is_no_stranger_however_it_hides() {
+fn a_descendant_of_a_holder_is_leased_however_it_hides() {
     let service = serve();
     mode(&service, "enforce");
     // It forks twice, leaves its session and its parent, and takes another name.
     let line = format!("(setsid bash -c 'exec -a renamed {} 512MiB --idle' &) ; sleep 600", example("hold"));
-    let _job = Job::start(&service, &["--vram", "1G", "--", "bash", "-c", &line]);
+    let _job = WrappedProgram::start(&service, &["--vram", "1G", "--", "bash", "-c", &line]);
     await_bytes(&service.client(), "L1", 512);
     throughout(Duration::from_secs(6), || {
-        let all = strangers(&service).processes;
+        let all = unleased_processes(&service).processes;
         assert!(all.is_empty(), "{all:?}");
     });
     await_bytes(&service.client(), "L1", 512);
@@ -269,82 +271,82 @@ fn what_descends_from_a_holder_is_no_stranger_however_it_hides() {
 }
 
 #[test]
-fn a_process_that_outlives_its_lease_is_a_stranger_from_then_on() {
+fn a_process_that_outlives_its_lease_is_unleased_from_then_on() {
     let service = serve();
-    let mut job = Job::start(&service, &["--vram", "1G", "--", &example("hold"), "512MiB", "--idle"]);
+    let mut job = WrappedProgram::start(&service, &["--vram", "1G", "--", &example("hold"), "512MiB", "--idle"]);
     assert!(job.line().starts_with("holds "));
     await_bytes(&service.client(), "L1", 512);
     let program = *service.client().lease("L1").pids.last().expect("a process");
     // The wrapper dies, and an operator takes the lease: the program is still there.
     kill_process(Pid::from_child(&job.child), Signal::KILL).expect("an own child");
-    succeeds(&service, &["end", "L1"]);
-    let stranger = await_stranger(&service, program, "it is found", |_| true);
+    successful_output(&service, &["end", "L1"]);
+    let stranger = await_unleased(&service, program, "it is found", |_| true);
     mode(&service, "enforce");
     let story = await_closed(&service, &stranger.id);
-    in_order(&story, &["is on a GPU without a lease", "is warned", "SIGTERM was sent"]);
+    assert_in_order(&story, &["is on a GPU without a lease", "is warned", "SIGTERM was sent"]);
 }
 
 #[test]
 fn a_process_that_a_rule_allows_is_left_alone_until_the_rule_is_removed() {
     let service = serve();
-    let mut alone = Alone::takes(&service, 512);
-    found(&service, &alone);
-    let about = succeeds(&service, &["enforce", "allow", "exe:sublet-example-hold", "--dry-run"]);
+    let mut alone = UnleasedProgram::start_holding(&service, 512);
+    await_found(&service, &alone);
+    let about = successful_output(&service, &["enforce", "allow", "exe:sublet-example-hold", "--dry-run"]);
     assert!(about.contains("X1 (sublet-example-hold)"), "{about}");
-    let about = succeeds(&service, &["enforce", "allow", "exe:/no such&file", "--dry-run"]);
+    let about = successful_output(&service, &["enforce", "allow", "exe:/no such&file", "--dry-run"]);
     assert!(about.contains("no process that is on a GPU now"), "{about}");
-    let about = succeeds(&service, &["adopt", "exe:sublet-example-hold", "--vram", "1G", "--dry-run"]);
+    let about = successful_output(&service, &["adopt", "exe:sublet-example-hold", "--vram", "1G", "--dry-run"]);
     assert!(about.contains("X1 (sublet-example-hold)"), "{about}");
-    let about = succeeds(&service, &["adopt", &alone.pid().to_string(), "--dry-run"]);
+    let about = successful_output(&service, &["adopt", &alone.pid().to_string(), "--dry-run"]);
     assert!(about.contains("X1 (sublet-example-hold) has ") && about.contains("MiB"), "{about}");
     let absent = service.cli(&["adopt", "999999", "--dry-run"]);
     assert!(!absent.status.success() && text(&absent).contains("is not on a GPU without a lease"), "{absent:?}");
-    assert_eq!(strangers(&service).rules, [], "it was only shown");
-    assert_eq!(strangers(&service).processes.len(), 1, "and no process was adopted");
+    assert_eq!(unleased_processes(&service).rules, [], "it was only shown");
+    assert_eq!(unleased_processes(&service).processes.len(), 1, "and no process was adopted");
     let said = text(&service.cli(&["enforce", "allow", "exe:sublet-example-hold"]));
     assert!(said.contains("R1: exe:sublet-example-hold is left alone"), "{said}");
     assert!(said.contains("any user may call a program `sublet-example-hold`"), "{said}");
     mode(&service, "enforce");
-    let stranger = await_stranger(&service, alone.pid(), "it is left alone", |it| it.next == NextStep::Exempt);
+    let stranger = await_unleased(&service, alone.pid(), "it is left alone", |it| it.next == NextStep::Exempt);
     assert!(stranger.why.as_deref().is_some_and(|why| why.contains("R1")), "{stranger:?}");
-    alone.lives_on(5);
+    alone.assert_alive_for(5);
     for words in [["enforce", "forget", "R1", "--dry-run"].as_slice(), &["unadopt", "R1", "--dry-run"]] {
-        let about = succeeds(&service, words);
+        let about = successful_output(&service, words);
         assert!(about.contains("R1: exe:sublet-example-hold is left alone"), "{about}");
     }
     let nothing = service.cli(&["unadopt", "R7", "--dry-run"]);
     assert!(!nothing.status.success() && text(&nothing).contains("there is no rule `R7`"), "{nothing:?}");
-    assert_eq!(strangers(&service).rules.len(), 1, "it was only shown");
-    succeeds(&service, &["enforce", "forget", "R1"]);
-    assert_eq!(alone.ended_by(), None);
+    assert_eq!(unleased_processes(&service).rules.len(), 1, "it was only shown");
+    successful_output(&service, &["enforce", "forget", "R1"]);
+    assert_eq!(alone.end_signal(), None);
 }
 
 #[test]
 fn nothing_happens_while_the_driver_hangs() {
     let service = serve();
-    let mut alone = Alone::takes(&service, 512);
-    found(&service, &alone);
+    let mut alone = UnleasedProgram::start_holding(&service, 512);
+    await_found(&service, &alone);
     mode(&service, "enforce");
-    await_stranger(&service, alone.pid(), "it is warned", |stranger| stranger.step == UnleasedStep::Warned);
-    succeeds(&service, &["soft", "fault", "0", "nvml", "hang"]);
-    alone.lives_on(8);
-    succeeds(&service, &["soft", "fault", "0", "nvml", "ok"]);
-    assert_eq!(alone.ended_by(), None);
+    await_unleased(&service, alone.pid(), "it is warned", |stranger| stranger.step == UnleasedStep::Warned);
+    successful_output(&service, &["soft", "fault", "0", "nvml", "hang"]);
+    alone.assert_alive_for(8);
+    successful_output(&service, &["soft", "fault", "0", "nvml", "ok"]);
+    assert_eq!(alone.end_signal(), None);
 }
 
 #[test]
 fn a_restarted_daemon_does_not_warn_a_second_time() {
     let mut service = serve();
-    let alone = Alone::takes(&service, 512);
-    let stranger = found(&service, &alone);
+    let alone = UnleasedProgram::start_holding(&service, 512);
+    let stranger = await_found(&service, &alone);
     mode(&service, "enforce");
-    await_stranger(&service, alone.pid(), "it is warned", |stranger| stranger.step == UnleasedStep::Warned);
+    await_unleased(&service, alone.pid(), "it is warned", |stranger| stranger.step == UnleasedStep::Warned);
     service.kill();
     service.restart();
     assert_eq!(service.client().card().mode, Mode::Enforce);
     assert_eq!(service.client().card().state, GpuState::InService);
-    assert_eq!(found(&service, &alone).id, stranger.id);
-    let story = succeeds(&service, &["audit", "show", &stranger.id]);
+    assert_eq!(await_found(&service, &alone).id, stranger.id);
+    let story = successful_output(&service, &["audit", "show", &stranger.id]);
     assert_eq!(story.matches("is warned").count(), 1, "{story}");
 }
 
@@ -352,16 +354,16 @@ fn a_restarted_daemon_does_not_warn_a_second_time() {
 #[test]
 fn a_daemon_killed_between_record_and_signal_keeps_the_grace_and_sends_each_signal_once() {
     let mut service = serve_with(&format!("grace = \"1s\"\n{CONFIG}"));
-    let alone = Alone::takes(&service, 512);
-    let stranger = found(&service, &alone);
+    let alone = UnleasedProgram::start_holding(&service, 512);
+    let stranger = await_found(&service, &alone);
     // A stopped process does not react to the first signal.
     alone.signal(Signal::STOP);
     mode(&service, "enforce");
-    await_stranger(&service, alone.pid(), "it is on the record", |stranger| stranger.step == UnleasedStep::Signalled);
+    await_unleased(&service, alone.pid(), "it is on the record", |stranger| stranger.step == UnleasedStep::Signalled);
     let told = Instant::now();
     service.kill();
     service.restart();
-    assert_eq!(alone.ended_by(), Some(9));
+    assert_eq!(alone.end_signal(), Some(9));
     assert!(told.elapsed() >= Duration::from_millis(1900), "it had {:?} of two seconds", told.elapsed());
     let story = await_closed(&service, &stranger.id);
     let sent = |signal: &str| story.matches(&format!("{signal} was sent to")).count();
@@ -379,7 +381,7 @@ fn a_signal_that_was_on_the_record_and_never_left_is_sent_once_by_the_next_daemo
     let deaf = Deaf(command.spawn().expect("a program"));
     let asked = || std::fs::read_to_string(&out).expect("its output").matches("got SIGTERM").count();
     let is_found = |stranger: &UnleasedProcess| stranger.vram_bytes >= Some(512 * MIB);
-    let stranger = await_stranger(&service, deaf.0.id(), "it is found", is_found);
+    let stranger = await_unleased(&service, deaf.0.id(), "it is found", is_found);
     mode(&service, "enforce");
     let monitor = Traced::follow(service.pid(), "sublet-unleased").expect("a thread of an own child");
     monitor.kill_before(libc::SYS_pidfd_send_signal).expect("it is about to signal");
@@ -411,34 +413,35 @@ impl Drop for Deaf {
 fn known_users_get_a_lease_where_that_is_the_mode() {
     let service = serve();
     mode(&service, "adopt");
-    let job = Job::start(&service, &["--vram", "1G", "--", "true"]);
+    let job = WrappedProgram::start(&service, &["--vram", "1G", "--", "true"]);
     assert_eq!(job.end().0, Some(0));
-    let alone = Alone::takes(&service, 512);
+    let alone = UnleasedProgram::start_holding(&service, 512);
     let lease = await_state(&service.client(), "L2", LeaseState::Active);
     assert_eq!(lease.pids, [alone.pid()]);
-    let nobody_known = Alone::takes_as(&service, Some(4711), 512);
-    found(&service, &nobody_known);
+    let nobody_known = UnleasedProgram::start_holding_as(&service, Some(4711), 512);
+    await_found(&service, &nobody_known);
     throughout(Duration::from_secs(8), || assert_eq!(service.client().live_ids(), ["L2"]));
 }
 
 #[test]
-fn a_service_with_a_standing_ask_has_a_lease_each_time_it_comes() {
+fn a_service_with_a_standing_request_gets_a_lease_at_each_start() {
     let service = serve();
     mode(&service, "enforce");
-    let said = succeeds(&service, &["adopt", "exe:sublet-example-hold", "--vram", "1G", "--tier", "interactive"]);
+    let said =
+        successful_output(&service, &["adopt", "exe:sublet-example-hold", "--vram", "1G", "--tier", "interactive"]);
     assert!(said.contains("R1: exe:sublet-example-hold gets a lease for 1 GiB (interactive)"), "{said}");
     for id in ["L1", "L2"] {
-        let mut alone = Alone::takes(&service, 512);
+        let mut alone = UnleasedProgram::start_holding(&service, 512);
         let lease = await_state(&service.client(), id, LeaseState::Active);
         assert_eq!((lease.pids, lease.vram_bytes), (vec![alone.pid()], Some(1024 * MIB)));
-        alone.lives_on(5);
+        alone.assert_alive_for(5);
         alone.signal(Signal::TERM);
         service.client().await_lease("it ends with its process", id, |lease| lease.state == LeaseState::Ended);
     }
-    succeeds(&service, &["unadopt", "R1"]);
-    let alone = Alone::takes(&service, 512);
-    found(&service, &alone);
-    assert_eq!(alone.ended_by(), None);
+    successful_output(&service, &["unadopt", "R1"]);
+    let alone = UnleasedProgram::start_holding(&service, 512);
+    await_found(&service, &alone);
+    assert_eq!(alone.end_signal(), None);
 }
 
 /// The parents of a process are recorded even after they ended, if the kernel reports process starts to the daemon.
@@ -455,8 +458,8 @@ fn the_ended_parents_of_an_unleased_process_are_recorded() {
     let shell = service.command(&["soft", "env", "--", "bash", "-c", &script]).status().expect("a shell");
     assert!(shell.success());
     let pid: u32 = std::fs::read_to_string(&pid_file).expect("a number").trim().parse().expect("a number");
-    let stranger = await_stranger(&service, pid, "it is found", |_| true);
-    let story = succeeds(&service, &["audit", "show", &stranger.id]);
+    let stranger = await_unleased(&service, pid, "it is found", |_| true);
+    let story = successful_output(&service, &["audit", "show", &stranger.id]);
     let signalled = rustix::process::Pid::from_raw(pid.cast_signed()).map(|pid| kill_process(pid, Signal::KILL));
     assert_eq!(signalled, Some(Ok(())));
     if service.log().contains("not known: processes that started")
@@ -469,19 +472,20 @@ fn the_ended_parents_of_an_unleased_process_are_recorded() {
 
 /// A script with a lease for one GPU that uses another: there it is an unleased process, and its lease does not help.
 #[test]
-fn a_program_on_a_card_that_its_lease_does_not_have_is_warned_and_ended_there_and_not_parked() {
+fn a_program_on_a_gpu_outside_its_lease_is_warned_and_ended_there_and_not_parked() {
     let config = Some(PARKS.to_owned());
-    let service = Service::start_with(Setup { gpu: GpuSetup::Named("soft:2x4GiB"), config, ..Setup::default() });
-    succeeds(&service, &["enforce", "mode", "1", "warn"]);
+    let service =
+        TestService::start_with(ServiceSetup { gpu: TestGpu::Named("soft:2x4GiB"), config, ..ServiceSetup::default() });
+    successful_output(&service, &["enforce", "mode", "1", "warn"]);
     let line = format!("CUDA_VISIBLE_DEVICES=1 exec {} 512MiB --idle", example("hold"));
-    let mut job = Job::start(&service, &["--vram", "1G", "--on", "0", "--", "bash", "-c", &line]);
-    assert!(job.line().starts_with("holds "), "{}", job.said());
+    let mut job = WrappedProgram::start(&service, &["--vram", "1G", "--on", "0", "--", "bash", "-c", &line]);
+    assert!(job.line().starts_with("holds "), "{}", job.output_text());
     let program = *service.client().lease("L1").pids.last().expect("a process");
-    let stranger = await_stranger(&service, program, "it is warned", |stranger| stranger.step == UnleasedStep::Warned);
+    let stranger = await_unleased(&service, program, "it is warned", |stranger| stranger.step == UnleasedStep::Warned);
     assert_eq!((stranger.belongs_to.as_deref(), stranger.lease.as_deref()), (Some("L1"), None), "{stranger:?}");
     assert_eq!((stranger.gpu_indices.as_slice(), stranger.next), ([1].as_slice(), NextStep::Warned), "{stranger:?}");
     assert!(stranger.vram_bytes >= Some(512 * MIB), "{stranger:?}");
-    let status = succeeds(&service, &["enforce", "status"]);
+    let status = successful_output(&service, &["enforce", "status"]);
     assert!(status.contains("a process of L1, which is not for this GPU"), "{status}");
 
     // It uses nothing of the GPU of its lease; on the other GPU it is an unleased process.
@@ -494,15 +498,15 @@ fn a_program_on_a_card_that_its_lease_does_not_have_is_warned_and_ended_there_an
     let refused = service.cli(&["adopt", &program.to_string()]);
     let words = "it is a process of L1, which is for other GPUs: end L1, or ask for all of its GPUs in one lease";
     assert!(!refused.status.success() && text(&refused).contains(words), "{}", text(&refused));
-    let preview = succeeds(&service, &["enforce", "preview"]);
+    let preview = successful_output(&service, &["enforce", "preview"]);
     assert!(preview.contains("SIGTERM") && !preview.contains("parked"), "{preview}");
-    succeeds(&service, &["enforce", "mode", "1", "enforce", "--yes"]);
+    successful_output(&service, &["enforce", "mode", "1", "enforce", "--yes"]);
     let story = await_closed(&service, &stranger.id);
-    in_order(&story, &["a process of L1, which is not for this GPU", "is warned", "SIGTERM was sent", "got it"]);
+    assert_in_order(&story, &["a process of L1, which is not for this GPU", "is warned", "SIGTERM was sent", "got it"]);
     assert!(!story.contains("to be parked") && !story.contains("SIGKILL"), "{story}");
     assert_eq!(job.end().0, Some(0));
     service.client().await_lease("it ends with its process", "L1", |lease| lease.state == LeaseState::Ended);
-    succeeds(&service, &["journal", "verify", "--state-dir", &service.state_dir().to_string_lossy()]);
+    successful_output(&service, &["journal", "verify", "--state-dir", &service.state_dir().to_string_lossy()]);
 }
 
 /// Heeds no SIGTERM, and becomes another program every moment: another file with another name and command line, which
@@ -523,7 +527,7 @@ os.execv(other, [f"renamed-{turn}", sys.argv[0], str(turn + 1)])
 "#;
 
 /// The audit trails of all unleased processes so far.
-fn stories(service: &Service) -> String {
+fn stories(service: &TestService) -> String {
     let story = |number: u32| service.cli(&["audit", "show", &format!("X{number}")]);
     (1..).map(story).take_while(|output| output.status.success()).map(|output| text(&output)).collect()
 }
@@ -544,11 +548,11 @@ fn repeated_exec_does_not_delay_the_end_of_an_unleased_process() {
     let script = script.to_str().expect("plain");
     let mut shifter = service.command(&["soft", "env", "--", "python3", script, "0"]).spawn().expect("a program");
     let all = Some(256 * MIB);
-    let stranger = await_stranger(&service, shifter.id(), "it is found", |stranger| stranger.vram_bytes >= all);
+    let stranger = await_unleased(&service, shifter.id(), "it is found", |stranger| stranger.vram_bytes >= all);
     mode(&service, "enforce");
     let status = until("it ends", LONG, || match shifter.try_wait().expect("an own child") {
         Some(status) => Ok(status),
-        None => Err(strangers(&service).processes),
+        None => Err(unleased_processes(&service).processes),
     });
     let stories = stories(&service);
     assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9), "{stories}");
@@ -595,8 +599,8 @@ fn moving_between_cgroups_does_not_delay_the_end_of_an_unleased_process() {
         return eprintln!("skipped: this user may not make control groups");
     };
     let service = serve();
-    let alone = Alone::takes(&service, 512);
-    let stranger = found(&service, &alone);
+    let alone = UnleasedProgram::start_holding(&service, 512);
+    let stranger = await_found(&service, &alone);
     // A stopped process does not react to the first signal.
     alone.signal(Signal::STOP);
     let (pid, over) = (alone.pid().to_string(), std::sync::atomic::AtomicBool::new(false));
@@ -610,7 +614,7 @@ fn moving_between_cgroups_does_not_delay_the_end_of_an_unleased_process() {
             }
         });
         mode(&service, "enforce");
-        let signal = alone.ended_by();
+        let signal = alone.end_signal();
         over.store(true, std::sync::atomic::Ordering::SeqCst);
         (await_closed(&service, &stranger.id), signal)
     });
@@ -657,10 +661,10 @@ fn the_last_of_many_forks_is_its_leases_where_it_has_one() {
     let pids = service.dir().join("pids");
     for (id, script) in [("L1", CHAIN), ("L2", WIDE)] {
         let line = format!("python3 -c '{script}' {} {} 256MiB --idle & sleep 600", pids.display(), example("hold"));
-        let job = Job::start(&service, &["--vram", "1G", "--", "bash", "-c", &line]);
+        let job = WrappedProgram::start(&service, &["--vram", "1G", "--", "bash", "-c", &line]);
         await_bytes(&service.client(), id, 256);
         throughout(Duration::from_secs(5), || {
-            let all = strangers(&service).processes;
+            let all = unleased_processes(&service).processes;
             assert!(all.is_empty(), "{all:?}");
             assert_eq!(service.client().lease(id).state, LeaseState::Active);
         });
@@ -685,13 +689,13 @@ fn the_last_of_many_forks_is_found_and_ended_and_no_process_beside_it() {
     let mut chain = start(CHAIN);
     assert!(chain.wait().expect("an own child").success(), "the first of the chain ends at once");
     let one = until("the last is found", LONG, || {
-        let all = strangers(&service).processes;
+        let all = unleased_processes(&service).processes;
         all.iter().find(|it| it.vram_bytes >= Some(256 * MIB)).cloned().ok_or(all)
     });
     assert_eq!(told().trim(), one.pid.to_string(), "it is the last of the chain");
     let mut wide = start(WIDE);
     let other = until("the other is found", LONG, || {
-        let all = strangers(&service).processes;
+        let all = unleased_processes(&service).processes;
         all.iter().find(|it| it.id != one.id && it.vram_bytes >= Some(256 * MIB)).cloned().ok_or(all)
     });
     let children = told();
@@ -699,7 +703,7 @@ fn the_last_of_many_forks_is_found_and_ended_and_no_process_beside_it() {
     for stranger in [&one, &other] {
         let story = await_closed(&service, &stranger.id);
         let own = format!("SIGTERM is to be sent to {} of {}", stranger.pid, stranger.id);
-        in_order(&story, &["is warned", &own, "SIGTERM was sent", "got it"]);
+        assert_in_order(&story, &["is warned", &own, "SIGTERM was sent", "got it"]);
         assert!(!story.contains("SIGKILL"), "{story}");
     }
     assert_eq!(children.split(' ').filter(|child| lives(child)).count(), 200, "its siblings are there");
@@ -715,7 +719,7 @@ fn the_last_of_many_forks_is_found_and_ended_and_no_process_beside_it() {
 /// The driver reports Vulkan programs as graphics processes.
 #[test]
 fn a_graphics_process_with_much_memory_is_recorded_and_not_ended() {
-    let service = Service::start_with(Setup { config: Some(CONFIG.to_owned()), ..Setup::default() });
+    let service = TestService::start_with(ServiceSetup { config: Some(CONFIG.to_owned()), ..ServiceSetup::default() });
     let mut programs = [0; 2].map(|_| std::process::Command::new("sleep").arg("600").spawn().expect("a program"));
     let [much, little] = programs.each_ref().map(std::process::Child::id);
     let shown = serde_json::json!([
@@ -723,19 +727,23 @@ fn a_graphics_process_with_much_memory_is_recorded_and_not_ended() {
         {"pid": little, "bytes": 100 * MIB, "graphics": true},
     ]);
     service.script(shown, serde_json::Value::Null);
-    let stranger = await_stranger(&service, much, "it is found", |_| true);
+    let stranger = await_unleased(&service, much, "it is found", |_| true);
     assert_eq!((stranger.step, stranger.next), (UnleasedStep::Found, NextStep::Nothing), "{stranger:?}");
-    let preview = succeeds(&service, &["enforce", "preview"]);
+    let preview = successful_output(&service, &["enforce", "preview"]);
     assert!(preview.contains("left alone: it only draws, and is only ended if a rule denies it"), "{preview}");
-    succeeds(&service, &["enforce", "deny", "exe:sleep"]);
-    let denied = succeeds(&service, &["enforce", "preview"]);
+    successful_output(&service, &["enforce", "deny", "exe:sleep"]);
+    let denied = successful_output(&service, &["enforce", "preview"]);
     assert!(!denied.contains("it only draws, and is only ended"), "{denied}");
     mode(&service, "warn");
-    await_stranger(&service, much, "it is warned", |stranger| stranger.step == UnleasedStep::Warned);
+    await_unleased(&service, much, "it is warned", |stranger| stranger.step == UnleasedStep::Warned);
     let card = service.client().card();
     let state = |pid| card.occupants.iter().find(|one| one.pid == Some(pid)).map(|one| one.state.as_str());
     assert_eq!((state(much), state(little)), (Some("unleased"), Some("display")), "{card:?}");
-    assert_eq!(strangers(&service).processes.len(), 1, "a graphics process with little memory is not recorded");
+    assert_eq!(
+        unleased_processes(&service).processes.len(),
+        1,
+        "a graphics process with little memory is not recorded"
+    );
     for program in &mut programs {
         program.kill().expect("an own child");
         program.wait().expect("an own child");

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use std::io::ErrorKind;
-use sublet_blackbox::{Client, Connection, GIB, LONG, Service, Setup, ask, until};
+use sublet_blackbox::{Connection, GIB, LONG, ServiceSetup, TestClient, TestService, ask, until};
 use sublet_wire::{AuditLine, AuditPage, Lease};
 
 /// One event as it came.
@@ -20,7 +20,7 @@ struct Stream {
 }
 
 impl Stream {
-    fn open(client: &Client, after: Option<u64>) -> Stream {
+    fn open(client: &TestClient, after: Option<u64>) -> Stream {
         let mut connection = client.connect().expect("the service accepts");
         let mut request = "GET /v1/events HTTP/1.1\r\nhost: x\r\naccept: text/event-stream\r\n".to_owned();
         if let Some(after) = after {
@@ -76,7 +76,7 @@ fn parse(block: &str) -> Option<Event> {
     })
 }
 
-fn audit(client: &Client, after: u64) -> Vec<AuditLine> {
+fn audit(client: &TestClient, after: u64) -> Vec<AuditLine> {
     let mut lines = Vec::new();
     let mut next = Some(after);
     while let Some(after) = next {
@@ -93,7 +93,7 @@ fn ids(events: &[Event]) -> Vec<u64> {
 
 /// Requests and releases leases one after the other. Some requests may wait: what was just released counts until the
 /// next reading of the GPU.
-fn busy(client: &Client, times: usize) {
+fn busy(client: &TestClient, times: usize) {
     for _ in 0..times {
         let lease: Lease = client.post("/v1/leases", &ask(GIB, json!({}))).read();
         assert_eq!(client.delete(&format!("/v1/leases/{}", lease.id)).status, 200);
@@ -101,8 +101,8 @@ fn busy(client: &Client, times: usize) {
 }
 
 #[test]
-fn a_client_ahead_of_the_log_is_told_where_the_log_ends_and_continues_there() {
-    let service = Service::start();
+fn a_client_ahead_of_the_log_gets_the_end_of_the_log_and_continues_there() {
+    let service = TestService::start();
     let client = service.client();
     busy(&client, 2);
     let last = audit(&client, 0).last().expect("there are lines").seq;
@@ -124,7 +124,7 @@ fn a_client_ahead_of_the_log_is_told_where_the_log_ends_and_continues_there() {
 
 #[test]
 fn events_arrive_as_they_happen_and_agree_with_the_audit_trail() {
-    let service = Service::start();
+    let service = TestService::start();
     let client = service.client();
     let mut stream = Stream::open(&client, None);
     let lease = client.grant(&ask(20 * GIB, json!({})));
@@ -148,7 +148,7 @@ fn events_arrive_as_they_happen_and_agree_with_the_audit_trail() {
 
 #[test]
 fn a_stream_that_is_taken_up_again_neither_loses_nor_repeats() {
-    let mut service = Service::start();
+    let mut service = TestService::start();
     let client = service.client();
     let mut stream = Stream::open(&client, None);
     busy(&client, 10);
@@ -177,7 +177,7 @@ fn a_stream_that_is_taken_up_again_neither_loses_nor_repeats() {
 
 #[test]
 fn a_listener_that_does_not_read_gets_a_gap_or_is_dropped_and_delays_no_other() {
-    let service = Service::start();
+    let service = TestService::start();
     let client = service.client();
     let mut deaf = Stream::open(&client, None);
     busy(&client, 300);
@@ -194,9 +194,9 @@ fn a_listener_that_does_not_read_gets_a_gap_or_is_dropped_and_delays_no_other() 
 }
 
 #[test]
-fn lines_that_were_folded_away_are_told_of_as_a_gap() {
+fn lines_that_were_folded_away_are_reported_as_a_gap() {
     let config = Some("history = 1000\n".to_owned());
-    let service = Service::start_with(Setup { config, ..Setup::default() });
+    let service = TestService::start_with(ServiceSetup { config, ..ServiceSetup::default() });
     let client = service.client();
     let mut deaf = Stream::open(&client, None);
     busy(&client, 1);
@@ -235,7 +235,7 @@ fn lines_that_were_folded_away_are_told_of_as_a_gap() {
 
 #[test]
 fn a_nonsensical_last_event_id_is_refused() {
-    let service = Service::start();
+    let service = TestService::start();
     let client = service.client();
     for id in ["abc", "-1", "1.5"] {
         let answer = client.send("GET", "/v1/events", &[("last-event-id", id)], b"");
@@ -245,7 +245,7 @@ fn a_nonsensical_last_event_id_is_refused() {
 
 #[test]
 fn the_audit_trail_is_one_chain_that_verify_confirms() {
-    let mut service = Service::start();
+    let mut service = TestService::start();
     let client = service.client();
     busy(&client, 5);
     service.kill();

@@ -1,33 +1,33 @@
 //! When a waiter is expected to start, as people and programs are told.
 
 use serde_json::json;
-use sublet_blackbox::{Client, GIB, Service, ask};
+use sublet_blackbox::{GIB, TestClient, TestService, ask};
 use sublet_wire::{Lease, LeaseState, Waiting};
 
-fn waiting(client: &Client, lease: &str) -> Waiting {
+fn waiting(client: &TestClient, lease: &str) -> Waiting {
     client.lease(lease).waiting.expect("it waits")
 }
 
-fn release(client: &Client, lease: &str) {
+fn release(client: &TestClient, lease: &str) {
     assert_eq!(client.delete(&format!("/v1/leases/{lease}")).status, 200);
 }
 
 /// A lease, as soon as the GPU was seen to be free.
-fn granted(client: &Client) -> Lease {
+fn granted(client: &TestClient) -> Lease {
     let asked: Lease = client.post("/v1/leases", &ask(20 * GIB, json!({}))).read();
     client.await_lease("granted", &asked.id, |lease| lease.state == LeaseState::Active)
 }
 
 /// A lease that was granted and given back.
-fn come_and_go(client: &Client) {
+fn come_and_go(client: &TestClient) {
     let lease = granted(client);
     release(client, &lease.id);
     client.await_lease("it is over", &lease.id, |lease| lease.ended.is_some());
 }
 
 #[test]
-fn an_expected_start_is_told_once_leases_have_ended_and_not_before() {
-    let service = Service::start();
+fn an_expected_start_is_shown_once_leases_have_ended_and_not_before() {
+    let service = TestService::start();
     let client = service.client();
     let holder = granted(&client);
     let first = client.queue(&ask(20 * GIB, json!({})));
@@ -59,7 +59,7 @@ fn an_expected_start_is_told_once_leases_have_ended_and_not_before() {
 
 #[test]
 fn what_was_learned_survives_a_restart() {
-    let mut service = Service::start();
+    let mut service = TestService::start();
     (0..8).for_each(|_| come_and_go(&service.client()));
     service.restart();
     let client = service.client();

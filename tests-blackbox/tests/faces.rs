@@ -5,29 +5,29 @@ use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::process::CommandExt;
 use std::process::Output;
-use sublet_blackbox::job::{Job, await_bytes, text};
+use sublet_blackbox::programs::{WrappedProgram, await_bytes, text};
 use sublet_blackbox::user::is_root;
-use sublet_blackbox::{GIB, GpuSetup, Service, Setup, ask};
+use sublet_blackbox::{GIB, ServiceSetup, TestGpu, TestService, ask};
 use sublet_wire::{LeaseState, Leases};
 
 const LOCAL: u32 = 12_345;
 
-fn said(output: &Output) -> String {
+fn output_text(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
 /// A command fails so, and says this.
-fn refused(service: &Service, words: &[&str], code: i32, parts: &[&str]) {
+fn refused(service: &TestService, words: &[&str], code: i32, parts: &[&str]) {
     let output = service.cli(words);
     assert_eq!(output.status.code(), Some(code), "{words:?}: {}", text(&output));
     for part in parts {
-        assert!(said(&output).contains(part), "{words:?} says `{part}`: {}", said(&output));
+        assert!(output_text(&output).contains(part), "{words:?} says `{part}`: {}", output_text(&output));
     }
 }
 
 #[test]
 fn a_refusal_says_what_to_do_next() {
-    let service = Service::start();
+    let service = TestService::start();
     let lists_yours = "hint: `sublet ps` lists yours";
     for words in [
         &["release", "L999"][..],
@@ -61,17 +61,17 @@ fn a_refusal_says_what_to_do_next() {
 }
 
 #[test]
-fn a_caller_that_is_no_operator_is_told_so_and_which_users_are() {
+fn a_caller_that_is_no_operator_gets_the_names_of_the_operators() {
     if !is_root() {
         return eprintln!("skipped: only root can become another user");
     }
-    let service = Service::start();
+    let service = TestService::start();
     service.client().grant(&ask(GIB, json!({})));
     for words in [&["ps", "--all"][..], &["gpus", "drain", "0"]] {
         let output = service.command(words).uid(LOCAL).gid(LOCAL).output().expect("the command line");
         assert_eq!(output.status.code(), Some(77), "{words:?}: {}", text(&output));
-        assert!(said(&output).contains("only an operator may do this"), "{}", said(&output));
-        assert!(said(&output).contains("hint: operators are root"), "{}", said(&output));
+        assert!(output_text(&output).contains("only an operator may do this"), "{}", output_text(&output));
+        assert!(output_text(&output).contains("hint: operators are root"), "{}", output_text(&output));
     }
     assert!(service.cli(&["ps", "--all"]).status.success());
 }
@@ -81,11 +81,11 @@ fn another_users_lease_is_answered_like_one_that_does_not_exist() {
     if !is_root() {
         return eprintln!("skipped: only root can be another user");
     }
-    let service = Service::start();
+    let service = TestService::start();
     service.client().grant(&ask(GIB, json!({})));
     let told = |id: &str| {
         let output = service.command(&["release", id]).uid(LOCAL).gid(LOCAL).output().expect("the command line");
-        (output.status.code(), said(&output).replace(id, "LEASE"))
+        (output.status.code(), output_text(&output).replace(id, "LEASE"))
     };
     let nothing = "error: LEASE: you have no such lease\nhint: `sublet ps` lists yours; those of other users, and those \
                    that ended long ago, are not found\n";
@@ -95,7 +95,8 @@ fn another_users_lease_is_answered_like_one_that_does_not_exist() {
 
 #[test]
 fn a_refusal_for_want_of_room_is_about_the_gpu_that_was_named() {
-    let service = Service::start_with(Setup { gpu: GpuSetup::Named("scripted:2x24GiB"), ..Setup::default() });
+    let service =
+        TestService::start_with(ServiceSetup { gpu: TestGpu::Named("scripted:2x24GiB"), ..ServiceSetup::default() });
     service.client().grant(&ask(22 * GIB, json!({"on": "1"})));
     let words = ["run", "--on", "1", "--no-wait", "--vram", "3G", "--", "true"];
     refused(&service, &words, 75, &["largest lease that could be granted: 1.8 GiB on GPU 1", "hint: "]);
@@ -105,7 +106,7 @@ fn a_refusal_for_want_of_room_is_about_the_gpu_that_was_named() {
 
 #[test]
 fn two_daemons_in_the_environment_are_refused_with_a_sentence() {
-    let service = Service::start();
+    let service = TestService::start();
     let both = || {
         let mut command = service.command(&["ps"]);
         command.env("SUBLET_URL", "https://localhost:1");
@@ -113,30 +114,36 @@ fn two_daemons_in_the_environment_are_refused_with_a_sentence() {
     };
     let output = both().output().expect("the command line");
     assert_eq!(output.status.code(), Some(64), "{}", text(&output));
-    assert!(said(&output).contains("SUBLET_URL (https://localhost:1) and SUBLET_SOCKET ("), "{}", said(&output));
-    assert!(said(&output).contains("hint: unset one of them, or choose with `--url` or `--socket`"));
+    assert!(
+        output_text(&output).contains("SUBLET_URL (https://localhost:1) and SUBLET_SOCKET ("),
+        "{}",
+        output_text(&output)
+    );
+    assert!(output_text(&output).contains("hint: unset one of them, or choose with `--url` or `--socket`"));
     let mut chosen = both();
     assert!(chosen.arg("--socket").arg(service.dir().join("s")).status().expect("the command line").success());
     let mut run =
         service.command(&["run", "--vram", "1G", "--socket", "s", "--", "sh", "-c", "echo ${SUBLET_URL-none}"]);
     let output = run.env("SUBLET_URL", "https://localhost:1").output().expect("the command line");
-    assert_eq!(String::from_utf8_lossy(&output.stdout), "none\n", "{}", said(&output));
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "none\n", "{}", output_text(&output));
 }
 
 #[test]
-fn a_grant_is_told_and_soft_gpus_are_told_once() {
-    let service = Service::start_with(Setup { gpu: GpuSetup::Named("soft:2x8GiB"), ..Setup::default() });
-    let told: Vec<String> = (0..2).map(|_| said(&service.cli(&["run", "--vram", "2G", "--", "true"]))).collect();
+fn a_grant_is_printed_and_soft_gpus_are_mentioned_once() {
+    let service =
+        TestService::start_with(ServiceSetup { gpu: TestGpu::Named("soft:2x8GiB"), ..ServiceSetup::default() });
+    let told: Vec<String> = (0..2).map(|_| output_text(&service.cli(&["run", "--vram", "2G", "--", "true"]))).collect();
     assert!(told[0].starts_with("L1: 2 GiB on GPU 0\nthese are soft "), "{told:?}");
     assert_eq!(told[1], "L2: 2 GiB on GPU 0\n");
     let two = service.cli(&["lease", "--vram", "2G", "--gpus", "2", "--detach"]);
-    assert!(said(&two).starts_with("L3: 2 GiB on each of GPUs 0, 1\n"), "{}", said(&two));
+    assert!(output_text(&two).starts_with("L3: 2 GiB on each of GPUs 0, 1\n"), "{}", output_text(&two));
 }
 
 #[test]
-fn a_lease_that_was_far_too_large_is_told_what_would_do() {
-    let service = Service::start_with(Setup { gpu: GpuSetup::Named("soft:1x24GiB"), ..Setup::default() });
-    let job = Job::holds(&service, "16G", "1200MiB", &["--idle"]);
+fn a_lease_that_was_far_too_large_gets_a_smaller_suggestion() {
+    let service =
+        TestService::start_with(ServiceSetup { gpu: TestGpu::Named("soft:1x24GiB"), ..ServiceSetup::default() });
+    let job = WrappedProgram::start_holding(&service, "16G", "1200MiB", &["--idle"]);
     await_bytes(&service.client(), "L1", 1200);
     kill_process(Pid::from_child(&job.child), Signal::TERM).expect("an own child");
     let stderr = job.stderr.clone();
@@ -147,13 +154,13 @@ fn a_lease_that_was_far_too_large_is_told_what_would_do() {
 
 #[test]
 fn a_lease_that_is_over_already_is_ended() {
-    let service = Service::start();
+    let service = TestService::start();
     let lease = service.client().grant(&ask(GIB, json!({})));
     assert!(service.cli(&["end", &lease.id]).status.success());
     service.client().await_lease("it is over", &lease.id, |lease| lease.state == LeaseState::Ended);
     let again = service.cli(&["end", &lease.id]);
     assert_eq!(again.status.code(), Some(0), "{}", text(&again));
-    assert!(said(&again).contains("was over already"), "{}", said(&again));
+    assert!(output_text(&again).contains("was over already"), "{}", output_text(&again));
     let json = service.cli(&["end", "--json", &lease.id]);
     let shown: Value = serde_json::from_slice(&json.stdout).expect("JSON");
     assert_eq!(shown["id"], json!(lease.id));
@@ -161,7 +168,7 @@ fn a_lease_that_is_over_already_is_ended() {
 
 #[test]
 fn a_lease_without_processes_is_renewed_by_hand() {
-    let service = Service::start();
+    let service = TestService::start();
     let detached = service.cli(&["lease", "--vram", "1G", "--ttl", "60s", "--detach", "--json"]);
     let lease: Value = serde_json::from_slice(&detached.stdout).expect("JSON");
     let fence = lease["fence"].as_u64().expect("an fence").to_string();
@@ -172,12 +179,12 @@ fn a_lease_without_processes_is_renewed_by_hand() {
     assert!(shown["remaining_s"].as_f64().is_some_and(|left| left > 50.0), "{shown}");
     assert!(shown["expires_unix_s"].as_f64() > lease["expires_unix_s"].as_f64(), "{shown} after {lease}");
     let old = service.cli(&["renew", "L1", "--fence", "1"]);
-    assert!(!old.status.success() && said(&old).contains("fence"), "{}", text(&old));
+    assert!(!old.status.success() && output_text(&old).contains("fence"), "{}", text(&old));
 }
 
 #[test]
-fn with_json_everything_that_is_said_is_json() {
-    let service = Service::start();
+fn with_json_all_output_is_json() {
+    let service = TestService::start();
     let usage = service.cli(&["ps", "--json", "--al"]);
     assert_eq!(usage.status.code(), Some(64));
     let error: Value = serde_json::from_slice(&usage.stderr).expect("an error is JSON");
@@ -195,7 +202,8 @@ fn with_json_everything_that_is_said_is_json() {
 
 #[test]
 fn a_long_list_is_read_page_by_page_and_a_person_sees_all_of_it() {
-    let service = Service::start_with(Setup { gpu: GpuSetup::Named("scripted:1x1TiB"), ..Setup::default() });
+    let service =
+        TestService::start_with(ServiceSetup { gpu: TestGpu::Named("scripted:1x1TiB"), ..ServiceSetup::default() });
     let client = service.client();
     let asked: Vec<String> = (0..1_050).map(|_| client.grant(&ask(GIB / 2, json!({}))).id).collect();
     let first: Leases = client.get("/v1/leases").read();

@@ -5,25 +5,25 @@ use std::fs;
 use std::process::Output;
 use sublet_blackbox::http::{Connection, JSON};
 use sublet_blackbox::service::serve_command;
-use sublet_blackbox::user::{as_user_in, is_root, left_by};
-use sublet_blackbox::{Answer, Client, GIB, LONG, Service, Setup, ask, until};
+use sublet_blackbox::user::{as_user_in, connection_left_by, is_root};
+use sublet_blackbox::{GIB, HttpReply, LONG, ServiceSetup, TestClient, TestService, ask, until};
 use sublet_wire::{Explanation, Lease, LeaseState, Offer};
 
 /// A service with these rules. Its tenants are those for which an operator makes tokens.
-fn serve(rules: &str) -> Service {
-    Service::start_with(Setup { config: Some(with_tcp(rules)), ..Setup::default() })
+fn serve(rules: &str) -> TestService {
+    TestService::start_with(ServiceSetup { config: Some(with_tcp(rules)), ..ServiceSetup::default() })
 }
 
 fn with_tcp(rules: &str) -> String {
     format!("{rules}\n[tcp]\nlisten = \"127.0.0.1:0\"\n")
 }
 
-fn tenant(service: &Service, name: &str) -> Client {
+fn tenant(service: &TestService, name: &str) -> TestClient {
     service.remote().with_token(&service.client().make_token(json!({ "tenant": name })).0)
 }
 
 /// Other rules take the place of those there were.
-fn reload(service: &Service, rules: &str) {
+fn reload(service: &TestService, rules: &str) {
     fs::write(service.dir().join("sublet.toml"), with_tcp(rules)).expect("the configuration can be written");
     let before = service.log().matches("read anew").count();
     service.reload();
@@ -36,20 +36,20 @@ fn why(lease: &Lease) -> &str {
     &lease.waiting.as_ref().expect("it waits").why
 }
 
-fn offers(client: &Client, lease: &Lease) -> Vec<Offer> {
+fn offers(client: &TestClient, lease: &Lease) -> Vec<Offer> {
     client.lease(&lease.id).waiting.expect("it waits").offers
 }
 
-fn accept(client: &Client, lease: &Lease, vram_bytes: u64) -> Answer {
+fn accept(client: &TestClient, lease: &Lease, vram_bytes: u64) -> HttpReply {
     client.post(&format!("/v1/leases/{}/accept", lease.id), &json!({ "vram_bytes": vram_bytes }))
 }
 
-fn said(output: &Output) -> String {
+fn output_text(output: &Output) -> String {
     format!("{}\n{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
 /// The bytes of a tenant's active leases.
-fn held(service: &Service, tenant: &str) -> u64 {
+fn held(service: &TestService, tenant: &str) -> u64 {
     let leases: sublet_wire::Leases = service.client().get("/v1/leases?all=true").read();
     let holds = |lease: &&Lease| lease.tenant == tenant && lease.state == LeaseState::Active;
     leases.leases.iter().filter(holds).map(|lease| lease.vram_bytes.expect("it was granted")).sum()
@@ -106,8 +106,13 @@ fn a_wrong_file_changes_nothing() {
             .arg(service.dir().join("sublet.toml"))
             .output()
             .expect("a daemon can be started");
-        assert_eq!(refused.status.code(), Some(sublet_wire::exit::CONFIG.into()), "{senseless}: {}", said(&refused));
-        assert!(said(&refused).contains("makes no sense"), "{senseless}: {}", said(&refused));
+        assert_eq!(
+            refused.status.code(),
+            Some(sublet_wire::exit::CONFIG.into()),
+            "{senseless}: {}",
+            output_text(&refused)
+        );
+        assert!(output_text(&refused).contains("makes no sense"), "{senseless}: {}", output_text(&refused));
     }
     assert!(why(&ana.queue(&ask(GIB, json!({})))).contains("you may hold"));
 }
@@ -158,7 +163,7 @@ fn members_of_a_group_share_what_the_group_has() {
     }
     // A group that every Linux has, so that nothing must be set up.
     let rules = "[groups.daemon]\nvram = \"6G\"\neach.vram = \"4G\"";
-    let service = Service::start_with(Setup { config: Some(rules.to_owned()), ..Setup::default() });
+    let service = TestService::start_with(ServiceSetup { config: Some(rules.to_owned()), ..ServiceSetup::default() });
     let client = service.client();
     let wants =
         |uid: u32, gid: u32, gib: u64| as_user_in(uid, gid, || client.post("/v1/leases", &ask(gib * GIB, json!({}))));
@@ -186,11 +191,11 @@ fn a_groups_quota_holds_whatever_became_of_the_process_that_connected() {
         return;
     }
     let rules = "operators = \"bin\"\n[groups.daemon]\nvram = \"6G\"";
-    let service = Service::start_with(Setup { config: Some(rules.to_owned()), ..Setup::default() });
+    let service = TestService::start_with(ServiceSetup { config: Some(rules.to_owned()), ..ServiceSetup::default() });
     let client = service.client();
     let left = |uid: u32, group: u32| {
         // The daemon meets the connection when the process is gone.
-        let stream = service.while_stopped(|| left_by(uid, group, client.socket()));
+        let stream = service.while_stopped(|| connection_left_by(uid, group, client.socket()));
         let stream = stream.expect("a process can connect and end");
         Connection::over(stream).expect("a connection can be bounded")
     };
@@ -305,7 +310,7 @@ fn a_request_that_accepts_less_is_granted_at_once() {
         assert_eq!(ben.delete(&format!("/v1/leases/{}", lease.id)).status, 200);
     }
     let ran = service.cli(&["run", "--vram", "20G", "--accept-smaller", "128M", "--", "true"]);
-    assert!(ran.status.success(), "{}", said(&ran));
+    assert!(ran.status.success(), "{}", output_text(&ran));
 }
 
 #[test]
@@ -329,7 +334,7 @@ fn the_queue_is_bounded_for_each_and_for_all() {
 }
 
 #[test]
-fn a_chatty_tenant_and_one_with_many_asks_do_not_keep_out_the_rest() {
+fn a_chatty_tenant_and_one_with_many_requests_do_not_keep_out_the_rest() {
     // A second of head start instead of a quarter of an hour, and everything else in proportion.
     let service = serve("ttl = \"4s\"\nrenewal_cap = \"4s\"\n[head_start]\ninteractive = \"3s\"\nbatch = \"2s\"");
     let (many, one) = (tenant(&service, "user:many"), tenant(&service, "user:one"));

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
-use sublet_blackbox::{Client, GIB, LONG, MIB, Service, Setup, ask, until};
+use sublet_blackbox::{GIB, LONG, MIB, ServiceSetup, TestClient, TestService, ask, until};
 use sublet_wire::{EndReason, Lease, LeaseState};
 use tempfile::TempDir;
 
@@ -45,7 +45,7 @@ fn fill(path: &Path) {
 
 /// A service with a disk of its own, and the daemon's view of that disk.
 struct Small {
-    service: Service,
+    service: TestService,
     disk: PathBuf,
     _mount: TempDir,
 }
@@ -63,7 +63,13 @@ impl Small {
         let through = [through, make.to_vec()].concat();
         // The state is rebuilt when the disk is full, and what ran then gets this grace.
         let config = Some("grace = \"5s\"\n".to_owned());
-        let service = Service::start_with(Setup { state: Some(state), config, through, cramped, ..Setup::default() });
+        let service = TestService::start_with(ServiceSetup {
+            state: Some(state),
+            config,
+            through,
+            cramped,
+            ..ServiceSetup::default()
+        });
         let disk = PathBuf::from(format!("/proc/{}/root{}", service.pid(), mount.path().display()));
         assert!(disk.join("state").is_dir(), "the daemon's disk is reachable");
         Some(Small { service, disk, _mount: mount })
@@ -88,7 +94,7 @@ impl Small {
 }
 
 /// Asks until the disk is full; what still fits into pages that the journal had already is granted.
-fn ask_until_full(client: &Client) {
+fn ask_until_full(client: &TestClient) {
     let refusal = until("asks are refused", LONG, || {
         let more = json!({"wait_s": 0, "ttl_s": 1, "tier": "interactive", "priority": 10});
         let answer = client.post("/v1/leases", &ask(384 * MIB, more));
@@ -98,7 +104,7 @@ fn ask_until_full(client: &Client) {
 }
 
 #[test]
-fn on_a_full_disk_reads_releases_and_expiries_go_on_and_asks_come_back_with_room() {
+fn on_a_full_disk_reads_releases_and_expiries_go_on_and_requests_return_with_room() {
     let Some(small) = Small::start(DISK, false) else { return };
     assert_eq!(small.ballast(), 80 * MIB);
     goes_on_when_full(&small);
@@ -169,7 +175,7 @@ fn goes_on_when_full(Small { service, disk, .. }: &Small) {
 }
 
 /// Writes as much as the daemon lets, until it has no room even for a renewal.
-fn renew_until_refused(client: &Client, lease: &Lease) {
+fn renew_until_refused(client: &TestClient, lease: &Lease) {
     let renew = json!({"fence": lease.fence});
     let refusal = until("not even a renewal can be written", LONG, || {
         let answer = client.post(&format!("/v1/leases/{}/renew", lease.id), &renew);

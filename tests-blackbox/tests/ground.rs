@@ -32,7 +32,7 @@ impl Serving {
         Serving { child, log }
     }
 
-    fn said(&self) -> String {
+    fn output_text(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
 
@@ -40,8 +40,8 @@ impl Serving {
     fn serves(&mut self) -> bool {
         until("it serves, or gives up", LONG, || match self.child.try_wait().expect("an own child") {
             Some(_) => Ok(false),
-            None if self.said().contains("ready on ") => Ok(true),
-            None => Err(self.said()),
+            None if self.output_text().contains("ready on ") => Ok(true),
+            None => Err(self.output_text()),
         })
     }
 }
@@ -72,7 +72,7 @@ fn is_apart() -> bool {
 }
 
 #[test]
-fn another_users_process_with_the_daemons_name_does_not_keep_root_from_its_cards() {
+fn another_users_process_with_the_daemons_name_does_not_keep_root_from_its_gpus() {
     if !is_root() || !is_apart() {
         return eprintln!("skipped: only root can become another user, and leave the host's namespaces");
     }
@@ -92,15 +92,19 @@ fn another_users_process_with_the_daemons_name_does_not_keep_root_from_its_cards
     };
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).expect("an own directory");
     let mut one = start("one", None);
-    assert!(one.serves(), "{}", one.said());
-    assert!(one.said().contains(&SQUATTER.to_string()), "it names the user that has its name: {}", one.said());
+    assert!(one.serves(), "{}", one.output_text());
+    assert!(
+        one.output_text().contains(&SQUATTER.to_string()),
+        "it names the user that has its name: {}",
+        one.output_text()
+    );
     let mut two = start("two", None);
-    assert!(!two.serves(), "{}", two.said());
+    assert!(!two.serves(), "{}", two.output_text());
     let named = format!("another daemon (process {} of user 0)", one.child.id());
-    assert!(two.said().contains(&named), "{named}: {}", two.said());
+    assert!(two.output_text().contains(&named), "{named}: {}", two.output_text());
     let mut three = start("three", Some(ANN));
-    assert!(!three.serves(), "a user cannot tell a squatter from a service: {}", three.said());
-    assert!(three.said().contains("hint:"), "{}", three.said());
+    assert!(!three.serves(), "a user cannot tell a squatter from a service: {}", three.output_text());
+    assert!(three.output_text().contains("hint:"), "{}", three.output_text());
 }
 
 #[test]
@@ -123,16 +127,16 @@ fn a_socket_is_made_only_where_no_other_user_could_put_another() {
     fs::set_permissions(&usual, fs::Permissions::from_mode(0o777)).expect("an own directory");
     chown(&usual, Some(SQUATTER), Some(SQUATTER)).expect("root can give files away");
     let mut refused = serve(&|_| {});
-    assert!(!refused.serves(), "{}", refused.said());
+    assert!(!refused.serves(), "{}", refused.output_text());
     let why = format!(
         "`{}` belongs to user {SQUATTER}: another user could answer there in this daemon's place",
         usual.display()
     );
-    assert!(refused.said().contains(&why), "{why}: {}", refused.said());
-    assert!(refused.said().contains("hint: choose a `--socket`"), "{}", refused.said());
+    assert!(refused.output_text().contains(&why), "{why}: {}", refused.output_text());
+    assert!(refused.output_text().contains("hint: choose a `--socket`"), "{}", refused.output_text());
     fs::remove_dir_all(&usual).expect("root can remove it");
     let mut taken = serve(&|_| {});
-    assert!(taken.serves(), "it is made where no other user was first: {}", taken.said());
+    assert!(taken.serves(), "it is made where no other user was first: {}", taken.output_text());
     let mode = |path: &Path| fs::metadata(path).expect("it is there").permissions().mode() & 0o777;
     assert_eq!((mode(&usual.join("sublet.sock")), mode(&usual) & 0o022), (0o666, 0));
     drop(taken);

@@ -2,16 +2,16 @@
 
 use rustix::process::{Pid, Signal, kill_process};
 use sublet_blackbox::binary::example;
-use sublet_blackbox::job::{Job, await_bytes, await_state, succeeds};
-use sublet_blackbox::strangers::is_alive;
-use sublet_blackbox::{GpuSetup, MIB, Service, Setup, Terminal};
+use sublet_blackbox::programs::{WrappedProgram, await_bytes, await_state, successful_output};
+use sublet_blackbox::unleased::is_alive;
+use sublet_blackbox::{MIB, ProgramTerminal, ServiceSetup, TestGpu, TestService};
 use sublet_wire::{Lease, LeaseState};
 
 #[test]
 fn a_terminal_that_is_closed_ends_its_command_and_the_lease() {
-    let service = Service::start();
+    let service = TestService::start();
     let client = service.client();
-    let mut terminal = Terminal::open(service.command(&["run", "--vram", "4G", "--", "sleep", "3600"]));
+    let mut terminal = ProgramTerminal::open(service.command(&["run", "--vram", "4G", "--", "sleep", "3600"]));
     await_state(&client, "L1", LeaseState::Active);
     let program = client.await_lease("its program is seen", "L1", |lease| lease.pids.len() >= 2).pids;
     terminal.close();
@@ -22,15 +22,15 @@ fn a_terminal_that_is_closed_ends_its_command_and_the_lease() {
 
 #[test]
 fn a_program_that_wants_to_outlive_its_terminal_does_with_its_lease() {
-    let service = Service::start();
+    let service = TestService::start();
     let client = service.client();
     let go = service.dir().join("go");
     let script = format!("trap '' HUP; echo begun; until test -e {}; do sleep 0.05; done; exit 3", go.display());
-    let mut terminal = Terminal::open(service.command(&["run", "--vram", "4G", "--", "sh", "-c", &script]));
-    terminal.await_shown("begun");
+    let mut terminal = ProgramTerminal::open(service.command(&["run", "--vram", "4G", "--", "sh", "-c", &script]));
+    terminal.await_screen_text("begun");
     terminal.close();
     sublet_blackbox::wait::throughout(std::time::Duration::from_secs(1), || {
-        assert_eq!(terminal.child.try_wait().expect("an own child"), None, "{}", terminal.shown());
+        assert_eq!(terminal.child.try_wait().expect("an own child"), None, "{}", terminal.screen_text());
         assert_eq!(client.lease("L1").state, LeaseState::Active);
     });
     std::fs::write(&go, "").expect("a file");
@@ -39,11 +39,11 @@ fn a_program_that_wants_to_outlive_its_terminal_does_with_its_lease() {
 
 #[test]
 fn a_wait_ends_with_its_terminal() {
-    let service = Service::start();
+    let service = TestService::start();
     let client = service.client();
-    let full = Job::start(&service, &["--vram", "20G", "--", "sleep", "3600"]);
+    let full = WrappedProgram::start(&service, &["--vram", "20G", "--", "sleep", "3600"]);
     await_state(&client, "L1", LeaseState::Active);
-    let mut terminal = Terminal::open(service.command(&["run", "--vram", "20G", "--", "true"]));
+    let mut terminal = ProgramTerminal::open(service.command(&["run", "--vram", "20G", "--", "true"]));
     await_state(&client, "L2", LeaseState::Waiting);
     terminal.close();
     assert_eq!(terminal.ended().code(), Some(129));
@@ -53,10 +53,11 @@ fn a_wait_ends_with_its_terminal() {
 
 #[test]
 fn a_parked_program_ends_on_sigterm_without_a_daemon() {
-    let mut service = Service::start_with(Setup { gpu: GpuSetup::Named("soft:1x24GiB"), ..Setup::default() });
-    let job = Job::holds(&service, "4G", "2GiB", &["--idle"]);
+    let mut service =
+        TestService::start_with(ServiceSetup { gpu: TestGpu::Named("soft:1x24GiB"), ..ServiceSetup::default() });
+    let job = WrappedProgram::start_holding(&service, "4G", "2GiB", &["--idle"]);
     await_bytes(&service.client(), "L1", 2048);
-    succeeds(&service, &["park", "L1"]);
+    successful_output(&service, &["park", "L1"]);
     service.kill();
     kill_process(Pid::from_child(&job.child), Signal::TERM).expect("an own child");
     let stderr = job.stderr.clone();
@@ -68,12 +69,13 @@ fn a_parked_program_ends_on_sigterm_without_a_daemon() {
 
 #[test]
 fn a_program_that_the_driver_parked_comes_back_to_end_in_order() {
-    let service = Service::start_with(Setup { gpu: GpuSetup::Named("soft:1x4GiB"), ..Setup::default() });
+    let service =
+        TestService::start_with(ServiceSetup { gpu: TestGpu::Named("soft:1x4GiB"), ..ServiceSetup::default() });
     let hold = example("hold");
-    let mut job = Job::start(&service, &["--vram", "3G", "--no-shim", "--", &hold, "512MiB", "--idle"]);
-    assert!(job.line().starts_with("holds "), "{}", job.said());
+    let mut job = WrappedProgram::start(&service, &["--vram", "3G", "--no-shim", "--", &hold, "512MiB", "--idle"]);
+    assert!(job.line().starts_with("holds "), "{}", job.output_text());
     let can_be_parked = |lease: &Lease| lease.not_parkable.is_none() && lease.seen_bytes >= Some(512 * MIB);
     service.client().await_lease("it can be parked", "L1", can_be_parked);
-    succeeds(&service, &["park", "L1"]);
+    successful_output(&service, &["park", "L1"]);
     job.finish("it was parked by the driver");
 }

@@ -5,10 +5,12 @@ use rustix::process::{Pid, Signal, kill_process};
 use std::os::unix::process::CommandExt;
 use std::time::Duration;
 use sublet_blackbox::binary::example;
-use sublet_blackbox::job::{Alone, Job, await_bytes, await_state, succeeds};
-use sublet_blackbox::strangers::{await_closed, await_stranger, found, in_order, is_alive, mode, serve, strangers};
+use sublet_blackbox::programs::{UnleasedProgram, WrappedProgram, await_bytes, await_state, successful_output};
+use sublet_blackbox::unleased::{
+    assert_in_order, await_closed, await_found, await_unleased, is_alive, mode, serve, unleased_processes,
+};
 use sublet_blackbox::wait::throughout;
-use sublet_blackbox::{LONG, MIB, Service, until};
+use sublet_blackbox::{LONG, MIB, TestService, until};
 use sublet_wire::{LeaseState, NextStep, UnleasedProcess, UnleasedStep};
 
 /// A cgroup as engines make them, if this user may; gone with the test.
@@ -41,7 +43,7 @@ impl Drop for ContainerCgroup {
 /// `sublet run -- docker run …`: the engine starts the container elsewhere, as another user, with an environment of
 /// its own; it is on the lease all the same. The test is the engine.
 #[test]
-fn a_container_that_a_holder_started_is_no_stranger() {
+fn a_container_that_a_holder_started_is_leased() {
     let service = serve();
     mode(&service, "enforce");
     let place = service.dir().join("engine");
@@ -56,7 +58,10 @@ fn a_container_that_a_holder_started_is_no_stranger() {
     std::fs::write(&docker, script).expect("a script");
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     std::fs::set_permissions(&docker, mode).expect("an own file");
-    let job = Job::start(&service, &["--vram", "2G", "--", docker.to_str().expect("plain"), "run", "image", "train"]);
+    let job = WrappedProgram::start(
+        &service,
+        &["--vram", "2G", "--", docker.to_str().expect("plain"), "run", "image", "train"],
+    );
     let asked = until("the engine is asked", LONG, || std::fs::read_to_string(place.join("asked")));
     assert!(asked.contains("SUBLET_LEASE=L1") && asked.contains("CUDA_VISIBLE_DEVICES="), "{asked}");
     assert!(asked.contains("SUBLET_PROOF="), "{asked}");
@@ -75,7 +80,7 @@ fn a_container_that_a_holder_started_is_no_stranger() {
     await_bytes(&service.client(), "L1", 512);
     throughout(Duration::from_secs(5), || {
         assert_eq!(container.try_wait().expect("an own child"), None, "it was ended");
-        let all = strangers(&service).processes;
+        let all = unleased_processes(&service).processes;
         assert!(all.iter().all(|stranger| stranger.pid != container.id()), "{all:?}");
     });
     kill_process(Pid::from_child(&container), Signal::TERM).expect("an own child");
@@ -89,7 +94,7 @@ fn a_container_that_a_holder_started_is_no_stranger() {
 #[test]
 fn in_a_container_a_lease_that_was_guessed_counts_for_nothing() {
     let mut service = serve();
-    let job = Job::start_as(&service, None, &["--vram", "2G", "--", "sleep", "600"]);
+    let job = WrappedProgram::start_as(&service, None, &["--vram", "2G", "--", "sleep", "600"]);
     let lease = await_state(&service.client(), "L1", LeaseState::Active);
     let mark = lease.proof.clone().expect("its owner is told");
     let cgroup = ContainerCgroup::make();
@@ -98,10 +103,10 @@ fn in_a_container_a_lease_that_was_guessed_counts_for_nothing() {
         return;
     };
     let fence = lease.fence.expect("granted").to_string();
-    let start = |service: &Service, mark: &str| {
+    let start = |service: &TestService, mark: &str| {
         // Opened as root: the user that the program then runs as may not open it.
         let procs = std::fs::OpenOptions::new().write(true).open(cgroup.0.join("cgroup.procs")).expect("a cgroup");
-        Alone::takes_with(service, Some(4711), 512, |command| {
+        UnleasedProgram::start_holding_with(service, Some(4711), 512, |command| {
             command.envs([("SUBLET_LEASE", "L1"), ("SUBLET_FENCE", &fence), ("SUBLET_PROOF", mark)]);
             let enter = move || std::io::Write::write_all(&mut &procs, b"0");
             // SAFETY: between fork and exec only one system call is made; nothing is allocated or locked.
@@ -110,7 +115,7 @@ fn in_a_container_a_lease_that_was_guessed_counts_for_nothing() {
     };
     let last = if mark.ends_with('0') { "1" } else { "0" };
     let forged = start(&service, &format!("{}{last}", &mark[..mark.len() - 1]));
-    let stranger = found(&service, &forged);
+    let stranger = await_found(&service, &forged);
     assert!(stranger.container.is_some(), "{stranger:?}");
     assert_eq!(service.client().lease("L1").seen_bytes.unwrap_or(0), 0);
     let right = start(&service, &mark);
@@ -120,7 +125,7 @@ fn in_a_container_a_lease_that_was_guessed_counts_for_nothing() {
     service.restart();
     let one_more = start(&service, &mark);
     await_bytes(&service.client(), "L1", 1024);
-    let all = strangers(&service).processes;
+    let all = unleased_processes(&service).processes;
     assert!(all.iter().all(|stranger| ![right.pid(), one_more.pid()].contains(&stranger.pid)), "{all:?}");
     assert!(all.iter().any(|stranger| stranger.pid == forged.pid()), "{all:?}");
     drop((forged, right, one_more, job));
@@ -128,7 +133,7 @@ fn in_a_container_a_lease_that_was_guessed_counts_for_nothing() {
 
 /// Other readers of a lease or of the audit trail do not get its proof, and the disk has only the key.
 #[test]
-fn a_mark_is_told_to_the_leases_owner_alone() {
+fn a_proof_is_shown_to_the_leases_owner_only() {
     let mut service = serve();
     let client = service.client();
     let answer = client.send("POST", "/v1/leases", &[("Idempotency-Key", "k")], br#"{"vram_bytes":1073741824}"#);
@@ -140,7 +145,7 @@ fn a_mark_is_told_to_the_leases_owner_alone() {
         .iter()
         .flat_map(|path| client.get(path).body)
         .collect();
-    shown.extend(succeeds(&service, &["audit", "--json"]).into_bytes());
+    shown.extend(successful_output(&service, &["audit", "--json"]).into_bytes());
     if sublet_blackbox::user::is_root() {
         let others =
             sublet_blackbox::user::as_user(4711, || client.grant(&serde_json::json!({ "vram_bytes": 1 << 30 })));
@@ -166,7 +171,7 @@ struct Left {
 }
 
 impl Left {
-    fn by(service: &Service, mib: u64, count: u32) -> Left {
+    fn by(service: &TestService, mib: u64, count: u32) -> Left {
         let (size, count) = (format!("{mib}MiB"), count.to_string());
         let mut command = service.command(&["soft", "env", "--", &example("hold"), &size, "--leave", &count]);
         // As a shell does with what is typed there.
@@ -203,13 +208,16 @@ impl Drop for Left {
 fn memory_that_is_held_through_a_descriptor_of_one_that_ended_is_attributed_and_its_holder_ended() {
     let service = serve();
     let left = Left::by(&service, 512, 1);
-    let stranger = await_stranger(&service, left.pids[0], "its heir is found", |it| it.vram_bytes >= Some(512 * MIB));
-    assert!(strangers(&service).processes.iter().all(|it| it.pid != left.opener), "no record names the dead process");
+    let stranger = await_unleased(&service, left.pids[0], "its heir is found", |it| it.vram_bytes >= Some(512 * MIB));
+    assert!(
+        unleased_processes(&service).processes.iter().all(|it| it.pid != left.opener),
+        "no record names the dead process"
+    );
     mode(&service, "enforce");
     until("it is ended", LONG, || if is_alive(left.pids[0]) { Err("it lives") } else { Ok(()) });
     let story = await_closed(&service, &stranger.id);
     let through = format!("through a descriptor of process {}, which ended", left.opener);
-    in_order(&story, &[&through, "is warned", "SIGTERM is to be sent", "SIGTERM was sent"]);
+    assert_in_order(&story, &[&through, "is warned", "SIGTERM is to be sent", "SIGTERM was sent"]);
     assert!(!story.contains("by which it is to be parked"), "{story}");
     until("its memory returns", LONG, || {
         let used = service.client().card().used_bytes;
@@ -226,14 +234,16 @@ fn of_several_that_may_hold_a_dead_ones_memory_none_is_signalled_until_it_is_the
     let is_one =
         |stranger: &UnleasedProcess| left.pids.contains(&stranger.pid) && stranger.step == UnleasedStep::Warned;
     let first = until("one is warned", LONG, || {
-        let all = strangers(&service).processes;
+        let all = unleased_processes(&service).processes;
         all.iter().find(|stranger| is_one(stranger)).cloned().ok_or(all)
     });
     assert_eq!(first.next, NextStep::Exempt, "{first:?}");
     throughout(Duration::from_secs(6), || assert!(left.pids.iter().all(|pid| is_alive(*pid))));
     let other = left.pids.iter().copied().find(|pid| *pid != first.pid).expect("there are two");
     Left::signal(other, Signal::KILL);
-    until("the last is ended", LONG, || if is_alive(first.pid) { Err(strangers(&service).processes) } else { Ok(()) });
+    until("the last is ended", LONG, || {
+        if is_alive(first.pid) { Err(unleased_processes(&service).processes) } else { Ok(()) }
+    });
 }
 
 /// Memory that a holder's program left to its child belongs to the lease.
@@ -241,9 +251,9 @@ fn of_several_that_may_hold_a_dead_ones_memory_none_is_signalled_until_it_is_the
 fn memory_that_a_holders_program_left_to_its_child_is_counted_with_the_lease() {
     let service = serve();
     let line = format!("{} 512MiB --leave 1; exec sleep 600", example("hold"));
-    let mut job = Job::start(&service, &["--vram", "1G", "--no-shim", "--", "sh", "-c", &line]);
+    let mut job = WrappedProgram::start(&service, &["--vram", "1G", "--no-shim", "--", "sh", "-c", &line]);
     while !job.line().starts_with("leaves it to ") {}
     // Long enough that a reading no longer shows its opener.
-    throughout(Duration::from_secs(4), || assert_eq!(strangers(&service).processes, []));
+    throughout(Duration::from_secs(4), || assert_eq!(unleased_processes(&service).processes, []));
     await_bytes(&service.client(), "L1", 512);
 }

@@ -10,10 +10,10 @@ use std::net::TcpStream;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 use sublet_blackbox::binary::example;
-use sublet_blackbox::job::{Job, text};
+use sublet_blackbox::programs::{WrappedProgram, text};
 use sublet_blackbox::service::port;
 use sublet_blackbox::wait::throughout;
-use sublet_blackbox::{Client, GpuSetup, LONG, MIB, Service, Setup, until};
+use sublet_blackbox::{LONG, MIB, ServiceSetup, TestClient, TestGpu, TestService, until};
 use sublet_wire::{EndReason, Lease, LeaseState, ParkMethod, exit};
 
 /// Size of a CUDA context on a soft GPU.
@@ -34,9 +34,9 @@ keep_free = "256M"
 ready = "off"
 "#;
 
-fn serve() -> Service {
-    let gpu = GpuSetup::Named("soft:1x4GiB");
-    Service::start_with(Setup { gpu, config: Some(CONFIG.to_owned()), ..Setup::default() })
+fn serve() -> TestService {
+    let gpu = TestGpu::Named("soft:1x4GiB");
+    TestService::start_with(ServiceSetup { gpu, config: Some(CONFIG.to_owned()), ..ServiceSetup::default() })
 }
 
 /// A server and the hooks that it understands, from the first example of its page.
@@ -64,12 +64,12 @@ impl Recipe {
         Recipe { like, on_park, on_resume: hook("--on-resume") }
     }
 
-    /// The server on a lease of its own, with its hooks, once its model is on the card and was seen there.
-    fn start(&self, service: &Service, flags: &[&str], fault: &[&str]) -> (Job, u16) {
+    /// The server on a lease of its own, with its hooks, once its model is on the GPU and was seen there.
+    fn start(&self, service: &TestService, flags: &[&str], fault: &[&str]) -> (WrappedProgram, u16) {
         self.start_with(service, MODEL, flags, fault)
     }
 
-    fn start_with(&self, service: &Service, bytes: u64, flags: &[&str], fault: &[&str]) -> (Job, u16) {
+    fn start_with(&self, service: &TestService, bytes: u64, flags: &[&str], fault: &[&str]) -> (WrappedProgram, u16) {
         let port = port();
         let hook = |text: &str| text.replace("PORT", &port.to_string());
         let (on_park, on_resume) = (hook(&self.on_park), self.on_resume.as_deref().map(hook));
@@ -78,19 +78,19 @@ impl Recipe {
         hooks.extend(on_resume.iter().flat_map(|hook| ["--on-resume", hook.as_str()]));
         let size = format!("{}MiB", bytes / MIB);
         let server = ["--", &program, &size, "--like", self.like, "--port", &number];
-        let mut job = Job::start(service, &[&hooks[..], flags, &server, fault].concat());
+        let mut job = WrappedProgram::start(service, &[&hooks[..], flags, &server, fault].concat());
         let line = job.line();
-        assert!(line.starts_with("serves "), "{line:?}; {}", job.said());
+        assert!(line.starts_with("serves "), "{line:?}; {}", job.output_text());
         service.client().await_lease("its model is seen", "L1", |lease| lease.seen_bytes >= Some(bytes));
         (job, port)
     }
 }
 
 /// Another program that needs the GPU; its lease is L2.
-fn needs_the_card(service: &Service) -> Job {
-    let mut job = Job::start(service, &["--vram", "3G", "--", &example("hold"), "256MiB", "--seconds", "3"]);
+fn needs_the_card(service: &TestService) -> WrappedProgram {
+    let mut job = WrappedProgram::start(service, &["--vram", "3G", "--", &example("hold"), "256MiB", "--seconds", "3"]);
     let line = job.line();
-    assert!(line.starts_with("holds "), "{line:?}; {}", job.said());
+    assert!(line.starts_with("holds "), "{line:?}; {}", job.output_text());
     job
 }
 
@@ -103,18 +103,18 @@ fn ask(port: u16, request: &str) -> String {
 }
 
 /// A program that holds memory on L1, with these flags.
-fn holds(service: &Service, flags: &[&str], more: &[&str]) -> Job {
+fn start_holding(service: &TestService, flags: &[&str], more: &[&str]) -> WrappedProgram {
     let hold = example("hold");
     let words = [&["--vram", "3G"], flags, &["--", &hold, "768MiB", "--idle"], more].concat();
-    let mut job = Job::start(service, &words);
+    let mut job = WrappedProgram::start(service, &words);
     let line = job.line();
-    assert!(line.starts_with("holds "), "{line:?}; {}", job.said());
+    assert!(line.starts_with("holds "), "{line:?}; {}", job.output_text());
     service.client().await_lease("its bytes are seen", "L1", |lease| lease.seen_bytes >= Some(MODEL));
     job
 }
 
 /// How L1 ended.
-fn end_of(client: &Client) -> Option<EndReason> {
+fn end_of(client: &TestClient) -> Option<EndReason> {
     client.await_lease("it is over", "L1", |lease| lease.state == LeaseState::Ended).ended.map(|ended| ended.reason)
 }
 
@@ -129,11 +129,11 @@ fn each_server_is_parked_and_resumed_by_its_hook() {
         let gone = |lease: &Lease| lease.state == LeaseState::Parked && lease.seen_bytes <= Some(CONTEXT);
         let lease = client.await_lease("all of it left", "L1", gone);
         assert_eq!((lease.method, lease.has_hook), (Some(ParkMethod::Hook), true), "{}: {lease:?}", recipe.like);
-        job.await_said("L1 is parked by its hook, after ");
+        job.await_output("L1 is parked by its hook, after ");
         assert_eq!(other.end().0, Some(0));
         let resumed = service.cli(&["resume", "L1"]);
         assert!(resumed.status.success(), "{}: {resumed:?}", recipe.like);
-        job.await_said("L1 is resumed by its hook, after ");
+        job.await_output("L1 is resumed by its hook, after ");
         if recipe.like == "comfyui" {
             // It loads again with the next prompt.
             assert!(ask(port, "POST /prompt").contains("42"));
@@ -151,8 +151,9 @@ fn a_program_parked_by_a_hook_that_keeps_some_memory_allocates_nothing_until_it_
     let client = service.client();
     // A prompt makes it load its model again by itself.
     let (job, port) = Recipe::of("comfyui").start(&service, &[], &["--fault", "little"]);
-    let mut other = Job::start(&service, &["--vram", "3G", "--", &example("hold"), "256MiB", "--seconds", "6"]);
-    assert!(other.line().starts_with("holds "), "{}", other.said());
+    let mut other =
+        WrappedProgram::start(&service, &["--vram", "3G", "--", &example("hold"), "256MiB", "--seconds", "6"]);
+    assert!(other.line().starts_with("holds "), "{}", other.output_text());
     let little = |lease: &Lease| lease.seen_bytes > Some(CONTEXT) && lease.seen_bytes < Some(MODEL / 2);
     let kept = |lease: &Lease| lease.state == LeaseState::Parked && little(lease);
     client.await_lease("it left, and kept a little", "L1", kept);
@@ -176,8 +177,8 @@ fn a_false_report_of_a_hook_frees_nothing_and_the_hook_is_not_tried_again_at_onc
         let service = serve();
         let client = service.client();
         let (job, _) = Recipe::of("vllm").start_with(&service, bytes, &[], &["--fault", fault]);
-        let other = Job::start(&service, &["--vram", "3G", "--", "true"]);
-        job.await_said("L1 is parked by its hook");
+        let other = WrappedProgram::start(&service, &["--vram", "3G", "--", "true"]);
+        job.await_output("L1 is parked by its hook");
         // The report frees nothing: the waiter is not granted its lease before a reading shows that the bytes are gone.
         until("it is known for what it is", LONG, || {
             assert_eq!(client.lease("L2").state, LeaseState::Waiting, "{fault}");
@@ -204,12 +205,12 @@ fn a_failed_hook_is_reported_and_a_lease_that_may_not_be_ended_stays() {
         let bound = ["--hook-timeout", "1s"];
         let job = match hook {
             None => Recipe::of("vllm").start(&service, &bound, fault).0,
-            Some(hook) => holds(&service, &[&bound[..], &["--on-park", hook]].concat(), &[]),
+            Some(hook) => start_holding(&service, &[&bound[..], &["--on-park", hook]].concat(), &[]),
         };
         let words = ["run", "--vram", "3G", "--wait", "12s", "--", "true"];
         let other = service.command(&words).stderr(Stdio::null()).spawn();
         let mut other = other.expect("a program can be started");
-        job.await_said(why);
+        job.await_output(why);
         let lease = client.await_lease("it is back", "L1", |lease| lease.state == LeaseState::Active);
         assert!(lease.seen_bytes >= Some(MODEL), "{lease:?}");
         assert_eq!(other.wait().expect("an own child").code(), Some(i32::from(exit::WAIT_OVER)));
@@ -222,8 +223,8 @@ fn if_the_wrapper_is_killed_its_hook_is_given_up_and_the_program_lives() {
     let service = serve();
     let client = service.client();
     let flags = ["--on-park", "sleep 600", "--hook-timeout", "2m"];
-    let mut job = holds(&service, &flags, &["--seconds", "50"]);
-    let other = Job::start(&service, &["--vram", "3G", "--", "true"]);
+    let mut job = start_holding(&service, &flags, &["--seconds", "50"]);
+    let other = WrappedProgram::start(&service, &["--vram", "3G", "--", "true"]);
     client.await_lease("its hook runs", "L1", |lease| lease.method == Some(ParkMethod::Hook));
     kill_process(Pid::from_child(&job.child), Signal::KILL).expect("an own child");
     let lease = client.await_lease("it is back", "L1", |lease| lease.state == LeaseState::Active);
@@ -238,7 +239,7 @@ fn if_the_wrapper_is_killed_its_hook_is_given_up_and_the_program_lives() {
 fn a_command_that_ends_while_its_hook_runs_ends_its_wrapper_at_once() {
     let service = serve();
     let client = service.client();
-    let job = holds(&service, &["--on-park", "sleep 600"], &["--seconds", "4"]);
+    let job = start_holding(&service, &["--on-park", "sleep 600"], &["--seconds", "4"]);
     assert_eq!(client.send("POST", "/v1/leases/L1/park", &[], b"").status, 200);
     client.await_lease("its hook runs", "L1", |lease| lease.method == Some(ParkMethod::Hook));
     let began = Instant::now();
@@ -252,7 +253,7 @@ fn a_command_that_ends_while_its_hook_runs_ends_its_wrapper_at_once() {
 }
 
 #[test]
-fn a_lease_with_preempt_end_is_told_ended_and_requeued() {
+fn a_lease_with_preempt_end_gets_a_notice_is_ended_and_requeued() {
     let service = serve();
     let client = service.client();
     let script = format!(
@@ -262,14 +263,14 @@ fn a_lease_with_preempt_end_is_told_ended_and_requeued() {
     );
     let flags =
         ["--vram", "3G", "--tier", "spot", "--no-shim", "--preempt", "end", "--signal", "USR1@2", "--requeue=3"];
-    let mut job = Job::start(&service, &[&flags[..], &["--", "sh", "-c", &script]].concat());
-    assert_eq!(job.line(), "run 0\n", "{}", job.said());
-    assert!(job.line().starts_with("holds "), "{}", job.said());
+    let mut job = WrappedProgram::start(&service, &[&flags[..], &["--", "sh", "-c", &script]].concat());
+    assert_eq!(job.line(), "run 0\n", "{}", job.output_text());
+    assert!(job.line().starts_with("holds "), "{}", job.output_text());
     client.await_lease("its bytes are seen", "L1", |lease| lease.seen_bytes >= Some(MODEL));
     let other = needs_the_card(&service);
     assert_eq!(other.end().0, Some(0));
-    job.await_said("lease L1 ends in 2 s: others need its GPUs, and you said that it may be ended for them");
-    job.await_said("L1 was ended for others: asking again, and starting the command anew (1)");
+    job.await_output("lease L1 ends in 2 s: others need its GPUs, and you said that it may be ended for them");
+    job.await_output("L1 was ended for others: asking again, and starting the command anew (1)");
     let (code, rest) = job.end();
     // The program has no handler for the signal, and lives until the shell ends it.
     let told = "told\nall 805306368 bytes as written\nrun 1\n";
@@ -285,8 +286,8 @@ fn a_program_that_ignores_all_notices_is_killed_and_its_lease_says_why() {
     let program = example("serve");
     let server = ["--", "sh", "-c", script, "sh", &program, "768MiB", "--like", "vllm", "--fault", "stays"];
     let words = [&["--vram", "3G", "--no-shim"], &flags[..], &server].concat();
-    let mut job = Job::start(&service, &words);
-    assert!(job.line().starts_with("serves "), "{}", job.said());
+    let mut job = WrappedProgram::start(&service, &words);
+    assert!(job.line().starts_with("serves "), "{}", job.output_text());
     client.await_lease("its bytes are seen", "L1", |lease| lease.seen_bytes >= Some(MODEL));
     let other = needs_the_card(&service);
     assert_eq!(other.end().0, Some(0));

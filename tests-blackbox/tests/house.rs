@@ -6,18 +6,22 @@ use std::os::unix::fs::chown;
 use std::os::unix::process::CommandExt;
 use std::process::Stdio;
 use sublet_blackbox::binary::sublet;
-use sublet_blackbox::service::{GpuSetup, bare_command};
+use sublet_blackbox::service::{TestGpu, bare_command};
 use sublet_blackbox::user::is_root;
-use sublet_blackbox::{GIB, LONG, Service, Setup, ask, until};
+use sublet_blackbox::{GIB, LONG, ServiceSetup, TestService, ask, until};
 use sublet_wire::Gpus;
 
 /// A user without any right.
 const NOBODY: u32 = 12347;
 
 #[test]
-fn nothing_is_leased_on_a_card_that_is_left_unmanaged() {
+fn nothing_is_leased_on_an_unmanaged_gpu() {
     let config = Some("unmanaged = [\"1\"]\n".to_owned());
-    let service = Service::start_with(Setup { gpu: GpuSetup::Named("scripted:2x24GiB"), config, ..Setup::default() });
+    let service = TestService::start_with(ServiceSetup {
+        gpu: TestGpu::Named("scripted:2x24GiB"),
+        config,
+        ..ServiceSetup::default()
+    });
     let client = service.client();
     let cards: Gpus = client.get("/v1/gpus").read();
     assert_eq!(cards.gpus[1].promisable_bytes, 0);
@@ -33,7 +37,11 @@ fn nothing_is_leased_on_a_card_that_is_left_unmanaged() {
 #[test]
 fn nothing_is_leased_while_unmanaged_names_a_gpu_that_does_not_exist() {
     let config = Some("unmanaged = [\"1\", \"7\"]\n".to_owned());
-    let service = Service::start_with(Setup { gpu: GpuSetup::Named("scripted:2x24GiB"), config, ..Setup::default() });
+    let service = TestService::start_with(ServiceSetup {
+        gpu: TestGpu::Named("scripted:2x24GiB"),
+        config,
+        ..ServiceSetup::default()
+    });
     let waiting = service.client().queue(&ask(GIB, json!({})));
     let why = waiting.waiting.expect("it waits").why;
     assert!(why.contains("names GPU `7`, which this host does not have; correct it"), "{why}");
@@ -57,14 +65,14 @@ fn a_users_own_configuration_is_found_and_a_wrong_one_stops_the_start() {
         command.uid(NOBODY).gid(NOBODY).stdin(Stdio::null());
         command.stderr(fs::File::create(home.path().join("log")).expect("a file")).spawn().expect("sublet")
     };
-    let said = || fs::read_to_string(home.path().join("log")).unwrap_or_default();
+    let output_text = || fs::read_to_string(home.path().join("log")).unwrap_or_default();
     let mut wrong = start();
-    let status = until("it gives up", LONG, || wrong.try_wait().ok().flatten().ok_or_else(said));
-    assert!(!status.success() && said().contains("queue_maximum"), "{}", said());
+    let status = until("it gives up", LONG, || wrong.try_wait().ok().flatten().ok_or_else(output_text));
+    assert!(!status.success() && output_text().contains("queue_maximum"), "{}", output_text());
     fs::write(folder.join("sublet.toml"), "ttl = \"90s\"\n").expect("a file can be written");
     let mut right = start();
-    until("it serves", LONG, || if said().contains("ready on ") { Ok(()) } else { Err(said()) });
-    let client = sublet_blackbox::Client::new(home.path().join("s"));
+    until("it serves", LONG, || if output_text().contains("ready on ") { Ok(()) } else { Err(output_text()) });
+    let client = sublet_blackbox::TestClient::new(home.path().join("s"));
     let granted = until("it grants", LONG, || {
         let answer = client.post("/v1/leases", &ask(GIB, json!({"wait_s": 0})));
         if answer.status == 201 { Ok(answer.read::<sublet_wire::Lease>()) } else { Err(answer.text()) }
@@ -73,12 +81,12 @@ fn a_users_own_configuration_is_found_and_a_wrong_one_stops_the_start() {
     right.wait().expect("an own child can be waited for");
     let left = granted.remaining_s.expect("it has a term");
     assert!((80.0..=90.0).contains(&left), "its term is the file's: {left}");
-    assert!(said().contains(".config/sublet/sublet.toml"), "it says which it read: {}", said());
+    assert!(output_text().contains(".config/sublet/sublet.toml"), "it says which it read: {}", output_text());
 }
 
 #[test]
-fn the_end_of_the_audit_trail_is_told_to_the_systems_log() {
-    let mut service = Service::start();
+fn the_end_of_the_audit_trail_is_written_to_the_systems_log() {
+    let mut service = TestService::start();
     service.client().grant(&ask(GIB, json!({})));
     assert!(service.stop().success());
     let state = service.state_dir().display().to_string();

@@ -4,25 +4,25 @@ use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 use sublet_blackbox::user::is_root;
 use sublet_blackbox::wait::throughout;
-use sublet_blackbox::{Client, GIB, LONG, Process, Service, Setup, ask, until};
+use sublet_blackbox::{GIB, LONG, ServiceSetup, TestClient, TestProcess, TestService, ask, until};
 use sublet_wire::{EndReason, GpuState, Lease, LeaseState};
 
-fn await_state(client: &Client, id: &str, state: LeaseState) -> Lease {
+fn await_state(client: &TestClient, id: &str, state: LeaseState) -> Lease {
     client.await_lease(&format!("{state:?}"), id, |lease| lease.state == state)
 }
 
-fn await_end(client: &Client, id: &str) -> (Lease, EndReason) {
+fn await_end(client: &TestClient, id: &str) -> (Lease, EndReason) {
     let lease = client.await_lease("ended", id, |lease| lease.ended.is_some());
     let reason = lease.ended.as_ref().map(|ended| ended.reason).expect("it ended");
     (lease, reason)
 }
 
-fn renew(client: &Client, lease: &Lease) {
+fn renew(client: &TestClient, lease: &Lease) {
     let answer = client.post(&format!("/v1/leases/{}/renew", lease.id), &json!({"fence": lease.fence}));
     assert_eq!(answer.status, 200, "{}", answer.text());
 }
 
-fn bind(client: &Client, lease: &Lease, process: &Process) {
+fn bind(client: &TestClient, lease: &Lease, process: &TestProcess) {
     let body = json!({"fence": lease.fence, "pid": process.pid()});
     let answer = client.post(&format!("/v1/leases/{}/bind", lease.id), &body);
     assert_eq!(answer.status, 200, "{}", answer.text());
@@ -35,7 +35,7 @@ fn held_s(lease: &Lease) -> f64 {
 
 #[test]
 fn an_unused_lease_without_waiters_is_extended_and_shown_idle() {
-    let service = Service::start();
+    let service = TestService::start();
     let client = service.client();
     let lease = client.grant(&ask(GIB, json!({"ttl_s": 2})));
     assert!(!lease.idle);
@@ -49,7 +49,7 @@ fn an_unused_lease_without_waiters_is_extended_and_shown_idle() {
 
 #[test]
 fn an_unused_lease_ends_on_time_for_a_waiter_which_is_granted() {
-    let service = Service::start();
+    let service = TestService::start();
     let client = service.client();
     let lease = client.grant(&ask(20 * GIB, json!({"ttl_s": 3})));
     let waiter = client.queue(&ask(20 * GIB, json!({})));
@@ -66,7 +66,10 @@ fn an_unused_lease_ends_on_time_for_a_waiter_which_is_granted() {
 
 #[test]
 fn a_daemon_that_was_stopped_for_longer_than_a_term_ends_no_lease_at_once() {
-    let service = Service::start_with(Setup { config: Some("grace = \"20s\"\n".to_owned()), ..Setup::default() });
+    let service = TestService::start_with(ServiceSetup {
+        config: Some("grace = \"20s\"\n".to_owned()),
+        ..ServiceSetup::default()
+    });
     let client = service.client();
     let leases: Vec<Lease> = (0..3).map(|_| client.grant(&ask(7 * GIB, json!({"ttl_s": 3})))).collect();
     let waiter = client.queue(&ask(20 * GIB, json!({})));
@@ -98,7 +101,7 @@ fn a_reboot_ends_granted_leases_and_keeps_waiters() {
     if !works.is_ok_and(|status| status.success()) {
         return eprintln!("skipped: nothing can be mounted here");
     }
-    let mut service = Service::start_with(Setup { through: through.to_vec(), ..Setup::default() });
+    let mut service = TestService::start_with(ServiceSetup { through: through.to_vec(), ..ServiceSetup::default() });
     let client = service.client();
     let held = client.grant(&ask(20 * GIB, json!({"ttl_s": 1800})));
     let waiter = client.queue(&ask(20 * GIB, json!({})));
@@ -115,7 +118,7 @@ fn a_reboot_ends_granted_leases_and_keeps_waiters() {
 
 #[test]
 fn a_renewed_lease_stays_while_another_request_waits() {
-    let service = Service::start();
+    let service = TestService::start();
     let client = service.client();
     let lease = client.grant(&ask(20 * GIB, json!({"ttl_s": 3})));
     let waiter = client.queue(&ask(20 * GIB, json!({})));
@@ -127,7 +130,7 @@ fn a_renewed_lease_stays_while_another_request_waits() {
 
 #[test]
 fn a_fixed_term_ends_when_it_is_over_also_without_waiters() {
-    let service = Service::start();
+    let service = TestService::start();
     let client = service.client();
     let lease = client.grant(&ask(GIB, json!({"time_s": 3})));
     assert!(lease.fixed_term);
@@ -138,9 +141,9 @@ fn a_fixed_term_ends_when_it_is_over_also_without_waiters() {
 
 #[test]
 fn a_lease_ends_with_its_last_process() {
-    let service = Service::start();
+    let service = TestService::start();
     let client = service.client();
-    let (first, second) = (Process::idle(), Process::idle());
+    let (first, second) = (TestProcess::idle(), TestProcess::idle());
     let lease = client.grant(&ask(GIB, json!({"pid": first.pid()})));
     assert_eq!(lease.pids, [first.pid()]);
     bind(&client, &lease, &second);
@@ -155,11 +158,11 @@ fn a_lease_ends_with_its_last_process() {
 }
 
 #[test]
-fn an_ask_ends_when_the_process_that_waits_exits() {
-    let service = Service::start();
+fn a_request_ends_when_the_process_that_waits_exits() {
+    let service = TestService::start();
     let client = service.client();
     client.grant(&ask(20 * GIB, json!({})));
-    let process = Process::idle();
+    let process = TestProcess::idle();
     let waiter = client.queue(&ask(20 * GIB, json!({"pid": process.pid()})));
     process.kill();
     assert_eq!(await_end(&client, &waiter.id).1, EndReason::HolderExited);
@@ -167,9 +170,9 @@ fn an_ask_ends_when_the_process_that_waits_exits() {
 
 #[test]
 fn expiry_ends_the_claim_and_not_the_process() {
-    let service = Service::start();
+    let service = TestService::start();
     let client = service.client();
-    let mut process = Process::idle();
+    let mut process = TestProcess::idle();
     let lease = client.grant(&ask(20 * GIB, json!({"ttl_s": 2})));
     bind(&client, &lease, &process);
     let waiter = client.queue(&ask(20 * GIB, json!({})));
@@ -180,9 +183,9 @@ fn expiry_ends_the_claim_and_not_the_process() {
 
 #[test]
 fn bytes_of_a_lease_that_ended_count_for_as_long_as_they_are_seen() {
-    let service = Service::start();
+    let service = TestService::start();
     let client = service.client();
-    let mut process = Process::idle();
+    let mut process = TestProcess::idle();
     let lease = client.grant(&ask(20 * GIB, json!({})));
     bind(&client, &lease, &process);
     service.script(json!([{"pid": process.pid(), "bytes": 20 * GIB, "busy": false}]), Value::Null);
@@ -198,10 +201,10 @@ fn bytes_of_a_lease_that_ended_count_for_as_long_as_they_are_seen() {
 }
 
 #[test]
-fn a_strangers_bytes_stop_promises_and_are_named_as_the_reason() {
-    let service = Service::start();
+fn bytes_of_an_unleased_process_stop_grants_and_are_named_as_the_reason() {
+    let service = TestService::start();
     let client = service.client();
-    let mut stranger = Process::idle();
+    let mut stranger = TestProcess::idle();
     service.script(json!([{"pid": stranger.pid(), "bytes": 20 * GIB, "busy": true}]), Value::Null);
     until("the stranger is seen", LONG, || match client.card().unowned_bytes {
         Some(loose) if loose >= 20 * GIB => Ok(()),
@@ -220,7 +223,7 @@ fn a_strangers_bytes_stop_promises_and_are_named_as_the_reason() {
 }
 
 fn check_fault(fault: &str) {
-    let service = Service::start();
+    let service = TestService::start();
     let client = service.client();
     let lease = client.grant(&ask(GIB, json!({"ttl_s": 60})));
     service.script(json!([]), json!(fault));
@@ -256,9 +259,9 @@ fn no_lease_is_granted_while_the_driver_of_the_gpu_reports_an_error() {
 
 #[test]
 fn a_restart_touches_no_holder_and_keeps_id_and_epoch() {
-    let mut service = Service::start();
+    let mut service = TestService::start();
     let client = service.client();
-    let mut process = Process::idle();
+    let mut process = TestProcess::idle();
     let lease = client.grant(&ask(20 * GIB, json!({"ttl_s": 600})));
     bind(&client, &lease, &process);
     let waiter = client.queue(&ask(20 * GIB, json!({})));
@@ -283,9 +286,9 @@ fn a_restart_touches_no_holder_and_keeps_id_and_epoch() {
 
 #[test]
 fn a_process_that_exits_while_the_daemon_is_away_ends_its_lease() {
-    let mut service = Service::start();
+    let mut service = TestService::start();
     let client = service.client();
-    let process = Process::idle();
+    let process = TestProcess::idle();
     let lease = client.grant(&ask(GIB, json!({"pid": process.pid()})));
     service.kill();
     process.kill();
@@ -295,9 +298,9 @@ fn a_process_that_exits_while_the_daemon_is_away_ends_its_lease() {
 
 /// Three TTLs on the CPU before the first kernel.
 fn check_busy(waiters: usize) {
-    let service = Service::start();
+    let service = TestService::start();
     let client = service.client();
-    let mut process = Process::busy();
+    let mut process = TestProcess::busy();
     let lease = client.grant(&ask(20 * GIB, json!({"ttl_s": 2})));
     bind(&client, &lease, &process);
     let waiting: Vec<Lease> = (0..waiters).map(|_| client.queue(&ask(20 * GIB, json!({})))).collect();
@@ -325,8 +328,8 @@ fn a_job_that_works_on_the_cpu_for_three_ttls_keeps_its_lease_while_another_requ
 }
 
 #[test]
-fn a_draining_card_runs_empty_and_serves_again_when_cleared() {
-    let service = Service::start();
+fn a_draining_gpu_runs_empty_and_serves_again_when_cleared() {
+    let service = TestService::start();
     let client = service.client();
     let lease = client.grant(&ask(GIB, json!({})));
     let uuid = client.card().uuid;
@@ -344,11 +347,11 @@ fn a_draining_card_runs_empty_and_serves_again_when_cleared() {
 
 #[test]
 fn what_was_held_is_charged_once_and_survives_a_restart() {
-    let mut service = Service::start();
+    let mut service = TestService::start();
     let client = service.client();
     let lease = client.grant(&ask(2 * GIB, json!({"time_s": 2})));
     let (lease, _) = await_end(&client, &lease.id);
-    let charged = |client: &Client| {
+    let charged = |client: &TestClient| {
         let usage: sublet_wire::Usage = client.get("/v1/usage?by=lease").read();
         let row = usage.rows.into_iter().find(|row| row.lease.as_deref() == Some(lease.id.as_str()));
         row.expect("an ended lease has a row").gib_seconds
@@ -363,7 +366,7 @@ fn what_was_held_is_charged_once_and_survives_a_restart() {
 
 #[test]
 fn a_command_runs_under_a_lease_and_its_exit_code_comes_back() {
-    let service = Service::start();
+    let service = TestService::start();
     let script = r#"echo "$CUDA_VISIBLE_DEVICES $SUBLET_LEASE $SUBLET_FENCE"; exit 7"#;
     let output = service.cli(&["run", "--vram", "4G", "--", "sh", "-c", script]);
     assert_eq!(output.status.code(), Some(7), "{}", String::from_utf8_lossy(&output.stderr));

@@ -8,11 +8,11 @@ use serde_json::json;
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use sublet_blackbox::{GIB, LONG, MIB, Service, ask, until};
+use sublet_blackbox::{GIB, LONG, MIB, TestService, ask, until};
 use sublet_wire::{AuditPage, Lease, LeaseState};
 
 /// Waits until the last line of the log is noted beside the journal.
-fn await_note(service: &Service) {
+fn await_note(service: &TestService) {
     let page: AuditPage = service.client().get("/v1/audit?after=0&limit=1000").read();
     let last = page.lines.last().expect("there are lines").seq;
     let noted = format!("\"seq\":{last},");
@@ -28,9 +28,9 @@ fn text(bytes: &[u8]) -> String {
 }
 
 /// A service with a lease in its database and `LOST` more in its write-ahead log, killed and damaged.
-fn damaged(damage: impl FnOnce(&Path)) -> (Service, Lease, Vec<Lease>) {
+fn damaged(damage: impl FnOnce(&Path)) -> (TestService, Lease, Vec<Lease>) {
     const LOST: usize = 10;
-    let mut service = Service::start();
+    let mut service = TestService::start();
     let client = service.client();
     let kept = client.grant(&ask(GIB, json!({"ttl_s": 1800})));
     // A clean stop copies the write-ahead log into the database.
@@ -43,7 +43,7 @@ fn damaged(damage: impl FnOnce(&Path)) -> (Service, Lease, Vec<Lease>) {
     (service, kept, lost)
 }
 
-fn is_noticed_and_accepted(mut service: Service, kept: &Lease, lost: &[Lease]) {
+fn is_noticed_and_accepted(mut service: TestService, kept: &Lease, lost: &[Lease]) {
     let client = service.client();
     let state_dir = service.state_dir().display().to_string();
     let verify = ["journal", "verify", "--state-dir", &state_dir];
@@ -115,7 +115,7 @@ fn a_flipped_bit_in_the_write_ahead_log_stops_grants_until_an_operator_accepts_i
 
 #[test]
 fn a_backup_is_checked_without_a_head_beside_it() {
-    let service = Service::start();
+    let service = TestService::start();
     service.client().grant(&ask(GIB, json!({})));
     let (state, copy) = (service.state_dir().display().to_string(), service.dir().join("copy.db"));
     let copy = copy.display().to_string();
@@ -139,7 +139,7 @@ fn a_daemon_ends_if_its_journal_is_moved_away_and_says_what_to_do() {
         ("its log is removed", |state| fs::remove_file(state.join("journal.db-wal")).expect("it can be removed")),
     ];
     for (what, way) in ways {
-        let mut service = Service::start();
+        let mut service = TestService::start();
         service.client().grant(&ask(GIB, json!({})));
         way(&service.state_dir());
         let status = until(what, LONG, || service.exited().ok_or("it runs"));

@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use sublet_blackbox::binary::example;
-use sublet_blackbox::job::{Job, await_state, text};
+use sublet_blackbox::programs::{WrappedProgram, await_state, text};
 use sublet_blackbox::wait::throughout;
-use sublet_blackbox::{GpuSetup, LONG, MIB, Service, Setup, until};
+use sublet_blackbox::{LONG, MIB, ServiceSetup, TestGpu, TestService, until};
 use sublet_wire::{EndReason, LeaseState};
 
 const CONFIG: &str = r#"
@@ -87,27 +87,27 @@ impl Drop for MemoryGroup {
 }
 
 /// A program in a cgroup, once it has its memory on the GPU.
-fn holds_in(group: &MemoryGroup, service: &Service) -> Job {
+fn holds_in(group: &MemoryGroup, service: &TestService) -> WrappedProgram {
     starts_in(group, service, &[&example("hold"), "1GiB", "--idle"], 1)
 }
 
 /// The same of any command that starts so many programs with 1 GiB on the GPU together.
-fn starts_in(group: &MemoryGroup, service: &Service, command: &[&str], programs: u32) -> Job {
+fn starts_in(group: &MemoryGroup, service: &TestService, command: &[&str], programs: u32) -> WrappedProgram {
     let enter = group.enter();
     let mut words = vec!["--vram", "3G", "--"];
     words.extend(enter.iter().map(String::as_str));
     words.extend(command);
-    let mut job = Job::start(service, &words);
+    let mut job = WrappedProgram::start(service, &words);
     for _ in 0..programs {
-        assert!(job.line().starts_with("holds "), "{}", job.said());
+        assert!(job.line().starts_with("holds "), "{}", job.output_text());
     }
     service.client().await_lease("its bytes are seen", "L1", |lease| lease.seen_bytes >= Some(1024 * MIB));
     job
 }
 
-fn serve(through: Vec<String>) -> Service {
-    let gpu = GpuSetup::Named("soft:1x4GiB");
-    Service::start_with(Setup { gpu, config: Some(CONFIG.to_owned()), through, ..Setup::default() })
+fn serve(through: Vec<String>) -> TestService {
+    let gpu = TestGpu::Named("soft:1x4GiB");
+    TestService::start_with(ServiceSetup { gpu, config: Some(CONFIG.to_owned()), through, ..ServiceSetup::default() })
 }
 
 #[test]
@@ -119,8 +119,9 @@ fn a_program_is_parked_alive_though_its_cgroup_has_less_left_than_it_has_on_the_
     group.leave(200 * MIB);
     let before = group.used();
     // A neighbour's request, as in the field.
-    let mut other = Job::start(&service, &["--vram", "3G", "--", &example("hold"), "1GiB", "--seconds", "1"]);
-    assert!(other.line().starts_with("holds "), "{}; {}", other.said(), job.said());
+    let mut other =
+        WrappedProgram::start(&service, &["--vram", "3G", "--", &example("hold"), "1GiB", "--seconds", "1"]);
+    assert!(other.line().starts_with("holds "), "{}; {}", other.output_text(), job.output_text());
     assert_eq!(client.lease("L1").state, LeaseState::Parked);
     let took = group.used().saturating_sub(before);
     assert!(took < 100 * MIB, "{took} bytes of parked memory are charged to the program");
@@ -146,7 +147,7 @@ fn a_program_stays_where_neither_its_cgroup_nor_the_daemons_has_the_memory() {
         if said.contains("L1 cannot be parked now: its memory cgroup has ") { Ok(()) } else { Err(said) }
     });
     // A neighbour's request does not change that.
-    let other = Job::start(&service, &["--vram", "3G", "--", "true"]);
+    let other = WrappedProgram::start(&service, &["--vram", "3G", "--", "true"]);
     throughout(Duration::from_secs(3), || {
         let lease = client.lease("L1");
         assert!(lease.ended.is_none() && lease.state != LeaseState::Parked, "{lease:?}");
@@ -187,7 +188,7 @@ fn two_programs_of_one_cgroup_do_not_both_count_on_its_room() {
 fn a_program_that_dies_while_it_is_being_parked_is_recorded_as_that() {
     let service = serve(Vec::new());
     let client = service.client();
-    let job = Job::holds(&service, "3G", "512MiB", &["--idle"]);
+    let job = WrappedProgram::start_holding(&service, "3G", "512MiB", &["--idle"]);
     client.await_lease("its bytes are seen", "L1", |lease| lease.seen_bytes >= Some(512 * MIB));
     let shown: serde_json::Value =
         serde_json::from_slice(&service.cli(&["soft", "status", "--json"]).stdout).expect("JSON");

@@ -9,12 +9,12 @@ use std::path::Path;
 use std::process::{Child, Stdio};
 use std::thread;
 use sublet_blackbox::binary::{example, sublet};
-use sublet_blackbox::job::{Alone, Job, await_bytes, await_state, succeeds};
+use sublet_blackbox::programs::{UnleasedProgram, WrappedProgram, await_bytes, await_state, successful_output};
 use sublet_blackbox::screen::Screen;
 use sublet_blackbox::service::bare_command;
-use sublet_blackbox::strangers::{CONFIG, PARKS, await_stranger, found, mode, serve_with};
+use sublet_blackbox::unleased::{CONFIG, PARKS, await_found, await_unleased, mode, serve_with};
 use sublet_blackbox::user::is_root;
-use sublet_blackbox::{GpuSetup, LONG, Service, Setup, until};
+use sublet_blackbox::{LONG, ServiceSetup, TestGpu, TestService, until};
 use sublet_wire::{LeaseState, UnleasedStep};
 
 /// Users that need not exist.
@@ -22,14 +22,14 @@ const ANN: u32 = 4_001;
 const BOB: u32 = 4_002;
 
 /// An unleased program on this terminal.
-fn on_screen(service: &Service, uid: Option<u32>, screen: &Screen) -> Alone {
-    let alone = Alone::takes_with(service, uid, 256, |command| screen.control(command));
-    found(service, &alone);
+fn on_screen(service: &TestService, uid: Option<u32>, screen: &Screen) -> UnleasedProgram {
+    let alone = UnleasedProgram::start_holding_with(service, uid, 256, |command| screen.control(command));
+    await_found(service, &alone);
     alone
 }
 
 #[test]
-fn an_unleased_process_is_told_on_its_terminal_that_it_is_warned_and_ended() {
+fn an_unleased_process_gets_its_warning_and_its_end_as_notices_on_its_terminal() {
     let service = serve_with(CONFIG);
     let screen = Screen::open();
     let alone = on_screen(&service, None, &screen);
@@ -41,8 +41,8 @@ fn an_unleased_process_is_told_on_its_terminal_that_it_is_warned_and_ended() {
     assert!(warned.ends_with(&format!("`sublet adopt {pid}` gives it a lease")), "{warned}");
     let ended = screen.await_line("was sent SIGTERM");
     assert!(ended.contains("it uses GPU 0 without a lease; SIGKILL follows in 2 s"), "{ended}");
-    assert_eq!(alone.ended_by(), None, "it ends on SIGTERM");
-    assert!(!screen.shown().contains('\x1b'), "{:?}", screen.shown());
+    assert_eq!(alone.end_signal(), None, "it ends on SIGTERM");
+    assert!(!screen.screen_text().contains('\x1b'), "{:?}", screen.screen_text());
 }
 
 #[test]
@@ -57,7 +57,7 @@ fn in_mode_warn_the_line_threatens_nothing() {
 }
 
 #[test]
-fn an_unleased_process_is_told_that_it_is_parked_and_when_it_is_back() {
+fn an_unleased_process_gets_a_notice_when_it_is_parked_and_when_it_is_resumed() {
     let service = serve_with(PARKS);
     let client = service.client();
     let screen = Screen::open();
@@ -73,17 +73,17 @@ fn an_unleased_process_is_told_that_it_is_parked_and_when_it_is_back() {
         )),
         "{parked}"
     );
-    succeeds(&service, &["resume", "L1"]);
+    successful_output(&service, &["resume", "L1"]);
     let back = screen.await_line("is back on");
     assert!(back.contains("L1 (") && back.contains("is back on GPU 0 after "), "{back}");
     await_state(&client, "L1", LeaseState::Active);
     alone.signal(Signal::TERM);
-    assert_eq!(alone.ended_by(), None);
+    assert_eq!(alone.end_signal(), None);
 }
 
 /// Adopts a program as L1 and parks it by hand, once the driver can.
-fn adopt_and_park(service: &Service, alone: &Alone) {
-    succeeds(service, &["adopt", &alone.pid().to_string()]);
+fn adopt_and_park(service: &TestService, alone: &UnleasedProgram) {
+    successful_output(service, &["adopt", &alone.pid().to_string()]);
     await_bytes(&service.client(), "L1", 256);
     until("it can be parked", LONG, || {
         let output = service.cli(&["park", "L1"]);
@@ -93,7 +93,7 @@ fn adopt_and_park(service: &Service, alone: &Alone) {
 
 /// It has no wrapper, so the daemon tells.
 #[test]
-fn an_adopted_program_is_told_on_its_terminal_that_it_is_parked_by_hand() {
+fn an_adopted_program_gets_a_notice_on_its_terminal_when_it_is_parked_by_hand() {
     let service = serve_with(PARKS);
     let screen = Screen::open();
     let alone = on_screen(&service, None, &screen);
@@ -102,13 +102,13 @@ fn an_adopted_program_is_told_on_its_terminal_that_it_is_parked_by_hand() {
     let said =
         "is parked: `sublet park L1` was called; `sublet resume L1` asks for it back now, `sublet stop L1` ends it";
     assert!(parked.contains(said), "{parked}");
-    succeeds(&service, &["resume", "L1"]);
+    successful_output(&service, &["resume", "L1"]);
     screen.await_line("is back on GPU 0 after ");
-    assert_eq!(screen.shown().matches("sublet:").count(), 2, "{}", screen.shown());
+    assert_eq!(screen.screen_text().matches("sublet:").count(), 2, "{}", screen.screen_text());
 }
 
 #[test]
-fn a_parked_program_is_told_that_its_lease_ended_meanwhile() {
+fn a_parked_program_gets_a_notice_when_its_lease_ends() {
     let service = serve_with(&format!("{PARKS}term = \"4s\"\n"));
     let screen = Screen::open();
     let alone = on_screen(&service, None, &screen);
@@ -133,10 +133,10 @@ fn a_terminal_of_another_user_or_with_mesg_n_gets_nothing() {
     let programs = screens.map(|screen| on_screen(&service, Some(ANN), screen));
     mode(&service, "warn");
     for program in &programs {
-        await_stranger(&service, program.pid(), "it is warned", |stranger| stranger.step == UnleasedStep::Warned);
+        await_unleased(&service, program.pid(), "it is warned", |stranger| stranger.step == UnleasedStep::Warned);
     }
     open.await_line("without a lease");
-    assert_eq!((others.shown(), closed.shown()), (String::new(), String::new()));
+    assert_eq!((others.screen_text(), closed.screen_text()), (String::new(), String::new()));
 }
 
 #[test]
@@ -148,8 +148,8 @@ fn a_terminal_that_takes_nothing_delays_nothing() {
     mode(&service, "enforce");
     reads.await_line("without a lease");
     reads.await_line("was sent SIGTERM");
-    assert_eq!((first.ended_by(), second.ended_by()), (None, None), "both end on SIGTERM");
-    assert!(!full.shown().contains("lease"), "its lines are lost");
+    assert_eq!((first.end_signal(), second.end_signal()), (None, None), "both end on SIGTERM");
+    assert!(!full.screen_text().contains("lease"), "its lines are lost");
 }
 
 /// What a hook of the configuration got, one notice after the other.
@@ -183,13 +183,13 @@ fn a_command_and_a_webhook_get_each_notice_as_json() {
         "{CONFIG}\n[notices]\ncommand = [\"/bin/sh\", \"-c\", {script:?}]\nwebhook = \"http://{address}/sublet?x=1\"\n"
     );
     let service = serve_with(&config);
-    let alone = Alone::takes(&service, 256);
+    let alone = UnleasedProgram::start_holding(&service, 256);
     let pid = alone.pid();
-    let stranger = found(&service, &alone);
+    let stranger = await_found(&service, &alone);
     mode(&service, "enforce");
     let (request, sent) = webhook.join().expect("the webhook was called");
     assert_eq!(request, "POST /sublet?x=1 HTTP/1.1");
-    assert_eq!(alone.ended_by(), None);
+    assert_eq!(alone.end_signal(), None);
     let got = until("the command got both", LONG, || {
         let got = read_notices(&file);
         if got.len() >= 2 { Ok(got) } else { Err(got) }
@@ -209,27 +209,28 @@ fn a_command_and_a_webhook_get_each_notice_as_json() {
 #[test]
 fn sublet_run_says_why_its_program_is_parked_and_that_it_is_back_and_nothing_twice() {
     let config = "ttl = \"5m\"\n[preemption]\ntime_slice = \"1s\"\nidle_after = \"2s\"\n[parking]\nram = \"4G\"\nkeep_free = \"256M\"\nready = \"off\"\n";
-    let gpu = GpuSetup::Named("soft:1x4GiB");
-    let service = Service::start_with(Setup { gpu, config: Some(config.to_owned()), ..Setup::default() });
+    let gpu = TestGpu::Named("soft:1x4GiB");
+    let service =
+        TestService::start_with(ServiceSetup { gpu, config: Some(config.to_owned()), ..ServiceSetup::default() });
     let screen = Screen::open();
     let train = example("mlp");
     let words = ["--vram", "3G", "--", &train, "--steps", "100000", "--pace", "10"];
-    let job = Job::start_with(&service, &words, |command| screen.control(command));
+    let job = WrappedProgram::start_with(&service, &words, |command| screen.control(command));
     await_bytes(&service.client(), "L1", 10);
     let guest = ["--vram", "3G", "--tier", "interactive", "--", &example("hold"), "64MiB", "--seconds", "8"];
-    let guest = Job::start(&service, &guest);
-    job.await_said("L1 is parked: your L2 (interactive) needs GPU 0; ");
+    let guest = WrappedProgram::start(&service, &guest);
+    job.await_output("L1 is parked: your L2 (interactive) needs GPU 0; ");
     assert_eq!(guest.end().0, Some(0));
-    job.await_said("L1 is back on GPU 0 after ");
-    let said = job.said();
+    job.await_output("L1 is back on GPU 0 after ");
+    let said = job.output_text();
     assert_eq!(said.matches("parked").count(), 1, "{said}");
     assert!(said.contains("hint: `sublet resume L1` asks for it back now, `sublet stop L1` ends it"), "{said}");
-    assert_eq!(screen.shown(), "");
+    assert_eq!(screen.screen_text(), "");
 }
 
 /// A wrapper that was killed tells nothing any more: then the daemon does.
 #[test]
-fn a_program_is_told_on_its_terminal_after_its_wrapper_was_killed() {
+fn a_program_gets_a_notice_on_its_terminal_after_its_wrapper_was_killed() {
     let service = serve_with(PARKS);
     let client = service.client();
     let screen = Screen::open();
@@ -239,21 +240,21 @@ fn a_program_is_told_on_its_terminal_after_its_wrapper_was_killed() {
     shell.args(["-c", line]).arg(sublet()).arg(example("hold"));
     shell.env("SUBLET_SOCKET", service.dir().join("s")).stdin(Stdio::null()).stdout(Stdio::piped());
     screen.control(&mut shell);
-    let mut shell = Process(shell.spawn().expect("a shell"));
+    let mut shell = TestProcess(shell.spawn().expect("a shell"));
     let mut wrapper = String::new();
     BufReader::new(shell.0.stdout.take().expect("a pipe")).read_line(&mut wrapper).expect("a pid");
     await_bytes(&client, "L1", 256);
     let wrapper = wrapper.trim().parse().ok().and_then(Pid::from_raw).expect("a pid");
     kill_process(wrapper, Signal::KILL).expect("a process of this user");
     client.await_lease("the wrapper is gone", "L1", |lease| lease.pids.len() == 1);
-    succeeds(&service, &["park", "L1"]);
+    successful_output(&service, &["park", "L1"]);
     screen.await_line("is parked: `sublet park L1` was called; it comes back when it uses the GPU again; ");
 }
 
 /// A session that is killed when this is dropped.
-struct Process(Child);
+struct TestProcess(Child);
 
-impl Drop for Process {
+impl Drop for TestProcess {
     fn drop(&mut self) {
         let _ = kill_process_group(Pid::from_child(&self.0), Signal::KILL);
         let _ = self.0.wait();

@@ -7,9 +7,9 @@ use serde_json::json;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use sublet_blackbox::binary::example;
-use sublet_blackbox::job::{Job, await_bytes, await_state, succeeds, text};
+use sublet_blackbox::programs::{WrappedProgram, await_bytes, await_state, successful_output, text};
 use sublet_blackbox::user::{as_user, is_root};
-use sublet_blackbox::{GIB, GpuSetup, LONG, Service, Setup, ask, until};
+use sublet_blackbox::{GIB, LONG, ServiceSetup, TestGpu, TestService, ask, until};
 use sublet_wire::{LeaseState, Notice, UnleasedProcesses};
 
 const ALICE: u32 = 12345;
@@ -26,15 +26,16 @@ keep_free = "256M"
 ready = "off"
 "#;
 
-fn serve() -> Service {
-    let setup = Setup { gpu: GpuSetup::Named("soft:1x4GiB"), config: Some(CONFIG.to_owned()), ..Setup::default() };
-    Service::start_with(setup)
+fn serve() -> TestService {
+    let setup =
+        ServiceSetup { gpu: TestGpu::Named("soft:1x4GiB"), config: Some(CONFIG.to_owned()), ..ServiceSetup::default() };
+    TestService::start_with(setup)
 }
 
 /// A program that needs most of the GPU for a second, at a higher tier.
-fn interactive_guest(service: &Service) -> Job {
+fn interactive_guest(service: &TestService) -> WrappedProgram {
     let hold = example("hold");
-    Job::start(service, &["--vram", "3G", "--tier", "interactive", "--", &hold, "64MiB", "--seconds", "1"])
+    WrappedProgram::start(service, &["--vram", "3G", "--tier", "interactive", "--", &hold, "64MiB", "--seconds", "1"])
 }
 
 fn is_alive(pid: u32) -> bool {
@@ -60,7 +61,7 @@ fn a_notice_does_not_reach_a_process_of_another_user_below_the_command() {
         catches("told")
     );
     let words = ["--vram", "3G", "--preempt", "end", "--signal", "USR1@600", "--", "sh", "-c", &script];
-    let mut job = Job::start(&service, &words);
+    let mut job = WrappedProgram::start(&service, &words);
     let pids: Vec<u32> = (0..2).map(|_| job.line().trim().parse().expect("a pid")).collect();
     let status = |pid: &u32| fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
     let others = pids.iter().copied().find(|pid| status(pid).contains(&format!("Uid:\t{ALICE}\t"))).expect("ALICE's");
@@ -93,14 +94,14 @@ fn the_end_of_a_lease_spares_a_set_user_id_program_and_says_so() {
     let sleep = sleep.display();
     let script = format!("{sleep} 3600 >/dev/null 2>&1 & echo $!; exec sleep 3600 >/dev/null 2>&1");
     let words = ["--vram", "3G", "--preempt", "end", "--", "sh", "-c", &script];
-    let mut job = Job::start_as(&service, Some(ALICE), &words);
+    let mut job = WrappedProgram::start_as(&service, Some(ALICE), &words);
     let spared: u32 = job.line().trim().parse().expect("a pid");
     let client = service.client();
     as_user(ALICE, || client.await_lease("the other user is known", "L1", |lease| lease.foreign_processes.is_some()));
     let mut guest = interactive_guest(&service);
-    assert!(guest.line().starts_with("holds "), "{}", guest.said());
+    assert!(guest.line().starts_with("holds "), "{}", guest.output_text());
     assert!(is_alive(spared), "{}", service.log());
-    let audit = succeeds(&service, &["audit", "--lease", "L1"]);
+    let audit = successful_output(&service, &["audit", "--lease", "L1"]);
     assert!(audit.contains(&format!("; not to {spared}")) && audit.contains("run by another user"), "{audit}");
     kill(spared, Signal::KILL);
     job.end();
@@ -115,8 +116,8 @@ fn a_lease_with_a_gpu_process_of_another_user_cannot_be_parked_and_says_why() {
     let service = serve();
     let (user, hold) = (format!("--reuid={ALICE}"), example("hold"));
     let words = ["--vram", "1G", "--preempt", "end", "--", "setpriv", &user, "--clear-groups", &hold, "64MiB"];
-    let mut job = Job::start(&service, &[&words[..], &["--seconds", "600"]].concat());
-    assert!(job.line().starts_with("holds "), "{}", job.said());
+    let mut job = WrappedProgram::start(&service, &[&words[..], &["--seconds", "600"]].concat());
+    assert!(job.line().starts_with("holds "), "{}", job.output_text());
     let lease = service.client().await_lease("the driver was asked", "L1", |lease| {
         lease.not_parkable.as_ref().is_some_and(|why| why.contains("runs as uid 12345, not as the lease's user"))
     });
@@ -134,7 +135,7 @@ fn a_lease_with_a_gpu_process_of_another_user_cannot_be_parked_and_says_why() {
 fn a_stopped_program_says_so_and_is_parked_once_it_continues() {
     let service = serve();
     let client = service.client();
-    let job = Job::holds(&service, "3G", "64MiB", &["--seconds", "600"]);
+    let job = WrappedProgram::start_holding(&service, "3G", "64MiB", &["--seconds", "600"]);
     let is_program = |pid: &u32| {
         fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.starts_with("sublet-example-"))
     };
@@ -153,7 +154,7 @@ fn a_stopped_program_says_so_and_is_parked_once_it_continues() {
     });
     assert_eq!(client.lease("L1").state, LeaseState::Active, "it is not continued by the daemon");
     kill(program, Signal::CONT);
-    assert!(guest.line().starts_with("holds "), "{}", guest.said());
+    assert!(guest.line().starts_with("holds "), "{}", guest.output_text());
     guest.end();
     await_state(&client, "L1", LeaseState::Active);
     job.finish("a program that was stopped");
@@ -161,7 +162,7 @@ fn a_stopped_program_says_so_and_is_parked_once_it_continues() {
 
 #[test]
 fn a_notice_must_be_one_of_the_signals_that_are_named() {
-    let service = Service::start();
+    let service = TestService::start();
     let client = service.client();
     let asked = |signal: &str| {
         let notice = json!({"signal": signal, "before_s": 5});
@@ -180,7 +181,7 @@ fn a_notice_must_be_one_of_the_signals_that_are_named() {
 #[test]
 fn a_leased_program_is_not_on_record_as_unleased_after_a_restart() {
     let mut service = serve();
-    let job = Job::holds(&service, "1G", "64MiB", &["--seconds", "600"]);
+    let job = WrappedProgram::start_holding(&service, "1G", "64MiB", &["--seconds", "600"]);
     await_bytes(&service.client(), "L1", 64);
     for _ in 0..3 {
         service.kill();
@@ -189,7 +190,7 @@ fn a_leased_program_is_not_on_record_as_unleased_after_a_restart() {
         let known: UnleasedProcesses = service.client().get("/v1/unleased").read();
         assert!(known.processes.is_empty(), "{known:?}");
     }
-    let audit = succeeds(&service, &["audit"]);
+    let audit = successful_output(&service, &["audit"]);
     assert!(!audit.contains("X1"), "{audit}");
     job.finish("a leased program");
 }
@@ -197,13 +198,13 @@ fn a_leased_program_is_not_on_record_as_unleased_after_a_restart() {
 /// What ALICE reads in the audit trail of L1, which was parked for BOB's L2.
 fn trail_of_a_parked_lease(visibility: &str) -> String {
     let config = format!("visibility = \"{visibility}\"\n{CONFIG}");
-    let setup = Setup { gpu: GpuSetup::Named("soft:1x4GiB"), config: Some(config), ..Setup::default() };
-    let service = Service::start_with(setup);
+    let setup = ServiceSetup { gpu: TestGpu::Named("soft:1x4GiB"), config: Some(config), ..ServiceSetup::default() };
+    let service = TestService::start_with(setup);
     let hold = example("hold");
-    let mut job = Job::start_as(&service, Some(ALICE), &["--vram", "3G", "--", &hold, "64MiB", "--idle"]);
-    assert!(job.line().starts_with("holds "), "{}", job.said());
+    let mut job = WrappedProgram::start_as(&service, Some(ALICE), &["--vram", "3G", "--", &hold, "64MiB", "--idle"]);
+    assert!(job.line().starts_with("holds "), "{}", job.output_text());
     let words = ["--vram", "3G", "--tier", "interactive", "--", &hold, "64MiB", "--seconds", "1"];
-    let guest = Job::start_as(&service, Some(BOB), &words);
+    let guest = WrappedProgram::start_as(&service, Some(BOB), &words);
     assert_eq!(guest.end().0, Some(0));
     as_user(ALICE, || service.client().get("/v1/audit?lease=L1").text())
 }

@@ -5,9 +5,9 @@
 
 use std::time::Duration;
 use sublet_blackbox::binary::example;
-use sublet_blackbox::job::{Job, await_asked, await_state, succeeds};
+use sublet_blackbox::programs::{WrappedProgram, await_lease, await_state, successful_output};
 use sublet_blackbox::wait::throughout;
-use sublet_blackbox::{GpuSetup, MIB, Service, Setup};
+use sublet_blackbox::{MIB, ServiceSetup, TestGpu, TestService};
 use sublet_wire::{EndReason, Lease, LeaseState, Usage};
 
 /// Terms so long that no lease ends by itself and none counts as idle before the test is over.
@@ -26,17 +26,17 @@ overuse = "3s"
 warning = "5s"
 "#;
 
-fn serve() -> Service {
+fn serve() -> TestService {
     let config = Some(CONFIG.to_owned());
-    Service::start_with(Setup { gpu: GpuSetup::Named("soft:1x4GiB"), config, ..Setup::default() })
+    TestService::start_with(ServiceSetup { gpu: TestGpu::Named("soft:1x4GiB"), config, ..ServiceSetup::default() })
 }
 
 /// An interactive program with a lease of 1 GiB that takes `size` of the GPU.
-fn takes(service: &Service, size: &str, more: &[&str]) -> Job {
+fn start_holding(service: &TestService, size: &str, more: &[&str]) -> WrappedProgram {
     let hold = example("hold");
     let words = [&["--vram", "1G", "--tier", "interactive", "--no-shim"], more, &["--", &hold, size]].concat();
-    let mut job = Job::start(service, &words);
-    assert!(job.line().starts_with("holds "), "{}", job.said());
+    let mut job = WrappedProgram::start(service, &words);
+    assert!(job.line().starts_with("holds "), "{}", job.output_text());
     job
 }
 
@@ -45,21 +45,21 @@ fn is_over(lease: &Lease) -> bool {
 }
 
 #[test]
-fn a_program_over_its_lease_is_told_and_can_accept_a_larger_one_which_is_charged() {
+fn a_program_over_its_lease_gets_a_notice_and_can_accept_a_larger_lease_which_is_charged() {
     let service = serve();
     let client = service.client();
-    let job = takes(&service, "1536MiB", &[]);
+    let job = start_holding(&service, "1536MiB", &[]);
     let lease = client.await_lease("it is told", "L1", is_over);
     let over = lease.overuse.expect("it was awaited");
     assert!(over.seen_bytes >= 1536 * MIB, "{over:?}");
     let offer = over.offer_bytes.expect("the GPU has the room");
     assert!(offer >= over.seen_bytes && offer < over.seen_bytes + 64 * MIB, "{over:?}");
     assert_eq!(over.ends_in_s, None, "nothing is enforced: {over:?}");
-    job.await_said("on a GPU, and its lease is for 1 GiB");
-    job.await_said("`sublet accept L1` makes the lease");
-    assert!(succeeds(&service, &["ps"]).contains("active, over"), "ps");
-    assert!(succeeds(&service, &[]).contains("active, over"), "the status");
-    let said = succeeds(&service, &["accept", "L1"]);
+    job.await_output("on a GPU, and its lease is for 1 GiB");
+    job.await_output("`sublet accept L1` makes the lease");
+    assert!(successful_output(&service, &["ps"]).contains("active, over"), "ps");
+    assert!(successful_output(&service, &[]).contains("active, over"), "the status");
+    let said = successful_output(&service, &["accept", "L1"]);
     assert!(said.starts_with("L1 has 1."), "{said}");
     let larger = client.lease("L1");
     assert_eq!((larger.vram_bytes, larger.overuse), (Some(offer), None));
@@ -71,10 +71,10 @@ fn a_program_over_its_lease_is_told_and_can_accept_a_larger_one_which_is_charged
     let mean = row.gib_seconds / row.gpu_seconds;
     let largest = offer as f64 / (1024.0 * MIB as f64);
     assert!(mean > 1.05 && mean < largest - 0.02, "{mean} GiB on the average, of 1 and then {largest}: {row:?}");
-    let trail = succeeds(&service, &["audit", "--lease", "L1"]);
+    let trail = successful_output(&service, &["audit", "--lease", "L1"]);
     assert!(trail.contains("more than its lease is for, and is told"), "{trail}");
     assert!(trail.contains("takes a larger lease"), "{trail}");
-    succeeds(&service, &["journal", "verify", "--state-dir", &service.state_dir().to_string_lossy()]);
+    successful_output(&service, &["journal", "verify", "--state-dir", &service.state_dir().to_string_lossy()]);
 }
 
 #[test]
@@ -82,12 +82,13 @@ fn a_lease_over_its_size_is_parked_for_a_waiter_of_a_lower_tier() {
     let service = serve();
     let client = service.client();
     // The driver might not be able to restore it; its owner takes the risk.
-    let job = takes(&service, "2560MiB", &["--may-lose"]);
+    let job = start_holding(&service, "2560MiB", &["--may-lose"]);
     client.await_lease("it is told", "L1", is_over);
     let hold = example("hold");
-    let mut guest = Job::start(&service, &["--vram", "2G", "--tier", "spot", "--", &hold, "64MiB", "--seconds", "1"]);
-    assert!(guest.line().starts_with("holds "), "{}", guest.said());
-    let trail = succeeds(&service, &["audit", "--lease", "L1"]);
+    let mut guest =
+        WrappedProgram::start(&service, &["--vram", "2G", "--tier", "spot", "--", &hold, "64MiB", "--seconds", "1"]);
+    assert!(guest.line().starts_with("holds "), "{}", guest.output_text());
+    let trail = successful_output(&service, &["audit", "--lease", "L1"]);
     assert!(trail.contains("L1 is taken off its GPUs for L2 by the driver"), "{trail}");
     assert_eq!(guest.end().0, Some(0));
     await_state(&client, "L1", LeaseState::Active);
@@ -98,22 +99,22 @@ fn a_lease_over_its_size_is_parked_for_a_waiter_of_a_lower_tier() {
 fn a_lease_over_its_size_that_cannot_be_parked_is_ended_only_in_mode_enforce() {
     let service = serve();
     let client = service.client();
-    let job = takes(&service, "2560MiB", &[]);
+    let job = start_holding(&service, "2560MiB", &[]);
     client.await_lease("it is told", "L1", is_over);
     let hold = example("hold");
-    let mut guest = Job::start(&service, &["--vram", "2G", "--", &hold, "64MiB", "--seconds", "1"]);
-    await_asked(&client, "L2");
+    let mut guest = WrappedProgram::start(&service, &["--vram", "2G", "--", &hold, "64MiB", "--seconds", "1"]);
+    await_lease(&client, "L2");
     client.await_lease("the other one waits", "L2", |lease| lease.state == LeaseState::Waiting);
     throughout(Duration::from_secs(8), || {
         let lease = client.lease("L1");
         assert_eq!(lease.state, LeaseState::Active, "the GPU is not in mode enforce: {lease:?}");
     });
-    succeeds(&service, &["enforce", "mode", "0", "enforce", "--yes"]);
-    assert!(guest.line().starts_with("holds "), "{}", guest.said());
+    successful_output(&service, &["enforce", "mode", "0", "enforce", "--yes"]);
+    assert!(guest.line().starts_with("holds "), "{}", guest.output_text());
     let ended = client.await_lease("it is over", "L1", |lease| lease.state == LeaseState::Ended);
     assert_eq!(ended.ended.map(|ended| ended.reason), Some(EndReason::Overuse));
-    job.await_said("it had more on its GPU than its lease");
-    let trail = succeeds(&service, &["audit", "--lease", "L1"]);
+    job.await_output("it had more on its GPU than its lease");
+    let trail = successful_output(&service, &["audit", "--lease", "L1"]);
     assert!(trail.contains("is told that it ends in 0 s, for L2") && trail.contains("SIGTERM is sent to"), "{trail}");
     assert_eq!(guest.end().0, Some(0));
     let (_, rest) = job.end();

@@ -6,10 +6,10 @@ use rustix::process::{Pid, Signal, kill_process};
 use std::thread;
 use std::time::Duration;
 use sublet_blackbox::binary::example;
-use sublet_blackbox::job::{Job, await_state, tell, text};
+use sublet_blackbox::programs::{WrappedProgram, await_state, post_action, text};
 use sublet_blackbox::user::{as_user, is_root};
 use sublet_blackbox::wait::throughout;
-use sublet_blackbox::{Client, GpuSetup, LONG, MIB, Service, Setup, until};
+use sublet_blackbox::{LONG, MIB, ServiceSetup, TestClient, TestGpu, TestService, until};
 use sublet_wire::{EndReason, Lease, LeaseState};
 
 /// What the driver itself uses of a soft GPU.
@@ -30,23 +30,27 @@ keep_free = "256M"
 ready = "off"
 "#;
 
-fn serve(gpu: &'static str) -> Service {
-    Service::start_with(Setup { gpu: GpuSetup::Named(gpu), config: Some(CONFIG.to_owned()), ..Setup::default() })
+fn serve(gpu: &'static str) -> TestService {
+    TestService::start_with(ServiceSetup {
+        gpu: TestGpu::Named(gpu),
+        config: Some(CONFIG.to_owned()),
+        ..ServiceSetup::default()
+    })
 }
 
 /// The one process on the GPU.
-fn on_the_card(service: &Service) -> Pid {
+fn on_the_card(service: &TestService) -> Pid {
     let shown: serde_json::Value =
         serde_json::from_slice(&service.cli(&["soft", "status", "--json"]).stdout).expect("JSON");
     let pid = shown["processes"][0]["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok());
     pid.and_then(Pid::from_raw).expect("a process")
 }
 
-fn used(client: &Client) -> Option<u64> {
+fn used(client: &TestClient) -> Option<u64> {
     client.card().used_bytes
 }
 
-fn await_used(client: &Client, bytes: u64) {
+fn await_used(client: &TestClient, bytes: u64) {
     until("so much of the GPU is used", LONG, || match used(client) {
         Some(used) if used == bytes => Ok(()),
         other => Err(other),
@@ -54,10 +58,10 @@ fn await_used(client: &Client, bytes: u64) {
 }
 
 #[test]
-fn by_hand_and_back_with_every_byte_as_it_was() {
+fn a_lease_parked_by_hand_is_resumed_with_every_byte_as_it_was() {
     let service = serve("soft:1x4GiB");
     let client = service.client();
-    let job = Job::holds(&service, "3G", "512MiB", &["--idle"]);
+    let job = WrappedProgram::start_holding(&service, "3G", "512MiB", &["--idle"]);
     client.await_lease("its bytes are seen", "L1", |lease| lease.seen_bytes >= Some(512 * MIB));
     let parked = service.cli(&["park", "L1"]);
     assert!(parked.status.success() && text(&parked).contains("L1 is parked: "), "{parked:?}");
@@ -82,9 +86,10 @@ fn by_hand_and_back_with_every_byte_as_it_was() {
 fn an_idle_holder_makes_room_for_a_waiter_and_finds_all_when_it_is_used_again() {
     let service = serve("soft:1x4GiB");
     let client = service.client();
-    let job = Job::holds(&service, "3G", "1GiB", &["--idle"]);
-    let mut other = Job::start(&service, &["--vram", "3G", "--", &example("hold"), "1GiB", "--seconds", "1"]);
-    assert!(other.line().starts_with("holds "), "{}", other.said());
+    let job = WrappedProgram::start_holding(&service, "3G", "1GiB", &["--idle"]);
+    let mut other =
+        WrappedProgram::start(&service, &["--vram", "3G", "--", &example("hold"), "1GiB", "--seconds", "1"]);
+    assert!(other.line().starts_with("holds "), "{}", other.output_text());
     assert_eq!(client.lease("L1").state, LeaseState::Parked);
     assert_eq!(other.end().0, Some(0));
     assert_eq!(client.lease("L1").state, LeaseState::Parked, "it was not used");
@@ -95,14 +100,14 @@ fn an_idle_holder_makes_room_for_a_waiter_and_finds_all_when_it_is_used_again() 
 #[test]
 fn two_programs_that_do_not_fit_together_take_turns_and_compute_the_same() {
     let config = CONFIG.replace("ttl = \"2s\"", "ttl = \"1s\"").replace("renewal_cap = \"4s\"", "renewal_cap = \"1s\"");
-    let gpu = GpuSetup::Named("soft:1x2GiB");
-    let service = Service::start_with(Setup { gpu, config: Some(config), ..Setup::default() });
+    let gpu = TestGpu::Named("soft:1x2GiB");
+    let service = TestService::start_with(ServiceSetup { gpu, config: Some(config), ..ServiceSetup::default() });
     let train = example("mlp");
     let alone = service.command(&["soft", "env", "--", &train, "--steps", "900"]).output().expect("a program");
     let alone = String::from_utf8_lossy(&alone.stdout).lines().last().expect("a line").to_owned();
     assert!(alone.starts_with("weights "), "{alone}");
     let words = ["--vram", "1200M", "--", &train, "--steps", "900"];
-    let jobs = [Job::start(&service, &words), Job::start(&service, &words)];
+    let jobs = [WrappedProgram::start(&service, &words), WrappedProgram::start(&service, &words)];
     let client = service.client();
     // Neither waits for the other's end.
     let turns = until("both had their turn", LONG, || {
@@ -123,8 +128,8 @@ fn two_programs_of_one_lease_leave_together_and_come_back_together() {
     let client = service.client();
     let hold = example("hold");
     let both = format!("{hold} 128MiB --idle --seconds 6 & {hold} 192MiB --idle --seconds 6 & wait");
-    let mut job = Job::start(&service, &["--vram", "3G", "--", "sh", "-c", &both]);
-    assert!(job.line().starts_with("holds ") && job.line().starts_with("holds "), "{}", job.said());
+    let mut job = WrappedProgram::start(&service, &["--vram", "3G", "--", "sh", "-c", &both]);
+    assert!(job.line().starts_with("holds ") && job.line().starts_with("holds "), "{}", job.output_text());
     let seen = 320 * MIB + 2 * CONTEXT;
     client.await_lease("the bytes of both are seen", "L1", |lease| lease.seen_bytes >= Some(seen));
     let parked = service.cli(&["park", "L1"]);
@@ -147,11 +152,11 @@ fn tenants_take_turns_and_neither_sees_nor_moves_what_is_the_others() {
     let hold = example("hold");
     let (ann, ben) = (4001, 4002);
     let words = ["--vram", "3G", "--", &hold, "512MiB", "--idle"];
-    let mut first = Job::start_as(&service, Some(ann), &words);
-    assert!(first.line().starts_with("holds "), "{}", first.said());
+    let mut first = WrappedProgram::start_as(&service, Some(ann), &words);
+    assert!(first.line().starts_with("holds "), "{}", first.output_text());
     // Its term is over soon, and then it makes room.
-    let mut second = Job::start_as(&service, Some(ben), &words);
-    assert!(second.line().starts_with("holds "), "{}", second.said());
+    let mut second = WrappedProgram::start_as(&service, Some(ben), &words);
+    assert!(second.line().starts_with("holds "), "{}", second.output_text());
     assert_eq!(client.lease("L1").state, LeaseState::Parked);
     for verb in ["park", "resume"] {
         let answer = as_user(ben, || client.send("POST", &format!("/v1/leases/L1/{verb}"), &[], b""));
@@ -172,18 +177,18 @@ fn tenants_take_turns_and_neither_sees_nor_moves_what_is_the_others() {
 #[test]
 fn a_holder_that_is_killed_at_any_stage_leaves_nothing() {
     let config = CONFIG.replace("ram = \"4G\"", "ram = \"900M\"");
-    let gpu = GpuSetup::Named("soft:1x4GiB");
-    let service = Service::start_with(Setup { gpu, config: Some(config), ..Setup::default() });
+    let gpu = TestGpu::Named("soft:1x4GiB");
+    let service = TestService::start_with(ServiceSetup { gpu, config: Some(config), ..ServiceSetup::default() });
     let client = service.client();
     for (number, pause_ms) in (1..).zip([0, 5, 20, 60, 150, 400]) {
-        let job = Job::holds(&service, "3G", "128MiB", &["--idle"]);
+        let job = WrappedProgram::start_holding(&service, "3G", "128MiB", &["--idle"]);
         let id = format!("L{number}");
         client.await_lease("its bytes are seen", &id, |lease| lease.seen_bytes >= Some(128 * MIB));
         let victim = on_the_card(&service);
-        tell(&client, &id, "park");
+        post_action(&client, &id, "park");
         if pause_ms % 2 == 1 {
             await_state(&client, &id, LeaseState::Parked);
-            tell(&client, &id, "resume");
+            post_action(&client, &id, "resume");
         }
         thread::sleep(Duration::from_millis(pause_ms));
         kill_process(victim, Signal::KILL).expect("its program");
@@ -193,7 +198,7 @@ fn a_holder_that_is_killed_at_any_stage_leaves_nothing() {
     }
     // What was booked for them is free again: otherwise the parking space would be too small for two of these.
     for number in 7..9 {
-        let job = Job::holds(&service, "3G", "512MiB", &["--idle"]);
+        let job = WrappedProgram::start_holding(&service, "3G", "512MiB", &["--idle"]);
         let id = format!("L{number}");
         client.await_lease("its bytes are seen", &id, |lease| lease.seen_bytes >= Some(512 * MIB));
         let parked = service.cli(&["park", &id]);
@@ -206,11 +211,11 @@ fn a_holder_that_is_killed_at_any_stage_leaves_nothing() {
 #[test]
 fn no_byte_is_lost_if_the_daemon_is_killed_at_any_stage_of_park_or_resume() {
     let mut service = serve("soft:1x4GiB");
-    let job = Job::holds(&service, "3G", "256MiB", &["--idle"]);
+    let job = WrappedProgram::start_holding(&service, "3G", "256MiB", &["--idle"]);
     service.client().await_lease("its bytes are seen", "L1", |lease| lease.seen_bytes >= Some(256 * MIB));
     for pause_ms in [0, 5, 20, 60, 150, 400] {
         let client = service.client();
-        tell(&client, "L1", "park");
+        post_action(&client, "L1", "park");
         thread::sleep(Duration::from_millis(pause_ms));
         service.kill();
         service.restart();
@@ -218,7 +223,7 @@ fn no_byte_is_lost_if_the_daemon_is_killed_at_any_stage_of_park_or_resume() {
         client.await_lease("it is somewhere for good", "L1", |lease| {
             matches!(lease.state, LeaseState::Active | LeaseState::Parked)
         });
-        tell(&client, "L1", "resume");
+        post_action(&client, "L1", "resume");
         thread::sleep(Duration::from_millis(pause_ms));
         service.kill();
         service.restart();
@@ -235,9 +240,9 @@ fn no_byte_is_lost_if_the_daemon_is_killed_at_any_stage_of_park_or_resume() {
 }
 
 #[test]
-fn a_program_that_waits_is_heard_by_the_next_daemon() {
+fn a_waiting_program_is_served_by_the_next_daemon() {
     let mut service = serve("soft:1x4GiB");
-    let mut job = Job::holds(&service, "3G", "256MiB", &["--idle"]);
+    let mut job = WrappedProgram::start_holding(&service, "3G", "256MiB", &["--idle"]);
     let client = service.client();
     client.await_lease("its bytes are seen", "L1", |lease| lease.seen_bytes >= Some(256 * MIB));
     assert!(service.cli(&["park", "L1"]).status.success());
@@ -245,7 +250,7 @@ fn a_program_that_waits_is_heard_by_the_next_daemon() {
     // It waits for a daemon that is not there, and says so.
     kill_process(Pid::from_child(&job.child), Signal::TERM).expect("an own child");
     until("it says what it waits for", LONG, || {
-        let said = job.said();
+        let said = job.output_text();
         if said.contains("parked") { Ok(()) } else { Err(said) }
     });
     assert!(job.child.try_wait().expect("an own child").is_none());
@@ -259,7 +264,7 @@ fn a_program_that_waits_is_heard_by_the_next_daemon() {
 #[test]
 fn a_restarted_daemon_accepts_no_program_before_it_knows_all_leases() {
     let mut service = serve("soft:1x4GiB");
-    let job = Job::holds(&service, "3G", "256MiB", &["--idle"]);
+    let job = WrappedProgram::start_holding(&service, "3G", "256MiB", &["--idle"]);
     service.client().await_lease("its bytes are seen", "L1", |lease| lease.seen_bytes >= Some(256 * MIB));
     assert!(service.cli(&["park", "L1"]).status.success());
     // The program looks for the daemon ten times a second, and comes at any moment of a start.
@@ -268,7 +273,7 @@ fn a_restarted_daemon_accepts_no_program_before_it_knows_all_leases() {
         service.restart();
         let known = |lease: &Lease| lease.state == LeaseState::Parked && lease.parked.is_some();
         service.client().await_lease("it is parked", "L1", known);
-        assert!(!job.said().contains("is lost"), "{}", job.said());
+        assert!(!job.output_text().contains("is lost"), "{}", job.output_text());
     }
     job.finish("after eight daemons");
 }
@@ -277,12 +282,12 @@ fn a_restarted_daemon_accepts_no_program_before_it_knows_all_leases() {
 fn a_lease_that_ends_while_it_is_parked_takes_its_bytes_with_it_and_says_so() {
     let service = serve("soft:1x4GiB");
     let client = service.client();
-    let job = Job::holds(&service, "3G", "256MiB", &["--idle"]);
+    let job = WrappedProgram::start_holding(&service, "3G", "256MiB", &["--idle"]);
     client.await_lease("its bytes are seen", "L1", |lease| lease.seen_bytes >= Some(256 * MIB));
     assert!(service.cli(&["park", "L1"]).status.success());
     assert!(service.cli(&["end", "L1"]).status.success());
     until("its program was told", LONG, || {
-        let said = job.said();
+        let said = job.output_text();
         if said.contains("what was parked is lost") { Ok(()) } else { Err(said) }
     });
     let pid = Pid::from_child(&job.child);
@@ -300,8 +305,8 @@ fn a_lease_that_ends_while_it_is_parked_takes_its_bytes_with_it_and_says_so() {
 fn a_lease_is_a_cap_and_without_the_library_it_is_a_promise() {
     // The driver would park it in its own way, once it was looked at.
     let config = CONFIG.replace("enabled = false", "enabled = false\ndriver = \"off\"");
-    let setup = Setup { gpu: GpuSetup::Named("soft:1x4GiB"), config: Some(config), ..Setup::default() };
-    let service = Service::start_with(setup);
+    let setup = ServiceSetup { gpu: TestGpu::Named("soft:1x4GiB"), config: Some(config), ..ServiceSetup::default() };
+    let service = TestService::start_with(setup);
     let hold = example("hold");
     let capped = service.cli(&["run", "--vram", "1G", "--", &hold, "2GiB", "--seconds", "0"]);
     assert!(!capped.status.success(), "{capped:?}");
@@ -310,10 +315,10 @@ fn a_lease_is_a_cap_and_without_the_library_it_is_a_promise() {
     assert!(fits.status.success(), "{fits:?}");
     let free = service.cli(&["run", "--no-shim", "--vram", "1G", "--", &hold, "2GiB", "--seconds", "0"]);
     assert!(free.status.success(), "{free:?}");
-    let _job = Job::holds(&service, "1G", "512MiB", &["--idle"]);
+    let _job = WrappedProgram::start_holding(&service, "1G", "512MiB", &["--idle"]);
     let client = service.client();
     client.await_lease("its bytes are seen", "L4", |lease| lease.seen_bytes >= Some(512 * MIB));
-    let other = Job::start(&service, &["--no-shim", "--vram", "1G", "--", &hold, "512MiB", "--idle"]);
+    let other = WrappedProgram::start(&service, &["--no-shim", "--vram", "1G", "--", &hold, "512MiB", "--idle"]);
     until("the other one has a lease", LONG, || {
         let ids = client.live_ids();
         if ids.contains(&"L5".to_owned()) { Ok(()) } else { Err(ids) }
@@ -330,15 +335,15 @@ fn a_lease_is_a_cap_and_without_the_library_it_is_a_promise() {
 
 /// A program that shares its GPU with others through MPS is not parked.
 #[test]
-fn a_program_under_mps_is_not_parked_and_it_is_said() {
+fn a_program_under_mps_is_not_parked_and_the_reason_is_shown() {
     let service = serve("soft:1x4GiB");
     let pipes = service.dir().join("mps");
     std::fs::create_dir(&pipes).expect("a directory");
     std::fs::write(pipes.join("control"), "").expect("a file");
     let pipes = format!("CUDA_MPS_PIPE_DIRECTORY={}", pipes.display());
     let words = ["--vram", "1G", "--", "env", &pipes, &example("hold"), "256MiB", "--idle"];
-    let mut job = Job::start(&service, &words);
-    assert!(job.line().starts_with("holds "), "{}", job.said());
+    let mut job = WrappedProgram::start(&service, &words);
+    assert!(job.line().starts_with("holds "), "{}", job.output_text());
     let client = service.client();
     let lease = client.await_lease("it is known why not", "L1", |lease| lease.not_parkable.is_some());
     assert_eq!(lease.not_parkable.as_deref(), Some("it uses its GPU through MPS"));
@@ -348,7 +353,7 @@ fn a_program_under_mps_is_not_parked_and_it_is_said() {
 }
 
 #[test]
-fn programs_that_never_use_a_card_are_left_alone() {
+fn programs_that_never_use_a_gpu_are_left_alone() {
     let service = serve("soft:1x4GiB");
     let output = service.cli(&["run", "--vram", "1G", "--", "sh", "-c", "ls / >/dev/null; echo $LD_PRELOAD"]);
     assert!(text(&output).contains("libsublet_shim.so"), "{output:?}");
@@ -365,7 +370,7 @@ fn what_its_programs_did_is_shown_with_the_lease_and_after_it() {
     let client = service.client();
     let train = example("mlp");
     let program = [train.as_str(), "--steps", "3", "--pace", "2500", "--every", "1"];
-    let job = Job::start(&service, &[&["--vram", "1G", "--"], &program[..]].concat());
+    let job = WrappedProgram::start(&service, &[&["--vram", "1G", "--"], &program[..]].concat());
     until("it has its lease", LONG, || if client.live_ids().is_empty() { Err(()) } else { Ok(()) });
     let working = client
         .await_lease("it is seen at work", "L1", |lease| lease.calls.as_ref().is_some_and(|did| did.launches > 0));
@@ -378,28 +383,29 @@ fn what_its_programs_did_is_shown_with_the_lease_and_after_it() {
     assert!(all.launches > then.launches, "the last of it counts, too: {then:?} {all:?}");
     // Two programs of a lease, one after the other, and calls that fail.
     let script = format!("{train} --steps 1; {train} --steps 1; {} 9GiB; true", example("hold"));
-    let job = Job::start(&service, &["--vram", "1G", "--", "sh", "-c", &script]);
+    let job = WrappedProgram::start(&service, &["--vram", "1G", "--", "sh", "-c", &script]);
     job.end();
     let ended = client.await_lease("it has ended", "L2", |lease| lease.state == LeaseState::Ended);
     let did = ended.calls.expect("what they did");
     assert_eq!(did.launches % 2, 0, "each did the same: {did:?}");
     assert!(did.launches > 0 && did.errors.iter().any(|it| it.code == 2 && it.count > 0), "{did:?}");
     // Fills move nothing, and each byte is read once at the end.
-    let job = Job::start(&service, &["--vram", "1G", "--", &example("hold"), "64MiB", "--idle", "--seconds", "0"]);
+    let job =
+        WrappedProgram::start(&service, &["--vram", "1G", "--", &example("hold"), "64MiB", "--idle", "--seconds", "0"]);
     assert_eq!(job.end().0, Some(0));
     let ended = client.await_lease("it has ended", "L3", |lease| lease.state == LeaseState::Ended);
     assert_eq!(ended.calls.and_then(|did| did.copied_bytes), Some(64 * MIB));
 }
 
 #[test]
-fn a_house_without_the_library_runs_programs_as_they_are_and_says_so() {
+fn a_host_without_the_library_runs_programs_as_they_are_and_says_so() {
     let config = format!("shim = \"off\"\n{}", CONFIG.replace("enabled = false", "enabled = false\ndriver = \"off\""));
-    let gpu = GpuSetup::Named("soft:1x4GiB");
-    let service = Service::start_with(Setup { gpu, config: Some(config), ..Setup::default() });
+    let gpu = TestGpu::Named("soft:1x4GiB");
+    let service = TestService::start_with(ServiceSetup { gpu, config: Some(config), ..ServiceSetup::default() });
     let output = service.cli(&["run", "--vram", "1G", "--", "sh", "-c", "echo .$LD_PRELOAD.$SUBLET_SHIM_SOCKET."]);
     assert_eq!(output.stdout, b"...\n", "no library is loaded, and no socket is set: {output:?}");
     // A lease is a promise there, not a cap.
-    let job = Job::holds(&service, "512M", "1GiB", &["--idle"]);
+    let job = WrappedProgram::start_holding(&service, "512M", "1GiB", &["--idle"]);
     let client = service.client();
     client.await_lease("its bytes are seen", "L2", |lease| lease.seen_bytes >= Some(1024 * MIB));
     let refused = service.cli(&["park", "L2"]);
@@ -450,13 +456,13 @@ while True:
 fn a_library_of_the_first_release_is_parked_and_resumed_by_this_daemon() {
     // Contexts are to leave as soon as they can, which it knows nothing of.
     let config = CONFIG.replace("ready = \"off\"", "ready = \"off\"\ncontext_after = \"1s\"");
-    let gpu = GpuSetup::Named("soft:1x4GiB");
-    let service = Service::start_with(Setup { gpu, config: Some(config), ..Setup::default() });
+    let gpu = TestGpu::Named("soft:1x4GiB");
+    let service = TestService::start_with(ServiceSetup { gpu, config: Some(config), ..ServiceSetup::default() });
     let client = service.client();
     let socket = format!("{}.shim", client.socket().display());
     let words = ["--vram", "3G", "--no-shim", "--time", "10m", "--", "python3", "-c", FIRST_RELEASE, &socket];
-    let mut job = Job::start(&service, &words);
-    assert_eq!(job.line(), "here\n", "{}", job.said());
+    let mut job = WrappedProgram::start(&service, &words);
+    assert_eq!(job.line(), "here\n", "{}", job.output_text());
     assert_eq!(job.line(), "welcome\n");
     client.await_lease("its bytes are seen", "L1", |lease| lease.seen_bytes >= Some(512 * MIB));
     for _ in 0..2 {

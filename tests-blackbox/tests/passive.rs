@@ -5,10 +5,10 @@ use std::io::Write;
 use std::process::{Child, Stdio};
 use std::time::Duration;
 use sublet_blackbox::binary::example;
-use sublet_blackbox::job::{Alone, Job, await_bytes, await_state, succeeds};
-use sublet_blackbox::strangers::{await_stranger, found};
+use sublet_blackbox::programs::{UnleasedProgram, WrappedProgram, await_bytes, await_state, successful_output};
+use sublet_blackbox::unleased::{await_found, await_unleased};
 use sublet_blackbox::wait::throughout;
-use sublet_blackbox::{GpuSetup, LONG, MIB, Service, Setup, until};
+use sublet_blackbox::{LONG, MIB, ServiceSetup, TestGpu, TestService, until};
 use sublet_wire::{LeaseState, ParkMethod};
 
 const CONFIG: &str = r#"
@@ -23,23 +23,23 @@ keep_free = "256M"
 ready = "off"
 "#;
 
-fn serve() -> Service {
-    let gpu = GpuSetup::Named("soft:1x4GiB");
-    Service::start_with(Setup { gpu, config: Some(CONFIG.to_owned()), ..Setup::default() })
+fn serve() -> TestService {
+    let gpu = TestGpu::Named("soft:1x4GiB");
+    TestService::start_with(ServiceSetup { gpu, config: Some(CONFIG.to_owned()), ..ServiceSetup::default() })
 }
 
 /// An idle program with 2 GiB that the driver alone can park, as L1.
-fn adopted(service: &Service, tier: &str) -> Alone {
-    let alone = Alone::takes(service, 2048);
-    found(service, &alone);
-    succeeds(service, &["adopt", &alone.pid().to_string(), "--tier", tier]);
+fn adopted(service: &TestService, tier: &str) -> UnleasedProgram {
+    let alone = UnleasedProgram::start_holding(service, 2048);
+    await_found(service, &alone);
+    successful_output(service, &["adopt", &alone.pid().to_string(), "--tier", tier]);
     await_bytes(&service.client(), "L1", 2048);
     alone
 }
 
 /// How often a lease was told to leave its GPU.
-fn parks(service: &Service, lease: &str) -> usize {
-    let audit = succeeds(service, &["audit", "--lease", lease]);
+fn parks(service: &TestService, lease: &str) -> usize {
+    let audit = successful_output(service, &["audit", "--lease", lease]);
     audit.lines().filter(|line| line.contains("of host memory are booked")).count()
 }
 
@@ -48,7 +48,7 @@ fn idle_interactive_program_stays_parked_while_a_batch_job_runs_and_resume_bring
     let service = serve();
     let client = service.client();
     let alone = adopted(&service, "interactive");
-    let job = Job::holds(&service, "3G", "2GiB", &[]);
+    let job = WrappedProgram::start_holding(&service, "3G", "2GiB", &[]);
     assert_eq!(await_state(&client, "L1", LeaseState::Parked).method, Some(ParkMethod::Driver));
     // Ten times as long as it takes to count as idle.
     throughout(Duration::from_secs(10), || {
@@ -56,16 +56,16 @@ fn idle_interactive_program_stays_parked_while_a_batch_job_runs_and_resume_bring
         assert_eq!(client.lease("L2").state, LeaseState::Active);
     });
     assert_eq!(parks(&service, "L1"), 1);
-    let shown = succeeds(&service, &["explain", "L1"]);
+    let shown = successful_output(&service, &["explain", "L1"]);
     assert!(shown.contains("sublet resume L1"), "{shown}");
-    succeeds(&service, &["resume", "L1"]);
+    successful_output(&service, &["resume", "L1"]);
     await_bytes(&client, "L1", 2048);
     assert!(parks(&service, "L2") >= 1, "the batch job left for it");
     await_state(&client, "L2", LeaseState::Active);
     job.finish("it was parked and came back");
     await_bytes(&client, "L1", 2048);
     alone.signal(rustix::process::Signal::TERM);
-    assert_eq!(alone.ended_by(), None, "its memory is as it was written");
+    assert_eq!(alone.end_signal(), None, "its memory is as it was written");
 }
 
 #[test]
@@ -73,13 +73,13 @@ fn two_programs_that_only_the_driver_can_park_take_turns() {
     let service = serve();
     let client = service.client();
     let alone = adopted(&service, "batch");
-    let job = Job::start(&service, &["--vram", "3G", "--no-shim", "--", &example("hold"), "2GiB"]);
+    let job = WrappedProgram::start(&service, &["--vram", "3G", "--no-shim", "--", &example("hold"), "2GiB"]);
     await_state(&client, "L1", LeaseState::Parked);
     await_bytes(&client, "L2", 2048);
-    succeeds(&service, &["resume", "L1"]);
+    successful_output(&service, &["resume", "L1"]);
     await_bytes(&client, "L1", 2048);
     assert_eq!(client.lease("L2").method, Some(ParkMethod::Driver), "nothing limits it to its lease, so it left first");
-    succeeds(&service, &["resume", "L2"]);
+    successful_output(&service, &["resume", "L2"]);
     await_bytes(&client, "L2", 2048);
     job.finish("it was parked and came back");
     await_bytes(&client, "L1", 2048);
@@ -87,13 +87,13 @@ fn two_programs_that_only_the_driver_can_park_take_turns() {
 }
 
 /// A program on a terminal of its own, at which the test can type.
-struct Terminal {
+struct ProgramTerminal {
     script: Child,
     pid: u32,
 }
 
-impl Terminal {
-    fn open(service: &Service) -> Terminal {
+impl ProgramTerminal {
+    fn open(service: &TestService) -> ProgramTerminal {
         let (log, pid_file) = (service.dir().join("typescript"), service.dir().join("pid"));
         let inside = format!("{} 2048MiB --idle & echo $! > {}; exec cat", example("hold"), pid_file.display());
         let mut command = service.command(&["soft", "env", "--", "script", "-qefc", &inside]);
@@ -103,15 +103,15 @@ impl Terminal {
             let text = std::fs::read_to_string(&pid_file).unwrap_or_default();
             text.trim().parse::<u32>().map_err(|_| text)
         });
-        Terminal { script, pid }
+        ProgramTerminal { script, pid }
     }
 
-    fn types(&mut self) {
+    fn type_line(&mut self) {
         self.script.stdin.as_mut().expect("a pipe").write_all(b"x\n").expect("a terminal");
     }
 }
 
-impl Drop for Terminal {
+impl Drop for ProgramTerminal {
     fn drop(&mut self) {
         // Both may have ended, which is what is wanted.
         let _ = self.script.kill();
@@ -123,16 +123,16 @@ impl Drop for Terminal {
 fn input_at_its_terminal_brings_a_parked_program_back() {
     let service = serve();
     let client = service.client();
-    let mut terminal = Terminal::open(&service);
-    await_stranger(&service, terminal.pid, "it is found", |it| it.vram_bytes >= Some(2048 * MIB));
-    succeeds(&service, &["adopt", &terminal.pid.to_string()]);
+    let mut terminal = ProgramTerminal::open(&service);
+    await_unleased(&service, terminal.pid, "it is found", |it| it.vram_bytes >= Some(2048 * MIB));
+    successful_output(&service, &["adopt", &terminal.pid.to_string()]);
     await_bytes(&client, "L1", 2048);
-    let job = Job::holds(&service, "3G", "2GiB", &[]);
+    let job = WrappedProgram::start_holding(&service, "3G", "2GiB", &[]);
     await_state(&client, "L1", LeaseState::Parked);
     // The kernel notes the time of input in steps of 8 s.
     until("what was typed is noticed", LONG, || {
-        terminal.types();
-        let audit = succeeds(&service, &["audit", "--lease", "L1"]);
+        terminal.type_line();
+        let audit = successful_output(&service, &["audit", "--lease", "L1"]);
         if audit.contains("L1 got input at its terminal") { Ok(()) } else { Err(audit) }
     });
     await_bytes(&client, "L1", 2048);

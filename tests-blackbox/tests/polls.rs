@@ -10,10 +10,10 @@ use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 use sublet_blackbox::binary::{example, root};
 use sublet_blackbox::http::JSON;
-use sublet_blackbox::job::{Job, await_bytes, await_state, succeeds, text};
-use sublet_blackbox::proxy::{MODEL, PROMPT, Proxy, park, refused, serve, server, worked};
+use sublet_blackbox::programs::{WrappedProgram, await_bytes, await_state, successful_output, text};
+use sublet_blackbox::proxy::{MODEL, PROMPT, ProxyProcess, assert_answered, park, proxy_refusal, serve, server};
 use sublet_blackbox::service::port;
-use sublet_blackbox::{Answer, Connection, LONG, Service, until};
+use sublet_blackbox::{Connection, HttpReply, LONG, TestService, until};
 use sublet_wire::LeaseState;
 
 /// Rounds of polls in the ordinary run, each with [`KINDS`].
@@ -30,7 +30,7 @@ const KINDS: [(&str, &str); 6] = [
 const UPGRADE: [(&str, &str); 2] = [("connection", "Upgrade"), ("upgrade", "websocket")];
 
 /// An open WebSocket through the proxy, as a browser tab keeps one.
-fn websocket(proxy: &Proxy) -> Connection {
+fn websocket(proxy: &ProxyProcess) -> Connection {
     let mut socket = proxy.client().connect().expect("the proxy accepts");
     socket.raw(&sublet_blackbox::http::head("GET", "/ws", &UPGRADE)).expect("a head");
     socket.raw(b"\r\n").expect("its end");
@@ -41,7 +41,7 @@ fn websocket(proxy: &Proxy) -> Connection {
 }
 
 /// Polls in all ways; each answer is passed to `check`.
-fn poll(proxy: &Proxy, mut check: impl FnMut(&str, &str, &Answer)) {
+fn poll(proxy: &ProxyProcess, mut check: impl FnMut(&str, &str, &HttpReply)) {
     let seconds = std::env::var("SUBLET_POLL_SECONDS").ok().and_then(|seconds| seconds.parse().ok());
     let (begun, mut rounds) = (Instant::now(), 0);
     let mut kept = proxy.client().connect().expect("the proxy accepts");
@@ -63,7 +63,7 @@ fn poll(proxy: &Proxy, mut check: impl FnMut(&str, &str, &Answer)) {
 }
 
 /// Asserts that no request for the GPU was recorded for a parked lease.
-fn stayed_parked(service: &Service, id: &str) {
+fn stayed_parked(service: &TestService, id: &str) {
     assert_eq!(service.client().lease(id).state, LeaseState::Parked);
     let audit = text(&service.cli(&["audit", "--lease", id]));
     let last_park = audit.rfind(" parked ").expect("it was parked");
@@ -75,9 +75,9 @@ fn stayed_parked(service: &Service, id: &str) {
 fn polls_and_an_open_websocket_leave_a_service_parked_by_its_hook_parked_and_are_answered() {
     let service = serve();
     let (_job, port) = server(&service);
-    let proxy = Proxy::open(&service, port, &["--of", "name:llm", "--wait", "3m"]);
+    let proxy = ProxyProcess::open(&service, port, &["--of", "name:llm", "--wait", "3m"]);
     let _before = websocket(&proxy);
-    worked(&proxy.prompt());
+    assert_answered(&proxy.prompt());
     park(&service, "L1");
     let _during = websocket(&proxy);
     poll(&proxy, |method, path, answer| {
@@ -85,7 +85,7 @@ fn polls_and_an_open_websocket_leave_a_service_parked_by_its_hook_parked_and_are
         assert_eq!(answer.status, expected, "{method} {path} is answered by the service: {}", answer.text());
     });
     stayed_parked(&service, "L1");
-    worked(&proxy.prompt());
+    assert_answered(&proxy.prompt());
     assert_eq!(service.client().lease("L1").state, LeaseState::Active);
     await_bytes(&service.client(), "L1", MODEL);
 }
@@ -96,10 +96,10 @@ fn polls_leave_a_service_parked_by_sublets_library_parked_and_are_answered() {
     let (port, size, program) = (port(), format!("{MODEL}MiB"), example("serve"));
     let number = port.to_string();
     let words = ["--vram", "3G", "--name", "llm", "--", &program, &size, "--like", "ollama", "--port", &number];
-    let mut job = Job::start(&service, &words);
-    assert!(job.line().starts_with("serves "), "{}", job.said());
+    let mut job = WrappedProgram::start(&service, &words);
+    assert!(job.line().starts_with("serves "), "{}", job.output_text());
     await_bytes(&service.client(), "L1", MODEL);
-    let proxy = Proxy::open(&service, port, &["--of", "name:llm", "--wait", "3m"]);
+    let proxy = ProxyProcess::open(&service, port, &["--of", "name:llm", "--wait", "3m"]);
     park(&service, "L1");
     let _socket = websocket(&proxy);
     poll(&proxy, |method, path, answer| {
@@ -107,7 +107,7 @@ fn polls_leave_a_service_parked_by_sublets_library_parked_and_are_answered() {
         assert_eq!(answer.status, expected, "{method} {path} is answered by the service: {}", answer.text());
     });
     stayed_parked(&service, "L1");
-    worked(&proxy.prompt());
+    assert_answered(&proxy.prompt());
     await_bytes(&service.client(), "L1", MODEL);
 }
 
@@ -122,8 +122,8 @@ impl Drop for Unleased {
 }
 
 /// A stand-in without Sublet's library that gets L1 by a rule; the driver parks it.
-fn attached(service: &Service) -> (Unleased, u16) {
-    succeeds(service, &["adopt", "exe:sublet-example-serve", "--vram", "3G"]);
+fn attached(service: &TestService) -> (Unleased, u16) {
+    successful_output(service, &["adopt", "exe:sublet-example-serve", "--vram", "3G"]);
     let (port, size) = (port(), format!("{MODEL}MiB"));
     let number = port.to_string();
     let words = ["soft", "env", "--", &example("serve"), &size, "--like", "ollama", "--port", &number];
@@ -143,7 +143,7 @@ fn a_poll_that_a_service_parked_by_the_driver_does_not_answer_gets_503_and_wakes
     let (server, port) = attached(&service);
     let wake = ["--wake", "POST /api/generate"];
     let of = ["--of", "exe:sublet-example-serve", "--wait", "3m"];
-    let proxy = Proxy::open(&service, port, &[&of[..], &wake].concat());
+    let proxy = ProxyProcess::open(&service, port, &[&of[..], &wake].concat());
     until("the proxy knows the lease", LONG, || match proxy.prompt().status {
         200 => Ok(()),
         status => Err(status),
@@ -157,14 +157,14 @@ fn a_poll_that_a_service_parked_by_the_driver_does_not_answer_gets_503_and_wakes
     // A program answers nothing while all of its threads wait for the GPU.
     let pid = Pid::from_child(&server.0);
     kill_process(pid, Signal::STOP).expect("an own child");
-    let (code, retry) = refused(&proxy.client().get("/api/ps"));
+    let (code, retry) = proxy_refusal(&proxy.client().get("/api/ps"));
     assert_eq!((code.as_str(), retry.is_some()), ("lease_not_active", true));
     // What may change something is never sent to a program that may do it later, after its client was refused.
-    let (code, _) = refused(&proxy.client().send("DELETE", "/api/delete", &[JSON], b"{}"));
+    let (code, _) = proxy_refusal(&proxy.client().send("DELETE", "/api/delete", &[JSON], b"{}"));
     assert_eq!(code, "lease_not_active");
     kill_process(pid, Signal::CONT).expect("an own child");
     stayed_parked(&service, "L1");
-    worked(&proxy.prompt());
+    assert_answered(&proxy.prompt());
     assert_eq!(service.client().lease("L1").state, LeaseState::Active);
 }
 
@@ -173,7 +173,7 @@ fn with_wake_only_matching_requests_bring_a_service_back() {
     let service = serve();
     let (_job, port) = server(&service);
     let wake = ["--wake", "POST /api/generate", "--wake", "GET /v1/*/load"];
-    let proxy = Proxy::open(&service, port, &[&["--of", "name:llm", "--wait", "3m"][..], &wake].concat());
+    let proxy = ProxyProcess::open(&service, port, &[&["--of", "name:llm", "--wait", "3m"][..], &wake].concat());
     park(&service, "L1");
     let other = |method: &str, path: &str| proxy.client().send(method, path, &[JSON], b"{}").status;
     for (method, path) in [
@@ -196,18 +196,19 @@ fn with_wake_only_matching_requests_bring_a_service_back() {
 }
 
 #[test]
-fn a_poll_of_a_service_that_waits_for_its_first_turn_is_told_when_to_come_again() {
+fn a_poll_of_a_service_before_its_first_grant_gets_a_retry_time() {
     let service = serve();
     let hold = example("hold");
-    let mut other = Job::start(&service, &["--vram", "3G", "--time", "90s", "--", &hold, "256MiB", "--idle"]);
-    assert!(other.line().starts_with("holds "), "{}", other.said());
+    let mut other =
+        WrappedProgram::start(&service, &["--vram", "3G", "--time", "90s", "--", &hold, "256MiB", "--idle"]);
+    assert!(other.line().starts_with("holds "), "{}", other.output_text());
     let (port, size, program) = (port(), format!("{MODEL}MiB"), example("serve"));
     let number = port.to_string();
     let words = ["--vram", "3G", "--name", "llm", "--", &program, &size, "--like", "ollama", "--port", &number];
-    let _server = Job::start(&service, &words);
+    let _server = WrappedProgram::start(&service, &words);
     await_state(&service.client(), "L2", LeaseState::Waiting);
-    let proxy = Proxy::open(&service, port, &["--of", "name:llm", "--wait", "3m"]);
-    let (code, retry) = refused(&proxy.client().get("/api/ps"));
+    let proxy = ProxyProcess::open(&service, port, &["--of", "name:llm", "--wait", "3m"]);
+    let (code, retry) = proxy_refusal(&proxy.client().get("/api/ps"));
     assert_eq!(code, "lease_not_active");
     assert!(
         retry.is_some_and(|retry| (6..=95).contains(&retry)),
@@ -244,7 +245,7 @@ fn the_recipes_patterns_wake_for_the_work_of_each_server_and_for_nothing_that_it
         let patterns = recipe(page);
         assert!(!patterns.is_empty(), "docs/recipes/{page}.md shows `--wake`");
         let flags: Vec<&str> = patterns.iter().flat_map(|pattern| ["--wake", pattern]).collect();
-        let proxy = Proxy::open(&service, port, &[&["--of", "name:llm", "--wait", "3m"][..], &flags].concat());
+        let proxy = ProxyProcess::open(&service, port, &[&["--of", "name:llm", "--wait", "3m"][..], &flags].concat());
         let send = |request: &str| {
             let (method, path) = request.split_once(' ').expect("a method and a path");
             proxy.client().send(method, path, &[JSON], b"{}").status

@@ -13,10 +13,10 @@ use std::process::Command;
 use std::sync::Mutex;
 use std::thread;
 use sublet_blackbox::binary::sublet;
-use sublet_blackbox::image::{Image, Kept};
-use sublet_blackbox::log::{Record, build_recorder, read, recorder_env};
+use sublet_blackbox::change_log::{DiskChange, build_recorder, read, recorder_env};
+use sublet_blackbox::disk_image::{Image, KeptChanges};
 use sublet_blackbox::service::bare_command;
-use sublet_blackbox::{Client, MIB, Service, Setup, ask};
+use sublet_blackbox::{MIB, ServiceSetup, TestClient, TestService, ask};
 use sublet_wire::{Lease, LeaseState};
 
 /// Enough to meet every kind of write, and a checkpoint of the WAL if there is one.
@@ -49,10 +49,10 @@ fn the_recorder_sees_all_that_a_program_does_to_its_files() {
         [("b", b"one".to_vec()), ("d/y", b"x".to_vec()), ("holes", vec![0; 5001])]
             .map(|(name, bytes)| (name.to_owned(), bytes))
             .into();
-    assert_eq!(*Image::after(&records, Kept::All).files(), expected);
+    assert_eq!(*Image::after(&records, KeptChanges::All).files(), expected);
     let copy = dir.path().join("copy");
     fs::create_dir(&copy).expect("a directory can be made");
-    Image::after(&records, Kept::All).write_to(&copy);
+    Image::after(&records, KeptChanges::All).write_to(&copy);
     assert_eq!(fs::read(copy.join("holes")).expect("it was written"), vec![0; 5001]);
     assert_eq!(fs::read(copy.join("d/y")).expect("it was written"), b"x");
 }
@@ -64,7 +64,7 @@ fn every_answer_survives_a_power_cut_at_every_write() {
     fs::create_dir(&state).expect("a directory can be made");
     let told = {
         let env = recorder_env(&build_recorder(tools.path()), &state, &log);
-        let mut service = Service::start_with(Setup { state: Some(state), env, ..Setup::default() });
+        let mut service = TestService::start_with(ServiceSetup { state: Some(state), env, ..ServiceSetup::default() });
         let told = work(&service.client(), &log);
         service.kill();
         told
@@ -89,7 +89,7 @@ fn every_answer_survives_a_power_cut_at_every_write() {
 }
 
 /// Asks and releases, and notes how much was recorded at each answer.
-fn work(client: &Client, log: &Path) -> Vec<Told> {
+fn work(client: &TestClient, log: &Path) -> Vec<Told> {
     let recorded = || fs::metadata(log).expect("there is a log").len();
     let mut told: Vec<Told> = Vec::new();
     for number in 0..ASKS {
@@ -114,7 +114,7 @@ fn work(client: &Client, log: &Path) -> Vec<Told> {
 
 /// Numbers of records before the cut: all of them, or as many as asked for, few of them from before
 /// the first answer (there the files are made, and nothing can be lost).
-fn sample(records: &[Record], told: &[Told]) -> Vec<usize> {
+fn sample(records: &[DiskChange], told: &[Told]) -> Vec<usize> {
     let wanted: usize = std::env::var("SUBLET_CUTS").ok().and_then(|cuts| cuts.parse().ok()).unwrap_or(120);
     let first = told.first().map_or(0, |told| told.granted_at);
     let made = records.iter().take_while(|record| record.end < first).count();
@@ -144,15 +144,17 @@ enum Listing {
 }
 
 impl Images {
-    fn check(&self, records: &[Record], told: &[Told]) {
+    fn check(&self, records: &[DiskChange], told: &[Told]) {
         let cut = records.len();
-        for kept in [Kept::All, Kept::TornLast, Kept::Synced, Kept::Some(cut as u64)] {
+        for kept in [KeptChanges::All, KeptChanges::TornLast, KeptChanges::Synced, KeptChanges::Some(cut as u64)] {
             let image = Image::after(records, kept);
             let fingerprint = image.fingerprint();
             let seen = self.seen.lock().expect("no other look failed").get(&fingerprint).cloned();
             let listing = seen.unwrap_or_else(|| {
-                let listing =
-                    list(&image, &self.dir.join(format!("{fingerprint:x}-{cut}-{}", u8::from(kept == Kept::All))));
+                let listing = list(
+                    &image,
+                    &self.dir.join(format!("{fingerprint:x}-{cut}-{}", u8::from(kept == KeptChanges::All))),
+                );
                 self.seen.lock().expect("no other look failed").insert(fingerprint, listing.clone());
                 listing
             });
@@ -212,12 +214,13 @@ fn assert_holds(listing: &Listing, told: &[Told], end: u64, cut: &str) {
     }
 }
 
-fn daemon_starts(records: &[Record], told: &[Told]) {
+fn daemon_starts(records: &[DiskChange], told: &[Told]) {
     let end = records.last().map_or(0, |record| record.end);
-    for kept in [Kept::TornLast, Kept::Synced] {
+    for kept in [KeptChanges::TornLast, KeptChanges::Synced] {
         let dir = tempfile::tempdir().expect("a directory can be made");
         Image::after(records, kept).write_to(dir.path());
-        let service = Service::start_with(Setup { state: Some(dir.path().to_path_buf()), ..Setup::default() });
+        let service =
+            TestService::start_with(ServiceSetup { state: Some(dir.path().to_path_buf()), ..ServiceSetup::default() });
         let client = service.client();
         let all: sublet_wire::Leases = client.get("/v1/leases").read();
         let row = |lease: Lease| Row { id: lease.id, state: lease.state, fence: lease.fence };

@@ -3,16 +3,16 @@
 use serde_json::{Value, json};
 use std::thread;
 use sublet_blackbox::http::JSON;
-use sublet_blackbox::{Answer, Client, GIB, LONG, Process, Service, ask, until};
+use sublet_blackbox::{GIB, HttpReply, LONG, TestClient, TestProcess, TestService, ask, until};
 use sublet_wire::{EndReason, Lease, LeaseState};
 
-fn renew(client: &Client, id: &str, fence: Value) -> Answer {
+fn renew(client: &TestClient, id: &str, fence: Value) -> HttpReply {
     client.post(&format!("/v1/leases/{id}/renew"), &json!({ "fence": fence }))
 }
 
 #[test]
 fn the_same_key_and_body_give_the_same_answer_and_one_lease_even_after_a_crash() {
-    let mut service = Service::start();
+    let mut service = TestService::start();
     let client = service.client();
     let body = ask(GIB, json!({"name": "once"}));
     let first = client.post_once("/v1/leases", "key-1", &body);
@@ -31,7 +31,7 @@ fn the_same_key_and_body_give_the_same_answer_and_one_lease_even_after_a_crash()
 
 #[test]
 fn a_key_with_another_body_is_refused_even_after_a_crash() {
-    let mut service = Service::start();
+    let mut service = TestService::start();
     let client = service.client();
     let lease: Lease = client.post_once("/v1/leases", "key", &ask(GIB, json!({}))).read();
     assert_eq!(client.post_once("/v1/leases", "key", &ask(2 * GIB, json!({}))).code(), "key_reused");
@@ -47,7 +47,7 @@ fn a_key_with_another_body_is_refused_even_after_a_crash() {
 fn a_key_is_known_however_many_came_after_it() {
     // More than the daemon has at hand of one tenant.
     const LATER: usize = 2_100;
-    let mut service = Service::start();
+    let mut service = TestService::start();
     let client = service.client();
     let body = ask(GIB, json!({"name": "once"}));
     let first = client.post_once("/v1/leases", "first", &body);
@@ -79,8 +79,8 @@ fn a_key_is_known_however_many_came_after_it() {
 }
 
 #[test]
-fn a_waiting_ask_is_repeated_without_a_second_place() {
-    let service = Service::start();
+fn a_waiting_request_is_repeated_without_a_second_place() {
+    let service = TestService::start();
     let client = service.client();
     client.grant(&ask(20 * GIB, json!({})));
     let body = ask(20 * GIB, json!({}));
@@ -91,7 +91,7 @@ fn a_waiting_ask_is_repeated_without_a_second_place() {
 
 #[test]
 fn the_same_key_from_many_at_once_makes_one_lease() {
-    let service = Service::start();
+    let service = TestService::start();
     let client = service.client();
     let askers: Vec<_> = (0..16)
         .map(|_| {
@@ -114,7 +114,7 @@ fn the_same_key_from_many_at_once_makes_one_lease() {
 
 #[test]
 fn a_repeat_right_after_the_answer_gets_the_same_answer() {
-    let service = Service::start();
+    let service = TestService::start();
     let client = service.client();
     let (client, body) = (&client, ask(GIB, json!({})).to_string());
     let body = body.as_bytes();
@@ -136,8 +136,8 @@ fn a_repeat_right_after_the_answer_gets_the_same_answer() {
 }
 
 #[test]
-fn a_refused_ask_may_be_mended_and_sent_again() {
-    let service = Service::start();
+fn a_refused_request_may_be_corrected_and_sent_again() {
+    let service = TestService::start();
     let client = service.client();
     let refused = client.post("/v1/leases", &ask(48 * GIB, json!({})));
     assert_eq!(refused.code(), "never_fits");
@@ -146,7 +146,7 @@ fn a_refused_ask_may_be_mended_and_sent_again() {
 
 #[test]
 fn a_request_that_does_not_wait_is_refused_with_no_room() {
-    let service = Service::start();
+    let service = TestService::start();
     let client = service.client();
     client.grant(&ask(20 * GIB, json!({})));
     let refused = client.post("/v1/leases", &ask(20 * GIB, json!({"wait_s": 0})));
@@ -155,8 +155,8 @@ fn a_request_that_does_not_wait_is_refused_with_no_room() {
 }
 
 #[test]
-fn an_ask_that_waited_long_enough_ends() {
-    let service = Service::start();
+fn a_request_ends_after_its_longest_wait() {
+    let service = TestService::start();
     let client = service.client();
     client.grant(&ask(20 * GIB, json!({})));
     let waiter = client.queue(&ask(20 * GIB, json!({"wait_s": 2})));
@@ -165,8 +165,8 @@ fn an_ask_that_waited_long_enough_ends() {
 }
 
 #[test]
-fn a_renewal_after_the_release_is_told_that_the_lease_ended() {
-    let service = Service::start();
+fn a_renewal_after_the_release_is_refused_as_ended() {
+    let service = TestService::start();
     let client = service.client();
     let lease = client.grant(&ask(GIB, json!({})));
     let fence = lease.fence.expect("a granted lease has an fence");
@@ -177,7 +177,7 @@ fn a_renewal_after_the_release_is_told_that_the_lease_ended() {
     assert_eq!(released.ended.expect("it says how").reason, EndReason::Released);
 
     assert_eq!(renew(&client, &lease.id, json!(fence)).code(), "lease_ended");
-    let process = Process::idle();
+    let process = TestProcess::idle();
     let bind = json!({"fence": fence, "pid": process.pid()});
     assert_eq!(client.post(&format!("/v1/leases/{}/bind", lease.id), &bind).code(), "lease_ended");
 
@@ -189,14 +189,14 @@ fn a_renewal_after_the_release_is_told_that_the_lease_ended() {
 
 #[test]
 fn a_call_with_another_epoch_is_fenced_and_changes_nothing() {
-    let service = Service::start();
+    let service = TestService::start();
     let client = service.client();
     // The second grant has the higher fence, so that there is a lower one.
     let first = client.grant(&ask(GIB, json!({})));
     let lease = client.grant(&ask(GIB, json!({})));
     assert!(lease.fence > first.fence, "epochs only grow: {:?} then {:?}", first.fence, lease.fence);
     let stale = lease.fence.map_or(0, |fence| fence - 1);
-    let process = Process::idle();
+    let process = TestProcess::idle();
     assert_eq!(renew(&client, &lease.id, json!(stale)).code(), "fenced");
     let bind = json!({"fence": stale, "pid": process.pid()});
     assert_eq!(client.post(&format!("/v1/leases/{}/bind", lease.id), &bind).code(), "fenced");
@@ -208,7 +208,7 @@ fn a_call_with_another_epoch_is_fenced_and_changes_nothing() {
 
 #[test]
 fn a_waiting_lease_cannot_be_renewed_yet() {
-    let service = Service::start();
+    let service = TestService::start();
     let client = service.client();
     client.grant(&ask(20 * GIB, json!({})));
     let waiter = client.queue(&ask(20 * GIB, json!({})));
@@ -219,7 +219,7 @@ fn a_waiting_lease_cannot_be_renewed_yet() {
 
 #[test]
 fn a_waiter_that_is_taken_back_gives_up_its_place() {
-    let service = Service::start();
+    let service = TestService::start();
     let client = service.client();
     client.grant(&ask(20 * GIB, json!({})));
     let first = client.queue(&ask(20 * GIB, json!({})));

@@ -6,7 +6,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use sublet_blackbox::binary::sublet;
-use sublet_blackbox::job::text;
+use sublet_blackbox::programs::text;
 use sublet_blackbox::service::bare_command;
 use sublet_blackbox::user::is_root;
 use sublet_wire::exit;

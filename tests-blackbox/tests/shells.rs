@@ -5,19 +5,19 @@ use std::path::Path;
 use std::process::{Command, Output};
 use sublet_blackbox::binary::{example, sublet};
 use sublet_blackbox::service::bare_command;
-use sublet_blackbox::{GpuSetup, LONG, Service, Setup, until};
+use sublet_blackbox::{LONG, ServiceSetup, TestGpu, TestService, until};
 use sublet_wire::Leases;
 
 /// All that a lease sets and a shell may keep by mistake.
 const VARIABLES: &str = "${SUBLET_LEASE-}|${SUBLET_FENCE-}|${SUBLET_PROOF-}|${SUBLET_SHIM_SOCKET-}|${LD_PRELOAD-}|\
                          ${CUDA_VISIBLE_DEVICES-}|${CUDA_DEVICE_ORDER-}|${LD_LIBRARY_PATH-}|${SUBLET_SOFT_STATE-}";
 
-fn soft() -> Service {
-    Service::start_with(Setup { gpu: GpuSetup::Named("soft:1x24GiB"), ..Setup::default() })
+fn soft() -> TestService {
+    TestService::start_with(ServiceSetup { gpu: TestGpu::Named("soft:1x24GiB"), ..ServiceSetup::default() })
 }
 
 /// A shell that finds `sublet` and the service.
-fn shell(service: &Service, shell: &str, script: &str) -> Command {
+fn shell(service: &TestService, shell: &str, script: &str) -> Command {
     let mut command = bare_command(Path::new(shell), service.dir());
     let folder = sublet().parent().expect("a folder").display();
     command.args(["-c", script]).env("SUBLET_SOCKET", service.dir().join("s"));
@@ -33,7 +33,7 @@ fn out(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-fn said(output: &Output) -> String {
+fn output_text(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
@@ -55,10 +55,14 @@ fn release_as_typed_gives_the_lease_back_and_clears_its_variables() {
                  echo \"$? {VARIABLES}\""
             );
             let output = run(shell(&service, name, &script));
-            assert_eq!(out(&output), "0 ||||||||\n", "{name}, {verb}: {}", said(&output));
+            assert_eq!(out(&output), "0 ||||||||\n", "{name}, {verb}: {}", output_text(&output));
             let leases: Leases = service.client().get("/v1/leases").read();
             assert!(leases.leases.iter().all(|lease| lease.ended.is_some()), "{name}, {verb}: {leases:?}");
-            assert!(!said(&output).contains("still has the variables"), "{name}, {verb}: {}", said(&output));
+            assert!(
+                !output_text(&output).contains("still has the variables"),
+                "{name}, {verb}: {}",
+                output_text(&output)
+            );
         }
     }
 }
@@ -76,7 +80,7 @@ fn what_was_set_before_the_lease_is_set_again() {
         let output = run(command);
         let lines: Vec<String> = out(&output).lines().map(str::to_owned).collect();
         assert!(lines[0].ends_with(": 4 GiB on GPU 0") && lines[1].ends_with(" released"), "{name}: {lines:?}");
-        assert_eq!(lines[2..], ["|||||0,1||/opt/x/lib|", "64"], "{name}: {}", said(&output));
+        assert_eq!(lines[2..], ["|||||0,1||/opt/x/lib|", "64"], "{name}: {}", output_text(&output));
     }
 }
 
@@ -87,7 +91,7 @@ fn other_commands_of_such_a_shell_are_as_ever() {
     // Where it is not quoted, zsh splits no words.
     for name in shells().into_iter().filter(|name| !name.ends_with("zsh")) {
         let output = run(shell(&soft(), name, script));
-        assert_eq!(out(&output), "1 L1\n2\nL2\n", "{name}: {}", said(&output));
+        assert_eq!(out(&output), "1 L1\n2\nL2\n", "{name}: {}", output_text(&output));
     }
 }
 
@@ -96,12 +100,12 @@ fn a_shell_under_run_clears_its_variables_with_eval() {
     let service = soft();
     let script = format!("sublet release L1; eval \"$(sublet release)\"; echo \"{VARIABLES}\"");
     let output = run(shell(&service, "/bin/sh", &format!("exec sublet run --vram 4G -- sh -c '{script}'")));
-    assert_eq!(out(&output), "L1 released\n||||||||\n", "{}", said(&output));
+    assert_eq!(out(&output), "L1 released\n||||||||\n", "{}", output_text(&output));
     let hint = "this shell still has the variables of the lease; to clear them: eval \"$(sublet release)\"";
-    assert!(said(&output).contains(hint), "{}", said(&output));
+    assert!(output_text(&output).contains(hint), "{}", output_text(&output));
     let without = run(shell(&service, "/bin/sh", "sublet release"));
     assert_eq!(without.status.code(), Some(64));
-    assert!(said(&without).contains("this shell has no lease: say which one"), "{}", said(&without));
+    assert!(output_text(&without).contains("this shell has no lease: say which one"), "{}", output_text(&without));
 }
 
 #[test]

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 use sublet_blackbox::binary::example;
-use sublet_blackbox::job::{Job, await_state};
+use sublet_blackbox::programs::{WrappedProgram, await_state};
 use sublet_blackbox::wait::throughout;
-use sublet_blackbox::{GpuSetup, LONG, Service, Setup, until};
+use sublet_blackbox::{LONG, ServiceSetup, TestGpu, TestService, until};
 use sublet_wire::LeaseState;
 
 const CONFIG: &str = r#"
@@ -17,30 +17,31 @@ end_grace = "2s"
 /// A shell that says `told` and exits when it gets SIGUSR1; the background job of a script.
 const CATCHES: &str = r#"sh -c 'trap "echo told; exit 0" USR1; echo ready; while :; do sleep 0.05; done' &"#;
 
-fn serve() -> Service {
-    let setup = Setup { gpu: GpuSetup::Named("soft:1x4GiB"), config: Some(CONFIG.to_owned()), ..Setup::default() };
-    Service::start_with(setup)
+fn serve() -> TestService {
+    let setup =
+        ServiceSetup { gpu: TestGpu::Named("soft:1x4GiB"), config: Some(CONFIG.to_owned()), ..ServiceSetup::default() };
+    TestService::start_with(setup)
 }
 
 /// Runs a script on a lease that is to end for another. What it printed once it was ready, and its exit code. The notice
 /// comes `before_s` seconds before the lease ends.
-fn announced(service: &Service, script: &str, before_s: u64) -> (Option<i32>, String) {
+fn announced(service: &TestService, script: &str, before_s: u64) -> (Option<i32>, String) {
     let signal = format!("USR1@{before_s}");
     let words = ["--vram", "3G", "--preempt", "end", "--signal", &signal, "--", "sh", "-c", script];
-    let mut job = Job::start(service, &words);
-    assert_eq!(job.line(), "ready\n", "{}", job.said());
+    let mut job = WrappedProgram::start(service, &words);
+    assert_eq!(job.line(), "ready\n", "{}", job.output_text());
     await_state(&service.client(), "L1", LeaseState::Active);
     let hold = example("hold");
     let waiter = ["--vram", "3G", "--tier", "interactive", "--", &hold, "64MiB", "--seconds", "1"];
-    let mut waiter = Job::start(service, &waiter);
+    let mut waiter = WrappedProgram::start(service, &waiter);
     let ended = job.end();
-    assert!(waiter.line().starts_with("holds "), "{}", waiter.said());
+    assert!(waiter.line().starts_with("holds "), "{}", waiter.output_text());
     assert_eq!(waiter.end().0, Some(0));
     ended
 }
 
 /// The processes that were signalled because their lease ends, by the daemon's log.
-fn signalled(service: &Service) -> Vec<u32> {
+fn signalled(service: &TestService) -> Vec<u32> {
     let log = service.log();
     let lines = log.lines().filter(|line| line.contains("signalled: the lease ends soon"));
     lines.filter_map(|line| line.split("pid=").nth(1)?.split(' ').next()?.parse().ok()).collect()
@@ -77,8 +78,8 @@ fn a_command_that_ignores_the_signal_gets_nothing_instead() {
     let service = serve();
     let script = "trap '' USR1; trap 'echo asked to go; exit 7' TERM; echo ready; while :; do sleep 0.05; done";
     let words = ["--vram", "1G", "--time", "12s", "--signal", "USR1@2", "--", "sh", "-c", script];
-    let mut job = Job::start(&service, &words);
-    assert_eq!(job.line(), "ready\n", "{}", job.said());
+    let mut job = WrappedProgram::start(&service, &words);
+    assert_eq!(job.line(), "ready\n", "{}", job.output_text());
     until("the daemon looked for a process to tell", LONG, || {
         let log = service.log();
         if log.contains("no process was signalled") { Ok(()) } else { Err(log) }

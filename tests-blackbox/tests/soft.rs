@@ -1,7 +1,7 @@
 //! The service on soft GPUs, with real programs of the driver API on them.
 //!
 //! The program is `examples/hold.py`; Python must be there. Everything is on the ordinary path of real
-//! cards: a worker that reads NVML, processes with their bytes, exits. Faults are ordered as a person
+//! GPUs: a worker that reads NVML, processes with their bytes, exits. Faults are ordered as a person
 //! would order them, and seen as a person would see them.
 
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -11,17 +11,17 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, Output, Stdio};
 use sublet_blackbox::binary::{root, sublet};
 use sublet_blackbox::service::bare_command;
-use sublet_blackbox::{GIB, GpuSetup, LONG, MIB, Service, Setup, until};
+use sublet_blackbox::{GIB, LONG, MIB, ServiceSetup, TestGpu, TestService, until};
 use sublet_wire::{Gpu, GpuState, Gpus, Leases};
 
-/// What the driver keeps of a soft card.
+/// What the driver keeps of a soft GPU.
 const IDLE: u64 = 64 * MIB;
 /// What a context takes there.
 const CONTEXT: u64 = 128 * MIB;
 const NOTICE: &str = "these are soft GPUs: programs of CUDA's driver API run on them, PyTorch and the like do not";
 
-fn serve(gpu: &'static str) -> Service {
-    Service::start_with(Setup { gpu: GpuSetup::Named(gpu), ..Setup::default() })
+fn serve(gpu: &'static str) -> TestService {
+    TestService::start_with(ServiceSetup { gpu: TestGpu::Named(gpu), ..ServiceSetup::default() })
 }
 
 fn hold() -> String {
@@ -50,18 +50,18 @@ impl Drop for Holder {
     }
 }
 
-fn cards(service: &Service) -> Vec<Gpu> {
+fn cards(service: &TestService) -> Vec<Gpu> {
     service.client().get("/v1/gpus").read::<Gpus>().gpus
 }
 
-fn await_card(service: &Service, index: usize, what: &str, is_so: impl Fn(&Gpu) -> bool) -> Gpu {
+fn await_card(service: &TestService, index: usize, what: &str, is_so: impl Fn(&Gpu) -> bool) -> Gpu {
     *until(&format!("GPU {index}: {what}"), LONG, || {
         let card = Box::new(cards(service).into_iter().nth(index).expect("there is such a GPU"));
         if is_so(&card) { Ok(card) } else { Err(card) }
     })
 }
 
-fn leases(service: &Service) -> Leases {
+fn leases(service: &TestService) -> Leases {
     serde_json::from_slice(&succeeded(&service.cli(&["ps", "--json"])).stdout).expect("JSON")
 }
 
@@ -74,13 +74,13 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-fn fault(service: &Service, words: &str) -> String {
+fn fault(service: &TestService, words: &str) -> String {
     let words: Vec<&str> = ["soft", "fault"].into_iter().chain(words.split(' ')).collect();
     text(&succeeded(&service.cli(&words)).stdout)
 }
 
 /// What the file says: the bytes of each process, with its pid.
-fn on_the_cards(service: &Service) -> Vec<(u64, u64)> {
+fn on_the_cards(service: &TestService) -> Vec<(u64, u64)> {
     let output = service.cli(&["soft", "status", "--json"]);
     let shown: Value = serde_json::from_slice(&succeeded(&output).stdout).expect("JSON");
     let processes = shown["processes"].as_array().expect("a list").iter();
@@ -122,7 +122,7 @@ fn a_program_on_a_lease_is_seen_with_its_bytes_and_kill_minus_9_frees_them() {
 }
 
 #[test]
-fn a_program_without_a_lease_is_a_stranger_and_outlives_a_restart_of_the_service() {
+fn a_program_without_a_lease_is_unleased_and_outlives_a_restart_of_the_service() {
     let mut service = serve("soft:1x4GiB");
     let stranger = Holder::start(service.command(&["soft", "env", "--", "python3", &hold(), "1G", "600"]));
     // A reading may be from between its context and its memory: the process is there then, and its bytes are not all.
@@ -142,13 +142,13 @@ fn a_program_without_a_lease_is_a_stranger_and_outlives_a_restart_of_the_service
     assert_eq!(refused.status.code(), Some(1), "{said}");
     assert!(said.contains(&format!("process {} uses the soft GPUs there are", stranger.0.id())), "{said}");
     drop(stranger);
-    service.set_gpu(GpuSetup::Named("soft:2x8GiB"));
+    service.set_gpu(TestGpu::Named("soft:2x8GiB"));
     service.restart();
     assert_eq!(cards(&service).iter().map(|card| card.total_bytes).collect::<Vec<_>>(), [8 * GIB, 8 * GIB]);
 }
 
 #[test]
-fn a_lost_card_is_out_of_service_and_the_others_go_on() {
+fn a_lost_gpu_is_out_of_service_and_the_others_go_on() {
     let mut service = serve("soft:2x4GiB");
     assert_eq!(fault(&service, "1 nvml lost"), "GPU 1: nvml lost\n");
     let lost = await_card(&service, 1, "it is out of service", |card| card.state == GpuState::OutOfService);
@@ -192,7 +192,7 @@ fn an_nvml_that_hangs_or_fails_promises_nothing_until_it_answers_again() {
 }
 
 #[test]
-fn bytes_that_nvml_does_not_tell_make_the_card_coarse() {
+fn a_gpu_without_bytes_per_process_is_coarse() {
     let service = serve("soft:1x4GiB");
     fault(&service, "0 nvml no-bytes");
     let run = service.command(&["run", "--vram", "2G", "--", "python3", &hold(), "1G", "600"]);
@@ -314,12 +314,12 @@ fn kernels_and_copies_are_slow_on_order() {
 }
 
 #[test]
-fn the_service_takes_soft_cards_by_itself_and_says_so_everywhere() {
+fn the_service_uses_soft_gpus_by_itself_and_says_so_everywhere() {
     if ["/proc/driver/nvidia", "/dev/nvidiactl", "/dev/dxg"].iter().any(|path| std::path::Path::new(path).exists()) {
         eprintln!("skipped: there is an NVIDIA device here, and nothing is chosen in its place");
         return;
     }
-    let mut service = Service::start_with(Setup { gpu: GpuSetup::Unsaid, ..Setup::default() });
+    let mut service = TestService::start_with(ServiceSetup { gpu: TestGpu::Unspecified, ..ServiceSetup::default() });
     let log = service.log();
     assert!(log.contains("no NVIDIA device is visible on this machine: soft GPUs are used"), "{log}");
     assert!(log.contains(NOTICE), "{log}");
@@ -338,16 +338,21 @@ fn the_service_takes_soft_cards_by_itself_and_says_so_everywhere() {
 }
 
 #[test]
-fn the_file_says_which_cards_and_the_command_line_goes_before_it() {
+fn the_file_names_the_gpus_and_the_command_line_overrides_it() {
     let config = Some("gpu = \"soft:3x2GiB\"\n".to_owned());
-    let service = Service::start_with(Setup { gpu: GpuSetup::Unsaid, config: config.clone(), ..Setup::default() });
+    let service = TestService::start_with(ServiceSetup {
+        gpu: TestGpu::Unspecified,
+        config: config.clone(),
+        ..ServiceSetup::default()
+    });
     assert_eq!(cards(&service).len(), 3);
-    let service = Service::start_with(Setup { gpu: GpuSetup::Named("soft:1x2GiB"), config, ..Setup::default() });
+    let service =
+        TestService::start_with(ServiceSetup { gpu: TestGpu::Named("soft:1x2GiB"), config, ..ServiceSetup::default() });
     assert_eq!(cards(&service).len(), 1);
 }
 
 #[test]
-fn a_lease_for_a_shell_brings_the_soft_cards_along() {
+fn a_lease_for_a_shell_sets_up_the_soft_gpus() {
     let service = serve("soft:1x4GiB");
     let lease = service.cli(&["lease", "--detach", "--vram", "1G"]);
     let lines = text(&succeeded(&lease).stdout);
@@ -363,7 +368,7 @@ fn a_lease_for_a_shell_brings_the_soft_cards_along() {
 }
 
 #[test]
-fn a_program_can_have_private_cards_that_go_away_with_it() {
+fn a_program_can_have_private_soft_gpus_that_go_away_with_it() {
     let dir = tempfile::tempdir().expect("a directory");
     let alone = |words: &[&str]| {
         let mut command = bare_command(sublet(), dir.path());
@@ -395,8 +400,8 @@ fn a_program_can_have_private_cards_that_go_away_with_it() {
 }
 
 #[test]
-fn other_cards_and_missing_libraries_are_refused_with_what_to_do() {
-    let scripted = Service::start();
+fn scripted_gpus_and_missing_libraries_are_refused_with_a_hint() {
+    let scripted = TestService::start();
     let refused = scripted.cli(&["soft", "fault", "nvml", "lost"]);
     assert_eq!(refused.status.code(), Some(64));
     assert!(text(&refused.stderr).contains("are scripted, not soft\nhint: start some with"), "{refused:?}");

@@ -7,23 +7,23 @@ use serde_json::json;
 use std::thread;
 use sublet_blackbox::http::JSON;
 use sublet_blackbox::user::{as_user, is_root};
-use sublet_blackbox::{Answer, Client, GIB, Process, Service, Setup, ask};
+use sublet_blackbox::{GIB, HttpReply, ServiceSetup, TestClient, TestProcess, TestService, ask};
 use sublet_wire::{Gpus, Lease, LeaseState, Leases};
 
 const ALICE: u32 = 12345;
 const BOB: u32 = 12346;
 
 /// Two ordinary users and a service that belongs to neither.
-fn two_users(test: &str) -> Option<Service> {
+fn two_users(test: &str) -> Option<TestService> {
     if !is_root() {
         eprintln!("skipped: {test} needs root to be two users");
         return None;
     }
-    Some(Service::start())
+    Some(TestService::start())
 }
 
 /// An answer without what differs between any two answers.
-fn comparable(answer: &Answer, id: &str) -> (u16, Vec<(String, String)>, String) {
+fn comparable(answer: &HttpReply, id: &str) -> (u16, Vec<(String, String)>, String) {
     let headers = answer.headers.iter().filter(|(name, _)| name != "date").cloned().collect();
     (answer.status, headers, answer.text().replace(id, "ID"))
 }
@@ -38,7 +38,7 @@ fn anothers_lease_answers_exactly_like_one_that_does_not_exist() {
         client.delete(&format!("/v1/leases/{}", ended.id));
         ended
     });
-    let mut sleeper = Process::idle_of(BOB);
+    let mut sleeper = TestProcess::idle_of(BOB);
     for theirs in [&lease, &ended] {
         // As long as a real one, so that nothing but existence differs.
         let missing = format!("L{}", "9".repeat(theirs.id.len() - 1));
@@ -109,7 +109,7 @@ fn with_visibility_own_a_user_does_not_see_leases_of_other_users_on_a_gpu() {
         return;
     }
     let config = Some("visibility = \"own\"\n".to_owned());
-    let service = Service::start_with(Setup { config, ..Setup::default() });
+    let service = TestService::start_with(ServiceSetup { config, ..ServiceSetup::default() });
     let client = service.client();
     as_user(ALICE, || client.grant(&ask(GIB, json!({}))));
     let seen_by = |uid: u32| as_user(uid, || client.get("/v1/gpus").read::<Gpus>().gpus[0].occupants.len());
@@ -128,8 +128,8 @@ fn with_visibility_own_a_user_does_not_see_leases_of_other_users_on_a_gpu() {
 fn a_process_of_another_user_cannot_be_bound() {
     let Some(service) = two_users("a_process_of_another_user_cannot_be_bound") else { return };
     let client = service.client();
-    let mut alices = Process::idle_of(ALICE);
-    let bobs = Process::idle_of(BOB);
+    let mut alices = TestProcess::idle_of(ALICE);
+    let bobs = TestProcess::idle_of(BOB);
     let lease = as_user(ALICE, || client.grant(&ask(GIB, json!({}))));
     let bind = |pid: u32| as_user(ALICE, || bind(&client, &lease, pid));
     for pid in [bobs.pid(), std::process::id(), service.pid(), 1, 2] {
@@ -143,7 +143,7 @@ fn a_process_of_another_user_cannot_be_bound() {
     assert!(alices.alive());
 }
 
-fn bind(client: &Client, lease: &Lease, pid: u32) -> Answer {
+fn bind(client: &TestClient, lease: &Lease, pid: u32) -> HttpReply {
     client.post(&format!("/v1/leases/{}/bind", lease.id), &json!({"fence": lease.fence, "pid": pid}))
 }
 
@@ -169,7 +169,7 @@ fn a_users_idempotency_key_outlives_any_number_of_another_users() {
     let (client, bobs) = (&client, &bobs);
     let (path, renewal) = (format!("/v1/leases/{}/renew", bobs.id), json!({ "fence": bobs.fence }).to_string());
     // Until bob is refused, or has made more than the daemon keeps of all users.
-    let refused: Vec<Option<Answer>> = thread::scope(|scope| {
+    let refused: Vec<Option<HttpReply>> = thread::scope(|scope| {
         let hands: Vec<_> = (0..4)
             .map(|hand| {
                 let (path, renewal) = (&path, &renewal);
@@ -204,8 +204,8 @@ fn a_users_idempotency_key_outlives_any_number_of_another_users() {
 }
 
 #[test]
-fn only_an_operator_drains_a_card_or_ends_anothers_lease() {
-    let Some(service) = two_users("only_an_operator_drains_a_card_or_ends_anothers_lease") else { return };
+fn only_an_operator_drains_a_gpu_or_ends_the_lease_of_another_user() {
+    let Some(service) = two_users("only_an_operator_drains_a_gpu_or_ends_the_lease_of_another_user") else { return };
     let client = service.client();
     let uuid = client.card().uuid;
     for call in ["drain", "clear"] {

@@ -5,19 +5,19 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use sublet_blackbox::binary::sublet;
-use sublet_blackbox::job::text;
+use sublet_blackbox::programs::text;
 use sublet_blackbox::service::bare_command;
 use sublet_blackbox::token::Certificate;
-use sublet_blackbox::{Service, Setup};
+use sublet_blackbox::{ServiceSetup, TestService};
 use sublet_wire::exit;
 
-fn serve(certificate: &Certificate) -> Service {
+fn serve(certificate: &Certificate) -> TestService {
     let config = format!("[tcp]\nlisten = \"127.0.0.1:0\"\n{}", certificate.config());
-    Service::start_with(Setup { config: Some(config), ..Setup::default() })
+    TestService::start_with(ServiceSetup { config: Some(config), ..ServiceSetup::default() })
 }
 
 /// `sublet ps` against an address, with a good token.
-fn ps(service: &Service, home: &Path, url: &str, ca: Option<&Path>) -> Output {
+fn ps(service: &TestService, home: &Path, url: &str, ca: Option<&Path>) -> Output {
     let (secret, _) = service.client().make_token(json!({ "tenant": "user:ana" }));
     let mut command = bare_command(sublet(), home);
     if let Some(ca) = ca {
@@ -98,9 +98,9 @@ fn a_certificate_of_openssl_is_refused_with_words_and_a_recipe() {
 }
 
 #[test]
-fn http_to_a_tls_port_is_told_to_use_https() {
+fn plain_http_to_a_tls_port_gets_a_hint_to_use_https() {
     let home = tempfile::tempdir().expect("a directory");
-    let service = serve(&Certificate::make(home.path()));
+    let service = serve(&Certificate::create(home.path()));
     let url = format!("http://localhost:{}", service.address().port());
     let output = ps(&service, home.path(), &url, None);
     let said = text(&output);

@@ -11,8 +11,8 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use sublet_blackbox::binary::sublet;
 use sublet_blackbox::service::{bare_command, serve_command};
-use sublet_blackbox::token::{Certificate, new_secret, wish};
-use sublet_blackbox::{Answer, Client, GIB, LONG, MIB, Service, Setup, ask, until};
+use sublet_blackbox::token::{Certificate, new_secret, token_body};
+use sublet_blackbox::{GIB, HttpReply, LONG, MIB, ServiceSetup, TestClient, TestService, ask, until};
 use sublet_wire::{Lease, LeaseState, Token, Tokens, exit};
 
 /// What a busy machine may add to a time.
@@ -23,23 +23,23 @@ fn unix_s() -> f64 {
 }
 
 /// A service that also listens on this host's TCP, at whatever port is free.
-fn serve(more: &str) -> Service {
+fn serve(more: &str) -> TestService {
     let config = format!("[tcp]\nlisten = \"127.0.0.1:0\"\n{more}");
-    Service::start_with(Setup { config: Some(config), ..Setup::default() })
+    TestService::start_with(ServiceSetup { config: Some(config), ..ServiceSetup::default() })
 }
 
 /// One that listens on all addresses, with a certificate.
-fn serve_private(dir: &Path) -> (Service, Certificate) {
-    let certificate = Certificate::make(dir);
+fn serve_private(dir: &Path) -> (TestService, Certificate) {
+    let certificate = Certificate::create(dir);
     let config = format!("[tcp]\nlisten = \"0.0.0.0:0\"\n{}", certificate.config());
-    (Service::start_with(Setup { config: Some(config), ..Setup::default() }), certificate)
+    (TestService::start_with(ServiceSetup { config: Some(config), ..ServiceSetup::default() }), certificate)
 }
 
 fn directory() -> tempfile::TempDir {
     tempfile::tempdir().expect("a directory can be made")
 }
 
-fn said(output: &Output) -> String {
+fn output_text(output: &Output) -> String {
     format!("{}\n{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
@@ -56,7 +56,7 @@ fn tls_is_spoken_to_a_real_client_and_nothing_else_is() {
     let home = directory();
     let (service, certificate) = serve_private(home.path());
     let (secret, _) = service.client().make_token(json!({ "tenant": "user:ana", "name": "laptop" }));
-    let remote = Client::over_tcp(service.address(), Some(certificate.trust())).with_token(&secret);
+    let remote = TestClient::over_tcp(service.address(), Some(certificate.trust())).with_token(&secret);
     let lease = remote.grant(&ask(GIB, json!({})));
     assert_eq!(lease.tenant, "user:ana");
     // Without TLS every request is refused, whatever it asks for.
@@ -64,7 +64,7 @@ fn tls_is_spoken_to_a_real_client_and_nothing_else_is() {
     assert!(plain.detail.contains("this port speaks TLS"), "{plain:?}");
     // A client that trusts another certificate sends nothing.
     let other = directory();
-    let stranger = Client::over_tcp(service.address(), Some(Certificate::make(other.path()).trust()));
+    let stranger = TestClient::over_tcp(service.address(), Some(Certificate::create(other.path()).trust()));
     assert!(stranger.try_send("GET", "/healthz", &[], b"").is_err());
 
     let url = format!("https://localhost:{}", service.address().port());
@@ -74,24 +74,24 @@ fn tls_is_spoken_to_a_real_client_and_nothing_else_is() {
     };
     for arguments in [&[][..], &["ps"], &["queue"], &["explain", &lease.id], &["gpus"], &["usage"], &["audit"]] {
         let output = run(arguments);
-        assert!(output.status.success(), "{arguments:?}: {}", said(&output));
+        assert!(output.status.success(), "{arguments:?}: {}", output_text(&output));
     }
-    assert!(said(&run(&["ps"])).contains(&lease.id));
+    assert!(output_text(&run(&["ps"])).contains(&lease.id));
     let detached = run(&["lease", "--detach", "--vram", "1G"]);
-    assert!(detached.status.success(), "{}", said(&detached));
+    assert!(detached.status.success(), "{}", output_text(&detached));
     let environment = String::from_utf8_lossy(&detached.stdout);
     assert!(environment.contains("export SUBLET_URL=https://localhost") && !environment.contains("SUBLET_SOCKET"));
-    assert!(!said(&detached).contains(&secret), "the token is not shown again");
+    assert!(!output_text(&detached).contains(&secret), "the token is not shown again");
     let ended = run(&["end", &lease.id]);
-    assert!(ended.status.success(), "{}", said(&ended));
+    assert!(ended.status.success(), "{}", output_text(&ended));
     for arguments in [&["run", "--", "true"][..], &["lease", "--vram", "1G"], &["doctor"]] {
         let refused = run(arguments);
-        assert_eq!(refused.status.code(), Some(exit::USAGE.into()), "{arguments:?}: {}", said(&refused));
-        assert!(said(&refused).contains("hint:"), "{}", said(&refused));
+        assert_eq!(refused.status.code(), Some(exit::USAGE.into()), "{arguments:?}: {}", output_text(&refused));
+        assert!(output_text(&refused).contains("hint:"), "{}", output_text(&refused));
     }
     let untrusted = elsewhere(home.path(), &secret, &["--url", &url, "ps"]).output().expect("the command line starts");
-    assert_eq!(untrusted.status.code(), Some(exit::NO_DAEMON.into()), "{}", said(&untrusted));
-    assert!(said(&untrusted).contains("SUBLET_CA"), "{}", said(&untrusted));
+    assert_eq!(untrusted.status.code(), Some(exit::NO_DAEMON.into()), "{}", output_text(&untrusted));
+    assert!(output_text(&untrusted).contains("SUBLET_CA"), "{}", output_text(&untrusted));
 }
 
 #[test]
@@ -99,9 +99,10 @@ fn a_new_certificate_is_read_on_reload_and_a_broken_one_is_not() {
     let home = directory();
     let (service, certificate) = serve_private(home.path());
     let old = certificate.trust();
-    let speaks = |trust| Client::over_tcp(service.address(), Some(trust)).try_send("GET", "/healthz", &[], b"").is_ok();
+    let speaks =
+        |trust| TestClient::over_tcp(service.address(), Some(trust)).try_send("GET", "/healthz", &[], b"").is_ok();
     assert!(speaks(old.clone()));
-    let new = Certificate::make(home.path()).trust();
+    let new = Certificate::create(home.path()).trust();
     assert!(!speaks(new.clone()), "nothing changes before it is told");
     service.reload();
     until("the new certificate is shown", LONG, || if speaks(new.clone()) { Ok(()) } else { Err(()) });
@@ -116,14 +117,18 @@ fn a_new_certificate_is_read_on_reload_and_a_broken_one_is_not() {
 #[test]
 fn without_a_certificate_only_this_host_is_served() {
     let home = directory();
-    let certificate = Certificate::make(home.path());
+    let certificate = Certificate::create(home.path());
     let (cert, key) = (certificate.cert.display().to_string(), certificate.key.display().to_string());
     let refused = |flags: &[&str], sentence: &str| {
         let (state, socket) = (home.path().join("state"), home.path().join("s"));
         let output =
             serve_command(home.path(), &state, &socket).args(flags).output().expect("the daemon can be started");
-        assert_eq!(output.status.code(), Some(exit::CONFIG.into()), "{flags:?}: {}", said(&output));
-        assert!(said(&output).contains(sentence) && said(&output).contains("hint:"), "{flags:?}: {}", said(&output));
+        assert_eq!(output.status.code(), Some(exit::CONFIG.into()), "{flags:?}: {}", output_text(&output));
+        assert!(
+            output_text(&output).contains(sentence) && output_text(&output).contains("hint:"),
+            "{flags:?}: {}",
+            output_text(&output)
+        );
         assert!(!socket.exists(), "{flags:?}: it never began to serve");
     };
     for address in ["0.0.0.0:0", "[::]:0", "192.0.2.1:7474"] {
@@ -135,7 +140,7 @@ fn without_a_certificate_only_this_host_is_served() {
     refused(&["--listen", "0.0.0.0:0", "--tls-cert", &key, "--tls-key", &key], "no certificate can be read");
     refused(&["--listen", "0.0.0.0:0", "--tls-cert", &cert, "--tls-key", &cert], "no private key can be read");
     let other = directory();
-    let anothers = Certificate::make(other.path()).key.display().to_string();
+    let anothers = Certificate::create(other.path()).key.display().to_string();
     refused(&["--listen", "0.0.0.0:0", "--tls-cert", &cert, "--tls-key", &anothers], "cannot be used");
 }
 
@@ -155,7 +160,7 @@ fn hung_up(stream: &mut TcpStream) -> Duration {
 fn silent_tcp_connections_are_closed_and_disturb_no_other() {
     let home = directory();
     let (service, certificate) = serve_private(home.path());
-    let remote = Client::over_tcp(service.address(), Some(certificate.trust()));
+    let remote = TestClient::over_tcp(service.address(), Some(certificate.trust()));
     let connect = || TcpStream::connect(service.address()).expect("the service accepts");
     let mut silent: Vec<TcpStream> = (0..256).map(|_| connect()).collect();
     let healthy = || remote.try_send("GET", "/healthz", &[], b"").is_ok_and(|answer| answer.status == 200);
@@ -176,10 +181,10 @@ fn a_lease_is_kept_whatever_others_do_from_its_address_or_with_its_tenants_token
     let lease = ana.grant(&ask(GIB, json!({})));
     let renewed = || ana.post(&format!("/v1/leases/{}/renew", lease.id), &json!({ "fence": lease.fence }));
     let guesser = service.remote().with_token(&new_secret());
-    let guesses: Vec<Answer> = (0..40).map(|_| guesser.get("/v1/gpus")).collect();
+    let guesses: Vec<HttpReply> = (0..40).map(|_| guesser.get("/v1/gpus")).collect();
     assert!(guesses.iter().any(|answer| answer.status == 429), "guessing is slowed down");
     assert_eq!(renewed().status, 200, "{}", renewed().text());
-    let looks: Vec<Answer> = (0..40).map(|_| looker.get("/v1/leases")).collect();
+    let looks: Vec<HttpReply> = (0..40).map(|_| looker.get("/v1/leases")).collect();
     assert!(looks.iter().any(|answer| answer.status == 429), "so is looking");
     let answer = renewed();
     assert_eq!(answer.status, 200, "{}", answer.text());
@@ -187,13 +192,13 @@ fn a_lease_is_kept_whatever_others_do_from_its_address_or_with_its_tenants_token
 }
 
 #[test]
-fn haste_is_refused_with_a_time_to_come_back_and_then_passes() {
+fn calls_above_the_rate_get_a_retry_time_and_pass_later() {
     let service = serve("requests_per_s = 2\nburst = 5\n");
     let operator = service.client();
     let client = |tenant: &str| service.remote().with_token(&operator.make_token(json!({ "tenant": tenant })).0);
     let (one, two, other) = (client("user:ana"), client("user:ana"), client("user:ben"));
-    let hasty: Vec<Answer> = (0..20).map(|n| if n % 2 == 0 { &one } else { &two }.get("/v1/gpus")).collect();
-    let refused: Vec<&Answer> = hasty.iter().filter(|answer| answer.status != 200).collect();
+    let hasty: Vec<HttpReply> = (0..20).map(|n| if n % 2 == 0 { &one } else { &two }.get("/v1/gpus")).collect();
+    let refused: Vec<&HttpReply> = hasty.iter().filter(|answer| answer.status != 200).collect();
     assert!(hasty[..5].iter().all(|answer| answer.status == 200), "a burst passes");
     assert!(refused.len() >= 5, "two tokens of one tenant share one bucket: {} refused", refused.len());
     for answer in &refused {
@@ -247,9 +252,9 @@ fn has(haystack: &[u8], needle: &str) -> bool {
 fn the_secret_is_in_no_file_no_log_and_no_answer() {
     let config = "[tcp]\nlisten = \"127.0.0.1:0\"\n".to_owned();
     let env = vec![("SUBLET_LOG".to_owned(), "trace".to_owned())];
-    let mut service = Service::start_with(Setup { config: Some(config), env, ..Setup::default() });
+    let mut service = TestService::start_with(ServiceSetup { config: Some(config), env, ..ServiceSetup::default() });
     let output = service.cli(&["token", "create", "--for", "user:ana", "--name", "laptop", "--expires", "30d"]);
-    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.status.success(), "{}", output_text(&output));
     let secret = String::from_utf8(output.stdout).expect("text").trim_end().to_owned();
     assert!(secret.starts_with("sbl_") && !secret.contains(char::is_whitespace), "the token alone: {secret}");
     let other = service.cli(&["token", "create", "--for", "user:ana", "--json"]);
@@ -261,11 +266,19 @@ fn the_secret_is_in_no_file_no_log_and_no_answer() {
     assert_eq!(remote.get(&format!("/v1/gpus?token={secret}")).status, 401, "an address is no place for a token");
     assert_eq!(service.client().with_token(&other).get("/v1/gpus").status, 400);
     let listed = service.cli(&["token", "list"]);
-    assert!(said(&listed).contains("laptop") && said(&listed).contains("ago"), "{}", said(&listed));
+    assert!(
+        output_text(&listed).contains("laptop") && output_text(&listed).contains("ago"),
+        "{}",
+        output_text(&listed)
+    );
     let audit = service.cli(&["audit", "--json"]);
-    assert!(said(&audit).contains("issue_token") && said(&audit).contains("user:ana K1"), "{}", said(&audit));
+    assert!(
+        output_text(&audit).contains("issue_token") && output_text(&audit).contains("user:ana K1"),
+        "{}",
+        output_text(&audit)
+    );
     let revoked = service.cli(&["token", "revoke", "K1"]);
-    assert!(revoked.status.success(), "{}", said(&revoked));
+    assert!(revoked.status.success(), "{}", output_text(&revoked));
     assert_eq!(remote.with_token(&secret).get("/v1/gpus").status, 401);
     assert_eq!(service.client().lease(&lease.id).state, LeaseState::Active, "its lease goes on");
     let answers: Vec<u8> = ["/v1/tokens", "/v1/audit", "/v1/leases?all=true", "/v1/usage"]
@@ -275,9 +288,12 @@ fn the_secret_is_in_no_file_no_log_and_no_answer() {
     assert!(service.stop().success());
     let files = bytes_under(service.dir());
     assert!(has(&files, "serving callers with a token"), "the log was read");
-    for (what, bytes) in
-        [("files", &files), ("answers", &answers), ("talk", &said(&listed).into_bytes()), ("audit", &audit.stdout)]
-    {
+    for (what, bytes) in [
+        ("files", &files),
+        ("answers", &answers),
+        ("talk", &output_text(&listed).into_bytes()),
+        ("audit", &audit.stdout),
+    ] {
         for secret in [&secret, &other] {
             assert!(!has(bytes, secret) && !has(bytes, &secret["sbl_".len()..]), "a secret is in the {what}");
         }
@@ -286,7 +302,7 @@ fn the_secret_is_in_no_file_no_log_and_no_answer() {
 }
 
 fn blake3_hex(secret: &str) -> String {
-    wish(secret, json!({}))["hash"].as_str().expect("a hash").to_owned()
+    token_body(secret, json!({}))["hash"].as_str().expect("a hash").to_owned()
 }
 
 #[test]
@@ -313,18 +329,18 @@ fn tokens_survive_a_crash_and_revoked_ones_stay_revoked() {
     assert_ne!(next.id, gone.id, "a number is never used twice");
     assert!(service.stop().success());
     let verify = service.cli(&["journal", "verify", "--state-dir", &service.state_dir().display().to_string()]);
-    assert!(verify.status.success(), "{}", said(&verify));
+    assert!(verify.status.success(), "{}", output_text(&verify));
 }
 
 #[test]
-fn the_caps_of_a_token_hold_however_many_ask_at_once() {
+fn the_caps_of_a_token_hold_for_concurrent_requests() {
     let service = serve("requests_per_s = 100000\nburst = 100000\n");
     let operator = service.client();
     let client = |caps: Value| service.remote().with_token(&operator.make_token(caps).0);
     let few = client(json!({ "tenant": "user:ana", "leases": 3 }));
     let small = client(json!({ "tenant": "user:ana", "vram_bytes": 2 * GIB }));
     let free = client(json!({ "tenant": "user:ana" }));
-    let crowd = |client: &Client, bytes: u64| {
+    let crowd = |client: &TestClient, bytes: u64| {
         let answers = Mutex::new(Vec::new());
         thread::scope(|scope| {
             for _ in 0..12 {
@@ -335,7 +351,8 @@ fn the_caps_of_a_token_hold_however_many_ask_at_once() {
             }
         });
         let answers = answers.into_inner().expect("no thread panicked");
-        let (had, refused): (Vec<Answer>, Vec<Answer>) = answers.into_iter().partition(|answer| answer.status < 300);
+        let (had, refused): (Vec<HttpReply>, Vec<HttpReply>) =
+            answers.into_iter().partition(|answer| answer.status < 300);
         assert!(refused.iter().all(|answer| answer.code() == "token_cap"), "{refused:?}");
         had.iter().map(|answer| answer.read::<Lease>().id).collect::<Vec<_>>()
     };
@@ -352,7 +369,7 @@ fn the_caps_of_a_token_hold_however_many_ask_at_once() {
     assert_eq!(few.post("/v1/leases", &ask(300 * MIB, json!({}))).code(), "token_cap");
     assert_eq!(few.delete(&format!("/v1/leases/{}", waiting.id)).status, 200);
     // A token makes no token, and so none without its caps; a key does not pass them either.
-    assert_eq!(few.post("/v1/tokens", &wish(&new_secret(), json!({}))).code(), "denied");
+    assert_eq!(few.post("/v1/tokens", &token_body(&new_secret(), json!({}))).code(), "denied");
     let kept = few.post_once("/v1/leases", "k", &ask(300 * MIB, json!({})));
     assert!(kept.status < 300, "{}", kept.text());
     assert_eq!(few.post_once("/v1/leases", "k", &ask(300 * MIB, json!({}))).text(), kept.text());
@@ -410,10 +427,10 @@ fn a_token_that_may_only_look_is_not_shown_what_proves_a_lease() {
 }
 
 #[test]
-fn the_same_wish_for_a_token_makes_one() {
+fn repeated_requests_for_one_token_make_one_token() {
     let service = serve("");
     let client = service.client();
-    let body = wish(&new_secret(), json!({ "tenant": "user:ana", "leases": 2 }));
+    let body = token_body(&new_secret(), json!({ "tenant": "user:ana", "leases": 2 }));
     let one: Token = client.post_once("/v1/tokens", "key", &body).read();
     assert_eq!(client.post_once("/v1/tokens", "key", &body).read::<Token>().id, one.id);
     assert_eq!(client.post("/v1/tokens", &body).read::<Token>().id, one.id, "also without a key");
@@ -435,7 +452,7 @@ fn the_same_wish_for_a_token_makes_one() {
         ("expires_in_s", json!(0)),
         ("expires_in_s", json!(u64::MAX)),
     ] {
-        let mut bad = wish(&new_secret(), json!({}));
+        let mut bad = token_body(&new_secret(), json!({}));
         bad[field] = value.clone();
         assert_eq!(client.post("/v1/tokens", &bad).code(), "bad_value", "{field} = {value}");
     }

@@ -7,25 +7,25 @@ use std::time::{Duration, Instant};
 use sublet_blackbox::http::JSON;
 use sublet_blackbox::user::{as_user, is_root};
 use sublet_blackbox::wait::{LONG, until};
-use sublet_blackbox::{Client, GIB, Service, Setup, ask};
+use sublet_blackbox::{GIB, ServiceSetup, TestClient, TestService, ask};
 use sublet_wire::{AuditPage, Lease, Usage};
 
 const ALICE: u32 = 12345;
 const BOB: u32 = 12346;
 
-fn with_config(config: &str) -> Service {
-    Service::start_with(Setup { config: Some(config.to_owned()), ..Setup::default() })
+fn with_config(config: &str) -> TestService {
+    TestService::start_with(ServiceSetup { config: Some(config.to_owned()), ..ServiceSetup::default() })
 }
 
 /// A lease that was granted and released, and is history.
-fn past_lease(client: &Client) -> String {
+fn past_lease(client: &TestClient) -> String {
     let lease = client.grant(&ask(GIB, json!({"name": "kept"})));
     client.delete(&format!("/v1/leases/{}", lease.id));
     client.await_lease("it is history", &lease.id, |lease| lease.ended.is_some());
     lease.id
 }
 
-fn kinds_of(client: &Client, lease: &str) -> Vec<String> {
+fn kinds_of(client: &TestClient, lease: &str) -> Vec<String> {
     let (mut after, mut kinds) = (0, Vec::new());
     loop {
         let page: AuditPage = client.get(&format!("/v1/audit?limit=1000&lease={lease}&after={after}")).read();
@@ -35,7 +35,7 @@ fn kinds_of(client: &Client, lease: &str) -> Vec<String> {
     }
 }
 
-fn last_line(client: &Client) -> u64 {
+fn last_line(client: &TestClient) -> u64 {
     let (mut after, mut last) = (0, 0);
     loop {
         let page: AuditPage = client.get(&format!("/v1/audit?limit=1000&after={after}")).read();
@@ -69,7 +69,7 @@ fn user_that_writes_many_lines_trims_its_own_history_and_no_others() {
     };
     flood(1_500);
     let state = service.state_dir().display().to_string();
-    let verified = |service: &Service| -> Value {
+    let verified = |service: &TestService| -> Value {
         let verified = service.cli(&["journal", "verify", "--json", "--state-dir", &state]);
         serde_json::from_slice(&verified.stdout).expect("a report")
     };
@@ -81,7 +81,7 @@ fn user_that_writes_many_lines_trims_its_own_history_and_no_others() {
     assert_eq!(trimmed["findings"], json!([]), "{trimmed}");
     assert_eq!(trimmed["trimmed"][0]["owner"], format!("uid:{BOB}"), "{trimmed}");
     assert_eq!(trimmed["trimmed"].as_array().map(Vec::len), Some(1), "{trimmed}");
-    let check = |client: &Client| {
+    let check = |client: &TestClient| {
         for id in &kept {
             let (lease, kinds) = as_user(ALICE, || (client.lease(id), kinds_of(client, id)));
             assert_eq!(lease.name.as_deref(), Some("kept"));
@@ -97,7 +97,7 @@ fn user_that_writes_many_lines_trims_its_own_history_and_no_others() {
 
 #[test]
 fn refused_requests_are_counted_and_leave_no_line() {
-    let service = Service::start();
+    let service = TestService::start();
     let client = service.client();
     client.grant(&ask(20 * GIB, json!({})));
     let before = last_line(&client);
@@ -117,7 +117,7 @@ fn refused_requests_are_counted_and_leave_no_line() {
 
 #[test]
 fn key_of_a_refused_request_is_decided_anew() {
-    let service = Service::start();
+    let service = TestService::start();
     let client = service.client();
     let holder = client.grant(&ask(20 * GIB, json!({})));
     let wish = ask(20 * GIB, json!({"wait_s": 0}));

@@ -1,4 +1,4 @@
-//! `sublet wrap`: real scripts on a real PATH, run by a shell against a service with a scripted card.
+//! `sublet wrap`: real scripts on a real PATH, run by a shell against a service with a scripted GPU.
 
 use serde_json::Value;
 use std::fs;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use sublet_blackbox::binary::sublet;
 use sublet_blackbox::service::bare_command;
-use sublet_blackbox::{GIB, Service};
+use sublet_blackbox::{GIB, TestService};
 
 /// Says on which lease it is and what it was told, and has an exit code of its own.
 const TOOL: &str = "#!/bin/sh\nprintf '%s\\n' \"${SUBLET_LEASE-none}\" \"$@\"\nexit 7\n";
@@ -17,14 +17,14 @@ const SYSTEM: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// A service, and a user's home beside it with a folder of tools on PATH.
 struct Home {
-    service: Service,
+    service: TestService,
     /// What PATH begins with.
     first: Vec<PathBuf>,
 }
 
 impl Home {
     fn new() -> Home {
-        let service = Service::start();
+        let service = TestService::start();
         let tools = service.dir().join("tools");
         fs::create_dir(&tools).expect("a folder can be made");
         let home = Home { service, first: vec![tools] };
@@ -117,12 +117,12 @@ fn a_wrapped_tool_runs_on_a_lease_with_its_options_and_gets_its_arguments() {
 }
 
 #[test]
-fn nothing_asks_twice() {
+fn a_wrapped_tool_inside_a_lease_requests_no_second_lease() {
     let mut home = Home::new();
     home.tool("nested", NESTED);
     home.wrap("nested tool --vram 20G --no-wait");
     home.put_on_path();
-    // The card has 24 GiB: a second lease of 20 would be refused.
+    // The GPU has 24 GiB: a second lease of 20 would be refused.
     assert_eq!(text(&home.shell("nested").stdout), "L1\nL1\n");
     let line = format!("eval \"$({} lease --vram 20G)\" && echo \"$SUBLET_LEASE\" && tool", sublet().display());
     let said = text(&home.shell(&line).stdout);

@@ -1,14 +1,14 @@
 //! `sublet run` as its user meets it: what it does with signals, what a service that does not answer
-//! does to it, and on which cards its command lands.
+//! does to it, and on which GPUs its command lands.
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use std::fs;
 use std::process::Command;
 use std::time::{Duration, Instant};
-use sublet_blackbox::job::{Job, await_state};
+use sublet_blackbox::programs::{WrappedProgram, await_state};
 use sublet_blackbox::wait::throughout;
-use sublet_blackbox::{GIB, GpuSetup, LONG, Service, Setup, ask, until};
+use sublet_blackbox::{GIB, LONG, ServiceSetup, TestGpu, TestService, ask, until};
 use sublet_wire::{EndReason, LeaseState};
 
 /// What may pass between a signal, or the command's end, and the wrapper's: far below the 30 s that a
@@ -27,10 +27,10 @@ fn await_handler(pid: u32, signal: Signal) {
 
 #[test]
 fn sublet_run_can_be_interrupted_while_the_service_does_not_answer_and_leaves_no_lease() {
-    let service = Service::start();
+    let service = TestService::start();
     for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
         service.while_stopped(|| {
-            let mut job = Job::start(&service, &["--vram", "4G", "--", "true"]);
+            let mut job = WrappedProgram::start(&service, &["--vram", "4G", "--", "true"]);
             await_handler(job.child.id(), signal);
             // Its request gets no answer now.
             throughout(Duration::from_millis(500), || {
@@ -53,10 +53,10 @@ fn sublet_run_can_be_interrupted_while_the_service_does_not_answer_and_leaves_no
 
 #[test]
 fn a_command_is_over_when_it_is_over_also_where_the_service_does_not_answer() {
-    let service = Service::start();
+    let service = TestService::start();
     let go = service.dir().join("go");
     let script = format!("until test -e {}; do sleep 0.05; done; exit 7", go.display());
-    let job = Job::start(&service, &["--vram", "4G", "--", "sh", "-c", &script]);
+    let job = WrappedProgram::start(&service, &["--vram", "4G", "--", "sh", "-c", &script]);
     let client = service.client();
     await_state(&client, "L1", LeaseState::Active);
     service.while_stopped(|| {
@@ -69,20 +69,20 @@ fn a_command_is_over_when_it_is_over_also_where_the_service_does_not_answer() {
 }
 
 /// Two GPUs without any process.
-fn two_cards() -> Service {
-    Service::start_with(Setup { gpu: GpuSetup::Named("scripted:2x24GiB"), ..Setup::default() })
+fn two_cards() -> TestService {
+    TestService::start_with(ServiceSetup { gpu: TestGpu::Named("scripted:2x24GiB"), ..ServiceSetup::default() })
 }
 
 /// A command that says which GPUs it sees, and runs until it is told to end.
-fn seen_from(service: &Service, visible: &str, arguments: &[&str]) -> Job {
+fn seen_from(service: &TestService, visible: &str, arguments: &[&str]) -> WrappedProgram {
     let command = ["--", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES; exec sleep 3600"];
-    Job::start_with(service, &[arguments, &command].concat(), |job| {
+    WrappedProgram::start_with(service, &[arguments, &command].concat(), |job| {
         job.env("CUDA_VISIBLE_DEVICES", visible);
     })
 }
 
 #[test]
-fn a_command_lands_on_a_card_that_its_caller_sees() {
+fn a_command_gets_a_gpu_that_is_visible_to_its_caller() {
     let service = two_cards();
     let uuids: Vec<String> = service.client().cards().into_iter().map(|card| card.uuid).collect();
     let (second, beginning) = (uuids[1].as_str(), &uuids[1][..12]);
@@ -97,7 +97,7 @@ fn a_command_lands_on_a_card_that_its_caller_sees() {
         ("1,-1,0", &[], "1"),
     ] {
         let mut job = seen_from(&service, visible, &[&["--vram", "4G"], arguments].concat());
-        assert_eq!(job.line().trim(), expected, "CUDA_VISIBLE_DEVICES={visible} {arguments:?}: {}", job.said());
+        assert_eq!(job.line().trim(), expected, "CUDA_VISIBLE_DEVICES={visible} {arguments:?}: {}", job.output_text());
     }
 }
 
@@ -123,7 +123,7 @@ fn a_command_that_sees_one_gpu_waits_for_it_although_another_is_free() {
 }
 
 #[test]
-fn what_cannot_be_had_of_the_cards_that_are_seen_is_refused_with_the_reason() {
+fn a_request_that_the_visible_gpus_cannot_meet_is_refused_with_the_reason() {
     let service = two_cards();
     for (visible, arguments, code, expected) in [
         ("", &[][..], 77, "CUDA_VISIBLE_DEVICES is `` here, which means no GPU"),
@@ -143,11 +143,11 @@ fn what_cannot_be_had_of_the_cards_that_are_seen_is_refused_with_the_reason() {
 
 #[test]
 fn signals_meant_for_the_command_reach_it() {
-    let service = Service::start();
+    let service = TestService::start();
     for (number, name) in [(14, "ALRM"), (24, "XCPU"), (26, "VTALRM"), (30, "PWR"), (34, "34"), (64, "64")] {
         let script = format!("trap 'echo got {name}; exit 3' {name}; echo ready; while :; do sleep 0.05; done");
-        let mut job = Job::start(&service, &["--vram", "1G", "--", "bash", "-c", &script]);
-        assert_eq!(job.line(), "ready\n", "{}", job.said());
+        let mut job = WrappedProgram::start(&service, &["--vram", "1G", "--", "bash", "-c", &script]);
+        assert_eq!(job.line(), "ready\n", "{}", job.output_text());
         let status = Command::new("kill").args([&format!("-{number}"), &job.child.id().to_string()]).status();
         assert!(status.expect("kill").success());
         let (code, printed) = job.end();
@@ -157,16 +157,16 @@ fn signals_meant_for_the_command_reach_it() {
 
 #[test]
 fn a_signal_comes_before_a_fixed_term_is_over_and_the_program_goes_on() {
-    let service = Service::start();
+    let service = TestService::start();
     let script = "trap 'echo told' USR1; echo ready; while :; do sleep 0.05; done";
     let words = ["--vram", "1G", "--time", "6s", "--signal", "USR1@3", "--", "bash", "-c", script];
-    let mut job = Job::start(&service, &words);
-    assert_eq!(job.line(), "ready\n", "{}", job.said());
-    assert_eq!(job.line(), "told\n", "{}", job.said());
+    let mut job = WrappedProgram::start(&service, &words);
+    assert_eq!(job.line(), "ready\n", "{}", job.output_text());
+    assert_eq!(job.line(), "told\n", "{}", job.output_text());
     let client = service.client();
     let lease = client.lease("L1");
     assert!(lease.ended.is_none(), "it is told before: {lease:?}");
-    job.await_said("its term is over then");
+    job.await_output("its term is over then");
     let over = client.await_lease("its term is over", "L1", |lease| lease.ended.is_some());
     assert_eq!(over.ended.map(|ended| ended.reason), Some(EndReason::TermOver));
     assert_eq!(job.child.try_wait().expect("an own child"), None, "its program goes on");

@@ -14,14 +14,14 @@ pub fn open(socket: &Path) -> Result<u16> {
     let socket = socket.to_path_buf();
     thread::spawn(move || {
         for client in listener.incoming().flatten() {
-            carry(client, socket.clone());
+            copy_both_ways(client, socket.clone());
         }
     });
     Ok(port)
 }
 
 /// Copies both ways until one side closes. The client notices a lost connection itself.
-fn carry(client: TcpStream, socket: PathBuf) {
+fn copy_both_ways(client: TcpStream, socket: PathBuf) {
     thread::spawn(move || -> io::Result<()> {
         let service = UnixStream::connect(&socket)?;
         let (mut from_client, mut to_service) = (client.try_clone()?, service.try_clone()?);

@@ -14,10 +14,10 @@ pub fn violations(root: &Path) -> Result<Vec<String>> {
     let exists = |file: &str, test: &str| {
         fs::read_to_string(root.join(file)).is_ok_and(|source| source.contains(&format!("fn {test}(")))
     };
-    Ok(judge(&text, exists))
+    Ok(check_claims(&text, exists))
 }
 
-fn judge(text: &str, exists: impl Fn(&str, &str) -> bool) -> Vec<String> {
+fn check_claims(text: &str, exists: impl Fn(&str, &str) -> bool) -> Vec<String> {
     let mut found = Vec::new();
     let mut rows = 0;
     let mut is_claims = false;
@@ -53,15 +53,15 @@ fn judge(text: &str, exists: impl Fn(&str, &str) -> bool) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::judge;
+    use super::check_claims;
 
     #[test]
     fn claims_without_tests_and_tests_that_do_not_exist_are_found() {
         let text = "# x\n| what | shown by |\n|---|---|\n| a | `t/a.rs::one`, `t/a.rs::two` |\n| b | it is so |\n\n| other | table |\n| c | d |\n";
-        let found = judge(text, |file, test| (file, test) == ("t/a.rs", "one"));
+        let found = check_claims(text, |file, test| (file, test) == ("t/a.rs", "one"));
         assert_eq!(found.len(), 2, "{found:?}");
         assert!(found[0].contains(":4:") && found[0].contains("`two`"), "{found:?}");
         assert!(found[1].contains(":5:") && found[1].contains("without a test"), "{found:?}");
-        assert_eq!(judge("nothing", |_, _| true).len(), 1);
+        assert_eq!(check_claims("nothing", |_, _| true).len(), 1);
     }
 }

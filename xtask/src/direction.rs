@@ -20,9 +20,9 @@ enum MayKnow {
     /// Only these.
     Only(&'static [&'static str]),
     /// The first list; its tests may also depend on the second.
-    AndInTests(&'static [&'static str], &'static [&'static str]),
+    PlusInTests(&'static [&'static str], &'static [&'static str]),
     /// All packages.
-    Anybody,
+    Everything,
 }
 
 const RULES: [(&str, MayKnow); 19] = [
@@ -35,7 +35,7 @@ const RULES: [(&str, MayKnow); 19] = [
     ("sublet-journal", MayKnow::Only(&["sublet-core"])),
     (
         "sublet-host",
-        MayKnow::AndInTests(
+        MayKnow::PlusInTests(
             &["sublet-core", "sublet-softgpu", "sublet-shim-wire"],
             &["sublet-softgpu-cuda", "sublet-softgpu-nvml"],
         ),
@@ -48,12 +48,12 @@ const RULES: [(&str, MayKnow); 19] = [
     ("sublet", MayKnow::Only(&["sublet-wire", "sublet-daemon", "sublet-replay", "sublet-softgpu", "sublet-shim-wire"])),
     (
         "sublet-examples",
-        MayKnow::AndInTests(&[], &["sublet-softgpu", "sublet-softgpu-cuda", "sublet-softgpu-nvml", "sublet-shim"]),
+        MayKnow::PlusInTests(&[], &["sublet-softgpu", "sublet-softgpu-cuda", "sublet-softgpu-nvml", "sublet-shim"]),
     ),
-    ("sublet-sim", MayKnow::Anybody),
-    ("sublet-bench", MayKnow::Anybody),
-    ("sublet-blackbox", MayKnow::Anybody),
-    ("xtask", MayKnow::Anybody),
+    ("sublet-sim", MayKnow::Everything),
+    ("sublet-bench", MayKnow::Everything),
+    ("sublet-blackbox", MayKnow::Everything),
+    ("xtask", MayKnow::Everything),
 ];
 
 /// One sentence for each dependency that goes the wrong way.
@@ -71,8 +71,8 @@ pub fn violations(metadata: &Value) -> Result<Vec<String>> {
         };
         let (allowed, in_tests): (&[&str], &[&str]) = match rule {
             MayKnow::Only(allowed) => (allowed, &[]),
-            MayKnow::AndInTests(allowed, in_tests) => (allowed, in_tests),
-            MayKnow::Anybody => continue,
+            MayKnow::PlusInTests(allowed, in_tests) => (allowed, in_tests),
+            MayKnow::Everything => continue,
         };
         let dependencies = package["dependencies"].as_array().context("a package has no list of dependencies")?;
         let known: BTreeSet<(&str, bool)> = dependencies

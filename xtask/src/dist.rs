@@ -19,7 +19,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 /// What was made.
-pub struct Made {
+pub struct DistFiles {
     /// The tarball.
     pub tarball: PathBuf,
     /// The Debian package.
@@ -46,7 +46,7 @@ const COMPLETIONS: [(&str, &str); 3] = [
 ];
 
 /// Builds both.
-pub fn dist() -> Result<Made> {
+pub fn dist() -> Result<DistFiles> {
     let deb_tool = setup::cargo_deb()?;
     let (programs, shim, soft) = (release::program_file()?, release::shim()?, release::soft()?);
     // Fixed, whatever CARGO_TARGET_DIR says: the package's list of files names it.
@@ -55,13 +55,13 @@ pub fn dist() -> Result<Made> {
     if tree.exists() {
         fs::remove_dir_all(&tree).with_context(|| format!("{} could not be removed", tree.display()))?;
     }
-    let sublet = put(&programs.join("sublet"), &tree.join("bin/sublet"), 0o755)?;
-    put(&shim.join("libsublet-shim.so"), &tree.join("lib/sublet/libsublet-shim.so"), 0o644)?;
+    let sublet = copy_file(&programs.join("sublet"), &tree.join("bin/sublet"), 0o755)?;
+    copy_file(&shim.join("libsublet-shim.so"), &tree.join("lib/sublet/libsublet-shim.so"), 0o644)?;
     for library in ["libcuda.so.1", "libnvidia-ml.so.1"] {
-        put(&soft.join(library), &tree.join("lib/sublet/soft").join(library), 0o644)?;
+        copy_file(&soft.join(library), &tree.join("lib/sublet/soft").join(library), 0o644)?;
     }
-    put(&root().join("dist/sublet.service"), &tree.join("lib/systemd/system/sublet.service"), 0o644)?;
-    documents(&tree, &sublet)?;
+    copy_file(&root().join("dist/sublet.service"), &tree.join("lib/systemd/system/sublet.service"), 0o644)?;
+    write_documents(&tree, &sublet)?;
     let version = version()?;
     let tarball = pack(&folder, &version)?;
     let package = folder.join(format!("sublet_{version}_amd64.deb"));
@@ -71,8 +71,8 @@ pub fn dist() -> Result<Made> {
         .args([&package])
         .dir(&root())
         .run()?;
-    sums(&folder, &[&tarball, &package])?;
-    Ok(Made { tarball, package })
+    write_checksums(&folder, &[&tarball, &package])?;
+    Ok(DistFiles { tarball, package })
 }
 
 fn version() -> Result<String> {
@@ -83,7 +83,7 @@ fn version() -> Result<String> {
 }
 
 /// Copies a file to its place with a mode, and makes the folders on the way.
-fn put(from: &Path, to: &Path, mode: u32) -> Result<PathBuf> {
+fn copy_file(from: &Path, to: &Path, mode: u32) -> Result<PathBuf> {
     let bytes = fs::read(from).with_context(|| format!("{} could not be read", from.display()))?;
     write(to, &bytes, mode)?;
     Ok(to.to_owned())
@@ -96,7 +96,7 @@ fn write(to: &Path, bytes: &[u8], mode: u32) -> Result<()> {
 }
 
 /// Manual pages, completions and texts.
-fn documents(tree: &Path, sublet: &Path) -> Result<()> {
+fn write_documents(tree: &Path, sublet: &Path) -> Result<()> {
     let share = tree.join("share");
     let pages = share.join("man/man1");
     fs::create_dir_all(&pages).with_context(|| format!("{} could not be made", pages.display()))?;
@@ -109,17 +109,17 @@ fn documents(tree: &Path, sublet: &Path) -> Result<()> {
     let doc = share.join("doc/sublet");
     for document in DOCUMENTS {
         let name = Path::new(document).file_name().context("a document has a name")?;
-        put(&root().join(document), &doc.join(name), 0o644)?;
+        copy_file(&root().join(document), &doc.join(name), 0o644)?;
     }
-    put(&root().join("dist/sublet.toml"), &doc.join("sublet.toml.sample"), 0o644)?;
-    put(&root().join("examples/hold.py"), &doc.join("examples/hold.py"), 0o644)?;
-    put(&root().join("LICENSE"), &doc.join("LICENSE"), 0o644)?;
-    put(&root().join("dist/INSTALL"), &tree.join("INSTALL"), 0o644)?;
-    write(&doc.join("third-party-licences.txt"), third_party()?.as_bytes(), 0o644)
+    copy_file(&root().join("dist/sublet.toml"), &doc.join("sublet.toml.sample"), 0o644)?;
+    copy_file(&root().join("examples/hold.py"), &doc.join("examples/hold.py"), 0o644)?;
+    copy_file(&root().join("LICENSE"), &doc.join("LICENSE"), 0o644)?;
+    copy_file(&root().join("dist/INSTALL"), &tree.join("INSTALL"), 0o644)?;
+    write(&doc.join("third-party-licences.txt"), third_party_licences()?.as_bytes(), 0o644)
 }
 
 /// The licences of every package that is linked in. Each text is there once, before the packages that have it.
-fn third_party() -> Result<String> {
+fn third_party_licences() -> Result<String> {
     let linked = cargo(["tree", "--edges", "normal", "--prefix", "none", "--format", "{p}", "--target"])
         .args(["x86_64-unknown-linux-gnu"])
         .args(
@@ -192,7 +192,7 @@ fn pack(folder: &Path, version: &str) -> Result<PathBuf> {
 }
 
 /// Writes the checksums beside the files, for `sha256sum --check`.
-fn sums(folder: &Path, files: &[&PathBuf]) -> Result<()> {
+fn write_checksums(folder: &Path, files: &[&PathBuf]) -> Result<()> {
     let names: Vec<&str> = files.iter().filter_map(|file| file.file_name()?.to_str()).collect();
     let text = program("sha256sum").args(&names).dir(folder).output()?;
     write(&folder.join("SHA256SUMS"), text.as_bytes(), 0o644)?;

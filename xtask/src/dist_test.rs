@@ -7,7 +7,7 @@
 //! Needs root and Debian's archive, at the mirror that this machine's apt uses. Each copy of the tree runs in
 //! namespaces of its own, which end all of its processes and mounts.
 
-use crate::dist::{self, Made};
+use crate::dist::{self, DistFiles};
 use crate::setup;
 use crate::shell::program;
 use crate::workspace::root;
@@ -32,8 +32,8 @@ pub fn test() -> Result<()> {
     let made = dist::dist()?;
     let folder = root().join("target/dist-test");
     let base = fresh_debian(&folder)?;
-    without_systemd(&base, &folder.join("tree"), &made)?;
-    booted(&base, &folder.join("tree"), &made, &commands)?;
+    test_without_systemd(&base, &folder.join("tree"), &made)?;
+    test_booted(&base, &folder.join("tree"), &made, &commands)?;
     eprintln!("the package and the tarball work in a fresh Debian");
     Ok(())
 }
@@ -47,7 +47,7 @@ fn fresh_debian(folder: &Path) -> Result<PathBuf> {
     }
     remove(&base)?;
     fs::create_dir_all(&base)?;
-    let (mirror, codename) = mirror()?;
+    let (mirror, codename) = apt_mirror()?;
     program("debootstrap")
         .args(["--variant=minbase", &format!("--include={PACKAGES}"), &codename])
         .args([&base])
@@ -58,7 +58,7 @@ fn fresh_debian(folder: &Path) -> Result<PathBuf> {
 }
 
 /// Where this machine's apt gets Debian from, and which release.
-fn mirror() -> Result<(String, String)> {
+fn apt_mirror() -> Result<(String, String)> {
     let format = "$(LABEL)|$(REPO_URI)|$(CODENAME)";
     let list = || program("apt-get").args(["indextargets", "--format", format, "Created-By: Packages"]).output();
     let listed = match list()? {
@@ -85,7 +85,7 @@ fn remove(path: &Path) -> Result<()> {
 }
 
 /// A copy of the base with the package and the tarball in it; returns their paths inside.
-fn copy(base: &Path, tree: &Path, made: &Made) -> Result<(String, String)> {
+fn copy_base(base: &Path, tree: &Path, made: &DistFiles) -> Result<(String, String)> {
     remove(tree)?;
     program("cp").args(["--archive"]).args([base, tree]).run()?;
     let put = |from: &Path| -> Result<String> {
@@ -96,8 +96,8 @@ fn copy(base: &Path, tree: &Path, made: &Made) -> Result<(String, String)> {
     Ok((put(&made.package)?, put(&made.tarball)?))
 }
 
-fn without_systemd(base: &Path, tree: &Path, made: &Made) -> Result<()> {
-    let (package, tarball) = copy(base, tree, made)?;
+fn test_without_systemd(base: &Path, tree: &Path, made: &DistFiles) -> Result<()> {
+    let (package, tarball) = copy_base(base, tree, made)?;
     fs::copy(root().join("dist/test/without-systemd.sh"), tree.join("try.sh"))?;
     let enter = "mount -t proc proc \"$0/proc\" && mount -t tmpfs tmpfs \"$0/run\" && exec chroot \"$0\" /bin/sh /try.sh \"$@\"";
     program("unshare")
@@ -145,8 +145,8 @@ fn script(commands: &[(char, String)]) -> String {
     text
 }
 
-fn booted(base: &Path, tree: &Path, made: &Made, commands: &[(char, String)]) -> Result<()> {
-    copy(base, tree, made)?;
+fn test_booted(base: &Path, tree: &Path, made: &DistFiles, commands: &[(char, String)]) -> Result<()> {
+    copy_base(base, tree, made)?;
     fs::write(tree.join("try.sh"), script(commands))?;
     fs::set_permissions(tree.join("try.sh"), fs::Permissions::from_mode(0o755))?;
     let unit = "[Unit]\nAfter=dbus.service\n[Service]\nType=oneshot\nExecStart=/try.sh\nStandardOutput=file:/said\n\
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn prompts_and_remarks_are_told_from_commands() {
+    fn prompts_and_remarks_are_separated_from_commands() {
         let text = format!("{SECTION}\n```console\n# a b      # why\n$ c 'd'\noutput\n# e\n# f\n```\n");
         let typed = |prompt, text: &str| (prompt, text.to_owned());
         assert_eq!(

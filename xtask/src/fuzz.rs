@@ -1,7 +1,7 @@
 //! The API of a live service against its own description: openapi-spec-validator
 //! reads the document, schemathesis tries what it promises.
 
-use crate::service::Throwaway;
+use crate::service::ThrowawayService;
 use crate::shell::program;
 use crate::workspace::{Profile, build_sublet};
 use crate::{bridge, setup};
@@ -21,7 +21,7 @@ pub fn fuzz() -> Result<()> {
 
 /// Starts `sublet`, tries it with the programs in `tools`, stops it.
 pub fn against(sublet: &Path, tools: &Path) -> Result<()> {
-    let service = Throwaway::start(sublet)?;
+    let service = ThrowawayService::start(sublet)?;
     let document = service.dir().join("openapi.json");
     fs::write(&document, service.get("/openapi.json")?)?;
     program(tools.join("openapi-spec-validator")).args([&document]).run()?;

@@ -36,14 +36,14 @@ const MEMORY_MIB: u32 = 2048;
 
 /// What to run.
 #[derive(Debug, PartialEq, Eq)]
-struct Plan {
+struct FuzzPlan {
     minutes: u32,
     targets: Vec<(&'static str, u32)>,
 }
 
 /// `cargo xtask fuzz-parsers [--minutes N] [TARGET ...]`.
 pub fn fuzz_parsers(arguments: &[String]) -> Result<()> {
-    let plan = plan(arguments)?;
+    let plan = parse_plan(arguments)?;
     setup::c_compiler()?;
     let out = workspace::target_dir()?.join("fuzz");
     let build = cargo(["build", "--release", "--manifest-path", "fuzz/Cargo.toml", "--target", TRIPLE]);
@@ -51,17 +51,17 @@ pub fn fuzz_parsers(arguments: &[String]) -> Result<()> {
     build.args(named).env("CARGO_TARGET_DIR", &out).env("RUSTFLAGS", RUSTFLAGS).run()?;
     let mut ran = Vec::new();
     for (name, length) in plan.targets {
-        ran.push((name, fuzz(&out, name, length, plan.minutes)?));
+        ran.push((name, run_target(&out, name, length, plan.minutes)?));
     }
     println!("target   executions   edges  features");
-    for (name, Figures { executions, edges, features }) in ran {
+    for (name, FuzzFigures { executions, edges, features }) in ran {
         println!("{name:<8} {executions:>10} {edges:>7} {features:>9}");
     }
     Ok(())
 }
 
-fn plan(arguments: &[String]) -> Result<Plan> {
-    let mut plan = Plan { minutes: 30, targets: Vec::new() };
+fn parse_plan(arguments: &[String]) -> Result<FuzzPlan> {
+    let mut plan = FuzzPlan { minutes: 30, targets: Vec::new() };
     let mut rest = arguments.iter();
     while let Some(argument) = rest.next() {
         if argument == "--minutes" {
@@ -83,15 +83,15 @@ fn plan(arguments: &[String]) -> Result<Plan> {
 
 /// What libFuzzer says of a run.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Figures {
+struct FuzzFigures {
     executions: u64,
     edges: u64,
     features: u64,
 }
 
-impl Figures {
+impl FuzzFigures {
     /// Takes in `#4096 pulse cov: 812 ft: 2044 …` and `Done 9000 runs in 61 second(s)`.
-    fn hear(&mut self, line: &str) {
+    fn read_line(&mut self, line: &str) {
         let words: Vec<&str> = line.split_whitespace().collect();
         let after = |name: &str| words.windows(2).find(|pair| pair[0] == name).and_then(|pair| pair[1].parse().ok());
         let counted = line.strip_prefix('#').and_then(|rest| rest.split_whitespace().next()?.parse().ok());
@@ -101,7 +101,7 @@ impl Figures {
     }
 }
 
-fn fuzz(out: &Path, name: &str, length: u32, minutes: u32) -> Result<Figures> {
+fn run_target(out: &Path, name: &str, length: u32, minutes: u32) -> Result<FuzzFigures> {
     let seeds = workspace::root().join("fuzz/seeds").join(name);
     let (corpus, findings) = (out.join("corpus").join(name), out.join("findings").join(name));
     for dir in [&corpus, &findings] {
@@ -109,8 +109,8 @@ fn fuzz(out: &Path, name: &str, length: u32, minutes: u32) -> Result<Figures> {
     }
     let words = out.join(format!("{name}.dict"));
     fs::write(&words, dictionary(&seeds)?).with_context(|| format!("{} could not be written", words.display()))?;
-    let scratch = Scratch::new(name)?;
-    let mut figures = Figures::default();
+    let scratch = ScratchDir::new(name)?;
+    let mut figures = FuzzFigures::default();
     // Some targets may signal processes that an input names: in a pid namespace they reach only their own.
     program("unshare")
         .args(["--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child"])
@@ -121,7 +121,7 @@ fn fuzz(out: &Path, name: &str, length: u32, minutes: u32) -> Result<Figures> {
         .args(["-print_final_stats=1", "-use_value_profile=1", "-reload=0"])
         .env("SUBLET_FUZZ_SCRATCH", &scratch.0)
         .env("SUBLET_LOG", "off")
-        .run_heard(|line| figures.hear(line))
+        .run_reading_stderr(|line| figures.read_line(line))
         .with_context(|| {
             format!("the input is in {}; give it to the target as its only argument", findings.display())
         })?;
@@ -129,17 +129,17 @@ fn fuzz(out: &Path, name: &str, length: u32, minutes: u32) -> Result<Figures> {
 }
 
 /// A directory in memory that is removed at the end.
-struct Scratch(PathBuf);
+struct ScratchDir(PathBuf);
 
-impl Scratch {
-    fn new(name: &str) -> Result<Scratch> {
+impl ScratchDir {
+    fn new(name: &str) -> Result<ScratchDir> {
         let dir = PathBuf::from(format!("/dev/shm/sublet-fuzz-{name}-{}", std::process::id()));
         fs::create_dir(&dir).with_context(|| format!("{} could not be made", dir.display()))?;
-        Ok(Scratch(dir))
+        Ok(ScratchDir(dir))
     }
 }
 
-impl Drop for Scratch {
+impl Drop for ScratchDir {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
@@ -161,26 +161,26 @@ fn dictionary(seeds: &Path) -> Result<String> {
 mod tests {
     use super::*;
 
-    fn planned(arguments: &[&str]) -> Result<Plan> {
-        plan(&arguments.iter().map(|&argument| argument.to_owned()).collect::<Vec<_>>())
+    fn planned(arguments: &[&str]) -> Result<FuzzPlan> {
+        parse_plan(&arguments.iter().map(|&argument| argument.to_owned()).collect::<Vec<_>>())
     }
 
     #[test]
     fn without_arguments_every_target_runs_for_30_minutes() {
-        assert_eq!(planned(&[]).unwrap(), Plan { minutes: 30, targets: TARGETS.to_vec() });
+        assert_eq!(planned(&[]).unwrap(), FuzzPlan { minutes: 30, targets: TARGETS.to_vec() });
         let plan = planned(&["--minutes", "2", "trace"]).unwrap();
-        assert_eq!(plan, Plan { minutes: 2, targets: vec![("trace", 16_384)] });
+        assert_eq!(plan, FuzzPlan { minutes: 2, targets: vec![("trace", 16_384)] });
         assert!(planned(&["--minutes"]).is_err() && planned(&["--minutes", "0"]).is_err());
         assert!(planned(&["traces"]).unwrap_err().to_string().contains("http, shims, worker"));
     }
 
     #[test]
     fn figures_are_read_from_the_lines_of_libfuzzer() {
-        let mut figures = Figures::default();
-        figures.hear("#4096\tpulse  cov: 812 ft: 2044 corp: 51/2Kb lim: 43 exec/s: 2048 rss: 40Mb");
-        assert_eq!(figures, Figures { executions: 4096, edges: 812, features: 2044 });
-        figures.hear("Done 9000 runs in 61 second(s)");
-        assert_eq!(figures, Figures { executions: 9000, edges: 812, features: 2044 });
+        let mut figures = FuzzFigures::default();
+        figures.read_line("#4096\tpulse  cov: 812 ft: 2044 corp: 51/2Kb lim: 43 exec/s: 2048 rss: 40Mb");
+        assert_eq!(figures, FuzzFigures { executions: 4096, edges: 812, features: 2044 });
+        figures.read_line("Done 9000 runs in 61 second(s)");
+        assert_eq!(figures, FuzzFigures { executions: 9000, edges: 812, features: 2044 });
     }
 
     #[test]

@@ -29,7 +29,7 @@ pub fn violations(metadata: &Value) -> Result<Vec<String>> {
             format!("{} {}", package["name"].as_str().unwrap_or("?"), package["version"].as_str().unwrap_or("?"));
         match package["license"].as_str() {
             None => found.push(format!("package `{name}` names no licence: replace it, or ask for one")),
-            Some(expression) => match passes(expression) {
+            Some(expression) => match is_allowed(expression) {
                 Ok(true) => {}
                 Ok(false) => found.push(format!("package `{name}` is under `{expression}`, which is not allowed")),
                 Err(error) => found.push(format!("package `{name}`: {error:#}")),
@@ -40,61 +40,61 @@ pub fn violations(metadata: &Value) -> Result<Vec<String>> {
 }
 
 /// True if an expression can be satisfied with allowed licences.
-fn passes(expression: &str) -> Result<bool> {
+fn is_allowed(expression: &str) -> Result<bool> {
     let spaced = expression.replace('(', " ( ").replace(')', " ) ").replace('/', " OR ");
-    let mut words = Words { words: spaced.split_whitespace().collect(), next: 0 };
-    let passes = either(&mut words)?;
-    if words.next != words.words.len() {
+    let mut tokens = LicenceTokens { tokens: spaced.split_whitespace().collect(), next: 0 };
+    let passes = parse_or(&mut tokens)?;
+    if tokens.next != tokens.tokens.len() {
         bail!("licence expression `{expression}` could not be read");
     }
     Ok(passes)
 }
 
-struct Words<'a> {
-    words: Vec<&'a str>,
+struct LicenceTokens<'a> {
+    tokens: Vec<&'a str>,
     next: usize,
 }
 
-impl<'a> Words<'a> {
-    fn take(&mut self) -> Result<&'a str> {
-        let word = *self.words.get(self.next).context("licence expression ends too early")?;
+impl<'a> LicenceTokens<'a> {
+    fn next_token(&mut self) -> Result<&'a str> {
+        let word = *self.tokens.get(self.next).context("licence expression ends too early")?;
         self.next += 1;
         Ok(word)
     }
-    fn take_if(&mut self, word: &str) -> bool {
-        let is = self.words.get(self.next) == Some(&word);
+    fn next_token_is(&mut self, word: &str) -> bool {
+        let is = self.tokens.get(self.next) == Some(&word);
         self.next += usize::from(is);
         is
     }
 }
 
-fn either(words: &mut Words<'_>) -> Result<bool> {
-    let mut passes = both(words)?;
-    while words.take_if("OR") {
-        passes |= both(words)?;
+fn parse_or(tokens: &mut LicenceTokens<'_>) -> Result<bool> {
+    let mut passes = parse_and(tokens)?;
+    while tokens.next_token_is("OR") {
+        passes |= parse_and(tokens)?;
     }
     Ok(passes)
 }
 
-fn both(words: &mut Words<'_>) -> Result<bool> {
-    let mut passes = one(words)?;
-    while words.take_if("AND") {
-        passes &= one(words)?;
+fn parse_and(tokens: &mut LicenceTokens<'_>) -> Result<bool> {
+    let mut passes = parse_term(tokens)?;
+    while tokens.next_token_is("AND") {
+        passes &= parse_term(tokens)?;
     }
     Ok(passes)
 }
 
-fn one(words: &mut Words<'_>) -> Result<bool> {
-    if words.take_if("(") {
-        let passes = either(words)?;
-        if !words.take_if(")") {
+fn parse_term(tokens: &mut LicenceTokens<'_>) -> Result<bool> {
+    if tokens.next_token_is("(") {
+        let passes = parse_or(tokens)?;
+        if !tokens.next_token_is(")") {
             bail!("licence expression lacks a closing parenthesis");
         }
         return Ok(passes);
     }
-    let licence = words.take()?;
-    if words.take_if("WITH") {
-        let with = format!("{licence} WITH {}", words.take()?);
+    let licence = tokens.next_token()?;
+    if tokens.next_token_is("WITH") {
+        let with = format!("{licence} WITH {}", tokens.next_token()?);
         return Ok(ALLOWED.contains(&with.as_str()));
     }
     Ok(ALLOWED.contains(&licence))
@@ -115,7 +115,7 @@ mod tests {
             "(MIT OR Apache-2.0) AND Unicode-3.0",
             "GPL-3.0 OR (MIT AND (ISC OR GPL-2.0))",
         ] {
-            assert!(passes(good).unwrap(), "{good}");
+            assert!(is_allowed(good).unwrap(), "{good}");
         }
     }
 
@@ -130,14 +130,14 @@ mod tests {
             "MIT WITH LLVM-exception",
             "GPL-3.0 OR MIT AND GPL-2.0",
         ] {
-            assert!(!passes(bad).unwrap(), "{bad}");
+            assert!(!is_allowed(bad).unwrap(), "{bad}");
         }
     }
 
     #[test]
     fn an_unreadable_expression_is_an_error() {
         for odd in ["", "(MIT", "MIT)", "MIT OR", "MIT Apache-2.0", "AND"] {
-            assert!(passes(odd).is_err() || !passes(odd).unwrap(), "{odd}");
+            assert!(is_allowed(odd).is_err() || !is_allowed(odd).unwrap(), "{odd}");
         }
     }
 }

@@ -19,25 +19,25 @@ const LOADER: &str = "ld-linux-x86-64.so.2";
 
 /// What a file is.
 #[derive(Clone, Copy, Debug)]
-pub enum Kind {
+pub enum ElfKind {
     /// A library with this name for the linker.
     Library(&'static str),
     /// A program, which has no such name and may name the loader.
     Program,
 }
 
-impl Kind {
+impl ElfKind {
     /// The file mode it is handed out with.
     pub fn mode(self) -> u32 {
         match self {
-            Kind::Library(_) => 0o644,
-            Kind::Program => 0o755,
+            ElfKind::Library(_) => 0o644,
+            ElfKind::Program => 0o755,
         }
     }
 }
 
 /// Takes the loader out of what a library needs.
-pub fn forget_loader(bytes: &mut Vec<u8>) -> Result<()> {
+pub fn remove_loader(bytes: &mut Vec<u8>) -> Result<()> {
     let header = FileHeader64::<Endianness>::parse(&**bytes).context("this is not a 64-bit ELF file")?;
     let endian = header.endian()?;
     let sections = header.sections(endian, &**bytes)?;
@@ -64,7 +64,7 @@ pub fn forget_loader(bytes: &mut Vec<u8>) -> Result<()> {
 }
 
 /// One sentence for each reason that keeps a file from loading elsewhere.
-pub fn violations(bytes: &[u8], kind: Kind) -> Result<Vec<String>> {
+pub fn violations(bytes: &[u8], kind: ElfKind) -> Result<Vec<String>> {
     let header = FileHeader64::<Endianness>::parse(bytes).context("this is not a 64-bit ELF file")?;
     let endian = header.endian()?;
     let sections = header.sections(endian, bytes)?;
@@ -82,12 +82,12 @@ pub fn violations(bytes: &[u8], kind: Kind) -> Result<Vec<String>> {
             }
         }
     }
-    if let Kind::Library(soname) = kind
+    if let ElfKind::Library(soname) = kind
         && own_name.as_deref() != Some(soname)
     {
         found.push(format!("its name is {own_name:?}, not `{soname}`"));
     }
-    let may_need = |name: &str| MAY_NEED.contains(&name) || (matches!(kind, Kind::Program) && name == LOADER);
+    let may_need = |name: &str| MAY_NEED.contains(&name) || (matches!(kind, ElfKind::Program) && name == LOADER);
     let strange = needed.iter().filter(|name| !may_need(name));
     found.extend(strange.map(|name| format!("it needs `{name}`, which may not be there")));
     let symbols = sections.symbols(endian, bytes, object::elf::SHT_DYNSYM)?;
@@ -99,13 +99,13 @@ pub fn violations(bytes: &[u8], kind: Kind) -> Result<Vec<String>> {
         let name = String::from_utf8_lossy(symbol.name(endian, symbols.strings())?).into_owned();
         let version = versions.version(versions.version_index(endian, index).index())?;
         let version = version.map(|version| String::from_utf8_lossy(version.name()).into_owned());
-        found.extend(complaint(&name, version.as_deref(), symbol.st_bind() == STB_WEAK));
+        found.extend(symbol_violation(&name, version.as_deref(), symbol.st_bind() == STB_WEAK));
     }
     Ok(found)
 }
 
 /// What is wrong with naming a symbol of that version.
-fn complaint(name: &str, version: Option<&str>, is_weak: bool) -> Option<String> {
+fn symbol_violation(name: &str, version: Option<&str>, is_weak: bool) -> Option<String> {
     match version {
         None if is_weak => None,
         None => Some(format!("`{name}` has no version: no library of glibc 2.17 is known to have it")),
@@ -139,7 +139,7 @@ mod tests {
             (None, true, true),
             (None, false, false),
         ] {
-            assert_eq!(complaint("f", version, weak).is_none(), is_fine, "{version:?}");
+            assert_eq!(symbol_violation("f", version, weak).is_none(), is_fine, "{version:?}");
         }
     }
 
@@ -147,9 +147,9 @@ mod tests {
     fn a_program_that_was_linked_here_would_not_pass() {
         // This very program: it has no library's name, and needs libgcc_s.
         let bytes = std::fs::read("/proc/self/exe").unwrap();
-        let found = violations(&bytes, Kind::Library("libcuda.so.1")).unwrap();
+        let found = violations(&bytes, ElfKind::Library("libcuda.so.1")).unwrap();
         assert!(found.contains(&"its name is None, not `libcuda.so.1`".to_owned()), "{found:?}");
         assert!(found.contains(&"it needs `libgcc_s.so.1`, which may not be there".to_owned()), "{found:?}");
-        assert!(violations(b"#!/bin/sh", Kind::Program).is_err());
+        assert!(violations(b"#!/bin/sh", ElfKind::Program).is_err());
     }
 }

@@ -5,7 +5,7 @@
 //! an old glibc: zig, which has the lists of all of them, stands in for the linker (cargo-zigbuild). Each
 //! result is read again ([`crate::portable`]) and loaded or started once.
 
-use crate::portable::Kind;
+use crate::portable::ElfKind;
 use crate::shell::{cargo, program};
 use crate::workspace::target_dir;
 use crate::{portable, setup};
@@ -62,9 +62,9 @@ fn build(name: &str, kind: &[&str], artifacts: &[Artifact]) -> Result<PathBuf> {
     for Artifact(_, built, wanted) in artifacts {
         let from = build.join("x86_64-unknown-linux-gnu/release").join(built);
         let mut bytes = fs::read(&from).with_context(|| format!("{} was not built", from.display()))?;
-        let kind = if wanted.contains(".so") { Kind::Library(wanted) } else { Kind::Program };
-        if matches!(kind, Kind::Library(_)) {
-            portable::forget_loader(&mut bytes)?;
+        let kind = if wanted.contains(".so") { ElfKind::Library(wanted) } else { ElfKind::Program };
+        if matches!(kind, ElfKind::Library(_)) {
+            portable::remove_loader(&mut bytes)?;
         }
         broken.extend(portable::violations(&bytes, kind)?.into_iter().map(|what| format!("{wanted}: {what}")));
         let to = folder.join(wanted);
@@ -72,7 +72,7 @@ fn build(name: &str, kind: &[&str], artifacts: &[Artifact]) -> Result<PathBuf> {
         eprintln!("{}: {} KiB", to.display(), bytes.len() / 1024);
     }
     ensure!(broken.is_empty(), "these files would not load everywhere:\n{}", broken.join("\n"));
-    try_out(&tools, &folder, artifacts)?;
+    load_and_start(&tools, &folder, artifacts)?;
     Ok(folder)
 }
 
@@ -91,7 +91,7 @@ fn path_with(tools: &Path) -> Result<OsString> {
 }
 
 /// Loads each library with every symbol looked up at once, and starts each program.
-fn try_out(tools: &Path, folder: &Path, artifacts: &[Artifact]) -> Result<()> {
+fn load_and_start(tools: &Path, folder: &Path, artifacts: &[Artifact]) -> Result<()> {
     for Artifact(.., wanted) in artifacts {
         let load = "import ctypes, os, sys; ctypes.CDLL(sys.argv[1], mode=os.RTLD_NOW)";
         let path = folder.join(wanted);
@@ -113,7 +113,7 @@ mod tests {
     use std::io::Read;
 
     #[test]
-    fn who_has_the_old_file_open_keeps_it_as_it_was() {
+    fn a_process_with_the_old_file_open_keeps_its_content() {
         let folder = std::env::temp_dir().join(format!("sublet-replace-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         let library = folder.join("libsublet-shim.so");

@@ -27,7 +27,7 @@ const SOCKET_PATH_MAX: usize = 100;
 
 /// Builds, starts and says how to use it.
 pub fn up() -> Result<()> {
-    if let Some(running) = Record::read().filter(Record::alive) {
+    if let Some(running) = ServiceRecord::read().filter(ServiceRecord::alive) {
         println!("already up: process {}", running.pid);
         return running.print_lines();
     }
@@ -41,8 +41,8 @@ pub fn up() -> Result<()> {
     // The service itself chooses the GPUs: real ones, or soft ones where there are none.
     let mut child = serve(&sublet, &state, &socket, None, &log, None)?;
     wait_ready(&mut child, &socket, &log)?;
-    let gpu = kind_of_cards(&socket)?;
-    let record = Record { pid: child.id(), start: start_time(child.id())?, exe: sublet, socket, gpu };
+    let gpu = gpu_kind(&socket)?;
+    let record = ServiceRecord { pid: child.id(), start: start_time(child.id())?, exe: sublet, socket, gpu };
     record.write()?;
     println!("up: process {}, log in {}", record.pid, log.display());
     record.print_lines()
@@ -50,7 +50,7 @@ pub fn up() -> Result<()> {
 
 /// Stops what `up` started.
 pub fn down() -> Result<()> {
-    let Some(record) = Record::read() else {
+    let Some(record) = ServiceRecord::read() else {
         println!("nothing to stop: no service was started from here");
         return Ok(());
     };
@@ -59,11 +59,11 @@ pub fn down() -> Result<()> {
         Ok(false) => println!("nothing to stop: process {} is gone", record.pid),
         Err(error) => return Err(error),
     }
-    fs::remove_file(Record::path()).context("the record of the stopped service could not be removed")
+    fs::remove_file(ServiceRecord::path()).context("the record of the stopped service could not be removed")
 }
 
 /// What `up` started, as `.sublet/service.json` keeps it.
-struct Record {
+struct ServiceRecord {
     pid: u32,
     /// A pid is reused; a pid with its start time is not.
     start: u64,
@@ -72,13 +72,13 @@ struct Record {
     gpu: String,
 }
 
-impl Record {
+impl ServiceRecord {
     fn path() -> PathBuf {
         root().join(".sublet/service.json")
     }
-    fn read() -> Option<Record> {
-        let record: Value = serde_json::from_str(&fs::read_to_string(Record::path()).ok()?).ok()?;
-        Some(Record {
+    fn read() -> Option<ServiceRecord> {
+        let record: Value = serde_json::from_str(&fs::read_to_string(ServiceRecord::path()).ok()?).ok()?;
+        Some(ServiceRecord {
             pid: u32::try_from(record["pid"].as_u64()?).ok()?,
             start: record["start"].as_u64()?,
             exe: PathBuf::from(record["exe"].as_str()?),
@@ -90,7 +90,8 @@ impl Record {
         let record = json!({
             "pid": self.pid, "start": self.start, "exe": self.exe, "socket": self.socket, "gpu": self.gpu,
         });
-        fs::write(Record::path(), format!("{record:#}\n")).context("the record of the service could not be written")
+        fs::write(ServiceRecord::path(), format!("{record:#}\n"))
+            .context("the record of the service could not be written")
     }
     /// The process is there and is the one that was started.
     fn alive(&self) -> bool {
@@ -112,34 +113,34 @@ impl Record {
         println!("observe: no process is signalled unless its job opted in");
         let bin = self.exe.parent().context("the binary is in no directory")?;
         println!("\nto use it, copy these two lines:");
-        println!("  export PATH={}:$PATH", quoted(bin));
-        println!("  export SUBLET_SOCKET={}", quoted(&self.socket));
+        println!("  export PATH={}:$PATH", shell_quoted(bin));
+        println!("  export SUBLET_SOCKET={}", shell_quoted(&self.socket));
         println!("\nand try:");
-        println!("  sublet\n  sublet run --vram 4G -- {} &\n  sublet doctor", something_to_run());
+        println!("  sublet\n  sublet run --vram 4G -- {} &\n  sublet doctor", example_command());
         println!("\nto stop it:\n  cargo xtask down");
         Ok(())
     }
 }
 
 /// A command that uses a GPU, if possible: the example needs only Python.
-fn something_to_run() -> String {
+fn example_command() -> String {
     let example = root().join("examples/hold.py");
-    match program("python3").args(["--version"]).works() {
-        true => format!("python3 {} 2G 20", quoted(&example)),
+    match program("python3").args(["--version"]).succeeds() {
+        true => format!("python3 {} 2G 20", shell_quoted(&example)),
         false => "sleep 20".to_owned(),
     }
 }
 
 /// A service in a directory of its own that is gone when this is dropped.
-pub struct Throwaway {
+pub struct ThrowawayService {
     child: Child,
     dir: PathBuf,
     socket: PathBuf,
 }
 
-impl Throwaway {
+impl ThrowawayService {
     /// Starts a service with a scripted GPU.
-    pub fn start(sublet: &Path) -> Result<Throwaway> {
+    pub fn start(sublet: &Path) -> Result<ThrowawayService> {
         let dir = std::env::temp_dir().join(format!("sublet-xtask-{}", std::process::id()));
         private_dir(&dir.join("state"))?;
         let socket = dir.join("socket");
@@ -148,7 +149,7 @@ impl Throwaway {
         let config = dir.join("sublet.toml");
         fs::write(&config, "poll_max = \"1s\"\n")?;
         let child = serve(sublet, &dir.join("state"), &socket, Some("scripted:1x24GiB"), &log, Some(&config))?;
-        let mut service = Throwaway { child, dir, socket };
+        let mut service = ThrowawayService { child, dir, socket };
         wait_ready(&mut service.child, &service.socket, &log)?;
         Ok(service)
     }
@@ -170,13 +171,13 @@ impl Throwaway {
     /// Fails if it died meanwhile.
     pub fn stop(mut self) -> Result<()> {
         if let Some(status) = self.child.try_wait()? {
-            bail!("the service ended by itself ({status}); its last words:\n{}", last_words(&self.dir.join("log")));
+            bail!("the service ended by itself ({status}); its last words:\n{}", log_tail(&self.dir.join("log")));
         }
         Ok(())
     }
 }
 
-impl Drop for Throwaway {
+impl Drop for ThrowawayService {
     fn drop(&mut self) {
         // A process that is already gone counts as stopped, and a leftover directory does no harm.
         let _ = self.child.kill();
@@ -186,7 +187,7 @@ impl Drop for Throwaway {
 }
 
 /// `real` or `soft`.
-fn kind_of_cards(socket: &Path) -> Result<String> {
+fn gpu_kind(socket: &Path) -> Result<String> {
     let (_, body) = get(socket, "/v1/gpus")?;
     let cards: Value = serde_json::from_str(&body).context("the list of GPUs is not JSON")?;
     cards["kind"].as_str().map(str::to_owned).context("the service does not say which GPUs it has")
@@ -247,7 +248,7 @@ fn wait_ready(child: &mut Child, socket: &Path, log: &Path) -> Result<()> {
     let deadline = Instant::now() + READY_WITHIN;
     while Instant::now() < deadline {
         if let Some(status) = child.try_wait()? {
-            bail!("the service ended at once ({status}); its last words:\n{}", last_words(log));
+            bail!("the service ended at once ({status}); its last words:\n{}", log_tail(log));
         }
         if get(socket, "/readyz").is_ok_and(|(status, _)| status == 200) {
             return Ok(());
@@ -257,7 +258,7 @@ fn wait_ready(child: &mut Child, socket: &Path, log: &Path) -> Result<()> {
     // This call started the process, so it stops it.
     let _ = child.kill();
     let _ = child.wait();
-    bail!("the service was not ready within {READY_WITHIN:?}; its last words:\n{}", last_words(log));
+    bail!("the service was not ready within {READY_WITHIN:?}; its last words:\n{}", log_tail(log));
 }
 
 /// One request, one answer, over a connection of its own.
@@ -273,7 +274,7 @@ fn get(socket: &Path, path: &str) -> Result<(u16, String)> {
 }
 
 /// Stops the process; returns false if it does not run.
-fn stop_process(record: &Record) -> Result<bool> {
+fn stop_process(record: &ServiceRecord) -> Result<bool> {
     let Some(pid) = i32::try_from(record.pid).ok().and_then(Pid::from_raw) else { return Ok(false) };
     // The pidfd is opened before the identity is checked, so the signal cannot reach another process.
     let Ok(pidfd) = pidfd_open(pid, PidfdFlags::empty()) else { return Ok(false) };
@@ -304,14 +305,14 @@ fn parse_start_time(stat: &str) -> Option<u64> {
     after_name.split_whitespace().nth(19)?.parse().ok()
 }
 
-fn last_words(log: &Path) -> String {
+fn log_tail(log: &Path) -> String {
     let text = fs::read_to_string(log).unwrap_or_default();
     let lines: Vec<&str> = text.lines().collect();
     lines[lines.len().saturating_sub(20)..].join("\n")
 }
 
 /// As a shell reads it back.
-fn quoted(path: &Path) -> String {
+fn shell_quoted(path: &Path) -> String {
     let text = path.to_string_lossy();
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+:@".contains(c);
     if text.chars().all(plain) { text.into_owned() } else { format!("'{}'", text.replace('\'', r"'\''")) }
@@ -335,7 +336,7 @@ mod tests {
         let pid = std::process::id();
         let start = start_time(pid).unwrap();
         let exe = std::env::current_exe().unwrap();
-        let record = |pid, start, exe: &Path| Record {
+        let record = |pid, start, exe: &Path| ServiceRecord {
             pid,
             start,
             exe: exe.to_path_buf(),
@@ -350,7 +351,7 @@ mod tests {
 
     #[test]
     fn paths_can_be_copied_into_a_shell() {
-        assert_eq!(quoted(Path::new("/tmp/a-b.c")), "/tmp/a-b.c");
-        assert_eq!(quoted(Path::new("/tmp/it's here")), r"'/tmp/it'\''s here'");
+        assert_eq!(shell_quoted(Path::new("/tmp/a-b.c")), "/tmp/a-b.c");
+        assert_eq!(shell_quoted(Path::new("/tmp/it's here")), r"'/tmp/it'\''s here'");
     }
 }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 /// SQLite is compiled from its C source.
 pub fn c_compiler() -> Result<()> {
-    if program("cc").args(["--version"]).works() {
+    if program("cc").args(["--version"]).succeeds() {
         return Ok(());
     }
     apt_install(&["gcc", "libc6-dev"], "a C compiler (SQLite is built from source)")
@@ -43,7 +43,7 @@ pub fn cargo_deb() -> Result<PathBuf> {
 
 /// A fresh Debian in a folder is made with it.
 pub fn debootstrap() -> Result<()> {
-    match program("debootstrap").args(["--version"]).works() {
+    match program("debootstrap").args(["--version"]).succeeds() {
         true => Ok(()),
         false => apt_install(&["debootstrap"], "debootstrap (to test the package in a fresh Debian)"),
     }
@@ -51,7 +51,7 @@ pub fn debootstrap() -> Result<()> {
 
 /// A Debian in a folder is booted with it.
 pub fn nspawn() -> Result<()> {
-    match program("systemd-nspawn").args(["--version"]).works() {
+    match program("systemd-nspawn").args(["--version"]).succeeds() {
         true => Ok(()),
         false => apt_install(&["systemd-container"], "systemd-nspawn (to boot a fresh Debian)"),
     }
@@ -80,7 +80,7 @@ fn venv(name: &str, list: &str) -> Result<PathBuf> {
 fn make_venv(venv: &Path) -> Result<()> {
     let make = || program("python3").args(["-m", "venv", "--clear"]).args([venv]);
     // Debian ships the module without the part that makes it work.
-    if !program("python3").args(["-c", "import venv, ensurepip"]).works() {
+    if !program("python3").args(["-c", "import venv, ensurepip"]).succeeds() {
         apt_install(&["python3", "python3-venv"], "Python with venv (for the API tests)")?;
     }
     make().run()
@@ -88,7 +88,7 @@ fn make_venv(venv: &Path) -> Result<()> {
 
 fn apt_install(packages: &[&str], purpose: &str) -> Result<()> {
     let list = packages.join(" ");
-    if !program("apt-get").args(["--version"]).works() {
+    if !program("apt-get").args(["--version"]).succeeds() {
         bail!(
             "this needs {purpose}, and there is no `apt-get` to install it with\nhint: install what Debian calls `{list}`"
         );

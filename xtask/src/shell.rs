@@ -7,17 +7,17 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 /// One program with its arguments.
-pub struct Run {
+pub struct ProgramRun {
     command: Command,
 }
 
 /// A program by name or path.
-pub fn program(name: impl AsRef<OsStr>) -> Run {
-    Run { command: Command::new(name) }
+pub fn program(name: impl AsRef<OsStr>) -> ProgramRun {
+    ProgramRun { command: Command::new(name) }
 }
 
 /// The cargo that runs this chore, in the workspace's root.
-pub fn cargo<const N: usize>(arguments: [&str; N]) -> Run {
+pub fn cargo<const N: usize>(arguments: [&str; N]) -> ProgramRun {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
     let mut run = program(cargo).args(arguments).dir(&crate::workspace::root());
     // Cargo's variables about this chore are removed: some build scripts would take them for a change,
@@ -30,25 +30,25 @@ pub fn cargo<const N: usize>(arguments: [&str; N]) -> Run {
     run
 }
 
-impl Run {
+impl ProgramRun {
     /// Further arguments.
-    pub fn args<A: AsRef<OsStr>>(mut self, arguments: impl IntoIterator<Item = A>) -> Run {
+    pub fn args<A: AsRef<OsStr>>(mut self, arguments: impl IntoIterator<Item = A>) -> ProgramRun {
         self.command.args(arguments);
         self
     }
     /// Where it runs.
-    pub fn dir(mut self, dir: &Path) -> Run {
+    pub fn dir(mut self, dir: &Path) -> ProgramRun {
         self.command.current_dir(dir);
         self
     }
     /// One more variable in its environment.
-    pub fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> Run {
+    pub fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> ProgramRun {
         self.command.env(name, value);
         self
     }
     /// Runs it on this terminal; failing is an error.
     pub fn run(mut self) -> Result<()> {
-        let shown = self.shown();
+        let shown = self.as_typed();
         eprintln!("$ {shown}");
         let status = self.command.status().with_context(|| format!("`{shown}` could not be started"))?;
         if !status.success() {
@@ -56,9 +56,9 @@ impl Run {
         }
         Ok(())
     }
-    /// The same; what it says on stderr goes on to the terminal, and each line of it to `heard` as well.
-    pub fn run_heard(mut self, mut heard: impl FnMut(&str)) -> Result<()> {
-        let shown = self.shown();
+    /// The same; what it says on stderr goes on to the terminal, and each line of it to `on_line` as well.
+    pub fn run_reading_stderr(mut self, mut on_line: impl FnMut(&str)) -> Result<()> {
+        let shown = self.as_typed();
         eprintln!("$ {shown}");
         let started = self.command.stderr(Stdio::piped()).spawn();
         let mut child = started.with_context(|| format!("`{shown}` could not be started"))?;
@@ -66,7 +66,7 @@ impl Run {
             let line = line.with_context(|| format!("`{shown}` cannot be heard"))?;
             let line = String::from_utf8_lossy(&line);
             eprintln!("{line}");
-            heard(&line);
+            on_line(&line);
         }
         let status = child.wait().with_context(|| format!("`{shown}` cannot be waited for"))?;
         if !status.success() {
@@ -76,7 +76,7 @@ impl Run {
     }
     /// Runs it and takes what it prints; failing is an error.
     pub fn output(mut self) -> Result<String> {
-        let shown = self.shown();
+        let shown = self.as_typed();
         let output = self
             .command
             .stderr(Stdio::inherit())
@@ -93,12 +93,12 @@ impl Run {
         output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
     }
     /// True if it runs and succeeds; prints nothing.
-    pub fn works(mut self) -> bool {
+    pub fn succeeds(mut self) -> bool {
         let quiet = self.command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         quiet.status().is_ok_and(|status| status.success())
     }
     /// The command as a user would type it, without the path of cargo.
-    fn shown(&self) -> String {
+    fn as_typed(&self) -> String {
         let program = Path::new(self.command.get_program());
         let program = if program.ends_with("cargo") { OsStr::new("cargo") } else { program.as_os_str() };
         let words = std::iter::once(program).chain(self.command.get_args());

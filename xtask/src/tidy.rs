@@ -12,7 +12,7 @@ const LINES_MAX: usize = 900;
 const ARCHITECTURE_LINES_MAX: usize = 200;
 
 /// Texts that no source file may contain. Written in two halves, or this file would break them.
-const NOWHERE: [(&str, &str); 5] = [
+const FORBIDDEN: [(&str, &str); 5] = [
     (concat!("#[", "allow("), "use `#[expect(lint, reason = ...)]`: it says why, and ends when it is not needed"),
     (concat!("#![", "allow("), "use `#![expect(lint, reason = ...)]`: it says why, and ends when it is not needed"),
     (concat!("todo", "!("), "finish it, or refuse it with a sentence"),
@@ -21,7 +21,7 @@ const NOWHERE: [(&str, &str); 5] = [
 ];
 
 /// Texts that the core may not contain: it is told the time and the world.
-const NOT_IN_CORE: [(&str, &str); 8] = [
+const FORBIDDEN_IN_CORE: [(&str, &str); 8] = [
     ("HashMap", "iteration order must not depend on a hash seed: use BTreeMap"),
     ("HashSet", "iteration order must not depend on a hash seed: use BTreeSet"),
     ("Instant::now", "core is told the time: take `now: Time`"),
@@ -36,14 +36,14 @@ const NOT_IN_CORE: [(&str, &str); 8] = [
 pub fn violations(root: &Path) -> Result<Vec<String>> {
     let mut files = Vec::new();
     for dir in ["crates", "xtask", "bench", "tests-blackbox", "examples", "fuzz"] {
-        sources(&root.join(dir), &mut files)?;
+        collect_sources(&root.join(dir), &mut files)?;
     }
     files.sort();
     let mut found = Vec::new();
     for path in files {
         let text = fs::read_to_string(&path).with_context(|| format!("{} could not be read", path.display()))?;
         let name = path.strip_prefix(root).unwrap_or(&path).display().to_string();
-        found.extend(source(&name, &text));
+        found.extend(source_violations(&name, &text));
     }
     let architecture = fs::read_to_string(root.join("ARCHITECTURE.md")).unwrap_or_default();
     match architecture.lines().count() {
@@ -56,12 +56,12 @@ pub fn violations(root: &Path) -> Result<Vec<String>> {
     Ok(found)
 }
 
-fn sources(dir: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
+fn collect_sources(dir: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
     let Ok(entries) = fs::read_dir(dir) else { return Ok(()) };
     for entry in entries {
         let path = entry?.path();
         if path.is_dir() {
-            sources(&path, files)?;
+            collect_sources(&path, files)?;
         } else if path.extension().is_some_and(|extension| extension == "rs") {
             files.push(path);
         }
@@ -69,7 +69,7 @@ fn sources(dir: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
     Ok(())
 }
 
-fn source(name: &str, text: &str) -> Vec<String> {
+fn source_violations(name: &str, text: &str) -> Vec<String> {
     let mut found = Vec::new();
     let lines = text.lines().count();
     if lines > LINES_MAX {
@@ -79,16 +79,16 @@ fn source(name: &str, text: &str) -> Vec<String> {
         found.push(format!("{name}:1: no `//!`; say what the module is for and what is deliberately absent"));
     }
     let core = name.starts_with("crates/core/src/");
-    let banned = NOWHERE.iter().chain(if core { &NOT_IN_CORE[..] } else { &[] });
+    let banned = FORBIDDEN.iter().chain(if core { &FORBIDDEN_IN_CORE[..] } else { &[] });
     for (banned, reason) in banned {
-        let hits = text.lines().enumerate().filter(|(_, line)| !comment(line) && line.contains(banned));
+        let hits = text.lines().enumerate().filter(|(_, line)| !is_comment(line) && line.contains(banned));
         found.extend(hits.map(|(number, _)| format!("{name}:{}: `{banned}`; {reason}", number + 1)));
     }
     found
 }
 
 /// True for a comment: the forbidden texts are allowed there.
-fn comment(line: &str) -> bool {
+fn is_comment(line: &str) -> bool {
     line.trim_start().starts_with("//")
 }
 
@@ -105,11 +105,11 @@ mod tests {
     fn a_broken_rule_is_named_with_its_line_and_reason() {
         let text = "//! Odd.\n// HashMap in a comment is nothing\nuse std::collections::HashMap;\n";
         assert_eq!(
-            source("crates/core/src/odd.rs", text),
+            source_violations("crates/core/src/odd.rs", text),
             ["crates/core/src/odd.rs:3: `HashMap`; iteration order must not depend on a hash seed: use BTreeMap"]
         );
-        assert_eq!(source("crates/host/src/odd.rs", text), Vec::<String>::new());
-        assert_eq!(source("a.rs", "fn main() {}\n").len(), 1, "a module says what it is for");
-        assert_eq!(source("a.rs", &"//! Long.\n".repeat(901)).len(), 1);
+        assert_eq!(source_violations("crates/host/src/odd.rs", text), Vec::<String>::new());
+        assert_eq!(source_violations("a.rs", "fn main() {}\n").len(), 1, "a module says what it is for");
+        assert_eq!(source_violations("a.rs", &"//! Long.\n".repeat(901)).len(), 1);
     }
 }

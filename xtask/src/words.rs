@@ -38,7 +38,7 @@ const SHARED_NAMES_MAX: usize = 231;
 
 /// One line for each text that is above its limit, and for names that are shared by more types than before.
 pub fn violations(root: &Path) -> Result<Vec<String>> {
-    let mut found: Vec<String> = texts(root)?.iter().filter_map(|(name, text)| above(name, *text)).collect();
+    let mut found: Vec<String> = texts(root)?.iter().filter_map(|(name, text)| over_limit(name, *text)).collect();
     let shared = shared_names(root)?;
     if shared.len() > SHARED_NAMES_MAX {
         found.push(format!(
@@ -53,22 +53,22 @@ pub fn violations(root: &Path) -> Result<Vec<String>> {
 
 /// How many words a text has, and how many of them are person words.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Count {
+struct WordCount {
     words: usize,
     person: usize,
 }
 
-impl Count {
-    fn of(text: &str) -> Count {
+impl WordCount {
+    fn of(text: &str) -> WordCount {
         let words = text.split(|c: char| !c.is_alphanumeric()).filter(|word| word.chars().any(char::is_alphabetic));
-        words.fold(Count::default(), |count, word| Count {
+        words.fold(WordCount::default(), |count, word| WordCount {
             words: count.words + 1,
             person: count.person + usize::from(PERSON_WORDS.contains(&word.to_ascii_lowercase().as_str())),
         })
     }
 
-    fn plus(self, other: Count) -> Count {
-        Count { words: self.words + other.words, person: self.person + other.person }
+    fn sum_with(self, other: WordCount) -> WordCount {
+        WordCount { words: self.words + other.words, person: self.person + other.person }
     }
 
     fn rate(self) -> f64 {
@@ -76,7 +76,7 @@ impl Count {
     }
 }
 
-fn above(name: &str, text: Count) -> Option<String> {
+fn over_limit(name: &str, text: WordCount) -> Option<String> {
     let ceiling = CEILINGS.iter().find(|(of, _)| *of == name).map_or(RATE_MAX, |(_, rate)| *rate);
     (text.rate() > ceiling).then(|| {
         format!(
@@ -88,19 +88,19 @@ fn above(name: &str, text: Count) -> Option<String> {
 }
 
 /// What each crate's comments and strings, and each document, count.
-fn texts(root: &Path) -> Result<BTreeMap<String, Count>> {
+fn texts(root: &Path) -> Result<BTreeMap<String, WordCount>> {
     let mut texts = BTreeMap::new();
     for (name, folder) in crates(root)? {
-        let mut count = Count::default();
+        let mut count = WordCount::default();
         for file in files(&folder, "rs").iter().filter(|file| !file.ends_with(LIST)) {
-            count = count.plus(Count::of(&prose(&read(file)?)));
+            count = count.sum_with(WordCount::of(&prose(&read(file)?)));
         }
         texts.insert(name, count);
     }
     let documents = ["README.md", "ARCHITECTURE.md", "CHANGELOG.md"].map(|name| root.join(name));
     for document in documents.into_iter().chain(files(&root.join("docs"), "md")) {
         let name = document.strip_prefix(root).unwrap_or(&document).display().to_string();
-        texts.insert(name, Count::of(&read(&document)?));
+        texts.insert(name, WordCount::of(&read(&document)?));
     }
     Ok(texts)
 }
@@ -232,14 +232,17 @@ mod tests {
         let source =
             "let who = 1; // whoever\nlet x = \"no\\\"body\"; let c = '\"'; r#\"so\"me\"#; /// doc\nfn nobody() {}";
         assert_eq!(prose(source), "// whoever\nno\\\"body\nso\"me\n/// doc\n");
-        assert_eq!(Count::of(&prose(source)), Count { words: 6, person: 1 });
+        assert_eq!(WordCount::of(&prose(source)), WordCount { words: 6, person: 1 });
     }
 
     #[test]
     fn a_short_text_is_not_above_by_one_word() {
-        assert!(above("x", Count { words: 10, person: 0 }).is_none());
-        assert!(above("x", Count { words: 10_000, person: 20 }).is_none());
-        assert!(above("x", Count { words: 10_000, person: 21 }).is_some_and(|line| line.starts_with("x: 2.1 words")));
+        assert!(over_limit("x", WordCount { words: 10, person: 0 }).is_none());
+        assert!(over_limit("x", WordCount { words: 10_000, person: 20 }).is_none());
+        assert!(
+            over_limit("x", WordCount { words: 10_000, person: 21 })
+                .is_some_and(|line| line.starts_with("x: 2.1 words"))
+        );
     }
 
     #[test]

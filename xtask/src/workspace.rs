@@ -66,11 +66,11 @@ pub fn build_sublet(profile: Profile) -> Result<PathBuf> {
         }
     };
     let dir = target_dir()?.join(dir);
-    put_soft_libraries(&dir)?;
+    copy_soft_libraries(&dir)?;
     Ok(dir.join("sublet"))
 }
 
-fn put_soft_libraries(dir: &Path) -> Result<()> {
+fn copy_soft_libraries(dir: &Path) -> Result<()> {
     let soft = dir.join("soft");
     fs::create_dir_all(&soft).with_context(|| format!("{} could not be made", soft.display()))?;
     for (_, built, wanted) in SOFT {

@@ -1,10 +1,10 @@
 //! A little device memory: each region borders on a guard page without access rights, and
 //! the rest of its pages is filled with bytes that must not change.
 
-use crate::random::Random;
+use crate::random::SplitMix64;
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect};
 use std::ptr::null_mut;
-use sublet_ptx::{Memory, Region};
+use sublet_ptx::{DeviceMemory, Region};
 
 /// A multiple of the pages of every host.
 const PAGE: usize = 64 << 10;
@@ -19,7 +19,7 @@ const CANARY: u8 = 0xC5;
 
 /// One region and the pages around it.
 #[derive(Clone, Copy)]
-struct Slot {
+struct GuardedSlot {
     /// The first byte between the guard pages.
     body: *mut u8,
     /// The part of it that is a region.
@@ -29,14 +29,14 @@ struct Slot {
 }
 
 /// Slots that are mapped once and used for every case.
-pub struct Arena {
-    slots: Vec<Slot>,
+pub struct GuardedArena {
+    slots: Vec<GuardedSlot>,
     used: usize,
 }
 
 // SAFETY: slots are mapped for as long as the arena lives, and `first` and `host` are
 // both multiples of a page plus the same offset.
-unsafe impl Memory for Arena {
+unsafe impl DeviceMemory for GuardedArena {
     fn region(&self, address: u64) -> Option<Region> {
         let index = usize::try_from(address.checked_sub(FIRST)? / STRIDE).ok()?;
         let slot = self.slots[..self.used].get(index)?;
@@ -49,11 +49,11 @@ unsafe impl Memory for Arena {
 
 // SAFETY: workers access the memory through atomics only, and no other thread accesses it while
 // they run.
-unsafe impl Sync for Arena {}
+unsafe impl Sync for GuardedArena {}
 
-impl Arena {
+impl GuardedArena {
     /// Maps `slots` slots.
-    pub fn new(slots: usize) -> rustix::io::Result<Arena> {
+    pub fn new(slots: usize) -> rustix::io::Result<GuardedArena> {
         let mut made = Vec::with_capacity(slots);
         for _ in 0..slots {
             // SAFETY: a new mapping anywhere; only its middle is opened.
@@ -63,13 +63,13 @@ impl Arena {
                 mprotect(body.cast(), SLOT_BYTES, MprotectFlags::READ | MprotectFlags::WRITE)?;
                 body
             };
-            made.push(Slot { body, at: 0, bytes: 0, writable: false });
+            made.push(GuardedSlot { body, at: 0, bytes: 0, writable: false });
         }
-        Ok(Arena { slots: made, used: 0 })
+        Ok(GuardedArena { slots: made, used: 0 })
     }
 
     /// Gives all regions back.
-    pub fn clear(&mut self) {
+    pub fn free_regions(&mut self) {
         self.used = 0;
     }
 
@@ -97,8 +97,8 @@ impl Arena {
     /// Fills every region with the bytes of a seed, and the rest with canaries.
     pub fn fill(&mut self, seed: u64) {
         for index in 0..self.used {
-            let Slot { at, bytes, .. } = self.slots[index];
-            let mut random = Random::new(seed.wrapping_add(index as u64));
+            let GuardedSlot { at, bytes, .. } = self.slots[index];
+            let mut random = SplitMix64::new(seed.wrapping_add(index as u64));
             let body = self.body_mut(index);
             body.fill(CANARY);
             // Small numbers, so that some of them are good offsets and indices.
@@ -113,16 +113,16 @@ impl Arena {
     /// Writes into the region that begins at `address`.
     pub fn write(&mut self, address: u64, offset: usize, bytes: &[u8]) {
         let index = ((address - FIRST) / STRIDE) as usize;
-        let Slot { at, bytes: room, .. } = self.slots[index];
+        let GuardedSlot { at, bytes: room, .. } = self.slots[index];
         let Some(end) = offset.checked_add(bytes.len()).filter(|end| *end <= room) else { return };
         self.body_mut(index)[at + offset..at + end].copy_from_slice(bytes);
     }
 
     /// A hash of all regions; an error if a canary was changed.
-    pub fn look(&self) -> Result<u64, String> {
+    pub fn checked_hash(&self) -> Result<u64, String> {
         let mut hash = 0xCBF2_9CE4_8422_2325_u64;
         for index in 0..self.used {
-            let Slot { at, bytes, .. } = self.slots[index];
+            let GuardedSlot { at, bytes, .. } = self.slots[index];
             let body = self.body(index);
             let outside = body[..at].iter().chain(&body[at + bytes..]);
             if let Some(byte) = outside.copied().find(|byte| *byte != CANARY) {
@@ -138,9 +138,9 @@ impl Arena {
     }
 
     /// A hash of a region.
-    pub fn look_at(&self, address: u64) -> u64 {
+    pub fn region_hash(&self, address: u64) -> u64 {
         let index = ((address - FIRST) / STRIDE) as usize;
-        let Slot { at, bytes, .. } = self.slots[index];
+        let GuardedSlot { at, bytes, .. } = self.slots[index];
         let body = &self.body(index)[at..at + bytes];
         body.iter().fold(7, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01B3))
     }

@@ -1,8 +1,8 @@
 //! The rules that hold for every text.
 
-use crate::arena::{Arena, SLOT_BYTES};
-use crate::random::Random;
-use crate::watch::Watch;
+use crate::arena::{GuardedArena, SLOT_BYTES};
+use crate::deadlines::Deadlines;
+use crate::random::SplitMix64;
 use rustix::time::{ClockId, clock_gettime};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use sublet_ptx::{FaultKind, Kernel, Launch, Module, Stats, VariableSpace, run};
@@ -20,7 +20,7 @@ const SECONDS_MAX: f64 = 3.0;
 
 /// How far a text came.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Seen {
+pub struct CaseOutcome {
     /// It is a module.
     pub parsed: bool,
     /// Launches, without those that were refused.
@@ -32,7 +32,7 @@ pub struct Seen {
 }
 
 /// How a kernel is launched, the same every time.
-struct Plan {
+struct LaunchPlan {
     grid: [u32; 3],
     block: [u32; 3],
     shared: u32,
@@ -43,67 +43,67 @@ struct Plan {
 
 /// What a launch left behind.
 #[derive(Debug, PartialEq)]
-struct Left {
+struct LaunchResult {
     result: Result<Stats, String>,
     memory: u64,
     printed: u64,
 }
 
 /// Reads a text and launches its kernels; an error says which rule was broken.
-pub fn check(text: &str, seed: u64, arena: &mut Arena, watch: &Watch) -> Result<Seen, String> {
-    watch.case();
-    let seen = check_within(text, seed, arena, watch);
-    watch.idle();
-    seen
+pub fn check(text: &str, seed: u64, arena: &mut GuardedArena, deadlines: &Deadlines) -> Result<CaseOutcome, String> {
+    deadlines.begin_case();
+    let outcome = check_within(text, seed, arena, deadlines);
+    deadlines.end_case();
+    outcome
 }
 
-fn check_within(text: &str, seed: u64, arena: &mut Arena, watch: &Watch) -> Result<Seen, String> {
-    let mut random = Random::new(!seed);
-    let mut seen = Seen::default();
-    let begun = seconds();
+fn check_within(text: &str, seed: u64, arena: &mut GuardedArena, deadlines: &Deadlines) -> Result<CaseOutcome, String> {
+    let mut random = SplitMix64::new(!seed);
+    let mut outcome = CaseOutcome::default();
+    let begun = thread_seconds();
     let parsed = Module::parse(text);
-    within(begun, "reading")?;
+    check_seconds(begun, "reading")?;
     let module = match parsed {
         Ok(module) => module,
         Err(error) => {
             // A refusal must have a message.
-            return if error.to_string().is_empty() { Err("an error without words".into()) } else { Ok(seen) };
+            return if error.to_string().is_empty() { Err("an error without words".into()) } else { Ok(outcome) };
         }
     };
     let plain = Module::parse_plain(text).map_err(|error| format!("refused for a host without vectors: {error}"))?;
-    seen.parsed = true;
+    outcome.parsed = true;
     let kernels: Vec<&Kernel> = module.kernels().collect();
     for _ in 0..kernels.len().min(KERNELS_MAX) {
         let index = random.below(kernels.len());
-        let Some(plan) = plan(&module, kernels[index], arena, &mut random) else { continue };
+        let Some(plan) = launch_plan(&module, kernels[index], arena, &mut random) else { continue };
         let workers = if random.chance(25) { 2 + random.below(2) } else { 1 };
-        launches(&module, &plain, index, &plan, workers, arena, watch, &mut seen)?;
+        compare_launches(&module, &plain, index, &plan, workers, arena, deadlines, &mut outcome)?;
     }
-    Ok(seen)
+    Ok(outcome)
 }
 
 #[expect(clippy::too_many_arguments, reason = "one launch in four ways: they have no better name together")]
-fn launches(
+fn compare_launches(
     module: &Module,
     plain: &Module,
     index: usize,
-    plan: &Plan,
+    plan: &LaunchPlan,
     workers: usize,
-    arena: &mut Arena,
-    watch: &Watch,
-    seen: &mut Seen,
+    arena: &mut GuardedArena,
+    deadlines: &Deadlines,
+    outcome: &mut CaseOutcome,
 ) -> Result<(), String> {
-    let mut one = |module: &Module, workers: usize| {
+    let mut launch_once = |module: &Module, workers: usize| {
         let kernel = module.kernels().nth(index).ok_or("a kernel is missing")?;
-        launch(module, kernel, plan, workers, arena, watch, seen)
+        launch(module, kernel, plan, workers, arena, deadlines, outcome)
     };
     if workers > 1 {
         // Blocks may race, so the results are not compared.
-        one(module, workers)?;
+        launch_once(module, workers)?;
     }
-    let Some(first) = one(module, 1)? else { return Ok(()) };
+    let Some(first) = launch_once(module, 1)? else { return Ok(()) };
     for (again, what) in [(module, "launched again"), (plain, "without vector instructions")] {
-        if let Some(other) = one(again, 1)?
+        if let Some(other) = launch_once(again, 1)?
             && other != first
         {
             return Err(format!("{what}, {other:?} instead of {first:?}"));
@@ -113,19 +113,24 @@ fn launches(
 }
 
 /// The seconds that this thread has run.
-fn seconds() -> f64 {
+fn thread_seconds() -> f64 {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
-fn within(begun: f64, what: &str) -> Result<(), String> {
-    let took = seconds() - begun;
+fn check_seconds(begun: f64, what: &str) -> Result<(), String> {
+    let took = thread_seconds() - begun;
     if took > SECONDS_MAX { Err(format!("{what} took {took:.1} s")) } else { Ok(()) }
 }
 
 /// Memory and parameters for a kernel, or nothing if its variables are too large to try.
-fn plan(module: &Module, kernel: &Kernel, arena: &mut Arena, random: &mut Random) -> Option<Plan> {
-    arena.clear();
+fn launch_plan(
+    module: &Module,
+    kernel: &Kernel,
+    arena: &mut GuardedArena,
+    random: &mut SplitMix64,
+) -> Option<LaunchPlan> {
+    arena.free_regions();
     let fill = random.bits();
     let mut regions = Vec::new();
     for _ in 0..REGIONS {
@@ -160,7 +165,7 @@ fn plan(module: &Module, kernel: &Kernel, arena: &mut Arena, random: &mut Random
         [x, 1 + random.below(2) as u32 * random.below(3) as u32, 1]
     });
     let grid = [1 + random.below(3) as u32, 1 + random.below(2) as u32, 1];
-    Some(Plan { grid, block, shared: [0, 128, 512, 128][random.below(4)], params, variables, fill })
+    Some(LaunchPlan { grid, block, shared: [0, 128, 512, 128][random.below(4)], params, variables, fill })
 }
 
 /// Launches once and checks the memory; `None` if the launch was stopped, because the results then
@@ -168,12 +173,12 @@ fn plan(module: &Module, kernel: &Kernel, arena: &mut Arena, random: &mut Random
 fn launch(
     module: &Module,
     kernel: &Kernel,
-    plan: &Plan,
+    plan: &LaunchPlan,
     workers: usize,
-    arena: &mut Arena,
-    watch: &Watch,
-    seen: &mut Seen,
-) -> Result<Option<Left>, String> {
+    arena: &mut GuardedArena,
+    deadlines: &Deadlines,
+    outcome: &mut CaseOutcome,
+) -> Result<Option<LaunchResult>, String> {
     arena.fill(plan.fill);
     for (variable, &address) in module.variables().iter().zip(&plan.variables) {
         arena.write(address, 0, &variable.initial);
@@ -188,7 +193,7 @@ fn launch(
         .iter()
         .zip(&plan.variables)
         .filter(|(variable, _)| variable.space == VariableSpace::Const)
-        .map(|(_, &address)| (address, arena.look_at(address)))
+        .map(|(_, &address)| (address, arena.region_hash(address)))
         .collect();
     let printed = AtomicU64::new(0);
     let print = |text: &str| {
@@ -197,8 +202,8 @@ fn launch(
         });
         printed.store(hash, Relaxed);
     };
-    let begun = seconds();
-    let result = watch.launch(|stop| {
+    let begun = thread_seconds();
+    let result = deadlines.run_launch(|stop| {
         run(&Launch {
             module,
             kernel,
@@ -214,21 +219,21 @@ fn launch(
             print: Some(&print),
         })
     });
-    within(begun, "a launch that was told to stop")?;
-    let memory = arena.look()?;
-    if constants.iter().any(|&(address, was)| arena.look_at(address) != was) {
+    check_seconds(begun, "a launch that was told to stop")?;
+    let memory = arena.checked_hash()?;
+    if constants.iter().any(|&(address, was)| arena.region_hash(address) != was) {
         return Err("constant memory changed".into());
     }
-    seen.launches += 1;
+    outcome.launches += 1;
     match &result {
         Err(fault) if fault.kind == FaultKind::Stopped => {
-            seen.stopped += 1;
+            outcome.stopped += 1;
             return Ok(None);
         }
-        Err(fault) if matches!(fault.kind, FaultKind::Refused(_)) => seen.launches -= 1,
-        Err(_) => seen.faults += 1,
+        Err(fault) if matches!(fault.kind, FaultKind::Refused(_)) => outcome.launches -= 1,
+        Err(_) => outcome.faults += 1,
         Ok(_) => {}
     }
     let result = result.map_err(|fault| fault.to_string());
-    Ok(Some(Left { result, memory, printed: printed.load(Relaxed) }))
+    Ok(Some(LaunchResult { result, memory, printed: printed.load(Relaxed) }))
 }

@@ -1,6 +1,6 @@
 //! Kernels made up by a grammar: most of them are valid, few of them make sense.
 
-use crate::random::Random;
+use crate::random::SplitMix64;
 use std::fmt::Write as _;
 
 /// Every instruction of the conformance tests with the letters of its registers.
@@ -91,7 +91,7 @@ fn table() -> &'static [(&'static str, &'static str)] {
 }
 
 /// A module with one kernel and the functions it calls.
-pub fn module(random: &mut Random) -> String {
+pub fn module(random: &mut SplitMix64) -> String {
     let mut text = String::from(".version 8.3\n.target sm_90\n.address_size 64\n");
     text +=
         ".global .align 16 .b8 g0[256] = {1, 2, 3, 4, 5, 6, 7, 8};\n.global .align 8 .u64 g1[4] = {g0, f0, g0+16};\n";
@@ -107,7 +107,7 @@ pub fn module(random: &mut Random) -> String {
 
 /// Writes one function.
 struct Writer<'r> {
-    random: &'r mut Random,
+    random: &'r mut SplitMix64,
     text: String,
     is_kernel: bool,
     /// It has a result `r`.
@@ -118,7 +118,7 @@ struct Writer<'r> {
 }
 
 impl<'r> Writer<'r> {
-    fn new(random: &'r mut Random, is_kernel: bool) -> Self {
+    fn new(random: &'r mut SplitMix64, is_kernel: bool) -> Self {
         let left = if is_kernel { 8 + random.below(60) } else { 2 + random.below(10) };
         Writer { random, text: String::new(), is_kernel, returns: false, labels: 0, left }
     }
@@ -214,10 +214,10 @@ impl<'r> Writer<'r> {
             28..=33 => self.select(),
             34..=52 => self.access(),
             53..=58 => self.atomic(),
-            59..=66 => self.across(),
-            67..=69 => self.odd(),
-            70..=76 => self.either(depth),
-            77..=83 => self.repeat(depth),
+            59..=66 => self.cross_lane_instruction(),
+            67..=69 => self.rare_instruction(),
+            70..=76 => self.if_else(depth),
+            77..=83 => self.loop_statement(depth),
             84..=86 => self.table(depth),
             // Few barriers work where lanes have diverged.
             87..=90 if depth == 0 || self.random.chance(20) => self.barrier(),
@@ -408,7 +408,7 @@ impl<'r> Writer<'r> {
     }
 
     /// Instructions that read values of other lanes.
-    fn across(&mut self) {
+    fn cross_lane_instruction(&mut self) {
         let members = match self.random.below(4) {
             0 => self.value('w'),
             1 => String::from("0x0000ffff"),
@@ -442,7 +442,7 @@ impl<'r> Writer<'r> {
         let _ = writeln!(self.text, "{guard}{line}");
     }
 
-    fn odd(&mut self) {
+    fn rare_instruction(&mut self) {
         let guard = self.guard();
         let (w, q, h) = (self.register('w'), self.register('q'), self.register('h'));
         let line = match self.random.below(13) {
@@ -471,7 +471,7 @@ impl<'r> Writer<'r> {
         let _ = writeln!(self.text, "{guard}{line}");
     }
 
-    fn either(&mut self, depth: usize) {
+    fn if_else(&mut self, depth: usize) {
         let (label, p) = (self.label(), self.register('p'));
         let not = if self.random.chance(50) { "!" } else { "" };
         let _ = writeln!(self.text, "@{not}{p} bra T{label};");
@@ -481,7 +481,7 @@ impl<'r> Writer<'r> {
         let _ = writeln!(self.text, "E{label}:");
     }
 
-    fn repeat(&mut self, depth: usize) {
+    fn loop_statement(&mut self, depth: usize) {
         let (label, w) = (self.label(), self.register('w'));
         let _ = writeln!(self.text, "and.b32 %c{label}, {w}, {};\nL{label}:", [1, 3, 7][self.random.below(3)]);
         let _ = writeln!(self.text, "setp.eq.u32 %k{label}, %c{label}, 0;\n@%k{label} bra O{label};");

@@ -17,8 +17,8 @@
 
 pub mod arena;
 pub mod check;
+pub mod deadlines;
 mod generate;
 mod mutate;
 pub mod random;
 pub mod text;
-pub mod watch;

@@ -12,24 +12,24 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-use sublet_ptx_fuzz::arena::Arena;
-use sublet_ptx_fuzz::check::{self, Seen};
+use sublet_ptx_fuzz::arena::GuardedArena;
+use sublet_ptx_fuzz::check::{self, CaseOutcome};
+use sublet_ptx_fuzz::deadlines::Deadlines;
 use sublet_ptx_fuzz::text::{self, Corpus};
-use sublet_ptx_fuzz::watch::Watch;
 
 /// Address space of the process that tries seeds.
 const BYTES_MAX: u64 = 3 << 30;
 /// The campaign ends after this many findings.
 const FINDINGS_MAX: u64 = 500;
 /// The time between two progress messages.
-const TELL: Duration = Duration::from_secs(60);
+const PROGRESS_PERIOD: Duration = Duration::from_secs(60);
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let outcome = match words[..] {
-        ["show", seed] => show(seed),
-        ["try", what] => try_one(what),
+        ["show", seed] => print_text(seed),
+        ["try", what] => check_one(what),
         ["worker", first, until, folder] => worker(first, until, Path::new(folder)),
         _ => campaign(&words),
     };
@@ -43,12 +43,12 @@ fn main() -> ExitCode {
     }
 }
 
-fn show(seed: &str) -> Result<bool> {
+fn print_text(seed: &str) -> Result<bool> {
     print!("{}", text::of_seed(&Corpus::new(), seed.parse()?));
     Ok(true)
 }
 
-fn try_one(what: &str) -> Result<bool> {
+fn check_one(what: &str) -> Result<bool> {
     let (seed, text) = match what.parse() {
         Ok(seed) => (seed, text::of_seed(&Corpus::new(), seed)),
         Err(_) => {
@@ -57,14 +57,14 @@ fn try_one(what: &str) -> Result<bool> {
             (seed.unwrap_or(0), fs::read_to_string(what).with_context(|| format!("`{what}` could not be read"))?)
         }
     };
-    let outcome = check::check(&text, seed, &mut Arena::new(check::SLOTS)?, &Watch::start());
+    let outcome = check::check(&text, seed, &mut GuardedArena::new(check::SLOTS)?, &Deadlines::start());
     println!("{outcome:?}");
     Ok(outcome.is_ok())
 }
 
 /// What a worker has done so far, stored in a file that outlives it.
 #[derive(Debug, Clone, Copy, Default)]
-struct Progress {
+struct CampaignProgress {
     /// The seed at hand.
     seed: u64,
     texts: u64,
@@ -75,7 +75,7 @@ struct Progress {
     findings: u64,
 }
 
-impl Progress {
+impl CampaignProgress {
     fn numbers(&self) -> [u64; 7] {
         [self.seed, self.texts, self.parsed, self.launches, self.faults, self.stopped, self.findings]
     }
@@ -85,15 +85,23 @@ impl Progress {
         Ok(file.write_all_at(&bytes, 0)?)
     }
 
-    fn read(path: &Path) -> Result<Progress> {
+    fn read(path: &Path) -> Result<CampaignProgress> {
         let bytes = fs::read(path)?;
         let mut numbers = bytes.as_chunks::<8>().0.iter().map(|eight| u64::from_le_bytes(*eight));
         let mut next = || numbers.next().unwrap_or(0);
         let (seed, texts, parsed) = (next(), next(), next());
-        Ok(Progress { seed, texts, parsed, launches: next(), faults: next(), stopped: next(), findings: next() })
+        Ok(CampaignProgress {
+            seed,
+            texts,
+            parsed,
+            launches: next(),
+            faults: next(),
+            stopped: next(),
+            findings: next(),
+        })
     }
 
-    fn add(&mut self, other: Progress) {
+    fn add(&mut self, other: CampaignProgress) {
         self.seed = other.seed;
         self.texts += other.texts;
         self.parsed += other.parsed;
@@ -103,16 +111,16 @@ impl Progress {
         self.findings += other.findings;
     }
 
-    fn count(&mut self, seen: Seen) {
+    fn add_case(&mut self, outcome: CaseOutcome) {
         self.texts += 1;
-        self.parsed += u64::from(seen.parsed);
-        self.launches += seen.launches;
-        self.faults += seen.faults;
-        self.stopped += seen.stopped;
+        self.parsed += u64::from(outcome.parsed);
+        self.launches += outcome.launches;
+        self.faults += outcome.faults;
+        self.stopped += outcome.stopped;
     }
 
-    fn tell(&self) -> String {
-        let Progress { texts, parsed, launches, faults, stopped, findings, seed } = self;
+    fn summary(&self) -> String {
+        let CampaignProgress { texts, parsed, launches, faults, stopped, findings, seed } = self;
         format!(
             "{texts} texts (the last is seed {seed}), {parsed} of them modules; {launches} launches, \
              {faults} ended in a fault, {stopped} were stopped; {findings} findings"
@@ -120,7 +128,7 @@ impl Progress {
     }
 }
 
-fn now() -> u64 {
+fn unix_seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
@@ -130,18 +138,18 @@ fn worker(first: &str, until: &str, folder: &Path) -> Result<bool> {
     setrlimit(Resource::As, bound).context("the memory of this process cannot be bounded")?;
     let (mut seed, until): (u64, u64) = (first.parse()?, until.parse()?);
     let progress_file = File::options().write(true).open(folder.join("progress"))?;
-    let (corpus, mut arena, watch) = (Corpus::new(), Arena::new(check::SLOTS)?, Watch::start());
-    let mut progress = Progress::default();
-    while now() < until && progress.findings < FINDINGS_MAX {
+    let (corpus, mut arena, deadlines) = (Corpus::new(), GuardedArena::new(check::SLOTS)?, Deadlines::start());
+    let mut progress = CampaignProgress::default();
+    while unix_seconds() < until && progress.findings < FINDINGS_MAX {
         progress.seed = seed;
         progress.write(&progress_file)?;
         let text = text::of_seed(&corpus, seed);
-        match check::check(&text, seed, &mut arena, &watch) {
-            Ok(seen) => progress.count(seen),
+        match check::check(&text, seed, &mut arena, &deadlines) {
+            Ok(outcome) => progress.add_case(outcome),
             Err(reason) => {
-                progress.count(Seen::default());
+                progress.add_case(CaseOutcome::default());
                 progress.findings += 1;
-                keep(folder, seed, &text, &reason)?;
+                save_finding(folder, seed, &text, &reason)?;
             }
         }
         seed += 1;
@@ -150,7 +158,7 @@ fn worker(first: &str, until: &str, folder: &Path) -> Result<bool> {
     Ok(true)
 }
 
-fn keep(folder: &Path, seed: u64, text: &str, reason: &str) -> Result<()> {
+fn save_finding(folder: &Path, seed: u64, text: &str, reason: &str) -> Result<()> {
     println!("seed {seed}: {reason}");
     fs::write(folder.join(format!("{seed}.ptx")), text)?;
     fs::write(folder.join(format!("{seed}.txt")), format!("{reason}\n"))?;
@@ -173,13 +181,13 @@ fn campaign(words: &[&str]) -> Result<bool> {
         bail!("`{word}` is not known or lacks its value");
     }
     fs::create_dir_all(&folder).with_context(|| format!("{} cannot be made", folder.display()))?;
-    let (begun, until) = (Instant::now(), now() + minutes * 60);
-    let mut total = Progress::default();
-    while now() < until && total.findings < FINDINGS_MAX {
-        total.add(one_worker(first, until, &folder)?);
+    let (begun, until) = (Instant::now(), unix_seconds() + minutes * 60);
+    let mut total = CampaignProgress::default();
+    while unix_seconds() < until && total.findings < FINDINGS_MAX {
+        total.add(run_worker(first, until, &folder)?);
         first = total.seed + 1;
     }
-    println!("{:.1} minutes: {}", begun.elapsed().as_secs_f64() / 60.0, total.tell());
+    println!("{:.1} minutes: {}", begun.elapsed().as_secs_f64() / 60.0, total.summary());
     if total.findings > 0 {
         println!("findings are in {}: try one with `ptx-fuzz try FILE`", folder.display());
     }
@@ -187,32 +195,32 @@ fn campaign(words: &[&str]) -> Result<bool> {
 }
 
 /// Runs one process until it ends, and keeps what ended it.
-fn one_worker(first: u64, until: u64, folder: &Path) -> Result<Progress> {
+fn run_worker(first: u64, until: u64, folder: &Path) -> Result<CampaignProgress> {
     let progress_path = folder.join("progress");
     fs::write(&progress_path, first.to_le_bytes())?;
-    let said_path = folder.join("said");
+    let stderr_path = folder.join("said");
     let mut child = Command::new(std::env::current_exe()?)
         .args(["worker", &first.to_string(), &until.to_string()])
         .arg(folder)
-        .stderr(File::create(&said_path)?)
+        .stderr(File::create(&stderr_path)?)
         .spawn()
         .context("the process that tries seeds does not start")?;
-    let mut told = Instant::now();
+    let mut last_message = Instant::now();
     let status = loop {
         if let Some(status) = child.try_wait()? {
             break status;
         }
         std::thread::sleep(Duration::from_millis(50));
-        if told.elapsed() > TELL {
-            told = Instant::now();
-            println!("{}", Progress::read(&progress_path)?.tell());
+        if last_message.elapsed() > PROGRESS_PERIOD {
+            last_message = Instant::now();
+            println!("{}", CampaignProgress::read(&progress_path)?.summary());
         }
     };
-    let mut progress = Progress::read(&progress_path)?;
+    let mut progress = CampaignProgress::read(&progress_path)?;
     if !status.success() {
-        let said = fs::read_to_string(&said_path).unwrap_or_default();
+        let stderr = fs::read_to_string(&stderr_path).unwrap_or_default();
         let text = text::of_seed(&Corpus::new(), progress.seed);
-        keep(folder, progress.seed, &text, &format!("the process ended ({status}): {}", said.trim()))?;
+        save_finding(folder, progress.seed, &text, &format!("the process ended ({status}): {}", stderr.trim()))?;
         progress.texts += 1;
         progress.findings += 1;
     }

@@ -1,6 +1,6 @@
 //! Mangles texts: bytes, words, lines, instructions, and pieces of other texts.
 
-use crate::random::Random;
+use crate::random::SplitMix64;
 
 /// Bytes that mean something to the reader.
 const BYTES: &[u8] = b";,.:{}[]()<>@!%$_|+-=\"\\/*#'0x9fdAz \n\t\0\x7f\xc3\xff";
@@ -124,7 +124,7 @@ const NUMBERS: [&str; 26] = [
 ];
 
 /// One to a handful of changes.
-pub fn mangle(text: &mut Vec<u8>, others: &[String], random: &mut Random) {
+pub fn mangle(text: &mut Vec<u8>, others: &[String], random: &mut SplitMix64) {
     for _ in 0..1 + random.below(4) {
         match random.below(20) {
             0..=1 => bytes(text, random),
@@ -136,7 +136,7 @@ pub fn mangle(text: &mut Vec<u8>, others: &[String], random: &mut Random) {
     }
 }
 
-fn bytes(text: &mut Vec<u8>, random: &mut Random) {
+fn bytes(text: &mut Vec<u8>, random: &mut SplitMix64) {
     if text.is_empty() {
         return;
     }
@@ -185,7 +185,7 @@ fn word_ranges(text: &[u8]) -> Vec<(usize, usize)> {
     found
 }
 
-fn words(text: &mut Vec<u8>, random: &mut Random) {
+fn words(text: &mut Vec<u8>, random: &mut SplitMix64) {
     let ranges = word_ranges(text);
     if ranges.is_empty() {
         return;
@@ -223,18 +223,18 @@ fn pieces(text: &[u8], mark: u8) -> Vec<(usize, usize)> {
     found
 }
 
-fn lines(text: &mut Vec<u8>, random: &mut Random) {
+fn lines(text: &mut Vec<u8>, random: &mut SplitMix64) {
     rearrange(text, b'\n', random);
 }
 
-fn instructions(text: &mut Vec<u8>, random: &mut Random) {
+fn instructions(text: &mut Vec<u8>, random: &mut SplitMix64) {
     if random.chance(40) {
         return operands(text, random);
     }
     rearrange(text, b';', random);
 }
 
-fn rearrange(text: &mut Vec<u8>, mark: u8, random: &mut Random) {
+fn rearrange(text: &mut Vec<u8>, mark: u8, random: &mut SplitMix64) {
     let found = pieces(text, mark);
     if found.len() < 2 {
         return;
@@ -261,7 +261,7 @@ fn rearrange(text: &mut Vec<u8>, mark: u8, random: &mut Random) {
 }
 
 /// Changes one operand of one instruction.
-fn operands(text: &mut Vec<u8>, random: &mut Random) {
+fn operands(text: &mut Vec<u8>, random: &mut SplitMix64) {
     let found = pieces(text, b';');
     if found.is_empty() {
         return;
@@ -283,7 +283,7 @@ fn operands(text: &mut Vec<u8>, random: &mut Random) {
 }
 
 /// Puts a piece of another text in, or joins the halves of two.
-fn splice(text: &mut Vec<u8>, others: &[String], random: &mut Random) {
+fn splice(text: &mut Vec<u8>, others: &[String], random: &mut SplitMix64) {
     let Some(other) = others.get(random.below(others.len())) else { return };
     let other = other.as_bytes();
     let mark = if random.chance(50) { b'\n' } else { b';' };

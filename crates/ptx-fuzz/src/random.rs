@@ -2,12 +2,12 @@
 
 /// A small generator (SplitMix64): all of its state is the seed.
 #[derive(Debug, Clone)]
-pub struct Random(u64);
+pub struct SplitMix64(u64);
 
-impl Random {
+impl SplitMix64 {
     /// The numbers of a seed.
-    pub fn new(seed: u64) -> Random {
-        let mut random = Random(seed ^ 0x005E_ED0F_97C5);
+    pub fn new(seed: u64) -> SplitMix64 {
+        let mut random = SplitMix64(seed ^ 0x005E_ED0F_97C5);
         // Neighbouring seeds begin alike otherwise.
         random.bits();
         random

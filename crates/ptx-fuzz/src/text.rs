@@ -1,6 +1,6 @@
 //! The text of a seed.
 
-use crate::random::Random;
+use crate::random::SplitMix64;
 use crate::{generate, mutate};
 use std::fmt::Write as _;
 
@@ -83,8 +83,8 @@ fn instruction(line: &str) -> Option<String> {
 
 /// The text of a seed: the same on every machine.
 pub fn of_seed(corpus: &Corpus, seed: u64) -> String {
-    let mut random = Random::new(seed);
-    let from = |list: &[String], random: &mut Random| list[random.below(list.len())].clone();
+    let mut random = SplitMix64::new(seed);
+    let from = |list: &[String], random: &mut SplitMix64| list[random.below(list.len())].clone();
     let (text, is_mangled) = match random.below(20) {
         0..=5 => (generate::module(&mut random), false),
         6..=11 => (generate::module(&mut random), true),

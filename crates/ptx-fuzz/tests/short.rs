@@ -1,19 +1,20 @@
 //! The short form of the campaign: the same seeds every time, a few seconds.
 
-use sublet_ptx_fuzz::arena::Arena;
+use sublet_ptx_fuzz::arena::GuardedArena;
 use sublet_ptx_fuzz::check::{SLOTS, check};
+use sublet_ptx_fuzz::deadlines::Deadlines;
 use sublet_ptx_fuzz::text::{Corpus, of_seed};
-use sublet_ptx_fuzz::watch::Watch;
 
 const SEEDS: u64 = 600;
 
 #[test]
 fn the_first_seeds_break_no_rule() {
-    let (corpus, mut arena, watch) = (Corpus::new(), Arena::new(SLOTS).unwrap(), Watch::start());
+    let (corpus, mut arena, deadlines) = (Corpus::new(), GuardedArena::new(SLOTS).unwrap(), Deadlines::start());
     let (mut parsed, mut launches) = (0, 0);
     for seed in 0..SEEDS {
         let text = of_seed(&corpus, seed);
-        let seen = check(&text, seed, &mut arena, &watch).unwrap_or_else(|why| panic!("seed {seed}: {why}\n{text}"));
+        let seen =
+            check(&text, seed, &mut arena, &deadlines).unwrap_or_else(|why| panic!("seed {seed}: {why}\n{text}"));
         parsed += u64::from(seen.parsed);
         launches += seen.launches;
     }

@@ -6,7 +6,7 @@
 
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
-use sublet_ptx::{Launch, Memory, Module, Region, Stats, run};
+use sublet_ptx::{DeviceMemory, Launch, Module, Region, Stats, run};
 
 /// `c[m][n] = relu(sum over k of a[m][k] * b[k][n])`, with strides, so that the
 /// same kernel serves the forward pass and both gradients.
@@ -18,14 +18,14 @@ const INPUTS: u32 = 256;
 const HIDDEN: u32 = 256;
 const OUTPUTS: u32 = 64;
 
-struct Device {
+struct HostMemory {
     memory: Vec<u128>,
 }
 
 const FIRST: u64 = 0x7000_0000_0000;
 
 // SAFETY: the vector is neither moved nor resized while launches borrow it.
-unsafe impl Memory for Device {
+unsafe impl DeviceMemory for HostMemory {
     fn region(&self, address: u64) -> Option<Region> {
         let bytes = self.memory.len() as u64 * 16;
         let host = self.memory.as_ptr().cast_mut().cast();
@@ -92,7 +92,7 @@ fn main() {
         let lanes = [0, 1, 2, 3].map(|lane| u128::from(value(unit * 4 + lane).to_bits()) << (32 * lane));
         lanes.iter().fold(0, |all, lane| all | lane)
     });
-    let device = Device { memory: memory.collect() };
+    let device = HostMemory { memory: memory.collect() };
     for (kernel, block) in [("dense", [32, 8, 1]), ("tiled", [16, 16, 1])] {
         let mut best = 0.0_f64;
         let mut total = Stats::default();
@@ -116,7 +116,14 @@ fn main() {
     }
 }
 
-fn launch(module: &Module, kernel: &str, device: &Device, product: &Product, block: [u32; 3], threads: usize) -> Stats {
+fn launch(
+    module: &Module,
+    kernel: &str,
+    device: &HostMemory,
+    product: &Product,
+    block: [u32; 3],
+    threads: usize,
+) -> Stats {
     let (m, n, _) = product.shape;
     run(&Launch {
         module,

@@ -2,7 +2,7 @@
 //!
 //! Nothing is resolved or checked against the instruction set here.
 
-use crate::error::Place;
+use crate::error::TextPosition;
 
 /// A type as an instruction or a declaration names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -80,7 +80,7 @@ pub(crate) fn is_refused_type(word: &str) -> bool {
 
 /// A state space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Space {
+pub(crate) enum StateSpace {
     Global,
     Const,
     Shared,
@@ -105,10 +105,10 @@ pub(crate) enum Initial<'t> {
 
 /// A variable of any space.
 #[derive(Debug, Clone)]
-pub(crate) struct Variable<'t> {
-    pub place: Place,
+pub(crate) struct ParsedVariable<'t> {
+    pub position: TextPosition,
     pub name: &'t str,
-    pub space: Space,
+    pub space: StateSpace,
     pub ty: Type,
     /// Explicit alignment, or 0.
     pub align: u32,
@@ -120,7 +120,7 @@ pub(crate) struct Variable<'t> {
     pub managed: bool,
 }
 
-impl Variable<'_> {
+impl ParsedVariable<'_> {
     /// The alignment it has.
     pub fn alignment(&self) -> u32 {
         if self.align != 0 { self.align } else { self.ty.bytes().max(1) }
@@ -135,14 +135,14 @@ impl Variable<'_> {
 /// A formal parameter or return value: in `.param` space or in a register.
 #[derive(Debug, Clone)]
 pub(crate) struct Formal<'t> {
-    pub variable: Variable<'t>,
+    pub variable: ParsedVariable<'t>,
     pub register: bool,
 }
 
 /// `.reg .b32 %r<10>` is one with a count; `.reg .b32 x` one without.
 #[derive(Debug, Clone)]
 pub(crate) struct Registers<'t> {
-    pub place: Place,
+    pub position: TextPosition,
     pub ty: Type,
     pub name: &'t str,
     pub count: Option<u32>,
@@ -175,11 +175,11 @@ pub(crate) enum Operand<'t> {
 /// A guarded instruction.
 #[derive(Debug, Clone)]
 pub(crate) struct Instruction<'t> {
-    pub place: Place,
+    pub position: TextPosition,
     /// The predicate, and whether it is negated.
     pub guard: Option<(&'t str, bool)>,
     pub name: &'t str,
-    pub words: Vec<&'t str>,
+    pub modifiers: Vec<&'t str>,
     pub operands: Vec<Operand<'t>>,
 }
 
@@ -193,11 +193,11 @@ pub(crate) struct Signature<'t> {
 /// One statement of a body.
 #[derive(Debug, Clone)]
 pub(crate) enum Statement<'t> {
-    Label(&'t str, Place),
+    Label(&'t str, TextPosition),
     Open,
     Close,
     Registers(Registers<'t>),
-    Variable(Variable<'t>),
+    Variable(ParsedVariable<'t>),
     BranchTargets(&'t str, Vec<&'t str>),
     Prototype(&'t str, Signature<'t>),
     Instruction(Instruction<'t>),
@@ -214,8 +214,8 @@ pub(crate) struct Tuning {
 
 /// A kernel or a device function.
 #[derive(Debug, Clone)]
-pub(crate) struct Function<'t> {
-    pub place: Place,
+pub(crate) struct ParsedFunction<'t> {
+    pub position: TextPosition,
     pub name: &'t str,
     pub is_kernel: bool,
     pub signature: Signature<'t>,
@@ -226,10 +226,10 @@ pub(crate) struct Function<'t> {
 
 /// A whole text.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Text<'t> {
+pub(crate) struct ParsedModule<'t> {
     pub version: (u32, u32),
     pub target: &'t str,
     pub address_bits: u32,
-    pub variables: Vec<Variable<'t>>,
-    pub functions: Vec<Function<'t>>,
+    pub variables: Vec<ParsedVariable<'t>>,
+    pub functions: Vec<ParsedFunction<'t>>,
 }

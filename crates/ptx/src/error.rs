@@ -4,20 +4,20 @@ use thiserror::Error;
 
 /// A module was refused; `line` and `column` count from 1.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("line {line}, column {column}: {what}")]
-pub struct Error {
+#[error("line {line}, column {column}: {kind}")]
+pub struct PtxError {
     /// The line of the text.
     pub line: u32,
     /// The column in that line, in bytes.
     pub column: u32,
     /// What is wrong there.
-    pub what: What,
+    pub kind: PtxErrorKind,
 }
 
 /// What is wrong with a module.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
-pub enum What {
+pub enum PtxErrorKind {
     /// The text does not follow the grammar.
     #[error("{0}")]
     Syntax(String),
@@ -45,34 +45,34 @@ pub enum What {
 
 /// A position in the text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Place {
+pub(crate) struct TextPosition {
     pub line: u32,
     pub column: u32,
 }
 
-impl Place {
+impl TextPosition {
     /// An error at this position.
-    pub fn error(self, what: What) -> Error {
-        Error { line: self.line, column: self.column, what }
+    pub fn error(self, kind: PtxErrorKind) -> PtxError {
+        PtxError { line: self.line, column: self.column, kind }
     }
 
-    pub fn syntax<T>(self, what: impl Into<String>) -> Result<T, Error> {
-        Err(self.error(What::Syntax(what.into())))
+    pub fn syntax<T>(self, message: impl Into<String>) -> Result<T, PtxError> {
+        Err(self.error(PtxErrorKind::Syntax(message.into())))
     }
 
-    pub fn name<T>(self, what: impl Into<String>) -> Result<T, Error> {
-        Err(self.error(What::Name(what.into())))
+    pub fn name<T>(self, message: impl Into<String>) -> Result<T, PtxError> {
+        Err(self.error(PtxErrorKind::Name(message.into())))
     }
 
-    pub fn operands<T>(self, what: impl Into<String>) -> Result<T, Error> {
-        Err(self.error(What::Operands(what.into())))
+    pub fn operands<T>(self, message: impl Into<String>) -> Result<T, PtxError> {
+        Err(self.error(PtxErrorKind::Operands(message.into())))
     }
 
-    pub fn unsupported<T>(self, what: impl Into<String>) -> Result<T, Error> {
-        Err(self.error(What::Unsupported(what.into())))
+    pub fn unsupported<T>(self, message: impl Into<String>) -> Result<T, PtxError> {
+        Err(self.error(PtxErrorKind::Unsupported(message.into())))
     }
 
-    pub fn limit<T>(self, what: &'static str, limit: u64) -> Result<T, Error> {
-        Err(self.error(What::Limit { what, limit }))
+    pub fn limit<T>(self, what: &'static str, limit: u64) -> Result<T, PtxError> {
+        Err(self.error(PtxErrorKind::Limit { what, limit }))
     }
 }

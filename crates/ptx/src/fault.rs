@@ -5,18 +5,18 @@ use thiserror::Error;
 
 /// A launch ended early.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Fault {
+pub struct KernelFault {
     /// What happened.
     pub kind: FaultKind,
     /// The name of the kernel that was launched.
     pub kernel: String,
     /// Where, unless the launch was refused before it began.
-    pub site: Option<Box<Site>>,
+    pub site: Option<Box<FaultSite>>,
 }
 
 /// The instruction and the thread of a fault.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Site {
+pub struct FaultSite {
     /// The line of the module's text, from 1.
     pub line: u32,
     /// That line, without blanks around it.
@@ -107,13 +107,13 @@ fn absence(read_only: bool) -> &'static str {
     if read_only { "memory is read-only" } else { "no memory is mapped" }
 }
 
-impl fmt::Display for Fault {
+impl fmt::Display for KernelFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "kernel `{}`: {}", self.kernel, self.kind)?;
         let Some(site) = &self.site else { return Ok(()) };
-        let Site { line, text, block: [bx, by, bz], thread: [tx, ty, tz] } = &**site;
+        let FaultSite { line, text, block: [bx, by, bz], thread: [tx, ty, tz] } = &**site;
         write!(f, " (line {line}: `{text}`, block {bx},{by},{bz} thread {tx},{ty},{tz})")
     }
 }
 
-impl std::error::Error for Fault {}
+impl std::error::Error for KernelFault {}

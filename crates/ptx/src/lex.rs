@@ -1,12 +1,12 @@
 //! Cuts a text into tokens, each with its position.
 //!
-//! Nothing here knows what a word means: `.reg` and `.f32` are both [`Token::Dot`].
+//! Nothing here knows what a word means: `.reg` and `.f32` are both [`PtxToken::Dot`].
 
-use crate::error::{Error, Place};
+use crate::error::{PtxError, TextPosition};
 
 /// One token; words borrow from the text.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Token<'t> {
+pub(crate) enum PtxToken<'t> {
     /// A name: `add`, `%r1`, `$L__BB0_2`, `_`.
     Word(&'t str),
     /// A word after a dot, without the dot: `global`, `L1::evict_last`.
@@ -24,7 +24,7 @@ pub(crate) enum Token<'t> {
 }
 
 /// Cuts the whole text.
-pub(crate) fn tokens(text: &str) -> Result<Vec<(Token<'_>, Place)>, Error> {
+pub(crate) fn tokens(text: &str) -> Result<Vec<(PtxToken<'_>, TextPosition)>, PtxError> {
     let mut lexer = Lexer { text, bytes: text.as_bytes(), at: 0, line: 1, line_start: 0 };
     let mut found = Vec::with_capacity(text.len() / 5);
     while let Some(token) = lexer.next()? {
@@ -46,36 +46,36 @@ fn is_word(byte: u8) -> bool {
 }
 
 impl<'t> Lexer<'t> {
-    fn place(&self) -> Place {
-        Place { line: self.line, column: (self.at - self.line_start + 1) as u32 }
+    fn position(&self) -> TextPosition {
+        TextPosition { line: self.line, column: (self.at - self.line_start + 1) as u32 }
     }
 
     fn peek(&self, ahead: usize) -> u8 {
         self.bytes.get(self.at + ahead).copied().unwrap_or(0)
     }
 
-    fn next(&mut self) -> Result<Option<(Token<'t>, Place)>, Error> {
+    fn next(&mut self) -> Result<Option<(PtxToken<'t>, TextPosition)>, PtxError> {
         self.skip_blank()?;
-        let place = self.place();
+        let position = self.position();
         let token = match self.peek(0) {
             0 if self.at >= self.bytes.len() => return Ok(None),
-            b'0'..=b'9' => self.number(place)?,
+            b'0'..=b'9' => self.number(position)?,
             b'.' if is_word(self.peek(1)) => {
                 self.at += 1;
-                Token::Dot(self.dotted())
+                PtxToken::Dot(self.dotted())
             }
-            b'"' => self.string(place)?,
-            byte if is_word(byte) => Token::Word(self.word()),
+            b'"' => self.string(position)?,
+            byte if is_word(byte) => PtxToken::Word(self.word()),
             byte if byte.is_ascii_graphic() => {
                 self.at += 1;
-                Token::Mark(byte)
+                PtxToken::Mark(byte)
             }
-            byte => return place.syntax(format!("unexpected byte 0x{byte:02x}")),
+            byte => return position.syntax(format!("unexpected byte 0x{byte:02x}")),
         };
-        Ok(Some((token, place)))
+        Ok(Some((token, position)))
     }
 
-    fn skip_blank(&mut self) -> Result<(), Error> {
+    fn skip_blank(&mut self) -> Result<(), PtxError> {
         loop {
             match (self.peek(0), self.peek(1)) {
                 (b'\n', _) => {
@@ -97,12 +97,12 @@ impl<'t> Lexer<'t> {
         }
     }
 
-    fn skip_comment(&mut self) -> Result<(), Error> {
-        let place = self.place();
+    fn skip_comment(&mut self) -> Result<(), PtxError> {
+        let position = self.position();
         self.at += 2;
         loop {
             match self.peek(0) {
-                _ if self.at >= self.bytes.len() => return place.syntax("a comment is not closed"),
+                _ if self.at >= self.bytes.len() => return position.syntax("a comment is not closed"),
                 b'*' if self.peek(1) == b'/' => {
                     self.at += 2;
                     return Ok(());
@@ -139,14 +139,14 @@ impl<'t> Lexer<'t> {
         }
     }
 
-    fn string(&mut self, place: Place) -> Result<Token<'t>, Error> {
+    fn string(&mut self, position: TextPosition) -> Result<PtxToken<'t>, PtxError> {
         self.at += 1;
         let start = self.at;
         loop {
             match self.peek(0) {
                 b'"' => break,
-                b'\n' => return place.syntax("a string is not closed"),
-                0 if self.at >= self.bytes.len() => return place.syntax("a string is not closed"),
+                b'\n' => return position.syntax("a string is not closed"),
+                0 if self.at >= self.bytes.len() => return position.syntax("a string is not closed"),
                 b'\\' => self.at += 2,
                 _ => self.at += 1,
             }
@@ -154,16 +154,16 @@ impl<'t> Lexer<'t> {
         let end = self.at;
         self.at += 1;
         match self.text.get(start..end) {
-            Some(text) => Ok(Token::Text(text)),
-            None => place.syntax("a string is not closed"),
+            Some(text) => Ok(PtxToken::Text(text)),
+            None => position.syntax("a string is not closed"),
         }
     }
 
-    fn number(&mut self, place: Place) -> Result<Token<'t>, Error> {
+    fn number(&mut self, position: TextPosition) -> Result<PtxToken<'t>, PtxError> {
         let start = self.at;
         if self.peek(0) == b'0' && matches!(self.peek(1), b'f' | b'F' | b'd' | b'D') {
             let word = self.word();
-            return float_bits(word).map_or_else(|| place.syntax(format!("`{word}` is not a number")), Ok);
+            return float_bits(word).map_or_else(|| position.syntax(format!("`{word}` is not a number")), Ok);
         }
         let digits = self.word();
         let fraction = self.peek(0) == b'.' && self.peek(1).is_ascii_digit();
@@ -178,23 +178,23 @@ impl<'t> Lexer<'t> {
         }
         let word = &self.text[start..self.at];
         if let Some(int) = integer(word) {
-            return Ok(Token::Int(int));
+            return Ok(PtxToken::Int(int));
         }
         match word.parse::<f64>() {
-            Ok(value) if !word.contains('_') => Ok(Token::F64(value.to_bits())),
-            _ => place.syntax(format!("`{word}` is not a number")),
+            Ok(value) if !word.contains('_') => Ok(PtxToken::F64(value.to_bits())),
+            _ => position.syntax(format!("`{word}` is not a number")),
         }
     }
 }
 
-fn float_bits(word: &str) -> Option<Token<'static>> {
+fn float_bits(word: &str) -> Option<PtxToken<'static>> {
     let hex = &word[2..];
     if !hex.bytes().all(|byte| byte.is_ascii_hexdigit()) {
         return None;
     }
     match (word.as_bytes()[1].to_ascii_lowercase(), hex.len()) {
-        (b'f', 8) => u32::from_str_radix(hex, 16).ok().map(Token::F32),
-        (b'd', 16) => u64::from_str_radix(hex, 16).ok().map(Token::F64),
+        (b'f', 8) => u32::from_str_radix(hex, 16).ok().map(PtxToken::F32),
+        (b'd', 16) => u64::from_str_radix(hex, 16).ok().map(PtxToken::F64),
         _ => None,
     }
 }

@@ -5,7 +5,7 @@
 //! ```text
 //!   lex, parse, statement   text -> declarations and statements, names as text
 //!   lower                   statements -> ops: registers resolved, a handler each
-//!   flow                    where the sides of each branch meet again
+//!   reconvergence           where the sides of each branch meet again
 //!   exec                    ops -> effects: warps in lockstep, blocks on workers
 //! ```
 //!
@@ -34,7 +34,6 @@ mod ast;
 mod error;
 mod exec;
 mod fault;
-mod flow;
 mod lanes;
 mod lex;
 pub mod limits;
@@ -43,10 +42,11 @@ mod module;
 mod op;
 mod parse;
 mod program;
-mod soft;
+mod reconvergence;
+mod soft_float;
 mod statement;
 
-pub use error::{Error, What};
-pub use exec::{LOCAL_WINDOW, Launch, Memory, PARAM_WINDOW, Region, SHARED_WINDOW, Stats, run};
-pub use fault::{Fault, FaultKind, Site};
-pub use module::{Kernel, Module, Param, Relocation, Target, Variable, VariableSpace};
+pub use error::{PtxError, PtxErrorKind};
+pub use exec::{DeviceMemory, LOCAL_WINDOW, Launch, PARAM_WINDOW, Region, SHARED_WINDOW, Stats, run};
+pub use fault::{FaultKind, FaultSite, KernelFault};
+pub use module::{Kernel, Module, ModuleTarget, ModuleVariable, Param, Relocation, VariableSpace};

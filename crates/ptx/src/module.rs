@@ -1,12 +1,12 @@
 //! A module as its user sees it: kernels, variables, and what each needs.
 
-use crate::ast::{Function, Initial, Space, Statement, Text, Type, Variable as Declared};
-use crate::error::{Error, What};
+use crate::ast::{Initial, ParsedFunction, ParsedModule, ParsedVariable, StateSpace, Statement, Type};
+use crate::error::{PtxError, PtxErrorKind};
 use crate::limits;
-use crate::lower::{self, Shape, Symbols, Uses};
+use crate::lower::{self, CallLayout, FunctionUses, ModuleSymbols};
 use crate::op::{Isa, NONE};
 use crate::parse;
-use crate::program::{Frame, Program};
+use crate::program::{Frame, LoweredProgram};
 use std::collections::{BTreeSet, HashMap};
 
 /// A text that was read, checked and lowered once, for any number of launches.
@@ -14,15 +14,15 @@ pub struct Module {
     text: String,
     /// The offset of each line in `text`.
     lines: Vec<usize>,
-    target: Target,
+    target: ModuleTarget,
     kernels: Vec<Kernel>,
-    variables: Vec<Variable>,
-    program: Program,
+    variables: Vec<ModuleVariable>,
+    program: LoweredProgram,
 }
 
 /// What a module says it was written for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Target {
+pub struct ModuleTarget {
     /// The PTX version: major, minor.
     pub version: (u32, u32),
     /// The architecture, as in `sm_90`.
@@ -74,7 +74,7 @@ pub enum VariableSpace {
 
 /// A variable of a module, for which the caller finds an address.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Variable {
+pub struct ModuleVariable {
     /// Its name.
     pub name: String,
     /// Which memory it lies in.
@@ -115,39 +115,42 @@ impl std::fmt::Debug for Module {
 
 impl Module {
     /// Reads a text.
-    pub fn parse(text: &str) -> Result<Module, Error> {
+    pub fn parse(text: &str) -> Result<Module, PtxError> {
         Self::lowered_for(text, Isa::of_host())
     }
 
     /// Reads a text for a host without vector instructions, which any host can run.
     /// The results are the same; tests use it to check that.
     #[doc(hidden)]
-    pub fn parse_plain(text: &str) -> Result<Module, Error> {
+    pub fn parse_plain(text: &str) -> Result<Module, PtxError> {
         Self::lowered_for(text, Isa::Plain)
     }
 
-    fn lowered_for(source: &str, isa: Isa) -> Result<Module, Error> {
+    fn lowered_for(source: &str, isa: Isa) -> Result<Module, PtxError> {
         let text = parse::parse(source)?;
-        let functions = merged(&text)?;
+        let functions = merged_declarations(&text)?;
         if let Some(function) = functions.get(limits::FUNCTIONS_MAX) {
-            return function.place.limit("the functions of a module", limits::FUNCTIONS_MAX as u64);
+            return function.position.limit("the functions of a module", limits::FUNCTIONS_MAX as u64);
         }
-        let mut tables = Tables::collect(&text, &functions)?;
+        let mut tables = ModuleTables::collect(&text, &functions)?;
         let mut program =
-            Program { code: Vec::new(), functions: Vec::new(), tables: Vec::new(), externals: Vec::new() };
+            LoweredProgram { code: Vec::new(), functions: Vec::new(), tables: Vec::new(), externals: Vec::new() };
         program.functions.resize(functions.len(), Frame { entry: NONE, ..Frame::default() });
         let mut uses = Vec::with_capacity(functions.len());
         for (index, function) in functions.iter().enumerate() {
             uses.push(lower::lower(isa, &tables.symbols, index, function, &mut program)?);
         }
         let variables = std::mem::take(&mut tables.variables);
-        let layout = Layout { functions: &functions, uses: &uses, shared: &tables.shared, program: &program };
+        let layout = KernelLayout { functions: &functions, uses: &uses, shared: &tables.shared, program: &program };
         let kernels = (0..functions.len())
             .filter(|&index| functions[index].is_kernel && functions[index].body.is_some())
             .map(|index| layout.kernel(index))
             .collect::<Result<Vec<_>, _>>()?;
-        let target =
-            Target { version: text.version, architecture: text.target.to_owned(), address_bits: text.address_bits };
+        let target = ModuleTarget {
+            version: text.version,
+            architecture: text.target.to_owned(),
+            address_bits: text.address_bits,
+        };
         let lines = std::iter::once(0).chain(source.match_indices('\n').map(|(at, _)| at + 1)).collect();
         Ok(Module { text: source.to_owned(), lines, target, kernels, variables, program })
     }
@@ -163,12 +166,12 @@ impl Module {
     }
 
     /// All variables of global and constant memory.
-    pub fn variables(&self) -> &[Variable] {
+    pub fn variables(&self) -> &[ModuleVariable] {
         &self.variables
     }
 
     /// What the module was written for.
-    pub fn target(&self) -> &Target {
+    pub fn target(&self) -> &ModuleTarget {
         &self.target
     }
 
@@ -179,7 +182,7 @@ impl Module {
         self.text.get(start..end).unwrap_or("").trim()
     }
 
-    pub(crate) fn program(&self) -> &Program {
+    pub(crate) fn program(&self) -> &LoweredProgram {
         &self.program
     }
 }
@@ -249,8 +252,8 @@ impl Kernel {
 }
 
 /// Declarations of a function and its definition are one function.
-fn merged<'a, 't>(text: &'a Text<'t>) -> Result<Vec<&'a Function<'t>>, Error> {
-    let mut found: Vec<&Function<'t>> = Vec::new();
+fn merged_declarations<'a, 't>(text: &'a ParsedModule<'t>) -> Result<Vec<&'a ParsedFunction<'t>>, PtxError> {
+    let mut found: Vec<&ParsedFunction<'t>> = Vec::new();
     let mut index_of: HashMap<&str, usize> = HashMap::new();
     for function in &text.functions {
         match index_of.get(function.name) {
@@ -262,7 +265,7 @@ fn merged<'a, 't>(text: &'a Text<'t>) -> Result<Vec<&'a Function<'t>>, Error> {
                 let _ = index;
             }
             Some(&index) if found[index].body.is_none() => found[index] = function,
-            Some(_) => return function.place.name(format!("`{}` is defined twice", function.name)),
+            Some(_) => return function.position.name(format!("`{}` is defined twice", function.name)),
         }
     }
     Ok(found)
@@ -277,23 +280,23 @@ struct SharedVariable {
 }
 
 /// The meaning of the names of the whole module.
-struct Tables<'t> {
-    symbols: Symbols<'t>,
-    variables: Vec<Variable>,
+struct ModuleTables<'t> {
+    symbols: ModuleSymbols<'t>,
+    variables: Vec<ModuleVariable>,
     shared: Vec<SharedVariable>,
 }
 
-impl<'t> Tables<'t> {
-    fn collect(text: &Text<'t>, functions: &[&Function<'t>]) -> Result<Self, Error> {
-        let mut tables = Tables { symbols: Symbols::default(), variables: Vec::new(), shared: Vec::new() };
+impl<'t> ModuleTables<'t> {
+    fn collect(text: &ParsedModule<'t>, functions: &[&ParsedFunction<'t>]) -> Result<Self, PtxError> {
+        let mut tables = ModuleTables { symbols: ModuleSymbols::default(), variables: Vec::new(), shared: Vec::new() };
         for (index, function) in functions.iter().enumerate() {
-            tables.name(function.name, lower::Thing::Function(index as u32), function.place)?;
-            tables.symbols.shapes.push(Shape::of(&function.signature)?);
+            tables.define(function.name, lower::Symbol::Function(index as u32), function.position)?;
+            tables.symbols.call_layouts.push(CallLayout::of(&function.signature)?);
             tables.symbols.defined.push(function.body.is_some());
         }
         let mut initials = Vec::new();
         for variable in &text.variables {
-            if let Some(lower::Thing::Variable(known)) = tables.symbols.names.get(variable.name).copied()
+            if let Some(lower::Symbol::Variable(known)) = tables.symbols.names.get(variable.name).copied()
                 && (variable.external || tables.variables[known as usize].external)
             {
                 // A declaration and its definition are one variable.
@@ -303,19 +306,19 @@ impl<'t> Tables<'t> {
                 }
                 continue;
             }
-            let thing = tables.place(variable, &mut initials)?;
-            tables.name(variable.name, thing, variable.place)?;
+            let symbol = tables.add_variable(variable, &mut initials)?;
+            tables.define(variable.name, symbol, variable.position)?;
         }
         for function in functions {
             for statement in function.body.iter().flatten() {
                 if let Statement::Variable(variable) = statement
-                    && !matches!(variable.space, Space::Local | Space::Param)
+                    && !matches!(variable.space, StateSpace::Local | StateSpace::Param)
                 {
-                    let index = match tables.place(variable, &mut initials)? {
-                        lower::Thing::Variable(index) | lower::Thing::Shared(index) => index,
+                    let index = match tables.add_variable(variable, &mut initials)? {
+                        lower::Symbol::Variable(index) | lower::Symbol::Shared(index) => index,
                         _ => continue,
                     };
-                    let key = (variable.place.line, variable.place.column);
+                    let key = (variable.position.line, variable.position.column);
                     tables.symbols.inner_shared.insert(key, index);
                 }
             }
@@ -327,39 +330,46 @@ impl<'t> Tables<'t> {
         Ok(tables)
     }
 
-    fn name(&mut self, name: &'t str, thing: lower::Thing, place: crate::error::Place) -> Result<(), Error> {
-        if self.symbols.names.insert(name, thing).is_some() {
-            return place.name(format!("`{name}` is declared twice"));
+    fn define(
+        &mut self,
+        name: &'t str,
+        symbol: lower::Symbol,
+        position: crate::error::TextPosition,
+    ) -> Result<(), PtxError> {
+        if self.symbols.names.insert(name, symbol).is_some() {
+            return position.name(format!("`{name}` is declared twice"));
         }
         Ok(())
     }
 
-    fn place<'a>(
+    fn add_variable<'a>(
         &mut self,
-        variable: &'a Declared<'t>,
-        initials: &mut Vec<(usize, &'a Declared<'t>)>,
-    ) -> Result<lower::Thing, Error> {
+        variable: &'a ParsedVariable<'t>,
+        initials: &mut Vec<(usize, &'a ParsedVariable<'t>)>,
+    ) -> Result<lower::Symbol, PtxError> {
         match variable.space {
-            Space::Shared => {
+            StateSpace::Shared => {
                 let dynamic = variable.elements.is_none();
                 self.shared.push(SharedVariable { align: variable.alignment(), bytes: variable.bytes(), dynamic });
-                Ok(lower::Thing::Shared(self.shared.len() as u32 - 1))
+                Ok(lower::Symbol::Shared(self.shared.len() as u32 - 1))
             }
-            Space::Global | Space::Const => {
+            StateSpace::Global | StateSpace::Const => {
                 self.variables.push(blank_variable(variable));
                 initials.push((self.variables.len() - 1, variable));
-                Ok(lower::Thing::Variable(self.variables.len() as u32 - 1))
+                Ok(lower::Symbol::Variable(self.variables.len() as u32 - 1))
             }
-            Space::Local | Space::Param => variable.place.unsupported("a local variable outside of a function"),
+            StateSpace::Local | StateSpace::Param => {
+                variable.position.unsupported("a local variable outside of a function")
+            }
         }
     }
 
-    fn initialise(&mut self, index: usize, declared: &Declared<'t>, budget: &mut u64) -> Result<(), Error> {
+    fn initialise(&mut self, index: usize, declared: &ParsedVariable<'t>, budget: &mut u64) -> Result<(), PtxError> {
         let size = declared.ty.bytes() as usize;
         let length = (declared.initial.len() * size) as u64;
         *budget = match budget.checked_sub(length) {
             Some(left) => left,
-            None => return declared.place.limit("the bytes of initial values", limits::INITIAL_BYTES_MAX),
+            None => return declared.position.limit("the bytes of initial values", limits::INITIAL_BYTES_MAX),
         };
         let mut bytes = Vec::with_capacity(length as usize);
         let mut relocations = Vec::new();
@@ -374,12 +384,12 @@ impl<'t> Tables<'t> {
                 Initial::F64(bits) => bits,
                 Initial::Address { name, addend, .. } => {
                     let (variable, addend) = match self.symbols.names.get(name) {
-                        Some(lower::Thing::Variable(index)) => (Some(*index as usize), addend),
-                        Some(lower::Thing::Function(index)) => {
+                        Some(lower::Symbol::Variable(index)) => (Some(*index as usize), addend),
+                        Some(lower::Symbol::Function(index)) => {
                             let value = crate::program::FUNCTION_BASE + u64::from(*index);
                             (None, (value as i64).wrapping_add(addend))
                         }
-                        _ => return declared.place.error_name(name),
+                        _ => return declared.position.error_name(name),
                     };
                     relocations.push(Relocation { offset: bytes.len() as u64, bytes: size as u32, variable, addend });
                     if variable.is_none() { addend as u64 } else { 0 }
@@ -394,16 +404,16 @@ impl<'t> Tables<'t> {
     }
 }
 
-impl crate::error::Place {
-    fn error_name<T>(self, name: &str) -> Result<T, Error> {
-        Err(self.error(What::Name(format!("`{name}` has no address for an initial value"))))
+impl crate::error::TextPosition {
+    fn error_name<T>(self, name: &str) -> Result<T, PtxError> {
+        Err(self.error(PtxErrorKind::Name(format!("`{name}` has no address for an initial value"))))
     }
 }
 
-fn blank_variable(variable: &Declared<'_>) -> Variable {
-    Variable {
+fn blank_variable(variable: &ParsedVariable<'_>) -> ModuleVariable {
+    ModuleVariable {
         name: variable.name.to_owned(),
-        space: if variable.space == Space::Const { VariableSpace::Const } else { VariableSpace::Global },
+        space: if variable.space == StateSpace::Const { VariableSpace::Const } else { VariableSpace::Global },
         align: variable.alignment(),
         bytes: variable.bytes(),
         initial: Vec::new(),
@@ -414,19 +424,19 @@ fn blank_variable(variable: &Declared<'_>) -> Variable {
 }
 
 /// Computes what each kernel needs of shared and local memory.
-struct Layout<'a, 't> {
-    functions: &'a [&'a Function<'t>],
-    uses: &'a [Uses],
+struct KernelLayout<'a, 't> {
+    functions: &'a [&'a ParsedFunction<'t>],
+    uses: &'a [FunctionUses],
     shared: &'a [SharedVariable],
-    program: &'a Program,
+    program: &'a LoweredProgram,
 }
 
-impl Layout<'_, '_> {
-    fn kernel(&self, index: usize) -> Result<Kernel, Error> {
+impl KernelLayout<'_, '_> {
+    fn kernel(&self, index: usize) -> Result<Kernel, PtxError> {
         let function = self.functions[index];
-        let reached = self.reached(index);
+        let reached = self.reachable_functions(index);
         let (shared_bytes, shared_offsets) = self.shared_memory(&reached, function)?;
-        let shape = Shape::of(&function.signature)?;
+        let shape = CallLayout::of(&function.signature)?;
         let params = function.signature.inputs.iter().zip(&shape.inputs).map(|(formal, &(offset, bytes))| Param {
             name: formal.variable.name.to_owned(),
             offset,
@@ -454,7 +464,7 @@ impl Layout<'_, '_> {
     }
 
     /// Every function that a kernel can call, directly or not.
-    fn reached(&self, index: usize) -> BTreeSet<usize> {
+    fn reachable_functions(&self, index: usize) -> BTreeSet<usize> {
         let mut reached = BTreeSet::from([index]);
         let mut left = vec![index];
         while let Some(index) = left.pop() {
@@ -471,8 +481,8 @@ impl Layout<'_, '_> {
     fn shared_memory(
         &self,
         reached: &BTreeSet<usize>,
-        function: &Function<'_>,
-    ) -> Result<(u32, Vec<(u32, u32)>), Error> {
+        function: &ParsedFunction<'_>,
+    ) -> Result<(u32, Vec<(u32, u32)>), PtxError> {
         let used: BTreeSet<u32> = reached.iter().flat_map(|&index| self.uses[index].shared.iter().copied()).collect();
         let mut offsets = Vec::new();
         let mut end = 0_u64;
@@ -486,7 +496,7 @@ impl Layout<'_, '_> {
             let at = end.next_multiple_of(u64::from(variable.align));
             end = at.saturating_add(variable.bytes);
             if end > u64::from(limits::SHARED_BYTES_MAX) {
-                return function.place.limit("the shared bytes of a block", u64::from(limits::SHARED_BYTES_MAX));
+                return function.position.limit("the shared bytes of a block", u64::from(limits::SHARED_BYTES_MAX));
             }
             offsets.push((index, at as u32));
         }

@@ -12,16 +12,16 @@ use crate::exec::machine::Machine;
 /// # Safety
 /// `op` must come from the lowering of the function that has the current frame, and
 /// the host must have the features of the [`Isa`] it was chosen for.
-pub(crate) type Handler = unsafe fn(&mut Machine<'_>, op: &Op, mask: u32) -> Next;
+pub(crate) type Handler = unsafe fn(&mut Machine<'_>, op: &Op, mask: u32) -> OpOutcome;
 
 /// What the machine does after an instruction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Next {
+pub(crate) enum OpOutcome {
     /// Fetches at the warp's `pc`.
-    Go,
+    Continue,
     /// Lets other warps of the block run.
-    Yield,
+    EndOfSlice,
     /// Waits at a barrier of the block.
     Barrier,
     /// Every lane has ended.
@@ -89,7 +89,7 @@ macro_rules! versions {
         pub(crate) fn $name<$($g: $($bound)*,)* $($(const $n: $nt,)*)?>(isa: $crate::op::Isa) -> $crate::op::Handler {
             unsafe fn plain<$($g: $($bound)*,)* $($(const $n: $nt,)*)?>(
                 m: &mut $crate::exec::machine::Machine<'_>, op: &$crate::op::Op, mask: u32,
-            ) -> $crate::op::Next {
+            ) -> $crate::op::OpOutcome {
                 // SAFETY: the same contract.
                 unsafe { $body::<$($g,)* $($($n,)*)?>(m, op, mask) }
             }
@@ -97,7 +97,7 @@ macro_rules! versions {
             #[target_feature(enable = "avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
             unsafe fn wide<$($g: $($bound)*,)* $($(const $n: $nt,)*)?>(
                 m: &mut $crate::exec::machine::Machine<'_>, op: &$crate::op::Op, mask: u32,
-            ) -> $crate::op::Next {
+            ) -> $crate::op::OpOutcome {
                 // SAFETY: the same contract.
                 unsafe { $body::<$($g,)* $($($n,)*)?>(m, op, mask) }
             }

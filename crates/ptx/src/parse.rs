@@ -3,15 +3,17 @@
 //! Statements of bodies are in [`crate::statement`]. Nothing recurses: nesting
 //! is counted, so no text can exhaust the stack.
 
-use crate::ast::{Formal, Function, Initial, Signature, Space, Text, Tuning, Type, Variable, is_refused_type};
-use crate::error::{Error, Place};
-use crate::lex::{Token, tokens};
+use crate::ast::{
+    Formal, Initial, ParsedFunction, ParsedModule, ParsedVariable, Signature, StateSpace, Tuning, Type, is_refused_type,
+};
+use crate::error::{PtxError, TextPosition};
+use crate::lex::{PtxToken, tokens};
 use crate::limits;
 
 /// Reads a whole text.
-pub(crate) fn parse(text: &str) -> Result<Text<'_>, Error> {
+pub(crate) fn parse(text: &str) -> Result<ParsedModule<'_>, PtxError> {
     if text.len() > limits::TEXT_BYTES_MAX {
-        return Place { line: 1, column: 1 }.limit("the text's bytes", limits::TEXT_BYTES_MAX as u64);
+        return TextPosition { line: 1, column: 1 }.limit("the text's bytes", limits::TEXT_BYTES_MAX as u64);
     }
     let tokens = tokens(text)?;
     let mut parser = Parser { tokens: &tokens, at: 0 };
@@ -20,7 +22,7 @@ pub(crate) fn parse(text: &str) -> Result<Text<'_>, Error> {
 
 /// A cursor over the tokens.
 pub(crate) struct Parser<'a, 't> {
-    tokens: &'a [(Token<'t>, Place)],
+    tokens: &'a [(PtxToken<'t>, TextPosition)],
     at: usize,
 }
 
@@ -30,16 +32,16 @@ struct Linkage {
 }
 
 impl<'t> Parser<'_, 't> {
-    pub fn place(&self) -> Place {
-        let last = self.tokens.last().map_or(Place { line: 1, column: 1 }, |(_, place)| *place);
-        self.tokens.get(self.at).map_or(last, |(_, place)| *place)
+    pub fn position(&self) -> TextPosition {
+        let last = self.tokens.last().map_or(TextPosition { line: 1, column: 1 }, |(_, position)| *position);
+        self.tokens.get(self.at).map_or(last, |(_, position)| *position)
     }
 
-    pub fn peek(&self) -> Option<Token<'t>> {
+    pub fn peek(&self) -> Option<PtxToken<'t>> {
         self.tokens.get(self.at).map(|(token, _)| *token)
     }
 
-    pub fn peek_second(&self) -> Option<Token<'t>> {
+    pub fn peek_second(&self) -> Option<PtxToken<'t>> {
         self.tokens.get(self.at + 1).map(|(token, _)| *token)
     }
 
@@ -48,37 +50,37 @@ impl<'t> Parser<'_, 't> {
     }
 
     pub fn accept(&mut self, mark: u8) -> bool {
-        let found = self.peek() == Some(Token::Mark(mark));
+        let found = self.peek() == Some(PtxToken::Mark(mark));
         self.at += usize::from(found);
         found
     }
 
     pub fn accept_dot(&mut self, word: &str) -> bool {
-        let found = self.peek() == Some(Token::Dot(word));
+        let found = self.peek() == Some(PtxToken::Dot(word));
         self.at += usize::from(found);
         found
     }
 
-    pub fn expect(&mut self, mark: u8) -> Result<(), Error> {
+    pub fn expect(&mut self, mark: u8) -> Result<(), PtxError> {
         if self.accept(mark) { Ok(()) } else { self.unexpected(&format!("`{}`", mark as char)) }
     }
 
     /// An error that says what stands here instead of what was needed.
-    pub fn unexpected<T>(&self, needed: &str) -> Result<T, Error> {
+    pub fn unexpected<T>(&self, needed: &str) -> Result<T, PtxError> {
         let found = match self.peek() {
             None => "the text ends".to_owned(),
-            Some(Token::Word(word)) => format!("found `{word}`"),
-            Some(Token::Dot(word)) => format!("found `.{word}`"),
-            Some(Token::Mark(mark)) => format!("found `{}`", mark as char),
-            Some(Token::Text(_)) => "found a string".to_owned(),
+            Some(PtxToken::Word(word)) => format!("found `{word}`"),
+            Some(PtxToken::Dot(word)) => format!("found `.{word}`"),
+            Some(PtxToken::Mark(mark)) => format!("found `{}`", mark as char),
+            Some(PtxToken::Text(_)) => "found a string".to_owned(),
             Some(_) => "found a number".to_owned(),
         };
-        self.place().syntax(format!("expected {needed}, {found}"))
+        self.position().syntax(format!("expected {needed}, {found}"))
     }
 
-    pub fn word(&mut self) -> Result<&'t str, Error> {
+    pub fn expect_word(&mut self) -> Result<&'t str, PtxError> {
         match self.peek() {
-            Some(Token::Word(word)) => {
+            Some(PtxToken::Word(word)) => {
                 self.at += 1;
                 Ok(word)
             }
@@ -86,9 +88,9 @@ impl<'t> Parser<'_, 't> {
         }
     }
 
-    pub fn int(&mut self) -> Result<u64, Error> {
+    pub fn expect_int(&mut self) -> Result<u64, PtxError> {
         match self.peek() {
-            Some(Token::Int(value)) => {
+            Some(PtxToken::Int(value)) => {
                 self.at += 1;
                 Ok(value)
             }
@@ -96,25 +98,25 @@ impl<'t> Parser<'_, 't> {
         }
     }
 
-    pub fn int32(&mut self) -> Result<u32, Error> {
-        let place = self.place();
-        let value = self.int()?;
-        u32::try_from(value).or_else(|_| place.syntax(format!("{value} is too large")))
+    pub fn expect_int32(&mut self) -> Result<u32, PtxError> {
+        let position = self.position();
+        let value = self.expect_int()?;
+        u32::try_from(value).or_else(|_| position.syntax(format!("{value} is too large")))
     }
 
-    fn text(&mut self) -> Result<Text<'t>, Error> {
-        let mut text = Text { address_bits: 64, ..Text::default() };
+    fn text(&mut self) -> Result<ParsedModule<'t>, PtxError> {
+        let mut text = ParsedModule { address_bits: 64, ..ParsedModule::default() };
         while let Some(token) = self.peek() {
-            let place = self.place();
-            let Token::Dot(word) = token else { return self.unexpected("a directive") };
+            let position = self.position();
+            let PtxToken::Dot(word) = token else { return self.unexpected("a directive") };
             match word {
                 "version" => text.version = self.version()?,
                 "target" => text.target = self.target()?,
                 "address_size" => {
                     self.advance();
-                    text.address_bits = self.int32()?;
+                    text.address_bits = self.expect_int32()?;
                     if text.address_bits != 64 {
-                        return place.unsupported(format!(".address_size {}", text.address_bits));
+                        return position.unsupported(format!(".address_size {}", text.address_bits));
                     }
                 }
                 "file" | "loc" | "pragma" | "alias" => self.skip_directive(),
@@ -125,52 +127,52 @@ impl<'t> Parser<'_, 't> {
         Ok(text)
     }
 
-    fn version(&mut self) -> Result<(u32, u32), Error> {
+    fn version(&mut self) -> Result<(u32, u32), PtxError> {
         self.advance();
-        let place = self.place();
+        let position = self.position();
         match self.peek() {
-            Some(Token::F64(bits)) => {
+            Some(PtxToken::F64(bits)) => {
                 self.advance();
                 let value = f64::from_bits(bits);
                 Ok((value.trunc() as u32, (value.fract() * 10.0).round() as u32))
             }
-            Some(Token::Int(major)) => {
+            Some(PtxToken::Int(major)) => {
                 self.advance();
                 Ok((major as u32, 0))
             }
-            _ => place.syntax("expected a version as in `8.5`"),
+            _ => position.syntax("expected a version as in `8.5`"),
         }
     }
 
-    fn target(&mut self) -> Result<&'t str, Error> {
+    fn target(&mut self) -> Result<&'t str, PtxError> {
         self.advance();
-        let target = self.word()?;
+        let target = self.expect_word()?;
         while self.accept(b',') {
-            self.word()?;
+            self.expect_word()?;
         }
         Ok(target)
     }
 
     /// `.file`, `.loc`, `.pragma`: debug information and hints, to the line's end.
     pub fn skip_directive(&mut self) {
-        let line = self.place().line;
+        let line = self.position().line;
         self.advance();
-        while self.at < self.tokens.len() && self.place().line == line {
+        while self.at < self.tokens.len() && self.position().line == line {
             self.advance();
         }
     }
 
     /// `.section name { ... }`: debug information.
     fn skip_section(&mut self) {
-        while self.peek().is_some() && self.peek() != Some(Token::Mark(b'{')) {
+        while self.peek().is_some() && self.peek() != Some(PtxToken::Mark(b'{')) {
             self.advance();
         }
         let mut depth = 0_usize;
         while let Some(token) = self.peek() {
             self.advance();
             match token {
-                Token::Mark(b'{') => depth += 1,
-                Token::Mark(b'}') => depth = depth.saturating_sub(1),
+                PtxToken::Mark(b'{') => depth += 1,
+                PtxToken::Mark(b'}') => depth = depth.saturating_sub(1),
                 _ => {}
             }
             if depth == 0 {
@@ -181,67 +183,67 @@ impl<'t> Parser<'_, 't> {
 
     fn linkage(&mut self) -> Linkage {
         let mut linkage = Linkage::default();
-        while let Some(Token::Dot(word @ ("visible" | "extern" | "weak" | "common"))) = self.peek() {
+        while let Some(PtxToken::Dot(word @ ("visible" | "extern" | "weak" | "common"))) = self.peek() {
             linkage.external |= word == "extern";
             self.advance();
         }
         linkage
     }
 
-    fn declaration(&mut self, text: &mut Text<'t>) -> Result<(), Error> {
+    fn declaration(&mut self, text: &mut ParsedModule<'t>) -> Result<(), PtxError> {
         let linkage = self.linkage();
-        let place = self.place();
+        let position = self.position();
         match self.peek() {
-            Some(Token::Dot(word @ ("entry" | "func"))) => {
+            Some(PtxToken::Dot(word @ ("entry" | "func"))) => {
                 self.advance();
-                let function = self.function(word == "entry", place)?;
+                let function = self.function(word == "entry", position)?;
                 text.functions.push(function);
                 Ok(())
             }
-            Some(Token::Dot(word)) => match space(word) {
+            Some(PtxToken::Dot(word)) => match space(word) {
                 Some(space) => {
                     self.advance();
                     self.variables(space, linkage.external, &mut text.variables)
                 }
-                None => place.unsupported(format!(".{word}")),
+                None => position.unsupported(format!(".{word}")),
             },
             _ => self.unexpected("a declaration"),
         }
     }
 
-    fn function(&mut self, is_kernel: bool, place: Place) -> Result<Function<'t>, Error> {
+    fn function(&mut self, is_kernel: bool, position: TextPosition) -> Result<ParsedFunction<'t>, PtxError> {
         while self.accept_dot("attribute") {
             self.skip_parenthesis();
         }
-        let returns = if self.peek() == Some(Token::Mark(b'(')) { self.formals()? } else { Vec::new() };
-        let name = self.word()?;
-        let inputs = if self.peek() == Some(Token::Mark(b'(')) { self.formals()? } else { Vec::new() };
+        let returns = if self.peek() == Some(PtxToken::Mark(b'(')) { self.formals()? } else { Vec::new() };
+        let name = self.expect_word()?;
+        let inputs = if self.peek() == Some(PtxToken::Mark(b'(')) { self.formals()? } else { Vec::new() };
         let tuning = self.tuning()?;
         let body = if self.accept(b';') { None } else { Some(self.body()?) };
         let signature = Signature { returns, inputs };
-        Ok(Function { place, name, is_kernel, signature, tuning, body })
+        Ok(ParsedFunction { position, name, is_kernel, signature, tuning, body })
     }
 
     fn skip_parenthesis(&mut self) {
-        self.attributes_say("");
+        self.skip_attributes_with("");
     }
 
     /// Passes over what is in parentheses. Returns whether this is among it.
-    fn attributes_say(&mut self, what: &str) -> bool {
-        let mut is_said = false;
+    fn skip_attributes_with(&mut self, what: &str) -> bool {
+        let mut is_found = false;
         while let Some(token) = self.peek() {
             self.advance();
             match token {
-                Token::Mark(b')') => break,
-                Token::Dot(word) => is_said |= word == what,
+                PtxToken::Mark(b')') => break,
+                PtxToken::Dot(word) => is_found |= word == what,
                 _ => {}
             }
         }
-        is_said
+        is_found
     }
 
     /// `(.param .b32 a, .reg .f32 b)`.
-    pub fn formals(&mut self) -> Result<Vec<Formal<'t>>, Error> {
+    pub fn formals(&mut self) -> Result<Vec<Formal<'t>>, PtxError> {
         self.expect(b'(')?;
         let mut formals = Vec::new();
         if self.accept(b')') {
@@ -256,15 +258,15 @@ impl<'t> Parser<'_, 't> {
         }
     }
 
-    fn formal(&mut self) -> Result<Formal<'t>, Error> {
-        let place = self.place();
+    fn formal(&mut self) -> Result<Formal<'t>, PtxError> {
+        let position = self.position();
         let register = self.accept_dot("reg");
         if !register && !self.accept_dot("param") {
             return self.unexpected("`.param` or `.reg`");
         }
         let mut align = 0;
         let mut ty = None;
-        while let Some(Token::Dot(word)) = self.peek() {
+        while let Some(PtxToken::Dot(word)) = self.peek() {
             self.advance();
             match word {
                 "align" => align = self.alignment()?,
@@ -277,12 +279,12 @@ impl<'t> Parser<'_, 't> {
             }
         }
         let Some(ty) = ty else { return self.unexpected("a type") };
-        let name = self.word()?;
+        let name = self.expect_word()?;
         let elements = self.dimensions()?.unwrap_or(Some(1));
-        let variable = Variable {
-            place,
+        let variable = ParsedVariable {
+            position,
             name,
-            space: Space::Param,
+            space: StateSpace::Param,
             ty,
             align,
             elements,
@@ -293,8 +295,8 @@ impl<'t> Parser<'_, 't> {
         Ok(Formal { variable, register })
     }
 
-    fn pointee(&mut self) -> Result<(), Error> {
-        while let Some(Token::Dot(word)) = self.peek() {
+    fn pointee(&mut self) -> Result<(), PtxError> {
+        while let Some(PtxToken::Dot(word)) = self.peek() {
             self.advance();
             if word == "align" {
                 self.alignment()?;
@@ -303,35 +305,35 @@ impl<'t> Parser<'_, 't> {
         Ok(())
     }
 
-    fn alignment(&mut self) -> Result<u32, Error> {
-        let place = self.place();
-        let align = self.int32()?;
+    fn alignment(&mut self) -> Result<u32, PtxError> {
+        let position = self.position();
+        let align = self.expect_int32()?;
         if align.is_power_of_two() && align <= 65536 {
             Ok(align)
         } else {
-            place.syntax(format!("{align} is not an alignment"))
+            position.syntax(format!("{align} is not an alignment"))
         }
     }
 
-    fn type_named(&self, word: &str) -> Result<Type, Error> {
-        let place = self.place();
+    fn type_named(&self, word: &str) -> Result<Type, PtxError> {
+        let position = self.position();
         match Type::named(word) {
             Some(ty) => Ok(ty),
             // A declaration only reserves bytes, so half types have a size here.
             None if is_refused_type(word) => Ok(if word.ends_with("x2") { Type::B32 } else { Type::B16 }),
-            None => place.unsupported(format!(".{word}")),
+            None => position.unsupported(format!(".{word}")),
         }
     }
 
     /// `None` without brackets, `Some(None)` for `[]`.
-    fn dimensions(&mut self) -> Result<Option<Option<u64>>, Error> {
+    fn dimensions(&mut self) -> Result<Option<Option<u64>>, PtxError> {
         let mut total = None;
         while self.accept(b'[') {
             if self.accept(b']') {
                 total = Some(None);
                 continue;
             }
-            let count = self.int()?;
+            let count = self.expect_int()?;
             self.expect(b']')?;
             total = Some(match total {
                 None => Some(count),
@@ -342,9 +344,9 @@ impl<'t> Parser<'_, 't> {
         Ok(total)
     }
 
-    fn tuning(&mut self) -> Result<Tuning, Error> {
+    fn tuning(&mut self) -> Result<Tuning, PtxError> {
         let mut tuning = Tuning::default();
-        while let Some(Token::Dot(word)) = self.peek() {
+        while let Some(PtxToken::Dot(word)) = self.peek() {
             match word {
                 "maxntid" => tuning.max_threads = Some(self.triple()?),
                 "reqntid" => tuning.required_threads = Some(self.triple()?),
@@ -356,7 +358,7 @@ impl<'t> Parser<'_, 't> {
                     }
                 }
                 "noreturn" | "explicitcluster" | "blocksareclusters" => self.advance(),
-                "reqnctapercluster" | "maxclusterrank" => return self.place().unsupported(format!(".{word}")),
+                "reqnctapercluster" | "maxclusterrank" => return self.position().unsupported(format!(".{word}")),
                 "abi_preserve" | "abi_preserve_control" => {
                     self.triple()?;
                 }
@@ -366,29 +368,34 @@ impl<'t> Parser<'_, 't> {
         Ok(tuning)
     }
 
-    fn triple(&mut self) -> Result<[u32; 3], Error> {
+    fn triple(&mut self) -> Result<[u32; 3], PtxError> {
         self.advance();
-        let mut triple = [self.int32()?, 1, 1];
+        let mut triple = [self.expect_int32()?, 1, 1];
         for later in &mut triple[1..] {
             if !self.accept(b',') {
                 break;
             }
-            *later = self.int32()?;
+            *later = self.expect_int32()?;
         }
         Ok(triple)
     }
 
     /// What follows a state space: one or more variables of one type.
-    pub fn variables(&mut self, space: Space, external: bool, found: &mut Vec<Variable<'t>>) -> Result<(), Error> {
+    pub fn variables(
+        &mut self,
+        space: StateSpace,
+        external: bool,
+        found: &mut Vec<ParsedVariable<'t>>,
+    ) -> Result<(), PtxError> {
         let mut align = 0;
         let mut ty = None;
         let mut lanes = 1;
         let mut managed = false;
-        while let Some(Token::Dot(word)) = self.peek() {
+        while let Some(PtxToken::Dot(word)) = self.peek() {
             self.advance();
             match word {
                 "align" => align = self.alignment()?,
-                "attribute" => managed |= self.attributes_say("managed"),
+                "attribute" => managed |= self.skip_attributes_with("managed"),
                 "v2" => lanes = 2,
                 "v4" => lanes = 4,
                 _ => ty = Some(self.type_named(word)?),
@@ -399,11 +406,20 @@ impl<'t> Parser<'_, 't> {
             align = ty.bytes() * lanes;
         }
         loop {
-            let place = self.place();
-            let name = self.word()?;
+            let position = self.position();
+            let name = self.expect_word()?;
             let dimensions = self.dimensions()?;
-            let mut variable =
-                Variable { place, name, space, ty, align, elements: Some(1), initial: Vec::new(), external, managed };
+            let mut variable = ParsedVariable {
+                position,
+                name,
+                space,
+                ty,
+                align,
+                elements: Some(1),
+                initial: Vec::new(),
+                external,
+                managed,
+            };
             if self.accept(b'=') {
                 variable.initial = self.initialiser()?;
             }
@@ -422,7 +438,7 @@ impl<'t> Parser<'_, 't> {
     }
 
     /// One value, or values in braces of any nesting: the order is what counts.
-    fn initialiser(&mut self) -> Result<Vec<Initial<'t>>, Error> {
+    fn initialiser(&mut self) -> Result<Vec<Initial<'t>>, PtxError> {
         let mut values = Vec::new();
         let mut depth = 0_usize;
         loop {
@@ -440,7 +456,7 @@ impl<'t> Parser<'_, 't> {
             }
             if depth == 0 {
                 // A comma after the last brace or value belongs to the next variable.
-                if self.at > 0 && self.tokens[self.at - 1].0 == Token::Mark(b',') {
+                if self.at > 0 && self.tokens[self.at - 1].0 == PtxToken::Mark(b',') {
                     self.at -= 1;
                 }
                 return Ok(values);
@@ -448,28 +464,28 @@ impl<'t> Parser<'_, 't> {
         }
     }
 
-    fn initial(&mut self) -> Result<Initial<'t>, Error> {
+    fn initial(&mut self) -> Result<Initial<'t>, PtxError> {
         let negative = self.accept(b'-');
         if !negative {
             self.accept(b'+');
         }
         match self.peek() {
-            Some(Token::Int(value)) => {
+            Some(PtxToken::Int(value)) => {
                 self.advance();
                 Ok(Initial::Int(if negative { value.wrapping_neg() } else { value }))
             }
-            Some(Token::F32(bits)) => {
+            Some(PtxToken::F32(bits)) => {
                 self.advance();
                 Ok(Initial::F32(bits ^ (u32::from(negative) << 31)))
             }
-            Some(Token::F64(bits)) => {
+            Some(PtxToken::F64(bits)) => {
                 self.advance();
                 Ok(Initial::F64(bits ^ (u64::from(negative) << 63)))
             }
-            Some(Token::Word(word)) if !negative => {
+            Some(PtxToken::Word(word)) if !negative => {
                 self.advance();
                 let generic = word == "generic" && self.accept(b'(');
-                let name = if generic { self.word()? } else { word };
+                let name = if generic { self.expect_word()? } else { word };
                 if generic {
                     self.expect(b')')?;
                 }
@@ -480,35 +496,35 @@ impl<'t> Parser<'_, 't> {
     }
 
     /// `+4`, `-4`, `+-4` or nothing.
-    pub fn addend(&mut self) -> Result<i64, Error> {
+    pub fn addend(&mut self) -> Result<i64, PtxError> {
         let plus = self.accept(b'+');
         let negative = self.accept(b'-');
         if !plus && !negative {
             return Ok(0);
         }
-        let value = self.int()? as i64;
+        let value = self.expect_int()? as i64;
         Ok(if negative { value.wrapping_neg() } else { value })
     }
 }
 
-fn check_size(variable: &Variable<'_>) -> Result<(), Error> {
+fn check_size(variable: &ParsedVariable<'_>) -> Result<(), PtxError> {
     if variable.bytes() > limits::VARIABLE_BYTES_MAX {
-        return variable.place.limit("a variable's bytes", limits::VARIABLE_BYTES_MAX);
+        return variable.position.limit("a variable's bytes", limits::VARIABLE_BYTES_MAX);
     }
     if variable.elements.is_some_and(|elements| (variable.initial.len() as u64) > elements) {
-        return variable.place.syntax(format!("`{}` has more initial values than elements", variable.name));
+        return variable.position.syntax(format!("`{}` has more initial values than elements", variable.name));
     }
     Ok(())
 }
 
 /// The state space a word names.
-pub(crate) fn space(word: &str) -> Option<Space> {
+pub(crate) fn space(word: &str) -> Option<StateSpace> {
     Some(match word {
-        "global" => Space::Global,
-        "const" => Space::Const,
-        "shared" => Space::Shared,
-        "local" => Space::Local,
-        "param" => Space::Param,
+        "global" => StateSpace::Global,
+        "const" => StateSpace::Const,
+        "shared" => StateSpace::Shared,
+        "local" => StateSpace::Local,
+        "param" => StateSpace::Param,
         _ => return None,
     })
 }

@@ -3,7 +3,7 @@
 use crate::op::Op;
 
 /// The code of a module, and what its functions need.
-pub(crate) struct Program {
+pub(crate) struct LoweredProgram {
     pub code: Vec<Op>,
     pub functions: Vec<Frame>,
     /// The targets of each `brx.idx`.
@@ -24,14 +24,14 @@ pub(crate) struct Frame {
     /// The most bytes that a call of it passes: they lie behind its local memory.
     pub call_bytes: u32,
     /// Registers that hold constants.
-    pub pool: Vec<Pooled>,
+    pub pool: Vec<PooledConstant>,
     /// Return values and inputs as bytes at the start of the local frame.
     pub abi_bytes: u32,
 }
 
 /// A register that is filled when a frame is entered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Pooled {
+pub(crate) struct PooledConstant {
     pub at: u32,
     /// 64 bits, not 32.
     pub wide: bool,

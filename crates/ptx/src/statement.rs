@@ -3,8 +3,8 @@
 //! Scopes stay flat (`Open`, `Close`), so depth costs nothing but a count.
 
 use crate::ast::{Instruction, Operand, Registers, Signature, Statement, Type, is_refused_type};
-use crate::error::{Error, Place};
-use crate::lex::Token;
+use crate::error::{PtxError, TextPosition};
+use crate::lex::PtxToken;
 use crate::limits;
 use crate::parse::{Parser, space};
 
@@ -13,16 +13,16 @@ const LIST_MAX: usize = 4096;
 
 impl<'t> Parser<'_, 't> {
     /// A whole body with its braces.
-    pub fn body(&mut self) -> Result<Vec<Statement<'t>>, Error> {
+    pub fn body(&mut self) -> Result<Vec<Statement<'t>>, PtxError> {
         self.expect(b'{')?;
         let mut depth = 1_usize;
         let mut found = Vec::new();
         loop {
-            let place = self.place();
+            let position = self.position();
             if self.accept(b'{') {
                 depth += 1;
                 if depth > limits::SCOPE_DEPTH_MAX {
-                    return place.limit("the nesting of scopes", limits::SCOPE_DEPTH_MAX as u64);
+                    return position.limit("the nesting of scopes", limits::SCOPE_DEPTH_MAX as u64);
                 }
                 found.push(Statement::Open);
             } else if self.accept(b'}') {
@@ -32,67 +32,79 @@ impl<'t> Parser<'_, 't> {
                 }
                 found.push(Statement::Close);
             } else {
-                self.statement(place, &mut found)?;
+                self.statement(position, &mut found)?;
             }
         }
     }
 
-    fn statement(&mut self, place: Place, found: &mut Vec<Statement<'t>>) -> Result<(), Error> {
+    fn statement(&mut self, position: TextPosition, found: &mut Vec<Statement<'t>>) -> Result<(), PtxError> {
         match self.peek() {
-            Some(Token::Mark(b';')) => self.advance(),
-            Some(Token::Dot(word)) => self.directive(word, place, found)?,
-            Some(Token::Word(name)) if self.peek_second() == Some(Token::Mark(b':')) => {
+            Some(PtxToken::Mark(b';')) => self.advance(),
+            Some(PtxToken::Dot(word)) => self.directive(word, position, found)?,
+            Some(PtxToken::Word(name)) if self.peek_second() == Some(PtxToken::Mark(b':')) => {
                 self.advance();
                 self.advance();
-                self.labelled(name, place, found)?;
+                self.labelled(name, position, found)?;
             }
-            Some(Token::Word(_) | Token::Mark(b'@')) => found.push(Statement::Instruction(self.instruction(place)?)),
+            Some(PtxToken::Word(_) | PtxToken::Mark(b'@')) => {
+                found.push(Statement::Instruction(self.instruction(position)?))
+            }
             _ => return self.unexpected("a statement"),
         }
         Ok(())
     }
 
     /// A label may name a table instead of a place in the code.
-    fn labelled(&mut self, name: &'t str, place: Place, found: &mut Vec<Statement<'t>>) -> Result<(), Error> {
+    fn labelled(
+        &mut self,
+        name: &'t str,
+        position: TextPosition,
+        found: &mut Vec<Statement<'t>>,
+    ) -> Result<(), PtxError> {
         match self.peek() {
-            Some(Token::Dot("branchtargets")) => {
+            Some(PtxToken::Dot("branchtargets")) => {
                 self.advance();
                 found.push(Statement::BranchTargets(name, self.names()?));
             }
-            Some(Token::Dot("calltargets")) => {
+            Some(PtxToken::Dot("calltargets")) => {
                 self.advance();
                 self.names()?;
             }
-            Some(Token::Dot("callprototype")) => {
+            Some(PtxToken::Dot("callprototype")) => {
                 self.advance();
-                let returns = if self.peek() == Some(Token::Mark(b'(')) { self.formals()? } else { Vec::new() };
-                self.word()?;
-                let inputs = if self.peek() == Some(Token::Mark(b'(')) { self.formals()? } else { Vec::new() };
-                while matches!(self.peek(), Some(Token::Dot(_) | Token::Int(_))) {
+                let returns = if self.peek() == Some(PtxToken::Mark(b'(')) { self.formals()? } else { Vec::new() };
+                self.expect_word()?;
+                let inputs = if self.peek() == Some(PtxToken::Mark(b'(')) { self.formals()? } else { Vec::new() };
+                while matches!(self.peek(), Some(PtxToken::Dot(_) | PtxToken::Int(_))) {
                     self.advance();
                 }
                 self.expect(b';')?;
                 found.push(Statement::Prototype(name, Signature { returns, inputs }));
             }
-            _ => found.push(Statement::Label(name, place)),
+            _ => found.push(Statement::Label(name, position)),
         }
         Ok(())
     }
 
-    fn names(&mut self) -> Result<Vec<&'t str>, Error> {
-        let mut names = vec![self.word()?];
+    fn names(&mut self) -> Result<Vec<&'t str>, PtxError> {
+        let mut names = vec![self.expect_word()?];
         while self.accept(b',') {
-            names.push(self.word()?);
+            names.push(self.expect_word()?);
         }
         self.expect(b';')?;
         Ok(names)
     }
 
-    fn directive(&mut self, word: &'t str, place: Place, found: &mut Vec<Statement<'t>>) -> Result<(), Error> {
+    fn directive(
+        &mut self,
+        word: &'t str,
+        position: TextPosition,
+        found: &mut Vec<Statement<'t>>,
+    ) -> Result<(), PtxError> {
         match word {
             "reg" => {
                 self.advance();
-                self.registers(place, found)
+                self.registers(position, found)
             }
             "loc" | "file" => {
                 self.skip_directive();
@@ -112,34 +124,34 @@ impl<'t> Parser<'_, 't> {
                     found.extend(variables.into_iter().map(Statement::Variable));
                     Ok(())
                 }
-                None => place.unsupported(format!(".{word}")),
+                None => position.unsupported(format!(".{word}")),
             },
         }
     }
 
-    fn registers(&mut self, place: Place, found: &mut Vec<Statement<'t>>) -> Result<(), Error> {
+    fn registers(&mut self, position: TextPosition, found: &mut Vec<Statement<'t>>) -> Result<(), PtxError> {
         let ty = match self.peek() {
-            Some(Token::Dot(word)) => match Type::named(word) {
+            Some(PtxToken::Dot(word)) => match Type::named(word) {
                 Some(ty) => ty,
                 // Declared registers are harmless until an instruction uses their type.
                 None if word.ends_with("x2") && is_refused_type(word) => Type::B32,
                 None if is_refused_type(word) => Type::B16,
-                None => return place.unsupported(format!(".reg .{word}")),
+                None => return position.unsupported(format!(".reg .{word}")),
             },
             _ => return self.unexpected("a type"),
         };
         self.advance();
         loop {
-            let place = self.place();
-            let name = self.word()?;
+            let position = self.position();
+            let name = self.expect_word()?;
             let count = if self.accept(b'<') {
-                let count = self.int32()?;
+                let count = self.expect_int32()?;
                 self.expect(b'>')?;
                 Some(count)
             } else {
                 None
             };
-            found.push(Statement::Registers(Registers { place, ty, name, count }));
+            found.push(Statement::Registers(Registers { position, ty, name, count }));
             if self.accept(b';') {
                 return Ok(());
             }
@@ -147,17 +159,17 @@ impl<'t> Parser<'_, 't> {
         }
     }
 
-    fn instruction(&mut self, place: Place) -> Result<Instruction<'t>, Error> {
+    fn instruction(&mut self, position: TextPosition) -> Result<Instruction<'t>, PtxError> {
         let guard = if self.accept(b'@') {
             let negated = self.accept(b'!');
-            Some((self.word()?, negated))
+            Some((self.expect_word()?, negated))
         } else {
             None
         };
-        let name = self.word()?;
-        let mut words = Vec::new();
-        while let Some(Token::Dot(word)) = self.peek() {
-            words.push(word);
+        let name = self.expect_word()?;
+        let mut modifiers = Vec::new();
+        while let Some(PtxToken::Dot(word)) = self.peek() {
+            modifiers.push(word);
             self.advance();
         }
         let mut operands = Vec::new();
@@ -165,7 +177,7 @@ impl<'t> Parser<'_, 't> {
             loop {
                 operands.push(self.operand()?);
                 if operands.len() > LIST_MAX {
-                    return place.limit("the operands of one instruction", LIST_MAX as u64);
+                    return position.limit("the operands of one instruction", LIST_MAX as u64);
                 }
                 if self.accept(b';') {
                     break;
@@ -173,20 +185,20 @@ impl<'t> Parser<'_, 't> {
                 self.expect(b',')?;
             }
         }
-        Ok(Instruction { place, guard, name, words, operands })
+        Ok(Instruction { position, guard, name, modifiers, operands })
     }
 
-    fn operand(&mut self) -> Result<Operand<'t>, Error> {
+    fn operand(&mut self) -> Result<Operand<'t>, PtxError> {
         match self.peek() {
-            Some(Token::Mark(b'{')) => {
+            Some(PtxToken::Mark(b'{')) => {
                 self.advance();
                 Ok(Operand::Vector(self.simple_list(b'}')?))
             }
-            Some(Token::Mark(b'(')) => {
+            Some(PtxToken::Mark(b'(')) => {
                 self.advance();
                 Ok(Operand::List(self.simple_list(b')')?))
             }
-            Some(Token::Mark(b'[')) => {
+            Some(PtxToken::Mark(b'[')) => {
                 self.advance();
                 self.address()
             }
@@ -201,7 +213,7 @@ impl<'t> Parser<'_, 't> {
         }
     }
 
-    fn simple_list(&mut self, close: u8) -> Result<Vec<Operand<'t>>, Error> {
+    fn simple_list(&mut self, close: u8) -> Result<Vec<Operand<'t>>, PtxError> {
         let mut list = Vec::new();
         if self.accept(close) {
             return Ok(list);
@@ -213,40 +225,40 @@ impl<'t> Parser<'_, 't> {
             }
             self.expect(b',')?;
             if list.len() > LIST_MAX {
-                return self.place().limit("the values of one list", LIST_MAX as u64);
+                return self.position().limit("the values of one list", LIST_MAX as u64);
             }
         }
     }
 
-    fn address(&mut self) -> Result<Operand<'t>, Error> {
-        let place = self.place();
+    fn address(&mut self) -> Result<Operand<'t>, PtxError> {
+        let position = self.position();
         let address = match self.peek() {
-            Some(Token::Word(name)) => {
+            Some(PtxToken::Word(name)) => {
                 self.advance();
                 Operand::Address(Some(name), self.addend()?)
             }
             _ => {
                 let negative = self.accept(b'-');
-                let value = self.int()? as i64;
+                let value = self.expect_int()? as i64;
                 Operand::Address(None, if negative { value.wrapping_neg() } else { value })
             }
         };
-        if self.peek() == Some(Token::Mark(b',')) {
-            return place.unsupported("an address with coordinates");
+        if self.peek() == Some(PtxToken::Mark(b',')) {
+            return position.unsupported("an address with coordinates");
         }
         self.expect(b']')?;
         Ok(address)
     }
 
-    fn simple(&mut self) -> Result<Operand<'t>, Error> {
+    fn simple(&mut self) -> Result<Operand<'t>, PtxError> {
         let negative = self.accept(b'-');
         let token = self.peek();
         if !negative && self.accept(b'!') {
-            return Ok(Operand::Not(self.word()?));
+            return Ok(Operand::Not(self.expect_word()?));
         }
-        if !negative && let Some(Token::Word(name)) = token {
+        if !negative && let Some(PtxToken::Word(name)) = token {
             self.advance();
-            if let Some(Token::Dot(part)) = self.peek() {
+            if let Some(PtxToken::Dot(part)) = self.peek() {
                 self.advance();
                 return Ok(Operand::Part(name, part));
             }
@@ -256,10 +268,10 @@ impl<'t> Parser<'_, 't> {
             });
         }
         let operand = match token {
-            Some(Token::Int(value)) => Operand::Int(if negative { value.wrapping_neg() } else { value }),
-            Some(Token::F32(bits)) => Operand::F32(bits ^ (u32::from(negative) << 31)),
-            Some(Token::F64(bits)) => Operand::F64(bits ^ (u64::from(negative) << 63)),
-            Some(Token::Mark(b'(')) => return self.place().unsupported("a constant expression"),
+            Some(PtxToken::Int(value)) => Operand::Int(if negative { value.wrapping_neg() } else { value }),
+            Some(PtxToken::F32(bits)) => Operand::F32(bits ^ (u32::from(negative) << 31)),
+            Some(PtxToken::F64(bits)) => Operand::F64(bits ^ (u64::from(negative) << 63)),
+            Some(PtxToken::Mark(b'(')) => return self.position().unsupported("a constant expression"),
             _ => return self.unexpected("an operand"),
         };
         self.advance();

@@ -13,7 +13,7 @@ const PREDICTIONS_MAX: usize = 4_000;
 
 /// What one request was told when it had to wait.
 #[derive(Clone, Copy, Debug)]
-pub struct Told {
+pub struct StartPrediction {
     at: Time,
     expected: Option<Expected>,
     planned: Option<Time>,
@@ -25,96 +25,96 @@ pub struct Told {
 #[derive(Clone, Debug)]
 pub struct Calibration {
     every: usize,
-    seen: usize,
-    told: Vec<(u32, Told)>,
+    waiters_seen: usize,
+    predictions: Vec<(u32, StartPrediction)>,
 }
 
 impl Calibration {
     /// For a trace of `jobs` jobs.
     pub fn new(jobs: usize) -> Calibration {
-        Calibration { every: jobs.div_ceil(PREDICTIONS_MAX).max(1), seen: 0, told: Vec::new() }
+        Calibration { every: jobs.div_ceil(PREDICTIONS_MAX).max(1), waiters_seen: 0, predictions: Vec::new() }
     }
 
     /// A job's first request has to wait: records the prediction that a waiter would be told.
-    pub fn ask(&mut self, job: u32, state: &State, lease: LeaseId, now: Time) {
-        self.seen += 1;
+    pub fn record_prediction(&mut self, job: u32, state: &State, lease: LeaseId, now: Time) {
+        self.waiters_seen += 1;
         let Some(row) = state.lease(lease).filter(|row| row.queued().is_some()) else { return };
-        if !self.seen.is_multiple_of(self.every) {
+        if !self.waiters_seen.is_multiple_of(self.every) {
             return;
         }
         let bound = match explain::bound(state, row, now) {
             Bound::By { at, .. } => Some(at),
             Bound::None(_) => None,
         };
-        let told = Told {
+        let prediction = StartPrediction {
             at: now,
             expected: expected(state, now).get(&lease).copied(),
             planned: explain::estimates(state, now).get(&lease).copied(),
             bound,
             started: None,
         };
-        self.told.push((job, told));
+        self.predictions.push((job, prediction));
     }
 
     /// A job has its GPUs for the first time.
-    pub fn start(&mut self, job: u32, now: Time) {
-        if let Some((_, told)) = self.told.iter_mut().rev().find(|(of, _)| *of == job) {
-            told.started.get_or_insert(now);
+    pub fn record_start(&mut self, job: u32, now: Time) {
+        if let Some((_, prediction)) = self.predictions.iter_mut().rev().find(|(of, _)| *of == job) {
+            prediction.started.get_or_insert(now);
         }
     }
 
     /// The errors of all predictions.
-    pub fn report(&self) -> Report {
-        let started: Vec<(&Told, Time)> =
-            self.told.iter().filter_map(|(_, told)| Some((told, told.started?))).collect();
-        let known: Vec<(Expected, &Told, Time)> =
-            started.iter().filter_map(|(told, at)| Some((told.expected?, *told, *at))).collect();
+    pub fn report(&self) -> CalibrationReport {
+        let started: Vec<(&StartPrediction, Time)> =
+            self.predictions.iter().filter_map(|(_, prediction)| Some((prediction, prediction.started?))).collect();
+        let known: Vec<(Expected, &StartPrediction, Time)> =
+            started.iter().filter_map(|(prediction, at)| Some((prediction.expected?, *prediction, *at))).collect();
         let within = |of: &dyn Fn(&Expected) -> Time| {
             let count = known.iter().filter(|(expected, _, at)| *at <= of(expected)).count();
             (!known.is_empty()).then(|| round5(count as f64 / known.len() as f64))
         };
-        let error = |said: Time, at: Time| said.0.abs_diff(at.0);
-        Report {
+        let error = |estimate: Time, at: Time| estimate.0.abs_diff(at.0);
+        CalibrationReport {
             waited: started.len() as u64,
             known: known.len() as u64,
             within_p50: within(&|expected| expected.p50),
             within_p90: within(&|expected| expected.p90),
-            expected: Error::of(known.iter().map(|(said, _, at)| error(said.p50, *at)).collect()),
-            bound: Against::new(
-                known.iter().filter_map(|(said, told, at)| Some((error(said.p50, *at), error(told.bound?, *at)))),
-            ),
-            plan: Against::new(
-                known.iter().filter_map(|(said, told, at)| Some((error(said.p50, *at), error(told.planned?, *at)))),
-            ),
-            wait_s: Error::of(started.iter().map(|(told, at)| at.since(told.at).0).collect()),
+            expected: PredictionError::of(known.iter().map(|(estimate, _, at)| error(estimate.p50, *at)).collect()),
+            bound: PredictionComparison::new(known.iter().filter_map(|(estimate, prediction, at)| {
+                Some((error(estimate.p50, *at), error(prediction.bound?, *at)))
+            })),
+            plan: PredictionComparison::new(known.iter().filter_map(|(estimate, prediction, at)| {
+                Some((error(estimate.p50, *at), error(prediction.planned?, *at)))
+            })),
+            wait_s: PredictionError::of(started.iter().map(|(prediction, at)| at.since(prediction.at).0).collect()),
         }
     }
 }
 
 /// How far off predictions were, of requests that had to wait.
 #[derive(Clone, Debug, Serialize)]
-pub struct Report {
+pub struct CalibrationReport {
     /// Requests that had to wait and started; of a long trace, a part of them.
     pub waited: u64,
     /// Those that were told an expected start.
     pub known: u64,
-    /// Share of them that started no later than the median said.
+    /// Share of them that started no later than the median estimate.
     pub within_p50: Option<f64>,
     /// Share of them that started no later than the predicted 90th percentile.
     pub within_p90: Option<f64>,
     /// How far off the median was.
-    pub expected: Option<Error>,
+    pub expected: Option<PredictionError>,
     /// The same beside the worst case, of those that were told both.
-    pub bound: Option<Against>,
+    pub bound: Option<PredictionComparison>,
     /// The same beside the plan in which every lease lasts as long as it may.
-    pub plan: Option<Against>,
+    pub plan: Option<PredictionComparison>,
     /// How long they waited.
-    pub wait_s: Option<Error>,
+    pub wait_s: Option<PredictionError>,
 }
 
 /// Absolute errors, or waits, in seconds.
 #[derive(Clone, Debug, Serialize)]
-pub struct Error {
+pub struct PredictionError {
     /// The mean.
     pub mean_s: f64,
     /// The median.
@@ -123,28 +123,28 @@ pub struct Error {
 
 /// Errors of the expected start beside those of another prediction, of the same requests.
 #[derive(Clone, Debug, Serialize)]
-pub struct Against {
+pub struct PredictionComparison {
     /// How many requests.
     pub requests: u64,
     /// Of the expected start.
-    pub expected: Error,
+    pub expected: PredictionError,
     /// Of the other.
-    pub other: Error,
+    pub other: PredictionError,
 }
 
-impl Error {
-    fn of(mut us: Vec<u64>) -> Option<Error> {
+impl PredictionError {
+    fn of(mut us: Vec<u64>) -> Option<PredictionError> {
         us.sort_unstable();
         let median = *us.get(us.len().saturating_sub(1) / 2)?;
         let mean = us.iter().map(|us| *us as f64).sum::<f64>() / us.len() as f64;
-        Some(Error { mean_s: round(mean / 1e6), median_s: round(median as f64 / 1e6) })
+        Some(PredictionError { mean_s: round(mean / 1e6), median_s: round(median as f64 / 1e6) })
     }
 }
 
-impl Against {
-    fn new(pairs: impl Iterator<Item = (u64, u64)>) -> Option<Against> {
+impl PredictionComparison {
+    fn new(pairs: impl Iterator<Item = (u64, u64)>) -> Option<PredictionComparison> {
         let (own, other): (Vec<u64>, Vec<u64>) = pairs.unzip();
         let requests = own.len() as u64;
-        Some(Against { requests, expected: Error::of(own)?, other: Error::of(other)? })
+        Some(PredictionComparison { requests, expected: PredictionError::of(own)?, other: PredictionError::of(other)? })
     }
 }

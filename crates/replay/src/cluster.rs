@@ -6,29 +6,29 @@ use sublet_core::reading::CardFacts;
 use sublet_core::units::Bytes;
 
 /// More GPUs than this are several hosts, and one core decides for one host.
-const CARDS_MAX: usize = 1024;
+const GPUS_MAX: usize = 1024;
 
 /// The GPUs of one host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cluster {
     /// Bytes of each GPU.
-    pub cards: Vec<Bytes>,
+    pub gpus: Vec<Bytes>,
 }
 
 impl Cluster {
     /// The GPUs as a host's discovery would list them.
     pub fn facts(&self) -> Vec<CardFacts> {
-        (0..).zip(&self.cards).map(|(index, total)| CardFacts::plain(index, *total)).collect()
+        (0..).zip(&self.gpus).map(|(index, total)| CardFacts::plain(index, *total)).collect()
     }
 
     /// The size of the smallest GPU.
     pub fn smallest(&self) -> Bytes {
-        self.cards.iter().copied().min().unwrap_or_default()
+        self.gpus.iter().copied().min().unwrap_or_default()
     }
 
     /// Bytes of all GPUs, each less `margin`.
     pub fn leasable(&self, margin: Bytes) -> Bytes {
-        self.cards.iter().map(|total| total.less(margin)).sum()
+        self.gpus.iter().map(|total| total.less(margin)).sum()
     }
 }
 
@@ -40,7 +40,7 @@ pub fn uuid(index: usize) -> String {
 impl FromStr for Cluster {
     type Err = String;
     fn from_str(text: &str) -> Result<Cluster, String> {
-        let mut cards = Vec::new();
+        let mut gpus = Vec::new();
         for part in text.split(',') {
             let (count, size) = part.trim().split_once(['x', '×']).unwrap_or(("1", part.trim()));
             let bad = || format!("`{part}` is not a number of GPUs and their size, such as 8x80GiB");
@@ -49,21 +49,21 @@ impl FromStr for Cluster {
                 return Err(format!("the size in `{part}` has no unit: write 80GiB"));
             }
             let size = read_size(size).map_err(|_| bad())?;
-            if size > Bytes::MAX_ASK.0 || count == 0 || cards.len().saturating_add(count) > CARDS_MAX {
-                return Err(format!("`{part}`: there can be 1 to {CARDS_MAX} GPUs of at most 1024 TiB"));
+            if size > Bytes::MAX_ASK.0 || count == 0 || gpus.len().saturating_add(count) > GPUS_MAX {
+                return Err(format!("`{part}`: there can be 1 to {GPUS_MAX} GPUs of at most 1024 TiB"));
             }
             if size < Bytes::gib(1).0 {
                 return Err(format!("`{part}`: a GPU of less than 1 GiB has next to no room beside its margin"));
             }
-            cards.extend(std::iter::repeat_n(Bytes(size), count));
+            gpus.extend(std::iter::repeat_n(Bytes(size), count));
         }
-        Ok(Cluster { cards })
+        Ok(Cluster { gpus })
     }
 }
 
 impl fmt::Display for Cluster {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (n, group) in self.cards.chunk_by(|a, b| a == b).enumerate() {
+        for (n, group) in self.gpus.chunk_by(|a, b| a == b).enumerate() {
             let comma = if n > 0 { "," } else { "" };
             // Without a space, as on the command line.
             write!(f, "{comma}{}x{}", group.len(), group[0].to_string().replace(' ', ""))?;

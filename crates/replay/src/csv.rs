@@ -4,33 +4,33 @@
 //! is an error with its line, never a default.
 
 use crate::cluster::read_size;
-use crate::trace::{Builder, Row, Trace, TraceError, read_tier};
+use crate::trace::{JobRow, Trace, TraceBuilder, TraceError, read_tier};
 use std::collections::BTreeMap;
 
 /// Columns that must be there.
-const NEEDED: [&str; 6] = ["arrival_s", "tenant", "vram", "gpus", "duration_s", "tier"];
+const REQUIRED_COLUMNS: [&str; 6] = ["arrival_s", "tenant", "vram", "gpus", "duration_s", "tier"];
 /// Columns that may be there.
-const OPTIONAL: [&str; 2] = ["priority", "name"];
+const OPTIONAL_COLUMNS: [&str; 2] = ["priority", "name"];
 
 /// Lines of a table with a header that names the columns.
 #[derive(Debug)]
-pub struct Table<'a> {
+pub struct CsvTable<'a> {
     columns: BTreeMap<String, usize>,
     lines: Vec<(usize, &'a str)>,
 }
 
 /// One line of a table, with its number.
 #[derive(Debug)]
-pub struct Line<'t> {
+pub struct CsvLine<'t> {
     /// Counted from 1, the header included.
     pub number: usize,
     fields: Vec<String>,
     columns: &'t BTreeMap<String, usize>,
 }
 
-impl<'a> Table<'a> {
+impl<'a> CsvTable<'a> {
     /// Parses the header. Empty lines and a byte order mark are skipped.
-    pub fn read(text: &'a str) -> Result<Table<'a>, TraceError> {
+    pub fn read(text: &'a str) -> Result<CsvTable<'a>, TraceError> {
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         let mut lines = text.lines().zip(1..).map(|(line, n)| (n, line)).filter(|(_, line)| !line.trim().is_empty());
         let Some((number, header)) = lines.next() else { return Err(TraceError::whole("it is empty")) };
@@ -40,7 +40,7 @@ impl<'a> Table<'a> {
                 return Err(TraceError::at(number, format!("column `{name}` is there twice")));
             }
         }
-        Ok(Table { columns, lines: lines.collect() })
+        Ok(CsvTable { columns, lines: lines.collect() })
     }
 
     /// The names of its columns.
@@ -57,19 +57,19 @@ impl<'a> Table<'a> {
     }
 
     /// Its lines, each with as many fields as there are columns.
-    pub fn lines(&self) -> impl Iterator<Item = Result<Line<'_>, TraceError>> {
+    pub fn lines(&self) -> impl Iterator<Item = Result<CsvLine<'_>, TraceError>> {
         self.lines.iter().map(|(number, line)| {
             let fields = split(line).map_err(|what| TraceError::at(*number, what))?;
             if fields.len() != self.columns.len() {
                 let (have, want) = (fields.len(), self.columns.len());
                 return Err(TraceError::at(*number, format!("{have} fields, but the header has {want}")));
             }
-            Ok(Line { number: *number, fields, columns: &self.columns })
+            Ok(CsvLine { number: *number, fields, columns: &self.columns })
         })
     }
 }
 
-impl Line<'_> {
+impl CsvLine<'_> {
     /// The text in a column; empty if there is no such column.
     pub fn field(&self, name: &str) -> &str {
         self.columns.get(name).map_or("", |place| &self.fields[*place])
@@ -124,13 +124,14 @@ fn split(line: &str) -> Result<Vec<String>, String> {
 
 /// Reads a trace.
 pub fn read(text: &str, source: &str) -> Result<Trace, TraceError> {
-    let table = Table::read(text)?;
-    table.require(&NEEDED)?;
-    if let Some(odd) = table.columns().find(|name| !NEEDED.contains(name) && !OPTIONAL.contains(name)) {
-        let known = [&NEEDED[..], &OPTIONAL[..]].concat().join(", ");
+    let table = CsvTable::read(text)?;
+    table.require(&REQUIRED_COLUMNS)?;
+    if let Some(odd) = table.columns().find(|name| !REQUIRED_COLUMNS.contains(name) && !OPTIONAL_COLUMNS.contains(name))
+    {
+        let known = [&REQUIRED_COLUMNS[..], &OPTIONAL_COLUMNS[..]].concat().join(", ");
         return Err(TraceError::at(1, format!("column `{odd}` is not known; there are: {known}")));
     }
-    let mut builder = Builder::new(source);
+    let mut builder = TraceBuilder::new(source);
     for line in table.lines() {
         let line = line?;
         row(&line).and_then(|row| builder.push(row)).map_err(|what| TraceError::at(line.number, what))?;
@@ -138,16 +139,16 @@ pub fn read(text: &str, source: &str) -> Result<Trace, TraceError> {
     builder.finish()
 }
 
-fn row(line: &Line<'_>) -> Result<Row, String> {
+fn row(line: &CsvLine<'_>) -> Result<JobRow, String> {
     let priority = match line.field("priority") {
         "" => 0,
         _ => line.number("priority")?,
     };
-    Ok(Row {
+    Ok(JobRow {
         arrival_s: line.number("arrival_s")?,
         tenant: line.field("tenant").to_owned(),
         vram: read_size(line.field("vram")).map_err(|what| format!("`vram`: {what}"))?,
-        cards: line.number("gpus")?,
+        gpus: line.number("gpus")?,
         duration_s: line.number("duration_s")?,
         tier: read_tier(line.field("tier"))?,
         priority,

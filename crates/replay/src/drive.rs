@@ -11,11 +11,11 @@
 //! reservations of leases count, and there are no unleased processes. A job is always busy,
 //! so it is reported as busy whenever its lease could be renewed.
 
-use crate::books::Books;
 use crate::calibration::Calibration;
 use crate::cluster::{Cluster, uuid};
-use crate::moves::{Move, Moves, process, takes};
-use crate::trace::{Job, Trace};
+use crate::moves::{MoveDirection, ReplayMoves, move_duration, process_of};
+use crate::trace::{Trace, TraceJob};
+use crate::usage::UsageIntegrals;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 use sublet_core::action::Action;
@@ -33,13 +33,13 @@ use sublet_core::state::State;
 use sublet_core::units::{Bytes, Span, Time};
 
 /// The time from the end of a lease to the reading that confirms it.
-const LOOK_AFTER: Span = Span(1);
+const READING_DELAY: Span = Span(1);
 /// The longest wait of a request: longer than any trace, so that none gives up.
-const FOR_EVER: Span = Span::secs(1_000 * 366 * 86_400);
+const WAIT_MAX: Span = Span::secs(1_000 * 366 * 86_400);
 
 /// How long a lease jobs request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Leases {
+pub enum LeaseTerms {
     /// The default: renewed while the job is busy, ended at the hold cap while others wait.
     Renewed,
     /// For exactly as long as the work takes.
@@ -48,7 +48,7 @@ pub enum Leases {
 
 /// What is run, on what, and how.
 #[derive(Clone, Debug)]
-pub struct Setup<'a> {
+pub struct ReplaySetup<'a> {
     /// The jobs.
     pub trace: &'a Trace,
     /// The GPUs.
@@ -56,16 +56,16 @@ pub struct Setup<'a> {
     /// The rules, made fit by [`crate::policies::for_replay`].
     pub policy: Policy,
     /// How long a lease jobs request.
-    pub leases: Leases,
+    pub leases: LeaseTerms,
     /// The time to stop at, even if jobs still wait or run.
     pub until: Option<Time>,
-    /// The length of a slot of [`Books`].
+    /// The length of a slot of [`UsageIntegrals`].
     pub slot: Span,
 }
 
 /// Where a job is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub enum JobStage {
     /// The replay was stopped before it arrived.
     NotYet,
     /// In the queue.
@@ -80,9 +80,9 @@ pub enum Fate {
 
 /// What became of one job.
 #[derive(Clone, Debug)]
-pub struct Course {
+pub struct JobCourse {
     /// Where it is.
-    pub fate: Fate,
+    pub stage: JobStage,
     /// Work not done yet.
     pub left: Span,
     /// Time in the queue, over all of its waits.
@@ -100,11 +100,11 @@ pub struct Course {
 
 /// The result of a run.
 #[derive(Clone, Debug)]
-pub struct Run {
+pub struct ReplayRun {
     /// For each job of the trace.
-    pub courses: Vec<Course>,
+    pub courses: Vec<JobCourse>,
     /// The integrals.
-    pub books: Books,
+    pub usage: UsageIntegrals,
     /// Why jobs were refused, and how many.
     pub refused: BTreeMap<String, u64>,
     /// Events the core took in.
@@ -119,43 +119,43 @@ pub struct Run {
     pub calibration: Calibration,
 }
 
-struct Driver<'a> {
-    setup: &'a Setup<'a>,
+struct ReplayDriver<'a> {
+    setup: &'a ReplaySetup<'a>,
     state: State,
     now: Time,
     arrivals: usize,
-    courses: Vec<Course>,
+    courses: Vec<JobCourse>,
     /// When a job's work will be done: time, job, number of the grant.
-    dones: BinaryHeap<Reverse<(Time, u32, u32)>>,
+    completions: BinaryHeap<Reverse<(Time, u32, u32)>>,
     /// When a busy job will renew its lease.
     renewals: BinaryHeap<Reverse<(Time, LeaseId)>>,
     /// GPUs where a lease ended, and when they are read.
-    unseen: BTreeSet<CardId>,
-    look_at: Time,
+    unread_gpus: BTreeSet<CardId>,
+    reading_due: Time,
     /// Jobs that must make another request.
-    again: VecDeque<u32>,
+    retries: VecDeque<u32>,
     /// For each lease, the job that requested it.
     job_of: Vec<u32>,
     callers: Vec<Caller>,
     uuids: Vec<String>,
-    books: Books,
+    usage: UsageIntegrals,
     refused: BTreeMap<String, u64>,
     events: u64,
-    moves: Moves,
+    moves: ReplayMoves,
     /// Answers of programs to the latest decisions.
     replies: VecDeque<Event>,
     /// When the scheduler may decide differently without any event.
-    plans: Option<Time>,
+    next_change: Option<Time>,
     preemptions: u64,
     calibration: Calibration,
 }
 
 /// Runs a trace to its end.
-pub fn drive(setup: &Setup<'_>) -> Run {
+pub fn drive(setup: &ReplaySetup<'_>) -> ReplayRun {
     let trace = setup.trace;
     let began = trace.jobs.first().map_or(Time::ZERO, |job| job.arrival);
-    let course = |job: &Job| Course {
-        fate: Fate::NotYet,
+    let course = |job: &TraceJob| JobCourse {
+        stage: JobStage::NotYet,
         left: job.duration,
         waited: Span::ZERO,
         first_wait: None,
@@ -164,97 +164,97 @@ pub fn drive(setup: &Setup<'_>) -> Run {
         since: job.arrival,
         lease: LeaseId(0),
     };
-    let mut driver = Driver {
+    let mut driver = ReplayDriver {
         setup,
         state: State::new(Rows::default(), setup.policy.clone()),
         now: began,
         arrivals: 0,
         courses: trace.jobs.iter().map(course).collect(),
-        dones: BinaryHeap::new(),
+        completions: BinaryHeap::new(),
         renewals: BinaryHeap::new(),
-        unseen: BTreeSet::new(),
-        look_at: began,
-        again: VecDeque::new(),
+        unread_gpus: BTreeSet::new(),
+        reading_due: began,
+        retries: VecDeque::new(),
         job_of: Vec::new(),
         callers: trace.tenants.iter().map(Caller::user).collect(),
-        uuids: (0..setup.cluster.cards.len()).map(uuid).collect(),
-        books: Books::new(setup.cluster, setup.policy.margin, trace, began, setup.slot),
+        uuids: (0..setup.cluster.gpus.len()).map(uuid).collect(),
+        usage: UsageIntegrals::new(setup.cluster, setup.policy.margin, trace, began, setup.slot),
         refused: BTreeMap::new(),
         events: 0,
-        moves: Moves::new(setup.cluster),
+        moves: ReplayMoves::new(setup.cluster),
         replies: VecDeque::new(),
-        plans: None,
+        next_change: None,
         preemptions: 0,
         calibration: Calibration::new(trace.jobs.len()),
     };
-    driver.reply_ram();
-    driver.tell(Event::Listed(setup.cluster.facts()));
-    driver.unseen = (0..setup.cluster.cards.len() as u16).map(CardId).collect();
-    driver.look();
+    driver.report_free_memory();
+    driver.apply_event(Event::Listed(setup.cluster.facts()));
+    driver.unread_gpus = (0..setup.cluster.gpus.len() as u16).map(CardId).collect();
+    driver.read_gpus();
     while driver.step() {}
     driver.finish()
 }
 
-impl Driver<'_> {
+impl ReplayDriver<'_> {
     /// Handles the next event; returns false if there is none.
     fn step(&mut self) -> bool {
-        let done = self.dones.peek().map(|Reverse((at, ..))| *at);
+        let done = self.completions.peek().map(|Reverse((at, ..))| *at);
         let renewal = self.renewals.peek().map(|Reverse((at, _))| *at);
-        let look = (!self.unseen.is_empty()).then_some(self.look_at);
+        let reading = (!self.unread_gpus.is_empty()).then_some(self.reading_due);
         let due = self.state.next_due().filter(|_| done.is_some() || renewal.is_some());
         let arrival = self.setup.trace.jobs.get(self.arrivals).map(|job| job.arrival);
         // At the same instant, work ends before leases expire, and freed bytes are read before a new job arrives.
-        let (moved, plans) = (self.moves.next(), self.plans);
-        let next = [done, renewal, due, look, moved, plans, arrival]
+        let (moved, next_change) = (self.moves.next_due(), self.next_change);
+        let next = [done, renewal, due, reading, moved, next_change, arrival]
             .into_iter()
             .zip(0..)
             .filter_map(|(at, n)| at.map(|at| (at, n)));
         let Some((at, kind)) = next.min() else { return false };
         if let Some(until) = self.setup.until.filter(|until| at > *until) {
             self.now = self.now.max(until);
-            self.books.advance(self.now);
+            self.usage.advance(self.now);
             return false;
         }
         // A due time may have passed during a reading.
         self.now = self.now.max(at);
-        self.books.advance(self.now);
+        self.usage.advance(self.now);
         match kind {
-            0 => self.done(),
-            1 => self.worked(),
-            2 => self.tell(Event::Ticked),
-            3 => self.look(),
-            4 => self.moved(),
-            5 => self.tell(Event::Ticked),
+            0 => self.finish_first_job(),
+            1 => self.report_busy(),
+            2 => self.apply_event(Event::Ticked),
+            3 => self.read_gpus(),
+            4 => self.finish_move(),
+            5 => self.apply_event(Event::Ticked),
             _ => {
                 let job = self.arrivals as u32;
                 self.arrivals += 1;
-                self.ask(job);
+                self.request_lease(job);
             }
         }
-        self.reply();
-        while let Some(job) = self.again.pop_front() {
-            self.ask(job);
-            self.reply();
+        self.deliver_replies();
+        while let Some(job) = self.retries.pop_front() {
+            self.request_lease(job);
+            self.deliver_replies();
         }
-        if self.parks() {
-            self.plans = changes_at(&self.state, self.now);
+        if self.can_park() {
+            self.next_change = changes_at(&self.state, self.now);
         }
         true
     }
 
-    fn finish(mut self) -> Run {
-        self.books.close();
+    fn finish(mut self) -> ReplayRun {
+        self.usage.close();
         for course in &mut self.courses {
             let since = self.now.since(course.since);
-            match course.fate {
-                Fate::Waiting => course.waited = course.waited + since,
-                Fate::Running => course.left = Span(course.left.0.saturating_sub(since.0)),
-                Fate::NotYet | Fate::Finished | Fate::Refused => {}
+            match course.stage {
+                JobStage::Waiting => course.waited = course.waited + since,
+                JobStage::Running => course.left = Span(course.left.0.saturating_sub(since.0)),
+                JobStage::NotYet | JobStage::Finished | JobStage::Refused => {}
             }
         }
-        Run {
+        ReplayRun {
             courses: self.courses,
-            books: self.books,
+            usage: self.usage,
             refused: self.refused,
             events: self.events,
             charged: self.state.rows().tenants.iter().map(|tenant| tenant.byte_us).sum(),
@@ -266,207 +266,207 @@ impl Driver<'_> {
 
     // ---- what jobs do ------------------------------------------------------
 
-    fn ask(&mut self, number: u32) {
+    fn request_lease(&mut self, number: u32) {
         let job = &self.setup.trace.jobs[number as usize];
         let course = &mut self.courses[number as usize];
-        (course.fate, course.since) = (Fate::Waiting, self.now);
-        let ask = ask_of(job, course.left, self.setup);
+        (course.stage, course.since) = (JobStage::Waiting, self.now);
+        let ask = request_of(job, course.left, self.setup);
         let by = self.callers[job.tenant as usize].clone();
         let lease = self.state.rows().meta.next_lease as usize;
         self.job_of.resize(lease + 1, number);
         self.job_of[lease] = number;
         let first = course.turns == 0;
         let id = LeaseId(lease as u64);
-        let root = self.parks().then(|| process(id));
-        let outcome = decide(&mut self.state, self.now, Event::Asked { by, ask, wait: Some(FOR_EVER), root });
+        let root = self.can_park().then(|| process_of(id));
+        let outcome = decide(&mut self.state, self.now, Event::Asked { by, ask, wait: Some(WAIT_MAX), root });
         self.events += 1;
         if let Answer::Refused(why) = &outcome.answer {
-            self.courses[number as usize].fate = Fate::Refused;
-            self.books.leave(number);
+            self.courses[number as usize].stage = JobStage::Refused;
+            self.usage.job_left(number);
             *self.refused.entry(why.to_string()).or_default() += 1;
         }
-        self.note(&outcome.actions);
+        self.follow_actions(&outcome.actions);
         if first {
-            self.calibration.ask(number, &self.state, id, self.now);
+            self.calibration.record_prediction(number, &self.state, id, self.now);
         }
     }
 
-    /// The first job of `dones` gives its GPUs back, unless its lease ended before.
-    fn done(&mut self) {
-        let Some(Reverse((_, number, turn))) = self.dones.pop() else { return };
+    /// The first job of `completions` gives its GPUs back, unless its lease ended before.
+    fn finish_first_job(&mut self) {
+        let Some(Reverse((_, number, turn))) = self.completions.pop() else { return };
         let course = &self.courses[number as usize];
-        if course.fate == Fate::Running && course.turns == turn {
+        if course.stage == JobStage::Running && course.turns == turn {
             let by = self.callers[self.setup.trace.jobs[number as usize].tenant as usize].clone();
-            self.tell(Event::Released { by, lease: course.lease, epoch: None });
+            self.apply_event(Event::Released { by, lease: course.lease, epoch: None });
         }
     }
 
     /// The first lease of `renewals` is reported as busy.
-    fn worked(&mut self) {
+    fn report_busy(&mut self) {
         let Some(Reverse((_, lease))) = self.renewals.pop() else { return };
         if matches!(self.state.lease(lease), Some(Lease { phase: Phase::Active(_), .. })) {
-            self.tell(Event::Worked { lease });
+            self.apply_event(Event::Worked { lease });
         }
     }
 
     /// Reads every GPU where a lease ended.
-    fn look(&mut self) {
+    fn read_gpus(&mut self) {
         // The earlier answers of programs come first.
-        self.reply();
-        for card in std::mem::take(&mut self.unseen) {
+        self.deliver_replies();
+        for card in std::mem::take(&mut self.unread_gpus) {
             let n = usize::from(card.0);
             let observation = Observation { begun: self.now, reading: self.moves.reading(card) };
-            self.tell(Event::Observed { card: self.uuids[n].clone(), observation });
+            self.apply_event(Event::Observed { card: self.uuids[n].clone(), observation });
         }
     }
 
     // ---- what the core decides ---------------------------------------------
 
-    fn tell(&mut self, event: Event) {
+    fn apply_event(&mut self, event: Event) {
         let outcome = decide(&mut self.state, self.now, event);
         self.events += 1;
-        self.note(&outcome.actions);
+        self.follow_actions(&outcome.actions);
     }
 
-    fn note(&mut self, actions: &[Action]) {
+    fn follow_actions(&mut self, actions: &[Action]) {
         for action in actions {
             match action {
-                Action::Queue { lease, .. } => self.queued(*lease),
+                Action::Queue { lease, .. } => self.job_queued(*lease),
                 Action::Grant { lease, cards, .. } => {
                     let number = self.job_of[lease.0 as usize];
-                    self.books.grant(number, cards);
+                    self.usage.job_granted(number, cards);
                     let course = &mut self.courses[number as usize];
                     let wait = self.now.since(course.since);
                     course.waited = course.waited + wait;
                     course.first_wait.get_or_insert(wait);
-                    self.calibration.start(number, self.now);
-                    self.runs(*lease);
-                    if self.parks() {
-                        self.moves.set(*lease, cards, self.setup.trace.jobs[number as usize].vram);
-                        self.look_at(cards);
+                    self.calibration.record_start(number, self.now);
+                    self.start_work(*lease);
+                    if self.can_park() {
+                        self.moves.set_resident(*lease, cards, self.setup.trace.jobs[number as usize].vram);
+                        self.schedule_reading(cards);
                         let said = Said::Here { parked: None };
-                        let process = process(*lease);
+                        let process = process_of(*lease);
                         self.replies.push_back(Event::Said { lease: *lease, rung: Rung::Park, process, said });
                     }
                 }
-                Action::Renew { lease, .. } => self.expect_renewal(*lease),
+                Action::Renew { lease, .. } => self.schedule_renewal(*lease),
                 Action::Park { lease, room_for, .. } => {
                     self.preemptions += u64::from(room_for.is_some());
-                    self.stops(*lease);
-                    self.order(*lease, Move::Out);
+                    self.stop_work(*lease);
+                    self.order_move(*lease, MoveDirection::Out);
                 }
-                Action::Retreat { lease, .. } => self.order(*lease, Move::Out),
-                Action::Unpark { lease, .. } => self.order(*lease, Move::Back),
+                Action::Retreat { lease, .. } => self.order_move(*lease, MoveDirection::Out),
+                Action::Unpark { lease, .. } => self.order_move(*lease, MoveDirection::Back),
                 Action::Parked { lease, .. } => {
                     let number = self.job_of[lease.0 as usize];
                     if let Some(hold) = self.state.lease(*lease).and_then(Lease::hold) {
-                        self.books.end(number, &hold.cards);
+                        self.usage.job_released(number, &hold.cards);
                     }
-                    self.books.wait(number);
-                    self.reply_ram();
+                    self.usage.job_waits(number);
+                    self.report_free_memory();
                     // A job is always busy, so it wants its GPUs back at once.
-                    let (rung, process, said) = (Rung::Park, process(*lease), Said::Wants);
+                    let (rung, process, said) = (Rung::Park, process_of(*lease), Said::Wants);
                     self.replies.push_back(Event::Said { lease: *lease, rung, process, said });
                 }
                 Action::Resume { lease, .. } => {
                     if let Some(hold) = self.state.lease(*lease).and_then(Lease::hold) {
-                        self.books.grant(self.job_of[lease.0 as usize], &hold.cards);
+                        self.usage.job_granted(self.job_of[lease.0 as usize], &hold.cards);
                     }
-                    self.order(*lease, Move::Back);
+                    self.order_move(*lease, MoveDirection::Back);
                 }
                 Action::Resumed { lease, .. } => {
                     let course = &mut self.courses[self.job_of[lease.0 as usize] as usize];
                     course.waited = course.waited + self.now.since(course.since);
-                    self.runs(*lease);
-                    self.reply_ram();
+                    self.start_work(*lease);
+                    self.report_free_memory();
                 }
                 Action::End { lease, reason, .. } => {
                     self.preemptions += u64::from(*reason == Reason::Preempted);
-                    self.ended(*lease, *reason);
+                    self.lease_ended(*lease, *reason);
                 }
                 _ => {}
             }
         }
     }
 
-    fn parks(&self) -> bool {
+    fn can_park(&self) -> bool {
         self.setup.policy.parking.preempt
     }
 
     /// Host memory that is not taken by parked bytes.
-    fn reply_ram(&mut self) {
-        if self.parks() {
+    fn report_free_memory(&mut self) {
+        if self.can_park() {
             let available = Some(self.setup.policy.parking.ram.less(self.state.booked()));
             self.replies.push_back(Event::Ram { available });
         }
     }
 
-    fn reply(&mut self) {
+    fn deliver_replies(&mut self) {
         while let Some(event) = self.replies.pop_front() {
-            self.tell(event);
+            self.apply_event(event);
         }
     }
 
-    fn look_at(&mut self, cards: &[CardId]) {
-        self.unseen.extend(cards.iter().copied());
-        self.look_at = self.now + LOOK_AFTER;
+    fn schedule_reading(&mut self, cards: &[CardId]) {
+        self.unread_gpus.extend(cards.iter().copied());
+        self.reading_due = self.now + READING_DELAY;
     }
 
     /// A job has its GPUs and works.
-    fn runs(&mut self, lease: LeaseId) {
+    fn start_work(&mut self, lease: LeaseId) {
         let number = self.job_of[lease.0 as usize];
         let course = &mut self.courses[number as usize];
         course.turns += 1;
-        (course.fate, course.since) = (Fate::Running, self.now);
-        self.dones.push(Reverse((self.now + course.left, number, course.turns)));
-        self.expect_renewal(lease);
+        (course.stage, course.since) = (JobStage::Running, self.now);
+        self.completions.push(Reverse((self.now + course.left, number, course.turns)));
+        self.schedule_renewal(lease);
     }
 
     /// A job does not work any more, and waits.
-    fn stops(&mut self, lease: LeaseId) {
+    fn stop_work(&mut self, lease: LeaseId) {
         let course = &mut self.courses[self.job_of[lease.0 as usize] as usize];
-        if course.fate == Fate::Running {
+        if course.stage == JobStage::Running {
             course.left = Span(course.left.0.saturating_sub(self.now.since(course.since).0));
-            (course.fate, course.since) = (Fate::Waiting, self.now);
+            (course.stage, course.since) = (JobStage::Waiting, self.now);
         }
     }
 
     /// A job is told where its bytes shall be.
-    fn order(&mut self, lease: LeaseId, way: Move) {
+    fn order_move(&mut self, lease: LeaseId, direction: MoveDirection) {
         let number = self.job_of[lease.0 as usize];
         let job = &self.setup.trace.jobs[number as usize];
-        let bytes = Bytes(job.vram.0.saturating_mul(u64::from(job.cards)));
-        self.moves.order(lease, way, self.now + takes(bytes));
+        let bytes = Bytes(job.vram.0.saturating_mul(u64::from(job.gpus)));
+        self.moves.start(lease, direction, self.now + move_duration(bytes));
     }
 
     /// The first move is done: the job says so, and its GPUs are read until that is seen.
-    fn moved(&mut self) {
-        let Some((lease, way)) = self.moves.done() else { return };
+    fn finish_move(&mut self) {
+        let Some((lease, direction)) = self.moves.pop_finished() else { return };
         let job = &self.setup.trace.jobs[self.job_of[lease.0 as usize] as usize];
-        let bytes = Bytes(job.vram.0.saturating_mul(u64::from(job.cards)));
+        let bytes = Bytes(job.vram.0.saturating_mul(u64::from(job.gpus)));
         let Some(cards) = self.state.lease(lease).and_then(Lease::hold).map(|hold| hold.cards.clone()) else { return };
-        let (on_each, said, readings) = match way {
-            Move::Out => (Bytes::ZERO, Said::Parked(bytes), 2),
-            Move::Back => (job.vram, Said::Resumed, 1),
+        let (on_each, said, readings) = match direction {
+            MoveDirection::Out => (Bytes::ZERO, Said::Parked(bytes), 2),
+            MoveDirection::Back => (job.vram, Said::Resumed, 1),
         };
-        self.moves.set(lease, &cards, on_each);
-        self.tell(Event::Said { lease, rung: Rung::Park, process: process(lease), said });
+        self.moves.set_resident(lease, &cards, on_each);
+        self.apply_event(Event::Said { lease, rung: Rung::Park, process: process_of(lease), said });
         for _ in 0..readings {
-            self.now = self.now + LOOK_AFTER;
-            self.books.advance(self.now);
-            self.look_at(&cards);
-            self.look();
+            self.now = self.now + READING_DELAY;
+            self.usage.advance(self.now);
+            self.schedule_reading(&cards);
+            self.read_gpus();
         }
     }
 
-    fn queued(&mut self, lease: LeaseId) {
+    fn job_queued(&mut self, lease: LeaseId) {
         let number = self.job_of[lease.0 as usize];
         self.courses[number as usize].lease = lease;
-        self.books.wait(number);
+        self.usage.job_waits(number);
     }
 
     /// Schedules a renewal, only if the lease would expire before its job is done.
-    fn expect_renewal(&mut self, lease: LeaseId) {
+    fn schedule_renewal(&mut self, lease: LeaseId) {
         if let Some(row) = self.state.lease(lease)
             && !row.fixed()
             && let Phase::Active(hold) = &row.phase
@@ -479,46 +479,46 @@ impl Driver<'_> {
         }
     }
 
-    fn ended(&mut self, lease: LeaseId, reason: Reason) {
+    fn lease_ended(&mut self, lease: LeaseId, reason: Reason) {
         let number = self.job_of[lease.0 as usize];
         let hold = self.state.lease(lease).and_then(Lease::hold).cloned();
-        let was_parked = hold.as_ref().is_some_and(is_stopped);
+        let was_parked = hold.as_ref().is_some_and(is_parked);
         if let Some(hold) = hold {
             if was_parked {
-                self.books.leave_queue(number);
+                self.usage.job_left_queue(number);
             } else {
-                self.books.end(number, &hold.cards);
+                self.usage.job_released(number, &hold.cards);
             }
-            self.moves.set(lease, &hold.cards, Bytes::ZERO);
-            self.moves.forget(lease);
-            self.look_at(&hold.cards);
+            self.moves.set_resident(lease, &hold.cards, Bytes::ZERO);
+            self.moves.cancel(lease);
+            self.schedule_reading(&hold.cards);
         }
-        self.stops(lease);
+        self.stop_work(lease);
         if reason.ends_processes() {
             self.replies.push_back(Event::Members { lease, processes: Vec::new(), restricted: BTreeMap::new() });
         }
         let job = &self.setup.trace.jobs[number as usize];
         let course = &mut self.courses[number as usize];
         if reason == Reason::Released || course.left == Span::ZERO {
-            course.fate = Fate::Finished;
+            course.stage = JobStage::Finished;
             course.took = Some(self.now.since(job.arrival));
-            self.books.leave(number);
+            self.usage.job_left(number);
         } else {
-            self.again.push_back(number);
+            self.retries.push_back(number);
         }
     }
 }
 
 /// What a job asks for, with this much work left.
-fn ask_of(job: &Job, left: Span, setup: &Setup<'_>) -> Ask {
+fn request_of(job: &TraceJob, left: Span, setup: &ReplaySetup<'_>) -> Ask {
     let term = match setup.leases {
-        Leases::Renewed => Term::Renewed(setup.policy.ttl),
-        Leases::Fixed => Term::Fixed(left.max(Span::secs(1)).min(Ask::FIXED_MAX)),
+        LeaseTerms::Renewed => Term::Renewed(setup.policy.ttl),
+        LeaseTerms::Fixed => Term::Fixed(left.max(Span::secs(1)).min(Ask::FIXED_MAX)),
     };
-    Ask { gpus: job.cards, tier: job.tier, priority: job.priority, ..Ask::plain(job.vram, term) }
+    Ask { gpus: job.gpus, tier: job.tier, priority: job.priority, ..Ask::plain(job.vram, term) }
 }
 
 /// True if a lease was parked when it ended.
-fn is_stopped(hold: &Hold) -> bool {
+fn is_parked(hold: &Hold) -> bool {
     hold.turns.as_ref().is_some_and(|turns| turns.stopped.is_some())
 }

@@ -5,14 +5,13 @@
 //!
 //! A [`trace::Trace`] comes from a file ([`csv`], [`json`]), from a seed
 //! ([`synthetic`]) or from a public data set ([`alibaba`]). [`drive`] runs it over a
-//! [`cluster::Cluster`] under one of the [`policies`]; [`books`] keeps the integrals
+//! [`cluster::Cluster`] under one of the [`policies`]; [`usage`] keeps the integrals
 //! while it runs; [`report`] is what comes out, and [`plots`] draws it.
 //!
 //! Absent on purpose: a clock (the caller measures the speed), files (texts go in
 //! and out), and any decision of its own about which job gets a GPU.
 
 pub mod alibaba;
-pub mod books;
 pub mod calibration;
 pub mod cluster;
 pub mod csv;
@@ -27,6 +26,7 @@ pub mod stats;
 mod svg;
 pub mod synthetic;
 pub mod trace;
+pub mod usage;
 
 #[cfg(test)]
 mod tests;

@@ -21,7 +21,7 @@ const PER_GIB: Span = Span::millis(21);
 
 /// Where a job's bytes are going.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Move {
+pub enum MoveDirection {
     /// To host memory.
     Out,
     /// To its GPUs.
@@ -30,32 +30,32 @@ pub enum Move {
 
 /// What is on the GPUs, and which moves are under way.
 #[derive(Clone, Debug)]
-pub struct Moves {
+pub struct ReplayMoves {
     residents: Vec<BTreeMap<LeaseId, Bytes>>,
     totals: Vec<Bytes>,
     /// When a move is done. A move that a later order replaced has an older number.
     due: BinaryHeap<Reverse<(Time, LeaseId, u32)>>,
-    orders: BTreeMap<LeaseId, (Move, u32)>,
+    orders: BTreeMap<LeaseId, (MoveDirection, u32)>,
     /// How many orders were given.
     count: u32,
 }
 
 /// The one process of a lease.
-pub fn process(lease: LeaseId) -> ProcKey {
+pub fn process_of(lease: LeaseId) -> ProcKey {
     ProcKey { pid: lease.0 as u32, start: 1 + (lease.0 >> 32) }
 }
 
 /// How long a move of `bytes` takes.
-pub fn takes(bytes: Bytes) -> Span {
+pub fn move_duration(bytes: Bytes) -> Span {
     Span(FIXED.0 + (u128::from(PER_GIB.0) * u128::from(bytes.0) / u128::from(Bytes::gib(1).0)) as u64)
 }
 
-impl Moves {
+impl ReplayMoves {
     /// Empty GPUs.
-    pub fn new(cluster: &Cluster) -> Moves {
-        Moves {
-            residents: vec![BTreeMap::new(); cluster.cards.len()],
-            totals: cluster.cards.clone(),
+    pub fn new(cluster: &Cluster) -> ReplayMoves {
+        ReplayMoves {
+            residents: vec![BTreeMap::new(); cluster.gpus.len()],
+            totals: cluster.gpus.clone(),
             due: BinaryHeap::new(),
             orders: BTreeMap::new(),
             count: 0,
@@ -63,9 +63,9 @@ impl Moves {
     }
 
     /// Sets what a job has on each of these GPUs from now on; may be 0.
-    pub fn set(&mut self, lease: LeaseId, cards: &[CardId], bytes: Bytes) {
-        for card in cards {
-            let on = &mut self.residents[usize::from(card.0)];
+    pub fn set_resident(&mut self, lease: LeaseId, gpus: &[CardId], bytes: Bytes) {
+        for gpu in gpus {
+            let on = &mut self.residents[usize::from(gpu.0)];
             if bytes == Bytes::ZERO {
                 on.remove(&lease);
             } else {
@@ -75,43 +75,43 @@ impl Moves {
     }
 
     /// A job is told where its bytes shall be.
-    pub fn order(&mut self, lease: LeaseId, way: Move, done: Time) {
+    pub fn start(&mut self, lease: LeaseId, direction: MoveDirection, done: Time) {
         self.count += 1;
-        self.orders.insert(lease, (way, self.count));
+        self.orders.insert(lease, (direction, self.count));
         self.due.push(Reverse((done, lease, self.count)));
     }
 
     /// A lease is over: its orders are void.
-    pub fn forget(&mut self, lease: LeaseId) {
+    pub fn cancel(&mut self, lease: LeaseId) {
         self.orders.remove(&lease);
     }
 
     /// When the next move is done.
-    pub fn next(&self) -> Option<Time> {
+    pub fn next_due(&self) -> Option<Time> {
         self.due.peek().map(|Reverse((at, ..))| *at)
     }
 
     /// The move that is done first; `None` if a later order or the end of the lease cancelled it.
-    pub fn done(&mut self) -> Option<(LeaseId, Move)> {
+    pub fn pop_finished(&mut self) -> Option<(LeaseId, MoveDirection)> {
         let Reverse((_, lease, number)) = self.due.pop()?;
-        let (way, last) = *self.orders.get(&lease)?;
+        let (direction, last) = *self.orders.get(&lease)?;
         if last != number {
             return None;
         }
         self.orders.remove(&lease);
-        Some((lease, way))
+        Some((lease, direction))
     }
 
     /// What a reading of a GPU shows.
-    pub fn reading(&self, card: CardId) -> Reading {
-        let on = &self.residents[usize::from(card.0)];
+    pub fn reading(&self, gpu: CardId) -> Reading {
+        let on = &self.residents[usize::from(gpu.0)];
         let used: Bytes = on.values().copied().sum();
         let resident = |(lease, bytes): (&LeaseId, &Bytes)| Resident {
-            process: process(*lease),
+            process: process_of(*lease),
             bytes: Some(*bytes),
             graphics: false,
         };
         let processes = on.iter().map(resident).collect();
-        Reading::Used(Used { free: self.totals[usize::from(card.0)].less(used), processes, coarse: false })
+        Reading::Used(Used { free: self.totals[usize::from(gpu.0)].less(used), processes, coarse: false })
     }
 }

@@ -8,31 +8,31 @@ use sublet_core::units::{Bytes, Span};
 
 /// One of the policies that can be compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Name {
+pub enum PolicyName {
     /// First come, first served.
     Fifo,
     /// The daemon's default.
     Fair,
 }
 
-impl Name {
+impl PolicyName {
     /// All of them.
-    pub const ALL: [Name; 2] = [Name::Fifo, Name::Fair];
+    pub const ALL: [PolicyName; 2] = [PolicyName::Fifo, PolicyName::Fair];
 }
 
-impl fmt::Display for Name {
+impl fmt::Display for PolicyName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Name::Fifo => "fifo",
-            Name::Fair => "fair",
+            PolicyName::Fifo => "fifo",
+            PolicyName::Fair => "fair",
         })
     }
 }
 
-impl FromStr for Name {
+impl FromStr for PolicyName {
     type Err = String;
-    fn from_str(text: &str) -> Result<Name, String> {
-        Name::ALL
+    fn from_str(text: &str) -> Result<PolicyName, String> {
+        PolicyName::ALL
             .into_iter()
             .find(|name| name.to_string() == text)
             .ok_or_else(|| format!("`{text}` is not a policy; there are `fifo` and `fair`"))
@@ -40,10 +40,10 @@ impl FromStr for Name {
 }
 
 /// The policy of that name on a host with these rules.
-pub fn policy(name: Name, rules: &Policy) -> Policy {
+pub fn policy(name: PolicyName, rules: &Policy) -> Policy {
     match name {
-        Name::Fair => rules.clone(),
-        Name::Fifo => {
+        PolicyName::Fair => rules.clone(),
+        PolicyName::Fifo => {
             let none = Span::ZERO;
             let head_start = HeadStart { interactive: none, batch: none, spot: none, priority: none };
             Policy { head_start, debt_max: none, turns: false, ..rules.clone() }

@@ -6,9 +6,9 @@
 
 use crate::calibration;
 use crate::cluster::Cluster;
-use crate::drive::{Course, Fate, Leases, Run, Setup, drive};
-use crate::policies::{Name, for_replay, policy};
-use crate::stats::{Waits, jain, quantile, round, round5, seconds};
+use crate::drive::{JobCourse, JobStage, LeaseTerms, ReplayRun, ReplaySetup, drive};
+use crate::policies::{PolicyName, for_replay, policy};
+use crate::stats::{WaitStats, jain, quantile, round, round5, seconds};
 use crate::trace::{Trace, tier_name};
 use serde::Serialize;
 use sublet_core::ask::Tier;
@@ -16,22 +16,22 @@ use sublet_core::policy::Policy;
 use sublet_core::units::{Bytes, Span, Time};
 
 /// Fairness is judged over slots of this length, or longer ones of a long trace.
-const SLOT: Span = Span::secs(600);
+const SLOT_LENGTH: Span = Span::secs(600);
 /// The greatest number of slots of a trace.
-const SLOTS: u64 = 1_000;
+const SLOTS_MAX: u64 = 1_000;
 /// More points than this are not seen in a plot.
-const POINTS: usize = 240;
+const POINTS_MAX: usize = 240;
 const GIB_HOUR: f64 = 1_073_741_824.0 * 3600.0 * 1e6;
 
 /// How a trace is replayed.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct ReplayOptions {
     /// The rules of the host.
     pub rules: Policy,
     /// Under these policies, in this order.
-    pub policies: Vec<Name>,
+    pub policies: Vec<PolicyName>,
     /// How long a lease jobs request.
-    pub leases: Leases,
+    pub leases: LeaseTerms,
     /// A job is starved if it waited longer than this many times its own duration.
     pub starved: f64,
     /// Places in the queue for each tenant, if they are limited.
@@ -44,16 +44,16 @@ pub struct Options {
 
 /// The whole report.
 #[derive(Clone, Debug, Serialize)]
-pub struct Report {
+pub struct ReplayReport {
     /// What was replayed.
-    pub trace: About,
+    pub trace: TraceSummary,
     /// One for each policy, in the order of the options.
-    pub policies: Vec<Outcome>,
+    pub policies: Vec<PolicyOutcome>,
 }
 
 /// What was replayed.
 #[derive(Clone, Debug, Serialize)]
-pub struct About {
+pub struct TraceSummary {
     /// Where it is from.
     pub source: String,
     /// What a reader of the results must know about it.
@@ -82,7 +82,7 @@ pub struct About {
 
 /// The results of one policy.
 #[derive(Clone, Debug, Serialize)]
-pub struct Outcome {
+pub struct PolicyOutcome {
     /// Its name.
     pub policy: String,
     /// Jobs that arrived.
@@ -96,7 +96,7 @@ pub struct Outcome {
     /// Jobs that were not admitted.
     pub refused: u64,
     /// Why they were not admitted.
-    pub refusals: Vec<Refused>,
+    pub refusals: Vec<RefusalCount>,
     /// From the first arrival to the last event.
     pub ran_s: f64,
     /// Grants; a job needs several where its lease ended before its work.
@@ -106,13 +106,13 @@ pub struct Outcome {
     /// Leases that were parked, or ended, for others.
     pub preemptions: u64,
     /// From the request to the end of the work, of jobs that finished.
-    pub completion: Waits,
+    pub completion: WaitStats,
     /// Whether what waiters were told came true.
-    pub calibration: calibration::Report,
+    pub calibration: calibration::CalibrationReport,
     /// Time in the queue, over all waits of a job; until the end, if the job still waits.
-    pub wait: Waits,
+    pub wait: WaitStats,
     /// Time in the queue before the first grant, of jobs that had one.
-    pub first_wait: Waits,
+    pub first_wait: WaitStats,
     /// The same for each tenant, by name.
     pub tenants: Vec<TenantOutcome>,
     /// The same for each tier.
@@ -128,12 +128,12 @@ pub struct Outcome {
     /// The plot of waits: this share of jobs waited no longer than that.
     pub wait_distribution: Vec<Point>,
     /// The plot over time.
-    pub timeline: Vec<Moment>,
+    pub timeline: Vec<TimelinePoint>,
 }
 
 /// One reason for refusals.
 #[derive(Clone, Debug, Serialize)]
-pub struct Refused {
+pub struct RefusalCount {
     /// In the core's words.
     pub why: String,
     /// How many.
@@ -146,7 +146,7 @@ pub struct TenantOutcome {
     /// The tenant's name.
     pub tenant: String,
     /// Its jobs that were admitted.
-    pub wait: Waits,
+    pub wait: WaitStats,
     /// Those with all of their work done.
     pub finished: u64,
     /// GiB·h it held.
@@ -165,7 +165,7 @@ pub struct TierOutcome {
     /// The tier's name.
     pub tier: &'static str,
     /// Its jobs that were admitted.
-    pub wait: Waits,
+    pub wait: WaitStats,
 }
 
 /// How much of the GPUs was used.
@@ -222,7 +222,7 @@ pub struct Point {
 
 /// A point of the plot over time: the mean of some slots.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Moment {
+pub struct TimelinePoint {
     /// Seconds after the first arrival.
     pub at_s: f64,
     /// How many waited.
@@ -233,14 +233,14 @@ pub struct Moment {
 
 /// The length of slots for a trace.
 fn slot_of(trace: &Trace) -> Span {
-    SLOT.max(Span(trace.span().0 / SLOTS))
+    SLOT_LENGTH.max(Span(trace.span().0 / SLOTS_MAX))
 }
 
 /// What can be said of a trace before it is run.
-fn about(trace: &Trace, cluster: &Cluster, options: &Options) -> About {
+fn trace_summary(trace: &Trace, cluster: &Cluster, options: &ReplayOptions) -> TraceSummary {
     let leasable = cluster.leasable(options.rules.margin).0;
     let could = leasable as f64 * trace.span().0.max(1) as f64;
-    About {
+    TraceSummary {
         source: trace.source.clone(),
         notes: trace.notes.clone(),
         changed: trace.changed.clone(),
@@ -251,54 +251,62 @@ fn about(trace: &Trace, cluster: &Cluster, options: &Options) -> About {
         span_s: round(trace.span().as_secs_f64()),
         load: round(trace.demand() as f64 / could),
         leases: match options.leases {
-            Leases::Renewed => "renewed",
-            Leases::Fixed => "fixed",
+            LeaseTerms::Renewed => "renewed",
+            LeaseTerms::Fixed => "fixed",
         },
         starved_factor: options.starved,
         slot_s: slot_of(trace).as_secs_f64(),
     }
 }
 
-/// Replays a trace under each policy. `ran` is called after each of them, so that a caller with
+/// Replays a trace under each policy. `on_outcome` is called after each of them, so that a caller with
 /// a clock can measure the time.
-pub fn replay(trace: &Trace, cluster: &Cluster, options: &Options, mut ran: impl FnMut(&Outcome)) -> Report {
+pub fn replay(
+    trace: &Trace,
+    cluster: &Cluster,
+    options: &ReplayOptions,
+    mut on_outcome: impl FnMut(&PolicyOutcome),
+) -> ReplayReport {
     let mut policies = Vec::new();
     for name in &options.policies {
         let policy = for_replay(policy(*name, &options.rules), options.places, options.parking);
         let first = trace.jobs.first().map_or(Time::ZERO, |job| job.arrival);
         let until = options.until.map(|until| first + until);
-        let setup = Setup { trace, cluster, policy, leases: options.leases, until, slot: slot_of(trace) };
+        let setup = ReplaySetup { trace, cluster, policy, leases: options.leases, until, slot: slot_of(trace) };
         let outcome = outcome(name.to_string(), &setup, &drive(&setup), options.starved);
-        ran(&outcome);
+        on_outcome(&outcome);
         policies.push(outcome);
     }
-    Report { trace: about(trace, cluster, options), policies }
+    ReplayReport { trace: trace_summary(trace, cluster, options), policies }
 }
 
-fn outcome(policy: String, setup: &Setup<'_>, run: &Run, starved: f64) -> Outcome {
-    let count = |fate: Fate| run.courses.iter().filter(|course| course.fate == fate).count() as u64;
+fn outcome(policy: String, setup: &ReplaySetup<'_>, run: &ReplayRun, starved: f64) -> PolicyOutcome {
+    let count = |stage: JobStage| run.courses.iter().filter(|course| course.stage == stage).count() as u64;
     let turns: u64 = run.courses.iter().map(|course| u64::from(course.turns)).sum();
     let started = run.courses.iter().filter(|course| course.turns > 0).count() as u64;
     // A job that was granted GPUs and neither runs nor finished lost its last lease too.
-    let lost = |course: &&Course| course.turns > 0 && !matches!(course.fate, Fate::Running | Fate::Finished);
+    let lost =
+        |course: &&JobCourse| course.turns > 0 && !matches!(course.stage, JobStage::Running | JobStage::Finished);
     let lost = run.courses.iter().filter(lost).count() as u64;
-    let refused = |(why, jobs): (&String, &u64)| Refused { why: why.clone(), jobs: *jobs };
-    Outcome {
+    let refused = |(why, jobs): (&String, &u64)| RefusalCount { why: why.clone(), jobs: *jobs };
+    PolicyOutcome {
         policy,
-        jobs: run.courses.len() as u64 - count(Fate::NotYet),
-        finished: count(Fate::Finished),
-        running: count(Fate::Running),
-        waiting: count(Fate::Waiting),
-        refused: count(Fate::Refused),
+        jobs: run.courses.len() as u64 - count(JobStage::NotYet),
+        finished: count(JobStage::Finished),
+        running: count(JobStage::Running),
+        waiting: count(JobStage::Waiting),
+        refused: count(JobStage::Refused),
         refusals: run.refused.iter().map(refused).collect(),
-        ran_s: round(run.books.elapsed().as_secs_f64()),
+        ran_s: round(run.usage.elapsed().as_secs_f64()),
         turns,
         cut: turns - started + lost,
         preemptions: run.preemptions,
-        completion: Waits::of(run.courses.iter().filter_map(|course| course.took).map(|took| took.0).collect()),
+        completion: WaitStats::of(run.courses.iter().filter_map(|course| course.took).map(|took| took.0).collect()),
         calibration: run.calibration.report(),
-        wait: waits(setup, run, |_| true),
-        first_wait: Waits::of(run.courses.iter().filter_map(|course| course.first_wait).map(|wait| wait.0).collect()),
+        wait: wait_stats(setup, run, |_| true),
+        first_wait: WaitStats::of(
+            run.courses.iter().filter_map(|course| course.first_wait).map(|wait| wait.0).collect(),
+        ),
         tenants: tenants(setup, run),
         tiers: tiers(setup, run),
         utilisation: utilisation(run),
@@ -311,37 +319,37 @@ fn outcome(policy: String, setup: &Setup<'_>, run: &Run, starved: f64) -> Outcom
 }
 
 /// True if a job waited at all, and so counts among the waits.
-fn counts(course: &Course) -> bool {
-    matches!(course.fate, Fate::Waiting | Fate::Running | Fate::Finished)
+fn has_waited(course: &JobCourse) -> bool {
+    matches!(course.stage, JobStage::Waiting | JobStage::Running | JobStage::Finished)
 }
 
-fn waits(setup: &Setup<'_>, run: &Run, of: impl Fn(usize) -> bool) -> Waits {
+fn wait_stats(setup: &ReplaySetup<'_>, run: &ReplayRun, of: impl Fn(usize) -> bool) -> WaitStats {
     debug_assert_eq!(setup.trace.jobs.len(), run.courses.len());
-    let mine = run.courses.iter().enumerate().filter(|(n, course)| counts(course) && of(*n));
-    Waits::of(mine.map(|(_, course)| course.waited.0).collect())
+    let counted = run.courses.iter().enumerate().filter(|(n, course)| has_waited(course) && of(*n));
+    WaitStats::of(counted.map(|(_, course)| course.waited.0).collect())
 }
 
-fn tenants(setup: &Setup<'_>, run: &Run) -> Vec<TenantOutcome> {
+fn tenants(setup: &ReplaySetup<'_>, run: &ReplayRun) -> Vec<TenantOutcome> {
     let mut lists: Vec<(Vec<u64>, u64)> = vec![(Vec::new(), 0); setup.trace.tenants.len()];
-    for (job, course) in setup.trace.jobs.iter().zip(&run.courses).filter(|(_, course)| counts(course)) {
+    for (job, course) in setup.trace.jobs.iter().zip(&run.courses).filter(|(_, course)| has_waited(course)) {
         let list = &mut lists[job.tenant as usize];
         list.0.push(course.waited.0);
-        list.1 += u64::from(course.fate == Fate::Finished);
+        list.1 += u64::from(course.stage == JobStage::Finished);
     }
     let mut rows: Vec<TenantOutcome> = lists
         .into_iter()
         .enumerate()
         .map(|(n, (waits, finished))| {
-            let got = run.books.got(n);
-            let ratio = got.contended_service / got.contended_share;
+            let tenant_usage = run.usage.tenant_usage(n);
+            let ratio = tenant_usage.contended_service / tenant_usage.contended_share;
             TenantOutcome {
                 tenant: setup.trace.tenants[n].clone(),
-                wait: Waits::of(waits),
+                wait: WaitStats::of(waits),
                 finished,
-                service_gib_h: round(got.service as f64 / GIB_HOUR),
-                contended_service_gib_h: round(got.contended_service / GIB_HOUR),
-                contended_share_gib_h: round(got.contended_share / GIB_HOUR),
-                of_fair_share: (got.contended_share > 0.0).then_some(round5(ratio)),
+                service_gib_h: round(tenant_usage.service as f64 / GIB_HOUR),
+                contended_service_gib_h: round(tenant_usage.contended_service / GIB_HOUR),
+                contended_share_gib_h: round(tenant_usage.contended_share / GIB_HOUR),
+                of_fair_share: (tenant_usage.contended_share > 0.0).then_some(round5(ratio)),
             }
         })
         .collect();
@@ -349,52 +357,55 @@ fn tenants(setup: &Setup<'_>, run: &Run) -> Vec<TenantOutcome> {
     rows
 }
 
-fn tiers(setup: &Setup<'_>, run: &Run) -> Vec<TierOutcome> {
+fn tiers(setup: &ReplaySetup<'_>, run: &ReplayRun) -> Vec<TierOutcome> {
     [Tier::Interactive, Tier::Batch, Tier::Spot]
         .into_iter()
         .map(|tier| TierOutcome {
             tier: tier_name(tier),
-            wait: waits(setup, run, |n| setup.trace.jobs[n].tier == tier),
+            wait: wait_stats(setup, run, |n| setup.trace.jobs[n].tier == tier),
         })
         .collect()
 }
 
-fn utilisation(run: &Run) -> Utilisation {
-    let books = &run.books;
-    let (all_us, there_were) = (books.elapsed().0.max(1) as f64, books.there_were().max(1) as f64);
+fn utilisation(run: &ReplayRun) -> Utilisation {
+    let usage = &run.usage;
+    let (all_us, leasable_byte_us) = (usage.elapsed().0.max(1) as f64, usage.leasable_byte_us().max(1) as f64);
     Utilisation {
-        granted_gib_h: round(books.granted as f64 / GIB_HOUR),
-        there_were_gib_h: round(there_were / GIB_HOUR),
-        share: round5(books.granted as f64 / there_were),
-        time_somebody_waited: round5(books.waiting_us as f64 / all_us),
-        time_waited_beside_room: round5(books.fitting_us as f64 / all_us),
-        idle_while_waiting: round5(books.idle_waiting as f64 / there_were),
+        granted_gib_h: round(usage.granted as f64 / GIB_HOUR),
+        there_were_gib_h: round(leasable_byte_us / GIB_HOUR),
+        share: round5(usage.granted as f64 / leasable_byte_us),
+        time_somebody_waited: round5(usage.waiting_us as f64 / all_us),
+        time_waited_beside_room: round5(usage.fitting_us as f64 / all_us),
+        idle_while_waiting: round5(usage.idle_waiting as f64 / leasable_byte_us),
     }
 }
 
-fn fairness(setup: &Setup<'_>, run: &Run) -> Fairness {
-    let got = (0..setup.trace.tenants.len()).map(|n| run.books.got(n)).filter(|got| got.contended_share > 0.0);
-    let ratios: Vec<f64> = got.map(|got| got.contended_service / got.contended_share).collect();
-    let jains = &run.books.jains;
+fn fairness(setup: &ReplaySetup<'_>, run: &ReplayRun) -> Fairness {
+    let tenant_usage = (0..setup.trace.tenants.len())
+        .map(|n| run.usage.tenant_usage(n))
+        .filter(|tenant_usage| tenant_usage.contended_share > 0.0);
+    let ratios: Vec<f64> =
+        tenant_usage.map(|tenant_usage| tenant_usage.contended_service / tenant_usage.contended_share).collect();
+    let jains = &run.usage.jains;
     let mean = if jains.is_empty() { 1.0 } else { jains.iter().sum::<f64>() / jains.len() as f64 };
     Fairness {
         jain: round5(jain(&ratios)),
         jain_per_slot: round5(mean),
         contended_slots: jains.len() as u64,
-        slots: run.books.slots.len() as u64,
+        slots: run.usage.slots.len() as u64,
     }
 }
 
-fn starvation(setup: &Setup<'_>, run: &Run, factor: f64) -> Starvation {
-    let jobs = setup.trace.jobs.iter().zip(&run.courses).filter(|(_, course)| counts(course));
+fn starvation(setup: &ReplaySetup<'_>, run: &ReplayRun, factor: f64) -> Starvation {
+    let jobs = setup.trace.jobs.iter().zip(&run.courses).filter(|(_, course)| has_waited(course));
     let mut starved = 0;
-    let mut whose = std::collections::BTreeSet::new();
+    let mut starved_tenants = std::collections::BTreeSet::new();
     let mut longest: Option<(Span, u32)> = None;
     for (job, course) in jobs {
         let bound = setup.policy.hold_cap.max(Span((job.duration.0 as f64 * factor) as u64));
         if course.waited > bound {
             starved += 1;
-            whose.insert(job.tenant);
+            starved_tenants.insert(job.tenant);
         }
         if longest.is_none_or(|(wait, _)| course.waited > wait) {
             longest = Some((course.waited, job.tenant));
@@ -402,33 +413,33 @@ fn starvation(setup: &Setup<'_>, run: &Run, factor: f64) -> Starvation {
     }
     Starvation {
         jobs: starved,
-        tenants: whose.len() as u64,
+        tenants: starved_tenants.len() as u64,
         longest_s: longest.map_or(0.0, |(wait, _)| seconds(wait.0)),
         longest_tenant: longest.map(|(_, tenant)| setup.trace.tenants[tenant as usize].clone()),
     }
 }
 
-fn distribution(run: &Run) -> Vec<Point> {
+fn distribution(run: &ReplayRun) -> Vec<Point> {
     let mut waits: Vec<u64> =
-        run.courses.iter().filter(|course| counts(course)).map(|course| course.waited.0).collect();
+        run.courses.iter().filter(|course| has_waited(course)).map(|course| course.waited.0).collect();
     waits.sort_unstable();
     // In steps of 0.5 %, and the last 5 % in steps of 0.1 %.
     let shares = (0..190).map(|n| f64::from(n) / 200.0).chain((0..=50).map(|n| 0.95 + f64::from(n) / 1000.0));
     shares.map(|share| Point { share: round5(share), wait_s: seconds(quantile(&waits, share)) }).collect()
 }
 
-fn timeline(run: &Run) -> Vec<Moment> {
-    let slots = &run.books.slots;
+fn timeline(run: &ReplayRun) -> Vec<TimelinePoint> {
+    let slots = &run.usage.slots;
     let began = slots.first().map_or(Time::ZERO, |slot| slot.began);
-    let together = slots.len().div_ceil(POINTS).max(1);
+    let together = slots.len().div_ceil(POINTS_MAX).max(1);
     slots
         .chunks(together)
         .map(|slots| {
             let us: f64 = slots.iter().map(|slot| slot.length.0 as f64).sum::<f64>().max(1.0);
-            let mean = |of: fn(&crate::books::Slot) -> f64| {
+            let mean = |of: fn(&crate::usage::UsageSlot) -> f64| {
                 slots.iter().map(|slot| of(slot) * slot.length.0 as f64).sum::<f64>() / us
             };
-            Moment {
+            TimelinePoint {
                 at_s: round(slots[0].began.since(began).as_secs_f64()),
                 queue: round(mean(|slot| slot.queue)),
                 utilisation: round5(mean(|slot| slot.utilisation)),

@@ -2,12 +2,12 @@
 
 /// A stream of numbers.
 #[derive(Clone, Debug)]
-pub struct Rng(u64);
+pub struct ReplayRng(u64);
 
-impl Rng {
+impl ReplayRng {
     /// The stream of this seed.
-    pub fn new(seed: u64) -> Rng {
-        Rng(seed)
+    pub fn new(seed: u64) -> ReplayRng {
+        ReplayRng(seed)
     }
 
     /// The next number.
@@ -64,7 +64,7 @@ impl Zipf {
     }
 
     /// The index of a random item.
-    pub fn draw(&self, rng: &mut Rng) -> usize {
+    pub fn draw(&self, rng: &mut ReplayRng) -> usize {
         let at = rng.unit() * self.0[self.0.len() - 1];
         self.0.partition_point(|sum| *sum <= at).min(self.0.len() - 1)
     }

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 /// How long a set of jobs waited, in seconds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Waits {
+pub struct WaitStats {
     /// How many jobs.
     pub jobs: u64,
     /// Their mean.
@@ -19,13 +19,13 @@ pub struct Waits {
     pub max_s: f64,
 }
 
-impl Waits {
+impl WaitStats {
     /// Of waits in microseconds, in any order.
-    pub fn of(mut waits: Vec<u64>) -> Waits {
+    pub fn of(mut waits: Vec<u64>) -> WaitStats {
         waits.sort_unstable();
         let sum: u128 = waits.iter().map(|wait| u128::from(*wait)).sum();
         let quantile = |q: f64| seconds(quantile(&waits, q));
-        Waits {
+        WaitStats {
             jobs: waits.len() as u64,
             mean_s: if waits.is_empty() { 0.0 } else { round(sum as f64 / waits.len() as f64 / 1e6) },
             p50_s: quantile(0.50),
@@ -107,7 +107,7 @@ mod tests {
         assert_eq!([0.0, 0.5, 0.95, 0.99, 1.0].map(|q| quantile(&values, q)), [1, 50, 95, 99, 100]);
         assert_eq!(quantile(&[7], 0.5), 7);
         assert_eq!(quantile(&[], 0.5), 0);
-        let waits = Waits::of(vec![3_000_000, 1_000_000, 2_000_000]);
+        let waits = WaitStats::of(vec![3_000_000, 1_000_000, 2_000_000]);
         assert_eq!((waits.jobs, waits.mean_s, waits.p50_s, waits.max_s), (3, 2.0, 2.0, 3.0));
     }
 }

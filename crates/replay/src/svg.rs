@@ -50,24 +50,26 @@ impl Picture {
     /// An empty one with a title and lines below it.
     pub fn new(width: f64, height: f64, title: &str, below: &[String]) -> Picture {
         let mut picture = Picture { body: String::new(), width, height, title: title.to_owned() };
-        picture.words(24.0, 32.0, Anchor::Start, "title", title);
+        picture.text(24.0, 32.0, Anchor::Start, "title", title);
         for (n, line) in below.iter().enumerate() {
-            picture.words(24.0, 52.0 + 17.0 * n as f64, Anchor::Start, "dim small", line);
+            picture.text(24.0, 52.0 + 17.0 * n as f64, Anchor::Start, "dim small", line);
         }
         picture
     }
 
     /// Puts words somewhere.
-    pub fn words(&mut self, x: f64, y: f64, anchor: Anchor, class: &str, words: &str) {
+    pub fn text(&mut self, x: f64, y: f64, anchor: Anchor, class: &str, words: &str) {
         let anchor = anchor.name();
         let words = escape(words);
-        self.put(&format!("<text x=\"{x:.1}\" y=\"{y:.1}\" class=\"{class}\" text-anchor=\"{anchor}\">{words}</text>"));
+        self.append(&format!(
+            "<text x=\"{x:.1}\" y=\"{y:.1}\" class=\"{class}\" text-anchor=\"{anchor}\">{words}</text>"
+        ));
     }
 
     /// Words that run upwards, for an axis on the left.
-    pub fn words_up(&mut self, x: f64, y: f64, words: &str) {
+    pub fn text_upwards(&mut self, x: f64, y: f64, words: &str) {
         let words = escape(words);
-        self.put(&format!(
+        self.append(&format!(
             "<text x=\"{x:.1}\" y=\"{y:.1}\" class=\"dim\" text-anchor=\"middle\" \
              transform=\"rotate(-90 {x:.1} {y:.1})\">{words}</text>"
         ));
@@ -75,7 +77,7 @@ impl Picture {
 
     /// A straight line.
     pub fn rule(&mut self, class: &str, from: (f64, f64), to: (f64, f64)) {
-        self.put(&format!(
+        self.append(&format!(
             "<line class=\"{class}\" x1=\"{:.1}\" y1=\"{:.1}\" x2=\"{:.1}\" y2=\"{:.1}\"/>",
             from.0, from.1, to.0, to.1
         ));
@@ -88,12 +90,12 @@ impl Picture {
             // Writing to a string cannot fail.
             let _ = write!(path, "{x:.1},{y:.1} ");
         }
-        self.put(&format!("<polyline class=\"line s{}\" points=\"{}\"/>", series % 2, path.trim_end()));
+        self.append(&format!("<polyline class=\"line s{}\" points=\"{}\"/>", series % 2, path.trim_end()));
     }
 
     /// A box of the n-th series; `says` is shown when the pointer is over it.
     pub fn bar(&mut self, series: usize, at: (f64, f64), size: (f64, f64), says: &str) {
-        self.put(&format!(
+        self.append(&format!(
             "<rect class=\"bar s{}\" x=\"{:.1}\" y=\"{:.1}\" width=\"{:.1}\" height=\"{:.1}\" rx=\"1.5\"><title>{}</title></rect>",
             series % 2,
             at.0,
@@ -109,7 +111,7 @@ impl Picture {
         let mut x = self.width - 24.0;
         for (series, name) in names.iter().enumerate().rev() {
             x -= 7.5 * name.chars().count() as f64;
-            self.words(x, 32.0, Anchor::Start, "", name);
+            self.text(x, 32.0, Anchor::Start, "", name);
             x -= 36.0;
             if filled {
                 self.bar(series, (x + 12.0, 22.0), (16.0, 11.0), name);
@@ -120,7 +122,7 @@ impl Picture {
         }
     }
 
-    fn put(&mut self, element: &str) {
+    fn append(&mut self, element: &str) {
         self.body.push_str(element);
         self.body.push('\n');
     }

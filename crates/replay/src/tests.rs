@@ -1,10 +1,10 @@
 //! Whole replays against schedules worked out by hand, and what must always add up.
 
 use crate::cluster::Cluster;
-use crate::drive::{Fate, Leases, Run, Setup, drive};
-use crate::policies::{Name, for_replay, policy};
-use crate::report::{Options, Report, replay};
-use crate::synthetic::{Shape, make};
+use crate::drive::{JobStage, LeaseTerms, ReplayRun, ReplaySetup, drive};
+use crate::policies::{PolicyName, for_replay, policy};
+use crate::report::{ReplayOptions, ReplayReport, replay};
+use crate::synthetic::{SyntheticShape, make};
 use crate::trace::Trace;
 use crate::{alibaba, csv, json, plots};
 use expect_test::expect;
@@ -19,17 +19,17 @@ fn trace(lines: &str) -> Trace {
     csv::read(&format!("{HEADER}\n{}", lines.join("\n")), "a test").unwrap()
 }
 
-fn cards(text: &str) -> Cluster {
+fn gpus(text: &str) -> Cluster {
     text.parse().unwrap()
 }
 
-fn run_on(trace: &Trace, cluster: &str, name: Name, leases: Leases, until: Option<Time>) -> Run {
-    let (cluster, policy) = (cards(cluster), for_replay(policy(name, &Policy::default()), None, None));
-    drive(&Setup { trace, cluster: &cluster, policy, leases, until, slot: Span::secs(600) })
+fn run_on(trace: &Trace, cluster: &str, name: PolicyName, leases: LeaseTerms, until: Option<Time>) -> ReplayRun {
+    let (cluster, policy) = (gpus(cluster), for_replay(policy(name, &Policy::default()), None, None));
+    drive(&ReplaySetup { trace, cluster: &cluster, policy, leases, until, slot: Span::secs(600) })
 }
 
-fn options(policies: &[Name], leases: Leases) -> Options {
-    Options {
+fn options(policies: &[PolicyName], leases: LeaseTerms) -> ReplayOptions {
+    ReplayOptions {
         rules: Policy::default(),
         policies: policies.to_vec(),
         leases,
@@ -40,47 +40,47 @@ fn options(policies: &[Name], leases: Leases) -> Options {
     }
 }
 
-fn report_on(trace: &Trace, cluster: &str, leases: Leases) -> Report {
-    replay(trace, &cards(cluster), &options(&Name::ALL, leases), |_| {})
+fn report_on(trace: &Trace, cluster: &str, leases: LeaseTerms) -> ReplayReport {
+    replay(trace, &gpus(cluster), &options(&PolicyName::ALL, leases), |_| {})
 }
 
 /// In whole seconds, how long each job waited.
-fn waits(run: &Run) -> Vec<u64> {
+fn waits(run: &ReplayRun) -> Vec<u64> {
     run.courses.iter().map(|course| (course.waited.0 + 500_000) / 1_000_000).collect()
 }
 
-fn crowd(seed: u64) -> Trace {
-    let shape = Shape { seed, jobs: 2_000, tenants: 7, chatty: true, load: 0.9 };
-    make(&shape, &cards("4x24GiB"), Bytes::mib(256)).unwrap()
+fn many_jobs(seed: u64) -> Trace {
+    let shape = SyntheticShape { seed, jobs: 2_000, tenants: 7, chatty: true, load: 0.9 };
+    make(&shape, &gpus("4x24GiB"), Bytes::mib(256)).unwrap()
 }
 
 // ---- schedules worked out by hand ------------------------------------------------
 
 #[test]
-fn fifo_on_one_card_is_served_by_arrival_and_fair_by_arrival_less_head_start() {
+fn fifo_on_one_gpu_is_served_by_arrival_and_fair_by_arrival_less_head_start() {
     // Two do not fit beside each other on the GPU.
     let trace = trace(
         "0,ann,6GiB,1,100,batch
          10,ben,6GiB,1,50,batch
          20,cat,6GiB,1,30,interactive",
     );
-    let fifo = run_on(&trace, "1x10GiB", Name::Fifo, Leases::Renewed, None);
+    let fifo = run_on(&trace, "1x10GiB", PolicyName::Fifo, LeaseTerms::Renewed, None);
     // ann 0 to 100, ben 100 to 150, cat 150 to 180.
     assert_eq!(waits(&fifo), [0, 90, 130]);
     assert_eq!(fifo.ended.since(Time::ZERO).secs_ceil(), 181, "two looks of a microsecond each");
     // ann 0 to 100, cat 100 to 130 by 20 minutes of head start, ben 130 to 180.
-    let fair = run_on(&trace, "1x10GiB", Name::Fair, Leases::Renewed, None);
+    let fair = run_on(&trace, "1x10GiB", PolicyName::Fair, LeaseTerms::Renewed, None);
     assert_eq!(waits(&fair), [0, 120, 80]);
 }
 
 #[test]
-fn use_of_the_card_is_what_the_schedule_says() {
+fn utilisation_is_what_the_schedule_says() {
     let trace = trace(
         "0,ann,6GiB,1,100,batch
          10,ben,6GiB,1,50,batch
          20,cat,6GiB,1,30,batch",
     );
-    let report = report_on(&trace, "1x10GiB", Leases::Renewed);
+    let report = report_on(&trace, "1x10GiB", LeaseTerms::Renewed);
     let used = &report.policies[0].utilisation;
     let close = |left: f64, right: f64| (left - right).abs() < 1e-4;
     assert!(close(used.share, 6.0 / 9.75), "{used:?}");
@@ -90,7 +90,7 @@ fn use_of_the_card_is_what_the_schedule_says() {
 }
 
 #[test]
-fn room_that_is_kept_for_a_gang_is_told_as_such() {
+fn time_waited_beside_reserved_room_is_reported() {
     // The gang takes both GPUs for 100 s; the job behind it would fit on the empty one, but not
     // beside the gang, and not until then.
     let trace = trace(
@@ -98,9 +98,9 @@ fn room_that_is_kept_for_a_gang_is_told_as_such() {
          10,ben,6GiB,2,50,batch
          20,cat,5GiB,1,90,batch",
     );
-    let fifo = run_on(&trace, "2x10GiB", Name::Fifo, Leases::Fixed, None);
+    let fifo = run_on(&trace, "2x10GiB", PolicyName::Fifo, LeaseTerms::Fixed, None);
     assert_eq!(waits(&fifo), [0, 90, 130]);
-    assert_eq!(fifo.books.fitting_us / 1_000_000, 80, "from 20 s to 100 s");
+    assert_eq!(fifo.usage.fitting_us / 1_000_000, 80, "from 20 s to 100 s");
 }
 
 #[test]
@@ -110,19 +110,19 @@ fn at_the_hold_cap_jobs_take_turns_and_with_fixed_terms_they_do_not() {
          0,ben,6GiB,1,3600,batch",
     );
     // ann 0 to 1800, ben to 3600, ann to 5400, ben to 7200.
-    let turns = run_on(&trace, "1x10GiB", Name::Fifo, Leases::Renewed, None);
+    let turns = run_on(&trace, "1x10GiB", PolicyName::Fifo, LeaseTerms::Renewed, None);
     assert_eq!(waits(&turns), [1800, 3600]);
     assert_eq!(turns.courses.iter().map(|course| course.turns).collect::<Vec<_>>(), [2, 2]);
-    let fixed = run_on(&trace, "1x10GiB", Name::Fifo, Leases::Fixed, None);
+    let fixed = run_on(&trace, "1x10GiB", PolicyName::Fifo, LeaseTerms::Fixed, None);
     assert_eq!(waits(&fixed), [0, 3600]);
     assert_eq!(fixed.courses.iter().map(|course| course.turns).collect::<Vec<_>>(), [1, 1]);
-    let report = report_on(&trace, "1x10GiB", Leases::Renewed);
+    let report = report_on(&trace, "1x10GiB", LeaseTerms::Renewed);
     assert_eq!((report.policies[0].turns, report.policies[0].cut), (4, 2));
 }
 
 #[test]
-fn alone_a_job_is_renewed_past_the_hold_cap() {
-    let run = run_on(&trace("0,ann,6GiB,1,86400,batch"), "1x10GiB", Name::Fair, Leases::Renewed, None);
+fn a_job_without_rivals_is_renewed_past_the_hold_cap() {
+    let run = run_on(&trace("0,ann,6GiB,1,86400,batch"), "1x10GiB", PolicyName::Fair, LeaseTerms::Renewed, None);
     assert_eq!((run.courses[0].turns, run.courses[0].waited), (1, Span::ZERO));
     assert_eq!(run.ended, Time(86_400_000_001), "and the last look");
 }
@@ -134,10 +134,10 @@ fn fairness_is_judged_where_more_is_wanted_than_there_is() {
          0,ben,6GiB,1,3600,batch",
     );
     // One of two tenants has the GPU in each of six slots of 10 minutes, and always the same one.
-    let fixed = &report_on(&trace, "1x10GiB", Leases::Fixed).policies[0].fairness;
+    let fixed = &report_on(&trace, "1x10GiB", LeaseTerms::Fixed).policies[0].fairness;
     assert_eq!((fixed.jain, fixed.jain_per_slot, fixed.contended_slots), (0.5, 0.5, 6));
     // With time slices, ann has it for two thirds of nine slots: (2 + 1)² / (2 × (4 + 1)).
-    let turns = &report_on(&trace, "1x10GiB", Leases::Renewed).policies[0].fairness;
+    let turns = &report_on(&trace, "1x10GiB", LeaseTerms::Renewed).policies[0].fairness;
     assert_eq!((turns.jain, turns.jain_per_slot, turns.contended_slots), (0.9, 0.5, 9));
 }
 
@@ -148,42 +148,50 @@ fn what_can_never_fit_is_refused_in_the_words_of_the_core() {
          1,ann,6GiB,3,10,batch
          2,ann,6GiB,2,10,batch",
     );
-    let outcome = &report_on(&trace, "2x10GiB", Leases::Renewed).policies[0];
+    let outcome = &report_on(&trace, "2x10GiB", LeaseTerms::Renewed).policies[0];
     assert_eq!((outcome.jobs, outcome.finished, outcome.refused), (3, 1, 2));
     assert_eq!(outcome.refusals.len(), 1);
     assert!(outcome.refusals[0].why.starts_with("this can never be granted"), "{:?}", outcome.refusals);
-    let one_place = Options { rules: Policy::default(), places: Some(0), ..options(&[Name::Fifo], Leases::Renewed) };
-    let outcome = &replay(&trace, &cards("2x10GiB"), &one_place, |_| {}).policies[0];
+    let one_place = ReplayOptions {
+        rules: Policy::default(),
+        places: Some(0),
+        ..options(&[PolicyName::Fifo], LeaseTerms::Renewed)
+    };
+    let outcome = &replay(&trace, &gpus("2x10GiB"), &one_place, |_| {}).policies[0];
     assert_eq!((outcome.finished, outcome.refused, outcome.refusals.len()), (0, 3, 2));
 }
 
 // ---- what must always add up -----------------------------------------------------
 
 #[test]
-fn every_job_is_somewhere_and_every_byte_second_is_somebodys() {
-    let trace = crowd(5);
+fn every_job_is_counted_and_every_byte_second_belongs_to_a_tenant() {
+    let trace = many_jobs(5);
     let halfway = Time(trace.jobs[1_000].arrival.0);
-    for (leases, until) in [(Leases::Renewed, None), (Leases::Fixed, None), (Leases::Renewed, Some(halfway))] {
-        for name in Name::ALL {
+    for (leases, until) in
+        [(LeaseTerms::Renewed, None), (LeaseTerms::Fixed, None), (LeaseTerms::Renewed, Some(halfway))]
+    {
+        for name in PolicyName::ALL {
             let run = run_on(&trace, "4x24GiB", name, leases, until);
-            let count = |fate| run.courses.iter().filter(|course| course.fate == fate).count();
-            let places = [Fate::Finished, Fate::Refused, Fate::Waiting, Fate::Running, Fate::NotYet].map(count);
+            let count = |stage| run.courses.iter().filter(|course| course.stage == stage).count();
+            let places =
+                [JobStage::Finished, JobStage::Refused, JobStage::Waiting, JobStage::Running, JobStage::NotYet]
+                    .map(count);
             assert_eq!(places.iter().sum::<usize>(), 2_000);
             let work = trace.jobs.iter().zip(&run.courses);
             let work: u128 =
                 work.map(|(job, course)| u128::from(job.bytes()) * u128::from(job.duration.0 - course.left.0)).sum();
-            assert_eq!(run.books.granted, work, "work done is bytes granted, times time");
-            let service: u128 = (0..trace.tenants.len()).map(|n| run.books.got(n).service).sum();
-            assert_eq!(run.books.granted, service, "and each piece is one tenant's");
+            assert_eq!(run.usage.granted, work, "work done is bytes granted, times time");
+            let service: u128 = (0..trace.tenants.len()).map(|n| run.usage.tenant_usage(n).service).sum();
+            assert_eq!(run.usage.granted, service, "and each piece is one tenant's");
             if until.is_none() {
                 assert_eq!(places[0], 2_000, "all work is done in the end");
-                assert_eq!(run.charged, run.books.granted, "the core charged just that");
+                assert_eq!(run.charged, run.usage.granted, "the core charged just that");
             } else {
                 assert!(places[2] > 0 && places[3] > 0, "halfway, somebody waits and somebody runs: {places:?}");
-                assert!(run.charged < run.books.granted);
+                assert!(run.charged < run.usage.granted);
                 assert_eq!(run.ended, halfway);
             }
-            assert!(run.books.granted <= run.books.there_were());
+            assert!(run.usage.granted <= run.usage.leasable_byte_us());
         }
     }
 }
@@ -191,8 +199,8 @@ fn every_job_is_somewhere_and_every_byte_second_is_somebodys() {
 #[test]
 fn the_same_seed_gives_the_same_report_and_another_one_does_not() {
     let text = |seed| {
-        let trace = crowd(seed);
-        serde_json::to_string(&report_on(&trace, "4x24GiB", Leases::Renewed)).unwrap()
+        let trace = many_jobs(seed);
+        serde_json::to_string(&report_on(&trace, "4x24GiB", LeaseTerms::Renewed)).unwrap()
     };
     assert_eq!(text(3), text(3));
     assert_ne!(text(3), text(4));
@@ -200,7 +208,7 @@ fn the_same_seed_gives_the_same_report_and_another_one_does_not() {
 
 #[test]
 fn a_trace_that_was_written_is_read_again_as_it_was() {
-    let trace = crowd(8);
+    let trace = many_jobs(8);
     let again = csv::read(&trace.to_csv(), "again").unwrap();
     assert_eq!((&again.jobs, &again.tenants), (&trace.jobs, &trace.tenants));
 }
@@ -217,8 +225,8 @@ fn names_with_spaces_at_their_ends_and_empty_names_survive_being_written_as_csv(
 }
 
 #[test]
-fn a_made_up_trace_has_what_makes_sharing_hard() {
-    let trace = crowd(1);
+fn a_synthetic_trace_has_what_makes_sharing_hard() {
+    let trace = many_jobs(1);
     let of = |name: &str| {
         let tenant = trace.tenants.iter().position(|tenant| tenant == name).unwrap() as u32;
         trace.jobs.iter().filter(move |job| job.tenant == tenant)
@@ -227,15 +235,15 @@ fn a_made_up_trace_has_what_makes_sharing_hard() {
     assert!(of("dumper").all(|job| job.arrival == of("dumper").next().unwrap().arrival), "all at once");
     assert!((400..700).contains(&of("chatty").count()), "{}", of("chatty").count());
     assert!(of("chatty").all(|job| job.tier == Tier::Interactive && job.duration <= Span::secs(180)));
-    assert!(trace.jobs.iter().any(|job| job.cards > 1), "gangs");
-    let could = u128::from(cards("4x24GiB").leasable(Bytes::mib(256)).0) * u128::from(trace.span().0);
+    assert!(trace.jobs.iter().any(|job| job.gpus > 1), "gangs");
+    let could = u128::from(gpus("4x24GiB").leasable(Bytes::mib(256)).0) * u128::from(trace.span().0);
     let load = trace.demand() as f64 / could as f64;
     assert!((0.85..1.0).contains(&load), "{load}");
 }
 
 #[test]
-fn faster_arrivals_change_arrivals_only_and_say_so() {
-    let mut trace = crowd(1);
+fn faster_arrivals_change_only_arrivals_and_are_noted() {
+    let mut trace = many_jobs(1);
     let before = trace.clone();
     trace.speed_up(4.0);
     assert_eq!(trace.demand(), before.demand());
@@ -246,7 +254,7 @@ fn faster_arrivals_change_arrivals_only_and_say_so() {
 // ---- reading ---------------------------------------------------------------------
 
 fn refused(text: &str) -> String {
-    let read = if json::looks_like_it(text) { json::read } else { csv::read };
+    let read = if json::is_json(text) { json::read } else { csv::read };
     read(text, "a test").unwrap_err().to_string()
 }
 
@@ -314,7 +322,7 @@ fn what_is_not_a_trace_is_refused_with_its_line() {
 }
 
 #[test]
-fn the_three_forms_say_the_same() {
+fn csv_json_and_json_lines_give_the_same_trace() {
     let table =
         "vram,arrival_s,tenant,gpus,duration_s,tier,name,priority\n1GiB,0.5,\"a, \"\"b\"\"\",2,1.25,spot,x,-3\n";
     let array = r#"[{"arrival_s": 0.5, "tenant": "a, \"b\"", "vram": "1G", "gpus": 2, "duration_s": 1.25, "tier": "spot", "name": "x", "priority": -3}]"#;
@@ -327,10 +335,10 @@ fn the_three_forms_say_the_same() {
 }
 
 #[test]
-fn cards_are_read_as_people_write_them() {
-    assert_eq!(cards("4x24GiB,2x80G").cards.len(), 6);
-    assert_eq!(cards("4x24GiB,2x80G").to_string(), "4x24GiB,2x80GiB");
-    assert_eq!(cards("80GiB").to_string(), "1x80GiB");
+fn gpus_are_parsed_from_counts_and_sizes() {
+    assert_eq!(gpus("4x24GiB,2x80G").gpus.len(), 6);
+    assert_eq!(gpus("4x24GiB,2x80G").to_string(), "4x24GiB,2x80GiB");
+    assert_eq!(gpus("80GiB").to_string(), "1x80GiB");
     for text in ["", "8", "8x80", "0x80GiB", "8xGiB", "8x80GiB,", "2000x80GiB", "2x5MiB", "2x9999T"] {
         assert!(text.parse::<Cluster>().is_err(), "{text}");
     }
@@ -347,14 +355,14 @@ pod-e,4000,8192,1,250,V100,Burstable,Succeeded,150,150,150
 ";
 
 #[test]
-fn alibabas_list_becomes_a_trace_that_says_what_was_derived() {
-    let read = |text: &str| alibaba::read(text, &cards("2x10GiB"), Bytes::mib(256), 3, 1);
+fn alibabas_list_becomes_a_trace_with_notes_on_derived_values() {
+    let read = |text: &str| alibaba::read(text, &gpus("2x10GiB"), Bytes::mib(256), 3, 1);
     let trace = read(ALIBABA).unwrap();
     let leasable = Bytes::gib(10).less(Bytes::mib(256));
     let [first, second] = &trace.jobs[..] else { panic!("{:?}", trace.jobs) };
     assert_eq!((first.arrival, first.duration), (Time(100_000_000), Span::secs(290)));
-    assert_eq!((first.vram, first.cards, first.tier), (Bytes(leasable.0 / 2), 1, Tier::Interactive));
-    assert_eq!((second.vram, second.cards, second.tier), (leasable, 2, Tier::Spot));
+    assert_eq!((first.vram, first.gpus, first.tier), (Bytes(leasable.0 / 2), 1, Tier::Interactive));
+    assert_eq!((second.vram, second.gpus, second.tier), (leasable, 2, Tier::Spot));
     expect![[r#"
         Alibaba cluster-trace-gpu-v2023 (USENIX ATC '23, "Beware of Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation Gradient Descent")
         tenants are not in the trace: 3 were drawn by seed 1, the n-th with weight 1/n
@@ -379,7 +387,7 @@ fn plots_have_titles_units_both_policies_and_no_tags_of_others() {
         "0,<b>ann</b>,6GiB,1,4000,batch
          10,ben,6GiB,1,50,batch",
     );
-    let plots = plots::all(&report_on(&trace, "1x10GiB", Leases::Renewed));
+    let plots = plots::all_plots(&report_on(&trace, "1x10GiB", LeaseTerms::Renewed));
     assert_eq!(
         plots.iter().map(|(name, _)| *name).collect::<Vec<_>>(),
         ["wait-distribution.svg", "p99-by-tenant.svg", "over-time.svg"]
@@ -395,15 +403,22 @@ fn plots_have_titles_units_both_policies_and_no_tags_of_others() {
 
 // ---- parking, and what waiters are told --------------------------------------------
 
-fn parked_on(trace: &Trace, cluster: &str, finish: bool) -> Run {
+fn parked_on(trace: &Trace, cluster: &str, finish: bool) -> ReplayRun {
     let mut rules = Policy::default();
     rules.parking.finish = finish;
-    let policy = for_replay(policy(Name::Fair, &rules), None, Some(Bytes::gib(256)));
-    let cluster = cards(cluster);
-    drive(&Setup { trace, cluster: &cluster, policy, leases: Leases::Renewed, until: None, slot: Span::secs(600) })
+    let policy = for_replay(policy(PolicyName::Fair, &rules), None, Some(Bytes::gib(256)));
+    let cluster = gpus(cluster);
+    drive(&ReplaySetup {
+        trace,
+        cluster: &cluster,
+        policy,
+        leases: LeaseTerms::Renewed,
+        until: None,
+        slot: Span::secs(600),
+    })
 }
 
-fn mean_completion_s(run: &Run) -> f64 {
+fn mean_completion_s(run: &ReplayRun) -> f64 {
     let took: Vec<f64> = run.courses.iter().filter_map(|course| course.took).map(|took| took.as_secs_f64()).collect();
     assert_eq!(took.len(), run.courses.len(), "all finish");
     took.iter().sum::<f64>() / took.len() as f64
@@ -438,10 +453,12 @@ fn twenty_short_jobs_finish_one_after_the_other() {
 }
 
 #[test]
-fn nine_of_ten_requests_start_within_what_they_were_told() {
-    let shape = Shape { seed: 3, jobs: 4_000, tenants: 12, chatty: true, load: 0.6 };
-    let trace = make(&shape, &cards("4x24GiB"), Bytes::mib(256)).unwrap();
-    for run in [run_on(&trace, "4x24GiB", Name::Fair, Leases::Renewed, None), parked_on(&trace, "4x24GiB", true)] {
+fn nine_of_ten_requests_start_within_their_prediction() {
+    let shape = SyntheticShape { seed: 3, jobs: 4_000, tenants: 12, chatty: true, load: 0.6 };
+    let trace = make(&shape, &gpus("4x24GiB"), Bytes::mib(256)).unwrap();
+    for run in
+        [run_on(&trace, "4x24GiB", PolicyName::Fair, LeaseTerms::Renewed, None), parked_on(&trace, "4x24GiB", true)]
+    {
         let report = run.calibration.report();
         assert!(report.known > 100, "{report:?}");
         assert!((0.85..=0.95).contains(&report.within_p90.unwrap()), "{report:#?}");

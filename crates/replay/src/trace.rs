@@ -1,6 +1,6 @@
 //! A trace: the jobs of each tenant, with their sizes, arrivals and durations.
 //!
-//! Whatever its origin, every job passes [`Builder::push`]: absurd values and
+//! Whatever its origin, every job passes [`TraceBuilder::push`]: absurd values and
 //! jobs out of order are refused there, with the number of their line.
 
 use std::collections::BTreeMap;
@@ -20,7 +20,7 @@ const TEXT_MAX: usize = 64;
 
 /// One job: it runs for its duration once it has its GPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Job {
+pub struct TraceJob {
     /// When it is requested.
     pub arrival: Time,
     /// Its tenant: an index into [`Trace::tenants`].
@@ -28,7 +28,7 @@ pub struct Job {
     /// Bytes on each GPU.
     pub vram: Bytes,
     /// Number of GPUs.
-    pub cards: u16,
+    pub gpus: u16,
     /// How long it works.
     pub duration: Span,
     /// Its tier.
@@ -39,10 +39,10 @@ pub struct Job {
     pub name: Option<Box<str>>,
 }
 
-impl Job {
+impl TraceJob {
     /// Its bytes on all of its GPUs together.
     pub fn bytes(&self) -> u64 {
-        self.vram.0.saturating_mul(u64::from(self.cards))
+        self.vram.0.saturating_mul(u64::from(self.gpus))
     }
 }
 
@@ -58,12 +58,12 @@ pub struct Trace {
     /// The names of the tenants.
     pub tenants: Vec<String>,
     /// By arrival.
-    pub jobs: Vec<Job>,
+    pub jobs: Vec<TraceJob>,
 }
 
 /// One job as it was written, not yet checked.
 #[derive(Clone, Debug)]
-pub struct Row {
+pub struct JobRow {
     /// Seconds after the beginning.
     pub arrival_s: f64,
     /// The name of its tenant.
@@ -71,7 +71,7 @@ pub struct Row {
     /// Bytes on each GPU.
     pub vram: u64,
     /// Number of GPUs.
-    pub cards: u64,
+    pub gpus: u64,
     /// Seconds of work.
     pub duration_s: f64,
     /// Its tier.
@@ -115,19 +115,19 @@ impl std::error::Error for TraceError {}
 
 /// Takes in jobs one by one.
 #[derive(Debug, Default)]
-pub struct Builder {
+pub struct TraceBuilder {
     trace: Trace,
     known: BTreeMap<String, u32>,
 }
 
-impl Builder {
+impl TraceBuilder {
     /// An empty trace from this source.
-    pub fn new(source: impl Into<String>) -> Builder {
-        Builder { trace: Trace { source: source.into(), ..Trace::default() }, known: BTreeMap::new() }
+    pub fn new(source: impl Into<String>) -> TraceBuilder {
+        TraceBuilder { trace: Trace { source: source.into(), ..Trace::default() }, known: BTreeMap::new() }
     }
 
     /// Adds the next job, or says what is wrong with it.
-    pub fn push(&mut self, row: Row) -> Result<(), String> {
+    pub fn push(&mut self, row: JobRow) -> Result<(), String> {
         check(&row)?;
         let arrival = Time(micros(row.arrival_s));
         if let Some(last) = self.trace.jobs.last().filter(|last| last.arrival > arrival) {
@@ -140,11 +140,11 @@ impl Builder {
             return Err(format!("more than {JOBS_MAX} jobs"));
         }
         let tenant = self.tenant(row.tenant);
-        self.trace.jobs.push(Job {
+        self.trace.jobs.push(TraceJob {
             arrival,
             tenant,
             vram: Bytes(row.vram),
-            cards: row.cards as u16,
+            gpus: row.gpus as u16,
             duration: Span(micros(row.duration_s).max(1)),
             tier: row.tier,
             priority: row.priority as i8,
@@ -173,7 +173,7 @@ impl Builder {
 }
 
 /// Refuses a job with absurd values.
-fn check(row: &Row) -> Result<(), String> {
+fn check(row: &JobRow) -> Result<(), String> {
     let plain = |text: &str| text.chars().count() <= TEXT_MAX && !text.chars().any(char::is_control);
     if !(0.0..=ARRIVAL_MAX_S).contains(&row.arrival_s) {
         return Err(format!("`arrival_s` {} is not between 0 and a century", row.arrival_s));
@@ -184,8 +184,8 @@ fn check(row: &Row) -> Result<(), String> {
     if row.vram == 0 || row.vram > Bytes::MAX_ASK.0 {
         return Err(format!("`vram` of {} bytes is not between 1 byte and 1024 TiB", row.vram));
     }
-    if row.cards == 0 || row.cards > u64::from(Ask::GPUS_MAX) {
-        return Err(format!("`gpus` {} is not 1 to {}", row.cards, Ask::GPUS_MAX));
+    if row.gpus == 0 || row.gpus > u64::from(Ask::GPUS_MAX) {
+        return Err(format!("`gpus` {} is not 1 to {}", row.gpus, Ask::GPUS_MAX));
     }
     if !(-10..=10).contains(&row.priority) {
         return Err(format!("`priority` {} is not -10 to 10", row.priority));
@@ -260,7 +260,7 @@ impl Trace {
             let _ = writeln!(
                 text,
                 "{arrival},{tenant},{},{},{duration},{tier},{},{name}",
-                job.vram.0, job.cards, job.priority
+                job.vram.0, job.gpus, job.priority
             );
         }
         text

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicI32;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
-use sublet_ptx::{Fault, FaultKind, Kernel, Launch, run};
+use sublet_ptx::{FaultKind, Kernel, KernelFault, Launch, run};
 use sublet_softgpu::state::now_ns;
 
 /// The largest number of threads of a block.
@@ -260,7 +260,7 @@ fn slower(took: Duration, percent: u32) -> Duration {
     took.saturating_mul(percent) / 100
 }
 
-fn refusal(fault: &Fault) -> CuResult {
+fn refusal(fault: &KernelFault) -> CuResult {
     log::once(&fault.to_string());
     match fault.kind {
         FaultKind::OutOfRange { .. } => CuResult::ILLEGAL_ADDRESS,

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ffi::CString;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex, PoisonError};
-use sublet_ptx::{Module, Variable};
+use sublet_ptx::{Module, ModuleVariable};
 
 /// A module in a context.
 pub struct Loaded {
@@ -36,7 +36,7 @@ pub fn read(text: &str) -> Outcome<Arc<Module>> {
 }
 
 /// The kind of memory of a variable; managed only if managed memory is supported.
-fn kind_of(variable: &Variable) -> Kind {
+fn kind_of(variable: &ModuleVariable) -> Kind {
     if variable.managed && has_managed() { Kind::Managed } else { Kind::Device }
 }
 

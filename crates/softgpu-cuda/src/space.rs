@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use sublet_ptx::{Memory, Region};
+use sublet_ptx::{DeviceMemory, Region};
 
 /// GPU memory is counted in multiples of this.
 pub const GRANULE: u64 = 2 << 20;
@@ -379,7 +379,7 @@ impl Held {
 
 // SAFETY: a region is mapped as long as the snapshot lives, readable and writable as its access says, and the device
 // address is the host address.
-unsafe impl Memory for Held {
+unsafe impl DeviceMemory for Held {
     fn region(&self, address: u64) -> Option<Region> {
         let (first, block) = self.find(address)?;
         if self.viewer.as_ref().is_some_and(|viewer| !viewer.reaches(block)) {

@@ -1,9 +1,9 @@
-//! A two-layer perceptron, trained by stochastic gradient descent on a card.
+//! A two-layer perceptron, trained by stochastic gradient descent on a GPU.
 //!
 //! The samples are made from a seed: a point for each class, and samples around it. Each step takes
 //! the next batch forward, through softmax and its loss, back, and moves the weights; the kernels are
 //! those of `mlp.cu`. Sums are made in a fixed order and nothing is atomic, so the same seed gives the
-//! same bits on the same kind of card, whatever happens to the process meanwhile.
+//! same bits on the same kind of GPU, whatever happens to the process meanwhile.
 
 use anyhow::{Context as _, Result, bail};
 use clap::Parser;
@@ -12,10 +12,10 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
-use sublet_examples::cuda::code::{Arguments, Function, Module, Shape};
 use sublet_examples::cuda::memory::{Buffer, bytes_of, numbers_of};
-use sublet_examples::cuda::{Context, Device};
-use sublet_examples::random::Random;
+use sublet_examples::cuda::modules::{Arguments, CudaFunction, CudaModule, LaunchShape};
+use sublet_examples::cuda::{CudaContext, Device};
+use sublet_examples::random::SeededRandom;
 
 /// Compiled by nvcc from mlp.cu beside it.
 const PTX: &str = include_str!("../../../crates/softgpu/kernels/mlp.ptx");
@@ -26,13 +26,13 @@ const CLASSES: usize = 4;
 const SAMPLES: usize = 1024;
 const BATCH: usize = 64;
 /// How far a step goes down the slope.
-const RATE: f32 = 0.2;
+const LEARNING_RATE: f32 = 0.2;
 /// The first bytes of a file of weights.
 const MAGIC: &[u8; 8] = b"mlp-ex-1";
 
-/// Trains a small network on a card, and prints a checksum of its weights.
+/// Trains a small network on a GPU, and prints a checksum of its weights.
 #[derive(Parser)]
-struct Options {
+struct MlpOptions {
     /// Batches to learn from.
     #[arg(long, default_value_t = 2000)]
     steps: u64,
@@ -51,16 +51,16 @@ struct Options {
     /// The next batch comes after so many milliseconds, as data that is read from somewhere does.
     #[arg(long, default_value_t = 0, value_name = "MS")]
     pace: u64,
-    /// On this card.
+    /// On this GPU.
     #[arg(long, default_value_t = 0)]
     device: u32,
 }
 
 /// Samples and their classes, from a seed.
-fn samples(random: &mut Random) -> (Vec<f32>, Vec<u32>) {
+fn samples(random: &mut SeededRandom) -> (Vec<f32>, Vec<u32>) {
     let centres: Vec<f32> = (0..CLASSES * INPUTS).map(|_| random.unit()).collect();
     let labels: Vec<u32> = (0..SAMPLES).map(|_| random.within(0, CLASSES - 1) as u32).collect();
-    let around = |(label, input): (&u32, usize), random: &mut Random| {
+    let around = |(label, input): (&u32, usize), random: &mut SeededRandom| {
         centres[*label as usize * INPUTS + input] + random.unit() * 0.75
     };
     let places = labels.iter().flat_map(|label| (0..INPUTS).map(move |input| (label, input)));
@@ -76,7 +76,7 @@ struct Layer {
 }
 
 impl Layer {
-    fn new(inputs: usize, outputs: usize, random: &mut Random) -> Result<Layer> {
+    fn new(inputs: usize, outputs: usize, random: &mut SeededRandom) -> Result<Layer> {
         let scale = 1.0 / (inputs as f32).sqrt();
         let weights: Vec<f32> = (0..inputs * outputs).map(|_| random.unit() * scale).collect();
         let biases = vec![0.0_f32; outputs];
@@ -90,12 +90,12 @@ impl Layer {
     }
 }
 
-/// The network and what a step needs, on a card.
+/// The network and what a step needs, on a GPU.
 struct Network<'a> {
-    dense: Function<'a>,
-    loss: Function<'a>,
-    back: Function<'a>,
-    descend: Function<'a>,
+    dense: CudaFunction<'a>,
+    loss: CudaFunction<'a>,
+    backward: CudaFunction<'a>,
+    gradient_step: CudaFunction<'a>,
     first: Layer,
     second: Layer,
     samples: Buffer,
@@ -108,16 +108,16 @@ struct Network<'a> {
 }
 
 impl Network<'_> {
-    fn new<'a>(module: &'a Module, options: &Options) -> Result<Network<'a>> {
-        let mut random = Random::new(options.seed);
+    fn new<'a>(module: &'a CudaModule, options: &MlpOptions) -> Result<Network<'a>> {
+        let mut random = SeededRandom::new(options.seed);
         let (samples, labels) = samples(&mut random);
         let hidden = options.hidden as usize;
         let numbers = |count: usize| Buffer::alloc(count * size_of::<f32>());
         Ok(Network {
             dense: module.function("dense")?,
             loss: module.function("loss")?,
-            back: module.function("back")?,
-            descend: module.function("descend")?,
+            backward: module.function("back")?,
+            gradient_step: module.function("descend")?,
             first: Layer::new(INPUTS, hidden, &mut random)?,
             second: Layer::new(hidden, CLASSES, &mut random)?,
             samples: Buffer::holding(&samples)?,
@@ -145,19 +145,19 @@ impl Network<'_> {
         let of_loss = Arguments::new().u32(BATCH as u32).u32(CLASSES as u32).span(logits).span(labels);
         let of_loss = of_loss.span(logits_slope).span(self.losses.all());
         let of_back = second.sizes().span(logits_slope).span(second.weights.all()).span(hidden).span(hidden_slope);
-        let down_second = second.sizes().f32(RATE).span(hidden).span(logits_slope);
+        let down_second = second.sizes().f32(LEARNING_RATE).span(hidden).span(logits_slope);
         let down_second = down_second.span(second.weights.all()).span(second.biases.all());
-        let down_first = first.sizes().f32(RATE).span(samples).span(hidden_slope);
+        let down_first = first.sizes().f32(LEARNING_RATE).span(samples).span(hidden_slope);
         let down_first = down_first.span(first.weights.all()).span(first.biases.all());
         // SAFETY: each kernel gets what `mlp.cu` says, and every piece of memory is as large as its sizes.
         unsafe {
-            self.dense.launch(Shape::plane(width, BATCH), None, of_first().span(hidden))?;
-            self.dense.launch(Shape::plane(CLASSES, BATCH), None, of_second().span(logits))?;
-            self.loss.launch(Shape::line(BATCH, 64), None, of_loss)?;
-            self.back.launch(Shape::plane(width, BATCH), None, of_back)?;
+            self.dense.launch(LaunchShape::plane(width, BATCH), None, of_first().span(hidden))?;
+            self.dense.launch(LaunchShape::plane(CLASSES, BATCH), None, of_second().span(logits))?;
+            self.loss.launch(LaunchShape::line(BATCH, 64), None, of_loss)?;
+            self.backward.launch(LaunchShape::plane(width, BATCH), None, of_back)?;
             // One line more than there are inputs: that of the biases.
-            self.descend.launch(Shape::plane(CLASSES, width + 1), None, down_second)?;
-            self.descend.launch(Shape::plane(width, INPUTS + 1), None, down_first)?;
+            self.gradient_step.launch(LaunchShape::plane(CLASSES, width + 1), None, down_second)?;
+            self.gradient_step.launch(LaunchShape::plane(width, INPUTS + 1), None, down_first)?;
         }
         Ok(())
     }
@@ -216,11 +216,11 @@ fn checksum(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
 }
 
-fn run(options: &Options) -> Result<()> {
+fn run(options: &MlpOptions) -> Result<()> {
     let device = Device::get(options.device)?;
-    let context = Context::primary(device)?;
+    let context = CudaContext::primary(device)?;
     context.make_current()?;
-    let module = Module::load(PTX)?;
+    let module = CudaModule::load(PTX)?;
     let network = Network::new(&module, options)?;
     let path = options.checkpoint.as_deref();
     let begin = path.map_or(Ok(0), |path| network.restore(path, options.seed))?;
@@ -240,7 +240,7 @@ fn run(options: &Options) -> Result<()> {
 }
 
 fn main() -> ExitCode {
-    match run(&Options::parse()) {
+    match run(&MlpOptions::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("mlp: {error:#}");

@@ -1,30 +1,30 @@
 //! Graphs: work that is written down, made ready, and done as often as one likes.
 
-use super::code::{Arguments, Function, Shape};
-use super::memory::{Copy3D, Fill, Span};
-use super::order::{Stream, add_one};
-use super::{Address, Context, Handle, Result, call};
+use super::memory::{DeviceSpan, FillValue, RawCopy3D};
+use super::modules::{Arguments, CudaFunction, LaunchShape};
+use super::streams::{CudaStream, add_one};
+use super::{Address, CudaContext, DriverHandle, Result, call};
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::AtomicU64;
 
 /// `CUDA_KERNEL_NODE_PARAMS`, as CUDA 12.0 has it.
 #[derive(Debug)]
 #[repr(C)]
-pub struct KernelNode {
-    function: Handle,
+pub struct RawKernelNode {
+    function: DriverHandle,
     grid: [u32; 3],
     block: [u32; 3],
     shared: u32,
     each: *mut *mut c_void,
     extra: *mut *mut c_void,
-    kernel: Handle,
-    context: Handle,
+    kernel: DriverHandle,
+    context: DriverHandle,
 }
 
 /// `CUDA_MEMSET_NODE_PARAMS`.
 #[derive(Debug)]
 #[repr(C)]
-pub struct FillNode {
+pub struct RawFillNode {
     at: Address,
     pitch: usize,
     value: u32,
@@ -36,7 +36,7 @@ pub struct FillNode {
 /// `CUDA_HOST_NODE_PARAMS`.
 #[derive(Debug)]
 #[repr(C)]
-pub struct HostNode {
+pub struct RawHostNode {
     function: Option<unsafe extern "C" fn(*mut c_void)>,
     data: *mut c_void,
 }
@@ -44,44 +44,44 @@ pub struct HostNode {
 /// `CUgraphExecUpdateResultInfo`.
 #[derive(Debug)]
 #[repr(C)]
-pub struct Updated {
+pub struct RawUpdateResult {
     result: c_int,
-    node: Handle,
-    from: Handle,
+    node: DriverHandle,
+    from: DriverHandle,
 }
 
 /// A step of a graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Node {
-    handle: Handle,
+pub struct GraphStep {
+    handle: DriverHandle,
 }
 
 /// Steps, and which come before which.
 #[derive(Debug)]
-pub struct Graph {
-    handle: Handle,
+pub struct CudaGraph {
+    handle: DriverHandle,
 }
 
-impl Graph {
+impl CudaGraph {
     /// One without steps.
-    pub fn new() -> Result<Graph> {
+    pub fn new() -> Result<CudaGraph> {
         let mut handle = 0;
         // SAFETY: the place lives until the call returns.
         unsafe { call!(cuGraphCreate(&raw mut handle, 0)) }?;
-        Ok(Graph { handle })
+        Ok(CudaGraph { handle })
     }
 
-    /// What a stream was given since [`Stream::begin_capture`].
-    pub fn end_capture(stream: &Stream) -> Result<Graph> {
-        Ok(Graph { handle: stream.end_capture()? })
+    /// What a stream was given since [`CudaStream::begin_capture`].
+    pub fn end_capture(stream: &CudaStream) -> Result<CudaGraph> {
+        Ok(CudaGraph { handle: stream.end_capture()? })
     }
 
     /// A copy.
-    pub fn duplicate(&self) -> Result<Graph> {
+    pub fn duplicate(&self) -> Result<CudaGraph> {
         let mut handle = 0;
         // SAFETY: the place lives until the call returns.
         unsafe { call!(cuGraphClone(&raw mut handle, self.handle)) }?;
-        Ok(Graph { handle })
+        Ok(CudaGraph { handle })
     }
 
     /// How many steps it has.
@@ -101,24 +101,28 @@ impl Graph {
     }
 
     /// Adds a step after others, by a call that is given them as the driver wants them.
-    fn add(&self, after: &[Node], call: impl FnOnce(*mut Handle, *const Handle, usize) -> Result<()>) -> Result<Node> {
-        let after: Vec<Handle> = after.iter().map(|node| node.handle).collect();
+    fn add(
+        &self,
+        after: &[GraphStep],
+        call: impl FnOnce(*mut DriverHandle, *const DriverHandle, usize) -> Result<()>,
+    ) -> Result<GraphStep> {
+        let after: Vec<DriverHandle> = after.iter().map(|node| node.handle).collect();
         let mut handle = 0;
         call(&raw mut handle, after.as_ptr(), after.len())?;
-        Ok(Node { handle })
+        Ok(GraphStep { handle })
     }
 
     /// Adds a launch.
     ///
     /// # Safety
-    /// As for [`Function::launch`], whenever the graph runs.
+    /// As for [`CudaFunction::launch`], whenever the graph runs.
     pub unsafe fn add_kernel(
         &self,
-        after: &[Node],
-        function: Function<'_>,
-        shape: Shape,
+        after: &[GraphStep],
+        function: CudaFunction<'_>,
+        shape: LaunchShape,
         mut arguments: Arguments,
-    ) -> Result<Node> {
+    ) -> Result<GraphStep> {
         let mut pointers = arguments.pointers();
         let params = kernel_node(function, shape, &mut pointers);
         // SAFETY: everything that is pointed to lives until the call returns, which copies it.
@@ -131,7 +135,7 @@ impl Graph {
     ///
     /// # Safety
     /// Both ends are as they are described, whenever the graph runs.
-    pub unsafe fn add_copy(&self, after: &[Node], copy: &Copy3D, context: &Context) -> Result<Node> {
+    pub unsafe fn add_copy(&self, after: &[GraphStep], copy: &RawCopy3D, context: &CudaContext) -> Result<GraphStep> {
         // SAFETY: as the caller promises.
         self.add(after, |place, after, count| unsafe {
             call!(cuGraphAddMemcpyNode(place, self.handle, after, count, copy, context.handle()))
@@ -139,14 +143,20 @@ impl Graph {
     }
 
     /// Adds a fill of memory, which must be there whenever the graph runs.
-    pub fn add_fill(&self, after: &[Node], span: Span<'_>, value: Fill, context: &Context) -> Result<Node> {
+    pub fn add_fill(
+        &self,
+        after: &[GraphStep],
+        span: DeviceSpan<'_>,
+        value: FillValue,
+        context: &CudaContext,
+    ) -> Result<GraphStep> {
         let (element, number) = match value {
-            Fill::D8(value) => (1, value.into()),
-            Fill::D16(value) => (2, value.into()),
-            Fill::D32(value) => (4, value),
+            FillValue::D8(value) => (1, value.into()),
+            FillValue::D16(value) => (2, value.into()),
+            FillValue::D32(value) => (4, value),
         };
         let width = span.bytes() / value.width();
-        let params = FillNode { at: span.at(), pitch: 0, value: number, element, width, height: 1 };
+        let params = RawFillNode { at: span.at(), pitch: 0, value: number, element, width, height: 1 };
         // SAFETY: the description lives until the call returns.
         self.add(after, |place, after, count| unsafe {
             call!(cuGraphAddMemsetNode(place, self.handle, after, count, &raw const params, context.handle()))
@@ -154,8 +164,8 @@ impl Graph {
     }
 
     /// Adds a function of the host that adds one to a counter.
-    pub fn add_count(&self, after: &[Node], counter: &'static AtomicU64) -> Result<Node> {
-        let params = HostNode { function: Some(add_one), data: std::ptr::from_ref(counter).cast_mut().cast() };
+    pub fn add_count(&self, after: &[GraphStep], counter: &'static AtomicU64) -> Result<GraphStep> {
+        let params = RawHostNode { function: Some(add_one), data: std::ptr::from_ref(counter).cast_mut().cast() };
         // SAFETY: the description lives until the call returns; the counter stays for ever.
         self.add(after, |place, after, count| unsafe {
             call!(cuGraphAddHostNode(place, self.handle, after, count, &raw const params))
@@ -163,7 +173,7 @@ impl Graph {
     }
 
     /// Adds all steps of another graph as one.
-    pub fn add_graph(&self, after: &[Node], other: &Graph) -> Result<Node> {
+    pub fn add_graph(&self, after: &[GraphStep], other: &CudaGraph) -> Result<GraphStep> {
         // SAFETY: the other graph is there until the call returns, which copies it.
         self.add(after, |place, after, count| unsafe {
             call!(cuGraphAddChildGraphNode(place, self.handle, after, count, other.handle))
@@ -171,29 +181,29 @@ impl Graph {
     }
 
     /// Adds a step that does nothing but come after others.
-    pub fn add_empty(&self, after: &[Node]) -> Result<Node> {
+    pub fn add_empty(&self, after: &[GraphStep]) -> Result<GraphStep> {
         // SAFETY: the list lives until the call returns.
         self.add(after, |place, after, count| unsafe { call!(cuGraphAddEmptyNode(place, self.handle, after, count)) })
     }
 
     /// Makes it ready to run.
-    pub fn instantiate(&self) -> Result<Exec> {
+    pub fn instantiate(&self) -> Result<GraphInstance> {
         let mut handle = 0;
         // SAFETY: the place lives until the call returns.
         unsafe { call!(cuGraphInstantiateWithFlags(&raw mut handle, self.handle, 0)) }?;
-        Ok(Exec { handle })
+        Ok(GraphInstance { handle })
     }
 }
 
-impl Drop for Graph {
+impl Drop for CudaGraph {
     fn drop(&mut self) {
         // SAFETY: it was made here, and is given back once.
         let _ = unsafe { call!(cuGraphDestroy(self.handle)) };
     }
 }
 
-fn kernel_node(function: Function<'_>, shape: Shape, pointers: &mut [*mut c_void]) -> KernelNode {
-    KernelNode {
+fn kernel_node(function: CudaFunction<'_>, shape: LaunchShape, pointers: &mut [*mut c_void]) -> RawKernelNode {
+    RawKernelNode {
         function: function.handle(),
         grid: shape.grid,
         block: shape.block,
@@ -207,16 +217,16 @@ fn kernel_node(function: Function<'_>, shape: Shape, pointers: &mut [*mut c_void
 
 /// A graph that is ready to run.
 #[derive(Debug)]
-pub struct Exec {
-    handle: Handle,
+pub struct GraphInstance {
+    handle: DriverHandle,
 }
 
-impl Exec {
+impl GraphInstance {
     /// Runs it in the order of a stream.
     ///
     /// # Safety
     /// Everything its steps name is still there.
-    pub unsafe fn launch(&self, stream: &Stream) -> Result<()> {
+    pub unsafe fn launch(&self, stream: &CudaStream) -> Result<()> {
         // SAFETY: as the caller promises.
         unsafe { call!(cuGraphLaunch(self.handle, stream.handle())) }
     }
@@ -224,12 +234,12 @@ impl Exec {
     /// Gives a launch other arguments from now on.
     ///
     /// # Safety
-    /// As for [`Graph::add_kernel`].
+    /// As for [`CudaGraph::add_kernel`].
     pub unsafe fn set_kernel(
         &self,
-        node: Node,
-        function: Function<'_>,
-        shape: Shape,
+        node: GraphStep,
+        function: CudaFunction<'_>,
+        shape: LaunchShape,
         mut arguments: Arguments,
     ) -> Result<()> {
         let mut pointers = arguments.pointers();
@@ -239,20 +249,20 @@ impl Exec {
     }
 
     /// Makes it what another graph of the same shape is.
-    pub fn update(&self, graph: &Graph) -> Result<()> {
-        let mut told = Updated { result: 0, node: 0, from: 0 };
+    pub fn update(&self, graph: &CudaGraph) -> Result<()> {
+        let mut told = RawUpdateResult { result: 0, node: 0, from: 0 };
         // SAFETY: the place lives until the call returns.
         unsafe { call!(cuGraphExecUpdate(self.handle, graph.handle, &raw mut told)) }
     }
 
     /// Leaves a step out from now on, or not any more.
-    pub fn enable(&self, node: Node, is_enabled: bool) -> Result<()> {
+    pub fn enable(&self, node: GraphStep, is_enabled: bool) -> Result<()> {
         // SAFETY: it takes names and a number.
         unsafe { call!(cuGraphNodeSetEnabled(self.handle, node.handle, is_enabled.into())) }
     }
 }
 
-impl Drop for Exec {
+impl Drop for GraphInstance {
     fn drop(&mut self) {
         // SAFETY: it was made here, and is given back once.
         let _ = unsafe { call!(cuGraphExecDestroy(self.handle)) };

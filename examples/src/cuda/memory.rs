@@ -1,23 +1,23 @@
-//! Memory of cards, memory of the host for copies, and how bytes get from one to another.
+//! Memory of GPUs, memory of the host for copies, and how bytes get from one to another.
 
-use super::order::Stream;
-use super::{Address, Handle, Result, call};
+use super::streams::CudaStream;
+use super::{Address, DriverHandle, Result, call};
 use std::ffi::{c_int, c_void};
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// A part of some memory of a card.
+/// A part of some memory of a GPU.
 #[derive(Clone, Copy, Debug)]
-pub struct Span<'a> {
+pub struct DeviceSpan<'a> {
     at: Address,
     bytes: usize,
     owner: PhantomData<&'a ()>,
 }
 
-impl<'a> Span<'a> {
+impl<'a> DeviceSpan<'a> {
     /// Memory that stays allocated as long as its owner is borrowed.
-    pub(crate) fn of<T: ?Sized>(_owner: &'a T, at: Address, bytes: usize) -> Span<'a> {
-        Span { at, bytes, owner: PhantomData }
+    pub(crate) fn of<T: ?Sized>(_owner: &'a T, at: Address, bytes: usize) -> DeviceSpan<'a> {
+        DeviceSpan { at, bytes, owner: PhantomData }
     }
 
     /// Where it begins.
@@ -34,9 +34,9 @@ impl<'a> Span<'a> {
     ///
     /// # Panics
     /// If that is not all in it.
-    pub fn part(self, range: Range<usize>) -> Span<'a> {
+    pub fn part(self, range: Range<usize>) -> DeviceSpan<'a> {
         assert!(range.start <= range.end && range.end <= self.bytes, "{range:?} is not within {} bytes", self.bytes);
-        Span { at: self.at + range.start as u64, bytes: range.end - range.start, owner: PhantomData }
+        DeviceSpan { at: self.at + range.start as u64, bytes: range.end - range.start, owner: PhantomData }
     }
 
     /// Copies bytes of the host there. They may be on their way when this returns: what comes later in
@@ -67,24 +67,24 @@ impl<'a> Span<'a> {
         Ok(bytes)
     }
 
-    /// Copies as many bytes from somewhere else on a card.
-    pub fn copy_from(self, from: Span<'_>) -> Result<()> {
+    /// Copies as many bytes from somewhere else on a GPU.
+    pub fn copy_from(self, from: DeviceSpan<'_>) -> Result<()> {
         let bytes = from.bytes;
-        // SAFETY: both are memory of cards, as long as both are borrowed.
+        // SAFETY: both are memory of GPUs, as long as both are borrowed.
         unsafe { call!(cuMemcpyDtoD(self.part(0..bytes).at, from.at, bytes)) }
     }
 
     /// The same, in the order of a stream.
-    pub fn copy_from_in(self, from: Span<'_>, stream: &Stream) -> Result<()> {
+    pub fn copy_from_in(self, from: DeviceSpan<'_>, stream: &CudaStream) -> Result<()> {
         let bytes = from.bytes;
-        // SAFETY: both are memory of cards, which is not freed before the copy is done.
+        // SAFETY: both are memory of GPUs, which is not freed before the copy is done.
         unsafe { call!(cuMemcpyDtoDAsync(self.part(0..bytes).at, from.at, bytes, stream.handle())) }
     }
 
     /// The same, where the driver finds out what kind of memory the two are.
-    pub fn copy_any_from(self, from: Span<'_>, stream: Option<&Stream>) -> Result<()> {
+    pub fn copy_unified_from(self, from: DeviceSpan<'_>, stream: Option<&CudaStream>) -> Result<()> {
         let (to, bytes) = (self.part(0..from.bytes).at, from.bytes);
-        // SAFETY: both are memory of cards, which is not freed before the copy is done.
+        // SAFETY: both are memory of GPUs, which is not freed before the copy is done.
         unsafe {
             match stream {
                 Some(stream) => call!(cuMemcpyAsync(to, from.at, bytes, stream.handle())),
@@ -97,7 +97,7 @@ impl<'a> Span<'a> {
     ///
     /// # Safety
     /// The bytes stay as they are until the copy is done.
-    pub unsafe fn write_in(self, bytes: &[u8], stream: &Stream) -> Result<()> {
+    pub unsafe fn write_in(self, bytes: &[u8], stream: &CudaStream) -> Result<()> {
         let place = self.part(0..bytes.len());
         // SAFETY: as the caller promises.
         unsafe { call!(cuMemcpyHtoDAsync(place.at, bytes.as_ptr().cast(), bytes.len(), stream.handle())) }
@@ -107,24 +107,24 @@ impl<'a> Span<'a> {
     ///
     /// # Safety
     /// The bytes are neither read, written nor freed until the copy is done.
-    pub unsafe fn read_in(self, bytes: &mut [u8], stream: &Stream) -> Result<()> {
+    pub unsafe fn read_in(self, bytes: &mut [u8], stream: &CudaStream) -> Result<()> {
         let place = self.part(0..bytes.len());
         // SAFETY: as the caller promises.
         unsafe { call!(cuMemcpyDtoHAsync(bytes.as_mut_ptr().cast(), place.at, bytes.len(), stream.handle())) }
     }
 
     /// Fills it with a value of 1, 2 or 4 bytes, as often as that fits.
-    pub fn fill(self, value: Fill, stream: Option<&Stream>) -> Result<()> {
+    pub fn fill(self, value: FillValue, stream: Option<&CudaStream>) -> Result<()> {
         let (at, count) = (self.at, self.bytes / value.width());
-        // SAFETY: memory of a card, which is not freed before it is filled.
+        // SAFETY: memory of a GPU, which is not freed before it is filled.
         unsafe {
-            match (value, stream.map(Stream::handle)) {
-                (Fill::D8(value), None) => call!(cuMemsetD8(at, value, count)),
-                (Fill::D16(value), None) => call!(cuMemsetD16(at, value, count)),
-                (Fill::D32(value), None) => call!(cuMemsetD32(at, value, count)),
-                (Fill::D8(value), Some(stream)) => call!(cuMemsetD8Async(at, value, count, stream)),
-                (Fill::D16(value), Some(stream)) => call!(cuMemsetD16Async(at, value, count, stream)),
-                (Fill::D32(value), Some(stream)) => call!(cuMemsetD32Async(at, value, count, stream)),
+            match (value, stream.map(CudaStream::handle)) {
+                (FillValue::D8(value), None) => call!(cuMemsetD8(at, value, count)),
+                (FillValue::D16(value), None) => call!(cuMemsetD16(at, value, count)),
+                (FillValue::D32(value), None) => call!(cuMemsetD32(at, value, count)),
+                (FillValue::D8(value), Some(stream)) => call!(cuMemsetD8Async(at, value, count, stream)),
+                (FillValue::D16(value), Some(stream)) => call!(cuMemsetD16Async(at, value, count, stream)),
+                (FillValue::D32(value), Some(stream)) => call!(cuMemsetD32Async(at, value, count, stream)),
             }
         }
     }
@@ -133,19 +133,31 @@ impl<'a> Span<'a> {
     ///
     /// # Panics
     /// If the last line does not end within it.
-    pub fn fill_lines(self, value: Fill, pitch: usize, size: (usize, usize), stream: Option<&Stream>) -> Result<()> {
+    pub fn fill_lines(
+        self,
+        value: FillValue,
+        pitch: usize,
+        size: (usize, usize),
+        stream: Option<&CudaStream>,
+    ) -> Result<()> {
         let (width, height) = size;
         assert!(height == 0 || (height - 1) * pitch + width * value.width() <= self.bytes, "lines beyond the memory");
         let at = self.at;
-        // SAFETY: memory of a card, which is not freed before it is filled.
+        // SAFETY: memory of a GPU, which is not freed before it is filled.
         unsafe {
-            match (value, stream.map(Stream::handle)) {
-                (Fill::D8(value), None) => call!(cuMemsetD2D8(at, pitch, value, width, height)),
-                (Fill::D16(value), None) => call!(cuMemsetD2D16(at, pitch, value, width, height)),
-                (Fill::D32(value), None) => call!(cuMemsetD2D32(at, pitch, value, width, height)),
-                (Fill::D8(value), Some(stream)) => call!(cuMemsetD2D8Async(at, pitch, value, width, height, stream)),
-                (Fill::D16(value), Some(stream)) => call!(cuMemsetD2D16Async(at, pitch, value, width, height, stream)),
-                (Fill::D32(value), Some(stream)) => call!(cuMemsetD2D32Async(at, pitch, value, width, height, stream)),
+            match (value, stream.map(CudaStream::handle)) {
+                (FillValue::D8(value), None) => call!(cuMemsetD2D8(at, pitch, value, width, height)),
+                (FillValue::D16(value), None) => call!(cuMemsetD2D16(at, pitch, value, width, height)),
+                (FillValue::D32(value), None) => call!(cuMemsetD2D32(at, pitch, value, width, height)),
+                (FillValue::D8(value), Some(stream)) => {
+                    call!(cuMemsetD2D8Async(at, pitch, value, width, height, stream))
+                }
+                (FillValue::D16(value), Some(stream)) => {
+                    call!(cuMemsetD2D16Async(at, pitch, value, width, height, stream))
+                }
+                (FillValue::D32(value), Some(stream)) => {
+                    call!(cuMemsetD2D32Async(at, pitch, value, width, height, stream))
+                }
             }
         }
     }
@@ -153,7 +165,7 @@ impl<'a> Span<'a> {
 
 /// What memory is filled with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fill {
+pub enum FillValue {
     /// One byte.
     D8(u8),
     /// Two.
@@ -162,22 +174,22 @@ pub enum Fill {
     D32(u32),
 }
 
-impl Fill {
+impl FillValue {
     /// Bytes of one value.
     pub fn width(self) -> usize {
         match self {
-            Fill::D8(_) => 1,
-            Fill::D16(_) => 2,
-            Fill::D32(_) => 4,
+            FillValue::D8(_) => 1,
+            FillValue::D16(_) => 2,
+            FillValue::D32(_) => 4,
         }
     }
 
     /// The bytes of one value.
     pub fn bytes(self) -> Vec<u8> {
         match self {
-            Fill::D8(value) => vec![value],
-            Fill::D16(value) => value.to_le_bytes().to_vec(),
-            Fill::D32(value) => value.to_le_bytes().to_vec(),
+            FillValue::D8(value) => vec![value],
+            FillValue::D16(value) => value.to_le_bytes().to_vec(),
+            FillValue::D32(value) => value.to_le_bytes().to_vec(),
         }
     }
 }
@@ -214,7 +226,7 @@ macro_rules! numbers {
 }
 numbers! { f32 i32 u32 u64 }
 
-/// Memory of a card.
+/// Memory of a GPU.
 #[derive(Debug)]
 pub struct Buffer {
     at: Address,
@@ -222,7 +234,7 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// Takes memory of the card this thread works on.
+    /// Takes memory of the GPU this thread works on.
     pub fn alloc(bytes: usize) -> Result<Buffer> {
         let mut at = 0;
         // SAFETY: the place lives until the call returns.
@@ -231,7 +243,7 @@ impl Buffer {
     }
 
     /// Takes memory for lines: of so many bytes, so many of them. Also gives how far apart they begin.
-    pub fn alloc_lines(width: usize, height: usize, element: u32) -> Result<(Buffer, usize)> {
+    pub fn alloc_pitched(width: usize, height: usize, element: u32) -> Result<(Buffer, usize)> {
         let (mut at, mut pitch) = (0, 0);
         // SAFETY: both places live until the call returns.
         unsafe { call!(cuMemAllocPitch(&raw mut at, &raw mut pitch, width, height, element)) }?;
@@ -247,8 +259,8 @@ impl Buffer {
     }
 
     /// All of it.
-    pub fn all(&self) -> Span<'_> {
-        Span::of(self, self.at, self.bytes)
+    pub fn all(&self) -> DeviceSpan<'_> {
+        DeviceSpan::of(self, self.at, self.bytes)
     }
 
     /// The numbers in it.
@@ -280,8 +292,8 @@ pub fn address_range(at: Address) -> Result<(Address, usize)> {
     Ok((base, bytes))
 }
 
-/// Whether an address is memory of the host, and not of a card.
-pub fn is_of_host(at: Address) -> Result<bool> {
+/// Whether an address is memory of the host, and not of a GPU.
+pub fn is_host_memory(at: Address) -> Result<bool> {
     // `CU_POINTER_ATTRIBUTE_MEMORY_TYPE`: host, device, array, unified.
     let mut kind = 0_u32;
     // SAFETY: the place lives until the call returns, and this answer has four bytes.
@@ -289,7 +301,7 @@ pub fn is_of_host(at: Address) -> Result<bool> {
     Ok(kind == 1)
 }
 
-/// Memory of the host that copies to and from cards are fastest with.
+/// Memory of the host that copies to and from GPUs are fastest with.
 #[derive(Debug)]
 pub struct HostBuffer {
     at: *mut u8,
@@ -310,7 +322,7 @@ impl HostBuffer {
         Ok(HostBuffer { at: at.cast(), bytes })
     }
 
-    /// Where cards find it.
+    /// Where GPUs find it.
     pub fn device_address(&self) -> Result<Address> {
         let mut at = 0;
         // SAFETY: the place lives until the call returns.
@@ -356,14 +368,14 @@ pub struct Registered<'a> {
 }
 
 impl<'a> Registered<'a> {
-    /// Makes it known, for cards to reach as well.
+    /// Makes it known, for GPUs to reach as well.
     pub fn new(bytes: &'a mut [u8]) -> Result<Registered<'a>> {
         // SAFETY: the bytes stay where they are until the drop.
         unsafe { call!(cuMemHostRegister(bytes.as_mut_ptr().cast(), bytes.len(), 2)) }?;
         Ok(Registered { bytes })
     }
 
-    /// Where cards find it.
+    /// Where GPUs find it.
     pub fn device_address(&mut self) -> Result<Address> {
         let mut at = 0;
         // SAFETY: the place lives until the call returns.
@@ -394,11 +406,11 @@ impl Drop for Registered<'_> {
 
 /// `CU_MEMORYTYPE_HOST` and `…_DEVICE`.
 const ON_HOST: c_int = 1;
-const ON_CARD: c_int = 2;
+const ON_GPU: c_int = 2;
 
 /// One end of a copy of lines and layers.
 #[derive(Clone, Copy, Debug)]
-pub struct End {
+pub struct CopySide {
     /// Whether it is memory of the host.
     pub is_host: bool,
     /// Where it is.
@@ -414,20 +426,20 @@ pub struct End {
 /// `CUDA_MEMCPY2D`.
 #[derive(Debug)]
 #[repr(C)]
-pub struct Copy2D {
+pub struct RawCopy2D {
     from_x: usize,
     from_y: usize,
     from_type: c_int,
     from_host: *const c_void,
     from_device: Address,
-    from_array: Handle,
+    from_array: DriverHandle,
     from_pitch: usize,
     to_x: usize,
     to_y: usize,
     to_type: c_int,
     to_host: *mut c_void,
     to_device: Address,
-    to_array: Handle,
+    to_array: DriverHandle,
     to_pitch: usize,
     width: usize,
     height: usize,
@@ -436,7 +448,7 @@ pub struct Copy2D {
 /// `CUDA_MEMCPY3D`.
 #[derive(Debug)]
 #[repr(C)]
-pub struct Copy3D {
+pub struct RawCopy3D {
     from_x: usize,
     from_y: usize,
     from_z: usize,
@@ -444,8 +456,8 @@ pub struct Copy3D {
     from_type: c_int,
     from_host: *const c_void,
     from_device: Address,
-    from_array: Handle,
-    from_reserved: Handle,
+    from_array: DriverHandle,
+    from_reserved: DriverHandle,
     from_pitch: usize,
     from_height: usize,
     to_x: usize,
@@ -455,8 +467,8 @@ pub struct Copy3D {
     to_type: c_int,
     to_host: *mut c_void,
     to_device: Address,
-    to_array: Handle,
-    to_reserved: Handle,
+    to_array: DriverHandle,
+    to_reserved: DriverHandle,
     to_pitch: usize,
     to_height: usize,
     width: usize,
@@ -464,9 +476,9 @@ pub struct Copy3D {
     depth: usize,
 }
 
-impl End {
+impl CopySide {
     fn kind(&self) -> c_int {
-        if self.is_host { ON_HOST } else { ON_CARD }
+        if self.is_host { ON_HOST } else { ON_GPU }
     }
     fn host(&self) -> *mut c_void {
         if self.is_host { self.at as usize as *mut c_void } else { std::ptr::null_mut() }
@@ -478,21 +490,21 @@ impl End {
 
 /// How a copy of lines is asked for.
 #[derive(Clone, Copy, Debug)]
-pub enum Lines<'a> {
+pub enum LineCopyMode<'a> {
     /// Done when the call returns.
     Now,
     /// The same, from and to any place.
     Unaligned,
     /// In the order of a stream.
-    In(&'a Stream),
+    InStream(&'a CudaStream),
 }
 
 /// Copies lines of bytes: so many bytes of so many lines.
 ///
 /// # Safety
 /// Both ends are as they are described, and they are neither freed nor accessed until the copy is done.
-pub unsafe fn copy_lines(to: End, from: End, size: [usize; 2], how: Lines<'_>) -> Result<()> {
-    let copy = Copy2D {
+pub unsafe fn copy_lines(to: CopySide, from: CopySide, size: [usize; 2], how: LineCopyMode<'_>) -> Result<()> {
+    let copy = RawCopy2D {
         from_x: from.begin[0],
         from_y: from.begin[1],
         from_type: from.kind(),
@@ -513,16 +525,16 @@ pub unsafe fn copy_lines(to: End, from: End, size: [usize; 2], how: Lines<'_>) -
     // SAFETY: as the caller promises.
     unsafe {
         match how {
-            Lines::Now => call!(cuMemcpy2D(&raw const copy)),
-            Lines::Unaligned => call!(cuMemcpy2DUnaligned(&raw const copy)),
-            Lines::In(stream) => call!(cuMemcpy2DAsync(&raw const copy, stream.handle())),
+            LineCopyMode::Now => call!(cuMemcpy2D(&raw const copy)),
+            LineCopyMode::Unaligned => call!(cuMemcpy2DUnaligned(&raw const copy)),
+            LineCopyMode::InStream(stream) => call!(cuMemcpy2DAsync(&raw const copy, stream.handle())),
         }
     }
 }
 
 /// A copy of layers of lines of bytes, described.
-pub fn layers(to: End, from: End, size: [usize; 3]) -> Copy3D {
-    Copy3D {
+pub fn layer_copy(to: CopySide, from: CopySide, size: [usize; 3]) -> RawCopy3D {
+    RawCopy3D {
         from_x: from.begin[0],
         from_y: from.begin[1],
         from_z: from.begin[2],
@@ -555,7 +567,7 @@ pub fn layers(to: End, from: End, size: [usize; 3]) -> Copy3D {
 ///
 /// # Safety
 /// Both ends are as they are described, and they are neither freed nor accessed until the copy is done.
-pub unsafe fn copy_layers(copy: &Copy3D, stream: Option<&Stream>) -> Result<()> {
+pub unsafe fn copy_layers(copy: &RawCopy3D, stream: Option<&CudaStream>) -> Result<()> {
     // SAFETY: as the caller promises.
     unsafe {
         match stream {

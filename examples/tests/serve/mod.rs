@@ -1,4 +1,4 @@
-//! The stand-in for servers of models: what its routes do to the card.
+//! The stand-in for servers of models: what its routes do to the GPU.
 //!
 //! These are the requests of docs/recipes; whether the servers themselves take them is said there.
 
@@ -12,7 +12,7 @@ use sublet_softgpu::state::{CONTEXT_BYTES, IDLE_BYTES};
 const SERVE: &str = env!("CARGO_BIN_EXE_sublet-example-serve");
 const SIZE: u64 = 96 << 20;
 
-/// A server on the card of a folder.
+/// A server on the GPU of a folder.
 struct Server {
     child: Child,
     out: BufReader<ChildStdout>,
@@ -56,7 +56,7 @@ impl Server {
     }
 }
 
-fn await_on_card(soft: &Soft, what: &str, bytes: u64) {
+fn await_gpu_bytes(soft: &Soft, what: &str, bytes: u64) {
     wait_until(what, || soft.state.used(0) == IDLE_BYTES + CONTEXT_BYTES + bytes);
 }
 
@@ -88,13 +88,13 @@ fn each_server_gives_its_memory_back_by_its_own_request_and_takes_it_again() {
         ),
     ] {
         let server = Server::start(&soft, &[like]);
-        await_on_card(&soft, "the model is there", SIZE);
+        await_gpu_bytes(&soft, "the model is there", SIZE);
         for _ in 0..2 {
             assert!(server.ask(leave).starts_with("200 "), "{like}");
-            await_on_card(&soft, "it gave all back", 0);
+            await_gpu_bytes(&soft, "it gave all back", 0);
             assert!(server.ask(left.0).contains(left.1), "{like}: {}", server.ask(left.0));
             assert!(server.ask(back).starts_with("200 "), "{like}");
-            await_on_card(&soft, "it took it again", SIZE);
+            await_gpu_bytes(&soft, "it took it again", SIZE);
         }
         assert!(server.ask(work).starts_with("200 "), "{like}");
         assert_eq!(server.ask("POST /no/such"), "404 {}", "{like}");
@@ -109,7 +109,7 @@ fn a_server_that_lies_keeps_its_memory_and_one_that_half_obeys_half_of_it() {
     for (fault, keeps) in [("lies", SIZE), ("half", SIZE - (32 << 20))] {
         let server = Server::start(&soft, &["vllm", "--fault", fault]);
         assert!(server.ask("POST /sleep").starts_with("200 "), "{fault}");
-        await_on_card(&soft, "what it keeps is there", keeps);
+        await_gpu_bytes(&soft, "what it keeps is there", keeps);
         server.finish();
     }
 }
@@ -122,6 +122,6 @@ fn a_server_that_hangs_answers_everything_else() {
     never.set_read_timeout(Some(Duration::from_millis(300))).expect("a socket");
     assert!(never.read(&mut [0; 16]).is_err(), "no answer, and no end of the connection");
     assert_eq!(server.ask("GET /is_sleeping"), "200 {\"is_sleeping\":false}");
-    await_on_card(&soft, "the model is there", SIZE);
+    await_gpu_bytes(&soft, "the model is there", SIZE);
     server.finish();
 }

@@ -1,4 +1,4 @@
-//! Programs that the shim must leave alone, and what it shows them of their cards.
+//! Programs that the shim must leave alone, and what it shows them of their GPUs.
 
 use crate::cc;
 use crate::daemon::{self, Daemon, page};
@@ -22,13 +22,13 @@ fn a_program_that_never_calls_the_driver_has_no_thread_and_no_line() {
     let daemon = Daemon::new(&soft);
     let plain = cc::program(&soft, "plain.c", &["-ldl"]);
     for arguments in [&[][..], &["look"]] {
-        let output = daemon.shimmed(&mut soft.program(&plain, arguments)).output().expect("the program is there");
+        let output = daemon.with_shim(&mut soft.program(&plain, arguments)).output().expect("the program is there");
         assert_eq!(succeeded(&output), "shim 1 threads 1 secure 0\n", "{arguments:?}");
         assert_eq!(String::from_utf8_lossy(&output.stderr), "");
     }
-    let output = daemon.shimmed(&mut soft.program("/bin/ls", &["/"])).output().expect("ls is there");
+    let output = daemon.with_shim(&mut soft.program("/bin/ls", &["/"])).output().expect("ls is there");
     assert!(succeeded(&output).contains("etc\n") && output.stderr.is_empty());
-    assert!(!daemon.is_called(), "nobody said anything");
+    assert!(!daemon.has_connection(), "nobody said anything");
 }
 
 #[test]
@@ -36,12 +36,12 @@ fn programs_that_cannot_have_the_shim_run_without_it() {
     let soft = Soft::new("1x1GiB");
     let daemon = Daemon::new(&soft);
     let fixed = cc::program(&soft, "plain.c", &["-static", "-DSTATIC", "-o", "fixed"]);
-    let output = daemon.shimmed(&mut soft.program(&fixed, &[])).output().expect("the program is there");
+    let output = daemon.with_shim(&mut soft.program(&fixed, &[])).output().expect("the program is there");
     assert_eq!(succeeded(&output), "shim 0 threads 1 secure 0\n");
     // One of 32 bits, where the compiler can make it: the loader says that it does not fit, and goes on.
     match cc::built(&soft, "plain.c", &["-m32", "-ldl", "-o", "narrow"]) {
         Ok(narrow) => {
-            let output = daemon.shimmed(&mut soft.program(&narrow, &[])).output().expect("the program is there");
+            let output = daemon.with_shim(&mut soft.program(&narrow, &[])).output().expect("the program is there");
             assert_eq!(succeeded(&output), "shim 0 threads 1 secure 0\n");
         }
         Err(why) => println!("no program of 32 bits can be built here, and none is tried: {why}"),
@@ -55,7 +55,7 @@ fn programs_that_cannot_have_the_shim_run_without_it() {
     }
     std::fs::set_permissions(soft.path(""), PermissionsExt::from_mode(0o755)).expect("an own folder");
     std::fs::set_permissions(&plain, PermissionsExt::from_mode(0o4755)).expect("an own file");
-    let output = daemon.shimmed(&mut soft.program(&plain, &[])).output().expect("the program is there");
+    let output = daemon.with_shim(&mut soft.program(&plain, &[])).output().expect("the program is there");
     assert_eq!(succeeded(&output), "shim 0 threads 1 secure 1\n");
 }
 
@@ -70,21 +70,21 @@ fn under_a_profiler_the_shim_steps_aside_and_says_so() {
         ("CUDA_INJECTION64_PATH", "a tool that the driver loads"),
     ] {
         let mut command = soft.program(HOLD, &["64MiB", "--seconds", "0"]);
-        let output = daemon.shimmed(command.env(variable, "1")).output().expect("the program is there");
+        let output = daemon.with_shim(command.env(variable, "1")).output().expect("the program is there");
         assert!(succeeded(&output).starts_with("holds 64 MiB"));
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(said.matches("cannot be parked").count(), 1, "{said}");
         assert!(said.contains(tool), "{said}");
-        let Word::Hello { aside, .. } = daemon.hear() else { panic!("the first word is a greeting") };
+        let Word::Hello { aside, .. } = daemon.receive_hello() else { panic!("the first word is a greeting") };
         assert_eq!(aside.as_deref(), Some(tool));
     }
     // Said by people, it is silent; and annotations alone are no reason.
     let mut command = soft.program(HOLD, &["64MiB", "--seconds", "0"]);
-    let output = daemon.shimmed(command.env("SUBLET_SHIM", "off")).output().expect("the program is there");
+    let output = daemon.with_shim(command.env("SUBLET_SHIM", "off")).output().expect("the program is there");
     assert!(succeeded(&output).starts_with("holds 64 MiB") && output.stderr.is_empty());
-    assert!(!daemon.is_called());
+    assert!(!daemon.has_connection());
     let mut command = soft.program(HOLD, &["64MiB", "--seconds", "0"]);
-    let child = daemon.shimmed(command.env("NVTX_INJECTION64_PATH", "1").stdout(Stdio::null())).spawn();
+    let child = daemon.with_shim(command.env("NVTX_INJECTION64_PATH", "1").stdout(Stdio::null())).spawn();
     let line = daemon.accept(None);
     assert_eq!(line.pid, child.as_ref().expect("the program is there").id());
     assert!(child.expect("the program is there").wait().expect("an own child").success());
@@ -96,7 +96,7 @@ fn the_cap_holds_from_the_first_byte() {
     let daemon = Daemon::new(&soft);
     let file = page(&soft, CONTEXT_BYTES + 100 * MIB);
     let mut command = soft.program(HOLD, &["200MiB", "--seconds", "0"]);
-    let child = daemon.shimmed(&mut command).stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
+    let child = daemon.with_shim(&mut command).stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
     // The daemon is slow to answer.
     std::thread::sleep(std::time::Duration::from_millis(300));
     let _line = daemon.accept(Some(file.as_raw_fd()));
@@ -115,14 +115,14 @@ fn the_page_of_an_older_daemon_caps_as_well() {
     let file = page(&soft, 0);
     file.set_len(0).and_then(|()| file.write_all_at(&bytes, 0)).expect("memory");
     let mut command = soft.program(HOLD, &["64MiB", "--seconds", "0"]);
-    let child = daemon.shimmed(&mut command).stdout(Stdio::null()).spawn();
+    let child = daemon.with_shim(&mut command).stdout(Stdio::null()).spawn();
     let _line = daemon.accept(Some(file.as_raw_fd()));
     assert!(
         child.expect("the program is there").wait().expect("an own child").success(),
         "it writes where there is room"
     );
     let mut command = soft.program(HOLD, &["200MiB", "--seconds", "0"]);
-    let child = daemon.shimmed(&mut command).stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
+    let child = daemon.with_shim(&mut command).stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
     let _line = daemon.accept(Some(file.as_raw_fd()));
     let output = child.expect("the program is there").wait_with_output().expect("an own child");
     assert_eq!(output.status.code(), Some(1));
@@ -130,13 +130,13 @@ fn the_page_of_an_older_daemon_caps_as_well() {
 }
 
 #[test]
-fn nvml_tells_a_holder_of_its_lease_and_others_of_the_card() {
+fn nvml_shows_a_holder_its_lease_and_other_programs_the_gpu() {
     let soft = Soft::new("1x1GiB");
     let daemon = Daemon::new(&soft);
     let nvml = cc::program(&soft, "nvml.c", &["-L", ".", "-l:libnvidia-ml.so.1", "-ldl"]);
     let card = format!("1024 {} {}\n", 1024 - IDLE_BYTES / MIB, IDLE_BYTES / MIB);
     assert_eq!(soft.run(&nvml, &[]), card.repeat(4));
-    // Without a page the card is told.
+    // Without a page the GPU is told.
     let alone = soft.program(&nvml, &[]).env("LD_PRELOAD", daemon::shim()).output().expect("the program is there");
     assert_eq!(succeeded(&alone), card.repeat(4));
     let file = page(&soft, 512 * MIB);
@@ -146,14 +146,14 @@ fn nvml_tells_a_holder_of_its_lease_and_others_of_the_card() {
     seen.processes[3].cards[0].bytes.store(100 * MIB, SeqCst);
     seen.processes[3].cards[0].contexts.store(1, SeqCst);
     let mut command = soft.program(&nvml, &[]);
-    let child = daemon.shimmed(&mut command).stdout(Stdio::piped()).spawn().expect("the program is there");
+    let child = daemon.with_shim(&mut command).stdout(Stdio::piped()).spawn().expect("the program is there");
     let line = daemon.accept(Some(file.as_raw_fd()));
     let output = child.wait_with_output().expect("an own child");
     let used = 100 + CONTEXT_BYTES / MIB;
     assert_eq!(succeeded(&output), format!("512 {} {used}\n", 512 - used).repeat(4));
     assert!(line.looks, "it takes no part");
     assert_eq!(seen.processes.iter().filter(|slot| slot.pid.load(SeqCst) != 0).count(), 1, "it takes no place");
-    assert!(!daemon.is_called(), "once is enough");
+    assert!(!daemon.has_connection(), "once is enough");
 }
 
 #[test]
@@ -172,7 +172,7 @@ for line in sys.stdin:
 ";
     let mut command = python(&soft, &["-c", script]);
     command.stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut child = daemon.shimmed(&mut command).spawn().expect("python3 is there");
+    let mut child = daemon.with_shim(&mut command).spawn().expect("python3 is there");
     let _line = daemon.accept(Some(file.as_raw_fd()));
     let mut out = BufReader::new(child.stdout.take().expect("its output")).lines().map_while(Result::ok);
     let mut input = child.stdin.take().expect("its input");
@@ -205,7 +205,7 @@ everywhere = lambda name, version: own.dlvsym(None, name, version)
 print(everywhere(b'memcpy', b'GLIBC_2.14') is not None, everywhere(b'memcpy', b'GLIBC_9.9'),
       find(b'cuInit', b'libcuda_9'), own.dlsym(PTR(LIB._handle), b'cuInit') is not None)
 ";
-    let output = daemon.shimmed(&mut python(&soft, &["-c", script])).output().expect("python3 is there");
+    let output = daemon.with_shim(&mut python(&soft, &["-c", script])).output().expect("python3 is there");
     let alone = python(&soft, &["-c", script]).output().expect("python3 is there");
     assert_eq!(succeeded(&output), succeeded(&alone));
     assert!(succeeded(&output).starts_with("True None") && succeeded(&output).ends_with("True\n"));
@@ -225,7 +225,7 @@ fn a_library_behind_the_shim_that_asks_for_the_next_function_does_not_find_itsel
     );
     let both = format!("{}:{behind}", daemon::shim().display());
     let mut command = soft.program(&program, &[]);
-    daemon.shimmed(&mut command).env("LD_PRELOAD", both).stdin(Stdio::piped()).stdout(Stdio::piped());
+    daemon.with_shim(&mut command).env("LD_PRELOAD", both).stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut child = command.spawn().expect("the program is there");
     let mut line = daemon.accept(None);
     let mut out = BufReader::new(child.stdout.take().expect("its output")).lines().map_while(Result::ok);
@@ -248,7 +248,7 @@ fn the_measurement_in_one_process_takes_both_ways() {
     let (pairs, calls) = (6, 100);
     let mut command = soft.program(&program, &["launch", &pairs.to_string(), &calls.to_string()]);
     let preload = format!("{both}:{}", daemon::shim().display());
-    daemon.shimmed(&mut command).env("LD_PRELOAD", preload).stdout(Stdio::piped());
+    daemon.with_shim(&mut command).env("LD_PRELOAD", preload).stdout(Stdio::piped());
     let child = command.spawn().expect("the program is there");
     let _line = daemon.accept(Some(file.as_raw_fd()));
     let said = succeeded(&child.wait_with_output().expect("an own child"));

@@ -12,7 +12,7 @@ use std::time::Duration;
 fn capturing(soft: &Soft, daemon: &Daemon, how: &str) -> (Child, Line, BufReader<ChildStdout>) {
     let program = cc::program(soft, "captures.c", &["-L", ".", "-l:libcuda.so.1", "-lpthread"]);
     let mut command = soft.program(&program, &[how]);
-    daemon.shimmed(&mut command).stdin(Stdio::piped()).stdout(Stdio::piped());
+    daemon.with_shim(&mut command).stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut child = command.spawn().expect("the program is there");
     let line = daemon.accept(None);
     let mut out = BufReader::new(child.stdout.take().expect("its output"));
@@ -23,7 +23,7 @@ fn capturing(soft: &Soft, daemon: &Daemon, how: &str) -> (Child, Line, BufReader
 }
 
 /// It goes on when it is left alone, and all of its results were right.
-fn end_well(mut child: Child, mut out: BufReader<ChildStdout>) {
+fn end_with_sigterm(mut child: Child, mut out: BufReader<ChildStdout>) {
     drop(child.0.stdin.take());
     let mut rest = String::new();
     out.read_to_string(&mut rest).expect("it ends");
@@ -47,7 +47,7 @@ fn four_threads_that_capture_all_the_time_are_parked_between_two_captures() {
     }
     closing.sort_unstable();
     assert!(closing[closing.len() / 2] <= 1000, "calls wait for the gate to be closed: {closing:?} µs");
-    end_well(child, out);
+    end_with_sigterm(child, out);
 }
 
 #[test]
@@ -59,6 +59,6 @@ fn captures_that_wait_for_each_other_are_let_in_and_the_gate_opens_again() {
         let why = line.park(Duration::from_millis(100)).expect("it runs").expect_err("one of them is always open");
         assert!(why.contains("captured"), "{why}");
     }
-    end_well(child, out);
+    end_with_sigterm(child, out);
     assert!(line.park(SOON).is_none(), "it is over");
 }

@@ -44,7 +44,7 @@ fn checked(result: libc::c_int) -> libc::c_int {
 }
 
 impl Daemon {
-    /// Listens in the folder of the cards.
+    /// Listens in the folder of the GPUs.
     pub fn new(soft: &Soft) -> Daemon {
         let path = soft.path("shims");
         // SAFETY: an address is plain bytes; it and the descriptor are good for the calls.
@@ -64,20 +64,20 @@ impl Daemon {
     }
 
     /// Makes a program one that has the shim, and the shim one that finds this daemon.
-    pub fn shimmed<'c>(&self, command: &'c mut Command) -> &'c mut Command {
+    pub fn with_shim<'c>(&self, command: &'c mut Command) -> &'c mut Command {
         command.env("LD_PRELOAD", shim()).env(SOCKET, &self.path)
     }
 
     /// True if a program has connected and was not accepted yet.
-    pub fn is_called(&self) -> bool {
+    pub fn has_connection(&self) -> bool {
         let mut poll = libc::pollfd { fd: self.socket.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         // SAFETY: the structure lives until the call returns.
         unsafe { libc::poll(&raw mut poll, 1, 0) > 0 }
     }
 
     /// The first word of the next one that comes; it gets no answer.
-    pub fn hear(&self) -> Word {
-        self.connected().receive()
+    pub fn receive_hello(&self) -> Word {
+        self.accept_connection().receive()
     }
 
     /// The next shim that comes; it gets a page if there is one.
@@ -87,14 +87,14 @@ impl Daemon {
 
     /// The same, and it is told which process it is.
     pub fn accept_as(&self, page: Option<RawFd>, told: Option<u32>) -> Line {
-        let mut line = self.connected();
+        let mut line = self.accept_connection();
         let Word::Hello { pid, looks, parked, .. } = line.receive() else { panic!("the first word is a greeting") };
         (line.pid, line.looks, line.was_parked) = (pid, looks, parked);
         line.send(&Order::Welcome { page: page.is_some(), pid: told, over: false }, page);
         line
     }
 
-    fn connected(&self) -> Line {
+    fn accept_connection(&self) -> Line {
         wait_for(self.socket.as_raw_fd());
         // SAFETY: the descriptor is good; what comes back is ours.
         let socket = unsafe {
@@ -113,7 +113,7 @@ pub fn shim() -> PathBuf {
     shim
 }
 
-/// A page for a lease of the first card.
+/// A page for a lease of the first GPU.
 pub fn page(soft: &Soft, cap: u64) -> File {
     // SAFETY: the name ends with a zero, and the descriptor is ours.
     let file = unsafe {

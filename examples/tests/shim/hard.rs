@@ -2,7 +2,7 @@
 
 use crate::cc;
 use crate::daemon::{Daemon, Line, mapped, page};
-use crate::parked::{HOLD, MIB, SOON, end_well, holder};
+use crate::parked::{HOLD, MIB, SOON, end_with_sigterm, holder};
 use crate::pools::python;
 use crate::soft::{Child, Soft, succeeded, wait_until};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -18,7 +18,7 @@ const SLOWLY: u64 = 256 << 20;
 /// From one stage to the next: the last is when all is done.
 const STEP: Duration = Duration::from_millis(40);
 
-fn slow(soft: &Soft, is_slow: bool) {
+fn set_slow_copies(soft: &Soft, is_slow: bool) {
     soft.state.cards()[0].copy_bytes_per_s.store(if is_slow { SLOWLY } else { 0 }, SeqCst);
 }
 
@@ -32,7 +32,7 @@ fn a_holder_killed_at_any_stage_of_a_park_or_a_resume_leaves_nothing() {
         if is_resume {
             assert_eq!(line.park(SOON), Some(Ok(64 * MIB)));
         }
-        slow(&soft, true);
+        set_slow_copies(&soft, true);
         line.send(
             &if is_resume { Order::Resume { id: 9 } } else { Order::Park { id: 9, deadline_ms: 20_000, most: None } },
             None,
@@ -44,7 +44,7 @@ fn a_holder_killed_at_any_stage_of_a_park_or_a_resume_leaves_nothing() {
 }
 
 /// A daemon that is there again: the shim finds it.
-fn reborn(soft: &Soft, daemon: Daemon) -> (Daemon, Line) {
+fn restart_daemon(soft: &Soft, daemon: Daemon) -> (Daemon, Line) {
     drop(daemon);
     let daemon = Daemon::new(soft);
     let line = daemon.accept(None);
@@ -61,15 +61,15 @@ fn a_daemon_that_dies_at_any_stage_leaves_a_program_that_can_be_used() {
         if is_resume {
             assert_eq!(line.park(SOON), Some(Ok(64 * MIB)));
         }
-        slow(&soft, true);
+        set_slow_copies(&soft, true);
         line.send(
             &if is_resume { Order::Resume { id: 9 } } else { Order::Park { id: 9, deadline_ms: 20_000, most: None } },
             None,
         );
         std::thread::sleep(STEP * 2 * (stage / 2));
         drop(line);
-        let (_daemon, mut line) = reborn(&soft, daemon);
-        slow(&soft, false);
+        let (_daemon, mut line) = restart_daemon(&soft, daemon);
+        set_slow_copies(&soft, false);
         // What was begun is brought to its end before the new daemon is greeted.
         assert_eq!(line.was_parked, !is_resume, "stage {stage}");
         if line.was_parked {
@@ -78,13 +78,13 @@ fn a_daemon_that_dies_at_any_stage_leaves_a_program_that_can_be_used() {
         }
         assert_eq!(line.park(SOON), Some(Ok(64 * MIB)));
         assert_eq!(line.resume(), Some(Ok(64 * MIB)));
-        end_well(line.pid);
+        end_with_sigterm(line.pid);
         assert!(child.0.wait().expect("an own child").success(), "every byte is as it was");
     }
 }
 
 #[test]
-fn a_program_whose_daemon_is_gone_says_what_it_waits_for() {
+fn a_program_whose_daemon_is_gone_prints_what_it_waits_for() {
     let soft = Soft::new("1x1GiB");
     let daemon = Daemon::new(&soft);
     let script = "
@@ -98,7 +98,7 @@ print(get(at, 1), flush=True)
 ";
     let mut command = python(&soft, &["-c", script]);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = daemon.shimmed(&mut command).spawn().expect("python3 is there");
+    let mut child = daemon.with_shim(&mut command).spawn().expect("python3 is there");
     let mut line = daemon.accept(None);
     let mut out = BufReader::new(child.stdout.take().expect("its output")).lines().map_while(Result::ok);
     assert_eq!(out.next().as_deref(), Some("ready"));
@@ -133,7 +133,7 @@ fn a_signal_that_comes_when_the_memory_is_back_does_not_fail_the_call_that_waite
         assert_eq!(line.park(SOON), Some(Ok(8 * MIB)));
         line.wait_until_wanted();
         assert_eq!(line.resume(), Some(Ok(8 * MIB)));
-        end_well(line.pid);
+        end_with_sigterm(line.pid);
         assert!(child.0.wait().expect("an own child").success(), "every byte is as it was");
     }
 }
@@ -144,7 +144,7 @@ fn a_thread_that_frees_its_memory_when_it_ends_frees_it() {
     let ending = cc::program(&soft, "ending.c", &["-L", ".", "-l:libcuda.so.1", "-lpthread"]);
     assert_eq!(soft.run(&ending, &[]), "freed 0 less 0\n");
     let daemon = Daemon::new(&soft);
-    let output = daemon.shimmed(&mut soft.program(&ending, &[])).output().expect("the program is there");
+    let output = daemon.with_shim(&mut soft.program(&ending, &[])).output().expect("the program is there");
     assert_eq!(succeeded(&output), "freed 0 less 0\n");
 }
 
@@ -170,7 +170,7 @@ os._exit(0)
 "#;
     let mut command = python(&soft, &["-c", script]);
     command.stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut child = daemon.shimmed(&mut command).spawn().expect("python3 is there");
+    let mut child = daemon.with_shim(&mut command).spawn().expect("python3 is there");
     let mut line = daemon.accept(None);
     let out = BufReader::new(child.stdout.take().expect("its output")).lines().map_while(Result::ok);
     let mut said: Vec<String> = out.take(2).collect();
@@ -205,7 +205,7 @@ print('given back', call('cuMemFreeAsync', of_pool, stream), call('cuMemFree_v2'
 ";
     let mut command = python(&soft, &["-c", script]);
     command.stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut child = daemon.shimmed(&mut command).spawn().expect("python3 is there");
+    let mut child = daemon.with_shim(&mut command).spawn().expect("python3 is there");
     let mut line = daemon.accept(None);
     let mut out = BufReader::new(child.stdout.take().expect("its output")).lines().map_while(Result::ok);
     assert_eq!(out.next().as_deref(), Some("ready"));
@@ -245,7 +245,7 @@ print(get(at, 1), call('cuCtxDestroy_v2', second), flush=True)
 ";
     let mut command = python(&soft, &["-c", script]);
     command.stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut child = daemon.shimmed(&mut command).spawn().expect("python3 is there");
+    let mut child = daemon.with_shim(&mut command).spawn().expect("python3 is there");
     let mut line = daemon.accept(None);
     let mut out = BufReader::new(child.stdout.take().expect("its output")).lines().map_while(Result::ok);
     let mut input = child.stdin.take().expect("its input");
@@ -275,7 +275,7 @@ fn orders_that_make_no_sense_do_no_harm() {
     assert_eq!(line.park(Duration::from_millis(u64::MAX)), Some(Ok(64 * MIB)));
     assert_eq!(line.trim(), "it is parked");
     assert!(line.resume().is_some_and(|resumed| resumed == Ok(64 * MIB)));
-    end_well(line.pid);
+    end_with_sigterm(line.pid);
     assert!(child.0.wait().expect("an own child").success(), "every byte is as it was");
     wait_until("the card is free", || soft.is_idle());
 }
@@ -295,7 +295,7 @@ os.execv('/bin/sh', ['/bin/sh', '-c', 'echo other; read word'])
 ";
     let mut command = python(&soft, &["-c", script]);
     command.stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut child = daemon.shimmed(&mut command).spawn().expect("python3 is there");
+    let mut child = daemon.with_shim(&mut command).spawn().expect("python3 is there");
     let mut line = daemon.accept(None);
     let mut out = BufReader::new(child.stdout.take().expect("its output")).lines().map_while(Result::ok);
     assert_eq!(out.next().as_deref(), Some("ready"));
@@ -304,13 +304,13 @@ os.execv('/bin/sh', ['/bin/sh', '-c', 'echo other; read word'])
     input.write_all(b"go\n").expect("it listens");
     assert_eq!(out.next().as_deref(), Some("other"));
     assert_eq!(line.resume(), None, "nobody listens any more");
-    assert!(soft.is_idle() && !daemon.is_called());
+    assert!(soft.is_idle() && !daemon.has_connection());
     input.write_all(b"go\n").expect("it listens");
     assert!(child.wait().expect("an own child").success());
 }
 
 #[test]
-fn what_nobody_reads_fails_nothing() {
+fn output_that_is_not_read_fails_nothing() {
     let soft = Soft::new("1x1GiB");
     let daemon = Daemon::new(&soft);
     let file = page(&soft, CONTEXT_BYTES + 64 * MIB);
@@ -329,7 +329,7 @@ print(call('cuMemAlloc_v2', BY(at), SIZE(128 << 20)), call('cuMemAlloc_v2', BY(a
         drop(reads);
         let mut command = python(&soft, way);
         command.stdout(Stdio::piped()).stderr(writes);
-        let child = daemon.shimmed(&mut command).spawn().expect("python3 is there");
+        let child = daemon.with_shim(&mut command).spawn().expect("python3 is there");
         let mut line = daemon.accept(Some(file.as_raw_fd()));
         let output = child.wait_with_output().expect("an own child");
         assert_eq!(succeeded(&output), "2 0\n");
@@ -356,7 +356,7 @@ if not sys.argv[1:]:
 ";
     let mut command = python(&soft, &["-c", script]);
     command.env("TEXT", script).stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut child = daemon.shimmed(&mut command).spawn().expect("python3 is there");
+    let mut child = daemon.with_shim(&mut command).spawn().expect("python3 is there");
     let first = daemon.accept(Some(file.as_raw_fd()));
     let mut out = BufReader::new(child.stdout.take().expect("its output")).lines().map_while(Result::ok);
     assert_eq!(out.next().as_deref(), Some("holds 1"));
@@ -404,7 +404,7 @@ print('gone', call('cuStreamQuery', stream), call('cuEventQuery', event),
     for is_resumed in [true, false] {
         let mut command = python(&soft, &["-c", script]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = daemon.shimmed(&mut command).spawn().expect("python3 is there");
+        let mut child = daemon.with_shim(&mut command).spawn().expect("python3 is there");
         let mut line = daemon.accept(None);
         let mut out = BufReader::new(child.stdout.take().expect("its output")).lines().map_while(Result::ok);
         let mut input = child.stdin.take().expect("its input");
@@ -442,7 +442,7 @@ fn a_program_is_on_the_page_as_the_daemon_knows_it() {
     let daemon = Daemon::new(&soft);
     let file = page(&soft, 512 * MIB);
     let mut command = soft.program(HOLD, &["64MiB", "--idle"]);
-    let child = daemon.shimmed(&mut command).stdout(Stdio::null()).spawn().expect("the program is there");
+    let child = daemon.with_shim(&mut command).stdout(Stdio::null()).spawn().expect("the program is there");
     let mut child = Child(child);
     // In a namespace of its own it knows itself by another number.
     let known = 4_194_000;
@@ -493,7 +493,7 @@ print('given back', call('cuMemAddressFree', at, SIZE(8 << 20)), call('cuMemRele
     let file = page(&soft, 512 * MIB);
     let mut command = python(&soft, &["-c", script]);
     command.stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut child = daemon.shimmed(&mut command).spawn().expect("python3 is there");
+    let mut child = daemon.with_shim(&mut command).spawn().expect("python3 is there");
     let mut line = daemon.accept(Some(file.as_raw_fd()));
     let mut out = BufReader::new(child.stdout.take().expect("its output")).lines().map_while(Result::ok);
     let mut input = child.stdin.take().expect("its input");
@@ -538,7 +538,7 @@ print('of the host', call('cuPointerGetAttribute', BY(kind), 2, U64(C.addressof(
     let file = page(&soft, 512 * MIB);
     let mut command = python(&soft, &["-c", script]);
     command.stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut child = daemon.shimmed(&mut command).spawn().expect("python3 is there");
+    let mut child = daemon.with_shim(&mut command).spawn().expect("python3 is there");
     let mut line = daemon.accept(Some(file.as_raw_fd()));
     let mut out = BufReader::new(child.stdout.take().expect("its output")).lines().map_while(Result::ok);
     let mut input = child.stdin.take().expect("its input");

@@ -9,26 +9,26 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{ChildStdin, Stdio};
 
 /// A process, what it says, how to tell it to go on, and a line to its shim.
-struct Talk {
+struct PeerProgram {
     child: Child,
     out: Box<dyn Iterator<Item = String>>,
     input: ChildStdin,
     line: Line,
 }
 
-impl Talk {
-    fn new(soft: &Soft, daemon: &Daemon, arguments: &[&str]) -> Talk {
+impl PeerProgram {
+    fn new(soft: &Soft, daemon: &Daemon, arguments: &[&str]) -> PeerProgram {
         let mut command = python(soft, arguments);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = daemon.shimmed(&mut command).spawn().expect("python3 is there");
+        let mut child = daemon.with_shim(&mut command).spawn().expect("python3 is there");
         let line = daemon.accept(None);
         let out = BufReader::new(child.stdout.take().expect("its output")).lines().map_while(Result::ok);
         let input = child.stdin.take().expect("its input");
-        Talk { child: Child(child), out: Box::new(out), input, line }
+        PeerProgram { child: Child(child), out: Box::new(out), input, line }
     }
 
     /// What it says up to a line that begins so, and that line.
-    fn until(&mut self, begin: &str) -> Vec<String> {
+    fn read_until(&mut self, begin: &str) -> Vec<String> {
         let mut said: Vec<String> = Vec::new();
         while said.last().is_none_or(|line| !line.starts_with(begin)) {
             said.push(self.out.next().unwrap_or_else(|| panic!("it ended after {said:?}")));
@@ -36,7 +36,7 @@ impl Talk {
         said
     }
 
-    fn go_on(&mut self) {
+    fn continue_script(&mut self) {
         self.input.write_all(b"go\n").expect("it listens");
     }
 }
@@ -45,17 +45,17 @@ impl Talk {
 fn a_buffer_goes_from_one_process_to_another_and_both_see_it() {
     let soft = Soft::new("1x1GiB");
     let daemon = Daemon::new(&soft);
-    let mut giver = Talk::new(&soft, &daemon, &["ipc.py", "give"]);
-    let said = giver.until("7375");
+    let mut giver = PeerProgram::new(&soft, &daemon, &["ipc.py", "give"]);
+    let said = giver.read_until("7375");
     assert_eq!(said[..4], ["the same again: True", "the same again: True", "capable: 1", "own: 201"]);
     let handles: Vec<&str> = said[4].split(' ').collect();
     assert_eq!(handles.len(), 2);
     assert_eq!(giver.line.park(SOON), Some(Err("it shares memory with other processes".to_owned())));
 
-    let mut taker = Talk::new(&soft, &daemon, &["ipc.py", "take", handles[0], handles[1]]);
-    let said = taker.until("ready");
+    let mut taker = PeerProgram::new(&soft, &daemon, &["ipc.py", "take", handles[0], handles[1]]);
+    let said = taker.read_until("ready");
     let expected = [
-        // The driver of soft cards has no handles of its own.
+        // The driver of soft GPUs has no handles of its own.
         "wrong: 1 801",
         "opened: 0 0",
         "read: [1, 2, 3] [4, 5, 6]",
@@ -69,15 +69,15 @@ fn a_buffer_goes_from_one_process_to_another_and_both_see_it() {
     ];
     assert_eq!(said, expected);
     assert_eq!(taker.line.park(SOON), Some(Err("it shares memory with other processes".to_owned())));
-    giver.go_on();
-    let said = giver.until("freed");
+    giver.continue_script();
+    let said = giver.read_until("freed");
     assert_eq!(said, ["written by the other: [11, 12, 13, 0] [24, 25, 26, 0] [7]", "free: 0 0 0", "freed"]);
     // It has nothing to share any more.
     assert_eq!(giver.line.park(SOON), Some(Ok(0)));
     assert_eq!(giver.line.resume(), Some(Ok(0)));
-    taker.go_on();
-    assert_eq!(taker.until("too late"), ["kept: [24, 25, 26] 0", "too late: 1"]);
-    giver.go_on();
+    taker.continue_script();
+    assert_eq!(taker.read_until("too late"), ["kept: [24, 25, 26] 0", "too late: 1"]);
+    giver.continue_script();
     assert!(giver.child.0.wait().expect("an own child").success());
     assert!(taker.child.0.wait().expect("an own child").success());
     assert!(soft.is_idle());
@@ -90,8 +90,8 @@ fn another_user_gets_nothing() {
     let soft = Soft::new("1x1GiB");
     let daemon = Daemon::new(&soft);
     let stranger = cc::program(&soft, "stranger.c", &[]);
-    let mut giver = Talk::new(&soft, &daemon, &["ipc.py", "give"]);
-    let said = giver.until("7375");
+    let mut giver = PeerProgram::new(&soft, &daemon, &["ipc.py", "give"]);
+    let said = giver.read_until("7375");
     let handle = said[4].split(' ').next().expect("a handle");
     // Numbers of a handle begin with their last byte.
     let number = |first: usize| -> String {

@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 use sublet_softgpu::state::CONTEXT_BYTES;
 
-/// Puts a driver of `c/more.c` before that of the soft cards.
+/// Puts a driver of `c/more.c` before that of the soft GPUs.
 fn with_driver(soft: &Soft, flags: &[&str]) {
     let driver = soft.path("libcuda.so.1");
     let mut library = std::fs::read(&driver).expect("a library");
@@ -30,50 +30,50 @@ fn with_driver(soft: &Soft, flags: &[&str]) {
 }
 
 /// A script that says something, and goes on when it is told to.
-struct Told {
+struct ScriptedProgram {
     child: Child,
     out: Box<dyn Iterator<Item = String>>,
     input: Option<ChildStdin>,
     line: Line,
 }
 
-impl Told {
-    fn new(soft: &Soft, daemon: &Daemon, page: Option<&File>, script: &str) -> Told {
+impl ScriptedProgram {
+    fn new(soft: &Soft, daemon: &Daemon, page: Option<&File>, script: &str) -> ScriptedProgram {
         let script = format!(
             "from cuda import *\ndef say(*words):\n    print(*words, flush=True)\n    sys.stdin.readline()\nstart()\n{script}"
         );
         let mut command = python(soft, &["-c", &script]);
         command.env("SUBLET_SOFT_MANAGED", "1").stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = daemon.shimmed(&mut command).spawn().expect("python3 is there");
+        let mut child = daemon.with_shim(&mut command).spawn().expect("python3 is there");
         let line = daemon.accept(page.map(AsRawFd::as_raw_fd));
         let out = BufReader::new(child.stdout.take().expect("its output")).lines().map_while(Result::ok);
         let input = child.stdin.take();
-        Told { child: Child(child), out: Box::new(out), input, line }
+        ScriptedProgram { child: Child(child), out: Box::new(out), input, line }
     }
 
-    fn says(&mut self, word: &str) {
+    fn expect_word(&mut self, word: &str) {
         assert_eq!(self.out.next().as_deref(), Some(word));
     }
 
-    fn go_on(&mut self) {
+    fn continue_script(&mut self) {
         self.input.as_mut().expect("its input").write_all(b"go\n").expect("it listens");
     }
 
     /// It is not parked for this reason, and goes on.
-    fn stays(&mut self, why: &str) {
+    fn assert_stays(&mut self, why: &str) {
         assert_eq!(self.line.park(SOON), Some(Err(why.to_owned())));
-        self.go_on();
+        self.continue_script();
     }
 
     /// It is parked, comes back, and goes on.
-    fn moves(&mut self, bytes: u64) {
+    fn assert_moves(&mut self, bytes: u64) {
         assert_eq!(self.line.park(SOON), Some(Ok(bytes)));
         assert_eq!(self.line.resume(), Some(Ok(bytes)));
-        self.go_on();
+        self.continue_script();
     }
 
-    fn ends(mut self, word: &str) {
-        self.says(word);
+    fn assert_ends(mut self, word: &str) {
+        self.expect_word(word);
         drop(self.input.take());
         assert!(self.child.0.wait().expect("an own child").success());
     }
@@ -104,18 +104,18 @@ say('one less', call('cuArrayDestroy', array))
 say('none', call('cuMipmappedArrayDestroy', mipmap))
 print(call('cuMemsetD8_v2', at, 1, SIZE(1)))
 ";
-    let mut told = Told::new(&soft, &daemon, Some(&file), script);
+    let mut told = ScriptedProgram::new(&soft, &daemon, Some(&file), script);
     // 2 MiB plain, 16 MiB of the array, 5 MiB of two levels.
-    told.says("has 41");
-    told.stays(ARRAYS);
-    told.says("beyond 2 2");
-    told.stays(ARRAYS);
-    told.says("one less 0");
+    told.expect_word("has 41");
+    told.assert_stays(ARRAYS);
+    told.expect_word("beyond 2 2");
+    told.assert_stays(ARRAYS);
+    told.expect_word("one less 0");
     assert_eq!(mapped(&file).processes[0].cards[0].bytes.load(SeqCst), 7 * MIB);
-    told.stays(ARRAYS);
-    told.says("none 0");
-    told.moves(2 * MIB);
-    told.ends("0");
+    told.assert_stays(ARRAYS);
+    told.expect_word("none 0");
+    told.assert_moves(2 * MIB);
+    told.assert_ends("0");
 }
 
 #[test]
@@ -130,12 +130,12 @@ say('beyond', call('cuMemAllocManaged', BY(U64()), SIZE(64 << 20), 1))
 say('freed', call('cuMemFree_v2', own))
 print(call('cuMemAlloc_v2', BY(U64()), SIZE(48 << 20)))
 ";
-    let mut told = Told::new(&soft, &daemon, Some(&file), script);
-    told.says("beyond 2");
-    told.stays("it uses managed memory");
-    told.says("freed 0");
-    told.moves(2 * MIB);
-    told.ends("0");
+    let mut told = ScriptedProgram::new(&soft, &daemon, Some(&file), script);
+    told.expect_word("beyond 2");
+    told.assert_stays("it uses managed memory");
+    told.expect_word("freed 0");
+    told.assert_moves(2 * MIB);
+    told.assert_ends("0");
 }
 
 #[test]
@@ -153,16 +153,16 @@ say(call('cuMemMapArrayAsync', maps, 2, None), maps[8] == handle.value)
 say(call('cuMulticastBindMem', U64(1), SIZE(2), handle, SIZE(3), SIZE(4), U64(5)))
 print('ended')
 ";
-    let mut told = Told::new(&soft, &daemon, None, script);
-    told.says("0 True");
-    told.stays(ARRAYS);
-    told.says("0");
-    told.stays(ARRAYS);
-    told.ends("ended");
+    let mut told = ScriptedProgram::new(&soft, &daemon, None, script);
+    told.expect_word("0 True");
+    told.assert_stays(ARRAYS);
+    told.expect_word("0");
+    told.assert_stays(ARRAYS);
+    told.assert_ends("ended");
 }
 
 #[test]
-fn whoever_imports_memory_or_calls_what_nobody_knows_stays() {
+fn a_program_that_imports_memory_or_calls_an_unknown_function_stays() {
     let soft = Soft::new("1x1GiB");
     with_driver(&soft, &[]);
     let daemon = Daemon::new(&soft);
@@ -177,14 +177,14 @@ handle = got(U64, 'cuMemCreate', SIZE(2 << 20), about, U64(0))
 say('sum', call('cuMemSomethingNew', *map(U64, range(1, 9))))
 print('ended')
 ";
-    let mut told = Told::new(&soft, &daemon, None, script);
-    told.says("external");
-    told.stays("it uses memory of another API");
-    told.says("gone");
-    told.moves(0);
-    told.says("sum 0");
-    told.stays("it called a function of the driver that Sublet does not know");
-    told.ends("ended");
+    let mut told = ScriptedProgram::new(&soft, &daemon, None, script);
+    told.expect_word("external");
+    told.assert_stays("it uses memory of another API");
+    told.expect_word("gone");
+    told.assert_moves(0);
+    told.expect_word("sum 0");
+    told.assert_stays("it called a function of the driver that Sublet does not know");
+    told.assert_ends("ended");
     let script = "
 about, descriptor = (UINT * 8)(1, 1, 1, 0), INT()
 handle = got(U64, 'cuMemCreate', SIZE(2 << 20), about, U64(0))
@@ -194,17 +194,17 @@ if sys.stdin.readline() == 'export\\n':
     say('exported')
 print('ended')
 ";
-    let mut told = Told::new(&soft, &daemon, None, script);
-    told.says("made");
-    told.moves(0);
+    let mut told = ScriptedProgram::new(&soft, &daemon, None, script);
+    told.expect_word("made");
+    told.assert_moves(0);
     told.input.as_mut().expect("its input").write_all(b"export\n").expect("it listens");
-    told.says("exported");
-    told.stays("it shares memory with other processes");
-    told.ends("ended");
+    told.expect_word("exported");
+    told.assert_stays("it shares memory with other processes");
+    told.assert_ends("ended");
 }
 
 #[test]
-fn memory_that_another_process_exported_keeps_who_imported_it() {
+fn memory_that_another_process_exported_keeps_its_importer_in_place() {
     let soft = Soft::new("1x1GiB");
     let daemon = Daemon::new(&soft);
     // Both sides are one program: the shim knows its own handle from the driver's by what they are.
@@ -231,7 +231,7 @@ sys.stdin.readline()
     let script = format!("from cuda import *\nstart()\n{script}");
     let mut command = python(&soft, &["-c", &script]);
     command.env("TEXT", taker).stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut child = Child(daemon.shimmed(&mut command).spawn().expect("python3 is there"));
+    let mut child = Child(daemon.with_shim(&mut command).spawn().expect("python3 is there"));
     let _giver = daemon.accept(None);
     let file = page(&soft, 512 * MIB);
     let mut taker = daemon.accept(Some(file.as_raw_fd()));
@@ -270,15 +270,15 @@ print('ended')
     with_driver(&soft, &[]);
     for name in ["cuGraphAddNode", "cuGraphAddNode_v2"] {
         let script = format!("name = '{name}'{script}");
-        let mut told = Told::new(&soft, &daemon, Some(&file), &script);
-        told.says("launched");
+        let mut told = ScriptedProgram::new(&soft, &daemon, Some(&file), &script);
+        told.expect_word("launched");
         let bytes = || mapped(&file).processes[0].cards[0].bytes.load(SeqCst);
         wait_until("it is counted", || bytes() >= 32 * MIB);
-        told.stays("its graphs allocate memory");
-        told.says("freed");
-        told.moves(0);
+        told.assert_stays("its graphs allocate memory");
+        told.expect_word("freed");
+        told.assert_moves(0);
         wait_until("it is not counted any more", || bytes() == 0);
-        told.ends("ended");
+        told.assert_ends("ended");
         mapped(&file).processes[0].pid.store(0, SeqCst);
     }
 }
@@ -297,10 +297,10 @@ say('runs')
 UINT.from_address(flag.value).value = 1
 print(call('cuCtxSynchronize'))
 ";
-    let mut told = Told::new(&soft, &daemon, None, script);
-    told.says("runs");
+    let mut told = ScriptedProgram::new(&soft, &daemon, None, script);
+    told.expect_word("runs");
     let refused = told.line.park(Duration::from_millis(300)).expect("it lives");
     assert!(refused.as_ref().is_err_and(|why| why.contains("CUDA 12.5")), "{refused:?}");
-    told.go_on();
-    told.ends("0");
+    told.continue_script();
+    told.assert_ends("0");
 }

@@ -1,4 +1,4 @@
-//! Programs with the shim before the driver, on soft cards.
+//! Programs with the shim before the driver, on soft GPUs.
 
 mod beside;
 mod captures;

@@ -22,7 +22,7 @@ pub const SOON: Duration = Duration::from_secs(20);
 pub const MIB: u64 = 1 << 20;
 
 /// Parks and resumes again and again until the program ends. Returns how often, and the most bytes.
-fn disturb(line: &mut Line) -> (u32, u64) {
+fn park_repeatedly(line: &mut Line) -> (u32, u64) {
     let (mut parks, mut most, mut pause) = (0, 0, 1_u64);
     loop {
         // Moments that look like chance, and are the same in every run.
@@ -45,13 +45,13 @@ fn disturb(line: &mut Line) -> (u32, u64) {
 }
 
 /// What a program says that is parked all the time.
-pub fn disturbed(soft: &Soft, program: &str, arguments: &[&str]) -> (String, u32, u64) {
+pub fn run_while_parked_often(soft: &Soft, program: &str, arguments: &[&str]) -> (String, u32, u64) {
     let daemon = Daemon::new(soft);
     let mut command = soft.program(program, arguments);
-    daemon.shimmed(&mut command).stdout(Stdio::piped()).stderr(Stdio::piped());
+    daemon.with_shim(&mut command).stdout(Stdio::piped()).stderr(Stdio::piped());
     let child = command.spawn().expect("the program is there");
     let mut line = daemon.accept(None);
-    let (parks, most) = disturb(&mut line);
+    let (parks, most) = park_repeatedly(&mut line);
     (succeeded(&child.wait_with_output().expect("an own child")), parks, most)
 }
 
@@ -60,7 +60,7 @@ fn training_ends_with_the_same_weights_however_often_it_was_parked() {
     let soft = Soft::new("1x2GiB");
     let arguments = ["--steps", "300", "--every", "25"];
     let alone = soft.run(MLP, &arguments);
-    let (parked, parks, most) = disturbed(&soft, MLP, &arguments);
+    let (parked, parks, most) = run_while_parked_often(&soft, MLP, &arguments);
     assert_eq!(parked, alone);
     assert!(parks >= 5 && most > MIB, "{parks} parks of up to {most} bytes");
     assert!(soft.is_idle());
@@ -69,7 +69,8 @@ fn training_ends_with_the_same_weights_however_often_it_was_parked() {
 #[test]
 fn every_family_of_calls_is_right_however_often_it_was_parked() {
     let soft = Soft::new("1x2GiB");
-    let (said, parks, most) = disturbed(&soft, STRESS, &["--seconds", "6", "--threads", "4", "--seed", "11"]);
+    let (said, parks, most) =
+        run_while_parked_often(&soft, STRESS, &["--seconds", "6", "--threads", "4", "--seed", "11"]);
     assert!(said.ends_with("ok\n"), "{said}");
     assert!(parks >= 20 && most > MIB, "{parks} parks of up to {most} bytes");
     assert!(soft.is_idle());
@@ -81,7 +82,7 @@ fn the_api_answers_with_the_shim_as_it_does_without() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/softgpu-cuda/tests/same");
     let daemon = Daemon::new(&soft);
     let mut command = soft.program("python3", &["api.py"]);
-    let output = daemon.shimmed(command.current_dir(&folder)).output().expect("python3 is there");
+    let output = daemon.with_shim(command.current_dir(&folder)).output().expect("python3 is there");
     let there = std::fs::read_to_string(folder.join("h200/api.txt")).expect("what a card said");
     assert_eq!(succeeded(&output), there);
 }
@@ -89,7 +90,7 @@ fn the_api_answers_with_the_shim_as_it_does_without() {
 /// A program that holds memory under the shim.
 pub fn holder(soft: &Soft, daemon: &Daemon, size: &str, page: Option<&File>) -> (Child, Line, impl Sized + use<>) {
     let mut command = soft.program(HOLD, &[size, "--chunk", "8MiB"]);
-    let mut child = daemon.shimmed(&mut command).stdout(Stdio::piped()).spawn().expect("the program is there");
+    let mut child = daemon.with_shim(&mut command).stdout(Stdio::piped()).spawn().expect("the program is there");
     let line = daemon.accept(page.map(AsRawFd::as_raw_fd));
     let mut said = String::new();
     let mut out = BufReader::new(child.stdout.take().expect("its output"));
@@ -100,7 +101,7 @@ pub fn holder(soft: &Soft, daemon: &Daemon, size: &str, page: Option<&File>) -> 
 }
 
 #[test]
-fn the_card_is_free_while_a_holder_is_parked_and_one_that_dies_leaves_nothing() {
+fn the_gpu_is_free_while_a_holder_is_parked_and_a_dead_holder_leaves_nothing() {
     let soft = Soft::new("1x1GiB");
     let daemon = Daemon::new(&soft);
     let (mut child, mut line, _out) = holder(&soft, &daemon, "512MiB", None);
@@ -130,12 +131,12 @@ fn a_resume_without_room_leaves_the_holder_parked_and_unharmed() {
     }
     drop(other);
     assert_eq!(line.resume(), Some(Ok(512 * MIB)));
-    end_well(line.pid);
+    end_with_sigterm(line.pid);
     assert!(child.0.wait().expect("an own child").success(), "every byte is as it was");
 }
 
 /// Asks a program to end, as a person would.
-pub fn end_well(pid: u32) {
+pub fn end_with_sigterm(pid: u32) {
     let asked = Command::new("kill").args(["-TERM", &pid.to_string()]).status();
     assert!(asked.expect("kill is there").success());
 }
@@ -150,7 +151,7 @@ fn a_lease_is_all_that_its_processes_get_together() {
     wait_until("it is counted", || numbers.processes[0].cards[0].bytes.load(SeqCst) == 200 * MIB);
     // A second process of the lease: what is left is less than it wants.
     let mut command = soft.program(HOLD, &["200MiB", "--chunk", "8MiB"]);
-    let second = daemon.shimmed(&mut command).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let second = daemon.with_shim(&mut command).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let _second_line = daemon.accept(Some(file.as_raw_fd()));
     let output = second.expect("the program is there").wait_with_output().expect("an own child");
     let said = String::from_utf8_lossy(&output.stderr);
@@ -160,13 +161,13 @@ fn a_lease_is_all_that_its_processes_get_together() {
 }
 
 #[test]
-fn who_uses_managed_memory_is_not_parked_and_runs_on() {
+fn a_program_with_managed_memory_is_not_parked_and_runs_on() {
     let soft = Soft::new("1x2GiB");
     let daemon = Daemon::new(&soft);
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/softgpu-cuda/tests/same");
     let mut command = soft.program("python3", &["checkpoint.py", "hold", "managed"]);
     command.current_dir(folder).env("SUBLET_SOFT_MANAGED", "1").stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut child = Child(daemon.shimmed(&mut command).spawn().expect("python3 is there"));
+    let mut child = Child(daemon.with_shim(&mut command).spawn().expect("python3 is there"));
     let mut line = daemon.accept(None);
     let mut out = BufReader::new(child.0.stdout.take().expect("its output"));
     let mut said = String::new();
@@ -181,7 +182,7 @@ fn who_uses_managed_memory_is_not_parked_and_runs_on() {
 }
 
 #[test]
-fn whose_module_has_a_managed_variable_is_not_parked_from_when_it_asks_where_it_is() {
+fn a_program_is_not_parked_once_it_has_the_address_of_a_managed_variable() {
     let soft = Soft::new("1x1GiB");
     let daemon = Daemon::new(&soft);
     let script = r#"
@@ -202,7 +203,7 @@ for line in sys.stdin:
 "#;
     let mut command = python(&soft, &["-c", script]);
     command.env("SUBLET_SOFT_MANAGED", "1").stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut child = Child(daemon.shimmed(&mut command).spawn().expect("python3 is there"));
+    let mut child = Child(daemon.with_shim(&mut command).spawn().expect("python3 is there"));
     let mut line = daemon.accept(None);
     let mut out = BufReader::new(child.0.stdout.take().expect("its output"));
     let mut ask = |name: &[u8]| {
@@ -238,7 +239,7 @@ print('interrupted', flush=True)
 ";
     let mut command = soft.program("python3", &["-c", script]);
     command.stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut child = Child(daemon.shimmed(&mut command).spawn().expect("python3 is there"));
+    let mut child = Child(daemon.with_shim(&mut command).spawn().expect("python3 is there"));
     let mut line = daemon.accept(None);
     let mut out = BufReader::new(child.0.stdout.take().expect("its output"));
     let mut said = String::new();
@@ -256,7 +257,7 @@ print('interrupted', flush=True)
 }
 
 #[test]
-fn all_that_wait_are_told_of_a_signal_and_what_comes_later_waits_as_before() {
+fn a_signal_interrupts_all_waiting_calls_and_later_calls_wait_as_before() {
     let soft = Soft::new("1x1GiB");
     let daemon = Daemon::new(&soft);
     let script = "
@@ -281,7 +282,7 @@ for line in sys.stdin:
 ";
     let mut command = python(&soft, &["-c", script]);
     command.stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut child = Child(daemon.shimmed(&mut command).spawn().expect("python3 is there"));
+    let mut child = Child(daemon.with_shim(&mut command).spawn().expect("python3 is there"));
     let mut line = daemon.accept(None);
     let mut out = BufReader::new(child.0.stdout.take().expect("its output")).lines().map_while(Result::ok);
     let mut input = child.0.stdin.take().expect("its input");

@@ -1,4 +1,4 @@
-//! Cards that reach each other's memory do so with the shim as they do without.
+//! GPUs that reach each other's memory do so with the shim as they do without.
 
 use crate::daemon::{Daemon, mapped, page};
 use crate::parked::{MIB, SOON};
@@ -10,11 +10,11 @@ use std::process::Stdio;
 use std::sync::atomic::Ordering::SeqCst;
 
 #[test]
-fn kernels_reach_another_card_when_they_may_and_not_else() {
+fn kernels_reach_another_gpu_only_with_peer_access() {
     let soft = Soft::new("2x1GiB");
     let alone = succeeded(&python(&soft, &["peers.py"]).output().expect("python3 is there"));
     let daemon = Daemon::new(&soft);
-    let output = daemon.shimmed(&mut python(&soft, &["peers.py"])).output().expect("python3 is there");
+    let output = daemon.with_shim(&mut python(&soft, &["peers.py"])).output().expect("python3 is there");
     assert_eq!(succeeded(&output), alone);
     let lines: Vec<&str> = alone.lines().collect();
     assert!(lines.contains(&"enabled: 0 704") && lines.contains(&"disabled: 0 705"), "{alone}");
@@ -24,13 +24,13 @@ fn kernels_reach_another_card_when_they_may_and_not_else() {
 }
 
 #[test]
-fn who_reaches_another_card_is_not_parked_until_it_does_not_any_more() {
+fn a_program_with_peer_access_is_not_parked_until_it_gives_it_up() {
     let soft = Soft::new("2x1GiB");
     let daemon = Daemon::new(&soft);
     let file = page(&soft, 512 * MIB);
     let mut command = python(&soft, &["peers.py", "wait"]);
     command.stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut child = daemon.shimmed(&mut command).spawn().expect("python3 is there");
+    let mut child = daemon.with_shim(&mut command).spawn().expect("python3 is there");
     let mut line = daemon.accept(Some(file.as_raw_fd()));
     let mut out = BufReader::new(child.stdout.take().expect("its output")).lines().map_while(Result::ok);
     let mut input = child.stdin.take().expect("its input");
@@ -49,7 +49,7 @@ fn who_reaches_another_card_is_not_parked_until_it_does_not_any_more() {
 }
 
 #[test]
-fn what_is_freed_while_another_card_is_current_is_waited_for_on_its_own() {
+fn memory_freed_while_another_gpu_is_current_is_waited_for_on_its_own() {
     let soft = Soft::new("2x1GiB");
     let daemon = Daemon::new(&soft);
     let script = "
@@ -73,7 +73,7 @@ print('freed', freed, 'after the kernel' if opened.value else 'under it')
 must('cuCtxSetCurrent', other)
 print('well', call('cuCtxSynchronize'))
 ";
-    let output = daemon.shimmed(&mut python(&soft, &["-c", script])).output().expect("python3 is there");
+    let output = daemon.with_shim(&mut python(&soft, &["-c", script])).output().expect("python3 is there");
     assert_eq!(succeeded(&output), "freed 0 after the kernel\nwell 0\n");
     assert!(soft.is_idle());
 }

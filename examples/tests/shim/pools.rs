@@ -1,7 +1,7 @@
 //! Memory in the order of streams is the shim's own, and parked like any other.
 
 use crate::daemon::{Daemon, mapped, page};
-use crate::parked::{MIB, SOON, disturbed};
+use crate::parked::{MIB, SOON, run_while_parked_often};
 use crate::soft::{Soft, succeeded, wait_until};
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::AsRawFd;
@@ -26,7 +26,7 @@ fn pools_answer_with_the_shim_as_they_do_without() {
     let soft = Soft::new("1x2GiB");
     let alone = succeeded(&python(&soft, &["pools.py"]).output().expect("python3 is there"));
     let daemon = Daemon::new(&soft);
-    let output = daemon.shimmed(&mut python(&soft, &["pools.py"])).output().expect("python3 is there");
+    let output = daemon.with_shim(&mut python(&soft, &["pools.py"])).output().expect("python3 is there");
     assert_eq!(succeeded(&output), alone);
     assert!(alone.contains("captured: 3\n") && alone.ends_with("synchronised: 0\n"), "{alone}");
     assert!(soft.is_idle());
@@ -38,7 +38,7 @@ fn pieces_that_come_and_go_with_streams_are_right_however_often_they_were_parked
         let soft = Soft::new("1x2GiB");
         let arguments = ["--turns", "1000", "--threads", "4", "--seed", seed];
         let alone = soft.run(CHURN, &arguments);
-        let (parked, parks, most) = disturbed(&soft, CHURN, &arguments);
+        let (parked, parks, most) = run_while_parked_often(&soft, CHURN, &arguments);
         assert_eq!(parked, alone);
         assert!(parks >= 5 && most > MIB, "{parks} parks of up to {most} bytes");
         assert!(soft.is_idle());
@@ -46,7 +46,7 @@ fn pieces_that_come_and_go_with_streams_are_right_however_often_they_were_parked
 }
 
 #[test]
-fn all_of_it_leaves_the_card_and_what_is_freed_leaves_it_by_itself() {
+fn all_pool_memory_leaves_the_gpu_and_freed_memory_leaves_it_by_itself() {
     let soft = Soft::new("1x2GiB");
     let daemon = Daemon::new(&soft);
     let file = page(&soft, 1024 * MIB);
@@ -67,7 +67,7 @@ sys.stdin.readline()
 ";
     let mut command = python(&soft, &["-c", held]);
     command.stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut child = daemon.shimmed(&mut command).spawn().expect("python3 is there");
+    let mut child = daemon.with_shim(&mut command).spawn().expect("python3 is there");
     let mut line = daemon.accept(Some(file.as_raw_fd()));
     let mut out = BufReader::new(child.stdout.take().expect("its output")).lines();
     assert_eq!(out.next().expect("a word").expect("a word"), "holds");
@@ -86,7 +86,7 @@ sys.stdin.readline()
 }
 
 #[test]
-fn who_gets_its_memory_is_not_told_that_the_lease_is_full() {
+fn an_allocation_that_succeeds_prints_no_lease_is_full() {
     let soft = Soft::new("1x1GiB");
     let daemon = Daemon::new(&soft);
     // The pool keeps what was freed, until a plain allocation needs it; then there is no more.
@@ -106,7 +106,7 @@ print(call('cuMemAlloc_v2', BY(at), SIZE(int(sys.argv[1]) << 20)), flush=True)
         let file = page(&soft, CONTEXT_BYTES + 64 * MIB);
         let mut command = python(&soft, &["-c", script, if is_full { "40" } else { "20" }]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = daemon.shimmed(&mut command).spawn().expect("python3 is there");
+        let mut child = daemon.with_shim(&mut command).spawn().expect("python3 is there");
         let _line = daemon.accept(Some(file.as_raw_fd()));
         let mut out = BufReader::new(child.stdout.take().expect("its output")).lines();
         assert_eq!(out.next().expect("a word").expect("a word"), "0");

@@ -1,4 +1,4 @@
-//! Soft cards for a test: a file of cards, the library that programs find them with, and programs.
+//! Soft GPUs for a test: a file of GPUs, the library that programs find them with, and programs.
 
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
@@ -7,15 +7,15 @@ use std::time::{Duration, Instant};
 use sublet_softgpu::State;
 use sublet_softgpu::state::{ENV, IDLE_BYTES};
 
-/// Cards in a folder that goes with it.
+/// GPUs in a folder that goes with it.
 pub struct Soft {
     dir: tempfile::TempDir,
-    /// The cards.
+    /// The GPUs.
     pub state: State,
 }
 
 impl Soft {
-    /// Makes cards.
+    /// Makes GPUs.
     pub fn new(spec: &str) -> Soft {
         let dir = tempfile::tempdir().expect("a directory can be made");
         let here = std::env::current_exe().expect("a test has a path");
@@ -33,7 +33,7 @@ impl Soft {
         self.dir.path().join(name)
     }
 
-    /// A program that finds the cards.
+    /// A program that finds the GPUs.
     pub fn program(&self, program: &str, arguments: &[&str]) -> Command {
         let mut command = Command::new(program);
         command.args(arguments).env("LD_LIBRARY_PATH", self.dir.path()).env(ENV, self.path("cards"));

@@ -13,10 +13,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 use sublet_replay::cluster::Cluster;
-use sublet_replay::drive::Leases;
-use sublet_replay::policies::Name;
-use sublet_replay::report::{Options, Report, replay};
-use sublet_replay::synthetic::{self, Shape};
+use sublet_replay::drive::LeaseTerms;
+use sublet_replay::policies::PolicyName;
+use sublet_replay::report::{ReplayOptions, ReplayReport, replay};
+use sublet_replay::synthetic::{self, SyntheticShape};
 use sublet_replay::trace::Trace;
 use sublet_replay::{Bytes, alibaba, csv, json, plots};
 use sublet_wire::{exit, span};
@@ -67,7 +67,7 @@ pub struct ReplayArgs {
     gpus: Cluster,
     /// A policy to compare, fifo or fair; may be given twice [default: both]
     #[arg(long, value_name = "NAME")]
-    policy: Vec<Name>,
+    policy: Vec<PolicyName>,
     /// The rules of the house, as `sublet serve --config` takes them [default: its defaults]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -155,7 +155,7 @@ struct Speed {
 #[derive(Serialize)]
 struct Told<'a> {
     #[serde(flatten)]
-    report: &'a Report,
+    report: &'a ReplayReport,
     speed: &'a [Speed],
 }
 
@@ -171,10 +171,10 @@ pub fn run(globals: &Globals, args: &ReplayArgs) -> Result<u8, Failure> {
         eprintln!("wrote {} jobs of {} tenants to {}", trace.jobs.len(), trace.tenants.len(), path.display());
         return Ok(exit::OK);
     }
-    let options = Options {
+    let options = ReplayOptions {
         rules,
-        policies: if args.policy.is_empty() { Name::ALL.to_vec() } else { args.policy.clone() },
-        leases: if args.fixed { Leases::Fixed } else { Leases::Renewed },
+        policies: if args.policy.is_empty() { PolicyName::ALL.to_vec() } else { args.policy.clone() },
+        leases: if args.fixed { LeaseTerms::Fixed } else { LeaseTerms::Renewed },
         starved: args.starved,
         places: args.places,
         until: args.until.map(sublet_replay::span_of_secs),
@@ -190,7 +190,7 @@ pub fn run(globals: &Globals, args: &ReplayArgs) -> Result<u8, Failure> {
     });
     if let Some(dir) = &args.svg {
         fs::create_dir_all(dir).map_err(|error| failed(dir, "made", &error))?;
-        for (name, svg) in plots::all(&report) {
+        for (name, svg) in plots::all_plots(&report) {
             let path = dir.join(name);
             write(&path, &svg)?;
             eprintln!("wrote {}", path.display());
@@ -208,7 +208,7 @@ pub fn run(globals: &Globals, args: &ReplayArgs) -> Result<u8, Failure> {
 fn load(args: &ReplayArgs, margin: Bytes) -> Result<Trace, Failure> {
     if let Some(seed) = args.synthetic {
         let (jobs, tenants, chatty, load) = (args.jobs, args.tenants, args.chatty, args.load);
-        let shape = Shape { seed, jobs, tenants, chatty, load };
+        let shape = SyntheticShape { seed, jobs, tenants, chatty, load };
         return synthetic::make(&shape, &args.gpus, margin)
             .map_err(|error| Failure::new(exit::FAILURE, format!("no trace can be made up: {error}")));
     }
@@ -219,7 +219,7 @@ fn load(args: &ReplayArgs, margin: Bytes) -> Result<Trace, Failure> {
     let source = path.display().to_string();
     let trace = match &args.alibaba {
         Some(_) => alibaba::read(&text, &args.gpus, margin, args.tenants, args.seed),
-        None if json::looks_like_it(&text) => json::read(&text, &source),
+        None if json::is_json(&text) => json::read(&text, &source),
         None => csv::read(&text, &source),
     };
     trace.map_err(|error| {

@@ -1,14 +1,14 @@
 //! `atom` and `red`: one lane after another, each a real atomic on the host, since
 //! other workers may be at the same address.
 
-use super::access::{Base, addresses, one_by_one};
+use super::load_store::{Base, addresses, pointers_of_lanes};
 use super::machine::Machine;
-use crate::lanes::{Row, Slot, read, write};
-use crate::op::{NONE, Next, Op};
+use crate::lanes::{RegisterBits, Row, read, write};
+use crate::op::{NONE, Op, OpOutcome};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// A word that the host can change atomically.
-pub(crate) trait Word: Slot {
+pub(crate) trait AtomicWord: RegisterBits {
     const BYTES: u32;
     /// Replaces the word by `f` of it and returns what was there.
     ///
@@ -19,7 +19,7 @@ pub(crate) trait Word: Slot {
 
 macro_rules! words {
     ($($ty:ty, $atomic:ty;)*) => {$(
-        impl Word for $ty {
+        impl AtomicWord for $ty {
             const BYTES: u32 = size_of::<$ty>() as u32;
             #[inline(always)]
             unsafe fn update(at: *mut u8, f: impl Fn(Self) -> Self) -> Self {
@@ -43,16 +43,16 @@ words! { u32, AtomicU32; u64, AtomicU64; }
 /// # Safety
 /// As for a handler; `A`, `W` fit the registers.
 #[inline(always)]
-pub(crate) unsafe fn exchange<W: Word, A: Base, const SPACE: u8>(
+pub(crate) unsafe fn exchange<W: AtomicWord, A: Base, const SPACE: u8>(
     m: &mut Machine<'_>,
     op: &Op,
     mask: u32,
     f: impl Fn(W, W, W) -> W,
-) -> Next {
+) -> OpOutcome {
     // SAFETY: lowering gave the registers; the addresses are checked before use.
     unsafe {
         let at = addresses::<A>(m, op, mask);
-        let pointers = match one_by_one(m, SPACE, &at, W::BYTES, mask, true) {
+        let pointers = match pointers_of_lanes(m, SPACE, &at, W::BYTES, mask, true) {
             Ok(pointers) => pointers,
             Err(next) => return next,
         };
@@ -66,5 +66,5 @@ pub(crate) unsafe fn exchange<W: Word, A: Base, const SPACE: u8>(
             write(m, op.d, mask, &old);
         }
     }
-    Next::Go
+    OpOutcome::Continue
 }

@@ -1,17 +1,17 @@
 //! One block: its warps alternate on one worker, and meet at barriers.
 
-use super::launch::Worker;
-use super::machine::{PATIENCE, Reduction, Waiting, Warp};
-use crate::fault::{FaultKind, Site};
+use super::launch::BlockWorker;
+use super::machine::{BarrierWait, PATIENCE, Reduction, Warp};
+use crate::fault::{FaultKind, FaultSite};
 use crate::lanes;
-use crate::op::{NONE, Next};
+use crate::op::{NONE, OpOutcome};
 
 /// Why a block ended early.
-type Ended = (FaultKind, Option<Box<Site>>);
+type BlockFault = (FaultKind, Option<Box<FaultSite>>);
 
-impl Worker<'_, '_> {
+impl BlockWorker<'_, '_> {
     /// Runs the machine's current block to its end.
-    pub(crate) fn run_block(&mut self) -> Result<(), Ended> {
+    pub(crate) fn run_block(&mut self) -> Result<(), BlockFault> {
         self.machine.shared.fill(0);
         self.machine.arrived = [0; 16];
         let warps = self.machine.env.warps_per_block();
@@ -27,7 +27,7 @@ impl Worker<'_, '_> {
                 if self.warps[index as usize].alive == 0 || self.warps[index as usize].waiting.is_some() {
                     continue;
                 }
-                if self.turn(index)? {
+                if self.run_time_slice(index)? {
                     running += 1;
                 }
             }
@@ -35,70 +35,70 @@ impl Worker<'_, '_> {
             if self.machine.env.is_over() {
                 return Err((FaultKind::Stopped, Some(self.site(self.warps[0].pc, 0, 0))));
             }
-            let released = self.release(warps);
+            let released = self.release_barriers(warps);
             let waiting = self.warps[..warps as usize].iter().position(|warp| warp.waiting.is_some());
             match waiting {
                 None if running == 0 && !released => return Ok(()),
-                Some(index) if running == 0 && !released => return Err(self.stuck(index)),
+                Some(index) if running == 0 && !released => return Err(self.barrier_fault(index)),
                 _ => {}
             }
         }
     }
 
     fn with_warp<R>(&mut self, index: u32, act: impl FnOnce(&mut Self) -> R) -> R {
-        std::mem::swap(&mut self.machine.w, &mut self.warps[index as usize]);
+        std::mem::swap(&mut self.machine.warp, &mut self.warps[index as usize]);
         let result = act(self);
-        std::mem::swap(&mut self.machine.w, &mut self.warps[index as usize]);
+        std::mem::swap(&mut self.machine.warp, &mut self.warps[index as usize]);
         result
     }
 
     fn prepare(&mut self, index: u32) {
         let env = self.machine.env;
         let frame = &env.program.functions[env.entry as usize];
-        let w = &mut self.machine.w;
-        w.clear();
-        w.local_bytes = env.local_bytes;
-        w.locals.resize(env.local_bytes as usize * 2, 0);
-        w.reach(frame, 0, 0);
+        let warp = &mut self.machine.warp;
+        warp.zero_used_memory();
+        warp.local_bytes = env.local_bytes;
+        warp.locals.resize(env.local_bytes as usize * 2, 0);
+        warp.reserve_frame(frame, 0, 0);
         let threads = env.threads_per_block() - index * 32;
-        w.alive = if threads >= 32 { u32::MAX } else { (1 << threads) - 1 };
-        w.set_mask(w.alive);
-        w.index = index;
-        w.pc = frame.entry;
-        w.meet = NONE;
-        w.depth = 0;
-        w.function = env.entry;
-        w.local = 0;
-        w.stack.clear();
-        w.waiting = None;
-        w.stalled = 0;
-        w.starved = 0;
-        w.patience = PATIENCE;
-        w.enter_frame(0);
+        warp.alive = if threads >= 32 { u32::MAX } else { (1 << threads) - 1 };
+        warp.set_mask(warp.alive);
+        warp.index = index;
+        warp.pc = frame.entry;
+        warp.meet = NONE;
+        warp.depth = 0;
+        warp.function = env.entry;
+        warp.local = 0;
+        warp.stack.clear();
+        warp.waiting = None;
+        warp.stalled = 0;
+        warp.starved = 0;
+        warp.patience = PATIENCE;
+        warp.enter_frame(0);
         self.machine.fill_pool(u32::MAX);
     }
 
     /// Runs a warp for one time slice; returns true if it can go on afterwards.
-    fn turn(&mut self, index: u32) -> Result<bool, Ended> {
+    fn run_time_slice(&mut self, index: u32) -> Result<bool, BlockFault> {
         self.with_warp(index, |worker| {
             let machine = &mut worker.machine;
-            match machine.turn() {
-                Next::Go | Next::Yield => {
+            match machine.run_time_slice() {
+                OpOutcome::Continue | OpOutcome::EndOfSlice => {
                     if machine.env.is_over() {
-                        let site = worker.site(worker.machine.w.pc, index, 0);
+                        let site = worker.site(worker.machine.warp.pc, index, 0);
                         return Err((FaultKind::Stopped, Some(site)));
                     }
-                    machine.w.take_turns();
+                    machine.warp.end_time_slice();
                     Ok(true)
                 }
-                Next::Barrier => Ok(false),
-                Next::Done => {
-                    machine.w.alive = 0;
+                OpOutcome::Barrier => Ok(false),
+                OpOutcome::Done => {
+                    machine.warp.alive = 0;
                     Ok(false)
                 }
-                Next::Fault => {
+                OpOutcome::Fault => {
                     let (kind, lane) = machine.fault.take().unwrap_or((FaultKind::Trap, 0));
-                    let site = worker.site(worker.machine.w.pc, index, lane);
+                    let site = worker.site(worker.machine.warp.pc, index, lane);
                     Err((kind, Some(site)))
                 }
             }
@@ -106,7 +106,7 @@ impl Worker<'_, '_> {
     }
 
     /// Lets warps continue after a complete barrier; returns true if there were any.
-    fn release(&mut self, warps: u32) -> bool {
+    fn release_barriers(&mut self, warps: u32) -> bool {
         let mut released = false;
         for barrier in 0..16 {
             let here = |warp: &&mut Warp| warp.waiting.is_some_and(|waiting| waiting.barrier == barrier);
@@ -119,12 +119,12 @@ impl Worker<'_, '_> {
             }
             self.machine.arrived[barrier as usize] = 0;
             released = true;
-            finish(group);
+            deliver_reduction(group);
         }
         released
     }
 
-    fn stuck(&self, index: usize) -> Ended {
+    fn barrier_fault(&self, index: usize) -> BlockFault {
         let warp = &self.warps[index];
         let barrier = warp.waiting.map_or(0, |waiting| waiting.barrier);
         let site = self.site(warp.pc, index as u32, warp.mask.trailing_zeros() & 31);
@@ -133,8 +133,8 @@ impl Worker<'_, '_> {
 }
 
 /// Gives every warp of a complete barrier the result of its reduction.
-fn finish(group: Vec<&mut Warp>) {
-    let all: Vec<Waiting> = group.iter().filter_map(|warp| warp.waiting).collect();
+fn deliver_reduction(group: Vec<&mut Warp>) {
+    let all: Vec<BarrierWait> = group.iter().filter_map(|warp| warp.waiting).collect();
     let votes: u32 = all.iter().map(|waiting| waiting.votes.count_ones()).sum();
     let lanes: u32 = all.iter().map(|waiting| waiting.lanes.count_ones()).sum();
     for warp in group {

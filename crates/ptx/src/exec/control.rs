@@ -1,42 +1,42 @@
 //! Branches, calls, ends and barriers.
 
-use super::machine::{Machine, Reduction, Waiting};
+use super::machine::{BarrierWait, Machine, Reduction};
 use crate::fault::FaultKind;
 use crate::lanes::{predicate, read};
 use crate::limits;
-use crate::op::{NONE, Next, Op};
+use crate::op::{NONE, Op, OpOutcome};
 use crate::program::FUNCTION_BASE;
 
 /// `bra target` for all lanes: `imm` is the target.
-pub(crate) unsafe fn jump(m: &mut Machine<'_>, op: &Op, _mask: u32) -> Next {
-    m.w.pc = op.imm as u32;
-    Next::Go
+pub(crate) unsafe fn jump(m: &mut Machine<'_>, op: &Op, _mask: u32) -> OpOutcome {
+    m.warp.pc = op.imm as u32;
+    OpOutcome::Continue
 }
 
 /// `@p bra target`: `imm` is the target, `a` the predicate, `b` its negation and
 /// `c` where the sides meet.
-pub(crate) unsafe fn branch(m: &mut Machine<'_>, op: &Op, mask: u32) -> Next {
+pub(crate) unsafe fn branch(m: &mut Machine<'_>, op: &Op, mask: u32) -> OpOutcome {
     // SAFETY: lowering made `a` a predicate of this frame.
     let taken = mask & (unsafe { predicate(m, op.a) } ^ op.b);
     if taken == 0 {
-        return Next::Go;
+        return OpOutcome::Continue;
     }
     let target = op.imm as u32;
     if taken == mask {
-        m.w.pc = target;
-        return Next::Go;
+        m.warp.pc = target;
+        return OpOutcome::Continue;
     }
-    let here = m.w.pc;
-    m.w.split(&[(here, mask & !taken), (target, taken)], op.c)
+    let here = m.warp.pc;
+    m.warp.split(&[(here, mask & !taken), (target, taken)], op.c)
 }
 
 /// Lanes that meet here wait for those that have not come yet.
-pub(crate) unsafe fn join(m: &mut Machine<'_>, _op: &Op, _mask: u32) -> Next {
-    if m.w.meet == m.w.pc - 1 { m.w.pop() } else { Next::Go }
+pub(crate) unsafe fn join(m: &mut Machine<'_>, _op: &Op, _mask: u32) -> OpOutcome {
+    if m.warp.meet == m.warp.pc - 1 { m.warp.pop() } else { OpOutcome::Continue }
 }
 
 /// `brx.idx a, table`: `imm` is the table, `c` where the sides meet.
-pub(crate) unsafe fn branch_table(m: &mut Machine<'_>, op: &Op, mask: u32) -> Next {
+pub(crate) unsafe fn branch_table(m: &mut Machine<'_>, op: &Op, mask: u32) -> OpOutcome {
     // SAFETY: lowering made `a` a 32-bit register of this frame.
     let index = unsafe { read::<u32>(m, op.a) };
     let table = &m.env.program.tables[op.imm as usize];
@@ -52,63 +52,63 @@ pub(crate) unsafe fn branch_table(m: &mut Machine<'_>, op: &Op, mask: u32) -> Ne
         }
     }
     if let [(target, _)] = targets[..]
-        && mask == m.w.mask
+        && mask == m.warp.mask
     {
-        m.w.pc = target;
-        return Next::Go;
+        m.warp.pc = target;
+        return OpOutcome::Continue;
     }
-    let rest = m.w.mask & !mask;
+    let rest = m.warp.mask & !mask;
     if rest != 0 {
-        targets.push((m.w.pc, rest));
+        targets.push((m.warp.pc, rest));
     }
-    m.w.split(&targets, op.c)
+    m.warp.split(&targets, op.c)
 }
 
 /// `ret` of a device function.
-pub(crate) unsafe fn leave(m: &mut Machine<'_>, _op: &Op, mask: u32) -> Next {
-    if m.w.depth == 0 { m.w.end(mask) } else { m.w.leave(mask) }
+pub(crate) unsafe fn ret(m: &mut Machine<'_>, _op: &Op, mask: u32) -> OpOutcome {
+    if m.warp.depth == 0 { m.warp.end_lanes(mask) } else { m.warp.return_lanes(mask) }
 }
 
 /// `exit`, and `ret` of a kernel.
-pub(crate) unsafe fn end(m: &mut Machine<'_>, _op: &Op, mask: u32) -> Next {
-    m.w.end(mask)
+pub(crate) unsafe fn exit(m: &mut Machine<'_>, _op: &Op, mask: u32) -> OpOutcome {
+    m.warp.end_lanes(mask)
 }
 
-pub(crate) unsafe fn trap(m: &mut Machine<'_>, _op: &Op, mask: u32) -> Next {
+pub(crate) unsafe fn trap(m: &mut Machine<'_>, _op: &Op, mask: u32) -> OpOutcome {
     m.fail(FaultKind::Trap, mask)
 }
 
 /// `membar` and `fence`: other workers see what came before, before what comes after.
-pub(crate) unsafe fn fence(_m: &mut Machine<'_>, _op: &Op, _mask: u32) -> Next {
+pub(crate) unsafe fn fence(_m: &mut Machine<'_>, _op: &Op, _mask: u32) -> OpOutcome {
     std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
-    Next::Go
+    OpOutcome::Continue
 }
 
 /// `nanosleep`: lets other warps run first.
-pub(crate) unsafe fn give_way(m: &mut Machine<'_>, _op: &Op, _mask: u32) -> Next {
-    if m.w.mask != m.w.alive {
-        m.w.rotate();
+pub(crate) unsafe fn nanosleep(m: &mut Machine<'_>, _op: &Op, _mask: u32) -> OpOutcome {
+    if m.warp.mask != m.warp.alive {
+        m.warp.run_longest_waiting();
     }
-    Next::Go
+    OpOutcome::Continue
 }
 
 /// `bar.warp.sync`: the members are in `a`.
-pub(crate) unsafe fn warp_barrier(m: &mut Machine<'_>, op: &Op, mask: u32) -> Next {
+pub(crate) unsafe fn warp_barrier(m: &mut Machine<'_>, op: &Op, mask: u32) -> OpOutcome {
     // SAFETY: lowering made `a` a 32-bit register of this frame.
     unsafe {
         let members = read::<u32>(m, op.a)[mask.trailing_zeros() as usize & 31];
-        m.together(op, mask, members);
+        m.gather_members(op, mask, members);
     }
-    Next::Go
+    OpOutcome::Continue
 }
 
 /// Calls function `imm`.
-pub(crate) unsafe fn call(m: &mut Machine<'_>, op: &Op, mask: u32) -> Next {
+pub(crate) unsafe fn call(m: &mut Machine<'_>, op: &Op, mask: u32) -> OpOutcome {
     enter(m, op.imm as u32, mask)
 }
 
 /// Calls an external function that the host does not have either.
-pub(crate) unsafe fn unresolved(m: &mut Machine<'_>, op: &Op, mask: u32) -> Next {
+pub(crate) unsafe fn unresolved(m: &mut Machine<'_>, op: &Op, mask: u32) -> OpOutcome {
     let name = m.env.program.externals[op.imm as usize].clone();
     m.fail(FaultKind::Unresolved(name), mask)
 }
@@ -116,7 +116,7 @@ pub(crate) unsafe fn unresolved(m: &mut Machine<'_>, op: &Op, mask: u32) -> Next
 /// Calls through the register `a`; lanes with different targets go one after
 /// another. `imm` is the size of the prototype's values, which the target's must
 /// match.
-pub(crate) unsafe fn call_register(m: &mut Machine<'_>, op: &Op, mask: u32) -> Next {
+pub(crate) unsafe fn call_register(m: &mut Machine<'_>, op: &Op, mask: u32) -> OpOutcome {
     // SAFETY: lowering made `a` a 64-bit register of this frame.
     let targets = unsafe { read::<u64>(m, op.a) };
     let first = targets[mask.trailing_zeros() as usize & 31];
@@ -129,48 +129,48 @@ pub(crate) unsafe fn call_register(m: &mut Machine<'_>, op: &Op, mask: u32) -> N
     }
     let rest = mask & !same;
     if rest != 0 {
-        m.w.set_aside(rest);
-        m.w.set_mask(same);
+        m.warp.defer_lanes(rest);
+        m.warp.set_mask(same);
     }
     enter(m, index as u32, same)
 }
 
-fn enter(m: &mut Machine<'_>, function: u32, mask: u32) -> Next {
+fn enter(m: &mut Machine<'_>, function: u32, mask: u32) -> OpOutcome {
     let program = m.env.program;
-    let caller = &program.functions[m.w.function as usize];
+    let caller = &program.functions[m.warp.function as usize];
     let callee = &program.functions[function as usize];
-    let frame = m.w.frame + caller.bytes as usize;
+    let frame = m.warp.frame + caller.bytes as usize;
     let end = frame + callee.bytes as usize;
-    let local = m.w.local + caller.local_bytes;
-    if m.w.depth >= limits::CALL_DEPTH_MAX
+    let local = m.warp.local + caller.local_bytes;
+    if m.warp.depth >= limits::CALL_DEPTH_MAX
         || end > limits::WARP_BYTES_MAX
-        || u64::from(local) + u64::from(callee.local_bytes) > u64::from(m.w.local_bytes)
+        || u64::from(local) + u64::from(callee.local_bytes) > u64::from(m.warp.local_bytes)
     {
-        return m.fail(FaultKind::CallDepth { depth: m.w.depth }, mask);
+        return m.fail(FaultKind::CallDepth { depth: m.warp.depth }, mask);
     }
-    m.w.reach(callee, frame, local);
-    m.w.push();
-    m.w.pc = callee.entry;
-    m.w.meet = NONE;
-    m.w.depth += 1;
-    m.w.function = function;
-    m.w.local = local;
-    m.w.set_mask(mask);
-    m.w.enter_frame(frame);
+    m.warp.reserve_frame(callee, frame, local);
+    m.warp.push();
+    m.warp.pc = callee.entry;
+    m.warp.meet = NONE;
+    m.warp.depth += 1;
+    m.warp.function = function;
+    m.warp.local = local;
+    m.warp.set_mask(mask);
+    m.warp.enter_frame(frame);
     m.fill_pool(mask);
-    Next::Go
+    OpOutcome::Continue
 }
 
 /// Copies `imm` bytes of each lane's local memory from `b` to `a`, both offsets
 /// from the local frame.
-pub(crate) unsafe fn copy_local(m: &mut Machine<'_>, op: &Op, mask: u32) -> Next {
+pub(crate) unsafe fn copy_local(m: &mut Machine<'_>, op: &Op, mask: u32) -> OpOutcome {
     let bytes = op.imm as usize;
-    let (to, from) = (m.w.local as usize + op.a as usize, m.w.local as usize + op.b as usize);
-    let (size, end) = (m.w.local_bytes as usize, m.w.local_end as usize);
+    let (to, from) = (m.warp.local as usize + op.a as usize, m.warp.local as usize + op.b as usize);
+    let (size, end) = (m.warp.local_bytes as usize, m.warp.local_end as usize);
     if to + bytes > end || from + bytes > end {
-        return m.fail(FaultKind::CallDepth { depth: m.w.depth }, mask);
+        return m.fail(FaultKind::CallDepth { depth: m.warp.depth }, mask);
     }
-    let locals = m.w.locals.as_mut_ptr().cast::<u8>();
+    let locals = m.warp.locals.as_mut_ptr().cast::<u8>();
     for lane in (0..32).filter(|lane| mask >> lane & 1 != 0) {
         // SAFETY: both ranges lie in this lane's part of `locals`, as checked.
         unsafe {
@@ -178,16 +178,16 @@ pub(crate) unsafe fn copy_local(m: &mut Machine<'_>, op: &Op, mask: u32) -> Next
             std::ptr::copy(base.add(from), base.add(to), bytes);
         }
     }
-    Next::Go
+    OpOutcome::Continue
 }
 
 /// `bar.sync`, `bar.red`, `bar.arrive`: `a` is the number, `b` the threads or
 /// [`NONE`], `c` a predicate or [`NONE`] with `e` its negation, `d` the result,
 /// `imm` the kind.
-pub(crate) unsafe fn barrier(m: &mut Machine<'_>, op: &Op, mask: u32) -> Next {
+pub(crate) unsafe fn barrier(m: &mut Machine<'_>, op: &Op, mask: u32) -> OpOutcome {
     let kind = BarrierKind::of(op.imm);
     // SAFETY: the same contract.
-    let Some(mask) = (unsafe { m.together(op, mask, u32::MAX) }) else { return Next::Go };
+    let Some(mask) = (unsafe { m.gather_members(op, mask, u32::MAX) }) else { return OpOutcome::Continue };
     let first = mask.trailing_zeros() as usize & 31;
     // SAFETY: lowering made these registers of this frame.
     let (barrier, threads, votes) = unsafe {
@@ -199,13 +199,13 @@ pub(crate) unsafe fn barrier(m: &mut Machine<'_>, op: &Op, mask: u32) -> Next {
     if barrier >= 16 || !threads.is_multiple_of(32) || (op.b != NONE && threads == 0) {
         return m.fail(FaultKind::BadBarrier { barrier, threads }, mask);
     }
-    if mask != m.w.alive {
-        let absent = m.w.alive & !mask;
+    if mask != m.warp.alive {
+        let absent = m.warp.alive & !mask;
         return m.fail(FaultKind::DivergentBarrier { barrier }, absent);
     }
     if kind == BarrierKind::Arrive {
         m.arrived[barrier as usize] += 1;
-        return Next::Yield;
+        return OpOutcome::EndOfSlice;
     }
     let reduction = match kind {
         BarrierKind::And => Reduction::And,
@@ -213,8 +213,8 @@ pub(crate) unsafe fn barrier(m: &mut Machine<'_>, op: &Op, mask: u32) -> Next {
         BarrierKind::Popc => Reduction::Popc,
         _ => Reduction::None,
     };
-    m.w.waiting = Some(Waiting { barrier, warps: threads / 32, votes, lanes: mask, reduction, result: op.d });
-    Next::Barrier
+    m.warp.waiting = Some(BarrierWait { barrier, warps: threads / 32, votes, lanes: mask, reduction, result: op.d });
+    OpOutcome::Barrier
 }
 
 /// The kinds of barrier instruction, as they travel in `imm`.
@@ -235,7 +235,7 @@ impl BarrierKind {
 }
 
 /// `mov d, %clock` and its kin: `imm` says which.
-pub(crate) unsafe fn clock(m: &mut Machine<'_>, op: &Op, mask: u32) -> Next {
+pub(crate) unsafe fn clock(m: &mut Machine<'_>, op: &Op, mask: u32) -> OpOutcome {
     m.clock_reads += 1;
     let ticks = m.warp_instructions.wrapping_add(m.clock_reads);
     // SAFETY: lowering made `d` a register of the width that `imm` says.
@@ -258,13 +258,13 @@ pub(crate) unsafe fn clock(m: &mut Machine<'_>, op: &Op, mask: u32) -> Next {
             }
         }
     }
-    Next::Go
+    OpOutcome::Continue
 }
 
 /// Copies `imm` bytes from global `b` to shared `a` for each lane; `c` is how many
 /// of them come from memory (the rest are zeros), or [`NONE`]; `d` and `e` are
 /// offsets of the two addresses.
-pub(crate) unsafe fn copy_async(m: &mut Machine<'_>, op: &Op, mask: u32) -> Next {
+pub(crate) unsafe fn copy_async(m: &mut Machine<'_>, op: &Op, mask: u32) -> OpOutcome {
     let bytes = op.imm as u32;
     // SAFETY: lowering made these registers of this frame.
     let (to, from) = unsafe { (*read::<u64>(m, op.a), *read::<u64>(m, op.b)) };
@@ -280,14 +280,15 @@ pub(crate) unsafe fn copy_async(m: &mut Machine<'_>, op: &Op, mask: u32) -> Next
             return m.fail(kind, 1 << lane);
         }
     }
-    Next::Go
+    OpOutcome::Continue
 }
 
 fn copy_one(m: &mut Machine<'_>, lane: u32, to: u64, from: u64, bytes: u32, wanted: u32) -> Result<(), FaultKind> {
-    let target = m.host_of(super::access::SHARED, lane, to, bytes, true)?;
-    let source = if wanted == 0 { None } else { Some(m.host_of(super::access::FLAT, lane, from, bytes, false)?) };
+    let target = m.host_pointer(super::load_store::SHARED, lane, to, bytes, true)?;
+    let source =
+        if wanted == 0 { None } else { Some(m.host_pointer(super::load_store::FLAT, lane, from, bytes, false)?) };
     for index in 0..bytes as usize {
-        use super::access::Element;
+        use super::load_store::Element;
         // SAFETY: both ranges were just checked for all of their bytes.
         unsafe {
             let value = match source {

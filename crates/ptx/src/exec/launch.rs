@@ -4,11 +4,11 @@
 //! earlier one always finds it running or finished.
 
 use super::machine::Machine;
-use super::memory::Memory;
-use crate::fault::{Fault, FaultKind, Site};
+use super::memory::DeviceMemory;
+use crate::fault::{FaultKind, FaultSite, KernelFault};
 use crate::limits;
 use crate::module::{Kernel, Module};
-use crate::program::Program;
+use crate::program::LoweredProgram;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
@@ -30,7 +30,7 @@ pub struct Launch<'a> {
     /// The device address of each of [`Module::variables`].
     pub variables: &'a [u64],
     /// Device memory.
-    pub memory: &'a dyn Memory,
+    pub memory: &'a dyn DeviceMemory,
     /// Set it from any thread to end the launch early.
     pub stop: &'a AtomicBool,
     /// How many host threads run blocks.
@@ -59,8 +59,8 @@ pub struct Stats {
 }
 
 /// What all workers of a launch share.
-pub(crate) struct Env<'a> {
-    pub program: &'a Program,
+pub(crate) struct LaunchEnv<'a> {
+    pub program: &'a LoweredProgram,
     pub entry: u32,
     pub grid: [u32; 3],
     pub block_shape: [u32; 3],
@@ -72,7 +72,7 @@ pub(crate) struct Env<'a> {
     pub params: Vec<u128>,
     pub param_bytes: usize,
     pub variables: &'a [u64],
-    pub memory: &'a dyn Memory,
+    pub memory: &'a dyn DeviceMemory,
     pub clock: &'a (dyn Fn() -> u64 + Sync),
     pub print: Option<&'a (dyn Fn(&str) + Sync)>,
     stop: &'a AtomicBool,
@@ -80,7 +80,7 @@ pub(crate) struct Env<'a> {
     abandoned: AtomicBool,
 }
 
-impl Env<'_> {
+impl LaunchEnv<'_> {
     pub fn threads_per_block(&self) -> u32 {
         self.block_shape.iter().product()
     }
@@ -96,19 +96,20 @@ impl Env<'_> {
 }
 
 /// Runs every block of a launch; returns when all have ended or one has faulted.
-pub fn run(launch: &Launch<'_>) -> Result<Stats, Fault> {
-    let env = env(launch).map_err(|kind| refused(launch, kind))?;
+pub fn run(launch: &Launch<'_>) -> Result<Stats, KernelFault> {
+    let env = launch_env(launch).map_err(|kind| refused_launch(launch, kind))?;
     let blocks = launch.grid.iter().map(|&count| u64::from(count)).product::<u64>();
     let next = AtomicU64::new(0);
-    let outcome = Mutex::new((Stats::default(), None::<(u64, Fault)>));
+    let outcome = Mutex::new((Stats::default(), None::<(u64, KernelFault)>));
     let work = || {
-        let mut worker = Worker { launch, machine: Machine::new(&env), stats: Stats::default(), warps: Vec::new() };
-        let fault = worker.take_blocks(&next, blocks);
+        let mut worker =
+            BlockWorker { launch, machine: Machine::new(&env), stats: Stats::default(), warps: Vec::new() };
+        let fault = worker.run_blocks(&next, blocks);
         let mut outcome = outcome.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         outcome.0.add(worker.stats());
         if let Some(found) = fault {
             // Of several faults, that of the earliest block is reported; a stop only if there is no other.
-            let sooner = outcome.1.as_ref().is_none_or(|told| rank(&found) < rank(told));
+            let sooner = outcome.1.as_ref().is_none_or(|told| fault_order(&found) < fault_order(told));
             if sooner {
                 outcome.1 = Some(found);
             }
@@ -130,7 +131,7 @@ pub fn run(launch: &Launch<'_>) -> Result<Stats, Fault> {
     fault.map_or(Ok(stats), |(_, fault)| Err(fault))
 }
 
-fn rank((block, fault): &(u64, Fault)) -> (bool, u64) {
+fn fault_order((block, fault): &(u64, KernelFault)) -> (bool, u64) {
     (fault.kind == FaultKind::Stopped, *block)
 }
 
@@ -143,14 +144,14 @@ impl Stats {
 }
 
 /// One host thread of a launch.
-pub(crate) struct Worker<'a, 'l> {
+pub(crate) struct BlockWorker<'a, 'l> {
     pub launch: &'l Launch<'l>,
     pub machine: Machine<'a>,
     stats: Stats,
     pub warps: Vec<super::machine::Warp>,
 }
 
-impl Worker<'_, '_> {
+impl BlockWorker<'_, '_> {
     fn stats(&self) -> Stats {
         Stats {
             thread_instructions: self.machine.thread_instructions,
@@ -159,7 +160,7 @@ impl Worker<'_, '_> {
         }
     }
 
-    fn take_blocks(&mut self, next: &AtomicU64, blocks: u64) -> Option<(u64, Fault)> {
+    fn run_blocks(&mut self, next: &AtomicU64, blocks: u64) -> Option<(u64, KernelFault)> {
         loop {
             let index = next.fetch_add(1, Relaxed);
             if index >= blocks {
@@ -173,19 +174,19 @@ impl Worker<'_, '_> {
                 Err((kind, site)) => {
                     self.machine.env.abandoned.store(true, Relaxed);
                     let kernel = self.launch.kernel.name().to_owned();
-                    return Some((index, Fault { kind, kernel, site }));
+                    return Some((index, KernelFault { kind, kernel, site }));
                 }
             }
         }
     }
 
     /// Where thread `lane` of warp `warp` is.
-    pub fn site(&self, pc: u32, warp: u32, lane: u32) -> Box<Site> {
+    pub fn site(&self, pc: u32, warp: u32, lane: u32) -> Box<FaultSite> {
         let env = self.machine.env;
         let line = env.program.code.get(pc.saturating_sub(1) as usize).map_or(0, |op| op.line);
         let [x, y, _] = env.block_shape;
         let thread = warp * 32 + lane;
-        Box::new(Site {
+        Box::new(FaultSite {
             line,
             text: self.launch.module.line(line).to_owned(),
             block: self.machine.block,
@@ -194,12 +195,12 @@ impl Worker<'_, '_> {
     }
 }
 
-fn refused(launch: &Launch<'_>, kind: FaultKind) -> Fault {
-    Fault { kind, kernel: launch.kernel.name().to_owned(), site: None }
+fn refused_launch(launch: &Launch<'_>, kind: FaultKind) -> KernelFault {
+    KernelFault { kind, kernel: launch.kernel.name().to_owned(), site: None }
 }
 
 /// Checks a launch and prepares what its workers share.
-fn env<'a>(launch: &'a Launch<'a>) -> Result<Env<'a>, FaultKind> {
+fn launch_env<'a>(launch: &'a Launch<'a>) -> Result<LaunchEnv<'a>, FaultKind> {
     let refuse = |what: String| Err(FaultKind::Refused(what));
     let kernel = launch.kernel;
     if !launch.module.kernels().any(|known| std::ptr::eq(known, kernel)) {
@@ -233,7 +234,7 @@ fn env<'a>(launch: &'a Launch<'a>) -> Result<Env<'a>, FaultKind> {
         let needed = launch.module.variables().len();
         return refuse(format!("{} variable addresses given, {needed} needed", launch.variables.len()));
     }
-    Ok(Env {
+    Ok(LaunchEnv {
         program: launch.module.program(),
         entry: kernel.function(),
         grid: launch.grid,

@@ -16,16 +16,16 @@
 //! meeting point for the spinning one, it goes on alone after [`PATIENCE`] time slices;
 //! the next instruction that needs them both gathers them again.
 
-use super::launch::Env;
+use super::launch::LaunchEnv;
 use super::memory::Region;
 use crate::fault::FaultKind;
 use crate::limits;
-use crate::op::{NONE, Next, Op};
+use crate::op::{NONE, Op, OpOutcome};
 use crate::program::Frame;
 
 /// A set of lanes that waits.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Entry {
+pub(crate) struct LaneSet {
     pub pc: u32,
     pub mask: u32,
     /// Where this set is dropped because another waits there for it, or [`NONE`].
@@ -41,11 +41,11 @@ pub(crate) struct Entry {
 /// The unit of register memory, aligned for vector loads.
 #[derive(Clone, Copy)]
 #[repr(C, align(128))]
-pub(crate) struct Unit(pub [u8; 128]);
+pub(crate) struct RegisterUnit(pub [u8; 128]);
 
 /// What a warp at a barrier waits for.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Waiting {
+pub(crate) struct BarrierWait {
     pub barrier: u32,
     /// Warps, or 0 for all of the block.
     pub warps: u32,
@@ -80,8 +80,8 @@ pub(crate) struct Warp {
     pub function: u32,
     pub frame: usize,
     pub local: u32,
-    pub stack: Vec<Entry>,
-    pub registers: Vec<Unit>,
+    pub stack: Vec<LaneSet>,
+    pub registers: Vec<RegisterUnit>,
     /// Local memory, 32 threads one after another.
     pub locals: Vec<u128>,
     /// Local bytes of one thread.
@@ -92,7 +92,7 @@ pub(crate) struct Warp {
     registers_end: usize,
     /// Its number in the block.
     pub index: u32,
-    pub waiting: Option<Waiting>,
+    pub waiting: Option<BarrierWait>,
     /// Lanes at an instruction that needs other lanes, which have not come yet.
     pub stalled: u32,
     /// Time slices that sets have used while others waited.
@@ -136,26 +136,26 @@ impl Warp {
         self.lanes = mask.count_ones();
     }
 
-    fn entry(&self) -> Entry {
+    fn running_set(&self) -> LaneSet {
         let Warp { pc, mask, meet, depth, function, frame, local, .. } = *self;
-        Entry { pc, mask, meet, depth, function, frame, local }
+        LaneSet { pc, mask, meet, depth, function, frame, local }
     }
 
-    fn resume(&mut self, entry: Entry) {
-        self.pc = entry.pc;
-        self.set_mask(entry.mask);
-        self.meet = entry.meet;
-        self.depth = entry.depth;
-        self.function = entry.function;
-        self.local = entry.local;
-        self.enter_frame(entry.frame);
+    fn resume(&mut self, set: LaneSet) {
+        self.pc = set.pc;
+        self.set_mask(set.mask);
+        self.meet = set.meet;
+        self.depth = set.depth;
+        self.function = set.function;
+        self.local = set.local;
+        self.enter_frame(set.frame);
     }
 
     /// Zeroes the memory that was used, so that a read of undefined values does not depend
     /// on which block ran before.
-    pub fn clear(&mut self) {
-        let units = self.registers_end.div_ceil(size_of::<Unit>()).min(self.registers.len());
-        self.registers[..units].fill(Unit([0; 128]));
+    pub fn zero_used_memory(&mut self) {
+        let units = self.registers_end.div_ceil(size_of::<RegisterUnit>()).min(self.registers.len());
+        self.registers[..units].fill(RegisterUnit([0; 128]));
         self.registers_end = 0;
         let (stride, used) = (self.local_bytes as usize / 16, self.local_end.div_ceil(16) as usize);
         if used > 0 {
@@ -165,12 +165,12 @@ impl Warp {
     }
 
     /// Makes room for a function's frame at `frame`, with its local memory at `local`.
-    pub fn reach(&mut self, function: &Frame, frame: usize, local: u32) {
+    pub fn reserve_frame(&mut self, function: &Frame, frame: usize, local: u32) {
         let registers_end = frame + function.bytes as usize;
         let local_end = local + function.local_bytes + function.call_bytes;
-        let units = registers_end.div_ceil(size_of::<Unit>()) + 1;
+        let units = registers_end.div_ceil(size_of::<RegisterUnit>()) + 1;
         if self.registers.len() < units {
-            self.registers.resize(units.next_power_of_two(), Unit([0; 128]));
+            self.registers.resize(units.next_power_of_two(), RegisterUnit([0; 128]));
         }
         self.registers_end = self.registers_end.max(registers_end);
         self.local_end = self.local_end.max(local_end).min(self.local_bytes);
@@ -179,29 +179,29 @@ impl Warp {
     /// Makes the frame at `frame` current; `registers` must reach that far.
     pub fn enter_frame(&mut self, frame: usize) {
         self.frame = frame;
-        self.regs = self.registers[frame / size_of::<Unit>()..].as_mut_ptr().cast();
+        self.regs = self.registers[frame / size_of::<RegisterUnit>()..].as_mut_ptr().cast();
     }
 
     /// Puts the running set on the stack as it is.
     pub fn push(&mut self) {
-        self.stack.push(self.entry());
+        self.stack.push(self.running_set());
     }
 
     /// Goes on with the topmost waiting set that has lanes.
-    pub fn pop(&mut self) -> Next {
-        while let Some(entry) = self.stack.pop() {
-            if entry.mask != 0 {
-                self.resume(entry);
-                return Next::Go;
+    pub fn pop(&mut self) -> OpOutcome {
+        while let Some(set) = self.stack.pop() {
+            if set.mask != 0 {
+                self.resume(set);
+                return OpOutcome::Continue;
             }
         }
-        Next::Done
+        OpOutcome::Done
     }
 
     /// Splits the running set over targets; they meet again at `meet`.
-    pub fn split(&mut self, targets: &[(u32, u32)], meet: u32) -> Next {
+    pub fn split(&mut self, targets: &[(u32, u32)], meet: u32) -> OpOutcome {
         if meet != NONE && meet != self.meet {
-            let mut parent = self.entry();
+            let mut parent = self.running_set();
             parent.pc = meet;
             self.stack.push(parent);
             self.meet = meet;
@@ -219,40 +219,40 @@ impl Warp {
             self.set_mask(mask);
             running = true;
         }
-        if running { Next::Go } else { self.pop() }
+        if running { OpOutcome::Continue } else { self.pop() }
     }
 
     /// Lets `rest` come back to the instruction at hand later; all meet after it.
-    pub fn set_aside(&mut self, rest: u32) {
+    pub fn defer_lanes(&mut self, rest: u32) {
         let after = self.pc;
         if after != self.meet {
             self.push();
             self.meet = after;
         }
-        let mut later = self.entry();
+        let mut later = self.running_set();
         later.pc = after - 1;
         later.mask = rest;
         self.stack.push(later);
     }
 
     /// Lanes of a function return: they leave every set of this call.
-    pub fn leave(&mut self, lanes: u32) -> Next {
+    pub fn return_lanes(&mut self, lanes: u32) -> OpOutcome {
         let depth = self.depth;
-        for entry in self.stack.iter_mut().filter(|entry| entry.depth == depth) {
-            entry.mask &= !lanes;
+        for set in self.stack.iter_mut().filter(|set| set.depth == depth) {
+            set.mask &= !lanes;
         }
         self.set_mask(self.mask & !lanes);
-        if self.mask == 0 { self.pop() } else { Next::Go }
+        if self.mask == 0 { self.pop() } else { OpOutcome::Continue }
     }
 
     /// Lanes end.
-    pub fn end(&mut self, lanes: u32) -> Next {
+    pub fn end_lanes(&mut self, lanes: u32) -> OpOutcome {
         self.alive &= !lanes;
-        for entry in &mut self.stack {
-            entry.mask &= !lanes;
+        for set in &mut self.stack {
+            set.mask &= !lanes;
         }
         self.set_mask(self.mask & !lanes);
-        if self.mask == 0 { self.pop() } else { Next::Go }
+        if self.mask == 0 { self.pop() } else { OpOutcome::Continue }
     }
 
     /// Called before an instruction that needs all of `members`: returns true if it is to run now.
@@ -260,16 +260,16 @@ impl Warp {
     /// If not, another set runs first, and this one comes back to it. If no other set
     /// can run, the instruction runs without the missing members.
     #[inline(always)]
-    pub fn gather(&mut self, members: u32) -> bool {
-        members & self.alive & !self.mask == 0 || self.gather_slowly(members)
+    pub fn merge_members(&mut self, members: u32) -> bool {
+        members & self.alive & !self.mask == 0 || self.merge_members_slowly(members)
     }
 
     #[cold]
-    fn gather_slowly(&mut self, members: u32) -> bool {
+    fn merge_members_slowly(&mut self, members: u32) -> bool {
         let here = self.pc - 1;
-        while let Some(index) = self.leaf(|entry, warp| {
-            let same = (entry.pc, entry.depth, entry.meet, entry.frame) == (here, warp.depth, warp.meet, warp.frame);
-            same && entry.local == warp.local && entry.mask & members != 0
+        while let Some(index) = self.lowest_runnable_set(|set, warp| {
+            let same = (set.pc, set.depth, set.meet, set.frame) == (here, warp.depth, warp.meet, warp.frame);
+            same && set.local == warp.local && set.mask & members != 0
         }) {
             let joined = self.stack.remove(index).mask;
             self.set_mask(self.mask | joined);
@@ -279,33 +279,33 @@ impl Warp {
             return true;
         }
         self.stalled |= self.mask;
-        let Some(index) = self.leaf(|entry, warp| entry.mask & !warp.stalled != 0) else {
+        let Some(index) = self.lowest_runnable_set(|set, warp| set.mask & !warp.stalled != 0) else {
             self.stalled = 0;
             return true;
         };
-        let entry = self.stack.remove(index);
+        let set = self.stack.remove(index);
         self.pc = here;
         self.push();
-        self.resume(entry);
+        self.resume(set);
         false
     }
 
     /// The lowest set that waits for no other and that `wanted` holds for.
-    fn leaf(&self, wanted: impl Fn(&Entry, &Warp) -> bool) -> Option<usize> {
+    fn lowest_runnable_set(&self, wanted: impl Fn(&LaneSet, &Warp) -> bool) -> Option<usize> {
         let mut above = self.mask;
         let mut found = None;
-        for (index, entry) in self.stack.iter().enumerate().rev() {
-            if entry.mask != 0 && entry.mask & above == 0 && wanted(entry, self) {
+        for (index, set) in self.stack.iter().enumerate().rev() {
+            if set.mask != 0 && set.mask & above == 0 && wanted(set, self) {
                 found = Some(index);
             }
-            above |= entry.mask;
+            above |= set.mask;
         }
         found
     }
 
     /// Called after a time slice: lets another set run, and after `patience` of them also lanes
     /// that wait at a meeting point.
-    pub fn take_turns(&mut self) {
+    pub fn end_time_slice(&mut self) {
         if self.stack.is_empty() {
             return;
         }
@@ -313,48 +313,48 @@ impl Warp {
         if self.starved >= self.patience {
             self.starved = 0;
             self.patience = (self.patience / 8).max(1);
-            if self.release() {
+            if self.release_joined_lanes() {
                 return;
             }
         }
-        self.rotate();
+        self.run_longest_waiting();
     }
 
     /// Lets lanes go on from where they wait for others.
-    fn release(&mut self) -> bool {
+    fn release_joined_lanes(&mut self) -> bool {
         let mut above = self.mask;
         for index in (0..self.stack.len()).rev() {
-            let entry = self.stack[index];
-            let free = entry.mask & !above;
-            if free != 0 && free != entry.mask {
+            let set = self.stack[index];
+            let free = set.mask & !above;
+            if free != 0 && free != set.mask {
                 self.stack[index].mask &= above;
                 self.push();
-                self.resume(Entry { mask: free, ..entry });
+                self.resume(LaneSet { mask: free, ..set });
                 return true;
             }
-            above |= entry.mask;
+            above |= set.mask;
         }
         false
     }
 
     /// Lets the longest-waiting set run that waits for no other: a lane that
     /// spins then cannot keep the lane it waits for from running.
-    pub fn rotate(&mut self) {
-        if let Some(index) = self.leaf(|_, _| true) {
-            let entry = self.stack.remove(index);
+    pub fn run_longest_waiting(&mut self) {
+        if let Some(index) = self.lowest_runnable_set(|_, _| true) {
+            let set = self.stack.remove(index);
             self.push();
-            self.resume(entry);
+            self.resume(set);
         }
     }
 }
 
 /// How many regions a worker remembers, by the instruction that used them.
-const REMEMBERED: usize = 64;
+const RECENT_REGIONS: usize = 64;
 
 /// A worker's processor.
 pub(crate) struct Machine<'a> {
-    pub w: Warp,
-    pub env: &'a Env<'a>,
+    pub warp: Warp,
+    pub env: &'a LaunchEnv<'a>,
     /// The block's shared memory.
     pub shared: Vec<u128>,
     pub shared_bytes: u32,
@@ -366,13 +366,13 @@ pub(crate) struct Machine<'a> {
     pub warp_instructions: u64,
     /// How often the clock was read, so that two reads never give the same value.
     pub clock_reads: u64,
-    regions: [Region; REMEMBERED],
+    recent_regions: [Region; RECENT_REGIONS],
 }
 
 impl<'a> Machine<'a> {
-    pub fn new(env: &'a Env<'a>) -> Self {
+    pub fn new(env: &'a LaunchEnv<'a>) -> Self {
         Machine {
-            w: Warp::new(),
+            warp: Warp::new(),
             env,
             shared: vec![0; env.shared_bytes.div_ceil(16) as usize],
             shared_bytes: env.shared_bytes,
@@ -382,15 +382,15 @@ impl<'a> Machine<'a> {
             thread_instructions: 0,
             warp_instructions: 0,
             clock_reads: 0,
-            regions: [Region::EMPTY; REMEMBERED],
+            recent_regions: [Region::EMPTY; RECENT_REGIONS],
         }
     }
 
     /// Records why the first lane of `lanes` cannot go on.
     #[cold]
-    pub fn fail(&mut self, kind: FaultKind, lanes: u32) -> Next {
+    pub fn fail(&mut self, kind: FaultKind, lanes: u32) -> OpOutcome {
         self.fault = Some((kind, lanes.trailing_zeros() & 31));
-        Next::Fault
+        OpOutcome::Fault
     }
 
     /// The lanes to run `op` for once all of `members` are here, or `None` if another
@@ -399,43 +399,43 @@ impl<'a> Machine<'a> {
     /// # Safety
     /// `op` belongs to the current function.
     #[inline(always)]
-    pub unsafe fn together(&mut self, op: &Op, mask: u32, members: u32) -> Option<u32> {
-        if members & self.w.alive & !self.w.mask == 0 {
+    pub unsafe fn gather_members(&mut self, op: &Op, mask: u32, members: u32) -> Option<u32> {
+        if members & self.warp.alive & !self.warp.mask == 0 {
             return Some(mask);
         }
-        if !self.w.gather(members) {
+        if !self.warp.merge_members(members) {
             return None;
         }
         // The set may have grown.
         match op.guard {
-            NONE => Some(self.w.mask),
+            NONE => Some(self.warp.mask),
             // SAFETY: by contract.
-            guard => Some(self.w.mask & (unsafe { crate::lanes::predicate(self, guard) } ^ op.guard_flip)),
+            guard => Some(self.warp.mask & (unsafe { crate::lanes::predicate(self, guard) } ^ op.guard_flip)),
         }
     }
 
     /// The region that the instruction at hand used last.
     #[inline(always)]
-    pub fn remembered(&self) -> &Region {
-        &self.regions[self.w.pc as usize % REMEMBERED]
+    pub fn recent_region(&self) -> &Region {
+        &self.recent_regions[self.warp.pc as usize % RECENT_REGIONS]
     }
 
-    pub fn remember(&mut self, region: Region) {
-        self.regions[self.w.pc as usize % REMEMBERED] = region;
+    pub fn set_recent_region(&mut self, region: Region) {
+        self.recent_regions[self.warp.pc as usize % RECENT_REGIONS] = region;
     }
 
     /// Runs the current warp until it waits, ends, faults or has used up its time slice.
-    pub fn turn(&mut self) -> Next {
+    pub fn run_time_slice(&mut self) -> OpOutcome {
         let code = self.env.program.code.as_ptr();
         let mut left = limits::SLICE;
         let mut threads = 0_u64;
         let next = loop {
             // SAFETY: every `pc` is an index that lowering made, and every function
             // ends in an op that does not fall through.
-            let op = unsafe { &*code.add(self.w.pc as usize) };
-            self.w.pc += 1;
-            let mut mask = self.w.mask;
-            threads += u64::from(self.w.lanes);
+            let op = unsafe { &*code.add(self.warp.pc as usize) };
+            self.warp.pc += 1;
+            let mut mask = self.warp.mask;
+            threads += u64::from(self.warp.lanes);
             left -= 1;
             if op.guard != NONE {
                 // SAFETY: lowering made `guard` a predicate of this function's frame.
@@ -445,12 +445,12 @@ impl<'a> Machine<'a> {
                 // SAFETY: `op` belongs to the current function, and its handler was
                 // chosen for this host.
                 let next = unsafe { (op.run)(self, op, mask) };
-                if next != Next::Go {
+                if next != OpOutcome::Continue {
                     break next;
                 }
             }
             if left == 0 {
-                break Next::Yield;
+                break OpOutcome::EndOfSlice;
             }
         };
         self.thread_instructions += threads;

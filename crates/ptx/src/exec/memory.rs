@@ -32,7 +32,7 @@ impl Region {
 
     /// The host bytes behind `address`, if all of `bytes` are here.
     #[inline(always)]
-    pub(crate) fn host_of(&self, address: u64, bytes: u32) -> Option<*mut u8> {
+    pub(crate) fn host_pointer(&self, address: u64, bytes: u32) -> Option<*mut u8> {
         let offset = address.wrapping_sub(self.first);
         if u64::from(bytes) <= self.bytes && offset <= self.bytes - u64::from(bytes) {
             return Some(self.host.wrapping_add(offset as usize));
@@ -47,7 +47,7 @@ impl Region {
 /// While a launch runs, every region given stays valid for reads (and writes, if
 /// writable) of its whole length by any thread, and `host` is congruent to `first`
 /// modulo 16. Other threads may touch the same bytes only through atomics.
-pub unsafe trait Memory: Sync {
+pub unsafe trait DeviceMemory: Sync {
     /// The largest mapped region around `address`, or `None` if nothing is mapped
     /// there.
     fn region(&self, address: u64) -> Option<Region>;

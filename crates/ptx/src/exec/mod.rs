@@ -1,15 +1,15 @@
 //! Runs lowered code: warps in lockstep, blocks on the workers of a launch.
 
-pub(crate) mod access;
 pub(crate) mod atomic;
 mod block;
+mod constant_registers;
 pub(crate) mod control;
-mod frame;
-pub(crate) mod host;
+pub(crate) mod external_functions;
 mod launch;
+pub(crate) mod load_store;
 pub(crate) mod machine;
 pub(crate) mod memory;
 pub(crate) mod warpwide;
 
 pub use launch::{Launch, Stats, run};
-pub use memory::{LOCAL_WINDOW, Memory, PARAM_WINDOW, Region, SHARED_WINDOW};
+pub use memory::{DeviceMemory, LOCAL_WINDOW, PARAM_WINDOW, Region, SHARED_WINDOW};

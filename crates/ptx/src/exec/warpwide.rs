@@ -2,7 +2,7 @@
 
 use super::machine::Machine;
 use crate::lanes::{predicate, read, set_predicate, write};
-use crate::op::{NONE, Next, Op};
+use crate::op::{NONE, Op, OpOutcome};
 
 /// How a shuffle finds its source lane.
 pub(crate) const UP: u64 = 0;
@@ -12,11 +12,11 @@ pub(crate) const IDX: u64 = 3;
 
 /// `shfl`: `d` (and the predicate `e`) from `a`, by `b` within the bounds in `c`;
 /// `imm` is the mode, with the register of the members above it, or [`NONE`].
-pub(crate) unsafe fn shuffle(m: &mut Machine<'_>, op: &Op, mask: u32) -> Next {
+pub(crate) unsafe fn shuffle(m: &mut Machine<'_>, op: &Op, mask: u32) -> OpOutcome {
     // SAFETY: lowering made these registers of this frame.
     unsafe {
         let (mode, members) = (op.imm & 3, (op.imm >> 32) as u32);
-        let Some(mask) = gathered(m, op, mask, members) else { return Next::Go };
+        let Some(mask) = gathered(m, op, mask, members) else { return OpOutcome::Continue };
         let (a, b, c) = (read::<u32>(m, op.a), read::<u32>(m, op.b), read::<u32>(m, op.c));
         let mut row = [0; 32];
         let mut inside = 0_u32;
@@ -30,7 +30,7 @@ pub(crate) unsafe fn shuffle(m: &mut Machine<'_>, op: &Op, mask: u32) -> Next {
             set_predicate(m, op.e, mask, inside);
         }
     }
-    Next::Go
+    OpOutcome::Continue
 }
 
 /// The lanes to run for, once the members that register `members` names are here.
@@ -45,7 +45,7 @@ unsafe fn gathered(m: &mut Machine<'_>, op: &Op, mask: u32, members: u32) -> Opt
     // SAFETY: by contract.
     unsafe {
         let members = read::<u32>(m, members)[mask.trailing_zeros() as usize & 31];
-        m.together(op, mask, members)
+        m.gather_members(op, mask, members)
     }
 }
 
@@ -77,7 +77,7 @@ pub(crate) const BALLOT: u64 = 3;
 
 /// `vote`: of the predicate `a` (negated by `b`), among the active lanes that are
 /// in the mask register `c`, if there is one.
-pub(crate) unsafe fn vote(m: &mut Machine<'_>, op: &Op, mask: u32) -> Next {
+pub(crate) unsafe fn vote(m: &mut Machine<'_>, op: &Op, mask: u32) -> OpOutcome {
     // SAFETY: lowering made these registers of this frame.
     unsafe {
         let members =
@@ -85,7 +85,7 @@ pub(crate) unsafe fn vote(m: &mut Machine<'_>, op: &Op, mask: u32) -> Next {
         let yes = (predicate(m, op.a) ^ op.b) & members;
         if op.imm == BALLOT {
             write(m, op.d, mask, &[yes; 32]);
-            return Next::Go;
+            return OpOutcome::Continue;
         }
         let truth = match op.imm {
             ALL => yes == members,
@@ -94,22 +94,22 @@ pub(crate) unsafe fn vote(m: &mut Machine<'_>, op: &Op, mask: u32) -> Next {
         };
         set_predicate(m, op.d, mask, if truth { u32::MAX } else { 0 });
     }
-    Next::Go
+    OpOutcome::Continue
 }
 
 /// `activemask`.
-pub(crate) unsafe fn active_mask(m: &mut Machine<'_>, op: &Op, mask: u32) -> Next {
+pub(crate) unsafe fn active_mask(m: &mut Machine<'_>, op: &Op, mask: u32) -> OpOutcome {
     // SAFETY: lowering made `d` a 32-bit register of this frame.
     unsafe { write(m, op.d, mask, &[mask; 32]) };
-    Next::Go
+    OpOutcome::Continue
 }
 
 /// `match.any` (`imm` 0) and `match.all` (`imm` 1, with the predicate `e`) of `a`,
 /// which has 64 bits if `b` is 1; the members are in `c`.
-pub(crate) unsafe fn matching(m: &mut Machine<'_>, op: &Op, mask: u32) -> Next {
+pub(crate) unsafe fn matching(m: &mut Machine<'_>, op: &Op, mask: u32) -> OpOutcome {
     // SAFETY: lowering made these registers of this frame.
     unsafe {
-        let Some(mask) = gathered(m, op, mask, op.c) else { return Next::Go };
+        let Some(mask) = gathered(m, op, mask, op.c) else { return OpOutcome::Continue };
         let members = mask & read::<u32>(m, op.c)[mask.trailing_zeros() as usize & 31];
         let mut values = [0_u64; 32];
         for (lane, value) in values.iter_mut().enumerate() {
@@ -133,7 +133,7 @@ pub(crate) unsafe fn matching(m: &mut Machine<'_>, op: &Op, mask: u32) -> Next {
         }
         write(m, op.d, mask, &row);
     }
-    Next::Go
+    OpOutcome::Continue
 }
 
 /// What `redux` computes, as it travels in `imm`.
@@ -149,24 +149,24 @@ pub(crate) const REDUX: [fn(u32, u32) -> u32; 8] = [
 ];
 
 /// `redux.sync`: of `a` over the members in `c`.
-pub(crate) unsafe fn reduce(m: &mut Machine<'_>, op: &Op, mask: u32) -> Next {
+pub(crate) unsafe fn reduce(m: &mut Machine<'_>, op: &Op, mask: u32) -> OpOutcome {
     // SAFETY: lowering made these registers of this frame.
     unsafe {
-        let Some(mask) = gathered(m, op, mask, op.c) else { return Next::Go };
+        let Some(mask) = gathered(m, op, mask, op.c) else { return OpOutcome::Continue };
         let members = mask & read::<u32>(m, op.c)[mask.trailing_zeros() as usize & 31];
         let a = read::<u32>(m, op.a);
         let values = (0..32).filter(|lane| members >> lane & 1 != 0).map(|lane| a[lane]);
         let total = values.reduce(REDUX[op.imm as usize % 8]).unwrap_or(0);
         write(m, op.d, mask, &[total; 32]);
     }
-    Next::Go
+    OpOutcome::Continue
 }
 
 /// `elect.sync d|e, c`: the lowest member leads.
-pub(crate) unsafe fn elect(m: &mut Machine<'_>, op: &Op, mask: u32) -> Next {
+pub(crate) unsafe fn elect(m: &mut Machine<'_>, op: &Op, mask: u32) -> OpOutcome {
     // SAFETY: lowering made these registers of this frame.
     unsafe {
-        let Some(mask) = gathered(m, op, mask, op.c) else { return Next::Go };
+        let Some(mask) = gathered(m, op, mask, op.c) else { return OpOutcome::Continue };
         let members = mask & read::<u32>(m, op.c)[mask.trailing_zeros() as usize & 31];
         let leader = members.trailing_zeros() & 31;
         if op.d != NONE {
@@ -174,5 +174,5 @@ pub(crate) unsafe fn elect(m: &mut Machine<'_>, op: &Op, mask: u32) -> Next {
         }
         set_predicate(m, op.e, mask, 1 << leader);
     }
-    Next::Go
+    OpOutcome::Continue
 }

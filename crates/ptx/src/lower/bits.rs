@@ -1,42 +1,47 @@
 //! Lowers logic, shifts and the instructions that pick bits apart.
 
-use super::Lower;
+use super::FunctionLowering;
 use super::integer::per_type;
-use super::words::Words;
+use super::modifiers::Modifiers;
 use crate::ast::{Operand, Type};
-use crate::error::Error;
+use crate::error::PtxError;
 use crate::lanes::{binary, predicates, quaternary, ternary, unary};
 use crate::op::{Handler, Isa, Op};
 
-impl<'t> Lower<'_, 't> {
-    pub(super) fn bits(&mut self, name: &str, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<(), Error> {
+impl<'t> FunctionLowering<'_, 't> {
+    pub(super) fn bit_instruction(
+        &mut self,
+        name: &str,
+        modifiers: &mut Modifiers<'t>,
+        operands: &[Operand<'t>],
+    ) -> Result<(), PtxError> {
         match name {
-            "and" | "or" | "xor" | "not" | "cnot" => self.logic(name, words, operands),
-            "lop3" => self.lop3(words, operands),
-            "shl" | "shr" => self.shift(name == "shl", words, operands),
-            "shf" => self.funnel(words, operands),
-            "prmt" => self.permute(words, operands),
-            "popc" | "clz" | "bfind" => self.count(name, words, operands),
+            "and" | "or" | "xor" | "not" | "cnot" => self.logic(name, modifiers, operands),
+            "lop3" => self.lop3(modifiers, operands),
+            "shl" | "shr" => self.shift(name == "shl", modifiers, operands),
+            "shf" => self.funnel(modifiers, operands),
+            "prmt" => self.permute(modifiers, operands),
+            "popc" | "clz" | "bfind" => self.count(name, modifiers, operands),
             "brev" => {
-                let ty = words.ty()?;
-                words.done()?;
+                let ty = modifiers.take_type()?;
+                modifiers.expect_none_left()?;
                 let run = per_type!(self.isa, ty, unary, [B32 => u32, B64 => u64], |a| a.reverse_bits());
-                let run = self.some(words, run)?;
+                let run = self.require_handler(modifiers, run)?;
                 self.unary(operands, ty, run)
             }
-            "bfe" => self.extract(words, operands),
-            "bfi" => self.insert(words, operands),
-            "szext" | "bmsk" => self.masks(name == "szext", words, operands),
-            "dp4a" | "dp2a" => self.dot(name == "dp4a", words, operands),
-            _ => words.unsupported(),
+            "bfe" => self.extract(modifiers, operands),
+            "bfi" => self.insert(modifiers, operands),
+            "szext" | "bmsk" => self.masks(name == "szext", modifiers, operands),
+            "dp4a" | "dp2a" => self.dot(name == "dp4a", modifiers, operands),
+            _ => modifiers.unsupported(),
         }
     }
 
-    fn logic(&mut self, name: &str, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<(), Error> {
-        let ty = words.ty()?;
-        words.done()?;
+    fn logic(&mut self, name: &str, modifiers: &mut Modifiers<'t>, operands: &[Operand<'t>]) -> Result<(), PtxError> {
+        let ty = modifiers.take_type()?;
+        modifiers.expect_none_left()?;
         if ty == Type::Pred {
-            return self.predicate_logic(name, words, operands);
+            return self.predicate_logic(name, modifiers, operands);
         }
         let isa = self.isa;
         let run = match name {
@@ -47,15 +52,20 @@ impl<'t> Lower<'_, 't> {
             "cnot" if ty == Type::B64 => Some(unary(isa, |a: u64| u64::from(a == 0))),
             _ => per_type!(isa, ty, unary, [B16 => u16, B32 => u32], |a| u32::from(a == 0)),
         };
-        let run = self.some(words, run)?;
+        let run = self.require_handler(modifiers, run)?;
         if matches!(name, "not" | "cnot") { self.unary(operands, ty, run) } else { self.binary(operands, ty, run) }
     }
 
-    fn predicate_logic(&mut self, name: &str, words: &Words<'t>, operands: &[Operand<'t>]) -> Result<(), Error> {
+    fn predicate_logic(
+        &mut self,
+        name: &str,
+        modifiers: &Modifiers<'t>,
+        operands: &[Operand<'t>],
+    ) -> Result<(), PtxError> {
         let (d, a, b) = match (name, operands) {
             ("not", [d, a]) => (d, a, a),
             ("and" | "or" | "xor", [d, a, b]) => (d, a, b),
-            _ => return words.unsupported(),
+            _ => return modifiers.unsupported(),
         };
         let a = self.plain_predicate(a)?;
         let b = self.plain_predicate(b)?;
@@ -71,7 +81,7 @@ impl<'t> Lower<'_, 't> {
     }
 
     /// A predicate that is not negated, if need be by an op before.
-    pub(super) fn plain_predicate(&mut self, operand: &Operand<'t>) -> Result<u32, Error> {
+    pub(super) fn plain_predicate(&mut self, operand: &Operand<'t>) -> Result<u32, PtxError> {
         let (at, flip) = self.predicate(operand)?;
         if flip == 0 {
             return Ok(at);
@@ -82,18 +92,18 @@ impl<'t> Lower<'_, 't> {
         Ok(negated)
     }
 
-    fn lop3(&mut self, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<(), Error> {
-        let ty = words.ty()?;
-        words.done()?;
-        let [d, a, b, c, Operand::Int(table)] = self.exactly::<5>(operands)? else {
-            return self.place.operands("a table of 8 bits is needed here");
+    fn lop3(&mut self, modifiers: &mut Modifiers<'t>, operands: &[Operand<'t>]) -> Result<(), PtxError> {
+        let ty = modifiers.take_type()?;
+        modifiers.expect_none_left()?;
+        let [d, a, b, c, Operand::Int(table)] = self.expect_operands::<5>(operands)? else {
+            return self.position.operands("a table of 8 bits is needed here");
         };
         if ty != Type::B32 {
-            return words.unsupported();
+            return modifiers.unsupported();
         }
         let (a, b, c) = (self.value(a, ty)?, self.value(b, ty)?, self.value(c, ty)?);
         let e = self.constant(table & 0xFF, false)?;
-        let d = self.target(d, ty)?;
+        let d = self.target_register(d, ty)?;
         let run = match table & 0xFF {
             0x80 => quaternary(self.isa, |a: u32, b: u32, c: u32, _: u32| a & b & c),
             0x96 => quaternary(self.isa, |a: u32, b: u32, c: u32, _: u32| a ^ b ^ c),
@@ -102,14 +112,14 @@ impl<'t> Lower<'_, 't> {
             0xCA => quaternary(self.isa, |a: u32, b: u32, c: u32, _: u32| (a & b) | (!a & c)),
             _ => quaternary(self.isa, lop3),
         };
-        let op = Op { d, a, b, c, e, ..self.blank(run) };
+        let op = Op { d, a, b, c, e, ..self.blank_op(run) };
         self.emit(op);
         Ok(())
     }
 
-    fn shift(&mut self, left: bool, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<(), Error> {
-        let ty = words.ty()?;
-        words.done()?;
+    fn shift(&mut self, left: bool, modifiers: &mut Modifiers<'t>, operands: &[Operand<'t>]) -> Result<(), PtxError> {
+        let ty = modifiers.take_type()?;
+        modifiers.expect_none_left()?;
         let isa = self.isa;
         let run = match (left, ty) {
             (true, Type::B16 | Type::U16 | Type::S16) => {
@@ -133,19 +143,19 @@ impl<'t> Lower<'_, 't> {
             (false, Type::S64) => Some(binary(isa, |a: i64, b: u32| a >> b.min(63))),
             _ => None,
         };
-        let run = self.some(words, run)?;
-        let [d, a, b] = self.exactly::<3>(operands)?;
+        let run = self.require_handler(modifiers, run)?;
+        let [d, a, b] = self.expect_operands::<3>(operands)?;
         let (a, b) = (self.value(a, ty)?, self.value(b, Type::U32)?);
-        let d = self.target(d, ty)?;
+        let d = self.target_register(d, ty)?;
         self.emit2(run, d, a, b);
         Ok(())
     }
 
-    fn funnel(&mut self, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<(), Error> {
-        let left = words.need("a direction", &[("l", true), ("r", false)])?;
-        let wrap = words.need("`.wrap` or `.clamp`", &[("wrap", true), ("clamp", false)])?;
-        let ty = words.ty()?;
-        words.done()?;
+    fn funnel(&mut self, modifiers: &mut Modifiers<'t>, operands: &[Operand<'t>]) -> Result<(), PtxError> {
+        let left = modifiers.take_required("a direction", &[("l", true), ("r", false)])?;
+        let wrap = modifiers.take_required("`.wrap` or `.clamp`", &[("wrap", true), ("clamp", false)])?;
+        let ty = modifiers.take_type()?;
+        modifiers.expect_none_left()?;
         let run = match (left, wrap) {
             (true, true) => ternary(self.isa, |a: u32, b: u32, c: u32| (joined(a, b) << (c & 31) >> 32) as u32),
             (true, false) => ternary(self.isa, |a: u32, b: u32, c: u32| (joined(a, b) << c.min(32) >> 32) as u32),
@@ -153,18 +163,18 @@ impl<'t> Lower<'_, 't> {
             (false, false) => ternary(self.isa, |a: u32, b: u32, c: u32| (joined(a, b) >> c.min(32)) as u32),
         };
         if ty != Type::B32 {
-            return words.unsupported();
+            return modifiers.unsupported();
         }
         self.ternary(operands, ty, run)
     }
 
-    fn permute(&mut self, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<(), Error> {
-        let ty = words.ty()?;
+    fn permute(&mut self, modifiers: &mut Modifiers<'t>, operands: &[Operand<'t>]) -> Result<(), PtxError> {
+        let ty = modifiers.take_type()?;
         let modes = [("f4e", 1), ("b4e", 2), ("rc8", 3), ("ecl", 4), ("ecr", 5), ("rc16", 6)];
-        let mode = words.one_of(&modes).unwrap_or(0);
-        words.done()?;
+        let mode = modifiers.take_one_of(&modes).unwrap_or(0);
+        modifiers.expect_none_left()?;
         if ty != Type::B32 {
-            return words.unsupported();
+            return modifiers.unsupported();
         }
         let isa = self.isa;
         let run = match mode {
@@ -185,30 +195,30 @@ impl<'t> Lower<'_, 't> {
         self.ternary(operands, ty, run)
     }
 
-    fn count(&mut self, name: &str, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<(), Error> {
-        let shift = words.flag("shiftamt");
-        let ty = words.ty()?;
-        words.done()?;
+    fn count(&mut self, name: &str, modifiers: &mut Modifiers<'t>, operands: &[Operand<'t>]) -> Result<(), PtxError> {
+        let shift = modifiers.take_flag("shiftamt");
+        let ty = modifiers.take_type()?;
+        modifiers.expect_none_left()?;
         let isa = self.isa;
         let run = match (name, ty) {
             ("popc", Type::B32) => Some(unary(isa, |a: u32| a.count_ones())),
             ("popc", Type::B64) => Some(unary(isa, |a: u64| a.count_ones())),
             ("clz", Type::B32) => Some(unary(isa, |a: u32| a.leading_zeros())),
             ("clz", Type::B64) => Some(unary(isa, |a: u64| a.leading_zeros())),
-            ("bfind", _) => find(isa, ty, shift),
+            ("bfind", _) => bfind_handler(isa, ty, shift),
             _ => None,
         };
-        let run = self.some(words, run)?;
-        let [d, a] = self.exactly::<2>(operands)?;
+        let run = self.require_handler(modifiers, run)?;
+        let [d, a] = self.expect_operands::<2>(operands)?;
         let a = self.value(a, ty)?;
-        let d = self.target(d, Type::U32)?;
+        let d = self.target_register(d, Type::U32)?;
         self.emit1(run, d, a);
         Ok(())
     }
 
-    fn extract(&mut self, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<(), Error> {
-        let ty = words.ty()?;
-        words.done()?;
+    fn extract(&mut self, modifiers: &mut Modifiers<'t>, operands: &[Operand<'t>]) -> Result<(), PtxError> {
+        let ty = modifiers.take_type()?;
+        modifiers.expect_none_left()?;
         let isa = self.isa;
         let run = match ty {
             Type::U32 => Some(ternary(isa, |a: u32, b: u32, c: u32| extract(u64::from(a), b, c, 32, false) as u32)),
@@ -217,17 +227,17 @@ impl<'t> Lower<'_, 't> {
             Type::S64 => Some(ternary(isa, |a: u64, b: u32, c: u32| extract(a, b, c, 64, true))),
             _ => None,
         };
-        let run = self.some(words, run)?;
-        let [d, a, b, c] = self.exactly::<4>(operands)?;
+        let run = self.require_handler(modifiers, run)?;
+        let [d, a, b, c] = self.expect_operands::<4>(operands)?;
         let (a, b, c) = (self.value(a, ty)?, self.value(b, Type::U32)?, self.value(c, Type::U32)?);
-        let d = self.target(d, ty)?;
+        let d = self.target_register(d, ty)?;
         self.emit3(run, d, a, b, c);
         Ok(())
     }
 
-    fn insert(&mut self, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<(), Error> {
-        let ty = words.ty()?;
-        words.done()?;
+    fn insert(&mut self, modifiers: &mut Modifiers<'t>, operands: &[Operand<'t>]) -> Result<(), PtxError> {
+        let ty = modifiers.take_type()?;
+        modifiers.expect_none_left()?;
         let isa = self.isa;
         let run = match ty {
             Type::B32 => Some(quaternary(isa, |a: u32, b: u32, c: u32, e: u32| {
@@ -236,20 +246,25 @@ impl<'t> Lower<'_, 't> {
             Type::B64 => Some(quaternary(isa, |a: u64, b: u64, c: u32, e: u32| insert(a, b, c, e, 64))),
             _ => None,
         };
-        let run = self.some(words, run)?;
-        let [d, a, b, c, e] = self.exactly::<5>(operands)?;
+        let run = self.require_handler(modifiers, run)?;
+        let [d, a, b, c, e] = self.expect_operands::<5>(operands)?;
         let (a, b) = (self.value(a, ty)?, self.value(b, ty)?);
         let (c, e) = (self.value(c, Type::U32)?, self.value(e, Type::U32)?);
-        let d = self.target(d, ty)?;
-        let op = Op { d, a, b, c, e, ..self.blank(run) };
+        let d = self.target_register(d, ty)?;
+        let op = Op { d, a, b, c, e, ..self.blank_op(run) };
         self.emit(op);
         Ok(())
     }
 
-    fn masks(&mut self, extends: bool, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<(), Error> {
-        let wrap = words.need("`.wrap` or `.clamp`", &[("wrap", true), ("clamp", false)])?;
-        let ty = words.ty()?;
-        words.done()?;
+    fn masks(
+        &mut self,
+        extends: bool,
+        modifiers: &mut Modifiers<'t>,
+        operands: &[Operand<'t>],
+    ) -> Result<(), PtxError> {
+        let wrap = modifiers.take_required("`.wrap` or `.clamp`", &[("wrap", true), ("clamp", false)])?;
+        let ty = modifiers.take_type()?;
+        modifiers.expect_none_left()?;
         let isa = self.isa;
         let run = match (extends, wrap, ty) {
             (true, true, Type::U32) => Some(binary(isa, |a: u32, b: u32| extend(a, b & 31, false))),
@@ -260,16 +275,17 @@ impl<'t> Lower<'_, 't> {
             (false, false, Type::B32) => Some(binary(isa, |a: u32, b: u32| mask(a.min(32), b.min(32)))),
             _ => None,
         };
-        let run = self.some(words, run)?;
+        let run = self.require_handler(modifiers, run)?;
         self.binary(operands, ty, run)
     }
 
-    fn dot(&mut self, four: bool, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<(), Error> {
-        let high = if four { false } else { words.need("`.lo` or `.hi`", &[("lo", false), ("hi", true)])? };
-        let (ta, tb) = (words.ty()?, words.ty()?);
-        words.done()?;
+    fn dot(&mut self, four: bool, modifiers: &mut Modifiers<'t>, operands: &[Operand<'t>]) -> Result<(), PtxError> {
+        let high =
+            if four { false } else { modifiers.take_required("`.lo` or `.hi`", &[("lo", false), ("hi", true)])? };
+        let (ta, tb) = (modifiers.take_type()?, modifiers.take_type()?);
+        modifiers.expect_none_left()?;
         if ![ta, tb].iter().all(|ty| matches!(ty, Type::U32 | Type::S32)) {
-            return words.unsupported();
+            return modifiers.unsupported();
         }
         let isa = self.isa;
         let run = match (four, high, ta.is_signed(), tb.is_signed()) {
@@ -322,7 +338,7 @@ fn permute(a: u32, b: u32, selectors: u32) -> u32 {
     result
 }
 
-fn find(isa: Isa, ty: Type, shift: bool) -> Option<Handler> {
+fn bfind_handler(isa: Isa, ty: Type, shift: bool) -> Option<Handler> {
     Some(match (ty, shift) {
         (Type::U32, false) => unary(isa, |a: u32| position(u64::from(a))),
         (Type::S32, false) => unary(isa, |a: i32| position(u64::from((if a < 0 { !a } else { a }) as u32))),

@@ -1,11 +1,11 @@
 //! Lowers comparisons and selections.
 
-use super::Lower;
+use super::FunctionLowering;
 use super::float::flush;
 use super::integer::per_type;
-use super::words::Words;
+use super::modifiers::Modifiers;
 use crate::ast::{Operand, Type};
-use crate::error::Error;
+use crate::error::PtxError;
 use crate::lanes::{compare, predicates, ternary, with_predicate};
 use crate::op::{Handler, Isa};
 
@@ -65,19 +65,19 @@ enum Combine {
     Xor,
 }
 
-impl<'t> Lower<'_, 't> {
+impl<'t> FunctionLowering<'_, 't> {
     pub(super) fn comparison(
         &mut self,
         name: &str,
-        words: &mut Words<'t>,
+        modifiers: &mut Modifiers<'t>,
         operands: &[Operand<'t>],
-    ) -> Result<(), Error> {
+    ) -> Result<(), PtxError> {
         match name {
-            "setp" => self.set_predicate(words, operands),
-            "set" => self.set(words, operands),
-            "selp" => self.select(words, operands),
-            "slct" => self.select_by_sign(words, operands),
-            _ => self.test(words, operands),
+            "setp" => self.set_predicate(modifiers, operands),
+            "set" => self.set(modifiers, operands),
+            "selp" => self.select(modifiers, operands),
+            "slct" => self.select_by_sign(modifiers, operands),
+            _ => self.test(modifiers, operands),
         }
     }
 
@@ -85,16 +85,16 @@ impl<'t> Lower<'_, 't> {
     /// in a fresh predicate; and the same for its negation if that is wanted.
     fn tested(
         &mut self,
-        words: &Words<'t>,
+        modifiers: &Modifiers<'t>,
         rest: &[Operand<'t>],
         Comparison { ty, test, ftz, combine }: Comparison,
         negation: bool,
-    ) -> Result<(u32, Option<u32>), Error> {
-        let run = self.some(words, comparison(self.isa, ty, test, ftz))?;
+    ) -> Result<(u32, Option<u32>), PtxError> {
+        let run = self.require_handler(modifiers, comparison(self.isa, ty, test, ftz))?;
         let (a, b, c) = match (rest, combine) {
             ([a, b], None) => (a, b, None),
             ([a, b, c], Some(combine)) => (a, b, Some((self.plain_predicate(c)?, combine))),
-            _ => return self.place.operands("the number of operands is wrong"),
+            _ => return self.position.operands("the number of operands is wrong"),
         };
         let (a, b) = (self.value(a, ty)?, self.value(b, ty)?);
         let mut found = self.allocate_predicate()?;
@@ -113,7 +113,7 @@ impl<'t> Lower<'_, 't> {
         Ok((found, other))
     }
 
-    fn combined(&mut self, a: u32, b: u32, combine: Combine) -> Result<u32, Error> {
+    fn combined(&mut self, a: u32, b: u32, combine: Combine) -> Result<u32, PtxError> {
         let d = self.allocate_predicate()?;
         let run = match combine {
             Combine::And => predicates(self.isa, |a, b| a & b),
@@ -124,18 +124,18 @@ impl<'t> Lower<'_, 't> {
         Ok(d)
     }
 
-    fn set_predicate(&mut self, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<(), Error> {
-        let test = words.need("a comparison", &TESTS)?;
-        let combine = words.one_of(&[("and", Combine::And), ("or", Combine::Or), ("xor", Combine::Xor)]);
-        let ftz = words.flag("ftz");
-        let ty = words.ty()?;
-        words.done()?;
+    fn set_predicate(&mut self, modifiers: &mut Modifiers<'t>, operands: &[Operand<'t>]) -> Result<(), PtxError> {
+        let test = modifiers.take_required("a comparison", &TESTS)?;
+        let combine = modifiers.take_one_of(&[("and", Combine::And), ("or", Combine::Or), ("xor", Combine::Xor)]);
+        let ftz = modifiers.take_flag("ftz");
+        let ty = modifiers.take_type()?;
+        modifiers.expect_none_left()?;
         let Some((target, rest)) = operands.split_first() else {
-            return self.place.operands("a predicate is needed here");
+            return self.position.operands("a predicate is needed here");
         };
         if let (Operand::Name(_), None, [a, b]) = (target, combine, rest) {
             // What nearly every comparison is: one op.
-            let run = self.some(words, comparison(self.isa, ty, test, ftz))?;
+            let run = self.require_handler(modifiers, comparison(self.isa, ty, test, ftz))?;
             let (a, b) = (self.value(a, ty)?, self.value(b, ty)?);
             let d = self.predicate_target(target)?;
             self.emit2(run, d, a, b);
@@ -145,7 +145,7 @@ impl<'t> Lower<'_, 't> {
             Operand::Pair(first, second) => (&**first, Some(&**second)),
             other => (other, None),
         };
-        let (p, q) = self.tested(words, rest, Comparison { ty, test, ftz, combine }, second.is_some())?;
+        let (p, q) = self.tested(modifiers, rest, Comparison { ty, test, ftz, combine }, second.is_some())?;
         let run = predicates(self.isa, |a, _| a);
         let d = self.predicate_target(first)?;
         self.emit2(run, d, p, p);
@@ -156,39 +156,39 @@ impl<'t> Lower<'_, 't> {
         Ok(())
     }
 
-    fn set(&mut self, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<(), Error> {
-        let test = words.need("a comparison", &TESTS)?;
-        let combine = words.one_of(&[("and", Combine::And), ("or", Combine::Or), ("xor", Combine::Xor)]);
-        let ftz = words.flag("ftz");
-        let to = words.ty()?;
-        let ty = words.ty()?;
-        words.done()?;
+    fn set(&mut self, modifiers: &mut Modifiers<'t>, operands: &[Operand<'t>]) -> Result<(), PtxError> {
+        let test = modifiers.take_required("a comparison", &TESTS)?;
+        let combine = modifiers.take_one_of(&[("and", Combine::And), ("or", Combine::Or), ("xor", Combine::Xor)]);
+        let ftz = modifiers.take_flag("ftz");
+        let to = modifiers.take_type()?;
+        let ty = modifiers.take_type()?;
+        modifiers.expect_none_left()?;
         let Some((target, rest)) = operands.split_first() else {
-            return self.place.operands("a register is needed here");
+            return self.position.operands("a register is needed here");
         };
-        let (p, _) = self.tested(words, rest, Comparison { ty, test, ftz, combine }, false)?;
+        let (p, _) = self.tested(modifiers, rest, Comparison { ty, test, ftz, combine }, false)?;
         let truth = match to {
             Type::F32 => u64::from(1.0_f32.to_bits()),
             Type::U32 | Type::S32 => u64::from(u32::MAX),
-            _ => return words.unsupported(),
+            _ => return modifiers.unsupported(),
         };
         let (a, b) = (self.constant(truth, false)?, self.constant(0, false)?);
-        let d = self.target(target, to)?;
+        let d = self.target_register(target, to)?;
         let run = with_predicate(self.isa, |a: u32, b: u32, p| if p { a } else { b });
         self.emit3(run, d, a, b, p);
         Ok(())
     }
 
-    fn select(&mut self, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<(), Error> {
-        let ty = words.ty()?;
-        words.done()?;
-        let [d, a, b, c] = self.exactly::<4>(operands)?;
+    fn select(&mut self, modifiers: &mut Modifiers<'t>, operands: &[Operand<'t>]) -> Result<(), PtxError> {
+        let ty = modifiers.take_type()?;
+        modifiers.expect_none_left()?;
+        let [d, a, b, c] = self.expect_operands::<4>(operands)?;
         if matches!(ty, Type::Pred | Type::B128) {
-            return words.unsupported();
+            return modifiers.unsupported();
         }
         let (a, b) = (self.value(a, ty)?, self.value(b, ty)?);
         let c = self.plain_predicate(c)?;
-        let d = self.target(d, ty)?;
+        let d = self.target_register(d, ty)?;
         let run = if ty.bytes() == 8 {
             with_predicate(self.isa, |a: u64, b: u64, p| if p { a } else { b })
         } else {
@@ -198,14 +198,14 @@ impl<'t> Lower<'_, 't> {
         Ok(())
     }
 
-    fn select_by_sign(&mut self, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<(), Error> {
-        let ftz = words.flag("ftz");
-        let ty = words.ty()?;
-        let by = words.ty()?;
-        words.done()?;
-        let [d, a, b, c] = self.exactly::<4>(operands)?;
+    fn select_by_sign(&mut self, modifiers: &mut Modifiers<'t>, operands: &[Operand<'t>]) -> Result<(), PtxError> {
+        let ftz = modifiers.take_flag("ftz");
+        let ty = modifiers.take_type()?;
+        let by = modifiers.take_type()?;
+        modifiers.expect_none_left()?;
+        let [d, a, b, c] = self.expect_operands::<4>(operands)?;
         let (a, b, c) = (self.value(a, ty)?, self.value(b, ty)?, self.value(c, by)?);
-        let d = self.target(d, ty)?;
+        let d = self.target_register(d, ty)?;
         let isa = self.isa;
         let run = match (ty.bytes(), by, ftz) {
             (8, Type::S32, _) => ternary(isa, |a: u64, b: u64, c: i32| if c >= 0 { a } else { b }),
@@ -214,18 +214,18 @@ impl<'t> Lower<'_, 't> {
             (_, Type::F32, true) => ternary(isa, |a: u32, b: u32, c: f32| if flush(c) >= 0.0 { a } else { b }),
             (8, Type::F32, false) => ternary(isa, |a: u64, b: u64, c: f32| if c >= 0.0 { a } else { b }),
             (_, Type::F32, false) => ternary(isa, |a: u32, b: u32, c: f32| if c >= 0.0 { a } else { b }),
-            _ => return words.unsupported(),
+            _ => return modifiers.unsupported(),
         };
         self.emit3(run, d, a, b, c);
         Ok(())
     }
 
-    fn test(&mut self, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<(), Error> {
+    fn test(&mut self, modifiers: &mut Modifiers<'t>, operands: &[Operand<'t>]) -> Result<(), PtxError> {
         let kinds = [("finite", 0), ("infinite", 1), ("number", 2), ("notanumber", 3), ("normal", 4), ("subnormal", 5)];
-        let kind = words.need("a property", &kinds)?;
-        let ty = words.ty()?;
-        words.done()?;
-        let [d, a] = self.exactly::<2>(operands)?;
+        let kind = modifiers.take_required("a property", &kinds)?;
+        let ty = modifiers.take_type()?;
+        modifiers.expect_none_left()?;
+        let [d, a] = self.expect_operands::<2>(operands)?;
         let isa = self.isa;
         let run = match kind {
             0 => per_type!(isa, ty, compare, [F32 => f32, F64 => f64], |a, _b| a.is_finite()),
@@ -236,7 +236,7 @@ impl<'t> Lower<'_, 't> {
             4 => per_type!(isa, ty, compare, [F32 => f32, F64 => f64], |a, _b| a.is_normal() || a == 0.0),
             _ => per_type!(isa, ty, compare, [F32 => f32, F64 => f64], |a, _b| a.is_subnormal()),
         };
-        let run = self.some(words, run)?;
+        let run = self.require_handler(modifiers, run)?;
         let a = self.value(a, ty)?;
         let d = self.predicate_target(d)?;
         self.emit2(run, d, a, a);

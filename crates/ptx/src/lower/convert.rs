@@ -1,36 +1,40 @@
 //! Lowers `cvt` and `mov`.
 
-use super::Lower;
-use super::float::{canonical, flush, saturate, saturate64, settle1};
+use super::FunctionLowering;
+use super::float::{canonical, flush, propagate_nan1, saturate, saturate64};
 use super::integer::per_type;
-use super::words::{Round, Words};
+use super::modifiers::{Modifiers, Rounding};
 use crate::ast::{Operand, Type};
-use crate::error::Error;
+use crate::error::PtxError;
 use crate::exec::control as run;
 use crate::lanes::{binary, predicates, unary};
 use crate::op::{Handler, Isa, Op};
-use crate::soft;
+use crate::soft_float;
 
 /// How a number becomes whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Whole {
+enum IntegerRounding {
     Nearest,
     Zero,
     Down,
     Up,
 }
 
-const WHOLES: [(&str, Whole); 4] =
-    [("rni", Whole::Nearest), ("rzi", Whole::Zero), ("rmi", Whole::Down), ("rpi", Whole::Up)];
+const INTEGER_ROUNDINGS: [(&str, IntegerRounding); 4] = [
+    ("rni", IntegerRounding::Nearest),
+    ("rzi", IntegerRounding::Zero),
+    ("rmi", IntegerRounding::Down),
+    ("rpi", IntegerRounding::Up),
+];
 
-impl<'t> Lower<'_, 't> {
-    pub(super) fn convert(&mut self, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<(), Error> {
-        let whole = words.one_of(&WHOLES);
-        let round = words.round();
-        let (ftz, sat) = (words.flag("ftz"), words.flag("sat"));
-        let to = words.ty()?;
-        let from = words.ty()?;
-        words.done()?;
+impl<'t> FunctionLowering<'_, 't> {
+    pub(super) fn convert(&mut self, modifiers: &mut Modifiers<'t>, operands: &[Operand<'t>]) -> Result<(), PtxError> {
+        let whole = modifiers.take_one_of(&INTEGER_ROUNDINGS);
+        let round = modifiers.take_rounding();
+        let (ftz, sat) = (modifiers.take_flag("ftz"), modifiers.take_flag("sat"));
+        let to = modifiers.take_type()?;
+        let from = modifiers.take_type()?;
+        modifiers.expect_none_left()?;
         let isa = self.isa;
         let handler = match (from.is_float(), to.is_float()) {
             (false, false) => integer_to_integer(isa, from, to, sat),
@@ -38,20 +42,20 @@ impl<'t> Lower<'_, 't> {
             (false, true) => integer_to_float(isa, from, to, round, sat),
             (true, true) => float_to_float(isa, from, to, (whole, round), ftz, sat),
         };
-        let handler = self.some(words, handler)?;
-        let [d, a] = self.exactly::<2>(operands)?;
+        let handler = self.require_handler(modifiers, handler)?;
+        let [d, a] = self.expect_operands::<2>(operands)?;
         let a = self.value(a, from)?;
-        let (d, widen) = self.wide_target(d, to)?;
+        let (d, widen) = self.wider_target_register(d, to)?;
         // A narrow result fills its register: the handler writes 32 bits.
         self.emit1(handler, d, a);
         self.widen(widen);
         Ok(())
     }
 
-    pub(super) fn mov(&mut self, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<(), Error> {
-        let ty = words.ty()?;
-        words.done()?;
-        let [d, a] = self.exactly::<2>(operands)?;
+    pub(super) fn mov(&mut self, modifiers: &mut Modifiers<'t>, operands: &[Operand<'t>]) -> Result<(), PtxError> {
+        let ty = modifiers.take_type()?;
+        modifiers.expect_none_left()?;
+        let [d, a] = self.expect_operands::<2>(operands)?;
         match (d, a) {
             (Operand::Vector(parts), a) => return self.unpack(parts, a, ty),
             (d, Operand::Vector(parts)) => return self.pack(d, parts, ty),
@@ -66,25 +70,25 @@ impl<'t> Lower<'_, 't> {
         }
         if let Operand::Name(name) = a
             && let Some(which) = clock(name)
-            && self.find(name)?.is_none()
+            && self.find_symbol(name)?.is_none()
         {
-            let d = self.target(d, ty)?;
+            let d = self.target_register(d, ty)?;
             if (ty.bytes() == 8) != matches!(which, 1 | 3) {
-                return self.place.operands(format!("`{name}` has another width"));
+                return self.position.operands(format!("`{name}` has another width"));
             }
-            let op = Op { d, imm: which, ..self.blank(run::clock) };
+            let op = Op { d, imm: which, ..self.blank_op(run::clock) };
             self.emit(op);
             return Ok(());
         }
         let run = if ty.bytes() == 8 { unary(self.isa, |a: u64| a) } else { unary(self.isa, |a: u32| a) };
         if ty == Type::B128 {
-            return words.unsupported();
+            return modifiers.unsupported();
         }
         self.unary(operands, ty, run)
     }
 
     /// `mov.b64 {a, b}, c`.
-    fn unpack(&mut self, parts: &[Operand<'t>], a: &Operand<'t>, ty: Type) -> Result<(), Error> {
+    fn unpack(&mut self, parts: &[Operand<'t>], a: &Operand<'t>, ty: Type) -> Result<(), PtxError> {
         let isa = self.isa;
         let source = self.value(a, ty)?;
         let part = part_type(ty, parts.len());
@@ -104,7 +108,7 @@ impl<'t> Lower<'_, 't> {
                 unary(isa, |a: u32| (a >> 24) as u8),
             ],
             (2, 2) => vec![unary(isa, |a: u16| a as u8), unary(isa, |a: u16| (a >> 8) as u8)],
-            _ => return self.place.unsupported(format!("mov of {} parts", parts.len())),
+            _ => return self.position.unsupported(format!("mov of {} parts", parts.len())),
         };
         // A part may be the source itself, so all are read before any is written.
         let mut moves = Vec::new();
@@ -112,7 +116,7 @@ impl<'t> Lower<'_, 't> {
             if matches!(target, Operand::Name("_")) {
                 continue;
             }
-            let target = self.target(target, part)?;
+            let target = self.target_register(target, part)?;
             let between = self.allocate(false)?;
             self.emit1(handler, between, source);
             moves.push((target, between));
@@ -125,11 +129,11 @@ impl<'t> Lower<'_, 't> {
     }
 
     /// `mov.b64 c, {a, b}`.
-    fn pack(&mut self, d: &Operand<'t>, parts: &[Operand<'t>], ty: Type) -> Result<(), Error> {
+    fn pack(&mut self, d: &Operand<'t>, parts: &[Operand<'t>], ty: Type) -> Result<(), PtxError> {
         let isa = self.isa;
         let part = part_type(ty, parts.len());
         let rows = parts.iter().map(|operand| self.value(operand, part)).collect::<Result<Vec<_>, _>>()?;
-        let d = self.target(d, ty)?;
+        let d = self.target_register(d, ty)?;
         match (ty.bytes(), rows.as_slice()) {
             (8, &[a, b]) => {
                 let run = binary(isa, |a: u32, b: u32| u64::from(b) << 32 | u64::from(a));
@@ -139,7 +143,7 @@ impl<'t> Lower<'_, 't> {
                 let run = crate::lanes::quaternary(isa, |a: u16, b: u16, c: u16, e: u16| {
                     u64::from(e) << 48 | u64::from(c) << 32 | u64::from(b) << 16 | u64::from(a)
                 });
-                let op = Op { d, a, b, c, e, ..self.blank(run) };
+                let op = Op { d, a, b, c, e, ..self.blank_op(run) };
                 self.emit(op);
             }
             (4, &[a, b]) => {
@@ -148,14 +152,14 @@ impl<'t> Lower<'_, 't> {
             }
             (4, &[a, b, c, e]) => {
                 let run = crate::lanes::quaternary(isa, |a: u8, b: u8, c: u8, e: u8| u32::from_le_bytes([a, b, c, e]));
-                let op = Op { d, a, b, c, e, ..self.blank(run) };
+                let op = Op { d, a, b, c, e, ..self.blank_op(run) };
                 self.emit(op);
             }
             (2, &[a, b]) => {
                 let run = binary(isa, |a: u8, b: u8| u16::from_le_bytes([a, b]));
                 self.emit2(run, d, a, b);
             }
-            _ => return self.place.unsupported(format!("mov of {} parts", parts.len())),
+            _ => return self.position.unsupported(format!("mov of {} parts", parts.len())),
         }
         Ok(())
     }
@@ -223,7 +227,7 @@ fn integer_to_integer(isa: Isa, from: Type, to: Type, sat: bool) -> Option<Handl
 
 /// Out of range goes to the nearest limit; what is not a number goes to 0, or to
 /// the top bit alone if either side has 64 bits.
-fn float_to_integer(isa: Isa, from: Type, to: Type, whole: Option<Whole>, ftz: bool) -> Option<Handler> {
+fn float_to_integer(isa: Isa, from: Type, to: Type, whole: Option<IntegerRounding>, ftz: bool) -> Option<Handler> {
     macro_rules! to {
         ($from:ty, $round:expr, $wide:expr) => {
             match to {
@@ -243,31 +247,31 @@ fn float_to_integer(isa: Isa, from: Type, to: Type, whole: Option<Whole>, ftz: b
     }
     Some(match (from, whole?, ftz) {
         // Flushed or not, a subnormal number is 0 to the nearest and towards 0.
-        (Type::F32, Whole::Nearest, _) => to!(f32, f32::round_ties_even, false),
-        (Type::F32, Whole::Zero, _) => to!(f32, f32::trunc, false),
-        (Type::F32, Whole::Down, false) => to!(f32, f32::floor, false),
-        (Type::F32, Whole::Up, false) => to!(f32, f32::ceil, false),
-        (Type::F32, Whole::Down, true) => to!(f32, |a| flush(a).floor(), false),
-        (Type::F32, Whole::Up, true) => to!(f32, |a| flush(a).ceil(), false),
-        (Type::F64, Whole::Nearest, _) => to!(f64, f64::round_ties_even, true),
-        (Type::F64, Whole::Zero, _) => to!(f64, f64::trunc, true),
-        (Type::F64, Whole::Down, _) => to!(f64, f64::floor, true),
-        (Type::F64, Whole::Up, _) => to!(f64, f64::ceil, true),
+        (Type::F32, IntegerRounding::Nearest, _) => to!(f32, f32::round_ties_even, false),
+        (Type::F32, IntegerRounding::Zero, _) => to!(f32, f32::trunc, false),
+        (Type::F32, IntegerRounding::Down, false) => to!(f32, f32::floor, false),
+        (Type::F32, IntegerRounding::Up, false) => to!(f32, f32::ceil, false),
+        (Type::F32, IntegerRounding::Down, true) => to!(f32, |a| flush(a).floor(), false),
+        (Type::F32, IntegerRounding::Up, true) => to!(f32, |a| flush(a).ceil(), false),
+        (Type::F64, IntegerRounding::Nearest, _) => to!(f64, f64::round_ties_even, true),
+        (Type::F64, IntegerRounding::Zero, _) => to!(f64, f64::trunc, true),
+        (Type::F64, IntegerRounding::Down, _) => to!(f64, f64::floor, true),
+        (Type::F64, IntegerRounding::Up, _) => to!(f64, f64::ceil, true),
         _ => return None,
     })
 }
 
-fn integer_to_float(isa: Isa, from: Type, to: Type, round: Option<Round>, sat: bool) -> Option<Handler> {
+fn integer_to_float(isa: Isa, from: Type, to: Type, round: Option<Rounding>, sat: bool) -> Option<Handler> {
     if sat {
         return None;
     }
     macro_rules! round {
         ($to:ty) => {
             match round? {
-                Round::Nearest => per_type!(isa, from, unary, [U8 => u8, S8 => i8, U16 => u16, S16 => i16, U32 => u32, S32 => i32, U64 => u64, S64 => i64], |a| a as $to),
-                Round::Zero => per_type!(isa, from, unary, [U8 => u8, S8 => i8, U16 => u16, S16 => i16, U32 => u32, S32 => i32, U64 => u64, S64 => i64], |a| soft::from_integer::<$to>(i128::from(a), Round::Zero)),
-                Round::Down => per_type!(isa, from, unary, [U8 => u8, S8 => i8, U16 => u16, S16 => i16, U32 => u32, S32 => i32, U64 => u64, S64 => i64], |a| soft::from_integer::<$to>(i128::from(a), Round::Down)),
-                Round::Up => per_type!(isa, from, unary, [U8 => u8, S8 => i8, U16 => u16, S16 => i16, U32 => u32, S32 => i32, U64 => u64, S64 => i64], |a| soft::from_integer::<$to>(i128::from(a), Round::Up)),
+                Rounding::Nearest => per_type!(isa, from, unary, [U8 => u8, S8 => i8, U16 => u16, S16 => i16, U32 => u32, S32 => i32, U64 => u64, S64 => i64], |a| a as $to),
+                Rounding::Zero => per_type!(isa, from, unary, [U8 => u8, S8 => i8, U16 => u16, S16 => i16, U32 => u32, S32 => i32, U64 => u64, S64 => i64], |a| soft_float::from_integer::<$to>(i128::from(a), Rounding::Zero)),
+                Rounding::Down => per_type!(isa, from, unary, [U8 => u8, S8 => i8, U16 => u16, S16 => i16, U32 => u32, S32 => i32, U64 => u64, S64 => i64], |a| soft_float::from_integer::<$to>(i128::from(a), Rounding::Down)),
+                Rounding::Up => per_type!(isa, from, unary, [U8 => u8, S8 => i8, U16 => u16, S16 => i16, U32 => u32, S32 => i32, U64 => u64, S64 => i64], |a| soft_float::from_integer::<$to>(i128::from(a), Rounding::Up)),
             }
         };
     }
@@ -282,7 +286,7 @@ fn float_to_float(
     isa: Isa,
     from: Type,
     to: Type,
-    (whole, round): (Option<Whole>, Option<Round>),
+    (whole, round): (Option<IntegerRounding>, Option<Rounding>),
     ftz: bool,
     sat: bool,
 ) -> Option<Handler> {
@@ -301,18 +305,18 @@ fn float_to_float(
         (Type::F32, Type::F32) => match whole {
             None if ftz || sat => finish!(f32, flush, |a| a),
             None => unary(isa, |a: u32| a),
-            Some(Whole::Nearest) => finish!(f32, flush, f32::round_ties_even),
-            Some(Whole::Zero) => finish!(f32, flush, f32::trunc),
-            Some(Whole::Down) => finish!(f32, flush, f32::floor),
-            Some(Whole::Up) => finish!(f32, flush, f32::ceil),
+            Some(IntegerRounding::Nearest) => finish!(f32, flush, f32::round_ties_even),
+            Some(IntegerRounding::Zero) => finish!(f32, flush, f32::trunc),
+            Some(IntegerRounding::Down) => finish!(f32, flush, f32::floor),
+            Some(IntegerRounding::Up) => finish!(f32, flush, f32::ceil),
         },
         (Type::F64, Type::F64) => match (whole, sat) {
             (None, false) => unary(isa, |a: u64| a),
             (None, true) => unary(isa, saturate64),
-            (Some(Whole::Nearest), false) => unary(isa, |a: f64| settle1(a, a.round_ties_even())),
-            (Some(Whole::Zero), false) => unary(isa, |a: f64| settle1(a, a.trunc())),
-            (Some(Whole::Down), false) => unary(isa, |a: f64| settle1(a, a.floor())),
-            (Some(Whole::Up), false) => unary(isa, |a: f64| settle1(a, a.ceil())),
+            (Some(IntegerRounding::Nearest), false) => unary(isa, |a: f64| propagate_nan1(a, a.round_ties_even())),
+            (Some(IntegerRounding::Zero), false) => unary(isa, |a: f64| propagate_nan1(a, a.trunc())),
+            (Some(IntegerRounding::Down), false) => unary(isa, |a: f64| propagate_nan1(a, a.floor())),
+            (Some(IntegerRounding::Up), false) => unary(isa, |a: f64| propagate_nan1(a, a.ceil())),
             (Some(_), true) => return None,
         },
         (Type::F32, Type::F64) => match (ftz, sat) {
@@ -322,18 +326,22 @@ fn float_to_float(
             (true, true) => unary(isa, |a: f32| saturate64(f64::from(flush(a)))),
         },
         (Type::F64, Type::F32) => match (round?, ftz, sat) {
-            (Round::Nearest, false, false) => unary(isa, |a: f64| narrow(a, a as f32)),
-            (Round::Zero, false, false) => unary(isa, |a: f64| narrow(a, soft::narrow(a, Round::Zero))),
-            (Round::Down, false, false) => unary(isa, |a: f64| narrow(a, soft::narrow(a, Round::Down))),
-            (Round::Up, false, false) => unary(isa, |a: f64| narrow(a, soft::narrow(a, Round::Up))),
-            (Round::Nearest, true, false) => unary(isa, |a: f64| flush(narrow(a, a as f32))),
-            (Round::Zero, true, false) => unary(isa, |a: f64| flush(narrow(a, soft::narrow(a, Round::Zero)))),
-            (Round::Down, true, false) => unary(isa, |a: f64| flush(narrow(a, soft::narrow(a, Round::Down)))),
-            (Round::Up, true, false) => unary(isa, |a: f64| flush(narrow(a, soft::narrow(a, Round::Up)))),
-            (Round::Nearest, _, true) => unary(isa, |a: f64| saturate(a as f32)),
-            (Round::Zero, _, true) => unary(isa, |a: f64| saturate(soft::narrow(a, Round::Zero))),
-            (Round::Down, _, true) => unary(isa, |a: f64| saturate(soft::narrow(a, Round::Down))),
-            (Round::Up, _, true) => unary(isa, |a: f64| saturate(soft::narrow(a, Round::Up))),
+            (Rounding::Nearest, false, false) => unary(isa, |a: f64| narrow(a, a as f32)),
+            (Rounding::Zero, false, false) => unary(isa, |a: f64| narrow(a, soft_float::narrow(a, Rounding::Zero))),
+            (Rounding::Down, false, false) => unary(isa, |a: f64| narrow(a, soft_float::narrow(a, Rounding::Down))),
+            (Rounding::Up, false, false) => unary(isa, |a: f64| narrow(a, soft_float::narrow(a, Rounding::Up))),
+            (Rounding::Nearest, true, false) => unary(isa, |a: f64| flush(narrow(a, a as f32))),
+            (Rounding::Zero, true, false) => {
+                unary(isa, |a: f64| flush(narrow(a, soft_float::narrow(a, Rounding::Zero))))
+            }
+            (Rounding::Down, true, false) => {
+                unary(isa, |a: f64| flush(narrow(a, soft_float::narrow(a, Rounding::Down))))
+            }
+            (Rounding::Up, true, false) => unary(isa, |a: f64| flush(narrow(a, soft_float::narrow(a, Rounding::Up)))),
+            (Rounding::Nearest, _, true) => unary(isa, |a: f64| saturate(a as f32)),
+            (Rounding::Zero, _, true) => unary(isa, |a: f64| saturate(soft_float::narrow(a, Rounding::Zero))),
+            (Rounding::Down, _, true) => unary(isa, |a: f64| saturate(soft_float::narrow(a, Rounding::Down))),
+            (Rounding::Up, _, true) => unary(isa, |a: f64| saturate(soft_float::narrow(a, Rounding::Up))),
         },
         _ => return None,
     })

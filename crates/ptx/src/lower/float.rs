@@ -1,16 +1,16 @@
 //! Lowers floating-point arithmetic.
 //!
 //! Rounding to nearest is the host's own, which is IEEE; the other roundings go
-//! through [`crate::soft`]. As on the hardware, a float result that is not a number
+//! through [`crate::soft_float`]. As on the hardware, a float result that is not a number
 //! is always `0x7fffffff`, and a double keeps the bits of the operand it came from.
 
-use super::Lower;
-use super::words::{Round, Words};
+use super::FunctionLowering;
+use super::modifiers::{Modifiers, Rounding};
 use crate::ast::{Operand, Type};
-use crate::error::Error;
+use crate::error::PtxError;
 use crate::lanes::{binary, ternary, unary};
 use crate::op::{Handler, Isa, NONE};
-use crate::soft;
+use crate::soft_float;
 
 /// What the hardware writes for a float that is not a number.
 const NAN32: u32 = 0x7FFF_FFFF;
@@ -51,31 +51,31 @@ pub(super) fn saturate64(value: f64) -> f64 {
 
 /// How an f32 instruction treats its inputs and its result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Manner {
+struct FloatMode {
     flush: bool,
     saturate: bool,
 }
 
-/// Wraps one expression in the manner at hand: four handlers from one.
-macro_rules! in_manner {
-    ($isa:expr, $manner:expr, $shape:ident, |$($x:ident),*| $body:expr) => {
-        match $manner {
-            Manner { flush: false, saturate: false } => $shape($isa, |$($x: f32),*| canonical($body)),
-            Manner { flush: true, saturate: false } => $shape($isa, |$($x: f32),*| { $(let $x = flush($x);)* flush(canonical($body)) }),
-            Manner { flush: false, saturate: true } => $shape($isa, |$($x: f32),*| saturate($body)),
-            Manner { flush: true, saturate: true } => $shape($isa, |$($x: f32),*| { $(let $x = flush($x);)* flush(saturate($body)) }),
+/// Wraps one expression in the mode at hand: four handlers from one.
+macro_rules! in_float_mode {
+    ($isa:expr, $float_mode:expr, $shape:ident, |$($x:ident),*| $body:expr) => {
+        match $float_mode {
+            FloatMode { flush: false, saturate: false } => $shape($isa, |$($x: f32),*| canonical($body)),
+            FloatMode { flush: true, saturate: false } => $shape($isa, |$($x: f32),*| { $(let $x = flush($x);)* flush(canonical($body)) }),
+            FloatMode { flush: false, saturate: true } => $shape($isa, |$($x: f32),*| saturate($body)),
+            FloatMode { flush: true, saturate: true } => $shape($isa, |$($x: f32),*| { $(let $x = flush($x);)* flush(saturate($body)) }),
         }
     };
 }
 
 /// One expression for each rounding; the first is for round-to-nearest.
 macro_rules! rounded32 {
-    ($isa:expr, $manner:expr, $round:expr, $shape:ident, |$($x:ident),*| $nearest:expr, $mode:ident => $soft:expr) => {
+    ($isa:expr, $float_mode:expr, $round:expr, $shape:ident, |$($x:ident),*| $nearest:expr, $mode:ident => $soft:expr) => {
         match $round {
-            Round::Nearest => in_manner!($isa, $manner, $shape, |$($x),*| $nearest),
-            Round::Zero => in_manner!($isa, $manner, $shape, |$($x),*| { let $mode = Round::Zero; $soft }),
-            Round::Down => in_manner!($isa, $manner, $shape, |$($x),*| { let $mode = Round::Down; $soft }),
-            Round::Up => in_manner!($isa, $manner, $shape, |$($x),*| { let $mode = Round::Up; $soft }),
+            Rounding::Nearest => in_float_mode!($isa, $float_mode, $shape, |$($x),*| $nearest),
+            Rounding::Zero => in_float_mode!($isa, $float_mode, $shape, |$($x),*| { let $mode = Rounding::Zero; $soft }),
+            Rounding::Down => in_float_mode!($isa, $float_mode, $shape, |$($x),*| { let $mode = Rounding::Down; $soft }),
+            Rounding::Up => in_float_mode!($isa, $float_mode, $shape, |$($x),*| { let $mode = Rounding::Up; $soft }),
         }
     };
 }
@@ -83,10 +83,10 @@ macro_rules! rounded32 {
 macro_rules! rounded64 {
     ($isa:expr, $round:expr, $shape:ident, $settle:ident, |$($x:ident),*| $nearest:expr, $mode:ident => $soft:expr) => {
         match $round {
-            Round::Nearest => $shape($isa, |$($x: f64),*| $settle($($x,)* $nearest)),
-            Round::Zero => $shape($isa, |$($x: f64),*| { let $mode = Round::Zero; $settle($($x,)* $soft) }),
-            Round::Down => $shape($isa, |$($x: f64),*| { let $mode = Round::Down; $settle($($x,)* $soft) }),
-            Round::Up => $shape($isa, |$($x: f64),*| { let $mode = Round::Up; $settle($($x,)* $soft) }),
+            Rounding::Nearest => $shape($isa, |$($x: f64),*| $settle($($x,)* $nearest)),
+            Rounding::Zero => $shape($isa, |$($x: f64),*| { let $mode = Rounding::Zero; $settle($($x,)* $soft) }),
+            Rounding::Down => $shape($isa, |$($x: f64),*| { let $mode = Rounding::Down; $settle($($x,)* $soft) }),
+            Rounding::Up => $shape($isa, |$($x: f64),*| { let $mode = Rounding::Up; $settle($($x,)* $soft) }),
         }
     };
 }
@@ -100,67 +100,72 @@ fn quiet_or_default(value: f64) -> f64 {
 
 /// Doubles keep what came in: an operand that is not a number is the result.
 #[inline(always)]
-pub(super) fn settle1(a: f64, result: f64) -> f64 {
+pub(super) fn propagate_nan1(a: f64, result: f64) -> f64 {
     if result.is_nan() { quiet_or_default(a) } else { result }
 }
 
 /// Of two, the second is preferred.
 #[inline(always)]
-fn settle2(a: f64, b: f64, result: f64) -> f64 {
-    settle1(if b.is_nan() { b } else { a }, result)
+fn propagate_nan2(a: f64, b: f64, result: f64) -> f64 {
+    propagate_nan1(if b.is_nan() { b } else { a }, result)
 }
 
 /// Of three, the second is preferred, then the third.
 #[inline(always)]
-fn settle3(a: f64, b: f64, c: f64, result: f64) -> f64 {
-    settle2(settle_order(a, c), b, result)
+fn propagate_nan3(a: f64, b: f64, c: f64, result: f64) -> f64 {
+    propagate_nan2(first_nan_or(a, c), b, result)
 }
 
 #[inline(always)]
-fn settle_order(last: f64, first: f64) -> f64 {
+fn first_nan_or(last: f64, first: f64) -> f64 {
     if first.is_nan() { first } else { last }
 }
 
 /// A division is a routine, and prefers its first operand.
 #[inline(always)]
-fn settle_quotient(a: f64, b: f64, result: f64) -> f64 {
-    settle2(b, a, result)
+fn propagate_nan_of_quotient(a: f64, b: f64, result: f64) -> f64 {
+    propagate_nan2(b, a, result)
 }
 
-impl<'t> Lower<'_, 't> {
-    pub(super) fn float(&mut self, name: &str, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<(), Error> {
-        let approximate = words.flag("approx");
-        let full = words.flag("full");
-        let round = words.round();
-        let manner = Manner { flush: words.flag("ftz"), saturate: words.flag("sat") };
-        let propagates = words.flag("NaN");
-        let ty = words.ty()?;
-        words.done()?;
+impl<'t> FunctionLowering<'_, 't> {
+    pub(super) fn float(
+        &mut self,
+        name: &str,
+        modifiers: &mut Modifiers<'t>,
+        operands: &[Operand<'t>],
+    ) -> Result<(), PtxError> {
+        let approximate = modifiers.take_flag("approx");
+        let full = modifiers.take_flag("full");
+        let round = modifiers.take_rounding();
+        let float_mode = FloatMode { flush: modifiers.take_flag("ftz"), saturate: modifiers.take_flag("sat") };
+        let propagates = modifiers.take_flag("NaN");
+        let ty = modifiers.take_type()?;
+        modifiers.expect_none_left()?;
         let isa = self.isa;
-        let nearest = round.unwrap_or(Round::Nearest);
+        let nearest = round.unwrap_or(Rounding::Nearest);
         let run = match (name, ty) {
-            ("add" | "sub" | "mul" | "fma" | "mad", Type::F32) => Some(arithmetic32(isa, name, manner, nearest)),
+            ("add" | "sub" | "mul" | "fma" | "mad", Type::F32) => Some(arithmetic32(isa, name, float_mode, nearest)),
             ("add" | "sub" | "mul" | "fma" | "mad", Type::F64) => Some(arithmetic64(isa, name, nearest)),
-            ("min" | "max", Type::F32) => Some(extreme32(isa, name == "min", propagates, manner)),
-            ("min", Type::F64) => Some(binary(isa, |a: f64, b: f64| settle2(a, b, smaller64(a, b)))),
-            ("max", Type::F64) => Some(binary(isa, |a: f64, b: f64| settle2(a, b, -smaller64(-a, -b)))),
-            ("abs", Type::F32) if manner.flush => Some(unary(isa, |a: f32| canonical(flush(a).abs()))),
+            ("min" | "max", Type::F32) => Some(extreme32(isa, name == "min", propagates, float_mode)),
+            ("min", Type::F64) => Some(binary(isa, |a: f64, b: f64| propagate_nan2(a, b, smaller64(a, b)))),
+            ("max", Type::F64) => Some(binary(isa, |a: f64, b: f64| propagate_nan2(a, b, -smaller64(-a, -b)))),
+            ("abs", Type::F32) if float_mode.flush => Some(unary(isa, |a: f32| canonical(flush(a).abs()))),
             ("abs", Type::F32) => Some(unary(isa, |a: f32| canonical(a.abs()))),
-            ("abs", Type::F64) => Some(unary(isa, |a: f64| settle1(a, a.abs()))),
-            ("neg", Type::F32) if manner.flush => Some(unary(isa, |a: f32| canonical(-flush(a)))),
+            ("abs", Type::F64) => Some(unary(isa, |a: f64| propagate_nan1(a, a.abs()))),
+            ("neg", Type::F32) if float_mode.flush => Some(unary(isa, |a: f32| canonical(-flush(a)))),
             ("neg", Type::F32) => Some(unary(isa, |a: f32| canonical(-a))),
-            ("neg", Type::F64) => Some(unary(isa, |a: f64| settle1(a, -a))),
+            ("neg", Type::F64) => Some(unary(isa, |a: f64| propagate_nan1(a, -a))),
             ("copysign", Type::F32) => Some(binary(isa, |a: u32, b: u32| (a & 1 << 31) | (b & !(1 << 31)))),
             ("copysign", Type::F64) => Some(binary(isa, |a: u64, b: u64| (a & 1 << 63) | (b & !(1 << 63)))),
-            _ if approximate || full => approximation(isa, name, full, manner, ty),
-            ("div" | "rcp" | "sqrt", Type::F32) if round.is_some() => Some(division32(isa, name, manner, nearest)),
+            _ if approximate || full => approximation(isa, name, full, float_mode, ty),
+            ("div" | "rcp" | "sqrt", Type::F32) if round.is_some() => Some(division32(isa, name, float_mode, nearest)),
             ("div" | "rcp" | "sqrt", Type::F64) if round.is_some() => Some(division64(isa, name, nearest)),
             _ => None,
         };
-        let run = self.some(words, run)?;
+        let run = self.require_handler(modifiers, run)?;
         match name {
             "add" | "sub" | "mul" | "fma" | "mad" | "min" | "max" if ty == Type::F64 => {
-                self.in_order_of_writing(name, nearest, operands, run)
+                self.order_by_last_write(name, nearest, operands, run)
             }
             "fma" | "mad" => self.ternary(operands, ty, run),
             "add" | "sub" | "mul" | "div" | "min" | "max" | "copysign" => self.binary(operands, ty, run),
@@ -169,20 +174,20 @@ impl<'t> Lower<'_, 't> {
     }
 }
 
-impl<'t> Lower<'_, 't> {
+impl<'t> FunctionLowering<'_, 't> {
     /// The compiler of the hardware sorts operands that may change places, and the
     /// hardware prefers the one written last where several are not numbers.
-    fn in_order_of_writing(
+    fn order_by_last_write(
         &mut self,
         name: &str,
-        round: Round,
+        round: Rounding,
         operands: &[Operand<'t>],
         run: Handler,
-    ) -> Result<(), Error> {
+    ) -> Result<(), PtxError> {
         let (d, a, b, c) = match operands {
             [d, a, b] if !matches!(name, "fma" | "mad") => (d, a, b, None),
             [d, a, b, c] if matches!(name, "fma" | "mad") => (d, a, b, Some(c)),
-            _ => return self.place.operands("the number of operands is wrong"),
+            _ => return self.position.operands("the number of operands is wrong"),
         };
         let (mut a, mut b) = (self.value(a, Type::F64)?, self.value(b, Type::F64)?);
         let c = match c {
@@ -190,68 +195,76 @@ impl<'t> Lower<'_, 't> {
             None => NONE,
         };
         let mut run = run;
-        if self.written.get(&a) > self.written.get(&b) {
+        if self.last_writes.get(&a) > self.last_writes.get(&b) {
             (a, b) = (b, a);
             if name == "sub" {
                 run = arithmetic64(self.isa, "sub from", round);
             }
         }
-        let d = self.target(d, Type::F64)?;
+        let d = self.target_register(d, Type::F64)?;
         self.emit3(run, d, a, b, c);
         Ok(())
     }
 }
 
-fn arithmetic32(isa: Isa, name: &str, manner: Manner, round: Round) -> Handler {
+fn arithmetic32(isa: Isa, name: &str, float_mode: FloatMode, round: Rounding) -> Handler {
     match name {
-        "add" => rounded32!(isa, manner, round, binary, |a, b| a + b, mode => soft::add(a, b, mode)),
-        "sub" => rounded32!(isa, manner, round, binary, |a, b| a - b, mode => soft::add(a, -b, mode)),
-        "mul" => rounded32!(isa, manner, round, binary, |a, b| a * b, mode => soft::mul(a, b, mode)),
-        _ => rounded32!(isa, manner, round, ternary, |a, b, c| a.mul_add(b, c), mode => soft::fma(a, b, c, mode)),
+        "add" => rounded32!(isa, float_mode, round, binary, |a, b| a + b, mode => soft_float::add(a, b, mode)),
+        "sub" => rounded32!(isa, float_mode, round, binary, |a, b| a - b, mode => soft_float::add(a, -b, mode)),
+        "mul" => rounded32!(isa, float_mode, round, binary, |a, b| a * b, mode => soft_float::mul(a, b, mode)),
+        _ => {
+            rounded32!(isa, float_mode, round, ternary, |a, b, c| a.mul_add(b, c), mode => soft_float::fma(a, b, c, mode))
+        }
     }
 }
 
-fn arithmetic64(isa: Isa, name: &str, round: Round) -> Handler {
+fn arithmetic64(isa: Isa, name: &str, round: Rounding) -> Handler {
     match name {
-        "add" => rounded64!(isa, round, binary, settle2, |a, b| a + b, mode => soft::add(a, b, mode)),
-        "sub" => rounded64!(isa, round, binary, settle2, |a, b| a - b, mode => soft::add(a, -b, mode)),
-        "sub from" => rounded64!(isa, round, binary, settle2, |a, b| b - a, mode => soft::add(b, -a, mode)),
-        "mul" => rounded64!(isa, round, binary, settle2, |a, b| a * b, mode => soft::mul(a, b, mode)),
-        _ => rounded64!(isa, round, ternary, settle3, |a, b, c| a.mul_add(b, c), mode => soft::fma(a, b, c, mode)),
+        "add" => rounded64!(isa, round, binary, propagate_nan2, |a, b| a + b, mode => soft_float::add(a, b, mode)),
+        "sub" => rounded64!(isa, round, binary, propagate_nan2, |a, b| a - b, mode => soft_float::add(a, -b, mode)),
+        "sub from" => {
+            rounded64!(isa, round, binary, propagate_nan2, |a, b| b - a, mode => soft_float::add(b, -a, mode))
+        }
+        "mul" => rounded64!(isa, round, binary, propagate_nan2, |a, b| a * b, mode => soft_float::mul(a, b, mode)),
+        _ => {
+            rounded64!(isa, round, ternary, propagate_nan3, |a, b, c| a.mul_add(b, c), mode => soft_float::fma(a, b, c, mode))
+        }
     }
 }
 
-fn division32(isa: Isa, name: &str, manner: Manner, round: Round) -> Handler {
+fn division32(isa: Isa, name: &str, float_mode: FloatMode, round: Rounding) -> Handler {
     match name {
-        "div" => rounded32!(isa, manner, round, binary, |a, b| a / b, mode => soft::div(a, b, mode)),
-        "rcp" if manner.flush => match round {
-            Round::Nearest => unary(isa, |a: f32| reciprocal_flushed(a, Round::Nearest)),
-            Round::Zero => unary(isa, |a: f32| reciprocal_flushed(a, Round::Zero)),
-            Round::Down => unary(isa, |a: f32| reciprocal_flushed(a, Round::Down)),
-            Round::Up => unary(isa, |a: f32| reciprocal_flushed(a, Round::Up)),
+        "div" => rounded32!(isa, float_mode, round, binary, |a, b| a / b, mode => soft_float::div(a, b, mode)),
+        "rcp" if float_mode.flush => match round {
+            Rounding::Nearest => unary(isa, |a: f32| reciprocal_flushed(a, Rounding::Nearest)),
+            Rounding::Zero => unary(isa, |a: f32| reciprocal_flushed(a, Rounding::Zero)),
+            Rounding::Down => unary(isa, |a: f32| reciprocal_flushed(a, Rounding::Down)),
+            Rounding::Up => unary(isa, |a: f32| reciprocal_flushed(a, Rounding::Up)),
         },
-        "rcp" => rounded32!(isa, manner, round, unary, |a| 1.0 / a, mode => soft::div(1.0_f32, a, mode)),
-        _ => rounded32!(isa, manner, round, unary, |a| a.sqrt(), mode => soft::sqrt(a, mode)),
+        "rcp" => rounded32!(isa, float_mode, round, unary, |a| 1.0 / a, mode => soft_float::div(1.0_f32, a, mode)),
+        _ => rounded32!(isa, float_mode, round, unary, |a| a.sqrt(), mode => soft_float::sqrt(a, mode)),
     }
 }
 
-fn division64(isa: Isa, name: &str, round: Round) -> Handler {
+fn division64(isa: Isa, name: &str, round: Rounding) -> Handler {
     match name {
-        "div" => rounded64!(isa, round, binary, settle_quotient, |a, b| a / b, mode => soft::div(a, b, mode)),
-        "rcp" => rounded64!(isa, round, unary, settle1, |a| 1.0 / a, mode => soft::div(1.0_f64, a, mode)),
-        _ => rounded64!(isa, round, unary, settle1, |a| a.sqrt(), mode => soft::sqrt(a, mode)),
+        "div" => {
+            rounded64!(isa, round, binary, propagate_nan_of_quotient, |a, b| a / b, mode => soft_float::div(a, b, mode))
+        }
+        "rcp" => rounded64!(isa, round, unary, propagate_nan1, |a| 1.0 / a, mode => soft_float::div(1.0_f64, a, mode)),
+        _ => rounded64!(isa, round, unary, propagate_nan1, |a| a.sqrt(), mode => soft_float::sqrt(a, mode)),
     }
 }
 
 /// A reciprocal that is subnormal before rounding is flushed, even if rounding would
 /// make it normal.
 #[inline(always)]
-fn reciprocal_flushed(a: f32, round: Round) -> f32 {
+fn reciprocal_flushed(a: f32, round: Rounding) -> f32 {
     const LARGE: f32 = f32::from_bits(0x7E80_0000);
     if a.abs() > LARGE {
         return 0.0_f32.copysign(a);
     }
-    flush(canonical(soft::div(1.0, flush(a), round)))
+    flush(canonical(soft_float::div(1.0, flush(a), round)))
 }
 
 /// The smaller of two; a number is preferred, and -0 is smaller than +0.
@@ -273,21 +286,29 @@ fn smaller64(a: f64, b: f64) -> f64 {
     if a < b || b.is_nan() || equal { a } else { b }
 }
 
-fn extreme32(isa: Isa, smallest: bool, propagates: bool, manner: Manner) -> Handler {
+fn extreme32(isa: Isa, smallest: bool, propagates: bool, float_mode: FloatMode) -> Handler {
     match (smallest, propagates) {
-        (true, false) => in_manner!(isa, manner, binary, |a, b| smaller(a, b)),
-        (false, false) => in_manner!(isa, manner, binary, |a, b| -smaller(-a, -b)),
+        (true, false) => in_float_mode!(isa, float_mode, binary, |a, b| smaller(a, b)),
+        (false, false) => in_float_mode!(isa, float_mode, binary, |a, b| -smaller(-a, -b)),
         (true, true) => {
-            in_manner!(isa, manner, binary, |a, b| if a.is_nan() || b.is_nan() { f32::NAN } else { smaller(a, b) })
+            in_float_mode!(isa, float_mode, binary, |a, b| if a.is_nan() || b.is_nan() {
+                f32::NAN
+            } else {
+                smaller(a, b)
+            })
         }
         (false, true) => {
-            in_manner!(isa, manner, binary, |a, b| if a.is_nan() || b.is_nan() { f32::NAN } else { -smaller(-a, -b) })
+            in_float_mode!(isa, float_mode, binary, |a, b| if a.is_nan() || b.is_nan() {
+                f32::NAN
+            } else {
+                -smaller(-a, -b)
+            })
         }
     }
 }
 
 /// The documented approximations, which the correctly rounded value is within.
-fn approximation(isa: Isa, name: &str, full: bool, manner: Manner, ty: Type) -> Option<Handler> {
+fn approximation(isa: Isa, name: &str, full: bool, float_mode: FloatMode, ty: Type) -> Option<Handler> {
     if ty == Type::F64 {
         return match name {
             "rcp" => Some(unary(isa, |a: f64| upper_half(1.0 / flush64(a)))),
@@ -296,16 +317,16 @@ fn approximation(isa: Isa, name: &str, full: bool, manner: Manner, ty: Type) -> 
         };
     }
     Some(match name {
-        "div" if full => in_manner!(isa, manner, binary, |a, b| a / b),
-        "div" => in_manner!(isa, manner, binary, |a, b| divide_approximately(a, b)),
-        "rcp" => in_manner!(isa, manner, unary, |a| 1.0 / a),
-        "sqrt" => in_manner!(isa, manner, unary, |a| a.sqrt()),
-        "rsqrt" => in_manner!(isa, manner, unary, |a| (1.0 / f64::from(a).sqrt()) as f32),
-        "sin" => in_manner!(isa, manner, unary, |a| f64::from(a).sin() as f32),
-        "cos" => in_manner!(isa, manner, unary, |a| f64::from(a).cos() as f32),
-        "lg2" => in_manner!(isa, manner, unary, |a| f64::from(a).log2() as f32),
-        "ex2" => in_manner!(isa, manner, unary, |a| exp2(a)),
-        "tanh" => in_manner!(isa, manner, unary, |a| f64::from(a).tanh() as f32),
+        "div" if full => in_float_mode!(isa, float_mode, binary, |a, b| a / b),
+        "div" => in_float_mode!(isa, float_mode, binary, |a, b| divide_approximately(a, b)),
+        "rcp" => in_float_mode!(isa, float_mode, unary, |a| 1.0 / a),
+        "sqrt" => in_float_mode!(isa, float_mode, unary, |a| a.sqrt()),
+        "rsqrt" => in_float_mode!(isa, float_mode, unary, |a| (1.0 / f64::from(a).sqrt()) as f32),
+        "sin" => in_float_mode!(isa, float_mode, unary, |a| f64::from(a).sin() as f32),
+        "cos" => in_float_mode!(isa, float_mode, unary, |a| f64::from(a).cos() as f32),
+        "lg2" => in_float_mode!(isa, float_mode, unary, |a| f64::from(a).log2() as f32),
+        "ex2" => in_float_mode!(isa, float_mode, unary, |a| exp2(a)),
+        "tanh" => in_float_mode!(isa, float_mode, unary, |a| f64::from(a).tanh() as f32),
         _ => return None,
     })
 }

@@ -13,23 +13,23 @@ mod convert;
 mod float;
 mod integer;
 mod memory;
-mod names;
+pub(crate) mod modifiers;
+mod symbols;
 mod warp;
-pub(crate) mod words;
 
-pub(crate) use names::{Shape, Symbols, Thing};
+pub(crate) use symbols::{CallLayout, ModuleSymbols, Symbol};
 
-use crate::ast::{Function, Instruction, Operand, Statement, Type};
-use crate::error::{Error, Place};
+use crate::ast::{Instruction, Operand, ParsedFunction, Statement, Type};
+use crate::error::{PtxError, TextPosition};
 use crate::exec::control as run;
-use crate::flow;
 use crate::limits;
 use crate::op::{Handler, Isa, NONE, Op};
-use crate::program::{Frame, Pooled, Program, Value};
-use calls::Behind;
-use names::{Register, Scope};
+use crate::program::{Frame, LoweredProgram, PooledConstant, Value};
+use crate::reconvergence;
+use calls::FrameEndFixup;
+use modifiers::Modifiers;
 use std::collections::HashMap;
-use words::Words;
+use symbols::{NameScope, Register};
 
 /// Where control goes after an op, in local indices.
 #[derive(Debug, Clone, PartialEq)]
@@ -48,11 +48,11 @@ enum Flow {
 }
 
 /// A function on its way to ops.
-pub(crate) struct Lower<'a, 't> {
+pub(crate) struct FunctionLowering<'a, 't> {
     isa: Isa,
-    symbols: &'a Symbols<'t>,
-    function: &'a Function<'t>,
-    scopes: Vec<Scope<'t>>,
+    symbols: &'a ModuleSymbols<'t>,
+    function: &'a ParsedFunction<'t>,
+    scopes: Vec<NameScope<'t>>,
     /// Labels of all scopes, with the scope that has them.
     labels: HashMap<(usize, &'t str), usize>,
     scope_count: usize,
@@ -67,21 +67,21 @@ pub(crate) struct Lower<'a, 't> {
     /// Targets of all branch tables so far.
     targets: usize,
     /// When each wide register was last written, in ops.
-    written: HashMap<u32, u32>,
+    last_writes: HashMap<u32, u32>,
     guard: (u32, u32),
-    place: Place,
+    position: TextPosition,
     externals: &'a mut Vec<String>,
     /// Registers that hold results, with their offset and size in the local frame.
     register_returns: Vec<(u32, u32, u32)>,
-    behind: Vec<(Behind, bool)>,
-    behind_moves: Vec<Behind>,
+    frame_end_fixups: Vec<(FrameEndFixup, bool)>,
+    frame_end_moves: Vec<FrameEndFixup>,
     /// What this function uses, for the layout of shared memory and the stack.
-    uses: Uses,
+    uses: FunctionUses,
 }
 
 /// What a function refers to.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Uses {
+pub(crate) struct FunctionUses {
     pub shared: Vec<u32>,
     pub calls: Vec<u32>,
     /// Calls through a register, which may reach any function with a taken address.
@@ -95,18 +95,18 @@ pub(crate) struct Uses {
 /// Lowers one function into `program` and fills its frame.
 pub(crate) fn lower<'t>(
     isa: Isa,
-    symbols: &Symbols<'t>,
+    symbols: &ModuleSymbols<'t>,
     index: usize,
-    function: &Function<'t>,
-    program: &mut Program,
-) -> Result<Uses, Error> {
-    let Some(body) = &function.body else { return Ok(Uses::default()) };
+    function: &ParsedFunction<'t>,
+    program: &mut LoweredProgram,
+) -> Result<FunctionUses, PtxError> {
+    let Some(body) = &function.body else { return Ok(FunctionUses::default()) };
     let base = program.code.len();
-    let mut lower = Lower {
+    let mut lower = FunctionLowering {
         isa,
         symbols,
         function,
-        scopes: vec![Scope::new(0)],
+        scopes: vec![NameScope::new(0)],
         labels: HashMap::new(),
         scope_count: 1,
         ops: Vec::new(),
@@ -117,50 +117,50 @@ pub(crate) fn lower<'t>(
         predicates_left: (0, 0),
         carry: None,
         targets: 0,
-        written: HashMap::new(),
+        last_writes: HashMap::new(),
         guard: (NONE, 0),
-        place: function.place,
+        position: function.position,
         externals: &mut program.externals,
         register_returns: Vec::new(),
-        behind: Vec::new(),
-        behind_moves: Vec::new(),
-        uses: Uses::default(),
+        frame_end_fixups: Vec::new(),
+        frame_end_moves: Vec::new(),
+        uses: FunctionUses::default(),
     };
     lower.body(body)?;
     let blocks = lower.flow.iter().filter(|flow| !matches!(flow, Flow::Next)).count();
     if blocks > limits::BLOCKS_MAX {
-        return function.place.limit("the branches and labels of a function", limits::BLOCKS_MAX as u64);
+        return function.position.limit("the branches and labels of a function", limits::BLOCKS_MAX as u64);
     }
-    let (code, tables) = lower.finish(base, program.tables.len());
+    let (code, tables) = lower.resolve_flow(base, program.tables.len());
     let (mut frame, uses) = (lower.frame, lower.uses);
     frame.entry = base as u32;
-    frame.abi_bytes = symbols.shapes[index].bytes;
+    frame.abi_bytes = symbols.call_layouts[index].bytes;
     program.tables.extend(tables);
     program.code.extend(code);
     if program.code.len() > u32::MAX as usize / 2 {
-        return function.place.limit("the module's instructions", u64::from(u32::MAX / 2));
+        return function.position.limit("the module's instructions", u64::from(u32::MAX / 2));
     }
     program.functions[index] = frame;
     Ok(uses)
 }
 
-impl<'a, 't> Lower<'a, 't> {
-    fn body(&mut self, body: &'a [Statement<'t>]) -> Result<(), Error> {
+impl<'a, 't> FunctionLowering<'a, 't> {
+    fn body(&mut self, body: &'a [Statement<'t>]) -> Result<(), PtxError> {
         self.collect_labels(body)?;
         self.declare_formals()?;
         for statement in body {
             self.statement(statement)?;
         }
-        self.place = self.function.place;
+        self.position = self.function.position;
         self.guard = (NONE, 0);
         self.emit_return()?;
         self.frame.local_bytes = self.frame.local_bytes.next_multiple_of(16);
-        self.place_behind();
+        self.apply_frame_end_fixups();
         Ok(())
     }
 
     /// Labels may be used before they are defined, so they are collected first.
-    fn collect_labels(&mut self, body: &[Statement<'t>]) -> Result<(), Error> {
+    fn collect_labels(&mut self, body: &[Statement<'t>]) -> Result<(), PtxError> {
         let mut open = vec![0];
         let mut scopes = 0;
         for statement in body {
@@ -172,12 +172,12 @@ impl<'a, 't> Lower<'a, 't> {
                 Statement::Close => {
                     open.pop();
                 }
-                Statement::Label(name, place) => {
+                Statement::Label(name, position) => {
                     let scope = open.last().copied().unwrap_or(0);
                     let number = self.label_at.len();
                     self.label_at.push(usize::MAX);
                     if self.labels.insert((scope, name), number).is_some() {
-                        return place.name(format!("label `{name}` stands twice"));
+                        return position.name(format!("label `{name}` stands twice"));
                     }
                 }
                 _ => {}
@@ -186,19 +186,19 @@ impl<'a, 't> Lower<'a, 't> {
         Ok(())
     }
 
-    fn statement(&mut self, statement: &'a Statement<'t>) -> Result<(), Error> {
+    fn statement(&mut self, statement: &'a Statement<'t>) -> Result<(), PtxError> {
         match statement {
             Statement::Open => {
-                self.scopes.push(Scope::new(self.scope_count));
+                self.scopes.push(NameScope::new(self.scope_count));
                 self.scope_count += 1;
             }
             Statement::Close => {
                 self.scopes.pop();
             }
-            Statement::Label(name, place) => {
-                self.place = *place;
+            Statement::Label(name, position) => {
+                self.position = *position;
                 let scope = self.scopes.last().map_or(0, |scope| scope.id);
-                self.stand(self.labels[&(scope, *name)]);
+                self.place_label(self.labels[&(scope, *name)]);
             }
             Statement::Registers(registers) => self.declare_registers(registers)?,
             Statement::Variable(variable) => self.declare_variable(variable)?,
@@ -206,7 +206,7 @@ impl<'a, 't> Lower<'a, 't> {
                 self.scope().tables.insert(name, targets.clone());
             }
             Statement::Prototype(name, signature) => {
-                let shape = Shape::of(signature)?;
+                let shape = CallLayout::of(signature)?;
                 self.scope().prototypes.insert(name, shape);
             }
             Statement::Instruction(instruction) => self.instruction(instruction)?,
@@ -214,41 +214,42 @@ impl<'a, 't> Lower<'a, 't> {
         Ok(())
     }
 
-    fn instruction(&mut self, instruction: &Instruction<'t>) -> Result<(), Error> {
-        self.place = instruction.place;
+    fn instruction(&mut self, instruction: &Instruction<'t>) -> Result<(), PtxError> {
+        self.position = instruction.position;
         self.guard = match instruction.guard {
             None => (NONE, 0),
             Some((name, negated)) => (self.predicate_named(name)?, if negated { u32::MAX } else { 0 }),
         };
-        let mut words = Words::of(instruction);
+        let modifiers = &mut Modifiers::of(instruction);
         let operands = &instruction.operands;
-        let w = &mut words;
         match instruction.name {
             "bra" | "brx" | "ret" | "exit" | "trap" | "brkpt" | "bar" | "barrier" | "membar" | "fence"
             | "nanosleep" | "prefetch" | "prefetchu" | "applypriority" | "discard" | "griddepcontrol" | "pmevent"
-            | "setmaxnreg" => self.control(instruction.name, w, operands),
-            "call" => self.call(w, operands),
-            "mov" => self.mov(w, operands),
-            "ld" | "ldu" => self.load(w, operands),
-            "st" => self.store(w, operands),
-            "atom" | "red" => self.atomic(instruction.name == "red", w, operands),
-            "cp" => self.copy(w, operands),
-            "cvta" | "isspacep" => self.spaces(instruction.name, w, operands),
-            "cvt" => self.convert(w, operands),
-            "set" | "setp" | "selp" | "slct" | "testp" => self.comparison(instruction.name, w, operands),
-            "shfl" | "vote" | "match" | "redux" | "activemask" | "elect" => self.warp(instruction.name, w, operands),
+            | "setmaxnreg" => self.control(instruction.name, modifiers, operands),
+            "call" => self.call(modifiers, operands),
+            "mov" => self.mov(modifiers, operands),
+            "ld" | "ldu" => self.load(modifiers, operands),
+            "st" => self.store(modifiers, operands),
+            "atom" | "red" => self.atomic(instruction.name == "red", modifiers, operands),
+            "cp" => self.copy(modifiers, operands),
+            "cvta" | "isspacep" => self.spaces(instruction.name, modifiers, operands),
+            "cvt" => self.convert(modifiers, operands),
+            "set" | "setp" | "selp" | "slct" | "testp" => self.comparison(instruction.name, modifiers, operands),
+            "shfl" | "vote" | "match" | "redux" | "activemask" | "elect" => {
+                self.warp_instruction(instruction.name, modifiers, operands)
+            }
             "and" | "or" | "xor" | "not" | "cnot" | "lop3" | "shl" | "shr" | "shf" | "prmt" | "popc" | "clz"
             | "bfind" | "brev" | "bfe" | "bfi" | "szext" | "bmsk" | "fns" | "dp4a" | "dp2a" => {
-                self.bits(instruction.name, w, operands)
+                self.bit_instruction(instruction.name, modifiers, operands)
             }
             "add" | "sub" | "mul" | "mad" | "fma" | "div" | "rem" | "abs" | "neg" | "min" | "max" | "sad" | "mul24"
             | "mad24" | "addc" | "subc" | "madc" | "rcp" | "sqrt" | "rsqrt" | "sin" | "cos" | "lg2" | "ex2"
             | "tanh" | "copysign" => {
-                let is_float = instruction.words.iter().any(|word| matches!(*word, "f32" | "f64"));
+                let is_float = instruction.modifiers.iter().any(|word| matches!(*word, "f32" | "f64"));
                 if is_float {
-                    self.float(instruction.name, w, operands)
+                    self.float(instruction.name, modifiers, operands)
                 } else {
-                    self.integer(instruction.name, w, operands)
+                    self.integer(instruction.name, modifiers, operands)
                 }
             }
             "mma"
@@ -290,15 +291,15 @@ impl<'a, 't> Lower<'a, 't> {
             | "tensormap"
             | "clusterlaunchcontrol"
             | "st_async"
-            | "tensor" => words.unsupported(),
-            _ => words.unknown(),
+            | "tensor" => modifiers.unsupported(),
+            _ => modifiers.unknown(),
         }
     }
 
     /// An op with nothing filled in.
-    fn blank(&self, run: Handler) -> Op {
+    fn blank_op(&self, run: Handler) -> Op {
         let (guard, guard_flip) = self.guard;
-        let line = self.place.line;
+        let line = self.position.line;
         Op { run, imm: 0, d: NONE, a: NONE, b: NONE, c: NONE, e: NONE, guard, guard_flip, line }
     }
 
@@ -314,19 +315,19 @@ impl<'a, 't> Lower<'a, 't> {
 
     /// A place where lanes may meet.
     fn emit_join(&mut self) {
-        let mut op = self.blank(run::join);
+        let mut op = self.blank_op(run::join);
         (op.guard, op.guard_flip) = (NONE, 0);
         self.emit_flow(op, Flow::Join);
     }
 
-    fn stand(&mut self, label: usize) {
+    fn place_label(&mut self, label: usize) {
         self.label_at[label] = self.ops.len();
         self.emit_join();
     }
 
-    fn emit_return(&mut self) -> Result<(), Error> {
+    fn emit_return(&mut self) -> Result<(), PtxError> {
         self.store_returns()?;
-        let op = self.blank(if self.function.is_kernel { run::end } else { run::leave });
+        let op = self.blank_op(if self.function.is_kernel { run::exit } else { run::ret });
         let flow = if self.guard.0 == NONE { Flow::End } else { Flow::Next };
         self.emit_flow(op, flow);
         Ok(())
@@ -334,31 +335,31 @@ impl<'a, 't> Lower<'a, 't> {
 
     /// `d = f(a)` for rows that are already resolved.
     fn emit1(&mut self, run: Handler, d: u32, a: u32) {
-        let op = Op { d, a, ..self.blank(run) };
+        let op = Op { d, a, ..self.blank_op(run) };
         self.emit(op);
     }
 
     fn emit2(&mut self, run: Handler, d: u32, a: u32, b: u32) {
-        let op = Op { d, a, b, ..self.blank(run) };
+        let op = Op { d, a, b, ..self.blank_op(run) };
         self.emit(op);
     }
 
     fn emit3(&mut self, run: Handler, d: u32, a: u32, b: u32, c: u32) {
-        let op = Op { d, a, b, c, ..self.blank(run) };
+        let op = Op { d, a, b, c, ..self.blank_op(run) };
         self.emit(op);
     }
 
     /// Room for a row of 4 or 8 bytes a lane.
-    fn allocate(&mut self, wide: bool) -> Result<u32, Error> {
+    fn allocate(&mut self, wide: bool) -> Result<u32, PtxError> {
         let at = self.frame.bytes;
         self.frame.bytes += if wide { 256 } else { 128 };
         if self.frame.bytes > limits::FRAME_BYTES_MAX {
-            return self.place.limit("the bytes of a function's registers", u64::from(limits::FRAME_BYTES_MAX));
+            return self.position.limit("the bytes of a function's registers", u64::from(limits::FRAME_BYTES_MAX));
         }
         Ok(at)
     }
 
-    fn allocate_predicate(&mut self) -> Result<u32, Error> {
+    fn allocate_predicate(&mut self) -> Result<u32, PtxError> {
         if self.predicates_left.1 == 0 {
             self.predicates_left = (self.allocate(false)?, 32);
         }
@@ -367,7 +368,7 @@ impl<'a, 't> Lower<'a, 't> {
         Ok(at)
     }
 
-    fn allocate_for(&mut self, ty: Type) -> Result<Register, Error> {
+    fn allocate_for(&mut self, ty: Type) -> Result<Register, PtxError> {
         let at = match ty {
             Type::Pred => self.allocate_predicate()?,
             Type::B128 => {
@@ -381,22 +382,22 @@ impl<'a, 't> Lower<'a, 't> {
     }
 
     /// A register that always holds `value`.
-    fn pooled(&mut self, value: Value, wide: bool) -> Result<u32, Error> {
+    fn pooled(&mut self, value: Value, wide: bool) -> Result<u32, PtxError> {
         if let Some(&at) = self.pool.get(&(value, wide)) {
             return Ok(at);
         }
         let at = self.allocate(wide)?;
-        self.frame.pool.push(Pooled { at, wide, value });
+        self.frame.pool.push(PooledConstant { at, wide, value });
         self.pool.insert((value, wide), at);
         Ok(at)
     }
 
-    fn constant(&mut self, bits: u64, wide: bool) -> Result<u32, Error> {
+    fn constant(&mut self, bits: u64, wide: bool) -> Result<u32, PtxError> {
         self.pooled(Value::Bits(if wide { bits } else { bits & 0xFFFF_FFFF }), wide)
     }
 
     /// The predicate that holds the carry of `.cc`.
-    fn carry(&mut self) -> Result<u32, Error> {
+    fn carry(&mut self) -> Result<u32, PtxError> {
         if let Some(at) = self.carry {
             return Ok(at);
         }
@@ -406,23 +407,26 @@ impl<'a, 't> Lower<'a, 't> {
     }
 
     /// Exactly `N` operands.
-    fn exactly<'o, const N: usize>(&self, operands: &'o [Operand<'t>]) -> Result<&'o [Operand<'t>; N], Error> {
+    fn expect_operands<'o, const N: usize>(
+        &self,
+        operands: &'o [Operand<'t>],
+    ) -> Result<&'o [Operand<'t>; N], PtxError> {
         match operands.try_into() {
             Ok(operands) => Ok(operands),
-            Err(_) => self.place.operands(format!("{} operands given, {N} needed", operands.len())),
+            Err(_) => self.position.operands(format!("{} operands given, {N} needed", operands.len())),
         }
     }
 
     /// The handler, or a refusal of the instruction with these words.
-    fn some(&self, words: &Words<'t>, run: Option<Handler>) -> Result<Handler, Error> {
-        run.map_or_else(|| words.unsupported(), Ok)
+    fn require_handler(&self, modifiers: &Modifiers<'t>, run: Option<Handler>) -> Result<Handler, PtxError> {
+        run.map_or_else(|| modifiers.unsupported(), Ok)
     }
 
     /// Resolves branches, drops joins at which no lanes meet, and gives absolute
     /// indices.
-    fn finish(&self, base: usize, first_table: usize) -> (Vec<Op>, Vec<Vec<u32>>) {
+    fn resolve_flow(&self, base: usize, first_table: usize) -> (Vec<Op>, Vec<Vec<u32>>) {
         let (block_of, starts, successors) = self.blocks();
-        let meets = flow::meeting_points(&successors);
+        let meets = reconvergence::reconvergence_points(&successors);
         let meet_of = |op: usize| meets[block_of[op]].map(|block| starts[block]);
         let mut needed = vec![false; self.ops.len()];
         for (index, flow) in self.flow.iter().enumerate() {

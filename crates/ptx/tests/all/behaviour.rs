@@ -1,6 +1,6 @@
 //! Small kernels, one behaviour each: what threads see, and how launches end.
 
-use crate::common::{Device, How, launch, launch_for, params};
+use crate::common::{LaunchOptions, TestMemory, launch, launch_for, params};
 use expect_test::{Expect, expect};
 use std::sync::Mutex;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use sublet_ptx::Module;
 const HEAD: &str = ".version 8.0\n.target sm_90\n.address_size 64\n";
 
 /// A module around a body: `%tid` is in `%t`, the result of each thread in `%o`.
-fn around(before: &str, body: &str) -> String {
+fn module_around(before: &str, body: &str) -> String {
     format!(
         "{HEAD}{before}.entry k(.param .u64 out) {{ .reg .b32 %r<50>, %t, %o; .reg .b64 %d<50>; .reg .b16 %h<20>; \
          .reg .f32 %f<20>; .reg .pred %p<20>; .reg .b64 %out, %at; ld.param.u64 %out, [out]; mov.u32 %t, %tid.x; \
@@ -20,17 +20,23 @@ fn around(before: &str, body: &str) -> String {
 /// What the threads of one block wrote, or why there is nothing.
 fn outcome(text: &str, threads: u32) -> Result<Vec<u32>, String> {
     let module = Module::parse(text).map_err(|error| error.to_string())?;
-    let mut device = Device::default();
+    let mut device = TestMemory::default();
     let variables = device.load(&module);
     let out = device.allocate(&vec![0; threads as usize * 4]);
     let bytes = params(&[&out.to_le_bytes()]);
-    let how = How { block: [threads, 1, 1], params: &bytes, variables: &variables, shared: 1024, ..How::default() };
-    launch_for(&module, "k", &device, &how, Duration::from_secs(60)).map_err(|fault| fault.to_string())?;
+    let options = LaunchOptions {
+        block: [threads, 1, 1],
+        params: &bytes,
+        variables: &variables,
+        shared: 1024,
+        ..LaunchOptions::default()
+    };
+    launch_for(&module, "k", &device, &options, Duration::from_secs(60)).map_err(|fault| fault.to_string())?;
     Ok(device.read_u32(out))
 }
 
 /// Runs of equal values as `value*count`.
-fn shown(values: &[u32]) -> String {
+fn run_lengths(values: &[u32]) -> String {
     let mut parts: Vec<(u32, usize)> = Vec::new();
     for &value in values {
         match parts.last_mut() {
@@ -44,8 +50,8 @@ fn shown(values: &[u32]) -> String {
 }
 
 fn check_with(before: &str, body: &str, threads: u32, expect: &Expect) {
-    let told = match outcome(&around(before, body), threads) {
-        Ok(values) => shown(&values),
+    let told = match outcome(&module_around(before, body), threads) {
+        Ok(values) => run_lengths(&values),
         Err(why) => why,
     };
     expect.assert_eq(&told);
@@ -341,7 +347,7 @@ fn a_barrier_that_only_some_warps_come_to_is_a_fault() {
 }
 
 #[test]
-fn an_address_out_of_range_is_told_with_line_and_thread() {
+fn an_address_out_of_range_is_reported_with_line_and_thread() {
     check(
         "mad.wide.u32 %d1, %t, 8, %out;\nst.global.u32 [%d1], %t;",
         expect![
@@ -374,13 +380,14 @@ fn an_odd_address_is_a_fault() {
 
 #[test]
 fn a_runaway_kernel_is_stopped() {
-    let module = Module::parse(&around("", "L: add.u32 %o, %o, 1; bra L;")).unwrap();
-    let mut device = Device::default();
+    let module = Module::parse(&module_around("", "L: add.u32 %o, %o, 1; bra L;")).unwrap();
+    let mut device = TestMemory::default();
     let out = device.allocate(&[0; 4096]);
     let bytes = params(&[&out.to_le_bytes()]);
-    let how = How { block: [64, 1, 1], grid: [8, 1, 1], params: &bytes, threads: 2, ..How::default() };
+    let options =
+        LaunchOptions { block: [64, 1, 1], grid: [8, 1, 1], params: &bytes, threads: 2, ..LaunchOptions::default() };
     let began = std::time::Instant::now();
-    let fault = launch_for(&module, "k", &device, &how, Duration::from_millis(50)).unwrap_err();
+    let fault = launch_for(&module, "k", &device, &options, Duration::from_millis(50)).unwrap_err();
     assert_eq!(fault.kind, sublet_ptx::FaultKind::Stopped);
     assert!(began.elapsed() < Duration::from_secs(2));
 }
@@ -514,11 +521,12 @@ fn blocks_are_spread_over_axes_and_workers() {
          atom.global.add.u32 %r10, [%d2], %r9; ret; }}"
     );
     let module = Module::parse(&text).unwrap();
-    let mut device = Device::default();
+    let mut device = TestMemory::default();
     let out = device.allocate(&[0; 24 * 4 * 4]);
     let bytes = params(&[&out.to_le_bytes()]);
-    let how = How { grid: [2, 3, 4], block: [5, 2, 2], params: &bytes, threads: 4, ..How::default() };
-    let stats = launch(&module, "k", &device, &how).unwrap();
+    let options =
+        LaunchOptions { grid: [2, 3, 4], block: [5, 2, 2], params: &bytes, threads: 4, ..LaunchOptions::default() };
+    let stats = launch(&module, "k", &device, &options).unwrap();
     // Five threads along x add to each place.
     assert_eq!(device.read_u32(out), (0..96).map(|index| index * 5).collect::<Vec<_>>());
     assert_eq!((stats.blocks, stats.thread_instructions), (24, 24 * 20 * 15));
@@ -526,7 +534,7 @@ fn blocks_are_spread_over_axes_and_workers() {
 
 #[test]
 fn kernels_print() {
-    let text = around(
+    let text = module_around(
         ".global .align 1 .b8 format[16] = {116, 61, 37, 100, 32, 102, 61, 37, 46, 50, 102, 10, 0};\n\
          .extern .func (.param .b32 r) vprintf(.param .b64 a, .param .b64 b);\n",
         ".local .align 8 .b8 args[16]; mov.u64 %d1, args; cvta.local.u64 %d2, %d1; st.local.u32 [%d1], %t; \
@@ -534,14 +542,20 @@ fn kernels_print() {
          st.param.b64 [a], %d3; st.param.b64 [b], %d2; call.uni (r), vprintf, (a, b); }",
     );
     let module = Module::parse(&text).unwrap();
-    let mut device = Device::default();
+    let mut device = TestMemory::default();
     let variables = device.load(&module);
     let out = device.allocate(&[0; 8]);
     let bytes = params(&[&out.to_le_bytes()]);
     let told = Mutex::new(String::new());
     let print = |line: &str| told.lock().unwrap().push_str(line);
-    let how = How { block: [2, 1, 1], params: &bytes, variables: &variables, print: Some(&print), ..How::default() };
-    launch(&module, "k", &device, &how).unwrap();
+    let options = LaunchOptions {
+        block: [2, 1, 1],
+        params: &bytes,
+        variables: &variables,
+        print: Some(&print),
+        ..LaunchOptions::default()
+    };
+    launch(&module, "k", &device, &options).unwrap();
     assert_eq!(*told.lock().unwrap(), "t=0 f=1.50\nt=1 f=1.50\n");
 }
 
@@ -610,15 +624,15 @@ fn a_hostile_module_meets_a_limit() {
 #[test]
 fn a_launch_that_cannot_be_is_refused() {
     let module = Module::parse(&format!("{HEAD}.entry k(.param .u32 n) .reqntid 32 {{ ret; }}")).unwrap();
-    let device = Device::default();
-    let refusal = |how: How<'_>| launch(&module, "k", &device, &how).unwrap_err().to_string();
+    let device = TestMemory::default();
+    let refusal = |options: LaunchOptions<'_>| launch(&module, "k", &device, &options).unwrap_err().to_string();
     let told = [
-        refusal(How { block: [64, 1, 1], params: &[0; 4], ..How::default() }),
-        refusal(How { block: [2048, 1, 1], params: &[0; 4], ..How::default() }),
-        refusal(How { block: [u32::MAX, u32::MAX, u32::MAX], params: &[0; 4], ..How::default() }),
-        refusal(How { grid: [0, 1, 1], params: &[0; 4], ..How::default() }),
-        refusal(How { params: &[0; 3], ..How::default() }),
-        refusal(How { shared: u32::MAX, params: &[0; 4], ..How::default() }),
+        refusal(LaunchOptions { block: [64, 1, 1], params: &[0; 4], ..LaunchOptions::default() }),
+        refusal(LaunchOptions { block: [2048, 1, 1], params: &[0; 4], ..LaunchOptions::default() }),
+        refusal(LaunchOptions { block: [u32::MAX, u32::MAX, u32::MAX], params: &[0; 4], ..LaunchOptions::default() }),
+        refusal(LaunchOptions { grid: [0, 1, 1], params: &[0; 4], ..LaunchOptions::default() }),
+        refusal(LaunchOptions { params: &[0; 3], ..LaunchOptions::default() }),
+        refusal(LaunchOptions { shared: u32::MAX, params: &[0; 4], ..LaunchOptions::default() }),
     ];
     expect![[r#"
         kernel `k`: the kernel requires another block than 64x1x1

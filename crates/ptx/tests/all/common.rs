@@ -2,16 +2,16 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use sublet_ptx::{Fault, Launch, Memory, Module, Region, Stats, run};
+use sublet_ptx::{DeviceMemory, KernelFault, Launch, Module, Region, Stats, run};
 
 /// Allocations with gaps between them, so that an access past an end is seen.
 #[derive(Default)]
-pub struct Device {
+pub struct TestMemory {
     allocations: Vec<(u64, u64, Box<[u128]>)>,
 }
 
 // SAFETY: the boxes are neither moved nor freed while a launch borrows the device.
-unsafe impl Memory for Device {
+unsafe impl DeviceMemory for TestMemory {
     fn region(&self, address: u64) -> Option<Region> {
         let found = self.allocations.iter().find(|(first, bytes, _)| address.wrapping_sub(*first) < *bytes)?;
         let (first, bytes, memory) = found;
@@ -19,7 +19,7 @@ unsafe impl Memory for Device {
     }
 }
 
-impl Device {
+impl TestMemory {
     /// Memory that begins with `bytes`.
     pub fn allocate(&mut self, bytes: &[u8]) -> u64 {
         let mut memory = vec![0_u128; bytes.len().div_ceil(16)].into_boxed_slice();
@@ -75,7 +75,7 @@ impl Device {
 }
 
 /// How to launch; the rest is usual.
-pub struct How<'a> {
+pub struct LaunchOptions<'a> {
     pub grid: [u32; 3],
     pub block: [u32; 3],
     pub shared: u32,
@@ -85,24 +85,37 @@ pub struct How<'a> {
     pub print: Option<&'a (dyn Fn(&str) + Sync)>,
 }
 
-impl Default for How<'_> {
+impl Default for LaunchOptions<'_> {
     fn default() -> Self {
-        How { grid: [1; 3], block: [32, 1, 1], shared: 0, params: &[], variables: &[], threads: 1, print: None }
+        LaunchOptions {
+            grid: [1; 3],
+            block: [32, 1, 1],
+            shared: 0,
+            params: &[],
+            variables: &[],
+            threads: 1,
+            print: None,
+        }
     }
 }
 
 /// Launches, and stops the launch after some seconds.
-pub fn launch(module: &Module, kernel: &str, device: &Device, how: &How<'_>) -> Result<Stats, Fault> {
-    launch_for(module, kernel, device, how, Duration::from_secs(60))
+pub fn launch(
+    module: &Module,
+    kernel: &str,
+    device: &TestMemory,
+    options: &LaunchOptions<'_>,
+) -> Result<Stats, KernelFault> {
+    launch_for(module, kernel, device, options, Duration::from_secs(60))
 }
 
 pub fn launch_for(
     module: &Module,
     kernel: &str,
-    device: &Device,
-    how: &How<'_>,
+    device: &TestMemory,
+    options: &LaunchOptions<'_>,
     limit: Duration,
-) -> Result<Stats, Fault> {
+) -> Result<Stats, KernelFault> {
     let stop = AtomicBool::new(false);
     let (done, wait) = std::sync::mpsc::channel::<()>();
     std::thread::scope(|scope| {
@@ -115,16 +128,16 @@ pub fn launch_for(
         let result = run(&Launch {
             module,
             kernel: module.kernel(kernel).expect("the kernel is there"),
-            grid: how.grid,
-            block: how.block,
-            dynamic_shared: how.shared,
-            params: how.params,
-            variables: how.variables,
+            grid: options.grid,
+            block: options.block,
+            dynamic_shared: options.shared,
+            params: options.params,
+            variables: options.variables,
             memory: device,
             stop: &stop,
-            threads: how.threads,
+            threads: options.threads,
             clock: &|| 0,
-            print: how.print,
+            print: options.print,
         });
         drop(done);
         result

@@ -5,7 +5,7 @@
 //! results themselves are read, every difference is shown, and the hashes are
 //! written again.
 
-use crate::common::{Device, How, launch, params};
+use crate::common::{LaunchOptions, TestMemory, launch, params};
 use std::fmt::Write as _;
 use std::fs;
 use sublet_ptx::Module;
@@ -14,9 +14,9 @@ use sublet_ptx::Module;
 const THREADS: usize = 4096;
 
 /// Numbers that are the same everywhere.
-struct Stream(u64);
+struct SeededValues(u64);
 
-impl Stream {
+impl SeededValues {
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         self.0 ^ self.0 >> 29
@@ -61,22 +61,24 @@ impl Stream {
 
 /// Six values for each thread: three for 32-bit registers, three for 64-bit ones.
 fn inputs() -> Vec<u8> {
-    let mut stream = Stream(7);
+    let mut stream = SeededValues(7);
     let slots = (0..THREADS).flat_map(|_| [32, 32, 32, 64, 64, 64]);
     slots.flat_map(|bits| stream.value(bits).to_le_bytes()).collect()
 }
 
 /// An instruction and its registers, the result's first: p, h, w, q, f, d.
-struct Case {
+struct InstructionCase {
     name: String,
     registers: String,
     hash: String,
 }
 
-fn cases(text: &str) -> Vec<Case> {
+fn cases(text: &str) -> Vec<InstructionCase> {
     let words = |line: &str| line.split(' ').map(str::to_owned).collect::<Vec<_>>();
     let case = |line: &str| match words(line).as_slice() {
-        [name, registers, hash] => Case { name: name.clone(), registers: registers.clone(), hash: hash.clone() },
+        [name, registers, hash] => {
+            InstructionCase { name: name.clone(), registers: registers.clone(), hash: hash.clone() }
+        }
         _ => panic!("not a case: {line}"),
     };
     text.lines().map(case).collect()
@@ -94,7 +96,7 @@ fn register(letter: char) -> &'static str {
 }
 
 /// A kernel that runs one instruction on the values of its thread.
-fn kernel(index: usize, case: &Case) -> String {
+fn kernel(index: usize, case: &InstructionCase) -> String {
     let mut text = format!(".entry k{index}(.param .u64 a, .param .u64 b)\n{{\n");
     text += "\t.reg .b32 %t<4>;\n\t.reg .b64 %q<4>;\n";
     for (at, letter) in case.registers.chars().enumerate() {
@@ -119,7 +121,7 @@ fn kernel(index: usize, case: &Case) -> String {
     text
 }
 
-fn module_text(cases: &[Case]) -> String {
+fn module_text(cases: &[InstructionCase]) -> String {
     let mut text = String::from(".version 8.0\n.target sm_80\n.address_size 64\n");
     for (index, case) in cases.iter().enumerate() {
         text += &kernel(index, case);
@@ -133,12 +135,17 @@ fn hash(bytes: &[u8]) -> u64 {
 
 /// The results of one instruction, 8 bytes for each thread.
 fn results(module: &Module, index: usize, inputs: &[u8]) -> Vec<u8> {
-    let mut device = Device::default();
+    let mut device = TestMemory::default();
     let from = device.allocate(inputs);
     let to = device.allocate(&vec![0; THREADS * 8]);
     let bytes = params(&[&from.to_le_bytes(), &to.to_le_bytes()]);
-    let how = How { grid: [THREADS as u32 / 128, 1, 1], block: [128, 1, 1], params: &bytes, ..How::default() };
-    launch(module, &format!("k{index}"), &device, &how).unwrap();
+    let options = LaunchOptions {
+        grid: [THREADS as u32 / 128, 1, 1],
+        block: [128, 1, 1],
+        params: &bytes,
+        ..LaunchOptions::default()
+    };
+    launch(module, &format!("k{index}"), &device, &options).unwrap();
     device.read(to)
 }
 
@@ -148,15 +155,15 @@ fn every_instruction_gives_what_an_h200_gave() {
     let cases = cases(&fs::read_to_string(&path).unwrap());
     let inputs = inputs();
     let text = module_text(&cases);
-    let card = std::env::var_os("SUBLET_PTX_CARD").map(|path| fs::read(path).unwrap());
+    let gpu_results = std::env::var_os("SUBLET_PTX_CARD").map(|path| fs::read(path).unwrap());
     let mut wrong = Vec::new();
     let mut told = String::new();
     for module in [Module::parse(&text).unwrap(), Module::parse_plain(&text).unwrap()] {
         told.clear();
         for (index, case) in cases.iter().enumerate() {
             let ours = results(&module, index, &inputs);
-            if let Some(card) = &card {
-                let theirs = &card[index * THREADS * 8..][..THREADS * 8];
+            if let Some(gpu_results) = &gpu_results {
+                let theirs = &gpu_results[index * THREADS * 8..][..THREADS * 8];
                 writeln!(told, "{} {} {:016x}", case.name, case.registers, hash(theirs)).unwrap();
                 wrong.extend(difference(case, &inputs, &ours, theirs));
             } else if case.hash != format!("{:016x}", hash(&ours)) {
@@ -164,13 +171,13 @@ fn every_instruction_gives_what_an_h200_gave() {
             }
         }
     }
-    if card.is_some() {
+    if gpu_results.is_some() {
         fs::write(path, told).unwrap();
     }
     assert!(wrong.is_empty(), "{} of {} differ:\n{}", wrong.len(), cases.len(), wrong.join("\n"));
 }
 
-fn difference(case: &Case, inputs: &[u8], ours: &[u8], theirs: &[u8]) -> Option<String> {
+fn difference(case: &InstructionCase, inputs: &[u8], ours: &[u8], theirs: &[u8]) -> Option<String> {
     let word = |bytes: &[u8], at: usize| u64::from_le_bytes(bytes[at * 8..][..8].try_into().unwrap());
     let wrong: Vec<usize> = (0..THREADS).filter(|&at| word(ours, at) != word(theirs, at)).collect();
     let count = wrong.len();

@@ -1,7 +1,7 @@
 //! What a kernel may not do to its host, and what random texts once did: each test is a
 //! finding, or a rule that one led to.
 
-use crate::common::{Device, How, launch, launch_for, params};
+use crate::common::{LaunchOptions, TestMemory, launch, launch_for, params};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use sublet_ptx::{FaultKind, Module};
@@ -13,8 +13,8 @@ fn warps_that_meet_at_barriers_for_ever_are_stopped() {
     let module = Module::parse(&format!("{HEAD}.entry k() {{ L: bar.sync 0; bra L; }}")).unwrap();
     for block in [32, 96] {
         let began = Instant::now();
-        let how = How { block: [block, 1, 1], ..How::default() };
-        let fault = launch_for(&module, "k", &Device::default(), &how, Duration::from_millis(30)).unwrap_err();
+        let options = LaunchOptions { block: [block, 1, 1], ..LaunchOptions::default() };
+        let fault = launch_for(&module, "k", &TestMemory::default(), &options, Duration::from_millis(30)).unwrap_err();
         assert_eq!(fault.kind, FaultKind::Stopped);
         assert!(began.elapsed() < Duration::from_secs(5));
     }
@@ -75,11 +75,12 @@ OUT:
 fn what_a_block_did_not_write_is_zero() {
     let module = Module::parse(&(HEAD.to_owned() + UNDEFINED)).unwrap();
     for threads in [1, 4] {
-        let mut device = Device::default();
+        let mut device = TestMemory::default();
         let out = device.allocate(&[0xFF; 100 * 64 * 4]);
         let bytes = params(&[&out.to_le_bytes()]);
-        let how = How { grid: [100, 1, 1], block: [64, 1, 1], params: &bytes, threads, ..How::default() };
-        launch(&module, "k", &device, &how).unwrap();
+        let options =
+            LaunchOptions { grid: [100, 1, 1], block: [64, 1, 1], params: &bytes, threads, ..LaunchOptions::default() };
+        launch(&module, "k", &device, &options).unwrap();
         assert!(device.read_u32(out).iter().all(|value| *value == 0), "with {threads} workers");
     }
 }
@@ -88,9 +89,10 @@ fn what_a_block_did_not_write_is_zero() {
 fn local_memory_that_no_call_has_come_to_is_out_of_range() {
     let text = UNDEFINED.replace("ld.local.u32 %y, [own+4];", "ld.local.u32 %y, [own+16384];");
     let module = Module::parse(&(HEAD.to_owned() + &text)).unwrap();
-    let mut device = Device::default();
+    let mut device = TestMemory::default();
     let bytes = params(&[&device.allocate(&[0; 256]).to_le_bytes()]);
-    let fault = launch(&module, "k", &device, &How { params: &bytes, ..How::default() }).unwrap_err();
+    let fault =
+        launch(&module, "k", &device, &LaunchOptions { params: &bytes, ..LaunchOptions::default() }).unwrap_err();
     let expected = FaultKind::OutOfRange { address: 16384, bytes: 4, write: false, read_only: false };
     assert_eq!(fault.kind, expected);
 }
@@ -105,7 +107,7 @@ fn a_format_that_names_a_long_text_many_times_prints_a_bounded_text() {
          call.uni (r), vprintf, (a, b); }} ret; }}"
     );
     let module = Module::parse(&text).unwrap();
-    let mut device = Device::default();
+    let mut device = TestMemory::default();
     let long = device.allocate(&[b'x'; 60_000].into_iter().chain([0]).collect::<Vec<u8>>());
     let format = device.allocate(&[b"%s".repeat(20_000), vec![0]].concat());
     let values = device.allocate(&long.to_le_bytes().repeat(20_000));
@@ -114,8 +116,8 @@ fn a_format_that_names_a_long_text_many_times_prints_a_bounded_text() {
     let print = |line: &str| {
         longest.fetch_max(line.len(), Relaxed);
     };
-    let how = How { block: [1, 1, 1], params: &bytes, print: Some(&print), ..How::default() };
-    launch(&module, "k", &device, &how).unwrap();
+    let options = LaunchOptions { block: [1, 1, 1], params: &bytes, print: Some(&print), ..LaunchOptions::default() };
+    launch(&module, "k", &device, &options).unwrap();
     assert!((1 << 20..2 << 20).contains(&longest.load(Relaxed)), "{} bytes", longest.load(Relaxed));
 }
 

@@ -1,7 +1,7 @@
 //! Random programs and mangled texts: no crash, no hang, and the same results however
 //! the threads are grouped.
 
-use crate::common::{Device, How, launch_for, params};
+use crate::common::{LaunchOptions, TestMemory, launch_for, params};
 use proptest::prelude::*;
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ const THREADS: u32 = 64;
 
 /// One step of a random program over eight registers.
 #[derive(Debug, Clone)]
-enum Step {
+enum RandomStep {
     Compute {
         name: &'static str,
         d: u8,
@@ -25,17 +25,17 @@ enum Step {
     Branch {
         a: u8,
         b: u8,
-        then: Vec<Step>,
-        otherwise: Vec<Step>,
+        then: Vec<RandomStep>,
+        otherwise: Vec<RandomStep>,
     },
     /// The steps run as often as the low bits of a register say.
     Loop {
         count: u8,
-        steps: Vec<Step>,
+        steps: Vec<RandomStep>,
     },
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn step() -> impl Strategy<Value = RandomStep> {
     const NAMES: [&str; 14] = [
         "add.u32",
         "sub.s32",
@@ -52,32 +52,28 @@ fn step() -> impl Strategy<Value = Step> {
         "div.u32",
         "rem.s32",
     ];
-    let compute = (prop::sample::select(&NAMES), 0..8_u8, 0..8_u8, 0..8_u8).prop_map(|(name, d, a, b)| Step::Compute {
-        name,
-        d,
-        a,
-        b,
-    });
+    let compute = (prop::sample::select(&NAMES), 0..8_u8, 0..8_u8, 0..8_u8)
+        .prop_map(|(name, d, a, b)| RandomStep::Compute { name, d, a, b });
     compute.prop_recursive(4, 40, 6, |inner| {
         let steps = || prop::collection::vec(inner.clone(), 0..5);
         prop_oneof![
-            (0..8_u8, 0..8_u8, steps(), steps()).prop_map(|(a, b, then, otherwise)| Step::Branch {
+            (0..8_u8, 0..8_u8, steps(), steps()).prop_map(|(a, b, then, otherwise)| RandomStep::Branch {
                 a,
                 b,
                 then,
                 otherwise
             }),
-            (0..8_u8, steps()).prop_map(|(count, steps)| Step::Loop { count, steps }),
+            (0..8_u8, steps()).prop_map(|(count, steps)| RandomStep::Loop { count, steps }),
         ]
     })
 }
 
 /// Writes the steps as PTX; labels and loop counters are numbered.
-fn write(steps: &[Step], text: &mut String, next: &mut u32) {
+fn write(steps: &[RandomStep], text: &mut String, next: &mut u32) {
     for step in steps {
         match step {
-            Step::Compute { name, d, a, b } => writeln!(text, "{name} %r{d}, %r{a}, %r{b};").unwrap(),
-            Step::Branch { a, b, then, otherwise } => {
+            RandomStep::Compute { name, d, a, b } => writeln!(text, "{name} %r{d}, %r{a}, %r{b};").unwrap(),
+            RandomStep::Branch { a, b, then, otherwise } => {
                 let label = *next;
                 *next += 1;
                 writeln!(text, "setp.lt.s32 %p{label}, %r{a}, %r{b};\n@%p{label} bra T{label};").unwrap();
@@ -86,7 +82,7 @@ fn write(steps: &[Step], text: &mut String, next: &mut u32) {
                 write(then, text, next);
                 writeln!(text, "E{label}:").unwrap();
             }
-            Step::Loop { count, steps } => {
+            RandomStep::Loop { count, steps } => {
                 let label = *next;
                 *next += 1;
                 writeln!(text, "and.b32 %c{label}, %r{count}, 3;\nL{label}: setp.eq.u32 %p{label}, %c{label}, 0;")
@@ -99,7 +95,7 @@ fn write(steps: &[Step], text: &mut String, next: &mut u32) {
     }
 }
 
-fn program(steps: &[Step]) -> String {
+fn program(steps: &[RandomStep]) -> String {
     let mut body = String::new();
     let mut labels = 0;
     write(steps, &mut body, &mut labels);
@@ -128,11 +124,16 @@ fn program(steps: &[Step]) -> String {
 }
 
 fn results(module: &Module, block: u32) -> Vec<u32> {
-    let mut device = Device::default();
+    let mut device = TestMemory::default();
     let out = device.allocate(&[0; THREADS as usize * 4]);
     let bytes = params(&[&out.to_le_bytes()]);
-    let how = How { grid: [THREADS / block, 1, 1], block: [block, 1, 1], params: &bytes, ..How::default() };
-    launch_for(module, "k", &device, &how, Duration::from_secs(20)).unwrap();
+    let options = LaunchOptions {
+        grid: [THREADS / block, 1, 1],
+        block: [block, 1, 1],
+        params: &bytes,
+        ..LaunchOptions::default()
+    };
+    launch_for(module, "k", &device, &options, Duration::from_secs(20)).unwrap();
     device.read_u32(out)
 }
 
@@ -261,9 +262,9 @@ fn mangle(text: &str, random: &mut impl FnMut() -> usize) -> String {
 }
 
 /// A hang here is a failure: a launch is told to stop and must end soon after.
-fn survive(text: &str) {
+fn check_survives(text: &str) {
     let Ok(module) = Module::parse(text) else { return };
-    let mut device = Device::default();
+    let mut device = TestMemory::default();
     if module.variables().iter().any(|variable| variable.bytes > 1 << 20) {
         return;
     }
@@ -274,17 +275,17 @@ fn survive(text: &str) {
         for eight in bytes.chunks_exact_mut(8) {
             eight.copy_from_slice(&memory.to_le_bytes());
         }
-        let how = How {
+        let options = LaunchOptions {
             grid: [2, 1, 1],
             block: [40, 1, 1],
             shared: 64,
             params: &bytes,
             variables: &variables,
             threads: 2,
-            ..How::default()
+            ..LaunchOptions::default()
         };
         let began = Instant::now();
-        let _ = launch_for(&module, kernel.name(), &device, &how, Duration::from_millis(40));
+        let _ = launch_for(&module, kernel.name(), &device, &options, Duration::from_millis(40));
         assert!(began.elapsed() < Duration::from_secs(10), "a launch did not stop:\n{text}");
     }
 }
@@ -302,7 +303,7 @@ fn mangled_kernels_neither_crash_nor_hang() {
     let mut count = 0_u64;
     while began.elapsed() < Duration::from_secs_f64(seconds) {
         let text = mangle(SEEDS[random() % SEEDS.len()], &mut random);
-        let outcome = std::panic::catch_unwind(|| survive(&text));
+        let outcome = std::panic::catch_unwind(|| check_survives(&text));
         assert!(outcome.is_ok(), "seed {seed}, text {count} failed:\n{text}");
         count += 1;
     }

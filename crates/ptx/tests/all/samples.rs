@@ -3,7 +3,7 @@
 //! The kernels, inputs and outputs lie outside of this crate; `SUBLET_KERNELS` says
 //! where. Without them the test says that it was skipped.
 
-use crate::common::{Device, How, launch};
+use crate::common::{LaunchOptions, TestMemory, launch};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
@@ -125,7 +125,7 @@ fn run_case(folder: &Path, case: &Value, plain: bool, threads: usize) -> Vec<Str
         Ok(module) => module,
         Err(error) => return vec![format!("{name}: {error}")],
     };
-    let mut device = Device::default();
+    let mut device = TestMemory::default();
     let variables = device.load(&module);
     let mut buffers = BTreeMap::new();
     for (buffer, spec) in case["buffers"].as_object().unwrap() {
@@ -140,7 +140,7 @@ fn run_case(folder: &Path, case: &Value, plain: bool, threads: usize) -> Vec<Str
             params.extend(bytes);
         }
         let shared = wanted["shared"].as_u64().unwrap() as u32;
-        let how = How {
+        let options = LaunchOptions {
             grid: triple("grid"),
             block: triple("block"),
             shared,
@@ -149,7 +149,7 @@ fn run_case(folder: &Path, case: &Value, plain: bool, threads: usize) -> Vec<Str
             threads,
             print: None,
         };
-        if let Err(fault) = launch(&module, wanted["kernel"].as_str().unwrap(), &device, &how) {
+        if let Err(fault) = launch(&module, wanted["kernel"].as_str().unwrap(), &device, &options) {
             return vec![format!("{name}: {fault}")];
         }
     }

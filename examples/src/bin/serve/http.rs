@@ -7,11 +7,11 @@ use std::time::Duration;
 /// More than any request to it.
 const REQUEST_MAX: usize = 64 << 10;
 /// A connection is closed if its request is not complete after this time.
-const WITHIN: Duration = Duration::from_secs(5);
+const READ_WITHIN: Duration = Duration::from_secs(5);
 
 /// A request.
 #[derive(Debug)]
-pub struct Request {
+pub struct ModelRequest {
     /// `POST`.
     pub method: String,
     /// Without the query.
@@ -26,30 +26,30 @@ pub struct Request {
 
 /// What is answered.
 #[derive(Debug)]
-pub struct Answer {
+pub struct ModelAnswer {
     /// 200, 404, …
     pub status: u16,
     /// JSON.
     pub body: String,
     /// The memory is given back only so long after the answer.
-    pub later: Option<Duration>,
+    pub free_delay: Option<Duration>,
 }
 
-impl Answer {
+impl ModelAnswer {
     /// An answer that says all.
-    pub fn new(status: u16, body: impl Into<String>) -> Answer {
-        Answer { status, body: body.into(), later: None }
+    pub fn new(status: u16, body: impl Into<String>) -> ModelAnswer {
+        ModelAnswer { status, body: body.into(), free_delay: None }
     }
 }
 
 /// Reads a request.
-pub fn receive(mut stream: TcpStream) -> io::Result<(TcpStream, Request)> {
+pub fn read_request(mut stream: TcpStream) -> io::Result<(TcpStream, ModelRequest)> {
     stream.set_nonblocking(false)?;
-    stream.set_read_timeout(Some(WITHIN))?;
-    stream.set_write_timeout(Some(WITHIN))?;
+    stream.set_read_timeout(Some(READ_WITHIN))?;
+    stream.set_write_timeout(Some(READ_WITHIN))?;
     let (mut bytes, mut piece) = (Vec::new(), [0; 4096]);
     loop {
-        if let Some(request) = whole(&bytes) {
+        if let Some(request) = parse_complete(&bytes) {
             return Ok((stream, request));
         }
         let n = stream.read(&mut piece)?;
@@ -60,7 +60,7 @@ pub fn receive(mut stream: TcpStream) -> io::Result<(TcpStream, Request)> {
     }
 }
 
-fn whole(bytes: &[u8]) -> Option<Request> {
+fn parse_complete(bytes: &[u8]) -> Option<ModelRequest> {
     let text = String::from_utf8_lossy(bytes);
     let (head, body) = text.split_once("\r\n\r\n")?;
     let length = head.lines().find_map(|line| {
@@ -75,16 +75,16 @@ fn whole(bytes: &[u8]) -> Option<Request> {
     let (path, query) = target.split_once('?').unwrap_or((target, ""));
     let body = body.chars().filter(|c| !c.is_whitespace()).collect();
     let is_upgrade = head.lines().any(|line| line.eq_ignore_ascii_case("upgrade: websocket"));
-    Some(Request { method: method.into(), path: path.into(), query: query.into(), body, is_upgrade })
+    Some(ModelRequest { method: method.into(), path: path.into(), query: query.into(), body, is_upgrade })
 }
 
 /// Writes an answer.
-pub fn answer(stream: &mut TcpStream, answer: &Answer) -> io::Result<()> {
+pub fn write_answer(stream: &mut TcpStream, answer: &ModelAnswer) -> io::Result<()> {
     let head = format!("HTTP/1.1 {} x\r\ncontent-type: application/json\r\nconnection: close", answer.status);
     stream.write_all(format!("{head}\r\ncontent-length: {}\r\n\r\n{}", answer.body.len(), answer.body).as_bytes())
 }
 
 /// Accepts a WebSocket, as far as the head goes: no message is read or sent.
-pub fn switch(stream: &mut TcpStream) -> io::Result<()> {
+pub fn accept_websocket(stream: &mut TcpStream) -> io::Result<()> {
     stream.write_all(b"HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\r\n")
 }

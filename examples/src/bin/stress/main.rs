@@ -4,11 +4,11 @@
 //! afterwards whether just that happened. So a mistake in the order of streams, in a copy of an odd
 //! shape, in a graph or in the memory of another thread is told with its place.
 
-mod code;
 mod copies;
 mod graphs;
 mod memory;
-mod order;
+mod modules;
+mod streams;
 mod worker;
 
 use anyhow::{Context as _, Result, anyhow};
@@ -18,22 +18,22 @@ use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
-use sublet_examples::cuda::{Context, Device};
-use worker::{Shared, Worker};
+use sublet_examples::cuda::{CudaContext, Device};
+use worker::{StressShared, StressWorker};
 
-/// Uses a card in every way from many threads, and checks every result.
+/// Uses a GPU in every way from many threads, and checks every result.
 #[derive(Parser)]
-struct Options {
+struct StressOptions {
     /// How long.
     #[arg(long, default_value_t = 10.0)]
     seconds: f64,
-    /// How many threads; each has about 16 MiB of the card at most.
+    /// How many threads; each has about 16 MiB of the GPU at most.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=64))]
     threads: u32,
     /// What is done is made from this.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// On this card.
+    /// On this GPU.
     #[arg(long, default_value_t = 0)]
     device: u32,
     /// Only what belongs to families with this in their name.
@@ -42,32 +42,32 @@ struct Options {
 }
 
 /// One part of the API, and how to use it once.
-struct Family {
+struct ApiFamily {
     name: &'static str,
     /// Of so many turns in all it has this many.
     weight: usize,
-    run: fn(&mut Worker<'_>) -> Result<()>,
+    run: fn(&mut StressWorker<'_>) -> Result<()>,
 }
 
-const FAMILIES: [Family; 13] = [
-    Family { name: "contexts", weight: 4, run: memory::contexts },
-    Family { name: "memory", weight: 8, run: memory::memory },
-    Family { name: "pools", weight: 6, run: memory::pools },
-    Family { name: "virtual memory", weight: 4, run: memory::pages },
-    Family { name: "copies", weight: 16, run: copies::copies },
-    Family { name: "fills", weight: 8, run: copies::fills },
-    Family { name: "streams and events", weight: 8, run: order::streams },
-    Family { name: "host functions", weight: 4, run: order::hosts },
-    Family { name: "modules and libraries", weight: 1, run: code::modules },
-    Family { name: "launches", weight: 10, run: code::launches },
-    Family { name: "queries", weight: 4, run: code::queries },
-    Family { name: "captured graphs", weight: 5, run: graphs::captured },
-    Family { name: "graphs by hand", weight: 5, run: graphs::by_hand },
+const FAMILIES: [ApiFamily; 13] = [
+    ApiFamily { name: "contexts", weight: 4, run: memory::contexts },
+    ApiFamily { name: "memory", weight: 8, run: memory::memory },
+    ApiFamily { name: "pools", weight: 6, run: memory::pools },
+    ApiFamily { name: "virtual memory", weight: 4, run: memory::virtual_memory },
+    ApiFamily { name: "copies", weight: 16, run: copies::copies },
+    ApiFamily { name: "fills", weight: 8, run: copies::fills },
+    ApiFamily { name: "streams and events", weight: 8, run: streams::streams },
+    ApiFamily { name: "host functions", weight: 4, run: streams::host_functions },
+    ApiFamily { name: "modules and libraries", weight: 1, run: modules::modules },
+    ApiFamily { name: "launches", weight: 10, run: modules::launches },
+    ApiFamily { name: "queries", weight: 4, run: modules::queries },
+    ApiFamily { name: "captured graphs", weight: 5, run: graphs::captured },
+    ApiFamily { name: "graphs by hand", weight: 5, run: graphs::by_hand },
 ];
 
 /// One thread's work, until the time is over or a thread found something wrong.
-fn work(worker: &mut Worker<'_>, options: &Options) -> Result<()> {
-    let is_wanted = |family: &Family| options.only.as_ref().is_none_or(|only| family.name.contains(only.as_str()));
+fn run_families(worker: &mut StressWorker<'_>, options: &StressOptions) -> Result<()> {
+    let is_wanted = |family: &ApiFamily| options.only.as_ref().is_none_or(|only| family.name.contains(only.as_str()));
     let places: Vec<usize> =
         FAMILIES.iter().enumerate().filter(|(_, family)| is_wanted(family)).map(|it| it.0).collect();
     let turns: Vec<usize> =
@@ -75,7 +75,7 @@ fn work(worker: &mut Worker<'_>, options: &Options) -> Result<()> {
     if turns.is_empty() {
         return Err(anyhow!("no family has that name"));
     }
-    // A real card needs a while to compile the kernels: that does not count.
+    // A real GPU needs a while to compile the kernels: that does not count.
     let (began, time) = (Instant::now(), Duration::from_secs_f64(options.seconds.max(0.0)));
     while began.elapsed() < time && !worker.shared.is_over.load(SeqCst) {
         let family = worker.random.one_of(&turns);
@@ -86,16 +86,16 @@ fn work(worker: &mut Worker<'_>, options: &Options) -> Result<()> {
     worker.verify_all().context("at the end")
 }
 
-fn run(options: &Options) -> Result<()> {
+fn run(options: &StressOptions) -> Result<()> {
     let device = Device::get(options.device)?;
-    let context = Context::primary(device)?;
+    let context = CudaContext::primary(device)?;
     context.make_current()?;
-    let shared = Shared { device, context: &context, is_over: AtomicBool::new(false), spare: Mutex::new(()) };
+    let shared = StressShared { device, context: &context, is_over: AtomicBool::new(false), spare: Mutex::new(()) };
     let one = |number: u32| -> Result<Vec<u64>> {
         context.make_current()?;
         let seed = options.seed.wrapping_mul(0x1_0000_0001).wrapping_add(number.into());
-        let done = Worker::new(&shared, seed, FAMILIES.len()).and_then(|mut worker| {
-            work(&mut worker, options)?;
+        let done = StressWorker::new(&shared, seed, FAMILIES.len()).and_then(|mut worker| {
+            run_families(&mut worker, options)?;
             Ok(worker.counts)
         });
         if done.is_err() {
@@ -120,7 +120,7 @@ fn run(options: &Options) -> Result<()> {
 }
 
 fn main() -> ExitCode {
-    match run(&Options::parse()) {
+    match run(&StressOptions::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("stress: {error:#}");

@@ -1,101 +1,103 @@
-//! Contexts, and memory of every kind: a card's, the host's, registered, of pools, mapped.
+//! Contexts, and memory of every kind: a GPU's, the host's, registered, of pools, mapped.
 
-use crate::worker::{BASIC, BYTES_MAX, Worker, equal, put, same, same_numbers};
+use crate::worker::{BASIC, BYTES_MAX, StressWorker, expect_bytes, expect_equal, expect_numbers, write_and_wait};
 use anyhow::{Result, ensure};
-use sublet_examples::cuda::code::{Arguments, Module, Shape};
-use sublet_examples::cuda::memory::{Buffer, Fill, HostBuffer, Registered, address_range, is_of_host, numbers_of};
-use sublet_examples::cuda::pages::{Physical, Reserved, granularity};
-use sublet_examples::cuda::pool::{Pool, Pooled};
-use sublet_examples::cuda::{Context, current_context, current_device, memory_info};
+use sublet_examples::cuda::memory::{
+    Buffer, FillValue, HostBuffer, Registered, address_range, is_host_memory, numbers_of,
+};
+use sublet_examples::cuda::memory_pool::{CudaPool, PoolMemory};
+use sublet_examples::cuda::modules::{Arguments, CudaModule, LaunchShape};
+use sublet_examples::cuda::virtual_memory::{PhysicalMemory, ReservedAddresses, granularity};
+use sublet_examples::cuda::{CudaContext, current_context, current_device, memory_info};
 
 /// Contexts are pushed and popped, made and ended.
-pub fn contexts(worker: &mut Worker<'_>) -> Result<()> {
+pub fn contexts(worker: &mut StressWorker<'_>) -> Result<()> {
     let shared = worker.shared;
     let own = shared.context.handle();
-    equal("the current context", current_context()?, own)?;
+    expect_equal("the current context", current_context()?, own)?;
     {
         let _pushed = shared.context.push()?;
-        equal("the context that was pushed", current_context()?, own)?;
-        let again = Context::primary(shared.device)?;
-        equal("the primary context", again.handle(), own)?;
+        expect_equal("the context that was pushed", current_context()?, own)?;
+        let again = CudaContext::primary(shared.device)?;
+        expect_equal("the primary context", again.handle(), own)?;
         ensure!(shared.device.has_primary()?, "the primary context is not there");
     }
-    equal("the context after a pop", current_context()?, own)?;
-    equal("the current card", current_device()?, shared.device)?;
-    if worker.random.once_in(12)
+    expect_equal("the context after a pop", current_context()?, own)?;
+    expect_equal("the current card", current_device()?, shared.device)?;
+    if worker.random.one_in(12)
         && let Ok(_turn) = shared.spare.try_lock()
     {
-        let other = Context::create(shared.device)?;
-        equal("the context that was made", current_context()?, other.handle())?;
+        let other = CudaContext::create(shared.device)?;
+        expect_equal("the context that was made", current_context()?, other.handle())?;
         {
             let _back = shared.context.push()?;
-            equal("the context pushed over another", current_context()?, own)?;
+            expect_equal("the context pushed over another", current_context()?, own)?;
             worker.tracked[0].verify("a buffer of the first context")?;
         }
-        equal("the context below", current_context()?, other.handle())?;
-        let module = Module::load(BASIC)?;
+        expect_equal("the context below", current_context()?, other.handle())?;
+        let module = CudaModule::load(BASIC)?;
         let numbers = worker.numbers(100);
         let (x, z) = (Buffer::holding(&numbers)?, Buffer::holding(&numbers)?);
         let arguments = Arguments::new().u32(100).span(x.all()).span(z.all()).span(z.all());
         // SAFETY: the kernel takes a count and three pieces of so many numbers.
-        unsafe { module.function("add_i32")?.launch(Shape::line(100, 64), None, arguments) }?;
+        unsafe { module.function("add_i32")?.launch(LaunchShape::line(100, 64), None, arguments) }?;
         let doubled: Vec<u32> = numbers.iter().map(|number| number.wrapping_mul(2)).collect();
-        same_numbers("a sum in another context", &z.numbers()?, &doubled)?;
+        expect_numbers("a sum in another context", &z.numbers()?, &doubled)?;
         drop((x, z, module));
         drop(other);
-        equal("the context after another ended", current_context()?, own)?;
+        expect_equal("the context after another ended", current_context()?, own)?;
     }
     Ok(())
 }
 
 /// Memory is taken, asked about, used and given back.
-pub fn memory(worker: &mut Worker<'_>) -> Result<()> {
+pub fn memory(worker: &mut StressWorker<'_>) -> Result<()> {
     match worker.random.within(0, 3) {
-        0 => plain(worker),
-        1 => replaced(worker),
-        2 => of_host(worker),
-        _ => registered(worker),
+        0 => allocate_plain(worker),
+        1 => replace_buffer(worker),
+        2 => use_host_memory(worker),
+        _ => use_registered_memory(worker),
     }
 }
 
-fn plain(worker: &mut Worker<'_>) -> Result<()> {
+fn allocate_plain(worker: &mut StressWorker<'_>) -> Result<()> {
     let bytes =
-        if worker.random.once_in(8) { worker.random.within(1 << 20, 4 << 20) } else { worker.random.within(1, 9999) };
+        if worker.random.one_in(8) { worker.random.within(1 << 20, 4 << 20) } else { worker.random.within(1, 9999) };
     let buffer = Buffer::alloc(bytes)?;
     let at = buffer.all().at();
     ensure!(at.is_multiple_of(256), "memory at {at:#x}, which is no multiple of 256");
     let within = at + worker.random.within(0, bytes - 1) as u64;
-    equal("the allocation of an address", address_range(within)?, (at, bytes))?;
-    ensure!(!is_of_host(within)?, "a card's memory is said to be the host's");
+    expect_equal("the allocation of an address", address_range(within)?, (at, bytes))?;
+    ensure!(!is_host_memory(within)?, "a card's memory is said to be the host's");
     let (free, total) = memory_info()?;
     ensure!(free < total && total <= worker.device().total_bytes()?, "{free} of {total} bytes are free");
     let first = worker.random.bytes(bytes.min(1000));
     buffer.all().write(&first)?;
     let mut back = vec![0; first.len()];
     buffer.all().read(&mut back)?;
-    same("fresh memory, written", &back, &first)?;
+    expect_bytes("fresh memory, written", &back, &first)?;
     Ok(buffer.free()?)
 }
 
 /// One of the buffers that stay goes, and another comes.
-fn replaced(worker: &mut Worker<'_>) -> Result<()> {
+fn replace_buffer(worker: &mut StressWorker<'_>) -> Result<()> {
     let place = worker.random.within(0, worker.tracked.len() - 1);
     worker.tracked[place].verify("a buffer before it goes")?;
     let old = worker.tracked.remove(place);
     old.buffer.free()?;
     let bytes = worker.random.within(1, BYTES_MAX);
-    let new = crate::worker::Tracked::new(bytes, &mut worker.random)?;
+    let new = crate::worker::TrackedBuffer::new(bytes, &mut worker.random)?;
     new.verify("a buffer that is new")?;
     worker.tracked.push(new);
     Ok(())
 }
 
-fn of_host(worker: &mut Worker<'_>) -> Result<()> {
+fn use_host_memory(worker: &mut StressWorker<'_>) -> Result<()> {
     let (bytes, flags) = (worker.random.within(1, 50_000), worker.random.within(0, 7) as u32);
     let (mut from, mut to) = (HostBuffer::alloc(bytes, flags)?, HostBuffer::alloc(bytes, 0)?);
     // With one address space for all, it is always mapped; which other flags are told differs.
     ensure!(from.flags()? & 2 == 2, "host memory with the flags {flags} is not mapped");
-    ensure!(is_of_host(from.device_address()?)?, "host memory is said to be a card's");
+    ensure!(is_host_memory(from.device_address()?)?, "host memory is said to be a card's");
     let data = worker.random.bytes(bytes);
     from.copy_from_slice(&data);
     let buffer = Buffer::alloc(bytes)?;
@@ -106,11 +108,11 @@ fn of_host(worker: &mut Worker<'_>) -> Result<()> {
         buffer.all().read_in(&mut to, stream)?;
     }
     stream.synchronise()?;
-    same("host memory, to the card and back", &to, &data)
+    expect_bytes("host memory, to the card and back", &to, &data)
 }
 
-/// A card adds in the program's own memory.
-fn registered(worker: &mut Worker<'_>) -> Result<()> {
+/// A GPU adds in the program's own memory.
+fn use_registered_memory(worker: &mut StressWorker<'_>) -> Result<()> {
     const PAGE: usize = 4096;
     let pages = worker.random.within(1, 4);
     let mut memory = vec![0_u8; (pages + 1) * PAGE];
@@ -124,79 +126,79 @@ fn registered(worker: &mut Worker<'_>) -> Result<()> {
     }
     let at = own.device_address()?;
     let arguments = Arguments::new().u32(elements as u32).address(at).address(at).address(at);
-    let function = worker.basic.function("add_i32")?;
+    let function = worker.basic_kernels.function("add_i32")?;
     // SAFETY: the kernel takes a count and three pieces of that many numbers; nothing reads them before it is done.
-    unsafe { function.launch(Shape::line(elements, 128), Some(&worker.streams[1]), arguments) }?;
+    unsafe { function.launch(LaunchShape::line(elements, 128), Some(&worker.streams[1]), arguments) }?;
     worker.streams[1].synchronise()?;
-    same_numbers("registered memory, doubled by the card", &numbers_of::<u32>(&own), &expected)
+    expect_numbers("registered memory, doubled by the card", &numbers_of::<u32>(&own), &expected)
 }
 
-/// Memory in the order of a stream, of the card's pool and of an own one.
-pub fn pools(worker: &mut Worker<'_>) -> Result<()> {
+/// Memory in the order of a stream, of the GPU's pool and of an own one.
+pub fn pools(worker: &mut StressWorker<'_>) -> Result<()> {
     // The one it takes from if it names none, the same by name, or an own one.
     let (is_own, is_named) = worker.random.one_of(&[(false, false), (false, true), (true, true), (true, true)]);
-    let pool = if is_own { Pool::create(worker.device()) } else { Pool::default_of(worker.device()) }?;
-    if is_own && worker.random.once_in(2) {
-        pool.keep(4 << 20)?;
+    let pool = if is_own { CudaPool::create(worker.device()) } else { CudaPool::default_of(worker.device()) }?;
+    if is_own && worker.random.one_in(2) {
+        pool.set_release_threshold(4 << 20)?;
     }
     let stream = &worker.streams[0];
     for _ in 0..worker.random.within(1, 4) {
         let bytes = worker.random.within(1, 200_000);
-        let taken = |bytes| if is_named { pool.alloc(bytes, stream) } else { Pooled::alloc(bytes, stream) };
+        let taken = |bytes| if is_named { pool.alloc(bytes, stream) } else { PoolMemory::alloc(bytes, stream) };
         let (first, second) = (taken(bytes)?, taken(bytes)?);
         let value = worker.random.number() as u8;
-        first.all().fill(Fill::D8(value), Some(stream))?;
+        first.all().fill(FillValue::D8(value), Some(stream))?;
         second.all().copy_from_in(first.all(), stream)?;
         first.free()?;
         // It may get just the bytes that were freed, and must not disturb the copy.
         let third = taken(bytes)?;
-        third.all().fill(Fill::D8(!value), Some(stream))?;
+        third.all().fill(FillValue::D8(!value), Some(stream))?;
         let mut got = vec![0; bytes];
         // SAFETY: the bytes are not touched before the stream is done.
         unsafe { second.all().read_in(&mut got, stream) }?;
         third.free()?;
         second.free()?;
         stream.synchronise()?;
-        same("memory of a pool", &got, &vec![value; bytes])?;
+        expect_bytes("memory of a pool", &got, &vec![value; bytes])?;
     }
     if is_own {
-        equal("what is used of a pool that has all back", pool.used_bytes()?, 0)?;
+        expect_equal("what is used of a pool that has all back", pool.used_bytes()?, 0)?;
         pool.trim(0)?;
-        equal("what a pool keeps that was trimmed", pool.reserved_bytes()?, 0)?;
+        expect_equal("what a pool keeps that was trimmed", pool.reserved_bytes()?, 0)?;
     }
     Ok(())
 }
 
 /// Addresses and memory apart: the bytes stay with the memory, wherever it is.
-pub fn pages(worker: &mut Worker<'_>) -> Result<()> {
+pub fn virtual_memory(worker: &mut StressWorker<'_>) -> Result<()> {
     let device = worker.device();
     let granule = granularity(device)?;
-    let reserved = Reserved::new(granule * 4)?;
-    let first = Physical::create(device, granule)?;
-    let second = Physical::create(device, granule * worker.random.within(1, 2))?;
+    let reserved = ReservedAddresses::new(granule * 4)?;
+    let first = PhysicalMemory::create(device, granule)?;
+    let second = PhysicalMemory::create(device, granule * worker.random.within(1, 2))?;
     let (low, high) = (reserved.map(0, &first)?, reserved.map(granule, &second)?);
     low.allow(device, true)?;
     high.allow(device, true)?;
-    equal("what a card may do with mapped memory", low.allowed(device)?, 3)?;
+    expect_equal("what a card may do with mapped memory", low.allowed(device)?, 3)?;
     // Over the border between the two: to a program it is one piece.
     let data = worker.random.bytes(8192);
-    put(low.all().part(granule - 4096..granule), &data[..4096])?;
-    put(high.all().part(0..4096), &data[4096..])?;
+    write_and_wait(low.all().part(granule - 4096..granule), &data[..4096])?;
+    write_and_wait(high.all().part(0..4096), &data[4096..])?;
     let (a, b) = (low.all().part(granule - 4096..granule).to_vec()?, high.all().part(0..4096).to_vec()?);
-    same("mapped memory below the border", &a, &data[..4096])?;
-    same("mapped memory above it", &b, &data[4096..])?;
+    expect_bytes("mapped memory below the border", &a, &data[..4096])?;
+    expect_bytes("mapped memory above it", &b, &data[4096..])?;
     // The same memory at a second address.
     let again = reserved.map(granule * 3, &first)?;
     again.allow(device, true)?;
     let place = again.all().part(granule - 4096..granule);
-    same("the same memory elsewhere", &place.to_vec()?, &data[..4096])?;
+    expect_bytes("the same memory elsewhere", &place.to_vec()?, &data[..4096])?;
     let value = worker.random.number() as u32;
-    place.fill(Fill::D32(value), Some(&worker.streams[0]))?;
+    place.fill(FillValue::D32(value), Some(&worker.streams[0]))?;
     worker.streams[0].synchronise()?;
     let filled = value.to_le_bytes().repeat(1024);
-    same("what was written elsewhere", &low.all().part(granule - 4096..granule).to_vec()?, &filled)?;
-    let retained = Physical::at(again.all())?;
-    equal("the size of memory found by address", retained.bytes(), granule)?;
+    expect_bytes("what was written elsewhere", &low.all().part(granule - 4096..granule).to_vec()?, &filled)?;
+    let retained = PhysicalMemory::at(again.all())?;
+    expect_equal("the size of memory found by address", retained.bytes(), granule)?;
     drop(first);
     again.unmap()?;
     low.unmap()?;
@@ -204,11 +206,11 @@ pub fn pages(worker: &mut Worker<'_>) -> Result<()> {
     let back = reserved.map(0, &retained)?;
     // Not every driver has memory that is only read.
     if back.allow(device, false).is_ok() {
-        equal("what a card may do with memory to be read", back.allowed(device)?, 1)?;
+        expect_equal("what a card may do with memory to be read", back.allowed(device)?, 1)?;
     } else {
         back.allow(device, true)?;
     }
-    same("memory that had no address", &back.all().part(granule - 4096..granule).to_vec()?, &filled)?;
+    expect_bytes("memory that had no address", &back.all().part(granule - 4096..granule).to_vec()?, &filled)?;
     back.unmap()?;
     Ok(high.unmap()?)
 }

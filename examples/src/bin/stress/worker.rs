@@ -3,11 +3,11 @@
 use anyhow::{Result, bail};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use sublet_examples::cuda::code::{Library, Module};
-use sublet_examples::cuda::memory::{Buffer, Number, Span, bytes_of};
-use sublet_examples::cuda::order::{Stream, synchronise_default};
-use sublet_examples::cuda::{Context, Device};
-use sublet_examples::random::Random;
+use sublet_examples::cuda::memory::{Buffer, DeviceSpan, Number, bytes_of};
+use sublet_examples::cuda::modules::{CudaLibrary, CudaModule};
+use sublet_examples::cuda::streams::{CudaStream, synchronise_default};
+use sublet_examples::cuda::{CudaContext, Device};
+use sublet_examples::random::SeededRandom;
 
 /// Kernels over plain memory, compiled by nvcc from basic.cu beside it.
 pub const BASIC: &str = include_str!("../../../../crates/softgpu/kernels/basic.ptx");
@@ -18,11 +18,11 @@ const BUFFERS: usize = 6;
 pub const BYTES_MAX: usize = 128 << 10;
 
 /// What all threads have.
-pub struct Shared<'a> {
-    /// The card.
+pub struct StressShared<'a> {
+    /// The GPU.
     pub device: Device,
     /// The context they work in.
-    pub context: &'a Context,
+    pub context: &'a CudaContext,
     /// True once a thread found something wrong.
     pub is_over: AtomicBool,
     /// The thread that holds this may make one more context: contexts are large.
@@ -30,69 +30,69 @@ pub struct Shared<'a> {
 }
 
 /// A buffer, and what must be in it.
-pub struct Tracked {
+pub struct TrackedBuffer {
     /// The buffer.
     pub buffer: Buffer,
     /// What must be in it.
     pub expected: Vec<u8>,
 }
 
-impl Tracked {
+impl TrackedBuffer {
     /// A buffer with random bytes.
-    pub fn new(bytes: usize, random: &mut Random) -> Result<Tracked> {
+    pub fn new(bytes: usize, random: &mut SeededRandom) -> Result<TrackedBuffer> {
         let (buffer, expected) = (Buffer::alloc(bytes)?, random.bytes(bytes));
-        put(buffer.all(), &expected)?;
-        Ok(Tracked { buffer, expected })
+        write_and_wait(buffer.all(), &expected)?;
+        Ok(TrackedBuffer { buffer, expected })
     }
 
     /// All of it.
-    pub fn all(&self) -> Span<'_> {
+    pub fn all(&self) -> DeviceSpan<'_> {
         self.buffer.all()
     }
 
     /// Whether everything is as it must be.
     pub fn verify(&self, what: &str) -> Result<()> {
-        same(what, &self.all().to_vec()?, &self.expected)
+        expect_bytes(what, &self.all().to_vec()?, &self.expected)
     }
 }
 
 /// A thread's own things.
-pub struct Worker<'a> {
+pub struct StressWorker<'a> {
     /// What is done next.
-    pub random: Random,
+    pub random: SeededRandom,
     /// What all threads share.
-    pub shared: &'a Shared<'a>,
+    pub shared: &'a StressShared<'a>,
     /// Two non-blocking streams: they do not wait for the default stream.
-    pub streams: [Stream; 2],
+    pub streams: [CudaStream; 2],
     /// Buffers that stay.
-    pub tracked: Vec<Tracked>,
+    pub tracked: Vec<TrackedBuffer>,
     /// Kernels.
-    pub basic: Module,
+    pub basic_kernels: CudaModule,
     /// The same kernels, as a library.
-    pub library: Library,
+    pub library: CudaLibrary,
     /// Kernels with threads that communicate.
-    pub talking: Module,
+    pub shared_kernels: CudaModule,
     /// What functions of the host count; it stays for ever, as they may come late.
     pub counter: &'static AtomicU64,
     /// How often each family had its turn.
     pub counts: Vec<u64>,
 }
 
-impl<'a> Worker<'a> {
+impl<'a> StressWorker<'a> {
     /// A thread's things, from a seed. The context is current.
-    pub fn new(shared: &'a Shared<'a>, seed: u64, families: usize) -> Result<Worker<'a>> {
-        let mut random = Random::new(seed);
+    pub fn new(shared: &'a StressShared<'a>, seed: u64, families: usize) -> Result<StressWorker<'a>> {
+        let mut random = SeededRandom::new(seed);
         let mut tracked = Vec::new();
         for _ in 0..BUFFERS {
             let bytes = random.within(1, BYTES_MAX);
-            tracked.push(Tracked::new(bytes, &mut random)?);
+            tracked.push(TrackedBuffer::new(bytes, &mut random)?);
         }
-        Ok(Worker {
-            streams: [Stream::new()?, Stream::new()?],
+        Ok(StressWorker {
+            streams: [CudaStream::new()?, CudaStream::new()?],
             tracked,
-            basic: Module::load(BASIC)?,
-            library: Library::load(BASIC)?,
-            talking: Module::load(SHARED)?,
+            basic_kernels: CudaModule::load(BASIC)?,
+            library: CudaLibrary::load(BASIC)?,
+            shared_kernels: CudaModule::load(SHARED)?,
             counter: Box::leak(Box::default()),
             counts: vec![0; families],
             random,
@@ -100,26 +100,26 @@ impl<'a> Worker<'a> {
         })
     }
 
-    /// The card.
+    /// The GPU.
     pub fn device(&self) -> Device {
         self.shared.device
     }
 
     /// Whether all buffers that stay have what they must.
     pub fn verify_all(&self) -> Result<()> {
-        self.settle()?;
+        self.wait_for_all()?;
         self.tracked.iter().try_for_each(|tracked| tracked.verify("a buffer that stays"))
     }
 
     /// Waits for everything that this thread gave its streams and the default one.
-    pub fn settle(&self) -> Result<()> {
+    pub fn wait_for_all(&self) -> Result<()> {
         synchronise_default()?;
-        Ok(self.streams.iter().try_for_each(Stream::synchronise)?)
+        Ok(self.streams.iter().try_for_each(CudaStream::synchronise)?)
     }
 
     /// A number of elements, often an odd one.
     pub fn elements(&mut self) -> usize {
-        if self.random.once_in(4) { self.random.within(1, 40) } else { self.random.within(1, 1500) }
+        if self.random.one_in(4) { self.random.within(1, 40) } else { self.random.within(1, 1500) }
     }
 
     /// Random numbers.
@@ -129,20 +129,20 @@ impl<'a> Worker<'a> {
 }
 
 /// Writes bytes, and waits until they are there for every stream to see.
-pub fn put(span: Span<'_>, bytes: &[u8]) -> Result<()> {
+pub fn write_and_wait(span: DeviceSpan<'_>, bytes: &[u8]) -> Result<()> {
     span.write(bytes)?;
     Ok(synchronise_default()?)
 }
 
 /// A buffer with numbers, there for every stream to see.
-pub fn holding<T: Number>(numbers: &[T]) -> Result<Buffer> {
+pub fn buffer_with<T: Number>(numbers: &[T]) -> Result<Buffer> {
     let buffer = Buffer::holding(numbers)?;
     synchronise_default()?;
     Ok(buffer)
 }
 
 /// Whether bytes are what they must be.
-pub fn same(what: &str, got: &[u8], expected: &[u8]) -> Result<()> {
+pub fn expect_bytes(what: &str, got: &[u8], expected: &[u8]) -> Result<()> {
     if got == expected {
         return Ok(());
     }
@@ -156,11 +156,11 @@ pub fn same(what: &str, got: &[u8], expected: &[u8]) -> Result<()> {
 }
 
 /// Whether numbers are what they must be.
-pub fn same_numbers<T: Number>(what: &str, got: &[T], expected: &[T]) -> Result<()> {
-    same(what, &bytes_of(got), &bytes_of(expected))
+pub fn expect_numbers<T: Number>(what: &str, got: &[T], expected: &[T]) -> Result<()> {
+    expect_bytes(what, &bytes_of(got), &bytes_of(expected))
 }
 
 /// Whether an answer is what it must be.
-pub fn equal<T: PartialEq + std::fmt::Debug>(what: &str, got: T, expected: T) -> Result<()> {
+pub fn expect_equal<T: PartialEq + std::fmt::Debug>(what: &str, got: T, expected: T) -> Result<()> {
     if got == expected { Ok(()) } else { bail!("{what} is {got:?} and must be {expected:?}") }
 }

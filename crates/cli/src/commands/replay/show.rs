@@ -3,16 +3,16 @@
 use super::Speed;
 use crate::table::{Table, plain};
 use crate::text;
-use sublet_replay::calibration::Report as Calibration;
-use sublet_replay::report::{Outcome, Report};
-use sublet_replay::stats::Waits;
+use sublet_replay::calibration::CalibrationReport;
+use sublet_replay::report::{PolicyOutcome, ReplayReport};
+use sublet_replay::stats::WaitStats;
 use sublet_wire::span;
 
 /// If there are more tenants, they are in the JSON output only.
 const TENANTS_SHOWN: usize = 25;
 
 /// The whole report.
-pub fn render(report: &Report, speed: &[Speed]) -> String {
+pub fn render(report: &ReplayReport, speed: &[Speed]) -> String {
     let about = &report.trace;
     let mut page = format!("trace   {}\n", plain(&about.source));
     page.push_str(&format!(
@@ -48,7 +48,7 @@ pub fn render(report: &Report, speed: &[Speed]) -> String {
 }
 
 /// The headers of a table with a column for each policy.
-fn columns(report: &Report, first: &[&'static str]) -> Vec<&'static str> {
+fn columns(report: &ReplayReport, first: &[&'static str]) -> Vec<&'static str> {
     let names = report.policies.iter().map(|outcome| match outcome.policy.as_str() {
         "fifo" => ">FIFO",
         "fair" => ">FAIR",
@@ -57,9 +57,9 @@ fn columns(report: &Report, first: &[&'static str]) -> Vec<&'static str> {
     first.iter().copied().chain(names).collect()
 }
 
-fn summary(report: &Report, speed: &[Speed]) -> String {
+fn summary(report: &ReplayReport, speed: &[Speed]) -> String {
     let mut table = Table::new(&columns(report, &[""]));
-    let mut row = |what: &str, of: &dyn Fn(&Outcome) -> String| {
+    let mut row = |what: &str, of: &dyn Fn(&PolicyOutcome) -> String| {
         table.row([what.to_owned()].into_iter().chain(report.policies.iter().map(of)));
     };
     row("jobs", &|o| o.jobs.to_string());
@@ -88,15 +88,16 @@ fn summary(report: &Report, speed: &[Speed]) -> String {
     row("  ended before the work", &|o| o.cut.to_string());
     row("preemptions", &|o| o.preemptions.to_string());
     row("events", &|o| o.events.to_string());
-    let rate = |o: &Outcome| speed.iter().find(|s| s.policy == o.policy).map(|s| format!("{:.0}", s.events_per_s));
+    let rate =
+        |o: &PolicyOutcome| speed.iter().find(|s| s.policy == o.policy).map(|s| format!("{:.0}", s.events_per_s));
     row("  per second", &|o| rate(o).unwrap_or_else(|| text::NONE.into()));
     table.show("")
 }
 
 /// The accuracy of the estimated starts of requests that had to wait.
-fn calibration(report: &Report) -> String {
+fn calibration(report: &ReplayReport) -> String {
     let mut table = Table::new(&columns(report, &[""]));
-    let mut row = |what: &str, of: &dyn Fn(&Calibration) -> Option<String>| {
+    let mut row = |what: &str, of: &dyn Fn(&CalibrationReport) -> Option<String>| {
         let cells = report.policies.iter().map(|o| of(&o.calibration).unwrap_or_else(|| text::NONE.into()));
         table.row([what.to_owned()].into_iter().chain(cells));
     };
@@ -118,16 +119,16 @@ fn calibration(report: &Report) -> String {
 }
 
 /// A name, and its waits and fair-share score under each policy.
-type Row = (String, Vec<(Waits, Option<f64>)>);
+type Row = (String, Vec<(WaitStats, Option<f64>)>);
 
-fn tiers(report: &Report) -> Vec<Row> {
+fn tiers(report: &ReplayReport) -> Vec<Row> {
     let names = report.policies.first().map(|o| &o.tiers[..]).unwrap_or_default();
     let all = |n: usize| report.policies.iter().map(|o| (o.tiers[n].wait.clone(), None)).collect();
     let rows = names.iter().enumerate().map(|(n, tier)| (tier.tier.to_owned(), all(n)));
     rows.filter(|(_, waits): &Row| waits.iter().any(|(wait, _)| wait.jobs > 0)).collect()
 }
 
-fn tenants(report: &Report) -> (Vec<Row>, usize) {
+fn tenants(report: &ReplayReport) -> (Vec<Row>, usize) {
     let names = report.policies.first().map(|o| &o.tenants[..]).unwrap_or_default();
     let all = |n: usize| report.policies.iter().map(move |o| (o.tenants[n].wait.clone(), o.tenants[n].of_fair_share));
     let mut rows: Vec<Row> =
@@ -140,7 +141,7 @@ fn tenants(report: &Report) -> (Vec<Row>, usize) {
 }
 
 /// One block for each name, with a line for each policy. Only tenants have a fair share.
-fn waits(report: &Report, rows: &[Row]) -> String {
+fn waits(report: &ReplayReport, rows: &[Row]) -> String {
     let mut headers = vec!["WHO", "POLICY", ">JOBS", ">MEAN", ">P50", ">P95", ">P99", ">MAX"];
     let scored = rows.iter().flat_map(|(_, waits)| waits).any(|(_, score)| score.is_some());
     headers.extend(scored.then_some(">OF FAIR SHARE"));
@@ -170,9 +171,9 @@ fn percent(share: f64) -> String {
 mod tests {
     use super::*;
     use expect_test::expect;
-    use sublet_replay::drive::Leases;
-    use sublet_replay::policies::Name;
-    use sublet_replay::report::{Options, replay};
+    use sublet_replay::drive::LeaseTerms;
+    use sublet_replay::policies::PolicyName;
+    use sublet_replay::report::{ReplayOptions, replay};
 
     #[test]
     fn policies_stand_side_by_side() {
@@ -181,10 +182,10 @@ mod tests {
                     30,ann,60GiB,1,30,batch\n";
         assert!(sublet_replay::csv::read(text, "").is_err(), "no control characters");
         let trace = sublet_replay::csv::read(&text.replace('\u{7}', ""), "a made-up\u{7} trace").unwrap();
-        let options = Options {
+        let options = ReplayOptions {
             rules: sublet_daemon::Policy::default(),
-            policies: Name::ALL.to_vec(),
-            leases: Leases::Renewed,
+            policies: PolicyName::ALL.to_vec(),
+            leases: LeaseTerms::Renewed,
             starved: 10.0,
             places: None,
             until: None,

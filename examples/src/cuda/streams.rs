@@ -1,6 +1,6 @@
 //! Streams, events, and functions of the host: what is done after what.
 
-use super::{Address, Handle, Result, call, functions};
+use super::{Address, DriverHandle, Result, call, functions};
 use std::ffi::c_void;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
@@ -12,30 +12,30 @@ const OF_THIS_THREAD: i32 = 1;
 
 /// Work that is done in the order it was given.
 #[derive(Debug)]
-pub struct Stream {
-    handle: Handle,
+pub struct CudaStream {
+    handle: DriverHandle,
 }
 
-impl Stream {
+impl CudaStream {
     /// A non-blocking stream: it does not wait for the default stream.
-    pub fn new() -> Result<Stream> {
-        Stream::with_priority(true, 0)
+    pub fn new() -> Result<CudaStream> {
+        CudaStream::with_priority(true, 0)
     }
 
     /// A stream that takes turns with the default one, as the oldest ones do.
-    pub fn blocking() -> Result<Stream> {
+    pub fn blocking() -> Result<CudaStream> {
         let mut handle = 0;
         // SAFETY: the place lives until the call returns.
         unsafe { call!(cuStreamCreate(&raw mut handle, 0)) }?;
-        Ok(Stream { handle })
+        Ok(CudaStream { handle })
     }
 
     /// A stream with a priority: less is sooner.
-    pub fn with_priority(is_independent: bool, priority: i32) -> Result<Stream> {
+    pub fn with_priority(is_independent: bool, priority: i32) -> Result<CudaStream> {
         let mut handle = 0;
         // SAFETY: the place lives until the call returns.
         unsafe { call!(cuStreamCreateWithPriority(&raw mut handle, is_independent.into(), priority)) }?;
-        Ok(Stream { handle })
+        Ok(CudaStream { handle })
     }
 
     /// The priorities there are: the usual one, and the best.
@@ -47,7 +47,7 @@ impl Stream {
     }
 
     /// The driver's name of it.
-    pub fn handle(&self) -> Handle {
+    pub fn handle(&self) -> DriverHandle {
         self.handle
     }
 
@@ -68,7 +68,7 @@ impl Stream {
     }
 
     /// The context it works in.
-    pub fn context(&self) -> Result<Handle> {
+    pub fn context(&self) -> Result<DriverHandle> {
         let mut handle = 0;
         // SAFETY: the place lives until the call returns.
         unsafe { call!(cuStreamGetCtx(self.handle, &raw mut handle)) }?;
@@ -92,7 +92,7 @@ impl Stream {
     }
 
     /// What comes later waits for what an event stands for.
-    pub fn wait_for(&self, event: &Event) -> Result<()> {
+    pub fn wait_for(&self, event: &CudaEvent) -> Result<()> {
         // SAFETY: both are there as long as they are borrowed.
         unsafe { call!(cuStreamWaitEvent(self.handle, event.handle, 0)) }
     }
@@ -116,15 +116,15 @@ impl Stream {
         unsafe { call!(cuLaunchHostFunc(self.handle, Some(add_one), std::ptr::from_ref(counter).cast_mut().cast())) }
     }
 
-    /// Writes a number to memory of a card in its turn.
+    /// Writes a number to memory of a GPU in its turn.
     pub fn write_value(&self, at: Address, value: u32) -> Result<()> {
-        // SAFETY: the driver refuses what is no memory of a card.
+        // SAFETY: the driver refuses what is no memory of a GPU.
         unsafe { call!(cuStreamWriteValue32(self.handle, at, value, 0)) }
     }
 
-    /// What comes later waits until memory of a card has just that number.
+    /// What comes later waits until memory of a GPU has just that number.
     pub fn wait_value(&self, at: Address, value: u32) -> Result<()> {
-        // SAFETY: the driver refuses what is no memory of a card.
+        // SAFETY: the driver refuses what is no memory of a GPU.
         unsafe { call!(cuStreamWaitValue32(self.handle, at, value, 1)) }
     }
 
@@ -143,7 +143,7 @@ impl Stream {
     }
 
     /// The driver's name of the graph that was captured.
-    pub(crate) fn end_capture(&self) -> Result<Handle> {
+    pub(crate) fn end_capture(&self) -> Result<DriverHandle> {
         let mut graph = 0;
         // SAFETY: the place lives until the call returns.
         unsafe { call!(cuStreamEndCapture(self.handle, &raw mut graph)) }?;
@@ -151,7 +151,7 @@ impl Stream {
     }
 }
 
-impl Drop for Stream {
+impl Drop for CudaStream {
     fn drop(&mut self) {
         // SAFETY: it was made here, and is given back once; what is under way is done nevertheless.
         let _ = unsafe { call!(cuStreamDestroy(self.handle)) };
@@ -165,7 +165,7 @@ pub fn synchronise_default() -> Result<()> {
 }
 
 unsafe extern "C" fn call_once(data: *mut c_void) {
-    // SAFETY: `Stream::call` gave this box to be taken once.
+    // SAFETY: `CudaStream::call` gave this box to be taken once.
     let function = unsafe { Box::from_raw(data.cast::<Box<dyn FnOnce() + Send>>()) };
     function();
 }
@@ -178,32 +178,32 @@ pub(crate) unsafe extern "C" fn add_one(data: *mut c_void) {
 
 /// A place in a stream's order, to be waited for.
 #[derive(Debug)]
-pub struct Event {
-    handle: Handle,
+pub struct CudaEvent {
+    handle: DriverHandle,
 }
 
-impl Event {
+impl CudaEvent {
     /// One that tells times.
-    pub fn new() -> Result<Event> {
-        Event::with_flags(0)
+    pub fn new() -> Result<CudaEvent> {
+        CudaEvent::with_flags(0)
     }
 
     /// One that does not, and costs less.
-    pub fn timeless() -> Result<Event> {
-        Event::with_flags(2)
+    pub fn timeless() -> Result<CudaEvent> {
+        CudaEvent::with_flags(2)
     }
 
-    fn with_flags(flags: u32) -> Result<Event> {
+    fn with_flags(flags: u32) -> Result<CudaEvent> {
         let mut handle = 0;
         // SAFETY: the place lives until the call returns.
         unsafe { call!(cuEventCreate(&raw mut handle, flags)) }?;
-        Ok(Event { handle })
+        Ok(CudaEvent { handle })
     }
 
     /// It stands for everything that a stream was given so far; none: the default stream.
-    pub fn record(&self, stream: Option<&Stream>) -> Result<()> {
+    pub fn record(&self, stream: Option<&CudaStream>) -> Result<()> {
         // SAFETY: both are there as long as they are borrowed.
-        unsafe { call!(cuEventRecord(self.handle, stream.map_or(0, Stream::handle))) }
+        unsafe { call!(cuEventRecord(self.handle, stream.map_or(0, CudaStream::handle))) }
     }
 
     /// Waits until all of that is done.
@@ -220,7 +220,7 @@ impl Event {
     }
 
     /// Milliseconds from another event to this one.
-    pub fn ms_since(&self, begin: &Event) -> Result<f32> {
+    pub fn ms_since(&self, begin: &CudaEvent) -> Result<f32> {
         let mut ms = 0.0;
         // SAFETY: the place lives until the call returns.
         unsafe { call!(cuEventElapsedTime(&raw mut ms, begin.handle, self.handle)) }?;
@@ -228,7 +228,7 @@ impl Event {
     }
 }
 
-impl Drop for Event {
+impl Drop for CudaEvent {
     fn drop(&mut self) {
         // SAFETY: it was made here, and is given back once.
         let _ = unsafe { call!(cuEventDestroy(self.handle)) };

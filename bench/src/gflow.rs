@@ -1,7 +1,7 @@
 //! gflow, the nearest peer with a command line: its daemon on a loopback port, its home in a state folder.
 
-use crate::rig::Rig;
-use crate::service::{self, Service};
+use crate::rig::BenchRig;
+use crate::service::{self, ServiceProcess};
 use anyhow::{Context, Result};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -12,22 +12,22 @@ use std::time::Duration;
 pub struct Gflow {
     folder: PathBuf,
     bin: PathBuf,
-    _daemon: Service,
+    _daemon: ServiceProcess,
 }
 
 impl Gflow {
     /// Starts the daemon in the foreground on a free port and waits until it listens.
-    pub fn start(rig: &Rig) -> Result<Gflow> {
-        let (folder, bin) = (rig.fresh("gflow")?, service::venv()?.join("bin"));
+    pub fn start(rig: &BenchRig) -> Result<Gflow> {
+        let (folder, bin) = (rig.fresh_folder("gflow")?, service::venv()?.join("bin"));
         // A port that is free now; on the default port the user's own gflow could be listening.
         let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
         std::fs::create_dir_all(folder.join("config/gflow"))?;
         let config = format!("[daemon]\nhost = \"127.0.0.1\"\nport = {port}\n");
         std::fs::write(folder.join("config/gflow/gflow.toml"), config)?;
-        let command = at_home(&folder, &bin.join("gflowd"));
-        let mut daemon = Service::spawn(command, &folder, folder.join("unused"))?;
+        let command = in_folder(&folder, &bin.join("gflowd"));
+        let mut daemon = ServiceProcess::spawn(command, &folder, folder.join("unused"))?;
         daemon
-            .until(&folder, Duration::from_millis(10), |_| TcpStream::connect(("127.0.0.1", port)).is_ok())
+            .try_until(&folder, Duration::from_millis(10), |_| TcpStream::connect(("127.0.0.1", port)).is_ok())
             .context("gflowd did not start")?;
         Ok(Gflow { folder, bin, _daemon: daemon })
     }
@@ -35,14 +35,14 @@ impl Gflow {
     /// The call that is nearest to a request for a lease: a share of one GPU, not before tomorrow, so
     /// that nothing is started while calls are timed.
     pub fn submit(&self) -> Command {
-        let mut command = at_home(&self.folder, &self.bin.join("gbatch"));
+        let mut command = in_folder(&self.folder, &self.bin.join("gbatch"));
         command.args(["--gpus", "1", "--gpu-memory", "1G", "--shared", "--begin", "now+12h", "true"]);
         command
     }
 }
 
 /// A command of gflow's that sees no files but those in `folder`.
-fn at_home(folder: &Path, program: &Path) -> Command {
+fn in_folder(folder: &Path, program: &Path) -> Command {
     let mut command = Command::new(program);
     command
         .env("HOME", folder)

@@ -4,9 +4,9 @@
 //! closes batches, another commits, and while one batch syncs the next is decided. A batch has 64
 //! requests, 64 releases of earlier leases, and a reading of the GPU that retires those.
 
-use crate::figure::{Figure, Outcome, Target, digits};
-use crate::raw::{Raw, Ready};
-use crate::rig::Rig;
+use crate::figure::{BenchOutcome, Figure, FigureTarget, digits};
+use crate::raw_sqlite::{BoundBatch, RawDatabase};
+use crate::rig::BenchRig;
 use crate::samples::median;
 use anyhow::{Context, Result, ensure};
 use std::sync::Arc;
@@ -23,47 +23,48 @@ use sublet_daemon::engine::Engine;
 use sublet_daemon::journal::{Batch, Journal};
 
 /// Requests in one batch, as from 64 connections.
-const SIZE: usize = 64;
+const BATCH_REQUESTS: usize = 64;
 /// Batches in one round.
 const BATCHES: usize = 200;
 
 /// Ours and raw SQLite alternately.
-pub fn run(rig: &Rig) -> Result<Outcome> {
-    let folder = rig.fresh("loop")?;
+pub fn run(rig: &BenchRig) -> Result<BenchOutcome> {
+    let folder = rig.fresh_folder("loop")?;
     let (journal, _) = Journal::open(&folder.join("state"))?;
-    let mut raw = Raw::make(&folder.join("state/journal.db"), &folder.join("raw.db"))?;
-    let (mut ours, mut twin) = (World::new(), World::new());
+    let mut raw = RawDatabase::create(&folder.join("state/journal.db"), &folder.join("raw.db"))?;
+    let (mut ours, mut twin) = (LoopWorld::new(), LoopWorld::new());
     let mut journal = Some(journal);
     let mut rates = Vec::new();
     for _ in 0..rig.rounds.max(3) {
         let begun = Instant::now();
-        journal = Some(turn(&mut ours, journal.take().context("the journal came back")?)?);
+        journal = Some(run_batches(&mut ours, journal.take().context("the journal came back")?)?);
         let ours_s = begun.elapsed().as_secs_f64();
-        let ready: Vec<Ready> = (0..BATCHES).map(|_| twin.batch().and_then(Ready::of)).collect::<Result<_>>()?;
+        let ready: Vec<BoundBatch> =
+            (0..BATCHES).map(|_| twin.batch().and_then(BoundBatch::of)).collect::<Result<_>>()?;
         let begun = Instant::now();
         for batch in &ready {
             raw.commit(batch)?;
         }
         rates.push((ours_s, begun.elapsed().as_secs_f64()));
     }
-    let pairs = (SIZE * BATCHES) as f64;
+    let pairs = (BATCH_REQUESTS * BATCHES) as f64;
     let ratio = median(rates.iter().map(|(ours, raw)| raw / ours));
     let rate = |side: fn(&(f64, f64)) -> f64| pairs / median(rates.iter().map(side));
     let (ours_rate, raw_rate) = (rate(|r| r.0), rate(|r| r.1));
-    Ok(Outcome {
+    Ok(BenchOutcome {
         figures: vec![Figure {
             what: "the loop without HTTP: durable ask + release pairs, beside raw SQLite writing the same rows",
-            target: Target::AtLeast(0.8),
+            target: FigureTarget::AtLeast(0.8),
             measured: ratio,
             unit: "×",
-            note: format!("{} beside {} pairs/s in batches of {SIZE}", digits(ours_rate), digits(raw_rate)),
+            note: format!("{} beside {} pairs/s in batches of {BATCH_REQUESTS}", digits(ours_rate), digits(raw_rate)),
         }],
-        raw: serde_json::json!({ "batch": SIZE, "batches": BATCHES, "seconds_ours_raw": rates }),
+        raw: serde_json::json!({ "batch": BATCH_REQUESTS, "batches": BATCHES, "seconds_ours_raw": rates }),
     })
 }
 
 /// Decides [`BATCHES`] batches while a second thread commits them.
-fn turn(world: &mut World, mut journal: Journal) -> Result<Journal> {
+fn run_batches(world: &mut LoopWorld, mut journal: Journal) -> Result<Journal> {
     let (orders, inbox) = sync_channel::<Batch>(0);
     let writer = std::thread::spawn(move || -> Result<Journal> {
         for batch in inbox {
@@ -81,7 +82,7 @@ fn turn(world: &mut World, mut journal: Journal) -> Result<Journal> {
 }
 
 /// Tenants that request and release, in the same order every time.
-struct World {
+struct LoopWorld {
     engine: Engine<()>,
     now: Time,
     by: Caller,
@@ -89,36 +90,36 @@ struct World {
     held: Vec<LeaseId>,
 }
 
-impl World {
-    fn new() -> World {
+impl LoopWorld {
+    fn new() -> LoopWorld {
         let by = Caller::user("uid:1000");
         let engine = Engine::new(Rows::default(), Policy::default());
-        let mut world = World { engine, now: Time::ZERO, actor: Arc::from("uid:1000"), by, held: Vec::new() };
-        world.take(Event::Listed(vec![CardFacts::plain(0, Bytes::gib(1 << 16))]));
-        world.look();
+        let mut world = LoopWorld { engine, now: Time::ZERO, actor: Arc::from("uid:1000"), by, held: Vec::new() };
+        world.apply(Event::Listed(vec![CardFacts::plain(0, Bytes::gib(1 << 16))]));
+        world.read_gpu();
         world
     }
 
-    fn take(&mut self, event: Event) -> Answer {
+    fn apply(&mut self, event: Event) -> Answer {
         self.now = self.now + Span(7);
         self.engine.take(self.now, 1_700_000_000_000_000 + self.now.0, &self.actor, event).answer
     }
 
-    fn look(&mut self) {
+    fn read_gpu(&mut self) {
         let free = Bytes::gib(1 << 16);
         let reading = Reading::Used(Used { free, processes: Vec::new(), coarse: false });
         let observation = Observation { begun: self.now + Span(1), reading };
-        self.take(Event::Observed { card: "GPU-0".to_owned(), observation });
+        self.apply(Event::Observed { card: "GPU-0".to_owned(), observation });
     }
 
     fn batch(&mut self) -> Result<Batch> {
         for lease in std::mem::take(&mut self.held) {
-            self.take(Event::Released { by: self.by.clone(), lease, epoch: None });
+            self.apply(Event::Released { by: self.by.clone(), lease, epoch: None });
         }
-        self.look();
-        for _ in 0..SIZE {
+        self.read_gpu();
+        for _ in 0..BATCH_REQUESTS {
             let ask = Ask::plain(Bytes::gib(1), Term::Renewed(Span::secs(300)));
-            let answer = self.take(Event::Asked { by: self.by.clone(), ask, wait: None, root: None });
+            let answer = self.apply(Event::Asked { by: self.by.clone(), ask, wait: None, root: None });
             let Answer::Lease(lease) = answer else { anyhow::bail!("an ask was answered {answer:?}") };
             ensure!(self.engine.state().lease(lease).is_some_and(|l| l.hold().is_some()), "{lease} waits");
             self.held.push(lease);

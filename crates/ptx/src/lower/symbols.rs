@@ -1,8 +1,8 @@
 //! What names stand for, and operands as rows of registers.
 
-use super::Lower;
-use crate::ast::{Operand, Registers, Signature, Space, Type, Variable};
-use crate::error::{Error, Place};
+use super::FunctionLowering;
+use crate::ast::{Operand, ParsedVariable, Registers, Signature, StateSpace, Type};
+use crate::error::{PtxError, TextPosition};
 use crate::lanes::unary;
 use crate::limits;
 use crate::program::{Special, Value};
@@ -17,7 +17,7 @@ pub(crate) struct Register {
 
 /// What a name stands for.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Thing {
+pub(crate) enum Symbol {
     Register(Register),
     /// A module variable of global or constant memory.
     Variable(u32),
@@ -30,39 +30,39 @@ pub(crate) enum Thing {
 }
 
 /// A range `%r<10>`; a member of it gets a register when it is first named.
-struct Range<'t> {
+struct RegisterRange<'t> {
     prefix: &'t str,
     ty: Type,
     count: u32,
 }
 
 /// The names of one pair of braces.
-pub(crate) struct Scope<'t> {
+pub(crate) struct NameScope<'t> {
     pub id: usize,
-    names: HashMap<&'t str, Thing>,
-    ranges: Vec<Range<'t>>,
+    names: HashMap<&'t str, Symbol>,
+    ranges: Vec<RegisterRange<'t>>,
     pub tables: HashMap<&'t str, Vec<&'t str>>,
-    pub prototypes: HashMap<&'t str, Shape>,
+    pub prototypes: HashMap<&'t str, CallLayout>,
 }
 
-impl Scope<'_> {
+impl NameScope<'_> {
     pub fn new(id: usize) -> Self {
-        Scope { id, names: HashMap::new(), ranges: Vec::new(), tables: HashMap::new(), prototypes: HashMap::new() }
+        NameScope { id, names: HashMap::new(), ranges: Vec::new(), tables: HashMap::new(), prototypes: HashMap::new() }
     }
 }
 
 /// Where the values of a call lie in the callee's local frame.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Shape {
+pub(crate) struct CallLayout {
     /// Offset and size of each return value, then of each input.
     pub returns: Vec<(u32, u32)>,
     pub inputs: Vec<(u32, u32)>,
     pub bytes: u32,
 }
 
-impl Shape {
-    pub fn of(signature: &Signature<'_>) -> Result<Shape, Error> {
-        let mut shape = Shape::default();
+impl CallLayout {
+    pub fn of(signature: &Signature<'_>) -> Result<CallLayout, PtxError> {
+        let mut shape = CallLayout::default();
         for (formals, is_return) in [(&signature.returns, true), (&signature.inputs, false)] {
             for formal in formals {
                 let placed = place_param(&mut shape.bytes, &formal.variable)?;
@@ -75,13 +75,13 @@ impl Shape {
 }
 
 /// Gives a parameter its offset behind those before it.
-pub(crate) fn place_param(end: &mut u32, variable: &Variable<'_>) -> Result<(u32, u32), Error> {
+pub(crate) fn place_param(end: &mut u32, variable: &ParsedVariable<'_>) -> Result<(u32, u32), PtxError> {
     // A predicate has no bytes, but a slot.
     let bytes = variable.bytes().max(u64::from(variable.ty == Type::Pred));
     let offset = u64::from(*end).next_multiple_of(u64::from(variable.alignment()));
     let after = offset.saturating_add(bytes);
     if after > u64::from(limits::PARAM_BYTES_MAX) {
-        return variable.place.limit("the bytes of parameters", u64::from(limits::PARAM_BYTES_MAX));
+        return variable.position.limit("the bytes of parameters", u64::from(limits::PARAM_BYTES_MAX));
     }
     *end = after as u32;
     Ok((offset as u32, bytes as u32))
@@ -89,117 +89,117 @@ pub(crate) fn place_param(end: &mut u32, variable: &Variable<'_>) -> Result<(u32
 
 /// The names of the whole module.
 #[derive(Default)]
-pub(crate) struct Symbols<'t> {
-    pub names: HashMap<&'t str, Thing>,
+pub(crate) struct ModuleSymbols<'t> {
+    pub names: HashMap<&'t str, Symbol>,
     /// The call shape of each function.
-    pub shapes: Vec<Shape>,
+    pub call_layouts: Vec<CallLayout>,
     /// Functions that have a body.
     pub defined: Vec<bool>,
     /// Shared variables of functions, after those of the module.
     pub inner_shared: HashMap<(u32, u32), u32>,
 }
 
-impl<'t> Lower<'_, 't> {
-    pub(super) fn scope(&mut self) -> &mut Scope<'t> {
+impl<'t> FunctionLowering<'_, 't> {
+    pub(super) fn scope(&mut self) -> &mut NameScope<'t> {
         let last = self.scopes.len() - 1;
         &mut self.scopes[last]
     }
 
-    pub(super) fn declare(&mut self, name: &'t str, thing: Thing, place: Place) -> Result<(), Error> {
-        if self.scope().names.insert(name, thing).is_some() {
-            return place.name(format!("`{name}` is declared twice"));
+    pub(super) fn declare(&mut self, name: &'t str, symbol: Symbol, position: TextPosition) -> Result<(), PtxError> {
+        if self.scope().names.insert(name, symbol).is_some() {
+            return position.name(format!("`{name}` is declared twice"));
         }
         Ok(())
     }
 
-    pub(super) fn declare_registers(&mut self, registers: &Registers<'t>) -> Result<(), Error> {
-        self.place = registers.place;
+    pub(super) fn declare_registers(&mut self, registers: &Registers<'t>) -> Result<(), PtxError> {
+        self.position = registers.position;
         if registers.ty == Type::B128 {
-            return registers.place.unsupported(".reg .b128");
+            return registers.position.unsupported(".reg .b128");
         }
         match registers.count {
             Some(count) => {
                 if self.scope().ranges.len() >= limits::RANGES_MAX {
-                    return registers.place.limit("the ranges of registers in a scope", limits::RANGES_MAX as u64);
+                    return registers.position.limit("the ranges of registers in a scope", limits::RANGES_MAX as u64);
                 }
-                self.scope().ranges.push(Range { prefix: registers.name, ty: registers.ty, count });
+                self.scope().ranges.push(RegisterRange { prefix: registers.name, ty: registers.ty, count });
                 Ok(())
             }
             None => {
                 let register = self.allocate_for(registers.ty)?;
-                self.declare(registers.name, Thing::Register(register), registers.place)
+                self.declare(registers.name, Symbol::Register(register), registers.position)
             }
         }
     }
 
-    pub(super) fn declare_variable(&mut self, variable: &Variable<'t>) -> Result<(), Error> {
-        self.place = variable.place;
-        let thing = match variable.space {
-            Space::Local | Space::Param => Thing::Local(self.reserve_local(variable)?),
-            Space::Shared | Space::Global | Space::Const => {
-                let key = (variable.place.line, variable.place.column);
+    pub(super) fn declare_variable(&mut self, variable: &ParsedVariable<'t>) -> Result<(), PtxError> {
+        self.position = variable.position;
+        let symbol = match variable.space {
+            StateSpace::Local | StateSpace::Param => Symbol::Local(self.reserve_local(variable)?),
+            StateSpace::Shared | StateSpace::Global | StateSpace::Const => {
+                let key = (variable.position.line, variable.position.column);
                 match self.symbols.inner_shared.get(&key) {
-                    Some(&index) if variable.space == Space::Shared => Thing::Shared(index),
-                    Some(&index) => Thing::Variable(index),
-                    None => return variable.place.name(format!("`{}` has no memory", variable.name)),
+                    Some(&index) if variable.space == StateSpace::Shared => Symbol::Shared(index),
+                    Some(&index) => Symbol::Variable(index),
+                    None => return variable.position.name(format!("`{}` has no memory", variable.name)),
                 }
             }
         };
-        self.declare(variable.name, thing, variable.place)
+        self.declare(variable.name, symbol, variable.position)
     }
 
-    fn reserve_local(&mut self, variable: &Variable<'t>) -> Result<u32, Error> {
+    fn reserve_local(&mut self, variable: &ParsedVariable<'t>) -> Result<u32, PtxError> {
         let align = u64::from(variable.alignment().min(4096));
         let offset = u64::from(self.frame.local_bytes).next_multiple_of(align);
         let end = offset.saturating_add(variable.bytes());
         if end > u64::from(limits::LOCAL_BYTES_MAX) {
-            return variable.place.limit("the local bytes of a thread", u64::from(limits::LOCAL_BYTES_MAX));
+            return variable.position.limit("the local bytes of a thread", u64::from(limits::LOCAL_BYTES_MAX));
         }
         self.frame.local_bytes = (end as u32).next_multiple_of(16);
         Ok(offset as u32)
     }
 
     /// Looks a name up from the inside out.
-    pub(super) fn find(&mut self, name: &'t str) -> Result<Option<Thing>, Error> {
+    pub(super) fn find_symbol(&mut self, name: &'t str) -> Result<Option<Symbol>, PtxError> {
         for index in (0..self.scopes.len()).rev() {
-            if let Some(thing) = self.scopes[index].names.get(name) {
-                return Ok(Some(*thing));
+            if let Some(symbol) = self.scopes[index].names.get(name) {
+                return Ok(Some(*symbol));
             }
             let Some(ty) = self.scopes[index].in_range(name) else { continue };
-            let thing = Thing::Register(self.allocate_for(ty)?);
+            let symbol = Symbol::Register(self.allocate_for(ty)?);
             self.uses.registers += 1;
-            self.scopes[index].names.insert(name, thing);
-            return Ok(Some(thing));
+            self.scopes[index].names.insert(name, symbol);
+            return Ok(Some(symbol));
         }
         Ok(self.symbols.names.get(name).copied())
     }
 
-    pub(super) fn thing(&mut self, name: &'t str) -> Result<Thing, Error> {
-        match self.find(name)? {
-            Some(thing) => Ok(thing),
-            None => self.place.name(format!("`{name}` is not declared")),
+    pub(super) fn symbol(&mut self, name: &'t str) -> Result<Symbol, PtxError> {
+        match self.find_symbol(name)? {
+            Some(symbol) => Ok(symbol),
+            None => self.position.name(format!("`{name}` is not declared")),
         }
     }
 
-    pub(super) fn register(&mut self, operand: &Operand<'t>) -> Result<Register, Error> {
+    pub(super) fn register(&mut self, operand: &Operand<'t>) -> Result<Register, PtxError> {
         match operand {
-            Operand::Name(name) => match self.thing(name)? {
-                Thing::Register(register) => Ok(register),
-                _ => self.place.operands(format!("`{name}` is not a register")),
+            Operand::Name(name) => match self.symbol(name)? {
+                Symbol::Register(register) => Ok(register),
+                _ => self.position.operands(format!("`{name}` is not a register")),
             },
-            _ => self.place.operands("a register is needed here"),
+            _ => self.position.operands("a register is needed here"),
         }
     }
 
-    pub(super) fn predicate_named(&mut self, name: &'t str) -> Result<u32, Error> {
-        match self.thing(name)? {
-            Thing::Register(Register { ty: Type::Pred, at }) => Ok(at),
-            _ => self.place.operands(format!("`{name}` is not a predicate")),
+    pub(super) fn predicate_named(&mut self, name: &'t str) -> Result<u32, PtxError> {
+        match self.symbol(name)? {
+            Symbol::Register(Register { ty: Type::Pred, at }) => Ok(at),
+            _ => self.position.operands(format!("`{name}` is not a predicate")),
         }
     }
 
     /// A predicate to read: its offset, and all ones if it is negated.
-    pub(super) fn predicate(&mut self, operand: &Operand<'t>) -> Result<(u32, u32), Error> {
+    pub(super) fn predicate(&mut self, operand: &Operand<'t>) -> Result<(u32, u32), PtxError> {
         match operand {
             Operand::Name(name) => Ok((self.predicate_named(name)?, 0)),
             Operand::Not(name) => Ok((self.predicate_named(name)?, u32::MAX)),
@@ -208,21 +208,21 @@ impl<'t> Lower<'_, 't> {
                 let at = self.constant(if *value != 0 { u64::from(u32::MAX) } else { 0 }, false)?;
                 Ok((at, 0))
             }
-            _ => self.place.operands("a predicate is needed here"),
+            _ => self.position.operands("a predicate is needed here"),
         }
     }
 
     /// A predicate to write; for `_` a fresh one that nothing reads.
-    pub(super) fn predicate_target(&mut self, operand: &Operand<'t>) -> Result<u32, Error> {
+    pub(super) fn predicate_target(&mut self, operand: &Operand<'t>) -> Result<u32, PtxError> {
         match operand {
             Operand::Name("_") => self.allocate_predicate(),
             Operand::Name(name) => self.predicate_named(name),
-            _ => self.place.operands("a predicate is needed here"),
+            _ => self.position.operands("a predicate is needed here"),
         }
     }
 
     /// A value of type `ty` to read, as the offset of a row of that width.
-    pub(super) fn value(&mut self, operand: &Operand<'t>, ty: Type) -> Result<u32, Error> {
+    pub(super) fn value(&mut self, operand: &Operand<'t>, ty: Type) -> Result<u32, PtxError> {
         let wide = ty.bytes() == 8;
         match operand {
             Operand::Int(value) if ty.is_float() => {
@@ -238,31 +238,33 @@ impl<'t> Lower<'_, 't> {
             Operand::Name(name) => self.named_value(name, 0, wide),
             Operand::Offset(name, addend) => self.named_value(name, *addend, wide),
             Operand::Part(name, part) => self.special_value(name, part, wide),
-            _ => self.place.operands("a value is needed here"),
+            _ => self.position.operands("a value is needed here"),
         }
     }
 
-    fn named_value(&mut self, name: &'t str, addend: i64, wide: bool) -> Result<u32, Error> {
-        let Some(thing) = self.find(name)? else {
+    fn named_value(&mut self, name: &'t str, addend: i64, wide: bool) -> Result<u32, PtxError> {
+        let Some(symbol) = self.find_symbol(name)? else {
             if name == "WARP_SZ" {
                 return self.constant(32_u64.wrapping_add_signed(addend), wide);
             }
             return self.special_value(name, "", wide);
         };
-        match thing {
-            Thing::Register(_) if addend != 0 => self.place.operands(format!("`{name}` is a register, not an address")),
-            Thing::Register(register) => self.fit(name, register, wide),
-            thing => {
-                let value = self.address_value(thing, addend);
+        match symbol {
+            Symbol::Register(_) if addend != 0 => {
+                self.position.operands(format!("`{name}` is a register, not an address"))
+            }
+            Symbol::Register(register) => self.fit_width(name, register, wide),
+            symbol => {
+                let value = self.address_value(symbol, addend);
                 self.pooled(value, wide)
             }
         }
     }
 
     /// A register read with another width than its own: narrower is allowed.
-    fn fit(&mut self, name: &str, register: Register, wide: bool) -> Result<u32, Error> {
+    fn fit_width(&mut self, name: &str, register: Register, wide: bool) -> Result<u32, PtxError> {
         match (register.ty, register.ty.bytes() == 8, wide) {
-            (Type::Pred, ..) => self.place.operands(format!("`{name}` is a predicate, not a value")),
+            (Type::Pred, ..) => self.position.operands(format!("`{name}` is a predicate, not a value")),
             (_, true, true) | (_, false, false) => Ok(register.at),
             (_, true, false) => {
                 let narrow = self.allocate(false)?;
@@ -273,30 +275,30 @@ impl<'t> Lower<'_, 't> {
             }
             (_, false, true) => {
                 let bits = register.ty.bytes() * 8;
-                self.place.operands(format!("`{name}` has {bits} bits, and 64 are needed"))
+                self.position.operands(format!("`{name}` has {bits} bits, and 64 are needed"))
             }
         }
     }
 
     /// The address of what a name stands for.
-    pub(super) fn address_value(&mut self, thing: Thing, addend: i64) -> Value {
-        match thing {
-            Thing::Register(_) => Value::Bits(0),
-            Thing::Variable(index) => Value::Variable { index, addend },
-            Thing::Shared(index) => {
+    pub(super) fn address_value(&mut self, symbol: Symbol, addend: i64) -> Value {
+        match symbol {
+            Symbol::Register(_) => Value::Bits(0),
+            Symbol::Variable(index) => Value::Variable { index, addend },
+            Symbol::Shared(index) => {
                 self.uses.shared.push(index);
                 Value::Shared { index, addend }
             }
-            Thing::Local(offset) => Value::Local(offset.wrapping_add(addend as u32)),
-            Thing::Param(offset) => Value::Bits(u64::from(offset).wrapping_add_signed(addend)),
-            Thing::Function(index) => {
+            Symbol::Local(offset) => Value::Local(offset.wrapping_add(addend as u32)),
+            Symbol::Param(offset) => Value::Bits(u64::from(offset).wrapping_add_signed(addend)),
+            Symbol::Function(index) => {
                 self.uses.addresses_taken.push(index);
                 Value::Function(index)
             }
         }
     }
 
-    fn special_value(&mut self, name: &str, part: &str, wide: bool) -> Result<u32, Error> {
+    fn special_value(&mut self, name: &str, part: &str, wide: bool) -> Result<u32, PtxError> {
         if let Some(special) = special(name, part) {
             return self.pooled(Value::Special(special), wide);
         }
@@ -304,11 +306,11 @@ impl<'t> Lower<'_, 't> {
             return self.constant(0, wide);
         }
         let dot = if part.is_empty() { "" } else { "." };
-        self.place.name(format!("`{name}{dot}{part}` is not declared"))
+        self.position.name(format!("`{name}{dot}{part}` is not declared"))
     }
 
     /// A register to write values of width `wide`; `_` is a fresh one.
-    pub(super) fn target(&mut self, operand: &Operand<'t>, ty: Type) -> Result<u32, Error> {
+    pub(super) fn target_register(&mut self, operand: &Operand<'t>, ty: Type) -> Result<u32, PtxError> {
         let wide = ty.bytes() == 8;
         if matches!(operand, Operand::Name("_")) {
             return self.allocate(wide);
@@ -316,17 +318,21 @@ impl<'t> Lower<'_, 't> {
         let register = self.register(operand)?;
         if register.ty == Type::Pred || (register.ty.bytes() == 8) != wide {
             let (has, needs) = (register.ty.bytes() * 8, ty.bytes() * 8);
-            return self.place.operands(format!("the result has {needs} bits, its register {has}"));
+            return self.position.operands(format!("the result has {needs} bits, its register {has}"));
         }
         if wide {
-            self.written.insert(register.at, self.ops.len() as u32);
+            self.last_writes.insert(register.at, self.ops.len() as u32);
         }
         Ok(register.at)
     }
 
-    /// Like [`Self::target`], but a wider register is allowed: then the row to
+    /// Like [`Self::target_register`], but a wider register is allowed: then the row to
     /// write first, and what has to follow.
-    pub(super) fn wide_target(&mut self, operand: &Operand<'t>, ty: Type) -> Result<(u32, Option<Widen>), Error> {
+    pub(super) fn wider_target_register(
+        &mut self,
+        operand: &Operand<'t>,
+        ty: Type,
+    ) -> Result<(u32, Option<Widen>), PtxError> {
         if ty.bytes() < 8
             && let Operand::Name(name) = operand
             && *name != "_"
@@ -337,7 +343,7 @@ impl<'t> Lower<'_, 't> {
                 return Ok((narrow, Some(Widen { from: narrow, to: register.at, signed: ty.is_signed() })));
             }
         }
-        Ok((self.target(operand, ty)?, None))
+        Ok((self.target_register(operand, ty)?, None))
     }
 
     pub(super) fn widen(&mut self, widen: Option<Widen>) {
@@ -355,7 +361,7 @@ pub(crate) struct Widen {
     signed: bool,
 }
 
-impl Scope<'_> {
+impl NameScope<'_> {
     fn in_range(&self, name: &str) -> Option<Type> {
         let prefix = name.trim_end_matches(|c: char| c.is_ascii_digit());
         // `%r<3>` has `%r0` to `%r2`; a prefix may itself end in digits.

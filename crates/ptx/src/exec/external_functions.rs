@@ -4,10 +4,10 @@
 //! Their arguments lie where any callee's would: right behind the caller's local
 //! frame, results first.
 
-use super::access::{Element, FLAT, LOCAL};
+use super::load_store::{Element, FLAT, LOCAL};
 use super::machine::Machine;
 use crate::fault::FaultKind;
-use crate::op::{Next, Op};
+use crate::op::{Op, OpOutcome};
 
 /// The longest text that is read from a kernel, so that a missing end does not
 /// print all of memory.
@@ -18,8 +18,8 @@ const PRINT_BYTES_MAX: usize = 1 << 20;
 
 impl Machine<'_> {
     /// Reads an integer of `bytes` bytes.
-    fn peek(&mut self, space: u8, lane: u32, address: u64, bytes: u32) -> Result<u64, FaultKind> {
-        let host = self.host_of(space, lane, address, bytes, false)?;
+    fn read_integer(&mut self, space: u8, lane: u32, address: u64, bytes: u32) -> Result<u64, FaultKind> {
+        let host = self.host_pointer(space, lane, address, bytes, false)?;
         // SAFETY: the range was just checked.
         Ok(unsafe {
             match bytes {
@@ -31,10 +31,10 @@ impl Machine<'_> {
     }
 
     /// A text up to its zero byte.
-    fn peek_text(&mut self, lane: u32, address: u64) -> Result<String, FaultKind> {
+    fn read_text(&mut self, lane: u32, address: u64) -> Result<String, FaultKind> {
         let mut bytes = Vec::new();
         for offset in 0..TEXT_BYTES_MAX {
-            match self.peek(FLAT, lane, address.wrapping_add(offset), 1)? as u8 {
+            match self.read_integer(FLAT, lane, address.wrapping_add(offset), 1)? as u8 {
                 0 => break,
                 byte => bytes.push(byte),
             }
@@ -43,31 +43,31 @@ impl Machine<'_> {
     }
 
     /// Where the arguments of an external call begin.
-    fn arguments(&self) -> u64 {
-        let frame = &self.env.program.functions[self.w.function as usize];
-        u64::from(self.w.local) + u64::from(frame.local_bytes)
+    fn arguments_offset(&self) -> u64 {
+        let frame = &self.env.program.functions[self.warp.function as usize];
+        u64::from(self.warp.local) + u64::from(frame.local_bytes)
     }
 
-    fn asserted(&mut self, lane: u32) -> Result<FaultKind, FaultKind> {
-        let at = self.arguments();
-        let message = self.peek(LOCAL, lane, at, 8)?;
-        let file = self.peek(LOCAL, lane, at + 8, 8)?;
-        let line = self.peek(LOCAL, lane, at + 16, 4)? as u32;
-        let function = self.peek(LOCAL, lane, at + 24, 8)?;
+    fn assertion_fault(&mut self, lane: u32) -> Result<FaultKind, FaultKind> {
+        let at = self.arguments_offset();
+        let message = self.read_integer(LOCAL, lane, at, 8)?;
+        let file = self.read_integer(LOCAL, lane, at + 8, 8)?;
+        let line = self.read_integer(LOCAL, lane, at + 16, 4)? as u32;
+        let function = self.read_integer(LOCAL, lane, at + 24, 8)?;
         Ok(FaultKind::Assert {
-            message: self.peek_text(lane, message)?,
-            file: self.peek_text(lane, file)?,
+            message: self.read_text(lane, message)?,
+            file: self.read_text(lane, file)?,
             line,
-            function: self.peek_text(lane, function)?,
+            function: self.read_text(lane, function)?,
         })
     }
 
-    fn printed(&mut self, lane: u32) -> Result<String, FaultKind> {
+    fn printf_text(&mut self, lane: u32) -> Result<String, FaultKind> {
         // The result takes the first 4 bytes; the two pointers follow, aligned.
-        let at = self.arguments() + 8;
-        let format = self.peek(LOCAL, lane, at, 8)?;
-        let mut next = self.peek(LOCAL, lane, at + 8, 8)?;
-        let format = self.peek_text(lane, format)?;
+        let at = self.arguments_offset() + 8;
+        let format = self.read_integer(LOCAL, lane, at, 8)?;
+        let mut next = self.read_integer(LOCAL, lane, at + 8, 8)?;
+        let format = self.read_text(lane, format)?;
         let mut out = String::new();
         let mut rest = format.as_str();
         while let Some(percent) = rest.find('%').filter(|_| out.len() < PRINT_BYTES_MAX) {
@@ -86,11 +86,11 @@ impl Machine<'_> {
                 || flags.contains(['l', 'j', 'z', 't']);
             let bytes = if wide { 8 } else { 4 };
             next = next.checked_next_multiple_of(u64::from(bytes)).unwrap_or(0);
-            let value = self.peek(FLAT, lane, next, bytes)?;
+            let value = self.read_integer(FLAT, lane, next, bytes)?;
             next = next.wrapping_add(u64::from(bytes));
             out.push_str(&match kind {
-                b's' => self.peek_text(lane, value)?,
-                _ => shown(kind, flags, value, wide),
+                b's' => self.read_text(lane, value)?,
+                _ => formatted(kind, flags, value, wide),
             });
         }
         out.push_str(rest);
@@ -99,7 +99,7 @@ impl Machine<'_> {
 }
 
 /// One value in the manner of C.
-fn shown(kind: u8, flags: &str, value: u64, wide: bool) -> String {
+fn formatted(kind: u8, flags: &str, value: u64, wide: bool) -> String {
     let numbers = flags.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let (width, precision) = numbers.split_once('.').unwrap_or((numbers, ""));
     let precision = precision.parse::<usize>().ok().map(|precision| precision.min(512));
@@ -142,20 +142,20 @@ fn exponential(value: f64, precision: usize) -> String {
 }
 
 /// `__assertfail(message, file, line, function, size)`.
-pub(crate) unsafe fn assert_fail(m: &mut Machine<'_>, _op: &Op, mask: u32) -> Next {
+pub(crate) unsafe fn assert_fail(m: &mut Machine<'_>, _op: &Op, mask: u32) -> OpOutcome {
     let lane = mask.trailing_zeros() & 31;
-    let (Ok(kind) | Err(kind)) = m.asserted(lane);
+    let (Ok(kind) | Err(kind)) = m.assertion_fault(lane);
     m.fail(kind, mask)
 }
 
 /// `vprintf(format, arguments)`, a lane at a time.
-pub(crate) unsafe fn print(m: &mut Machine<'_>, _op: &Op, mask: u32) -> Next {
+pub(crate) unsafe fn print(m: &mut Machine<'_>, _op: &Op, mask: u32) -> OpOutcome {
     for lane in (0..32_u32).filter(|lane| mask >> lane & 1 != 0) {
         // A long text takes longer than all other instructions of a time slice.
         if m.env.is_over() {
-            return Next::Yield;
+            return OpOutcome::EndOfSlice;
         }
-        match m.printed(lane) {
+        match m.printf_text(lane) {
             Ok(text) => {
                 if let Some(print) = m.env.print {
                     print(&text);
@@ -164,5 +164,5 @@ pub(crate) unsafe fn print(m: &mut Machine<'_>, _op: &Op, mask: u32) -> Next {
             Err(kind) => return m.fail(kind, 1 << lane),
         }
     }
-    Next::Go
+    OpOutcome::Continue
 }

@@ -17,7 +17,7 @@ use sublet_core::units::{Bytes, Span, Time};
 
 /// The integrals of one run.
 #[derive(Clone, Debug)]
-pub struct Books {
+pub struct UsageIntegrals {
     now: Time,
     began: Time,
     slot: Span,
@@ -27,13 +27,13 @@ pub struct Books {
     held: u64,
     waiting: u64,
     /// How many jobs wait: by number of GPUs, then by bytes on each.
-    wishes: BTreeMap<u16, BTreeMap<u64, u32>>,
+    waiting_sizes: BTreeMap<u16, BTreeMap<u64, u32>>,
     /// True if a waiting job would fit; `None` if that must be computed again.
     fits: Option<bool>,
-    jobs: Vec<Presence>,
+    jobs: Vec<JobPresence>,
     /// Jobs that wait or run, in no order.
     present: Vec<u32>,
-    tenants: Vec<TenantBook>,
+    tenants: Vec<TenantIntegrals>,
     slot_held: u128,
     slot_queue: u128,
     /// Byte·µs granted.
@@ -45,19 +45,19 @@ pub struct Books {
     /// Byte·µs that lay idle while a request waited.
     pub idle_waiting: u128,
     /// One for each slot.
-    pub slots: Vec<Slot>,
+    pub slots: Vec<UsageSlot>,
     /// Jain's index of each contended slot.
     pub jains: Vec<f64>,
 }
 
 /// One job in the present slot.
 #[derive(Clone, Debug)]
-struct Presence {
+struct JobPresence {
     tenant: u32,
-    cards: u16,
+    gpus: u16,
     vram: u64,
     /// Its index in `present`; `None` if it neither waits nor runs.
-    place: Option<u32>,
+    present_index: Option<u32>,
     /// When it arrived, or the slot began, whichever was later.
     entered: Time,
     /// Its work left then.
@@ -68,15 +68,15 @@ struct Presence {
     running: Option<Time>,
 }
 
-impl Presence {
+impl JobPresence {
     fn bytes(&self) -> u64 {
-        self.vram * u64::from(self.cards)
+        self.vram * u64::from(self.gpus)
     }
 }
 
 /// What one tenant got and could have used.
 #[derive(Clone, Debug, Default)]
-struct TenantBook {
+struct TenantIntegrals {
     slot_held: u128,
     slot_demand: u128,
     service: u128,
@@ -86,7 +86,7 @@ struct TenantBook {
 
 /// What one tenant got, in the end.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Got {
+pub struct TenantUsage {
     /// Byte·µs held.
     pub service: u128,
     /// Byte·µs held in contended slots.
@@ -97,7 +97,7 @@ pub struct Got {
 
 /// The mean of one slot.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Slot {
+pub struct UsageSlot {
     /// When it began.
     pub began: Time,
     /// How long it was; the last one may be short.
@@ -108,21 +108,21 @@ pub struct Slot {
     pub utilisation: f64,
 }
 
-impl Books {
-    /// Empty books that begin at `began`.
-    pub fn new(cluster: &Cluster, margin: Bytes, trace: &Trace, began: Time, slot: Span) -> Books {
-        let presence = |job: &crate::trace::Job| Presence {
+impl UsageIntegrals {
+    /// Empty integrals that begin at `began`.
+    pub fn new(cluster: &Cluster, margin: Bytes, trace: &Trace, began: Time, slot: Span) -> UsageIntegrals {
+        let presence = |job: &crate::trace::TraceJob| JobPresence {
             tenant: job.tenant,
-            cards: job.cards,
+            gpus: job.gpus,
             vram: job.vram.0,
-            place: None,
+            present_index: None,
             entered: began,
             left: job.duration,
             ran: Span::ZERO,
             running: None,
         };
-        let free: Vec<u64> = cluster.cards.iter().map(|total| total.less(margin).0).collect();
-        Books {
+        let free: Vec<u64> = cluster.gpus.iter().map(|total| total.less(margin).0).collect();
+        UsageIntegrals {
             now: began,
             began,
             slot: Span(slot.0.max(1)),
@@ -131,11 +131,11 @@ impl Books {
             free,
             held: 0,
             waiting: 0,
-            wishes: BTreeMap::new(),
+            waiting_sizes: BTreeMap::new(),
             fits: None,
             jobs: trace.jobs.iter().map(presence).collect(),
             present: Vec::new(),
-            tenants: vec![TenantBook::default(); trace.tenants.len()],
+            tenants: vec![TenantIntegrals::default(); trace.tenants.len()],
             slot_held: 0,
             slot_queue: 0,
             granted: 0,
@@ -156,13 +156,13 @@ impl Books {
         self.now.since(self.began)
     }
     /// Byte·µs that could have been leased so far.
-    pub fn there_were(&self) -> u128 {
+    pub fn leasable_byte_us(&self) -> u128 {
         u128::from(self.capacity) * u128::from(self.elapsed().0)
     }
     /// What a tenant got.
-    pub fn got(&self, tenant: usize) -> Got {
-        let TenantBook { service, contended_service, contended_share, .. } = self.tenants[tenant];
-        Got { service, contended_service, contended_share }
+    pub fn tenant_usage(&self, tenant: usize) -> TenantUsage {
+        let TenantIntegrals { service, contended_service, contended_share, .. } = self.tenants[tenant];
+        TenantUsage { service, contended_service, contended_share }
     }
 
     /// Advances the time to `to`; nothing changed since the last call.
@@ -187,22 +187,22 @@ impl Books {
         if self.waiting > 0 {
             self.waiting_us += us;
             self.idle_waiting += u128::from(self.capacity.saturating_sub(self.held)) * u128::from(us);
-            if self.somebody_fits() {
+            if self.any_waiter_fits() {
                 self.fitting_us += us;
             }
         }
     }
 
     /// True if a waiting job fits into the free bytes, even if the scheduler reserves them for another.
-    fn somebody_fits(&mut self) -> bool {
+    fn any_waiter_fits(&mut self) -> bool {
         if let Some(fits) = self.fits {
             return fits;
         }
-        let room = |(cards, sizes): (&u16, &BTreeMap<u64, u32>)| {
+        let room = |(gpus, sizes): (&u16, &BTreeMap<u64, u32>)| {
             let least = sizes.keys().next().copied().unwrap_or(u64::MAX);
-            self.free.iter().filter(|free| **free >= least).count() >= usize::from(*cards)
+            self.free.iter().filter(|free| **free >= least).count() >= usize::from(*gpus)
         };
-        let fits = self.wishes.iter().any(room);
+        let fits = self.waiting_sizes.iter().any(room);
         self.fits = Some(fits);
         fits
     }
@@ -210,7 +210,7 @@ impl Books {
     fn close_slot(&mut self) {
         let length = self.now.since(self.slot_began);
         for n in 0..self.present.len() {
-            self.settle(self.present[n]);
+            self.credit_tenant(self.present[n]);
         }
         let there = self.capacity as f64 * length.0 as f64;
         let wanting: Vec<usize> = (0..self.tenants.len()).filter(|n| self.tenants[*n].slot_demand > 0).collect();
@@ -219,19 +219,19 @@ impl Books {
             let shares = fair_shares(&demands, there);
             let mut ratios = Vec::with_capacity(wanting.len());
             for (tenant, share) in wanting.iter().zip(shares) {
-                let book = &mut self.tenants[*tenant];
-                let got = book.slot_held as f64;
-                book.contended_service += got;
-                book.contended_share += share;
+                let tenant = &mut self.tenants[*tenant];
+                let got = tenant.slot_held as f64;
+                tenant.contended_service += got;
+                tenant.contended_share += share;
                 ratios.push(got / share);
             }
             self.jains.push(jain(&ratios));
         }
-        for book in &mut self.tenants {
-            (book.slot_held, book.slot_demand) = (0, 0);
+        for tenant in &mut self.tenants {
+            (tenant.slot_held, tenant.slot_demand) = (0, 0);
         }
         let us = length.0.max(1) as f64;
-        self.slots.push(Slot {
+        self.slots.push(UsageSlot {
             began: self.slot_began,
             length,
             queue: self.slot_queue as f64 / us,
@@ -249,7 +249,7 @@ impl Books {
     }
 
     /// Adds to the tenant what a job got and could have used since it arrived or the slot began.
-    fn settle(&mut self, job: u32) {
+    fn credit_tenant(&mut self, job: u32) {
         let now = self.now;
         let job = &mut self.jobs[job as usize];
         if let Some(since) = &mut job.running {
@@ -258,47 +258,47 @@ impl Books {
         }
         let bytes = u128::from(job.bytes());
         let (held, could) = (u128::from(job.ran.0), u128::from(now.since(job.entered).min(job.left).0));
-        let book = &mut self.tenants[job.tenant as usize];
-        book.slot_held += bytes * held;
-        book.service += bytes * held;
-        book.slot_demand += bytes * could;
+        let tenant = &mut self.tenants[job.tenant as usize];
+        tenant.slot_held += bytes * held;
+        tenant.service += bytes * held;
+        tenant.slot_demand += bytes * could;
         job.left = Span(job.left.0.saturating_sub(job.ran.0));
         (job.entered, job.ran) = (now, Span::ZERO);
     }
 
     /// A job begins to wait.
-    pub fn wait(&mut self, number: u32) {
+    pub fn job_waits(&mut self, number: u32) {
         let job = &mut self.jobs[number as usize];
-        if job.place.is_none() {
-            (job.place, job.entered) = (Some(self.present.len() as u32), self.now);
+        if job.present_index.is_none() {
+            (job.present_index, job.entered) = (Some(self.present.len() as u32), self.now);
             self.present.push(number);
         }
         self.waiting += 1;
-        *self.wishes.entry(job.cards).or_default().entry(job.vram).or_default() += 1;
+        *self.waiting_sizes.entry(job.gpus).or_default().entry(job.vram).or_default() += 1;
         self.fits = None;
     }
 
     /// A job that waited is served.
-    pub fn grant(&mut self, number: u32, cards: &[CardId]) {
+    pub fn job_granted(&mut self, number: u32, gpus: &[CardId]) {
         let job = &mut self.jobs[number as usize];
         job.running = Some(self.now);
         self.held += job.bytes();
         self.waiting -= 1;
-        for card in cards {
-            self.free[usize::from(card.0)] -= job.vram;
+        for gpu in gpus {
+            self.free[usize::from(gpu.0)] -= job.vram;
         }
-        self.forget_wish(number);
+        self.remove_waiting_size(number);
     }
 
     /// A job that waited does not any more, and was not served.
-    pub fn leave_queue(&mut self, number: u32) {
+    pub fn job_left_queue(&mut self, number: u32) {
         self.waiting -= 1;
-        self.forget_wish(number);
+        self.remove_waiting_size(number);
     }
 
-    fn forget_wish(&mut self, number: u32) {
+    fn remove_waiting_size(&mut self, number: u32) {
         let job = &self.jobs[number as usize];
-        if let Some(sizes) = self.wishes.get_mut(&job.cards)
+        if let Some(sizes) = self.waiting_sizes.get_mut(&job.gpus)
             && let Some(left) = sizes.get_mut(&job.vram)
         {
             *left -= 1;
@@ -306,33 +306,33 @@ impl Books {
                 sizes.remove(&job.vram);
             }
             if sizes.is_empty() {
-                self.wishes.remove(&job.cards);
+                self.waiting_sizes.remove(&job.gpus);
             }
         }
         self.fits = None;
     }
 
     /// A job gives its GPUs back, whether its work is done or not.
-    pub fn end(&mut self, number: u32, cards: &[CardId]) {
+    pub fn job_released(&mut self, number: u32, gpus: &[CardId]) {
         let now = self.now;
         let job = &mut self.jobs[number as usize];
         if let Some(since) = job.running.take() {
             job.ran = job.ran + now.since(since);
         }
         self.held -= job.bytes();
-        for card in cards {
-            self.free[usize::from(card.0)] += job.vram;
+        for gpu in gpus {
+            self.free[usize::from(gpu.0)] += job.vram;
         }
         self.fits = None;
     }
 
     /// A job is done, or was not let in.
-    pub fn leave(&mut self, number: u32) {
-        if let Some(place) = self.jobs[number as usize].place.take() {
-            self.settle(number);
-            self.present.swap_remove(place as usize);
-            if let Some(moved) = self.present.get(place as usize) {
-                self.jobs[*moved as usize].place = Some(place);
+    pub fn job_left(&mut self, number: u32) {
+        if let Some(present_index) = self.jobs[number as usize].present_index.take() {
+            self.credit_tenant(number);
+            self.present.swap_remove(present_index as usize);
+            if let Some(moved) = self.present.get(present_index as usize) {
+                self.jobs[*moved as usize].present_index = Some(present_index);
             }
         }
     }

@@ -1,79 +1,85 @@
 //! Addresses and memory apart: reserve the one, make the other, and bring them together.
 
-use super::memory::Span;
+use super::memory::DeviceSpan;
 use super::{Address, Device, Result, call};
 use std::ffi::{c_int, c_void};
 
 /// `CUmemLocation`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub struct Location {
+pub struct RawLocation {
     kind: c_int,
     id: c_int,
 }
 
-impl Location {
-    /// On a card.
-    pub fn of(device: Device) -> Location {
-        Location { kind: 1, id: device.number() }
+impl RawLocation {
+    /// On a GPU.
+    pub fn of(device: Device) -> RawLocation {
+        RawLocation { kind: 1, id: device.number() }
     }
 }
 
 /// `CUmemAllocationProp`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub struct Properties {
+pub struct RawAllocationProperties {
     kind: c_int,
     handle_types: c_int,
-    location: Location,
+    location: RawLocation,
     windows: usize,
     flags: [u8; 8],
 }
 
-impl Properties {
-    fn of(device: Device) -> Properties {
-        Properties { kind: 1, handle_types: 0, location: Location::of(device), windows: 0, flags: [0; 8] }
+impl RawAllocationProperties {
+    fn of(device: Device) -> RawAllocationProperties {
+        RawAllocationProperties {
+            kind: 1,
+            handle_types: 0,
+            location: RawLocation::of(device),
+            windows: 0,
+            flags: [0; 8],
+        }
     }
 }
 
 /// `CUmemAccessDesc`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub struct Access {
-    location: Location,
+pub struct RawAccess {
+    location: RawLocation,
     flags: c_int,
 }
 
-/// What memory of a card comes in multiples of.
+/// What memory of a GPU comes in multiples of.
 pub fn granularity(device: Device) -> Result<usize> {
-    let (properties, mut bytes) = (Properties::of(device), 0);
+    let (properties, mut bytes) = (RawAllocationProperties::of(device), 0);
     // SAFETY: the properties and the place live until the call returns.
     unsafe { call!(cuMemGetAllocationGranularity(&raw mut bytes, &raw const properties, 0)) }?;
     Ok(bytes)
 }
 
-/// Memory of a card, without an address.
+/// Memory of a GPU, without an address.
 #[derive(Debug)]
-pub struct Physical {
+pub struct PhysicalMemory {
     handle: u64,
     bytes: usize,
 }
 
-impl Physical {
+impl PhysicalMemory {
     /// Makes some: a multiple of the granularity.
-    pub fn create(device: Device, bytes: usize) -> Result<Physical> {
-        let (properties, mut handle) = (Properties::of(device), 0);
+    pub fn create(device: Device, bytes: usize) -> Result<PhysicalMemory> {
+        let (properties, mut handle) = (RawAllocationProperties::of(device), 0);
         // SAFETY: the properties and the place live until the call returns.
         unsafe { call!(cuMemCreate(&raw mut handle, bytes, &raw const properties, 0)) }?;
-        Ok(Physical { handle, bytes })
+        Ok(PhysicalMemory { handle, bytes })
     }
 
     /// The memory that is at an address.
-    pub fn at(span: Span<'_>) -> Result<Physical> {
+    pub fn at(span: DeviceSpan<'_>) -> Result<PhysicalMemory> {
         let mut handle = 0;
         // SAFETY: the place lives until the call returns.
         unsafe { call!(cuMemRetainAllocationHandle(&raw mut handle, span.at() as usize as *mut c_void)) }?;
-        Ok(Physical { handle, bytes: span.bytes() })
+        Ok(PhysicalMemory { handle, bytes: span.bytes() })
     }
 
     /// How much it is.
@@ -87,7 +93,7 @@ impl Physical {
     }
 }
 
-impl Drop for Physical {
+impl Drop for PhysicalMemory {
     fn drop(&mut self) {
         // SAFETY: it was made here, and is given back once; where it is mapped it stays.
         let _ = unsafe { call!(cuMemRelease(self.handle)) };
@@ -96,34 +102,34 @@ impl Drop for Physical {
 
 /// Addresses without memory.
 #[derive(Debug)]
-pub struct Reserved {
+pub struct ReservedAddresses {
     at: Address,
     bytes: usize,
 }
 
-impl Reserved {
+impl ReservedAddresses {
     /// Reserves so many, a multiple of the granularity.
-    pub fn new(bytes: usize) -> Result<Reserved> {
+    pub fn new(bytes: usize) -> Result<ReservedAddresses> {
         let mut at = 0;
         // SAFETY: the place lives until the call returns.
         unsafe { call!(cuMemAddressReserve(&raw mut at, bytes, 0, 0, 0)) }?;
-        Ok(Reserved { at, bytes })
+        Ok(ReservedAddresses { at, bytes })
     }
 
     /// Puts memory there, so many bytes after the first.
     ///
     /// # Panics
     /// If it does not fit.
-    pub fn map(&self, offset: usize, physical: &Physical) -> Result<Mapped<'_>> {
+    pub fn map(&self, offset: usize, physical: &PhysicalMemory) -> Result<MappedMemory<'_>> {
         assert!(offset + physical.bytes <= self.bytes, "{} bytes do not fit at {offset}", physical.bytes);
         let at = self.at + offset as u64;
         // SAFETY: the addresses are reserved as long as `self` is there.
         unsafe { call!(cuMemMap(at, physical.bytes, 0, physical.handle, 0)) }?;
-        Ok(Mapped { at, bytes: physical.bytes, reserved: self })
+        Ok(MappedMemory { at, bytes: physical.bytes, reserved: self })
     }
 }
 
-impl Drop for Reserved {
+impl Drop for ReservedAddresses {
     fn drop(&mut self) {
         // SAFETY: they were reserved here, and nothing is mapped there any more.
         let _ = unsafe { call!(cuMemAddressFree(self.at, self.bytes)) };
@@ -132,32 +138,32 @@ impl Drop for Reserved {
 
 /// Memory with an address.
 #[derive(Debug)]
-pub struct Mapped<'a> {
+pub struct MappedMemory<'a> {
     at: Address,
     bytes: usize,
-    reserved: &'a Reserved,
+    reserved: &'a ReservedAddresses,
 }
 
-impl Mapped<'_> {
-    /// Lets a card read it, and write if that is said.
+impl MappedMemory<'_> {
+    /// Lets a GPU read it, and write if that is said.
     pub fn allow(&self, device: Device, is_writable: bool) -> Result<()> {
-        let access = Access { location: Location::of(device), flags: if is_writable { 3 } else { 1 } };
+        let access = RawAccess { location: RawLocation::of(device), flags: if is_writable { 3 } else { 1 } };
         // SAFETY: the description lives until the call returns.
         unsafe { call!(cuMemSetAccess(self.at, self.bytes, &raw const access, 1)) }
     }
 
-    /// What a card may do there: nothing 0, read 1, write as well 3.
+    /// What a GPU may do there: nothing 0, read 1, write as well 3.
     pub fn allowed(&self, device: Device) -> Result<u64> {
-        let (location, mut flags) = (Location::of(device), 0);
+        let (location, mut flags) = (RawLocation::of(device), 0);
         // SAFETY: the location and the place live until the call returns.
         unsafe { call!(cuMemGetAccess(&raw mut flags, &raw const location, self.at)) }?;
         Ok(flags)
     }
 
     /// All of it.
-    pub fn all(&self) -> Span<'_> {
+    pub fn all(&self) -> DeviceSpan<'_> {
         debug_assert!(self.at >= self.reserved.at, "it is within what was reserved");
-        Span::of(self, self.at, self.bytes)
+        DeviceSpan::of(self, self.at, self.bytes)
     }
 
     /// Takes the memory away from there, and tells whether that went well.
@@ -169,7 +175,7 @@ impl Mapped<'_> {
     }
 }
 
-impl Drop for Mapped<'_> {
+impl Drop for MappedMemory<'_> {
     fn drop(&mut self) {
         // SAFETY: it was mapped here, and is unmapped once.
         let _ = unsafe { call!(cuMemUnmap(self.at, self.bytes)) };

@@ -7,7 +7,7 @@
 ///
 /// `successors[block]` are the blocks that follow; a block without any ends the
 /// function.
-pub(crate) fn meeting_points(successors: &[Vec<usize>]) -> Vec<Option<usize>> {
+pub(crate) fn reconvergence_points(successors: &[Vec<usize>]) -> Vec<Option<usize>> {
     let count = successors.len();
     let end = count;
     let mut predecessors = vec![Vec::new(); count + 1];
@@ -19,13 +19,13 @@ pub(crate) fn meeting_points(successors: &[Vec<usize>]) -> Vec<Option<usize>> {
             predecessors[end].push(block);
         }
     }
-    let order = backwards(&predecessors, end);
+    let order = reverse_post_order(&predecessors, end);
     let mut position = vec![usize::MAX; count + 1];
     for (index, &block) in order.iter().enumerate() {
         position[block] = index;
     }
-    let mut meets = vec![usize::MAX; count + 1];
-    meets[end] = end;
+    let mut meeting_block = vec![usize::MAX; count + 1];
+    meeting_block[end] = end;
     let mut changed = true;
     while changed {
         changed = false;
@@ -33,23 +33,27 @@ pub(crate) fn meeting_points(successors: &[Vec<usize>]) -> Vec<Option<usize>> {
             let mut found = usize::MAX;
             let ending = successors[block].is_empty().then_some(end);
             for next in successors[block].iter().copied().chain(ending) {
-                if meets[next] == usize::MAX {
+                if meeting_block[next] == usize::MAX {
                     continue;
                 }
-                found = if found == usize::MAX { next } else { common(&meets, &position, found, next) };
+                found = if found == usize::MAX {
+                    next
+                } else {
+                    common_post_dominator(&meeting_block, &position, found, next)
+                };
             }
-            if meets[block] != found {
-                meets[block] = found;
+            if meeting_block[block] != found {
+                meeting_block[block] = found;
                 changed = true;
             }
         }
     }
-    meets.truncate(count);
-    meets.into_iter().map(|meet| (meet < end).then_some(meet)).collect()
+    meeting_block.truncate(count);
+    meeting_block.into_iter().map(|meet| (meet < end).then_some(meet)).collect()
 }
 
 /// Blocks from the end backwards, each after all that it reaches where possible.
-fn backwards(predecessors: &[Vec<usize>], end: usize) -> Vec<usize> {
+fn reverse_post_order(predecessors: &[Vec<usize>], end: usize) -> Vec<usize> {
     let mut seen = vec![false; predecessors.len()];
     let mut stack = vec![(end, 0)];
     let mut order = Vec::new();
@@ -72,13 +76,13 @@ fn backwards(predecessors: &[Vec<usize>], end: usize) -> Vec<usize> {
     order
 }
 
-fn common(meets: &[usize], position: &[usize], mut one: usize, mut other: usize) -> usize {
+fn common_post_dominator(meeting_block: &[usize], position: &[usize], mut one: usize, mut other: usize) -> usize {
     while one != other {
         while position[one] > position[other] {
-            one = meets[one];
+            one = meeting_block[one];
         }
         while position[other] > position[one] {
-            other = meets[other];
+            other = meeting_block[other];
         }
     }
     one
@@ -90,7 +94,7 @@ mod tests {
 
     fn check(successors: &[&[usize]], expect: &[Option<usize>]) {
         let successors: Vec<Vec<usize>> = successors.iter().map(|next| next.to_vec()).collect();
-        assert_eq!(meeting_points(&successors), expect);
+        assert_eq!(reconvergence_points(&successors), expect);
     }
 
     #[test]
@@ -105,12 +109,12 @@ mod tests {
     }
 
     #[test]
-    fn an_endless_loop_meets_nobody() {
+    fn an_endless_loop_has_no_reconvergence_point() {
         check(&[&[1, 2], &[1], &[]], &[Some(2), None, None]);
     }
 
     #[test]
-    fn sides_that_end_apart_meet_nobody() {
+    fn branches_that_both_end_have_no_reconvergence_point() {
         check(&[&[1, 2], &[], &[]], &[None, None, None]);
     }
 }

@@ -1,7 +1,7 @@
 //! What tests of unleased processes share: a service with short times for them, and functions that wait for them.
 
-use crate::job::{Alone, succeeds};
-use crate::{GpuSetup, LONG, MIB, Service, Setup, until};
+use crate::programs::{UnleasedProgram, successful_output};
+use crate::{LONG, MIB, ServiceSetup, TestGpu, TestService, until};
 use sublet_wire::{UnleasedProcess, UnleasedProcesses};
 
 /// No process is parked; warning and grace take 2 s each.
@@ -26,56 +26,56 @@ ready = "off"
 "#;
 
 /// A service with one soft GPU that parks no unleased process.
-pub fn serve() -> Service {
+pub fn serve() -> TestService {
     serve_with(CONFIG)
 }
 
 /// The same with another configuration.
-pub fn serve_with(config: &str) -> Service {
+pub fn serve_with(config: &str) -> TestService {
     let config = Some(config.to_owned());
-    Service::start_with(Setup { gpu: GpuSetup::Named("soft:1x4GiB"), config, ..Setup::default() })
+    TestService::start_with(ServiceSetup { gpu: TestGpu::Named("soft:1x4GiB"), config, ..ServiceSetup::default() })
 }
 
 /// All unleased processes.
-pub fn strangers(service: &Service) -> UnleasedProcesses {
+pub fn unleased_processes(service: &TestService) -> UnleasedProcesses {
     service.client().get("/v1/unleased").read()
 }
 
 /// Waits until this program is recorded as unleased with all of its memory, and returns its record.
-pub fn found(service: &Service, alone: &Alone) -> UnleasedProcess {
+pub fn await_found(service: &TestService, alone: &UnleasedProgram) -> UnleasedProcess {
     let all = Some(alone.mib * MIB);
-    await_stranger(service, alone.pid(), "it is found", |stranger| stranger.vram_bytes >= all)
+    await_unleased(service, alone.pid(), "it is found", |stranger| stranger.vram_bytes >= all)
 }
 
 /// Waits until an unleased process has this pid and `is_so` holds for it, and returns its record.
-pub fn await_stranger(
-    service: &Service,
+pub fn await_unleased(
+    service: &TestService,
     pid: u32,
     what: &str,
     is_so: impl Fn(&UnleasedProcess) -> bool,
 ) -> UnleasedProcess {
     until(what, LONG, || {
-        let all = strangers(service).processes;
+        let all = unleased_processes(service).processes;
         all.iter().find(|stranger| stranger.pid == pid && is_so(stranger)).cloned().ok_or(all)
     })
 }
 
 /// Waits until this process is no longer recorded, and returns its audit trail.
-pub fn await_closed(service: &Service, id: &str) -> String {
+pub fn await_closed(service: &TestService, id: &str) -> String {
     until(&format!("{id} is no stranger any more"), LONG, || {
-        let all = strangers(service).processes;
+        let all = unleased_processes(service).processes;
         if all.iter().all(|stranger| stranger.id != id) { Ok(()) } else { Err(all) }
     });
-    succeeds(service, &["audit", "show", id])
+    successful_output(service, &["audit", "show", id])
 }
 
 /// Sets the mode of the GPU.
-pub fn mode(service: &Service, mode: &str) {
-    succeeds(service, &["enforce", "mode", "0", mode, "--yes"]);
+pub fn mode(service: &TestService, mode: &str) {
+    successful_output(service, &["enforce", "mode", "0", mode, "--yes"]);
 }
 
 /// Asserts that a trail has these sentences in this order.
-pub fn in_order(story: &str, sentences: &[&str]) {
+pub fn assert_in_order(story: &str, sentences: &[&str]) {
     let mut rest = story;
     for sentence in sentences {
         let at = rest.find(sentence).unwrap_or_else(|| panic!("`{sentence}` is not in its place:\n{story}"));

@@ -4,10 +4,10 @@
 //! says that something nonzero was cut off), and rounded once. Slow, and exact for both
 //! formats; round-to-nearest goes through the host's own instructions instead.
 
-use crate::lower::words::Round;
+use crate::lower::modifiers::Rounding;
 
 /// An IEEE format.
-pub(crate) trait Format: Copy {
+pub(crate) trait FloatFormat: Copy {
     /// Bits of the significand, with the hidden one.
     const PRECISION: u32;
     /// The largest exponent; the smallest normal one is `1 - EMAX`.
@@ -22,7 +22,7 @@ pub(crate) trait Format: Copy {
 
 macro_rules! formats {
     ($($ty:ty, $raw:ty, $precision:expr, $emax:expr;)*) => {$(
-        impl Format for $ty {
+        impl FloatFormat for $ty {
             const PRECISION: u32 = $precision;
             const EMAX: i32 = $emax;
             fn bits(self) -> u64 {
@@ -57,11 +57,11 @@ struct Exact {
     sticky: bool,
 }
 
-fn total_bits<F: Format>() -> u32 {
+fn total_bits<F: FloatFormat>() -> u32 {
     if F::PRECISION == 24 { 32 } else { 64 }
 }
 
-fn unpack<F: Format>(value: F) -> Exact {
+fn unpack<F: FloatFormat>(value: F) -> Exact {
     let fraction_bits = F::PRECISION - 1;
     let bits = value.bits();
     let fraction = bits & ((1 << fraction_bits) - 1);
@@ -72,7 +72,7 @@ fn unpack<F: Format>(value: F) -> Exact {
     Exact { negative, significand: u128::from(significand), exponent, sticky: false }
 }
 
-fn pack<F: Format>(exact: Exact, round: Round) -> F {
+fn pack<F: FloatFormat>(exact: Exact, round: Rounding) -> F {
     let Exact { negative, significand, exponent, mut sticky } = exact;
     let sign = u64::from(negative) << (total_bits::<F>() - 1);
     if significand == 0 {
@@ -98,10 +98,10 @@ fn pack<F: Format>(exact: Exact, round: Round) -> F {
     }
     let inexact = half || sticky;
     let up = match round {
-        Round::Nearest => half && (sticky || kept & 1 != 0),
-        Round::Zero => false,
-        Round::Down => negative && inexact,
-        Round::Up => !negative && inexact,
+        Rounding::Nearest => half && (sticky || kept & 1 != 0),
+        Rounding::Zero => false,
+        Rounding::Down => negative && inexact,
+        Rounding::Up => !negative && inexact,
     };
     kept += u64::from(up);
     if kept >> F::PRECISION != 0 {
@@ -112,10 +112,10 @@ fn pack<F: Format>(exact: Exact, round: Round) -> F {
     let infinity = ((2 * F::EMAX + 1) as u64) << fraction_bits;
     if kept >= hidden && unit + fraction_bits > F::EMAX {
         let to_infinity = match round {
-            Round::Nearest => true,
-            Round::Zero => false,
-            Round::Down => negative,
-            Round::Up => !negative,
+            Rounding::Nearest => true,
+            Rounding::Zero => false,
+            Rounding::Down => negative,
+            Rounding::Up => !negative,
         };
         return F::from_bits(sign | (infinity - u64::from(!to_infinity)));
     }
@@ -150,13 +150,13 @@ fn lowered(mut exact: Exact, exponent: i32) -> Exact {
     exact
 }
 
-fn sum(one: Exact, other: Exact, round: Round) -> Exact {
+fn sum(one: Exact, other: Exact, round: Rounding) -> Exact {
     if one.significand == 0 || other.significand == 0 {
         let both = one.significand == 0 && other.significand == 0;
         if !both {
             return if one.significand == 0 { other } else { one };
         }
-        let negative = if one.negative == other.negative { one.negative } else { round == Round::Down };
+        let negative = if one.negative == other.negative { one.negative } else { round == Rounding::Down };
         return Exact { negative, ..one };
     }
     let (one, other) = (raised(one), raised(other));
@@ -173,7 +173,7 @@ fn sum(one: Exact, other: Exact, round: Round) -> Exact {
         // What was cut off is subtracted too: one unit less, and a bit more.
         result.significand -= small.significand + u128::from(small.sticky);
         if result.significand == 0 && !result.sticky {
-            result.negative = round == Round::Down;
+            result.negative = round == Rounding::Down;
         }
     }
     result
@@ -189,7 +189,7 @@ fn product(a: Exact, b: Exact) -> Exact {
 }
 
 /// `a * b + c`, rounded once.
-pub(crate) fn fma<F: Format>(a: F, b: F, c: F, round: Round) -> F {
+pub(crate) fn fma<F: FloatFormat>(a: F, b: F, c: F, round: Rounding) -> F {
     if !(a.is_finite() && b.is_finite() && c.is_finite()) {
         return F::native_fma(a, b, c);
     }
@@ -197,7 +197,7 @@ pub(crate) fn fma<F: Format>(a: F, b: F, c: F, round: Round) -> F {
 }
 
 /// `a + b`.
-pub(crate) fn add<F: Format>(a: F, b: F, round: Round) -> F {
+pub(crate) fn add<F: FloatFormat>(a: F, b: F, round: Rounding) -> F {
     if !(a.is_finite() && b.is_finite()) {
         let one = F::from_bits((F::EMAX as u64) << (F::PRECISION - 1));
         return F::native_fma(a, one, b);
@@ -206,7 +206,7 @@ pub(crate) fn add<F: Format>(a: F, b: F, round: Round) -> F {
 }
 
 /// `a * b`.
-pub(crate) fn mul<F: Format>(a: F, b: F, round: Round) -> F {
+pub(crate) fn mul<F: FloatFormat>(a: F, b: F, round: Rounding) -> F {
     if !(a.is_finite() && b.is_finite()) {
         return F::native_fma(a, b, F::from_bits(0));
     }
@@ -214,7 +214,7 @@ pub(crate) fn mul<F: Format>(a: F, b: F, round: Round) -> F {
 }
 
 /// `a / b`.
-pub(crate) fn div<F: Format>(a: F, b: F, round: Round) -> F {
+pub(crate) fn div<F: FloatFormat>(a: F, b: F, round: Rounding) -> F {
     let (exact_a, exact_b) = (unpack(a), unpack(b));
     if !(a.is_finite() && b.is_finite()) || exact_a.significand == 0 || exact_b.significand == 0 {
         return F::native_div(a, b);
@@ -233,7 +233,7 @@ pub(crate) fn div<F: Format>(a: F, b: F, round: Round) -> F {
 }
 
 /// The square root.
-pub(crate) fn sqrt<F: Format>(a: F, round: Round) -> F {
+pub(crate) fn sqrt<F: FloatFormat>(a: F, round: Rounding) -> F {
     let exact = unpack(a);
     if !a.is_finite() || exact.significand == 0 || exact.negative {
         return F::native_sqrt(a);
@@ -249,7 +249,7 @@ pub(crate) fn sqrt<F: Format>(a: F, round: Round) -> F {
 }
 
 /// A double as a float.
-pub(crate) fn narrow(a: f64, round: Round) -> f32 {
+pub(crate) fn narrow(a: f64, round: Rounding) -> f32 {
     if !a.is_finite() {
         return a as f32;
     }
@@ -257,7 +257,7 @@ pub(crate) fn narrow(a: f64, round: Round) -> f32 {
 }
 
 /// An integer as a floating-point number.
-pub(crate) fn from_integer<F: Format>(value: i128, round: Round) -> F {
+pub(crate) fn from_integer<F: FloatFormat>(value: i128, round: Rounding) -> F {
     let significand = value.unsigned_abs();
     pack(Exact { negative: value < 0, significand, exponent: 0, sticky: false }, round)
 }
@@ -267,21 +267,21 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const ALL: [Round; 4] = [Round::Nearest, Round::Zero, Round::Down, Round::Up];
+    const ALL: [Rounding; 4] = [Rounding::Nearest, Rounding::Zero, Rounding::Down, Rounding::Up];
 
     proptest! {
         #[test]
         fn nearest_is_what_the_host_does(a: f64, b: f64, c: f64, x: f32, y: f32, z: f32) {
-            prop_assert_eq!(fma(a, b, c, Round::Nearest).to_bits(), a.mul_add(b, c).to_bits());
-            prop_assert_eq!(add(a, b, Round::Nearest).to_bits(), (a + b).to_bits());
-            prop_assert_eq!(mul(a, b, Round::Nearest).to_bits(), (a * b).to_bits());
-            prop_assert_eq!(div(a, b, Round::Nearest).to_bits(), (a / b).to_bits());
-            prop_assert_eq!(sqrt(a.abs(), Round::Nearest).to_bits(), a.abs().sqrt().to_bits());
-            prop_assert_eq!(fma(x, y, z, Round::Nearest).to_bits(), x.mul_add(y, z).to_bits());
-            prop_assert_eq!(add(x, y, Round::Nearest).to_bits(), (x + y).to_bits());
-            prop_assert_eq!(div(x, y, Round::Nearest).to_bits(), (x / y).to_bits());
-            prop_assert_eq!(sqrt(x.abs(), Round::Nearest).to_bits(), x.abs().sqrt().to_bits());
-            prop_assert_eq!(narrow(a, Round::Nearest).to_bits(), (a as f32).to_bits());
+            prop_assert_eq!(fma(a, b, c, Rounding::Nearest).to_bits(), a.mul_add(b, c).to_bits());
+            prop_assert_eq!(add(a, b, Rounding::Nearest).to_bits(), (a + b).to_bits());
+            prop_assert_eq!(mul(a, b, Rounding::Nearest).to_bits(), (a * b).to_bits());
+            prop_assert_eq!(div(a, b, Rounding::Nearest).to_bits(), (a / b).to_bits());
+            prop_assert_eq!(sqrt(a.abs(), Rounding::Nearest).to_bits(), a.abs().sqrt().to_bits());
+            prop_assert_eq!(fma(x, y, z, Rounding::Nearest).to_bits(), x.mul_add(y, z).to_bits());
+            prop_assert_eq!(add(x, y, Rounding::Nearest).to_bits(), (x + y).to_bits());
+            prop_assert_eq!(div(x, y, Rounding::Nearest).to_bits(), (x / y).to_bits());
+            prop_assert_eq!(sqrt(x.abs(), Rounding::Nearest).to_bits(), x.abs().sqrt().to_bits());
+            prop_assert_eq!(narrow(a, Rounding::Nearest).to_bits(), (a as f32).to_bits());
         }
 
         #[test]
@@ -293,37 +293,37 @@ mod tests {
                 let host = a.mul_add(a, c);
                 prop_assert!((soft.to_bits() as i64 - host.to_bits() as i64).abs() <= 1 || host == 0.0);
             }
-            prop_assert_eq!(fma(a, a, c, Round::Nearest).to_bits(), a.mul_add(a, c).to_bits());
+            prop_assert_eq!(fma(a, a, c, Rounding::Nearest).to_bits(), a.mul_add(a, c).to_bits());
         }
 
         #[test]
         fn directions_bracket_the_nearest(a: f32, b: f32) {
-            let nearest = add(a, b, Round::Nearest);
+            let nearest = add(a, b, Rounding::Nearest);
             prop_assume!(nearest.is_finite());
-            prop_assert!(add(a, b, Round::Down) <= nearest && nearest <= add(a, b, Round::Up));
-            let zero = add(a, b, Round::Zero);
+            prop_assert!(add(a, b, Rounding::Down) <= nearest && nearest <= add(a, b, Rounding::Up));
+            let zero = add(a, b, Rounding::Zero);
             prop_assert!(zero.abs() <= nearest.abs());
         }
     }
 
     #[test]
     fn a_sum_that_overflows_stops_at_the_largest_number_when_rounding_to_zero() {
-        assert_eq!(add(f32::MAX, f32::MAX, Round::Zero), f32::MAX);
-        assert_eq!(add(f32::MAX, f32::MAX, Round::Up), f32::INFINITY);
-        assert_eq!(add(-f32::MAX, -f32::MAX, Round::Up), -f32::MAX);
+        assert_eq!(add(f32::MAX, f32::MAX, Rounding::Zero), f32::MAX);
+        assert_eq!(add(f32::MAX, f32::MAX, Rounding::Up), f32::INFINITY);
+        assert_eq!(add(-f32::MAX, -f32::MAX, Rounding::Up), -f32::MAX);
     }
 
     #[test]
     fn an_exact_zero_is_negative_only_when_rounding_down() {
-        assert_eq!(add(1.0_f32, -1.0, Round::Down).to_bits(), (-0.0_f32).to_bits());
-        assert_eq!(add(1.0_f32, -1.0, Round::Up).to_bits(), 0);
+        assert_eq!(add(1.0_f32, -1.0, Rounding::Down).to_bits(), (-0.0_f32).to_bits());
+        assert_eq!(add(1.0_f32, -1.0, Rounding::Up).to_bits(), 0);
     }
 
     #[test]
     fn the_smallest_products_round_by_direction() {
         let tiny = f32::from_bits(1);
-        assert_eq!(mul(tiny, tiny, Round::Up).to_bits(), 1);
-        assert_eq!(mul(tiny, tiny, Round::Zero).to_bits(), 0);
-        assert_eq!(mul(tiny, -tiny, Round::Down).to_bits(), 0x8000_0001);
+        assert_eq!(mul(tiny, tiny, Rounding::Up).to_bits(), 1);
+        assert_eq!(mul(tiny, tiny, Rounding::Zero).to_bits(), 0);
+        assert_eq!(mul(tiny, -tiny, Rounding::Down).to_bits(), 0x8000_0001);
     }
 }

@@ -4,11 +4,11 @@
 //! over is an error, so nothing is silently ignored.
 
 use crate::ast::{Instruction, Type, is_refused_type};
-use crate::error::{Error, Place, What};
+use crate::error::{PtxError, PtxErrorKind, TextPosition};
 
 /// How a result is rounded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Round {
+pub(crate) enum Rounding {
     Nearest,
     Zero,
     Down,
@@ -16,41 +16,41 @@ pub(crate) enum Round {
 }
 
 /// The words that are left.
-pub(crate) struct Words<'t> {
-    pub place: Place,
+pub(crate) struct Modifiers<'t> {
+    pub position: TextPosition,
     name: &'t str,
     left: Vec<&'t str>,
     all: Vec<&'t str>,
 }
 
-impl<'t> Words<'t> {
+impl<'t> Modifiers<'t> {
     pub fn of(instruction: &Instruction<'t>) -> Self {
-        Words {
-            place: instruction.place,
+        Modifiers {
+            position: instruction.position,
             name: instruction.name,
-            left: instruction.words.clone(),
-            all: instruction.words.clone(),
+            left: instruction.modifiers.clone(),
+            all: instruction.modifiers.clone(),
         }
     }
 
     /// The instruction with all its words, for messages.
-    pub fn full(&self) -> String {
-        let mut full = self.name.to_owned();
+    pub fn full_name(&self) -> String {
+        let mut full_name = self.name.to_owned();
         for word in &self.all {
-            full.push('.');
-            full.push_str(word);
+            full_name.push('.');
+            full_name.push_str(word);
         }
-        full
+        full_name
     }
 
     /// Takes a word if it is there.
-    pub fn flag(&mut self, word: &str) -> bool {
+    pub fn take_flag(&mut self, word: &str) -> bool {
         let found = self.left.iter().position(|left| *left == word);
         found.map(|index| self.left.remove(index)).is_some()
     }
 
     /// Takes the first word that the table has.
-    pub fn one_of<T: Copy>(&mut self, table: &[(&str, T)]) -> Option<T> {
+    pub fn take_one_of<T: Copy>(&mut self, table: &[(&str, T)]) -> Option<T> {
         for (index, word) in self.left.iter().enumerate() {
             if let Some((_, value)) = table.iter().find(|(known, _)| known == word) {
                 self.left.remove(index);
@@ -61,15 +61,15 @@ impl<'t> Words<'t> {
     }
 
     /// Takes one word that the table has, or says that one is missing.
-    pub fn need<T: Copy>(&mut self, what: &str, table: &[(&str, T)]) -> Result<T, Error> {
-        match self.one_of(table) {
+    pub fn take_required<T: Copy>(&mut self, what: &str, table: &[(&str, T)]) -> Result<T, PtxError> {
+        match self.take_one_of(table) {
             Some(value) => Ok(value),
-            None => self.place.operands(format!("`{}` lacks {what}", self.full())),
+            None => self.position.operands(format!("`{}` lacks {what}", self.full_name())),
         }
     }
 
     /// Takes the first type.
-    pub fn ty(&mut self) -> Result<Type, Error> {
+    pub fn take_type(&mut self) -> Result<Type, PtxError> {
         for (index, word) in self.left.iter().enumerate() {
             if let Some(ty) = Type::named(word) {
                 self.left.remove(index);
@@ -79,16 +79,21 @@ impl<'t> Words<'t> {
                 return self.unsupported();
             }
         }
-        self.place.operands(format!("`{}` lacks a type", self.full()))
+        self.position.operands(format!("`{}` lacks a type", self.full_name()))
     }
 
     /// Takes a rounding of floating-point results.
-    pub fn round(&mut self) -> Option<Round> {
-        self.one_of(&[("rn", Round::Nearest), ("rz", Round::Zero), ("rm", Round::Down), ("rp", Round::Up)])
+    pub fn take_rounding(&mut self) -> Option<Rounding> {
+        self.take_one_of(&[
+            ("rn", Rounding::Nearest),
+            ("rz", Rounding::Zero),
+            ("rm", Rounding::Down),
+            ("rp", Rounding::Up),
+        ])
     }
 
     /// Takes whatever only says how memory is cached, ordered or scoped.
-    pub fn hints(&mut self) {
+    pub fn discard_hints(&mut self) {
         const HINTS: [&str; 21] = [
             "ca", "cg", "cs", "lu", "cv", "wb", "wt", "volatile", "relaxed", "acquire", "release", "acq_rel", "weak",
             "cta", "gpu", "sys", "cluster", "nc", "mmio", "noftz", "sc",
@@ -97,19 +102,19 @@ impl<'t> Words<'t> {
     }
 
     /// Nothing may be left.
-    pub fn done(&self) -> Result<(), Error> {
+    pub fn expect_none_left(&self) -> Result<(), PtxError> {
         match self.left.first() {
             None => Ok(()),
             Some(word) if is_refused_type(word) => self.unsupported(),
-            Some(word) => self.place.unsupported(format!("{}` with `.{word}", self.full())),
+            Some(word) => self.position.unsupported(format!("{}` with `.{word}", self.full_name())),
         }
     }
 
-    pub fn unsupported<T>(&self) -> Result<T, Error> {
-        self.place.unsupported(self.full())
+    pub fn unsupported<T>(&self) -> Result<T, PtxError> {
+        self.position.unsupported(self.full_name())
     }
 
-    pub fn unknown<T>(&self) -> Result<T, Error> {
-        Err(self.place.error(What::UnknownInstruction(self.full())))
+    pub fn unknown<T>(&self) -> Result<T, PtxError> {
+        Err(self.position.error(PtxErrorKind::UnknownInstruction(self.full_name())))
     }
 }

@@ -5,7 +5,7 @@
 //! in it; everything else may be there, be half there or be missing, of a write each
 //! block for itself.
 
-use crate::log::{Op, Record};
+use crate::change_log::{ChangeKind, DiskChange};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -14,7 +14,7 @@ use std::path::Path;
 
 /// What of the changes before the cut reached the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kept {
+pub enum KeptChanges {
     /// All of them.
     All,
     /// All, but of the last write only its first half.
@@ -37,11 +37,11 @@ struct File {
     now: Vec<u8>,
     synced: Vec<u8>,
     /// Changes since the last sync.
-    loose: Vec<Op>,
+    unsynced: Vec<ChangeKind>,
 }
 
 #[derive(Default)]
-struct Disk {
+struct RecordedDisk {
     files: Vec<File>,
     names: BTreeMap<String, usize>,
     synced_names: BTreeMap<String, usize>,
@@ -50,19 +50,19 @@ struct Disk {
 
 impl Image {
     /// The disk after these records, with what was kept of them.
-    pub fn after(records: &[Record], kept: Kept) -> Image {
-        let mut disk = Disk::default();
+    pub fn after(records: &[DiskChange], kept: KeptChanges) -> Image {
+        let mut disk = RecordedDisk::default();
         let (last, before) = match records.split_last() {
             Some((last, before)) => (Some(last), before),
             None => (None, records),
         };
-        before.iter().for_each(|record| disk.take(record));
+        before.iter().for_each(|record| disk.apply_record(record));
         match (last, kept) {
-            (Some(Record { path, op: Op::Write(offset, bytes), end }), Kept::TornLast) => {
-                let half = Op::Write(*offset, bytes[..bytes.len() / 2].to_vec());
-                disk.take(&Record { path: path.clone(), op: half, end: *end });
+            (Some(DiskChange { path, op: ChangeKind::Write(offset, bytes), end }), KeptChanges::TornLast) => {
+                let half = ChangeKind::Write(*offset, bytes[..bytes.len() / 2].to_vec());
+                disk.apply_record(&DiskChange { path: path.clone(), op: half, end: *end });
             }
-            (Some(record), _) => disk.take(record),
+            (Some(record), _) => disk.apply_record(record),
             (None, _) => {}
         }
         disk.image(kept)
@@ -96,28 +96,28 @@ impl Image {
 
 const BLOCK: usize = 1 << 16;
 
-impl Disk {
-    fn take(&mut self, record: &Record) {
+impl RecordedDisk {
+    fn apply_record(&mut self, record: &DiskChange) {
         match &record.op {
-            Op::Mkdir => {
+            ChangeKind::Mkdir => {
                 self.dirs.insert(record.path.clone());
             }
-            Op::Unlink => {
+            ChangeKind::Unlink => {
                 self.names.remove(&record.path);
             }
-            Op::Rename(to) => {
+            ChangeKind::Rename(to) => {
                 if let Some(file) = self.names.remove(&record.path) {
                     self.names.insert(to.clone(), file);
                 }
             }
-            Op::Sync => self.sync(&record.path),
-            Op::Create => {
+            ChangeKind::Sync => self.sync(&record.path),
+            ChangeKind::Create => {
                 self.file(&record.path);
             }
             change => {
                 let file = self.file(&record.path);
                 apply(&mut self.files[file].now, change);
-                self.files[file].loose.extend(pieces(change));
+                self.files[file].unsynced.extend(pieces(change));
             }
         }
     }
@@ -125,7 +125,7 @@ impl Disk {
         if let Some(&file) = self.names.get(path) {
             let synced = &mut self.files[file];
             synced.synced.clone_from(&synced.now);
-            synced.loose.clear();
+            synced.unsynced.clear();
             self.synced_names.insert(path.to_owned(), file);
         } else {
             self.synced_names.retain(|name, _| parent(name) != path);
@@ -139,18 +139,18 @@ impl Disk {
             self.files.len() - 1
         })
     }
-    fn image(self, kept: Kept) -> Image {
-        let names = if kept == Kept::Synced { &self.synced_names } else { &self.names };
+    fn image(self, kept: KeptChanges) -> Image {
+        let names = if kept == KeptChanges::Synced { &self.synced_names } else { &self.names };
         let mut coin = Coin(match kept {
-            Kept::Some(seed) => seed,
+            KeptChanges::Some(seed) => seed,
             _ => 0,
         });
         let mut bytes = |file: &File| match kept {
-            Kept::All | Kept::TornLast => file.now.clone(),
-            Kept::Synced => file.synced.clone(),
-            Kept::Some(_) => {
+            KeptChanges::All | KeptChanges::TornLast => file.now.clone(),
+            KeptChanges::Synced => file.synced.clone(),
+            KeptChanges::Some(_) => {
                 let mut bytes = file.synced.clone();
-                file.loose.iter().filter(|_| coin.toss()).for_each(|op| apply(&mut bytes, op));
+                file.unsynced.iter().filter(|_| coin.toss()).for_each(|op| apply(&mut bytes, op));
                 bytes
             }
         };
@@ -167,21 +167,21 @@ fn parent(name: &str) -> &str {
 const PIECE: u64 = 4096;
 
 /// A change in such pieces.
-fn pieces(op: &Op) -> Vec<Op> {
-    let Op::Write(offset, data) = op else { return vec![op.clone()] };
+fn pieces(op: &ChangeKind) -> Vec<ChangeKind> {
+    let ChangeKind::Write(offset, data) = op else { return vec![op.clone()] };
     let (mut pieces, mut at, mut rest) = (Vec::new(), *offset, &data[..]);
     while !rest.is_empty() {
         let here = usize::try_from(PIECE - at % PIECE).expect("it is small").min(rest.len());
-        pieces.push(Op::Write(at, rest[..here].to_vec()));
+        pieces.push(ChangeKind::Write(at, rest[..here].to_vec()));
         at += here as u64;
         rest = &rest[here..];
     }
     pieces
 }
 
-fn apply(bytes: &mut Vec<u8>, op: &Op) {
+fn apply(bytes: &mut Vec<u8>, op: &ChangeKind) {
     match op {
-        Op::Write(offset, data) => {
+        ChangeKind::Write(offset, data) => {
             let start = usize::try_from(*offset).expect("a test's file is small");
             let end = start + data.len();
             if bytes.len() < end {
@@ -189,7 +189,7 @@ fn apply(bytes: &mut Vec<u8>, op: &Op) {
             }
             bytes[start..end].copy_from_slice(data);
         }
-        Op::Truncate(length) => bytes.resize(usize::try_from(*length).expect("a test's file is small"), 0),
+        ChangeKind::Truncate(length) => bytes.resize(usize::try_from(*length).expect("a test's file is small"), 0),
         _ => {}
     }
 }
@@ -216,61 +216,66 @@ impl Coin {
 mod tests {
     use super::*;
 
-    fn records(ops: &[(&str, Op)]) -> Vec<Record> {
-        let record = |(end, (path, op)): (usize, &(&str, Op))| Record {
+    fn records(ops: &[(&str, ChangeKind)]) -> Vec<DiskChange> {
+        let record = |(end, (path, op)): (usize, &(&str, ChangeKind))| DiskChange {
             path: (*path).into(),
             op: op.clone(),
             end: end as u64 + 1,
         };
         ops.iter().enumerate().map(record).collect()
     }
-    fn write(offset: u64, text: &str) -> Op {
-        Op::Write(offset, text.into())
+    fn write(offset: u64, text: &str) -> ChangeKind {
+        ChangeKind::Write(offset, text.into())
     }
-    fn shown(image: &Image) -> Vec<(String, String)> {
+    fn screen_text(image: &Image) -> Vec<(String, String)> {
         image.files.iter().map(|(name, bytes)| (name.clone(), String::from_utf8_lossy(bytes).into_owned())).collect()
     }
-    fn check(records: &[Record], kept: Kept, files: &[(&str, &str)]) {
+    fn check(records: &[DiskChange], kept: KeptChanges, files: &[(&str, &str)]) {
         let files: Vec<_> = files.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).collect();
-        assert_eq!(shown(&Image::after(records, kept)), files, "{kept:?}");
+        assert_eq!(screen_text(&Image::after(records, kept)), files, "{kept:?}");
     }
 
     #[test]
     fn a_cut_keeps_what_was_synced_and_maybe_more() {
         let records = records(&[
-            ("a", Op::Create),
+            ("a", ChangeKind::Create),
             ("a", write(0, "one")),
-            ("a", Op::Sync),
+            ("a", ChangeKind::Sync),
             ("a", write(3, "two")),
-            ("b", Op::Create),
+            ("b", ChangeKind::Create),
             ("b", write(0, "four")),
         ]);
-        check(&records, Kept::All, &[("a", "onetwo"), ("b", "four")]);
-        check(&records, Kept::TornLast, &[("a", "onetwo"), ("b", "fo")]);
-        check(&records, Kept::Synced, &[("a", "one")]);
-        let some: BTreeSet<_> = (1..50).map(|seed| shown(&Image::after(&records, Kept::Some(seed)))).collect();
+        check(&records, KeptChanges::All, &[("a", "onetwo"), ("b", "four")]);
+        check(&records, KeptChanges::TornLast, &[("a", "onetwo"), ("b", "fo")]);
+        check(&records, KeptChanges::Synced, &[("a", "one")]);
+        let some: BTreeSet<_> =
+            (1..50).map(|seed| screen_text(&Image::after(&records, KeptChanges::Some(seed)))).collect();
         assert_eq!(some.len(), 4, "each of the two loose writes is there or not");
     }
 
     #[test]
     fn of_a_long_write_each_block_is_there_or_not() {
-        let records = records(&[("a", Op::Create), ("a", Op::Write(4000, vec![1; 200])), ("a", Op::Write(0, vec![1]))]);
+        let records = records(&[
+            ("a", ChangeKind::Create),
+            ("a", ChangeKind::Write(4000, vec![1; 200])),
+            ("a", ChangeKind::Write(0, vec![1])),
+        ]);
         let ones = |image: Image| image.files["a"].iter().filter(|byte| **byte == 1).count();
-        let some: BTreeSet<_> = (1..90).map(|seed| ones(Image::after(&records, Kept::Some(seed)))).collect();
+        let some: BTreeSet<_> = (1..90).map(|seed| ones(Image::after(&records, KeptChanges::Some(seed)))).collect();
         assert_eq!(some, BTreeSet::from([0, 1, 96, 97, 104, 105, 200, 201]));
     }
 
     #[test]
     fn a_name_is_kept_by_a_sync_of_its_directory() {
-        let mut ops = vec![("new", Op::Create), ("new", write(0, "x")), ("new", Op::Sync)];
-        ops.push(("new", Op::Rename("old".into())));
-        check(&records(&ops), Kept::Synced, &[("new", "x")]);
-        ops.push(("", Op::Sync));
-        check(&records(&ops), Kept::Synced, &[("old", "x")]);
-        ops.push(("old", Op::Unlink));
-        check(&records(&ops), Kept::Synced, &[("old", "x")]);
-        check(&records(&ops), Kept::All, &[]);
-        ops.push(("", Op::Sync));
-        check(&records(&ops), Kept::Synced, &[]);
+        let mut ops = vec![("new", ChangeKind::Create), ("new", write(0, "x")), ("new", ChangeKind::Sync)];
+        ops.push(("new", ChangeKind::Rename("old".into())));
+        check(&records(&ops), KeptChanges::Synced, &[("new", "x")]);
+        ops.push(("", ChangeKind::Sync));
+        check(&records(&ops), KeptChanges::Synced, &[("old", "x")]);
+        ops.push(("old", ChangeKind::Unlink));
+        check(&records(&ops), KeptChanges::Synced, &[("old", "x")]);
+        check(&records(&ops), KeptChanges::All, &[]);
+        ops.push(("", ChangeKind::Sync));
+        check(&records(&ops), KeptChanges::Synced, &[]);
     }
 }

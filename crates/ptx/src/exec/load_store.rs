@@ -8,26 +8,26 @@
 use super::machine::Machine;
 use super::memory::{LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, WINDOW_BYTES};
 use crate::fault::FaultKind;
-use crate::lanes::{Row, Slot, read, write};
-use crate::op::{Next, Op, versions};
+use crate::lanes::{RegisterBits, Row, read, write};
+use crate::op::{Op, OpOutcome, versions};
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 /// One element in memory, as the register it goes to or comes from.
 pub(crate) trait Element: Copy + 'static {
-    type Slot: Slot;
+    type Register: RegisterBits;
     const BYTES: u32;
     /// # Safety
     /// `from` is aligned and readable.
-    unsafe fn load(from: *const u8) -> Self::Slot;
+    unsafe fn load(from: *const u8) -> Self::Register;
     /// # Safety
     /// `to` is aligned and writable.
-    unsafe fn store(to: *mut u8, value: Self::Slot);
+    unsafe fn store(to: *mut u8, value: Self::Register);
 }
 
 macro_rules! elements {
     ($($ty:ty, $atomic:ty, $raw:ty, $slot:ty, $wide:ty;)*) => {$(
         impl Element for $ty {
-            type Slot = $slot;
+            type Register = $slot;
             const BYTES: u32 = size_of::<$ty>() as u32;
             #[inline(always)]
             unsafe fn load(from: *const u8) -> $slot {
@@ -56,7 +56,7 @@ pub(crate) const LOCAL: u8 = 2;
 pub(crate) const PARAM: u8 = 3;
 
 /// A base register: 64 bits, or 32 for shared memory.
-pub(crate) trait Base: Slot {
+pub(crate) trait Base: RegisterBits {
     fn widen(self) -> u64;
 }
 impl Base for u32 {
@@ -74,7 +74,7 @@ impl Base for u64 {
 
 impl Machine<'_> {
     /// The host bytes behind an address of a lane, of any space.
-    pub(crate) fn host_of(
+    pub(crate) fn host_pointer(
         &mut self,
         space: u8,
         lane: u32,
@@ -88,44 +88,44 @@ impl Machine<'_> {
         let mut missing = FaultKind::OutOfRange { address, bytes, write: is_write, read_only: false };
         let offset = |window: u64| address.wrapping_sub(window);
         let found = match space {
-            SHARED => self.shared_host(address, bytes),
-            LOCAL => self.local_host(lane, address, bytes),
-            PARAM => self.param_host(address, bytes, is_write),
-            _ if offset(SHARED_WINDOW) < WINDOW_BYTES => self.shared_host(offset(SHARED_WINDOW), bytes),
-            _ if offset(LOCAL_WINDOW) < WINDOW_BYTES => self.local_host(lane, offset(LOCAL_WINDOW), bytes),
-            _ if offset(PARAM_WINDOW) < WINDOW_BYTES => self.param_host(offset(PARAM_WINDOW), bytes, is_write),
-            _ => self.global_host(address, bytes, is_write, &mut missing),
+            SHARED => self.shared_pointer(address, bytes),
+            LOCAL => self.local_pointer(lane, address, bytes),
+            PARAM => self.param_pointer(address, bytes, is_write),
+            _ if offset(SHARED_WINDOW) < WINDOW_BYTES => self.shared_pointer(offset(SHARED_WINDOW), bytes),
+            _ if offset(LOCAL_WINDOW) < WINDOW_BYTES => self.local_pointer(lane, offset(LOCAL_WINDOW), bytes),
+            _ if offset(PARAM_WINDOW) < WINDOW_BYTES => self.param_pointer(offset(PARAM_WINDOW), bytes, is_write),
+            _ => self.global_pointer(address, bytes, is_write, &mut missing),
         };
         found.ok_or(missing)
     }
 
-    fn shared_host(&mut self, offset: u64, bytes: u32) -> Option<*mut u8> {
+    fn shared_pointer(&mut self, offset: u64, bytes: u32) -> Option<*mut u8> {
         let end = offset.checked_add(u64::from(bytes))?;
         (end <= u64::from(self.shared_bytes))
             .then(|| self.shared.as_mut_ptr().cast::<u8>().wrapping_add(offset as usize))
     }
 
-    fn local_host(&mut self, lane: u32, offset: u64, bytes: u32) -> Option<*mut u8> {
+    fn local_pointer(&mut self, lane: u32, offset: u64, bytes: u32) -> Option<*mut u8> {
         let end = offset.checked_add(u64::from(bytes))?;
-        let start = lane as usize * self.w.local_bytes as usize + offset as usize;
-        (end <= u64::from(self.w.local_end)).then(|| self.w.locals.as_mut_ptr().cast::<u8>().wrapping_add(start))
+        let start = lane as usize * self.warp.local_bytes as usize + offset as usize;
+        (end <= u64::from(self.warp.local_end)).then(|| self.warp.locals.as_mut_ptr().cast::<u8>().wrapping_add(start))
     }
 
-    fn param_host(&mut self, offset: u64, bytes: u32, is_write: bool) -> Option<*mut u8> {
+    fn param_pointer(&mut self, offset: u64, bytes: u32, is_write: bool) -> Option<*mut u8> {
         let end = offset.checked_add(u64::from(bytes))?;
         let fits = end <= self.env.param_bytes as u64 && !is_write;
         fits.then(|| self.env.params.as_ptr().cast::<u8>().cast_mut().wrapping_add(offset as usize))
     }
 
-    fn global_host(&mut self, address: u64, bytes: u32, is_write: bool, missing: &mut FaultKind) -> Option<*mut u8> {
-        let known = *self.remembered();
+    fn global_pointer(&mut self, address: u64, bytes: u32, is_write: bool, missing: &mut FaultKind) -> Option<*mut u8> {
+        let known = *self.recent_region();
         if (known.writable || !is_write)
-            && let Some(host) = known.host_of(address, bytes)
+            && let Some(host) = known.host_pointer(address, bytes)
         {
             return Some(host);
         }
         let region = self.env.memory.region(address)?;
-        let host = region.host_of(address, bytes)?;
+        let host = region.host_pointer(address, bytes)?;
         if is_write && !region.writable {
             *missing = FaultKind::OutOfRange { address, bytes, write: true, read_only: true };
             return None;
@@ -134,7 +134,7 @@ impl Machine<'_> {
         if (region.host as u64 ^ region.first) & 15 != 0 {
             return None;
         }
-        self.remember(region);
+        self.set_recent_region(region);
         Some(host)
     }
 }
@@ -165,7 +165,7 @@ pub(crate) unsafe fn addresses<A: Base>(m: &Machine<'_>, op: &Op, mask: u32) -> 
 ///
 /// Rewrites addresses into offsets when it succeeds.
 #[inline(always)]
-fn all_at_once<const SPACE: u8>(
+fn base_of_all_lanes<const SPACE: u8>(
     m: &mut Machine<'_>,
     addresses: &mut Row<u64>,
     bytes: u32,
@@ -173,11 +173,11 @@ fn all_at_once<const SPACE: u8>(
 ) -> Option<*mut u8> {
     let (first, length, host, allowed) = match SPACE {
         FLAT => {
-            let region = m.remembered();
+            let region = m.recent_region();
             (region.first, region.bytes, region.host, region.writable || !is_write)
         }
         SHARED => (0, u64::from(m.shared_bytes), m.shared.as_mut_ptr().cast::<u8>(), true),
-        LOCAL => (0, u64::from(m.w.local_end), m.w.locals.as_mut_ptr().cast::<u8>(), true),
+        LOCAL => (0, u64::from(m.warp.local_end), m.warp.locals.as_mut_ptr().cast::<u8>(), true),
         _ => (0, m.env.param_bytes as u64, m.env.params.as_ptr().cast::<u8>().cast_mut(), !is_write),
     };
     if !allowed || length < u64::from(bytes) {
@@ -193,7 +193,7 @@ fn all_at_once<const SPACE: u8>(
     if outside != 0 || low_bits & u64::from(bytes - 1) != 0 {
         return None;
     }
-    let stride = u64::from(m.w.local_bytes);
+    let stride = u64::from(m.warp.local_bytes);
     for (lane, address) in addresses.iter_mut().enumerate() {
         *address = address.wrapping_sub(first);
         if SPACE == LOCAL {
@@ -205,7 +205,7 @@ fn all_at_once<const SPACE: u8>(
 
 /// The registers of a vector access, in order.
 #[inline(always)]
-fn outputs(op: &Op) -> [u32; 4] {
+fn vector_registers(op: &Op) -> [u32; 4] {
     [op.d, op.b, op.c, op.e]
 }
 
@@ -214,13 +214,13 @@ unsafe fn run_load<E: Element, A: Base, const SPACE: u8, const N: usize>(
     m: &mut Machine<'_>,
     op: &Op,
     mask: u32,
-) -> Next {
+) -> OpOutcome {
     let bytes = E::BYTES * N as u32;
     // SAFETY: lowering gave the registers; addresses are checked before use.
     unsafe {
         let mut at = addresses::<A>(m, op, mask);
-        let mut rows = [[E::Slot::default(); 32]; N];
-        if let Some(host) = all_at_once::<SPACE>(m, &mut at, bytes, false) {
+        let mut rows = [[E::Register::default(); 32]; N];
+        if let Some(host) = base_of_all_lanes::<SPACE>(m, &mut at, bytes, false) {
             for lane in 0..32 {
                 let from = host.wrapping_add(at[lane] as usize);
                 for (index, row) in rows.iter_mut().enumerate() {
@@ -228,7 +228,7 @@ unsafe fn run_load<E: Element, A: Base, const SPACE: u8, const N: usize>(
                 }
             }
         } else {
-            let pointers = match one_by_one(m, SPACE, &at, bytes, mask, false) {
+            let pointers = match pointers_of_lanes(m, SPACE, &at, bytes, mask, false) {
                 Ok(pointers) => pointers,
                 Err(next) => return next,
             };
@@ -238,13 +238,13 @@ unsafe fn run_load<E: Element, A: Base, const SPACE: u8, const N: usize>(
                 }
             }
         }
-        for (row, to) in rows.iter().zip(outputs(op)) {
+        for (row, to) in rows.iter().zip(vector_registers(op)) {
             if N == 1 || to != crate::op::NONE {
                 write(m, to, mask, row);
             }
         }
     }
-    Next::Go
+    OpOutcome::Continue
 }
 versions!(load = run_load<E: (Element), A: (Base); SPACE: u8, N: usize>);
 
@@ -253,17 +253,17 @@ unsafe fn run_store<E: Element, A: Base, const SPACE: u8, const N: usize>(
     m: &mut Machine<'_>,
     op: &Op,
     mask: u32,
-) -> Next {
+) -> OpOutcome {
     let bytes = E::BYTES * N as u32;
     // SAFETY: lowering gave the registers; addresses are checked before use.
     unsafe {
         let mut at = addresses::<A>(m, op, mask);
-        let mut rows = [read::<E::Slot>(m, op.d); N];
-        for (row, from) in rows.iter_mut().zip(outputs(op)) {
-            *row = read::<E::Slot>(m, from);
+        let mut rows = [read::<E::Register>(m, op.d); N];
+        for (row, from) in rows.iter_mut().zip(vector_registers(op)) {
+            *row = read::<E::Register>(m, from);
         }
         if mask == u32::MAX
-            && let Some(host) = all_at_once::<SPACE>(m, &mut at, bytes, true)
+            && let Some(host) = base_of_all_lanes::<SPACE>(m, &mut at, bytes, true)
         {
             for lane in 0..32 {
                 let to = host.wrapping_add(at[lane] as usize);
@@ -271,9 +271,9 @@ unsafe fn run_store<E: Element, A: Base, const SPACE: u8, const N: usize>(
                     E::store(to.wrapping_add(index * E::BYTES as usize), row[lane]);
                 }
             }
-            return Next::Go;
+            return OpOutcome::Continue;
         }
-        let pointers = match one_by_one(m, SPACE, &at, bytes, mask, true) {
+        let pointers = match pointers_of_lanes(m, SPACE, &at, bytes, mask, true) {
             Ok(pointers) => pointers,
             Err(next) => return next,
         };
@@ -283,23 +283,23 @@ unsafe fn run_store<E: Element, A: Base, const SPACE: u8, const N: usize>(
             }
         }
     }
-    Next::Go
+    OpOutcome::Continue
 }
 versions!(store = run_store<E: (Element), A: (Base); SPACE: u8, N: usize>);
 
 /// The host bytes of each active lane; nothing is touched unless all are there.
 #[inline(never)]
-pub(crate) fn one_by_one(
+pub(crate) fn pointers_of_lanes(
     m: &mut Machine<'_>,
     space: u8,
     at: &Row<u64>,
     bytes: u32,
     mask: u32,
     is_write: bool,
-) -> Result<[*mut u8; 32], Next> {
+) -> Result<[*mut u8; 32], OpOutcome> {
     let mut found = [std::ptr::null_mut(); 32];
     for lane in (0..32).filter(|lane| mask >> lane & 1 != 0) {
-        match m.host_of(space, lane, at[lane as usize], bytes, is_write) {
+        match m.host_pointer(space, lane, at[lane as usize], bytes, is_write) {
             Ok(host) => found[lane as usize] = host,
             Err(kind) => return Err(m.fail(kind, 1 << lane)),
         }

@@ -10,19 +10,19 @@ use sublet_core::rows::{Hold, Phase};
 use sublet_journal::Batch;
 
 /// Pages in 4 MiB of write-ahead log, as in the journal.
-const STEP: i32 = 1018;
+const CHECKPOINT_PAGES: i32 = 1018;
 
 /// A batch with every value ready to be bound.
-pub struct Ready {
+pub struct BoundBatch {
     batch: Batch,
     lines: Vec<(String, [u8; 32])>,
     leases: Vec<[String; 3]>,
     past: Vec<String>,
 }
 
-impl Ready {
+impl BoundBatch {
     /// Computes ahead of time all that is not SQLite's work.
-    pub fn of(batch: Batch) -> Result<Ready> {
+    pub fn of(batch: Batch) -> Result<BoundBatch> {
         let line = |json: String| {
             let hash = *blake3::hash(json.as_bytes()).as_bytes();
             (json, hash)
@@ -38,19 +38,19 @@ impl Ready {
             leases.push([serde_json::to_string(&lease.ask)?, serde_json::to_string(&lease.roots)?, finish]);
         }
         let past = batch.past.iter().map(|ended| serde_json::to_string(&ended.ask)).collect::<Result<_, _>>()?;
-        Ok(Ready { batch, lines, leases, past })
+        Ok(BoundBatch { batch, lines, leases, past })
     }
 }
 
 /// A database with the journal's tables.
-pub struct Raw {
+pub struct RawDatabase {
     conn: Connection,
     seq: i64,
 }
 
-impl Raw {
+impl RawDatabase {
     /// Makes one with the tables of the journal at `like`.
-    pub fn make(like: &Path, path: &Path) -> Result<Raw> {
+    pub fn create(like: &Path, path: &Path) -> Result<RawDatabase> {
         let ours = Connection::open(like)?;
         let mut conn = Connection::open(path)?;
         conn.busy_handler(Some(wait))?;
@@ -68,16 +68,16 @@ impl Raw {
             if frames < woken_at {
                 woken_at = 0;
             }
-            if frames >= woken_at + STEP && wake.try_send(frames).is_ok() {
+            if frames >= woken_at + CHECKPOINT_PAGES && wake.try_send(frames).is_ok() {
                 woken_at = frames;
             }
             Ok(())
         }))?;
-        Ok(Raw { conn, seq: 0 })
+        Ok(RawDatabase { conn, seq: 0 })
     }
 
     /// Writes the rows of a batch in one transaction.
-    pub fn commit(&mut self, ready: &Ready) -> Result<()> {
+    pub fn commit(&mut self, ready: &BoundBatch) -> Result<()> {
         let batch = &ready.batch;
         let conn = &self.conn;
         conn.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
@@ -87,8 +87,8 @@ impl Raw {
             let lease = entry.action.lease().map(|id| id.0 as i64);
             log.execute(params![self.seq, entry.at.0 as i64, entry.wall_us as i64, &*entry.actor, lease, json, hash])?;
         }
-        put_leases(conn, ready)?;
-        put_past(conn, ready)?;
+        write_leases(conn, ready)?;
+        write_past(conn, ready)?;
         if let Some(meta) = &batch.meta {
             conn.prepare_cached("UPDATE meta SET next_lease = ?1, next_epoch = ?2, grace_until_us = 0")?
                 .execute(params![meta.next_lease as i64, meta.next_epoch.0 as i64])?;
@@ -112,7 +112,7 @@ impl Raw {
     }
 }
 
-fn put_leases(conn: &Connection, ready: &Ready) -> Result<()> {
+fn write_leases(conn: &Connection, ready: &BoundBatch) -> Result<()> {
     let mut put = conn.prepare_cached(
         "INSERT OR REPLACE INTO leases (id, tenant, asked_us, ask, roots, phase, finish, vram, epoch, granted_us, \
          renewed_us, until_us, idle, cards, paid_us, day) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, \
@@ -137,7 +137,7 @@ fn put_leases(conn: &Connection, ready: &Ready) -> Result<()> {
     Ok(())
 }
 
-fn put_past(conn: &Connection, ready: &Ready) -> Result<()> {
+fn write_past(conn: &Connection, ready: &BoundBatch) -> Result<()> {
     let mut put = conn.prepare_cached(
         "INSERT INTO past VALUES (?1, ?2, ?3, ?4, 'released', ?5, NULL, ?6, ?7, ?8, ?9, ?10, ?11, '[0]', ?12, NULL, 0, NULL)",
     )?;
@@ -169,7 +169,7 @@ fn checkpoints(path: &Path) -> Result<SyncSender<i32>> {
         for frames in woken {
             // If a reader is in the way, the next step tries again.
             let _ = conn.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
-            if frames > 2 * STEP {
+            if frames > 2 * CHECKPOINT_PAGES {
                 let _ = conn.query_row("PRAGMA wal_checkpoint(RESTART)", [], |_| Ok(()));
             }
         }

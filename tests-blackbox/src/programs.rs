@@ -2,7 +2,7 @@
 
 use crate::binary::example;
 use crate::wait::throughout;
-use crate::{Client, LONG, MIB, Service, until};
+use crate::{LONG, MIB, TestClient, TestService, until};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -15,7 +15,7 @@ use std::time::Duration;
 use sublet_wire::{Lease, LeaseState};
 
 /// `sublet run` with a program; killed, with all it started, when this is dropped.
-pub struct Job {
+pub struct WrappedProgram {
     /// The wrapper.
     pub child: Child,
     stdout: BufReader<ChildStdout>,
@@ -23,15 +23,15 @@ pub struct Job {
     pub stderr: PathBuf,
 }
 
-impl Job {
+impl WrappedProgram {
     /// Starts it.
-    pub fn start(service: &Service, arguments: &[&str]) -> Job {
-        Job::start_as(service, None, arguments)
+    pub fn start(service: &TestService, arguments: &[&str]) -> WrappedProgram {
+        WrappedProgram::start_as(service, None, arguments)
     }
 
     /// The same as this user.
-    pub fn start_as(service: &Service, uid: Option<u32>, arguments: &[&str]) -> Job {
-        Job::start_with(service, arguments, |command| {
+    pub fn start_as(service: &TestService, uid: Option<u32>, arguments: &[&str]) -> WrappedProgram {
+        WrappedProgram::start_with(service, arguments, |command| {
             if let Some(uid) = uid {
                 command.uid(uid).gid(uid);
             }
@@ -39,22 +39,22 @@ impl Job {
     }
 
     /// The same, started otherwise.
-    pub fn start_with(service: &Service, arguments: &[&str], how: impl FnOnce(&mut Command)) -> Job {
+    pub fn start_with(service: &TestService, arguments: &[&str], how: impl FnOnce(&mut Command)) -> WrappedProgram {
         let stderr = service.dir().join(format!("stderr-{:?}", std::time::Instant::now()));
         let mut command = service.command(&[&["run"], arguments].concat());
         command.stderr(File::create(&stderr).expect("a file")).stdout(Stdio::piped()).process_group(0);
         how(&mut command);
         let mut child = command.spawn().expect("a program can be started");
         let stdout = BufReader::new(child.stdout.take().expect("a pipe"));
-        Job { child, stdout, stderr }
+        WrappedProgram { child, stdout, stderr }
     }
 
     /// A program that holds memory, once it has it.
-    pub fn holds(service: &Service, vram: &str, size: &str, more: &[&str]) -> Job {
+    pub fn start_holding(service: &TestService, vram: &str, size: &str, more: &[&str]) -> WrappedProgram {
         let hold = example("hold");
-        let mut job = Job::start(service, &[&["--vram", vram, "--", &hold, size][..], more].concat());
+        let mut job = WrappedProgram::start(service, &[&["--vram", vram, "--", &hold, size][..], more].concat());
         let line = job.line();
-        assert!(line.starts_with("holds "), "{line:?}; {}", job.said());
+        assert!(line.starts_with("holds "), "{line:?}; {}", job.output_text());
         job
     }
 
@@ -66,14 +66,14 @@ impl Job {
     }
 
     /// What it said so far, and its wrapper.
-    pub fn said(&self) -> String {
+    pub fn output_text(&self) -> String {
         std::fs::read_to_string(&self.stderr).unwrap_or_default()
     }
 
     /// Waits until it, or its wrapper, said this.
-    pub fn await_said(&self, words: &str) {
+    pub fn await_output(&self, words: &str) {
         until(&format!("it says `{words}`"), LONG, || {
-            let said = self.said();
+            let said = self.output_text();
             if said.contains(words) { Ok(()) } else { Err(said) }
         });
     }
@@ -92,7 +92,7 @@ impl Job {
         let status = self.child.wait().expect("an own child");
         drop(ended);
         let hung = watch.join().expect("a thread that watches");
-        assert!(!hung, "it did not end: {rest}; {}", self.said());
+        assert!(!hung, "it did not end: {rest}; {}", self.output_text());
         (status.code(), rest)
     }
 
@@ -106,7 +106,7 @@ impl Job {
     }
 }
 
-impl Drop for Job {
+impl Drop for WrappedProgram {
     fn drop(&mut self) {
         // They may have ended, which is what is wanted.
         let _ = kill_process_group(Pid::from_child(&self.child), Signal::KILL);
@@ -115,7 +115,7 @@ impl Drop for Job {
 }
 
 /// A program that holds memory without a lease; killed when this is dropped.
-pub struct Alone {
+pub struct UnleasedProgram {
     /// The program.
     pub child: Child,
     out: BufReader<ChildStdout>,
@@ -123,19 +123,24 @@ pub struct Alone {
     pub mib: u64,
 }
 
-impl Alone {
+impl UnleasedProgram {
     /// Starts it; it has its memory then.
-    pub fn takes(service: &Service, mib: u64) -> Alone {
-        Alone::takes_as(service, None, mib)
+    pub fn start_holding(service: &TestService, mib: u64) -> UnleasedProgram {
+        UnleasedProgram::start_holding_as(service, None, mib)
     }
 
     /// The same as this user.
-    pub fn takes_as(service: &Service, uid: Option<u32>, mib: u64) -> Alone {
-        Alone::takes_with(service, uid, mib, |_| {})
+    pub fn start_holding_as(service: &TestService, uid: Option<u32>, mib: u64) -> UnleasedProgram {
+        UnleasedProgram::start_holding_with(service, uid, mib, |_| {})
     }
 
     /// The same, started otherwise.
-    pub fn takes_with(service: &Service, uid: Option<u32>, mib: u64, how: impl FnOnce(&mut Command)) -> Alone {
+    pub fn start_holding_with(
+        service: &TestService,
+        uid: Option<u32>,
+        mib: u64,
+        how: impl FnOnce(&mut Command),
+    ) -> UnleasedProgram {
         let size = format!("{mib}MiB");
         let mut command = service.command(&["soft", "env", "--", &example("hold"), &size, "--idle"]);
         if let Some(uid) = uid {
@@ -147,7 +152,7 @@ impl Alone {
         let mut line = String::new();
         out.read_line(&mut line).expect("a line");
         assert!(line.starts_with("holds "), "{line:?}");
-        Alone { child, out, mib }
+        UnleasedProgram { child, out, mib }
     }
 
     /// Its number.
@@ -161,14 +166,14 @@ impl Alone {
     }
 
     /// Asserts that it lives for this many seconds.
-    pub fn lives_on(&mut self, seconds: u64) {
+    pub fn assert_alive_for(&mut self, seconds: u64) {
         throughout(Duration::from_secs(seconds), || {
             assert_eq!(self.child.try_wait().expect("an own child"), None);
         });
     }
 
     /// By which signal it ended; one that ended by itself found its memory as it was written.
-    pub fn ended_by(mut self) -> Option<i32> {
+    pub fn end_signal(mut self) -> Option<i32> {
         let signal = until("it ends", LONG, || match self.child.try_wait().expect("an own child") {
             Some(status) => Ok(status.signal()),
             None => Err("it runs"),
@@ -180,7 +185,7 @@ impl Alone {
     }
 }
 
-impl Drop for Alone {
+impl Drop for UnleasedProgram {
     fn drop(&mut self) {
         // It may have ended, which is what is wanted.
         let _ = self.child.kill();
@@ -189,7 +194,7 @@ impl Drop for Alone {
 }
 
 /// What a command says that must succeed.
-pub fn succeeds(service: &Service, words: &[&str]) -> String {
+pub fn successful_output(service: &TestService, words: &[&str]) -> String {
     let output = service.cli(words);
     assert!(output.status.success(), "{words:?}: {}", text(&output));
     text(&output)
@@ -201,7 +206,7 @@ pub fn text(output: &Output) -> String {
 }
 
 /// Waits until a lease with this name is there.
-pub fn await_asked(client: &Client, id: &str) {
+pub fn await_lease(client: &TestClient, id: &str) {
     until("it asked", LONG, || {
         let ids = client.live_ids();
         if ids.iter().any(|live| live == id) { Ok(()) } else { Err(ids) }
@@ -209,21 +214,21 @@ pub fn await_asked(client: &Client, id: &str) {
 }
 
 /// Waits until a lease exists and is in this state.
-pub fn await_state(client: &Client, id: &str, state: LeaseState) -> Lease {
-    await_asked(client, id);
+pub fn await_state(client: &TestClient, id: &str, state: LeaseState) -> Lease {
+    await_lease(client, id);
     client.await_lease(&format!("it is {state:?}"), id, |lease| lease.state == state)
 }
 
 /// Waits until the programs of a lease have this many MiB on its GPUs, by a reading.
-pub fn await_bytes(client: &Client, id: &str, mib: u64) {
-    await_asked(client, id);
+pub fn await_bytes(client: &TestClient, id: &str, mib: u64) {
+    await_lease(client, id);
     client.await_lease("its bytes are seen", id, |lease| {
         lease.state == LeaseState::Active && lease.seen_bytes >= Some(mib * MIB)
     });
 }
 
 /// Sends an action for a lease, which the service must accept.
-pub fn tell(client: &Client, id: &str, verb: &str) {
+pub fn post_action(client: &TestClient, id: &str, verb: &str) {
     let answer = client.send("POST", &format!("/v1/leases/{id}/{verb}"), &[], b"");
     assert_eq!(answer.status, 200, "{}", answer.text());
 }

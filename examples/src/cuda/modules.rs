@@ -1,8 +1,8 @@
 //! Modules and libraries of kernels, and launches.
 
-use super::memory::Span;
-use super::order::Stream;
-use super::{Address, Device, Handle, Result, call};
+use super::memory::DeviceSpan;
+use super::streams::CudaStream;
+use super::{Address, Device, DriverHandle, Result, call};
 use std::ffi::{CString, c_int, c_void};
 use std::marker::PhantomData;
 
@@ -12,43 +12,43 @@ fn c_text(text: &str) -> CString {
 
 /// Kernels and variables, loaded into a context.
 #[derive(Debug)]
-pub struct Module {
-    handle: Handle,
+pub struct CudaModule {
+    handle: DriverHandle,
 }
 
-impl Module {
+impl CudaModule {
     /// Loads PTX into the context this thread works in.
-    pub fn load(ptx: &str) -> Result<Module> {
+    pub fn load(ptx: &str) -> Result<CudaModule> {
         let text = c_text(ptx);
         let mut handle = 0;
         // SAFETY: the text and the place live until the call returns.
         unsafe { call!(cuModuleLoadData(&raw mut handle, text.as_ptr().cast())) }?;
-        Ok(Module { handle })
+        Ok(CudaModule { handle })
     }
 
     /// One of its kernels.
-    pub fn function(&self, name: &str) -> Result<Function<'_>> {
+    pub fn function(&self, name: &str) -> Result<CudaFunction<'_>> {
         let (text, mut handle) = (c_text(name), 0);
         // SAFETY: the text and the place live until the call returns.
         unsafe { call!(cuModuleGetFunction(&raw mut handle, self.handle, text.as_ptr())) }?;
-        Ok(Function { handle, owner: PhantomData })
+        Ok(CudaFunction { handle, owner: PhantomData })
     }
 
     /// One of its variables.
-    pub fn variable(&self, name: &str) -> Result<Span<'_>> {
+    pub fn variable(&self, name: &str) -> Result<DeviceSpan<'_>> {
         let (text, mut at, mut bytes) = (c_text(name), 0, 0);
         // SAFETY: the text and the places live until the call returns.
         unsafe { call!(cuModuleGetGlobal(&raw mut at, &raw mut bytes, self.handle, text.as_ptr())) }?;
-        Ok(Span::of(self, at, bytes))
+        Ok(DeviceSpan::of(self, at, bytes))
     }
 
     /// The driver's name of it.
-    pub fn handle(&self) -> Handle {
+    pub fn handle(&self) -> DriverHandle {
         self.handle
     }
 }
 
-impl Drop for Module {
+impl Drop for CudaModule {
     fn drop(&mut self) {
         // SAFETY: it was loaded here, and is unloaded once.
         let _ = unsafe { call!(cuModuleUnload(self.handle)) };
@@ -57,38 +57,38 @@ impl Drop for Module {
 
 /// Kernels and variables that belong to no context.
 #[derive(Debug)]
-pub struct Library {
-    handle: Handle,
+pub struct CudaLibrary {
+    handle: DriverHandle,
 }
 
-impl Library {
+impl CudaLibrary {
     /// Loads PTX.
-    pub fn load(ptx: &str) -> Result<Library> {
+    pub fn load(ptx: &str) -> Result<CudaLibrary> {
         let (text, mut handle, none) = (c_text(ptx), 0, std::ptr::null_mut());
         let values = std::ptr::null_mut();
         // SAFETY: the text and the place live until the call returns; no options are given.
         unsafe { call!(cuLibraryLoadData(&raw mut handle, text.as_ptr().cast(), none, values, 0, none, values, 0)) }?;
-        Ok(Library { handle })
+        Ok(CudaLibrary { handle })
     }
 
     /// One of its kernels.
-    pub fn kernel(&self, name: &str) -> Result<Kernel<'_>> {
+    pub fn kernel(&self, name: &str) -> Result<KernelHandle<'_>> {
         let (text, mut handle) = (c_text(name), 0);
         // SAFETY: the text and the place live until the call returns.
         unsafe { call!(cuLibraryGetKernel(&raw mut handle, self.handle, text.as_ptr())) }?;
-        Ok(Kernel { handle, owner: PhantomData })
+        Ok(KernelHandle { handle, owner: PhantomData })
     }
 
     /// One of its variables, in the context this thread works in.
-    pub fn variable(&self, name: &str) -> Result<Span<'_>> {
+    pub fn variable(&self, name: &str) -> Result<DeviceSpan<'_>> {
         let (text, mut at, mut bytes) = (c_text(name), 0, 0);
         // SAFETY: the text and the places live until the call returns.
         unsafe { call!(cuLibraryGetGlobal(&raw mut at, &raw mut bytes, self.handle, text.as_ptr())) }?;
-        Ok(Span::of(self, at, bytes))
+        Ok(DeviceSpan::of(self, at, bytes))
     }
 }
 
-impl Drop for Library {
+impl Drop for CudaLibrary {
     fn drop(&mut self) {
         // SAFETY: it was loaded here, and is unloaded once.
         let _ = unsafe { call!(cuLibraryUnload(self.handle)) };
@@ -97,26 +97,26 @@ impl Drop for Library {
 
 /// A kernel of a library, in whatever context it is launched.
 #[derive(Clone, Copy, Debug)]
-pub struct Kernel<'a> {
-    handle: Handle,
-    owner: PhantomData<&'a Library>,
+pub struct KernelHandle<'a> {
+    handle: DriverHandle,
+    owner: PhantomData<&'a CudaLibrary>,
 }
 
-impl<'a> Kernel<'a> {
+impl<'a> KernelHandle<'a> {
     /// It, in the context this thread works in.
-    pub fn function(self) -> Result<Function<'a>> {
+    pub fn function(self) -> Result<CudaFunction<'a>> {
         let mut handle = 0;
         // SAFETY: the place lives until the call returns.
         unsafe { call!(cuKernelGetFunction(&raw mut handle, self.handle)) }?;
-        Ok(Function { handle, owner: PhantomData })
+        Ok(CudaFunction { handle, owner: PhantomData })
     }
 
     /// It itself, where the driver takes either: it finds the context by the stream.
-    pub fn as_function(self) -> Function<'a> {
-        Function { handle: self.handle, owner: PhantomData }
+    pub fn as_function(self) -> CudaFunction<'a> {
+        CudaFunction { handle: self.handle, owner: PhantomData }
     }
 
-    /// A number about it on a card, by `CUfunction_attribute`.
+    /// A number about it on a GPU, by `CUfunction_attribute`.
     pub fn attribute(self, attribute: i32, device: Device) -> Result<i32> {
         let mut value = 0;
         // SAFETY: the place lives until the call returns.
@@ -127,14 +127,14 @@ impl<'a> Kernel<'a> {
 
 /// A kernel, to be launched.
 #[derive(Clone, Copy, Debug)]
-pub struct Function<'a> {
-    handle: Handle,
+pub struct CudaFunction<'a> {
+    handle: DriverHandle,
     owner: PhantomData<&'a ()>,
 }
 
 /// How many threads, and how many bytes for each block to share beyond those it declares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
+pub struct LaunchShape {
     /// Blocks.
     pub grid: [u32; 3],
     /// Threads of a block.
@@ -143,17 +143,17 @@ pub struct Shape {
     pub shared: u32,
 }
 
-impl Shape {
+impl LaunchShape {
     /// As many threads as there are elements, in blocks of so many.
-    pub fn line(elements: usize, block: u32) -> Shape {
+    pub fn line(elements: usize, block: u32) -> LaunchShape {
         let blocks = u32::try_from(elements.div_ceil(block as usize)).unwrap_or(u32::MAX).max(1);
-        Shape { grid: [blocks, 1, 1], block: [block, 1, 1], shared: 0 }
+        LaunchShape { grid: [blocks, 1, 1], block: [block, 1, 1], shared: 0 }
     }
 
     /// As many threads as there are elements, in blocks of 16 by 16.
-    pub fn plane(width: usize, height: usize) -> Shape {
+    pub fn plane(width: usize, height: usize) -> LaunchShape {
         let blocks = |size: usize| u32::try_from(size.div_ceil(16)).unwrap_or(u32::MAX).max(1);
-        Shape { grid: [blocks(width), blocks(height), 1], block: [16, 16, 1], shared: 0 }
+        LaunchShape { grid: [blocks(width), blocks(height), 1], block: [16, 16, 1], shared: 0 }
     }
 }
 
@@ -180,8 +180,8 @@ impl Arguments {
         self.u32(value.to_bits())
     }
 
-    /// Memory of a card.
-    pub fn span(self, span: Span<'_>) -> Arguments {
+    /// Memory of a GPU.
+    pub fn span(self, span: DeviceSpan<'_>) -> Arguments {
         self.address(span.at())
     }
 
@@ -210,19 +210,19 @@ impl Arguments {
 /// `CUlaunchConfig`.
 #[derive(Debug)]
 #[repr(C)]
-pub struct LaunchConfig {
+pub struct RawLaunchConfig {
     grid: [u32; 3],
     block: [u32; 3],
     shared: u32,
-    stream: Handle,
-    attributes: *const LaunchAttribute,
+    stream: DriverHandle,
+    attributes: *const RawLaunchAttribute,
     count: u32,
 }
 
 /// `CUlaunchAttribute`: which, and 64 bytes that depend on it.
 #[derive(Debug)]
 #[repr(C)]
-pub struct LaunchAttribute {
+pub struct RawLaunchAttribute {
     which: c_int,
     pad: c_int,
     value: [c_int; 16],
@@ -237,7 +237,7 @@ const EXTRA_SIZE: usize = 2;
 
 /// Which of the driver's ways a launch takes. All do the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum LaunchCall {
     /// `cuLaunchKernel`, with a pointer to each argument.
     Plain,
     /// `cuLaunchKernel`, with all arguments in one piece of memory.
@@ -248,9 +248,9 @@ pub enum Way {
     ExWithPriority(i32),
 }
 
-impl Function<'_> {
+impl CudaFunction<'_> {
     /// The driver's name of it.
-    pub fn handle(self) -> Handle {
+    pub fn handle(self) -> DriverHandle {
         self.handle
     }
 
@@ -258,33 +258,33 @@ impl Function<'_> {
     ///
     /// # Safety
     /// The arguments are those that the kernel expects, and it accesses only memory that no other code uses meanwhile.
-    pub unsafe fn launch(self, shape: Shape, stream: Option<&Stream>, arguments: Arguments) -> Result<()> {
+    pub unsafe fn launch(self, shape: LaunchShape, stream: Option<&CudaStream>, arguments: Arguments) -> Result<()> {
         // SAFETY: as the caller promises.
-        unsafe { self.launch_by(Way::Plain, shape, stream, arguments) }
+        unsafe { self.launch_with(LaunchCall::Plain, shape, stream, arguments) }
     }
 
     /// Launches it in one of the ways there are.
     ///
     /// # Safety
-    /// As for [`Function::launch`].
-    pub unsafe fn launch_by(
+    /// As for [`CudaFunction::launch`].
+    pub unsafe fn launch_with(
         self,
-        way: Way,
-        shape: Shape,
-        stream: Option<&Stream>,
+        way: LaunchCall,
+        shape: LaunchShape,
+        stream: Option<&CudaStream>,
         mut arguments: Arguments,
     ) -> Result<()> {
-        let Shape { grid: [gx, gy, gz], block: [bx, by, bz], shared } = shape;
-        let stream = stream.map_or(0, Stream::handle);
+        let LaunchShape { grid: [gx, gy, gz], block: [bx, by, bz], shared } = shape;
+        let stream = stream.map_or(0, CudaStream::handle);
         let none = std::ptr::null_mut();
         let mut pointers = arguments.pointers();
         match way {
-            Way::Plain => {
+            LaunchCall::Plain => {
                 let each = pointers.as_mut_ptr();
                 // SAFETY: the pointers and what they point to live until the call returns, which copies it.
                 unsafe { call!(cuLaunchKernel(self.handle, gx, gy, gz, bx, by, bz, shared, stream, each, none)) }
             }
-            Way::Packed => {
+            LaunchCall::Packed => {
                 let mut packed = arguments.packed();
                 let mut size = packed.len();
                 let mut extra: [*mut c_void; 5] = [
@@ -298,18 +298,18 @@ impl Function<'_> {
                 // SAFETY: the list and what it points to live until the call returns, which copies it.
                 unsafe { call!(cuLaunchKernel(self.handle, gx, gy, gz, bx, by, bz, shared, stream, none, extra)) }
             }
-            Way::Ex | Way::ExWithPriority(_) => {
-                let priority = if let Way::ExWithPriority(priority) = way { priority } else { 0 };
+            LaunchCall::Ex | LaunchCall::ExWithPriority(_) => {
+                let priority = if let LaunchCall::ExWithPriority(priority) = way { priority } else { 0 };
                 let mut value = [0; 16];
                 value[0] = priority;
-                let attribute = LaunchAttribute { which: PRIORITY, pad: 0, value };
-                let config = LaunchConfig {
+                let attribute = RawLaunchAttribute { which: PRIORITY, pad: 0, value };
+                let config = RawLaunchConfig {
                     grid: shape.grid,
                     block: shape.block,
                     shared,
                     stream,
                     attributes: &raw const attribute,
-                    count: u32::from(way != Way::Ex),
+                    count: u32::from(way != LaunchCall::Ex),
                 };
                 // SAFETY: everything that is pointed to lives until the call returns, which copies it.
                 unsafe { call!(cuLaunchKernelEx(&raw const config, self.handle, pointers.as_mut_ptr(), none)) }
@@ -332,7 +332,7 @@ impl Function<'_> {
     }
 
     /// The driver's name of its module.
-    pub fn module(self) -> Result<Handle> {
+    pub fn module(self) -> Result<DriverHandle> {
         let mut handle = 0;
         // SAFETY: the place lives until the call returns.
         unsafe { call!(cuFuncGetModule(&raw mut handle, self.handle)) }?;
@@ -349,7 +349,7 @@ impl Function<'_> {
         Ok(blocks as u32)
     }
 
-    /// The number of blocks, and of threads in each, with which a card is full.
+    /// The number of blocks, and of threads in each, with which a GPU is full.
     pub fn best_shape(self) -> Result<(u32, u32)> {
         let (mut blocks, mut threads, none) = (0, 0, std::ptr::null_mut());
         // SAFETY: both places live until the call returns; there is no function to call.

@@ -1,18 +1,18 @@
 //! Memory that is taken and given back in the order of a stream.
 
-use super::memory::Span;
-use super::order::Stream;
-use super::pages::Location;
-use super::{Address, Device, Handle, Result, call};
+use super::memory::DeviceSpan;
+use super::streams::CudaStream;
+use super::virtual_memory::RawLocation;
+use super::{Address, Device, DriverHandle, Result, call};
 use std::ffi::c_int;
 
 /// `CUmemPoolProps`.
 #[derive(Debug)]
 #[repr(C)]
-pub struct Properties {
+pub struct RawPoolProperties {
     kind: c_int,
     handle_types: c_int,
-    location: Location,
+    location: RawLocation,
     windows: usize,
     max_bytes: usize,
     usage: u16,
@@ -26,26 +26,26 @@ const USED_NOW: c_int = 7;
 
 /// Where such memory comes from.
 #[derive(Debug)]
-pub struct Pool {
-    handle: Handle,
+pub struct CudaPool {
+    handle: DriverHandle,
     is_own: bool,
 }
 
-impl Pool {
-    /// The one that every card has.
-    pub fn default_of(device: Device) -> Result<Pool> {
+impl CudaPool {
+    /// The one that every GPU has.
+    pub fn default_of(device: Device) -> Result<CudaPool> {
         let mut handle = 0;
         // SAFETY: the place lives until the call returns.
         unsafe { call!(cuDeviceGetDefaultMemPool(&raw mut handle, device.number())) }?;
-        Ok(Pool { handle, is_own: false })
+        Ok(CudaPool { handle, is_own: false })
     }
 
     /// A new one.
-    pub fn create(device: Device) -> Result<Pool> {
-        let properties = Properties {
+    pub fn create(device: Device) -> Result<CudaPool> {
+        let properties = RawPoolProperties {
             kind: 1,
             handle_types: 0,
-            location: Location::of(device),
+            location: RawLocation::of(device),
             windows: 0,
             max_bytes: 0,
             usage: 0,
@@ -54,7 +54,7 @@ impl Pool {
         let mut handle = 0;
         // SAFETY: the properties and the place live until the call returns.
         unsafe { call!(cuMemPoolCreate(&raw mut handle, &raw const properties)) }?;
-        Ok(Pool { handle, is_own: true })
+        Ok(CudaPool { handle, is_own: true })
     }
 
     fn number(&self, attribute: c_int) -> Result<u64> {
@@ -64,7 +64,7 @@ impl Pool {
         Ok(value)
     }
 
-    /// Bytes it has of the card.
+    /// Bytes it has of the GPU.
     pub fn reserved_bytes(&self) -> Result<u64> {
         self.number(RESERVED_NOW)
     }
@@ -75,27 +75,27 @@ impl Pool {
     }
 
     /// Keeps up to `bytes` freed bytes in the pool for later allocations.
-    pub fn keep(&self, mut bytes: u64) -> Result<()> {
+    pub fn set_release_threshold(&self, mut bytes: u64) -> Result<()> {
         // SAFETY: the number lives until the call returns; this attribute has eight bytes.
         unsafe { call!(cuMemPoolSetAttribute(self.handle, RELEASE_THRESHOLD, (&raw mut bytes).cast())) }
     }
 
-    /// Gives the card back what is kept, down to so many bytes.
+    /// Gives the GPU back what is kept, down to so many bytes.
     pub fn trim(&self, bytes: usize) -> Result<()> {
         // SAFETY: it takes numbers.
         unsafe { call!(cuMemPoolTrimTo(self.handle, bytes)) }
     }
 
     /// Takes memory in the order of a stream.
-    pub fn alloc<'a>(&'a self, bytes: usize, stream: &'a Stream) -> Result<Pooled<'a>> {
+    pub fn alloc<'a>(&'a self, bytes: usize, stream: &'a CudaStream) -> Result<PoolMemory<'a>> {
         let mut at = 0;
         // SAFETY: the place lives until the call returns.
         unsafe { call!(cuMemAllocFromPoolAsync(&raw mut at, bytes, self.handle, stream.handle())) }?;
-        Ok(Pooled { at, bytes, stream })
+        Ok(PoolMemory { at, bytes, stream })
     }
 }
 
-impl Drop for Pool {
+impl Drop for CudaPool {
     fn drop(&mut self) {
         if self.is_own {
             // SAFETY: it was made here, and is given back once.
@@ -106,24 +106,24 @@ impl Drop for Pool {
 
 /// Memory that is there for what comes later in its stream, until it is given back there.
 #[derive(Debug)]
-pub struct Pooled<'a> {
+pub struct PoolMemory<'a> {
     at: Address,
     bytes: usize,
-    stream: &'a Stream,
+    stream: &'a CudaStream,
 }
 
-impl<'a> Pooled<'a> {
-    /// Takes memory of the card's own pool.
-    pub fn alloc(bytes: usize, stream: &'a Stream) -> Result<Pooled<'a>> {
+impl<'a> PoolMemory<'a> {
+    /// Takes memory of the GPU's own pool.
+    pub fn alloc(bytes: usize, stream: &'a CudaStream) -> Result<PoolMemory<'a>> {
         let mut at = 0;
         // SAFETY: the place lives until the call returns.
         unsafe { call!(cuMemAllocAsync(&raw mut at, bytes, stream.handle())) }?;
-        Ok(Pooled { at, bytes, stream })
+        Ok(PoolMemory { at, bytes, stream })
     }
 
     /// All of it.
-    pub fn all(&self) -> Span<'_> {
-        Span::of(self, self.at, self.bytes)
+    pub fn all(&self) -> DeviceSpan<'_> {
+        DeviceSpan::of(self, self.at, self.bytes)
     }
 
     /// Gives it back in the order of its stream, and tells whether that went well.
@@ -133,7 +133,7 @@ impl<'a> Pooled<'a> {
     }
 
     /// The same in the order of another stream, which has waited for its own.
-    pub fn free_in(self, stream: &Stream) -> Result<()> {
+    pub fn free_in(self, stream: &CudaStream) -> Result<()> {
         let (at, stream) = (self.at, stream.handle());
         std::mem::forget(self);
         // SAFETY: it was taken here, and is given back once.
@@ -141,7 +141,7 @@ impl<'a> Pooled<'a> {
     }
 }
 
-impl Drop for Pooled<'_> {
+impl Drop for PoolMemory<'_> {
     fn drop(&mut self) {
         // SAFETY: it was taken here, and is given back once.
         let _ = unsafe { call!(cuMemFreeAsync(self.at, self.stream.handle())) };

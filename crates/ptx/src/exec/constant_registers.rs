@@ -1,18 +1,18 @@
 //! Fills the constant registers of a frame that is entered.
 
 use super::machine::Machine;
-use crate::program::{FUNCTION_BASE, Pooled, Special, Value};
+use crate::program::{FUNCTION_BASE, PooledConstant, Special, Value};
 
 impl Machine<'_> {
     /// Fills the pool of the current function for the lanes of `mask`.
     pub(crate) fn fill_pool(&mut self, mask: u32) {
         let env = self.env;
-        for pooled in &env.program.functions[self.w.function as usize].pool {
-            self.fill(pooled, mask);
+        for pooled in &env.program.functions[self.warp.function as usize].pool {
+            self.fill_constant(pooled, mask);
         }
     }
 
-    fn fill(&mut self, pooled: &Pooled, mask: u32) {
+    fn fill_constant(&mut self, pooled: &PooledConstant, mask: u32) {
         let uniform = match pooled.value {
             Value::Bits(bits) => bits,
             Value::Variable { index, addend } => {
@@ -23,21 +23,21 @@ impl Machine<'_> {
                 let found = offsets.binary_search_by_key(&index, |(index, _)| *index).map_or(0, |at| offsets[at].1);
                 u64::from(found).wrapping_add_signed(addend)
             }
-            Value::Local(offset) => u64::from(self.w.local) + u64::from(offset),
+            Value::Local(offset) => u64::from(self.warp.local) + u64::from(offset),
             Value::Function(index) => FUNCTION_BASE + u64::from(index),
             Value::Special(special) => match self.uniform_special(special) {
                 Some(value) => u64::from(value),
                 None => return self.fill_lanes(pooled, special, mask),
             },
         };
-        self.put(pooled, mask, |_| uniform);
+        self.fill_register(pooled, mask, |_| uniform);
     }
 
-    fn put(&mut self, pooled: &Pooled, mask: u32, value: impl Fn(u32) -> u64) {
+    fn fill_register(&mut self, pooled: &PooledConstant, mask: u32, value: impl Fn(u32) -> u64) {
         let lanes = (0..32).filter(|lane| mask >> lane & 1 != 0);
         // SAFETY: lowering placed the pooled register in this function's frame.
         unsafe {
-            let at = self.w.regs.add(pooled.at as usize);
+            let at = self.warp.regs.add(pooled.at as usize);
             if pooled.wide {
                 let row = &mut *at.cast::<[u64; 32]>();
                 if mask == u32::MAX {
@@ -66,7 +66,7 @@ impl Machine<'_> {
             Special::Ntid(axis) => env.block_shape[axis as usize],
             Special::Ctaid(axis) => self.block[axis as usize],
             Special::Nctaid(axis) => env.grid[axis as usize],
-            Special::WarpId => self.w.index,
+            Special::WarpId => self.warp.index,
             Special::NWarpId => env.warps_per_block(),
             Special::SmId | Special::GridId => 0,
             Special::NSmId => 1,
@@ -76,24 +76,24 @@ impl Machine<'_> {
         })
     }
 
-    fn fill_lanes(&mut self, pooled: &Pooled, special: Special, mask: u32) {
+    fn fill_lanes(&mut self, pooled: &PooledConstant, special: Special, mask: u32) {
         let [x, y, _] = self.env.block_shape;
-        let first = self.w.index * 32;
+        let first = self.warp.index * 32;
         let plane = x.saturating_mul(y).max(1);
         match special {
             Special::Tid(0) if x >= 32 && x % 32 == 0 => {
                 let start = first % x;
-                self.put(pooled, mask, |lane| u64::from(start + lane));
+                self.fill_register(pooled, mask, |lane| u64::from(start + lane));
             }
-            Special::Tid(0) => self.put(pooled, mask, |lane| u64::from((first + lane) % x)),
-            Special::Tid(1) => self.put(pooled, mask, |lane| u64::from((first + lane) / x % y)),
-            Special::Tid(_) => self.put(pooled, mask, |lane| u64::from((first + lane) / plane)),
-            Special::LaneId => self.put(pooled, mask, u64::from),
-            Special::LaneMaskEq => self.put(pooled, mask, |lane| 1 << lane),
-            Special::LaneMaskLt => self.put(pooled, mask, |lane| (1 << lane) - 1),
-            Special::LaneMaskLe => self.put(pooled, mask, |lane| (2 << lane) - 1),
-            Special::LaneMaskGe => self.put(pooled, mask, |lane| u64::from(u32::MAX << lane)),
-            Special::LaneMaskGt => self.put(pooled, mask, |lane| u64::from(!(((2_u64 << lane) - 1) as u32))),
+            Special::Tid(0) => self.fill_register(pooled, mask, |lane| u64::from((first + lane) % x)),
+            Special::Tid(1) => self.fill_register(pooled, mask, |lane| u64::from((first + lane) / x % y)),
+            Special::Tid(_) => self.fill_register(pooled, mask, |lane| u64::from((first + lane) / plane)),
+            Special::LaneId => self.fill_register(pooled, mask, u64::from),
+            Special::LaneMaskEq => self.fill_register(pooled, mask, |lane| 1 << lane),
+            Special::LaneMaskLt => self.fill_register(pooled, mask, |lane| (1 << lane) - 1),
+            Special::LaneMaskLe => self.fill_register(pooled, mask, |lane| (2 << lane) - 1),
+            Special::LaneMaskGe => self.fill_register(pooled, mask, |lane| u64::from(u32::MAX << lane)),
+            Special::LaneMaskGt => self.fill_register(pooled, mask, |lane| u64::from(!(((2_u64 << lane) - 1) as u32))),
             _ => {}
         }
     }

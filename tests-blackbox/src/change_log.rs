@@ -6,18 +6,18 @@ use std::process::Command;
 
 /// One change.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Record {
+pub struct DiskChange {
     /// Which file, below the directory; empty for the directory itself.
     pub path: String,
     /// What was done to it.
-    pub op: Op,
+    pub op: ChangeKind,
     /// Where this record ends in the log.
     pub end: u64,
 }
 
 /// What can be done to a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Op {
+pub enum ChangeKind {
     /// Bytes at an offset.
     Write(u64, Vec<u8>),
     /// A new length.
@@ -55,9 +55,9 @@ pub fn recorder_env(recorder: &Path, dir: &Path, log: &Path) -> Vec<(String, Str
 }
 
 /// All whole records of a log.
-pub fn read(log: &[u8]) -> Vec<Record> {
+pub fn read(log: &[u8]) -> Vec<DiskChange> {
     let mut records = Vec::new();
-    let mut rest = Cursor { log, at: 0 };
+    let mut rest = LogCursor { log, at: 0 };
     while let Some(record) = rest.record() {
         // Shared memory is rebuilt after a cut, and a file without a name cannot be found again.
         if !record.path.ends_with("-shm") && !record.path.ends_with(" (deleted)") {
@@ -67,26 +67,26 @@ pub fn read(log: &[u8]) -> Vec<Record> {
     records
 }
 
-struct Cursor<'a> {
+struct LogCursor<'a> {
     log: &'a [u8],
     at: usize,
 }
 
-impl Cursor<'_> {
-    fn record(&mut self) -> Option<Record> {
+impl LogCursor<'_> {
+    fn record(&mut self) -> Option<DiskChange> {
         let (op, path_length, offset, length) = (self.u32()?, self.u32()?, self.u64()?, self.u64()?);
         let path = self.text(path_length.into())?;
         let op = match op {
-            1 => Op::Write(offset, self.bytes(length)?.to_vec()),
-            2 => Op::Truncate(offset),
-            3 => Op::Sync,
-            4 => Op::Unlink,
-            5 => Op::Rename(self.text(length)?),
-            6 => Op::Create,
-            7 => Op::Mkdir,
+            1 => ChangeKind::Write(offset, self.bytes(length)?.to_vec()),
+            2 => ChangeKind::Truncate(offset),
+            3 => ChangeKind::Sync,
+            4 => ChangeKind::Unlink,
+            5 => ChangeKind::Rename(self.text(length)?),
+            6 => ChangeKind::Create,
+            7 => ChangeKind::Mkdir,
             other => panic!("recorder.c knows no operation {other}"),
         };
-        Some(Record { path, op, end: self.at as u64 })
+        Some(DiskChange { path, op, end: self.at as u64 })
     }
     fn bytes(&mut self, length: u64) -> Option<&[u8]> {
         let end = self.at.checked_add(usize::try_from(length).ok()?)?;
