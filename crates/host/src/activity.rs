@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn one_core_in_four_hundred_never_is() {
+    fn one_core_in_four_hundred_is_no_work() {
         assert!(seconds_with_work((0..600).map(|s| (Some(s / 4), None))).is_empty());
     }
 

@@ -435,11 +435,11 @@ impl UnleasedMonitor {
         let mut waits = false;
         // Only the unleased process itself was found on a GPU. A descendant of another user (`sudo`) did nothing
         // there.
-        let stranger = pending.first().map(|first| first.process);
-        let user = stranger.and_then(|process| Some(self.registry.audit_of(process)?.uid));
+        let unleased = pending.first().map(|first| first.process);
+        let user = unleased.and_then(|process| Some(self.registry.audit_of(process)?.uid));
         for blow in pending {
             let mut uid = None;
-            let user = user.filter(|_| Some(blow.process) != stranger);
+            let user = user.filter(|_| Some(blow.process) != unleased);
             let sent = if waits { Err(SignalRefusal::Unwanted) } else { self.send(&blow, user, spared, &mut uid) };
             self.pending.with_lock(|pending| pending.remove(&blow));
             let refused = sent.err();

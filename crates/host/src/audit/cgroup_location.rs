@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn units() {
+    fn units_are_read_from_cgroup_paths() {
         check("/", None, None);
         check("/init.scope", Some("init.scope"), None);
         check("/system.slice/ollama.service", Some("ollama.service"), None);
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn containers() {
+    fn containers_are_read_from_cgroup_paths() {
         check("/docker/ID", None, Some("ID"));
         check("/docker/ID/inner", None, Some("ID"));
         check("/system.slice/docker-ID.scope", Some("docker-ID.scope"), Some("ID"));

@@ -591,7 +591,7 @@ mod tests {
     }
 
     #[test]
-    fn options() {
+    fn secrets_in_options_are_removed() {
         check("app --password hunter2 x.py", "app --password *** x.py");
         check("app --password=hunter2 x.py", "app --password=*** x.py");
         check("app -token abc --api-key=k --apiKey k2", "app -token *** --api-key=*** --apiKey ***");
@@ -632,7 +632,7 @@ mod tests {
     }
 
     #[test]
-    fn variables_headers_and_fields() {
+    fn secrets_in_variables_headers_and_fields_are_removed() {
         check("env HF_TOKEN=abc PGPASSWORD=x␠y python train.py", "env HF_TOKEN=*** PGPASSWORD=*** python train.py");
         check("docker run -e API_KEY=k --env=HF_TOKEN=abc img", "docker run -e API_KEY=*** --env=HF_TOKEN=*** img");
         check("curl -H Authorization:␠Bearer␠abc h", "curl -H Authorization:␠Bearer␠*** h");
@@ -648,7 +648,7 @@ mod tests {
     }
 
     #[test]
-    fn command_lines_inside_an_argument() {
+    fn secrets_in_nested_command_lines_are_removed() {
         check("sh -c HF_TOKEN=abc␠python␠train.py", "sh -c HF_TOKEN=***␠python␠train.py");
         check("bash -lc HF_TOKEN='a␠b␠c'␠python␠train.py", "bash -lc HF_TOKEN=***'␠python␠train.py");
         check("sh -c app␠--token=\"a␠b", "sh -c app␠--token=***\"");
@@ -670,7 +670,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses() {
+    fn credentials_in_urls_are_removed() {
         check("git clone https://ann:x@h/r.git", "git clone https://***@h/r.git");
         check("git clone https://ghp_x@h/r.git", "git clone https://***@h/r.git");
         check("app --db=postgres://u:p/w@h:5/d", "app --db=postgres://***@h:5/d");
@@ -679,7 +679,7 @@ mod tests {
     }
 
     #[test]
-    fn words_that_are_keys() {
+    fn known_and_random_keys_are_removed() {
         for key in [
             "hf_AbCdEfGhIjKlMnOpQrStUvWxYz12345678",
             "sk-proj-abc_def-0123456789abcdef",
@@ -699,7 +699,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_options_and_names_of_files_stay() {
+    fn programs_options_and_file_names_stay_readable() {
         check_unchanged(
             "python -u train.py --max-tokens 512 --tokenizer t --pad_token_id=0 --max_new_tokens 9 --lr 3e-4",
         );

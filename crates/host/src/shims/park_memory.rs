@@ -44,19 +44,19 @@ pub(super) struct ParkMemory {
     /// All of it, from every source.
     pub(super) bytes: u64,
     /// Bytes of it that the daemon has made: nothing is charged to the program for them.
-    charged: u64,
+    daemon_bytes: u64,
     /// Bytes of it that the program has touched itself: they are charged to it already.
-    own: u64,
+    touched_bytes: u64,
     /// The program takes some of a limited cgroup for it: it is given back as soon as nothing is parked in it.
     pub(super) is_borrowed: bool,
     /// Bytes that are being made for it.
-    filling: u64,
+    filling_bytes: u64,
     /// Why the daemon could not make some.
     pub(super) failure: Option<String>,
     /// When it was last needed.
     pub(super) last_used: Instant,
     /// Bytes of it that the program was ordered to make ready.
-    prepared: u64,
+    prepared_bytes: u64,
     /// Its cgroup, and how many processes were killed there before the last park began.
     kills_before: Option<(MemoryCgroup, u64)>,
 }
@@ -65,13 +65,13 @@ impl ParkMemory {
     pub(super) fn new(now: Instant) -> ParkMemory {
         ParkMemory {
             bytes: 0,
-            charged: 0,
-            own: 0,
+            daemon_bytes: 0,
+            touched_bytes: 0,
             is_borrowed: false,
-            filling: 0,
+            filling_bytes: 0,
             failure: None,
             last_used: now,
-            prepared: 0,
+            prepared_bytes: 0,
             kills_before: None,
         }
     }
@@ -79,7 +79,8 @@ impl ParkMemory {
     /// A park is done: this many bytes are in it.
     pub(super) fn note_parked(&mut self, bytes: u64) {
         self.last_used = Instant::now();
-        self.own = self.own.max(bytes.next_multiple_of(HUGE_PAGE_BYTES).saturating_sub(self.charged));
+        self.touched_bytes =
+            self.touched_bytes.max(bytes.next_multiple_of(HUGE_PAGE_BYTES).saturating_sub(self.daemon_bytes));
     }
 
     /// Why a program died while it was being parked, for the record.
@@ -95,11 +96,11 @@ impl ParkMemory {
     /// Bytes that can be filled without a charge to the program. Memory that was granted and not touched yet does not
     /// count: its place in the program's arena is not known.
     fn ready(&self) -> u64 {
-        if self.has_untouched_memory() { 0 } else { self.charged + self.own }
+        if self.has_untouched_memory() { 0 } else { self.daemon_bytes + self.touched_bytes }
     }
 
     fn has_untouched_memory(&self) -> bool {
-        self.bytes > self.charged + self.own
+        self.bytes > self.daemon_bytes + self.touched_bytes
     }
 }
 
@@ -153,7 +154,10 @@ impl ParkMemoryFiller {
 impl ConnectedProgram {
     /// True if it keeps memory for its next park and does not use it.
     pub(super) fn keeps_unused_memory(&self) -> bool {
-        self.park_memory.bytes > 0 && self.park_memory.filling == 0 && !self.parked && self.order_in_progress.is_none()
+        self.park_memory.bytes > 0
+            && self.park_memory.filling_bytes == 0
+            && !self.parked
+            && self.order_in_progress.is_none()
     }
 
     /// Returns false if the memory was not sent.
@@ -247,7 +251,7 @@ impl ShimHubThread {
             if !program.send_memory(&memory) {
                 return false;
             }
-            program.park_memory.charged += if memory.filled { memory.bytes } else { 0 };
+            program.park_memory.daemon_bytes += if memory.filled { memory.bytes } else { 0 };
         }
         program.park_memory.bytes = program.park_memory.bytes.max(need);
         self.fit_stock();
@@ -257,7 +261,7 @@ impl ShimHubThread {
     /// Gives a program memory that the daemon has made, as far as the daemon's own cgroup allows.
     fn fill_for(&mut self, number: u64, need: u64) -> FillProgress {
         let Some(program) = self.programs.get(&number) else { return FillProgress::UnderWay };
-        if program.park_memory.filling > 0 {
+        if program.park_memory.filling_bytes > 0 {
             return FillProgress::UnderWay;
         }
         if program.park_memory.has_untouched_memory() {
@@ -275,7 +279,7 @@ impl ShimHubThread {
             if !program.send_memory(&memory) {
                 return FillProgress::UnderWay;
             }
-            program.park_memory.charged += memory.bytes;
+            program.park_memory.daemon_bytes += memory.bytes;
         }
         let Some(program) = self.programs.get_mut(&number) else { return FillProgress::UnderWay };
         let lack = need.saturating_sub(program.park_memory.ready()).next_multiple_of(HUGE_PAGE_BYTES);
@@ -284,7 +288,7 @@ impl ShimHubThread {
             (_, Some(_)) => FillProgress::Lacking(lack),
             (_, None) => match book_for_daemon(&self.bookings, Booker::Daemon(number), lack) {
                 Ok(()) if self.filler.orders.send((number, lack)).is_ok() => {
-                    program.park_memory.filling = lack;
+                    program.park_memory.filling_bytes = lack;
                     FillProgress::UnderWay
                 }
                 Ok(()) => FillProgress::Lacking(lack),
@@ -303,9 +307,9 @@ impl ShimHubThread {
         while let Ok((number, made)) = self.filler.made.try_recv() {
             self.bookings.release(Booker::Daemon(number));
             let Some(program) = self.programs.get_mut(&number) else { continue };
-            program.park_memory.filling = 0;
+            program.park_memory.filling_bytes = 0;
             match made {
-                Ok(memory) if program.send_memory(&memory) => program.park_memory.charged += memory.bytes,
+                Ok(memory) if program.send_memory(&memory) => program.park_memory.daemon_bytes += memory.bytes,
                 Ok(_) => {}
                 Err(error) => program.park_memory.failure = Some(format!("the daemon could not make it: {error}")),
             }
@@ -364,7 +368,7 @@ impl ShimHubThread {
         program: &ConnectedProgram,
         known: &mut Cgroups,
     ) -> Option<Result<Option<MemoryShortfall>, UnknownRoom>> {
-        if program.parked || program.order_in_progress.is_some() || program.park_memory.filling > 0 {
+        if program.parked || program.order_in_progress.is_some() || program.park_memory.filling_bytes > 0 {
             return None;
         }
         let holder = self.holders.get(&program.lease?).filter(|it| it.target.placement == ShimPlacement::OnGpus)?;
@@ -388,14 +392,14 @@ impl ShimHubThread {
             })
         };
         let kept = self.programs.values().filter(|program| !is_away(program));
-        let kept: u64 = kept.map(|program| program.park_memory.bytes + program.park_memory.filling).sum();
+        let kept: u64 = kept.map(|program| program.park_memory.bytes + program.park_memory.filling_bytes).sum();
         self.stock.limit(self.parking_space.saturating_sub(self.booked).saturating_sub(kept));
     }
 
     /// Programs that keep memory for their next park release it when another program needs it now.
     fn trim_others(&mut self, need: u64, but: u64) {
         let given_bytes: u64 =
-            self.programs.values().map(|program| program.park_memory.bytes + program.park_memory.filling).sum();
+            self.programs.values().map(|program| program.park_memory.bytes + program.park_memory.filling_bytes).sum();
         let mut over = given_bytes.saturating_add(need).saturating_sub(self.parking_space);
         let mut warm: Vec<(Instant, u64)> = self
             .programs
@@ -418,8 +422,12 @@ impl ShimHubThread {
         match self.programs.get_mut(&number) {
             Some(program) if program.connection.send(&Order::Trim { id }, None) => {
                 let park_memory = &mut program.park_memory;
-                (park_memory.prepared, park_memory.charged, park_memory.own, park_memory.is_borrowed) =
-                    (0, 0, 0, false);
+                (
+                    park_memory.prepared_bytes,
+                    park_memory.daemon_bytes,
+                    park_memory.touched_bytes,
+                    park_memory.is_borrowed,
+                ) = (0, 0, 0, false);
                 std::mem::take(&mut park_memory.bytes)
             }
             _ => 0,
@@ -441,16 +449,17 @@ impl ShimHubThread {
                 .map_or(0, |it| it.bytes);
             // Memory beyond the parking space is not taken in advance.
             let others = self.programs.iter().filter(|(n, _)| **n != number);
-            let others: u64 = others.map(|(_, it)| it.park_memory.bytes + it.park_memory.filling).sum();
+            let others: u64 = others.map(|(_, it)| it.park_memory.bytes + it.park_memory.filling_bytes).sum();
             let fits = others.saturating_add(bytes) <= self.parking_space;
-            if bytes == 0 || program.park_memory.prepared >= bytes || program.order_in_progress.is_some() || !fits {
+            if bytes == 0 || program.park_memory.prepared_bytes >= bytes || program.order_in_progress.is_some() || !fits
+            {
                 continue;
             }
             if let Some(given_bytes) = self.supply_ahead(number, most)
                 && let Some(program) = self.programs.get_mut(&number)
                 && program.connection.send(&Order::Prepare { bytes: bytes.min(given_bytes) }, None)
             {
-                (program.park_memory.prepared, program.park_memory.last_used) = (bytes, Instant::now());
+                (program.park_memory.prepared_bytes, program.park_memory.last_used) = (bytes, Instant::now());
             }
         }
     }
