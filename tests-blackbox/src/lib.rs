@@ -6,6 +6,7 @@
 //! linked in, and nothing here reads the service's files except to cut them.
 
 pub mod binary;
+pub mod console;
 pub mod door;
 pub mod http;
 pub mod image;
