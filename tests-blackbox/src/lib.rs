@@ -7,6 +7,7 @@
 
 pub mod binary;
 pub mod change_log;
+pub mod console;
 pub mod disk_image;
 pub mod http;
 pub mod process;

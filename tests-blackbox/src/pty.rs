@@ -25,7 +25,7 @@ pub struct ProgramTerminal {
 struct TerminalOutput {
     /// `None`: the window was closed.
     master: Option<File>,
-    shown: String,
+    shown: Vec<u8>,
 }
 
 impl ProgramTerminal {
@@ -42,7 +42,7 @@ impl ProgramTerminal {
         // SAFETY: between fork and exec only system calls are made; nothing is allocated or locked.
         unsafe { command.pre_exec(take_terminal) };
         let child = command.spawn().expect("a program can be started");
-        let shared = Arc::new(Mutex::new(TerminalOutput { master: Some(master), shown: String::new() }));
+        let shared = Arc::new(Mutex::new(TerminalOutput { master: Some(master), shown: Vec::new() }));
         let reads = Arc::clone(&shared);
         thread::spawn(move || while lock(&reads).read_available() {});
         ProgramTerminal { child, shared }
@@ -50,7 +50,7 @@ impl ProgramTerminal {
 
     /// All that it has shown.
     pub fn screen_text(&self) -> String {
-        lock(&self.shared).shown.clone()
+        String::from_utf8_lossy(&lock(&self.shared).shown).into_owned()
     }
 
     /// Waits until it shows this.
@@ -89,7 +89,7 @@ impl TerminalOutput {
             let mut bytes = [0; 4096];
             // While no program has the other end open there is nothing to read.
             let count = master.read(&mut bytes).unwrap_or(0);
-            self.shown.push_str(&String::from_utf8_lossy(&bytes[..count]));
+            self.shown.extend_from_slice(&bytes[..count]);
         }
         true
     }

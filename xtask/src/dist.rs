@@ -26,15 +26,17 @@ pub struct DistFiles {
     pub package: PathBuf,
 }
 
-/// Documents that go with it, beside the licence.
-const DOCUMENTS: [&str; 8] = [
+/// Documents that go with it, beside the licence, with the paths that they have here: files, and all of a folder.
+const DOCUMENTS: [&str; 10] = [
     "README.md",
     "CHANGELOG.md",
+    "docs/guide",
+    "docs/reference",
+    "docs/recipes",
     "docs/backup.md",
-    "docs/cli.md",
-    "docs/configuration.md",
     "docs/fairness.md",
-    "docs/services.md",
+    "docs/replay.md",
+    "docs/security.md",
     "docs/openapi.json",
 ];
 
@@ -108,14 +110,25 @@ fn write_documents(tree: &Path, sublet: &Path) -> Result<()> {
     }
     let doc = share.join("doc/sublet");
     for document in DOCUMENTS {
-        let name = Path::new(document).file_name().context("a document has a name")?;
-        copy_file(&root().join(document), &doc.join(name), 0o644)?;
+        for file in files(Path::new(document))? {
+            copy_file(&root().join(&file), &doc.join(&file), 0o644)?;
+        }
     }
     copy_file(&root().join("dist/sublet.toml"), &doc.join("sublet.toml.sample"), 0o644)?;
     copy_file(&root().join("examples/hold.py"), &doc.join("examples/hold.py"), 0o644)?;
     copy_file(&root().join("LICENSE"), &doc.join("LICENSE"), 0o644)?;
     copy_file(&root().join("dist/INSTALL"), &tree.join("INSTALL"), 0o644)?;
     write(&doc.join("third-party-licences.txt"), third_party_licences()?.as_bytes(), 0o644)
+}
+
+/// A document, or the documents in a folder; paths are from the root of the tree.
+fn files(document: &Path) -> Result<Vec<PathBuf>> {
+    let path = root().join(document);
+    if !path.is_dir() {
+        return Ok(vec![document.to_owned()]);
+    }
+    let entries = fs::read_dir(&path).with_context(|| format!("{} could not be listed", path.display()))?;
+    entries.map(|entry| Ok(document.join(entry?.file_name()))).collect()
 }
 
 /// The licences of every package that is linked in. Each text is there once, before the packages that have it.

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 
 /// The hidden subcommand, and the file that holds what it prints.
-const FILES: [(&str, &str); 2] = [("openapi", "docs/openapi.json"), ("reference", "docs/cli.md")];
+const FILES: [(&str, &str); 2] = [("openapi", "docs/openapi.json"), ("reference", "docs/reference/cli.md")];
 
 /// Rewrites them.
 pub fn generate() -> Result<()> {

@@ -33,7 +33,7 @@ usage: cargo xtask COMMAND
   down          stop the service that `up` started
   test          install what the tests need, then check and run everything (as CI does)
   check         format, lints, dependency direction, licences, tidiness, generated files
-  generate      rewrite docs/openapi.json and docs/cli.md
+  generate      rewrite docs/openapi.json and docs/reference/cli.md
   fuzz          try the API of a live service with schemathesis
   fuzz-parsers  try hostile requests, packets, lines and files: [--minutes N] [TARGET ...]
   fuzz-ptx      try hostile PTX: --minutes N [--seed S] [--out FOLDER]

@@ -11,6 +11,8 @@ mod args;
 mod client;
 mod commands;
 mod daemon;
+#[cfg(test)]
+mod documents;
 mod elsewhere;
 mod failure;
 mod groups;

@@ -155,12 +155,12 @@ fn unreadable(message: &str) -> (String, Option<String>) {
         [("usize", "a whole number"), ("u32", "a whole number"), ("u64", "a whole number"), ("f64", "a number")];
     let Some(odd) = words.next().filter(|_| message.starts_with("unknown field")) else {
         let message = numbers.into_iter().fold(message.clone(), plain);
-        return (message, Some("docs/configuration.md lists every key".to_owned()));
+        return (message, Some("docs/reference/configuration.md lists every key".to_owned()));
     };
     let alike = words.map(|known| (strsim::jaro_winkler(odd, known), known)).max_by(|a, b| a.0.total_cmp(&b.0));
     let hint = match alike.filter(|(alike, _)| *alike >= ALIKE) {
-        Some((_, known)) => format!("is `{known}` meant? docs/configuration.md lists every key"),
-        None => "docs/configuration.md lists every key".to_owned(),
+        Some((_, known)) => format!("is `{known}` meant? docs/reference/configuration.md lists every key"),
+        None => "docs/reference/configuration.md lists every key".to_owned(),
     };
     (format!("there is no key `{odd}` here"), Some(hint))
 }
@@ -297,8 +297,8 @@ listen = "0.0.0.0:7474"
 "#,
             &expect![[r#"
                 2: `ttl = "5"` makes no sense: write a whole number and s, m, h or d, such as 90s, 30m or 1h30m
-                3: there is no key `renewal_cop` here / is `renewal_cap` meant? docs/configuration.md lists every key
-                4: invalid type: string "many", expected a whole number / docs/configuration.md lists every key
+                3: there is no key `renewal_cop` here / is `renewal_cap` meant? docs/reference/configuration.md lists every key
+                4: invalid type: string "many", expected a whole number / docs/reference/configuration.md lists every key
                 6: there is no user `no-such-user-here` on this host / `getent passwd` lists users; a uid is good too
                 10: `users.0.vram = "lots"` makes no sense: write a number and K, M, G or T (powers of 1024), such as 16G or 1.5GiB
                 11: `users.0.share = "0"` makes no sense: it must be at least 1; leave the key out for the default
@@ -313,7 +313,7 @@ listen = "0.0.0.0:7474"
         check_text(
             "ttl = \"5m\"\nwait = 1d\ngrace = \n",
             &expect![[r#"
-            2: string values must be quoted, expected literal string / docs/configuration.md lists every key
+            2: string values must be quoted, expected literal string / docs/reference/configuration.md lists every key
         "#]],
         );
         check_text(

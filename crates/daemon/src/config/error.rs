@@ -137,7 +137,9 @@ impl ConfigError {
     /// The next step.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
-            ConfigError::Wrong { .. } | ConfigError::Misplaced { .. } => Some("docs/configuration.md lists every key"),
+            ConfigError::Wrong { .. } | ConfigError::Misplaced { .. } => {
+                Some("docs/reference/configuration.md lists every key")
+            }
             ConfigError::PlainTcp { .. } => Some(
                 "give a certificate with `tls_cert` and `tls_key` (`--tls-cert`, `--tls-key`), or listen on 127.0.0.1",
             ),

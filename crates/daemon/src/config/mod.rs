@@ -513,6 +513,64 @@ mod tests {
         assert!(settle("head_start.spot = \"0s\"").is_ok(), "none is a head start too");
     }
 
+    /// The keys that a table may have, by what the reader of TOML says about one that it does not know.
+    fn keys_of(table: &str) -> Vec<String> {
+        let header = match table {
+            "" => String::new(),
+            "windows" => "[[windows]]".to_owned(),
+            table => format!("[{table}]"),
+        };
+        let error = toml::from_str::<Config>(&format!("{header}\nno-such-key = 1")).unwrap_err().to_string();
+        let (_, known) = error.rsplit_once("expected ").expect("the keys that it may be");
+        known.split('`').skip(1).step_by(2).map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn the_sample_and_the_reference_have_every_key() {
+        const REFERENCE: &str = include_str!("../../../../docs/reference/configuration.md");
+        let (mut table, mut shown) = (String::new(), Vec::new());
+        // The examples begin outside of tables.
+        for line in (sample("# ") + "[]\n" + &sample("#: ")).lines() {
+            if line.starts_with('[') {
+                let name = line.split(']').next().unwrap_or_default().trim_start_matches('[');
+                // The limits of a user or a group are those of `[caps]`.
+                table = name.split('.').next().unwrap_or_default().replace("users", "caps").replace("groups", "caps");
+            } else {
+                let key = line.split(['=', '.', ' ']).next().unwrap_or_default();
+                shown.push(format!("{table}.{key}"));
+            }
+            shown.push(format!(".{table}"));
+        }
+        let tables = [
+            "",
+            "head_start",
+            "caps",
+            "windows",
+            "tcp",
+            "socket",
+            "parking",
+            "preemption",
+            "enforcement",
+            "aside",
+            "notices",
+        ];
+        // An example of a table of users is shown as `[caps]`.
+        let is_table_of_caps = |key: &str| ["users", "groups"].contains(&key);
+        for table in tables {
+            for key in keys_of(table).into_iter().filter(|key| !is_table_of_caps(key)) {
+                assert!(
+                    shown.contains(&format!("{table}.{key}")),
+                    "dist/sublet.toml has no `{key}` in [{table}]: {shown:?}"
+                );
+                let is_explained = [format!("`{key}`"), format!("[{key}]"), format!(".{key}]")];
+                assert!(
+                    is_explained.iter().any(|word| REFERENCE.contains(word)),
+                    "docs/reference/configuration.md: `{key}`"
+                );
+            }
+        }
+    }
+
     #[test]
     fn values_that_no_host_could_mean_are_errors() {
         for (text, why) in [

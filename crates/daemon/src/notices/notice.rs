@@ -18,7 +18,7 @@ pub enum Kind {
     Ended,
 }
 
-/// One notice. Its JSON form is documented in docs/configuration.md.
+/// One notice. Its JSON form is documented in docs/reference/configuration.md.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Notice {
     /// What happened.
