@@ -101,7 +101,7 @@ fn names_choose_leases_and_ambiguous_ones_are_listed() {
         assert_eq!(none.status.code(), Some(1), "{verb}: {}", text(&none));
         assert!(said(&none).contains("no lease of yours is called `nothing`"), "{verb}: {}", said(&none));
     }
-    assert!(succeeds(&service, &["explain", "eval"]).starts_with("L3: "));
+    assert!(succeeds(&service, &["explain", "eval"]).starts_with("L3 "));
     assert!(succeeds(&service, &["audit", "--lease", "eval"]).contains("L3"));
     let told = succeeds(&service, &["stop", "--name", "train"]);
     assert!(told.contains("L1 stopped: ") && told.contains("L2 stopped: "), "{told}");

@@ -32,37 +32,37 @@ pub fn ended(id: &str, reason: Reason) -> String {
             format!("lease {id} ended: it was not used, and another request waits for the GPU; ask again to go on")
         }
         Reason::HoldCap => format!(
-            "lease {id} ended: it was held as long as others must wait for a GPU; ask again, your processes were left alone"
+            "lease {id} ended: it reached the longest time that a lease may keep a GPU while others wait; request it again, its processes were left alone"
         ),
         Reason::TermOver => format!("lease {id} ended: its term was over; ask again to go on"),
         Reason::HolderExited => format!("lease {id} ended: its last process exited"),
         Reason::Revoked => format!("lease {id} was ended by an operator; ask them before you ask again"),
         Reason::DeviceLost => {
-            format!("lease {id} ended: its GPU is gone; ask again for another, and tell an operator")
+            format!("lease {id} ended: its GPU is gone; request another, and tell an operator")
         }
         Reason::RestoreFailed => format!(
-            "lease {id} ended: the driver could not bring its bytes back, and what was parked is lost; end its processes and begin anew"
+            "lease {id} ended: the driver could not restore its VRAM, and what was parked is lost; end its processes and start them again"
         ),
         Reason::DiedParking => format!(
             "lease {id} ended: its program died while it was being parked; if the kernel killed it for lack of memory, raise the limit of its memory cgroup (`MemoryMax=`, `--memory`, `--mem`), then start it again"
         ),
-        Reason::HostRebooted => format!("lease {id} ended: the host was started anew; ask again"),
+        Reason::HostRebooted => format!("lease {id} ended: the host was restarted; request a new lease"),
         Reason::Budget => {
             format!("lease {id} ended: the GPU time of the day is used up; it returns at midnight")
         }
         Reason::ParkExpired => format!(
-            "lease {id} ended: it was parked as long as anything may be, and what was parked is lost; ask again and begin anew"
+            "lease {id} ended: it was parked for the longest time that is allowed, and what was parked is lost; request a new lease and start again"
         ),
         Reason::Preempted => format!(
-            "lease {id} ended: others needed its GPU, and it was to be ended for them; ask again, or let `--requeue` do it"
+            "lease {id} ended: another request needed its GPU, and it may be ended for that; request a new lease, or use `--requeue`"
         ),
         Reason::NotMoved => format!(
-            "lease {id} ended: its process never asked for it, and could not be parked off its GPU; it is a stranger there again"
+            "lease {id} ended: its process never asked for it, and could not be parked off its GPU; it is unleased again"
         ),
         Reason::OverUse => format!(
-            "lease {id} ended: it had more on its GPU than its lease, others needed that, and it could not be parked; ask again for as much as it takes"
+            "lease {id} ended: its program used more VRAM than the lease was for, another request needed that, and it could not be parked; request as much as it uses"
         ),
-        Reason::WaitOver => format!("{id} was not granted within the time it would wait; ask again with a longer wait"),
+        Reason::WaitOver => format!("{id} was not granted within its waiting time; try a longer `--wait`"),
     }
 }
 
@@ -104,9 +104,9 @@ pub fn why_ahead(state: &State, first: &Lease, second: &Lease, now: Time) -> Str
         "came earlier".to_owned()
     } else if first.tenant != second.tenant && owed_ahead < owed_behind {
         let more = owed_behind - owed_ahead;
-        format!("used less of its share lately: {} of yours count as a later arrival", minutes(more))
+        format!("its user used less of its share lately, which counts as {} of waiting", minutes(more))
     } else if more_urgent > 0 && !is_equal {
-        format!("its tier and priority come {} earlier", minutes(more_urgent as u64))
+        format!("its tier and priority count as {} of waiting", minutes(more_urgent as u64))
     } else if first.tenant != second.tenant {
         "its user was served less recently".to_owned()
     } else {
@@ -130,13 +130,13 @@ pub fn no_bound(why: &NoBound) -> String {
     match why {
         NoBound::Quota(held) => format!("{held}; {}", when_quota_returns(held)),
         NoBound::Cards => {
-            "too few of the GPUs that would do can be read and are known to be free of strangers".to_owned()
+            "too few of the GPUs that would do can be read and are known to be free of unleased processes".to_owned()
         }
         NoBound::Holder(_) => "a lease on its GPUs has a long fixed term, or is never preempted".to_owned(),
         NoBound::Ahead(_) => "a request ahead has a long fixed term, or is never preempted".to_owned(),
-        NoBound::OwnAhead => "other asks of yours are ahead; there is one when it is your first".to_owned(),
+        NoBound::OwnAhead => "other requests of yours are ahead, and only the first one has a worst case".to_owned(),
         NoBound::Budget => "your GPU time of the day may be used up before".to_owned(),
-        NoBound::Far => "too many are ahead".to_owned(),
+        NoBound::Far => "too many requests are ahead".to_owned(),
         NoBound::Disk => "the disk is full".to_owned(),
         NoBound::Loss => "lines of the journal are missing, and no operator has accepted that".to_owned(),
     }
@@ -209,7 +209,7 @@ pub fn held_back(state: &State, who: InTheWay, name: Option<String>) -> String {
 pub fn spared(spared: &Spared, now: Time) -> String {
     match spared {
         Spared::Turn { until } => {
-            format!("it is at work, and its turn is over in {}", span::show(until.since(now).as_secs_f64()))
+            format!("it is busy, and its time slice ends in {}", span::show(until.since(now).as_secs_f64()))
         }
         Spared::Stays(whys) => {
             let said = |rung: Rung| whys.iter().find(|(of, _)| *of == rung).map(|(_, why)| why);
@@ -227,25 +227,22 @@ pub fn spared(spared: &Spared, now: Time) -> String {
 pub fn room_made(state: &State, making: Option<&Making>, now: Time, name: impl Fn(LeaseId) -> String) -> String {
     let seconds = |span: sublet_core::units::Span| span::show(span.as_secs_f64());
     match making {
-        None if !state.policy().parking.preempt => "room is not made here: `make_room` is off".to_owned(),
-        None => "room is made for those ahead first".to_owned(),
-        Some(Making::Coming(_)) => "its room is on its way: the leases that had it are leaving".to_owned(),
+        None if !state.policy().parking.preempt => "no lease is preempted here: `make_room` is off".to_owned(),
+        None => "leases are preempted for the requests ahead first".to_owned(),
+        Some(Making::Coming(_)) => "the leases in the way are being parked".to_owned(),
         Some(Making::Plan { victims, price, .. }) => {
             let each: Vec<String> =
                 victims.iter().map(|(lease, prospect)| format!("{} ({})", name(*lease), prospect.rung)).collect();
-            format!("{} should leave, which costs {} in all", each.join(", "), seconds(*price))
+            format!("{} can be preempted, which costs {} in all", each.join(", "), seconds(*price))
         }
         Some(Making::Wait { until, price }) => format!(
-            "its room comes by itself in {}, and making it would cost {}",
+            "it starts in {} without a preemption, and one would cost {}",
             seconds(until.since(now)),
             seconds(*price)
         ),
         Some(Making::Ram { need, room }) => lacking_space(state, *need, *room),
         Some(Making::Cap { cap }) => {
-            format!(
-                "the leases that would have to leave belong to one user, which may have {} parked at a time",
-                show(cap.0)
-            )
+            format!("the leases in the way belong to one user, which may have {} parked at a time", show(cap.0))
         }
         Some(Making::Pauses) => {
             "no lease is preempted for it yet: it was parked a moment ago, or its last resume failed".to_owned()
@@ -318,7 +315,7 @@ pub fn problem(refusal: &Refusal) -> Problem {
             Problem::new(Code::NeverFits, detail).hint("`sublet cards` lists those there are")
         }
         Refusal::NeverFits { .. } => {
-            Problem::new(Code::NeverFits, detail).hint("ask for less, for fewer GPUs, or for others")
+            Problem::new(Code::NeverFits, detail).hint("request less VRAM or fewer GPUs; `sublet` shows what there is")
         }
         Refusal::BelowContext { context } => Problem::new(Code::BelowContext, detail)
             .hint(format!("ask for at least {} more than your tensors need", show(context.0))),
@@ -331,7 +328,7 @@ pub fn problem(refusal: &Refusal) -> Problem {
         }
         Refusal::NotParkable(_) => Problem::new(Code::NotParkable, detail)
             .hint("start programs with `sublet run`; `sublet ps` says what keeps each lease from being parked"),
-        Refusal::NotWaiting => Problem::new(Code::LeaseActive, detail).hint("it has what it was granted"),
+        Refusal::NotWaiting => Problem::new(Code::LeaseActive, detail).hint("the lease is active already"),
         Refusal::NoSuchOffer { .. } => {
             Problem::new(Code::NoRoom, detail).hint("look at what is offered now, or go on waiting").retry_after(5)
         }
@@ -401,7 +398,7 @@ fn detail(refusal: &Refusal) -> String {
             "no GPU here has the index, UUID or model that `on` names".to_owned()
         }
         Refusal::NeverFits { largest: Some(largest), cards } => format!(
-            "this can never be granted here: it could be on {cards} {}, with at most {}",
+            "the request can never be granted here: {cards} {} can be leased, with at most {}",
             if *cards == 1 { "GPU" } else { "GPUs" },
             show(largest.0) + if *cards == 1 { "" } else { " on each" }
         ),
@@ -414,7 +411,7 @@ fn detail(refusal: &Refusal) -> String {
         ),
         Refusal::NoRoom { largest, gpu } => {
             let on = gpu.map_or_else(String::new, |gpu| format!(" on GPU {gpu}"));
-            format!("there is no room now (largest lease that could be granted: {}{on})", show(largest.0))
+            format!("no GPU has enough free VRAM now (largest lease that could be granted: {}{on})", show(largest.0))
         }
         Refusal::TokenVram { cap, has } => {
             let (cap, has) = (show(cap.0), show(has.0));
@@ -423,7 +420,7 @@ fn detail(refusal: &Refusal) -> String {
         Refusal::NotLarger { instead: Some(vram) } => {
             format!("the lease can be made {} of each GPU now, and not that", show(vram.0))
         }
-        Refusal::NotParkable(why) => format!("the holder cannot be parked: {}", not_parkable(why)),
+        Refusal::NotParkable(why) => format!("its program cannot be parked: {}", not_parkable(why)),
         other => other.to_string(),
     }
 }

@@ -131,7 +131,7 @@ pub fn attach(globals: &Globals, args: &AttachArgs) -> Result<u8, Failure> {
             eprintln!("there is no unit `{}` on this host: the rule is kept, and matches nothing yet", plain(unit));
             tell_hint("`systemctl list-units --type=service` lists what runs");
         }
-        tell_hint("it takes its memory before it has the lease; with `--drop-in` it would ask first");
+        tell_hint("it uses VRAM before it has a lease; with `--drop-in` it requests one first");
     }
     Ok(exit::OK)
 }

@@ -2,12 +2,13 @@
 
 use crate::args::Globals;
 use crate::client::Client;
+use crate::completion;
 use crate::failure::Failure;
 use crate::output;
-use crate::table::Table;
+use crate::table::{Format, Table, Tone, once, plain, wrapped};
 use crate::text;
 use clap::{Args, Subcommand};
-use sublet_wire::{Card, CardState, Cards, exit, size};
+use sublet_wire::{Card, CardState, Cards, Lease, Occupant, exit, size};
 
 /// Show the GPUs, let one run empty, or put it back into service
 #[derive(Args, Clone, Debug)]
@@ -22,11 +23,13 @@ pub enum Verb {
     /// Grant nothing new on a GPU; what is on it goes on (operators only)
     Drain {
         /// Index or UUID
+        #[arg(add = completion::gpu())]
         card: String,
     },
     /// Put a GPU back into service (operators only)
     Clear {
         /// Index or UUID
+        #[arg(add = completion::gpu())]
         card: String,
     },
 }
@@ -36,7 +39,7 @@ pub fn run(globals: &Globals, args: &CardsArgs) -> Result<u8, Failure> {
     let client = Client::open(globals)?;
     let cards: Cards = client.get("/v1/cards")?;
     let (name, verb) = match &args.verb {
-        None => return show(globals, &cards),
+        None => return show(globals, &client, &cards),
         Some(Verb::Drain { card }) => (card, "drain"),
         Some(Verb::Clear { card }) => (card, "clear"),
     };
@@ -51,11 +54,12 @@ pub fn run(globals: &Globals, args: &CardsArgs) -> Result<u8, Failure> {
     Ok(exit::OK)
 }
 
-fn show(globals: &Globals, cards: &Cards) -> Result<u8, Failure> {
+fn show(globals: &Globals, client: &Client, cards: &Cards) -> Result<u8, Failure> {
     if globals.json {
         output::json(cards)?;
     } else {
-        output::print(&render(cards, text::now_unix_s()))?;
+        let own = client.leases(false)?;
+        output::print(&render(cards, &own.leases, text::now_unix_s(), Format::of_stdout()))?;
     }
     Ok(exit::OK)
 }
@@ -73,13 +77,13 @@ pub fn find<'a>(cards: &'a Cards, name: &str) -> Result<&'a Card, Failure> {
     })
 }
 
-/// One line for each GPU.
-pub fn overview(cards: &Cards) -> String {
+/// One line for each GPU, and below them why some cannot be leased.
+pub fn overview(cards: &Cards, format: Format) -> String {
     let trouble = cards.trouble.as_ref().map(|trouble| format!("the driver does not list its GPUs: {trouble}\n"));
     if cards.cards.is_empty() {
         return trouble.unwrap_or_else(|| "no GPUs\n".into());
     }
-    let mut table = Table::new(&["GPU", "MODEL", ">USED", ">TOTAL", ">FREE TO LEASE", "STATE"]);
+    let mut table = Table::new(&["GPU", "~MODEL", ">USED", ">TOTAL", ">FREE TO LEASE", "STATE"]);
     for card in &cards.cards {
         table.row([
             card.index.to_string(),
@@ -87,62 +91,102 @@ pub fn overview(cards: &Cards) -> String {
             text::bytes(card.used_bytes),
             size::show(card.total_bytes),
             size::show(card.promisable_bytes),
-            state(card),
+            state(card).into(),
         ]);
+        table.mark("STATE", tone(card));
     }
-    table.show("") + &trouble.unwrap_or_default()
+    table.show("", format) + &reasons(&cards.cards, format) + &trouble.unwrap_or_default()
 }
 
-/// The state of a GPU: `in service` if it is also readable, and otherwise with the reason.
-fn state(card: &Card) -> String {
-    let state = text::card_state(card.state);
-    match (&card.unreadable, &card.state_why) {
-        (Some(unreadable), _) if card.state == CardState::InService => format!("unreadable: {}", unreadable.sentence),
-        (_, Some(why)) => format!("{state}: {why}"),
-        (_, None) => state.into(),
+/// Why GPUs cannot be leased, each reason once.
+fn reasons(cards: &[Card], format: Format) -> String {
+    let indices: Vec<String> = cards.iter().map(|card| card.index.to_string()).collect();
+    let known = cards.iter().zip(&indices).filter_map(|(card, index)| {
+        let why = match &card.unreadable {
+            Some(unreadable) if card.state == CardState::InService => &unreadable.sentence,
+            _ => card.state_why.as_ref()?,
+        };
+        Some((index.as_str(), format!("{}: {}", state(card), plain(why))))
+    });
+    let lines = once(known).into_iter().map(|(gpus, why)| {
+        let (noun, are) = if gpus.len() == 1 { ("GPU", "is") } else { ("GPUs", "are") };
+        wrapped(&format!("{noun} {} {are} {why}", text::names(&gpus)), 2, format) + "\n"
+    });
+    lines.collect()
+}
+
+/// The state of a GPU: `in service` only if it is also readable.
+fn state(card: &Card) -> &'static str {
+    match card.unreadable {
+        Some(_) if card.state == CardState::InService => "unreadable",
+        _ => text::card_state(card.state),
     }
 }
 
-/// The leases and processes on the GPUs; `None` if there are none.
-pub fn occupants(cards: &Cards, now_unix_s: f64) -> Option<String> {
-    let mut table = Table::new(&["GPU", "USER", "LEASE", "TIER", "STATE", ">LEASED", ">SEEN", ">FOR"]);
+fn tone(card: &Card) -> Tone {
+    match card.state {
+        CardState::InService if card.unreadable.is_none() => Tone::Plain,
+        CardState::Aside | CardState::Draining => Tone::Notable,
+        CardState::InService | CardState::OutOfService | CardState::Unusable | CardState::Missing => Tone::Wrong,
+    }
+}
+
+/// The leases and processes on the GPUs; `None` if there are none. `own` are the caller's leases, for their names.
+pub fn occupants(cards: &Cards, own: &[Lease], now_unix_s: f64, format: Format) -> Option<String> {
+    let headers = ["GPU", "LEASE", "~NAME", "~USER", "TIER", "STATE", ">LEASED", ">USED", ">FOR"];
+    let mut table = Table::new(&headers).drops(&["TIER", "FOR", "NAME"]);
     for card in &cards.cards {
         for occupant in &card.occupants {
             let process = || occupant.pid.map_or_else(|| text::NONE.into(), |pid| format!("pid {pid}"));
+            let lease = own.iter().find(|lease| occupant.lease.as_ref() == Some(&lease.id));
+            let (state, tone) = occupied(occupant);
             table.row([
                 card.index.to_string(),
-                text::or_none(occupant.user.as_deref()),
                 occupant.lease.clone().unwrap_or_else(process),
+                text::or_none(lease.and_then(|lease| lease.name.as_deref())),
+                text::or_none(occupant.user.as_deref()),
                 occupant.tier.map_or(text::NONE, text::tier).into(),
-                if occupant.over { format!("{}, over", occupant.state) } else { occupant.state.clone() },
+                state,
                 text::bytes(occupant.reserved_bytes),
                 text::bytes(occupant.seen_bytes),
                 text::since(occupant.since_unix_s, now_unix_s),
             ]);
+            table.mark("STATE", tone);
         }
     }
-    (!table.is_empty()).then(|| table.show(""))
+    (!table.is_empty()).then(|| table.show("", format))
 }
 
-fn render(cards: &Cards, now_unix_s: f64) -> String {
-    let mut sections = vec![overview(cards)];
+/// The state of a lease or process on a GPU. A process without a lease is `unleased`, and one that draws a screen
+/// `display`.
+fn occupied(occupant: &Occupant) -> (String, Tone) {
+    match occupant.state.as_str() {
+        state if occupant.over => (format!("{state}, over"), Tone::Wrong),
+        "stranger" => ("unleased".to_owned(), Tone::Notable),
+        state @ ("active" | "display") => (state.to_owned(), Tone::Plain),
+        state => (state.to_owned(), Tone::Notable),
+    }
+}
+
+fn render(cards: &Cards, own: &[Lease], now_unix_s: f64, format: Format) -> String {
+    let mut sections = vec![overview(cards, format)];
     sections.extend(cards.cards.iter().map(details));
-    sections.extend(occupants(cards, now_unix_s));
+    sections.extend(occupants(cards, own, now_unix_s, format));
     sections.join("\n")
 }
 
 fn details(card: &Card) -> String {
     let taken = match (card.committed_bytes, card.loose_bytes) {
         (Some(taken), Some(loose)) => {
-            format!("{} taken or promised, {} of it without a lease", size::show(taken), size::show(loose))
+            format!("{} used or leased, {} of it without a lease", size::show(taken), size::show(loose))
         }
-        _ => "what is taken is unknown".into(),
+        _ => "its use is unknown while it does not answer".into(),
     };
     let context = card.context_bytes.map_or_else(
-        || "what a CUDA context takes was not measured".into(),
-        |bytes| format!("a CUDA context takes {}", size::show(bytes)),
+        || "the size of a CUDA context was not measured".into(),
+        |bytes| format!("a CUDA context needs {}", size::show(bytes)),
     );
-    let seen = if card.coarse { "; bytes per process are not known (coarse)" } else { "" };
+    let seen = if card.coarse { "; the driver tells no memory per process (coarse)" } else { "" };
     format!("GPU {}: {}\n  {taken}\n  {context}{seen}\n", card.index, card.uuid)
 }
 
@@ -157,25 +201,28 @@ mod tests {
         expect![[r#"
             GPU  MODEL                    USED   TOTAL  FREE TO LEASE  STATE
             0    NVIDIA A100-SXM4-40GB  11 GiB  40 GiB         26 GiB  in service
-            1    NVIDIA A100-SXM4-40GB     0 B  40 GiB            0 B  draining: an operator lets it run empty
-            2    NVIDIA A100-SXM4-40GB       -  40 GiB            0 B  unreadable: the GPU did not answer; no new leases there until it does
+            1    NVIDIA A100-SXM4-40GB     0 B  40 GiB            0 B  draining
+            2    NVIDIA A100-SXM4-40GB       -  40 GiB            0 B  unreadable
+            GPU 1 is draining: an operator lets it run empty
+            GPU 2 is unreadable: the GPU did not answer; no new leases there until it does
 
             GPU 0: GPU-0a
-              14 GiB taken or promised, 3 GiB of it without a lease
-              a CUDA context takes 420 MiB
+              14 GiB used or leased, 3 GiB of it without a lease
+              a CUDA context needs 420 MiB
 
             GPU 1: GPU-1b
-              256 MiB taken or promised, 0 B of it without a lease
-              what a CUDA context takes was not measured; bytes per process are not known (coarse)
+              256 MiB used or leased, 0 B of it without a lease
+              the size of a CUDA context was not measured; the driver tells no memory per process (coarse)
 
             GPU 2: GPU-2c
-              what is taken is unknown
-              what a CUDA context takes was not measured; bytes per process are not known (coarse)
+              its use is unknown while it does not answer
+              the size of a CUDA context was not measured; the driver tells no memory per process (coarse)
 
-            GPU  USER  LEASE    TIER   STATE     LEASED     SEEN   FOR
-            0    ana   L7       batch  active    10 GiB  7.8 GiB  60 s
-            0    -     pid 991  -      stranger       -    3 GiB     -
-        "#]].assert_eq(&render(&sample::cards(), sample::NOW));
+            GPU  LEASE    NAME   USER  TIER   STATE     LEASED     USED   FOR
+            0    L7       train  ana   batch  active    10 GiB  7.8 GiB  60 s
+            0    pid 991  -      -     -      unleased       -    3 GiB     -
+        "#]]
+        .assert_eq(&render(&sample::cards(), &[sample::lease()], sample::NOW, Format::default()));
     }
 
     #[test]

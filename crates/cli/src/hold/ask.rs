@@ -4,6 +4,7 @@ use super::hook::{Hook, WITHIN_S};
 use super::notice;
 use super::outer::NewLease;
 use super::watch::Hooks;
+use crate::completion;
 use crate::failure::Failure;
 use clap::{Args, ValueEnum};
 use std::time::Duration;
@@ -26,7 +27,7 @@ pub struct AskArgs {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = parse_gpus)]
     pub gpus: u32,
     /// Only on this GPU (index or UUID), or on GPUs with this text in their model; several with commas
-    #[arg(long, value_name = "GPU|MODEL", hide_short_help = true)]
+    #[arg(long, value_name = "GPU|MODEL", hide_short_help = true, add = completion::gpu())]
     pub on: Option<String>,
     /// A fixed term, such as 4h, instead of a lease that lasts while it is used
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
@@ -34,27 +35,27 @@ pub struct AskArgs {
     /// How long the lease lasts after it was last used [default: the service's, 5 min]
     #[arg(long, value_name = "TIME", value_parser = parse_ttl, conflicts_with = "time", hide_short_help = true)]
     pub ttl: Option<u64>,
-    /// What to call it in lists
+    /// The name of the lease in lists
     #[arg(long, value_name = "TEXT")]
     pub name: Option<String>,
-    /// Which request goes first when not all fit
+    /// Which requests are served first
     #[arg(long, value_enum, value_name = "TIER", default_value_t = TierArg::Batch)]
     pub tier: TierArg,
     /// Within the tier: -10 (last) to 10 (first)
     #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true,
           value_parser = parse_priority, hide_short_help = true)]
     pub priority: i32,
-    /// Less will do, down to this much per GPU, if that can start at once
+    /// Accept a smaller lease, down to this much VRAM per GPU, if it can start now
     #[arg(long, value_name = "SIZE", value_parser = parse_size, allow_hyphen_values = true)]
     pub accept_smaller: Option<u64>,
     /// What may be done to it when other requests need the GPU [default: park, but end at --tier spot]
     #[arg(long, value_enum, value_name = "WHAT", help_heading = ROOM, hide_short_help = true)]
     pub preempt: Option<PreemptArg>,
-    /// What makes the program give its memory on the GPUs back: `POST http://HOST:PORT/PATH [JSON]`,
+    /// How the program is told to free its VRAM: `POST http://HOST:PORT/PATH [JSON]`,
     /// `unix:/PATH MESSAGE`, or a command line for sh
     #[arg(long, value_name = "HOOK", help_heading = ROOM, hide_short_help = true)]
     pub on_yield: Option<Hook>,
-    /// What makes it take it again, when the GPUs are there again
+    /// How it is told to take its VRAM back, once it has its GPUs again
     #[arg(long, value_name = "HOOK", requires = "on_yield", help_heading = ROOM, hide_short_help = true)]
     pub on_resume: Option<Hook>,
     /// How long a hook may take; then it failed, and a command is killed; at most 2m [default: 30s]
@@ -77,7 +78,7 @@ pub struct AskArgs {
     /// How long to stay in the queue [default: a day]
     #[arg(long, value_name = "TIME", value_parser = parse_span, conflicts_with = "no_wait")]
     pub wait: Option<u64>,
-    /// Granted now, or exit with 75
+    /// Do not wait: exit with 75 if no lease can be granted now
     #[arg(long)]
     pub no_wait: bool,
     /// Share the GPUs with no other user's leases (session), or with no other lease at all (device)
@@ -247,7 +248,7 @@ impl AskArgs {
             (Some(least), Some(vram)) if least >= vram => {
                 let (least, vram) = (typed_size(least), typed_size(vram));
                 Err(Failure::usage(format!("`--accept-smaller {least}` is not smaller than `--vram {vram}`"))
-                    .hint("say how little would do, or leave it out"))
+                    .hint("give a smaller size, or leave `--accept-smaller` out"))
             }
             _ => Ok(()),
         }

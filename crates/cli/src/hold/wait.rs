@@ -99,13 +99,13 @@ fn answer(client: &Client, ask: &Ask, sender: &Sender<Event>, receiver: &Receive
                 };
             }
             Event::Signal(signal) if ends_the_wait(signal) && ask.pid.is_none() && given_up.is_none() => {
-                say!("no daemon answered yet; waiting for that, to give back what was asked for");
-                tell_hint("once more, and it is left to itself");
+                say!("no daemon has answered yet; the request is withdrawn as soon as one does");
+                tell_hint("press Ctrl-C again to leave without waiting for that");
                 given_up = Some(signal);
             }
             Event::Signal(signal) if ends_the_wait(signal) => {
                 let ends = if ask.pid.is_some() { "with its process" } else { "unused, after a while" };
-                say!("no daemon answered yet; what was asked for ends {ends}");
+                say!("no daemon has answered yet; the request ends {ends}");
                 return Ok(Answer::GivenUp(signal));
             }
             Event::Signal(Signal { number: SIGTSTP, .. }) => super::child::stop_oneself(),
@@ -113,7 +113,7 @@ fn answer(client: &Client, ask: &Ask, sender: &Sender<Event>, receiver: &Receive
             Event::Signal(_) | Event::Told(_) | Event::Moved(_) | Event::Silent | Event::Refused(_) => {}
         }
     }
-    Err(Failure::new(exit::FAILURE, "nothing can be heard of the ask any more"))
+    Err(Failure::new(exit::FAILURE, "the request was not answered: its connection to the daemon is gone"))
 }
 
 /// Whether a signal ends the wait: every signal that would end a program without a handler, except those that are meant
@@ -140,7 +140,7 @@ fn follow(client: &Client, id: &str, line: &mut Line, receiver: &Receiver<Event>
             Event::Signal(_) | Event::Moved(_) | Event::Answered(_) => {}
         }
     }
-    Err(Failure::new(exit::FAILURE, "nothing can be heard of the lease any more"))
+    Err(Failure::new(exit::FAILURE, "the wait is over: the connection to the daemon is gone"))
 }
 
 fn give_up(client: &Client, id: &str, signal: Signal) -> Result<Outcome, Failure> {
@@ -219,7 +219,7 @@ pub fn say_lost(lease: &Lease) {
     say!("{}", sentence(lease));
     let is_ended_too = |reason| matches!(reason, Reason::Preempted | Reason::OverUse);
     if lease.ended.as_ref().is_none_or(|ended| !is_ended_too(ended.reason)) {
-        tell_hint("the command goes on, but its room on the GPU may be given to others");
+        tell_hint("the command goes on, but its VRAM may be leased to others");
     }
 }
 
@@ -257,16 +257,18 @@ fn over(lease: &Lease) -> Option<(String, String)> {
 
 fn why_soon(reason: Reason) -> &'static str {
     match reason {
-        Reason::OverUse => "it has more on its GPUs than its lease, and others need them",
-        Reason::Preempted => "others need its GPUs, and you said that it may be ended for them",
+        Reason::OverUse => "its program uses more VRAM than the lease is for, and another request needs it",
+        Reason::Preempted => {
+            "another request needs its GPUs, and it may be ended for that (`--preempt end`, `--tier spot`)"
+        }
         Reason::TermOver => "its term is over then",
-        Reason::Expired => "it is not used, and others wait",
-        Reason::HoldCap => "it had its GPUs as long as others must wait",
+        Reason::Expired => "it is not used, and another request waits",
+        Reason::HoldCap => "it reached the longest time that a lease may keep its GPUs while others wait",
         Reason::Revoked => "an operator ends it",
         Reason::Budget => "the GPU time of the day is used up",
-        Reason::ParkExpired => "it was parked as long as anything may be",
+        Reason::ParkExpired => "it was parked for the longest time that is allowed",
         Reason::DeviceLost => "its GPU is lost",
-        Reason::RestoreFailed => "the driver could not bring its bytes back",
+        Reason::RestoreFailed => "the driver could not restore its VRAM",
         Reason::DiedParking => "its program died while it was being parked",
         Reason::NotMoved => "it could not be parked",
         Reason::Released | Reason::HolderExited | Reason::HostRebooted | Reason::WaitOver => "it is over",
