@@ -3,6 +3,7 @@
 use crate::wait::{LONG, until};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, kill_process};
+use rustix::termios::{Winsize, tcsetwinsize};
 use std::fs::{File, OpenOptions};
 use std::io::{Error, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd};
@@ -30,8 +31,15 @@ struct TerminalOutput {
 
 impl ProgramTerminal {
     /// Opens a terminal and starts a command as the leader of its session.
-    pub fn open(mut command: Command) -> ProgramTerminal {
+    pub fn open(command: Command) -> ProgramTerminal {
+        ProgramTerminal::open_sized(command, 0, 0)
+    }
+
+    /// The same with this many columns and rows.
+    pub fn open_sized(mut command: Command, columns: u16, rows: u16) -> ProgramTerminal {
         let (master, slave) = pair();
+        let size = Winsize { ws_col: columns, ws_row: rows, ws_xpixel: 0, ws_ypixel: 0 };
+        tcsetwinsize(&slave, size).expect("a terminal has a size");
         let again = || Stdio::from(slave.try_clone().expect("a file can be shared"));
         command.stdin(again()).stdout(again()).stderr(again());
         let take_terminal = || {
@@ -51,6 +59,11 @@ impl ProgramTerminal {
     /// All that it has shown.
     pub fn screen_text(&self) -> String {
         String::from_utf8_lossy(&lock(&self.shared).shown).into_owned()
+    }
+
+    /// What is on it, as a person sees it: a line that was written again shows its last text, and colours are left out.
+    pub fn text(&self) -> String {
+        as_seen(&self.screen_text())
     }
 
     /// Waits until it shows this.
@@ -106,6 +119,34 @@ impl Drop for ProgramTerminal {
 
 fn lock(shared: &Mutex<TerminalOutput>) -> MutexGuard<'_, TerminalOutput> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Text with carriage returns, erased lines and colours, as it looks on a terminal.
+fn as_seen(raw: &str) -> String {
+    let (mut lines, mut column) = (vec![Vec::new()], 0);
+    let mut characters = raw.chars();
+    while let Some(c) = characters.next() {
+        let Some(line) = lines.last_mut() else { break };
+        match c {
+            '\r' => column = 0,
+            '\n' => {
+                lines.push(Vec::new());
+                column = 0;
+            }
+            '\x1b' => {
+                if characters.by_ref().find(char::is_ascii_alphabetic) == Some('K') {
+                    line.truncate(column);
+                }
+            }
+            c => {
+                line.resize(line.len().max(column + 1), ' ');
+                line[column] = c;
+                column += 1;
+            }
+        }
+    }
+    let lines: Vec<String> = lines.into_iter().map(|line| line.into_iter().collect()).collect();
+    lines.join("\n")
 }
 
 fn pair() -> (File, File) {

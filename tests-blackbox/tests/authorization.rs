@@ -374,12 +374,12 @@ fn without_a_good_token_nothing_but_health_is_answered_over_tcp() {
 /// `L9` for one that is missing. The lines after a verb are callers, the exit code, and the first line that is said.
 const VERBS: &str = "
 explain L1
-    alice      0  L1: it is active
+    alice      0  L1 (secret plan) is active
     bob        1  error: L1: you have no such lease
-    root       0  L1: it is active
-    operator   0  L1: it is active
-    token      0  L1: it is active
-    read-only  0  L1: it is active
+    root       0  L1 (secret plan) is active
+    operator   0  L1 (secret plan) is active
+    token      0  L1 (secret plan) is active
+    read-only  0  L1 (secret plan) is active
 explain L9
     alice      1  error: L9: you have no such lease
     bob        1  error: L9: you have no such lease
@@ -402,11 +402,11 @@ renew L9
     token      1  error: L9: you have no such lease
     read-only  1  error: L9: you have no such lease
 park L1
-    alice      1  error: the holder cannot be parked: none of its programs uses a GPU through Sublet's library
+    alice      1  error: its program cannot be parked: none of its programs uses a GPU through Sublet's library
     bob        1  error: you have no such lease
-    root       1  error: the holder cannot be parked: none of its programs uses a GPU through Sublet's library
-    operator   1  error: the holder cannot be parked: none of its programs uses a GPU through Sublet's library
-    token      1  error: the holder cannot be parked: none of its programs uses a GPU through Sublet's library
+    root       1  error: its program cannot be parked: none of its programs uses a GPU through Sublet's library
+    operator   1  error: its program cannot be parked: none of its programs uses a GPU through Sublet's library
+    token      1  error: its program cannot be parked: none of its programs uses a GPU through Sublet's library
     read-only 77  error: this token may read and change nothing
 park L9
     alice      1  error: you have no such lease

@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 use sublet_blackbox::binary::{root, sublet};
 use sublet_blackbox::console::{Block, Printed, Step, blocks, comment, find, ids, is_alike, printed};
 use sublet_blackbox::service::bare_command;
-use sublet_blackbox::{Gpu, LONG, Service, Setup, Terminal, until};
+use sublet_blackbox::{LONG, ProgramTerminal, ServiceSetup, TestGpu, TestService, until};
 
 /// Why a block may be left out.
 const NOT_RUN: [(&str, &str); 5] = [
@@ -42,7 +42,7 @@ const TYPED: [&str; 4] =
 /// How fast a person types.
 const CHARACTER: Duration = Duration::from_millis(100);
 /// Commands that only show something. A person types one again if it does not show yet what the document shows.
-const LOOKS: [&str; 4] = ["sublet enforce status", "sublet explain", "sublet ps", "sublet cards"];
+const LOOKS: [&str; 4] = ["sublet enforce status", "sublet explain", "sublet ps", "sublet gpus"];
 /// For so long.
 const LOOKED_FOR: Duration = Duration::from_secs(30);
 /// What a shell prints around the exit code of the last command.
@@ -100,7 +100,7 @@ fn links_of_documents_lead_to_files() {
 
 #[test]
 fn configurations_in_the_documents_are_accepted() {
-    let service = Service::start();
+    let service = TestService::start();
     let dir = service.dir().to_str().expect("test paths are plain");
     assert!(service.cli(&["tls", "make", "gpu1", "--dir", dir]).status.success());
     let mut count = 0;
@@ -113,7 +113,7 @@ fn configurations_in_the_documents_are_accepted() {
             let file = service.dir().join("document.toml");
             fs::write(&file, here.replace("/etc/sublet", dir)).expect("a file can be written");
             let checked = service.cli(&["config", "check", file.to_str().expect("plain")]);
-            assert!(checked.status.success(), "{name}: {}\n{block}", sublet_blackbox::job::text(&checked));
+            assert!(checked.status.success(), "{name}: {}\n{block}", sublet_blackbox::programs::text(&checked));
             count += 1;
         }
     }
@@ -122,7 +122,8 @@ fn configurations_in_the_documents_are_accepted() {
 
 #[test]
 fn reference_has_every_file_and_every_exit_code() {
-    let service = Service::start_with(Setup { gpu: Gpu::Named("soft:1x8GiB"), ..Setup::default() });
+    let service =
+        TestService::start_with(ServiceSetup { gpu: TestGpu::Named("soft:1x8GiB"), ..ServiceSetup::default() });
     let files = read("docs/reference/files.md");
     let mut left_out = Vec::new();
     for (folder, socket) in [(service.state_dir(), false), (service.dir().to_path_buf(), true)] {
@@ -204,7 +205,7 @@ fn read(name: &str) -> String {
 fn type_all(name: &str) {
     let text = read(name);
     let gpus = text.lines().find_map(|line| comment(line, "gpus")).unwrap_or("soft:2x24GiB").to_owned();
-    let service = Service::start_with(Setup { gpu: Gpu::Named(gpus.leak()), ..Setup::default() });
+    let service = TestService::start_with(ServiceSetup { gpu: TestGpu::Named(gpus.leak()), ..ServiceSetup::default() });
     let blocks: Vec<Block> = blocks(&text).into_iter().filter(|block| block.not_run.is_none()).collect();
     let steps: Vec<&Step> = blocks.iter().flat_map(|block| &block.steps).collect();
     let mut reader = Reader { name, service: &service, shells: BTreeMap::new(), numbers: BTreeMap::new() };
@@ -220,7 +221,7 @@ fn type_all(name: &str) {
 /// A person with a document and some terminals.
 struct Reader<'a> {
     name: &'a str,
-    service: &'a Service,
+    service: &'a TestService,
     shells: BTreeMap<String, Shell>,
     /// Numbers of processes in the document, and those that are meant.
     numbers: BTreeMap<String, String>,
@@ -228,7 +229,7 @@ struct Reader<'a> {
 
 /// A terminal with a shell.
 struct Shell {
-    terminal: Terminal,
+    terminal: ProgramTerminal,
     /// Where in all that it showed the output of its command begins.
     from: usize,
     /// So many lines of that were found in the document.
@@ -301,7 +302,7 @@ impl Reader<'_> {
 }
 
 impl Shell {
-    fn open(service: &Service) -> Shell {
+    fn open(service: &TestService) -> Shell {
         let folder = sublet().parent().expect("a file is in a folder");
         let mut command = bare_command(Path::new("/bin/sh"), service.dir());
         // Without the editor of lines, bash echoes nothing by itself.
@@ -309,22 +310,22 @@ impl Shell {
         command.args(["-c", shell]).env("PATH", format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", folder.display()));
         command.env("SUBLET_SOCKET", service.dir().join("s")).env("TERM", "xterm").env("LANG", "C.UTF-8");
         command.env("PS1", format!("{PROMPT}$?{PROMPT}")).env("PS2", "").env("USER", user());
-        let terminal = Terminal::open(command);
+        let terminal = ProgramTerminal::open(command);
         let shell = Shell { terminal, from: 0, seen: 0, is_open: true, may_fail: false, command: String::new() };
         shell.ends("a shell starts");
         shell
     }
 
     fn begin(&mut self, command: &str) {
-        self.from = self.terminal.shown().len();
+        self.from = self.terminal.screen_text().len();
         (self.seen, self.is_open, self.may_fail) = (0, false, false);
         self.command = command.to_owned();
-        self.terminal.types(command);
+        self.terminal.type_line(command);
     }
 
     /// What the command printed, and its exit code if it is over.
     fn output(&self) -> (Vec<Printed>, Option<String>) {
-        let all = self.terminal.shown();
+        let all = self.terminal.screen_text();
         let text = &all[self.from..];
         let mut parts = text.splitn(3, PROMPT);
         let (output, code, end) = (parts.next().unwrap_or_default(), parts.next(), parts.next());

@@ -104,7 +104,7 @@ fn names_choose_leases_and_ambiguous_ones_are_listed() {
         assert_eq!(none.status.code(), Some(1), "{verb}: {}", text(&none));
         assert!(output_text(&none).contains("no lease of yours is called `nothing`"), "{verb}: {}", output_text(&none));
     }
-    assert!(successful_output(&service, &["explain", "eval"]).starts_with("L3: "));
+    assert!(successful_output(&service, &["explain", "eval"]).starts_with("L3 "));
     assert!(successful_output(&service, &["audit", "--lease", "eval"]).contains("L3"));
     let told = successful_output(&service, &["stop", "--name", "train"]);
     assert!(told.contains("L1 stopped: ") && told.contains("L2 stopped: "), "{told}");

@@ -100,7 +100,7 @@ fn run_lease_queue_explain_and_the_api_say_the_same_sentence() {
     lease.wait().expect("an own child");
     assert!(successful_output(&service, &["queue"]).contains(&said));
     let explained = successful_output(&service, &["explain", "L2"]);
-    assert_eq!(explained.matches(&said).count(), 2, "in the first line, and for GPU 0: {explained}");
+    assert_eq!(explained.matches(&said).count(), 1, "in the first line, which is not repeated for GPU 0: {explained}");
     let explanation: Explanation = client.get("/v1/leases/L2/explain").read();
     assert_eq!((explanation.summary, explanation.gpus[0].obstacle.clone()), (said.clone(), Some(said)));
 }
@@ -263,7 +263,7 @@ fn a_tier_is_a_reason_for_an_earlier_place_only_between_different_tiers() {
     assert_eq!(why_ahead("L1"), ["came earlier"]);
     client.queue(&ask(2 * GIB, json!({"tier": "interactive"})));
     let why = why_ahead("L1");
-    assert!(why.iter().any(|why| why.starts_with("its tier and priority come ")), "{why:?}");
+    assert!(why.iter().any(|why| why.starts_with("its tier and priority count as ")), "{why:?}");
 }
 
 /// L1's 700 MiB fit into the parking space and L2's 2 GiB do not: L1 waits for parking space once it wants its GPU back.

@@ -285,15 +285,18 @@ fn the_list_says_what_each_runs_and_whether_it_is_used() {
     let lines: Vec<Vec<&str>> =
         list.lines().map(|line| line.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect()).collect();
     let [gone, late, tool] = ["gone", "late", "tool"].map(|name| home.tools().join(name).display().to_string());
-    let hidden = format!("not used: PATH finds {} first", early.join("late").display());
+    let hidden = format!("late is not used: PATH finds {} first", early.join("late").display());
     assert_eq!(
         lines,
         [
             &["TOOL", "RUNS", "OPTIONS", "STATE"][..],
-            &["gone", &gone, "-", "its tool is gone: wrap it anew, or remove it"],
-            &["late", &late, "-", &hidden],
-            &["odd", "-", "-", "changed by hand, or of another release: wrap it anew"],
+            &["gone", &gone, "-", "broken"],
+            &["late", &late, "-", "not used"],
+            &["odd", "-", "-", "unknown"],
             &["tool", &tool, "--vram 2G --name 'my$job'", "in use"],
+            &["gone is broken: its tool does not exist any more; wrap it anew, or remove it"],
+            &[&hidden],
+            &["odd is unknown: it was changed by hand, or is of another release; wrap it anew"],
         ]
     );
     let listed = home.listed("");

@@ -45,7 +45,7 @@ was lost before it was of use; 77 not allowed; 78 the configuration is wrong;
 const EVERYWHERE: &str = "For every command";
 
 /// Flags that every command takes.
-#[derive(Args, Clone, Debug)]
+#[derive(Args, Clone, Debug, Default)]
 pub struct Globals {
     /// The daemon's socket [default: SUBLET_SOCKET, /run/sublet/sublet.sock, or the one in XDG_RUNTIME_DIR]
     #[arg(long, global = true, value_name = "PATH", help_heading = EVERYWHERE, hide_short_help = true)]
@@ -122,7 +122,7 @@ pub enum Command {
     Renew(renew::RenewArgs),
     Park(park::ParkArgs),
     Resume(park::ResumeArgs),
-    #[command(alias = "cards")]
+    #[command(alias = "gpus")]
     Gpus(gpus::GpusArgs),
     Aside(aside::AsideArgs),
     #[command(visible_aliases = ["cancel", "kill"])]

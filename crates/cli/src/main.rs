@@ -10,6 +10,7 @@
 mod args;
 mod client;
 mod commands;
+mod completion;
 mod daemon;
 #[cfg(test)]
 mod documents;
@@ -39,6 +40,9 @@ fn main() -> ExitCode {
     if args.get(1).is_some_and(|first| first == "worker") {
         let rest: Vec<String> = args[2..].iter().map(|arg| arg.to_string_lossy().into_owned()).collect();
         return daemon::worker(&rest);
+    }
+    if completion::answer(&args) {
+        return ExitCode::SUCCESS;
     }
     let cli = match args::parse(args) {
         Ok(cli) => cli,

@@ -1,5 +1,6 @@
 //! Values as text: the same words in every table and sentence.
 
+use crate::table::Tone;
 use sublet_wire::{Exclusivity, GpuState, Lease, LeaseState, Tier, Vram, Waiting, size, span};
 
 /// Shown where there is no value.
@@ -36,16 +37,17 @@ pub fn seconds(seconds: Option<f64>) -> String {
 /// When a waiter starts: `expected in about 40 s (worst case 30 min)`, as far as that is known.
 pub fn start(waiting: &Waiting) -> String {
     let worst = worst_case_s(waiting).map(|s| format!("worst case {}", span::show(s)));
-    match (waiting.expected_s, worst) {
-        (Some(s), Some(worst)) => format!("expected in about {} ({worst})", span::show(s)),
-        (Some(s), None) => format!("expected in about {}", span::show(s)),
-        (None, Some(worst)) => worst,
-        (None, None) => "when it starts is not known".into(),
+    let planned = waiting.worst_case_s.map(span::show);
+    match (waiting.expected_s, worst, planned) {
+        (Some(s), Some(worst), _) => format!("expected in about {} ({worst})", span::show(s)),
+        (Some(s), None, _) => format!("expected in about {}", span::show(s)),
+        (None, Some(worst), _) => worst,
+        (None, None, Some(planned)) => format!("in {planned} if no lease ends early"),
+        (None, None, None) => "when it starts is not known".into(),
     }
 }
 
-/// The worst case of a waiter's start. It is the bound if there is one. Otherwise it is the estimate for the case that
-/// every lease in the way lasts as long as it may, or `None` if recent waits were longer than that.
+/// The worst case of a waiter's start; `None` in lists, for which the daemon does not compute it.
 pub fn worst_case_s(waiting: &Waiting) -> Option<f64> {
     let bound = waiting.bound.as_ref().and_then(|bound| bound.at_latest_s);
     let planned = waiting.worst_case_s.filter(|s| waiting.expected_p90_s.is_none_or(|p90| p90 <= *s));
@@ -116,6 +118,36 @@ pub fn gpus(indices: &[u32]) -> String {
 pub fn granted(lease: &Lease) -> String {
     let each = if lease.gpu_indices.len() > 1 { "each of " } else { "" };
     format!("{} on {each}{}", bytes(lease.vram_bytes), gpus(&lease.gpu_indices))
+}
+
+/// `L1`, `L1 and L2`, `L1, L2 and 5 more`: at most four are named.
+pub fn names(ids: &[&str]) -> String {
+    match ids {
+        [] => String::new(),
+        [one] => (*one).to_owned(),
+        [first @ .., last] if ids.len() <= NAMED_MAX => format!("{} and {last}", first.join(", ")),
+        _ => format!("{} and {} more", ids[..NAMED_MAX - 1].join(", "), ids.len() + 1 - NAMED_MAX),
+    }
+}
+
+/// The most ids that a sentence names.
+const NAMED_MAX: usize = 4;
+
+/// The reason of a wait without the number of requests ahead, which the place in the queue already tells.
+pub fn obstacle(why: &str) -> &str {
+    match why.split_once(" ahead; ") {
+        Some((ahead, obstacle)) if ahead.starts_with(|c: char| c.is_ascii_digit()) => obstacle,
+        _ => why,
+    }
+}
+
+/// How much attention a lease in this state needs.
+pub fn lease_tone(lease: &Lease) -> Tone {
+    match lease.state {
+        _ if lease.overuse.is_some() => Tone::Wrong,
+        LeaseState::Active | LeaseState::Ended => Tone::Plain,
+        _ => Tone::Notable,
+    }
 }
 
 /// `1 lease`, `2 leases`.

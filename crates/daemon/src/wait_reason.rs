@@ -142,7 +142,7 @@ impl View<'_> {
         let index = self.index(card);
         let head = match obstacle {
             Obstacle::Claimed => return None,
-            Obstacle::NotEligible => return Some(format!("GPU {index} does not fit this request")),
+            Obstacle::NotEligible => return Some(format!("GPU {index} is not among the GPUs of this request")),
             Obstacle::Aside { by: user, until } => return Some(self.steps_aside(by, index, user, *until)),
             Obstacle::Draining => return Some(format!("GPU {index} is draining: no new lease starts there")),
             Obstacle::Out(why) => return Some(format!("GPU {index} is out of service ({why})")),

@@ -110,7 +110,7 @@ pub fn why_ahead(state: &State, first: &Lease, second: &Lease, now: Time) -> Str
         let more = owed_behind - owed_ahead;
         format!("used less of its share lately: your debt counts as arriving {} later", minutes(more))
     } else if more_urgent > 0 && !is_equal {
-        format!("its tier and priority come {} earlier", minutes(more_urgent as u64))
+        format!("its tier and priority count as {} of waiting", minutes(more_urgent as u64))
     } else if first.tenant != second.tenant {
         "its user was served less recently".to_owned()
     } else {
@@ -417,7 +417,7 @@ fn detail(refusal: &Refusal) -> String {
         ),
         Refusal::NoRoom { largest, gpu } => {
             let on = gpu.map_or_else(String::new, |gpu| format!(" on GPU {gpu}"));
-            format!("there is no room now (largest lease that could be granted: {}{on})", show(largest.0))
+            format!("no GPU has enough free VRAM now (largest lease that could be granted: {}{on})", show(largest.0))
         }
         Refusal::TokenVram { cap, has } => {
             let (cap, has) = (show(cap.0), show(has.0));
@@ -426,7 +426,7 @@ fn detail(refusal: &Refusal) -> String {
         Refusal::NotLarger { instead: Some(vram) } => {
             format!("the lease can be enlarged to {} per GPU now, and not more", show(vram.0))
         }
-        Refusal::NotParkable(why) => format!("the holder cannot be parked: {}", not_parkable(why)),
+        Refusal::NotParkable(why) => format!("its program cannot be parked: {}", not_parkable(why)),
         other => other.to_string(),
     }
 }

@@ -3,6 +3,7 @@
 
 use crate::args::{Globals, LeaseName};
 use crate::client::Client;
+use crate::completion;
 use crate::failure::Failure;
 use crate::hold::ask::{parse_gpus, parse_size};
 use crate::output;
@@ -18,11 +19,12 @@ use sublet_wire::{AcceptRequest, Lease, exit, size};
 #[command(after_long_help = AFTER_HELP)]
 pub struct AcceptArgs {
     /// Its id, such as L7, or its name
+    #[arg(add = completion::any_lease())]
     lease: LeaseName,
-    /// So much of each GPU, such as 6G; without it, the first offer
+    /// VRAM per GPU, such as 6G [default: the first offer]
     #[arg(value_name = "SIZE", value_parser = parse_size)]
     vram: Option<u64>,
-    /// On so many GPUs
+    /// How many GPUs
     #[arg(long, value_name = "N", requires = "vram", value_parser = parse_gpus)]
     gpus: Option<u32>,
 }

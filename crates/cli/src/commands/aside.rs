@@ -4,6 +4,7 @@ use super::gpus::find;
 use super::run::pass_on;
 use crate::args::Globals;
 use crate::client::{CallError, Client, RESTART};
+use crate::completion;
 use crate::failure::{Failure, tell_hint};
 use crate::hold::ask::parse_span;
 use crate::hold::child::{self, Started};
@@ -50,10 +51,10 @@ pub struct AsideArgs {
     #[arg(long)]
     end: bool,
     /// Only this GPU, by index or UUID; may be given more than once [default: all GPUs]
-    #[arg(long = "gpu", value_name = "GPU", value_delimiter = ',')]
+    #[arg(long = "gpu", value_name = "GPU", value_delimiter = ',', add = completion::gpu())]
     gpus: Vec<String>,
     /// The command and its arguments
-    #[arg(trailing_var_arg = true, value_name = "COMMAND", requires = "while_running")]
+    #[arg(trailing_var_arg = true, value_name = "COMMAND", requires = "while_running", add = completion::command())]
     command: Vec<OsString>,
 }
 

@@ -3,9 +3,10 @@
 use crate::args::{Globals, LeaseName, StrangerName};
 use crate::client::{Client, RESTART};
 use crate::commands::journal;
+use crate::completion;
 use crate::failure::Failure;
 use crate::output;
-use crate::table::plain;
+use crate::table::{Format, plain, wrapped};
 use crate::text;
 use clap::{Args, Subcommand};
 use jiff::Timestamp;
@@ -60,7 +61,7 @@ struct LinesArgs {
     #[arg(long, value_name = "N", default_value_t = 0)]
     after: u64,
     /// Only lines about this lease: its id, or its name
-    #[arg(long, value_name = "LEASE")]
+    #[arg(long, value_name = "LEASE", add = completion::any_lease())]
     lease: Option<LeaseName>,
     /// Go on as lines are written
     #[arg(short, long)]
@@ -90,7 +91,7 @@ fn story(globals: &Globals, stranger: &StrangerName) -> Result<u8, Failure> {
         }
     }
     if lines.is_empty() {
-        return Err(Failure::new(exit::FAILURE, format!("the trail has nothing of {stranger}"))
+        return Err(Failure::new(exit::FAILURE, format!("the audit trail has no line about {stranger}"))
             .hint("`sublet enforce status` lists those that are on GPUs now; old lines are trimmed"));
     }
     if globals.json {
@@ -168,7 +169,7 @@ fn lines(globals: &Globals, args: &LinesArgs) -> Result<u8, Failure> {
         match (globals.json, args.follow) {
             (true, true) => page.lines.iter().try_for_each(output::json_line)?,
             (true, false) => all.extend(page.lines),
-            (false, _) => output::print(&render(&page.lines, &zone))?,
+            (false, _) => output::print(&render(&page.lines, &zone, Format::of_stdout()))?,
         }
         match (page.next, args.follow) {
             (Some(_), _) => {}
@@ -187,14 +188,23 @@ fn page(client: &Client, lease: Option<&str>, after: u64) -> Result<AuditPage, F
     client.get(&format!("/v1/audit?after={after}&limit={PAGE}{lease}"))
 }
 
-fn render(lines: &[AuditLine], zone: &TimeZone) -> String {
-    lines.iter().map(|line| show(line, zone) + "\n").collect()
+fn render(lines: &[AuditLine], zone: &TimeZone, format: Format) -> String {
+    lines.iter().map(|line| show(line, zone, format) + "\n").collect()
 }
 
-fn show(line: &AuditLine, zone: &TimeZone) -> String {
+/// A line of the trail. On a terminal the sentence is wrapped below the rest if it does not fit beside it.
+fn show(line: &AuditLine, zone: &TimeZone, format: Format) -> String {
     let lease = text::or_none(line.lease.as_deref());
     let (at, who) = (time(line.at_unix_s, zone), plain(&line.actor));
-    format!("{:>6}  {at}  {who:<14} {lease:<6} {:<12} {}", line.seq, plain(&line.kind), plain(&line.sentence))
+    let (kind, sentence) = (plain(&line.kind), plain(&line.sentence));
+    let head = format!("{:>6}  {at}  {who:<14} {lease:<6}", line.seq);
+    let whole = format!("{head} {kind:<12} {sentence}");
+    match format.columns {
+        Some(columns) if whole.chars().count() > columns => {
+            format!("{head} {kind}\n{}", wrapped(&format!("        {sentence}"), 8, format))
+        }
+        _ => whole,
+    }
 }
 
 /// The local time.
@@ -235,6 +245,6 @@ mod tests {
                 41  2023-11-14 22:13:20  uid:1000       L7     grant        granted 10 GiB on GPU 0 to ana
             104200  2023-11-14 22:13:20  sublet         -      start        started [2J
         "#]]
-        .assert_eq(&render(&[line, start], &TimeZone::UTC));
+        .assert_eq(&render(&[line, start], &TimeZone::UTC, Format::default()));
     }
 }

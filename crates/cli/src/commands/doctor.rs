@@ -13,7 +13,7 @@ use crate::failure::Failure;
 use crate::hold::shim;
 use crate::output;
 use crate::place;
-use crate::table::plain;
+use crate::table::{Format, Tone, plain, toned, wrapped};
 use clap::Args;
 use serde::Serialize;
 use std::path::Path;
@@ -71,7 +71,7 @@ pub fn run(globals: &Globals, _: &DoctorArgs) -> Result<u8, Failure> {
     if globals.json {
         output::json(&findings)?;
     } else {
-        output::print(&render(&findings))?;
+        output::print(&render(&findings, Format::of_stdout()))?;
     }
     Ok(if findings.can_grant { exit::OK } else { exit::FAILURE })
 }
@@ -135,11 +135,7 @@ fn refused_reload(trouble: &str) -> Check {
 
 fn parking(parking: Option<&ParkingSpace>, library: Option<&Path>) -> Check {
     let Some(parking) = parking else {
-        return Check::new(
-            "parking",
-            State::Less,
-            "off: no program is parked, and a waiter waits until a lease's term ends",
-        );
+        return Check::new("parking", State::Less, "off: no program is parked, and a request waits until a lease ends");
     };
     if library.is_none() {
         let why = "the library that parks programs is not beside `sublet`: programs run without it";
@@ -191,20 +187,57 @@ fn verdict(gpus: Option<&Gpus>) -> (bool, String) {
     }
 }
 
-fn render(findings: &Findings) -> String {
-    let width = findings.checks.iter().map(|check| check.what.chars().count()).max().unwrap_or(0);
-    let mut text = String::new();
-    for check in &findings.checks {
-        let state = match check.state {
-            State::Ok => "ok  ",
-            State::Less => "less",
-            State::Bad => "bad ",
-        };
-        let mut lines = check.sentence.lines();
-        text.push_str(&format!("{:<width$}  {state}  {}\n", check.what, plain(lines.next().unwrap_or_default())));
-        lines.for_each(|line| text.push_str(&format!("{:<width$}        {}\n", "", plain(line))));
+/// One line for each check. A check that has the same result on several GPUs is one line for all of them.
+fn render(findings: &Findings, format: Format) -> String {
+    let checks = findings.checks.iter().map(|check| (gpu_of(&check.what), check));
+    let mut lines: Vec<(Vec<&str>, &str, &Check)> = Vec::new();
+    for ((gpu, what), check) in checks {
+        let same = lines.iter_mut().find(|(gpus, known, line)| {
+            !gpus.is_empty() && gpu.is_some() && *known == what && same_result(line, check)
+        });
+        match same {
+            Some((gpus, ..)) => gpus.extend(gpu),
+            None => lines.push((gpu.into_iter().collect(), what, check)),
+        }
     }
-    format!("{text}\n{}\n", findings.verdict)
+    let name = |gpus: &[&str], what: &str| match gpus {
+        [] => what.to_owned(),
+        [one] => format!("GPU {one} {what}").trim_end().to_owned(),
+        several => format!("GPUs {} {what}", several.join(",")).trim_end().to_owned(),
+    };
+    let width = lines.iter().map(|(gpus, what, _)| name(gpus, what).chars().count()).max().unwrap_or(0);
+    let mut text = String::new();
+    for (gpus, what, check) in &lines {
+        let (state, tone) = match check.state {
+            State::Ok => ("ok  ", Tone::Plain),
+            State::Less => ("less", Tone::Notable),
+            State::Bad => ("bad ", Tone::Wrong),
+        };
+        let head = format!("{:<width$}  {state}  ", name(gpus, what));
+        let indent = head.chars().count();
+        for (n, line) in check.sentence.lines().enumerate() {
+            let line = wrapped(&format!("{:indent$}{}", "", plain(line)), indent, format);
+            let line = if n == 0 { line.replacen(&" ".repeat(indent), &head, 1) } else { line };
+            text.push_str(&line.replacen(state, &toned(state, tone, format.colour), usize::from(n == 0)));
+            text.push('\n');
+        }
+    }
+    format!("{text}\n{}\n", wrapped(&findings.verdict, 2, format))
+}
+
+/// The index of the GPU that a check is about, and the rest of its name.
+fn gpu_of(what: &str) -> (Option<&str>, &str) {
+    match what.strip_prefix("GPU ") {
+        Some(rest) => {
+            let (index, rest) = rest.split_once(' ').unwrap_or((rest, ""));
+            (Some(index), rest)
+        }
+        None => (None, what),
+    }
+}
+
+fn same_result(one: &Check, other: &Check) -> bool {
+    one.state == other.state && one.sentence == other.sentence
 }
 
 #[cfg(test)]
@@ -223,37 +256,32 @@ mod tests {
         checks.extend(gpus.gpus.iter().flat_map(|gpu| gpu::checks(gpu, true)));
         let (can_grant, verdict) = verdict(Some(&gpus));
         expect![[r#"
-            daemon         ok    version 0.1.0 answers at /run/sublet/sublet.sock
-            GPUs           bad   no answer
-                                 hint: look at its log
-            parking        ok    32 GiB of host memory, 8 GiB booked, 4 GiB kept ready; no larger lease can be parked; huge pages of shared memory
-            driver park    less  programs without the library are parked by the driver where a restore is sure to have room
-                                 but: managed memory cannot leave a GPU this way
-            GPU 0          ok    NVIDIA A100-SXM4-40GB, GPU-0a
-            GPU 0 grant    ok    26 GiB of 40 GiB free to lease
-            GPU 0 bytes    ok    the driver tells bytes per process
-            GPU 0 context  ok    a CUDA context takes 420 MiB; smaller asks are refused
-            GPU 0 exits    ok    the end of a holder's last process is noticed at once
-            GPU 0 park     ok    programs that `sublet run` starts are parked; `sublet ps` says which cannot be
-            GPU 0 enforce  ok    observe: processes without a lease are put on the record, and left alone
-            GPU 1          ok    NVIDIA A100-SXM4-40GB, GPU-1b
-            GPU 1 grant    bad   draining: an operator drains it
-                                 hint: put it back with `sublet gpus clear 1`
-            GPU 1 bytes    less  the driver does not tell bytes per process (coarse): room is what is used or promised, whichever is more, and peaks are unknown
-            GPU 1 context  less  what a CUDA context takes was not measured: asks too small to start are granted
-            GPU 1 exits    ok    the end of a holder's last process is noticed at once
-            GPU 1 park     less  one program at a time is parked, and only with Sublet's library in it: what leaves is seen in what the whole GPU has
-            GPU 1 enforce  ok    observe: processes without a lease are put on the record, and left alone
-            GPU 2          ok    NVIDIA A100-SXM4-40GB, GPU-2c
-            GPU 2 grant    bad   the GPU did not answer; no new leases there until it does
-            GPU 2 bytes    less  unknown while the GPU does not answer
-            GPU 2 context  less  what a CUDA context takes was not measured: asks too small to start are granted
-            GPU 2 exits    ok    the end of a holder's last process is noticed at once
-            GPU 2 park     less  unknown while the GPU does not answer
-            GPU 2 enforce  ok    observe: processes without a lease are put on the record, and left alone
+            daemon              ok    version 0.1.0 answers at /run/sublet/sublet.sock
+            GPUs                bad   no answer
+                                      hint: look at its log
+            parking             ok    32 GiB of host memory, 8 GiB booked, 4 GiB kept ready; no larger lease can be parked; huge pages of shared memory
+            driver park         less  programs without the library are parked by the driver where a restore is sure to have room
+                                      but: managed memory cannot leave a GPU this way
+            GPU 0               ok    NVIDIA A100-SXM4-40GB, GPU-0a
+            GPU 0 grant         ok    26 GiB of 40 GiB free to lease
+            GPU 0 bytes         ok    the driver tells the memory of each process
+            GPU 0 context       ok    a CUDA context needs 420 MiB; smaller requests are refused
+            GPUs 0,1,2 exits    ok    a lease ends as soon as its last process has ended
+            GPU 0 park          ok    programs that `sublet run` starts are parked; `sublet ps` says which cannot be
+            GPUs 0,1,2 enforce  ok    observe: unleased processes are recorded and left alone
+            GPU 1               ok    NVIDIA A100-SXM4-40GB, GPU-1b
+            GPU 1 grant         bad   draining: an operator drains it
+                                      hint: put it back with `sublet gpus clear 1`
+            GPU 1 bytes         less  the driver does not tell the memory of each process (coarse): the larger of used and leased memory counts as taken, and peaks are unknown
+            GPUs 1,2 context    less  the size of a CUDA context was not measured: requests too small for one are granted
+            GPU 1 park          less  one program at a time is parked, and only with Sublet's library in it: a park is verified by the use of the whole GPU
+            GPU 2               ok    NVIDIA A100-SXM4-40GB, GPU-2c
+            GPU 2 grant         bad   the GPU did not answer; no new leases there until it does
+            GPU 2 bytes         less  unknown while the GPU does not answer
+            GPU 2 park          less  unknown while the GPU does not answer
 
             leases can be granted on 1 of 3 GPUs
-        "#]].assert_eq(&render(&Findings { checks, can_grant, verdict }));
+        "#]].assert_eq(&render(&Findings { checks, can_grant, verdict }, Format::default()));
     }
 
     #[test]

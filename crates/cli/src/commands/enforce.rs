@@ -2,14 +2,16 @@
 
 use crate::args::Globals;
 use crate::client::Client;
-use crate::failure::Failure;
+use crate::completion;
+use crate::failure::{Failure, tell_hint};
+use crate::hold::ask::{TierArg, parse_size};
 use crate::output;
-use crate::table::{Table, plain};
+use crate::table::{Format, Table, Tone, once, plain, wrapped};
 use crate::text;
 use clap::{Args, Subcommand, ValueEnum};
 use sublet_wire::{
-    Gpu, Gpus, Mode, ModeRequest, NextStep, Rule, RuleAction, RuleRequest, Tier, UnleasedProcess, UnleasedProcesses,
-    UnleasedStep, exit, size, span,
+    AdoptRequest, Gpu, Gpus, Mode, ModeRequest, NextStep, Rule, RuleAction, RuleRequest, Tier, UnleasedProcess,
+    UnleasedProcesses, UnleasedStep, exit, size, span,
 };
 
 /// See unleased processes, and choose what is done about them
@@ -22,7 +24,7 @@ pub struct EnforceArgs {
 
 const AFTER_HELP: &str = "\
 Modes, for each GPU:
-  observe   they are put on the record, and counted (always the default)
+  observe   they are recorded and counted (the default)
   adopt     those of users that had a lease before get one for what they have
   warn      their owners are warned
   enforce   a warned process has 5 minutes to get a lease; then the driver
@@ -66,7 +68,7 @@ pub struct PreviewArgs {
 #[derive(Args, Clone, Debug)]
 pub struct ModeArgs {
     /// The GPU's index or UUID, or `all`
-    #[arg(value_name = "GPU")]
+    #[arg(value_name = "GPU", add = completion::gpu())]
     gpu: String,
     /// What to do there
     #[arg(value_enum)]
@@ -151,7 +153,7 @@ fn status(globals: &Globals) -> Result<u8, Failure> {
     let modes: Vec<String> = found.modes.iter().map(|gpu| format!("GPU {}: {}", gpu.index, name(gpu.mode))).collect();
     output::print(&format!("{}\n", modes.join(", ")))?;
     if let Some(why) = &found.cannot_enforce {
-        output::print(&format!("strangers can be neither adopted nor ended here: {}\n", plain(why)))?;
+        output::print(&format!("unleased processes can be neither adopted nor ended here: {}\n", plain(why)))?;
     }
     for rule in &found.rules {
         output::print(&format!("{}\n", rule_words(rule)))?;
@@ -176,7 +178,7 @@ fn show(found: &UnleasedProcesses) -> Result<u8, Failure> {
     if found.processes.is_empty() {
         output::print("no process is on a GPU without a lease\n")?;
     } else {
-        output::print(&format!("\n{}", render(found)))?;
+        output::print(&format!("\n{}", render(found, Format::of_stdout())))?;
         for again in found.processes.iter().filter_map(started_anew) {
             output::print(&format!("{again}\n"))?;
         }
@@ -184,8 +186,10 @@ fn show(found: &UnleasedProcesses) -> Result<u8, Failure> {
     Ok(exit::OK)
 }
 
-fn render(found: &UnleasedProcesses) -> String {
-    let mut table = Table::new(&["ID", ">PID", "USER", "GPUS", ">VRAM", ">FOR", "WHAT", "NEXT"]);
+/// The table, and below it what happens next to each process.
+fn render(found: &UnleasedProcesses, format: Format) -> String {
+    let headers = ["ID", ">PID", "~USER", "GPUS", ">VRAM", ">FOR", "~PROGRAM", "~IN"];
+    let mut table = Table::new(&headers).drops(&["IN", "FOR"]);
     for stranger in &found.processes {
         let gpus: Vec<String> = stranger.gpu_indices.iter().map(u32::to_string).collect();
         table.row([
@@ -195,27 +199,42 @@ fn render(found: &UnleasedProcesses) -> String {
             gpus.join(","),
             stranger.vram_bytes.map_or_else(|| "?".to_owned(), size::show),
             span::show(stranger.age_s),
-            what(stranger),
-            next(stranger),
+            program(stranger).to_owned(),
+            text::or_none(place(stranger).as_deref()),
         ]);
+        if stranger.step != UnleasedStep::Found {
+            table.mark("ID", Tone::Notable);
+        }
     }
-    table.show("")
+    let wrong = found.processes.iter().filter_map(|stranger| {
+        let gpus = if stranger.gpu_indices.len() == 1 { "this GPU" } else { "these GPUs" };
+        let lease = stranger.belongs_to.as_ref()?;
+        Some((stranger.id.as_str(), format!("a process of {lease}, which is not for {gpus}")))
+    });
+    let next = found.processes.iter().map(|stranger| (stranger.id.as_str(), plain(&next(stranger))));
+    let lines = once(wrong).into_iter().chain(once(next));
+    let lines = lines.map(|(ids, what)| wrapped(&format!("{}: {what}", text::names(&ids)), 2, format) + "\n");
+    format!("{}\n{}", table.show("", format), lines.collect::<String>())
+}
+
+/// The name of a process's program: from the executable, because the kernel cuts a process name short.
+fn program(stranger: &UnleasedProcess) -> &str {
+    stranger.exe.as_deref().and_then(|exe| exe.rsplit('/').next()).unwrap_or(&stranger.name)
+}
+
+/// The container or unit of a process.
+fn place(stranger: &UnleasedProcess) -> Option<String> {
+    let container = stranger.container.as_ref();
+    let container = container.map(|id| format!("container {}", id.chars().take(12).collect::<String>()));
+    container.or_else(|| stranger.unit.clone())
 }
 
 /// A process in words: its program, and its unit or container.
 pub fn what(stranger: &UnleasedProcess) -> String {
-    let place = match (&stranger.container, &stranger.unit) {
-        (Some(id), _) => format!(" in container {}", id.chars().take(12).collect::<String>()),
-        (None, Some(unit)) => format!(" in {unit}"),
-        (None, None) => String::new(),
-    };
-    // The executable is preferred, because the kernel cuts a process name short.
-    let name = stranger.exe.as_deref().and_then(|exe| exe.rsplit('/').next()).unwrap_or(&stranger.name);
-    let of = stranger.belongs_to.as_ref().map_or_else(String::new, |lease| {
-        let gpus = if stranger.gpu_indices.len() == 1 { "this GPU" } else { "these GPUs" };
-        format!(", a process of {lease}, which is not for {gpus}")
-    });
-    format!("{name}{place}{of}")
+    match place(stranger) {
+        Some(place) => format!("{} in {place}", program(stranger)),
+        None => program(stranger).to_owned(),
+    }
 }
 
 /// A line for a process that was ended and then started again. It would be ended again and again until the user stops
@@ -250,7 +269,9 @@ fn next(stranger: &UnleasedProcess) -> String {
         UnleasedStep::Survived => "survived SIGKILL; ",
     };
     let next = match stranger.next {
-        NextStep::Nothing => stranger.why.clone().unwrap_or_else(|| "nothing".to_owned()),
+        NextStep::Nothing => {
+            stranger.why.clone().unwrap_or_else(|| "recorded and left alone, as the mode says".to_owned())
+        }
         NextStep::Exempt => format!("left alone: {}", stranger.why.as_deref().unwrap_or("no reason was given")),
         NextStep::Adopted => format!("gets a lease{when}"),
         NextStep::Warned => "warned, and no more".to_owned(),
@@ -346,7 +367,7 @@ fn claimable(who: &str) -> Option<&str> {
 
 /// Prints the processes that a rule would match now.
 pub fn show_about(globals: &Globals, client: &Client, who: &str) -> Result<u8, Failure> {
-    let found: UnleasedProcesses = client.get(&format!("/v1/unleased?matches={}", escaped(who)))?;
+    let found: UnleasedProcesses = client.get(&format!("/v1/unleased?who={}", escaped(who)))?;
     if globals.json {
         output::json(&found)?;
     } else if found.processes.is_empty() {
@@ -383,7 +404,7 @@ pub fn forget(globals: &Globals, args: &ForgetArgs) -> Result<u8, Failure> {
     let rule = client.drop_rule(&args.rule)?;
     match globals.json {
         true => output::json(&rule)?,
-        false => output::print(&format!("{} holds no more\n", rule.id))?,
+        false => output::print(&format!("{} is removed\n", rule.id))?,
     }
     Ok(exit::OK)
 }

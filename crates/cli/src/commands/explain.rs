@@ -2,10 +2,11 @@
 
 use crate::args::{Globals, LeaseName};
 use crate::client::Client;
+use crate::completion;
 use crate::failure::Failure;
 use crate::hold::line;
 use crate::output;
-use crate::table::Table;
+use crate::table::{Format, Table, once, plain, wrapped};
 use crate::text;
 use clap::Args;
 use std::fmt::Write as _;
@@ -17,6 +18,7 @@ use sublet_wire::{
 #[derive(Args, Clone, Debug)]
 pub struct ExplainArgs {
     /// Its id, such as L7, or its name
+    #[arg(add = completion::any_lease())]
     lease: LeaseName,
 }
 
@@ -29,22 +31,27 @@ pub fn run(globals: &Globals, args: &ExplainArgs) -> Result<u8, Failure> {
     if globals.json {
         output::json(&explanation)?;
     } else {
-        output::print(&render(&explanation))?;
+        output::print(&render(&explanation, Format::of_stdout()))?;
     }
     Ok(exit::OK)
 }
 
-fn render(explanation: &Explanation) -> String {
-    let mut sections = vec![format!("{}\n{}\n", heading(explanation), asked(&explanation.lease))];
+fn render(explanation: &Explanation, format: Format) -> String {
+    let mut sections = vec![prose(&format!("{}\n{}", heading(explanation), asked(&explanation.lease)), format)];
     if let Some(waiting) = &explanation.lease.waiting {
         let room = explanation.preemption.as_ref().map_or_else(String::new, |room| format!("room: {room}\n"));
-        sections.push(room + &outlook(&explanation.lease, waiting));
+        sections.push(prose(&(room + &outlook(&explanation.lease, waiting)), format));
     }
     if !explanation.ahead.is_empty() {
-        sections.push(ahead(&explanation.ahead));
+        sections.push(ahead(&explanation.ahead, format));
     }
-    sections.extend(explanation.gpus.iter().map(gpu));
+    sections.extend(explanation.gpus.iter().map(|why| gpu(why, &explanation.summary, format)));
     sections.join("\n")
+}
+
+/// Sentences, each on a line of its own, with a newline at the end.
+fn prose(text: &str, format: Format) -> String {
+    wrapped(text, 2, format) + "\n"
 }
 
 fn heading(explanation: &Explanation) -> String {
@@ -53,24 +60,31 @@ fn heading(explanation: &Explanation) -> String {
         (Some(_), _) => line::waiting(lease).to_string(),
         // The sentence about an end already names the lease.
         (None, Some(_)) => explanation.summary.clone(),
-        (None, None) => format!("{}: {}", lease.id, explanation.summary) + &has(lease),
+        (None, None) => {
+            let name = lease.name.as_ref().map_or_else(String::new, |name| format!(" ({})", plain(name)));
+            let summary = match explanation.summary.strip_prefix("it is ") {
+                Some(state) => format!(" is {state}"),
+                None => format!(": {}", explanation.summary),
+            };
+            format!("{}{name}{summary}{}", lease.id, leased(lease))
+        }
     }
 }
 
 /// The memory and GPUs that a lease has; empty if it has none.
-fn has(lease: &Lease) -> String {
+fn leased(lease: &Lease) -> String {
     let Some(vram) = lease.vram_bytes else { return String::new() };
     let each = if lease.gpu_indices.len() > 1 { " each" } else { "" };
     let (vram, gpus) = (size::show(vram), text::gpus(&lease.gpu_indices));
     let left = lease.remaining_s.map_or_else(String::new, |s| format!(", {} left", span::show(s)));
     let stays = lease.not_parkable.iter().map(|why| format!("\ncannot be parked now: {why}"));
     let others = lease.foreign_processes.iter().map(|others| format!("\nother users: {others}"));
-    format!("\nhas: {vram}{each} on {gpus}{left}") + &stays.chain(others).collect::<String>()
+    format!("\nleased: {vram}{each} on {gpus}{left}") + &stays.chain(others).collect::<String>()
 }
 
 fn asked(lease: &Lease) -> String {
     let what = text::wish(lease.requested_vram_bytes, lease.gpus);
-    let mut line = format!("asked: {what}, {}", text::tier(lease.tier));
+    let mut line = format!("requested: {what}, {}", text::tier(lease.tier));
     if lease.priority != 0 {
         // Writing to a string cannot fail.
         let _ = write!(line, ", priority {}", lease.priority);
@@ -121,67 +135,88 @@ fn start(waiting: &Waiting) -> String {
     if parts.is_empty() { "not known".to_owned() } else { parts.join("; ") }
 }
 
-fn ahead(ahead: &[Ahead]) -> String {
-    let mut table = Table::new(&["LEASE", "USER", ">VRAM", ">GPUS", "TIER", ">WAITED", "WHY"]);
+/// The requests that are served first. If all have the same reason, it stands above the table.
+fn ahead(ahead: &[Ahead], format: Format) -> String {
+    let reasons = once(ahead.iter().map(|waiter| ("", plain(&waiter.why))));
+    let shared = <&[_; 1]>::try_from(reasons.as_slice()).ok().map(|[(_, why)]| why);
+    let headers = ["LEASE", "~USER", ">VRAM", ">GPUS", "TIER", ">WAITED", "~WHY"];
+    let headers = if shared.is_some() { &headers[..6] } else { &headers[..] };
+    let mut table = Table::new(headers).drops(&["GPUS", "WAITED", "TIER"]);
     for waiter in ahead {
-        table.row([
+        let cells = [
             text::or_none(waiter.id.as_deref()),
             waiter.user.clone(),
             text::vram(waiter.vram_bytes),
             waiter.gpus.to_string(),
             text::tier(waiter.tier).into(),
             span::show(waiter.waited_s),
-            waiter.why.clone(),
-        ]);
+        ];
+        table.row(cells.into_iter().chain(shared.is_none().then(|| waiter.why.clone())));
     }
-    format!("served before it:\n{}", table.show("  "))
+    let why = shared.map_or_else(String::new, |why| format!(" ({why})"));
+    prose(&format!("served before it{why}:"), format) + &table.show("  ", format)
 }
 
-fn gpu(gpu: &GpuExplanation) -> String {
-    let would_do = || format!("GPU {} would do; other requests are served first", gpu.index);
-    let obstacle = gpu.obstacle.clone().unwrap_or_else(would_do);
-    let mut text = format!("{obstacle}\n  {} free to lease", size::show(gpu.promisable_bytes));
+/// Why a GPU cannot take the lease now. A reason that the first line gave already is not repeated.
+fn gpu(gpu: &GpuExplanation, said: &str, format: Format) -> String {
+    let mut text = match &gpu.obstacle {
+        Some(obstacle) if said.contains(obstacle.as_str()) => format!("GPU {}", gpu.index),
+        Some(obstacle) => obstacle.clone(),
+        None => format!("GPU {} has room, but other requests are served first", gpu.index),
+    };
+    // Writing to a string cannot fail.
+    _ = write!(text, "\n  {} free to lease", size::show(gpu.promisable_bytes));
     match gpu.unowned_bytes {
-        Some(0) => text.push('\n'),
-        // Writing to a string cannot fail.
-        Some(loose) => _ = writeln!(text, ", {} used outside leases", size::show(loose)),
-        None => text.push_str("; what is used outside leases is unknown\n"),
+        Some(0) => {}
+        Some(loose) => _ = write!(text, ", {} used outside leases", size::show(loose)),
+        None => text.push_str("; what is used outside leases is unknown"),
     }
     if let Some(price) = gpu.cost_s {
-        _ = writeln!(text, "  making room here costs {}", short(price));
+        _ = write!(text, "\n  making room here costs {}", short(price));
     }
+    let mut text = prose(&text, format);
     if !gpu.blockers.is_empty() {
-        text.push_str(&blockers(&gpu.blockers));
+        text.push_str(&blockers(&gpu.blockers, format));
     }
     text
 }
 
-fn blockers(blockers: &[Blocker]) -> String {
-    let mut table = Table::new(&["LEASE", "USER", ">HOLDS", ">ENDS WITHIN", "COULD LEAVE"]);
+/// The leases in the way: how each could be preempted and at what cost, and below the table why some cannot be.
+fn blockers(blockers: &[Blocker], format: Format) -> String {
+    let headers = ["LEASE", "~USER", ">HOLDS", ">ENDS WITHIN", "PREEMPT BY", ">OUT", ">LOST", ">BACK", ">COST"];
+    let mut table = Table::new(&headers).drops(&["OUT", "LOST", "BACK"]);
     for blocker in blockers {
+        let [method, out, lost, back, cost] = preemption(blocker);
         table.row([
             text::or_none(blocker.id.as_deref()),
             blocker.user.clone(),
             size::show(blocker.counted_bytes),
             span::show(blocker.ends_by_s),
-            could_leave(blocker),
+            method,
+            out,
+            lost,
+            back,
+            cost,
         ]);
     }
-    table.show("  ")
+    let stays = blockers.iter().filter_map(|blocker| Some((blocker, plain(blocker.not_preempted.as_ref()?))));
+    let of_user = |blocker: &Blocker| blocker.id.clone().unwrap_or_else(|| format!("{}'s lease", blocker.user));
+    let stays: Vec<(String, String)> = stays.map(|(blocker, why)| (of_user(blocker), why)).collect();
+    let stays = once(stays.iter().map(|(id, why)| (id.as_str(), why.clone())));
+    let lines = stays
+        .into_iter()
+        .map(|(ids, why)| wrapped(&format!("  {} cannot be preempted: {why}", text::names(&ids)), 4, format) + "\n");
+    table.show("  ", format) + &lines.collect::<String>()
 }
 
-/// How a blocking lease could be preempted and at what cost, or why it cannot be.
-fn could_leave(blocker: &Blocker) -> String {
-    match (&blocker.preemption, &blocker.not_preempted) {
-        (Some(cost), _) => {
-            let PreemptionCost { park_s, lost_work_s, resume_s, cost_s, .. } = cost;
-            let parts = format!("{} park + {} lost + {} resume", short(*park_s), short(*lost_work_s), short(*resume_s));
-            let chosen = if cost.is_chosen { ", chosen" } else { "" };
-            format!("{}: {parts} = {}{chosen}", cost.method, short(*cost_s))
-        }
-        (None, Some(why)) => format!("no: {why}"),
-        (None, None) => "-".to_owned(),
-    }
+/// The preemption method, the three parts of its cost, and the cost.
+fn preemption(blocker: &Blocker) -> [String; 5] {
+    let Some(cost) = &blocker.preemption else {
+        return [(); 5].map(|()| text::NONE.to_owned());
+    };
+    let PreemptionCost { method, park_s, lost_work_s, resume_s, cost_s, is_chosen } = cost;
+    let method = if *is_chosen { format!("{method} (next)") } else { method.clone() };
+    [method, short(*park_s), short(*lost_work_s), short(*resume_s), short(*cost_s)]
 }
 
 /// A time, with tenths of a second below 10 s.
@@ -218,7 +253,7 @@ mod tests {
                 counted_bytes: 10 << 30,
                 ends_by_s: 1500.0,
                 preemption: Some(PreemptionCost {
-                    method: "shim".into(),
+                    method: "park".into(),
                     park_s: 0.7,
                     lost_work_s: 1.3,
                     resume_s: 0.6,
@@ -242,7 +277,7 @@ mod tests {
             summary: "GPU 0 is not empty".into(),
             ahead: vec![ahead],
             gpus: vec![first, second],
-            preemption: Some("L7 (park) should leave, which costs 2 s in all".into()),
+            preemption: Some("L7 (park) can be preempted, which costs 2 s in all".into()),
         }
     }
 
@@ -250,26 +285,27 @@ mod tests {
     fn a_wait_is_explained_gpu_by_gpu() {
         expect![[r#"
             L8 waits, place 2, expected in about 40 s (worst case 2 h 0 min): GPU 0 is not empty
-            asked: a whole GPU, interactive
+            requested: a whole GPU, interactive
 
-            room: L7 (park) should leave, which costs 2 s in all
+            room: L7 (park) can be preempted, which costs 2 s in all
             offered now: 6 GiB, if it is over within 15 min   sublet accept L8
             start: expected in about 40 s (90 %: within 2 min); worst case 2 h 0 min (more urgent requests made in the next 10 min may go first)
 
-            served before it:
-              LEASE  USER    VRAM  GPUS  TIER   WAITED  WHY
-              -      ana   16 GiB     2  batch   5 min  came earlier
+
+            served before it (came earlier):
+              LEASE  USER    VRAM  GPUS  TIER   WAITED
+              -      ana   16 GiB     2  batch   5 min
 
             the request is for all of GPU 0; ana holds 10 GiB (L7)
               26 GiB free to lease, 3 GiB used outside leases
               making room here costs 2.6 s
-              LEASE  USER   HOLDS  ENDS WITHIN  COULD LEAVE
-              L7     ana   10 GiB       25 min  shim: 0.7 s park + 1.3 s lost + 0.6 s resume = 2.6 s, chosen
+              LEASE  USER   HOLDS  ENDS WITHIN  PREEMPT BY     OUT   LOST   BACK   COST
+              L7     ana   10 GiB       25 min  park (next)  0.7 s  1.3 s  0.6 s  2.6 s
 
-            GPU 1 would do; other requests are served first
+            GPU 1 has room, but other requests are served first
               26 GiB free to lease; what is used outside leases is unknown
         "#]]
-        .assert_eq(&render(&sample()));
+        .assert_eq(&render(&sample(), Format::default()));
     }
 
     #[test]
@@ -282,11 +318,11 @@ mod tests {
             preemption: None,
         };
         expect![[r#"
-            L7: it is active
-            has: 10 GiB on GPU 0, 4 min left
-            asked: 10 GiB, batch
+            L7 (train) is active
+            leased: 10 GiB on GPU 0, 4 min left
+            requested: 10 GiB, batch
         "#]]
-        .assert_eq(&render(&explanation));
+        .assert_eq(&render(&explanation, Format::default()));
     }
 
     #[test]
@@ -297,7 +333,7 @@ mod tests {
             fixed_term: true,
             ..sample::two_gpu_lease()
         };
-        expect!["asked: 10 GiB on each of 2 GPUs, batch, priority -3, no other lease on its GPUs, for 5 min"]
+        expect!["requested: 10 GiB on each of 2 GPUs, batch, priority -3, no other lease on its GPUs, for 5 min"]
             .assert_eq(&asked(&lease));
     }
 }

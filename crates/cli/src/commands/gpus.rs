@@ -2,12 +2,13 @@
 
 use crate::args::Globals;
 use crate::client::Client;
+use crate::completion;
 use crate::failure::Failure;
 use crate::output;
-use crate::table::Table;
+use crate::table::{Format, Table, Tone, once, plain, wrapped};
 use crate::text;
 use clap::{Args, Subcommand};
-use sublet_wire::{Gpu, GpuState, Gpus, exit, size};
+use sublet_wire::{Gpu, GpuState, Gpus, Lease, Occupant, exit, size};
 
 /// Show the GPUs, let one run empty, or put it back into service
 #[derive(Args, Clone, Debug)]
@@ -22,11 +23,13 @@ pub enum Verb {
     /// Grant nothing new on a GPU; what is on it goes on (operators only)
     Drain {
         /// Index or UUID
+        #[arg(add = completion::gpu())]
         gpu: String,
     },
     /// Put a GPU back into service (operators only)
     Clear {
         /// Index or UUID
+        #[arg(add = completion::gpu())]
         gpu: String,
     },
 }
@@ -36,7 +39,7 @@ pub fn run(globals: &Globals, args: &GpusArgs) -> Result<u8, Failure> {
     let client = Client::open(globals)?;
     let gpus: Gpus = client.get("/v1/gpus")?;
     let (name, verb) = match &args.verb {
-        None => return show(globals, &gpus),
+        None => return show(globals, &client, &gpus),
         Some(Verb::Drain { gpu }) => (gpu, "drain"),
         Some(Verb::Clear { gpu }) => (gpu, "clear"),
     };
@@ -51,11 +54,12 @@ pub fn run(globals: &Globals, args: &GpusArgs) -> Result<u8, Failure> {
     Ok(exit::OK)
 }
 
-fn show(globals: &Globals, gpus: &Gpus) -> Result<u8, Failure> {
+fn show(globals: &Globals, client: &Client, gpus: &Gpus) -> Result<u8, Failure> {
     if globals.json {
         output::json(gpus)?;
     } else {
-        output::print(&render(gpus, text::now_unix_s()))?;
+        let own = client.leases(false)?;
+        output::print(&render(gpus, &own.leases, text::now_unix_s(), Format::of_stdout()))?;
     }
     Ok(exit::OK)
 }
@@ -73,13 +77,13 @@ pub fn find<'a>(gpus: &'a Gpus, name: &str) -> Result<&'a Gpu, Failure> {
     })
 }
 
-/// One line for each GPU.
-pub fn overview(gpus: &Gpus) -> String {
+/// One line for each GPU, and below them why some cannot be leased.
+pub fn overview(gpus: &Gpus, format: Format) -> String {
     let trouble = gpus.trouble.as_ref().map(|trouble| format!("the driver does not list its GPUs: {trouble}\n"));
     if gpus.gpus.is_empty() {
         return trouble.unwrap_or_else(|| "no GPUs\n".into());
     }
-    let mut table = Table::new(&["GPU", "MODEL", ">USED", ">TOTAL", ">FREE TO LEASE", "STATE"]);
+    let mut table = Table::new(&["GPU", "~MODEL", ">USED", ">TOTAL", ">FREE TO LEASE", "STATE"]);
     for gpu in &gpus.gpus {
         table.row([
             gpu.index.to_string(),
@@ -87,62 +91,102 @@ pub fn overview(gpus: &Gpus) -> String {
             text::bytes(gpu.used_bytes),
             size::show(gpu.total_bytes),
             size::show(gpu.promisable_bytes),
-            state(gpu),
+            state(gpu).into(),
         ]);
+        table.mark("STATE", tone(gpu));
     }
-    table.show("") + &trouble.unwrap_or_default()
+    table.show("", format) + &reasons(&gpus.gpus, format) + &trouble.unwrap_or_default()
 }
 
-/// The state of a GPU: `in service` if it is also readable, and otherwise with the reason.
-fn state(gpu: &Gpu) -> String {
-    let state = text::gpu_state(gpu.state);
-    match (&gpu.unreadable, &gpu.state_why) {
-        (Some(unreadable), _) if gpu.state == GpuState::InService => format!("unreadable: {}", unreadable.sentence),
-        (_, Some(why)) => format!("{state}: {why}"),
-        (_, None) => state.into(),
+/// Why GPUs cannot be leased, each reason once.
+fn reasons(gpus: &[Gpu], format: Format) -> String {
+    let indices: Vec<String> = gpus.iter().map(|gpu| gpu.index.to_string()).collect();
+    let known = gpus.iter().zip(&indices).filter_map(|(gpu, index)| {
+        let why = match &gpu.unreadable {
+            Some(unreadable) if gpu.state == GpuState::InService => &unreadable.sentence,
+            _ => gpu.state_why.as_ref()?,
+        };
+        Some((index.as_str(), format!("{}: {}", state(gpu), plain(why))))
+    });
+    let lines = once(known).into_iter().map(|(gpus, why)| {
+        let (noun, are) = if gpus.len() == 1 { ("GPU", "is") } else { ("GPUs", "are") };
+        wrapped(&format!("{noun} {} {are} {why}", text::names(&gpus)), 2, format) + "\n"
+    });
+    lines.collect()
+}
+
+/// The state of a GPU: `in service` only if it is also readable.
+fn state(gpu: &Gpu) -> &'static str {
+    match gpu.unreadable {
+        Some(_) if gpu.state == GpuState::InService => "unreadable",
+        _ => text::gpu_state(gpu.state),
     }
 }
 
-/// The leases and processes on the GPUs; `None` if there are none.
-pub fn occupants(gpus: &Gpus, now_unix_s: f64) -> Option<String> {
-    let mut table = Table::new(&["GPU", "USER", "LEASE", "TIER", "STATE", ">LEASED", ">SEEN", ">FOR"]);
+fn tone(gpu: &Gpu) -> Tone {
+    match gpu.state {
+        GpuState::InService if gpu.unreadable.is_none() => Tone::Plain,
+        GpuState::Aside | GpuState::Draining => Tone::Notable,
+        GpuState::InService | GpuState::OutOfService | GpuState::Unusable | GpuState::Missing => Tone::Wrong,
+    }
+}
+
+/// The leases and processes on the GPUs; `None` if there are none. `own` are the caller's leases, for their names.
+pub fn occupants(gpus: &Gpus, own: &[Lease], now_unix_s: f64, format: Format) -> Option<String> {
+    let headers = ["GPU", "LEASE", "~NAME", "~USER", "TIER", "STATE", ">LEASED", ">USED", ">FOR"];
+    let mut table = Table::new(&headers).drops(&["TIER", "FOR", "NAME"]);
     for gpu in &gpus.gpus {
         for occupant in &gpu.occupants {
             let process = || occupant.pid.map_or_else(|| text::NONE.into(), |pid| format!("pid {pid}"));
+            let lease = own.iter().find(|lease| occupant.lease.as_ref() == Some(&lease.id));
+            let (state, tone) = occupied(occupant);
             table.row([
                 gpu.index.to_string(),
-                text::or_none(occupant.user.as_deref()),
                 occupant.lease.clone().unwrap_or_else(process),
+                text::or_none(lease.and_then(|lease| lease.name.as_deref())),
+                text::or_none(occupant.user.as_deref()),
                 occupant.tier.map_or(text::NONE, text::tier).into(),
-                if occupant.exceeds_lease { format!("{}, over", occupant.state) } else { occupant.state.clone() },
+                state,
                 text::bytes(occupant.reserved_bytes),
                 text::bytes(occupant.seen_bytes),
                 text::since(occupant.since_unix_s, now_unix_s),
             ]);
+            table.mark("STATE", tone);
         }
     }
-    (!table.is_empty()).then(|| table.show(""))
+    (!table.is_empty()).then(|| table.show("", format))
 }
 
-fn render(gpus: &Gpus, now_unix_s: f64) -> String {
-    let mut sections = vec![overview(gpus)];
+/// The state of a lease or process on a GPU. A process without a lease is `unleased`, and one that draws a screen
+/// `display`.
+fn occupied(occupant: &Occupant) -> (String, Tone) {
+    match occupant.state.as_str() {
+        state if occupant.exceeds_lease => (format!("{state}, over"), Tone::Wrong),
+        "unleased" => ("unleased".to_owned(), Tone::Notable),
+        state @ ("active" | "display") => (state.to_owned(), Tone::Plain),
+        state => (state.to_owned(), Tone::Notable),
+    }
+}
+
+fn render(gpus: &Gpus, own: &[Lease], now_unix_s: f64, format: Format) -> String {
+    let mut sections = vec![overview(gpus, format)];
     sections.extend(gpus.gpus.iter().map(details));
-    sections.extend(occupants(gpus, now_unix_s));
+    sections.extend(occupants(gpus, own, now_unix_s, format));
     sections.join("\n")
 }
 
 fn details(gpu: &Gpu) -> String {
     let taken = match (gpu.committed_bytes, gpu.unowned_bytes) {
         (Some(taken), Some(loose)) => {
-            format!("{} taken or promised, {} of it without a lease", size::show(taken), size::show(loose))
+            format!("{} used or leased, {} of it without a lease", size::show(taken), size::show(loose))
         }
-        _ => "what is taken is unknown".into(),
+        _ => "its use is unknown while it does not answer".into(),
     };
     let context = gpu.context_bytes.map_or_else(
-        || "what a CUDA context takes was not measured".into(),
-        |bytes| format!("a CUDA context takes {}", size::show(bytes)),
+        || "the size of a CUDA context was not measured".into(),
+        |bytes| format!("a CUDA context needs {}", size::show(bytes)),
     );
-    let seen = if gpu.coarse { "; bytes per process are not known (coarse)" } else { "" };
+    let seen = if gpu.coarse { "; the driver tells no memory per process (coarse)" } else { "" };
     format!("GPU {}: {}\n  {taken}\n  {context}{seen}\n", gpu.index, gpu.uuid)
 }
 
@@ -157,25 +201,28 @@ mod tests {
         expect![[r#"
             GPU  MODEL                    USED   TOTAL  FREE TO LEASE  STATE
             0    NVIDIA A100-SXM4-40GB  11 GiB  40 GiB         26 GiB  in service
-            1    NVIDIA A100-SXM4-40GB     0 B  40 GiB            0 B  draining: an operator drains it
-            2    NVIDIA A100-SXM4-40GB       -  40 GiB            0 B  unreadable: the GPU did not answer; no new leases there until it does
+            1    NVIDIA A100-SXM4-40GB     0 B  40 GiB            0 B  draining
+            2    NVIDIA A100-SXM4-40GB       -  40 GiB            0 B  unreadable
+            GPU 1 is draining: an operator lets it run empty
+            GPU 2 is unreadable: the GPU did not answer; no new leases there until it does
 
             GPU 0: GPU-0a
-              14 GiB taken or promised, 3 GiB of it without a lease
-              a CUDA context takes 420 MiB
+              14 GiB used or leased, 3 GiB of it without a lease
+              a CUDA context needs 420 MiB
 
             GPU 1: GPU-1b
-              256 MiB taken or promised, 0 B of it without a lease
-              what a CUDA context takes was not measured; bytes per process are not known (coarse)
+              256 MiB used or leased, 0 B of it without a lease
+              the size of a CUDA context was not measured; the driver tells no memory per process (coarse)
 
             GPU 2: GPU-2c
-              what is taken is unknown
-              what a CUDA context takes was not measured; bytes per process are not known (coarse)
+              its use is unknown while it does not answer
+              the size of a CUDA context was not measured; the driver tells no memory per process (coarse)
 
-            GPU  USER  LEASE    TIER   STATE     LEASED     SEEN   FOR
-            0    ana   L7       batch  active    10 GiB  7.8 GiB  60 s
-            0    -     pid 991  -      unleased       -    3 GiB     -
-        "#]].assert_eq(&render(&sample::gpus(), sample::NOW));
+            GPU  LEASE    NAME   USER  TIER   STATE     LEASED     USED   FOR
+            0    L7       train  ana   batch  active    10 GiB  7.8 GiB  60 s
+            0    pid 991  -      -     -      unleased       -    3 GiB     -
+        "#]]
+        .assert_eq(&render(&sample::gpus(), &[sample::lease()], sample::NOW, Format::default()));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use crate::daemon::{self, Held, Verified};
 use crate::failure::Failure;
 use crate::output;
 use crate::place;
-use crate::table::Table;
+use crate::table::{Format, Table};
 use crate::text;
 use clap::{Args, Subcommand};
 use serde::Serialize;
@@ -150,13 +150,13 @@ fn leases(globals: &Globals, leases: &[Held]) -> Result<u8, Failure> {
     } else if leases.is_empty() {
         eprintln!("no leases");
     } else {
-        output::print(&list(leases))?;
+        output::print(&list(leases, Format::of_stdout()))?;
     }
     Ok(exit::OK)
 }
 
-fn list(leases: &[Held]) -> String {
-    let mut table = Table::new(&["LEASE", "TENANT", "NAME", "STATE", "GPUS", ">VRAM", ">FENCE"]);
+fn list(leases: &[Held], format: Format) -> String {
+    let mut table = Table::new(&["LEASE", "~TENANT", "~NAME", "STATE", "GPUS", ">VRAM", ">FENCE"]).drops(&["EPOCH"]);
     for lease in leases {
         let gpus: Vec<String> = lease.gpus.iter().map(u32::to_string).collect();
         table.row([
@@ -169,7 +169,7 @@ fn list(leases: &[Held]) -> String {
             lease.fence.map_or_else(|| text::NONE.into(), |fence| fence.to_string()),
         ]);
     }
-    table.show("")
+    table.show("", format)
 }
 
 #[cfg(test)]
@@ -243,6 +243,6 @@ mod tests {
             LEASE  TENANT    NAME  STATE   GPUS    VRAM  FENCE
             L7     uid:1000  -     active  0,1   10 GiB     12
         "#]]
-        .assert_eq(&list(&[held]));
+        .assert_eq(&list(&[held], Format::default()));
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::args::{Globals, LeaseName};
 use crate::client::Client;
+use crate::completion;
 use crate::failure::Failure;
 use crate::output;
 use clap::Args;
@@ -20,7 +21,7 @@ const LOOK: Duration = Duration::from_millis(50);
 #[derive(Args, Clone, Debug)]
 pub struct ParkArgs {
     /// Its id, such as L7, or its name
-    #[arg(value_name = "LEASE")]
+    #[arg(value_name = "LEASE", add = completion::active_lease())]
     lease: LeaseName,
 }
 
@@ -28,7 +29,7 @@ pub struct ParkArgs {
 #[derive(Args, Clone, Debug)]
 pub struct ResumeArgs {
     /// Its id, such as L7, or its name
-    #[arg(value_name = "LEASE")]
+    #[arg(value_name = "LEASE", add = completion::parked_lease())]
     lease: LeaseName,
     /// Only ask for the GPUs, and do not wait for them
     #[arg(long)]

@@ -12,6 +12,7 @@ mod watch;
 
 use crate::args::{Globals, LeaseName};
 use crate::client::Client;
+use crate::completion;
 use crate::daemon::Who;
 use crate::failure::Failure;
 use crate::output;
@@ -50,7 +51,7 @@ pub struct ProxyArgs {
     #[arg(long, value_name = "PROGRAM", required_unless_present = "lease")]
     of: Option<Of>,
     /// Only this lease counts: its id, or its name
-    #[arg(long, value_name = "LEASE", conflicts_with = "of")]
+    #[arg(long, value_name = "LEASE", conflicts_with = "of", add = completion::any_lease())]
     lease: Option<LeaseName>,
     /// A request that needs the GPU: a method and a path, in which `*` stands for any characters, such as
     /// "POST /v1/*"; may be repeated. No other request brings a parked service back [default: every request

@@ -5,10 +5,10 @@ use crate::client::Client;
 use crate::failure::Failure;
 use crate::hold::wait;
 use crate::output;
-use crate::table::Table;
+use crate::table::{Format, Table, once, plain, wrapped};
 use crate::text;
 use clap::Args;
-use sublet_wire::{Lease, LeaseState, Leases, Waiting, exit, span};
+use sublet_wire::{Lease, LeaseState, Leases, exit};
 
 /// List your leases
 #[derive(Args, Clone, Debug)]
@@ -27,21 +27,11 @@ pub fn run(globals: &Globals, args: &PsArgs) -> Result<u8, Failure> {
     } else if leases.leases.is_empty() {
         eprintln!("no leases");
     } else {
-        output::print(&render(&leases, args.all))?;
+        output::print(&render(&leases, args.all, Format::of_stdout()))?;
     }
     if !globals.json {
         leases.leases.iter().for_each(wait::say_over);
-        for (lease, why) in leases.leases.iter().filter_map(|lease| Some((lease, lease.not_parkable.as_ref()?))) {
-            eprintln!("{} cannot be parked now: {why}", lease.id);
-        }
-        for (lease, others) in leases.leases.iter().filter_map(|lease| Some((lease, lease.foreign_processes.as_ref()?)))
-        {
-            eprintln!("{}: {others}", lease.id);
-        }
-        for (lease, why) in leases.leases.iter().filter_map(|lease| Some((lease, lease.resume_blocked.as_ref()?))) {
-            eprintln!("{} is not brought back yet: {why}", lease.id);
-        }
-        tell_waits(&leases.leases);
+        say(&notes(&leases.leases, Format::of_stderr()));
     }
     if leases.more {
         eprintln!("these are the first {}: there are more than are listed here", leases.leases.len());
@@ -49,26 +39,46 @@ pub fn run(globals: &Globals, args: &PsArgs) -> Result<u8, Failure> {
     Ok(exit::OK)
 }
 
-/// Prints why the first few of these wait.
-fn tell_waits(leases: &[Lease]) {
-    let waiting = || leases.iter().filter_map(|lease| Some((lease, lease.waiting.as_ref()?)));
-    for (lease, waiting) in waiting().take(WAITS_MAX) {
-        eprintln!("{} waits: {}", lease.id, waiting.why);
-    }
-    let more = waiting().count().saturating_sub(WAITS_MAX);
-    if more > 0 {
-        eprintln!("{more} more wait: `sublet queue`");
-    }
+/// What the table has no room for, each sentence once.
+fn notes(leases: &[Lease], format: Format) -> Vec<String> {
+    let about = |sentence: fn(&Lease) -> Option<String>| {
+        let found = leases.iter().filter_map(|lease| Some((lease.id.as_str(), plain(&sentence(lease)?))));
+        once(found).into_iter().map(|(ids, why)| (text::names(&ids), why))
+    };
+    let stays = about(|lease| lease.not_parkable.clone());
+    let others = about(|lease| lease.foreign_processes.clone());
+    let held_back = about(|lease| lease.resume_blocked.clone());
+    let waits = once(leases.iter().filter_map(|lease| {
+        let why = plain(text::obstacle(&lease.waiting.as_ref()?.why));
+        (!why.is_empty()).then_some((lease.id.as_str(), why))
+    }));
+    let more = waits.len().saturating_sub(WAITS_MAX);
+    let waits = waits.into_iter().take(WAITS_MAX).map(|(ids, why)| {
+        let wait = if ids.len() == 1 { "waits" } else { "wait" };
+        format!("{} {wait}: {why}", text::names(&ids))
+    });
+    stays
+        .map(|(ids, why)| format!("{ids} cannot be parked now: {why}"))
+        .chain(others.map(|(ids, others)| format!("{ids}: {others}")))
+        .chain(held_back.map(|(ids, why)| format!("{ids} cannot be resumed yet: {why}")))
+        .chain(waits)
+        .chain((more > 0).then(|| "`sublet queue` shows why the others wait".to_owned()))
+        .map(|note| wrapped(&note, 2, format))
+        .collect()
 }
 
-/// The most waiting leases for which `ps` prints the reason.
+fn say(notes: &[String]) {
+    notes.iter().for_each(|note| eprintln!("{note}"));
+}
+
+/// The most reasons of waits that `ps` prints.
 const WAITS_MAX: usize = 3;
 
-fn render(leases: &Leases, with_user: bool) -> String {
-    let user: &[&'static str] = if with_user { &["USER"] } else { &[] };
-    let rest = ["NAME", "STATE", "GPUS", ">VRAM", ">SEEN", "TIER", ">LEFT", "PIDS"];
+fn render(leases: &Leases, with_user: bool, format: Format) -> String {
+    let user: &[&'static str] = if with_user { &["~USER"] } else { &[] };
+    let rest = ["~NAME", "STATE", "GPUS", ">VRAM", ">USED", "TIER", ">LEFT", ">EXPECTED IN", "PIDS"];
     let headers: Vec<&'static str> = ["LEASE"].iter().chain(user).chain(&rest).copied().collect();
-    let mut table = Table::new(&headers);
+    let mut table = Table::new(&headers).drops(&["PIDS", "TIER", "LEFT", "USED", "EXPECTED IN"]);
     for lease in &leases.leases {
         let mut row = vec![lease.id.clone()];
         if with_user {
@@ -76,11 +86,12 @@ fn render(leases: &Leases, with_user: bool) -> String {
         }
         row.extend(cells(lease));
         table.row(row);
+        table.mark("STATE", text::lease_tone(lease));
     }
-    table.show("")
+    table.show("", format)
 }
 
-fn cells(lease: &Lease) -> [String; 8] {
+fn cells(lease: &Lease) -> [String; 9] {
     let vram =
         lease.vram_bytes.map_or_else(|| text::vram(lease.requested_vram_bytes), |bytes| text::bytes(Some(bytes)));
     [
@@ -91,18 +102,15 @@ fn cells(lease: &Lease) -> [String; 8] {
         text::bytes(lease.seen_bytes),
         text::tier(lease.tier).into(),
         text::seconds(lease.remaining_s),
+        text::seconds(lease.waiting.as_ref().and_then(|waiting| waiting.expected_s)),
         pids(&lease.pids),
     ]
 }
 
 fn state(lease: &Lease) -> String {
     let state = text::lease_state(lease.state);
-    let soon = |waiting: &Waiting| {
-        waiting.expected_s.map_or_else(String::new, |s| format!(", expected in about {}", span::show(s)))
-    };
     match (&lease.waiting, lease.state) {
-        (Some(waiting), LeaseState::Parked) => format!("{state}, wants back, place {}{}", waiting.place, soon(waiting)),
-        (Some(waiting), _) => format!("{state}, place {}{}", waiting.place, soon(waiting)),
+        (Some(waiting), _) => format!("{state}, place {}", waiting.place),
         (None, LeaseState::Active) if lease.overuse.is_some() => format!("{state}, over"),
         (None, LeaseState::Active) if lease.idle => format!("{state}, idle"),
         _ => state.into(),
@@ -140,14 +148,14 @@ mod tests {
         let back = Lease { id: "L9".into(), waiting: sample::waiting().waiting, ..parked.clone() };
         let leases = Leases { leases: vec![sample::lease(), idle, sample::waiting(), parked, back], more: false };
         expect![[r#"
-            LEASE  NAME   STATE                                                GPUS    VRAM     SEEN  TIER          LEFT  PIDS
-            L7     train  active                                               0     10 GiB  7.8 GiB  batch        4 min  4312,4313
-            L5     -      active, idle                                         0     10 GiB  7.8 GiB  batch        4 min  1,2,3 +5
-            L8     -      waiting, place 2, expected in about 40 s             -      whole        -  interactive      -  -
-            L6     train  parked                                               0     10 GiB  7.8 GiB  batch            -  4312,4313
-            L9     train  parked, wants back, place 2, expected in about 40 s  0     10 GiB  7.8 GiB  batch            -  4312,4313
+            LEASE  NAME   STATE             GPUS    VRAM     USED  TIER          LEFT  EXPECTED IN  PIDS
+            L7     train  active            0     10 GiB  7.8 GiB  batch        4 min            -  4312,4313
+            L5     -      active, idle      0     10 GiB  7.8 GiB  batch        4 min            -  1,2,3 +5
+            L8     -      waiting, place 2  -      whole        -  interactive      -         40 s  -
+            L6     train  parked            0     10 GiB  7.8 GiB  batch            -            -  4312,4313
+            L9     train  parked, place 2   0     10 GiB  7.8 GiB  batch            -         40 s  4312,4313
         "#]]
-        .assert_eq(&render(&leases, false));
+        .assert_eq(&render(&leases, false, Format::default()));
     }
 
     #[test]
@@ -155,10 +163,10 @@ mod tests {
         let gang = Lease { gpus: 2, ..sample::waiting() };
         let leases = Leases { leases: vec![sample::two_gpu_lease(), gang], more: false };
         expect![[r#"
-            LEASE  USER  NAME   STATE                                     GPUS     VRAM     SEEN  TIER          LEFT  PIDS
-            L7     ana   train  active                                    2,3    10 GiB  7.8 GiB  batch        4 min  4312,4313
-            L8     ben   -      waiting, place 2, expected in about 40 s  any 2   whole        -  interactive      -  -
+            LEASE  USER  NAME   STATE             GPUS     VRAM     USED  TIER          LEFT  EXPECTED IN  PIDS
+            L7     ana   train  active            2,3    10 GiB  7.8 GiB  batch        4 min            -  4312,4313
+            L8     ben   -      waiting, place 2  any 2   whole        -  interactive      -         40 s  -
         "#]]
-        .assert_eq(&render(&leases, true));
+        .assert_eq(&render(&leases, true, Format::default()));
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::args::{Globals, LeaseName};
 use crate::client::{CallError, Client, RESTART};
+use crate::completion;
 use crate::failure::Failure;
 use crate::hold::environment::{self, ShellArg};
 use crate::hold::outer::{self, EnvLease};
@@ -18,7 +19,7 @@ use sublet_wire::{Code, Lease, exit};
 #[command(after_long_help = AFTER_HELP)]
 pub struct ReleaseArgs {
     /// Their ids, such as L7, or their names [default: the lease that this shell has]
-    #[arg(value_name = "LEASE")]
+    #[arg(value_name = "LEASE", add = completion::any_lease())]
     leases: Vec<LeaseName>,
     /// For which shell the lines are that clear the variables of the lease
     #[arg(long, value_enum, value_name = "SHELL", default_value_t = ShellArg::Sh)]

@@ -2,6 +2,7 @@
 
 use crate::args::{Globals, LeaseName};
 use crate::client::{Client, RESTART};
+use crate::completion;
 use crate::failure::Failure;
 use crate::output;
 use clap::Args;
@@ -12,6 +13,7 @@ use sublet_wire::{Lease, RenewRequest, exit, span};
 #[command(after_long_help = AFTER_HELP)]
 pub struct RenewArgs {
     /// Its id, such as L7, or its name
+    #[arg(add = completion::any_lease())]
     lease: LeaseName,
     /// The fence it was granted with, to be sure that it is still that grant [default: SUBLET_FENCE if it is
     /// SUBLET_LEASE, else the one it has now]

@@ -2,6 +2,7 @@
 
 use crate::args::Globals;
 use crate::client::Client;
+use crate::completion;
 use crate::failure::{Failure, tell_hint};
 use crate::hold::ask::{AskArgs, typed_size};
 use crate::hold::child::{self, Started};
@@ -36,7 +37,7 @@ pub struct RunArgs {
     #[command(flatten)]
     ask: AskArgs,
     /// The command and its arguments
-    #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
+    #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND", add = completion::command())]
     command: Vec<OsString>,
 }
 
@@ -109,7 +110,7 @@ pub fn run(globals: &Globals, args: &RunArgs) -> Result<u8, Failure> {
             return Ok(code);
         }
         restarts += 1;
-        say!("{} was ended for others: asking again, and starting the command anew ({restarts})", lease.id);
+        say!("{} was preempted: requesting a new lease and starting the command again (restart {restarts})", lease.id);
     }
 }
 

@@ -5,7 +5,7 @@ use crate::args::Globals;
 use crate::client::Client;
 use crate::failure::{Failure, tell_hint};
 use crate::output;
-use crate::table::plain;
+use crate::table::{Format, plain, wrapped};
 use crate::text;
 use serde::Serialize;
 use sublet_softgpu::NOTICE;
@@ -31,25 +31,30 @@ pub fn run(globals: &Globals) -> Result<u8, Failure> {
         output::json(&Status { kind: &gpus.kind, gpus: &gpus.gpus, queue: &queue.leases })?;
         return Ok(exit::OK);
     }
-    output::print(&render(&gpus, &queue, text::now_unix_s()))?;
+    let own = client.leases(false)?;
+    output::print(&render(&gpus, &queue, &own.leases, text::now_unix_s(), Format::of_stdout()))?;
     if let Some(trouble) = &gpus.config_trouble {
         eprintln!(
             "the last reload of the configuration was refused, and the one before it is in use: {}",
             plain(trouble)
         );
     }
-    strangers.processes.iter().filter_map(warning).for_each(|warning| eprintln!("{warning}"));
+    strangers
+        .processes
+        .iter()
+        .filter_map(warning)
+        .for_each(|warning| eprintln!("{}", wrapped(&warning, 2, Format::of_stderr())));
     tell_hint(&hint(&gpus, &queue));
     Ok(exit::OK)
 }
 
-fn render(gpus: &Gpus, queue: &Leases, now_unix_s: f64) -> String {
-    let mut sections = vec![overview(gpus)];
-    sections.extend(occupants(gpus, now_unix_s));
-    sections.push(waiting(queue));
+fn render(gpus: &Gpus, queue: &Leases, own: &[Lease], now_unix_s: f64, format: Format) -> String {
+    let mut sections = vec![overview(gpus, format)];
+    sections.extend(occupants(gpus, own, now_unix_s, format));
+    sections.push(wrapped(&waiting(queue), 2, format) + "\n");
     match gpus.kind.as_str() {
         "real" => {}
-        "soft" => sections.push(format!("{NOTICE}\n")),
+        "soft" => sections.push(wrapped(NOTICE, 2, format) + "\n"),
         kind => sections.push(format!("these GPUs are {kind}: nothing is computed on them\n")),
     }
     sections.join("\n")
@@ -83,13 +88,14 @@ fn warning(stranger: &UnleasedProcess) -> Option<String> {
 }
 
 fn waiting(queue: &Leases) -> String {
-    let Some(first) = queue.leases.first() else { return "no request waits\n".into() };
+    let Some(first) = queue.leases.first() else { return "no request waits".into() };
     let more = if queue.more { " or more" } else { "" };
     let n = queue.leases.len();
-    let wait = if n == 1 { "waits" } else { "wait" };
+    let (request, wait) = if n == 1 && !queue.more { ("request", "waits") } else { ("requests", "wait") };
     let asks = text::wish(first.requested_vram_bytes, first.gpus);
     let start = first.waiting.as_ref().map_or_else(String::new, |waiting| format!(", {}", text::start(waiting)));
-    format!("{n}{more} {wait}; next: {} ({asks}, {}){start}\n", first.user, text::tier(first.tier))
+    let (tier, user) = (text::tier(first.tier), plain(&first.user));
+    format!("{n}{more} {request} {wait}; next: {asks} ({tier}) for {user}{start}")
 }
 
 fn hint(gpus: &Gpus, queue: &Leases) -> String {
@@ -115,15 +121,18 @@ mod tests {
         expect![[r#"
             GPU  MODEL                    USED   TOTAL  FREE TO LEASE  STATE
             0    NVIDIA A100-SXM4-40GB  11 GiB  40 GiB         26 GiB  in service
-            1    NVIDIA A100-SXM4-40GB     0 B  40 GiB            0 B  draining: an operator drains it
-            2    NVIDIA A100-SXM4-40GB       -  40 GiB            0 B  unreadable: the GPU did not answer; no new leases there until it does
+            1    NVIDIA A100-SXM4-40GB     0 B  40 GiB            0 B  draining
+            2    NVIDIA A100-SXM4-40GB       -  40 GiB            0 B  unreadable
+            GPU 1 is draining: an operator lets it run empty
+            GPU 2 is unreadable: the GPU did not answer; no new leases there until it does
 
-            GPU  USER  LEASE    TIER   STATE     LEASED     SEEN   FOR
-            0    ana   L7       batch  active    10 GiB  7.8 GiB  60 s
-            0    -     pid 991  -      unleased       -    3 GiB     -
+            GPU  LEASE    NAME   USER  TIER   STATE     LEASED     USED   FOR
+            0    L7       train  ana   batch  active    10 GiB  7.8 GiB  60 s
+            0    pid 991  -      -     -      unleased       -    3 GiB     -
 
-            2 wait; next: ana (16 GiB on each of 2 GPUs, batch), when it starts is not known
-        "#]].assert_eq(&render(&sample::gpus(), &sample::queue(), sample::NOW));
+            2 requests wait; next: 16 GiB on each of 2 GPUs (batch) for ana, when it starts is not known
+        "#]]
+        .assert_eq(&render(&sample::gpus(), &sample::queue(), &[sample::lease()], sample::NOW, Format::default()));
         expect!["`sublet queue` shows what waits, and why"].assert_eq(&hint(&sample::gpus(), &sample::queue()));
     }
 
@@ -142,7 +151,7 @@ mod tests {
 
             these GPUs are scripted: nothing is computed on them
         "#]]
-        .assert_eq(&render(&gpus, &queue, sample::NOW));
+        .assert_eq(&render(&gpus, &queue, &[], sample::NOW, Format::default()));
         expect!["`sublet run --vram 8G -- COMMAND` runs a command on a GPU"].assert_eq(&hint(&gpus, &queue));
         gpus.kind = "soft".into();
         gpus.gpus.clear();
@@ -153,7 +162,7 @@ mod tests {
 
             these are soft GPUs: programs of CUDA's driver API run on them, PyTorch and the like do not
         "#]]
-        .assert_eq(&render(&gpus, &queue, sample::NOW));
+        .assert_eq(&render(&gpus, &queue, &[], sample::NOW, Format::default()));
         expect!["no lease can be granted now; `sublet doctor` says why"].assert_eq(&hint(&gpus, &queue));
     }
 }

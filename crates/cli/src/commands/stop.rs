@@ -13,6 +13,7 @@
 
 use crate::args::{Globals, LeaseName};
 use crate::client::{CallError, Client, RESTART, peer};
+use crate::completion;
 use crate::failure::Failure;
 use crate::hold::ask::parse_span;
 use crate::hold::outer;
@@ -40,10 +41,10 @@ const KILLED_WITHIN: Duration = Duration::from_secs(10);
 #[command(after_long_help = AFTER_HELP)]
 pub struct StopArgs {
     /// Their ids, such as L7, or their names
-    #[arg(value_name = "LEASE", required_unless_present_any = ["name", "mine"])]
+    #[arg(value_name = "LEASE", required_unless_present_any = ["name", "mine"], add = completion::any_lease())]
     leases: Vec<LeaseName>,
     /// All of your leases that have this name
-    #[arg(long, value_name = "TEXT", conflicts_with = "leases")]
+    #[arg(long, value_name = "TEXT", conflicts_with = "leases", add = completion::lease_name())]
     name: Option<String>,
     /// All of your leases
     #[arg(long, conflicts_with_all = ["leases", "name"])]

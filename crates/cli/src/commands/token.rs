@@ -7,7 +7,7 @@ use crate::client::Client;
 use crate::failure::{Failure, tell_hint};
 use crate::hold::ask::{parse_size, parse_span};
 use crate::output;
-use crate::table::Table;
+use crate::table::{Format, Table, Tone};
 use crate::text;
 use clap::{Args, Subcommand};
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -36,7 +36,7 @@ pub struct CreateArgs {
     /// The tenant: uid:1000 for a local user, or a name such as user:ana (operators) [default: you]
     #[arg(long = "for", value_name = "TENANT")]
     tenant: Option<String>,
-    /// What to call it in lists
+    /// The name of the token in lists
     #[arg(long, value_name = "TEXT")]
     name: Option<String>,
     /// It may read and change nothing
@@ -120,7 +120,7 @@ fn list(globals: &Globals) -> Result<u8, Failure> {
     } else if tokens.tokens.is_empty() {
         eprintln!("no tokens");
     } else {
-        output::print(&render(&tokens, text::now_unix_s()))?;
+        output::print(&render(&tokens, text::now_unix_s(), Format::of_stdout()))?;
     }
     Ok(exit::OK)
 }
@@ -143,8 +143,8 @@ fn revoke(globals: &Globals, args: &RevokeArgs) -> Result<u8, Failure> {
     Ok(code)
 }
 
-fn render(tokens: &Tokens, now_unix_s: f64) -> String {
-    let mut table = Table::new(&["TOKEN", "NAME", "USER", "MAY", "EXPIRES", "LAST USED"]);
+fn render(tokens: &Tokens, now_unix_s: f64, format: Format) -> String {
+    let mut table = Table::new(&["TOKEN", "~NAME", "~USER", "MAY", "EXPIRES", "LAST USED"]).drops(&["LAST USED"]);
     for token in &tokens.tokens {
         table.row([
             token.id.clone(),
@@ -156,8 +156,11 @@ fn render(tokens: &Tokens, now_unix_s: f64) -> String {
                 .last_used_unix_s
                 .map_or_else(|| text::NONE.into(), |at| format!("{} ago", span::show(now_unix_s - at))),
         ]);
+        if token.expired {
+            table.mark("EXPIRES", Tone::Notable);
+        }
     }
-    table.show("")
+    table.show("", format)
 }
 
 fn scope(token: &Token) -> String {
@@ -228,7 +231,7 @@ mod tests {
             K2     -       ana   look                              expired    60 s ago
             K1     laptop  ana   ask                               never      -
         "#]]
-        .assert_eq(&render(&Tokens { tokens: vec![token(), look, ask] }, 100.0));
+        .assert_eq(&render(&Tokens { tokens: vec![token(), look, ask] }, 100.0, Format::default()));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use crate::hold::child;
 use crate::hold::environment::word_of_sh;
 use crate::output;
 use crate::place;
-use crate::table::{Table, plain};
+use crate::table::{Format, Table, Tone, once, plain, wrapped};
 use crate::text;
 use clap::Args;
 pub use folder::sublet;
@@ -189,7 +189,7 @@ fn list(globals: &Globals, folder: &Folder) -> Result<u8, Failure> {
     } else if wrappers.is_empty() {
         eprintln!("no wrappers in {}", folder.path().display());
     } else {
-        output::print(&table(&wrappers))?;
+        output::print(&table(&wrappers, Format::of_stdout()))?;
         if !folder.is_on_path() {
             tell_hint(&startup::missing(folder));
         }
@@ -218,27 +218,40 @@ fn shown(folder: &Folder, name: String, found: Found) -> Shown {
     }
 }
 
-fn table(wrappers: &[Shown]) -> String {
-    let mut table = Table::new(&["TOOL", "RUNS", "OPTIONS", "STATE"]);
+fn table(wrappers: &[Shown], format: Format) -> String {
+    let mut table = Table::new(&["TOOL", "~RUNS", "~OPTIONS", "STATE"]);
+    let mut reasons = Vec::new();
     for wrapper in wrappers {
         let options: Vec<String> = wrapper.options.iter().map(|word| word_of_sh(word)).collect();
+        let (state, why) = state(wrapper);
         table.row([
             wrapper.name.clone(),
             text::or_none(wrapper.tool.as_deref()),
             text::or_none(Some(&options.join(" "))),
-            state(wrapper),
+            state.to_owned(),
         ]);
+        if let Some(why) = why {
+            table.mark("STATE", Tone::Notable);
+            reasons.push((wrapper.name.as_str(), format!("{state}: {}", plain(&why))));
+        }
     }
-    table.show("")
+    let reasons = once(reasons).into_iter().map(|(tools, why)| {
+        let is = if tools.len() == 1 { "is" } else { "are" };
+        wrapped(&format!("{} {is} {why}", text::names(&tools)), 2, format) + "\n"
+    });
+    table.show("", format) + &reasons.collect::<String>()
 }
 
-fn state(wrapper: &Shown) -> String {
+/// The state of a wrapper, and why it is not in use.
+fn state(wrapper: &Shown) -> (&'static str, Option<String>) {
     match (&wrapper.tool, &wrapper.path_finds) {
-        (None, _) => "changed by hand, or of another release: wrap it anew".to_owned(),
-        (Some(_), _) if wrapper.tool_gone => "its tool is gone: wrap it anew, or remove it".to_owned(),
-        (Some(_), Some(_)) if wrapper.first_on_path => "in use".to_owned(),
-        (Some(_), Some(other)) => format!("not used: PATH finds {} first", other.display()),
-        (Some(_), None) => "not used: not on PATH".to_owned(),
+        (None, _) => ("unknown", Some("it was changed by hand, or is of another release; wrap it anew".to_owned())),
+        (Some(_), _) if wrapper.tool_gone => {
+            ("broken", Some("its tool does not exist any more; wrap it anew, or remove it".to_owned()))
+        }
+        (Some(_), Some(_)) if wrapper.first_on_path => ("in use", None),
+        (Some(_), Some(other)) => ("not used", Some(format!("PATH finds {} first", other.display()))),
+        (Some(_), None) => ("not used", Some("its folder is not on PATH".to_owned())),
     }
 }
 

@@ -4,6 +4,7 @@ use super::hook::{Hook, WITHIN_S};
 use super::notice;
 use super::outer::NewLease;
 use super::watch::Hooks;
+use crate::completion;
 use crate::failure::Failure;
 use clap::{Args, ValueEnum};
 use std::time::Duration;
@@ -26,7 +27,7 @@ pub struct AskArgs {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = parse_gpus)]
     pub gpus: u32,
     /// Only on this GPU (index or UUID), or on GPUs with this text in their model; several with commas
-    #[arg(long, value_name = "GPU|MODEL", hide_short_help = true)]
+    #[arg(long, value_name = "GPU|MODEL", hide_short_help = true, add = completion::gpu())]
     pub on: Option<String>,
     /// A fixed term, such as 4h, instead of a lease that lasts while it is used
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
@@ -34,10 +35,10 @@ pub struct AskArgs {
     /// How long the lease lasts after it was last used [default: the service's, 5 min]
     #[arg(long, value_name = "TIME", value_parser = parse_ttl, conflicts_with = "time", hide_short_help = true)]
     pub ttl: Option<u64>,
-    /// What to call it in lists
+    /// The name of the lease in lists
     #[arg(long, value_name = "TEXT")]
     pub name: Option<String>,
-    /// Which request goes first when not all fit
+    /// Which requests are served first
     #[arg(long, value_enum, value_name = "TIER", default_value_t = TierArg::Batch)]
     pub tier: TierArg,
     /// Within the tier: -10 (last) to 10 (first)
@@ -77,7 +78,7 @@ pub struct AskArgs {
     /// How long to stay in the queue [default: a day]
     #[arg(long, value_name = "TIME", value_parser = parse_span, conflicts_with = "no_wait")]
     pub wait: Option<u64>,
-    /// Granted now, or exit with 75
+    /// Do not wait: exit with 75 if no lease can be granted now
     #[arg(long)]
     pub no_wait: bool,
     /// Share the GPUs with no other user's leases (session), or with no other lease at all (device)
@@ -247,7 +248,7 @@ impl AskArgs {
             (Some(least), Some(vram)) if least >= vram => {
                 let (least, vram) = (typed_size(least), typed_size(vram));
                 Err(Failure::usage(format!("`--accept-smaller {least}` is not smaller than `--vram {vram}`"))
-                    .hint("say how little would do, or leave it out"))
+                    .hint("give a smaller size, or leave `--accept-smaller` out"))
             }
             _ => Ok(()),
         }

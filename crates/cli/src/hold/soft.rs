@@ -33,7 +33,7 @@ pub fn of_lease(client: &Client, lease: &Lease) -> Result<Option<Variables>, Fai
     }
     let gpus: Gpus = client.get("/v1/gpus")?;
     let file = gpus.soft_state.ok_or_else(|| {
-        Failure::new(exit::FAILURE, format!("{} does not say where its soft GPUs are", client.place()))
+        Failure::new(exit::FAILURE, format!("{} did not say where its soft GPUs are", client.place()))
             .hint("is it a daemon of another version?")
     })?;
     let variables = variables(Path::new(&file))?;

@@ -75,7 +75,7 @@ impl Stuck {
             }
             Err(error) if is_late && error.is_silence() => {
                 self.look_at = None;
-                say!("{id} is parked, and no daemon answers that could bring it back: its program cannot end in order");
+                say!("{id} is parked, and no daemon answers that could resume it: its program cannot handle SIGTERM");
                 say!("it gets SIGKILL, {} s after SIGTERM", GRACE.as_secs());
                 started.signal(SIGKILL);
             }

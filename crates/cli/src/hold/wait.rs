@@ -104,13 +104,13 @@ fn answer(
                 };
             }
             Event::Signal(signal) if ends_the_wait(signal) && ask.pid.is_none() && given_up.is_none() => {
-                say!("no daemon answered yet; waiting for that, to give back what was asked for");
-                tell_hint("once more, and it is left to itself");
+                say!("no daemon has answered yet; the request is withdrawn as soon as one does");
+                tell_hint("press Ctrl-C again to leave without waiting for that");
                 given_up = Some(signal);
             }
             Event::Signal(signal) if ends_the_wait(signal) => {
                 let ends = if ask.pid.is_some() { "with its process" } else { "unused, after a while" };
-                say!("no daemon answered yet; what was asked for ends {ends}");
+                say!("no daemon has answered yet; the request ends {ends}");
                 return Ok(Answer::GivenUp(signal));
             }
             Event::Signal(Signal { number: SIGTSTP, .. }) => super::child::stop_oneself(),
@@ -118,7 +118,7 @@ fn answer(
             Event::Signal(_) | Event::Told(_) | Event::Moved(_) | Event::Silent | Event::Refused(_) => {}
         }
     }
-    Err(Failure::new(exit::FAILURE, "nothing can be heard of the ask any more"))
+    Err(Failure::new(exit::FAILURE, "the request was not answered: its connection to the daemon is gone"))
 }
 
 /// Whether a signal ends the wait: every signal that would end a program without a handler, except those that are meant
@@ -145,7 +145,7 @@ fn follow(client: &Client, id: &str, line: &mut Line, receiver: &Receiver<Event>
             Event::Signal(_) | Event::Moved(_) | Event::Answered(_) => {}
         }
     }
-    Err(Failure::new(exit::FAILURE, "nothing can be heard of the lease any more"))
+    Err(Failure::new(exit::FAILURE, "the wait is over: the connection to the daemon is gone"))
 }
 
 fn give_up(client: &Client, id: &str, signal: Signal) -> Result<Outcome, Failure> {
@@ -224,7 +224,7 @@ pub fn say_lost(lease: &Lease) {
     say!("{}", sentence(lease));
     let is_ended_too = |reason| matches!(reason, EndReason::Preempted | EndReason::Overuse);
     if lease.ended.as_ref().is_none_or(|ended| !is_ended_too(ended.reason)) {
-        tell_hint("the command goes on, but its room on the GPU may be given to others");
+        tell_hint("the command goes on, but its VRAM may be leased to others");
     }
 }
 
@@ -262,16 +262,18 @@ fn over(lease: &Lease) -> Option<(String, String)> {
 
 fn why_soon(reason: EndReason) -> &'static str {
     match reason {
-        EndReason::Overuse => "it has more on its GPUs than its lease, and others need them",
-        EndReason::Preempted => "others need its GPUs, and you said that it may be ended for them",
+        EndReason::Overuse => "its program uses more VRAM than the lease is for, and another request needs it",
+        EndReason::Preempted => {
+            "another request needs its GPUs, and it may be ended for that (`--preempt end`, `--tier spot`)"
+        }
         EndReason::TermOver => "its term is over then",
-        EndReason::Expired => "it is not used, and others wait",
-        EndReason::RenewalCap => "it had its GPUs as long as others must wait",
+        EndReason::Expired => "it is not used, and another request waits",
+        EndReason::RenewalCap => "it reached the longest time that a lease may keep its GPUs while others wait",
         EndReason::Revoked => "an operator ends it",
         EndReason::Budget => "the GPU time of the day is used up",
-        EndReason::ParkExpired => "it was parked as long as anything may be",
+        EndReason::ParkExpired => "it was parked for the longest time that is allowed",
         EndReason::GpuLost => "its GPU is lost",
-        EndReason::RestoreFailed => "the driver could not bring its bytes back",
+        EndReason::RestoreFailed => "the driver could not restore its VRAM",
         EndReason::DiedParking => "its program died while it was being parked",
         EndReason::ParkFailed => "it could not be parked",
         EndReason::Released | EndReason::HolderExited | EndReason::HostRebooted | EndReason::WaitOver => "it is over",

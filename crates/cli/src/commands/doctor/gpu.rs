@@ -11,7 +11,7 @@ pub fn checks(gpu: &Gpu, parking: bool) -> Vec<Check> {
         grant(gpu, name("grant")),
         processes(gpu, name("bytes")),
         context(gpu, name("context")),
-        Check::new(name("exits"), State::Ok, "the end of a holder's last process is noticed at once"),
+        Check::new(name("exits"), State::Ok, "a lease ends as soon as its last process has ended"),
         park(gpu, parking, name("park")),
         enforce(gpu, name("enforce")),
     ]
@@ -19,16 +19,14 @@ pub fn checks(gpu: &Gpu, parking: bool) -> Vec<Check> {
 
 fn enforce(gpu: &Gpu, name: String) -> Check {
     let what = match gpu.mode {
-        Mode::Observe => "observe: processes without a lease are put on the record, and left alone",
-        Mode::Adopt => "adopt: processes of known users without a lease get one",
-        Mode::Warn => "warn: owners of processes without a lease are warned",
+        Mode::Observe => "observe: unleased processes are recorded and left alone",
+        Mode::Adopt => "adopt: unleased processes of known users get a lease",
+        Mode::Warn => "warn: the users of unleased processes are warned",
         Mode::Enforce if gpu.coarse => {
             let text = "enforce: but the driver does not tell bytes per process, so no process is ended";
             return Check::new(name, State::Less, text);
         }
-        Mode::Enforce => {
-            "enforce: processes without a lease are warned, then ended; `sublet enforce status` shows them"
-        }
+        Mode::Enforce => "enforce: unleased processes are warned, then ended; `sublet enforce status` shows them",
     };
     Check::new(name, State::Ok, what)
 }
@@ -40,8 +38,8 @@ fn park(gpu: &Gpu, parking: bool, name: String) -> Check {
         }
         () if gpu.unreadable.is_some() => Check::new(name, State::Less, "unknown while the GPU does not answer"),
         () if gpu.coarse => {
-            let text = "one program at a time is parked, and only with Sublet's library in it: what leaves is seen in \
-                        what the whole GPU has";
+            let text = "one program at a time is parked, and only with Sublet's library in it: a park is verified by \
+                        the use of the whole GPU";
             Check::new(name, State::Less, text)
         }
         () => Check::new(
@@ -77,23 +75,25 @@ fn processes(gpu: &Gpu, name: String) -> Check {
     if gpu.unreadable.is_some() {
         Check::new(name, State::Less, "unknown while the GPU does not answer")
     } else if gpu.coarse {
-        let sentence = "the driver does not tell bytes per process (coarse): room is what is used or promised, \
-                        whichever is more, and peaks are unknown";
+        let sentence = "the driver does not tell the memory of each process (coarse): the larger of used and leased \
+                        memory counts as taken, and peaks are unknown";
         Check::new(name, State::Less, sentence)
     } else {
-        Check::new(name, State::Ok, "the driver tells bytes per process")
+        Check::new(name, State::Ok, "the driver tells the memory of each process")
     }
 }
 
 fn context(gpu: &Gpu, name: String) -> Check {
     match gpu.context_bytes {
-        Some(bytes) => {
-            Check::new(name, State::Ok, format!("a CUDA context takes {}; smaller asks are refused", size::show(bytes)))
-        }
+        Some(bytes) => Check::new(
+            name,
+            State::Ok,
+            format!("a CUDA context needs {}; smaller requests are refused", size::show(bytes)),
+        ),
         None => Check::new(
             name,
             State::Less,
-            "what a CUDA context takes was not measured: asks too small to start are granted",
+            "the size of a CUDA context was not measured: requests too small for one are granted",
         ),
     }
 }

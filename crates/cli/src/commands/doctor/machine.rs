@@ -27,10 +27,10 @@ const CAPABILITIES: [(&str, u32, &str); 4] = [
     (
         "CAP_SYS_PTRACE",
         19,
-        "the environment and device files of other users' processes cannot be read: a process that left its tree is a stranger",
+        "the environment and device files of other users' processes cannot be read: a process that left its process tree counts as unleased",
     ),
-    ("CAP_NET_ADMIN", 12, "process starts and exits are seen by looking, not told by the kernel"),
-    ("CAP_DAC_OVERRIDE", 1, "users get no line on their terminals when their programs are parked or warned"),
+    ("CAP_NET_ADMIN", 12, "process starts and exits are found by polling, not told by the kernel"),
+    ("CAP_DAC_OVERRIDE", 1, "users get no message on their terminals when their programs are parked or warned"),
 ];
 
 /// All checks of the machine, for a daemon with GPUs of this kind.

@@ -1,7 +1,7 @@
 //! A replay's report as tables, with the policies side by side.
 
 use super::Speed;
-use crate::table::{Table, plain};
+use crate::table::{Format, Table, plain};
 use crate::text;
 use sublet_replay::calibration::CalibrationReport;
 use sublet_replay::report::{PolicyOutcome, ReplayReport};
@@ -12,7 +12,7 @@ use sublet_wire::span;
 const TENANTS_SHOWN: usize = 25;
 
 /// The whole report.
-pub fn render(report: &ReplayReport, speed: &[Speed]) -> String {
+pub fn render(report: &ReplayReport, speed: &[Speed], format: Format) -> String {
     let about = &report.trace;
     let mut page = format!("trace   {}\n", plain(&about.source));
     page.push_str(&format!(
@@ -28,7 +28,7 @@ pub fn render(report: &ReplayReport, speed: &[Speed]) -> String {
         page.push_str(&format!("note    {}\n", plain(note)));
     }
     page.push('\n');
-    page.push_str(&summary(report, speed));
+    page.push_str(&summary(report, speed, format));
     for outcome in &report.policies {
         for refused in &outcome.refusals {
             page.push_str(&format!("{}: {} refused: {}\n", outcome.policy, refused.jobs, refused.why));
@@ -36,11 +36,11 @@ pub fn render(report: &ReplayReport, speed: &[Speed]) -> String {
     }
     page.push_str(&format!(
         "\nexpected starts beside real ones, of requests that had to wait\n{}",
-        calibration(report)
+        calibration(report, format)
     ));
-    page.push_str(&format!("\nwait by tier\n{}", waits(report, &tiers(report))));
+    page.push_str(&format!("\nwait by tier\n{}", waits(report, &tiers(report), format)));
     let (rows, left_out) = tenants(report);
-    page.push_str(&format!("\nwait by tenant\n{}", waits(report, &rows)));
+    page.push_str(&format!("\nwait by tenant\n{}", waits(report, &rows, format)));
     if left_out > 0 {
         page.push_str(&format!("  and {left_out} tenants with fewer jobs: see --json\n"));
     }
@@ -57,7 +57,7 @@ fn columns(report: &ReplayReport, first: &[&'static str]) -> Vec<&'static str> {
     first.iter().copied().chain(names).collect()
 }
 
-fn summary(report: &ReplayReport, speed: &[Speed]) -> String {
+fn summary(report: &ReplayReport, speed: &[Speed], format: Format) -> String {
     let mut table = Table::new(&columns(report, &[""]));
     let mut row = |what: &str, of: &dyn Fn(&PolicyOutcome) -> String| {
         table.row([what.to_owned()].into_iter().chain(report.policies.iter().map(of)));
@@ -91,11 +91,11 @@ fn summary(report: &ReplayReport, speed: &[Speed]) -> String {
     let rate =
         |o: &PolicyOutcome| speed.iter().find(|s| s.policy == o.policy).map(|s| format!("{:.0}", s.events_per_s));
     row("  per second", &|o| rate(o).unwrap_or_else(|| text::NONE.into()));
-    table.show("")
+    table.show("", format)
 }
 
 /// The accuracy of the estimated starts of requests that had to wait.
-fn calibration(report: &ReplayReport) -> String {
+fn calibration(report: &ReplayReport, format: Format) -> String {
     let mut table = Table::new(&columns(report, &[""]));
     let mut row = |what: &str, of: &dyn Fn(&CalibrationReport) -> Option<String>| {
         let cells = report.policies.iter().map(|o| of(&o.calibration).unwrap_or_else(|| text::NONE.into()));
@@ -115,7 +115,7 @@ fn calibration(report: &ReplayReport) -> String {
     });
     row("  error of the median, mean", &|c| c.plan.as_ref().map(|both| wait(both.expected.mean_s)));
     row("  error of that, mean", &|c| c.plan.as_ref().map(|both| wait(both.other.mean_s)));
-    table.show("  ")
+    table.show("  ", format)
 }
 
 /// A name, and its waits and fair-share score under each policy.
@@ -141,11 +141,11 @@ fn tenants(report: &ReplayReport) -> (Vec<Row>, usize) {
 }
 
 /// One block for each name, with a line for each policy. Only tenants have a fair share.
-fn waits(report: &ReplayReport, rows: &[Row]) -> String {
-    let mut headers = vec!["WHO", "POLICY", ">JOBS", ">MEAN", ">P50", ">P95", ">P99", ">MAX"];
+fn waits(report: &ReplayReport, rows: &[Row], format: Format) -> String {
+    let mut headers = vec!["~WHO", "POLICY", ">JOBS", ">MEAN", ">P50", ">P95", ">P99", ">MAX"];
     let scored = rows.iter().flat_map(|(_, waits)| waits).any(|(_, score)| score.is_some());
     headers.extend(scored.then_some(">OF FAIR SHARE"));
-    let mut table = Table::new(&headers);
+    let mut table = Table::new(&headers).drops(&["P50", "P99", "JOBS"]);
     for (name, waits) in rows {
         for (n, (outcome, (w, score))) in report.policies.iter().zip(waits).enumerate() {
             let who = if n == 0 { name.clone() } else { String::new() };
@@ -155,7 +155,7 @@ fn waits(report: &ReplayReport, rows: &[Row]) -> String {
             table.row(first.into_iter().chain(times).chain(score));
         }
     }
-    table.show("  ")
+    table.show("  ", format)
 }
 
 /// A wait, with tenths of a second below 10 s: interactive users notice them.
@@ -225,8 +225,8 @@ mod tests {
             preemptions                                      0                   0
             events                                          52                  52
               per second                                300000              300000
-            fifo: 1 refused: this can never be granted (suitable GPUs: 1, largest lease there: 9.8 GiB)
-            fair: 1 refused: this can never be granted (suitable GPUs: 1, largest lease there: 9.8 GiB)
+            fifo: 1 refused: no GPU could ever hold this ask (GPUs that would do: 1, largest lease there: 9.8 GiB)
+            fair: 1 refused: no GPU could ever hold this ask (GPUs that would do: 1, largest lease there: 9.8 GiB)
 
             expected starts beside real ones, of requests that had to wait
                                                                     FIFO  FAIR
@@ -259,6 +259,6 @@ mod tests {
               cat  fifo       1  60 min  60 min  60 min  60 min  60 min         14.3 %
                    fair       1  30 min  30 min  30 min  30 min  30 min         25.0 %
         "#]]
-        .assert_eq(&render(&report, &[speed("fifo"), speed("fair")]));
+        .assert_eq(&render(&report, &[speed("fifo"), speed("fair")], Format::default()));
     }
 }

@@ -4,7 +4,7 @@ use crate::args::Globals;
 use crate::failure::Failure;
 use crate::hold::leftover;
 use crate::output;
-use crate::table::Table;
+use crate::table::{Format, Table, Tone};
 use clap::Args;
 use serde::Serialize;
 use std::fmt;
@@ -68,7 +68,7 @@ pub fn run(globals: &Globals) -> Result<u8, Failure> {
     if globals.json {
         output::json(&shown)?;
     } else {
-        output::print(&render(&shown))?;
+        output::print(&render(&shown, Format::of_stdout()))?;
     }
     Ok(exit::OK)
 }
@@ -143,20 +143,23 @@ pub fn numbers(gpus: usize) -> String {
     if gpus == 1 { "0".to_owned() } else { format!("0 to {}", gpus.saturating_sub(1)) }
 }
 
-fn render(shown: &Shown) -> String {
-    let mut gpus = Table::new(&["GPU", "MODEL", ">USED", ">TOTAL", "FAULTS"]);
+fn render(shown: &Shown, format: Format) -> String {
+    let mut gpus = Table::new(&["GPU", "~MODEL", ">USED", ">TOTAL", "~FAULTS"]);
     for gpu in &shown.gpus {
         let (used, total) = (size::show(gpu.used_bytes), size::show(gpu.total_bytes));
         gpus.row([gpu.index.to_string(), gpu.name.clone(), used, total, gpu.faults.to_string()]);
+        if gpu.faults.to_string() != "no faults" {
+            gpus.mark("FAULTS", Tone::Wrong);
+        }
     }
-    let mut processes = Table::new(&["GPU", ">PID", ">UID", "NAME", ">USED", "STATE"]);
+    let mut processes = Table::new(&["GPU", ">PID", ">UID", "~NAME", ">USED", "STATE"]);
     for p in &shown.processes {
         let used = size::show(p.used_bytes);
         let (gpu, pid, uid) = (p.gpu.to_string(), p.pid.to_string(), p.uid.to_string());
         processes.row([gpu, pid, uid, p.name.clone(), used, p.state.to_owned()]);
     }
-    let on_them = if processes.is_empty() { "no process is on them\n".to_owned() } else { processes.show("") };
-    format!("{}\n{on_them}\nin {}\n", gpus.show(""), shown.file)
+    let on_them = if processes.is_empty() { "no process is on them\n".to_owned() } else { processes.show("", format) };
+    format!("{}\n{on_them}\nin {}\n", gpus.show("", format), shown.file)
 }
 
 #[cfg(test)]
@@ -181,7 +184,7 @@ mod tests {
 
             in /run/sublet/sublet.sock.soft
         "#]]
-        .assert_eq(&render(&shown));
+        .assert_eq(&render(&shown, Format::default()));
         let seat = Seat::take(State::open(&path).unwrap()).unwrap();
         seat.reserve(1, 3 << 30).unwrap();
         for fault in [
@@ -208,7 +211,7 @@ mod tests {
 
             in /run/sublet/sublet.sock.soft
         "#]]
-        .assert_eq(&render(&shown));
+        .assert_eq(&render(&shown, Format::default()));
         state.fault(0, CardFault::Clear);
         assert_eq!(Faults::of(&state.cards()[0]).to_string(), "no faults");
     }
