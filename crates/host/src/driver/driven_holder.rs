@@ -1,16 +1,16 @@
 //! One holder that the driver moves: the state of its processes, and the next step.
 //!
 //! ```text
-//!                ┌── OnCards: prove room, restore all, unlock all ──┐
+//!                ┌── OnGpus: prove room, restore all, unlock all ───┐
 //!                ▼                                                  │
 //!   unknown ─► running ──lock──► locked ──checkpoint──► checkpointed┘
 //!                ▲                 │                        │ restore failed
 //!                └─────unlock──────┘                        ▼
 //!                                                         lost, for good
-//!   Away:  armed ─► trying ─► over (all off their GPUs)
-//!                     │ anything fails
-//!                     ▼
-//!                    back (restore what left, unlock all) ─► over (refused)
+//!   InHostMemory:  Ready ─► Trying ─► Over (all off their GPUs)
+//!                             │ anything fails
+//!                             ▼
+//!                          Restoring (restore what left, unlock all) ─► Over (refused)
 //! ```
 //! Nothing here makes a call: [`DrivenHolder::next_step`] computes the next step from the known state.
 

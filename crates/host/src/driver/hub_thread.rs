@@ -5,7 +5,7 @@
 
 use super::driven_holder::{DrivenHolder, DrivenProcess, DrivenState, DriverStep, ParkAttempt};
 use super::preflight;
-use super::protocol::{CheckpointState, DriverAnswer, DriverFailure, DriverRequest, RoomNeed};
+use super::protocol::{DriverAnswer, DriverFailure, DriverProcessState, DriverRequest, RoomNeed};
 use super::worker_client::{DriverWorkerClient, WorkerFault};
 use super::{DriverHubMessage, DriverPlacement, DriverSettings, DriverTarget};
 use crate::gpu_thread;
@@ -318,12 +318,12 @@ impl DriverHubThread {
         let patience = self.worker.patience(0);
         let Some(answer) = self.ask_about(lease, process, &DriverRequest::State { process }, patience) else { return };
         let state = match answer {
-            DriverAnswer::State(CheckpointState::Running) => DrivenState::Running,
-            DriverAnswer::State(CheckpointState::Locked) => DrivenState::Locked,
-            DriverAnswer::State(CheckpointState::Checkpointed) => DrivenState::Checkpointed,
+            DriverAnswer::State(DriverProcessState::Running) => DrivenState::Running,
+            DriverAnswer::State(DriverProcessState::Locked) => DrivenState::Locked,
+            DriverAnswer::State(DriverProcessState::Checkpointed) => DrivenState::Checkpointed,
             // It has nothing that could be moved.
             DriverAnswer::Failed(DriverFailure { code: DriverFailure::NOT_INITIALISED, .. }) => DrivenState::Running,
-            DriverAnswer::State(CheckpointState::Failed) => {
+            DriverAnswer::State(DriverProcessState::Failed) => {
                 return self.mark_lost(lease, process, "the driver says that it failed");
             }
             DriverAnswer::Failed(failure) => {

@@ -44,7 +44,7 @@ pub(crate) enum DriverAnswer {
     /// To [`DriverRequest::Facts`].
     Facts(DriverFacts),
     /// To [`DriverRequest::State`].
-    State(CheckpointState),
+    State(DriverProcessState),
     /// It is done.
     Done,
     /// To [`DriverRequest::Weigh`]: bytes by GPU, as far as NVML reports them.
@@ -75,7 +75,7 @@ pub(crate) struct DriverFacts {
 /// The checkpoint state of a process, as the driver reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum CheckpointState {
+pub(crate) enum DriverProcessState {
     Running,
     Locked,
     Checkpointed,

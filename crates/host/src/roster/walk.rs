@@ -1,10 +1,10 @@
 //! Walks over the processes of leases, a bounded number of processes at a time.
 //!
 //! ```text
-//!   begin, grow, refresh ──► first slice at once ──done──► finished
-//!                                  │ more than SLICE processes
-//!                                  ▼
-//!                            queue of walks ──advance: one slice, in turn──► finished
+//!   begin_watch, grow, refresh ──► first slice at once ──done──► finished
+//!                                        │ more than PROCESSES_PER_SLICE processes
+//!                                        ▼
+//!                                  queue of walks ──run_slice: one slice, in turn──► finished
 //! ```
 //! A lease can have ten thousand processes, and a program that forks in a loop has new ones in every walk. Between
 //! two slices the process thread handles exits and messages, so that other leases never wait for such a walk. Small

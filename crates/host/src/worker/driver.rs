@@ -10,7 +10,7 @@
 use super::cuda::{Cuda, CudaError, check};
 use super::{nvml, write_json_line};
 use crate::driver::pinned_process::PinnedProcess;
-use crate::driver::protocol::{CheckpointState, DriverAnswer, DriverFacts, DriverFailure, DriverRequest, RoomNeed};
+use crate::driver::protocol::{DriverAnswer, DriverFacts, DriverFailure, DriverProcessState, DriverRequest, RoomNeed};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
@@ -295,10 +295,10 @@ impl DriverCalls {
             }
         };
         match (code, step, state) {
-            (0, CheckpointCall::State, 0) => DriverAnswer::State(CheckpointState::Running),
-            (0, CheckpointCall::State, 1) => DriverAnswer::State(CheckpointState::Locked),
-            (0, CheckpointCall::State, 2) => DriverAnswer::State(CheckpointState::Checkpointed),
-            (0, CheckpointCall::State, _) => DriverAnswer::State(CheckpointState::Failed),
+            (0, CheckpointCall::State, 0) => DriverAnswer::State(DriverProcessState::Running),
+            (0, CheckpointCall::State, 1) => DriverAnswer::State(DriverProcessState::Locked),
+            (0, CheckpointCall::State, 2) => DriverAnswer::State(DriverProcessState::Checkpointed),
+            (0, CheckpointCall::State, _) => DriverAnswer::State(DriverProcessState::Failed),
             (0, ..) => DriverAnswer::Done,
             (code, ..) => self.failure_answer(code),
         }
