@@ -122,7 +122,7 @@ pub enum Command {
     Renew(renew::RenewArgs),
     Park(park::ParkArgs),
     Resume(park::ResumeArgs),
-    #[command(alias = "gpus")]
+    #[command(alias = "cards")]
     Gpus(gpus::GpusArgs),
     Aside(aside::AsideArgs),
     #[command(visible_aliases = ["cancel", "kill"])]

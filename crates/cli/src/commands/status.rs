@@ -123,7 +123,7 @@ mod tests {
             0    NVIDIA A100-SXM4-40GB  11 GiB  40 GiB         26 GiB  in service
             1    NVIDIA A100-SXM4-40GB     0 B  40 GiB            0 B  draining
             2    NVIDIA A100-SXM4-40GB       -  40 GiB            0 B  unreadable
-            GPU 1 is draining: an operator lets it run empty
+            GPU 1 is draining: an operator drains it
             GPU 2 is unreadable: the GPU did not answer; no new leases there until it does
 
             GPU  LEASE    NAME   USER  TIER   STATE     LEASED     USED   FOR

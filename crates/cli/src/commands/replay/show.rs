@@ -225,8 +225,8 @@ mod tests {
             preemptions                                      0                   0
             events                                          52                  52
               per second                                300000              300000
-            fifo: 1 refused: no GPU could ever hold this ask (GPUs that would do: 1, largest lease there: 9.8 GiB)
-            fair: 1 refused: no GPU could ever hold this ask (GPUs that would do: 1, largest lease there: 9.8 GiB)
+            fifo: 1 refused: this can never be granted (suitable GPUs: 1, largest lease there: 9.8 GiB)
+            fair: 1 refused: this can never be granted (suitable GPUs: 1, largest lease there: 9.8 GiB)
 
             expected starts beside real ones, of requests that had to wait
                                                                     FIFO  FAIR
