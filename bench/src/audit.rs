@@ -15,7 +15,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use sublet_host::audit::{Devices, audit};
 use sublet_host::{process, soft};
-use sublet_softgpu::State;
+use sublet_softgpu::SoftGpuState;
 
 /// Processes that do not use a GPU.
 const CROWD: usize = 10_000;
@@ -128,7 +128,7 @@ pub fn run(rig: &Rig) -> Result<Outcome> {
     let _crowd = Crowd::start()?;
     let service = service::sublet(rig, &folder, CARD)?.ready(&folder)?;
     let path = soft::beside(&service.socket);
-    let state = State::create(&path, &CARD.trim_start_matches("soft:").parse().map_err(Error::msg::<String>)?)?;
+    let state = SoftGpuState::create(&path, &CARD.trim_start_matches("soft:").parse().map_err(Error::msg::<String>)?)?;
     let _on_card = Others::start(&path, ON_CARD, &state)?;
     await_known(&service.socket, ON_CARD)?;
     let (before, start) = (proc::cpu_of_tree(service.pid())?, Instant::now());

@@ -124,7 +124,7 @@ pub fn page(soft: &Soft, cap: u64) -> File {
     file.set_len(size_of::<Page>() as u64).expect("memory");
     let page = mapped(&file);
     page.version.store(VERSION, SeqCst);
-    for (place, byte) in page.cards[0].uuid.iter().zip(&soft.state.cards()[0].uuid) {
+    for (place, byte) in page.cards[0].uuid.iter().zip(&soft.state.gpus()[0].uuid) {
         place.store(byte.load(SeqCst), SeqCst);
     }
     page.cards[0].context.store(CONTEXT_BYTES, SeqCst);

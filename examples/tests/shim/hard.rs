@@ -19,7 +19,7 @@ const SLOWLY: u64 = 256 << 20;
 const STEP: Duration = Duration::from_millis(40);
 
 fn slow(soft: &Soft, is_slow: bool) {
-    soft.state.cards()[0].copy_bytes_per_s.store(if is_slow { SLOWLY } else { 0 }, SeqCst);
+    soft.state.gpus()[0].copy_bytes_per_s.store(if is_slow { SLOWLY } else { 0 }, SeqCst);
 }
 
 #[test]

@@ -78,7 +78,7 @@ fn every_family_of_calls_is_right_however_often_it_was_parked() {
 #[test]
 fn the_api_answers_with_the_shim_as_it_does_without() {
     let soft = Soft::new("1x2GiB");
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/softgpu-cuda/tests/same");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/softgpu-cuda/tests/same_as_h200");
     let daemon = Daemon::new(&soft);
     let mut command = soft.program("python3", &["api.py"]);
     let output = daemon.shimmed(command.current_dir(&folder)).output().expect("python3 is there");
@@ -163,7 +163,7 @@ fn a_lease_is_all_that_its_processes_get_together() {
 fn who_uses_managed_memory_is_not_parked_and_runs_on() {
     let soft = Soft::new("1x2GiB");
     let daemon = Daemon::new(&soft);
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/softgpu-cuda/tests/same");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/softgpu-cuda/tests/same_as_h200");
     let mut command = soft.program("python3", &["checkpoint.py", "hold", "managed"]);
     command.current_dir(folder).env("SUBLET_SOFT_MANAGED", "1").stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut child = Child(daemon.shimmed(&mut command).spawn().expect("python3 is there"));

@@ -16,7 +16,7 @@ const CHURN: &str = env!("CARGO_BIN_EXE_sublet-example-churn");
 pub fn python(soft: &Soft, arguments: &[&str]) -> Command {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut command = soft.program("python3", arguments);
-    command.current_dir(here.join("tests/py")).env("PYTHONPATH", here.join("../crates/softgpu-cuda/tests/same"));
+    command.current_dir(here.join("tests/py")).env("PYTHONPATH", here.join("../crates/softgpu-cuda/tests/same_as_h200"));
     command.env("PYTHONDONTWRITEBYTECODE", "1");
     command
 }

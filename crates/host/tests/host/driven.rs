@@ -10,8 +10,8 @@ use sublet_core::parking::Said;
 use sublet_core::units::Bytes;
 use sublet_host::Sight;
 use sublet_host::driver::{Driven, DrivenPlace, DriverSettings};
-use sublet_softgpu::fault::{CardFault, CheckpointFault};
-use sublet_softgpu::state::{CONTEXT_BYTES, Checkpoint};
+use sublet_softgpu::fault::{CheckpointFault, SoftGpuFault};
+use sublet_softgpu::state::{CONTEXT_BYTES, CheckpointState};
 
 crate::tests![
     a_holder_is_parked_and_comes_back_with_its_memory_as_it_was,
@@ -111,7 +111,7 @@ impl Stage {
         (self.rig, self.from) = (Some(open(&self.soft, Duration::from_millis(500))), 0);
     }
 
-    fn at(&self, which: usize) -> Checkpoint {
+    fn at(&self, which: usize) -> CheckpointState {
         self.soft.at(self.processes[which])
     }
 }
@@ -139,13 +139,13 @@ fn a_holder_is_parked_and_comes_back_with_its_memory_as_it_was() {
     for _ in 0..3 {
         stage.away();
         stage.expect(key, Said::Parked(Bytes(held(64))));
-        assert_eq!((stage.at(0), stage.soft.taken()), (Checkpoint::Checkpointed, 0));
+        assert_eq!((stage.at(0), stage.soft.taken()), (CheckpointState::Checkpointed, 0));
         // It waits in the driver from here on.
         program.line.tell("check");
         stage.on_cards(256);
         stage.expect(key, Said::Resumed);
         assert_eq!(program.line.hear(), "intact");
-        assert_eq!((stage.at(0), stage.soft.taken()), (Checkpoint::Running, held(64)));
+        assert_eq!((stage.at(0), stage.soft.taken()), (CheckpointState::Running, held(64)));
     }
 }
 
@@ -158,7 +158,7 @@ fn a_program_with_a_long_kernel_is_refused_and_goes_on() {
     stage.here(None);
     let why = stage.refusal();
     assert!(why.contains("work under way"), "{why}");
-    assert_eq!(stage.at(0), Checkpoint::Running);
+    assert_eq!(stage.at(0), CheckpointState::Running);
     assert_eq!(program.line.ask("release"), "released");
     assert!(program.is_intact());
     // A repeated target is tried again.
@@ -169,7 +169,7 @@ fn a_program_with_a_long_kernel_is_refused_and_goes_on() {
 fn a_checkpoint_that_frees_nothing_is_only_a_word() {
     let soft = Soft::new("1x1GiB");
     let program = soft.program(64);
-    soft.state.fault(0, CardFault::Checkpoint(CheckpointFault::FreesNothing));
+    soft.state.set_fault(0, SoftGpuFault::Checkpoint(CheckpointFault::FreesNothing));
     let mut stage = Stage::new(&[&program], soft);
     stage.away();
     stage.here(None);
@@ -189,7 +189,7 @@ fn without_room_nothing_is_restored_until_there_is() {
     let why = stage.refusal();
     assert!(why.contains("no room"), "{why}");
     // A restore would have lost it.
-    assert_eq!(stage.at(0), Checkpoint::Checkpointed);
+    assert_eq!(stage.at(0), CheckpointState::Checkpointed);
     drop(other);
     while stage.word("its return").1 != Said::Resumed {}
     assert!(program.is_intact());
@@ -212,7 +212,7 @@ fn without_a_figure_nothing_is_restored() {
                 other => panic!("{other:?}"),
             }
         }
-        assert_eq!(stage.at(0), Checkpoint::Checkpointed);
+        assert_eq!(stage.at(0), CheckpointState::Checkpointed);
     }
 }
 
@@ -228,13 +228,13 @@ fn a_restore_that_fails_is_said_to_be_lost_and_never_tried_again() {
     stage.on_cards(1);
     let why = stage.refusal();
     assert!(why.contains("no room"), "{why}");
-    assert_eq!(stage.at(0), Checkpoint::Checkpointed);
+    assert_eq!(stage.at(0), CheckpointState::Checkpointed);
     stage.reopen();
     stage.on_cards(1);
     assert!(matches!(stage.word("where it is").1, Said::Here { parked: Some(_) }));
     let said = stage.word("that it is lost").1;
     assert!(matches!(&said, Said::Lost(why) if why.contains("OUT_OF_MEMORY (2)")), "{said:?}");
-    assert_eq!(stage.at(0), Checkpoint::Failed);
+    assert_eq!(stage.at(0), CheckpointState::Failed);
     drop(other);
     let count = stage.rig().count();
     stage.on_cards(1);
@@ -259,12 +259,12 @@ fn a_killed_worker_is_replaced_and_what_was_locked_goes_on() {
     assert_eq!(upper.line.ask("spin"), "spins");
     stage.away();
     stage.here(None);
-    wait_until("the first lock", || stage.at(0) == Checkpoint::Locked && stage.at(1) == Checkpoint::Locking);
+    wait_until("the first lock", || stage.at(0) == CheckpointState::Locked && stage.at(1) == CheckpointState::Locking);
     let worker = stage.soft.hosts_worker().unwrap();
     kill_process(worker, Signal::KILL).unwrap();
     let why = stage.refusal();
     assert!(why.contains("it ended"), "{why}");
-    assert_eq!(stage.at(0), Checkpoint::Running);
+    assert_eq!(stage.at(0), CheckpointState::Running);
     assert_ne!(stage.soft.hosts_worker(), Some(worker));
     assert_eq!(upper.line.ask("release"), "released");
     assert!(lower.is_intact() && upper.is_intact());
@@ -295,14 +295,14 @@ fn the_end_of_the_host_lets_go_what_is_locked() {
     assert_eq!(upper.line.ask("spin"), "spins");
     stage.away();
     stage.here(None);
-    wait_until("the first lock", || stage.at(0) == Checkpoint::Locked && stage.at(1) == Checkpoint::Locking);
+    wait_until("the first lock", || stage.at(0) == CheckpointState::Locked && stage.at(1) == CheckpointState::Locking);
     let began = Instant::now();
     drop(stage.rig.take());
     // It does not wait for the call that is under way, nor does it interrupt it.
     assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
     assert_eq!(upper.line.ask("release"), "released");
     assert!(lower.is_intact() && upper.is_intact());
-    assert_eq!((stage.at(0), stage.at(1)), (Checkpoint::Running, Checkpoint::Running));
+    assert_eq!((stage.at(0), stage.at(1)), (CheckpointState::Running, CheckpointState::Running));
 }
 
 fn a_stopped_process_is_refused_and_not_touched() {
@@ -317,7 +317,7 @@ fn a_stopped_process_is_refused_and_not_touched() {
     assert!(why.contains("is stopped"), "{why}");
     program.signal(Signal::CONT);
     assert!(program.is_intact());
-    assert_eq!(stage.at(0), Checkpoint::Running);
+    assert_eq!(stage.at(0), CheckpointState::Running);
 }
 
 fn a_process_stopped_while_parked_comes_back_when_it_goes_on() {
@@ -334,7 +334,7 @@ fn a_process_stopped_while_parked_comes_back_when_it_goes_on() {
     beside.away();
     beside.here(None);
     beside.expect(other.key, Said::Parked(Bytes(held(2))));
-    assert_eq!(beside.soft.at(program.key), Checkpoint::Checkpointed);
+    assert_eq!(beside.soft.at(program.key), CheckpointState::Checkpointed);
     program.signal(Signal::CONT);
     assert!(program.is_intact());
 }
@@ -367,7 +367,7 @@ fn if_the_second_refuses_the_first_comes_back() {
     stage.here(None);
     let why = stage.refusal();
     assert!(why.contains(&format!("process {} has memory", managed.key.pid)), "{why}");
-    assert_eq!((stage.at(0), stage.at(1)), (Checkpoint::Running, Checkpoint::Running));
+    assert_eq!((stage.at(0), stage.at(1)), (CheckpointState::Running, CheckpointState::Running));
     assert_eq!(stage.soft.taken(), taken);
     assert!(plain.is_intact() && managed.is_intact());
 }
@@ -394,7 +394,7 @@ fn managed_memory_is_refused_and_unharmed() {
     stage.here(None);
     let why = stage.refusal();
     assert!(why.contains("cannot leave a GPU"), "{why}");
-    assert_eq!(stage.at(0), Checkpoint::Running);
+    assert_eq!(stage.at(0), CheckpointState::Running);
     assert!(program.is_intact());
 }
 
@@ -406,7 +406,7 @@ fn a_reused_pid_is_not_touched() {
     stage.processes = vec![before];
     stage.away();
     stage.expect(before, Said::Left);
-    assert_eq!(stage.soft.at(program.key), Checkpoint::Running);
+    assert_eq!(stage.soft.at(program.key), CheckpointState::Running);
     assert!(program.is_intact());
 }
 
@@ -418,7 +418,7 @@ fn a_new_host_goes_on_where_the_old_one_left() {
     stage.here(None);
     stage.expect(program.key, Said::Parked(Bytes(held(64))));
     stage.reopen();
-    assert_eq!(stage.at(0), Checkpoint::Checkpointed);
+    assert_eq!(stage.at(0), CheckpointState::Checkpointed);
     stage.away();
     assert!(matches!(stage.word("where it is"), (_, Said::Here { parked: Some(_) })));
     stage.on_cards(256);
@@ -434,7 +434,7 @@ fn a_process_that_somebody_left_locked_goes_on() {
     worker.child.kill().unwrap();
     worker.child.wait().unwrap();
     let mut stage = Stage::new(&[&program], soft);
-    assert_eq!(stage.at(0), Checkpoint::Locked);
+    assert_eq!(stage.at(0), CheckpointState::Locked);
     stage.on_cards(256);
     stage.here(None);
     assert!(program.is_intact());
@@ -449,7 +449,7 @@ fn a_change_of_mind_brings_everything_back() {
         stage.on_cards(256);
     }
     assert!(program.is_intact());
-    wait_until("its return", || stage.at(0) == Checkpoint::Running && stage.soft.taken() == held(16));
+    wait_until("its return", || stage.at(0) == CheckpointState::Running && stage.soft.taken() == held(16));
 }
 
 fn a_process_that_is_killed_while_parked_has_left() {
@@ -479,7 +479,7 @@ fn an_inspection_says_who_can_be_moved_and_touches_nobody() {
         assert!(matches!(&said, Said::Cannot(Some(why)) if why.contains("MPS")), "{said:?}");
         stage.expect(gone, Said::Left);
     }
-    assert_eq!(stage.soft.at(program.key), Checkpoint::Running);
+    assert_eq!(stage.soft.at(program.key), CheckpointState::Running);
 }
 
 fn where_there_is_no_driver_nobody_can_be_moved() {

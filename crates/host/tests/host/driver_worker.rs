@@ -6,7 +6,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use std::process::Command;
 use sublet_core::ids::ProcKey;
-use sublet_softgpu::state::{CONTEXT_BYTES, Checkpoint};
+use sublet_softgpu::state::{CONTEXT_BYTES, CheckpointState};
 
 crate::tests![
     a_process_goes_and_comes_back,
@@ -63,7 +63,7 @@ fn a_lock_without_end_is_refused() {
     let soft = Soft::new("1x1GiB");
     let program = soft.program(1);
     assert_eq!(soft.worker().lock(program.key, 0)["failed"]["code"], 1);
-    assert_eq!(soft.at(program.key), Checkpoint::Running);
+    assert_eq!(soft.at(program.key), CheckpointState::Running);
 }
 
 fn steps_out_of_order_are_refused_with_the_drivers_word() {
@@ -74,7 +74,7 @@ fn steps_out_of_order_are_refused_with_the_drivers_word() {
     for step in ["checkpoint", "restore", "unlock"] {
         assert_eq!(worker.step(step, program.key), illegal, "{step}");
     }
-    assert_eq!(soft.at(program.key), Checkpoint::Running);
+    assert_eq!(soft.at(program.key), CheckpointState::Running);
 }
 
 fn a_pid_with_another_start_is_not_touched() {
@@ -86,7 +86,7 @@ fn a_pid_with_another_start_is_not_touched() {
     for step in ["state", "checkpoint", "restore", "unlock", "weigh"] {
         assert_eq!(worker.step(step, other), "gone", "{step}");
     }
-    assert_eq!(soft.at(program.key), Checkpoint::Running);
+    assert_eq!(soft.at(program.key), CheckpointState::Running);
     assert!(program.is_intact());
 }
 
@@ -99,7 +99,7 @@ fn a_stopped_process_is_not_touched() {
     assert_eq!(worker.step("state", program.key), "stopped");
     program.signal(Signal::CONT);
     assert!(program.is_intact());
-    assert_eq!(soft.at(program.key), Checkpoint::Running);
+    assert_eq!(soft.at(program.key), CheckpointState::Running);
 }
 
 fn room_is_proven_by_taking_it() {
@@ -129,7 +129,7 @@ fn what_was_locked_goes_on_when_nobody_asks_any_more() {
     worker.hang_up();
     assert!(one.is_intact() && two.is_intact());
     assert!(worker.has_ended_well());
-    assert_eq!(soft.at(one.key), Checkpoint::Running);
+    assert_eq!(soft.at(one.key), CheckpointState::Running);
 }
 
 fn what_is_off_its_card_stays_so_when_nobody_asks_any_more() {
@@ -140,7 +140,7 @@ fn what_is_off_its_card_stays_so_when_nobody_asks_any_more() {
     assert_eq!(worker.step("checkpoint", program.key), "done");
     worker.hang_up();
     assert!(worker.has_ended_well());
-    assert_eq!(soft.at(program.key), Checkpoint::Checkpointed);
+    assert_eq!(soft.at(program.key), CheckpointState::Checkpointed);
     let mut next = soft.worker();
     assert_eq!(next.step("restore", program.key), "done");
     // It would wait for ever between the two.
@@ -170,12 +170,12 @@ fn a_call_under_way_ends_before_the_worker_does() {
     let mut worker = soft.worker();
     worker.request(&json!("facts"));
     worker.tell(&lock(program.key, 20_000).to_string());
-    wait_until("the lock under way", || soft.at(program.key) == Checkpoint::Locking);
+    wait_until("the lock under way", || soft.at(program.key) == CheckpointState::Locking);
     worker.hang_up();
     assert_eq!(program.line.ask("release"), "released");
     assert!(program.is_intact());
     assert!(worker.has_ended_well());
-    assert_eq!(soft.at(program.key), Checkpoint::Running);
+    assert_eq!(soft.at(program.key), CheckpointState::Running);
 }
 
 fn a_stopped_process_is_let_go_when_it_goes_on() {

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Takes processes off their card and puts them back, in and out of order, and says what was answered.
+"""Takes processes off their GPUs and puts them back, in and out of order, and says what was answered.
 
-The same is said on a real card and on a soft one. A holder is this script in a process of its own:
+The same is said on a real GPU and on a soft one. A holder is this script in a process of its own:
 it holds memory whose contents it knows, and does what it is told on its standard input.
 """
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Calls every family of the driver API, wrong and right, and says what was answered.
 
-What it says is the same on a real card and on a soft one: no addresses, no sizes of cards.
+What it says is the same on a real GPU and on a soft one: no addresses, no sizes of GPUs.
 """
 
 import ctypes as C

@@ -1,4 +1,4 @@
-"""The driver API by ctypes, for scripts that run on a real card and on a soft one."""
+"""The driver API by ctypes, for scripts that run on a real GPU and on a soft one."""
 
 import ctypes as C
 import sys
@@ -96,7 +96,7 @@ def got(kind, name, *arguments, first=True):
 
 
 def start(device=0):
-    """A context on a card."""
+    """A context on a GPU."""
     must("cuInit", 0)
     context = got(PTR, "cuDevicePrimaryCtxRetain", device)
     must("cuCtxSetCurrent", context)

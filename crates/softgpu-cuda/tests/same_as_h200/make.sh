@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes h200/*.txt and the fat binaries: run it on a machine with an NVIDIA card, nvcc and Python 3.
+# Makes h200/*.txt and the fat binaries: run it on a machine with an NVIDIA GPU, nvcc and Python 3.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 out=${1:?where to}

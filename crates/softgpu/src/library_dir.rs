@@ -18,9 +18,9 @@ pub const LINKER_ENV: &str = "LD_LIBRARY_PATH";
 
 /// The libraries of the soft GPUs are missing.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("the soft GPUs' libraries ({CUDA}, {NVML}) were not found in {}", list(looked))]
+#[error("the soft GPUs' libraries ({CUDA}, {NVML}) were not found in {}", quoted_paths(searched))]
 pub struct NoLibraries {
-    looked: Vec<PathBuf>,
+    searched: Vec<PathBuf>,
 }
 
 impl NoLibraries {
@@ -30,21 +30,21 @@ impl NoLibraries {
     }
 }
 
-fn list(paths: &[PathBuf]) -> String {
+fn quoted_paths(paths: &[PathBuf]) -> String {
     let shown: Vec<String> = paths.iter().map(|path| format!("`{}`", path.display())).collect();
     shown.join(" nor ")
 }
 
 /// The directory that has both libraries: the one that is named, or else beside this executable.
-pub fn libraries() -> Result<PathBuf, NoLibraries> {
+pub fn library_dir() -> Result<PathBuf, NoLibraries> {
     let given = std::env::var_os(LIBRARY_ENV).filter(|dir| !dir.is_empty()).map(PathBuf::from);
-    find(given, std::env::current_exe().ok().as_deref())
+    find_library_dir(given, std::env::current_exe().ok().as_deref())
 }
 
-fn find(given: Option<PathBuf>, exe: Option<&Path>) -> Result<PathBuf, NoLibraries> {
+fn find_library_dir(given: Option<PathBuf>, exe: Option<&Path>) -> Result<PathBuf, NoLibraries> {
     let bin = exe.and_then(Path::parent);
     // A named directory is the only one searched.
-    let looked = match (given, bin) {
+    let searched = match (given, bin) {
         (Some(dir), _) => vec![std::path::absolute(&dir).unwrap_or(dir)],
         (None, Some(bin)) => {
             let prefix = bin.parent().unwrap_or(bin);
@@ -53,14 +53,14 @@ fn find(given: Option<PathBuf>, exe: Option<&Path>) -> Result<PathBuf, NoLibrari
         (None, None) => Vec::new(),
     };
     let has_both = |dir: &&PathBuf| [CUDA, NVML].iter().all(|name| dir.join(name).is_file());
-    match looked.iter().find(has_both) {
+    match searched.iter().find(has_both) {
         Some(dir) => Ok(dir.clone()),
-        None => Err(NoLibraries { looked }),
+        None => Err(NoLibraries { searched }),
     }
 }
 
 /// The linker's path with a directory in front of the present entries.
-pub fn in_front(dir: &Path, before: Option<&OsStr>) -> OsString {
+pub fn path_with_front(dir: &Path, before: Option<&OsStr>) -> OsString {
     let mut path = dir.as_os_str().to_owned();
     // An empty entry would mean the program's current directory.
     let rest =
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn libraries_are_beside_the_binary_or_where_somebody_says() {
+    fn libraries_are_beside_the_binary_or_in_the_named_directory() {
         let root = tempfile::tempdir().unwrap();
         let root = root.path();
         let put = |dir: &str, names: &[&str]| {
@@ -85,22 +85,25 @@ mod tests {
             names.iter().for_each(|name| std::fs::write(root.join(dir).join(name), "").unwrap());
         };
         let exe = root.join("bin/sublet");
-        let missing = find(None, Some(&exe)).unwrap_err().to_string();
+        let missing = find_library_dir(None, Some(&exe)).unwrap_err().to_string();
         assert!(missing.contains("bin/soft` nor `") && missing.ends_with("/lib/sublet/soft`"), "{missing}");
         put("lib/sublet/soft", &[CUDA]);
-        assert!(find(None, Some(&exe)).is_err(), "one of them is not both");
+        assert!(find_library_dir(None, Some(&exe)).is_err(), "one of them is not both");
         put("lib/sublet/soft", &[NVML]);
-        assert_eq!(find(None, Some(&exe)), Ok(root.join("lib/sublet/soft")));
+        assert_eq!(find_library_dir(None, Some(&exe)), Ok(root.join("lib/sublet/soft")));
         put("bin/soft", &[CUDA, NVML]);
-        assert_eq!(find(None, Some(&exe)), Ok(root.join("bin/soft")));
+        assert_eq!(find_library_dir(None, Some(&exe)), Ok(root.join("bin/soft")));
         put("else", &[CUDA, NVML]);
-        assert_eq!(find(Some(root.join("else")), Some(&exe)), Ok(root.join("else")));
-        assert!(find(Some(root.join("wrong")), Some(&exe)).is_err(), "whoever names a directory means that one");
+        assert_eq!(find_library_dir(Some(root.join("else")), Some(&exe)), Ok(root.join("else")));
+        assert!(
+            find_library_dir(Some(root.join("wrong")), Some(&exe)).is_err(),
+            "a named directory is the only one searched"
+        );
     }
 
     #[test]
-    fn what_was_on_the_linkers_path_stays_behind() {
-        let front = |before: Option<&str>| in_front(Path::new("/s"), before.map(OsStr::new));
+    fn previous_entries_of_the_linkers_path_are_kept() {
+        let front = |before: Option<&str>| path_with_front(Path::new("/s"), before.map(OsStr::new));
         assert_eq!(front(None), "/s");
         assert_eq!(front(Some("")), "/s");
         assert_eq!(front(Some("/a:/b")), "/s:/a:/b");
