@@ -301,7 +301,7 @@ fn run(
     eyes.measure_context = settled.measure_context;
     let parking = &settled.policy.parking;
     eyes.shims = settled.shim.then(|| ShimSettings {
-        socket: sublet_host::shims::beside(&options.socket),
+        socket: sublet_host::shims::shim_socket_path(&options.socket),
         stock: settled.stock.0,
         ram: parking.ram.0,
         leave: parking.leave.0,

@@ -4,14 +4,14 @@
 //! goes away the thread looks for it again, because a parked program waits for the daemon.
 
 use crate::driver;
-use crate::fixed;
 use crate::gate;
+use crate::lease_page;
 use crate::log;
-use crate::message::{Order, PACKET_MAX, SOCKET, Word};
-use crate::outside;
-use crate::page;
+use crate::message::{PACKET_MAX, SOCKET_ENV, ShimOrder, ShimReport};
+use crate::outside_access;
+use crate::packet_socket::{self, ClosedOnFork, PacketSocket};
 use crate::park::Parker;
-use crate::socket::{self, Kept, Socket};
+use crate::unmovable_memory;
 use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -23,20 +23,20 @@ use std::time::{Duration, Instant};
 /// The version of the messages: since 2 the shim can stop calling the driver altogether.
 const VERSION: u32 = 2;
 /// How often to check whether other processes or devices use this program's memory.
-const LOOK_OUTSIDE: Duration = Duration::from_secs(15);
+const OUTSIDE_PERIOD: Duration = Duration::from_secs(15);
 /// How often counters are summed up, and the daemon is looked for.
 const TICK: Duration = Duration::from_millis(100);
 /// How long a program waits for the daemon when it begins to use the driver, to learn its cap.
-const WELCOME: Duration = Duration::from_secs(1);
+const FIRST_ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 /// The interval while a thread may wait at the gate.
 const SHORT_TICK: Duration = Duration::from_millis(5);
 
-static WANTED: Mutex<Option<String>> = Mutex::new(None);
+static WAITING_CALL: Mutex<Option<String>> = Mutex::new(None);
 static IS_PARKED: AtomicBool = AtomicBool::new(false);
 
 /// Notes that a thread waits at the gate for the memory to come back.
-pub fn wants(call: &str) {
-    *WANTED.lock().unwrap_or_else(PoisonError::into_inner) = Some(call.to_owned());
+pub fn note_waiting_call(call: &str) {
+    *WAITING_CALL.lock().unwrap_or_else(PoisonError::into_inner) = Some(call.to_owned());
 }
 
 /// True if there is a connection to the daemon.
@@ -49,32 +49,32 @@ pub fn is_connected() -> bool {
 
 static STARTED: Once = Once::new();
 /// True if the daemon has answered, or is not there.
-static IS_WELCOME: Mutex<bool> = Mutex::new(false);
-static WELCOMED: Condvar = Condvar::new();
+static IS_ANSWERED: Mutex<bool> = Mutex::new(false);
+static ANSWERED: Condvar = Condvar::new();
 
-fn welcomed() {
-    *IS_WELCOME.lock().unwrap_or_else(PoisonError::into_inner) = true;
-    WELCOMED.notify_all();
+fn note_first_answer() {
+    *IS_ANSWERED.lock().unwrap_or_else(PoisonError::into_inner) = true;
+    ANSWERED.notify_all();
 }
 
 /// On the first call, starts the thread if there is a daemon, and waits for its first answer.
-pub fn prepare() {
+pub fn start() {
     STARTED.call_once(|| {
         // SAFETY: the handler only stores numbers.
-        unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+        unsafe { libc::pthread_atfork(None, None, Some(after_fork_in_child)) };
         // SAFETY: the handler only sums up numbers.
         unsafe { libc::atexit(at_exit) };
-        let Some(socket) = std::env::var_os(SOCKET) else { return };
-        outside::note();
+        let Some(socket) = std::env::var_os(SOCKET_ENV) else { return };
+        outside_access::read_mps_setting();
         lease();
-        page::is_verbose();
-        if !spawn("sublet-shim", move || serve(socket.as_bytes())) {
+        lease_page::is_verbose();
+        if !spawn("sublet-shim", move || run_thread(socket.as_bytes())) {
             log::once("the host gives no thread: this program cannot be parked");
-            welcomed();
+            note_first_answer();
         }
-        let answered = IS_WELCOME.lock().unwrap_or_else(PoisonError::into_inner);
-        // The daemon is not waited for beyond `WELCOME`.
-        drop(WELCOMED.wait_timeout_while(answered, WELCOME, |is_welcome| !*is_welcome));
+        let answered = IS_ANSWERED.lock().unwrap_or_else(PoisonError::into_inner);
+        // The daemon is not waited for beyond `FIRST_ANSWER_TIMEOUT`.
+        drop(ANSWERED.wait_timeout_while(answered, FIRST_ANSWER_TIMEOUT, |is_answered| !*is_answered));
     });
 }
 
@@ -92,49 +92,49 @@ pub fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> bool {
 }
 
 /// Ensures that the lease's page can be read, without a thread if the driver is not used.
-pub fn see_page() {
-    static LOOKED: Once = Once::new();
-    let Some(socket) = std::env::var_os(SOCKET) else { return };
-    if page::is_shared() || STARTED.is_completed() {
+pub fn map_page_once() {
+    static MAPPED: Once = Once::new();
+    let Some(socket) = std::env::var_os(SOCKET_ENV) else { return };
+    if lease_page::is_shared() || STARTED.is_completed() {
         return;
     }
-    LOOKED.call_once(|| {
-        let Ok(line) = Line::connect(socket.as_bytes()) else { return };
-        let asked = line.send(&hello(None, true));
-        let answer = asked.and_then(|()| line.receive(WELCOME));
-        if let Ok(Some((Order::Welcome { pid, .. }, Some(file)))) = answer
-            && let Err(why) = page::look_at(&file, pid)
+    MAPPED.call_once(|| {
+        let Ok(connection) = DaemonConnection::connect(socket.as_bytes()) else { return };
+        let asked = connection.send(&hello(None, true));
+        let answer = asked.and_then(|()| connection.receive(FIRST_ANSWER_TIMEOUT));
+        if let Ok(Some((ShimOrder::Welcome { pid, .. }, Some(file)))) = answer
+            && let Err(why) = lease_page::map_without_slot(&file, pid)
         {
             log::once(&why);
         }
     });
 }
 
-extern "C" fn in_child() {
+extern "C" fn after_fork_in_child() {
     gate::disarm();
     // A connection that a child also had would outlive the process that listens to it.
-    socket::close_in_child();
+    packet_socket::close_in_child();
 }
 
 /// Counts what was done since the last tick.
 extern "C" fn at_exit() {
     if !gate::is_disarmed() {
-        tick();
+        publish_counters();
     }
 }
 
-fn serve(socket: &[u8]) {
-    gate::free_this_thread();
+fn run_thread(socket: &[u8]) {
+    gate::exempt_this_thread();
     let mut parker = Parker::default();
     loop {
-        if let Ok(line) = Line::connect(socket) {
+        if let Ok(connection) = DaemonConnection::connect(socket) {
             // The conversation ends when the daemon closes the connection; then the daemon is looked for again.
-            let _ = talk(&line, &mut parker);
+            let _ = serve_daemon(&connection, &mut parker);
             IS_CONNECTED.store(false, SeqCst);
         }
-        welcomed();
-        if !tick() {
-            parker.tidy();
+        note_first_answer();
+        if !publish_counters() {
+            parker.release_excess();
         }
         std::thread::sleep(TICK);
         if gate::is_disarmed() {
@@ -144,11 +144,11 @@ fn serve(socket: &[u8]) {
 }
 
 /// Tells the daemon that this process is not gated, and why; the connection is closed afterwards.
-pub fn say_aside(tool: &str) {
-    let Some(socket) = std::env::var_os(SOCKET) else { return };
-    if let Ok(line) = Line::connect(socket.as_bytes()) {
+pub fn report_tool(tool: &str) {
+    let Some(socket) = std::env::var_os(SOCKET_ENV) else { return };
+    if let Ok(connection) = DaemonConnection::connect(socket.as_bytes()) {
         // Without a daemon there is nothing to tell.
-        let _ = line.send(&hello(Some(tool.to_owned()), false));
+        let _ = connection.send(&hello(Some(tool.to_owned()), false));
     }
 }
 
@@ -160,53 +160,62 @@ fn lease() -> Option<String> {
     LEASE.get_or_init(|| std::env::var("SUBLET_LEASE").ok()).clone()
 }
 
-fn say_over() {
+fn log_lease_over() {
     let lease = lease().unwrap_or_default();
     log::once(&format!(
         "{lease}, the lease that this program was started on, is over: it uses the GPU without one; `sublet run` asks for one"
     ));
 }
 
-fn hello(aside: Option<String>, looks: bool) -> Word {
+fn hello(aside: Option<String>, looks: bool) -> ShimReport {
     let lease = lease();
     let parked = gate::state() == gate::PARKED;
-    let bytes = page::own().parked.load(SeqCst);
-    Word::Hello { version: VERSION, pid: std::process::id(), lease, parked, bytes, deep: gate::is_deep(), aside, looks }
+    let bytes = lease_page::own_slot().parked.load(SeqCst);
+    ShimReport::Hello {
+        version: VERSION,
+        pid: std::process::id(),
+        lease,
+        parked,
+        bytes,
+        deep: gate::is_context_away(),
+        aside,
+        looks,
+    }
 }
 
-fn talk(line: &Line, parker: &mut Parker) -> io::Result<()> {
-    line.send(&hello(None, false))?;
+fn serve_daemon(connection: &DaemonConnection, parker: &mut Parker) -> io::Result<()> {
+    connection.send(&hello(None, false))?;
     // A new daemon was not told yet which call waits.
     let mut told = false;
     let (mut ticked, mut looked) = (Instant::now(), None::<Instant>);
-    let _kept = Kept::new(&line.0, 0);
+    let _kept = ClosedOnFork::new(&connection.0, 0);
     IS_CONNECTED.store(true, SeqCst);
     loop {
         let usual = if IS_PARKED.load(Relaxed) { SHORT_TICK } else { TICK };
-        let rest = parker.rest();
-        if let Some((order, file)) = line.receive(rest.unwrap_or(usual))? {
-            obey(order, file, line, parker)?;
-        } else if rest.is_some() {
-            leave_captures_alone();
+        let prepare_pause = parker.prepare_pause();
+        if let Some((order, file)) = connection.receive(prepare_pause.unwrap_or(usual))? {
+            carry_out(order, file, connection, parker)?;
+        } else if prepare_pause.is_some() {
+            relax_capture_mode();
             if let Some(bytes) = parker.prepare() {
-                line.send(&Word::Prepared { bytes })?;
+                connection.send(&ShimReport::Prepared { bytes })?;
             }
         }
         // A program that did nothing for less than a tick may still be busy.
-        if rest.is_none() || ticked.elapsed() >= TICK {
+        if prepare_pause.is_none() || ticked.elapsed() >= TICK {
             ticked = Instant::now();
-            if !tick() {
-                parker.tidy();
+            if !publish_counters() {
+                parker.release_excess();
             }
             if gate::state() == gate::OPEN {
-                fixed::look_at_graphs(false);
+                unmovable_memory::count_graph_memory(false);
             }
-            if looked.is_none_or(|looked| looked.elapsed() >= LOOK_OUTSIDE) {
+            if looked.is_none_or(|looked| looked.elapsed() >= OUTSIDE_PERIOD) {
                 looked = Some(Instant::now());
-                outside::look();
+                outside_access::update_obstacles();
             }
         }
-        let mut wanted = WANTED.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut wanted = WAITING_CALL.lock().unwrap_or_else(PoisonError::into_inner);
         if gate::state() != gate::PARKED {
             (*wanted, told) = (None, false);
         }
@@ -214,78 +223,83 @@ fn talk(line: &Line, parker: &mut Parker) -> io::Result<()> {
         drop(wanted);
         if let Some(call) = call.filter(|_| !told) {
             told = true;
-            line.send(&Word::Wants { call })?;
+            connection.send(&ShimReport::Wants { call })?;
         }
     }
 }
 
 /// Keeps the calls of this thread from disturbing captures of the program.
-fn leave_captures_alone() {
+fn relax_capture_mode() {
     let mut relaxed = 2;
     driver::cuThreadExchangeStreamCaptureMode(&raw mut relaxed);
 }
 
-fn obey(order: Order, file: Option<File>, line: &Line, parker: &mut Parker) -> io::Result<()> {
+fn carry_out(
+    order: ShimOrder,
+    file: Option<File>,
+    connection: &DaemonConnection,
+    parker: &mut Parker,
+) -> io::Result<()> {
     // The daemon gives one of these orders only if the driver answers.
-    if !gate::is_deep() || matches!(order, Order::Resume { .. } | Order::Shallow { .. }) {
-        leave_captures_alone();
+    if !gate::is_context_away() || matches!(order, ShimOrder::Resume { .. } | ShimOrder::Shallow { .. }) {
+        relax_capture_mode();
     }
     parker.forget_gone();
     match order {
-        Order::Welcome { page, pid, over } => {
+        ShimOrder::Welcome { page, pid, over } => {
             if over {
-                say_over();
+                log_lease_over();
             }
             if let (true, Some(file)) = (page, &file)
-                && let Err(why) = page::share(file, pid)
+                && let Err(why) = lease_page::move_counters_to(file, pid)
             {
                 log::once(&why);
             }
-            welcomed();
+            note_first_answer();
             Ok(())
         }
-        Order::Park { id, deadline_ms, most } => {
+        ShimOrder::Park { id, deadline_ms, most } => {
             let done = parker.park(Duration::from_millis(deadline_ms), most);
             IS_PARKED.store(gate::state() == gate::PARKED, SeqCst);
-            line.send(&match done {
-                Ok((bytes, took)) => Word::Parked { id, bytes, took },
-                Err(why) => Word::Refused { id, why },
+            connection.send(&match done {
+                Ok((bytes, took)) => ShimReport::Parked { id, bytes, took },
+                Err(why) => ShimReport::Refused { id, why },
             })
         }
-        Order::Resume { id } => {
+        ShimOrder::Resume { id } => {
             let done = parker.resume();
             IS_PARKED.store(gate::state() == gate::PARKED, SeqCst);
-            line.send(&match done {
-                Ok((bytes, took)) => Word::Resumed { id, bytes, took },
-                Err(why) => Word::Refused { id, why },
+            connection.send(&match done {
+                Ok((bytes, took)) => ShimReport::Resumed { id, bytes, took },
+                Err(why) => ShimReport::Refused { id, why },
             })
         }
-        Order::Deepen { id } => line.send(&match parker.deepen() {
-            Ok(()) => Word::Deep { id },
-            Err(why) => Word::Refused { id, why },
+        ShimOrder::Deepen { id } => connection.send(&match parker.deepen() {
+            Ok(()) => ShimReport::Deep { id },
+            Err(why) => ShimReport::Refused { id, why },
         }),
-        Order::Shallow { id } => line.send(&match parker.shallow() {
-            Ok(()) => Word::Shallow { id },
-            Err(why) => Word::Refused { id, why },
+        ShimOrder::Shallow { id } => connection.send(&match parker.shallow() {
+            Ok(()) => ShimReport::Shallow { id },
+            Err(why) => ShimReport::Refused { id, why },
         }),
-        Order::Prepare { bytes } => {
-            parker.wish(bytes);
+        ShimOrder::Prepare { bytes } => {
+            parker.set_prepare_target(bytes);
             Ok(())
         }
-        Order::Arena { bytes, filled } => {
+        ShimOrder::Arena { bytes, filled } => {
             if let Some(file) = file
-                && let Err(why) = parker.arena().use_file(&file, bytes, filled)
+                && let Err(why) = parker.arena().add_file(&file, bytes, filled)
             {
                 log::once(&why);
             }
             Ok(())
         }
-        Order::Trim { id } => match parker.trim() {
+        ShimOrder::Trim { id } => match parker.trim() {
             Ok(()) => Ok(()),
-            Err(why) => line.send(&Word::Refused { id, why }),
+            Err(why) => connection.send(&ShimReport::Refused { id, why }),
         },
-        Order::Over { why } => {
-            parker.lose(&why);
+        ShimOrder::Over { why } => {
+            parker.lose_parked(&why);
             IS_PARKED.store(gate::state() == gate::PARKED, SeqCst);
             Ok(())
         }
@@ -293,15 +307,15 @@ fn obey(order: Order, file: Option<File>, line: &Line, parker: &mut Parker) -> i
 }
 
 /// Sums up what the threads counted. Returns whether they did anything.
-fn tick() -> bool {
+fn publish_counters() -> bool {
     let (mut launches, mut copies, mut copied) = (0, 0, 0_u64);
-    for seat in gate::seats() {
+    for seat in gate::thread_seats() {
         launches += seat.launches.load(Relaxed);
         copies += seat.copies.load(Relaxed);
         copied = copied.saturating_add(seat.copied.load(Relaxed));
     }
-    page::set_copied(copied);
-    let own = page::own();
+    lease_page::set_copied(copied);
+    let own = lease_page::own_slot();
     let is_new = own.launches.swap(launches, Relaxed) != launches || own.copies.swap(copies, Relaxed) != copies;
     if is_new {
         own.active_ns.store(now_ns(), Relaxed);
@@ -317,19 +331,19 @@ fn now_ns() -> u64 {
 }
 
 /// A connection to the daemon.
-struct Line(Socket);
+struct DaemonConnection(PacketSocket);
 
-impl Line {
-    fn connect(path: &[u8]) -> io::Result<Line> {
-        Socket::connect(path).map(Line)
+impl DaemonConnection {
+    fn connect(path: &[u8]) -> io::Result<DaemonConnection> {
+        PacketSocket::connect(path).map(DaemonConnection)
     }
 
-    fn send(&self, word: &Word) -> io::Result<()> {
-        self.0.send(&serde_json::to_vec(word)?, None)
+    fn send(&self, report: &ShimReport) -> io::Result<()> {
+        self.0.send(&serde_json::to_vec(report)?, None)
     }
 
     /// What the daemon says within `pause`, with the descriptor that came along; `None` if nothing came.
-    fn receive(&self, pause: Duration) -> io::Result<Option<(Order, Option<File>)>> {
+    fn receive(&self, pause: Duration) -> io::Result<Option<(ShimOrder, Option<File>)>> {
         let mut bytes = [0_u8; PACKET_MAX];
         let Some((length, file)) = self.0.receive(&mut bytes, pause)? else { return Ok(None) };
         // Orders of a newer daemon that this version does not know are ignored.

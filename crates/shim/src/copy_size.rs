@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 
 /// Where a copy function's arguments say how many bytes it copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Moves {
+pub enum CopySize {
     /// Nowhere: it copies nothing, or says how much in a form that is not known here.
     Nothing,
     /// In this argument, counted from 0.
@@ -24,24 +24,24 @@ const LAYERS_AT: usize = 22;
 /// A list that claims to be longer than this is not taken for a list.
 const LIST_MAX: usize = 1 << 20;
 
-impl Moves {
+impl CopySize {
     /// For a function name without version suffix and form.
-    pub fn of(base: &str) -> Moves {
+    pub fn of(base: &str) -> CopySize {
         match base.strip_prefix("cuMemcpy").unwrap_or("none") {
-            "" | "Async" | "HtoD" | "HtoDAsync" | "DtoH" | "DtoHAsync" | "DtoD" | "DtoDAsync" => Moves::Argument(2),
-            "HtoA" | "HtoAAsync" | "AtoH" | "AtoHAsync" | "DtoA" | "AtoD" => Moves::Argument(3),
-            "AtoA" | "Peer" | "PeerAsync" => Moves::Argument(4),
-            "2D" | "2DAsync" | "2DUnaligned" => Moves::Rows,
-            "3D" | "3DAsync" | "3DPeer" | "3DPeerAsync" => Moves::Layers,
-            "BatchAsync" => Moves::List,
-            _ => Moves::Nothing,
+            "" | "Async" | "HtoD" | "HtoDAsync" | "DtoH" | "DtoHAsync" | "DtoD" | "DtoDAsync" => CopySize::Argument(2),
+            "HtoA" | "HtoAAsync" | "AtoH" | "AtoHAsync" | "DtoA" | "AtoD" => CopySize::Argument(3),
+            "AtoA" | "Peer" | "PeerAsync" => CopySize::Argument(4),
+            "2D" | "2DAsync" | "2DUnaligned" => CopySize::Rows,
+            "3D" | "3DAsync" | "3DPeer" | "3DPeerAsync" => CopySize::Layers,
+            "BatchAsync" => CopySize::List,
+            _ => CopySize::Nothing,
         }
     }
 
     /// How many bytes a call copies that has its arguments in the words below `frame`.
     ///
     /// # Safety
-    /// They are the arguments of a function with this [`Moves`].
+    /// They are the arguments of a function with this [`CopySize`].
     pub unsafe fn bytes(self, frame: *const usize) -> u64 {
         // SAFETY: each of the first six is there, in the order in which they were given.
         let argument = |number: usize| unsafe { frame.sub(number + 1).read() };
@@ -52,11 +52,11 @@ impl Moves {
             at => (from..from + length).fold(1_u64, |all, number| all.saturating_mul(word(at, number))),
         };
         match self {
-            Moves::Nothing => 0,
-            Moves::Argument(number) => argument(number.into()) as u64,
-            Moves::Rows => product(ROWS_AT, 2),
-            Moves::Layers => product(LAYERS_AT, 3),
-            Moves::List => match (argument(2) as *const usize, argument(3)) {
+            CopySize::Nothing => 0,
+            CopySize::Argument(number) => argument(number.into()) as u64,
+            CopySize::Rows => product(ROWS_AT, 2),
+            CopySize::Layers => product(LAYERS_AT, 3),
+            CopySize::List => match (argument(2) as *const usize, argument(3)) {
                 (at, length) if at.is_null() || length > LIST_MAX => 0,
                 (at, length) => (0..length).fold(0, |sum, number| sum.saturating_add(word(at, number))),
             },
@@ -66,10 +66,10 @@ impl Moves {
 
 /// True if a symbol is the first form of a function that has a later one: its numbers have 32 bits, and the rest of a
 /// register is undefined.
-pub fn is_first(symbol: &str) -> bool {
+pub fn is_first_form(symbol: &str) -> bool {
     static LATER: OnceLock<BTreeSet<&str>> = OnceLock::new();
     let later = LATER.get_or_init(|| {
-        let names = include_str!("names.txt").lines();
+        let names = include_str!("driver_names.txt").lines();
         names.filter_map(|name| name.split_once("_v2")).map(|(base, _)| base).collect()
     });
     later.contains(symbol)
@@ -77,18 +77,18 @@ pub fn is_first(symbol: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{Moves, is_first};
+    use super::{CopySize, is_first_form};
 
     /// How many bytes a function copies that is given these arguments.
     fn bytes(name: &str, arguments: [usize; 6]) -> u64 {
         let mut words = arguments;
         words.reverse();
         // SAFETY: the words are the arguments, the first of them last, and the frame is behind it.
-        unsafe { Moves::of(name).bytes(words.as_ptr().add(6)) }
+        unsafe { CopySize::of(name).bytes(words.as_ptr().add(6)) }
     }
 
     #[test]
-    fn every_kind_of_copy_says_how_much_it_moves() {
+    fn every_copy_function_reports_its_bytes() {
         assert_eq!(bytes("cuMemcpyDtoHAsync", [1, 2, 4096, 0, 0, 0]), 4096);
         assert_eq!(bytes("cuMemcpyAtoH", [1, 2, 3, 512, 0, 0]), 512);
         assert_eq!(bytes("cuMemcpyPeerAsync", [1, 2, 3, 4, 1 << 40, 0]), 1 << 40);
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_forms_of_functions_are_known() {
-        assert!(is_first("cuMemcpyHtoD") && !is_first("cuMemcpyHtoD_v2") && !is_first("cuMemcpyAsync"));
+    fn first_forms_of_functions_are_recognised() {
+        assert!(is_first_form("cuMemcpyHtoD") && !is_first_form("cuMemcpyHtoD_v2") && !is_first_form("cuMemcpyAsync"));
     }
 }

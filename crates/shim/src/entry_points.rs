@@ -1,8 +1,8 @@
 //! How programs enter the shim: the loader's `dlsym` and `dlvsym`, and every function of the driver by name.
 
 use crate::driver;
-use crate::elf;
 use crate::hook;
+use crate::loader_symbols;
 use std::arch::naked_asm;
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::atomic::AtomicUsize;
@@ -16,25 +16,26 @@ static REAL_DLVSYM: AtomicUsize = AtomicUsize::new(0);
 const LOADER: [&str; 4] = ["libc.so.6", "libdl.so.2", "libc-", "ld-musl-"];
 
 extern "C" fn find_dlsym() -> usize {
-    find(&REAL_DLSYM, c"dlsym")
+    find_loader_function(&REAL_DLSYM, c"dlsym")
 }
 
 extern "C" fn find_dlvsym() -> usize {
-    find(&REAL_DLVSYM, c"dlvsym")
+    find_loader_function(&REAL_DLVSYM, c"dlvsym")
 }
 
-fn find(place: &AtomicUsize, name: &CStr) -> usize {
+fn find_loader_function(place: &AtomicUsize, name: &CStr) -> usize {
     let known = place.load(Acquire);
     if known != 0 {
         return known;
     }
-    let found = elf::find(&LOADER, name).unwrap_or(nothing as extern "C" fn() -> usize as usize);
+    let found =
+        loader_symbols::find(&LOADER, name).unwrap_or(missing_loader_function as extern "C" fn() -> usize as usize);
     place.store(found, Release);
     found
 }
 
 /// Stands for a loader function that was not found.
-extern "C" fn nothing() -> usize {
+extern "C" fn missing_loader_function() -> usize {
     0
 }
 
@@ -48,28 +49,29 @@ pub fn real_dlsym(handle: *mut c_void, name: &CStr) -> *mut c_void {
 }
 
 /// `dlsym` for a name with a prefix of the driver's or NVML's.
-extern "C" fn ours(handle: *mut c_void, name: *const c_char) -> *mut c_void {
+extern "C" fn our_dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
     // SAFETY: a caller of `dlsym` passes a text that ends with a zero.
     let name = unsafe { CStr::from_ptr(name) };
-    hook::resolved(name, real_dlsym(handle, name))
+    hook::resolve(name, real_dlsym(handle, name))
 }
 
 /// `dlvsym` for such a name.
-extern "C" fn ours_versioned(handle: *mut c_void, name: *const c_char, version: *const c_char) -> *mut c_void {
+extern "C" fn our_dlvsym(handle: *mut c_void, name: *const c_char, version: *const c_char) -> *mut c_void {
     // SAFETY: it is the loader's function of that name; the caller gives texts that end with a zero.
     unsafe {
         let real: unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) -> *mut c_void =
             std::mem::transmute(find_dlvsym());
-        hook::resolved(CStr::from_ptr(name), real(handle, name, version))
+        hook::resolve(CStr::from_ptr(name), real(handle, name, version))
     }
 }
 
 /// `RTLD_NEXT` for such a name: the next symbol after the caller's library. Called from here, the loader would begin
 /// after the shim, and a library behind the shim would find itself. Zero: the loader has to answer.
-extern "C" fn next(_: *mut c_void, name: *const c_char, caller: usize) -> *mut c_void {
+extern "C" fn next_symbol(_: *mut c_void, name: *const c_char, caller: usize) -> *mut c_void {
     // SAFETY: a caller of `dlsym` passes a text that ends with a zero.
     let name = unsafe { CStr::from_ptr(name) };
-    elf::find_after(caller, name).map_or(std::ptr::null_mut(), |found| hook::resolved(name, found as *mut c_void))
+    loader_symbols::find_after(caller, name)
+        .map_or(std::ptr::null_mut(), |found| hook::resolve(name, found as *mut c_void))
 }
 
 /// Other names are left to the loader. It looks at its caller's address, so it is jumped to, not called.
@@ -130,7 +132,7 @@ macro_rules! loader {
                 "test rax, rax",
                 "jz 2b",
                 "ret",
-                next = sym next,
+                next = sym next_symbol,
                 ours = sym $ours,
                 real = sym $real,
                 find = sym $find,
@@ -139,8 +141,8 @@ macro_rules! loader {
     };
 }
 
-loader!(dlsym, REAL_DLSYM, find_dlsym, ours);
-loader!(dlvsym, REAL_DLVSYM, find_dlvsym, ours_versioned);
+loader!(dlsym, REAL_DLSYM, find_dlsym, our_dlsym);
+loader!(dlvsym, REAL_DLVSYM, find_dlvsym, our_dlvsym);
 
 /// Defines the exported functions. Each jumps to its entry of the table, which is filled at the first call.
 macro_rules! names {
@@ -187,18 +189,18 @@ macro_rules! names {
 include!(concat!(env!("OUT_DIR"), "/names.rs"));
 
 /// Where an exported function goes from now on.
-pub extern "C" fn linked(number: u32) -> usize {
+pub extern "C" fn link_exported(number: u32) -> usize {
     let name = NAMES[number as usize];
-    let real = driver::find(name);
+    let real = driver::find_function(name);
     if real == 0 {
-        return absent as extern "C" fn() -> u32 as usize;
+        return missing_driver_function as extern "C" fn() -> u32 as usize;
     }
-    let target = hook::resolved(name, real as *mut c_void) as usize;
+    let target = hook::resolve(name, real as *mut c_void) as usize;
     TABLE[number as usize].store(target, Release);
     target
 }
 
 /// The result of a function that this driver does not have.
-extern "C" fn absent() -> u32 {
+extern "C" fn missing_driver_function() -> u32 {
     driver::NOT_SUPPORTED
 }

@@ -1,6 +1,6 @@
 //! How the shim treats each function of the driver, by its name without version suffix and form.
 
-use crate::page::Reason;
+use crate::lease_page::ParkObstacle;
 use std::collections::BTreeSet;
 use std::sync::OnceLock;
 
@@ -10,7 +10,7 @@ pub const WORDS_MAX: usize = 12;
 /// How a call passes the gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Kind {
+pub enum GateRule {
     /// Without the gate, unless the driver has the context. For questions, and for waiting for the GPU.
     Straight,
     /// When the gate is open.
@@ -27,19 +27,19 @@ pub enum Kind {
 
 /// How a function is treated.
 #[derive(Clone, Copy, Debug)]
-pub struct Class {
+pub struct FunctionClass {
     /// How its calls pass the gate.
-    pub kind: Kind,
+    pub gate_rule: GateRule,
     /// A successful call makes the holder not parkable.
-    pub mark: Option<Reason>,
+    pub permanent_obstacle: Option<ParkObstacle>,
     /// A successful call makes the holder not parkable for a while (true), or ends that (false).
-    pub held: Option<(Reason, bool)>,
+    pub counted_obstacle: Option<(ParkObstacle, bool)>,
     /// It begins (true) or ends (false) a capture.
     pub capture: Option<bool>,
 }
 
 /// The name without `_v2`, `_ptsz` and `_ptds`.
-pub fn base(name: &str) -> &str {
+pub fn base_name(name: &str) -> &str {
     let mut base = name.trim_end_matches("_ptsz").trim_end_matches("_ptds");
     if let Some((rest, version)) = base.rsplit_once("_v")
         && !version.is_empty()
@@ -51,7 +51,7 @@ pub fn base(name: &str) -> &str {
 }
 
 /// How many words of the stack a function has as arguments.
-pub fn words(base: &str) -> usize {
+pub fn stack_words(base: &str) -> usize {
     match base {
         "cuStreamGetCaptureInfo" | "cuOccupancyMaxPotentialBlockSizeWithFlags" => 1,
         "cuLinkAddData" | "cuLibraryLoadData" | "cuLibraryLoadFromFile" => 2,
@@ -144,11 +144,11 @@ const STRAIGHT: &[&str] = &[
 ];
 
 /// Those of them that answer even while the context is away, or must not wait for it.
-const NEVER_HANG: &[&str] = &["cuDriverGetVersion", "cuGetErrorName", "cuGetErrorString", "cuGetExportTable"];
+const ALWAYS_ANSWERED: &[&str] = &["cuDriverGetVersion", "cuGetErrorName", "cuGetErrorString", "cuGetExportTable"];
 
 /// True if the program may call the driver's own function at all times.
-pub fn hangs_never(base: &str) -> bool {
-    NEVER_HANG.contains(&base) || base.starts_with("cuCheckpoint")
+pub fn is_always_answered(base: &str) -> bool {
+    ALWAYS_ANSWERED.contains(&base) || base.starts_with("cuCheckpoint")
 }
 
 /// Prefixes of functions that are known to be safe behind the gate: they submit work, or make and destroy objects that
@@ -194,47 +194,48 @@ const GATED: &[&str] = &[
 ];
 
 /// Functions that leave something on the GPU that cannot be taken off, or that other processes or devices reach.
-const MARKS: &[(&str, Reason)] = &[
-    ("cuLibraryGetManaged", Reason::Managed),
-    ("cuMemImportFromShareableHandle", Reason::Shared),
-    ("cuGraphicsMapResources", Reason::Graphics),
-    ("cuGraphicsGLRegisterBuffer", Reason::Graphics),
-    ("cuGraphicsEGLRegisterImage", Reason::Graphics),
-    ("cuGraphicsVDPAURegisterVideoSurface", Reason::Graphics),
-    ("cuEGLStreamConsumerConnect", Reason::Graphics),
-    ("cuEGLStreamProducerConnect", Reason::Graphics),
-    ("cuMulticastCreate", Reason::Multicast),
-    ("cuMulticastBindMem", Reason::Multicast),
-    ("cuMulticastBindAddr", Reason::Multicast),
-    ("cuMemPoolExportToShareableHandle", Reason::Shared),
-    ("cuMemPoolImportFromShareableHandle", Reason::Shared),
-    ("cuMemGetHandleForAddressRange", Reason::Shared),
-    ("cuGraphAddMemAllocNode", Reason::GraphMemory),
-    ("cuMemMapArrayAsync", Reason::Arrays),
-    ("cuCtxEnablePeerAccess", Reason::Peers),
+const PERMANENT_OBSTACLES: &[(&str, ParkObstacle)] = &[
+    ("cuLibraryGetManaged", ParkObstacle::Managed),
+    ("cuMemImportFromShareableHandle", ParkObstacle::Shared),
+    ("cuGraphicsMapResources", ParkObstacle::Graphics),
+    ("cuGraphicsGLRegisterBuffer", ParkObstacle::Graphics),
+    ("cuGraphicsEGLRegisterImage", ParkObstacle::Graphics),
+    ("cuGraphicsVDPAURegisterVideoSurface", ParkObstacle::Graphics),
+    ("cuEGLStreamConsumerConnect", ParkObstacle::Graphics),
+    ("cuEGLStreamProducerConnect", ParkObstacle::Graphics),
+    ("cuMulticastCreate", ParkObstacle::Multicast),
+    ("cuMulticastBindMem", ParkObstacle::Multicast),
+    ("cuMulticastBindAddr", ParkObstacle::Multicast),
+    ("cuMemPoolExportToShareableHandle", ParkObstacle::Shared),
+    ("cuMemPoolImportFromShareableHandle", ParkObstacle::Shared),
+    ("cuMemGetHandleForAddressRange", ParkObstacle::Shared),
+    ("cuGraphAddMemAllocNode", ParkObstacle::GraphMemory),
+    ("cuMemMapArrayAsync", ParkObstacle::Arrays),
+    ("cuCtxEnablePeerAccess", ParkObstacle::Peers),
 ];
 
 /// Functions that do the same for a while: until the matching function was called as often.
-const HOLDS: &[(&str, Reason, bool)] = &[
-    ("cuImportExternalMemory", Reason::External, true),
-    ("cuDestroyExternalMemory", Reason::External, false),
-    ("cuImportExternalSemaphore", Reason::External, true),
-    ("cuDestroyExternalSemaphore", Reason::External, false),
+const COUNTED_OBSTACLES: &[(&str, ParkObstacle, bool)] = &[
+    ("cuImportExternalMemory", ParkObstacle::External, true),
+    ("cuDestroyExternalMemory", ParkObstacle::External, false),
+    ("cuImportExternalSemaphore", ParkObstacle::External, true),
+    ("cuDestroyExternalSemaphore", ParkObstacle::External, false),
 ];
 
 /// True if the effect of a function is known: its name is in a list here, or it has a known prefix and is in
-/// `names.txt`. A function that a later driver adds with such a prefix is not known.
+/// `driver_names.txt`. A function that a later driver adds with such a prefix is not known.
 fn is_known(base: &str) -> bool {
     static BASES: OnceLock<BTreeSet<&str>> = OnceLock::new();
-    let was_there = || BASES.get_or_init(|| include_str!("names.txt").lines().map(self::base).collect()).contains(base);
+    let was_there =
+        || BASES.get_or_init(|| include_str!("driver_names.txt").lines().map(self::base_name).collect()).contains(base);
     STRAIGHT.contains(&base)
-        || MARKS.iter().any(|(name, _)| *name == base)
-        || HOLDS.iter().any(|(name, ..)| *name == base)
+        || PERMANENT_OBSTACLES.iter().any(|(name, _)| *name == base)
+        || COUNTED_OBSTACLES.iter().any(|(name, ..)| *name == base)
         || (GATED.iter().any(|begin| base.starts_with(begin)) && was_there())
 }
 
 /// Functions that only destroy objects, none of which is parked memory: a program may end while its memory is away.
-const TIDYING: &[&str] = &[
+const DESTROYING: &[&str] = &[
     "cuCtxDestroy",
     "cuDevicePrimaryCtxRelease",
     "cuDevicePrimaryCtxReset",
@@ -253,30 +254,30 @@ const TIDYING: &[&str] = &[
 ];
 
 /// True if a function only destroys something.
-pub fn is_tidying(base: &str) -> bool {
-    TIDYING.contains(&base)
+pub fn only_destroys(base: &str) -> bool {
+    DESTROYING.contains(&base)
 }
 
 /// True if the call can be done later, if it cannot be done now: the program may go on meanwhile.
-pub fn is_put_off(base: &str) -> bool {
+pub fn is_deferrable(base: &str) -> bool {
     // The program may free host memory that it registered before the driver has unregistered it.
-    is_free(base) || (is_tidying(base) && base != "cuMemHostUnregister")
+    frees_memory(base) || (only_destroys(base) && base != "cuMemHostUnregister")
 }
 
 /// True if it frees memory that is away with the rest.
-pub fn is_free(base: &str) -> bool {
+pub fn frees_memory(base: &str) -> bool {
     matches!(base, "cuMemFree" | "cuMemFreeAsync")
 }
 
 /// How a function is treated.
-pub fn of(base: &str) -> Class {
-    let kind = match base {
-        "cuInit" => Kind::Anytime,
-        _ if is_tidying(base) => Kind::Anytime,
-        _ if STRAIGHT.contains(&base) => Kind::Straight,
-        "cuGraphLaunch" => Kind::Launch,
+pub fn classify(base: &str) -> FunctionClass {
+    let gate_rule = match base {
+        "cuInit" => GateRule::Anytime,
+        _ if only_destroys(base) => GateRule::Anytime,
+        _ if STRAIGHT.contains(&base) => GateRule::Straight,
+        "cuGraphLaunch" => GateRule::Launch,
         // Functions of the program, not work for the GPU, but they keep their place in the stream's order.
-        "cuLaunchHostFunc" => Kind::Gated,
+        "cuLaunchHostFunc" => GateRule::Gated,
         "cuMemFree"
         | "cuMemFreeAsync"
         | "cuMemRelease"
@@ -288,28 +289,32 @@ pub fn of(base: &str) -> Class {
         | "cuMemGetInfo"
         | "cuMemGetAddressRange"
         | "cuPointerGetAttribute"
-        | "cuPointerGetAttributes" => Kind::Anytime,
-        _ if !is_known(base) => Kind::Unknown,
-        _ if base.starts_with("cuLaunch") => Kind::Launch,
-        _ if base.starts_with("cuMemcpy") || base.starts_with("cuMemset") => Kind::Copy,
-        _ => Kind::Gated,
+        | "cuPointerGetAttributes" => GateRule::Anytime,
+        _ if !is_known(base) => GateRule::Unknown,
+        _ if base.starts_with("cuLaunch") => GateRule::Launch,
+        _ if base.starts_with("cuMemcpy") || base.starts_with("cuMemset") => GateRule::Copy,
+        _ => GateRule::Gated,
     };
-    let mark = MARKS.iter().find(|(name, _)| *name == base).map(|(_, reason)| *reason);
+    let permanent_obstacle = PERMANENT_OBSTACLES.iter().find(|(name, _)| *name == base).map(|(_, reason)| *reason);
     let capture = match base {
         _ if base.starts_with("cuStreamBeginCapture") || base.starts_with("cuStreamBeginRecapture") => Some(true),
         "cuStreamEndCapture" => Some(false),
         _ => None,
     };
-    let held = HOLDS.iter().find(|(name, ..)| *name == base).map(|(_, reason, begins)| (*reason, *begins));
-    Class { kind, mark, held, capture }
+    let counted_obstacle =
+        COUNTED_OBSTACLES.iter().find(|(name, ..)| *name == base).map(|(_, reason, begins)| (*reason, *begins));
+    FunctionClass { gate_rule, permanent_obstacle, counted_obstacle, capture }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{BTreeSet, GATED, HOLDS, Kind, MARKS, NEVER_HANG, STRAIGHT, TIDYING, base, of, words};
+    use super::{
+        ALWAYS_ANSWERED, BTreeSet, COUNTED_OBSTACLES, DESTROYING, GATED, GateRule, PERMANENT_OBSTACLES, STRAIGHT,
+        base_name, classify, stack_words,
+    };
 
     #[test]
-    fn names_lose_their_versions_and_forms() {
+    fn base_name_drops_version_and_stream_suffixes() {
         for (name, plain) in [
             ("cuMemAlloc_v2", "cuMemAlloc"),
             ("cuMemcpyHtoDAsync_v2_ptsz", "cuMemcpyHtoDAsync"),
@@ -317,37 +322,43 @@ mod tests {
             ("cuInit", "cuInit"),
             ("cuStreamGetCaptureInfo_v3_ptsz", "cuStreamGetCaptureInfo"),
         ] {
-            assert_eq!(base(name), plain);
+            assert_eq!(base_name(name), plain);
         }
     }
 
     #[test]
-    fn functions_are_what_they_are() {
-        for (name, kind) in [
-            ("cuLaunchKernel", Kind::Launch),
-            ("cuGraphLaunch", Kind::Launch),
-            ("cuMemsetD2D8Async", Kind::Copy),
-            ("cuStreamSynchronize", Kind::Straight),
-            ("cuMemCreate", Kind::Gated),
-            ("cuGraphUpload", Kind::Gated),
-            ("cuEventRecord", Kind::Gated),
-            ("cuEventDestroy", Kind::Anytime),
-            ("cuSomethingNewOfNextYear", Kind::Unknown),
-            ("cuGreenCtxCreate", Kind::Unknown),
+    fn functions_have_the_expected_class() {
+        for (name, gate_rule) in [
+            ("cuLaunchKernel", GateRule::Launch),
+            ("cuGraphLaunch", GateRule::Launch),
+            ("cuMemsetD2D8Async", GateRule::Copy),
+            ("cuStreamSynchronize", GateRule::Straight),
+            ("cuMemCreate", GateRule::Gated),
+            ("cuGraphUpload", GateRule::Gated),
+            ("cuEventRecord", GateRule::Gated),
+            ("cuEventDestroy", GateRule::Anytime),
+            ("cuSomethingNewOfNextYear", GateRule::Unknown),
+            ("cuGreenCtxCreate", GateRule::Unknown),
             // Same prefixes as known functions, but their effect is not known.
-            ("cuMemSomethingNew", Kind::Unknown),
-            ("cuMemcpySomethingNew", Kind::Unknown),
-            ("cuLaunchSomethingNew", Kind::Unknown),
-            ("cuStreamSomethingNew", Kind::Unknown),
-            ("cuMemcpyBatchAsync", Kind::Copy),
-            ("cuLaunchKernelEx", Kind::Launch),
-            ("cuDestroyExternalMemory", Kind::Gated),
+            ("cuMemSomethingNew", GateRule::Unknown),
+            ("cuMemcpySomethingNew", GateRule::Unknown),
+            ("cuLaunchSomethingNew", GateRule::Unknown),
+            ("cuStreamSomethingNew", GateRule::Unknown),
+            ("cuMemcpyBatchAsync", GateRule::Copy),
+            ("cuLaunchKernelEx", GateRule::Launch),
+            ("cuDestroyExternalMemory", GateRule::Gated),
         ] {
-            assert_eq!(of(name).kind, kind, "{name}");
+            assert_eq!(classify(name).gate_rule, gate_rule, "{name}");
         }
-        assert!(of("cuLibraryGetManaged").mark.is_some() && of("cuMemAlloc").mark.is_none());
-        assert_eq!(of("cuStreamBeginCaptureToGraph").capture, Some(true));
-        assert_eq!((words("cuLaunchKernel"), words("cuMemAlloc"), words("cuSomethingNew")), (5, 0, 12));
+        assert!(
+            classify("cuLibraryGetManaged").permanent_obstacle.is_some()
+                && classify("cuMemAlloc").permanent_obstacle.is_none()
+        );
+        assert_eq!(classify("cuStreamBeginCaptureToGraph").capture, Some(true));
+        assert_eq!(
+            (stack_words("cuLaunchKernel"), stack_words("cuMemAlloc"), stack_words("cuSomethingNew")),
+            (5, 0, 12)
+        );
     }
 
     /// Families of exported functions that the shim does not know: a program that calls one is not parked afterwards.
@@ -370,8 +381,11 @@ mod tests {
 
     #[test]
     fn exported_names_are_classified_or_listed_as_not_understood() {
-        let unknown: BTreeSet<&str> =
-            include_str!("names.txt").lines().map(base).filter(|name| of(name).kind == Kind::Unknown).collect();
+        let unknown: BTreeSet<&str> = include_str!("driver_names.txt")
+            .lines()
+            .map(base_name)
+            .filter(|name| classify(name).gate_rule == GateRule::Unknown)
+            .collect();
         for name in &unknown {
             assert!(NOT_UNDERSTOOD.iter().any(|family| name.starts_with(family)), "{name} has no class");
         }
@@ -385,9 +399,11 @@ mod tests {
 
     #[test]
     fn lists_of_names_name_only_exported_functions() {
-        let exported: BTreeSet<&str> = include_str!("names.txt").lines().map(base).collect();
-        let names = STRAIGHT.iter().chain(NEVER_HANG).chain(TIDYING).copied();
-        let names = names.chain(MARKS.iter().map(|(name, _)| *name)).chain(HOLDS.iter().map(|(name, ..)| *name));
+        let exported: BTreeSet<&str> = include_str!("driver_names.txt").lines().map(base_name).collect();
+        let names = STRAIGHT.iter().chain(ALWAYS_ANSWERED).chain(DESTROYING).copied();
+        let names = names
+            .chain(PERMANENT_OBSTACLES.iter().map(|(name, _)| *name))
+            .chain(COUNTED_OBSTACLES.iter().map(|(name, ..)| *name));
         for name in names {
             assert!(exported.contains(name), "{name} is not exported: a typing error?");
         }

@@ -14,14 +14,14 @@ struct Dynamic {
     versions: usize,
 }
 
-struct Search<'a> {
+struct SymbolSearch<'a> {
     name: &'a CStr,
-    wanted: Wanted<'a>,
+    scope: SearchScope<'a>,
     found: usize,
 }
 
 /// Which libraries are searched.
-enum Wanted<'a> {
+enum SearchScope<'a> {
     /// Those with a name that begins with one of these.
     Named(&'a [&'a str]),
     /// Those after the one that has this address.
@@ -32,33 +32,33 @@ enum Wanted<'a> {
 
 /// The address of a function of one of these libraries; `None` if it is not there.
 pub fn find(library: &[&str], name: &CStr) -> Option<usize> {
-    search(name, Wanted::Named(library))
+    search(name, SearchScope::Named(library))
 }
 
-/// The address of a function in the first library after the one that contains `place`; `None` if none has it.
-pub fn find_after(place: usize, name: &CStr) -> Option<usize> {
-    search(name, Wanted::After(place))
+/// The address of a function in the first library after the one that contains `address`; `None` if none has it.
+pub fn find_after(address: usize, name: &CStr) -> Option<usize> {
+    search(name, SearchScope::After(address))
 }
 
-fn search(name: &CStr, wanted: Wanted<'_>) -> Option<usize> {
-    let mut search = Search { name, wanted, found: 0 };
+fn search(name: &CStr, scope: SearchScope<'_>) -> Option<usize> {
+    let mut search = SymbolSearch { name, scope, found: 0 };
     // SAFETY: the callback gets the search back, which lives until the call returns.
-    unsafe { libc::dl_iterate_phdr(Some(look), (&raw mut search).cast()) };
+    unsafe { libc::dl_iterate_phdr(Some(visit_library), (&raw mut search).cast()) };
     (search.found != 0).then_some(search.found)
 }
 
-unsafe extern "C" fn look(info: *mut libc::dl_phdr_info, _size: usize, search: *mut c_void) -> c_int {
+unsafe extern "C" fn visit_library(info: *mut libc::dl_phdr_info, _size: usize, search: *mut c_void) -> c_int {
     // SAFETY: the loader gives a description that is valid during the call, and the search is ours.
-    let (info, search) = unsafe { (&*info, &mut *search.cast::<Search<'_>>()) };
-    match search.wanted {
-        Wanted::Named(names) if !is_named(info, names) => return 0,
-        Wanted::After(place) => {
-            if holds(info, place) {
-                search.wanted = Wanted::Rest;
+    let (info, search) = unsafe { (&*info, &mut *search.cast::<SymbolSearch<'_>>()) };
+    match search.scope {
+        SearchScope::Named(names) if !is_named(info, names) => return 0,
+        SearchScope::After(address) => {
+            if contains_address(info, address) {
+                search.scope = SearchScope::Rest;
             }
             return 0;
         }
-        Wanted::Named(_) | Wanted::Rest => {}
+        SearchScope::Named(_) | SearchScope::Rest => {}
     }
     search.found = symbol(info, search.name).unwrap_or(0);
     c_int::from(search.found != 0)
@@ -75,12 +75,12 @@ fn is_named(info: &libc::dl_phdr_info, names: &[&str]) -> bool {
 }
 
 /// True if an address is in a library.
-fn holds(info: &libc::dl_phdr_info, place: usize) -> bool {
+fn contains_address(info: &libc::dl_phdr_info, address: usize) -> bool {
     // SAFETY: a loaded library has its headers in memory.
     let headers = unsafe { std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) };
     headers.iter().filter(|header| header.p_type == libc::PT_LOAD).any(|header| {
         let begin = info.dlpi_addr as usize + header.p_vaddr as usize;
-        (begin..begin + header.p_memsz as usize).contains(&place)
+        (begin..begin + header.p_memsz as usize).contains(&address)
     })
 }
 
@@ -111,13 +111,13 @@ unsafe fn tables(base: usize, at: usize) -> Dynamic {
         // SAFETY: the section ends with an entry with tag zero.
         let [tag, value] = unsafe { entry.read() };
         // Some loaders write addresses here, others leave offsets.
-        let place = if (value as usize) < base { base + value as usize } else { value as usize };
+        let address = if (value as usize) < base { base + value as usize } else { value as usize };
         match tag {
             0 => return found,
-            STRINGS => found.strings = place,
-            SYMBOLS => found.symbols = place,
-            GNU_HASH => found.gnu_hash = place,
-            VERSIONS => found.versions = place,
+            STRINGS => found.strings = address,
+            SYMBOLS => found.symbols = address,
+            GNU_HASH => found.gnu_hash = address,
+            VERSIONS => found.versions = address,
             _ => {}
         }
         entry = entry.wrapping_add(1);
@@ -163,7 +163,7 @@ mod tests {
     use super::{find, find_after};
 
     #[test]
-    fn functions_of_the_c_library_are_found_and_others_are_not() {
+    fn functions_of_the_c_library_are_found_and_unknown_ones_are_not() {
         let strlen = find(&["libc.so.6"], c"getpid").expect("every program has it");
         // SAFETY: it is that function.
         let own = unsafe { std::mem::transmute::<usize, extern "C" fn() -> i32>(strlen)() };
@@ -174,9 +174,9 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_next_is_behind_whoever_asks() {
+    fn find_after_searches_only_later_libraries() {
         let library = find(&["libc.so.6"], c"getpid").expect("every program has it");
-        let here = what_comes_next_is_behind_whoever_asks as fn() as usize;
+        let here = find_after_searches_only_later_libraries as fn() as usize;
         assert_eq!(find_after(here, c"getpid"), Some(library), "the program comes before the C library");
         assert_eq!(find_after(library, c"getpid"), None, "it does not find itself");
     }

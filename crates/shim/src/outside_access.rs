@@ -5,7 +5,7 @@
 //! is not the program's alone. In both cases the program cannot be parked. This is checked whenever a park is likely.
 
 use crate::driver;
-use crate::page::{self, Reason};
+use crate::lease_page::{self, ParkObstacle};
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -22,21 +22,21 @@ static MPS: OnceLock<bool> = OnceLock::new();
 
 /// Notes what does not change, on the program's own thread: the shim's thread must not read an environment that the
 /// program may be changing.
-pub fn note() {
-    MPS.get_or_init(|| listens(std::env::var_os("CUDA_MPS_PIPE_DIRECTORY")));
+pub fn read_mps_setting() {
+    MPS.get_or_init(|| mps_listens(std::env::var_os("CUDA_MPS_PIPE_DIRECTORY")));
 }
 
 /// Marks the program according to its present state.
-pub fn look() {
+pub fn update_obstacles() {
     match registers_memory() {
-        true => page::mark_not_parkable(Reason::Rdma, NETWORK_FILES),
-        false => page::unmark(Reason::Rdma),
+        true => lease_page::add_permanent_obstacle(ParkObstacle::Rdma, NETWORK_FILES),
+        false => lease_page::remove_permanent_obstacle(ParkObstacle::Rdma),
     }
-    if driver::is_loaded() && driver::find(c"cuCtxRecordEvent") == 0 {
-        page::mark_not_parkable(Reason::OldDriver, "the driver");
+    if driver::is_loaded() && driver::find_function(c"cuCtxRecordEvent") == 0 {
+        lease_page::add_permanent_obstacle(ParkObstacle::OldDriver, "the driver");
     }
     if MPS.get() == Some(&true) {
-        page::mark_not_parkable(Reason::Mps, "MPS");
+        lease_page::add_permanent_obstacle(ParkObstacle::Mps, "MPS");
     }
 }
 
@@ -49,7 +49,7 @@ fn is_network_file(file: &Path) -> bool {
     file.to_str().is_some_and(|file| file.starts_with(NETWORK_FILES))
 }
 
-fn listens(directory: Option<OsString>) -> bool {
+fn mps_listens(directory: Option<OsString>) -> bool {
     let directory = directory.map_or_else(|| PathBuf::from(MPS_DIRECTORY), PathBuf::from);
     directory.join("control").exists()
 }
@@ -59,19 +59,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn network_cards_are_told_by_their_device_files() {
+    fn network_cards_are_recognised_by_their_device_files() {
         assert!(is_network_file(Path::new("/dev/infiniband/uverbs0")));
         assert!(!is_network_file(Path::new("/dev/infiniband/rdma_cm")) && !is_network_file(Path::new("/dev/nvidia0")));
         assert!(!registers_memory(), "this test has none open");
     }
 
     #[test]
-    fn the_service_that_shares_a_card_is_told_by_its_control_pipe() {
+    fn the_mps_service_is_recognised_by_its_control_pipe() {
         let directory = std::env::temp_dir().join(format!("sublet-mps-{}", std::process::id()));
         fs::create_dir_all(&directory).unwrap();
-        assert!(!listens(Some(directory.clone().into())), "who names an empty place has none");
+        assert!(!mps_listens(Some(directory.clone().into())), "a directory without a pipe has no service");
         fs::write(directory.join("control"), "").unwrap();
-        assert!(listens(Some(directory.clone().into())));
+        assert!(mps_listens(Some(directory.clone().into())));
         fs::remove_dir_all(directory).unwrap();
     }
 }

@@ -8,38 +8,38 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 /// A socket that preserves packet boundaries.
-pub struct Socket(OwnedFd);
+pub struct PacketSocket(OwnedFd);
 
 /// Descriptors that a forked child must not keep; -1: none.
-static KEPT: [AtomicI32; 2] = [const { AtomicI32::new(-1) }; 2];
+static CLOSED_ON_FORK: [AtomicI32; 2] = [const { AtomicI32::new(-1) }; 2];
 
 /// A socket that stays open until the process ends, or for long: forked children close it.
-pub struct Kept<'a>(&'a Socket, usize);
+pub struct ClosedOnFork<'a>(&'a PacketSocket, usize);
 
-impl<'a> Kept<'a> {
+impl<'a> ClosedOnFork<'a> {
     /// Registers the socket. There is a place for one connection to the daemon and for one listening socket.
-    pub fn new(socket: &'a Socket, place: usize) -> Kept<'a> {
-        KEPT[place].store(socket.0.as_raw_fd(), SeqCst);
-        Kept(socket, place)
+    pub fn new(socket: &'a PacketSocket, place: usize) -> ClosedOnFork<'a> {
+        CLOSED_ON_FORK[place].store(socket.0.as_raw_fd(), SeqCst);
+        ClosedOnFork(socket, place)
     }
 }
 
-impl std::ops::Deref for Kept<'_> {
-    type Target = Socket;
-    fn deref(&self) -> &Socket {
+impl std::ops::Deref for ClosedOnFork<'_> {
+    type Target = PacketSocket;
+    fn deref(&self) -> &PacketSocket {
         self.0
     }
 }
 
-impl Drop for Kept<'_> {
+impl Drop for ClosedOnFork<'_> {
     fn drop(&mut self) {
-        KEPT[self.1].store(-1, SeqCst);
+        CLOSED_ON_FORK[self.1].store(-1, SeqCst);
     }
 }
 
 /// Closes a child's copies of its parent's sockets.
 pub fn close_in_child() {
-    for kept in &KEPT {
+    for kept in &CLOSED_ON_FORK {
         let descriptor = kept.swap(-1, SeqCst);
         if descriptor >= 0 {
             // SAFETY: the child's copy of a descriptor of this library, which nothing there uses.
@@ -68,26 +68,26 @@ fn checked(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-impl Socket {
-    fn new() -> io::Result<Socket> {
+impl PacketSocket {
+    fn new() -> io::Result<PacketSocket> {
         // SAFETY: what comes back is ours, once it is checked.
         unsafe {
             let descriptor = checked(libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0))?;
-            Ok(Socket(OwnedFd::from_raw_fd(descriptor)))
+            Ok(PacketSocket(OwnedFd::from_raw_fd(descriptor)))
         }
     }
 
     /// Connects to the socket that listens at a name.
-    pub fn connect(name: &[u8]) -> io::Result<Socket> {
-        let (socket, (address, length)) = (Socket::new()?, address(name)?);
+    pub fn connect(name: &[u8]) -> io::Result<PacketSocket> {
+        let (socket, (address, length)) = (PacketSocket::new()?, address(name)?);
         // SAFETY: the address lives until the call returns.
         checked(unsafe { libc::connect(socket.0.as_raw_fd(), (&raw const address).cast(), length) })?;
         Ok(socket)
     }
 
     /// Listens at a name.
-    pub fn listen(name: &[u8]) -> io::Result<Socket> {
-        let (socket, (address, length)) = (Socket::new()?, address(name)?);
+    pub fn listen(name: &[u8]) -> io::Result<PacketSocket> {
+        let (socket, (address, length)) = (PacketSocket::new()?, address(name)?);
         // SAFETY: the address lives until the call returns.
         unsafe {
             checked(libc::bind(socket.0.as_raw_fd(), (&raw const address).cast(), length))?;
@@ -97,12 +97,12 @@ impl Socket {
     }
 
     /// Accepts the next connection.
-    pub fn accept(&self) -> io::Result<Socket> {
+    pub fn accept(&self) -> io::Result<PacketSocket> {
         // SAFETY: what comes back is ours, once it is checked.
         unsafe {
             let (none, flags) = (std::ptr::null_mut(), libc::SOCK_CLOEXEC);
             let descriptor = checked(libc::accept4(self.0.as_raw_fd(), none, std::ptr::null_mut(), flags))?;
-            Ok(Socket(OwnedFd::from_raw_fd(descriptor)))
+            Ok(PacketSocket(OwnedFd::from_raw_fd(descriptor)))
         }
     }
 

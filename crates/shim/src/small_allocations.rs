@@ -10,7 +10,7 @@ pub const CHUNK: u64 = 2 << 20;
 const SMALLEST: u64 = 512;
 
 /// A chunk with slots of one size.
-struct Chunk {
+struct SmallChunk {
     slot: u64,
     device: i32,
     free: Vec<u64>,
@@ -18,28 +18,28 @@ struct Chunk {
 
 /// Chunks, by address.
 #[derive(Default)]
-pub struct Small {
-    chunks: BTreeMap<u64, Chunk>,
+pub struct SmallAllocations {
+    chunks: BTreeMap<u64, SmallChunk>,
 }
 
 /// The size of the slot for an allocation of `bytes`.
-pub fn slot(bytes: u64) -> u64 {
+pub fn slot_bytes(bytes: u64) -> u64 {
     bytes.next_power_of_two().max(SMALLEST)
 }
 
-impl Small {
+impl SmallAllocations {
     /// Takes a free slot on a GPU; `None` if no chunk has one.
-    pub fn take(&mut self, device: i32, bytes: u64) -> Option<u64> {
-        let slot = slot(bytes);
+    pub fn take_slot(&mut self, device: i32, bytes: u64) -> Option<u64> {
+        let slot = slot_bytes(bytes);
         let mut fitting = self.chunks.values_mut().filter(|chunk| chunk.device == device && chunk.slot == slot);
         fitting.find_map(|chunk| chunk.free.pop())
     }
 
     /// Adds a chunk. Returns its first slot.
-    pub fn add(&mut self, device: i32, bytes: u64, at: u64) -> u64 {
-        let slot = slot(bytes);
+    pub fn add_chunk(&mut self, device: i32, bytes: u64, at: u64) -> u64 {
+        let slot = slot_bytes(bytes);
         let free = (1..CHUNK / slot).rev().map(|number| at + number * slot).collect();
-        self.chunks.insert(at, Chunk { slot, device, free });
+        self.chunks.insert(at, SmallChunk { slot, device, free });
         at
     }
 
@@ -61,18 +61,18 @@ impl Small {
 
 #[cfg(test)]
 mod tests {
-    use super::{CHUNK, Small, slot};
+    use super::{CHUNK, SmallAllocations, slot_bytes};
 
     #[test]
-    fn slots_are_given_out_once_and_chunks_go_with_their_last() {
-        let mut small = Small::default();
-        assert_eq!(small.take(0, 100), None);
-        assert_eq!(small.add(0, 100, 1 << 30), 1 << 30);
-        let more: Vec<u64> = std::iter::from_fn(|| small.take(0, 512)).collect();
-        assert_eq!(more.len() as u64, CHUNK / slot(100) - 1);
+    fn slots_are_exclusive_and_empty_chunks_are_returned() {
+        let mut small = SmallAllocations::default();
+        assert_eq!(small.take_slot(0, 100), None);
+        assert_eq!(small.add_chunk(0, 100, 1 << 30), 1 << 30);
+        let more: Vec<u64> = std::iter::from_fn(|| small.take_slot(0, 512)).collect();
+        assert_eq!(more.len() as u64, CHUNK / slot_bytes(100) - 1);
         assert!(more.iter().all(|at| at % 512 == 0 && *at != 1 << 30));
-        assert_eq!(small.take(1, 100), None, "another GPU");
-        assert_eq!(small.take(0, 513), None, "another size");
+        assert_eq!(small.take_slot(1, 100), None, "another GPU");
+        assert_eq!(small.take_slot(0, 513), None, "another size");
         assert!(more.iter().all(|at| small.give_back(*at).is_none()));
         assert_eq!(small.give_back(more[0]), None, "not twice");
         assert_eq!(small.give_back(1 << 30), Some(1 << 30));

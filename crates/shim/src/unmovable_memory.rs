@@ -2,11 +2,11 @@
 //! lease as any other memory, and while there is some its holder is not parked.
 
 use crate::contexts;
-use crate::driver::{self, current, done};
+use crate::driver::{self, as_result, current_context};
 use crate::gate;
-use crate::page::{self, Reason};
+use crate::lease_page::{self, ParkObstacle};
 use crate::pool;
-use crate::wrap::uuid;
+use crate::replacements::uuid;
 use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::sync::atomic::AtomicBool;
@@ -14,61 +14,66 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::{Mutex, PoisonError};
 
 /// One such allocation.
-struct Fixed {
+struct UnmovableAllocation {
     bytes: u64,
     device: c_int,
     context: usize,
 }
 
 /// All such allocations, by reason and by handle or address.
-static ALL: Mutex<BTreeMap<(u32, u64), Fixed>> = Mutex::new(BTreeMap::new());
+static ALLOCATIONS: Mutex<BTreeMap<(u32, u64), UnmovableAllocation>> = Mutex::new(BTreeMap::new());
 
-fn with<T>(body: impl FnOnce(&mut BTreeMap<(u32, u64), Fixed>) -> T) -> T {
-    body(&mut ALL.lock().unwrap_or_else(PoisonError::into_inner))
+fn with_allocations<T>(body: impl FnOnce(&mut BTreeMap<(u32, u64), UnmovableAllocation>) -> T) -> T {
+    body(&mut ALLOCATIONS.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 /// Allocates with the driver's function, which returns the new handle, if the lease has the bytes.
-pub fn make(reason: Reason, bytes: u64, call: &str, real: impl Fn() -> Result<u64, u32>) -> Result<(), u32> {
-    let (context, device) = current()?;
+pub fn allocate_unmovable(
+    reason: ParkObstacle,
+    bytes: u64,
+    call: &str,
+    real: impl Fn() -> Result<u64, u32>,
+) -> Result<(), u32> {
+    let (context, device) = current_context()?;
     let uuid = uuid(device);
-    let is_there =
-        page::reserve(&uuid, device, bytes) || (pool::release(device) && page::reserve(&uuid, device, bytes));
+    let is_there = lease_page::reserve(&uuid, device, bytes)
+        || (pool::release_idle_spans(device) && lease_page::reserve(&uuid, device, bytes));
     if !is_there {
         return Err(driver::OUT_OF_MEMORY);
     }
     let made = match real() {
-        Err(driver::OUT_OF_MEMORY) if pool::release(device) => real(),
+        Err(driver::OUT_OF_MEMORY) if pool::release_idle_spans(device) => real(),
         other => other,
     };
     match made {
         Ok(handle) => {
-            with(|all| all.insert((reason as u32, handle), Fixed { bytes, device, context }));
-            page::hold(reason, call);
+            with_allocations(|all| all.insert((reason as u32, handle), UnmovableAllocation { bytes, device, context }));
+            lease_page::add_counted_obstacle(reason, call);
             Ok(())
         }
         Err(error) => {
-            page::give_back(&uuid, device, bytes);
+            lease_page::give_back(&uuid, device, bytes);
             Err(error)
         }
     }
 }
 
 /// Forgets an allocation that was freed.
-pub fn forget(reason: Reason, handle: u64) {
-    if let Some(gone) = with(|all| all.remove(&(reason as u32, handle))) {
-        page::give_back(&uuid(gone.device), gone.device, gone.bytes);
-        page::let_go(reason);
+pub fn forget(reason: ParkObstacle, handle: u64) {
+    if let Some(gone) = with_allocations(|all| all.remove(&(reason as u32, handle))) {
+        lease_page::give_back(&uuid(gone.device), gone.device, gone.bytes);
+        lease_page::remove_counted_obstacle(reason);
     }
 }
 
 /// Forgets what was made in a context that is gone.
 pub fn forget_context(context: usize) {
-    let gone: Vec<(u32, u64)> = with(|all| {
+    let gone: Vec<(u32, u64)> = with_allocations(|all| {
         let own = all.iter().filter(|(_, fixed)| fixed.context == context);
         own.map(|(key, _)| *key).collect()
     });
     for (bits, handle) in gone {
-        if let Some(reason) = Reason::first(bits) {
+        if let Some(reason) = ParkObstacle::first(bits) {
             forget(reason, handle);
         }
     }
@@ -89,12 +94,12 @@ pub struct ArrayShape {
 /// `CUDA_ARRAY3D_LAYERED`: the depth is the number of layers, which does not shrink from level to level.
 const LAYERED: u32 = 1;
 /// `CUDA_ARRAY3D_SPARSE`, `CUDA_ARRAY3D_DEFERRED_MAPPING`: the program provides the memory.
-const BROUGHT: u32 = 0x40 | 0x80;
+const PROVIDED_BY_PROGRAM: u32 = 0x40 | 0x80;
 
 impl ArrayShape {
     /// The bytes of the array with `levels` levels.
     pub fn bytes(&self, levels: u32) -> u64 {
-        if self.flags & BROUGHT != 0 {
+        if self.flags & PROVIDED_BY_PROGRAM != 0 {
             return 0;
         }
         let level = |number: u32| {
@@ -127,19 +132,19 @@ impl ArrayShape {
 /// True if graphs of this program may allocate memory when they run.
 static GRAPHS_ALLOCATE: AtomicBool = AtomicBool::new(false);
 /// What graphs had at the last reading, by device number.
-static OF_GRAPHS: Mutex<BTreeMap<c_int, u64>> = Mutex::new(BTreeMap::new());
+static GRAPH_BYTES: Mutex<BTreeMap<c_int, u64>> = Mutex::new(BTreeMap::new());
 /// `CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT`.
 const RESERVED_NOW: c_int = 2;
 
 /// Notes that a graph was made that allocates memory.
-pub fn graph_allocates(call: &str) {
+pub fn note_allocating_graph(call: &str) {
     GRAPHS_ALLOCATE.store(true, SeqCst);
-    page::mark_not_parkable(Reason::GraphMemory, call);
+    lease_page::add_permanent_obstacle(ParkObstacle::GraphMemory, call);
 }
 
 /// Counts what graphs have of the GPUs. While they have something the holder is not parked. With `gives_back`, memory
 /// that graphs only keep for their next run is freed.
-pub fn look_at_graphs(gives_back: bool) {
+pub fn count_graph_memory(gives_back: bool) {
     if !GRAPHS_ALLOCATE.load(Relaxed) || (!gives_back && gate::is_capturing()) {
         return;
     }
@@ -147,25 +152,25 @@ pub fn look_at_graphs(gives_back: bool) {
     driver::cuDeviceGetCount(&raw mut count);
     let mut all = 0;
     // A context that ends meanwhile would take its graphs along.
-    let _stay = contexts::stay();
+    let _stay = contexts::keep_all();
     for device in 0..count {
         if gives_back {
             driver::cuDeviceGraphMemTrim(device);
         }
         let mut bytes = 0_u64;
-        if done(driver::cuDeviceGetGraphMemAttribute(device, RESERVED_NOW, (&raw mut bytes).cast())).is_err() {
+        if as_result(driver::cuDeviceGetGraphMemAttribute(device, RESERVED_NOW, (&raw mut bytes).cast())).is_err() {
             // An answer that cannot be had does not mean zero.
             return;
         }
         all += bytes;
-        let before = OF_GRAPHS.lock().unwrap_or_else(PoisonError::into_inner).insert(device, bytes).unwrap_or(0);
+        let before = GRAPH_BYTES.lock().unwrap_or_else(PoisonError::into_inner).insert(device, bytes).unwrap_or(0);
         if bytes != before {
-            page::recount(&uuid(device), device, before, bytes);
+            lease_page::recount(&uuid(device), device, before, bytes);
         }
     }
     match all {
-        0 => page::unmark(Reason::GraphMemory),
-        _ => page::mark_not_parkable(Reason::GraphMemory, "a graph"),
+        0 => lease_page::remove_permanent_obstacle(ParkObstacle::GraphMemory),
+        _ => lease_page::add_permanent_obstacle(ParkObstacle::GraphMemory, "a graph"),
     }
 }
 

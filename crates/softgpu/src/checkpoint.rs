@@ -6,10 +6,11 @@
 //!      ▲  ◄─timeout──    │  ▲                    │
 //!      └─────unlock──────┘  └──────restore───────┘
 //! ```
-//! The target takes part through its row alone: each of its calls passes a [gate](SoftGpuClient::pass_gate), which is closed unless
-//! the process is running. A call that is inside, or a kernel, holds up the lock. The hazards are those measured on a
-//! real GPU: a restore without enough free memory loses the process, memory that cannot be taken makes the checkpoint
-//! fail and leaves the process locked, a stopped target hangs the caller, and another user gets an error.
+//! The target takes part through its row alone: each of its calls passes a [gate](SoftGpuClient::pass_gate), which is
+//! closed unless the process is running. A call that is inside, or a kernel, holds up the lock. The hazards are those
+//! measured on a real GPU: a restore without enough free memory loses the process, memory that cannot be taken makes
+//! the checkpoint fail and leaves the process locked, a stopped target hangs the caller, and another user gets an
+//! error.
 
 use crate::fault::CheckpointFault;
 use crate::layout::ProcessRow;

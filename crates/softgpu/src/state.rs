@@ -1,8 +1,8 @@
 //! The file that all processes map: how much of which GPU each process has.
 //!
-//! A process takes a [`SoftGpuClient`]: a row, and the lock that shows that it is alive. Bytes are taken and given back under
-//! one lock for all processes (a few microseconds), so that no bytes are given out twice. Rows of dead processes are
-//! read as empty, and the next new process may take them.
+//! A process takes a [`SoftGpuClient`]: a row, and the lock that shows that it is alive. Bytes are taken and given back
+//! under one lock for all processes (a few microseconds), so that no bytes are given out twice. Rows of dead processes
+//! are read as empty, and the next new process may take them.
 
 use crate::fault::{CheckpointFault, NvmlFault, SoftGpuFault};
 use crate::layout::{GPUS_MAX, MAGIC, PROCESSES_MAX, ProcessRow, SoftGpu, StateFile, VERSION};

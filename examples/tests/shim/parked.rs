@@ -147,7 +147,7 @@ fn a_lease_is_all_that_its_processes_get_together() {
     let file = page(&soft, CONTEXT_BYTES * 2 + 300 * MIB);
     let (first, _line, _out) = holder(&soft, &daemon, "200MiB", Some(&file));
     let numbers = mapped(&file);
-    wait_until("it is counted", || numbers.processes[0].cards[0].bytes.load(SeqCst) == 200 * MIB);
+    wait_until("it is counted", || numbers.processes[0].gpus[0].bytes.load(SeqCst) == 200 * MIB);
     // A second process of the lease: what is left is less than it wants.
     let mut command = soft.program(HOLD, &["200MiB", "--chunk", "8MiB"]);
     let second = daemon.shimmed(&mut command).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();

@@ -15,7 +15,7 @@ mod supply;
 
 pub use memory::{available, page_kind, total};
 pub use page::CardCap;
-pub use sublet_shim_wire::beside;
+pub use sublet_shim_wire::shim_socket_path;
 
 use crate::cards;
 use crate::eyes::{Inbox, Message};
@@ -39,7 +39,7 @@ use sublet_core::ask::is_visible;
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::parking::Said;
 use sublet_core::units::Bytes;
-use sublet_shim_wire::{Order, Word};
+use sublet_shim_wire::{ShimOrder, ShimReport};
 use supply::{Filler, Given, Supply};
 
 /// How often pages and host memory are read, and failed steps tried again.
@@ -527,13 +527,13 @@ impl Work {
         self.eyes.send(Message::Tell(Sight::Said { lease, process, said }));
     }
 
-    fn take_word(&mut self, number: u64, word: Word) {
+    fn take_word(&mut self, number: u64, word: ShimReport) {
         match word {
             // A tool has replaced the library: what the process has on a GPU counts as that of a program without the
             // library.
-            Word::Hello { aside: Some(_), .. } => return,
-            Word::Hello { lease, looks: true, .. } => return self.show(number, lease.as_deref()),
-            Word::Hello { version, lease, parked, bytes, deep, .. } => {
+            ShimReport::Hello { aside: Some(_), .. } => return,
+            ShimReport::Hello { lease, looks: true, .. } => return self.show(number, lease.as_deref()),
+            ShimReport::Hello { version, lease, parked, bytes, deep, .. } => {
                 let deep = (version >= DEEPENS).then_some(deep);
                 return self.welcome(number, lease.as_deref(), parked.then_some(bytes.min(PARKED_MAX)), deep);
             }
@@ -543,38 +543,38 @@ impl Work {
         let (Some(lease), Some(process)) = (program.lease, program.process) else { return };
         let answers = |id: u64, program: &Program| program.under_way == Some(id);
         let said = match word {
-            Word::Hello { .. } | Word::Prepared { .. } => return,
-            Word::Parked { id, bytes, .. } if answers(id, program) => {
+            ShimReport::Hello { .. } | ShimReport::Prepared { .. } => return,
+            ShimReport::Parked { id, bytes, .. } if answers(id, program) => {
                 let bytes = bytes.min(PARKED_MAX);
                 (program.under_way, program.parked) = (None, true);
                 program.given.parked(bytes);
                 self.bookings.release(Booker::Library(number));
                 Said::Parked(Bytes(bytes))
             }
-            Word::Resumed { id, .. } if answers(id, program) => {
+            ShimReport::Resumed { id, .. } if answers(id, program) => {
                 (program.under_way, program.parked) = (None, false);
                 (program.given.used, program.deep) = (Instant::now(), false);
                 Said::Resumed
             }
-            Word::Deep { id } if answers(id, program) => {
+            ShimReport::Deep { id } if answers(id, program) => {
                 (program.under_way, program.deep) = (None, true);
                 Said::Deep(true)
             }
-            Word::Shallow { id } if answers(id, program) => {
+            ShimReport::Shallow { id } if answers(id, program) => {
                 (program.under_way, program.deep) = (None, false);
                 Said::Deep(false)
             }
             // It stays as it is, and is ordered again.
-            Word::Refused { id, .. } if answers(id, program) && program.deepens => {
+            ShimReport::Refused { id, .. } if answers(id, program) && program.deepens => {
                 (program.under_way, program.again) = (None, Some(Instant::now() + TICK));
                 return;
             }
-            Word::Refused { id, why } if answers(id, program) => {
+            ShimReport::Refused { id, why } if answers(id, program) => {
                 (program.under_way, program.again) = (None, Some(Instant::now() + TICK));
                 self.bookings.release(Booker::Library(number));
                 Said::Refused(short(why))
             }
-            Word::Wants { .. } if program.parked => Said::Wants,
+            ShimReport::Wants { .. } if program.parked => Said::Wants,
             // Too late, or never asked for.
             _ => return,
         };
@@ -624,7 +624,7 @@ impl Work {
         let file = self.page(lease).and_then(|page| page.file().try_clone_to_owned().ok());
         if let Some(program) = self.lines.get(&number) {
             let pid = program.process.map(|process| process.pid);
-            let welcome = Order::Welcome { page: file.is_some(), pid, over: false };
+            let welcome = ShimOrder::Welcome { page: file.is_some(), pid, over: false };
             program.line.send(&welcome, file.as_ref().map(AsFd::as_fd));
         }
     }
@@ -636,14 +636,14 @@ impl Work {
         let page = lease.and_then(|lease| self.page(lease)).and_then(|page| page.file().try_clone_to_owned().ok());
         let Some(program) = self.lines.get_mut(&number) else { return };
         let (Some(lease), Some(process)) = (lease, program.process) else {
-            program.line.send(&Order::Welcome { page: false, pid: None, over }, None);
+            program.line.send(&ShimOrder::Welcome { page: false, pid: None, over }, None);
             if parked.is_some() {
-                program.line.send(&Order::Over { why: "the lease of this program is over".to_owned() }, None);
+                program.line.send(&ShimOrder::Over { why: "the lease of this program is over".to_owned() }, None);
             }
             return;
         };
         let pid = Some(process.pid);
-        program.line.send(&Order::Welcome { page: page.is_some(), pid, over }, page.as_ref().map(AsFd::as_fd));
+        program.line.send(&ShimOrder::Welcome { page: page.is_some(), pid, over }, page.as_ref().map(AsFd::as_fd));
         (program.lease, program.parked, program.deep) = (Some(lease), parked.is_some(), deep == Some(true));
         self.eyes.send(Message::JudgedByShim { lease, is: true });
         // The available host memory is reported before any program could be parked.
@@ -664,14 +664,18 @@ impl Work {
         }
         let id = self.next_order;
         match (holder.wish.place_of(program.process), program.parked) {
-            (Place::OnCards, true) => self.order(number, &Order::Resume { id }, id),
-            (Place::Away { deep: true, .. }, true) if !program.deep => self.order(number, &Order::Deepen { id }, id),
-            (Place::Away { deep: false, .. }, true) if program.deep => self.order(number, &Order::Shallow { id }, id),
+            (Place::OnCards, true) => self.order(number, &ShimOrder::Resume { id }, id),
+            (Place::Away { deep: true, .. }, true) if !program.deep => {
+                self.order(number, &ShimOrder::Deepen { id }, id)
+            }
+            (Place::Away { deep: false, .. }, true) if program.deep => {
+                self.order(number, &ShimOrder::Shallow { id }, id)
+            }
             (Place::Away { booked, within, .. }, false) => {
                 let (booked, deadline_ms) = (*booked, within.as_millis() as u64);
                 match self.supply(number, booked) {
                     Supply::Ready { most } => {
-                        self.order(number, &Order::Park { id, deadline_ms, most: Some(most) }, id);
+                        self.order(number, &ShimOrder::Park { id, deadline_ms, most: Some(most) }, id);
                     }
                     Supply::Later => {}
                     Supply::Refused(why) => self.refuse_park(number, why),
@@ -680,7 +684,7 @@ impl Work {
             (Place::Over { why }, true) => {
                 let why = why.clone();
                 if let Some(program) = self.lines.get_mut(&number)
-                    && program.line.send(&Order::Over { why }, None)
+                    && program.line.send(&ShimOrder::Over { why }, None)
                 {
                     program.parked = false;
                 }
@@ -689,13 +693,13 @@ impl Work {
         }
     }
 
-    fn order(&mut self, number: u64, order: &Order, id: u64) {
+    fn order(&mut self, number: u64, order: &ShimOrder, id: u64) {
         self.next_order += 1;
         if let Some(program) = self.lines.get_mut(&number)
             && program.line.send(order, None)
         {
             program.under_way = Some(id);
-            program.deepens = matches!(order, Order::Deepen { .. } | Order::Shallow { .. });
+            program.deepens = matches!(order, ShimOrder::Deepen { .. } | ShimOrder::Shallow { .. });
         }
     }
 

@@ -28,7 +28,7 @@ use std::time::Instant;
 use sublet_core::ids::LeaseId;
 use sublet_core::parking::Said;
 use sublet_core::units::Bytes;
-use sublet_shim_wire::Order;
+use sublet_shim_wire::ShimOrder;
 
 /// Added to what a program reports: chunks that are not full.
 const SLACK: u64 = 64 << 20;
@@ -158,7 +158,7 @@ impl Program {
 
     /// Returns false if the memory was not sent.
     fn send_memory(&mut self, memory: &Memory) -> bool {
-        let order = Order::Arena { bytes: memory.bytes, filled: memory.filled };
+        let order = ShimOrder::Arena { bytes: memory.bytes, filled: memory.filled };
         let sent = self.line.send(&order, Some(memory.file.as_fd()));
         if sent {
             self.given.bytes += memory.bytes;
@@ -392,7 +392,7 @@ impl Work {
         let id = self.next_order;
         self.next_order += 1;
         match self.lines.get_mut(&number) {
-            Some(program) if program.line.send(&Order::Trim { id }, None) => {
+            Some(program) if program.line.send(&ShimOrder::Trim { id }, None) => {
                 let given = &mut program.given;
                 (given.prepared, given.charged, given.own, given.is_borrowed) = (0, 0, 0, false);
                 std::mem::take(&mut given.bytes)
@@ -421,7 +421,7 @@ impl Work {
             }
             if let Some(given) = self.supply_ahead(number, most)
                 && let Some(program) = self.lines.get_mut(&number)
-                && program.line.send(&Order::Prepare { bytes: bytes.min(given) }, None)
+                && program.line.send(&ShimOrder::Prepare { bytes: bytes.min(given) }, None)
             {
                 (program.given.prepared, program.given.used) = (bytes, Instant::now());
             }

@@ -3,18 +3,18 @@
 //!
 //! Each function here has the arguments of the driver's function, and runs without being inside the gate.
 
-use super::{about, answer, put, shown, told, uuid};
-use crate::class;
+use super::{address_for_driver, known_attribute, result_code, uuid, write_attribute, write_out};
+use crate::function_class;
 use crate::gate;
-use crate::page;
-use crate::table;
+use crate::lease_page;
+use crate::memory_table;
 use crate::trampoline::stub;
 use std::collections::BTreeSet;
 use std::ffi::{c_int, c_void};
 
 /// The function that answers for a driver's function of this name; `None` if there is none.
-pub fn find(name: &str) -> Option<usize> {
-    Some(match class::base(name) {
+pub fn find_answer(name: &str) -> Option<usize> {
+    Some(match function_class::base_name(name) {
         "cuMemGetInfo" => mem_info as *const () as usize,
         "cuMemGetAddressRange" => address_range as *const () as usize,
         "cuPointerGetAttribute" => pointer_attribute as *const () as usize,
@@ -24,7 +24,7 @@ pub fn find(name: &str) -> Option<usize> {
 }
 
 /// Calls the driver's function after the context is back.
-macro_rules! later {
+macro_rules! after_return {
     ($number:ident, $($argument:ident: $type:ty),*) => {{
         if let Err(error) = gate::await_context(crate::hook::slot($number).name()) {
             return error;
@@ -36,65 +36,66 @@ macro_rules! later {
 
 /// The allocation or mapping that an address is in. The driver does not know this memory now: it is away, and the table
 /// knows all of it.
-fn range(at: u64) -> Option<(u64, u64)> {
-    let table = table::lock();
+fn allocation_at(at: u64) -> Option<(u64, u64)> {
+    let table = memory_table::lock();
     let block = table.block(at).map(|(first, block)| (first, block.bytes));
     block.or_else(|| table.mapping(at).map(|(first, mapping)| (first, mapping.bytes)))
 }
 
 extern "C" fn address_range(base: *mut u64, size: *mut usize, at: u64) -> u32 {
-    let number = gate::current_number();
-    let Some((first, bytes)) = range(shown(at)) else {
-        return later!(number, base: *mut u64, size: *mut usize, at: u64);
+    let number = gate::current_slot_number();
+    let Some((first, bytes)) = allocation_at(address_for_driver(at)) else {
+        return after_return!(number, base: *mut u64, size: *mut usize, at: u64);
     };
-    let base_told = if base.is_null() { Ok(()) } else { put(base, first) };
-    told(base_told.and_then(|()| if size.is_null() { Ok(()) } else { put(size, bytes as usize) }))
+    let base_written = if base.is_null() { Ok(()) } else { write_out(base, first) };
+    result_code(base_written.and_then(|()| if size.is_null() { Ok(()) } else { write_out(size, bytes as usize) }))
 }
 
 extern "C" fn pointer_attribute(place: *mut c_void, attribute: c_int, at: u64) -> u32 {
-    let number = gate::current_number();
-    match about(attribute, shown(at)) {
-        Some(value) => told(answer(place, attribute, value)),
-        None => later!(number, place: *mut c_void, attribute: c_int, at: u64),
+    let number = gate::current_slot_number();
+    match known_attribute(attribute, address_for_driver(at)) {
+        Some(value) => result_code(write_attribute(place, attribute, value)),
+        None => after_return!(number, place: *mut c_void, attribute: c_int, at: u64),
     }
 }
 
 extern "C" fn pointer_attributes(count: u32, attributes: *const c_int, places: *const *mut c_void, at: u64) -> u32 {
-    let number = gate::current_number();
+    let number = gate::current_slot_number();
     let asked = if attributes.is_null() || places.is_null() { 0 } else { count as usize };
     // SAFETY: the program promises that both arrays have that many entries.
     let pairs = (0..asked).map(|number| unsafe { (attributes.add(number).read(), places.add(number).read()) });
-    let known = pairs.map(|(attribute, place)| Some((attribute, place, about(attribute, shown(at))?)));
+    let known =
+        pairs.map(|(attribute, place)| Some((attribute, place, known_attribute(attribute, address_for_driver(at))?)));
     match known.collect::<Option<Vec<_>>>() {
-        Some(all) if asked > 0 => {
-            told(all.into_iter().try_for_each(|(attribute, place, value)| answer(place, attribute, value)))
-        }
-        _ => later!(number, count: u32, attributes: *const c_int, places: *const *mut c_void, at: u64),
+        Some(all) if asked > 0 => result_code(
+            all.into_iter().try_for_each(|(attribute, place, value)| write_attribute(place, attribute, value)),
+        ),
+        _ => after_return!(number, count: u32, attributes: *const c_int, places: *const *mut c_void, at: u64),
     }
 }
 
 /// Only the driver knows which GPU is meant; the answer comes from here if the program has memory of only one.
 extern "C" fn mem_info(free: *mut usize, total: *mut usize) -> u32 {
-    let number = gate::current_number();
-    let cards: BTreeSet<c_int> = table::lock().physical.values().map(|own| own.properties.location.id).collect();
-    let card = cards.first().copied().filter(|_| cards.len() == 1);
-    let Some((cap, used)) = card.and_then(|card| page::lease_of(&uuid(card))) else {
-        return later!(number, free: *mut usize, total: *mut usize);
+    let number = gate::current_slot_number();
+    let gpus: BTreeSet<c_int> = memory_table::lock().physical.values().map(|own| own.properties.location.id).collect();
+    let gpu = gpus.first().copied().filter(|_| gpus.len() == 1);
+    let Some((cap, used)) = gpu.and_then(|gpu| lease_page::lease_of(&uuid(gpu))) else {
+        return after_return!(number, free: *mut usize, total: *mut usize);
     };
-    let free_told = if free.is_null() { Ok(()) } else { put(free, cap.saturating_sub(used) as usize) };
-    told(free_told.and_then(|()| if total.is_null() { Ok(()) } else { put(total, cap as usize) }))
+    let free_written = if free.is_null() { Ok(()) } else { write_out(free, cap.saturating_sub(used) as usize) };
+    result_code(free_written.and_then(|()| if total.is_null() { Ok(()) } else { write_out(total, cap as usize) }))
 }
 
 /// True if a function of this name only asks or waits for the GPU to be done: while the memory is away it always is.
-pub fn is_done(name: &str) -> bool {
+pub fn only_waits(name: &str) -> bool {
     const DONE: &[&str] =
         &["cuStreamQuery", "cuStreamSynchronize", "cuEventQuery", "cuEventSynchronize", "cuCtxSynchronize"];
-    DONE.contains(&class::base(name))
+    DONE.contains(&function_class::base_name(name))
 }
 
 /// True if this memory, freed now, can be freed later: the shim owns it, or counts it.
-pub fn is_freed_later(at: u64) -> bool {
-    let table = table::lock();
+pub fn can_free_later(at: u64) -> bool {
+    let table = memory_table::lock();
     let is_own = table.blocks.get(&at).is_some_and(|block| !block.is_import);
     is_own || table.streamed.contains_key(&at)
 }

@@ -1,12 +1,12 @@
 //! Stream-ordered memory and its pools: the shim's own, where possible.
 
-use super::{put, told, uuid};
-use crate::driver::{self, Access, Location, ON_CARD, current};
-use crate::fixed;
+use super::{result_code, uuid, write_out};
+use crate::driver::{self, LocationAccess, MemLocation, ON_GPU, current_context};
 use crate::gate;
-use crate::page::{self, Reason};
-use crate::pool::{self, Stream};
-use crate::table;
+use crate::lease_page::{self, ParkObstacle};
+use crate::memory_table;
+use crate::pool::{self, PoolStream};
+use crate::unmovable_memory;
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::OnceLock;
 
@@ -18,10 +18,10 @@ const PINNED: c_int = 1;
 /// `CUmemPoolProps`.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub struct PoolProperties {
+pub struct PoolProps {
     kind: c_int,
     handle_types: c_int,
-    location: Location,
+    location: MemLocation,
     windows: usize,
     max_bytes: usize,
     usage: u16,
@@ -30,7 +30,7 @@ pub struct PoolProperties {
 
 /// True if the current call is the form of a function in which stream zero is the thread's own.
 fn is_own_form(known: &OnceLock<usize>, name: &CStr) -> bool {
-    gate::current().real() == *known.get_or_init(|| driver::find(name))
+    gate::current_slot().real() == *known.get_or_init(|| driver::find_function(name))
 }
 
 /// True if a stream is being captured: its allocations then belong to the graph.
@@ -41,34 +41,34 @@ fn is_captured(stream: usize, is_own: bool) -> bool {
 }
 
 /// Counts an allocation from a pool of the driver, which stays on the GPU.
-fn streamed(at: u64, bytes: u64, uuid: [u8; 16], device: c_int) {
-    let mut table = table::lock();
+fn count_streamed(at: u64, bytes: u64, uuid: [u8; 16], device: c_int) {
+    let mut table = memory_table::lock();
     table.streamed.insert(at, (bytes, uuid, device));
     let all: u64 = table.streamed.values().map(|(bytes, _, _)| bytes).sum();
     drop(table);
     if all > STREAMED_MAX {
-        page::mark_not_parkable(Reason::StreamOrdered, "cuMemAllocFromPoolAsync");
+        lease_page::add_permanent_obstacle(ParkObstacle::StreamOrdered, "cuMemAllocFromPoolAsync");
     }
 }
 
 /// Allocates with the driver's own function, which writes the address to `place`.
-fn of_driver(place: *mut u64, bytes: usize, real: impl FnOnce() -> u32) -> u32 {
-    let device = match current() {
+fn allocate_with_driver(place: *mut u64, bytes: usize, call_driver: impl FnOnce() -> u32) -> u32 {
+    let device = match current_context() {
         Ok((_, device)) => device,
         Err(error) => return error,
     };
     let uuid = uuid(device);
-    if !page::reserve(&uuid, device, bytes as u64) {
+    if !lease_page::reserve(&uuid, device, bytes as u64) {
         return driver::OUT_OF_MEMORY;
     }
-    let result = real();
+    let result = call_driver();
     if result == driver::SUCCESS {
         // SAFETY: the driver has just written there.
         let at = unsafe { place.read_unaligned() };
-        streamed(at, bytes as u64, uuid, device);
-        super::others::look_whether_managed(at, "cuMemAllocFromPoolAsync");
+        count_streamed(at, bytes as u64, uuid, device);
+        super::unmovable::mark_if_managed(at, "cuMemAllocFromPoolAsync");
     } else {
-        page::give_back(&uuid, device, bytes as u64);
+        lease_page::give_back(&uuid, device, bytes as u64);
     }
     result
 }
@@ -76,17 +76,17 @@ fn of_driver(place: *mut u64, bytes: usize, real: impl FnOnce() -> u32) -> u32 {
 pub extern "C" fn alloc_async(place: *mut u64, bytes: usize, stream: usize) -> u32 {
     static OWN_FORM: OnceLock<usize> = OnceLock::new();
     if place.is_null() || bytes == 0 {
-        return real!(place: *mut u64, bytes: usize, stream: usize);
+        return call_driver!(place: *mut u64, bytes: usize, stream: usize);
     }
     let is_own = is_own_form(&OWN_FORM, c"cuMemAllocAsync_ptsz");
     if is_captured(stream, is_own) {
-        fixed::graph_allocates("cuMemAllocAsync");
-        return real!(place: *mut u64, bytes: usize, stream: usize);
+        unmovable_memory::note_allocating_graph("cuMemAllocAsync");
+        return call_driver!(place: *mut u64, bytes: usize, stream: usize);
     }
-    let named = Stream::named(stream, is_own);
+    let named = PoolStream::named(stream, is_own);
     match named.and_then(|stream| pool::alloc(None, bytes as u64, &stream)) {
-        Ok(Some(at)) => told(put(place, at)),
-        Ok(None) => of_driver(place, bytes, || real!(place: *mut u64, bytes: usize, stream: usize)),
+        Ok(Some(at)) => result_code(write_out(place, at)),
+        Ok(None) => allocate_with_driver(place, bytes, || call_driver!(place: *mut u64, bytes: usize, stream: usize)),
         Err(error) => error,
     }
 }
@@ -94,17 +94,21 @@ pub extern "C" fn alloc_async(place: *mut u64, bytes: usize, stream: usize) -> u
 pub extern "C" fn alloc_from_pool_async(place: *mut u64, bytes: usize, from: usize, stream: usize) -> u32 {
     static OWN_FORM: OnceLock<usize> = OnceLock::new();
     if place.is_null() || bytes == 0 {
-        return real!(place: *mut u64, bytes: usize, from: usize, stream: usize);
+        return call_driver!(place: *mut u64, bytes: usize, from: usize, stream: usize);
     }
     let is_own = is_own_form(&OWN_FORM, c"cuMemAllocFromPoolAsync_ptsz");
     if is_captured(stream, is_own) {
-        fixed::graph_allocates("cuMemAllocFromPoolAsync");
-        return real!(place: *mut u64, bytes: usize, from: usize, stream: usize);
+        unmovable_memory::note_allocating_graph("cuMemAllocFromPoolAsync");
+        return call_driver!(place: *mut u64, bytes: usize, from: usize, stream: usize);
     }
-    let named = Stream::named(stream, is_own);
+    let named = PoolStream::named(stream, is_own);
     match named.and_then(|stream| pool::alloc(Some(from), bytes as u64, &stream)) {
-        Ok(Some(at)) => told(put(place, at)),
-        Ok(None) => of_driver(place, bytes, || real!(place: *mut u64, bytes: usize, from: usize, stream: usize)),
+        Ok(Some(at)) => result_code(write_out(place, at)),
+        Ok(None) => allocate_with_driver(
+            place,
+            bytes,
+            || call_driver!(place: *mut u64, bytes: usize, from: usize, stream: usize),
+        ),
         Err(error) => error,
     }
 }
@@ -113,13 +117,13 @@ pub extern "C" fn free_async(at: u64, stream: usize) -> u32 {
     static OWN_FORM: OnceLock<usize> = OnceLock::new();
     let is_own = is_own_form(&OWN_FORM, c"cuMemFreeAsync_ptsz");
     if is_captured(stream, is_own) {
-        return real!(at: u64, stream: usize);
+        return call_driver!(at: u64, stream: usize);
     }
-    let named = || Stream::named(stream, is_own);
+    let named = || PoolStream::named(stream, is_own);
     if let Some(freed) = pool::free(at, named) {
-        return told(freed);
+        return result_code(freed);
     }
-    let block = table::lock().blocks.get(&at).copied();
+    let block = memory_table::lock().blocks.get(&at).copied();
     if let Some(block) = block {
         if block.is_import {
             return driver::INVALID_VALUE;
@@ -133,16 +137,16 @@ pub extern "C" fn free_async(at: u64, stream: usize) -> u32 {
             Err(error) => return error,
         };
         // Another thread may have freed it meanwhile.
-        if table::lock().blocks.remove(&at).is_none() {
+        if memory_table::lock().blocks.remove(&at).is_none() {
             return driver::INVALID_VALUE;
         }
         let later = pool::free_later(at, block, &stream);
         if later.is_err() {
-            table::lock().blocks.insert(at, block);
+            memory_table::lock().blocks.insert(at, block);
         }
-        return told(later);
+        return result_code(later);
     }
-    let result = real!(at: u64, stream: usize);
+    let result = call_driver!(at: u64, stream: usize);
     if result == driver::SUCCESS {
         forget_streamed(at);
     }
@@ -151,27 +155,27 @@ pub extern "C" fn free_async(at: u64, stream: usize) -> u32 {
 
 /// Forgets a freed allocation from a pool of the driver.
 pub fn forget_streamed(at: u64) {
-    let mut table = table::lock();
+    let mut table = memory_table::lock();
     let gone = table.streamed.remove(&at);
     let all: u64 = table.streamed.values().map(|(bytes, _, _)| bytes).sum();
     drop(table);
     if let Some((bytes, uuid, device)) = gone {
-        page::give_back(&uuid, device, bytes);
+        lease_page::give_back(&uuid, device, bytes);
         if all <= STREAMED_MAX {
-            page::unmark(Reason::StreamOrdered);
+            lease_page::remove_permanent_obstacle(ParkObstacle::StreamOrdered);
         }
     }
 }
 
-pub extern "C" fn create(place: *mut usize, properties: *const PoolProperties) -> u32 {
-    let result = real!(place: *mut usize, properties: *const PoolProperties);
+pub extern "C" fn create(place: *mut usize, properties: *const PoolProps) -> u32 {
+    let result = call_driver!(place: *mut usize, properties: *const PoolProps);
     if result == driver::SUCCESS {
         // SAFETY: the driver has just read the one and written the other.
         let (handle, about) = unsafe { (place.read_unaligned(), properties.read_unaligned()) };
         if about.handle_types != 0 {
-            page::mark_not_parkable(Reason::Shared, "cuMemPoolCreate");
-        } else if about.kind == PINNED && about.location.kind == ON_CARD {
-            pool::made(handle, about.location.id, about.max_bytes as u64);
+            lease_page::add_permanent_obstacle(ParkObstacle::Shared, "cuMemPoolCreate");
+        } else if about.kind == PINNED && about.location.kind == ON_GPU {
+            pool::add_pool(handle, about.location.id, about.max_bytes as u64);
         }
     }
     result
@@ -179,16 +183,16 @@ pub extern "C" fn create(place: *mut usize, properties: *const PoolProperties) -
 
 pub extern "C" fn destroy(handle: usize) -> u32 {
     // Before it is gone, because a new pool can get its handle.
-    let number = pool::forget(handle);
-    let result = real!(handle: usize);
+    let number = pool::forget_handle(handle);
+    let result = call_driver!(handle: usize);
     if let Some(number) = number {
-        pool::destroyed(handle, number, result == driver::SUCCESS);
+        pool::finish_destroy(handle, number, result == driver::SUCCESS);
     }
     result
 }
 
 pub extern "C" fn trim(handle: usize, keep: usize) -> u32 {
-    let result = real!(handle: usize, keep: usize);
+    let result = call_driver!(handle: usize, keep: usize);
     if result == driver::SUCCESS {
         pool::trim(handle, keep as u64);
     }
@@ -196,18 +200,22 @@ pub extern "C" fn trim(handle: usize, keep: usize) -> u32 {
 }
 
 pub extern "C" fn attribute(handle: usize, attribute: c_int, place: *mut c_void) -> u32 {
-    let result = real!(handle: usize, attribute: c_int, place: *mut c_void);
+    let result = call_driver!(handle: usize, attribute: c_int, place: *mut c_void);
     if result == driver::SUCCESS
         && let Some(value) = pool::attribute(handle, attribute)
     {
         // Attributes up to number 3 have four bytes.
-        return told(if attribute <= 3 { put(place.cast(), value as u32) } else { put(place.cast(), value) });
+        return result_code(if attribute <= 3 {
+            write_out(place.cast(), value as u32)
+        } else {
+            write_out(place.cast(), value)
+        });
     }
     result
 }
 
 pub extern "C" fn set_attribute(handle: usize, attribute: c_int, place: *mut c_void) -> u32 {
-    let result = real!(handle: usize, attribute: c_int, place: *mut c_void);
+    let result = call_driver!(handle: usize, attribute: c_int, place: *mut c_void);
     if result == driver::SUCCESS && !place.is_null() {
         // SAFETY: the driver has just read the same bytes.
         let value = unsafe {
@@ -221,17 +229,17 @@ pub extern "C" fn set_attribute(handle: usize, attribute: c_int, place: *mut c_v
     result
 }
 
-pub extern "C" fn set_access(handle: usize, given: *const Access, count: usize) -> u32 {
-    let result = real!(handle: usize, given: *const Access, count: usize);
+pub extern "C" fn set_access(handle: usize, given: *const LocationAccess, count: usize) -> u32 {
+    let result = call_driver!(handle: usize, given: *const LocationAccess, count: usize);
     if result != driver::SUCCESS || given.is_null() {
         return result;
     }
     // SAFETY: the driver has just read `count` entries.
-    let given: Vec<Access> = (0..count).map(|number| unsafe { given.add(number).read_unaligned() }).collect();
+    let given: Vec<LocationAccess> = (0..count).map(|number| unsafe { given.add(number).read_unaligned() }).collect();
     match pool::set_access(handle, &given) {
         Ok(is_shared) => {
             if is_shared {
-                page::mark_not_parkable(Reason::Peers, "cuMemPoolSetAccess");
+                lease_page::add_permanent_obstacle(ParkObstacle::Peers, "cuMemPoolSetAccess");
             }
             result
         }
@@ -242,5 +250,5 @@ pub extern "C" fn set_access(handle: usize, given: *const Access, count: usize) 
 pub extern "C" fn stream_destroy(stream: usize) -> u32 {
     // Before it is gone, because a new stream can get its handle.
     pool::forget_stream(stream);
-    real!(stream: usize)
+    call_driver!(stream: usize)
 }

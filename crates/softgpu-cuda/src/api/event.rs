@@ -38,7 +38,8 @@ exports! {
         if flags & !FLAGS != 0 || flags & 4 != 0 {
             return Err(CuResult::INVALID_VALUE);
         }
-        write_out(checked_place(place)?, runtime.events.insert(Arc::new(StreamEvent { flags, ..StreamEvent::default() })))
+        let event = StreamEvent { flags, ..StreamEvent::default() };
+        write_out(checked_place(place)?, runtime.events.insert(Arc::new(event)))
     }
     "cuEventDestroy" 4000 fn cuEventDestroy_v2(event: usize) {
         Runtime::get()?.events.remove(event).map(drop)

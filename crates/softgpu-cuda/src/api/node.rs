@@ -225,7 +225,8 @@ exports! {
         add(place, &NewNodePlace { graph, after, count }, context, copy_work(runtime, params)?)
     }
     "cuGraphAddMemsetNode" 10000 fn cuGraphAddMemsetNode(
-        place: *mut usize, graph: usize, after: *const usize, count: usize, params: *const CuMemsetNodeParams, context: usize,
+        place: *mut usize, graph: usize, after: *const usize, count: usize, params: *const CuMemsetNodeParams,
+        context: usize,
     ) {
         let (runtime, context) = context_named(context)?;
         add(place, &NewNodePlace { graph, after, count }, context, fill_work(runtime, params)?)
@@ -325,7 +326,9 @@ exports! {
     "cuGraphKernelNodeGetParams" 10000 fn cuGraphKernelNodeGetParams(handle: usize, params: *mut CuKernelNodeParams) {
         write_out(params, kernel_params(&kernel_of(handle)?.1))
     }
-    "cuGraphKernelNodeGetParams" 12000 fn cuGraphKernelNodeGetParams_v2(handle: usize, params: *mut CuKernelNodeParamsV2) {
+    "cuGraphKernelNodeGetParams" 12000 fn cuGraphKernelNodeGetParams_v2(
+        handle: usize, params: *mut CuKernelNodeParamsV2,
+    ) {
         let (node, call) = kernel_of(handle)?;
         write_out(params, CuKernelNodeParamsV2 { first: kernel_params(&call), kernel: 0, context: node.context.handle })
     }
@@ -333,7 +336,9 @@ exports! {
         let (runtime, node) = node(handle)?;
         node.set(kernel_work(runtime, KernelParamsForm::First(params))?.1)
     }
-    "cuGraphKernelNodeSetParams" 12000 fn cuGraphKernelNodeSetParams_v2(handle: usize, params: *const CuKernelNodeParamsV2) {
+    "cuGraphKernelNodeSetParams" 12000 fn cuGraphKernelNodeSetParams_v2(
+        handle: usize, params: *const CuKernelNodeParamsV2,
+    ) {
         let (runtime, node) = node(handle)?;
         node.set(kernel_work(runtime, KernelParamsForm::Second(params))?.1)
     }
@@ -433,7 +438,9 @@ exports! {
         let (runtime, exec) = exec(handle)?;
         exec.set(node, JobWork::WaitForEvent(runtime.events.get(event)?))
     }
-    "cuGraphExecNodeSetParams" 12020 fn cuGraphExecNodeSetParams(handle: usize, node: usize, params: *const CuGraphNodeParams) {
+    "cuGraphExecNodeSetParams" 12020 fn cuGraphExecNodeSetParams(
+        handle: usize, node: usize, params: *const CuGraphNodeParams,
+    ) {
         let (runtime, exec) = exec(handle)?;
         exec.set(node, any_work(runtime, params)?.1)
     }

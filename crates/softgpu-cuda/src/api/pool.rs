@@ -131,7 +131,10 @@ exports! {
     }
     "cuMemPoolSetAttribute" 11020 fn cuMemPoolSetAttribute(handle: usize, attribute: c_int, place: *mut c_void) {
         let own = pool(Runtime::get()?, handle)?;
-        let value = if is_short(attribute) { read_in(place.cast::<u32>())?.into() } else { read_in(place.cast::<u64>())? };
+        let value = match is_short(attribute) {
+            true => read_in(place.cast::<u32>())?.into(),
+            false => read_in(place.cast::<u64>())?,
+        };
         own.set(attribute, value)
     }
     "cuMemPoolSetAccess" 11020 fn cuMemPoolSetAccess(handle: usize, allowed: *const CuMemAccessDesc, count: usize) {

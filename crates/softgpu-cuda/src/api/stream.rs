@@ -196,7 +196,10 @@ streamed! { own;
             0 => wait_event(runtime, &stream, &event),
             // In a capture: a node that waits each time the graph runs.
             1 => {
-                if runtime.capture(&stream, || JobWork::WaitForEvent(event))? { Ok(()) } else { Err(CuResult::ILLEGAL_STATE) }
+                match runtime.capture(&stream, || JobWork::WaitForEvent(event))? {
+                    true => Ok(()),
+                    false => Err(CuResult::ILLEGAL_STATE),
+                }
             }
             _ => Err(CuResult::INVALID_VALUE),
         }

@@ -104,7 +104,9 @@ exports! {
         let _pass = runtime.client.pass_gate();
         runtime.reserved.free(runtime, at, bytes as u64)
     }
-    "cuMemCreate" 10020 fn cuMemCreate(place: *mut u64, bytes: usize, properties: *const CuMemAllocationProp, flags: u64) {
+    "cuMemCreate" 10020 fn cuMemCreate(
+        place: *mut u64, bytes: usize, properties: *const CuMemAllocationProp, flags: u64,
+    ) {
         let runtime = Runtime::get()?;
         let _pass = runtime.client.pass_gate();
         let properties = read_in(properties)?;

@@ -57,7 +57,7 @@ if wanted.graph:
 for number in range(wanted.steps):
     x.normal_()
     if wanted.recapture:
-        # Each graph has a pool of its own, which is given back only when somebody asks for that.
+        # Each graph has a pool of its own, which is given back only on request.
         graph.reset()
         if number % 50 == 0:
             torch.cuda.empty_cache()

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# On a machine with an NVIDIA card: two programs of 40 GiB each take turns on 60 GiB of it, under the service.
+# On a machine with an NVIDIA GPU: two programs of 40 GiB each take turns on 60 GiB of it, under the service.
 #   turns.sh DIST OUT     DIST has sublet and libsublet_shim.so
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)

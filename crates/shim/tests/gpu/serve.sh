@@ -7,7 +7,7 @@ start() {
     "$dist/sublet" serve --state-dir "$work/state" --socket "$work/s" --gpu "${GPU:-real}" --config "${3:-/dev/null}" 2>"$out/serve.log" &
     serve=$!
     for _ in $(seq 100); do "$dist/sublet" cards >/dev/null 2>&1 && break; sleep 0.1; done
-    # Two looks at the cards, so that they are promised.
+    # Two looks at the GPUs, so that they are promised.
     sleep 3
 }
 stop() {

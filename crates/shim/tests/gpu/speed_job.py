@@ -1,4 +1,4 @@
-"""Measures steps a second bound by the card."""
+"""Measures steps a second bound by the GPU."""
 
 import json
 import time
@@ -7,7 +7,7 @@ import torch
 
 
 def rate(work, seconds):
-    """How often something is done in a second, when the card is done with it."""
+    """How often something is done in a second, when the GPU is done with it."""
     for _ in range(20):
         work()
     torch.cuda.synchronize()

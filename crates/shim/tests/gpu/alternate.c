@@ -33,7 +33,7 @@ static double block(int is_fill, int calls) {
     clock_gettime(CLOCK_MONOTONIC, &from);
     for (int number = 0; number < calls; number++) {
         if (is_fill ? fill(at, 1, 0, 0) : launch(function, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0)) exit(5);
-        /* The card keeps up: what is waited for otherwise is a place in its queue. */
+        /* The GPU keeps up: what is waited for otherwise is a place in its queue. */
         if (!is_fill && number % 500 == 499) sync_();
     }
     clock_gettime(CLOCK_MONOTONIC, &to);

@@ -112,7 +112,7 @@ def main():
         "gib": max((one["bytes"] for one in parked), default=0) / (1 << 30),
         "out_gib_s": {"median": middle(out), "best": middle(out[-1:])},
         "in_gib_s": {"median": middle(back), "best": middle(back[-1:])},
-        # Waiting for open captures, during which the program goes on; closing; waiting for the card.
+        # Waiting for open captures, during which the program goes on; closing; waiting for the GPU.
         **{part: {"median": middle(sorted(one["took"].get(part, 0) for one in parked)),
                   "worst": max((one["took"].get(part, 0) for one in parked), default=None)}
            for part in ("capture_us", "gate_us", "drain_us")},

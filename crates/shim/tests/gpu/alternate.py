@@ -2,7 +2,7 @@
 
     LD_PRELOAD=both.so:SHIM alternate.py add|train [PAIRS]
 
-add: one small kernel after the other. train: steps of a network so small that the card waits for its launches.
+add: one small kernel after the other. train: steps of a network so small that the GPU waits for its launches.
 Prints a line for each pair of blocks: nanoseconds for a piece of work through the shim, and without it (both.c).
 """
 

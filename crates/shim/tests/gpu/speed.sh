@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# On a machine with an NVIDIA card: how fast a program that is bound by the card is with the shim and without it, in turns,
+# On a machine with an NVIDIA GPU: how fast a program that is bound by the GPU is with the shim and without it, in turns,
 # under the service. What is bound by launches differs more from process to process: settle.sh measures that.
 #   speed.sh DIST OUT [PAIRS]     DIST has sublet and libsublet_shim.so
 set -uo pipefail

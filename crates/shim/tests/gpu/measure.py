@@ -1,4 +1,4 @@
-"""Measures parking on a card: each experiment prints one line of JSON.
+"""Measures parking on a GPU: each experiment prints one line of JSON.
 
     measure.py SHIM [--gib 32] [EXPERIMENT ...]
 
@@ -139,8 +139,8 @@ def used(pid):
 
         pynvml.nvmlInit()
         for number in range(pynvml.nvmlDeviceGetCount()):
-            card = pynvml.nvmlDeviceGetHandleByIndex(number)
-            for process in pynvml.nvmlDeviceGetComputeRunningProcesses(card):
+            gpu = pynvml.nvmlDeviceGetHandleByIndex(number)
+            for process in pynvml.nvmlDeviceGetComputeRunningProcesses(gpu):
                 if process.pid == pid:
                     return process.usedGpuMemory
     except Exception as error:

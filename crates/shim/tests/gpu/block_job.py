@@ -78,7 +78,7 @@ def main():
             view = (C.c_uint32 * (piece // 4)).from_address(host.value)
             for number, block in enumerate(blocks):
                 call("cuMemcpyDtoH_v2", host, block, C.c_size_t(piece))
-                # The first and the last of it, and every 4096th: all would take Python longer than the card.
+                # The first and the last of it, and every 4096th: all would take Python longer than the GPU.
                 wrong += any(word != number + 1 for word in view[::4096]) or view[piece // 4 - 1] != number + 1
             say(blocks=len(blocks), wrong=wrong)
         elif line.strip() == "end":

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# On a machine with an NVIDIA card, in five minutes at most: what the shim costs calls and launches, measured within one
+# On a machine with an NVIDIA GPU, in five minutes at most: what the shim costs calls and launches, measured within one
 # process; how long the gate takes to close, also where graphs are captured all the time; and, with a folder that has
-# sublet and libsublet_shim.so, a holder that leaves its card altogether though it took more since it was booked.
+# sublet and libsublet_shim.so, a holder that leaves its GPU altogether though it took more since it was booked.
 #   settle.sh SHIM OUT [DIST]     SHIM: libsublet_shim.so
 # Each measurement is one line of JSON, and one row of a table if it is of pairs; all of them are in OUT/settle.txt.
 set -uo pipefail

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# On a machine with an NVIDIA card: programs nobody changed, undisturbed and parked at random moments.
+# On a machine with an NVIDIA GPU: unmodified programs, undisturbed and parked at random moments.
 #   run.sh SHIM OUT
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
@@ -25,7 +25,7 @@ parks=${PARKS:-200}
 try torch "$parks" 0.05 0 python3 torch_train.py --steps 3000
 try graph "$parks" 0.05 0 python3 torch_train.py --steps 5000 --graph
 try cupy "$parks" 0.02 0 python3 cupy_job.py
-# A twentieth of the card: all that it takes by itself would be two seconds each way.
+# A twentieth of the GPU: all that it takes by itself would be two seconds each way.
 XLA_PYTHON_CLIENT_MEM_FRACTION=0.05 try jax "$parks" 0.02 0 python3 jax_job.py
 PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True try expandable "$parks" 0.05 0 python3 torch_train.py --steps 3000
 PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync try async "$parks" 0.05 0 python3 torch_train.py --steps 3000
