@@ -35,7 +35,7 @@ fn who_reaches_another_card_is_not_parked_until_it_does_not_any_more() {
     let mut out = BufReader::new(child.stdout.take().expect("its output")).lines().map_while(Result::ok);
     let mut input = child.stdin.take().expect("its input");
     assert_eq!(out.find(|line| line.starts_with("reaches")).as_deref(), Some("reaches: [3, 3, 0]"));
-    assert_eq!(line.park(SOON), Some(Err("its cards reach each other's memory".to_owned())));
+    assert_eq!(line.park(SOON), Some(Err("its GPUs reach each other's memory".to_owned())));
     assert_ne!(mapped(&file).processes[0].obstacles.load(SeqCst), 0);
     input.write_all(b"go\n").expect("it listens");
     assert_eq!(out.find(|line| line.starts_with("reaches")).as_deref(), Some("reaches: [0, 0, 0]"));
