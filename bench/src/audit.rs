@@ -15,7 +15,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use sublet_host::audit::{GpuDeviceFiles, audit};
 use sublet_host::{process, soft};
-use sublet_softgpu::State;
+use sublet_softgpu::SoftGpuState;
 
 /// Processes that do not use a GPU.
 const SLEEPERS: usize = 10_000;
@@ -132,7 +132,8 @@ pub fn run(rig: &BenchRig) -> Result<BenchOutcome> {
     let _crowd = SleepingProcesses::start()?;
     let service = service::sublet(rig, &folder, SOFT_GPU)?.await_ready(&folder)?;
     let path = soft::state_file_for(&service.socket);
-    let state = State::create(&path, &SOFT_GPU.trim_start_matches("soft:").parse().map_err(Error::msg::<String>)?)?;
+    let state =
+        SoftGpuState::create(&path, &SOFT_GPU.trim_start_matches("soft:").parse().map_err(Error::msg::<String>)?)?;
     let _on_card = OtherProcesses::start(&path, GPU_PROCESSES, &state)?;
     await_unleased(&service.socket, GPU_PROCESSES)?;
     let (before, start) = (proc::cpu_of_tree(service.pid())?, Instant::now());

@@ -14,7 +14,7 @@ use std::ptr::null_mut;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 use sublet_softgpu::state::ENV;
-use sublet_softgpu::{Seat, State};
+use sublet_softgpu::{SoftGpuClient, SoftGpuState};
 
 /// Calls of each kind.
 const CALLS: usize = 50_000;
@@ -32,10 +32,10 @@ pub fn occupy_gpu(path: &Path) -> Result<()> {
 }
 
 /// A seat with a context and memory, as a program has it.
-fn occupied_seat(path: &Path) -> Result<Seat> {
-    let seat = Seat::take(State::open(path)?)?;
+fn occupied_seat(path: &Path) -> Result<SoftGpuClient> {
+    let seat = SoftGpuClient::register(SoftGpuState::open(path)?)?;
     ensure!(seat.reserve(0, BYTES).is_ok(), "the card is full");
-    seat.row().cards[0].contexts.store(1, SeqCst);
+    seat.row().gpus[0].contexts.store(1, SeqCst);
     Ok(seat)
 }
 
@@ -44,7 +44,7 @@ pub struct OtherProcesses(Vec<Child>);
 
 impl OtherProcesses {
     /// Starts `count` processes, and waits until all are on the GPU.
-    pub fn start(path: &Path, count: usize, state: &State) -> Result<OtherProcesses> {
+    pub fn start(path: &Path, count: usize, state: &SoftGpuState) -> Result<OtherProcesses> {
         let mut others = OtherProcesses(Vec::new());
         for _ in 0..count {
             let mut command = Command::new(std::env::current_exe()?);
@@ -84,7 +84,7 @@ fn time(mut call: impl FnMut() -> bool) -> Result<Quantiles> {
 /// Times the calls with this many processes on the GPU.
 fn with_processes(rig: &BenchRig, processes: usize) -> Result<Vec<(&'static str, Quantiles)>> {
     let path = rig.fresh_folder(&format!("soft{processes}"))?.join("cards");
-    let state = State::create(&path, &"1x64GiB".parse().map_err(Error::msg::<String>)?)?;
+    let state = SoftGpuState::create(&path, &"1x64GiB".parse().map_err(Error::msg::<String>)?)?;
     let _others = OtherProcesses::start(&path, processes - 1, &state)?;
     let seat = occupied_seat(&path)?;
     let mut found = vec![(

@@ -6,9 +6,9 @@ use std::path::PathBuf;
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
-    println!("cargo::rerun-if-changed=src/names.txt");
+    println!("cargo::rerun-if-changed=src/driver_names.txt");
     println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libsublet-shim.so");
-    let names = std::fs::read_to_string("src/names.txt").expect("the names are in the source tree");
+    let names = std::fs::read_to_string("src/driver_names.txt").expect("the names are in the source tree");
     let names: Vec<&str> = names.lines().collect();
     let mut text = format!("names! {{ {};\n", names.len());
     for (number, name) in names.iter().enumerate() {

@@ -30,7 +30,7 @@ use sublet_host::clock::Clock;
 use sublet_host::gpu::GpuSpec;
 use sublet_host::shims::{GpuCap, ShimPlacement, ShimSettings, ShimTarget};
 use sublet_host::{Host, HostReport, HostSettings};
-use sublet_shim_wire::{Order, PACKET_MAX, Page, Word};
+use sublet_shim_wire::{LeasePage, PACKET_MAX, ShimOrder, ShimReport};
 
 /// Host memory for parked bytes.
 const RAM: u64 = 64 << 20;
@@ -107,7 +107,7 @@ impl ShimHub {
     /// A program that only reads its page gets an answer.
     fn check_answers(&self) {
         let mut program = Program::connect(self);
-        let hello = Word::Hello {
+        let hello = ShimReport::Hello {
             version: 2,
             pid: 1,
             lease: Some("L1".to_owned()),
@@ -119,7 +119,7 @@ impl ShimHub {
         };
         program.say(&serde_json::to_vec(&hello).expect("JSON"));
         let order = program.wait(20_000);
-        assert!(matches!(order, Some(Order::Welcome { page: true, .. })), "the hub does not answer: {order:?}");
+        assert!(matches!(order, Some(ShimOrder::Welcome { page: true, .. })), "the hub does not answer: {order:?}");
     }
 
     fn check_sights(&self) {
@@ -204,7 +204,7 @@ impl Program {
     }
 
     /// The next order; `None` if none comes within `patience_ms`.
-    fn wait(&mut self, patience_ms: i64) -> Option<Order> {
+    fn wait(&mut self, patience_ms: i64) -> Option<ShimOrder> {
         let time = Timespec { tv_sec: patience_ms / 1000, tv_nsec: patience_ms % 1000 * 1_000_000 };
         loop {
             let mut fds = [PollFd::new(&self.socket, PollFlags::IN)];
@@ -222,7 +222,7 @@ impl Program {
         while self.next().is_some() {}
     }
 
-    fn next(&mut self) -> Option<Order> {
+    fn next(&mut self) -> Option<ShimOrder> {
         let mut bytes = [0; PACKET_MAX];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -236,23 +236,26 @@ impl Program {
         if found.bytes == 0 {
             return None;
         }
-        let order: Order = serde_json::from_slice(&bytes[..found.bytes]).expect("an order is JSON");
+        let order: ShimOrder = serde_json::from_slice(&bytes[..found.bytes]).expect("an order is JSON");
         let text = serde_json::to_string(&order).expect("an order is JSON");
-        assert_eq!(serde_json::from_str::<Order>(&text).ok().as_ref(), Some(&order), "{text}");
+        assert_eq!(serde_json::from_str::<ShimOrder>(&text).ok().as_ref(), Some(&order), "{text}");
         match &order {
-            Order::Welcome { page, .. } => {
+            ShimOrder::Welcome { page, .. } => {
                 assert_eq!(*page, file.is_some());
                 self.page = file.or(self.page.take());
             }
-            Order::Arena { bytes, .. } => {
+            ShimOrder::Arena { bytes, .. } => {
                 self.handed_out += bytes;
                 assert!(self.handed_out <= HANDED_OUT_MAX, "{} bytes were handed out", self.handed_out);
             }
-            Order::Trim { .. } => self.handed_out = 0,
-            Order::Park { id, .. } | Order::Resume { id } | Order::Deepen { id } | Order::Shallow { id } => {
+            ShimOrder::Trim { .. } => self.handed_out = 0,
+            ShimOrder::Park { id, .. }
+            | ShimOrder::Resume { id }
+            | ShimOrder::Deepen { id }
+            | ShimOrder::Shallow { id } => {
                 self.order = *id;
             }
-            Order::Prepare { .. } | Order::Over { .. } => {}
+            ShimOrder::Prepare { .. } | ShimOrder::Over { .. } => {}
         }
         Some(order)
     }
@@ -264,8 +267,8 @@ impl Program {
             let _ = self.wait(MOMENT_MS);
         }
         if let Some(page) = &self.page {
-            let at = at % size_of::<Page>();
-            let bytes = &bytes[..bytes.len().min(size_of::<Page>() - at)];
+            let at = at % size_of::<LeasePage>();
+            let bytes = &bytes[..bytes.len().min(size_of::<LeasePage>() - at)];
             let _ = pwrite(page, bytes, at as u64);
         }
     }

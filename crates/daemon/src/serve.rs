@@ -302,7 +302,7 @@ fn run(
     eyes.measure_context = settled.measure_context;
     let parking = &settled.policy.parking;
     eyes.shims = settled.shim.then(|| ShimSettings {
-        socket: sublet_host::shims::beside(&options.socket),
+        socket: sublet_host::shims::shim_socket_path(&options.socket),
         stock_bytes: settled.stock.0,
         parking_space: parking.ram.0,
         leave_available: parking.leave.0,

@@ -6,8 +6,8 @@
 
 use std::path::{Path, PathBuf};
 pub use sublet_softgpu::NOTICE;
-use sublet_softgpu::place::{self, CUDA, NVML, NoLibraries};
-use sublet_softgpu::{Spec, State, StateError, state};
+use sublet_softgpu::library_dir::{self, CUDA, NVML, NoLibraries};
+use sublet_softgpu::{SoftGpuState, Spec, StateError, state};
 use thiserror::Error;
 
 /// Where soft GPUs are, and the libraries to read them with.
@@ -38,10 +38,10 @@ impl SoftError {
             SoftError::State(StateError::InUse { .. }) => {
                 Some("end it first, or serve the GPUs there are (`sublet soft status` shows them)".to_owned())
             }
-            SoftError::State(StateError::File { .. } | StateError::NotCards { .. } | StateError::Foreign { .. }) => {
+            SoftError::State(StateError::File { .. } | StateError::NotSoftGpus { .. } | StateError::Foreign { .. }) => {
                 Some("remove the file if it is not used, or choose another `--socket`: it lies beside that".to_owned())
             }
-            SoftError::State(StateError::Crowded) => None,
+            SoftError::State(StateError::NoFreeRow) => None,
         }
     }
 }
@@ -55,8 +55,8 @@ pub fn state_file_for(socket: &Path) -> PathBuf {
 
 /// Makes the GPUs, unless exactly those exist. They outlive the daemon that serves them, as real ones do.
 pub fn create_gpus(spec: &Spec, path: PathBuf) -> Result<SoftPlace, SoftError> {
-    let libraries = place::libraries()?;
-    State::create(&path, spec)?;
+    let libraries = library_dir::library_dir()?;
+    SoftGpuState::create(&path, spec)?;
     Ok(SoftPlace { state: path, libraries })
 }
 

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
 
 /// The environment variable that says where the daemon listens for shims.
-pub const SOCKET: &str = "SUBLET_SHIM_SOCKET";
+pub const SOCKET_ENV: &str = "SUBLET_SHIM_SOCKET";
 /// The largest length of a packet.
 pub const PACKET_MAX: usize = 4096;
 /// The first number of a page.
@@ -18,14 +18,14 @@ pub const MAGIC: u64 = u64::from_le_bytes(*b"subletpg");
 /// The version of the page's layout.
 pub const VERSION: u32 = 1;
 /// The largest number of GPUs of a lease.
-pub const CARDS: usize = 16;
+pub const GPUS_MAX: usize = 16;
 /// The largest number of processes of a holder.
-pub const SLOTS: usize = 64;
+pub const PROCESSES_MAX: usize = 64;
 
 /// What the daemon sends.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case")]
-pub enum Order {
+pub enum ShimOrder {
     /// The first answer. A descriptor of the lease's page comes along if there is one.
     Welcome {
         /// Whether a descriptor of the page comes along.
@@ -90,7 +90,7 @@ pub enum Order {
 /// What the shim sends.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "say", rename_all = "snake_case")]
-pub enum Word {
+pub enum ShimReport {
     /// The first message.
     Hello {
         /// The version of these messages.
@@ -123,7 +123,7 @@ pub enum Word {
         /// How many bytes.
         bytes: u64,
         /// How long each part took.
-        took: Took,
+        took: MoveDurations,
     },
     /// The memory stays where it is: on the GPU after an order to park, off it after one to resume.
     Refused {
@@ -139,7 +139,7 @@ pub enum Word {
         /// How many bytes.
         bytes: u64,
         /// How long each part took.
-        took: Took,
+        took: MoveDurations,
     },
     /// The program makes no calls of the driver.
     Deep {
@@ -165,7 +165,7 @@ pub enum Word {
 
 /// Microseconds that each part took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Took {
+pub struct MoveDurations {
     /// Waiting for open captures. The program goes on meanwhile.
     #[serde(default)]
     pub capture_us: u64,
@@ -183,22 +183,22 @@ pub struct Took {
 
 /// The page of a lease.
 #[repr(C)]
-pub struct Page {
+pub struct LeasePage {
     /// [`MAGIC`].
     pub magic: AtomicU64,
     /// [`VERSION`].
     pub version: AtomicU32,
     reserved: AtomicU32,
     /// The lease's GPUs.
-    pub cards: [CardPage; CARDS],
+    pub gpus: [GpuPage; GPUS_MAX],
     /// The holder's processes.
-    pub processes: [ProcessPage; SLOTS],
+    pub processes: [ProcessPage; PROCESSES_MAX],
     /// What the processes copied, in the same order. It was added later: pages of an older daemon end before it.
-    pub copied: [CopiedPage; SLOTS],
+    pub copied: [CopiedPage; PROCESSES_MAX],
 }
 
-/// The length of pages without [`Page::copied`].
-pub const SHORT_PAGE: usize = std::mem::offset_of!(Page, copied);
+/// The length of pages without [`LeasePage::copied`].
+pub const OLD_PAGE_BYTES: usize = std::mem::offset_of!(LeasePage, copied);
 
 /// What a process copied: written by its shim.
 #[repr(C)]
@@ -209,24 +209,24 @@ pub struct CopiedPage {
     pub bytes: AtomicU64,
 }
 
-impl Page {
+impl LeasePage {
     /// The copy counter of the process with this slot.
-    pub fn copied_of(&self, slot: &ProcessPage) -> &CopiedPage {
+    pub fn copy_counter_of(&self, slot: &ProcessPage) -> &CopiedPage {
         let place = self.processes.iter().position(|own| std::ptr::eq(own, slot));
-        &self.copied[place.unwrap_or(SLOTS - 1)]
+        &self.copied[place.unwrap_or(PROCESSES_MAX - 1)]
     }
 
     /// Clears the counters of a slot.
-    pub fn wipe(&self, slot: &ProcessPage) {
-        slot.wipe();
-        let copied = self.copied_of(slot);
+    pub fn clear_slot(&self, slot: &ProcessPage) {
+        slot.clear_slot();
+        let copied = self.copy_counter_of(slot);
         copied.is_counted.store(0, SeqCst);
         copied.bytes.store(0, SeqCst);
     }
 }
 
-impl Default for Page {
-    fn default() -> Page {
+impl Default for LeasePage {
+    fn default() -> LeasePage {
         // SAFETY: numbers only, for which zeros are valid.
         unsafe { std::mem::zeroed() }
     }
@@ -234,7 +234,7 @@ impl Default for Page {
 
 /// A GPU of the lease: written by the daemon.
 #[repr(C)]
-pub struct CardPage {
+pub struct GpuPage {
     /// The UUID of the GPU.
     pub uuid: [AtomicU8; 16],
     /// Bytes of the GPU that the lease has; zero: there is no such GPU.
@@ -248,8 +248,8 @@ pub struct CardPage {
 pub struct ProcessPage {
     /// The pid; zero: the slot is free.
     pub pid: AtomicU32,
-    /// Bits of [`Reason`]: why the process cannot be parked.
-    pub reasons: AtomicU32,
+    /// Bits of [`ParkObstacle`]: why the process cannot be parked.
+    pub obstacles: AtomicU32,
     /// Kernels and graphs launched.
     pub launches: AtomicU64,
     /// Copies and fills.
@@ -259,17 +259,17 @@ pub struct ProcessPage {
     /// Bytes that are parked.
     pub parked: AtomicU64,
     /// What the process has of each GPU.
-    pub cards: [SharePage; CARDS],
+    pub gpus: [ProcessGpuPage; GPUS_MAX],
     /// Errors, by number.
     pub errors: [ErrorPage; 16],
 }
 
 impl ProcessPage {
-    fn wipe(&self) {
-        for card in &self.cards {
-            card.bytes.store(0, SeqCst);
-            card.peak.store(0, SeqCst);
-            card.contexts.store(0, SeqCst);
+    fn clear_slot(&self) {
+        for gpu in &self.gpus {
+            gpu.bytes.store(0, SeqCst);
+            gpu.peak.store(0, SeqCst);
+            gpu.contexts.store(0, SeqCst);
         }
         for error in &self.errors {
             error.code.store(0, SeqCst);
@@ -278,13 +278,13 @@ impl ProcessPage {
         for number in [&self.launches, &self.copies, &self.active_ns, &self.parked] {
             number.store(0, SeqCst);
         }
-        self.reasons.store(0, SeqCst);
+        self.obstacles.store(0, SeqCst);
     }
 }
 
 /// What a process has of a GPU.
 #[repr(C)]
-pub struct SharePage {
+pub struct ProcessGpuPage {
     /// Bytes, without the context.
     pub bytes: AtomicU64,
     /// The largest value of `bytes` so far.
@@ -305,7 +305,7 @@ pub struct ErrorPage {
 /// Why a holder cannot be parked. The values are bits of the page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub enum Reason {
+pub enum ParkObstacle {
     /// Managed memory.
     Managed = 1,
     /// Arrays, which have no addresses.
@@ -334,58 +334,58 @@ pub enum Reason {
     OldDriver = 1 << 12,
 }
 
-impl Reason {
+impl ParkObstacle {
     /// All reasons.
-    pub const ALL: [Reason; 13] = [
-        Reason::Managed,
-        Reason::Arrays,
-        Reason::External,
-        Reason::Graphics,
-        Reason::Shared,
-        Reason::Multicast,
-        Reason::GraphMemory,
-        Reason::Peers,
-        Reason::StreamOrdered,
-        Reason::UnknownCall,
-        Reason::Rdma,
-        Reason::Mps,
-        Reason::OldDriver,
+    pub const ALL: [ParkObstacle; 13] = [
+        ParkObstacle::Managed,
+        ParkObstacle::Arrays,
+        ParkObstacle::External,
+        ParkObstacle::Graphics,
+        ParkObstacle::Shared,
+        ParkObstacle::Multicast,
+        ParkObstacle::GraphMemory,
+        ParkObstacle::Peers,
+        ParkObstacle::StreamOrdered,
+        ParkObstacle::UnknownCall,
+        ParkObstacle::Rdma,
+        ParkObstacle::Mps,
+        ParkObstacle::OldDriver,
     ];
 
     /// The first reason with its bit set; `None` if none is.
-    pub fn first(bits: u32) -> Option<Reason> {
-        Reason::ALL.into_iter().find(|reason| bits & *reason as u32 != 0)
+    pub fn first(bits: u32) -> Option<ParkObstacle> {
+        ParkObstacle::ALL.into_iter().find(|reason| bits & *reason as u32 != 0)
     }
 
     /// The reason in words, for messages.
     pub fn text(self) -> &'static str {
         match self {
-            Reason::Managed => "it uses managed memory",
-            Reason::Arrays => "it uses CUDA arrays or textures",
-            Reason::External => "it uses memory of another API",
-            Reason::Graphics => "it shares memory with graphics",
-            Reason::Shared => "it shares memory with other processes",
-            Reason::Multicast => "it uses multicast memory",
-            Reason::GraphMemory => "its graphs allocate memory",
-            Reason::Peers => "its GPUs reach each other's memory",
-            Reason::StreamOrdered => "more than 256 MiB were allocated in the order of streams",
-            Reason::UnknownCall => "it called a function of the driver that Sublet does not know",
-            Reason::Rdma => "a network card may reach its memory (RDMA): it has an InfiniBand device open",
-            Reason::Mps => "it uses its GPU through MPS",
-            Reason::OldDriver => "its driver is older than CUDA 12.5, and does not say when the GPU is done",
+            ParkObstacle::Managed => "it uses managed memory",
+            ParkObstacle::Arrays => "it uses CUDA arrays or textures",
+            ParkObstacle::External => "it uses memory of another API",
+            ParkObstacle::Graphics => "it shares memory with graphics",
+            ParkObstacle::Shared => "it shares memory with other processes",
+            ParkObstacle::Multicast => "it uses multicast memory",
+            ParkObstacle::GraphMemory => "its graphs allocate memory",
+            ParkObstacle::Peers => "its GPUs reach each other's memory",
+            ParkObstacle::StreamOrdered => "more than 256 MiB were allocated in the order of streams",
+            ParkObstacle::UnknownCall => "it called a function of the driver that Sublet does not know",
+            ParkObstacle::Rdma => "a network card may reach its memory (RDMA): it has an InfiniBand device open",
+            ParkObstacle::Mps => "it uses its GPU through MPS",
+            ParkObstacle::OldDriver => "its driver is older than CUDA 12.5, and does not say when the GPU is done",
         }
     }
 }
 
 /// The path at which a daemon that listens at `socket` listens for shims.
-pub fn beside(socket: &Path) -> PathBuf {
+pub fn shim_socket_path(socket: &Path) -> PathBuf {
     let mut name = socket.as_os_str().to_owned();
     name.push(".shim");
     PathBuf::from(name)
 }
 
 /// A size in words, for messages.
-pub fn size(bytes: u64) -> String {
+pub fn size_text(bytes: u64) -> String {
     const GIB: f64 = (1_u64 << 30) as f64;
     let gib = bytes as f64 / GIB;
     if gib >= 1.0 { format!("{gib:.1} GiB") } else { format!("{} MiB", bytes >> 20) }
@@ -393,17 +393,18 @@ pub fn size(bytes: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Order, Word};
+    use super::{ShimOrder, ShimReport};
 
     #[test]
-    fn words_of_a_newer_side_are_understood() {
-        let order: Order =
+    fn unknown_fields_of_a_newer_side_are_ignored() {
+        let order: ShimOrder =
             serde_json::from_str(r#"{"do":"park","id":7,"deadline_ms":500,"mood":"new"}"#).expect("an order");
-        assert_eq!(order, Order::Park { id: 7, deadline_ms: 500, most: None });
-        let word: Word = serde_json::from_str(r#"{"say":"wants","call":"cuLaunchKernel","since":3}"#).expect("a word");
-        assert_eq!(word, Word::Wants { call: "cuLaunchKernel".to_owned() });
-        assert!(serde_json::from_str::<Order>(r#"{"do":"dance"}"#).is_err());
-        let order: Order = serde_json::from_str(r#"{"do":"welcome","page":true}"#).expect("an older daemon's");
-        assert_eq!(order, Order::Welcome { page: true, pid: None, over: false });
+        assert_eq!(order, ShimOrder::Park { id: 7, deadline_ms: 500, most: None });
+        let report: ShimReport =
+            serde_json::from_str(r#"{"say":"wants","call":"cuLaunchKernel","since":3}"#).expect("a word");
+        assert_eq!(report, ShimReport::Wants { call: "cuLaunchKernel".to_owned() });
+        assert!(serde_json::from_str::<ShimOrder>(r#"{"do":"dance"}"#).is_err());
+        let order: ShimOrder = serde_json::from_str(r#"{"do":"welcome","page":true}"#).expect("an older daemon's");
+        assert_eq!(order, ShimOrder::Welcome { page: true, pid: None, over: false });
     }
 }

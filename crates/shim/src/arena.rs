@@ -4,7 +4,7 @@
 //! The memory comes from the daemon in files that no other process has; if they are too small, the process adds memory
 //! of its own. The arena stays after a resume, so that its pages are ready for the next park.
 
-use crate::driver::{self, PORTABLE, done};
+use crate::driver::{self, PORTABLE, as_result};
 use std::ffi::c_void;
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -14,13 +14,13 @@ const PIECE: u64 = 256 << 20;
 /// Memory is mapped in multiples of a huge page.
 const HUGE: u64 = 2 << 20;
 /// The address range of the arena: larger than any host's memory.
-const REACH: u64 = 1 << 44;
+const ADDRESS_BYTES: u64 = 1 << 44;
 /// The largest number of threads that touch fresh memory.
-const HANDS: u64 = 8;
+const TOUCH_THREADS: u64 = 8;
 
 /// The arena of this process.
 #[derive(Default)]
-pub struct Arena {
+pub struct ParkArena {
     base: u64,
     /// How many bytes are mapped.
     ready: u64,
@@ -29,14 +29,14 @@ pub struct Arena {
     /// Pieces that are registered with the driver: offset and length.
     pieces: Vec<(u64, u64)>,
     /// How many bytes are registered with the driver.
-    known: u64,
+    registered: u64,
 }
 
-impl Arena {
+impl ParkArena {
     /// Adds a file of `bytes` bytes.
-    pub fn use_file(&mut self, file: &File, bytes: u64, filled: bool) -> Result<(), String> {
+    pub fn add_file(&mut self, file: &File, bytes: u64, filled: bool) -> Result<(), String> {
         let bytes = bytes - bytes % HUGE;
-        if file.metadata().map_or(0, |data| data.len()) < bytes || self.ready.saturating_add(bytes) > REACH {
+        if file.metadata().map_or(0, |data| data.len()) < bytes || self.ready.saturating_add(bytes) > ADDRESS_BYTES {
             return Err("the daemon gave memory to park in that is not what it said".to_owned());
         }
         if self.base == 0 {
@@ -58,14 +58,14 @@ impl Arena {
 
     /// Ensures that `bytes` bytes are mapped, with their pages.
     pub fn grow(&mut self, bytes: u64) -> Result<(), String> {
-        self.reach(bytes)?;
+        self.map_up_to(bytes)?;
         self.touch_to(bytes);
         Ok(())
     }
 
     /// Ensures that `bytes` bytes are mapped.
-    fn reach(&mut self, bytes: u64) -> Result<(), String> {
-        let wanted = bytes.checked_next_multiple_of(HUGE).filter(|wanted| *wanted <= REACH);
+    fn map_up_to(&mut self, bytes: u64) -> Result<(), String> {
+        let wanted = bytes.checked_next_multiple_of(HUGE).filter(|wanted| *wanted <= ADDRESS_BYTES);
         let wanted = wanted.ok_or("no host has so much memory")?;
         if wanted <= self.ready {
             return Ok(());
@@ -92,33 +92,33 @@ impl Arena {
     /// context must be current.
     pub fn prepare(&mut self, bytes: u64) -> Result<bool, u32> {
         // If there is no memory, the park will report it.
-        if self.known >= bytes || self.reach(bytes).is_err() {
+        if self.registered >= bytes || self.map_up_to(bytes).is_err() {
             return Ok(false);
         }
-        self.touch_to((self.known + PIECE).min(bytes));
-        self.know_more()?;
-        Ok(self.known < bytes)
+        self.touch_to((self.registered + PIECE).min(bytes));
+        self.register_next()?;
+        Ok(self.registered < bytes)
     }
 
     /// Registers the next piece with the driver. A context must be current.
-    pub fn know_more(&mut self) -> Result<(), u32> {
-        let bytes = PIECE.min(self.ready - self.known);
+    pub fn register_next(&mut self) -> Result<(), u32> {
+        let bytes = PIECE.min(self.ready - self.registered);
         if bytes == 0 {
             return Err(driver::INVALID_VALUE);
         }
-        done(driver::cuMemHostRegister_v2(self.at(self.known), bytes as usize, PORTABLE))?;
-        self.pieces.push((self.known, bytes));
-        self.known += bytes;
+        as_result(driver::cuMemHostRegister_v2(self.at(self.registered), bytes as usize, PORTABLE))?;
+        self.pieces.push((self.registered, bytes));
+        self.registered += bytes;
         Ok(())
     }
 
     /// How many bytes are registered with the driver.
-    pub fn known(&self) -> u64 {
-        self.known
+    pub fn registered(&self) -> u64 {
+        self.registered
     }
 
     /// How many bytes there are from an offset to the end of its piece.
-    pub fn run(&self, offset: u64) -> u64 {
+    pub fn bytes_left_in_piece(&self, offset: u64) -> u64 {
         let piece = self.pieces.iter().find(|(first, bytes)| (*first..first + bytes).contains(&offset));
         piece.map_or(0, |(first, bytes)| first + bytes - offset)
     }
@@ -130,16 +130,16 @@ impl Arena {
         }
         if self.base != 0 {
             // SAFETY: reserved by `reserve` with this length, and no longer used.
-            unsafe { libc::munmap(self.base as *mut c_void, REACH as usize) };
+            unsafe { libc::munmap(self.base as *mut c_void, ADDRESS_BYTES as usize) };
         }
-        *self = Arena::default();
+        *self = ParkArena::default();
     }
 }
 
 fn reserve() -> Result<u64, String> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     // SAFETY: a new mapping; the kernel chooses where.
-    let at = unsafe { libc::mmap(std::ptr::null_mut(), REACH as usize, libc::PROT_NONE, flags, -1, 0) };
+    let at = unsafe { libc::mmap(std::ptr::null_mut(), ADDRESS_BYTES as usize, libc::PROT_NONE, flags, -1, 0) };
     if at == libc::MAP_FAILED { Err(last_error("addresses to park at")) } else { Ok(at as u64) }
 }
 
@@ -166,7 +166,8 @@ fn map(at: u64, bytes: u64, file: Option<(i32, u64)>) -> Result<(), String> {
 
 /// Touches every page, with several threads: the kernel clears pages as fast as the threads touch them.
 fn touch(at: u64, bytes: u64) {
-    let hands = HANDS.min(bytes / HUGE).min(std::thread::available_parallelism().map_or(1, |cores| cores.get() as u64));
+    let hands =
+        TOUCH_THREADS.min(bytes / HUGE).min(std::thread::available_parallelism().map_or(1, |cores| cores.get() as u64));
     std::thread::scope(|scope| {
         let share = (bytes / hands.max(1)).next_multiple_of(HUGE);
         for first in (0..bytes).step_by(share as usize) {
@@ -189,11 +190,11 @@ fn last_error(what: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Arena, HUGE};
+    use super::{HUGE, ParkArena};
 
     #[test]
-    fn it_grows_as_far_as_it_has_addresses_and_no_further() {
-        let mut arena = Arena::default();
+    fn the_arena_grows_up_to_its_address_range() {
+        let mut arena = ParkArena::default();
         arena.grow(1).expect("a little");
         assert_eq!(arena.ready, HUGE);
         for bytes in [u64::MAX, (1 << 44) + 1] {
@@ -204,9 +205,9 @@ mod tests {
     }
 
     #[test]
-    fn pages_are_touched_as_far_as_they_are_needed_and_once() {
-        let mut arena = Arena::default();
-        arena.reach(8 * HUGE).expect("addresses");
+    fn needed_pages_are_touched_once() {
+        let mut arena = ParkArena::default();
+        arena.map_up_to(8 * HUGE).expect("addresses");
         assert_eq!((arena.ready, arena.touched), (8 * HUGE, 0));
         arena.touch_to(HUGE + 1);
         assert_eq!(arena.touched, 2 * HUGE);

@@ -1,6 +1,6 @@
 //! The driver's own functions, and the structures they speak in.
 
-use crate::entry;
+use crate::entry_points;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{Acquire, Release};
@@ -24,21 +24,21 @@ pub const PORTABLE: u32 = 1;
 /// `CUmemLocation`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct Location {
+pub struct MemLocation {
     pub kind: c_int,
     pub id: c_int,
 }
 
 /// `CU_MEM_LOCATION_TYPE_DEVICE`.
-pub const ON_CARD: c_int = 1;
+pub const ON_GPU: c_int = 1;
 
 /// `CUmemAllocationProp`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct Properties {
+pub struct AllocationProperties {
     pub kind: c_int,
     pub handle_types: c_int,
-    pub location: Location,
+    pub location: MemLocation,
     pub windows: usize,
     pub compression: u8,
     pub rdma: u8,
@@ -49,8 +49,8 @@ pub struct Properties {
 /// `CUmemAccessDesc`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct Access {
-    pub location: Location,
+pub struct LocationAccess {
+    pub location: MemLocation,
     pub flags: c_int,
 }
 
@@ -72,10 +72,10 @@ fn library() -> usize {
 }
 
 /// The address of a function of the driver; zero if it has none of that name.
-pub fn find(name: &CStr) -> usize {
+pub fn find_function(name: &CStr) -> usize {
     match library() {
         0 => 0,
-        library => entry::real_dlsym(library as *mut c_void, name) as usize,
+        library => entry_points::real_dlsym(library as *mut c_void, name) as usize,
     }
 }
 
@@ -91,7 +91,7 @@ pub fn is_loaded() -> bool {
 }
 
 /// True if an address is in the driver's library.
-pub fn holds(address: usize) -> bool {
+pub fn contains_address(address: usize) -> bool {
     // SAFETY: the structure is plain pointers, filled by the call.
     unsafe {
         let mut info: libc::Dl_info = std::mem::zeroed();
@@ -114,7 +114,7 @@ macro_rules! driver {
                 if at == 0 {
                     let name = concat!(stringify!($name), "\0");
                     // SAFETY: the text ends with its only zero.
-                    at = find(unsafe { CStr::from_bytes_with_nul_unchecked(name.as_bytes()) });
+                    at = find_function(unsafe { CStr::from_bytes_with_nul_unchecked(name.as_bytes()) });
                     FOUND.store(at, Release);
                 }
                 if at == 0 {
@@ -152,17 +152,17 @@ driver! {
     cuEventSynchronize(event: usize);
     cuMemAddressFree(at: u64, bytes: usize);
     cuMemAddressReserve(place: *mut u64, bytes: usize, alignment: usize, wish: u64, flags: u64);
-    cuMemCreate(place: *mut u64, bytes: usize, properties: *const Properties, flags: u64);
+    cuMemCreate(place: *mut u64, bytes: usize, properties: *const AllocationProperties, flags: u64);
     cuMemExportToShareableHandle(place: *mut c_void, handle: u64, kind: c_int, flags: u64);
     cuMemFree_v2(at: u64);
-    cuMemGetAllocationPropertiesFromHandle(place: *mut Properties, handle: u64);
+    cuMemGetAllocationPropertiesFromHandle(place: *mut AllocationProperties, handle: u64);
     cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
     cuMemHostUnregister(at: *mut c_void);
     cuMemHostRegister_v2(at: *mut c_void, bytes: usize, flags: u32);
     cuMemImportFromShareableHandle(place: *mut u64, descriptor: *mut c_void, kind: c_int);
     cuMemMap(at: u64, bytes: usize, offset: usize, handle: u64, flags: u64);
     cuMemRelease(handle: u64);
-    cuMemSetAccess(at: u64, bytes: usize, access: *const Access, count: usize);
+    cuMemSetAccess(at: u64, bytes: usize, access: *const LocationAccess, count: usize);
     cuMemUnmap(at: u64, bytes: usize);
     cuMemcpyDtoHAsync_v2(to: *mut c_void, from: u64, bytes: usize, stream: usize);
     cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, bytes: usize, stream: usize);
@@ -177,7 +177,7 @@ driver! {
 
 /// The name of an error, for messages.
 pub fn name_of(error: u32) -> String {
-    let at = find(c"cuGetErrorName");
+    let at = find_function(c"cuGetErrorName");
     let mut text: *const c_char = std::ptr::null();
     if at != 0 {
         // SAFETY: it is the driver's function of that name; it writes a pointer to a text that stays.
@@ -193,21 +193,21 @@ pub fn name_of(error: u32) -> String {
 }
 
 /// A result code as a `Result`.
-pub fn done(result: u32) -> Result<(), u32> {
+pub fn as_result(result: u32) -> Result<(), u32> {
     if result == SUCCESS { Ok(()) } else { Err(result) }
 }
 
 /// The context that is current in this thread, and its GPU.
-pub fn current() -> Result<(usize, c_int), u32> {
+pub fn current_context() -> Result<(usize, c_int), u32> {
     let (mut context, mut device) = (0, 0);
-    done(cuCtxGetDevice(&raw mut device))?;
-    done(cuCtxGetCurrent(&raw mut context))?;
+    as_result(cuCtxGetDevice(&raw mut device))?;
+    as_result(cuCtxGetCurrent(&raw mut context))?;
     Ok((context, device))
 }
 
 /// Runs `body` with a context current in this thread.
-pub fn within<T>(context: usize, body: impl FnOnce() -> Result<T, u32>) -> Result<T, u32> {
-    done(cuCtxPushCurrent_v2(context))?;
+pub fn with_context<T>(context: usize, body: impl FnOnce() -> Result<T, u32>) -> Result<T, u32> {
+    as_result(cuCtxPushCurrent_v2(context))?;
     let result = body();
     let mut gone = 0;
     cuCtxPopCurrent_v2(&raw mut gone);

@@ -10,13 +10,13 @@
 //!   a thread listens ◄─────────────── which? ── here is a descriptor, and where in it ──────────────► map it
 //! ```
 
-use crate::driver::{self, Access, READ_WRITE, current, done};
+use crate::driver::{self, LocationAccess, READ_WRITE, as_result, current_context};
 use crate::gate;
+use crate::lease_page::{self, ParkObstacle};
 use crate::log;
-use crate::page::{self, Reason};
-use crate::socket::{Kept, Socket};
-use crate::table::{self, Block};
-use crate::wrap;
+use crate::memory_table::{self, ProgramBlock};
+use crate::packet_socket::{ClosedOnFork, PacketSocket};
+use crate::replacements;
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -30,19 +30,19 @@ const LAZY: u32 = 1;
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
 pub const DESCRIPTOR: i32 = 1;
 /// How long the other process has to answer.
-const ANSWER: Duration = Duration::from_secs(5);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// `CUipcMemHandle`.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub struct Handle([u8; 64]);
+pub struct IpcHandle([u8; 64]);
 
 /// The contents of a handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Said {
+struct HandleContents {
     pid: u32,
     /// Where the exporting process listens.
-    place: u64,
+    listener: u64,
     /// Which memory.
     token: u64,
     /// Length, and offset in the memory that is received.
@@ -50,26 +50,28 @@ struct Said {
     offset: u64,
 }
 
-impl Handle {
-    fn write(said: &Said) -> Handle {
+impl IpcHandle {
+    fn write(contents: &HandleContents) -> IpcHandle {
         let mut handle = [0; 64];
         handle[..8].copy_from_slice(&MAGIC);
-        handle[8..12].copy_from_slice(&said.pid.to_le_bytes());
-        for (number, value) in [said.place, said.token, said.bytes, said.offset].into_iter().enumerate() {
+        handle[8..12].copy_from_slice(&contents.pid.to_le_bytes());
+        for (number, value) in
+            [contents.listener, contents.token, contents.bytes, contents.offset].into_iter().enumerate()
+        {
             handle[16 + 8 * number..24 + 8 * number].copy_from_slice(&value.to_le_bytes());
         }
-        Handle(handle)
+        IpcHandle(handle)
     }
 
     /// The contents, or `None` if the handle is not the shim's.
-    fn read(&self) -> Option<Said> {
+    fn read(&self) -> Option<HandleContents> {
         let word = |at: usize| {
             let bytes: [u8; 8] = std::array::from_fn(|place| self.0[at + place]);
             u64::from_le_bytes(bytes)
         };
-        (self.0[..8] == MAGIC).then(|| Said {
+        (self.0[..8] == MAGIC).then(|| HandleContents {
             pid: word(8) as u32,
-            place: word(16),
+            listener: word(16),
             token: word(24),
             bytes: word(32),
             offset: word(40),
@@ -78,14 +80,14 @@ impl Handle {
 }
 
 /// Memory that was exported: its block, by number.
-struct Given {
+struct ExportedBlock {
     at: u64,
     id: u64,
 }
 
 /// Memory of another process.
-struct Taken {
-    said: Said,
+struct ImportedMemory {
+    contents: HandleContents,
     /// Address and length of the whole mapping.
     first: u64,
     length: u64,
@@ -93,15 +95,15 @@ struct Taken {
     count: usize,
 }
 
-static GIVEN: Mutex<BTreeMap<u64, Given>> = Mutex::new(BTreeMap::new());
-static TAKEN: Mutex<BTreeMap<u64, Taken>> = Mutex::new(BTreeMap::new());
+static EXPORTED: Mutex<BTreeMap<u64, ExportedBlock>> = Mutex::new(BTreeMap::new());
+static IMPORTED: Mutex<BTreeMap<u64, ImportedMemory>> = Mutex::new(BTreeMap::new());
 
-fn given<T>(body: impl FnOnce(&mut BTreeMap<u64, Given>) -> T) -> T {
-    body(&mut GIVEN.lock().unwrap_or_else(PoisonError::into_inner))
+fn with_exported<T>(body: impl FnOnce(&mut BTreeMap<u64, ExportedBlock>) -> T) -> T {
+    body(&mut EXPORTED.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-fn taken<T>(body: impl FnOnce(&mut BTreeMap<u64, Taken>) -> T) -> T {
-    body(&mut TAKEN.lock().unwrap_or_else(PoisonError::into_inner))
+fn with_imported<T>(body: impl FnOnce(&mut BTreeMap<u64, ImportedMemory>) -> T) -> T {
+    body(&mut IMPORTED.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 fn random() -> u64 {
@@ -112,8 +114,8 @@ fn random() -> u64 {
 }
 
 /// The abstract socket name at which a process listens.
-fn name(place: u64) -> Vec<u8> {
-    format!("\0sublet-memory-{place:016x}").into_bytes()
+fn socket_name(listener: u64) -> Vec<u8> {
+    format!("\0sublet-memory-{listener:016x}").into_bytes()
 }
 
 fn own_uid() -> libc::uid_t {
@@ -122,111 +124,113 @@ fn own_uid() -> libc::uid_t {
 }
 
 /// Where this process listens; it starts with the first handle that it exports. `None` if it cannot.
-fn listening() -> Option<u64> {
-    static PLACE: OnceLock<Option<u64>> = OnceLock::new();
-    *PLACE.get_or_init(|| {
-        let place = random();
-        let socket = Socket::listen(&name(place)).ok()?;
-        crate::control::spawn("sublet-memory", move || serve(&socket)).then_some(place)
+fn own_listener() -> Option<u64> {
+    static LISTENER: OnceLock<Option<u64>> = OnceLock::new();
+    *LISTENER.get_or_init(|| {
+        let listener = random();
+        let socket = PacketSocket::listen(&socket_name(listener)).ok()?;
+        crate::control_thread::spawn("sublet-memory", move || answer_requests(&socket)).then_some(listener)
     })
 }
 
 /// Answers processes that have a handle.
-fn serve(socket: &Socket) {
-    gate::free_this_thread();
-    let socket = Kept::new(socket, 1);
+fn answer_requests(socket: &PacketSocket) {
+    gate::exempt_this_thread();
+    let socket = ClosedOnFork::new(socket, 1);
     loop {
         match socket.accept() {
             // A peer that closes the connection has its answer, or gets none.
-            Ok(line) => drop(answer(&line)),
+            Ok(line) => drop(answer_request(&line)),
             Err(_) => std::thread::sleep(Duration::from_millis(10)),
         }
     }
 }
 
-fn answer(line: &Socket) -> Option<()> {
+fn answer_request(line: &PacketSocket) -> Option<()> {
     if line.peer_uid().ok()? != own_uid() {
         return None;
     }
     let mut asked = [0; 8];
-    line.receive(&mut asked, ANSWER).ok()??;
-    let (at, id) = given(|all| all.get(&u64::from_le_bytes(asked)).map(|own| (own.at, own.id)))?;
-    let table = table::lock();
+    line.receive(&mut asked, ANSWER_TIMEOUT).ok()??;
+    let (at, id) = with_exported(|all| all.get(&u64::from_le_bytes(asked)).map(|own| (own.at, own.id)))?;
+    let table = memory_table::lock();
     // It may be freed, and another allocation be at the same address.
     table.blocks.get(&at).filter(|block| block.id == id)?;
     let (_, mapping) = table.mapping(at)?;
     let real = table.physical.get(&mapping.handle)?.real?;
     drop(table);
     let mut descriptor = -1;
-    done(driver::cuMemExportToShareableHandle((&raw mut descriptor).cast(), real, DESCRIPTOR, 0)).ok()?;
+    as_result(driver::cuMemExportToShareableHandle((&raw mut descriptor).cast(), real, DESCRIPTOR, 0)).ok()?;
     // SAFETY: the driver has just made it for us.
     let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
     // It may have been freed just now, and the driver's handle reused.
-    table::lock().blocks.get(&at).filter(|block| block.id == id)?;
+    memory_table::lock().blocks.get(&at).filter(|block| block.id == id)?;
     line.send(&asked, Some(&descriptor)).ok()
 }
 
 /// A handle for the plain allocation that an address is in; `None` if it cannot be shared.
-pub fn get(at: u64) -> Option<Handle> {
-    let table = table::lock();
+pub fn handle_for(at: u64) -> Option<IpcHandle> {
+    let table = memory_table::lock();
     let (first, block) = table.block(at).filter(|(_, block)| block.pool == 0 && !block.is_import)?;
     let (start, mapping) = table.mapping(first)?;
     let is_shareable = table.physical.get(&mapping.handle)?.properties.handle_types & DESCRIPTOR != 0;
     drop(table);
-    let place = listening().filter(|_| is_shareable)?;
-    let token = given(|all| {
+    let listener = own_listener().filter(|_| is_shareable)?;
+    let token = with_exported(|all| {
         let known = all.iter().find(|(_, own)| own.id == block.id).map(|(token, _)| *token);
         known.unwrap_or_else(|| {
             let token = random();
-            all.insert(token, Given { at: first, id: block.id });
-            page::hold(Reason::Shared, "cuIpcGetMemHandle");
+            all.insert(token, ExportedBlock { at: first, id: block.id });
+            lease_page::add_counted_obstacle(ParkObstacle::Shared, "cuIpcGetMemHandle");
             token
         })
     });
     let pid = std::process::id();
-    Some(Handle::write(&Said { pid, place, token, bytes: block.bytes, offset: first - start }))
+    Some(IpcHandle::write(&HandleContents { pid, listener, token, bytes: block.bytes, offset: first - start }))
 }
 
 /// An allocation is freed: no process can open it any more.
-pub fn forget(block: &Block) {
-    let count = given(|all| {
+pub fn forget_export(block: &ProgramBlock) {
+    let count = with_exported(|all| {
         let before = all.len();
         all.retain(|_, own| own.id != block.id);
         before - all.len()
     });
-    (0..count).for_each(|_| page::let_go(Reason::Shared));
+    (0..count).for_each(|_| lease_page::remove_counted_obstacle(ParkObstacle::Shared));
 }
 
 /// Maps memory of another process. `None` if the handle is the driver's.
-pub fn open(handle: &Handle, flags: u32) -> Option<Result<u64, u32>> {
-    let said = handle.read()?;
-    Some(if flags == LAZY { opened(&said) } else { Err(driver::INVALID_VALUE) })
+pub fn open_handle(handle: &IpcHandle, flags: u32) -> Option<Result<u64, u32>> {
+    let contents = handle.read()?;
+    Some(if flags == LAZY { import_memory(&contents) } else { Err(driver::INVALID_VALUE) })
 }
 
-fn opened(said: &Said) -> Result<u64, u32> {
-    let (context, device) = current()?;
+fn import_memory(contents: &HandleContents) -> Result<u64, u32> {
+    let (context, device) = current_context()?;
     // A process cannot open a handle that it exported itself.
-    if given(|all| all.contains_key(&said.token)) {
+    if with_exported(|all| all.contains_key(&contents.token)) {
         return Err(driver::INVALID_CONTEXT);
     }
-    let again = taken(|all| {
-        let (at, own) = all.iter_mut().find(|(_, own)| own.said == *said)?;
+    let again = with_imported(|all| {
+        let (at, own) = all.iter_mut().find(|(_, own)| own.contents == *contents)?;
         own.count += 1;
         Some(*at)
     });
     if let Some(at) = again {
         return Ok(at);
     }
-    let file = ask(said).ok_or(driver::INVALID_VALUE)?;
-    let length = said.offset.checked_add(said.bytes).and_then(|end| end.checked_next_multiple_of(wrap::GRANULE));
+    let file = request_memory(contents).ok_or(driver::INVALID_VALUE)?;
+    let length =
+        contents.offset.checked_add(contents.bytes).and_then(|end| end.checked_next_multiple_of(replacements::GRANULE));
     let length = length.ok_or(driver::INVALID_VALUE)? as usize;
     let (mut real, mut first) = (0, 0);
     let descriptor = file.as_raw_fd() as usize as *mut c_void;
-    done(driver::cuMemImportFromShareableHandle(&raw mut real, descriptor, DESCRIPTOR))?;
-    let access = Access { location: driver::Location { kind: driver::ON_CARD, id: device }, flags: READ_WRITE };
-    let mapped = done(driver::cuMemAddressReserve(&raw mut first, length, 0, 0, 0)).and_then(|()| {
-        let mapped = done(driver::cuMemMap(first, length, 0, real, 0));
-        let shown = mapped.and_then(|()| done(driver::cuMemSetAccess(first, length, &raw const access, 1)));
+    as_result(driver::cuMemImportFromShareableHandle(&raw mut real, descriptor, DESCRIPTOR))?;
+    let access =
+        LocationAccess { location: driver::MemLocation { kind: driver::ON_GPU, id: device }, flags: READ_WRITE };
+    let mapped = as_result(driver::cuMemAddressReserve(&raw mut first, length, 0, 0, 0)).and_then(|()| {
+        let mapped = as_result(driver::cuMemMap(first, length, 0, real, 0));
+        let shown = mapped.and_then(|()| as_result(driver::cuMemSetAccess(first, length, &raw const access, 1)));
         if shown.is_err() {
             if mapped.is_ok() {
                 driver::cuMemUnmap(first, length);
@@ -238,45 +242,46 @@ fn opened(said: &Said) -> Result<u64, u32> {
     // The mapping keeps the memory alive.
     driver::cuMemRelease(real);
     mapped?;
-    let at = first + said.offset;
-    taken(|all| all.insert(at, Taken { said: *said, first, length: length as u64, count: 1 }));
-    table::lock().add_block(at, Block { bytes: said.bytes, context, is_import: true, ..Block::default() });
-    page::hold(Reason::Shared, "cuIpcOpenMemHandle");
+    let at = first + contents.offset;
+    with_imported(|all| all.insert(at, ImportedMemory { contents: *contents, first, length: length as u64, count: 1 }));
+    memory_table::lock()
+        .add_block(at, ProgramBlock { bytes: contents.bytes, context, is_import: true, ..ProgramBlock::default() });
+    lease_page::add_counted_obstacle(ParkObstacle::Shared, "cuIpcOpenMemHandle");
     Ok(at)
 }
 
 /// Asks the exporting process for the memory of a handle.
-fn ask(said: &Said) -> Option<std::fs::File> {
-    let line = match Socket::connect(&name(said.place)) {
+fn request_memory(contents: &HandleContents) -> Option<std::fs::File> {
+    let line = match PacketSocket::connect(&socket_name(contents.listener)) {
         Ok(line) => line,
         Err(_) => {
-            log::once(&format!("process {} shared memory, and is not there any more", said.pid));
+            log::once(&format!("process {} shared memory, and is not there any more", contents.pid));
             return None;
         }
     };
     if line.peer_uid().ok()? != own_uid() {
         return None;
     }
-    line.send(&said.token.to_le_bytes(), None).ok()?;
+    line.send(&contents.token.to_le_bytes(), None).ok()?;
     let mut answer = [0; 8];
-    let (length, file) = line.receive(&mut answer, ANSWER).ok()??;
+    let (length, file) = line.receive(&mut answer, ANSWER_TIMEOUT).ok()??;
     (length == 8).then_some(file).flatten()
 }
 
 /// Closes memory of another process once. `None` if it was not opened here.
-pub fn close(at: u64) -> Option<Result<(), u32>> {
-    let is_last = taken(|all| {
+pub fn close_import(at: u64) -> Option<Result<(), u32>> {
+    let is_last = with_imported(|all| {
         let own = all.get_mut(&at)?;
         own.count -= 1;
         Some(own.count == 0)
     })?;
     if is_last {
-        let context = table::lock().blocks.get(&at).map_or(0, |block| block.context);
-        let is_settled = match wrap::settled(context) {
+        let context = memory_table::lock().blocks.get(&at).map_or(0, |block| block.context);
+        let is_settled = match replacements::wait_for_context_work(context) {
             Ok(is_settled) => is_settled,
             Err(error) => return Some(Err(error)),
         };
-        let mut table = table::lock();
+        let mut table = memory_table::lock();
         let block = table.blocks.remove(&at);
         // A capture is open, and may still use the memory.
         table.deferred.extend(block.filter(|_| !is_settled).map(|block| (at, block)));
@@ -290,24 +295,25 @@ pub fn close(at: u64) -> Option<Result<(), u32>> {
 
 /// Unmaps memory of another process, after its block was taken out of the table.
 pub fn unmap(at: u64) {
-    let Some(own) = taken(|all| all.remove(&at)) else { return };
+    let Some(own) = with_imported(|all| all.remove(&at)) else { return };
     driver::cuMemUnmap(own.first, own.length as usize);
     driver::cuMemAddressFree(own.first, own.length as usize);
-    page::let_go(Reason::Shared);
+    lease_page::remove_counted_obstacle(ParkObstacle::Shared);
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Handle, Said, name};
+    use super::{HandleContents, IpcHandle, socket_name};
 
     #[test]
-    fn a_handle_says_what_was_written_and_others_say_nothing() {
-        let said = Said { pid: 4312, place: 0x0123_4567_89ab_cdef, token: u64::MAX, bytes: 1 << 33, offset: 512 };
-        let mut handle = Handle::write(&said);
-        assert_eq!(handle.read(), Some(said));
+    fn a_handle_holds_its_contents_and_others_are_not_read() {
+        let contents =
+            HandleContents { pid: 4312, listener: 0x0123_4567_89ab_cdef, token: u64::MAX, bytes: 1 << 33, offset: 512 };
+        let mut handle = IpcHandle::write(&contents);
+        assert_eq!(handle.read(), Some(contents));
         handle.0[3] ^= 1;
         assert_eq!(handle.read(), None);
-        assert_eq!(Handle([0; 64]).read(), None);
-        assert_eq!(name(1)[0], 0, "no file system has it");
+        assert_eq!(IpcHandle([0; 64]).read(), None);
+        assert_eq!(socket_name(1)[0], 0, "no file system has it");
     }
 }

@@ -5,11 +5,11 @@
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
 
-static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+static WRITTEN: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
 /// Writes a message, unless it was written before.
 pub fn once(text: &str) {
-    if SAID.lock().unwrap_or_else(PoisonError::into_inner).insert(text.to_owned()) {
+    if WRITTEN.lock().unwrap_or_else(PoisonError::into_inner).insert(text.to_owned()) {
         say(text);
     }
 }

@@ -4,10 +4,10 @@
 //! lease's page are reported unchanged, and so is everything else. Not covered: the list of a GPU's processes, and the
 //! private tables through which NVIDIA's own tools use NVML.
 
-use crate::aside;
-use crate::control;
-use crate::entry;
-use crate::page;
+use crate::activation;
+use crate::control_thread;
+use crate::entry_points;
+use crate::lease_page;
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{Acquire, Release};
@@ -20,7 +20,7 @@ const UUID_ROOM: usize = 96;
 
 /// `nvmlMemory_t`.
 #[repr(C)]
-pub struct Memory {
+pub struct NvmlMemory {
     total: u64,
     free: u64,
     used: u64,
@@ -28,7 +28,7 @@ pub struct Memory {
 
 /// `nvmlMemory_v2_t`.
 #[repr(C)]
-pub struct Memory2 {
+pub struct NvmlMemoryV2 {
     version: u32,
     total: u64,
     reserved: u64,
@@ -41,7 +41,7 @@ static SECOND: AtomicUsize = AtomicUsize::new(0);
 static UUID: AtomicUsize = AtomicUsize::new(0);
 
 /// What a program gets that looked a name up and would have got `real`.
-pub fn resolved(name: &CStr, real: *mut c_void) -> *mut c_void {
+pub fn resolve(name: &CStr, real: *mut c_void) -> *mut c_void {
     let (own, known) = match name.to_bytes() {
         b"nvmlDeviceGetMemoryInfo" => (nvmlDeviceGetMemoryInfo as *mut c_void, &FIRST),
         b"nvmlDeviceGetMemoryInfo_v2" => (nvmlDeviceGetMemoryInfo_v2 as *mut c_void, &SECOND),
@@ -49,7 +49,7 @@ pub fn resolved(name: &CStr, real: *mut c_void) -> *mut c_void {
     };
     if real != own {
         known.store(real as usize, Release);
-        return if aside::is_on() { own } else { real };
+        return if activation::is_active() { own } else { real };
     }
     // The program found the shim's function, and gets NVML's only if NVML is loaded.
     match library(libc::RTLD_NOLOAD) {
@@ -70,15 +70,15 @@ fn find(known: &AtomicUsize, name: &CStr) -> usize {
         return at;
     }
     let library = library(0);
-    let at = if library == 0 { 0 } else { entry::real_dlsym(library as *mut c_void, name) as usize };
+    let at = if library == 0 { 0 } else { entry_points::real_dlsym(library as *mut c_void, name) as usize };
     known.store(at, Release);
     at
 }
 
 /// The lease's cap on a GPU, and how much of it is used.
-fn lease(device: *mut c_void) -> Option<(u64, u64)> {
+fn lease_of_device(device: *mut c_void) -> Option<(u64, u64)> {
     let at = find(&UUID, c"nvmlDeviceGetUUID");
-    if at == 0 || !aside::is_on() {
+    if at == 0 || !activation::is_active() {
         return None;
     }
     let mut text = [0 as c_char; UUID_ROOM];
@@ -90,14 +90,14 @@ fn lease(device: *mut c_void) -> Option<(u64, u64)> {
     if result != SUCCESS {
         return None;
     }
-    control::see_page();
+    control_thread::map_page_once();
     // SAFETY: NVML's texts end with a zero, and this one was all zeros before.
     let text = unsafe { CStr::from_ptr(text.as_ptr()) };
-    page::lease_of(&bytes(text.to_str().ok()?)?)
+    lease_page::lease_of(&parse_uuid(text.to_str().ok()?)?)
 }
 
 /// A GPU's UUID as bytes.
-fn bytes(text: &str) -> Option<[u8; 16]> {
+fn parse_uuid(text: &str) -> Option<[u8; 16]> {
     let digits: Vec<u32> = text
         .strip_prefix("GPU-")?
         .chars()
@@ -112,7 +112,7 @@ fn bytes(text: &str) -> Option<[u8; 16]> {
 /// # Safety
 /// As NVML requires.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn nvmlDeviceGetMemoryInfo(device: *mut c_void, place: *mut Memory) -> u32 {
+pub unsafe extern "C" fn nvmlDeviceGetMemoryInfo(device: *mut c_void, place: *mut NvmlMemory) -> u32 {
     let at = find(&FIRST, c"nvmlDeviceGetMemoryInfo");
     if at == 0 {
         return FUNCTION_NOT_FOUND;
@@ -121,9 +121,9 @@ pub unsafe extern "C" fn nvmlDeviceGetMemoryInfo(device: *mut c_void, place: *mu
     // can be written again.
     unsafe {
         let result =
-            std::mem::transmute::<usize, unsafe extern "C" fn(*mut c_void, *mut Memory) -> u32>(at)(device, place);
-        if let (SUCCESS, Some((cap, used))) = (result, lease(device)) {
-            place.write_unaligned(Memory { total: cap, free: cap.saturating_sub(used), used: used.min(cap) });
+            std::mem::transmute::<usize, unsafe extern "C" fn(*mut c_void, *mut NvmlMemory) -> u32>(at)(device, place);
+        if let (SUCCESS, Some((cap, used))) = (result, lease_of_device(device)) {
+            place.write_unaligned(NvmlMemory { total: cap, free: cap.saturating_sub(used), used: used.min(cap) });
         }
         result
     }
@@ -134,20 +134,21 @@ pub unsafe extern "C" fn nvmlDeviceGetMemoryInfo(device: *mut c_void, place: *mu
 /// # Safety
 /// As NVML requires.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: *mut c_void, place: *mut Memory2) -> u32 {
+pub unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: *mut c_void, place: *mut NvmlMemoryV2) -> u32 {
     let at = find(&SECOND, c"nvmlDeviceGetMemoryInfo_v2");
     if at == 0 {
         return FUNCTION_NOT_FOUND;
     }
     // SAFETY: as above.
     unsafe {
-        let result =
-            std::mem::transmute::<usize, unsafe extern "C" fn(*mut c_void, *mut Memory2) -> u32>(at)(device, place);
-        if let (SUCCESS, Some((cap, used))) = (result, lease(device)) {
+        let result = std::mem::transmute::<usize, unsafe extern "C" fn(*mut c_void, *mut NvmlMemoryV2) -> u32>(at)(
+            device, place,
+        );
+        if let (SUCCESS, Some((cap, used))) = (result, lease_of_device(device)) {
             let version = (&raw const (*place).version).read_unaligned();
             // Memory that the driver reserves for itself is no part of a lease.
             let (free, used) = (cap.saturating_sub(used), used.min(cap));
-            place.write_unaligned(Memory2 { version, total: cap, reserved: 0, free, used });
+            place.write_unaligned(NvmlMemoryV2 { version, total: cap, reserved: 0, free, used });
         }
         result
     }
@@ -155,16 +156,16 @@ pub unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: *mut c_void, place: 
 
 #[cfg(test)]
 mod tests {
-    use super::bytes;
+    use super::parse_uuid;
 
     #[test]
-    fn uuids_are_read_as_nvml_writes_them() {
-        let read = bytes("GPU-00112233-4455-6677-8899-aabbccddeeff").expect("a UUID");
+    fn uuids_are_parsed_in_nvmls_form() {
+        let read = parse_uuid("GPU-00112233-4455-6677-8899-aabbccddeeff").expect("a UUID");
         assert_eq!(read, [0, 0x11, 0x22, 0x33, 0x44, 0x55, 0x66, 0x77, 0x88, 0x99, 0xaa, 0xbb, 0xcc, 0xdd, 0xee, 0xff]);
         for other in
             ["MIG-00112233-4455-6677-8899-aabbccddeeff", "GPU-0011", "GPU-zz112233-4455-6677-8899-aabbccddeeff"]
         {
-            assert_eq!(bytes(other), None, "{other}");
+            assert_eq!(parse_uuid(other), None, "{other}");
         }
     }
 }

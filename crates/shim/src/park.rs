@@ -8,18 +8,18 @@
 //! too little free memory leaves everything parked. Mapping and unmapping run beside the copies: for many small
 //! allocations they take up to a tenth of the copies' time.
 
-use crate::arena::Arena;
+use crate::arena::ParkArena;
 use crate::contexts;
-use crate::driver::{self, NO_TIMING, NON_BLOCKING, done, name_of, within};
-use crate::fixed;
+use crate::deferred_calls;
+use crate::driver::{self, NO_TIMING, NON_BLOCKING, as_result, name_of, with_context};
 use crate::gate;
-use crate::late;
-use crate::message::Took;
-use crate::outside;
-use crate::page::{self, Reason};
+use crate::lease_page::{self, ParkObstacle};
+use crate::memory_table::{self, MemoryMapping, MemoryTable, ParkableMemory};
+use crate::message::MoveDurations;
+use crate::outside_access;
 use crate::pool;
-use crate::table::{self, Mapping, Physical, Table};
-use crate::wrap;
+use crate::replacements;
+use crate::unmovable_memory;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
@@ -27,17 +27,17 @@ use std::time::{Duration, Instant};
 /// Parks and resumes this process: it has an arena, and a stream and an event in each context.
 #[derive(Default)]
 pub struct Parker {
-    arena: Arena,
+    arena: ParkArena,
     /// How many bytes of the arena shall be registered with the driver before they are needed. There is a pause between
     /// pieces, because the program's launches wait while a piece is registered.
-    ahead: u64,
-    rest: Duration,
+    prepare_target: u64,
+    prepare_pause: Duration,
     streams: BTreeMap<usize, usize>,
     events: BTreeMap<usize, usize>,
 }
 
 /// A piece of memory to copy: its context, where it is mapped, its length, and its offset in the arena.
-struct Piece {
+struct ParkPiece {
     handle: u64,
     context: usize,
     at: u64,
@@ -46,11 +46,11 @@ struct Piece {
 }
 
 /// How long calls that are answered while parked may take.
-const SHORT: Duration = Duration::from_secs(10);
+const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// No park takes longer than this, whatever the daemon says.
-const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
+const PARK_TIMEOUT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 /// How long an idle GPU takes to report that it is idle.
-const GLANCE: Duration = Duration::from_millis(1);
+const IDLE_TIMEOUT: Duration = Duration::from_millis(1);
 
 fn micros(since: Instant) -> u64 {
     since.elapsed().as_micros() as u64
@@ -58,13 +58,13 @@ fn micros(since: Instant) -> u64 {
 
 impl Parker {
     /// The arena.
-    pub fn arena(&mut self) -> &mut Arena {
+    pub fn arena(&mut self) -> &mut ParkArena {
         &mut self.arena
     }
 
     /// Forgets the streams and events of contexts that are gone.
     pub fn forget_gone(&mut self) {
-        for context in contexts::gone() {
+        for context in contexts::take_gone() {
             self.streams.remove(&context);
             self.events.remove(&context);
         }
@@ -73,19 +73,19 @@ impl Parker {
     /// Moves the memory off the GPU, if it is at most `most` bytes. Returns how many bytes were moved. With `most` 0,
     /// as for a program that parked itself, nothing is moved: memory that the program kept stays, and its calls wait as
     /// those of any parked program.
-    pub fn park(&mut self, within: Duration, most: Option<u64>) -> Result<(u64, Took), String> {
+    pub fn park(&mut self, within: Duration, most: Option<u64>) -> Result<(u64, MoveDurations), String> {
         if gate::state() == gate::PARKED {
             return Err("it is parked already".to_owned());
         }
-        outside::look();
-        fixed::look_at_graphs(false);
+        outside_access::update_obstacles();
+        unmovable_memory::count_graph_memory(false);
         let nothing_moves = most == Some(0);
-        if let Some(reason) = page::not_parkable().filter(|_| !nothing_moves) {
+        if let Some(reason) = lease_page::first_obstacle().filter(|_| !nothing_moves) {
             return Err(reason.text().to_owned());
         }
-        self.ahead = 0;
-        let (begun, deadline) = (Instant::now(), Instant::now() + within.min(LONGEST));
-        let mut took = Took::default();
+        self.prepare_target = 0;
+        let (begun, deadline) = (Instant::now(), Instant::now() + within.min(PARK_TIMEOUT_MAX));
+        let mut took = MoveDurations::default();
         let Some(closing) = gate::close(deadline) else {
             return Err("a call of the driver did not return in time, or a graph was being captured".to_owned());
         };
@@ -93,50 +93,50 @@ impl Parker {
         took.gate_us = closing.calls.as_micros() as u64;
         // A copy that waits for the GPU waits for the same work that the park would wait for.
         took.drain_us = closing.copies.as_micros() as u64;
-        fixed::look_at_graphs(true);
+        unmovable_memory::count_graph_memory(true);
         // A call that was inside when the gate began to close may have made the program not parkable.
-        let done = match page::not_parkable().filter(|_| !nothing_moves) {
+        let done = match lease_page::first_obstacle().filter(|_| !nothing_moves) {
             Some(reason) => Err(reason.text().to_owned()),
-            None => self.out(deadline, most, &mut took),
+            None => self.move_out(deadline, most, &mut took),
         };
         match done {
             Ok(bytes) => {
-                page::own().parked.store(bytes, SeqCst);
-                gate::set(gate::PARKED);
+                lease_page::own_slot().parked.store(bytes, SeqCst);
+                gate::set_state(gate::PARKED);
                 took.all_us = micros(begun);
                 Ok((bytes, took))
             }
             Err(why) => {
-                gate::set(gate::OPEN);
+                gate::set_state(gate::OPEN);
                 Err(why)
             }
         }
     }
 
-    fn out(&mut self, deadline: Instant, most: Option<u64>, took: &mut Took) -> Result<u64, String> {
+    fn move_out(&mut self, deadline: Instant, most: Option<u64>, took: &mut MoveDurations) -> Result<u64, String> {
         let begun = Instant::now();
-        let pieces = if most == Some(0) { Vec::new() } else { plan() };
+        let pieces = if most == Some(0) { Vec::new() } else { movable_pieces() };
         self.drain(deadline)?;
         took.drain_us += micros(begun);
         let bytes = pieces.last().map_or(0, |piece| piece.offset + piece.bytes);
         if let Some(most) = most.filter(|most| bytes > *most) {
-            let (has, most) = (crate::message::size(bytes), crate::message::size(most));
+            let (has, most) = (crate::message::size_text(bytes), crate::message::size_text(most));
             return Err(format!("it has {has} by now, and {most} of host memory were booked for it"));
         }
         self.arena.grow(bytes)?;
         let copying = Instant::now();
         let mut taken = 0;
-        let copied = self.copy_out(&pieces, &mut taken);
+        let copied = self.copy_pieces_out(&pieces, &mut taken);
         took.copy_us = micros(copying);
         let unmapping = Instant::now();
         match copied {
-            Ok(()) => take_off(&pieces[taken..]),
+            Ok(()) => unmap_and_free(&pieces[taken..]),
             Err(why) => {
                 // Memory that was moved off already goes back; if a context is lost, the program learns it from its
                 // next call.
                 let gone = &pieces[..taken];
-                if make(gone).is_ok() && self.copy_in(gone).is_ok() {
-                    forget(gone);
+                if allocate_all(gone).is_ok() && self.copy_pieces_in(gone).is_ok() {
+                    clear_parked_records(gone);
                 }
                 return Err(why);
             }
@@ -146,122 +146,122 @@ impl Parker {
     }
 
     /// Moves the memory back to the GPU. Returns how many bytes were moved.
-    pub fn resume(&mut self) -> Result<(u64, Took), String> {
+    pub fn resume(&mut self) -> Result<(u64, MoveDurations), String> {
         if gate::state() != gate::PARKED {
             return Err("it is not parked".to_owned());
         }
-        let (begun, mut took) = (Instant::now(), Took::default());
-        if gate::close(Instant::now() + SHORT).is_none() {
+        let (begun, mut took) = (Instant::now(), MoveDurations::default());
+        if gate::close(Instant::now() + CALL_TIMEOUT).is_none() {
             return Err("a call of the driver did not return in time".to_owned());
         }
         // The daemon sends this order only after it has seen that the driver gave the context back.
-        self.come_back();
+        self.context_returned();
         took.gate_us = micros(begun);
         let mapping = Instant::now();
-        let pieces = parked();
+        let pieces = parked_pieces();
         let bytes = pieces.iter().map(|piece| piece.bytes).sum();
-        if let Err(error) = make(&pieces) {
-            gate::set(gate::PARKED);
+        if let Err(error) = allocate_all(&pieces) {
+            gate::set_state(gate::PARKED);
             return Err(format!("there is no room on the GPU: {}", name_of(error)));
         }
         took.map_us = micros(mapping);
         let copying = Instant::now();
-        let copied = self.copy_in(&pieces);
+        let copied = self.copy_pieces_in(&pieces);
         took.copy_us = micros(copying);
         if let Err(why) = copied
-            && is_well(&pieces)
+            && contexts_are_usable(&pieces)
         {
             // All bytes are still in the arena: the resume can be tried again.
-            take_off(&pieces);
-            gate::set(gate::PARKED);
+            unmap_and_free(&pieces);
+            gate::set_state(gate::PARKED);
             return Err(why);
         }
         // If a context is lost, the program learns it from its next call.
-        forget(&pieces);
-        page::own().parked.store(0, SeqCst);
-        gate::set(gate::OPEN);
+        clear_parked_records(&pieces);
+        lease_page::own_slot().parked.store(0, SeqCst);
+        gate::set_state(gate::OPEN);
         took.all_us = micros(begun);
         Ok((bytes, took))
     }
 
     /// The driver is about to take the context, too: from now on no thread calls the driver.
     pub fn deepen(&mut self) -> Result<(), String> {
-        if gate::state() != gate::PARKED || gate::close(Instant::now() + SHORT).is_none() {
+        if gate::state() != gate::PARKED || gate::close(Instant::now() + CALL_TIMEOUT).is_none() {
             return Err("it is not parked, or a call of the driver did not return in time".to_owned());
         }
-        gate::set_deep(true);
-        gate::set(gate::PARKED);
+        gate::set_context_away(true);
+        gate::set_state(gate::PARKED);
         Ok(())
     }
 
     /// The driver has not taken the context, or has given it back: the program is parked as before.
     pub fn shallow(&mut self) -> Result<(), String> {
-        if !gate::is_deep() {
+        if !gate::is_context_away() {
             return Ok(());
         }
         let before = gate::state();
-        if gate::close(Instant::now() + SHORT).is_none() {
+        if gate::close(Instant::now() + CALL_TIMEOUT).is_none() {
             return Err("a call of the driver did not return in time".to_owned());
         }
-        self.come_back();
-        gate::set(before);
+        self.context_returned();
+        gate::set_state(before);
         Ok(())
     }
 
     /// The context is back: calls that were put off are done before any other call comes in.
-    fn come_back(&mut self) {
-        if gate::is_deep() {
-            late::catch_up();
+    fn context_returned(&mut self) {
+        if gate::is_context_away() {
+            deferred_calls::run_deferred();
             self.forget_gone();
-            gate::set_deep(false);
+            gate::set_context_away(false);
         }
     }
 
     /// Sets how many bytes of the arena shall be registered with the driver before they are needed.
-    pub fn wish(&mut self, bytes: u64) {
-        self.ahead = bytes;
+    pub fn set_prepare_target(&mut self, bytes: u64) {
+        self.prepare_target = bytes;
     }
 
     /// How long the program has the driver for itself before the next piece is registered: as long as the last piece
     /// took. `None` if there is nothing more to register.
-    pub fn rest(&self) -> Option<Duration> {
-        (self.ahead > 0).then_some(self.rest)
+    pub fn prepare_pause(&self) -> Option<Duration> {
+        (self.prepare_target > 0).then_some(self.prepare_pause)
     }
 
     /// Registers the next piece. Returns how many bytes are registered, if that was the last piece or if it failed.
     pub fn prepare(&mut self) -> Option<u64> {
-        let (begun, bytes) = (Instant::now(), self.ahead);
+        let (begun, bytes) = (Instant::now(), self.prepare_target);
         // A program that ends its context waits for no more than this piece.
-        let _stay = contexts::stay();
+        let _stay = contexts::keep_all();
         let context = all_contexts().into_iter().next();
-        let more = context.is_some_and(|context| within(context, || self.arena.prepare(bytes)).unwrap_or(false));
-        self.rest = begun.elapsed();
+        let more = context.is_some_and(|context| with_context(context, || self.arena.prepare(bytes)).unwrap_or(false));
+        self.prepare_pause = begun.elapsed();
         if !more {
-            self.ahead = 0;
+            self.prepare_target = 0;
         }
-        (!more).then(|| self.arena.known())
+        (!more).then(|| self.arena.registered())
     }
 
     /// The lease is over: parked bytes are lost, and calls that need them fail.
-    pub fn lose(&mut self, why: &str) {
-        if gate::state() != gate::PARKED || gate::close(Instant::now() + SHORT).is_none() {
+    pub fn lose_parked(&mut self, why: &str) {
+        if gate::state() != gate::PARKED || gate::close(Instant::now() + CALL_TIMEOUT).is_none() {
             return;
         }
-        if parked().is_empty() && !gate::is_deep() {
-            return gate::set(gate::OPEN);
+        if parked_pieces().is_empty() && !gate::is_context_away() {
+            return gate::set_state(gate::OPEN);
         }
         crate::log::once(&format!("{why}; what was parked is lost, and calls that need it fail from now on"));
-        page::own().parked.store(0, SeqCst);
-        gate::set(gate::LOST);
-        if gate::is_deep() {
+        lease_page::own_slot().parked.store(0, SeqCst);
+        gate::set_state(gate::LOST);
+        if gate::is_context_away() {
             // The context never comes back: the memory of the arena is freed with the process.
             return;
         }
-        let _stay = contexts::stay();
+        let _stay = contexts::keep_all();
         if let Some(context) = all_contexts().into_iter().next() {
             let arena = &mut self.arena;
             // If the driver does not release the memory, it is freed with the process.
-            let _ = within(context, || {
+            let _ = with_context(context, || {
                 arena.trim();
                 Ok(())
             });
@@ -273,11 +273,11 @@ impl Parker {
         if gate::state() == gate::PARKED {
             return Err("it is parked".to_owned());
         }
-        self.ahead = 0;
-        let _stay = contexts::stay();
+        self.prepare_target = 0;
+        let _stay = contexts::keep_all();
         if let Some(context) = all_contexts().into_iter().next() {
             let arena = &mut self.arena;
-            within(context, || {
+            with_context(context, || {
                 arena.trim();
                 Ok(())
             })
@@ -287,38 +287,38 @@ impl Parker {
     }
 
     /// Gives back memory that pools keep beyond their thresholds, if the GPU is idle for the program.
-    pub fn tidy(&mut self) {
+    pub fn release_excess(&mut self) {
         if gate::state() != gate::OPEN || !pool::has_excess() || gate::is_capturing() {
             return;
         }
         // With the gate closed no context can end meanwhile, and nothing is captured.
-        if gate::close(Instant::now() + GLANCE).is_none() {
+        if gate::close(Instant::now() + IDLE_TIMEOUT).is_none() {
             return;
         }
         self.forget_gone();
-        if self.drain(Instant::now() + GLANCE).is_ok() {
-            wrap::drop_deferred();
-            pool::sweep();
+        if self.drain(Instant::now() + IDLE_TIMEOUT).is_ok() {
+            replacements::drop_deferred();
+            pool::release_excess();
         }
-        gate::set(gate::OPEN);
+        gate::set_state(gate::OPEN);
     }
 
     /// Polls until the GPU has finished its work: a kernel that never ends cannot block this thread.
     fn drain(&mut self, deadline: Instant) -> Result<(), String> {
         for context in all_contexts() {
             let event = self.events.get(&context).copied();
-            let polled = within(context, || {
+            let polled = with_context(context, || {
                 let mut event = event.unwrap_or(0);
                 if event == 0 {
-                    done(driver::cuEventCreate(&raw mut event, NO_TIMING))?;
+                    as_result(driver::cuEventCreate(&raw mut event, NO_TIMING))?;
                 }
-                done(driver::cuCtxRecordEvent(context, event))?;
+                as_result(driver::cuCtxRecordEvent(context, event))?;
                 loop {
                     match driver::cuEventQuery(event) {
                         driver::NOT_READY if Instant::now() < deadline => {
                             std::thread::sleep(Duration::from_micros(20));
                         }
-                        result => return done(result).map(|()| event),
+                        result => return as_result(result).map(|()| event),
                     }
                 }
             });
@@ -326,7 +326,7 @@ impl Parker {
                 Ok(event) => drop(self.events.insert(context, event)),
                 Err(driver::NOT_READY) => return Err("a kernel did not end in time".to_owned()),
                 // A blocking wait would be possible, but a kernel that never ends would then block the program, too.
-                Err(driver::NOT_SUPPORTED) => return Err(Reason::OldDriver.text().to_owned()),
+                Err(driver::NOT_SUPPORTED) => return Err(ParkObstacle::OldDriver.text().to_owned()),
                 Err(error) => return Err(format!("the GPU cannot be waited for: {}", name_of(error))),
             }
         }
@@ -338,25 +338,25 @@ impl Parker {
             return Ok(*stream);
         }
         let mut stream = 0;
-        within(context, || done(driver::cuStreamCreate(&raw mut stream, NON_BLOCKING)))?;
+        with_context(context, || as_result(driver::cuStreamCreate(&raw mut stream, NON_BLOCKING)))?;
         self.streams.insert(context, stream);
         Ok(stream)
     }
 
     /// Submits a piece's copies to the stream of its context.
-    fn give(&mut self, piece: &Piece, is_out: bool) -> Result<(), u32> {
+    fn submit_piece(&mut self, piece: &ParkPiece, is_out: bool) -> Result<(), u32> {
         let stream = self.stream(piece.context)?;
         let arena = &mut self.arena;
-        within(piece.context, || give(arena, piece, stream, is_out))
+        with_context(piece.context, || submit_copies(arena, piece, stream, is_out))
     }
 
     /// Waits for all copies of some pieces, also after a failure: no copy may be left running.
-    fn wait(&self, pieces: &[Piece]) -> Result<(), u32> {
+    fn wait_for_copies(&self, pieces: &[ParkPiece]) -> Result<(), u32> {
         let used: BTreeSet<usize> = pieces.iter().map(|piece| piece.context).collect();
         let mut all = Ok(());
         for context in used {
             let Some(stream) = self.streams.get(&context) else { continue };
-            all = all.and(within(context, || done(driver::cuStreamSynchronize(*stream))));
+            all = all.and(with_context(context, || as_result(driver::cuStreamSynchronize(*stream))));
         }
         all
     }
@@ -364,12 +364,12 @@ impl Parker {
     /// Copies all pieces out. Parts of the arena that are not registered with the driver yet are registered on the way.
     /// Pieces that have arrived are taken off the GPU while others are copied. `taken` says how many were taken off;
     /// the last ones are left to the caller.
-    fn copy_out(&mut self, pieces: &[Piece], taken: &mut usize) -> Result<(), String> {
+    fn copy_pieces_out(&mut self, pieces: &[ParkPiece], taken: &mut usize) -> Result<(), String> {
         let mut marks: Vec<(usize, usize, usize)> = Vec::new();
         let mut given = Ok(());
         let mut since = 0;
         for (number, piece) in pieces.iter().enumerate() {
-            given = self.give(piece, true);
+            given = self.submit_piece(piece, true);
             if given.is_err() {
                 break;
             }
@@ -378,41 +378,41 @@ impl Parker {
             if since >= BATCH || is_last_here {
                 since = 0;
                 // Without an event, the piece is taken off later.
-                marks.extend(self.mark(piece.context).map(|event| (number + 1, piece.context, event)));
+                marks.extend(self.record_event(piece.context).map(|event| (number + 1, piece.context, event)));
             }
         }
         for (number, context, event) in &marks {
-            let arrived = within(*context, || done(driver::cuEventSynchronize(*event)));
+            let arrived = with_context(*context, || as_result(driver::cuEventSynchronize(*event)));
             if given.is_ok() && arrived.is_ok() && *number < pieces.len() {
-                take_off(&pieces[*taken..*number]);
+                unmap_and_free(&pieces[*taken..*number]);
                 *taken = *number;
             }
             // An event that cannot be destroyed goes with its context.
-            let _ = within(*context, || done(driver::cuEventDestroy_v2(*event)));
+            let _ = with_context(*context, || as_result(driver::cuEventDestroy_v2(*event)));
         }
-        let waited = self.wait(pieces);
+        let waited = self.wait_for_copies(pieces);
         given.and(waited).map_err(|error| format!("the copy failed: {}", name_of(error)))
     }
 
     /// Records an event behind the work in a context's stream.
-    fn mark(&mut self, context: usize) -> Option<usize> {
+    fn record_event(&mut self, context: usize) -> Option<usize> {
         let stream = self.stream(context).ok()?;
         let mut event = 0;
-        let made = within(context, || {
-            done(driver::cuEventCreate(&raw mut event, NO_TIMING))?;
-            done(driver::cuEventRecord(event, stream))
+        let made = with_context(context, || {
+            as_result(driver::cuEventCreate(&raw mut event, NO_TIMING))?;
+            as_result(driver::cuEventRecord(event, stream))
         });
         made.ok().map(|()| event)
     }
 
     /// Maps all pieces where they were and copies them in; while one is copied the next is mapped.
-    fn copy_in(&mut self, pieces: &[Piece]) -> Result<(), String> {
+    fn copy_pieces_in(&mut self, pieces: &[ParkPiece]) -> Result<(), String> {
         let failed = |error| format!("the copy failed: {}", name_of(error));
         let given = pieces.iter().try_for_each(|piece| {
-            put_on(piece)?;
-            self.give(piece, false).map_err(failed)
+            map_piece(piece)?;
+            self.submit_piece(piece, false).map_err(failed)
         });
-        let waited = self.wait(pieces).map_err(failed);
+        let waited = self.wait_for_copies(pieces).map_err(failed);
         given.and(waited)
     }
 }
@@ -421,8 +421,8 @@ impl Parker {
 const BATCH: u64 = 1 << 30;
 
 /// Clears the records of pieces that are on the GPU again.
-fn forget(pieces: &[Piece]) {
-    let mut table = table::lock();
+fn clear_parked_records(pieces: &[ParkPiece]) {
+    let mut table = memory_table::lock();
     for piece in pieces {
         if let Some(physical) = table.physical.get_mut(&piece.handle) {
             physical.arena = None;
@@ -431,18 +431,18 @@ fn forget(pieces: &[Piece]) {
 }
 
 /// Submits the copies of a piece to a stream.
-fn give(arena: &mut Arena, piece: &Piece, stream: usize, is_out: bool) -> Result<(), u32> {
+fn submit_copies(arena: &mut ParkArena, piece: &ParkPiece, stream: usize, is_out: bool) -> Result<(), u32> {
     let mut copied = 0;
     while copied < piece.bytes {
         let offset = piece.offset + copied;
-        while arena.known() <= offset {
-            arena.know_more()?;
+        while arena.registered() <= offset {
+            arena.register_next()?;
         }
-        let bytes = arena.run(offset).min(piece.bytes - copied) as usize;
-        let (host, card) = (arena.at(offset), piece.at + copied);
-        done(match is_out {
-            true => driver::cuMemcpyDtoHAsync_v2(host, card, bytes, stream),
-            false => driver::cuMemcpyHtoDAsync_v2(card, host, bytes, stream),
+        let bytes = arena.bytes_left_in_piece(offset).min(piece.bytes - copied) as usize;
+        let (host, gpu) = (arena.at(offset), piece.at + copied);
+        as_result(match is_out {
+            true => driver::cuMemcpyDtoHAsync_v2(host, gpu, bytes, stream),
+            false => driver::cuMemcpyHtoDAsync_v2(gpu, host, bytes, stream),
         })?;
         copied += bytes as u64;
     }
@@ -451,48 +451,50 @@ fn give(arena: &mut Arena, piece: &Piece, stream: usize, is_out: bool) -> Result
 
 /// Contexts that may touch memory: those that the program made, and those that own memory.
 fn all_contexts() -> BTreeSet<usize> {
-    let table = table::lock();
+    let table = memory_table::lock();
     let of_memory = table.physical.values().map(|physical| physical.context);
     let with_memory = of_memory.chain(table.blocks.values().map(|block| block.context));
     with_memory.chain(contexts::all()).filter(|context| *context != 0).collect()
 }
 
 /// True if the contexts of all pieces can still be used.
-fn is_well(pieces: &[Piece]) -> bool {
+fn contexts_are_usable(pieces: &[ParkPiece]) -> bool {
     let contexts: BTreeSet<usize> = pieces.iter().map(|piece| piece.context).collect();
-    contexts.into_iter().all(|context| within(context, || done(driver::cuCtxSynchronize())).is_ok())
+    contexts.into_iter().all(|context| with_context(context, || as_result(driver::cuCtxSynchronize())).is_ok())
 }
 
 /// An address where all of the memory is mapped readable and writable, so that it can be copied; `None` if there is
 /// none.
-fn whole(table: &Table, physical: &Physical) -> Option<u64> {
-    let own =
-        |access: &driver::Access| access.location == physical.properties.location && access.flags == driver::READ_WRITE;
-    let is_whole =
-        |mapping: &Mapping| mapping.offset == 0 && mapping.bytes == physical.bytes && mapping.access.iter().any(own);
+fn whole_mapping(table: &MemoryTable, physical: &ParkableMemory) -> Option<u64> {
+    let own = |access: &driver::LocationAccess| {
+        access.location == physical.properties.location && access.flags == driver::READ_WRITE
+    };
+    let is_whole = |mapping: &MemoryMapping| {
+        mapping.offset == 0 && mapping.bytes == physical.bytes && mapping.access.iter().any(own)
+    };
     physical.mapped.iter().copied().find(|at| table.mappings.get(at).is_some_and(is_whole))
 }
 
 /// A piece for each memory that `offset` accepts and that is mapped as a whole, in the order of their handles.
-fn pieces(table: &Table, mut offset: impl FnMut(&Physical) -> Option<u64>) -> Vec<Piece> {
+fn pieces(table: &MemoryTable, mut offset: impl FnMut(&ParkableMemory) -> Option<u64>) -> Vec<ParkPiece> {
     // Memory of no context can be moved by any context of its GPU.
     let mut some: BTreeMap<i32, usize> = BTreeMap::new();
     for physical in table.physical.values().filter(|physical| physical.context != 0) {
         some.insert(physical.properties.location.id, physical.context);
     }
-    let piece = |(handle, physical): (&u64, &Physical)| {
+    let piece = |(handle, physical): (&u64, &ParkableMemory)| {
         let own = physical.context;
         let context = if own == 0 { *some.get(&physical.properties.location.id)? } else { own };
-        let (at, bytes) = (whole(table, physical)?, physical.bytes);
-        Some(Piece { handle: *handle, context, at, bytes, offset: offset(physical)? })
+        let (at, bytes) = (whole_mapping(table, physical)?, physical.bytes);
+        Some(ParkPiece { handle: *handle, context, at, bytes, offset: offset(physical)? })
     };
     table.physical.iter().filter_map(piece).collect()
 }
 
 /// The pieces that can be taken off, one after the other in the arena. Memory that is mapped nowhere as a whole stays.
-fn plan() -> Vec<Piece> {
+fn movable_pieces() -> Vec<ParkPiece> {
     let mut next = 0;
-    pieces(&table::lock(), |physical| {
+    pieces(&memory_table::lock(), |physical| {
         physical.real?;
         let offset = next;
         next += physical.bytes;
@@ -501,23 +503,23 @@ fn plan() -> Vec<Piece> {
 }
 
 /// The pieces that were taken off.
-fn parked() -> Vec<Piece> {
-    pieces(&table::lock(), |physical| physical.arena)
+fn parked_pieces() -> Vec<ParkPiece> {
+    pieces(&memory_table::lock(), |physical| physical.arena)
 }
 
 /// Where the memory of a piece is mapped, and how.
-fn mappings(piece: &Piece) -> Vec<(u64, Mapping)> {
-    let table = table::lock();
+fn mappings(piece: &ParkPiece) -> Vec<(u64, MemoryMapping)> {
+    let table = memory_table::lock();
     let Some(physical) = table.physical.get(&piece.handle) else { return Vec::new() };
     physical.mapped.iter().filter_map(|at| Some((*at, table.mappings.get(at)?.clone()))).collect()
 }
 
-fn take_off(pieces: &[Piece]) {
+fn unmap_and_free(pieces: &[ParkPiece]) {
     for piece in pieces {
         for (at, mapping) in mappings(piece) {
             driver::cuMemUnmap(at, mapping.bytes as usize);
         }
-        let mut table = table::lock();
+        let mut table = memory_table::lock();
         let Some(physical) = table.physical.get_mut(&piece.handle) else { continue };
         let real = physical.real.take();
         physical.arena = Some(piece.offset);
@@ -529,16 +531,16 @@ fn take_off(pieces: &[Piece]) {
 }
 
 /// Allocates memory for all pieces, or for none.
-fn make(pieces: &[Piece]) -> Result<(), u32> {
+fn allocate_all(pieces: &[ParkPiece]) -> Result<(), u32> {
     let mut made: Vec<(u64, u64)> = Vec::with_capacity(pieces.len());
     for piece in pieces {
-        let table = table::lock();
+        let table = memory_table::lock();
         let Some(physical) = table.physical.get(&piece.handle) else { continue };
         let (properties, flags, bytes) = (physical.properties, physical.flags, physical.bytes);
         drop(table);
         let mut real = 0;
         let result = driver::cuMemCreate(&raw mut real, bytes as usize, &raw const properties, flags);
-        if let Err(error) = done(result) {
+        if let Err(error) = as_result(result) {
             for (_, real) in made {
                 driver::cuMemRelease(real);
             }
@@ -546,7 +548,7 @@ fn make(pieces: &[Piece]) -> Result<(), u32> {
         }
         made.push((piece.handle, real));
     }
-    let mut table = table::lock();
+    let mut table = memory_table::lock();
     for (handle, real) in made {
         if let Some(physical) = table.physical.get_mut(&handle) {
             physical.real = Some(real);
@@ -556,16 +558,16 @@ fn make(pieces: &[Piece]) -> Result<(), u32> {
 }
 
 /// Maps a piece at its former addresses.
-fn put_on(piece: &Piece) -> Result<(), String> {
-    let Some(real) = table::lock().physical.get(&piece.handle).and_then(|physical| physical.real) else {
+fn map_piece(piece: &ParkPiece) -> Result<(), String> {
+    let Some(real) = memory_table::lock().physical.get(&piece.handle).and_then(|physical| physical.real) else {
         return Ok(());
     };
     for (at, mapping) in mappings(piece) {
         let bytes = mapping.bytes as usize;
-        let mapped = done(driver::cuMemMap(at, bytes, mapping.offset as usize, real, 0));
+        let mapped = as_result(driver::cuMemMap(at, bytes, mapping.offset as usize, real, 0));
         let shown = mapped.and_then(|()| match mapping.access.len() {
             0 => Ok(()),
-            count => done(driver::cuMemSetAccess(at, bytes, mapping.access.as_ptr(), count)),
+            count => as_result(driver::cuMemSetAccess(at, bytes, mapping.access.as_ptr(), count)),
         });
         shown.map_err(|error| format!("memory cannot be mapped where it was: {}", name_of(error)))?;
     }
@@ -575,13 +577,13 @@ fn put_on(piece: &Piece) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::Parker;
-    use super::{Reason, page};
+    use super::{ParkObstacle, lease_page};
     use crate::gate;
     use std::time::Duration;
 
     #[test]
-    fn what_a_call_does_while_the_gate_closes_keeps_the_program_where_it_is() {
-        let _alone = gate::alone();
+    fn an_obstacle_added_while_the_gate_closes_prevents_the_park() {
+        let _alone = gate::lock_gate_for_test();
         gate::enter(0, std::ptr::null());
         let parking = std::thread::spawn(|| Parker::default().park(Duration::from_secs(20), None).map(|_| ()));
         while gate::state() != gate::MOVING {
@@ -589,11 +591,11 @@ mod tests {
             std::thread::yield_now();
         }
         // The first check for reasons is over, and found none.
-        page::hold(Reason::Shared, "cuIpcGetMemHandle");
+        lease_page::add_counted_obstacle(ParkObstacle::Shared, "cuIpcGetMemHandle");
         gate::leave(0, 0);
         let parked = parking.join().expect("a thread");
-        page::let_go(Reason::Shared);
-        assert_eq!(parked, Err(Reason::Shared.text().to_owned()));
+        lease_page::remove_counted_obstacle(ParkObstacle::Shared);
+        assert_eq!(parked, Err(ParkObstacle::Shared.text().to_owned()));
         assert_eq!(gate::state(), gate::OPEN, "nothing has happened");
     }
 }

@@ -8,11 +8,11 @@
 //! Memory that a pool keeps beyond its threshold is reported as free at once. It is given back when the program is idle
 //! or an allocation needs it, because mapping memory takes longer than launching a kernel.
 
-use crate::driver::{self, Access, ON_CARD, READ_WRITE, current, done, within};
+use crate::driver::{self, LocationAccess, ON_GPU, READ_WRITE, as_result, current_context, with_context};
 use crate::gate;
-use crate::ranges::{Ranges, Wait, rounded};
-use crate::table::{self, Block, Whose};
-use crate::wrap;
+use crate::memory_table::{self, MappingOwner, ProgramBlock};
+use crate::ranges::{EventWait, SpanRanges, rounded_up};
+use crate::replacements;
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ffi::c_int;
@@ -34,7 +34,7 @@ pub const PER_THREAD: usize = 2;
 const REUSE_INTERNAL: usize = 2;
 const THRESHOLD: c_int = 4;
 
-struct Pool {
+struct ShimPool {
     handle: usize,
     device: c_int,
     /// The program destroyed the pool; it goes with its last allocation.
@@ -49,26 +49,26 @@ struct Pool {
     reserved: u64,
     reserved_high: u64,
     /// What other GPUs may do with the pool's memory.
-    access: Vec<Access>,
-    small: Ranges,
-    large: Ranges,
+    access: Vec<LocationAccess>,
+    small: SpanRanges,
+    large: SpanRanges,
 }
 
 /// All pools of the process.
 #[derive(Default)]
-struct Pools {
+struct ShimPools {
     next: u64,
     has_defaults: bool,
     /// Numbers of pools by their handle: the driver may reuse a handle.
     known: BTreeMap<usize, u64>,
-    pools: BTreeMap<u64, Pool>,
+    pools: BTreeMap<u64, ShimPool>,
     /// Events that are not in use, by context.
     events: BTreeMap<usize, Vec<usize>>,
     /// Plain allocations that were freed in the order of a stream, and the event each waits for.
-    late: Vec<(u64, Block, Wait)>,
+    freed_later: Vec<(u64, ProgramBlock, EventWait)>,
 }
 
-static POOLS: Mutex<Option<Pools>> = Mutex::new(None);
+static POOLS: Mutex<Option<ShimPools>> = Mutex::new(None);
 /// The number of each stream, by context, handle and thread.
 static LANES: Mutex<BTreeMap<(usize, usize, u64), u64>> = Mutex::new(BTreeMap::new());
 static NEXT: AtomicU64 = AtomicU64::new(1);
@@ -79,75 +79,76 @@ thread_local! {
 }
 
 /// Runs `body` with the pools locked. Only driver calls that return at once are made meanwhile.
-fn with<T>(body: impl FnOnce(&mut Pools) -> T) -> T {
-    let mut guard: MutexGuard<'_, Option<Pools>> = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
-    body(guard.get_or_insert_with(Pools::default))
+fn with_pools<T>(body: impl FnOnce(&mut ShimPools) -> T) -> T {
+    let mut guard: MutexGuard<'_, Option<ShimPools>> = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
+    body(guard.get_or_insert_with(ShimPools::default))
 }
 
 /// A stream with its context and its lane number.
 #[derive(Clone, Copy)]
-pub struct Stream {
+pub struct PoolStream {
     handle: usize,
     context: usize,
     device: c_int,
     lane: u64,
 }
 
-impl Stream {
+impl PoolStream {
     /// The stream that a program named; with `is_own`, zero names the thread's own default stream.
-    pub fn named(handle: usize, is_own: bool) -> Result<Stream, u32> {
-        let (context, device) = current()?;
+    pub fn named(handle: usize, is_own: bool) -> Result<PoolStream, u32> {
+        let (context, device) = current_context()?;
         let handle = match handle {
             0 if is_own => PER_THREAD,
             0 => LEGACY,
             other => other,
         };
-        let (context, device) = if handle > PER_THREAD { owner(handle, (context, device))? } else { (context, device) };
+        let (context, device) =
+            if handle > PER_THREAD { context_and_device(handle, (context, device))? } else { (context, device) };
         let thread = if handle == PER_THREAD { thread_number() } else { 0 };
         let mut lanes = LANES.lock().unwrap_or_else(PoisonError::into_inner);
         let lane = *lanes.entry((context, handle, thread)).or_insert_with(|| NEXT.fetch_add(1, Relaxed));
-        Ok(Stream { handle, context, device, lane })
+        Ok(PoolStream { handle, context, device, lane })
     }
 
     /// Records an event: memory that is freed now can be used by other streams when it has completed.
-    fn record(&self) -> Result<Wait, u32> {
-        let known = with(|pools| pools.events.get_mut(&self.context).and_then(Vec::pop));
+    fn record(&self) -> Result<EventWait, u32> {
+        let known = with_pools(|pools| pools.events.get_mut(&self.context).and_then(Vec::pop));
         let (mut event, is_new) = (known.unwrap_or(0), known.is_none());
-        let recorded = self.inside(|| {
+        let recorded = self.with_own_context(|| {
             if is_new {
-                done(driver::cuEventCreate(&raw mut event, driver::NO_TIMING))?;
+                as_result(driver::cuEventCreate(&raw mut event, driver::NO_TIMING))?;
             }
-            done(driver::cuEventRecord(event, self.handle))
+            as_result(driver::cuEventRecord(event, self.handle))
         });
-        let wait = Wait { lane: self.lane, context: self.context, event };
+        let wait = EventWait { lane: self.lane, context: self.context, event };
         match recorded {
             Ok(()) => Ok(wait),
             Err(error) => {
                 if event != 0 {
-                    with(|pools| pools.recycle(vec![wait]));
+                    with_pools(|pools| pools.recycle(vec![wait]));
                 }
                 Err(error)
             }
         }
     }
 
-    fn inside<T>(&self, body: impl FnOnce() -> Result<T, u32>) -> Result<T, u32> {
-        match current() {
+    fn with_own_context<T>(&self, body: impl FnOnce() -> Result<T, u32>) -> Result<T, u32> {
+        match current_context() {
             Ok((context, _)) if context == self.context => body(),
-            _ => within(self.context, body),
+            _ => with_context(self.context, body),
         }
     }
 }
 
 /// The context of a stream, and its GPU.
-fn owner(stream: usize, current: (usize, c_int)) -> Result<(usize, c_int), u32> {
+fn context_and_device(stream: usize, current: (usize, c_int)) -> Result<(usize, c_int), u32> {
     let mut context = 0;
-    done(driver::cuStreamGetCtx(stream, &raw mut context))?;
+    as_result(driver::cuStreamGetCtx(stream, &raw mut context))?;
     if context == current.0 {
         return Ok(current);
     }
     let mut device = 0;
-    within(context, || done(driver::cuCtxGetDevice(&raw mut device)))?;
+    with_context(context, || as_result(driver::cuCtxGetDevice(&raw mut device)))?;
     Ok((context, device))
 }
 
@@ -161,30 +162,30 @@ fn thread_number() -> u64 {
 }
 
 /// True if an event has completed; false if the driver cannot say.
-fn is_passed(wait: &Wait) -> bool {
+fn is_passed(wait: &EventWait) -> bool {
     match driver::cuEventQuery(wait.event) {
         driver::SUCCESS => true,
         driver::NOT_READY => false,
         // Some drivers need a current context for the query.
-        _ => within(wait.context, || done(driver::cuEventQuery(wait.event))).is_ok(),
+        _ => with_context(wait.context, || as_result(driver::cuEventQuery(wait.event))).is_ok(),
     }
 }
 
 /// While this lives, the calls of this thread do not affect open captures.
-struct Outside(Option<c_int>);
+struct RelaxedCapture(Option<c_int>);
 
-impl Outside {
-    fn begin() -> Outside {
+impl RelaxedCapture {
+    fn begin() -> RelaxedCapture {
         if !gate::is_capturing() {
-            return Outside(None);
+            return RelaxedCapture(None);
         }
         let mut mode = 2;
         driver::cuThreadExchangeStreamCaptureMode(&raw mut mode);
-        Outside(Some(mode))
+        RelaxedCapture(Some(mode))
     }
 }
 
-impl Drop for Outside {
+impl Drop for RelaxedCapture {
     fn drop(&mut self) {
         if let Some(mut mode) = self.0 {
             driver::cuThreadExchangeStreamCaptureMode(&raw mut mode);
@@ -192,9 +193,9 @@ impl Drop for Outside {
     }
 }
 
-impl Pool {
-    fn new(handle: usize, device: c_int, max_bytes: u64) -> Pool {
-        Pool {
+impl ShimPool {
+    fn new(handle: usize, device: c_int, max_bytes: u64) -> ShimPool {
+        ShimPool {
             handle,
             device,
             is_gone: false,
@@ -206,16 +207,16 @@ impl Pool {
             reserved: 0,
             reserved_high: 0,
             access: Vec::new(),
-            small: Ranges::default(),
-            large: Ranges::default(),
+            small: SpanRanges::default(),
+            large: SpanRanges::default(),
         }
     }
 
-    fn ranges(&mut self, bytes: u64) -> &mut Ranges {
+    fn ranges(&mut self, bytes: u64) -> &mut SpanRanges {
         if bytes < LARGE { &mut self.small } else { &mut self.large }
     }
 
-    fn all(&mut self) -> [&mut Ranges; 2] {
+    fn both_ranges(&mut self) -> [&mut SpanRanges; 2] {
         [&mut self.small, &mut self.large]
     }
 
@@ -230,26 +231,26 @@ impl Pool {
     }
 
     /// Reserved bytes, less the idle bytes beyond the threshold.
-    fn told_reserved(&self) -> u64 {
-        let beyond = self.reserved.saturating_sub(self.kept());
+    fn reported_reserved(&self) -> u64 {
+        let beyond = self.reserved.saturating_sub(self.bytes_to_keep());
         self.reserved - beyond.min(self.idle())
     }
 
     /// How many bytes the pool keeps while they are not needed.
-    fn kept(&self) -> u64 {
+    fn bytes_to_keep(&self) -> u64 {
         if self.is_gone { 0 } else { self.threshold }
     }
 
-    fn is_waited_for(&self, wait: &Wait) -> bool {
+    fn is_waited_for(&self, wait: &EventWait) -> bool {
         self.small.is_waited_for(wait) || self.large.is_waited_for(wait)
     }
 }
 
-impl Pools {
+impl ShimPools {
     fn add(&mut self, handle: usize, device: c_int, max_bytes: u64) {
         self.next += 1;
         self.known.insert(handle, self.next);
-        self.pools.insert(self.next, Pool::new(handle, device, max_bytes));
+        self.pools.insert(self.next, ShimPool::new(handle, device, max_bytes));
     }
 
     /// Adds the default pool of every GPU, once.
@@ -273,7 +274,7 @@ impl Pools {
     }
 
     /// Makes events that no range waits for available for recording again.
-    fn recycle(&mut self, spent: Vec<Wait>) {
+    fn recycle(&mut self, spent: Vec<EventWait>) {
         for wait in spent {
             let known = self.events.entry(wait.context).or_default();
             if !known.contains(&wait.event) {
@@ -282,11 +283,11 @@ impl Pools {
         }
     }
 
-    fn take(&mut self, number: u64, bytes: u64, lane: u64) -> Option<u64> {
+    fn take_range(&mut self, number: u64, bytes: u64, lane: u64) -> Option<u64> {
         let pool = self.pools.get_mut(&number)?;
         let may_look = pool.reuse[1] != 0;
         let mut spent = Vec::new();
-        let at = pool.ranges(bytes).take(bytes, lane, |wait| may_look && is_passed(wait), &mut spent);
+        let at = pool.ranges(bytes).take_for_lane(bytes, lane, |wait| may_look && is_passed(wait), &mut spent);
         spent.retain(|wait| !pool.is_waited_for(wait));
         if at.is_some() {
             pool.note_used(bytes);
@@ -295,21 +296,21 @@ impl Pools {
         at
     }
 
-    fn give(&mut self, number: u64, at: u64, bytes: u64, waits: Vec<Wait>) {
+    fn give_range(&mut self, number: u64, at: u64, bytes: u64, waits: Vec<EventWait>) {
         let Some(pool) = self.pools.get_mut(&number) else { return };
         pool.used = pool.used.saturating_sub(bytes);
-        pool.ranges(bytes).give(at, bytes, waits);
+        pool.ranges(bytes).give_back(at, bytes, waits);
     }
 
     /// Removes idle spans from the pools that `is_meant` selects, as long as a pool has more than `keep` bytes.
-    fn idle_spans(&mut self, is_meant: impl Fn(&Pool) -> bool, keep: impl Fn(&Pool) -> u64) -> Vec<u64> {
+    fn idle_spans(&mut self, is_meant: impl Fn(&ShimPool) -> bool, keep: impl Fn(&ShimPool) -> u64) -> Vec<u64> {
         let (mut spent, mut spans) = (Vec::new(), Vec::new());
         for pool in self.pools.values_mut().filter(|pool| is_meant(pool)) {
             let keep = keep(pool);
             if pool.reserved <= keep {
                 continue;
             }
-            for ranges in pool.all() {
+            for ranges in pool.both_ranges() {
                 ranges.tidy(is_passed, &mut spent);
             }
             let idle: Vec<(u64, u64)> = pool.large.idle().into_iter().chain(pool.small.idle()).collect();
@@ -317,7 +318,10 @@ impl Pools {
                 if pool.reserved <= keep {
                     break;
                 }
-                pool.all().into_iter().filter(|ranges| ranges.holds(at)).for_each(|ranges| ranges.remove(at));
+                pool.both_ranges()
+                    .into_iter()
+                    .filter(|ranges| ranges.contains(at))
+                    .for_each(|ranges| ranges.remove(at));
                 pool.reserved -= bytes;
                 spans.push(at);
             }
@@ -330,40 +334,42 @@ impl Pools {
 
 fn drop_spans(spans: Vec<u64>) -> bool {
     let is_some = !spans.is_empty();
-    spans.into_iter().for_each(wrap::drop_mapping);
+    spans.into_iter().for_each(replacements::drop_mapping);
     is_some
 }
 
 /// Gives back all idle spans of a GPU. Returns whether there were any.
-pub fn release(device: c_int) -> bool {
-    let _relaxed = Outside::begin();
-    free_late();
-    drop_spans(with(|pools| pools.idle_spans(|pool| pool.device == device, |_| 0)))
+pub fn release_idle_spans(device: c_int) -> bool {
+    let _relaxed = RelaxedCapture::begin();
+    free_completed();
+    drop_spans(with_pools(|pools| pools.idle_spans(|pool| pool.device == device, |_| 0)))
 }
 
 /// True if pools keep memory that should be given back.
 pub fn has_excess() -> bool {
-    if !table::lock().deferred.is_empty() {
+    if !memory_table::lock().deferred.is_empty() {
         return true;
     }
-    with(|pools| !pools.late.is_empty() || pools.pools.values().any(|pool| pool.reserved > pool.kept()))
+    with_pools(|pools| {
+        !pools.freed_later.is_empty() || pools.pools.values().any(|pool| pool.reserved > pool.bytes_to_keep())
+    })
 }
 
 /// Gives back idle spans beyond the pools' thresholds. Called while the GPU is idle.
-pub fn sweep() {
-    free_late();
-    drop_spans(with(|pools| pools.idle_spans(|_| true, Pool::kept)));
+pub fn release_excess() {
+    free_completed();
+    drop_spans(with_pools(|pools| pools.idle_spans(|_| true, ShimPool::bytes_to_keep)));
 }
 
 /// Bytes of a GPU that are reported as free although they are not given back yet.
-pub fn excess(device: c_int) -> u64 {
-    let _relaxed = Outside::begin();
-    with(|pools| {
+pub fn excess_bytes(device: c_int) -> u64 {
+    let _relaxed = RelaxedCapture::begin();
+    with_pools(|pools| {
         let mut spent = Vec::new();
         let own = pools.pools.values_mut().filter(|pool| pool.device == device);
         let sum = own.fold(0, |sum, pool| {
-            pool.all().into_iter().for_each(|ranges| ranges.tidy(is_passed, &mut spent));
-            sum + pool.reserved - pool.told_reserved()
+            pool.both_ranges().into_iter().for_each(|ranges| ranges.tidy(is_passed, &mut spent));
+            sum + pool.reserved - pool.reported_reserved()
         });
         pools.recycle(spent);
         sum
@@ -372,32 +378,33 @@ pub fn excess(device: c_int) -> u64 {
 
 /// Allocates in the order of a stream, from the pool with a handle or from the GPU's current pool. Returns `None` if
 /// the pool is the driver's own.
-pub fn alloc(from: Option<usize>, bytes: u64, stream: &Stream) -> Result<Option<u64>, u32> {
-    let _relaxed = Outside::begin();
+pub fn alloc(from: Option<usize>, bytes: u64, stream: &PoolStream) -> Result<Option<u64>, u32> {
+    let _relaxed = RelaxedCapture::begin();
     let handle = match from {
         Some(handle) => handle,
         None => {
             let mut handle = 0;
-            done(driver::cuDeviceGetMemPool(&raw mut handle, stream.device))?;
+            as_result(driver::cuDeviceGetMemPool(&raw mut handle, stream.device))?;
             handle
         }
     };
-    let Some(number) = with(|pools| pools.number(handle)) else { return Ok(None) };
-    let whole = rounded(bytes).ok_or(driver::OUT_OF_MEMORY)?;
-    let at = match with(|pools| pools.take(number, whole, stream.lane)) {
+    let Some(number) = with_pools(|pools| pools.number(handle)) else { return Ok(None) };
+    let whole = rounded_up(bytes).ok_or(driver::OUT_OF_MEMORY)?;
+    let at = match with_pools(|pools| pools.take_range(number, whole, stream.lane)) {
         Some(at) => at,
         None => match grow(number, whole, stream) {
-            Err(driver::OUT_OF_MEMORY) => squeeze(number, whole, stream)?,
+            Err(driver::OUT_OF_MEMORY) => allocate_under_pressure(number, whole, stream)?,
             other => other?,
         },
     };
-    table::lock().add_block(at, Block { bytes, context: stream.context, pool: number, ..Block::default() });
+    memory_table::lock()
+        .add_block(at, ProgramBlock { bytes, context: stream.context, pool: number, ..ProgramBlock::default() });
     Ok(Some(at))
 }
 
 /// Allocates from a new span.
-fn grow(number: u64, bytes: u64, stream: &Stream) -> Result<u64, u32> {
-    let about = with(|pools| {
+fn grow(number: u64, bytes: u64, stream: &PoolStream) -> Result<u64, u32> {
+    let about = with_pools(|pools| {
         pools.pools.get(&number).map(|pool| (pool.device, pool.max_bytes, pool.reserved, pool.access.clone()))
     });
     let (device, max_bytes, reserved, access) = about.ok_or(driver::INVALID_VALUE)?;
@@ -406,69 +413,69 @@ fn grow(number: u64, bytes: u64, stream: &Stream) -> Result<u64, u32> {
     let wish = (reserved / 8).min(GROWTH_MAX).next_multiple_of(GRANULE).max(least).min(room / GRANULE * GRANULE);
     // A context of another GPU cannot reach the span.
     let context = if device == stream.device { stream.context } else { 0 };
-    let once = |bytes| wrap::allocate_once(bytes, context, device, Whose::Pool, &access);
+    let once = |bytes| replacements::allocate_once(bytes, context, device, MappingOwner::Pool, &access);
     let made = match once(wish) {
         Err(driver::OUT_OF_MEMORY) if wish > least => once(least).map(|at| (at, least)),
         other => other.map(|at| (at, wish)),
     };
     let (span, length) = made?;
     // Taken at once, or another thread could take it first.
-    let taken = with(|pools| {
+    let taken = with_pools(|pools| {
         let pool = pools.pools.get_mut(&number)?;
         pool.reserved += length;
         pool.reserved_high = pool.reserved_high.max(pool.reserved);
         pool.ranges(bytes).add(span, length);
-        pools.take(number, bytes, stream.lane)
+        pools.take_range(number, bytes, stream.lane)
     });
     if taken.is_none() {
         // The pool is gone: another thread destroyed it.
-        wrap::drop_mapping(span);
+        replacements::drop_mapping(span);
     }
     taken.ok_or(driver::INVALID_VALUE)
 }
 
 /// Called when memory is short: makes the stream wait for memory that another stream freed, or gives back idle memory
 /// of other pools.
-fn squeeze(number: u64, bytes: u64, stream: &Stream) -> Result<u64, u32> {
+fn allocate_under_pressure(number: u64, bytes: u64, stream: &PoolStream) -> Result<u64, u32> {
     if let Some(at) = take_after_wait(number, bytes, stream)? {
         return Ok(at);
     }
-    let device = with(|pools| pools.pools.get(&number).map(|pool| pool.device)).ok_or(driver::INVALID_VALUE)?;
-    if release(device)
+    let device = with_pools(|pools| pools.pools.get(&number).map(|pool| pool.device)).ok_or(driver::INVALID_VALUE)?;
+    if release_idle_spans(device)
         && let Ok(at) = grow(number, bytes, stream)
     {
         return Ok(at);
     }
     // Memory that is being freed may be enough.
-    let waits = with(|pools| {
+    let waits = with_pools(|pools| {
         let own = pools.pools.values_mut().filter(|pool| pool.device == device);
-        own.flat_map(|pool| [pool.small.waits(), pool.large.waits()].concat()).collect::<Vec<Wait>>()
+        own.flat_map(|pool| [pool.small.waits(), pool.large.waits()].concat()).collect::<Vec<EventWait>>()
     });
     for wait in waits {
-        done(driver::cuEventSynchronize(wait.event))?;
+        as_result(driver::cuEventSynchronize(wait.event))?;
     }
-    if let Some(at) = with(|pools| pools.take(number, bytes, stream.lane)) {
+    if let Some(at) = with_pools(|pools| pools.take_range(number, bytes, stream.lane)) {
         return Ok(at);
     }
-    release(device);
+    release_idle_spans(device);
     grow(number, bytes, stream)
 }
 
 /// Takes memory that another stream has freed, and makes this stream wait for it.
-fn take_after_wait(number: u64, bytes: u64, stream: &Stream) -> Result<Option<u64>, u32> {
-    let found = with(|pools| {
+fn take_after_wait(number: u64, bytes: u64, stream: &PoolStream) -> Result<Option<u64>, u32> {
+    let found = with_pools(|pools| {
         let pool = pools.pools.get_mut(&number).filter(|pool| pool.reuse[REUSE_INTERNAL] != 0)?;
         let found = pool.ranges(bytes).take_any(bytes)?;
         pool.note_used(bytes);
         Some(found)
     });
     let Some((at, waits)) = found else { return Ok(None) };
-    let waited = waits
-        .iter()
-        .try_for_each(|wait| stream.inside(|| done(driver::cuStreamWaitEvent(stream.handle, wait.event, 0))));
-    with(|pools| {
+    let waited = waits.iter().try_for_each(|wait| {
+        stream.with_own_context(|| as_result(driver::cuStreamWaitEvent(stream.handle, wait.event, 0)))
+    });
+    with_pools(|pools| {
         if waited.is_err() {
-            pools.give(number, at, bytes, waits);
+            pools.give_range(number, at, bytes, waits);
             return;
         }
         let pool = pools.pools.get(&number);
@@ -479,9 +486,9 @@ fn take_after_wait(number: u64, bytes: u64, stream: &Stream) -> Result<Option<u6
 }
 
 /// Frees a pool allocation in the order of a stream. Returns `None` if the address is not from a pool of the shim.
-pub fn free(at: u64, stream: impl FnOnce() -> Result<Stream, u32>) -> Option<Result<(), u32>> {
-    let block = table::lock().blocks.get(&at).copied().filter(|block| block.pool != 0)?;
-    let _relaxed = Outside::begin();
+pub fn free(at: u64, stream: impl FnOnce() -> Result<PoolStream, u32>) -> Option<Result<(), u32>> {
+    let block = memory_table::lock().blocks.get(&at).copied().filter(|block| block.pool != 0)?;
+    let _relaxed = RelaxedCapture::begin();
     // While the memory is away nothing runs, so there is nothing to wait for.
     let wait = if gate::is_away() {
         None
@@ -492,11 +499,11 @@ pub fn free(at: u64, stream: impl FnOnce() -> Result<Stream, u32>) -> Option<Res
         }
     };
     // Another thread may have freed it meanwhile.
-    let is_ours = table::lock().blocks.remove(&at).is_some();
-    let bytes = rounded(block.bytes).unwrap_or(block.bytes);
-    with(|pools| {
+    let is_ours = memory_table::lock().blocks.remove(&at).is_some();
+    let bytes = rounded_up(block.bytes).unwrap_or(block.bytes);
+    with_pools(|pools| {
         if is_ours {
-            pools.give(block.pool, at, bytes, wait.into_iter().collect());
+            pools.give_range(block.pool, at, bytes, wait.into_iter().collect());
         } else {
             pools.recycle(wait.into_iter().collect());
         }
@@ -505,28 +512,28 @@ pub fn free(at: u64, stream: impl FnOnce() -> Result<Stream, u32>) -> Option<Res
 }
 
 /// Gives back a block that was taken out of the table and that no work uses: any stream may have it.
-pub fn give_back(at: u64, block: &Block) {
-    with(|pools| pools.give(block.pool, at, rounded(block.bytes).unwrap_or(block.bytes), Vec::new()));
+pub fn give_back(at: u64, block: &ProgramBlock) {
+    with_pools(|pools| pools.give_range(block.pool, at, rounded_up(block.bytes).unwrap_or(block.bytes), Vec::new()));
 }
 
 /// Frees a plain allocation when a stream has reached this point. It was taken out of the table before.
-pub fn free_later(at: u64, block: Block, stream: &Stream) -> Result<(), u32> {
-    let _relaxed = Outside::begin();
+pub fn free_later(at: u64, block: ProgramBlock, stream: &PoolStream) -> Result<(), u32> {
+    let _relaxed = RelaxedCapture::begin();
     let wait = stream.record()?;
-    with(|pools| pools.late.push((at, block, wait)));
+    with_pools(|pools| pools.freed_later.push((at, block, wait)));
     Ok(())
 }
 
 /// Frees the plain allocations of [`free_later`] that have been reached by their streams.
-pub fn free_late() {
-    let gone = with(|pools| {
-        let (gone, late) =
-            std::mem::take(&mut pools.late).into_iter().partition::<Vec<_>, _>(|(.., wait)| is_passed(wait));
-        pools.late = late;
+pub fn free_completed() {
+    let gone = with_pools(|pools| {
+        let (gone, freed_later) =
+            std::mem::take(&mut pools.freed_later).into_iter().partition::<Vec<_>, _>(|(.., wait)| is_passed(wait));
+        pools.freed_later = freed_later;
         pools.recycle(gone.iter().map(|(.., wait)| *wait).collect());
         gone
     });
-    gone.into_iter().for_each(|(at, block, _)| wrap::drop_block((at, block)));
+    gone.into_iter().for_each(|(at, block, _)| replacements::drop_block((at, block)));
 }
 
 /// Forgets a stream before it ends, because a new stream can get its handle.
@@ -537,37 +544,37 @@ pub fn forget_stream(stream: usize) {
 /// Forgets a context that is gone: nothing of it runs, so nothing waits for its events any more.
 pub fn forget_context(context: usize) {
     LANES.lock().unwrap_or_else(PoisonError::into_inner).retain(|(own, ..), _| *own != context);
-    let late = with(|pools| {
+    let freed_later = with_pools(|pools| {
         pools.events.remove(&context);
         let mut spent = Vec::new();
-        for ranges in pools.pools.values_mut().flat_map(Pool::all) {
+        for ranges in pools.pools.values_mut().flat_map(ShimPool::both_ranges) {
             ranges.tidy(|wait| wait.context == context, &mut spent);
         }
-        let (gone, late) = std::mem::take(&mut pools.late)
+        let (gone, freed_later) = std::mem::take(&mut pools.freed_later)
             .into_iter()
-            .partition::<Vec<_>, _>(|(_, _, wait): &(u64, Block, Wait)| wait.context == context);
-        pools.late = late;
+            .partition::<Vec<_>, _>(|(_, _, wait): &(u64, ProgramBlock, EventWait)| wait.context == context);
+        pools.freed_later = freed_later;
         gone
     });
-    late.into_iter().for_each(|(at, block, _)| wrap::drop_block((at, block)));
+    freed_later.into_iter().for_each(|(at, block, _)| replacements::drop_block((at, block)));
 }
 
 /// Adds a pool that the program made on a GPU, with memory of the shim.
-pub fn made(handle: usize, device: c_int, max_bytes: u64) {
-    with(|pools| {
+pub fn add_pool(handle: usize, device: c_int, max_bytes: u64) {
+    with_pools(|pools| {
         pools.find_defaults();
         pools.add(handle, device, max_bytes);
     });
 }
 
 /// Forgets the handle of a pool before it is destroyed, because the driver may reuse it. Returns the pool's number.
-pub fn forget(handle: usize) -> Option<u64> {
-    with(|pools| pools.known.remove(&handle))
+pub fn forget_handle(handle: usize) -> Option<u64> {
+    with_pools(|pools| pools.known.remove(&handle))
 }
 
-/// Completes [`forget`]: the driver has destroyed the pool, or refused.
-pub fn destroyed(handle: usize, number: u64, is_gone: bool) {
-    let spans = with(|pools| {
+/// Completes [`forget_handle`]: the driver has destroyed the pool, or refused.
+pub fn finish_destroy(handle: usize, number: u64, is_gone: bool) {
+    let spans = with_pools(|pools| {
         if !is_gone {
             pools.known.insert(handle, number);
             return Vec::new();
@@ -582,7 +589,7 @@ pub fn destroyed(handle: usize, number: u64, is_gone: bool) {
 
 /// Gives back idle spans of a pool, down to `keep` bytes.
 pub fn trim(handle: usize, keep: u64) {
-    let spans = with(|pools| {
+    let spans = with_pools(|pools| {
         let number = pools.number(handle);
         let own = number.and_then(|number| pools.pools.get(&number)).map(|pool| pool.handle);
         pools.idle_spans(|pool| Some(pool.handle) == own && !pool.is_gone, |_| keep)
@@ -592,36 +599,36 @@ pub fn trim(handle: usize, keep: u64) {
 
 /// The value of an attribute of one of the shim's pools; `None` if the pool or attribute is not the shim's.
 pub fn attribute(handle: usize, attribute: c_int) -> Option<u64> {
-    with(|pools| {
+    with_pools(|pools| {
         let number = pools.number(handle)?;
         let pool = pools.pools.get_mut(&number)?;
         let mut spent = Vec::new();
         if attribute == 5 {
-            pool.all().into_iter().for_each(|ranges| ranges.tidy(is_passed, &mut spent));
+            pool.both_ranges().into_iter().for_each(|ranges| ranges.tidy(is_passed, &mut spent));
         }
-        let told = match attribute {
+        let value = match attribute {
             1..=3 => pool.reuse[attribute as usize - 1].into(),
             THRESHOLD => pool.threshold,
-            5 => pool.told_reserved(),
+            5 => pool.reported_reserved(),
             6 => pool.reserved_high,
             7 => pool.used,
             8 => pool.used_high,
             _ => return None,
         };
         pools.recycle(spent);
-        Some(told)
+        Some(value)
     })
 }
 
 /// Changes an attribute, after the driver has accepted it.
 pub fn set_attribute(handle: usize, attribute: c_int, value: u64) {
-    with(|pools| {
+    with_pools(|pools| {
         let Some(number) = pools.number(handle) else { return };
         let Some(pool) = pools.pools.get_mut(&number) else { return };
         match attribute {
             1..=3 => pool.reuse[attribute as usize - 1] = u32::from(value != 0),
             THRESHOLD => pool.threshold = value,
-            6 => pool.reserved_high = pool.told_reserved(),
+            6 => pool.reserved_high = pool.reported_reserved(),
             8 => pool.used_high = pool.used,
             _ => {}
         }
@@ -630,14 +637,14 @@ pub fn set_attribute(handle: usize, attribute: c_int, value: u64) {
 
 /// Sets what other GPUs may do with a pool's memory, after the driver has accepted it. Returns whether any other GPU
 /// has access now.
-pub fn set_access(handle: usize, given: &[Access]) -> Result<bool, u32> {
-    let found = with(|pools| {
+pub fn set_access(handle: usize, given: &[LocationAccess]) -> Result<bool, u32> {
+    let found = with_pools(|pools| {
         let number = pools.number(handle)?;
         let pool = pools.pools.get_mut(&number)?;
-        let others: Vec<Access> = given
+        let others: Vec<LocationAccess> = given
             .iter()
             .copied()
-            .filter(|access| access.location.kind == ON_CARD && access.location.id != pool.device)
+            .filter(|access| access.location.kind == ON_GPU && access.location.id != pool.device)
             .collect();
         for access in &others {
             pool.access.retain(|old| old.location != access.location);
@@ -651,7 +658,7 @@ pub fn set_access(handle: usize, given: &[Access]) -> Result<bool, u32> {
     let Some((others, spans, is_shared)) = found else { return Ok(false) };
     for (at, bytes) in spans {
         for access in &others {
-            wrap::give_access(at, bytes, *access)?;
+            replacements::give_access(at, bytes, *access)?;
         }
     }
     Ok(is_shared)
@@ -659,10 +666,10 @@ pub fn set_access(handle: usize, given: &[Access]) -> Result<bool, u32> {
 
 /// True if another GPU has access to memory of a pool.
 pub fn is_reached() -> bool {
-    with(|pools| pools.pools.values().any(|pool| !pool.access.is_empty()))
+    with_pools(|pools| pools.pools.values().any(|pool| !pool.access.is_empty()))
 }
 
 /// The handle of the pool that an allocation is from.
-pub fn handle(number: u64) -> u64 {
-    with(|pools| pools.pools.get(&number).map_or(0, |pool| pool.handle as u64))
+pub fn handle_of(number: u64) -> u64 {
+    with_pools(|pools| pools.pools.get(&number).map_or(0, |pool| pool.handle as u64))
 }

@@ -8,7 +8,7 @@
 //! Functions that only ask, or wait for the GPU, pass without the gate. Their stubs check whether the context is away,
 //! which costs two instructions, and jump to the driver's function if it is not: if it were, they would hang there.
 
-use crate::entry;
+use crate::entry_points;
 use crate::gate;
 use crate::hook;
 use std::arch::naked_asm;
@@ -216,6 +216,6 @@ pub extern "C" fn first_call() {
         "movups xmm7, [rbp - 192]",
         "leave",
         "jmp r11",
-        linked = sym entry::linked,
+        linked = sym entry_points::link_exported,
     )
 }

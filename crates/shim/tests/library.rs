@@ -17,30 +17,30 @@ fn symbols(bytes: &[u8]) -> (Vec<(String, String)>, Vec<String>) {
     let sections = header.sections(endian, bytes).expect("sections");
     let table = sections.symbols(endian, bytes, SHT_DYNSYM).expect("symbols");
     let versions = sections.versions(endian, bytes).expect("versions").expect("versions");
-    let (mut wanted, mut own) = (Vec::new(), Vec::new());
+    let (mut needed, mut own) = (Vec::new(), Vec::new());
     for (index, symbol) in table.enumerate().filter(|(index, _)| index.0 > 0) {
         let name = String::from_utf8_lossy(symbol.name(endian, table.strings()).expect("a name")).into_owned();
         if symbol.is_undefined(endian) {
             let version = versions.version(versions.version_index(endian, index).index()).expect("a version");
             let version = version.map_or(String::new(), |own| String::from_utf8_lossy(own.name()).into_owned());
-            wanted.push((name, version));
+            needed.push((name, version));
         } else {
             own.push(name);
         }
     }
-    (wanted, own)
+    (needed, own)
 }
 
 #[test]
-fn it_needs_nothing_that_is_private_to_the_c_library() {
-    let (wanted, _) = symbols(&library());
-    assert!(wanted.iter().any(|(_, version)| version.starts_with("GLIBC_2.")), "versions are read: {wanted:?}");
-    let private: Vec<_> = wanted.iter().filter(|(_, version)| version == "GLIBC_PRIVATE").collect();
+fn the_library_needs_no_private_symbol_of_the_c_library() {
+    let (needed, _) = symbols(&library());
+    assert!(needed.iter().any(|(_, version)| version.starts_with("GLIBC_2.")), "versions are read: {needed:?}");
+    let private: Vec<_> = needed.iter().filter(|(_, version)| version == "GLIBC_PRIVATE").collect();
     assert!(private.is_empty(), "{private:?}");
 }
 
 /// The functions that the C library of this host has, each with a version.
-fn of_the_c_library() -> BTreeSet<(String, String)> {
+fn functions_of_the_c_library() -> BTreeSet<(String, String)> {
     let maps = std::fs::read_to_string("/proc/self/maps").expect("maps");
     let own = |name: &str| maps.lines().filter_map(|line| line.split_once('/')).find(|(_, path)| path.ends_with(name));
     let mut all = BTreeSet::new();
@@ -75,14 +75,14 @@ fn is_old(version: &str) -> bool {
 /// (`cargo xtask release-shim`) is linked with an old one and checked again. This test checks only that each function
 /// existed in glibc 2.17 at all: the host's library still has it under the older version.
 #[test]
-fn it_needs_no_function_that_glibc_2_17_does_not_have() {
+fn the_library_needs_no_function_newer_than_glibc_2_17() {
     let bytes = library();
-    let (has, (wanted, _)) = (of_the_c_library(), symbols(&bytes));
+    let (has, (needed, _)) = (functions_of_the_c_library(), symbols(&bytes));
     assert!(has.contains(&("memcpy".to_owned(), "GLIBC_2.14".to_owned())), "the C library is read");
     let weak = weak(&bytes);
     let there =
         |name: &str| LINKED_IN.contains(&name) || has.iter().any(|(own, version)| own == name && is_old(version));
-    let missing: Vec<_> = wanted
+    let missing: Vec<_> = needed
         .iter()
         .filter(|(name, version)| version.starts_with("GLIBC_") && !weak.contains(name) && !there(name))
         .collect();
@@ -101,7 +101,7 @@ fn weak(bytes: &[u8]) -> BTreeSet<String> {
 }
 
 #[test]
-fn it_shows_the_functions_of_the_driver_and_of_the_loader_and_nothing_else() {
+fn the_library_exports_only_functions_of_the_driver_and_the_loader() {
     // Any other exported symbol would take the place of the program's own.
     let (_, own) = symbols(&library());
     let is_meant = |name: &String| {
@@ -117,7 +117,7 @@ fn it_shows_the_functions_of_the_driver_and_of_the_loader_and_nothing_else() {
 }
 
 #[test]
-fn nothing_of_it_is_both_written_and_run() {
+fn no_segment_is_both_writable_and_executable() {
     let bytes = library();
     let header = FileHeader64::<Endianness>::parse(&*bytes).expect("a library");
     let endian = header.endian().expect("a library");

@@ -4,12 +4,12 @@
 //! the frontier; a stream that waits for the event joins the capture. At the end every stream that joined must have
 //! been joined back into the stream where the capture began.
 
-use crate::engine::Books;
-use crate::graph::{Graph, Node};
+use crate::engine::JobTable;
+use crate::graph::{WorkGraph, WorkNode};
 use crate::result::{CuResult, Outcome};
 use crate::runtime::Runtime;
-use crate::stream::Stream;
-use crate::work::Work;
+use crate::stream::WorkStream;
+use crate::work::JobWork;
 use std::cell::Cell;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -27,7 +27,7 @@ pub struct Frontier {
 /// Which threads a capture keeps from calls that could spoil it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
-pub enum Mode {
+pub enum CaptureMode {
     /// All threads.
     Global = 0,
     /// The thread that began it.
@@ -36,10 +36,10 @@ pub enum Mode {
     Relaxed = 2,
 }
 
-impl Mode {
+impl CaptureMode {
     /// By the driver API's number.
-    pub fn from_number(number: i32) -> Outcome<Mode> {
-        [Mode::Global, Mode::ThreadLocal, Mode::Relaxed]
+    pub fn from_number(number: i32) -> Outcome<CaptureMode> {
+        [CaptureMode::Global, CaptureMode::ThreadLocal, CaptureMode::Relaxed]
             .into_iter()
             .find(|mode| *mode as i32 == number)
             .ok_or(CuResult::INVALID_VALUE)
@@ -49,12 +49,12 @@ impl Mode {
 /// A graph that is being captured.
 pub struct Capture {
     /// What was captured so far.
-    pub graph: Arc<Graph>,
+    pub graph: Arc<WorkGraph>,
     /// The stream where it began.
     origin: usize,
     /// Its context, by handle.
     context: usize,
-    mode: Mode,
+    mode: CaptureMode,
     thread: ThreadId,
     /// True if the capture was spoilt.
     pub is_invalid: bool,
@@ -76,66 +76,66 @@ impl Captures {
 
 thread_local! {
     /// This thread's mode for calls that could spoil a capture.
-    static MODE: Cell<Mode> = const { Cell::new(Mode::Global) };
+    static MODE: Cell<CaptureMode> = const { Cell::new(CaptureMode::Global) };
 }
 
 /// Sets this thread's mode; returns the one before.
-pub fn exchange_mode(mode: Mode) -> Mode {
+pub fn exchange_mode(mode: CaptureMode) -> CaptureMode {
     MODE.replace(mode)
 }
 
-fn spoil(books: &mut Books, is: impl Fn(&Capture) -> bool) {
-    books.captures.open.values_mut().filter(|capture| is(capture)).for_each(|capture| capture.is_invalid = true);
+fn spoil(jobs: &mut JobTable, is: impl Fn(&Capture) -> bool) {
+    jobs.captures.open.values_mut().filter(|capture| is(capture)).for_each(|capture| capture.is_invalid = true);
 }
 
 impl Runtime {
     /// Refuses a call that must not happen while a capture is open.
     pub fn refuse_unsafe(&self) -> Outcome {
-        let mut books = self.engine.books();
-        if books.captures.open.is_empty() || MODE.get() == Mode::Relaxed {
+        let mut jobs = self.engine.jobs();
+        if jobs.captures.open.is_empty() || MODE.get() == CaptureMode::Relaxed {
             return Ok(());
         }
         let (own, thread) = (MODE.get(), std::thread::current().id());
         let forbids = |capture: &Capture| match capture.mode {
-            Mode::Global => own == Mode::Global || capture.thread == thread,
-            Mode::ThreadLocal => capture.thread == thread,
-            Mode::Relaxed => false,
+            CaptureMode::Global => own == CaptureMode::Global || capture.thread == thread,
+            CaptureMode::ThreadLocal => capture.thread == thread,
+            CaptureMode::Relaxed => false,
         };
-        if !books.captures.open.values().any(forbids) {
+        if !jobs.captures.open.values().any(forbids) {
             return Ok(());
         }
-        spoil(&mut books, forbids);
+        spoil(&mut jobs, forbids);
         Err(CuResult::STREAM_CAPTURE_UNSUPPORTED)
     }
 
     /// Refuses a call that waits for a whole context while anything in it is captured, in any mode.
     pub fn refuse_any_capture(&self, context: usize) -> Outcome {
-        let mut books = self.engine.books();
+        let mut jobs = self.engine.jobs();
         let is_of = |capture: &Capture| capture.context == context;
-        if !books.captures.open.values().any(is_of) {
+        if !jobs.captures.open.values().any(is_of) {
             return Ok(());
         }
-        spoil(&mut books, is_of);
+        spoil(&mut jobs, is_of);
         Err(CuResult::STREAM_CAPTURE_UNSUPPORTED)
     }
 
     /// Where a stream is in a capture; `None` if it is not captured.
-    pub fn frontier(&self, stream: &Stream) -> Outcome<Option<Frontier>> {
-        let mut books = self.engine.books();
-        let found = books.lane(stream).frontier.clone();
+    pub fn frontier(&self, stream: &WorkStream) -> Outcome<Option<Frontier>> {
+        let mut jobs = self.engine.jobs();
+        let found = jobs.lane(stream).frontier.clone();
         if let Some(frontier) = &found {
-            let is_good = books.captures.get(frontier.capture).is_some_and(|capture| !capture.is_invalid);
+            let is_good = jobs.captures.get(frontier.capture).is_some_and(|capture| !capture.is_invalid);
             return if is_good { Ok(found) } else { Err(CuResult::STREAM_CAPTURE_INVALIDATED) };
         }
-        if stream.is_legacy && books.is_blocking_lane_captured(stream.context.handle) {
-            spoil(&mut books, |_| true);
+        if stream.is_legacy && jobs.is_blocking_lane_captured(stream.context.handle) {
+            spoil(&mut jobs, |_| true);
             return Err(CuResult::STREAM_CAPTURE_IMPLICIT);
         }
         Ok(None)
     }
 
     /// Refuses a call that waits for a stream while it is captured.
-    pub fn refuse_capture(&self, stream: &Stream) -> Outcome {
+    pub fn refuse_capture(&self, stream: &WorkStream) -> Outcome {
         let Some(frontier) = self.frontier(stream)? else { return Ok(()) };
         self.spoil(&frontier);
         Err(CuResult::STREAM_CAPTURE_UNSUPPORTED)
@@ -143,63 +143,69 @@ impl Runtime {
 
     /// Spoils a capture that was waited for, or asked whether it is done: it can only end in an error.
     pub fn spoil(&self, frontier: &Frontier) {
-        if let Some(capture) = self.engine.books().captures.open.get_mut(&frontier.capture) {
+        if let Some(capture) = self.engine.jobs().captures.open.get_mut(&frontier.capture) {
             capture.is_invalid = true;
         }
     }
 
     /// Adds work to the capture of a stream; false if it has none.
-    pub fn capture(&self, stream: &Stream, work: impl FnOnce() -> Work) -> Outcome<bool> {
+    pub fn capture(&self, stream: &WorkStream, work: impl FnOnce() -> JobWork) -> Outcome<bool> {
         let Some(frontier) = self.frontier(stream)? else { return Ok(false) };
-        let mut books = self.engine.books();
-        let capture = books.captures.open.get(&frontier.capture).ok_or(CuResult::STREAM_CAPTURE_INVALIDATED)?;
+        let mut jobs = self.engine.jobs();
+        let capture = jobs.captures.open.get(&frontier.capture).ok_or(CuResult::STREAM_CAPTURE_INVALIDATED)?;
         let graph = Arc::clone(&capture.graph);
-        let node = Node::new(&graph, Arc::clone(&stream.context), work());
+        let node = WorkNode::new(&graph, Arc::clone(&stream.context), work());
         graph.add(self, &node, &frontier.nodes)?;
-        books.lane(stream).frontier = Some(Frontier { nodes: vec![node.handle], ..frontier });
+        jobs.lane(stream).frontier = Some(Frontier { nodes: vec![node.handle], ..frontier });
         Ok(true)
     }
 
     /// Begins to capture a stream, into an existing graph or a new one.
-    pub fn begin_capture(&self, stream: &Stream, mode: Mode, into: Option<Arc<Graph>>, after: Vec<usize>) -> Outcome {
+    pub fn begin_capture(
+        &self,
+        stream: &WorkStream,
+        mode: CaptureMode,
+        into: Option<Arc<WorkGraph>>,
+        after: Vec<usize>,
+    ) -> Outcome {
         if stream.is_legacy {
             return Err(CuResult::STREAM_CAPTURE_UNSUPPORTED);
         }
-        let mut books = self.engine.books();
-        if books.lane(stream).frontier.is_some() {
+        let mut jobs = self.engine.jobs();
+        if jobs.lane(stream).frontier.is_some() {
             return Err(CuResult::ILLEGAL_STATE);
         }
-        books.captures.next += 1;
-        let id = books.captures.next;
-        let graph = into.unwrap_or_else(|| Graph::create(self));
+        jobs.captures.next += 1;
+        let id = jobs.captures.next;
+        let graph = into.unwrap_or_else(|| WorkGraph::create(self));
         let thread = std::thread::current().id();
         let (origin, context) = (stream.handle, stream.context.handle);
         let capture = Capture { graph, origin, context, mode, thread, is_invalid: false };
-        books.captures.open.insert(id, capture);
-        books.lane(stream).frontier = Some(Frontier { capture: id, nodes: after });
+        jobs.captures.open.insert(id, capture);
+        jobs.lane(stream).frontier = Some(Frontier { capture: id, nodes: after });
         Ok(())
     }
 
     /// Ends the capture that began in a stream. Returns the graph.
-    pub fn end_capture(&self, stream: &Stream) -> Outcome<Arc<Graph>> {
-        let mut books = self.engine.books();
-        let Some(frontier) = books.lane(stream).frontier.clone() else { return Err(CuResult::ILLEGAL_STATE) };
-        let capture = books.captures.open.get(&frontier.capture).ok_or(CuResult::ILLEGAL_STATE)?;
+    pub fn end_capture(&self, stream: &WorkStream) -> Outcome<Arc<WorkGraph>> {
+        let mut jobs = self.engine.jobs();
+        let Some(frontier) = jobs.lane(stream).frontier.clone() else { return Err(CuResult::ILLEGAL_STATE) };
+        let capture = jobs.captures.open.get(&frontier.capture).ok_or(CuResult::ILLEGAL_STATE)?;
         if capture.origin != stream.handle {
             return Err(CuResult::STREAM_CAPTURE_UNMATCHED);
         }
-        if capture.mode != Mode::Relaxed && capture.thread != std::thread::current().id() {
+        if capture.mode != CaptureMode::Relaxed && capture.thread != std::thread::current().id() {
             return Err(CuResult::STREAM_CAPTURE_WRONG_THREAD);
         }
-        let Some(capture) = books.captures.open.remove(&frontier.capture) else { return Err(CuResult::ILLEGAL_STATE) };
+        let Some(capture) = jobs.captures.open.remove(&frontier.capture) else { return Err(CuResult::ILLEGAL_STATE) };
         let joined = capture.graph.all_before(&frontier.nodes);
         let mut is_unjoined = false;
-        for (_, lane) in books.lanes() {
+        for (_, lane) in jobs.lanes() {
             if let Some(own) = lane.frontier.take_if(|own| own.capture == frontier.capture) {
                 is_unjoined |= own.nodes.iter().any(|node| !joined.contains(node));
             }
         }
-        drop(books);
+        drop(jobs);
         if capture.is_invalid || is_unjoined {
             capture.graph.destroy(self);
             let why = if capture.is_invalid {
@@ -214,26 +220,26 @@ impl Runtime {
 
     /// Ends the captures that began in a stream, or in any stream of a context, that is gone.
     pub fn drop_captures(&self, is: impl Fn(usize, usize) -> bool) {
-        let mut books = self.engine.books();
+        let mut jobs = self.engine.jobs();
         let gone: Vec<(u64, Capture)> =
-            books.captures.open.extract_if(|_, capture| is(capture.origin, capture.context)).collect();
-        for (_, lane) in books.lanes() {
+            jobs.captures.open.extract_if(|_, capture| is(capture.origin, capture.context)).collect();
+        for (_, lane) in jobs.lanes() {
             lane.frontier.take_if(|own| gone.iter().any(|(id, _)| *id == own.capture));
         }
-        drop(books);
+        drop(jobs);
         gone.into_iter().for_each(|(_, capture)| capture.graph.destroy(self));
     }
 
     /// Makes a stream depend on an event that was captured.
-    pub fn join(&self, stream: &Stream, other: &Frontier) -> Outcome {
+    pub fn join(&self, stream: &WorkStream, other: &Frontier) -> Outcome {
         if stream.is_legacy {
             return Err(CuResult::STREAM_CAPTURE_IMPLICIT);
         }
-        let mut books = self.engine.books();
-        if books.captures.get(other.capture).is_none_or(|capture| capture.is_invalid) {
+        let mut jobs = self.engine.jobs();
+        if jobs.captures.get(other.capture).is_none_or(|capture| capture.is_invalid) {
             return Err(CuResult::CAPTURED_EVENT);
         }
-        let lane = books.lane(stream);
+        let lane = jobs.lane(stream);
         let own = lane.frontier.get_or_insert_with(|| Frontier { capture: other.capture, nodes: Vec::new() });
         if own.capture != other.capture {
             return Err(CuResult::STREAM_CAPTURE_MERGE);
@@ -244,9 +250,9 @@ impl Runtime {
     }
 
     /// Sets, or adds to, the nodes that the next node of a captured stream depends on.
-    pub fn set_frontier(&self, stream: &Stream, nodes: Vec<usize>, is_added: bool) -> Outcome {
-        let mut books = self.engine.books();
-        let Some(own) = &mut books.lane(stream).frontier else { return Err(CuResult::ILLEGAL_STATE) };
+    pub fn set_frontier(&self, stream: &WorkStream, nodes: Vec<usize>, is_added: bool) -> Outcome {
+        let mut jobs = self.engine.jobs();
+        let Some(own) = &mut jobs.lane(stream).frontier else { return Err(CuResult::ILLEGAL_STATE) };
         let old = if is_added { std::mem::take(&mut own.nodes) } else { Vec::new() };
         let all: BTreeSet<usize> = old.into_iter().chain(nodes).collect();
         own.nodes = all.into_iter().collect();

@@ -13,15 +13,15 @@
 //! One lock guards the state of all jobs; no job runs under it.
 
 use crate::capture::{Captures, Frontier};
-use crate::object::Kept;
+use crate::object::RetainedObjects;
 use crate::result::Outcome;
-use crate::runtime::{Context, Runtime};
-use crate::stream::{Mark, Stream};
-use crate::work::Work;
+use crate::runtime::{DriverContext, Runtime};
+use crate::stream::{EventMark, WorkStream};
+use crate::work::JobWork;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use sublet_softgpu::checkpoint::Inside;
+use sublet_softgpu::checkpoint::GatePass;
 
 /// The largest number of threads: only faulty programs have more kernels that wait for each other.
 const WORKERS_MAX: usize = 256;
@@ -32,23 +32,23 @@ const IDLE: Duration = Duration::from_secs(2);
 pub type JobId = u64;
 
 /// What a job does, in which context, and its pass through the gate, which it keeps until it is done.
-pub struct Task {
-    work: Work,
-    context: Arc<Context>,
+pub struct ReadyJob {
+    work: JobWork,
+    context: Arc<DriverContext>,
     priority: i32,
-    _inside: Inside<'static>,
+    _pass: GatePass<'static>,
     /// Objects of a graph that are kept until its end.
-    _kept: Option<Arc<Kept>>,
+    _kept: Option<Arc<RetainedObjects>>,
 }
 
-struct Pending {
+struct PendingJob {
     missing: usize,
     then: Vec<JobId>,
-    task: Option<Task>,
+    task: Option<ReadyJob>,
 }
 
 /// A stream's place in the order of work.
-pub struct Lane {
+pub struct StreamLane {
     context: usize,
     is_legacy: bool,
     is_blocking: bool,
@@ -60,11 +60,11 @@ pub struct Lane {
 
 /// The state of all jobs.
 #[derive(Default)]
-pub struct Books {
+pub struct JobTable {
     next: JobId,
-    pending: HashMap<JobId, Pending>,
-    ready: BTreeMap<(i32, JobId), Task>,
-    lanes: HashMap<usize, Lane>,
+    pending: HashMap<JobId, PendingJob>,
+    ready: BTreeMap<(i32, JobId), ReadyJob>,
+    lanes: HashMap<usize, StreamLane>,
     workers: usize,
     idle: usize,
     /// Open captures.
@@ -73,20 +73,20 @@ pub struct Books {
 
 /// Jobs and workers of a process.
 #[derive(Default)]
-pub struct Engine {
-    books: Mutex<Books>,
+pub struct JobEngine {
+    jobs: Mutex<JobTable>,
     more: Condvar,
     done: Condvar,
 }
 
-impl Books {
+impl JobTable {
     fn is_pending(&self, job: JobId) -> bool {
         self.pending.contains_key(&job)
     }
 
     /// The lane of a stream.
-    pub fn lane(&mut self, stream: &Stream) -> &mut Lane {
-        self.lanes.entry(stream.handle).or_insert_with(|| Lane {
+    pub fn lane(&mut self, stream: &WorkStream) -> &mut StreamLane {
+        self.lanes.entry(stream.handle).or_insert_with(|| StreamLane {
             context: stream.context.handle,
             is_legacy: stream.is_legacy,
             is_blocking: stream.is_blocking,
@@ -102,12 +102,12 @@ impl Books {
     }
 
     /// All lanes, by their streams.
-    pub fn lanes(&mut self) -> impl Iterator<Item = (&usize, &mut Lane)> {
+    pub fn lanes(&mut self) -> impl Iterator<Item = (&usize, &mut StreamLane)> {
         self.lanes.iter_mut()
     }
 
     /// The jobs that the next job of a stream must wait for.
-    fn before(&mut self, stream: &Stream) -> Vec<JobId> {
+    fn jobs_before(&mut self, stream: &WorkStream) -> Vec<JobId> {
         let pending = &self.pending;
         self.lanes.retain(|_, lane| !lane.is_gone || lane.last.is_some_and(|last| pending.contains_key(&last)));
         let (context, is_legacy, is_blocking) = (stream.context.handle, stream.is_legacy, stream.is_blocking);
@@ -119,7 +119,7 @@ impl Books {
     }
 
     /// Adds a job. Returns its task if it is ready; otherwise it becomes ready when the last job it waits for is done.
-    fn enter(&mut self, task: Task, after: &[JobId]) -> (JobId, Option<Task>) {
+    fn add_job(&mut self, task: ReadyJob, after: &[JobId]) -> (JobId, Option<ReadyJob>) {
         self.next += 1;
         let id = self.next;
         let mut missing = 0;
@@ -130,12 +130,12 @@ impl Books {
             }
         }
         let (kept, ready) = if missing == 0 { (None, Some(task)) } else { (Some(task), None) };
-        self.pending.insert(id, Pending { missing, then: Vec::new(), task: kept });
+        self.pending.insert(id, PendingJob { missing, then: Vec::new(), task: kept });
         (id, ready)
     }
 
     /// Removes a job that is done: jobs that waited only for it become ready.
-    fn leave(&mut self, id: JobId) {
+    fn finish_job(&mut self, id: JobId) {
         let Some(job) = self.pending.remove(&id) else { return };
         for next in job.then {
             let Some(waiting) = self.pending.get_mut(&next) else { continue };
@@ -150,42 +150,42 @@ impl Books {
 }
 
 /// The nodes of a graph: what each does, where, and after which of the earlier ones.
-pub type Nodes<'a> = &'a [(Work, Arc<Context>, Vec<usize>)];
+pub type Nodes<'a> = &'a [(JobWork, Arc<DriverContext>, Vec<usize>)];
 
-impl Engine {
+impl JobEngine {
     /// The state of all jobs, locked.
-    pub fn books(&self) -> MutexGuard<'_, Books> {
-        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+    pub fn jobs(&self) -> MutexGuard<'_, JobTable> {
+        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn task(runtime: &'static Runtime, stream: &Stream, work: Work) -> Task {
+    fn task(runtime: &'static Runtime, stream: &WorkStream, work: JobWork) -> ReadyJob {
         let context = Arc::clone(&stream.context);
-        Task { work, context, priority: stream.priority, _inside: runtime.seat.stay(), _kept: None }
+        ReadyJob { work, context, priority: stream.priority, _pass: runtime.client.another_pass(), _kept: None }
     }
 
     /// Submits work to a stream. The caller is past the gate.
-    pub fn submit(&self, runtime: &'static Runtime, stream: &Stream, work: Work, also: &[JobId]) -> JobId {
-        let task = Engine::task(runtime, stream, work);
-        let mut books = self.books();
-        let mut after = books.before(stream);
+    pub fn submit(&self, runtime: &'static Runtime, stream: &WorkStream, work: JobWork, also: &[JobId]) -> JobId {
+        let task = JobEngine::task(runtime, stream, work);
+        let mut jobs = self.jobs();
+        let mut after = jobs.jobs_before(stream);
         after.extend_from_slice(also);
-        let (id, ready) = books.enter(task, &after);
-        books.lane(stream).last = Some(id);
+        let (id, ready) = jobs.add_job(task, &after);
+        jobs.lane(stream).last = Some(id);
         if let Some(task) = ready {
-            books.ready.insert((task.priority, id), task);
-            self.wake(runtime, books);
+            jobs.ready.insert((task.priority, id), task);
+            self.wake(runtime, jobs);
         }
         id
     }
 
     /// Submits work to a stream and waits until it is done; runs it on this thread if nothing is before it.
-    pub fn finish(&self, runtime: &'static Runtime, stream: &Stream, work: Work) -> Outcome {
-        let task = Engine::task(runtime, stream, work);
-        let mut books = self.books();
-        let after = books.before(stream);
-        let (id, ready) = books.enter(task, &after);
-        books.lane(stream).last = Some(id);
-        drop(books);
+    pub fn finish(&self, runtime: &'static Runtime, stream: &WorkStream, work: JobWork) -> Outcome {
+        let task = JobEngine::task(runtime, stream, work);
+        let mut jobs = self.jobs();
+        let after = jobs.jobs_before(stream);
+        let (id, ready) = jobs.add_job(task, &after);
+        jobs.lane(stream).last = Some(id);
+        drop(jobs);
         match ready {
             Some(task) => self.run(runtime, id, task),
             None => self.wait(&[id]),
@@ -198,145 +198,145 @@ impl Engine {
     pub fn submit_graph(
         &self,
         runtime: &'static Runtime,
-        stream: &Stream,
+        stream: &WorkStream,
         nodes: Nodes<'_>,
         also: Option<JobId>,
-        kept: &Arc<Kept>,
+        kept: &Arc<RetainedObjects>,
     ) -> JobId {
-        let tasks: Vec<Task> = nodes
+        let tasks: Vec<ReadyJob> = nodes
             .iter()
-            .map(|(work, context, _)| Task {
+            .map(|(work, context, _)| ReadyJob {
                 context: Arc::clone(context),
-                ..Engine::task(runtime, stream, work.clone())
+                ..JobEngine::task(runtime, stream, work.clone())
             })
             .collect();
-        let end = Task { _kept: Some(Arc::clone(kept)), ..Engine::task(runtime, stream, Work::Nothing) };
-        let mut books = self.books();
-        let mut before = books.before(stream);
+        let end = ReadyJob { _kept: Some(Arc::clone(kept)), ..JobEngine::task(runtime, stream, JobWork::Nothing) };
+        let mut jobs = self.jobs();
+        let mut before = jobs.jobs_before(stream);
         before.extend(also);
         let mut ids: Vec<JobId> = Vec::with_capacity(nodes.len());
         for (task, (work, _, after)) in tasks.into_iter().zip(nodes) {
             let own: Vec<JobId> = after.iter().filter_map(|node| ids.get(*node).copied()).collect();
             let mut own = if own.is_empty() { before.clone() } else { own };
             // It waits for the event's present meaning: a later record of it may wait for the graph.
-            if let Work::Await(event) = work
-                && let Mark::Job(job) = event.mark()
+            if let JobWork::WaitForEvent(event) = work
+                && let EventMark::Job(job) = event.mark()
             {
                 own.push(job);
             }
-            let (id, ready) = books.enter(task, &own);
-            if let Work::Record(event) = work {
-                event.set(Mark::Job(id));
+            let (id, ready) = jobs.add_job(task, &own);
+            if let JobWork::RecordEvent(event) = work {
+                event.set(EventMark::Job(id));
             }
             if let Some(task) = ready {
-                books.ready.insert((task.priority, id), task);
+                jobs.ready.insert((task.priority, id), task);
             }
             ids.push(id);
         }
         // The end waits for every node, and so for the earlier work.
-        let (id, ready) = books.enter(end, if ids.is_empty() { &before } else { &ids });
+        let (id, ready) = jobs.add_job(end, if ids.is_empty() { &before } else { &ids });
         if let Some(task) = ready {
-            books.ready.insert((task.priority, id), task);
+            jobs.ready.insert((task.priority, id), task);
         }
-        books.lane(stream).last = Some(id);
-        self.wake(runtime, books);
+        jobs.lane(stream).last = Some(id);
+        self.wake(runtime, jobs);
         id
     }
 
     /// Ensures that ready jobs have a thread.
-    fn wake(&self, runtime: &'static Runtime, mut books: MutexGuard<'_, Books>) {
-        let wanted = books.ready.len().saturating_sub(books.idle).min(WORKERS_MAX.saturating_sub(books.workers));
-        books.workers += wanted;
-        drop(books);
+    fn wake(&self, runtime: &'static Runtime, mut jobs: MutexGuard<'_, JobTable>) {
+        let wanted = jobs.ready.len().saturating_sub(jobs.idle).min(WORKERS_MAX.saturating_sub(jobs.workers));
+        jobs.workers += wanted;
+        drop(jobs);
         self.more.notify_all();
         for _ in 0..wanted {
             if !spawn(runtime) {
-                self.books().workers -= 1;
+                self.jobs().workers -= 1;
                 // The host gives no thread, and there is no worker: the caller's own thread runs the jobs.
-                if self.books().workers == 0 {
-                    self.work_off(runtime);
+                if self.jobs().workers == 0 {
+                    self.run_ready_jobs(runtime);
                 }
             }
         }
     }
 
-    fn work_off(&self, runtime: &'static Runtime) {
+    fn run_ready_jobs(&self, runtime: &'static Runtime) {
         loop {
-            let next = self.books().ready.pop_first();
+            let next = self.jobs().ready.pop_first();
             let Some(((_, id), task)) = next else { return };
             self.run(runtime, id, task);
         }
     }
 
     /// The main loop of a worker.
-    fn serve(&self, runtime: &'static Runtime) {
+    fn worker_loop(&self, runtime: &'static Runtime) {
         loop {
-            let mut books = self.books();
+            let mut jobs = self.jobs();
             let next = loop {
-                if let Some(((_, id), task)) = books.ready.pop_first() {
+                if let Some(((_, id), task)) = jobs.ready.pop_first() {
                     break Some((id, task));
                 }
-                books.idle += 1;
-                let (woken, time) = self.more.wait_timeout(books, IDLE).unwrap_or_else(PoisonError::into_inner);
-                books = woken;
-                books.idle -= 1;
-                if time.timed_out() && books.ready.is_empty() {
-                    books.workers -= 1;
+                jobs.idle += 1;
+                let (woken, time) = self.more.wait_timeout(jobs, IDLE).unwrap_or_else(PoisonError::into_inner);
+                jobs = woken;
+                jobs.idle -= 1;
+                if time.timed_out() && jobs.ready.is_empty() {
+                    jobs.workers -= 1;
                     break None;
                 }
             };
-            drop(books);
+            drop(jobs);
             let Some((id, task)) = next else { return };
             self.run(runtime, id, task);
         }
     }
 
-    fn run(&self, runtime: &'static Runtime, id: JobId, task: Task) {
+    fn run(&self, runtime: &'static Runtime, id: JobId, task: ReadyJob) {
         task.work.run(runtime, &task.context);
         // The pass is dropped first: a thread that sees the job done must find nothing inside the gate.
         drop(task);
-        let mut books = self.books();
-        books.leave(id);
+        let mut jobs = self.jobs();
+        jobs.finish_job(id);
         self.done.notify_all();
-        if !books.ready.is_empty() {
-            self.wake(runtime, books);
+        if !jobs.ready.is_empty() {
+            self.wake(runtime, jobs);
         }
     }
 
     /// Waits for jobs.
-    pub fn wait(&self, jobs: &[JobId]) {
-        let mut books = self.books();
-        while jobs.iter().any(|job| books.is_pending(*job)) {
-            books = self.done.wait(books).unwrap_or_else(PoisonError::into_inner);
+    pub fn wait(&self, awaited: &[JobId]) {
+        let mut jobs = self.jobs();
+        while awaited.iter().any(|job| jobs.is_pending(*job)) {
+            jobs = self.done.wait(jobs).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
     /// True if a job is done.
     pub fn is_done(&self, job: JobId) -> bool {
-        !self.books().is_pending(job)
+        !self.jobs().is_pending(job)
     }
 
     /// The last job of a stream; for the legacy stream, also those of the blocking streams.
-    pub fn last_of(&self, stream: &Stream) -> Vec<JobId> {
-        let mut books = self.books();
-        if stream.is_legacy { books.before(stream) } else { books.lane(stream).last.into_iter().collect() }
+    pub fn last_jobs_of(&self, stream: &WorkStream) -> Vec<JobId> {
+        let mut jobs = self.jobs();
+        if stream.is_legacy { jobs.jobs_before(stream) } else { jobs.lane(stream).last.into_iter().collect() }
     }
 
     /// The last jobs of all streams: of one context, or of all.
-    pub fn last_of_all(&self, context: Option<usize>) -> Vec<JobId> {
-        let books = self.books();
-        let own = books.lanes.values().filter(|lane| context.is_none_or(|context| lane.context == context));
+    pub fn last_jobs_of_all(&self, context: Option<usize>) -> Vec<JobId> {
+        let jobs = self.jobs();
+        let own = jobs.lanes.values().filter(|lane| context.is_none_or(|context| lane.context == context));
         own.filter_map(|lane| lane.last).collect()
     }
 
     /// Forgets the streams of a context that is gone.
     pub fn forget_all(&self, context: usize) {
-        self.books().lanes.values_mut().filter(|lane| lane.context == context).for_each(|lane| lane.is_gone = true);
+        self.jobs().lanes.values_mut().filter(|lane| lane.context == context).for_each(|lane| lane.is_gone = true);
     }
 
     /// Forgets a stream, once its work is done.
-    pub fn forget(&self, stream: &Stream) {
-        self.books().lane(stream).is_gone = true;
+    pub fn forget(&self, stream: &WorkStream) {
+        self.jobs().lane(stream).is_gone = true;
     }
 }
 
@@ -347,7 +347,7 @@ fn spawn(runtime: &'static Runtime) -> bool {
         let (mut all, mut old): (libc::sigset_t, libc::sigset_t) = (std::mem::zeroed(), std::mem::zeroed());
         libc::sigfillset(&raw mut all);
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut old);
-        let work = move || runtime.engine.serve(runtime);
+        let work = move || runtime.engine.worker_loop(runtime);
         let started = std::thread::Builder::new().name("soft-gpu".to_owned()).spawn(work).is_ok();
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, std::ptr::null_mut());
         started

@@ -104,7 +104,7 @@ pub struct Ptx<'b> {
 }
 
 /// The address of the container that a wrapper points to.
-pub fn wrapped(wrapper: [u8; WRAPPER_BYTES]) -> Result<u64, FatbinError> {
+pub fn container_address(wrapper: [u8; WRAPPER_BYTES]) -> Result<u64, FatbinError> {
     if u32_at(&wrapper, 0) != Some(WRAPPER_MAGIC) {
         return Err(FatbinError::NotAFatbin);
     }
@@ -159,7 +159,7 @@ pub fn find_ptx(bytes: &[u8], arch: u32) -> Result<Ptx<'_>, FatbinError> {
 }
 
 /// One entry of a container.
-struct Entry<'b> {
+struct FatbinEntry<'b> {
     kind: u16,
     arch: u32,
     flags: u64,
@@ -168,7 +168,7 @@ struct Entry<'b> {
     payload: &'b [u8],
 }
 
-impl<'b> Entry<'b> {
+impl<'b> FatbinEntry<'b> {
     fn ptx(&self) -> Result<Ptx<'b>, FatbinError> {
         if self.flags & FLAG_ZSTD != 0 || self.payload.starts_with(&ZSTD_MAGIC) {
             return Err(FatbinError::Compressed(Compression::Zstd));
@@ -188,7 +188,7 @@ impl<'b> Entry<'b> {
 }
 
 /// All entries of a container, or the first length that does not fit.
-fn entries(bytes: &[u8]) -> Result<impl Iterator<Item = Result<Entry<'_>, FatbinError>>, FatbinError> {
+fn entries(bytes: &[u8]) -> Result<impl Iterator<Item = Result<FatbinEntry<'_>, FatbinError>>, FatbinError> {
     let first = bytes.first_chunk::<HEADER_BYTES>().ok_or(FatbinError::NotAFatbin)?;
     let total = total_bytes(*first)?;
     let bytes = bytes.get(..total).ok_or(FatbinError::Length { at: 0 })?;
@@ -213,7 +213,7 @@ fn entries(bytes: &[u8]) -> Result<impl Iterator<Item = Result<Entry<'_>, Fatbin
 }
 
 /// The entry at `at` and where the next one begins; `None` if a length does not fit.
-fn entry(bytes: &[u8], at: usize) -> Option<(Entry<'_>, usize)> {
+fn entry(bytes: &[u8], at: usize) -> Option<(FatbinEntry<'_>, usize)> {
     let header = bytes.get(at..at.checked_add(ENTRY_BYTES)?)?;
     let header_bytes = usize::try_from(u32_at(header, 4)?).ok()?;
     if header_bytes < ENTRY_BYTES {
@@ -227,7 +227,7 @@ fn entry(bytes: &[u8], at: usize) -> Option<(Entry<'_>, usize)> {
         return None;
     }
     let (kind, arch, flags) = (u16_at(header, 0)?, u32_at(header, 28)?, u64_at(header, 40)?);
-    Some((Entry { kind, arch, flags, used, payload }, end))
+    Some((FatbinEntry { kind, arch, flags, used, payload }, end))
 }
 
 fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn the_text_that_suits_the_card_is_found() {
+    fn find_ptx_returns_the_best_text_for_the_architecture() {
         let bytes = container(&[
             entry(2, 90, 0x11, b"\x7fELF machine code"),
             entry(1, 70, 0x11, b".version 6.0\n"),
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_as_nvidias_library_writes_it_is_read() {
+    fn a_header_written_by_nvidias_tools_is_parsed() {
         // An entry's header of 88 bytes with a name in it, by libnvfatbin 12; the text is ours.
         let mut bytes = MAGIC.to_le_bytes().to_vec();
         bytes.extend([1, 0, 16, 0, 104, 0, 0, 0, 0, 0, 0, 0]);
@@ -300,14 +300,14 @@ mod tests {
     }
 
     #[test]
-    fn what_follows_a_container_is_not_read() {
+    fn bytes_after_a_container_are_not_read() {
         let mut bytes = container(&[entry(1, 90, 0, b"one")]);
         bytes.extend([0xFF; 100]);
         assert_eq!(find_ptx(&bytes, 90).map(|ptx| ptx.text), Ok("one"));
     }
 
     #[test]
-    fn compressed_text_is_refused_with_a_way_out() {
+    fn compressed_ptx_is_refused_with_a_hint() {
         for (flags, payload, by) in [
             (0x2011, b"\x85lz4".as_slice(), "LZ4"),
             (0x8011, b"zstd", "Zstandard"),
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn machine_code_alone_and_other_bytes_are_refused() {
+    fn machine_code_without_ptx_and_other_bytes_are_refused() {
         assert_eq!(find_ptx(&container(&[entry(2, 90, 0, b"elf")]), 90), Err(FatbinError::NoPtx));
         assert_eq!(find_ptx(&container(&[]), 90), Err(FatbinError::NoPtx));
         assert_eq!(find_ptx(&container(&[entry(1, 90, 0, b"\xff\xfe")]), 90), Err(FatbinError::NotText));
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn any_bytes_are_read_or_refused() {
+    fn arbitrary_bytes_are_parsed_or_refused() {
         let whole = container(&[entry(1, 90, 0, b".version 8.0\n"), entry(2, 90, 0, b"elf")]);
         let mut state = 1_u64;
         for _ in 0..200_000 {
@@ -378,16 +378,16 @@ mod tests {
     }
 
     #[test]
-    fn a_wrapper_points_to_its_container() {
+    fn the_container_address_is_read_from_a_wrapper() {
         let mut wrapper = [0; WRAPPER_BYTES];
         wrapper[0..4].copy_from_slice(&WRAPPER_MAGIC.to_le_bytes());
         wrapper[4] = 1;
-        assert_eq!(wrapped(wrapper), Err(FatbinError::NotAFatbin), "a null pointer");
+        assert_eq!(container_address(wrapper), Err(FatbinError::NotAFatbin), "a null pointer");
         wrapper[8..16].copy_from_slice(&0x5555_1000_u64.to_le_bytes());
-        assert_eq!(wrapped(wrapper), Ok(0x5555_1000));
+        assert_eq!(container_address(wrapper), Ok(0x5555_1000));
         wrapper[4] = 9;
-        assert_eq!(wrapped(wrapper), Err(FatbinError::Version(9)));
+        assert_eq!(container_address(wrapper), Err(FatbinError::Version(9)));
         wrapper[0] = 0;
-        assert_eq!(wrapped(wrapper), Err(FatbinError::NotAFatbin));
+        assert_eq!(container_address(wrapper), Err(FatbinError::NotAFatbin));
     }
 }

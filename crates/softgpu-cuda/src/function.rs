@@ -1,10 +1,10 @@
 //! Kernels as programs have them, and their launches.
 
-use crate::api::take;
+use crate::api::read_in;
 use crate::log;
-use crate::module::Loaded;
+use crate::module::LoadedModule;
 use crate::result::{CuResult, Outcome};
-use crate::runtime::{Context, Runtime};
+use crate::runtime::{DriverContext, Runtime};
 use std::ffi::{CString, c_int, c_void};
 use std::io::Write;
 use std::sync::Arc;
@@ -25,9 +25,9 @@ const BLOCKS_OF_PROCESSOR: u32 = 16;
 const REGISTERS_OF_PROCESSOR: u32 = 65_536;
 
 /// A kernel in a context.
-pub struct Function {
+pub struct ContextKernel {
     /// Its module.
-    pub loaded: Arc<Loaded>,
+    pub loaded: Arc<LoadedModule>,
     /// The module's handle.
     pub module: usize,
     /// Its name.
@@ -39,7 +39,7 @@ pub struct Function {
 
 /// The shape of a launch as requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
+pub struct LaunchGeometry {
     /// Blocks.
     pub grid: [u32; 3],
     /// Threads of a block.
@@ -49,13 +49,13 @@ pub struct Shape {
 }
 
 /// A kernel with its shape and parameters.
-pub struct Call {
+pub struct KernelCall {
     /// The kernel.
-    pub function: Arc<Function>,
+    pub function: Arc<ContextKernel>,
     /// The handle by which the program named it.
     pub handle: usize,
     /// Grid and block.
-    pub shape: Shape,
+    pub shape: LaunchGeometry,
     /// The parameters, packed.
     pub params: Vec<u8>,
     /// The address of each parameter, as programs read it back.
@@ -63,17 +63,17 @@ pub struct Call {
 }
 
 // SAFETY: the places point into the parameters, which do not change.
-unsafe impl Send for Call {}
+unsafe impl Send for KernelCall {}
 // SAFETY: as above.
-unsafe impl Sync for Call {}
+unsafe impl Sync for KernelCall {}
 
-impl Function {
+impl ContextKernel {
     /// A kernel of a module; an error if there is none of that name.
-    pub fn new(loaded: Arc<Loaded>, module: usize, name: &str) -> Outcome<Function> {
+    pub fn new(loaded: Arc<LoadedModule>, module: usize, name: &str) -> Outcome<ContextKernel> {
         loaded.module.kernel(name).ok_or(CuResult::NOT_FOUND)?;
         let name = CString::new(name).map_err(|_| CuResult::NOT_FOUND)?;
         let (max_dynamic_shared, carveout) = (AtomicI32::new(SHARED_USUAL as i32), AtomicI32::new(-1));
-        Ok(Function { loaded, module, name, max_dynamic_shared, carveout })
+        Ok(ContextKernel { loaded, module, name, max_dynamic_shared, carveout })
     }
 
     /// The kernel.
@@ -135,7 +135,7 @@ impl Function {
     }
 
     /// Checks that it can be launched with this shape.
-    fn check(&self, shape: &Shape) -> Outcome {
+    fn check(&self, shape: &LaunchGeometry) -> Outcome {
         let threads = shape.block.iter().try_fold(1u32, |all, own| all.checked_mul(*own)).unwrap_or(u32::MAX);
         let is_odd = shape.grid.contains(&0)
             || shape.block.contains(&0)
@@ -153,26 +153,31 @@ impl Function {
     }
 
     /// A launch, with the parameters as the program gave them.
-    pub fn call(self: Arc<Function>, handle: usize, shape: Shape, given: Given) -> Outcome<Arc<Call>> {
+    pub fn call(
+        self: Arc<ContextKernel>,
+        handle: usize,
+        shape: LaunchGeometry,
+        given: RawKernelParams,
+    ) -> Outcome<Arc<KernelCall>> {
         self.check(&shape)?;
-        let mut params = given.gather(self.kernel()?)?;
+        let mut params = given.packed(self.kernel()?)?;
         let base = params.as_mut_ptr();
         let places = self.kernel()?.params().iter().map(|param| base.wrapping_add(param.offset as usize).cast());
-        Ok(Arc::new(Call { places: places.collect(), function: self, handle, shape, params }))
+        Ok(Arc::new(KernelCall { places: places.collect(), function: self, handle, shape, params }))
     }
 }
 
 /// Parameters as a program passes them: one pointer each, or one buffer.
 #[derive(Clone, Copy)]
-pub struct Given {
+pub struct RawKernelParams {
     /// One pointer each.
     pub each: *mut *mut c_void,
     /// A list that names the buffer and its size.
     pub extra: *mut *mut c_void,
 }
 
-impl Given {
-    fn gather(self, kernel: &Kernel) -> Outcome<Vec<u8>> {
+impl RawKernelParams {
+    fn packed(self, kernel: &Kernel) -> Outcome<Vec<u8>> {
         let mut bytes = vec![0; kernel.param_bytes() as usize];
         if kernel.params().is_empty() {
             return Ok(bytes);
@@ -207,7 +212,7 @@ impl Given {
             while next.read() as usize != 0 {
                 match next.read() as usize {
                     POINTER => piece = next.add(1).read().cast(),
-                    SIZE => size = take(next.add(1).read().cast::<usize>())?,
+                    SIZE => size = read_in(next.add(1).read().cast::<usize>())?,
                     _ => return Err(CuResult::INVALID_VALUE),
                 }
                 next = next.add(2);
@@ -221,13 +226,13 @@ impl Given {
     }
 }
 
-impl Call {
+impl KernelCall {
     /// Runs the kernel to its end.
-    pub fn run(&self, runtime: &Runtime, context: &Context) -> Outcome {
+    pub fn run(&self, runtime: &Runtime, context: &DriverContext) -> Outcome {
         let kernel = self.function.kernel()?;
         let begun = Instant::now();
-        let running = runtime.seat.kernel(context.card);
-        let memory = runtime.space.hold_for(runtime.viewer(context));
+        let running = runtime.client.start_kernel(context.gpu);
+        let memory = runtime.space.snapshot_for(runtime.kernel_reach(context));
         let done = run(&Launch {
             module: &self.function.loaded.module,
             kernel,
@@ -243,10 +248,10 @@ impl Call {
             print: Some(&print),
         });
         drop(memory);
-        let percent = runtime.seat.state().cards()[context.card].slow_percent.load(SeqCst);
-        std::thread::sleep(slower(begun.elapsed(), percent));
+        let percent = runtime.client.state().gpus()[context.gpu].slow_percent.load(SeqCst);
+        std::thread::sleep(extra_time(begun.elapsed(), percent));
         drop(running);
-        done.map(drop).map_err(|fault| refusal(&fault))
+        done.map(drop).map_err(|fault| result_of_fault(&fault))
     }
 }
 
@@ -256,11 +261,11 @@ fn print(text: &str) {
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
 }
 
-fn slower(took: Duration, percent: u32) -> Duration {
+fn extra_time(took: Duration, percent: u32) -> Duration {
     took.saturating_mul(percent) / 100
 }
 
-fn refusal(fault: &KernelFault) -> CuResult {
+fn result_of_fault(fault: &KernelFault) -> CuResult {
     log::once(&fault.to_string());
     match fault.kind {
         FaultKind::OutOfRange { .. } => CuResult::ILLEGAL_ADDRESS,

@@ -2,38 +2,38 @@
 
 use crate::engine::JobId;
 use crate::handles;
-use crate::object::Kept;
+use crate::object::RetainedObjects;
 use crate::result::{CuResult, Outcome};
-use crate::runtime::{Context, Runtime};
-use crate::stream::Stream;
-use crate::work::Work;
+use crate::runtime::{DriverContext, Runtime};
+use crate::stream::WorkStream;
+use crate::work::JobWork;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A node: work of a graph.
-pub struct Node {
+pub struct WorkNode {
     /// Its handle.
     pub handle: usize,
     /// The handle of its graph.
     pub graph: usize,
     /// The context in which it runs.
-    pub context: Arc<Context>,
-    work: Mutex<Work>,
+    pub context: Arc<DriverContext>,
+    work: Mutex<JobWork>,
 }
 
-impl Node {
+impl WorkNode {
     /// A node that is not in its graph's list yet.
-    pub fn new(graph: &Graph, context: Arc<Context>, work: Work) -> Arc<Node> {
-        Arc::new(Node { handle: handles::fresh(), graph: graph.handle, context, work: Mutex::new(work) })
+    pub fn new(graph: &WorkGraph, context: Arc<DriverContext>, work: JobWork) -> Arc<WorkNode> {
+        Arc::new(WorkNode { handle: handles::fresh(), graph: graph.handle, context, work: Mutex::new(work) })
     }
 
     /// What it does.
-    pub fn work(&self) -> Work {
+    pub fn work(&self) -> JobWork {
         self.work.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Replaces its work by other work of the same kind.
-    pub fn set(&self, work: Work) -> Outcome {
+    pub fn set(&self, work: JobWork) -> Outcome {
         let mut own = self.work.lock().unwrap_or_else(PoisonError::into_inner);
         if own.kind() != work.kind() {
             return Err(CuResult::INVALID_VALUE);
@@ -45,37 +45,38 @@ impl Node {
 
 /// Nodes in the order of their creation, and their dependencies.
 #[derive(Clone, Default)]
-pub struct Body {
+pub struct GraphBody {
     /// The nodes.
-    pub nodes: Vec<Arc<Node>>,
+    pub nodes: Vec<Arc<WorkNode>>,
     /// From, to.
     pub edges: BTreeSet<(usize, usize)>,
 }
 
 /// A graph.
-pub struct Graph {
+pub struct WorkGraph {
     /// Its handle.
     pub handle: usize,
     /// Objects of the program that it keeps.
-    pub kept: Kept,
-    body: Mutex<Body>,
+    pub kept: RetainedObjects,
+    body: Mutex<GraphBody>,
 }
 
-impl Graph {
+impl WorkGraph {
     /// A new one, without nodes.
-    pub fn create(runtime: &Runtime) -> Arc<Graph> {
-        let graph = Arc::new(Graph { handle: handles::fresh(), kept: Kept::default(), body: Mutex::default() });
-        runtime.graphs.put_as(graph.handle, Arc::clone(&graph));
+    pub fn create(runtime: &Runtime) -> Arc<WorkGraph> {
+        let graph =
+            Arc::new(WorkGraph { handle: handles::fresh(), kept: RetainedObjects::default(), body: Mutex::default() });
+        runtime.graphs.insert_as(graph.handle, Arc::clone(&graph));
         graph
     }
 
     /// Its nodes and edges.
-    pub fn body(&self) -> MutexGuard<'_, Body> {
+    pub fn body(&self) -> MutexGuard<'_, GraphBody> {
         self.body.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds a node after others of the graph.
-    pub fn add(&self, runtime: &Runtime, node: &Arc<Node>, after: &[usize]) -> Outcome {
+    pub fn add(&self, runtime: &Runtime, node: &Arc<WorkNode>, after: &[usize]) -> Outcome {
         let mut body = self.body();
         if after.iter().any(|before| body.nodes.iter().all(|own| own.handle != *before)) {
             return Err(CuResult::INVALID_VALUE);
@@ -83,7 +84,7 @@ impl Graph {
         body.nodes.push(Arc::clone(node));
         body.edges.extend(after.iter().map(|before| (*before, node.handle)));
         drop(body);
-        runtime.nodes.put_as(node.handle, Arc::clone(node));
+        runtime.nodes.insert_as(node.handle, Arc::clone(node));
         Ok(())
     }
 
@@ -118,8 +119,8 @@ impl Graph {
         body.nodes.retain(|own| own.handle != node);
         body.edges.retain(|(from, to)| *from != node && *to != node);
         drop(body);
-        if let Ok(node) = runtime.nodes.take(node)
-            && let Work::Graph(child) = node.work()
+        if let Ok(node) = runtime.nodes.remove(node)
+            && let JobWork::Graph(child) = node.work()
         {
             child.forget(runtime);
         }
@@ -129,12 +130,12 @@ impl Graph {
     fn forget(&self, runtime: &Runtime) {
         let nodes = self.body().nodes.clone();
         for node in nodes {
-            let _ = runtime.nodes.take(node.handle);
-            if let Work::Graph(child) = node.work() {
+            let _ = runtime.nodes.remove(node.handle);
+            if let JobWork::Graph(child) = node.work() {
                 child.forget(runtime);
             }
         }
-        let _ = runtime.graphs.take(self.handle);
+        let _ = runtime.graphs.remove(self.handle);
     }
 
     /// These nodes and all that they depend on.
@@ -153,19 +154,19 @@ impl Graph {
     pub fn destroy(&self, runtime: &Runtime) {
         let nodes: Vec<usize> = self.body().nodes.iter().map(|node| node.handle).collect();
         nodes.into_iter().for_each(|node| self.remove(runtime, node));
-        let _ = runtime.graphs.take(self.handle);
+        let _ = runtime.graphs.remove(self.handle);
         self.kept.clear();
     }
 
     /// Copies the graph. Returns the new nodes by the old ones.
-    pub fn duplicate(&self, runtime: &Runtime) -> (Arc<Graph>, BTreeMap<usize, usize>) {
-        let (copy, body) = (Graph::create(runtime), self.body().clone());
+    pub fn duplicate(&self, runtime: &Runtime) -> (Arc<WorkGraph>, BTreeMap<usize, usize>) {
+        let (copy, body) = (WorkGraph::create(runtime), self.body().clone());
         let mut new = BTreeMap::new();
         for node in &body.nodes {
-            let own = Node::new(&copy, Arc::clone(&node.context), node.work());
+            let own = WorkNode::new(&copy, Arc::clone(&node.context), node.work());
             new.insert(node.handle, own.handle);
             copy.body().nodes.push(Arc::clone(&own));
-            runtime.nodes.put_as(own.handle, own);
+            runtime.nodes.insert_as(own.handle, own);
         }
         copy.body().edges = body.edges.iter().filter_map(|(from, to)| Some((*new.get(from)?, *new.get(to)?))).collect();
         (copy, new)
@@ -173,7 +174,7 @@ impl Graph {
 }
 
 /// The indices of the nodes in an order in which each comes after those it depends on.
-fn order(body: &Body) -> Outcome<Vec<usize>> {
+fn order(body: &GraphBody) -> Outcome<Vec<usize>> {
     let place: BTreeMap<usize, usize> = body.nodes.iter().enumerate().map(|(at, node)| (node.handle, at)).collect();
     let mut missing = vec![0; body.nodes.len()];
     let mut then: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
@@ -198,83 +199,84 @@ fn order(body: &Body) -> Outcome<Vec<usize>> {
 }
 
 /// A step of a run: what, where, and after which of the earlier ones.
-type Step = (Work, Arc<Context>, Vec<usize>);
+type Step = (JobWork, Arc<DriverContext>, Vec<usize>);
 
 /// An instantiated graph: a copy of its work that later changes of the graph do not reach.
-pub struct Exec {
+pub struct InstantiatedGraph {
     /// The flags of its instantiation.
     pub flags: u64,
-    kept: Arc<Kept>,
-    inner: Mutex<Inner>,
+    kept: Arc<RetainedObjects>,
+    content: Mutex<InstantiatedContent>,
 }
 
-struct Inner {
-    graph: Body,
-    changed: BTreeMap<usize, Work>,
+struct InstantiatedContent {
+    graph: GraphBody,
+    changed: BTreeMap<usize, JobWork>,
     disabled: BTreeSet<usize>,
     steps: Vec<Step>,
     last: Option<JobId>,
 }
 
-impl Exec {
+impl InstantiatedGraph {
     /// Instantiates a graph.
-    pub fn new(graph: &Graph, flags: u64) -> Outcome<Exec> {
-        let (kept, graph) = (graph.kept.again(), frozen(&graph.body()));
+    pub fn new(graph: &WorkGraph, flags: u64) -> Outcome<InstantiatedGraph> {
+        let (kept, graph) = (graph.kept.duplicate(), copy_of_body(&graph.body()));
         let steps = steps(&graph, &BTreeMap::new(), &BTreeSet::new())?;
-        let inner = Inner { graph, changed: BTreeMap::new(), disabled: BTreeSet::new(), steps, last: None };
-        Ok(Exec { flags, kept: Arc::new(kept), inner: Mutex::new(inner) })
+        let content =
+            InstantiatedContent { graph, changed: BTreeMap::new(), disabled: BTreeSet::new(), steps, last: None };
+        Ok(InstantiatedGraph { flags, kept: Arc::new(kept), content: Mutex::new(content) })
     }
 
-    fn inner(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    fn content(&self) -> MutexGuard<'_, InstantiatedContent> {
+        self.content.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Submits it to a stream. It never overlaps with itself: each run comes after the one before.
-    pub fn launch(&self, runtime: &'static Runtime, stream: &Stream) {
-        let mut inner = self.inner();
-        let job = runtime.engine.submit_graph(runtime, stream, &inner.steps, inner.last, &self.kept);
-        inner.last = Some(job);
+    pub fn launch(&self, runtime: &'static Runtime, stream: &WorkStream) {
+        let mut content = self.content();
+        let job = runtime.engine.submit_graph(runtime, stream, &content.steps, content.last, &self.kept);
+        content.last = Some(job);
     }
 
     /// Replaces the work of a node by other work of the same kind.
-    pub fn set(&self, node: usize, work: Work) -> Outcome {
-        let mut inner = self.inner();
-        let own = inner.graph.nodes.iter().find(|own| own.handle == node).ok_or(CuResult::INVALID_VALUE)?;
+    pub fn set(&self, node: usize, work: JobWork) -> Outcome {
+        let mut content = self.content();
+        let own = content.graph.nodes.iter().find(|own| own.handle == node).ok_or(CuResult::INVALID_VALUE)?;
         if own.work().kind() != work.kind() {
             return Err(CuResult::INVALID_VALUE);
         }
-        inner.changed.insert(node, work);
-        inner.refresh()
+        content.changed.insert(node, work);
+        content.refresh()
     }
 
     /// Disables or enables a node.
     pub fn enable(&self, node: usize, is_enabled: bool) -> Outcome {
-        let mut inner = self.inner();
-        if inner.graph.nodes.iter().all(|own| own.handle != node) {
+        let mut content = self.content();
+        if content.graph.nodes.iter().all(|own| own.handle != node) {
             return Err(CuResult::INVALID_VALUE);
         }
         if is_enabled {
-            inner.disabled.remove(&node)
+            content.disabled.remove(&node)
         } else {
-            inner.disabled.insert(node)
+            content.disabled.insert(node)
         };
-        inner.refresh()
+        content.refresh()
     }
 
     /// True if a node is enabled.
     pub fn is_enabled(&self, node: usize) -> Outcome<bool> {
-        let inner = self.inner();
-        if inner.graph.nodes.iter().all(|own| own.handle != node) {
+        let content = self.content();
+        if content.graph.nodes.iter().all(|own| own.handle != node) {
             return Err(CuResult::INVALID_VALUE);
         }
-        Ok(!inner.disabled.contains(&node))
+        Ok(!content.disabled.contains(&node))
     }
 
     /// Takes over the work of another graph of the same shape. Returns the first node that differs in shape.
-    pub fn update(&self, graph: &Graph) -> Outcome<Option<usize>> {
-        let new = frozen(&graph.body());
-        let mut inner = self.inner();
-        let old = &inner.graph;
+    pub fn update(&self, graph: &WorkGraph) -> Outcome<Option<usize>> {
+        let new = copy_of_body(&graph.body());
+        let mut content = self.content();
+        let old = &content.graph;
         if old.nodes.len() != new.nodes.len() {
             return Ok(new.nodes.last().map(|node| node.handle));
         }
@@ -282,7 +284,7 @@ impl Exec {
         if let Some((_, node)) = odd {
             return Ok(Some(node.handle));
         }
-        let places = |body: &Body| -> BTreeSet<(usize, usize)> {
+        let places = |body: &GraphBody| -> BTreeSet<(usize, usize)> {
             let place = |handle: usize| body.nodes.iter().position(|node| node.handle == handle).unwrap_or(usize::MAX);
             body.edges.iter().map(|(from, to)| (place(*from), place(*to))).collect()
         };
@@ -290,13 +292,13 @@ impl Exec {
             return Ok(new.nodes.first().map(|node| node.handle));
         }
         // Nodes are still named as in the graph that it was instantiated from.
-        inner.changed = old.nodes.iter().zip(&new.nodes).map(|(old, new)| (old.handle, new.work())).collect();
-        inner.refresh()?;
+        content.changed = old.nodes.iter().zip(&new.nodes).map(|(old, new)| (old.handle, new.work())).collect();
+        content.refresh()?;
         Ok(None)
     }
 }
 
-impl Inner {
+impl InstantiatedContent {
     fn refresh(&mut self) -> Outcome {
         self.steps = steps(&self.graph, &self.changed, &self.disabled)?;
         Ok(())
@@ -304,16 +306,16 @@ impl Inner {
 }
 
 /// A copy of a body with nodes that no other code changes.
-fn frozen(body: &Body) -> Body {
-    let copy = |node: &Arc<Node>| {
+fn copy_of_body(body: &GraphBody) -> GraphBody {
+    let copy = |node: &Arc<WorkNode>| {
         let (context, work) = (Arc::clone(&node.context), Mutex::new(node.work()));
-        Arc::new(Node { handle: node.handle, graph: node.graph, context, work })
+        Arc::new(WorkNode { handle: node.handle, graph: node.graph, context, work })
     };
-    Body { nodes: body.nodes.iter().map(copy).collect(), edges: body.edges.clone() }
+    GraphBody { nodes: body.nodes.iter().map(copy).collect(), edges: body.edges.clone() }
 }
 
 /// The work of a graph in order, with child graphs expanded in place.
-fn steps(body: &Body, changed: &BTreeMap<usize, Work>, disabled: &BTreeSet<usize>) -> Outcome<Vec<Step>> {
+fn steps(body: &GraphBody, changed: &BTreeMap<usize, JobWork>, disabled: &BTreeSet<usize>) -> Outcome<Vec<Step>> {
     let mut steps: Vec<Step> = Vec::new();
     // The last step of each node.
     let mut end: BTreeMap<usize, usize> = BTreeMap::new();
@@ -322,13 +324,13 @@ fn steps(body: &Body, changed: &BTreeMap<usize, Work>, disabled: &BTreeSet<usize
         let before = body.edges.iter().filter(|(_, to)| *to == node.handle);
         let after: Vec<usize> = before.filter_map(|(from, _)| end.get(from).copied()).collect();
         let work = match changed.get(&node.handle) {
-            _ if disabled.contains(&node.handle) => Work::Nothing,
+            _ if disabled.contains(&node.handle) => JobWork::Nothing,
             Some(work) => work.clone(),
             None => node.work(),
         };
         let context = Arc::clone(&node.context);
-        let last = if let Work::Graph(child) = &work {
-            let own = self::steps(&frozen(&child.body()), &BTreeMap::new(), &BTreeSet::new())?;
+        let last = if let JobWork::Graph(child) = &work {
+            let own = self::steps(&copy_of_body(&child.body()), &BTreeMap::new(), &BTreeSet::new())?;
             let first = steps.len();
             for (work, context, inside) in own {
                 let inside = inside.into_iter().map(|step| step + first);
@@ -336,7 +338,7 @@ fn steps(body: &Body, changed: &BTreeMap<usize, Work>, disabled: &BTreeSet<usize
                 steps.push((work, context, all));
             }
             let all = if steps.len() == first { after } else { (first..steps.len()).collect() };
-            steps.push((Work::Nothing, context, all));
+            steps.push((JobWork::Nothing, context, all));
             steps.len() - 1
         } else {
             steps.push((work, context, after));

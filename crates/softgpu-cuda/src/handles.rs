@@ -16,24 +16,24 @@ pub fn fresh() -> usize {
 }
 
 /// Objects by handle.
-pub struct Table<T>(RwLock<HashMap<usize, Arc<T>>>);
+pub struct HandleTable<T>(RwLock<HashMap<usize, Arc<T>>>);
 
-impl<T> Default for Table<T> {
-    fn default() -> Table<T> {
-        Table(RwLock::default())
+impl<T> Default for HandleTable<T> {
+    fn default() -> HandleTable<T> {
+        HandleTable(RwLock::default())
     }
 }
 
-impl<T> Table<T> {
+impl<T> HandleTable<T> {
     /// Adds an object, and returns its handle.
-    pub fn put(&self, thing: Arc<T>) -> usize {
+    pub fn insert(&self, thing: Arc<T>) -> usize {
         let handle = fresh();
-        self.put_as(handle, thing);
+        self.insert_as(handle, thing);
         handle
     }
 
     /// Adds an object under a handle from [`fresh`].
-    pub fn put_as(&self, handle: usize, thing: Arc<T>) {
+    pub fn insert_as(&self, handle: usize, thing: Arc<T>) {
         self.0.write().unwrap_or_else(PoisonError::into_inner).insert(handle, thing);
     }
 
@@ -44,7 +44,7 @@ impl<T> Table<T> {
     }
 
     /// Forgets a handle.
-    pub fn take(&self, handle: usize) -> Outcome<Arc<T>> {
+    pub fn remove(&self, handle: usize) -> Outcome<Arc<T>> {
         let mut things = self.0.write().unwrap_or_else(PoisonError::into_inner);
         things.remove(&handle).ok_or(CuResult::INVALID_HANDLE)
     }

@@ -8,13 +8,13 @@ use std::ffi::{CStr, c_void};
 /// The first bytes of machine code.
 const ELF: u32 = u32::from_le_bytes([0x7f, b'E', b'L', b'F']);
 /// PTX for any GPU will do: it is interpreted.
-const ANY_CARD: u32 = u32::MAX;
+const ANY_GPU: u32 = u32::MAX;
 
 /// Reads so many bytes that a program points to.
 ///
 /// # Safety
 /// There are as many.
-unsafe fn first<const BYTES: usize>(image: *const c_void) -> [u8; BYTES] {
+unsafe fn first_bytes<const BYTES: usize>(image: *const c_void) -> [u8; BYTES] {
     // SAFETY: as above.
     unsafe { image.cast::<[u8; BYTES]>().read_unaligned() }
 }
@@ -28,9 +28,9 @@ pub fn text_at(image: *const c_void) -> Outcome<String> {
     // it is: a wrapper and a container have their headers then, and what is neither is text that ends
     // with a zero.
     unsafe {
-        match u32::from_le_bytes(first(image)) {
+        match u32::from_le_bytes(first_bytes(image)) {
             fatbin::WRAPPER_MAGIC => {
-                let container = fatbin::wrapped(first(image)).map_err(|error| refused(&error))?;
+                let container = fatbin::container_address(first_bytes(image)).map_err(|error| refused(&error))?;
                 in_container(container as *const c_void)
             }
             fatbin::MAGIC => in_container(image),
@@ -51,10 +51,10 @@ unsafe fn in_container(container: *const c_void) -> Outcome<String> {
     }
     // SAFETY: the container has its header, which says how long it is.
     let bytes = unsafe {
-        let length = fatbin::total_bytes(first(container)).map_err(|error| refused(&error))?;
+        let length = fatbin::total_bytes(first_bytes(container)).map_err(|error| refused(&error))?;
         std::slice::from_raw_parts(container.cast::<u8>(), length)
     };
-    let found = fatbin::find_ptx(bytes, ANY_CARD).map_err(|error| refused(&error))?;
+    let found = fatbin::find_ptx(bytes, ANY_GPU).map_err(|error| refused(&error))?;
     Ok(found.text.to_owned())
 }
 

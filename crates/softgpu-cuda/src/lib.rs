@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   api/*      the C functions, one file for each family: check, translate, hand on
-//!   runtime    what a process has: its seat on the GPUs, its contexts, its handles
+//!   runtime    what a process has: its row on the soft GPUs, its contexts, its handles
 //!   stream     streams and events: how work gets into the order
 //!   engine     jobs, what each waits for, and the threads that do them
 //!   work       what a job does; function: kernels and their launches

@@ -39,34 +39,34 @@ impl UserObject {
 
 /// The objects of a graph, and how many references it has to each.
 #[derive(Default)]
-pub struct Kept(Mutex<BTreeMap<usize, (Arc<UserObject>, usize)>>);
+pub struct RetainedObjects(Mutex<BTreeMap<usize, (Arc<UserObject>, usize)>>);
 
-impl Kept {
-    fn inner(&self) -> MutexGuard<'_, BTreeMap<usize, (Arc<UserObject>, usize)>> {
+impl RetainedObjects {
+    fn references(&self) -> MutexGuard<'_, BTreeMap<usize, (Arc<UserObject>, usize)>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes over references to an object, which are counted already.
     pub fn add(&self, handle: usize, object: Arc<UserObject>, count: usize) {
-        self.inner().entry(handle).or_insert((object, 0)).1 += count;
+        self.references().entry(handle).or_insert((object, 0)).1 += count;
     }
 
     /// Releases references to an object.
     pub fn remove(&self, handle: usize, count: usize) -> Outcome {
-        let mut inner = self.inner();
-        let (object, held) = inner.get_mut(&handle).ok_or(CuResult::INVALID_VALUE)?;
+        let mut references = self.references();
+        let (object, held) = references.get_mut(&handle).ok_or(CuResult::INVALID_VALUE)?;
         *held = held.checked_sub(count).ok_or(CuResult::INVALID_VALUE)?;
         let object = Arc::clone(object);
         if *held == 0 {
-            inner.remove(&handle);
+            references.remove(&handle);
         }
-        drop(inner);
+        drop(references);
         object.release(count).map(drop)
     }
 
     /// Releases all references.
     pub fn clear(&self) {
-        let all = std::mem::take(&mut *self.inner());
+        let all = std::mem::take(&mut *self.references());
         for (object, count) in all.into_values() {
             // This holds at least that many references.
             let _ = object.release(count);
@@ -74,9 +74,9 @@ impl Kept {
     }
 
     /// The same objects, with one more reference to each.
-    pub fn again(&self) -> Kept {
-        let copy = Kept::default();
-        for (handle, (object, _)) in self.inner().iter() {
+    pub fn duplicate(&self) -> RetainedObjects {
+        let copy = RetainedObjects::default();
+        for (handle, (object, _)) in self.references().iter() {
             object.retain(1);
             copy.add(*handle, Arc::clone(object), 1);
         }
@@ -84,7 +84,7 @@ impl Kept {
     }
 }
 
-impl Drop for Kept {
+impl Drop for RetainedObjects {
     fn drop(&mut self) {
         self.clear();
     }

@@ -1,20 +1,20 @@
-//! What a process has: its seat on the GPUs, its contexts, and the handles it was given.
+//! What a process has: its row on the soft GPUs, its contexts, and the handles it was given.
 //!
 //! After a fork the child has nothing, as with the real driver: every call returns that it is not initialised.
 
-use crate::engine::Engine;
-use crate::function::Function;
-use crate::graph::{Exec, Graph, Node};
-use crate::handles::{self, Table};
+use crate::engine::JobEngine;
+use crate::function::ContextKernel;
+use crate::graph::{InstantiatedGraph, WorkGraph, WorkNode};
+use crate::handles::{self, HandleTable};
 use crate::log;
-use crate::module::{Library, LibraryKernel, Loaded};
+use crate::module::{KernelLibrary, LibraryKernel, LoadedModule};
 use crate::object::UserObject;
-use crate::pool::Pool;
+use crate::pool::GpuPool;
 use crate::result::{CuResult, Outcome};
-use crate::space::{Kind, Space, Viewer};
-use crate::stream::{Event, Stream};
+use crate::space::{KernelReach, MemoryKind, ProgramMemory};
+use crate::stream::{StreamEvent, WorkStream};
 use crate::visible;
-use crate::vmm::{Allocation, Reserved};
+use crate::vmm::{Allocation, ReservedRanges};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::ManuallyDrop;
@@ -23,7 +23,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use sublet_softgpu::state::{CONTEXT_BYTES, ENV};
-use sublet_softgpu::{Seat, State};
+use sublet_softgpu::{SoftGpuClient, SoftGpuState};
 
 static RUNTIME: OnceLock<Result<Runtime, CuResult>> = OnceLock::new();
 /// The process that called `cuInit`.
@@ -31,52 +31,52 @@ static OWNER: AtomicU32 = AtomicU32::new(0);
 
 /// What a process has.
 pub struct Runtime {
-    /// Its seat on the GPUs.
-    pub seat: Seat,
+    /// Its registration with the soft GPUs.
+    pub client: SoftGpuClient,
     /// The GPUs that it may see, in its own order.
     pub visible: Vec<usize>,
     /// Its memory.
-    pub space: Space,
+    pub space: ProgramMemory,
     /// Addresses it has reserved.
-    pub reserved: Reserved,
+    pub reserved: ReservedRanges,
     /// Addresses that are reserved for graphs' memory, and the length of each.
-    pub of_graphs: Mutex<BTreeMap<u64, u64>>,
+    pub graph_addresses: Mutex<BTreeMap<u64, u64>>,
     /// Its submitted work.
-    pub engine: Engine,
+    pub engine: JobEngine,
     /// Primary contexts, by GPU.
     pub primary: Vec<Mutex<Primary>>,
     /// The pool that each GPU allocates from: its default pool, or one that was chosen.
-    pub current_pools: Vec<Mutex<Option<Arc<Pool>>>>,
+    pub current_pools: Vec<Mutex<Option<Arc<GpuPool>>>>,
     /// Each GPU's default pool.
-    pub default_pools: Vec<OnceLock<Arc<Pool>>>,
+    pub default_pools: Vec<OnceLock<Arc<GpuPool>>>,
     /// Contexts with access to the memory of others: (with access, owner of the memory).
     pub peers: Mutex<BTreeSet<(usize, usize)>>,
     /// Contexts.
-    pub contexts: Table<Context>,
+    pub contexts: HandleTable<DriverContext>,
     /// Modules.
-    pub modules: Table<Loaded>,
+    pub modules: HandleTable<LoadedModule>,
     /// Functions.
-    pub functions: Table<Function>,
+    pub functions: HandleTable<ContextKernel>,
     /// Libraries.
-    pub libraries: Table<Library>,
+    pub libraries: HandleTable<KernelLibrary>,
     /// Kernels of libraries.
-    pub kernels: Table<LibraryKernel>,
+    pub kernels: HandleTable<LibraryKernel>,
     /// Streams.
-    pub streams: Table<Stream>,
+    pub streams: HandleTable<WorkStream>,
     /// Events.
-    pub events: Table<Event>,
+    pub events: HandleTable<StreamEvent>,
     /// Memory without an address.
-    pub allocations: Table<Allocation>,
+    pub allocations: HandleTable<Allocation>,
     /// Pools.
-    pub pools: Table<Pool>,
+    pub pools: HandleTable<GpuPool>,
     /// Graphs.
-    pub graphs: Table<Graph>,
+    pub graphs: HandleTable<WorkGraph>,
     /// Nodes of graphs.
-    pub nodes: Table<Node>,
+    pub nodes: HandleTable<WorkNode>,
     /// Objects that graphs keep.
-    pub objects: Table<UserObject>,
+    pub objects: HandleTable<UserObject>,
     /// Instantiated graphs.
-    pub execs: Table<Exec>,
+    pub execs: HandleTable<InstantiatedGraph>,
 }
 
 /// A GPU's primary context.
@@ -85,17 +85,17 @@ pub struct Primary {
     /// How many references are held.
     pub count: u32,
     /// The context; `None` before it was first retained.
-    pub context: Option<Arc<Context>>,
+    pub context: Option<Arc<DriverContext>>,
     /// Flags for the next one.
     pub flags: u32,
 }
 
 /// A context: the work of a program on one GPU.
-pub struct Context {
+pub struct DriverContext {
     /// Its handle.
     pub handle: usize,
     /// The GPU.
-    pub card: usize,
+    pub gpu: usize,
     /// The handle of its legacy stream, which programs do not see.
     pub legacy: usize,
     /// Its flags as created, or as changed later.
@@ -110,7 +110,7 @@ pub struct Context {
     error: AtomicU32,
 }
 
-impl Context {
+impl DriverContext {
     /// Records an error; only the first one counts.
     pub fn fail(&self, error: CuResult) {
         let _ = self.error.compare_exchange(0, error.0, SeqCst, SeqCst);
@@ -168,59 +168,59 @@ impl Runtime {
             log::once(&error.to_string());
             CuResult::NO_DEVICE
         };
-        let state = State::open(&path).map_err(said)?;
-        let visible = visible::cards(&state);
+        let state = SoftGpuState::open(&path).map_err(said)?;
+        let visible = visible::visible_gpus(&state);
         if visible.is_empty() {
             return Err(CuResult::NO_DEVICE);
         }
-        let seat = Seat::take(state).map_err(said)?;
-        close_in_children(seat.descriptors());
-        let cards = seat.state().cards().len();
+        let client = SoftGpuClient::register(state).map_err(said)?;
+        close_in_children(client.descriptors());
+        let gpus = client.state().gpus().len();
         Ok(Runtime {
             visible,
-            space: Space::default(),
-            reserved: Reserved::default(),
-            of_graphs: Mutex::default(),
-            engine: Engine::default(),
-            primary: (0..cards).map(|_| Mutex::default()).collect(),
-            current_pools: (0..cards).map(|_| Mutex::default()).collect(),
-            default_pools: (0..cards).map(|_| OnceLock::new()).collect(),
+            space: ProgramMemory::default(),
+            reserved: ReservedRanges::default(),
+            graph_addresses: Mutex::default(),
+            engine: JobEngine::default(),
+            primary: (0..gpus).map(|_| Mutex::default()).collect(),
+            current_pools: (0..gpus).map(|_| Mutex::default()).collect(),
+            default_pools: (0..gpus).map(|_| OnceLock::new()).collect(),
             peers: Mutex::default(),
-            contexts: Table::default(),
-            modules: Table::default(),
-            functions: Table::default(),
-            libraries: Table::default(),
-            kernels: Table::default(),
-            streams: Table::default(),
-            events: Table::default(),
-            allocations: Table::default(),
-            pools: Table::default(),
-            graphs: Table::default(),
-            nodes: Table::default(),
-            objects: Table::default(),
-            execs: Table::default(),
-            seat,
+            contexts: HandleTable::default(),
+            modules: HandleTable::default(),
+            functions: HandleTable::default(),
+            libraries: HandleTable::default(),
+            kernels: HandleTable::default(),
+            streams: HandleTable::default(),
+            events: HandleTable::default(),
+            allocations: HandleTable::default(),
+            pools: HandleTable::default(),
+            graphs: HandleTable::default(),
+            nodes: HandleTable::default(),
+            objects: HandleTable::default(),
+            execs: HandleTable::default(),
+            client,
         })
     }
 
     /// The GPU with a program's device number.
-    pub fn card(&self, device: i32) -> Outcome<usize> {
+    pub fn gpu(&self, device: i32) -> Outcome<usize> {
         let number = usize::try_from(device).map_err(|_| CuResult::INVALID_DEVICE)?;
         self.visible.get(number).copied().ok_or(CuResult::INVALID_DEVICE)
     }
 
     /// A program's device number of a GPU.
-    pub fn device(&self, card: usize) -> i32 {
-        self.visible.iter().position(|own| *own == card).map_or(-1, |number| number as i32)
+    pub fn device(&self, gpu: usize) -> i32 {
+        self.visible.iter().position(|own| *own == gpu).map_or(-1, |number| number as i32)
     }
 
     /// Reserves the bytes of a context on a GPU, and creates it.
-    pub fn make_context(&self, card: usize, flags: u32) -> Outcome<Arc<Context>> {
-        self.seat.reserve(card, CONTEXT_BYTES).map_err(|_| CuResult::OUT_OF_MEMORY)?;
-        self.seat.row().cards[card].contexts.fetch_add(1, SeqCst);
-        let context = Arc::new(Context {
+    pub fn make_context(&self, gpu: usize, flags: u32) -> Outcome<Arc<DriverContext>> {
+        self.client.reserve(gpu, CONTEXT_BYTES).map_err(|_| CuResult::OUT_OF_MEMORY)?;
+        self.client.row().gpus[gpu].contexts.fetch_add(1, SeqCst);
+        let context = Arc::new(DriverContext {
             handle: handles::fresh(),
-            card,
+            gpu,
             legacy: handles::fresh(),
             flags: AtomicU32::new(flags),
             limits: Mutex::default(),
@@ -228,15 +228,15 @@ impl Runtime {
             stop: AtomicBool::new(false),
             error: AtomicU32::new(0),
         });
-        self.contexts.put_as(context.handle, Arc::clone(&context));
+        self.contexts.insert_as(context.handle, Arc::clone(&context));
         Ok(context)
     }
 
     /// Ends a context: its work stops, its memory is freed.
     pub fn end_context(&self, handle: usize) -> Outcome {
-        let context = self.contexts.take(handle).map_err(|_| CuResult::INVALID_CONTEXT)?;
+        let context = self.contexts.remove(handle).map_err(|_| CuResult::INVALID_CONTEXT)?;
         context.stop.store(true, SeqCst);
-        self.engine.wait(&self.engine.last_of_all(Some(handle)));
+        self.engine.wait(&self.engine.last_jobs_of_all(Some(handle)));
         self.drop_captures(|_, context| context == handle);
         self.engine.forget_all(handle);
         self.streams.drop_where(|stream| stream.context.handle == handle);
@@ -246,9 +246,9 @@ impl Runtime {
         self.modules.drop_where(|module| module.context == handle);
         self.free_counted(handle);
         self.space.free_all(handle);
-        self.seat.give_back(context.card, CONTEXT_BYTES);
-        if self.seat.row().cards[context.card].contexts.fetch_sub(1, SeqCst) == 1
-            && let Some(pool) = self.default_pools[context.card].get()
+        self.client.give_back(context.gpu, CONTEXT_BYTES);
+        if self.client.row().gpus[context.gpu].contexts.fetch_sub(1, SeqCst) == 1
+            && let Some(pool) = self.default_pools[context.gpu].get()
         {
             pool.trim(0);
         }
@@ -257,15 +257,15 @@ impl Runtime {
 
     /// Frees a context's memory that is counted elsewhere, too: by its pool, or by the process.
     fn free_counted(&self, context: usize) {
-        let held = self.space.hold();
+        let held = self.space.snapshot();
         let own = held.range(0, u64::MAX).filter(|(_, block)| block.context == context);
-        let own: Vec<(u64, Kind)> = own.map(|(at, block)| (at, block.kind)).collect();
+        let own: Vec<(u64, MemoryKind)> = own.map(|(at, block)| (at, block.kind)).collect();
         drop(held);
         for (at, kind) in own {
             // Another thread may have freed it just now.
             let _ = match kind {
-                Kind::Pool(_) => self.free_pooled(at),
-                Kind::Managed => self.free_managed(at),
+                MemoryKind::Pool(_) => self.free_pooled(at),
+                MemoryKind::Managed => self.free_managed(at),
                 _ => Ok(()),
             };
         }
@@ -273,34 +273,33 @@ impl Runtime {
 
     /// Frees managed memory, which a checkpoint cannot take.
     pub fn free_managed(&self, at: u64) -> Outcome {
-        self.space.free(at, |kind| kind == Kind::Managed)?;
-        self.seat.row().managed.fetch_sub(1, SeqCst);
+        self.space.free(at, |kind| kind == MemoryKind::Managed)?;
+        self.client.row().managed.fetch_sub(1, SeqCst);
         Ok(())
     }
 
     /// The memory that kernels of a context can reach.
-    pub fn viewer(&self, context: &Context) -> Viewer {
+    pub fn kernel_reach(&self, context: &DriverContext) -> KernelReach {
         let peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
         let contexts = peers.iter().filter(|(own, _)| *own == context.handle).map(|(_, other)| *other).collect();
-        let pools =
-            self.pools.all().into_iter().filter(|pool| pool.is_reached_by(context.card)).map(|pool| pool.handle);
-        Viewer { card: context.card, contexts, pools: pools.collect() }
+        let pools = self.pools.all().into_iter().filter(|pool| pool.is_reached_by(context.gpu)).map(|pool| pool.handle);
+        KernelReach { gpu: context.gpu, contexts, pools: pools.collect() }
     }
 
     /// A GPU's default pool.
-    pub fn default_pool(&self, card: usize) -> Arc<Pool> {
-        Arc::clone(self.default_pools[card].get_or_init(|| Pool::create(self, card, 0, true)))
+    pub fn default_pool(&self, gpu: usize) -> Arc<GpuPool> {
+        Arc::clone(self.default_pools[gpu].get_or_init(|| GpuPool::create(self, gpu, 0, true)))
     }
 
     /// The pool that a GPU allocates from.
-    pub fn current_pool(&self, card: usize) -> Arc<Pool> {
-        let chosen = self.current_pools[card].lock().unwrap_or_else(PoisonError::into_inner).clone();
-        chosen.unwrap_or_else(|| self.default_pool(card))
+    pub fn current_pool(&self, gpu: usize) -> Arc<GpuPool> {
+        let chosen = self.current_pools[gpu].lock().unwrap_or_else(PoisonError::into_inner).clone();
+        chosen.unwrap_or_else(|| self.default_pool(gpu))
     }
 }
 
 /// Calls a function of the program in a stream's order; it may not use the driver API meanwhile.
-pub fn refused_while(call: impl FnOnce()) {
+pub fn call_in_stream(call: impl FnOnce()) {
     IN_STREAM.set(true);
     call();
     IN_STREAM.set(false);
@@ -312,7 +311,7 @@ pub fn current_handle() -> Option<usize> {
 }
 
 /// The context that is current in this thread; an error if it has failed.
-pub fn current() -> Outcome<(&'static Runtime, Arc<Context>)> {
+pub fn current() -> Outcome<(&'static Runtime, Arc<DriverContext>)> {
     let runtime = Runtime::get()?;
     let handle = current_handle().ok_or(CuResult::INVALID_CONTEXT)?;
     let context = runtime.contexts.get(handle).map_err(|_| CuResult::CONTEXT_IS_DESTROYED)?;
@@ -321,7 +320,7 @@ pub fn current() -> Outcome<(&'static Runtime, Arc<Context>)> {
 }
 
 /// The context that a program names: zero is the current one.
-pub fn named(handle: usize) -> Outcome<(&'static Runtime, Arc<Context>)> {
+pub fn context_named(handle: usize) -> Outcome<(&'static Runtime, Arc<DriverContext>)> {
     if handle == 0 {
         return current();
     }
@@ -338,7 +337,7 @@ pub fn with_stack<T>(change: impl FnOnce(&mut Vec<usize>) -> T) -> T {
 
 static CHILD_CLOSES: Mutex<[i32; 2]> = Mutex::new([-1, -1]);
 
-/// A forked child must not keep its parent's seat.
+/// A forked child must not keep its parent's row.
 fn close_in_children(descriptors: [i32; 2]) {
     extern "C" fn in_child() {
         // The lock is never held for long, and the child never waits for it.

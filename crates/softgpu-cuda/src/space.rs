@@ -9,7 +9,7 @@
 
 use crate::result::{CuResult, Outcome};
 use crate::runtime::Runtime;
-use crate::vmm::Physical;
+use crate::vmm::MemoryFile;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -25,7 +25,7 @@ const SMALLEST: u64 = 512;
 
 /// The kind of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum MemoryKind {
     /// Of a GPU.
     Device,
     /// Of a GPU, stream-ordered; of the pool with this handle.
@@ -42,16 +42,16 @@ pub enum Kind {
     Registered(u32),
 }
 
-impl Kind {
+impl MemoryKind {
     /// True if it is host memory from which a copy may be done later.
     pub fn is_host(self) -> bool {
-        matches!(self, Kind::Host(_) | Kind::Registered(_))
+        matches!(self, MemoryKind::Host(_) | MemoryKind::Registered(_))
     }
 }
 
 /// The kind of access that is allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
+pub enum AllowedAccess {
     /// None yet.
     None,
     /// Reading.
@@ -62,17 +62,17 @@ pub enum Access {
 
 /// One allocation.
 #[derive(Clone)]
-pub struct Block {
+pub struct MemoryBlock {
     /// The size as requested.
     pub bytes: u64,
     /// The kind of memory.
-    pub kind: Kind,
+    pub kind: MemoryKind,
     /// The GPU that it is on, or belongs to.
-    pub card: usize,
+    pub gpu: usize,
     /// Its context, by handle.
     pub context: usize,
     /// The allowed access.
-    pub access: Access,
+    pub access: AllowedAccess,
     /// Other GPUs with access to it, if it is mapped: bits.
     pub reach: u64,
     /// A number that no other allocation has.
@@ -84,11 +84,11 @@ pub struct Block {
 /// What keeps bytes mapped.
 pub enum Backing {
     /// A mapping of its own.
-    Own(Mapping),
+    Own(CountedMapping),
     /// A slot of a slab; its address.
     Slot(Arc<Slab>, u64),
     /// Memory that was created separately and mapped.
-    Physical(Arc<Physical>),
+    Physical(Arc<MemoryFile>),
     /// Memory that is not to be unmapped here.
     Foreign,
 }
@@ -114,44 +114,44 @@ impl Drop for Backing {
 }
 
 /// A mapping, which takes bytes of a GPU unless it is host memory.
-pub struct Mapping {
+pub struct CountedMapping {
     at: u64,
     bytes: u64,
-    card: Option<usize>,
+    gpu: Option<usize>,
     /// True if its bytes were given back to the GPU.
     is_free: AtomicBool,
 }
 
-impl Mapping {
-    fn new(runtime: &Runtime, card: Option<usize>, bytes: u64) -> Outcome<Mapping> {
-        if let Some(card) = card {
-            runtime.seat.reserve(card, bytes).map_err(|_| CuResult::OUT_OF_MEMORY)?;
+impl CountedMapping {
+    fn new(runtime: &Runtime, gpu: Option<usize>, bytes: u64) -> Outcome<CountedMapping> {
+        if let Some(gpu) = gpu {
+            runtime.client.reserve(gpu, bytes).map_err(|_| CuResult::OUT_OF_MEMORY)?;
         }
         let give_back = || {
-            if let Some(card) = card {
-                runtime.seat.give_back(card, bytes);
+            if let Some(gpu) = gpu {
+                runtime.client.give_back(gpu, bytes);
             }
             CuResult::OUT_OF_MEMORY
         };
         let at = map(bytes).ok_or_else(give_back)?;
-        if card.is_some() {
+        if gpu.is_some() {
             // SAFETY: the mapping was just made. If the advice is refused, children have a copy.
             unsafe { libc::madvise(at as *mut libc::c_void, bytes as usize, libc::MADV_DONTFORK) };
         }
-        Ok(Mapping { at, bytes, card, is_free: AtomicBool::new(false) })
+        Ok(CountedMapping { at, bytes, gpu, is_free: AtomicBool::new(false) })
     }
 
     /// Gives the bytes back to the GPU, once. A snapshot may keep the mapping for longer.
     fn give_back(&self) {
-        if let (Some(card), Ok(runtime)) = (self.card, Runtime::get())
+        if let (Some(gpu), Ok(runtime)) = (self.gpu, Runtime::get())
             && !self.is_free.swap(true, Relaxed)
         {
-            runtime.seat.give_back(card, self.bytes);
+            runtime.client.give_back(gpu, self.bytes);
         }
     }
 }
 
-impl Drop for Mapping {
+impl Drop for CountedMapping {
     fn drop(&mut self) {
         // SAFETY: mapped by `map` with this length, and every user of it held a reference to this.
         unsafe { libc::munmap(self.at as *mut libc::c_void, self.bytes as usize) };
@@ -161,14 +161,14 @@ impl Drop for Mapping {
 
 /// A granule that small allocations of one size share.
 pub struct Slab {
-    mapping: Mapping,
+    mapping: CountedMapping,
     slot: u64,
     /// Free slots, and whether each was used before.
     free: Mutex<Vec<(u64, bool)>>,
 }
 
 impl Slab {
-    fn new(mapping: Mapping, slot: u64) -> Arc<Slab> {
+    fn new(mapping: CountedMapping, slot: u64) -> Arc<Slab> {
         let first = mapping.at;
         let slots = (0..mapping.bytes / slot).rev().map(|number| (first + number * slot, false));
         Arc::new(Slab { free: Mutex::new(slots.collect()), mapping, slot })
@@ -189,82 +189,82 @@ impl Slab {
     }
 }
 
-type Blocks = BTreeMap<u64, Block>;
+type Blocks = BTreeMap<u64, MemoryBlock>;
 /// The slabs of a context for one size; host memory has its own.
 type Shelves = HashMap<(usize, u64, bool), Vec<Arc<Slab>>>;
 
 /// A process's memory.
 #[derive(Default)]
-pub struct Space {
+pub struct ProgramMemory {
     blocks: Mutex<Arc<Blocks>>,
     shelves: Mutex<Shelves>,
     next_id: AtomicU64,
 }
 
 /// A snapshot of the memory, held while it is touched.
-pub struct Held {
+pub struct MemorySnapshot {
     blocks: Arc<Blocks>,
-    viewer: Option<Viewer>,
+    kernel_reach: Option<KernelReach>,
 }
 
 /// A GPU with kernels that touch memory, and the memory of others that it can reach.
-pub struct Viewer {
+pub struct KernelReach {
     /// The GPU.
-    pub card: usize,
+    pub gpu: usize,
     /// Contexts with plain memory that it can reach.
     pub contexts: Vec<usize>,
     /// Pools with memory that it can reach.
     pub pools: Vec<usize>,
 }
 
-impl Viewer {
-    fn reaches(&self, block: &Block) -> bool {
+impl KernelReach {
+    fn reaches(&self, block: &MemoryBlock) -> bool {
         match block.kind {
-            _ if block.card == self.card => true,
-            Kind::Device => self.contexts.contains(&block.context),
-            Kind::Pool(pool) => self.pools.contains(&pool),
-            Kind::Mapped => block.reach >> self.card & 1 == 1,
+            _ if block.gpu == self.gpu => true,
+            MemoryKind::Device => self.contexts.contains(&block.context),
+            MemoryKind::Pool(pool) => self.pools.contains(&pool),
+            MemoryKind::Mapped => block.reach >> self.gpu & 1 == 1,
             _ => true,
         }
     }
 }
 
-impl Space {
+impl ProgramMemory {
     /// A snapshot of the memory, which stays mapped until this is dropped.
-    pub fn hold(&self) -> Held {
-        Held { blocks: Arc::clone(&self.books()), viewer: None }
+    pub fn snapshot(&self) -> MemorySnapshot {
+        MemorySnapshot { blocks: Arc::clone(&self.blocks()), kernel_reach: None }
     }
 
     /// A snapshot of the memory as the kernels of a GPU see it.
-    pub fn hold_for(&self, viewer: Viewer) -> Held {
-        Held { viewer: Some(viewer), ..self.hold() }
+    pub fn snapshot_for(&self, kernel_reach: KernelReach) -> MemorySnapshot {
+        MemorySnapshot { kernel_reach: Some(kernel_reach), ..self.snapshot() }
     }
 
-    fn books(&self) -> MutexGuard<'_, Arc<Blocks>> {
+    fn blocks(&self) -> MutexGuard<'_, Arc<Blocks>> {
         self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Allocates bytes of a GPU, or of the host. Returns their address.
-    pub fn alloc(&self, runtime: &Runtime, kind: Kind, card: usize, context: usize, bytes: u64) -> Outcome<u64> {
+    pub fn alloc(&self, runtime: &Runtime, kind: MemoryKind, gpu: usize, context: usize, bytes: u64) -> Outcome<u64> {
         if bytes == 0 {
             return Err(CuResult::INVALID_VALUE);
         }
-        let of_card = (!kind.is_host()).then_some(card);
+        let counted_on = (!kind.is_host()).then_some(gpu);
         let (at, backing) = if bytes < SMALL {
-            self.slot(runtime, of_card, context, bytes)?
+            self.slot(runtime, counted_on, context, bytes)?
         } else {
             let whole = bytes.checked_next_multiple_of(GRANULE).ok_or(CuResult::OUT_OF_MEMORY)?;
-            let mapping = Mapping::new(runtime, of_card, whole)?;
+            let mapping = CountedMapping::new(runtime, counted_on, whole)?;
             (mapping.at, Backing::Own(mapping))
         };
-        self.put(
+        self.insert(
             at,
-            Block {
+            MemoryBlock {
                 bytes,
                 kind,
-                card,
+                gpu,
                 context,
-                access: Access::Write,
+                access: AllowedAccess::Write,
                 reach: 0,
                 id: self.fresh_id(),
                 backing: Arc::new(backing),
@@ -273,15 +273,15 @@ impl Space {
         Ok(at)
     }
 
-    fn slot(&self, runtime: &Runtime, card: Option<usize>, context: usize, bytes: u64) -> Outcome<(u64, Backing)> {
+    fn slot(&self, runtime: &Runtime, gpu: Option<usize>, context: usize, bytes: u64) -> Outcome<(u64, Backing)> {
         let slot = bytes.next_power_of_two().max(SMALLEST);
         let mut shelves = self.shelves.lock().unwrap_or_else(PoisonError::into_inner);
-        let shelf = shelves.entry((context, slot, card.is_some())).or_default();
+        let shelf = shelves.entry((context, slot, gpu.is_some())).or_default();
         let found = shelf.iter().find_map(|slab| Some((slab.take()?, Arc::clone(slab))));
         if let Some((at, slab)) = found {
             return Ok((at, Backing::Slot(slab, at)));
         }
-        let slab = Slab::new(Mapping::new(runtime, card, GRANULE)?, slot);
+        let slab = Slab::new(CountedMapping::new(runtime, gpu, GRANULE)?, slot);
         shelf.push(Arc::clone(&slab));
         let at = slab.take().ok_or(CuResult::UNKNOWN)?;
         Ok((at, Backing::Slot(slab, at)))
@@ -293,19 +293,19 @@ impl Space {
     }
 
     /// Adds a block.
-    pub fn put(&self, at: u64, block: Block) {
-        Arc::make_mut(&mut self.books()).insert(at, block);
+    pub fn insert(&self, at: u64, block: MemoryBlock) {
+        Arc::make_mut(&mut self.blocks()).insert(at, block);
     }
 
     /// Changes blocks that begin in a range.
-    pub fn change(&self, from: u64, bytes: u64, change: impl Fn(&mut Block)) {
-        let mut blocks = self.books();
+    pub fn change_blocks(&self, from: u64, bytes: u64, change: impl Fn(&mut MemoryBlock)) {
+        let mut blocks = self.blocks();
         Arc::make_mut(&mut blocks).range_mut(from..from.saturating_add(bytes)).for_each(|(_, block)| change(block));
     }
 
     /// Removes the block that begins here, if it is of that kind.
-    pub fn take(&self, at: u64, is: impl Fn(Kind) -> bool) -> Outcome<Block> {
-        let mut blocks = self.books();
+    pub fn remove(&self, at: u64, is: impl Fn(MemoryKind) -> bool) -> Outcome<MemoryBlock> {
+        let mut blocks = self.blocks();
         if blocks.get(&at).is_none_or(|block| !is(block.kind)) {
             return Err(CuResult::INVALID_VALUE);
         }
@@ -313,7 +313,7 @@ impl Space {
     }
 
     /// Frees a block that was removed; chunks that are entirely free are given back.
-    pub fn release(&self, block: Block) {
+    pub fn release(&self, block: MemoryBlock) {
         let is_slot = matches!(*block.backing, Backing::Slot(..));
         if let Backing::Own(mapping) = &*block.backing {
             mapping.give_back();
@@ -329,30 +329,30 @@ impl Space {
     }
 
     /// Frees an allocation, by its first address.
-    pub fn free(&self, at: u64, is: impl Fn(Kind) -> bool) -> Outcome {
-        self.release(self.take(at, is)?);
+    pub fn free(&self, at: u64, is: impl Fn(MemoryKind) -> bool) -> Outcome {
+        self.release(self.remove(at, is)?);
         Ok(())
     }
 
     /// Frees the memory of a context.
     pub fn free_all(&self, context: usize) {
-        let mut blocks = self.books();
+        let mut blocks = self.blocks();
         let own: Vec<u64> = blocks.iter().filter(|(_, block)| block.context == context).map(|(at, _)| *at).collect();
-        let gone: Vec<Block> = own.iter().filter_map(|at| Arc::make_mut(&mut blocks).remove(at)).collect();
+        let gone: Vec<MemoryBlock> = own.iter().filter_map(|at| Arc::make_mut(&mut blocks).remove(at)).collect();
         drop(blocks);
         gone.into_iter().for_each(|block| self.release(block));
     }
 }
 
-impl Held {
+impl MemorySnapshot {
     /// The block that an address is in, and its first address.
-    pub fn find(&self, address: u64) -> Option<(u64, &Block)> {
+    pub fn find(&self, address: u64) -> Option<(u64, &MemoryBlock)> {
         let (at, block) = self.blocks.range(..=address).next_back()?;
         (address - at < block.bytes).then_some((*at, block))
     }
 
     /// Blocks that begin in a range.
-    pub fn range(&self, from: u64, bytes: u64) -> impl Iterator<Item = (u64, &Block)> {
+    pub fn range(&self, from: u64, bytes: u64) -> impl Iterator<Item = (u64, &MemoryBlock)> {
         self.blocks.range(from..from.saturating_add(bytes)).map(|(at, block)| (*at, block))
     }
 
@@ -362,7 +362,8 @@ impl Held {
         let mut next = address;
         loop {
             let (at, block) = self.find(next).ok_or(CuResult::INVALID_VALUE)?;
-            let is_allowed = block.access == Access::Write || (block.access == Access::Read && !is_written);
+            let is_allowed =
+                block.access == AllowedAccess::Write || (block.access == AllowedAccess::Read && !is_written);
             if !is_allowed {
                 return Err(CuResult::INVALID_VALUE);
             }
@@ -370,7 +371,7 @@ impl Held {
             if next >= end {
                 return Ok(address as *mut u8);
             }
-            if block.kind != Kind::Mapped {
+            if block.kind != MemoryKind::Mapped {
                 return Err(CuResult::INVALID_VALUE);
             }
         }
@@ -379,14 +380,19 @@ impl Held {
 
 // SAFETY: a region is mapped as long as the snapshot lives, readable and writable as its access says, and the device
 // address is the host address.
-unsafe impl DeviceMemory for Held {
+unsafe impl DeviceMemory for MemorySnapshot {
     fn region(&self, address: u64) -> Option<Region> {
         let (first, block) = self.find(address)?;
-        if self.viewer.as_ref().is_some_and(|viewer| !viewer.reaches(block)) {
+        if self.kernel_reach.as_ref().is_some_and(|kernel_reach| !kernel_reach.reaches(block)) {
             return None;
         }
-        let writable = block.access == Access::Write;
-        (block.access != Access::None).then_some(Region { first, bytes: block.bytes, host: first as *mut u8, writable })
+        let writable = block.access == AllowedAccess::Write;
+        (block.access != AllowedAccess::None).then_some(Region {
+            first,
+            bytes: block.bytes,
+            host: first as *mut u8,
+            writable,
+        })
     }
 }
 

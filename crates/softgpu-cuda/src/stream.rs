@@ -3,8 +3,8 @@
 use crate::engine::JobId;
 use crate::handles;
 use crate::result::{CuResult, Outcome};
-use crate::runtime::{Context, Runtime, current};
-use crate::work::Work;
+use crate::runtime::{DriverContext, Runtime, current};
+use crate::work::JobWork;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::atomic::AtomicU64;
@@ -19,11 +19,11 @@ const PER_THREAD: usize = 2;
 pub const PRIORITY_BEST: i32 = -5;
 
 /// A stream.
-pub struct Stream {
+pub struct WorkStream {
     /// Its handle; the default streams have one that no program sees.
     pub handle: usize,
     /// Its context.
-    pub context: Arc<Context>,
+    pub context: Arc<DriverContext>,
     /// Its flags as created.
     pub flags: u32,
     /// Its priority; lower numbers run sooner.
@@ -36,18 +36,18 @@ pub struct Stream {
 
 /// An event.
 #[derive(Default)]
-pub struct Event {
+pub struct StreamEvent {
     /// Its flags as created.
     pub flags: u32,
     /// When it last completed, in nanoseconds; zero: never.
     pub at: AtomicU64,
     /// What it stands for.
-    pub mark: Mutex<Mark>,
+    pub mark: Mutex<EventMark>,
 }
 
 /// What an event stands for.
 #[derive(Clone, Default)]
-pub enum Mark {
+pub enum EventMark {
     /// Nothing yet.
     #[default]
     Unset,
@@ -57,57 +57,57 @@ pub enum Mark {
     Captured(crate::capture::Frontier),
 }
 
-impl Event {
+impl StreamEvent {
     /// What it stands for now.
-    pub fn mark(&self) -> Mark {
+    pub fn mark(&self) -> EventMark {
         self.mark.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Sets what it stands for.
-    pub fn set(&self, mark: Mark) {
+    pub fn set(&self, mark: EventMark) {
         *self.mark.lock().unwrap_or_else(PoisonError::into_inner) = mark;
     }
 }
 
-impl Stream {
+impl WorkStream {
     /// A context's legacy stream.
-    pub fn legacy(context: Arc<Context>) -> Stream {
-        Stream { handle: context.legacy, context, flags: 0, priority: 0, is_legacy: true, is_blocking: false }
+    pub fn legacy(context: Arc<DriverContext>) -> WorkStream {
+        WorkStream { handle: context.legacy, context, flags: 0, priority: 0, is_legacy: true, is_blocking: false }
     }
 
-    fn made(context: Arc<Context>, flags: u32, priority: i32) -> Stream {
+    fn new_stream(context: Arc<DriverContext>, flags: u32, priority: i32) -> WorkStream {
         let is_blocking = flags & NON_BLOCKING == 0;
         let priority = priority.clamp(PRIORITY_BEST, 0);
-        Stream { handle: handles::fresh(), context, flags, priority, is_legacy: false, is_blocking }
+        WorkStream { handle: handles::fresh(), context, flags, priority, is_legacy: false, is_blocking }
     }
 
     /// A stream that no program knows.
-    pub fn apart(context: Arc<Context>) -> Stream {
-        Stream::made(context, NON_BLOCKING, 0)
+    pub fn hidden(context: Arc<DriverContext>) -> WorkStream {
+        WorkStream::new_stream(context, NON_BLOCKING, 0)
     }
 
     /// Creates a stream.
-    pub fn create(runtime: &Runtime, context: Arc<Context>, flags: u32, priority: i32) -> Outcome<usize> {
+    pub fn create(runtime: &Runtime, context: Arc<DriverContext>, flags: u32, priority: i32) -> Outcome<usize> {
         if flags & !NON_BLOCKING != 0 {
             return Err(CuResult::INVALID_VALUE);
         }
-        let stream = Stream::made(context, flags, priority);
+        let stream = WorkStream::new_stream(context, flags, priority);
         let handle = stream.handle;
-        runtime.streams.put_as(handle, Arc::new(stream));
+        runtime.streams.insert_as(handle, Arc::new(stream));
         Ok(handle)
     }
 }
 
 thread_local! {
     /// This thread's own default streams, by context.
-    static OWN: RefCell<Own> = RefCell::default();
+    static OWN: RefCell<ThreadStreams> = RefCell::default();
 }
 
 /// A thread's own default streams, which end with it.
 #[derive(Default)]
-struct Own(HashMap<usize, Arc<Stream>>);
+struct ThreadStreams(HashMap<usize, Arc<WorkStream>>);
 
-impl Drop for Own {
+impl Drop for ThreadStreams {
     fn drop(&mut self) {
         if let Ok(runtime) = Runtime::get() {
             self.0.values().for_each(|stream| runtime.engine.forget(stream));
@@ -116,26 +116,26 @@ impl Drop for Own {
 }
 
 /// The stream that a program names; with `own`, zero names the thread's own default stream.
-pub fn resolve(stream: usize, own: bool) -> Outcome<(&'static Runtime, Arc<Stream>)> {
+pub fn resolve(stream: usize, own: bool) -> Outcome<(&'static Runtime, Arc<WorkStream>)> {
     let (runtime, context) = current()?;
     let found = match stream {
         0 if own => own_stream(context),
         PER_THREAD => own_stream(context),
-        0 | LEGACY => Arc::new(Stream::legacy(context)),
+        0 | LEGACY => Arc::new(WorkStream::legacy(context)),
         handle => runtime.streams.get(handle)?,
     };
     Ok((runtime, found))
 }
 
-fn own_stream(context: Arc<Context>) -> Arc<Stream> {
+fn own_stream(context: Arc<DriverContext>) -> Arc<WorkStream> {
     OWN.with_borrow_mut(|own| {
-        let made = || Arc::new(Stream::made(Arc::clone(&context), 0, 0));
+        let made = || Arc::new(WorkStream::new_stream(Arc::clone(&context), 0, 0));
         Arc::clone(own.0.entry(context.handle).or_insert_with(made))
     })
 }
 
 /// Submits work to a stream, or adds a node to its capture. The caller is past the gate.
-pub fn give(runtime: &'static Runtime, stream: &Stream, work: Work) -> Outcome {
+pub fn submit_or_capture(runtime: &'static Runtime, stream: &WorkStream, work: JobWork) -> Outcome {
     if !runtime.capture(stream, || work.clone())? {
         runtime.engine.submit(runtime, stream, work, &[]);
     }
@@ -143,31 +143,31 @@ pub fn give(runtime: &'static Runtime, stream: &Stream, work: Work) -> Outcome {
 }
 
 /// Submits work to a stream and waits for it; refused while the stream is captured.
-pub fn finish(runtime: &'static Runtime, stream: &Stream, work: Work) -> Outcome {
+pub fn finish(runtime: &'static Runtime, stream: &WorkStream, work: JobWork) -> Outcome {
     runtime.refuse_capture(stream)?;
     runtime.engine.finish(runtime, stream, work)
 }
 
 /// Records an event in a stream.
-pub fn record(runtime: &'static Runtime, stream: &Stream, event: &Arc<Event>) -> Outcome {
+pub fn record(runtime: &'static Runtime, stream: &WorkStream, event: &Arc<StreamEvent>) -> Outcome {
     if let Some(frontier) = runtime.frontier(stream)? {
-        event.set(Mark::Captured(frontier));
+        event.set(EventMark::Captured(frontier));
         return Ok(());
     }
-    let job = runtime.engine.submit(runtime, stream, Work::Record(Arc::clone(event)), &[]);
-    event.set(Mark::Job(job));
+    let job = runtime.engine.submit(runtime, stream, JobWork::RecordEvent(Arc::clone(event)), &[]);
+    event.set(EventMark::Job(job));
     Ok(())
 }
 
 /// Makes a stream wait for an event.
-pub fn wait_event(runtime: &'static Runtime, stream: &Stream, event: &Event) -> Outcome {
+pub fn wait_event(runtime: &'static Runtime, stream: &WorkStream, event: &StreamEvent) -> Outcome {
     match event.mark() {
-        Mark::Captured(frontier) => runtime.join(stream, &frontier),
+        EventMark::Captured(frontier) => runtime.join(stream, &frontier),
         // A capture cannot wait for work outside it.
-        Mark::Job(_) if runtime.frontier(stream)?.is_some() => Err(CuResult::STREAM_CAPTURE_ISOLATION),
-        Mark::Unset => Ok(()),
-        Mark::Job(job) => {
-            runtime.engine.submit(runtime, stream, Work::Nothing, &[job]);
+        EventMark::Job(_) if runtime.frontier(stream)?.is_some() => Err(CuResult::STREAM_CAPTURE_ISOLATION),
+        EventMark::Unset => Ok(()),
+        EventMark::Job(job) => {
+            runtime.engine.submit(runtime, stream, JobWork::Nothing, &[job]);
             Ok(())
         }
     }

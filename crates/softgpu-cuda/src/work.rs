@@ -1,13 +1,13 @@
 //! What a job does: copies, fills, kernels, calls of the program, and operations of the order itself.
 
-use crate::function::Call;
-use crate::graph::Graph;
+use crate::function::KernelCall;
+use crate::graph::WorkGraph;
 use crate::log;
 use crate::result::{CuResult, Outcome};
-use crate::runtime::{Context, Runtime, refused_while};
-use crate::space::{Held, Kind};
-use crate::stream::Event;
-use crate::vmm::Place;
+use crate::runtime::{DriverContext, Runtime, call_in_stream};
+use crate::space::{MemoryKind, MemorySnapshot};
+use crate::stream::StreamEvent;
+use crate::vmm::GraphAddress;
 use std::ffi::c_void;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -46,18 +46,18 @@ unsafe impl Sync for Callback {}
 
 /// What a program says about the address of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Whose {
+pub enum AddressKind {
     /// Memory of the host.
     Host,
     /// Memory of a GPU, or host memory allocated for copies.
-    Card,
+    Gpu,
     /// Either: it is looked up.
     Either,
 }
 
 /// One end of a copy: the address of its first byte, and the distances of lines and layers.
 #[derive(Clone, Copy, Debug)]
-pub struct End {
+pub struct CopyEnd {
     /// Of the first byte.
     pub at: u64,
     /// From one line to the next.
@@ -65,16 +65,16 @@ pub struct End {
     /// From one layer to the next.
     pub layer: u64,
     /// What the program says about it.
-    pub whose: Whose,
+    pub address_kind: AddressKind,
 }
 
 /// A copy of lines and layers.
 #[derive(Clone, Copy, Debug)]
-pub struct Copy {
+pub struct CopyJob {
     /// Where to.
-    pub to: End,
+    pub to: CopyEnd,
     /// Where from.
-    pub from: End,
+    pub from: CopyEnd,
     /// Bytes of a line.
     pub width: u64,
     /// Lines of a layer.
@@ -85,7 +85,7 @@ pub struct Copy {
 
 /// A fill of lines.
 #[derive(Clone, Copy, Debug)]
-pub struct Fill {
+pub struct FillJob {
     /// Where.
     pub at: u64,
     /// From one line to the next, in bytes.
@@ -102,7 +102,7 @@ pub struct Fill {
 
 /// How a value in memory is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Compare {
+pub enum WaitCompare {
     /// The value is not behind, in the order of counters that wrap.
     NotBehind,
     /// The values are equal.
@@ -115,7 +115,7 @@ pub enum Compare {
 
 /// A number in memory: its address, and whether it has eight bytes.
 #[derive(Clone, Copy, Debug)]
-pub struct Word {
+pub struct MemoryWord {
     /// Where.
     pub at: u64,
     /// Eight bytes, not four.
@@ -124,85 +124,87 @@ pub struct Word {
 
 /// What a job does.
 #[derive(Clone)]
-pub enum Work {
+pub enum JobWork {
     /// Nothing: it only has a place in the order.
     Nothing,
     /// Runs a kernel.
-    Kernel(Arc<Call>),
+    Kernel(Arc<KernelCall>),
     /// Copies.
-    Copy(Copy),
+    Copy(CopyJob),
     /// Fills.
-    Fill(Fill),
+    Fill(FillJob),
     /// Calls a function of the program.
     Host(HostCall),
     /// Calls a function of the program with the state of the stream.
     Callback(Callback),
     /// Notes the time of an event.
-    Record(Arc<Event>),
+    RecordEvent(Arc<StreamEvent>),
     /// Waits until an event is passed.
-    Await(Arc<Event>),
+    WaitForEvent(Arc<StreamEvent>),
     /// Allocates memory at an address that was reserved for it, of this size.
-    Take(Arc<Place>, u64),
+    Allocate(Arc<GraphAddress>, u64),
     /// Frees memory to its pool.
     Free(u64),
     /// Writes a number.
-    Write(Word, u64),
+    Write(MemoryWord, u64),
     /// Waits for a number.
-    WaitFor(Word, u64, Compare),
+    WaitFor(MemoryWord, u64, WaitCompare),
     /// A graph in a graph; it is expanded before it runs.
-    Graph(Arc<Graph>),
+    Graph(Arc<WorkGraph>),
 }
 
-impl Work {
+impl JobWork {
     /// The driver API's number for this kind of node.
     pub fn kind(&self) -> i32 {
         match self {
-            Work::Kernel(_) => 0,
-            Work::Copy(_) => 1,
-            Work::Fill(_) => 2,
-            Work::Host(_) | Work::Callback(_) => 3,
-            Work::Graph(_) => 4,
-            Work::Nothing => 5,
-            Work::Await(_) => 6,
-            Work::Record(_) => 7,
-            Work::Take(..) => 10,
-            Work::Free(_) => 11,
-            Work::Write(..) | Work::WaitFor(..) => 12,
+            JobWork::Kernel(_) => 0,
+            JobWork::Copy(_) => 1,
+            JobWork::Fill(_) => 2,
+            JobWork::Host(_) | JobWork::Callback(_) => 3,
+            JobWork::Graph(_) => 4,
+            JobWork::Nothing => 5,
+            JobWork::WaitForEvent(_) => 6,
+            JobWork::RecordEvent(_) => 7,
+            JobWork::Allocate(..) => 10,
+            JobWork::Free(_) => 11,
+            JobWork::Write(..) | JobWork::WaitFor(..) => 12,
         }
     }
 
     /// Runs it. An error is recorded in its context.
-    pub fn run(&self, runtime: &'static Runtime, context: &Context) {
+    pub fn run(&self, runtime: &'static Runtime, context: &DriverContext) {
         let is_over = context.check().is_err() || context.stop.load(SeqCst);
         // Work that only frees or reports is done even then.
-        if is_over && !matches!(self, Work::Free(_) | Work::Callback(_) | Work::Record(_)) {
+        if is_over && !matches!(self, JobWork::Free(_) | JobWork::Callback(_) | JobWork::RecordEvent(_)) {
             return;
         }
         let done = match self {
             // The work that an event of a graph stands for was done before this began.
-            Work::Nothing | Work::Graph(_) | Work::Await(_) => Ok(()),
-            Work::Kernel(call) => call.run(runtime, context),
-            Work::Copy(copy) => copy.run(runtime, context),
-            Work::Fill(fill) => fill.run(runtime),
-            Work::Host(call) => {
+            JobWork::Nothing | JobWork::Graph(_) | JobWork::WaitForEvent(_) => Ok(()),
+            JobWork::Kernel(call) => call.run(runtime, context),
+            JobWork::Copy(copy) => copy.run(runtime, context),
+            JobWork::Fill(fill) => fill.run(runtime),
+            JobWork::Host(call) => {
                 // SAFETY: the program promises a function that takes this.
-                refused_while(|| unsafe { (call.function)(call.data) });
+                call_in_stream(|| unsafe { (call.function)(call.data) });
                 Ok(())
             }
-            Work::Callback(call) => {
+            JobWork::Callback(call) => {
                 let state = context.check().err().unwrap_or(CuResult::SUCCESS);
                 // SAFETY: as above.
-                refused_while(|| unsafe { (call.function)(call.stream, state, call.data) });
+                call_in_stream(|| unsafe { (call.function)(call.stream, state, call.data) });
                 Ok(())
             }
-            Work::Record(event) => {
+            JobWork::RecordEvent(event) => {
                 event.at.store(now_ns().max(1), SeqCst);
                 Ok(())
             }
-            Work::Take(place, bytes) => runtime.take_for_graph(place.at, *bytes, context.card, context.handle),
-            Work::Free(at) => runtime.free_pooled(*at),
-            Work::Write(word, value) => word.write(runtime, *value),
-            Work::WaitFor(word, value, compare) => word.wait(runtime, context, *value, *compare),
+            JobWork::Allocate(place, bytes) => {
+                runtime.allocate_for_graph(place.at, *bytes, context.gpu, context.handle)
+            }
+            JobWork::Free(at) => runtime.free_pooled(*at),
+            JobWork::Write(word, value) => word.write(runtime, *value),
+            JobWork::WaitFor(word, value, compare) => word.wait(runtime, context, *value, *compare),
         };
         if let Err(error) = done {
             // An address that was valid when the work was submitted is not any more.
@@ -211,11 +213,11 @@ impl Work {
     }
 }
 
-impl Copy {
+impl CopyJob {
     /// A copy of contiguous bytes.
-    pub fn plain(to: (u64, Whose), from: (u64, Whose), bytes: u64) -> Copy {
-        let end = |(at, whose)| End { at, pitch: bytes, layer: bytes, whose };
-        Copy { to: end(to), from: end(from), width: bytes, height: 1, depth: 1 }
+    pub fn plain(to: (u64, AddressKind), from: (u64, AddressKind), bytes: u64) -> CopyJob {
+        let end = |(at, address_kind)| CopyEnd { at, pitch: bytes, layer: bytes, address_kind };
+        CopyJob { to: end(to), from: end(from), width: bytes, height: 1, depth: 1 }
     }
 
     fn is_empty(&self) -> bool {
@@ -223,21 +225,21 @@ impl Copy {
     }
 
     /// The distance from the first byte of an end to the byte after its last one.
-    fn reach(&self, end: End) -> Outcome<u64> {
+    fn reach(&self, end: CopyEnd) -> Outcome<u64> {
         let lines = (self.height - 1).checked_mul(end.pitch);
         let layers = (self.depth - 1).checked_mul(end.layer);
         let all = lines.zip(layers).and_then(|(lines, layers)| lines.checked_add(layers)?.checked_add(self.width));
         all.ok_or(CuResult::INVALID_VALUE)
     }
 
-    fn place(&self, runtime: &Runtime, held: &Held, end: End, is_written: bool) -> Outcome<*mut u8> {
-        let is_known = end.whose != Whose::Host && held.find(end.at).is_some();
+    fn place(&self, runtime: &Runtime, held: &MemorySnapshot, end: CopyEnd, is_written: bool) -> Outcome<*mut u8> {
+        let is_known = end.address_kind != AddressKind::Host && held.find(end.at).is_some();
         let reach = self.reach(end)?;
-        match end.whose {
+        match end.address_kind {
             _ if is_known => held.bytes(end.at, reach, is_written),
-            Whose::Card => Err(CuResult::INVALID_VALUE),
+            AddressKind::Gpu => Err(CuResult::INVALID_VALUE),
             // The program's own; not memory that was freed, or reserved and never mapped.
-            _ if runtime.is_of_program(end.at, reach) => Ok(end.at as *mut u8),
+            _ if runtime.is_program_memory(end.at, reach) => Ok(end.at as *mut u8),
             _ => Err(CuResult::INVALID_VALUE),
         }
     }
@@ -247,8 +249,8 @@ impl Copy {
         if self.is_empty() {
             return Ok(());
         }
-        let held = runtime.space.hold();
-        let is_narrow = |end: End| (self.height > 1 || self.depth > 1) && end.pitch < self.width;
+        let held = runtime.space.snapshot();
+        let is_narrow = |end: CopyEnd| (self.height > 1 || self.depth > 1) && end.pitch < self.width;
         if is_narrow(self.to) || is_narrow(self.from) {
             return Err(CuResult::INVALID_VALUE);
         }
@@ -258,21 +260,21 @@ impl Copy {
 
     /// True if an end is memory that the program may reuse as soon as the call returns.
     pub fn touches_pageable(&self, runtime: &Runtime) -> bool {
-        let held = runtime.space.hold();
-        let is_unknown = |end: &End| held.find(end.at).is_none() && !runtime.is_of_graph(end.at);
-        [self.to, self.from].iter().any(|end| end.whose != Whose::Card && is_unknown(end))
+        let held = runtime.space.snapshot();
+        let is_unknown = |end: &CopyEnd| held.find(end.at).is_none() && !runtime.is_graph_memory(end.at);
+        [self.to, self.from].iter().any(|end| end.address_kind != AddressKind::Gpu && is_unknown(end))
     }
 
-    fn run(&self, runtime: &Runtime, context: &Context) -> Outcome {
+    fn run(&self, runtime: &Runtime, context: &DriverContext) -> Outcome {
         if self.is_empty() {
             return Ok(());
         }
         let begun = Instant::now();
-        let held = runtime.space.hold();
+        let held = runtime.space.snapshot();
         let (to, from) = (self.place(runtime, &held, self.to, true)?, self.place(runtime, &held, self.from, false)?);
         for layer in 0..self.depth {
             for line in 0..self.height {
-                let offset = |end: End| (layer * end.layer + line * end.pitch) as usize;
+                let offset = |end: CopyEnd| (layer * end.layer + line * end.pitch) as usize;
                 // SAFETY: ends that are known are mapped and long enough, as was just checked; the
                 // program promises the same of the others. They may overlap.
                 unsafe {
@@ -280,13 +282,13 @@ impl Copy {
                 }
             }
         }
-        self.take_as_long(runtime, context, begun);
+        self.wait_for_copy_rate(runtime, context, begun);
         Ok(())
     }
 
     /// Waits until the copy has taken as long as the ordered rate makes it.
-    fn take_as_long(&self, runtime: &Runtime, context: &Context, begun: Instant) {
-        let rate = runtime.seat.state().cards()[context.card].copy_bytes_per_s.load(SeqCst);
+    fn wait_for_copy_rate(&self, runtime: &Runtime, context: &DriverContext, begun: Instant) {
+        let rate = runtime.client.state().gpus()[context.gpu].copy_bytes_per_s.load(SeqCst);
         if rate > 0 {
             let bytes = self.width as f64 * self.height as f64 * self.depth as f64;
             let due = Duration::from_secs_f64(bytes / rate as f64);
@@ -295,8 +297,8 @@ impl Copy {
     }
 }
 
-impl Fill {
-    fn place(&self, held: &Held) -> Outcome<*mut u8> {
+impl FillJob {
+    fn place(&self, held: &MemorySnapshot) -> Outcome<*mut u8> {
         let line = self.width.checked_mul(self.element.into()).ok_or(CuResult::INVALID_VALUE)?;
         let is_odd = !matches!(self.element, 1 | 2 | 4)
             || !self.at.is_multiple_of(self.element.into())
@@ -313,14 +315,14 @@ impl Fill {
         if self.width == 0 || self.height == 0 {
             return Ok(());
         }
-        self.place(&runtime.space.hold()).map(drop)
+        self.place(&runtime.space.snapshot()).map(drop)
     }
 
     fn run(&self, runtime: &Runtime) -> Outcome {
         if self.width == 0 || self.height == 0 {
             return Ok(());
         }
-        let held = runtime.space.hold();
+        let held = runtime.space.snapshot();
         let first = self.place(&held)?;
         for line in 0..self.height {
             let at = first.wrapping_add((line * self.pitch) as usize);
@@ -338,8 +340,8 @@ impl Fill {
     }
 }
 
-impl Word {
-    fn place(self, held: &Held, is_written: bool) -> Outcome<*mut u8> {
+impl MemoryWord {
+    fn place(self, held: &MemorySnapshot, is_written: bool) -> Outcome<*mut u8> {
         let bytes = if self.is_wide { 8 } else { 4 };
         if !self.at.is_multiple_of(bytes) {
             return Err(CuResult::INVALID_VALUE);
@@ -349,11 +351,11 @@ impl Word {
 
     /// Checks that the address is valid.
     pub fn check(self, runtime: &Runtime) -> Outcome {
-        self.place(&runtime.space.hold(), false).map(drop)
+        self.place(&runtime.space.snapshot(), false).map(drop)
     }
 
     fn write(self, runtime: &Runtime, value: u64) -> Outcome {
-        let held = runtime.space.hold();
+        let held = runtime.space.snapshot();
         let at = self.place(&held, true)?;
         // SAFETY: mapped and aligned, as was just checked; kernels use atomics there, too.
         unsafe {
@@ -365,8 +367,8 @@ impl Word {
         Ok(())
     }
 
-    fn wait(self, runtime: &Runtime, context: &Context, value: u64, compare: Compare) -> Outcome {
-        let held = runtime.space.hold();
+    fn wait(self, runtime: &Runtime, context: &DriverContext, value: u64, compare: WaitCompare) -> Outcome {
+        let held = runtime.space.snapshot();
         let at = self.place(&held, false)?;
         while context.check().is_ok() && !context.stop.load(SeqCst) {
             // SAFETY: as above.
@@ -378,12 +380,12 @@ impl Word {
             };
             let ahead = found.wrapping_sub(value);
             let is_there = match compare {
-                Compare::NotBehind if self.is_wide => ahead as i64 >= 0,
-                Compare::NotBehind => ahead as u32 as i32 >= 0,
-                Compare::Same => ahead == 0,
-                Compare::Common => found & value != 0,
-                Compare::Neither if self.is_wide => !(found | value) != 0,
-                Compare::Neither => !((found | value) as u32) != 0,
+                WaitCompare::NotBehind if self.is_wide => ahead as i64 >= 0,
+                WaitCompare::NotBehind => ahead as u32 as i32 >= 0,
+                WaitCompare::Same => ahead == 0,
+                WaitCompare::Common => found & value != 0,
+                WaitCompare::Neither if self.is_wide => !(found | value) != 0,
+                WaitCompare::Neither => !((found | value) as u32) != 0,
             };
             if is_there {
                 break;
@@ -397,14 +399,14 @@ impl Word {
 impl Runtime {
     /// Frees memory to its pool.
     pub fn free_pooled(&self, at: u64) -> Outcome {
-        let kind = self.space.hold().find(at).map(|(_, block)| block.kind);
+        let kind = self.space.snapshot().find(at).map(|(_, block)| block.kind);
         match kind {
-            Some(Kind::Pool(pool)) => match self.pools.get(pool) {
+            Some(MemoryKind::Pool(pool)) => match self.pools.get(pool) {
                 Ok(pool) => pool.free(self, at),
-                Err(_) => self.space.free(at, |kind| kind == Kind::Pool(pool)),
+                Err(_) => self.space.free(at, |kind| kind == MemoryKind::Pool(pool)),
             },
-            Some(Kind::Device) => self.space.free(at, |kind| kind == Kind::Device),
-            Some(Kind::Graph) => self.give_back_for_graph(at),
+            Some(MemoryKind::Device) => self.space.free(at, |kind| kind == MemoryKind::Device),
+            Some(MemoryKind::Graph) => self.free_for_graph(at),
             _ => {
                 log::once("memory that was freed in a stream's order was not there any more");
                 Ok(())

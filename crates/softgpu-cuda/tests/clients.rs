@@ -6,7 +6,7 @@ mod venv;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Command;
-use sublet_softgpu::State;
+use sublet_softgpu::SoftGpuState;
 use sublet_softgpu::state::{ENV, IDLE_BYTES};
 
 /// The output of a script that is run with the clients installed.
@@ -17,11 +17,11 @@ fn client(script: &str) -> String {
     let venv = venv::venv(target, "cuda-venv", &here.join("tests/requirements.txt"));
     let dir = tempfile::tempdir().expect("a directory can be made");
     symlink(&library, dir.path().join("libcuda.so.1")).expect("a link can be made");
-    let cards = dir.path().join("cards");
-    let state = State::create(&cards, &"1x2GiB".parse().expect("cards")).expect("GPUs can be made");
+    let gpus = dir.path().join("cards");
+    let state = SoftGpuState::create(&gpus, &"1x2GiB".parse().expect("cards")).expect("GPUs can be made");
     let mut command = Command::new(venv.join("bin/python"));
     command.arg(here.join("tests/clients").join(script)).arg(here.join("../softgpu/kernels/basic.ptx"));
-    let output = command.env("LD_LIBRARY_PATH", dir.path()).env(ENV, &cards).output().expect("python is there");
+    let output = command.env("LD_LIBRARY_PATH", dir.path()).env(ENV, &gpus).output().expect("python is there");
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{out}\n{err}");
     assert_eq!(state.used(0), IDLE_BYTES, "nothing is left behind");

@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use sublet_softgpu::State;
+use sublet_softgpu::SoftGpuState;
 use sublet_softgpu::state::{ENV, IDLE_BYTES};
 
 fn kernels() -> PathBuf {
@@ -13,13 +13,14 @@ fn kernels() -> PathBuf {
 }
 
 /// A folder with GPUs, and with the library under the name that programs look for.
-fn soft(spec: &str) -> (tempfile::TempDir, State) {
+fn soft(spec: &str) -> (tempfile::TempDir, SoftGpuState) {
     let dir = tempfile::tempdir().expect("a directory can be made");
     let here = std::env::current_exe().expect("a test has a path");
     let library = here.with_file_name("libcuda.so");
     assert!(library.exists(), "no library at {}", library.display());
     symlink(&library, dir.path().join("libcuda.so.1")).expect("a link can be made");
-    let state = State::create(&dir.path().join("cards"), &spec.parse().expect("cards")).expect("GPUs can be made");
+    let state =
+        SoftGpuState::create(&dir.path().join("cards"), &spec.parse().expect("cards")).expect("GPUs can be made");
     (dir, state)
 }
 
@@ -37,27 +38,27 @@ fn run(command: &mut Command) -> Output {
 }
 
 /// Checks that two files of numbers are as near as the case says.
-fn compare(rule: &Value, kind: &str, ours: &[u8], card: &[u8]) -> Result<(), String> {
+fn compare(rule: &Value, kind: &str, ours: &[u8], gpu: &[u8]) -> Result<(), String> {
     if rule["exact"] == true {
-        return if ours == card { Ok(()) } else { Err("not bit for bit".to_owned()) };
+        return if ours == gpu { Ok(()) } else { Err("not bit for bit".to_owned()) };
     }
     assert_eq!(kind, "f32", "only these are compared by how near they are");
     let numbers = |bytes: &[u8]| -> Vec<f32> {
         bytes.chunks_exact(4).map(|four| f32::from_le_bytes(four.try_into().expect("four bytes"))).collect()
     };
     let (relative, absolute) = (rule["relative"].as_f64().unwrap_or(0.0), rule["absolute"].as_f64().unwrap_or(0.0));
-    for (place, (ours, card)) in numbers(ours).into_iter().zip(numbers(card)).enumerate() {
-        let (ours, card) = (f64::from(ours), f64::from(card));
-        let near = (ours - card).abs() <= absolute + relative * card.abs();
-        if !(near || ours == card || (ours.is_nan() && card.is_nan())) {
-            return Err(format!("number {place} is {ours}, and {card} on the GPU"));
+    for (place, (ours, gpu)) in numbers(ours).into_iter().zip(numbers(gpu)).enumerate() {
+        let (ours, gpu) = (f64::from(ours), f64::from(gpu));
+        let near = (ours - gpu).abs() <= absolute + relative * gpu.abs();
+        if !(near || ours == gpu || (ours.is_nan() && gpu.is_nan())) {
+            return Err(format!("number {place} is {ours}, and {gpu} on the GPU"));
         }
     }
     Ok(())
 }
 
 #[test]
-fn kernels_of_nvcc_give_what_an_h200_gave() {
+fn kernels_of_nvcc_compute_the_same_as_an_h200() {
     let (dir, state) = soft("1x4GiB");
     let script = kernels().join("run.py");
     run(&mut python(dir.path(), &[script.to_str().expect("a path"), dir.path().join("out").to_str().expect("a path")]));
@@ -67,9 +68,9 @@ fn kernels_of_nvcc_give_what_an_h200_gave() {
         for (buffer, rule) in case["outputs"].as_object().expect("outputs") {
             let name = format!("{}.{buffer}.bin", case["name"].as_str().expect("a name"));
             let ours = fs::read(dir.path().join("out").join(&name)).expect("an output");
-            let card = fs::read(kernels().join("h200").join(&name)).expect("what the GPU gave");
+            let gpu = fs::read(kernels().join("h200").join(&name)).expect("what the GPU gave");
             let kind = case["buffers"][buffer]["type"].as_str().expect("a type");
-            compare(rule, kind, &ours, &card).unwrap_or_else(|why| panic!("{name}: {why}"));
+            compare(rule, kind, &ours, &gpu).unwrap_or_else(|why| panic!("{name}: {why}"));
             compared += 1;
         }
     }
@@ -93,7 +94,7 @@ sys.stdin.read()
 "#;
 
 #[test]
-fn cards_are_full_when_they_are_and_the_dead_hold_nothing() {
+fn memory_is_limited_and_freed_when_a_process_dies() {
     let (dir, state) = soft("1x4GiB");
     for round in 0..20 {
         let mut holder = python(dir.path(), &["-c", HOLD, "3000"]);
@@ -113,7 +114,7 @@ fn cards_are_full_when_they_are_and_the_dead_hold_nothing() {
 }
 
 #[test]
-fn a_wrong_address_is_an_error_with_its_place_and_stays_one() {
+fn a_wrong_address_is_a_sticky_error_that_names_the_place() {
     let (dir, _state) = soft("1x4GiB");
     let script = r#"
 import ctypes as C, sys
@@ -155,7 +156,7 @@ for name in sys.argv[1:]:
 wrapper = (C.c_uint64 * 3)(0x1466243b1, C.cast(C.c_char_p(plain := open(sys.argv[1], "rb").read()), C.c_void_p).value, 0)
 print(cuda.cuModuleLoadFatBinary(C.byref(module), wrapper), cuda.cuModuleGetFunctionCount(C.byref(count), module), count.value)
 "#;
-    let made = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/same/h200");
+    let made = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/same_as_h200/h200");
     let (plain, compressed) = (made.join("basic.fatbin"), made.join("compressed.fatbin"));
     let cut = dir.path().join("cut.fatbin");
     fs::write(&cut, &fs::read(&plain).expect("the file is there")[..1000]).expect("a file can be made");
@@ -171,7 +172,7 @@ print(cuda.cuModuleLoadFatBinary(C.byref(module), wrapper), cuda.cuModuleGetFunc
 }
 
 #[test]
-fn without_cards_a_program_is_told_so() {
+fn without_gpus_a_program_gets_an_error() {
     let (dir, _state) = soft("1x4GiB");
     let mut command = python(dir.path(), &["-c", "import ctypes; print(ctypes.CDLL('libcuda.so.1').cuInit(0))"]);
     let output = run(command.env(ENV, dir.path().join("nothing")));

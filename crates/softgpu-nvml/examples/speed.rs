@@ -10,7 +10,7 @@ use std::ptr::null_mut;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 use sublet_softgpu::state::ENV;
-use sublet_softgpu::{Seat, State};
+use sublet_softgpu::{SoftGpuClient, SoftGpuState};
 
 const CALLS: usize = 100_000;
 /// Longer than the library uses its newest sample.
@@ -24,10 +24,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let processes: usize = std::env::args().nth(1).map_or(Ok(1), |count| count.parse())?;
     let dir = tempfile::tempdir()?;
     let path = dir.path().join("cards");
-    State::create(&path, &"1x64GiB".parse()?)?;
-    let seats: Result<Vec<_>, _> = (0..processes).map(|_| sit(&path)).collect();
-    let seats = seats?;
-    let _kernel = seats.first().map(|seat| seat.kernel(0));
+    SoftGpuState::create(&path, &"1x64GiB".parse()?)?;
+    let clients: Result<Vec<_>, _> = (0..processes).map(|_| register_client(&path)).collect();
+    let clients = clients?;
+    let _kernel = clients.first().map(|client| client.start_kernel(0));
     // SAFETY: this process has one thread.
     unsafe { std::env::set_var(ENV, &path) };
     let place = std::env::current_exe()?;
@@ -38,12 +38,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     measure(&library)
 }
 
-fn sit(path: &Path) -> Result<Seat, sublet_softgpu::StateError> {
-    let seat = Seat::take(State::open(path)?)?;
+fn register_client(path: &Path) -> Result<SoftGpuClient, sublet_softgpu::StateError> {
+    let client = SoftGpuClient::register(SoftGpuState::open(path)?)?;
     // Without free memory its bytes are zero, which costs no less to list.
-    let _ = seat.reserve(0, 64 << 20);
-    seat.row().cards[0].contexts.store(1, SeqCst);
-    Ok(seat)
+    let _ = client.reserve(0, 64 << 20);
+    client.row().gpus[0].contexts.store(1, SeqCst);
+    Ok(client)
 }
 
 fn measure(library: &Library) -> Result<(), Box<dyn std::error::Error>> {

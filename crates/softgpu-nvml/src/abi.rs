@@ -1,6 +1,6 @@
 //! The C side of a call: pointers that may be null, and error numbers.
 //!
-//! A pointer reaches Rust as an [`Out`] or [`Words`], which only a C caller makes: the caller promises that it is null
+//! A pointer reaches Rust as an [`Out`] or [`CText`], which only a C caller makes: the caller promises that it is null
 //! or what the function's declaration says. Nothing else is trusted.
 
 use std::ffi::{CStr, c_char, c_uint};
@@ -9,7 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 /// Why a call failed. The numbers are NVML's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub enum Code {
+pub enum NvmlError {
     /// `nvmlInit` was not called.
     Uninitialized = 1,
     /// A null pointer, a handle that is none, a number out of range.
@@ -33,14 +33,14 @@ pub enum Code {
 }
 
 /// The result of a call.
-pub type Answer = Result<(), Code>;
+pub type NvmlResult = Result<(), NvmlError>;
 
 /// Runs a call; a panic does not reach C, and becomes an unknown error.
-pub fn answer(call: impl FnOnce() -> Answer) -> c_uint {
+pub fn run_call(call: impl FnOnce() -> NvmlResult) -> c_uint {
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(Ok(())) => 0,
         Ok(Err(code)) => code as c_uint,
-        Err(_) => Code::Unknown as c_uint,
+        Err(_) => NvmlError::Unknown as c_uint,
     }
 }
 
@@ -56,7 +56,7 @@ macro_rules! export_as {
     (($($argument:ident: $type:ty),* $(,)?) $body:block $name:ident) => {
         #[unsafe(no_mangle)]
         pub extern "C" fn $name($($argument: $type),*) -> std::ffi::c_uint {
-            $crate::abi::answer(move || -> $crate::abi::Answer { $body })
+            $crate::abi::run_call(move || -> $crate::abi::NvmlResult { $body })
         }
     };
     ($arguments:tt $body:block $($name:ident)+) => {
@@ -92,12 +92,12 @@ impl<T: Copy> Out<T> {
         Out(std::ptr::null_mut())
     }
 
-    fn place(self) -> Result<*mut T, Code> {
-        if self.0.is_null() { Err(Code::InvalidArgument) } else { Ok(self.0) }
+    fn place(self) -> Result<*mut T, NvmlError> {
+        if self.0.is_null() { Err(NvmlError::InvalidArgument) } else { Ok(self.0) }
     }
 
     /// Writes a value for the caller.
-    pub fn put(self, value: T) -> Answer {
+    pub fn write(self, value: T) -> NvmlResult {
         let place = self.place()?;
         // SAFETY: it is not null, so the caller has room for one value there.
         unsafe { place.write_unaligned(value) };
@@ -105,14 +105,14 @@ impl<T: Copy> Out<T> {
     }
 
     /// Reads the value of the caller.
-    pub fn get(self) -> Result<T, Code> {
+    pub fn read(self) -> Result<T, NvmlError> {
         let place = self.place()?;
         // SAFETY: it is not null, so the caller has one value there, and any bytes are valid for these types.
         Ok(unsafe { place.read_unaligned() })
     }
 
     /// Writes several values for the caller, which stated that it has room for that many.
-    fn put_all(self, values: &[T]) -> Answer {
+    fn write_all(self, values: &[T]) -> NvmlResult {
         let place = self.place()?;
         // SAFETY: it is not null, so the caller has room for the number of values that it stated.
         unsafe { std::ptr::copy_nonoverlapping(values.as_ptr(), place, values.len()) };
@@ -121,51 +121,51 @@ impl<T: Copy> Out<T> {
 }
 
 /// Writes a list for the caller: the number of items, and all of them or an error.
-pub fn list<T: Copy>(count: Out<c_uint>, items: Out<T>, found: &[T]) -> Answer {
-    let room = count.get()?;
-    count.put(found.len() as c_uint)?;
+pub fn write_list<T: Copy>(count: Out<c_uint>, items: Out<T>, found: &[T]) -> NvmlResult {
+    let room = count.read()?;
+    count.write(found.len() as c_uint)?;
     if (room as usize) < found.len() {
-        return Err(Code::InsufficientSize);
+        return Err(NvmlError::InsufficientSize);
     }
-    if found.is_empty() { Ok(()) } else { items.put_all(found) }
+    if found.is_empty() { Ok(()) } else { items.write_all(found) }
 }
 
 /// Writes a text with its final zero, or returns an error if it is longer than the buffer.
-pub fn text(place: Out<c_char>, room: c_uint, text: &str) -> Answer {
+pub fn write_text(place: Out<c_char>, room: c_uint, text: &str) -> NvmlResult {
     let bytes: Vec<c_char> = text.bytes().chain([0]).map(|byte| byte as c_char).collect();
     place.place()?;
     if bytes.len() > room as usize {
-        return Err(Code::InsufficientSize);
+        return Err(NvmlError::InsufficientSize);
     }
-    place.put_all(&bytes)
+    place.write_all(&bytes)
 }
 
 /// Writes as much of a text as the buffer holds.
-pub fn text_cut(place: Out<c_char>, room: c_uint, whole: &str) -> Answer {
-    let most = (room as usize).checked_sub(1).ok_or(Code::InvalidArgument)?;
-    text(place, room, &whole[..whole.floor_char_boundary(most)])
+pub fn write_text_cut(place: Out<c_char>, room: c_uint, whole: &str) -> NvmlResult {
+    let most = (room as usize).checked_sub(1).ok_or(NvmlError::InvalidArgument)?;
+    write_text(place, room, &whole[..whole.floor_char_boundary(most)])
 }
 
 /// A text of the caller, or a buffer for one: null, or ended by a zero.
 #[derive(Clone, Copy, Debug)]
 #[repr(transparent)]
-pub struct Words(*const c_char);
+pub struct CText(*const c_char);
 
-impl From<&'static CStr> for Words {
-    fn from(text: &'static CStr) -> Words {
-        Words(text.as_ptr())
+impl From<&'static CStr> for CText {
+    fn from(text: &'static CStr) -> CText {
+        CText(text.as_ptr())
     }
 }
 
-impl Words {
+impl CText {
     /// The text; one that is not UTF-8 matches no name.
-    pub fn read(self) -> Result<String, Code> {
+    pub fn read(self) -> Result<String, NvmlError> {
         if self.0.is_null() {
-            return Err(Code::InvalidArgument);
+            return Err(NvmlError::InvalidArgument);
         }
         // SAFETY: it is not null, so the caller has a text there that ends with a zero.
         let text = unsafe { CStr::from_ptr(self.0) };
-        text.to_str().map(str::to_owned).map_err(|_| Code::NotFound)
+        text.to_str().map(str::to_owned).map_err(|_| NvmlError::NotFound)
     }
 }
 
@@ -174,42 +174,42 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_says_how_many_there_are_and_writes_them_only_where_they_fit() {
+    fn a_list_reports_its_length_and_is_written_only_if_it_fits() {
         let mut room = [0_u32; 3];
         let mut count = 0;
-        assert_eq!(list(Out::to(&mut count), Out::<u32>::null(), &[7, 8]), Err(Code::InsufficientSize));
+        assert_eq!(write_list(Out::to(&mut count), Out::<u32>::null(), &[7, 8]), Err(NvmlError::InsufficientSize));
         assert_eq!(count, 2);
         count = 1;
-        assert_eq!(list(Out::to(&mut count), Out::to(&mut room[0]), &[7, 8]), Err(Code::InsufficientSize));
+        assert_eq!(write_list(Out::to(&mut count), Out::to(&mut room[0]), &[7, 8]), Err(NvmlError::InsufficientSize));
         assert_eq!((count, room), (2, [0; 3]));
         count = 3;
-        assert_eq!(list(Out::to(&mut count), Out(room.as_mut_ptr()), &[7, 8]), Ok(()));
+        assert_eq!(write_list(Out::to(&mut count), Out(room.as_mut_ptr()), &[7, 8]), Ok(()));
         assert_eq!((count, room), (2, [7, 8, 0]));
-        assert_eq!(list(Out::to(&mut count), Out::<u32>::null(), &[]), Ok(()), "nothing needs no room");
+        assert_eq!(write_list(Out::to(&mut count), Out::<u32>::null(), &[]), Ok(()), "nothing needs no room");
         assert_eq!(count, 0);
-        assert_eq!(list(Out::null(), Out::<u32>::null(), &[]), Err(Code::InvalidArgument));
+        assert_eq!(write_list(Out::null(), Out::<u32>::null(), &[]), Err(NvmlError::InvalidArgument));
         count = 2;
-        assert_eq!(list(Out::to(&mut count), Out::<u32>::null(), &[7]), Err(Code::InvalidArgument));
+        assert_eq!(write_list(Out::to(&mut count), Out::<u32>::null(), &[7]), Err(NvmlError::InvalidArgument));
     }
 
     #[test]
     fn a_text_is_written_with_its_zero_or_not_at_all() {
         let mut room = [1 as c_char; 4];
         let place = Out(room.as_mut_ptr());
-        assert_eq!(text(place, 3, "abc"), Err(Code::InsufficientSize));
+        assert_eq!(write_text(place, 3, "abc"), Err(NvmlError::InsufficientSize));
         assert_eq!(room, [1; 4]);
-        assert_eq!(text(place, 4, "abc"), Ok(()));
+        assert_eq!(write_text(place, 4, "abc"), Ok(()));
         assert_eq!(room, [b'a' as c_char, b'b' as c_char, b'c' as c_char, 0]);
-        assert_eq!(text_cut(place, 3, "xyz"), Ok(()));
+        assert_eq!(write_text_cut(place, 3, "xyz"), Ok(()));
         assert_eq!(room, [b'x' as c_char, b'y' as c_char, 0, 0]);
-        assert_eq!(text(Out::null(), 4, "abc"), Err(Code::InvalidArgument));
-        assert_eq!(text_cut(place, 0, "abc"), Err(Code::InvalidArgument));
+        assert_eq!(write_text(Out::null(), 4, "abc"), Err(NvmlError::InvalidArgument));
+        assert_eq!(write_text_cut(place, 0, "abc"), Err(NvmlError::InvalidArgument));
     }
 
     #[test]
     fn a_panic_is_an_unknown_error() {
-        assert_eq!(answer(|| panic!("on purpose")), 999);
-        assert_eq!(answer(|| Err(Code::GpuIsLost)), 15);
-        assert_eq!(answer(|| Ok(())), 0);
+        assert_eq!(run_call(|| panic!("on purpose")), 999);
+        assert_eq!(run_call(|| Err(NvmlError::GpuIsLost)), 15);
+        assert_eq!(run_call(|| Ok(())), 0);
     }
 }

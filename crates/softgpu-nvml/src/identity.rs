@@ -1,8 +1,8 @@
 //! How GPUs are identified: handles, names, UUIDs, and addresses on a bus that does not exist.
 
-use crate::abi::{Code, Out, Words, export, text};
-use crate::library::{Card, Handle, card, card_numbered, library};
-use crate::structs::{BUS_ID, BUS_ID_OLD, Pci1, Pci2, Pci3, Uuid, version};
+use crate::abi::{CText, NvmlError, Out, export, write_text};
+use crate::library::{DeviceHandle, NvmlGpu, gpu, gpu_by_index, library};
+use crate::structs::{BUS_ID, BUS_ID_OLD, PciV1, PciV2, PciV3, Uuid, version};
 use std::ffi::{c_char, c_int, c_uint};
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -23,185 +23,187 @@ const BUS_WIDTH: c_uint = 256;
 
 export! {
     fn nvmlDeviceGetCount | nvmlDeviceGetCount_v2(count: Out<c_uint>) {
-        count.put(library()?.cards_len() as c_uint)
+        count.write(library()?.gpus_len() as c_uint)
     }
 
-    fn nvmlDeviceGetHandleByIndex | nvmlDeviceGetHandleByIndex_v2(index: c_uint, device: Out<Handle>) {
-        device.put(card_numbered(index)?.handle())
+    fn nvmlDeviceGetHandleByIndex | nvmlDeviceGetHandleByIndex_v2(index: c_uint, device: Out<DeviceHandle>) {
+        device.write(gpu_by_index(index)?.handle())
     }
 
-    fn nvmlDeviceGetHandleByUUID(uuid: Words, device: Out<Handle>) {
+    fn nvmlDeviceGetHandleByUUID(uuid: CText, device: Out<DeviceHandle>) {
         library()?;
-        device.put(named(&uuid.read()?)?.handle())
+        device.write(gpu_by_uuid_text(&uuid.read()?)?.handle())
     }
 
     /// By a UUID as text or as bytes.
-    fn nvmlDeviceGetHandleByUUIDV(uuid: Out<Uuid>, device: Out<Handle>) {
+    fn nvmlDeviceGetHandleByUUIDV(uuid: Out<Uuid>, device: Out<DeviceHandle>) {
         library()?;
-        device.put(by_uuid(&uuid.get()?)?.handle())
+        device.write(gpu_by_uuid(&uuid.read()?)?.handle())
     }
 
-    fn nvmlDeviceGetHandleByPciBusId | nvmlDeviceGetHandleByPciBusId_v2(bus_id: Words, device: Out<Handle>) {
+    fn nvmlDeviceGetHandleByPciBusId | nvmlDeviceGetHandleByPciBusId_v2(bus_id: CText, device: Out<DeviceHandle>) {
         library()?;
-        let (domain, bus) = parse_bus_id(&bus_id.read()?).ok_or(Code::InvalidArgument)?;
-        device.put(Card::find(|card| (domain, bus) == (0, bus_of(card)))?.answering()?.handle())
+        let (domain, bus) = parse_bus_id(&bus_id.read()?).ok_or(NvmlError::InvalidArgument)?;
+        device.write(NvmlGpu::find(|gpu| (domain, bus) == (0, bus_of(gpu)))?.after_fault()?.handle())
     }
 
-    fn nvmlDeviceGetIndex(device: Handle, index: Out<c_uint>) {
-        index.put(card(device)?.index as c_uint)
+    fn nvmlDeviceGetIndex(device: DeviceHandle, index: Out<c_uint>) {
+        index.write(gpu(device)?.index as c_uint)
     }
 
-    fn nvmlDeviceGetMinorNumber(device: Handle, number: Out<c_uint>) {
-        number.put(card(device)?.index as c_uint)
+    fn nvmlDeviceGetMinorNumber(device: DeviceHandle, number: Out<c_uint>) {
+        number.write(gpu(device)?.index as c_uint)
     }
 
-    fn nvmlDeviceGetName(device: Handle, name: Out<c_char>, length: c_uint) {
-        text(name, length, &name_of(&card(device)?)?)
+    fn nvmlDeviceGetName(device: DeviceHandle, name: Out<c_char>, length: c_uint) {
+        write_text(name, length, &name_of(&gpu(device)?)?)
     }
 
-    fn nvmlDeviceGetUUID(device: Handle, uuid: Out<c_char>, length: c_uint) {
-        text(uuid, length, &card(device)?.row()?.uuid_text())
+    fn nvmlDeviceGetUUID(device: DeviceHandle, uuid: Out<c_char>, length: c_uint) {
+        write_text(uuid, length, &gpu(device)?.row()?.uuid_text())
     }
 
-    fn nvmlDeviceGetBrand(device: Handle, brand: Out<c_uint>) {
-        card(device)?;
-        brand.put(BRAND_UNKNOWN)
+    fn nvmlDeviceGetBrand(device: DeviceHandle, brand: Out<c_uint>) {
+        gpu(device)?;
+        brand.write(BRAND_UNKNOWN)
     }
 
     /// Every GPU is a board of its own.
-    fn nvmlDeviceGetBoardId(device: Handle, board: Out<c_uint>) {
-        board.put(bus_of(&card(device)?) << 8)
+    fn nvmlDeviceGetBoardId(device: DeviceHandle, board: Out<c_uint>) {
+        board.write(bus_of(&gpu(device)?) << 8)
     }
 
-    fn nvmlDeviceGetMultiGpuBoard(device: Handle, several: Out<c_uint>) {
-        card(device)?;
-        several.put(0)
+    fn nvmlDeviceGetMultiGpuBoard(device: DeviceHandle, several: Out<c_uint>) {
+        gpu(device)?;
+        several.write(0)
     }
 
-    fn nvmlDeviceOnSameBoard(one: Handle, other: Handle, same: Out<c_int>) {
-        same.put(c_int::from(card(one)?.index == card(other)?.index))
+    fn nvmlDeviceOnSameBoard(one: DeviceHandle, other: DeviceHandle, same: Out<c_int>) {
+        same.write(c_int::from(gpu(one)?.index == gpu(other)?.index))
     }
 
-    fn nvmlDeviceGetVbiosVersion(device: Handle, version: Out<c_char>, length: c_uint) {
-        card(device)?;
-        text(version, length, "00.00.00.00.00")
+    fn nvmlDeviceGetVbiosVersion(device: DeviceHandle, version: Out<c_char>, length: c_uint) {
+        gpu(device)?;
+        write_text(version, length, "00.00.00.00.00")
     }
 
-    fn nvmlDeviceGetArchitecture(device: Handle, architecture: Out<c_uint>) {
-        card(device)?;
-        architecture.put(TURING)
+    fn nvmlDeviceGetArchitecture(device: DeviceHandle, architecture: Out<c_uint>) {
+        gpu(device)?;
+        architecture.write(TURING)
     }
 
-    fn nvmlDeviceGetCudaComputeCapability(device: Handle, major: Out<c_int>, minor: Out<c_int>) {
-        card(device)?;
-        major.put(CAPABILITY.0)?;
-        minor.put(CAPABILITY.1)
+    fn nvmlDeviceGetCudaComputeCapability(device: DeviceHandle, major: Out<c_int>, minor: Out<c_int>) {
+        gpu(device)?;
+        major.write(CAPABILITY.0)?;
+        minor.write(CAPABILITY.1)
     }
 
-    fn nvmlDeviceGetNumGpuCores(device: Handle, cores: Out<c_uint>) {
-        card(device)?;
-        cores.put(CORES)
+    fn nvmlDeviceGetNumGpuCores(device: DeviceHandle, cores: Out<c_uint>) {
+        gpu(device)?;
+        cores.write(CORES)
     }
 
-    fn nvmlDeviceGetMemoryBusWidth(device: Handle, bits: Out<c_uint>) {
-        card(device)?;
-        bits.put(BUS_WIDTH)
+    fn nvmlDeviceGetMemoryBusWidth(device: DeviceHandle, bits: Out<c_uint>) {
+        gpu(device)?;
+        bits.write(BUS_WIDTH)
     }
 
-    fn nvmlDeviceGetPciInfo(device: Handle, pci: Out<Pci1>) {
-        pci.put(pci_of(&card(device)?).second.first)
+    fn nvmlDeviceGetPciInfo(device: DeviceHandle, pci: Out<PciV1>) {
+        pci.write(pci_of(&gpu(device)?).second.first)
     }
 
-    fn nvmlDeviceGetPciInfo_v2(device: Handle, pci: Out<Pci2>) {
-        pci.put(pci_of(&card(device)?).second)
+    fn nvmlDeviceGetPciInfo_v2(device: DeviceHandle, pci: Out<PciV2>) {
+        pci.write(pci_of(&gpu(device)?).second)
     }
 
-    fn nvmlDeviceGetPciInfo_v3(device: Handle, pci: Out<Pci3>) {
-        pci.put(pci_of(&card(device)?))
+    fn nvmlDeviceGetPciInfo_v3(device: DeviceHandle, pci: Out<PciV3>) {
+        pci.write(pci_of(&gpu(device)?))
     }
 
     fn nvmlDeviceGetMaxPcieLinkGeneration | nvmlDeviceGetCurrPcieLinkGeneration | nvmlDeviceGetGpuMaxPcieLinkGeneration(
-        device: Handle,
+        device: DeviceHandle,
         generation: Out<c_uint>,
     ) {
-        card(device)?;
-        generation.put(LINK.0)
+        gpu(device)?;
+        generation.write(LINK.0)
     }
 
-    fn nvmlDeviceGetMaxPcieLinkWidth | nvmlDeviceGetCurrPcieLinkWidth(device: Handle, lanes: Out<c_uint>) {
-        card(device)?;
-        lanes.put(LINK.1)
+    fn nvmlDeviceGetMaxPcieLinkWidth | nvmlDeviceGetCurrPcieLinkWidth(device: DeviceHandle, lanes: Out<c_uint>) {
+        gpu(device)?;
+        lanes.write(LINK.1)
     }
 
     /// There is no traffic on the bus. There are two counters.
-    fn nvmlDeviceGetPcieThroughput(device: Handle, counter: c_uint, kib_per_s: Out<c_uint>) {
-        card(device)?;
+    fn nvmlDeviceGetPcieThroughput(device: DeviceHandle, counter: c_uint, kib_per_s: Out<c_uint>) {
+        gpu(device)?;
         if counter > 1 {
-            return Err(Code::InvalidArgument);
+            return Err(NvmlError::InvalidArgument);
         }
-        kib_per_s.put(0)
+        kib_per_s.write(0)
     }
 
-    fn nvmlDeviceGetPcieReplayCounter(device: Handle, count: Out<c_uint>) {
-        card(device)?;
-        count.put(0)
+    fn nvmlDeviceGetPcieReplayCounter(device: DeviceHandle, count: Out<c_uint>) {
+        gpu(device)?;
+        count.write(0)
     }
 
     /// Two GPUs have only the machine in common.
-    fn nvmlDeviceGetTopologyCommonAncestor(one: Handle, other: Handle, level: Out<c_uint>) {
+    fn nvmlDeviceGetTopologyCommonAncestor(one: DeviceHandle, other: DeviceHandle, level: Out<c_uint>) {
         const INTERNAL: c_uint = 0;
         const SYSTEM: c_uint = 50;
-        level.put(if card(one)?.index == card(other)?.index { INTERNAL } else { SYSTEM })
+        level.write(if gpu(one)?.index == gpu(other)?.index { INTERNAL } else { SYSTEM })
     }
 
     /// Soft GPUs cannot read each other's memory.
-    fn nvmlDeviceGetP2PStatus(one: Handle, other: Handle, _what: c_uint, status: Out<c_uint>) {
+    fn nvmlDeviceGetP2PStatus(one: DeviceHandle, other: DeviceHandle, _what: c_uint, status: Out<c_uint>) {
         const P2P_NOT_SUPPORTED: c_uint = 5;
-        card(one)?;
-        card(other)?;
-        status.put(P2P_NOT_SUPPORTED)
+        gpu(one)?;
+        gpu(other)?;
+        status.write(P2P_NOT_SUPPORTED)
     }
 }
 
-fn named(uuid: &str) -> Result<Card, Code> {
-    let is = |card: &Card| card.row().is_ok_and(|row| row.uuid_text().eq_ignore_ascii_case(uuid));
-    Card::find(is)?.answering()
+fn gpu_by_uuid_text(uuid: &str) -> Result<NvmlGpu, NvmlError> {
+    let is = |gpu: &NvmlGpu| gpu.row().is_ok_and(|row| row.uuid_text().eq_ignore_ascii_case(uuid));
+    NvmlGpu::find(is)?.after_fault()
 }
 
-fn by_uuid(uuid: &Uuid) -> Result<Card, Code> {
+fn gpu_by_uuid(uuid: &Uuid) -> Result<NvmlGpu, NvmlError> {
     if uuid.version != version::<Uuid>(1) {
-        return Err(Code::VersionMismatch);
+        return Err(NvmlError::VersionMismatch);
     }
     match uuid.kind {
         Uuid::TEXT => {
-            let end = uuid.value.iter().position(|byte| *byte == 0).ok_or(Code::InvalidArgument)?;
-            named(&String::from_utf8_lossy(&uuid.value[..end]))
+            let end = uuid.value.iter().position(|byte| *byte == 0).ok_or(NvmlError::InvalidArgument)?;
+            gpu_by_uuid_text(&String::from_utf8_lossy(&uuid.value[..end]))
         }
-        Uuid::BYTES => Card::find(|card| uuid_of(card).is_ok_and(|bytes| bytes[..] == uuid.value[..16]))?.answering(),
-        _ => Err(Code::InvalidArgument),
+        Uuid::BYTES => {
+            NvmlGpu::find(|gpu| uuid_of(gpu).is_ok_and(|bytes| bytes[..] == uuid.value[..16]))?.after_fault()
+        }
+        _ => Err(NvmlError::InvalidArgument),
     }
 }
 
-fn name_of(card: &Card) -> Result<String, Code> {
-    Ok(card.row()?.name_text())
+fn name_of(gpu: &NvmlGpu) -> Result<String, NvmlError> {
+    Ok(gpu.row()?.name_text())
 }
 
-fn uuid_of(card: &Card) -> Result<[u8; 16], Code> {
-    let row = card.row()?;
+fn uuid_of(gpu: &NvmlGpu) -> Result<[u8; 16], NvmlError> {
+    let row = gpu.row()?;
     Ok(std::array::from_fn(|at| row.uuid[at].load(SeqCst)))
 }
 
-fn bus_of(card: &Card) -> u32 {
-    BUS_FIRST + card.index as u32
+fn bus_of(gpu: &NvmlGpu) -> u32 {
+    BUS_FIRST + gpu.index as u32
 }
 
-fn pci_of(card: &Card) -> Pci3 {
-    let bus = bus_of(card);
+fn pci_of(gpu: &NvmlGpu) -> PciV3 {
+    let bus = bus_of(gpu);
     // No device on any bus has the id 0, so it is not found in `/sys`.
     let first =
-        Pci1 { bus_id_old: chars::<BUS_ID_OLD>(&format!("0000:{bus:02X}:00.0")), domain: 0, bus, device: 0, id: 0 };
-    let second = Pci2 { first, subsystem_id: 0 };
-    Pci3 { second, bus_id: chars::<BUS_ID>(&format!("00000000:{bus:02X}:00.0")) }
+        PciV1 { bus_id_old: chars::<BUS_ID_OLD>(&format!("0000:{bus:02X}:00.0")), domain: 0, bus, device: 0, id: 0 };
+    let second = PciV2 { first, subsystem_id: 0 };
+    PciV3 { second, bus_id: chars::<BUS_ID>(&format!("00000000:{bus:02X}:00.0")) }
 }
 
 fn chars<const LENGTH: usize>(text: &str) -> [c_char; LENGTH] {

@@ -1,39 +1,39 @@
 //! How many bytes a GPU has, and how many are used.
 
-use crate::abi::{Code, Out, export};
-use crate::library::{Handle, card};
-use crate::structs::{Memory, Memory2, version};
+use crate::abi::{NvmlError, Out, export};
+use crate::library::{DeviceHandle, gpu};
+use crate::structs::{MemoryV1, MemoryV2, version};
 use sublet_softgpu::state::IDLE_BYTES;
 
 /// The window through which a real GPU's memory is mapped: the usual size, and unused.
 const BAR1: u64 = 256 << 20;
 
 export! {
-    fn nvmlDeviceGetMemoryInfo(device: Handle, memory: Out<Memory>) {
-        let card = card(device)?;
-        let (total, used) = (card.total()?, card.used()?);
-        memory.put(Memory { total, free: total.saturating_sub(used), used })
+    fn nvmlDeviceGetMemoryInfo(device: DeviceHandle, memory: Out<MemoryV1>) {
+        let gpu = gpu(device)?;
+        let (total, used) = (gpu.total()?, gpu.used()?);
+        memory.write(MemoryV1 { total, free: total.saturating_sub(used), used })
     }
 
-    fn nvmlDeviceGetMemoryInfo_v2(device: Handle, memory: Out<Memory2>) {
-        let card = card(device)?;
-        let wanted = memory.get()?.version;
-        if wanted != version::<Memory2>(2) {
-            return Err(Code::VersionMismatch);
+    fn nvmlDeviceGetMemoryInfo_v2(device: DeviceHandle, memory: Out<MemoryV2>) {
+        let gpu = gpu(device)?;
+        let wanted = memory.read()?.version;
+        if wanted != version::<MemoryV2>(2) {
+            return Err(NvmlError::VersionMismatch);
         }
-        memory.put(apart(wanted, card.total()?, card.used()?))
+        memory.write(memory_v2(wanted, gpu.total()?, gpu.used()?))
     }
 
-    fn nvmlDeviceGetBAR1MemoryInfo(device: Handle, memory: Out<Memory>) {
-        card(device)?;
-        memory.put(Memory { total: BAR1, free: BAR1, used: 0 })
+    fn nvmlDeviceGetBAR1MemoryInfo(device: DeviceHandle, memory: Out<MemoryV1>) {
+        gpu(device)?;
+        memory.write(MemoryV1 { total: BAR1, free: BAR1, used: 0 })
     }
 }
 
 /// Memory with the driver's own bytes separate from those of processes.
-fn apart(version: u32, total: u64, used: u64) -> Memory2 {
+fn memory_v2(version: u32, total: u64, used: u64) -> MemoryV2 {
     let reserved = IDLE_BYTES.min(used);
-    Memory2 { version, total, reserved, free: total.saturating_sub(used), used: used - reserved }
+    MemoryV2 { version, total, reserved, free: total.saturating_sub(used), used: used - reserved }
 }
 
 #[cfg(test)]
@@ -41,11 +41,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_parts_make_the_whole() {
+    fn reserved_free_and_used_bytes_add_up_to_the_total() {
         for (total, used) in [(4 << 30, IDLE_BYTES), (4 << 30, 3 << 30), (1 << 20, 1 << 20)] {
-            let memory = apart(7, total, used);
+            let memory = memory_v2(7, total, used);
             assert_eq!(memory.reserved + memory.free + memory.used, total);
         }
-        assert_eq!(apart(7, 4 << 30, IDLE_BYTES).used, 0);
+        assert_eq!(memory_v2(7, 4 << 30, IDLE_BYTES).used, 0);
     }
 }

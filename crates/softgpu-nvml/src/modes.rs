@@ -1,7 +1,7 @@
 //! How a GPU is set up; none of it can be changed.
 
-use crate::abi::{Code, Out, export};
-use crate::library::{Handle, card};
+use crate::abi::{NvmlError, Out, export};
+use crate::library::{DeviceHandle, gpu};
 use std::ffi::c_uint;
 
 export! {
@@ -10,34 +10,34 @@ export! {
         | nvmlDeviceGetDisplayActive
         | nvmlDeviceGetDisplayMode
         | nvmlDeviceGetAccountingMode
-        | nvmlDeviceGetVirtualizationMode(device: Handle, mode: Out<c_uint>) {
-        card(device)?;
-        mode.put(0)
+        | nvmlDeviceGetVirtualizationMode(device: DeviceHandle, mode: Out<c_uint>) {
+        gpu(device)?;
+        mode.write(0)
     }
 
     /// The GPU stays available while no process uses it.
-    fn nvmlDeviceGetPersistenceMode(device: Handle, mode: Out<c_uint>) {
-        card(device)?;
-        mode.put(1)
+    fn nvmlDeviceGetPersistenceMode(device: DeviceHandle, mode: Out<c_uint>) {
+        gpu(device)?;
+        mode.write(1)
     }
 
     /// Off, now and after the next restart.
-    fn nvmlDeviceGetEccMode | nvmlDeviceGetMigMode(device: Handle, now: Out<c_uint>, next: Out<c_uint>) {
-        card(device)?;
-        now.put(0)?;
-        next.put(0)
+    fn nvmlDeviceGetEccMode | nvmlDeviceGetMigMode(device: DeviceHandle, now: Out<c_uint>, next: Out<c_uint>) {
+        gpu(device)?;
+        now.write(0)?;
+        next.write(0)
     }
 
-    fn nvmlDeviceGetMaxMigDeviceCount | nvmlDeviceIsMigDeviceHandle(device: Handle, answer: Out<c_uint>) {
-        card(device)?;
-        answer.put(0)
+    fn nvmlDeviceGetMaxMigDeviceCount | nvmlDeviceIsMigDeviceHandle(device: DeviceHandle, answer: Out<c_uint>) {
+        gpu(device)?;
+        answer.write(0)
     }
 
     fn nvmlDeviceSetComputeMode
         | nvmlDeviceSetPersistenceMode
         | nvmlDeviceSetAccountingMode
-        | nvmlDeviceSetPowerManagementLimit(device: Handle, _wanted: c_uint) {
-        card(device)?;
-        Err(Code::NoPermission)
+        | nvmlDeviceSetPowerManagementLimit(device: DeviceHandle, _wanted: c_uint) {
+        gpu(device)?;
+        Err(NvmlError::NoPermission)
     }
 }

@@ -21,7 +21,7 @@ pub const fn version<T>(number: u32) -> c_uint {
 /// Bytes of a GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct Memory {
+pub struct MemoryV1 {
     /// All.
     pub total: u64,
     /// Not used.
@@ -33,7 +33,7 @@ pub struct Memory {
 /// Bytes of a GPU, with the driver's own separate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct Memory2 {
+pub struct MemoryV2 {
     /// See [`version`].
     pub version: c_uint,
     /// All.
@@ -71,7 +71,7 @@ pub struct Temperature {
 /// A process, as the first version of its list tells it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct Process1 {
+pub struct ProcessV1 {
     /// Its id.
     pub pid: c_uint,
     /// Its bytes, or [`BYTES_UNKNOWN`].
@@ -81,7 +81,7 @@ pub struct Process1 {
 /// A process, as the second and third version tell it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct Process2 {
+pub struct ProcessV2 {
     /// Its id.
     pub pid: c_uint,
     /// Its bytes, or [`BYTES_UNKNOWN`].
@@ -113,7 +113,7 @@ pub struct ProcessSample {
 /// Where a GPU is, first version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
-pub struct Pci1 {
+pub struct PciV1 {
     /// As text, the domain with four digits.
     pub bus_id_old: [c_char; BUS_ID_OLD],
     /// The domain.
@@ -129,9 +129,9 @@ pub struct Pci1 {
 /// Second version. Its last sixteen bytes are reserved, and not written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
-pub struct Pci2 {
+pub struct PciV2 {
     /// As before.
-    pub first: Pci1,
+    pub first: PciV1,
     /// Device and vendor id of the board.
     pub subsystem_id: c_uint,
 }
@@ -139,9 +139,9 @@ pub struct Pci2 {
 /// Third version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
-pub struct Pci3 {
+pub struct PciV3 {
     /// As before.
-    pub second: Pci2,
+    pub second: PciV2,
     /// As text, the domain with eight digits.
     pub bus_id: [c_char; BUS_ID],
 }
@@ -171,13 +171,13 @@ mod tests {
     use std::mem::offset_of;
 
     #[test]
-    fn structures_are_as_large_as_c_programs_think() {
-        assert_eq!((size_of::<Memory>(), size_of::<Memory2>()), (24, 40));
-        assert_eq!((size_of::<Process1>(), size_of::<Process2>(), size_of::<ProcessSample>()), (16, 24, 32));
-        assert_eq!((size_of::<Pci1>(), size_of::<Pci2>(), size_of::<Pci3>()), (32, 36, 68));
-        assert_eq!((offset_of!(Pci3, bus_id), offset_of!(Uuid, value)), (36, 8));
+    fn structures_have_the_sizes_of_the_c_header() {
+        assert_eq!((size_of::<MemoryV1>(), size_of::<MemoryV2>()), (24, 40));
+        assert_eq!((size_of::<ProcessV1>(), size_of::<ProcessV2>(), size_of::<ProcessSample>()), (16, 24, 32));
+        assert_eq!((size_of::<PciV1>(), size_of::<PciV2>(), size_of::<PciV3>()), (32, 36, 68));
+        assert_eq!((offset_of!(PciV3, bus_id), offset_of!(Uuid, value)), (36, 8));
         assert_eq!(
-            (version::<Memory2>(2), version::<Uuid>(1), version::<Temperature>(1)),
+            (version::<MemoryV2>(2), version::<Uuid>(1), version::<Temperature>(1)),
             (0x0200_0028, 0x0100_0034, 0x0100_000c)
         );
     }

@@ -1,6 +1,6 @@
 //! Calls about the library and the machine: start and end, error texts, versions, process names.
 
-use crate::abi::{Code, Out, Words, export, text, text_cut};
+use crate::abi::{CText, NvmlError, Out, export, write_text, write_text_cut};
 use crate::library::{init, library, shutdown};
 use std::ffi::{CStr, c_char, c_int, c_uint};
 
@@ -27,40 +27,40 @@ export! {
 
     fn nvmlSystemGetDriverVersion(version: Out<c_char>, length: c_uint) {
         library()?;
-        text(version, length, DRIVER)
+        write_text(version, length, DRIVER)
     }
 
     fn nvmlSystemGetNVMLVersion(version: Out<c_char>, length: c_uint) {
-        text(version, length, NVML)
+        write_text(version, length, NVML)
     }
 
     fn nvmlSystemGetCudaDriverVersion | nvmlSystemGetCudaDriverVersion_v2(version: Out<c_int>) {
-        version.put(CUDA)
+        version.write(CUDA)
     }
 
     fn nvmlSystemGetProcessName(pid: c_uint, name: Out<c_char>, length: c_uint) {
         library()?;
-        text_cut(name, length, &process_name(pid).ok_or(Code::NotFound)?)
+        write_text_cut(name, length, &process_name(pid).ok_or(NvmlError::NotFound)?)
     }
 
     /// There are no S-class units.
     fn nvmlUnitGetCount(count: Out<c_uint>) {
         library()?;
-        count.put(0)
+        count.write(0)
     }
 
     fn nvmlGetExcludedDeviceCount(count: Out<c_uint>) {
-        count.put(0)
+        count.write(0)
     }
 }
 
 /// The text for an error number; this works before `nvmlInit`, too.
 #[unsafe(no_mangle)]
-pub extern "C" fn nvmlErrorString(code: c_uint) -> Words {
-    Words::from(meaning(code))
+pub extern "C" fn nvmlErrorString(code: c_uint) -> CText {
+    CText::from(error_text(code))
 }
 
-fn meaning(code: c_uint) -> &'static CStr {
+fn error_text(code: c_uint) -> &'static CStr {
     match code {
         0 => c"success",
         1 => c"uninitialized: `nvmlInit` was not called",
@@ -112,16 +112,16 @@ mod tests {
 
     #[test]
     fn every_error_has_its_own_text() {
-        let mut texts: Vec<_> = (0..=30).map(meaning).collect();
+        let mut texts: Vec<_> = (0..=30).map(error_text).collect();
         texts.sort_unstable();
         texts.dedup();
         assert_eq!(texts.len(), 31);
-        assert_eq!((meaning(31), meaning(999)), (c"unknown error", c"unknown error"));
+        assert_eq!((error_text(31), error_text(999)), (c"unknown error", c"unknown error"));
         assert_eq!(nvmlErrorString(15).read().as_deref(), Ok("the GPU is lost"));
     }
 
     #[test]
-    fn a_process_has_the_name_it_was_started_by() {
+    fn process_name_is_the_first_argument() {
         let name = process_name(std::process::id()).unwrap();
         assert_eq!(Some(name), std::env::args().next());
         assert_eq!(process_name(u32::MAX), None);

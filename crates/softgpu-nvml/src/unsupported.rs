@@ -3,30 +3,30 @@
 //! The names are those that nvidia-ml-py 13.615 and nvml-wrapper 0.13 look up. With `SUBLET_SOFT_LOG` set, each is
 //! reported once on the standard error of the program that called it.
 
-use crate::abi::{Code, answer};
-use crate::library::{Handle, card, library};
+use crate::abi::{NvmlError, run_call};
+use crate::library::{DeviceHandle, gpu, library};
 use std::ffi::c_uint;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// If set, calls that are not supported are reported.
-const LOG: &str = "SUBLET_SOFT_LOG";
+const LOG_ENV: &str = "SUBLET_SOFT_LOG";
 
-fn tell(name: &str, told: &AtomicBool) {
-    if !told.swap(true, Relaxed) && std::env::var_os(LOG).is_some() {
+fn report_once(name: &str, reported: &AtomicBool) {
+    if !reported.swap(true, Relaxed) && std::env::var_os(LOG_ENV).is_some() {
         eprintln!("soft nvml: `{name}` is not supported");
     }
 }
 
 /// Functions with a GPU as first argument, with its faults; the other arguments are not read.
-macro_rules! about_a_card {
+macro_rules! gpu_functions {
     ($($name:ident)*) => {$(
         #[unsafe(no_mangle)]
-        pub extern "C" fn $name(device: Handle) -> c_uint {
-            static TOLD: AtomicBool = AtomicBool::new(false);
-            tell(stringify!($name), &TOLD);
-            answer(|| match card(device) {
-                Ok(_) | Err(Code::InvalidArgument) => Err(Code::NotSupported),
+        pub extern "C" fn $name(device: DeviceHandle) -> c_uint {
+            static REPORTED: AtomicBool = AtomicBool::new(false);
+            report_once(stringify!($name), &REPORTED);
+            run_call(|| match gpu(device) {
+                Ok(_) | Err(NvmlError::InvalidArgument) => Err(NvmlError::NotSupported),
                 Err(code) => Err(code),
             })
         }
@@ -34,18 +34,18 @@ macro_rules! about_a_card {
 }
 
 /// Functions of which no argument is read, so that any number of them will do.
-macro_rules! about_others {
+macro_rules! other_functions {
     ($($name:ident)*) => {$(
         #[unsafe(no_mangle)]
         pub extern "C" fn $name() -> c_uint {
-            static TOLD: AtomicBool = AtomicBool::new(false);
-            tell(stringify!($name), &TOLD);
-            answer(|| library().and(Err(Code::NotSupported)))
+            static REPORTED: AtomicBool = AtomicBool::new(false);
+            report_once(stringify!($name), &REPORTED);
+            run_call(|| library().and(Err(NvmlError::NotSupported)))
         }
     )*};
 }
 
-about_a_card! {
+gpu_functions! {
     nvmlDeviceClearAccountingPids nvmlDeviceClearCpuAffinity nvmlDeviceClearEccErrorCounts
     nvmlDeviceClearFieldValues nvmlDeviceCreateGpuInstance nvmlDeviceCreateGpuInstanceWithPlacement
     nvmlDeviceDiscoverGpus nvmlDeviceFreezeNvLinkUtilizationCounter nvmlDeviceGetAPIRestriction
@@ -122,7 +122,7 @@ about_a_card! {
     nvmlDeviceWorkloadPowerProfileUpdateProfiles_v1
 }
 
-about_others! {
+other_functions! {
     nvmlComputeInstanceDestroy nvmlComputeInstanceGetInfo nvmlComputeInstanceGetInfo_v2 nvmlEventSetCreate
     nvmlEventSetFree nvmlEventSetGetContextCount_v1 nvmlEventSetGetContextData_v1 nvmlEventSetGetContextInfo_v1
     nvmlEventSetGetGpuOperationalEventContextLegacyXid_v1 nvmlEventSetRegisterGpuOperationalEvents_v1

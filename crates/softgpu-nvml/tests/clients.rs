@@ -12,17 +12,17 @@ use std::process::{Child, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 use sublet_softgpu::state::{CONTEXT_BYTES, IDLE_BYTES};
-use sublet_softgpu::{CardFault, NvmlFault};
+use sublet_softgpu::{NvmlFault, SoftGpuFault};
 use support::{GIB, Machine};
 
-fn own_pid() -> u32 {
+fn this_pid() -> u32 {
     std::process::id()
 }
 
 #[test]
-fn pynvml_lists_the_cards_and_who_is_on_them() {
+fn pynvml_lists_the_gpus_and_their_processes() {
     let machine = Machine::with("1x4GiB,1x8GiB");
-    let _seat = machine.sit(1, GIB);
+    let _client = machine.register_client(1, GIB);
     let printed = machine.python(
         "nvmlInit()
 for i in range(nvmlDeviceGetCount()):
@@ -39,7 +39,7 @@ for i in range(nvmlDeviceGetCount()):
 print(nvmlSystemGetDriverVersion(), nvmlSystemGetNVMLVersion(), nvmlSystemGetCudaDriverVersion())
 nvmlShutdown()",
     );
-    let (pid, held) = (own_pid(), CONTEXT_BYTES + GIB);
+    let (pid, held) = (this_pid(), CONTEXT_BYTES + GIB);
     let (idle, used) = (IDLE_BYTES, IDLE_BYTES + held);
     let (small, large, whole) = (4 * GIB, 8 * GIB, u32::MAX);
     let expected = format!(
@@ -60,7 +60,7 @@ nvmlShutdown()",
 }
 
 #[test]
-fn what_a_card_is_and_how_it_is_set_up_is_told() {
+fn identity_and_modes_of_a_gpu_are_reported() {
     let machine = Machine::with("2x4GiB");
     let printed = machine.python(
         "nvmlInit()
@@ -87,7 +87,7 @@ True 00.00.00.00.00
 }
 
 #[test]
-fn no_name_that_pynvml_looks_up_is_missing_and_none_brings_it_down() {
+fn every_function_of_pynvml_exists_and_can_be_called() {
     let machine = Machine::with("1x4GiB");
     let printed = machine.python(
         "import inspect, pynvml, re
@@ -126,9 +126,9 @@ for wrong in 'nvmlDeviceSetComputeMode(h, 1)', 'nvmlDeviceGetHandleByIndex(1)', 
 }
 
 #[test]
-fn old_functions_answer_and_pointers_to_nothing_are_refused() {
+fn old_functions_answer_and_null_pointers_are_refused() {
     let machine = Machine::with("1x4GiB");
-    let _seat = machine.sit(0, GIB);
+    let _client = machine.register_client(0, GIB);
     let printed = machine.python(
         "import pynvml
 from ctypes import *
@@ -175,9 +175,9 @@ print(lib.nvmlDeviceGetHandleByUUIDV(byref(uuid), byref(h)))",
 }
 
 #[test]
-fn many_threads_may_start_ask_and_end_at_once() {
+fn threads_may_init_query_and_shut_down_concurrently() {
     let machine = Machine::with("2x4GiB");
-    let _seat = machine.sit(0, GIB);
+    let _client = machine.register_client(0, GIB);
     let script = "from concurrent.futures import ThreadPoolExecutor
 def work(n):
     for _ in range(200):
@@ -195,7 +195,7 @@ except NVMLError as e: print(e.value)";
 }
 
 #[test]
-fn the_start_is_counted_and_without_cards_there_is_no_driver() {
+fn init_calls_are_counted_and_fail_without_gpus() {
     let machine = Machine::with("1x4GiB");
     let script = "
 def told(f, *a):
@@ -204,63 +204,63 @@ def told(f, *a):
 print(told(nvmlInit), told(nvmlInit), told(nvmlShutdown), told(nvmlDeviceGetCount), told(nvmlShutdown))
 print(told(nvmlDeviceGetCount), told(nvmlShutdown), told(nvmlInit), told(nvmlDeviceGetCount))";
     assert_eq!(machine.python(script), "well well well well well\n1 1 well well\n");
-    std::fs::remove_file(machine.cards()).unwrap();
+    std::fs::remove_file(machine.gpus_file()).unwrap();
     assert_eq!(machine.python("try: nvmlInit()\nexcept NVMLError as e: print(e.value)"), "9\n");
 }
 
 #[test]
-fn nvitop_shows_the_card_and_the_process() {
+fn nvitop_shows_the_gpu_and_the_process() {
     let machine = Machine::with("2x4GiB");
-    let _seat = machine.sit(1, GIB);
+    let _client = machine.register_client(1, GIB);
     let shown = machine.output("nvitop", &["-1", "--ascii"]);
     for part in ["Sublet Soft 4GiB", " 0B / 4096MiB", "1152MiB / 4096MiB", " 30C ", "10W / 70W", "580.00.00"] {
         assert!(shown.contains(part), "`{part}` is not in\n{shown}");
     }
-    let line = shown.lines().find(|line| line.contains(&format!(" {} C ", own_pid())));
+    let line = shown.lines().find(|line| line.contains(&format!(" {} C ", this_pid())));
     assert!(line.is_some_and(|line| line.contains("1152MiB")), "{shown}");
 }
 
 #[test]
-fn gpustat_shows_the_card_and_the_process() {
+fn gpustat_shows_the_gpu_and_the_process() {
     let machine = Machine::with("1x4GiB");
-    let _seat = machine.sit(0, GIB);
+    let _client = machine.register_client(0, GIB);
     let told: Value = serde_json::from_str(&machine.output("gpustat", &["--json"])).unwrap();
-    let card = &told["gpus"][0];
-    assert_eq!((&card["name"], &card["memory.total"]), (&"Sublet Soft 4GiB".into(), &4096.into()));
-    assert!(card["uuid"].as_str().is_some_and(|uuid| uuid.starts_with("GPU-")), "{card}");
-    let process = &card["processes"][0];
-    assert_eq!((&process["pid"], &process["gpu_memory_usage"]), (&own_pid().into(), &1152.into()), "{card}");
+    let gpu = &told["gpus"][0];
+    assert_eq!((&gpu["name"], &gpu["memory.total"]), (&"Sublet Soft 4GiB".into(), &4096.into()));
+    assert!(gpu["uuid"].as_str().is_some_and(|uuid| uuid.starts_with("GPU-")), "{gpu}");
+    let process = &gpu["processes"][0];
+    assert_eq!((&process["pid"], &process["gpu_memory_usage"]), (&this_pid().into(), &1152.into()), "{gpu}");
     assert!(machine.output("gpustat", &["--no-color"]).contains("Sublet Soft 4GiB"));
 }
 
 #[test]
-fn whoever_is_checkpointed_is_not_listed() {
+fn a_checkpointed_process_is_not_listed() {
     let machine = Machine::with("1x4GiB");
-    let _seat = machine.sit(0, GIB);
-    machine.state.checkpoint_lock(own_pid(), None).unwrap();
-    machine.state.checkpoint_save(own_pid()).unwrap();
+    let _client = machine.register_client(0, GIB);
+    machine.state.checkpoint_lock(this_pid(), None).unwrap();
+    machine.state.checkpoint_save(this_pid()).unwrap();
     let script = "nvmlInit()
 h = nvmlDeviceGetHandleByIndex(0)
 print([p.pid for p in nvmlDeviceGetComputeRunningProcesses(h)], nvmlDeviceGetMemoryInfo(h).used)";
     assert_eq!(machine.python(script), format!("[] {IDLE_BYTES}\n"));
-    machine.state.checkpoint_restore(own_pid()).unwrap();
+    machine.state.checkpoint_restore(this_pid()).unwrap();
     let used = IDLE_BYTES + CONTEXT_BYTES + GIB;
-    assert_eq!(machine.python(script), format!("[{}] {used}\n", own_pid()));
+    assert_eq!(machine.python(script), format!("[{}] {used}\n", this_pid()));
 }
 
 #[test]
-fn a_fault_of_a_card_is_what_calls_about_it_get() {
+fn calls_report_the_fault_of_their_gpu() {
     let machine = Machine::with("3x4GiB");
-    let _seat = machine.sit(2, GIB);
-    machine.state.fault(0, CardFault::Nvml(NvmlFault::Error));
-    machine.state.fault(1, CardFault::Nvml(NvmlFault::Lost));
-    machine.state.fault(2, CardFault::Nvml(NvmlFault::NoBytes));
+    let _client = machine.register_client(2, GIB);
+    machine.state.set_fault(0, SoftGpuFault::Nvml(NvmlFault::Error));
+    machine.state.set_fault(1, SoftGpuFault::Nvml(NvmlFault::Lost));
+    machine.state.set_fault(2, SoftGpuFault::Nvml(NvmlFault::NoBytes));
     let script = "nvmlInit()
 for i in range(nvmlDeviceGetCount()):
     try: print([p.usedGpuMemory for p in nvmlDeviceGetComputeRunningProcesses(nvmlDeviceGetHandleByIndex(i))])
     except NVMLError as e: print(e.value)";
     assert_eq!(machine.python(script), "999\n15\n[None]\n");
-    (0..3).for_each(|card| assert!(machine.state.fault(card, CardFault::Clear)));
+    (0..3).for_each(|gpu| assert!(machine.state.set_fault(gpu, SoftGpuFault::Clear)));
     assert_eq!(machine.python(script), format!("[]\n[]\n[{}]\n", CONTEXT_BYTES + GIB));
 }
 
@@ -280,7 +280,7 @@ fn start(machine: &Machine, script: &str) -> (Child, mpsc::Receiver<String>) {
 const LONG: Duration = Duration::from_secs(30);
 
 #[test]
-fn a_card_that_hangs_holds_up_whoever_asks_until_it_works_again() {
+fn calls_block_while_their_gpu_hangs() {
     let machine = Machine::with("2x4GiB");
     let script = "nvmlInit()
 one, two = nvmlDeviceGetHandleByIndex(0), nvmlDeviceGetHandleByIndex(1)
@@ -290,20 +290,20 @@ print(nvmlDeviceGetMemoryInfo(two).total)
 print(nvmlDeviceGetMemoryInfo(one).total)";
     let (mut child, lines) = start(&machine, script);
     assert_eq!(lines.recv_timeout(LONG).unwrap(), "ready");
-    machine.state.fault(0, CardFault::Nvml(NvmlFault::Hang));
-    std::fs::write(machine.cards().with_file_name("go"), "").unwrap();
+    machine.state.set_fault(0, SoftGpuFault::Nvml(NvmlFault::Hang));
+    std::fs::write(machine.gpus_file().with_file_name("go"), "").unwrap();
     assert_eq!(lines.recv_timeout(LONG).unwrap(), (4 * GIB).to_string(), "the other GPU answers");
     let hung = lines.recv_timeout(Duration::from_millis(300));
     assert_eq!(hung, Err(mpsc::RecvTimeoutError::Timeout));
-    machine.state.fault(0, CardFault::Clear);
+    machine.state.set_fault(0, SoftGpuFault::Clear);
     assert_eq!(lines.recv_timeout(LONG).unwrap(), (4 * GIB).to_string());
     assert!(child.wait().unwrap().success());
 }
 
 #[test]
-fn a_card_is_busy_while_kernels_run_and_idle_afterwards() {
+fn a_gpu_is_busy_while_kernels_run_and_idle_afterwards() {
     let machine = Machine::with("2x4GiB");
-    let seat = machine.sit(0, GIB);
+    let client = machine.register_client(0, GIB);
     let script = "nvmlInit()
 one, two = nvmlDeviceGetHandleByIndex(0), nvmlDeviceGetHandleByIndex(1)
 print('idle', nvmlDeviceGetUtilizationRates(one).gpu)
@@ -320,8 +320,8 @@ print(quiet)";
     let (mut child, lines) = start(&machine, script);
     let next = || lines.recv_timeout(LONG).unwrap();
     assert_eq!(next(), "idle 0");
-    let kernel = seat.kernel(0);
-    assert_eq!((next(), next()), ("busy 0 True".into(), format!("by [({}, True)]", own_pid())));
+    let kernel = client.start_kernel(0);
+    assert_eq!((next(), next()), ("busy 0 True".into(), format!("by [({}, True)]", this_pid())));
     assert_eq!(next(), "0 1500");
     drop(kernel);
     assert_eq!(next(), "6");
@@ -329,7 +329,7 @@ print(quiet)";
 }
 
 #[test]
-fn calls_that_are_not_supported_are_made_known_on_request() {
+fn unsupported_calls_are_logged_on_request() {
     let machine = Machine::with("1x4GiB");
     let script = with_pynvml(
         "nvmlInit()

@@ -4,7 +4,7 @@
     run.py OUT              outputs of every case, OUT/<case>.<buffer>.bin
     run.py --compile OUT    first compiles the *.cu beside it to PTX with nvcc, into OUT
 
-Only the driver API, by ctypes: the same script runs on a real card and on a soft one.
+Only the driver API, by ctypes: the same script runs on a real GPU and on a soft one.
 """
 
 import ctypes as C

@@ -6,14 +6,15 @@
 //!      ▲  ◄─timeout──    │  ▲                    │
 //!      └─────unlock──────┘  └──────restore───────┘
 //! ```
-//! The target takes part through its row alone: each of its calls passes a [gate](Seat::pass), which is closed unless
-//! the process is running. A call that is inside, or a kernel, holds up the lock. The hazards are those measured on a
-//! real GPU: a restore without enough free memory loses the process, memory that cannot be taken makes the checkpoint
-//! fail and leaves the process locked, a stopped target hangs the caller, and another user gets an error.
+//! The target takes part through its row alone: each of its calls passes a [gate](SoftGpuClient::pass_gate), which is
+//! closed unless the process is running. A call that is inside, or a kernel, holds up the lock. The hazards are those
+//! measured on a real GPU: a restore without enough free memory loses the process, memory that cannot be taken makes
+//! the checkpoint fail and leaves the process locked, a stopped target hangs the caller, and another user gets an
+//! error.
 
 use crate::fault::CheckpointFault;
-use crate::layout::Row;
-use crate::state::{Checkpoint, Process, Seat, State, own_uid};
+use crate::layout::ProcessRow;
+use crate::state::{CheckpointState, SoftGpuClient, SoftGpuProcess, SoftGpuState, own_uid};
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::SeqCst;
@@ -22,7 +23,7 @@ use std::time::{Duration, Instant};
 
 /// Why a step was refused, as the driver reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refused {
+pub enum CheckpointError {
     /// There is no such process on the GPUs, it is another user's, or it is lost (304).
     OperatingSystem,
     /// This step is not possible from the process's state (401).
@@ -38,34 +39,34 @@ pub enum Refused {
 }
 
 /// How often a state that should change soon is polled.
-const LOOK: Duration = Duration::from_micros(50);
+const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
 /// A call in progress; the gate cannot close until it is dropped.
 #[derive(Debug)]
-pub struct Inside<'a> {
-    row: &'a Row,
+pub struct GatePass<'a> {
+    row: &'a ProcessRow,
 }
 
-impl Drop for Inside<'_> {
+impl Drop for GatePass<'_> {
     fn drop(&mut self) {
         self.row.inside.fetch_sub(1, SeqCst);
     }
 }
 
-impl Seat {
+impl SoftGpuClient {
     /// Passes the gate, waiting while it is closed.
-    pub fn pass(&self) -> Inside<'_> {
+    pub fn pass_gate(&self) -> GatePass<'_> {
         let row = self.row();
         loop {
             row.inside.fetch_add(1, SeqCst);
             let state = row.checkpoint.load(SeqCst);
-            if state == Checkpoint::Running as u32 {
-                return Inside { row };
+            if state == CheckpointState::Running as u32 {
+                return GatePass { row };
             }
             row.inside.fetch_sub(1, SeqCst);
             // The process that was about to lock it has died: the gate opens again.
-            if state == Checkpoint::Locking as u32 && self.has_no_locker() {
-                let _ = row.checkpoint.compare_exchange(state, Checkpoint::Running as u32, SeqCst, SeqCst);
+            if state == CheckpointState::Locking as u32 && self.has_no_locker() {
+                let _ = row.checkpoint.compare_exchange(state, CheckpointState::Running as u32, SeqCst, SeqCst);
                 continue;
             }
             futex_wait(&row.checkpoint, state);
@@ -73,143 +74,144 @@ impl Seat {
     }
 
     /// Another pass, for work that a call inside leaves running.
-    pub fn stay(&self) -> Inside<'_> {
+    pub fn another_pass(&self) -> GatePass<'_> {
         let row = self.row();
         row.inside.fetch_add(1, SeqCst);
-        Inside { row }
+        GatePass { row }
     }
 }
 
-impl State {
-    fn target(&self, pid: u32) -> Result<Process<'_>, Refused> {
+impl SoftGpuState {
+    fn permitted_process(&self, pid: u32) -> Result<SoftGpuProcess<'_>, CheckpointError> {
         let uid = own_uid();
         let is_ours = |owner: u32| uid == 0 || uid == owner;
         let Some(process) = self.process(pid) else {
             let lives = std::fs::metadata(format!("/proc/{pid}")).is_ok_and(|data| is_ours(data.uid()));
-            return Err(if lives { Refused::NotInitialised } else { Refused::OperatingSystem });
+            return Err(if lives { CheckpointError::NotInitialised } else { CheckpointError::OperatingSystem });
         };
-        if is_ours(process.row.uid.load(SeqCst)) { Ok(process) } else { Err(Refused::OperatingSystem) }
+        if is_ours(process.row.uid.load(SeqCst)) { Ok(process) } else { Err(CheckpointError::OperatingSystem) }
     }
 
     /// The process, once it is not stopped: a stopped process does not answer, and the driver waits for its answer.
-    fn answering(&self, pid: u32) -> Result<Process<'_>, Refused> {
+    fn unstopped_process(&self, pid: u32) -> Result<SoftGpuProcess<'_>, CheckpointError> {
         while is_stopped(pid) {
             thread::sleep(Duration::from_millis(5));
         }
-        self.target(pid)
+        self.permitted_process(pid)
     }
 
     /// The checkpoint state of a process, as the driver reports it.
-    pub fn checkpoint_state(&self, pid: u32) -> Result<Checkpoint, Refused> {
-        let process = self.answering(pid)?;
-        match Checkpoint::from_number(process.row.checkpoint.load(SeqCst)) {
-            Checkpoint::Locking => Ok(Checkpoint::Running),
+    pub fn checkpoint_state(&self, pid: u32) -> Result<CheckpointState, CheckpointError> {
+        let process = self.unstopped_process(pid)?;
+        match CheckpointState::from_number(process.row.checkpoint.load(SeqCst)) {
+            CheckpointState::Locking => Ok(CheckpointState::Running),
             // The real driver does not report that it is lost, either.
-            Checkpoint::Failed => Ok(Checkpoint::Checkpointed),
+            CheckpointState::Failed => Ok(CheckpointState::Checkpointed),
             state => Ok(state),
         }
     }
 
     /// The thread of a process that a restore would run in: its first one.
-    pub fn checkpoint_thread(&self, pid: u32) -> Result<u32, Refused> {
-        self.answering(pid).map(|process| process.pid())
+    pub fn checkpoint_thread(&self, pid: u32) -> Result<u32, CheckpointError> {
+        self.unstopped_process(pid).map(|process| process.pid())
     }
 
     /// Closes the gate, and waits until nothing is inside; without a timeout, for ever.
-    pub fn checkpoint_lock(&self, pid: u32, timeout: Option<Duration>) -> Result<(), Refused> {
-        let process = self.answering(pid)?;
+    pub fn checkpoint_lock(&self, pid: u32, timeout: Option<Duration>) -> Result<(), CheckpointError> {
+        let process = self.unstopped_process(pid)?;
         let row = process.row;
-        let swap =
-            |from: Checkpoint, to: Checkpoint| row.checkpoint.compare_exchange(from as u32, to as u32, SeqCst, SeqCst);
-        let own = self.begin_lock(process).map_err(|_| Refused::OperatingSystem)?;
-        let _own = own.ok_or(Refused::IllegalState)?;
+        let swap = |from: CheckpointState, to: CheckpointState| {
+            row.checkpoint.compare_exchange(from as u32, to as u32, SeqCst, SeqCst)
+        };
+        let own = self.register_locker(process).map_err(|_| CheckpointError::OperatingSystem)?;
+        let _own = own.ok_or(CheckpointError::IllegalState)?;
         // This process holds the lock now: a process that left the state at `Locking` has died.
-        let stale = swap(Checkpoint::Locking, Checkpoint::Locking);
-        if let Err(other) = stale.or_else(|_| swap(Checkpoint::Running, Checkpoint::Locking)) {
-            let lost = Checkpoint::from_number(other) == Checkpoint::Failed;
-            return Err(if lost { Refused::OperatingSystem } else { Refused::IllegalState });
+        let stale = swap(CheckpointState::Locking, CheckpointState::Locking);
+        if let Err(other) = stale.or_else(|_| swap(CheckpointState::Running, CheckpointState::Locking)) {
+            let lost = CheckpointState::from_number(other) == CheckpointState::Failed;
+            return Err(if lost { CheckpointError::OperatingSystem } else { CheckpointError::IllegalState });
         }
         let deadline = timeout.map(|timeout| Instant::now() + timeout);
         let never = self.has_fault(process, CheckpointFault::TimesOut);
         while row.inside.load(SeqCst) > 0 || never {
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                row.checkpoint.store(Checkpoint::Running as u32, SeqCst);
+                row.checkpoint.store(CheckpointState::Running as u32, SeqCst);
                 futex_wake(&row.checkpoint);
-                return Err(Refused::NotReady);
+                return Err(CheckpointError::NotReady);
             }
             if self.process(pid).is_none() {
-                return Err(Refused::OperatingSystem);
+                return Err(CheckpointError::OperatingSystem);
             }
-            thread::sleep(LOOK);
+            thread::sleep(POLL_INTERVAL);
         }
-        row.checkpoint.store(Checkpoint::Locked as u32, SeqCst);
+        row.checkpoint.store(CheckpointState::Locked as u32, SeqCst);
         Ok(())
     }
 
     /// Takes the memory of a locked process off the GPUs.
-    pub fn checkpoint_save(&self, pid: u32) -> Result<(), Refused> {
-        let process = self.answering(pid)?;
+    pub fn checkpoint_save(&self, pid: u32) -> Result<(), CheckpointError> {
+        let process = self.unstopped_process(pid)?;
         let row = process.row;
-        expect(row, Checkpoint::Locked)?;
+        require_state(row, CheckpointState::Locked)?;
         if row.managed.load(SeqCst) > 0 {
-            return Err(Refused::NotSupported);
+            return Err(CheckpointError::NotSupported);
         }
         if self.has_fault(process, CheckpointFault::KillsTarget) {
             kill(pid);
-            return Err(Refused::OperatingSystem);
+            return Err(CheckpointError::OperatingSystem);
         }
         if !self.has_fault(process, CheckpointFault::FreesNothing) {
-            let _books = self.lock_books().map_err(|_| Refused::OperatingSystem)?;
-            for share in &row.cards {
+            let _accounts = self.lock_accounts().map_err(|_| CheckpointError::OperatingSystem)?;
+            for share in &row.gpus {
                 share.parked.store(share.used.swap(0, SeqCst), SeqCst);
             }
         }
-        row.checkpoint.store(Checkpoint::Checkpointed as u32, SeqCst);
+        row.checkpoint.store(CheckpointState::Checkpointed as u32, SeqCst);
         Ok(())
     }
 
     /// Puts the memory of a process back; if there is not enough free memory the process is lost.
-    pub fn checkpoint_restore(&self, pid: u32) -> Result<(), Refused> {
-        let process = self.answering(pid)?;
+    pub fn checkpoint_restore(&self, pid: u32) -> Result<(), CheckpointError> {
+        let process = self.unstopped_process(pid)?;
         let row = process.row;
-        expect(row, Checkpoint::Checkpointed)?;
-        let _books = self.lock_books().map_err(|_| Refused::OperatingSystem)?;
-        let free = |card: usize| self.cards()[card].total.load(SeqCst).saturating_sub(self.used(card));
-        let fits = (0..self.cards().len()).all(|card| row.cards[card].parked.load(SeqCst) <= free(card));
+        require_state(row, CheckpointState::Checkpointed)?;
+        let _accounts = self.lock_accounts().map_err(|_| CheckpointError::OperatingSystem)?;
+        let free = |gpu: usize| self.gpus()[gpu].total.load(SeqCst).saturating_sub(self.used(gpu));
+        let fits = (0..self.gpus().len()).all(|gpu| row.gpus[gpu].parked.load(SeqCst) <= free(gpu));
         if fits {
-            for share in &row.cards {
+            for share in &row.gpus {
                 share.used.fetch_add(share.parked.swap(0, SeqCst), SeqCst);
             }
         }
-        let next = if fits { Checkpoint::Locked } else { Checkpoint::Failed };
+        let next = if fits { CheckpointState::Locked } else { CheckpointState::Failed };
         row.checkpoint.store(next as u32, SeqCst);
-        if fits { Ok(()) } else { Err(Refused::OutOfMemory) }
+        if fits { Ok(()) } else { Err(CheckpointError::OutOfMemory) }
     }
 
     /// Opens the gate of a locked process.
-    pub fn checkpoint_unlock(&self, pid: u32) -> Result<(), Refused> {
-        let process = self.target(pid)?;
+    pub fn checkpoint_unlock(&self, pid: u32) -> Result<(), CheckpointError> {
+        let process = self.permitted_process(pid)?;
         let row = process.row;
-        let (locked, running) = (Checkpoint::Locked as u32, Checkpoint::Running as u32);
+        let (locked, running) = (CheckpointState::Locked as u32, CheckpointState::Running as u32);
         if row.checkpoint.compare_exchange(locked, running, SeqCst, SeqCst).is_err() {
-            return Err(Refused::IllegalState);
+            return Err(CheckpointError::IllegalState);
         }
         futex_wake(&row.checkpoint);
         Ok(())
     }
 
-    fn has_fault(&self, process: Process<'_>, fault: CheckpointFault) -> bool {
-        let on = |card: &usize| process.row.cards[*card].contexts.load(SeqCst) > 0;
-        let mut cards = (0..self.cards().len()).filter(on);
-        cards.any(|card| CheckpointFault::from_number(self.cards()[card].checkpoint_fault.load(SeqCst)) == fault)
+    fn has_fault(&self, process: SoftGpuProcess<'_>, fault: CheckpointFault) -> bool {
+        let on = |gpu: &usize| process.row.gpus[*gpu].contexts.load(SeqCst) > 0;
+        let mut gpus = (0..self.gpus().len()).filter(on);
+        gpus.any(|gpu| CheckpointFault::from_number(self.gpus()[gpu].checkpoint_fault.load(SeqCst)) == fault)
     }
 }
 
-fn expect(row: &Row, state: Checkpoint) -> Result<(), Refused> {
-    match Checkpoint::from_number(row.checkpoint.load(SeqCst)) {
+fn require_state(row: &ProcessRow, state: CheckpointState) -> Result<(), CheckpointError> {
+    match CheckpointState::from_number(row.checkpoint.load(SeqCst)) {
         now if now == state => Ok(()),
-        Checkpoint::Failed => Err(Refused::OperatingSystem),
-        _ => Err(Refused::IllegalState),
+        CheckpointState::Failed => Err(CheckpointError::OperatingSystem),
+        _ => Err(CheckpointError::IllegalState),
     }
 }
 

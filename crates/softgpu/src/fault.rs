@@ -32,7 +32,7 @@ pub enum CheckpointFault {
 
 /// A fault of a GPU, as an operator orders it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CardFault {
+pub enum SoftGpuFault {
     /// Of NVML.
     Nvml(NvmlFault),
     /// Of checkpoints.
@@ -58,7 +58,7 @@ impl NvmlFault {
     }
 
     /// The word for it on the command line.
-    pub const fn word(self) -> &'static str {
+    pub const fn cli_name(self) -> &'static str {
         match self {
             NvmlFault::None => "ok",
             NvmlFault::Hang => "hang",
@@ -80,7 +80,7 @@ impl CheckpointFault {
     }
 
     /// The word for it on the command line.
-    pub const fn word(self) -> &'static str {
+    pub const fn cli_name(self) -> &'static str {
         match self {
             CheckpointFault::None => "ok",
             CheckpointFault::FreesNothing => "frees-nothing",

@@ -11,24 +11,24 @@ pub const MAGIC: u64 = u64::from_le_bytes(*b"softcard");
 /// The version of this layout.
 pub const VERSION: u32 = 1;
 /// The largest number of GPUs in one file: more than one host has.
-pub const CARDS_MAX: usize = 16;
+pub const GPUS_MAX: usize = 16;
 /// The largest number of processes on the GPUs at a time.
 pub const PROCESSES_MAX: usize = 512;
 
 /// The file.
 #[derive(Debug)]
 #[repr(C)]
-pub struct Board {
+pub struct StateFile {
     /// [`MAGIC`], written last when the file is made.
     pub magic: AtomicU64,
     /// [`VERSION`].
     pub version: AtomicU32,
-    /// How many of `cards` there are.
-    pub cards_len: AtomicU32,
+    /// How many of `gpus` there are.
+    pub gpus_len: AtomicU32,
     /// The GPUs.
-    pub cards: [Card; CARDS_MAX],
+    pub gpus: [SoftGpu; GPUS_MAX],
     /// The processes on the GPUs.
-    pub processes: [Row; PROCESSES_MAX],
+    pub processes: [ProcessRow; PROCESSES_MAX],
     /// How many of the rows were ever taken: the others need not be read.
     pub rows_len: AtomicU32,
 }
@@ -36,7 +36,7 @@ pub struct Board {
 /// A GPU.
 #[derive(Debug)]
 #[repr(C)]
-pub struct Card {
+pub struct SoftGpu {
     /// All of its memory.
     pub total: AtomicU64,
     /// Its name, UTF-8, filled up with zeros.
@@ -55,7 +55,7 @@ pub struct Card {
     pub copy_bytes_per_s: AtomicU64,
 }
 
-impl Card {
+impl SoftGpu {
     /// Its name, as far as it is valid text.
     pub fn name_text(&self) -> String {
         let bytes: Vec<u8> = self.name.iter().map(|byte| byte.load(SeqCst)).take_while(|byte| *byte != 0).collect();
@@ -78,7 +78,7 @@ impl Card {
 /// A process on the GPUs.
 #[derive(Debug)]
 #[repr(C)]
-pub struct Row {
+pub struct ProcessRow {
     /// Its id; zero: the row is free.
     pub pid: AtomicU32,
     /// Its user.
@@ -87,20 +87,20 @@ pub struct Row {
     pub start: AtomicU64,
     /// The pid namespace in which `pid` is its id.
     pub namespace: AtomicU64,
-    /// See [`crate::state::Checkpoint`]. Waited for with a futex.
+    /// See [`crate::state::CheckpointState`]. Waited for with a futex.
     pub checkpoint: AtomicU32,
     /// Calls and kernels under way that a lock must wait for.
     pub inside: AtomicU32,
     /// Not zero if it has memory that a checkpoint cannot take.
     pub managed: AtomicU32,
     /// What it has of each GPU.
-    pub cards: [Share; CARDS_MAX],
+    pub gpus: [ProcessGpuUse; GPUS_MAX],
 }
 
 /// What a process has of one GPU.
 #[derive(Debug)]
 #[repr(C)]
-pub struct Share {
+pub struct ProcessGpuUse {
     /// Bytes, including its context's.
     pub used: AtomicU64,
     /// Bytes that a checkpoint took away and a restore takes again.

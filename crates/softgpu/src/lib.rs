@@ -16,14 +16,14 @@
 pub mod checkpoint;
 pub mod fault;
 pub mod layout;
+pub mod library_dir;
 pub mod lock;
-pub mod place;
 pub mod spec;
 pub mod state;
 
-pub use fault::{CardFault, CheckpointFault, NvmlFault};
+pub use fault::{CheckpointFault, NvmlFault, SoftGpuFault};
 pub use spec::Spec;
-pub use state::{Process, Seat, State, StateError};
+pub use state::{SoftGpuClient, SoftGpuProcess, SoftGpuState, StateError};
 
 /// The notice that users of soft GPUs get.
 pub const NOTICE: &str = "these are soft GPUs: programs of CUDA's driver API run on them, PyTorch and the like do not";

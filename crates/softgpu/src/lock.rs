@@ -9,9 +9,9 @@ use std::os::fd::AsRawFd;
 
 /// How a byte is locked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum How {
-    Take,
-    Release,
+enum LockChange {
+    Lock,
+    Unlock,
 }
 
 fn flock(kind: libc::c_int, byte: u64) -> libc::flock {
@@ -24,8 +24,8 @@ fn flock(kind: libc::c_int, byte: u64) -> libc::flock {
     lock
 }
 
-fn set(file: &File, command: libc::c_int, how: How, byte: u64) -> io::Result<()> {
-    let kind = if how == How::Take { libc::F_WRLCK } else { libc::F_UNLCK };
+fn change_lock(file: &File, command: libc::c_int, change: LockChange, byte: u64) -> io::Result<()> {
+    let kind = if change == LockChange::Lock { libc::F_WRLCK } else { libc::F_UNLCK };
     let lock = flock(kind, byte);
     loop {
         // SAFETY: the descriptor is open, and the structure lives until the call returns.
@@ -40,13 +40,13 @@ fn set(file: &File, command: libc::c_int, how: How, byte: u64) -> io::Result<()>
 }
 
 /// Locks a byte, waiting for its present owner.
-pub fn take(file: &File, byte: u64) -> io::Result<()> {
-    set(file, libc::F_OFD_SETLKW, How::Take, byte)
+pub fn lock_byte(file: &File, byte: u64) -> io::Result<()> {
+    change_lock(file, libc::F_OFD_SETLKW, LockChange::Lock, byte)
 }
 
 /// Locks a byte if it is free; false if it is not.
-pub fn try_take(file: &File, byte: u64) -> io::Result<bool> {
-    match set(file, libc::F_OFD_SETLK, How::Take, byte) {
+pub fn try_lock_byte(file: &File, byte: u64) -> io::Result<bool> {
+    match change_lock(file, libc::F_OFD_SETLK, LockChange::Lock, byte) {
         Ok(()) => Ok(true),
         Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => Ok(false),
         Err(error) => Err(error),
@@ -54,12 +54,12 @@ pub fn try_take(file: &File, byte: u64) -> io::Result<bool> {
 }
 
 /// Unlocks a byte.
-pub fn release(file: &File, byte: u64) -> io::Result<()> {
-    set(file, libc::F_OFD_SETLK, How::Release, byte)
+pub fn unlock_byte(file: &File, byte: u64) -> io::Result<()> {
+    change_lock(file, libc::F_OFD_SETLK, LockChange::Unlock, byte)
 }
 
 /// True if another open file has locked the byte.
-pub fn is_taken(file: &File, byte: u64) -> io::Result<bool> {
+pub fn is_locked_elsewhere(file: &File, byte: u64) -> io::Result<bool> {
     let mut lock = flock(libc::F_WRLCK, byte);
     // SAFETY: the descriptor is open, and the structure lives until the call returns.
     match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) } {

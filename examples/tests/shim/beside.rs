@@ -10,7 +10,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, PermissionsExt, chown};
 use std::process::Stdio;
 use std::sync::atomic::Ordering::SeqCst;
-use sublet_shim::message::{SHORT_PAGE, Word};
+use sublet_shim::message::{OLD_PAGE_BYTES, ShimReport};
 use sublet_softgpu::state::{CONTEXT_BYTES, IDLE_BYTES};
 
 const HOLD: &str = env!("CARGO_BIN_EXE_sublet-example-hold");
@@ -75,7 +75,7 @@ fn under_a_profiler_the_shim_steps_aside_and_says_so() {
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(said.matches("cannot be parked").count(), 1, "{said}");
         assert!(said.contains(tool), "{said}");
-        let Word::Hello { aside, .. } = daemon.receive_hello() else { panic!("the first word is a greeting") };
+        let ShimReport::Hello { aside, .. } = daemon.receive_hello() else { panic!("the first word is a greeting") };
         assert_eq!(aside.as_deref(), Some(tool));
     }
     // Said by people, it is silent; and annotations alone are no reason.
@@ -110,7 +110,7 @@ fn the_page_of_an_older_daemon_caps_as_well() {
     let soft = Soft::new("1x1GiB");
     let daemon = Daemon::new(&soft);
     let whole = page(&soft, CONTEXT_BYTES + 100 * MIB);
-    let mut bytes = vec![0; SHORT_PAGE];
+    let mut bytes = vec![0; OLD_PAGE_BYTES];
     whole.read_exact_at(&mut bytes, 0).expect("a page");
     let file = page(&soft, 0);
     file.set_len(0).and_then(|()| file.write_all_at(&bytes, 0)).expect("memory");
@@ -143,8 +143,8 @@ fn nvml_shows_a_holder_its_lease_and_other_programs_the_gpu() {
     let seen = daemon::mapped(&file);
     // Another process of the lease has 100 MiB and a context.
     seen.processes[3].pid.store(1, SeqCst);
-    seen.processes[3].cards[0].bytes.store(100 * MIB, SeqCst);
-    seen.processes[3].cards[0].contexts.store(1, SeqCst);
+    seen.processes[3].gpus[0].bytes.store(100 * MIB, SeqCst);
+    seen.processes[3].gpus[0].contexts.store(1, SeqCst);
     let mut command = soft.program(&nvml, &[]);
     let child = daemon.with_shim(&mut command).stdout(Stdio::piped()).spawn().expect("the program is there");
     let line = daemon.accept(Some(file.as_raw_fd()));
@@ -176,7 +176,7 @@ for line in sys.stdin:
     let _line = daemon.accept(Some(file.as_raw_fd()));
     let mut out = BufReader::new(child.stdout.take().expect("its output")).lines().map_while(Result::ok);
     let mut input = child.stdin.take().expect("its input");
-    let cap = &daemon::mapped(&file).cards[0].cap;
+    let cap = &daemon::mapped(&file).gpus[0].cap;
     let context = CONTEXT_BYTES / MIB;
     let mut ask = |mib: u64| {
         input.write_all(format!("{mib}\n").as_bytes()).expect("it listens");
@@ -240,7 +240,7 @@ fn a_library_behind_the_shim_that_asks_for_the_next_function_does_not_find_itsel
 fn the_measurement_in_one_process_takes_both_ways() {
     let soft = Soft::new("1x1GiB");
     let daemon = Daemon::new(&soft);
-    let of_card = "../../../crates/shim/tests/card";
+    let of_card = "../../../crates/shim/tests/gpu";
     let library = ["-O2", "-shared", "-fPIC", "-o", "both.so"];
     let both = cc::program(&soft, &format!("{of_card}/both.c"), &library);
     let program = cc::program(&soft, &format!("{of_card}/alternate.c"), &["-o", "alternate", "-ldl"]);

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
-use sublet_shim::message::{MAGIC, Order, PACKET_MAX, Page, SOCKET, Took, VERSION, Word};
+use sublet_shim::message::{LeasePage, MAGIC, MoveDurations, PACKET_MAX, SOCKET_ENV, ShimOrder, ShimReport, VERSION};
 use sublet_softgpu::state::CONTEXT_BYTES;
 
 /// Listens for the shims of the programs it starts.
@@ -65,7 +65,7 @@ impl Daemon {
 
     /// Makes a program one that has the shim, and the shim one that finds this daemon.
     pub fn with_shim<'c>(&self, command: &'c mut Command) -> &'c mut Command {
-        command.env("LD_PRELOAD", shim()).env(SOCKET, &self.path)
+        command.env("LD_PRELOAD", shim()).env(SOCKET_ENV, &self.path)
     }
 
     /// True if a program has connected and was not accepted yet.
@@ -76,7 +76,7 @@ impl Daemon {
     }
 
     /// The first word of the next one that comes; it gets no answer.
-    pub fn receive_hello(&self) -> Word {
+    pub fn receive_hello(&self) -> ShimReport {
         self.accept_connection().receive()
     }
 
@@ -88,9 +88,11 @@ impl Daemon {
     /// The same, and it is told which process it is.
     pub fn accept_as(&self, page: Option<RawFd>, told: Option<u32>) -> Line {
         let mut line = self.accept_connection();
-        let Word::Hello { pid, looks, parked, .. } = line.receive() else { panic!("the first word is a greeting") };
+        let ShimReport::Hello { pid, looks, parked, .. } = line.receive() else {
+            panic!("the first word is a greeting")
+        };
         (line.pid, line.looks, line.was_parked) = (pid, looks, parked);
-        line.send(&Order::Welcome { page: page.is_some(), pid: told, over: false }, page);
+        line.send(&ShimOrder::Welcome { page: page.is_some(), pid: told, over: false }, page);
         line
     }
 
@@ -121,26 +123,26 @@ pub fn page(soft: &Soft, cap: u64) -> File {
         assert!(descriptor >= 0);
         File::from_raw_fd(descriptor)
     };
-    file.set_len(size_of::<Page>() as u64).expect("memory");
+    file.set_len(size_of::<LeasePage>() as u64).expect("memory");
     let page = mapped(&file);
     page.version.store(VERSION, SeqCst);
-    for (place, byte) in page.cards[0].uuid.iter().zip(&soft.state.cards()[0].uuid) {
+    for (place, byte) in page.gpus[0].uuid.iter().zip(&soft.state.gpus()[0].uuid) {
         place.store(byte.load(SeqCst), SeqCst);
     }
-    page.cards[0].context.store(CONTEXT_BYTES, SeqCst);
-    page.cards[0].cap.store(cap, SeqCst);
+    page.gpus[0].context.store(CONTEXT_BYTES, SeqCst);
+    page.gpus[0].cap.store(cap, SeqCst);
     page.magic.store(MAGIC, SeqCst);
     file
 }
 
 /// The page as both sides see it.
-pub fn mapped(file: &File) -> &'static Page {
-    let (length, access) = (size_of::<Page>(), libc::PROT_READ | libc::PROT_WRITE);
+pub fn mapped(file: &File) -> &'static LeasePage {
+    let (length, access) = (size_of::<LeasePage>(), libc::PROT_READ | libc::PROT_WRITE);
     // SAFETY: a new mapping of a file that is long enough, and stays.
     unsafe {
         let at = libc::mmap(std::ptr::null_mut(), length, access, libc::MAP_SHARED, file.as_raw_fd(), 0);
         assert!(at != libc::MAP_FAILED);
-        &*at.cast::<Page>()
+        &*at.cast::<LeasePage>()
     }
 }
 
@@ -153,7 +155,7 @@ fn wait_for(descriptor: RawFd) {
 
 impl Line {
     /// Says something, with a descriptor.
-    pub fn send(&self, order: &Order, descriptor: Option<RawFd>) {
+    pub fn send(&self, order: &ShimOrder, descriptor: Option<RawFd>) {
         let mut text = serde_json::to_vec(order).expect("orders are plain");
         let mut part = libc::iovec { iov_base: text.as_mut_ptr().cast(), iov_len: text.len() };
         let mut control = [0_u64; 4];
@@ -176,12 +178,12 @@ impl Line {
         }
     }
 
-    fn receive(&mut self) -> Word {
+    fn receive(&mut self) -> ShimReport {
         self.try_receive().expect("the program ended")
     }
 
     /// The next word, or nothing: the program ended.
-    fn try_receive(&mut self) -> Option<Word> {
+    fn try_receive(&mut self) -> Option<ShimReport> {
         wait_for(self.socket.as_raw_fd());
         let mut bytes = [0_u8; PACKET_MAX];
         // SAFETY: the bytes live until the call returns.
@@ -190,10 +192,10 @@ impl Line {
         Some(serde_json::from_slice(&bytes[..length]).expect("a word"))
     }
 
-    fn answer(&mut self) -> Option<Word> {
+    fn answer(&mut self) -> Option<ShimReport> {
         loop {
             match self.try_receive()? {
-                Word::Wants { call } => self.wanted.push(call),
+                ShimReport::Wants { call } => self.wanted.push(call),
                 word => return Some(word),
             }
         }
@@ -205,12 +207,12 @@ impl Line {
     }
 
     /// The same, and what it took.
-    pub fn park_timed(&mut self, within: Duration) -> Option<Result<(u64, Took), String>> {
+    pub fn park_timed(&mut self, within: Duration) -> Option<Result<(u64, MoveDurations), String>> {
         self.next += 1;
-        self.send(&Order::Park { id: self.next, deadline_ms: within.as_millis() as u64, most: None }, None);
+        self.send(&ShimOrder::Park { id: self.next, deadline_ms: within.as_millis() as u64, most: None }, None);
         match self.answer()? {
-            Word::Parked { id, bytes, took } if id == self.next => Some(Ok((bytes, took))),
-            Word::Refused { id, why } if id == self.next => Some(Err(why)),
+            ShimReport::Parked { id, bytes, took } if id == self.next => Some(Ok((bytes, took))),
+            ShimReport::Refused { id, why } if id == self.next => Some(Err(why)),
             other => panic!("{other:?} is no answer to a park"),
         }
     }
@@ -218,10 +220,10 @@ impl Line {
     /// Resumes. Returns how many bytes, or why not; nothing if the program ended.
     pub fn resume(&mut self) -> Option<Result<u64, String>> {
         self.next += 1;
-        self.send(&Order::Resume { id: self.next }, None);
+        self.send(&ShimOrder::Resume { id: self.next }, None);
         match self.answer()? {
-            Word::Resumed { id, bytes, .. } if id == self.next => Some(Ok(bytes)),
-            Word::Refused { id, why } if id == self.next => Some(Err(why)),
+            ShimReport::Resumed { id, bytes, .. } if id == self.next => Some(Ok(bytes)),
+            ShimReport::Refused { id, why } if id == self.next => Some(Err(why)),
             other => panic!("{other:?} is no answer to a resume"),
         }
     }
@@ -230,16 +232,16 @@ impl Line {
     pub fn deepen(&mut self, is: bool) {
         self.next += 1;
         let id = self.next;
-        self.send(&if is { Order::Deepen { id } } else { Order::Shallow { id } }, None);
-        let expected = if is { Word::Deep { id } } else { Word::Shallow { id } };
+        self.send(&if is { ShimOrder::Deepen { id } } else { ShimOrder::Shallow { id } }, None);
+        let expected = if is { ShimReport::Deep { id } } else { ShimReport::Shallow { id } };
         assert_eq!(self.answer(), Some(expected));
     }
 
     /// Has so many bytes made ready. Returns how many are.
     pub fn prepare(&mut self, bytes: u64) -> u64 {
-        self.send(&Order::Prepare { bytes }, None);
+        self.send(&ShimOrder::Prepare { bytes }, None);
         match self.answer() {
-            Some(Word::Prepared { bytes }) => bytes,
+            Some(ShimReport::Prepared { bytes }) => bytes,
             other => panic!("{other:?} is no answer to a wish to prepare"),
         }
     }
@@ -247,9 +249,9 @@ impl Line {
     /// Wants the memory given back that parked bytes are in. Returns why that is not done.
     pub fn trim(&mut self) -> String {
         self.next += 1;
-        self.send(&Order::Trim { id: self.next }, None);
+        self.send(&ShimOrder::Trim { id: self.next }, None);
         match self.answer() {
-            Some(Word::Refused { id, why }) if id == self.next => why,
+            Some(ShimReport::Refused { id, why }) if id == self.next => why,
             other => panic!("{other:?} is no refusal"),
         }
     }
@@ -258,7 +260,7 @@ impl Line {
     pub fn wait_until_wanted(&mut self) {
         while self.wanted.is_empty() {
             match self.receive() {
-                Word::Wants { call } => self.wanted.push(call),
+                ShimReport::Wants { call } => self.wanted.push(call),
                 other => panic!("{other:?} came instead of a wish"),
             }
         }

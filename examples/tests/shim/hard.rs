@@ -10,7 +10,7 @@ use std::os::fd::AsRawFd;
 use std::process::Stdio;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
-use sublet_shim::message::Order;
+use sublet_shim::message::ShimOrder;
 use sublet_softgpu::state::{CONTEXT_BYTES, IDLE_BYTES};
 
 /// Copies take so long that something can happen meanwhile: 64 MiB a quarter of a second.
@@ -19,7 +19,7 @@ const SLOWLY: u64 = 256 << 20;
 const STEP: Duration = Duration::from_millis(40);
 
 fn set_slow_copies(soft: &Soft, is_slow: bool) {
-    soft.state.cards()[0].copy_bytes_per_s.store(if is_slow { SLOWLY } else { 0 }, SeqCst);
+    soft.state.gpus()[0].copy_bytes_per_s.store(if is_slow { SLOWLY } else { 0 }, SeqCst);
 }
 
 #[test]
@@ -34,7 +34,11 @@ fn a_holder_killed_at_any_stage_of_a_park_or_a_resume_leaves_nothing() {
         }
         set_slow_copies(&soft, true);
         line.send(
-            &if is_resume { Order::Resume { id: 9 } } else { Order::Park { id: 9, deadline_ms: 20_000, most: None } },
+            &if is_resume {
+                ShimOrder::Resume { id: 9 }
+            } else {
+                ShimOrder::Park { id: 9, deadline_ms: 20_000, most: None }
+            },
             None,
         );
         std::thread::sleep(STEP * (stage / 2));
@@ -63,7 +67,11 @@ fn a_daemon_that_dies_at_any_stage_leaves_a_program_that_can_be_used() {
         }
         set_slow_copies(&soft, true);
         line.send(
-            &if is_resume { Order::Resume { id: 9 } } else { Order::Park { id: 9, deadline_ms: 20_000, most: None } },
+            &if is_resume {
+                ShimOrder::Resume { id: 9 }
+            } else {
+                ShimOrder::Park { id: 9, deadline_ms: 20_000, most: None }
+            },
             None,
         );
         std::thread::sleep(STEP * 2 * (stage / 2));
@@ -269,8 +277,8 @@ fn orders_that_make_no_sense_do_no_harm() {
     let file = page(&soft, 512 * MIB);
     let (mut child, mut line, _out) = holder(&soft, &daemon, "64MiB", Some(&file));
     assert_eq!(line.prepare(u64::MAX), 0);
-    line.send(&Order::Arena { bytes: u64::MAX, filled: true }, None);
-    line.send(&Order::Welcome { page: true, pid: None, over: false }, Some(std::io::stdout().as_raw_fd()));
+    line.send(&ShimOrder::Arena { bytes: u64::MAX, filled: true }, None);
+    line.send(&ShimOrder::Welcome { page: true, pid: None, over: false }, Some(std::io::stdout().as_raw_fd()));
     assert!(line.resume().expect("it lives").is_err_and(|why| why.contains("not parked")));
     assert_eq!(line.park(Duration::from_millis(u64::MAX)), Some(Ok(64 * MIB)));
     assert_eq!(line.trim(), "it is parked");
@@ -335,7 +343,7 @@ print(call('cuMemAlloc_v2', BY(at), SIZE(128 << 20)), call('cuMemAlloc_v2', BY(a
         assert_eq!(succeeded(&output), "2 0\n");
         assert_eq!(line.park(SOON), None);
         mapped(&file).processes[0].pid.store(0, SeqCst);
-        mapped(&file).processes[0].cards[0].bytes.store(0, SeqCst);
+        mapped(&file).processes[0].gpus[0].bytes.store(0, SeqCst);
     }
 }
 
@@ -367,7 +375,7 @@ if not sys.argv[1:]:
     let second = daemon.accept(Some(file.as_raw_fd()));
     assert_eq!(second.pid, first.pid);
     assert_eq!(out.next().as_deref(), Some("holds 1"), "what it had before is not counted any more");
-    assert_eq!(slot.cards[0].bytes.load(SeqCst), 48 * MIB);
+    assert_eq!(slot.gpus[0].bytes.load(SeqCst), 48 * MIB);
     assert_eq!(slot.errors[0].count.load(SeqCst), 1);
     drop(input);
     assert!(child.wait().expect("an own child").success());
@@ -448,7 +456,7 @@ fn a_program_is_on_the_page_as_the_daemon_knows_it() {
     let known = 4_194_000;
     let mut line = daemon.accept_as(Some(file.as_raw_fd()), Some(known));
     let slots = &mapped(&file).processes;
-    wait_until("it has its memory", || slots[0].cards[0].bytes.load(SeqCst) == 64 * MIB);
+    wait_until("it has its memory", || slots[0].gpus[0].bytes.load(SeqCst) == 64 * MIB);
     assert_eq!((slots[0].pid.load(SeqCst), slots[1].pid.load(SeqCst)), (known, 0));
     // A daemon that is new, and older, does not say so.
     drop(line);
@@ -460,7 +468,7 @@ fn a_program_is_on_the_page_as_the_daemon_knows_it() {
     };
     line = again;
     assert_eq!(line.park(SOON), Some(Ok(64 * MIB)));
-    assert_eq!(slots[0].cards[0].bytes.load(SeqCst), 0, "it counts on the new one's page");
+    assert_eq!(slots[0].gpus[0].bytes.load(SeqCst), 0, "it counts on the new one's page");
     child.kill();
 }
 
@@ -502,7 +510,7 @@ print('given back', call('cuMemAddressFree', at, SIZE(8 << 20)), call('cuMemRele
     input.write_all(b"go\n").expect("it listens");
     assert_eq!(out.next().as_deref(), Some("given back 1 0 0 0 0 0"));
     assert!(line.wanted.is_empty(), "it did not need its memory: {:?}", line.wanted);
-    assert_eq!(mapped(&file).processes[0].cards[0].bytes.load(SeqCst), 8 * MIB, "the pool's are given back");
+    assert_eq!(mapped(&file).processes[0].gpus[0].bytes.load(SeqCst), 8 * MIB, "the pool's are given back");
     drop(input);
     assert!(child.wait().expect("an own child").success());
     assert!(soft.is_idle());

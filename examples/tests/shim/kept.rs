@@ -111,7 +111,7 @@ print(call('cuMemsetD8_v2', at, 1, SIZE(1)))
     told.expect_word("beyond 2 2");
     told.assert_stays(ARRAYS);
     told.expect_word("one less 0");
-    assert_eq!(mapped(&file).processes[0].cards[0].bytes.load(SeqCst), 7 * MIB);
+    assert_eq!(mapped(&file).processes[0].gpus[0].bytes.load(SeqCst), 7 * MIB);
     told.assert_stays(ARRAYS);
     told.expect_word("none 0");
     told.assert_moves(2 * MIB);
@@ -235,7 +235,7 @@ sys.stdin.readline()
     let _giver = daemon.accept(None);
     let file = page(&soft, 512 * MIB);
     let mut taker = daemon.accept(Some(file.as_raw_fd()));
-    wait_until("it has it", || mapped(&file).processes[0].reasons.load(SeqCst) != 0);
+    wait_until("it has it", || mapped(&file).processes[0].obstacles.load(SeqCst) != 0);
     assert_eq!(taker.park(SOON), Some(Err("it shares memory with other processes".to_owned())));
     drop(child.0.stdin.take());
     assert!(child.0.wait().expect("an own child").success());
@@ -272,7 +272,7 @@ print('ended')
         let script = format!("name = '{name}'{script}");
         let mut told = ScriptedProgram::new(&soft, &daemon, Some(&file), &script);
         told.expect_word("launched");
-        let bytes = || mapped(&file).processes[0].cards[0].bytes.load(SeqCst);
+        let bytes = || mapped(&file).processes[0].gpus[0].bytes.load(SeqCst);
         wait_until("it is counted", || bytes() >= 32 * MIB);
         told.assert_stays("its graphs allocate memory");
         told.expect_word("freed");

@@ -79,7 +79,7 @@ fn every_family_of_calls_is_right_however_often_it_was_parked() {
 #[test]
 fn the_api_answers_with_the_shim_as_it_does_without() {
     let soft = Soft::new("1x2GiB");
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/softgpu-cuda/tests/same");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/softgpu-cuda/tests/same_as_h200");
     let daemon = Daemon::new(&soft);
     let mut command = soft.program("python3", &["api.py"]);
     let output = daemon.with_shim(command.current_dir(&folder)).output().expect("python3 is there");
@@ -148,7 +148,7 @@ fn a_lease_is_all_that_its_processes_get_together() {
     let file = page(&soft, CONTEXT_BYTES * 2 + 300 * MIB);
     let (first, _line, _out) = holder(&soft, &daemon, "200MiB", Some(&file));
     let numbers = mapped(&file);
-    wait_until("it is counted", || numbers.processes[0].cards[0].bytes.load(SeqCst) == 200 * MIB);
+    wait_until("it is counted", || numbers.processes[0].gpus[0].bytes.load(SeqCst) == 200 * MIB);
     // A second process of the lease: what is left is less than it wants.
     let mut command = soft.program(HOLD, &["200MiB", "--chunk", "8MiB"]);
     let second = daemon.with_shim(&mut command).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
@@ -164,7 +164,7 @@ fn a_lease_is_all_that_its_processes_get_together() {
 fn a_program_with_managed_memory_is_not_parked_and_runs_on() {
     let soft = Soft::new("1x2GiB");
     let daemon = Daemon::new(&soft);
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/softgpu-cuda/tests/same");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/softgpu-cuda/tests/same_as_h200");
     let mut command = soft.program("python3", &["checkpoint.py", "hold", "managed"]);
     command.current_dir(folder).env("SUBLET_SOFT_MANAGED", "1").stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut child = Child(daemon.with_shim(&mut command).spawn().expect("python3 is there"));

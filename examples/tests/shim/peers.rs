@@ -36,7 +36,7 @@ fn a_program_with_peer_access_is_not_parked_until_it_gives_it_up() {
     let mut input = child.stdin.take().expect("its input");
     assert_eq!(out.find(|line| line.starts_with("reaches")).as_deref(), Some("reaches: [3, 3, 0]"));
     assert_eq!(line.park(SOON), Some(Err("its GPUs reach each other's memory".to_owned())));
-    assert_ne!(mapped(&file).processes[0].reasons.load(SeqCst), 0);
+    assert_ne!(mapped(&file).processes[0].obstacles.load(SeqCst), 0);
     input.write_all(b"go\n").expect("it listens");
     assert_eq!(out.find(|line| line.starts_with("reaches")).as_deref(), Some("reaches: [0, 0, 0]"));
     assert!(line.park(SOON).is_some_and(|parked| parked.is_ok_and(|bytes| bytes >= 18 * MIB)));

@@ -16,7 +16,9 @@ const CHURN: &str = env!("CARGO_BIN_EXE_sublet-example-churn");
 pub fn python(soft: &Soft, arguments: &[&str]) -> Command {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut command = soft.program("python3", arguments);
-    command.current_dir(here.join("tests/py")).env("PYTHONPATH", here.join("../crates/softgpu-cuda/tests/same"));
+    command
+        .current_dir(here.join("tests/py"))
+        .env("PYTHONPATH", here.join("../crates/softgpu-cuda/tests/same_as_h200"));
     command.env("PYTHONDONTWRITEBYTECODE", "1");
     command
 }
@@ -71,7 +73,7 @@ sys.stdin.readline()
     let mut line = daemon.accept(Some(file.as_raw_fd()));
     let mut out = BufReader::new(child.stdout.take().expect("its output")).lines();
     assert_eq!(out.next().expect("a word").expect("a word"), "holds");
-    assert_eq!(mapped(&file).processes[0].reasons.load(SeqCst), 0, "nothing keeps it from being parked");
+    assert_eq!(mapped(&file).processes[0].obstacles.load(SeqCst), 0, "nothing keeps it from being parked");
     assert_eq!(line.park(SOON), Some(Ok(400 * MIB)));
     assert_eq!(soft.state.used(0), IDLE_BYTES + CONTEXT_BYTES);
     assert_eq!(line.resume(), Some(Ok(400 * MIB)));
@@ -80,7 +82,7 @@ sys.stdin.readline()
     assert_eq!(out.next().expect("a word").expect("a word"), "intact True");
     // The program asks for nothing more: the shim gives back what its pool does not keep.
     wait_until("the card is free", || soft.state.used(0) == IDLE_BYTES + CONTEXT_BYTES);
-    wait_until("the lease has its bytes back", || mapped(&file).processes[0].cards[0].bytes.load(SeqCst) == 0);
+    wait_until("the lease has its bytes back", || mapped(&file).processes[0].gpus[0].bytes.load(SeqCst) == 0);
     drop(input);
     assert!(child.wait().expect("an own child").success());
 }

@@ -4,14 +4,14 @@ use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
-use sublet_softgpu::State;
+use sublet_softgpu::SoftGpuState;
 use sublet_softgpu::state::{ENV, IDLE_BYTES};
 
 /// GPUs in a folder that goes with it.
 pub struct Soft {
     dir: tempfile::TempDir,
     /// The GPUs.
-    pub state: State,
+    pub state: SoftGpuState,
 }
 
 impl Soft {
@@ -24,7 +24,8 @@ impl Soft {
         symlink(&library, dir.path().join("libcuda.so.1")).expect("a link can be made");
         let nvml = here.with_file_name("libnvidia_ml.so");
         symlink(&nvml, dir.path().join("libnvidia-ml.so.1")).expect("a link can be made");
-        let state = State::create(&dir.path().join("cards"), &spec.parse().expect("cards")).expect("cards can be made");
+        let state =
+            SoftGpuState::create(&dir.path().join("cards"), &spec.parse().expect("cards")).expect("cards can be made");
         Soft { dir, state }
     }
 

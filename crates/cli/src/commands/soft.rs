@@ -12,7 +12,7 @@ use crate::client::Client;
 use crate::failure::Failure;
 use clap::{Args, Subcommand};
 use std::path::{Path, PathBuf};
-use sublet_softgpu::{State, state};
+use sublet_softgpu::{SoftGpuState, state};
 use sublet_wire::{Gpus, exit};
 
 /// Use soft GPUs: GPUs in software, for trying out and tests
@@ -85,7 +85,7 @@ const START: &str =
     "start some with `sublet serve --gpu soft:2x24GiB`; `sublet soft env -- COMMAND` makes private ones";
 
 /// Opens the soft GPUs that the command is about.
-fn open(globals: &Globals) -> Result<State, Failure> {
+fn open(globals: &Globals) -> Result<SoftGpuState, Failure> {
     match find(globals)? {
         Found::File(file) => open_file(&file),
         Found::OtherKind { place, kind } => {
@@ -97,6 +97,6 @@ fn open(globals: &Globals) -> Result<State, Failure> {
     }
 }
 
-fn open_file(file: &Path) -> Result<State, Failure> {
-    State::open(file).map_err(|error| Failure::new(exit::FAILURE, crate::daemon::chain(&error)).hint(START))
+fn open_file(file: &Path) -> Result<SoftGpuState, Failure> {
+    SoftGpuState::open(file).map_err(|error| Failure::new(exit::FAILURE, crate::daemon::chain(&error)).hint(START))
 }

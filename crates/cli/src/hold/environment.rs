@@ -8,7 +8,7 @@ use super::{container, shim, soft};
 use crate::failure::Failure;
 use clap::ValueEnum;
 use std::env;
-use sublet_softgpu::place::LINKER_ENV;
+use sublet_softgpu::library_dir::LINKER_ENV;
 use sublet_wire::{Lease, exit};
 
 /// The variables of a holder, in order.

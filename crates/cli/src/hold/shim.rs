@@ -7,7 +7,7 @@ use super::environment::Variables;
 use crate::client::Client;
 use std::env;
 use std::path::{Path, PathBuf};
-use sublet_shim_wire::{SOCKET, beside};
+use sublet_shim_wire::{SOCKET_ENV, shim_socket_path};
 
 /// The library's file name in a release, and in a build of the source.
 const LIBRARY: [&str; 2] = ["libsublet-shim.so", "libsublet_shim.so"];
@@ -28,7 +28,7 @@ pub fn is_library(path: &str) -> bool {
 
 /// The variables that make a holder's programs load the library.
 pub fn variables(client: &Client) -> Variables {
-    let socket = client.socket().map(|socket| beside(&env::current_dir().unwrap_or_default().join(socket)));
+    let socket = client.socket().map(|socket| shim_socket_path(&env::current_dir().unwrap_or_default().join(socket)));
     match (library(), socket.filter(|socket| socket.exists())) {
         (Some(library), Some(socket)) => loaded(&library, &socket, env::var(PRELOAD).ok().as_deref()),
         _ => Vec::new(),
@@ -46,7 +46,7 @@ fn loaded(library: &Path, socket: &Path, before: Option<&str>) -> Variables {
         Some(before) => format!("{before}:{library}"),
         None => library.to_owned(),
     };
-    vec![(PRELOAD, preload), (SOCKET, socket.to_owned())]
+    vec![(PRELOAD, preload), (SOCKET_ENV, socket.to_owned())]
 }
 
 #[cfg(test)]

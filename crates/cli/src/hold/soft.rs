@@ -9,20 +9,20 @@ use std::fs::{self, Metadata};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::UNIX_EPOCH;
-use sublet_softgpu::{NOTICE, place, state};
+use sublet_softgpu::{NOTICE, library_dir, state};
 use sublet_wire::{Gpus, Lease, exit};
 
 /// The variables of a program on the soft GPUs of a file.
 pub fn variables(file: &Path) -> Result<Variables, Failure> {
-    let libraries =
-        place::libraries().map_err(|error| Failure::new(exit::FAILURE, error.to_string()).hint(error.hint()))?;
-    let path = place::in_front(&libraries, env::var_os(place::LINKER_ENV).as_deref());
-    Ok(vec![(state::ENV, file.display().to_string()), (place::LINKER_ENV, path.to_string_lossy().into_owned())])
+    let libraries = library_dir::library_dir()
+        .map_err(|error| Failure::new(exit::FAILURE, error.to_string()).hint(error.hint()))?;
+    let path = library_dir::path_with_front(&libraries, env::var_os(library_dir::LINKER_ENV).as_deref());
+    Ok(vec![(state::ENV, file.display().to_string()), (library_dir::LINKER_ENV, path.to_string_lossy().into_owned())])
 }
 
 /// Whether a folder has the libraries of soft GPUs.
 pub fn is_libraries(folder: &str) -> bool {
-    place::libraries().is_ok_and(|libraries| Path::new(folder) == libraries)
+    library_dir::library_dir().is_ok_and(|libraries| Path::new(folder) == libraries)
 }
 
 /// The variables of a holder, if its lease is on soft GPUs of this host.

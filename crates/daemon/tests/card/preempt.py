@@ -19,7 +19,7 @@ from house import DIST, FOUND, GIB, HERE, SCALE, SOFT, House, run_all
 def trains(ballast, steps):
     if SOFT:
         return [DIST + "/sublet-example-mlp", "--steps", str(min(steps, 4000))]
-    return [sys.executable, HERE + "/../../../shim/tests/card/torch_train.py", "--ballast", str(ballast), "--steps", str(steps)]
+    return [sys.executable, HERE + "/../../../shim/tests/gpu/torch_train.py", "--ballast", str(ballast), "--steps", str(steps)]
 
 
 def holds(gib):

@@ -10,7 +10,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use sublet_shim_wire::{Order, PACKET_MAX, Word};
+use sublet_shim_wire::{PACKET_MAX, ShimOrder, ShimReport};
 
 /// The socket at which shims connect.
 pub(crate) struct ShimListener(OwnedFd);
@@ -54,7 +54,7 @@ pub(crate) enum ReceivedPacket {
     /// Nothing now.
     Nothing,
     /// A message.
-    Message(Word),
+    Message(ShimReport),
     /// Something that is not understood; newer shims may say more.
     NotUnderstood,
     /// The connection is closed.
@@ -63,7 +63,7 @@ pub(crate) enum ReceivedPacket {
 
 impl ShimConnection {
     /// Sends an order, with a file if there is one. Returns false if it was not sent.
-    pub(crate) fn send(&self, order: &Order, file: Option<BorrowedFd<'_>>) -> bool {
+    pub(crate) fn send(&self, order: &ShimOrder, file: Option<BorrowedFd<'_>>) -> bool {
         let Ok(text) = serde_json::to_vec(order) else { return false };
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);

@@ -15,7 +15,7 @@ mod park_memory;
 
 pub use page::GpuCap;
 pub use park_files::{available_bytes, page_kind, total_bytes};
-pub use sublet_shim_wire::beside;
+pub use sublet_shim_wire::shim_socket_path;
 
 use crate::gpu_thread;
 use crate::headroom::{Booker, Bookings};
@@ -40,7 +40,7 @@ use sublet_core::ask::is_visible;
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::parking::Said;
 use sublet_core::units::Bytes;
-use sublet_shim_wire::{Order, Word};
+use sublet_shim_wire::{ShimOrder, ShimReport};
 
 /// How often pages and host memory are read, and failed steps tried again.
 const TICK: Duration = Duration::from_secs(1);
@@ -544,13 +544,13 @@ impl ShimHubThread {
         self.process_thread.send(ProcessMessage::Report(HostReport::ShimReported { lease, process, said }));
     }
 
-    fn handle_message(&mut self, number: u64, packet: Word) {
+    fn handle_message(&mut self, number: u64, packet: ShimReport) {
         match packet {
             // A tool has replaced the library: what the process has on a GPU counts as that of a program without the
             // library.
-            Word::Hello { aside: Some(_), .. } => return,
-            Word::Hello { lease, looks: true, .. } => return self.send_page(number, lease.as_deref()),
-            Word::Hello { version, lease, parked, bytes, deep, .. } => {
+            ShimReport::Hello { aside: Some(_), .. } => return,
+            ShimReport::Hello { lease, looks: true, .. } => return self.send_page(number, lease.as_deref()),
+            ShimReport::Hello { version, lease, parked, bytes, deep, .. } => {
                 let deep = (version >= CONTEXT_VERSION_MIN).then_some(deep);
                 return self.welcome(number, lease.as_deref(), parked.then_some(bytes.min(PARKED_MAX)), deep);
             }
@@ -560,38 +560,38 @@ impl ShimHubThread {
         let (Some(lease), Some(process)) = (program.lease, program.process) else { return };
         let is_answer = |id: u64, program: &ConnectedProgram| program.order_in_progress == Some(id);
         let said = match packet {
-            Word::Hello { .. } | Word::Prepared { .. } => return,
-            Word::Parked { id, bytes, .. } if is_answer(id, program) => {
+            ShimReport::Hello { .. } | ShimReport::Prepared { .. } => return,
+            ShimReport::Parked { id, bytes, .. } if is_answer(id, program) => {
                 let bytes = bytes.min(PARKED_MAX);
                 (program.order_in_progress, program.parked) = (None, true);
                 program.park_memory.note_parked(bytes);
                 self.bookings.release(Booker::Library(number));
                 Said::Parked(Bytes(bytes))
             }
-            Word::Resumed { id, .. } if is_answer(id, program) => {
+            ShimReport::Resumed { id, .. } if is_answer(id, program) => {
                 (program.order_in_progress, program.parked) = (None, false);
                 (program.park_memory.last_used, program.is_off_the_driver) = (Instant::now(), false);
                 Said::Resumed
             }
-            Word::Deep { id } if is_answer(id, program) => {
+            ShimReport::Deep { id } if is_answer(id, program) => {
                 (program.order_in_progress, program.is_off_the_driver) = (None, true);
                 Said::Deep(true)
             }
-            Word::Shallow { id } if is_answer(id, program) => {
+            ShimReport::Shallow { id } if is_answer(id, program) => {
                 (program.order_in_progress, program.is_off_the_driver) = (None, false);
                 Said::Deep(false)
             }
             // It stays as it is, and is ordered again.
-            Word::Refused { id, .. } if is_answer(id, program) && program.order_changes_context => {
+            ShimReport::Refused { id, .. } if is_answer(id, program) && program.order_changes_context => {
                 (program.order_in_progress, program.retry_at) = (None, Some(Instant::now() + TICK));
                 return;
             }
-            Word::Refused { id, why } if is_answer(id, program) => {
+            ShimReport::Refused { id, why } if is_answer(id, program) => {
                 (program.order_in_progress, program.retry_at) = (None, Some(Instant::now() + TICK));
                 self.bookings.release(Booker::Library(number));
                 Said::Refused(one_line(why))
             }
-            Word::Wants { .. } if program.parked => Said::Wants,
+            ShimReport::Wants { .. } if program.parked => Said::Wants,
             // Too late, or never asked for.
             _ => return,
         };
@@ -641,7 +641,7 @@ impl ShimHubThread {
         let file = self.page(lease).and_then(|page| page.file().try_clone_to_owned().ok());
         if let Some(program) = self.programs.get(&number) {
             let pid = program.process.map(|process| process.pid);
-            let welcome = Order::Welcome { page: file.is_some(), pid, over: false };
+            let welcome = ShimOrder::Welcome { page: file.is_some(), pid, over: false };
             program.connection.send(&welcome, file.as_ref().map(AsFd::as_fd));
         }
     }
@@ -653,14 +653,16 @@ impl ShimHubThread {
         let page = lease.and_then(|lease| self.page(lease)).and_then(|page| page.file().try_clone_to_owned().ok());
         let Some(program) = self.programs.get_mut(&number) else { return };
         let (Some(lease), Some(process)) = (lease, program.process) else {
-            program.connection.send(&Order::Welcome { page: false, pid: None, over }, None);
+            program.connection.send(&ShimOrder::Welcome { page: false, pid: None, over }, None);
             if parked.is_some() {
-                program.connection.send(&Order::Over { why: "the lease of this program is over".to_owned() }, None);
+                program.connection.send(&ShimOrder::Over { why: "the lease of this program is over".to_owned() }, None);
             }
             return;
         };
         let pid = Some(process.pid);
-        program.connection.send(&Order::Welcome { page: page.is_some(), pid, over }, page.as_ref().map(AsFd::as_fd));
+        program
+            .connection
+            .send(&ShimOrder::Welcome { page: page.is_some(), pid, over }, page.as_ref().map(AsFd::as_fd));
         (program.lease, program.parked, program.is_off_the_driver) =
             (Some(lease), parked.is_some(), deep == Some(true));
         self.process_thread.send(ProcessMessage::JudgedByShim { lease, is: true });
@@ -682,18 +684,18 @@ impl ShimHubThread {
         }
         let id = self.next_order;
         match (holder.target.placement_of(program.process), program.parked) {
-            (ShimPlacement::OnGpus, true) => self.send_order(number, &Order::Resume { id }, id),
+            (ShimPlacement::OnGpus, true) => self.send_order(number, &ShimOrder::Resume { id }, id),
             (ShimPlacement::InHostMemory { with_context: true, .. }, true) if !program.is_off_the_driver => {
-                self.send_order(number, &Order::Deepen { id }, id)
+                self.send_order(number, &ShimOrder::Deepen { id }, id)
             }
             (ShimPlacement::InHostMemory { with_context: false, .. }, true) if program.is_off_the_driver => {
-                self.send_order(number, &Order::Shallow { id }, id)
+                self.send_order(number, &ShimOrder::Shallow { id }, id)
             }
             (ShimPlacement::InHostMemory { booked, within, .. }, false) => {
                 let (booked, deadline_ms) = (*booked, within.as_millis() as u64);
                 match self.supply_memory(number, booked) {
                     MemorySupply::Ready { most } => {
-                        self.send_order(number, &Order::Park { id, deadline_ms, most: Some(most) }, id);
+                        self.send_order(number, &ShimOrder::Park { id, deadline_ms, most: Some(most) }, id);
                     }
                     MemorySupply::Later => {}
                     MemorySupply::Refused(why) => self.refuse_park(number, why),
@@ -702,7 +704,7 @@ impl ShimHubThread {
             (ShimPlacement::LeaseOver { why }, true) => {
                 let why = why.clone();
                 if let Some(program) = self.programs.get_mut(&number)
-                    && program.connection.send(&Order::Over { why }, None)
+                    && program.connection.send(&ShimOrder::Over { why }, None)
                 {
                     program.parked = false;
                 }
@@ -711,13 +713,13 @@ impl ShimHubThread {
         }
     }
 
-    fn send_order(&mut self, number: u64, order: &Order, id: u64) {
+    fn send_order(&mut self, number: u64, order: &ShimOrder, id: u64) {
         self.next_order += 1;
         if let Some(program) = self.programs.get_mut(&number)
             && program.connection.send(order, None)
         {
             program.order_in_progress = Some(id);
-            program.order_changes_context = matches!(order, Order::Deepen { .. } | Order::Shallow { .. });
+            program.order_changes_context = matches!(order, ShimOrder::Deepen { .. } | ShimOrder::Shallow { .. });
         }
     }
 

@@ -10,7 +10,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
-use sublet_shim_wire::{CARDS, MAGIC, Page, ProcessPage, Reason, VERSION};
+use sublet_shim_wire::{GPUS_MAX, LeasePage, MAGIC, ParkObstacle, ProcessPage, VERSION};
 
 /// What a lease has of one GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,7 +26,7 @@ pub struct GpuCap {
 /// A page, mapped.
 pub(crate) struct PageFile {
     file: OwnedFd,
-    at: NonNull<Page>,
+    at: NonNull<LeasePage>,
 }
 
 // SAFETY: the mapping is the page's own until it is dropped, and holds nothing but atomic numbers.
@@ -35,21 +35,21 @@ unsafe impl Send for PageFile {}
 impl PageFile {
     pub(crate) fn new() -> io::Result<PageFile> {
         let file = memfd_create("sublet-page", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-        ftruncate(&file, size_of::<Page>() as u64)?;
+        ftruncate(&file, size_of::<LeasePage>() as u64)?;
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         // SAFETY: a new mapping of a file of exactly this length, which is sealed.
         let at = unsafe {
             let access = ProtFlags::READ | ProtFlags::WRITE;
-            mmap(std::ptr::null_mut(), size_of::<Page>(), access, MapFlags::SHARED, &file, 0)?
+            mmap(std::ptr::null_mut(), size_of::<LeasePage>(), access, MapFlags::SHARED, &file, 0)?
         };
-        let at = NonNull::new(at.cast::<Page>()).ok_or(io::ErrorKind::OutOfMemory)?;
+        let at = NonNull::new(at.cast::<LeasePage>()).ok_or(io::ErrorKind::OutOfMemory)?;
         let page = PageFile { file, at };
         page.get().version.store(VERSION, Relaxed);
         page.get().magic.store(MAGIC, Relaxed);
         Ok(page)
     }
 
-    fn get(&self) -> &Page {
+    fn get(&self) -> &LeasePage {
         // SAFETY: mapped for as long as this lives, aligned to a page, and numbers that may be anything.
         unsafe { self.at.as_ref() }
     }
@@ -60,8 +60,8 @@ impl PageFile {
 
     /// Writes the caps; GPUs beyond those a page has room for are not capped.
     pub(crate) fn set_caps(&self, caps: &[GpuCap]) {
-        for (place, gpu) in caps.iter().take(CARDS).enumerate() {
-            let slot = &self.get().cards[place];
+        for (place, gpu) in caps.iter().take(GPUS_MAX).enumerate() {
+            let slot = &self.get().gpus[place];
             for (byte, value) in slot.uuid.iter().zip(gpu.uuid) {
                 byte.store(value, Relaxed);
             }
@@ -83,9 +83,9 @@ impl PageFile {
     pub(crate) fn process(&self, pid: u32) -> Option<PageReport> {
         let slot = self.slot(pid)?;
         Some(PageReport {
-            reason: Reason::first(slot.reasons.load(Relaxed)),
+            reason: ParkObstacle::first(slot.obstacles.load(Relaxed)),
             active_ns: slot.active_ns.load(Relaxed),
-            bytes: slot.cards.iter().fold(0, |sum, gpu| gpu.bytes.load(Relaxed).saturating_add(sum)),
+            bytes: slot.gpus.iter().fold(0, |sum, gpu| gpu.bytes.load(Relaxed).saturating_add(sum)),
         })
     }
 
@@ -94,20 +94,20 @@ impl PageFile {
         let Some(slot) = self.slot(pid) else { return ActivityCounts::none() };
         let errors = slot.errors.iter().map(|it| (it.code.load(Relaxed), u64::from(it.count.load(Relaxed))));
         let errors = errors.filter(|(code, count)| *code != 0 && *count != 0).collect();
-        let copied = self.get().copied_of(slot);
+        let copied = self.get().copy_counter_of(slot);
         let copied = (copied.is_counted.load(Relaxed) != 0).then(|| copied.bytes.load(Relaxed));
         ActivityCounts { launches: slot.launches.load(Relaxed), copies: slot.copies.load(Relaxed), copied, errors }
     }
 
     /// The bytes that a process counts on a GPU, by the GPU's index in the list of caps.
     pub(crate) fn bytes_on(&self, pid: u32, place: usize) -> Option<u64> {
-        Some(self.slot(pid)?.cards.get(place)?.bytes.load(Relaxed))
+        Some(self.slot(pid)?.gpus.get(place)?.bytes.load(Relaxed))
     }
 
     /// Clears the place of a process that ended.
     pub(crate) fn clear(&self, pid: u32) {
         let Some(slot) = self.slot(pid) else { return };
-        self.get().wipe(slot);
+        self.get().clear_slot(slot);
         slot.pid.store(0, SeqCst);
     }
 }
@@ -115,7 +115,7 @@ impl PageFile {
 impl Drop for PageFile {
     fn drop(&mut self) {
         // SAFETY: mapped by `new` with this length, and nothing refers to it any more.
-        let _ = unsafe { munmap(self.at.as_ptr().cast(), size_of::<Page>()) };
+        let _ = unsafe { munmap(self.at.as_ptr().cast(), size_of::<LeasePage>()) };
     }
 }
 
@@ -123,7 +123,7 @@ impl Drop for PageFile {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PageReport {
     /// Why it cannot be parked, if so.
-    pub(crate) reason: Option<Reason>,
+    pub(crate) reason: Option<ParkObstacle>,
     /// When it last did anything, by the monotonic clock.
     pub(crate) active_ns: u64,
     /// Bytes on GPUs, without contexts.
@@ -139,8 +139,8 @@ mod tests {
         let page = PageFile::new().expect("a page");
         assert!(ftruncate(page.file(), 0).is_err(), "a holder could cut it short under the daemon");
         assert_eq!(page.get().magic.load(Relaxed), MAGIC);
-        page.set_caps(&vec![GpuCap { uuid: [7; 16], cap: 5, context: 2 }; CARDS + 3]);
-        assert_eq!(page.get().cards[CARDS - 1].cap.load(Relaxed), 5);
+        page.set_caps(&vec![GpuCap { uuid: [7; 16], cap: 5, context: 2 }; GPUS_MAX + 3]);
+        assert_eq!(page.get().gpus[GPUS_MAX - 1].cap.load(Relaxed), 5);
         assert_eq!(page.process(1), None);
     }
 
@@ -149,16 +149,16 @@ mod tests {
         let page = PageFile::new().expect("a page");
         let slot = &page.get().processes[3];
         slot.pid.store(42, Relaxed);
-        slot.cards[0].bytes.store(u64::MAX, Relaxed);
-        slot.cards[1].bytes.store(u64::MAX, Relaxed);
-        slot.cards[1].peak.store(5, Relaxed);
+        slot.gpus[0].bytes.store(u64::MAX, Relaxed);
+        slot.gpus[1].bytes.store(u64::MAX, Relaxed);
+        slot.gpus[1].peak.store(5, Relaxed);
         slot.errors[0].count.store(5, Relaxed);
         assert_eq!(page.process(42).map(|it| it.bytes), Some(u64::MAX));
         page.clear(42);
         assert_eq!(page.process(42), None);
-        assert_eq!(slot.cards[0].bytes.load(Relaxed), 0);
+        assert_eq!(slot.gpus[0].bytes.load(Relaxed), 0);
         assert_eq!(
-            (slot.cards[1].peak.load(Relaxed), slot.errors[0].count.load(Relaxed)),
+            (slot.gpus[1].peak.load(Relaxed), slot.errors[0].count.load(Relaxed)),
             (0, 0),
             "the next begins anew"
         );

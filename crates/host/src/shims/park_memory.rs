@@ -28,7 +28,7 @@ use std::time::Instant;
 use sublet_core::ids::LeaseId;
 use sublet_core::parking::Said;
 use sublet_core::units::Bytes;
-use sublet_shim_wire::Order;
+use sublet_shim_wire::ShimOrder;
 
 /// Added to what a program reports: chunks that are not full.
 const PARK_SLACK_BYTES: u64 = 64 << 20;
@@ -162,7 +162,7 @@ impl ConnectedProgram {
 
     /// Returns false if the memory was not sent.
     fn send_memory(&mut self, memory: &ParkFile) -> bool {
-        let order = Order::Arena { bytes: memory.bytes, filled: memory.filled };
+        let order = ShimOrder::Arena { bytes: memory.bytes, filled: memory.filled };
         let sent = self.connection.send(&order, Some(memory.file.as_fd()));
         if sent {
             self.park_memory.bytes += memory.bytes;
@@ -420,7 +420,7 @@ impl ShimHubThread {
         let id = self.next_order;
         self.next_order += 1;
         match self.programs.get_mut(&number) {
-            Some(program) if program.connection.send(&Order::Trim { id }, None) => {
+            Some(program) if program.connection.send(&ShimOrder::Trim { id }, None) => {
                 let park_memory = &mut program.park_memory;
                 (
                     park_memory.prepared_bytes,
@@ -457,7 +457,7 @@ impl ShimHubThread {
             }
             if let Some(given_bytes) = self.supply_ahead(number, most)
                 && let Some(program) = self.programs.get_mut(&number)
-                && program.connection.send(&Order::Prepare { bytes: bytes.min(given_bytes) }, None)
+                && program.connection.send(&ShimOrder::Prepare { bytes: bytes.min(given_bytes) }, None)
             {
                 (program.park_memory.prepared_bytes, program.park_memory.last_used) = (bytes, Instant::now());
             }

@@ -10,8 +10,8 @@ use sublet_core::parking::Said;
 use sublet_core::units::Bytes;
 use sublet_host::HostReport;
 use sublet_host::driver::{DriverPlacement, DriverSettings, DriverTarget};
-use sublet_softgpu::fault::{CardFault, CheckpointFault};
-use sublet_softgpu::state::{CONTEXT_BYTES, Checkpoint};
+use sublet_softgpu::fault::{CheckpointFault, SoftGpuFault};
+use sublet_softgpu::state::{CONTEXT_BYTES, CheckpointState};
 
 crate::tests![
     a_holder_is_parked_and_resumed_with_its_memory_unchanged,
@@ -118,7 +118,7 @@ impl Stage {
         (self.rig, self.from) = (Some(open(&self.soft, Duration::from_millis(500))), 0);
     }
 
-    fn at(&self, which: usize) -> Checkpoint {
+    fn at(&self, which: usize) -> CheckpointState {
         self.soft.at(self.processes[which])
     }
 }
@@ -146,13 +146,13 @@ fn a_holder_is_parked_and_resumed_with_its_memory_unchanged() {
     for _ in 0..3 {
         stage.park();
         stage.expect(key, Said::Parked(Bytes(expected_bytes(64))));
-        assert_eq!((stage.at(0), stage.soft.used_bytes()), (Checkpoint::Checkpointed, 0));
+        assert_eq!((stage.at(0), stage.soft.used_bytes()), (CheckpointState::Checkpointed, 0));
         // It waits in the driver from here on.
         program.line.write_line("check");
         stage.resume(256);
         stage.expect(key, Said::Resumed);
         assert_eq!(program.line.read_line(), "intact");
-        assert_eq!((stage.at(0), stage.soft.used_bytes()), (Checkpoint::Running, expected_bytes(64)));
+        assert_eq!((stage.at(0), stage.soft.used_bytes()), (CheckpointState::Running, expected_bytes(64)));
     }
 }
 
@@ -165,7 +165,7 @@ fn a_program_with_a_long_kernel_is_refused_and_continues() {
     stage.expect_here(None);
     let why = stage.refusal();
     assert!(why.contains("work under way"), "{why}");
-    assert_eq!(stage.at(0), Checkpoint::Running);
+    assert_eq!(stage.at(0), CheckpointState::Running);
     assert_eq!(program.line.ask("release"), "released");
     assert!(program.is_intact());
     // A repeated target is tried again.
@@ -176,7 +176,7 @@ fn a_program_with_a_long_kernel_is_refused_and_continues() {
 fn a_checkpoint_that_frees_nothing_is_reported_as_parked_and_still_uses_its_gpu() {
     let soft = SoftGpus::new("1x1GiB");
     let program = soft.program(64);
-    soft.state.fault(0, CardFault::Checkpoint(CheckpointFault::FreesNothing));
+    soft.state.set_fault(0, SoftGpuFault::Checkpoint(CheckpointFault::FreesNothing));
     let mut stage = Stage::new(&[&program], soft);
     stage.park();
     stage.expect_here(None);
@@ -196,7 +196,7 @@ fn without_room_nothing_is_restored_until_there_is() {
     let why = stage.refusal();
     assert!(why.contains("no room"), "{why}");
     // A restore would have lost it.
-    assert_eq!(stage.at(0), Checkpoint::Checkpointed);
+    assert_eq!(stage.at(0), CheckpointState::Checkpointed);
     drop(other);
     while stage.next_report("its return").1 != Said::Resumed {}
     assert!(program.is_intact());
@@ -219,7 +219,7 @@ fn without_known_bytes_nothing_is_restored() {
                 other => panic!("{other:?}"),
             }
         }
-        assert_eq!(stage.at(0), Checkpoint::Checkpointed);
+        assert_eq!(stage.at(0), CheckpointState::Checkpointed);
     }
 }
 
@@ -235,13 +235,13 @@ fn a_failed_restore_is_reported_as_lost_and_never_tried_again() {
     stage.resume(1);
     let why = stage.refusal();
     assert!(why.contains("no room"), "{why}");
-    assert_eq!(stage.at(0), Checkpoint::Checkpointed);
+    assert_eq!(stage.at(0), CheckpointState::Checkpointed);
     stage.reopen();
     stage.resume(1);
     assert!(matches!(stage.next_report("where it is").1, Said::Here { parked: Some(_) }));
     let said = stage.next_report("that it is lost").1;
     assert!(matches!(&said, Said::Lost(why) if why.contains("OUT_OF_MEMORY (2)")), "{said:?}");
-    assert_eq!(stage.at(0), Checkpoint::Failed);
+    assert_eq!(stage.at(0), CheckpointState::Failed);
     drop(other);
     let count = stage.rig().count();
     stage.resume(1);
@@ -267,12 +267,12 @@ fn a_killed_worker_is_replaced_and_locked_processes_are_unlocked() {
     assert_eq!(upper.line.ask("spin"), "spins");
     stage.park();
     stage.expect_here(None);
-    wait_until("the first lock", || stage.at(0) == Checkpoint::Locked && stage.at(1) == Checkpoint::Locking);
+    wait_until("the first lock", || stage.at(0) == CheckpointState::Locked && stage.at(1) == CheckpointState::Locking);
     let worker = stage.soft.driver_worker_pid().unwrap();
     kill_process(worker, Signal::KILL).unwrap();
     let why = stage.refusal();
     assert!(why.contains("it ended"), "{why}");
-    assert_eq!(stage.at(0), Checkpoint::Running);
+    assert_eq!(stage.at(0), CheckpointState::Running);
     assert_ne!(stage.soft.driver_worker_pid(), Some(worker));
     assert_eq!(upper.line.ask("release"), "released");
     assert!(lower.is_intact() && upper.is_intact());
@@ -303,14 +303,14 @@ fn the_end_of_the_host_unlocks_locked_processes() {
     assert_eq!(upper.line.ask("spin"), "spins");
     stage.park();
     stage.expect_here(None);
-    wait_until("the first lock", || stage.at(0) == Checkpoint::Locked && stage.at(1) == Checkpoint::Locking);
+    wait_until("the first lock", || stage.at(0) == CheckpointState::Locked && stage.at(1) == CheckpointState::Locking);
     let began = Instant::now();
     drop(stage.rig.take());
     // It does not wait for the call that is under way, nor does it interrupt it.
     assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
     assert_eq!(upper.line.ask("release"), "released");
     assert!(lower.is_intact() && upper.is_intact());
-    assert_eq!((stage.at(0), stage.at(1)), (Checkpoint::Running, Checkpoint::Running));
+    assert_eq!((stage.at(0), stage.at(1)), (CheckpointState::Running, CheckpointState::Running));
 }
 
 fn a_stopped_process_is_refused_and_not_touched() {
@@ -325,7 +325,7 @@ fn a_stopped_process_is_refused_and_not_touched() {
     assert!(why.contains("is stopped"), "{why}");
     program.signal(Signal::CONT);
     assert!(program.is_intact());
-    assert_eq!(stage.at(0), Checkpoint::Running);
+    assert_eq!(stage.at(0), CheckpointState::Running);
 }
 
 fn a_process_stopped_while_parked_is_restored_when_it_continues() {
@@ -342,7 +342,7 @@ fn a_process_stopped_while_parked_is_restored_when_it_continues() {
     beside.park();
     beside.expect_here(None);
     beside.expect(other.key, Said::Parked(Bytes(expected_bytes(2))));
-    assert_eq!(beside.soft.at(program.key), Checkpoint::Checkpointed);
+    assert_eq!(beside.soft.at(program.key), CheckpointState::Checkpointed);
     program.signal(Signal::CONT);
     assert!(program.is_intact());
 }
@@ -375,7 +375,7 @@ fn if_the_second_refuses_the_first_is_restored() {
     stage.expect_here(None);
     let why = stage.refusal();
     assert!(why.contains(&format!("process {} has memory", managed.key.pid)), "{why}");
-    assert_eq!((stage.at(0), stage.at(1)), (Checkpoint::Running, Checkpoint::Running));
+    assert_eq!((stage.at(0), stage.at(1)), (CheckpointState::Running, CheckpointState::Running));
     assert_eq!(stage.soft.used_bytes(), taken);
     assert!(plain.is_intact() && managed.is_intact());
 }
@@ -402,7 +402,7 @@ fn managed_memory_is_refused_and_unharmed() {
     stage.expect_here(None);
     let why = stage.refusal();
     assert!(why.contains("cannot leave a GPU"), "{why}");
-    assert_eq!(stage.at(0), Checkpoint::Running);
+    assert_eq!(stage.at(0), CheckpointState::Running);
     assert!(program.is_intact());
 }
 
@@ -414,7 +414,7 @@ fn a_reused_pid_is_not_touched() {
     stage.processes = vec![before];
     stage.park();
     stage.expect(before, Said::Left);
-    assert_eq!(stage.soft.at(program.key), Checkpoint::Running);
+    assert_eq!(stage.soft.at(program.key), CheckpointState::Running);
     assert!(program.is_intact());
 }
 
@@ -426,7 +426,7 @@ fn a_new_host_continues_from_the_drivers_state() {
     stage.expect_here(None);
     stage.expect(program.key, Said::Parked(Bytes(expected_bytes(64))));
     stage.reopen();
-    assert_eq!(stage.at(0), Checkpoint::Checkpointed);
+    assert_eq!(stage.at(0), CheckpointState::Checkpointed);
     stage.park();
     assert!(matches!(stage.next_report("where it is"), (_, Said::Here { parked: Some(_) })));
     stage.resume(256);
@@ -442,7 +442,7 @@ fn a_process_that_was_left_locked_is_unlocked() {
     worker.child.kill().unwrap();
     worker.child.wait().unwrap();
     let mut stage = Stage::new(&[&program], soft);
-    assert_eq!(stage.at(0), Checkpoint::Locked);
+    assert_eq!(stage.at(0), CheckpointState::Locked);
     stage.resume(256);
     stage.expect_here(None);
     assert!(program.is_intact());
@@ -457,7 +457,9 @@ fn a_withdrawn_park_restores_all_processes() {
         stage.resume(256);
     }
     assert!(program.is_intact());
-    wait_until("its return", || stage.at(0) == Checkpoint::Running && stage.soft.used_bytes() == expected_bytes(16));
+    wait_until("its return", || {
+        stage.at(0) == CheckpointState::Running && stage.soft.used_bytes() == expected_bytes(16)
+    });
 }
 
 fn a_process_killed_while_parked_is_reported_as_left() {
@@ -487,7 +489,7 @@ fn an_inspection_reports_which_processes_can_be_moved() {
         assert!(matches!(&said, Said::Cannot(Some(why)) if why.contains("MPS")), "{said:?}");
         stage.expect(gone, Said::Left);
     }
-    assert_eq!(stage.soft.at(program.key), Checkpoint::Running);
+    assert_eq!(stage.soft.at(program.key), CheckpointState::Running);
 }
 
 fn without_a_driver_no_process_can_be_moved() {

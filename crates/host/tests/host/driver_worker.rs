@@ -6,7 +6,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use std::process::Command;
 use sublet_core::ids::ProcKey;
-use sublet_softgpu::state::{CONTEXT_BYTES, Checkpoint};
+use sublet_softgpu::state::{CONTEXT_BYTES, CheckpointState};
 
 crate::tests![
     a_process_is_checkpointed_and_restored,
@@ -63,7 +63,7 @@ fn a_lock_without_a_timeout_is_refused() {
     let soft = SoftGpus::new("1x1GiB");
     let program = soft.program(1);
     assert_eq!(soft.worker().lock(program.key, 0)["failed"]["code"], 1);
-    assert_eq!(soft.at(program.key), Checkpoint::Running);
+    assert_eq!(soft.at(program.key), CheckpointState::Running);
 }
 
 fn steps_out_of_order_are_refused_with_the_drivers_error() {
@@ -74,7 +74,7 @@ fn steps_out_of_order_are_refused_with_the_drivers_error() {
     for step in ["checkpoint", "restore", "unlock"] {
         assert_eq!(worker.step(step, program.key), illegal, "{step}");
     }
-    assert_eq!(soft.at(program.key), Checkpoint::Running);
+    assert_eq!(soft.at(program.key), CheckpointState::Running);
 }
 
 fn a_pid_with_another_start_is_not_touched() {
@@ -86,7 +86,7 @@ fn a_pid_with_another_start_is_not_touched() {
     for step in ["state", "checkpoint", "restore", "unlock", "weigh"] {
         assert_eq!(worker.step(step, other), "gone", "{step}");
     }
-    assert_eq!(soft.at(program.key), Checkpoint::Running);
+    assert_eq!(soft.at(program.key), CheckpointState::Running);
     assert!(program.is_intact());
 }
 
@@ -99,7 +99,7 @@ fn a_stopped_process_is_not_touched() {
     assert_eq!(worker.step("state", program.key), "stopped");
     program.signal(Signal::CONT);
     assert!(program.is_intact());
-    assert_eq!(soft.at(program.key), Checkpoint::Running);
+    assert_eq!(soft.at(program.key), CheckpointState::Running);
 }
 
 fn room_is_proven_by_allocating_it() {
@@ -129,7 +129,7 @@ fn locked_processes_are_unlocked_when_stdin_closes() {
     worker.close_stdin();
     assert!(one.is_intact() && two.is_intact());
     assert!(worker.succeeds());
-    assert_eq!(soft.at(one.key), Checkpoint::Running);
+    assert_eq!(soft.at(one.key), CheckpointState::Running);
 }
 
 fn checkpointed_processes_stay_so_when_stdin_closes() {
@@ -140,7 +140,7 @@ fn checkpointed_processes_stay_so_when_stdin_closes() {
     assert_eq!(worker.step("checkpoint", program.key), "done");
     worker.close_stdin();
     assert!(worker.succeeds());
-    assert_eq!(soft.at(program.key), Checkpoint::Checkpointed);
+    assert_eq!(soft.at(program.key), CheckpointState::Checkpointed);
     let mut next = soft.worker();
     assert_eq!(next.step("restore", program.key), "done");
     // It would wait for ever between the two.
@@ -170,12 +170,12 @@ fn a_call_under_way_ends_before_the_worker_does() {
     let mut worker = soft.worker();
     worker.request(&json!("facts"));
     worker.write_line(&lock(program.key, 20_000).to_string());
-    wait_until("the lock under way", || soft.at(program.key) == Checkpoint::Locking);
+    wait_until("the lock under way", || soft.at(program.key) == CheckpointState::Locking);
     worker.close_stdin();
     assert_eq!(program.line.ask("release"), "released");
     assert!(program.is_intact());
     assert!(worker.succeeds());
-    assert_eq!(soft.at(program.key), Checkpoint::Running);
+    assert_eq!(soft.at(program.key), CheckpointState::Running);
 }
 
 fn a_stopped_process_is_unlocked_when_it_continues() {

@@ -12,15 +12,15 @@ use std::time::{Duration, Instant};
 use sublet_core::ids::ProcKey;
 use sublet_host::process;
 use sublet_host::soft::SoftPlace;
-use sublet_softgpu::State;
-use sublet_softgpu::state::{Checkpoint, ENV, IDLE_BYTES};
+use sublet_softgpu::SoftGpuState;
+use sublet_softgpu::state::{CheckpointState, ENV, IDLE_BYTES};
 
 pub const MIB: u64 = 1 << 20;
 
 /// Soft GPUs in a folder that is removed on drop.
 pub struct SoftGpus {
     dir: tempfile::TempDir,
-    pub state: State,
+    pub state: SoftGpuState,
 }
 
 impl SoftGpus {
@@ -31,7 +31,7 @@ impl SoftGpus {
             assert!(library.exists(), "no library at {}", library.display());
             symlink(library, dir.path().join(name)).unwrap();
         }
-        let state = State::create(&dir.path().join("cards"), &spec.parse().unwrap()).unwrap();
+        let state = SoftGpuState::create(&dir.path().join("cards"), &spec.parse().unwrap()).unwrap();
         SoftGpus { dir, state }
     }
 
@@ -59,7 +59,7 @@ impl SoftGpus {
     }
 
     pub fn uuid(&self) -> String {
-        self.state.cards()[0].uuid_text()
+        self.state.gpus()[0].uuid_text()
     }
 
     fn command(&self, args: &[&str]) -> Command {
@@ -88,9 +88,9 @@ impl SoftGpus {
     }
 
     /// The checkpoint state of a process, read without the driver.
-    pub fn at(&self, process: ProcKey) -> Checkpoint {
+    pub fn at(&self, process: ProcKey) -> CheckpointState {
         let found = self.state.process(process.pid).expect("it is on the GPUs");
-        Checkpoint::from_number(found.row.checkpoint.load(std::sync::atomic::Ordering::SeqCst))
+        CheckpointState::from_number(found.row.checkpoint.load(std::sync::atomic::Ordering::SeqCst))
     }
 
     /// Bytes of the first GPU that are in use.

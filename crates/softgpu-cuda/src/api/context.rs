@@ -1,25 +1,25 @@
 //! Contexts: primary and created ones, and which one is current in a thread.
 
-use super::{exports, place_for, put};
+use super::{checked_place, exports, write_out};
 use crate::result::{CuResult, Outcome};
-use crate::runtime::{Primary, Runtime, current, current_handle, named, with_stack};
+use crate::runtime::{Primary, Runtime, context_named, current, current_handle, with_stack};
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 fn primary(runtime: &Runtime, device: c_int) -> Outcome<(usize, MutexGuard<'_, Primary>)> {
-    let card = runtime.card(device)?;
-    Ok((card, runtime.primary[card].lock().unwrap_or_else(PoisonError::into_inner)))
+    let gpu = runtime.gpu(device)?;
+    Ok((gpu, runtime.primary[gpu].lock().unwrap_or_else(PoisonError::into_inner)))
 }
 
 fn create(place: *mut usize, flags: u32, device: c_int) -> Outcome {
     let runtime = Runtime::get()?;
-    let card = runtime.card(device)?;
-    let place = place_for(place)?;
-    let _inside = runtime.seat.pass();
-    let handle = runtime.make_context(card, flags)?.handle;
+    let gpu = runtime.gpu(device)?;
+    let place = checked_place(place)?;
+    let _pass = runtime.client.pass_gate();
+    let handle = runtime.make_context(gpu, flags)?.handle;
     with_stack(|stack| stack.push(handle));
-    put(place, handle)
+    write_out(place, handle)
 }
 
 /// The default value of a limit, by `CUlimit`.
@@ -37,28 +37,28 @@ fn usual_limit(limit: c_int) -> Outcome<usize> {
 
 /// Waits for all work of a context.
 fn synchronise(context: usize) -> Outcome {
-    let (runtime, context) = named(context)?;
+    let (runtime, context) = context_named(context)?;
     runtime.refuse_any_capture(context.handle)?;
-    runtime.engine.wait(&runtime.engine.last_of_all(Some(context.handle)));
-    drop(runtime.seat.pass());
+    runtime.engine.wait(&runtime.engine.last_jobs_of_all(Some(context.handle)));
+    drop(runtime.client.pass_gate());
     context.check()
 }
 
 exports! {
     "cuDevicePrimaryCtxRetain" 7000 fn cuDevicePrimaryCtxRetain(place: *mut usize, device: c_int) {
         let runtime = Runtime::get()?;
-        let place = place_for(place)?;
-        let _inside = runtime.seat.pass();
-        let (card, mut primary) = primary(runtime, device)?;
+        let place = checked_place(place)?;
+        let _pass = runtime.client.pass_gate();
+        let (gpu, mut primary) = primary(runtime, device)?;
         if primary.context.is_none() {
-            primary.context = Some(runtime.make_context(card, primary.flags)?);
+            primary.context = Some(runtime.make_context(gpu, primary.flags)?);
         }
         primary.count += 1;
-        put(place, primary.context.as_ref().map_or(0, |context| context.handle))
+        write_out(place, primary.context.as_ref().map_or(0, |context| context.handle))
     }
     "cuDevicePrimaryCtxRelease" 11000 fn cuDevicePrimaryCtxRelease_v2(device: c_int) {
         let runtime = Runtime::get()?;
-        let _inside = runtime.seat.pass();
+        let _pass = runtime.client.pass_gate();
         let (_, mut primary) = primary(runtime, device)?;
         primary.count = primary.count.checked_sub(1).ok_or(CuResult::INVALID_CONTEXT)?;
         if primary.count > 0 {
@@ -68,15 +68,15 @@ exports! {
     }
     "cuDevicePrimaryCtxReset" 11000 fn cuDevicePrimaryCtxReset_v2(device: c_int) {
         let runtime = Runtime::get()?;
-        let _inside = runtime.seat.pass();
+        let _pass = runtime.client.pass_gate();
         let (_, mut primary) = primary(runtime, device)?;
         primary.count = 0;
         primary.context.take().map_or(Ok(()), |context| runtime.end_context(context.handle))
     }
     "cuDevicePrimaryCtxGetState" 7000 fn cuDevicePrimaryCtxGetState(device: c_int, flags: *mut u32, active: *mut c_int) {
         let (_, primary) = primary(Runtime::get()?, device)?;
-        put(flags, primary.flags)?;
-        put(active, c_int::from(primary.context.is_some()))
+        write_out(flags, primary.flags)?;
+        write_out(active, c_int::from(primary.context.is_some()))
     }
     "cuDevicePrimaryCtxSetFlags" 11000 fn cuDevicePrimaryCtxSetFlags_v2(device: c_int, flags: u32) {
         let (_, mut primary) = primary(Runtime::get()?, device)?;
@@ -91,7 +91,7 @@ exports! {
     }
     "cuCtxDestroy" 4000 fn cuCtxDestroy_v2(context: usize) {
         let runtime = Runtime::get()?;
-        let _inside = runtime.seat.pass();
+        let _pass = runtime.client.pass_gate();
         let is_primary = |primary: &Mutex<Primary>| {
             let primary = primary.lock().unwrap_or_else(PoisonError::into_inner);
             primary.context.as_ref().is_some_and(|own| own.handle == context)
@@ -112,7 +112,7 @@ exports! {
     "cuCtxPopCurrent" 4000 fn cuCtxPopCurrent_v2(place: *mut usize) {
         Runtime::get()?;
         let top = with_stack(Vec::pop).ok_or(CuResult::INVALID_CONTEXT)?;
-        if place.is_null() { Ok(()) } else { put(place, top) }
+        if place.is_null() { Ok(()) } else { write_out(place, top) }
     }
     "cuCtxSetCurrent" 4000 fn cuCtxSetCurrent(context: usize) {
         if context != 0 {
@@ -126,25 +126,25 @@ exports! {
     }
     "cuCtxGetCurrent" 4000 fn cuCtxGetCurrent(place: *mut usize) {
         Runtime::get()?;
-        put(place, current_handle().unwrap_or(0))
+        write_out(place, current_handle().unwrap_or(0))
     }
     "cuCtxGetDevice" 2000 fn cuCtxGetDevice(device: *mut c_int) {
         let (runtime, context) = current()?;
-        put(device, runtime.device(context.card))
+        write_out(device, runtime.device(context.gpu))
     }
     "cuCtxGetDevice" 13000 fn cuCtxGetDevice_v2(device: *mut c_int, context: usize) {
-        let (runtime, context) = named(context)?;
-        put(device, runtime.device(context.card))
+        let (runtime, context) = context_named(context)?;
+        write_out(device, runtime.device(context.gpu))
     }
     "cuCtxGetFlags" 7000 fn cuCtxGetFlags(flags: *mut u32) {
-        put(flags, current()?.1.flags.load(SeqCst))
+        write_out(flags, current()?.1.flags.load(SeqCst))
     }
     "cuCtxSetFlags" 12010 fn cuCtxSetFlags(flags: u32) {
         current()?.1.flags.store(flags, SeqCst);
         Ok(())
     }
     "cuCtxGetId" 12000 fn cuCtxGetId(context: usize, id: *mut u64) {
-        put(id, named(context)?.1.handle as u64)
+        write_out(id, context_named(context)?.1.handle as u64)
     }
     "cuCtxCreate" 11040 fn cuCtxCreate_v3(
         place: *mut usize,
@@ -158,7 +158,7 @@ exports! {
     "cuCtxGetLimit" 3010 fn cuCtxGetLimit(value: *mut usize, limit: c_int) {
         let (_, context) = current()?;
         let set = context.limits.lock().unwrap_or_else(PoisonError::into_inner).get(&limit).copied();
-        put(value, set.map_or_else(|| usual_limit(limit), Ok)?)
+        write_out(value, set.map_or_else(|| usual_limit(limit), Ok)?)
     }
     "cuCtxSetLimit" 3010 fn cuCtxSetLimit(limit: c_int, value: usize) {
         let (_, context) = current()?;
@@ -167,7 +167,7 @@ exports! {
         Ok(())
     }
     "cuCtxGetCacheConfig" 3020 fn cuCtxGetCacheConfig(config: *mut c_int) {
-        put(config, current()?.1.cache.load(SeqCst))
+        write_out(config, current()?.1.cache.load(SeqCst))
     }
     "cuCtxSetCacheConfig" 3020 fn cuCtxSetCacheConfig(config: c_int) {
         let (_, context) = current()?;
@@ -179,7 +179,7 @@ exports! {
     }
     "cuCtxGetSharedMemConfig" 4020 fn cuCtxGetSharedMemConfig(config: *mut c_int) {
         current()?;
-        put(config, 1)
+        write_out(config, 1)
     }
     "cuCtxSetSharedMemConfig" 4020 fn cuCtxSetSharedMemConfig(_config: c_int) {
         current().map(drop)
@@ -189,11 +189,11 @@ exports! {
     }
     "cuCtxEnablePeerAccess" 4000 fn cuCtxEnablePeerAccess(context: usize, flags: u32) {
         let (runtime, own) = current()?;
-        let (_, other) = named(context)?;
+        let (_, other) = context_named(context)?;
         if flags != 0 {
             return Err(CuResult::INVALID_VALUE);
         }
-        if own.card == other.card {
+        if own.gpu == other.gpu {
             return Err(CuResult::INVALID_DEVICE);
         }
         let mut peers = runtime.peers.lock().unwrap_or_else(PoisonError::into_inner);
@@ -201,9 +201,9 @@ exports! {
     }
     "cuCtxDisablePeerAccess" 4000 fn cuCtxDisablePeerAccess(context: usize) {
         let (runtime, own) = current()?;
-        let (_, other) = named(context)?;
+        let (_, other) = context_named(context)?;
         // Running work may still reach there.
-        runtime.engine.wait(&runtime.engine.last_of_all(Some(own.handle)));
+        runtime.engine.wait(&runtime.engine.last_jobs_of_all(Some(own.handle)));
         let mut peers = runtime.peers.lock().unwrap_or_else(PoisonError::into_inner);
         if peers.remove(&(own.handle, other.handle)) { Ok(()) } else { Err(CuResult::PEER_ACCESS_NOT_ENABLED) }
     }
@@ -214,8 +214,8 @@ exports! {
         current().map(drop)
     }
     "cuCtxGetApiVersion" 3020 fn cuCtxGetApiVersion(context: usize, version: *mut u32) {
-        named(context)?;
-        put(version, super::device::DRIVER_VERSION as u32)
+        context_named(context)?;
+        write_out(version, super::device::DRIVER_VERSION as u32)
     }
     "cuCtxSynchronize" 2000 fn cuCtxSynchronize() {
         synchronise(0)
@@ -225,7 +225,7 @@ exports! {
     }
     "cuCtxGetStreamPriorityRange" 5050 fn cuCtxGetStreamPriorityRange(least: *mut c_int, greatest: *mut c_int) {
         current()?;
-        put(least, 0)?;
-        put(greatest, -5)
+        write_out(least, 0)?;
+        write_out(greatest, -5)
     }
 }

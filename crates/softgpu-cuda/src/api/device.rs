@@ -1,7 +1,7 @@
 //! Initialisation, versions, errors, and the properties of the GPUs.
 
 use super::memory::has_managed;
-use super::{exports, put, text};
+use super::{exports, text, write_out};
 use crate::function::{BLOCK_MAX, SHARED_MAX, SHARED_USUAL};
 use crate::result::{CuResult, Outcome};
 use crate::runtime::Runtime;
@@ -16,75 +16,75 @@ exports! {
         if flags == 0 { Runtime::init() } else { Err(CuResult::INVALID_VALUE) }
     }
     "cuDriverGetVersion" 2020 fn cuDriverGetVersion(version: *mut c_int) {
-        put(version, DRIVER_VERSION)
+        write_out(version, DRIVER_VERSION)
     }
     "cuGetErrorName" 6000 fn cuGetErrorName(error: CuResult, name: *mut *const c_char) {
         let found = error.texts();
-        put(name, found.map_or(std::ptr::null(), |(name, _)| name.as_ptr()))?;
+        write_out(name, found.map_or(std::ptr::null(), |(name, _)| name.as_ptr()))?;
         found.map(drop).ok_or(CuResult::INVALID_VALUE)
     }
     "cuGetErrorString" 6000 fn cuGetErrorString(error: CuResult, text: *mut *const c_char) {
         let found = error.texts();
-        put(text, found.map_or(std::ptr::null(), |(_, text)| text.as_ptr()))?;
+        write_out(text, found.map_or(std::ptr::null(), |(_, text)| text.as_ptr()))?;
         found.map(drop).ok_or(CuResult::INVALID_VALUE)
     }
     "cuDeviceGetCount" 2000 fn cuDeviceGetCount(count: *mut c_int) {
-        put(count, Runtime::get()?.visible.len() as c_int)
+        write_out(count, Runtime::get()?.visible.len() as c_int)
     }
     "cuDeviceGet" 2000 fn cuDeviceGet(device: *mut c_int, ordinal: c_int) {
-        Runtime::get()?.card(ordinal)?;
-        put(device, ordinal)
+        Runtime::get()?.gpu(ordinal)?;
+        write_out(device, ordinal)
     }
     "cuDeviceGetName" 2000 fn cuDeviceGetName(name: *mut c_char, length: c_int, device: c_int) {
         let runtime = Runtime::get()?;
-        let card = &runtime.seat.state().cards()[runtime.card(device)?];
-        put_text(name, length, card.name.iter().map(|byte| byte.load(SeqCst)).take_while(|byte| *byte != 0))
+        let gpu = &runtime.client.state().gpus()[runtime.gpu(device)?];
+        write_text_cut(name, length, gpu.name.iter().map(|byte| byte.load(SeqCst)).take_while(|byte| *byte != 0))
     }
     "cuDeviceGetUuid" 9020 fn cuDeviceGetUuid(uuid: *mut [u8; 16], device: c_int) {
-        put(uuid, uuid_of(device)?)
+        write_out(uuid, uuid_of(device)?)
     }
     "cuDeviceGetUuid" 11040 fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: c_int) {
-        put(uuid, uuid_of(device)?)
+        write_out(uuid, uuid_of(device)?)
     }
     "cuDeviceTotalMem" 3020 fn cuDeviceTotalMem_v2(bytes: *mut usize, device: c_int) {
         let runtime = Runtime::get()?;
-        put(bytes, runtime.seat.state().cards()[runtime.card(device)?].total.load(SeqCst) as usize)
+        write_out(bytes, runtime.client.state().gpus()[runtime.gpu(device)?].total.load(SeqCst) as usize)
     }
     "cuDeviceComputeCapability" 2000 fn cuDeviceComputeCapability(major: *mut c_int, minor: *mut c_int, device: c_int) {
-        Runtime::get()?.card(device)?;
-        put(major, 7)?;
-        put(minor, 5)
+        Runtime::get()?.gpu(device)?;
+        write_out(major, 7)?;
+        write_out(minor, 5)
     }
     "cuDeviceGetLuid" 10000 fn cuDeviceGetLuid(_luid: *mut c_char, _mask: *mut u32, device: c_int) {
         // Only Windows has this.
-        Runtime::get()?.card(device)?;
+        Runtime::get()?.gpu(device)?;
         Err(CuResult::NOT_SUPPORTED)
     }
     "cuDeviceGetPCIBusId" 4010 fn cuDeviceGetPCIBusId(name: *mut c_char, length: c_int, device: c_int) {
-        let card = Runtime::get()?.card(device)?;
-        put_text(name, length, bus_id(card).bytes())
+        let gpu = Runtime::get()?.gpu(device)?;
+        write_text_cut(name, length, bus_id(gpu).bytes())
     }
     "cuDeviceGetByPCIBusId" 4010 fn cuDeviceGetByPCIBusId(device: *mut c_int, name: *const c_char) {
         let (runtime, name) = (Runtime::get()?, text(name)?);
-        let is_it = |card: &usize| {
-            let own = bus_id(*card);
+        let is_it = |gpu: &usize| {
+            let own = bus_id(*gpu);
             // With or without the domain and the function.
             own.eq_ignore_ascii_case(name) || own[5..].eq_ignore_ascii_case(name) || own[..10].eq_ignore_ascii_case(name)
         };
         let found = runtime.visible.iter().position(is_it).ok_or(CuResult::INVALID_DEVICE)?;
-        put(device, found as c_int)
+        write_out(device, found as c_int)
     }
     "cuDeviceGetProperties" 2000 fn cuDeviceGetProperties(place: *mut [c_int; 14], device: c_int) {
-        let card = Runtime::get()?.card(device)?;
+        let gpu = Runtime::get()?.gpu(device)?;
         let mut all = [0; 14];
         for (own, attribute) in all.iter_mut().zip([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14]) {
-            *own = attribute_of(attribute, card)?;
+            *own = attribute_of(attribute, gpu)?;
         }
-        put(place, all)
+        write_out(place, all)
     }
     "cuDeviceCanAccessPeer" 4000 fn cuDeviceCanAccessPeer(answer: *mut c_int, device: c_int, other: c_int) {
         let runtime = Runtime::get()?;
-        put(answer, c_int::from(runtime.card(device)? != runtime.card(other)?))
+        write_out(answer, c_int::from(runtime.gpu(device)? != runtime.gpu(other)?))
     }
     "cuDeviceGetP2PAttribute" 8000 fn cuDeviceGetP2PAttribute(
         value: *mut c_int,
@@ -93,10 +93,10 @@ exports! {
         other: c_int,
     ) {
         let runtime = Runtime::get()?;
-        if runtime.card(device)? == runtime.card(other)? {
+        if runtime.gpu(device)? == runtime.gpu(other)? {
             return Err(CuResult::INVALID_DEVICE);
         }
-        put(value, match attribute {
+        write_out(value, match attribute {
             1 | 4 | 5 => 0,
             2 | 3 => 1,
             _ => return Err(CuResult::INVALID_VALUE),
@@ -107,38 +107,38 @@ exports! {
         _kind: c_int,
         device: c_int,
     ) {
-        Runtime::get()?.card(device)?;
-        put(answer, 0)
+        Runtime::get()?.gpu(device)?;
+        write_out(answer, 0)
     }
     "cuDeviceGetAttribute" 2000 fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: c_int) {
-        let card = Runtime::get()?.card(device)?;
-        put(value, attribute_of(attribute, card)?)
+        let gpu = Runtime::get()?.gpu(device)?;
+        write_out(value, attribute_of(attribute, gpu)?)
     }
 }
 
 /// Writes as much of a text as the buffer holds.
-fn put_text(place: *mut c_char, length: c_int, bytes: impl Iterator<Item = u8>) -> Outcome {
+fn write_text_cut(place: *mut c_char, length: c_int, bytes: impl Iterator<Item = u8>) -> Outcome {
     let room = usize::try_from(length).ok().and_then(|length| length.checked_sub(1)).ok_or(CuResult::INVALID_VALUE)?;
     for (number, byte) in bytes.take(room).chain([0]).enumerate() {
-        put(place.wrapping_add(number), byte as c_char)?;
+        write_out(place.wrapping_add(number), byte as c_char)?;
     }
     Ok(())
 }
 
 /// The bus id of a GPU, the same as NVML reports.
-fn bus_id(card: usize) -> String {
-    format!("0000:{:02X}:00.0", 0xa0 + card)
+fn bus_id(gpu: usize) -> String {
+    format!("0000:{:02X}:00.0", 0xa0 + gpu)
 }
 
 fn uuid_of(device: c_int) -> Outcome<[u8; 16]> {
     let runtime = Runtime::get()?;
-    let card = &runtime.seat.state().cards()[runtime.card(device)?];
-    Ok(std::array::from_fn(|place| card.uuid[place].load(SeqCst)))
+    let gpu = &runtime.client.state().gpus()[runtime.gpu(device)?];
+    Ok(std::array::from_fn(|place| gpu.uuid[place].load(SeqCst)))
 }
 
 /// An attribute of a GPU, by the numbers of `CUdevice_attribute`: limits of a launch, sizes, clocks, abilities. An
 /// attribute that is not listed here is zero.
-fn attribute_of(attribute: c_int, card: usize) -> Result<c_int, CuResult> {
+fn attribute_of(attribute: c_int, gpu: usize) -> Result<c_int, CuResult> {
     let processors = || std::thread::available_parallelism().map_or(1, |cores| cores.get() as c_int);
     let known = match attribute {
         // Threads of a block, in all and along x and y; of a processor.
@@ -164,7 +164,7 @@ fn attribute_of(attribute: c_int, card: usize) -> Result<c_int, CuResult> {
         110 | 116 => 1,
         // Managed memory, and beside kernels of others.
         83 => c_int::from(has_managed()),
-        33 => 0xa0 + card as c_int,
+        33 => 0xa0 + gpu as c_int,
         37 => 64,
         38 => 4 << 20,
         // Compute capability.

@@ -1,10 +1,10 @@
 //! Events.
 
-use super::{exports, place_for, put, streamed};
+use super::{checked_place, exports, streamed, write_out};
 use crate::result::{CuResult, Outcome};
-use crate::runtime::{Runtime, current, named};
-use crate::stream::{Event, Mark, Stream, record, resolve};
-use crate::work::Work;
+use crate::runtime::{Runtime, context_named, current};
+use crate::stream::{EventMark, StreamEvent, WorkStream, record, resolve};
+use crate::work::JobWork;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -22,13 +22,13 @@ fn elapsed(milliseconds: *mut f32, begin: usize, end: usize) -> Outcome {
     }
     for event in [&begin, &end] {
         match event.mark() {
-            Mark::Job(job) if !runtime.engine.is_done(job) => return Err(CuResult::NOT_READY),
-            Mark::Job(_) => {}
+            EventMark::Job(job) if !runtime.engine.is_done(job) => return Err(CuResult::NOT_READY),
+            EventMark::Job(_) => {}
             _ => return Err(CuResult::INVALID_HANDLE),
         }
     }
     let (from, to) = (begin.at.load(SeqCst), end.at.load(SeqCst));
-    put(milliseconds, ((to as f64 - from as f64) / 1e6) as f32)
+    write_out(milliseconds, ((to as f64 - from as f64) / 1e6) as f32)
 }
 
 exports! {
@@ -38,48 +38,49 @@ exports! {
         if flags & !FLAGS != 0 || flags & 4 != 0 {
             return Err(CuResult::INVALID_VALUE);
         }
-        put(place_for(place)?, runtime.events.put(Arc::new(Event { flags, ..Event::default() })))
+        let event = StreamEvent { flags, ..StreamEvent::default() };
+        write_out(checked_place(place)?, runtime.events.insert(Arc::new(event)))
     }
     "cuEventDestroy" 4000 fn cuEventDestroy_v2(event: usize) {
-        Runtime::get()?.events.take(event).map(drop)
+        Runtime::get()?.events.remove(event).map(drop)
     }
     "cuEventQuery" 2000 fn cuEventQuery(event: usize) {
         let (runtime, _) = current()?;
         let mark = runtime.events.get(event)?.mark();
-        if !matches!(mark, Mark::Captured(_)) {
+        if !matches!(mark, EventMark::Captured(_)) {
             runtime.refuse_unsafe()?;
         }
         match mark {
-            Mark::Captured(frontier) => {
+            EventMark::Captured(frontier) => {
                 runtime.spoil(&frontier);
                 Err(CuResult::CAPTURED_EVENT)
             }
-            Mark::Job(job) if !runtime.engine.is_done(job) => Err(CuResult::NOT_READY),
+            EventMark::Job(job) if !runtime.engine.is_done(job) => Err(CuResult::NOT_READY),
             _ => Ok(()),
         }
     }
     "cuEventSynchronize" 2000 fn cuEventSynchronize(event: usize) {
         let (runtime, context) = current()?;
         match runtime.events.get(event)?.mark() {
-            Mark::Captured(frontier) => {
+            EventMark::Captured(frontier) => {
                 runtime.spoil(&frontier);
                 return Err(CuResult::CAPTURED_EVENT);
             }
-            Mark::Job(job) => runtime.engine.wait(&[job]),
-            Mark::Unset => {}
+            EventMark::Job(job) => runtime.engine.wait(&[job]),
+            EventMark::Unset => {}
         }
-        drop(runtime.seat.pass());
+        drop(runtime.client.pass_gate());
         context.check()
     }
     "cuCtxRecordEvent" 12050 fn cuCtxRecordEvent(context: usize, event: usize) {
-        let (runtime, context) = named(context)?;
-        let _inside = runtime.seat.pass();
-        let (event, all) = (runtime.events.get(event)?, runtime.engine.last_of_all(Some(context.handle)));
+        let (runtime, context) = context_named(context)?;
+        let _pass = runtime.client.pass_gate();
+        let (event, all) = (runtime.events.get(event)?, runtime.engine.last_jobs_of_all(Some(context.handle)));
         // In a separate stream: it waits for all others, and none waits for it.
-        let stream = Stream::apart(context);
-        let job = runtime.engine.submit(runtime, &stream, Work::Record(Arc::clone(&event)), &all);
+        let stream = WorkStream::hidden(context);
+        let job = runtime.engine.submit(runtime, &stream, JobWork::RecordEvent(Arc::clone(&event)), &all);
         runtime.engine.forget(&stream);
-        event.set(Mark::Job(job));
+        event.set(EventMark::Job(job));
         Ok(())
     }
     "cuEventElapsedTime" 2000 fn cuEventElapsedTime(milliseconds: *mut f32, begin: usize, end: usize) {
@@ -93,7 +94,7 @@ exports! {
 streamed! { own;
     "cuEventRecord" 2000 fn cuEventRecord, cuEventRecord_ptsz(event: usize, stream: usize) {
         let (runtime, stream) = resolve(stream, own)?;
-        let _inside = runtime.seat.pass();
+        let _pass = runtime.client.pass_gate();
         record(runtime, &stream, &runtime.events.get(event)?)
     }
     "cuEventRecordWithFlags" 11010 fn cuEventRecordWithFlags, cuEventRecordWithFlags_ptsz(
@@ -102,13 +103,13 @@ streamed! { own;
         flags: u32,
     ) {
         let (runtime, stream) = resolve(stream, own)?;
-        let _inside = runtime.seat.pass();
+        let _pass = runtime.client.pass_gate();
         let event = runtime.events.get(event)?;
         match flags {
             0 => record(runtime, &stream, &event),
             // In a capture: a node that records each time the graph runs.
             EXTERNAL => {
-                if !runtime.capture(&stream, || Work::Record(Arc::clone(&event)))? {
+                if !runtime.capture(&stream, || JobWork::RecordEvent(Arc::clone(&event)))? {
                     return Err(CuResult::ILLEGAL_STATE);
                 }
                 Ok(())

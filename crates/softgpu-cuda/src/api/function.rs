@@ -1,12 +1,12 @@
 //! Functions: their attributes, occupancy, and launches.
 
-use super::{exports, list, put, put_if, streamed, take};
-use crate::function::{Function, Given, SHARED_MAX, Shape};
+use super::{exports, read_in, read_list, streamed, write_out, write_out_if_wanted};
+use crate::function::{ContextKernel, LaunchGeometry, RawKernelParams, SHARED_MAX};
 use crate::log;
 use crate::result::{CuResult, Outcome};
-use crate::runtime::{Context, Runtime, current};
-use crate::stream::{give, resolve};
-use crate::work::Work;
+use crate::runtime::{DriverContext, Runtime, current};
+use crate::stream::{resolve, submit_or_capture};
+use crate::work::JobWork;
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::Arc;
 use sublet_ptx::Kernel;
@@ -17,26 +17,26 @@ type SharedOfBlock = Option<unsafe extern "C" fn(c_int) -> usize>;
 /// `CUlaunchConfig`.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub struct Config {
+pub struct CuLaunchConfig {
     grid: [u32; 3],
     block: [u32; 3],
     shared: u32,
     stream: usize,
-    attributes: *const LaunchAttribute,
+    attributes: *const CuLaunchAttribute,
     count: u32,
 }
 
 /// `CUlaunchAttribute`: the number, and sixty-four bytes that depend on it.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub struct LaunchAttribute {
+pub struct CuLaunchAttribute {
     which: c_int,
     pad: c_int,
     value: [u32; 16],
 }
 
 /// The function that a program names: one of a module, or a library's kernel in this context.
-pub fn function(runtime: &Runtime, context: &Context, handle: usize) -> Outcome<Arc<Function>> {
+pub fn function(runtime: &Runtime, context: &DriverContext, handle: usize) -> Outcome<Arc<ContextKernel>> {
     if let Ok(found) = runtime.functions.get(handle) {
         return Ok(found);
     }
@@ -46,26 +46,26 @@ pub fn function(runtime: &Runtime, context: &Context, handle: usize) -> Outcome<
 
 /// Writes an attribute of a function.
 pub fn attribute(runtime: &Runtime, value: *mut c_int, which: c_int, function: usize) -> Outcome {
-    put(value, runtime.functions.get(function)?.attribute(which)?)
+    write_out(value, runtime.functions.get(function)?.attribute(which)?)
 }
 
 /// Writes offset and size of a parameter.
 pub fn param_info(kernel: &Kernel, number: usize, offset: *mut usize, size: *mut usize) -> Outcome {
     let param = kernel.params().get(number).ok_or(CuResult::INVALID_VALUE)?;
-    put(offset, param.offset as usize)?;
-    put_if(size, param.bytes as usize)
+    write_out(offset, param.offset as usize)?;
+    write_out_if_wanted(size, param.bytes as usize)
 }
 
-fn launch(handle: usize, shape: Shape, stream: usize, own: bool, given: Given) -> Outcome {
+fn launch(handle: usize, shape: LaunchGeometry, stream: usize, own: bool, given: RawKernelParams) -> Outcome {
     let (runtime, stream) = resolve(stream, own)?;
-    let _inside = runtime.seat.pass();
+    let _pass = runtime.client.pass_gate();
     let function = function(runtime, &stream.context, handle)?;
-    give(runtime, &stream, Work::Kernel(function.call(handle, shape, given)?))
+    submit_or_capture(runtime, &stream, JobWork::Kernel(function.call(handle, shape, given)?))
 }
 
 /// Refuses launch attributes that ask for features that do not exist here.
-fn check_attributes(config: &Config) -> Outcome {
-    for attribute in list(config.attributes, config.count as usize)? {
+fn check_attributes(config: &CuLaunchConfig) -> Outcome {
+    for attribute in read_list(config.attributes, config.count as usize)? {
         let is_set = match attribute.which {
             2 => attribute.value[0] != 0,
             // A cluster of one block is none.
@@ -82,7 +82,12 @@ fn check_attributes(config: &Config) -> Outcome {
 }
 
 /// The block size with the highest occupancy, and how many blocks fill the GPU.
-fn best_block(function: &Function, of_block: SharedOfBlock, dynamic: usize, limit: c_int) -> Outcome<(c_int, c_int)> {
+fn best_block(
+    function: &ContextKernel,
+    of_block: SharedOfBlock,
+    dynamic: usize,
+    limit: c_int,
+) -> Outcome<(c_int, c_int)> {
     let max = function.attribute(0)?;
     let limit = if limit == 0 { max } else { limit.min(max) };
     let mut best = (0, 0);
@@ -102,13 +107,13 @@ fn active_blocks(place: *mut c_int, handle: usize, threads: c_int, dynamic: usiz
     let (runtime, context) = current()?;
     let threads = u32::try_from(threads).map_err(|_| CuResult::INVALID_VALUE)?;
     let blocks = function(runtime, &context, handle)?.blocks_at_a_time(threads, dynamic as u64)?;
-    put(place, blocks as c_int)
+    write_out(place, blocks as c_int)
 }
 
 exports! {
     "cuFuncGetAttribute" 2020 fn cuFuncGetAttribute(value: *mut c_int, which: c_int, handle: usize) {
         let (runtime, context) = current()?;
-        put(value, function(runtime, &context, handle)?.attribute(which)?)
+        write_out(value, function(runtime, &context, handle)?.attribute(which)?)
     }
     "cuFuncSetAttribute" 9000 fn cuFuncSetAttribute(handle: usize, which: c_int, value: c_int) {
         let (runtime, context) = current()?;
@@ -124,12 +129,12 @@ exports! {
     }
     "cuFuncGetModule" 11000 fn cuFuncGetModule(place: *mut usize, handle: usize) {
         let (runtime, context) = current()?;
-        put(place, function(runtime, &context, handle)?.module)
+        write_out(place, function(runtime, &context, handle)?.module)
     }
     "cuFuncGetName" 12030 fn cuFuncGetName(place: *mut *const c_char, handle: usize) {
         let (runtime, context) = current()?;
         // The name lives as long as the function, which its module keeps.
-        put(place, function(runtime, &context, handle)?.name.as_ptr())
+        write_out(place, function(runtime, &context, handle)?.name.as_ptr())
     }
     "cuFuncGetParamInfo" 12040 fn cuFuncGetParamInfo(
         handle: usize,
@@ -143,7 +148,7 @@ exports! {
     "cuFuncIsLoaded" 12040 fn cuFuncIsLoaded(state: *mut c_int, handle: usize) {
         let (runtime, context) = current()?;
         function(runtime, &context, handle)?;
-        put(state, 1)
+        write_out(state, 1)
     }
     "cuFuncLoad" 12040 fn cuFuncLoad(handle: usize) {
         let (runtime, context) = current()?;
@@ -176,8 +181,8 @@ exports! {
     ) {
         let (runtime, context) = current()?;
         let found = best_block(&*function(runtime, &context, handle)?, of_block, dynamic, limit)?;
-        put(grid, found.0)?;
-        put(block, found.1)
+        write_out(grid, found.0)?;
+        write_out(block, found.1)
     }
     "cuOccupancyMaxPotentialBlockSizeWithFlags" 7000 fn cuOccupancyMaxPotentialBlockSizeWithFlags(
         grid: *mut c_int,
@@ -190,8 +195,8 @@ exports! {
     ) {
         let (runtime, context) = current()?;
         let found = best_block(&*function(runtime, &context, handle)?, of_block, dynamic, limit)?;
-        put(grid, found.0)?;
-        put(block, found.1)
+        write_out(grid, found.0)?;
+        write_out(block, found.1)
     }
     "cuOccupancyAvailableDynamicSMemPerBlock" 10020 fn cuOccupancyAvailableDynamicSMemPerBlock(
         place: *mut usize,
@@ -206,7 +211,7 @@ exports! {
             return Err(CuResult::INVALID_VALUE);
         }
         let own = function.kernel()?.shared_bytes();
-        put(place, (SHARED_MAX / blocks as u32).saturating_sub(own) as usize)
+        write_out(place, (SHARED_MAX / blocks as u32).saturating_sub(own) as usize)
     }
 }
 
@@ -224,18 +229,18 @@ streamed! { own;
         each: *mut *mut c_void,
         extra: *mut *mut c_void,
     ) {
-        let shape = Shape { grid: [grid_x, grid_y, grid_z], block: [block_x, block_y, block_z], shared };
-        launch(handle, shape, stream, own, Given { each, extra })
+        let shape = LaunchGeometry { grid: [grid_x, grid_y, grid_z], block: [block_x, block_y, block_z], shared };
+        launch(handle, shape, stream, own, RawKernelParams { each, extra })
     }
     "cuLaunchKernelEx" 11060 fn cuLaunchKernelEx, cuLaunchKernelEx_ptsz(
-        config: *const Config,
+        config: *const CuLaunchConfig,
         handle: usize,
         each: *mut *mut c_void,
         extra: *mut *mut c_void,
     ) {
-        let config = take(config)?;
+        let config = read_in(config)?;
         check_attributes(&config)?;
-        let shape = Shape { grid: config.grid, block: config.block, shared: config.shared };
-        launch(handle, shape, config.stream, own, Given { each, extra })
+        let shape = LaunchGeometry { grid: config.grid, block: config.block, shared: config.shared };
+        launch(handle, shape, config.stream, own, RawKernelParams { each, extra })
     }
 }

@@ -1,12 +1,12 @@
 //! Whole graphs: creating, querying, copying, instantiating, and launching them.
 
-use super::{exports, list, place_for, put, put_if, put_list, streamed, take, text};
-use crate::graph::{Exec, Graph};
+use super::{checked_place, exports, read_in, read_list, streamed, text, write_list, write_out, write_out_if_wanted};
+use crate::graph::{InstantiatedGraph, WorkGraph};
 use crate::object::UserObject;
 use crate::result::{CuResult, Outcome};
 use crate::runtime::{Runtime, current};
 use crate::stream::resolve;
-use crate::work::{HostCall, Work};
+use crate::work::{HostCall, JobWork};
 use std::ffi::{c_char, c_int, c_void};
 use std::fmt::Write;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 /// `CUDA_GRAPH_INSTANTIATE_PARAMS`.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub struct Instantiate {
+pub struct CuGraphInstantiateParams {
     flags: u64,
     upload: usize,
     node: usize,
@@ -24,7 +24,7 @@ pub struct Instantiate {
 /// `CUgraphExecUpdateResultInfo`.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub struct Updated {
+pub struct CuGraphExecUpdateResult {
     result: c_int,
     node: usize,
     from: usize,
@@ -33,20 +33,20 @@ pub struct Updated {
 /// `CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED`.
 const OTHER_SHAPE: c_int = 2;
 
-fn graph(handle: usize) -> Outcome<(&'static Runtime, Arc<Graph>)> {
+fn graph(handle: usize) -> Outcome<(&'static Runtime, Arc<WorkGraph>)> {
     let runtime = Runtime::get()?;
     Ok((runtime, runtime.graphs.get(handle).map_err(|_| CuResult::INVALID_VALUE)?))
 }
 
 fn instantiate(place: *mut usize, handle: usize, flags: u64) -> Outcome {
     let (runtime, graph) = graph(handle)?;
-    let _inside = runtime.seat.pass();
-    put(place_for(place)?, runtime.execs.put(Arc::new(Exec::new(&graph, flags)?)))
+    let _pass = runtime.client.pass_gate();
+    write_out(checked_place(place)?, runtime.execs.insert(Arc::new(InstantiatedGraph::new(&graph, flags)?)))
 }
 
 fn update(exec: usize, handle: usize) -> Outcome<Option<usize>> {
     let (runtime, graph) = graph(handle)?;
-    let _inside = runtime.seat.pass();
+    let _pass = runtime.client.pass_gate();
     runtime.execs.get(exec)?.update(&graph)
 }
 
@@ -56,18 +56,18 @@ fn edges(handle: usize, from: *mut usize, to: *mut usize, count: *mut usize) -> 
     if from.is_null() != to.is_null() {
         return Err(CuResult::INVALID_VALUE);
     }
-    let room = if from.is_null() { 0 } else { take(count)? };
-    put_list(from, count, &all.iter().map(|(from, _)| *from).collect::<Vec<_>>())?;
+    let room = if from.is_null() { 0 } else { read_in(count)? };
+    write_list(from, count, &all.iter().map(|(from, _)| *from).collect::<Vec<_>>())?;
     for (number, (_, end)) in all.iter().take(room).enumerate() {
-        put(to.wrapping_add(number), *end)?;
+        write_out(to.wrapping_add(number), *end)?;
     }
     Ok(())
 }
 
 /// Edges have no data: a caller that asks gets zeros.
 fn clear_edge_data(place: *mut [u8; 8], count: *mut usize) -> Outcome {
-    for number in 0..if place.is_null() { 0 } else { take(count)? } {
-        put(place.wrapping_add(number), [0; 8])?;
+    for number in 0..if place.is_null() { 0 } else { read_in(count)? } {
+        write_out(place.wrapping_add(number), [0; 8])?;
     }
     Ok(())
 }
@@ -82,27 +82,27 @@ fn neighbours(node: usize, places: *mut usize, count: *mut usize, is_before: boo
         false if *from == node => Some(*to),
         _ => None,
     });
-    put_list(places, count, &found.collect::<Vec<_>>())
+    write_list(places, count, &found.collect::<Vec<_>>())
 }
 
 fn pairs(from: *const usize, to: *const usize, count: usize) -> Outcome<Vec<(usize, usize)>> {
-    Ok(list(from, count)?.into_iter().zip(list(to, count)?).collect())
+    Ok(read_list(from, count)?.into_iter().zip(read_list(to, count)?).collect())
 }
 
 /// A drawing of a graph for Graphviz.
-fn dot(graph: &Graph) -> String {
+fn graphviz_text(graph: &WorkGraph) -> String {
     let body = graph.body();
     let mut text = "digraph graph_1 {\n".to_owned();
     let place = |handle: usize| body.nodes.iter().position(|node| node.handle == handle).unwrap_or(0);
     for (number, node) in body.nodes.iter().enumerate() {
         let label = match node.work() {
-            Work::Kernel(call) => call.function.name.to_string_lossy().into_owned(),
-            Work::Copy(_) => "memcpy".to_owned(),
-            Work::Fill(_) => "memset".to_owned(),
-            Work::Host(_) | Work::Callback(_) => "host".to_owned(),
-            Work::Graph(_) => "graph".to_owned(),
-            Work::Await(_) => "wait".to_owned(),
-            Work::Record(_) => "record".to_owned(),
+            JobWork::Kernel(call) => call.function.name.to_string_lossy().into_owned(),
+            JobWork::Copy(_) => "memcpy".to_owned(),
+            JobWork::Fill(_) => "memset".to_owned(),
+            JobWork::Host(_) | JobWork::Callback(_) => "host".to_owned(),
+            JobWork::Graph(_) => "graph".to_owned(),
+            JobWork::WaitForEvent(_) => "wait".to_owned(),
+            JobWork::RecordEvent(_) => "record".to_owned(),
             _ => "empty".to_owned(),
         };
         // Writing to a text cannot fail.
@@ -131,7 +131,7 @@ exports! {
         let runtime = Runtime::get()?;
         let function = function.filter(|_| count > 0).ok_or(CuResult::INVALID_VALUE)?;
         let object = UserObject::new(HostCall { function, data }, count as usize);
-        put(place_for(place)?, runtime.objects.put(Arc::new(object)))
+        write_out(checked_place(place)?, runtime.objects.insert(Arc::new(object)))
     }
     "cuUserObjectRetain" 11030 fn cuUserObjectRetain(handle: usize, count: u32) {
         object(handle)?.1.retain(count as usize);
@@ -140,7 +140,7 @@ exports! {
     "cuUserObjectRelease" 11030 fn cuUserObjectRelease(handle: usize, count: u32) {
         let (runtime, object) = object(handle)?;
         if object.release(count as usize)? {
-            runtime.objects.take(handle)?;
+            runtime.objects.remove(handle)?;
         }
         Ok(())
     }
@@ -164,7 +164,7 @@ exports! {
         if flags != 0 {
             return Err(CuResult::INVALID_VALUE);
         }
-        put(place_for(place)?, Graph::create(runtime).handle)
+        write_out(checked_place(place)?, WorkGraph::create(runtime).handle)
     }
     "cuGraphDestroy" 10000 fn cuGraphDestroy(handle: usize) {
         let (runtime, graph) = graph(handle)?;
@@ -174,7 +174,7 @@ exports! {
     "cuGraphClone" 10000 fn cuGraphClone(place: *mut usize, handle: usize) {
         let (runtime, graph) = graph(handle)?;
         let (copy, _) = graph.duplicate(runtime);
-        put(place, copy.handle)
+        write_out(place, copy.handle)
     }
     "cuGraphNodeFindInClone" 10000 fn cuGraphNodeFindInClone(place: *mut usize, node: usize, clone: usize) {
         let runtime = Runtime::get()?;
@@ -184,19 +184,19 @@ exports! {
         // A copy has its nodes in the order of the original.
         let number = original.body().nodes.iter().position(|one| one.handle == node).ok_or(CuResult::INVALID_VALUE)?;
         let found = copy.body().nodes.get(number).map(|one| one.handle).ok_or(CuResult::INVALID_VALUE)?;
-        put(place, found)
+        write_out(place, found)
     }
     "cuGraphGetNodes" 10000 fn cuGraphGetNodes(handle: usize, places: *mut usize, count: *mut usize) {
         let (_, graph) = graph(handle)?;
         let nodes: Vec<usize> = graph.body().nodes.iter().map(|node| node.handle).collect();
-        put_list(places, count, &nodes)
+        write_list(places, count, &nodes)
     }
     "cuGraphGetRootNodes" 10000 fn cuGraphGetRootNodes(handle: usize, places: *mut usize, count: *mut usize) {
         let (_, graph) = graph(handle)?;
         let body = graph.body();
         let is_root = |node: &usize| body.edges.iter().all(|(_, to)| to != node);
         let roots: Vec<usize> = body.nodes.iter().map(|node| node.handle).filter(is_root).collect();
-        put_list(places, count, &roots)
+        write_list(places, count, &roots)
     }
     "cuGraphGetEdges" 10000 fn cuGraphGetEdges(handle: usize, from: *mut usize, to: *mut usize, count: *mut usize) {
         edges(handle, from, to, count)
@@ -255,65 +255,65 @@ exports! {
     }
     "cuGraphDebugDotPrint" 11030 fn cuGraphDebugDotPrint(handle: usize, path: *const c_char, _flags: u32) {
         let (_, graph) = graph(handle)?;
-        std::fs::write(text(path)?, dot(&graph)).map_err(|_| CuResult::OPERATING_SYSTEM)
+        std::fs::write(text(path)?, graphviz_text(&graph)).map_err(|_| CuResult::OPERATING_SYSTEM)
     }
     "cuGraphInstantiate" 10000 fn cuGraphInstantiate(
         place: *mut usize, handle: usize, node: *mut usize, _log: *mut c_char, _size: usize,
     ) {
-        put_if(node, 0)?;
+        write_out_if_wanted(node, 0)?;
         instantiate(place, handle, 0)
     }
     "cuGraphInstantiate" 11000 fn cuGraphInstantiate_v2(
         place: *mut usize, handle: usize, node: *mut usize, _log: *mut c_char, _size: usize,
     ) {
-        put_if(node, 0)?;
+        write_out_if_wanted(node, 0)?;
         instantiate(place, handle, 0)
     }
     "cuGraphInstantiateWithFlags" 11040 fn cuGraphInstantiateWithFlags(place: *mut usize, handle: usize, flags: u64) {
         instantiate(place, handle, flags)
     }
     "cuGraphExecDestroy" 10000 fn cuGraphExecDestroy(exec: usize) {
-        Runtime::get()?.execs.take(exec).map(drop)
+        Runtime::get()?.execs.remove(exec).map(drop)
     }
     "cuGraphExecGetFlags" 12000 fn cuGraphExecGetFlags(exec: usize, flags: *mut u64) {
-        put(flags, Runtime::get()?.execs.get(exec)?.flags)
+        write_out(flags, Runtime::get()?.execs.get(exec)?.flags)
     }
     "cuGraphExecUpdate" 10020 fn cuGraphExecUpdate(exec: usize, handle: usize, node: *mut usize, result: *mut c_int) {
         let odd = update(exec, handle)?;
-        put_if(node, odd.unwrap_or(0))?;
-        put(result, if odd.is_some() { OTHER_SHAPE } else { 0 })?;
+        write_out_if_wanted(node, odd.unwrap_or(0))?;
+        write_out(result, if odd.is_some() { OTHER_SHAPE } else { 0 })?;
         if odd.is_some() { Err(CuResult::GRAPH_EXEC_UPDATE_FAILURE) } else { Ok(()) }
     }
-    "cuGraphExecUpdate" 12000 fn cuGraphExecUpdate_v2(exec: usize, handle: usize, place: *mut Updated) {
+    "cuGraphExecUpdate" 12000 fn cuGraphExecUpdate_v2(exec: usize, handle: usize, place: *mut CuGraphExecUpdateResult) {
         let odd = update(exec, handle)?;
         let result = if odd.is_some() { OTHER_SHAPE } else { 0 };
-        put(place, Updated { result, node: odd.unwrap_or(0), from: 0 })?;
+        write_out(place, CuGraphExecUpdateResult { result, node: odd.unwrap_or(0), from: 0 })?;
         if odd.is_some() { Err(CuResult::GRAPH_EXEC_UPDATE_FAILURE) } else { Ok(()) }
     }
 }
 
 streamed! { own;
     "cuGraphInstantiateWithParams" 12000 fn cuGraphInstantiateWithParams, cuGraphInstantiateWithParams_ptsz(
-        place: *mut usize, handle: usize, params: *mut Instantiate,
+        place: *mut usize, handle: usize, params: *mut CuGraphInstantiateParams,
     ) {
-        let wanted = take(params)?;
+        let wanted = read_in(params)?;
         if wanted.upload != 0 {
             resolve(wanted.upload, own)?;
         }
         let done = instantiate(place, handle, wanted.flags);
-        put(params, Instantiate { node: 0, result: c_int::from(done.is_err()), ..wanted })?;
+        write_out(params, CuGraphInstantiateParams { node: 0, result: c_int::from(done.is_err()), ..wanted })?;
         done
     }
     "cuGraphUpload" 11010 fn cuGraphUpload, cuGraphUpload_ptsz(exec: usize, stream: usize) {
         let (runtime, _) = resolve(stream, own)?;
-        let _inside = runtime.seat.pass();
+        let _pass = runtime.client.pass_gate();
         // An instantiated graph is always where it is launched: there is nothing to upload.
         runtime.execs.get(exec).map(drop)
     }
     "cuGraphLaunch" 10000 fn cuGraphLaunch, cuGraphLaunch_ptsz(exec: usize, stream: usize) {
         current()?;
         let (runtime, stream) = resolve(stream, own)?;
-        let _inside = runtime.seat.pass();
+        let _pass = runtime.client.pass_gate();
         let exec = runtime.execs.get(exec)?;
         if runtime.frontier(&stream)?.is_some() {
             crate::log::once("the launch of a graph cannot be captured into another: add it as a child");

@@ -1,29 +1,32 @@
 //! Libraries, which belong to no context, and their kernels.
 
 use super::function::{attribute, param_info};
-use super::{exports, place_for, put, put_if, text};
+use super::{checked_place, exports, text, write_out, write_out_if_wanted};
 use crate::image;
-use crate::module::{Library, LibraryKernel, read};
+use crate::module::{KernelLibrary, LibraryKernel, read};
 use crate::result::{CuResult, Outcome};
-use crate::runtime::{Context, Runtime, current};
+use crate::runtime::{DriverContext, Runtime, current};
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::{Arc, PoisonError};
 
 fn load(place: *mut usize, image: *const c_void) -> Outcome {
     let runtime = Runtime::get()?;
-    let _inside = runtime.seat.pass();
-    put(place_for(place)?, runtime.libraries.put(Arc::new(Library::new(read(&image::text_at(image)?)?))))
+    let _pass = runtime.client.pass_gate();
+    write_out(
+        checked_place(place)?,
+        runtime.libraries.insert(Arc::new(KernelLibrary::new(read(&image::text_at(image)?)?))),
+    )
 }
 
 /// The context in which a question about a GPU is answered: the current one, if it is on that GPU.
-fn on(runtime: &Runtime, device: c_int) -> Outcome<Arc<Context>> {
-    let card = runtime.card(device)?;
+fn context_on(runtime: &Runtime, device: c_int) -> Outcome<Arc<DriverContext>> {
+    let gpu = runtime.gpu(device)?;
     if let Ok((_, context)) = current()
-        && context.card == card
+        && context.gpu == gpu
     {
         return Ok(context);
     }
-    let primary = runtime.primary[card].lock().unwrap_or_else(PoisonError::into_inner);
+    let primary = runtime.primary[gpu].lock().unwrap_or_else(PoisonError::into_inner);
     primary.context.clone().ok_or(CuResult::INVALID_CONTEXT)
 }
 
@@ -62,29 +65,29 @@ exports! {
         let runtime = Runtime::get()?;
         runtime.libraries.get(library)?;
         // Its kernels may be running.
-        runtime.engine.wait(&runtime.engine.last_of_all(None));
-        let _inside = runtime.seat.pass();
-        runtime.libraries.take(library)?.unload(runtime);
+        runtime.engine.wait(&runtime.engine.last_jobs_of_all(None));
+        let _pass = runtime.client.pass_gate();
+        runtime.libraries.remove(library)?.unload(runtime);
         Ok(())
     }
     "cuLibraryGetKernel" 12000 fn cuLibraryGetKernel(place: *mut usize, library: usize, name: *const c_char) {
         let runtime = Runtime::get()?;
-        put(place, runtime.libraries.get(library)?.kernel(runtime, library, text(name)?)?)
+        write_out(place, runtime.libraries.get(library)?.kernel(runtime, library, text(name)?)?)
     }
     "cuLibraryGetKernelCount" 12040 fn cuLibraryGetKernelCount(count: *mut u32, library: usize) {
-        put(count, Runtime::get()?.libraries.get(library)?.module.kernels().count() as u32)
+        write_out(count, Runtime::get()?.libraries.get(library)?.module.kernels().count() as u32)
     }
     "cuLibraryEnumerateKernels" 12040 fn cuLibraryEnumerateKernels(places: *mut usize, count: u32, library: usize) {
         let runtime = Runtime::get()?;
         let own = runtime.libraries.get(library)?;
         for (number, kernel) in own.module.kernels().take(count as usize).enumerate() {
-            put(places.wrapping_add(number), own.kernel(runtime, library, kernel.name())?)?;
+            write_out(places.wrapping_add(number), own.kernel(runtime, library, kernel.name())?)?;
         }
         Ok(())
     }
     "cuLibraryGetModule" 12000 fn cuLibraryGetModule(place: *mut usize, library: usize) {
         let (runtime, context) = current()?;
-        put(place, runtime.libraries.get(library)?.module_in(runtime, &context)?)
+        write_out(place, runtime.libraries.get(library)?.module_in(runtime, &context)?)
     }
     "cuLibraryGetGlobal" 12000 fn cuLibraryGetGlobal(
         place: *mut u64,
@@ -95,8 +98,8 @@ exports! {
         let (runtime, context) = current()?;
         let module = runtime.libraries.get(library)?.module_in(runtime, &context)?;
         let (at, length) = runtime.modules.get(module)?.variable(text(name)?)?;
-        put_if(bytes, length as usize)?;
-        put_if(place, at)
+        write_out_if_wanted(bytes, length as usize)?;
+        write_out_if_wanted(place, at)
     }
     "cuLibraryGetManaged" 12000 fn cuLibraryGetManaged(
         _place: *mut u64,
@@ -110,13 +113,13 @@ exports! {
     }
     "cuKernelGetFunction" 12000 fn cuKernelGetFunction(place: *mut usize, handle: usize) {
         let (runtime, context) = current()?;
-        put(place, kernel(handle)?.1.function_in(runtime, &context)?)
+        write_out(place, kernel(handle)?.1.function_in(runtime, &context)?)
     }
     "cuKernelGetLibrary" 12050 fn cuKernelGetLibrary(place: *mut usize, handle: usize) {
-        put(place, kernel(handle)?.1.library_handle)
+        write_out(place, kernel(handle)?.1.library_handle)
     }
     "cuKernelGetName" 12030 fn cuKernelGetName(place: *mut *const c_char, handle: usize) {
-        put(place, kernel(handle)?.1.name.as_ptr())
+        write_out(place, kernel(handle)?.1.name.as_ptr())
     }
     "cuKernelGetAttribute" 12000 fn cuKernelGetAttribute(
         value: *mut c_int,
@@ -125,16 +128,16 @@ exports! {
         device: c_int,
     ) {
         let (runtime, own) = kernel(handle)?;
-        attribute(runtime, value, which, own.function_in(runtime, &*on(runtime, device)?)?)
+        attribute(runtime, value, which, own.function_in(runtime, &*context_on(runtime, device)?)?)
     }
     "cuKernelSetAttribute" 12000 fn cuKernelSetAttribute(which: c_int, value: c_int, handle: usize, device: c_int) {
         let (runtime, own) = kernel(handle)?;
-        let function = own.function_in(runtime, &*on(runtime, device)?)?;
+        let function = own.function_in(runtime, &*context_on(runtime, device)?)?;
         runtime.functions.get(function)?.set_attribute(which, value)
     }
     "cuKernelSetCacheConfig" 12000 fn cuKernelSetCacheConfig(handle: usize, _config: c_int, device: c_int) {
         let (runtime, _) = kernel(handle)?;
-        runtime.card(device).map(drop)
+        runtime.gpu(device).map(drop)
     }
     "cuKernelGetParamInfo" 12040 fn cuKernelGetParamInfo(
         handle: usize,

@@ -1,10 +1,10 @@
 //! Memory of the GPUs, of the host for copies, and registered: allocating and freeing.
 
-use super::{exports, place_for, put, put_if};
+use super::{checked_place, exports, write_out, write_out_if_wanted};
 use crate::log;
 use crate::result::{CuResult, Outcome};
 use crate::runtime::{Runtime, current};
-use crate::space::{Access, Backing, Block, Kind};
+use crate::space::{AllowedAccess, Backing, MemoryBlock, MemoryKind};
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -20,67 +20,67 @@ pub fn has_managed() -> bool {
 }
 
 /// Allocates memory; refused while a capture forbids it.
-fn alloc(kind: Kind, bytes: usize) -> Outcome<u64> {
+fn alloc(kind: MemoryKind, bytes: usize) -> Outcome<u64> {
     let (runtime, context) = current()?;
-    let _inside = runtime.seat.pass();
+    let _pass = runtime.client.pass_gate();
     runtime.refuse_unsafe()?;
-    runtime.space.alloc(runtime, kind, context.card, context.handle, bytes as u64)
+    runtime.space.alloc(runtime, kind, context.gpu, context.handle, bytes as u64)
 }
 
 /// Allocates host memory; zero bytes give a null pointer.
 fn host(bytes: usize, flags: u32) -> Outcome<*mut c_void> {
-    let at = if bytes == 0 { current().map(|_| 0)? } else { alloc(Kind::Host(flags), bytes)? };
+    let at = if bytes == 0 { current().map(|_| 0)? } else { alloc(MemoryKind::Host(flags), bytes)? };
     Ok(at as *mut c_void)
 }
 
 /// Frees memory, after all work of its context is done.
-fn free(at: u64, is: impl Fn(Kind) -> bool) -> Outcome {
+fn free(at: u64, is: impl Fn(MemoryKind) -> bool) -> Outcome {
     let (runtime, context) = current()?;
     if at == 0 {
         return Ok(());
     }
     runtime.refuse_unsafe()?;
-    let owner = match runtime.space.hold().find(at) {
+    let owner = match runtime.space.snapshot().find(at) {
         Some((first, block)) if first == at && is(block.kind) => block.context,
         _ => return Err(CuResult::INVALID_VALUE),
     };
-    runtime.engine.wait(&runtime.engine.last_of_all(Some(owner)));
-    let _inside = runtime.seat.pass();
-    match runtime.space.hold().find(at).map(|(_, block)| block.kind) {
-        Some(Kind::Pool(_) | Kind::Graph) => runtime.free_pooled(at)?,
-        Some(Kind::Managed) => runtime.free_managed(at)?,
+    runtime.engine.wait(&runtime.engine.last_jobs_of_all(Some(owner)));
+    let _pass = runtime.client.pass_gate();
+    match runtime.space.snapshot().find(at).map(|(_, block)| block.kind) {
+        Some(MemoryKind::Pool(_) | MemoryKind::Graph) => runtime.free_pooled(at)?,
+        Some(MemoryKind::Managed) => runtime.free_managed(at)?,
         _ => runtime.space.free(at, is)?,
     }
     context.check()
 }
 
-fn info(runtime: &Runtime, card: usize) -> (u64, u64) {
-    let state = runtime.seat.state();
-    let total = state.cards()[card].total.load(SeqCst);
-    (total.saturating_sub(state.used(card)), total)
+fn info(runtime: &Runtime, gpu: usize) -> (u64, u64) {
+    let state = runtime.client.state();
+    let total = state.gpus()[gpu].total.load(SeqCst);
+    (total.saturating_sub(state.used(gpu)), total)
 }
 
 /// The flags of host memory; an error if the address is not known.
 fn host_flags(runtime: &Runtime, at: u64) -> Outcome<u32> {
-    match runtime.space.hold().find(at).map(|(_, block)| block.kind) {
-        Some(Kind::Host(flags) | Kind::Registered(flags)) => Ok(flags),
+    match runtime.space.snapshot().find(at).map(|(_, block)| block.kind) {
+        Some(MemoryKind::Host(flags) | MemoryKind::Registered(flags)) => Ok(flags),
         _ => Err(CuResult::INVALID_VALUE),
     }
 }
 
-fn is_of_card(kind: Kind) -> bool {
-    matches!(kind, Kind::Device | Kind::Managed | Kind::Pool(_) | Kind::Graph)
+fn is_gpu_memory(kind: MemoryKind) -> bool {
+    matches!(kind, MemoryKind::Device | MemoryKind::Managed | MemoryKind::Pool(_) | MemoryKind::Graph)
 }
 
 exports! {
     "cuMemGetInfo" 3020 fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) {
         let (runtime, context) = current()?;
-        let (left, all) = info(runtime, context.card);
-        put_if(free, left as usize)?;
-        put_if(total, all as usize)
+        let (left, all) = info(runtime, context.gpu);
+        write_out_if_wanted(free, left as usize)?;
+        write_out_if_wanted(total, all as usize)
     }
     "cuMemAlloc" 3020 fn cuMemAlloc_v2(place: *mut u64, bytes: usize) {
-        put(place_for(place)?, alloc(Kind::Device, bytes)?)
+        write_out(checked_place(place)?, alloc(MemoryKind::Device, bytes)?)
     }
     "cuMemAllocPitch" 3020 fn cuMemAllocPitch_v2(
         place: *mut u64,
@@ -94,30 +94,30 @@ exports! {
         }
         let line = width.checked_next_multiple_of(PITCH).ok_or(CuResult::INVALID_VALUE)?;
         let bytes = line.checked_mul(height).ok_or(CuResult::INVALID_VALUE)?;
-        put(pitch, line)?;
-        put(place_for(place)?, alloc(Kind::Device, bytes)?)
+        write_out(pitch, line)?;
+        write_out(checked_place(place)?, alloc(MemoryKind::Device, bytes)?)
     }
     "cuMemFree" 3020 fn cuMemFree_v2(at: u64) {
-        free(at, is_of_card)
+        free(at, is_gpu_memory)
     }
     "cuMemGetAddressRange" 3020 fn cuMemGetAddressRange_v2(base: *mut u64, size: *mut usize, at: u64) {
         let (runtime, _) = current()?;
-        let held = runtime.space.hold();
+        let held = runtime.space.snapshot();
         let (first, block) = held.find(at).ok_or(CuResult::NOT_FOUND)?;
-        put_if(base, first)?;
-        put_if(size, block.bytes as usize)
+        write_out_if_wanted(base, first)?;
+        write_out_if_wanted(size, block.bytes as usize)
     }
     "cuMemAllocHost" 3020 fn cuMemAllocHost_v2(place: *mut *mut c_void, bytes: usize) {
-        put(place_for(place)?, host(bytes, 0)?)
+        write_out(checked_place(place)?, host(bytes, 0)?)
     }
     "cuMemHostAlloc" 2020 fn cuMemHostAlloc(place: *mut *mut c_void, bytes: usize, flags: u32) {
         if flags > 7 {
             return Err(CuResult::INVALID_VALUE);
         }
-        put(place_for(place)?, host(bytes, flags)?)
+        write_out(checked_place(place)?, host(bytes, flags)?)
     }
     "cuMemFreeHost" 2000 fn cuMemFreeHost(place: *mut c_void) {
-        free(place as u64, |kind| matches!(kind, Kind::Host(_)))
+        free(place as u64, |kind| matches!(kind, MemoryKind::Host(_)))
     }
     "cuMemHostGetDevicePointer" 3020 fn cuMemHostGetDevicePointer_v2(
         place: *mut u64,
@@ -129,44 +129,44 @@ exports! {
         if flags != 0 {
             return Err(CuResult::INVALID_VALUE);
         }
-        put(place, host as u64)
+        write_out(place, host as u64)
     }
     "cuMemHostGetFlags" 2030 fn cuMemHostGetFlags(flags: *mut u32, host: *mut c_void) {
         let (runtime, _) = current()?;
         // With one address space all host memory is mapped for the GPU, and usable in all contexts.
-        let told = match runtime.space.hold().find(host as u64).map(|(_, block)| block.kind) {
-            Some(Kind::Host(given)) => given & 4,
-            Some(Kind::Registered(given)) => given & 1,
+        let told = match runtime.space.snapshot().find(host as u64).map(|(_, block)| block.kind) {
+            Some(MemoryKind::Host(given)) => given & 4,
+            Some(MemoryKind::Registered(given)) => given & 1,
             _ => return Err(CuResult::INVALID_VALUE),
         };
-        put(flags, told | 2)
+        write_out(flags, told | 2)
     }
     "cuMemHostRegister" 6050 fn cuMemHostRegister_v2(host: *mut c_void, bytes: usize, flags: u32) {
         let (runtime, context) = current()?;
-        let _inside = runtime.seat.pass();
+        let _pass = runtime.client.pass_gate();
         runtime.refuse_unsafe()?;
         let at = host as u64;
-        if flags > 15 || !runtime.is_of_program(at, bytes as u64) {
+        if flags > 15 || !runtime.is_program_memory(at, bytes as u64) {
             return Err(CuResult::INVALID_VALUE);
         }
-        let held = runtime.space.hold();
+        let held = runtime.space.snapshot();
         if held.find(at).is_some() || held.range(at, bytes as u64).next().is_some() {
             return Err(CuResult::HOST_MEMORY_ALREADY_REGISTERED);
         }
-        runtime.space.put(at, Block {
+        runtime.space.insert(at, MemoryBlock {
             bytes: bytes as u64,
-            kind: Kind::Registered(flags),
-            card: context.card,
+            kind: MemoryKind::Registered(flags),
+            gpu: context.gpu,
             context: context.handle,
             reach: 0,
-            access: if flags & 8 != 0 { Access::Read } else { Access::Write },
+            access: if flags & 8 != 0 { AllowedAccess::Read } else { AllowedAccess::Write },
             id: runtime.space.fresh_id(),
             backing: Arc::new(Backing::Foreign),
         });
         Ok(())
     }
     "cuMemHostUnregister" 4000 fn cuMemHostUnregister(host: *mut c_void) {
-        let done = free(host as u64, |kind| matches!(kind, Kind::Registered(_)));
+        let done = free(host as u64, |kind| matches!(kind, MemoryKind::Registered(_)));
         done.map_err(|error| if error == CuResult::INVALID_VALUE { CuResult::HOST_MEMORY_NOT_REGISTERED } else { error })
     }
     "cuMemAllocManaged" 6000 fn cuMemAllocManaged(place: *mut u64, bytes: usize, flags: u32) {
@@ -178,10 +178,10 @@ exports! {
         if !matches!(flags, 1 | 2) {
             return Err(CuResult::INVALID_VALUE);
         }
-        let place = place_for(place)?;
-        let at = alloc(Kind::Managed, bytes)?;
-        runtime.seat.row().managed.fetch_add(1, SeqCst);
-        put(place, at)
+        let place = checked_place(place)?;
+        let at = alloc(MemoryKind::Managed, bytes)?;
+        runtime.client.row().managed.fetch_add(1, SeqCst);
+        write_out(place, at)
     }
     "cuMemAdvise" 8000 fn cuMemAdvise(at: u64, _count: usize, _advice: c_int, _device: c_int) {
         advised(at)
@@ -194,8 +194,8 @@ exports! {
 /// Advice is for memory that moves; it is accepted without effect, because nothing moves here.
 fn advised(at: u64) -> Outcome {
     let (runtime, _) = current()?;
-    match runtime.space.hold().find(at).map(|(_, block)| block.kind) {
-        Some(Kind::Managed) => Ok(()),
+    match runtime.space.snapshot().find(at).map(|(_, block)| block.kind) {
+        Some(MemoryKind::Managed) => Ok(()),
         _ => Err(CuResult::INVALID_VALUE),
     }
 }

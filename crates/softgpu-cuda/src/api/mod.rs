@@ -29,7 +29,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// A function: its name without version suffix, the CUDA version that introduced it, and the addresses of its two
 /// forms.
-pub struct Entry {
+pub struct ApiFunction {
     name: &'static str,
     since: c_int,
     plain: *const c_void,
@@ -37,7 +37,7 @@ pub struct Entry {
 }
 
 // SAFETY: addresses of code, which any thread may use.
-unsafe impl Sync for Entry {}
+unsafe impl Sync for ApiFunction {}
 
 /// Defines exported functions of the driver API.
 macro_rules! exports {
@@ -54,7 +54,7 @@ macro_rules! exports {
         )*
 
         /// The functions that are defined here.
-        pub static PLAIN: &[$crate::api::Entry] = &[$($crate::api::Entry {
+        pub static PLAIN: &[$crate::api::ApiFunction] = &[$($crate::api::ApiFunction {
             name: $public,
             since: $since,
             plain: $name as *const std::ffi::c_void,
@@ -89,7 +89,7 @@ macro_rules! streamed {
         )*
 
         /// The functions with two forms that are defined here.
-        pub static STREAMED: &[$crate::api::Entry] = &[$($crate::api::Entry {
+        pub static STREAMED: &[$crate::api::ApiFunction] = &[$($crate::api::ApiFunction {
             name: $public,
             since: $since,
             plain: $name as *const std::ffi::c_void,
@@ -109,7 +109,7 @@ pub fn guarded(body: impl FnOnce() -> Outcome) -> CuResult {
 }
 
 /// Writes a result for the caller.
-pub fn put<T>(place: *mut T, value: T) -> Outcome {
+pub fn write_out<T>(place: *mut T, value: T) -> Outcome {
     if place.is_null() {
         return Err(CuResult::INVALID_VALUE);
     }
@@ -119,17 +119,17 @@ pub fn put<T>(place: *mut T, value: T) -> Outcome {
 }
 
 /// Checks that there is a place for a result, before an object is made that only the result names.
-pub fn place_for<T>(place: *mut T) -> Outcome<*mut T> {
+pub fn checked_place<T>(place: *mut T) -> Outcome<*mut T> {
     if place.is_null() { Err(CuResult::INVALID_VALUE) } else { Ok(place) }
 }
 
 /// Writes a result if the caller wants it.
-pub fn put_if<T>(place: *mut T, value: T) -> Outcome {
-    if place.is_null() { Ok(()) } else { put(place, value) }
+pub fn write_out_if_wanted<T>(place: *mut T, value: T) -> Outcome {
+    if place.is_null() { Ok(()) } else { write_out(place, value) }
 }
 
 /// Reads what the caller points to.
-pub fn take<T: Copy>(place: *const T) -> Outcome<T> {
+pub fn read_in<T: Copy>(place: *const T) -> Outcome<T> {
     if place.is_null() {
         return Err(CuResult::INVALID_VALUE);
     }
@@ -138,22 +138,22 @@ pub fn take<T: Copy>(place: *const T) -> Outcome<T> {
 }
 
 /// Reads a list of the caller.
-pub fn list<T: Copy>(place: *const T, count: usize) -> Outcome<Vec<T>> {
+pub fn read_list<T: Copy>(place: *const T, count: usize) -> Outcome<Vec<T>> {
     (0..count)
-        .map(|number| if place.is_null() { Err(CuResult::INVALID_VALUE) } else { take(place.wrapping_add(number)) })
+        .map(|number| if place.is_null() { Err(CuResult::INVALID_VALUE) } else { read_in(place.wrapping_add(number)) })
         .collect()
 }
 
 /// Writes a list for the caller: the number of items, and as many as the caller has room for.
-pub fn put_list<T: Copy + Default>(place: *mut T, count: *mut usize, all: &[T]) -> Outcome {
+pub fn write_list<T: Copy + Default>(place: *mut T, count: *mut usize, all: &[T]) -> Outcome {
     if place.is_null() {
-        return put(count, all.len());
+        return write_out(count, all.len());
     }
-    let room = take(count)?;
+    let room = read_in(count)?;
     for number in 0..room {
-        put(place.wrapping_add(number), all.get(number).copied().unwrap_or_default())?;
+        write_out(place.wrapping_add(number), all.get(number).copied().unwrap_or_default())?;
     }
-    put(count, room.min(all.len()))
+    write_out(count, room.min(all.len()))
 }
 
 /// The text that a caller passed.

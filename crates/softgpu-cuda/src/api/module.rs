@@ -1,8 +1,8 @@
 //! Modules of PTX, their functions and variables.
 
-use super::{exports, place_for, put, put_if, text};
+use super::{checked_place, exports, text, write_out, write_out_if_wanted};
 use crate::image;
-use crate::module::{Loaded, read};
+use crate::module::{LoadedModule, read};
 use crate::result::{CuResult, Outcome};
 use crate::runtime::current;
 use std::ffi::{c_char, c_int, c_void};
@@ -13,10 +13,10 @@ const EAGER: c_int = 1;
 
 fn load(place: *mut usize, image: *const c_void) -> Outcome {
     let (runtime, context) = current()?;
-    let place = place_for(place)?;
-    let _inside = runtime.seat.pass();
-    let loaded = Loaded::load(runtime, &context, read(&image::text_at(image)?)?)?;
-    put(place, runtime.modules.put(Arc::new(loaded)))
+    let place = checked_place(place)?;
+    let _pass = runtime.client.pass_gate();
+    let loaded = LoadedModule::load(runtime, &context, read(&image::text_at(image)?)?)?;
+    write_out(place, runtime.modules.insert(Arc::new(loaded)))
 }
 
 exports! {
@@ -43,27 +43,27 @@ exports! {
         let (runtime, _) = current()?;
         let loaded = runtime.modules.get(module)?;
         // Its kernels may be running.
-        runtime.engine.wait(&runtime.engine.last_of_all(Some(loaded.context)));
-        let _inside = runtime.seat.pass();
-        runtime.modules.take(module)?.unload(runtime);
+        runtime.engine.wait(&runtime.engine.last_jobs_of_all(Some(loaded.context)));
+        let _pass = runtime.client.pass_gate();
+        runtime.modules.remove(module)?.unload(runtime);
         Ok(())
     }
     "cuModuleGetLoadingMode" 11070 fn cuModuleGetLoadingMode(mode: *mut c_int) {
-        put(mode, EAGER)
+        write_out(mode, EAGER)
     }
     "cuModuleGetFunction" 2000 fn cuModuleGetFunction(place: *mut usize, module: usize, name: *const c_char) {
         let (runtime, _) = current()?;
-        put(place, runtime.modules.get(module)?.function(runtime, module, text(name)?)?)
+        write_out(place, runtime.modules.get(module)?.function(runtime, module, text(name)?)?)
     }
     "cuModuleGetFunctionCount" 12040 fn cuModuleGetFunctionCount(count: *mut u32, module: usize) {
         let (runtime, _) = current()?;
-        put(count, runtime.modules.get(module)?.module.kernels().count() as u32)
+        write_out(count, runtime.modules.get(module)?.module.kernels().count() as u32)
     }
     "cuModuleEnumerateFunctions" 12040 fn cuModuleEnumerateFunctions(places: *mut usize, count: u32, module: usize) {
         let (runtime, _) = current()?;
         let loaded = runtime.modules.get(module)?;
         for (number, kernel) in loaded.module.kernels().take(count as usize).enumerate() {
-            put(places.wrapping_add(number), loaded.function(runtime, module, kernel.name())?)?;
+            write_out(places.wrapping_add(number), loaded.function(runtime, module, kernel.name())?)?;
         }
         Ok(())
     }
@@ -78,7 +78,7 @@ exports! {
             return Err(CuResult::INVALID_VALUE);
         }
         let (at, length) = runtime.modules.get(module)?.variable(text(name)?)?;
-        put_if(bytes, length as usize)?;
-        put_if(place, at)
+        write_out_if_wanted(bytes, length as usize)?;
+        write_out_if_wanted(place, at)
     }
 }

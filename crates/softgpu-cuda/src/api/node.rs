@@ -2,21 +2,21 @@
 
 use super::copy::Memcpy3D;
 use super::function::function;
-use super::pool::PoolProperties;
-use super::{exports, list, put, take};
-use crate::function::{Call, Given, Shape};
-use crate::graph::{Exec, Node};
+use super::pool::CuMemPoolProps;
+use super::{exports, read_in, read_list, write_out};
+use crate::function::{KernelCall, LaunchGeometry, RawKernelParams};
+use crate::graph::{InstantiatedGraph, WorkNode};
 use crate::log;
 use crate::result::{CuResult, Outcome};
-use crate::runtime::{Context, Runtime, current, named};
-use crate::work::{Fill, HostCall, Work};
+use crate::runtime::{DriverContext, Runtime, context_named, current};
+use crate::work::{FillJob, HostCall, JobWork};
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
 /// `CUDA_KERNEL_NODE_PARAMS`, first form; the second adds a library's kernel and a context.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub struct KernelNode {
+pub struct CuKernelNodeParams {
     function: usize,
     grid: [u32; 3],
     block: [u32; 3],
@@ -28,8 +28,8 @@ pub struct KernelNode {
 /// The second form.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub struct KernelNodeV2 {
-    first: KernelNode,
+pub struct CuKernelNodeParamsV2 {
+    first: CuKernelNodeParams,
     kernel: usize,
     context: usize,
 }
@@ -37,7 +37,7 @@ pub struct KernelNodeV2 {
 /// `CUDA_MEMSET_NODE_PARAMS`.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub struct FillNode {
+pub struct CuMemsetNodeParams {
     at: u64,
     pitch: usize,
     value: u32,
@@ -49,14 +49,14 @@ pub struct FillNode {
 /// `CUDA_HOST_NODE_PARAMS`.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub struct HostNode {
+pub struct CuHostNodeParams {
     function: Option<unsafe extern "C" fn(*mut c_void)>,
     data: *mut c_void,
 }
 
 /// `CUgraphNodeParams`: the kind of node, and its parameters.
 #[repr(C)]
-pub struct AnyNode {
+pub struct CuGraphNodeParams {
     kind: c_int,
     reserved: [c_int; 3],
     params: [u64; 29],
@@ -66,8 +66,8 @@ pub struct AnyNode {
 /// `CUDA_MEM_ALLOC_NODE_PARAMS`: a pool's properties, the access rights, the size; and the address it will have.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub struct TakeNode {
-    pool: PoolProperties,
+pub struct CuMemAllocNodeParams {
+    pool: CuMemPoolProps,
     allowed: *const c_void,
     count: usize,
     bytes: usize,
@@ -76,70 +76,73 @@ pub struct TakeNode {
 
 /// Which form of a kernel's parameters a program passes.
 #[derive(Clone, Copy)]
-enum Form {
-    First(*const KernelNode),
-    Second(*const KernelNodeV2),
+enum KernelParamsForm {
+    First(*const CuKernelNodeParams),
+    Second(*const CuKernelNodeParamsV2),
 }
 
-fn kernel_work(runtime: &Runtime, form: Form) -> Outcome<(Arc<Context>, Work)> {
+fn kernel_work(runtime: &Runtime, form: KernelParamsForm) -> Outcome<(Arc<DriverContext>, JobWork)> {
     let (params, kernel, context) = match form {
-        Form::First(params) => (take(params)?, 0, 0),
-        Form::Second(params) => {
-            let params = take(params)?;
+        KernelParamsForm::First(params) => (read_in(params)?, 0, 0),
+        KernelParamsForm::Second(params) => {
+            let params = read_in(params)?;
             (params.first, params.kernel, params.context)
         }
     };
-    let (_, context) = named(context)?;
+    let (_, context) = context_named(context)?;
     let handle = if params.function == 0 { kernel } else { params.function };
-    let shape = Shape { grid: params.grid, block: params.block, shared: params.shared };
-    let call =
-        function(runtime, &context, handle)?.call(handle, shape, Given { each: params.each, extra: params.extra })?;
-    Ok((context, Work::Kernel(call)))
+    let shape = LaunchGeometry { grid: params.grid, block: params.block, shared: params.shared };
+    let call = function(runtime, &context, handle)?.call(
+        handle,
+        shape,
+        RawKernelParams { each: params.each, extra: params.extra },
+    )?;
+    Ok((context, JobWork::Kernel(call)))
 }
 
-fn copy_work(runtime: &Runtime, params: *const Memcpy3D) -> Outcome<Work> {
-    let copy = take(params)?.copy()?;
+fn copy_work(runtime: &Runtime, params: *const Memcpy3D) -> Outcome<JobWork> {
+    let copy = read_in(params)?.copy()?;
     copy.check(runtime)?;
-    Ok(Work::Copy(copy))
+    Ok(JobWork::Copy(copy))
 }
 
-fn fill_work(runtime: &Runtime, params: *const FillNode) -> Outcome<Work> {
-    let FillNode { at, pitch, value, element, width, height } = take(params)?;
-    let fill = Fill { at, pitch: pitch as u64, value, element, width: width as u64, height: height as u64 };
+fn fill_work(runtime: &Runtime, params: *const CuMemsetNodeParams) -> Outcome<JobWork> {
+    let CuMemsetNodeParams { at, pitch, value, element, width, height } = read_in(params)?;
+    let fill = FillJob { at, pitch: pitch as u64, value, element, width: width as u64, height: height as u64 };
     fill.check(runtime)?;
-    Ok(Work::Fill(fill))
+    Ok(JobWork::Fill(fill))
 }
 
-fn host_work(params: *const HostNode) -> Outcome<Work> {
-    let HostNode { function, data } = take(params)?;
-    Ok(Work::Host(HostCall { function: function.ok_or(CuResult::INVALID_VALUE)?, data }))
+fn host_work(params: *const CuHostNodeParams) -> Outcome<JobWork> {
+    let CuHostNodeParams { function, data } = read_in(params)?;
+    Ok(JobWork::Host(HostCall { function: function.ok_or(CuResult::INVALID_VALUE)?, data }))
 }
 
-fn child_work(runtime: &Runtime, graph: usize) -> Outcome<Work> {
+fn child_work(runtime: &Runtime, graph: usize) -> Outcome<JobWork> {
     let graph = runtime.graphs.get(graph).map_err(|_| CuResult::INVALID_VALUE)?;
-    Ok(Work::Graph(graph.duplicate(runtime).0))
+    Ok(JobWork::Graph(graph.duplicate(runtime).0))
 }
 
 /// The work of a node in the form for all kinds.
-fn any_work(runtime: &Runtime, params: *const AnyNode) -> Outcome<(Arc<Context>, Work)> {
+fn any_work(runtime: &Runtime, params: *const CuGraphNodeParams) -> Outcome<(Arc<DriverContext>, JobWork)> {
     if params.is_null() {
         return Err(CuResult::INVALID_VALUE);
     }
     // SAFETY: the caller of the C function promises a structure of that kind.
     let (kind, inner) = unsafe { ((*params).kind, &raw const (*params).params) };
     let (_, context) = current()?;
-    let handle = || take(inner.cast::<usize>());
+    let handle = || read_in(inner.cast::<usize>());
     let event = || runtime.events.get(handle()?);
     let work = match kind {
-        0 => return kernel_work(runtime, Form::Second(inner.cast())),
+        0 => return kernel_work(runtime, KernelParamsForm::Second(inner.cast())),
         // Flags, a reserved number and a context come first.
         1 => copy_work(runtime, inner.cast::<u64>().wrapping_add(2).cast())?,
         2 => fill_work(runtime, inner.cast())?,
         3 => host_work(inner.cast())?,
         4 => child_work(runtime, handle()?)?,
-        5 => Work::Nothing,
-        6 => Work::Await(event()?),
-        7 => Work::Record(event()?),
+        5 => JobWork::Nothing,
+        6 => JobWork::WaitForEvent(event()?),
+        7 => JobWork::RecordEvent(event()?),
         _ => {
             log::once(
                 "nodes of this kind are not supported: kernels, copies, fills, host functions, graphs and events are",
@@ -151,38 +154,38 @@ fn any_work(runtime: &Runtime, params: *const AnyNode) -> Outcome<(Arc<Context>,
 }
 
 /// Where a new node goes: its graph, and the nodes it depends on.
-struct Place {
+struct NewNodePlace {
     graph: usize,
     after: *const usize,
     count: usize,
 }
 
-fn add(node: *mut usize, place: &Place, context: Arc<Context>, work: Work) -> Outcome {
+fn add(node: *mut usize, place: &NewNodePlace, context: Arc<DriverContext>, work: JobWork) -> Outcome {
     let runtime = Runtime::get()?;
     let graph = runtime.graphs.get(place.graph).map_err(|_| CuResult::INVALID_VALUE)?;
-    let own = Node::new(&graph, context, work);
-    graph.add(runtime, &own, &list(place.after, place.count)?)?;
-    put(node, own.handle)
+    let own = WorkNode::new(&graph, context, work);
+    graph.add(runtime, &own, &read_list(place.after, place.count)?)?;
+    write_out(node, own.handle)
 }
 
-fn node(handle: usize) -> Outcome<(&'static Runtime, Arc<Node>)> {
+fn node(handle: usize) -> Outcome<(&'static Runtime, Arc<WorkNode>)> {
     let runtime = Runtime::get()?;
     Ok((runtime, runtime.nodes.get(handle).map_err(|_| CuResult::INVALID_VALUE)?))
 }
 
-fn exec(handle: usize) -> Outcome<(&'static Runtime, Arc<Exec>)> {
+fn exec(handle: usize) -> Outcome<(&'static Runtime, Arc<InstantiatedGraph>)> {
     let runtime = Runtime::get()?;
     Ok((runtime, runtime.execs.get(handle)?))
 }
 
-fn kernel_of(handle: usize) -> Outcome<(Arc<Node>, Arc<Call>)> {
+fn kernel_of(handle: usize) -> Outcome<(Arc<WorkNode>, Arc<KernelCall>)> {
     let (_, node) = node(handle)?;
-    let Work::Kernel(call) = node.work() else { return Err(CuResult::INVALID_VALUE) };
+    let JobWork::Kernel(call) = node.work() else { return Err(CuResult::INVALID_VALUE) };
     Ok((node, call))
 }
 
-fn kernel_params(call: &Call) -> KernelNode {
-    KernelNode {
+fn kernel_params(call: &KernelCall) -> CuKernelNodeParams {
+    CuKernelNodeParams {
         function: call.handle,
         grid: call.shape.grid,
         block: call.shape.block,
@@ -195,108 +198,111 @@ fn kernel_params(call: &Call) -> KernelNode {
 
 fn event_of(handle: usize, place: *mut usize) -> Outcome {
     let (runtime, node) = node(handle)?;
-    let (Work::Await(event) | Work::Record(event)) = node.work() else { return Err(CuResult::INVALID_VALUE) };
+    let (JobWork::WaitForEvent(event) | JobWork::RecordEvent(event)) = node.work() else {
+        return Err(CuResult::INVALID_VALUE);
+    };
     let found = runtime.events.find(|own| std::ptr::eq(own, &*event));
-    put(place, found.map_or(0, |(handle, _)| handle))
+    write_out(place, found.map_or(0, |(handle, _)| handle))
 }
 
 exports! {
     "cuGraphAddKernelNode" 10000 fn cuGraphAddKernelNode(
-        place: *mut usize, graph: usize, after: *const usize, count: usize, params: *const KernelNode,
+        place: *mut usize, graph: usize, after: *const usize, count: usize, params: *const CuKernelNodeParams,
     ) {
-        let (context, work) = kernel_work(Runtime::get()?, Form::First(params))?;
-        add(place, &Place { graph, after, count }, context, work)
+        let (context, work) = kernel_work(Runtime::get()?, KernelParamsForm::First(params))?;
+        add(place, &NewNodePlace { graph, after, count }, context, work)
     }
     "cuGraphAddKernelNode" 12000 fn cuGraphAddKernelNode_v2(
-        place: *mut usize, graph: usize, after: *const usize, count: usize, params: *const KernelNodeV2,
+        place: *mut usize, graph: usize, after: *const usize, count: usize, params: *const CuKernelNodeParamsV2,
     ) {
-        let (context, work) = kernel_work(Runtime::get()?, Form::Second(params))?;
-        add(place, &Place { graph, after, count }, context, work)
+        let (context, work) = kernel_work(Runtime::get()?, KernelParamsForm::Second(params))?;
+        add(place, &NewNodePlace { graph, after, count }, context, work)
     }
     "cuGraphAddMemcpyNode" 10000 fn cuGraphAddMemcpyNode(
         place: *mut usize, graph: usize, after: *const usize, count: usize, params: *const Memcpy3D, context: usize,
     ) {
-        let (runtime, context) = named(context)?;
-        add(place, &Place { graph, after, count }, context, copy_work(runtime, params)?)
+        let (runtime, context) = context_named(context)?;
+        add(place, &NewNodePlace { graph, after, count }, context, copy_work(runtime, params)?)
     }
     "cuGraphAddMemsetNode" 10000 fn cuGraphAddMemsetNode(
-        place: *mut usize, graph: usize, after: *const usize, count: usize, params: *const FillNode, context: usize,
+        place: *mut usize, graph: usize, after: *const usize, count: usize, params: *const CuMemsetNodeParams,
+        context: usize,
     ) {
-        let (runtime, context) = named(context)?;
-        add(place, &Place { graph, after, count }, context, fill_work(runtime, params)?)
+        let (runtime, context) = context_named(context)?;
+        add(place, &NewNodePlace { graph, after, count }, context, fill_work(runtime, params)?)
     }
     "cuGraphAddHostNode" 10000 fn cuGraphAddHostNode(
-        place: *mut usize, graph: usize, after: *const usize, count: usize, params: *const HostNode,
+        place: *mut usize, graph: usize, after: *const usize, count: usize, params: *const CuHostNodeParams,
     ) {
-        add(place, &Place { graph, after, count }, current()?.1, host_work(params)?)
+        add(place, &NewNodePlace { graph, after, count }, current()?.1, host_work(params)?)
     }
     "cuGraphAddChildGraphNode" 10000 fn cuGraphAddChildGraphNode(
         place: *mut usize, graph: usize, after: *const usize, count: usize, child: usize,
     ) {
         let (runtime, context) = current()?;
-        add(place, &Place { graph, after, count }, context, child_work(runtime, child)?)
+        add(place, &NewNodePlace { graph, after, count }, context, child_work(runtime, child)?)
     }
     "cuGraphAddEmptyNode" 10000 fn cuGraphAddEmptyNode(
         place: *mut usize, graph: usize, after: *const usize, count: usize,
     ) {
-        add(place, &Place { graph, after, count }, current()?.1, Work::Nothing)
+        add(place, &NewNodePlace { graph, after, count }, current()?.1, JobWork::Nothing)
     }
     "cuGraphAddEventRecordNode" 11010 fn cuGraphAddEventRecordNode(
         place: *mut usize, graph: usize, after: *const usize, count: usize, event: usize,
     ) {
         let (runtime, context) = current()?;
-        add(place, &Place { graph, after, count }, context, Work::Record(runtime.events.get(event)?))
+        add(place, &NewNodePlace { graph, after, count }, context, JobWork::RecordEvent(runtime.events.get(event)?))
     }
     "cuGraphAddEventWaitNode" 11010 fn cuGraphAddEventWaitNode(
         place: *mut usize, graph: usize, after: *const usize, count: usize, event: usize,
     ) {
         let (runtime, context) = current()?;
-        add(place, &Place { graph, after, count }, context, Work::Await(runtime.events.get(event)?))
+        add(place, &NewNodePlace { graph, after, count }, context, JobWork::WaitForEvent(runtime.events.get(event)?))
     }
     "cuGraphAddMemAllocNode" 11040 fn cuGraphAddMemAllocNode(
-        place: *mut usize, graph: usize, after: *const usize, count: usize, params: *mut TakeNode,
+        place: *mut usize, graph: usize, after: *const usize, count: usize, params: *mut CuMemAllocNodeParams,
     ) {
         let (runtime, context) = current()?;
-        let wanted = take(params)?;
+        let wanted = read_in(params)?;
         let address = runtime.reserve_for_graph(wanted.bytes as u64)?;
         let at = address.at;
-        add(place, &Place { graph, after, count }, context, Work::Take(address, wanted.bytes as u64))?;
-        put(params, TakeNode { at, ..wanted })
+        add(place, &NewNodePlace { graph, after, count }, context, JobWork::Allocate(address, wanted.bytes as u64))?;
+        write_out(params, CuMemAllocNodeParams { at, ..wanted })
     }
     "cuGraphAddMemFreeNode" 11040 fn cuGraphAddMemFreeNode(
         place: *mut usize, graph: usize, after: *const usize, count: usize, at: u64,
     ) {
         let (runtime, context) = current()?;
-        if !runtime.is_of_graph(at) {
+        if !runtime.is_graph_memory(at) {
             return Err(CuResult::INVALID_VALUE);
         }
-        add(place, &Place { graph, after, count }, context, Work::Free(at))
+        add(place, &NewNodePlace { graph, after, count }, context, JobWork::Free(at))
     }
     "cuGraphMemFreeNodeGetParams" 11040 fn cuGraphMemFreeNodeGetParams(handle: usize, place: *mut u64) {
-        let Work::Free(at) = node(handle)?.1.work() else { return Err(CuResult::INVALID_VALUE) };
-        put(place, at)
+        let JobWork::Free(at) = node(handle)?.1.work() else { return Err(CuResult::INVALID_VALUE) };
+        write_out(place, at)
     }
     "cuDeviceGraphMemTrim" 11040 fn cuDeviceGraphMemTrim(device: c_int) {
         // Memory that graphs free is given back at once, so there is nothing to trim.
-        Runtime::get()?.card(device).map(drop)
+        Runtime::get()?.gpu(device).map(drop)
     }
     "cuDeviceGetGraphMemAttribute" 11040 fn cuDeviceGetGraphMemAttribute(
         device: c_int, attribute: c_int, place: *mut u64,
     ) {
         let runtime = Runtime::get()?;
-        let card = runtime.card(device)?;
+        let gpu = runtime.gpu(device)?;
         match attribute {
-            0 | 2 => put(place, runtime.used_by_graphs(card)),
+            0 | 2 => write_out(place, runtime.used_by_graphs(gpu)),
             // High-water marks are not kept.
             1 | 3 => Err(CuResult::NOT_SUPPORTED),
             _ => Err(CuResult::INVALID_VALUE),
         }
     }
     "cuGraphAddNode" 12020 fn cuGraphAddNode(
-        place: *mut usize, graph: usize, after: *const usize, count: usize, params: *const AnyNode,
+        place: *mut usize, graph: usize, after: *const usize, count: usize, params: *const CuGraphNodeParams,
     ) {
         let (context, work) = any_work(Runtime::get()?, params)?;
-        add(place, &Place { graph, after, count }, context, work)
+        add(place, &NewNodePlace { graph, after, count }, context, work)
     }
     "cuGraphAddNode" 12030 fn cuGraphAddNode_v2(
         place: *mut usize,
@@ -304,42 +310,46 @@ exports! {
         after: *const usize,
         _edges: *const c_void,
         count: usize,
-        params: *const AnyNode,
+        params: *const CuGraphNodeParams,
     ) {
         let (context, work) = any_work(Runtime::get()?, params)?;
-        add(place, &Place { graph, after, count }, context, work)
+        add(place, &NewNodePlace { graph, after, count }, context, work)
     }
     "cuGraphNodeGetType" 10000 fn cuGraphNodeGetType(handle: usize, kind: *mut c_int) {
-        put(kind, node(handle)?.1.work().kind())
+        write_out(kind, node(handle)?.1.work().kind())
     }
     "cuGraphDestroyNode" 10000 fn cuGraphDestroyNode(handle: usize) {
         let (runtime, node) = node(handle)?;
         runtime.graphs.get(node.graph).map_err(|_| CuResult::INVALID_VALUE)?.remove(runtime, handle);
         Ok(())
     }
-    "cuGraphKernelNodeGetParams" 10000 fn cuGraphKernelNodeGetParams(handle: usize, params: *mut KernelNode) {
-        put(params, kernel_params(&kernel_of(handle)?.1))
+    "cuGraphKernelNodeGetParams" 10000 fn cuGraphKernelNodeGetParams(handle: usize, params: *mut CuKernelNodeParams) {
+        write_out(params, kernel_params(&kernel_of(handle)?.1))
     }
-    "cuGraphKernelNodeGetParams" 12000 fn cuGraphKernelNodeGetParams_v2(handle: usize, params: *mut KernelNodeV2) {
+    "cuGraphKernelNodeGetParams" 12000 fn cuGraphKernelNodeGetParams_v2(
+        handle: usize, params: *mut CuKernelNodeParamsV2,
+    ) {
         let (node, call) = kernel_of(handle)?;
-        put(params, KernelNodeV2 { first: kernel_params(&call), kernel: 0, context: node.context.handle })
+        write_out(params, CuKernelNodeParamsV2 { first: kernel_params(&call), kernel: 0, context: node.context.handle })
     }
-    "cuGraphKernelNodeSetParams" 10000 fn cuGraphKernelNodeSetParams(handle: usize, params: *const KernelNode) {
+    "cuGraphKernelNodeSetParams" 10000 fn cuGraphKernelNodeSetParams(handle: usize, params: *const CuKernelNodeParams) {
         let (runtime, node) = node(handle)?;
-        node.set(kernel_work(runtime, Form::First(params))?.1)
+        node.set(kernel_work(runtime, KernelParamsForm::First(params))?.1)
     }
-    "cuGraphKernelNodeSetParams" 12000 fn cuGraphKernelNodeSetParams_v2(handle: usize, params: *const KernelNodeV2) {
+    "cuGraphKernelNodeSetParams" 12000 fn cuGraphKernelNodeSetParams_v2(
+        handle: usize, params: *const CuKernelNodeParamsV2,
+    ) {
         let (runtime, node) = node(handle)?;
-        node.set(kernel_work(runtime, Form::Second(params))?.1)
+        node.set(kernel_work(runtime, KernelParamsForm::Second(params))?.1)
     }
     "cuGraphMemcpyNodeSetParams" 10000 fn cuGraphMemcpyNodeSetParams(handle: usize, params: *const Memcpy3D) {
         let (runtime, node) = node(handle)?;
         node.set(copy_work(runtime, params)?)
     }
-    "cuGraphMemsetNodeGetParams" 10000 fn cuGraphMemsetNodeGetParams(handle: usize, params: *mut FillNode) {
-        let Work::Fill(fill) = node(handle)?.1.work() else { return Err(CuResult::INVALID_VALUE) };
-        let Fill { at, pitch, value, element, width, height } = fill;
-        put(params, FillNode {
+    "cuGraphMemsetNodeGetParams" 10000 fn cuGraphMemsetNodeGetParams(handle: usize, params: *mut CuMemsetNodeParams) {
+        let JobWork::Fill(fill) = node(handle)?.1.work() else { return Err(CuResult::INVALID_VALUE) };
+        let FillJob { at, pitch, value, element, width, height } = fill;
+        write_out(params, CuMemsetNodeParams {
             at,
             pitch: pitch as usize,
             value,
@@ -348,50 +358,50 @@ exports! {
             height: height as usize,
         })
     }
-    "cuGraphMemsetNodeSetParams" 10000 fn cuGraphMemsetNodeSetParams(handle: usize, params: *const FillNode) {
+    "cuGraphMemsetNodeSetParams" 10000 fn cuGraphMemsetNodeSetParams(handle: usize, params: *const CuMemsetNodeParams) {
         let (runtime, node) = node(handle)?;
         node.set(fill_work(runtime, params)?)
     }
-    "cuGraphHostNodeGetParams" 10000 fn cuGraphHostNodeGetParams(handle: usize, params: *mut HostNode) {
-        let Work::Host(call) = node(handle)?.1.work() else { return Err(CuResult::INVALID_VALUE) };
-        put(params, HostNode { function: Some(call.function), data: call.data })
+    "cuGraphHostNodeGetParams" 10000 fn cuGraphHostNodeGetParams(handle: usize, params: *mut CuHostNodeParams) {
+        let JobWork::Host(call) = node(handle)?.1.work() else { return Err(CuResult::INVALID_VALUE) };
+        write_out(params, CuHostNodeParams { function: Some(call.function), data: call.data })
     }
-    "cuGraphHostNodeSetParams" 10000 fn cuGraphHostNodeSetParams(handle: usize, params: *const HostNode) {
+    "cuGraphHostNodeSetParams" 10000 fn cuGraphHostNodeSetParams(handle: usize, params: *const CuHostNodeParams) {
         node(handle)?.1.set(host_work(params)?)
     }
     "cuGraphChildGraphNodeGetGraph" 10000 fn cuGraphChildGraphNodeGetGraph(handle: usize, place: *mut usize) {
-        let Work::Graph(graph) = node(handle)?.1.work() else { return Err(CuResult::INVALID_VALUE) };
-        put(place, graph.handle)
+        let JobWork::Graph(graph) = node(handle)?.1.work() else { return Err(CuResult::INVALID_VALUE) };
+        write_out(place, graph.handle)
     }
     "cuGraphEventRecordNodeGetEvent" 11010 fn cuGraphEventRecordNodeGetEvent(handle: usize, place: *mut usize) {
         event_of(handle, place)
     }
     "cuGraphEventRecordNodeSetEvent" 11010 fn cuGraphEventRecordNodeSetEvent(handle: usize, event: usize) {
         let (runtime, node) = node(handle)?;
-        node.set(Work::Record(runtime.events.get(event)?))
+        node.set(JobWork::RecordEvent(runtime.events.get(event)?))
     }
     "cuGraphEventWaitNodeGetEvent" 11010 fn cuGraphEventWaitNodeGetEvent(handle: usize, place: *mut usize) {
         event_of(handle, place)
     }
     "cuGraphEventWaitNodeSetEvent" 11010 fn cuGraphEventWaitNodeSetEvent(handle: usize, event: usize) {
         let (runtime, node) = node(handle)?;
-        node.set(Work::Await(runtime.events.get(event)?))
+        node.set(JobWork::WaitForEvent(runtime.events.get(event)?))
     }
-    "cuGraphNodeSetParams" 12020 fn cuGraphNodeSetParams(handle: usize, params: *const AnyNode) {
+    "cuGraphNodeSetParams" 12020 fn cuGraphNodeSetParams(handle: usize, params: *const CuGraphNodeParams) {
         let (runtime, node) = node(handle)?;
         node.set(any_work(runtime, params)?.1)
     }
     "cuGraphExecKernelNodeSetParams" 10010 fn cuGraphExecKernelNodeSetParams(
-        handle: usize, node: usize, params: *const KernelNode,
+        handle: usize, node: usize, params: *const CuKernelNodeParams,
     ) {
         let (runtime, exec) = exec(handle)?;
-        exec.set(node, kernel_work(runtime, Form::First(params))?.1)
+        exec.set(node, kernel_work(runtime, KernelParamsForm::First(params))?.1)
     }
     "cuGraphExecKernelNodeSetParams" 12000 fn cuGraphExecKernelNodeSetParams_v2(
-        handle: usize, node: usize, params: *const KernelNodeV2,
+        handle: usize, node: usize, params: *const CuKernelNodeParamsV2,
     ) {
         let (runtime, exec) = exec(handle)?;
-        exec.set(node, kernel_work(runtime, Form::Second(params))?.1)
+        exec.set(node, kernel_work(runtime, KernelParamsForm::Second(params))?.1)
     }
     "cuGraphExecMemcpyNodeSetParams" 10020 fn cuGraphExecMemcpyNodeSetParams(
         handle: usize, node: usize, params: *const Memcpy3D, _context: usize,
@@ -400,13 +410,13 @@ exports! {
         exec.set(node, copy_work(runtime, params)?)
     }
     "cuGraphExecMemsetNodeSetParams" 10020 fn cuGraphExecMemsetNodeSetParams(
-        handle: usize, node: usize, params: *const FillNode, _context: usize,
+        handle: usize, node: usize, params: *const CuMemsetNodeParams, _context: usize,
     ) {
         let (runtime, exec) = exec(handle)?;
         exec.set(node, fill_work(runtime, params)?)
     }
     "cuGraphExecHostNodeSetParams" 10020 fn cuGraphExecHostNodeSetParams(
-        handle: usize, node: usize, params: *const HostNode,
+        handle: usize, node: usize, params: *const CuHostNodeParams,
     ) {
         exec(handle)?.1.set(node, host_work(params)?)
     }
@@ -420,15 +430,17 @@ exports! {
         handle: usize, node: usize, event: usize,
     ) {
         let (runtime, exec) = exec(handle)?;
-        exec.set(node, Work::Record(runtime.events.get(event)?))
+        exec.set(node, JobWork::RecordEvent(runtime.events.get(event)?))
     }
     "cuGraphExecEventWaitNodeSetEvent" 11010 fn cuGraphExecEventWaitNodeSetEvent(
         handle: usize, node: usize, event: usize,
     ) {
         let (runtime, exec) = exec(handle)?;
-        exec.set(node, Work::Await(runtime.events.get(event)?))
+        exec.set(node, JobWork::WaitForEvent(runtime.events.get(event)?))
     }
-    "cuGraphExecNodeSetParams" 12020 fn cuGraphExecNodeSetParams(handle: usize, node: usize, params: *const AnyNode) {
+    "cuGraphExecNodeSetParams" 12020 fn cuGraphExecNodeSetParams(
+        handle: usize, node: usize, params: *const CuGraphNodeParams,
+    ) {
         let (runtime, exec) = exec(handle)?;
         exec.set(node, any_work(runtime, params)?.1)
     }
@@ -436,6 +448,6 @@ exports! {
         exec(handle)?.1.enable(node, is_enabled != 0)
     }
     "cuGraphNodeGetEnabled" 11060 fn cuGraphNodeGetEnabled(handle: usize, node: usize, is_enabled: *mut u32) {
-        put(is_enabled, exec(handle)?.1.is_enabled(node)?.into())
+        write_out(is_enabled, exec(handle)?.1.is_enabled(node)?.into())
     }
 }

@@ -1,11 +1,11 @@
 //! Streams: creating them, waiting for them, memory operations, and capture.
 
-use super::{exports, list, place_for, put, put_if, streamed, take};
-use crate::capture::{Mode, exchange_mode};
+use super::{checked_place, exports, read_in, read_list, streamed, write_out, write_out_if_wanted};
+use crate::capture::{CaptureMode, exchange_mode};
 use crate::result::{CuResult, Outcome};
 use crate::runtime::current;
-use crate::stream::{Stream, finish, give, resolve, wait_event};
-use crate::work::{Callback, Compare, HostCall, Word, Work};
+use crate::stream::{WorkStream, finish, resolve, submit_or_capture, wait_event};
+use crate::work::{Callback, HostCall, JobWork, MemoryWord, WaitCompare};
 use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
 
@@ -23,12 +23,12 @@ const INVALIDATED: c_int = 2;
 
 fn begin(stream: usize, own: bool, mode: c_int) -> Outcome {
     let (runtime, stream) = resolve(stream, own)?;
-    let _inside = runtime.seat.pass();
-    runtime.begin_capture(&stream, Mode::from_number(mode)?, None, Vec::new())
+    let _pass = runtime.client.pass_gate();
+    runtime.begin_capture(&stream, CaptureMode::from_number(mode)?, None, Vec::new())
 }
 
 /// Where the answers about a capture go; null where they are not wanted.
-struct Wanted {
+struct CaptureInfoPlaces {
     status: *mut c_int,
     id: *mut u64,
     graph: *mut usize,
@@ -37,7 +37,7 @@ struct Wanted {
     count: *mut usize,
 }
 
-const NOTHING: Wanted = Wanted {
+const NO_PLACES: CaptureInfoPlaces = CaptureInfoPlaces {
     status: std::ptr::null_mut(),
     id: std::ptr::null_mut(),
     graph: std::ptr::null_mut(),
@@ -46,30 +46,30 @@ const NOTHING: Wanted = Wanted {
     count: std::ptr::null_mut(),
 };
 
-fn capture_info(stream: usize, own: bool, wanted: &Wanted) -> Outcome {
+fn capture_info(stream: usize, own: bool, wanted: &CaptureInfoPlaces) -> Outcome {
     let (runtime, stream) = resolve(stream, own)?;
-    let mut books = runtime.engine.books();
-    let Some(frontier) = books.lane(&stream).frontier.clone() else {
-        return put(wanted.status, NOT_CAPTURED);
+    let mut jobs = runtime.engine.jobs();
+    let Some(frontier) = jobs.lane(&stream).frontier.clone() else {
+        return write_out(wanted.status, NOT_CAPTURED);
     };
-    let capture = books.captures.get(frontier.capture).filter(|capture| !capture.is_invalid);
-    put(wanted.status, if capture.is_some() { CAPTURED } else { INVALIDATED })?;
-    put_if(wanted.id, frontier.capture)?;
-    put_if(wanted.graph, capture.map_or(0, |capture| capture.graph.handle))?;
-    put_if(wanted.count, frontier.nodes.len())?;
+    let capture = jobs.captures.get(frontier.capture).filter(|capture| !capture.is_invalid);
+    write_out(wanted.status, if capture.is_some() { CAPTURED } else { INVALIDATED })?;
+    write_out_if_wanted(wanted.id, frontier.capture)?;
+    write_out_if_wanted(wanted.graph, capture.map_or(0, |capture| capture.graph.handle))?;
+    write_out_if_wanted(wanted.count, frontier.nodes.len())?;
     EDGES.with_borrow_mut(|edges| {
         *edges = vec![[0; 8]; frontier.nodes.len()];
-        put_if(wanted.edges, edges.as_ptr())
+        write_out_if_wanted(wanted.edges, edges.as_ptr())
     })?;
     DEPENDENCIES.with_borrow_mut(|kept| {
         *kept = frontier.nodes;
-        put_if(wanted.dependencies, kept.as_ptr())
+        write_out_if_wanted(wanted.dependencies, kept.as_ptr())
     })
 }
 
 fn update_dependencies(stream: usize, own: bool, nodes: *const usize, count: usize, flags: u32) -> Outcome {
     let (runtime, stream) = resolve(stream, own)?;
-    let nodes = list(nodes, count)?;
+    let nodes = read_list(nodes, count)?;
     if nodes.iter().any(|node| runtime.nodes.get(*node).is_err()) || flags > 1 {
         return Err(CuResult::INVALID_VALUE);
     }
@@ -77,38 +77,38 @@ fn update_dependencies(stream: usize, own: bool, nodes: *const usize, count: usi
 }
 
 /// `CU_STREAM_WAIT_VALUE_…`, less the flag to flush.
-fn compare(flags: u32) -> Outcome<Compare> {
+fn wait_compare(flags: u32) -> Outcome<WaitCompare> {
     Ok(match flags & !(1 << 30) {
-        0 => Compare::NotBehind,
-        1 => Compare::Same,
-        2 => Compare::Common,
-        3 => Compare::Neither,
+        0 => WaitCompare::NotBehind,
+        1 => WaitCompare::Same,
+        2 => WaitCompare::Common,
+        3 => WaitCompare::Neither,
         _ => return Err(CuResult::INVALID_VALUE),
     })
 }
 
-fn word(stream: usize, own: bool, word: Word, work: impl FnOnce() -> Outcome<Work>) -> Outcome {
+fn word(stream: usize, own: bool, word: MemoryWord, work: impl FnOnce() -> Outcome<JobWork>) -> Outcome {
     let (runtime, stream) = resolve(stream, own)?;
-    let _inside = runtime.seat.pass();
+    let _pass = runtime.client.pass_gate();
     word.check(runtime)?;
-    give(runtime, &stream, work()?)
+    submit_or_capture(runtime, &stream, work()?)
 }
 
 fn write(stream: usize, own: bool, at: u64, is_wide: bool, value: u64) -> Outcome {
-    let place = Word { at, is_wide };
-    word(stream, own, place, || Ok(Work::Write(place, value)))
+    let place = MemoryWord { at, is_wide };
+    word(stream, own, place, || Ok(JobWork::Write(place, value)))
 }
 
 fn wait(stream: usize, own: bool, at: u64, is_wide: bool, value: u64, flags: u32) -> Outcome {
-    let place = Word { at, is_wide };
-    word(stream, own, place, || Ok(Work::WaitFor(place, value, compare(flags)?)))
+    let place = MemoryWord { at, is_wide };
+    word(stream, own, place, || Ok(JobWork::WaitFor(place, value, wait_compare(flags)?)))
 }
 
 /// One of several memory operations: kind, address, value, flags; the rest is not used.
 type MemoryOperation = [u64; 6];
 
 fn batch(stream: usize, own: bool, count: u32, operations: *const MemoryOperation) -> Outcome {
-    for operation in list(operations, count as usize)? {
+    for operation in read_list(operations, count as usize)? {
         let [which, at, value, flags, ..] = operation;
         match which as u32 {
             1 => wait(stream, own, at, false, u64::from(value as u32), flags as u32)?,
@@ -126,22 +126,22 @@ fn batch(stream: usize, own: bool, count: u32, operations: *const MemoryOperatio
 exports! {
     "cuStreamCreate" 2000 fn cuStreamCreate(place: *mut usize, flags: u32) {
         let (runtime, context) = current()?;
-        put(place_for(place)?, Stream::create(runtime, context, flags, 0)?)
+        write_out(checked_place(place)?, WorkStream::create(runtime, context, flags, 0)?)
     }
     "cuStreamCreateWithPriority" 5050 fn cuStreamCreateWithPriority(place: *mut usize, flags: u32, priority: c_int) {
         let (runtime, context) = current()?;
-        put(place_for(place)?, Stream::create(runtime, context, flags, priority)?)
+        write_out(checked_place(place)?, WorkStream::create(runtime, context, flags, priority)?)
     }
     "cuStreamDestroy" 4000 fn cuStreamDestroy_v2(stream: usize) {
         let (runtime, _) = current()?;
-        let _inside = runtime.seat.pass();
-        runtime.engine.forget(&*runtime.streams.take(stream)?);
+        let _pass = runtime.client.pass_gate();
+        runtime.engine.forget(&*runtime.streams.remove(stream)?);
         runtime.drop_captures(|origin, _| origin == stream);
         Ok(())
     }
     "cuThreadExchangeStreamCaptureMode" 10010 fn cuThreadExchangeStreamCaptureMode(mode: *mut c_int) {
-        let new = Mode::from_number(take(mode)?)?;
-        put(mode, exchange_mode(new) as c_int)
+        let new = CaptureMode::from_number(read_in(mode)?)?;
+        write_out(mode, exchange_mode(new) as c_int)
     }
 }
 
@@ -149,40 +149,40 @@ streamed! { own;
     "cuStreamSynchronize" 2000 fn cuStreamSynchronize, cuStreamSynchronize_ptsz(stream: usize) {
         let (runtime, stream) = resolve(stream, own)?;
         runtime.refuse_capture(&stream)?;
-        runtime.engine.wait(&runtime.engine.last_of(&stream));
-        drop(runtime.seat.pass());
+        runtime.engine.wait(&runtime.engine.last_jobs_of(&stream));
+        drop(runtime.client.pass_gate());
         stream.context.check()
     }
     "cuStreamQuery" 2000 fn cuStreamQuery, cuStreamQuery_ptsz(stream: usize) {
         let (runtime, stream) = resolve(stream, own)?;
         runtime.refuse_capture(&stream)?;
         runtime.refuse_unsafe()?;
-        let is_done = runtime.engine.last_of(&stream).into_iter().all(|job| runtime.engine.is_done(job));
+        let is_done = runtime.engine.last_jobs_of(&stream).into_iter().all(|job| runtime.engine.is_done(job));
         if is_done { stream.context.check() } else { Err(CuResult::NOT_READY) }
     }
     "cuStreamGetPriority" 5050 fn cuStreamGetPriority, cuStreamGetPriority_ptsz(stream: usize, priority: *mut c_int) {
-        put(priority, resolve(stream, own)?.1.priority)
+        write_out(priority, resolve(stream, own)?.1.priority)
     }
     "cuStreamGetFlags" 5050 fn cuStreamGetFlags, cuStreamGetFlags_ptsz(stream: usize, flags: *mut u32) {
-        put(flags, resolve(stream, own)?.1.flags)
+        write_out(flags, resolve(stream, own)?.1.flags)
     }
     "cuStreamGetId" 12000 fn cuStreamGetId, cuStreamGetId_ptsz(stream: usize, id: *mut u64) {
-        put(id, resolve(stream, own)?.1.handle as u64)
+        write_out(id, resolve(stream, own)?.1.handle as u64)
     }
     "cuStreamGetCtx" 9020 fn cuStreamGetCtx, cuStreamGetCtx_ptsz(stream: usize, place: *mut usize) {
-        put(place, resolve(stream, own)?.1.context.handle)
+        write_out(place, resolve(stream, own)?.1.context.handle)
     }
     "cuStreamGetCtx" 12050 fn cuStreamGetCtx_v2, cuStreamGetCtx_v2_ptsz(
         stream: usize,
         place: *mut usize,
         green: *mut usize,
     ) {
-        put_if(green, 0)?;
-        put(place, resolve(stream, own)?.1.context.handle)
+        write_out_if_wanted(green, 0)?;
+        write_out(place, resolve(stream, own)?.1.context.handle)
     }
     "cuStreamGetDevice" 12080 fn cuStreamGetDevice, cuStreamGetDevice_ptsz(stream: usize, device: *mut c_int) {
         let (runtime, stream) = resolve(stream, own)?;
-        put(device, runtime.device(stream.context.card))
+        write_out(device, runtime.device(stream.context.gpu))
     }
     "cuStreamCopyAttributes" 11000 fn cuStreamCopyAttributes, cuStreamCopyAttributes_ptsz(to: usize, from: usize) {
         resolve(to, own)?;
@@ -190,13 +190,16 @@ streamed! { own;
     }
     "cuStreamWaitEvent" 3020 fn cuStreamWaitEvent, cuStreamWaitEvent_ptsz(stream: usize, event: usize, flags: u32) {
         let (runtime, stream) = resolve(stream, own)?;
-        let _inside = runtime.seat.pass();
+        let _pass = runtime.client.pass_gate();
         let event = runtime.events.get(event)?;
         match flags {
             0 => wait_event(runtime, &stream, &event),
             // In a capture: a node that waits each time the graph runs.
             1 => {
-                if runtime.capture(&stream, || Work::Await(event))? { Ok(()) } else { Err(CuResult::ILLEGAL_STATE) }
+                match runtime.capture(&stream, || JobWork::WaitForEvent(event))? {
+                    true => Ok(()),
+                    false => Err(CuResult::ILLEGAL_STATE),
+                }
             }
             _ => Err(CuResult::INVALID_VALUE),
         }
@@ -207,9 +210,9 @@ streamed! { own;
         data: *mut c_void,
     ) {
         let (runtime, stream) = resolve(stream, own)?;
-        let _inside = runtime.seat.pass();
+        let _pass = runtime.client.pass_gate();
         let function = function.ok_or(CuResult::INVALID_VALUE)?;
-        give(runtime, &stream, Work::Host(HostCall { function, data }))
+        submit_or_capture(runtime, &stream, JobWork::Host(HostCall { function, data }))
     }
     "cuStreamAddCallback" 5000 fn cuStreamAddCallback, cuStreamAddCallback_ptsz(
         stream: usize,
@@ -220,9 +223,9 @@ streamed! { own;
         let name = stream;
         let (runtime, stream) = resolve(stream, own)?;
         runtime.refuse_capture(&stream)?;
-        let _inside = runtime.seat.pass();
+        let _pass = runtime.client.pass_gate();
         let function = function.filter(|_| flags == 0).ok_or(CuResult::INVALID_VALUE)?;
-        give(runtime, &stream, Work::Callback(Callback { function, stream: name, data }))
+        submit_or_capture(runtime, &stream, JobWork::Callback(Callback { function, stream: name, data }))
     }
     "cuStreamAttachMemAsync" 6000 fn cuStreamAttachMemAsync, cuStreamAttachMemAsync_ptsz(
         stream: usize,
@@ -231,11 +234,11 @@ streamed! { own;
         _flags: u32,
     ) {
         let (runtime, stream) = resolve(stream, own)?;
-        if runtime.space.hold().find(at).is_none() {
+        if runtime.space.snapshot().find(at).is_none() {
             return Err(CuResult::INVALID_VALUE);
         }
         // Managed memory is open to all streams here: there is nothing to attach.
-        finish(runtime, &stream, Work::Nothing)
+        finish(runtime, &stream, JobWork::Nothing)
     }
     "cuStreamWriteValue32" 8000 fn cuStreamWriteValue32, cuStreamWriteValue32_ptsz(
         stream: usize, at: u64, value: u32, _flags: u32,
@@ -302,25 +305,25 @@ streamed! { own;
         mode: c_int,
     ) {
         let (runtime, stream) = resolve(stream, own)?;
-        let _inside = runtime.seat.pass();
+        let _pass = runtime.client.pass_gate();
         let graph = runtime.graphs.get(graph)?;
-        runtime.begin_capture(&stream, Mode::from_number(mode)?, Some(graph), list(nodes, count)?)
+        runtime.begin_capture(&stream, CaptureMode::from_number(mode)?, Some(graph), read_list(nodes, count)?)
     }
     "cuStreamEndCapture" 10000 fn cuStreamEndCapture, cuStreamEndCapture_ptsz(stream: usize, place: *mut usize) {
         let (runtime, stream) = resolve(stream, own)?;
-        let _inside = runtime.seat.pass();
-        put(place, 0)?;
-        put(place, runtime.end_capture(&stream)?.handle)
+        let _pass = runtime.client.pass_gate();
+        write_out(place, 0)?;
+        write_out(place, runtime.end_capture(&stream)?.handle)
     }
     "cuStreamIsCapturing" 10000 fn cuStreamIsCapturing, cuStreamIsCapturing_ptsz(stream: usize, status: *mut c_int) {
-        capture_info(stream, own, &Wanted { status, ..NOTHING })
+        capture_info(stream, own, &CaptureInfoPlaces { status, ..NO_PLACES })
     }
     "cuStreamGetCaptureInfo" 10010 fn cuStreamGetCaptureInfo, cuStreamGetCaptureInfo_ptsz(
         stream: usize,
         status: *mut c_int,
         id: *mut u64,
     ) {
-        capture_info(stream, own, &Wanted { status, id, ..NOTHING })
+        capture_info(stream, own, &CaptureInfoPlaces { status, id, ..NO_PLACES })
     }
     "cuStreamGetCaptureInfo" 11030 fn cuStreamGetCaptureInfo_v2, cuStreamGetCaptureInfo_v2_ptsz(
         stream: usize,
@@ -330,7 +333,7 @@ streamed! { own;
         dependencies: *mut *const usize,
         count: *mut usize,
     ) {
-        capture_info(stream, own, &Wanted { status, id, graph, dependencies, count, ..NOTHING })
+        capture_info(stream, own, &CaptureInfoPlaces { status, id, graph, dependencies, count, ..NO_PLACES })
     }
     "cuStreamGetCaptureInfo" 12030 fn cuStreamGetCaptureInfo_v3, cuStreamGetCaptureInfo_v3_ptsz(
         stream: usize,
@@ -341,7 +344,7 @@ streamed! { own;
         edges: *mut *const [u8; 8],
         count: *mut usize,
     ) {
-        capture_info(stream, own, &Wanted { status, id, graph, dependencies, edges, count })
+        capture_info(stream, own, &CaptureInfoPlaces { status, id, graph, dependencies, edges, count })
     }
     "cuStreamUpdateCaptureDependencies" 11030 fn cuStreamUpdateCaptureDependencies, cuStreamUpdateCaptureDependencies_ptsz(
         stream: usize, nodes: *const usize, count: usize, flags: u32,

@@ -1,13 +1,13 @@
 //! `cuGetProcAddress`: functions by name and version.
 
 use super::{
-    Entry, checkpoint, context, copy, device, event, exports, function, graph, library, memory, module, node, pointer,
-    pool, put, put_if, stream, text, unsupported, vmm,
+    ApiFunction, checkpoint, context, copy, device, event, exports, function, graph, library, memory, module, node,
+    pointer, pool, stream, text, unsupported, vmm, write_out, write_out_if_wanted,
 };
 use crate::result::{CuResult, Outcome};
 use std::ffi::{c_char, c_int, c_void};
 
-static TABLES: &[&[Entry]] = &[
+static TABLES: &[&[ApiFunction]] = &[
     PLAIN,
     checkpoint::PLAIN,
     context::PLAIN,
@@ -55,7 +55,7 @@ fn answer(symbol: *const c_char, place: *mut *const c_void, version: c_int, flag
         return Err(CuResult::INVALID_VALUE);
     }
     let found = find(text(symbol)?, version, flags);
-    put(place, found.unwrap_or(std::ptr::null()))?;
+    write_out(place, found.unwrap_or(std::ptr::null()))?;
     Ok(found.err().unwrap_or(FOUND))
 }
 
@@ -76,6 +76,6 @@ exports! {
         flags: u64,
         status: *mut c_int,
     ) {
-        put_if(status, answer(symbol, place, version, flags)?)
+        write_out_if_wanted(status, answer(symbol, place, version, flags)?)
     }
 }

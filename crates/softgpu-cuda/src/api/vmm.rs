@@ -1,10 +1,10 @@
 //! Virtual memory management: address ranges and memory as separate objects.
 
-use super::{exports, list, place_for, put, take};
+use super::{checked_place, exports, read_in, read_list, write_out};
 use crate::result::{CuResult, Outcome};
 use crate::runtime::{Runtime, current_handle};
-use crate::space::{Access, Backing, GRANULE};
-use crate::vmm::{Allocation, ON_CARD, Physical};
+use crate::space::{AllowedAccess, Backing, GRANULE};
+use crate::vmm::{Allocation, MemoryFile, ON_GPU};
 use std::ffi::{c_int, c_void};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -19,7 +19,7 @@ const DESCRIPTOR: u32 = 1;
 /// `CUmemLocation`.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub struct Location {
+pub struct CuMemLocation {
     /// GPU or host.
     pub kind: c_int,
     /// The number of the device.
@@ -29,10 +29,10 @@ pub struct Location {
 /// `CUmemAllocationProp`.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub struct Properties {
+pub struct CuMemAllocationProp {
     kind: c_int,
     handle_types: u32,
-    location: Location,
+    location: CuMemLocation,
     windows: usize,
     flags: u64,
 }
@@ -40,46 +40,46 @@ pub struct Properties {
 /// `CUmemAccessDesc`.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub struct Allowed {
+pub struct CuMemAccessDesc {
     /// The GPU, or the host, that gets access.
-    pub location: Location,
+    pub location: CuMemLocation,
     /// The kind of access.
     pub flags: c_int,
 }
 
-impl Properties {
+impl CuMemAllocationProp {
     /// The GPU that gets access; `None`: the host.
-    fn card(&self, runtime: &Runtime) -> Outcome<Option<usize>> {
+    fn gpu(&self, runtime: &Runtime) -> Outcome<Option<usize>> {
         if self.kind != PINNED || self.handle_types & !DESCRIPTOR != 0 {
             return Err(CuResult::INVALID_VALUE);
         }
         match self.location.kind {
-            ON_CARD => runtime.card(self.location.id).map(Some),
+            ON_GPU => runtime.gpu(self.location.id).map(Some),
             2..=4 => Ok(None),
             _ => Err(CuResult::INVALID_VALUE),
         }
     }
 }
 
-fn access(flags: c_int) -> Outcome<Access> {
+fn access(flags: c_int) -> Outcome<AllowedAccess> {
     match flags {
-        0 => Ok(Access::None),
-        1 => Ok(Access::Read),
-        3 => Ok(Access::Write),
+        0 => Ok(AllowedAccess::None),
+        1 => Ok(AllowedAccess::Read),
+        3 => Ok(AllowedAccess::Write),
         _ => Err(CuResult::INVALID_VALUE),
     }
 }
 
-fn keep(runtime: &Runtime, physical: Arc<Physical>) -> u64 {
-    runtime.allocations.put(Arc::new(Allocation { physical, count: AtomicUsize::new(1) })) as u64
+fn insert_handle(runtime: &Runtime, physical: Arc<MemoryFile>) -> u64 {
+    runtime.allocations.insert(Arc::new(Allocation { physical, count: AtomicUsize::new(1) })) as u64
 }
 
 /// The GPU that a mapping's memory is on; `None`: the host, or there is no mapping.
 fn owner(runtime: &Runtime, at: u64) -> Option<usize> {
-    let held = runtime.space.hold();
+    let held = runtime.space.snapshot();
     let (_, block) = held.find(at)?;
     match &*block.backing {
-        Backing::Physical(physical) => physical.card,
+        Backing::Physical(physical) => physical.gpu,
         _ => None,
     }
 }
@@ -93,41 +93,43 @@ exports! {
         flags: u64,
     ) {
         let runtime = Runtime::get()?;
-        let _inside = runtime.seat.pass();
+        let _pass = runtime.client.pass_gate();
         if flags != 0 {
             return Err(CuResult::INVALID_VALUE);
         }
-        put(place_for(place)?, runtime.reserved.reserve(bytes as u64, alignment as u64, wish)?)
+        write_out(checked_place(place)?, runtime.reserved.reserve(bytes as u64, alignment as u64, wish)?)
     }
     "cuMemAddressFree" 10020 fn cuMemAddressFree(at: u64, bytes: usize) {
         let runtime = Runtime::get()?;
-        let _inside = runtime.seat.pass();
+        let _pass = runtime.client.pass_gate();
         runtime.reserved.free(runtime, at, bytes as u64)
     }
-    "cuMemCreate" 10020 fn cuMemCreate(place: *mut u64, bytes: usize, properties: *const Properties, flags: u64) {
+    "cuMemCreate" 10020 fn cuMemCreate(
+        place: *mut u64, bytes: usize, properties: *const CuMemAllocationProp, flags: u64,
+    ) {
         let runtime = Runtime::get()?;
-        let _inside = runtime.seat.pass();
-        let properties = take(properties)?;
+        let _pass = runtime.client.pass_gate();
+        let properties = read_in(properties)?;
         if flags != 0 {
             return Err(CuResult::INVALID_VALUE);
         }
-        let card = properties.card(runtime)?;
-        let place = place_for(place)?;
-        let made = Physical::create(runtime, bytes as u64, card, properties.handle_types, properties.flags)?;
-        put(place, keep(runtime, made))
+        let gpu = properties.gpu(runtime)?;
+        let place = checked_place(place)?;
+        let made = MemoryFile::create(runtime, bytes as u64, gpu, properties.handle_types, properties.flags)?;
+        write_out(place, insert_handle(runtime, made))
     }
     "cuMemRelease" 10020 fn cuMemRelease(handle: u64) {
         let runtime = Runtime::get()?;
-        let _inside = runtime.seat.pass();
+        let _pass = runtime.client.pass_gate();
         let allocation = runtime.allocations.get(handle as usize).map_err(|_| CuResult::INVALID_VALUE)?;
         if allocation.count.fetch_sub(1, SeqCst) == 1 {
-            runtime.allocations.take(handle as usize)?;
+            runtime.allocations.remove(handle as usize)?;
         }
         Ok(())
     }
     "cuMemMap" 10020 fn cuMemMap(at: u64, bytes: usize, offset: usize, handle: u64, flags: u64) {
         let runtime = Runtime::get()?;
-        let _inside = runtime.seat.pass();
+        let _pass = runtime.client.pass_gate();
         let allocation = runtime.allocations.get(handle as usize).map_err(|_| CuResult::INVALID_VALUE)?;
         if offset != 0 || flags != 0 {
             return Err(CuResult::INVALID_VALUE);
@@ -138,26 +140,26 @@ exports! {
     "cuMemUnmap" 10020 fn cuMemUnmap(at: u64, bytes: usize) {
         let runtime = Runtime::get()?;
         // Running work may still touch it.
-        runtime.engine.wait(&runtime.engine.last_of_all(None));
-        let _inside = runtime.seat.pass();
-        runtime.reserved.unmap(runtime, at, bytes as u64, Access::None)
+        runtime.engine.wait(&runtime.engine.last_jobs_of_all(None));
+        let _pass = runtime.client.pass_gate();
+        runtime.reserved.unmap(runtime, at, bytes as u64, AllowedAccess::None)
     }
-    "cuMemSetAccess" 10020 fn cuMemSetAccess(at: u64, bytes: usize, allowed: *const Allowed, count: usize) {
+    "cuMemSetAccess" 10020 fn cuMemSetAccess(at: u64, bytes: usize, allowed: *const CuMemAccessDesc, count: usize) {
         let runtime = Runtime::get()?;
         // Running work may still write, or read, where that is no longer allowed.
-        if list(allowed, count)?.iter().any(|own| own.flags != 3) {
-            runtime.engine.wait(&runtime.engine.last_of_all(None));
+        if read_list(allowed, count)?.iter().any(|own| own.flags != 3) {
+            runtime.engine.wait(&runtime.engine.last_jobs_of_all(None));
         }
-        let _inside = runtime.seat.pass();
+        let _pass = runtime.client.pass_gate();
         if count == 0 {
             return Err(CuResult::INVALID_VALUE);
         }
-        for own in list(allowed, count)? {
-            if own.location.kind == ON_CARD {
-                let card = runtime.card(own.location.id)?;
-                if owner(runtime, at).is_some_and(|owner| owner != card) {
+        for own in read_list(allowed, count)? {
+            if own.location.kind == ON_GPU {
+                let gpu = runtime.gpu(own.location.id)?;
+                if owner(runtime, at).is_some_and(|owner| owner != gpu) {
                     access(own.flags)?;
-                    runtime.reserved.set_reach(runtime, at, bytes as u64, card, own.flags != 0)?;
+                    runtime.reserved.set_reach(runtime, at, bytes as u64, gpu, own.flags != 0)?;
                     continue;
                 }
             }
@@ -165,43 +167,43 @@ exports! {
         }
         Ok(())
     }
-    "cuMemGetAccess" 10020 fn cuMemGetAccess(flags: *mut u64, location: *const Location, at: u64) {
+    "cuMemGetAccess" 10020 fn cuMemGetAccess(flags: *mut u64, location: *const CuMemLocation, at: u64) {
         let runtime = Runtime::get()?;
-        let location = take(location)?;
-        let held = runtime.space.hold();
+        let location = read_in(location)?;
+        let held = runtime.space.snapshot();
         let (_, block) = held.find(at).ok_or(CuResult::INVALID_VALUE)?;
-        let card = if location.kind == ON_CARD { runtime.card(location.id)? } else { block.card };
-        put(flags, match block.access {
-            _ if card != block.card && block.reach >> card & 1 == 0 => 0,
-            Access::None => 0,
-            Access::Read => 1,
-            Access::Write => 3,
+        let gpu = if location.kind == ON_GPU { runtime.gpu(location.id)? } else { block.gpu };
+        write_out(flags, match block.access {
+            _ if gpu != block.gpu && block.reach >> gpu & 1 == 0 => 0,
+            AllowedAccess::None => 0,
+            AllowedAccess::Read => 1,
+            AllowedAccess::Write => 3,
         })
     }
     "cuMemGetAllocationGranularity" 10020 fn cuMemGetAllocationGranularity(
         granularity: *mut usize,
-        properties: *const Properties,
+        properties: *const CuMemAllocationProp,
         option: c_int,
     ) {
         let runtime = Runtime::get()?;
-        take(properties)?.card(runtime)?;
+        read_in(properties)?.gpu(runtime)?;
         if !matches!(option, 0 | 1) {
             return Err(CuResult::INVALID_VALUE);
         }
-        put(granularity, GRANULE as usize)
+        write_out(granularity, GRANULE as usize)
     }
     "cuMemGetAllocationPropertiesFromHandle" 10020 fn cuMemGetAllocationPropertiesFromHandle(
-        properties: *mut Properties,
+        properties: *mut CuMemAllocationProp,
         handle: u64,
     ) {
         let runtime = Runtime::get()?;
         let allocation = runtime.allocations.get(handle as usize).map_err(|_| CuResult::INVALID_VALUE)?;
         let physical = &allocation.physical;
-        let location = match physical.card {
-            Some(card) => Location { kind: ON_CARD, id: runtime.device(card) },
-            None => Location { kind: 2, id: 0 },
+        let location = match physical.gpu {
+            Some(gpu) => CuMemLocation { kind: ON_GPU, id: runtime.device(gpu) },
+            None => CuMemLocation { kind: 2, id: 0 },
         };
-        put(properties, Properties {
+        write_out(properties, CuMemAllocationProp {
             kind: PINNED,
             handle_types: physical.handle_types,
             location,
@@ -211,17 +213,17 @@ exports! {
     }
     "cuMemRetainAllocationHandle" 11000 fn cuMemRetainAllocationHandle(place: *mut u64, at: *mut c_void) {
         let runtime = Runtime::get()?;
-        let held = runtime.space.hold();
+        let held = runtime.space.snapshot();
         let (_, block) = held.find(at as u64).ok_or(CuResult::INVALID_VALUE)?;
         let Backing::Physical(physical) = &*block.backing else { return Err(CuResult::INVALID_VALUE) };
         let known = runtime.allocations.find(|own| Arc::ptr_eq(&own.physical, physical));
         match known {
             Some((handle, allocation)) => {
                 allocation.count.fetch_add(1, SeqCst);
-                put(place, handle as u64)
+                write_out(place, handle as u64)
             }
             // It was released while it was mapped: it gets a new handle.
-            None => put(place, keep(runtime, Arc::clone(physical))),
+            None => write_out(place, insert_handle(runtime, Arc::clone(physical))),
         }
     }
     "cuMemExportToShareableHandle" 10020 fn cuMemExportToShareableHandle(
@@ -235,7 +237,7 @@ exports! {
         if flags != 0 || kind != DESCRIPTOR || allocation.physical.handle_types & DESCRIPTOR == 0 {
             return Err(CuResult::INVALID_VALUE);
         }
-        put(place.cast(), allocation.physical.export()?)
+        write_out(place.cast(), allocation.physical.export()?)
     }
     "cuMemImportFromShareableHandle" 10020 fn cuMemImportFromShareableHandle(
         place: *mut u64,
@@ -243,7 +245,7 @@ exports! {
         kind: u32,
     ) {
         let runtime = Runtime::get()?;
-        let _inside = runtime.seat.pass();
+        let _pass = runtime.client.pass_gate();
         if kind != DESCRIPTOR {
             return Err(CuResult::INVALID_VALUE);
         }
@@ -251,7 +253,7 @@ exports! {
         let given = unsafe { BorrowedFd::borrow_raw(descriptor as usize as i32) };
         let own: OwnedFd = given.try_clone_to_owned().map_err(|_| CuResult::INVALID_VALUE)?;
         let context = current_handle().and_then(|handle| runtime.contexts.get(handle).ok());
-        let card = context.map_or(runtime.card(0), |context| Ok(context.card))?;
-        put(place_for(place)?, keep(runtime, Physical::import(runtime, own, card)?))
+        let gpu = context.map_or(runtime.gpu(0), |context| Ok(context.gpu))?;
+        write_out(checked_place(place)?, insert_handle(runtime, MemoryFile::import(runtime, own, gpu)?))
     }
 }

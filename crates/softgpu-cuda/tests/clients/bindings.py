@@ -1,4 +1,4 @@
-"""cuda-python's bindings on whatever card there is: the driver API, call by call."""
+"""cuda-python's bindings on whatever GPU there is: the driver API, call by call."""
 
 import sys
 

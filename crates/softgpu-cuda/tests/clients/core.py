@@ -1,4 +1,4 @@
-"""cuda-core on whatever card there is: memory, copies, PTX, launches, events, a graph."""
+"""cuda-core on whatever GPU there is: memory, copies, PTX, launches, events, a graph."""
 
 import sys
 

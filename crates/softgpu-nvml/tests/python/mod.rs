@@ -12,7 +12,7 @@ impl Machine {
     pub fn command(&self, program: &str) -> Command {
         let mut command = Command::new(clients().join("bin").join(program));
         command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default()).env("LANG", "C.UTF-8");
-        command.env("LD_LIBRARY_PATH", self.cards().parent().unwrap()).env(ENV, self.cards());
+        command.env("LD_LIBRARY_PATH", self.gpus_file().parent().unwrap()).env(ENV, self.gpus_file());
         command.env("TERM", "xterm").env("COLUMNS", "120").env("LINES", "60");
         command
     }

@@ -4,7 +4,7 @@ use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering::SeqCst;
 use sublet_softgpu::state::CONTEXT_BYTES;
-use sublet_softgpu::{Seat, State};
+use sublet_softgpu::{SoftGpuClient, SoftGpuState};
 
 /// One gibibyte.
 pub const GIB: u64 = 1 << 30;
@@ -19,28 +19,28 @@ pub fn library() -> PathBuf {
 pub struct Machine {
     dir: tempfile::TempDir,
     /// The GPUs.
-    pub state: State,
+    pub state: SoftGpuState,
 }
 
 impl Machine {
     /// GPUs as in `2x4GiB`.
     pub fn with(spec: &str) -> Machine {
         let dir = tempfile::tempdir().unwrap();
-        let state = State::create(&dir.path().join("cards"), &spec.parse().unwrap()).unwrap();
+        let state = SoftGpuState::create(&dir.path().join("cards"), &spec.parse().unwrap()).unwrap();
         symlink(library(), dir.path().join("libnvidia-ml.so.1")).unwrap();
         Machine { dir, state }
     }
 
     /// The path of the GPUs' file.
-    pub fn cards(&self) -> PathBuf {
+    pub fn gpus_file(&self) -> PathBuf {
         self.dir.path().join("cards")
     }
 
     /// Puts this process on a GPU, with a context and bytes besides.
-    pub fn sit(&self, card: usize, bytes: u64) -> Seat {
-        let seat = Seat::take(State::open(&self.cards()).unwrap()).unwrap();
-        seat.reserve(card, CONTEXT_BYTES + bytes).unwrap();
-        seat.row().cards[card].contexts.store(1, SeqCst);
-        seat
+    pub fn register_client(&self, gpu: usize, bytes: u64) -> SoftGpuClient {
+        let client = SoftGpuClient::register(SoftGpuState::open(&self.gpus_file()).unwrap()).unwrap();
+        client.reserve(gpu, CONTEXT_BYTES + bytes).unwrap();
+        client.row().gpus[gpu].contexts.store(1, SeqCst);
+        client
     }
 }

@@ -7,7 +7,7 @@ use rustix::fs::{Access, access};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use sublet_softgpu::{NOTICE, place};
+use sublet_softgpu::{NOTICE, library_dir};
 
 /// NVIDIA's management library.
 const LIBRARY: &str = "libnvidia-ml.so.1";
@@ -50,7 +50,7 @@ pub fn checks(daemon: Option<u32>, kind: Option<&str>) -> Vec<Check> {
 
 /// Says clearly that the GPUs are soft, so that they are not mistaken for real ones.
 fn soft(sentence: &str) -> Check {
-    match place::libraries() {
+    match library_dir::library_dir() {
         Ok(dir) => {
             Check::new("soft GPUs", State::Less, format!("{sentence}\ntheir libraries are in {}", dir.display()))
         }

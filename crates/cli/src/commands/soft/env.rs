@@ -15,7 +15,7 @@ use std::fs::File;
 use std::io::{self, IsTerminal};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use sublet_softgpu::{NOTICE, Spec, State};
+use sublet_softgpu::{NOTICE, SoftGpuState, Spec};
 use sublet_wire::exit;
 
 /// Run a program on soft GPUs, or print the environment that does
@@ -114,7 +114,7 @@ impl PrivateGpus {
         let path = PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()));
         // Opened again by its path, so that locks are separate from those of the descriptor that the command keeps.
         let opened = File::options().read(true).write(true).open(&path).map_err(|error| failed(&error))?;
-        State::create_in(opened, &path, spec).map_err(|error| failed(&error))?;
+        SoftGpuState::create_in(opened, &path, spec).map_err(|error| failed(&error))?;
         // The descriptor stays open in the command, which is the same process.
         fcntl_setfd(&file, FdFlags::empty()).map_err(|error| failed(&error))?;
         Ok(PrivateGpus { path, _file: file })

@@ -6,7 +6,7 @@ use crate::failure::Failure;
 use crate::hold::ask::parse_size;
 use crate::output;
 use clap::{Args, Subcommand, ValueEnum};
-use sublet_softgpu::{CardFault, CheckpointFault, NvmlFault, State};
+use sublet_softgpu::{CheckpointFault, NvmlFault, SoftGpuFault, SoftGpuState};
 use sublet_wire::exit;
 
 /// Make soft GPUs fail on order
@@ -106,25 +106,25 @@ fn parse_rate(text: &str) -> Result<Rate, String> {
 }
 
 impl What {
-    fn fault(&self) -> CardFault {
+    fn fault(&self) -> SoftGpuFault {
         match self {
-            What::Nvml { how } => CardFault::Nvml(match how {
+            What::Nvml { how } => SoftGpuFault::Nvml(match how {
                 NvmlArg::Ok => NvmlFault::None,
                 NvmlArg::Hang => NvmlFault::Hang,
                 NvmlArg::Error => NvmlFault::Error,
                 NvmlArg::Lost => NvmlFault::Lost,
                 NvmlArg::NoBytes => NvmlFault::NoBytes,
             }),
-            What::Allocations { n } => CardFault::Allocations(*n),
-            What::Checkpoint { how } => CardFault::Checkpoint(match how {
+            What::Allocations { n } => SoftGpuFault::Allocations(*n),
+            What::Checkpoint { how } => SoftGpuFault::Checkpoint(match how {
                 CheckpointArg::Ok => CheckpointFault::None,
                 CheckpointArg::FreesNothing => CheckpointFault::FreesNothing,
                 CheckpointArg::KillsTarget => CheckpointFault::KillsTarget,
                 CheckpointArg::TimesOut => CheckpointFault::TimesOut,
             }),
-            What::Slow { percent } => CardFault::SlowPercent(*percent),
-            What::CopyRate { rate } => CardFault::CopyBytesPerS(rate.0),
-            What::Clear => CardFault::Clear,
+            What::Slow { percent } => SoftGpuFault::SlowPercent(*percent),
+            What::CopyRate { rate } => SoftGpuFault::CopyBytesPerS(rate.0),
+            What::Clear => SoftGpuFault::Clear,
         }
     }
 }
@@ -134,10 +134,10 @@ pub fn run(globals: &Globals, args: &FaultArgs) -> Result<u8, Failure> {
     let state = super::open(globals)?;
     let gpus = match &args.gpu {
         Some(name) => vec![named(&state, name)?],
-        None => (0..state.cards().len()).collect(),
+        None => (0..state.gpus().len()).collect(),
     };
     for gpu in &gpus {
-        state.fault(*gpu, args.what.fault());
+        state.set_fault(*gpu, args.what.fault());
     }
     let shown = Shown::of(&state);
     if globals.json {
@@ -149,15 +149,15 @@ pub fn run(globals: &Globals, args: &FaultArgs) -> Result<u8, Failure> {
     Ok(exit::OK)
 }
 
-fn named(state: &State, name: &str) -> Result<usize, Failure> {
-    let is_meant = |(index, gpu): &(usize, &sublet_softgpu::layout::Card)| match name.parse::<usize>() {
+fn named(state: &SoftGpuState, name: &str) -> Result<usize, Failure> {
+    let is_meant = |(index, gpu): &(usize, &sublet_softgpu::layout::SoftGpu)| match name.parse::<usize>() {
         Ok(number) => *index == number,
         Err(_) => gpu.uuid_text().eq_ignore_ascii_case(name),
     };
-    let found = state.cards().iter().enumerate().find(is_meant);
+    let found = state.gpus().iter().enumerate().find(is_meant);
     found.map(|(index, _)| index).ok_or_else(|| {
         Failure::usage(format!("there is no soft GPU `{name}`"))
-            .hint(format!("the GPUs are {}", status::numbers(state.cards().len())))
+            .hint(format!("the GPUs are {}", status::numbers(state.gpus().len())))
     })
 }
 

@@ -9,8 +9,8 @@ use clap::Args;
 use serde::Serialize;
 use std::fmt;
 use std::sync::atomic::Ordering::SeqCst;
-use sublet_softgpu::state::Checkpoint;
-use sublet_softgpu::{CheckpointFault, NvmlFault, Process, State, layout};
+use sublet_softgpu::state::CheckpointState;
+use sublet_softgpu::{CheckpointFault, NvmlFault, SoftGpuProcess, SoftGpuState, layout};
 use sublet_wire::{exit, size};
 
 /// Show soft GPUs, their faults, and the processes on them
@@ -75,8 +75,8 @@ pub fn run(globals: &Globals) -> Result<u8, Failure> {
 
 impl Shown {
     /// The present status.
-    pub fn of(state: &State) -> Shown {
-        let gpus = state.cards().iter().enumerate().map(|(index, gpu)| ShownGpu {
+    pub fn of(state: &SoftGpuState) -> Shown {
+        let gpus = state.gpus().iter().enumerate().map(|(index, gpu)| ShownGpu {
             index,
             uuid: gpu.uuid_text(),
             name: gpu.name_text(),
@@ -88,36 +88,36 @@ impl Shown {
         Shown {
             file: state.path().display().to_string(),
             gpus: gpus.collect(),
-            processes: (0..state.cards().len()).flat_map(on).collect(),
+            processes: (0..state.gpus().len()).flat_map(on).collect(),
         }
     }
 }
 
 impl ShownProcess {
-    fn of(process: Process<'_>, gpu: usize) -> ShownProcess {
+    fn of(process: SoftGpuProcess<'_>, gpu: usize) -> ShownProcess {
         ShownProcess {
             gpu,
             pid: process.pid(),
             uid: process.row.uid.load(SeqCst),
             name: leftover::name(process.pid()),
             used_bytes: process.used(gpu),
-            state: match Checkpoint::from_number(process.row.checkpoint.load(SeqCst)) {
-                Checkpoint::Running => "running",
-                Checkpoint::Locking => "locking",
-                Checkpoint::Locked => "locked",
-                Checkpoint::Checkpointed => "checkpointed",
-                Checkpoint::Failed => "failed",
+            state: match CheckpointState::from_number(process.row.checkpoint.load(SeqCst)) {
+                CheckpointState::Running => "running",
+                CheckpointState::Locking => "locking",
+                CheckpointState::Locked => "locked",
+                CheckpointState::Checkpointed => "checkpointed",
+                CheckpointState::Failed => "failed",
             },
         }
     }
 }
 
 impl Faults {
-    fn of(gpu: &layout::Card) -> Faults {
+    fn of(gpu: &layout::SoftGpu) -> Faults {
         let rate = gpu.copy_bytes_per_s.load(SeqCst);
         Faults {
-            nvml: NvmlFault::from_number(gpu.nvml_fault.load(SeqCst)).word(),
-            checkpoint: CheckpointFault::from_number(gpu.checkpoint_fault.load(SeqCst)).word(),
+            nvml: NvmlFault::from_number(gpu.nvml_fault.load(SeqCst)).cli_name(),
+            checkpoint: CheckpointFault::from_number(gpu.checkpoint_fault.load(SeqCst)).cli_name(),
             allocations: gpu.failing_allocations.load(SeqCst),
             slow_percent: gpu.slow_percent.load(SeqCst),
             copy_bytes_per_s: (rate > 0).then_some(rate),
@@ -166,13 +166,13 @@ fn render(shown: &Shown, format: Format) -> String {
 mod tests {
     use super::*;
     use expect_test::expect;
-    use sublet_softgpu::{CardFault, Seat};
+    use sublet_softgpu::{SoftGpuClient, SoftGpuFault};
 
     #[test]
     fn gpus_are_shown_with_what_is_wrong_and_who_is_there() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("gpus");
-        let state = State::create(&path, &"2x24GiB".parse().unwrap()).unwrap();
+        let state = SoftGpuState::create(&path, &"2x24GiB".parse().unwrap()).unwrap();
         let mut shown = Shown::of(&state);
         shown.file = "/run/sublet/sublet.sock.soft".into();
         expect![[r#"
@@ -185,16 +185,16 @@ mod tests {
             in /run/sublet/sublet.sock.soft
         "#]]
         .assert_eq(&render(&shown, Format::default()));
-        let seat = Seat::take(State::open(&path).unwrap()).unwrap();
+        let seat = SoftGpuClient::register(SoftGpuState::open(&path).unwrap()).unwrap();
         seat.reserve(1, 3 << 30).unwrap();
         for fault in [
-            CardFault::Nvml(NvmlFault::NoBytes),
-            CardFault::Allocations(3),
-            CardFault::Checkpoint(CheckpointFault::KillsTarget),
-            CardFault::SlowPercent(150),
-            CardFault::CopyBytesPerS(2 << 30),
+            SoftGpuFault::Nvml(NvmlFault::NoBytes),
+            SoftGpuFault::Allocations(3),
+            SoftGpuFault::Checkpoint(CheckpointFault::KillsTarget),
+            SoftGpuFault::SlowPercent(150),
+            SoftGpuFault::CopyBytesPerS(2 << 30),
         ] {
-            state.fault(0, fault);
+            state.set_fault(0, fault);
         }
         let mut shown = Shown::of(&state);
         shown.file = "/run/sublet/sublet.sock.soft".into();
@@ -212,7 +212,7 @@ mod tests {
             in /run/sublet/sublet.sock.soft
         "#]]
         .assert_eq(&render(&shown, Format::default()));
-        state.fault(0, CardFault::Clear);
-        assert_eq!(Faults::of(&state.cards()[0]).to_string(), "no faults");
+        state.set_fault(0, SoftGpuFault::Clear);
+        assert_eq!(Faults::of(&state.gpus()[0]).to_string(), "no faults");
     }
 }

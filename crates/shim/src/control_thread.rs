@@ -1,0 +1,352 @@
+//! The thread that receives the daemon's orders and carries them out.
+//!
+//! It starts when the program first calls the driver, takes no signals, and always passes the gate. When the daemon
+//! goes away the thread looks for it again, because a parked program waits for the daemon.
+
+use crate::driver;
+use crate::gate;
+use crate::lease_page;
+use crate::log;
+use crate::message::{PACKET_MAX, SOCKET_ENV, ShimOrder, ShimReport};
+use crate::outside_access;
+use crate::packet_socket::{self, ClosedOnFork, PacketSocket};
+use crate::park::Parker;
+use crate::unmovable_memory;
+use std::fs::File;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::{Condvar, Mutex, Once, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+/// The version of the messages: since 2 the shim can stop calling the driver altogether.
+const VERSION: u32 = 2;
+/// How often to check whether other processes or devices use this program's memory.
+const OUTSIDE_PERIOD: Duration = Duration::from_secs(15);
+/// How often counters are summed up, and the daemon is looked for.
+const TICK: Duration = Duration::from_millis(100);
+/// How long a program waits for the daemon when it begins to use the driver, to learn its cap.
+const FIRST_ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
+/// The interval while a thread may wait at the gate.
+const SHORT_TICK: Duration = Duration::from_millis(5);
+
+static WAITING_CALL: Mutex<Option<String>> = Mutex::new(None);
+static IS_PARKED: AtomicBool = AtomicBool::new(false);
+
+/// Notes that a thread waits at the gate for the memory to come back.
+pub fn note_waiting_call(call: &str) {
+    *WAITING_CALL.lock().unwrap_or_else(PoisonError::into_inner) = Some(call.to_owned());
+}
+
+/// True if there is a connection to the daemon.
+static IS_CONNECTED: AtomicBool = AtomicBool::new(false);
+
+/// True if there is a connection to the daemon.
+pub fn is_connected() -> bool {
+    IS_CONNECTED.load(SeqCst)
+}
+
+static STARTED: Once = Once::new();
+/// True if the daemon has answered, or is not there.
+static IS_ANSWERED: Mutex<bool> = Mutex::new(false);
+static ANSWERED: Condvar = Condvar::new();
+
+fn note_first_answer() {
+    *IS_ANSWERED.lock().unwrap_or_else(PoisonError::into_inner) = true;
+    ANSWERED.notify_all();
+}
+
+/// On the first call, starts the thread if there is a daemon, and waits for its first answer.
+pub fn start() {
+    STARTED.call_once(|| {
+        // SAFETY: the handler only stores numbers.
+        unsafe { libc::pthread_atfork(None, None, Some(after_fork_in_child)) };
+        // SAFETY: the handler only sums up numbers.
+        unsafe { libc::atexit(at_exit) };
+        let Some(socket) = std::env::var_os(SOCKET_ENV) else { return };
+        outside_access::read_mps_setting();
+        lease();
+        lease_page::is_verbose();
+        if !spawn("sublet-shim", move || run_thread(socket.as_bytes())) {
+            log::once("the host gives no thread: this program cannot be parked");
+            note_first_answer();
+        }
+        let answered = IS_ANSWERED.lock().unwrap_or_else(PoisonError::into_inner);
+        // The daemon is not waited for beyond `FIRST_ANSWER_TIMEOUT`.
+        drop(ANSWERED.wait_timeout_while(answered, FIRST_ANSWER_TIMEOUT, |is_answered| !*is_answered));
+    });
+}
+
+/// Starts a thread that takes no signals. Returns whether it could be started.
+pub fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> bool {
+    // SAFETY: sets of signals are plain numbers, filled by the calls before they are read.
+    unsafe {
+        let (mut all, mut old): (libc::sigset_t, libc::sigset_t) = (std::mem::zeroed(), std::mem::zeroed());
+        libc::sigfillset(&raw mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut old);
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(work);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, std::ptr::null_mut());
+        thread.is_ok()
+    }
+}
+
+/// Ensures that the lease's page can be read, without a thread if the driver is not used.
+pub fn map_page_once() {
+    static MAPPED: Once = Once::new();
+    let Some(socket) = std::env::var_os(SOCKET_ENV) else { return };
+    if lease_page::is_shared() || STARTED.is_completed() {
+        return;
+    }
+    MAPPED.call_once(|| {
+        let Ok(connection) = DaemonConnection::connect(socket.as_bytes()) else { return };
+        let asked = connection.send(&hello(None, true));
+        let answer = asked.and_then(|()| connection.receive(FIRST_ANSWER_TIMEOUT));
+        if let Ok(Some((ShimOrder::Welcome { pid, .. }, Some(file)))) = answer
+            && let Err(why) = lease_page::map_without_slot(&file, pid)
+        {
+            log::once(&why);
+        }
+    });
+}
+
+extern "C" fn after_fork_in_child() {
+    gate::disarm();
+    // A connection that a child also had would outlive the process that listens to it.
+    packet_socket::close_in_child();
+}
+
+/// Counts what was done since the last tick.
+extern "C" fn at_exit() {
+    if !gate::is_disarmed() {
+        publish_counters();
+    }
+}
+
+fn run_thread(socket: &[u8]) {
+    gate::exempt_this_thread();
+    let mut parker = Parker::default();
+    loop {
+        if let Ok(connection) = DaemonConnection::connect(socket) {
+            // The conversation ends when the daemon closes the connection; then the daemon is looked for again.
+            let _ = serve_daemon(&connection, &mut parker);
+            IS_CONNECTED.store(false, SeqCst);
+        }
+        note_first_answer();
+        if !publish_counters() {
+            parker.release_excess();
+        }
+        std::thread::sleep(TICK);
+        if gate::is_disarmed() {
+            return;
+        }
+    }
+}
+
+/// Tells the daemon that this process is not gated, and why; the connection is closed afterwards.
+pub fn report_tool(tool: &str) {
+    let Some(socket) = std::env::var_os(SOCKET_ENV) else { return };
+    if let Ok(connection) = DaemonConnection::connect(socket.as_bytes()) {
+        // Without a daemon there is nothing to tell.
+        let _ = connection.send(&hello(Some(tool.to_owned()), false));
+    }
+}
+
+/// The lease that the program was started for, as read by the program's own thread: the shim's thread must not read an
+/// environment that the program may be changing.
+static LEASE: OnceLock<Option<String>> = OnceLock::new();
+
+fn lease() -> Option<String> {
+    LEASE.get_or_init(|| std::env::var("SUBLET_LEASE").ok()).clone()
+}
+
+fn log_lease_over() {
+    let lease = lease().unwrap_or_default();
+    log::once(&format!(
+        "{lease}, the lease that this program was started on, is over: it uses the GPU without one; `sublet run` asks for one"
+    ));
+}
+
+fn hello(aside: Option<String>, looks: bool) -> ShimReport {
+    let lease = lease();
+    let parked = gate::state() == gate::PARKED;
+    let bytes = lease_page::own_slot().parked.load(SeqCst);
+    ShimReport::Hello {
+        version: VERSION,
+        pid: std::process::id(),
+        lease,
+        parked,
+        bytes,
+        deep: gate::is_context_away(),
+        aside,
+        looks,
+    }
+}
+
+fn serve_daemon(connection: &DaemonConnection, parker: &mut Parker) -> io::Result<()> {
+    connection.send(&hello(None, false))?;
+    // A new daemon was not told yet which call waits.
+    let mut told = false;
+    let (mut ticked, mut looked) = (Instant::now(), None::<Instant>);
+    let _kept = ClosedOnFork::new(&connection.0, 0);
+    IS_CONNECTED.store(true, SeqCst);
+    loop {
+        let usual = if IS_PARKED.load(Relaxed) { SHORT_TICK } else { TICK };
+        let prepare_pause = parker.prepare_pause();
+        if let Some((order, file)) = connection.receive(prepare_pause.unwrap_or(usual))? {
+            carry_out(order, file, connection, parker)?;
+        } else if prepare_pause.is_some() {
+            relax_capture_mode();
+            if let Some(bytes) = parker.prepare() {
+                connection.send(&ShimReport::Prepared { bytes })?;
+            }
+        }
+        // A program that did nothing for less than a tick may still be busy.
+        if prepare_pause.is_none() || ticked.elapsed() >= TICK {
+            ticked = Instant::now();
+            if !publish_counters() {
+                parker.release_excess();
+            }
+            if gate::state() == gate::OPEN {
+                unmovable_memory::count_graph_memory(false);
+            }
+            if looked.is_none_or(|looked| looked.elapsed() >= OUTSIDE_PERIOD) {
+                looked = Some(Instant::now());
+                outside_access::update_obstacles();
+            }
+        }
+        let mut wanted = WAITING_CALL.lock().unwrap_or_else(PoisonError::into_inner);
+        if gate::state() != gate::PARKED {
+            (*wanted, told) = (None, false);
+        }
+        let call = wanted.clone();
+        drop(wanted);
+        if let Some(call) = call.filter(|_| !told) {
+            told = true;
+            connection.send(&ShimReport::Wants { call })?;
+        }
+    }
+}
+
+/// Keeps the calls of this thread from disturbing captures of the program.
+fn relax_capture_mode() {
+    let mut relaxed = 2;
+    driver::cuThreadExchangeStreamCaptureMode(&raw mut relaxed);
+}
+
+fn carry_out(
+    order: ShimOrder,
+    file: Option<File>,
+    connection: &DaemonConnection,
+    parker: &mut Parker,
+) -> io::Result<()> {
+    // The daemon gives one of these orders only if the driver answers.
+    if !gate::is_context_away() || matches!(order, ShimOrder::Resume { .. } | ShimOrder::Shallow { .. }) {
+        relax_capture_mode();
+    }
+    parker.forget_gone();
+    match order {
+        ShimOrder::Welcome { page, pid, over } => {
+            if over {
+                log_lease_over();
+            }
+            if let (true, Some(file)) = (page, &file)
+                && let Err(why) = lease_page::move_counters_to(file, pid)
+            {
+                log::once(&why);
+            }
+            note_first_answer();
+            Ok(())
+        }
+        ShimOrder::Park { id, deadline_ms, most } => {
+            let done = parker.park(Duration::from_millis(deadline_ms), most);
+            IS_PARKED.store(gate::state() == gate::PARKED, SeqCst);
+            connection.send(&match done {
+                Ok((bytes, took)) => ShimReport::Parked { id, bytes, took },
+                Err(why) => ShimReport::Refused { id, why },
+            })
+        }
+        ShimOrder::Resume { id } => {
+            let done = parker.resume();
+            IS_PARKED.store(gate::state() == gate::PARKED, SeqCst);
+            connection.send(&match done {
+                Ok((bytes, took)) => ShimReport::Resumed { id, bytes, took },
+                Err(why) => ShimReport::Refused { id, why },
+            })
+        }
+        ShimOrder::Deepen { id } => connection.send(&match parker.deepen() {
+            Ok(()) => ShimReport::Deep { id },
+            Err(why) => ShimReport::Refused { id, why },
+        }),
+        ShimOrder::Shallow { id } => connection.send(&match parker.shallow() {
+            Ok(()) => ShimReport::Shallow { id },
+            Err(why) => ShimReport::Refused { id, why },
+        }),
+        ShimOrder::Prepare { bytes } => {
+            parker.set_prepare_target(bytes);
+            Ok(())
+        }
+        ShimOrder::Arena { bytes, filled } => {
+            if let Some(file) = file
+                && let Err(why) = parker.arena().add_file(&file, bytes, filled)
+            {
+                log::once(&why);
+            }
+            Ok(())
+        }
+        ShimOrder::Trim { id } => match parker.trim() {
+            Ok(()) => Ok(()),
+            Err(why) => connection.send(&ShimReport::Refused { id, why }),
+        },
+        ShimOrder::Over { why } => {
+            parker.lose_parked(&why);
+            IS_PARKED.store(gate::state() == gate::PARKED, SeqCst);
+            Ok(())
+        }
+    }
+}
+
+/// Sums up what the threads counted. Returns whether they did anything.
+fn publish_counters() -> bool {
+    let (mut launches, mut copies, mut copied) = (0, 0, 0_u64);
+    for seat in gate::thread_seats() {
+        launches += seat.launches.load(Relaxed);
+        copies += seat.copies.load(Relaxed);
+        copied = copied.saturating_add(seat.copied.load(Relaxed));
+    }
+    lease_page::set_copied(copied);
+    let own = lease_page::own_slot();
+    let is_new = own.launches.swap(launches, Relaxed) != launches || own.copies.swap(copies, Relaxed) != copies;
+    if is_new {
+        own.active_ns.store(now_ns(), Relaxed);
+    }
+    is_new
+}
+
+fn now_ns() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the structure lives until the call returns, which fills it.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// A connection to the daemon.
+struct DaemonConnection(PacketSocket);
+
+impl DaemonConnection {
+    fn connect(path: &[u8]) -> io::Result<DaemonConnection> {
+        PacketSocket::connect(path).map(DaemonConnection)
+    }
+
+    fn send(&self, report: &ShimReport) -> io::Result<()> {
+        self.0.send(&serde_json::to_vec(report)?, None)
+    }
+
+    /// What the daemon says within `pause`, with the descriptor that came along; `None` if nothing came.
+    fn receive(&self, pause: Duration) -> io::Result<Option<(ShimOrder, Option<File>)>> {
+        let mut bytes = [0_u8; PACKET_MAX];
+        let Some((length, file)) = self.0.receive(&mut bytes, pause)? else { return Ok(None) };
+        // Orders of a newer daemon that this version does not know are ignored.
+        Ok(serde_json::from_slice(&bytes[..length]).ok().map(|order| (order, file)))
+    }
+}
