@@ -5,7 +5,7 @@ use crate::client::Client;
 use crate::completion;
 use crate::failure::Failure;
 use crate::output;
-use crate::table::{Format, Table, Tone, once, plain, wrapped};
+use crate::table::{Table, TextFormat, Tone, once, plain, wrapped};
 use crate::text;
 use clap::{Args, Subcommand};
 use sublet_wire::{Card, CardState, Cards, Lease, Occupant, exit, size};
@@ -59,7 +59,7 @@ fn show(globals: &Globals, client: &Client, cards: &Cards) -> Result<u8, Failure
         output::json(cards)?;
     } else {
         let own = client.leases(false)?;
-        output::print(&render(cards, &own.leases, text::now_unix_s(), Format::of_stdout()))?;
+        output::print(&render(cards, &own.leases, text::now_unix_s(), TextFormat::of_stdout()))?;
     }
     Ok(exit::OK)
 }
@@ -78,7 +78,7 @@ pub fn find<'a>(cards: &'a Cards, name: &str) -> Result<&'a Card, Failure> {
 }
 
 /// One line for each GPU, and below them why some cannot be leased.
-pub fn overview(cards: &Cards, format: Format) -> String {
+pub fn overview(cards: &Cards, format: TextFormat) -> String {
     let trouble = cards.trouble.as_ref().map(|trouble| format!("the driver does not list its GPUs: {trouble}\n"));
     if cards.cards.is_empty() {
         return trouble.unwrap_or_else(|| "no GPUs\n".into());
@@ -99,7 +99,7 @@ pub fn overview(cards: &Cards, format: Format) -> String {
 }
 
 /// Why GPUs cannot be leased, each reason once.
-fn reasons(cards: &[Card], format: Format) -> String {
+fn reasons(cards: &[Card], format: TextFormat) -> String {
     let indices: Vec<String> = cards.iter().map(|card| card.index.to_string()).collect();
     let known = cards.iter().zip(&indices).filter_map(|(card, index)| {
         let why = match &card.unreadable {
@@ -132,7 +132,7 @@ fn tone(card: &Card) -> Tone {
 }
 
 /// The leases and processes on the GPUs; `None` if there are none. `own` are the caller's leases, for their names.
-pub fn occupants(cards: &Cards, own: &[Lease], now_unix_s: f64, format: Format) -> Option<String> {
+pub fn occupants(cards: &Cards, own: &[Lease], now_unix_s: f64, format: TextFormat) -> Option<String> {
     let headers = ["GPU", "LEASE", "~NAME", "~USER", "TIER", "STATE", ">LEASED", ">USED", ">FOR"];
     let mut table = Table::new(&headers).drops(&["TIER", "FOR", "NAME"]);
     for card in &cards.cards {
@@ -168,7 +168,7 @@ fn occupied(occupant: &Occupant) -> (String, Tone) {
     }
 }
 
-fn render(cards: &Cards, own: &[Lease], now_unix_s: f64, format: Format) -> String {
+fn render(cards: &Cards, own: &[Lease], now_unix_s: f64, format: TextFormat) -> String {
     let mut sections = vec![overview(cards, format)];
     sections.extend(cards.cards.iter().map(details));
     sections.extend(occupants(cards, own, now_unix_s, format));
@@ -222,7 +222,7 @@ mod tests {
             0    L7       train  ana   batch  active    10 GiB  7.8 GiB  60 s
             0    pid 991  -      -     -      unleased       -    3 GiB     -
         "#]]
-        .assert_eq(&render(&sample::cards(), &[sample::lease()], sample::NOW, Format::default()));
+        .assert_eq(&render(&sample::cards(), &[sample::lease()], sample::NOW, TextFormat::default()));
     }
 
     #[test]

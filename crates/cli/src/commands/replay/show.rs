@@ -1,7 +1,7 @@
 //! A replay's report as tables, with the policies side by side.
 
 use super::Speed;
-use crate::table::{Format, Table, plain};
+use crate::table::{Table, TextFormat, plain};
 use crate::text;
 use sublet_replay::calibration::Report as Calibration;
 use sublet_replay::report::{Outcome, Report};
@@ -12,7 +12,7 @@ use sublet_wire::span;
 const TENANTS_SHOWN: usize = 25;
 
 /// The whole report.
-pub fn render(report: &Report, speed: &[Speed], format: Format) -> String {
+pub fn render(report: &Report, speed: &[Speed], format: TextFormat) -> String {
     let about = &report.trace;
     let mut page = format!("trace   {}\n", plain(&about.source));
     page.push_str(&format!(
@@ -57,7 +57,7 @@ fn columns(report: &Report, first: &[&'static str]) -> Vec<&'static str> {
     first.iter().copied().chain(names).collect()
 }
 
-fn summary(report: &Report, speed: &[Speed], format: Format) -> String {
+fn summary(report: &Report, speed: &[Speed], format: TextFormat) -> String {
     let mut table = Table::new(&columns(report, &[""]));
     let mut row = |what: &str, of: &dyn Fn(&Outcome) -> String| {
         table.row([what.to_owned()].into_iter().chain(report.policies.iter().map(of)));
@@ -94,7 +94,7 @@ fn summary(report: &Report, speed: &[Speed], format: Format) -> String {
 }
 
 /// The accuracy of the estimated starts of requests that had to wait.
-fn calibration(report: &Report, format: Format) -> String {
+fn calibration(report: &Report, format: TextFormat) -> String {
     let mut table = Table::new(&columns(report, &[""]));
     let mut row = |what: &str, of: &dyn Fn(&Calibration) -> Option<String>| {
         let cells = report.policies.iter().map(|o| of(&o.calibration).unwrap_or_else(|| text::NONE.into()));
@@ -140,7 +140,7 @@ fn tenants(report: &Report) -> (Vec<Row>, usize) {
 }
 
 /// One block for each name, with a line for each policy. Only tenants have a fair share.
-fn waits(report: &Report, rows: &[Row], format: Format) -> String {
+fn waits(report: &Report, rows: &[Row], format: TextFormat) -> String {
     let mut headers = vec!["~WHO", "POLICY", ">JOBS", ">MEAN", ">P50", ">P95", ">P99", ">MAX"];
     let scored = rows.iter().flat_map(|(_, waits)| waits).any(|(_, score)| score.is_some());
     headers.extend(scored.then_some(">OF FAIR SHARE"));
@@ -258,6 +258,6 @@ mod tests {
               cat  fifo       1  60 min  60 min  60 min  60 min  60 min         14.3 %
                    fair       1  30 min  30 min  30 min  30 min  30 min         25.0 %
         "#]]
-        .assert_eq(&render(&report, &[speed("fifo"), speed("fair")], Format::default()));
+        .assert_eq(&render(&report, &[speed("fifo"), speed("fair")], TextFormat::default()));
     }
 }
