@@ -3,7 +3,7 @@
 //! [`Failure::tell`] prints it once, in `main`; nothing else in this crate writes `error:`.
 
 use crate::output::say;
-use crate::table::{Format, wrapped};
+use crate::table::{TextFormat, wrapped};
 use std::fmt;
 use std::io::Write as _;
 use std::path::Path;
@@ -73,7 +73,7 @@ impl Failure {
             return;
         }
         // An error is ignored: a closed stderr is no failure.
-        let text = wrapped(&format!("error: {}", self.message), 2, Format::of_stderr());
+        let text = wrapped(&format!("error: {}", self.message), 2, TextFormat::of_stderr());
         let _ = writeln!(anstream::stderr(), "\x1b[1;31merror:\x1b[0m{}", text.strip_prefix("error:").unwrap_or(&text));
         if let Some(hint) = &self.hint {
             tell_hint(hint);
@@ -83,7 +83,7 @@ impl Failure {
 
 /// Prints a hint to stderr.
 pub fn tell_hint(hint: &str) {
-    let text = wrapped(&format!("hint: {hint}"), 2, Format::of_stderr());
+    let text = wrapped(&format!("hint: {hint}"), 2, TextFormat::of_stderr());
     let _ = writeln!(anstream::stderr(), "\x1b[1;36mhint:\x1b[0m{}", text.strip_prefix("hint:").unwrap_or(&text));
 }
 

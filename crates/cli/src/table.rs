@@ -23,7 +23,7 @@ const GAP: usize = 2;
 
 /// How wide text may be, and whether it may have colours.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Format {
+pub struct TextFormat {
     /// The columns of the terminal; `None` without a terminal: nothing is cut or wrapped.
     pub columns: Option<usize>,
     /// Whether states that need attention are coloured.
@@ -40,29 +40,29 @@ pub enum Colour {
     Off,
 }
 
-impl Format {
+impl TextFormat {
     /// The format of stdout: the width of its terminal, and colours there unless `NO_COLOR` is set.
-    pub fn of_stdout() -> Format {
+    pub fn of_stdout() -> TextFormat {
         let stdout = io::stdout();
-        Format::of(&stdout, anstream::AutoStream::choice(&stdout))
+        TextFormat::of(&stdout, anstream::AutoStream::choice(&stdout))
     }
 
     /// The format of stderr.
-    pub fn of_stderr() -> Format {
+    pub fn of_stderr() -> TextFormat {
         let stderr = io::stderr();
-        Format::of(&stderr, anstream::AutoStream::choice(&stderr))
+        TextFormat::of(&stderr, anstream::AutoStream::choice(&stderr))
     }
 
-    fn of(stream: &(impl IsTerminal + std::os::fd::AsFd), choice: anstream::ColorChoice) -> Format {
+    fn of(stream: &(impl IsTerminal + std::os::fd::AsFd), choice: anstream::ColorChoice) -> TextFormat {
         let size = stream.is_terminal().then(|| rustix::termios::tcgetwinsize(stream).ok()).flatten();
         let columns = size.map(|size| usize::from(size.ws_col)).filter(|columns| *columns > 0);
         let colour = if choice == anstream::ColorChoice::Never { Colour::Off } else { Colour::On };
-        Format { columns, colour }
+        TextFormat { columns, colour }
     }
 
     #[cfg(test)]
-    pub fn wide(columns: usize) -> Format {
-        Format { columns: Some(columns), colour: Colour::Off }
+    pub fn wide(columns: usize) -> TextFormat {
+        TextFormat { columns: Some(columns), colour: Colour::Off }
     }
 }
 
@@ -141,7 +141,7 @@ impl Table {
     }
 
     /// The table as text, within the columns of the format. Each line begins with `indent` and ends with a newline.
-    pub fn show(&self, indent: &str, format: Format) -> String {
+    pub fn show(&self, indent: &str, format: TextFormat) -> String {
         let shown = self.fitted(format.columns.map(|columns| columns.saturating_sub(width(indent))));
         let mut text = String::new();
         let header: Vec<(String, Tone)> =
@@ -234,7 +234,7 @@ pub fn once<'a>(all: impl IntoIterator<Item = (&'a str, String)>) -> Vec<(Vec<&'
 
 /// Wraps a text at spaces so that it fits the format. Lines after the first begin with `hanging` spaces. A command in
 /// backticks stays on one line if it fits there, so that it can be copied.
-pub fn wrapped(text: &str, hanging: usize, format: Format) -> String {
+pub fn wrapped(text: &str, hanging: usize, format: TextFormat) -> String {
     let Some(columns) = format.columns else { return text.to_owned() };
     text.lines().map(|line| wrapped_line(line, hanging, columns)).collect::<Vec<_>>().join("\n")
 }
@@ -303,7 +303,7 @@ mod tests {
             train     16 GiB  first
             évil [2J   4 GiB
         "#]]
-        .assert_eq(&table.show("", Format::default()));
+        .assert_eq(&table.show("", TextFormat::default()));
     }
 
     fn leases() -> Table {
@@ -320,34 +320,34 @@ mod tests {
             L1     a name that is far too long  parked  16 GiB      -  4312,4313
             L12    b                            active   8 GiB  4 min  -
         "#]]
-        .assert_eq(&leases().show("", Format::wide(80)));
+        .assert_eq(&leases().show("", TextFormat::wide(80)));
         expect![[r#"
             LEASE  NAME                 STATE     VRAM   LEFT  PIDS
             L1     a name that is far…  parked  16 GiB      -  4312,4313
             L12    b                    active   8 GiB  4 min  -
         "#]]
-        .assert_eq(&leases().show("", Format::wide(60)));
+        .assert_eq(&leases().show("", TextFormat::wide(60)));
         expect![[r#"
             LEASE  NAME              STATE     VRAM   LEFT
             L1     a name that is …  parked  16 GiB      -
             L12    b                 active   8 GiB  4 min
         "#]]
-        .assert_eq(&leases().show("", Format::wide(47)));
+        .assert_eq(&leases().show("", TextFormat::wide(47)));
         expect![[r#"
             LEASE  NAME      STATE    LEFT
             L1     a name …  parked      -
             L12    b         active  4 min
         "#]]
-        .assert_eq(&leases().show("", Format::wide(30)));
+        .assert_eq(&leases().show("", TextFormat::wide(30)));
     }
 
     #[test]
     fn no_line_is_wider_than_the_terminal_and_all_of_it_is_shown_without_one() {
         for columns in 28..100 {
-            let text = leases().show("", Format::wide(columns));
+            let text = leases().show("", TextFormat::wide(columns));
             assert!(text.lines().all(|line| width(line) <= columns), "{columns}:\n{text}");
         }
-        assert!(leases().show("", Format::default()).contains("a name that is far too long"));
+        assert!(leases().show("", TextFormat::default()).contains("a name that is far too long"));
     }
 
     #[test]
@@ -358,17 +358,17 @@ mod tests {
             LEASE  PIDS
             L1     4312,4313
         "#]]
-        .assert_eq(&table.show("", Format::wide(20)));
+        .assert_eq(&table.show("", TextFormat::wide(20)));
     }
 
     #[test]
     fn colour_is_for_what_needs_attention_and_does_not_move_columns() {
         let mut table = leases();
         table.mark("STATE", Tone::Notable);
-        let coloured = table.show("", Format { colour: Colour::On, ..Format::wide(60) });
+        let coloured = table.show("", TextFormat { colour: Colour::On, ..TextFormat::wide(60) });
         assert!(coloured.contains("\x1b[33mactive\x1b[0m   8 GiB"), "{coloured}");
         let stripped = anstream::adapter::strip_str(&coloured).to_string();
-        assert_eq!(stripped, leases().show("", Format::wide(60)));
+        assert_eq!(stripped, leases().show("", TextFormat::wide(60)));
     }
 
     #[test]
@@ -385,7 +385,7 @@ mod tests {
               7.7 GiB free, and
               `sublet accept L8` takes
               a smaller lease"#]]
-        .assert_eq(&wrapped(text, 2, Format::wide(26)));
-        assert_eq!(wrapped(text, 2, Format::default()), text);
+        .assert_eq(&wrapped(text, 2, TextFormat::wide(26)));
+        assert_eq!(wrapped(text, 2, TextFormat::default()), text);
     }
 }

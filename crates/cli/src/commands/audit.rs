@@ -6,7 +6,7 @@ use crate::commands::journal;
 use crate::completion;
 use crate::failure::Failure;
 use crate::output;
-use crate::table::{Format, plain, wrapped};
+use crate::table::{TextFormat, plain, wrapped};
 use crate::text;
 use clap::{Args, Subcommand};
 use jiff::Timestamp;
@@ -169,7 +169,7 @@ fn lines(globals: &Globals, args: &LinesArgs) -> Result<u8, Failure> {
         match (globals.json, args.follow) {
             (true, true) => page.lines.iter().try_for_each(output::json_line)?,
             (true, false) => all.extend(page.lines),
-            (false, _) => output::print(&render(&page.lines, &zone, Format::of_stdout()))?,
+            (false, _) => output::print(&render(&page.lines, &zone, TextFormat::of_stdout()))?,
         }
         match (page.next, args.follow) {
             (Some(_), _) => {}
@@ -188,12 +188,12 @@ fn page(client: &Client, lease: Option<&str>, after: u64) -> Result<AuditPage, F
     client.get(&format!("/v1/audit?after={after}&limit={PAGE}{lease}"))
 }
 
-fn render(lines: &[AuditLine], zone: &TimeZone, format: Format) -> String {
+fn render(lines: &[AuditLine], zone: &TimeZone, format: TextFormat) -> String {
     lines.iter().map(|line| show(line, zone, format) + "\n").collect()
 }
 
 /// A line of the trail. On a terminal the sentence is wrapped below the rest if it does not fit beside it.
-fn show(line: &AuditLine, zone: &TimeZone, format: Format) -> String {
+fn show(line: &AuditLine, zone: &TimeZone, format: TextFormat) -> String {
     let lease = text::or_none(line.lease.as_deref());
     let (at, who) = (time(line.at_unix_s, zone), plain(&line.actor));
     let (kind, sentence) = (plain(&line.kind), plain(&line.sentence));
@@ -245,6 +245,6 @@ mod tests {
                 41  2023-11-14 22:13:20  uid:1000       L7     grant        granted 10 GiB on GPU 0 to ana
             104200  2023-11-14 22:13:20  sublet         -      start        started [2J
         "#]]
-        .assert_eq(&render(&[line, start], &TimeZone::UTC, Format::default()));
+        .assert_eq(&render(&[line, start], &TimeZone::UTC, TextFormat::default()));
     }
 }

@@ -13,7 +13,7 @@ use crate::failure::Failure;
 use crate::hold::shim;
 use crate::output;
 use crate::place;
-use crate::table::{Format, Tone, plain, toned, wrapped};
+use crate::table::{TextFormat, Tone, plain, toned, wrapped};
 use clap::Args;
 use serde::Serialize;
 use std::path::Path;
@@ -71,7 +71,7 @@ pub fn run(globals: &Globals, _: &DoctorArgs) -> Result<u8, Failure> {
     if globals.json {
         output::json(&findings)?;
     } else {
-        output::print(&render(&findings, Format::of_stdout()))?;
+        output::print(&render(&findings, TextFormat::of_stdout()))?;
     }
     Ok(if findings.can_grant { exit::OK } else { exit::FAILURE })
 }
@@ -188,7 +188,7 @@ fn verdict(gpus: Option<&Gpus>) -> (bool, String) {
 }
 
 /// One line for each check. A check that has the same result on several GPUs is one line for all of them.
-fn render(findings: &Findings, format: Format) -> String {
+fn render(findings: &Findings, format: TextFormat) -> String {
     let checks = findings.checks.iter().map(|check| (gpu_of(&check.what), check));
     let mut lines: Vec<(Vec<&str>, &str, &Check)> = Vec::new();
     for ((gpu, what), check) in checks {
@@ -281,7 +281,7 @@ mod tests {
             GPU 2 park          less  unknown while the GPU does not answer
 
             leases can be granted on 1 of 3 GPUs
-        "#]].assert_eq(&render(&Findings { checks, can_grant, verdict }, Format::default()));
+        "#]].assert_eq(&render(&Findings { checks, can_grant, verdict }, TextFormat::default()));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use crate::completion;
 use crate::failure::{Failure, tell_hint};
 use crate::hold::ask::{TierArg, parse_size};
 use crate::output;
-use crate::table::{Format, Table, Tone, once, plain, wrapped};
+use crate::table::{Table, TextFormat, Tone, once, plain, wrapped};
 use crate::text;
 use clap::{Args, Subcommand, ValueEnum};
 use sublet_wire::{
@@ -178,7 +178,7 @@ fn show(found: &UnleasedProcesses) -> Result<u8, Failure> {
     if found.processes.is_empty() {
         output::print("no process is on a GPU without a lease\n")?;
     } else {
-        output::print(&format!("\n{}", render(found, Format::of_stdout())))?;
+        output::print(&format!("\n{}", render(found, TextFormat::of_stdout())))?;
         for again in found.processes.iter().filter_map(started_anew) {
             output::print(&format!("{again}\n"))?;
         }
@@ -187,7 +187,7 @@ fn show(found: &UnleasedProcesses) -> Result<u8, Failure> {
 }
 
 /// The table, and below it what happens next to each process.
-fn render(found: &UnleasedProcesses, format: Format) -> String {
+fn render(found: &UnleasedProcesses, format: TextFormat) -> String {
     let headers = ["ID", ">PID", "~USER", "GPUS", ">VRAM", ">FOR", "~PROGRAM", "~IN"];
     let mut table = Table::new(&headers).drops(&["IN", "FOR"]);
     for stranger in &found.processes {

@@ -6,7 +6,7 @@ use crate::completion;
 use crate::failure::Failure;
 use crate::hold::line;
 use crate::output;
-use crate::table::{Format, Table, once, plain, wrapped};
+use crate::table::{Table, TextFormat, once, plain, wrapped};
 use crate::text;
 use clap::Args;
 use std::fmt::Write as _;
@@ -31,12 +31,12 @@ pub fn run(globals: &Globals, args: &ExplainArgs) -> Result<u8, Failure> {
     if globals.json {
         output::json(&explanation)?;
     } else {
-        output::print(&render(&explanation, Format::of_stdout()))?;
+        output::print(&render(&explanation, TextFormat::of_stdout()))?;
     }
     Ok(exit::OK)
 }
 
-fn render(explanation: &Explanation, format: Format) -> String {
+fn render(explanation: &Explanation, format: TextFormat) -> String {
     let mut sections = vec![prose(&format!("{}\n{}", heading(explanation), asked(&explanation.lease)), format)];
     if let Some(waiting) = &explanation.lease.waiting {
         let room = explanation.preemption.as_ref().map_or_else(String::new, |room| format!("room: {room}\n"));
@@ -50,7 +50,7 @@ fn render(explanation: &Explanation, format: Format) -> String {
 }
 
 /// Sentences, each on a line of its own, with a newline at the end.
-fn prose(text: &str, format: Format) -> String {
+fn prose(text: &str, format: TextFormat) -> String {
     wrapped(text, 2, format) + "\n"
 }
 
@@ -136,7 +136,7 @@ fn start(waiting: &Waiting) -> String {
 }
 
 /// The requests that are served first. If all have the same reason, it stands above the table.
-fn ahead(ahead: &[Ahead], format: Format) -> String {
+fn ahead(ahead: &[Ahead], format: TextFormat) -> String {
     let reasons = once(ahead.iter().map(|waiter| ("", plain(&waiter.why))));
     let shared = <&[_; 1]>::try_from(reasons.as_slice()).ok().map(|[(_, why)]| why);
     let headers = ["LEASE", "~USER", ">VRAM", ">GPUS", "TIER", ">WAITED", "~WHY"];
@@ -158,7 +158,7 @@ fn ahead(ahead: &[Ahead], format: Format) -> String {
 }
 
 /// Why a GPU cannot take the lease now. A reason that the first line gave already is not repeated.
-fn gpu(gpu: &GpuExplanation, said: &str, format: Format) -> String {
+fn gpu(gpu: &GpuExplanation, said: &str, format: TextFormat) -> String {
     let mut text = match &gpu.obstacle {
         Some(obstacle) if said.contains(obstacle.as_str()) => format!("GPU {}", gpu.index),
         Some(obstacle) => obstacle.clone(),
@@ -182,7 +182,7 @@ fn gpu(gpu: &GpuExplanation, said: &str, format: Format) -> String {
 }
 
 /// The leases in the way: how each could be preempted and at what cost, and below the table why some cannot be.
-fn blockers(blockers: &[Blocker], format: Format) -> String {
+fn blockers(blockers: &[Blocker], format: TextFormat) -> String {
     let headers = ["LEASE", "~USER", ">HOLDS", ">ENDS WITHIN", "PREEMPT BY", ">OUT", ">LOST", ">BACK", ">COST"];
     let mut table = Table::new(&headers).drops(&["OUT", "LOST", "BACK"]);
     for blocker in blockers {
@@ -305,7 +305,7 @@ mod tests {
             GPU 1 has room, but other requests are served first
               26 GiB free to lease; what is used outside leases is unknown
         "#]]
-        .assert_eq(&render(&sample(), Format::default()));
+        .assert_eq(&render(&sample(), TextFormat::default()));
     }
 
     #[test]
@@ -322,7 +322,7 @@ mod tests {
             leased: 10 GiB on GPU 0, 4 min left
             requested: 10 GiB, batch
         "#]]
-        .assert_eq(&render(&explanation, Format::default()));
+        .assert_eq(&render(&explanation, TextFormat::default()));
     }
 
     #[test]

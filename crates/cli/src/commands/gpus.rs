@@ -5,7 +5,7 @@ use crate::client::Client;
 use crate::completion;
 use crate::failure::Failure;
 use crate::output;
-use crate::table::{Format, Table, Tone, once, plain, wrapped};
+use crate::table::{Table, TextFormat, Tone, once, plain, wrapped};
 use crate::text;
 use clap::{Args, Subcommand};
 use sublet_wire::{Gpu, GpuState, Gpus, Lease, Occupant, exit, size};
@@ -59,7 +59,7 @@ fn show(globals: &Globals, client: &Client, gpus: &Gpus) -> Result<u8, Failure> 
         output::json(gpus)?;
     } else {
         let own = client.leases(false)?;
-        output::print(&render(gpus, &own.leases, text::now_unix_s(), Format::of_stdout()))?;
+        output::print(&render(gpus, &own.leases, text::now_unix_s(), TextFormat::of_stdout()))?;
     }
     Ok(exit::OK)
 }
@@ -78,7 +78,7 @@ pub fn find<'a>(gpus: &'a Gpus, name: &str) -> Result<&'a Gpu, Failure> {
 }
 
 /// One line for each GPU, and below them why some cannot be leased.
-pub fn overview(gpus: &Gpus, format: Format) -> String {
+pub fn overview(gpus: &Gpus, format: TextFormat) -> String {
     let trouble = gpus.trouble.as_ref().map(|trouble| format!("the driver does not list its GPUs: {trouble}\n"));
     if gpus.gpus.is_empty() {
         return trouble.unwrap_or_else(|| "no GPUs\n".into());
@@ -99,7 +99,7 @@ pub fn overview(gpus: &Gpus, format: Format) -> String {
 }
 
 /// Why GPUs cannot be leased, each reason once.
-fn reasons(gpus: &[Gpu], format: Format) -> String {
+fn reasons(gpus: &[Gpu], format: TextFormat) -> String {
     let indices: Vec<String> = gpus.iter().map(|gpu| gpu.index.to_string()).collect();
     let known = gpus.iter().zip(&indices).filter_map(|(gpu, index)| {
         let why = match &gpu.unreadable {
@@ -132,7 +132,7 @@ fn tone(gpu: &Gpu) -> Tone {
 }
 
 /// The leases and processes on the GPUs; `None` if there are none. `own` are the caller's leases, for their names.
-pub fn occupants(gpus: &Gpus, own: &[Lease], now_unix_s: f64, format: Format) -> Option<String> {
+pub fn occupants(gpus: &Gpus, own: &[Lease], now_unix_s: f64, format: TextFormat) -> Option<String> {
     let headers = ["GPU", "LEASE", "~NAME", "~USER", "TIER", "STATE", ">LEASED", ">USED", ">FOR"];
     let mut table = Table::new(&headers).drops(&["TIER", "FOR", "NAME"]);
     for gpu in &gpus.gpus {
@@ -168,7 +168,7 @@ fn occupied(occupant: &Occupant) -> (String, Tone) {
     }
 }
 
-fn render(gpus: &Gpus, own: &[Lease], now_unix_s: f64, format: Format) -> String {
+fn render(gpus: &Gpus, own: &[Lease], now_unix_s: f64, format: TextFormat) -> String {
     let mut sections = vec![overview(gpus, format)];
     sections.extend(gpus.gpus.iter().map(details));
     sections.extend(occupants(gpus, own, now_unix_s, format));
@@ -222,7 +222,7 @@ mod tests {
             0    L7       train  ana   batch  active    10 GiB  7.8 GiB  60 s
             0    pid 991  -      -     -      unleased       -    3 GiB     -
         "#]]
-        .assert_eq(&render(&sample::gpus(), &[sample::lease()], sample::NOW, Format::default()));
+        .assert_eq(&render(&sample::gpus(), &[sample::lease()], sample::NOW, TextFormat::default()));
     }
 
     #[test]

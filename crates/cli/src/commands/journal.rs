@@ -7,7 +7,7 @@ use crate::daemon::{self, Held, Verified};
 use crate::failure::Failure;
 use crate::output;
 use crate::place;
-use crate::table::{Format, Table};
+use crate::table::{Table, TextFormat};
 use crate::text;
 use clap::{Args, Subcommand};
 use serde::Serialize;
@@ -150,12 +150,12 @@ fn leases(globals: &Globals, leases: &[Held]) -> Result<u8, Failure> {
     } else if leases.is_empty() {
         eprintln!("no leases");
     } else {
-        output::print(&list(leases, Format::of_stdout()))?;
+        output::print(&list(leases, TextFormat::of_stdout()))?;
     }
     Ok(exit::OK)
 }
 
-fn list(leases: &[Held], format: Format) -> String {
+fn list(leases: &[Held], format: TextFormat) -> String {
     let mut table = Table::new(&["LEASE", "~TENANT", "~NAME", "STATE", "GPUS", ">VRAM", ">FENCE"]).drops(&["EPOCH"]);
     for lease in leases {
         let gpus: Vec<String> = lease.gpus.iter().map(u32::to_string).collect();
@@ -243,6 +243,6 @@ mod tests {
             LEASE  TENANT    NAME  STATE   GPUS    VRAM  FENCE
             L7     uid:1000  -     active  0,1   10 GiB     12
         "#]]
-        .assert_eq(&list(&[held], Format::default()));
+        .assert_eq(&list(&[held], TextFormat::default()));
     }
 }

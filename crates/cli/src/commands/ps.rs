@@ -5,7 +5,7 @@ use crate::client::Client;
 use crate::failure::Failure;
 use crate::hold::wait;
 use crate::output;
-use crate::table::{Format, Table, once, plain, wrapped};
+use crate::table::{Table, TextFormat, once, plain, wrapped};
 use crate::text;
 use clap::Args;
 use sublet_wire::{Lease, LeaseState, Leases, exit};
@@ -27,11 +27,11 @@ pub fn run(globals: &Globals, args: &PsArgs) -> Result<u8, Failure> {
     } else if leases.leases.is_empty() {
         eprintln!("no leases");
     } else {
-        output::print(&render(&leases, args.all, Format::of_stdout()))?;
+        output::print(&render(&leases, args.all, TextFormat::of_stdout()))?;
     }
     if !globals.json {
         leases.leases.iter().for_each(wait::say_over);
-        say(&notes(&leases.leases, Format::of_stderr()));
+        say(&notes(&leases.leases, TextFormat::of_stderr()));
     }
     if leases.more {
         eprintln!("these are the first {}: there are more than are listed here", leases.leases.len());
@@ -40,7 +40,7 @@ pub fn run(globals: &Globals, args: &PsArgs) -> Result<u8, Failure> {
 }
 
 /// What the table has no room for, each sentence once.
-fn notes(leases: &[Lease], format: Format) -> Vec<String> {
+fn notes(leases: &[Lease], format: TextFormat) -> Vec<String> {
     let about = |sentence: fn(&Lease) -> Option<String>| {
         let found = leases.iter().filter_map(|lease| Some((lease.id.as_str(), plain(&sentence(lease)?))));
         once(found).into_iter().map(|(ids, why)| (text::names(&ids), why))
@@ -74,7 +74,7 @@ fn say(notes: &[String]) {
 /// The most reasons of waits that `ps` prints.
 const WAITS_MAX: usize = 3;
 
-fn render(leases: &Leases, with_user: bool, format: Format) -> String {
+fn render(leases: &Leases, with_user: bool, format: TextFormat) -> String {
     let user: &[&'static str] = if with_user { &["~USER"] } else { &[] };
     let rest = ["~NAME", "STATE", "GPUS", ">VRAM", ">USED", "TIER", ">LEFT", ">EXPECTED IN", "PIDS"];
     let headers: Vec<&'static str> = ["LEASE"].iter().chain(user).chain(&rest).copied().collect();
@@ -155,7 +155,7 @@ mod tests {
             L6     train  parked            0     10 GiB  7.8 GiB  batch            -            -  4312,4313
             L9     train  parked, place 2   0     10 GiB  7.8 GiB  batch            -         40 s  4312,4313
         "#]]
-        .assert_eq(&render(&leases, false, Format::default()));
+        .assert_eq(&render(&leases, false, TextFormat::default()));
     }
 
     #[test]
@@ -167,6 +167,6 @@ mod tests {
             L7     ana   train  active            2,3    10 GiB  7.8 GiB  batch        4 min            -  4312,4313
             L8     ben   -      waiting, place 2  any 2   whole        -  interactive      -         40 s  -
         "#]]
-        .assert_eq(&render(&leases, true, Format::default()));
+        .assert_eq(&render(&leases, true, TextFormat::default()));
     }
 }

@@ -4,7 +4,7 @@ use crate::args::Globals;
 use crate::client::Client;
 use crate::failure::Failure;
 use crate::output;
-use crate::table::{Format, Table, Tone, once, plain, wrapped};
+use crate::table::{Table, TextFormat, Tone, once, plain, wrapped};
 use crate::text;
 use sublet_wire::{Lease, LeaseState, Leases, exit};
 
@@ -17,7 +17,7 @@ pub fn run(globals: &Globals) -> Result<u8, Failure> {
     } else if queue.leases.is_empty() {
         eprintln!("no request waits");
     } else {
-        output::print(&render(&queue, text::now_unix_s(), Format::of_stdout()))?;
+        output::print(&render(&queue, text::now_unix_s(), TextFormat::of_stdout()))?;
     }
     if queue.more {
         eprintln!("these are the first {}: there are more than are listed here", queue.leases.len());
@@ -26,7 +26,7 @@ pub fn run(globals: &Globals) -> Result<u8, Failure> {
 }
 
 /// The table, and below it why the requests wait, as far as the caller may know it.
-fn render(queue: &Leases, now_unix_s: f64, format: Format) -> String {
+fn render(queue: &Leases, now_unix_s: f64, format: TextFormat) -> String {
     let headers = [">PLACE", "LEASE", "~NAME", "~USER", "STATE", ">VRAM", ">GPUS", "TIER", ">WAITED", ">EXPECTED IN"];
     let mut table = Table::new(&headers).drops(&["STATE", "NAME", "GPUS", "TIER", "WAITED"]);
     for (n, lease) in queue.leases.iter().enumerate() {
@@ -55,7 +55,7 @@ fn cells(n: usize, lease: &Lease, now_unix_s: f64) -> [String; 10] {
 }
 
 /// Each reason once; empty if the caller may know none.
-fn reasons(queue: &Leases, format: Format) -> String {
+fn reasons(queue: &Leases, format: TextFormat) -> String {
     let known = queue.leases.iter().filter_map(|lease| {
         let why = plain(text::obstacle(&lease.waiting.as_ref()?.why));
         (!why.is_empty()).then_some((lease.id.as_str(), why))
@@ -84,6 +84,6 @@ mod tests {
             - waits: GPU 0 has 4 GiB of 16 GiB
             L8 waits: GPU 0 is not empty
         "#]]
-        .assert_eq(&render(&sample::queue(), sample::NOW, Format::default()));
+        .assert_eq(&render(&sample::queue(), sample::NOW, TextFormat::default()));
     }
 }

@@ -7,7 +7,7 @@ mod show;
 use crate::args::Globals;
 use crate::failure::Failure;
 use crate::output;
-use crate::table::Format;
+use crate::table::TextFormat;
 use clap::Args;
 use serde::Serialize;
 use std::fs;
@@ -200,7 +200,7 @@ pub fn run(globals: &Globals, args: &ReplayArgs) -> Result<u8, Failure> {
     if globals.json {
         output::json(&Told { report: &report, speed: &speed })?;
     } else {
-        output::print(&show::render(&report, &speed, Format::of_stdout()))?;
+        output::print(&show::render(&report, &speed, TextFormat::of_stdout()))?;
     }
     Ok(exit::OK)
 }

@@ -5,7 +5,7 @@ use crate::args::Globals;
 use crate::client::Client;
 use crate::failure::{Failure, tell_hint};
 use crate::output;
-use crate::table::{Format, plain, wrapped};
+use crate::table::{TextFormat, plain, wrapped};
 use crate::text;
 use serde::Serialize;
 use sublet_softgpu::NOTICE;
@@ -32,7 +32,7 @@ pub fn run(globals: &Globals) -> Result<u8, Failure> {
         return Ok(exit::OK);
     }
     let own = client.leases(false)?;
-    output::print(&render(&gpus, &queue, &own.leases, text::now_unix_s(), Format::of_stdout()))?;
+    output::print(&render(&gpus, &queue, &own.leases, text::now_unix_s(), TextFormat::of_stdout()))?;
     if let Some(trouble) = &gpus.config_trouble {
         eprintln!(
             "the last reload of the configuration was refused, and the one before it is in use: {}",
@@ -43,12 +43,12 @@ pub fn run(globals: &Globals) -> Result<u8, Failure> {
         .processes
         .iter()
         .filter_map(warning)
-        .for_each(|warning| eprintln!("{}", wrapped(&warning, 2, Format::of_stderr())));
+        .for_each(|warning| eprintln!("{}", wrapped(&warning, 2, TextFormat::of_stderr())));
     tell_hint(&hint(&gpus, &queue));
     Ok(exit::OK)
 }
 
-fn render(gpus: &Gpus, queue: &Leases, own: &[Lease], now_unix_s: f64, format: Format) -> String {
+fn render(gpus: &Gpus, queue: &Leases, own: &[Lease], now_unix_s: f64, format: TextFormat) -> String {
     let mut sections = vec![overview(gpus, format)];
     sections.extend(occupants(gpus, own, now_unix_s, format));
     sections.push(wrapped(&waiting(queue), 2, format) + "\n");
@@ -132,7 +132,7 @@ mod tests {
 
             2 requests wait; next: 16 GiB on each of 2 GPUs (batch) for ana, when it starts is not known
         "#]]
-        .assert_eq(&render(&sample::gpus(), &sample::queue(), &[sample::lease()], sample::NOW, Format::default()));
+        .assert_eq(&render(&sample::gpus(), &sample::queue(), &[sample::lease()], sample::NOW, TextFormat::default()));
         expect!["`sublet queue` shows what waits, and why"].assert_eq(&hint(&sample::gpus(), &sample::queue()));
     }
 
@@ -151,7 +151,7 @@ mod tests {
 
             these GPUs are scripted: nothing is computed on them
         "#]]
-        .assert_eq(&render(&gpus, &queue, &[], sample::NOW, Format::default()));
+        .assert_eq(&render(&gpus, &queue, &[], sample::NOW, TextFormat::default()));
         expect!["`sublet run --vram 8G -- COMMAND` runs a command on a GPU"].assert_eq(&hint(&gpus, &queue));
         gpus.kind = "soft".into();
         gpus.gpus.clear();
@@ -162,7 +162,7 @@ mod tests {
 
             these are soft GPUs: programs of CUDA's driver API run on them, PyTorch and the like do not
         "#]]
-        .assert_eq(&render(&gpus, &queue, &[], sample::NOW, Format::default()));
+        .assert_eq(&render(&gpus, &queue, &[], sample::NOW, TextFormat::default()));
         expect!["no lease can be granted now; `sublet doctor` says why"].assert_eq(&hint(&gpus, &queue));
     }
 }

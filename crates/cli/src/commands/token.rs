@@ -7,7 +7,7 @@ use crate::client::Client;
 use crate::failure::{Failure, tell_hint};
 use crate::hold::ask::{parse_size, parse_span};
 use crate::output;
-use crate::table::{Format, Table, Tone};
+use crate::table::{Table, TextFormat, Tone};
 use crate::text;
 use clap::{Args, Subcommand};
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -120,7 +120,7 @@ fn list(globals: &Globals) -> Result<u8, Failure> {
     } else if tokens.tokens.is_empty() {
         eprintln!("no tokens");
     } else {
-        output::print(&render(&tokens, text::now_unix_s(), Format::of_stdout()))?;
+        output::print(&render(&tokens, text::now_unix_s(), TextFormat::of_stdout()))?;
     }
     Ok(exit::OK)
 }
@@ -143,7 +143,7 @@ fn revoke(globals: &Globals, args: &RevokeArgs) -> Result<u8, Failure> {
     Ok(code)
 }
 
-fn render(tokens: &Tokens, now_unix_s: f64, format: Format) -> String {
+fn render(tokens: &Tokens, now_unix_s: f64, format: TextFormat) -> String {
     let mut table = Table::new(&["TOKEN", "~NAME", "~USER", "MAY", "EXPIRES", "LAST USED"]).drops(&["LAST USED"]);
     for token in &tokens.tokens {
         table.row([
@@ -231,7 +231,7 @@ mod tests {
             K2     -       ana   look                              expired    60 s ago
             K1     laptop  ana   ask                               never      -
         "#]]
-        .assert_eq(&render(&Tokens { tokens: vec![token(), look, ask] }, 100.0, Format::default()));
+        .assert_eq(&render(&Tokens { tokens: vec![token(), look, ask] }, 100.0, TextFormat::default()));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use crate::args::Globals;
 use crate::client::Client;
 use crate::failure::Failure;
 use crate::output;
-use crate::table::{Format, Table};
+use crate::table::{Table, TextFormat};
 use crate::text;
 use clap::{Args, ValueEnum};
 use sublet_wire::{Usage, UsageBy, exit, span};
@@ -38,7 +38,7 @@ pub fn run(globals: &Globals, args: &UsageArgs) -> Result<u8, Failure> {
     } else if usage.rows.is_empty() {
         eprintln!("nothing was leased yet");
     } else {
-        output::print(&render(&usage, Format::of_stdout()))?;
+        output::print(&render(&usage, TextFormat::of_stdout()))?;
     }
     if usage.more {
         eprintln!("earlier leases are not listed here; `--by tenant` counts them too");
@@ -46,14 +46,14 @@ pub fn run(globals: &Globals, args: &UsageArgs) -> Result<u8, Failure> {
     Ok(exit::OK)
 }
 
-fn render(usage: &Usage, format: Format) -> String {
+fn render(usage: &Usage, format: TextFormat) -> String {
     match usage.by {
         UsageBy::Tenant => by_tenant(usage, format),
         UsageBy::Lease => by_lease(usage, format),
     }
 }
 
-fn by_tenant(usage: &Usage, format: Format) -> String {
+fn by_tenant(usage: &Usage, format: TextFormat) -> String {
     let headers = ["~USER", ">LEASES", ">GPU TIME", ">GIB HOURS", ">PARKED GIB HOURS", ">REFUSED"];
     let mut table = Table::new(&headers).drops(&["REFUSED", "PARKED GIB HOURS"]);
     for row in &usage.rows {
@@ -65,7 +65,7 @@ fn by_tenant(usage: &Usage, format: Format) -> String {
     table.show("", format)
 }
 
-fn by_lease(usage: &Usage, format: Format) -> String {
+fn by_lease(usage: &Usage, format: TextFormat) -> String {
     let mut table = Table::new(&["LEASE", "~NAME", "~USER", ">GPU TIME", ">GIB HOURS", ">PEAK"]).drops(&["PEAK"]);
     for row in &usage.rows {
         table.row([
@@ -125,12 +125,12 @@ mod tests {
             ana       12  2 h 30 min      25.00              2.00     4312
             ben        1        42 s       0.00              0.00        0
         "#]]
-        .assert_eq(&render(&Usage { by: UsageBy::Tenant, rows: rows(), more: false }, Format::default()));
+        .assert_eq(&render(&Usage { by: UsageBy::Tenant, rows: rows(), more: false }, TextFormat::default()));
         expect![[r#"
             LEASE  NAME   USER    GPU TIME  GIB HOURS   PEAK
             L7     train  ana   2 h 30 min      25.00  8 GiB
             L8     -      ben         42 s       0.00      -
         "#]]
-        .assert_eq(&render(&Usage { by: UsageBy::Lease, rows: rows(), more: false }, Format::default()));
+        .assert_eq(&render(&Usage { by: UsageBy::Lease, rows: rows(), more: false }, TextFormat::default()));
     }
 }

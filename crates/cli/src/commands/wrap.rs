@@ -13,7 +13,7 @@ use crate::hold::child;
 use crate::hold::environment::word_of_sh;
 use crate::output;
 use crate::place;
-use crate::table::{Format, Table, Tone, once, plain, wrapped};
+use crate::table::{Table, TextFormat, Tone, once, plain, wrapped};
 use crate::text;
 use clap::Args;
 pub use folder::sublet;
@@ -189,7 +189,7 @@ fn list(globals: &Globals, folder: &Folder) -> Result<u8, Failure> {
     } else if wrappers.is_empty() {
         eprintln!("no wrappers in {}", folder.path().display());
     } else {
-        output::print(&table(&wrappers, Format::of_stdout()))?;
+        output::print(&table(&wrappers, TextFormat::of_stdout()))?;
         if !folder.is_on_path() {
             tell_hint(&startup::missing(folder));
         }
@@ -218,7 +218,7 @@ fn shown(folder: &Folder, name: String, found: Found) -> Shown {
     }
 }
 
-fn table(wrappers: &[Shown], format: Format) -> String {
+fn table(wrappers: &[Shown], format: TextFormat) -> String {
     let mut table = Table::new(&["TOOL", "~RUNS", "~OPTIONS", "STATE"]);
     let mut reasons = Vec::new();
     for wrapper in wrappers {

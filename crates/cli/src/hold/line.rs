@@ -3,7 +3,7 @@
 //! On a terminal the reason is printed in full when it changes. Below it one short line with queue position and
 //! estimate is rewritten in place. Elsewhere one complete line is printed when it says something new.
 
-use crate::table::{Colour, Format, plain, wrapped};
+use crate::table::{Colour, TextFormat, plain, wrapped};
 use crate::text;
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
@@ -61,7 +61,7 @@ impl Line {
         let last = self.last.take().unwrap_or_default();
         let text = match (self.on_terminal, said.why.is_empty()) {
             (true, false) if said.why != last.why => {
-                let format = Format { columns: Some(columns), colour: Colour::Off };
+                let format = TextFormat { columns: Some(columns), colour: Colour::Off };
                 format!("\r\x1b[K{}\n{}", wrapped(&said.why, 2, format), shorten(&said.now, columns))
             }
             (true, _) => format!("\r\x1b[K{}", shorten(&said.now, columns)),

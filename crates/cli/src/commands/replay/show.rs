@@ -1,7 +1,7 @@
 //! A replay's report as tables, with the policies side by side.
 
 use super::Speed;
-use crate::table::{Format, Table, plain};
+use crate::table::{Table, TextFormat, plain};
 use crate::text;
 use sublet_replay::calibration::CalibrationReport;
 use sublet_replay::report::{PolicyOutcome, ReplayReport};
@@ -12,7 +12,7 @@ use sublet_wire::span;
 const TENANTS_SHOWN: usize = 25;
 
 /// The whole report.
-pub fn render(report: &ReplayReport, speed: &[Speed], format: Format) -> String {
+pub fn render(report: &ReplayReport, speed: &[Speed], format: TextFormat) -> String {
     let about = &report.trace;
     let mut page = format!("trace   {}\n", plain(&about.source));
     page.push_str(&format!(
@@ -57,7 +57,7 @@ fn columns(report: &ReplayReport, first: &[&'static str]) -> Vec<&'static str> {
     first.iter().copied().chain(names).collect()
 }
 
-fn summary(report: &ReplayReport, speed: &[Speed], format: Format) -> String {
+fn summary(report: &ReplayReport, speed: &[Speed], format: TextFormat) -> String {
     let mut table = Table::new(&columns(report, &[""]));
     let mut row = |what: &str, of: &dyn Fn(&PolicyOutcome) -> String| {
         table.row([what.to_owned()].into_iter().chain(report.policies.iter().map(of)));
@@ -95,7 +95,7 @@ fn summary(report: &ReplayReport, speed: &[Speed], format: Format) -> String {
 }
 
 /// The accuracy of the estimated starts of requests that had to wait.
-fn calibration(report: &ReplayReport, format: Format) -> String {
+fn calibration(report: &ReplayReport, format: TextFormat) -> String {
     let mut table = Table::new(&columns(report, &[""]));
     let mut row = |what: &str, of: &dyn Fn(&CalibrationReport) -> Option<String>| {
         let cells = report.policies.iter().map(|o| of(&o.calibration).unwrap_or_else(|| text::NONE.into()));
@@ -141,7 +141,7 @@ fn tenants(report: &ReplayReport) -> (Vec<Row>, usize) {
 }
 
 /// One block for each name, with a line for each policy. Only tenants have a fair share.
-fn waits(report: &ReplayReport, rows: &[Row], format: Format) -> String {
+fn waits(report: &ReplayReport, rows: &[Row], format: TextFormat) -> String {
     let mut headers = vec!["~WHO", "POLICY", ">JOBS", ">MEAN", ">P50", ">P95", ">P99", ">MAX"];
     let scored = rows.iter().flat_map(|(_, waits)| waits).any(|(_, score)| score.is_some());
     headers.extend(scored.then_some(">OF FAIR SHARE"));
@@ -259,6 +259,6 @@ mod tests {
               cat  fifo       1  60 min  60 min  60 min  60 min  60 min         14.3 %
                    fair       1  30 min  30 min  30 min  30 min  30 min         25.0 %
         "#]]
-        .assert_eq(&render(&report, &[speed("fifo"), speed("fair")], Format::default()));
+        .assert_eq(&render(&report, &[speed("fifo"), speed("fair")], TextFormat::default()));
     }
 }

@@ -4,7 +4,7 @@ use crate::args::Globals;
 use crate::failure::Failure;
 use crate::hold::leftover;
 use crate::output;
-use crate::table::{Format, Table, Tone};
+use crate::table::{Table, TextFormat, Tone};
 use clap::Args;
 use serde::Serialize;
 use std::fmt;
@@ -68,7 +68,7 @@ pub fn run(globals: &Globals) -> Result<u8, Failure> {
     if globals.json {
         output::json(&shown)?;
     } else {
-        output::print(&render(&shown, Format::of_stdout()))?;
+        output::print(&render(&shown, TextFormat::of_stdout()))?;
     }
     Ok(exit::OK)
 }
@@ -143,7 +143,7 @@ pub fn numbers(gpus: usize) -> String {
     if gpus == 1 { "0".to_owned() } else { format!("0 to {}", gpus.saturating_sub(1)) }
 }
 
-fn render(shown: &Shown, format: Format) -> String {
+fn render(shown: &Shown, format: TextFormat) -> String {
     let mut gpus = Table::new(&["GPU", "~MODEL", ">USED", ">TOTAL", "~FAULTS"]);
     for gpu in &shown.gpus {
         let (used, total) = (size::show(gpu.used_bytes), size::show(gpu.total_bytes));
@@ -184,7 +184,7 @@ mod tests {
 
             in /run/sublet/sublet.sock.soft
         "#]]
-        .assert_eq(&render(&shown, Format::default()));
+        .assert_eq(&render(&shown, TextFormat::default()));
         let seat = SoftGpuClient::register(SoftGpuState::open(&path).unwrap()).unwrap();
         seat.reserve(1, 3 << 30).unwrap();
         for fault in [
@@ -211,7 +211,7 @@ mod tests {
 
             in /run/sublet/sublet.sock.soft
         "#]]
-        .assert_eq(&render(&shown, Format::default()));
+        .assert_eq(&render(&shown, TextFormat::default()));
         state.set_fault(0, SoftGpuFault::Clear);
         assert_eq!(Faults::of(&state.gpus()[0]).to_string(), "no faults");
     }
