@@ -16,12 +16,12 @@ pub struct Block {
     /// From the comment before it: why it is not run.
     pub not_run: Option<String>,
     /// What is typed and shown.
-    pub steps: Vec<Step>,
+    pub steps: Vec<ConsoleStep>,
 }
 
 /// A prompt, and the lines that are shown below it.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Step {
+pub struct ConsoleStep {
     /// The line of the document.
     pub line: usize,
     /// Before the prompt: `one` in `one$ sublet`, nothing in `$ sublet`.
@@ -66,11 +66,11 @@ pub fn blocks(document: &str) -> Vec<Block> {
     blocks
 }
 
-fn add_line(steps: &mut Vec<Step>, number: usize, line: &str) {
+fn add_line(steps: &mut Vec<ConsoleStep>, number: usize, line: &str) {
     if let Some((terminal, typed)) = prompt(line) {
         let typed = without_remark(typed);
         let command = (!typed.starts_with('…')).then(|| typed.to_owned());
-        steps.push(Step { line: number, terminal: terminal.to_owned(), command, shown: Vec::new() });
+        steps.push(ConsoleStep { line: number, terminal: terminal.to_owned(), command, shown: Vec::new() });
         return;
     }
     let Some(step) = steps.last_mut() else {

@@ -24,7 +24,7 @@ use std::process::Command;
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 use sublet_blackbox::binary::{root, sublet};
-use sublet_blackbox::console::{Block, Printed, Step, blocks, comment, find, ids, is_alike, printed};
+use sublet_blackbox::console::{Block, ConsoleStep, Printed, blocks, comment, find, ids, is_alike, printed};
 use sublet_blackbox::service::bare_command;
 use sublet_blackbox::{LONG, ProgramTerminal, ServiceSetup, TestGpu, TestService, until};
 
@@ -207,7 +207,7 @@ fn type_all(name: &str) {
     let gpus = text.lines().find_map(|line| comment(line, "gpus")).unwrap_or("soft:2x24GiB").to_owned();
     let service = TestService::start_with(ServiceSetup { gpu: TestGpu::Named(gpus.leak()), ..ServiceSetup::default() });
     let blocks: Vec<Block> = blocks(&text).into_iter().filter(|block| block.not_run.is_none()).collect();
-    let steps: Vec<&Step> = blocks.iter().flat_map(|block| &block.steps).collect();
+    let steps: Vec<&ConsoleStep> = blocks.iter().flat_map(|block| &block.steps).collect();
     let mut reader = Reader { name, service: &service, shells: BTreeMap::new(), numbers: BTreeMap::new() };
     for (at, step) in steps.iter().enumerate() {
         match &step.command {
@@ -243,7 +243,7 @@ struct Shell {
 }
 
 impl Reader<'_> {
-    fn types(&mut self, step: &Step, command: &str, later: &[&Step]) {
+    fn types(&mut self, step: &ConsoleStep, command: &str, later: &[&ConsoleStep]) {
         let place = format!("{}:{}", self.name, step.line);
         let words = command.split(' ').map(|word| self.numbers.get(word).map_or(word, String::as_str));
         let command = words.collect::<Vec<_>>().join(" ");
@@ -266,7 +266,7 @@ impl Reader<'_> {
     }
 
     /// Waits until the terminal shows what the document shows.
-    fn looks(&mut self, step: &Step) {
+    fn looks(&mut self, step: &ConsoleStep) {
         let place = format!("{}:{}", self.name, step.line);
         let shell = self.shells.get_mut(&step.terminal).unwrap_or_else(|| panic!("{place}: nothing runs there"));
         let user = user();

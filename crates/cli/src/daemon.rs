@@ -46,7 +46,7 @@ pub struct Trimmed {
 
 /// A lease in a journal.
 #[derive(Clone, Debug, Serialize)]
-pub struct Held {
+pub struct JournalLease {
     /// The lease id.
     pub id: String,
     /// The tenant that requested it.
@@ -127,9 +127,9 @@ pub fn backup(at: &Path, to: &Path) -> Result<(), Failure> {
 }
 
 /// The leases in a journal that have not ended.
-pub fn leases(at: &Path) -> Result<Vec<Held>, Failure> {
+pub fn leases(at: &Path) -> Result<Vec<JournalLease>, Failure> {
     let rows = journal::read_state(at).map_err(|error| cannot_open(&error))?;
-    let held = rows.leases.values().map(|lease| Held {
+    let held = rows.leases.values().map(|lease| JournalLease {
         id: lease.id.to_string(),
         tenant: rows.tenants.get(lease.tenant.0 as usize).map_or_else(String::new, |tenant| tenant.name.clone()),
         name: lease.ask.name.clone(),

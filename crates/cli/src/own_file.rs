@@ -21,7 +21,7 @@ fn hash(text: &str) -> String {
 
 /// What exists at the path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Found {
+enum ExistingFile {
     Nothing,
     Ours,
     /// Written by this program, and changed since.
@@ -51,29 +51,31 @@ impl OwnFile {
         self.path.symlink_metadata().is_ok()
     }
 
-    fn find(&self) -> Result<Found, Failure> {
+    fn find(&self) -> Result<ExistingFile, Failure> {
         let read = match self.path.symlink_metadata() {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Found::Nothing),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(ExistingFile::Nothing),
             Err(error) => Err(error),
             // This program never makes links.
-            Ok(found) if !found.is_file() => return Ok(Found::Foreign),
+            Ok(found) if !found.is_file() => return Ok(ExistingFile::Foreign),
             Ok(_) => fs::read(&self.path),
         };
         let bytes = read.map_err(|error| self.failed("read", &error))?;
         let text = String::from_utf8_lossy(&bytes);
         Ok(match text.split_once('\n').and_then(|(first, rest)| Some((first.strip_prefix(self.mark)?, rest))) {
-            None => Found::Foreign,
-            Some((mark, rest)) if mark == hash(rest) => Found::Ours,
-            Some(_) => Found::Changed,
+            None => ExistingFile::Foreign,
+            Some((mark, rest)) if mark == hash(rest) => ExistingFile::Ours,
+            Some(_) => ExistingFile::Changed,
         })
     }
 
     /// Fails if a file exists there that is not exactly what this program wrote.
     pub fn must_be_ours(&self) -> Result<(), Failure> {
         let (what, hint) = match self.find()? {
-            Found::Nothing | Found::Ours => return Ok(()),
-            Found::Changed => ("was changed since sublet wrote it", "look what was changed, and remove it yourself"),
-            Found::Foreign => ("was not written by sublet", "move it away yourself if you do not need it"),
+            ExistingFile::Nothing | ExistingFile::Ours => return Ok(()),
+            ExistingFile::Changed => {
+                ("was changed since sublet wrote it", "look what was changed, and remove it yourself")
+            }
+            ExistingFile::Foreign => ("was not written by sublet", "move it away yourself if you do not need it"),
         };
         Err(Failure::new(exit::FAILURE, format!("{} {what}: it stays", self.path.display())).hint(hint))
     }
@@ -135,11 +137,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = OwnFile::new(dir.path().join("a.service.d/50-sublet.conf"), "# a mark ");
         let said = marked("# a mark ", "[Service]\nMemoryMax=8G\n");
-        assert_eq!(file.find().unwrap(), Found::Nothing);
+        assert_eq!(file.find().unwrap(), ExistingFile::Nothing);
         file.put(&said).unwrap();
         file.put(&said).unwrap();
-        assert_eq!(file.find().unwrap(), Found::Ours);
-        for (other, found) in [(said.replace("8G", "9G"), Found::Changed), ("[Service]\n".into(), Found::Foreign)] {
+        assert_eq!(file.find().unwrap(), ExistingFile::Ours);
+        for (other, found) in
+            [(said.replace("8G", "9G"), ExistingFile::Changed), ("[Service]\n".into(), ExistingFile::Foreign)]
+        {
             fs::write(file.path(), &other).unwrap();
             assert_eq!(file.find().unwrap(), found);
             assert!(file.put(&said).is_err() && file.remove().is_err());

@@ -11,7 +11,7 @@ use crate::failure::Failure;
 use crate::place::{self, Candidates};
 use crate::text;
 use http::{Request, Response};
-use remote::Remote;
+use remote::RemoteDaemon;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::io;
@@ -47,7 +47,7 @@ enum Where {
         /// The connection that `open` made to test the socket. The first call uses it.
         first: Arc<Mutex<Option<UnixStream>>>,
     },
-    Elsewhere(Arc<Remote>),
+    Elsewhere(Arc<RemoteDaemon>),
 }
 
 /// The reason why a call failed.
@@ -63,7 +63,7 @@ pub enum CallError {
 
 /// The condition that ends a long poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Until {
+pub enum PollUntil {
     /// The lease does not wait any more.
     Granted,
     /// The lease differs from what the caller knows, or is ending.
@@ -81,7 +81,7 @@ impl Client {
     /// Finds the daemon: the named one, or the first of the usual sockets where one listens.
     pub fn open(globals: &Globals) -> Result<Client, Failure> {
         if let Some(url) = globals.url()? {
-            return Remote::at(&url).map(|remote| Client(Where::Elsewhere(Arc::new(remote))));
+            return RemoteDaemon::at(&url).map(|remote| Client(Where::Elsewhere(Arc::new(remote))));
         }
         let candidates = place::sockets(globals.socket());
         let mut denied = None;
@@ -276,10 +276,10 @@ impl Client {
     }
 
     /// The lease when the condition is true, or as it is after `wait`.
-    pub fn poll(&self, lease: &str, wait: Duration, until: Until) -> Result<Lease, CallError> {
+    pub fn poll(&self, lease: &str, wait: Duration, until: PollUntil) -> Result<Lease, CallError> {
         let until = match until {
-            Until::Granted => String::new(),
-            Until::Changed { known, told, over } => {
+            PollUntil::Granted => String::new(),
+            PollUntil::Changed { known, told, over } => {
                 format!("&for=change&known={}&known_ends_soon={told}&known_overuse={over}", text::lease_state(known))
             }
         };

@@ -22,16 +22,16 @@ const PORT: u16 = 7474;
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);
 
 /// A daemon on another host.
-pub struct Remote {
+pub struct RemoteDaemon {
     url: String,
-    place: Place,
+    place: UrlParts,
     token: String,
     /// The connection that `at` made to test the address. The first call uses it.
     first: Mutex<Option<TcpStream>>,
     tls: OnceLock<Arc<ClientConfig>>,
 }
 
-impl fmt::Debug for Remote {
+impl fmt::Debug for RemoteDaemon {
     /// Leaves out the token.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Remote").field("url", &self.url).finish_non_exhaustive()
@@ -40,7 +40,7 @@ impl fmt::Debug for Remote {
 
 /// The parts of an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Place {
+struct UrlParts {
     private: bool,
     host: String,
     port: u16,
@@ -52,11 +52,11 @@ struct Place {
 pub trait Stream: Read + Write {}
 impl<T: Read + Write> Stream for T {}
 
-impl Remote {
+impl RemoteDaemon {
     /// The daemon at an address, with the token from the environment; an error if no daemon listens there.
-    pub fn at(url: &str) -> Result<Remote, Failure> {
+    pub fn at(url: &str) -> Result<RemoteDaemon, Failure> {
         let (place, token, first) = (read_url(url)?, token()?, Mutex::new(None));
-        let mut remote = Remote { url: url.to_owned(), place, token, first, tls: OnceLock::new() };
+        let mut remote = RemoteDaemon { url: url.to_owned(), place, token, first, tls: OnceLock::new() };
         let stream = remote.dial().map_err(|error| remote.unreachable(&error))?;
         remote.first = Mutex::new(Some(stream));
         Ok(remote)
@@ -161,7 +161,7 @@ pub fn tls_error(error: &io::Error) -> Option<&rustls::Error> {
 }
 
 /// Parses `https://gpu1:7474`. Plain `http` is accepted for this host only.
-fn read_url(url: &str) -> Result<Place, Failure> {
+fn read_url(url: &str) -> Result<UrlParts, Failure> {
     let wrong = || {
         Failure::usage(format!("`{}` is not a daemon's address", crate::table::plain(url)))
             .hint("write https://HOST:PORT, such as https://gpu1:7474")
@@ -195,7 +195,7 @@ fn read_url(url: &str) -> Result<Place, Failure> {
         return Err(Failure::usage(format!("{url} would send the token for all on the way to read"))
             .hint("write https://; the daemon needs a certificate for it (`sublet serve --tls-cert`)"));
     }
-    Ok(Place { private, host: host.to_owned(), port, authority: authority.to_owned() })
+    Ok(UrlParts { private, host: host.to_owned(), port, authority: authority.to_owned() })
 }
 
 /// The token from the environment. It is checked here, so that nothing else can get into a header.

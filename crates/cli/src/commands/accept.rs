@@ -44,7 +44,7 @@ pub fn run(globals: &Globals, args: &AcceptArgs) -> Result<u8, Failure> {
     let id = client.id_of(&args.lease)?;
     let taken = match args.vram {
         Some(vram_bytes) => {
-            Taken { accept: AcceptRequest { vram_bytes, gpus: args.gpus }, larger: has_more(&client, &id) }
+            AcceptedSize { accept: AcceptRequest { vram_bytes, gpus: args.gpus }, larger: has_more(&client, &id) }
         }
         None => first_offer(&client, &id)?,
     };
@@ -60,7 +60,7 @@ pub fn run(globals: &Globals, args: &AcceptArgs) -> Result<u8, Failure> {
 }
 
 /// What to accept.
-struct Taken {
+struct AcceptedSize {
     accept: AcceptRequest,
     /// The lease grows, because its program uses more memory than it is for.
     larger: bool,
@@ -71,10 +71,10 @@ fn has_more(client: &Client, id: &str) -> bool {
     lease.is_ok_and(|lease| lease.overuse.is_some())
 }
 
-fn first_offer(client: &Client, id: &str) -> Result<Taken, Failure> {
+fn first_offer(client: &Client, id: &str) -> Result<AcceptedSize, Failure> {
     let lease: Lease = client.get(&format!("/v1/leases/{id}")).map_err(|failure: Failure| failure.about(id))?;
     if let Some(vram_bytes) = lease.overuse.as_ref().and_then(|over| over.offer_bytes) {
-        return Ok(Taken { accept: AcceptRequest { vram_bytes, gpus: Some(lease.gpus) }, larger: true });
+        return Ok(AcceptedSize { accept: AcceptRequest { vram_bytes, gpus: Some(lease.gpus) }, larger: true });
     }
     let offer = lease.waiting.as_ref().and_then(|waiting| waiting.offers.first());
     let Some(offer) = offer else {
@@ -88,5 +88,5 @@ fn first_offer(client: &Client, id: &str) -> Result<Taken, Failure> {
         };
         return Err(Failure::new(exit::LEASE_LOST, format!("{id}: {why}")).hint(hint));
     };
-    Ok(Taken { accept: AcceptRequest { vram_bytes: offer.vram_bytes, gpus: Some(offer.gpus) }, larger: false })
+    Ok(AcceptedSize { accept: AcceptRequest { vram_bytes: offer.vram_bytes, gpus: Some(offer.gpus) }, larger: false })
 }

@@ -20,7 +20,7 @@ use crate::place;
 use crate::table::plain;
 use crate::text;
 use clap::Args;
-use dropin::Wish;
+use dropin::UnitRequest;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use sublet_wire::{AdoptRequest, Rule, RuleAction, RuleRequest, UnleasedProcesses, exit, size};
@@ -99,7 +99,7 @@ pub struct UnadoptArgs {
 
 /// A drop-in, as `--json` prints it.
 #[derive(Serialize)]
-struct Shown<'a> {
+struct DropInJson<'a> {
     unit: &'a str,
     file: &'a Path,
     text: &'a str,
@@ -206,7 +206,7 @@ fn drop_in(globals: &Globals, args: &AdoptArgs) -> Result<u8, Failure> {
     // Without a socket here, the unit looks for the daemon in the usual places, as any client does.
     let socket = globals.socket().map(Path::to_owned).or_else(|| place::variable("SUBLET_SOCKET"));
     let socket = socket.map(|socket| place::absolute(&socket));
-    let text = dropin::text(&unit, &Wish { sublet: &sublet, socket: socket.as_deref(), vram, tier: args.tier })?;
+    let text = dropin::text(&unit, &UnitRequest { sublet: &sublet, socket: socket.as_deref(), vram, tier: args.tier })?;
     let file = dropin::at(&manager, &name);
     file.must_be_ours()?;
     if args.write {
@@ -215,7 +215,7 @@ fn drop_in(globals: &Globals, args: &AdoptArgs) -> Result<u8, Failure> {
     let systemctl = if args.user { "systemctl --user" } else { "systemctl" };
     let then = vec![format!("{systemctl} daemon-reload"), format!("{systemctl} restart {name}")];
     if globals.json {
-        let shown = Shown { unit: &name, file: file.path(), text: &text, written: args.write, then };
+        let shown = DropInJson { unit: &name, file: file.path(), text: &text, written: args.write, then };
         output::json(&shown)?;
         return Ok(exit::OK);
     }

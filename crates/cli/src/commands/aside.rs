@@ -8,7 +8,7 @@ use crate::completion;
 use crate::failure::{Failure, tell_hint};
 use crate::hold::ask::parse_span;
 use crate::hold::child::{self, Started};
-use crate::hold::events::{self, Event, Signal};
+use crate::hold::events::{self, RunEvent, Signal};
 use crate::output;
 use crate::table::plain;
 use crate::text;
@@ -203,15 +203,15 @@ fn run_beside(client: &Client, uuids: &[String], args: &AsideArgs) -> Result<u8,
 }
 
 /// Passes signals on until the command ends.
-fn supervise(started: Started, receiver: &Receiver<Event>) -> u8 {
+fn supervise(started: Started, receiver: &Receiver<RunEvent>) -> u8 {
     loop {
         match receiver.recv() {
-            Ok(Event::Signal(Signal { number: SIGCHLD, .. })) => {
+            Ok(RunEvent::Signal(Signal { number: SIGCHLD, .. })) => {
                 if let Some(code) = started.reap().command {
                     return code;
                 }
             }
-            Ok(Event::Signal(signal)) => pass_on(started, signal),
+            Ok(RunEvent::Signal(signal)) => pass_on(started, signal),
             Ok(_) => {}
             // The sender lives as long as the caller, so this does not happen.
             Err(_) => return exit::FAILURE,

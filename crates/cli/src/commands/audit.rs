@@ -27,14 +27,14 @@ const FOLLOW_PAUSE: Duration = Duration::from_millis(500);
 #[command(args_conflicts_with_subcommands = true)]
 pub struct AuditArgs {
     #[command(subcommand)]
-    what: Option<What>,
+    what: Option<AuditAction>,
     #[command(flatten)]
     lines: LinesArgs,
 }
 
 /// What else to do with the trail.
 #[derive(Subcommand, Clone, Debug)]
-enum What {
+enum AuditAction {
     Show(ShowArgs),
     /// Check that no line was changed, left out or put in (on the host, where the journal is)
     Verify(VerifyArgs),
@@ -72,8 +72,8 @@ struct LinesArgs {
 pub fn run(globals: &Globals, args: &AuditArgs) -> Result<u8, Failure> {
     match &args.what {
         None => lines(globals, &args.lines),
-        Some(What::Show(args)) => story(globals, &args.stranger),
-        Some(What::Verify(args)) => journal::check(globals, args.state_dir.as_deref()),
+        Some(AuditAction::Show(args)) => story(globals, &args.stranger),
+        Some(AuditAction::Verify(args)) => journal::check(globals, args.state_dir.as_deref()),
     }
 }
 

@@ -17,12 +17,12 @@ use sublet_wire::{Gpus, exit};
 #[derive(Args, Clone, Debug)]
 pub struct ConfigArgs {
     #[command(subcommand)]
-    what: What,
+    what: ConfigAction,
 }
 
 /// What to do with the configuration.
 #[derive(Subcommand, Clone, Debug)]
-enum What {
+enum ConfigAction {
     Check(CheckArgs),
 }
 
@@ -36,16 +36,16 @@ pub struct CheckArgs {
 
 /// What `--json` prints.
 #[derive(Serialize)]
-struct Shown {
+struct ConfigJson {
     file: Option<PathBuf>,
     ok: bool,
-    errors: Vec<Error>,
+    errors: Vec<ConfigErrorJson>,
     found: BTreeMap<&'static str, String>,
 }
 
 /// One error.
 #[derive(Serialize)]
-struct Error {
+struct ConfigErrorJson {
     line: Option<usize>,
     message: String,
     hint: Option<String>,
@@ -54,7 +54,7 @@ struct Error {
 /// Runs `sublet config`.
 pub fn run(globals: &Globals, args: &ConfigArgs) -> Result<u8, Failure> {
     match &args.what {
-        What::Check(args) => check(globals, args),
+        ConfigAction::Check(args) => check(globals, args),
     }
 }
 
@@ -94,13 +94,13 @@ fn tell(file: Option<&Path>, findings: &[Finding]) {
     }
 }
 
-fn shown(file: Option<PathBuf>, checked: Result<Vec<(&'static str, String)>, Vec<Finding>>) -> Shown {
+fn shown(file: Option<PathBuf>, checked: Result<Vec<(&'static str, String)>, Vec<Finding>>) -> ConfigJson {
     let (found, findings) = match checked {
         Ok(found) => (found.into_iter().collect(), Vec::new()),
         Err(findings) => (BTreeMap::new(), findings),
     };
-    let error = |finding: Finding| Error { line: finding.line, message: finding.message, hint: finding.hint };
-    Shown { file, ok: findings.is_empty(), errors: findings.into_iter().map(error).collect(), found }
+    let error = |finding: Finding| ConfigErrorJson { line: finding.line, message: finding.message, hint: finding.hint };
+    ConfigJson { file, ok: findings.is_empty(), errors: findings.into_iter().map(error).collect(), found }
 }
 
 fn table(found: &[(&'static str, String)]) -> String {

@@ -30,7 +30,7 @@ pub struct Check {
     /// What was checked.
     pub what: String,
     /// The result.
-    pub state: State,
+    pub state: CheckState,
     /// What the result means.
     pub sentence: String,
 }
@@ -38,7 +38,7 @@ pub struct Check {
 /// The result of one check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum State {
+pub enum CheckState {
     /// It works.
     Ok,
     /// It does not work, and a part of Sublet is lost without it.
@@ -48,7 +48,7 @@ pub enum State {
 }
 
 impl Check {
-    fn new(what: impl Into<String>, state: State, sentence: impl Into<String>) -> Check {
+    fn new(what: impl Into<String>, state: CheckState, sentence: impl Into<String>) -> Check {
         Check { what: what.into(), state, sentence: sentence.into() }
     }
 }
@@ -86,18 +86,18 @@ fn look(globals: &Globals) -> Findings {
             checks.push(answer(&client, daemon_pid));
             match client.get::<Gpus>("/v1/gpus") {
                 Ok(found) => gpus = Some(found),
-                Err(failure) => checks.push(Check::new("GPUs", State::Bad, failure.to_string())),
+                Err(failure) => checks.push(Check::new("GPUs", CheckState::Bad, failure.to_string())),
             }
         }
         Err(failure) => {
-            checks.push(Check::new("daemon", State::Bad, failure.to_string()));
+            checks.push(Check::new("daemon", CheckState::Bad, failure.to_string()));
             checks.extend(configuration());
         }
     }
     checks.extend(machine::checks(daemon_pid, gpus.as_ref().map(|gpus| gpus.kind.as_str())));
     if let Some(gpus) = &gpus {
         checks.extend(gpus.config_trouble.as_deref().map(refused_reload));
-        checks.extend(gpus.trouble.iter().map(|trouble| Check::new("GPUs", State::Bad, trouble.clone())));
+        checks.extend(gpus.trouble.iter().map(|trouble| Check::new("GPUs", CheckState::Bad, trouble.clone())));
         checks.push(parking(gpus.parking.as_ref(), shim::library().as_deref()));
         checks.extend(gpus.parking.as_ref().filter(|_| gpus.kind != "scripted").map(driver));
         checks.extend(gpus.gpus.iter().flat_map(|gpu| gpu::checks(gpu, gpus.parking.is_some())));
@@ -111,9 +111,9 @@ fn answer(client: &Client, pid: Option<u32>) -> Check {
     match client.get::<Health>("/readyz") {
         Ok(health) => {
             let at = client.place();
-            Check::new("daemon", State::Ok, format!("version {} answers at {at}{process}", health.version))
+            Check::new("daemon", CheckState::Ok, format!("version {} answers at {at}{process}", health.version))
         }
-        Err(failure) => Check::new("daemon", State::Bad, format!("not ready: {failure}")),
+        Err(failure) => Check::new("daemon", CheckState::Bad, format!("not ready: {failure}")),
     }
 }
 
@@ -122,7 +122,11 @@ fn configuration() -> Option<Check> {
     let file = place::config();
     let findings = daemon::check_config(file.as_deref()).err()?;
     let first = findings.first()?.located(file.as_deref());
-    Some(Check::new("configuration", State::Bad, format!("{first}\nhint: `sublet config check` lists every error")))
+    Some(Check::new(
+        "configuration",
+        CheckState::Bad,
+        format!("{first}\nhint: `sublet config check` lists every error"),
+    ))
 }
 
 fn refused_reload(trouble: &str) -> Check {
@@ -130,16 +134,20 @@ fn refused_reload(trouble: &str) -> Check {
         "the last reload was refused, and the configuration before it is still in use: {trouble}\n\
          hint: mend the file, try it with `sublet config check`, and reload again"
     );
-    Check::new("configuration", State::Less, text)
+    Check::new("configuration", CheckState::Less, text)
 }
 
 fn parking(parking: Option<&ParkingSpace>, library: Option<&Path>) -> Check {
     let Some(parking) = parking else {
-        return Check::new("parking", State::Less, "off: no program is parked, and a request waits until a lease ends");
+        return Check::new(
+            "parking",
+            CheckState::Less,
+            "off: no program is parked, and a request waits until a lease ends",
+        );
     };
     if library.is_none() {
         let why = "the library that parks programs is not beside `sublet`: programs run without it";
-        return Check::new("parking", State::Less, why);
+        return Check::new("parking", CheckState::Less, why);
     }
     let (ram, booked) = (size::show(parking.size_bytes), size::show(parking.booked_bytes));
     let ready = match parking.ready_bytes {
@@ -149,8 +157,8 @@ fn parking(parking: Option<&ParkingSpace>, library: Option<&Path>) -> Check {
     let text =
         format!("{ram} of host memory, {booked} booked{ready}; no larger lease can be parked; {}", parking.pages);
     match &parking.advice {
-        None => Check::new("parking", State::Ok, text),
-        Some(advice) => Check::new("parking", State::Less, format!("{text}\nhint: {advice}")),
+        None => Check::new("parking", CheckState::Ok, text),
+        Some(advice) => Check::new("parking", CheckState::Less, format!("{text}\nhint: {advice}")),
     }
 }
 
@@ -160,12 +168,12 @@ fn driver(parking: &ParkingSpace) -> Check {
     match parking.driver_limits.as_slice() {
         _ if !parking.by_driver => {
             let text = "programs without the library are not parked: `driver = \"off\"` in [preemption]";
-            Check::new("driver park", State::Less, text)
+            Check::new("driver park", CheckState::Less, text)
         }
-        [] => Check::new("driver park", State::Ok, text),
+        [] => Check::new("driver park", CheckState::Ok, text),
         limits => {
             let limits: Vec<String> = limits.iter().map(|limit| format!("\nbut: {limit}")).collect();
-            Check::new("driver park", State::Less, text + &limits.concat())
+            Check::new("driver park", CheckState::Less, text + &limits.concat())
         }
     }
 }
@@ -209,9 +217,9 @@ fn render(findings: &Findings, format: TextFormat) -> String {
     let mut text = String::new();
     for (gpus, what, check) in &lines {
         let (state, tone) = match check.state {
-            State::Ok => ("ok  ", Tone::Plain),
-            State::Less => ("less", Tone::Notable),
-            State::Bad => ("bad ", Tone::Wrong),
+            CheckState::Ok => ("ok  ", Tone::Plain),
+            CheckState::Less => ("less", Tone::Notable),
+            CheckState::Bad => ("bad ", Tone::Wrong),
         };
         let head = format!("{:<width$}  {state}  ", name(gpus, what));
         let indent = head.chars().count();
@@ -249,8 +257,8 @@ mod tests {
     #[test]
     fn findings_line_up_and_end_with_a_verdict() {
         let gpus = sample::gpus();
-        let mut checks = vec![Check::new("daemon", State::Ok, "version 0.1.0 answers at /run/sublet/sublet.sock")];
-        checks.push(Check::new("GPUs", State::Bad, "no answer\nhint: look at its log"));
+        let mut checks = vec![Check::new("daemon", CheckState::Ok, "version 0.1.0 answers at /run/sublet/sublet.sock")];
+        checks.push(Check::new("GPUs", CheckState::Bad, "no answer\nhint: look at its log"));
         checks.push(parking(gpus.parking.as_ref(), Some(Path::new("/lib"))));
         checks.extend(gpus.parking.as_ref().map(driver));
         checks.extend(gpus.gpus.iter().flat_map(|gpu| gpu::checks(gpu, true)));

@@ -3,15 +3,14 @@
 use crate::args::Globals;
 use crate::client::Client;
 use crate::completion;
-use crate::failure::{Failure, tell_hint};
-use crate::hold::ask::{TierArg, parse_size};
+use crate::failure::Failure;
 use crate::output;
 use crate::table::{Table, TextFormat, Tone, once, plain, wrapped};
 use crate::text;
 use clap::{Args, Subcommand, ValueEnum};
 use sublet_wire::{
-    AdoptRequest, Gpu, Gpus, Mode, ModeRequest, NextStep, Rule, RuleAction, RuleRequest, Tier, UnleasedProcess,
-    UnleasedProcesses, UnleasedStep, exit, size, span,
+    Gpu, Gpus, Mode, ModeRequest, NextStep, Rule, RuleAction, RuleRequest, Tier, UnleasedProcess, UnleasedProcesses,
+    UnleasedStep, exit, size, span,
 };
 
 /// See unleased processes, and choose what is done about them
@@ -19,7 +18,7 @@ use sublet_wire::{
 #[command(after_long_help = AFTER_HELP)]
 pub struct EnforceArgs {
     #[command(subcommand)]
-    what: What,
+    what: EnforceAction,
 }
 
 const AFTER_HELP: &str = "\
@@ -46,7 +45,7 @@ Examples:
 
 /// What to do.
 #[derive(Subcommand, Clone, Debug)]
-enum What {
+enum EnforceAction {
     /// Show processes on GPUs without a lease, the modes and the rules
     Status,
     Preview(PreviewArgs),
@@ -135,12 +134,12 @@ fn name(mode: Mode) -> &'static str {
 /// Runs `sublet enforce`.
 pub fn run(globals: &Globals, args: &EnforceArgs) -> Result<u8, Failure> {
     match &args.what {
-        What::Status => status(globals),
-        What::Preview(args) => preview(globals, args.mode),
-        What::Mode(args) => mode(globals, args),
-        What::Allow(args) => set_rule(globals, args, RuleAction::Allow),
-        What::Deny(args) => set_rule(globals, args, RuleAction::Deny),
-        What::Forget(args) => forget(globals, args),
+        EnforceAction::Status => status(globals),
+        EnforceAction::Preview(args) => preview(globals, args.mode),
+        EnforceAction::Mode(args) => mode(globals, args),
+        EnforceAction::Allow(args) => set_rule(globals, args, RuleAction::Allow),
+        EnforceAction::Deny(args) => set_rule(globals, args, RuleAction::Deny),
+        EnforceAction::Forget(args) => forget(globals, args),
     }
 }
 

@@ -14,12 +14,12 @@ use sublet_wire::{Gpu, GpuState, Gpus, Lease, Occupant, exit, size};
 #[derive(Args, Clone, Debug)]
 pub struct GpusArgs {
     #[command(subcommand)]
-    verb: Option<Verb>,
+    verb: Option<GpuVerb>,
 }
 
 /// What to do to a GPU.
 #[derive(Subcommand, Clone, Debug)]
-pub enum Verb {
+pub enum GpuVerb {
     /// Grant nothing new on a GPU; what is on it goes on (operators only)
     Drain {
         /// Index or UUID
@@ -40,8 +40,8 @@ pub fn run(globals: &Globals, args: &GpusArgs) -> Result<u8, Failure> {
     let gpus: Gpus = client.get("/v1/gpus")?;
     let (name, verb) = match &args.verb {
         None => return show(globals, &client, &gpus),
-        Some(Verb::Drain { gpu }) => (gpu, "drain"),
-        Some(Verb::Clear { gpu }) => (gpu, "clear"),
+        Some(GpuVerb::Drain { gpu }) => (gpu, "drain"),
+        Some(GpuVerb::Clear { gpu }) => (gpu, "clear"),
     };
     client.gpu(&find(&gpus, name)?.uuid, verb)?;
     let gpus: Gpus = client.get("/v1/gpus")?;

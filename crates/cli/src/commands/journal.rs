@@ -3,7 +3,7 @@
 use super::serve::no_home;
 use crate::args::Globals;
 use crate::client::Client;
-use crate::daemon::{self, Held, Verified};
+use crate::daemon::{self, JournalLease, Verified};
 use crate::failure::Failure;
 use crate::output;
 use crate::place;
@@ -20,7 +20,7 @@ use sublet_wire::exit;
 #[derive(Args, Clone, Debug)]
 pub struct JournalArgs {
     #[command(subcommand)]
-    verb: Verb,
+    verb: JournalVerb,
     /// The daemon's state directory, or a backup [default: as for `serve`]
     #[arg(long, global = true, value_name = "DIR")]
     state_dir: Option<PathBuf>,
@@ -28,7 +28,7 @@ pub struct JournalArgs {
 
 /// What to do with it.
 #[derive(Subcommand, Clone, Debug)]
-pub enum Verb {
+pub enum JournalVerb {
     /// Check the file, the hash chain, and that the lines in the log explain the state
     Verify,
     /// Copy it to a new file, whole and ready to be used
@@ -50,8 +50,8 @@ pub enum Verb {
 pub fn run(globals: &Globals, args: &JournalArgs) -> Result<u8, Failure> {
     let dir = place::state_dir(args.state_dir.as_deref()).ok_or_else(no_home)?;
     match &args.verb {
-        Verb::Verify => check(globals, args.state_dir.as_deref()),
-        Verb::Backup { to } => {
+        JournalVerb::Verify => check(globals, args.state_dir.as_deref()),
+        JournalVerb::Backup { to } => {
             daemon::backup(&dir, to)?;
             match globals.json {
                 true => output::json(&Copied::to(to))?,
@@ -59,8 +59,8 @@ pub fn run(globals: &Globals, args: &JournalArgs) -> Result<u8, Failure> {
             }
             Ok(exit::OK)
         }
-        Verb::Leases => leases(globals, &daemon::leases(&dir)?),
-        Verb::AcceptLoss => accept_loss(globals, args.state_dir.as_deref()),
+        JournalVerb::Leases => leases(globals, &daemon::leases(&dir)?),
+        JournalVerb::AcceptLoss => accept_loss(globals, args.state_dir.as_deref()),
     }
 }
 
@@ -140,13 +140,13 @@ impl Copied {
 
 /// What `--json` prints for the leases.
 #[derive(Serialize)]
-struct Rows<'a> {
-    leases: &'a [Held],
+struct JournalLeasesJson<'a> {
+    leases: &'a [JournalLease],
 }
 
-fn leases(globals: &Globals, leases: &[Held]) -> Result<u8, Failure> {
+fn leases(globals: &Globals, leases: &[JournalLease]) -> Result<u8, Failure> {
     if globals.json {
-        output::json(&Rows { leases })?;
+        output::json(&JournalLeasesJson { leases })?;
     } else if leases.is_empty() {
         eprintln!("no leases");
     } else {
@@ -155,7 +155,7 @@ fn leases(globals: &Globals, leases: &[Held]) -> Result<u8, Failure> {
     Ok(exit::OK)
 }
 
-fn list(leases: &[Held], format: TextFormat) -> String {
+fn list(leases: &[JournalLease], format: TextFormat) -> String {
     let mut table = Table::new(&["LEASE", "~TENANT", "~NAME", "STATE", "GPUS", ">VRAM", ">FENCE"]).drops(&["EPOCH"]);
     for lease in leases {
         let gpus: Vec<String> = lease.gpus.iter().map(u32::to_string).collect();
@@ -230,7 +230,7 @@ mod tests {
 
     #[test]
     fn rows_are_listed_as_they_are() {
-        let held = Held {
+        let held = JournalLease {
             id: "L7".into(),
             tenant: "uid:1000".into(),
             name: None,

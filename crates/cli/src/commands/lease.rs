@@ -10,7 +10,7 @@ use crate::hold::events;
 use crate::hold::outer::{self, EnvLease, NewLease, Outer, Start};
 use crate::hold::shell;
 use crate::hold::visible::Visible;
-use crate::hold::wait::{self, Outcome};
+use crate::hold::wait::{self, WaitOutcome};
 use crate::hold::{shim, soft};
 use crate::output::{self, say};
 use crate::text;
@@ -84,8 +84,8 @@ pub fn run(globals: &Globals, args: &LeaseArgs) -> Result<u8, Failure> {
     let ask = LeaseRequest { on, ..args.ask.ask(shell) };
     let lease =
         match obtain(globals, &client, ask, note.as_deref(), shell).map_err(|failure| visible.explain(failure))? {
-            Outcome::Granted(lease) => *lease,
-            Outcome::GivenUp(signal) => return Ok(by_signal(signal)),
+            WaitOutcome::Granted(lease) => *lease,
+            WaitOutcome::GivenUp(signal) => return Ok(by_signal(signal)),
         };
     if globals.json {
         output::json(&lease)?;
@@ -130,27 +130,27 @@ fn obtain(
     ask: LeaseRequest,
     note: Option<&str>,
     shell: Option<u32>,
-) -> Result<Outcome, Failure> {
+) -> Result<WaitOutcome, Failure> {
     match client.ask(&LeaseRequest { wait_s: Some(0), ..ask.clone() }) {
         Ok(lease) if lease.state == LeaseState::Active => {
             if !globals.json {
                 wait::say_granted_at_once(&lease);
             }
-            return Ok(Outcome::Granted(Box::new(lease)));
+            return Ok(WaitOutcome::Granted(Box::new(lease)));
         }
         Err(failure) if failure.code() != Some(Code::NoRoom) || ask.wait_s == Some(0) => return Err(failure),
         Ok(_) | Err(_) => {}
     }
     let Some(shell) = shell else { return queue(client, &ask, note) };
     let outcome = queue(client, &LeaseRequest { pid: Some(std::process::id()), ..ask }, note)?;
-    if let Outcome::Granted(lease) = &outcome {
+    if let WaitOutcome::Granted(lease) = &outcome {
         let bind = BindRequest { fence: lease.fence.unwrap_or(0), pid: shell };
         client.bind(&lease.id, &bind, RESTART).map_err(|error| client.failure(error))?;
     }
     Ok(outcome)
 }
 
-fn queue(client: &Client, ask: &LeaseRequest, note: Option<&str>) -> Result<Outcome, Failure> {
+fn queue(client: &Client, ask: &LeaseRequest, note: Option<&str>) -> Result<WaitOutcome, Failure> {
     let (sender, receiver) = events::listen()?;
     wait::obtain(client, ask, note, &sender, &receiver)
 }

@@ -1,12 +1,12 @@
 //! `sublet proxy`: a small proxy before a service. Requests that need the GPU pass only while the service has its GPUs.
 //!
 //! It runs as the user that started it, and knows no more than any client of the daemon. [`wake`] decides which
-//! requests need the GPU, and [`standing`] whether these may pass. They wait in [`desk`]. [`watch`] follows the leases,
+//! requests need the GPU, and [`leases`] whether these may pass. They wait in [`requests`]. [`watch`] follows the leases,
 //! and [`proxy`] passes requests on. The async runtime is started here, and for no other command.
 
-mod desk;
 mod forward;
-mod standing;
+mod leases;
+mod waiting;
 mod wake;
 mod watch;
 
@@ -18,10 +18,9 @@ use crate::failure::Failure;
 use crate::output;
 use crate::table::plain;
 use clap::Args;
-use desk::Desk;
-use forward::Way;
+use forward::ProxyRoute;
+use leases::ServiceLeases;
 use serde::Serialize;
-use standing::Standing;
 use std::fmt;
 use std::io;
 use std::str::FromStr;
@@ -30,8 +29,9 @@ use std::time::Duration;
 use sublet_wire::{Code, Lease, exit, span};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
+use waiting::WaitingRequests;
 use wake::{Pattern, WakeList};
-use watch::Watch;
+use watch::ProxyWatch;
 
 /// The longest time that a request may wait.
 const WAIT_MAX_S: u64 = 3_600;
@@ -201,8 +201,8 @@ async fn open(globals: &Globals, args: &ProxyArgs, meant: Meant) -> Result<u8, F
             .hint("let the service listen elsewhere, and name that place with `--to`"));
     }
     let of = plain(&meant.to_string());
-    let desk = Arc::new(Desk::new(Standing::of(&of), args.open_without_daemon));
-    Watch { desk: Arc::clone(&desk), globals: globals.clone(), meant }.begin();
+    let requests = Arc::new(WaitingRequests::new(ServiceLeases::of(&of), args.open_without_daemon));
+    ProxyWatch { requests: Arc::clone(&requests), globals: globals.clone(), meant }.begin();
     if globals.json {
         let wake = args.wake.iter().map(Pattern::to_string).collect();
         output::json_line(&Opened { listen, to: &args.to, of, wake, wait_s: args.wait })?;
@@ -210,8 +210,8 @@ async fn open(globals: &Globals, args: &ProxyArgs, meant: Meant) -> Result<u8, F
         let to = plain(&args.to);
         output::print(&format!("{listen} passes requests to {to}; those that need the GPU wait for {of}\n"))?;
     }
-    let way = Way {
-        desk,
+    let way = ProxyRoute {
+        requests,
         to: args.to.as_str().into(),
         wake: Arc::new(WakeList::new(args.wake.clone())),
         wait: Duration::from_secs(args.wait),

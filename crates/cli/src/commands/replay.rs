@@ -154,7 +154,7 @@ struct Speed {
 }
 
 #[derive(Serialize)]
-struct Told<'a> {
+struct ReplayJson<'a> {
     #[serde(flatten)]
     report: &'a ReplayReport,
     speed: &'a [Speed],
@@ -198,7 +198,7 @@ pub fn run(globals: &Globals, args: &ReplayArgs) -> Result<u8, Failure> {
         }
     }
     if globals.json {
-        output::json(&Told { report: &report, speed: &speed })?;
+        output::json(&ReplayJson { report: &report, speed: &speed })?;
     } else {
         output::print(&show::render(&report, &speed, TextFormat::of_stdout()))?;
     }

@@ -7,13 +7,13 @@ use crate::failure::{Failure, tell_hint};
 use crate::hold::ask::{AskArgs, typed_size};
 use crate::hold::child::{self, Started};
 use crate::hold::environment;
-use crate::hold::events::{self, Event, Signal};
+use crate::hold::events::{self, RunEvent, Signal};
 use crate::hold::leftover;
 use crate::hold::outer::{self, EnvLease, NewLease, Start};
 use crate::hold::stuck::Stuck;
 use crate::hold::visible::Visible;
-use crate::hold::wait::{self, Outcome};
-use crate::hold::watch::Watch;
+use crate::hold::wait::{self, WaitOutcome};
+use crate::hold::watch::CommandWatch;
 use crate::hold::{shim, soft};
 use crate::output::say;
 use clap::Args;
@@ -101,10 +101,10 @@ pub fn run(globals: &Globals, args: &RunArgs) -> Result<u8, Failure> {
         let outcome = wait::obtain(&client, &ask, note.as_deref(), &sender, &receiver)
             .map_err(|failure| visible.explain(failure))?;
         let lease = match outcome {
-            Outcome::Granted(lease) => *lease,
-            Outcome::GivenUp(signal) => return Ok(by_signal(signal)),
+            WaitOutcome::Granted(lease) => *lease,
+            WaitOutcome::GivenUp(signal) => return Ok(by_signal(signal)),
         };
-        let turn = Turn { client: &client, args, lease: &lease, visible: &visible, restarts };
+        let turn = LeaseRun { client: &client, args, lease: &lease, visible: &visible, restarts };
         let (code, preempted) = turn.run(&sender, &receiver)?;
         if !preempted || restarts == args.ask.requeue.unwrap_or(0) {
             return Ok(code);
@@ -145,7 +145,7 @@ fn begin(globals: &Globals, args: &RunArgs) -> Result<RunPlace, Failure> {
 }
 
 /// One run of the command on one lease.
-struct Turn<'a> {
+struct LeaseRun<'a> {
     client: &'a Client,
     args: &'a RunArgs,
     lease: &'a Lease,
@@ -154,14 +154,14 @@ struct Turn<'a> {
     restarts: u32,
 }
 
-impl Turn<'_> {
+impl LeaseRun<'_> {
     /// Runs the command to its end. Returns its exit code, and whether it was preempted.
-    fn run(&self, sender: &Sender<Event>, receiver: &Receiver<Event>) -> Result<(u8, bool), Failure> {
+    fn run(&self, sender: &Sender<RunEvent>, receiver: &Receiver<RunEvent>) -> Result<(u8, bool), Failure> {
         let (client, lease, ask) = (self.client, self.lease, &self.args.ask);
         let started = self.start().inspect_err(|_| drop(release(client, lease)))?;
         let mut watch = None;
         let mut end = supervise(client, started, lease, receiver, || {
-            watch = Some(Watch::begin(client, lease, started.pid(), ask.hooks(), sender));
+            watch = Some(CommandWatch::begin(client, lease, started.pid(), ask.hooks(), sender));
         });
         if let Some(watch) = &watch {
             watch.stop_hooks();
@@ -198,7 +198,7 @@ impl Turn<'_> {
 
     /// Whether the command was preempted and shall run again. It may have ended before the end of its lease was
     /// reported, so the daemon is asked.
-    fn was_preempted(&self, end: &mut End) -> bool {
+    fn was_preempted(&self, end: &mut CommandEnd) -> bool {
         if end.lost.is_none() {
             let now = self.client.lease(&self.lease.id, RELEASE_WITHIN).ok();
             end.lost = now.filter(|lease| lease.ended.is_some() || lease.ends_soon.is_some());
@@ -219,7 +219,7 @@ fn goes_again(lease: &Lease, code: u8, stopped: bool) -> bool {
 }
 
 /// How the command ended.
-struct End {
+struct CommandEnd {
     code: u8,
     /// Other processes of the command were still running.
     others: bool,
@@ -234,9 +234,9 @@ fn supervise(
     client: &Client,
     started: Started,
     lease: &Lease,
-    receiver: &Receiver<Event>,
+    receiver: &Receiver<RunEvent>,
     mut settled: impl FnMut(),
-) -> End {
+) -> CommandEnd {
     let (mut lost, mut stopped) = (None, false);
     let mut settles = Some(Instant::now() + SETTLE);
     let mut stuck = Stuck::default();
@@ -244,28 +244,28 @@ fn supervise(
         let next = settles.into_iter().chain(stuck.look_at()).min();
         let patience = next.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()));
         match receiver.recv_timeout(patience) {
-            Ok(Event::Signal(Signal { number: SIGCHLD, .. })) => {
+            Ok(RunEvent::Signal(Signal { number: SIGCHLD, .. })) => {
                 let reaped = started.reap();
                 if let Some(code) = reaped.command {
-                    return End { code, others: reaped.others, lost, stopped };
+                    return CommandEnd { code, others: reaped.others, lost, stopped };
                 }
             }
-            Ok(Event::Signal(signal)) => {
+            Ok(RunEvent::Signal(signal)) => {
                 stopped |= matches!(signal.number, SIGHUP | SIGINT | SIGQUIT | SIGTERM);
                 if signal.number == SIGTERM {
                     stuck.told_to_end();
                 }
                 pass_on(started, signal);
             }
-            Ok(Event::Told(told)) if told.id == lease.id && told.ended.is_some() => {
+            Ok(RunEvent::Told(told)) if told.id == lease.id && told.ended.is_some() => {
                 wait::say_lost(&told);
                 lost = Some(*told);
             }
-            Ok(Event::Told(told)) if told.id == lease.id && told.ends_soon.is_some() => wait::say_ends_soon(&told),
-            Ok(Event::Told(told)) if told.id == lease.id => wait::say_over(&told),
-            Ok(Event::Moved(state)) => stuck.moved(state),
+            Ok(RunEvent::Told(told)) if told.id == lease.id && told.ends_soon.is_some() => wait::say_ends_soon(&told),
+            Ok(RunEvent::Told(told)) if told.id == lease.id => wait::say_over(&told),
+            Ok(RunEvent::Moved(state)) => stuck.moved(state),
             // These are about an earlier lease of this command.
-            Ok(Event::Told(_) | Event::Silent | Event::Refused(_) | Event::Answered(_)) => {}
+            Ok(RunEvent::Told(_) | RunEvent::Silent | RunEvent::Refused(_) | RunEvent::Answered(_)) => {}
             Err(RecvTimeoutError::Timeout) => {
                 if settles.take_if(|at| *at <= Instant::now()).is_some() {
                     settled();
@@ -273,7 +273,9 @@ fn supervise(
                 stuck.look(client, &lease.id, started);
             }
             // The sender lives as long as this call, so this does not happen; the state of the command is unknown then.
-            Err(RecvTimeoutError::Disconnected) => return End { code: exit::FAILURE, others: true, lost, stopped },
+            Err(RecvTimeoutError::Disconnected) => {
+                return CommandEnd { code: exit::FAILURE, others: true, lost, stopped };
+            }
         }
     }
 }
@@ -289,10 +291,10 @@ pub fn pass_on(started: Started, signal: Signal) {
 }
 
 /// Gives processes that are about to end `LEFTOVER_GRACE` to do so. Returns whether all have ended.
-fn leave_behind(started: Started, receiver: &Receiver<Event>) -> bool {
+fn leave_behind(started: Started, receiver: &Receiver<RunEvent>) -> bool {
     let deadline = Instant::now() + LEFTOVER_GRACE;
     while let Ok(event) = receiver.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-        if matches!(event, Event::Signal(Signal { number: SIGCHLD, .. })) && !started.reap().others {
+        if matches!(event, RunEvent::Signal(Signal { number: SIGCHLD, .. })) && !started.reap().others {
             return true;
         }
     }

@@ -18,7 +18,7 @@ use clap::Args;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use steps::{Line, Steps};
+use steps::{SetupStep, Steps};
 use sublet_wire::exit;
 
 /// The configuration that is written if there is none: every key as a comment, at its default.
@@ -55,9 +55,9 @@ use the daemon. By default every local user may.";
 
 /// What `--json` prints.
 #[derive(Serialize)]
-struct Shown<'a> {
+struct SetupJson<'a> {
     dry_run: bool,
-    steps: &'a [Line],
+    steps: &'a [SetupStep],
     next: &'a [String],
 }
 
@@ -73,7 +73,7 @@ pub fn run(globals: &Globals, args: &SetupArgs) -> Result<u8, Failure> {
     let done = if args.remove { remove(&mut steps, args.purge) } else { put_in_place(&mut steps) };
     let next = done.as_ref().map_or(&[][..], Vec::as_slice);
     if globals.json {
-        output::json(&Shown { dry_run: args.dry_run, steps: steps.lines(), next })?;
+        output::json(&SetupJson { dry_run: args.dry_run, steps: steps.lines(), next })?;
     } else {
         let text: String = steps.lines().iter().map(|line| format!("{:<12} {}\n", line.did, line.what)).collect();
         output::print(&text)?;

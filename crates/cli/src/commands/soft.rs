@@ -22,7 +22,7 @@ use sublet_wire::{Gpus, exit};
 #[command(after_long_help = AFTER_HELP)]
 pub struct SoftArgs {
     #[command(subcommand)]
-    what: What,
+    what: SoftAction,
 }
 
 const AFTER_HELP: &str = "\
@@ -37,7 +37,7 @@ Examples:
 
 /// What to do with soft GPUs.
 #[derive(Subcommand, Clone, Debug)]
-enum What {
+enum SoftAction {
     Env(env::EnvArgs),
     Fault(fault::FaultArgs),
     Status(status::StatusArgs),
@@ -46,14 +46,14 @@ enum What {
 /// Runs `sublet soft`.
 pub fn run(globals: &Globals, args: &SoftArgs) -> Result<u8, Failure> {
     match &args.what {
-        What::Env(args) => env::run(globals, args),
-        What::Fault(args) => fault::run(globals, args),
-        What::Status(_) => status::run(globals),
+        SoftAction::Env(args) => env::run(globals, args),
+        SoftAction::Fault(args) => fault::run(globals, args),
+        SoftAction::Status(_) => status::run(globals),
     }
 }
 
 /// The result of a search for soft GPUs.
-enum Found {
+enum SoftGpuSearch {
     /// They are in this file.
     File(PathBuf),
     /// The daemon there has GPUs of another kind.
@@ -62,21 +62,21 @@ enum Found {
     Nobody(Failure),
 }
 
-fn find(globals: &Globals) -> Result<Found, Failure> {
+fn find(globals: &Globals) -> Result<SoftGpuSearch, Failure> {
     globals.must_be_local("soft GPUs are used on the host they are on", "run this there")?;
     let named = std::env::var_os(state::ENV).filter(|file| !file.is_empty() && globals.socket().is_none());
     if let Some(file) = named {
-        return Ok(Found::File(file.into()));
+        return Ok(SoftGpuSearch::File(file.into()));
     }
     let client = match Client::open(globals) {
         Ok(client) => client,
-        Err(failure) if failure.exit() == exit::NO_DAEMON => return Ok(Found::Nobody(failure)),
+        Err(failure) if failure.exit() == exit::NO_DAEMON => return Ok(SoftGpuSearch::Nobody(failure)),
         Err(failure) => return Err(failure),
     };
     let Gpus { kind, soft_state, .. } = client.get("/v1/gpus")?;
     Ok(match soft_state {
-        Some(file) => Found::File(file.into()),
-        None => Found::OtherKind { place: client.place(), kind },
+        Some(file) => SoftGpuSearch::File(file.into()),
+        None => SoftGpuSearch::OtherKind { place: client.place(), kind },
     })
 }
 
@@ -87,11 +87,11 @@ const START: &str =
 /// Opens the soft GPUs that the command is about.
 fn open(globals: &Globals) -> Result<SoftGpuState, Failure> {
     match find(globals)? {
-        Found::File(file) => open_file(&file),
-        Found::OtherKind { place, kind } => {
+        SoftGpuSearch::File(file) => open_file(&file),
+        SoftGpuSearch::OtherKind { place, kind } => {
             Err(Failure::usage(format!("the GPUs of the service at {place} are {kind}, not soft")).hint(START))
         }
-        Found::Nobody(failure) => {
+        SoftGpuSearch::Nobody(failure) => {
             Err(Failure::new(failure.exit(), format!("there are no soft GPUs: {}", failure.message())).hint(START))
         }
     }

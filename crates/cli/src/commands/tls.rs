@@ -21,12 +21,12 @@ use sublet_wire::exit;
 #[derive(Args, Clone, Debug)]
 pub struct TlsArgs {
     #[command(subcommand)]
-    what: What,
+    what: TlsAction,
 }
 
 /// What to do about certificates.
 #[derive(Subcommand, Clone, Debug)]
-enum What {
+enum TlsAction {
     Make(MakeArgs),
 }
 
@@ -61,7 +61,7 @@ Examples:
 
 /// What `--json` prints.
 #[derive(Serialize)]
-struct Made<'a> {
+struct NewCertificateJson<'a> {
     cert: &'a Path,
     key: &'a Path,
     hosts: &'a [String],
@@ -71,7 +71,7 @@ struct Made<'a> {
 /// Runs `sublet tls`.
 pub fn run(globals: &Globals, args: &TlsArgs) -> Result<u8, Failure> {
     match &args.what {
-        What::Make(args) => make(globals, args),
+        TlsAction::Make(args) => make(globals, args),
     }
 }
 
@@ -93,7 +93,12 @@ fn make(globals: &Globals, args: &MakeArgs) -> Result<u8, Failure> {
     write(&key, &key_pem, 0o600)?;
     write(&cert, &cert_pem, 0o644)?;
     if globals.json {
-        output::json(&Made { cert: &cert, key: &key, hosts: &args.hosts, valid_until: until.to_string() })?;
+        output::json(&NewCertificateJson {
+            cert: &cert,
+            key: &key,
+            hosts: &args.hosts,
+            valid_until: until.to_string(),
+        })?;
         return Ok(exit::OK);
     }
     output::print(&format!(

@@ -18,12 +18,12 @@ use sublet_wire::{TOKEN_PREFIX, Token, TokenRequest, Tokens, exit, size, span};
 #[derive(Args, Clone, Debug)]
 pub struct TokenArgs {
     #[command(subcommand)]
-    what: What,
+    what: TokenAction,
 }
 
 /// What to do with tokens.
 #[derive(Subcommand, Clone, Debug)]
-enum What {
+enum TokenAction {
     Create(CreateArgs),
     List(ListArgs),
     Revoke(RevokeArgs),
@@ -75,7 +75,7 @@ pub struct RevokeArgs {
 
 /// A new token, as `--json` prints it.
 #[derive(Serialize)]
-struct Made<'a> {
+struct NewTokenJson<'a> {
     secret: &'a str,
     #[serde(flatten)]
     token: &'a Token,
@@ -84,9 +84,9 @@ struct Made<'a> {
 /// Runs `sublet token`.
 pub fn run(globals: &Globals, args: &TokenArgs) -> Result<u8, Failure> {
     match &args.what {
-        What::Create(args) => create(globals, args),
-        What::List(_) => list(globals),
-        What::Revoke(args) => revoke(globals, args),
+        TokenAction::Create(args) => create(globals, args),
+        TokenAction::List(_) => list(globals),
+        TokenAction::Revoke(args) => revoke(globals, args),
     }
 }
 
@@ -103,7 +103,7 @@ fn create(globals: &Globals, args: &CreateArgs) -> Result<u8, Failure> {
         expires_in_s: args.expires,
     })?;
     if globals.json {
-        output::json(&Made { secret: &secret, token: &token })?;
+        output::json(&NewTokenJson { secret: &secret, token: &token })?;
         return Ok(exit::OK);
     }
     output::print(&format!("{secret}\n"))?;

@@ -18,7 +18,7 @@ use crate::text;
 use clap::Args;
 pub use folder::sublet;
 use folder::{First, Folder, is_wrapper, same};
-use recipe::{Found, Recipe};
+use recipe::{Recipe, RecipeFile};
 use serde::Serialize;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -63,7 +63,7 @@ Examples:
 
 /// A wrapper, as `--json` prints it.
 #[derive(Serialize)]
-struct Shown {
+struct WrapperJson {
     name: String,
     file: PathBuf,
     /// Null if the file was changed by hand or written by another release.
@@ -81,13 +81,13 @@ struct Shown {
 struct Listed {
     dir: PathBuf,
     on_path: bool,
-    wrappers: Vec<Shown>,
+    wrappers: Vec<WrapperJson>,
 }
 
 #[derive(Serialize)]
 struct Wrote<'a> {
     #[serde(flatten)]
-    shown: Shown,
+    shown: WrapperJson,
     script: &'a str,
     written: bool,
 }
@@ -147,7 +147,7 @@ fn wrap(globals: &Globals, args: &WrapArgs, folder: &Folder, tool: &str) -> Resu
         folder.put(&name, &script)?;
     }
     if globals.json {
-        let shown = shown(folder, name, Found::Wrapper(recipe));
+        let shown = shown(folder, name, RecipeFile::Wrapper(recipe));
         output::json_line(&Wrote { shown, script: &script, written: !args.dry_run })?;
         return Ok(None);
     }
@@ -183,7 +183,8 @@ fn remove(globals: &Globals, args: &WrapArgs, folder: &Folder, tool: &str) -> Re
 }
 
 fn list(globals: &Globals, folder: &Folder) -> Result<u8, Failure> {
-    let wrappers: Vec<Shown> = folder.all()?.into_iter().map(|(name, found)| shown(folder, name, found)).collect();
+    let wrappers: Vec<WrapperJson> =
+        folder.all()?.into_iter().map(|(name, found)| shown(folder, name, found)).collect();
     if globals.json {
         output::json(&Listed { dir: folder.path().to_owned(), on_path: folder.is_on_path(), wrappers })?;
     } else if wrappers.is_empty() {
@@ -197,13 +198,13 @@ fn list(globals: &Globals, folder: &Folder) -> Result<u8, Failure> {
     Ok(exit::OK)
 }
 
-fn shown(folder: &Folder, name: String, found: Found) -> Shown {
+fn shown(folder: &Folder, name: String, found: RecipeFile) -> WrapperJson {
     let first = folder.first(&name);
     let (tool, options) = match found {
-        Found::Wrapper(recipe) => (Some(recipe.tool), recipe.options),
-        Found::Changed | Found::Foreign => (None, Vec::new()),
+        RecipeFile::Wrapper(recipe) => (Some(recipe.tool), recipe.options),
+        RecipeFile::Changed | RecipeFile::Foreign => (None, Vec::new()),
     };
-    Shown {
+    WrapperJson {
         file: folder.file(&name),
         tool_gone: tool.as_ref().is_some_and(|tool| child::find(OsStr::new(tool)).is_err()),
         tool,
@@ -218,7 +219,7 @@ fn shown(folder: &Folder, name: String, found: Found) -> Shown {
     }
 }
 
-fn table(wrappers: &[Shown], format: TextFormat) -> String {
+fn table(wrappers: &[WrapperJson], format: TextFormat) -> String {
     let mut table = Table::new(&["TOOL", "~RUNS", "~OPTIONS", "STATE"]);
     let mut reasons = Vec::new();
     for wrapper in wrappers {
@@ -243,7 +244,7 @@ fn table(wrappers: &[Shown], format: TextFormat) -> String {
 }
 
 /// The state of a wrapper, and why it is not in use.
-fn state(wrapper: &Shown) -> (&'static str, Option<String>) {
+fn state(wrapper: &WrapperJson) -> (&'static str, Option<String>) {
     match (&wrapper.tool, &wrapper.path_finds) {
         (None, _) => ("unknown", Some("it was changed by hand, or is of another release; wrap it anew".to_owned())),
         (Some(_), _) if wrapper.tool_gone => {

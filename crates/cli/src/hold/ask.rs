@@ -3,7 +3,7 @@
 use super::hook::{Hook, WITHIN_S};
 use super::notice;
 use super::outer::NewLease;
-use super::watch::Hooks;
+use super::watch::LeaseHooks;
 use crate::completion;
 use crate::failure::Failure;
 use clap::{Args, ValueEnum};
@@ -255,8 +255,8 @@ impl AskArgs {
     }
 
     /// The hooks that the wrapper runs when the GPUs are needed; `None` without `--on-park`.
-    pub fn hooks(&self) -> Option<Hooks> {
-        Some(Hooks {
+    pub fn hooks(&self) -> Option<LeaseHooks> {
+        Some(LeaseHooks {
             on_park: self.on_park.clone()?,
             on_resume: self.on_resume.clone(),
             within: Duration::from_secs(self.hook_timeout.unwrap_or(WITHIN_S)),
@@ -384,13 +384,13 @@ mod tests {
     use clap::Parser;
 
     #[derive(Parser)]
-    struct Line {
+    struct ProgressLine {
         #[command(flatten)]
         ask: AskArgs,
     }
 
     fn words(line: &str) -> String {
-        let line = Line::try_parse_from(["x"].into_iter().chain(line.split_whitespace())).unwrap();
+        let line = ProgressLine::try_parse_from(["x"].into_iter().chain(line.split_whitespace())).unwrap();
         line.ask.words().join(" ")
     }
 
@@ -411,7 +411,7 @@ mod tests {
     #[test]
     fn hooks_stay_as_they_were_typed() {
         let typed = ["--on-park", "curl -X POST 'http://x/y z'", "--on-resume", "unix:/s wake", "--hook-timeout", "5s"];
-        let line = Line::try_parse_from(["x"].into_iter().chain(typed)).unwrap();
+        let line = ProgressLine::try_parse_from(["x"].into_iter().chain(typed)).unwrap();
         assert_eq!(line.ask.words(), typed);
         assert_eq!(line.ask.hooks().map(|hooks| hooks.within), Some(Duration::from_secs(5)));
         assert!(line.ask.ask(None).has_hook);
@@ -431,7 +431,7 @@ mod tests {
             &["--requeue=many"],
             &["--signal", "KILL"],
         ] {
-            assert!(Line::try_parse_from(["x"].iter().chain(line)).is_err(), "{line:?}");
+            assert!(ProgressLine::try_parse_from(["x"].iter().chain(line)).is_err(), "{line:?}");
         }
     }
 }

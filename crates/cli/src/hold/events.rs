@@ -29,7 +29,7 @@ const REAL_TIME: std::ops::RangeInclusive<i32> = 34..=64;
 
 /// One event.
 #[derive(Debug)]
-pub enum Event {
+pub enum RunEvent {
     /// A signal came.
     Signal(Signal),
     /// The daemon's answer to a request.
@@ -66,7 +66,7 @@ fn leads_session() -> bool {
 }
 
 /// Starts to receive signals.
-pub fn listen() -> Result<(Sender<Event>, Receiver<Event>), Failure> {
+pub fn listen() -> Result<(Sender<RunEvent>, Receiver<RunEvent>), Failure> {
     let (sender, receiver) = channel();
     let ignored = ignored_signals();
     let wanted = PASSED_ON.into_iter().chain(REAL_TIME).filter(|n| !is_in(ignored, *n)).chain([SIGCHLD]);
@@ -75,7 +75,7 @@ pub fn listen() -> Result<(Sender<Event>, Receiver<Event>), Failure> {
     let tell = move |mut signals: SignalsInfo<WithOrigin>| {
         for origin in signals.forever() {
             // No receiver is left: the program is about to exit.
-            if to.send(Event::Signal(Signal::from(origin))).is_err() {
+            if to.send(RunEvent::Signal(Signal::from(origin))).is_err() {
                 return;
             }
         }

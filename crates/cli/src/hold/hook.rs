@@ -33,18 +33,18 @@ const HINT: &str = "write `POST http://localhost:8000/sleep`, `unix:/run/me.sock
 
 /// When a hook runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Moment {
+pub enum HookMoment {
     /// The GPUs are needed.
     Park,
     /// The GPUs are available again.
     Resume,
 }
 
-impl fmt::Display for Moment {
+impl fmt::Display for HookMoment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Moment::Park => "park",
-            Moment::Resume => "resume",
+            HookMoment::Park => "park",
+            HookMoment::Resume => "resume",
         })
     }
 }
@@ -54,11 +54,11 @@ impl fmt::Display for Moment {
 pub struct Hook {
     /// The text as it was typed.
     text: String,
-    kind: Kind,
+    kind: HookAction,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Kind {
+enum HookAction {
     Http { method: &'static str, authority: String, target: String, body: Option<String> },
     Socket { path: PathBuf, message: String },
     Command,
@@ -78,7 +78,7 @@ impl FromStr for Hook {
     }
 }
 
-fn read(text: &str) -> Result<Kind, String> {
+fn read(text: &str) -> Result<HookAction, String> {
     let (first, rest) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
     let rest = rest.trim();
     let method = ["GET", "POST", "PUT"].into_iter().find(|method| *method == first);
@@ -90,7 +90,7 @@ fn read(text: &str) -> Result<Kind, String> {
             (false, _) => Err(format!("`{path}` is not the whole path of a socket")),
             (true, true) => Err("nothing is said to the socket".to_owned()),
             (true, false) if rest.contains(['\n', '\r']) => Err("only one line is said to a socket".to_owned()),
-            (true, false) => Ok(Kind::Socket { path: path.into(), message: rest.to_owned() }),
+            (true, false) => Ok(HookAction::Socket { path: path.into(), message: rest.to_owned() }),
         };
     }
     if first.starts_with("http://") || first.starts_with("https://") {
@@ -98,11 +98,11 @@ fn read(text: &str) -> Result<Kind, String> {
     }
     match text.is_empty() || text.contains('\0') {
         true => Err("the hook is empty".to_owned()),
-        false => Ok(Kind::Command),
+        false => Ok(HookAction::Command),
     }
 }
 
-fn read_request(method: &'static str, rest: &str) -> Result<Kind, String> {
+fn read_request(method: &'static str, rest: &str) -> Result<HookAction, String> {
     let (url, body) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
     let Some(place) = url.strip_prefix("http://") else {
         return Err(match url.starts_with("https://") {
@@ -127,14 +127,14 @@ fn read_request(method: &'static str, rest: &str) -> Result<Kind, String> {
     }
     let target = if target.starts_with('/') { target.to_owned() } else { format!("/{target}") };
     let authority = if port.is_some() { authority.to_owned() } else { format!("{authority}:80") };
-    Ok(Kind::Http { method, authority, target, body: (!body.is_empty()).then(|| body.to_owned()) })
+    Ok(HookAction::Http { method, authority, target, body: (!body.is_empty()).then(|| body.to_owned()) })
 }
 
 impl Hook {
     /// Runs the hook for at most `within`. The variables are for a command.
     pub fn run(&self, variables: &[(&str, String)], within: Duration) -> Result<(), String> {
         let deadline = Instant::now() + within;
-        if self.kind == Kind::Command {
+        if self.kind == HookAction::Command {
             return command::run(&self.text, variables, within);
         }
         // This runs on its own thread, because a name lookup, or a socket with a full backlog, cannot be bounded.
@@ -149,21 +149,21 @@ impl Hook {
     }
 }
 
-impl Kind {
+impl HookAction {
     fn ask(&self, deadline: Instant) -> Result<(), String> {
         match self {
-            Kind::Http { method, authority, target, body } => {
+            HookAction::Http { method, authority, target, body } => {
                 let body = body.as_deref().map(str::as_bytes);
                 let request = Request { method, target, host: Some(authority), token: None, key: None, body };
                 let status = connect(authority, deadline)
-                    .and_then(|stream| http::status(&mut Timely { stream, deadline }, &request))
+                    .and_then(|stream| http::status(&mut DeadlineStream { stream, deadline }, &request))
                     .map_err(|error| format!("{method} {target} at {authority}: {}", said(&error)))?;
                 match status {
                     200..300 => Ok(()),
                     status => Err(format!("{method} {target} was answered {status}")),
                 }
             }
-            Kind::Socket { path, message } => {
+            HookAction::Socket { path, message } => {
                 let answer =
                     tell(path, message, deadline).map_err(|error| format!("{}: {}", path.display(), said(&error)))?;
                 let answer = answer.trim();
@@ -174,7 +174,7 @@ impl Kind {
                     }
                 }
             }
-            Kind::Command => Ok(()),
+            HookAction::Command => Ok(()),
         }
     }
 }
@@ -204,7 +204,7 @@ fn connect(authority: &str, deadline: Instant) -> io::Result<TcpStream> {
 
 /// Writes one line and reads one line back.
 fn tell(path: &PathBuf, message: &str, deadline: Instant) -> io::Result<String> {
-    let mut stream = Timely { stream: UnixStream::connect(path)?, deadline };
+    let mut stream = DeadlineStream { stream: UnixStream::connect(path)?, deadline };
     stream.write_all(format!("{message}\n").as_bytes())?;
     let (mut line, mut piece) = (Vec::new(), [0; 4096]);
     while line.len() < LINE_MAX && !line.contains(&b'\n') {
@@ -227,7 +227,7 @@ fn left(deadline: Instant) -> io::Result<Duration> {
 }
 
 /// A stream with one deadline for all reads and writes, even if the peer sends single bytes.
-struct Timely<S> {
+struct DeadlineStream<S> {
     stream: S,
     deadline: Instant,
 }
@@ -252,14 +252,14 @@ impl Bounded for UnixStream {
     }
 }
 
-impl<S: Bounded> Read for Timely<S> {
+impl<S: Bounded> Read for DeadlineStream<S> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         self.stream.bound(left(self.deadline)?)?;
         self.stream.read(into)
     }
 }
 
-impl<S: Bounded> Write for Timely<S> {
+impl<S: Bounded> Write for DeadlineStream<S> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.stream.bound(left(self.deadline)?)?;
         self.stream.write(bytes)

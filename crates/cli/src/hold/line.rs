@@ -11,7 +11,7 @@ use sublet_wire::Lease;
 
 /// The progress of a wait, as text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Said {
+pub struct ProgressText {
     /// The lease and its queue position, which change often.
     pub now: String,
     /// The reason for the wait.
@@ -20,14 +20,14 @@ pub struct Said {
     news: String,
 }
 
-impl Said {
+impl ProgressText {
     /// A progress without a reason.
-    pub fn plainly(now: String) -> Said {
-        Said { news: now.clone(), now, why: String::new() }
+    pub fn plainly(now: String) -> ProgressText {
+        ProgressText { news: now.clone(), now, why: String::new() }
     }
 }
 
-impl fmt::Display for Said {
+impl fmt::Display for ProgressText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.now)?;
         if self.why.is_empty() { Ok(()) } else { write!(f, ": {}", self.why) }
@@ -36,15 +36,15 @@ impl fmt::Display for Said {
 
 /// The last printed progress, and whether stderr is a terminal.
 #[derive(Debug)]
-pub struct Line {
+pub struct ProgressLine {
     on_terminal: bool,
-    last: Option<Said>,
+    last: Option<ProgressText>,
 }
 
-impl Line {
+impl ProgressLine {
     /// Nothing printed yet.
-    pub fn new() -> Line {
-        Line { on_terminal: io::stderr().is_terminal(), last: None }
+    pub fn new() -> ProgressLine {
+        ProgressLine { on_terminal: io::stderr().is_terminal(), last: None }
     }
 
     /// Whether stderr is a terminal.
@@ -53,11 +53,11 @@ impl Line {
     }
 
     /// Prints this progress.
-    pub fn set(&mut self, said: Said) {
+    pub fn set(&mut self, said: ProgressText) {
         draw(&self.render(said, columns()));
     }
 
-    fn render(&mut self, said: Said, columns: usize) -> String {
+    fn render(&mut self, said: ProgressText, columns: usize) -> String {
         let last = self.last.take().unwrap_or_default();
         let text = match (self.on_terminal, said.why.is_empty()) {
             (true, false) if said.why != last.why => {
@@ -82,12 +82,12 @@ impl Line {
 }
 
 /// The progress of a waiter.
-pub fn waiting(lease: &Lease) -> Said {
-    let Some(waiting) = &lease.waiting else { return Said::plainly(format!("{} waits", lease.id)) };
+pub fn waiting(lease: &Lease) -> ProgressText {
+    let Some(waiting) = &lease.waiting else { return ProgressText::plainly(format!("{} waits", lease.id)) };
     let at_least = if waiting.place_exact { "" } else { "at least " };
     let start = text::start(waiting);
     let why = plain(&waiting.why);
-    Said {
+    ProgressText {
         now: format!("{} waits, {at_least}place {}, {start}", lease.id, waiting.place),
         news: format!("{} {why}", waiting.place),
         why,
@@ -120,14 +120,14 @@ mod tests {
     use expect_test::expect;
 
     /// The output for these, one after the other.
-    fn drawn(on_terminal: bool, columns: usize, all: &[Said]) -> String {
-        let mut line = Line { on_terminal, last: None };
+    fn drawn(on_terminal: bool, columns: usize, all: &[ProgressText]) -> String {
+        let mut line = ProgressLine { on_terminal, last: None };
         let drawn: String = all.iter().map(|said| line.render(said.clone(), columns)).collect();
         drawn.replace('\x1b', "ESC").replace('\r', "CR")
     }
 
     /// A wait that begins, gets a new estimate, and then another reason.
-    fn story() -> [Said; 3] {
+    fn story() -> [ProgressText; 3] {
         let mut lease = sample::waiting();
         let first = waiting(&lease);
         if let Some(waiting) = &mut lease.waiting {
@@ -157,7 +157,7 @@ mod tests {
             L8 waits, place 2, expected in about 40 …CRESC[KL8 waits, at least place 2, when it star…CRESC[KGPU 0 has 7.7 GiB free, 16 GiB are needed
             L8 waits, at least place 2, when it star…"#]]
         .assert_eq(&drawn(true, 42, &story()));
-        let silent = Said::plainly("L8 waits; no daemon answers now, still trying".into());
+        let silent = ProgressText::plainly("L8 waits; no daemon answers now, still trying".into());
         assert_eq!(drawn(false, 80, &[silent.clone(), silent.clone()]), format!("{}\n", silent.now), "once");
     }
 

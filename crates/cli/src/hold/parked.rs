@@ -26,13 +26,13 @@ const LATER: Duration = Duration::from_secs(600);
 /// The park of a lease, and what was printed about it.
 #[derive(Debug, Default)]
 pub struct ParkLines {
-    away: Option<Away>,
+    away: Option<LongPark>,
     told: u32,
     last_told: Option<Instant>,
 }
 
 #[derive(Debug)]
-struct Away {
+struct LongPark {
     since: Instant,
     line: ParkLine,
     /// Since when the lease waits for its GPUs, if it does, and whether that was printed.
@@ -51,12 +51,12 @@ enum ParkLine {
 
 /// A line, and a hint how to act on it.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Said {
+pub struct ParkNotice {
     line: String,
     hint: Option<String>,
 }
 
-impl Said {
+impl ParkNotice {
     pub fn print(&self) {
         say!("{}", self.line);
         self.hint.iter().for_each(|hint| tell_hint(hint));
@@ -78,15 +78,18 @@ impl ParkLines {
     }
 
     /// The line to print about the present state of the lease, if any.
-    pub fn see(&mut self, lease: &Lease, now: Instant) -> Option<Said> {
+    pub fn see(&mut self, lease: &Lease, now: Instant) -> Option<ParkNotice> {
         let is_away = matches!(lease.state, LeaseState::Parking | LeaseState::Parked | LeaseState::Resuming);
         if !is_away || lease.method == Some(ParkMethod::Hook) {
-            let is_told = |away: &Away| away.line == ParkLine::Told && lease.state == LeaseState::Active;
+            let is_told = |away: &LongPark| away.line == ParkLine::Told && lease.state == LeaseState::Active;
             let away = self.away.take().filter(is_told)?;
             let after = span::show(now.duration_since(away.since).as_secs_f64());
-            return Some(Said { line: format!("{} is back on {} after {after}", lease.id, gpus(lease)), hint: None });
+            return Some(ParkNotice {
+                line: format!("{} is back on {} after {after}", lease.id, gpus(lease)),
+                hint: None,
+            });
         }
-        let away = self.away.get_or_insert(Away { since: now, line: ParkLine::Pending, waits: None });
+        let away = self.away.get_or_insert(LongPark { since: now, line: ParkLine::Pending, waits: None });
         if lease.waiting.is_some() {
             away.waits.get_or_insert((now, false));
         }
@@ -109,23 +112,26 @@ impl ParkLines {
         let why = lease.parked.as_ref().map(|parked| plain(&parked.why)).filter(|why| !why.is_empty());
         let why = why.map_or_else(String::new, |why| format!(": {why}"));
         let id = &lease.id;
-        Some(Said {
+        Some(ParkNotice {
             line: format!("{id} is parked{why}"),
             hint: Some(format!("`sublet resume {id}` asks for it back now, `sublet stop {id}` ends it")),
         })
     }
 }
 
-impl Away {
+impl LongPark {
     /// The line for a parked program that was idle, is used again, and waits for more than `MOMENT`.
-    fn wait_line(&mut self, lease: &Lease, now: Instant) -> Option<Said> {
+    fn wait_line(&mut self, lease: &Lease, now: Instant) -> Option<ParkNotice> {
         let waiting = lease.waiting.as_ref()?;
         let (since, is_told) = self.waits?;
         if is_told || now.duration_since(since) < MOMENT {
             return None;
         }
         self.waits = Some((since, true));
-        Some(Said { line: format!("{} waits for {}: {}", lease.id, gpus(lease), plain(&waiting.why)), hint: None })
+        Some(ParkNotice {
+            line: format!("{} waits for {}: {}", lease.id, gpus(lease), plain(&waiting.why)),
+            hint: None,
+        })
     }
 }
 

@@ -13,9 +13,9 @@
 //! before the answer has no lease id to give back. But a request that names a waiting process ends with that process.
 //! For a request that names none, the answer is awaited, and the lease is given back.
 
-use super::events::{Event, Signal};
-use super::line::{self, Line, Said};
-use crate::client::{CallError, Client, Until};
+use super::events::{RunEvent, Signal};
+use super::line::{self, ProgressLine, ProgressText};
+use crate::client::{CallError, Client, PollUntil};
 use crate::failure::{Failure, tell_hint};
 use crate::output::say;
 use crate::table::plain;
@@ -37,7 +37,7 @@ const GIVE_UP_WITHIN: Duration = Duration::from_secs(2);
 
 /// How a wait ended.
 #[derive(Debug)]
-pub enum Outcome {
+pub enum WaitOutcome {
     /// The lease is active.
     Granted(Box<Lease>),
     /// A signal ended the wait, and the queue position is given up.
@@ -49,16 +49,16 @@ pub fn obtain(
     client: &Client,
     ask: &LeaseRequest,
     note: Option<&str>,
-    sender: &Sender<Event>,
-    receiver: &Receiver<Event>,
-) -> Result<Outcome, Failure> {
+    sender: &Sender<RunEvent>,
+    receiver: &Receiver<RunEvent>,
+) -> Result<WaitOutcome, Failure> {
     let lease = match answer(client, ask, sender, receiver)? {
-        Answer::Given(lease) => *lease,
-        Answer::GivenUp(signal) => return Ok(Outcome::GivenUp(signal)),
+        RequestAnswer::Given(lease) => *lease,
+        RequestAnswer::GivenUp(signal) => return Ok(WaitOutcome::GivenUp(signal)),
     };
     if lease.state != LeaseState::Waiting {
         let outcome = settled(lease)?;
-        if let Outcome::Granted(granted) = &outcome {
+        if let WaitOutcome::Granted(granted) = &outcome {
             say_granted_at_once(granted);
         }
         return Ok(outcome);
@@ -66,19 +66,19 @@ pub fn obtain(
     if let Some(note) = note {
         say!("{note}");
     }
-    let mut line = Line::new();
+    let mut line = ProgressLine::new();
     show(&mut line, &lease);
     poll(client, &lease.id, line.is_watched(), sender);
     let outcome = follow(client, &lease.id, &mut line, receiver);
     line.clear();
-    if let Ok(Outcome::Granted(granted)) = &outcome {
+    if let Ok(WaitOutcome::Granted(granted)) = &outcome {
         say_granted(granted);
     }
     outcome
 }
 
 /// The answer to a request.
-enum Answer {
+enum RequestAnswer {
     Given(Box<Lease>),
     GivenUp(Signal),
 }
@@ -87,35 +87,37 @@ enum Answer {
 fn answer(
     client: &Client,
     ask: &LeaseRequest,
-    sender: &Sender<Event>,
-    receiver: &Receiver<Event>,
-) -> Result<Answer, Failure> {
+    sender: &Sender<RunEvent>,
+    receiver: &Receiver<RunEvent>,
+) -> Result<RequestAnswer, Failure> {
     let (asker, wish, to) = (client.clone(), ask.clone(), sender.clone());
     // The send fails if no receiver is left: the program is about to exit then.
-    thread::spawn(move || drop(to.send(Event::Answered(Box::new(asker.ask(&wish))))));
+    thread::spawn(move || drop(to.send(RunEvent::Answered(Box::new(asker.ask(&wish))))));
     let mut given_up = None;
     for event in receiver {
         match event {
-            Event::Answered(answer) => {
+            RunEvent::Answered(answer) => {
                 return match (given_up, (*answer).map(Box::new)) {
-                    (None, answer) => answer.map(Answer::Given),
-                    (Some(signal), Ok(lease)) => give_up(client, &lease.id, signal).map(|_| Answer::GivenUp(signal)),
-                    (Some(signal), Err(_)) => Ok(Answer::GivenUp(signal)),
+                    (None, answer) => answer.map(RequestAnswer::Given),
+                    (Some(signal), Ok(lease)) => {
+                        give_up(client, &lease.id, signal).map(|_| RequestAnswer::GivenUp(signal))
+                    }
+                    (Some(signal), Err(_)) => Ok(RequestAnswer::GivenUp(signal)),
                 };
             }
-            Event::Signal(signal) if ends_the_wait(signal) && ask.pid.is_none() && given_up.is_none() => {
+            RunEvent::Signal(signal) if ends_the_wait(signal) && ask.pid.is_none() && given_up.is_none() => {
                 say!("no daemon has answered yet; the request is withdrawn as soon as one does");
                 tell_hint("press Ctrl-C again to leave without waiting for that");
                 given_up = Some(signal);
             }
-            Event::Signal(signal) if ends_the_wait(signal) => {
+            RunEvent::Signal(signal) if ends_the_wait(signal) => {
                 let ends = if ask.pid.is_some() { "with its process" } else { "unused, after a while" };
                 say!("no daemon has answered yet; the request ends {ends}");
-                return Ok(Answer::GivenUp(signal));
+                return Ok(RequestAnswer::GivenUp(signal));
             }
-            Event::Signal(Signal { number: SIGTSTP, .. }) => super::child::stop_oneself(),
+            RunEvent::Signal(Signal { number: SIGTSTP, .. }) => super::child::stop_oneself(),
             // These are about an earlier lease.
-            Event::Signal(_) | Event::Told(_) | Event::Moved(_) | Event::Silent | Event::Refused(_) => {}
+            RunEvent::Signal(_) | RunEvent::Told(_) | RunEvent::Moved(_) | RunEvent::Silent | RunEvent::Refused(_) => {}
         }
     }
     Err(Failure::new(exit::FAILURE, "the request was not answered: its connection to the daemon is gone"))
@@ -128,27 +130,34 @@ fn ends_the_wait(signal: Signal) -> bool {
 }
 
 /// Handles events until the wait is over.
-fn follow(client: &Client, id: &str, line: &mut Line, receiver: &Receiver<Event>) -> Result<Outcome, Failure> {
+fn follow(
+    client: &Client,
+    id: &str,
+    line: &mut ProgressLine,
+    receiver: &Receiver<RunEvent>,
+) -> Result<WaitOutcome, Failure> {
     for event in receiver {
         match event {
             // This is about an earlier lease.
-            Event::Told(lease) if lease.id != id => {}
-            Event::Told(lease) if lease.state == LeaseState::Waiting => show(line, &lease),
-            Event::Told(lease) => return settled(*lease),
-            Event::Silent => line.set(Said::plainly(format!("{id} waits; no daemon answers now, still trying"))),
-            Event::Refused(failure) => return Err(failure),
-            Event::Signal(signal) if ends_the_wait(signal) => {
+            RunEvent::Told(lease) if lease.id != id => {}
+            RunEvent::Told(lease) if lease.state == LeaseState::Waiting => show(line, &lease),
+            RunEvent::Told(lease) => return settled(*lease),
+            RunEvent::Silent => {
+                line.set(ProgressText::plainly(format!("{id} waits; no daemon answers now, still trying")))
+            }
+            RunEvent::Refused(failure) => return Err(failure),
+            RunEvent::Signal(signal) if ends_the_wait(signal) => {
                 line.clear();
                 return give_up(client, id, signal);
             }
-            Event::Signal(Signal { number: SIGTSTP, .. }) => super::child::stop_oneself(),
-            Event::Signal(_) | Event::Moved(_) | Event::Answered(_) => {}
+            RunEvent::Signal(Signal { number: SIGTSTP, .. }) => super::child::stop_oneself(),
+            RunEvent::Signal(_) | RunEvent::Moved(_) | RunEvent::Answered(_) => {}
         }
     }
     Err(Failure::new(exit::FAILURE, "the wait is over: the connection to the daemon is gone"))
 }
 
-fn give_up(client: &Client, id: &str, signal: Signal) -> Result<Outcome, Failure> {
+fn give_up(client: &Client, id: &str, signal: Signal) -> Result<WaitOutcome, Failure> {
     match client.release(id, None, GIVE_UP_WITHIN) {
         Ok(_) => say!("{id} left the queue"),
         Err(error) if error.may_pass() || matches!(error, CallError::Gone(_)) => {
@@ -156,13 +165,13 @@ fn give_up(client: &Client, id: &str, signal: Signal) -> Result<Outcome, Failure
         }
         Err(error) => client.failure(error).tell(false),
     }
-    Ok(Outcome::GivenUp(signal))
+    Ok(WaitOutcome::GivenUp(signal))
 }
 
 /// The outcome for a lease that does not wait any more.
-fn settled(lease: Lease) -> Result<Outcome, Failure> {
+fn settled(lease: Lease) -> Result<WaitOutcome, Failure> {
     let code = match (lease.state, &lease.ended) {
-        (LeaseState::Active, _) => return Ok(Outcome::Granted(Box::new(lease))),
+        (LeaseState::Active, _) => return Ok(WaitOutcome::Granted(Box::new(lease))),
         (_, Some(ended)) if ended.reason == EndReason::WaitOver => exit::WAIT_OVER,
         _ => exit::LEASE_LOST,
     };
@@ -174,7 +183,7 @@ fn sentence(lease: &Lease) -> String {
     lease.ended.as_ref().map_or_else(|| format!("lease {} ended", lease.id), |ended| plain(&ended.sentence))
 }
 
-fn show(line: &mut Line, lease: &Lease) {
+fn show(line: &mut ProgressLine, lease: &Lease) {
     line.set(line::waiting(lease));
 }
 
@@ -195,22 +204,22 @@ fn say_granted(lease: &Lease) {
 }
 
 /// Polls on its own thread until the lease does not wait any more.
-fn poll(client: &Client, id: &str, watched: bool, sender: &Sender<Event>) {
+fn poll(client: &Client, id: &str, watched: bool, sender: &Sender<RunEvent>) {
     let (client, id, sender) = (client.clone(), id.to_owned(), sender.clone());
     let wait = if watched { WATCHED_POLL } else { UNWATCHED_POLL };
     thread::spawn(move || {
         loop {
-            let event = match client.poll(&id, wait, Until::Granted) {
-                Ok(lease) => Event::Told(Box::new(lease)),
+            let event = match client.poll(&id, wait, PollUntil::Granted) {
+                Ok(lease) => RunEvent::Told(Box::new(lease)),
                 Err(error) if error.may_pass() => {
                     thread::sleep(SILENT_PAUSE);
-                    Event::Silent
+                    RunEvent::Silent
                 }
-                Err(error) => Event::Refused(client.failure(error)),
+                Err(error) => RunEvent::Refused(client.failure(error)),
             };
             let last = match &event {
-                Event::Told(lease) => lease.state != LeaseState::Waiting,
-                event => matches!(event, Event::Refused(_)),
+                RunEvent::Told(lease) => lease.state != LeaseState::Waiting,
+                event => matches!(event, RunEvent::Refused(_)),
             };
             if sender.send(event).is_err() || last {
                 return;

@@ -5,11 +5,11 @@
 //! another thread), it is parked or back (`parked.rs`), it uses more memory than it is for, it ends soon, it has ended.
 //! If no daemon answers, it waits for one. Nothing here disturbs the command.
 
-use super::events::Event;
-use super::hook::{self, Hook, Moment};
-use super::parked::{ParkLines, Said};
+use super::events::RunEvent;
+use super::hook::{self, Hook, HookMoment};
+use super::parked::{ParkLines, ParkNotice};
 use super::scope::Scope;
-use crate::client::{Client, RESTART, Until};
+use crate::client::{Client, PollUntil, RESTART};
 use crate::output::say;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -26,7 +26,7 @@ const SILENT_PAUSE: Duration = Duration::from_secs(1);
 
 /// What the wrapper does when the GPUs are needed, and when they are available again.
 #[derive(Clone, Debug)]
-pub struct Hooks {
+pub struct LeaseHooks {
     /// Gives the GPUs back.
     pub on_park: Hook,
     /// Takes the GPUs again; without it, the program does so itself.
@@ -37,14 +37,14 @@ pub struct Hooks {
 
 /// The watch over one command.
 #[derive(Debug)]
-pub struct Watch {
+pub struct CommandWatch {
     enclosed: JoinHandle<Option<Scope>>,
     over: Arc<AtomicBool>,
 }
 
 /// What the watching threads share.
 #[derive(Clone)]
-struct Watched {
+struct WatchedLease {
     client: Client,
     id: String,
     fence: u64,
@@ -53,13 +53,19 @@ struct Watched {
     over: Arc<AtomicBool>,
 }
 
-impl Watch {
+impl CommandWatch {
     /// Starts to watch a lease that `pid` runs on.
-    pub fn begin(client: &Client, lease: &Lease, pid: u32, hooks: Option<Hooks>, sender: &Sender<Event>) -> Watch {
+    pub fn begin(
+        client: &Client,
+        lease: &Lease,
+        pid: u32,
+        hooks: Option<LeaseHooks>,
+        sender: &Sender<RunEvent>,
+    ) -> CommandWatch {
         let over = Arc::new(AtomicBool::new(false));
         let fence = lease.fence.unwrap_or(0);
         let (client, id, mark) = (client.clone(), lease.id.clone(), lease.proof.clone());
-        let watched = Watched { client, id, fence, mark, over: Arc::clone(&over) };
+        let watched = WatchedLease { client, id, fence, mark, over: Arc::clone(&over) };
         let sender = sender.clone();
         let enclosed = thread::spawn(move || {
             // Before the bind, because the daemon checks then whether the command has its own cgroup.
@@ -72,7 +78,7 @@ impl Watch {
             });
             scope
         });
-        Watch { enclosed, over }
+        CommandWatch { enclosed, over }
     }
 
     /// The command has ended: no hook is started any more, and nothing is printed about a running one.
@@ -88,35 +94,35 @@ impl Watch {
     }
 }
 
-impl Watched {
-    fn follow(&self, moments: Option<&Sender<Moment>>, sender: &Sender<Event>) {
+impl WatchedLease {
+    fn follow(&self, moments: Option<&Sender<HookMoment>>, sender: &Sender<RunEvent>) {
         let (mut known, mut told, mut over, mut due) = (LeaseState::Active, false, false, None);
         let mut lines = ParkLines::default();
         while !self.over.load(SeqCst) {
             let begun = Instant::now();
             // The daemon counts whole seconds.
             let patience = lines.due(begun).map_or(POLL, |due| Duration::from_secs(due.as_secs() + 1));
-            match self.client.poll(&self.id, patience, Until::Changed { known, told, over }) {
+            match self.client.poll(&self.id, patience, PollUntil::Changed { known, told, over }) {
                 Ok(lease) if matches!(lease.state, LeaseState::Ending | LeaseState::Ended) => {
                     // The send fails if no receiver is left: the command is over too.
-                    let _ = sender.send(Event::Told(Box::new(lease)));
+                    let _ = sender.send(RunEvent::Told(Box::new(lease)));
                     return;
                 }
                 Ok(lease) => {
                     let (soon, more, moment) = (lease.ends_soon.is_some(), lease.overuse.is_some(), due_hook(&lease));
                     let news = lease.state != known || soon != told || more != over;
                     let notice = (soon && !told) || (more && !over);
-                    lines.see(&lease, Instant::now()).iter().for_each(Said::print);
+                    lines.see(&lease, Instant::now()).iter().for_each(ParkNotice::print);
                     if let (Some(moment), Some(moments), true) = (moment, moments, moment != due) {
                         // The receiver lives as long as this thread.
                         let _ = moments.send(moment);
                     }
                     if lease.state != known {
-                        let _ = sender.send(Event::Moved(lease.state));
+                        let _ = sender.send(RunEvent::Moved(lease.state));
                     }
                     (known, told, over, due) = (lease.state, soon, more, moment);
                     if notice {
-                        let _ = sender.send(Event::Told(Box::new(lease)));
+                        let _ = sender.send(RunEvent::Told(Box::new(lease)));
                     }
                     // A daemon that is stopping answers early: pause, so that this loop does not spin.
                     if !news && begun.elapsed() < SILENT_PAUSE {
@@ -130,14 +136,14 @@ impl Watched {
     }
 
     /// Starts the thread that runs the hooks one after the other. The lease is watched meanwhile.
-    fn begin_hooks(&self, hooks: Hooks) -> Sender<Moment> {
+    fn begin_hooks(&self, hooks: LeaseHooks) -> Sender<HookMoment> {
         let (sender, receiver) = channel();
         let watched = self.clone();
         thread::spawn(move || watched.run_hooks(&hooks, &receiver));
         sender
     }
 
-    fn run_hooks(&self, hooks: &Hooks, moments: &Receiver<Moment>) {
+    fn run_hooks(&self, hooks: &LeaseHooks, moments: &Receiver<HookMoment>) {
         for moment in moments {
             let (began, hook) = (Instant::now(), hooks.of(moment));
             let came = hook.map_or(Ok(()), |hook| hook.run(&self.variables(moment), hooks.within));
@@ -147,8 +153,8 @@ impl Watched {
             self.say(moment, &came, began.elapsed());
             let result = match (&came, moment) {
                 (Err(_), _) => HookResult::Failed,
-                (Ok(()), Moment::Park) => HookResult::Parked,
-                (Ok(()), Moment::Resume) => HookResult::Resumed,
+                (Ok(()), HookMoment::Park) => HookResult::Parked,
+                (Ok(()), HookMoment::Resume) => HookResult::Resumed,
             };
             let report = HookReport { fence: self.fence, result, why: came.err().map(|why| bounded(&why)) };
             // The daemon refuses this if it has stopped waiting for the hook and continued without it.
@@ -156,7 +162,7 @@ impl Watched {
         }
     }
 
-    fn variables(&self, moment: Moment) -> Vec<(&'static str, String)> {
+    fn variables(&self, moment: HookMoment) -> Vec<(&'static str, String)> {
         let mut variables = vec![
             ("SUBLET_LEASE", self.id.clone()),
             ("SUBLET_FENCE", self.fence.to_string()),
@@ -167,30 +173,30 @@ impl Watched {
         variables
     }
 
-    fn say(&self, moment: Moment, came: &Result<(), String>, took: Duration) {
+    fn say(&self, moment: HookMoment, came: &Result<(), String>, took: Duration) {
         let (id, took) = (&self.id, format!("{:.1} s", took.as_secs_f64()));
         match (came, moment) {
-            (Ok(()), Moment::Park) => say!("{id} is parked by its hook, after {took}"),
-            (Ok(()), Moment::Resume) => say!("{id} is resumed by its hook, after {took}"),
+            (Ok(()), HookMoment::Park) => say!("{id} is parked by its hook, after {took}"),
+            (Ok(()), HookMoment::Resume) => say!("{id} is resumed by its hook, after {took}"),
             (Err(why), _) => say!("the {moment} hook of {id} failed: {why}"),
         }
     }
 }
 
-impl Hooks {
-    fn of(&self, moment: Moment) -> Option<&Hook> {
+impl LeaseHooks {
+    fn of(&self, moment: HookMoment) -> Option<&Hook> {
         match moment {
-            Moment::Park => Some(&self.on_park),
-            Moment::Resume => self.on_resume.as_ref(),
+            HookMoment::Park => Some(&self.on_park),
+            HookMoment::Resume => self.on_resume.as_ref(),
         }
     }
 }
 
 /// The hook that the wrapper must run now, if any.
-fn due_hook(lease: &Lease) -> Option<Moment> {
+fn due_hook(lease: &Lease) -> Option<HookMoment> {
     match (lease.state, lease.method) {
-        (LeaseState::Parking, Some(ParkMethod::Hook)) => Some(Moment::Park),
-        (LeaseState::Resuming, Some(ParkMethod::Hook)) => Some(Moment::Resume),
+        (LeaseState::Parking, Some(ParkMethod::Hook)) => Some(HookMoment::Park),
+        (LeaseState::Resuming, Some(ParkMethod::Hook)) => Some(HookMoment::Resume),
         _ => None,
     }
 }
@@ -256,8 +262,8 @@ mod tests {
         let daemon = daemon(leases, hooked, UnixListener::bind(&socket).unwrap());
         let client = Client::open(&Globals::at(&socket)).unwrap();
         let over = Arc::new(AtomicBool::new(false));
-        let watched = Watched { client, id: "L7".into(), fence: 12, mark: None, over };
-        let hooks = Hooks {
+        let watched = WatchedLease { client, id: "L7".into(), fence: 12, mark: None, over };
+        let hooks = LeaseHooks {
             on_park: on_park.parse().unwrap(),
             on_resume: on_resume.map(|hook| hook.parse().unwrap()),
             within: Duration::from_secs(5),
@@ -267,7 +273,8 @@ mod tests {
         watched.follow(Some(&moments), &sender);
         drop((moments, sender));
         let (posts, asked) = daemon.join().unwrap();
-        let told = receiver.iter().filter_map(|event| if let Event::Told(lease) = event { Some(*lease) } else { None });
+        let told =
+            receiver.iter().filter_map(|event| if let RunEvent::Told(lease) = event { Some(*lease) } else { None });
         (posts, asked, told.collect())
     }
 

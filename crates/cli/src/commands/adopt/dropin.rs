@@ -12,7 +12,7 @@ const MARK: &str = "# sublet drop-in ";
 
 /// The request that the unit makes, and how to make it.
 #[derive(Clone, Copy, Debug)]
-pub struct Wish<'a> {
+pub struct UnitRequest<'a> {
     /// The path of this program.
     pub sublet: &'a Path,
     /// The daemon's socket, if one was given.
@@ -24,7 +24,7 @@ pub struct Wish<'a> {
 }
 
 /// The drop-in's text.
-pub fn text(unit: &Unit, wish: &Wish<'_>) -> Result<String, Failure> {
+pub fn text(unit: &Unit, wish: &UnitRequest<'_>) -> Result<String, Failure> {
     let name = unit.name.strip_suffix(".service").unwrap_or(&unit.name);
     let (sublet, tier) = (program(wish.sublet)?, text::tier(wish.tier.into()));
     let mut words = vec![sublet, "run".to_owned()];
@@ -105,8 +105,8 @@ mod tests {
         Unit { name: "ollama.service".into(), prefix: "-".into(), command, notifies, says_kill: notifies }
     }
 
-    fn wish(sublet: &str) -> Wish<'_> {
-        Wish { sublet: Path::new(sublet), socket: None, vram: 8 << 30, tier: TierArg::Interactive }
+    fn wish(sublet: &str) -> UnitRequest<'_> {
+        UnitRequest { sublet: Path::new(sublet), socket: None, vram: 8 << 30, tier: TierArg::Interactive }
     }
 
     #[test]
@@ -124,7 +124,7 @@ mod tests {
             KillMode=mixed
         "#]]
         .assert_eq(said.split_once('\n').unwrap().1);
-        let wish = Wish { socket: Some(Path::new("/run/a b/s%.sock")), ..wish("/opt/my tools/sublet") };
+        let wish = UnitRequest { socket: Some(Path::new("/run/a b/s%.sock")), ..wish("/opt/my tools/sublet") };
         let said = text(&unit(true), &wish).unwrap();
         expect![[r#"
             ExecStart=

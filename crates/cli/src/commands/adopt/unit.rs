@@ -167,7 +167,7 @@ impl Unit {
     /// Reads the unit's files; an error if it cannot be started through `sublet run`.
     pub fn read(manager: &Manager, name: &str) -> Result<Unit, Failure> {
         let (own, drop_ins) = manager.files(name)?;
-        let mut settings = Settings::default();
+        let mut settings = UnitSettings::default();
         settings.add("", &text(&own)?);
         for (file, path) in &drop_ins {
             settings.add(file, &text(path)?);
@@ -198,14 +198,14 @@ fn text(path: &Path) -> Result<String, Failure> {
 
 /// The settings of a unit that count.
 #[derive(Default)]
-struct Settings {
+struct UnitSettings {
     commands: Vec<String>,
     /// The file that set the command last.
     said_by: String,
     values: BTreeMap<String, String>,
 }
 
-impl Settings {
+impl UnitSettings {
     fn add(&mut self, file: &str, text: &str) {
         let mut section = String::new();
         for line in lines(text) {
@@ -304,7 +304,7 @@ mod tests {
     use expect_test::{Expect, expect};
 
     fn check(files: &[(&str, &str)], expected: &Expect) {
-        let mut settings = Settings::default();
+        let mut settings = UnitSettings::default();
         files.iter().for_each(|(file, text)| settings.add(file, text));
         expected.assert_eq(&match settings.unit("a.service") {
             Ok(unit) => format!("{}`{}` notifies={} kill={}", unit.prefix, unit.command, unit.notifies, unit.says_kill),

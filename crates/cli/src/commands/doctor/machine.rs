@@ -1,6 +1,6 @@
 //! Checks of the machine: kernel, driver, library, capabilities, cgroups.
 
-use super::{Check, State};
+use super::{Check, CheckState};
 use crate::daemon::nvidia_visible;
 use crate::hold::scope;
 use rustix::fs::{Access, access};
@@ -52,9 +52,9 @@ pub fn checks(daemon: Option<u32>, kind: Option<&str>) -> Vec<Check> {
 fn soft(sentence: &str) -> Check {
     match library_dir::library_dir() {
         Ok(dir) => {
-            Check::new("soft GPUs", State::Less, format!("{sentence}\ntheir libraries are in {}", dir.display()))
+            Check::new("soft GPUs", CheckState::Less, format!("{sentence}\ntheir libraries are in {}", dir.display()))
         }
-        Err(error) => Check::new("soft GPUs", State::Bad, format!("{error}\nhint: {}", error.hint())),
+        Err(error) => Check::new("soft GPUs", CheckState::Bad, format!("{error}\nhint: {}", error.hint())),
     }
 }
 
@@ -68,21 +68,21 @@ fn kernel() -> Check {
 /// Checks a kernel by its release, its /proc/version, and whether it has WSL's GPU device.
 fn kernel_check(release: &str, version: &str, has_dxg: bool) -> Check {
     match has_dxg || version.to_ascii_lowercase().contains("microsoft") {
-        true => Check::new("kernel", State::Less, format!("{release} (WSL)\n{WSL}")),
-        false => Check::new("kernel", State::Ok, release),
+        true => Check::new("kernel", CheckState::Less, format!("{release} (WSL)\n{WSL}")),
+        false => Check::new("kernel", CheckState::Ok, release),
     }
 }
 
-fn driver(missed: State) -> Check {
+fn driver(missed: CheckState) -> Check {
     match fs::read_to_string("/proc/driver/nvidia/version") {
-        Ok(text) => Check::new("driver", State::Ok, text.lines().next().unwrap_or_default().trim().to_owned()),
+        Ok(text) => Check::new("driver", CheckState::Ok, text.lines().next().unwrap_or_default().trim().to_owned()),
         Err(_) => Check::new("driver", missed, "no NVIDIA kernel module: /proc/driver/nvidia/version is missing"),
     }
 }
 
-fn library(missed: State) -> Check {
+fn library(missed: CheckState) -> Check {
     match find_library() {
-        Some(path) => Check::new("library", State::Ok, path.display().to_string()),
+        Some(path) => Check::new("library", CheckState::Ok, path.display().to_string()),
         None => {
             let sentence =
                 format!("{LIBRARY} was not found\nhint: it comes with the driver; in a container it must be passed in");
@@ -92,8 +92,8 @@ fn library(missed: State) -> Check {
 }
 
 /// The severity of a missing NVIDIA driver or library. Soft and scripted GPUs need neither.
-fn absent(kind: Option<&str>) -> State {
-    if matches!(kind, Some("soft" | "scripted")) { State::Less } else { State::Bad }
+fn absent(kind: Option<&str>) -> CheckState {
+    if matches!(kind, Some("soft" | "scripted")) { CheckState::Less } else { CheckState::Bad }
 }
 
 /// Searches the linker's cache; nothing is loaded.
@@ -108,18 +108,24 @@ fn find_library() -> Option<PathBuf> {
 
 fn cgroup() -> Check {
     match scope::own_directory() {
-        None => {
-            Check::new("cgroup", State::Less, "no cgroup v2 here: holders are known by descent and environment only")
-        }
+        None => Check::new(
+            "cgroup",
+            CheckState::Less,
+            "no cgroup v2 here: holders are known by descent and environment only",
+        ),
         Some(dir)
             if access(&dir, Access::WRITE_OK).is_ok() && access(dir.join("cgroup.procs"), Access::WRITE_OK).is_ok() =>
         {
-            Check::new("cgroup", State::Ok, format!("`sublet run` makes one for each command below {}", dir.display()))
+            Check::new(
+                "cgroup",
+                CheckState::Ok,
+                format!("`sublet run` makes one for each command below {}", dir.display()),
+            )
         }
         Some(dir) => {
             let sentence =
                 format!("{} cannot be written: holders are known by descent and environment only", dir.display());
-            Check::new("cgroup", State::Less, sentence)
+            Check::new("cgroup", CheckState::Less, sentence)
         }
     }
 }
@@ -128,11 +134,11 @@ fn capabilities(daemon: Option<u32>) -> Vec<Check> {
     let of_daemon = daemon.and_then(|pid| effective(&pid.to_string())).map(|mask| (mask, "the daemon"));
     let Some((mask, who)) = of_daemon.or_else(|| effective("self").map(|mask| (mask, "a daemon started as you")))
     else {
-        return vec![Check::new("capabilities", State::Less, "they cannot be read from /proc")];
+        return vec![Check::new("capabilities", CheckState::Less, "they cannot be read from /proc")];
     };
     let check = |(name, bit, lost): (&str, u32, &str)| match mask >> bit & 1 {
-        1 => Check::new(name, State::Ok, format!("{who} has it")),
-        _ => Check::new(name, State::Less, format!("{who} does not have it: {lost}")),
+        1 => Check::new(name, CheckState::Ok, format!("{who} has it")),
+        _ => Check::new(name, CheckState::Less, format!("{who} does not have it: {lost}")),
     };
     CAPABILITIES.into_iter().map(check).collect()
 }
@@ -161,18 +167,18 @@ mod tests {
     fn wsl_is_recognised_and_its_limits_are_named() {
         let version = "Linux version 5.15.153.1-microsoft-standard-WSL2 (root@941d701f84f1)";
         for check in [kernel_check("Linux 5.15", version, false), kernel_check("Linux 5.15", "", true)] {
-            assert_eq!(check.state, State::Less);
+            assert_eq!(check.state, CheckState::Less);
             assert!(check.sentence.starts_with("Linux 5.15 (WSL)\nSublet was not tested on WSL2\n"), "{check:?}");
             assert!(check.sentence.contains("no memory per process") && check.sentence.contains("checkpoint"));
         }
-        assert_eq!(kernel_check("Linux 6.1", "Linux version 6.1.0 (debian)", false).state, State::Ok);
+        assert_eq!(kernel_check("Linux 6.1", "Linux version 6.1.0 (debian)", false).state, CheckState::Ok);
     }
 
     #[test]
     fn every_check_of_this_machine_has_words() {
         for check in checks(None, Some("scripted")) {
             assert!(!check.sentence.is_empty(), "{}", check.what);
-            assert_ne!(check.state, State::Bad, "scripted GPUs need nothing: {}", check.sentence);
+            assert_ne!(check.state, CheckState::Bad, "scripted GPUs need nothing: {}", check.sentence);
         }
     }
 }

@@ -7,8 +7,8 @@
 //!
 //! Absent: TLS, HTTP/2, caches, other services to choose from, and any header of the proxy's own.
 
-use super::desk::{Desk, UnderWay};
-use super::standing::Refusal;
+use super::leases::ProxyRefusal;
+use super::waiting::{UnderWay, WaitingRequests};
 use super::wake::{Need, WakeList};
 use http_body_util::{Either, Full};
 use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
@@ -60,9 +60,9 @@ const OF_ONE_CONNECTION: [HeaderName; 3] =
 
 /// How traffic is passed on.
 #[derive(Clone, Debug)]
-pub struct Way {
+pub struct ProxyRoute {
     /// Decides whether a request may pass.
-    pub desk: Arc<Desk>,
+    pub requests: Arc<WaitingRequests>,
     /// The address of the service.
     pub to: Arc<str>,
     /// Which requests need the GPU.
@@ -100,14 +100,14 @@ impl Body for Counted {
 }
 
 /// The body of a request, with a time limit for a client that stops in the middle of it.
-struct Timely {
+struct TimedBody {
     body: Incoming,
     patience: Duration,
     /// Runs while the client is awaited, and not while the service takes nothing.
     until: Option<Pin<Box<Sleep>>>,
 }
 
-impl Body for Timely {
+impl Body for TimedBody {
     type Data = Bytes;
     type Error = io::Error;
     fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
@@ -131,7 +131,7 @@ impl Body for Timely {
 }
 
 /// Accepts connections until told to stop.
-pub async fn serve(listener: TcpListener, way: Way, stop: impl Future<Output = ()>) {
+pub async fn serve(listener: TcpListener, way: ProxyRoute, stop: impl Future<Output = ()>) {
     let seats = Arc::new(Semaphore::new(way.connections));
     let outside = Arc::new(Semaphore::new(OUTSIDE_MAX));
     let mut stop = std::pin::pin!(stop);
@@ -164,7 +164,7 @@ pub async fn serve(listener: TcpListener, way: Way, stop: impl Future<Output = (
 
 /// Answers a connection over the limit with 503, and closes it.
 async fn turn_away(mut stream: TcpStream, _seat: OwnedSemaphorePermit) {
-    let refusal = Refusal::new(503, "too_busy", "as many connections as may be are at the proxy").retry(1);
+    let refusal = ProxyRefusal::new(503, "too_busy", "the proxy has the most connections that it may have").retry(1);
     let body = body(&refusal);
     let head = "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/problem+json\r\nretry-after: 1\r\n";
     let text = format!("{head}connection: close\r\ncontent-length: {}\r\n\r\n", body.len());
@@ -178,7 +178,7 @@ async fn turn_away(mut stream: TcpStream, _seat: OwnedSemaphorePermit) {
     let _ = tokio::time::timeout(OUTSIDE_WITHIN, told).await;
 }
 
-impl Way {
+impl ProxyRoute {
     async fn receive(self, stream: TcpStream, seat: OwnedSemaphorePermit) {
         // If this fails, a vanished peer is noticed late.
         let _ = bound(&stream);
@@ -220,13 +220,13 @@ impl Way {
     }
 
     /// A connection to the service, once a request may be sent on it, with the count of that request.
-    async fn open(&self) -> Result<(TcpStream, UnderWay), Refusal> {
+    async fn open(&self) -> Result<(TcpStream, UnderWay), ProxyRefusal> {
         let until = Instant::now() + self.wait;
         loop {
-            let (_asks, waited) = self.desk.enter(until).await?;
+            let (_asks, waited) = self.requests.enter(until).await?;
             let stream = self.connect(if waited { until } else { Instant::now() }).await?;
             // Connecting takes some time, and longer if the service is starting: the lease may be parked by now.
-            if self.desk.verdict().is_ok() {
+            if self.requests.verdict().is_ok() {
                 return Ok((stream, _asks));
             }
         }
@@ -234,7 +234,7 @@ impl Way {
 
     /// Connects to the service. Until `until` it tries again, because a service that had to wait for its lease may be
     /// starting.
-    async fn connect(&self, until: Instant) -> Result<TcpStream, Refusal> {
+    async fn connect(&self, until: Instant) -> Result<TcpStream, ProxyRefusal> {
         loop {
             let error = match tokio::time::timeout(CONNECT_WITHIN, TcpStream::connect(&*self.to)).await {
                 Ok(Ok(stream)) => {
@@ -252,13 +252,17 @@ impl Way {
         }
     }
 
-    fn no_service(&self, why: &str) -> Refusal {
-        Refusal::new(502, NO_SERVICE, format!("the service at {} did not answer: {why}", self.to))
+    fn no_service(&self, why: &str) -> ProxyRefusal {
+        ProxyRefusal::new(502, NO_SERVICE, format!("the service at {} did not answer: {why}", self.to))
     }
 
-    async fn answer(&self, request: Request<Incoming>, seat: Arc<OwnedSemaphorePermit>) -> Result<Answer, Refusal> {
+    async fn answer(
+        &self,
+        request: Request<Incoming>,
+        seat: Arc<OwnedSemaphorePermit>,
+    ) -> Result<Answer, ProxyRefusal> {
         if request.method() == Method::CONNECT {
-            return Err(Refusal::new(405, "bad_method", "this proxy leads to one service, and not elsewhere"));
+            return Err(ProxyRefusal::new(405, "bad_method", "this proxy forwards to one service only"));
         }
         match self.wake.need(request.method(), request.uri().path()) {
             Need::Gpu => {
@@ -276,15 +280,15 @@ impl Way {
         request: Request<Incoming>,
         need: Need,
         seat: Arc<OwnedSemaphorePermit>,
-    ) -> Result<Answer, Refusal> {
-        self.desk.admit_poll(need).await?;
+    ) -> Result<Answer, ProxyRefusal> {
+        self.requests.admit_poll(need).await?;
         let answer = async {
             let stream = self.connect(Instant::now()).await?;
             self.exchange(request, stream, seat, None).await
         };
         let given_up = async {
             match need {
-                Need::Read => self.desk.give_up().await,
+                Need::Read => self.requests.give_up().await,
                 // The service may have begun to act on the request, so the client gets the real result.
                 Need::Gpu | Need::Change => std::future::pending().await,
             }
@@ -293,7 +297,7 @@ impl Way {
             answer = answer => answer,
             refusal = given_up => Err(refusal),
         };
-        answer.map_err(|refusal| match self.desk.verdict() {
+        answer.map_err(|refusal| match self.requests.verdict() {
             Err(not_active) if refusal.code == NO_SERVICE => not_active,
             _ => refusal,
         })
@@ -306,7 +310,7 @@ impl Way {
         stream: TcpStream,
         seat: Arc<OwnedSemaphorePermit>,
         under_way: Option<UnderWay>,
-    ) -> Result<Answer, Refusal> {
+    ) -> Result<Answer, ProxyRefusal> {
         let broken = |error: hyper::Error| self.no_service(&error.to_string());
         let (mut sender, connection) = client::conn::http1::Builder::new()
             .preserve_header_case(true)
@@ -318,10 +322,11 @@ impl Way {
         tokio::spawn(connection.with_upgrades());
         let from = upgrades(request.headers()).then(|| upgrade::on(&mut request));
         let patience = self.patience;
-        let request = passed_on(request, from.is_some(), &self.to).map(|body| Timely { body, patience, until: None });
+        let request =
+            passed_on(request, from.is_some(), &self.to).map(|body| TimedBody { body, patience, until: None });
         let sent = sender.send_request(request).await;
         let mut response = sent.map_err(|error| match error.is_user() {
-            true => Refusal::new(408, "too_slow", "the rest of the request did not come"),
+            true => ProxyRefusal::new(408, "too_slow", "the rest of the request did not come"),
             false => broken(error),
         })?;
         let switched = response.status() == StatusCode::SWITCHING_PROTOCOLS;
@@ -415,11 +420,11 @@ fn strip(headers: &mut HeaderMap) {
     headers.remove(CONNECTION);
 }
 
-fn body(refusal: &Refusal) -> Vec<u8> {
+fn body(refusal: &ProxyRefusal) -> Vec<u8> {
     serde_json::to_vec(refusal).unwrap_or_default()
 }
 
-fn told(refusal: &Refusal) -> Answer {
+fn told(refusal: &ProxyRefusal) -> Answer {
     let mut response = Response::new(Either::Right(Full::from(body(refusal))));
     *response.status_mut() = StatusCode::from_u16(refusal.status).unwrap_or(StatusCode::SERVICE_UNAVAILABLE);
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(PROBLEM_JSON));

@@ -4,11 +4,11 @@
 //! to resume. If the daemon does not answer, the threads look for it again. Until everything is known again, no request
 //! that needs the GPU passes.
 
-use super::desk::{Desk, Due};
-use super::standing::{Away, Standing};
+use super::leases::{DaemonAbsence, ServiceLeases};
+use super::waiting::{AskerStep, WaitingRequests};
 use super::{Meant, Of};
 use crate::args::Globals;
-use crate::client::{CallError, Client, Until};
+use crate::client::{CallError, Client, PollUntil};
 use crate::daemon;
 use crate::failure::Failure;
 use crate::table::plain;
@@ -27,16 +27,16 @@ const SILENT: Duration = Duration::from_millis(300);
 
 /// What the threads share.
 #[derive(Clone)]
-pub struct Watch {
+pub struct ProxyWatch {
     /// Where facts are recorded.
-    pub desk: Arc<Desk>,
+    pub requests: Arc<WaitingRequests>,
     /// How to find the daemon.
     pub globals: Globals,
     /// Which leases to follow.
     pub meant: Meant,
 }
 
-impl Watch {
+impl ProxyWatch {
     /// Starts the threads. They end with the program.
     pub fn begin(self) {
         let (finder, asker) = (self.clone(), self);
@@ -56,9 +56,9 @@ impl Watch {
     }
 
     fn is_away(&self, failure: &Failure) {
-        let away = Away { why: failure.message().to_owned(), hint: failure.next_step().map(str::to_owned) };
+        let away = DaemonAbsence { why: failure.message().to_owned(), hint: failure.next_step().map(str::to_owned) };
         let lists = matches!(self.meant, Meant::Of(_));
-        self.desk.learn(|standing| standing.gone(away, lists));
+        self.requests.learn(|leases| leases.gone(away, lists));
     }
 
     fn find(&self) {
@@ -82,10 +82,10 @@ impl Watch {
             match client.get::<Lease>(&format!("/v1/leases/{id}")) {
                 Ok(lease) => {
                     self.take(client, &lease);
-                    return self.desk.learn(Standing::listed);
+                    return self.requests.learn(ServiceLeases::listed);
                 }
                 Err(failure) if failure.code() == Some(Code::NoSuchLease) => {
-                    return self.desk.learn(|standing| standing.ended(id, Some(failure.message().to_owned())));
+                    return self.requests.learn(|leases| leases.ended(id, Some(failure.message().to_owned())));
                 }
                 Err(failure) => self.is_away(&failure),
             }
@@ -105,7 +105,7 @@ impl Watch {
                 _ => Err(failure),
             })?,
         };
-        for lease in found.leases.iter().filter(|lease| !self.desk.knows(&lease.id)) {
+        for lease in found.leases.iter().filter(|lease| !self.requests.knows(&lease.id)) {
             let is_meant = match of {
                 Of::Name(name) => lease.name.as_ref() == Some(name),
                 Of::Who(who) => lease.pids.iter().any(|pid| daemon::is_meant(who, *pid)),
@@ -114,7 +114,7 @@ impl Watch {
                 self.take(client, lease);
             }
         }
-        self.desk.learn(Standing::listed);
+        self.requests.learn(ServiceLeases::listed);
         Ok(())
     }
 
@@ -129,14 +129,14 @@ impl Watch {
     /// Records the state of a lease; false if the lease is over.
     fn tell(&self, lease: &Lease) -> bool {
         if !matches!(lease.state, LeaseState::Ending | LeaseState::Ended) {
-            self.desk.learn(|standing| standing.told(lease, Instant::now()));
+            self.requests.learn(|leases| leases.told(lease, Instant::now()));
             return true;
         }
         let named = matches!(self.meant, Meant::Lease(_)).then(|| {
             let sentence = lease.ended.as_ref().map(|ended| plain(&ended.sentence));
             sentence.unwrap_or_else(|| format!("{} has ended", lease.id))
         });
-        self.desk.learn(|standing| standing.ended(&lease.id, named));
+        self.requests.learn(|leases| leases.ended(&lease.id, named));
         false
     }
 
@@ -147,7 +147,7 @@ impl Watch {
             let (known, told) = (lease.state, lease.ends_soon.is_some());
             // After the daemon was away, the state is read at once, and not only when it changes.
             let patience = if is_lost { Duration::ZERO } else { POLL };
-            match client.poll(&lease.id, patience, Until::Changed { known, told, over: lease.overuse.is_some() }) {
+            match client.poll(&lease.id, patience, PollUntil::Changed { known, told, over: lease.overuse.is_some() }) {
                 Ok(now) => {
                     let is_news = is_lost || now.state != known || now.ends_soon.is_some() != told;
                     (lease, is_lost) = (now, false);
@@ -161,7 +161,7 @@ impl Watch {
                 }
                 Err(CallError::Refused(problem)) if matches!(problem.code, Code::NoSuchLease | Code::LeaseEnded) => {
                     let named = matches!(self.meant, Meant::Lease(_)).then_some(problem.detail);
-                    return self.desk.learn(|standing| standing.ended(&lease.id, named));
+                    return self.requests.learn(|leases| leases.ended(&lease.id, named));
                 }
                 Err(error) => {
                     is_lost = true;
@@ -175,13 +175,13 @@ impl Watch {
     fn ask(&self) {
         let client = self.client();
         loop {
-            let due = self.desk.due();
+            let due = self.requests.due();
             let answer = match &due {
-                Due::Resume(id, _) => client.command(id, "resume"),
-                Due::Estimate(id) => client.get(&format!("/v1/leases/{id}")),
+                AskerStep::Resume(id, _) => client.command(id, "resume"),
+                AskerStep::Estimate(id) => client.get(&format!("/v1/leases/{id}")),
             };
             // A refused call is not repeated: the thread that follows the lease learns why.
-            self.desk.done(&due, answer.as_ref().ok());
+            self.requests.done(&due, answer.as_ref().ok());
             if answer.is_err() {
                 thread::sleep(SILENT);
             }

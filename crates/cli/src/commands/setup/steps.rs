@@ -10,7 +10,7 @@ use sublet_wire::exit;
 
 /// The result of one step.
 #[derive(Clone, Debug, Serialize)]
-pub struct Line {
+pub struct SetupStep {
     /// `made`, `there`, `removed`, …; `would …` in a dry run.
     pub did: String,
     /// The thing, with notes about it.
@@ -22,7 +22,7 @@ pub struct Line {
 pub struct Steps {
     root: Option<PathBuf>,
     dry_run: bool,
-    lines: Vec<Line>,
+    lines: Vec<SetupStep>,
 }
 
 impl Steps {
@@ -32,7 +32,7 @@ impl Steps {
     }
 
     /// The results so far.
-    pub fn lines(&self) -> &[Line] {
+    pub fn lines(&self) -> &[SetupStep] {
         &self.lines
     }
 
@@ -61,7 +61,7 @@ impl Steps {
 
     /// Adds a line about something that stays as it is.
     pub fn say(&mut self, did: &str, what: impl Into<String>) {
-        self.lines.push(Line { did: did.to_owned(), what: what.into() });
+        self.lines.push(SetupStep { did: did.to_owned(), what: what.into() });
     }
 
     /// Does something, unless this is a dry run, and adds a line. `did` is in the past tense.

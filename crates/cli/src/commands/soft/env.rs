@@ -1,6 +1,6 @@
 //! `sublet soft env`: runs a program on soft GPUs.
 
-use super::{Found, find};
+use super::{SoftGpuSearch, find};
 use crate::args::Globals;
 use crate::failure::{Failure, tell_hint};
 use crate::hold::environment::{self, ShellArg};
@@ -60,8 +60,8 @@ pub fn run(globals: &Globals, args: &EnvArgs) -> Result<u8, Failure> {
     child::find(&args.command[0])?;
     let private = match (&args.gpus, args.gpus.is_none().then(|| find(globals)).transpose()?) {
         (Some(spec), _) => Some(spec.clone()),
-        (None, Some(Found::File(file))) => return become_on(&file, &args.command),
-        (None, Some(Found::OtherKind { place, kind })) => {
+        (None, Some(SoftGpuSearch::File(file))) => return become_on(&file, &args.command),
+        (None, Some(SoftGpuSearch::OtherKind { place, kind })) => {
             eprintln!("the GPUs of the service at {place} are {kind}: private soft ones are made");
             None
         }

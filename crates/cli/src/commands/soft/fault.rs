@@ -1,6 +1,6 @@
 //! `sublet soft fault`: orders faults, and clears them.
 
-use super::status::{self, Shown};
+use super::status::{self, SoftStatus};
 use crate::args::Globals;
 use crate::failure::Failure;
 use crate::hold::ask::parse_size;
@@ -16,7 +16,7 @@ pub struct FaultArgs {
     /// Index or UUID [default: all GPUs]
     gpu: Option<String>,
     #[command(subcommand)]
-    what: What,
+    what: SoftFaultArg,
 }
 
 const AFTER_HELP: &str = "\
@@ -33,7 +33,7 @@ Examples:
 
 /// What shall go wrong.
 #[derive(Subcommand, Clone, Debug)]
-enum What {
+enum SoftFaultArg {
     /// What NVML does when it is asked about the GPU
     Nvml {
         /// What it does
@@ -60,7 +60,7 @@ enum What {
     CopyRate {
         /// Bytes a second, such as 2GiB/s; `off`: as fast as they are
         #[arg(value_parser = parse_rate)]
-        rate: Rate,
+        rate: CopyRate,
     },
     /// Let everything work again
     Clear,
@@ -96,35 +96,35 @@ enum CheckpointArg {
 
 /// Bytes per second; zero is no limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Rate(u64);
+struct CopyRate(u64);
 
-fn parse_rate(text: &str) -> Result<Rate, String> {
+fn parse_rate(text: &str) -> Result<CopyRate, String> {
     match text {
-        "off" => Ok(Rate(0)),
-        _ => parse_size(text.strip_suffix("/s").unwrap_or(text)).map(Rate),
+        "off" => Ok(CopyRate(0)),
+        _ => parse_size(text.strip_suffix("/s").unwrap_or(text)).map(CopyRate),
     }
 }
 
-impl What {
+impl SoftFaultArg {
     fn fault(&self) -> SoftGpuFault {
         match self {
-            What::Nvml { how } => SoftGpuFault::Nvml(match how {
+            SoftFaultArg::Nvml { how } => SoftGpuFault::Nvml(match how {
                 NvmlArg::Ok => NvmlFault::None,
                 NvmlArg::Hang => NvmlFault::Hang,
                 NvmlArg::Error => NvmlFault::Error,
                 NvmlArg::Lost => NvmlFault::Lost,
                 NvmlArg::NoBytes => NvmlFault::NoBytes,
             }),
-            What::Allocations { n } => SoftGpuFault::Allocations(*n),
-            What::Checkpoint { how } => SoftGpuFault::Checkpoint(match how {
+            SoftFaultArg::Allocations { n } => SoftGpuFault::Allocations(*n),
+            SoftFaultArg::Checkpoint { how } => SoftGpuFault::Checkpoint(match how {
                 CheckpointArg::Ok => CheckpointFault::None,
                 CheckpointArg::FreesNothing => CheckpointFault::FreesNothing,
                 CheckpointArg::KillsTarget => CheckpointFault::KillsTarget,
                 CheckpointArg::TimesOut => CheckpointFault::TimesOut,
             }),
-            What::Slow { percent } => SoftGpuFault::SlowPercent(*percent),
-            What::CopyRate { rate } => SoftGpuFault::CopyBytesPerS(rate.0),
-            What::Clear => SoftGpuFault::Clear,
+            SoftFaultArg::Slow { percent } => SoftGpuFault::SlowPercent(*percent),
+            SoftFaultArg::CopyRate { rate } => SoftGpuFault::CopyBytesPerS(rate.0),
+            SoftFaultArg::Clear => SoftGpuFault::Clear,
         }
     }
 }
@@ -139,7 +139,7 @@ pub fn run(globals: &Globals, args: &FaultArgs) -> Result<u8, Failure> {
     for gpu in &gpus {
         state.set_fault(*gpu, args.what.fault());
     }
-    let shown = Shown::of(&state);
+    let shown = SoftStatus::of(&state);
     if globals.json {
         output::json(&shown)?;
         return Ok(exit::OK);

@@ -19,7 +19,7 @@ pub struct StatusArgs {}
 
 /// The status of all soft GPUs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Shown {
+pub struct SoftStatus {
     /// The path of their file.
     pub file: String,
     /// The soft GPUs, in order.
@@ -64,7 +64,7 @@ pub struct ShownProcess {
 
 /// Prints the status.
 pub fn run(globals: &Globals) -> Result<u8, Failure> {
-    let shown = Shown::of(&super::open(globals)?);
+    let shown = SoftStatus::of(&super::open(globals)?);
     if globals.json {
         output::json(&shown)?;
     } else {
@@ -73,9 +73,9 @@ pub fn run(globals: &Globals) -> Result<u8, Failure> {
     Ok(exit::OK)
 }
 
-impl Shown {
+impl SoftStatus {
     /// The present status.
-    pub fn of(state: &SoftGpuState) -> Shown {
+    pub fn of(state: &SoftGpuState) -> SoftStatus {
         let gpus = state.gpus().iter().enumerate().map(|(index, gpu)| ShownGpu {
             index,
             uuid: gpu.uuid_text(),
@@ -85,7 +85,7 @@ impl Shown {
             faults: Faults::of(gpu),
         });
         let on = |gpu: usize| state.processes_on(gpu).map(move |process| ShownProcess::of(process, gpu));
-        Shown {
+        SoftStatus {
             file: state.path().display().to_string(),
             gpus: gpus.collect(),
             processes: (0..state.gpus().len()).flat_map(on).collect(),
@@ -143,7 +143,7 @@ pub fn numbers(gpus: usize) -> String {
     if gpus == 1 { "0".to_owned() } else { format!("0 to {}", gpus.saturating_sub(1)) }
 }
 
-fn render(shown: &Shown, format: TextFormat) -> String {
+fn render(shown: &SoftStatus, format: TextFormat) -> String {
     let mut gpus = Table::new(&["GPU", "~MODEL", ">USED", ">TOTAL", "~FAULTS"]);
     for gpu in &shown.gpus {
         let (used, total) = (size::show(gpu.used_bytes), size::show(gpu.total_bytes));
@@ -173,7 +173,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("gpus");
         let state = SoftGpuState::create(&path, &"2x24GiB".parse().unwrap()).unwrap();
-        let mut shown = Shown::of(&state);
+        let mut shown = SoftStatus::of(&state);
         shown.file = "/run/sublet/sublet.sock.soft".into();
         expect![[r#"
             GPU  MODEL                USED   TOTAL  FAULTS
@@ -196,7 +196,7 @@ mod tests {
         ] {
             state.set_fault(0, fault);
         }
-        let mut shown = Shown::of(&state);
+        let mut shown = SoftStatus::of(&state);
         shown.file = "/run/sublet/sublet.sock.soft".into();
         for process in &mut shown.processes {
             (process.pid, process.uid, process.name) = (4312, 1000, "python3".into());

@@ -1,6 +1,6 @@
 //! The folder of the wrappers, and its place on PATH.
 
-use super::recipe::Found;
+use super::recipe::RecipeFile;
 use crate::failure::Failure;
 use crate::hold::child::is_executable;
 use crate::place;
@@ -57,13 +57,13 @@ impl Folder {
     }
 
     /// What exists under a name; `None` if nothing does. A link counts as foreign, because Sublet makes none.
-    pub fn find(&self, name: &str) -> Result<Option<Found>, Failure> {
+    pub fn find(&self, name: &str) -> Result<Option<RecipeFile>, Failure> {
         let file = self.file(name);
         let looked = match fs::symlink_metadata(&file) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => Err(error),
-            Ok(found) if found.is_file() => Found::at(&file),
-            Ok(_) => Ok(Found::Foreign),
+            Ok(found) if found.is_file() => RecipeFile::at(&file),
+            Ok(_) => Ok(RecipeFile::Foreign),
         };
         looked.map(Some).map_err(|error| failed(&file, "read", &error))
     }
@@ -94,8 +94,8 @@ impl Folder {
     pub fn may_change(&self, name: &str) -> Result<bool, Failure> {
         match self.find(name)? {
             None => Ok(false),
-            Some(Found::Wrapper(_) | Found::Changed) => Ok(true),
-            Some(Found::Foreign) => {
+            Some(RecipeFile::Wrapper(_) | RecipeFile::Changed) => Ok(true),
+            Some(RecipeFile::Foreign) => {
                 let file = self.file(name);
                 Err(Failure::new(exit::FAILURE, format!("{} was not written by sublet: it stays", file.display()))
                     .hint("move it away yourself if you do not need it, or name another folder with `--dir`"))
@@ -104,7 +104,7 @@ impl Folder {
     }
 
     /// All wrappers, by name.
-    pub fn all(&self) -> Result<Vec<(String, Found)>, Failure> {
+    pub fn all(&self) -> Result<Vec<(String, RecipeFile)>, Failure> {
         let entries = match fs::read_dir(&self.path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             entries => entries.map_err(|error| failed(&self.path, "read", &error))?,
@@ -114,7 +114,7 @@ impl Folder {
             let entry = entry.map_err(|error| failed(&self.path, "read", &error))?;
             let Ok(name) = entry.file_name().into_string() else { continue };
             match self.find(&name)? {
-                Some(found) if found != Found::Foreign && !name.contains(NEW) => all.push((name, found)),
+                Some(found) if found != RecipeFile::Foreign && !name.contains(NEW) => all.push((name, found)),
                 _ => {}
             }
         }
@@ -150,7 +150,7 @@ impl Folder {
 
 /// Whether a file is a wrapper. A file that cannot be read is none.
 pub fn is_wrapper(file: &Path) -> bool {
-    file.is_file() && Found::at(file).is_ok_and(|found| found != Found::Foreign)
+    file.is_file() && RecipeFile::at(file).is_ok_and(|found| found != RecipeFile::Foreign)
 }
 
 /// The path of this program, as PATH names it if possible: a link on PATH stays valid after an upgrade, its target may

@@ -29,7 +29,7 @@ pub struct Recipe {
 
 /// What a file is.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Found {
+pub enum RecipeFile {
     /// A file that Sublet did not write.
     Foreign,
     /// A wrapper of another release, or one that was changed by hand.
@@ -38,20 +38,20 @@ pub enum Found {
     Wrapper(Recipe),
 }
 
-impl Found {
+impl RecipeFile {
     /// What a file is; a link is followed.
-    pub fn at(file: &Path) -> io::Result<Found> {
+    pub fn at(file: &Path) -> io::Result<RecipeFile> {
         let mut bytes = Vec::new();
         File::open(file)?.take(READ_MAX).read_to_end(&mut bytes)?;
-        Ok(Found::of(&String::from_utf8_lossy(&bytes)))
+        Ok(RecipeFile::of(&String::from_utf8_lossy(&bytes)))
     }
 
-    fn of(text: &str) -> Found {
-        let Some(rest) = text.strip_prefix(HEAD) else { return Found::Foreign };
+    fn of(text: &str) -> RecipeFile {
+        let Some(rest) = text.strip_prefix(HEAD) else { return RecipeFile::Foreign };
         let line = rest.lines().next().and_then(|line| line.strip_prefix(FORM));
         match line.and_then(|recipe| serde_json::from_str(recipe).ok()) {
-            Some(recipe) => Found::Wrapper(recipe),
-            None => Found::Changed,
+            Some(recipe) => RecipeFile::Wrapper(recipe),
+            None => RecipeFile::Changed,
         }
     }
 }
@@ -122,11 +122,11 @@ mod tests {
     #[test]
     fn a_wrapper_is_known_by_its_second_line_and_read_back() {
         let script = recipe().script("python").unwrap();
-        assert_eq!(Found::of(&script), Found::Wrapper(recipe()));
-        assert_eq!(Found::of(&script.replace("wrap 1 ", "wrap 2 ")), Found::Changed);
-        assert_eq!(Found::of(&script.replace("\"tool\"", "\"toll\"")), Found::Changed);
+        assert_eq!(RecipeFile::of(&script), RecipeFile::Wrapper(recipe()));
+        assert_eq!(RecipeFile::of(&script.replace("wrap 1 ", "wrap 2 ")), RecipeFile::Changed);
+        assert_eq!(RecipeFile::of(&script.replace("\"tool\"", "\"toll\"")), RecipeFile::Changed);
         for foreign in ["", "#!/bin/sh\n", "#!/bin/sh\nexec python\n", "\x7fELF", "x\n# sublet wrap 1 {}"] {
-            assert_eq!(Found::of(foreign), Found::Foreign, "{foreign:?}");
+            assert_eq!(RecipeFile::of(foreign), RecipeFile::Foreign, "{foreign:?}");
         }
     }
 
@@ -136,6 +136,6 @@ mod tests {
         let script = odd.script("x\nreboot").unwrap();
         let comments: Vec<&str> = script.lines().take_while(|line| line.starts_with('#')).collect();
         assert_eq!(comments[2..], ["# To take it away: sublet wrap --remove 'x reboot'"]);
-        assert_eq!(Found::of(&script), Found::Wrapper(odd));
+        assert_eq!(RecipeFile::of(&script), RecipeFile::Wrapper(odd));
     }
 }

@@ -46,7 +46,7 @@ fn post(port: u16) -> Result<(), String> {
 #[test]
 fn the_three_kinds_are_told_apart() {
     let kind = |text: &str| hook(text).kind;
-    let http = |method, authority: &str, target: &str, body: Option<&str>| Kind::Http {
+    let http = |method, authority: &str, target: &str, body: Option<&str>| HookAction::Http {
         method,
         authority: authority.into(),
         target: target.into(),
@@ -60,10 +60,10 @@ fn the_three_kinds_are_told_apart() {
     assert_eq!(kind("PUT http://h?x"), http("PUT", "h:80", "/?x", None));
     let body = r#"{"model": "a b", "keep_alive": 0}"#;
     assert_eq!(kind(&format!("POST http://h:1/a {body}")), http("POST", "h:1", "/a", Some(body)));
-    let socket = Kind::Socket { path: "/run/a.sock".into(), message: "go to sleep".into() };
+    let socket = HookAction::Socket { path: "/run/a.sock".into(), message: "go to sleep".into() };
     assert_eq!(kind("unix:/run/a.sock go to sleep"), socket);
     for line in ["ollama stop m", "curl -fsS https://h/x", "./free.sh", "post http://h/"] {
-        assert_eq!(kind(line), Kind::Command, "{line}");
+        assert_eq!(kind(line), HookAction::Command, "{line}");
     }
     assert_eq!(hook("POST http://h:1/a {}").to_string(), "POST http://h:1/a {}");
 }
@@ -214,7 +214,7 @@ fn a_command_runs_with_its_variables_and_its_exit_code_decides() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("said");
     let text = format!("echo $SUBLET_LEASE $SUBLET_HOOK > {}", file.display());
-    let variables = [("SUBLET_LEASE", "L7".to_owned()), ("SUBLET_HOOK", Moment::Park.to_string())];
+    let variables = [("SUBLET_LEASE", "L7".to_owned()), ("SUBLET_HOOK", HookMoment::Park.to_string())];
     assert_eq!(hook(&text).run(&variables, LONG), Ok(()));
     assert_eq!(fs::read_to_string(file).unwrap(), "L7 park\n");
     assert_eq!(hook("exit 3").run(&[], LONG).unwrap_err(), "its exit code was 3");

@@ -1,6 +1,6 @@
 //! The proxy with real connections on both sides and simulated leases.
 
-use super::super::desk::tests::{desk_of, tell};
+use super::super::waiting::tests::{tell, waiting_for};
 use super::*;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener as Listener, TcpStream as Stream};
@@ -11,15 +11,16 @@ use sublet_wire::LeaseState;
 /// Long enough for a slow machine.
 const LONG: Duration = Duration::from_secs(60);
 
-fn desk(state: LeaseState) -> Arc<Desk> {
-    desk_of("name:llm", state)
+fn waiting_requests(state: LeaseState) -> Arc<WaitingRequests> {
+    waiting_for("name:llm", state)
 }
 
 /// A proxy that runs until the tests are over.
-fn open(desk: &Arc<Desk>, to: SocketAddr, change: impl FnOnce(&mut Way)) -> SocketAddr {
+fn open(waiting: &Arc<WaitingRequests>, to: SocketAddr, change: impl FnOnce(&mut ProxyRoute)) -> SocketAddr {
     let to = to.to_string().as_str().into();
     let wake = Arc::default();
-    let mut way = Way { desk: Arc::clone(desk), to, wake, wait: LONG, tcp: false, connections: 8, patience: LONG };
+    let mut way =
+        ProxyRoute { requests: Arc::clone(waiting), to, wake, wait: LONG, tcp: false, connections: 8, patience: LONG };
     change(&mut way);
     let (sender, receiver) = channel();
     thread::spawn(move || {
@@ -70,13 +71,13 @@ fn length(head: &str) -> usize {
     line.map_or(0, |length| length.parse().unwrap())
 }
 
-struct Client(BufReader<Stream>);
+struct ProxyTestClient(BufReader<Stream>);
 
-impl Client {
-    fn at(place: SocketAddr) -> Client {
+impl ProxyTestClient {
+    fn at(place: SocketAddr) -> ProxyTestClient {
         let stream = Stream::connect(place).unwrap();
         stream.set_read_timeout(Some(LONG)).unwrap();
-        Client(BufReader::new(stream))
+        ProxyTestClient(BufReader::new(stream))
     }
     fn send(&mut self, text: &str) {
         self.0.get_mut().write_all(text.as_bytes()).unwrap();
@@ -105,7 +106,7 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 #[test]
 fn what_passes_is_what_was_sent_but_for_headers_of_one_connection() {
     let (to, requests) = plain_service();
-    let mut client = Client::at(open(&desk(LeaseState::Active), to, |_| {}));
+    let mut client = ProxyTestClient::at(open(&waiting_requests(LeaseState::Active), to, |_| {}));
     let (head, body) = client.ask(
         "POST /a?b=c HTTP/1.1\r\nHost: me\r\nX-MiXed: Yes\r\nKeep-Alive: 5\r\nX-Hop: 1\r\nConnection: x-hop\r\nContent-Length: 4\r\n\r\nbody",
     );
@@ -121,7 +122,7 @@ fn what_passes_is_what_was_sent_but_for_headers_of_one_connection() {
 #[test]
 fn an_older_request_has_a_host_for_the_service() {
     let (to, requests) = plain_service();
-    let mut client = Client::at(open(&desk(LeaseState::Active), to, |_| {}));
+    let mut client = ProxyTestClient::at(open(&waiting_requests(LeaseState::Active), to, |_| {}));
     assert!(client.ask("GET /old HTTP/1.0\r\n\r\n").0.starts_with("HTTP/1.0 200 "));
     assert_eq!(requests.recv().unwrap(), format!("GET /old HTTP/1.1\r\nhost: {to}\r\n\r\n"));
 }
@@ -132,7 +133,7 @@ fn an_answer_with_two_lengths_is_passed_on_with_the_one_that_counts() {
         let head = "HTTP/1.1 200 OK\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n";
         stream.write_all(format!("{head}2\r\nok\r\n0\r\n\r\n").as_bytes()).unwrap();
     });
-    let mut client = Client::at(open(&desk(LeaseState::Active), to, |_| {}));
+    let mut client = ProxyTestClient::at(open(&waiting_requests(LeaseState::Active), to, |_| {}));
     client.send("GET / HTTP/1.1\r\nhost: x\r\n\r\n");
     let head = head(&mut client.0);
     assert!(head.contains("chunked") && length(&head) == 0, "{head}");
@@ -144,7 +145,7 @@ fn an_answer_with_two_lengths_is_passed_on_with_the_one_that_counts() {
 #[test]
 fn another_version_is_no_other_protocol() {
     let (to, requests) = plain_service();
-    let mut client = Client::at(open(&desk(LeaseState::Active), to, |_| {}));
+    let mut client = ProxyTestClient::at(open(&waiting_requests(LeaseState::Active), to, |_| {}));
     let wish = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n";
     assert!(client.ask(&format!("GET / HTTP/1.1\r\nHost: x\r\n{wish}\r\n")).0.starts_with("HTTP/1.1 200 "));
     assert_eq!(requests.recv().unwrap(), "GET / HTTP/1.1\r\nHost: x\r\n\r\n");
@@ -153,15 +154,15 @@ fn another_version_is_no_other_protocol() {
 #[test]
 fn every_request_of_a_kept_connection_is_checked() {
     let (to, requests) = plain_service();
-    let desk = desk(LeaseState::Active);
-    let mut client = Client::at(open(&desk, to, |way| way.wait = Duration::ZERO));
+    let waiting = waiting_requests(LeaseState::Active);
+    let mut client = ProxyTestClient::at(open(&waiting, to, |way| way.wait = Duration::ZERO));
     assert!(client.ask("POST /1 HTTP/1.1\r\nhost: x\r\n\r\n").0.starts_with("HTTP/1.1 200 "));
-    tell(&desk, LeaseState::Parked);
+    tell(&waiting, LeaseState::Parked);
     let (head, body) = client.ask("POST /2 HTTP/1.1\r\nhost: x\r\n\r\n");
     assert!(head.starts_with("HTTP/1.1 503 ") && head.contains("retry-after: 30\r\n"), "{head}");
     assert!(head.contains("content-type: application/problem+json\r\n"), "{head}");
     assert!(body.contains("L1 of name:llm is parked"), "{body}");
-    tell(&desk, LeaseState::Active);
+    tell(&waiting, LeaseState::Active);
     assert!(client.ask("POST /3 HTTP/1.1\r\nhost: x\r\n\r\n").0.starts_with("HTTP/1.1 200 "));
     let paths = [requests.recv().unwrap(), requests.recv().unwrap()].map(|request| request[..7].to_owned());
     assert_eq!(paths, ["POST /1", "POST /3"], "the service never heard of the second");
@@ -175,7 +176,7 @@ fn an_answer_is_passed_on_piece_by_piece() {
         gone.recv().unwrap();
         stream.write_all(b"3\r\ntwo\r\n0\r\n\r\n").unwrap();
     });
-    let mut client = Client::at(open(&desk(LeaseState::Active), to, |_| {}));
+    let mut client = ProxyTestClient::at(open(&waiting_requests(LeaseState::Active), to, |_| {}));
     client.send("GET / HTTP/1.1\r\nhost: x\r\n\r\n");
     assert!(head(&mut client.0).contains("Transfer-Encoding: chunked\r\n"));
     let mut piece = [0; 8];
@@ -195,12 +196,12 @@ fn another_protocol_goes_both_ways_after_the_check() {
         stream.read_exact(&mut heard).unwrap();
         stream.write_all(&heard).unwrap();
     });
-    let desk = desk(LeaseState::Parked);
+    let waiting = waiting_requests(LeaseState::Parked);
     let wake = WakeList::new(vec!["GET /chat".parse().unwrap()]);
-    let mut client = Client::at(open(&desk, to, |way| way.wake = Arc::new(wake)));
+    let mut client = ProxyTestClient::at(open(&waiting, to, |way| way.wake = Arc::new(wake)));
     client.send("GET /chat HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n");
     assert!(requests.recv_timeout(Duration::from_millis(300)).is_err(), "it waits");
-    tell(&desk, LeaseState::Active);
+    tell(&waiting, LeaseState::Active);
     let head = head(&mut client.0);
     assert!(head.starts_with("HTTP/1.1 101 ") && head.contains("Upgrade: echo\r\n"), "{head}");
     client.send("ping");
@@ -212,23 +213,26 @@ fn another_protocol_goes_both_ways_after_the_check() {
 #[test]
 fn a_service_that_is_not_there_is_a_bad_gateway_and_other_nonsense_is_refused() {
     let nobody = Listener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let place = open(&desk(LeaseState::Active), nobody, |_| {});
-    let mut client = Client::at(place);
+    let place = open(&waiting_requests(LeaseState::Active), nobody, |_| {});
+    let mut client = ProxyTestClient::at(place);
     let (head, body) = client.ask("GET / HTTP/1.1\r\nhost: x\r\n\r\n");
     assert!(head.starts_with("HTTP/1.1 502 ") && body.contains("is the service running"), "{head}{body}");
     assert!(client.ask("CONNECT other:1 HTTP/1.1\r\nhost: x\r\n\r\n").0.starts_with("HTTP/1.1 405 "));
     let long = "x".repeat(HEAD_BYTES_MAX);
-    assert!(Client::at(place).ask(&format!("GET /{long} HTTP/1.1\r\nhost: x\r\n\r\n")).0.contains(" 4"), "too long");
+    assert!(
+        ProxyTestClient::at(place).ask(&format!("GET /{long} HTTP/1.1\r\nhost: x\r\n\r\n")).0.contains(" 4"),
+        "too long"
+    );
 }
 
 #[test]
 fn a_service_that_starts_when_it_gets_its_lease_is_waited_for() {
     let place = Listener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let desk = desk(LeaseState::Waiting);
-    let mut client = Client::at(open(&desk, place, |_| {}));
+    let waiting = waiting_requests(LeaseState::Waiting);
+    let mut client = ProxyTestClient::at(open(&waiting, place, |_| {}));
     client.send("POST / HTTP/1.1\r\nhost: x\r\n\r\n");
-    until("it waits", || !desk.is_asleep());
-    tell(&desk, LeaseState::Active);
+    until("it waits", || !waiting.is_asleep());
+    tell(&waiting, LeaseState::Active);
     thread::sleep(Duration::from_millis(300));
     let listener = Listener::bind(place).unwrap();
     let (mut stream, _) = listener.accept().unwrap();
@@ -240,42 +244,42 @@ fn a_service_that_starts_when_it_gets_its_lease_is_waited_for() {
 #[test]
 fn who_goes_away_waits_no_more_and_who_is_one_too_many_is_told() {
     let (to, requests) = plain_service();
-    let desk = desk(LeaseState::Parked);
-    let place = open(&desk, to, |way| way.connections = 1);
-    let mut client = Client::at(place);
+    let waiting = waiting_requests(LeaseState::Parked);
+    let place = open(&waiting, to, |way| way.connections = 1);
+    let mut client = ProxyTestClient::at(place);
     client.send("POST / HTTP/1.1\r\nhost: x\r\n\r\n");
-    until("it waits", || !desk.is_asleep());
-    let (head, body) = Client::at(place).ask("POST / HTTP/1.1\r\nhost: x\r\n\r\n");
+    until("it waits", || !waiting.is_asleep());
+    let (head, body) = ProxyTestClient::at(place).ask("POST / HTTP/1.1\r\nhost: x\r\n\r\n");
     assert!(head.starts_with("HTTP/1.1 503 ") && body.contains("too_busy"), "{head}{body}");
     // The connection is reset at once, as for a client that was killed with unread data.
     rustix::net::sockopt::set_socket_linger(client.0.get_ref(), Some(Duration::ZERO)).unwrap();
     drop(client);
-    until("nobody waits", || desk.is_asleep());
-    tell(&desk, LeaseState::Active);
+    until("nobody waits", || waiting.is_asleep());
+    tell(&waiting, LeaseState::Active);
     assert!(requests.recv_timeout(Duration::from_millis(300)).is_err(), "nothing of it was passed on");
-    assert!(Client::at(place).ask("POST / HTTP/1.1\r\nhost: x\r\n\r\n").0.starts_with("HTTP/1.1 200 "));
+    assert!(ProxyTestClient::at(place).ask("POST / HTTP/1.1\r\nhost: x\r\n\r\n").0.starts_with("HTTP/1.1 200 "));
 }
 
 #[test]
 fn who_sends_nothing_more_gets_its_answer_also_if_it_had_to_wait() {
     let (to, requests) = plain_service();
-    let desk = desk(LeaseState::Active);
-    let place = open(&desk, to, |_| {});
+    let waiting = waiting_requests(LeaseState::Active);
+    let place = open(&waiting, to, |_| {});
     let check = |wait: bool| {
-        tell(&desk, if wait { LeaseState::Parked } else { LeaseState::Active });
-        let mut client = Client::at(place);
+        tell(&waiting, if wait { LeaseState::Parked } else { LeaseState::Active });
+        let mut client = ProxyTestClient::at(place);
         client.send("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\nwork");
         client.0.get_mut().shutdown(Shutdown::Write).unwrap();
         if wait {
-            until("it waits", || !desk.is_asleep());
+            until("it waits", || !waiting.is_asleep());
             assert!(requests.recv_timeout(Duration::from_millis(300)).is_err(), "it waits still");
-            tell(&desk, LeaseState::Active);
+            tell(&waiting, LeaseState::Active);
         }
         let mut all = String::new();
         client.0.read_to_string(&mut all).unwrap();
         assert!(all.starts_with("HTTP/1.1 200 ") && all.ends_with("\r\n\r\nok"), "{all:?}");
         assert!(requests.recv().unwrap().ends_with("work"));
-        until("nothing is under way", || desk.is_asleep());
+        until("nothing is under way", || waiting.is_asleep());
     };
     check(false);
     check(true);
@@ -283,10 +287,10 @@ fn who_sends_nothing_more_gets_its_answer_also_if_it_had_to_wait() {
 
 #[test]
 fn who_stops_in_the_middle_of_a_request_is_not_waited_for() {
-    let desk = desk(LeaseState::Active);
+    let waiting = waiting_requests(LeaseState::Active);
     let listener = Listener::bind("127.0.0.1:0").unwrap();
-    let place = open(&desk, listener.local_addr().unwrap(), |way| way.patience = Duration::from_millis(200));
-    let mut client = Client::at(place);
+    let place = open(&waiting, listener.local_addr().unwrap(), |way| way.patience = Duration::from_millis(200));
+    let mut client = ProxyTestClient::at(place);
     client.send("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nhalf");
     let (mut service, _) = listener.accept().unwrap();
     let mut heard = String::new();
@@ -294,22 +298,22 @@ fn who_stops_in_the_middle_of_a_request_is_not_waited_for() {
     assert!(heard.ends_with("\r\n\r\nhalf"), "{heard}");
     let (head, body) = client.answer();
     assert!(head.starts_with("HTTP/1.1 408 ") && body.contains("too_slow"), "{head}{body}");
-    until("nothing is under way", || desk.is_asleep());
+    until("nothing is under way", || waiting.is_asleep());
 }
 
 #[test]
 fn whole_connections_pass_once_the_lease_is_there_or_are_closed() {
     let (to, requests) = plain_service();
-    let desk = desk(LeaseState::Parked);
-    let mut client = Client::at(open(&desk, to, |way| way.tcp = true));
+    let waiting = waiting_requests(LeaseState::Parked);
+    let mut client = ProxyTestClient::at(open(&waiting, to, |way| way.tcp = true));
     client.send("ANY bytes\r\n\r\n");
     assert!(requests.recv_timeout(Duration::from_millis(300)).is_err(), "it waits");
-    tell(&desk, LeaseState::Active);
+    tell(&waiting, LeaseState::Active);
     assert_eq!(requests.recv().unwrap(), "ANY bytes\r\n\r\n");
     assert_eq!(client.answer().1, "ok");
-    tell(&desk, LeaseState::Parked);
-    let place = open(&desk, to, |way| (way.tcp, way.wait) = (true, Duration::ZERO));
-    let mut refused = Client::at(place);
+    tell(&waiting, LeaseState::Parked);
+    let place = open(&waiting, to, |way| (way.tcp, way.wait) = (true, Duration::ZERO));
+    let mut refused = ProxyTestClient::at(place);
     // Data that was sent and not read makes it a reset.
     assert!(!matches!(refused.0.read(&mut [0; 1]), Ok(n) if n > 0));
 }
@@ -322,30 +326,30 @@ fn a_request_that_needs_no_gpu_passes_while_the_lease_is_parked_and_is_no_use_of
             false => stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").unwrap(),
         };
     });
-    let desk = desk(LeaseState::Parked);
-    let place = open(&desk, to, |_| {});
-    let mut client = Client::at(place);
+    let waiting = waiting_requests(LeaseState::Parked);
+    let place = open(&waiting, to, |_| {});
+    let mut client = ProxyTestClient::at(place);
     for request in ["GET /x", "OPTIONS /x"] {
         assert!(client.ask(&format!("{request} HTTP/1.1\r\nhost: x\r\n\r\n")).0.starts_with("HTTP/1.1 200 "));
         assert!(requests.recv().unwrap().starts_with(request));
-        assert!(desk.is_asleep(), "{request}");
+        assert!(waiting.is_asleep(), "{request}");
     }
-    let mut socket = Client::at(place);
+    let mut socket = ProxyTestClient::at(place);
     socket.send("GET /ws HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n");
     assert!(head(&mut socket.0).starts_with("HTTP/1.1 101 "));
-    assert!(desk.is_asleep(), "an open socket");
-    tell(&desk, LeaseState::Active);
+    assert!(waiting.is_asleep(), "an open socket");
+    tell(&waiting, LeaseState::Active);
     assert!(client.ask("GET /y HTTP/1.1\r\nhost: x\r\n\r\n").0.starts_with("HTTP/1.1 200 "));
-    tell(&desk, LeaseState::Parked);
-    assert!(desk.is_asleep(), "nothing asks for the GPU that the service had when it answered");
+    tell(&waiting, LeaseState::Parked);
+    assert!(waiting.is_asleep(), "nothing asks for the GPU that the service had when it answered");
 }
 
 #[test]
 fn a_poll_of_a_parked_service_that_is_not_there_is_told_when_to_come_again() {
     let unused = Listener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let desk = desk(LeaseState::Parked);
-    let place = open(&desk, unused, |_| {});
-    let (head, body) = Client::at(place).ask("GET / HTTP/1.1\r\nhost: x\r\n\r\n");
+    let waiting = waiting_requests(LeaseState::Parked);
+    let place = open(&waiting, unused, |_| {});
+    let (head, body) = ProxyTestClient::at(place).ask("GET / HTTP/1.1\r\nhost: x\r\n\r\n");
     assert!(head.starts_with("HTTP/1.1 503 ") && head.contains("retry-after: 30\r\n"), "{head}{body}");
-    assert!(desk.is_asleep());
+    assert!(waiting.is_asleep());
 }

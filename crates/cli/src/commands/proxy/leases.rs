@@ -26,21 +26,21 @@ const UNANSWERED: Duration = Duration::from_secs(60);
 
 /// What is known of the leases of a service.
 #[derive(Debug)]
-pub struct Standing {
+pub struct ServiceLeases {
     /// The name of the service or lease.
     what: String,
     /// Why the daemon does not answer, if so.
-    away: Option<Away>,
+    away: Option<DaemonAbsence>,
     /// Whether the list of leases is known.
     listed: bool,
-    leases: BTreeMap<String, Known>,
+    leases: BTreeMap<String, KnownLease>,
     /// The one followed lease is over: the reason.
     over: Option<String>,
 }
 
 /// Why no daemon answers, or why it refuses.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Away {
+pub struct DaemonAbsence {
     /// What happened.
     pub why: String,
     /// What to do.
@@ -49,7 +49,7 @@ pub struct Away {
 
 /// A lease, as the daemon last reported it.
 #[derive(Debug)]
-struct Known {
+struct KnownLease {
     state: LeaseState,
     /// It was reported since the daemon was last unreachable.
     is_fresh: bool,
@@ -61,7 +61,7 @@ struct Known {
 
 /// Why a request does not pass. It is not one of the daemon's problems: the proxy sends it in place of the service.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Refusal {
+pub struct ProxyRefusal {
     /// `about:sublet/` and the code.
     #[serde(rename = "type")]
     pub kind: String,
@@ -79,26 +79,26 @@ pub struct Refusal {
     pub retry_after_s: Option<u64>,
 }
 
-impl Refusal {
+impl ProxyRefusal {
     /// A refusal without a time to try again.
-    pub fn new(status: u16, code: &'static str, detail: impl Into<String>) -> Refusal {
+    pub fn new(status: u16, code: &'static str, detail: impl Into<String>) -> ProxyRefusal {
         let kind = format!("about:sublet/{code}");
-        Refusal { kind, status, code, detail: detail.into(), hint: None, retry_after_s: None }
+        ProxyRefusal { kind, status, code, detail: detail.into(), hint: None, retry_after_s: None }
     }
     /// Sets the hint.
-    pub fn hint(self, hint: Option<String>) -> Refusal {
-        Refusal { hint, ..self }
+    pub fn hint(self, hint: Option<String>) -> ProxyRefusal {
+        ProxyRefusal { hint, ..self }
     }
     /// Sets the time to try again.
-    pub fn retry(self, after_s: u64) -> Refusal {
-        Refusal { retry_after_s: Some(after_s), ..self }
+    pub fn retry(self, after_s: u64) -> ProxyRefusal {
+        ProxyRefusal { retry_after_s: Some(after_s), ..self }
     }
 }
 
-impl Standing {
+impl ServiceLeases {
     /// The standing before anything is known.
-    pub fn of(what: &str) -> Standing {
-        Standing { what: what.to_owned(), away: None, listed: false, leases: BTreeMap::new(), over: None }
+    pub fn of(what: &str) -> ServiceLeases {
+        ServiceLeases { what: what.to_owned(), away: None, listed: false, leases: BTreeMap::new(), over: None }
     }
 
     /// The list of leases is complete now.
@@ -108,7 +108,7 @@ impl Standing {
 
     /// The daemon does not answer, so what was known is out of date. With `lists`, the list of leases must be read
     /// again too.
-    pub fn gone(&mut self, away: Away, lists: bool) {
+    pub fn gone(&mut self, away: DaemonAbsence, lists: bool) {
         self.away = Some(away);
         self.listed &= !lists;
         self.leases.values_mut().for_each(|known| known.is_fresh = false);
@@ -118,7 +118,7 @@ impl Standing {
     pub fn told(&mut self, lease: &Lease, now: Instant) {
         self.away = None;
         let is_driven = lease.method == Some(ParkMethod::Driver);
-        let known = Known { state: lease.state, is_fresh: true, waits: waits(lease, now), is_driven };
+        let known = KnownLease { state: lease.state, is_fresh: true, waits: waits(lease, now), is_driven };
         self.leases.insert(lease.id.clone(), known);
     }
 
@@ -143,45 +143,46 @@ impl Standing {
 
     /// Leases that are parked or being parked, and could be asked to resume.
     pub fn off_gpus(&self) -> impl Iterator<Item = (&str, LeaseState)> {
-        let off = |known: &Known| known.is_fresh && matches!(known.state, LeaseState::Parking | LeaseState::Parked);
+        let off =
+            |known: &KnownLease| known.is_fresh && matches!(known.state, LeaseState::Parking | LeaseState::Parked);
         self.leases.iter().filter(move |(_, known)| off(known)).map(|(id, known)| (id.as_str(), known.state))
     }
 
     /// Leases that do not have their GPUs, for any reason.
     pub fn without_gpus(&self) -> impl Iterator<Item = &str> {
-        let without = |known: &Known| known.state != LeaseState::Active;
+        let without = |known: &KnownLease| known.state != LeaseState::Active;
         self.leases.iter().filter(move |(_, known)| without(known)).map(|(id, _)| id.as_str())
     }
 
     /// Whether a request that needs the GPU may pass now, or why not.
-    pub fn verdict(&self, open_without_daemon: bool, now: Instant) -> Result<(), Refusal> {
+    pub fn verdict(&self, open_without_daemon: bool, now: Instant) -> Result<(), ProxyRefusal> {
         if let Some(over) = &self.over {
             let hint = "name the service instead, with `--of`: then its next lease counts".to_owned();
-            return Err(Refusal::new(503, "lease_ended", over.clone()).hint(Some(hint)));
+            return Err(ProxyRefusal::new(503, "lease_ended", over.clone()).hint(Some(hint)));
         }
         match &self.away {
             Some(_) if open_without_daemon => return Ok(()),
-            Some(Away { why, hint }) => {
+            Some(DaemonAbsence { why, hint }) => {
                 let detail = format!("whether {} has its GPUs is not known: {why}", self.what);
-                return Err(Refusal::new(503, "no_daemon", detail).hint(hint.clone()).retry(RETRY_S));
+                return Err(ProxyRefusal::new(503, "no_daemon", detail).hint(hint.clone()).retry(RETRY_S));
             }
             None => {}
         }
         let stale = self.leases.values().any(|known| !known.is_fresh);
         if !self.listed || stale {
             let detail = format!("whether {} has its GPUs is not known yet", self.what);
-            return Err(Refusal::new(503, NOT_KNOWN, detail).retry(1));
+            return Err(ProxyRefusal::new(503, NOT_KNOWN, detail).retry(1));
         }
         self.expected_last(now).map_or(Ok(()), |(id, known)| Err(self.without(id, known, now)))
     }
 
     /// How long the service gets to answer a request that does not need the GPU, and the response after that. `None`
     /// while every lease is active, or while no daemon reports their state.
-    pub fn unanswered(&self, now: Instant) -> Option<(Duration, Refusal)> {
+    pub fn unanswered(&self, now: Instant) -> Option<(Duration, ProxyRefusal)> {
         let (id, known) = self.expected_last(now).filter(|_| self.away.is_none())?;
         let within = if self.has_driven() { UNANSWERED_BY_DRIVER } else { UNANSWERED };
         let (what, after) = (self.situation(id, known), known.retry_s(now));
-        let refusal = Refusal::new(503, NOT_ACTIVE, format!("the service did not answer: {what}")).retry(after);
+        let refusal = ProxyRefusal::new(503, NOT_ACTIVE, format!("the service did not answer: {what}")).retry(after);
         let hint = match known.is_unwanted() {
             true => "this request does not bring it back; one that needs the GPU does (`--wake`)".to_owned(),
             false => retry_hint(id, after),
@@ -195,18 +196,18 @@ impl Standing {
     }
 
     /// Of the leases that do not have their GPUs, the one that is expected last.
-    fn expected_last(&self, now: Instant) -> Option<(&str, &Known)> {
+    fn expected_last(&self, now: Instant) -> Option<(&str, &KnownLease)> {
         let without = self.leases.iter().filter(|(_, known)| known.state != LeaseState::Active);
         without.max_by_key(|(_, known)| known.retry_s(now)).map(|(id, known)| (id.as_str(), known))
     }
 
-    fn without(&self, id: &str, known: &Known, now: Instant) -> Refusal {
+    fn without(&self, id: &str, known: &KnownLease, now: Instant) -> ProxyRefusal {
         let after = known.retry_s(now);
-        Refusal::new(503, NOT_ACTIVE, self.situation(id, known)).hint(Some(retry_hint(id, after))).retry(after)
+        ProxyRefusal::new(503, NOT_ACTIVE, self.situation(id, known)).hint(Some(retry_hint(id, after))).retry(after)
     }
 
     /// A lease, its state, and why it waits, as text.
-    fn situation(&self, id: &str, known: &Known) -> String {
+    fn situation(&self, id: &str, known: &KnownLease) -> String {
         let state = text::lease_state(known.state);
         let whose = if self.what == id { String::new() } else { format!(" of {}", self.what) };
         match &known.waits {
@@ -220,7 +221,7 @@ fn retry_hint(id: &str, after_s: u64) -> String {
     format!("try again in {}; `sublet explain {id}` says why it waits", span::show(after_s as f64))
 }
 
-impl Known {
+impl KnownLease {
     /// True if it is off its GPUs and no request for them was made.
     fn is_unwanted(&self) -> bool {
         self.waits.is_none() && matches!(self.state, LeaseState::Parking | LeaseState::Parked)
@@ -269,7 +270,7 @@ mod tests {
         })
     }
 
-    fn check(standing: &Standing, now: Instant, expected: &Expect) {
+    fn check(standing: &ServiceLeases, now: Instant, expected: &Expect) {
         let said = match standing.verdict(false, now) {
             Ok(()) => "passes".to_owned(),
             Err(no) => format!("{} {} ({:?}): {}", no.status, no.code, no.retry_after_s, no.detail),
@@ -280,7 +281,7 @@ mod tests {
     #[test]
     fn a_request_passes_while_every_lease_is_active_or_there_is_none() {
         let now = Instant::now();
-        let mut standing = Standing::of("unit:ollama.service");
+        let mut standing = ServiceLeases::of("unit:ollama.service");
         check(
             &standing,
             now,
@@ -304,7 +305,7 @@ mod tests {
     #[test]
     fn when_to_come_again_is_when_the_last_lease_is_expected() {
         let now = Instant::now();
-        let mut standing = Standing::of("name:llm");
+        let mut standing = ServiceLeases::of("name:llm");
         standing.listed();
         for (id, estimate) in [("L1", Some(3.2)), ("L2", Some(11.4)), ("L3", Some(0.2))] {
             standing.told(&Lease { waiting: waiting(estimate), ..lease(id, LeaseState::Parked) }, now);
@@ -325,7 +326,7 @@ mod tests {
     #[test]
     fn a_request_that_brings_nothing_back_is_told_so_and_is_given_less_time_where_the_driver_parked() {
         let now = Instant::now();
-        let mut standing = Standing::of("name:llm");
+        let mut standing = ServiceLeases::of("name:llm");
         standing.listed();
         standing.told(&lease("L1", LeaseState::Active), now);
         assert_eq!(standing.unanswered(now), None);
@@ -341,17 +342,17 @@ mod tests {
         let (within, refusal) = standing.unanswered(now).unwrap();
         assert_eq!((within, refusal.retry_after_s), (UNANSWERED_BY_DRIVER, Some(12)), "the expected time");
         assert!(refusal.hint.unwrap().starts_with("try again in 12 s"));
-        standing.gone(Away { why: "no daemon answers at /s".into(), hint: None }, false);
+        standing.gone(DaemonAbsence { why: "no daemon answers at /s".into(), hint: None }, false);
         assert_eq!(standing.unanswered(now), None);
     }
 
     #[test]
     fn without_a_daemon_nothing_is_known_until_everything_was_told_again() {
         let now = Instant::now();
-        let mut standing = Standing::of("L1");
+        let mut standing = ServiceLeases::of("L1");
         standing.listed();
         standing.told(&lease("L1", LeaseState::Active), now);
-        standing.gone(Away { why: "no daemon answers at /s".into(), hint: None }, false);
+        standing.gone(DaemonAbsence { why: "no daemon answers at /s".into(), hint: None }, false);
         check(
             &standing,
             now,

@@ -7,7 +7,7 @@
 //! ```
 //! However many requests wait, each lease is followed by one long poll and asked to resume once.
 
-use super::standing::{NOT_ACTIVE, NOT_KNOWN, Refusal, Standing};
+use super::leases::{NOT_ACTIVE, NOT_KNOWN, ProxyRefusal, ServiceLeases};
 use super::wake::Need;
 use crate::table::plain;
 use std::collections::BTreeMap;
@@ -24,8 +24,8 @@ const ASKED_WITHIN: Duration = Duration::from_secs(1);
 
 /// The state that requests and threads share.
 #[derive(Debug)]
-pub struct Desk {
-    inside: Mutex<Inside>,
+pub struct WaitingRequests {
+    inside: Mutex<SharedProxyState>,
     /// Signalled when a request arrives or something is learned: the asker checks what is due.
     bell: Condvar,
     /// Grows with each new fact.
@@ -34,8 +34,8 @@ pub struct Desk {
 }
 
 #[derive(Debug)]
-struct Inside {
-    standing: Standing,
+struct SharedProxyState {
+    leases: ServiceLeases,
     /// The number of requests that wait.
     waiting: usize,
     /// The number of requests that the service has not yet answered in full.
@@ -48,7 +48,7 @@ struct Inside {
 
 /// The next action of the asker.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Due {
+pub enum AskerStep {
     /// Ask a parked lease to resume.
     Resume(String, LeaseState),
     /// Ask when the lease is expected back.
@@ -57,7 +57,7 @@ pub enum Due {
 
 /// A request that passed. The service counts as in use as long as this value lives.
 #[derive(Debug)]
-pub struct UnderWay(Arc<Desk>);
+pub struct UnderWay(Arc<WaitingRequests>);
 
 impl Drop for UnderWay {
     fn drop(&mut self) {
@@ -66,13 +66,13 @@ impl Drop for UnderWay {
 }
 
 /// A waiting request; it is counted as long as this value lives.
-struct Waits<'a>(&'a Desk);
+struct Waits<'a>(&'a WaitingRequests);
 
 impl<'a> Waits<'a> {
-    fn at(desk: &'a Desk) -> Waits<'a> {
-        desk.lock().waiting += 1;
-        desk.bell.notify_all();
-        Waits(desk)
+    fn at(requests: &'a WaitingRequests) -> Waits<'a> {
+        requests.lock().waiting += 1;
+        requests.bell.notify_all();
+        Waits(requests)
     }
 }
 
@@ -82,27 +82,27 @@ impl Drop for Waits<'_> {
     }
 }
 
-impl Desk {
-    /// A desk without any facts.
-    pub fn new(standing: Standing, open_without_daemon: bool) -> Desk {
-        let inside = Inside { standing, waiting: 0, under_way: 0, asked: BTreeMap::new(), said: None };
+impl WaitingRequests {
+    /// A requests without any facts.
+    pub fn new(leases: ServiceLeases, open_without_daemon: bool) -> WaitingRequests {
+        let inside = SharedProxyState { leases, waiting: 0, under_way: 0, asked: BTreeMap::new(), said: None };
         let (version, _) = watch::channel(0);
-        Desk { inside: Mutex::new(inside), bell: Condvar::new(), version, open_without_daemon }
+        WaitingRequests { inside: Mutex::new(inside), bell: Condvar::new(), version, open_without_daemon }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inside> {
+    fn lock(&self) -> MutexGuard<'_, SharedProxyState> {
         // A panic leaves nothing in it half done.
         self.inside.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Records new facts, and wakes requests and the asker.
-    pub fn learn(&self, what: impl FnOnce(&mut Standing)) {
+    pub fn learn(&self, what: impl FnOnce(&mut ServiceLeases)) {
         let mut inside = self.lock();
-        what(&mut inside.standing);
-        let Inside { standing, asked, .. } = &mut *inside;
+        what(&mut inside.leases);
+        let SharedProxyState { leases, asked, .. } = &mut *inside;
         // A lease that is back, or is resuming, is asked again the next time that it is parked.
-        asked.retain(|id, _| standing.off_gpus().any(|(off, _)| off == id));
-        let verdict = inside.standing.verdict(self.open_without_daemon, Instant::now());
+        asked.retain(|id, _| leases.off_gpus().any(|(off, _)| off == id));
+        let verdict = inside.leases.verdict(self.open_without_daemon, Instant::now());
         let code = verdict.as_ref().map_err(|refusal| refusal.code).err();
         // The state without any facts lasts milliseconds and is not printed.
         let is_news = code != Some(NOT_KNOWN) && inside.said != Some(code);
@@ -121,17 +121,17 @@ impl Desk {
 
     /// Whether a lease is known.
     pub fn knows(&self, id: &str) -> bool {
-        self.lock().standing.knows(id)
+        self.lock().leases.knows(id)
     }
 
     /// Whether a request that needs the GPU may pass now.
-    pub fn verdict(&self) -> Result<(), Refusal> {
-        self.lock().standing.verdict(self.open_without_daemon, Instant::now())
+    pub fn verdict(&self) -> Result<(), ProxyRefusal> {
+        self.lock().leases.verdict(self.open_without_daemon, Instant::now())
     }
 
     /// Lets a request pass as soon as it may, or refuses it when its time is over. The bool is true if it had to wait
     /// for a lease.
-    pub async fn enter(self: &Arc<Self>, until: Instant) -> Result<(UnderWay, bool), Refusal> {
+    pub async fn enter(self: &Arc<Self>, until: Instant) -> Result<(UnderWay, bool), ProxyRefusal> {
         // Subscribed before the first check, so that no change after it is missed.
         let mut version = self.version.subscribe();
         if let Ok(under_way) = self.pass() {
@@ -160,15 +160,15 @@ impl Desk {
 
     /// Whether a request that does not need the GPU is passed on now. It requests no lease, and does not count as use
     /// of the service.
-    pub async fn admit_poll(&self, need: Need) -> Result<(), Refusal> {
+    pub async fn admit_poll(&self, need: Need) -> Result<(), ProxyRefusal> {
         let mut version = self.version.subscribe();
         let until = Instant::now() + ASKED_WITHIN;
         loop {
             version.borrow_and_update();
             let (verdict, is_driven) = {
                 let inside = self.lock();
-                let verdict = inside.standing.verdict(self.open_without_daemon, Instant::now());
-                (verdict, inside.standing.has_driven())
+                let verdict = inside.leases.verdict(self.open_without_daemon, Instant::now());
+                (verdict, inside.leases.has_driven())
             };
             match verdict {
                 Err(refusal) if refusal.code == NOT_KNOWN && Instant::now() < until => {
@@ -185,13 +185,13 @@ impl Desk {
     }
 
     /// Returns when the service has had no GPU for the time that it gets to answer a request that does not need one.
-    pub async fn give_up(&self) -> Refusal {
+    pub async fn give_up(&self) -> ProxyRefusal {
         let mut version = self.version.subscribe();
         let mut since = None;
         loop {
             version.borrow_and_update();
             let now = Instant::now();
-            let unanswered = self.lock().standing.unanswered(now);
+            let unanswered = self.lock().leases.unanswered(now);
             let Some((within, refusal)) = unanswered else {
                 since = None;
                 // The sender lives as long as `self`.
@@ -208,9 +208,9 @@ impl Desk {
 
     /// Lets a request pass if it may. It is counted under the same lock, so a park that begins afterwards finds the
     /// service in use.
-    fn pass(self: &Arc<Self>) -> Result<UnderWay, Refusal> {
+    fn pass(self: &Arc<Self>) -> Result<UnderWay, ProxyRefusal> {
         let mut inside = self.lock();
-        inside.standing.verdict(self.open_without_daemon, Instant::now())?;
+        inside.leases.verdict(self.open_without_daemon, Instant::now())?;
         inside.under_way += 1;
         Ok(UnderWay(Arc::clone(self)))
     }
@@ -225,11 +225,11 @@ impl Desk {
     /// Whether every parked lease was asked to resume.
     fn is_asked(&self) -> bool {
         let inside = self.lock();
-        inside.standing.off_gpus().all(|(id, state)| inside.asked.get(id).is_some_and(|(asked, _)| *asked == state))
+        inside.leases.off_gpus().all(|(id, state)| inside.asked.get(id).is_some_and(|(asked, _)| *asked == state))
     }
 
     /// Waits for the next action of the asker.
-    pub fn due(&self) -> Due {
+    pub fn due(&self) -> AskerStep {
         let mut inside = self.lock();
         loop {
             let now = Instant::now();
@@ -245,42 +245,42 @@ impl Desk {
     }
 
     /// Records that an action was taken, and the lease if the daemon returned it.
-    pub fn done(&self, due: &Due, lease: Option<&Lease>) {
+    pub fn done(&self, due: &AskerStep, lease: Option<&Lease>) {
         let now = Instant::now();
         let mut inside = self.lock();
         match due {
-            Due::Resume(id, state) => drop(inside.asked.insert(id.clone(), (*state, now))),
-            Due::Estimate(id) => {
+            AskerStep::Resume(id, state) => drop(inside.asked.insert(id.clone(), (*state, now))),
+            AskerStep::Estimate(id) => {
                 if let Some((_, at)) = inside.asked.get_mut(id) {
                     *at = now;
                 }
             }
         }
         if let Some(lease) = lease {
-            inside.standing.expected(lease, now);
+            inside.leases.expected(lease, now);
         }
         drop(inside);
         self.version.send_modify(|version| *version += 1);
     }
 }
 
-impl Inside {
+impl SharedProxyState {
     /// The action that is due now, or the time of the next one if there is one.
-    fn due(&self, now: Instant) -> Result<Due, Option<Instant>> {
+    fn due(&self, now: Instant) -> Result<AskerStep, Option<Instant>> {
         if self.waiting + self.under_way == 0 {
             return Err(None);
         }
         let is_asked = |id: &str, state| self.asked.get(id).is_some_and(|(asked, _)| *asked == state);
-        if let Some((id, state)) = self.standing.off_gpus().find(|(id, state)| !is_asked(id, *state)) {
-            return Ok(Due::Resume(id.to_owned(), state));
+        if let Some((id, state)) = self.leases.off_gpus().find(|(id, state)| !is_asked(id, *state)) {
+            return Ok(AskerStep::Resume(id.to_owned(), state));
         }
         if self.waiting == 0 {
             return Err(None);
         }
         let heard = |id: &str| self.asked.get(id).map(|(_, at)| *at + ESTIMATE_HOLDS);
-        let next = self.standing.without_gpus().filter_map(|id| Some((heard(id)?, id))).min();
+        let next = self.leases.without_gpus().filter_map(|id| Some((heard(id)?, id))).min();
         match next {
-            Some((at, id)) if at <= now => Ok(Due::Estimate(id.to_owned())),
+            Some((at, id)) if at <= now => Ok(AskerStep::Estimate(id.to_owned())),
             next => Err(next.map(|(at, _)| at)),
         }
     }
@@ -291,26 +291,26 @@ pub(super) mod tests {
     use super::*;
     use crate::sample;
 
-    /// A desk for a service of this name, which has one lease in this state.
-    pub fn desk_of(who: &str, state: LeaseState) -> Arc<Desk> {
-        let desk = Arc::new(Desk::new(Standing::of(who), false));
-        desk.learn(Standing::listed);
-        tell(&desk, state);
-        desk
+    /// A requests for a service of this name, which has one lease in this state.
+    pub fn waiting_for(who: &str, state: LeaseState) -> Arc<WaitingRequests> {
+        let requests = Arc::new(WaitingRequests::new(ServiceLeases::of(who), false));
+        requests.learn(ServiceLeases::listed);
+        tell(&requests, state);
+        requests
     }
 
     /// The lease changes to this state.
-    pub fn tell(desk: &Desk, state: LeaseState) {
+    pub fn tell(requests: &WaitingRequests, state: LeaseState) {
         let lease = Lease { id: "L1".into(), state, waiting: None, ..sample::lease() };
-        desk.learn(|standing| standing.told(&lease, Instant::now()));
+        requests.learn(|leases| leases.told(&lease, Instant::now()));
     }
 
-    fn desk(state: LeaseState) -> Arc<Desk> {
-        desk_of("L1", state)
+    fn requests(state: LeaseState) -> Arc<WaitingRequests> {
+        waiting_for("L1", state)
     }
 
-    fn due(desk: &Desk) -> Result<Due, bool> {
-        desk.lock().due(Instant::now()).map_err(|later| later.is_some())
+    fn due(requests: &WaitingRequests) -> Result<AskerStep, bool> {
+        requests.lock().due(Instant::now()).map_err(|later| later.is_some())
     }
 
     fn soon() -> Instant {
@@ -323,65 +323,65 @@ pub(super) mod tests {
 
     #[test]
     fn a_parked_lease_is_asked_back_once_however_many_wait() {
-        let desk = desk(LeaseState::Parked);
-        assert_eq!(due(&desk), Err(false), "nobody wants it");
-        let resume = Due::Resume("L1".into(), LeaseState::Parked);
+        let requests = requests(LeaseState::Parked);
+        assert_eq!(due(&requests), Err(false), "nobody wants it");
+        let resume = AskerStep::Resume("L1".into(), LeaseState::Parked);
         {
-            let (_one, _two) = (Waits::at(&desk), Waits::at(&desk));
-            assert_eq!(due(&desk), Ok(resume.clone()));
-            desk.done(&resume, None);
-            assert_eq!(due(&desk), Err(true), "it was asked; later it is looked how long it takes");
+            let (_one, _two) = (Waits::at(&requests), Waits::at(&requests));
+            assert_eq!(due(&requests), Ok(resume.clone()));
+            requests.done(&resume, None);
+            assert_eq!(due(&requests), Err(true), "it was asked; later it is looked how long it takes");
         }
-        assert_eq!(due(&desk), Err(false), "they went away");
-        tell(&desk, LeaseState::Active);
-        tell(&desk, LeaseState::Parked);
-        let _again = Waits::at(&desk);
-        assert_eq!(due(&desk), Ok(resume), "it was parked again");
+        assert_eq!(due(&requests), Err(false), "they went away");
+        tell(&requests, LeaseState::Active);
+        tell(&requests, LeaseState::Parked);
+        let _again = Waits::at(&requests);
+        assert_eq!(due(&requests), Ok(resume), "it was parked again");
     }
 
     #[test]
     fn a_service_that_is_parked_in_the_middle_of_a_request_is_asked_back() {
-        let desk = desk(LeaseState::Active);
-        let (under_way, waited) = within(desk.enter(soon())).unwrap();
+        let requests = requests(LeaseState::Active);
+        let (under_way, waited) = within(requests.enter(soon())).unwrap();
         assert!(!waited);
-        tell(&desk, LeaseState::Parking);
-        assert_eq!(due(&desk), Ok(Due::Resume("L1".into(), LeaseState::Parking)));
+        tell(&requests, LeaseState::Parking);
+        assert_eq!(due(&requests), Ok(AskerStep::Resume("L1".into(), LeaseState::Parking)));
         drop(under_way);
-        assert_eq!(due(&desk), Err(false), "it is not used any more");
+        assert_eq!(due(&requests), Err(false), "it is not used any more");
     }
 
     #[test]
     fn who_waits_passes_when_the_lease_is_back_and_not_before() {
-        let desk = desk(LeaseState::Parked);
+        let requests = requests(LeaseState::Parked);
         within(async {
             let waits = tokio::spawn({
-                let desk = Arc::clone(&desk);
-                async move { desk.enter(soon()).await.map(|(_, waited)| waited) }
+                let requests = Arc::clone(&requests);
+                async move { requests.enter(soon()).await.map(|(_, waited)| waited) }
             });
             for state in [LeaseState::Parked, LeaseState::Resuming] {
-                tell(&desk, state);
+                tell(&requests, state);
                 tokio::time::sleep(Duration::from_millis(20)).await;
                 assert!(!waits.is_finished(), "{state:?}");
             }
-            tell(&desk, LeaseState::Active);
+            tell(&requests, LeaseState::Active);
             assert_eq!(waits.await.unwrap(), Ok(true));
         });
-        assert!(desk.is_asleep(), "nobody is left behind");
+        assert!(requests.is_asleep(), "nobody is left behind");
     }
 
     #[test]
     fn who_would_not_wait_is_refused_once_the_lease_was_asked_back() {
-        let desk = desk(LeaseState::Parked);
+        let requests = requests(LeaseState::Parked);
         let asker = std::thread::spawn({
-            let desk = Arc::clone(&desk);
+            let requests = Arc::clone(&requests);
             move || {
-                let due = desk.due();
-                desk.done(&due, None);
+                let due = requests.due();
+                requests.done(&due, None);
                 due
             }
         });
-        let refusal = within(desk.enter(Instant::now())).unwrap_err();
+        let refusal = within(requests.enter(Instant::now())).unwrap_err();
         assert_eq!((refusal.status, refusal.code), (503, "lease_not_active"));
-        assert_eq!(asker.join().unwrap(), Due::Resume("L1".into(), LeaseState::Parked));
+        assert_eq!(asker.join().unwrap(), AskerStep::Resume("L1".into(), LeaseState::Parked));
     }
 }
