@@ -518,7 +518,7 @@ fn exit_on_panic() {
 /// What a thread that panicked left half done is not gone on with.
 pub(crate) fn exit_after_panic() -> ! {
     tracing::error!("a thread of the daemon panicked: exiting; a restart reads the journal again");
-    std::process::exit(70)
+    std::process::exit(exit::PANICKED.into())
 }
 
 /// The same boot goes on with its offset; a new one where the last was seen.

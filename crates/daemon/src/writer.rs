@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 use sublet_host::Host;
 use sublet_journal::{Batch, CommitError, Journal, TRIM_EVERY};
+use sublet_wire::exit;
 use tokio::sync::watch;
 
 /// A word to the writer.
@@ -162,7 +163,7 @@ fn failed(journal: &mut Journal, error: CommitError, held: Vec<Held>) -> Synced 
         tracing::error!(error = %chain(&error), "the journal cannot be trusted: exiting; a restart reads it again");
     }
     // Not a clean way out: nothing may be acknowledged any more.
-    std::process::exit(74)
+    std::process::exit(exit::DISK_FAILED.into())
 }
 
 /// Does a piece of housekeeping. Returns how much was removed.

@@ -12,6 +12,10 @@ pub const USAGE: u8 = 64;
 pub const JOURNAL_MOVED: u8 = 66;
 /// No daemon answers (EX_UNAVAILABLE).
 pub const NO_DAEMON: u8 = 69;
+/// A thread of the daemon panicked (EX_SOFTWARE).
+pub const PANICKED: u8 = 70;
+/// The disk did not store what the daemon wrote (EX_IOERR).
+pub const DISK_FAILED: u8 = 74;
 /// The lease was lost, or there is no room (EX_TEMPFAIL).
 pub const LEASE_LOST: u8 = 75;
 /// Not allowed (EX_NOPERM).

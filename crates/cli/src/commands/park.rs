@@ -54,7 +54,7 @@ pub fn park(globals: &Globals, args: &ParkArgs) -> Result<u8, Failure> {
         }
         LeaseState::Ending | LeaseState::Ended => Err(ended(&lease)),
         _ if is_another(lease.on_gpus_unix_s, began) => {
-            let text = format!("{} was parked, and came back at once: its program uses the GPU\n", lease.id);
+            let text = format!("{} was parked, and is back already, because its program used the GPU\n", lease.id);
             show(globals, &lease, &text)
         }
         _ => {
