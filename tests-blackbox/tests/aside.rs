@@ -124,7 +124,7 @@ fn a_running_and_an_idle_job_are_parked_and_both_come_back_and_compute_the_same(
     assert_eq!((code, rest.lines().last()), (Some(0), Some(alone.as_str())), "{rest}");
     idle.finish("after the GPU stepped aside");
     let audit = successful_output(&service, &["audit"]);
-    assert!(audit.contains("is told to leave its GPUs because GPU #0 steps aside"), "{audit}");
+    assert!(audit.contains("is being parked because GPU #0 steps aside"), "{audit}");
     assert!(audit.contains("no longer steps aside for "), "{audit}");
     assert!(successful_output(&service, &["aside", "--end"]).contains("no GPU steps aside"));
 }

@@ -57,17 +57,17 @@ POST /v1/leases/{id}/bind      200               no_such_lease     not_your_proc
 GET /v1/queue                  200               200               200               200               200            200            200            unauthenticated
 GET /v1/gpus                  200               200               200               200               200            200            200            unauthenticated
 POST /v1/gpus/{uuid}/drain    denied            denied            200               200               denied         read_only      denied         unauthenticated
-  missing                      denied            denied            no_such_card      no_such_card      denied         read_only      denied         unauthenticated
+  missing                      denied            denied            no_such_gpu       no_such_gpu       denied         read_only      denied         unauthenticated
 POST /v1/gpus/{uuid}/clear    denied            denied            200               200               denied         read_only      denied         unauthenticated
-  missing                      denied            denied            no_such_card      no_such_card      denied         read_only      denied         unauthenticated
+  missing                      denied            denied            no_such_gpu       no_such_gpu       denied         read_only      denied         unauthenticated
 POST /v1/gpus/{uuid}/aside    denied            denied            200               200               denied         read_only      denied         unauthenticated
-  missing                      denied            denied            no_such_card      no_such_card      denied         read_only      denied         unauthenticated
+  missing                      denied            denied            no_such_gpu       no_such_gpu       denied         read_only      denied         unauthenticated
 DELETE /v1/gpus/{uuid}/aside  200               200               200               200               denied         read_only      denied         unauthenticated
-  missing                      no_such_card      no_such_card      no_such_card      no_such_card      denied         read_only      denied         unauthenticated
+  missing                      no_such_gpu       no_such_gpu       no_such_gpu       no_such_gpu       denied         read_only      denied         unauthenticated
 POST /v1/gpus/{uuid}/mode     denied            denied            200               200               denied         read_only      denied         unauthenticated
-  missing                      denied            denied            no_such_card      no_such_card      denied         read_only      denied         unauthenticated
+  missing                      denied            denied            no_such_gpu       no_such_gpu       denied         read_only      denied         unauthenticated
 GET /v1/unleased              200               200               200               200               200            200            200            unauthenticated
-POST /v1/adopt                 no_such_stranger  not_your_process  no_such_stranger  no_such_stranger  pid_not_local  read_only      pid_not_local  unauthenticated
+POST /v1/adopt                 no_such_unleased_process  not_your_process  no_such_unleased_process  no_such_unleased_process  pid_not_local  read_only      pid_not_local  unauthenticated
   missing                      not_your_process  not_your_process  not_your_process  not_your_process  pid_not_local  read_only      pid_not_local  unauthenticated
 POST /v1/rules                 denied            denied            200               200               denied         read_only      denied         unauthenticated
 DELETE /v1/rules/{id}          denied            denied            200               200               denied         read_only      denied         unauthenticated

@@ -73,7 +73,7 @@ fn with_the_listed_capabilities_another_users_program_is_ended() {
     let stranger = await_found(&service, &alone);
     mode(&service, "enforce");
     assert_eq!(alone.end_signal(), None);
-    assert_in_order(&await_closed(&service, &stranger.id), &["SIGTERM is to be sent", "SIGTERM was sent"]);
+    assert_in_order(&await_closed(&service, &stranger.id), &["SIGTERM will be sent", "SIGTERM was sent"]);
 }
 
 #[test]
@@ -89,7 +89,7 @@ fn without_cap_kill_a_signal_to_another_user_fails_and_the_trail_says_so() {
         let story = successful_output(&service, &["audit", "show", &stranger.id]);
         if story.contains("permitted") { Ok(story) } else { Err(story) }
     });
-    assert_in_order(&story, &["SIGTERM is to be sent", "permitted"]);
+    assert_in_order(&story, &["SIGTERM will be sent", "permitted"]);
     alone.assert_alive_for(1);
 }
 

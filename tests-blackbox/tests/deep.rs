@@ -47,7 +47,7 @@ fn the_context_leaves_too_and_all_memory_is_there_at_the_next_use() {
     let client = service.client();
     let job = deep(&service, &client, &["--idle"]);
     let audit = text(&service.cli(&["audit", "--lease", "L1"]));
-    assert!(audit.contains("L1 is to leave its GPUs altogether"), "{audit}");
+    assert!(audit.contains("L1 is parked further"), "{audit}");
     assert!(text(&service.cli(&["ps"])).contains("parked"));
     // By hand, and away again after a while.
     assert!(service.cli(&["resume", "L1"]).status.success());

@@ -280,7 +280,7 @@ fn a_checkpoint_that_frees_nothing_is_not_believed_and_not_tried_again_at_once()
     fault(&service, "checkpoint frees-nothing");
     let waiter = guest(&service, "3G");
     await_state(&client, "L1", LeaseState::Parking);
-    let trail = await_audit(&service, "L1", "the GPUs say otherwise");
+    let trail = await_audit(&service, "L1", "the readings show otherwise");
     assert!(!trail.contains("is parked"), "{trail}");
     await_state(&client, "L1", LeaseState::Active);
     until("it goes on", LONG, || match at(&service, program) {
@@ -295,7 +295,7 @@ fn a_checkpoint_that_frees_nothing_is_not_believed_and_not_tried_again_at_once()
         assert_eq!(client.lease("L2").state, LeaseState::Waiting);
     });
     let trail = audit(&service, "L1");
-    assert_eq!(trail.matches("is taken off its GPUs").count(), 1, "{trail}");
+    assert_eq!(trail.matches("by the driver; ").count(), 1, "{trail}");
     drop(waiter);
     job.finish("nothing was done to it");
 }
@@ -389,7 +389,7 @@ fn a_resume_by_the_library_loses_no_byte_if_an_unleased_process_has_the_room() {
     await_state(&client, "L1", LeaseState::Resuming);
     let stranger = UnleasedProgram::start_holding(&service, 1300);
     signal(program, Signal::CONT);
-    await_audit(&service, "L1", "found no room after all");
+    await_audit(&service, "L1", "found no room when it was resumed");
     let back = await_state(&client, "L1", LeaseState::Parked);
     assert!(back.waiting.is_some(), "it keeps its place: {back:?}");
     throughout(Duration::from_secs(2), || assert_eq!(client.lease("L1").state, LeaseState::Parked));
@@ -410,7 +410,7 @@ fn no_driver_restore_is_tried_while_an_unleased_process_has_the_room() {
         await_state(&client, "L1", LeaseState::Resuming);
         UnleasedProgram::start_holding(&service, 1300)
     });
-    await_audit(&service, "L1", "found no room after all");
+    await_audit(&service, "L1", "found no room when it was resumed");
     await_state(&client, "L1", LeaseState::Parked);
     throughout(Duration::from_secs(2), || {
         assert_eq!(at(&service, program).as_deref(), Some("checkpointed"), "a restore would have lost it");

@@ -31,7 +31,7 @@ fn an_unleased_process_is_found_and_recorded_and_not_touched() {
     assert!(status.contains("GPU 0: observe") && status.contains(&alone.pid().to_string()), "{status}");
     alone.signal(Signal::TERM);
     let story = await_closed(&service, &stranger.id);
-    assert_in_order(&story, &["is on a GPU without a lease", "executable", "command", "parents"]);
+    assert_in_order(&story, &["uses a GPU without a lease", "executable", "command", "parents"]);
     // A reading may show its memory gone before the process is.
     assert!(story.contains("exited") || story.contains("has left the GPUs"), "{story}");
 }
@@ -51,7 +51,7 @@ fn an_unleased_process_is_ended_after_the_warning_and_its_memory_is_free() {
     // It checks its memory and exits on SIGTERM.
     assert_eq!(alone.end_signal(), None);
     let story = await_closed(&service, &stranger.id);
-    assert_in_order(&story, &["is on a GPU", "is warned", "SIGTERM is to be sent", "SIGTERM was sent", "got it"]);
+    assert_in_order(&story, &["uses a GPU", "is warned", "SIGTERM will be sent", "SIGTERM was sent", "got it"]);
     // A reading may show its memory gone before the process is.
     assert!(story.contains("exited") || story.contains("has left the GPUs"), "{story}");
     assert!(!story.contains("SIGKILL"), "{story}");
@@ -82,16 +82,16 @@ fn an_unleased_process_that_cannot_be_parked_and_ignores_sigterm_gets_sigkill_af
         &story,
         &[
             "is warned",
-            "it has L1 now, by which it is to be parked",
+            "it has L1 now, in order to be parked",
             "could not be parked: process",
             "is stopped",
-            "SIGTERM is to be sent",
+            "SIGTERM will be sent",
             "SIGTERM was sent",
-            "SIGKILL is to be sent",
+            "SIGKILL will be sent",
             "SIGKILL was sent",
         ],
     );
-    assert_eq!(story.matches("by which it is to be parked").count(), 1, "{story}");
+    assert_eq!(story.matches("in order to be parked").count(), 1, "{story}");
     let ended = service.client().lease("L1").ended.expect("how it ended");
     assert_eq!(ended.reason, EndReason::ParkFailed, "{ended:?}");
 }
@@ -114,7 +114,7 @@ fn an_unleased_process_is_parked_after_the_warning_and_continues_when_resumed() 
     assert!(why.contains("it stands still; `sublet resume L1` brings it back"), "{why}");
     assert_eq!(parked.pids, [alone.pid()]);
     let story = await_closed(&service, &stranger.id);
-    let way = ["is on a GPU", "is warned", "it has L1 now, by which it is to be parked", "is parked, and has L1"];
+    let way = ["uses a GPU", "is warned", "it has L1 now, in order to be parked", "is parked, and has L1"];
     assert_in_order(&story, &way);
     assert!(!story.contains("SIGTERM"), "{story}");
     // Its bytes are gone from the GPU, and the process lives.
@@ -180,7 +180,7 @@ fn a_daemon_killed_while_it_parks_an_unleased_process_continues_with_the_same_le
     service.restart();
     await_state(&service.client(), "L1", LeaseState::Parked);
     let story = await_closed(&service, &stranger.id);
-    assert_eq!(story.matches("by which it is to be parked").count(), 1, "{story}");
+    assert_eq!(story.matches("in order to be parked").count(), 1, "{story}");
     assert!(!story.contains("SIGTERM"), "{story}");
     assert_eq!(service.client().live_ids(), ["L1"]);
     alone.assert_alive_for(2);
@@ -283,7 +283,7 @@ fn a_process_that_outlives_its_lease_is_unleased_from_then_on() {
     let stranger = await_unleased(&service, program, "it is found", |_| true);
     mode(&service, "enforce");
     let story = await_closed(&service, &stranger.id);
-    assert_in_order(&story, &["is on a GPU without a lease", "is warned", "SIGTERM was sent"]);
+    assert_in_order(&story, &["uses a GPU without a lease", "is warned", "SIGTERM was sent"]);
 }
 
 #[test]
@@ -396,7 +396,7 @@ fn a_signal_that_was_on_the_record_and_never_left_is_sent_once_by_the_next_daemo
     let count = |words: &str| story.matches(words).count();
     assert_eq!((count("SIGTERM was sent to"), count("SIGKILL was sent to")), (1, 1), "{story}");
     // Each daemon recorded the signal before it sent it.
-    assert_eq!((count("SIGTERM is to be sent"), count("is warned")), (2, 1), "{story}");
+    assert_eq!((count("SIGTERM will be sent"), count("is warned")), (2, 1), "{story}");
 }
 
 /// A program that prints each SIGTERM that it gets; killed when this is dropped.
@@ -557,7 +557,7 @@ fn repeated_exec_does_not_delay_the_end_of_an_unleased_process() {
     let stories = stories(&service);
     assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9), "{stories}");
     // Under all names that it has in the trail, it had its time once.
-    assert!(stories.contains(&format!("{} is on a GPU without a lease", stranger.id)), "{stories}");
+    assert!(stories.contains(&format!("{} uses a GPU without a lease", stranger.id)), "{stories}");
     let sent = |signal: &str| stories.lines().filter(|line| line.contains(signal) && line.contains(" got it")).count();
     assert_eq!((sent("SIGTERM was sent"), sent("SIGKILL was sent")), (1, 1), "{stories}");
     // Which of the two names is recorded depends on the moment of the audit.
@@ -702,7 +702,7 @@ fn the_last_of_many_forks_is_found_and_ended_and_no_process_beside_it() {
     mode(&service, "enforce");
     for stranger in [&one, &other] {
         let story = await_closed(&service, &stranger.id);
-        let own = format!("SIGTERM is to be sent to {} of {}", stranger.pid, stranger.id);
+        let own = format!("SIGTERM will be sent to {} of {}", stranger.pid, stranger.id);
         assert_in_order(&story, &["is warned", &own, "SIGTERM was sent", "got it"]);
         assert!(!story.contains("SIGKILL"), "{story}");
     }

@@ -87,8 +87,8 @@ fn another_users_lease_is_answered_like_one_that_does_not_exist() {
         let output = service.command(&["release", id]).uid(LOCAL).gid(LOCAL).output().expect("the command line");
         (output.status.code(), output_text(&output).replace(id, "LEASE"))
     };
-    let nothing = "error: LEASE: you have no such lease\nhint: `sublet ps` lists yours; those of other users, and those \
-                   that ended long ago, are not found\n";
+    let nothing = "error: LEASE: you have no such lease\nhint: `sublet ps` lists yours; leases of other users, and old \
+                   ones, are not found\n";
     assert_eq!(told("L1"), (Some(1), nothing.to_owned()));
     assert_eq!(told("L1"), told("L999"));
 }

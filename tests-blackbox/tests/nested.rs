@@ -54,7 +54,7 @@ fn a_lease_that_is_over_is_not_used_and_a_new_one_is_requested() {
     let script = "sublet release L1 >/dev/null; sublet run --vram 1G -- sh -c 'echo $SUBLET_LEASE'";
     let output = inside(&service, script);
     assert_eq!(out(&output), "L2\n", "{}", output_text(&output));
-    let over = "L1, which this shell had, is over (lease L1 was given back): asking for a new lease";
+    let over = "L1, which this shell had, is over (lease L1 was released): asking for a new lease";
     assert!(output_text(&output).contains(over), "{}", output_text(&output));
 }
 

@@ -216,7 +216,7 @@ fn the_trail_of_a_parked_lease_does_not_name_another_users_lease_nor_where_users
     }
     let bob = format!("uid:{BOB}");
     let own = trail_of_a_parked_lease("own");
-    assert!(own.contains("is told to leave its GPUs for another user's request"), "{own}");
+    assert!(own.contains("is being parked for another user's request"), "{own}");
     assert!(!own.contains(&bob) && !own.contains("L2") && !own.contains("room_for"), "{own}");
     let all = trail_of_a_parked_lease("all");
     assert!(all.contains("for another user's request") && !all.contains("room_for"), "{all}");

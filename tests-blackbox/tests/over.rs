@@ -72,8 +72,8 @@ fn a_program_over_its_lease_gets_a_notice_and_can_accept_a_larger_lease_which_is
     let largest = offer as f64 / (1024.0 * MIB as f64);
     assert!(mean > 1.05 && mean < largest - 0.02, "{mean} GiB on the average, of 1 and then {largest}: {row:?}");
     let trail = successful_output(&service, &["audit", "--lease", "L1"]);
-    assert!(trail.contains("more than its lease is for, and is told"), "{trail}");
-    assert!(trail.contains("takes a larger lease"), "{trail}");
+    assert!(trail.contains("more than its lease; its program is told"), "{trail}");
+    assert!(trail.contains("is enlarged to"), "{trail}");
     successful_output(&service, &["journal", "verify", "--state-dir", &service.state_dir().to_string_lossy()]);
 }
 
@@ -89,7 +89,7 @@ fn a_lease_over_its_size_is_parked_for_a_waiter_of_a_lower_tier() {
         WrappedProgram::start(&service, &["--vram", "2G", "--tier", "spot", "--", &hold, "64MiB", "--seconds", "1"]);
     assert!(guest.line().starts_with("holds "), "{}", guest.output_text());
     let trail = successful_output(&service, &["audit", "--lease", "L1"]);
-    assert!(trail.contains("L1 is taken off its GPUs for L2 by the driver"), "{trail}");
+    assert!(trail.contains("L1 is being parked for L2 by the driver"), "{trail}");
     assert_eq!(guest.end().0, Some(0));
     await_state(&client, "L1", LeaseState::Active);
     job.finish("after it was parked for having too much");
@@ -113,7 +113,7 @@ fn a_lease_over_its_size_that_cannot_be_parked_is_ended_only_in_mode_enforce() {
     assert!(guest.line().starts_with("holds "), "{}", guest.output_text());
     let ended = client.await_lease("it is over", "L1", |lease| lease.state == LeaseState::Ended);
     assert_eq!(ended.ended.map(|ended| ended.reason), Some(EndReason::Overuse));
-    job.await_output("it had more on its GPU than its lease");
+    job.await_output("its program used more than the lease");
     let trail = successful_output(&service, &["audit", "--lease", "L1"]);
     assert!(trail.contains("is told that it ends in 0 s, for L2") && trail.contains("SIGTERM is sent to"), "{trail}");
     assert_eq!(guest.end().0, Some(0));

@@ -288,7 +288,7 @@ fn a_lease_that_ends_while_it_is_parked_takes_its_bytes_with_it_and_says_so() {
     assert!(service.cli(&["end", "L1"]).status.success());
     until("its program was told", LONG, || {
         let said = job.output_text();
-        if said.contains("what was parked is lost") { Ok(()) } else { Err(said) }
+        if said.contains("its parked VRAM is lost") { Ok(()) } else { Err(said) }
     });
     let pid = Pid::from_child(&job.child);
     kill_process(pid, Signal::TERM).expect("an own child");
@@ -328,7 +328,7 @@ fn a_lease_is_a_cap_and_without_the_library_it_is_a_promise() {
     assert_eq!(lease.not_parkable.as_deref(), Some("none of its programs uses a GPU through Sublet's library"));
     let refused = service.cli(&["park", "L5"]);
     assert_eq!(refused.status.code(), Some(1), "{refused:?}");
-    assert!(text(&refused).contains("cannot be parked: no program of its"), "{refused:?}");
+    assert!(text(&refused).contains("cannot be parked: none of its programs"), "{refused:?}");
     drop(other);
     assert_eq!(client.lease("L4").not_parkable, None);
 }

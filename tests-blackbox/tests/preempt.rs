@@ -56,7 +56,7 @@ fn an_interactive_request_parks_a_batch_job_which_goes_on_and_computes_the_same(
     let (code, rest) = job.end();
     assert_eq!((code, rest.lines().last()), (Some(0), Some(alone.as_str())), "{rest}");
     let audit = text(&service.cli(&["audit", "--lease", "L1"]));
-    assert!(audit.contains("is told to leave its GPUs for L2"), "{audit}");
+    assert!(audit.contains("is being parked for L2"), "{audit}");
 }
 
 #[test]
@@ -69,8 +69,8 @@ fn equals_take_turns_and_compute_the_same() {
     let jobs = [WrappedProgram::start(&service, &words), WrappedProgram::start(&service, &words)];
     until("both were parked for the other", LONG, || {
         let audit = text(&service.cli(&["audit"]));
-        let both = audit.contains("L1 is told to leave its GPUs for L2")
-            && audit.contains("L2 is told to leave its GPUs for L1");
+        let both = audit.contains("L1 is being parked for L2")
+            && audit.contains("L2 is being parked for L1");
         if both { Ok(()) } else { Err(audit) }
     });
     for job in jobs {
@@ -96,8 +96,8 @@ fn thirty_holders_take_turns_on_one_gpu_and_each_computes_the_same() {
         assert_eq!((code, rest.lines().last()), (Some(0), Some(alone.as_str())), "job {number}: {rest}");
     }
     let audit = text(&service.cli(&["audit"]));
-    let left = audit.lines().filter(|line| line.contains("is told to leave its GPUs for")).count();
-    let back = audit.lines().filter(|line| line.contains("is back on its GPUs")).count();
+    let left = audit.lines().filter(|line| line.contains("is being parked for")).count();
+    let back = audit.lines().filter(|line| line.contains("is resumed")).count();
     assert!(left >= 10 && back >= 10, "{left} left for others, and {back} came back: {audit}");
 }
 
@@ -123,7 +123,7 @@ fn without_bytes_per_process_leases_are_parked_one_after_the_other() {
     }
     // The second was told after a reading had shown that the first left.
     let audit = text(&service.cli(&["audit"]));
-    let steps = |line: &&str| line.contains("is told to leave its GPUs for") || line.contains("is parked");
+    let steps = |line: &&str| line.contains("is being parked for") || line.contains("is parked");
     let told: Vec<bool> = audit.lines().filter(steps).map(|line| line.contains("is told")).collect();
     assert_eq!(told, [true, false, true, false], "{audit}");
     assert_eq!(guest.end().0, Some(0));
@@ -258,7 +258,7 @@ fn the_driver_parks_no_lease_beside_an_unleased_process_without_may_lose() {
         let words = text(&output);
         if output.status.success() || words.contains("library") { Err(words) } else { Ok(words) }
     });
-    assert!(refused.contains("a restore would not be sure to have room"), "{refused}");
+    assert!(refused.contains("a restore might find no room"), "{refused}");
     assert_eq!(client.lease("L1").state, LeaseState::Active);
     job.finish("it was not touched");
     let words = ["--vram", "2G", "--no-shim", "--may-lose", "--", &hold, "512MiB", "--idle"];

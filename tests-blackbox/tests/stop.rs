@@ -160,7 +160,7 @@ fn release_gives_the_lease_back_and_the_program_goes_on() {
     assert!(released.status.success(), "{}", text(&released));
     assert!(text(&released).starts_with("L1 released\n"), "{}", text(&released));
     assert!(output_text(&released).contains("on without a lease"), "{}", output_text(&released));
-    job.await_output("lease L1 was given back");
+    job.await_output("lease L1 was released");
     assert_eq!(job.child.try_wait().expect("an own child"), None);
     // It is ended by its own variables, though its lease is over.
     assert!(successful_output(&service, &["stop", "L1"]).starts_with("L1 stopped: "));
