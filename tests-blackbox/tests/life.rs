@@ -214,8 +214,7 @@ fn bytes_of_an_unleased_process_stop_grants_and_are_named_as_the_reason() {
     assert_eq!(occupant.expect("the stranger is on the GPU").state, "unleased");
     let waiter = client.queue(&ask(20 * GIB, json!({})));
     let why = waiter.waiting.expect("it waits").why;
-    let named =
-        ["unleased", "no lease", "without a lease"].iter().any(|words| why.contains(words));
+    let named = ["unleased", "no lease", "without a lease"].iter().any(|words| why.contains(words));
     assert!(named, "the reason names bytes without a lease: {why}");
     assert!(stranger.alive(), "nothing is signalled in observe");
     service.script(json!([]), Value::Null);

@@ -57,8 +57,8 @@ fn a_program_over_its_lease_gets_a_notice_and_can_accept_a_larger_lease_which_is
     assert_eq!(over.ends_in_s, None, "nothing is enforced: {over:?}");
     job.await_output("on a GPU, and its lease is for 1 GiB");
     job.await_output("`sublet accept L1` makes the lease");
-    assert!(successful_output(&service, &["ps"]).contains("active, over"), "ps");
-    assert!(successful_output(&service, &[]).contains("active, over"), "the status");
+    assert!(successful_output(&service, &["ps"]).contains("active, exceeds lease"), "ps");
+    assert!(successful_output(&service, &[]).contains("active, exceeds lease"), "the status");
     let said = successful_output(&service, &["accept", "L1"]);
     assert!(said.starts_with("L1 has 1."), "{said}");
     let larger = client.lease("L1");

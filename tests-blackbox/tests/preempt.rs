@@ -69,8 +69,7 @@ fn equals_take_turns_and_compute_the_same() {
     let jobs = [WrappedProgram::start(&service, &words), WrappedProgram::start(&service, &words)];
     until("both were parked for the other", LONG, || {
         let audit = text(&service.cli(&["audit"]));
-        let both = audit.contains("L1 is being parked for L2")
-            && audit.contains("L2 is being parked for L1");
+        let both = audit.contains("L1 is being parked for L2") && audit.contains("L2 is being parked for L1");
         if both { Ok(()) } else { Err(audit) }
     });
     for job in jobs {

@@ -116,6 +116,7 @@ impl Table {
 
     /// The columns to leave out on a narrow terminal, the first one first.
     pub fn drops(mut self, headers: &'static [&'static str]) -> Table {
+        debug_assert!(headers.iter().all(|header| self.columns.iter().any(|column| column.header == *header)));
         self.drops = headers;
         self
     }

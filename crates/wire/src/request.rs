@@ -80,8 +80,8 @@ pub struct LeaseRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(maximum = 604_800))]
     pub wait_s: Option<u64>,
-    /// A process of the caller to bind at once, also while the request waits. If the process exits, the request or the
-    /// lease ends.
+    /// A process of the caller to bind at once, also while the request waits. The request, or the lease, ends when the
+    /// last process that is bound to it has exited.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(minimum = 1))]
     pub pid: Option<u32>,
@@ -187,7 +187,7 @@ pub enum Tier {
     /// The ordinary case.
     #[default]
     Batch,
-    /// May be ended for any other request.
+    /// The least urgent; leases may be ended for other requests unless `preempt` says otherwise.
     Spot,
 }
 

@@ -1,4 +1,4 @@
-//! `sublet gpus`: the GPUs one by one, and taking them out of and into service.
+//! `sublet gpus`: lists the GPUs, drains one, or puts one back into service.
 
 use crate::args::Globals;
 use crate::client::Client;
@@ -10,7 +10,7 @@ use crate::text;
 use clap::{Args, Subcommand};
 use sublet_wire::{Gpu, GpuState, Gpus, Lease, Occupant, exit, size};
 
-/// Show the GPUs, let one run empty, or put it back into service
+/// Show the GPUs, drain one, or put one back into service
 #[derive(Args, Clone, Debug)]
 pub struct GpusArgs {
     #[command(subcommand)]
@@ -20,7 +20,7 @@ pub struct GpusArgs {
 /// What to do to a GPU.
 #[derive(Subcommand, Clone, Debug)]
 pub enum GpuVerb {
-    /// Grant nothing new on a GPU; what is on it goes on (operators only)
+    /// Grant no new lease on a GPU; those that are there continue (operators only)
     Drain {
         /// Index or UUID
         #[arg(add = completion::gpu())]
@@ -139,7 +139,7 @@ pub fn occupants(gpus: &Gpus, own: &[Lease], now_unix_s: f64, format: TextFormat
         for occupant in &gpu.occupants {
             let process = || occupant.pid.map_or_else(|| text::NONE.into(), |pid| format!("pid {pid}"));
             let lease = own.iter().find(|lease| occupant.lease.as_ref() == Some(&lease.id));
-            let (state, tone) = occupied(occupant);
+            let (state, tone) = occupant_state(occupant);
             table.row([
                 gpu.index.to_string(),
                 occupant.lease.clone().unwrap_or_else(process),
@@ -159,9 +159,9 @@ pub fn occupants(gpus: &Gpus, own: &[Lease], now_unix_s: f64, format: TextFormat
 
 /// The state of a lease or process on a GPU. A process without a lease is `unleased`, and one that draws a screen
 /// `display`.
-fn occupied(occupant: &Occupant) -> (String, Tone) {
+fn occupant_state(occupant: &Occupant) -> (String, Tone) {
     match occupant.state.as_str() {
-        state if occupant.exceeds_lease => (format!("{state}, over"), Tone::Wrong),
+        state if occupant.exceeds_lease => (format!("{state}, exceeds lease"), Tone::Wrong),
         "unleased" => ("unleased".to_owned(), Tone::Notable),
         state @ ("active" | "display") => (state.to_owned(), Tone::Plain),
         state => (state.to_owned(), Tone::Notable),
@@ -177,8 +177,8 @@ fn render(gpus: &Gpus, own: &[Lease], now_unix_s: f64, format: TextFormat) -> St
 
 fn details(gpu: &Gpu) -> String {
     let taken = match (gpu.committed_bytes, gpu.unowned_bytes) {
-        (Some(taken), Some(loose)) => {
-            format!("{} used or leased, {} of it without a lease", size::show(taken), size::show(loose))
+        (Some(taken), Some(unowned)) => {
+            format!("{} used or leased, {} of it without a lease", size::show(taken), size::show(unowned))
         }
         _ => "its use is unknown while it does not answer".into(),
     };
@@ -186,7 +186,7 @@ fn details(gpu: &Gpu) -> String {
         || "the size of a CUDA context was not measured".into(),
         |bytes| format!("a CUDA context needs {}", size::show(bytes)),
     );
-    let seen = if gpu.coarse { "; the driver tells no memory per process (coarse)" } else { "" };
+    let seen = if gpu.coarse { "; the driver reports no memory per process (coarse)" } else { "" };
     format!("GPU {}: {}\n  {taken}\n  {context}{seen}\n", gpu.index, gpu.uuid)
 }
 
@@ -197,7 +197,7 @@ mod tests {
     use expect_test::expect;
 
     #[test]
-    fn each_gpu_is_shown_with_who_is_on_it() {
+    fn each_gpu_is_shown_with_its_leases_and_processes() {
         expect![[r#"
             GPU  MODEL                    USED   TOTAL  FREE TO LEASE  STATE
             0    NVIDIA A100-SXM4-40GB  11 GiB  40 GiB         26 GiB  in service
@@ -212,11 +212,11 @@ mod tests {
 
             GPU 1: GPU-1b
               256 MiB used or leased, 0 B of it without a lease
-              the size of a CUDA context was not measured; the driver tells no memory per process (coarse)
+              the size of a CUDA context was not measured; the driver reports no memory per process (coarse)
 
             GPU 2: GPU-2c
               its use is unknown while it does not answer
-              the size of a CUDA context was not measured; the driver tells no memory per process (coarse)
+              the size of a CUDA context was not measured; the driver reports no memory per process (coarse)
 
             GPU  LEASE    NAME   USER  TIER   STATE     LEASED     USED   FOR
             0    L7       train  ana   batch  active    10 GiB  7.8 GiB  60 s

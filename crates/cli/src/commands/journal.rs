@@ -1,4 +1,5 @@
-//! `sublet journal`: works on the files of a state directory, without the daemon.
+//! `sublet journal`: verifies, copies and lists the journal's files, without the daemon; and tells a running daemon to
+//! accept that lines are missing.
 
 use super::serve::no_home;
 use crate::args::Globals;
@@ -16,7 +17,7 @@ use sublet_wire::exit;
 
 /// Check, copy or read the journal's files
 ///
-/// This works beside a running daemon
+/// `verify`, `backup` and `leases` read the files, also while a daemon runs; `accept-loss` needs the daemon
 #[derive(Args, Clone, Debug)]
 pub struct JournalArgs {
     #[command(subcommand)]
@@ -26,40 +27,40 @@ pub struct JournalArgs {
     state_dir: Option<PathBuf>,
 }
 
-/// What to do with it.
+/// What to do with the journal.
 #[derive(Subcommand, Clone, Debug)]
 pub enum JournalVerb {
-    /// Check the file, the hash chain, and that the lines in the log explain the state
+    /// Check the file, the hash chain, and that replaying the log gives the stored state
     Verify,
-    /// Copy it to a new file, whole and ready to be used
+    /// Copy the journal to a new file, which is complete and can be used in its place
     Backup {
         /// The file to make
         to: PathBuf,
     },
-    /// List the leases in it that have not ended
+    /// List the leases in the journal that have not ended
     Leases,
     /// Have the running daemon go on without lines that are missing (operators only)
     ///
     /// A damaged or lost write-ahead log, and a backup that was put back, leave the journal with fewer lines than were
-    /// written. The daemon notices that when it starts, and grants nothing until this is said. It is recorded. Programs
-    /// of leases that were lost go on, and count as programs without a lease.
+    /// written. The daemon notices that when it starts, and grants nothing until an operator accepts it with this command;
+    /// the audit trail records that. Programs of leases that were lost continue, as unleased processes.
     AcceptLoss,
 }
 
 /// Runs `sublet journal`.
 pub fn run(globals: &Globals, args: &JournalArgs) -> Result<u8, Failure> {
-    let dir = place::state_dir(args.state_dir.as_deref()).ok_or_else(no_home)?;
+    let dir = || place::state_dir(args.state_dir.as_deref()).ok_or_else(no_home);
     match &args.verb {
         JournalVerb::Verify => check(globals, args.state_dir.as_deref()),
         JournalVerb::Backup { to } => {
-            daemon::backup(&dir, to)?;
+            daemon::backup(&dir()?, to)?;
             match globals.json {
                 true => output::json(&Copied::to(to))?,
                 false => eprintln!("copied the journal to {}", to.display()),
             }
             Ok(exit::OK)
         }
-        JournalVerb::Leases => leases(globals, &daemon::leases(&dir)?),
+        JournalVerb::Leases => leases(globals, &daemon::leases(&dir()?)?),
         JournalVerb::AcceptLoss => accept_loss(globals, args.state_dir.as_deref()),
     }
 }
@@ -156,7 +157,7 @@ fn leases(globals: &Globals, leases: &[JournalLease]) -> Result<u8, Failure> {
 }
 
 fn list(leases: &[JournalLease], format: TextFormat) -> String {
-    let mut table = Table::new(&["LEASE", "~TENANT", "~NAME", "STATE", "GPUS", ">VRAM", ">FENCE"]).drops(&["EPOCH"]);
+    let mut table = Table::new(&["LEASE", "~TENANT", "~NAME", "STATE", "GPUS", ">VRAM", ">FENCE"]).drops(&["FENCE"]);
     for lease in leases {
         let gpus: Vec<String> = lease.gpus.iter().map(u32::to_string).collect();
         table.row([

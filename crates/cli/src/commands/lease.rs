@@ -1,4 +1,4 @@
-//! `sublet lease`: a lease for this shell, as lines for it to evaluate.
+//! `sublet lease`: gets a lease for this shell, and prints the shell code that sets its variables.
 
 use super::run::by_signal;
 use crate::args::Globals;
@@ -26,24 +26,25 @@ use sublet_wire::{BindRequest, Code, Lease, LeaseRequest, LeaseState, exit, span
 pub struct LeaseArgs {
     #[command(flatten)]
     ask: AskArgs,
-    /// Bind it to no process: it ends when it is not renewed (`sublet renew`), or by `sublet release`
+    /// Bind it to no process: renew it by `sublet renew`, end it by `sublet release`; unrenewed, it ends when a
+    /// waiter needs it
     #[arg(long)]
     detach: bool,
-    /// Ask for nothing: the exit code says whether this shell has a lease (0), or not (75)
+    /// Request nothing: the exit code says whether this shell has a lease (0) or not (75)
     #[arg(long)]
     check: bool,
-    /// For which shell the lines are
+    /// The shell that evaluates the lines
     #[arg(long, value_enum, value_name = "SHELL", default_value_t = ShellArg::Sh)]
     shell: ShellArg,
 }
 
 const AFTER_HELP: &str = "\
-The lease holds while this shell lives and what is started from it uses the GPU;
-`exit` or `sublet release` gives it back. The lines also define the shell
+The lease ends with this shell (`exit`), or by `sublet release`. GPU work of
+programs started from the shell renews it. The lines also define the shell
 functions `sublet`, which runs sublet and clears the variables when the lease is
-given back, and `sublet_clear`, which does so now.
+released, and `sublet_clear`, which clears them now.
 
-Where this shell has a lease already, that one is used; `--new-lease` asks for a
+Where this shell has a lease already, that one is used; `--new-lease` requests a
 separate one.
 
 Examples:
@@ -53,8 +54,10 @@ Examples:
 /// Gets a lease and prints its variables for the shell.
 pub fn run(globals: &Globals, args: &LeaseArgs) -> Result<u8, Failure> {
     if !args.detach {
-        globals
-            .must_be_local("a shell holds a lease where its GPU is", "`--detach` asks for one that no process holds")?;
+        globals.must_be_local(
+            "a shell holds a lease where its GPU is",
+            "`--detach` requests one that is bound to no process",
+        )?;
     }
     args.ask.check()?;
     if let Some(flag) = args.ask.needs_wrapper() {
@@ -122,8 +125,9 @@ fn environment(
     Ok(variables)
 }
 
-/// If there is room, one request is enough. If there is none, this process waits in the shell's place. If it is killed,
-/// the request leaves the queue, so that no lease is granted that no process knows of.
+/// Requests the lease without waiting first, and then queues. A request for a shell is bound to this process while it
+/// waits, so that it leaves the queue if this process is killed; once granted, the lease is bound to the shell. A
+/// detached request is bound to no process, and stays in the queue.
 fn obtain(
     globals: &Globals,
     client: &Client,
@@ -180,7 +184,7 @@ fn say(lease: &Lease, detach: bool) {
     if detach {
         let ttl = span::show(lease.ttl_s as f64);
         say!("{} is bound to no process: it ends {ttl} after its last renewal if another request waits", lease.id);
-        tell_hint(&format!("go on with it by `sublet renew {0}`, give it back by `sublet release {0}`", lease.id));
+        tell_hint(&format!("renew it by `sublet renew {0}`, end it by `sublet release {0}`", lease.id));
     } else if io::stdout().is_terminal() {
         tell_hint("to use it in this shell: eval \"$(sublet lease …)\"");
     }

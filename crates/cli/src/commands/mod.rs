@@ -1,4 +1,5 @@
-//! One file for each command: its flags, its work, and its output.
+//! The commands: their flags, their work and their output. Larger ones have a folder beside their file; `park.rs` has
+//! `resume` too, and `status.rs` is `sublet` without a command.
 
 pub mod accept;
 pub mod adopt;

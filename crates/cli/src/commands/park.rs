@@ -1,4 +1,4 @@
-//! `sublet park`, `sublet resume`: move a holder's bytes off its GPUs, and back.
+//! `sublet park`, `sublet resume`: move a lease's VRAM to host memory, and back.
 
 use crate::args::{Globals, LeaseName};
 use crate::client::Client;
@@ -10,17 +10,17 @@ use std::thread;
 use std::time::{Duration, Instant};
 use sublet_wire::{Lease, LeaseState, exit, size};
 
-/// The daemon gives up a park that takes longer.
-const WITHIN: Duration = Duration::from_secs(60);
+/// How long to wait for a park; the daemon gives it up by then.
+const PARK_TIMEOUT: Duration = Duration::from_secs(60);
 /// The time between two reads of the lease.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Move a lease's VRAM to host memory; its programs stay alive
 ///
-/// A program that uses the GPU meanwhile waits in that call
+/// A program that uses the GPU meanwhile blocks in its CUDA call
 #[derive(Args, Clone, Debug)]
 pub struct ParkArgs {
-    /// Its id, such as L7, or its name
+    /// The id of the lease, such as L7, or its name
     #[arg(value_name = "LEASE", add = completion::active_lease())]
     lease: LeaseName,
 }
@@ -28,10 +28,10 @@ pub struct ParkArgs {
 /// Bring a parked lease back, through the queue if it must wait
 #[derive(Args, Clone, Debug)]
 pub struct ResumeArgs {
-    /// Its id, such as L7, or its name
+    /// The id of the lease, such as L7, or its name
     #[arg(value_name = "LEASE", add = completion::parked_lease())]
     lease: LeaseName,
-    /// Only ask for the GPUs, and do not wait for them
+    /// Request the GPUs without waiting for them
     #[arg(long)]
     no_wait: bool,
 }
@@ -41,9 +41,9 @@ pub fn park(globals: &Globals, args: &ParkArgs) -> Result<u8, Failure> {
     let client = Client::open(globals)?;
     let id = client.id_of(&args.lease)?;
     let mut lease = client.command(&id, "park")?;
-    let (until, began) = (Instant::now() + WITHIN, lease.on_gpus_unix_s);
+    let (until, on_gpus_before) = (Instant::now() + PARK_TIMEOUT, lease.on_gpus_unix_s);
     while lease.state == LeaseState::Parking && Instant::now() < until {
-        thread::sleep(LOOK);
+        thread::sleep(POLL_INTERVAL);
         lease = client.get(&format!("/v1/leases/{id}"))?;
     }
     match lease.state {
@@ -53,7 +53,11 @@ pub fn park(globals: &Globals, args: &ParkArgs) -> Result<u8, Failure> {
             show(globals, &lease, &text)
         }
         LeaseState::Ending | LeaseState::Ended => Err(ended(&lease)),
-        _ if is_another(lease.on_gpus_unix_s, began) => {
+        LeaseState::Resuming => {
+            let text = format!("{} was parked, and is being resumed, because its program used the GPU\n", lease.id);
+            show(globals, &lease, &text)
+        }
+        _ if resumed_meanwhile(lease.on_gpus_unix_s, on_gpus_before) => {
             let text = format!("{} was parked, and is back already, because its program used the GPU\n", lease.id);
             show(globals, &lease, &text)
         }
@@ -80,7 +84,7 @@ pub fn resume(globals: &Globals, args: &ResumeArgs) -> Result<u8, Failure> {
             eprintln!("{} waits for its GPUs: {}", lease.id, why.as_deref().unwrap_or_default());
             told = why;
         }
-        thread::sleep(LOOK);
+        thread::sleep(POLL_INTERVAL);
         lease = client.get(&format!("/v1/leases/{id}"))?;
     }
     let text = match lease.state {
@@ -90,9 +94,8 @@ pub fn resume(globals: &Globals, args: &ResumeArgs) -> Result<u8, Failure> {
     show(globals, &lease, &text)
 }
 
-/// Whether the lease resumed between two readings of the time since which it is on its GPUs. Smaller differences come
-/// from the clock.
-fn is_another(now: Option<f64>, before: Option<f64>) -> bool {
+/// True if the time since which the lease is on its GPUs changed. Differences below 10 ms come from the clock.
+fn resumed_meanwhile(now: Option<f64>, before: Option<f64>) -> bool {
     now.zip(before).is_some_and(|(now, before)| (now - before).abs() > 0.01)
 }
 

@@ -111,7 +111,7 @@ fn state(lease: &Lease) -> String {
     let state = text::lease_state(lease.state);
     match (&lease.waiting, lease.state) {
         (Some(waiting), _) => format!("{state}, place {}", waiting.place),
-        (None, LeaseState::Active) if lease.overuse.is_some() => format!("{state}, over"),
+        (None, LeaseState::Active) if lease.overuse.is_some() => format!("{state}, exceeds lease"),
         (None, LeaseState::Active) if lease.idle => format!("{state}, idle"),
         _ => state.into(),
     }

@@ -1,12 +1,11 @@
-//! Whether a process still has the memory that it had: only `exec` replaces it.
+//! Detects that a process ran `exec` or ended after it was audited: only `exec` replaces the address space of a process.
 //!
-//! A process can misreport which file it runs: in a user namespace of its own, which every user may create, it may
-//! set another in the kernel as often as it likes (`PR_SET_MM_MAP`). A descriptor of its memory refers to that memory
-//! for good. When no process uses that memory any more, a read of it returns 0 bytes; as long as one does, it returns
-//! a byte or an error.
+//! `/proc/PID/exe` is not enough. Every user may create a user namespace, and there a process may set which file
+//! `/proc/PID/exe` shows (`PR_SET_MM_MAP`). A descriptor of `/proc/PID/mem` refers to one address space for good. When no
+//! process uses that address space any more, a read at address 0 returns 0 bytes; otherwise the read fails with EIO.
 //!
-//! A process that shares its memory with another process of its own and then execs leaves the memory in use. That is
-//! its own doing, and it is still the process that was audited.
+//! Known gap: if a process shares its address space with another one (`CLONE_VM`) and then runs `exec`, the address
+//! space stays in use. This is accepted, because only the audited process itself can cause it.
 
 use crate::process;
 use crate::timed_read;
@@ -14,20 +13,20 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-/// The memory of a process at one moment.
+/// A handle of the address space that a process had when the handle was opened.
 pub(super) struct ProcessMemory(File);
 
 impl ProcessMemory {
-    /// `None` if it may not be opened: that needs the rights of a debugger.
+    /// `None` if the process is gone, or its memory cannot be opened: that needs the permission to trace it.
     pub(super) fn of(pid: u32) -> Option<ProcessMemory> {
         let stat = process::stat(pid).ok()?;
         File::open(format!("{}/mem", process::proc_folder(pid, &stat))).ok().map(ProcessMemory)
     }
 
-    /// True if a process uses the memory; false also if that cannot be found out.
+    /// True if any process uses the address space; false also if that cannot be found out in time.
     pub(super) fn is_in_use(&self) -> bool {
         let Ok(memory) = self.0.try_clone() else { return false };
-        // Nothing is mapped at address 0, but the lookup waits for a process that is stuck.
+        // Nothing is mapped at address 0. The kernel may block here if the process is stuck: hence the timeout.
         let read = timed_read::run_with_timeout(move || match memory.read_at(&mut [0], 0) {
             Err(error) if error.raw_os_error() == Some(libc::EIO) => Ok(1),
             read => read,
