@@ -5,9 +5,9 @@
 //!                     ask ──201 id──► ask …                       (fill)
 //! ```
 //!
-//! It shares the cores with the service, so it sends requests made beforehand, reads each answer with one
-//! call, takes the time once per answer, and does not preempt a busy service. The same code loads both
-//! services. Any other answer than the expected one stops the run: a refused request is not a slow one.
+//! It shares the cores with the daemon that it measures, so it formats little per call, and `pairs` runs as a batch
+//! process for the kernel. The same code loads the daemon and the program that is measured beside it. Any other answer
+//! than the expected one stops the run: a refused request is not a slow one.
 
 use crate::client::{self, HttpAnswer};
 use crate::proc;
@@ -20,10 +20,10 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// 512 MiB a lease (more than a context takes): 64 connections hold 32 GiB at most.
-const REQUEST: &str = r#"{"vram_bytes":536870912,"tier":"batch"}"#;
-/// The same for leases that must outlive a long preparation: a day at a fixed term.
-const LONG_REQUEST: &str = r#"{"vram_bytes":536870912,"tier":"batch","time_s":86400}"#;
+/// 512 MiB a lease (more than a context takes): with 64 connections, 32 GiB at most.
+const LEASE_BODY: &str = r#"{"vram_bytes":536870912,"tier":"batch"}"#;
+/// The same with a fixed term of a day, for leases that are kept while another benchmark is prepared.
+const DAY_LEASE_BODY: &str = r#"{"vram_bytes":536870912,"tier":"batch","time_s":86400}"#;
 /// Load that is sent before the clock starts: caches, allocators, prepared statements.
 const WARM_UP: Duration = Duration::from_secs(1);
 /// After this long without any answer, the service counts as hung.
@@ -40,9 +40,9 @@ pub struct PairRates {
     pub release: Quantiles,
     /// Latency of all requests.
     pub all: Quantiles,
-    /// Wall time measured.
+    /// How long the calls were counted: the configured time.
     pub wall_s: f64,
-    /// CPU time this generator took of it.
+    /// CPU time of this generator, from the first counted answer until every connection has stopped.
     pub generator_cpu_s: f64,
 }
 
@@ -66,10 +66,10 @@ pub fn pairs(socket: &Path, connections: usize, length: Duration) -> Result<Pair
 }
 
 fn measure(socket: &Path, connections: usize, length: Duration) -> Result<PairRates> {
-    let mut clients = LoadClients::open(socket, connections, REQUEST)?;
+    let mut clients = LoadClients::open(socket, connections, LEASE_BODY)?;
     let begin = Instant::now() + WARM_UP;
     let end = begin + length;
-    // More than two cores can answer, so that the list does not grow during the measurement.
+    // Room for 100,000 answers a second, more than were ever measured: the list does not grow meanwhile.
     let capacity = (length.as_secs_f64() * 100_000.0) as usize;
     let (mut asks, mut releases) = (Samples::with_capacity(capacity), Samples::with_capacity(capacity));
     let mut cpu_begin = None;
@@ -112,7 +112,7 @@ fn measure(socket: &Path, connections: usize, length: Duration) -> Result<PairRa
 
 /// Requests `count` leases and keeps them all.
 pub fn fill(socket: &Path, connections: usize, count: usize) -> Result<Vec<GrantedLease>> {
-    let mut clients = LoadClients::open(socket, connections.min(count), LONG_REQUEST)?;
+    let mut clients = LoadClients::open(socket, connections.min(count), DAY_LEASE_BODY)?;
     let mut asked = clients.busy;
     let mut granted = Vec::with_capacity(count);
     while clients.busy > 0 {
@@ -209,7 +209,7 @@ impl LoadClients {
         }
     }
 
-    /// The connection in that slot of the last wait.
+    /// The index of the connection behind this event of the last wait.
     fn ready_client(&self, slot: usize) -> usize {
         self.events[slot].data.u64() as usize
     }
