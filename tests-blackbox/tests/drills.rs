@@ -437,7 +437,7 @@ fn parking_ram_for_one_parks_one_and_says_why_the_other_stays() {
         let explained = text(&service.cli(&["explain", "L4"]));
         if explained.contains(why) { Ok(explained) } else { Err(explained) }
     });
-    assert!(explained.contains("room: 704 MiB would have to be parked for it"), "{explained}");
+    assert!(explained.contains("preemption: 704 MiB would have to be parked for it"), "{explained}");
     let states = || ["L1", "L2"].map(|id| client.lease(id).state);
     throughout(Duration::from_secs(3), || {
         let count = |wanted: LeaseState| states().iter().filter(|state| **state == wanted).count();

@@ -259,6 +259,7 @@ fn next(stranger: &UnleasedProcess) -> String {
     });
     let so_far = match stranger.step {
         UnleasedStep::Found => "",
+        UnleasedStep::Warned if stranger.next == NextStep::Warned => "",
         UnleasedStep::Warned => "warned; ",
         UnleasedStep::Parking => "",
         UnleasedStep::ParkFailed => "could not be parked; ",
@@ -273,7 +274,7 @@ fn next(stranger: &UnleasedProcess) -> String {
         }
         NextStep::Exempt => format!("left alone: {}", stranger.why.as_deref().unwrap_or("no reason was given")),
         NextStep::Adopted => format!("gets a lease{when}"),
-        NextStep::Warned => "warned, and no more".to_owned(),
+        NextStep::Warned => "warned, and nothing else happens to it".to_owned(),
         NextStep::Parked => match &stranger.lease {
             Some(lease) => format!("being parked, by {lease}"),
             None => format!("parked{when}, or SIGTERM if it cannot be"),

@@ -39,8 +39,8 @@ pub fn run(globals: &Globals, args: &ExplainArgs) -> Result<u8, Failure> {
 fn render(explanation: &Explanation, format: TextFormat) -> String {
     let mut sections = vec![prose(&format!("{}\n{}", heading(explanation), asked(&explanation.lease)), format)];
     if let Some(waiting) = &explanation.lease.waiting {
-        let room = explanation.preemption.as_ref().map_or_else(String::new, |room| format!("room: {room}\n"));
-        sections.push(prose(&(room + &outlook(&explanation.lease, waiting)), format));
+        let preemption = explanation.preemption.as_ref().map_or_else(String::new, |text| format!("preemption: {text}\n"));
+        sections.push(prose((preemption + &outlook(&explanation.lease, waiting)).trim_end(), format));
     }
     if !explanation.ahead.is_empty() {
         sections.push(ahead(&explanation.ahead, format));

@@ -170,7 +170,7 @@ fn scope(token: &Token) -> String {
     let vram = token.vram_bytes.map(|bytes| format!("up to {}", size::show(bytes)));
     let leases = token.leases.map(|n| format!("up to {}", text::count(n.into(), "lease")));
     let caps: Vec<String> = leases.into_iter().chain(vram).collect();
-    if caps.is_empty() { "ask".into() } else { format!("ask, {}", caps.join(", ")) }
+    if caps.is_empty() { "request".into() } else { format!("request, {}", caps.join(", ")) }
 }
 
 fn expires(token: &Token, now_unix_s: f64) -> String {
@@ -227,7 +227,7 @@ mod tests {
         let ask = Token { vram_bytes: None, leases: None, expires_unix_s: None, last_used_unix_s: None, ..token() };
         expect![[r#"
             TOKEN  NAME    USER  MAY                               EXPIRES    LAST USED
-            K1     laptop  ana   ask, up to 1 lease, up to 20 GiB  in 15 min  60 s ago
+            K1     laptop  ana   request, up to 1 lease, up to 20 GiB  in 15 min  60 s ago
             K2     -       ana   look                              expired    60 s ago
             K1     laptop  ana   ask                               never      -
         "#]]
