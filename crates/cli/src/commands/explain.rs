@@ -39,7 +39,8 @@ pub fn run(globals: &Globals, args: &ExplainArgs) -> Result<u8, Failure> {
 fn render(explanation: &Explanation, format: TextFormat) -> String {
     let mut sections = vec![prose(&format!("{}\n{}", heading(explanation), asked(&explanation.lease)), format)];
     if let Some(waiting) = &explanation.lease.waiting {
-        let preemption = explanation.preemption.as_ref().map_or_else(String::new, |text| format!("preemption: {text}\n"));
+        let preemption =
+            explanation.preemption.as_ref().map_or_else(String::new, |text| format!("preemption: {text}\n"));
         sections.push(prose((preemption + &outlook(&explanation.lease, waiting)).trim_end(), format));
     }
     if !explanation.ahead.is_empty() {
@@ -287,10 +288,9 @@ mod tests {
             L8 waits, place 2, expected in about 40 s (worst case 2 h 0 min): GPU 0 is not empty
             requested: a whole GPU, interactive
 
-            room: L7 (park) can be preempted, which costs 2 s in all
+            preemption: L7 (park) can be preempted, which costs 2 s in all
             offered now: 6 GiB, if it is over within 15 min   sublet accept L8
             start: expected in about 40 s (90 %: within 2 min); worst case 2 h 0 min (more urgent requests made in the next 10 min may go first)
-
 
             served before it (came earlier):
               LEASE  USER    VRAM  GPUS  TIER   WAITED

@@ -26,8 +26,7 @@ use sublet_wire::{BindRequest, Code, Lease, LeaseRequest, LeaseState, exit, span
 pub struct LeaseArgs {
     #[command(flatten)]
     ask: AskArgs,
-    /// Bind it to no process: renew it by `sublet renew`, end it by `sublet release`; unrenewed, it ends when a
-    /// waiter needs it
+    /// Bind it to no process; `sublet renew` keeps it, `sublet release` ends it
     #[arg(long)]
     detach: bool,
     /// Request nothing: the exit code says whether this shell has a lease (0) or not (75)

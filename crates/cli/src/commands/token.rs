@@ -165,7 +165,7 @@ fn render(tokens: &Tokens, now_unix_s: f64, format: TextFormat) -> String {
 
 fn scope(token: &Token) -> String {
     if token.read_only {
-        return "look".into();
+        return "read".into();
     }
     let vram = token.vram_bytes.map(|bytes| format!("up to {}", size::show(bytes)));
     let leases = token.leases.map(|n| format!("up to {}", text::count(n.into(), "lease")));
@@ -226,10 +226,10 @@ mod tests {
         let look = Token { id: "K2".into(), name: None, read_only: true, expired: true, ..token() };
         let ask = Token { vram_bytes: None, leases: None, expires_unix_s: None, last_used_unix_s: None, ..token() };
         expect![[r#"
-            TOKEN  NAME    USER  MAY                               EXPIRES    LAST USED
+            TOKEN  NAME    USER  MAY                                   EXPIRES    LAST USED
             K1     laptop  ana   request, up to 1 lease, up to 20 GiB  in 15 min  60 s ago
-            K2     -       ana   look                              expired    60 s ago
-            K1     laptop  ana   ask                               never      -
+            K2     -       ana   read                                  expired    60 s ago
+            K1     laptop  ana   request                               never      -
         "#]]
         .assert_eq(&render(&Tokens { tokens: vec![token(), look, ask] }, 100.0, TextFormat::default()));
     }
