@@ -37,7 +37,7 @@ pub fn seconds(seconds: Option<f64>) -> String {
 /// When a waiter starts: `expected in about 40 s (worst case 30 min)`, as far as that is known.
 pub fn start(waiting: &Waiting) -> String {
     let worst = worst_case_s(waiting).map(|s| format!("worst case {}", span::show(s)));
-    let planned = waiting.worst_case_s.map(span::show);
+    let planned = waiting.planned_s.map(span::show);
     match (waiting.expected_s, worst, planned) {
         (Some(s), Some(worst), _) => format!("expected in about {} ({worst})", span::show(s)),
         (Some(s), None, _) => format!("expected in about {}", span::show(s)),
@@ -49,9 +49,7 @@ pub fn start(waiting: &Waiting) -> String {
 
 /// The worst case of a waiter's start; `None` in lists, for which the daemon does not compute it.
 pub fn worst_case_s(waiting: &Waiting) -> Option<f64> {
-    let bound = waiting.bound.as_ref().and_then(|bound| bound.at_latest_s);
-    let planned = waiting.worst_case_s.filter(|s| waiting.expected_p90_s.is_none_or(|p90| p90 <= *s));
-    bound.or(planned)
+    waiting.bound.as_ref().and_then(|bound| bound.at_latest_s)
 }
 
 /// The time since a moment, or `-` if the moment is not known.

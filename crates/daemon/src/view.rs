@@ -271,7 +271,7 @@ impl View<'_> {
             place: place as u64,
             place_exact: known.is_some(),
             why: self.why_waiting(by, lease, place),
-            worst_case_s: starts.planned.get(&lease.id).map(|at| in_s(*at)),
+            planned_s: starts.planned.get(&lease.id).map(|at| in_s(*at)),
             expected_s: expected.map(|expected| in_s(expected.p50)),
             expected_p90_s: expected.map(|expected| in_s(expected.p90)),
             offers: Vec::new(),

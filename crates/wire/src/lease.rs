@@ -232,7 +232,7 @@ pub struct Waiting {
     pub why: String,
     /// Seconds until it starts if every lease before it lasts as long as it may, and no later request goes first; null
     /// if that is not known.
-    pub worst_case_s: Option<f64>,
+    pub planned_s: Option<f64>,
     /// Seconds until it is expected to start (the median), by how long such leases lasted so far; null while too little
     /// is known.
     #[serde(default)]

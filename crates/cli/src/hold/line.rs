@@ -131,7 +131,7 @@ mod tests {
         let mut lease = sample::waiting();
         let first = waiting(&lease);
         if let Some(waiting) = &mut lease.waiting {
-            (waiting.worst_case_s, waiting.expected_s, waiting.bound) = (None, None, None);
+            (waiting.planned_s, waiting.expected_s, waiting.bound) = (None, None, None);
             waiting.place_exact = false;
         }
         let second = waiting(&lease);

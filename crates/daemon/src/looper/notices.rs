@@ -175,7 +175,7 @@ pub fn look(view: &View<'_>, lease: LeaseId) -> Option<Seen> {
     };
     let why = if parked.why.is_empty() { String::new() } else { format!(": {}", parked.why) };
     let text = format!("{subject} is parked{why}; {}", text::remedies(&shown.id, unleased_pid));
-    let expected_s = shown.waiting.as_ref().and_then(|waiting| waiting.worst_case_s);
+    let expected_s = shown.waiting.as_ref().and_then(|waiting| waiting.planned_s);
     Some(Seen {
         leaves: shown.state == sublet_wire::LeaseState::Parking,
         notice: Notice { text, expected_s, ..notice },

@@ -95,7 +95,7 @@ pub fn signalled(subject: &str, gpus: &str, signal: &str, kill_in_s: Option<f64>
 
 /// When a parked lease is expected back: `expected back in about 40 s`; `None` if it is back only when it is resumed.
 pub fn expected_back(lease: &Lease) -> Option<String> {
-    let estimate = lease.waiting.as_ref().map(|waiting| waiting.worst_case_s);
+    let estimate = lease.waiting.as_ref().map(|waiting| waiting.planned_s);
     match (lease.state, estimate) {
         (LeaseState::Parking, _) => Some("its memory is being moved to host memory".to_owned()),
         (LeaseState::Resuming, _) => Some("its memory is being moved back".to_owned()),

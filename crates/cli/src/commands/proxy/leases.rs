@@ -239,7 +239,7 @@ impl KnownLease {
 
 fn waits(lease: &Lease, now: Instant) -> Option<(String, Option<Instant>)> {
     let waiting = lease.waiting.as_ref()?;
-    let within = waiting.expected_s.or(waiting.worst_case_s).and_then(|s| Duration::try_from_secs_f64(s).ok());
+    let within = waiting.expected_s.or(waiting.planned_s).and_then(|s| Duration::try_from_secs_f64(s).ok());
     Some((waiting.why.clone(), within.and_then(|within| now.checked_add(within))))
 }
 
@@ -262,7 +262,7 @@ mod tests {
             place,
             place_exact: true,
             why,
-            worst_case_s: estimate_s,
+            planned_s: estimate_s,
             expected_s,
             expected_p90_s: expected_s,
             offers,
