@@ -30,7 +30,7 @@ const SUBJECTS_SINCE: &str = "2026-11-18T12:00:00Z";
 /// Texts above [`RATE_MAX`] with the rate that they may not exceed. Remove a row when its text is below the limit.
 /// The last one is what the simulation's checker printed.
 const CEILINGS: [(&str, f64); 4] =
-    [("crates/core", 10.3), ("crates/daemon", 11.8), ("crates/sim", 20.4), ("docs/measurements/mutants.md", 4.5)];
+    [("crates/core", 10.3), ("crates/daemon", 10.8), ("crates/sim", 20.4), ("docs/measurements/mutants.md", 4.5)];
 /// This file lists the words, and is not counted.
 const LIST: &str = "xtask/src/words.rs";
 /// Crates whose types get names of their own together with a new structure. What one of them shares is counted, and
