@@ -4,7 +4,7 @@
 //! parser suggests corrections for those.
 
 /// Commands of other tools, and what to type here.
-const COMMANDS: [(&[&str], &str); 11] = [
+const COMMANDS: [(&[&str], &str); 14] = [
     (&["status", "info"], "`sublet` without a command shows the status, `sublet ps` your leases"),
     (&["list", "ls", "jobs"], "`sublet ps` lists your leases, `sublet queue` those that wait"),
     (&["squeue", "gqueue"], "`sublet queue` shows what waits, in order of service"),
@@ -18,6 +18,9 @@ const COMMANDS: [(&[&str], &str); 11] = [
     (&["sinfo", "ginfo", "nvidia-smi", "nvtop", "gpu"], "`sublet gpus` shows the GPUs and their leases"),
     (&["sacct", "history", "report"], "`sublet usage` adds up what was leased, `sublet audit` shows what happened"),
     (&["pause", "suspend", "freeze", "sleep"], "`sublet park ID` moves a lease's VRAM to host memory"),
+    (&["attach", "register"], "`sublet adopt PID` or `sublet adopt unit:NAME` gives a program that runs already a lease"),
+    (&["detach", "unregister"], "`sublet unadopt unit:NAME` undoes `sublet adopt`, `sublet release ID` ends a lease"),
+    (&["door", "gateway"], "`sublet proxy` holds requests to a service while its lease is parked"),
     (&["unpark", "unpause", "continue", "wake", "thaw"], "`sublet resume ID` brings a parked lease back"),
 ];
 
