@@ -18,7 +18,10 @@ const COMMANDS: [(&[&str], &str); 14] = [
     (&["sinfo", "ginfo", "nvidia-smi", "nvtop", "gpu"], "`sublet gpus` shows the GPUs and their leases"),
     (&["sacct", "history", "report"], "`sublet usage` adds up what was leased, `sublet audit` shows what happened"),
     (&["pause", "suspend", "freeze", "sleep"], "`sublet park ID` moves a lease's VRAM to host memory"),
-    (&["attach", "register"], "`sublet adopt PID` or `sublet adopt unit:NAME` gives a program that runs already a lease"),
+    (
+        &["attach", "register"],
+        "`sublet adopt PID` or `sublet adopt unit:NAME` gives a program that runs already a lease",
+    ),
     (&["detach", "unregister"], "`sublet unadopt unit:NAME` undoes `sublet adopt`, `sublet release ID` ends a lease"),
     (&["door", "gateway"], "`sublet proxy` holds requests to a service while its lease is parked"),
     (&["unpark", "unpause", "continue", "wake", "thaw"], "`sublet resume ID` brings a parked lease back"),

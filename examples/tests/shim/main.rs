@@ -1,14 +1,14 @@
 //! Programs with the shim before the driver, on soft GPUs.
 
-mod beside;
 mod captures;
 mod cc;
 mod daemon;
-mod hard;
 mod ipc;
-mod kept;
+mod left_alone;
 mod parked;
 mod peers;
 mod pools;
 #[path = "../soft/mod.rs"]
 mod soft;
+mod sudden_deaths;
+mod unmovable;
