@@ -367,7 +367,7 @@ fn claimable(who: &str) -> Option<&str> {
 
 /// Prints the processes that a rule would match now.
 pub fn show_about(globals: &Globals, client: &Client, who: &str) -> Result<u8, Failure> {
-    let found: UnleasedProcesses = client.get(&format!("/v1/unleased?who={}", escaped(who)))?;
+    let found: UnleasedProcesses = client.get(&format!("/v1/unleased?matches={}", escaped(who)))?;
     if globals.json {
         output::json(&found)?;
     } else if found.processes.is_empty() {
