@@ -486,7 +486,7 @@ fn a_program_on_a_gpu_outside_its_lease_is_warned_and_ended_there_and_not_parked
     assert_eq!((stranger.gpu_indices.as_slice(), stranger.next), ([1].as_slice(), NextStep::Warned), "{stranger:?}");
     assert!(stranger.vram_bytes >= Some(512 * MIB), "{stranger:?}");
     let status = successful_output(&service, &["enforce", "status"]);
-    assert!(status.contains("belongs to L1, which is not for this GPU"), "{status}");
+    assert!(status.contains("a process of L1, which is not for this GPU"), "{status}");
 
     // It uses nothing of the GPU of its lease; on the other GPU it is an unleased process.
     let lease = service.client().lease("L1");
