@@ -189,20 +189,20 @@ impl fmt::Display for LeaseName {
 
 /// The id of an unleased process as people type it: `X3`, `x3` or `3`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StrangerName(u64);
+pub struct UnleasedName(u64);
 
-impl FromStr for StrangerName {
+impl FromStr for UnleasedName {
     type Err = String;
-    fn from_str(text: &str) -> Result<StrangerName, String> {
+    fn from_str(text: &str) -> Result<UnleasedName, String> {
         let digits = text.strip_prefix(['X', 'x']).unwrap_or(text);
         let number = digits.parse().ok().filter(|_| digits.bytes().all(|b| b.is_ascii_digit()));
-        number.map(StrangerName).ok_or_else(|| {
+        number.map(UnleasedName).ok_or_else(|| {
             format!("`{text}` is not a process without a lease\nhint: those are called X1, X2, …; `sublet enforce status` lists them")
         })
     }
 }
 
-impl fmt::Display for StrangerName {
+impl fmt::Display for UnleasedName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "X{}", self.0)
     }

@@ -150,7 +150,7 @@ pub fn gpus() -> Gpus {
         promisable_bytes: 26 << 30,
         context_bytes: Some(420 << 20),
         coarse: false,
-        occupants: vec![holder(), stranger()],
+        occupants: vec![holder(), unleased()],
     };
     let empty = Gpu {
         index: 1,
@@ -203,7 +203,7 @@ fn holder() -> Occupant {
     }
 }
 
-fn stranger() -> Occupant {
+fn unleased() -> Occupant {
     Occupant {
         lease: None,
         pid: Some(991),

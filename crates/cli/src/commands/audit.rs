@@ -1,6 +1,6 @@
 //! `sublet audit`: the decisions, with the user or process that caused them, oldest first.
 
-use crate::args::{Globals, LeaseName, StrangerName};
+use crate::args::{Globals, LeaseName, UnleasedName};
 use crate::client::{Client, RESTART};
 use crate::commands::journal;
 use crate::completion;
@@ -45,7 +45,7 @@ enum AuditAction {
 struct ShowArgs {
     /// Its id, such as X3
     #[arg(value_name = "STRANGER")]
-    stranger: StrangerName,
+    process: UnleasedName,
 }
 
 #[derive(Args, Clone, Debug)]
@@ -72,18 +72,18 @@ struct LinesArgs {
 pub fn run(globals: &Globals, args: &AuditArgs) -> Result<u8, Failure> {
     match &args.what {
         None => lines(globals, &args.lines),
-        Some(AuditAction::Show(args)) => story(globals, &args.stranger),
+        Some(AuditAction::Show(args)) => story(globals, &args.process),
         Some(AuditAction::Verify(args)) => journal::check(globals, args.state_dir.as_deref()),
     }
 }
 
 /// Prints every decision about one unleased process, and the facts about that process.
-fn story(globals: &Globals, stranger: &StrangerName) -> Result<u8, Failure> {
+fn story(globals: &Globals, process: &UnleasedName) -> Result<u8, Failure> {
     let client = Client::open(globals)?;
     let mut lines = Vec::new();
     let mut after = 0;
     loop {
-        let page: AuditPage = client.get(&format!("/v1/audit?after={after}&limit={PAGE}&process={stranger}"))?;
+        let page: AuditPage = client.get(&format!("/v1/audit?after={after}&limit={PAGE}&process={process}"))?;
         lines.extend(page.lines);
         match page.next {
             Some(next) => after = next,
@@ -91,7 +91,7 @@ fn story(globals: &Globals, stranger: &StrangerName) -> Result<u8, Failure> {
         }
     }
     if lines.is_empty() {
-        return Err(Failure::new(exit::FAILURE, format!("the audit trail has no line about {stranger}"))
+        return Err(Failure::new(exit::FAILURE, format!("the audit trail has no line about {process}"))
             .hint("`sublet enforce status` lists those that are on GPUs now; old lines are trimmed"));
     }
     if globals.json {

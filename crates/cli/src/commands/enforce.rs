@@ -189,97 +189,97 @@ fn show(found: &UnleasedProcesses) -> Result<u8, Failure> {
 fn render(found: &UnleasedProcesses, format: TextFormat) -> String {
     let headers = ["ID", ">PID", "~USER", "GPUS", ">VRAM", ">FOR", "~PROGRAM", "~IN"];
     let mut table = Table::new(&headers).drops(&["IN", "FOR"]);
-    for stranger in &found.processes {
-        let gpus: Vec<String> = stranger.gpu_indices.iter().map(u32::to_string).collect();
+    for process in &found.processes {
+        let gpus: Vec<String> = process.gpu_indices.iter().map(u32::to_string).collect();
         table.row([
-            stranger.id.clone(),
-            stranger.pid.to_string(),
-            stranger.user.clone(),
+            process.id.clone(),
+            process.pid.to_string(),
+            process.user.clone(),
             gpus.join(","),
-            stranger.vram_bytes.map_or_else(|| "?".to_owned(), size::show),
-            span::show(stranger.age_s),
-            program(stranger).to_owned(),
-            text::or_none(place(stranger).as_deref()),
+            process.vram_bytes.map_or_else(|| "?".to_owned(), size::show),
+            span::show(process.age_s),
+            program(process).to_owned(),
+            text::or_none(place(process).as_deref()),
         ]);
-        if stranger.step != UnleasedStep::Found {
+        if process.step != UnleasedStep::Found {
             table.mark("ID", Tone::Notable);
         }
     }
-    let wrong = found.processes.iter().filter_map(|stranger| {
-        let gpus = if stranger.gpu_indices.len() == 1 { "this GPU" } else { "these GPUs" };
-        let lease = stranger.belongs_to.as_ref()?;
-        Some((stranger.id.as_str(), format!("a process of {lease}, which is not for {gpus}")))
+    let wrong = found.processes.iter().filter_map(|process| {
+        let gpus = if process.gpu_indices.len() == 1 { "this GPU" } else { "these GPUs" };
+        let lease = process.belongs_to.as_ref()?;
+        Some((process.id.as_str(), format!("a process of {lease}, which is not for {gpus}")))
     });
-    let next = found.processes.iter().map(|stranger| (stranger.id.as_str(), plain(&next(stranger))));
+    let next = found.processes.iter().map(|process| (process.id.as_str(), plain(&next(process))));
     let lines = once(wrong).into_iter().chain(once(next));
     let lines = lines.map(|(ids, what)| wrapped(&format!("{}: {what}", text::names(&ids)), 2, format) + "\n");
     format!("{}\n{}", table.show("", format), lines.collect::<String>())
 }
 
 /// The name of a process's program: from the executable, because the kernel cuts a process name short.
-fn program(stranger: &UnleasedProcess) -> &str {
-    stranger.exe.as_deref().and_then(|exe| exe.rsplit('/').next()).unwrap_or(&stranger.name)
+fn program(process: &UnleasedProcess) -> &str {
+    process.exe.as_deref().and_then(|exe| exe.rsplit('/').next()).unwrap_or(&process.name)
 }
 
 /// The container or unit of a process.
-fn place(stranger: &UnleasedProcess) -> Option<String> {
-    let container = stranger.container.as_ref();
+fn place(process: &UnleasedProcess) -> Option<String> {
+    let container = process.container.as_ref();
     let container = container.map(|id| format!("container {}", id.chars().take(12).collect::<String>()));
-    container.or_else(|| stranger.unit.clone())
+    container.or_else(|| process.unit.clone())
 }
 
 /// A process in words: its program, and its unit or container.
-pub fn what(stranger: &UnleasedProcess) -> String {
-    match place(stranger) {
-        Some(place) => format!("{} in {place}", program(stranger)),
-        None => program(stranger).to_owned(),
+pub fn what(process: &UnleasedProcess) -> String {
+    match place(process) {
+        Some(place) => format!("{} in {place}", program(process)),
+        None => program(process).to_owned(),
     }
 }
 
 /// A line for a process that was ended and then started again. It would be ended again and again until the user stops
 /// what starts it.
-fn started_anew(stranger: &UnleasedProcess) -> Option<String> {
-    let former = stranger.replaces.as_ref()?;
-    let service = stranger.unit.as_ref().filter(|unit| unit.ends_with(".service"));
+fn started_anew(process: &UnleasedProcess) -> Option<String> {
+    let former = process.replaces.as_ref()?;
+    let service = process.unit.as_ref().filter(|unit| unit.ends_with(".service"));
     let (by, stop) = match service {
         Some(unit) => {
             (format!("{unit} starts it anew"), format!("`systemctl stop {unit}`, or `sublet adopt unit:{unit}`"))
         }
         None => {
-            ("something starts it anew".to_owned(), format!("`sublet audit show {}` names its parents", stranger.id))
+            ("something starts it anew".to_owned(), format!("`sublet audit show {}` names its parents", process.id))
         }
     };
-    Some(plain(&format!("{}: {former} was the same and is gone; {by}: {stop}", stranger.id)))
+    Some(plain(&format!("{}: {former} was the same and is gone; {by}: {stop}", process.id)))
 }
 
-fn next(stranger: &UnleasedProcess) -> String {
-    let when = stranger.next_in_s.map_or_else(String::new, |s| match s {
+fn next(process: &UnleasedProcess) -> String {
+    let when = process.next_in_s.map_or_else(String::new, |s| match s {
         s if s <= 0.0 => " now".to_owned(),
         s => format!(" in {}", span::show(s)),
     });
-    let so_far = match stranger.step {
+    let so_far = match process.step {
         UnleasedStep::Found => "",
-        UnleasedStep::Warned if stranger.next == NextStep::Warned => "",
+        UnleasedStep::Warned if process.next == NextStep::Warned => "",
         UnleasedStep::Warned => "warned; ",
         UnleasedStep::Parking => "",
         UnleasedStep::ParkFailed => "could not be parked; ",
         // The signal was due, and could not be sent.
-        UnleasedStep::Signalled if stranger.next == NextStep::Exempt => "",
+        UnleasedStep::Signalled if process.next == NextStep::Exempt => "",
         UnleasedStep::Signalled => "signalled; ",
         UnleasedStep::Survived => "survived SIGKILL; ",
     };
-    let next = match stranger.next {
+    let next = match process.next {
         NextStep::Nothing => {
-            stranger.why.clone().unwrap_or_else(|| "recorded and left alone, as the mode says".to_owned())
+            process.why.clone().unwrap_or_else(|| "recorded and left alone, as the mode says".to_owned())
         }
-        NextStep::Exempt => format!("left alone: {}", stranger.why.as_deref().unwrap_or("no reason was given")),
+        NextStep::Exempt => format!("left alone: {}", process.why.as_deref().unwrap_or("no reason was given")),
         NextStep::Adopted => format!("gets a lease{when}"),
         NextStep::Warned => "warned, and nothing else happens to it".to_owned(),
-        NextStep::Parked => match &stranger.lease {
+        NextStep::Parked => match &process.lease {
             Some(lease) => format!("being parked, by {lease}"),
             None => format!("parked{when}, or SIGTERM if it cannot be"),
         },
-        NextStep::Signal => format!("{}{when}", stranger.next_signal.as_deref().unwrap_or("a signal")),
+        NextStep::Signal => format!("{}{when}", process.next_signal.as_deref().unwrap_or("a signal")),
     };
     format!("{so_far}{next}")
 }

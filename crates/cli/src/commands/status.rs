@@ -26,7 +26,7 @@ pub fn run(globals: &Globals) -> Result<u8, Failure> {
     let client = Client::open(globals)?;
     let gpus: Gpus = client.get("/v1/gpus")?;
     let queue: Leases = client.get("/v1/queue")?;
-    let strangers: UnleasedProcesses = client.get("/v1/unleased")?;
+    let unleased: UnleasedProcesses = client.get("/v1/unleased")?;
     if globals.json {
         output::json(&Status { kind: &gpus.kind, gpus: &gpus.gpus, queue: &queue.leases })?;
         return Ok(exit::OK);
@@ -39,7 +39,7 @@ pub fn run(globals: &Globals) -> Result<u8, Failure> {
             plain(trouble)
         );
     }
-    strangers
+    unleased
         .processes
         .iter()
         .filter_map(warning)
@@ -62,13 +62,13 @@ fn render(gpus: &Gpus, queue: &Leases, own: &[Lease], now_unix_s: f64, format: T
 
 /// The warning to the owner of an unleased process that is about to be parked or ended; `None` if nothing is about to
 /// happen.
-fn warning(stranger: &UnleasedProcess) -> Option<String> {
-    if stranger.step == UnleasedStep::Found {
+fn warning(process: &UnleasedProcess) -> Option<String> {
+    if process.step == UnleasedStep::Found {
         return None;
     }
-    let left = span::show(stranger.next_in_s.unwrap_or_default().max(0.0));
-    let who = format!("{} (process {} of {})", stranger.id, stranger.pid, plain(&stranger.user));
-    let next = match (&stranger.next_signal, stranger.next, &stranger.lease) {
+    let left = span::show(process.next_in_s.unwrap_or_default().max(0.0));
+    let who = format!("{} (process {} of {})", process.id, process.pid, plain(&process.user));
+    let next = match (&process.next_signal, process.next, &process.lease) {
         (Some(signal), ..) => format!("gets {signal} in {left}"),
         (None, NextStep::Parked, None) => format!("is parked in {left}, or ended if it cannot be"),
         (None, NextStep::Parked, Some(lease)) => {
@@ -78,10 +78,10 @@ fn warning(stranger: &UnleasedProcess) -> Option<String> {
         }
         _ => return None,
     };
-    Some(match &stranger.belongs_to {
-        None => format!("{who} has no lease and {next}: `sublet adopt {}` gives it one", stranger.pid),
+    Some(match &process.belongs_to {
+        None => format!("{who} has no lease and {next}: `sublet adopt {}` gives it one", process.pid),
         Some(lease) => {
-            let gpus = if stranger.gpu_indices.len() == 1 { "its GPU" } else { "its GPUs" };
+            let gpus = if process.gpu_indices.len() == 1 { "its GPU" } else { "its GPUs" };
             format!("{who} is of {lease}, which is not for {gpus}, and {next}: ask for all of its GPUs in one lease")
         }
     })
