@@ -129,7 +129,7 @@ impl Table {
     }
 
     /// Sets the tone of a cell of the last row.
-    pub fn mark(&mut self, header: &str, tone: Tone) {
+    pub fn set_tone(&mut self, header: &str, tone: Tone) {
         let column = self.columns.iter().position(|column| column.header == header);
         debug_assert!(column.is_some(), "{header}");
         if let (Some(column), Some(row)) = (column, self.rows.last_mut()) {
@@ -365,7 +365,7 @@ mod tests {
     #[test]
     fn colour_is_for_what_needs_attention_and_does_not_move_columns() {
         let mut table = leases();
-        table.mark("STATE", Tone::Notable);
+        table.set_tone("STATE", Tone::Notable);
         let coloured = table.show("", TextFormat { colour: Colour::On, ..TextFormat::wide(60) });
         assert!(coloured.contains("\x1b[33mactive\x1b[0m   8 GiB"), "{coloured}");
         let stripped = anstream::adapter::strip_str(&coloured).to_string();

@@ -202,7 +202,7 @@ fn render(found: &UnleasedProcesses, format: TextFormat) -> String {
             text::or_none(place(process).as_deref()),
         ]);
         if process.step != UnleasedStep::Found {
-            table.mark("ID", Tone::Notable);
+            table.set_tone("ID", Tone::Notable);
         }
     }
     let wrong = found.processes.iter().filter_map(|process| {

@@ -93,7 +93,7 @@ pub fn overview(gpus: &Gpus, format: TextFormat) -> String {
             size::show(gpu.promisable_bytes),
             state(gpu).into(),
         ]);
-        table.mark("STATE", tone(gpu));
+        table.set_tone("STATE", tone(gpu));
     }
     table.show("", format) + &reasons(&gpus.gpus, format) + &trouble.unwrap_or_default()
 }
@@ -151,7 +151,7 @@ pub fn occupants(gpus: &Gpus, own: &[Lease], now_unix_s: f64, format: TextFormat
                 text::bytes(occupant.seen_bytes),
                 text::since(occupant.since_unix_s, now_unix_s),
             ]);
-            table.mark("STATE", tone);
+            table.set_tone("STATE", tone);
         }
     }
     (!table.is_empty()).then(|| table.show("", format))

@@ -86,7 +86,7 @@ fn render(leases: &Leases, with_user: bool, format: TextFormat) -> String {
         }
         row.extend(cells(lease));
         table.row(row);
-        table.mark("STATE", text::lease_tone(lease));
+        table.set_tone("STATE", text::lease_tone(lease));
     }
     table.show("", format)
 }

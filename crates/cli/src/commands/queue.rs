@@ -32,7 +32,7 @@ fn render(queue: &Leases, now_unix_s: f64, format: TextFormat) -> String {
     for (n, lease) in queue.leases.iter().enumerate() {
         table.row(cells(n, lease, now_unix_s));
         if lease.state == LeaseState::Parked {
-            table.mark("STATE", Tone::Notable);
+            table.set_tone("STATE", Tone::Notable);
         }
     }
     table.show("", format) + &reasons(queue, format)

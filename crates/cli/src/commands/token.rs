@@ -157,7 +157,7 @@ fn render(tokens: &Tokens, now_unix_s: f64, format: TextFormat) -> String {
                 .map_or_else(|| text::NONE.into(), |at| format!("{} ago", span::show(now_unix_s - at))),
         ]);
         if token.expired {
-            table.mark("EXPIRES", Tone::Notable);
+            table.set_tone("EXPIRES", Tone::Notable);
         }
     }
     table.show("", format)

@@ -232,7 +232,7 @@ fn table(wrappers: &[WrapperJson], format: TextFormat) -> String {
             state.to_owned(),
         ]);
         if let Some(why) = why {
-            table.mark("STATE", Tone::Notable);
+            table.set_tone("STATE", Tone::Notable);
             reasons.push((wrapper.name.as_str(), format!("{state}: {}", plain(&why))));
         }
     }

@@ -149,7 +149,7 @@ fn render(shown: &SoftStatus, format: TextFormat) -> String {
         let (used, total) = (size::show(gpu.used_bytes), size::show(gpu.total_bytes));
         gpus.row([gpu.index.to_string(), gpu.name.clone(), used, total, gpu.faults.to_string()]);
         if gpu.faults.to_string() != "no faults" {
-            gpus.mark("FAULTS", Tone::Wrong);
+            gpus.set_tone("FAULTS", Tone::Wrong);
         }
     }
     let mut processes = Table::new(&["GPU", ">PID", ">UID", "~NAME", ">USED", "STATE"]);
