@@ -270,7 +270,7 @@ fn a_lease_with_preempt_end_gets_a_notice_is_ended_and_requeued() {
     let other = needs_the_card(&service);
     assert_eq!(other.end().0, Some(0));
     job.await_output("lease L1 ends in 2 s: another request needs its GPUs, and it may be ended for that (`--preempt end`, `--tier spot`)");
-    job.await_output("L1 was ended for others: asking again, and starting the command anew (1)");
+    job.await_output("L1 was preempted: requesting a new lease and starting the command again (restart 1)");
     let (code, rest) = job.end();
     // The program has no handler for the signal, and lives until the shell ends it.
     let told = "told\nall 805306368 bytes as written\nrun 1\n";

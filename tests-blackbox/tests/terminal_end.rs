@@ -64,7 +64,7 @@ fn a_parked_program_ends_on_sigterm_without_a_daemon() {
     let (code, printed) = job.end();
     let said = std::fs::read_to_string(stderr).expect("what it said");
     assert_eq!((code, printed.as_str()), (Some(137), ""), "{said}");
-    assert!(said.contains("L1 is parked, and no daemon answers that could bring it back"), "{said}");
+    assert!(said.contains("L1 is parked, and no daemon answers that could resume it"), "{said}");
 }
 
 #[test]
