@@ -22,13 +22,16 @@ fn tenant(service: &TestService, name: &str) -> TestClient {
     service.remote().with_token(&service.client().make_token(json!({ "tenant": name })).0)
 }
 
+/// What the log says after a reload.
+const RELOADED: &str = "the configuration was reloaded";
+
 /// Other rules take the place of those there were.
 fn reload(service: &TestService, rules: &str) {
     fs::write(service.dir().join("sublet.toml"), with_tcp(rules)).expect("the configuration can be written");
-    let before = service.log().matches("read anew").count();
+    let before = service.log().matches(RELOADED).count();
     service.reload();
-    until("the rules are read anew", LONG, || {
-        if service.log().matches("read anew").count() > before { Ok(()) } else { Err(service.log()) }
+    until("the rules are reloaded", LONG, || {
+        if service.log().matches(RELOADED).count() > before { Ok(()) } else { Err(service.log()) }
     });
 }
 
