@@ -109,7 +109,7 @@ fn an_adopted_program_gets_a_notice_on_its_terminal_when_it_is_parked_by_hand() 
 
 #[test]
 fn a_parked_program_gets_a_notice_when_its_lease_ends() {
-    let service = serve_with(&format!("{PARKS}term = \"4s\"\n"));
+    let service = serve_with(&format!("{PARKS}time_max = \"4s\"\n"));
     let screen = Screen::open();
     let alone = on_screen(&service, None, &screen);
     adopt_and_park(&service, &alone);
