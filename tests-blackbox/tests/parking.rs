@@ -288,7 +288,7 @@ fn a_lease_that_ends_while_it_is_parked_takes_its_bytes_with_it_and_says_so() {
     assert!(service.cli(&["end", "L1"]).status.success());
     until("its program was told", LONG, || {
         let said = job.output_text();
-        if said.contains("its parked VRAM is lost") { Ok(()) } else { Err(said) }
+        if said.contains("what was parked is lost") { Ok(()) } else { Err(said) }
     });
     let pid = Pid::from_child(&job.child);
     kill_process(pid, Signal::TERM).expect("an own child");

@@ -123,7 +123,7 @@ fn without_bytes_per_process_leases_are_parked_one_after_the_other() {
     // The second was told after a reading had shown that the first left.
     let audit = text(&service.cli(&["audit"]));
     let steps = |line: &&str| line.contains("is being parked for") || line.contains("is parked");
-    let told: Vec<bool> = audit.lines().filter(steps).map(|line| line.contains("is told")).collect();
+    let told: Vec<bool> = audit.lines().filter(steps).map(|line| line.contains("is being parked for")).collect();
     assert_eq!(told, [true, false, true, false], "{audit}");
     assert_eq!(guest.end().0, Some(0));
     holders.into_iter().for_each(|job| job.finish("after it was parked without a reading of bytes per process"));
