@@ -6,7 +6,7 @@
 use crate::failure::Failure;
 use std::path::Path;
 use std::process::ExitCode;
-pub use sublet_daemon::{Finding, Options, TcpConfig, Who};
+pub use sublet_daemon::{Finding, Options, TcpConfig, Who as ProcessPattern};
 use sublet_wire::exit;
 
 /// Runs the daemon until it is told to stop.
@@ -36,8 +36,8 @@ pub fn nvidia_visible() -> bool {
 }
 
 /// Whether a process of this host matches, by the same comparison as in a rule.
-pub fn is_meant(who: &Who, pid: u32) -> bool {
-    sublet_daemon::is_meant(who, pid)
+pub fn process_matches(pattern: &ProcessPattern, pid: u32) -> bool {
+    sublet_daemon::is_meant(pattern, pid)
 }
 
 /// The OpenAPI description of the API.
