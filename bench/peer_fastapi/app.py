@@ -1,6 +1,6 @@
 """A lease service as the time-share seed's stack builds it: FastAPI, SQLite, one card.
 
-It exists to be measured beside Sublet, so it keeps the same promises where both are compared:
+It exists to be compared with Sublet, so it keeps the same promises where both are compared:
 an answer leaves only after its row and its audit line are synced (WAL, synchronous=FULL, one
 transaction per request). It has no queue, renewal, tenants or API for cards: whatever Sublet does
 beyond asking and releasing is work this service is spared.

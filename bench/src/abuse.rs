@@ -1,4 +1,4 @@
-//! How much an abusive user slows down another user: how long requests of the second user take meanwhile, beside its
+//! How much an abusive user slows down another user: how long requests of the second user take meanwhile, compared with its
 //! own requests without the first user, alternately; and whether the second user's history is complete afterwards.
 //!
 //! ```text
@@ -117,7 +117,7 @@ pub fn run(rig: &BenchRig) -> Result<BenchOutcome> {
     Ok(BenchOutcome {
         figures: vec![
             Figure {
-                what: "p99 of a user's requests while another user does its worst, beside without; the worst abuse",
+                what: "p99 of a user's requests while another user does its worst, compared with no abuse; the worst abuse",
                 target: FigureTarget::AtMost(3.0),
                 measured: ratio,
                 unit: "×",

@@ -1,4 +1,4 @@
-//! What the command line costs: `sublet run` beside the bare command, one `sublet lease` beside
+//! What the command line costs: `sublet run` compared with the bare command, one `sublet lease` compared with
 //! gflow's `gbatch`. All four kinds of call alternate.
 
 use crate::figure::{BenchOutcome, Figure, FigureTarget, digits};
@@ -49,11 +49,11 @@ pub fn run(rig: &BenchRig) -> Result<BenchOutcome> {
                 note: format!("{} minus {} ms", digits(ms(wrapped.p50_us)), digits(ms(bare.p50_us))),
             },
             Figure {
-                what: "one `sublet lease` call, beside gflow's `gbatch`, p50",
+                what: "one `sublet lease` call, compared with gflow's `gbatch`, p50",
                 target: FigureTarget::AtMost(0.2),
                 measured: lease.p50_us / gbatch.p50_us,
                 unit: "×",
-                note: format!("{} beside {} ms", digits(ms(lease.p50_us)), digits(ms(gbatch.p50_us))),
+                note: format!("{} compared with {} ms", digits(ms(lease.p50_us)), digits(ms(gbatch.p50_us))),
             },
         ],
         raw: serde_json::json!({ "true": bare, "sublet_run_true": wrapped, "sublet_lease": lease, "gbatch": gbatch }),

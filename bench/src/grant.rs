@@ -1,4 +1,4 @@
-//! One unloaded durable grant, beside one fdatasync on the same file system, alternately.
+//! One unloaded durable grant, compared with one fdatasync on the same file system, alternately.
 
 use crate::client::{BenchClient, bodiless_request, json_text, lease_request};
 use crate::disk::Pages;
@@ -48,11 +48,11 @@ pub fn run(rig: &BenchRig) -> Result<BenchOutcome> {
     let (ask, sync) = (asks.quantiles(), syncs.quantiles());
     Ok(BenchOutcome {
         figures: vec![Figure {
-            what: "p50 of one unloaded durable grant, beside one fdatasync of 4 KiB",
+            what: "p50 of one unloaded durable grant, compared with one fdatasync of 4 KiB",
             target: FigureTarget::AtMost(2.5),
             measured: ask.p50_us / sync.p50_us,
             unit: "×",
-            note: format!("{} beside {} µs", digits(ask.p50_us), digits(sync.p50_us)),
+            note: format!("{} compared with {} µs", digits(ask.p50_us), digits(sync.p50_us)),
         }],
         raw: serde_json::json!({
             "ask": ask,

@@ -1,4 +1,4 @@
-//! Durable request + release pairs over HTTP on a Unix socket, beside FastAPI + SQLite.
+//! Durable request + release pairs over HTTP on a Unix socket, compared with FastAPI + SQLite.
 //!
 //! The services alternate, each alone on the machine with the load generator and with a fresh
 //! state folder on the same file system.
@@ -47,7 +47,7 @@ pub fn run(rig: &BenchRig) -> Result<BenchOutcome> {
         }
         if let (Some(our), Some(their)) = (ours.last(), theirs.last()) {
             eprintln!(
-                "  round {round}: {} pairs/s (p99 {} ms) beside {} (p99 {} ms); others took {} s of CPU",
+                "  round {round}: {} pairs/s (p99 {} ms) compared with {} (p99 {} ms); others took {} s of CPU",
                 digits(our.pairs.pairs_per_s),
                 digits(our.pairs.all.p99_us / 1e3),
                 digits(their.pairs.pairs_per_s),
@@ -64,12 +64,12 @@ pub fn run(rig: &BenchRig) -> Result<BenchOutcome> {
     Ok(BenchOutcome {
         figures: vec![
             Figure {
-                what: "durable ask + release pairs over HTTP, beside FastAPI + SQLite",
+                what: "durable request + release pairs over HTTP, compared with FastAPI + SQLite",
                 target: FigureTarget::AtLeast(12.0),
                 measured: ratio(rate),
                 unit: "×",
                 note: format!(
-                    "{} beside {} pairs/s, median of {} rounds; other processes took {} s of CPU in a turn of {} s and its warm-up",
+                    "{} compared with {} pairs/s, median of {} rounds; other processes took {} s of CPU in a turn of {} s and its warm-up",
                     digits(middle(&ours, rate)),
                     digits(middle(&theirs, rate)),
                     rig.rounds,
@@ -78,11 +78,11 @@ pub fn run(rig: &BenchRig) -> Result<BenchOutcome> {
                 ),
             },
             Figure {
-                what: "p99 of a request in the same load, beside FastAPI + SQLite",
+                what: "p99 of a request in the same load, compared with FastAPI + SQLite",
                 target: FigureTarget::AtMost(0.15),
                 measured: ratio(p99),
                 unit: "×",
-                note: format!("{} beside {} ms", digits(middle(&ours, p99)), digits(middle(&theirs, p99))),
+                note: format!("{} compared with {} ms", digits(middle(&ours, p99)), digits(middle(&theirs, p99))),
             },
         ],
         raw: serde_json::json!({ "connections": rig.connections, "sublet": ours, "fastapi": theirs }),

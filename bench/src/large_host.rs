@@ -12,8 +12,8 @@ use sublet_core::reading::{CardFacts, Observation, Reading, Used};
 use sublet_core::rows::Rows;
 use sublet_core::units::{Bytes, Span, Time};
 use sublet_core::{State, decide};
-use sublet_replay::cluster::Cluster;
 use sublet_replay::drive::LeaseTerms;
+use sublet_replay::host_gpus::HostGpus;
 use sublet_replay::policies::PolicyName;
 use sublet_replay::report::{ReplayOptions, replay};
 use sublet_replay::synthetic::{SyntheticShape, make};
@@ -122,10 +122,10 @@ fn time_large_host() -> Result<(crate::samples::Quantiles, crate::samples::Quant
 }
 
 fn time_replay() -> Result<(u64, f64)> {
-    let cluster: Cluster = "8x80GiB".parse().map_err(|error| anyhow::anyhow!("{error}"))?;
+    let host_gpus: HostGpus = "8x80GiB".parse().map_err(|error| anyhow::anyhow!("{error}"))?;
     let rules = Policy::default();
     let shape = SyntheticShape { seed: 1, jobs: 50_000, tenants: 20, chatty: true, load: 0.6 };
-    let trace = make(&shape, &cluster, rules.margin).map_err(|error| anyhow::anyhow!("{error}"))?;
+    let trace = make(&shape, &host_gpus, rules.margin).map_err(|error| anyhow::anyhow!("{error}"))?;
     let policies = vec![PolicyName::Fair];
     let options = ReplayOptions {
         rules,
@@ -138,6 +138,6 @@ fn time_replay() -> Result<(u64, f64)> {
     };
     let mut events = 0;
     let begun = Instant::now();
-    replay(&trace, &cluster, &options, |outcome| events += outcome.events);
+    replay(&trace, &host_gpus, &options, |outcome| events += outcome.events);
     Ok((events, begun.elapsed().as_secs_f64()))
 }

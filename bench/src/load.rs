@@ -6,7 +6,7 @@
 //! ```
 //!
 //! It shares the cores with the daemon that it measures, so it formats little per call, and `pairs` runs as a batch
-//! process for the kernel. The same code loads the daemon and the program that is measured beside it. Any other answer
+//! process for the kernel. The same code loads the daemon and the program that it is compared with. Any other answer
 //! than the expected one stops the run: a refused request is not a slow one.
 
 use crate::client::{self, HttpAnswer};

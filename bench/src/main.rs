@@ -1,6 +1,6 @@
 //! Measurements, as ratios in one run.
 //!
-//! Every figure is measured beside something that bounds or rivals it (a FastAPI service, one
+//! Every figure is compared with something that bounds or rivals it (a FastAPI service, one
 //! fdatasync, raw SQLite, gflow's command line), alternately, on the same machine and file system, so
 //! that a slow or shared machine moves both sides. `all` runs every bench and, with `--out`, writes
 //! a Markdown table and the raw numbers.
@@ -65,7 +65,7 @@ const BENCHES: &[(&str, BenchRun)] = &[
     ("abuse", abuse::run),
 ];
 
-/// Measures Sublet beside its peers.
+/// Compares Sublet with its peers.
 #[derive(Parser)]
 #[command(name = "sublet-bench", version)]
 struct BenchCommand {
@@ -79,25 +79,25 @@ struct BenchCommand {
 enum BenchChoice {
     /// Every bench, one after the other.
     All,
-    /// Durable request + release pairs over HTTP, beside FastAPI + SQLite.
+    /// Durable request + release pairs over HTTP, compared with FastAPI + SQLite.
     Http,
-    /// One unloaded grant, beside one fdatasync.
+    /// One unloaded grant, compared with one fdatasync.
     Grant,
-    /// The loop without HTTP, beside raw SQLite writing the same rows.
+    /// The loop without HTTP, compared with raw SQLite writing the same rows.
     Loop,
     /// The head of a million waiters, and what a request costs there.
     Queue,
     /// A large host, and the speed of a replay.
     Fair,
-    /// Which of 1,000 holders are preempted for a waiter, beside greedy and brute force.
+    /// Which of 1,000 holders are preempted for a waiter, compared with greedy and brute force.
     Plan,
     /// Events a second of the simulation with its checker on.
     Sim,
-    /// kill -9 to first correct answer with many leases, beside raw SQLite reading the rows.
+    /// kill -9 to first correct answer with many leases, compared with raw SQLite reading the rows.
     Restart,
     /// What an idle daemon costs.
     Idle,
-    /// `sublet run` beside the bare command; `sublet lease` beside gflow's `gbatch`.
+    /// `sublet run` compared with the bare command; `sublet lease` compared with gflow's `gbatch`.
     Cli,
     /// Kernels of a training step on one core of the soft GPUs' processor.
     Ptx,

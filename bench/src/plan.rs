@@ -132,7 +132,7 @@ fn thread_time() -> Duration {
 #[derive(Default)]
 struct TimedAnswers {
     all: Samples,
-    /// By shape: its name, the times, and what greedy costs beside it (the median).
+    /// By shape: its name, the times, and what greedy costs compared with it (the median).
     shapes: Vec<(&'static str, Quantiles, f64)>,
 }
 
@@ -174,7 +174,7 @@ fn compare_small() -> Result<(f64, usize, usize)> {
     Ok((worst, exact, count))
 }
 
-/// Single GPUs and gangs, then small questions beside brute force.
+/// Single GPUs and gangs, then small questions compared with brute force.
 pub fn run(_: &BenchRig) -> Result<BenchOutcome> {
     let whats = [
         (1, "preemption for one GPU: 1,000 holders on 16 GPUs, the slowest answer"),
@@ -212,7 +212,7 @@ pub fn run(_: &BenchRig) -> Result<BenchOutcome> {
     }
     let (worst, exact, count) = compare_small()?;
     figures.push(Figure {
-        what: "preemption of 12 holders on 4 GPUs for gangs up to 3: the worst price, beside the best of all sets",
+        what: "preemption of 12 holders on 4 GPUs for gangs up to 3: the worst price, compared with the best of all sets",
         target: FigureTarget::AtMost(1.05),
         measured: worst,
         unit: "×",

@@ -50,7 +50,7 @@ pub fn run(_: &BenchRig) -> Result<BenchOutcome> {
                 note: format!("p50 {} µs; every one as the rule by brute force says", digits(picks.p50_us)),
             },
             Figure {
-                what: "cost of an ask at 1,000,000 waiting, beside at 10,000",
+                what: "cost of a request at 1,000,000 waiting, compared with 10,000",
                 target: FigureTarget::AtMost(3.0),
                 measured: growth_many,
                 unit: "×",

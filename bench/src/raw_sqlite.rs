@@ -1,5 +1,5 @@
 //! Raw SQLite writing the rows of a batch, with nothing left to work out: what the journal is
-//! measured beside. Same tables, same durability, same plan of checkpoints.
+//! compared with. Same tables, same durability, same plan of checkpoints.
 
 use anyhow::{Context, Result};
 use rusqlite::{Connection, params};

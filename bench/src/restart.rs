@@ -1,4 +1,4 @@
-//! kill -9 to the first correct answer with many leases, beside raw SQLite reading the same rows.
+//! kill -9 to the first correct answer with many leases, compared with raw SQLite reading the same rows.
 //!
 //! A round: kill -9 and reap; copy the state folder as it lies there, WAL and all, and read every
 //! row of the copy with raw SQLite; start the daemon on the original and ask for a lease with a
@@ -65,12 +65,12 @@ pub fn run(rig: &BenchRig) -> Result<BenchOutcome> {
     let middle = |of: fn(&RestartRound) -> f64| median(rounds.iter().map(of));
     Ok(BenchOutcome {
         figures: vec![Figure {
-            what: "kill -9 to first correct answer, beside raw SQLite reading the rows",
+            what: "kill -9 to first correct answer, compared with raw SQLite reading the rows",
             target: FigureTarget::AtMost(5.0),
             measured: middle(RestartRound::ratio),
             unit: "×",
             note: format!(
-                "{} leases: {} beside {} ms",
+                "{} leases: {} compared with {} ms",
                 granted.len(),
                 digits(1e3 * middle(|round| round.kill_s + round.start_s)),
                 digits(1e3 * middle(|round| round.raw_s))

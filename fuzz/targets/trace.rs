@@ -26,8 +26,8 @@ fuzz_target!(|data: &[u8]| {
 fn read(kind: u8, text: &str) -> Result<Trace, TraceError> {
     match kind {
         b'a' => {
-            let cluster = "2x80GiB,1x24GiB".parse().expect("a cluster");
-            alibaba::read(text, &cluster, Bytes::mib(256), 5, 7)
+            let host_gpus = "2x80GiB,1x24GiB".parse().expect("GPUs of one host");
+            alibaba::read(text, &host_gpus, Bytes::mib(256), 5, 7)
         }
         _ if json::is_json(text) => json::read(text, "fuzz"),
         _ => csv::read(text, "fuzz"),

@@ -123,7 +123,7 @@ fn a_backup_is_checked_without_a_head_beside_it() {
     assert!(made.status.success(), "{}", text(&made.stderr));
     let found = service.cli(&["journal", "verify", "--state-dir", &copy]);
     assert!(found.status.success());
-    assert!(text(&found.stdout).contains("no head is noted beside it"), "{}", text(&found.stdout));
+    assert!(text(&found.stdout).contains("there is no `journal.head` beside the journal"), "{}", text(&found.stdout));
 }
 
 /// Moves something of a state directory away.

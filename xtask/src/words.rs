@@ -1,4 +1,5 @@
-//! How the project speaks: how often its texts use words such as `who` and `nobody`, and which types share a name.
+//! How the project speaks: how often its texts use words such as `who` and `nobody`, which types share a name, and
+//! which commits have a subject of more than 72 characters.
 //!
 //! The subject of a plain sentence is a thing with a name: the lease, the process, the user. Sentences about `whoever`
 //! have to be read twice. At most 2 such words in 1,000 are fine anywhere. Some crates and documents are still above;
@@ -33,8 +34,7 @@ const CEILINGS: [(&str, f64); 4] =
     [("crates/core", 10.3), ("crates/daemon", 10.8), ("crates/sim", 20.4), ("docs/measurements/mutants.md", 4.5)];
 /// This file lists the words, and is not counted.
 const LIST: &str = "xtask/src/words.rs";
-/// Crates whose types get names of their own together with a new structure. What one of them shares is counted, and
-/// may only become less.
+/// Crates that are not renamed yet. Their shared type names are counted; the count may only fall.
 const RENAMED_LATER: [&str; 3] = ["crates/core", "crates/daemon", "crates/sim"];
 /// How many type names those crates share, among themselves or with another crate.
 const SHARED_LATER_MAX: usize = 43;
@@ -56,7 +56,8 @@ const ONE_IDEA: [&str; 14] = [
     "Vram",
 ];
 
-/// One line for each text that is above its limit, and for names that are shared by more types than before.
+/// One line for each text that is above its limit, for each shared type name and for each commit subject that is too
+/// long.
 pub fn violations(root: &Path) -> Result<Vec<String>> {
     let mut found: Vec<String> = texts(root)?.iter().filter_map(|(name, text)| over_limit(name, *text)).collect();
     found.extend(shared_names(&type_crates(root)?));
@@ -199,8 +200,8 @@ fn string_end(text: &str) -> usize {
     text.len()
 }
 
-/// A line for each type name that more than one type has, and one if the crates that are renamed later share more than
-/// before.
+/// A line for each type name that more than one type has, and one if the crates that are not renamed yet share more
+/// names than [`SHARED_LATER_MAX`].
 fn shared_names(types: &BTreeMap<String, Vec<String>>) -> Vec<String> {
     let is_later = |name: &String| RENAMED_LATER.contains(&name.as_str());
     let shared = types.iter().filter(|(name, crates)| crates.len() > 1 && !ONE_IDEA.contains(&name.as_str()));

@@ -2,7 +2,7 @@
 //!
 //! [`args`] reads the command line, [`commands`] has a file for each command,
 //! [`client`] speaks to the daemon, [`hold`] gets and keeps leases for commands.
-//! Only [`daemon`] uses the daemon's crate, and only `commands::replay` that of replays.
+//! Only [`daemon`] and [`journal_files`] use the daemon's crate, and only `commands::replay` that of replays.
 //!
 //! Absent on purpose: any decision about leases, and any async runtime in the client, which must start at almost no
 //! cost. `commands::proxy` starts a runtime of its own.
@@ -18,6 +18,7 @@ mod elsewhere;
 mod failure;
 mod groups;
 mod hold;
+mod journal_files;
 mod named;
 mod output;
 mod own_file;

@@ -42,9 +42,9 @@ pub struct VerifyReport {
     /// Live leases.
     pub leases: u64,
     /// Ended leases that the log explains.
-    pub past: u64,
-    /// Ended leases that are older than the base.
-    pub past_unchecked: u64,
+    pub ended: u64,
+    /// Ended leases that are older than the log's base, and cannot be checked.
+    pub ended_before_log: u64,
     /// How the journal's end compares with what was noted beside it.
     pub beside: HeadComparison,
     /// How many lines of each owner were trimmed, the most first: a tenant, or `sublet` for operators and the daemon.
@@ -301,7 +301,7 @@ fn check_past_holds(
 ) -> Result<()> {
     let mut find = conn.prepare_cached(&format!("{}WHERE id = ?1", codec::PAST))?;
     match find.query_row([signed(ended.id.0)], codec::past).optional()? {
-        Some(row) if row == *ended => report.past += 1,
+        Some(row) if row == *ended => report.ended += 1,
         Some(row) => report.add_finding(difference_text(&format!("ended lease {}", ended.id), ended, &row)),
         None if ended.id.0 < positions.past_floor.max(past_floor(conn, ended.tenant)?) => {}
         None => report.add_finding(format!("ended lease {} is in the log, but its row is missing", ended.id)),
@@ -324,7 +324,7 @@ fn check_past_is_explained(conn: &Connection, base: &Rows, folded: &Folded, repo
             continue;
         }
         if id.0 < base.meta.next_lease && !base.leases.contains_key(&id) {
-            report.past_unchecked += 1;
+            report.ended_before_log += 1;
         } else {
             report.add_finding(format!("ended lease {id} has a row that the log does not explain"));
         }

@@ -3,8 +3,8 @@
 //! The list has sizes in thousandths of a GPU and times in seconds. It has no
 //! tenants and no bytes: both are derived here, and the notes say so.
 
-use crate::cluster::Cluster;
 use crate::csv::{CsvLine, CsvTable};
+use crate::host_gpus::HostGpus;
 use crate::rng::{ReplayRng, Zipf};
 use crate::trace::{JobRow, Trace, TraceBuilder, TraceError};
 use sublet_core::ask::Tier;
@@ -28,13 +28,13 @@ enum AlibabaTask {
     NoRuntime,
 }
 
-/// Reads the list for the GPUs of `cluster`; tenants are drawn from the seed.
-pub fn read(text: &str, cluster: &Cluster, margin: Bytes, tenants: u64, seed: u64) -> Result<Trace, TraceError> {
+/// Reads the list for these GPUs; tenants are drawn from the seed.
+pub fn read(text: &str, host_gpus: &HostGpus, margin: Bytes, tenants: u64, seed: u64) -> Result<Trace, TraceError> {
     let table = CsvTable::read(text)?;
     table.require(&REQUIRED_COLUMNS)?;
     let mut rng = ReplayRng::new(seed);
     let zipf = Zipf::new(tenants.max(1) as usize);
-    let gpu = cluster.smallest().less(margin).0;
+    let gpu = host_gpus.smallest().less(margin).0;
     let mut rows = Vec::new();
     let (mut lines, mut no_gpu, mut never_started, mut no_time) = (0u64, 0u64, 0u64, 0u64);
     for line in table.lines() {

@@ -3,7 +3,7 @@
 //! Strict on purpose: an unknown column, a missing one or a number that is not one
 //! is an error with its line, never a default.
 
-use crate::cluster::read_size;
+use crate::host_gpus::read_size;
 use crate::trace::{JobRow, Trace, TraceBuilder, TraceError, read_tier};
 use std::collections::BTreeMap;
 

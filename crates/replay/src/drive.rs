@@ -12,7 +12,7 @@
 //! so it is reported as busy whenever its lease could be renewed.
 
 use crate::calibration::Calibration;
-use crate::cluster::{Cluster, uuid};
+use crate::host_gpus::{HostGpus, uuid};
 use crate::moves::{MoveDirection, ReplayMoves, move_duration, process_of};
 use crate::trace::{Trace, TraceJob};
 use crate::usage::UsageIntegrals;
@@ -52,7 +52,7 @@ pub struct ReplaySetup<'a> {
     /// The jobs.
     pub trace: &'a Trace,
     /// The GPUs.
-    pub cluster: &'a Cluster,
+    pub host_gpus: &'a HostGpus,
     /// The rules, made fit by [`crate::policies::for_replay`].
     pub policy: Policy,
     /// How long a lease jobs request.
@@ -177,19 +177,19 @@ pub fn drive(setup: &ReplaySetup<'_>) -> ReplayRun {
         retries: VecDeque::new(),
         job_of: Vec::new(),
         callers: trace.tenants.iter().map(Caller::user).collect(),
-        uuids: (0..setup.cluster.gpus.len()).map(uuid).collect(),
-        usage: UsageIntegrals::new(setup.cluster, setup.policy.margin, trace, began, setup.slot),
+        uuids: (0..setup.host_gpus.gpus.len()).map(uuid).collect(),
+        usage: UsageIntegrals::new(setup.host_gpus, setup.policy.margin, trace, began, setup.slot),
         refused: BTreeMap::new(),
         events: 0,
-        moves: ReplayMoves::new(setup.cluster),
+        moves: ReplayMoves::new(setup.host_gpus),
         replies: VecDeque::new(),
         next_change: None,
         preemptions: 0,
         calibration: Calibration::new(trace.jobs.len()),
     };
     driver.report_free_memory();
-    driver.apply_event(Event::Listed(setup.cluster.facts()));
-    driver.unread_gpus = (0..setup.cluster.gpus.len() as u16).map(CardId).collect();
+    driver.apply_event(Event::Listed(setup.host_gpus.facts()));
+    driver.unread_gpus = (0..setup.host_gpus.gpus.len() as u16).map(CardId).collect();
     driver.read_gpus();
     while driver.step() {}
     driver.finish()

@@ -1,6 +1,6 @@
 //! A trace as JSON: an array of jobs, or one job on each line.
 
-use crate::cluster::read_size;
+use crate::host_gpus::read_size;
 use crate::trace::{JobRow, Trace, TraceBuilder, TraceError};
 use serde::Deserialize;
 use serde_json::value::RawValue;

@@ -4,8 +4,8 @@
 //! than they happened, once for each policy, and what each tenant got is added up.
 //!
 //! A [`trace::Trace`] comes from a file ([`csv`], [`json`]), from a seed
-//! ([`synthetic`]) or from a public data set ([`alibaba`]). [`drive`] runs it over a
-//! [`cluster::Cluster`] under one of the [`policies`]; [`usage`] keeps the integrals
+//! ([`synthetic`]) or from a public data set ([`alibaba`]). [`drive`] runs it over
+//! [`host_gpus::HostGpus`], under one of the [`policies`]; [`usage`] keeps the integrals
 //! while it runs; [`report`] is what comes out, and [`plots`] draws it.
 //!
 //! Absent on purpose: a clock (the caller measures the speed), files (texts go in
@@ -13,9 +13,9 @@
 
 pub mod alibaba;
 pub mod calibration;
-pub mod cluster;
 pub mod csv;
 pub mod drive;
+pub mod host_gpus;
 pub mod json;
 mod moves;
 pub mod plots;

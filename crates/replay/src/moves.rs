@@ -8,7 +8,7 @@
 //! Each job is one program with Sublet's library. It works until it is told to park, loses only the
 //! time of the moves, and leaves nothing on its GPUs.
 
-use crate::cluster::Cluster;
+use crate::host_gpus::HostGpus;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use sublet_core::ids::{CardId, LeaseId, ProcKey};
@@ -52,10 +52,10 @@ pub fn move_duration(bytes: Bytes) -> Span {
 
 impl ReplayMoves {
     /// Empty GPUs.
-    pub fn new(cluster: &Cluster) -> ReplayMoves {
+    pub fn new(host_gpus: &HostGpus) -> ReplayMoves {
         ReplayMoves {
-            residents: vec![BTreeMap::new(); cluster.gpus.len()],
-            totals: cluster.gpus.clone(),
+            residents: vec![BTreeMap::new(); host_gpus.gpus.len()],
+            totals: host_gpus.gpus.clone(),
             due: BinaryHeap::new(),
             orders: BTreeMap::new(),
             count: 0,

@@ -5,8 +5,8 @@
 //! it, so that two runs of the same trace give the same bytes.
 
 use crate::calibration;
-use crate::cluster::Cluster;
 use crate::drive::{JobCourse, JobStage, LeaseTerms, ReplayRun, ReplaySetup, drive};
+use crate::host_gpus::HostGpus;
 use crate::policies::{PolicyName, for_replay, policy};
 use crate::stats::{WaitStats, jain, quantile, round, round5, seconds};
 use crate::trace::{Trace, tier_name};
@@ -237,14 +237,14 @@ fn slot_of(trace: &Trace) -> Span {
 }
 
 /// What can be said of a trace before it is run.
-fn trace_summary(trace: &Trace, cluster: &Cluster, options: &ReplayOptions) -> TraceSummary {
-    let leasable = cluster.leasable(options.rules.margin).0;
+fn trace_summary(trace: &Trace, host_gpus: &HostGpus, options: &ReplayOptions) -> TraceSummary {
+    let leasable = host_gpus.leasable(options.rules.margin).0;
     let could = leasable as f64 * trace.span().0.max(1) as f64;
     TraceSummary {
         source: trace.source.clone(),
         notes: trace.notes.clone(),
         changed: trace.changed.clone(),
-        cards: cluster.to_string(),
+        cards: host_gpus.to_string(),
         leasable_bytes: leasable,
         jobs: trace.jobs.len() as u64,
         tenants: trace.tenants.len() as u64,
@@ -263,7 +263,7 @@ fn trace_summary(trace: &Trace, cluster: &Cluster, options: &ReplayOptions) -> T
 /// a clock can measure the time.
 pub fn replay(
     trace: &Trace,
-    cluster: &Cluster,
+    host_gpus: &HostGpus,
     options: &ReplayOptions,
     mut on_outcome: impl FnMut(&PolicyOutcome),
 ) -> ReplayReport {
@@ -272,12 +272,12 @@ pub fn replay(
         let policy = for_replay(policy(*name, &options.rules), options.places, options.parking);
         let first = trace.jobs.first().map_or(Time::ZERO, |job| job.arrival);
         let until = options.until.map(|until| first + until);
-        let setup = ReplaySetup { trace, cluster, policy, leases: options.leases, until, slot: slot_of(trace) };
+        let setup = ReplaySetup { trace, host_gpus, policy, leases: options.leases, until, slot: slot_of(trace) };
         let outcome = outcome(name.to_string(), &setup, &drive(&setup), options.starved);
         on_outcome(&outcome);
         policies.push(outcome);
     }
-    ReplayReport { trace: trace_summary(trace, cluster, options), policies }
+    ReplayReport { trace: trace_summary(trace, host_gpus, options), policies }
 }
 
 fn outcome(policy: String, setup: &ReplaySetup<'_>, run: &ReplayRun, starved: f64) -> PolicyOutcome {

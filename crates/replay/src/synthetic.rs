@@ -1,7 +1,7 @@
 //! A trace from a seed, with what makes sharing hard: heavy tails, days and nights,
 //! gangs, a tenant that makes 1,000 requests at once, and a tenant that never stops making requests.
 
-use crate::cluster::Cluster;
+use crate::host_gpus::HostGpus;
 use crate::rng::{ReplayRng, Zipf};
 use crate::trace::{JobRow, Trace, TraceBuilder, TraceError};
 use sublet_core::ask::Tier;
@@ -38,22 +38,22 @@ struct DraftJob {
     in_burst: bool,
 }
 
-/// Makes a trace for the GPUs of `cluster`.
-pub fn make(shape: &SyntheticShape, cluster: &Cluster, margin: Bytes) -> Result<Trace, TraceError> {
+/// Makes a trace for these GPUs.
+pub fn make(shape: &SyntheticShape, host_gpus: &HostGpus, margin: Bytes) -> Result<Trace, TraceError> {
     let mut rng = ReplayRng::new(shape.seed);
-    let gpu = cluster.smallest().less(margin).0;
+    let gpu = host_gpus.smallest().less(margin).0;
     let tenants = Zipf::new(shape.tenants.max(1) as usize);
     let in_burst = BURST_JOBS.min(shape.jobs / 5);
     let drafts: Vec<DraftJob> = (0..shape.jobs)
         .map(|n| match n {
             n if n < in_burst => burst_job(&mut rng, gpu),
             _ if shape.chatty && rng.chance(1.0 / 3.0) => chatty_job(&mut rng, gpu),
-            _ => ordinary_job(&mut rng, &tenants, gpu, cluster.gpus.len() as u64),
+            _ => ordinary_job(&mut rng, &tenants, gpu, host_gpus.gpus.len() as u64),
         })
         .collect();
     // The span in which the GPUs could do `1 / load` times this work.
     let work: f64 = drafts.iter().map(|draft| draft.vram as f64 * draft.gpus as f64 * draft.duration_s).sum();
-    let span_s = work / (cluster.leasable(margin).0 as f64 * shape.load);
+    let span_s = work / (host_gpus.leasable(margin).0 as f64 * shape.load);
     let burst_s = (span_s * 0.3).round();
     let mut timed: Vec<(f64, DraftJob)> = drafts
         .into_iter()

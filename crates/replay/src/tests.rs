@@ -1,7 +1,7 @@
 //! Whole replays against schedules worked out by hand, and what must always add up.
 
-use crate::cluster::Cluster;
 use crate::drive::{JobStage, LeaseTerms, ReplayRun, ReplaySetup, drive};
+use crate::host_gpus::HostGpus;
 use crate::policies::{PolicyName, for_replay, policy};
 use crate::report::{ReplayOptions, ReplayReport, replay};
 use crate::synthetic::{SyntheticShape, make};
@@ -19,13 +19,13 @@ fn trace(lines: &str) -> Trace {
     csv::read(&format!("{HEADER}\n{}", lines.join("\n")), "a test").unwrap()
 }
 
-fn gpus(text: &str) -> Cluster {
+fn gpus(text: &str) -> HostGpus {
     text.parse().unwrap()
 }
 
-fn run_on(trace: &Trace, cluster: &str, name: PolicyName, leases: LeaseTerms, until: Option<Time>) -> ReplayRun {
-    let (cluster, policy) = (gpus(cluster), for_replay(policy(name, &Policy::default()), None, None));
-    drive(&ReplaySetup { trace, cluster: &cluster, policy, leases, until, slot: Span::secs(600) })
+fn run_on(trace: &Trace, host_gpus: &str, name: PolicyName, leases: LeaseTerms, until: Option<Time>) -> ReplayRun {
+    let (host_gpus, policy) = (gpus(host_gpus), for_replay(policy(name, &Policy::default()), None, None));
+    drive(&ReplaySetup { trace, host_gpus: &host_gpus, policy, leases, until, slot: Span::secs(600) })
 }
 
 fn options(policies: &[PolicyName], leases: LeaseTerms) -> ReplayOptions {
@@ -40,8 +40,8 @@ fn options(policies: &[PolicyName], leases: LeaseTerms) -> ReplayOptions {
     }
 }
 
-fn report_on(trace: &Trace, cluster: &str, leases: LeaseTerms) -> ReplayReport {
-    replay(trace, &gpus(cluster), &options(&PolicyName::ALL, leases), |_| {})
+fn report_on(trace: &Trace, host_gpus: &str, leases: LeaseTerms) -> ReplayReport {
+    replay(trace, &gpus(host_gpus), &options(&PolicyName::ALL, leases), |_| {})
 }
 
 /// In whole seconds, how long each job waited.
@@ -340,7 +340,7 @@ fn gpus_are_parsed_from_counts_and_sizes() {
     assert_eq!(gpus("4x24GiB,2x80G").to_string(), "4x24GiB,2x80GiB");
     assert_eq!(gpus("80GiB").to_string(), "1x80GiB");
     for text in ["", "8", "8x80", "0x80GiB", "8xGiB", "8x80GiB,", "2000x80GiB", "2x5MiB", "2x9999T"] {
-        assert!(text.parse::<Cluster>().is_err(), "{text}");
+        assert!(text.parse::<HostGpus>().is_err(), "{text}");
     }
 }
 
@@ -403,14 +403,14 @@ fn plots_have_titles_units_both_policies_and_no_tags_of_others() {
 
 // ---- parking, and what waiters are told --------------------------------------------
 
-fn parked_on(trace: &Trace, cluster: &str, finish: bool) -> ReplayRun {
+fn parked_on(trace: &Trace, host_gpus: &str, finish: bool) -> ReplayRun {
     let mut rules = Policy::default();
     rules.parking.finish = finish;
     let policy = for_replay(policy(PolicyName::Fair, &rules), None, Some(Bytes::gib(256)));
-    let cluster = gpus(cluster);
+    let host_gpus = gpus(host_gpus);
     drive(&ReplaySetup {
         trace,
-        cluster: &cluster,
+        host_gpus: &host_gpus,
         policy,
         leases: LeaseTerms::Renewed,
         until: None,

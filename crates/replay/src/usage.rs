@@ -8,7 +8,7 @@
 //! each of its jobs, for as long as the job waited or ran, but no longer than it had work
 //! left.
 
-use crate::cluster::Cluster;
+use crate::host_gpus::HostGpus;
 use crate::stats::{fair_shares, jain};
 use crate::trace::Trace;
 use std::collections::BTreeMap;
@@ -110,7 +110,7 @@ pub struct UsageSlot {
 
 impl UsageIntegrals {
     /// Empty integrals that begin at `began`.
-    pub fn new(cluster: &Cluster, margin: Bytes, trace: &Trace, began: Time, slot: Span) -> UsageIntegrals {
+    pub fn new(host_gpus: &HostGpus, margin: Bytes, trace: &Trace, began: Time, slot: Span) -> UsageIntegrals {
         let presence = |job: &crate::trace::TraceJob| JobPresence {
             tenant: job.tenant,
             gpus: job.gpus,
@@ -121,7 +121,7 @@ impl UsageIntegrals {
             ran: Span::ZERO,
             running: None,
         };
-        let free: Vec<u64> = cluster.gpus.iter().map(|total| total.less(margin).0).collect();
+        let free: Vec<u64> = host_gpus.gpus.iter().map(|total| total.less(margin).0).collect();
         UsageIntegrals {
             now: began,
             began,

@@ -208,7 +208,7 @@ fn serve_daemon(connection: &DaemonConnection, parker: &mut Parker) -> io::Resul
                 parker.release_excess();
             }
             if gate::state() == gate::OPEN {
-                unmovable_memory::count_graph_memory(false);
+                unmovable_memory::count_graph_memory();
             }
             if looked.is_none_or(|looked| looked.elapsed() >= OUTSIDE_PERIOD) {
                 looked = Some(Instant::now());

@@ -30,10 +30,10 @@ pub enum GateRule {
 pub struct FunctionClass {
     /// How its calls pass the gate.
     pub gate_rule: GateRule,
-    /// A successful call makes the holder not parkable.
-    pub permanent_obstacle: Option<ParkObstacle>,
-    /// A successful call makes the holder not parkable for a while (true), or ends that (false).
-    pub counted_obstacle: Option<(ParkObstacle, bool)>,
+    /// A successful call sets this obstacle.
+    pub sets_obstacle: Option<ParkObstacle>,
+    /// A successful call counts this obstacle (true), or uncounts it (false).
+    pub counts_obstacle: Option<(ParkObstacle, bool)>,
     /// It begins (true) or ends (false) a capture.
     pub capture: Option<bool>,
 }
@@ -193,8 +193,9 @@ const GATED: &[&str] = &[
     "cuWaitExternalSemaphores",
 ];
 
-/// Functions that leave something on the GPU that cannot be taken off, or that other processes or devices reach.
-const PERMANENT_OBSTACLES: &[(&str, ParkObstacle)] = &[
+/// Functions after which something on the GPU cannot be taken off it, or can be reached by other processes or devices.
+/// Of these reasons the shim clears only `Peers` and `GraphMemory`.
+const SETS_OBSTACLE: &[(&str, ParkObstacle)] = &[
     ("cuLibraryGetManaged", ParkObstacle::Managed),
     ("cuMemImportFromShareableHandle", ParkObstacle::Shared),
     ("cuGraphicsMapResources", ParkObstacle::Graphics),
@@ -214,8 +215,8 @@ const PERMANENT_OBSTACLES: &[(&str, ParkObstacle)] = &[
     ("cuCtxEnablePeerAccess", ParkObstacle::Peers),
 ];
 
-/// Functions that do the same for a while: until the matching function was called as often.
-const COUNTED_OBSTACLES: &[(&str, ParkObstacle, bool)] = &[
+/// Functions that do the same (true) until the matching function (false) was called as often.
+const COUNTS_OBSTACLE: &[(&str, ParkObstacle, bool)] = &[
     ("cuImportExternalMemory", ParkObstacle::External, true),
     ("cuDestroyExternalMemory", ParkObstacle::External, false),
     ("cuImportExternalSemaphore", ParkObstacle::External, true),
@@ -229,8 +230,8 @@ fn is_known(base: &str) -> bool {
     let was_there =
         || BASES.get_or_init(|| include_str!("driver_names.txt").lines().map(self::base_name).collect()).contains(base);
     STRAIGHT.contains(&base)
-        || PERMANENT_OBSTACLES.iter().any(|(name, _)| *name == base)
-        || COUNTED_OBSTACLES.iter().any(|(name, ..)| *name == base)
+        || SETS_OBSTACLE.iter().any(|(name, _)| *name == base)
+        || COUNTS_OBSTACLE.iter().any(|(name, ..)| *name == base)
         || (GATED.iter().any(|begin| base.starts_with(begin)) && was_there())
 }
 
@@ -295,22 +296,22 @@ pub fn classify(base: &str) -> FunctionClass {
         _ if base.starts_with("cuMemcpy") || base.starts_with("cuMemset") => GateRule::Copy,
         _ => GateRule::Gated,
     };
-    let permanent_obstacle = PERMANENT_OBSTACLES.iter().find(|(name, _)| *name == base).map(|(_, reason)| *reason);
+    let sets_obstacle = SETS_OBSTACLE.iter().find(|(name, _)| *name == base).map(|(_, reason)| *reason);
     let capture = match base {
         _ if base.starts_with("cuStreamBeginCapture") || base.starts_with("cuStreamBeginRecapture") => Some(true),
         "cuStreamEndCapture" => Some(false),
         _ => None,
     };
-    let counted_obstacle =
-        COUNTED_OBSTACLES.iter().find(|(name, ..)| *name == base).map(|(_, reason, begins)| (*reason, *begins));
-    FunctionClass { gate_rule, permanent_obstacle, counted_obstacle, capture }
+    let counts_obstacle =
+        COUNTS_OBSTACLE.iter().find(|(name, ..)| *name == base).map(|(_, reason, begins)| (*reason, *begins));
+    FunctionClass { gate_rule, sets_obstacle, counts_obstacle, capture }
 }
 
 #[cfg(test)]
 mod tests {
     use super::{
-        ALWAYS_ANSWERED, BTreeSet, COUNTED_OBSTACLES, DESTROYING, GATED, GateRule, PERMANENT_OBSTACLES, STRAIGHT,
-        base_name, classify, stack_words,
+        ALWAYS_ANSWERED, BTreeSet, COUNTS_OBSTACLE, DESTROYING, GATED, GateRule, SETS_OBSTACLE, STRAIGHT, base_name,
+        classify, stack_words,
     };
 
     #[test]
@@ -351,8 +352,7 @@ mod tests {
             assert_eq!(classify(name).gate_rule, gate_rule, "{name}");
         }
         assert!(
-            classify("cuLibraryGetManaged").permanent_obstacle.is_some()
-                && classify("cuMemAlloc").permanent_obstacle.is_none()
+            classify("cuLibraryGetManaged").sets_obstacle.is_some() && classify("cuMemAlloc").sets_obstacle.is_none()
         );
         assert_eq!(classify("cuStreamBeginCaptureToGraph").capture, Some(true));
         assert_eq!(
@@ -402,8 +402,8 @@ mod tests {
         let exported: BTreeSet<&str> = include_str!("driver_names.txt").lines().map(base_name).collect();
         let names = STRAIGHT.iter().chain(ALWAYS_ANSWERED).chain(DESTROYING).copied();
         let names = names
-            .chain(PERMANENT_OBSTACLES.iter().map(|(name, _)| *name))
-            .chain(COUNTED_OBSTACLES.iter().map(|(name, ..)| *name));
+            .chain(SETS_OBSTACLE.iter().map(|(name, _)| *name))
+            .chain(COUNTS_OBSTACLE.iter().map(|(name, ..)| *name));
         for name in names {
             assert!(exported.contains(name), "{name} is not exported: a typing error?");
         }

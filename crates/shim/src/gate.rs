@@ -272,7 +272,7 @@ pub extern "C" fn enter(number: u32, frame: *const usize) -> CallTarget {
             begin_capture();
         }
         if slot.gate_rule() == GateRule::Unknown {
-            lease_page::add_permanent_obstacle(lease_page::ParkObstacle::UnknownCall, slot.name());
+            lease_page::set_obstacle(lease_page::ParkObstacle::UnknownCall, slot.name());
         }
         CallTarget { target: slot.target(), stack_words }
     })

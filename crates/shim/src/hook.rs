@@ -32,8 +32,8 @@ struct SlotConstants {
     name: String,
     gate_rule: GateRule,
     stack_words: usize,
-    permanent_obstacle: Option<ParkObstacle>,
-    counted_obstacle: Option<(ParkObstacle, bool)>,
+    sets_obstacle: Option<ParkObstacle>,
+    counts_obstacle: Option<(ParkObstacle, bool)>,
     capture: Option<bool>,
     copy_size: CopySize,
 }
@@ -109,19 +109,17 @@ impl HookSlot {
             Some(false) if ![1, 3, 201, 400, 401, 903, 908].contains(&result) => gate::end_capture(),
             _ => {}
         }
-        if let Some(reason) = constants.permanent_obstacle
+        if let Some(reason) = constants.sets_obstacle
             && result == driver::SUCCESS
         {
             match reason {
                 ParkObstacle::GraphMemory => unmovable_memory::note_allocating_graph(&constants.name),
-                _ => lease_page::add_permanent_obstacle(reason, &constants.name),
+                _ => lease_page::set_obstacle(reason, &constants.name),
             }
         }
-        match constants.counted_obstacle {
-            Some((reason, true)) if result == driver::SUCCESS => {
-                lease_page::add_counted_obstacle(reason, &constants.name)
-            }
-            Some((reason, false)) if result == driver::SUCCESS => lease_page::remove_counted_obstacle(reason),
+        match constants.counts_obstacle {
+            Some((reason, true)) if result == driver::SUCCESS => lease_page::count_obstacle(reason, &constants.name),
+            Some((reason, false)) if result == driver::SUCCESS => lease_page::uncount_obstacle(reason),
             _ => {}
         }
     }
@@ -174,8 +172,8 @@ fn hook_function(name: &str, real: usize, version: c_int, is_symbol: bool) -> us
     let wrapper = replacements::find_replacement(name, base, version, is_symbol);
     let is_straight = class.gate_rule == GateRule::Straight
         && wrapper.is_none()
-        && class.permanent_obstacle.is_none()
-        && class.counted_obstacle.is_none();
+        && class.sets_obstacle.is_none()
+        && class.counts_obstacle.is_none();
     if is_straight && function_class::is_always_answered(base) {
         return real;
     }
@@ -189,7 +187,7 @@ fn hook_function(name: &str, real: usize, version: c_int, is_symbol: bool) -> us
     if number >= STUBS {
         if !is_straight {
             // The function is not gated then, and its effect is not known.
-            lease_page::add_permanent_obstacle(ParkObstacle::UnknownCall, name);
+            lease_page::set_obstacle(ParkObstacle::UnknownCall, name);
         }
         return real;
     }
@@ -205,8 +203,8 @@ fn hook_function(name: &str, real: usize, version: c_int, is_symbol: bool) -> us
             gate_rule => gate_rule,
         },
         stack_words: function_class::stack_words(base),
-        permanent_obstacle: class.permanent_obstacle,
-        counted_obstacle: class.counted_obstacle,
+        sets_obstacle: class.sets_obstacle,
+        counts_obstacle: class.counts_obstacle,
         capture: class.capture,
         copy_size: if is_symbol && copy_size::is_first_form(name) { CopySize::Nothing } else { CopySize::of(base) },
     };

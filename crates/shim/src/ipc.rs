@@ -181,7 +181,7 @@ pub fn handle_for(at: u64) -> Option<IpcHandle> {
         known.unwrap_or_else(|| {
             let token = random();
             all.insert(token, ExportedBlock { at: first, id: block.id });
-            lease_page::add_counted_obstacle(ParkObstacle::Shared, "cuIpcGetMemHandle");
+            lease_page::count_obstacle(ParkObstacle::Shared, "cuIpcGetMemHandle");
             token
         })
     });
@@ -196,7 +196,7 @@ pub fn forget_export(block: &ProgramBlock) {
         all.retain(|_, own| own.id != block.id);
         before - all.len()
     });
-    (0..count).for_each(|_| lease_page::remove_counted_obstacle(ParkObstacle::Shared));
+    (0..count).for_each(|_| lease_page::uncount_obstacle(ParkObstacle::Shared));
 }
 
 /// Maps memory of another process. `None` if the handle is the driver's.
@@ -246,7 +246,7 @@ fn import_memory(contents: &HandleContents) -> Result<u64, u32> {
     with_imported(|all| all.insert(at, ImportedMemory { contents: *contents, first, length: length as u64, count: 1 }));
     memory_table::lock()
         .add_block(at, ProgramBlock { bytes: contents.bytes, context, is_import: true, ..ProgramBlock::default() });
-    lease_page::add_counted_obstacle(ParkObstacle::Shared, "cuIpcOpenMemHandle");
+    lease_page::count_obstacle(ParkObstacle::Shared, "cuIpcOpenMemHandle");
     Ok(at)
 }
 
@@ -298,7 +298,7 @@ pub fn unmap(at: u64) {
     let Some(own) = with_imported(|all| all.remove(&at)) else { return };
     driver::cuMemUnmap(own.first, own.length as usize);
     driver::cuMemAddressFree(own.first, own.length as usize);
-    lease_page::remove_counted_obstacle(ParkObstacle::Shared);
+    lease_page::uncount_obstacle(ParkObstacle::Shared);
 }
 
 #[cfg(test)]

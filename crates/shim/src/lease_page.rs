@@ -20,17 +20,19 @@ use std::sync::{Mutex, Once, OnceLock, PoisonError};
 static COUNTING: Mutex<()> = Mutex::new(());
 static SHARED: AtomicPtr<LeasePage> = AtomicPtr::new(std::ptr::null_mut());
 /// Why this process cannot be parked.
-static OBSTACLES: Mutex<Obstacles> = Mutex::new(Obstacles { permanent: 0, counted: [0; 32] });
+static OBSTACLES: Mutex<Obstacles> = Mutex::new(Obstacles { set: 0, counted: [0; 32] });
 
-/// Reasons that stay until they are unmarked, and those that are counted.
+/// Reasons that are set or clear, and reasons that are counted.
 struct Obstacles {
-    permanent: u32,
+    /// A bit for each reason.
+    set: u32,
+    /// By the number of the reason's bit.
     counted: [u32; 32],
 }
 
 impl Obstacles {
     fn bits(&self) -> u32 {
-        (0..32).filter(|bit| self.counted[*bit] > 0).fold(self.permanent, |bits, bit| bits | 1 << bit)
+        (0..32).filter(|bit| self.counted[*bit] > 0).fold(self.set, |bits, bit| bits | 1 << bit)
     }
 }
 
@@ -291,23 +293,23 @@ pub fn lease_of(uuid: &[u8; 16]) -> Option<(u64, u64)> {
     Some((page().gpus[index].cap.load(SeqCst), used(index)))
 }
 
-/// Marks the holder as not parkable, and why.
-pub fn add_permanent_obstacle(obstacle: ParkObstacle, call: &str) {
-    change(obstacle, call, |obstacles| obstacles.permanent |= obstacle as u32);
+/// The holder cannot be parked for this reason until [`clear_obstacle`].
+pub fn set_obstacle(obstacle: ParkObstacle, call: &str) {
+    change(obstacle, call, |obstacles| obstacles.set |= obstacle as u32);
 }
 
-/// Removes a reason that [`add_permanent_obstacle`] set.
-pub fn remove_permanent_obstacle(obstacle: ParkObstacle) {
-    change(obstacle, "", |obstacles| obstacles.permanent &= !(obstacle as u32));
+/// Undoes all calls of [`set_obstacle`] for this reason.
+pub fn clear_obstacle(obstacle: ParkObstacle) {
+    change(obstacle, "", |obstacles| obstacles.set &= !(obstacle as u32));
 }
 
-/// The holder cannot be parked until each such call is undone by [`remove_counted_obstacle`].
-pub fn add_counted_obstacle(obstacle: ParkObstacle, call: &str) {
+/// The holder cannot be parked for this reason until each such call is undone by [`uncount_obstacle`].
+pub fn count_obstacle(obstacle: ParkObstacle, call: &str) {
     change(obstacle, call, |obstacles| obstacles.counted[(obstacle as u32).trailing_zeros() as usize] += 1);
 }
 
-/// Undoes one [`add_counted_obstacle`].
-pub fn remove_counted_obstacle(obstacle: ParkObstacle) {
+/// Undoes one [`count_obstacle`].
+pub fn uncount_obstacle(obstacle: ParkObstacle) {
     change(obstacle, "", |obstacles| {
         let counted = &mut obstacles.counted[(obstacle as u32).trailing_zeros() as usize];
         *counted = counted.saturating_sub(1);
@@ -334,16 +336,16 @@ pub fn count_error(code: u32) {
 
 #[cfg(test)]
 mod tests {
-    use super::{ParkObstacle, add_counted_obstacle, first_obstacle, own_slot, remove_counted_obstacle};
+    use super::{ParkObstacle, count_obstacle, first_obstacle, own_slot, uncount_obstacle};
     use std::sync::atomic::Ordering::SeqCst;
 
     #[test]
     fn clearing_the_page_does_not_remove_an_obstacle() {
         let _alone = crate::gate::lock_gate_for_test();
-        add_counted_obstacle(ParkObstacle::Arrays, "cuArrayCreate");
+        count_obstacle(ParkObstacle::Arrays, "cuArrayCreate");
         own_slot().obstacles.store(0, SeqCst);
         let found = first_obstacle();
-        remove_counted_obstacle(ParkObstacle::Arrays);
+        uncount_obstacle(ParkObstacle::Arrays);
         assert_eq!(found, Some(ParkObstacle::Arrays));
     }
 }

@@ -1,4 +1,5 @@
-//! What is mapped where: memory of the driver, and the allocations that the program sees.
+//! What is mapped where: memory of the driver, and the allocations that the program sees. Arrays, managed memory and
+//! memory of graphs are in `unmovable_memory`.
 //!
 //! Memory is known by a handle of the shim, which stays the same when the memory is taken off the GPU and other memory
 //! replaces it. No call of the driver is made while the table is locked.
@@ -76,7 +77,19 @@ pub struct ProgramBlock {
     pub id: u64,
 }
 
-/// All memory, mappings and allocations of the process.
+/// An allocation from one of the driver's own pools. It counts against the lease and cannot be moved; above 256 MiB of
+/// these, the holder is not parked.
+#[derive(Clone, Copy, Debug)]
+pub struct DriverPoolBlock {
+    /// The size as requested.
+    pub bytes: u64,
+    /// The GPU that it is on.
+    pub uuid: [u8; 16],
+    /// The number of that GPU.
+    pub device: i32,
+}
+
+/// All memory that can be parked, and what the driver's own pools gave.
 #[derive(Default)]
 pub struct MemoryTable {
     next: u64,
@@ -86,8 +99,8 @@ pub struct MemoryTable {
     pub mappings: BTreeMap<u64, MemoryMapping>,
     /// Allocations, by address.
     pub blocks: BTreeMap<u64, ProgramBlock>,
-    /// Allocations from pools that are the driver's own: bytes by address.
-    pub streamed: BTreeMap<u64, (u64, [u8; 16], i32)>,
+    /// Allocations from the driver's own pools, by address.
+    pub driver_pool_blocks: BTreeMap<u64, DriverPoolBlock>,
     /// Allocations that were freed while a capture was open, and wait for its end.
     pub deferred: Vec<(u64, ProgramBlock)>,
     /// Chunks for small allocations.

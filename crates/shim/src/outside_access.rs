@@ -29,14 +29,14 @@ pub fn read_mps_setting() {
 /// Marks the program according to its present state.
 pub fn update_obstacles() {
     match registers_memory() {
-        true => lease_page::add_permanent_obstacle(ParkObstacle::Rdma, NETWORK_FILES),
-        false => lease_page::remove_permanent_obstacle(ParkObstacle::Rdma),
+        true => lease_page::set_obstacle(ParkObstacle::Rdma, NETWORK_FILES),
+        false => lease_page::clear_obstacle(ParkObstacle::Rdma),
     }
     if driver::is_loaded() && driver::find_function(c"cuCtxRecordEvent") == 0 {
-        lease_page::add_permanent_obstacle(ParkObstacle::OldDriver, "the driver");
+        lease_page::set_obstacle(ParkObstacle::OldDriver, "the driver");
     }
     if MPS.get() == Some(&true) {
-        lease_page::add_permanent_obstacle(ParkObstacle::Mps, "MPS");
+        lease_page::set_obstacle(ParkObstacle::Mps, "MPS");
     }
 }
 

@@ -78,7 +78,7 @@ impl Parker {
             return Err("it is parked already".to_owned());
         }
         outside_access::update_obstacles();
-        unmovable_memory::count_graph_memory(false);
+        unmovable_memory::count_graph_memory();
         let nothing_moves = most == Some(0);
         if let Some(reason) = lease_page::first_obstacle().filter(|_| !nothing_moves) {
             return Err(reason.text().to_owned());
@@ -93,7 +93,7 @@ impl Parker {
         took.gate_us = closing.calls.as_micros() as u64;
         // A copy that waits for the GPU waits for the same work that the park would wait for.
         took.drain_us = closing.copies.as_micros() as u64;
-        unmovable_memory::count_graph_memory(true);
+        unmovable_memory::trim_graph_memory();
         // A call that was inside when the gate began to close may have made the program not parkable.
         let done = match lease_page::first_obstacle().filter(|_| !nothing_moves) {
             Some(reason) => Err(reason.text().to_owned()),
@@ -591,10 +591,10 @@ mod tests {
             std::thread::yield_now();
         }
         // The first check for reasons is over, and found none.
-        lease_page::add_counted_obstacle(ParkObstacle::Shared, "cuIpcGetMemHandle");
+        lease_page::count_obstacle(ParkObstacle::Shared, "cuIpcGetMemHandle");
         gate::leave(0, 0);
         let parked = parking.join().expect("a thread");
-        lease_page::remove_counted_obstacle(ParkObstacle::Shared);
+        lease_page::uncount_obstacle(ParkObstacle::Shared);
         assert_eq!(parked, Err(ParkObstacle::Shared.text().to_owned()));
         assert_eq!(gate::state(), gate::OPEN, "nothing has happened");
     }

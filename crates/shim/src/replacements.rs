@@ -419,7 +419,7 @@ extern "C" fn disable_peer(context: usize) -> u32 {
     let result = call_driver!(context: usize);
     let told = result_code(as_result(result).and_then(|()| peer_access::disabled(context)));
     if result == driver::SUCCESS && !peer_access::is_any() && !pool::is_reached() {
-        lease_page::remove_permanent_obstacle(ParkObstacle::Peers);
+        lease_page::clear_obstacle(ParkObstacle::Peers);
     }
     told
 }
@@ -508,7 +508,7 @@ extern "C" fn mem_free(at: u64) -> u32 {
         // It is the driver's own allocation and on the GPU: the driver decides whether to free it.
         let result = call_driver!(at: u64);
         if result == driver::SUCCESS {
-            pools::forget_streamed(at);
+            pools::forget_driver_pool_block(at);
             unmovable_memory::forget(ParkObstacle::Managed, at);
         }
         return result;
@@ -542,7 +542,7 @@ pub fn free_parked(at: u64) {
         Some(block) => drop_block((at, block)),
         None => {
             if driver::cuMemFree_v2(at) == driver::SUCCESS {
-                pools::forget_streamed(at);
+                pools::forget_driver_pool_block(at);
             }
         }
     }
@@ -707,7 +707,7 @@ extern "C" fn mem_properties(place: *mut AllocationProperties, handle: u64) -> u
 extern "C" fn mem_export(place: *mut c_void, handle: u64, kind: c_int, flags: u64) -> u32 {
     let result = driver::cuMemExportToShareableHandle(place, real_handle(handle), kind, flags);
     if result == driver::SUCCESS {
-        lease_page::add_permanent_obstacle(ParkObstacle::Shared, "cuMemExportToShareableHandle");
+        lease_page::set_obstacle(ParkObstacle::Shared, "cuMemExportToShareableHandle");
     }
     result
 }
@@ -738,7 +738,7 @@ extern "C" fn ipc_open(place: *mut u64, handle: IpcHandle, flags: u32) -> u32 {
 /// Memory that the driver itself shares is not moved.
 fn shared_by_driver(result: u32) -> u32 {
     if result == driver::SUCCESS {
-        lease_page::add_permanent_obstacle(ParkObstacle::Shared, gate::current_slot().name());
+        lease_page::set_obstacle(ParkObstacle::Shared, gate::current_slot().name());
     }
     result
 }

@@ -1,5 +1,5 @@
-//! Memory that stays where it is: arrays, and managed memory, which the driver itself moves. It counts against the
-//! lease as any other memory, and while there is some its holder is not parked.
+//! Memory that the shim cannot move: arrays, managed memory, and memory that CUDA graphs allocate. It counts against
+//! the lease as any other memory, and while there is some its holder is not parked.
 
 use crate::contexts;
 use crate::driver::{self, as_result, current_context};
@@ -13,14 +13,14 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::{Mutex, PoisonError};
 
-/// One such allocation.
+/// An array, or an allocation of managed memory.
 struct UnmovableAllocation {
     bytes: u64,
     device: c_int,
     context: usize,
 }
 
-/// All such allocations, by reason and by handle or address.
+/// All arrays and managed memory, by reason and by handle or address.
 static ALLOCATIONS: Mutex<BTreeMap<(u32, u64), UnmovableAllocation>> = Mutex::new(BTreeMap::new());
 
 fn with_allocations<T>(body: impl FnOnce(&mut BTreeMap<(u32, u64), UnmovableAllocation>) -> T) -> T {
@@ -48,7 +48,7 @@ pub fn allocate_unmovable(
     match made {
         Ok(handle) => {
             with_allocations(|all| all.insert((reason as u32, handle), UnmovableAllocation { bytes, device, context }));
-            lease_page::add_counted_obstacle(reason, call);
+            lease_page::count_obstacle(reason, call);
             Ok(())
         }
         Err(error) => {
@@ -62,7 +62,7 @@ pub fn allocate_unmovable(
 pub fn forget(reason: ParkObstacle, handle: u64) {
     if let Some(gone) = with_allocations(|all| all.remove(&(reason as u32, handle))) {
         lease_page::give_back(&uuid(gone.device), gone.device, gone.bytes);
-        lease_page::remove_counted_obstacle(reason);
+        lease_page::uncount_obstacle(reason);
     }
 }
 
@@ -131,7 +131,7 @@ impl ArrayShape {
 
 /// True if graphs of this program may allocate memory when they run.
 static GRAPHS_ALLOCATE: AtomicBool = AtomicBool::new(false);
-/// What graphs had at the last reading, by device number.
+/// What graphs had when it was last counted, by device number.
 static GRAPH_BYTES: Mutex<BTreeMap<c_int, u64>> = Mutex::new(BTreeMap::new());
 /// `CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT`.
 const RESERVED_NOW: c_int = 2;
@@ -139,13 +139,27 @@ const RESERVED_NOW: c_int = 2;
 /// Notes that a graph was made that allocates memory.
 pub fn note_allocating_graph(call: &str) {
     GRAPHS_ALLOCATE.store(true, SeqCst);
-    lease_page::add_permanent_obstacle(ParkObstacle::GraphMemory, call);
+    lease_page::set_obstacle(ParkObstacle::GraphMemory, call);
 }
 
-/// Counts what graphs have of the GPUs. While they have something the holder is not parked. With `gives_back`, memory
-/// that graphs only keep for their next run is freed.
-pub fn count_graph_memory(gives_back: bool) {
-    if !GRAPHS_ALLOCATE.load(Relaxed) || (!gives_back && gate::is_capturing()) {
+/// Counts the memory of graphs on all GPUs. While they have some the holder is not parked. While a graph is being
+/// captured, nothing is counted.
+pub fn count_graph_memory() {
+    if !gate::is_capturing() {
+        count_on_all_devices(|_| {});
+    }
+}
+
+/// Frees the memory that graphs only keep for their next run, and counts the rest.
+pub fn trim_graph_memory() {
+    count_on_all_devices(|device| {
+        driver::cuDeviceGraphMemTrim(device);
+    });
+}
+
+/// Counts the memory of graphs on each device, after calling `prepare` for it.
+fn count_on_all_devices(prepare: impl Fn(c_int)) {
+    if !GRAPHS_ALLOCATE.load(Relaxed) {
         return;
     }
     let mut count = 0;
@@ -154,9 +168,7 @@ pub fn count_graph_memory(gives_back: bool) {
     // A context that ends meanwhile would take its graphs along.
     let _stay = contexts::keep_all();
     for device in 0..count {
-        if gives_back {
-            driver::cuDeviceGraphMemTrim(device);
-        }
+        prepare(device);
         let mut bytes = 0_u64;
         if as_result(driver::cuDeviceGetGraphMemAttribute(device, RESERVED_NOW, (&raw mut bytes).cast())).is_err() {
             // An answer that cannot be had does not mean zero.
@@ -169,8 +181,8 @@ pub fn count_graph_memory(gives_back: bool) {
         }
     }
     match all {
-        0 => lease_page::remove_permanent_obstacle(ParkObstacle::GraphMemory),
-        _ => lease_page::add_permanent_obstacle(ParkObstacle::GraphMemory, "a graph"),
+        0 => lease_page::clear_obstacle(ParkObstacle::GraphMemory),
+        _ => lease_page::set_obstacle(ParkObstacle::GraphMemory, "a graph"),
     }
 }
 

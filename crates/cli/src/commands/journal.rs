@@ -1,11 +1,11 @@
-//! `sublet journal`: verifies, copies and lists the journal's files, without the daemon; and tells a running daemon to
-//! accept that lines are missing.
+//! `sublet journal`: verifies, copies and lists the journal's files, which needs no running daemon; and tells a running
+//! daemon to accept that lines are missing.
 
 use super::serve::no_home;
 use crate::args::Globals;
 use crate::client::Client;
-use crate::daemon::{self, JournalLease, Verified};
 use crate::failure::Failure;
+use crate::journal_files::{self, JournalLease, Verified};
 use crate::output;
 use crate::place;
 use crate::table::{Table, TextFormat};
@@ -53,14 +53,14 @@ pub fn run(globals: &Globals, args: &JournalArgs) -> Result<u8, Failure> {
     match &args.verb {
         JournalVerb::Verify => check(globals, args.state_dir.as_deref()),
         JournalVerb::Backup { to } => {
-            daemon::backup(&dir()?, to)?;
+            journal_files::backup(&dir()?, to)?;
             match globals.json {
                 true => output::json(&Copied::to(to))?,
                 false => eprintln!("copied the journal to {}", to.display()),
             }
             Ok(exit::OK)
         }
-        JournalVerb::Leases => leases(globals, &daemon::leases(&dir()?)?),
+        JournalVerb::Leases => leases(globals, &journal_files::leases(&dir()?)?),
         JournalVerb::AcceptLoss => accept_loss(globals, args.state_dir.as_deref()),
     }
 }
@@ -81,7 +81,7 @@ fn accept_loss(globals: &Globals, state_dir: Option<&Path>) -> Result<u8, Failur
 /// Checks the journal in this directory, or in the default one of `serve`.
 pub fn check(globals: &Globals, state_dir: Option<&Path>) -> Result<u8, Failure> {
     let dir = place::state_dir(state_dir).ok_or_else(no_home)?;
-    verify(globals, &daemon::verify(&dir)?)
+    verify(globals, &journal_files::verify(&dir)?)
 }
 
 fn verify(globals: &Globals, found: &Verified) -> Result<u8, Failure> {
@@ -99,14 +99,14 @@ const TRIMMED_SHOWN: usize = 10;
 fn render(found: &Verified) -> String {
     let mut text: String = found.findings.iter().map(|finding| format!("wrong: {finding}\n")).collect();
     text.push_str(&format!(
-        "{}; {}, {} in the past\nhead {} {}\n",
+        "{}; {}, {} ended\nhead {} {}\n",
         if found.last_seq < found.first_seq {
             "no log lines".into()
         } else {
             format!("log lines {} to {}", found.first_seq, found.last_seq)
         },
         text::count(found.leases, "live lease"),
-        found.past + found.past_unchecked,
+        found.ended + found.ended_before_log,
         found.last_seq,
         found.head,
     ));
@@ -114,13 +114,13 @@ fn render(found: &Verified) -> String {
         text.push_str(&format!("trimmed: {} of {}\n", text::count(trimmed.lines, "line"), trimmed.owner));
     }
     if let Some(more) = found.trimmed.len().checked_sub(TRIMMED_SHOWN).filter(|more| *more > 0) {
-        text.push_str(&format!("trimmed: lines of {more} more (`--json` lists all)\n"));
+        text.push_str(&format!("trimmed: lines of {} (`--json` lists all)\n", text::count(more as u64, "more owner")));
     }
     text.push_str(&match found.findings.len() as u64 {
-        0 if found.noted => "the journal is whole\n".into(),
-        0 => {
-            "no head is noted beside it: what is inside is whole, and lines missing at its end cannot be seen\n".into()
-        }
+        0 if found.has_head_file => "the journal is whole\n".into(),
+        0 => "no problem was found; there is no `journal.head` beside the journal, so missing lines at its end cannot be \
+              detected\n"
+            .into(),
         n => format!("the journal is NOT whole: {}\n", text::count(n, "finding")),
     });
     text
@@ -176,7 +176,7 @@ fn list(leases: &[JournalLease], format: TextFormat) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::daemon::Trimmed;
+    use crate::journal_files::Trimmed;
     use expect_test::expect;
 
     fn whole() -> Verified {
@@ -186,9 +186,9 @@ mod tests {
             last_seq: 42,
             head: "ab12".into(),
             leases: 1,
-            past: 7,
-            past_unchecked: 0,
-            noted: true,
+            ended: 7,
+            ended_before_log: 0,
+            has_head_file: true,
             trimmed: vec![],
         }
     }
@@ -198,13 +198,16 @@ mod tests {
         let trimmed = (0..12).map(|n| Trimmed { owner: format!("uid:{}", 1000 + n), lines: 100 - n }).collect();
         let text = render(&Verified { trimmed, ..whole() });
         assert!(text.contains("head 42 ab12\ntrimmed: 100 lines of uid:1000\n"), "{text}");
-        assert!(text.contains("trimmed: lines of 2 more (`--json` lists all)\nthe journal is whole\n"), "{text}");
+        assert!(
+            text.contains("trimmed: lines of 2 more owners (`--json` lists all)\nthe journal is whole\n"),
+            "{text}"
+        );
     }
 
     #[test]
     fn a_whole_journal_is_said_to_be_so() {
         expect![[r#"
-            log lines 1 to 42; 1 live lease, 7 in the past
+            log lines 1 to 42; 1 live lease, 7 ended
             head 42 ab12
             the journal is whole
         "#]]
@@ -216,7 +219,7 @@ mod tests {
         let found = Verified { findings: vec!["line 7 does not continue the chain".into()], ..whole() };
         expect![[r#"
             wrong: line 7 does not continue the chain
-            log lines 1 to 42; 1 live lease, 7 in the past
+            log lines 1 to 42; 1 live lease, 7 ended
             head 42 ab12
             the journal is NOT whole: 1 finding
         "#]]
@@ -224,9 +227,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_compared_with_a_head_beside_it_is_said_to_be_so() {
-        let text = render(&Verified { noted: false, ..whole() });
-        assert!(text.ends_with("what is inside is whole, and lines missing at its end cannot be seen\n"), "{text}");
+    fn a_missing_head_file_is_named_with_what_it_means() {
+        let text = render(&Verified { has_head_file: false, ..whole() });
+        assert!(
+            text.ends_with("no `journal.head` beside the journal, so missing lines at its end cannot be detected\n"),
+            "{text}"
+        );
     }
 
     #[test]

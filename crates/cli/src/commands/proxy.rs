@@ -1,8 +1,8 @@
 //! `sublet proxy`: a small proxy before a service. Requests that need the GPU pass only while the service has its GPUs.
 //!
 //! It runs as the user that started it, and knows no more than any client of the daemon. [`wake`] decides which
-//! requests need the GPU, and [`leases`] whether these may pass. They wait in [`requests`]. [`watch`] follows the leases,
-//! and [`proxy`] passes requests on. The async runtime is started here, and for no other command.
+//! requests need the GPU, and [`leases`] whether these may pass. They wait in [`waiting`]. [`watch`] follows the leases,
+//! and [`forward`] passes requests on. The async runtime is started here, and for no other command.
 
 mod forward;
 mod leases;
@@ -13,7 +13,7 @@ mod watch;
 use crate::args::{Globals, LeaseName};
 use crate::client::Client;
 use crate::completion;
-use crate::daemon::Who;
+use crate::daemon::ProcessPattern;
 use crate::failure::Failure;
 use crate::output;
 use crate::table::plain;
@@ -49,7 +49,7 @@ pub struct ProxyArgs {
     /// Which leases count: name:TEXT (yours of that name), unit:NAME, container:ID or exe:PATH (or its name);
     /// all that it has, now and later
     #[arg(long, value_name = "PROGRAM", required_unless_present = "lease")]
-    of: Option<Of>,
+    of: Option<ServiceName>,
     /// Only this lease counts: its id, or its name
     #[arg(long, value_name = "LEASE", conflicts_with = "of", add = completion::any_lease())]
     lease: Option<LeaseName>,
@@ -79,14 +79,16 @@ on when the lease has its GPUs again; until then no byte of it reaches the
 service, so that a service that would load its model for it loads nothing. After
 --wait it is answered 503, with the expected time in Retry-After.
 
-All other requests are passed on at once and never bring a lease back: an open
-browser tab, a health check or a WebSocket leaves a parked service parked. If
-the driver parked the service and it does not answer within 2 s, the answer is
-503 with Retry-After.
+No other request brings a lease back: an open browser tab, a health check or a
+WebSocket leaves a parked service parked. Such a request is passed on at once.
+While the lease is not active, a GET, HEAD or OPTIONS that the service does not
+answer within 60 s is answered 503 with Retry-After. While the driver has the
+service parked, that is 2 s, and other methods (such as DELETE) are answered 503
+at once: the service might carry them out later, after the client gave up.
 
 A service without a lease is not held back: its first use of a GPU is a request
-for one (`sublet adopt`). Without a daemon nothing passes. Hooks (--on-resume)
-must speak to the service itself, not to this proxy.
+for one (`sublet adopt`). Without a daemon every request is answered 503. Hooks
+(--on-resume) must speak to the service itself, not to this proxy.
 
 Examples:
   OLLAMA_HOST=127.0.0.1:11435 sublet run --vram 12G --name llm -- ollama serve
@@ -96,21 +98,21 @@ Examples:
   sublet proxy --listen 127.0.0.1:8188 --to 127.0.0.1:8189 --of name:comfy \\
               --wake 'POST /prompt' --wake 'POST /api/prompt'";
 
-/// The leases of a service.
+/// A service, as `--of` names it.
 #[derive(Clone, Debug)]
-pub enum Of {
+pub enum ServiceName {
     /// The caller's own leases of this name.
     Name(String),
     /// The leases of processes that a rule with this text would match.
-    Who(Who),
+    Processes(ProcessPattern),
 }
 
-impl FromStr for Of {
+impl FromStr for ServiceName {
     type Err = String;
-    fn from_str(text: &str) -> Result<Of, String> {
+    fn from_str(text: &str) -> Result<ServiceName, String> {
         match text.strip_prefix("name:") {
-            Some(name) if !name.is_empty() => Ok(Of::Name(name.to_owned())),
-            _ => text.parse().map(Of::Who).map_err(|_| {
+            Some(name) if !name.is_empty() => Ok(ServiceName::Name(name.to_owned())),
+            _ => text.parse().map(ServiceName::Processes).map_err(|_| {
                 let hint = "write name:TEXT, unit:NAME, container:ID (12 digits at least) or exe:PATH";
                 format!("`{}` names no service\nhint: {hint}", plain(text))
             }),
@@ -118,29 +120,29 @@ impl FromStr for Of {
     }
 }
 
-impl fmt::Display for Of {
+impl fmt::Display for ServiceName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Of::Name(name) => write!(f, "name:{name}"),
-            Of::Who(who) => write!(f, "{who}"),
+            ServiceName::Name(name) => write!(f, "name:{name}"),
+            ServiceName::Processes(pattern) => write!(f, "{pattern}"),
         }
     }
 }
 
 /// The leases that the proxy follows.
 #[derive(Clone, Debug)]
-pub enum Meant {
+pub enum FollowedLeases {
     /// Only this one.
     Lease(LeaseName),
     /// All leases of a service.
-    Of(Of),
+    OfService(ServiceName),
 }
 
-impl fmt::Display for Meant {
+impl fmt::Display for FollowedLeases {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Meant::Lease(lease) => write!(f, "{lease}"),
-            Meant::Of(of) => write!(f, "{of}"),
+            FollowedLeases::Lease(lease) => write!(f, "{lease}"),
+            FollowedLeases::OfService(service) => write!(f, "{service}"),
         }
     }
 }
@@ -167,15 +169,15 @@ fn parse_wait(text: &str) -> Result<u64, String> {
 /// Runs the proxy until it is told to stop.
 pub fn run(globals: &Globals, args: &ProxyArgs) -> Result<u8, Failure> {
     globals.must_be_local("a proxy stands on the host of its service", "leave `--url` out and unset SUBLET_URL")?;
-    let meant = match (&args.lease, &args.of) {
-        (Some(lease), _) => Meant::Lease(known(globals, lease)?),
-        (None, Some(of)) => Meant::Of(of.clone()),
+    let followed = match (&args.lease, &args.of) {
+        (Some(lease), _) => FollowedLeases::Lease(known(globals, lease)?),
+        (None, Some(of)) => FollowedLeases::OfService(of.clone()),
         (None, None) => return Err(Failure::usage("name the leases that count, with `--of` or `--lease`")),
     };
     // One thread is enough: bytes are copied, and nothing is computed.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Failure::new(exit::FAILURE, format!("nothing can be served: {error}")))?;
-    runtime.block_on(open(globals, args, meant))
+    runtime.block_on(open(globals, args, followed))
 }
 
 /// The lease by its id. A lease that never existed is an error. If no daemon answers, an id is kept until one does; a
@@ -193,16 +195,16 @@ fn known(globals: &Globals, lease: &LeaseName) -> Result<LeaseName, Failure> {
     }
 }
 
-async fn open(globals: &Globals, args: &ProxyArgs, meant: Meant) -> Result<u8, Failure> {
+async fn open(globals: &Globals, args: &ProxyArgs, followed: FollowedLeases) -> Result<u8, Failure> {
     let listener = TcpListener::bind(&args.listen).await.map_err(|error| cannot_listen(&args.listen, &error))?;
     let listen = listener.local_addr().map_err(|error| cannot_listen(&args.listen, &error))?.to_string();
     if listen == args.to {
         return Err(Failure::usage(format!("{listen} would lead to itself"))
             .hint("let the service listen elsewhere, and name that place with `--to`"));
     }
-    let of = plain(&meant.to_string());
+    let of = plain(&followed.to_string());
     let requests = Arc::new(WaitingRequests::new(ServiceLeases::of(&of), args.open_without_daemon));
-    ProxyWatch { requests: Arc::clone(&requests), globals: globals.clone(), meant }.begin();
+    ProxyWatch { requests: Arc::clone(&requests), globals: globals.clone(), followed }.begin();
     if globals.json {
         let wake = args.wake.iter().map(Pattern::to_string).collect();
         output::json_line(&Opened { listen, to: &args.to, of, wake, wait_s: args.wait })?;
@@ -249,10 +251,10 @@ mod tests {
     #[test]
     fn a_service_is_named_as_rules_name_it_or_by_its_leases_name() {
         for text in ["name:llm", "unit:ollama.service", "exe:/usr/bin/ollama", "uid:1000"] {
-            assert_eq!(text.parse::<Of>().map(|of| of.to_string()), Ok(text.to_owned()));
+            assert_eq!(text.parse::<ServiceName>().map(|of| of.to_string()), Ok(text.to_owned()));
         }
         for text in ["ollama", "name:", "unit:", "container:short", "who:x"] {
-            assert!(text.parse::<Of>().is_err(), "{text}");
+            assert!(text.parse::<ServiceName>().is_err(), "{text}");
         }
     }
 

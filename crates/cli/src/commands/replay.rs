@@ -13,8 +13,8 @@ use serde::Serialize;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
-use sublet_replay::cluster::Cluster;
 use sublet_replay::drive::LeaseTerms;
+use sublet_replay::host_gpus::HostGpus;
 use sublet_replay::policies::PolicyName;
 use sublet_replay::report::{ReplayOptions, ReplayReport, replay};
 use sublet_replay::synthetic::{self, SyntheticShape};
@@ -65,7 +65,7 @@ pub struct ReplayArgs {
     seed: u64,
     /// The GPUs, such as 8x80GiB or 4x24GiB,2x80GiB
     #[arg(long, value_name = "GPUS", default_value = "8x80GiB")]
-    gpus: Cluster,
+    gpus: HostGpus,
     /// A policy to compare, fifo or fair; may be given twice [default: both]
     #[arg(long, value_name = "NAME")]
     policy: Vec<PolicyName>,

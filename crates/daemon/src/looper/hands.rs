@@ -305,8 +305,8 @@ fn driven(state: &State, row: &Lease) -> Option<DriverTarget> {
         Phase::Parking(..) | Phase::Parked(..) => {
             DriverPlacement::InHostMemory { within: PARK_WITHIN, booked: hold.booked().0 }
         }
-        // Where they are is asked all the same: who never left is back, whoever else is there.
-        Phase::Resuming(..) if !parking::may_restore(state, row) => DriverPlacement::Anywhere,
+        // States are still queried: a process that never left its GPUs is back, even if there is no room to restore.
+        Phase::Resuming(..) if !parking::may_restore(state, row) => DriverPlacement::WaitForRoom,
         Phase::Resuming(..) => DriverPlacement::OnGpus { needs: hold.cards.iter().filter_map(need).collect() },
         _ => return None,
     };

@@ -10,9 +10,10 @@
 //!   InHostMemory:  Ready ─► Trying ─► Over (all off their GPUs)
 //!                             │ anything fails
 //!                             ▼
-//!                          Restoring (restore what left, unlock all) ─► Over (refused)
+//!                          Restoring (restore what this attempt checkpointed, unlock all) ─► Over (refused)
+//!   WaitForRoom:   nothing is restored, locked processes are unlocked
 //! ```
-//! Nothing here makes a call: [`DrivenHolder::next_step`] computes the next step from the known state.
+//! Nothing here calls the driver. [`DrivenHolder::next_step`] computes the next step from the known state.
 
 use super::DriverPlacement;
 use super::pinned_process::PinnedProcess;
@@ -43,7 +44,7 @@ pub(super) struct DrivenProcess {
     /// Bytes it had on each GPU before it was locked.
     pub(super) gpu_bytes: BTreeMap<String, u64>,
     /// It was checkpointed in the present attempt: its room on the GPU is still its holder's.
-    pub(super) left_in_this_attempt: bool,
+    pub(super) checkpointed_in_this_attempt: bool,
     /// Bytes it has in host memory, by this daemon's own count.
     pub(super) parked: u64,
     /// What was last reported: true if it is parked.
@@ -61,7 +62,7 @@ impl DrivenProcess {
             pinned: PinnedProcess::open(process),
             is_in_target: true,
             gpu_bytes: BTreeMap::new(),
-            left_in_this_attempt: false,
+            checkpointed_in_this_attempt: false,
             parked: 0,
             reported_parked: None,
             retry_at: None,
@@ -84,8 +85,8 @@ impl DrivenProcess {
 pub(super) enum ParkAttempt {
     /// It begins as soon as possible.
     Ready,
-    /// It must be done by then.
-    Trying { until: Instant },
+    /// All processes must be locked by then.
+    Trying { lock_deadline: Instant },
     /// It failed: all processes are being restored. The failure is reported by `by` at the latest.
     Restoring { why: String, by: Instant, is_restore_tried: bool },
     /// Nothing more until the next target.
@@ -109,7 +110,7 @@ pub(super) enum DriverStep {
     ReportParked,
     /// All are restored, or time is up: report why.
     Refuse(String),
-    /// The holder is forgotten and nothing of it is locked: remove it.
+    /// The holder is forgotten, and none of its processes is locked or unknown: remove it.
     Remove,
 }
 
@@ -122,14 +123,15 @@ impl DriverStep {
 
 /// A lease with processes that the driver moves.
 pub(super) struct DrivenHolder {
-    /// Its target; `None` once it is forgotten. It is then removed as soon as nothing of it is locked.
-    pub(super) placement: Option<DriverPlacement>,
+    /// `None` after [`DriverHubMessage::Forget`](super::DriverHubMessage::Forget). The holder is removed when no process
+    /// is locked or unknown; checkpointed processes stay so.
+    pub(super) target: Option<DriverPlacement>,
     /// Its user: a process of another user is not parked.
     pub(super) uid: u32,
     pub(super) members: BTreeMap<ProcKey, DrivenProcess>,
     pub(super) attempt: ParkAttempt,
-    /// When the target last changed or was last renewed.
-    pub(super) target_set_at: Instant,
+    /// When the present attempt became [`ParkAttempt::Ready`].
+    pub(super) ready_since: Instant,
     /// Restoring, or beginning to park, is not tried again before then.
     pub(super) retry_at: Instant,
 }
@@ -138,23 +140,22 @@ impl DrivenHolder {
     pub(super) fn new(uid: u32, now: Instant) -> DrivenHolder {
         DrivenHolder {
             uid,
-            placement: None,
+            target: None,
             members: BTreeMap::new(),
             attempt: ParkAttempt::Over,
-            target_set_at: now,
+            ready_since: now,
             retry_at: now,
         }
     }
 
     /// Sets the target: a refused step may be tried again, and a step in progress goes on. Returns true if the old
     /// target was [`DriverPlacement::InHostMemory`] and the new one is not.
-    pub(super) fn set_target(&mut self, placement: DriverPlacement, processes: &[ProcKey], now: Instant) -> bool {
-        let is_away =
-            |placement: &Option<DriverPlacement>| matches!(placement, Some(DriverPlacement::InHostMemory { .. }));
-        let was_away = is_away(&self.placement);
-        self.placement = Some(placement);
-        if was_away != is_away(&self.placement) || self.attempt == ParkAttempt::Over {
-            (self.attempt, self.target_set_at) = (ParkAttempt::Ready, now);
+    pub(super) fn set_target(&mut self, target: DriverPlacement, processes: &[ProcKey], now: Instant) -> bool {
+        let is_away = |target: &Option<DriverPlacement>| matches!(target, Some(DriverPlacement::InHostMemory { .. }));
+        let was_away = is_away(&self.target);
+        self.target = Some(target);
+        if was_away != is_away(&self.target) || self.attempt == ParkAttempt::Over {
+            (self.attempt, self.ready_since) = (ParkAttempt::Ready, now);
         }
         self.retry_at = now;
         for (process, member) in &mut self.members {
@@ -163,7 +164,7 @@ impl DrivenHolder {
         for process in processes {
             self.members.entry(*process).or_insert_with(|| DrivenProcess::new(*process));
         }
-        was_away && !is_away(&self.placement)
+        was_away && !is_away(&self.target)
     }
 
     /// The worker was lost: the state of locked and checkpointed processes is unknown now.
@@ -177,10 +178,14 @@ impl DrivenHolder {
         }
     }
 
-    /// The processes in this state for which `may` is true.
-    pub(super) fn processes_in_state(&self, state: DrivenState, may: &impl Fn(ProcKey) -> bool) -> Vec<ProcKey> {
+    /// The processes in this state that are touchable, as in [`DrivenHolder::next_step`].
+    pub(super) fn processes_in_state(
+        &self,
+        state: DrivenState,
+        is_touchable: &impl Fn(ProcKey) -> bool,
+    ) -> Vec<ProcKey> {
         let there = self.members.iter().filter(|(_, member)| member.state == state);
-        there.map(|(process, _)| *process).filter(|process| may(*process)).collect()
+        there.map(|(process, _)| *process).filter(|process| is_touchable(*process)).collect()
     }
 
     fn first_in_state(&self, state: DrivenState) -> Option<ProcKey> {
@@ -193,21 +198,22 @@ impl DrivenHolder {
         here.or_else(|| self.members.iter().next()).map(|(process, _)| *process)
     }
 
-    /// The next step. `may` is true for a process that may be touched now: it lives and is not stopped.
-    pub(super) fn next_step(&self, now: Instant, may: impl Fn(ProcKey) -> bool) -> DriverStep {
+    /// The next step. `is_touchable` is true for a process that is alive and not stopped.
+    pub(super) fn next_step(&self, now: Instant, is_touchable: impl Fn(ProcKey) -> bool) -> DriverStep {
         if let (Some(DriverPlacement::InHostMemory { .. }), ParkAttempt::Restoring { why, by, .. }) =
-            (&self.placement, &self.attempt)
+            (&self.target, &self.attempt)
             && *by <= now
         {
             return DriverStep::Refuse(why.clone());
         }
         let is_due = |process: &ProcKey| self.members[process].retry_at.is_none_or(|retry_at| retry_at <= now);
-        if let Some(process) = self.processes_in_state(DrivenState::Unknown, &may).into_iter().find(is_due) {
+        if let Some(process) = self.processes_in_state(DrivenState::Unknown, &is_touchable).into_iter().find(is_due) {
             return DriverStep::QueryState(process);
         }
-        let unlock =
-            || self.processes_in_state(DrivenState::Locked, &may).into_iter().find(is_due).map(DriverStep::Unlock);
-        match (&self.placement, &self.attempt) {
+        let unlock = || {
+            self.processes_in_state(DrivenState::Locked, &is_touchable).into_iter().find(is_due).map(DriverStep::Unlock)
+        };
+        match (&self.target, &self.attempt) {
             (None, _)
                 if self.first_in_state(DrivenState::Locked).or(self.first_in_state(DrivenState::Unknown)).is_none() =>
             {
@@ -215,21 +221,20 @@ impl DrivenHolder {
             }
             (None, _) => unlock().unwrap_or(DriverStep::Nothing),
             (Some(DriverPlacement::OnGpus { .. }), _) => {
-                let away = self.processes_in_state(DrivenState::Checkpointed, &may);
+                let away = self.processes_in_state(DrivenState::Checkpointed, &is_touchable);
                 if !away.is_empty() && self.retry_at <= now {
                     return DriverStep::Restore(away);
                 }
                 unlock().unwrap_or(DriverStep::Nothing)
             }
-            (Some(DriverPlacement::InHostMemory { .. }), ParkAttempt::Over) | (Some(DriverPlacement::Anywhere), _) => {
-                unlock().unwrap_or(DriverStep::Nothing)
-            }
+            (Some(DriverPlacement::InHostMemory { .. }), ParkAttempt::Over)
+            | (Some(DriverPlacement::WaitForRoom), _) => unlock().unwrap_or(DriverStep::Nothing),
             (Some(DriverPlacement::InHostMemory { .. }), ParkAttempt::Ready) => {
-                let left = self
+                let is_any_on_gpu = self
                     .members
                     .values()
                     .any(|member| !matches!(member.state, DrivenState::Checkpointed | DrivenState::Lost));
-                match left {
+                match is_any_on_gpu {
                     true if self.retry_at > now => DriverStep::Nothing,
                     true => DriverStep::Examine,
                     false => DriverStep::ReportParked,
@@ -245,10 +250,10 @@ impl DrivenHolder {
                     .unwrap_or(DriverStep::ReportParked)
             }
             (Some(DriverPlacement::InHostMemory { .. }), ParkAttempt::Restoring { why, is_restore_tried, .. }) => {
-                let mut away = self.processes_in_state(DrivenState::Checkpointed, &may);
+                let mut away = self.processes_in_state(DrivenState::Checkpointed, &is_touchable);
                 // A process parked in an earlier attempt has no room on the GPU any more: it may be promised to
                 // another lease.
-                away.retain(|process| self.members[process].left_in_this_attempt);
+                away.retain(|process| self.members[process].checkpointed_in_this_attempt);
                 if !away.is_empty() && !is_restore_tried {
                     return DriverStep::Restore(away);
                 }
@@ -272,14 +277,14 @@ mod tests {
         DriverPlacement::InHostMemory { within: Duration::from_secs(60), booked: 0 }
     }
 
-    fn holder(placement: DriverPlacement, one: DrivenState, two: DrivenState) -> DrivenHolder {
+    fn holder(target: DriverPlacement, one: DrivenState, two: DrivenState) -> DrivenHolder {
         let now = Instant::now();
         let mut holder = DrivenHolder::new(0, now);
         for (process, state) in [(ONE, one), (TWO, two)] {
             let member = DrivenProcess { state, pinned: None, ..DrivenProcess::new(process) };
             holder.members.insert(process, member);
         }
-        holder.set_target(placement, &[ONE, TWO], now);
+        holder.set_target(target, &[ONE, TWO], now);
         holder
     }
 
@@ -289,8 +294,8 @@ mod tests {
 
     #[test]
     fn unknown_states_are_queried_first() {
-        for placement in [away(), DriverPlacement::OnGpus { needs: Vec::new() }] {
-            let holder = holder(placement, DrivenState::Locked, DrivenState::Unknown);
+        for target in [away(), DriverPlacement::OnGpus { needs: Vec::new() }] {
+            let holder = holder(target, DrivenState::Locked, DrivenState::Unknown);
             assert_eq!(next(&holder), DriverStep::QueryState(TWO));
             // A stopped process is not asked about, and delays no other.
             assert_ne!(holder.next_step(Instant::now(), |process| process == ONE), DriverStep::QueryState(TWO));
@@ -301,7 +306,7 @@ mod tests {
     fn all_processes_are_locked_before_the_first_is_checkpointed() {
         let mut holder = holder(away(), DrivenState::Running, DrivenState::Running);
         assert_eq!(next(&holder), DriverStep::Examine);
-        holder.attempt = ParkAttempt::Trying { until: Instant::now() };
+        holder.attempt = ParkAttempt::Trying { lock_deadline: Instant::now() };
         for (one, two, then) in [
             (DrivenState::Running, DrivenState::Running, DriverStep::Lock(ONE)),
             (DrivenState::Locked, DrivenState::Running, DriverStep::Lock(TWO)),
@@ -322,7 +327,7 @@ mod tests {
         holder.attempt = ParkAttempt::Restoring { why: "no".to_owned(), by, is_restore_tried: false };
         // A process parked in an earlier attempt has no room of its own.
         assert_eq!(next(&holder), DriverStep::Unlock(TWO));
-        holder.members.get_mut(&ONE).unwrap().left_in_this_attempt = true;
+        holder.members.get_mut(&ONE).unwrap().checkpointed_in_this_attempt = true;
         assert_eq!(next(&holder), DriverStep::Restore(vec![ONE]));
         holder.members.get_mut(&ONE).unwrap().state = DrivenState::Locked;
         assert_eq!(next(&holder), DriverStep::Unlock(ONE));
@@ -344,8 +349,8 @@ mod tests {
 
     #[test]
     fn all_processes_are_restored_before_any_is_unlocked() {
-        let placement = DriverPlacement::OnGpus { needs: Vec::new() };
-        let mut holder = holder(placement, DrivenState::Checkpointed, DrivenState::Locked);
+        let target = DriverPlacement::OnGpus { needs: Vec::new() };
+        let mut holder = holder(target, DrivenState::Checkpointed, DrivenState::Locked);
         assert_eq!(next(&holder), DriverStep::Restore(vec![ONE]));
         // Without room nothing stays locked for it.
         holder.retry_at = Instant::now() + Duration::from_secs(60);
@@ -355,8 +360,8 @@ mod tests {
     }
 
     #[test]
-    fn processes_without_a_target_are_queried_and_not_moved() {
-        let mut holder = holder(DriverPlacement::Anywhere, DrivenState::Checkpointed, DrivenState::Unknown);
+    fn without_room_processes_are_queried_and_unlocked_but_not_restored() {
+        let mut holder = holder(DriverPlacement::WaitForRoom, DrivenState::Checkpointed, DrivenState::Unknown);
         assert_eq!(next(&holder), DriverStep::QueryState(TWO));
         holder.members.get_mut(&TWO).unwrap().state = DrivenState::Locked;
         assert_eq!(next(&holder), DriverStep::Unlock(TWO));
@@ -366,15 +371,15 @@ mod tests {
 
     #[test]
     fn a_lost_process_is_left_alone() {
-        let placement = DriverPlacement::OnGpus { needs: Vec::new() };
-        assert_eq!(next(&holder(placement, DrivenState::Lost, DrivenState::Running)), DriverStep::Nothing);
+        let target = DriverPlacement::OnGpus { needs: Vec::new() };
+        assert_eq!(next(&holder(target, DrivenState::Lost, DrivenState::Running)), DriverStep::Nothing);
         assert_eq!(next(&holder(away(), DrivenState::Lost, DrivenState::Checkpointed)), DriverStep::ReportParked);
     }
 
     #[test]
     fn a_withdrawn_park_unlocks_locked_processes() {
         let mut holder = holder(away(), DrivenState::Locked, DrivenState::Running);
-        holder.attempt = ParkAttempt::Trying { until: Instant::now() };
+        holder.attempt = ParkAttempt::Trying { lock_deadline: Instant::now() };
         assert!(!holder.set_target(away(), &[ONE, TWO], Instant::now()));
         assert!(holder.set_target(DriverPlacement::OnGpus { needs: Vec::new() }, &[ONE, TWO], Instant::now()));
         assert_eq!(next(&holder), DriverStep::Unlock(ONE));
@@ -392,7 +397,7 @@ mod tests {
     #[test]
     fn a_forgotten_holder_is_unlocked_before_it_is_removed() {
         let mut holder = holder(away(), DrivenState::Locked, DrivenState::Checkpointed);
-        holder.placement = None;
+        holder.target = None;
         assert_eq!(next(&holder), DriverStep::Unlock(ONE));
         holder.members.get_mut(&ONE).unwrap().state = DrivenState::Running;
         assert_eq!(next(&holder), DriverStep::Remove);

@@ -96,7 +96,7 @@ impl DriverHubThread {
                 DriverHubMessage::Forget(lease) => {
                     self.inspections.remove(&lease);
                     if let Some(holder) = self.holders.get_mut(&lease) {
-                        holder.placement = None;
+                        holder.target = None;
                     }
                 }
             }
@@ -268,8 +268,7 @@ impl DriverHubThread {
     /// True if nothing was begun yet: then a new worker is worth waiting for.
     fn can_wait(&mut self, lease: LeaseId) -> bool {
         let holder = self.holders.get_mut(&lease);
-        let holder =
-            holder.filter(|it| it.attempt == ParkAttempt::Ready && it.target_set_at.elapsed() < RESTORE_WITHIN);
+        let holder = holder.filter(|it| it.attempt == ParkAttempt::Ready && it.ready_since.elapsed() < RESTORE_WITHIN);
         holder.map(|it| it.retry_at = Instant::now() + TICK).is_some()
     }
 
@@ -302,7 +301,7 @@ impl DriverHubThread {
     /// The attempt to park failed: all processes are restored. No other kind of step is ever given up.
     fn fail_attempt(&mut self, lease: LeaseId, why: String) {
         let Some(holder) = self.holders.get_mut(&lease) else { return };
-        if !matches!(holder.placement, Some(DriverPlacement::InHostMemory { .. })) {
+        if !matches!(holder.target, Some(DriverPlacement::InHostMemory { .. })) {
             return;
         }
         let by = match holder.attempt {
@@ -339,7 +338,7 @@ impl DriverHubThread {
     /// Reports the state of a process, if that changed.
     fn report_state(&mut self, lease: LeaseId, process: ProcKey, is_parked: bool) {
         let Some(holder) = self.holders.get_mut(&lease) else { return };
-        let booked = match &holder.placement {
+        let booked = match &holder.target {
             Some(DriverPlacement::InHostMemory { booked, .. }) => *booked,
             _ => u64::MAX,
         };
@@ -360,7 +359,7 @@ impl DriverHubThread {
     fn report_unknown_state(&mut self, lease: LeaseId, process: ProcKey, failure: &DriverFailure) {
         let why = format!("the driver does not say where process {} is: {failure}", process.pid);
         let is_on_gpus =
-            self.holders.get(&lease).is_some_and(|it| matches!(it.placement, Some(DriverPlacement::OnGpus { .. })));
+            self.holders.get(&lease).is_some_and(|it| matches!(it.target, Some(DriverPlacement::OnGpus { .. })));
         if is_on_gpus {
             self.report(lease, process, Said::Refused(why));
         } else {
@@ -377,7 +376,7 @@ impl DriverHubThread {
             Err(fault) => return self.fail_attempt(lease, fault.text()),
         };
         let Some(holder) = self.holders.get_mut(&lease) else { return };
-        let Some(DriverPlacement::InHostMemory { within, booked }) = holder.placement else { return };
+        let Some(DriverPlacement::InHostMemory { within, booked }) = holder.target else { return };
         let uid = holder.uid;
         let here = holder
             .members
@@ -390,14 +389,14 @@ impl DriverHubThread {
         });
         let judged = judged.collect::<Result<Vec<ProcKey>, String>>();
         match judged.and_then(|processes| book(&self.bookings, lease, &processes, booked)) {
-            Ok(()) => holder.attempt = ParkAttempt::Trying { until: Instant::now() + within },
+            Ok(()) => holder.attempt = ParkAttempt::Trying { lock_deadline: Instant::now() + within },
             Err(why) => self.fail_attempt(lease, why),
         }
     }
 
     fn lock(&mut self, lease: LeaseId, process: ProcKey) {
         let Some(holder) = self.holders.get(&lease) else { return };
-        let ParkAttempt::Trying { until } = holder.attempt else { return };
+        let ParkAttempt::Trying { lock_deadline } = holder.attempt else { return };
         let ready = preflight::check_responds(process).and_then(|found| preflight::check_user(&found, holder.uid));
         if let Err(why) = ready {
             return self.fail_attempt(lease, why);
@@ -408,7 +407,7 @@ impl DriverHubThread {
             let (Some(member), Some(gpu_bytes)) = (self.member(lease, process), gpu_bytes) else { return };
             member.gpu_bytes = gpu_bytes;
         }
-        let left = until.saturating_duration_since(Instant::now()).min(self.settings.lock);
+        let left = lock_deadline.saturating_duration_since(Instant::now()).min(self.settings.lock);
         // Zero would wait for ever.
         let timeout_ms = u32::try_from(left.as_millis()).unwrap_or(u32::MAX);
         if timeout_ms == 0 {
@@ -455,7 +454,7 @@ impl DriverHubThread {
             return self.fail_attempt(lease, why);
         }
         let Some(holder) = self.holders.get(&lease) else { return };
-        let booked = if let Some(DriverPlacement::InHostMemory { booked, .. }) = holder.placement { booked } else { 0 };
+        let booked = if let Some(DriverPlacement::InHostMemory { booked, .. }) = holder.target { booked } else { 0 };
         let gpu_bytes = holder.members.get(&process).map_or(0, |member| member.total_gpu_bytes());
         let before = process::anonymous_bytes(process.pid).unwrap_or(0);
         let patience = self.worker.patience(booked.max(gpu_bytes));
@@ -464,7 +463,7 @@ impl DriverHubThread {
                 let after = process::anonymous_bytes(process.pid).unwrap_or(0);
                 self.set_state(lease, process, DrivenState::Checkpointed);
                 if let Some(member) = self.member(lease, process) {
-                    member.left_in_this_attempt = true;
+                    member.checkpointed_in_this_attempt = true;
                     member.parked = gpu_bytes.max(after.saturating_sub(before));
                 }
             }
@@ -481,7 +480,7 @@ impl DriverHubThread {
         for (process, member) in
             holder.members.iter_mut().filter(|(_, member)| member.state == DrivenState::Checkpointed)
         {
-            member.left_in_this_attempt = false;
+            member.checkpointed_in_this_attempt = false;
             if member.reported_parked != Some(true) {
                 member.reported_parked = Some(true);
                 news.push((*process, Said::Parked(Bytes(member.parked))));
@@ -578,7 +577,7 @@ impl DriverHubThread {
     fn room_needed(&mut self, lease: LeaseId, processes: &[ProcKey]) -> Option<Vec<RoomNeed>> {
         let holder = self.holders.get(&lease)?;
         let mut by_gpu: BTreeMap<String, u64> = BTreeMap::new();
-        if let Some(DriverPlacement::OnGpus { needs }) = &holder.placement {
+        if let Some(DriverPlacement::OnGpus { needs }) = &holder.target {
             by_gpu.extend(needs.iter().cloned());
             let there = holder
                 .members
@@ -593,7 +592,7 @@ impl DriverHubThread {
             }
         }
         let holder = self.holders.get(&lease)?;
-        let is_away = matches!(holder.placement, Some(DriverPlacement::InHostMemory { .. }));
+        let is_away = matches!(holder.target, Some(DriverPlacement::InHostMemory { .. }));
         let members = || processes.iter().filter_map(|process| holder.members.get(process));
         let mut gpu_bytes: BTreeMap<&str, u64> = BTreeMap::new();
         for (gpu, bytes) in members().flat_map(|member| &member.gpu_bytes) {
@@ -658,7 +657,7 @@ impl DriverHubThread {
             Some(DriverAnswer::Done) => {
                 self.set_state(lease, process, DrivenState::Running);
                 let Some(member) = self.member(lease, process) else { return };
-                (member.parked, member.gpu_bytes, member.left_in_this_attempt) = (0, BTreeMap::new(), false);
+                (member.parked, member.gpu_bytes, member.checkpointed_in_this_attempt) = (0, BTreeMap::new(), false);
                 // Also if no report said that it was parked: after a withdrawn target the caller waits for this
                 // report.
                 if member.reported_parked.replace(false) != Some(false) {

@@ -85,8 +85,8 @@ pub enum DriverPlacement {
         /// Bytes of host memory booked for it.
         booked: u64,
     },
-    /// Wherever they are: the driver is only asked for their state.
-    Anywhere,
+    /// A resume that may not restore yet: states are queried, locked processes are unlocked.
+    WaitForRoom,
 }
 
 /// The target of a holder with processes that the driver moves.

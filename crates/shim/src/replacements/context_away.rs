@@ -97,5 +97,5 @@ pub fn only_waits(name: &str) -> bool {
 pub fn can_free_later(at: u64) -> bool {
     let table = memory_table::lock();
     let is_own = table.blocks.get(&at).is_some_and(|block| !block.is_import);
-    is_own || table.streamed.contains_key(&at)
+    is_own || table.driver_pool_blocks.contains_key(&at)
 }

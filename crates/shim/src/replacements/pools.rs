@@ -4,14 +4,14 @@ use super::{result_code, uuid, write_out};
 use crate::driver::{self, LocationAccess, MemLocation, ON_GPU, current_context};
 use crate::gate;
 use crate::lease_page::{self, ParkObstacle};
-use crate::memory_table;
+use crate::memory_table::{self, DriverPoolBlock};
 use crate::pool::{self, PoolStream};
 use crate::unmovable_memory;
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::OnceLock;
 
 /// How much memory of the driver's own pools may stay on the GPU when the rest is parked.
-const STREAMED_MAX: u64 = 256 << 20;
+const DRIVER_POOL_MAX: u64 = 256 << 20;
 /// `CU_MEM_ALLOCATION_TYPE_PINNED`.
 const PINNED: c_int = 1;
 
@@ -40,14 +40,14 @@ fn is_captured(stream: usize, is_own: bool) -> bool {
     gate::is_capturing() && driver::cuStreamIsCapturing(stream, &raw mut status) == driver::SUCCESS && status != 0
 }
 
-/// Counts an allocation from a pool of the driver, which stays on the GPU.
-fn count_streamed(at: u64, bytes: u64, uuid: [u8; 16], device: c_int) {
+/// Records an allocation from a pool of the driver, which stays on the GPU.
+fn add_driver_pool_block(at: u64, block: DriverPoolBlock) {
     let mut table = memory_table::lock();
-    table.streamed.insert(at, (bytes, uuid, device));
-    let all: u64 = table.streamed.values().map(|(bytes, _, _)| bytes).sum();
+    table.driver_pool_blocks.insert(at, block);
+    let all: u64 = table.driver_pool_blocks.values().map(|block| block.bytes).sum();
     drop(table);
-    if all > STREAMED_MAX {
-        lease_page::add_permanent_obstacle(ParkObstacle::StreamOrdered, "cuMemAllocFromPoolAsync");
+    if all > DRIVER_POOL_MAX {
+        lease_page::set_obstacle(ParkObstacle::StreamOrdered, "cuMemAllocFromPoolAsync");
     }
 }
 
@@ -65,7 +65,7 @@ fn allocate_with_driver(place: *mut u64, bytes: usize, call_driver: impl FnOnce(
     if result == driver::SUCCESS {
         // SAFETY: the driver has just written there.
         let at = unsafe { place.read_unaligned() };
-        count_streamed(at, bytes as u64, uuid, device);
+        add_driver_pool_block(at, DriverPoolBlock { bytes: bytes as u64, uuid, device });
         super::unmovable::mark_if_managed(at, "cuMemAllocFromPoolAsync");
     } else {
         lease_page::give_back(&uuid, device, bytes as u64);
@@ -148,21 +148,21 @@ pub extern "C" fn free_async(at: u64, stream: usize) -> u32 {
     }
     let result = call_driver!(at: u64, stream: usize);
     if result == driver::SUCCESS {
-        forget_streamed(at);
+        forget_driver_pool_block(at);
     }
     result
 }
 
 /// Forgets a freed allocation from a pool of the driver.
-pub fn forget_streamed(at: u64) {
+pub fn forget_driver_pool_block(at: u64) {
     let mut table = memory_table::lock();
-    let gone = table.streamed.remove(&at);
-    let all: u64 = table.streamed.values().map(|(bytes, _, _)| bytes).sum();
+    let gone = table.driver_pool_blocks.remove(&at);
+    let all: u64 = table.driver_pool_blocks.values().map(|block| block.bytes).sum();
     drop(table);
-    if let Some((bytes, uuid, device)) = gone {
-        lease_page::give_back(&uuid, device, bytes);
-        if all <= STREAMED_MAX {
-            lease_page::remove_permanent_obstacle(ParkObstacle::StreamOrdered);
+    if let Some(block) = gone {
+        lease_page::give_back(&block.uuid, block.device, block.bytes);
+        if all <= DRIVER_POOL_MAX {
+            lease_page::clear_obstacle(ParkObstacle::StreamOrdered);
         }
     }
 }
@@ -173,7 +173,7 @@ pub extern "C" fn create(place: *mut usize, properties: *const PoolProps) -> u32
         // SAFETY: the driver has just read the one and written the other.
         let (handle, about) = unsafe { (place.read_unaligned(), properties.read_unaligned()) };
         if about.handle_types != 0 {
-            lease_page::add_permanent_obstacle(ParkObstacle::Shared, "cuMemPoolCreate");
+            lease_page::set_obstacle(ParkObstacle::Shared, "cuMemPoolCreate");
         } else if about.kind == PINNED && about.location.kind == ON_GPU {
             pool::add_pool(handle, about.location.id, about.max_bytes as u64);
         }
@@ -239,7 +239,7 @@ pub extern "C" fn set_access(handle: usize, given: *const LocationAccess, count:
     match pool::set_access(handle, &given) {
         Ok(is_shared) => {
             if is_shared {
-                lease_page::add_permanent_obstacle(ParkObstacle::Peers, "cuMemPoolSetAccess");
+                lease_page::set_obstacle(ParkObstacle::Peers, "cuMemPoolSetAccess");
             }
             result
         }

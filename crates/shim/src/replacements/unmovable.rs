@@ -132,7 +132,7 @@ pub fn mark_if_managed(at: u64, call: &str) {
     let mut is_managed = 0_u32;
     let asked = driver::cuPointerGetAttribute((&raw mut is_managed).cast(), IS_MANAGED, at);
     if asked == driver::SUCCESS && is_managed != 0 {
-        lease_page::add_permanent_obstacle(ParkObstacle::Managed, call);
+        lease_page::set_obstacle(ParkObstacle::Managed, call);
     }
 }
 

@@ -1,7 +1,8 @@
 //! Passes traffic through the proxy: HTTP/1.1 requests, each of them checked, or whole connections.
 //!
 //! Of a request that needs the GPU only the head is read; its body stays with the client until the request may pass.
-//! All other requests pass at once, and do not count as use of the service. Requests and responses are not changed,
+//! All other requests are passed on at once, unless the driver parked the service and they may change something; they do
+//! not count as use of the service. Requests and responses are not changed,
 //! except for headers that are meant for one connection only (RFC 9110, 7.6.1). Each request has its own connection to
 //! the service, so none is ever sent on a connection that the service has closed.
 //!

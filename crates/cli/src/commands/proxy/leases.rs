@@ -96,7 +96,7 @@ impl ProxyRefusal {
 }
 
 impl ServiceLeases {
-    /// The standing before anything is known.
+    /// No leases, before anything is known.
     pub fn of(what: &str) -> ServiceLeases {
         ServiceLeases { what: what.to_owned(), away: None, listed: false, leases: BTreeMap::new(), over: None }
     }

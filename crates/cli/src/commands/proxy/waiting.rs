@@ -1,9 +1,9 @@
 //! Connects waiting requests with the threads that follow the leases.
 //!
 //! ```text
-//!   requests ──enter──► Desk ◄──told, gone, ended── finder and followers (threads, long polls)
-//!      ▲                 │ due
-//!      └──version────────┴────────► asker (thread): resume, once for each park, while requests wait
+//!   requests ──enter──► WaitingRequests ◄──told, gone, ended── finder and followers (threads, long polls)
+//!      ▲                       │ due
+//!      └────────version────────┴──► asker (thread): resume, once for each park, while requests wait
 //! ```
 //! However many requests wait, each lease is followed by one long poll and asked to resume once.
 
@@ -83,7 +83,7 @@ impl Drop for Waits<'_> {
 }
 
 impl WaitingRequests {
-    /// A requests without any facts.
+    /// No requests, and no facts about the leases.
     pub fn new(leases: ServiceLeases, open_without_daemon: bool) -> WaitingRequests {
         let inside = SharedProxyState { leases, waiting: 0, under_way: 0, asked: BTreeMap::new(), said: None };
         let (version, _) = watch::channel(0);
@@ -291,7 +291,7 @@ pub(super) mod tests {
     use super::*;
     use crate::sample;
 
-    /// A requests for a service of this name, which has one lease in this state.
+    /// No requests yet, for a service of this name, which has one lease in this state.
     pub fn waiting_for(who: &str, state: LeaseState) -> Arc<WaitingRequests> {
         let requests = Arc::new(WaitingRequests::new(ServiceLeases::of(who), false));
         requests.learn(ServiceLeases::listed);

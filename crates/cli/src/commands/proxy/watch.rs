@@ -6,7 +6,7 @@
 
 use super::leases::{DaemonAbsence, ServiceLeases};
 use super::waiting::{AskerStep, WaitingRequests};
-use super::{Meant, Of};
+use super::{FollowedLeases, ServiceName};
 use crate::args::Globals;
 use crate::client::{CallError, Client, PollUntil};
 use crate::daemon;
@@ -33,7 +33,7 @@ pub struct ProxyWatch {
     /// How to find the daemon.
     pub globals: Globals,
     /// Which leases to follow.
-    pub meant: Meant,
+    pub followed: FollowedLeases,
 }
 
 impl ProxyWatch {
@@ -57,16 +57,16 @@ impl ProxyWatch {
 
     fn is_away(&self, failure: &Failure) {
         let away = DaemonAbsence { why: failure.message().to_owned(), hint: failure.next_step().map(str::to_owned) };
-        let lists = matches!(self.meant, Meant::Of(_));
+        let lists = matches!(self.followed, FollowedLeases::OfService(_));
         self.requests.learn(|leases| leases.gone(away, lists));
     }
 
     fn find(&self) {
         let client = self.client();
-        match &self.meant {
-            Meant::Lease(id) => self.find_named(&client, &id.to_string()),
-            Meant::Of(of) => loop {
-                match self.list(&client, of) {
+        match &self.followed {
+            FollowedLeases::Lease(id) => self.find_named(&client, &id.to_string()),
+            FollowedLeases::OfService(service) => loop {
+                match self.list(&client, service) {
                     Ok(()) => thread::sleep(LOOK),
                     Err(failure) => {
                         self.is_away(&failure);
@@ -94,23 +94,23 @@ impl ProxyWatch {
     }
 
     /// Looks for leases of the service that are not known yet.
-    fn list(&self, client: &Client, of: &Of) -> Result<(), Failure> {
+    fn list(&self, client: &Client, service: &ServiceName) -> Result<(), Failure> {
         // Any user can give a lease any name, so a name counts only among the caller's own leases. A process cannot
-        // choose where it runs, so `Of::Who` counts all leases.
-        let found = match of {
-            Of::Name(_) => client.leases(false)?,
-            Of::Who(_) => client.leases(true).or_else(|failure| match failure.code() {
+        // choose where it runs, so `ServiceName::Processes` counts all leases.
+        let found = match service {
+            ServiceName::Name(_) => client.leases(false)?,
+            ServiceName::Processes(_) => client.leases(true).or_else(|failure| match failure.code() {
                 // A caller that is no operator can only be a proxy for its own services.
                 Some(Code::Denied) => client.leases(false),
                 _ => Err(failure),
             })?,
         };
         for lease in found.leases.iter().filter(|lease| !self.requests.knows(&lease.id)) {
-            let is_meant = match of {
-                Of::Name(name) => lease.name.as_ref() == Some(name),
-                Of::Who(who) => lease.pids.iter().any(|pid| daemon::is_meant(who, *pid)),
+            let is_followed = match service {
+                ServiceName::Name(name) => lease.name.as_ref() == Some(name),
+                ServiceName::Processes(pattern) => lease.pids.iter().any(|pid| daemon::process_matches(pattern, *pid)),
             };
-            if is_meant {
+            if is_followed {
                 self.take(client, lease);
             }
         }
@@ -132,7 +132,7 @@ impl ProxyWatch {
             self.requests.learn(|leases| leases.told(lease, Instant::now()));
             return true;
         }
-        let named = matches!(self.meant, Meant::Lease(_)).then(|| {
+        let named = matches!(self.followed, FollowedLeases::Lease(_)).then(|| {
             let sentence = lease.ended.as_ref().map(|ended| plain(&ended.sentence));
             sentence.unwrap_or_else(|| format!("{} has ended", lease.id))
         });
@@ -160,7 +160,7 @@ impl ProxyWatch {
                     }
                 }
                 Err(CallError::Refused(problem)) if matches!(problem.code, Code::NoSuchLease | Code::LeaseEnded) => {
-                    let named = matches!(self.meant, Meant::Lease(_)).then_some(problem.detail);
+                    let named = matches!(self.followed, FollowedLeases::Lease(_)).then_some(problem.detail);
                     return self.requests.learn(|leases| leases.ended(&lease.id, named));
                 }
                 Err(error) => {

@@ -5,17 +5,17 @@ use std::str::FromStr;
 use sublet_core::reading::CardFacts;
 use sublet_core::units::Bytes;
 
-/// More GPUs than this are several hosts, and one core decides for one host.
+/// More GPUs than this are several hosts, and one `sublet_core::State` decides for one host.
 const GPUS_MAX: usize = 1024;
 
 /// The GPUs of one host.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Cluster {
+pub struct HostGpus {
     /// Bytes of each GPU.
     pub gpus: Vec<Bytes>,
 }
 
-impl Cluster {
+impl HostGpus {
     /// The GPUs as a host's discovery would list them.
     pub fn facts(&self) -> Vec<CardFacts> {
         (0..).zip(&self.gpus).map(|(index, total)| CardFacts::plain(index, *total)).collect()
@@ -37,9 +37,9 @@ pub fn uuid(index: usize) -> String {
     format!("GPU-{index}")
 }
 
-impl FromStr for Cluster {
+impl FromStr for HostGpus {
     type Err = String;
-    fn from_str(text: &str) -> Result<Cluster, String> {
+    fn from_str(text: &str) -> Result<HostGpus, String> {
         let mut gpus = Vec::new();
         for part in text.split(',') {
             let (count, size) = part.trim().split_once(['x', '×']).unwrap_or(("1", part.trim()));
@@ -57,11 +57,11 @@ impl FromStr for Cluster {
             }
             gpus.extend(std::iter::repeat_n(Bytes(size), count));
         }
-        Ok(Cluster { gpus })
+        Ok(HostGpus { gpus })
     }
 }
 
-impl fmt::Display for Cluster {
+impl fmt::Display for HostGpus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (n, group) in self.gpus.chunk_by(|a, b| a == b).enumerate() {
             let comma = if n > 0 { "," } else { "" };
