@@ -479,8 +479,8 @@ fn is_secret(name: &str) -> bool {
         || parts.iter().enumerate().any(|(at, part)| match part.as_str() {
             "key" | "keys" => at > 0 && has(&BEFORE_KEY, &parts[at - 1]),
             text if text.ends_with("token") => !is_text,
-            // A lease's own variable: `mark` alone is an ordinary word.
-            "mark" => at > 0 && parts[at - 1] == "sublet",
+            // A lease's own variable: `proof` alone is an ordinary word.
+            "proof" => at > 0 && parts[at - 1] == "sublet",
             text => has(&SECRET_PARTS, part) || SECRET_ENDS.iter().any(|end| text.ends_with(end)),
         })
 }
@@ -601,7 +601,7 @@ mod tests {
         );
         check("app --password two␠words --next x", "app --password *** --next x");
         check("docker run -e SUBLET_PROOF=7 -e SUBLET_LEASE=L7", "docker run -e SUBLET_PROOF=*** -e SUBLET_LEASE=L7");
-        check("score --mark 7 --watermark=8 SUBLET_FENCE=9", "score --mark 7 --watermark=8 SUBLET_FENCE=9");
+        check("score --proof 7 --waterproof=8 SUBLET_FENCE=9", "score --proof 7 --waterproof=8 SUBLET_FENCE=9");
         check("app --password=two␠words", "app --password=***");
         check("app --auth ann:x --no-password-check y", "app --auth *** --no-password-check ***");
         check("app --with-auth --model m.gguf", "app --with-auth --model m.gguf");
