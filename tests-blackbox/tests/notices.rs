@@ -115,7 +115,10 @@ fn a_parked_program_gets_a_notice_when_its_lease_ends() {
     adopt_and_park(&service, &alone);
     screen.await_line("is parked");
     let ended = screen.await_line("lease L1 ended");
-    assert!(ended.starts_with("sublet: lease L1 ended: it was parked for the longest time that is allowed"), "{ended}");
+    assert!(
+        ended.starts_with("sublet: lease L1 ended: it was parked for the longest time (`[parking] time_max`)"),
+        "{ended}"
+    );
 }
 
 /// Each is warned; the last one's line is written after all others were tried.

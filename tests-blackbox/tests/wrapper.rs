@@ -127,9 +127,9 @@ fn a_request_that_the_visible_gpus_cannot_meet_is_refused_with_the_reason() {
     let service = two_cards();
     for (visible, arguments, code, expected) in [
         ("", &[][..], 77, "CUDA_VISIBLE_DEVICES is `` here, which means no GPU"),
-        ("1", &["--gpus", "2"], 64, "no other GPU was asked for: CUDA_VISIBLE_DEVICES is `1`"),
+        ("1", &["--gpus", "2"], 64, "no other GPU was requested: CUDA_VISIBLE_DEVICES is `1`"),
         ("1", &["--on", "0"], 77, "`--on 0` names no GPU that is visible here: CUDA_VISIBLE_DEVICES is `1`"),
-        ("7", &[], 64, "no other GPU was asked for: CUDA_VISIBLE_DEVICES is `7`"),
+        ("7", &[], 64, "no other GPU was requested: CUDA_VISIBLE_DEVICES is `7`"),
     ] {
         let job = seen_from(&service, visible, &[&["--vram", "4G"], arguments].concat());
         let stderr = job.stderr.clone();
