@@ -62,7 +62,8 @@ impl Host {
             &["--vram", "6G", "--on", "0", "--name", "train", "--", &hold, "2GiB", "--idle"],
         );
         await_bytes(&client, "L1", 2048);
-        let notebook = ["--vram", "4G", "--on", "1", "--tier", "interactive", "--name", "notebook-of-the-morning"];
+        // Longer than the column at 80; at 120 the line has room for it, however long process ids are.
+        let notebook = ["--vram", "4G", "--on", "1", "--tier", "interactive", "--name", "notebook-of-lucia"];
         let notebook = WrappedProgram::start(&service, &[&notebook[..], &["--", &hold, "1GiB", "--idle"]].concat());
         await_bytes(&client, "L2", 1024);
         let alone = UnleasedProgram::start_holding(&service, 512);
@@ -193,7 +194,7 @@ fn colour_is_for_terminals_only_and_not_with_no_color() {
     );
     assert!(!shown(&[("NO_COLOR", "1")]).contains('\x1b'));
     let piped = successful_output(&host.service, &["ps"]);
-    assert!(!piped.contains('\x1b') && piped.contains("notebook-of-the-morning"), "{piped}");
+    assert!(!piped.contains('\x1b') && piped.contains("notebook-of-lucia"), "{piped}");
 }
 
 #[test]
