@@ -1,15 +1,20 @@
 #!/usr/bin/env python3
 """Parked programs come back, on a real GPU.
 
-    bench/gpu/parked.py SUBLET OUT
+    bench/gpu/parked.py SUBLET OUT [STORY ...]
 
 SUBLET is the binary; results go to OUT/parked.jsonl, one line for each story, and OUT/threads.json. Needs python3 with
-torch. Starts and ends its own daemon and programs, in a directory of its own; takes about five minutes.
+torch. Starts and ends its own daemon and programs, in a directory of its own; takes about six minutes. With SOFT=1 in
+the environment it uses a soft GPU with 1/16 of the sizes and a stand-in for torch: that tries the stories, and shows
+nothing about a real GPU.
 
 Stories:
-  terminal  a program at a terminal is adopted, parked by the driver for a batch job, stays parked for 60 s, and comes
-            back when a line is typed at its terminal, then by `sublet resume`
-  space     a program that does not fit into the parking space: the waiter's reason names the key
+  terminal  a Python REPL is adopted, parked by the driver for a batch job, stays parked for 60 s, and comes back when a
+            line is typed at its terminal, then by `sublet resume`
+  server    an HTTP server is adopted and parked by the driver for a batch job; polls through `sublet proxy` leave it
+            parked for 60 s, and a request that needs the GPU brings it back
+  notebook  an idle program under `sublet run` is parked for a batch job, and comes back when it uses the GPU
+  space     the same, but the job does not fit into the parking space: the waiter's reason names the key
   contexts  six small programs leave with their contexts for a request that needs nearly all of the GPU
   threads   what the threads of a checkpointed process look like from outside, while it is idle and while it calls CUDA
 """
@@ -19,13 +24,22 @@ import os
 import pathlib
 import pty
 import re
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
+import urllib.request
 
 HERE = pathlib.Path(__file__).resolve().parent
+SOFT = "SOFT" in os.environ
+# What the stories call 1 GiB, in MiB; an H200 has 140 of them.
+UNIT = 64 if SOFT else 1024
+STORY_SECONDS = 180
 TENSOR = [sys.executable, str(HERE / "parked" / "tensor.py")]
+SERVER = [sys.executable, str(HERE / "parked" / "server.py")]
 CONFIG = """
 ttl = "5m"
 [preemption]
@@ -33,31 +47,62 @@ idle_after = "2s"
 time_slice = "2s"
 [parking]
 ram = "{ram}"
+keep_free = "4G"
 """
+
+
+def size(units):
+    return f"{round(units * UNIT)}M"
+
+
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
 
 
 class Story:
     """A daemon of its own, and the programs that one story starts."""
 
-    def __init__(self, sublet, ram):
+    def __init__(self, sublet, ram, more=""):
         self.sublet = sublet
         self.dir = tempfile.TemporaryDirectory()
         self.path = pathlib.Path(self.dir.name)
         self.env = dict(os.environ, SUBLET_SOCKET=str(self.path / "s"))
-        (self.path / "c.toml").write_text(CONFIG.format(ram=ram))
+        if SOFT:
+            self.env["PYTHONPATH"] = str(HERE / "parked" / "stand_in")
+        (self.path / "c.toml").write_text(CONFIG.format(ram=size(ram)) + more)
         self.programs = []
         serve = ["serve", "--state-dir", str(self.path / "state"), "--config", str(self.path / "c.toml")]
-        self.start([sublet, *serve], stderr=(self.path / "log").open("w"))
-        self.until("the daemon answers", lambda: self.call("ps").returncode == 0)
+        serve += ["--gpu", f"soft:1x{140 * UNIT}MiB" if SOFT else "real"]
+        daemon = self.start([sublet, *serve], stderr=(self.path / "log").open("w"))
+        self.until("the daemon answers", lambda: self.call("ps").returncode == 0 or daemon.poll() is not None)
+        if daemon.poll() is not None:
+            sys.exit("the daemon ended: " + (self.path / "log").read_text())
 
     def __enter__(self):
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, kind, *_):
+        if kind:
+            for words in (["ps"], ["queue"], ["explain", "L1"], ["explain", "L2"], ["audit"]):
+                print(f"$ sublet {' '.join(words)}\n{self.call(*words).stdout}", file=sys.stderr)
+            for log in sorted(self.path.glob("*log")):
+                print(f"== {log.name}\n{log.read_text()[-3000:]}", file=sys.stderr)
         for program in reversed(self.programs):
-            program.kill()
-            program.wait()
+            if program.stdin:
+                program.stdin.close()
+            program.terminate()
+            try:
+                program.wait(10)
+            except subprocess.TimeoutExpired:
+                program.kill()
+                program.wait()
         self.dir.cleanup()
+
+    def unleased(self, words):
+        """The command line of a program that knows nothing of Sublet."""
+        return [self.sublet, "soft", "env", "--", *words] if SOFT else words
 
     def start(self, words, **how):
         program = subprocess.Popen(words, env=self.env, **how)
@@ -67,10 +112,14 @@ class Story:
     def call(self, *words):
         return subprocess.run([self.sublet, *words], env=self.env, capture_output=True, text=True, timeout=120)
 
-    def run(self, gib, *flags):
+    def run(self, gib, vram, *flags):
         """A tensor on a lease of its own; its answers are lines of its stdout."""
-        words = [self.sublet, "run", *flags, "--", *TENSOR, str(gib)]
-        return self.start(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        words = [self.sublet, "run", "--vram", size(vram), *flags, "--", *TENSOR, str(gib * UNIT / 1024)]
+        log = (self.path / f"job-{len(self.programs)}.log").open("w")
+        job = self.start(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
+        if not job.stdout.readline():
+            raise AssertionError("a program ended before it held its tensor: " + self.call("queue").stdout)
+        return job
 
     def lease(self, lease):
         found = json.loads(self.call("ps", "--json").stdout)["leases"]
@@ -88,26 +137,32 @@ class Story:
         return self.until(f"{lease} is {state}", lambda: self.lease(lease)["state"] == state)
 
 
-class Terminal:
-    """A tensor at a terminal of its own, without a lease."""
+class Repl:
+    """A Python REPL at a terminal of its own, with a tensor and without a lease."""
 
     def __init__(self, story, gib):
-        pid, self.fd = pty.fork()
-        if pid == 0:
-            os.execve(TENSOR[0], [*TENSOR, str(gib)], story.env)
-        self.pid, self.text = pid, ""
-        self.read("holds")
+        floats = int(gib * UNIT * (1 << 20)) // 4
+        first = f"import torch; t = torch.ones({floats}, dtype=torch.float32, device='cuda'); print('holds')"
+        words = story.unleased([sys.executable, "-q", "-i", "-c", first])
+        self.pid, self.fd = pty.fork()
+        if self.pid == 0:
+            os.execve(words[0], words, story.env)
+        self.text = ""
+        self.read(r"holds")
 
-    def read(self, words):
-        while words not in self.text:
+    def read(self, pattern):
+        while not re.search(pattern, self.text):
             self.text += os.read(self.fd, 4096).decode()
+        return re.search(pattern, self.text).groups()
+
+    def type(self):
+        self.text = ""
+        os.write(self.fd, b"int(t.sum(dtype=torch.float64)), t.numel()\n")
 
     def ask(self):
-        """Types a line; returns the sum that the program prints."""
-        self.text = ""
-        os.write(self.fd, b"\n")
-        self.read(" of ")
-        return re.search(r"sum (\d+) of (\d+)", self.text).groups()
+        """Types a line; returns the sum and the number of elements that the REPL prints."""
+        self.type()
+        return self.read(r"\((\d+), (\d+)\)")
 
     def close(self):
         os.kill(self.pid, 9)
@@ -115,71 +170,143 @@ class Terminal:
         os.close(self.fd)
 
 
-def adopt(story, terminal):
-    story.until("it is adopted", lambda: story.call("adopt", str(terminal.pid), "--tier", "interactive").returncode == 0)
+def on_alarm(*_):
+    raise AssertionError(f"the story did not end within {STORY_SECONDS} s")
+
+
+def adopt(story, pid, *flags):
+    story.until("it is adopted", lambda: story.call("adopt", str(pid), *flags).returncode == 0)
     story.until_state("L1", "active")
 
 
+def use(job):
+    """Makes a tensor on a lease sum itself; returns the seconds that took, and if the sum is right."""
+    begun = time.monotonic()
+    job.stdin.write("\n")
+    job.stdin.flush()
+    total, count = re.findall(r"\d+", job.stdout.readline())
+    return round(time.monotonic() - begun, 2), total == count
+
+
 def terminal(sublet):
-    with Story(sublet, "64G") as story:
-        screen = Terminal(story, 16)
+    with Story(sublet, 110) as story:
+        repl = Repl(story, 16)
         try:
-            adopt(story, screen)
-            job = story.run(100, "--vram", "120G")
-            job.stdout.readline()
-            parked = story.until_state("L1", "parked")
+            adopt(story, repl.pid, "--tier", "interactive")
+            begun = time.monotonic()
+            job = story.run(80, 130)
+            granted = round(time.monotonic() - begun, 2)
+            parked = story.lease("L1")["state"] == "parked"
             time.sleep(60)
             stayed = story.lease("L1")["state"] == "parked"
-            # The kernel keeps the time of input in steps of 8 s, so the first line may be missed.
+            # The kernel keeps the time of input in steps of 8 s.
             begun = time.monotonic()
-            total, count = screen.ask()
+            total, count = repl.ask()
             typed = round(time.monotonic() - begun, 2)
-            story.until("the job has the GPU again", lambda: story.lease("L2")["state"] == "active")
+            job_used, job_right = use(job)
             story.until_state("L1", "parked")
             resumed = story.call("resume", "L1")
             back = story.until_state("L1", "active")
             return {
-                "parked_s": parked,
+                "job_started_s": granted,
+                "was_parked_for_it": parked,
                 "stayed_parked_for_60_s": stayed,
                 "typed_to_answer_s": typed,
-                "bytes_as_written": total == count,
+                "job_used_again_s": job_used,
+                "bytes_as_written": total == count and job_right,
                 "resume_said": resumed.stderr,
                 "resume_to_active_s": back,
             }
         finally:
-            screen.close()
+            repl.close()
+
+
+def fetch(port, method, path):
+    """The status and the body of a request to a port of this machine."""
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=110) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+    except urllib.error.URLError as error:
+        return 0, str(error.reason)
+
+
+def server(sublet):
+    with Story(sublet, 110) as story:
+        inside, outside = free_port(), free_port()
+        server = story.start(story.unleased([*SERVER, str(16 * UNIT / 1024), str(inside)]), stdout=subprocess.PIPE)
+        server.stdout.readline()
+        adopt(story, server.pid, "--tier", "interactive")
+        to = ["--listen", f"127.0.0.1:{outside}", "--to", f"127.0.0.1:{inside}", "--lease", "L1"]
+        log = (story.path / "proxy.log").open("w")
+        story.start([sublet, "proxy", *to, "--wait", "100s", "--wake", "POST /sum"], stdout=log, stderr=log)
+        story.until("the proxy passes polls", lambda: fetch(outside, "GET", "/health")[0] == 200)
+        job = story.run(80, 130)
+        story.until_state("L1", "parked")
+        polls = {}
+        for _ in range(60):
+            status = fetch(outside, "GET", "/health")[0]
+            polls[status] = polls.get(status, 0) + 1
+            time.sleep(1)
+        stayed = story.lease("L1")["state"] == "parked"
+        begun = time.monotonic()
+        status, body = fetch(outside, "POST", "/sum")
+        answered = round(time.monotonic() - begun, 2)
+        numbers = re.findall(r"\d+", body)
+        job_used, job_right = use(job)
+        return {
+            "polls_by_status": polls,
+            "stayed_parked_for_60_polls": stayed,
+            "request_to_answer_s": answered,
+            "status": status,
+            "job_used_again_s": job_used,
+            "bytes_as_written": len(numbers) == 2 and numbers[0] == numbers[1] and job_right,
+        }
+
+
+def notebook(sublet):
+    with Story(sublet, 110) as story:
+        notebook = story.run(40, 60, "--tier", "interactive")
+        begun = time.monotonic()
+        job = story.run(60, 110)
+        granted = round(time.monotonic() - begun, 2)
+        times = [use(program) for program in (notebook, job, notebook, job)]
+        return {
+            "job_started_s": granted,
+            "used_to_answer_s": [seconds for seconds, _ in times],
+            "bytes_as_written": all(right for _, right in times),
+        }
 
 
 def space(sublet):
-    with Story(sublet, "20G") as story:
-        notebook = story.run(16, "--vram", "100G", "--tier", "interactive")
-        notebook.stdout.readline()
-        job = story.run(60, "--vram", "100G")
-        job.stdout.readline()
+    with Story(sublet, 20) as story:
+        notebook = story.run(16, 100, "--tier", "interactive")
+        story.run(60, 100)
         story.until_state("L1", "parked")
         notebook.stdin.write("\n")
         notebook.stdin.flush()
         story.until("it waits", lambda: story.lease("L1").get("waiting"))
-        return {"explain": story.call("explain", "L1").stdout}
+        return {"explain": story.call("explain", "L1").stdout, "ps": story.call("ps").stdout}
 
 
 def contexts(sublet):
-    with Story(sublet, "100G") as story:
-        jobs = [story.run(4, "--vram", "6G") for _ in range(6)]
-        for job in jobs:
-            job.stdout.readline()
+    with Story(sublet, 100) as story:
+        jobs = [story.run(4, 6) for _ in range(6)]
         begun = time.monotonic()
-        large = story.run(60, "--vram", "137G")
-        large.stdout.readline()
+        large = story.run(60, 137)
         waited = round(time.monotonic() - begun, 2)
         left = [story.lease(f"L{number}").get("seen_bytes") for number in range(1, 7)]
-        large.kill()
+        large.stdin.close()
         large.wait()
-        for job in jobs:
-            job.stdin.write("\n")
-            job.stdin.flush()
-        sums = [re.findall(r"\d+", job.stdout.readline()) for job in jobs]
-        return {"waited_s": waited, "left_on_gpu_bytes": left, "bytes_as_written": all(a == b for a, b in sums)}
+        times = [use(job) for job in jobs]
+        return {
+            "waited_s": waited,
+            "left_on_gpu_bytes": left,
+            "used_to_answer_s": [seconds for seconds, _ in times],
+            "bytes_as_written": all(right for _, right in times),
+        }
 
 
 def look(pid):
@@ -196,38 +323,84 @@ def look(pid):
                 "wchan": read("wchan"),
                 "syscall": read("syscall"),
             }
+            found[task.name]["stack"] = read("stack")
         except OSError as error:
-            found[task.name] = {"error": str(error)}
+            found.setdefault(task.name, {})["error"] = str(error)
     return found
 
 
+def samples(pid, count):
+    """What the threads look like, five times a second."""
+    return [look(pid) for _ in range(count) if time.sleep(0.2) is None]
+
+
+def code(pid):
+    """Where the code of the process lies, to tell which library a thread is in."""
+    lines = pathlib.Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return [line for line in lines if " r-xp " in line]
+
+
 def threads(sublet, out):
-    with Story(sublet, "64G") as story:
-        screen = Terminal(story, 4)
+    """Three programs, parked by hand: a REPL, a server with a thread for each request, and a loop of kernels."""
+    found = {}
+    with Story(sublet, 110) as story:
+        repl = Repl(story, 4)
         try:
-            adopt(story, screen)
+            adopt(story, repl.pid, "--tier", "interactive")
             story.until("it is parked", lambda: story.call("park", "L1").returncode == 0)
             story.until_state("L1", "parked")
-            idle = [look(screen.pid) for _ in range(5) if time.sleep(1) is None]
+            idle = samples(repl.pid, 15)
             # A hint may bring it back: what is seen in the first seconds after the line counts.
-            os.write(screen.fd, b"\n")
-            calls = [look(screen.pid) for _ in range(20) if time.sleep(0.1) is None]
-            (out / "threads.json").write_text(json.dumps({"idle": idle, "calls": calls}, indent=1))
-            return {"samples": len(idle) + len(calls)}
+            repl.type()
+            found["repl"] = {"idle": idle, "calls": samples(repl.pid, 15), "code": code(repl.pid)}
         finally:
-            screen.close()
+            repl.close()
+    with Story(sublet, 110) as story:
+        port = free_port()
+        server = story.start(story.unleased([*SERVER, str(4 * UNIT / 1024), str(port)]), stdout=subprocess.PIPE)
+        server.stdout.readline()
+        adopt(story, server.pid)
+        story.until("it is parked", lambda: story.call("park", "L1").returncode == 0)
+        story.until_state("L1", "parked")
+        idle = samples(server.pid, 15)
+        post = f"import urllib.request as r; r.urlopen(r.Request('http://127.0.0.1:{port}/sum', method='POST'))"
+        story.start([sys.executable, "-c", post], stderr=subprocess.DEVNULL)
+        found["server"] = {"idle": idle, "calls": samples(server.pid, 25), "code": code(server.pid)}
+    with Story(sublet, 110) as story:
+        loop = story.start(story.unleased([*TENSOR, str(4 * UNIT / 1024), "--loop"]), stdout=subprocess.PIPE)
+        loop.stdout.readline()
+        adopt(story, loop.pid)
+        story.until("it is parked", lambda: story.call("park", "L1").returncode == 0)
+        story.until_state("L1", "parked")
+        found["loop"] = {"calls": samples(loop.pid, 25), "code": code(loop.pid)}
+    (out / "threads.json").write_text(json.dumps(found, indent=1))
+    return {"samples": {name: len(of["calls"]) + len(of.get("idle", [])) for name, of in found.items()}}
 
 
 def main():
-    if len(sys.argv) != 3:
-        sys.exit("usage: bench/gpu/parked.py SUBLET OUT")
+    if len(sys.argv) < 3:
+        sys.exit("usage: bench/gpu/parked.py SUBLET OUT [STORY ...]")
     sublet, out = os.path.realpath(sys.argv[1]), pathlib.Path(sys.argv[2])
     out.mkdir(parents=True, exist_ok=True)
-    stories = {"terminal": terminal, "space": space, "contexts": contexts, "threads": lambda sublet: threads(sublet, out)}
+    stories = {
+        "terminal": terminal,
+        "server": server,
+        "notebook": notebook,
+        "space": space,
+        "contexts": contexts,
+        "threads": lambda sublet: threads(sublet, out),
+    }
+    for name in sys.argv[3:]:
+        if name not in stories:
+            sys.exit(f"no story is called {name}; there are {', '.join(stories)}")
     failed = False
+    signal.signal(signal.SIGALRM, on_alarm)
     with (out / "parked.jsonl").open("w") as results:
         for name, story in stories.items():
+            if sys.argv[3:] and name not in sys.argv[3:]:
+                continue
             try:
+                signal.alarm(STORY_SECONDS)
                 result = story(sublet)
             except (AssertionError, OSError, subprocess.TimeoutExpired) as error:
                 result, failed = {"failed": str(error)}, True
