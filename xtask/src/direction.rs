@@ -1,7 +1,7 @@
 //! Dependencies go one way: which packages a package may depend on (know).
 //!
 //! ```text
-//!   core   wire   ptx   softgpu   shim-wire   know no other; shim knows shim-wire
+//!   core   wire   checkpoint   ptx   softgpu   shim-wire   know no other; shim knows shim-wire
 //!   journal  host  replay   know core; host also softgpu, to make soft GPUs, and shim-wire; its
 //!                        tests know the soft GPUs' libraries
 //!   ptx-fuzz             knows ptx
@@ -25,9 +25,10 @@ enum MayKnow {
     Everything,
 }
 
-const RULES: [(&str, MayKnow); 19] = [
+const RULES: [(&str, MayKnow); 20] = [
     ("sublet-core", MayKnow::Only(&[])),
     ("sublet-wire", MayKnow::Only(&[])),
+    ("sublet-checkpoint", MayKnow::Only(&[])),
     ("sublet-ptx", MayKnow::Only(&[])),
     ("sublet-shim-wire", MayKnow::Only(&[])),
     ("sublet-shim", MayKnow::Only(&["sublet-shim-wire"])),

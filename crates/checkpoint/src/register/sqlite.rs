@@ -1,0 +1,271 @@
+//! A register in one SQLite file on a local disk; many processes may use it at once.
+//!
+//! One row per entry. An entry is created by a single statement that inserts it only if its number is
+//! the next one, so that SQLite's lock on the file is the only lock there is. The write-ahead log is
+//! synced at every commit.
+//!
+//! After an error of the disk the register answers nothing more until it is opened again: what the
+//! page cache shows after a failed sync may not be on the disk.
+//!
+//! Absent on purpose: file systems that several machines write. There, locks and shared memory of
+//! SQLite do not hold, so such a place is refused.
+
+use super::file_system::{FileSystem, file_system_of};
+use super::{Creation, ENTRY_BYTES_MAX, NumberedEntry, Register, RegisterError};
+use crate::names::ChainName;
+use rusqlite::{Connection, ErrorCode, OptionalExtension, params};
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+/// Marks the file as a register of checkpoints: `SbCk`.
+const APPLICATION_ID: i64 = 0x5362_436b;
+
+/// How long a call waits for another process's commit. One takes milliseconds.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Chains in an SQLite file.
+#[derive(Debug)]
+pub struct SqliteRegister {
+    path: PathBuf,
+    state: Mutex<Connected>,
+}
+
+/// A connection, or why there is none any more.
+#[derive(Debug)]
+enum Connected {
+    Open(Connection),
+    Broken(String),
+}
+
+impl SqliteRegister {
+    /// Opens the register, and makes it if the file does not exist. Its directory must exist.
+    pub fn open(path: impl Into<PathBuf>) -> Result<SqliteRegister, RegisterError> {
+        let path = path.into();
+        let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        match file_system_of(directory).map_err(|error| unavailable(directory, error))? {
+            FileSystem::Local => {}
+            FileSystem::Other(kind) => return Err(RegisterError::NotLocal { path, kind }),
+        }
+        let connection = connect(&path)?;
+        // The file's name must survive a power cut before the first entry does.
+        File::open(directory)
+            .and_then(|directory| directory.sync_all())
+            .map_err(|error| unavailable(directory, error))?;
+        Ok(SqliteRegister { path, state: Mutex::new(Connected::Open(connection)) })
+    }
+
+    /// Runs a call over the connection, and breaks the register off after an error of the disk.
+    fn with<T>(&self, call: impl FnOnce(&Connection) -> rusqlite::Result<T>) -> Result<T, RegisterError> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let connection = match &*state {
+            Connected::Open(connection) => connection,
+            Connected::Broken(reason) => return Err(RegisterError::Unavailable { reason: reason.clone() }),
+        };
+        call(connection).map_err(|error| match error.sqlite_error_code() {
+            Some(ErrorCode::DiskFull) => {
+                RegisterError::Full { reason: format!("the disk of `{}` is full", self.path.display()) }
+            }
+            Some(ErrorCode::DatabaseBusy) => RegisterError::Unavailable {
+                reason: format!("another process has kept `{}` locked for 30 s", self.path.display()),
+            },
+            Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => {
+                RegisterError::Damaged { reason: format!("`{}`: {error}", self.path.display()) }
+            }
+            _ => {
+                let reason =
+                    format!("`{}` failed, and is closed until the program starts again: {error}", self.path.display());
+                *state = Connected::Broken(reason.clone());
+                RegisterError::Unavailable { reason }
+            }
+        })
+    }
+}
+
+impl Register for SqliteRegister {
+    fn create(&self, chain: &ChainName, number: u64, entry: &[u8]) -> Result<Creation, RegisterError> {
+        if entry.len() > ENTRY_BYTES_MAX {
+            return Err(RegisterError::TooLarge { bytes: entry.len(), most: ENTRY_BYTES_MAX });
+        }
+        let created = self.with(|connection| {
+            let mut statement = connection.prepare_cached(
+                "INSERT INTO entries (chain, number, bytes) SELECT ?1, ?2, ?3
+                 WHERE ?2 = 1 + coalesce((SELECT max(number) FROM entries WHERE chain = ?1), 0)",
+            )?;
+            statement.execute(params![chain.as_str(), column(number), entry])
+        })?;
+        if created == 1 {
+            return Ok(Creation::New);
+        }
+        match self.last(chain)? {
+            last if number <= last => Ok(Creation::Taken),
+            last => Err(RegisterError::OutOfOrder { chain: chain.clone(), number, last }),
+        }
+    }
+
+    fn read(&self, chain: &ChainName, from: u64, limit: usize) -> Result<Vec<NumberedEntry>, RegisterError> {
+        self.with(|connection| {
+            let mut statement = connection.prepare_cached(
+                "SELECT number, bytes FROM entries WHERE chain = ?1 AND number >= ?2 ORDER BY number LIMIT ?3",
+            )?;
+            let entries = statement.query_map(params![chain.as_str(), column(from), column(limit as u64)], |row| {
+                Ok(NumberedEntry { number: row.get::<_, i64>(0)?.unsigned_abs(), bytes: row.get(1)? })
+            })?;
+            entries.collect()
+        })
+    }
+
+    fn last(&self, chain: &ChainName) -> Result<u64, RegisterError> {
+        self.with(|connection| {
+            let mut statement = connection.prepare_cached("SELECT max(number) FROM entries WHERE chain = ?1")?;
+            let newest: Option<i64> = statement.query_row([chain.as_str()], |row| row.get(0))?;
+            Ok(newest.unwrap_or(0).unsigned_abs())
+        })
+    }
+
+    fn forget_before(&self, chain: &ChainName, number: u64) -> Result<(), RegisterError> {
+        self.with(|connection| {
+            let mut statement = connection.prepare_cached(
+                "DELETE FROM entries WHERE chain = ?1 AND number < ?2
+                 AND number < (SELECT max(number) FROM entries WHERE chain = ?1)",
+            )?;
+            statement.execute(params![chain.as_str(), column(number)]).map(|_| ())
+        })
+    }
+
+    fn chains(&self) -> Result<Vec<ChainName>, RegisterError> {
+        let names: Vec<String> = self.with(|connection| {
+            let mut statement = connection.prepare_cached("SELECT DISTINCT chain FROM entries ORDER BY chain")?;
+            let names = statement.query_map([], |row| row.get(0))?;
+            names.collect()
+        })?;
+        let parsed = names.iter().map(|name| {
+            let damaged = || RegisterError::Damaged { reason: format!("`{name}` cannot be the name of a chain") };
+            ChainName::parse(name).ok_or_else(damaged)
+        });
+        parsed.collect()
+    }
+}
+
+/// A number as SQLite stores it. No chain grows to 2^63 entries, so that the highest number is never created.
+fn column(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+/// Opens the file, checks that it is a register or new, and sets the connection up.
+fn connect(path: &Path) -> Result<Connection, RegisterError> {
+    let failed = |error: rusqlite::Error| unavailable(path, error);
+    let damaged = |reason: &str| RegisterError::Damaged { reason: format!("`{}` {reason}", path.display()) };
+    let mut connection = Connection::open(path).map_err(failed)?;
+    connection.busy_timeout(BUSY_TIMEOUT).map_err(failed)?;
+    let number = |connection: &Connection, pragma: &str| -> rusqlite::Result<i64> {
+        connection.pragma_query_value(None, pragma, |row| row.get(0))
+    };
+    let not_ours = |error: rusqlite::Error| match error.sqlite_error_code() {
+        Some(ErrorCode::NotADatabase) => damaged("is no SQLite file"),
+        _ => unavailable(path, error),
+    };
+    let tables = |connection: &Connection| -> rusqlite::Result<Option<i64>> {
+        connection.query_row("SELECT 1 FROM sqlite_schema LIMIT 1", [], |row| row.get(0)).optional()
+    };
+    let has_tables = tables(&connection).map_err(not_ours)?.is_some();
+    if has_tables && number(&connection, "application_id").map_err(failed)? != APPLICATION_ID {
+        return Err(damaged("belongs to another program"));
+    }
+    let mode: String =
+        connection.pragma_update_and_check(None, "journal_mode", "WAL", |row| row.get(0)).map_err(failed)?;
+    if mode != "wal" {
+        return Err(RegisterError::NotLocal {
+            path: path.to_owned(),
+            kind: "a file system without shared memory".to_owned(),
+        });
+    }
+    connection.pragma_update(None, "synchronous", "FULL").map_err(failed)?;
+    migrate(&mut connection).map_err(failed)?;
+    match number(&connection, "user_version").map_err(failed)? {
+        1 => Ok(connection),
+        found => Err(damaged(&format!("has schema {found}, which a later release wrote"))),
+    }
+}
+
+/// Makes the table in a new file. Two processes that do this at once wait for each other.
+fn migrate(connection: &mut Connection) -> rusqlite::Result<()> {
+    let transaction = connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
+    let version: i64 = transaction.pragma_query_value(None, "user_version", |row| row.get(0))?;
+    if version == 0 {
+        transaction.execute_batch(
+            "CREATE TABLE entries (
+                 chain TEXT NOT NULL, number INTEGER NOT NULL, bytes BLOB NOT NULL,
+                 PRIMARY KEY (chain, number)
+             ) STRICT, WITHOUT ROWID;
+             PRAGMA user_version = 1;",
+        )?;
+        transaction.pragma_update(None, "application_id", APPLICATION_ID)?;
+    }
+    transaction.commit()
+}
+
+fn unavailable(path: &Path, error: impl Into<CannotOpen>) -> RegisterError {
+    RegisterError::Unavailable { reason: format!("`{}`: {}", path.display(), error.into().0) }
+}
+
+/// What the system or SQLite said.
+struct CannotOpen(String);
+
+impl From<io::Error> for CannotOpen {
+    fn from(error: io::Error) -> CannotOpen {
+        CannotOpen(error.to_string())
+    }
+}
+
+impl From<rusqlite::Error> for CannotOpen {
+    fn from(error: rusqlite::Error) -> CannotOpen {
+        CannotOpen(error.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::register::contract;
+    use std::cell::RefCell;
+
+    #[test]
+    fn a_register_in_sqlite_keeps_the_contract() {
+        let directories = RefCell::new(Vec::new());
+        contract::check(&|| {
+            let directory = tempfile::tempdir().expect("a directory");
+            let register = SqliteRegister::open(directory.path().join("register.db")).expect("a register");
+            directories.borrow_mut().push(directory);
+            register
+        });
+    }
+
+    #[test]
+    fn two_registers_over_one_file_are_one_register() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("register.db");
+        let (one, two) = (SqliteRegister::open(&path).expect("one"), SqliteRegister::open(&path).expect("two"));
+        let chain = ChainName::parse("c/a/b").expect("a name");
+        assert_eq!(one.create(&chain, 1, b"one").expect("an answer"), Creation::New);
+        assert_eq!(two.create(&chain, 1, b"two").expect("an answer"), Creation::Taken);
+        assert_eq!(two.create(&chain, 2, b"two").expect("an answer"), Creation::New);
+        assert_eq!(one.last(&chain).expect("an answer"), 2);
+    }
+
+    #[test]
+    fn a_file_of_another_program_is_refused_and_left_alone() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("other.db");
+        Connection::open(&path).expect("a file").execute_batch("CREATE TABLE theirs (x)").expect("a table");
+        let before = std::fs::read(&path).expect("the file");
+        let error = SqliteRegister::open(&path).expect_err("a refusal");
+        assert_eq!(error.code(), "register_damaged");
+        assert_eq!(std::fs::read(&path).expect("the file"), before);
+
+        std::fs::write(&path, "not a database, and long enough to have a header of its own").expect("a file");
+        assert_eq!(SqliteRegister::open(&path).expect_err("a refusal").code(), "register_damaged");
+    }
+}
