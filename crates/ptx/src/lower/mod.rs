@@ -29,7 +29,7 @@ use crate::reconvergence;
 use calls::FrameEndFixup;
 use modifiers::Modifiers;
 use std::collections::HashMap;
-use symbols::{NameScope, Register};
+use symbols::{FrameRegister, NameScope};
 
 /// Where control goes after an op, in local indices.
 #[derive(Debug, Clone, PartialEq)]
@@ -368,7 +368,7 @@ impl<'a, 't> FunctionLowering<'a, 't> {
         Ok(at)
     }
 
-    fn allocate_for(&mut self, ty: Type) -> Result<Register, PtxError> {
+    fn allocate_for(&mut self, ty: Type) -> Result<FrameRegister, PtxError> {
         let at = match ty {
             Type::Pred => self.allocate_predicate()?,
             Type::B128 => {
@@ -378,7 +378,7 @@ impl<'a, 't> FunctionLowering<'a, 't> {
             }
             _ => self.allocate(ty.bytes() == 8)?,
         };
-        Ok(Register { ty, at })
+        Ok(FrameRegister { ty, at })
     }
 
     /// A register that always holds `value`.

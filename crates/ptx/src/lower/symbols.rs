@@ -10,7 +10,7 @@ use std::collections::HashMap;
 
 /// A register: its type, and its offset in the frame.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Register {
+pub(crate) struct FrameRegister {
     pub ty: Type,
     pub at: u32,
 }
@@ -18,7 +18,7 @@ pub(crate) struct Register {
 /// What a name stands for.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Symbol {
-    Register(Register),
+    Register(FrameRegister),
     /// A module variable of global or constant memory.
     Variable(u32),
     Shared(u32),
@@ -181,7 +181,7 @@ impl<'t> FunctionLowering<'_, 't> {
         }
     }
 
-    pub(super) fn register(&mut self, operand: &Operand<'t>) -> Result<Register, PtxError> {
+    pub(super) fn register(&mut self, operand: &Operand<'t>) -> Result<FrameRegister, PtxError> {
         match operand {
             Operand::Name(name) => match self.symbol(name)? {
                 Symbol::Register(register) => Ok(register),
@@ -193,7 +193,7 @@ impl<'t> FunctionLowering<'_, 't> {
 
     pub(super) fn predicate_named(&mut self, name: &'t str) -> Result<u32, PtxError> {
         match self.symbol(name)? {
-            Symbol::Register(Register { ty: Type::Pred, at }) => Ok(at),
+            Symbol::Register(FrameRegister { ty: Type::Pred, at }) => Ok(at),
             _ => self.position.operands(format!("`{name}` is not a predicate")),
         }
     }
@@ -262,7 +262,7 @@ impl<'t> FunctionLowering<'_, 't> {
     }
 
     /// A register read with another width than its own: narrower is allowed.
-    fn fit_width(&mut self, name: &str, register: Register, wide: bool) -> Result<u32, PtxError> {
+    fn fit_width(&mut self, name: &str, register: FrameRegister, wide: bool) -> Result<u32, PtxError> {
         match (register.ty, register.ty.bytes() == 8, wide) {
             (Type::Pred, ..) => self.position.operands(format!("`{name}` is a predicate, not a value")),
             (_, true, true) | (_, false, false) => Ok(register.at),
