@@ -9,10 +9,10 @@ the environment it uses a soft GPU with 1/16 of the sizes and a stand-in for tor
 nothing about a real GPU.
 
 Stories:
-  terminal  a Python REPL is adopted, parked by the driver for a batch job, stays parked for 60 s, and comes back when a
+  terminal  a Python REPL is adopted, parked by the driver for a batch job, stays parked for 20 s, and comes back when a
             line is typed at its terminal, then by `sublet resume`
   server    an HTTP server is adopted and parked by the driver for a batch job; polls through `sublet proxy` leave it
-            parked for 60 s, and a request that needs the GPU brings it back
+            parked for 20 s, and a request that needs the GPU brings it back
   notebook  an idle program under `sublet run` is parked for a batch job, and comes back when it uses the GPU
   space     the same, but the job does not fit into the parking space: the waiter's reason names the key
   contexts  six small programs leave with their contexts for a request that needs nearly all of the GPU
@@ -24,6 +24,7 @@ import os
 import pathlib
 import pty
 import re
+import select
 import signal
 import socket
 import subprocess
@@ -37,7 +38,9 @@ HERE = pathlib.Path(__file__).resolve().parent
 SOFT = "SOFT" in os.environ
 # What the stories call 1 GiB, in MiB; an H200 has 140 of them.
 UNIT = 64 if SOFT else 1024
-STORY_SECONDS = 180
+STORY_SECONDS = 150
+# How long a lease must stay parked beside polls, or without any use.
+STAY_SECONDS = 20
 TENSOR = [sys.executable, str(HERE / "parked" / "tensor.py")]
 SERVER = [sys.executable, str(HERE / "parked" / "server.py")]
 CONFIG = """
@@ -150,14 +153,17 @@ class Repl:
         self.text = ""
         self.read(r"holds")
 
-    def read(self, pattern):
+    def read(self, pattern, seconds=STORY_SECONDS):
+        until = time.monotonic() + seconds
         while not re.search(pattern, self.text):
+            if not select.select([self.fd], [], [], max(0, until - time.monotonic()))[0]:
+                raise AssertionError(f"the REPL did not answer within {seconds} s")
             self.text += os.read(self.fd, 4096).decode()
         return re.search(pattern, self.text).groups()
 
     def type(self):
         self.text = ""
-        os.write(self.fd, b"int(t.sum(dtype=torch.float64)), t.numel()\n")
+        os.write(self.fd, b"int(sum(p.sum(dtype=torch.float64) for p in t.split(1 << 26))), t.numel()\n")
 
     def ask(self):
         """Types a line; returns the sum and the number of elements that the REPL prints."""
@@ -184,8 +190,10 @@ def use(job):
     begun = time.monotonic()
     job.stdin.write("\n")
     job.stdin.flush()
-    total, count = re.findall(r"\d+", job.stdout.readline())
-    return round(time.monotonic() - begun, 2), total == count
+    numbers = re.findall(r"\d+", job.stdout.readline())
+    if len(numbers) != 2:
+        raise AssertionError("a program ended while it used the GPU")
+    return round(time.monotonic() - begun, 2), numbers[0] == numbers[1]
 
 
 def terminal(sublet):
@@ -194,10 +202,10 @@ def terminal(sublet):
         try:
             adopt(story, repl.pid, "--tier", "interactive")
             begun = time.monotonic()
-            job = story.run(80, 130)
+            job = story.run(40, 130)
             granted = round(time.monotonic() - begun, 2)
             parked = story.lease("L1")["state"] == "parked"
-            time.sleep(60)
+            time.sleep(STAY_SECONDS)
             stayed = story.lease("L1")["state"] == "parked"
             # The kernel keeps the time of input in steps of 8 s.
             begun = time.monotonic()
@@ -210,7 +218,7 @@ def terminal(sublet):
             return {
                 "job_started_s": granted,
                 "was_parked_for_it": parked,
-                "stayed_parked_for_60_s": stayed,
+                "stayed_parked": stayed,
                 "typed_to_answer_s": typed,
                 "job_used_again_s": job_used,
                 "bytes_as_written": total == count and job_right,
@@ -243,10 +251,10 @@ def server(sublet):
         log = (story.path / "proxy.log").open("w")
         story.start([sublet, "proxy", *to, "--wait", "100s", "--wake", "POST /sum"], stdout=log, stderr=log)
         story.until("the proxy passes polls", lambda: fetch(outside, "GET", "/health")[0] == 200)
-        job = story.run(80, 130)
+        job = story.run(40, 130)
         story.until_state("L1", "parked")
         polls = {}
-        for _ in range(60):
+        for _ in range(STAY_SECONDS):
             status = fetch(outside, "GET", "/health")[0]
             polls[status] = polls.get(status, 0) + 1
             time.sleep(1)
@@ -258,7 +266,7 @@ def server(sublet):
         job_used, job_right = use(job)
         return {
             "polls_by_status": polls,
-            "stayed_parked_for_60_polls": stayed,
+            "stayed_parked": stayed,
             "request_to_answer_s": answered,
             "status": status,
             "job_used_again_s": job_used,
@@ -268,9 +276,9 @@ def server(sublet):
 
 def notebook(sublet):
     with Story(sublet, 110) as story:
-        notebook = story.run(40, 60, "--tier", "interactive")
+        notebook = story.run(24, 60, "--tier", "interactive")
         begun = time.monotonic()
-        job = story.run(60, 110)
+        job = story.run(40, 110)
         granted = round(time.monotonic() - begun, 2)
         times = [use(program) for program in (notebook, job, notebook, job)]
         return {
@@ -283,7 +291,7 @@ def notebook(sublet):
 def space(sublet):
     with Story(sublet, 20) as story:
         notebook = story.run(16, 100, "--tier", "interactive")
-        story.run(60, 100)
+        story.run(40, 100)
         story.until_state("L1", "parked")
         notebook.stdin.write("\n")
         notebook.stdin.flush()
@@ -295,7 +303,7 @@ def contexts(sublet):
     with Story(sublet, 100) as story:
         jobs = [story.run(4, 6) for _ in range(6)]
         begun = time.monotonic()
-        large = story.run(60, 137)
+        large = story.run(40, 137)
         waited = round(time.monotonic() - begun, 2)
         left = [story.lease(f"L{number}").get("seen_bytes") for number in range(1, 7)]
         large.stdin.close()
@@ -334,15 +342,21 @@ def samples(pid, count):
     return [look(pid) for _ in range(count) if time.sleep(0.2) is None]
 
 
-def code(pid):
-    """Where the code of the process lies, to tell which library a thread is in."""
-    lines = pathlib.Path(f"/proc/{pid}/maps").read_text().splitlines()
-    return [line for line in lines if " r-xp " in line]
+def maps(pid):
+    """What lies where in the process, to tell which library a thread is in, or whose lock it waits for."""
+    return pathlib.Path(f"/proc/{pid}/maps").read_text().splitlines()
 
 
 def threads(sublet, out):
     """Three programs, parked by hand: a REPL, a server with a thread for each request, and a loop of kernels."""
     found = {}
+    try:
+        return watch_threads(sublet, found)
+    finally:
+        (out / "threads.json").write_text(json.dumps(found))
+
+
+def watch_threads(sublet, found):
     with Story(sublet, 110) as story:
         repl = Repl(story, 4)
         try:
@@ -352,7 +366,9 @@ def threads(sublet, out):
             idle = samples(repl.pid, 15)
             # A hint may bring it back: what is seen in the first seconds after the line counts.
             repl.type()
-            found["repl"] = {"idle": idle, "calls": samples(repl.pid, 15), "code": code(repl.pid)}
+            found["repl"] = {"idle": idle, "calls": samples(repl.pid, 15), "maps": maps(repl.pid)}
+            found["repl"]["resume"] = story.call("resume", "L1").returncode
+            found["repl"]["right"] = len(set(repl.read(r"\((\d+), (\d+)\)", 20))) == 1
         finally:
             repl.close()
     with Story(sublet, 110) as story:
@@ -365,16 +381,19 @@ def threads(sublet, out):
         idle = samples(server.pid, 15)
         post = f"import urllib.request as r; r.urlopen(r.Request('http://127.0.0.1:{port}/sum', method='POST'))"
         story.start([sys.executable, "-c", post], stderr=subprocess.DEVNULL)
-        found["server"] = {"idle": idle, "calls": samples(server.pid, 25), "code": code(server.pid)}
+        found["server"] = {"idle": idle, "calls": samples(server.pid, 25), "maps": maps(server.pid)}
+        story.call("resume", "L1")
+        story.until_state("L1", "active")
+        found["server"]["status"] = fetch(port, "POST", "/sum")[0]
     with Story(sublet, 110) as story:
         loop = story.start(story.unleased([*TENSOR, str(4 * UNIT / 1024), "--loop"]), stdout=subprocess.PIPE)
         loop.stdout.readline()
         adopt(story, loop.pid)
         story.until("it is parked", lambda: story.call("park", "L1").returncode == 0)
         story.until_state("L1", "parked")
-        found["loop"] = {"calls": samples(loop.pid, 25), "code": code(loop.pid)}
-    (out / "threads.json").write_text(json.dumps(found, indent=1))
-    return {"samples": {name: len(of["calls"]) + len(of.get("idle", [])) for name, of in found.items()}}
+        found["loop"] = {"calls": samples(loop.pid, 25), "maps": maps(loop.pid)}
+        found["loop"]["exit"] = loop.poll()
+    return {name: {key: value for key, value in of.items() if key not in ("idle", "calls", "maps")} for name, of in found.items()}
 
 
 def main():
@@ -396,9 +415,8 @@ def main():
     failed = False
     signal.signal(signal.SIGALRM, on_alarm)
     with (out / "parked.jsonl").open("w") as results:
-        for name, story in stories.items():
-            if sys.argv[3:] and name not in sys.argv[3:]:
-                continue
+        for name in sys.argv[3:] or stories:
+            story = stories[name]
             try:
                 signal.alarm(STORY_SECONDS)
                 result = story(sublet)
