@@ -73,6 +73,8 @@ pub enum Said {
     Resumed,
     /// They stay where they are, and why.
     Refused(String),
+    /// They stay where they are: there are more of them than were booked, since the reading was out of date.
+    Outgrown(String),
     /// They will never be back, and why.
     Lost(String),
     /// Nobody knows where they are: whoever moved them was lost while it did.

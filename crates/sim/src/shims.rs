@@ -576,7 +576,10 @@ impl Sim<'_> {
             }
             Order::Park if temper == Temper::Refuses && odd => {
                 self.give_up(process);
-                self.refuse(process, "a capture is open");
+                match process.0.pid % 4 {
+                    1 => self.say(process, Said::Outgrown("it has more by now".to_owned())),
+                    _ => self.refuse(process, "a capture is open"),
+                }
             }
             Order::Park if temper == Temper::Fickle && odd => {
                 program.cannot = true;

@@ -223,6 +223,7 @@ impl Turn<'_> {
                 return;
             }
             Said::Refused(why) => return self.refused(lease, rung, process, &why),
+            Said::Outgrown(why) => return self.outgrown(lease, rung, process, &why),
             Said::Lost(why) if self.state.lease(lease).is_some_and(Lease::is_held) => {
                 return self.end_because(lease, Reason::RestoreFailed, Some(why));
             }
@@ -318,6 +319,16 @@ impl Turn<'_> {
             }
             // It was not to leave at all: it is told again until it has its room.
             _ => {}
+        }
+    }
+
+    /// A program has more bytes than were booked: a park after the next reading books enough. Without a backoff no
+    /// dearer method is tried meanwhile.
+    fn outgrown(&mut self, lease: LeaseId, rung: Rung, process: ProcKey, why: &str) {
+        let was_parking = self.state.lease(lease).is_some_and(|row| matches!(row.phase, Phase::Parking(..)));
+        self.refused(lease, rung, process, why);
+        if was_parking && let Some(live) = self.state.live_mut(lease) {
+            live.rests.retain(|of, rest| *of != rung || rest.since < self.now);
         }
     }
 
@@ -750,11 +761,12 @@ fn no_longer_sure(state: &State, lease: &Lease, hold: &Hold) -> Option<String> {
     parking::others_keep_off(state, lease, hold).err().map(|who| NotParkable::from(who).to_string())
 }
 
-/// The cheapest way in which a holder can leave its cards now, without being ended.
+/// The cheapest way in which a holder can leave its cards now, without being ended. The driver's comes last: what it
+/// parked shows no sign of its next use.
 pub fn way_out(state: &State, lease: &Lease, now: Time) -> Result<Rung, NotParkable> {
     let possible = Rung::REVERSIBLE.map(|rung| (rung, parking::parkable(state, lease, rung, now)));
     let able = possible.iter().filter(|(_, can)| can.is_ok()).map(|(rung, _)| *rung);
-    let best = able.min_by_key(|rung| (price_of_leaving(state, lease, *rung), *rung));
+    let best = able.min_by_key(|rung| (*rung == Rung::Driver, price_of_leaving(state, lease, *rung), *rung));
     match (best, possible) {
         (Some(rung), _) => Ok(rung),
         // Where there is no library, the driver's reason says more, if it was asked.

@@ -168,6 +168,10 @@ fn prospect_in(space: Space, state: &State, waiter: &Lease, holder: &Lease, now:
     let mut ways = Vec::new();
     let mut stays = Vec::new();
     for rung in Rung::REVERSIBLE {
+        // What the driver parked shows no sign of its next use, so it is a poor bargain at any price.
+        if rung == Rung::Driver && !ways.is_empty() {
+            continue;
+        }
         let parkable = match space {
             Space::Limited => parking::parkable(state, holder, rung, now),
             Space::Unlimited => parking::parkable_but_for_memory(state, holder, rung, now),

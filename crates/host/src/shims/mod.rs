@@ -589,15 +589,19 @@ impl ShimHubThread {
             ShimReport::Refused { id, why } if is_answer(id, program) => {
                 (program.order_in_progress, program.retry_at) = (None, Some(Instant::now() + TICK));
                 self.bookings.release(Booker::Library(number));
-                Said::Refused(one_line(why))
+                match self.is_outgrown(lease, process) {
+                    true => Said::Outgrown(one_line(why)),
+                    false => Said::Refused(one_line(why)),
+                }
             }
             ShimReport::Wants { .. } if program.parked => Said::Wants,
             // Too late, or never asked for.
             _ => return,
         };
-        let gives_back =
-            program.park_memory.is_borrowed && matches!(said, Said::Resumed | Said::Refused(_)) && !program.parked;
-        let looks = matches!(said, Said::Parked(_) | Said::Resumed);
+        let Some(program) = self.programs.get(&number) else { return };
+        let stays = matches!(said, Said::Resumed | Said::Refused(_) | Said::Outgrown(_));
+        let gives_back = program.park_memory.is_borrowed && stays && !program.parked;
+        let looks = matches!(said, Said::Parked(_) | Said::Resumed | Said::Outgrown(_));
         self.report(lease, process, said);
         if looks {
             self.gpu_thread.request_reading();
@@ -606,6 +610,16 @@ impl ShimHubThread {
             self.order_trim(number);
         }
         self.move_to_target(number);
+    }
+
+    /// True if a program that is to be parked counts more bytes than were booked for its lease.
+    fn is_outgrown(&self, lease: LeaseId, process: ProcKey) -> bool {
+        let Some(holder) = self.holders.get(&lease) else { return false };
+        let ShimPlacement::InHostMemory { booked, .. } = holder.target.placement_of(Some(process)) else {
+            return false;
+        };
+        let counted = holder.page.as_ref().and_then(|page| page.process(process.pid));
+        counted.is_some_and(|counted| counted.bytes > *booked)
     }
 
     /// The lease that a program names, if it runs as the lease's user.

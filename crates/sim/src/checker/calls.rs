@@ -82,6 +82,8 @@ pub enum Word {
     Resume,
     /// One of its programs could not do what it was told.
     Refuse,
+    /// One of its programs has more than was booked for it.
+    Outgrow,
     /// One of its programs will never be back.
     Lose,
     /// One of its programs died while it was being parked.

@@ -294,8 +294,9 @@ impl Books {
                 shims.insert(process, Voice { cannot: why.is_some(), ..shim });
             }
             Said::Left | Said::Died(_) => drop(shims.remove(&process)),
-            Said::Refused(_) if !concerned => return Word::Tell,
+            Said::Refused(_) | Said::Outgrown(_) if !concerned => return Word::Tell,
             Said::Refused(_) => return Word::Refuse,
+            Said::Outgrown(_) => return Word::Outgrow,
             Said::Lost(_) => return Word::Lose,
             Said::Deep(deep) => {
                 let shim = before.unwrap_or(Voice { word: now, ..SILENT });
@@ -668,7 +669,8 @@ impl Books {
             Unparked::Refused(_) if matches!(cause, Cause::Unwrapped(of) if *of == lease) => trip.rung == Rung::Yield,
             Unparked::Refused(_) => {
                 let said = |of: &LeaseId| *of == lease && !self.has_all_left(held, lease, trip);
-                matches!(cause, Cause::Said(of, Word::Refuse) | Cause::Hooked(of, Word::Refuse) if said(of))
+                let refusal = |word: &Word| matches!(word, Word::Refuse | Word::Outgrow);
+                matches!(cause, Cause::Said(of, word) | Cause::Hooked(of, word) if said(of) && refusal(word))
             }
             Unparked::Silent => matches!(cause, Cause::Ticked) && self.is_overdue(now, trip),
             Unparked::NotSeen => matches!(cause, Cause::Ticked) && self.is_unseen(now, lease, trip) && !coarse,
@@ -684,7 +686,9 @@ impl Books {
         let voices = self.voices.get_mut(&(lease, rung)).filter(|_| silent);
         let here = voices.into_iter().flat_map(|voices| voices.values_mut()).filter(|voice| voice.parked.is_none());
         here.for_each(|voice| voice.unknown = true);
-        self.rest(now, lease, rung, rests);
+        if !matches!(cause, Cause::Said(_, Word::Outgrow)) {
+            self.rest(now, lease, rung, rests);
+        }
         Ok(())
     }
 

@@ -25,7 +25,7 @@ impl Books {
         let at = self.leases.get(&lease).map(|book| &book.at);
         let leaves = matches!(at, Some(At::Away(_, trip)) if trip.way == Way::Out);
         let parked = self.voices(lease, rung).get(process).is_some_and(|voice| voice.parked.is_some());
-        leaves && parked && matches!(said, Said::Refused(_))
+        leaves && parked && matches!(said, Said::Refused(_) | Said::Outgrown(_))
     }
 
     /// Since when a holder is on its way off its cards, or back to them.

@@ -726,3 +726,125 @@ fn nobody_is_brought_back_beside_one_that_had_more_than_its_lease_and_is_not_sur
         "#]],
     );
 }
+
+#[test]
+fn a_program_that_outgrew_its_booking_is_parked_by_the_shim_again_and_not_by_the_driver() {
+    check(
+        "3s  release L1 ann
+         3.5s  card 0 0M
+         4s  ask cat 16G
+         5s  bind L2
+         5s  shim L2 here
+         5s  driver L2 here
+         5.1s  card 0 L2=64M
+         5.2s  worked L2
+         6s  ask bob 20G interactive
+         6.1s  shim L2 outgrown it has 12.0 GiB by now, and 64 MiB were booked for it
+         6.1s  shim L2 here
+         6.2s  card 0 L2=12G
+         20s  worked L2
+         40s  worked L2
+         41s  card 0 L2=12G
+         42s  shim L2 parked 12G
+         42.1s  card 0 0M
+         42.2s  card 0 0M",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 300s
+            1s bind L1
+            3s end L1 (Released)
+            3.5s retire L1
+            4s queue L2
+            4s grant L2 16 GiB on 0 epoch 2 until 64s
+            5s bind L2
+            6s queue L3
+            6s park L2 for L3 (128 MiB booked, and asks again)
+            6.1s unpark L2 (Refused("it has 12.0 GiB by now, and 64 MiB were booked for it"))
+            6.2s resumed L2
+            14.2s park L2 for L3 (12.1 GiB booked)
+            42.2s parked L2
+            42.2s grant L3 20 GiB on 0 epoch 3 until 102.2s
+        "#]],
+    );
+}
+
+#[test]
+fn the_shim_parks_what_the_driver_would_park_faster_and_could_not_wake() {
+    check(
+        "3s  release L1 ann
+         3.5s  card 0 0M
+         4s  ask cat 16G
+         5s  bind L2
+         5s  shim L2 here
+         5s  driver L2 here
+         5.1s  card 0 L2=12G
+         5.2s  worked L2
+         6s  ask bob 20G interactive
+         31s  shim L2 parked 12G
+         31.1s  card 0 0M
+         31.2s  card 0 0M
+         32s  release L3 bob
+         32.1s  card 0 0M
+         33s  shim L2 wants
+         34s  shim L2 resumed
+         34.1s  card 0 L2=12G
+         70s  worked L2
+         71s  ask bob 20G interactive
+         96s  shim L2 parked 12G
+         96.1s  card 0 0M
+         96.2s  card 0 0M
+         97s  release L4 bob
+         97.1s  card 0 0M
+         98s  shim L2 wants
+         99s  shim L2 resumed
+         99.1s  card 0 L2=12G
+         140s  worked L2
+         141s  ask bob 20G interactive
+         166s  shim L2 parked 12G
+         166.1s  card 0 0M
+         166.2s  card 0 0M
+         167s  release L5 bob
+         167.1s  card 0 0M
+         168s  shim L2 wants
+         169s  shim L2 resumed
+         169.1s  card 0 L2=12G",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 300s
+            1s bind L1
+            3s end L1 (Released)
+            3.5s retire L1
+            4s queue L2
+            4s grant L2 16 GiB on 0 epoch 2 until 64s
+            5s bind L2
+            6s queue L3
+            6s park L2 for L3 (12.1 GiB booked, and asks again)
+            31.2s parked L2
+            31.2s L2 wants 16 GiB as of 6.000001s
+            31.2s grant L3 20 GiB on 0 epoch 3 until 91.2s
+            32s end L3 (Released)
+            32.1s retire L3
+            32.1s resume L2 16 GiB until 92.1s
+            34.1s resumed L2
+            71s queue L4
+            71s park L2 for L4 (12.1 GiB booked, and asks again)
+            96.2s parked L2
+            96.2s L2 wants 16 GiB as of 71.000001s
+            96.2s grant L4 20 GiB on 0 epoch 4 until 156.2s
+            97s end L4 (Released)
+            97.1s retire L4
+            97.1s resume L2 16 GiB until 157.1s
+            99.1s resumed L2
+            133.1s renew L2 until 193.1s
+            141s queue L5
+            141s park L2 for L5 (12.1 GiB booked, and asks again)
+            166.2s parked L2
+            166.2s L2 wants 16 GiB as of 141.000001s
+            166.2s grant L5 20 GiB on 0 epoch 5 until 226.2s
+            167s end L5 (Released)
+            167.1s retire L5
+            167.1s resume L2 16 GiB until 227.1s
+            169.1s resumed L2
+        "#]],
+    );
+}

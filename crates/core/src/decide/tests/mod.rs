@@ -243,6 +243,7 @@ impl Teller {
                     ["parked", size] => Said::Parked(bytes(size)),
                     ["resumed"] => Said::Resumed,
                     ["refused", why @ ..] => Said::Refused(why.join(" ")),
+                    ["outgrown", why @ ..] => Said::Outgrown(why.join(" ")),
                     ["lost", why @ ..] => Said::Lost(why.join(" ")),
                     ["unknown"] => Said::Unknown,
                     ["wants"] => Said::Wants,

@@ -91,7 +91,10 @@ impl Books {
     /// A holder's bytes find no room after all.
     pub fn retreat(&mut self, now: Time, cause: &Cause, lease: LeaseId, at: Time) -> Verdict {
         let (_, _, trip) = self.trip(lease, Way::Back)?;
-        let refused = matches!(cause, Cause::Said(of, Word::Refuse) | Cause::Hooked(of, Word::Refuse) if *of == lease);
+        let refused = matches!(
+            cause,
+            Cause::Said(of, Word::Refuse | Word::Outgrow) | Cause::Hooked(of, Word::Refuse) if *of == lease
+        );
         let silent = matches!(cause, Cause::Ticked) && self.is_overdue(now, trip);
         let unsure = matches!(cause, Cause::Observed(..)) && self.is_unsure(lease).is_some();
         must(8, at == now && trip.back && (refused || silent || unsure), || {
