@@ -13,6 +13,7 @@ Stories:
             line is typed at its terminal, then by `sublet resume`
   server    an HTTP server is adopted and parked by the driver for a batch job; polls through `sublet proxy` leave it
             parked for 20 s, and a request that needs the GPU brings it back
+  call      the same server without a proxy: the request's own call of CUDA brings it back
   notebook  an idle program under `sublet run` is parked for a batch job, and comes back when it uses the GPU
   space     the same, but the job does not fit into the parking space: the waiter's reason names the key
   contexts  six small programs leave with their contexts for a request that needs nearly all of the GPU
@@ -87,6 +88,7 @@ class Story:
         return self
 
     def __exit__(self, kind, *_):
+        signal.alarm(0)
         if kind:
             for words in (["ps"], ["queue"], ["explain", "L1"], ["explain", "L2"], ["audit"]):
                 print(f"$ sublet {' '.join(words)}\n{self.call(*words).stdout}", file=sys.stderr)
@@ -100,7 +102,10 @@ class Story:
                 program.wait(10)
             except subprocess.TimeoutExpired:
                 program.kill()
-                program.wait()
+                try:
+                    program.wait(20)
+                except subprocess.TimeoutExpired:
+                    print(f"process {program.pid} does not end: {look(program.pid)}", file=sys.stderr, flush=True)
         self.dir.cleanup()
 
     def unleased(self, words):
@@ -274,6 +279,29 @@ def server(sublet):
         }
 
 
+def call(sublet):
+    with Story(sublet, 110) as story:
+        port = free_port()
+        server = story.start(story.unleased([*SERVER, str(16 * UNIT / 1024), str(port)]), stdout=subprocess.PIPE)
+        server.stdout.readline()
+        adopt(story, server.pid, "--tier", "interactive")
+        job = story.run(40, 130)
+        story.until_state("L1", "parked")
+        begun = time.monotonic()
+        status, body = fetch(port, "POST", "/sum")
+        answered = round(time.monotonic() - begun, 2)
+        numbers = re.findall(r"\d+", body)
+        audit = story.call("audit", "--lease", "L1").stdout
+        job_used, job_right = use(job)
+        return {
+            "call_to_answer_s": answered,
+            "status": status,
+            "woken_by_the_call": "L1 called CUDA" in audit,
+            "job_used_again_s": job_used,
+            "bytes_as_written": len(numbers) == 2 and numbers[0] == numbers[1] and job_right,
+        }
+
+
 def notebook(sublet):
     with Story(sublet, 110) as story:
         notebook = story.run(24, 60, "--tier", "interactive")
@@ -404,6 +432,7 @@ def main():
     stories = {
         "terminal": terminal,
         "server": server,
+        "call": call,
         "notebook": notebook,
         "space": space,
         "contexts": contexts,

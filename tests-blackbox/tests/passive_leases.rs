@@ -1,5 +1,5 @@
 //! Programs without the library that were parked while idle: they stay parked while the GPU is needed, and come back when
-//! a user asks for them, types at their terminal, or leaves the room unclaimed.
+//! a user asks for them, types at their terminal, or leaves the room unclaimed, and when they call CUDA.
 
 use std::io::Write;
 use std::process::{Child, Stdio};
@@ -84,6 +84,21 @@ fn two_programs_that_only_the_driver_can_park_take_turns() {
     job.finish("it was parked and came back");
     await_bytes(&client, "L1", 2048);
     drop(alone);
+}
+
+#[test]
+fn a_call_of_cuda_brings_a_parked_program_back() {
+    let service = serve();
+    let client = service.client();
+    let alone = adopted(&service, "batch");
+    let job = WrappedProgram::start_holding(&service, "3G", "2GiB", &[]);
+    assert_eq!(await_state(&client, "L1", LeaseState::Parked).method, Some(ParkMethod::Driver));
+    // It then reads its memory, which it cannot before it is back.
+    alone.signal(rustix::process::Signal::TERM);
+    assert_eq!(alone.end_signal(), None, "its memory is as it was written");
+    let audit = successful_output(&service, &["audit", "--lease", "L1"]);
+    assert!(audit.contains("L1 called CUDA, and waits for its GPUs"), "{audit}");
+    drop(job);
 }
 
 /// A program on a terminal of its own, at which the test can type.

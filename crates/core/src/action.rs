@@ -549,6 +549,8 @@ pub enum Wake {
 pub enum Hint {
     /// A user typed at its terminal while it was in the foreground there.
     Terminal,
+    /// One of its threads called CUDA and waits for the call to return.
+    BlockedCall,
 }
 
 /// Why a holder's bytes stayed on its cards, or came back to them.

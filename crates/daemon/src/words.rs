@@ -527,6 +527,7 @@ pub fn action(action: &Action) -> String {
             Some(Wake::Hint(Hint::Terminal)) => {
                 format!("{lease} got input at its terminal, and waits for its GPUs")
             }
+            Some(Wake::Hint(Hint::BlockedCall)) => format!("{lease} called CUDA, and waits for its GPUs"),
         },
         Action::Resume { lease, vram, .. } => {
             format!("{lease} is being resumed, with {} per GPU", show(vram.0))

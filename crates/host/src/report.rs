@@ -49,6 +49,11 @@ pub enum HostReport {
         /// The lease.
         lease: LeaseId,
     },
+    /// A thread of a holder that the driver parked waits inside the driver's library; at most once a second.
+    BlockedCall {
+        /// The lease.
+        lease: LeaseId,
+    },
     /// How long a holder has not worked, as the library in its programs reports; sent while a waiter needs its GPUs.
     Idle {
         /// The lease of the holder.

@@ -649,6 +649,7 @@ impl Loop {
             HostReport::Counted { lease, counts } => self.note_counts(lease, counts),
             HostReport::Worked { lease } => self.take(Event::Worked { lease }),
             HostReport::TerminalInput { lease } => self.take(Event::Hinted { lease, hint: Hint::Terminal }),
+            HostReport::BlockedCall { lease } => self.take(Event::Hinted { lease, hint: Hint::BlockedCall }),
             HostReport::Idle { lease, idle } => {
                 let idle = Span(u64::try_from(idle.as_micros()).unwrap_or(u64::MAX));
                 self.take(Event::Rested { lease, idle });

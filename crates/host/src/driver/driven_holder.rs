@@ -16,6 +16,7 @@
 //! Nothing here calls the driver. [`DrivenHolder::next_step`] computes the next step from the known state.
 
 use super::DriverPlacement;
+use super::blocked_calls::LibraryCode;
 use super::pinned_process::PinnedProcess;
 use crate::process;
 use std::collections::BTreeMap;
@@ -53,6 +54,8 @@ pub(super) struct DrivenProcess {
     pub(super) retry_at: Option<Instant>,
     /// Consecutive calls about it in which a worker was lost.
     pub(super) lost_workers: u32,
+    /// Where the driver's code lies in it; read once, after it was checkpointed.
+    driver_code: Option<LibraryCode>,
 }
 
 impl DrivenProcess {
@@ -67,12 +70,24 @@ impl DrivenProcess {
             reported_parked: None,
             retry_at: None,
             lost_workers: 0,
+            driver_code: None,
         }
     }
 
     /// True if it has not ended. Without a pidfd this is read from `/proc`.
     pub(super) fn is_alive(&self, process: ProcKey) -> bool {
         self.pinned.as_ref().map_or_else(|| process::is_running(process), PinnedProcess::is_alive)
+    }
+
+    /// True if it is checkpointed and one of its threads was seen to wait for that to end.
+    fn waits_for_gpu(&mut self, process: ProcKey) -> bool {
+        if self.state != DrivenState::Checkpointed {
+            return false;
+        }
+        if self.driver_code.is_none() {
+            self.driver_code = LibraryCode::of_driver(process.pid);
+        }
+        self.driver_code.as_ref().is_some_and(|code| code.has_waiting_caller(process.pid))
     }
 
     pub(super) fn total_gpu_bytes(&self) -> u64 {
@@ -165,6 +180,11 @@ impl DrivenHolder {
             self.members.entry(*process).or_insert_with(|| DrivenProcess::new(*process));
         }
         was_away && !is_away(&self.target)
+    }
+
+    /// True if one of its processes is checkpointed and was seen to wait for that to end.
+    pub(super) fn waits_for_gpu(&mut self) -> bool {
+        self.members.iter_mut().any(|(process, member)| member.waits_for_gpu(*process))
     }
 
     /// The worker was lost: the state of locked and checkpointed processes is unknown now.

@@ -59,6 +59,8 @@ pub(super) struct DriverHubThread {
     pub(super) bookings: Bookings,
     pub(super) holders: BTreeMap<LeaseId, DrivenHolder>,
     pub(super) inspections: BTreeMap<LeaseId, DriverInspection>,
+    /// When the threads of parked holders were last read.
+    pub(super) calls_read_at: Instant,
 }
 
 impl DriverHubThread {
@@ -67,6 +69,7 @@ impl DriverHubThread {
             self.wake.clear();
             self.handle_messages();
             self.run_all_steps();
+            self.report_blocked_calls();
         }
         self.worker.finish();
     }
@@ -77,6 +80,18 @@ impl DriverHubThread {
         let pause = if self.holders.is_empty() && !waits { IDLE } else { TICK };
         let ready = wait_readable([self.stop.as_fd(), self.wake.as_fd()], Instant::now() + pause);
         matches!(ready, Ok([false, _]))
+    }
+
+    /// Reports holders with a thread that called CUDA after the driver parked them.
+    fn report_blocked_calls(&mut self) {
+        if self.calls_read_at.elapsed() < TICK {
+            return;
+        }
+        self.calls_read_at = Instant::now();
+        let waiting = self.holders.iter_mut().filter_map(|(lease, holder)| holder.waits_for_gpu().then_some(*lease));
+        for lease in waiting.collect::<Vec<_>>() {
+            self.process_thread.send(ProcessMessage::Report(HostReport::BlockedCall { lease }));
+        }
     }
 
     fn handle_messages(&mut self) {

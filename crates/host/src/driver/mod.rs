@@ -13,6 +13,7 @@
 //! Absent on purpose: whether a holder may be moved this way, whether its bytes really left (readings of the GPUs
 //! show that), signals.
 
+mod blocked_calls;
 mod driven_holder;
 mod hazard;
 mod hub_thread;
@@ -31,7 +32,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use sublet_core::ids::{LeaseId, ProcKey};
 use worker_client::DriverWorkerClient;
 
@@ -140,6 +141,7 @@ impl DriverHub {
             bookings,
             holders: BTreeMap::new(),
             inspections: BTreeMap::new(),
+            calls_read_at: Instant::now(),
         };
         Ok((DriverHub { messages, wake, stop }, move || work.run()))
     }
