@@ -90,7 +90,8 @@ fn two_programs_that_only_the_driver_can_park_take_turns() {
 fn a_call_of_cuda_brings_a_parked_program_back() {
     let service = serve();
     let client = service.client();
-    let alone = adopted(&service, "batch");
+    // For a batch job it leaves only while it is idle.
+    let alone = adopted(&service, "interactive");
     let job = WrappedProgram::start_holding(&service, "3G", "2GiB", &[]);
     assert_eq!(await_state(&client, "L1", LeaseState::Parked).method, Some(ParkMethod::Driver));
     // It then reads its memory, which it cannot before it is back.

@@ -348,7 +348,7 @@ fn spawn(runtime: &'static Runtime) -> bool {
         libc::sigfillset(&raw mut all);
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut old);
         let work = move || runtime.engine.worker_loop(runtime);
-        let started = std::thread::Builder::new().name("soft-gpu".to_owned()).spawn(work).is_ok();
+        let started = std::thread::Builder::new().name("cuda-soft-gpu".to_owned()).spawn(work).is_ok();
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, std::ptr::null_mut());
         started
     }

@@ -42,7 +42,8 @@ pub fn park(globals: &Globals, args: &ParkArgs) -> Result<u8, Failure> {
     let id = client.id_of(&args.lease)?;
     let mut lease = client.command(&id, "park")?;
     let (until, on_gpus_before) = (Instant::now() + PARK_TIMEOUT, lease.on_gpus_unix_s);
-    while lease.state == LeaseState::Parking && Instant::now() < until {
+    // A park that failed resumes the lease, too: only what it is afterwards tells the two apart.
+    while matches!(lease.state, LeaseState::Parking | LeaseState::Resuming) && Instant::now() < until {
         thread::sleep(POLL_INTERVAL);
         lease = client.get(&format!("/v1/leases/{id}"))?;
     }
@@ -54,7 +55,7 @@ pub fn park(globals: &Globals, args: &ParkArgs) -> Result<u8, Failure> {
         }
         LeaseState::Ending | LeaseState::Ended => Err(ended(&lease)),
         LeaseState::Resuming => {
-            let text = format!("{} was parked, and is being resumed, because its program used the GPU\n", lease.id);
+            let text = format!("{} is being resumed: `sublet explain {0}` tells how far it is\n", lease.id);
             show(globals, &lease, &text)
         }
         _ if resumed_meanwhile(lease.on_gpus_unix_s, on_gpus_before) => {

@@ -8,8 +8,9 @@
 //!   /proc/PID/task/TID/syscall   a futex wait, and the stack pointer
 //!   /proc/PID/mem                the top of that stack: a return address into libcuda, if libcuda waits
 //! ```
-//! The library's own threads wait there all the time; their names begin with `cuda`. The top of a stack may also hold
-//! an address that an earlier call left behind. So the answer is a hint, and no proof.
+//! The library's own threads wait there all the time, and Sublet's shim calls it from a thread of its own; both are told
+//! by their names. The top of a stack may also hold an address that an earlier call left behind. So the answer is a
+//! hint, and no proof.
 //!
 //! Absent on purpose: anything that stops, signals or changes the program.
 
@@ -20,8 +21,8 @@ use std::path::Path;
 
 /// The driver's library, as the names of its files begin.
 const LIBRARY: &str = "libcuda.so";
-/// The library's own threads, as their names begin.
-const OWN_THREADS: &str = "cuda";
+/// Threads of the library and of the shim, as their names begin: the program does not wait for them.
+const OTHER_THREADS: [&str; 3] = ["cuda", "sublet-shim", "sublet-memory"];
 /// Bytes of a stack that are searched. Below the library's own frame there are only two small ones of the C library.
 const STACK_BYTES: usize = 1024;
 
@@ -41,7 +42,7 @@ impl LibraryCode {
         (!ranges.is_empty()).then_some(LibraryCode(ranges))
     }
 
-    /// True if a thread of the process, other than the library's own, waits for a lock inside this code. False if that
+    /// True if a thread of the program waits for a lock inside this code. False if that
     /// cannot be read.
     pub(super) fn has_waiting_caller(&self, pid: u32) -> bool {
         let Ok(memory) = File::open(format!("/proc/{pid}/mem")) else { return false };
@@ -51,7 +52,8 @@ impl LibraryCode {
 
     fn is_waiting_caller(&self, thread: &Path, memory: &File) -> bool {
         let read = |name: &str| fs::read_to_string(thread.join(name)).unwrap_or_default();
-        if read("comm").starts_with(OWN_THREADS) {
+        let name = read("comm");
+        if OTHER_THREADS.iter().any(|other| name.starts_with(other)) {
             return false;
         }
         let Some(stack) = stack_of_futex_wait(&read("syscall")) else { return false };
@@ -127,7 +129,7 @@ for line in sys.stdin:
 "#;
 
     #[test]
-    fn a_thread_that_waits_inside_the_library_is_seen_and_the_librarys_own_is_not() {
+    fn a_thread_of_the_program_that_waits_inside_the_library_is_seen_and_no_other() {
         let mut program = Command::new("python3")
             .args(["-c", WAITER])
             .stdin(Stdio::piped())
@@ -142,7 +144,7 @@ for line in sys.stdin:
         };
         start("cuda-EvtHandlr");
         let code = LibraryCode::of(program.id(), "libc.so").expect("the C library is mapped");
-        start("cuda00001");
+        start("sublet-shim");
         // Python's own lock makes a thread wait now and then; then all of them wait or read.
         let mut until = |is_seen: bool| {
             while code.has_waiting_caller(program.id()) != is_seen {
