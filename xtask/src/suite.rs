@@ -15,16 +15,16 @@ pub fn test() -> Result<()> {
     check::check()?;
     // The black-box tests start this very binary.
     let sublet = build_sublet(Profile::Debug)?;
-    let mut again = BTreeSet::new();
-    let mut left_out = Vec::new();
+    let mut flaky = BTreeSet::new();
+    let mut skipped = Vec::new();
     if program("cargo-nextest").args(["nextest", "--version"]).succeeds() {
         // Tests use real processes on a loaded machine: one that fails once in a thousand runs is tried again
         // and named at the end, so that it gets fixed without hiding the other results.
         let color = if std::io::stderr().is_terminal() { "always" } else { "never" };
         let run = cargo(["nextest", "run", "--workspace", "--no-fail-fast", "--retries", "1", "--color", color]);
-        run.run_reading_stderr(|line| again.extend(retried_test(line)))?;
+        run.run_reading_stderr(|line| flaky.extend(retried_test(line)))?;
         let report = root().join("target/nextest/default/junit.xml");
-        left_out = skipped_tests(
+        skipped = skipped_tests(
             &fs::read_to_string(&report).with_context(|| format!("{} cannot be read", report.display()))?,
         );
         cargo(["test", "--workspace", "--doc", "--quiet"]).run()?;
@@ -33,13 +33,13 @@ pub fn test() -> Result<()> {
     }
     fuzz::against(&sublet, &tools)?;
     eprintln!("all checks and tests passed");
-    if !left_out.is_empty() {
-        eprintln!("\nBUT {} could not be run here, in part or at all:", left_out.len());
-        left_out.iter().for_each(|(test, why)| eprintln!("  {test}: {why}"));
+    if !skipped.is_empty() {
+        eprintln!("\nBUT {} could not be run here, in part or at all:", skipped.len());
+        skipped.iter().for_each(|(test, why)| eprintln!("  {test}: {why}"));
     }
-    if !again.is_empty() {
-        eprintln!("\nBUT {} failed at first and passed only when tried again; find out why:", again.len());
-        again.iter().for_each(|test| eprintln!("  {test}"));
+    if !flaky.is_empty() {
+        eprintln!("\nBUT {} failed at first and passed only when tried again; find out why:", flaky.len());
+        flaky.iter().for_each(|test| eprintln!("  {test}"));
     }
     Ok(())
 }

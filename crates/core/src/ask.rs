@@ -39,7 +39,7 @@ pub struct Ask {
     /// The driver may park it also where a restore could lack room, and lose it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub may_lose: bool,
-    /// The signal it gets before others end it.
+    /// The signal it gets before its lease ends: when it is preempted, or when its fixed term is over.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub notice: Option<Notice>,
     /// What its owner calls it.

@@ -169,12 +169,12 @@ pub struct Lease {
 /// Where a lease is in its life.
 ///
 /// ```text
-/// Waiting ──► Active ──────────────► Ending ──► (ended: gone from the rows, kept as `Ended`)
-///    │        │    ▲                  ▲  ▲
-///    │        ▼    └──── Resuming ────┤  │
-///    │      Parking ◄────►   ▲        │  │
-///    │        └───► Parked ──┴────────┘  │
-///    └───────────────────────────────────┘
+/// Waiting ──► Active ──► Parking ──► Parked
+///    │          ▲           ▲           │
+///    │          │           ▼           │
+///    │          └─────── Resuming ◄─────┘
+///    │   Active, Parking, Parked, Resuming ──► Ending ──► ended: gone from the rows, kept as `Ended`
+///    └─────────────────────────────────────────────────────▲
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -443,7 +443,7 @@ impl UnleasedMonitor {
             let sent = if waits { Err(SignalRefusal::Unwanted) } else { self.send(&blow, user, spared, &mut uid) };
             self.pending.with_lock(|pending| pending.remove(&blow));
             let refused = sent.err();
-            let changed = refused.as_ref().is_some_and(SignalRefusal::is_undecided);
+            let changed = refused.as_ref().is_some_and(SignalRefusal::needs_new_audit);
             if changed && !waits {
                 // It is audited again before it gets another signal.
                 self.registry.forget(blow.process);

@@ -2,8 +2,8 @@
 //!
 //! An [`Op`] is what the machine fetches: a function for one shape of one
 //! instruction, and the byte offsets of its registers in the frame. There are no
-//! names, no types and no constants left: a constant is a register that the
-//! frame's pool fills.
+//! names and no types left. A constant operand is a register that the frame's
+//! pool fills; only `imm` lies in the instruction itself.
 
 use crate::exec::machine::Machine;
 
@@ -37,7 +37,7 @@ pub(crate) const NONE: u32 = u32::MAX;
 #[derive(Clone, Copy)]
 pub(crate) struct Op {
     pub run: Handler,
-    /// Extra constant: an offset, a target, a number of bytes.
+    /// An offset, a branch target or a number of bytes.
     pub imm: u64,
     /// Frame offsets; what each means is up to the handler.
     pub d: u32,

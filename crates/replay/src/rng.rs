@@ -1,4 +1,5 @@
-//! The only source of chance: SplitMix64. A trace depends on its seed alone.
+//! The only source of chance: SplitMix64. On one machine a trace depends on its seed alone; between machines the last
+//! bit of [`ReplayRng::log_normal`] may differ.
 
 /// A stream of numbers.
 #[derive(Clone, Debug)]
@@ -33,14 +34,13 @@ impl ReplayRng {
         self.unit() < probability
     }
 
-    /// Normal, mean 0 and deviation 1: the sum of twelve draws is near enough, and needs no
-    /// mathematical function with results that differ in the last bit between machines.
+    /// Normal, mean 0 and deviation 1: the sum of twelve draws is near enough.
     pub fn normal(&mut self) -> f64 {
         (0..12).map(|_| self.unit()).sum::<f64>() - 6.0
     }
 
     /// Log-normal with this median and spread, within limits.
-    pub fn heavy(&mut self, median: f64, sigma: f64, low: f64, high: f64) -> f64 {
+    pub fn log_normal(&mut self, median: f64, sigma: f64, low: f64, high: f64) -> f64 {
         (median * (sigma * self.normal()).exp()).clamp(low, high)
     }
 }

@@ -112,9 +112,9 @@ fn whole_s(seconds: f64) -> f64 {
 fn burst_job(rng: &mut ReplayRng, gpu: u64) -> DraftJob {
     DraftJob {
         tenant: "dumper".into(),
-        vram: gpu_part(gpu, rng.heavy(0.15, 0.5, 0.02, 0.9)),
+        vram: gpu_part(gpu, rng.log_normal(0.15, 0.5, 0.02, 0.9)),
         gpus: 1,
-        duration_s: whole_s(rng.heavy(400.0, 0.7, 30.0, 7_200.0)),
+        duration_s: whole_s(rng.log_normal(400.0, 0.7, 30.0, 7_200.0)),
         tier: Tier::Batch,
         priority: 0,
         in_burst: true,
@@ -124,9 +124,9 @@ fn burst_job(rng: &mut ReplayRng, gpu: u64) -> DraftJob {
 fn chatty_job(rng: &mut ReplayRng, gpu: u64) -> DraftJob {
     DraftJob {
         tenant: "chatty".into(),
-        vram: gpu_part(gpu, rng.heavy(0.04, 0.5, 0.01, 0.2)),
+        vram: gpu_part(gpu, rng.log_normal(0.04, 0.5, 0.01, 0.2)),
         gpus: 1,
-        duration_s: whole_s(rng.heavy(20.0, 0.8, 2.0, 180.0)),
+        duration_s: whole_s(rng.log_normal(20.0, 0.8, 2.0, 180.0)),
         tier: Tier::Interactive,
         priority: 0,
         in_burst: false,
@@ -146,9 +146,9 @@ fn ordinary_job(rng: &mut ReplayRng, tenants: &Zipf, gpu: u64, gpus: u64) -> Dra
     let median = if tier == Tier::Interactive { 240.0 } else { 700.0 };
     DraftJob {
         tenant: format!("tenant-{:02}", tenant + 1),
-        vram: if whole { gpu_part(gpu, 1.0) } else { gpu_part(gpu, rng.heavy(0.12, 1.0, 0.01, 1.0)) },
+        vram: if whole { gpu_part(gpu, 1.0) } else { gpu_part(gpu, rng.log_normal(0.12, 1.0, 0.01, 1.0)) },
         gpus: count,
-        duration_s: whole_s(rng.heavy(median, 1.4, 5.0, 2.0 * DAY_S)),
+        duration_s: whole_s(rng.log_normal(median, 1.4, 5.0, 2.0 * DAY_S)),
         tier,
         priority: if rng.chance(0.1) { rng.below(11) as i64 - 5 } else { 0 },
         in_burst: false,

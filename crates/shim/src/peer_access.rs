@@ -1,9 +1,10 @@
 //! Contexts that have access to the memory of other GPUs.
 //!
-//! The driver gives a context that asks for it access to all plain memory of another context. Here plain memory is
-//! mapped, and each mapping lists the GPUs that have access: so the list of every mapping is changed, present and
-//! future. Pools are not affected, as with the driver. While a context has access to another GPU's memory the holder is
-//! not parked.
+//! The driver gives a context that asks for it access to all memory that another context got from `cuMemAlloc`. Here
+//! such memory is mapped, and each mapping lists the GPUs that have access: so the list of every mapping is changed,
+//! present and future. Pools are not affected, as with the driver.
+//!
+//! Absent on purpose: refusing a park while such access exists. `replacements` does that, by [`is_any`].
 
 use crate::driver::{self, LocationAccess, MemLocation, ON_GPU, READ_WRITE, as_result, current_context, with_context};
 use crate::memory_table::{self, MappingOwner};
@@ -71,7 +72,7 @@ pub fn disabled(other: usize) -> Result<(), u32> {
 
 /// Ends all access of and to a context that is gone.
 pub fn forget(context: usize) {
-    // Access that cannot be revoked is not used by any context.
+    // The context is gone, so an error leaves at most access that no call uses.
     let _ = end_access(|(own, other)| own == context || other == context);
 }
 

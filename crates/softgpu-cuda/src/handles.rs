@@ -1,5 +1,5 @@
-//! Handles: numbers that a table gives out once. One that is not in its table is refused, so that no call follows an
-//! invented pointer.
+//! Handles: numbers that stand for objects, each used once in a process ([`fresh`]). A number that is not in the table of
+//! its kind is refused, so that no call follows an invented pointer.
 
 use crate::result::{CuResult, Outcome};
 use std::collections::HashMap;

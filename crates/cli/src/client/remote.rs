@@ -192,7 +192,7 @@ fn read_url(url: &str) -> Result<UrlParts, Failure> {
     }
     let here = host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.to_canonical().is_loopback());
     if !private && !here {
-        return Err(Failure::usage(format!("{url} would send the token for all on the way to read"))
+        return Err(Failure::usage(format!("{url} would send the token unencrypted"))
             .hint("write https://; the daemon needs a certificate for it (`sublet serve --tls-cert`)"));
     }
     Ok(UrlParts { private, host: host.to_owned(), port, authority: authority.to_owned() })

@@ -152,7 +152,7 @@ fn end(globals: &Globals, client: &Client, uuids: &[String]) -> Result<u8, Failu
         output::print("no GPU steps aside\n")?;
     } else {
         let lines = ended.iter().map(|gpu| match &gpu.aside {
-            None => format!("GPU {} is back: parked leases come back by themselves\n", gpu.index),
+            None => format!("GPU {} no longer steps aside: its parked leases are being resumed\n", gpu.index),
             Some(aside) => format!("GPU {} still steps aside for {}\n", gpu.index, plain(&aside.user)),
         });
         output::print(&lines.collect::<String>())?;

@@ -43,8 +43,8 @@ enum AuditAction {
 /// Tell the whole story of one process that was on a GPU without a lease
 #[derive(Args, Clone, Debug)]
 struct ShowArgs {
-    /// Its id, such as X3
-    #[arg(value_name = "STRANGER")]
+    /// The id of an unleased process, such as X3
+    #[arg(value_name = "PROCESS")]
     process: UnleasedName,
 }
 

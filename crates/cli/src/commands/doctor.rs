@@ -42,7 +42,7 @@ pub enum CheckState {
     /// It works.
     Ok,
     /// It does not work, and a part of Sublet is lost without it.
-    Less,
+    Limited,
     /// It does not work, and Sublet needs it.
     Bad,
 }
@@ -134,20 +134,20 @@ fn refused_reload(trouble: &str) -> Check {
         "the last reload was refused, and the configuration before it is still in use: {trouble}\n\
          hint: mend the file, try it with `sublet config check`, and reload again"
     );
-    Check::new("configuration", CheckState::Less, text)
+    Check::new("configuration", CheckState::Limited, text)
 }
 
 fn parking(parking: Option<&ParkingSpace>, library: Option<&Path>) -> Check {
     let Some(parking) = parking else {
         return Check::new(
             "parking",
-            CheckState::Less,
+            CheckState::Limited,
             "off: no program is parked, and a request waits until a lease ends",
         );
     };
     if library.is_none() {
         let why = "the library that parks programs is not beside `sublet`: programs run without it";
-        return Check::new("parking", CheckState::Less, why);
+        return Check::new("parking", CheckState::Limited, why);
     }
     let (ram, booked) = (size::show(parking.size_bytes), size::show(parking.booked_bytes));
     let ready = match parking.ready_bytes {
@@ -158,7 +158,7 @@ fn parking(parking: Option<&ParkingSpace>, library: Option<&Path>) -> Check {
         format!("{ram} of host memory, {booked} booked{ready}; no larger lease can be parked; {}", parking.pages);
     match &parking.advice {
         None => Check::new("parking", CheckState::Ok, text),
-        Some(advice) => Check::new("parking", CheckState::Less, format!("{text}\nhint: {advice}")),
+        Some(advice) => Check::new("parking", CheckState::Limited, format!("{text}\nhint: {advice}")),
     }
 }
 
@@ -168,12 +168,12 @@ fn driver(parking: &ParkingSpace) -> Check {
     match parking.driver_limits.as_slice() {
         _ if !parking.by_driver => {
             let text = "programs without the library are not parked: `driver = \"off\"` in [preemption]";
-            Check::new("driver park", CheckState::Less, text)
+            Check::new("driver park", CheckState::Limited, text)
         }
         [] => Check::new("driver park", CheckState::Ok, text),
         limits => {
             let limits: Vec<String> = limits.iter().map(|limit| format!("\nbut: {limit}")).collect();
-            Check::new("driver park", CheckState::Less, text + &limits.concat())
+            Check::new("driver park", CheckState::Limited, text + &limits.concat())
         }
     }
 }
@@ -217,16 +217,17 @@ fn render(findings: &Findings, format: TextFormat) -> String {
     let mut text = String::new();
     for (gpus, what, check) in &lines {
         let (state, tone) = match check.state {
-            CheckState::Ok => ("ok  ", Tone::Plain),
-            CheckState::Less => ("less", Tone::Notable),
-            CheckState::Bad => ("bad ", Tone::Wrong),
+            CheckState::Ok => ("ok", Tone::Plain),
+            CheckState::Limited => ("limited", Tone::Notable),
+            CheckState::Bad => ("bad", Tone::Wrong),
         };
+        let state = format!("{state:<7}");
         let head = format!("{:<width$}  {state}  ", name(gpus, what));
         let indent = head.chars().count();
         for (n, line) in check.sentence.lines().enumerate() {
             let line = wrapped(&format!("{:indent$}{}", "", plain(line)), indent, format);
             let line = if n == 0 { line.replacen(&" ".repeat(indent), &head, 1) } else { line };
-            text.push_str(&line.replacen(state, &toned(state, tone, format.colour), usize::from(n == 0)));
+            text.push_str(&line.replacen(&state, &toned(&state, tone, format.colour), usize::from(n == 0)));
             text.push('\n');
         }
     }

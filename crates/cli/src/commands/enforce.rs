@@ -33,10 +33,12 @@ Modes, for each GPU:
 A process of a lease is one of them on a GPU that its lease does not have: it is
 warned and ended there, and neither adopted nor parked. End that lease, or ask
 for all of its GPUs in one. A process that was parked has a lease from then on:
-`sublet resume L5` brings it back. A process is never parked or ended if a rule
-allows it, if it draws a user's screen, if it only draws or is in a container
-and no rule denies it, or if it could not be audited. A process that only draws,
-with less than 256 MiB, is not audited.
+`sublet resume L5` brings it back.
+
+Never parked or ended: processes that a rule allows, display servers of a user,
+and processes that could not be audited. Only with a `deny` rule: processes that
+use the GPU for graphics only, and processes in containers. Graphics-only
+processes with less than 256 MiB are not audited.
 
 Examples:
   sublet enforce preview                what would be ended or not, and why
@@ -80,19 +82,18 @@ pub struct ModeArgs {
     yes: bool,
 }
 
-/// Say something about certain processes: with `allow` they are left alone, with `deny` they may be ended though
-/// they are in a container, or only draw (operators)
+/// Make a rule for certain processes (operators)
 #[derive(Args, Clone, Debug)]
 pub struct RuleArgs {
     /// exe:PATH (or its name), unit:NAME, container:ID or uid:N
     #[arg(value_name = "PROGRAM")]
     who: String,
-    /// Only show which processes it would be about
+    /// Only show which processes the rule would match
     #[arg(long)]
     dry_run: bool,
 }
 
-/// Take a rule back (operators)
+/// Remove a rule (operators)
 #[derive(Args, Clone, Debug)]
 pub struct ForgetArgs {
     /// Its id, such as R1
@@ -287,8 +288,8 @@ fn next(process: &UnleasedProcess) -> String {
 /// A rule in words.
 pub fn rule_words(rule: &Rule) -> String {
     let what = match rule.action {
-        RuleAction::Allow => "is left alone",
-        RuleAction::Deny => "may be ended in its container, or if it only draws",
+        RuleAction::Allow => "is never warned, parked or ended",
+        RuleAction::Deny => "may be ended in a container, or if it uses the GPU for graphics only",
         RuleAction::Adopt => {
             let size = rule.vram_bytes.map_or_else(|| "what it has".to_owned(), size::show);
             let tier = rule.tier.map_or("batch", text::tier);

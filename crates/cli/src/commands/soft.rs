@@ -89,7 +89,7 @@ fn open(globals: &Globals) -> Result<SoftGpuState, Failure> {
     match find(globals)? {
         SoftGpuSearch::File(file) => open_file(&file),
         SoftGpuSearch::OtherKind { place, kind } => {
-            Err(Failure::usage(format!("the GPUs of the service at {place} are {kind}, not soft")).hint(START))
+            Err(Failure::usage(format!("the GPUs of the daemon at {place} are {kind}, not soft")).hint(START))
         }
         SoftGpuSearch::Nobody(failure) => {
             Err(Failure::new(failure.exit(), format!("there are no soft GPUs: {}", failure.message())).hint(START))

@@ -149,7 +149,7 @@ impl Stop<'_> {
         let lease = client.lease(id, RESTART).map_err(|error| client.failure(error).about(id))?;
         let daemon = client.socket().and_then(peer).map(|(pid, _)| pid);
         if !lease.pids.is_empty() && !daemon.is_some_and(processes::counts_as_here) {
-            let what = format!("{id}: the daemon counts processes otherwise than they are counted here");
+            let what = format!("{id}: the daemon sees other process ids than this shell, as in another PID namespace");
             return Err(Failure::new(exit::FAILURE, what).hint("stop it on the host itself, outside of containers"));
         }
         let (own, known, spared) = (processes::own_line(), BTreeSet::new(), BTreeSet::new());
@@ -263,7 +263,7 @@ impl Stop<'_> {
                 let more = self.told.len() - 1;
                 let more = if more > 0 { format!(" and {more} more") } else { String::new() };
                 Err(Failure::new(exit::FAILURE, format!("process {}{more} did not end", process.pid()))
-                    .hint("the kernel does something for it that cannot be interrupted; the lease was not given back"))
+                    .hint("it is in a system call that cannot be interrupted (state D); the lease was not released"))
             }
         }
     }

@@ -32,7 +32,7 @@ pub struct AskArgs {
     /// A fixed term, such as 4h, instead of a lease that lasts while it is used
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     pub time: Option<u64>,
-    /// How long the lease lasts after it was last used [default: the service's, 5 min]
+    /// How long the lease lasts after it was last used [default: the daemon's, 5 min]
     #[arg(long, value_name = "TIME", value_parser = parse_ttl, conflicts_with = "time", hide_short_help = true)]
     pub ttl: Option<u64>,
     /// The name of the lease in lists
@@ -72,7 +72,7 @@ pub struct AskArgs {
     #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = "always",
           value_parser = parse_times, help_heading = ROOM, hide_short_help = true)]
     pub requeue: Option<u32>,
-    /// Let the driver take it off the GPUs although a restore could fail, which ends its programs
+    /// Let the driver park the lease even if a restore could fail, which would end its programs
     #[arg(long, help_heading = ROOM, hide_short_help = true)]
     pub may_lose: bool,
     /// How long to stay in the queue [default: a day]
@@ -123,7 +123,7 @@ pub enum PreemptArg {
     Park,
     /// Also end it: a notice, SIGTERM, SIGKILL
     End,
-    /// Nothing, as long as they are used; takes a quota
+    /// Never preempt it while it is used; needs the quota `never`
     Never,
 }
 

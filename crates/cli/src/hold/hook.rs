@@ -88,8 +88,8 @@ fn read(text: &str) -> Result<HookAction, String> {
     if let Some(path) = first.strip_prefix("unix:") {
         return match (path.starts_with('/'), rest.is_empty()) {
             (false, _) => Err(format!("`{path}` is not the whole path of a socket")),
-            (true, true) => Err("nothing is said to the socket".to_owned()),
-            (true, false) if rest.contains(['\n', '\r']) => Err("only one line is said to a socket".to_owned()),
+            (true, true) => Err("the hook has no message after the path of the socket".to_owned()),
+            (true, false) if rest.contains(['\n', '\r']) => Err("the message to a socket must be one line".to_owned()),
             (true, false) => Ok(HookAction::Socket { path: path.into(), message: rest.to_owned() }),
         };
     }

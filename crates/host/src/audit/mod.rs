@@ -4,7 +4,7 @@
 //!   audit(process) ──► /proc: stat, status, exe, cmdline, cwd, cgroup, fd, maps, io, parents
 //!        ▲                 cgroup_location: cgroup ──► unit, container   redact: command line without secrets
 //!        │                 device_files: descriptors and mappings of GPU files     seat: the screen it draws on
-//!   PidfdRegistry: audits with the descriptors opened for them; the only way a signal leaves from here
+//!   PidfdRegistry: audited unleased processes with their pidfds; signals to them go only through it
 //!   HintListener:  a device file was opened, a process came or went: read now
 //! ```
 //! Everything is read between two readings of the start time and of the state that `exec` sets, so that all of it

@@ -1,4 +1,4 @@
-//! Audited processes, each with the descriptor that was opened for its audit.
+//! Audited unleased processes, each with the descriptor that was opened for its audit.
 //!
 //! ```text
 //!   opened ─► audited ─► kept ──signal──► has it ended? ─► audited again ─► the same? ─► wanted still? ─► sent
@@ -77,9 +77,9 @@ impl SignalRefusal {
         matches!(self, SignalRefusal::Gone(_))
     }
 
-    /// True if it may be another process by now, or this cannot be known: it must be audited again before it gets a
-    /// signal.
-    pub const fn is_undecided(&self) -> bool {
+    /// True if it must be audited again before it gets a signal: it may be another process by now, this cannot be
+    /// known, or the signal was withdrawn and a later one needs a fresh audit.
+    pub const fn needs_new_audit(&self) -> bool {
         matches!(
             self,
             SignalRefusal::Changed(_)

@@ -56,9 +56,9 @@ impl TrackedBuffer {
     }
 }
 
-/// A thread's own things.
+/// What one thread of the stress program works with.
 pub struct StressWorker<'a> {
-    /// What is done next.
+    /// The choices of this thread.
     pub random: SeededRandom,
     /// What all threads share.
     pub shared: &'a StressShared<'a>,
@@ -74,7 +74,7 @@ pub struct StressWorker<'a> {
     pub shared_kernels: CudaModule,
     /// What functions of the host count; it stays for ever, as they may come late.
     pub counter: &'static AtomicU64,
-    /// How often each family had its turn.
+    /// How often each family of operations ran.
     pub counts: Vec<u64>,
 }
 

@@ -35,20 +35,20 @@ pub fn text(unit: &Unit, wish: &UnitRequest<'_>) -> Result<String, Failure> {
     words.extend(["--name".to_owned(), word(name), "--".to_owned()]);
     let mut lines = vec![
         format!("# Written by `sublet adopt`; `sublet unadopt unit:{}` removes it, unless it was changed.", unit.name),
-        "# The unit asks for its lease before it starts, and waits for its turn.".to_owned(),
+        "# The unit requests its lease before its program starts, and waits in the queue.".to_owned(),
         "[Service]".to_owned(),
         "ExecStart=".to_owned(),
         format!("ExecStart={}{} {}", unit.prefix, words.join(" "), unit.command),
-        "# By its exit code `sublet run` tells which signal ended it; these are no failure.".to_owned(),
+        "# `sublet run` exits with 128 + the signal that ended the program; these four are no failures.".to_owned(),
         "SuccessExitStatus=129 130 141 143".to_owned(),
     ];
     if !unit.says_kill {
-        lines.push("# `sublet run` passes signals on: no process gets one twice.".to_owned());
+        lines.push("# `sublet run` passes signals on, so that each process gets a signal once.".to_owned());
         lines.push("KillMode=mixed".to_owned());
     }
     if unit.notifies {
         lines.push(
-            "# It is not the first process any more that says when it is ready, and it may wait in the queue."
+            "# The program, not `sublet run`, sends READY=1, and it may wait in the queue before."
                 .to_owned(),
         );
         lines.push("NotifyAccess=all".to_owned());

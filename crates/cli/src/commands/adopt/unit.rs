@@ -177,7 +177,7 @@ impl Unit {
                 .hint(format!("`sublet adopt unit:{name}` without `--drop-in` leaves it as it is"))
         };
         if manager.has_socket(name) {
-            return Err(cannot("a socket of its name starts it, and gives what it opened to one process only".into()));
+            return Err(cannot("it is socket-activated: systemd passes its sockets only to the process that it starts itself".into()));
         }
         settings.unit(name).map_err(cannot)
     }
@@ -252,15 +252,15 @@ impl UnitSettings {
             return Err("its command leaves another process behind (Type=forking)".to_owned());
         }
         if !matches!(self.value("WatchdogSec"), "" | "0") {
-            return Err("its watchdog listens to the process that systemd started, and no other".to_owned());
+            return Err("it uses WatchdogSec, which expects keep-alives from the process that systemd started".to_owned());
         }
         if !self.value("Sockets").is_empty() {
-            return Err("sockets start it, and give what they opened to one process only".to_owned());
+            return Err("it is socket-activated: systemd passes its sockets only to the process that it starts itself".to_owned());
         }
         let words: Vec<&str> = command.split_whitespace().collect();
         let asks = |pair: &[&str]| pair[0].rsplit('/').next() == Some("sublet") && pair[1] == "run";
         if words.windows(2).take(1).any(asks) {
-            return Err("it is already".to_owned());
+            return Err("its command is `sublet run` already".to_owned());
         }
         Ok(Unit {
             name: name.to_owned(),
@@ -333,11 +333,11 @@ mod tests {
         check(&[("", &with("Type=forking"))], &expect!["its command leaves another process behind (Type=forking)"]);
         check(
             &[("", &with("WatchdogSec=30"))],
-            &expect!["its watchdog listens to the process that systemd started, and no other"],
+            &expect!["it uses WatchdogSec, which expects keep-alives from the process that systemd started"],
         );
         check(
             &[("", &with("Sockets=x.socket"))],
-            &expect!["sockets start it, and give what they opened to one process only"],
+            &expect!["it is socket-activated: systemd passes its sockets only to the process that it starts itself"],
         );
         check(&[("", "[Service]\nExecStart=@/bin/a b\n")], &expect!["its ExecStart begins with `@`"]);
         check(&[("", "[Service]\nExecStart=/x/sublet run -- a\n")], &expect!["it is already"]);

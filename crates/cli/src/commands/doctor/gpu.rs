@@ -24,7 +24,7 @@ fn enforce(gpu: &Gpu, name: String) -> Check {
         Mode::Warn => "warn: the users of unleased processes are warned",
         Mode::Enforce if gpu.coarse => {
             let text = "enforce: but the driver does not tell bytes per process, so no process is ended";
-            return Check::new(name, CheckState::Less, text);
+            return Check::new(name, CheckState::Limited, text);
         }
         Mode::Enforce => "enforce: unleased processes are warned, then ended; `sublet enforce status` shows them",
     };
@@ -34,13 +34,13 @@ fn enforce(gpu: &Gpu, name: String) -> Check {
 fn park(gpu: &Gpu, parking: bool, name: String) -> Check {
     match () {
         () if !parking => {
-            Check::new(name, CheckState::Less, "no program is parked here: a waiter waits until a lease's term ends")
+            Check::new(name, CheckState::Limited, "no program is parked here: a waiter waits until a lease's term ends")
         }
-        () if gpu.unreadable.is_some() => Check::new(name, CheckState::Less, "unknown while the GPU does not answer"),
+        () if gpu.unreadable.is_some() => Check::new(name, CheckState::Limited, "unknown while the GPU does not answer"),
         () if gpu.coarse => {
             let text = "one program at a time is parked, and only with Sublet's library in it: a park is verified by \
                         the use of the whole GPU";
-            Check::new(name, CheckState::Less, text)
+            Check::new(name, CheckState::Limited, text)
         }
         () => Check::new(
             name,
@@ -61,7 +61,7 @@ fn grant(gpu: &Gpu, name: String) -> Check {
             let (free, total) = (size::show(gpu.promisable_bytes), size::show(gpu.total_bytes));
             Check::new(name, CheckState::Ok, format!("{free} of {total} free to lease"))
         }
-        GpuState::Aside => Check::new(name, CheckState::Less, format!("it steps aside {}", why("for a user"))),
+        GpuState::Aside => Check::new(name, CheckState::Limited, format!("it steps aside {}", why("for a user"))),
         GpuState::Draining => {
             Check::new(name, CheckState::Bad, format!("draining: {}\n{put_back}", why("by an operator")))
         }
@@ -75,11 +75,11 @@ fn grant(gpu: &Gpu, name: String) -> Check {
 
 fn processes(gpu: &Gpu, name: String) -> Check {
     if gpu.unreadable.is_some() {
-        Check::new(name, CheckState::Less, "unknown while the GPU does not answer")
+        Check::new(name, CheckState::Limited, "unknown while the GPU does not answer")
     } else if gpu.coarse {
         let sentence = "the driver does not tell the memory of each process (coarse): the larger of used and leased \
                         memory counts as taken, and peaks are unknown";
-        Check::new(name, CheckState::Less, sentence)
+        Check::new(name, CheckState::Limited, sentence)
     } else {
         Check::new(name, CheckState::Ok, "the driver tells the memory of each process")
     }
@@ -94,7 +94,7 @@ fn context(gpu: &Gpu, name: String) -> Check {
         ),
         None => Check::new(
             name,
-            CheckState::Less,
+            CheckState::Limited,
             "the size of a CUDA context was not measured: requests too small for one are granted",
         ),
     }

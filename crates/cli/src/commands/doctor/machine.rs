@@ -52,7 +52,7 @@ pub fn checks(daemon: Option<u32>, kind: Option<&str>) -> Vec<Check> {
 fn soft(sentence: &str) -> Check {
     match library_dir::library_dir() {
         Ok(dir) => {
-            Check::new("soft GPUs", CheckState::Less, format!("{sentence}\ntheir libraries are in {}", dir.display()))
+            Check::new("soft GPUs", CheckState::Limited, format!("{sentence}\ntheir libraries are in {}", dir.display()))
         }
         Err(error) => Check::new("soft GPUs", CheckState::Bad, format!("{error}\nhint: {}", error.hint())),
     }
@@ -68,7 +68,7 @@ fn kernel() -> Check {
 /// Checks a kernel by its release, its /proc/version, and whether it has WSL's GPU device.
 fn kernel_check(release: &str, version: &str, has_dxg: bool) -> Check {
     match has_dxg || version.to_ascii_lowercase().contains("microsoft") {
-        true => Check::new("kernel", CheckState::Less, format!("{release} (WSL)\n{WSL}")),
+        true => Check::new("kernel", CheckState::Limited, format!("{release} (WSL)\n{WSL}")),
         false => Check::new("kernel", CheckState::Ok, release),
     }
 }
@@ -93,7 +93,7 @@ fn library(missed: CheckState) -> Check {
 
 /// The severity of a missing NVIDIA driver or library. Soft and scripted GPUs need neither.
 fn absent(kind: Option<&str>) -> CheckState {
-    if matches!(kind, Some("soft" | "scripted")) { CheckState::Less } else { CheckState::Bad }
+    if matches!(kind, Some("soft" | "scripted")) { CheckState::Limited } else { CheckState::Bad }
 }
 
 /// Searches the linker's cache; nothing is loaded.
@@ -110,7 +110,7 @@ fn cgroup() -> Check {
     match scope::own_directory() {
         None => Check::new(
             "cgroup",
-            CheckState::Less,
+            CheckState::Limited,
             "no cgroup v2 here: holders are known by descent and environment only",
         ),
         Some(dir)
@@ -125,7 +125,7 @@ fn cgroup() -> Check {
         Some(dir) => {
             let sentence =
                 format!("{} cannot be written: holders are known by descent and environment only", dir.display());
-            Check::new("cgroup", CheckState::Less, sentence)
+            Check::new("cgroup", CheckState::Limited, sentence)
         }
     }
 }
@@ -134,11 +134,11 @@ fn capabilities(daemon: Option<u32>) -> Vec<Check> {
     let of_daemon = daemon.and_then(|pid| effective(&pid.to_string())).map(|mask| (mask, "the daemon"));
     let Some((mask, who)) = of_daemon.or_else(|| effective("self").map(|mask| (mask, "a daemon started as you")))
     else {
-        return vec![Check::new("capabilities", CheckState::Less, "they cannot be read from /proc")];
+        return vec![Check::new("capabilities", CheckState::Limited, "they cannot be read from /proc")];
     };
     let check = |(name, bit, lost): (&str, u32, &str)| match mask >> bit & 1 {
         1 => Check::new(name, CheckState::Ok, format!("{who} has it")),
-        _ => Check::new(name, CheckState::Less, format!("{who} does not have it: {lost}")),
+        _ => Check::new(name, CheckState::Limited, format!("{who} does not have it: {lost}")),
     };
     CAPABILITIES.into_iter().map(check).collect()
 }
@@ -167,7 +167,7 @@ mod tests {
     fn wsl_is_recognised_and_its_limits_are_named() {
         let version = "Linux version 5.15.153.1-microsoft-standard-WSL2 (root@941d701f84f1)";
         for check in [kernel_check("Linux 5.15", version, false), kernel_check("Linux 5.15", "", true)] {
-            assert_eq!(check.state, CheckState::Less);
+            assert_eq!(check.state, CheckState::Limited);
             assert!(check.sentence.starts_with("Linux 5.15 (WSL)\nSublet was not tested on WSL2\n"), "{check:?}");
             assert!(check.sentence.contains("no memory per process") && check.sentence.contains("checkpoint"));
         }
