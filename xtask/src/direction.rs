@@ -6,7 +6,7 @@
 //!                        tests know the soft GPUs' libraries
 //!   ptx-fuzz             knows ptx
 //!   daemon               knows core, journal, host, wire
-//!   sublet (the CLI)     knows wire, shim-wire, replay and softgpu, and starts daemon
+//!   cli                  knows wire, shim-wire, replay and softgpu, and starts daemon
 //!   sim, bench, blackbox, xtask   may know all, and no other knows them
 //!   examples             know no other; their tests know the soft GPUs
 //! ```
@@ -46,7 +46,7 @@ const RULES: [(&str, MayKnow); 20] = [
     ("sublet-softgpu-nvml", MayKnow::Only(&["sublet-softgpu"])),
     ("sublet-softgpu-cuda", MayKnow::Only(&["sublet-softgpu", "sublet-ptx"])),
     ("sublet-daemon", MayKnow::Only(&["sublet-core", "sublet-journal", "sublet-host", "sublet-wire"])),
-    ("sublet", MayKnow::Only(&["sublet-wire", "sublet-daemon", "sublet-replay", "sublet-softgpu", "sublet-shim-wire"])),
+    ("sublet-cli", MayKnow::Only(&["sublet-wire", "sublet-daemon", "sublet-replay", "sublet-softgpu", "sublet-shim-wire"])),
     (
         "sublet-examples",
         MayKnow::PlusInTests(&[], &["sublet-softgpu", "sublet-softgpu-cuda", "sublet-softgpu-nvml", "sublet-shim"]),
