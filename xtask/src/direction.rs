@@ -6,7 +6,8 @@
 //!                        tests know the soft GPUs' libraries
 //!   ptx-fuzz             knows ptx
 //!   daemon               knows core, journal, host, wire
-//!   cli                  knows wire, shim-wire, replay and softgpu, and starts daemon
+//!   sublet (crates/sdk)  knows wire and checkpoint; it reaches the daemon over its API only
+//!   cli                  knows sublet, for its client of the API, wire, shim-wire, replay and softgpu, and starts daemon
 //!   sim, bench, blackbox, xtask   may know all, and no other knows them
 //!   examples             know no other; their tests know the soft GPUs
 //! ```
@@ -25,7 +26,7 @@ enum MayKnow {
     Everything,
 }
 
-const RULES: [(&str, MayKnow); 20] = [
+const RULES: [(&str, MayKnow); 21] = [
     ("sublet-core", MayKnow::Only(&[])),
     ("sublet-wire", MayKnow::Only(&[])),
     ("sublet-checkpoint", MayKnow::Only(&[])),
@@ -46,7 +47,18 @@ const RULES: [(&str, MayKnow); 20] = [
     ("sublet-softgpu-nvml", MayKnow::Only(&["sublet-softgpu"])),
     ("sublet-softgpu-cuda", MayKnow::Only(&["sublet-softgpu", "sublet-ptx"])),
     ("sublet-daemon", MayKnow::Only(&["sublet-core", "sublet-journal", "sublet-host", "sublet-wire"])),
-    ("sublet-cli", MayKnow::Only(&["sublet-wire", "sublet-daemon", "sublet-replay", "sublet-softgpu", "sublet-shim-wire"])),
+    ("sublet", MayKnow::Only(&["sublet-wire", "sublet-checkpoint"])),
+    (
+        "sublet-cli",
+        MayKnow::Only(&[
+            "sublet",
+            "sublet-wire",
+            "sublet-daemon",
+            "sublet-replay",
+            "sublet-softgpu",
+            "sublet-shim-wire",
+        ]),
+    ),
     (
         "sublet-examples",
         MayKnow::PlusInTests(&[], &["sublet-softgpu", "sublet-softgpu-cuda", "sublet-softgpu-nvml", "sublet-shim"]),

@@ -1,0 +1,3 @@
+//! Leases of GPUs for Rust programs.
+
+pub mod client;
