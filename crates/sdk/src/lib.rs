@@ -1,3 +1,31 @@
 //! Leases of GPUs for Rust programs.
+//!
+//! ```text
+//!   Fabric, GpuBuilder ── acquire ──► GpuLease          a lease, given back when it is dropped
+//! ```
+//! ```no_run
+//! use sublet::{GpuBuilder, GpuExclusivityClass, LeaseStatus};
+//!
+//! let lease = GpuBuilder::new()
+//!     .min_vram(2 << 30)
+//!     .lease_secs(300)
+//!     .exclusivity(GpuExclusivityClass::SessionExclusive)
+//!     .acquire()?;
+//! assert_eq!(lease.status(), LeaseStatus::Active);
+//! # Ok::<(), sublet::FabricError>(())
+//! ```
+//! Absent on purpose: decisions, which are the daemon's, and an async runtime.
 
+mod builder;
 pub mod client;
+mod clock;
+mod error;
+mod fabric;
+mod lease;
+pub mod testing;
+
+pub use builder::{GpuBuilder, GpuExclusivityClass};
+pub use error::{FabricError, GrafosError};
+pub use fabric::Fabric;
+pub use lease::{GpuLease, LeaseStatus, LeaseUsage};
+pub use sublet_wire::{ErrorCount, Preempt, Tier};
