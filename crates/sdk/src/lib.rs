@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   Fabric, GpuBuilder ── acquire ──► GpuLease          a lease, given back when it is dropped
+//!                                       └── RenewalManager     renews it while it is used
 //! ```
 //! ```no_run
 //! use sublet::{GpuBuilder, GpuExclusivityClass, LeaseStatus};
@@ -22,10 +23,12 @@ mod clock;
 mod error;
 mod fabric;
 mod lease;
+mod renewal;
 pub mod testing;
 
 pub use builder::{GpuBuilder, GpuExclusivityClass};
 pub use error::{FabricError, GrafosError};
 pub use fabric::Fabric;
 pub use lease::{GpuLease, LeaseStatus, LeaseUsage};
+pub use renewal::{BackgroundRenewal, NearExpiryCause, RenewWhen, RenewalEvent, RenewalManager, RenewalPolicy};
 pub use sublet_wire::{ErrorCount, Preempt, Tier};
