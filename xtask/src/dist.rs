@@ -80,7 +80,8 @@ pub fn dist() -> Result<DistFiles> {
 fn version() -> Result<String> {
     let packages = own_packages()?;
     let packages = packages["packages"].as_array().context("`cargo metadata` lists no packages")?;
-    let own = packages.iter().find(|package| package["name"] == "sublet-cli").context("there is no package `sublet-cli`")?;
+    let own =
+        packages.iter().find(|package| package["name"] == "sublet-cli").context("there is no package `sublet-cli`")?;
     own["version"].as_str().map(str::to_owned).context("`sublet` has no version")
 }
 

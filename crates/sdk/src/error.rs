@@ -8,6 +8,9 @@ use crate::lease::LeaseStatus;
 use sublet_wire::{Code, LeaseEnd, Problem};
 use thiserror::Error;
 
+/// `CUDA_ERROR_OUT_OF_MEMORY`.
+const OUT_OF_MEMORY: i32 = 2;
+
 /// A lease could not be had, used or renewed.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -75,6 +78,24 @@ pub enum FabricError {
     /// A call has an argument that cannot be used.
     #[error("{0}")]
     InvalidArgument(String),
+    /// CUDA's driver cannot be used.
+    #[error("{reason}")]
+    NoDriver {
+        /// What happened, for people.
+        reason: String,
+        /// What to do next.
+        hint: &'static str,
+    },
+    /// A call of CUDA's driver failed.
+    #[error("{call} answered {name} ({code})")]
+    Driver {
+        /// The function.
+        call: &'static str,
+        /// Its `CUresult`.
+        code: i32,
+        /// The name of that result.
+        name: String,
+    },
     /// No private daemon could be started.
     #[error("no private daemon could be started: {reason}")]
     NoLocalHost {
@@ -101,6 +122,8 @@ impl FabricError {
             FabricError::Refused(problem) => problem.code.as_str(),
             FabricError::Senseless { .. } => "senseless",
             FabricError::InvalidArgument(_) => "invalid_argument",
+            FabricError::NoDriver { .. } => "no_driver",
+            FabricError::Driver { .. } => "driver",
             FabricError::NoLocalHost { .. } => "no_local_host",
             FabricError::NoThread(_) => "no_thread",
         }
@@ -124,7 +147,11 @@ impl FabricError {
             FabricError::Refused(_) => "change the request",
             FabricError::Senseless { .. } => "is another program listening there, or a daemon of another version?",
             FabricError::InvalidArgument(_) => "correct the call",
-            FabricError::NoLocalHost { hint, .. } => hint,
+            FabricError::Driver { code: OUT_OF_MEMORY, .. } => {
+                "free memory, or acquire a larger lease: `sublet ps` shows what this one is for"
+            }
+            FabricError::Driver { .. } => "correct the call, or look at the kernel; the lease is not affected",
+            FabricError::NoDriver { hint, .. } | FabricError::NoLocalHost { hint, .. } => hint,
             FabricError::NoThread(_) => "raise the limit of processes (`ulimit -u`), or end others",
         })
     }

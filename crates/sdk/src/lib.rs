@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   Fabric, GpuBuilder ── acquire ──► GpuLease          a lease, given back when it is dropped
-//!                                       └── RenewalManager     renews it while it is used
+//!                                       ├── RenewalManager     renews it while it is used
+//!                                       └── GpuSession         memory, modules and launches on it
 //! ```
 //! ```no_run
 //! use sublet::{GpuBuilder, GpuExclusivityClass, LeaseStatus};
@@ -24,6 +25,7 @@ mod error;
 mod fabric;
 mod lease;
 mod renewal;
+mod session;
 pub mod testing;
 
 pub use builder::{GpuBuilder, GpuExclusivityClass};
@@ -31,4 +33,5 @@ pub use error::{FabricError, GrafosError};
 pub use fabric::Fabric;
 pub use lease::{GpuLease, LeaseStatus, LeaseUsage};
 pub use renewal::{BackgroundRenewal, NearExpiryCause, RenewWhen, RenewalEvent, RenewalManager, RenewalPolicy};
+pub use session::{GpuBuffer, GpuModule, GpuSession, GpuStream, KernelArgs};
 pub use sublet_wire::{ErrorCount, Preempt, Tier};

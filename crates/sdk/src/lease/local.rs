@@ -59,6 +59,8 @@ pub(crate) struct LocalLease {
     stopped: Condvar,
     refreshed: Mutex<Option<Instant>>,
     latest: Mutex<Lease>,
+    /// Notified when the status changes.
+    changed: Condvar,
     end: Mutex<Option<LeaseEnd>>,
     /// What this process did on it.
     pub work: WorkCounters,
@@ -84,6 +86,7 @@ impl LocalLease {
             stopped: Condvar::new(),
             refreshed: Mutex::new(None),
             latest: Mutex::new(lease.clone()),
+            changed: Condvar::new(),
             end: Mutex::new(None),
             work: WorkCounters::default(),
         };
@@ -136,6 +139,7 @@ impl LocalLease {
         self.deadline_ns.store(deadline, Release);
         self.status.store(status as u8, Release);
         *latest = lease;
+        self.changed.notify_all();
     }
 
     /// The lease is over, and the daemon did not describe how.
@@ -145,6 +149,7 @@ impl LocalLease {
             let reason = if status == LeaseStatus::Expired { EndReason::Expired } else { EndReason::Revoked };
             locked(&self.end).get_or_insert(LeaseEnd { reason, sentence, at_unix_s: 0.0 });
             self.status.store(status as u8, Release);
+            self.changed.notify_all();
         }
     }
 
@@ -243,6 +248,12 @@ impl LocalLease {
                 _ => {}
             }
         }
+    }
+
+    /// Waits until the status differs from `known`, for at most `left`.
+    pub fn await_change(&self, known: LeaseStatus, left: Duration) {
+        let latest = locked(&self.latest);
+        drop(self.changed.wait_timeout_while(latest, left, |_| self.known() == known));
     }
 
     /// Marks the lease as watched. Returns whether it was not before.

@@ -14,7 +14,7 @@ mod watch;
 
 pub use status::LeaseStatus;
 
-use crate::client::{DaemonClient, PollUntil, RESTART, decode};
+use crate::client::{DaemonClient, RESTART};
 use crate::error::FabricError;
 use local::LocalLease;
 use registry::BindingClaim;
@@ -25,8 +25,6 @@ use sublet_wire::{ErrorCount, Lease};
 
 /// How long dropping a lease waits for the daemon. A lease that is bound to a process ends with it anyway.
 const DROP_WITHIN: Duration = Duration::from_secs(2);
-/// The longest single poll while a program waits for its memory.
-const RESUME_POLL: Duration = Duration::from_secs(10);
 
 /// A granted lease. It is given back when this is dropped.
 #[derive(Debug)]
@@ -164,30 +162,27 @@ impl GpuLease {
     /// Asks for the memory of a parked lease back, and waits until it is there, for at most `patience`.
     pub fn resume(&self, patience: Duration) -> Result<(), FabricError> {
         let deadline = Instant::now() + patience;
-        let failed = |error| FabricError::of_call(self.local.client(), Some(self.lease_id()), error);
-        if self.local.known() == LeaseStatus::Parked {
-            let target = format!("/v1/leases/{}/resume", self.lease_id());
-            let answer = self.local.client().post(&target, None::<&()>, RESTART).and_then(decode);
-            self.local.store(answer.map_err(failed)?);
-        }
+        let mut is_asked = false;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             match self.status() {
                 LeaseStatus::Active => return Ok(()),
-                status if status.is_held() && !left.is_zero() => self.await_change(left).map_err(failed)?,
+                LeaseStatus::Parked if !is_asked => {
+                    self.ask_to_resume()?;
+                    is_asked = true;
+                }
+                status if status.is_held() && !left.is_zero() => self.local.await_change(status, left),
                 status if status.is_held() => return Err(FabricError::LeaseNotActive(status)),
                 _ => self.check()?,
             }
         }
     }
 
-    fn await_change(&self, left: Duration) -> Result<(), crate::client::CallError> {
-        let known = self.local.latest();
-        let until =
-            PollUntil::Changed { known: known.state, told: known.ends_soon.is_some(), over: known.overuse.is_some() };
-        let wait = left.min(RESUME_POLL).max(Duration::from_secs(1));
-        self.local.store(self.local.client().poll(self.lease_id(), wait, until)?);
-        Ok(())
+    fn ask_to_resume(&self) -> Result<(), FabricError> {
+        let target = format!("/v1/leases/{}/resume", self.lease_id());
+        // The watcher learns what came of it; two writers could store their answers in the wrong order.
+        let asked = self.local.client().post(&target, None::<&()>, RESTART);
+        asked.map(drop).map_err(|error| FabricError::of_call(self.local.client(), Some(self.lease_id()), error))
     }
 
     /// Gives the lease back, and says whether that succeeded. A lease that is over already is given back.
