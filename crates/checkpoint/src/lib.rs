@@ -14,10 +14,19 @@
 
 #[expect(dead_code, reason = "checkpoints and effects are built on it next")]
 mod chain;
+#[expect(dead_code, reason = "checkpoints and effects are built on it next")]
+mod content;
 mod error;
+pub mod files;
+#[expect(dead_code, reason = "checkpoints and effects are built on it next")]
+mod manifest;
 mod names;
 mod nonce;
 pub mod register;
+#[expect(dead_code, reason = "checkpoints and effects are built on it next")]
+mod replica;
+#[expect(dead_code, reason = "checkpoints and effects are built on it next")]
+mod save_job;
 
 pub use error::{ReplicaFailure, ReplicatedError};
 pub use names::{
