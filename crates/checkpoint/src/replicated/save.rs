@@ -83,8 +83,19 @@ impl ReplicatedCheckpoint {
             Err(error) => {
                 job.decide(SaveVerdict::Abandoned);
                 copies.wait_until_dropped(self);
-                Err(error)
+                Err(self.cause_of(&request, error))
             }
+        }
+    }
+
+    /// Why a save failed: a writer that won meanwhile may have removed what this one was writing.
+    fn cause_of(&self, request: &SaveRequest, error: ReplicatedError) -> ReplicatedError {
+        if !matches!(error, ReplicatedError::TooFewWritten { .. }) {
+            return error;
+        }
+        match self.state(&request.name).map(|state| state.check_save(request.expected, &request.offer())) {
+            Ok(Err(refusal)) => refusal,
+            _ => error,
         }
     }
 
@@ -240,10 +251,15 @@ impl Copies {
         Err(ReplicatedError::TooFewWritten { written, needed, causes: self.failures(checkpoint) })
     }
 
-    /// Waits for the prepared replicas to publish the version, as long as they make progress.
+    /// Waits until as many replicas have published the version as had to prepare it, and for the other
+    /// prepared ones as long as they make progress.
     fn wait_until_published(mut self, checkpoint: &ReplicatedCheckpoint) -> Vec<ReplicaFailure> {
-        let limit = checkpoint.shared.store.limits().surplus;
-        self.wait(checkpoint, &[CopyStage::Prepared], |_| limit);
+        let needed = checkpoint.shared.policy.writes_needed();
+        let limits = checkpoint.shared.store.limits();
+        self.wait(checkpoint, &[CopyStage::Prepared], |stages| {
+            let published = checkpoint.voters_at(stages, &CopyStage::Published);
+            if published >= needed { limits.surplus } else { limits.needed }
+        });
         self.leave_behind(checkpoint);
         for (replica, stage) in checkpoint.shared.replicas.iter().zip(&self.stages) {
             replica.set_health(match stage {

@@ -2,5 +2,7 @@
 
 mod common;
 mod effects;
+mod faults;
 mod replicas;
 mod saves;
+mod simulated_disk;
