@@ -1,89 +1,32 @@
 //! A training that goes on through faults at every operation of the disk and the register.
-//!
-//! Each step adds its number to the state, so a state that lost, repeated or mixed up a step shows it.
 
-use crate::common::{ONE, Quorums, TWO, checkpoints, effects, fingerprint, job, store_over};
+use crate::common::{ONE, Quorums, TWO, job, store_over};
 use crate::simulated_disk::{FaultKind, SimulatedDisk, Surviving};
+use crate::trainer::{STEPS, Trainer, trained};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use sublet_checkpoint::ChainName;
 use sublet_checkpoint::files::Files;
 use sublet_checkpoint::register::{ChainRegister, Creation, MemoryRegister, NumberedEntry, RegisterError};
-use sublet_checkpoint::{
-    ChainName, EffectKey, FenceEpoch, IdempotencyOutcome, ReplicatedCheckpoint, ReplicatedError,
-    ReplicatedIdempotencyStore, SaveRequest, Version, open_together,
-};
-
-/// The steps of a training.
-const STEPS: u64 = 4;
 
 const SURVIVING: [Surviving; 3] = [Surviving::Synced, Surviving::NamesAndHalves, Surviving::NamesOnly];
 
-/// One process that trains.
-struct Trainer {
-    checkpoints: ReplicatedCheckpoint,
-    effects: ReplicatedIdempotencyStore,
-}
-
-impl Trainer {
-    fn start(register: &Arc<dyn ChainRegister>, disk: &SimulatedDisk, replicas: &[&str], quorums: Quorums) -> Trainer {
-        let store = store_over(register, Path::new("/"), replicas, Arc::new(disk.clone()));
-        Trainer { checkpoints: checkpoints(&store, replicas, quorums), effects: effects(&store) }
-    }
-
-    /// The newest version, its step, and its state.
-    fn newest(&self) -> Result<(Version, u64, String), ReplicatedError> {
-        let Some(loaded) = self.checkpoints.load(&job())? else { return Ok((Version(0), 0, String::new())) };
-        let state = String::from_utf8(loaded.part("state").expect("a part").to_vec()).expect("UTF-8");
-        assert_eq!(loaded.part("data").expect("a part").as_ref(), DATA);
-        Ok((loaded.version, loaded.step.expect("a step"), state))
-    }
-
-    /// Trains until the last step; `acknowledged` is the newest step that was reported as saved.
-    fn train(&self, acknowledged: &mut u64) -> Result<(), ReplicatedError> {
-        let fence = open_together(&self.checkpoints, &job(), &self.effects, "job:7")?;
-        loop {
-            let (version, step, state) = self.newest()?;
-            assert_eq!(state, trained(step), "the state has each step once");
-            assert!(step >= *acknowledged, "step {acknowledged} was acknowledged, and {step} is the newest");
-            if step == STEPS {
-                return Ok(());
-            }
-            self.step(version, step + 1, &state, fence)?;
-            *acknowledged = step + 1;
-        }
-    }
-
-    fn step(&self, version: Version, step: u64, state: &str, fence: FenceEpoch) -> Result<(), ReplicatedError> {
-        let key = EffectKey::step("job:7", step);
-        let input = fingerprint(&step.to_string());
-        let reserved = self.effects.reserve_for(&self.checkpoints, &job(), key.clone(), input, None, fence)?;
-        assert!(matches!(reserved.value.outcome, IdempotencyOutcome::Reserved { .. }), "step {step} is not saved");
-        let request = SaveRequest::new(job(), version, fence).part("data", DATA).step(step);
-        let request = request.part("state", format!("{state} {step}").into_bytes());
-        self.checkpoints.save(request.completes(key.clone(), input))?;
-        self.effects.complete(key, reserved.version, IdempotencyOutcome::Completed { effect: None }, fence)?;
-        Ok(())
-    }
-}
-
-/// A part that never changes.
-const DATA: &[u8] = b"the same in each version";
-
-fn trained(step: u64) -> String {
-    (1..=step).map(|step| format!(" {step}")).collect()
+fn start(register: &Arc<dyn ChainRegister>, disk: &SimulatedDisk, replicas: &[&str], quorums: Quorums) -> Trainer {
+    Trainer::start(&store_over(register, Path::new("/"), replicas, Arc::new(disk.clone())), replicas, quorums)
 }
 
 /// Trains through one fault, and checks what is left at the end.
 fn train_through(disk: &SimulatedDisk, register: &Arc<dyn ChainRegister>, surviving: Surviving) {
     let mut acknowledged = 0;
-    let mut trainer = Trainer::start(register, disk, &["a"], ONE);
+    let mut trainer = start(register, disk, &["a"], ONE);
     for _ in 0..4 {
-        if let Err(error) = trainer.train(&mut acknowledged) {
+        assert!(trainer.newest().map_or(acknowledged, |(_, step, _)| step) >= acknowledged, "a step was lost");
+        if let Err(error) = trainer.train(|step| acknowledged = step) {
             assert!(!matches!(error.code(), "fenced" | "step_not_newer" | "effect_committed"), "{error}");
             if disk.is_off() {
                 disk.restart(surviving);
-                trainer = Trainer::start(register, disk, &["a"], ONE);
+                trainer = start(register, disk, &["a"], ONE);
             }
             disk.mend();
         }
@@ -91,7 +34,7 @@ fn train_through(disk: &SimulatedDisk, register: &Arc<dyn ChainRegister>, surviv
     disk.disarm();
     if disk.is_off() {
         disk.restart(surviving);
-        trainer = Trainer::start(register, disk, &["a"], ONE);
+        trainer = start(register, disk, &["a"], ONE);
     }
     disk.mend();
     assert_eq!(acknowledged.max(trainer.newest().expect("a state").1), STEPS);
@@ -101,12 +44,7 @@ fn train_through(disk: &SimulatedDisk, register: &Arc<dyn ChainRegister>, surviv
     assert_eq!(disk.read_link(&home.join("latest")).expect("a link").as_deref(), Some("000004"));
     let report = trainer.checkpoints.scrub(&job()).expect("a report");
     assert_eq!((report.whole, report.damaged.len()), (2, 0));
-    for step in 1..=STEPS {
-        let key = EffectKey::step("job:7", step);
-        let fence = open_together(&trainer.checkpoints, &job(), &trainer.effects, "job:7").expect("a fence");
-        let found = trainer.effects.reserve(key, fingerprint(&step.to_string()), None, fence).expect("a record");
-        assert_eq!(found.value.outcome, IdempotencyOutcome::Completed { effect: None }, "step {step}");
-    }
+    trainer.check_steps();
 }
 
 /// Trains with this fault at every operation of the disk.
@@ -219,9 +157,9 @@ fn saves_go_on_when_one_of_three_replicas_fails_at_any_operation() {
             let register: Arc<dyn ChainRegister> = Arc::new(MemoryRegister::new());
             let disk = SimulatedDisk::new(&THREE);
             disk.fail_at(number, kind, "/a");
-            let trainer = Trainer::start(&register, &disk, &THREE, TWO);
+            let trainer = start(&register, &disk, &THREE, TWO);
             let mut acknowledged = 0;
-            trainer.train(&mut acknowledged).expect("two replicas are enough");
+            trainer.train(|step| acknowledged = step).expect("two replicas are enough");
             assert_eq!(trainer.newest().expect("a state").2, trained(STEPS));
             disk.mend();
             let report = trainer.checkpoints.scrub(&job()).expect("a report");
@@ -241,10 +179,10 @@ fn a_replica_that_lies_about_syncs_is_found_out_and_repaired() {
         let register: Arc<dyn ChainRegister> = Arc::new(MemoryRegister::new());
         let disk = SimulatedDisk::new(&THREE);
         disk.lie_below("/a");
-        let trainer = Trainer::start(&register, &disk, &THREE, TWO);
-        trainer.train(&mut 0).expect("three replicas");
+        let trainer = start(&register, &disk, &THREE, TWO);
+        trainer.train(|_| ()).expect("three replicas");
         disk.restart(surviving);
-        let trainer = Trainer::start(&register, &disk, &THREE, TWO);
+        let trainer = start(&register, &disk, &THREE, TWO);
         assert_eq!(trainer.newest().expect("a state").2, trained(STEPS));
         trainer.checkpoints.scrub(&job()).expect("a report");
         assert_eq!(trainer.checkpoints.scrub(&job()).expect("a report").whole, 6);
@@ -255,8 +193,8 @@ fn a_replica_that_lies_about_syncs_is_found_out_and_repaired() {
 fn a_flipped_bit_in_any_file_of_a_replica_is_found_and_repaired() {
     let register: Arc<dyn ChainRegister> = Arc::new(MemoryRegister::new());
     let disk = SimulatedDisk::new(&THREE);
-    let trainer = Trainer::start(&register, &disk, &THREE, Quorums { write: 2, read: 2 });
-    trainer.train(&mut 0).expect("three replicas");
+    let trainer = start(&register, &disk, &THREE, Quorums { write: 2, read: 2 });
+    trainer.train(|_| ()).expect("three replicas");
     for replica in THREE {
         for file in ["state", "data", "sublet.json"] {
             disk.damage(&Path::new("/").join(replica).join("models/job:7:latest/000004").join(file));

@@ -3,6 +3,8 @@
 mod common;
 mod effects;
 mod faults;
+mod kills;
 mod replicas;
 mod saves;
 mod simulated_disk;
+mod trainer;
