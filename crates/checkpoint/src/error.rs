@@ -79,6 +79,14 @@ pub enum ReplicatedError {
         /// The newest step.
         newest: u64,
     },
+    /// A version that completed the effect is committed already.
+    #[error("{key} is committed already, by version {version}")]
+    EffectCommitted {
+        /// The effect.
+        key: EffectKey,
+        /// The version.
+        version: Version,
+    },
     /// Another process works on the effect under the same fence.
     #[error("{key} is being worked on by another process")]
     InProgress {
@@ -104,6 +112,12 @@ pub enum ReplicatedError {
         key: EffectKey,
         /// What the caller took for the version of its reservation.
         expected: Version,
+    },
+    /// `complete` was called with an outcome that is none.
+    #[error("{key} cannot be completed as reserved")]
+    NotAnOutcome {
+        /// The effect.
+        key: EffectKey,
     },
     /// The scope holds as many records as it may.
     #[error("{scope} holds {records} records of effects, and no more are taken")]
@@ -134,6 +148,12 @@ pub enum ReplicatedError {
         found: String,
         /// What the program expects.
         expected: String,
+    },
+    /// What was to be saved could not be read. Nothing was committed.
+    #[error("the parts of the checkpoint cannot be read: {reason}")]
+    Unreadable {
+        /// Which part, and why.
+        reason: String,
     },
     /// Fewer copies were written than the policy needs. Nothing was committed.
     #[error("{written} of {needed} copies were written{}", listed(causes))]
@@ -243,13 +263,16 @@ impl ReplicatedError {
             ReplicatedError::FenceNeverIssued { .. } => "fence_never_issued",
             ReplicatedError::VersionConflict { .. } => "version_conflict",
             ReplicatedError::StepNotNewer { .. } => "step_not_newer",
+            ReplicatedError::EffectCommitted { .. } => "effect_committed",
             ReplicatedError::InProgress { .. } => "in_progress",
             ReplicatedError::FingerprintMismatch { .. } => "fingerprint_mismatch",
             ReplicatedError::Forgotten { .. } => "forgotten",
             ReplicatedError::NotReserved { .. } => "not_reserved",
+            ReplicatedError::NotAnOutcome { .. } => "not_an_outcome",
             ReplicatedError::EffectsFull { .. } => "effects_full",
             ReplicatedError::EffectTooLarge { .. } => "effect_too_large",
             ReplicatedError::Mismatch { .. } => "mismatch",
+            ReplicatedError::Unreadable { .. } => "unreadable",
             ReplicatedError::TooFewWritten { .. } => "too_few_written",
             ReplicatedError::TooFewCopies { .. } => "too_few_copies",
             ReplicatedError::NoSuchVersion { .. } => "no_such_version",
@@ -275,6 +298,7 @@ impl ReplicatedError {
             ReplicatedError::FenceNeverIssued { .. } => "use the fence that opening the name returned",
             ReplicatedError::VersionConflict { .. } => "load the newest version and go on from there",
             ReplicatedError::StepNotNewer { .. } => "load the newest version and go on with the step after it",
+            ReplicatedError::EffectCommitted { .. } => "do not repeat it: load the newest version and go on from there",
             ReplicatedError::InProgress { .. } => {
                 "wait for the other process; if it is gone, open the name again, which takes over"
             }
@@ -283,9 +307,11 @@ impl ReplicatedError {
             }
             ReplicatedError::Forgotten { .. } => "do not repeat it: it was committed",
             ReplicatedError::NotReserved { .. } => "reserve the effect before it is completed",
+            ReplicatedError::NotAnOutcome { .. } => "complete it with `IdempotencyOutcome::Completed`",
             ReplicatedError::EffectsFull { .. } => "forget effects that cannot come again",
             ReplicatedError::EffectTooLarge { .. } => "save the result as a checkpoint and record its name",
             ReplicatedError::Mismatch { .. } => "run the program that saved it, or save under a new name",
+            ReplicatedError::Unreadable { .. } => "check the files named above, then save again",
             ReplicatedError::TooFewWritten { .. } => {
                 "nothing was committed: mend the replicas named above, then save again"
             }

@@ -30,7 +30,7 @@ use std::path::PathBuf;
 pub const ENTRY_BYTES_MAX: usize = 1 << 20;
 
 /// Chains of numbered entries. Implementations are linearizable: what one process created, every other one sees.
-pub trait Register: Send + Sync {
+pub trait ChainRegister: Send + Sync {
     /// Creates an entry, durably, if its number is the next one of the chain.
     ///
     /// An error other than [`RegisterError::Unavailable`] means that nothing was created. After

@@ -11,7 +11,7 @@
 //! SQLite do not hold, so such a place is refused.
 
 use super::file_system::{FileSystem, file_system_of};
-use super::{Creation, ENTRY_BYTES_MAX, NumberedEntry, Register, RegisterError};
+use super::{ChainRegister, Creation, ENTRY_BYTES_MAX, NumberedEntry, RegisterError};
 use crate::names::ChainName;
 use rusqlite::{Connection, ErrorCode, OptionalExtension, params};
 use std::fs::File;
@@ -84,7 +84,7 @@ impl SqliteRegister {
     }
 }
 
-impl Register for SqliteRegister {
+impl ChainRegister for SqliteRegister {
     fn create(&self, chain: &ChainName, number: u64, entry: &[u8]) -> Result<Creation, RegisterError> {
         if entry.len() > ENTRY_BYTES_MAX {
             return Err(RegisterError::TooLarge { bytes: entry.len(), most: ENTRY_BYTES_MAX });
