@@ -9,6 +9,7 @@
 //!   sublet (crates/sdk)  knows wire and checkpoint; it reaches the daemon over its API only
 //!   cli                  knows sublet, for its client of the API, wire, shim-wire, replay and softgpu, and starts daemon
 //!   sim, bench, blackbox, xtask   may know all, and no other knows them
+//!   cookbook             knows sublet, as users' programs do
 //!   examples             know no other; their tests know the soft GPUs
 //! ```
 
@@ -26,7 +27,7 @@ enum MayKnow {
     Everything,
 }
 
-const RULES: [(&str, MayKnow); 21] = [
+const RULES: [(&str, MayKnow); 24] = [
     ("sublet-core", MayKnow::Only(&[])),
     ("sublet-wire", MayKnow::Only(&[])),
     ("sublet-checkpoint", MayKnow::Only(&[])),
@@ -63,6 +64,9 @@ const RULES: [(&str, MayKnow); 21] = [
         "sublet-examples",
         MayKnow::PlusInTests(&[], &["sublet-softgpu", "sublet-softgpu-cuda", "sublet-softgpu-nvml", "sublet-shim"]),
     ),
+    ("cookbook-preemptible-training", MayKnow::Only(&["sublet"])),
+    ("cookbook-gpu-studio", MayKnow::Only(&["sublet"])),
+    ("cookbook-five-minute-gpu", MayKnow::Only(&["sublet"])),
     ("sublet-sim", MayKnow::Everything),
     ("sublet-bench", MayKnow::Everything),
     ("sublet-blackbox", MayKnow::Everything),

@@ -5,6 +5,8 @@
 
 use crate::client::{CallError, ConnectError, DaemonClient};
 use crate::lease::LeaseStatus;
+use crate::training::TrainingError;
+use sublet_checkpoint::ReplicatedError;
 use sublet_wire::{Code, LeaseEnd, Problem};
 use thiserror::Error;
 
@@ -223,6 +225,12 @@ pub enum GrafosError {
     /// A lease could not be had, used or renewed.
     #[error(transparent)]
     Fabric(#[from] FabricError),
+    /// A checkpoint or an effect could not be saved, read or completed.
+    #[error(transparent)]
+    Replicated(#[from] ReplicatedError),
+    /// A training step was not committed.
+    #[error(transparent)]
+    Training(#[from] TrainingError),
 }
 
 impl GrafosError {
@@ -230,6 +238,8 @@ impl GrafosError {
     pub fn code(&self) -> &'static str {
         match self {
             GrafosError::Fabric(error) => error.code(),
+            GrafosError::Replicated(error) => error.code(),
+            GrafosError::Training(error) => error.code(),
         }
     }
 
@@ -237,6 +247,8 @@ impl GrafosError {
     pub fn remedy(&self) -> &str {
         match self {
             GrafosError::Fabric(error) => error.remedy(),
+            GrafosError::Replicated(error) => error.remedy(),
+            GrafosError::Training(error) => error.remedy(),
         }
     }
 }

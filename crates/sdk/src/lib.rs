@@ -3,7 +3,8 @@
 //! ```text
 //!   Fabric, GpuBuilder ── acquire ──► GpuLease          a lease, given back when it is dropped
 //!                                       ├── RenewalManager     renews it while it is used
-//!                                       └── GpuSession         memory, modules and launches on it
+//!                                       ├── GpuSession         memory, modules and launches on it
+//!                                       └── training           steps that are committed once, in `replicated` checkpoints
 //! ```
 //! ```no_run
 //! use sublet::{GpuBuilder, GpuExclusivityClass, LeaseStatus};
@@ -27,6 +28,7 @@ mod lease;
 mod renewal;
 mod session;
 pub mod testing;
+pub mod training;
 
 pub use builder::{GpuBuilder, GpuExclusivityClass};
 pub use error::{FabricError, GrafosError};
@@ -34,4 +36,5 @@ pub use fabric::Fabric;
 pub use lease::{GpuLease, LeaseStatus, LeaseUsage};
 pub use renewal::{BackgroundRenewal, NearExpiryCause, RenewWhen, RenewalEvent, RenewalManager, RenewalPolicy};
 pub use session::{GpuBuffer, GpuModule, GpuSession, GpuStream, KernelArgs};
+pub use sublet_checkpoint as replicated;
 pub use sublet_wire::{ErrorCount, Preempt, Tier};

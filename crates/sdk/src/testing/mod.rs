@@ -24,6 +24,7 @@ use crate::fabric::{self, Fabric};
 use daemon::PrivateDaemon;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 use sublet_wire::{Code, Lease, LeaseState};
 
@@ -31,6 +32,11 @@ use sublet_wire::{Code, Lease, LeaseState};
 const GPUS: &str = "soft:4x24GiB";
 /// How long a lease may take to get to a state.
 const SETTLE_WITHIN: Duration = Duration::from_secs(30);
+
+/// How long a program that uses a GPU may take to be parkable.
+const PARKABLE_WITHIN: Duration = Duration::from_secs(10);
+/// The pause between two tries.
+const PAUSE: Duration = Duration::from_millis(10);
 
 static DAEMON: Mutex<Option<Arc<PrivateDaemon>>> = Mutex::new(None);
 
@@ -78,10 +84,21 @@ impl LocalHost {
         }
     }
 
-    /// Moves the VRAM of a lease to host memory, and waits until it is there.
+    /// Moves the VRAM of a lease to host memory, and waits until it is there. A program that has just begun to use the
+    /// GPU cannot be parked yet; this is repeated for a while.
     pub fn park(&self, lease: &str) -> Result<(), FabricError> {
-        self.command(lease, "park")?;
-        self.await_state(lease, LeaseState::Parked)
+        let deadline = Instant::now() + PARKABLE_WITHIN;
+        loop {
+            match self.command(lease, "park") {
+                Ok(_) => return self.await_state(lease, LeaseState::Parked),
+                Err(FabricError::Refused(problem))
+                    if problem.code == Code::NotParkable && Instant::now() < deadline =>
+                {
+                    thread::sleep(PAUSE);
+                }
+                Err(error) => return Err(error),
+            }
+        }
     }
 
     /// Moves the VRAM of a parked lease back, and waits until it is there.
