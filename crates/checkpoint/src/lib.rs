@@ -46,7 +46,8 @@ pub use policy::{
 };
 pub use replica::read::LoadedPart;
 pub use replicated::{
-    CheckpointSummary, DamagedCopy, LoadedCheckpoint, ReplicatedCheckpoint, SaveReport, SaveRequest, ScrubReport,
+    BackgroundSaver, CheckpointSummary, DamagedCopy, LoadedCheckpoint, ReplicatedCheckpoint, SaveReport, SaveRequest,
+    ScrubReport,
 };
 pub use store::{CHECKPOINTS_VARIABLE, CheckpointStore, StallLimits};
 
