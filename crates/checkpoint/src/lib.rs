@@ -11,10 +11,13 @@
 //! which effect is completed. A [`CheckpointStore`] is a register and the directories of the copies.
 //! [`ReplicatedCheckpoint`] saves and loads; [`ReplicatedIdempotencyStore`] commits a step once.
 //!
+//! [`Durable`] saves one value in place, without a register.
+//!
 //! Absent on purpose: the daemon, leases and GPUs. This crate works without them.
 
 mod chain;
 mod content;
+mod durable;
 mod effect_store;
 mod error;
 pub mod files;
@@ -31,6 +34,7 @@ mod store;
 
 pub use chain::checkpoint::CommittedEffect;
 pub use content::{CheckpointPart, PartSource};
+pub use durable::{Blocks, Durable, DurableError, FileBlocks};
 pub use effect_store::{EffectState, IdempotencyOutcome, ReplicatedIdempotencyStore, VersionedValue, open_together};
 pub use error::{ReplicaFailure, ReplicatedError};
 pub use names::{
@@ -42,7 +46,8 @@ pub use policy::{
 };
 pub use replica::read::LoadedPart;
 pub use replicated::{
-    CheckpointSummary, DamagedCopy, LoadedCheckpoint, ReplicatedCheckpoint, SaveReport, SaveRequest, ScrubReport,
+    BackgroundSaver, CheckpointSummary, DamagedCopy, LoadedCheckpoint, ReplicatedCheckpoint, SaveReport, SaveRequest,
+    ScrubReport,
 };
 pub use store::{CHECKPOINTS_VARIABLE, CheckpointStore, StallLimits};
 

@@ -78,3 +78,6 @@ impl Fences {
         self.check(fence).map_err(|error| error.to_string())
     }
 }
+
+#[cfg(test)]
+mod model_tests;

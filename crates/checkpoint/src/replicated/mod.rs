@@ -15,11 +15,13 @@
 //!
 //! Absent on purpose: the daemon, GPUs and leases.
 
+mod background;
 mod load;
 mod request;
 mod save;
 mod scrub;
 
+pub use background::BackgroundSaver;
 pub use load::LoadedCheckpoint;
 pub use request::SaveRequest;
 pub use save::SaveReport;

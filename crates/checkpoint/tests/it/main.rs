@@ -1,8 +1,10 @@
 //! Checkpoints and effects as a program uses them.
 
+mod background;
 mod common;
 mod effects;
 mod faults;
+mod hanging_disk;
 mod kills;
 mod replicas;
 mod saves;

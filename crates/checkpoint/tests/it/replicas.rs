@@ -1,12 +1,12 @@
 //! Several copies, of which some are lost, damaged or slow.
 
 use crate::common::{Quorums, TWO, checkpoints, job, names_in, register, resource, store_over, three_replicas};
+use crate::hanging_disk::HangingDisk;
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
-use sublet_checkpoint::files::{Files, LocalDisk, ReadFile, WriteFile};
+use sublet_checkpoint::files::LocalDisk;
 use sublet_checkpoint::{FenceEpoch, ReplicaHealth, ReplicatedCheckpoint, SaveRequest, StallLimits, Version};
 
 const STATE: &[u8] = b"weights of step 1";
@@ -134,71 +134,6 @@ fn what_a_stale_process_prepared_is_removed_when_the_name_is_opened() {
     let other = self::checkpoints(&store, &["a", "b", "c"], TWO);
     other.open(&job()).expect("a fence");
     assert_eq!(names_in(&home), ["000001", "latest", "notes.txt"]);
-}
-
-/// A disk on which files below `c` cannot be made while it hangs.
-#[derive(Clone, Default)]
-struct HangingDisk(Arc<(Mutex<bool>, Condvar)>);
-
-impl HangingDisk {
-    fn hang(&self, hangs: bool) {
-        *self.0.0.lock().expect("no panic") = hangs;
-        self.0.1.notify_all();
-    }
-}
-
-impl Files for HangingDisk {
-    fn create_dir_all(&self, directory: &Path) -> io::Result<()> {
-        LocalDisk.create_dir_all(directory)
-    }
-
-    fn create(&self, path: &Path) -> io::Result<Box<dyn WriteFile>> {
-        if path.components().any(|component| component.as_os_str() == "c") {
-            let hangs = self.0.0.lock().expect("no panic");
-            drop(self.0.1.wait_while(hangs, |hangs| *hangs).expect("no panic"));
-        }
-        LocalDisk.create(path)
-    }
-
-    fn open(&self, path: &Path) -> io::Result<Box<dyn ReadFile>> {
-        LocalDisk.open(path)
-    }
-
-    fn hard_link(&self, existing: &Path, new: &Path) -> io::Result<()> {
-        LocalDisk.hard_link(existing, new)
-    }
-
-    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        LocalDisk.rename(from, to)
-    }
-
-    fn symlink(&self, target: &str, link: &Path) -> io::Result<()> {
-        LocalDisk.symlink(target, link)
-    }
-
-    fn read_link(&self, link: &Path) -> io::Result<Option<String>> {
-        LocalDisk.read_link(link)
-    }
-
-    fn list(&self, directory: &Path) -> io::Result<Vec<String>> {
-        LocalDisk.list(directory)
-    }
-
-    fn check_dir(&self, directory: &Path) -> io::Result<()> {
-        LocalDisk.check_dir(directory)
-    }
-
-    fn remove_dir_all(&self, directory: &Path) -> io::Result<()> {
-        LocalDisk.remove_dir_all(directory)
-    }
-
-    fn remove_file(&self, path: &Path) -> io::Result<()> {
-        LocalDisk.remove_file(path)
-    }
-
-    fn sync_dir(&self, directory: &Path) -> io::Result<()> {
-        LocalDisk.sync_dir(directory)
-    }
 }
 
 #[test]
