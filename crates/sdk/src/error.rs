@@ -6,7 +6,8 @@
 use crate::client::{CallError, ConnectError, DaemonClient};
 use crate::lease::LeaseStatus;
 use crate::training::TrainingError;
-use sublet_checkpoint::ReplicatedError;
+use std::path::PathBuf;
+use sublet_checkpoint::{DurableError, ReplicatedError};
 use sublet_wire::{Code, LeaseEnd, Problem};
 use thiserror::Error;
 
@@ -80,6 +81,17 @@ pub enum FabricError {
     /// A call has an argument that cannot be used.
     #[error("{0}")]
     InvalidArgument(String),
+    /// A value could not be saved in its blocks, or restored. Progress must not be reported.
+    #[error(transparent)]
+    Durable(#[from] DurableError),
+    /// The file of blocks cannot be used.
+    #[error("{} cannot be used for blocks", path.display())]
+    Blocks {
+        /// The file or its directory.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
     /// CUDA's driver cannot be used.
     #[error("{reason}")]
     NoDriver {
@@ -124,6 +136,8 @@ impl FabricError {
             FabricError::Refused(problem) => problem.code.as_str(),
             FabricError::Senseless { .. } => "senseless",
             FabricError::InvalidArgument(_) => "invalid_argument",
+            FabricError::Durable(error) => error.code(),
+            FabricError::Blocks { .. } => "blocks",
             FabricError::NoDriver { .. } => "no_driver",
             FabricError::Driver { .. } => "driver",
             FabricError::NoLocalHost { .. } => "no_local_host",
@@ -153,6 +167,10 @@ impl FabricError {
                 "free memory, or acquire a larger lease: `sublet ps` shows what this one is for"
             }
             FabricError::Driver { .. } => "correct the call, or look at the kernel; the lease is not affected",
+            FabricError::Durable(error) => error.remedy(),
+            FabricError::Blocks { .. } => {
+                "is the directory writable, has the disk room, and is the file open in no other program?"
+            }
             FabricError::NoDriver { hint, .. } | FabricError::NoLocalHost { hint, .. } => hint,
             FabricError::NoThread(_) => "raise the limit of processes (`ulimit -u`), or end others",
         })
@@ -228,6 +246,9 @@ pub enum GrafosError {
     /// A checkpoint or an effect could not be saved, read or completed.
     #[error(transparent)]
     Replicated(#[from] ReplicatedError),
+    /// A value could not be saved in its blocks, or restored.
+    #[error(transparent)]
+    Durable(#[from] DurableError),
     /// A training step was not committed.
     #[error(transparent)]
     Training(#[from] TrainingError),
@@ -239,6 +260,7 @@ impl GrafosError {
         match self {
             GrafosError::Fabric(error) => error.code(),
             GrafosError::Replicated(error) => error.code(),
+            GrafosError::Durable(error) => error.code(),
             GrafosError::Training(error) => error.code(),
         }
     }
@@ -248,6 +270,7 @@ impl GrafosError {
         match self {
             GrafosError::Fabric(error) => error.remedy(),
             GrafosError::Replicated(error) => error.remedy(),
+            GrafosError::Durable(error) => error.remedy(),
             GrafosError::Training(error) => error.remedy(),
         }
     }

@@ -19,6 +19,7 @@
 //! ```
 //! Absent on purpose: decisions, which are the daemon's, and an async runtime.
 
+mod block;
 mod builder;
 pub mod client;
 mod clock;
@@ -30,6 +31,7 @@ mod session;
 pub mod testing;
 pub mod training;
 
+pub use block::{BLOCK_BYTES, BlockBuilder, BlockLease};
 pub use builder::{GpuBuilder, GpuExclusivityClass};
 pub use error::{FabricError, GrafosError};
 pub use fabric::Fabric;
@@ -37,4 +39,5 @@ pub use lease::{GpuLease, LeaseStatus, LeaseUsage};
 pub use renewal::{BackgroundRenewal, NearExpiryCause, RenewWhen, RenewalEvent, RenewalManager, RenewalPolicy};
 pub use session::{GpuBuffer, GpuModule, GpuSession, GpuStream, KernelArgs};
 pub use sublet_checkpoint as replicated;
+pub use sublet_checkpoint::{Durable, DurableError};
 pub use sublet_wire::{ErrorCount, Preempt, Tier};
