@@ -6,6 +6,7 @@ mod effects;
 mod faults;
 mod hanging_disk;
 mod kills;
+mod recipe;
 mod replicas;
 mod saves;
 mod simulated_disk;
