@@ -205,6 +205,12 @@ pub enum ReplicatedError {
         /// The locator's generation.
         expected: u64,
     },
+    /// A register that is to be rebuilt holds something already.
+    #[error("the register holds {chains} chains, and only an empty one can be rebuilt")]
+    NotEmpty {
+        /// How many chains it holds.
+        chains: usize,
+    },
     /// The register holds something that this release does not understand, or that contradicts itself.
     #[error("entry {number} of chain `{chain}` cannot be used: {reason}")]
     Corrupt {
@@ -279,6 +285,7 @@ impl ReplicatedError {
             ReplicatedError::Pruned { .. } => "pruned",
             ReplicatedError::Kept { .. } => "kept",
             ReplicatedError::OldGeneration { .. } => "old_generation",
+            ReplicatedError::NotEmpty { .. } => "register_not_empty",
             ReplicatedError::Corrupt { .. } => "corrupt",
             ReplicatedError::EarlierSave { .. } => "earlier_save_failed",
             ReplicatedError::File { .. } => "file",
@@ -325,6 +332,7 @@ impl ReplicatedError {
             ReplicatedError::OldGeneration { .. } => {
                 "connect to the register that was rebuilt last; this one is an older copy"
             }
+            ReplicatedError::NotEmpty { .. } => "move its file away, so that a new one is made",
             ReplicatedError::Corrupt { .. } => {
                 "upgrade Sublet if another release wrote it; otherwise `sublet checkpoint rebuild` makes a new register"
             }

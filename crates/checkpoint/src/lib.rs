@@ -26,6 +26,7 @@ mod names;
 mod nonce;
 mod patience;
 mod policy;
+mod rebuild;
 pub mod register;
 mod replica;
 mod replicated;
@@ -44,6 +45,7 @@ pub use names::{
 pub use policy::{
     FailureDomain, PlacementPolicy, ReplicaHealth, ReplicaLocator, ReplicaPolicy, ReplicaRole, ReplicaSetLocator,
 };
+pub use rebuild::{RebuildReport, RebuiltCheckpoint};
 pub use replica::read::LoadedPart;
 pub use replicated::{
     BackgroundSaver, CheckpointSummary, DamagedCopy, LoadedCheckpoint, ReplicatedCheckpoint, SaveReport, SaveRequest,

@@ -173,6 +173,11 @@ impl ReplicaSetLocator {
     pub fn new(generation: ResourceGeneration, replicas: Vec<ReplicaLocator>) -> ReplicaSetLocator {
         ReplicaSetLocator { generation, replicas }
     }
+
+    /// The copies.
+    pub fn replicas(&self) -> &[ReplicaLocator] {
+        &self.replicas
+    }
 }
 
 #[cfg(test)]

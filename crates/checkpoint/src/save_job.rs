@@ -185,7 +185,7 @@ impl PartReader {
     pub fn next(&mut self) -> io::Result<Option<Bytes>> {
         let length = (self.bytes - self.offset).min(CHUNK_BYTES as u64);
         if length == 0 {
-            return Ok(None);
+            return self.check_length().map(|()| None);
         }
         let start = self.offset;
         self.offset += length;
@@ -198,6 +198,16 @@ impl PartReader {
                 file.read_exact_at(&mut chunk, start)?;
                 Ok(Some(chunk.into()))
             }
+        }
+    }
+
+    /// Refuses a file that another program has written on.
+    fn check_length(&self) -> io::Result<()> {
+        match &self.source {
+            OpenSource::File(file) if file.metadata()?.len() != self.bytes => {
+                Err(io::Error::other("it changed while it was saved"))
+            }
+            _ => Ok(()),
         }
     }
 }

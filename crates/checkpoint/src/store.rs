@@ -158,6 +158,11 @@ impl CheckpointStore {
         Ok(chains.iter().filter_map(ChainName::checkpoint).collect())
     }
 
+    /// The same store, after its register was rebuilt.
+    pub(crate) fn at_generation(self, generation: ResourceGeneration) -> CheckpointStore {
+        CheckpointStore { generation, ..self }
+    }
+
     pub(crate) fn register(&self) -> &Arc<dyn ChainRegister> {
         &self.register
     }

@@ -18,13 +18,16 @@ mod write;
 use crate::chain::checkpoint::VersionChain;
 use crate::content::SUCCESS;
 use crate::files::{Files, write_new};
-use crate::names::{CheckpointName, LogicalResourceName, ReplicaId, Version, escape};
+use crate::names::{CheckpointName, LogicalResourceName, ReplicaId, Version, escape, unescape};
 use crate::nonce::Nonce;
 use layout::{HomeEntry, LATEST, Staging, StagingKind};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// The files at a replica's root that name the generations it was used for.
+const GENERATION: &str = ".generation-";
 
 /// A replica's directory, and how its bytes are written.
 #[derive(Clone)]
@@ -82,6 +85,33 @@ impl ReplicaDirectory {
     /// Counts a step of work, so that slow is told from hung.
     fn advance(&self) {
         self.progress.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The checkpoints that lie here, by the names of their directories.
+    pub fn homes(&self) -> io::Result<Vec<(LogicalResourceName, CheckpointName)>> {
+        let mut homes = Vec::new();
+        for (component, resource) in names_of(self.files.list(&self.root)?) {
+            for (_, name) in names_of(self.files.list(&self.root.join(component))?) {
+                homes.push((LogicalResourceName::new(&resource), CheckpointName::new(name)));
+            }
+        }
+        Ok(homes)
+    }
+
+    /// The highest generation of a register that was rebuilt from this replica; 1 if none was.
+    pub fn generation(&self) -> io::Result<u64> {
+        let names = self.files.list(&self.root)?;
+        let marked = names.iter().filter_map(|name| name.strip_prefix(GENERATION)?.parse().ok());
+        Ok(marked.max().unwrap_or(1))
+    }
+
+    /// Notes, durably, that a register of this generation was rebuilt from this replica.
+    pub fn mark_generation(&self, generation: u64) -> io::Result<()> {
+        match write_new(&*self.files, &self.root.join(format!("{GENERATION}{generation}")), b"") {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            other => other?,
+        }
+        self.files.sync_dir(&self.root)
     }
 
     /// The numbers of the published versions, in order.
@@ -203,6 +233,11 @@ impl ReplicaDirectory {
             _ => Ok(()),
         }
     }
+}
+
+/// The names that were escaped to these components. Others are not Sublet's.
+fn names_of(components: Vec<String>) -> Vec<(String, String)> {
+    components.into_iter().filter_map(|component| unescape(&component).map(|name| (component, name))).collect()
 }
 
 /// The version that is published under this name.

@@ -5,7 +5,7 @@ use super::{CheckpointHome, ReplicaDirectory};
 use crate::chain::checkpoint::VersionChain;
 use crate::content::MANIFEST;
 use crate::files::read_small;
-use crate::manifest::{ChunkHash, MANIFEST_BYTES_MAX, ManifestPart, SealedManifest};
+use crate::manifest::{ChunkHash, MANIFEST_BYTES_MAX, Manifest, ManifestPart, SealedManifest};
 use crate::names::Version;
 use bytes::Bytes;
 use std::io;
@@ -37,6 +37,23 @@ pub struct WholeCopy {
     pub parts: Option<Vec<LoadedPart>>,
 }
 
+/// A version that is whole by its own manifest. No register says that it was committed.
+pub struct UnprovenVersion {
+    /// What it says of itself.
+    pub manifest: SealedManifest,
+    /// How far it came.
+    pub stage: CommitStage,
+}
+
+/// How far a version came, by the name of its directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum CommitStage {
+    /// It was written. A register may have committed it.
+    Prepared,
+    /// A register had committed it: it was published.
+    Committed,
+}
+
 impl ReplicaDirectory {
     /// Reads a committed version; the error says why the copy is not whole.
     pub fn read(
@@ -49,15 +66,41 @@ impl ReplicaDirectory {
         let saved = state.version(version).map_err(|error| error.to_string())?;
         self.publish_if_prepared(home, state, version).map_err(|error| error.to_string())?;
         let manifest = self.read_manifest(home, version, &saved.manifest)?;
-        let at = self.path(home).join(version.directory());
-        let chunk_bytes = manifest.manifest.chunk_bytes;
+        let parts = self.read_parts(&self.path(home).join(version.directory()), &manifest.manifest, keep)?;
+        Ok(WholeCopy { manifest, parts: (keep == CheckedBytes::Kept).then_some(parts) })
+    }
+
+    /// Reads the parts of a version that lies here, and checks them against its manifest.
+    fn read_parts(&self, at: &Path, manifest: &Manifest, keep: CheckedBytes) -> Result<Vec<LoadedPart>, String> {
         let mut parts = Vec::new();
-        for part in &manifest.manifest.parts {
-            let bytes = self.read_part(&at.join(&part.name), part, chunk_bytes, keep);
+        for part in &manifest.parts {
+            let bytes = self.read_part(&at.join(&part.name), part, manifest.chunk_bytes, keep);
             let bytes = bytes.map_err(|error| format!("part `{}`: {error}", part.name))?;
             parts.push(LoadedPart { name: part.name.clone(), bytes });
         }
-        Ok(WholeCopy { manifest, parts: (keep == CheckedBytes::Kept).then_some(parts) })
+        Ok(parts)
+    }
+
+    /// Every whole version of a checkpoint that lies here, committed or not.
+    pub fn whole_versions(&self, home: &CheckpointHome) -> io::Result<Vec<UnprovenVersion>> {
+        let mut found = Vec::new();
+        for name in self.files.list(&self.path(home))? {
+            let (version, stage) = match layout::parse(&name) {
+                HomeEntry::Version(version) => (version, CommitStage::Committed),
+                HomeEntry::Staging(staging) if staging.kind == layout::StagingKind::Prepared => {
+                    (staging.version, CommitStage::Prepared)
+                }
+                _ => continue,
+            };
+            let at = self.path(home).join(&name);
+            let bytes = read_small(&*self.files, &at.join(MANIFEST), MANIFEST_BYTES_MAX);
+            let Some(manifest) = bytes.ok().and_then(|bytes| SealedManifest::parse(bytes).ok()) else { continue };
+            let is_whole = || self.read_parts(&at, &manifest.manifest, CheckedBytes::Dropped).is_ok();
+            if manifest.manifest.version == version && is_whole() {
+                found.push(UnprovenVersion { manifest, stage });
+            }
+        }
+        Ok(found)
     }
 
     /// The manifest of a committed version with this hash; the error says why it is not there.

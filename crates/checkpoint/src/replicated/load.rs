@@ -3,7 +3,7 @@
 //! As many replicas are read as the read quorum needs; for each that fails, the next one is asked. The
 //! copies that were found damaged are replaced by a good one before the call returns.
 
-use super::ReplicatedCheckpoint;
+use super::{ReplicatedCheckpoint, start_thread};
 use crate::chain::checkpoint::VersionChain;
 use crate::content::UNNAMED_PART;
 use crate::error::{ReplicaFailure, ReplicatedError};
@@ -16,9 +16,9 @@ use crate::replica::layout::{Staging, StagingKind};
 use crate::replica::read::{CheckedBytes, LoadedPart, WholeCopy};
 use crate::store::draw_nonce;
 use bytes::Bytes;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 /// How often a load begins anew because its version was pruned while it was read.
 const ATTEMPTS: usize = 16;
@@ -138,7 +138,7 @@ impl ReplicatedCheckpoint {
     ) -> CopiesRead {
         let (sender, reports): (Sender<CopyRead>, Receiver<CopyRead>) = channel();
         let mut waiting = self.in_reading_order().into_iter();
-        let mut reading: Vec<usize> = Vec::new();
+        let mut reading: Vec<(usize, Weak<()>)> = Vec::new();
         let mut keep = CheckedBytes::Kept;
         let mut read = CopiesRead { whole: Vec::new(), damaged: Vec::new(), failures: Vec::new() };
         while read.whole.len() < needed {
@@ -146,7 +146,7 @@ impl ReplicatedCheckpoint {
                 && let Some(index) = waiting.next()
             {
                 match self.start_reading(index, home, state, version, keep, sender.clone()) {
-                    Ok(()) => reading.push(index),
+                    Ok(thread) => reading.push((index, thread)),
                     Err(reason) => read.failures.push(self.failure(index, reason)),
                 }
                 // One copy in memory is enough.
@@ -155,9 +155,11 @@ impl ReplicatedCheckpoint {
             if reading.is_empty() {
                 return read;
             }
-            match self.next_report(&reports, &reading) {
+            let limits = self.shared.store.limits();
+            let limit = if waiting.len() > 0 { limits.surplus } else { limits.needed };
+            match self.next_report(&reports, &reading, limit) {
                 Some((index, outcome)) => {
-                    reading.retain(|other| *other != index);
+                    reading.retain(|(other, _)| *other != index);
                     if outcome.is_err() && read.whole.is_empty() {
                         keep = CheckedBytes::Kept;
                     }
@@ -165,7 +167,8 @@ impl ReplicatedCheckpoint {
                 }
                 // A replica that hangs is given up; the next ones are asked instead.
                 None => {
-                    for index in reading.drain(..) {
+                    for (index, thread) in reading.drain(..) {
+                        self.shared.replicas[index].directory.leave_behind(thread);
                         self.shared.replicas[index].set_health(ReplicaHealth::Failed);
                         read.failures.push(self.failure(index, "it made no progress".to_owned()));
                     }
@@ -195,6 +198,7 @@ impl ReplicatedCheckpoint {
         let replicas = &self.shared.replicas;
         let mut voters: Vec<usize> = (0..replicas.len()).filter(|index| replicas[*index].is_voter()).collect();
         voters.sort_by_key(|index| match replicas[*index].health() {
+            _ if replicas[*index].directory.is_stuck() => 3,
             ReplicaHealth::Healthy => 0,
             ReplicaHealth::Degraded => 1,
             ReplicaHealth::Failed => 2,
@@ -210,25 +214,29 @@ impl ReplicatedCheckpoint {
         version: Version,
         keep: CheckedBytes,
         sender: Sender<CopyRead>,
-    ) -> Result<(), String> {
+    ) -> Result<Weak<()>, String> {
         let directory = self.shared.replicas[index].directory.clone();
         let (home, state) = (home.clone(), Arc::clone(state));
-        let work = move || {
+        let started = start_thread("checkpoint read", move || {
             let read = directory.read(&home, &state, version, keep);
             // The load may have gone on without this replica.
             let _ = sender.send((index, read));
-        };
-        let spawned = thread::Builder::new().name("checkpoint read".to_owned()).spawn(work);
-        spawned.map(|_| ()).map_err(|error| format!("no thread could be started: {error}"))
+        });
+        started.map_err(|error| format!("no thread could be started: {error}"))
     }
 
     /// The next report; `None` if none of these replicas makes progress.
-    fn next_report(&self, reports: &Receiver<CopyRead>, reading: &[usize]) -> Option<CopyRead> {
+    fn next_report(
+        &self,
+        reports: &Receiver<CopyRead>,
+        reading: &[(usize, Weak<()>)],
+        limit: Duration,
+    ) -> Option<CopyRead> {
         let progress = || {
-            let each = reading.iter().map(|index| self.shared.replicas[*index].directory.progress());
+            let each = reading.iter().map(|(index, _)| self.shared.replicas[*index].directory.progress());
             each.fold(0, u64::wrapping_add)
         };
-        patience::receive(reports, self.shared.store.limits().needed, progress)
+        patience::receive(reports, limit, progress)
     }
 
     fn check_usable(&self, manifest: &SealedManifest, version: Version) -> Result<(), ReplicatedError> {

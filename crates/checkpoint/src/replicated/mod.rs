@@ -36,12 +36,15 @@ use crate::manifest::SealedManifest;
 use crate::names::{
     ChainName, CheckpointName, FenceEpoch, LogicalResourceName, PolicyHash, ReplicaId, SchemaId, Version, hex,
 };
+use crate::patience;
 use crate::policy::{ReplicaHealth, ReplicaPolicy, ReplicaRole, ReplicaSetLocator};
 use crate::replica::{CheckpointHome, ReplicaDirectory};
 use crate::store::CheckpointStore;
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::{io, thread};
 
 /// The checkpoints of one resource. Clones share what they know of the register.
 #[derive(Clone)]
@@ -278,19 +281,56 @@ impl ReplicatedCheckpoint {
         if given < current { Err(ReplicatedError::Fenced { given, current }) } else { Ok(()) }
     }
 
-    /// Brings the replicas' directories in line with the register. A replica that fails is swept another time.
+    /// Brings the replicas' directories in line with the register. A replica that fails or hangs is
+    /// swept another time.
     fn sweep(&self, name: &CheckpointName, state: &VersionChain) -> Result<(), ReplicatedError> {
         let home = self.home(name)?;
-        for replica in &self.shared.replicas {
-            if replica.directory.is_stuck() {
-                continue;
+        let state = Arc::new(state.clone());
+        let replicas = &self.shared.replicas;
+        let (sender, reports) = channel();
+        let mut pending = BTreeMap::new();
+        for (index, replica) in replicas.iter().enumerate().filter(|(_, replica)| !replica.directory.is_stuck()) {
+            let (directory, home, state) = (replica.directory.clone(), home.clone(), Arc::clone(&state));
+            let sender = sender.clone();
+            let thread = start_thread("checkpoint sweep", move || {
+                // The caller may have gone on without this replica.
+                let _ = sender.send((index, directory.sweep(&home, &state)));
+            });
+            match thread {
+                Ok(thread) => drop(pending.insert(index, thread)),
+                Err(_) => replica.set_health(ReplicaHealth::Failed),
             }
-            if replica.directory.sweep(&home, state).is_err() {
-                replica.set_health(ReplicaHealth::Failed);
+        }
+        let limits = self.shared.store.limits();
+        while !pending.is_empty() {
+            let is_enough = replicas.len() - pending.len() >= self.shared.policy.writes_needed();
+            let limit = if is_enough { limits.surplus } else { limits.needed };
+            let progress =
+                || pending.keys().map(|index| replicas[*index].directory.progress()).fold(0, u64::wrapping_add);
+            let Some((index, swept)) = patience::receive(&reports, limit, progress) else { break };
+            pending.remove(&index);
+            if swept.is_err() {
+                replicas[index].set_health(ReplicaHealth::Failed);
             }
+        }
+        for (index, thread) in pending {
+            replicas[index].directory.leave_behind(thread);
+            replicas[index].set_health(ReplicaHealth::Failed);
         }
         Ok(())
     }
+}
+
+/// Starts a thread. The other end can be upgraded while it runs.
+fn start_thread(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<Weak<()>> {
+    let running = Arc::new(());
+    let thread = Arc::downgrade(&running);
+    let work = move || {
+        let _running = running;
+        work();
+    };
+    thread::Builder::new().name(name.to_owned()).spawn(work)?;
+    Ok(thread)
 }
 
 impl ReplicaMember {

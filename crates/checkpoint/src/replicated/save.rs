@@ -9,7 +9,7 @@
 //! goes on when write_quorum voters are prepared and the others are prepared too, failed, or have made
 //! no progress for a while.
 
-use super::{ReplicaMember, ReplicatedCheckpoint, SaveRequest};
+use super::{ReplicaMember, ReplicatedCheckpoint, SaveRequest, start_thread};
 use crate::chain::checkpoint::{SavedVersion, VersionChain};
 use crate::chain::log::Decision;
 use crate::content::check_parts;
@@ -28,7 +28,6 @@ use crate::unix_s;
 use std::io;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, PoisonError, Weak};
-use std::thread;
 use std::time::Duration;
 
 /// A version that is committed.
@@ -169,7 +168,9 @@ impl ReplicatedCheckpoint {
         }
         drop(known);
         let home = self.home(&request.name).ok()?;
-        let mut replicas = self.shared.replicas.iter().filter(|replica| replica.health() != ReplicaHealth::Failed);
+        let answers =
+            |replica: &&ReplicaMember| replica.health() != ReplicaHealth::Failed && !replica.directory.is_stuck();
+        let mut replicas = self.shared.replicas.iter().filter(answers);
         let read =
             |replica: &ReplicaMember| replica.directory.read_manifest(&home, request.expected, &saved.manifest).ok();
         replicas.find_map(read).map(Arc::new)
@@ -355,18 +356,15 @@ fn start_copy(
         return (CopyStage::Failed("an earlier call is still stuck on it".to_owned()), Weak::new());
     }
     let (directory, home, job) = (replica.directory.clone(), home.clone(), Arc::clone(job));
-    let running = Arc::new(());
-    let thread = Arc::downgrade(&running);
-    let work = move || {
-        let _running = running;
+    let started = start_thread("checkpoint copy", move || {
         write_copy(&directory, &home, &job, |report| {
             // The save may have gone on without this replica.
             let _ = sender.send((index, report));
         });
-    };
-    match thread::Builder::new().name("checkpoint copy".to_owned()).spawn(work) {
-        Ok(_) => (CopyStage::Writing, thread),
-        Err(error) => (CopyStage::Failed(format!("no thread could be started: {error}")), thread),
+    });
+    match started {
+        Ok(thread) => (CopyStage::Writing, thread),
+        Err(error) => (CopyStage::Failed(format!("no thread could be started: {error}")), Weak::new()),
     }
 }
 

@@ -1,14 +1,13 @@
 //! A training that goes on through faults at every operation of the disk and the register.
 
 use crate::common::{ONE, Quorums, TWO, job, store_over};
+use crate::failing_register::{FailingRegister, Outage};
 use crate::simulated_disk::{FaultKind, SimulatedDisk, Surviving};
 use crate::trainer::{STEPS, Trainer, trained};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use sublet_checkpoint::ChainName;
 use sublet_checkpoint::files::Files;
-use sublet_checkpoint::register::{ChainRegister, Creation, MemoryRegister, NumberedEntry, RegisterError};
+use sublet_checkpoint::register::{ChainRegister, MemoryRegister};
 
 const SURVIVING: [Surviving; 3] = [Surviving::Synced, Surviving::NamesAndHalves, Surviving::NamesOnly];
 
@@ -85,62 +84,13 @@ fn a_full_disk_at_every_operation_loses_no_acknowledged_step() {
     fail_everywhere(FaultKind::NoSpace, &[Surviving::Synced]);
 }
 
-/// What a register does at one call of `create`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Outage {
-    /// It creates nothing, and does not answer.
-    Before,
-    /// It creates the entry, and its answer is lost.
-    After,
-}
-
-/// A register that breaks off at one call of `create`, and at those that follow at once.
-struct FailingRegister {
-    inner: MemoryRegister,
-    calls: AtomicU64,
-    at: u64,
-    lasts: u64,
-    outage: Outage,
-}
-
-impl ChainRegister for FailingRegister {
-    fn create(&self, chain: &ChainName, number: u64, entry: &[u8]) -> Result<Creation, RegisterError> {
-        let call = self.calls.fetch_add(1, Ordering::Relaxed);
-        if call < self.at || call >= self.at + self.lasts {
-            return self.inner.create(chain, number, entry);
-        }
-        if self.outage == Outage::After {
-            self.inner.create(chain, number, entry)?;
-        }
-        Err(RegisterError::Unavailable { reason: "the line is cut".to_owned() })
-    }
-
-    fn read(&self, chain: &ChainName, from: u64, limit: usize) -> Result<Vec<NumberedEntry>, RegisterError> {
-        self.inner.read(chain, from, limit)
-    }
-
-    fn last(&self, chain: &ChainName) -> Result<u64, RegisterError> {
-        self.inner.last(chain)
-    }
-
-    fn forget_before(&self, chain: &ChainName, number: u64) -> Result<(), RegisterError> {
-        self.inner.forget_before(chain, number)
-    }
-
-    fn chains(&self) -> Result<Vec<ChainName>, RegisterError> {
-        self.inner.chains()
-    }
-}
-
 #[test]
 fn a_register_that_breaks_off_at_every_create_repeats_no_step() {
     for outage in [Outage::Before, Outage::After] {
         // Three calls in a row are one call with its retries.
         for lasts in [1, 3] {
             for at in 0..20 {
-                let inner = MemoryRegister::new();
-                let failing = FailingRegister { inner, calls: AtomicU64::new(0), at, lasts, outage };
-                let register: Arc<dyn ChainRegister> = Arc::new(failing);
+                let register: Arc<dyn ChainRegister> = Arc::new(FailingRegister::new(at, lasts, outage));
                 train_through(&SimulatedDisk::new(&["a"]), &register, Surviving::Synced);
             }
         }

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex};
 use sublet_checkpoint::files::{Files, LocalDisk, ReadFile, WriteFile};
 
-/// A disk on which files below `c` cannot be made while it hangs.
+/// A disk on which nothing below `c` can be made or read while it hangs.
 #[derive(Clone, Default)]
 pub struct HangingDisk(Arc<(Mutex<bool>, Condvar)>);
 
@@ -15,6 +15,14 @@ impl HangingDisk {
         *self.0.0.lock().expect("no panic") = hangs;
         self.0.1.notify_all();
     }
+
+    /// Waits below `c` while the disk hangs.
+    fn pass(&self, path: &Path) {
+        if path.components().any(|component| component.as_os_str() == "c") {
+            let hangs = self.0.0.lock().expect("no panic");
+            drop(self.0.1.wait_while(hangs, |hangs| *hangs).expect("no panic"));
+        }
+    }
 }
 
 impl Files for HangingDisk {
@@ -23,14 +31,12 @@ impl Files for HangingDisk {
     }
 
     fn create(&self, path: &Path) -> io::Result<Box<dyn WriteFile>> {
-        if path.components().any(|component| component.as_os_str() == "c") {
-            let hangs = self.0.0.lock().expect("no panic");
-            drop(self.0.1.wait_while(hangs, |hangs| *hangs).expect("no panic"));
-        }
+        self.pass(path);
         LocalDisk.create(path)
     }
 
     fn open(&self, path: &Path) -> io::Result<Box<dyn ReadFile>> {
+        self.pass(path);
         LocalDisk.open(path)
     }
 
@@ -51,6 +57,7 @@ impl Files for HangingDisk {
     }
 
     fn list(&self, directory: &Path) -> io::Result<Vec<String>> {
+        self.pass(directory);
         LocalDisk.list(directory)
     }
 

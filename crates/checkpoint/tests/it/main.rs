@@ -3,9 +3,12 @@
 mod background;
 mod common;
 mod effects;
+mod failing_register;
 mod faults;
 mod hanging_disk;
 mod kills;
+mod rebuild;
+mod recipe;
 mod replicas;
 mod saves;
 mod simulated_disk;

@@ -157,10 +157,27 @@ fn a_replica_that_hangs_is_left_behind_and_filled_later() {
     assert_eq!(loaded(&checkpoints), b"two");
     disk.hang(false);
     // The thread that hung goes on by itself; then a scrub fills the replica.
-    while checkpoints.scrub(&job()).expect("a report").whole < 6 {
+    let patient = self::checkpoints(&store.with_stall_limits(StallLimits::default()), &names, TWO);
+    while patient.scrub(&job()).expect("a report").whole < 6 {
         std::thread::yield_now();
     }
-    let patient = self::checkpoints(&store.with_stall_limits(StallLimits::default()), &names, TWO);
     let saved = patient.save_bytes(job(), Version(2), b"three", FenceEpoch(1)).expect("a version");
     assert_eq!(saved.value.failures, []);
+}
+
+#[test]
+fn opening_and_loading_go_on_without_a_replica_that_hangs() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let register = register();
+    let names = ["c", "a", "b"];
+    let writer = three_replicas(&register, directory.path(), TWO);
+    writer.save_bytes(job(), Version(0), STATE, FenceEpoch(1)).expect("a version");
+    let disk = HangingDisk::default();
+    let limits = StallLimits { needed: Duration::from_secs(60), surplus: Duration::ZERO };
+    let store = store_over(&register, directory.path(), &names, Arc::new(disk.clone())).with_stall_limits(limits);
+    let reader = checkpoints(&store, &names, TWO);
+    disk.hang(true);
+    assert_eq!(loaded(&reader), STATE, "the first replica hangs, and the next one is read");
+    reader.open(&job()).expect("a fence");
+    disk.hang(false);
 }

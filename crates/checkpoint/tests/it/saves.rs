@@ -220,3 +220,19 @@ fn a_save_completes_its_effect_even_if_the_process_ends_before_it_says_so() {
     let repeated = checkpoints.save(request.completes(key, fingerprint("in"))).expect_err("a refusal");
     assert_eq!(repeated.to_string(), "step 1 of job:7 is committed already, by version 1");
 }
+
+#[test]
+fn a_file_that_grew_since_it_was_named_is_refused() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("model.bin");
+    fs::write(&file, "weights").expect("a file");
+    let checkpoints = checkpoints_in(&directory.path().join("store"));
+    let request = SaveRequest::new(job(), Version(0), FenceEpoch(1)).file("model.bin", &file).expect("a part");
+    fs::write(&file, "weights, and more").expect("a file");
+    let error = checkpoints.save(request).expect_err("a refusal");
+    assert_eq!(
+        error.to_string(),
+        "the parts of the checkpoint cannot be read: part `model.bin`: it changed while it was saved"
+    );
+    assert!(checkpoints.load(&job()).expect("an answer").is_none());
+}
