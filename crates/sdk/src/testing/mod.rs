@@ -23,6 +23,7 @@ use crate::error::FabricError;
 use crate::fabric::{self, Fabric};
 use daemon::PrivateDaemon;
 use std::path::Path;
+use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -71,6 +72,13 @@ impl LocalHost {
     /// Its Unix socket.
     pub fn socket(&self) -> &Path {
         self.daemon.socket()
+    }
+
+    /// The command line against this daemon: `host.sublet().args(["run", "--vram", "1G", "--", "./program"])`.
+    pub fn sublet(&self) -> Command {
+        let mut command = Command::new(self.daemon.binary());
+        command.env("SUBLET_SOCKET", self.socket()).env_remove("SUBLET_URL").env_remove("SUBLET_LEASE");
+        command
     }
 
     /// Ends a lease while its program still uses it, as `sublet release` by its user does. Returns once the lease is
