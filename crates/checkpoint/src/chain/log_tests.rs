@@ -1,3 +1,5 @@
+//! Chains that are long, contested or contradictory.
+
 use super::*;
 use crate::chain::checkpoint::{CheckpointChange, VersionChain};
 use crate::names::{FenceEpoch, Version};
