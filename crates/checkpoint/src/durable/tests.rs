@@ -1,4 +1,4 @@
-//! Durable values over files, and over memory whose writes can be torn.
+//! Durable values over files, and over memory with writes that can be torn.
 
 use super::*;
 use serde::{Deserialize, Serialize};
