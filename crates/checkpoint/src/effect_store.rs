@@ -9,7 +9,7 @@
 //! `in_progress`; a process that opened the scope later takes over. A deadline is for people to read
 //! and permits nothing.
 //!
-//! A step whose save completes it ([`SaveRequest::completes`](crate::SaveRequest::completes)) is
+//! A step that a save completes ([`SaveRequest::completes`](crate::SaveRequest::completes)) is
 //! reserved with [`reserve_for`](ReplicatedIdempotencyStore::reserve_for). Then a crash between the save
 //! and `complete` repeats nothing: the next reservation finds the save.
 //!

@@ -205,6 +205,16 @@ pub enum ReplicatedError {
         /// The locator's generation.
         expected: u64,
     },
+    /// A replica holds a committed version that the register does not know: the register is an older copy of itself.
+    #[error("replica `{replica}` holds version {version}, and the register knows none above {newest}")]
+    RegisterBehind {
+        /// The replica.
+        replica: ReplicaId,
+        /// What it holds.
+        version: Version,
+        /// What the register knows.
+        newest: Version,
+    },
     /// A register that is to be rebuilt holds something already.
     #[error("the register holds {chains} chains, and only an empty one can be rebuilt")]
     NotEmpty {
@@ -285,6 +295,7 @@ impl ReplicatedError {
             ReplicatedError::Pruned { .. } => "pruned",
             ReplicatedError::Kept { .. } => "kept",
             ReplicatedError::OldGeneration { .. } => "old_generation",
+            ReplicatedError::RegisterBehind { .. } => "register_behind",
             ReplicatedError::NotEmpty { .. } => "register_not_empty",
             ReplicatedError::Corrupt { .. } => "corrupt",
             ReplicatedError::EarlierSave { .. } => "earlier_save_failed",
@@ -331,6 +342,9 @@ impl ReplicatedError {
             ReplicatedError::Kept { .. } => "release what keeps it first",
             ReplicatedError::OldGeneration { .. } => {
                 "connect to the register that was rebuilt last; this one is an older copy"
+            }
+            ReplicatedError::RegisterBehind { .. } => {
+                "bring back the newest copy of the register, or make a new one with `sublet checkpoint rebuild`"
             }
             ReplicatedError::NotEmpty { .. } => "move its file away, so that a new one is made",
             ReplicatedError::Corrupt { .. } => {

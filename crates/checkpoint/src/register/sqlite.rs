@@ -256,6 +256,13 @@ mod tests {
     }
 
     #[test]
+    fn a_directory_that_is_not_known_to_be_local_is_refused() {
+        let error = SqliteRegister::open("/proc/register.db").expect_err("a refusal");
+        assert_eq!(error.code(), "register_not_local");
+        assert!(error.remedy().contains("put the register on a local disk"));
+    }
+
+    #[test]
     fn a_file_of_another_program_is_refused_and_left_alone() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("other.db");

@@ -102,6 +102,11 @@ impl ReplicatedCheckpoint {
         if verified < needed {
             return Err(ReplicatedError::TooFewCopies { version, verified, needed, causes: read.failures });
         }
+        for (index, copy) in &read.whole {
+            if let Some(above) = copy.above {
+                self.check_known(name, above, &self.shared.replicas[*index])?;
+            }
+        }
         // The copies are equal: their manifests have the hash that the register holds.
         let with_bytes = read.whole.iter().position(|(_, copy)| copy.parts.is_some());
         let (index, mut copy) = read.whole.swap_remove(with_bytes.unwrap_or(0));

@@ -40,6 +40,7 @@ use crate::patience;
 use crate::policy::{ReplicaHealth, ReplicaPolicy, ReplicaRole, ReplicaSetLocator};
 use crate::replica::{CheckpointHome, ReplicaDirectory};
 use crate::store::CheckpointStore;
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::mpsc::channel;
@@ -301,6 +302,7 @@ impl ReplicatedCheckpoint {
                 Err(_) => replica.set_health(ReplicaHealth::Failed),
             }
         }
+        let mut unknown = None;
         let limits = self.shared.store.limits();
         while !pending.is_empty() {
             let is_enough = replicas.len() - pending.len() >= self.shared.policy.writes_needed();
@@ -309,15 +311,31 @@ impl ReplicatedCheckpoint {
                 || pending.keys().map(|index| replicas[*index].directory.progress()).fold(0, u64::wrapping_add);
             let Some((index, swept)) = patience::receive(&reports, limit, progress) else { break };
             pending.remove(&index);
-            if swept.is_err() {
-                replicas[index].set_health(ReplicaHealth::Failed);
+            match swept {
+                Ok(version) => unknown = unknown.max(version.map(|version| (version, Reverse(index)))),
+                Err(_) => replicas[index].set_health(ReplicaHealth::Failed),
             }
         }
         for (index, thread) in pending {
             replicas[index].directory.leave_behind(thread);
             replicas[index].set_health(ReplicaHealth::Failed);
         }
-        Ok(())
+        unknown.map_or(Ok(()), |(version, Reverse(index))| self.check_known(name, version, &replicas[index]))
+    }
+
+    /// Refuses a register that is older than what a replica holds.
+    fn check_known(
+        &self,
+        name: &CheckpointName,
+        version: Version,
+        replica: &ReplicaMember,
+    ) -> Result<(), ReplicatedError> {
+        // Another process may have committed it since the register was read.
+        let newest = self.state(name)?.newest();
+        if version <= newest {
+            return Ok(());
+        }
+        Err(ReplicatedError::RegisterBehind { replica: replica.directory.id.clone(), version, newest })
     }
 }
 

@@ -379,7 +379,7 @@ fn write_copy(replica: &ReplicaDirectory, home: &CheckpointHome, job: &SaveJob, 
     report(ReplicaReport::Prepared(Ok(())));
     report(match job.verdict() {
         SaveVerdict::Committed(state) => {
-            let published = replica.publish(home, job.staging).and_then(|()| replica.sweep(home, &state));
+            let published = replica.publish(home, job.staging).and_then(|()| replica.sweep(home, &state).map(|_| ()));
             ReplicaReport::Published(published)
         }
         SaveVerdict::Abandoned => {
