@@ -1,13 +1,16 @@
 //! The program itself: under `sublet run`, killed at any moment, and parked by other requests.
 
+use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use sublet::replicated::{CheckpointStore, Version};
 use sublet::testing::LocalHost;
 use sublet::training::{replicated_training_state_in, training_checkpoint_name};
 
+/// Far more than anything here takes.
+const LONG: Duration = Duration::from_secs(60);
 const PROGRAM: &str = env!("CARGO_BIN_EXE_cookbook-preemptible-training");
 
 fn trainer(host: &LocalHost, store: &Path, steps: u64) -> Command {
@@ -19,7 +22,7 @@ fn trainer(host: &LocalHost, store: &Path, steps: u64) -> Command {
 
 /// The bytes after this many steps from zeros.
 fn expected(steps: u64) -> Vec<u8> {
-    vec![(steps * (steps + 1) / 2) as u8; 16]
+    vec![(u128::from(steps) * (u128::from(steps) + 1) / 2) as u8; 16]
 }
 
 /// The newest version, its step and its bytes, as another program reads them.
@@ -109,4 +112,51 @@ fn of_two_trainers_of_one_job_the_later_one_wins_and_the_other_is_told() {
         );
     }
     assert_eq!(saved(dir.path()).2, expected(STEPS));
+}
+
+/// Starts a trainer that never gets to its end, and returns it with the id of its lease.
+fn endless_trainer(host: &LocalHost, store: &Path, shim: &str) -> (Child, String) {
+    let mut command = trainer(host, store, u64::MAX);
+    command.env("SUBLET_SHIM", shim).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut child = command.spawn().expect("it can be started");
+    let mut line = String::new();
+    BufReader::new(child.stderr.take().expect("a pipe")).read_line(&mut line).expect("it says its lease");
+    (child, line.trim_end().strip_prefix("on lease ").expect("a lease").to_owned())
+}
+
+/// Waits until a step after this one is saved.
+fn await_step_after(store: &Path, step: u64) -> u64 {
+    let deadline = Instant::now() + LONG;
+    loop {
+        assert!(Instant::now() < deadline, "step {step} is the last one that was saved");
+        if store.join("register.db").exists() && has_saved(store) {
+            let now = saved(store).1;
+            if now > step {
+                return now;
+            }
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn a_trainer_that_is_parked_while_it_works_goes_on_whichever_method_parked_it() {
+    let host = LocalHost::start().expect("a daemon");
+    // Without the shim the driver parks it, and its use of the GPU cannot be noticed from outside.
+    for shim in ["on", "off"] {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (mut child, lease) = endless_trainer(&host, dir.path(), shim);
+        let mut step = await_step_after(dir.path(), 0);
+        for _ in 0..3 {
+            host.park(&lease).expect("it is parked");
+            step = await_step_after(dir.path(), step.max(saved(dir.path()).1));
+        }
+        let trail = host.fabric().client().get::<serde_json::Value>(&format!("/v1/audit?lease={lease}"));
+        let trail = trail.expect("an answer").to_string();
+        assert_eq!(trail.contains("is being parked by the driver"), shim == "off", "{trail}");
+        child.kill().expect("an own child can be killed");
+        child.wait().expect("an own child ends");
+        let (_, step, bytes) = saved(dir.path());
+        assert_eq!(bytes, expected(step), "with the shim {shim}");
+    }
 }
