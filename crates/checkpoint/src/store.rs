@@ -1,7 +1,7 @@
 //! Where checkpoints lie: a register, and a directory for each replica.
 //!
-//! [`CheckpointStore::open`] needs one directory and makes everything in it. A program whose copies lie
-//! on several disks names them in a file:
+//! [`CheckpointStore::open`] needs one directory and makes everything in it. A program with copies on
+//! several disks names them in a file:
 //!
 //! ```toml
 //! register = "/var/lib/sublet/register.db"   # on a local disk

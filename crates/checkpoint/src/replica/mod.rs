@@ -56,7 +56,7 @@ impl CheckpointHome {
 }
 
 impl ReplicaDirectory {
-    /// The replica whose copies lie in this directory.
+    /// The replica with its copies in this directory.
     pub fn new(id: ReplicaId, root: PathBuf, files: Arc<dyn Files>) -> ReplicaDirectory {
         ReplicaDirectory { id, root, files, progress: Arc::default(), left_behind: Arc::default() }
     }

@@ -32,7 +32,7 @@ pub enum CheckedBytes {
 
 /// A copy that is whole.
 pub struct WholeCopy {
-    /// Its manifest, whose hash is the register's.
+    /// Its manifest; its hash is the register's.
     pub manifest: SealedManifest,
     /// Its parts; `None` if they were not to be kept.
     pub parts: Option<Vec<LoadedPart>>,

@@ -105,7 +105,7 @@ impl ReplicaDirectory {
     /// Makes the checkpoint's directory, and its name durable.
     fn make_home(&self, home: &CheckpointHome) -> io::Result<PathBuf> {
         let at = self.path(home);
-        // A replica whose disk is not mounted must not be written into the empty mount point.
+        // If the disk is not mounted, nothing must be written into the empty mount point.
         self.files.check_dir(&self.root)?;
         self.files.create_dir_all(&at)?;
         self.files.sync_dir(&self.root.join(&home.resource))?;

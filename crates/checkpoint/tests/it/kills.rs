@@ -273,6 +273,28 @@ fn a_reservation_with_a_deadline_of_any_year_is_judged_by_its_fence_alone() {
 }
 
 #[test]
+fn processes_that_take_over_from_each_other_commit_each_step_once() {
+    for _ in 0..5 {
+        let directory = store_directory();
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    let trainer = Trainer::start(&store_with_switch(directory.path(), u64::MAX), &["a"], ONE);
+                    while let Err(error) = trainer.train(|_| ()) {
+                        assert!(matches!(error.code(), "fenced" | "too_few_copies"), "{error}");
+                    }
+                });
+            }
+        });
+        let trainer = Trainer::start(&store_with_switch(directory.path(), u64::MAX), &["a"], ONE);
+        assert_eq!(trainer.newest().expect("a state").2, trained(STEPS));
+        trainer.check_steps();
+        let home = directory.path().join("a/models/job:7:latest");
+        assert_eq!(names_in(&home), ["000003", "000004", "latest"]);
+    }
+}
+
+#[test]
 fn prune_and_save_at_once_lose_nothing() {
     let directory = store_directory();
     let open = || checkpoints(&store_with_switch(directory.path(), u64::MAX), &["a"], ONE);
