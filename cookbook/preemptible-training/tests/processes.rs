@@ -95,8 +95,6 @@ fn has_saved(store: &Path) -> bool {
 fn of_two_trainers_of_one_job_the_later_one_wins_and_the_other_is_told() {
     let (host, dir) = (LocalHost::start().expect("a daemon"), tempfile::tempdir().expect("a directory"));
     const STEPS: u64 = 400;
-    // Two processes that make the store at the same moment are not what this is about.
-    drop(CheckpointStore::open(dir.path()).expect("a store"));
     let start = || {
         let mut command = trainer(&host, dir.path(), STEPS);
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it can be started")
