@@ -199,7 +199,8 @@ impl ReplicaDirectory {
         manifest.is_some_and(|manifest| manifest.manifest.version == version)
     }
 
-    fn has_version(&self, home: &CheckpointHome, version: Version) -> io::Result<bool> {
+    /// True if the version is published here.
+    pub fn has_version(&self, home: &CheckpointHome, version: Version) -> io::Result<bool> {
         Ok(self.published(home)?.contains(&version))
     }
 

@@ -42,7 +42,7 @@ use crate::replica::{CheckpointHome, ReplicaDirectory};
 use crate::store::CheckpointStore;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::{io, thread};
@@ -51,6 +51,16 @@ use std::{io, thread};
 #[derive(Clone)]
 pub struct ReplicatedCheckpoint {
     shared: Arc<CheckpointResource>,
+    accepts: AcceptedVersions,
+}
+
+/// Which versions are loaded.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum AcceptedVersions {
+    /// Those with the program's schema and policy hash.
+    Matching,
+    /// All.
+    Any,
 }
 
 /// What all clones share.
@@ -136,7 +146,12 @@ impl ReplicatedCheckpoint {
             logs: ChainLogs::new(store.register().clone()),
             manifests: Mutex::default(),
         };
-        Ok(ReplicatedCheckpoint { shared: Arc::new(shared) })
+        Ok(ReplicatedCheckpoint { shared: Arc::new(shared), accepts: AcceptedVersions::Matching })
+    }
+
+    /// The same checkpoints, for a tool that copies bytes: versions of any schema and policy hash are loaded.
+    pub fn of_any_schema(&self) -> ReplicatedCheckpoint {
+        ReplicatedCheckpoint { shared: Arc::clone(&self.shared), accepts: AcceptedVersions::Any }
     }
 
     /// Opens a checkpoint for this process and returns its fence; every process with an older one is
@@ -239,6 +254,19 @@ impl ReplicatedCheckpoint {
     /// Ends that a job keeps a version.
     pub fn unpin(&self, name: &CheckpointName, version: Version, job: &str) -> Result<(), ReplicatedError> {
         self.append(name, |state| Ok(state.unpin(version, job).into()))
+    }
+
+    /// The directories that hold a version as ordinary files. Nothing in them was verified by this call.
+    pub fn directories(
+        &self,
+        name: &CheckpointName,
+        version: Version,
+    ) -> Result<Vec<(ReplicaId, PathBuf)>, ReplicatedError> {
+        self.state(name)?.version(version)?;
+        let home = self.home(name)?;
+        let replicas = self.shared.replicas.iter().map(|replica| &replica.directory);
+        let holders = replicas.filter(|replica| replica.has_version(&home, version).unwrap_or(false));
+        Ok(holders.map(|replica| (replica.id.clone(), replica.path(&home).join(version.directory()))).collect())
     }
 
     /// Each replica, and how it did in the last call that used it.
