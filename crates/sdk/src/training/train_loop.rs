@@ -117,7 +117,7 @@ impl TrainingLoop {
     /// Trains up to `last_step`, from the newest checkpoint or from `initial` at step 0.
     ///
     /// `acquire` is called for each lease. `train` does one step: it gets the session, the number of the step and the
-    /// state, and returns the next state. It may be called again for a step whose lease was lost.
+    /// state, and returns the next state. It may be called again for a step if its lease was lost.
     pub fn run(
         &self,
         last_step: u64,
