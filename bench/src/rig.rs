@@ -32,7 +32,7 @@ impl BenchRig {
         let path = target()?.join("release/sublet");
         if !path.exists() {
             let built = Command::new("cargo")
-                .args(["build", "--release", "-p", "sublet"])
+                .args(["build", "--release", "-p", "sublet-cli"])
                 .current_dir(workspace())
                 .status()
                 .context("cannot start cargo")?;

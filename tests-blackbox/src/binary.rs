@@ -27,7 +27,7 @@ pub fn sublet() -> &'static Path {
         if !binary.exists() || !SOFT.iter().all(|(.., name)| fresh(&profile.join("soft").join(name))) {
             build(&profile);
         }
-        assert!(binary.exists(), "{} is missing: run `cargo build -p sublet`", binary.display());
+        assert!(binary.exists(), "{} is missing: run `cargo build -p sublet-cli`", binary.display());
         binary
     })
 }
@@ -57,13 +57,13 @@ fn build(profile: &Path) {
     }
     let status = cargo
         .current_dir(root())
-        .args(["build", "--quiet", "--package", "sublet"])
+        .args(["build", "--quiet", "--package", "sublet-cli"])
         .args(SOFT.iter().map(|(package, ..)| *package).chain(BESIDE).flat_map(|package| ["--package", package]))
         .args(["--profile", name, "--target-dir"])
         .arg(profile.parent().expect("a profile lies in a target directory"))
         .status()
         .expect("cargo can be started");
-    assert!(status.success(), "`cargo build --package sublet` failed");
+    assert!(status.success(), "`cargo build --package sublet-cli` failed");
     let soft = profile.join("soft");
     fs::create_dir_all(&soft).expect("a directory can be made");
     for (_, built, wanted) in SOFT {

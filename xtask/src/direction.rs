@@ -6,8 +6,10 @@
 //!                        tests know the soft GPUs' libraries
 //!   ptx-fuzz             knows ptx
 //!   daemon               knows core, journal, host, wire
-//!   sublet (the CLI)     knows wire, shim-wire, replay and softgpu, and starts daemon
+//!   sublet (crates/sdk)  knows wire and checkpoint; it reaches the daemon over its API only
+//!   cli                  knows sublet, for its client of the API, wire, shim-wire, replay and softgpu, and starts daemon
 //!   sim, bench, blackbox, xtask   may know all, and no other knows them
+//!   cookbook             knows sublet, as users' programs do
 //!   examples             know no other; their tests know the soft GPUs
 //! ```
 
@@ -25,7 +27,7 @@ enum MayKnow {
     Everything,
 }
 
-const RULES: [(&str, MayKnow); 20] = [
+const RULES: [(&str, MayKnow); 24] = [
     ("sublet-core", MayKnow::Only(&[])),
     ("sublet-wire", MayKnow::Only(&[])),
     ("sublet-checkpoint", MayKnow::Only(&[])),
@@ -46,11 +48,25 @@ const RULES: [(&str, MayKnow); 20] = [
     ("sublet-softgpu-nvml", MayKnow::Only(&["sublet-softgpu"])),
     ("sublet-softgpu-cuda", MayKnow::Only(&["sublet-softgpu", "sublet-ptx"])),
     ("sublet-daemon", MayKnow::Only(&["sublet-core", "sublet-journal", "sublet-host", "sublet-wire"])),
-    ("sublet", MayKnow::Only(&["sublet-wire", "sublet-daemon", "sublet-replay", "sublet-softgpu", "sublet-shim-wire"])),
+    ("sublet", MayKnow::Only(&["sublet-wire", "sublet-checkpoint"])),
+    (
+        "sublet-cli",
+        MayKnow::Only(&[
+            "sublet",
+            "sublet-wire",
+            "sublet-daemon",
+            "sublet-replay",
+            "sublet-softgpu",
+            "sublet-shim-wire",
+        ]),
+    ),
     (
         "sublet-examples",
         MayKnow::PlusInTests(&[], &["sublet-softgpu", "sublet-softgpu-cuda", "sublet-softgpu-nvml", "sublet-shim"]),
     ),
+    ("cookbook-preemptible-training", MayKnow::Only(&["sublet"])),
+    ("cookbook-gpu-studio", MayKnow::Only(&["sublet"])),
+    ("cookbook-five-minute-gpu", MayKnow::Only(&["sublet"])),
     ("sublet-sim", MayKnow::Everything),
     ("sublet-bench", MayKnow::Everything),
     ("sublet-blackbox", MayKnow::Everything),

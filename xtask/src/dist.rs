@@ -69,7 +69,7 @@ pub fn dist() -> Result<DistFiles> {
     let package = folder.join(format!("sublet_{version}_amd64.deb"));
     // The package's own revision is 1, and is left out of its name.
     program(&deb_tool)
-        .args(["--quiet", "--no-build", "--no-strip", "--deb-revision", "", "--package", "sublet", "--output"])
+        .args(["--quiet", "--no-build", "--no-strip", "--deb-revision", "", "--package", "sublet-cli", "--output"])
         .args([&package])
         .dir(&root())
         .run()?;
@@ -80,7 +80,8 @@ pub fn dist() -> Result<DistFiles> {
 fn version() -> Result<String> {
     let packages = own_packages()?;
     let packages = packages["packages"].as_array().context("`cargo metadata` lists no packages")?;
-    let own = packages.iter().find(|package| package["name"] == "sublet").context("there is no package `sublet`")?;
+    let own =
+        packages.iter().find(|package| package["name"] == "sublet-cli").context("there is no package `sublet-cli`")?;
     own["version"].as_str().map(str::to_owned).context("`sublet` has no version")
 }
 
@@ -136,7 +137,7 @@ fn third_party_licences() -> Result<String> {
     let linked = cargo(["tree", "--edges", "normal", "--prefix", "none", "--format", "{p}", "--target"])
         .args(["x86_64-unknown-linux-gnu"])
         .args(
-            ["sublet", "sublet-shim", "sublet-softgpu-cuda", "sublet-softgpu-nvml"]
+            ["sublet-cli", "sublet-shim", "sublet-softgpu-cuda", "sublet-softgpu-nvml"]
                 .map(|name| format!("--package={name}")),
         )
         .output()?;

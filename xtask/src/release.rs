@@ -26,7 +26,7 @@ const SOFT: &[Artifact] = &[
     Artifact("sublet-softgpu-nvml", "libnvidia_ml.so", "libnvidia-ml.so.1"),
 ];
 const SHIM: &[Artifact] = &[Artifact("sublet-shim", "libsublet_shim.so", "libsublet-shim.so")];
-const PROGRAM: &[Artifact] = &[Artifact("sublet", "sublet", "sublet")];
+const PROGRAM: &[Artifact] = &[Artifact("sublet-cli", "sublet", "sublet")];
 
 /// Builds the soft GPUs' libraries into `target/release-soft`, checks them, and returns that folder.
 pub fn soft() -> Result<PathBuf> {

@@ -35,7 +35,7 @@ const FORBIDDEN_IN_CORE: [(&str, &str); 8] = [
 /// One line for each rule that a file under `root` breaks.
 pub fn violations(root: &Path) -> Result<Vec<String>> {
     let mut files = Vec::new();
-    for dir in ["crates", "xtask", "bench", "tests-blackbox", "examples", "fuzz"] {
+    for dir in ["crates", "xtask", "bench", "tests-blackbox", "examples", "cookbook", "fuzz"] {
         collect_sources(&root.join(dir), &mut files)?;
     }
     files.sort();

@@ -121,8 +121,9 @@ fn texts(root: &Path) -> Result<BTreeMap<String, WordCount>> {
 
 /// The folders of all crates, by name.
 fn crates(root: &Path) -> Result<Vec<(String, PathBuf)>> {
-    let mut found: Vec<(String, PathBuf)> =
-        ["xtask", "bench", "tests-blackbox", "examples", "fuzz"].map(|name| (name.to_owned(), root.join(name))).into();
+    let mut found: Vec<(String, PathBuf)> = ["xtask", "bench", "tests-blackbox", "examples", "cookbook", "fuzz"]
+        .map(|name| (name.to_owned(), root.join(name)))
+        .into();
     for entry in fs::read_dir(root.join("crates")).context("crates/ could not be listed")? {
         let path = entry?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();

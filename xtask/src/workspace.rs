@@ -54,7 +54,7 @@ const BESIDE: [&str; 2] = ["sublet-shim", "sublet-examples"];
 /// Builds `sublet` and what lies beside it, with the soft GPUs' libraries in `soft/`; returns its path.
 pub fn build_sublet(profile: Profile) -> Result<PathBuf> {
     let packages = SOFT.iter().map(|(package, ..)| *package).chain(BESIDE).flat_map(|package| ["--package", package]);
-    let build = cargo(["build", "--package", "sublet"]).args(packages);
+    let build = cargo(["build", "--package", "sublet-cli"]).args(packages);
     let dir = match profile {
         Profile::Debug => {
             build.run()?;

@@ -79,6 +79,14 @@ pub enum ReplicatedError {
         /// The newest step.
         newest: u64,
     },
+    /// A version that completed the effect is committed already.
+    #[error("{key} is committed already, by version {version}")]
+    EffectCommitted {
+        /// The effect.
+        key: EffectKey,
+        /// The version.
+        version: Version,
+    },
     /// Another process works on the effect under the same fence.
     #[error("{key} is being worked on by another process")]
     InProgress {
@@ -104,6 +112,12 @@ pub enum ReplicatedError {
         key: EffectKey,
         /// What the caller took for the version of its reservation.
         expected: Version,
+    },
+    /// `complete` was called with an outcome that is none.
+    #[error("{key} cannot be completed as reserved")]
+    NotAnOutcome {
+        /// The effect.
+        key: EffectKey,
     },
     /// The scope holds as many records as it may.
     #[error("{scope} holds {records} records of effects, and no more are taken")]
@@ -134,6 +148,12 @@ pub enum ReplicatedError {
         found: String,
         /// What the program expects.
         expected: String,
+    },
+    /// What was to be saved could not be read. Nothing was committed.
+    #[error("the parts of the checkpoint cannot be read: {reason}")]
+    Unreadable {
+        /// Which part, and why.
+        reason: String,
     },
     /// Fewer copies were written than the policy needs. Nothing was committed.
     #[error("{written} of {needed} copies were written{}", listed(causes))]
@@ -184,6 +204,22 @@ pub enum ReplicatedError {
         found: u64,
         /// The locator's generation.
         expected: u64,
+    },
+    /// A replica holds a committed version that the register does not know: the register is an older copy of itself.
+    #[error("replica `{replica}` holds version {version}, and the register knows none above {newest}")]
+    RegisterBehind {
+        /// The replica.
+        replica: ReplicaId,
+        /// What it holds.
+        version: Version,
+        /// What the register knows.
+        newest: Version,
+    },
+    /// A register that is to be rebuilt holds something already.
+    #[error("the register holds {chains} chains, and only an empty one can be rebuilt")]
+    NotEmpty {
+        /// How many chains it holds.
+        chains: usize,
     },
     /// The register holds something that this release does not understand, or that contradicts itself.
     #[error("entry {number} of chain `{chain}` cannot be used: {reason}")]
@@ -243,19 +279,24 @@ impl ReplicatedError {
             ReplicatedError::FenceNeverIssued { .. } => "fence_never_issued",
             ReplicatedError::VersionConflict { .. } => "version_conflict",
             ReplicatedError::StepNotNewer { .. } => "step_not_newer",
+            ReplicatedError::EffectCommitted { .. } => "effect_committed",
             ReplicatedError::InProgress { .. } => "in_progress",
             ReplicatedError::FingerprintMismatch { .. } => "fingerprint_mismatch",
             ReplicatedError::Forgotten { .. } => "forgotten",
             ReplicatedError::NotReserved { .. } => "not_reserved",
+            ReplicatedError::NotAnOutcome { .. } => "not_an_outcome",
             ReplicatedError::EffectsFull { .. } => "effects_full",
             ReplicatedError::EffectTooLarge { .. } => "effect_too_large",
             ReplicatedError::Mismatch { .. } => "mismatch",
+            ReplicatedError::Unreadable { .. } => "unreadable",
             ReplicatedError::TooFewWritten { .. } => "too_few_written",
             ReplicatedError::TooFewCopies { .. } => "too_few_copies",
             ReplicatedError::NoSuchVersion { .. } => "no_such_version",
             ReplicatedError::Pruned { .. } => "pruned",
             ReplicatedError::Kept { .. } => "kept",
             ReplicatedError::OldGeneration { .. } => "old_generation",
+            ReplicatedError::RegisterBehind { .. } => "register_behind",
+            ReplicatedError::NotEmpty { .. } => "register_not_empty",
             ReplicatedError::Corrupt { .. } => "corrupt",
             ReplicatedError::EarlierSave { .. } => "earlier_save_failed",
             ReplicatedError::File { .. } => "file",
@@ -275,6 +316,7 @@ impl ReplicatedError {
             ReplicatedError::FenceNeverIssued { .. } => "use the fence that opening the name returned",
             ReplicatedError::VersionConflict { .. } => "load the newest version and go on from there",
             ReplicatedError::StepNotNewer { .. } => "load the newest version and go on with the step after it",
+            ReplicatedError::EffectCommitted { .. } => "do not repeat it: load the newest version and go on from there",
             ReplicatedError::InProgress { .. } => {
                 "wait for the other process; if it is gone, open the name again, which takes over"
             }
@@ -283,9 +325,11 @@ impl ReplicatedError {
             }
             ReplicatedError::Forgotten { .. } => "do not repeat it: it was committed",
             ReplicatedError::NotReserved { .. } => "reserve the effect before it is completed",
+            ReplicatedError::NotAnOutcome { .. } => "complete it with `IdempotencyOutcome::Completed`",
             ReplicatedError::EffectsFull { .. } => "forget effects that cannot come again",
             ReplicatedError::EffectTooLarge { .. } => "save the result as a checkpoint and record its name",
             ReplicatedError::Mismatch { .. } => "run the program that saved it, or save under a new name",
+            ReplicatedError::Unreadable { .. } => "check the files named above, then save again",
             ReplicatedError::TooFewWritten { .. } => {
                 "nothing was committed: mend the replicas named above, then save again"
             }
@@ -299,6 +343,10 @@ impl ReplicatedError {
             ReplicatedError::OldGeneration { .. } => {
                 "connect to the register that was rebuilt last; this one is an older copy"
             }
+            ReplicatedError::RegisterBehind { .. } => {
+                "bring back the newest copy of the register, or make a new one with `sublet checkpoint rebuild`"
+            }
+            ReplicatedError::NotEmpty { .. } => "move its file away, so that a new one is made",
             ReplicatedError::Corrupt { .. } => {
                 "upgrade Sublet if another release wrote it; otherwise `sublet checkpoint rebuild` makes a new register"
             }

@@ -190,6 +190,11 @@ impl ChainName {
         ChainName::of("e", resource.as_str(), scope)
     }
 
+    /// The chain with one entry for each time that the register was rebuilt.
+    pub fn of_generations() -> ChainName {
+        ChainName("g/generations".to_owned())
+    }
+
     fn of(kind: &str, resource: &str, name: &str) -> Result<ChainName, ReplicatedError> {
         Ok(ChainName(format!("{kind}/{}/{}", escape(resource)?, escape(name)?)))
     }

@@ -6,8 +6,8 @@
 //! process without a connection is not parked. The check is made when the program first asks for the driver, so a
 //! debugger that attaches later finds the shim active.
 
+use crate::lease_setting;
 use crate::log;
-use crate::message::SOCKET_ENV;
 use std::sync::OnceLock;
 
 /// Variables that a tool sets for the programs it starts, and the tool's usual name. Variables with which users
@@ -75,7 +75,7 @@ pub fn is_active() -> bool {
 /// Called when the program asks for the driver: if a tool takes the shim's place, the user and the daemon are told.
 pub fn report_tool() {
     static REPORTED: OnceLock<()> = OnceLock::new();
-    if let (ShimMode::UnderTool(tool), Some(_)) = (mode(), std::env::var_os(SOCKET_ENV)) {
+    if let (ShimMode::UnderTool(tool), Some(_)) = (mode(), lease_setting::socket()) {
         REPORTED.get_or_init(|| {
             log::say(&format!("this program runs under {tool}: it cannot be parked, and its memory is not capped"));
             crate::control_thread::report_tool(tool);

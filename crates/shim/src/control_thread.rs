@@ -1,23 +1,25 @@
 //! The thread that receives the daemon's orders and carries them out.
 //!
 //! It starts when the program first calls the driver, takes no signals, and always passes the gate. When the daemon
-//! goes away the thread looks for it again, because a parked program waits for the daemon.
+//! goes away the thread looks for it again, because a parked program waits for the daemon. A program that gets a lease
+//! after its start names it ([`use_lease`]): the thread then greets the daemon anew.
 
 use crate::driver;
 use crate::gate;
 use crate::lease_page;
+use crate::lease_setting;
 use crate::log;
-use crate::message::{PACKET_MAX, SOCKET_ENV, ShimOrder, ShimReport};
+use crate::message::{PACKET_MAX, ShimOrder, ShimReport};
 use crate::outside_access;
 use crate::packet_socket::{self, ClosedOnFork, PacketSocket};
 use crate::park::Parker;
 use crate::unmovable_memory;
 use std::fs::File;
 use std::io;
-use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
-use std::sync::{Condvar, Mutex, Once, OnceLock, PoisonError};
+use std::sync::{Condvar, Mutex, Once, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The version of the messages: since 2 the shim can stop calling the driver altogether.
@@ -48,6 +50,8 @@ pub fn is_connected() -> bool {
 }
 
 static STARTED: Once = Once::new();
+/// True once the thread runs, or cannot be started.
+static HAS_THREAD: AtomicBool = AtomicBool::new(false);
 /// True if the daemon has answered, or is not there.
 static IS_ANSWERED: Mutex<bool> = Mutex::new(false);
 static ANSWERED: Condvar = Condvar::new();
@@ -64,18 +68,37 @@ pub fn start() {
         unsafe { libc::pthread_atfork(None, None, Some(after_fork_in_child)) };
         // SAFETY: the handler only sums up numbers.
         unsafe { libc::atexit(at_exit) };
-        let Some(socket) = std::env::var_os(SOCKET_ENV) else { return };
         outside_access::read_mps_setting();
-        lease();
         lease_page::is_verbose();
-        if !spawn("sublet-shim", move || run_thread(socket.as_bytes())) {
-            log::once("the host gives no thread: this program cannot be parked");
-            note_first_answer();
+        if lease_setting::socket().is_some() {
+            start_thread();
+            await_first_answer();
         }
-        let answered = IS_ANSWERED.lock().unwrap_or_else(PoisonError::into_inner);
-        // The daemon is not waited for beyond `FIRST_ANSWER_TIMEOUT`.
-        drop(ANSWERED.wait_timeout_while(answered, FIRST_ANSWER_TIMEOUT, |is_answered| !*is_answered));
     });
+}
+
+fn start_thread() {
+    if !HAS_THREAD.swap(true, SeqCst) && !spawn("sublet-shim", run_thread) {
+        log::once("the host gives no thread: this program cannot be parked");
+        note_first_answer();
+    }
+}
+
+/// Waits for the daemon's answer, but not beyond `FIRST_ANSWER_TIMEOUT`.
+fn await_first_answer() {
+    let answered = IS_ANSWERED.lock().unwrap_or_else(PoisonError::into_inner);
+    drop(ANSWERED.wait_timeout_while(answered, FIRST_ANSWER_TIMEOUT, |is_answered| !*is_answered));
+}
+
+/// The program has this lease of the daemon at `socket` from now on, whatever its environment says. If it uses the
+/// driver already, waits until the daemon knows.
+pub fn use_lease(socket: &Path, lease: &str) {
+    if !lease_setting::set(socket, lease) || !STARTED.is_completed() {
+        return;
+    }
+    *IS_ANSWERED.lock().unwrap_or_else(PoisonError::into_inner) = false;
+    start_thread();
+    await_first_answer();
 }
 
 /// Starts a thread that takes no signals. Returns whether it could be started.
@@ -94,12 +117,12 @@ pub fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> bool {
 /// Ensures that the lease's page can be read, without a thread if the driver is not used.
 pub fn map_page_once() {
     static MAPPED: Once = Once::new();
-    let Some(socket) = std::env::var_os(SOCKET_ENV) else { return };
+    let Some(socket) = lease_setting::socket() else { return };
     if lease_page::is_shared() || STARTED.is_completed() {
         return;
     }
     MAPPED.call_once(|| {
-        let Ok(connection) = DaemonConnection::connect(socket.as_bytes()) else { return };
+        let Ok(connection) = DaemonConnection::connect(&socket) else { return };
         let asked = connection.send(&hello(None, true));
         let answer = asked.and_then(|()| connection.receive(FIRST_ANSWER_TIMEOUT));
         if let Ok(Some((ShimOrder::Welcome { pid, .. }, Some(file)))) = answer
@@ -123,14 +146,20 @@ extern "C" fn at_exit() {
     }
 }
 
-fn run_thread(socket: &[u8]) {
+fn run_thread() {
     gate::exempt_this_thread();
     let mut parker = Parker::default();
     loop {
-        if let Ok(connection) = DaemonConnection::connect(socket) {
-            // The conversation ends when the daemon closes the connection; then the daemon is looked for again.
-            let _ = serve_daemon(&connection, &mut parker);
+        let version = lease_setting::version();
+        let socket = lease_setting::socket().unwrap_or_default();
+        if let Ok(connection) = DaemonConnection::connect(&socket) {
+            // The conversation ends when the daemon closes the connection, or the program names another lease; then
+            // the daemon is looked for again.
+            let _ = serve_daemon(&connection, &mut parker, version);
             IS_CONNECTED.store(false, SeqCst);
+        }
+        if lease_setting::version() != version {
+            continue;
         }
         note_first_answer();
         if !publish_counters() {
@@ -145,30 +174,22 @@ fn run_thread(socket: &[u8]) {
 
 /// Tells the daemon that this process is not gated, and why; the connection is closed afterwards.
 pub fn report_tool(tool: &str) {
-    let Some(socket) = std::env::var_os(SOCKET_ENV) else { return };
-    if let Ok(connection) = DaemonConnection::connect(socket.as_bytes()) {
+    let Some(socket) = lease_setting::socket() else { return };
+    if let Ok(connection) = DaemonConnection::connect(&socket) {
         // Without a daemon there is nothing to tell.
         let _ = connection.send(&hello(Some(tool.to_owned()), false));
     }
 }
 
-/// The lease that the program was started for, as read by the program's own thread: the shim's thread must not read an
-/// environment that the program may be changing.
-static LEASE: OnceLock<Option<String>> = OnceLock::new();
-
-fn lease() -> Option<String> {
-    LEASE.get_or_init(|| std::env::var("SUBLET_LEASE").ok()).clone()
-}
-
 fn log_lease_over() {
-    let lease = lease().unwrap_or_default();
+    let lease = lease_setting::lease().unwrap_or_default();
     log::once(&format!(
         "{lease}, the lease that this program was started on, is over: it uses the GPU without one; `sublet run` asks for one"
     ));
 }
 
 fn hello(aside: Option<String>, looks: bool) -> ShimReport {
-    let lease = lease();
+    let lease = lease_setting::lease();
     let parked = gate::state() == gate::PARKED;
     let bytes = lease_page::own_slot().parked.load(SeqCst);
     ShimReport::Hello {
@@ -183,14 +204,15 @@ fn hello(aside: Option<String>, looks: bool) -> ShimReport {
     }
 }
 
-fn serve_daemon(connection: &DaemonConnection, parker: &mut Parker) -> io::Result<()> {
+/// Talks with the daemon about the lease of this version of the setting.
+fn serve_daemon(connection: &DaemonConnection, parker: &mut Parker, version: u64) -> io::Result<()> {
     connection.send(&hello(None, false))?;
     // A new daemon was not told yet which call waits.
     let mut told = false;
     let (mut ticked, mut looked) = (Instant::now(), None::<Instant>);
     let _kept = ClosedOnFork::new(&connection.0, 0);
     IS_CONNECTED.store(true, SeqCst);
-    loop {
+    while lease_setting::version() == version {
         let usual = if IS_PARKED.load(Relaxed) { SHORT_TICK } else { TICK };
         let prepare_pause = parker.prepare_pause();
         if let Some((order, file)) = connection.receive(prepare_pause.unwrap_or(usual))? {
@@ -226,6 +248,7 @@ fn serve_daemon(connection: &DaemonConnection, parker: &mut Parker) -> io::Resul
             connection.send(&ShimReport::Wants { call })?;
         }
     }
+    Ok(())
 }
 
 /// Keeps the calls of this thread from disturbing captures of the program.

@@ -28,6 +28,7 @@ mod gate;
 mod hook;
 mod ipc;
 mod lease_page;
+mod lease_setting;
 mod loader_symbols;
 mod log;
 mod memory_table;

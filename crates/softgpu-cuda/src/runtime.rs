@@ -17,7 +17,9 @@ use crate::visible;
 use crate::vmm::{Allocation, ReservedRanges};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::{CStr, OsStr, c_char, c_int};
 use std::mem::ManuallyDrop;
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32};
@@ -26,8 +28,27 @@ use sublet_softgpu::state::{CONTEXT_BYTES, ENV};
 use sublet_softgpu::{SoftGpuClient, SoftGpuState};
 
 static RUNTIME: OnceLock<Result<Runtime, CuResult>> = OnceLock::new();
+/// The file that the program named, instead of the environment's.
+static NAMED_STATE: OnceLock<PathBuf> = OnceLock::new();
 /// The process that called `cuInit`.
 static OWNER: AtomicU32 = AtomicU32::new(0);
+
+/// Has the process use the soft GPUs of this file, whatever its environment says. Returns 0, or 1 if it uses those of
+/// another file already. A program that finds its daemon while it runs cannot set its environment safely.
+///
+/// # Safety
+/// The path is a text that ends with a zero.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sublet_soft_use_state(path: *const c_char) -> c_int {
+    // SAFETY: as above.
+    let path = unsafe { CStr::from_ptr(path) };
+    let path = PathBuf::from(OsStr::from_bytes(path.to_bytes()));
+    let known = match RUNTIME.get() {
+        None => NAMED_STATE.get_or_init(|| path.clone()).clone(),
+        Some(_) => NAMED_STATE.get().cloned().or_else(|| std::env::var_os(ENV).map(PathBuf::from)).unwrap_or_default(),
+    };
+    c_int::from(known != path)
+}
 
 /// What a process has.
 pub struct Runtime {
@@ -160,7 +181,8 @@ impl Runtime {
     }
 
     fn open() -> Outcome<Runtime> {
-        let Some(path) = std::env::var_os(ENV).map(PathBuf::from) else {
+        let named = NAMED_STATE.get().cloned();
+        let Some(path) = named.or_else(|| std::env::var_os(ENV).map(PathBuf::from)) else {
             log::once(&format!("`{ENV}` does not say where the soft GPUs are"));
             return Err(CuResult::NO_DEVICE);
         };

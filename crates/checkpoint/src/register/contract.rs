@@ -3,7 +3,7 @@
 //! It panics at the first broken promise, so it is called from a test. A register outside this crate
 //! calls [`check`] too.
 
-use super::{Creation, ENTRY_BYTES_MAX, Register, RegisterError};
+use super::{ChainRegister, Creation, ENTRY_BYTES_MAX, RegisterError};
 use crate::names::ChainName;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -12,7 +12,7 @@ use std::thread;
 ///
 /// # Panics
 /// If the register breaks its contract.
-pub fn check<R: Register>(fresh: &dyn Fn() -> R) {
+pub fn check<R: ChainRegister>(fresh: &dyn Fn() -> R) {
     numbers_are_created_once_and_in_order(&fresh());
     chains_are_apart(&fresh());
     reading_is_bounded_and_in_order(&fresh());
@@ -25,7 +25,7 @@ fn chain(name: &str) -> ChainName {
     ChainName::parse(name).expect("a name of a chain")
 }
 
-fn numbers_are_created_once_and_in_order(register: &dyn Register) {
+fn numbers_are_created_once_and_in_order(register: &dyn ChainRegister) {
     let name = chain("c/contract/a");
     assert_eq!(register.last(&name).expect("an answer"), 0);
     assert_eq!(register.create(&name, 1, b"one").expect("an answer"), Creation::New);
@@ -41,7 +41,7 @@ fn numbers_are_created_once_and_in_order(register: &dyn Register) {
     assert_eq!(register.read(&name, 1, 1).expect("an answer")[0].bytes, b"one");
 }
 
-fn chains_are_apart(register: &dyn Register) {
+fn chains_are_apart(register: &dyn ChainRegister) {
     let (one, two) = (chain("c/contract/one"), chain("c/contract/two"));
     assert_eq!(register.create(&one, 1, b"x").expect("an answer"), Creation::New);
     assert_eq!(register.create(&two, 1, b"y").expect("an answer"), Creation::New);
@@ -49,7 +49,7 @@ fn chains_are_apart(register: &dyn Register) {
     assert_eq!(register.chains().expect("an answer"), [one, two]);
 }
 
-fn reading_is_bounded_and_in_order(register: &dyn Register) {
+fn reading_is_bounded_and_in_order(register: &dyn ChainRegister) {
     let name = chain("c/contract/b");
     for number in 1..=12 {
         assert_eq!(register.create(&name, number, &[number as u8]).expect("an answer"), Creation::New);
@@ -59,7 +59,7 @@ fn reading_is_bounded_and_in_order(register: &dyn Register) {
     assert_eq!(numbers(register, &name, 13, 4), [0; 0]);
 }
 
-fn forgotten_numbers_are_never_free_again(register: &dyn Register) {
+fn forgotten_numbers_are_never_free_again(register: &dyn ChainRegister) {
     let name = chain("c/contract/c");
     for number in 1..=5 {
         register.create(&name, number, b"entry").expect("an answer");
@@ -75,7 +75,7 @@ fn forgotten_numbers_are_never_free_again(register: &dyn Register) {
     assert_eq!(register.create(&name, 6, b"next").expect("an answer"), Creation::New);
 }
 
-fn entries_of_every_permitted_size_are_kept(register: &dyn Register) {
+fn entries_of_every_permitted_size_are_kept(register: &dyn ChainRegister) {
     let name = chain("c/contract/d");
     let largest = vec![7; ENTRY_BYTES_MAX];
     assert_eq!(register.create(&name, 1, b"").expect("an answer"), Creation::New);
@@ -88,7 +88,7 @@ fn entries_of_every_permitted_size_are_kept(register: &dyn Register) {
     assert_eq!(entries.iter().map(|entry| entry.bytes.len()).collect::<Vec<_>>(), [0, ENTRY_BYTES_MAX]);
 }
 
-fn one_of_many_concurrent_creates_wins(register: &dyn Register) {
+fn one_of_many_concurrent_creates_wins(register: &dyn ChainRegister) {
     let name = chain("c/contract/e");
     for number in 1..=8 {
         let winners = AtomicUsize::new(0);
@@ -110,6 +110,6 @@ fn one_of_many_concurrent_creates_wins(register: &dyn Register) {
     }
 }
 
-fn numbers(register: &dyn Register, chain: &ChainName, from: u64, limit: usize) -> Vec<u64> {
+fn numbers(register: &dyn ChainRegister, chain: &ChainName, from: u64, limit: usize) -> Vec<u64> {
     register.read(chain, from, limit).expect("an answer").into_iter().map(|entry| entry.number).collect()
 }

@@ -2,7 +2,7 @@
 //!
 //! Absent on purpose: durability. Everything ends with the process.
 
-use super::{Creation, ENTRY_BYTES_MAX, NumberedEntry, Register, RegisterError};
+use super::{ChainRegister, Creation, ENTRY_BYTES_MAX, NumberedEntry, RegisterError};
 use crate::names::ChainName;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -24,7 +24,7 @@ impl MemoryRegister {
     }
 }
 
-impl Register for MemoryRegister {
+impl ChainRegister for MemoryRegister {
     fn create(&self, chain: &ChainName, number: u64, entry: &[u8]) -> Result<Creation, RegisterError> {
         if entry.len() > ENTRY_BYTES_MAX {
             return Err(RegisterError::TooLarge { bytes: entry.len(), most: ENTRY_BYTES_MAX });

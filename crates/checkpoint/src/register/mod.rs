@@ -12,7 +12,8 @@
 //!
 //! [`contract`] is the test suite that every register passes.
 //!
-//! Absent on purpose: what an entry means, and clocks.
+//! Absent on purpose: what an entry means, and clocks. An object store and the daemon's journal are no registers
+//! yet; each would be an implementation of [`ChainRegister`] that passes the suite.
 
 pub mod contract;
 mod file_system;
@@ -30,7 +31,7 @@ use std::path::PathBuf;
 pub const ENTRY_BYTES_MAX: usize = 1 << 20;
 
 /// Chains of numbered entries. Implementations are linearizable: what one process created, every other one sees.
-pub trait Register: Send + Sync {
+pub trait ChainRegister: Send + Sync {
     /// Creates an entry, durably, if its number is the next one of the chain.
     ///
     /// An error other than [`RegisterError::Unavailable`] means that nothing was created. After

@@ -4,6 +4,7 @@ use super::*;
 use expect_test::expect;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixListener;
+use std::thread;
 
 /// Answers one connection after the other; for an empty answer it closes the connection.
 fn daemon(answers: Vec<&'static str>) -> (tempfile::TempDir, Client, thread::JoinHandle<Vec<String>>) {
@@ -20,11 +21,11 @@ fn daemon(answers: Vec<&'static str>) -> (tempfile::TempDir, Client, thread::Joi
         };
         answers.into_iter().map(serve).collect()
     });
-    (dir, Client::at(socket, None), thread)
+    (dir, Client(DaemonClient::at(&socket)), thread)
 }
 
 #[test]
-fn nobody_listening_is_said_with_what_to_do() {
+fn a_socket_without_a_daemon_is_named_with_what_to_do() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("s");
     let failure = Client::open(&Globals::at(&socket)).unwrap_err();
@@ -50,16 +51,6 @@ fn a_problem_becomes_a_failure_with_its_code() {
 }
 
 #[test]
-fn a_post_is_sent_again_with_its_key_when_the_daemon_restarts() {
-    let (_dir, client, thread) = daemon(vec!["", "", "HTTP/1.1 204 x\r\n\r\n"]);
-    client.bind("L1", &BindRequest { fence: 1, pid: 1 }, RESTART).unwrap();
-    let sent = thread.join().unwrap();
-    assert!(sent[0].contains("idempotency-key: "), "{}", sent[0]);
-    assert_eq!(sent[0], sent[1]);
-    assert_eq!(sent[1], sent[2]);
-}
-
-#[test]
 fn another_program_on_the_socket_is_not_taken_for_the_daemon() {
     let (dir, client, thread) = daemon(vec!["SSH-2.0-OpenSSH_9.2\r\n"]);
     let failure = client.get::<sublet_wire::Gpus>("/v1/gpus").unwrap_err();
@@ -68,11 +59,4 @@ fn another_program_on_the_socket_is_not_taken_for_the_daemon() {
         hint: is another program listening there, or a daemon of another version?"#]]
     .assert_eq(&failure.to_string().replace(&dir.path().display().to_string(), "DIR"));
     thread.join().unwrap();
-}
-
-#[test]
-fn keys_differ() {
-    let (one, two) = (random_key().unwrap(), random_key().unwrap());
-    assert_eq!(one.len(), 32);
-    assert_ne!(one, two);
 }

@@ -3,7 +3,7 @@
 //! None of this is used for a daemon on this host. Certificates are read and TLS is set up when the first connection is
 //! made. A token is never sent over a network unencrypted.
 
-use crate::failure::Failure;
+use super::{ConnectError, ConnectFailure};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{CertificateError, ClientConfig, ClientConnection, RootCertStore, StreamOwned, version};
@@ -14,7 +14,7 @@ use std::net::{IpAddr, TcpStream, ToSocketAddrs};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
-use sublet_wire::{TOKEN_DIGITS, TOKEN_PREFIX, exit};
+use sublet_wire::{TOKEN_DIGITS, TOKEN_PREFIX};
 
 /// The port if the address names none.
 const PORT: u16 = 7474;
@@ -54,7 +54,7 @@ impl<T: Read + Write> Stream for T {}
 
 impl RemoteDaemon {
     /// The daemon at an address, with the token from the environment; an error if no daemon listens there.
-    pub fn at(url: &str) -> Result<RemoteDaemon, Failure> {
+    pub fn at(url: &str) -> Result<RemoteDaemon, ConnectError> {
         let (place, token, first) = (read_url(url)?, token()?, Mutex::new(None));
         let mut remote = RemoteDaemon { url: url.to_owned(), place, token, first, tls: OnceLock::new() };
         let stream = remote.dial().map_err(|error| remote.unreachable(&error))?;
@@ -110,8 +110,10 @@ impl RemoteDaemon {
     }
 
     /// The message for a call without an answer.
-    pub fn unreachable(&self, error: &io::Error) -> Failure {
-        let failure = |why: &str| Failure::new(exit::NO_DAEMON, format!("no daemon answers at {}: {why}", self.url));
+    pub fn unreachable(&self, error: &io::Error) -> ConnectError {
+        let failure = |why: &str| {
+            ConnectError::new(ConnectFailure::NoDaemon, format!("no daemon answers at {}: {why}", self.url))
+        };
         match tls_error(error) {
             Some(rustls::Error::InvalidCertificate(why)) => {
                 let (why, hint) = certificate_words(why, &self.place.host);
@@ -161,9 +163,9 @@ pub fn tls_error(error: &io::Error) -> Option<&rustls::Error> {
 }
 
 /// Parses `https://gpu1:7474`. Plain `http` is accepted for this host only.
-fn read_url(url: &str) -> Result<UrlParts, Failure> {
+fn read_url(url: &str) -> Result<UrlParts, ConnectError> {
     let wrong = || {
-        Failure::usage(format!("`{}` is not a daemon's address", crate::table::plain(url)))
+        ConnectError::new(ConnectFailure::Usage, format!("`{}` is not a daemon's address", plain(url)))
             .hint("write https://HOST:PORT, such as https://gpu1:7474")
     };
     let (private, rest) = match url.split_once("://") {
@@ -192,33 +194,45 @@ fn read_url(url: &str) -> Result<UrlParts, Failure> {
     }
     let here = host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.to_canonical().is_loopback());
     if !private && !here {
-        return Err(Failure::usage(format!("{url} would send the token unencrypted"))
-            .hint("write https://; the daemon needs a certificate for it (`sublet serve --tls-cert`)"));
+        return Err(ConnectError::new(
+            ConnectFailure::Usage,
+            format!("{url} would send the token unencrypted"),
+        )
+        .hint("write https://; the daemon needs a certificate for it (`sublet serve --tls-cert`)"));
     }
     Ok(UrlParts { private, host: host.to_owned(), port, authority: authority.to_owned() })
 }
 
+/// The text without control characters, which could disturb a terminal.
+fn plain(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
 /// The token from the environment. It is checked here, so that nothing else can get into a header.
-fn token() -> Result<String, Failure> {
+fn token() -> Result<String, ConnectError> {
     let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty());
     let (text, place) = match (set("SUBLET_TOKEN"), set("SUBLET_TOKEN_FILE").map(PathBuf::from)) {
         (Some(text), _) => (text.to_string_lossy().into_owned(), "SUBLET_TOKEN".to_owned()),
         (None, Some(path)) => {
             let shown = path.display().to_string();
-            let text = std::fs::read_to_string(&path)
-                .map_err(|error| Failure::usage(format!("the token cannot be read from {shown}: {error}")))?;
+            let text = std::fs::read_to_string(&path).map_err(|error| {
+                ConnectError::new(ConnectFailure::Usage, format!("the token cannot be read from {shown}: {error}"))
+            })?;
             (text, shown)
         }
         (None, None) => {
-            return Err(Failure::new(exit::DENIED, "a daemon elsewhere wants a token, and there is none")
-                .hint("set SUBLET_TOKEN_FILE to a file with it; `sublet token create` on that host makes one"));
+            return Err(ConnectError::new(
+                ConnectFailure::Denied,
+                "a daemon elsewhere wants a token, and there is none",
+            )
+            .hint("set SUBLET_TOKEN_FILE to a file with it; `sublet token create` on that host makes one"));
         }
     };
     let token = text.trim();
     let digits = token.strip_prefix(TOKEN_PREFIX).filter(|digits| digits.len() == TOKEN_DIGITS);
     match digits.is_some_and(|digits| digits.bytes().all(|b| b.is_ascii_hexdigit())) {
         true => Ok(token.to_owned()),
-        false => Err(Failure::usage(format!("what {place} has is not a token"))
+        false => Err(ConnectError::new(ConnectFailure::Usage, format!("what {place} has is not a token"))
             .hint("a token is sbl_ and 64 digits, as `sublet token create` printed it")),
     }
 }

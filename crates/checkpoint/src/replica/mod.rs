@@ -1,0 +1,290 @@
+//! One replica: the directory that holds a copy of every version.
+//!
+//! ```text
+//! prepare ──► .prepared-… ──(committed in the register)──► publish ──► 000042 ──► remove
+//!                  │                                                     ▲
+//!                  └─ lost the race: discard        repair, from another replica
+//! ```
+//!
+//! A version is complete and synced before the register is asked to commit it. What a crash leaves
+//! behind is finished or removed by [`sweep`](ReplicaDirectory::sweep), by what the register says.
+//!
+//! Absent on purpose: quorums, and any decision on what is committed.
+
+pub mod layout;
+pub mod read;
+mod write;
+
+use crate::chain::checkpoint::VersionChain;
+use crate::content::{MANIFEST, SUCCESS};
+use crate::files::{Files, read_small, write_new};
+use crate::manifest::{MANIFEST_BYTES_MAX, SealedManifest};
+use crate::names::{CheckpointName, LogicalResourceName, ReplicaId, Version, escape, unescape};
+use crate::nonce::Nonce;
+use layout::{HomeEntry, LATEST, Staging, StagingKind};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// The files at a replica's root that name the generations it was used for.
+const GENERATION: &str = ".generation-";
+
+/// A replica's directory, and how its bytes are written.
+#[derive(Clone)]
+pub struct ReplicaDirectory {
+    /// The replica.
+    pub id: ReplicaId,
+    root: PathBuf,
+    files: Arc<dyn Files>,
+    progress: Arc<AtomicU64>,
+    left_behind: Arc<Mutex<Vec<Weak<()>>>>,
+}
+
+/// The directory of one checkpoint, below the directory of a replica.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CheckpointHome {
+    resource: String,
+    name: String,
+}
+
+impl CheckpointHome {
+    /// The directory of this checkpoint.
+    pub fn of(resource: &LogicalResourceName, name: &CheckpointName) -> Result<CheckpointHome, crate::ReplicatedError> {
+        Ok(CheckpointHome { resource: escape(resource.as_str())?, name: escape(name.as_str())? })
+    }
+}
+
+impl ReplicaDirectory {
+    /// The replica with its copies in this directory.
+    pub fn new(id: ReplicaId, root: PathBuf, files: Arc<dyn Files>) -> ReplicaDirectory {
+        ReplicaDirectory { id, root, files, progress: Arc::default(), left_behind: Arc::default() }
+    }
+
+    /// A number that grows while the replica works.
+    pub fn progress(&self) -> u64 {
+        self.progress.load(Ordering::Relaxed)
+    }
+
+    /// True while a call that was given up still works on the replica, or hangs in it.
+    pub fn is_stuck(&self) -> bool {
+        let mut threads = self.left_behind.lock().unwrap_or_else(PoisonError::into_inner);
+        threads.retain(|thread| thread.strong_count() > 0);
+        !threads.is_empty()
+    }
+
+    /// Notes that a call was given up; the thread holds the other end while it runs.
+    pub fn leave_behind(&self, thread: Weak<()>) {
+        self.left_behind.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
+    }
+
+    /// Where the checkpoint lies.
+    pub fn path(&self, home: &CheckpointHome) -> PathBuf {
+        self.root.join(&home.resource).join(&home.name)
+    }
+
+    /// Counts a step of work, so that slow is told from hung.
+    fn advance(&self) {
+        self.progress.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The checkpoints that lie here, by the names of their directories.
+    pub fn homes(&self) -> io::Result<Vec<(LogicalResourceName, CheckpointName)>> {
+        let mut homes = Vec::new();
+        for (component, resource) in names_of(self.files.list(&self.root)?) {
+            for (_, name) in names_of(self.files.list(&self.root.join(component))?) {
+                homes.push((LogicalResourceName::new(&resource), CheckpointName::new(name)));
+            }
+        }
+        Ok(homes)
+    }
+
+    /// The highest generation of a register that was rebuilt from this replica; 1 if none was.
+    pub fn generation(&self) -> io::Result<u64> {
+        let names = self.files.list(&self.root)?;
+        let marked = names.iter().filter_map(|name| name.strip_prefix(GENERATION)?.parse().ok());
+        Ok(marked.max().unwrap_or(1))
+    }
+
+    /// Notes, durably, that a register of this generation was rebuilt from this replica.
+    pub fn mark_generation(&self, generation: u64) -> io::Result<()> {
+        match write_new(&*self.files, &self.root.join(format!("{GENERATION}{generation}")), b"") {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            other => other?,
+        }
+        self.files.sync_dir(&self.root)
+    }
+
+    /// The numbers of the published versions, in order.
+    pub fn published(&self, home: &CheckpointHome) -> io::Result<Vec<Version>> {
+        let names = self.files.list(&self.path(home))?;
+        Ok(names.iter().filter_map(|name| published_version(name)).collect())
+    }
+
+    /// Makes a prepared version one that people see. The register has committed it.
+    ///
+    /// Several processes may do this at once, and any of them may have died half-way before.
+    pub fn publish(&self, home: &CheckpointHome, staging: Staging) -> io::Result<()> {
+        let at = self.path(home);
+        let prepared = at.join(staging.to_string());
+        if self.has_version(home, staging.version)? {
+            return self.files.remove_dir_all(&prepared);
+        }
+        let renamed = self.mark_and_rename(&prepared, &at.join(staging.version.directory()));
+        if renamed.is_err() && !self.has_version(home, staging.version)? {
+            return renamed;
+        }
+        self.point_latest(&at)?;
+        self.advance();
+        Ok(())
+    }
+
+    fn mark_and_rename(&self, prepared: &Path, published: &Path) -> io::Result<()> {
+        match write_new(&*self.files, &prepared.join(SUCCESS), b"") {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            other => other?,
+        }
+        self.files.sync_dir(prepared)?;
+        self.advance();
+        self.files.rename(prepared, published)
+    }
+
+    /// Points `latest` to the newest version that is published here, durably.
+    ///
+    /// The link is for people and other programs; nothing in this crate reads it.
+    fn point_latest(&self, at: &Path) -> io::Result<()> {
+        let mut pointed_to = None;
+        loop {
+            let newest = self.files.list(at)?.iter().filter_map(|name| published_version(name)).max();
+            let Some(newest) = newest.filter(|_| newest != pointed_to) else {
+                return self.files.sync_dir(at);
+            };
+            self.replace_latest(at, newest)?;
+            // Another process may have published a newer version meanwhile.
+            pointed_to = Some(newest);
+        }
+    }
+
+    fn replace_latest(&self, at: &Path, version: Version) -> io::Result<()> {
+        let latest = at.join(LATEST);
+        let target = version.directory();
+        if self.files.read_link(&latest)?.as_deref() == Some(&target) {
+            return Ok(());
+        }
+        let unused = at.join(layout::unused_link(Nonce::draw()?));
+        self.files.symlink(&target, &unused)?;
+        match self.files.rename(&unused, &latest) {
+            // A sweep took it for a leftover, and pointed `latest` itself.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            other => other,
+        }
+    }
+
+    /// A published version above this one, which is the newest that the register knows.
+    ///
+    /// Only what a register committed is published. So either it was committed since the register was
+    /// read, or the register is an older copy of itself.
+    pub fn version_above(&self, home: &CheckpointHome, newest: Version) -> io::Result<Option<Version>> {
+        let published = self.published(home)?;
+        let above = published.into_iter().rev().take_while(|version| *version > newest);
+        let mut genuine = above.filter(|version| self.is_genuine(home, *version));
+        Ok(genuine.next())
+    }
+
+    /// True if the version's manifest names this version: a directory that a user made does not count.
+    fn is_genuine(&self, home: &CheckpointHome, version: Version) -> bool {
+        let path = self.path(home).join(version.directory()).join(MANIFEST);
+        let bytes = read_small(&*self.files, &path, MANIFEST_BYTES_MAX).ok();
+        let manifest = bytes.and_then(|bytes| SealedManifest::parse(bytes).ok());
+        manifest.is_some_and(|manifest| manifest.manifest.version == version)
+    }
+
+    /// True if the version is published here.
+    pub fn has_version(&self, home: &CheckpointHome, version: Version) -> io::Result<bool> {
+        Ok(self.published(home)?.contains(&version))
+    }
+
+    /// Takes a version out of sight first, so that no half-deleted one is ever seen.
+    fn remove_version(&self, home: &CheckpointHome, by: Staging) -> io::Result<()> {
+        let at = self.path(home);
+        let removed = at.join(Staging { kind: StagingKind::Removed, ..by }.to_string());
+        match self.files.rename(&at.join(by.version.directory()), &removed) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            other => other?,
+        }
+        self.advance();
+        self.files.remove_dir_all(&removed)
+    }
+
+    /// Deletes what a save prepared that was not committed.
+    pub fn discard(&self, home: &CheckpointHome, staging: Staging) -> io::Result<()> {
+        self.files.remove_dir_all(&self.path(home).join(staging.to_string()))
+    }
+
+    /// Finishes or removes what earlier calls and processes left behind, by what the register says.
+    ///
+    /// Returns a version that the register does not know, if there is one.
+    pub fn sweep(&self, home: &CheckpointHome, state: &VersionChain) -> io::Result<Option<Version>> {
+        let at = self.path(home);
+        for name in self.files.list(&at)? {
+            match layout::parse(&name) {
+                HomeEntry::Version(version) if is_pruned(state, version) => {
+                    let kind = StagingKind::Removed;
+                    let fence = state.fences().newest;
+                    self.remove_version(home, Staging { kind, version, fence, nonce: Nonce::draw()? })?;
+                }
+                HomeEntry::Staging(staging) if staging.kind == StagingKind::Prepared => {
+                    self.settle_prepared(home, state, staging)?;
+                }
+                HomeEntry::Staging(staging) if is_left_over(state, staging) => self.discard(home, staging)?,
+                HomeEntry::UnusedLink => self.files.remove_file(&at.join(name))?,
+                HomeEntry::Version(_) | HomeEntry::Staging(_) | HomeEntry::Other => {}
+            }
+            self.advance();
+        }
+        match self.files.check_dir(&at) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            _ => self.point_latest(&at)?,
+        }
+        self.version_above(home, state.newest())
+    }
+
+    /// Publishes a prepared version if it was committed, and deletes it if it can never be.
+    fn settle_prepared(&self, home: &CheckpointHome, state: &VersionChain, staging: Staging) -> io::Result<()> {
+        match state.versions().get(&staging.version) {
+            Some(saved) if saved.nonce == staging.nonce => self.publish(home, staging),
+            _ if is_left_over(state, staging) => self.discard(home, staging),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The names that were escaped to these components. Others are not Sublet's.
+fn names_of(components: Vec<String>) -> Vec<(String, String)> {
+    components.into_iter().filter_map(|component| unescape(&component).map(|name| (component, name))).collect()
+}
+
+/// The version that is published under this name.
+fn published_version(name: &str) -> Option<Version> {
+    match layout::parse(name) {
+        HomeEntry::Version(version) => Some(version),
+        _ => None,
+    }
+}
+
+/// True if no process can make use of it any more: its writer is stale, or its number is decided.
+///
+/// A copy that is being repaired, and a version that is being deleted, have a decided number from the
+/// start; they count as left over only when their version is pruned or their writer is stale.
+fn is_left_over(state: &VersionChain, staging: Staging) -> bool {
+    let is_decided = match staging.kind {
+        StagingKind::Prepared => staging.version <= state.newest(),
+        StagingKind::Repaired | StagingKind::Removed => is_pruned(state, staging.version),
+    };
+    is_decided || staging.fence < state.fences().newest
+}
+
+/// True if the version was committed once, and is not any more.
+fn is_pruned(state: &VersionChain, version: Version) -> bool {
+    version <= state.newest() && !state.versions().contains_key(&version)
+}

@@ -1,0 +1,336 @@
+//! Where checkpoints lie: a register, and a directory for each replica.
+//!
+//! [`CheckpointStore::open`] needs one directory and makes everything in it. A program with copies on
+//! several disks names them in a file:
+//!
+//! ```toml
+//! register = "/var/lib/sublet/register.db"   # on a local disk
+//!
+//! [replicas]                                 # directories that exist
+//! disk-1 = "/mnt/disk-1/checkpoints"
+//! disk-2 = "/mnt/disk-2/checkpoints"
+//! ```
+//!
+//! A directory that is missing is not made: an empty mount point must not take copies that are meant
+//! for the disk. So name a directory on the disk, not the mount point.
+//!
+//! Absent on purpose: an object store as the register. Copies may lie anywhere; the register needs a
+//! local disk.
+
+use crate::effect_store::ReplicatedIdempotencyStore;
+use crate::error::ReplicatedError;
+use crate::files::{Files, LocalDisk};
+use crate::names::{
+    ChainName, CheckpointName, FenceEpoch, LogicalResourceName, PolicyHash, ReplicaId, ResourceGeneration, SchemaId,
+    escape, unescape,
+};
+use crate::nonce::Nonce;
+use crate::policy::{
+    FailureDomain, PlacementPolicy, ReplicaHealth, ReplicaLocator, ReplicaPolicy, ReplicaRole, ReplicaSetLocator,
+};
+use crate::register::{ChainRegister, SqliteRegister};
+use crate::replica::ReplicaDirectory;
+use crate::replicated::ReplicatedCheckpoint;
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::env;
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The variable that names the directory, or the configuration file, of programs that name none.
+pub const CHECKPOINTS_VARIABLE: &str = "SUBLET_CHECKPOINTS";
+
+/// The register's file name in a store's directory.
+const REGISTER_FILE: &str = "register.db";
+
+/// The directory of replicas in a store's directory.
+const REPLICAS: &str = "replicas";
+
+/// A register and the places of replicas. Clones are the same store.
+#[derive(Clone)]
+pub struct CheckpointStore {
+    register: Arc<dyn ChainRegister>,
+    places: Arc<ReplicaPlaces>,
+    files: Arc<dyn Files>,
+    generation: ResourceGeneration,
+    writer: Nonce,
+    limits: StallLimits,
+}
+
+/// Where replicas lie.
+#[derive(Debug)]
+enum ReplicaPlaces {
+    /// Each in a directory of its name below this one, made when it is needed.
+    Below(PathBuf),
+    /// In these directories, which exist.
+    Named(BTreeMap<ReplicaId, PathBuf>),
+}
+
+/// How long a replica that makes no progress is waited for. It decides how long a call takes, never what is committed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StallLimits {
+    /// A replica that the quorum needs. After this the call fails.
+    pub needed: Duration,
+    /// A replica beyond the quorum. After this it is left behind, and repaired later.
+    pub surplus: Duration,
+}
+
+impl Default for StallLimits {
+    fn default() -> StallLimits {
+        // A disk may sync for minutes without a sign; a copy that is not needed is worth a few seconds.
+        StallLimits { needed: Duration::from_secs(300), surplus: Duration::from_secs(10) }
+    }
+}
+
+/// The configuration file.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct StoreConfig {
+    register: PathBuf,
+    replicas: BTreeMap<String, PathBuf>,
+}
+
+impl CheckpointStore {
+    /// The store in a directory, which is made if it does not exist.
+    ///
+    /// The directory holds `register.db`, and a directory for each replica that a program names.
+    pub fn open(directory: impl AsRef<Path>) -> Result<CheckpointStore, ReplicatedError> {
+        let directory = absolute(directory.as_ref())?;
+        make_directory(&directory).map_err(|source| ReplicatedError::File { path: directory.clone(), source })?;
+        let register = SqliteRegister::open(directory.join(REGISTER_FILE))?;
+        CheckpointStore::assemble(Arc::new(register), ReplicaPlaces::Below(directory), Arc::new(LocalDisk))
+    }
+
+    /// The store that a configuration file describes. Relative paths in it begin at the file's directory.
+    pub fn from_config(file: impl AsRef<Path>) -> Result<CheckpointStore, ReplicatedError> {
+        let file = absolute(file.as_ref())?;
+        let text = fs::read_to_string(&file).map_err(|source| ReplicatedError::File { path: file.clone(), source })?;
+        let unusable =
+            |reason: String| ReplicatedError::Configuration { reason: format!("`{}`: {reason}", file.display()) };
+        let config: StoreConfig = toml::from_str(&text).map_err(|error| unusable(error.to_string()))?;
+        let base = file.parent().unwrap_or(Path::new("/"));
+        let register = SqliteRegister::open(base.join(&config.register))?;
+        let places = config.replicas.into_iter().map(|(id, path)| (ReplicaId::new(id), base.join(path))).collect();
+        CheckpointStore::assemble(Arc::new(register), ReplicaPlaces::Named(places), Arc::new(LocalDisk))
+    }
+
+    /// The store of programs that name none: `$SUBLET_CHECKPOINTS`, which is a directory or a configuration
+    /// file (`*.toml`), or else `sublet/checkpoints` below `$XDG_STATE_HOME` or `~/.local/state`.
+    pub fn from_environment() -> Result<CheckpointStore, ReplicatedError> {
+        let variable = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        if let Some(path) = variable(CHECKPOINTS_VARIABLE) {
+            let is_config = path.extension().is_some_and(|extension| extension == "toml");
+            return if is_config { CheckpointStore::from_config(path) } else { CheckpointStore::open(path) };
+        }
+        let state = variable("XDG_STATE_HOME").or_else(|| variable("HOME").map(|home| home.join(".local/state")));
+        let state = state.ok_or_else(|| ReplicatedError::Configuration {
+            reason: format!("neither {CHECKPOINTS_VARIABLE} nor XDG_STATE_HOME nor HOME is set"),
+        })?;
+        CheckpointStore::open(state.join("sublet/checkpoints"))
+    }
+
+    /// A store of these parts. The replicas' directories must exist.
+    pub fn with_parts(
+        register: Arc<dyn ChainRegister>,
+        replicas: impl IntoIterator<Item = (ReplicaId, PathBuf)>,
+        files: Arc<dyn Files>,
+    ) -> Result<CheckpointStore, ReplicatedError> {
+        CheckpointStore::assemble(register, ReplicaPlaces::Named(replicas.into_iter().collect()), files)
+    }
+
+    fn assemble(
+        register: Arc<dyn ChainRegister>,
+        places: ReplicaPlaces,
+        files: Arc<dyn Files>,
+    ) -> Result<CheckpointStore, ReplicatedError> {
+        let generation = ResourceGeneration(register.last(&ChainName::of_generations())? + 1);
+        let writer = draw_nonce()?;
+        let limits = StallLimits::default();
+        Ok(CheckpointStore { register, places: Arc::new(places), files, generation, writer, limits })
+    }
+
+    /// The same store with other limits on waiting.
+    pub fn with_stall_limits(self, limits: StallLimits) -> CheckpointStore {
+        CheckpointStore { limits, ..self }
+    }
+
+    /// The checkpoints of a resource, on all replicas of the store: a save needs more than half of them, a
+    /// load needs one verified copy.
+    ///
+    /// A store that was opened from a directory has the replica `local` if no other one is there.
+    pub fn checkpoints(
+        &self,
+        resource: LogicalResourceName,
+        schema: SchemaId,
+    ) -> Result<ReplicatedCheckpoint, ReplicatedError> {
+        let (policy, locator) = self.whole_set()?;
+        let (fence, hash) = (FenceEpoch(1), PolicyHash([0; 32]));
+        ReplicatedCheckpoint::in_store(self, resource, schema, fence, policy, locator, hash)
+    }
+
+    /// The effects of a resource.
+    pub fn effects(
+        &self,
+        resource: LogicalResourceName,
+        schema: SchemaId,
+    ) -> Result<ReplicatedIdempotencyStore, ReplicatedError> {
+        let (policy, locator) = self.whole_set()?;
+        ReplicatedIdempotencyStore::in_store(self, resource, schema, FenceEpoch(1), policy, locator)
+    }
+
+    /// The replicas of the store: those of the configuration, or those in its directory.
+    pub fn replica_ids(&self) -> Result<Vec<ReplicaId>, ReplicatedError> {
+        let directory = match &*self.places {
+            ReplicaPlaces::Named(places) => return Ok(places.keys().cloned().collect()),
+            ReplicaPlaces::Below(directory) => directory.join(REPLICAS),
+        };
+        let names = self.files.list(&directory).map_err(|source| ReplicatedError::File { path: directory, source })?;
+        let mut ids: Vec<ReplicaId> = names.iter().filter_map(|name| unescape(name)).map(ReplicaId::new).collect();
+        if ids.is_empty() {
+            ids.push(ReplicaId::new("local"));
+        }
+        Ok(ids)
+    }
+
+    /// All replicas as voters, and a majority of them as the write quorum.
+    fn whole_set(&self) -> Result<(ReplicaPolicy, ReplicaSetLocator), ReplicatedError> {
+        let ids = self.replica_ids()?;
+        let domain = FailureDomain::cell("local", "store");
+        let policy = ReplicaPolicy::new(PlacementPolicy::new().allow(domain.clone()));
+        let policy = policy.min_replicas(ids.len()).write_quorum(ids.len() / 2 + 1);
+        let voter = |replica_id| ReplicaLocator {
+            replica_id,
+            domain: domain.clone(),
+            role: ReplicaRole::Voter,
+            health: ReplicaHealth::Healthy,
+            epoch: FenceEpoch(1),
+            content_generation: self.generation.0,
+        };
+        Ok((policy, ReplicaSetLocator::new(self.generation, ids.into_iter().map(voter).collect())))
+    }
+
+    /// How often the register was rebuilt, plus one.
+    pub fn generation(&self) -> ResourceGeneration {
+        self.generation
+    }
+
+    /// Every checkpoint that was opened or saved, by resource and name.
+    pub fn list(&self) -> Result<Vec<(LogicalResourceName, CheckpointName)>, ReplicatedError> {
+        let chains = self.register.chains()?;
+        Ok(chains.iter().filter_map(ChainName::checkpoint).collect())
+    }
+
+    /// The same store, after its register was rebuilt.
+    pub(crate) fn at_generation(self, generation: ResourceGeneration) -> CheckpointStore {
+        CheckpointStore { generation, ..self }
+    }
+
+    pub(crate) fn register(&self) -> &Arc<dyn ChainRegister> {
+        &self.register
+    }
+
+    pub(crate) fn limits(&self) -> StallLimits {
+        self.limits
+    }
+
+    /// A number that tells this store's reservations from those of other processes.
+    pub(crate) fn writer(&self) -> Nonce {
+        self.writer
+    }
+
+    /// Refuses a register that is older than the one that the locator was made for.
+    pub(crate) fn check_generation(&self, locator: &ReplicaSetLocator) -> Result<(), ReplicatedError> {
+        let (found, expected) = (self.generation.0, locator.generation.0);
+        if found < expected { Err(ReplicatedError::OldGeneration { found, expected }) } else { Ok(()) }
+    }
+
+    /// The directory of a replica.
+    pub(crate) fn replica(&self, id: &ReplicaId) -> Result<ReplicaDirectory, ReplicatedError> {
+        let path = match &*self.places {
+            ReplicaPlaces::Below(directory) => {
+                let path = directory.join(REPLICAS).join(escape(id.as_str())?);
+                make_directory(&path).map_err(|source| ReplicatedError::File { path: path.clone(), source })?;
+                path
+            }
+            ReplicaPlaces::Named(places) => {
+                places.get(id).cloned().ok_or_else(|| ReplicatedError::UnknownReplica { replica: id.clone() })?
+            }
+        };
+        Ok(ReplicaDirectory::new(id.clone(), path, Arc::clone(&self.files)))
+    }
+}
+
+/// A random number, with the crate's error.
+pub(crate) fn draw_nonce() -> Result<Nonce, ReplicatedError> {
+    Nonce::draw().map_err(|source| ReplicatedError::File { path: PathBuf::from("/dev/urandom"), source })
+}
+
+fn absolute(path: &Path) -> Result<PathBuf, ReplicatedError> {
+    std::path::absolute(path).map_err(|source| ReplicatedError::File { path: path.to_owned(), source })
+}
+
+/// Makes a directory and those above it, so that their names survive a power cut.
+fn make_directory(path: &Path) -> io::Result<()> {
+    let missing: Vec<&Path> = path.ancestors().take_while(|above| !above.exists()).collect();
+    fs::create_dir_all(path)?;
+    for made in missing {
+        File::open(made.parent().unwrap_or(Path::new("/")))?.sync_all()?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_configuration_names_the_register_and_the_replicas() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let file = directory.path().join("checkpoints.toml");
+        fs::write(&file, "register = \"r.db\"\n[replicas]\na = \"copies\"\n").expect("a file");
+        let store = CheckpointStore::from_config(&file).expect("a store");
+        assert!(directory.path().join("r.db").exists());
+        assert!(store.replica(&ReplicaId::new("a")).is_ok());
+        let unknown = store.replica(&ReplicaId::new("b")).map(|_| ()).expect_err("a refusal");
+        assert_eq!(unknown.code(), "unknown_replica");
+    }
+
+    #[test]
+    fn a_store_that_names_nothing_has_one_local_replica() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let store = CheckpointStore::open(directory.path()).expect("a store");
+        let schema = || SchemaId::new("v1");
+        let checkpoints = store.checkpoints(LogicalResourceName::new("models"), schema()).expect("checkpoints");
+        let name = CheckpointName::new("job");
+        let fence = checkpoints.open(&name).expect("a fence");
+        let saved = checkpoints.save_bytes(name.clone(), crate::Version(0), b"x", fence).expect("a version");
+        let places = checkpoints.directories(&name, saved.version).expect("an answer");
+        assert_eq!(places, [(ReplicaId::new("local"), directory.path().join("replicas/local/models/job/000001"))]);
+        let other = store.checkpoints(LogicalResourceName::new("models"), SchemaId::new("v2")).expect("checkpoints");
+        assert_eq!(other.load(&name).expect_err("a refusal").code(), "mismatch");
+        assert!(other.of_any_schema().load(&name).expect("an answer").is_some());
+        assert!(store.effects(LogicalResourceName::new("steps"), schema()).is_ok());
+        assert_eq!(store.list().expect("an answer"), [(LogicalResourceName::new("models"), name)]);
+    }
+
+    #[test]
+    fn an_unknown_key_in_a_configuration_is_an_error() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let file = directory.path().join("checkpoints.toml");
+        fs::write(&file, "register = \"r.db\"\nreplica = {}\n[replicas]\n").expect("a file");
+        assert_eq!(CheckpointStore::from_config(&file).map(|_| ()).expect_err("a refusal").code(), "configuration");
+    }
+
+    #[test]
+    fn replicas_of_a_directory_stay_inside_it() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let store = CheckpointStore::open(directory.path().join("a/b")).expect("a store");
+        store.replica(&ReplicaId::new("../../outside")).expect("a replica");
+        let names: Vec<_> = fs::read_dir(directory.path()).expect("a directory").collect();
+        assert_eq!(names.len(), 1);
+        assert_eq!(store.replica_ids().expect("replicas"), [ReplicaId::new("../../outside")]);
+    }
+}
