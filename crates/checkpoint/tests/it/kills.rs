@@ -182,7 +182,8 @@ fn a_trainer_that_is_killed() {
     let copies = env::var(COPIES).expect("a number").parse().expect("a number");
     let trainer = trainer_over(&store, copies);
     let told = trainer.train(|step| {
-        println!("acknowledged {step}");
+        // The test's name may stand on the line.
+        println!("\nacknowledged {step}");
         io::stdout().flush().expect("a pipe");
     });
     told.expect("a training");
