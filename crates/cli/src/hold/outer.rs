@@ -137,7 +137,9 @@ pub fn hint_at_variables(over: &[String]) {
 fn say_ignored(lease: &Lease, ignored: &[String]) {
     if !ignored.is_empty() {
         let (ignored, id) = (ignored.join(" "), &lease.id);
-        tell_hint(&format!("`{ignored}` is ignored, because this command uses {id}; `--new-lease` requests a separate lease"));
+        tell_hint(&format!(
+            "`{ignored}` is ignored, because this command uses {id}; `--new-lease` requests a separate lease"
+        ));
     }
 }
 

@@ -194,11 +194,8 @@ fn read_url(url: &str) -> Result<UrlParts, ConnectError> {
     }
     let here = host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.to_canonical().is_loopback());
     if !private && !here {
-        return Err(ConnectError::new(
-            ConnectFailure::Usage,
-            format!("{url} would send the token unencrypted"),
-        )
-        .hint("write https://; the daemon needs a certificate for it (`sublet serve --tls-cert`)"));
+        return Err(ConnectError::new(ConnectFailure::Usage, format!("{url} would send the token unencrypted"))
+            .hint("write https://; the daemon needs a certificate for it (`sublet serve --tls-cert`)"));
     }
     Ok(UrlParts { private, host: host.to_owned(), port, authority: authority.to_owned() })
 }

@@ -47,10 +47,7 @@ pub fn text(unit: &Unit, wish: &UnitRequest<'_>) -> Result<String, Failure> {
         lines.push("KillMode=mixed".to_owned());
     }
     if unit.notifies {
-        lines.push(
-            "# The program, not `sublet run`, sends READY=1, and it may wait in the queue before."
-                .to_owned(),
-        );
+        lines.push("# The program, not `sublet run`, sends READY=1, and it may wait in the queue before.".to_owned());
         lines.push("NotifyAccess=all".to_owned());
         lines.push("TimeoutStartSec=infinity".to_owned());
     }

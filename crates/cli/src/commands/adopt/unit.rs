@@ -177,7 +177,9 @@ impl Unit {
                 .hint(format!("`sublet adopt unit:{name}` without `--drop-in` leaves it as it is"))
         };
         if manager.has_socket(name) {
-            return Err(cannot("it is socket-activated: systemd passes its sockets only to the process that it starts itself".into()));
+            return Err(cannot(
+                "it is socket-activated: systemd passes its sockets only to the process that it starts itself".into(),
+            ));
         }
         settings.unit(name).map_err(cannot)
     }
@@ -252,10 +254,13 @@ impl UnitSettings {
             return Err("its command leaves another process behind (Type=forking)".to_owned());
         }
         if !matches!(self.value("WatchdogSec"), "" | "0") {
-            return Err("it uses WatchdogSec, which expects keep-alives from the process that systemd started".to_owned());
+            return Err(
+                "it uses WatchdogSec, which expects keep-alives from the process that systemd started".to_owned()
+            );
         }
         if !self.value("Sockets").is_empty() {
-            return Err("it is socket-activated: systemd passes its sockets only to the process that it starts itself".to_owned());
+            return Err("it is socket-activated: systemd passes its sockets only to the process that it starts itself"
+                .to_owned());
         }
         let words: Vec<&str> = command.split_whitespace().collect();
         let asks = |pair: &[&str]| pair[0].rsplit('/').next() == Some("sublet") && pair[1] == "run";

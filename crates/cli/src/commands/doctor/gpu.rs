@@ -36,7 +36,9 @@ fn park(gpu: &Gpu, parking: bool, name: String) -> Check {
         () if !parking => {
             Check::new(name, CheckState::Limited, "no program is parked here: a waiter waits until a lease's term ends")
         }
-        () if gpu.unreadable.is_some() => Check::new(name, CheckState::Limited, "unknown while the GPU does not answer"),
+        () if gpu.unreadable.is_some() => {
+            Check::new(name, CheckState::Limited, "unknown while the GPU does not answer")
+        }
         () if gpu.coarse => {
             let text = "one program at a time is parked, and only with Sublet's library in it: a park is verified by \
                         the use of the whole GPU";

@@ -51,9 +51,11 @@ pub fn checks(daemon: Option<u32>, kind: Option<&str>) -> Vec<Check> {
 /// Says clearly that the GPUs are soft, so that they are not mistaken for real ones.
 fn soft(sentence: &str) -> Check {
     match library_dir::library_dir() {
-        Ok(dir) => {
-            Check::new("soft GPUs", CheckState::Limited, format!("{sentence}\ntheir libraries are in {}", dir.display()))
-        }
+        Ok(dir) => Check::new(
+            "soft GPUs",
+            CheckState::Limited,
+            format!("{sentence}\ntheir libraries are in {}", dir.display()),
+        ),
         Err(error) => Check::new("soft GPUs", CheckState::Bad, format!("{error}\nhint: {}", error.hint())),
     }
 }
