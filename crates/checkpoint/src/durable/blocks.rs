@@ -30,7 +30,7 @@ pub struct FileBlocks {
 }
 
 impl FileBlocks {
-    /// Opens the file, and makes it of this size if it does not exist. Its room is taken at once, where the file system can.
+    /// Opens the file, and makes it of this size if it does not exist. Its room is taken at once where that is possible.
     ///
     /// A file that another process has open is refused with `WouldBlock`.
     pub fn create(path: &Path, bytes: u64) -> io::Result<FileBlocks> {

@@ -20,6 +20,7 @@ mod load;
 mod request;
 mod save;
 mod scrub;
+mod sweep;
 
 pub use background::BackgroundSaver;
 pub use load::LoadedCheckpoint;
@@ -36,14 +37,11 @@ use crate::manifest::SealedManifest;
 use crate::names::{
     ChainName, CheckpointName, FenceEpoch, LogicalResourceName, PolicyHash, ReplicaId, SchemaId, Version, hex,
 };
-use crate::patience;
 use crate::policy::{ReplicaHealth, ReplicaPolicy, ReplicaRole, ReplicaSetLocator};
 use crate::replica::{CheckpointHome, ReplicaDirectory};
 use crate::store::CheckpointStore;
-use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::{io, thread};
 
@@ -308,62 +306,6 @@ impl ReplicatedCheckpoint {
     fn check_fence(&self, given: FenceEpoch) -> Result<(), ReplicatedError> {
         let current = self.shared.lowest;
         if given < current { Err(ReplicatedError::Fenced { given, current }) } else { Ok(()) }
-    }
-
-    /// Brings the replicas' directories in line with the register. A replica that fails or hangs is
-    /// swept another time.
-    fn sweep(&self, name: &CheckpointName, state: &VersionChain) -> Result<(), ReplicatedError> {
-        let home = self.home(name)?;
-        let state = Arc::new(state.clone());
-        let replicas = &self.shared.replicas;
-        let (sender, reports) = channel();
-        let mut pending = BTreeMap::new();
-        for (index, replica) in replicas.iter().enumerate().filter(|(_, replica)| !replica.directory.is_stuck()) {
-            let (directory, home, state) = (replica.directory.clone(), home.clone(), Arc::clone(&state));
-            let sender = sender.clone();
-            let thread = start_thread("checkpoint sweep", move || {
-                // The caller may have gone on without this replica.
-                let _ = sender.send((index, directory.sweep(&home, &state)));
-            });
-            match thread {
-                Ok(thread) => drop(pending.insert(index, thread)),
-                Err(_) => replica.set_health(ReplicaHealth::Failed),
-            }
-        }
-        let mut unknown = None;
-        let limits = self.shared.store.limits();
-        while !pending.is_empty() {
-            let is_enough = replicas.len() - pending.len() >= self.shared.policy.writes_needed();
-            let limit = if is_enough { limits.surplus } else { limits.needed };
-            let progress =
-                || pending.keys().map(|index| replicas[*index].directory.progress()).fold(0, u64::wrapping_add);
-            let Some((index, swept)) = patience::receive(&reports, limit, progress) else { break };
-            pending.remove(&index);
-            match swept {
-                Ok(version) => unknown = unknown.max(version.map(|version| (version, Reverse(index)))),
-                Err(_) => replicas[index].set_health(ReplicaHealth::Failed),
-            }
-        }
-        for (index, thread) in pending {
-            replicas[index].directory.leave_behind(thread);
-            replicas[index].set_health(ReplicaHealth::Failed);
-        }
-        unknown.map_or(Ok(()), |(version, Reverse(index))| self.check_known(name, version, &replicas[index]))
-    }
-
-    /// Refuses a register that is older than what a replica holds.
-    fn check_known(
-        &self,
-        name: &CheckpointName,
-        version: Version,
-        replica: &ReplicaMember,
-    ) -> Result<(), ReplicatedError> {
-        // Another process may have committed it since the register was read.
-        let newest = self.state(name)?.newest();
-        if version <= newest {
-            return Ok(());
-        }
-        Err(ReplicatedError::RegisterBehind { replica: replica.directory.id.clone(), version, newest })
     }
 }
 
