@@ -52,7 +52,9 @@ enum EnforceAction {
     Status,
     Preview(PreviewArgs),
     Mode(ModeArgs),
+    /// Make a rule: these processes are never warned, parked or ended (operators)
     Allow(RuleArgs),
+    /// Make a rule: these may be ended in containers, or if they use the GPU for graphics only (operators)
     Deny(RuleArgs),
     Forget(ForgetArgs),
 }
@@ -82,7 +84,6 @@ pub struct ModeArgs {
     yes: bool,
 }
 
-/// Make a rule for certain processes (operators)
 #[derive(Args, Clone, Debug)]
 pub struct RuleArgs {
     /// exe:PATH (or its name), unit:NAME, container:ID or uid:N
