@@ -206,7 +206,7 @@ pub enum ReplicatedError {
         expected: u64,
     },
     /// A register that is to be rebuilt holds something already.
-    #[error("the register holds {chains} chains, and only an empty one can be rebuilt")]
+    #[error("the register is not lost (chains: {chains}), and only an empty one can be rebuilt")]
     NotEmpty {
         /// How many chains it holds.
         chains: usize,
@@ -351,7 +351,9 @@ impl ReplicatedError {
             ReplicatedError::NoSuchVersion { .. } | ReplicatedError::Pruned { .. } => {
                 "`sublet checkpoint ls` lists the versions there are"
             }
-            ReplicatedError::Kept { .. } => "release what keeps it first",
+            ReplicatedError::Kept { .. } => {
+                "the newest version and pinned ones stay; the job that pinned a version can unpin it"
+            }
             ReplicatedError::OldGeneration { .. } => {
                 "connect to the register that was rebuilt last; this one is an older copy"
             }
