@@ -13,7 +13,7 @@ const SOFT: [(&str, &str, &str); 2] = [
 ];
 
 /// What lies beside `sublet`: the library for programs that it starts, and programs to try it with.
-const BESIDE: [&str; 2] = ["sublet-shim", "sublet-examples"];
+const BESIDE: [&str; 3] = ["sublet-shim", "sublet-examples", "sublet-example-train"];
 
 /// The `sublet` of the test's own profile, built if it is missing or older than its sources.
 pub fn sublet() -> &'static Path {

@@ -11,6 +11,7 @@
 //!   sim, bench, blackbox, xtask   may know all, and no other knows them
 //!   cookbook             knows sublet, as users' programs do
 //!   examples             know no other; their tests know the soft GPUs
+//!   examples/train       knows sublet and examples
 //! ```
 
 use anyhow::{Context, Result};
@@ -27,7 +28,7 @@ enum MayKnow {
     Everything,
 }
 
-const RULES: [(&str, MayKnow); 24] = [
+const RULES: [(&str, MayKnow); 25] = [
     ("sublet-core", MayKnow::Only(&[])),
     ("sublet-wire", MayKnow::Only(&[])),
     ("sublet-checkpoint", MayKnow::Only(&[])),
@@ -64,6 +65,7 @@ const RULES: [(&str, MayKnow); 24] = [
         "sublet-examples",
         MayKnow::PlusInTests(&[], &["sublet-softgpu", "sublet-softgpu-cuda", "sublet-softgpu-nvml", "sublet-shim"]),
     ),
+    ("sublet-example-train", MayKnow::Only(&["sublet", "sublet-examples"])),
     ("cookbook-preemptible-training", MayKnow::Only(&["sublet"])),
     ("cookbook-gpu-studio", MayKnow::Only(&["sublet"])),
     ("cookbook-five-minute-gpu", MayKnow::Only(&["sublet"])),

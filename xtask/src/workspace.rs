@@ -49,7 +49,7 @@ const SOFT: [(&str, &str, &str); 2] = [
 ];
 
 /// What lies beside `sublet`: the library for programs that it starts, and programs to try it with.
-const BESIDE: [&str; 2] = ["sublet-shim", "sublet-examples"];
+const BESIDE: [&str; 3] = ["sublet-shim", "sublet-examples", "sublet-example-train"];
 
 /// Builds `sublet` and what lies beside it, with the soft GPUs' libraries in `soft/`; returns its path.
 pub fn build_sublet(profile: Profile) -> Result<PathBuf> {

@@ -3,7 +3,7 @@
 //! The wording is for people and may change. [`ReplicatedError::code`] is stable, and
 //! [`ReplicatedError::remedy`] says what to do.
 
-use crate::names::{EffectKey, FenceEpoch, ReplicaId, Version};
+use crate::names::{CheckpointName, EffectKey, FenceEpoch, ReplicaId, Version};
 use crate::register::RegisterError;
 use std::io;
 use std::path::PathBuf;
@@ -216,10 +216,30 @@ pub enum ReplicatedError {
         newest: Version,
     },
     /// A register that is to be rebuilt holds something already.
-    #[error("the register holds {chains} chains, and only an empty one can be rebuilt")]
+    #[error("the register is not lost (chains: {chains}), and only an empty one can be rebuilt")]
     NotEmpty {
         /// How many chains it holds.
         chains: usize,
+    },
+    /// The register is empty, and a replica holds committed versions.
+    #[error("the register is lost: it is empty, and replica `{replica}` holds versions of `{name}`")]
+    RegisterLost {
+        /// The replica.
+        replica: ReplicaId,
+        /// One of its checkpoints.
+        name: CheckpointName,
+    },
+    /// There is no store at a path where one was looked for.
+    #[error("there is no store of checkpoints at `{}`", path.display())]
+    NoStore {
+        /// The path.
+        path: PathBuf,
+    },
+    /// A version is to be exported into a directory that holds something.
+    #[error("`{}` exists and is not an empty directory", path.display())]
+    NotEmptyDirectory {
+        /// The directory.
+        path: PathBuf,
     },
     /// The register holds something that this release does not understand, or that contradicts itself.
     #[error("entry {number} of chain `{chain}` cannot be used: {reason}")]
@@ -297,6 +317,9 @@ impl ReplicatedError {
             ReplicatedError::OldGeneration { .. } => "old_generation",
             ReplicatedError::RegisterBehind { .. } => "register_behind",
             ReplicatedError::NotEmpty { .. } => "register_not_empty",
+            ReplicatedError::RegisterLost { .. } => "register_lost",
+            ReplicatedError::NoStore { .. } => "no_store",
+            ReplicatedError::NotEmptyDirectory { .. } => "not_empty_directory",
             ReplicatedError::Corrupt { .. } => "corrupt",
             ReplicatedError::EarlierSave { .. } => "earlier_save_failed",
             ReplicatedError::File { .. } => "file",
@@ -339,13 +362,22 @@ impl ReplicatedError {
             ReplicatedError::NoSuchVersion { .. } | ReplicatedError::Pruned { .. } => {
                 "`sublet checkpoint ls` lists the versions there are"
             }
-            ReplicatedError::Kept { .. } => "release what keeps it first",
+            ReplicatedError::Kept { .. } => {
+                "the newest version and pinned ones stay; the job that pinned a version can unpin it"
+            }
             ReplicatedError::OldGeneration { .. } => {
                 "connect to the register that was rebuilt last; this one is an older copy"
             }
             ReplicatedError::RegisterBehind { .. } => {
                 "bring back the newest copy of the register, or make a new one with `sublet checkpoint rebuild`"
             }
+            ReplicatedError::RegisterLost { .. } => {
+                "put the register's file back, or `sublet checkpoint rebuild` makes a new one from the replicas"
+            }
+            ReplicatedError::NoStore { .. } => {
+                "name the directory or the configuration file of a store, such as with SUBLET_CHECKPOINTS"
+            }
+            ReplicatedError::NotEmptyDirectory { .. } => "name a directory that does not exist yet",
             ReplicatedError::NotEmpty { .. } => "move its file away, so that a new one is made",
             ReplicatedError::Corrupt { .. } => {
                 "upgrade Sublet if another release wrote it; otherwise `sublet checkpoint rebuild` makes a new register"

@@ -61,6 +61,7 @@ mod replica;
 mod replicated;
 mod save_job;
 mod store;
+mod stored;
 
 pub use chain::checkpoint::CommittedEffect;
 pub use content::{CheckpointPart, PartSource};
@@ -81,6 +82,7 @@ pub use replicated::{
     ScrubReport,
 };
 pub use store::{CHECKPOINTS_VARIABLE, CheckpointStore, StallLimits};
+pub use stored::{ExportReport, StoredCheckpoint, StoredCopy, StoredFile, StoredManifest};
 
 /// Seconds since 1970 by this machine's clock, for people; 0 if it stands before. Nothing is decided by it.
 fn unix_s() -> u64 {

@@ -29,7 +29,7 @@ use crate::policy::{
     FailureDomain, PlacementPolicy, ReplicaHealth, ReplicaLocator, ReplicaPolicy, ReplicaRole, ReplicaSetLocator,
 };
 use crate::register::{ChainRegister, SqliteRegister};
-use crate::replica::ReplicaDirectory;
+use crate::replica::{CheckpointHome, ReplicaDirectory};
 use crate::replicated::ReplicatedCheckpoint;
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -46,7 +46,7 @@ pub const CHECKPOINTS_VARIABLE: &str = "SUBLET_CHECKPOINTS";
 /// The register's file name in a store's directory.
 const REGISTER_FILE: &str = "register.db";
 
-/// The directory of replicas in a store's directory.
+/// The directory of the replicas in a store's directory.
 const REPLICAS: &str = "replicas";
 
 /// A register and the places of replicas. Clones are the same store.
@@ -96,18 +96,58 @@ struct StoreConfig {
 impl CheckpointStore {
     /// The store in a directory, which is made if it does not exist.
     ///
-    /// The directory holds `register.db`, and a directory for each replica that a program names.
+    /// The directory holds `register.db`, and a directory for each replica that a program names. A store
+    /// whose register is lost is refused.
     pub fn open(directory: impl AsRef<Path>) -> Result<CheckpointStore, ReplicatedError> {
-        let directory = absolute(directory.as_ref())?;
+        let store = CheckpointStore::below(&absolute(directory.as_ref())?)?;
+        store.check_register()?;
+        Ok(store)
+    }
+
+    fn below(directory: &Path) -> Result<CheckpointStore, ReplicatedError> {
+        let directory = directory.to_owned();
         make_directory(&directory).map_err(|source| ReplicatedError::File { path: directory.clone(), source })?;
         let register = SqliteRegister::open(directory.join(REGISTER_FILE))?;
         CheckpointStore::assemble(Arc::new(register), ReplicaPlaces::Below(directory), Arc::new(LocalDisk))
     }
 
+    /// The store at a path: a directory, or a configuration file (`*.toml`).
+    pub fn at(path: impl AsRef<Path>) -> Result<CheckpointStore, ReplicatedError> {
+        if is_config(path.as_ref()) { CheckpointStore::from_config(path) } else { CheckpointStore::open(path) }
+    }
+
+    /// The store at a path, which must exist: nothing is made.
+    pub fn open_existing(path: impl AsRef<Path>) -> Result<CheckpointStore, ReplicatedError> {
+        let path = absolute(path.as_ref())?;
+        let register = if is_config(&path) { None } else { Some(path.join(REGISTER_FILE)) };
+        let has_replicas = path.join(REPLICAS).exists();
+        match register {
+            _ if !path.exists() => Err(ReplicatedError::NoStore { path }),
+            Some(register) if !register.exists() && !has_replicas => Err(ReplicatedError::NoStore { path }),
+            _ => CheckpointStore::at(path),
+        }
+    }
+
+    /// The store at a path, to be [rebuilt](CheckpointStore::rebuild): its register may be lost.
+    pub fn open_to_rebuild(path: impl AsRef<Path>) -> Result<CheckpointStore, ReplicatedError> {
+        let path = absolute(path.as_ref())?;
+        match path.exists() {
+            true if is_config(&path) => CheckpointStore::configured(&path),
+            true => CheckpointStore::below(&path),
+            false => Err(ReplicatedError::NoStore { path }),
+        }
+    }
+
     /// The store that a configuration file describes. Relative paths in it begin at the file's directory.
     pub fn from_config(file: impl AsRef<Path>) -> Result<CheckpointStore, ReplicatedError> {
-        let file = absolute(file.as_ref())?;
-        let text = fs::read_to_string(&file).map_err(|source| ReplicatedError::File { path: file.clone(), source })?;
+        let store = CheckpointStore::configured(&absolute(file.as_ref())?)?;
+        store.check_register()?;
+        Ok(store)
+    }
+
+    fn configured(file: &Path) -> Result<CheckpointStore, ReplicatedError> {
+        let text =
+            fs::read_to_string(file).map_err(|source| ReplicatedError::File { path: file.to_owned(), source })?;
         let unusable =
             |reason: String| ReplicatedError::Configuration { reason: format!("`{}`: {reason}", file.display()) };
         let config: StoreConfig = toml::from_str(&text).map_err(|error| unusable(error.to_string()))?;
@@ -117,19 +157,20 @@ impl CheckpointStore {
         CheckpointStore::assemble(Arc::new(register), ReplicaPlaces::Named(places), Arc::new(LocalDisk))
     }
 
-    /// The store of programs that name none: `$SUBLET_CHECKPOINTS`, which is a directory or a configuration
-    /// file (`*.toml`), or else `sublet/checkpoints` below `$XDG_STATE_HOME` or `~/.local/state`.
+    /// The store of programs that name none: the one at [`default_path`](CheckpointStore::default_path).
     pub fn from_environment() -> Result<CheckpointStore, ReplicatedError> {
+        CheckpointStore::at(CheckpointStore::default_path()?)
+    }
+
+    /// Where the store of programs that name none lies: `$SUBLET_CHECKPOINTS`, which is a directory or a
+    /// configuration file (`*.toml`), or else `sublet/checkpoints` below `$XDG_STATE_HOME` or `~/.local/state`.
+    pub fn default_path() -> Result<PathBuf, ReplicatedError> {
         let variable = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-        if let Some(path) = variable(CHECKPOINTS_VARIABLE) {
-            let is_config = path.extension().is_some_and(|extension| extension == "toml");
-            return if is_config { CheckpointStore::from_config(path) } else { CheckpointStore::open(path) };
-        }
-        let state = variable("XDG_STATE_HOME").or_else(|| variable("HOME").map(|home| home.join(".local/state")));
-        let state = state.ok_or_else(|| ReplicatedError::Configuration {
+        let state = || variable("XDG_STATE_HOME").or_else(|| variable("HOME").map(|home| home.join(".local/state")));
+        let path = variable(CHECKPOINTS_VARIABLE).or_else(|| Some(state()?.join("sublet/checkpoints")));
+        path.ok_or_else(|| ReplicatedError::Configuration {
             reason: format!("neither {CHECKPOINTS_VARIABLE} nor XDG_STATE_HOME nor HOME is set"),
-        })?;
-        CheckpointStore::open(state.join("sublet/checkpoints"))
+        })
     }
 
     /// A store of these parts. The replicas' directories must exist.
@@ -223,6 +264,40 @@ impl CheckpointStore {
         Ok(chains.iter().filter_map(ChainName::checkpoint).collect())
     }
 
+    /// The replicas that the store knows, and their directories: the configured ones, or those that lie in the
+    /// store's directory.
+    pub fn replicas(&self) -> Result<Vec<(ReplicaId, PathBuf)>, ReplicatedError> {
+        match &*self.places {
+            ReplicaPlaces::Named(places) => Ok(places.iter().map(|(id, path)| (id.clone(), path.clone())).collect()),
+            ReplicaPlaces::Below(directory) => {
+                let path = directory.join(REPLICAS);
+                let names = self.files.list(&path);
+                let names = names.map_err(|source| ReplicatedError::File { path: path.clone(), source })?;
+                let known = names.into_iter().filter_map(|name| Some((unescape(&name)?, path.join(name))));
+                Ok(known.map(|(id, path)| (ReplicaId::new(id), path)).collect())
+            }
+        }
+    }
+
+    /// Refuses an empty register beside replicas that hold committed versions: a program that went on with it
+    /// would begin anew.
+    fn check_register(&self) -> Result<(), ReplicatedError> {
+        if !self.register.chains()?.is_empty() {
+            return Ok(());
+        }
+        for (replica, path) in self.replicas()? {
+            let directory = ReplicaDirectory::new(replica.clone(), path, Arc::clone(&self.files));
+            // A replica that cannot be read says nothing.
+            for (resource, name) in directory.homes().unwrap_or_default() {
+                let published = directory.published(&CheckpointHome::of(&resource, &name)?);
+                if published.is_ok_and(|versions| !versions.is_empty()) {
+                    return Err(ReplicatedError::RegisterLost { replica, name });
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// The same store, after its register was rebuilt.
     pub(crate) fn at_generation(self, generation: ResourceGeneration) -> CheckpointStore {
         CheckpointStore { generation, ..self }
@@ -266,6 +341,11 @@ impl CheckpointStore {
 /// A random number, with the crate's error.
 pub(crate) fn draw_nonce() -> Result<Nonce, ReplicatedError> {
     Nonce::draw().map_err(|source| ReplicatedError::File { path: PathBuf::from("/dev/urandom"), source })
+}
+
+/// True if the path names a configuration file, by its name.
+fn is_config(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "toml")
 }
 
 fn absolute(path: &Path) -> Result<PathBuf, ReplicatedError> {
@@ -322,6 +402,18 @@ mod tests {
         let file = directory.path().join("checkpoints.toml");
         fs::write(&file, "register = \"r.db\"\nreplica = {}\n[replicas]\n").expect("a file");
         assert_eq!(CheckpointStore::from_config(&file).map(|_| ()).expect_err("a refusal").code(), "configuration");
+    }
+
+    #[test]
+    fn a_store_that_does_not_exist_is_not_made_by_looking() {
+        let directory = tempfile::tempdir().expect("a directory");
+        for path in [directory.path().join("none"), directory.path().to_owned(), directory.path().join("none.toml")] {
+            let refusal = CheckpointStore::open_existing(&path).map(|_| ()).expect_err("a refusal");
+            assert_eq!(refusal.code(), "no_store");
+        }
+        assert_eq!(fs::read_dir(directory.path()).expect("a directory").count(), 0);
+        CheckpointStore::open(directory.path()).expect("a store");
+        assert!(CheckpointStore::open_existing(directory.path()).is_ok());
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! The command line as a whole: global flags, the commands, and errors in it.
 
 use crate::commands::{
-    accept, adopt, aside, audit, completions, config, doctor, enforce, explain, gpus, journal, lease, man, park, proxy,
-    ps, release, renew, replay, run, serve, setup, soft, stop, tls, token, usage, wrap,
+    accept, adopt, aside, audit, checkpoint, completions, config, doctor, enforce, explain, gpus, journal, lease, man,
+    park, proxy, ps, release, renew, replay, run, serve, setup, soft, stop, tls, token, usage, wrap,
 };
 use crate::elsewhere;
 use crate::failure::Failure;
@@ -135,6 +135,7 @@ pub enum Command {
     Adopt(adopt::AdoptArgs),
     Unadopt(adopt::UnadoptArgs),
     Proxy(proxy::ProxyArgs),
+    Checkpoint(checkpoint::CheckpointArgs),
     Token(token::TokenArgs),
     Tls(tls::TlsArgs),
     Doctor(doctor::DoctorArgs),

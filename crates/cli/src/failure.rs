@@ -16,12 +16,14 @@ pub struct Failure {
     hint: Option<String>,
     exit: u8,
     code: Option<Code>,
+    /// The code of an error that the daemon had no part in.
+    word: Option<&'static str>,
 }
 
 impl Failure {
     /// A failure with this exit code.
     pub fn new(exit: u8, message: impl Into<String>) -> Failure {
-        Failure { message: message.into(), hint: None, exit, code: None }
+        Failure { message: message.into(), hint: None, exit, code: None, word: None }
     }
     /// A failure because the command line is wrong.
     pub fn usage(message: impl Into<String>) -> Failure {
@@ -30,6 +32,11 @@ impl Failure {
     /// Adds a hint: what to do next.
     pub fn hint(mut self, hint: impl Into<String>) -> Failure {
         self.hint = Some(hint.into());
+        self
+    }
+    /// Sets the code that `--json` prints, for an error that did not come from the daemon.
+    pub fn coded(mut self, word: &'static str) -> Failure {
+        self.word = Some(word);
         self
     }
     /// Sets or removes the hint.
@@ -66,8 +73,9 @@ impl Failure {
     /// Prints the failure to stderr, as text or as JSON.
     pub fn tell(&self, json: bool) {
         if json {
+            let code = self.word.map_or_else(|| serde_json::json!(self.code), |word| serde_json::json!(word));
             let error = serde_json::json!({
-                "code": self.code, "detail": self.message, "hint": self.hint, "exit": self.exit,
+                "code": code, "detail": self.message, "hint": self.hint, "exit": self.exit,
             });
             say!("{}", serde_json::json!({ "version": sublet_wire::VERSION, "error": error }));
             return;
@@ -90,7 +98,7 @@ pub fn tell_hint(hint: &str) {
 impl From<Problem> for Failure {
     fn from(problem: Problem) -> Failure {
         let hint = problem.hint.or_else(|| retry_hint(problem.retry_after_s));
-        Failure { message: problem.detail, hint, exit: exit::of(problem.code), code: Some(problem.code) }
+        Failure { message: problem.detail, hint, exit: exit::of(problem.code), code: Some(problem.code), word: None }
     }
 }
 

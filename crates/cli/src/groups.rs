@@ -12,7 +12,21 @@ use std::fmt::Write as _;
 const GROUPS: [(&str, &[&str]); 4] = [
     (
         "Use",
-        &["run", "lease", "wrap", "accept", "renew", "park", "resume", "stop", "release", "adopt", "aside", "proxy"],
+        &[
+            "run",
+            "lease",
+            "wrap",
+            "accept",
+            "renew",
+            "park",
+            "resume",
+            "stop",
+            "release",
+            "adopt",
+            "aside",
+            "proxy",
+            "checkpoint",
+        ],
     ),
     ("Look", &["ps", "queue", "explain", "gpus", "usage", "doctor", "audit"]),
     ("Operate", &["serve", "setup", "config", "enforce", "unadopt", "token", "tls", "journal"]),
@@ -135,7 +149,7 @@ mod tests {
               sublet run --vram 10G -- python train.py   run a program on a GPU
 
             Use       run lease wrap accept renew park resume stop release adopt aside
-                      proxy
+                      proxy checkpoint
             Look      ps queue explain gpus usage doctor audit
             Operate   serve setup config enforce unadopt token tls journal
             More      soft replay completions man help

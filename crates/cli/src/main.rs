@@ -82,6 +82,7 @@ fn run(cli: &Cli) -> Result<u8, Failure> {
         Some(Command::Adopt(args)) => commands::adopt::adopt(globals, args),
         Some(Command::Unadopt(args)) => commands::adopt::unadopt(globals, args),
         Some(Command::Proxy(args)) => commands::proxy::run(globals, args),
+        Some(Command::Checkpoint(args)) => commands::checkpoint::run(globals, args),
         Some(Command::Token(args)) => commands::token::run(globals, args),
         Some(Command::Tls(args)) => commands::tls::run(globals, args),
         Some(Command::Doctor(args)) => commands::doctor::run(globals, args),

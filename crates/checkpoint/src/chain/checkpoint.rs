@@ -215,7 +215,8 @@ impl VersionChain {
                 return Err(ReplicatedError::Kept { version, reason });
             }
         }
-        Ok(CheckpointChange::Pruned { fence, versions: versions.to_vec() })
+        let versions: BTreeSet<Version> = versions.iter().copied().collect();
+        Ok(CheckpointChange::Pruned { fence, versions: versions.into_iter().collect() })
     }
 
     /// Keeps a version for a job; `None` if the job names it already.

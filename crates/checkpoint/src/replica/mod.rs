@@ -99,6 +99,15 @@ impl ReplicaDirectory {
         Ok(homes)
     }
 
+    /// True if a directory of the checkpoint lies here; an error if the replica cannot be read.
+    pub fn has_home(&self, home: &CheckpointHome) -> io::Result<bool> {
+        self.files.check_dir(&self.root)?;
+        match self.files.check_dir(&self.path(home)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            other => other.map(|()| true),
+        }
+    }
+
     /// The highest generation of a register that was rebuilt from this replica; 1 if none was.
     pub fn generation(&self) -> io::Result<u64> {
         let names = self.files.list(&self.root)?;

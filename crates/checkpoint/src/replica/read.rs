@@ -5,7 +5,7 @@ use super::write::unknown_version;
 use super::{CheckpointHome, ReplicaDirectory};
 use crate::chain::checkpoint::VersionChain;
 use crate::content::MANIFEST;
-use crate::files::read_small;
+use crate::files::{ReadFile, read_small};
 use crate::manifest::{ChunkHash, MANIFEST_BYTES_MAX, Manifest, ManifestPart, SealedManifest};
 use crate::names::Version;
 use bytes::Bytes;
@@ -137,7 +137,7 @@ impl ReplicaDirectory {
     }
 
     /// The writer may have died between the commit and the publication.
-    fn publish_if_prepared(&self, home: &CheckpointHome, state: &VersionChain, version: Version) -> io::Result<()> {
+    pub fn publish_if_prepared(&self, home: &CheckpointHome, state: &VersionChain, version: Version) -> io::Result<()> {
         for name in self.files.list(&self.path(home))? {
             match layout::parse(&name) {
                 HomeEntry::Version(found) if found == version => return Ok(()),
@@ -152,11 +152,26 @@ impl ReplicaDirectory {
         Ok(())
     }
 
-    fn read_part(&self, path: &Path, part: &ManifestPart, chunk_bytes: usize, keep: CheckedBytes) -> io::Result<Bytes> {
+    /// Opens a part of a version; the error says why it cannot be whole.
+    pub fn open_part(
+        &self,
+        home: &CheckpointHome,
+        version: Version,
+        part: &ManifestPart,
+    ) -> io::Result<Box<dyn ReadFile>> {
+        self.open_whole(&self.path(home).join(version.directory()).join(&part.name), part)
+    }
+
+    fn open_whole(&self, path: &Path, part: &ManifestPart) -> io::Result<Box<dyn ReadFile>> {
         let file = self.files.open(path)?;
         if file.length()? != part.bytes {
             return Err(io::Error::other(format!("it has {} bytes instead of {}", file.length()?, part.bytes)));
         }
+        Ok(file)
+    }
+
+    fn read_part(&self, path: &Path, part: &ManifestPart, chunk_bytes: usize, keep: CheckedBytes) -> io::Result<Bytes> {
+        let file = self.open_whole(path, part)?;
         let length = usize::try_from(part.bytes).map_err(io::Error::other)?;
         let held = if keep == CheckedBytes::Kept { length } else { length.min(chunk_bytes) };
         let mut buffer = Vec::new();

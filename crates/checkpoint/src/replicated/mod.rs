@@ -37,7 +37,7 @@ use crate::manifest::SealedManifest;
 use crate::names::{
     ChainName, CheckpointName, FenceEpoch, LogicalResourceName, PolicyHash, ReplicaId, SchemaId, Version, hex,
 };
-use crate::policy::{ReplicaHealth, ReplicaPolicy, ReplicaRole, ReplicaSetLocator};
+use crate::policy::{PlacementPolicy, ReplicaHealth, ReplicaPolicy, ReplicaRole, ReplicaSetLocator};
 use crate::replica::{CheckpointHome, ReplicaDirectory};
 use crate::store::CheckpointStore;
 use std::collections::BTreeMap;
@@ -150,6 +150,30 @@ impl ReplicatedCheckpoint {
     /// The same checkpoints, for a tool that copies bytes: versions of any schema and policy hash are loaded.
     pub fn of_any_schema(&self) -> ReplicatedCheckpoint {
         ReplicatedCheckpoint { shared: Arc::clone(&self.shared), accepts: AcceptedVersions::Any }
+    }
+
+    /// The checkpoints of a resource without the program that saves them: for calls that neither save nor load.
+    pub(crate) fn of_operator(
+        store: &CheckpointStore,
+        resource: LogicalResourceName,
+        replicas: impl IntoIterator<Item = ReplicaDirectory>,
+    ) -> ReplicatedCheckpoint {
+        let member = |directory| {
+            let health = Mutex::new(ReplicaHealth::Healthy);
+            ReplicaMember { directory, role: ReplicaRole::Voter, health }
+        };
+        let shared = CheckpointResource {
+            store: store.clone(),
+            resource,
+            schema: SchemaId::new(""),
+            policy_hash: String::new(),
+            lowest: FenceEpoch(0),
+            policy: ReplicaPolicy::new(PlacementPolicy::new()),
+            replicas: replicas.into_iter().map(member).collect(),
+            logs: ChainLogs::new(store.register().clone()),
+            manifests: Mutex::default(),
+        };
+        ReplicatedCheckpoint { shared: Arc::new(shared), accepts: AcceptedVersions::Any }
     }
 
     /// Opens a checkpoint for this process and returns its fence; every process with an older one is
@@ -278,12 +302,12 @@ impl ReplicatedCheckpoint {
         ChainName::of_checkpoint(&self.shared.resource, name)
     }
 
-    fn home(&self, name: &CheckpointName) -> Result<CheckpointHome, ReplicatedError> {
+    pub(crate) fn home(&self, name: &CheckpointName) -> Result<CheckpointHome, ReplicatedError> {
         CheckpointHome::of(&self.shared.resource, name)
     }
 
     /// The checkpoint as the register has it now.
-    fn state(&self, name: &CheckpointName) -> Result<VersionChain, ReplicatedError> {
+    pub(crate) fn state(&self, name: &CheckpointName) -> Result<VersionChain, ReplicatedError> {
         self.with_log(name, |log| log.refresh().cloned())
     }
 

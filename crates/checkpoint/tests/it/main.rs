@@ -13,4 +13,5 @@ mod recipe;
 mod replicas;
 mod saves;
 mod simulated_disk;
+mod stored;
 mod trainer;

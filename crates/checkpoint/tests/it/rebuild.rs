@@ -104,7 +104,7 @@ fn only_an_empty_register_is_rebuilt() {
     let register = register();
     save_steps(&register, directory.path(), 1).expect("a version");
     let error = store(&register, directory.path()).rebuild(&[ReplicaId::new("a")]).map(|_| ()).expect_err("a refusal");
-    assert_eq!(error.to_string(), "the register holds 1 chains, and only an empty one can be rebuilt");
+    assert_eq!(error.to_string(), "the register is not lost (chains: 1), and only an empty one can be rebuilt");
 }
 
 #[test]

@@ -5,6 +5,7 @@ pub mod accept;
 pub mod adopt;
 pub mod aside;
 pub mod audit;
+pub mod checkpoint;
 pub mod completions;
 pub mod config;
 pub mod doctor;

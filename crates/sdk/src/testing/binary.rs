@@ -24,8 +24,14 @@ const BUILD_HINT: &str = "`cargo build -p sublet-cli` in the checkout shows why"
 const INSTALLED: [&str; 2] = ["/usr/bin/sublet", "/opt/sublet/bin/sublet"];
 /// What is built beside the binary: the library for programs, and the libraries of soft GPUs. The same packages as
 /// `cargo xtask up` builds, so that both find the other's build fresh.
-const PACKAGES: [&str; 5] =
-    ["sublet-cli", "sublet-softgpu-cuda", "sublet-softgpu-nvml", "sublet-shim", "sublet-examples"];
+const PACKAGES: [&str; 6] = [
+    "sublet-cli",
+    "sublet-softgpu-cuda",
+    "sublet-softgpu-nvml",
+    "sublet-shim",
+    "sublet-examples",
+    "sublet-example-train",
+];
 /// The libraries of soft GPUs: the names under which cargo builds them, and under which programs load them.
 const SOFT_LIBRARIES: [(&str, &str); 2] = [("libcuda.so", "libcuda.so.1"), ("libnvidia_ml.so", "libnvidia-ml.so.1")];
 

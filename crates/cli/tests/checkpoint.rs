@@ -1,0 +1,486 @@
+//! `sublet checkpoint` on stores that the library made, as a user sees it: whole outputs, in a cleared environment.
+
+use expect_test::{Expect, expect};
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use sublet::replicated::{
+    CheckpointName, CheckpointStore, FailureDomain, FenceEpoch, LogicalResourceName, PlacementPolicy, PolicyHash,
+    ReplicaHealth, ReplicaId, ReplicaLocator, ReplicaPolicy, ReplicaRole, ReplicaSetLocator, ReplicatedCheckpoint,
+    ResourceGeneration, SaveRequest, SchemaId, Version,
+};
+use tempfile::TempDir;
+
+/// A store with two replicas, and a trainer's checkpoint in it.
+struct SavedStore {
+    dir: TempDir,
+    checkpoints: ReplicatedCheckpoint,
+    fence: FenceEpoch,
+}
+
+fn job() -> CheckpointName {
+    CheckpointName::new("job:demo:latest")
+}
+
+fn checkpoints(store: &CheckpointStore, resource: &str) -> ReplicatedCheckpoint {
+    let domain = FailureDomain::cell("lab", "disk");
+    let replica = |id: &str| ReplicaLocator {
+        replica_id: ReplicaId::new(id),
+        domain: domain.clone(),
+        role: ReplicaRole::Voter,
+        health: ReplicaHealth::Healthy,
+        epoch: FenceEpoch(1),
+        content_generation: 1,
+    };
+    let locator = ReplicaSetLocator::new(ResourceGeneration(1), vec![replica("disk-1"), replica("disk-2")]);
+    let policy = ReplicaPolicy::new(PlacementPolicy::new().allow(domain)).min_replicas(2).write_quorum(2);
+    let (resource, schema) = (LogicalResourceName::new(resource), SchemaId::new("weights.v1"));
+    ReplicatedCheckpoint::in_store(store, resource, schema, FenceEpoch(1), policy, locator, PolicyHash([0; 32]))
+        .expect("checkpoints")
+}
+
+impl SavedStore {
+    /// Steps 10, 20 and 30 as versions 1 to 3; a job has pinned the second.
+    fn new() -> SavedStore {
+        let dir = tempfile::tempdir().expect("a directory");
+        let store = CheckpointStore::open(dir.path().join("store")).expect("a store");
+        let checkpoints = checkpoints(&store, "training");
+        let fence = checkpoints.open(&job()).expect("a fence");
+        for version in 1..=3 {
+            let request = SaveRequest::new(job(), Version(version - 1), fence).step(version * 10).keep(9);
+            let request = request.part("weights", vec![version as u8; 2048]).part("loss.csv", b"1,2\n".to_vec());
+            checkpoints.save(request).expect("a version");
+        }
+        checkpoints.pin(&job(), Version(2), "evaluation").expect("a pin");
+        SavedStore { dir, checkpoints, fence }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.dir.path().join("store")
+    }
+
+    fn file(&self, replica: &str, version: &str, name: &str) -> PathBuf {
+        self.path().join("replicas").join(replica).join("training/job:demo:latest").join(version).join(name)
+    }
+
+    fn damage(&self, path: &Path) {
+        let mut bytes = fs::read(path).expect("a file");
+        bytes[0] ^= 1;
+        fs::remove_file(path).expect("a file");
+        fs::write(path, bytes).expect("a file");
+    }
+
+    fn lose_register(&self) {
+        for name in ["register.db", "register.db-wal", "register.db-shm"] {
+            let path = self.path().join(name);
+            if path.exists() {
+                fs::remove_file(path).expect("a file");
+            }
+        }
+    }
+
+    fn run(&self, words: &str) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sublet"));
+        command.env_clear().env("SUBLET_CHECKPOINTS", self.path()).current_dir(self.dir.path()).arg("checkpoint");
+        command.args(words.split_whitespace()).output().expect("the command line can be started")
+    }
+
+    /// Both streams and the exit code, without the folder of the test and without times.
+    fn shown(&self, words: &str) -> String {
+        let output = self.run(words);
+        let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("UTF-8");
+        let folder = self.dir.path().to_str().expect("a plain path").to_owned();
+        let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
+        let stderr: String = stderr.lines().map(|line| format!("! {line}\n")).collect();
+        let all = format!("{stdout}{stderr}exit {}\n", output.status.code().expect("an exit code"));
+        without_times(&all.replace(&folder, "/tmp"))
+    }
+
+    fn check(&self, words: &str, expected: Expect) {
+        expected.assert_eq(&self.shown(words));
+    }
+
+    fn json(&self, words: &str) -> Value {
+        let output = self.run(&format!("{words} --json"));
+        assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice(&output.stdout).expect("JSON")
+    }
+}
+
+/// `3 s ago` becomes `now`, however long the test took, and columns are two spaces apart.
+fn without_times(text: &str) -> String {
+    let line = |line: &str| {
+        let mut words: Vec<&str> = line.split(' ').collect();
+        while let Some(at) = words.iter().position(|word| *word == "ago") {
+            words.splice(at - 2..=at, ["now"]);
+        }
+        let indent = line.len() - line.trim_start().len();
+        let columns = words.join(" ");
+        let columns: Vec<&str> = columns.split("  ").map(str::trim).filter(|column| !column.is_empty()).collect();
+        format!("{}{}", " ".repeat(indent), columns.join("  "))
+    };
+    text.lines().map(|text| line(text) + "\n").collect()
+}
+
+#[test]
+fn checkpoints_and_versions_are_listed() {
+    let store = SavedStore::new();
+    store.check(
+        "ls",
+        expect![[r#"
+            NAME  STEP  VERSION  SIZE  COPIES  SAVED  KEPT  FENCE  RESOURCE
+            job:demo:latest  30  3  2 KiB  2  now  3  2  training
+            exit 0
+        "#]],
+    );
+    store.check(
+        "ls demo",
+        expect![[r#"
+            VERSION  STEP  SIZE  FENCE  COPIES  SAVED  PINNED BY
+                  1  10  2 KiB  2  2  now  -
+                  2  20  2 KiB  2  2  now  evaluation
+                  3  30  2 KiB  2  2  now  -
+            exit 0
+        "#]],
+    );
+    fs::remove_dir_all(store.file("disk-2", "000003", "")).expect("a copy");
+    store.check(
+        "ls job:demo:latest",
+        expect![[r#"
+            VERSION  STEP  SIZE  FENCE  COPIES  SAVED  PINNED BY
+                  1  10  2 KiB  2  2  now  -
+                  2  20  2 KiB  2  2  now  evaluation
+                  3  30  2 KiB  2  1 of 2  now  -
+            exit 0
+        "#]],
+    );
+    let listed = store.json("ls");
+    assert_eq!(listed["version"], 1);
+    let newest = &listed["checkpoints"][0]["newest"];
+    assert_eq!((newest["version"].as_u64(), newest["step"].as_u64()), (Some(3), Some(30)));
+    assert_eq!(newest["copies"][1]["missing"], "it holds no copy");
+    assert_eq!(store.json("ls demo")["versions"][1]["pinned_by"][0], "evaluation");
+}
+
+#[test]
+fn a_version_is_shown_with_its_files_and_copies() {
+    let store = SavedStore::new();
+    store.check(
+        "show demo",
+        expect![[r#"
+            job:demo:latest, version 3 (the newest)
+              step 30, 2 KiB, saved now under fence 2
+              resource training, schema weights.v1
+
+            copies:
+              disk-1
+                /tmp/store/replicas/disk-1/training/job:demo:latest/000003
+              disk-2
+                /tmp/store/replicas/disk-2/training/job:demo:latest/000003
+
+            FILE  SIZE
+            weights  2 KiB
+            loss.csv  4 B
+            exit 0
+        "#]],
+    );
+    store.damage(&store.file("disk-2", "000002", "sublet.json"));
+    store.check(
+        "show demo 2",
+        expect![[r#"
+            job:demo:latest, version 2
+              step 20, 2 KiB, saved now under fence 2
+              resource training, schema weights.v1
+              pinned by evaluation
+
+            copies:
+              disk-1
+                /tmp/store/replicas/disk-1/training/job:demo:latest/000002
+              disk-2: its manifest is not the one that was committed
+
+            FILE  SIZE
+            weights  2 KiB
+            loss.csv  4 B
+            exit 0
+        "#]],
+    );
+    store.check(
+        "show demo 7",
+        expect![[r#"
+        ! error: version 7 was never committed
+        ! hint: `sublet checkpoint ls` lists the versions there are
+        exit 1
+    "#]],
+    );
+    let shown = store.json("show demo 2");
+    assert_eq!((shown["files"][0]["name"].as_str(), shown["is_newest"].as_bool()), (Some("weights"), Some(false)));
+}
+
+#[test]
+fn an_export_is_ordinary_files_verified() {
+    let store = SavedStore::new();
+    store.check(
+        "export demo 1 out/first",
+        expect![[r#"
+        ! copied version 1 to out/first: 2 files, 2 KiB, verified
+        exit 0
+    "#]],
+    );
+    assert_eq!(fs::read(store.dir.path().join("out/first/weights")).expect("a file"), vec![1; 2048]);
+    store.damage(&store.file("disk-1", "000003", "weights"));
+    store.check(
+        "export demo out/newest",
+        expect![[r#"
+        ! part `weights`: the bytes from 0 on are damaged on replica `disk-1`: another copy was used
+        ! copied version 3 to out/newest: 2 files, 2 KiB, verified
+        ! hint: `sublet checkpoint scrub job:demo:latest` repairs the damaged copies
+        exit 0
+    "#]],
+    );
+    assert_eq!(fs::read(store.dir.path().join("out/newest/weights")).expect("a file"), vec![3; 2048]);
+    store.check(
+        "export demo out/newest",
+        expect![[r#"
+        ! error: `/tmp/out/newest` exists and is not an empty directory
+        ! hint: name a directory that does not exist yet
+        exit 64
+    "#]],
+    );
+    store.damage(&store.file("disk-2", "000003", "weights"));
+    store.check("export demo out/third", expect![[r#"
+        ! error: version 3 has 0 whole copies of the 1 needed; disk-1: part `weights`: the bytes from 0 on are damaged; disk-2: part `weights`: the bytes from 0 on are damaged
+        ! hint: mend or mount the replicas named above; `sublet checkpoint ls NAME` lists the other versions
+        exit 1
+    "#]]);
+    assert!(!store.dir.path().join("out/third").exists());
+    assert_eq!(store.json("export demo 2 out/second")["bytes"], 2052);
+}
+
+#[test]
+fn versions_are_removed_under_a_new_fence_or_refused_with_the_reason() {
+    let store = SavedStore::new();
+    store.check(
+        "rm demo 1 3",
+        expect![[r#"
+        ! error: version 3 is kept: it is the newest
+        ! hint: the newest version and pinned ones stay; the job that pinned a version can unpin it
+        exit 1
+    "#]],
+    );
+    store.check(
+        "rm demo 2",
+        expect![[r#"
+        ! error: version 2 is kept: evaluation names it
+        ! hint: the newest version and pinned ones stay; the job that pinned a version can unpin it
+        exit 1
+    "#]],
+    );
+    let request =
+        |step: u64| SaveRequest::new(job(), Version(step - 1), store.fence).step(step * 10).bytes(vec![0]).keep(9);
+    store.checkpoints.save(request(4)).expect("a refused call leaves the trainer its fence");
+    store.check(
+        "rm demo 1 3",
+        expect![[r#"
+        ! removed versions 1 and 3 of `job:demo:latest`, under fence 3
+        ! hint: a program that saves this checkpoint now is refused as stale: start it again
+        exit 0
+    "#]],
+    );
+    assert!(!store.file("disk-1", "000001", "").exists() && !store.file("disk-2", "000003", "").exists());
+    assert_eq!(store.checkpoints.save(request(5)).expect_err("the trainer is stale").code(), "fenced");
+    store.check(
+        "rm demo 1",
+        expect![[r#"
+        ! error: version 1 was pruned
+        ! hint: `sublet checkpoint ls` lists the versions there are
+        exit 1
+    "#]],
+    );
+}
+
+#[test]
+fn a_scrub_repairs_copies_and_says_what_it_cannot_repair() {
+    let store = SavedStore::new();
+    store.check(
+        "scrub demo",
+        expect![[r#"
+        job:demo:latest: 6 copies were whole, 0 repaired, 0 still damaged
+        exit 0
+    "#]],
+    );
+    store.damage(&store.file("disk-2", "000002", "weights"));
+    store.check(
+        "scrub demo",
+        expect![[r#"
+        repaired: version 2 on replica `disk-2`: part `weights`: the bytes from 0 on are damaged
+        job:demo:latest: 5 copies were whole, 1 repaired, 0 still damaged
+        exit 0
+    "#]],
+    );
+    store.check(
+        "scrub demo --fill disk-3",
+        expect![[r#"
+        repaired: version 1 on replica `disk-3`: it holds no copy
+        repaired: version 2 on replica `disk-3`: it holds no copy
+        repaired: version 3 on replica `disk-3`: it holds no copy
+        job:demo:latest: 6 copies were whole, 3 repaired, 0 still damaged
+        exit 0
+    "#]],
+    );
+    for replica in ["disk-1", "disk-2", "disk-3"] {
+        store.damage(&store.file(replica, "000003", "loss.csv"));
+    }
+    store.check(
+        "scrub demo",
+        expect![[r#"
+        damaged: version 3 on replica `disk-1`: part `loss.csv`: the bytes from 0 on are damaged
+        damaged: version 3 on replica `disk-2`: part `loss.csv`: the bytes from 0 on are damaged
+        damaged: version 3 on replica `disk-3`: part `loss.csv`: the bytes from 0 on are damaged
+        job:demo:latest: 6 copies were whole, 0 repaired, 3 still damaged
+        ! hint: mend or mount the replicas named above, then scrub again
+        exit 1
+    "#]],
+    );
+    assert_eq!(store.json("scrub demo")["damaged"][0]["version"], 3);
+}
+
+#[test]
+fn a_lost_register_is_noticed_and_rebuilt() {
+    let store = SavedStore::new();
+    store.check(
+        "rebuild",
+        expect![[r#"
+            ! error: the register is not lost (chains: 1), and only an empty one can be rebuilt
+            ! hint: to replace it, move `/tmp/store/register.db` away first, with its `-wal` and `-shm` files
+            exit 1
+        "#]],
+    );
+    store.lose_register();
+    store.check(
+        "ls",
+        expect![[r#"
+        ! error: the register is lost: it is empty, and replica `disk-1` holds versions of `job:demo:latest`
+        ! hint: put the register's file back, or `sublet checkpoint rebuild` makes a new one from the replicas
+        exit 1
+    "#]],
+    );
+    // The newest version as it is between its commit and its publication.
+    for replica in ["disk-1", "disk-2"] {
+        let nonce = fs::read_to_string(store.file(replica, "000003", "sublet.json")).expect("a manifest");
+        let nonce = serde_json::from_str::<Value>(&nonce).expect("JSON")["nonce"].as_str().expect("a nonce").to_owned();
+        let prepared = format!(".prepared-000003-f{}-{nonce}", store.fence);
+        let published = store.file(replica, "000003", "");
+        fs::rename(&published, published.with_file_name(prepared)).expect("a directory");
+    }
+    store.check(
+        "rebuild",
+        expect![[r#"
+        NAME  VERSIONS  NEWEST  UNPROVEN  RESOURCE
+        job:demo:latest  3  3  1  training
+        ! the register is new: generation 2, 1 checkpoint
+        ! version 3 of `job:demo:latest` may not have been acknowledged
+        ! hint: start the programs of this store again: every older fence is refused
+        exit 0
+    "#]],
+    );
+    store.check(
+        "ls demo",
+        expect![[r#"
+        VERSION  STEP  SIZE  FENCE  COPIES  SAVED  PINNED BY
+              1  10  2 KiB  2  2  now  -
+              2  20  2 KiB  2  2  now  -
+              3  30  2 KiB  2  2  now  -
+        exit 0
+    "#]],
+    );
+    store.lose_register();
+    assert_eq!(store.json("rebuild")["generation"], 3);
+}
+
+#[test]
+fn a_replica_that_is_not_mounted_is_named() {
+    let store = SavedStore::new();
+    let config = store.dir.path().join("disks.toml");
+    let text = "register = \"store/register.db\"\n[replicas]\ndisk-1 = \"store/replicas/disk-1\"\ndisk-2 = \"none\"\n";
+    fs::write(&config, text).expect("a file");
+    store.check(
+        "ls --store disks.toml",
+        expect![[r#"
+            NAME  STEP  VERSION  SIZE  COPIES  SAVED  KEPT  FENCE  RESOURCE
+            job:demo:latest  30  3  2 KiB  1  now  3  2  training
+            ! replica `disk-2` cannot be read: No such file or directory (os error 2)
+            exit 0
+        "#]],
+    );
+    store.check(
+        "scrub demo --store disks.toml",
+        expect![[r#"
+        job:demo:latest: 3 copies were whole, 0 repaired, 0 still damaged
+        ! replica `disk-2` cannot be read: No such file or directory (os error 2)
+        ! hint: mend or mount the replicas named above, then scrub again
+        exit 1
+    "#]],
+    );
+    store.lose_register();
+    store.check(
+        "rebuild --store disks.toml",
+        expect![[r#"
+        ! error: replica `disk-2` cannot be read: /tmp/none: No such file or directory (os error 2)
+        ! hint: mount it; or say `--without disk-2`, and versions that only it holds are lost
+        exit 1
+    "#]],
+    );
+    store.check(
+        "rebuild --store disks.toml --without disk-2",
+        expect![[r#"
+        NAME  VERSIONS  NEWEST  UNPROVEN  RESOURCE
+        job:demo:latest  3  3  0  training
+        ! the register is new: generation 2, 1 checkpoint
+        ! hint: start the programs of this store again: every older fence is refused
+        exit 0
+    "#]],
+    );
+}
+
+#[test]
+fn a_name_that_is_not_there_or_not_clear_is_refused() {
+    let store = SavedStore::new();
+    store.check(
+        "show model",
+        expect![[r#"
+        ! error: there is no checkpoint `model` in /tmp/store
+        ! hint: `sublet checkpoint ls` lists those there are, `--store` names another store
+        exit 1
+    "#]],
+    );
+    store.check(
+        "ls --store nowhere",
+        expect![[r#"
+        ! error: there is no store of checkpoints at `/tmp/nowhere`
+        ! hint: name a store with `--store` or SUBLET_CHECKPOINTS; a program makes its store when it first saves
+        exit 1
+    "#]],
+    );
+    assert!(!store.dir.path().join("nowhere").exists());
+    let other = checkpoints(&CheckpointStore::open(store.path()).expect("a store"), "evaluation");
+    other.open(&job()).expect("a fence");
+    store.check(
+        "show demo",
+        expect![[r#"
+        ! error: checkpoints of evaluation and training have the name `demo`
+        ! hint: choose one, such as with `--resource evaluation`
+        exit 64
+    "#]],
+    );
+    store.check(
+        "show demo --resource evaluation",
+        expect![[r#"
+        ! error: nothing was saved in `job:demo:latest` yet
+        exit 1
+    "#]],
+    );
+    let refused = store.run("show model --json");
+    let error: Value = serde_json::from_slice(&refused.stderr).expect("JSON");
+    assert_eq!(error["error"]["code"], "no_such_checkpoint");
+}

@@ -1,0 +1,166 @@
+//! Trains the network of `sublet-example-mlp` on a GPU that may be taken away at any moment.
+//!
+//! ```text
+//!   main ──► TrainingLoop ── acquire ──► a lease, and another one when it is lost
+//!                        └── train ────► network: one step on the GPU
+//!            state = weights + losses ──► checkpoint, every N steps ──► curve: losses as SVG
+//! ```
+//! Started again, it goes on from the newest version. Its result is the same, bit for bit, as without an interruption.
+//!
+//! Absent on purpose: signals. A process that is killed loses the steps since the last save, and nothing else.
+
+mod curve;
+mod network;
+
+use clap::Parser;
+use network::{Network, TrainingState};
+use std::error::Error;
+use std::fs;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+use sublet::replicated::{CheckpointName, CheckpointStore, ReplicatedCheckpoint, ReplicatedError};
+use sublet::training::{
+    SaveSchedule, TrainingLoop, TrainingProgress, replicated_training_state_in, training_checkpoint_name,
+};
+use sublet::{FabricError, GpuBuilder, GpuLease, GpuSession, GrafosError};
+
+/// What the network and its buffers take, with room to spare.
+const VRAM_MIB: u64 = 256;
+
+/// Trains a small network on a GPU that may be taken away, and prints a checksum of its weights
+#[derive(Parser)]
+struct TrainOptions {
+    /// The job: its checkpoint and its lease have this name
+    #[arg(long, default_value = "demo")]
+    job: String,
+    /// Train up to this step
+    #[arg(long, default_value_t = 300)]
+    steps: u64,
+    /// Save, and print the loss, after so many steps
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..))]
+    every: u64,
+    /// Samples and first weights are made from this
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// The next batch comes after so many milliseconds, as data that is read from somewhere does
+    #[arg(long, default_value_t = 0, value_name = "MS")]
+    pace: u64,
+    /// VRAM of the lease, in MiB
+    #[arg(long, default_value_t = VRAM_MIB, value_name = "MIB")]
+    vram: u64,
+    /// Write the loss curve to this file
+    #[arg(long, value_name = "FILE.svg")]
+    curve: Option<PathBuf>,
+}
+
+/// What the messages need to know.
+struct Journey<'a> {
+    options: &'a TrainOptions,
+    checkpoints: ReplicatedCheckpoint,
+    name: CheckpointName,
+    leases: u32,
+    /// Why the lease before was lost, in the words of the call that failed.
+    loss: Option<String>,
+    /// The step that the newest lease began with.
+    from: u64,
+}
+
+impl Journey<'_> {
+    /// Acquires the next lease, and says where the training goes on.
+    fn acquire(&mut self) -> Result<GpuLease, FabricError> {
+        let options = self.options;
+        if self.leases > 0 {
+            let reason = self.loss.take().unwrap_or_else(|| "the lease is over".to_owned());
+            println!("the GPU is lost: {reason}");
+        }
+        let lease = GpuBuilder::new().name(&options.job).min_vram(options.vram << 20).acquire()?;
+        self.leases += 1;
+        self.from = self.checkpoints.newest_step(&self.name).ok().flatten().unwrap_or_default();
+        println!("lease {}: {} MiB, from step {}", lease.lease_id(), options.vram, self.from);
+        Ok(lease)
+    }
+
+    /// One step, with the news of the save that came before it.
+    fn step(
+        &self,
+        network: &mut Option<(u32, Network)>,
+        session: &GpuSession,
+        step: u64,
+        state: &[u8],
+    ) -> Result<Vec<u8>, FabricError> {
+        std::thread::sleep(Duration::from_millis(self.options.pace));
+        let mut state = TrainingState::parse(state);
+        if network.as_ref().is_none_or(|(lease, _)| *lease != self.leases) {
+            // Memory of another lease is gone.
+            *network = Some((self.leases, Network::new(session, self.options.seed)?));
+        }
+        if let Some((_, network)) = network {
+            let loss = network.step(session, step - 1, &mut state.weights)?;
+            state.losses.push(loss);
+        }
+        if step - 1 > self.from && (step - 1).is_multiple_of(self.options.every) {
+            self.tell_saved(step - 1, &state);
+        }
+        Ok(state.to_bytes())
+    }
+
+    fn tell_saved(&self, step: u64, state: &TrainingState) {
+        let saved = self.checkpoints.newest(&self.name).ok().flatten().filter(|saved| saved.step == Some(step));
+        let loss = state.losses.get(step as usize - 1);
+        if let (Some(saved), Some(loss)) = (saved, loss) {
+            println!("step {step}: loss {loss:.6}, saved as version {}", saved.version);
+        }
+    }
+}
+
+fn train(options: &TrainOptions) -> Result<TrainingProgress, GrafosError> {
+    let store = CheckpointStore::from_environment()?;
+    let (checkpoints, _) = replicated_training_state_in(&store)?;
+    let job = TrainingLoop::open(&checkpoints, &options.job)?.saving(SaveSchedule::EverySteps(options.every));
+    println!("job {}: opened with fence {}", options.job, job.fence());
+    let name = training_checkpoint_name(&options.job);
+    let journey = std::cell::RefCell::new(Journey { options, checkpoints, name, leases: 0, loss: None, from: 0 });
+    let mut network = None;
+    let initial = TrainingState::of_seed(options.seed).to_bytes();
+    let acquire = || journey.borrow_mut().acquire();
+    let progress = job.run(options.steps, initial, acquire, |session, step, state| {
+        let trained = journey.borrow().step(&mut network, session, step, state);
+        // The loop goes on after a lost lease; only here its reason can be kept.
+        trained.inspect_err(|error| journey.borrow_mut().loss = Some(error.to_string()))
+    })?;
+    Ok(progress)
+}
+
+fn run(options: &TrainOptions) -> Result<(), Box<dyn Error>> {
+    let progress = train(options)?;
+    let state = TrainingState::parse(&progress.state);
+    if let Some(file) = &options.curve {
+        fs::write(file, curve::svg(&state.losses)).map_err(|error| format!("{}: {error}", file.display()))?;
+    }
+    let loss = state.losses.last().copied().unwrap_or_default();
+    println!("step {}: loss {loss:.6}, saved as version {}", progress.durable_step, progress.version);
+    println!("weights {:016x}", state.checksum());
+    Ok(())
+}
+
+/// What to do next, if the error says it.
+fn remedy(error: &(dyn Error + 'static)) -> Option<String> {
+    let known = error.downcast_ref::<GrafosError>().map(|error| error.remedy().to_owned());
+    known.or_else(|| error.downcast_ref::<ReplicatedError>().map(|error| error.remedy().to_owned()))
+}
+
+fn main() -> ExitCode {
+    let Err(error) = run(&TrainOptions::parse()) else { return ExitCode::SUCCESS };
+    let mut causes = String::new();
+    let mut cause = error.source();
+    while let Some(source) = cause {
+        causes.push_str(&format!(": {source}"));
+        cause = source.source();
+    }
+    eprintln!("error: {error}{causes}");
+    if let Some(remedy) = remedy(&*error) {
+        eprintln!("hint: {remedy}");
+    }
+    ExitCode::FAILURE
+}
