@@ -60,6 +60,8 @@ struct Journey<'a> {
     checkpoints: ReplicatedCheckpoint,
     name: CheckpointName,
     leases: u32,
+    /// The id of the newest one.
+    lease: String,
     /// Why the lease before was lost, in the words of the call that failed.
     loss: Option<String>,
     /// The step that the newest lease began with.
@@ -71,13 +73,14 @@ impl Journey<'_> {
     fn acquire(&mut self) -> Result<GpuLease, FabricError> {
         let options = self.options;
         if self.leases > 0 {
-            let reason = self.loss.take().unwrap_or_else(|| "the lease is over".to_owned());
+            let reason = self.loss.take().unwrap_or_else(|| format!("lease {} is over", self.lease));
             println!("the GPU is lost: {reason}");
         }
         let lease = GpuBuilder::new().name(&options.job).min_vram(options.vram << 20).acquire()?;
         self.leases += 1;
         self.from = self.checkpoints.newest_step(&self.name).ok().flatten().unwrap_or_default();
-        println!("lease {}: {} MiB, from step {}", lease.lease_id(), options.vram, self.from);
+        self.lease = lease.lease_id().to_owned();
+        println!("lease {}: {} MiB, from step {}", self.lease, options.vram, self.from);
         Ok(lease)
     }
 
@@ -120,7 +123,15 @@ fn train(options: &TrainOptions) -> Result<TrainingProgress, GrafosError> {
     let job = TrainingLoop::open(&checkpoints, &options.job)?.saving(SaveSchedule::EverySteps(options.every));
     println!("job {}: opened with fence {}", options.job, job.fence());
     let name = training_checkpoint_name(&options.job);
-    let journey = std::cell::RefCell::new(Journey { options, checkpoints, name, leases: 0, loss: None, from: 0 });
+    let journey = std::cell::RefCell::new(Journey {
+        options,
+        checkpoints,
+        name,
+        leases: 0,
+        lease: String::new(),
+        loss: None,
+        from: 0,
+    });
     let mut network = None;
     let initial = TrainingState::of_seed(options.seed).to_bytes();
     let acquire = || journey.borrow_mut().acquire();
