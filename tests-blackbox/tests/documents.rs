@@ -57,9 +57,9 @@ const PROMPT: &str = "@@";
 fn documents_are_as_typed() {
     // They mostly wait, for a person and for programs: all at once takes as long as the longest.
     thread::scope(|scope| {
-        let readers = ["docs/guide/training.md"].map(|name| (name, scope.spawn(|| type_all(name))));
+        let readers = TYPED.map(|name| (name, scope.spawn(|| type_all(name))));
         let failed = readers.map(|(name, reader)| reader.join().is_err().then_some(name));
-        assert_eq!(failed, [None; 1], "what is wrong is said above");
+        assert_eq!(failed, [None; TYPED.len()], "what is wrong is said above");
     });
 }
 
