@@ -97,7 +97,7 @@ pub enum StudioEvent {
         /// The session.
         session: String,
     },
-    /// Its lease ended: tell the user, who opens it again.
+    /// Its lease ended: tell the user to open it again.
     Preempted {
         /// The session.
         session: String,

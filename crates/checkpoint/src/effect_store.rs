@@ -9,7 +9,7 @@
 //! `in_progress`; a process that opened the scope later takes over. A deadline is for people to read
 //! and permits nothing.
 //!
-//! A step whose save completes it ([`SaveRequest::completes`](crate::SaveRequest::completes)) is
+//! A step that a save completes ([`SaveRequest::completes`](crate::SaveRequest::completes)) is
 //! reserved with [`reserve_for`](ReplicatedIdempotencyStore::reserve_for). Then a crash between the save
 //! and `complete` repeats nothing: the next reservation finds the save.
 //!
@@ -250,22 +250,24 @@ impl ReplicatedIdempotencyStore {
 
 /// Opens a checkpoint and the scope of its effects under one fence.
 ///
-/// Both are opened again until their newest fence is the same number: two processes that do this at
-/// once end with one of them current at both.
+/// The one with the lower fence is opened again until both have the same number. Of two processes that
+/// do this at once, one ends with a fence that is current at both, and the other is stale.
 pub fn open_together(
     checkpoints: &ReplicatedCheckpoint,
     name: &CheckpointName,
     effects: &ReplicatedIdempotencyStore,
     scope: &str,
 ) -> Result<FenceEpoch, ReplicatedError> {
-    let mut fence = FenceEpoch(0);
-    loop {
-        let checkpoint = checkpoints.open_at_least(name, fence, None)?;
-        fence = effects.open_at_least(scope, checkpoint)?;
-        if fence == checkpoint {
-            return Ok(fence);
+    let mut of_checkpoint = checkpoints.open(name)?;
+    let mut of_effects = effects.open_at_least(scope, of_checkpoint)?;
+    while of_checkpoint != of_effects {
+        if of_checkpoint < of_effects {
+            of_checkpoint = checkpoints.open_at_least(name, of_effects, None)?;
+        } else {
+            of_effects = effects.open_at_least(scope, of_checkpoint)?;
         }
     }
+    Ok(of_checkpoint)
 }
 
 /// The effect as the chain has it after a call.

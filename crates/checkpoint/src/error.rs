@@ -205,6 +205,16 @@ pub enum ReplicatedError {
         /// The locator's generation.
         expected: u64,
     },
+    /// A replica holds a committed version that the register does not know: the register is an older copy of itself.
+    #[error("replica `{replica}` holds version {version}, and the register knows none above {newest}")]
+    RegisterBehind {
+        /// The replica.
+        replica: ReplicaId,
+        /// What it holds.
+        version: Version,
+        /// What the register knows.
+        newest: Version,
+    },
     /// A register that is to be rebuilt holds something already.
     #[error("the register is not lost (chains: {chains}), and only an empty one can be rebuilt")]
     NotEmpty {
@@ -305,6 +315,7 @@ impl ReplicatedError {
             ReplicatedError::Pruned { .. } => "pruned",
             ReplicatedError::Kept { .. } => "kept",
             ReplicatedError::OldGeneration { .. } => "old_generation",
+            ReplicatedError::RegisterBehind { .. } => "register_behind",
             ReplicatedError::NotEmpty { .. } => "register_not_empty",
             ReplicatedError::RegisterLost { .. } => "register_lost",
             ReplicatedError::NoStore { .. } => "no_store",
@@ -364,6 +375,9 @@ impl ReplicatedError {
                 "name the directory or the configuration file of a store, such as with SUBLET_CHECKPOINTS"
             }
             ReplicatedError::NotEmptyDirectory { .. } => "name a directory that does not exist yet",
+            ReplicatedError::RegisterBehind { .. } => {
+                "bring back the newest copy of the register, or make a new one with `sublet checkpoint rebuild`"
+            }
             ReplicatedError::NotEmpty { .. } => "move its file away, so that a new one is made",
             ReplicatedError::Corrupt { .. } => {
                 "upgrade Sublet if another release wrote it; otherwise `sublet checkpoint rebuild` makes a new register"

@@ -13,6 +13,35 @@
 //!
 //! [`Durable`] saves one value in place, without a register.
 //!
+//! ```no_run
+//! use sublet_checkpoint::{
+//!     CheckpointName, CheckpointStore, EffectFingerprint, EffectKey, IdempotencyOutcome, LogicalResourceName,
+//!     SaveRequest, SchemaId, Version, open_together,
+//! };
+//!
+//! # fn main() -> Result<(), sublet_checkpoint::ReplicatedError> {
+//! let store = CheckpointStore::from_environment()?;
+//! let checkpoints = store.checkpoints(LogicalResourceName::new("resnet"), SchemaId::new("resnet.v1"))?;
+//! let effects = store.effects(LogicalResourceName::new("resnet-steps"), SchemaId::new("none"))?;
+//! let name = CheckpointName::new("job:7");
+//!
+//! let fence = open_together(&checkpoints, &name, &effects, "job:7")?;
+//! let newest = checkpoints.load(&name)?;
+//! let version = newest.as_ref().map_or(Version(0), |loaded| loaded.version);
+//! let step = newest.and_then(|loaded| loaded.step).unwrap_or(0) + 1;
+//!
+//! let (key, input) = (EffectKey::step("job:7", step), EffectFingerprint::of(b"the batch"));
+//! let reserved = effects.reserve_for(&checkpoints, &name, key.clone(), input, None, fence)?;
+//! if matches!(reserved.value.outcome, IdempotencyOutcome::Reserved { .. }) {
+//!     let weights = vec![0_u8; 1024]; // the work on the GPU
+//!     let request = SaveRequest::new(name, version, fence).part("weights", weights).step(step);
+//!     checkpoints.save(request.completes(key.clone(), input))?;
+//!     effects.complete(key, reserved.version, IdempotencyOutcome::Completed { effect: None }, fence)?;
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! Absent on purpose: the daemon, leases and GPUs. This crate works without them.
 
 mod chain;

@@ -1,7 +1,7 @@
 //! Where checkpoints lie: a register, and a directory for each replica.
 //!
-//! [`CheckpointStore::open`] needs one directory and makes everything in it. A program whose copies lie
-//! on several disks names them in a file:
+//! [`CheckpointStore::open`] needs one directory and makes everything in it. A program with copies on
+//! several disks names them in a file:
 //!
 //! ```toml
 //! register = "/var/lib/sublet/register.db"   # on a local disk
@@ -17,13 +17,20 @@
 //! Absent on purpose: an object store as the register. Copies may lie anywhere; the register needs a
 //! local disk.
 
+use crate::effect_store::ReplicatedIdempotencyStore;
 use crate::error::ReplicatedError;
 use crate::files::{Files, LocalDisk};
-use crate::names::{ChainName, CheckpointName, LogicalResourceName, ReplicaId, ResourceGeneration, escape, unescape};
+use crate::names::{
+    ChainName, CheckpointName, FenceEpoch, LogicalResourceName, PolicyHash, ReplicaId, ResourceGeneration, SchemaId,
+    escape, unescape,
+};
 use crate::nonce::Nonce;
-use crate::policy::ReplicaSetLocator;
+use crate::policy::{
+    FailureDomain, PlacementPolicy, ReplicaHealth, ReplicaLocator, ReplicaPolicy, ReplicaRole, ReplicaSetLocator,
+};
 use crate::register::{ChainRegister, SqliteRegister};
 use crate::replica::{CheckpointHome, ReplicaDirectory};
+use crate::replicated::ReplicatedCheckpoint;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::env;
@@ -39,7 +46,7 @@ pub const CHECKPOINTS_VARIABLE: &str = "SUBLET_CHECKPOINTS";
 /// The register's file name in a store's directory.
 const REGISTER_FILE: &str = "register.db";
 
-/// The directory of the replicas in a store's directory.
+/// The directory of replicas in a store's directory.
 const REPLICAS: &str = "replicas";
 
 /// A register and the places of replicas. Clones are the same store.
@@ -191,6 +198,56 @@ impl CheckpointStore {
         CheckpointStore { limits, ..self }
     }
 
+    /// The checkpoints of a resource, on all replicas of the store: a save needs more than half of them, a
+    /// load needs one verified copy.
+    ///
+    /// A store that was opened from a directory has the replica `local` if no other one is there.
+    pub fn checkpoints(
+        &self,
+        resource: LogicalResourceName,
+        schema: SchemaId,
+    ) -> Result<ReplicatedCheckpoint, ReplicatedError> {
+        let (policy, locator) = self.whole_set()?;
+        let (fence, hash) = (FenceEpoch(1), PolicyHash([0; 32]));
+        ReplicatedCheckpoint::in_store(self, resource, schema, fence, policy, locator, hash)
+    }
+
+    /// The effects of a resource.
+    pub fn effects(
+        &self,
+        resource: LogicalResourceName,
+        schema: SchemaId,
+    ) -> Result<ReplicatedIdempotencyStore, ReplicatedError> {
+        let (policy, locator) = self.whole_set()?;
+        ReplicatedIdempotencyStore::in_store(self, resource, schema, FenceEpoch(1), policy, locator)
+    }
+
+    /// The replicas of the store: those of the configuration, or those in its directory.
+    pub fn replica_ids(&self) -> Result<Vec<ReplicaId>, ReplicatedError> {
+        let mut ids: Vec<ReplicaId> = self.replicas()?.into_iter().map(|(id, _)| id).collect();
+        if ids.is_empty() {
+            ids.push(ReplicaId::new("local"));
+        }
+        Ok(ids)
+    }
+
+    /// All replicas as voters, and a majority of them as the write quorum.
+    fn whole_set(&self) -> Result<(ReplicaPolicy, ReplicaSetLocator), ReplicatedError> {
+        let ids = self.replica_ids()?;
+        let domain = FailureDomain::cell("local", "store");
+        let policy = ReplicaPolicy::new(PlacementPolicy::new().allow(domain.clone()));
+        let policy = policy.min_replicas(ids.len()).write_quorum(ids.len() / 2 + 1);
+        let voter = |replica_id| ReplicaLocator {
+            replica_id,
+            domain: domain.clone(),
+            role: ReplicaRole::Voter,
+            health: ReplicaHealth::Healthy,
+            epoch: FenceEpoch(1),
+            content_generation: self.generation.0,
+        };
+        Ok((policy, ReplicaSetLocator::new(self.generation, ids.into_iter().map(voter).collect())))
+    }
+
     /// How often the register was rebuilt, plus one.
     pub fn generation(&self) -> ResourceGeneration {
         self.generation
@@ -317,6 +374,24 @@ mod tests {
     }
 
     #[test]
+    fn a_store_that_names_nothing_has_one_local_replica() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let store = CheckpointStore::open(directory.path()).expect("a store");
+        let schema = || SchemaId::new("v1");
+        let checkpoints = store.checkpoints(LogicalResourceName::new("models"), schema()).expect("checkpoints");
+        let name = CheckpointName::new("job");
+        let fence = checkpoints.open(&name).expect("a fence");
+        let saved = checkpoints.save_bytes(name.clone(), crate::Version(0), b"x", fence).expect("a version");
+        let places = checkpoints.directories(&name, saved.version).expect("an answer");
+        assert_eq!(places, [(ReplicaId::new("local"), directory.path().join("replicas/local/models/job/000001"))]);
+        let other = store.checkpoints(LogicalResourceName::new("models"), SchemaId::new("v2")).expect("checkpoints");
+        assert_eq!(other.load(&name).expect_err("a refusal").code(), "mismatch");
+        assert!(other.of_any_schema().load(&name).expect("an answer").is_some());
+        assert!(store.effects(LogicalResourceName::new("steps"), schema()).is_ok());
+        assert_eq!(store.list().expect("an answer"), [(LogicalResourceName::new("models"), name)]);
+    }
+
+    #[test]
     fn an_unknown_key_in_a_configuration_is_an_error() {
         let directory = tempfile::tempdir().expect("a directory");
         let file = directory.path().join("checkpoints.toml");
@@ -343,6 +418,6 @@ mod tests {
         store.replica(&ReplicaId::new("../../outside")).expect("a replica");
         let names: Vec<_> = fs::read_dir(directory.path()).expect("a directory").collect();
         assert_eq!(names.len(), 1);
-        assert!(directory.path().join("a/b/replicas/_2e.").exists() || directory.path().join("a/b/replicas").exists());
+        assert_eq!(store.replica_ids().expect("replicas"), [ReplicaId::new("../../outside")]);
     }
 }

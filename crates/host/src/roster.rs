@@ -403,6 +403,10 @@ impl Roster {
     /// Adds a process to a lease. Returns true if it is new here and runs.
     fn add_member(&mut self, process: ProcKey, lease: LeaseId, exit_watch: ExitWatch) -> bool {
         let Some(holder) = self.holders.get(&lease) else { return false };
+        // A program may have started this daemon, as tests do; a signal to the program's lease is not for the daemon.
+        if process.pid == std::process::id() && !holder.roots.contains(&process) {
+            return false;
+        }
         let exit_watch = match exit_watch {
             ExitWatch::Ordinary if holder.roots.contains(&process) => ExitWatch::Reserved,
             ExitWatch::Ordinary if holder.members.len() >= PIDFDS_PER_LEASE => ExitWatch::None,

@@ -192,6 +192,10 @@ impl GpuBuilder {
         let name = sockets::variable("SUBLET_LEASE").filter(|_| !self.is_separate && !self.is_unbound);
         let Some(name) = name else { return Ok(None) };
         let Ok(lease) = client.lease(&name.to_string_lossy(), LOOK_WITHIN) else { return Ok(None) };
+        // Another daemon has leases of the same names.
+        if std::env::var("SUBLET_FENCE").ok() != lease.fence.map(|fence| fence.to_string()) {
+            return Ok(None);
+        }
         let is_large_enough = match self.request.vram_bytes {
             Vram::Bytes(bytes) => lease.vram_bytes.is_some_and(|leased| leased >= bytes),
             Vram::Whole => lease.requested_vram_bytes == Vram::Whole,

@@ -104,3 +104,22 @@ fn a_lease_outlives_a_crash_of_the_daemon() {
     // The watcher has found the new daemon.
     await_status(&lease, LeaseStatus::Revoked);
 }
+
+#[test]
+fn the_private_daemon_does_not_belong_to_the_lease_of_the_program_that_started_it() {
+    let host = LocalHost::start().expect("a daemon");
+    let daemon = sublet::client::peer(host.socket()).expect("it listens").0;
+    let lease = host.fabric().alloc_gpu().min_vram(GIB).acquire().expect("there is room");
+    let own = std::process::id();
+    let deadline = Instant::now() + LONG;
+    // Other tests may have the lease that is bound to this process.
+    while lease.is_bound() {
+        let pids = host.fabric().client().lease(lease.lease_id(), LONG).expect("the daemon knows the lease").pids;
+        assert!(!pids.contains(&daemon), "{pids:?}");
+        if pids.contains(&own) {
+            break;
+        }
+        assert!(Instant::now() < deadline, "{pids:?}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}

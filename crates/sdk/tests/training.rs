@@ -161,7 +161,7 @@ fn expected(steps: u64) -> Vec<u8> {
 }
 
 #[test]
-fn a_loop_goes_on_over_parks_and_lost_leases_with_the_same_result() {
+fn a_loop_goes_on_over_parks_lost_leases_and_a_crash_of_the_daemon_with_the_same_result() {
     let setup = setup();
     let training = TrainingLoop::open(&setup.checkpoints, "j").expect("a fence");
     let training = training.saving(SaveSchedule::EverySteps(4));
@@ -176,6 +176,10 @@ fn a_loop_goes_on_over_parks_and_lost_leases_with_the_same_result() {
         if [6, 11].contains(&step) && !disturbed.contains(&step) {
             disturbed.push(step);
             host.park(&current.lock().expect("no test panicked"))?;
+        }
+        if step == 9 && !disturbed.contains(&step) {
+            disturbed.push(step);
+            host.crash_and_restart()?;
         }
         if [7, 13].contains(&step) && !disturbed.contains(&step) {
             disturbed.push(step);

@@ -1,4 +1,4 @@
-//! The chain of one checkpoint: who may write, and which versions there are.
+//! The chain of one checkpoint: the fence that may write, and the versions.
 //!
 //! ```text
 //! opened: fence 2 ─ saved: version 1 ─ saved: version 2 ─ opened: fence 3 ─ saved: version 3, prunes 1 ─ …

@@ -10,7 +10,7 @@
 //! A reservation may carry a deadline for people to read. It permits nothing: only opening the scope
 //! again, which makes the first process stale, lets another process take an effect over.
 //!
-//! A reservation may name the checkpoint whose save completes the effect. Then the save is what
+//! A reservation may name the checkpoint that completes the effect with a save. Then the save is what
 //! counts: a crash after it leaves the record reserved, and the next call finds the save.
 
 use super::{ChainState, Fences};
@@ -64,7 +64,7 @@ pub enum EffectStage {
         fence: FenceEpoch,
         /// When it meant to be done; information.
         deadline_unix_s: Option<u64>,
-        /// The checkpoint whose save completes it.
+        /// The checkpoint that completes it with a save.
         completed_by: Option<CompletingSave>,
     },
     /// It is done.
@@ -74,7 +74,7 @@ pub enum EffectStage {
     },
 }
 
-/// The checkpoint whose next save completes an effect.
+/// The checkpoint that completes an effect with its next save.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CompletingSave {
     /// The checkpoint's chain.
@@ -107,7 +107,7 @@ pub enum EffectChange {
         /// When it means to be done; information.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         deadline_unix_s: Option<u64>,
-        /// The checkpoint whose save completes it.
+        /// The checkpoint that completes it with a save.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         completed_by: Option<CompletingSave>,
     },
@@ -145,7 +145,7 @@ pub struct Reservation<'a> {
     pub schema: &'a SchemaId,
     /// When it means to be done.
     pub deadline_unix_s: Option<u64>,
-    /// The checkpoint whose save completes it.
+    /// The checkpoint that completes it with a save.
     pub completed_by: Option<CompletingSave>,
 }
 

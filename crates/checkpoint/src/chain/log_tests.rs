@@ -1,3 +1,5 @@
+//! Chains that are long, contested or contradictory.
+
 use super::*;
 use crate::chain::checkpoint::{CheckpointChange, VersionChain};
 use crate::names::{FenceEpoch, Version};
@@ -36,7 +38,7 @@ fn a_long_chain_is_read_from_its_newest_snapshot() {
     assert!(first > 2 * SNAPSHOT_EVERY, "entries before the newest snapshot are dropped: {first}");
     let mut reader: ChainLog<VersionChain> = ChainLog::new(register, chain());
     assert_eq!(reader.refresh().expect("a state"), writer.state());
-    assert_eq!(follower.refresh().expect("a state"), writer.state(), "a reader whose entries were dropped catches up");
+    assert_eq!(follower.refresh().expect("a state"), writer.state(), "a reader catches up after entries were dropped");
 }
 
 #[test]

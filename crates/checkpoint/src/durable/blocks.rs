@@ -30,14 +30,18 @@ pub struct FileBlocks {
 }
 
 impl FileBlocks {
-    /// Opens the file, and makes it of this size if it does not exist. Its room is taken at once.
+    /// Opens the file, and makes it of this size if it does not exist. Its room is taken at once where that is possible.
     ///
     /// A file that another process has open is refused with `WouldBlock`.
     pub fn create(path: &Path, bytes: u64) -> io::Result<FileBlocks> {
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
         let blocks = FileBlocks::lock(file)?;
         if blocks.bytes()? < bytes {
-            rustix::fs::fallocate(&blocks.file, rustix::fs::FallocateFlags::empty(), 0, bytes)?;
+            match rustix::fs::fallocate(&blocks.file, rustix::fs::FallocateFlags::empty(), 0, bytes) {
+                // Some file systems cannot reserve room; there the file only has the length.
+                Err(rustix::io::Errno::OPNOTSUPP) => blocks.file.set_len(bytes)?,
+                other => other?,
+            }
             blocks.file.sync_all()?;
             let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
             File::open(directory.unwrap_or(Path::new(".")))?.sync_all()?;

@@ -1,3 +1,5 @@
+//! Durable values over files, and over memory with writes that can be torn.
+
 use super::*;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

@@ -12,7 +12,8 @@
 //!
 //! [`contract`] is the test suite that every register passes.
 //!
-//! Absent on purpose: what an entry means, and clocks.
+//! Absent on purpose: what an entry means, and clocks. An object store and the daemon's journal are no registers
+//! yet; each would be an implementation of [`ChainRegister`] that passes the suite.
 
 pub mod contract;
 mod file_system;

@@ -49,11 +49,12 @@ impl SqliteRegister {
             FileSystem::Local => {}
             FileSystem::Other(kind) => return Err(RegisterError::NotLocal { path, kind }),
         }
+        // SQLite does not wait for another process that switches the same new file to the write-ahead log.
+        let locked = File::open(directory).and_then(|handle| handle.lock().map(|()| handle));
+        let locked = locked.map_err(|error| unavailable(directory, error))?;
         let connection = connect(&path)?;
         // The file's name must survive a power cut before the first entry does.
-        File::open(directory)
-            .and_then(|directory| directory.sync_all())
-            .map_err(|error| unavailable(directory, error))?;
+        locked.sync_all().map_err(|error| unavailable(directory, error))?;
         Ok(SqliteRegister { path, state: Mutex::new(Connected::Open(connection)) })
     }
 
@@ -253,6 +254,32 @@ mod tests {
         assert_eq!(two.create(&chain, 1, b"two").expect("an answer"), Creation::Taken);
         assert_eq!(two.create(&chain, 2, b"two").expect("an answer"), Creation::New);
         assert_eq!(one.last(&chain).expect("an answer"), 2);
+    }
+
+    #[test]
+    fn many_processes_may_open_a_new_register_at_once() {
+        for _ in 0..100 {
+            let directory = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a directory");
+            let path = directory.path().join("register.db");
+            let chain = ChainName::parse("c/a/b").expect("a name");
+            let barrier = std::sync::Barrier::new(4);
+            std::thread::scope(|scope| {
+                for _ in 0..4 {
+                    scope.spawn(|| {
+                        barrier.wait();
+                        let register = SqliteRegister::open(&path).expect("a register");
+                        register.create(&chain, 1, b"one").expect("an answer");
+                    });
+                }
+            });
+        }
+    }
+
+    #[test]
+    fn a_directory_that_is_not_known_to_be_local_is_refused() {
+        let error = SqliteRegister::open("/proc/register.db").expect_err("a refusal");
+        assert_eq!(error.code(), "register_not_local");
+        assert!(error.remedy().contains("put the register on a local disk"));
     }
 
     #[test]

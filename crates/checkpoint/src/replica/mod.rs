@@ -16,8 +16,9 @@ pub mod read;
 mod write;
 
 use crate::chain::checkpoint::VersionChain;
-use crate::content::SUCCESS;
-use crate::files::{Files, write_new};
+use crate::content::{MANIFEST, SUCCESS};
+use crate::files::{Files, read_small, write_new};
+use crate::manifest::{MANIFEST_BYTES_MAX, SealedManifest};
 use crate::names::{CheckpointName, LogicalResourceName, ReplicaId, Version, escape, unescape};
 use crate::nonce::Nonce;
 use layout::{HomeEntry, LATEST, Staging, StagingKind};
@@ -55,7 +56,7 @@ impl CheckpointHome {
 }
 
 impl ReplicaDirectory {
-    /// The replica whose copies lie in this directory.
+    /// The replica with its copies in this directory.
     pub fn new(id: ReplicaId, root: PathBuf, files: Arc<dyn Files>) -> ReplicaDirectory {
         ReplicaDirectory { id, root, files, progress: Arc::default(), left_behind: Arc::default() }
     }
@@ -188,7 +189,27 @@ impl ReplicaDirectory {
         }
     }
 
-    fn has_version(&self, home: &CheckpointHome, version: Version) -> io::Result<bool> {
+    /// A published version above this one, which is the newest that the register knows.
+    ///
+    /// Only what a register committed is published. So either it was committed since the register was
+    /// read, or the register is an older copy of itself.
+    pub fn version_above(&self, home: &CheckpointHome, newest: Version) -> io::Result<Option<Version>> {
+        let published = self.published(home)?;
+        let above = published.into_iter().rev().take_while(|version| *version > newest);
+        let mut genuine = above.filter(|version| self.is_genuine(home, *version));
+        Ok(genuine.next())
+    }
+
+    /// True if the version's manifest names this version: a directory that a user made does not count.
+    fn is_genuine(&self, home: &CheckpointHome, version: Version) -> bool {
+        let path = self.path(home).join(version.directory()).join(MANIFEST);
+        let bytes = read_small(&*self.files, &path, MANIFEST_BYTES_MAX).ok();
+        let manifest = bytes.and_then(|bytes| SealedManifest::parse(bytes).ok());
+        manifest.is_some_and(|manifest| manifest.manifest.version == version)
+    }
+
+    /// True if the version is published here.
+    pub fn has_version(&self, home: &CheckpointHome, version: Version) -> io::Result<bool> {
         Ok(self.published(home)?.contains(&version))
     }
 
@@ -210,7 +231,9 @@ impl ReplicaDirectory {
     }
 
     /// Finishes or removes what earlier calls and processes left behind, by what the register says.
-    pub fn sweep(&self, home: &CheckpointHome, state: &VersionChain) -> io::Result<()> {
+    ///
+    /// Returns a version that the register does not know, if there is one.
+    pub fn sweep(&self, home: &CheckpointHome, state: &VersionChain) -> io::Result<Option<Version>> {
         let at = self.path(home);
         for name in self.files.list(&at)? {
             match layout::parse(&name) {
@@ -229,9 +252,10 @@ impl ReplicaDirectory {
             self.advance();
         }
         match self.files.check_dir(&at) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            _ => self.point_latest(&at),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            _ => self.point_latest(&at)?,
         }
+        self.version_above(home, state.newest())
     }
 
     /// Publishes a prepared version if it was committed, and deletes it if it can never be.

@@ -1,6 +1,7 @@
 //! Reading a version from a replica, and checking every byte of it.
 
 use super::layout::{self, HomeEntry};
+use super::write::unknown_version;
 use super::{CheckpointHome, ReplicaDirectory};
 use crate::chain::checkpoint::VersionChain;
 use crate::content::MANIFEST;
@@ -31,10 +32,12 @@ pub enum CheckedBytes {
 
 /// A copy that is whole.
 pub struct WholeCopy {
-    /// Its manifest, whose hash is the register's.
+    /// Its manifest; its hash is the register's.
     pub manifest: SealedManifest,
     /// Its parts; `None` if they were not to be kept.
     pub parts: Option<Vec<LoadedPart>>,
+    /// A version that the replica holds and the register did not know when it was read.
+    pub above: Option<Version>,
 }
 
 /// A version that is whole by its own manifest. No register says that it was committed.
@@ -63,11 +66,27 @@ impl ReplicaDirectory {
         version: Version,
         keep: CheckedBytes,
     ) -> Result<WholeCopy, String> {
+        let above = self.version_above(home, state.newest()).map_err(|error| error.to_string())?;
+        let read = self.read_committed(home, state, version, keep);
+        match (read, above) {
+            (Ok(copy), above) => Ok(WholeCopy { above, ..copy }),
+            (Err(reason), None) => Err(reason),
+            (Err(reason), Some(above)) => Err(format!("{reason}; {}", unknown_version(above))),
+        }
+    }
+
+    fn read_committed(
+        &self,
+        home: &CheckpointHome,
+        state: &VersionChain,
+        version: Version,
+        keep: CheckedBytes,
+    ) -> Result<WholeCopy, String> {
         let saved = state.version(version).map_err(|error| error.to_string())?;
         self.publish_if_prepared(home, state, version).map_err(|error| error.to_string())?;
         let manifest = self.read_manifest(home, version, &saved.manifest)?;
         let parts = self.read_parts(&self.path(home).join(version.directory()), &manifest.manifest, keep)?;
-        Ok(WholeCopy { manifest, parts: (keep == CheckedBytes::Kept).then_some(parts) })
+        Ok(WholeCopy { manifest, parts: (keep == CheckedBytes::Kept).then_some(parts), above: None })
     }
 
     /// Reads the parts of a version that lies here, and checks them against its manifest.

@@ -6,6 +6,7 @@ use super::{CheckpointHome, ReplicaDirectory};
 use crate::content::{MANIFEST, PartSource, SUCCESS};
 use crate::files::{WriteFile, write_new};
 use crate::manifest::{ChunkHash, SealedManifest};
+use crate::names::Version;
 use crate::save_job::{PartReader, SaveJob};
 use std::collections::BTreeSet;
 use std::io;
@@ -18,6 +19,9 @@ impl ReplicaDirectory {
     /// Writes and syncs a version that the register may then commit.
     pub fn prepare(&self, home: &CheckpointHome, job: &SaveJob) -> io::Result<()> {
         let at = self.make_home(home)?;
+        if let Some(version) = self.version_above(home, Version(job.staging.version.0 - 1))? {
+            return Err(io::Error::other(unknown_version(version)));
+        }
         let staging = at.join(job.staging.to_string());
         let parent = self.parent_directory(home, job);
         let mut new = NewFiles::start(self, staging.clone())?;
@@ -101,7 +105,7 @@ impl ReplicaDirectory {
     /// Makes the checkpoint's directory, and its name durable.
     fn make_home(&self, home: &CheckpointHome) -> io::Result<PathBuf> {
         let at = self.path(home);
-        // A replica whose disk is not mounted must not be written into the empty mount point.
+        // If the disk is not mounted, nothing must be written into the empty mount point.
         self.files.check_dir(&self.root)?;
         self.files.create_dir_all(&at)?;
         self.files.sync_dir(&self.root.join(&home.resource))?;
@@ -109,6 +113,11 @@ impl ReplicaDirectory {
         self.advance();
         Ok(at)
     }
+}
+
+/// What is said of a version that is published here and that the register never committed.
+pub fn unknown_version(version: Version) -> String {
+    format!("it holds version {version}, which the register does not know: the register may be an older copy")
 }
 
 /// The files of a version that is being written.

@@ -3,7 +3,7 @@
 //! As many replicas are read as the read quorum needs; for each that fails, the next one is asked. The
 //! copies that were found damaged are replaced by a good one before the call returns.
 
-use super::{ReplicatedCheckpoint, start_thread};
+use super::{AcceptedVersions, ReplicatedCheckpoint, start_thread};
 use crate::chain::checkpoint::VersionChain;
 use crate::content::UNNAMED_PART;
 use crate::error::{ReplicaFailure, ReplicatedError};
@@ -101,6 +101,11 @@ impl ReplicatedCheckpoint {
         let verified = read.whole.len();
         if verified < needed {
             return Err(ReplicatedError::TooFewCopies { version, verified, needed, causes: read.failures });
+        }
+        for (index, copy) in &read.whole {
+            if let Some(above) = copy.above {
+                self.check_known(name, above, &self.shared.replicas[*index])?;
+            }
         }
         // The copies are equal: their manifests have the hash that the register holds.
         let with_bytes = read.whole.iter().position(|(_, copy)| copy.parts.is_some());
@@ -240,6 +245,9 @@ impl ReplicatedCheckpoint {
     }
 
     fn check_usable(&self, manifest: &SealedManifest, version: Version) -> Result<(), ReplicatedError> {
+        if self.accepts == AcceptedVersions::Any {
+            return Ok(());
+        }
         let manifest = &manifest.manifest;
         let pairs = [
             ("schema", manifest.schema.as_str(), self.shared.schema.as_str()),

@@ -20,6 +20,7 @@ mod load;
 mod request;
 mod save;
 mod scrub;
+mod sweep;
 
 pub use background::BackgroundSaver;
 pub use load::LoadedCheckpoint;
@@ -36,13 +37,11 @@ use crate::manifest::SealedManifest;
 use crate::names::{
     ChainName, CheckpointName, FenceEpoch, LogicalResourceName, PolicyHash, ReplicaId, SchemaId, Version, hex,
 };
-use crate::patience;
 use crate::policy::{PlacementPolicy, ReplicaHealth, ReplicaPolicy, ReplicaRole, ReplicaSetLocator};
 use crate::replica::{CheckpointHome, ReplicaDirectory};
 use crate::store::CheckpointStore;
 use std::collections::BTreeMap;
-use std::path::Path;
-use std::sync::mpsc::channel;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::{io, thread};
 
@@ -50,6 +49,16 @@ use std::{io, thread};
 #[derive(Clone)]
 pub struct ReplicatedCheckpoint {
     shared: Arc<CheckpointResource>,
+    accepts: AcceptedVersions,
+}
+
+/// Which versions are loaded.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum AcceptedVersions {
+    /// Those with the program's schema and policy hash.
+    Matching,
+    /// All.
+    Any,
 }
 
 /// What all clones share.
@@ -135,7 +144,12 @@ impl ReplicatedCheckpoint {
             logs: ChainLogs::new(store.register().clone()),
             manifests: Mutex::default(),
         };
-        Ok(ReplicatedCheckpoint { shared: Arc::new(shared) })
+        Ok(ReplicatedCheckpoint { shared: Arc::new(shared), accepts: AcceptedVersions::Matching })
+    }
+
+    /// The same checkpoints, for a tool that copies bytes: versions of any schema and policy hash are loaded.
+    pub fn of_any_schema(&self) -> ReplicatedCheckpoint {
+        ReplicatedCheckpoint { shared: Arc::clone(&self.shared), accepts: AcceptedVersions::Any }
     }
 
     /// The checkpoints of a resource without the program that saves them: for calls that neither save nor load.
@@ -159,7 +173,7 @@ impl ReplicatedCheckpoint {
             logs: ChainLogs::new(store.register().clone()),
             manifests: Mutex::default(),
         };
-        ReplicatedCheckpoint { shared: Arc::new(shared) }
+        ReplicatedCheckpoint { shared: Arc::new(shared), accepts: AcceptedVersions::Any }
     }
 
     /// Opens a checkpoint for this process and returns its fence; every process with an older one is
@@ -264,6 +278,19 @@ impl ReplicatedCheckpoint {
         self.append(name, |state| Ok(state.unpin(version, job).into()))
     }
 
+    /// The directories that hold a version as ordinary files. Nothing in them was verified by this call.
+    pub fn directories(
+        &self,
+        name: &CheckpointName,
+        version: Version,
+    ) -> Result<Vec<(ReplicaId, PathBuf)>, ReplicatedError> {
+        self.state(name)?.version(version)?;
+        let home = self.home(name)?;
+        let replicas = self.shared.replicas.iter().map(|replica| &replica.directory);
+        let holders = replicas.filter(|replica| replica.has_version(&home, version).unwrap_or(false));
+        Ok(holders.map(|replica| (replica.id.clone(), replica.path(&home).join(version.directory()))).collect())
+    }
+
     /// Each replica, and how it did in the last call that used it.
     pub fn health(&self) -> Vec<(ReplicaId, ReplicaRole, ReplicaHealth)> {
         let member = |replica: &ReplicaMember| (replica.directory.id.clone(), replica.role, replica.health());
@@ -303,45 +330,6 @@ impl ReplicatedCheckpoint {
     fn check_fence(&self, given: FenceEpoch) -> Result<(), ReplicatedError> {
         let current = self.shared.lowest;
         if given < current { Err(ReplicatedError::Fenced { given, current }) } else { Ok(()) }
-    }
-
-    /// Brings the replicas' directories in line with the register. A replica that fails or hangs is
-    /// swept another time.
-    fn sweep(&self, name: &CheckpointName, state: &VersionChain) -> Result<(), ReplicatedError> {
-        let home = self.home(name)?;
-        let state = Arc::new(state.clone());
-        let replicas = &self.shared.replicas;
-        let (sender, reports) = channel();
-        let mut pending = BTreeMap::new();
-        for (index, replica) in replicas.iter().enumerate().filter(|(_, replica)| !replica.directory.is_stuck()) {
-            let (directory, home, state) = (replica.directory.clone(), home.clone(), Arc::clone(&state));
-            let sender = sender.clone();
-            let thread = start_thread("checkpoint sweep", move || {
-                // The caller may have gone on without this replica.
-                let _ = sender.send((index, directory.sweep(&home, &state)));
-            });
-            match thread {
-                Ok(thread) => drop(pending.insert(index, thread)),
-                Err(_) => replica.set_health(ReplicaHealth::Failed),
-            }
-        }
-        let limits = self.shared.store.limits();
-        while !pending.is_empty() {
-            let is_enough = replicas.len() - pending.len() >= self.shared.policy.writes_needed();
-            let limit = if is_enough { limits.surplus } else { limits.needed };
-            let progress =
-                || pending.keys().map(|index| replicas[*index].directory.progress()).fold(0, u64::wrapping_add);
-            let Some((index, swept)) = patience::receive(&reports, limit, progress) else { break };
-            pending.remove(&index);
-            if swept.is_err() {
-                replicas[index].set_health(ReplicaHealth::Failed);
-            }
-        }
-        for (index, thread) in pending {
-            replicas[index].directory.leave_behind(thread);
-            replicas[index].set_health(ReplicaHealth::Failed);
-        }
-        Ok(())
     }
 }
 

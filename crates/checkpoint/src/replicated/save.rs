@@ -277,6 +277,11 @@ impl Copies {
         let limit = checkpoint.shared.store.limits().surplus;
         self.wait(checkpoint, &[CopyStage::Writing, CopyStage::Prepared], |_| limit);
         self.leave_behind(checkpoint);
+        for (replica, stage) in checkpoint.shared.replicas.iter().zip(&self.stages) {
+            if matches!(stage, CopyStage::Writing | CopyStage::Failed(_)) {
+                replica.set_health(ReplicaHealth::Failed);
+            }
+        }
     }
 
     /// Takes reports until no copy is at one of these stages, or `limit` is over without progress.
@@ -379,7 +384,7 @@ fn write_copy(replica: &ReplicaDirectory, home: &CheckpointHome, job: &SaveJob, 
     report(ReplicaReport::Prepared(Ok(())));
     report(match job.verdict() {
         SaveVerdict::Committed(state) => {
-            let published = replica.publish(home, job.staging).and_then(|()| replica.sweep(home, &state));
+            let published = replica.publish(home, job.staging).and_then(|()| replica.sweep(home, &state).map(|_| ()));
             ReplicaReport::Published(published)
         }
         SaveVerdict::Abandoned => {

@@ -1,8 +1,9 @@
 //! Effects that are committed once.
 
-use crate::common::{effects, fingerprint};
+use crate::common::{ONE, checkpoints, effects, fingerprint, job};
 use sublet_checkpoint::{
     CheckpointStore, EffectKey, FenceEpoch, IdempotencyOutcome, ReplicatedError, ReplicatedIdempotencyStore, Version,
+    open_together,
 };
 
 /// Two processes over one store.
@@ -105,4 +106,22 @@ fn a_forgotten_key_is_free_again() {
     one.forget(&keys, FenceEpoch(1)).expect("it is dropped");
     assert!(one.look_up(&key).expect("an answer").is_none());
     assert_eq!(reserve(&one, &key, FenceEpoch(1)).expect("a record").0, RESERVED);
+}
+
+#[test]
+fn a_checkpoint_and_its_effects_are_opened_under_one_fence() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let store = CheckpointStore::open(directory.path()).expect("a store");
+    let (checkpoints, effects) = (checkpoints(&store, &["a"], ONE), effects(&store));
+    let open = || open_together(&checkpoints, &job(), &effects, "job").expect("a fence");
+    assert_eq!(open(), FenceEpoch(2));
+    for _ in 0..3 {
+        effects.open("job").expect("a fence");
+    }
+    assert_eq!(open(), FenceEpoch(6));
+    for _ in 0..3 {
+        checkpoints.open(&job()).expect("a fence");
+    }
+    assert_eq!(open(), FenceEpoch(10));
+    assert_eq!(checkpoints.current_fence(&job()).expect("a fence"), FenceEpoch(10));
 }

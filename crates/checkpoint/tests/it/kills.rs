@@ -3,7 +3,7 @@
 //! The test runs itself again as the child. The child's files and register count their calls, and the
 //! call with the number in `KILL_AT` ends the process.
 
-use crate::common::{ONE, checkpoints, effects, fingerprint, job, names_in};
+use crate::common::{ONE, Quorums, checkpoints, effects, fingerprint, job, names_in};
 use crate::trainer::{STEPS, Trainer, trained};
 use std::env;
 use std::io::{self, Write};
@@ -20,6 +20,10 @@ use sublet_checkpoint::{
 
 const DIRECTORY: &str = "SUBLET_TEST_KILL_DIRECTORY";
 const KILL_AT: &str = "SUBLET_TEST_KILL_AT";
+const COPIES: &str = "SUBLET_TEST_KILL_COPIES";
+
+/// The names of replicas; tests use the first one, or all.
+const REPLICAS: [&str; 3] = ["a", "b", "c"];
 
 /// Counts calls, and ends the process at one of them.
 #[derive(Clone)]
@@ -166,7 +170,7 @@ fn store_with_switch(directory: &Path, at: u64) -> CheckpointStore {
     let switch = KillSwitch { calls: Arc::default(), at };
     let register = SqliteRegister::open(directory.join("register.db")).expect("a register");
     let register = KillingRegister { register, switch: switch.clone() };
-    let replicas = [(ReplicaId::new("a"), directory.join("a"))];
+    let replicas = REPLICAS.map(|name| (ReplicaId::new(name), directory.join(name)));
     CheckpointStore::with_parts(Arc::new(register), replicas, Arc::new(KillingDisk(switch))).expect("a store")
 }
 
@@ -175,19 +179,27 @@ fn store_with_switch(directory: &Path, at: u64) -> CheckpointStore {
 fn a_trainer_that_is_killed() {
     let (Some(directory), Ok(at)) = (env::var_os(DIRECTORY), env::var(KILL_AT)) else { return };
     let store = store_with_switch(&PathBuf::from(directory), at.parse().expect("a number"));
-    let trainer = Trainer::start(&store, &["a"], ONE);
+    let copies = env::var(COPIES).expect("a number").parse().expect("a number");
+    let trainer = trainer_over(&store, copies);
     let told = trainer.train(|step| {
-        println!("acknowledged {step}");
+        // The test's name may stand on the line.
+        println!("\nacknowledged {step}");
         io::stdout().flush().expect("a pipe");
     });
     told.expect("a training");
 }
 
-fn run_child(directory: &Path, at: u64) -> Output {
+/// A trainer over this many replicas, of which more than half are written.
+fn trainer_over(store: &CheckpointStore, copies: usize) -> Trainer {
+    Trainer::start(store, &REPLICAS[..copies], Quorums { write: copies / 2 + 1, read: 1 })
+}
+
+fn run_child(directory: &Path, at: u64, copies: usize) -> Output {
     Command::new(env::current_exe().expect("a path"))
         .args(["kills::a_trainer_that_is_killed", "--exact", "--nocapture", "--test-threads=1"])
         .env(DIRECTORY, directory)
         .env(KILL_AT, at.to_string())
+        .env(COPIES, copies.to_string())
         .output()
         .expect("a child")
 }
@@ -201,34 +213,54 @@ fn acknowledged(child: &Output) -> u64 {
 /// A directory for a store, in memory where that is possible: a killed process loses nothing that needs a disk.
 fn store_directory() -> tempfile::TempDir {
     let directory = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a directory");
-    std::fs::create_dir(directory.path().join("a")).expect("a directory");
+    for name in REPLICAS {
+        std::fs::create_dir(directory.path().join(name)).expect("a directory");
+    }
     directory
 }
 
 #[test]
 fn a_kill_at_every_write_loses_and_repeats_no_step() {
+    let writes = kill_at_writes(1, 1);
+    assert!(writes > 100, "only {writes} writes were tried");
+}
+
+#[test]
+fn a_kill_over_three_replicas_loses_and_repeats_no_step() {
+    // The replicas' threads take turns by chance, so every third number meets each kind of write too.
+    let writes = kill_at_writes(3, 3);
+    assert!(writes > 300, "only {writes} writes were tried");
+}
+
+/// Kills a trainer at its first write, and others at later ones, until one ends by itself.
+fn kill_at_writes(copies: usize, stride: u64) -> u64 {
     let mut at = 0;
     loop {
         let directory = store_directory();
-        let child = run_child(directory.path(), at);
-        let acknowledged = acknowledged(&child);
-        let trainer = Trainer::start(&store_with_switch(directory.path(), u64::MAX), &["a"], ONE);
-        let (_, step, state) = trainer.newest().expect("a state");
-        assert!(step >= acknowledged, "killed at {at}: step {acknowledged} was acknowledged, and {step} is the newest");
-        assert_eq!(state, trained(step), "killed at {at}");
-        trainer.train(|_| ()).expect("a training");
-        assert_eq!(trainer.newest().expect("a state").2, trained(STEPS));
-        trainer.check_steps();
-        let home = directory.path().join("a/models/job:7:latest");
-        assert_eq!(names_in(&home), ["000003", "000004", "latest"], "killed at {at}");
+        let child = run_child(directory.path(), at, copies);
+        check_after_kill(directory.path(), at, copies, acknowledged(&child));
         if child.status.success() {
-            assert_eq!(acknowledged, STEPS);
-            break;
+            assert_eq!(acknowledged(&child), STEPS);
+            return at;
         }
         assert_eq!(child.status.signal(), Some(9), "{}", String::from_utf8_lossy(&child.stderr));
-        at += 1;
+        at += stride;
     }
-    assert!(at > 100, "only {at} writes were tried");
+}
+
+fn check_after_kill(directory: &Path, at: u64, copies: usize, acknowledged: u64) {
+    let trainer = trainer_over(&store_with_switch(directory, u64::MAX), copies);
+    let (_, step, state) = trainer.newest().expect("a state");
+    assert!(step >= acknowledged, "killed at {at}: step {acknowledged} was acknowledged, and {step} is the newest");
+    assert_eq!(state, trained(step), "killed at {at}");
+    trainer.train(|_| ()).expect("a training");
+    assert_eq!(trainer.newest().expect("a state").2, trained(STEPS));
+    trainer.check_steps();
+    assert_eq!(trainer.checkpoints.scrub(&job()).expect("a report").damaged, [], "killed at {at}");
+    for replica in &REPLICAS[..copies] {
+        let home = directory.join(replica).join("models/job:7:latest");
+        assert_eq!(names_in(&home), ["000003", "000004", "latest"], "killed at {at}");
+    }
 }
 
 /// A process that was stopped for long and wakes up, with its clock a year off or not: nothing asks it.
@@ -269,6 +301,28 @@ fn a_reservation_with_a_deadline_of_any_year_is_judged_by_its_fence_alone() {
         let fence = two.open("job").expect("a fence");
         assert_eq!(reserve(&two, fence).expect("a record"), mine);
         assert_eq!(reserve(&one, FenceEpoch(1)).expect_err("a refusal").code(), "fenced");
+    }
+}
+
+#[test]
+fn processes_that_take_over_from_each_other_commit_each_step_once() {
+    for _ in 0..2 {
+        let directory = store_directory();
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    let trainer = Trainer::start(&store_with_switch(directory.path(), u64::MAX), &["a"], ONE);
+                    while let Err(error) = trainer.train(|_| ()) {
+                        assert_eq!(error.code(), "fenced", "{error}");
+                    }
+                });
+            }
+        });
+        let trainer = Trainer::start(&store_with_switch(directory.path(), u64::MAX), &["a"], ONE);
+        assert_eq!(trainer.newest().expect("a state").2, trained(STEPS));
+        trainer.check_steps();
+        let home = directory.path().join("a/models/job:7:latest");
+        assert_eq!(names_in(&home), ["000003", "000004", "latest"]);
     }
 }
 

@@ -5,6 +5,7 @@ mod common;
 mod effects;
 mod failing_register;
 mod faults;
+mod fuse;
 mod hanging_disk;
 mod kills;
 mod rebuild;

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 use sublet_checkpoint::files::LocalDisk;
-use sublet_checkpoint::register::ChainRegister;
+use sublet_checkpoint::register::{ChainRegister, SqliteRegister};
 use sublet_checkpoint::{
     CheckpointStore, FenceEpoch, PolicyHash, RebuildReport, ReplicaId, ReplicaSetLocator, ReplicatedCheckpoint,
     ReplicatedError, ResourceGeneration, SaveRequest, SchemaId, Version,
@@ -121,4 +121,50 @@ fn damaged_copies_and_directories_of_users_are_left_out() {
     fs::create_dir_all(directory.path().join("a/My Notes/x")).expect("a directory");
     let (_, report) = rebuild(directory.path()).expect("a register");
     assert_eq!(report.checkpoints, [], "version 1 lies under another number, and version 2 is damaged");
+}
+
+#[test]
+fn a_register_from_an_old_backup_neither_saves_nor_loads() {
+    // The old version may be gone, or be there because a job named it.
+    for is_pinned in [false, true] {
+        restore_an_old_backup(is_pinned);
+    }
+}
+
+fn restore_an_old_backup(is_pinned: bool) {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| directory.path().join(name);
+    let open = || {
+        let register: Arc<dyn ChainRegister> = Arc::new(SqliteRegister::open(path("register.db")).expect("a register"));
+        checkpoints(&store(&register, directory.path()), &THREE, TWO)
+    };
+    let writer = open();
+    writer.save_bytes(job(), Version(0), b"one", FenceEpoch(1)).expect("a version");
+    if is_pinned {
+        writer.pin(&job(), Version(1), "sweep-3").expect("a pin");
+    }
+    drop(writer);
+    fs::copy(path("register.db"), path("backup.db")).expect("a backup");
+    let writer = open();
+    for version in 1..4 {
+        writer.save_bytes(job(), Version(version), b"more", FenceEpoch(1)).expect("a version");
+    }
+    drop(writer);
+    fs::copy(path("backup.db"), path("register.db")).expect("an old register");
+    let stale = open();
+    let error = stale.load(&job()).expect_err("a refusal");
+    let expected = if is_pinned { "register_behind" } else { "too_few_copies" };
+    assert_eq!(error.code(), expected);
+    assert!(error.to_string().contains("holds version 4, "), "{error}");
+    let error = stale.save_bytes(job(), Version(1), b"again", FenceEpoch(1)).expect_err("a refusal");
+    assert!(error.to_string().contains("the register may be an older copy"), "{error}");
+    fs::create_dir_all(path("a/models/job:7:latest/000009")).expect("a directory of the user");
+    let error = stale.open(&job()).expect_err("a refusal");
+    assert_eq!(error.to_string(), "replica `a` holds version 4, and the register knows none above 1");
+    drop(stale);
+    fs::remove_file(path("register.db")).expect("a file");
+    let register: Arc<dyn ChainRegister> = Arc::new(SqliteRegister::open(path("register.db")).expect("a register"));
+    let (rebuilt, _) = store(&register, directory.path()).rebuild(&THREE.map(ReplicaId::new)).expect("a register");
+    let loaded = checkpoints(&rebuilt, &THREE, TWO).load(&job()).expect("an answer").expect("a version");
+    assert_eq!((loaded.version, loaded.bytes().expect("bytes").as_ref()), (Version(4), b"more".as_slice()));
 }

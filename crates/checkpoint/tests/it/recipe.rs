@@ -50,18 +50,19 @@ fn stores() -> Result<(ReplicatedCheckpoint, ReplicatedIdempotencyStore), Replic
 #[test]
 fn a_program_that_names_no_store() -> Result<(), ReplicatedError> {
     let Ok(step) = env::var(PROGRAM) else { return Ok(()) };
+    // The test's name may stand on the line, so each outcome begins a new one.
     let step: u64 = step.parse().expect("a step");
     let (checkpoints, effects) = stores()?;
     let key = EffectKey::step("spot-resnet", step);
     let reservation = effects.reserve(key.clone(), fingerprint("batch"), None, FenceEpoch(1))?;
     if matches!(reservation.value.outcome, IdempotencyOutcome::Completed { .. }) {
-        println!("duplicate");
+        println!("\nduplicate");
         return Ok(());
     }
     let name = CheckpointName::new("job:spot-resnet:latest");
     let saved = checkpoints.save_bytes(name, Version(step - 1), b"weights", FenceEpoch(1))?;
     effects.complete(key, reservation.version, IdempotencyOutcome::Completed { effect: None }, FenceEpoch(1))?;
-    println!("completed version {}", saved.version);
+    println!("\ncompleted version {}", saved.version);
     Ok(())
 }
 

@@ -107,7 +107,9 @@ fn an_unchanged_part_is_written_in_full_to_a_replica_that_lacks_the_version_befo
     let request = |version| SaveRequest::new(job(), Version(version), FenceEpoch(1)).part("w", STATE.to_vec());
     checkpoints.save(request(0)).expect("a version");
     fs::remove_dir_all(version_at(directory.path(), "a", 1)).expect("a directory");
-    overwrite(&version_at(directory.path(), "b", 1).join("sublet.json"), b"{}");
+    let mixed_up = version_at(directory.path(), "b", 1);
+    overwrite(&mixed_up.join("sublet.json"), b"{}");
+    overwrite(&mixed_up.join("w"), b"weights of step 9");
     checkpoints.save(request(1)).expect("a version");
     for replica in ["a", "b", "c"] {
         let file = version_at(directory.path(), replica, 2).join("w");

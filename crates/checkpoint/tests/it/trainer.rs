@@ -56,7 +56,11 @@ impl Trainer {
         let key = EffectKey::step("job:7", step);
         let input = fingerprint(&step.to_string());
         let reserved = self.effects.reserve_for(&self.checkpoints, &job(), key.clone(), input, None, fence)?;
-        assert!(matches!(reserved.value.outcome, IdempotencyOutcome::Reserved { .. }), "step {step} is not saved");
+        if matches!(reserved.value.outcome, IdempotencyOutcome::Completed { .. }) {
+            // Another process saved it since this one loaded.
+            assert!(self.checkpoints.newest_step(&job())? >= Some(step), "step {step} counts as done and is not saved");
+            return Ok(());
+        }
         let request = SaveRequest::new(job(), version, fence).part("data", DATA).step(step);
         let request = request.part("state", format!("{state} {step}").into_bytes());
         self.checkpoints.save(request.completes(key.clone(), input))?;

@@ -9,16 +9,20 @@
 //! The daemon extends a lease at the end of its term, so the deadline that is known here may be an old one. Past it a
 //! check asks the daemon before it fails. It fails closed: without an answer there is no work.
 //!
+//! A lease that the driver parked is not woken by its use: the call blocks in the driver, and the shim does not see it. So calls are
+//! counted while they are under way. A call that begins on such a lease asks for its memory back, and so does the watcher
+//! if it learns of the park while a call is under way.
+//!
 //! Absent on purpose: renewal. The daemon renews leases of processes by what they do; `renewal` renews the others.
 
 use super::LeaseStatus;
-use crate::client::{CallError, DaemonClient};
+use crate::client::{CallError, DaemonClient, RESTART};
 use crate::error::FabricError;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use sublet_wire::{Code, EndReason, Lease, LeaseEnd};
+use sublet_wire::{Code, EndReason, Lease, LeaseEnd, LeaseState, ParkMethod};
 
 /// How long a check after the deadline waits for the daemon.
 const REFRESH_WITHIN: Duration = Duration::from_secs(2);
@@ -40,6 +44,17 @@ pub(crate) struct WorkCounters {
     pub bytes_read: AtomicU64,
     /// Anything that counts as use of the GPU.
     pub activity: AtomicU64,
+    /// Calls of the driver that have not returned.
+    under_way: AtomicU64,
+}
+
+/// A call of the driver that is under way.
+pub(crate) struct CallUnderWay<'a>(&'a LocalLease);
+
+impl Drop for CallUnderWay<'_> {
+    fn drop(&mut self) {
+        self.0.work.under_way.fetch_sub(1, SeqCst);
+    }
 }
 
 /// What this process knows of a lease.
@@ -126,7 +141,11 @@ impl LocalLease {
         if self.known().is_over() {
             return;
         }
-        let status = LeaseStatus::of(&lease);
+        let status = match lease.fence {
+            // The daemon went back to an older state, and granted the same number again.
+            Some(fence) if fence != self.fence => LeaseStatus::Fenced,
+            _ => LeaseStatus::of(&lease),
+        };
         let remaining = lease.remaining_s.filter(|_| status == LeaseStatus::Active);
         let deadline = remaining.map_or(NO_DEADLINE, |left| {
             let left = Duration::try_from_secs_f64(left.max(0.0)).unwrap_or(Duration::MAX);
@@ -137,7 +156,7 @@ impl LocalLease {
         }
         // A check that reads the new status must not meet the old deadline.
         self.deadline_ns.store(deadline, Release);
-        self.status.store(status as u8, Release);
+        self.status.store(status as u8, SeqCst);
         *latest = lease;
         self.changed.notify_all();
     }
@@ -266,6 +285,39 @@ impl LocalLease {
         let stop = locked(&self.stop);
         let waited = self.stopped.wait_timeout_while(stop, pause, |stop| !*stop);
         *waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    /// A call of the driver begins, which ends when the returned value is dropped.
+    pub fn begin_call(&self) -> Result<CallUnderWay<'_>, FabricError> {
+        // Counted before the status is read; the watcher stores the status before it reads the count. So at least one
+        // of them sees the other.
+        self.work.under_way.fetch_add(1, SeqCst);
+        let call = CallUnderWay(self);
+        if self.status.load(SeqCst) == LeaseStatus::Parked as u8 && self.needs_asking() {
+            self.ask_to_resume()?;
+        }
+        Ok(call)
+    }
+
+    /// Whether its memory has to be asked for: the driver has it, and it was not asked for yet.
+    fn needs_asking(&self) -> bool {
+        let latest = locked(&self.latest);
+        latest.state == LeaseState::Parked && latest.method == Some(ParkMethod::Driver) && latest.waiting.is_none()
+    }
+
+    /// Asks for the memory back if a call waits for it in the driver.
+    pub fn wake_calls(&self) -> Result<(), FabricError> {
+        match self.work.under_way.load(SeqCst) > 0 && self.needs_asking() {
+            true => self.ask_to_resume(),
+            false => Ok(()),
+        }
+    }
+
+    /// Makes a parked lease a waiter for its memory. The watcher learns what came of it.
+    pub fn ask_to_resume(&self) -> Result<(), FabricError> {
+        let target = format!("/v1/leases/{}/resume", self.id);
+        let asked = self.client.post(&target, None::<&()>, RESTART);
+        asked.map(drop).map_err(|error| FabricError::of_call(&self.client, Some(&self.id), error))
     }
 
     /// Counts a use of the GPU, which is what renewal looks at.

@@ -168,7 +168,7 @@ impl GpuLease {
             match self.status() {
                 LeaseStatus::Active => return Ok(()),
                 LeaseStatus::Parked if !is_asked => {
-                    self.ask_to_resume()?;
+                    self.local.ask_to_resume()?;
                     is_asked = true;
                 }
                 status if status.is_held() && !left.is_zero() => self.local.await_change(status, left),
@@ -176,13 +176,6 @@ impl GpuLease {
                 _ => self.check()?,
             }
         }
-    }
-
-    fn ask_to_resume(&self) -> Result<(), FabricError> {
-        let target = format!("/v1/leases/{}/resume", self.lease_id());
-        // The watcher learns what came of it; two writers could store their answers in the wrong order.
-        let asked = self.local.client().post(&target, None::<&()>, RESTART);
-        asked.map(drop).map_err(|error| FabricError::of_call(self.local.client(), Some(self.lease_id()), error))
     }
 
     /// Gives the lease back, and says whether that succeeded. A lease that is over already is given back.

@@ -1,6 +1,6 @@
 //! The thread that keeps what is known of a lease up to date: one long poll after the other.
 //!
-//! It ends with the lease. A daemon that does not answer is asked again, with a pause that grows to 5 s.
+//! It also asks for the memory of a lease that the driver parked under a call. It ends with the lease. A daemon that does not answer is asked again, with a pause that grows to 5 s.
 
 use super::local::LocalLease;
 use crate::client::{CallError, PollUntil};
@@ -36,7 +36,11 @@ fn watch(lease: &Weak<LocalLease>) {
             return;
         }
         match poll(&lease) {
-            Ok(()) => pause = FIRST_PAUSE,
+            Ok(()) => {
+                pause = FIRST_PAUSE;
+                // A failure is repeated with the next poll.
+                let _ = lease.wake_calls();
+            }
             Err(error) => {
                 let is_final = matches!(&error, CallError::Refused(problem)
                     if matches!(problem.code, Code::NoSuchLease | Code::LeaseEnded | Code::Fenced));

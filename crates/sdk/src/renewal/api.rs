@@ -2,13 +2,13 @@
 
 use super::LeaseRenewer;
 use super::tracked::{LeaseOutlook, OutlookEnd};
-use crate::client::decode;
+use crate::client::{CallError, decode};
 use crate::error::FabricError;
 use crate::lease::local::LocalLease;
 use crate::lease::{LeaseStatus, registry};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
-use sublet_wire::{Lease, RenewRequest};
+use sublet_wire::{Code, Lease, RenewRequest};
 
 /// How long one renewal is tried; the policy repeats it.
 const RENEW_WITHIN: Duration = Duration::from_secs(5);
@@ -40,8 +40,21 @@ impl LeaseRenewer for ApiRenewer {
         let target = format!("/v1/leases/{}/renew", lease.id());
         let request = RenewRequest { fence: lease.fence() };
         let answer = lease.client().post(&target, Some(&request), RENEW_WITHIN).and_then(decode::<Lease>);
-        let failed = |error| FabricError::of_call(lease.client(), Some(lease.id()), error);
-        let renewed = answer.map_err(failed)?;
+        let renewed = match answer {
+            Ok(renewed) => renewed,
+            Err(error) => {
+                // How it ended is in the lease, not in the refusal.
+                if matches!(&error, CallError::Refused(problem) if problem.code == Code::LeaseEnded)
+                    && let Ok(ended) = lease.client().lease(lease.id(), RENEW_WITHIN)
+                {
+                    lease.store(ended);
+                }
+                return Err(match lease.known() {
+                    status if status.is_over() => lease.ended(status),
+                    _ => FabricError::of_call(lease.client(), Some(lease.id()), error),
+                });
+            }
+        };
         let expires = renewed.expires_unix_s;
         lease.store(renewed);
         match lease.known() {

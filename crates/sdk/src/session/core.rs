@@ -63,6 +63,7 @@ impl SessionCore {
         work: impl FnOnce(&'static DriverFunctions) -> Result<T, FabricError>,
     ) -> Result<T, FabricError> {
         self.lease.check()?;
+        let _under_way = self.lease.begin_call()?;
         self.open()?;
         let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
         let SessionState::Open(open) = *state else {

@@ -120,7 +120,9 @@ fn failed(reason: impl Into<String>, hint: &'static str) -> FabricError {
 pub(super) fn functions_for(lease: &LocalLease) -> Result<&'static DriverFunctions, FabricError> {
     let driver = load(lease)?;
     let Some(gated) = driver.gated.as_ref().filter(|_| lease.is_bound()) else { return Ok(&driver.plain) };
-    if let Some(socket) = lease.client().socket() {
+    // What `sublet run` preloaded knows the lease that it was started for, and where its daemon is.
+    let is_known = gated.functions.is_none() && std::env::var("SUBLET_LEASE").is_ok_and(|own| own == lease.id());
+    if let Some(socket) = lease.client().socket().filter(|_| !is_known) {
         let texts = (CString::new(socket.as_os_str().as_bytes()), CString::new(lease.id()));
         if let (Ok(socket), Ok(id)) = texts {
             // SAFETY: both texts end with a zero and live until the call returns.

@@ -90,6 +90,11 @@ impl PrivateDaemon {
         Ok(daemon)
     }
 
+    /// The `sublet` that it runs.
+    pub fn binary(&self) -> &Path {
+        &self.binary
+    }
+
     /// Its socket.
     pub fn socket(&self) -> &Path {
         &self.socket

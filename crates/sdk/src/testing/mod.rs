@@ -18,11 +18,12 @@
 mod binary;
 mod daemon;
 
-use crate::client::{CallError, RESTART, decode};
+use crate::client::{CallError, PollUntil, RESTART, decode};
 use crate::error::FabricError;
 use crate::fabric::{self, Fabric};
 use daemon::PrivateDaemon;
 use std::path::Path;
+use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -73,6 +74,13 @@ impl LocalHost {
         self.daemon.socket()
     }
 
+    /// The command line against this daemon: `host.sublet().args(["run", "--vram", "1G", "--", "./program"])`.
+    pub fn sublet(&self) -> Command {
+        let mut command = Command::new(self.daemon.binary());
+        command.env("SUBLET_SOCKET", self.socket()).env_remove("SUBLET_URL").env_remove("SUBLET_LEASE");
+        command
+    }
+
     /// Ends a lease while its program still uses it, as `sublet release` by its user does. Returns once the lease is
     /// over.
     pub fn revoke(&self, lease: &str) -> Result<(), FabricError> {
@@ -84,13 +92,14 @@ impl LocalHost {
         }
     }
 
-    /// Moves the VRAM of a lease to host memory, and waits until it is there. A program that has just begun to use the
-    /// GPU cannot be parked yet; this is repeated for a while.
+    /// Moves the VRAM of a lease to host memory, and waits until it was there: a program that uses the GPU meanwhile gets
+    /// it back at once. A program that has just begun cannot be parked yet; this is repeated for a while.
     pub fn park(&self, lease: &str) -> Result<(), FabricError> {
         let deadline = Instant::now() + PARKABLE_WITHIN;
+        let before = self.look(lease)?.on_gpus_unix_s;
         loop {
             match self.command(lease, "park") {
-                Ok(_) => return self.await_state(lease, LeaseState::Parked),
+                Ok(_) => break,
                 Err(FabricError::Refused(problem))
                     if problem.code == Code::NotParkable && Instant::now() < deadline =>
                 {
@@ -99,12 +108,19 @@ impl LocalHost {
                 Err(error) => return Err(error),
             }
         }
+        // Since the last resume, if it is back already.
+        let was_parked = |lease: &Lease| lease.on_gpus_unix_s != before;
+        self.await_state(lease, |lease| match lease.state {
+            LeaseState::Parked | LeaseState::Resuming => true,
+            LeaseState::Active => was_parked(lease),
+            _ => false,
+        })
     }
 
     /// Moves the VRAM of a parked lease back, and waits until it is there.
     pub fn resume(&self, lease: &str) -> Result<(), FabricError> {
         self.command(lease, "resume")?;
-        self.await_state(lease, LeaseState::Active)
+        self.await_state(lease, |lease| lease.state == LeaseState::Active)
     }
 
     /// Kills the daemon with SIGKILL and starts it again, as after a crash.
@@ -124,21 +140,27 @@ impl LocalHost {
         answer.map_err(|error| FabricError::of_call(client, Some(lease), error))
     }
 
-    fn await_state(&self, id: &str, state: LeaseState) -> Result<(), FabricError> {
+    fn look(&self, lease: &str) -> Result<Lease, FabricError> {
+        let client = self.fabric.client();
+        client.lease(lease, RESTART).map_err(|error| FabricError::of_call(client, Some(lease), error))
+    }
+
+    /// Waits until the lease is as wanted.
+    fn await_state(&self, id: &str, is_wanted: impl Fn(&Lease) -> bool) -> Result<(), FabricError> {
         let (client, deadline) = (self.fabric.client(), Instant::now() + SETTLE_WITHIN);
-        let failed = |error| FabricError::of_call(client, Some(id), error);
-        let mut lease = client.lease(id, RESTART).map_err(failed)?;
-        while lease.state != state {
+        let mut lease = self.look(id)?;
+        while !is_wanted(&lease) {
             if Instant::now() > deadline || matches!(lease.state, LeaseState::Ending | LeaseState::Ended) {
                 let reason = lease.not_parkable.or(lease.ended.map(|end| end.sentence)).unwrap_or_default();
                 return Err(FabricError::InvalidArgument(format!("lease {id} does not get there: {reason}")));
             }
-            let until = crate::client::PollUntil::Changed {
+            let until = PollUntil::Changed {
                 known: lease.state,
                 told: lease.ends_soon.is_some(),
                 over: lease.overuse.is_some(),
             };
-            lease = client.poll(id, Duration::from_secs(5), until).map_err(failed)?;
+            let polled = client.poll(id, Duration::from_secs(1), until);
+            lease = polled.map_err(|error| FabricError::of_call(client, Some(id), error))?;
         }
         Ok(())
     }

@@ -48,7 +48,7 @@ pub enum TrainingStepOutcome {
     },
 }
 
-/// Runs one step of a job whose names were never opened with a fence: for a job with a single trainer.
+/// Runs one step of a job with a single trainer: its names were never opened with a fence.
 ///
 /// The kernel is called with one thread, as `kernel(u64 step, u32 output_len, u8 *buffer)`. `expected` is the newest
 /// version of the checkpoint; `Version(0)` if there is none.

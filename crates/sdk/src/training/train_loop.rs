@@ -9,7 +9,9 @@
 //! the lease is lost before the next save; each save commits its step once, under the fence that opening the job issued.
 //! A process that opens the same job later makes this one stale: its next save fails.
 //!
-//! Absent on purpose: saves beside the training. A save here stalls the loop for as long as it takes.
+//! Saves go on in a thread while the next steps run. A save that failed is an error at the next step.
+//!
+//! Absent on purpose: copying the state off the GPU; that is the step's part, since it returns the state.
 
 use super::{TrainingError, training_checkpoint_name};
 use crate::client::RESTART;
@@ -17,12 +19,16 @@ use crate::error::FabricError;
 use crate::lease::{GpuLease, LeaseStatus};
 use crate::session::GpuSession;
 use std::time::{Duration, Instant};
-use sublet_checkpoint::{CheckpointName, FenceEpoch, ReplicatedCheckpoint, ReplicatedError, SaveRequest, Version};
+use sublet_checkpoint::{
+    BackgroundSaver, CheckpointName, FenceEpoch, ReplicatedCheckpoint, ReplicatedError, SaveRequest, Version,
+};
 
 /// The shortest time between two saves of [`SaveSchedule::Continuous`].
 const CONTINUOUS_FLOOR: Duration = Duration::from_secs(10);
-/// With a save after 49 times as long as the last one took, at most 2 % of the time are saves.
-const CONTINUOUS_FACTOR: u32 = 49;
+/// A save begins after 20 times as long as the last one took.
+const CONTINUOUS_FACTOR: u32 = 20;
+/// The training waits for saves for at most one part in 50 of the time.
+const STALL_PART: u32 = 50;
 
 /// When the state is saved. The last step is saved in any case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,16 +37,34 @@ pub enum SaveSchedule {
     EverySteps(u64),
     /// When this much time passed since the last save.
     Every(Duration),
-    /// As often as costs at most 2 % of the time, and at most every 10 s.
+    /// As often as stalls the training for at most 2 % of the time; at most every 10 s, and not before 20 times as
+    /// long as the last save took.
     Continuous,
 }
 
+/// What a schedule decides by.
+#[derive(Clone, Copy, Debug, Default)]
+struct SaveTimes {
+    /// Steps since the last save began.
+    steps: u64,
+    /// Time since then.
+    since_save: Duration,
+    /// How long the last save took.
+    last_save: Duration,
+    /// How long the training waited for saves, of how long it runs.
+    stalled: Duration,
+    running: Duration,
+}
+
 impl SaveSchedule {
-    fn is_due(self, steps: u64, since_save: Duration, last_save: Duration) -> bool {
+    fn is_due(self, times: SaveTimes) -> bool {
         match self {
-            SaveSchedule::EverySteps(every) => steps >= every.max(1),
-            SaveSchedule::Every(period) => since_save >= period,
-            SaveSchedule::Continuous => since_save >= CONTINUOUS_FLOOR.max(last_save * CONTINUOUS_FACTOR),
+            SaveSchedule::EverySteps(every) => times.steps >= every.max(1),
+            SaveSchedule::Every(period) => times.since_save >= period,
+            SaveSchedule::Continuous => {
+                times.since_save >= CONTINUOUS_FLOOR.max(times.last_save * CONTINUOUS_FACTOR)
+                    && times.stalled * STALL_PART <= times.running
+            }
         }
     }
 }
@@ -56,6 +80,8 @@ pub struct TrainingProgress {
     pub version: Version,
     /// How many leases were lost so far.
     pub leases_lost: u32,
+    /// How long the training waited for saves.
+    pub stalled: Duration,
     /// The state after `step`.
     pub state: Vec<u8>,
 }
@@ -91,7 +117,7 @@ impl TrainingLoop {
     /// Trains up to `last_step`, from the newest checkpoint or from `initial` at step 0.
     ///
     /// `acquire` is called for each lease. `train` does one step: it gets the session, the number of the step and the
-    /// state, and returns the next state. It may be called again for a step whose lease was lost.
+    /// state, and returns the next state. It may be called again for a step if its lease was lost.
     pub fn run(
         &self,
         last_step: u64,
@@ -99,17 +125,17 @@ impl TrainingLoop {
         mut acquire: impl FnMut() -> Result<GpuLease, FabricError>,
         mut train: impl FnMut(&GpuSession, u64, &[u8]) -> Result<Vec<u8>, FabricError>,
     ) -> Result<TrainingProgress, TrainingError> {
-        let mut leases_lost = 0;
+        let (mut leases_lost, mut stalled) = (0, Duration::ZERO);
         loop {
             let mut progress = self.restore(&initial)?;
-            progress.leases_lost = leases_lost;
+            (progress.leases_lost, progress.stalled) = (leases_lost, stalled);
             if progress.step >= last_step {
                 return Ok(progress);
             }
             let lease = acquire()?;
             match self.run_on(&lease, last_step, &mut progress, &mut train) {
                 Ok(()) => return Ok(progress),
-                Err(error) if error.is_lease_lost() => leases_lost += 1,
+                Err(error) if error.is_lease_lost() => (leases_lost, stalled) = (leases_lost + 1, progress.stalled),
                 Err(error) => return Err(error),
             }
         }
@@ -117,8 +143,10 @@ impl TrainingLoop {
 
     /// The newest version, or the beginning.
     fn restore(&self, initial: &[u8]) -> Result<TrainingProgress, TrainingError> {
-        let begin =
-            |state, step, version| TrainingProgress { step, durable_step: step, version, leases_lost: 0, state };
+        let begin = |state, step, version| {
+            let stalled = Duration::ZERO;
+            TrainingProgress { step, durable_step: step, version, leases_lost: 0, stalled, state }
+        };
         Ok(match self.checkpoints.load(&self.name)? {
             None => begin(initial.to_vec(), 0, Version(0)),
             Some(saved) => {
@@ -136,27 +164,42 @@ impl TrainingLoop {
         train: &mut impl FnMut(&GpuSession, u64, &[u8]) -> Result<Vec<u8>, FabricError>,
     ) -> Result<(), TrainingError> {
         let session = GpuSession::new(lease);
-        let (mut saved_at, mut last_save) = (Instant::now(), Duration::ZERO);
+        let mut saver = BackgroundSaver::new(&self.checkpoints, progress.version, Some(progress.durable_step));
+        let (begun, stalled_before) = (Instant::now(), progress.stalled);
+        let (mut saved_at, mut saved_step) = (begun, progress.step);
         while progress.step < last_step {
             await_active(lease)?;
+            saver.check().map_err(save_error)?;
             let step = progress.step + 1;
             progress.state = train(&session, step, &progress.state)?;
             progress.step = step;
-            let unsaved = step - progress.durable_step;
-            if step == last_step || self.schedule.is_due(unsaved, saved_at.elapsed(), last_save) {
-                let begun = Instant::now();
-                self.save(progress)?;
-                (saved_at, last_save) = (Instant::now(), begun.elapsed());
+            let times = SaveTimes {
+                steps: step - saved_step,
+                since_save: saved_at.elapsed(),
+                last_save: saver.last_save_took().unwrap_or_default(),
+                stalled: saver.stalled(),
+                running: begun.elapsed(),
+            };
+            if step == last_step || self.schedule.is_due(times) {
+                let request = SaveRequest::new(self.name.clone(), saver.version(), self.fence);
+                saver.save(request.bytes(progress.state.clone()).step(step)).map_err(save_error)?;
+                (saved_at, saved_step) = (Instant::now(), step);
             }
+            progress.stalled = stalled_before + saver.stalled();
         }
+        saver.finish().map_err(save_error)?;
+        (progress.version, progress.durable_step) = (saver.version(), saver.durable_step().unwrap_or_default());
         Ok(())
     }
+}
 
-    fn save(&self, progress: &mut TrainingProgress) -> Result<(), TrainingError> {
-        let request = SaveRequest::new(self.name.clone(), progress.version, self.fence);
-        let saved = self.checkpoints.save(request.bytes(progress.state.clone()).step(progress.step))?;
-        (progress.version, progress.durable_step) = (saved.version, progress.step);
-        Ok(())
+/// The error of a save in the background. A process that was overtaken is told that, whichever call finds it out.
+fn save_error(error: ReplicatedError) -> TrainingError {
+    match error {
+        ReplicatedError::EarlierSave { source, .. } if matches!(*source, ReplicatedError::Fenced { .. }) => {
+            TrainingError::Replicated(*source)
+        }
+        error => TrainingError::Replicated(error),
     }
 }
 
@@ -179,16 +222,33 @@ fn await_active(lease: &GpuLease) -> Result<(), TrainingError> {
 mod tests {
     use super::*;
 
+    fn times(steps: u64, since_save: u64, last_save: u64) -> SaveTimes {
+        let seconds = Duration::from_secs;
+        let running = seconds(10_000);
+        SaveTimes {
+            steps,
+            since_save: seconds(since_save),
+            last_save: seconds(last_save),
+            running,
+            ..SaveTimes::default()
+        }
+    }
+
     #[test]
     fn saves_are_due_by_steps_by_time_or_by_what_they_cost() {
-        let seconds = Duration::from_secs;
-        let due = |schedule: SaveSchedule, steps, since, last| schedule.is_due(steps, seconds(since), seconds(last));
-        assert!(!due(SaveSchedule::EverySteps(10), 9, 1_000, 0) && due(SaveSchedule::EverySteps(10), 10, 0, 0));
-        assert!(due(SaveSchedule::EverySteps(0), 1, 0, 0));
-        assert!(
-            !due(SaveSchedule::Every(seconds(30)), 1_000, 29, 0) && due(SaveSchedule::Every(seconds(30)), 1, 30, 0)
-        );
-        assert!(!due(SaveSchedule::Continuous, 1_000, 9, 0) && due(SaveSchedule::Continuous, 1, 10, 0));
-        assert!(!due(SaveSchedule::Continuous, 1, 97, 2) && due(SaveSchedule::Continuous, 1, 98, 2));
+        let by_steps = SaveSchedule::EverySteps(10);
+        assert!(!by_steps.is_due(times(9, 1_000, 0)) && by_steps.is_due(times(10, 0, 0)));
+        assert!(SaveSchedule::EverySteps(0).is_due(times(1, 0, 0)));
+        let by_time = SaveSchedule::Every(Duration::from_secs(30));
+        assert!(!by_time.is_due(times(1_000, 29, 0)) && by_time.is_due(times(1, 30, 0)));
+        let continuous = SaveSchedule::Continuous;
+        assert!(!continuous.is_due(times(1_000, 9, 0)) && continuous.is_due(times(1, 10, 0)));
+        assert!(!continuous.is_due(times(1, 39, 2)) && continuous.is_due(times(1, 40, 2)));
+    }
+
+    #[test]
+    fn continuous_saves_pause_while_they_stall_the_training_for_more_than_2_percent() {
+        let stalled = |seconds| SaveTimes { stalled: Duration::from_secs(seconds), ..times(1, 100, 1) };
+        assert!(SaveSchedule::Continuous.is_due(stalled(200)) && !SaveSchedule::Continuous.is_due(stalled(201)));
     }
 }
