@@ -37,8 +37,13 @@ const NOT_RUN: [(&str, &str); 5] = [
     ("programs", "it needs programs that are not here, such as PyTorch or Ollama"),
 ];
 /// Documents with blocks that are run.
-const TYPED: [&str; 4] =
-    ["README.md", "docs/guide/administrators.md", "docs/guide/share-one-gpu.md", "docs/guide/unleased-processes.md"];
+const TYPED: [&str; 5] = [
+    "README.md",
+    "docs/guide/administrators.md",
+    "docs/guide/share-one-gpu.md",
+    "docs/guide/training.md",
+    "docs/guide/unleased-processes.md",
+];
 /// How fast a person types.
 const CHARACTER: Duration = Duration::from_millis(100);
 /// Commands that only show something. A person types one again if it does not show yet what the document shows.

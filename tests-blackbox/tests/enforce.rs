@@ -304,7 +304,7 @@ fn a_process_that_a_rule_allows_is_left_alone_until_the_rule_is_removed() {
     assert_eq!(unleased_processes(&service).rules, [], "it was only shown");
     assert_eq!(unleased_processes(&service).processes.len(), 1, "and no process was adopted");
     let said = text(&service.cli(&["enforce", "allow", "exe:sublet-example-hold"]));
-    assert!(said.contains("R1: exe:sublet-example-hold is left alone"), "{said}");
+    assert!(said.contains("R1: exe:sublet-example-hold is never warned, parked or ended"), "{said}");
     assert!(said.contains("any user may call a program `sublet-example-hold`"), "{said}");
     mode(&service, "enforce");
     let stranger = await_unleased(&service, alone.pid(), "it is left alone", |it| it.next == NextStep::Exempt);
@@ -312,7 +312,7 @@ fn a_process_that_a_rule_allows_is_left_alone_until_the_rule_is_removed() {
     alone.assert_alive_for(5);
     for words in [["enforce", "forget", "R1", "--dry-run"].as_slice(), &["unadopt", "R1", "--dry-run"]] {
         let about = successful_output(&service, words);
-        assert!(about.contains("R1: exe:sublet-example-hold is left alone"), "{about}");
+        assert!(about.contains("R1: exe:sublet-example-hold is never warned, parked or ended"), "{about}");
     }
     let nothing = service.cli(&["unadopt", "R7", "--dry-run"]);
     assert!(!nothing.status.success() && text(&nothing).contains("there is no rule `R7`"), "{nothing:?}");

@@ -42,7 +42,7 @@ fn a_command_inside_a_lease_runs_on_that_lease() {
     assert_eq!((out(&output).as_str(), output.status.code()), ("L1\nL1\n", Some(7)), "{}", output_text(&output));
     let said = output_text(&output);
     assert!(said.contains("runs on L1, which this shell already has (20 GiB on GPU 0)\n"), "{said}");
-    assert!(said.contains("`--vram 20G` is ignored, because L1 counts; `--new-lease` asks for"), "{said}");
+    assert!(said.contains("`--vram 20G` is ignored, because this command uses L1; `--new-lease` requests"), "{said}");
     assert_eq!(service.client().get("/v1/leases/L2").status, 404, "nothing else was asked for");
     let plain = inside(&service, "sublet run -- true");
     assert!(!String::from_utf8_lossy(&plain.stderr).contains("ignored"), "nothing was said that could be ignored");

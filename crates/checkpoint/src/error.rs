@@ -368,9 +368,6 @@ impl ReplicatedError {
             ReplicatedError::OldGeneration { .. } => {
                 "connect to the register that was rebuilt last; this one is an older copy"
             }
-            ReplicatedError::RegisterBehind { .. } => {
-                "bring back the newest copy of the register, or make a new one with `sublet checkpoint rebuild`"
-            }
             ReplicatedError::RegisterLost { .. } => {
                 "put the register's file back, or `sublet checkpoint rebuild` makes a new one from the replicas"
             }
@@ -378,6 +375,9 @@ impl ReplicatedError {
                 "name the directory or the configuration file of a store, such as with SUBLET_CHECKPOINTS"
             }
             ReplicatedError::NotEmptyDirectory { .. } => "name a directory that does not exist yet",
+            ReplicatedError::RegisterBehind { .. } => {
+                "bring back the newest copy of the register, or make a new one with `sublet checkpoint rebuild`"
+            }
             ReplicatedError::NotEmpty { .. } => "move its file away, so that a new one is made",
             ReplicatedError::Corrupt { .. } => {
                 "upgrade Sublet if another release wrote it; otherwise `sublet checkpoint rebuild` makes a new register"

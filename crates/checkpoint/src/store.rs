@@ -46,7 +46,7 @@ pub const CHECKPOINTS_VARIABLE: &str = "SUBLET_CHECKPOINTS";
 /// The register's file name in a store's directory.
 const REGISTER_FILE: &str = "register.db";
 
-/// The directory of the replicas in a store's directory.
+/// The directory of replicas in a store's directory.
 const REPLICAS: &str = "replicas";
 
 /// A register and the places of replicas. Clones are the same store.
@@ -224,12 +224,7 @@ impl CheckpointStore {
 
     /// The replicas of the store: those of the configuration, or those in its directory.
     pub fn replica_ids(&self) -> Result<Vec<ReplicaId>, ReplicatedError> {
-        let directory = match &*self.places {
-            ReplicaPlaces::Named(places) => return Ok(places.keys().cloned().collect()),
-            ReplicaPlaces::Below(directory) => directory.join(REPLICAS),
-        };
-        let names = self.files.list(&directory).map_err(|source| ReplicatedError::File { path: directory, source })?;
-        let mut ids: Vec<ReplicaId> = names.iter().filter_map(|name| unescape(name)).map(ReplicaId::new).collect();
+        let mut ids: Vec<ReplicaId> = self.replicas()?.into_iter().map(|(id, _)| id).collect();
         if ids.is_empty() {
             ids.push(ReplicaId::new("local"));
         }

@@ -19,7 +19,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
-use sublet::replicated::{CheckpointName, CheckpointStore, ReplicatedCheckpoint, ReplicatedError};
+use sublet::replicated::{CheckpointName, CheckpointStore, ReplicatedCheckpoint, ReplicatedError, Version};
 use sublet::training::{
     SaveSchedule, TrainingLoop, TrainingProgress, replicated_training_state_in, training_checkpoint_name,
 };
@@ -60,10 +60,12 @@ struct Journey<'a> {
     checkpoints: ReplicatedCheckpoint,
     name: CheckpointName,
     leases: u32,
+    /// The id of the newest one.
+    lease: String,
     /// Why the lease before was lost, in the words of the call that failed.
     loss: Option<String>,
-    /// The step that the newest lease began with.
-    from: u64,
+    /// The newest version that was told of.
+    told: Version,
 }
 
 impl Journey<'_> {
@@ -71,19 +73,22 @@ impl Journey<'_> {
     fn acquire(&mut self) -> Result<GpuLease, FabricError> {
         let options = self.options;
         if self.leases > 0 {
-            let reason = self.loss.take().unwrap_or_else(|| "the lease is over".to_owned());
+            let reason = self.loss.take().unwrap_or_else(|| format!("lease {} is over", self.lease));
             println!("the GPU is lost: {reason}");
         }
         let lease = GpuBuilder::new().name(&options.job).min_vram(options.vram << 20).acquire()?;
         self.leases += 1;
-        self.from = self.checkpoints.newest_step(&self.name).ok().flatten().unwrap_or_default();
-        println!("lease {}: {} MiB, from step {}", lease.lease_id(), options.vram, self.from);
+        let newest = self.checkpoints.newest(&self.name).ok().flatten();
+        self.told = newest.as_ref().map_or(self.told, |newest| newest.version);
+        let from = newest.and_then(|newest| newest.step).unwrap_or_default();
+        self.lease = lease.lease_id().to_owned();
+        println!("lease {}: {} MiB, from step {from}", self.lease, options.vram);
         Ok(lease)
     }
 
     /// One step, with the news of the save that came before it.
     fn step(
-        &self,
+        &mut self,
         network: &mut Option<(u32, Network)>,
         session: &GpuSession,
         step: u64,
@@ -99,18 +104,18 @@ impl Journey<'_> {
             let loss = network.step(session, step - 1, &mut state.weights)?;
             state.losses.push(loss);
         }
-        if step - 1 > self.from && (step - 1).is_multiple_of(self.options.every) {
-            self.tell_saved(step - 1, &state);
-        }
+        self.tell_saved(&state);
         Ok(state.to_bytes())
     }
 
-    fn tell_saved(&self, step: u64, state: &TrainingState) {
-        let saved = self.checkpoints.newest(&self.name).ok().flatten().filter(|saved| saved.step == Some(step));
-        let loss = state.losses.get(step as usize - 1);
-        if let (Some(saved), Some(loss)) = (saved, loss) {
-            println!("step {step}: loss {loss:.6}, saved as version {}", saved.version);
-        }
+    /// Tells of the newest version once. It is saved beside the training, and so a little later than its step.
+    fn tell_saved(&mut self, state: &TrainingState) {
+        let newest = self.checkpoints.newest(&self.name).ok().flatten();
+        let Some(newest) = newest.filter(|newest| newest.version > self.told) else { return };
+        self.told = newest.version;
+        let step = newest.step.unwrap_or_default();
+        let loss = state.losses.get(step.saturating_sub(1) as usize).copied().unwrap_or_default();
+        println!("step {step}: loss {loss:.6}, saved as version {}", newest.version);
     }
 }
 
@@ -120,12 +125,20 @@ fn train(options: &TrainOptions) -> Result<TrainingProgress, GrafosError> {
     let job = TrainingLoop::open(&checkpoints, &options.job)?.saving(SaveSchedule::EverySteps(options.every));
     println!("job {}: opened with fence {}", options.job, job.fence());
     let name = training_checkpoint_name(&options.job);
-    let journey = std::cell::RefCell::new(Journey { options, checkpoints, name, leases: 0, loss: None, from: 0 });
+    let journey = std::cell::RefCell::new(Journey {
+        options,
+        checkpoints,
+        name,
+        leases: 0,
+        lease: String::new(),
+        loss: None,
+        told: Version(0),
+    });
     let mut network = None;
     let initial = TrainingState::of_seed(options.seed).to_bytes();
     let acquire = || journey.borrow_mut().acquire();
     let progress = job.run(options.steps, initial, acquire, |session, step, state| {
-        let trained = journey.borrow().step(&mut network, session, step, state);
+        let trained = journey.borrow_mut().step(&mut network, session, step, state);
         // The loop goes on after a lost lease; only here its reason can be kept.
         trained.inspect_err(|error| journey.borrow_mut().loss = Some(error.to_string()))
     })?;

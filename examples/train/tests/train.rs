@@ -76,7 +76,7 @@ fn a_trainer_that_loses_its_lease_and_its_process_has_the_weights_of_an_undistur
     let mut trainer = host.train(&["--steps", ENDLESS, "--every", "5"]);
     let lease = trainer.await_line("lease ");
     let lease = lease.split([' ', ':']).nth(1).expect("its id").to_owned();
-    trainer.await_line("saved as version 2");
+    trainer.await_line("saved as version ");
     host.host.revoke(&lease).expect("a lease can be revoked");
     trainer.await_line("the GPU is lost: ");
     trainer.await_line("from step ");
@@ -97,7 +97,7 @@ fn a_trainer_that_loses_its_lease_and_its_process_has_the_weights_of_an_undistur
 fn a_second_trainer_of_a_job_makes_the_first_one_stale() {
     let host = TrainingHost::start();
     let mut first = host.train(&["--steps", ENDLESS, "--every", "5"]);
-    first.await_line("saved as version 1");
+    first.await_line("saved as version ");
     host.weights(&["--steps", "1"]);
     let said = first.errors();
     assert!(

@@ -47,7 +47,7 @@ pub struct AsideArgs {
     /// As long as a command runs
     #[arg(long = "while", requires = "command", conflicts_with = "end")]
     while_running: bool,
-    /// Step aside no longer: parked leases come back by themselves
+    /// Step aside no longer: parked leases are resumed
     #[arg(long)]
     end: bool,
     /// Only this GPU, by index or UUID; may be given more than once [default: all GPUs]

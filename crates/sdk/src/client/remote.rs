@@ -303,7 +303,7 @@ mod tests {
     #[test]
     fn a_token_is_not_sent_in_clear_beyond_this_host() {
         for url in ["http://gpu1:7474", "http://192.0.2.1", "http://0.0.0.0", "http://localhost.example"] {
-            assert!(place(url).unwrap_err().contains("for all on the way to read"), "{url}");
+            assert!(place(url).unwrap_err().contains("would send the token unencrypted"), "{url}");
         }
     }
 }

@@ -345,7 +345,7 @@ mod tests {
             &expect!["it is socket-activated: systemd passes its sockets only to the process that it starts itself"],
         );
         check(&[("", "[Service]\nExecStart=@/bin/a b\n")], &expect!["its ExecStart begins with `@`"]);
-        check(&[("", "[Service]\nExecStart=/x/sublet run -- a\n")], &expect!["it is already"]);
+        check(&[("", "[Service]\nExecStart=/x/sublet run -- a\n")], &expect!["its command is `sublet run` already"]);
     }
 
     #[test]

@@ -62,7 +62,7 @@ pub fn run(globals: &Globals, args: &EnvArgs) -> Result<u8, Failure> {
         (Some(spec), _) => Some(spec.clone()),
         (None, Some(SoftGpuSearch::File(file))) => return become_on(&file, &args.command),
         (None, Some(SoftGpuSearch::OtherKind { place, kind })) => {
-            eprintln!("the GPUs of the service at {place} are {kind}: private soft ones are made");
+            eprintln!("the GPUs of the daemon at {place} are {kind}: private soft ones are made");
             None
         }
         (None, _) => None,

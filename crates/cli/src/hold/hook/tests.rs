@@ -94,8 +94,8 @@ fn what_is_wrong_with_a_hook_is_said_at_the_start() {
     assert!(wrong("http://h/x").contains("begins with GET, POST or PUT"));
     assert!(wrong("POST http://h/x {model: m}").contains("is not JSON"));
     assert_eq!(wrong("unix:a.sock x"), "`a.sock` is not the whole path of a socket");
-    assert_eq!(wrong("unix:/a.sock"), "nothing is said to the socket");
-    assert_eq!(wrong("unix:/a.sock a\nb"), "only one line is said to a socket");
+    assert_eq!(wrong("unix:/a.sock"), "the hook has no message after the path of the socket");
+    assert_eq!(wrong("unix:/a.sock a\nb"), "the message to a socket must be one line");
 }
 
 #[test]
