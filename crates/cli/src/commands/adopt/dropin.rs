@@ -111,13 +111,13 @@ mod tests {
         let said = text(&unit(false), &wish("/usr/local/bin/sublet")).unwrap();
         expect![[r#"
             # Written by `sublet adopt`; `sublet unadopt unit:ollama.service` removes it, unless it was changed.
-            # The unit asks for its lease before it starts, and waits for its turn.
+            # The unit requests its lease before its program starts, and waits in the queue.
             [Service]
             ExecStart=
             ExecStart=-/usr/local/bin/sublet run --vram 8G --tier interactive --name ollama -- /usr/bin/ollama serve
-            # By its exit code `sublet run` tells which signal ended it; these are no failure.
+            # `sublet run` exits with 128 + the signal that ended the program; these four are no failures.
             SuccessExitStatus=129 130 141 143
-            # `sublet run` passes signals on: no process gets one twice.
+            # `sublet run` passes signals on, so that each process gets a signal once.
             KillMode=mixed
         "#]]
         .assert_eq(said.split_once('\n').unwrap().1);
@@ -126,9 +126,9 @@ mod tests {
         expect![[r#"
             ExecStart=
             ExecStart=-"/opt/my tools/sublet" run --socket "/run/a b/s%%.sock" --vram 8G --tier interactive --name ollama -- /usr/bin/ollama serve
-            # By its exit code `sublet run` tells which signal ended it; these are no failure.
+            # `sublet run` exits with 128 + the signal that ended the program; these four are no failures.
             SuccessExitStatus=129 130 141 143
-            # It is not the first process any more that says when it is ready, and it may wait in the queue.
+            # The program, not `sublet run`, sends READY=1, and it may wait in the queue before.
             NotifyAccess=all
             TimeoutStartSec=infinity
         "#]]
