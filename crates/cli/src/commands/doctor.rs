@@ -265,29 +265,29 @@ mod tests {
         checks.extend(gpus.gpus.iter().flat_map(|gpu| gpu::checks(gpu, true)));
         let (can_grant, verdict) = verdict(Some(&gpus));
         expect![[r#"
-            daemon              ok    version 0.1.0 answers at /run/sublet/sublet.sock
-            GPUs                bad   no answer
-                                      hint: look at its log
-            parking             ok    32 GiB of host memory, 8 GiB booked, 4 GiB kept ready; no larger lease can be parked; huge pages of shared memory
-            driver park         less  programs without the library are parked by the driver where a restore is sure to have room
-                                      but: managed memory cannot leave a GPU this way
-            GPU 0               ok    NVIDIA A100-SXM4-40GB, GPU-0a
-            GPU 0 grant         ok    26 GiB of 40 GiB free to lease
-            GPU 0 bytes         ok    the driver tells the memory of each process
-            GPU 0 context       ok    a CUDA context needs 420 MiB; smaller requests are refused
-            GPUs 0,1,2 exits    ok    a lease ends as soon as its last process has ended
-            GPU 0 park          ok    programs that `sublet run` starts are parked; `sublet ps` says which cannot be
-            GPUs 0,1,2 enforce  ok    observe: unleased processes are recorded and left alone
-            GPU 1               ok    NVIDIA A100-SXM4-40GB, GPU-1b
-            GPU 1 grant         bad   draining: an operator drains it
-                                      hint: put it back with `sublet gpus clear 1`
-            GPU 1 bytes         less  the driver does not tell the memory of each process (coarse): the larger of used and leased memory counts as taken, and peaks are unknown
-            GPUs 1,2 context    less  the size of a CUDA context was not measured: requests too small for one are granted
-            GPU 1 park          less  one program at a time is parked, and only with Sublet's library in it: a park is verified by the use of the whole GPU
-            GPU 2               ok    NVIDIA A100-SXM4-40GB, GPU-2c
-            GPU 2 grant         bad   the GPU did not answer; no new leases there until it does
-            GPU 2 bytes         less  unknown while the GPU does not answer
-            GPU 2 park          less  unknown while the GPU does not answer
+            daemon              ok       version 0.1.0 answers at /run/sublet/sublet.sock
+            GPUs                bad      no answer
+                                         hint: look at its log
+            parking             ok       32 GiB of host memory, 8 GiB booked, 4 GiB kept ready; no larger lease can be parked; huge pages of shared memory
+            driver park         limited  programs without the library are parked by the driver where a restore is sure to have room
+                                         but: managed memory cannot leave a GPU this way
+            GPU 0               ok       NVIDIA A100-SXM4-40GB, GPU-0a
+            GPU 0 grant         ok       26 GiB of 40 GiB free to lease
+            GPU 0 bytes         ok       the driver tells the memory of each process
+            GPU 0 context       ok       a CUDA context needs 420 MiB; smaller requests are refused
+            GPUs 0,1,2 exits    ok       a lease ends as soon as its last process has ended
+            GPU 0 park          ok       programs that `sublet run` starts are parked; `sublet ps` says which cannot be
+            GPUs 0,1,2 enforce  ok       observe: unleased processes are recorded and left alone
+            GPU 1               ok       NVIDIA A100-SXM4-40GB, GPU-1b
+            GPU 1 grant         bad      draining: an operator drains it
+                                         hint: put it back with `sublet gpus clear 1`
+            GPU 1 bytes         limited  the driver does not tell the memory of each process (coarse): the larger of used and leased memory counts as taken, and peaks are unknown
+            GPUs 1,2 context    limited  the size of a CUDA context was not measured: requests too small for one are granted
+            GPU 1 park          limited  one program at a time is parked, and only with Sublet's library in it: a park is verified by the use of the whole GPU
+            GPU 2               ok       NVIDIA A100-SXM4-40GB, GPU-2c
+            GPU 2 grant         bad      the GPU did not answer; no new leases there until it does
+            GPU 2 bytes         limited  unknown while the GPU does not answer
+            GPU 2 park          limited  unknown while the GPU does not answer
 
             leases can be granted on 1 of 3 GPUs
         "#]].assert_eq(&render(&Findings { checks, can_grant, verdict }, TextFormat::default()));
