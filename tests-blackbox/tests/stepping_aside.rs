@@ -116,7 +116,7 @@ fn a_running_and_an_idle_job_are_parked_and_both_come_back_and_compute_the_same(
         assert!(shown.contains("step") && shown.contains(" until "), "{words:?}: {shown}");
     }
     let said = successful_output(&service, &["aside", "--end"]);
-    assert!(said.contains("GPU 0 is back"), "{said}");
+    assert!(said.contains("GPU 0 no longer steps aside"), "{said}");
     assert!(guest.line().starts_with("holds "), "{}", guest.output_text());
     assert_eq!(guest.end().0, Some(0));
     await_state(&client, "L1", LeaseState::Active);
