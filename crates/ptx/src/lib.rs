@@ -13,7 +13,7 @@
 //! use sublet_ptx::Module;
 //! let module = Module::parse(".version 8.0\n.target sm_90\n.address_size 64\n.entry idle() { ret; }")?;
 //! assert_eq!(module.kernels().map(|kernel| kernel.name()).collect::<Vec<_>>(), ["idle"]);
-//! # Ok::<(), sublet_ptx::Error>(())
+//! # Ok::<(), sublet_ptx::PtxError>(())
 //! ```
 //!
 //! Integers and IEEE floating point give bit for bit what an H200 gives: not-a-number
