@@ -12,6 +12,7 @@
 
 mod abuse;
 mod audit;
+mod checkpoint;
 mod cli;
 mod client;
 mod disk;
@@ -63,6 +64,7 @@ const BENCHES: &[(&str, BenchRun)] = &[
     ("soft", soft::run),
     ("audit", audit::run),
     ("abuse", abuse::run),
+    ("checkpoint", checkpoint::run),
 ];
 
 /// Compares Sublet with its peers.
@@ -107,6 +109,14 @@ enum BenchChoice {
     Audit,
     /// How much an abusive user slows down another user.
     Abuse,
+    /// Checkpoints compared with plain writes, raw SQLite, and a training without saves.
+    Checkpoint,
+    /// A training that is killed, for `checkpoint`.
+    #[command(hide = true)]
+    Trainer {
+        /// The folder of its checkpoints.
+        store: PathBuf,
+    },
     /// An abusive user, for `abuse`.
     #[command(hide = true)]
     Abuser {
@@ -163,6 +173,9 @@ struct BenchOptions {
     /// Calls of each kind that `cli` times.
     #[arg(long, global = true, default_value_t = 100, value_parser = clap::value_parser!(u32).range(3..=1000))]
     calls: u32,
+    /// The only part of `checkpoint` to run: saves, unchanged, training, effects or takeover.
+    #[arg(long, global = true)]
+    part: Option<String>,
 }
 
 fn main() -> ExitCode {
@@ -185,6 +198,7 @@ fn measure(command: BenchCommand) -> Result<ExitCode> {
         leases: options.leases as usize,
         idle: Duration::from_secs(options.idle_seconds),
         calls: options.calls as usize,
+        part: options.part,
     };
     let names: Vec<&str> = match command.what {
         BenchChoice::All => BENCHES.iter().map(|(name, _)| *name).collect(),
@@ -202,6 +216,8 @@ fn measure(command: BenchCommand) -> Result<ExitCode> {
         BenchChoice::Soft => vec!["soft"],
         BenchChoice::Audit => vec!["audit"],
         BenchChoice::Abuse => vec!["abuse"],
+        BenchChoice::Checkpoint => vec!["checkpoint"],
+        BenchChoice::Trainer { store } => return checkpoint::takeover::run_trainer(&store).map(|()| ExitCode::SUCCESS),
         BenchChoice::Abuser { kind, socket } => return abuse::run_abuse(kind, &socket).map(|()| ExitCode::SUCCESS),
         BenchChoice::Crowd { count } => return audit::sleepers(count).map(|()| ExitCode::SUCCESS),
         BenchChoice::Sit { cards } => return soft::occupy_gpu(&cards).map(|()| ExitCode::SUCCESS),

@@ -21,6 +21,8 @@ pub struct BenchRig {
     pub idle: Duration,
     /// Calls of each kind that `cli` times.
     pub calls: usize,
+    /// The only part of `checkpoint` to run, if the caller named one.
+    pub part: Option<String>,
 }
 
 impl BenchRig {
