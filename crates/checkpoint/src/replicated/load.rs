@@ -3,7 +3,7 @@
 //! As many replicas are read as the read quorum needs; for each that fails, the next one is asked. The
 //! copies that were found damaged are replaced by a good one before the call returns.
 
-use super::{AcceptedVersions, ReplicatedCheckpoint, start_thread};
+use super::{ReplicatedCheckpoint, start_thread};
 use crate::chain::checkpoint::VersionChain;
 use crate::content::UNNAMED_PART;
 use crate::error::{ReplicaFailure, ReplicatedError};
@@ -245,9 +245,6 @@ impl ReplicatedCheckpoint {
     }
 
     fn check_usable(&self, manifest: &SealedManifest, version: Version) -> Result<(), ReplicatedError> {
-        if self.accepts == AcceptedVersions::Any {
-            return Ok(());
-        }
         let manifest = &manifest.manifest;
         let pairs = [
             ("schema", manifest.schema.as_str(), self.shared.schema.as_str()),

@@ -49,16 +49,6 @@ use std::{io, thread};
 #[derive(Clone)]
 pub struct ReplicatedCheckpoint {
     shared: Arc<CheckpointResource>,
-    accepts: AcceptedVersions,
-}
-
-/// Which versions are loaded.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum AcceptedVersions {
-    /// Those with the program's schema and policy hash.
-    Matching,
-    /// All.
-    Any,
 }
 
 /// What all clones share.
@@ -144,12 +134,7 @@ impl ReplicatedCheckpoint {
             logs: ChainLogs::new(store.register().clone()),
             manifests: Mutex::default(),
         };
-        Ok(ReplicatedCheckpoint { shared: Arc::new(shared), accepts: AcceptedVersions::Matching })
-    }
-
-    /// The same checkpoints, for a tool that copies bytes: versions of any schema and policy hash are loaded.
-    pub fn of_any_schema(&self) -> ReplicatedCheckpoint {
-        ReplicatedCheckpoint { shared: Arc::clone(&self.shared), accepts: AcceptedVersions::Any }
+        Ok(ReplicatedCheckpoint { shared: Arc::new(shared) })
     }
 
     /// The checkpoints of a resource without the program that saves them: for calls that neither save nor load.
@@ -173,7 +158,7 @@ impl ReplicatedCheckpoint {
             logs: ChainLogs::new(store.register().clone()),
             manifests: Mutex::default(),
         };
-        ReplicatedCheckpoint { shared: Arc::new(shared), accepts: AcceptedVersions::Any }
+        ReplicatedCheckpoint { shared: Arc::new(shared) }
     }
 
     /// Opens a checkpoint for this process and returns its fence; every process with an older one is
