@@ -275,6 +275,8 @@ struct ShimHolder {
     page: Option<PageFile>,
     /// When one of its programs was last seen to work.
     active_ns: u64,
+    /// The largest booking that was too small by a program's own count, since its last park.
+    outgrown_bytes: Option<u64>,
     /// The counts of its programs that have ended, and the counts last reported of all.
     ended_counts: ActivityCounts,
     reported: ActivityCounts,
@@ -427,6 +429,7 @@ impl ShimHubThread {
                     target,
                     page: None,
                     active_ns: 0,
+                    outgrown_bytes: None,
                     ended_counts: ActivityCounts::none(),
                     reported: ActivityCounts::none(),
                 },
@@ -565,6 +568,9 @@ impl ShimHubThread {
                 let bytes = bytes.min(PARKED_MAX);
                 (program.order_in_progress, program.parked) = (None, true);
                 program.park_memory.note_parked(bytes);
+                if let Some(holder) = self.holders.get_mut(&lease) {
+                    holder.outgrown_bytes = None;
+                }
                 self.bookings.release(Booker::Library(number));
                 Said::Parked(Bytes(bytes))
             }
@@ -589,7 +595,7 @@ impl ShimHubThread {
             ShimReport::Refused { id, why } if is_answer(id, program) => {
                 (program.order_in_progress, program.retry_at) = (None, Some(Instant::now() + TICK));
                 self.bookings.release(Booker::Library(number));
-                match self.is_outgrown(lease, process) {
+                match self.has_outgrown_booking(lease, process) {
                     true => Said::Outgrown(one_line(why)),
                     false => Said::Refused(one_line(why)),
                 }
@@ -612,14 +618,16 @@ impl ShimHubThread {
         self.move_to_target(number);
     }
 
-    /// True if a program that is to be parked counts more bytes than were booked for its lease.
-    fn is_outgrown(&self, lease: LeaseId, process: ProcKey) -> bool {
-        let Some(holder) = self.holders.get(&lease) else { return false };
-        let ShimPlacement::InHostMemory { booked, .. } = holder.target.placement_of(Some(process)) else {
+    /// True if a program that is to be parked counts more bytes than were booked for its lease. If a reading since
+    /// then led to no larger booking, the program's own count is not believed again, or it could refuse for ever.
+    fn has_outgrown_booking(&mut self, lease: LeaseId, process: ProcKey) -> bool {
+        let Some(holder) = self.holders.get_mut(&lease) else { return false };
+        let ShimPlacement::InHostMemory { booked, .. } = *holder.target.placement_of(Some(process)) else {
             return false;
         };
         let counted = holder.page.as_ref().and_then(|page| page.process(process.pid));
-        counted.is_some_and(|counted| counted.bytes > *booked)
+        let is_more = counted.is_some_and(|counted| counted.bytes > booked);
+        is_more && holder.outgrown_bytes.replace(booked).is_none_or(|before| booked > before)
     }
 
     /// The lease that a program names, if it runs as the lease's user.
