@@ -1,6 +1,7 @@
 //! Values as text: the same words in every table and sentence.
 
 use crate::table::Tone;
+pub use sublet::client::state_text as lease_state;
 use sublet_wire::{Exclusivity, GpuState, Lease, LeaseState, Tier, Vram, Waiting, size, span};
 
 /// Shown where there is no value.
@@ -77,19 +78,6 @@ pub fn exclusivity(exclusivity: Exclusivity) -> &'static str {
         Exclusivity::Shared => "shared",
         Exclusivity::SessionExclusive => "no other user on its GPUs",
         Exclusivity::DeviceExclusive => "no other lease on its GPUs",
-    }
-}
-
-/// The state of a lease.
-pub fn lease_state(state: LeaseState) -> &'static str {
-    match state {
-        LeaseState::Waiting => "waiting",
-        LeaseState::Active => "active",
-        LeaseState::Parking => "parking",
-        LeaseState::Parked => "parked",
-        LeaseState::Resuming => "resuming",
-        LeaseState::Ending => "ending",
-        LeaseState::Ended => "ended",
     }
 }
 

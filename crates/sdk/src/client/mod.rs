@@ -301,7 +301,7 @@ pub fn peer(socket: &Path) -> Option<(u32, u32)> {
 }
 
 /// A state as the API spells it.
-fn state_text(state: LeaseState) -> &'static str {
+pub fn state_text(state: LeaseState) -> &'static str {
     match state {
         LeaseState::Waiting => "waiting",
         LeaseState::Active => "active",
