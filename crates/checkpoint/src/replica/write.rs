@@ -99,7 +99,7 @@ impl ReplicaDirectory {
         self.files.sync_dir(&staging)?;
         self.remove_version(home, by)?;
         self.files.rename(&staging, &at.join(by.version.directory()))?;
-        self.point_latest(&at)
+        self.point_latest(home)
     }
 
     /// Makes the checkpoint's directory, and its name durable.
