@@ -61,9 +61,9 @@ struct KillingFile {
 }
 
 impl Files for KillingDisk {
-    fn create_dir_all(&self, directory: &Path) -> io::Result<()> {
+    fn create_dir(&self, directory: &Path) -> io::Result<()> {
         self.0.count();
-        LocalDisk.create_dir_all(directory)
+        LocalDisk.create_dir(directory)
     }
 
     fn create(&self, path: &Path) -> io::Result<Box<dyn WriteFile>> {
