@@ -14,7 +14,8 @@ fn run(steps: u64) -> Result<(), GrafosError> {
         eprintln!("on lease {}", lease.lease_id());
         Ok(lease)
     })?;
-    println!("step {} is saved as version {}: {:?}", progress.durable_step, progress.version, progress.state);
+    let state = progress.state.as_ref();
+    println!("step {} is saved as version {}: {state:?}", progress.durable_step, progress.version);
     Ok(())
 }
 

@@ -1,4 +1,5 @@
-//! What a shell completes: commands and flags, ids and names of leases, GPUs, and after `sublet run --` a command.
+//! What a shell completes: commands and flags, ids and names of leases, GPUs, checkpoints and their versions, and after
+//! `sublet run --` a command.
 //!
 //! ```text
 //!   shell ── SUBLET_COMPLETE=bash sublet -- WORDS ──► clap_complete ──► the functions below ──► the daemon
@@ -7,6 +8,10 @@
 //! for every shell alike. A daemon that does not answer is no error: nothing is completed then.
 //!
 //! Absent on purpose: any text on stderr, which would stand between the words that a user types.
+
+mod checkpoints;
+
+pub use checkpoints::{checkpoint, version, version_or_directory};
 
 use crate::args::{Globals, LeaseName};
 use crate::client::Client;
@@ -142,10 +147,16 @@ pub fn command() -> ArgValueCompleter {
 
 /// Whether the word to complete names the command: it follows `--`, or the subcommand itself.
 fn is_first_word() -> bool {
-    let words: Vec<OsString> = std::env::args_os().skip_while(|word| word != "--").skip(1).collect();
+    let words = typed_words();
     let index = std::env::var(INDEX).ok().and_then(|index| index.parse::<usize>().ok());
     let index = index.unwrap_or(words.len().saturating_sub(1));
     index.checked_sub(1).and_then(|before| words.get(before)).is_some_and(|before| before == "--" || before == "run")
+}
+
+/// The line that is typed, word by word.
+fn typed_words() -> Vec<String> {
+    let words = std::env::args_os().skip_while(|word| word != "--").skip(1);
+    words.map(|word| word.to_string_lossy().into_owned()).collect()
 }
 
 /// The programs on PATH that begin so, or a path to a program.
@@ -167,9 +178,14 @@ fn command_candidates(typed: &OsStr, path: &OsStr) -> Vec<CompletionCandidate> {
 
 /// The daemon's answer; `None` if there is none in time.
 fn ask_daemon<T: Send + 'static>(ask: fn(&Client) -> Option<T>) -> Option<T> {
+    in_time(move || ask(&Client::open(&Globals::default()).ok()?))
+}
+
+/// What a call that may hang answers; `None` if there is no answer in time.
+fn in_time<T: Send + 'static>(call: impl FnOnce() -> Option<T> + Send + 'static) -> Option<T> {
     let (sender, receiver) = mpsc::channel();
     // The send fails if the time is over: the process is about to exit then.
-    thread::spawn(move || drop(sender.send(Client::open(&Globals::default()).ok().and_then(|client| ask(&client)))));
+    thread::spawn(move || drop(sender.send(call())));
     receiver.recv_timeout(ANSWER_WITHIN).ok().flatten()
 }
 

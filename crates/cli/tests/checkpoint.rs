@@ -101,6 +101,28 @@ impl SavedStore {
         expected.assert_eq(&self.shown(words));
     }
 
+    /// What bash offers for the last word after `sublet checkpoint`, but for flags. The store is typed, if one is given.
+    fn completed(&self, store: &str, words: &[&str]) -> Vec<String> {
+        let sublet = Path::new(env!("CARGO_BIN_EXE_sublet"));
+        let option = if store.is_empty() { vec![] } else { vec!["--store", store] };
+        let line = [&["sublet", "checkpoint"], &option[..], words].concat();
+        let quoted: Vec<String> = line.iter().map(|word| format!("'{word}'")).collect();
+        let script = format!(
+            "source <(sublet completions bash); COMP_WORDS=({}); COMP_CWORD={}; COMP_TYPE=9
+             _clap_complete_sublet sublet '{}'; printf '%s\\n' \"${{COMPREPLY[@]}}\"",
+            quoted.join(" "),
+            line.len() - 1,
+            line[line.len() - 1]
+        );
+        let path = format!("{}:/usr/bin:/bin", sublet.parent().expect("a folder").display());
+        let mut bash = Command::new("bash");
+        bash.args(["--norc", "-c", &script]).env_clear().env("PATH", path).env("SUBLET_CHECKPOINTS", self.path());
+        let output = bash.current_dir(self.dir.path()).output().expect("bash is always there");
+        assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+        let text = String::from_utf8(output.stdout).expect("UTF-8");
+        text.lines().filter(|line| !line.is_empty() && !line.starts_with("--")).map(str::to_owned).collect()
+    }
+
     fn json(&self, words: &str) -> Value {
         let output = self.run(&format!("{words} --json"));
         assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -297,6 +319,102 @@ fn versions_are_removed_under_a_new_fence_or_refused_with_the_reason() {
         exit 1
     "#]],
     );
+}
+
+#[test]
+fn a_version_is_kept_while_a_job_pins_it() {
+    let store = SavedStore::new();
+    store.check(
+        "pin demo 1 --for sweep-3",
+        expect![[r#"
+        ! version 1 of `job:demo:latest` is kept for sweep-3
+        exit 0
+    "#]],
+    );
+    store.check(
+        "pin demo 2 --for sweep-3",
+        expect![[r#"
+        ! version 2 of `job:demo:latest` is kept for evaluation and sweep-3
+        exit 0
+    "#]],
+    );
+    assert_eq!(store.json("pin demo 1 --for sweep-3")["pinned_by"], serde_json::json!(["sweep-3"]));
+    // The trainer keeps its fence, and its saves prune nothing that is pinned.
+    let request = SaveRequest::new(job(), Version(3), store.fence).step(40).bytes(vec![0]).keep(1);
+    store.checkpoints.save(request).expect("the trainer goes on");
+    let kept = store.json("ls demo");
+    let kept: Vec<&Value> = kept["versions"].as_array().expect("a list").iter().map(|row| &row["version"]).collect();
+    assert_eq!(kept, [1, 2, 4]);
+    store.check(
+        "unpin demo 1 --for evaluation",
+        expect![[r#"
+        ! version 1 of `job:demo:latest` was not kept for evaluation: nothing changed
+        ! hint: it is still kept for sweep-3
+        exit 0
+    "#]],
+    );
+    store.check(
+        "unpin demo 2 --for evaluation",
+        expect![[r#"
+        ! version 2 of `job:demo:latest` is no longer kept for evaluation
+        ! hint: it is still kept for sweep-3
+        exit 0
+    "#]],
+    );
+    store.check(
+        "unpin demo 1 --for sweep-3",
+        expect![[r#"
+        ! version 1 of `job:demo:latest` is no longer kept for sweep-3
+        ! hint: no job keeps it: unless it is the newest, a later save may delete it
+        exit 0
+    "#]],
+    );
+    store.check(
+        "rm demo 1",
+        expect![[r#"
+        ! removed version 1 of `job:demo:latest`, under fence 3
+        ! hint: a program that saves this checkpoint now is refused as stale: start it again
+        exit 0
+    "#]],
+    );
+    store.check(
+        "pin demo 3 --for sweep-3",
+        expect![[r#"
+        ! error: version 3 was pruned
+        ! hint: `sublet checkpoint ls` lists the versions there are
+        exit 1
+    "#]],
+    );
+    store.check(
+        "unpin demo 9 --for sweep-3",
+        expect![[r#"
+        ! error: version 9 was never committed
+        ! hint: `sublet checkpoint ls` lists the versions there are
+        exit 1
+    "#]],
+    );
+    store.check(
+        "pin demo 2 --for",
+        expect![[r#"
+        ! error: a value is required for '--for <JOB>' but none was supplied
+        !
+        ! For more information, try '--help'.
+        exit 64
+    "#]],
+    );
+}
+
+#[test]
+fn bash_completes_checkpoints_and_versions_of_the_store_that_is_typed() {
+    let store = SavedStore::new();
+    assert_eq!(store.completed("", &["show", ""]), ["demo"]);
+    assert_eq!(store.completed("", &["pin", "j"]), ["job:demo:latest"]);
+    assert_eq!(store.completed("", &["show", "demo", ""]), ["1", "2", "3"]);
+    assert_eq!(store.completed("", &["rm", "job:demo:latest", "1", "3"]), ["3"]);
+    assert_eq!(store.completed("", &["export", "demo", "stor"]), ["store/"], "the version may be left out");
+    assert_eq!(store.completed("store", &["unpin", "--for", "x", "demo", "2"]), ["2"]);
+    assert_eq!(store.completed("elsewhere", &["show", ""]), [""; 0]);
+    assert!(!store.dir.path().join("elsewhere").exists(), "completion makes no store");
 }
 
 #[test]

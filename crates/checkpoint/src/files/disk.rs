@@ -17,8 +17,11 @@ const HAND_OVER: u64 = 32 << 20;
 pub struct LocalDisk;
 
 impl Files for LocalDisk {
-    fn create_dir_all(&self, directory: &Path) -> io::Result<()> {
-        fs::create_dir_all(directory)
+    fn create_dir(&self, directory: &Path) -> io::Result<()> {
+        match fs::create_dir(directory) {
+            Err(_) if directory.is_dir() => Ok(()),
+            made => made,
+        }
     }
 
     fn create(&self, path: &Path) -> io::Result<Box<dyn WriteFile>> {

@@ -14,8 +14,8 @@ use std::path::Path;
 
 /// Operations on files. A change survives a power cut once the file, and the directory that names it, were synced.
 pub trait Files: Send + Sync {
-    /// Makes a directory and those above it. It is no error if it exists.
-    fn create_dir_all(&self, directory: &Path) -> io::Result<()>;
+    /// Makes a directory. It is no error if it exists, and one if the directory above it does not.
+    fn create_dir(&self, directory: &Path) -> io::Result<()>;
 
     /// Makes a new file; an existing one is an error.
     fn create(&self, path: &Path) -> io::Result<Box<dyn WriteFile>>;

@@ -127,7 +127,9 @@ impl ReplicaDirectory {
     /// The numbers of the published versions, in order.
     pub fn published(&self, home: &CheckpointHome) -> io::Result<Vec<Version>> {
         let names = self.files.list(&self.path(home))?;
-        Ok(names.iter().filter_map(|name| published_version(name)).collect())
+        let mut versions: Vec<Version> = names.iter().filter_map(|name| published_version(name)).collect();
+        versions.sort_unstable();
+        Ok(versions)
     }
 
     /// Makes a prepared version one that people see. The register has committed it.
@@ -143,7 +145,7 @@ impl ReplicaDirectory {
         if renamed.is_err() && !self.has_version(home, staging.version)? {
             return renamed;
         }
-        self.point_latest(&at)?;
+        self.point_latest(home)?;
         self.advance();
         Ok(())
     }
@@ -161,14 +163,15 @@ impl ReplicaDirectory {
     /// Points `latest` to the newest version that is published here, durably.
     ///
     /// The link is for people and other programs; nothing in this crate reads it.
-    fn point_latest(&self, at: &Path) -> io::Result<()> {
+    fn point_latest(&self, home: &CheckpointHome) -> io::Result<()> {
+        let at = self.path(home);
         let mut pointed_to = None;
         loop {
-            let newest = self.files.list(at)?.iter().filter_map(|name| published_version(name)).max();
+            let newest = self.published(home)?.into_iter().rev().find(|version| self.is_genuine(home, *version));
             let Some(newest) = newest.filter(|_| newest != pointed_to) else {
-                return self.files.sync_dir(at);
+                return self.files.sync_dir(&at);
             };
-            self.replace_latest(at, newest)?;
+            self.replace_latest(&at, newest)?;
             // Another process may have published a newer version meanwhile.
             pointed_to = Some(newest);
         }
@@ -253,7 +256,7 @@ impl ReplicaDirectory {
         }
         match self.files.check_dir(&at) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            _ => self.point_latest(&at)?,
+            _ => self.point_latest(home)?,
         }
         self.version_above(home, state.newest())
     }

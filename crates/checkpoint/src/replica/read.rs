@@ -1,6 +1,6 @@
 //! Reading a version from a replica, and checking every byte of it.
 
-use super::layout::{self, HomeEntry};
+use super::layout::{self, HomeEntry, Staging, StagingKind};
 use super::write::unknown_version;
 use super::{CheckpointHome, ReplicaDirectory};
 use crate::chain::checkpoint::VersionChain;
@@ -83,9 +83,22 @@ impl ReplicaDirectory {
         keep: CheckedBytes,
     ) -> Result<WholeCopy, String> {
         let saved = state.version(version).map_err(|error| error.to_string())?;
-        self.publish_if_prepared(home, state, version).map_err(|error| error.to_string())?;
-        let manifest = self.read_manifest(home, version, &saved.manifest)?;
-        let parts = self.read_parts(&self.path(home).join(version.directory()), &manifest.manifest, keep)?;
+        let published = self.publish_if_prepared(home, state, version);
+        let read_at = |name: String| self.read_copy(&self.path(home).join(name), &saved.manifest, keep);
+        match (read_at(version.directory()), published) {
+            // A disk that is full or read-only cannot publish. What it holds is the same under the other name.
+            (Err(_), Err(error)) => {
+                let prepared = Staging { kind: StagingKind::Prepared, version, fence: saved.fence, nonce: saved.nonce };
+                read_at(prepared.to_string()).map_err(|_| error.to_string())
+            }
+            (read, _) => read,
+        }
+    }
+
+    /// Reads a version in this directory, if it is the one with this hash.
+    fn read_copy(&self, at: &Path, hash: &str, keep: CheckedBytes) -> Result<WholeCopy, String> {
+        let manifest = self.read_manifest_in(at, hash)?;
+        let parts = self.read_parts(at, &manifest.manifest, keep)?;
         Ok(WholeCopy { manifest, parts: (keep == CheckedBytes::Kept).then_some(parts), above: None })
     }
 
@@ -106,7 +119,7 @@ impl ReplicaDirectory {
         for name in self.files.list(&self.path(home))? {
             let (version, stage) = match layout::parse(&name) {
                 HomeEntry::Version(version) => (version, CommitStage::Committed),
-                HomeEntry::Staging(staging) if staging.kind == layout::StagingKind::Prepared => {
+                HomeEntry::Staging(staging) if staging.kind == StagingKind::Prepared => {
                     (staging.version, CommitStage::Prepared)
                 }
                 _ => continue,
@@ -124,8 +137,11 @@ impl ReplicaDirectory {
 
     /// The manifest of a committed version with this hash; the error says why it is not there.
     pub fn read_manifest(&self, home: &CheckpointHome, version: Version, hash: &str) -> Result<SealedManifest, String> {
-        let path = self.path(home).join(version.directory()).join(MANIFEST);
-        let bytes = read_small(&*self.files, &path, MANIFEST_BYTES_MAX);
+        self.read_manifest_in(&self.path(home).join(version.directory()), hash)
+    }
+
+    fn read_manifest_in(&self, at: &Path, hash: &str) -> Result<SealedManifest, String> {
+        let bytes = read_small(&*self.files, &at.join(MANIFEST), MANIFEST_BYTES_MAX);
         let bytes = bytes.map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => "it holds no copy".to_owned(),
             _ => format!("its manifest cannot be read: {error}"),
@@ -141,9 +157,7 @@ impl ReplicaDirectory {
         for name in self.files.list(&self.path(home))? {
             match layout::parse(&name) {
                 HomeEntry::Version(found) if found == version => return Ok(()),
-                HomeEntry::Staging(staging)
-                    if staging.version == version && staging.kind == layout::StagingKind::Prepared =>
-                {
+                HomeEntry::Staging(staging) if staging.version == version && staging.kind == StagingKind::Prepared => {
                     self.settle_prepared(home, state, staging)?;
                 }
                 _ => {}

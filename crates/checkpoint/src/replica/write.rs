@@ -99,15 +99,17 @@ impl ReplicaDirectory {
         self.files.sync_dir(&staging)?;
         self.remove_version(home, by)?;
         self.files.rename(&staging, &at.join(by.version.directory()))?;
-        self.point_latest(&at)
+        self.point_latest(home)
     }
 
     /// Makes the checkpoint's directory, and its name durable.
     fn make_home(&self, home: &CheckpointHome) -> io::Result<PathBuf> {
         let at = self.path(home);
-        // If the disk is not mounted, nothing must be written into the empty mount point.
+        // If the disk is not mounted, nothing must be written where it would be. It may vanish at any moment, so no call
+        // makes a directory above the one that it needs.
         self.files.check_dir(&self.root)?;
-        self.files.create_dir_all(&at)?;
+        self.files.create_dir(&self.root.join(&home.resource))?;
+        self.files.create_dir(&at)?;
         self.files.sync_dir(&self.root.join(&home.resource))?;
         self.files.sync_dir(&self.root)?;
         self.advance();
@@ -130,7 +132,7 @@ struct NewFiles<'a> {
 
 impl<'a> NewFiles<'a> {
     fn start(replica: &'a ReplicaDirectory, staging: PathBuf) -> io::Result<NewFiles<'a>> {
-        replica.files.create_dir_all(&staging)?;
+        replica.files.create_dir(&staging)?;
         Ok(NewFiles { replica, staging, open: Vec::new(), directories: BTreeSet::new() })
     }
 
@@ -138,9 +140,10 @@ impl<'a> NewFiles<'a> {
     fn path_of(&mut self, part: &str) -> io::Result<PathBuf> {
         let target = self.staging.join(part);
         let directories: Vec<&Path> = target.ancestors().skip(1).take_while(|above| **above != *self.staging).collect();
-        if let Some(directory) = directories.first().filter(|directory| !self.directories.contains(**directory)) {
-            self.replica.files.create_dir_all(directory)?;
-            self.directories.extend(directories.into_iter().map(Path::to_owned));
+        for directory in directories.into_iter().rev() {
+            if self.directories.insert(directory.to_owned()) {
+                self.replica.files.create_dir(directory)?;
+            }
         }
         Ok(target)
     }

@@ -10,7 +10,14 @@
 //! One save is under way at a time: the next one waits for it, and that wait is the stall. A save that
 //! failed is an error of the next call.
 //!
-//! Absent on purpose: the choice of when to save, and copying the state off the GPU.
+//! The saving thread, and the threads of the replicas that it starts, are 10 nicer than the thread that calls `save`:
+//! hashing and writing keep two cores busy, and where no core is idle they would take them from the training. With nice
+//! 10 they get about a tenth as much of a core as a thread of the training, so that a save takes longer and still ends
+//! where all cores are busy for hours. `SCHED_IDLE` would leave them less than a hundredth, also while they hold the
+//! lock of the register, for which other processes wait.
+//!
+//! Absent on purpose: the choice of when to save, and copying the state: a caller that replaces its state hands the old
+//! one over as `Bytes`.
 
 use super::{ReplicatedCheckpoint, SaveReport, SaveRequest};
 use crate::effect_store::VersionedValue;
@@ -19,6 +26,9 @@ use crate::names::Version;
 use std::path::PathBuf;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
+
+/// How much nicer the saving thread is.
+const NICER: i32 = 10;
 
 /// Saves one checkpoint in a thread of its own. Dropping it waits for the save that is under way.
 pub struct BackgroundSaver {
@@ -71,6 +81,9 @@ impl BackgroundSaver {
         let step = request.step;
         let checkpoints = self.checkpoints.clone();
         let work = move || {
+            // A priority cannot be raised again, so each save has a thread of its own. Where it cannot be lowered, the
+            // save goes on with the one it has.
+            let _ = rustix::process::nice(NICER);
             let began = Instant::now();
             let saved = checkpoints.save(request);
             SaveOutcome { saved, took: began.elapsed() }

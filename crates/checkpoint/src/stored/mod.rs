@@ -147,6 +147,23 @@ impl StoredCheckpoint {
         Ok(fence)
     }
 
+    /// Keeps a version from being pruned and removed while a job names it. Programs that save go on.
+    pub fn pin(&self, version: Version, job: &str) -> Result<(), ReplicatedError> {
+        self.checkpoints().pin(&self.name, version, job)
+    }
+
+    /// Ends that a job keeps a version. One that it does not keep is no error.
+    pub fn unpin(&self, version: Version, job: &str) -> Result<(), ReplicatedError> {
+        self.checkpoints().unpin(&self.name, version, job)
+    }
+
+    /// The jobs that keep a version.
+    pub fn pins_of(&self, version: Version) -> Result<Vec<String>, ReplicatedError> {
+        let state = self.state()?;
+        state.version(version)?;
+        Ok(state.pins_of(version).map(str::to_owned).collect())
+    }
+
     /// Reads every copy of every version, and replaces damaged and missing ones by good ones.
     ///
     /// `fill` are replicas that get copies although they hold nothing of this checkpoint yet, such as new disks.

@@ -53,6 +53,40 @@ fn a_failed_save_is_an_error_of_the_next_call_and_then_saving_goes_on() {
     assert_eq!((loaded.step, loaded.bytes().expect("bytes").as_ref()), (Some(3), b"state 3".as_slice()));
 }
 
+/// The nice values of the threads with this name.
+fn nice_of(thread: &str) -> Vec<i32> {
+    let tasks = std::fs::read_dir("/proc/self/task").expect("a directory");
+    // Threads that end meanwhile have no file.
+    let stats = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("stat")).ok());
+    let nice = |stat: String| {
+        let (before, after) = stat.rsplit_once(") ")?;
+        let is_meant = before.split_once('(')?.1 == thread;
+        is_meant.then(|| after.split(' ').nth(16)?.parse().ok())?
+    };
+    stats.filter_map(nice).collect()
+}
+
+#[test]
+fn the_threads_of_a_save_are_nicer_than_the_training() {
+    let directory = tempfile::tempdir().expect("a directory");
+    std::fs::create_dir(directory.path().join("c")).expect("a directory");
+    let disk = HangingDisk::default();
+    let store = store_over(&register(), directory.path(), &["c"], Arc::new(disk.clone()));
+    let mut saver = BackgroundSaver::new(&checkpoints(&store, &["c"], ONE), Version(0), None);
+    let own = rustix::process::getpriority_process(None).expect("a nice value");
+    disk.hang(true);
+    saver.save(request(1)).expect("a thread");
+    // The kernel keeps 15 bytes of a name. The copy's thread is begun by the saving one.
+    for thread in ["checkpoint save", "checkpoint copy"] {
+        while !nice_of(thread).contains(&(own + 10).min(19)) {
+            std::thread::yield_now();
+        }
+    }
+    disk.hang(false);
+    saver.finish().expect("a version");
+    assert_eq!(rustix::process::getpriority_process(None).expect("a nice value"), own);
+}
+
 #[test]
 fn dropping_the_saver_waits_for_its_save() {
     let directory = tempfile::tempdir().expect("a directory");

@@ -1,6 +1,6 @@
 //! A training that goes on through faults at every operation of the disk and the register.
 
-use crate::common::{ONE, Quorums, TWO, job, store_over};
+use crate::common::{ONE, Quorums, TWO, checkpoints, job, store_over};
 use crate::failing_register::{FailingRegister, Outage};
 use crate::simulated_disk::{FaultKind, SimulatedDisk, Surviving};
 use crate::trainer::{STEPS, Trainer, trained};
@@ -8,6 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 use sublet_checkpoint::files::Files;
 use sublet_checkpoint::register::{ChainRegister, MemoryRegister};
+use sublet_checkpoint::{FenceEpoch, Version};
 
 const SURVIVING: [Surviving; 3] = [Surviving::Synced, Surviving::NamesAndHalves, Surviving::NamesOnly];
 
@@ -111,6 +112,8 @@ fn saves_go_on_when_one_of_three_replicas_fails_at_any_operation() {
             let mut acknowledged = 0;
             trainer.train(|step| acknowledged = step).expect("two replicas are enough");
             assert_eq!(trainer.newest().expect("a state").2, trained(STEPS));
+            // The fault belongs to the training: the scrubs below are to meet none.
+            disk.disarm();
             disk.mend();
             let report = trainer.checkpoints.scrub(&job()).expect("a report");
             assert_eq!(report.damaged, [], "{kind:?} at {number}");
@@ -121,6 +124,27 @@ fn saves_go_on_when_one_of_three_replicas_fails_at_any_operation() {
             number += 3;
         }
     }
+}
+
+#[test]
+fn a_committed_version_is_read_from_a_disk_that_got_full_before_it_was_published() {
+    let mut unpublished = 0;
+    for number in 0.. {
+        let disk = SimulatedDisk::new(&["a"]);
+        disk.fail_at(number, FaultKind::NoSpace, "/");
+        let register: Arc<dyn ChainRegister> = Arc::new(MemoryRegister::new());
+        let store = store_over(&register, Path::new("/"), &["a"], Arc::new(disk.clone()));
+        let checkpoints = checkpoints(&store, &["a"], ONE);
+        if let Ok(saved) = checkpoints.save_bytes(job(), Version(0), b"weights", FenceEpoch(1)) {
+            unpublished += saved.value.failures.len();
+            let loaded = checkpoints.load(&job()).expect("an answer").expect("a version");
+            assert_eq!(loaded.bytes().expect("bytes").as_ref(), b"weights", "full at operation {number}");
+        }
+        if !disk.has_failed() {
+            break;
+        }
+    }
+    assert!(unpublished > 0, "the disk never got full between the commit and the publication");
 }
 
 #[test]

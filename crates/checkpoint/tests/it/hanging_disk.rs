@@ -26,8 +26,8 @@ impl HangingDisk {
 }
 
 impl Files for HangingDisk {
-    fn create_dir_all(&self, directory: &Path) -> io::Result<()> {
-        LocalDisk.create_dir_all(directory)
+    fn create_dir(&self, directory: &Path) -> io::Result<()> {
+        LocalDisk.create_dir(directory)
     }
 
     fn create(&self, path: &Path) -> io::Result<Box<dyn WriteFile>> {

@@ -61,9 +61,9 @@ struct KillingFile {
 }
 
 impl Files for KillingDisk {
-    fn create_dir_all(&self, directory: &Path) -> io::Result<()> {
+    fn create_dir(&self, directory: &Path) -> io::Result<()> {
         self.0.count();
-        LocalDisk.create_dir_all(directory)
+        LocalDisk.create_dir(directory)
     }
 
     fn create(&self, path: &Path) -> io::Result<Box<dyn WriteFile>> {
@@ -166,7 +166,7 @@ impl ChainRegister for KillingRegister {
 }
 
 /// The store of a process that is killed at this call.
-fn store_with_switch(directory: &Path, at: u64) -> CheckpointStore {
+pub fn store_with_switch(directory: &Path, at: u64) -> CheckpointStore {
     let switch = KillSwitch { calls: Arc::default(), at };
     let register = SqliteRegister::open(directory.join("register.db")).expect("a register");
     let register = KillingRegister { register, switch: switch.clone() };

@@ -2,6 +2,7 @@
 
 mod background;
 mod common;
+mod drills;
 mod effects;
 mod failing_register;
 mod faults;

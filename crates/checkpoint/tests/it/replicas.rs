@@ -1,13 +1,15 @@
 //! Several copies, of which some are lost, damaged or slow.
 
-use crate::common::{Quorums, TWO, checkpoints, job, names_in, register, resource, store_over, three_replicas};
+use crate::common::{ONE, Quorums, TWO, checkpoints, job, names_in, register, resource, store_over, three_replicas};
 use crate::hanging_disk::HangingDisk;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use sublet_checkpoint::files::LocalDisk;
-use sublet_checkpoint::{FenceEpoch, ReplicaHealth, ReplicatedCheckpoint, SaveRequest, StallLimits, Version};
+use sublet_checkpoint::{
+    BackgroundSaver, FenceEpoch, ReplicaHealth, ReplicatedCheckpoint, SaveRequest, StallLimits, Version,
+};
 
 const STATE: &[u8] = b"weights of step 1";
 
@@ -165,6 +167,26 @@ fn a_replica_that_hangs_is_left_behind_and_filled_later() {
     }
     let saved = patient.save_bytes(job(), Version(2), b"three", FenceEpoch(1)).expect("a version");
     assert_eq!(saved.value.failures, []);
+}
+
+#[test]
+fn nothing_is_written_where_a_disk_was_that_vanishes_in_a_save() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (disk, place) = (HangingDisk::default(), directory.path().join("c"));
+    fs::create_dir(&place).expect("a directory");
+    let store = store_over(&register(), directory.path(), &["c"], Arc::new(disk.clone()));
+    let mut saver = BackgroundSaver::new(&checkpoints(&store, &["c"], ONE), Version(0), None);
+    disk.hang(true);
+    saver.save(SaveRequest::new(job(), Version(0), FenceEpoch(1)).bytes(STATE)).expect("a thread");
+    // The disk was seen to be there, and hangs before the version is begun.
+    while !place.join("models/job:7:latest").is_dir() {
+        std::thread::yield_now();
+    }
+    fs::rename(&place, directory.path().join("elsewhere")).expect("a directory");
+    disk.hang(false);
+    let error = saver.finish().expect_err("there is no disk");
+    assert_eq!(error.code(), "earlier_save_failed");
+    assert!(!place.exists());
 }
 
 #[test]

@@ -79,7 +79,7 @@ impl SimulatedDisk {
         };
         let disk = SimulatedDisk(Arc::new(Mutex::new(tree)));
         for name in roots {
-            disk.create_dir_all(&Path::new("/").join(name)).expect("a directory");
+            disk.create_dir(&Path::new("/").join(name)).expect("a directory");
         }
         disk.sync_dir(Path::new("/")).expect("a sync");
         disk.tree().operations = 0;
@@ -246,16 +246,12 @@ fn split(path: &Path) -> (&Path, String) {
 }
 
 impl Files for SimulatedDisk {
-    fn create_dir_all(&self, directory: &Path) -> io::Result<()> {
+    fn create_dir(&self, directory: &Path) -> io::Result<()> {
         let mut tree = self.tree();
         tree.count(directory, Needs::Room)?;
-        let mut ancestors: Vec<&Path> = directory.ancestors().collect();
-        ancestors.reverse();
-        for path in ancestors {
-            if tree.find(path).is_err() {
-                let node = tree.new_node(DiskNode::Directory { names: BTreeMap::new(), synced: BTreeMap::new() });
-                tree.add(path, node)?;
-            }
+        if tree.find(directory).is_err() {
+            let node = tree.new_node(DiskNode::Directory { names: BTreeMap::new(), synced: BTreeMap::new() });
+            tree.add(directory, node)?;
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! `sublet checkpoint`: lists, exports, removes, scrubs and rebuilds checkpoints.
+//! `sublet checkpoint`: lists, exports, pins, removes, scrubs and rebuilds checkpoints.
 //!
 //! ```text
 //!   --store, SUBLET_CHECKPOINTS, ~/.local/state ──► a store that exists ──► NAME ──► one checkpoint ──► the verb
@@ -7,14 +7,17 @@
 
 mod change;
 mod list;
+mod pin;
 mod rebuild;
 mod show;
 
 use crate::args::Globals;
+use crate::completion;
 use crate::failure::Failure;
 use crate::output::say;
 use crate::table::plain;
 use crate::text;
+use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Subcommand};
 use std::error::Error;
 use std::path::PathBuf;
@@ -24,7 +27,7 @@ use sublet::replicated::{
 use sublet::training::training_checkpoint_name;
 use sublet_wire::exit;
 
-/// List, export, remove and repair checkpoints
+/// List, export, keep, remove and repair checkpoints
 ///
 /// Works on the files of a store, with or without a daemon. NAME is a checkpoint's name, or the name of the job that
 /// trains it.
@@ -47,13 +50,16 @@ pub enum CheckpointVerb {
     /// List the checkpoints of the store, or the versions of one
     Ls {
         /// The checkpoint
+        #[arg(add = completion::checkpoint())]
         name: Option<String>,
     },
     /// Show a version: what it contains, and where its copies lie
     Show {
         /// The checkpoint
+        #[arg(add = completion::checkpoint())]
         name: String,
         /// The version [default: the newest]
+        #[arg(add = completion::version())]
         version: Option<u64>,
     },
     /// Copy the files of a version to a directory, and verify every byte
@@ -62,13 +68,43 @@ pub enum CheckpointVerb {
     #[command(allow_missing_positional = true)]
     Export {
         /// The checkpoint
-        #[arg(required = true)]
+        #[arg(required = true, add = completion::checkpoint())]
         name: String,
         /// The version [default: the newest]
+        #[arg(add = completion::version_or_directory())]
         version: Option<u64>,
         /// A directory that is empty or does not exist yet
         #[arg(required = true, value_name = "DIR")]
         to: PathBuf,
+    },
+    /// Keep a version from being deleted while a job or an evaluation needs it
+    ///
+    /// Neither a save nor `rm` deletes it then. The program that saves this checkpoint goes on. `ls NAME` lists the jobs
+    /// that keep a version.
+    Pin {
+        /// The checkpoint
+        #[arg(add = completion::checkpoint())]
+        name: String,
+        /// The version
+        #[arg(add = completion::version())]
+        version: u64,
+        /// The job or the evaluation that needs it; any name
+        #[arg(long = "for", value_name = "JOB", value_parser = NonEmptyStringValueParser::new())]
+        job: String,
+    },
+    /// End that a job or an evaluation keeps a version
+    ///
+    /// Other jobs may still keep it. Nothing is deleted before the next save or `rm`.
+    Unpin {
+        /// The checkpoint
+        #[arg(add = completion::checkpoint())]
+        name: String,
+        /// The version
+        #[arg(add = completion::version())]
+        version: u64,
+        /// The name that was given to `pin`
+        #[arg(long = "for", value_name = "JOB", value_parser = NonEmptyStringValueParser::new())]
+        job: String,
     },
     /// Delete versions, under a new fence: a program that saves this checkpoint has to be started again
     ///
@@ -76,9 +112,10 @@ pub enum CheckpointVerb {
     /// is issued.
     Rm {
         /// The checkpoint
+        #[arg(add = completion::checkpoint())]
         name: String,
         /// The versions
-        #[arg(required = true, value_name = "VERSION")]
+        #[arg(required = true, value_name = "VERSION", add = completion::version())]
         versions: Vec<u64>,
     },
     /// Read every byte of every copy, and replace damaged and missing copies by good ones
@@ -86,6 +123,7 @@ pub enum CheckpointVerb {
     /// Programs may go on meanwhile. The exit code is 1 if a copy is still damaged, or if a replica cannot be read.
     Scrub {
         /// The checkpoint
+        #[arg(add = completion::checkpoint())]
         name: String,
         /// Also put copies on this replica, which has none of this checkpoint yet, such as a new disk
         #[arg(long, value_name = "REPLICA")]
@@ -114,6 +152,12 @@ pub fn run(globals: &Globals, args: &CheckpointArgs) -> Result<u8, Failure> {
         CheckpointVerb::Export { name, version, to } => {
             let found = StoreInUse::open(args)?.find(name)?;
             change::export(globals, &found, version_or_newest(&found, *version)?, to)
+        }
+        CheckpointVerb::Pin { name, version, job } => {
+            pin::pin(globals, &StoreInUse::open(args)?.find(name)?, Version(*version), job)
+        }
+        CheckpointVerb::Unpin { name, version, job } => {
+            pin::unpin(globals, &StoreInUse::open(args)?.find(name)?, Version(*version), job)
         }
         CheckpointVerb::Rm { name, versions } => {
             change::remove(globals, &StoreInUse::open(args)?.find(name)?, versions)

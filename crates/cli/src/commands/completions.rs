@@ -17,9 +17,9 @@ pub struct CompletionsArgs {
 }
 
 const AFTER_HELP: &str = "\
-They complete commands and flags, your leases, GPUs, and commands after
-`sublet run --`. The package installs them for bash, zsh and fish. From a
-checkout, for one shell:
+They complete commands and flags, your leases, GPUs, checkpoints, and
+commands after `sublet run --`. The package installs them for bash, zsh and
+fish. From a checkout, for one shell:
   source <(sublet completions bash)
   source <(sublet completions zsh)
   sublet completions fish | source";

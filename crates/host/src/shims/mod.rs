@@ -9,6 +9,7 @@
 //! ordered to move, now and whenever it connects again. What a program reports is passed on as its own claim.
 
 mod connection;
+mod outgrown;
 mod page;
 mod park_files;
 mod park_memory;
@@ -24,6 +25,7 @@ use crate::process_thread::{ProcessMessage, ProcessThreadInbox};
 use crate::report::{ActivityCounts, HostReport};
 use crate::wake::WakeEvent;
 use connection::{ReceivedPacket, ShimConnection, ShimListener};
+use outgrown::OutgrownBooking;
 use page::PageFile;
 use park_files::ParkFileStock;
 use park_memory::{MemorySupply, ParkMemory, ParkMemoryFiller};
@@ -275,8 +277,7 @@ struct ShimHolder {
     page: Option<PageFile>,
     /// When one of its programs was last seen to work.
     active_ns: u64,
-    /// The largest booking that was too small by a program's own count, since its last park.
-    outgrown_bytes: Option<u64>,
+    outgrown: OutgrownBooking,
     /// The counts of its programs that have ended, and the counts last reported of all.
     ended_counts: ActivityCounts,
     reported: ActivityCounts,
@@ -429,7 +430,7 @@ impl ShimHubThread {
                     target,
                     page: None,
                     active_ns: 0,
-                    outgrown_bytes: None,
+                    outgrown: OutgrownBooking::default(),
                     ended_counts: ActivityCounts::none(),
                     reported: ActivityCounts::none(),
                 },
@@ -569,7 +570,7 @@ impl ShimHubThread {
                 (program.order_in_progress, program.parked) = (None, true);
                 program.park_memory.note_parked(bytes);
                 if let Some(holder) = self.holders.get_mut(&lease) {
-                    holder.outgrown_bytes = None;
+                    holder.outgrown.forget();
                 }
                 self.bookings.release(Booker::Library(number));
                 Said::Parked(Bytes(bytes))
@@ -618,16 +619,14 @@ impl ShimHubThread {
         self.move_to_target(number);
     }
 
-    /// True if a program that is to be parked counts more bytes than were booked for its lease. If a reading since
-    /// then led to no larger booking, the program's own count is not believed again, or it could refuse for ever.
+    /// True if a program that is to be parked counts more bytes than were booked for its lease, and is believed.
     fn has_outgrown_booking(&mut self, lease: LeaseId, process: ProcKey) -> bool {
         let Some(holder) = self.holders.get_mut(&lease) else { return false };
         let ShimPlacement::InHostMemory { booked, .. } = *holder.target.placement_of(Some(process)) else {
             return false;
         };
         let counted = holder.page.as_ref().and_then(|page| page.process(process.pid));
-        let is_more = counted.is_some_and(|counted| counted.bytes > booked);
-        is_more && holder.outgrown_bytes.replace(booked).is_none_or(|before| booked > before)
+        counted.is_some_and(|counted| holder.outgrown.is_outgrown(counted.bytes, booked))
     }
 
     /// The lease that a program names, if it runs as the lease's user.

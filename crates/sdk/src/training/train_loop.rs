@@ -9,7 +9,8 @@
 //! the lease is lost before the next save; each save commits its step once, under the fence that opening the job issued.
 //! A process that opens the same job later makes this one stale: its next save fails.
 //!
-//! Saves go on in a thread while the next steps run. A save that failed is an error at the next step.
+//! Saves go on in a thread while the next steps run. A save that failed is an error at the next step. The state is never
+//! copied: each step returns a new one, and a save keeps the one that it was given.
 //!
 //! Absent on purpose: copying the state off the GPU; that is the step's part, since it returns the state.
 
@@ -18,6 +19,7 @@ use crate::client::RESTART;
 use crate::error::FabricError;
 use crate::lease::{GpuLease, LeaseStatus};
 use crate::session::GpuSession;
+use bytes::Bytes;
 use std::time::{Duration, Instant};
 use sublet_checkpoint::{
     BackgroundSaver, CheckpointName, FenceEpoch, ReplicatedCheckpoint, ReplicatedError, SaveRequest, Version,
@@ -82,8 +84,8 @@ pub struct TrainingProgress {
     pub leases_lost: u32,
     /// How long the training waited for saves.
     pub stalled: Duration,
-    /// The state after `step`.
-    pub state: Vec<u8>,
+    /// The state after `step`. Clones share its bytes.
+    pub state: Bytes,
 }
 
 /// A training that goes on over many leases.
@@ -125,6 +127,7 @@ impl TrainingLoop {
         mut acquire: impl FnMut() -> Result<GpuLease, FabricError>,
         mut train: impl FnMut(&GpuSession, u64, &[u8]) -> Result<Vec<u8>, FabricError>,
     ) -> Result<TrainingProgress, TrainingError> {
+        let initial = Bytes::from(initial);
         let (mut leases_lost, mut stalled) = (0, Duration::ZERO);
         loop {
             let mut progress = self.restore(&initial)?;
@@ -142,15 +145,15 @@ impl TrainingLoop {
     }
 
     /// The newest version, or the beginning.
-    fn restore(&self, initial: &[u8]) -> Result<TrainingProgress, TrainingError> {
+    fn restore(&self, initial: &Bytes) -> Result<TrainingProgress, TrainingError> {
         let begin = |state, step, version| {
             let stalled = Duration::ZERO;
             TrainingProgress { step, durable_step: step, version, leases_lost: 0, stalled, state }
         };
         Ok(match self.checkpoints.load(&self.name)? {
-            None => begin(initial.to_vec(), 0, Version(0)),
+            None => begin(initial.clone(), 0, Version(0)),
             Some(saved) => {
-                let state = saved.bytes().map(|bytes| bytes.to_vec()).unwrap_or_default();
+                let state = saved.bytes().cloned().unwrap_or_default();
                 begin(state, saved.step.unwrap_or_default(), saved.version)
             }
         })
@@ -171,7 +174,7 @@ impl TrainingLoop {
             await_active(lease)?;
             saver.check().map_err(save_error)?;
             let step = progress.step + 1;
-            progress.state = train(&session, step, &progress.state)?;
+            progress.state = train(&session, step, &progress.state)?.into();
             progress.step = step;
             let times = SaveTimes {
                 steps: step - saved_step,
