@@ -12,8 +12,9 @@
 //!
 //! [`contract`] is the test suite that every register passes.
 //!
-//! Absent on purpose: what an entry means, and clocks. An object store and the daemon's journal are no registers
-//! yet; each would be an implementation of [`ChainRegister`] that passes the suite.
+//! Absent on purpose: what an entry means, and clocks. An object store is no register yet; it would be an
+//! implementation of [`ChainRegister`] that passes the suite. The daemon keeps registers of this kind for programs
+//! without a local disk; the library that calls it has the implementation for them.
 
 pub mod contract;
 mod file_system;
@@ -22,7 +23,7 @@ mod sqlite;
 
 pub use file_system::{FileSystem, file_system_of};
 pub use memory::MemoryRegister;
-pub use sqlite::SqliteRegister;
+pub use sqlite::{EntryPage, SqliteRegister};
 
 use crate::names::ChainName;
 use std::path::PathBuf;
@@ -148,8 +149,8 @@ impl RegisterError {
             RegisterError::TooLarge { .. } => "save large results as a checkpoint",
             RegisterError::Full { .. } => "free room on the register's disk, then save again",
             RegisterError::NotLocal { .. } => {
-                "put the register on a local disk, or use the daemon or an object store as the register; \
-                 the checkpoints themselves may stay where they are"
+                "put the register on a local disk, or let the daemon keep it: SUBLET_CHECKPOINTS names a file with \
+                 `register = \"daemon\"` and the directories of the replicas, which may stay where they are"
             }
             RegisterError::Damaged { .. } => "`sublet checkpoint rebuild` makes a new register from the replicas",
             RegisterError::Unfit { .. } => "use a store with conditional create, or another kind of register",
