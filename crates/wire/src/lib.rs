@@ -11,6 +11,7 @@ mod gpu;
 mod lease;
 mod problem;
 mod record;
+mod register;
 mod request;
 pub mod size;
 pub mod span;
@@ -25,6 +26,9 @@ pub use lease::{
 };
 pub use problem::{Code, Problem, Remedy};
 pub use record::{AuditLine, AuditPage, Health, JournalLoss, Usage, UsageBy, UsageRow};
+pub use register::{
+    CheckpointRegister, CheckpointRegisters, EntryBytes, RegisterChain, RegisterChains, RegisterEntries, RegisterEntry,
+};
 pub use request::{
     AcceptRequest, BindRequest, Exclusivity, HookReport, HookResult, LeaseRequest, Notice, Preempt, RenewRequest, Tier,
     Vram,
