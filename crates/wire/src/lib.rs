@@ -30,8 +30,8 @@ pub use register::{
     CheckpointRegister, CheckpointRegisters, EntryBytes, RegisterChain, RegisterChains, RegisterEntries, RegisterEntry,
 };
 pub use request::{
-    AcceptRequest, BindRequest, Exclusivity, HookReport, HookResult, LeaseRequest, Notice, Preempt, RenewRequest, Tier,
-    Vram,
+    AcceptRequest, BindRequest, Exclusivity, HookReport, HookResult, LeaseRequest, Notice, Preempt, ProcessRef,
+    RenewRequest, Tier, Vram,
 };
 pub use token::{TOKEN_DIGITS, TOKEN_PREFIX, Token, TokenRequest, Tokens};
 pub use unleased::{
