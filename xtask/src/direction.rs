@@ -48,7 +48,10 @@ const RULES: [(&str, MayKnow); 25] = [
     ("sublet-softgpu", MayKnow::Only(&[])),
     ("sublet-softgpu-nvml", MayKnow::Only(&["sublet-softgpu"])),
     ("sublet-softgpu-cuda", MayKnow::Only(&["sublet-softgpu", "sublet-ptx"])),
-    ("sublet-daemon", MayKnow::Only(&["sublet-core", "sublet-journal", "sublet-host", "sublet-wire", "sublet-checkpoint"])),
+    (
+        "sublet-daemon",
+        MayKnow::Only(&["sublet-core", "sublet-journal", "sublet-host", "sublet-wire", "sublet-checkpoint"]),
+    ),
     ("sublet", MayKnow::Only(&["sublet-wire", "sublet-checkpoint"])),
     (
         "sublet-cli",

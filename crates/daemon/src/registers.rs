@@ -179,7 +179,11 @@ impl Registers {
         let path = self.0.path_of(tenant, register);
         let work = move |inside: &Inside| {
             inside.check_room(entry.as_ref().len() as u64)?;
-            let Some(kept) = inside.find(&path, IfMissing::Make)? else { return Err(RegisterFailure::Off) };
+            // A register begins with the first entry of a chain, and a refusal makes none.
+            let if_missing = if number == 1 { IfMissing::Make } else { IfMissing::Leave };
+            let Some(kept) = inside.find(&path, if_missing)? else {
+                return Err(RegisterError::OutOfOrder { chain, number, last: 0 }.into());
+            };
             kept.call(|register| register.create(&chain, number, entry.as_ref()))
         };
         self.run(tenant, work).await

@@ -117,6 +117,12 @@ pub enum RegisterError {
         /// What is wrong.
         reason: String,
     },
+    /// The service that keeps the register refused the call. Nothing was created.
+    #[error("the register of checkpoints refused: {reason}")]
+    Refused {
+        /// What it said.
+        reason: String,
+    },
     /// The store breaks the register's one rule.
     #[error("the store cannot be a register: {reason}")]
     Unfit {
@@ -135,6 +141,7 @@ impl RegisterError {
             RegisterError::Full { .. } => "register_full",
             RegisterError::NotLocal { .. } => "register_not_local",
             RegisterError::Damaged { .. } => "register_damaged",
+            RegisterError::Refused { .. } => "register_refused",
             RegisterError::Unfit { .. } => "register_unfit",
         }
     }
@@ -147,12 +154,13 @@ impl RegisterError {
             }
             RegisterError::OutOfOrder { .. } => "open the name again; the program's view of it is not the register's",
             RegisterError::TooLarge { .. } => "save large results as a checkpoint",
-            RegisterError::Full { .. } => "free room on the register's disk, then save again",
+            RegisterError::Full { .. } => "make room for the register, then save again",
             RegisterError::NotLocal { .. } => {
                 "put the register on a local disk, or let the daemon keep it: SUBLET_CHECKPOINTS names a file with \
                  `register = \"daemon\"` and the directories of the replicas, which may stay where they are"
             }
             RegisterError::Damaged { .. } => "`sublet checkpoint rebuild` makes a new register from the replicas",
+            RegisterError::Refused { .. } => "correct what it named, such as the token or the name of the register",
             RegisterError::Unfit { .. } => "use a store with conditional create, or another kind of register",
         }
     }

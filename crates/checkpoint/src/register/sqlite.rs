@@ -146,7 +146,7 @@ impl SqliteRegister {
         let reason = match (self.pages_max, pages) {
             // The entry may need more pages than the few that are left.
             (Some(most), Ok(pages)) if pages.unsigned_abs() + ENTRY_PAGES > most => {
-                "it is as large as it may be".into()
+                "its file has reached its limit".into()
             }
             _ => format!("the disk of `{}` is full", self.path.display()),
         };
@@ -387,7 +387,7 @@ mod tests {
             last += 1;
             assert!(last < 100, "the limit holds");
         };
-        assert_eq!(refusal.to_string(), "the register of checkpoints has no room: it is as large as it may be");
+        assert_eq!(refusal.to_string(), "the register of checkpoints has no room: its file has reached its limit");
         assert!(last > 8 && !register.is_broken());
         assert_eq!(register.last(&chain).expect("an answer"), last);
         register.forget_before(&chain, last).expect("an answer");

@@ -173,7 +173,15 @@ pub async fn forget(State(app): State<App>, place: ChainPlace, request: Request)
 
 impl From<RegisterFailure> for Refused {
     fn from(failure: RegisterFailure) -> Refused {
-        let detail = failure.to_string();
+        let detail = match &failure {
+            // The reason stands alone, and a client adds that it is about a register.
+            RegisterFailure::Register(
+                RegisterError::Full { reason }
+                | RegisterError::Unavailable { reason }
+                | RegisterError::Damaged { reason },
+            ) => reason.clone(),
+            failure => failure.to_string(),
+        };
         let problem = |code| Problem::new(code, detail.clone());
         const LARGER: &str = "an operator can raise `size` in `[registers]`; a new store can have another register";
         Refused(match &failure {
@@ -190,7 +198,10 @@ impl From<RegisterFailure> for Refused {
                 RegisterError::Unavailable { .. } => problem(Code::RegisterUnavailable)
                     .hint("read the chain: the entry may be there; if this lasts, tell an operator")
                     .retry_after(1),
-                RegisterError::NotLocal { .. } | RegisterError::Damaged { .. } | RegisterError::Unfit { .. } => {
+                RegisterError::NotLocal { .. }
+                | RegisterError::Damaged { .. }
+                | RegisterError::Refused { .. }
+                | RegisterError::Unfit { .. } => {
                     problem(Code::RegisterDamaged).hint("see \"Registers\" in docs/backup.md")
                 }
             },
