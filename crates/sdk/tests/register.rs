@@ -1,7 +1,9 @@
 //! Registers of checkpoints that a real daemon keeps: the contract, crashes of the daemon, and two trainers of one job.
 
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -9,7 +11,7 @@ use std::time::Duration;
 use sublet::replicated::files::LocalDisk;
 use sublet::replicated::register::{ChainRegister, Creation, RegisterError, contract};
 use sublet::replicated::{
-    ChainName, CheckpointName, CheckpointStore, FenceEpoch, ReplicaId, ReplicatedCheckpoint, Version,
+    ChainName, CheckpointName, CheckpointStore, FenceEpoch, ReplicaId, ReplicatedCheckpoint, SaveRequest, Version,
 };
 use sublet::testing::LocalHost;
 use sublet::training::replicated_training_state_in;
@@ -168,7 +170,7 @@ fn saves_go_on_after_kills_of_the_daemon_and_each_step_is_committed_once() {
                 thread::sleep(Duration::from_millis(1));
                 continue;
             };
-            let request = sublet::replicated::SaveRequest::new(name.clone(), *version, *fence);
+            let request = SaveRequest::new(name.clone(), *version, *fence);
             match checkpoints.save(request.bytes(step.to_le_bytes().to_vec()).step(*step + 1)) {
                 Ok(saved) => {
                     acknowledged.push((saved.version, *step + 1));
@@ -204,4 +206,90 @@ fn start(
     let version = newest.as_ref().map_or(Version(0), |newest| newest.version);
     let step = newest.and_then(|newest| newest.step).unwrap_or(0);
     Ok((checkpoints, fence, version, step))
+}
+
+/// What the command line prints about a store, and its exit code.
+fn sublet(host: &LocalHost, store: &Path, words: &str) -> (String, Option<i32>) {
+    let mut command = host.sublet();
+    command.env("SUBLET_CHECKPOINTS", store).arg("checkpoint").args(words.split_whitespace());
+    let output = command.output().expect("it can be started");
+    let text = [output.stdout, output.stderr].concat();
+    (String::from_utf8(text).expect("UTF-8"), output.status.code())
+}
+
+#[test]
+fn the_command_line_reads_changes_and_rebuilds_a_store_whose_register_the_daemon_keeps() {
+    let (_alone, host) = alone();
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = configuration(directory.path(), "daemon:cli");
+    let trainer = checkpoints(&store_opener().at(&file).expect("a store"));
+    let name = sublet::training::training_checkpoint_name("demo");
+    let fence = trainer.open(&name).expect("a fence");
+    for version in 0..3 {
+        let request = SaveRequest::new(name.clone(), Version(version), fence).keep(9).step(version + 1);
+        trainer.save(request.bytes(vec![version as u8; 100])).expect("a version");
+    }
+    let (listed, code) = sublet(&host, &file, "ls demo");
+    assert!(listed.contains("VERSION") && listed.lines().count() == 4 && code == Some(0), "{listed}");
+    let (shown, code) = sublet(&host, &file, "show demo 2");
+    assert!(shown.contains("step") && code == Some(0), "{shown}");
+    let out = directory.path().join("out");
+    assert_eq!(sublet(&host, &file, &format!("export demo 3 {}", out.display())).1, Some(0));
+    assert_eq!(fs::read(out.join("state")).expect("a file"), [2; 100]);
+    let (removed, code) = sublet(&host, &file, "rm demo 1");
+    assert!(removed.contains("removed version 1") && code == Some(0), "{removed}");
+    assert_eq!(sublet(&host, &file, "scrub demo").1, Some(0));
+    let (refused, code) = sublet(&host, &file, "rebuild");
+    assert!(refused.contains("name a new one there, such as `daemon:NAME-2`") && code == Some(1), "{refused}");
+
+    // Another daemon, or a new state directory, has no such register: it is lost there.
+    let file = configuration(directory.path(), "daemon:cli-2");
+    let (lost, code) = sublet(&host, &file, "ls");
+    assert!(lost.contains("the register is lost") && lost.contains("name the daemon that has it"), "{lost}");
+    assert_eq!(code, Some(1));
+    let (rebuilt, code) = sublet(&host, &file, "rebuild");
+    assert!(rebuilt.contains("the register is new: generation 2") && code == Some(0), "{rebuilt}");
+    assert_eq!(
+        checkpoints(&store_opener().at(&file).expect("a store"))
+            .newest(&name)
+            .expect("an answer")
+            .map(|newest| newest.version),
+        Some(Version(3))
+    );
+    host.kill();
+    let (away, code) = sublet(&host, &file, "ls");
+    host.crash_and_restart().expect("it starts again");
+    assert!(away.contains("error: the register of checkpoints cannot be reached: no daemon answers at"), "{away}");
+    assert_eq!(code, Some(1));
+}
+
+/// The last line of the example trainer, after its daemon was killed `kills` times while it trained.
+fn trained(host: &LocalHost, directory: &Path, kills: usize) -> String {
+    let sublet = host.sublet();
+    let mut command = Command::new(Path::new(sublet.get_program()).with_file_name("sublet-example-train"));
+    command.args(["--job", "demo", "--steps", "60", "--every", "5", "--pace", "5"]);
+    command
+        .env("SUBLET_SOCKET", host.socket())
+        .env("SUBLET_CHECKPOINTS", configuration(directory, &format!("daemon:{}", fresh_name())));
+    let mut trainer = command.stdout(Stdio::piped()).spawn().expect("it can be started");
+    let (mut left, mut last) = (kills, String::new());
+    for line in BufReader::new(trainer.stdout.take().expect("a pipe")).lines().map_while(Result::ok) {
+        if line.contains("saved as version") && left > 0 {
+            host.crash_and_restart().expect("it starts again");
+            left -= 1;
+        }
+        last = line;
+    }
+    assert!(trainer.wait().expect("it ends").success(), "{last}");
+    assert_eq!(left, 0);
+    last
+}
+
+#[test]
+fn a_training_goes_on_with_the_same_result_while_the_daemon_is_killed_again_and_again() {
+    let (_alone, host) = alone();
+    let (one, two) = (tempfile::tempdir().expect("a directory"), tempfile::tempdir().expect("a directory"));
+    let undisturbed = trained(&host, one.path(), 0);
+    assert!(undisturbed.starts_with("weights "), "{undisturbed}");
+    assert_eq!(trained(&host, two.path(), 3), undisturbed);
 }
