@@ -10,7 +10,7 @@
 //!
 //! Absent on purpose: a cache. What another process created must be seen by the next call.
 
-use crate::client::{CallError, DaemonClient};
+use crate::client::{CallError, DaemonClient, RESTART};
 use crate::error::FabricError;
 use crate::fabric::Fabric;
 use serde::de::DeserializeOwned;
@@ -25,9 +25,8 @@ use sublet_checkpoint::{
 };
 use sublet_wire::{Code, Problem, RegisterChain, RegisterChains, RegisterEntries};
 
-/// How long a call waits for a daemon that is started again. A chain sends an entry three times, so a save waits for
-/// three times this.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a call waits for a daemon that is started again.
+const PATIENCE: Duration = RESTART;
 /// The first pause between two tries; each later one is twice as long, up to `LONGEST_PAUSE`.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 /// The longest pause between two tries.
