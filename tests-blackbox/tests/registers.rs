@@ -242,6 +242,10 @@ fn entries_leave_the_journal_its_room_on_a_full_disk() {
     let refusal = (1..=200).map(|number| put(&client, "c/a", number, &entry)).find(|answer| answer.status != 201);
     let problem = refusal.expect("the disk has no 200 MiB").problem();
     assert_eq!((problem.code.as_str(), problem.detail.as_str()), ("register_full", "the daemon's disk is full"));
+    // An entry that is there is taken, and nothing is made in a new register.
+    assert_eq!(put(&client, "c/a", 1, &entry).code(), "entry_taken");
+    assert_eq!(client.send("PUT", &format!("{}/1", entries("other", "c/a")), &[], b"x").code(), "register_full");
+    assert_eq!(client.get("/v1/registers").read::<CheckpointRegisters>().registers.len(), 1);
     // Leases are granted all the same, and what is there can be read.
     client.grant(&ask(300 * MIB, json!({})));
     let chain: RegisterChain = client.get(entries("default", "c/a").trim_end_matches("/entries")).read();

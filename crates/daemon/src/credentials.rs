@@ -22,12 +22,12 @@ pub struct Credentials {
     /// How far its numbers mean what ours do.
     pub spaces: Spaces,
     /// The process that connected; `None` if it did not live any more, or cannot be seen from here.
-    pub process: Option<Connected>,
+    pub process: Option<ConnectedProcess>,
 }
 
 /// The process that connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Connected {
+pub struct ConnectedProcess {
     /// Its pid as we count.
     pub pid: u32,
     /// It had started by then: whichever process has its pid later has not. In ticks since boot.
@@ -54,7 +54,7 @@ impl Credentials {
         // 0 stands for a process that our pid namespace does not have.
         let pid = cred.pid().and_then(|pid| u32::try_from(pid).ok()).filter(|pid| *pid > 0);
         let by = process::ticks_since_boot();
-        let seen = pid.and_then(|pid| Some((Connected { pid, by }, spaces(stream.as_fd(), pid)?)));
+        let seen = pid.and_then(|pid| Some((ConnectedProcess { pid, by }, spaces(stream.as_fd(), pid)?)));
         let (process, spaces) = seen.unzip();
         Ok(Credentials { uid: cred.uid(), gids, spaces: spaces.unwrap_or_default(), process })
     }

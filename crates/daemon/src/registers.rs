@@ -70,10 +70,10 @@ pub enum RegisterFailure {
 
 /// All registers.
 #[derive(Clone, Debug)]
-pub struct Registers(Arc<Inside>);
+pub struct RegisterKeeper(Arc<KeeperParts>);
 
 #[derive(Debug)]
-struct Inside {
+struct KeeperParts {
     directory: PathBuf,
     limits: RegisterLimits,
     open: Mutex<OpenRegisters>,
@@ -104,10 +104,10 @@ enum IfMissing {
     Leave,
 }
 
-impl Registers {
+impl RegisterKeeper {
     /// The registers in this state directory.
-    pub fn new(state_dir: &Path, limits: RegisterLimits) -> Registers {
-        Registers(Arc::new(Inside {
+    pub fn new(state_dir: &Path, limits: RegisterLimits) -> RegisterKeeper {
+        RegisterKeeper(Arc::new(KeeperParts {
             directory: state_dir.join(DIRECTORY),
             limits,
             open: Mutex::default(),
@@ -177,13 +177,19 @@ impl Registers {
         entry: impl AsRef<[u8]> + Send + 'static,
     ) -> Result<Creation, RegisterFailure> {
         let path = self.0.path_of(tenant, register);
-        let work = move |inside: &Inside| {
-            inside.check_room(entry.as_ref().len() as u64)?;
+        let work = move |inside: &KeeperParts| {
+            let room = inside.check_room(entry.as_ref().len() as u64);
             // A register begins with the first entry of a chain, and a refusal makes none.
-            let if_missing = if number == 1 { IfMissing::Make } else { IfMissing::Leave };
+            let if_missing = if number == 1 && room.is_ok() { IfMissing::Make } else { IfMissing::Leave };
             let Some(kept) = inside.find(&path, if_missing)? else {
+                room?;
                 return Err(RegisterError::OutOfOrder { chain, number, last: 0 }.into());
             };
+            if let Err(no_room) = room {
+                // An entry that is there already is there, whatever the disk has: this may be its second attempt.
+                let is_taken = number <= kept.call(|register| register.last(&chain))?;
+                return if is_taken { Ok(Creation::Taken) } else { Err(no_room) };
+            }
             kept.call(|register| register.create(&chain, number, entry.as_ref()))
         };
         self.run(tenant, work).await
@@ -212,7 +218,7 @@ impl Registers {
         call: impl FnOnce(&SqliteRegister) -> Result<T, RegisterError> + Send + 'static,
     ) -> Result<Option<T>, RegisterFailure> {
         let path = self.0.path_of(tenant, register);
-        let work = move |inside: &Inside| match inside.find(&path, IfMissing::Leave)? {
+        let work = move |inside: &KeeperParts| match inside.find(&path, IfMissing::Leave)? {
             Some(kept) => kept.call(call).map(Some),
             None => Ok(None),
         };
@@ -223,7 +229,7 @@ impl Registers {
     async fn run<T: Send + 'static>(
         &self,
         tenant: &str,
-        work: impl FnOnce(&Inside) -> Result<T, RegisterFailure> + Send + 'static,
+        work: impl FnOnce(&KeeperParts) -> Result<T, RegisterFailure> + Send + 'static,
     ) -> Result<T, RegisterFailure> {
         let turn = self.0.calls.take(tenant).await.ok_or(RegisterFailure::Stopping)?;
         let inside = Arc::clone(&self.0);
@@ -237,7 +243,7 @@ impl Registers {
     }
 }
 
-impl Inside {
+impl KeeperParts {
     fn directory_of(&self, tenant: &str) -> PathBuf {
         self.directory.join(tenant_directory(tenant))
     }
@@ -380,8 +386,8 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    fn registers(directory: &Path, each: u32) -> Registers {
-        Registers::new(directory, RegisterLimits { bytes: MIB, each })
+    fn registers(directory: &Path, each: u32) -> RegisterKeeper {
+        RegisterKeeper::new(directory, RegisterLimits { bytes: MIB, each })
     }
 
     fn now<T>(future: impl Future<Output = T>) -> T {

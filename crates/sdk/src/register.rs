@@ -61,7 +61,7 @@ pub struct DaemonRegister {
 
 /// Which calls may be sent again.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Repeat {
+enum RepeatWhen {
     /// Those that never left this process, and those that were refused before they were begun.
     IfNotBegun,
     /// Those that got no answer, too.
@@ -99,11 +99,11 @@ impl DaemonRegister {
     }
 
     fn get<T: DeserializeOwned>(&self, target: &str) -> Result<T, RegisterError> {
-        self.patiently(Repeat::Always, || self.client.get(target)).map_err(|error| self.failure(error))
+        self.patiently(RepeatWhen::Always, || self.client.get(target)).map_err(|error| self.failure(error))
     }
 
     /// Calls, and calls again within the patience where that is safe.
-    fn patiently<T>(&self, repeat: Repeat, call: impl Fn() -> Result<T, CallError>) -> Result<T, CallError> {
+    fn patiently<T>(&self, repeat: RepeatWhen, call: impl Fn() -> Result<T, CallError>) -> Result<T, CallError> {
         let deadline = Instant::now() + self.patience;
         let mut pause = FIRST_PAUSE;
         loop {
@@ -132,7 +132,7 @@ impl DaemonRegister {
     }
 }
 
-impl Repeat {
+impl RepeatWhen {
     fn allows(self, error: &CallError) -> bool {
         match error {
             // No daemon listens there: nothing was sent.
@@ -144,7 +144,7 @@ impl Repeat {
             CallError::Refused(problem) => {
                 matches!(problem.code, Code::TooBusy | Code::TooManyRequests | Code::Stopping)
             }
-            error => self == Repeat::Always && error.may_pass(),
+            error => self == RepeatWhen::Always && error.may_pass(),
         }
     }
 }
@@ -173,7 +173,7 @@ impl ChainRegister for DaemonRegister {
             return Ok(Creation::Taken);
         }
         let target = self.target(&format!("/{}/entries/{number}", segment(chain)));
-        match self.patiently(Repeat::IfNotBegun, || self.client.send_once("PUT", &target, Some(entry))) {
+        match self.patiently(RepeatWhen::IfNotBegun, || self.client.send_once("PUT", &target, Some(entry))) {
             Ok(_) => Ok(Creation::New),
             Err(CallError::Refused(problem)) if problem.code == Code::EntryTaken => Ok(Creation::Taken),
             Err(CallError::Refused(problem)) if problem.code == Code::EntryOutOfOrder => {
@@ -206,7 +206,7 @@ impl ChainRegister for DaemonRegister {
 
     fn forget_before(&self, chain: &ChainName, number: u64) -> Result<(), RegisterError> {
         let target = self.target(&format!("/{}/entries?before={}", segment(chain), number.max(1)));
-        let forgotten = self.patiently(Repeat::Always, || self.client.send_once("DELETE", &target, None));
+        let forgotten = self.patiently(RepeatWhen::Always, || self.client.send_once("DELETE", &target, None));
         forgotten.map(drop).map_err(|error| self.failure(error))
     }
 

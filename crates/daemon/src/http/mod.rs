@@ -34,7 +34,7 @@ use crate::looper::{LoopGone, Post};
 use crate::mail::Reply;
 use crate::marks::Marks;
 use crate::names::Names;
-use crate::registers::Registers;
+use crate::registers::RegisterKeeper;
 use crate::tokens::Tokens;
 use crate::turns::Turns;
 use crate::view::{View, Visibility};
@@ -117,7 +117,7 @@ pub struct Reach {
     /// Refused requests, counted.
     pub refusals: crate::refusals::Refusals,
     /// Registers of checkpoints.
-    pub registers: Registers,
+    pub registers: RegisterKeeper,
 }
 
 /// What the configuration says to the face.
