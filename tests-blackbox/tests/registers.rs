@@ -120,6 +120,8 @@ fn names_numbers_and_sizes_that_cannot_be_are_refused() {
         &format!("/v1/registers/{}/chains", "x".repeat(65)),
         &format!("/v1/registers/a/chains/{long}"),
         "/v1/registers/a/chains/c%20d",
+        "/v1/registers/a/chains?after=",
+        "/v1/registers/a/chains?after=a%20b",
         "/v1/registers/a/chains/%2Fetc",
         "/v1/registers/a/chains/c%2Fa/entries?from=0",
         "/v1/registers/a/chains/c%2Fa/entries?from=-1",

@@ -213,8 +213,8 @@ impl ChainRegister for DaemonRegister {
     fn chains(&self) -> Result<Vec<ChainName>, RegisterError> {
         let mut chains: Vec<ChainName> = Vec::new();
         loop {
-            let after = chains.last().map_or_else(String::new, segment);
-            let page: RegisterChains = self.get(&self.target(&format!("?limit={PAGE}&after={after}")))?;
+            let after = chains.last().map_or_else(String::new, |last| format!("&after={}", segment(last)));
+            let page: RegisterChains = self.get(&self.target(&format!("?limit={PAGE}{after}")))?;
             let more = page.more && !page.chains.is_empty();
             for found in page.chains {
                 let damaged = || RegisterError::Damaged { reason: format!("`{}` cannot be a chain", found.name) };

@@ -49,8 +49,7 @@ pub async fn list(State(app): State<App>, request: Request) -> Result<Reply, Ref
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ChainsQuery {
-    #[serde(default)]
-    after: String,
+    after: Option<String>,
     limit: Option<usize>,
 }
 
@@ -58,7 +57,7 @@ struct ChainsQuery {
 /// none.
 #[utoipa::path(get, operation_id = "list_chains", path = "/v1/registers/{register}/chains", tag = "registers", params(
     ("register" = String, Path, description = "the register", pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", example = "default"),
-    ("after" = Option<String>, Query, description = "chains after this one: for the next page, the last chain of this one", max_length = 200),
+    ("after" = Option<String>, Query, description = "chains after this one: for the next page, the last chain of this one", pattern = "^[A-Za-z0-9][A-Za-z0-9._:/-]{0,199}$"),
     ("limit" = Option<usize>, Query, description = "the most chains that are returned [default: 1000]", minimum = 1, maximum = 1000),
 ), responses(
     (status = 200, description = "the chains", body = wire::RegisterChains),
@@ -72,7 +71,8 @@ pub async fn chains(
     let peer = body::peer(&request)?;
     let query: ChainsQuery = body::query(&request)?;
     let limit = page_of(query.limit)?;
-    let (found, more) = app.registers.chains(&peer.caller.tenant, &register, query.after, limit).await?;
+    let after = query.after.as_deref().map(chain_name).transpose()?.map_or_else(String::new, |chain| chain.to_string());
+    let (found, more) = app.registers.chains(&peer.caller.tenant, &register, after, limit).await?;
     let chains = found.into_iter().map(|(chain, last)| shown(&chain, last)).collect();
     answer(200, &wire::RegisterChains { chains, more })
 }
@@ -255,14 +255,16 @@ fn register_name(text: String) -> Result<String, Problem> {
         .hint("it has 1 to 64 letters, digits, `.`, `_` and `-`, and begins with a letter or a digit"))
 }
 
-fn chain_place(register: String, chain: &str) -> Result<ChainPlace, Problem> {
-    let register = register_name(register)?;
+fn chain_name(chain: &str) -> Result<ChainName, Problem> {
     let begins_well = chain.as_bytes().first().is_some_and(u8::is_ascii_alphanumeric);
-    let chain = ChainName::parse(chain).filter(|_| begins_well).ok_or_else(|| {
+    ChainName::parse(chain).filter(|_| begins_well).ok_or_else(|| {
         Problem::new(Code::BadRequest, "that cannot be the name of a chain")
             .hint("it has 1 to 200 letters, digits, `.`, `_`, `:`, `-` and slashes (%2F), and begins with a letter or a digit")
-    })?;
-    Ok(ChainPlace { register, chain })
+    })
+}
+
+fn chain_place(register: String, chain: &str) -> Result<ChainPlace, Problem> {
+    Ok(ChainPlace { register: register_name(register)?, chain: chain_name(chain)? })
 }
 
 fn unreadable<E>(_: E) -> Problem {
