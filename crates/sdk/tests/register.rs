@@ -263,14 +263,19 @@ fn the_command_line_reads_changes_and_rebuilds_a_store_whose_register_the_daemon
     assert_eq!(code, Some(1));
 }
 
-/// The last line of the example trainer, after its daemon was killed `kills` times while it trained.
-fn trained(host: &LocalHost, directory: &Path, kills: usize) -> String {
+/// The example trainer, on a store whose register the daemon keeps.
+fn trainer(host: &LocalHost, store: &Path) -> Command {
     let sublet = host.sublet();
     let mut command = Command::new(Path::new(sublet.get_program()).with_file_name("sublet-example-train"));
-    command.args(["--job", "demo", "--steps", "60", "--every", "5", "--pace", "5"]);
+    command.args(["--job", "demo", "--every", "5"]);
+    command.env("SUBLET_SOCKET", host.socket()).env("SUBLET_CHECKPOINTS", store);
     command
-        .env("SUBLET_SOCKET", host.socket())
-        .env("SUBLET_CHECKPOINTS", configuration(directory, &format!("daemon:{}", fresh_name())));
+}
+
+/// The last line of the example trainer, after its daemon was killed `kills` times while it trained.
+fn trained(host: &LocalHost, directory: &Path, kills: usize) -> String {
+    let mut command = trainer(host, &configuration(directory, &format!("daemon:{}", fresh_name())));
+    command.args(["--steps", "60", "--pace", "5"]);
     let mut trainer = command.stdout(Stdio::piped()).spawn().expect("it can be started");
     let (mut left, mut last) = (kills, String::new());
     for line in BufReader::new(trainer.stdout.take().expect("a pipe")).lines().map_while(Result::ok) {
@@ -283,6 +288,27 @@ fn trained(host: &LocalHost, directory: &Path, kills: usize) -> String {
     assert!(trainer.wait().expect("it ends").success(), "{last}");
     assert_eq!(left, 0);
     last
+}
+
+#[test]
+fn of_two_processes_that_train_one_job_the_later_one_goes_on_and_the_other_is_told() {
+    let (_alone, host) = alone();
+    let directory = tempfile::tempdir().expect("a directory");
+    let store = configuration(directory.path(), &format!("daemon:{}", fresh_name()));
+    // The first one would train for a day.
+    let mut first = trainer(&host, &store);
+    first.args(["--steps", "1000000", "--pace", "50"]).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut first = first.spawn().expect("it can be started");
+    let told = BufReader::new(first.stdout.take().expect("a pipe")).lines().map_while(Result::ok);
+    let mut told = told.skip_while(|line| !line.contains("saved as version"));
+    assert!(told.next().is_some(), "it saves");
+    // Nothing else is read of the first one, and it has little to say until it ends.
+    let second = trainer(&host, &store).args(["--steps", "60"]).output().expect("it can be started");
+    let said = String::from_utf8_lossy(&second.stdout).into_owned();
+    assert!(second.status.success() && said.contains("opened with fence 3"), "{said}");
+    let first = first.wait_with_output().expect("it ends");
+    let error = String::from_utf8_lossy(&first.stderr).into_owned();
+    assert!(!first.status.success() && error.contains("fence 2 is stale: another process opened this name"), "{error}");
 }
 
 #[test]

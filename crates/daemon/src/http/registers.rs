@@ -98,7 +98,7 @@ struct EntriesQuery {
     limit: Option<usize>,
 }
 
-/// Reads entries of a chain, in order. A page ends after 1 MiB at the latest.
+/// Reads entries of a chain, in order. A page ends with the entry that fills 1 MiB.
 #[utoipa::path(get, operation_id = "read_entries", path = "/v1/registers/{register}/chains/{chain}/entries", tag = "registers", params(
     ("register" = String, Path, description = "the register", pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", example = "default"),
     ("chain" = String, Path, description = "the chain, with %2F for each slash", pattern = "^[A-Za-z0-9][A-Za-z0-9._:/-]{0,199}$", example = "c/models/job:7"),
@@ -183,7 +183,7 @@ impl From<RegisterFailure> for Refused {
             failure => failure.to_string(),
         };
         let problem = |code| Problem::new(code, detail.clone());
-        const LARGER: &str = "an operator can raise `size` in `[registers]`; a new store can have another register";
+        const LARGER: &str = "an operator can raise `size` in `[registers]`, or make room on the daemon's disk";
         Refused(match &failure {
             RegisterFailure::Stopping => return crate::looper::LoopGone::Stopping.into(),
             RegisterFailure::TooMany(_) => problem(Code::RegisterFull)
@@ -201,9 +201,8 @@ impl From<RegisterFailure> for Refused {
                 RegisterError::NotLocal { .. }
                 | RegisterError::Damaged { .. }
                 | RegisterError::Refused { .. }
-                | RegisterError::Unfit { .. } => {
-                    problem(Code::RegisterDamaged).hint("see \"Registers\" in docs/backup.md")
-                }
+                | RegisterError::Unfit { .. } => problem(Code::RegisterDamaged)
+                    .hint("name a new register in the store's configuration, and run `sublet checkpoint rebuild`"),
             },
         })
     }
