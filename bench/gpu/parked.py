@@ -17,6 +17,8 @@ Stories:
   notebook  an idle program under `sublet run` is parked for a batch job, and comes back when it uses the GPU
   space     the same, but the job does not fit into the parking space: the waiter's reason names the key
   contexts  six small programs leave with their contexts for a request that needs nearly all of the GPU
+  driven    a program under `sublet run` is checkpointed and restored by the driver, behind the daemon's back
+  restart   a program under `sublet run` is parked right after the daemon was killed and started again
   threads   what the threads of a checkpointed process look like from outside, while it is idle and while it calls CUDA
 """
 
@@ -77,9 +79,12 @@ class Story:
             self.env["PYTHONPATH"] = str(HERE / "parked" / "stand_in")
         (self.path / "c.toml").write_text(CONFIG.format(ram=size(ram)) + more)
         self.programs = []
-        serve = ["serve", "--state-dir", str(self.path / "state"), "--config", str(self.path / "c.toml")]
-        serve += ["--gpu", f"soft:1x{140 * UNIT}MiB" if SOFT else "real"]
-        daemon = self.start([sublet, *serve], stderr=(self.path / "log").open("w"))
+        self.serve = [sublet, "serve", "--state-dir", str(self.path / "state"), "--config", str(self.path / "c.toml")]
+        self.serve += ["--gpu", f"soft:1x{140 * UNIT}MiB" if SOFT else "real"]
+        self.start_daemon()
+
+    def start_daemon(self):
+        daemon = self.daemon = self.start(self.serve, stderr=(self.path / "log").open("a"))
         self.until("the daemon answers", lambda: self.call("ps").returncode == 0 or daemon.poll() is not None)
         if daemon.poll() is not None:
             sys.exit("the daemon ended: " + (self.path / "log").read_text())
@@ -197,17 +202,17 @@ def use(job):
     job.stdin.flush()
     numbers = re.findall(r"\d+", job.stdout.readline())
     if len(numbers) != 2:
-        raise AssertionError("a program ended while it used the GPU")
+        raise AssertionError(f"a program ended with exit status {job.wait()} while it used the GPU")
     return round(time.monotonic() - begun, 2), numbers[0] == numbers[1]
 
 
 def terminal(sublet):
     with Story(sublet, 110) as story:
-        repl = Repl(story, 16)
+        repl = Repl(story, 8)
         try:
             adopt(story, repl.pid, "--tier", "interactive")
             begun = time.monotonic()
-            job = story.run(40, 130)
+            job = story.run(12, 133)
             granted = round(time.monotonic() - begun, 2)
             parked = story.lease("L1")["state"] == "parked"
             time.sleep(STAY_SECONDS)
@@ -249,14 +254,14 @@ def fetch(port, method, path):
 def server(sublet):
     with Story(sublet, 110) as story:
         inside, outside = free_port(), free_port()
-        server = story.start(story.unleased([*SERVER, str(16 * UNIT / 1024), str(inside)]), stdout=subprocess.PIPE)
+        server = story.start(story.unleased([*SERVER, str(8 * UNIT / 1024), str(inside)]), stdout=subprocess.PIPE)
         server.stdout.readline()
         adopt(story, server.pid, "--tier", "interactive")
         to = ["--listen", f"127.0.0.1:{outside}", "--to", f"127.0.0.1:{inside}", "--lease", "L1"]
         log = (story.path / "proxy.log").open("w")
         story.start([sublet, "proxy", *to, "--wait", "100s", "--wake", "POST /sum"], stdout=log, stderr=log)
         story.until("the proxy passes polls", lambda: fetch(outside, "GET", "/health")[0] == 200)
-        job = story.run(40, 130)
+        job = story.run(12, 133)
         story.until_state("L1", "parked")
         polls = {}
         for _ in range(STAY_SECONDS):
@@ -282,10 +287,10 @@ def server(sublet):
 def call(sublet):
     with Story(sublet, 110) as story:
         port = free_port()
-        server = story.start(story.unleased([*SERVER, str(16 * UNIT / 1024), str(port)]), stdout=subprocess.PIPE)
+        server = story.start(story.unleased([*SERVER, str(8 * UNIT / 1024), str(port)]), stdout=subprocess.PIPE)
         server.stdout.readline()
         adopt(story, server.pid, "--tier", "interactive")
-        job = story.run(40, 130)
+        job = story.run(12, 133)
         story.until_state("L1", "parked")
         begun = time.monotonic()
         status, body = fetch(port, "POST", "/sum")
@@ -324,6 +329,7 @@ def space(sublet):
         notebook.stdin.write("\n")
         notebook.stdin.flush()
         story.until("it waits", lambda: story.lease("L1").get("waiting"))
+        story.until("the key is named", lambda: "[parking] ram" in story.call("explain", "L1").stdout, 20)
         return {"explain": story.call("explain", "L1").stdout, "ps": story.call("ps").stdout}
 
 
@@ -331,7 +337,7 @@ def contexts(sublet):
     with Story(sublet, 100) as story:
         jobs = [story.run(4, 6) for _ in range(6)]
         begun = time.monotonic()
-        large = story.run(40, 137)
+        large = story.run(40, 134 if SOFT else 137)
         waited = round(time.monotonic() - begun, 2)
         left = [story.lease(f"L{number}").get("seen_bytes") for number in range(1, 7)]
         large.stdin.close()
@@ -343,6 +349,52 @@ def contexts(sublet):
             "used_to_answer_s": [seconds for seconds, _ in times],
             "bytes_as_written": all(right for _, right in times),
         }
+
+
+def driven(sublet):
+    with Story(sublet, 110) as story:
+        job = story.run(8, 20)
+        # Twice: while nothing calls CUDA, and while a call waits for the restore.
+        found = {"bytes_as_written": True}
+        for name in ("idle_s", "calling_s"):
+            pid = pathlib.Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()[0]
+            words = story.unleased([sys.executable, str(HERE / "parked" / "checkpoint.py"), str(pid)])
+            driver = story.start(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            if not driver.stdout.readline():
+                raise AssertionError(f"the driver did not checkpoint process {pid}")
+            begun = time.monotonic()
+            if name == "calling_s":
+                job.stdin.write("\n")
+                job.stdin.flush()
+                time.sleep(2)
+            driver.stdin.write("\n")
+            driver.stdin.flush()
+            driver.wait(60)
+            if name == "calling_s":
+                numbers = re.findall(r"\d+", job.stdout.readline())
+                if len(numbers) != 2:
+                    raise AssertionError(f"the program ended with exit status {job.wait()}")
+                right = numbers[0] == numbers[1]
+            else:
+                right = use(job)[1]
+            found[name] = round(time.monotonic() - begun, 2)
+            found["bytes_as_written"] &= right
+        return found
+
+
+def restart(sublet):
+    with Story(sublet, 110) as story:
+        job = story.run(12, 40)
+        story.daemon.kill()
+        story.daemon.wait()
+        story.start_daemon()
+        begun = time.monotonic()
+        story.until("it is parked", lambda: story.call("park", "L1").returncode == 0)
+        story.until_state("L1", "parked")
+        parked = round(time.monotonic() - begun, 2)
+        method = story.lease("L1").get("method")
+        seconds, right = use(job)
+        return {"park_s": parked, "method": method, "used_to_answer_s": seconds, "bytes_as_written": right}
 
 
 def look(pid):
@@ -436,6 +488,8 @@ def main():
         "notebook": notebook,
         "space": space,
         "contexts": contexts,
+        "driven": driven,
+        "restart": restart,
         "threads": lambda sublet: threads(sublet, out),
     }
     for name in sys.argv[3:]:

@@ -3,10 +3,12 @@
 #
 #   bench/gpu/signals.sh SUBLET OUT
 #
-# SUBLET is the binary; the transcript goes to OUT/signals.txt. Needs python3 with torch, lightning and transformers;
-# nothing is downloaded. Each program runs on a lease with `--time 150s --signal USR1@60`, all of them at once, and must
-# stop at its signal as its recipe says. Their notice.py is the first Python block of the recipe itself. Starts and ends
-# its own daemon, in a directory of its own; takes about two and a half minutes. Exits with 1 if a check failed.
+# SUBLET is the binary; the transcript goes to OUT/signals.txt, and what each program printed to OUT/NAME.out. Needs
+# python3 with torch, lightning and transformers; nothing is downloaded. Each program runs on a lease with
+# `--time 80s --signal USR1@40`, all of them at once, and must stop at its signal as its recipe says. Their notice.py is
+# the first Python block of the recipe itself. The Lightning program also runs without Sublet and gets its signal from
+# here. A program that does not stop is asked for the stacks of its threads. Starts and ends its own daemon, in a
+# directory of its own; takes about a minute and a half. Exits with 1 if a check failed.
 set -u
 [ $# = 2 ] || { echo "usage: bench/gpu/signals.sh SUBLET OUT" >&2; exit 64; }
 sublet=$(realpath "$1")
@@ -29,6 +31,7 @@ check() {
     if "$@"; then echo "ok: $what"; else echo "FAILED: $what"; failed=1; fi
 }
 finish() {
+    cp "$here"/*.out "$here/log" "$out" 2>/dev/null
     for pid in "${job[@]}" $daemon; do
         kill "$pid" 2>/dev/null && wait "$pid" 2>/dev/null
     done
@@ -45,9 +48,33 @@ recipe() {
 start() {
     local name=$1
     shift
-    PYTHONPATH=$here/$name timeout 300 "$sublet" run --vram 6G --name "$name" --time 150s --signal USR1@60 -- "$@" \
-        >"$here/$name.out" 2>&1 &
+    PYTHONFAULTHANDLER=1 PYTHONPATH=$here/$name timeout 300 \
+        "$sublet" run --vram 6G --name "$name" --time 80s --signal USR1@40 -- "$@" >"$here/$name.out" 2>&1 &
     job[$name]=$!
+}
+# stop NAME: waits until a program has ended, for 100 s at most; sets code[NAME].
+stop() {
+    local process child
+    for _ in $(seq 500); do
+        kill -0 "${job[$1]}" 2>/dev/null || break
+        sleep 0.2
+    done
+    if kill -0 "${job[$1]}" 2>/dev/null; then
+        echo "$1 does not stop: its processes, and the stacks of its threads"
+        process=$(printed "$1" pid)
+        for child in $process $(cat "/proc/$process/task/$process/children"); do
+            tr '\0' ' ' <"/proc/$child/cmdline"; echo
+            grep -E '^(Pid|PPid|State|SigCgt)' "/proc/$child/status"
+            grep -H . /proc/"$child"/task/*/{comm,wchan,syscall}
+            # Python prints its stacks and ends.
+            kill -ABRT "$child"
+        done
+        sleep 5
+        kill "${job[$1]}" 2>/dev/null
+    fi
+    wait "${job[$1]}"
+    code[$1]=$?
+    unset "job[$1]"
 }
 # await NAME WORDS SECONDS: waits until a program printed these words.
 await() {
@@ -76,7 +103,7 @@ for _ in $(seq 150); do
     sleep 0.2
 done
 
-say "four programs, each on a lease of 150 s, with SIGUSR1 60 s before its end"
+say "four programs, each on a lease of 80 s, with SIGUSR1 40 s before its end"
 for name in torchrun lightning hf-trainer; do
     mkdir "$here/$name"
     check "the recipe $name has a block of Python" recipe "$name" "$here/$name"
@@ -88,16 +115,25 @@ start lightning python3 "$programs/lightning_train.py" "$here/lightning"
 start hf-trainer python3 "$programs/hf_train.py" "$here/hf-trainer"
 start deaf "${torchrun[@]}" "$programs/torchrun_train.py" "$here/deaf" deaf
 for name in torchrun lightning hf-trainer deaf; do
-    # The signal comes 90 s after the grant: a program that is not ready by then proves nothing.
-    check "$name trains before its signal" await "$name" "training pid=" 85
+    # The signal comes 40 s after the grant: a program that is not ready by then proves nothing.
+    check "$name trains before its signal" await "$name" "training pid=" 38
 done
 "$sublet" ps
 declare -A code=()
 for name in torchrun lightning hf-trainer deaf; do
-    wait "${job[$name]}"
-    code[$name]=$?
-    unset "job[$name]"
+    stop "$name"
 done
+
+say "Lightning without Sublet"
+mkdir "$here/bare"
+recipe lightning "$here/bare"
+PYTHONFAULTHANDLER=1 PYTHONPATH=$here/bare timeout 300 python3 "$programs/lightning_train.py" "$here/bare" >"$here/bare.out" 2>&1 &
+job[bare]=$!
+check "it trains" await bare "training pid=" 60
+sleep 3
+kill -USR1 "$(printed bare pid)"
+stop bare
+check "it exited with 75 (${code[bare]})" test "${code[bare]}" = 75
 
 say "torchrun: the rank gets SIGUSR1, saves and leaves with 75; torchrun gets no signal and exits with 1"
 check "the rank got SIGUSR1" got SIGUSR1 "$(printed torchrun pid)"

@@ -39,6 +39,9 @@ pub struct Ask {
     /// The driver may park it also where a restore could lack room, and lose it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub may_lose: bool,
+    /// Its size was measured when its program was adopted: it grows with the program while there is room.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub measured: bool,
     /// The signal it gets before its lease ends: when it is preempted, or when its fixed term is over.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub notice: Option<Notice>,
@@ -273,6 +276,7 @@ impl Ask {
             on: None,
             yields: false,
             may_lose: false,
+            measured: false,
             notice: None,
             name: None,
         }

@@ -24,6 +24,7 @@ use crate::refusals::Refusals;
 use crate::registers::RegisterKeeper;
 use crate::reload::{Reload, Standing};
 use crate::turns::Turns;
+use crate::view::View;
 use crate::writer::{self, Pen};
 use std::io;
 use std::net::SocketAddr;
@@ -348,6 +349,7 @@ fn run(
 
     let post = Post::new(desk, history.clone());
     name_known_tenants(&post, &names, runtime);
+    runtime.block_on(wait_for_first_list(&post, &trouble));
     let operators = Operators {
         own_uid: rustix::process::getuid().as_raw(),
         gid: settled.operators_gid,
@@ -506,6 +508,9 @@ pub(crate) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<
 /// The runtime's threads. What panics there is one connection, and the runtime ends that alone.
 const RUNTIME: &str = "sublet-http";
 
+/// How long a new daemon waits for the first list of GPUs. A driver takes 1 to 3 s to start.
+const FIRST_LIST: Duration = Duration::from_secs(10);
+
 /// Exits when any other thread panics: a daemon without its loop, its writer or its hub for programs must not live on.
 fn exit_on_panic() {
     let print = std::panic::take_hook();
@@ -530,6 +535,22 @@ fn clock_for(loaded: &LoadedState, boot: &str) -> Clock {
         Ok(offset) if meta.boot == boot => Clock::new(Span(offset)),
         _ => Clock::after_boot(loaded.clock),
     }
+}
+
+/// Waits until a new daemon knows the GPUs, or why it cannot: a request before that would be refused for good.
+async fn wait_for_first_list(post: &Post, trouble: &RwLock<Option<String>>) {
+    let knows_gpus = |view: &View<'_>| view.state.cards().next().is_some();
+    let is_over = async || {
+        let has_trouble = trouble.read().is_ok_and(|trouble| trouble.is_some());
+        has_trouble || post.read(knows_gpus).await.unwrap_or(true)
+    };
+    let listed = async {
+        while !is_over().await {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    // A driver that hangs must not keep the daemon from answering.
+    let _ = tokio::time::timeout(FIRST_LIST, listed).await;
 }
 
 fn name_known_tenants(post: &Post, names: &Names, runtime: &tokio::runtime::Runtime) {

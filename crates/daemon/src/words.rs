@@ -151,7 +151,7 @@ pub fn not_parkable(why: &NotParkable) -> String {
     match why {
         NotParkable::Ram { need, room } => {
             let (need, room) = (show(need.0), show(room.0));
-            format!("it needs {need} of host memory, and the parking space has {room} free now")
+            format!("it needs {need} of host memory, and the parking space has {room} free now (`[parking] ram`)")
         }
         NotParkable::Quota { cap } => format!("its user may have {} parked at once", show(cap.0)),
         other => other.to_string(),

@@ -515,6 +515,7 @@ pub fn draw_ask(rng: &mut Rng, ttl_max_s: u64, cards: usize) -> Ask {
         },
         yields: false,
         may_lose: false,
+        measured: false,
         notice: None,
         name: None,
     }

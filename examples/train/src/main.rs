@@ -25,8 +25,8 @@ use sublet::training::{
 };
 use sublet::{FabricError, GpuBuilder, GpuLease, GpuSession, GrafosError};
 
-/// What the network and its buffers take, with room to spare.
-const VRAM_MIB: u64 = 256;
+/// What the network, its buffers and a CUDA context (about 600 MiB on a real GPU) take, with room to spare.
+const VRAM_MIB: u64 = 1024;
 
 /// Trains a small network on a GPU that may be taken away, and prints a checksum of its weights
 #[derive(Parser)]

@@ -46,6 +46,7 @@ class ones:
 
     def sum(self, dtype=None):
         _call("cuCtxSetCurrent", _context)
+        self._take_scratch()
         found, size = 0, 4 * self.count
         piece = ctypes.create_string_buffer(min(size, _PIECE))
         for offset in range(0, size, _PIECE):
@@ -53,6 +54,13 @@ class ones:
             _call("cuMemcpyDtoH_v2", piece, ctypes.c_uint64(self.address.value + offset), ctypes.c_size_t(length))
             found += piece.raw[:length].count(_ONE)
         return _Number(found)
+
+
+    def _take_scratch(self):
+        """Torch keeps what its first sum needs: the program has more than when it was adopted."""
+        if not hasattr(self, "scratch"):
+            self.scratch = ctypes.c_uint64()
+            _call("cuMemAlloc_v2", ctypes.byref(self.scratch), ctypes.c_size_t(32 << 20))
 
 
 class _Number(int):

@@ -599,7 +599,7 @@ impl Turn<'_> {
             return Err(cannot("it is a process of the system"));
         }
         let plain = Ask::plain(vram, Term::Renewed(self.state.policy().ttl));
-        let ask = Ask { gpus: cards.len() as u16, tier, ..plain };
+        let ask = Ask { gpus: cards.len() as u16, tier, measured: wish.is_none(), ..plain };
         Ok((Fit { cards, vram, before: None }, ask))
     }
 

@@ -54,6 +54,11 @@ pub(crate) fn is_to_end(state: &State, lease: &Lease, hold: &Hold, now: Time) ->
 pub fn more(state: &State, lease: &Lease, now: Time) -> Option<Bytes> {
     let Phase::Active(hold) = &lease.phase else { return None };
     hold.over()?;
+    larger(state, lease, hold, now)
+}
+
+/// The same, whether or not the holder was told.
+fn larger(state: &State, lease: &Lease, hold: &Hold, now: Time) -> Option<Bytes> {
     let seen = most_seen(state, lease.id, hold);
     if seen <= hold.vram || state.is_stopped() {
         return None;
@@ -93,15 +98,25 @@ fn is_allowed(state: &State, lease: &Lease, hold: &Hold, vram: Bytes, now: Time)
 }
 
 impl Turn<'_> {
-    /// A card was looked at: who has more there than its lease is told, and who has not any more is let be.
+    /// A card was looked at: who has more there than its lease is told, and who has not any more is let be. A lease whose
+    /// size was measured grows instead, if there is room.
     pub(super) fn look_for_over(&mut self, card: CardId) {
         if self.state.is_stopped() {
             return;
         }
         for (lease, has) in self.state.excess_on(card) {
-            let Some(Phase::Active(hold)) = self.state.lease(lease).map(|row| &row.phase) else { continue };
+            let Some(row) = self.state.lease(lease) else { continue };
+            let Phase::Active(hold) = &row.phase else { continue };
+            if has
+                && row.ask.measured
+                && let Some(vram) = larger(self.state, row, hold, self.now)
+            {
+                self.enlarge(lease, vram);
+                continue;
+            }
             let seen = most_seen(self.state, lease, hold);
             match hold.over() {
+                _ if has && seen <= hold.vram + SLACK => {}
                 // Once, and again when it is much more.
                 Some(told) if has && seen < told.seen + SLACK.max(Bytes(told.seen.0 / 8)) => {}
                 _ if has => self.emit(Action::Over { lease, at: self.now, seen }),
@@ -132,10 +147,17 @@ impl Turn<'_> {
         if !enough || usize::from(gpus) != cards || offered.is_none_or(|offered| vram > offered) {
             return Answer::Refused(Refusal::NotLarger { instead: offered });
         }
+        self.enlarge(lease, vram);
+        Answer::Lease(lease)
+    }
+
+    /// An active lease gets this much of each of its cards, and is charged for what that adds.
+    fn enlarge(&mut self, lease: LeaseId, vram: Bytes) {
+        let Some(row) = self.state.lease(lease) else { return };
+        let Phase::Active(hold) = &row.phase else { return };
         let left = hold.until.since(self.now);
-        let mark = charged(self.state, row.tenant, vram.less(hold.vram), cards, left, self.now);
+        let mark = charged(self.state, row.tenant, vram.less(hold.vram), hold.cards.len(), left, self.now);
         let mark = (!self.state.planted(Mutant::GrowFree)).then_some(mark);
         self.emit(Action::Grow { lease, at: self.now, vram, mark });
-        Answer::Lease(lease)
     }
 }

@@ -31,7 +31,9 @@ impl State {
         for lease in room.present().keys().chain(told) {
             let Some(row) = self.rows.leases.get(lease) else { continue };
             let Phase::Active(hold) = &row.phase else { continue };
-            let has = room.seen_of(*lease) > hold.vram + SLACK;
+            // A measured lease grows with its program, and the driver parks only a lease that covers its program.
+            let slack = if row.ask.measured { Bytes::ZERO } else { SLACK };
+            let has = room.seen_of(*lease) > hold.vram + slack;
             // After a start it must be heard first whose processes are whose.
             let known = has || self.lives.get(lease).is_some_and(|live| live.counted);
             if known && (has || self.over.contains(lease)) {

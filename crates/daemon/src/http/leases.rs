@@ -126,6 +126,7 @@ fn ask_of(ask: wire::LeaseRequest, ttl: Span) -> Result<Ask, Problem> {
         on: ask.on.as_deref().map(On::read),
         yields: ask.has_hook,
         may_lose: ask.may_lose,
+        measured: false,
         notice: match ask.notice {
             None => None,
             Some(notice) => {

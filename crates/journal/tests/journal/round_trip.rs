@@ -53,6 +53,7 @@ fn extreme_ask() -> Ask {
         on: Some(On::Uuid("GPU-\u{0}'\"\\".to_owned())),
         yields: true,
         may_lose: true,
+        measured: true,
         notice: Some(Notice { signal: u8::MAX, before: Span(u64::MAX) }),
         name: Some("名前 🦀".to_owned()),
     }

@@ -33,7 +33,9 @@ impl Books {
         for lease in card.claims.keys().filter(|_| matches!(card.look, Look::Free(_))) {
             let Some(book) = self.leases.get(lease) else { continue };
             let At::Held(held) = &book.at else { continue };
-            let has = self.exceeds(*lease, held, number);
+            // A lease whose size was measured grows with its program, by any amount.
+            let little = if book.ask.measured { 0 } else { LITTLE };
+            let has = self.exceeds(*lease, held, number, little);
             // Of whose processes nothing was heard nobody knows that they have little.
             if has || (held.over.is_some() && book.counted) {
                 let looks = match before.get(lease) {
@@ -53,8 +55,8 @@ impl Books {
         }
     }
 
-    fn exceeds(&self, lease: LeaseId, held: &Held, number: usize) -> bool {
-        self.seen_of(lease, number).0 > held.vram.0 + LITTLE
+    fn exceeds(&self, lease: LeaseId, held: &Held, number: usize, little: u64) -> bool {
+        self.seen_of(lease, number).0 > held.vram.0 + little
     }
 
     fn most(&self, lease: LeaseId, held: &Held) -> Bytes {
@@ -87,6 +89,7 @@ impl Books {
         })?;
         must(20, self.is_news(lease, held), || format!("{lease} is told twice that it has {seen}: {held:?}"))?;
         let most = self.most(lease, held);
+        must(20, most.0 > held.vram.0 + LITTLE, || format!("{lease} is told that it has {most}: {held:?}"))?;
         must(20, at == now && seen == most, || format!("{lease} is told that it has {seen}, and it has {most}"))?;
         if let Some(Book { at: At::Held(held), .. }) = self.leases.get_mut(&lease) {
             held.over = Some((held.over.map_or(now, |(since, _)| since), seen));
@@ -119,7 +122,8 @@ impl Books {
         }
         for (lease, (has, looks)) in self.cards[*number].excess.iter().filter(|(_, (_, looks))| *looks >= LOOKS) {
             let Some(Book { at: At::Held(held), .. }) = self.leases.get(lease) else { continue };
-            let undone = if *has { self.is_news(*lease, held) } else { self.is_within(*lease, held) };
+            let much = self.most(*lease, held).0 > held.vram.0 + LITTLE;
+            let undone = if *has { much && self.is_news(*lease, held) } else { self.is_within(*lease, held) };
             must(20, !undone, || {
                 format!("{lease} was seen {looks} times (more than its lease: {has}), and was not told: {held:?}")
             })?;
@@ -145,12 +149,17 @@ impl Books {
         };
         let cards = held.cards.len();
         let fits = match cause {
-            Cause::Accepted(of, asked, gpus, None) => (*of, *asked, usize::from(*gpus)) == (lease, vram, cards),
+            Cause::Accepted(of, asked, gpus, None) => {
+                held.over.is_some() && (*of, *asked, usize::from(*gpus)) == (lease, vram, cards)
+            }
+            // The size of an adopted program's lease was measured, and it has more by now.
+            Cause::Observed(Some(number), _) => {
+                let excess = self.cards[*number].excess.get(&lease);
+                book.ask.measured && matches!(excess, Some((true, looks)) if *looks >= LOOKS)
+            }
             _ => false,
         };
-        must(1, fits && at == now && held.over.is_some(), || {
-            format!("{lease} grows to {vram} after {cause:?}: {held:?}")
-        })?;
+        must(1, fits && at == now, || format!("{lease} grows to {vram} after {cause:?}: {held:?}"))?;
         must(1, vram > held.vram && self.most(lease, held).0 <= vram.0 + LITTLE, || {
             format!("{lease} grows from {} to {vram}, and has {}", held.vram, self.most(lease, held))
         })?;
@@ -214,7 +223,7 @@ impl Books {
         let shows = |number: &usize| {
             let card = &self.cards[*number];
             let fresh = now.since(card.begun).0 <= 2 * self.policy.period.0;
-            fresh && matches!(card.look, Look::Free(_)) && self.exceeds(book.id, held, *number)
+            fresh && matches!(card.look, Look::Free(_)) && self.exceeds(book.id, held, *number, LITTLE)
         };
         over && held.cards.iter().any(shows) && !self.watch.is_by(book.id)
     }

@@ -216,6 +216,41 @@ fn an_adopted_process_is_no_stranger_and_needs_no_room_for_what_it_has() {
 }
 
 #[test]
+fn an_adopted_lease_grows_with_its_program_unless_its_size_was_given() {
+    check(
+        "
+        0s cards 24G
+        0s tested
+        0s card 0 stray=4G other=4G
+        1s audit stray uid=7
+        1s audit other uid=8
+        2s adopt stray uid:7
+        2s adopt other uid:8 5G
+        3s card 0 stray=4100M other=4G
+        6s card 0 stray=4100M other=6G
+        9s ask ann 10G wait=0s
+        10s card 0 stray=9G other=6G
+        13s tick
+        ",
+        expect![[r#"
+            1s find X1 of uid 7
+            1s find X2 of uid 8
+            2s queue L1
+            2s grant L1 4 GiB on 0 epoch 1 until 302s
+            2s close X1 (Adopted(LeaseId(1)))
+            2s queue L2
+            2s grant L2 5 GiB on 0 epoch 2 until 302s
+            2s close X2 (Adopted(LeaseId(2)))
+            4s grow L1 to 4.1 GiB
+            7s over L2: 6 GiB
+            9s queue L3
+            9s grant L3 10 GiB on 0 epoch 3 until 69s
+            11s over L1: 9 GiB
+        "#]],
+    );
+}
+
+#[test]
 fn a_known_users_process_with_a_card_open_is_adopted_where_that_is_the_mode() {
     check(
         "
