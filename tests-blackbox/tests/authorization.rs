@@ -8,6 +8,7 @@
 use serde_json::{Value, json};
 use std::os::unix::process::CommandExt;
 use std::process::{Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use sublet_blackbox::binary::sublet;
 use sublet_blackbox::http::JSON;
 use sublet_blackbox::service::bare_command;
@@ -77,6 +78,17 @@ POST /v1/tokens                201               201               201          
 DELETE /v1/tokens/{id}         200               no_such_token     200               200               no_such_token  read_only      no_such_token  unauthenticated
   missing                      no_such_token     no_such_token     no_such_token     no_such_token     no_such_token  read_only      no_such_token  unauthenticated
 POST /v1/journal/accept-loss   denied            denied            no_loss           no_loss           denied         read_only      denied         unauthenticated
+GET /v1/registers              200               200               200               200               200            200            200            unauthenticated
+GET /v1/registers/{register}/chains            200  200  200  200  200  200  200  unauthenticated
+  missing                                      200  200  200  200  200  200  200  unauthenticated
+GET /v1/registers/{register}/chains/{chain}    200  200  200  200  200  200  200  unauthenticated
+  missing                                      200  200  200  200  200  200  200  unauthenticated
+GET /v1/registers/{register}/chains/{chain}/entries            200  200  200  200  200  200  200  unauthenticated
+  missing                                                      200  200  200  200  200  200  200  unauthenticated
+PUT /v1/registers/{register}/chains/{chain}/entries/{number}   201  entry_out_of_order  entry_out_of_order  entry_out_of_order  201  read_only  entry_out_of_order  unauthenticated
+  missing                      entry_out_of_order  entry_out_of_order  entry_out_of_order  entry_out_of_order  entry_out_of_order  read_only  entry_out_of_order  unauthenticated
+DELETE /v1/registers/{register}/chains/{chain}/entries         200  200  200  200  200  read_only  200  unauthenticated
+  missing                                                      200  200  200  200  200  read_only  200  unauthenticated
 GET /v1/usage                  200               200               200               200               200            200            200            unauthenticated
 GET /v1/audit                  200               200               200               200               200            200            200            unauthenticated
 GET /v1/events                 200               200               200               200               200            200            200            unauthenticated
@@ -129,6 +141,8 @@ struct Subject {
     rule: String,
     uuid: String,
     pid: u32,
+    /// A register and a chain in it, with one entry.
+    chain: (String, String),
 }
 
 impl World {
@@ -153,8 +167,13 @@ impl World {
         let (lease, token): (Lease, Token) =
             as_user(ALICE, || (self.socket.grant(&ask(300 * MIB, fields.clone())), self.socket.make_token(fields).1));
         let rule: Rule = self.socket.post("/v1/rules", &json!({ "matches": "uid:4711", "action": "allow" })).read();
+        static NEXT: AtomicU32 = AtomicU32::new(100_000);
+        let chain = ("plans".to_owned(), format!("c%2Fplans%2F{}", NEXT.fetch_add(1, Ordering::Relaxed)));
+        let entry = format!("/v1/registers/{}/chains/{}/entries/1", chain.0, chain.1);
+        let created = as_user(ALICE, || self.socket.send("PUT", &entry, &[], b"entry"));
+        assert_eq!(created.status, 201, "{}", created.text());
         let (uuid, pid) = (self.uuid.clone(), self.process.pid());
-        Subject { lease: lease.id, fence: lease.fence, token: token.id, rule: rule.id, uuid, pid }
+        Subject { lease: lease.id, fence: lease.fence, token: token.id, rule: rule.id, uuid, pid, chain }
     }
 
     /// Leaves nothing behind: neither leases, nor tokens, nor rules, nor a GPU that drains.
@@ -199,13 +218,23 @@ impl Subject {
         let uuid = format!("{}{}", &self.uuid[..4], self.uuid[4..].chars().map(digits).collect::<String>());
         // No system has so many processes.
         let pid = u32::try_from(i32::MAX).expect("a number");
-        Subject { lease: like(&self.lease), token: like(&self.token), rule: like(&self.rule), uuid, pid, ..*self }
+        let chain = ("nulls".to_owned(), "c%2Fplans%2F999999".to_owned());
+        Subject {
+            lease: like(&self.lease),
+            token: like(&self.token),
+            rule: like(&self.rule),
+            uuid,
+            pid,
+            chain,
+            ..*self
+        }
     }
 
     /// An answer about this object without its names and without what differs between any two answers.
     fn comparable(&self, answer: &HttpReply) -> (u16, Vec<(String, String)>, String) {
         let headers = answer.headers.iter().filter(|(name, _)| name != "date" && name != "content-length").cloned();
-        let names = [&self.lease, &self.token, &self.rule, &self.uuid, &self.pid.to_string()];
+        let chain = self.chain.1.replace("%2F", "/");
+        let names = [&self.lease, &self.token, &self.rule, &self.uuid, &self.pid.to_string(), &chain];
         let text = names.into_iter().fold(answer.text(), |text, name| text.replace(name.as_str(), "NAME"));
         (answer.status, headers.collect(), text)
     }
@@ -217,7 +246,12 @@ fn call(client: &TestClient, &Row { method, path, .. }: &Row, subject: &Subject)
         path if path.contains("rules") => &subject.rule,
         _ => &subject.lease,
     };
-    let target = path.replace("{id}", id).replace("{uuid}", &subject.uuid);
+    let (register, chain) = &subject.chain;
+    let target = path.replace("{id}", id).replace("{uuid}", &subject.uuid).replace("{number}", "2");
+    let mut target = target.replace("{register}", register).replace("{chain}", chain);
+    if method == "DELETE" && path.ends_with("entries") {
+        target.push_str("?before=1");
+    }
     let fence = subject.fence;
     let body = match path.rsplit('/').next() {
         Some("leases") => ask(300 * MIB, json!({})),

@@ -5,7 +5,7 @@
 //!   journal  host  replay   know core; host also softgpu, to make soft GPUs, and shim-wire; its
 //!                        tests know the soft GPUs' libraries
 //!   ptx-fuzz             knows ptx
-//!   daemon               knows core, journal, host, wire
+//!   daemon               knows core, journal, host, wire, checkpoint
 //!   sublet (crates/sdk)  knows wire and checkpoint; it reaches the daemon over its API only
 //!   cli                  knows sublet, for its client of the API, wire, shim-wire, replay and softgpu, and starts daemon
 //!   sim, bench, blackbox, xtask   may know all, and no other knows them
@@ -48,7 +48,10 @@ const RULES: [(&str, MayKnow); 25] = [
     ("sublet-softgpu", MayKnow::Only(&[])),
     ("sublet-softgpu-nvml", MayKnow::Only(&["sublet-softgpu"])),
     ("sublet-softgpu-cuda", MayKnow::Only(&["sublet-softgpu", "sublet-ptx"])),
-    ("sublet-daemon", MayKnow::Only(&["sublet-core", "sublet-journal", "sublet-host", "sublet-wire"])),
+    (
+        "sublet-daemon",
+        MayKnow::Only(&["sublet-core", "sublet-journal", "sublet-host", "sublet-wire", "sublet-checkpoint"]),
+    ),
     ("sublet", MayKnow::Only(&["sublet-wire", "sublet-checkpoint"])),
     (
         "sublet-cli",

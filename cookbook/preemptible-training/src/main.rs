@@ -2,13 +2,12 @@
 
 use cookbook_preemptible_training::{acquire_preemptible_training_lease, open_job, train};
 use std::process::ExitCode;
-use sublet::GrafosError;
-use sublet::replicated::CheckpointStore;
+use sublet::{GrafosError, checkpoint_store};
 
 const VRAM: u64 = 1 << 30;
 
 fn run(steps: u64) -> Result<(), GrafosError> {
-    let job = open_job(&CheckpointStore::from_environment()?, "cookbook", 10)?;
+    let job = open_job(&checkpoint_store()?, "cookbook", 10)?;
     let progress = train(&job, steps, vec![0; 16], || {
         let lease = acquire_preemptible_training_lease(VRAM, 120)?;
         eprintln!("on lease {}", lease.lease_id());

@@ -369,7 +369,8 @@ impl ReplicatedError {
                 "connect to the register that was rebuilt last; this one is an older copy"
             }
             ReplicatedError::RegisterLost { .. } => {
-                "put the register's file back, or `sublet checkpoint rebuild` makes a new one from the replicas"
+                "put the register back, or name the daemon that has it; `sublet checkpoint rebuild` makes a new one \
+                 from the replicas"
             }
             ReplicatedError::NoStore { .. } => {
                 "name the directory or the configuration file of a store, such as with SUBLET_CHECKPOINTS"

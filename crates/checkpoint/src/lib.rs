@@ -61,6 +61,7 @@ mod replica;
 mod replicated;
 mod save_job;
 mod store;
+mod store_opener;
 mod stored;
 
 pub use chain::checkpoint::CommittedEffect;
@@ -82,6 +83,7 @@ pub use replicated::{
     ScrubReport,
 };
 pub use store::{CHECKPOINTS_VARIABLE, CheckpointStore, StallLimits};
+pub use store_opener::{ConnectDaemon, DaemonPlace, StoreOpener, is_register_name};
 pub use stored::{ExportReport, StoredCheckpoint, StoredCopy, StoredFile, StoredManifest};
 
 /// Seconds since 1970 by this machine's clock, for people; 0 if it stands before. Nothing is decided by it.

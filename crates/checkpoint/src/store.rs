@@ -14,6 +14,9 @@
 //! A directory that is missing is not made: an empty mount point must not take copies that are meant
 //! for the disk. So name a directory on the disk, not the mount point.
 //!
+//! `register = "daemon"` lets a daemon keep the register, for programs without a local disk. This crate knows no daemon:
+//! a [`StoreOpener`] is told how to reach it.
+//!
 //! Absent on purpose: an object store as the register. Copies may lie anywhere; the register needs a
 //! local disk.
 
@@ -31,6 +34,7 @@ use crate::policy::{
 use crate::register::{ChainRegister, SqliteRegister};
 use crate::replica::{CheckpointHome, ReplicaDirectory};
 use crate::replicated::ReplicatedCheckpoint;
+use crate::store_opener::{DaemonPlace, StoreOpener};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::env;
@@ -44,10 +48,10 @@ use std::time::Duration;
 pub const CHECKPOINTS_VARIABLE: &str = "SUBLET_CHECKPOINTS";
 
 /// The register's file name in a store's directory.
-const REGISTER_FILE: &str = "register.db";
+pub(crate) const REGISTER_FILE: &str = "register.db";
 
 /// The directory of replicas in a store's directory.
-const REPLICAS: &str = "replicas";
+pub(crate) const REPLICAS: &str = "replicas";
 
 /// A register and the places of replicas. Clones are the same store.
 #[derive(Clone)]
@@ -89,7 +93,7 @@ impl Default for StallLimits {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct StoreConfig {
-    register: PathBuf,
+    register: String,
     replicas: BTreeMap<String, PathBuf>,
 }
 
@@ -104,7 +108,7 @@ impl CheckpointStore {
         Ok(store)
     }
 
-    fn below(directory: &Path) -> Result<CheckpointStore, ReplicatedError> {
+    pub(crate) fn below(directory: &Path) -> Result<CheckpointStore, ReplicatedError> {
         let directory = directory.to_owned();
         make_directory(&directory).map_err(|source| ReplicatedError::File { path: directory.clone(), source })?;
         let register = SqliteRegister::open(directory.join(REGISTER_FILE))?;
@@ -113,53 +117,42 @@ impl CheckpointStore {
 
     /// The store at a path: a directory, or a configuration file (`*.toml`).
     pub fn at(path: impl AsRef<Path>) -> Result<CheckpointStore, ReplicatedError> {
-        if is_config(path.as_ref()) { CheckpointStore::from_config(path) } else { CheckpointStore::open(path) }
+        StoreOpener::new().at(path)
     }
 
     /// The store at a path, which must exist: nothing is made.
     pub fn open_existing(path: impl AsRef<Path>) -> Result<CheckpointStore, ReplicatedError> {
-        let path = absolute(path.as_ref())?;
-        let register = if is_config(&path) { None } else { Some(path.join(REGISTER_FILE)) };
-        let has_replicas = path.join(REPLICAS).exists();
-        match register {
-            _ if !path.exists() => Err(ReplicatedError::NoStore { path }),
-            Some(register) if !register.exists() && !has_replicas => Err(ReplicatedError::NoStore { path }),
-            _ => CheckpointStore::at(path),
-        }
+        StoreOpener::new().open_existing(path)
     }
 
     /// The store at a path, to be [rebuilt](CheckpointStore::rebuild): its register may be lost.
     pub fn open_to_rebuild(path: impl AsRef<Path>) -> Result<CheckpointStore, ReplicatedError> {
-        let path = absolute(path.as_ref())?;
-        match path.exists() {
-            true if is_config(&path) => CheckpointStore::configured(&path),
-            true => CheckpointStore::below(&path),
-            false => Err(ReplicatedError::NoStore { path }),
-        }
+        StoreOpener::new().open_to_rebuild(path)
     }
 
     /// The store that a configuration file describes. Relative paths in it begin at the file's directory.
     pub fn from_config(file: impl AsRef<Path>) -> Result<CheckpointStore, ReplicatedError> {
-        let store = CheckpointStore::configured(&absolute(file.as_ref())?)?;
-        store.check_register()?;
-        Ok(store)
+        StoreOpener::new().open_config(file.as_ref())
     }
 
-    fn configured(file: &Path) -> Result<CheckpointStore, ReplicatedError> {
+    pub(crate) fn configured(file: &Path, opener: &StoreOpener<'_>) -> Result<CheckpointStore, ReplicatedError> {
         let text =
             fs::read_to_string(file).map_err(|source| ReplicatedError::File { path: file.to_owned(), source })?;
         let unusable =
             |reason: String| ReplicatedError::Configuration { reason: format!("`{}`: {reason}", file.display()) };
         let config: StoreConfig = toml::from_str(&text).map_err(|error| unusable(error.to_string()))?;
         let base = file.parent().unwrap_or(Path::new("/"));
-        let register = SqliteRegister::open(base.join(&config.register))?;
+        let register: Arc<dyn ChainRegister> = match DaemonPlace::parse(&config.register).map_err(unusable)? {
+            Some(place) => opener.daemon_register(&place)?,
+            None => Arc::new(SqliteRegister::open(base.join(&config.register))?),
+        };
         let places = config.replicas.into_iter().map(|(id, path)| (ReplicaId::new(id), base.join(path))).collect();
-        CheckpointStore::assemble(Arc::new(register), ReplicaPlaces::Named(places), Arc::new(LocalDisk))
+        CheckpointStore::assemble(register, ReplicaPlaces::Named(places), Arc::new(LocalDisk))
     }
 
     /// The store of programs that name none: the one at [`default_path`](CheckpointStore::default_path).
     pub fn from_environment() -> Result<CheckpointStore, ReplicatedError> {
-        CheckpointStore::at(CheckpointStore::default_path()?)
+        StoreOpener::new().open_default()
     }
 
     /// Where the store of programs that name none lies: `$SUBLET_CHECKPOINTS`, which is a directory or a
@@ -276,7 +269,7 @@ impl CheckpointStore {
 
     /// Refuses an empty register beside replicas that hold committed versions: a program that went on with it
     /// would begin anew.
-    fn check_register(&self) -> Result<(), ReplicatedError> {
+    pub(crate) fn check_register(&self) -> Result<(), ReplicatedError> {
         if !self.register.chains()?.is_empty() {
             return Ok(());
         }
@@ -339,11 +332,11 @@ pub(crate) fn draw_nonce() -> Result<Nonce, ReplicatedError> {
 }
 
 /// True if the path names a configuration file, by its name.
-fn is_config(path: &Path) -> bool {
+pub(crate) fn is_config(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "toml")
 }
 
-fn absolute(path: &Path) -> Result<PathBuf, ReplicatedError> {
+pub(crate) fn absolute(path: &Path) -> Result<PathBuf, ReplicatedError> {
     std::path::absolute(path).map_err(|source| ReplicatedError::File { path: path.to_owned(), source })
 }
 

@@ -479,7 +479,7 @@ fn a_lost_register_is_noticed_and_rebuilt() {
         "ls",
         expect![[r#"
         ! error: the register is lost: it is empty, and replica `disk-1` holds versions of `job:demo:latest`
-        ! hint: put the register's file back, or `sublet checkpoint rebuild` makes a new one from the replicas
+        ! hint: put the register back, or name the daemon that has it; `sublet checkpoint rebuild` makes a new one from the replicas
         exit 1
     "#]],
     );

@@ -152,7 +152,7 @@ mod tests {
     }
 
     fn session(access: &Access, uid: u32, gids: &[u32], spaces: Spaces) -> Session {
-        Session::new(access.clone(), Credentials { uid, gids: gids.to_vec(), spaces })
+        Session::new(access.clone(), Credentials { uid, gids: gids.to_vec(), spaces, process: None })
     }
 
     fn now<T>(future: impl Future<Output = T>) -> T {

@@ -21,6 +21,17 @@ pub struct Credentials {
     pub gids: Vec<u32>,
     /// How far its numbers mean what ours do.
     pub spaces: Spaces,
+    /// The process that connected; `None` if it did not live any more, or cannot be seen from here.
+    pub process: Option<ConnectedProcess>,
+}
+
+/// The process that connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConnectedProcess {
+    /// Its pid as we count.
+    pub pid: u32,
+    /// It had started by then: whichever process has its pid later has not. In ticks since boot.
+    pub by: u64,
 }
 
 /// Which namespaces somebody shares with us. Unknown is none.
@@ -40,9 +51,12 @@ impl Credentials {
         gids.push(cred.gid());
         gids.sort_unstable();
         gids.dedup();
-        let pid = cred.pid().and_then(|pid| u32::try_from(pid).ok());
-        let spaces = pid.and_then(|pid| spaces(stream.as_fd(), pid)).unwrap_or_default();
-        Ok(Credentials { uid: cred.uid(), gids, spaces })
+        // 0 stands for a process that our pid namespace does not have.
+        let pid = cred.pid().and_then(|pid| u32::try_from(pid).ok()).filter(|pid| *pid > 0);
+        let by = process::ticks_since_boot();
+        let seen = pid.and_then(|pid| Some((ConnectedProcess { pid, by }, spaces(stream.as_fd(), pid)?)));
+        let (process, spaces) = seen.unzip();
+        Ok(Credentials { uid: cred.uid(), gids, spaces: spaces.unwrap_or_default(), process })
     }
 }
 

@@ -27,6 +27,7 @@ mod notices;
 mod peer;
 mod plans;
 mod refusals;
+mod registers;
 mod reload;
 mod serve;
 mod signals;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use sublet_core::event::Caller;
 use sublet_core::ids::ProcKey;
 use sublet_host::process;
-use sublet_wire::{Code, Problem};
+use sublet_wire::{Code, Problem, ProcessRef};
 
 /// One end of a connection.
 #[derive(Clone, Debug)]
@@ -109,19 +109,39 @@ impl Peer {
         }
     }
 
+    /// The process that is meant, if it is the peer's own.
+    pub fn named_process(&self, process: ProcessRef) -> Result<ProcKey, Problem> {
+        match process {
+            ProcessRef::Pid(pid) => self.process(pid),
+            ProcessRef::Caller => self.calling_process(),
+        }
+    }
+
+    /// The process that made the connection, whatever its own pid namespace calls it.
+    fn calling_process(&self) -> Result<ProcKey, Problem> {
+        let Proof::Local { credentials, .. } = &self.proof else { return Err(not_local()) };
+        let found = credentials.process.and_then(|connected| {
+            let identity = process::identify(connected.pid).ok()?;
+            let is_it = identity.key.start <= connected.by && identity.uid == credentials.uid;
+            is_it.then_some(identity.key)
+        });
+        found.ok_or_else(|| {
+            let detail = "the process that made this connection is gone, changed its user, or cannot be seen from here";
+            Problem::new(Code::NotYourProcess, detail).hint("call on a connection that the process made itself")
+        })
+    }
+
     /// The process with this pid, if it is the peer's own.
     pub fn process(&self, pid: u32) -> Result<ProcKey, Problem> {
         let no = || {
             Problem::new(Code::NotYourProcess, format!("process {pid} is not there, or not yours"))
                 .hint("bind a live process of your own user")
         };
-        let Proof::Local { credentials, .. } = &self.proof else {
-            let detail = "a process can be named on the host's own socket only";
-            return Err(Problem::new(Code::PidNotLocal, detail)
-                .hint("leave `pid` out and renew the lease yourself, or ask on the host"));
-        };
+        let Proof::Local { credentials, .. } = &self.proof else { return Err(not_local()) };
         if !credentials.spaces.pids {
-            return Err(no().hint("this client runs in another pid namespace: bind from the host"));
+            return Err(
+                no().hint("this client counts pids otherwise: say \"caller\" to bind it, or bind from the host")
+            );
         }
         match process::identify(pid) {
             Ok(identity) if identity.uid == credentials.uid => Ok(identity.key),
@@ -130,10 +150,15 @@ impl Peer {
     }
 }
 
+fn not_local() -> Problem {
+    Problem::new(Code::PidNotLocal, "a process can be named on the host's own socket only")
+        .hint("leave `pid` out and renew the lease yourself, or ask on the host")
+}
+
 impl Operators {
     /// Whether somebody is one, by what the kernel says: the directory makes nobody an operator.
     pub fn include(&self, credentials: &Credentials) -> bool {
-        let Credentials { uid, gids, spaces } = credentials;
+        let Credentials { uid, gids, spaces, .. } = credentials;
         // Root in a container is not root here, and becomes any user and a member of any group there: whoever is an
         // operator shares our namespaces.
         let is_ours = spaces.pids && spaces.users;

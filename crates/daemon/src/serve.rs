@@ -21,6 +21,7 @@ use crate::names::Names;
 use crate::notices::Notices;
 use crate::peer::Operators;
 use crate::refusals::Refusals;
+use crate::registers::RegisterKeeper;
 use crate::reload::{Reload, Standing};
 use crate::turns::Turns;
 use crate::view::View;
@@ -379,6 +380,7 @@ fn run(
         stopping: stop.clone(),
         local_rate: Arc::clone(&local_rate),
         refusals: Refusals::default(),
+        registers: RegisterKeeper::new(&options.state_dir, settled.registers),
     });
     tracing::info!(
         "ready on {} ({kind} GPUs); no process is signalled unless its job opted in, or an operator set its GPU to `enforce`",

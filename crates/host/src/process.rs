@@ -6,6 +6,7 @@
 
 use crate::timed_read;
 use rustix::io::Errno;
+use rustix::time::{ClockId, clock_gettime};
 use std::fs;
 use std::io;
 use std::path::PathBuf;
@@ -82,6 +83,14 @@ pub fn identify(pid: u32) -> Result<Identity, ProcessError> {
     }
     let uid = status_field(&status, "Uid:").ok_or_else(|| malformed(pid, "status"))?;
     Ok(Identity { key: after.key(pid), uid, parent: after.parent, name: after.name })
+}
+
+/// How long ago this host was booted, in the unit of [`ProcKey::start`]: a process that starts later has no smaller one.
+pub fn ticks_since_boot() -> u64 {
+    let now = clock_gettime(ClockId::Boottime);
+    let ticks_per_s = rustix::param::clock_ticks_per_second();
+    let part = now.tv_nsec.unsigned_abs() * ticks_per_s / 1_000_000_000;
+    now.tv_sec.unsigned_abs() * ticks_per_s + part
 }
 
 /// True if exactly this process still runs. One that cannot be read counts as running.
@@ -421,6 +430,16 @@ mod tests {
         assert!(ancestry(pid).iter().any(|parent| parent.pid == me.parent));
         assert!(io_bytes(pid).unwrap() > 0 && anonymous_bytes(pid).unwrap() > 0);
         assert_eq!(Environment::read(pid).unwrap().get("NO_SUCH_VARIABLE"), None);
+    }
+
+    #[test]
+    fn a_process_started_before_now_and_after_what_was_now_before() {
+        let before = ticks_since_boot();
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let start = identify(child.id()).unwrap().key.start;
+        assert!((before..=ticks_since_boot()).contains(&start), "{before} {start}");
+        child.kill().unwrap();
+        child.wait().unwrap();
     }
 
     #[test]

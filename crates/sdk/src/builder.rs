@@ -14,7 +14,7 @@ use crate::lease::registry::BindingClaim;
 use crate::lease::{GpuLease, LeaseOwnership, LeaseStatus};
 use std::thread;
 use std::time::{Duration, Instant};
-use sublet_wire::{EndReason, Exclusivity, Lease, LeaseRequest, LeaseState, Preempt, Tier, Vram};
+use sublet_wire::{EndReason, Exclusivity, Lease, LeaseRequest, LeaseState, Preempt, ProcessRef, Tier, Vram};
 
 /// How long one poll for the grant lasts.
 const POLL: Duration = Duration::from_secs(30);
@@ -167,7 +167,8 @@ impl GpuBuilder {
         let mut request = self.request;
         let may_bind = !self.is_unbound && client.socket().is_some();
         let claim = if may_bind { BindingClaim::take() } else { None };
-        request.pid = claim.is_some().then(std::process::id);
+        // Not by its pid: in a container the daemon knows this process by another one.
+        request.pid = claim.is_some().then_some(ProcessRef::Caller);
         let failed = |error| FabricError::of_call(client, None, error);
         let lease = client.request_lease(&request).map_err(failed)?;
         let lease = PendingRequest { client, id: lease.id.clone(), is_granted: false }.wait(lease)?;

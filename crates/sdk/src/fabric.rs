@@ -44,13 +44,14 @@ impl Fabric {
         Fabric { client: DaemonClient::at(socket) }
     }
 
+    /// The daemon at an address such as `https://gpu1:7474`, with the token from the environment.
     #[cfg(feature = "remote")]
-    fn remote(url: &str) -> Result<Fabric, FabricError> {
+    pub(crate) fn remote(url: &str) -> Result<Fabric, FabricError> {
         Ok(Fabric { client: DaemonClient::remote(url)? })
     }
 
     #[cfg(not(feature = "remote"))]
-    fn remote(url: &str) -> Result<Fabric, FabricError> {
+    pub(crate) fn remote(url: &str) -> Result<Fabric, FabricError> {
         Err(FabricError::InvalidArgument(format!(
             "SUBLET_URL names {url}, and this program was built without the feature `remote`"
         )))

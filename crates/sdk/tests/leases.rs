@@ -1,5 +1,7 @@
 //! Leases from a real daemon on soft GPUs: acquired, refused, ended from outside, given back.
 
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 use sublet::testing::LocalHost;
@@ -122,4 +124,50 @@ fn the_private_daemon_does_not_belong_to_the_lease_of_the_program_that_started_i
         assert!(Instant::now() < deadline, "{pids:?}");
         thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// Set in the process that is the program in a container.
+const IN_NAMESPACE: &str = "SUBLET_TEST_IN_PID_NAMESPACE";
+
+#[test]
+fn a_lease_is_bound_to_its_program_also_in_a_pid_namespace_of_its_own() {
+    if std::env::var_os(IN_NAMESPACE).is_some() {
+        return hold_a_lease_until_the_end_of_stdin();
+    }
+    if !Command::new("unshare").args(["--pid", "--fork", "true"]).output().is_ok_and(|out| out.status.success()) {
+        eprintln!("skipped: no pid namespace can be made here (it takes root)");
+        return;
+    }
+    let host = LocalHost::start().expect("a daemon");
+    let mut command = Command::new("unshare");
+    command.args(["--pid", "--fork"]).arg(std::env::current_exe().expect("a program"));
+    command.args(["--exact", "a_lease_is_bound_to_its_program_also_in_a_pid_namespace_of_its_own", "--nocapture"]);
+    command.env(IN_NAMESPACE, "1").env("SUBLET_SOCKET", host.socket());
+    let mut program = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it can be started");
+    let output = BufReader::new(program.stdout.take().expect("a pipe"));
+    let told = output.lines().map_while(Result::ok).find_map(|line| line.strip_prefix("holds ").map(str::to_owned));
+    let (id, own_pid) = told.as_deref().and_then(|told| told.split_once(' ')).expect("it says what it holds");
+    let lease = host.fabric().client().lease(id, LONG).expect("the daemon knows the lease");
+    let [pid] = lease.pids[..] else { panic!("one process is bound: {:?}", lease.pids) };
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
+    let pids = status.lines().find_map(|line| line.strip_prefix("NSpid:")).expect("a line with its pids");
+    let pids: Vec<&str> = pids.split_whitespace().collect();
+    assert_eq!(pids, [pid.to_string().as_str(), own_pid], "its own pid is not the one that the daemon has");
+    drop(program.stdin.take());
+    assert!(program.wait().expect("it ends").success());
+    let deadline = Instant::now() + LONG;
+    // It is not released: it ends with its program.
+    while !matches!(state_of(&host, id), LeaseState::Ending | LeaseState::Ended) {
+        assert!(Instant::now() < deadline, "the lease outlives its program");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn hold_a_lease_until_the_end_of_stdin() {
+    let lease = GpuBuilder::new().min_vram(GIB).acquire().expect("there is room");
+    assert!(lease.is_bound());
+    println!("\nholds {} {}", lease.lease_id(), std::process::id());
+    std::io::stdin().read_to_end(&mut Vec::new()).expect("it can be read");
+    // As a program that crashes: nothing is given back.
+    std::process::exit(0);
 }

@@ -11,6 +11,7 @@ mod gpu;
 mod lease;
 mod problem;
 mod record;
+mod register;
 mod request;
 pub mod size;
 pub mod span;
@@ -25,9 +26,12 @@ pub use lease::{
 };
 pub use problem::{Code, Problem, Remedy};
 pub use record::{AuditLine, AuditPage, Health, JournalLoss, Usage, UsageBy, UsageRow};
+pub use register::{
+    CheckpointRegister, CheckpointRegisters, EntryBytes, RegisterChain, RegisterChains, RegisterEntries, RegisterEntry,
+};
 pub use request::{
-    AcceptRequest, BindRequest, Exclusivity, HookReport, HookResult, LeaseRequest, Notice, Preempt, RenewRequest, Tier,
-    Vram,
+    AcceptRequest, BindRequest, Exclusivity, HookReport, HookResult, LeaseRequest, Notice, Preempt, ProcessRef,
+    RenewRequest, Tier, Vram,
 };
 pub use token::{TOKEN_DIGITS, TOKEN_PREFIX, Token, TokenRequest, Tokens};
 pub use unleased::{

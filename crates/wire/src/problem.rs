@@ -120,6 +120,16 @@ codes! {
     NoSuchToken = "no_such_token", 404, Stop;
     /// The most tokens that are allowed exist already.
     TooManyTokens = "too_many_tokens", 409, Stop;
+    /// An entry of this number is, or was, in the chain already.
+    EntryTaken = "entry_taken", 409, Stop;
+    /// The entry before this one does not exist.
+    EntryOutOfOrder = "entry_out_of_order", 409, Stop;
+    /// The register, the number of the user's registers or the daemon's disk is at its limit; nothing was created.
+    RegisterFull = "register_full", 507, TellOperator;
+    /// The register broke off or did not answer; the entry may have been created.
+    RegisterUnavailable = "register_unavailable", 503, Retry;
+    /// The register's file cannot be used.
+    RegisterDamaged = "register_damaged", 503, TellOperator;
     /// More calls than this tenant, or this address, may make.
     TooManyRequests = "too_many_requests", 429, Retry;
     /// The call has an old fence.

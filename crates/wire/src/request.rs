@@ -83,8 +83,7 @@ pub struct LeaseRequest {
     /// A process of the caller to bind at once, also while the request waits. The request, or the lease, ends when the
     /// last process that is bound to it has exited.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "openapi", schema(minimum = 1))]
-    pub pid: Option<u32>,
+    pub pid: Option<ProcessRef>,
 }
 
 fn one() -> u32 {
@@ -177,6 +176,72 @@ impl utoipa::PartialSchema for Vram {
 #[cfg(feature = "openapi")]
 impl utoipa::ToSchema for Vram {}
 
+/// A process on the daemon's host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProcessRef {
+    /// The one with this pid, as the daemon counts pids.
+    Pid(u32),
+    /// The one that made the connection. The kernel knows it, also from inside a container, whose pids are others.
+    Caller,
+}
+
+impl From<u32> for ProcessRef {
+    fn from(pid: u32) -> ProcessRef {
+        ProcessRef::Pid(pid)
+    }
+}
+
+impl Serialize for ProcessRef {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            ProcessRef::Pid(pid) => serializer.serialize_u32(*pid),
+            ProcessRef::Caller => serializer.serialize_str("caller"),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for ProcessRef {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl serde::de::Visitor<'_> for Visitor {
+            type Value = ProcessRef;
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a process id, or \"caller\"")
+            }
+            fn visit_u64<E: serde::de::Error>(self, n: u64) -> Result<ProcessRef, E> {
+                let pid = u32::try_from(n).map_err(|_| E::invalid_value(serde::de::Unexpected::Unsigned(n), &self));
+                pid.map(ProcessRef::Pid)
+            }
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<ProcessRef, E> {
+                match text {
+                    "caller" => Ok(ProcessRef::Caller),
+                    _ => Err(E::invalid_value(serde::de::Unexpected::Str(text), &self)),
+                }
+            }
+        }
+        deserializer.deserialize_any(Visitor)
+    }
+}
+
+#[cfg(feature = "openapi")]
+impl utoipa::PartialSchema for ProcessRef {
+    fn schema() -> utoipa::openapi::RefOr<utoipa::openapi::schema::Schema> {
+        use utoipa::openapi::schema::{ObjectBuilder, OneOfBuilder, SchemaType, Type};
+        OneOfBuilder::new()
+            .item(
+                ObjectBuilder::new()
+                    .schema_type(SchemaType::Type(Type::Integer))
+                    .minimum(Some(1))
+                    .maximum(Some(u32::MAX)),
+            )
+            .item(ObjectBuilder::new().schema_type(SchemaType::Type(Type::String)).enum_values(Some(["caller"])))
+            .description(Some("A process id, or \"caller\" for the process that made the connection."))
+            .into()
+    }
+}
+#[cfg(feature = "openapi")]
+impl utoipa::ToSchema for ProcessRef {}
+
 /// The class that decides which request goes first: interactive before batch before spot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -251,8 +316,7 @@ pub struct BindRequest {
     #[cfg_attr(feature = "openapi", schema(maximum = 9_223_372_036_854_775_807_u64))]
     pub fence: u64,
     /// A live process of the caller's own user. Its descendants belong to the lease too.
-    #[cfg_attr(feature = "openapi", schema(minimum = 1))]
-    pub pid: u32,
+    pub pid: ProcessRef,
 }
 
 /// `POST /v1/leases/{id}/hook`: the result of a hook that the holder's wrapper ran. A report alone frees nothing: the

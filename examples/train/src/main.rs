@@ -19,9 +19,9 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
-use sublet::replicated::{CheckpointName, CheckpointStore, ReplicatedCheckpoint, ReplicatedError, Version};
+use sublet::replicated::{CheckpointName, ReplicatedCheckpoint, ReplicatedError, Version};
 use sublet::training::{
-    SaveSchedule, TrainingLoop, TrainingProgress, replicated_training_state_in, training_checkpoint_name,
+    SaveSchedule, TrainingLoop, TrainingProgress, replicated_training_state, training_checkpoint_name,
 };
 use sublet::{FabricError, GpuBuilder, GpuLease, GpuSession, GrafosError};
 
@@ -120,8 +120,7 @@ impl Journey<'_> {
 }
 
 fn train(options: &TrainOptions) -> Result<TrainingProgress, GrafosError> {
-    let store = CheckpointStore::from_environment()?;
-    let (checkpoints, _) = replicated_training_state_in(&store)?;
+    let (checkpoints, _) = replicated_training_state()?;
     let job = TrainingLoop::open(&checkpoints, &options.job)?.saving(SaveSchedule::EverySteps(options.every));
     println!("job {}: opened with fence {}", options.job, job.fence());
     let name = training_checkpoint_name(&options.job);

@@ -137,8 +137,13 @@ impl<S: ChainState> ChainLog<S> {
                     return Ok(true);
                 }
                 // After a lost answer, the entry that is in the way may be this very one.
-                Ok(Creation::Taken) => return self.read_on(Some(nonce)),
+                Ok(Creation::Taken) => {
+                    let found = self.read_on(Some(nonce));
+                    return found.map_err(|error| failure.map_or(error, ReplicatedError::from));
+                }
                 Err(error @ RegisterError::Unavailable { .. }) => failure = Some(error),
+                // Nothing was created now, and what became of the attempt before is still not known.
+                Err(_) if failure.is_some() => break,
                 Err(error) => return Err(error.into()),
             }
         }

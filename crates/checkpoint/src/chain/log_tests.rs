@@ -4,6 +4,7 @@ use super::*;
 use crate::chain::checkpoint::{CheckpointChange, VersionChain};
 use crate::names::{FenceEpoch, Version};
 use crate::register::MemoryRegister;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 fn chain() -> ChainName {
     ChainName::parse("c/models/job").expect("a name")
@@ -39,6 +40,57 @@ fn a_long_chain_is_read_from_its_newest_snapshot() {
     let mut reader: ChainLog<VersionChain> = ChainLog::new(register, chain());
     assert_eq!(reader.refresh().expect("a state"), writer.state());
     assert_eq!(follower.refresh().expect("a state"), writer.state(), "a reader catches up after entries were dropped");
+}
+
+/// A register whose first answer to a create is lost, and which refuses afterwards.
+struct LostAnswer {
+    register: MemoryRegister,
+    creates: AtomicUsize,
+    is_read_refused: bool,
+}
+
+fn refused() -> RegisterError {
+    RegisterError::Refused { reason: "the token was revoked".to_owned() }
+}
+
+impl ChainRegister for LostAnswer {
+    fn create(&self, chain: &ChainName, number: u64, entry: &[u8]) -> Result<Creation, RegisterError> {
+        match self.creates.fetch_add(1, Ordering::Relaxed) {
+            0 => {
+                self.register.create(chain, number, entry)?;
+                Err(RegisterError::Unavailable { reason: "the connection broke off".to_owned() })
+            }
+            _ if self.is_read_refused => self.register.create(chain, number, entry),
+            _ => Err(refused()),
+        }
+    }
+    fn read(&self, chain: &ChainName, from: u64, limit: usize) -> Result<Vec<NumberedEntry>, RegisterError> {
+        match self.creates.load(Ordering::Relaxed) {
+            2.. if self.is_read_refused => Err(refused()),
+            _ => self.register.read(chain, from, limit),
+        }
+    }
+    fn last(&self, chain: &ChainName) -> Result<u64, RegisterError> {
+        self.register.last(chain)
+    }
+    fn forget_before(&self, chain: &ChainName, number: u64) -> Result<(), RegisterError> {
+        self.register.forget_before(chain, number)
+    }
+    fn chains(&self) -> Result<Vec<ChainName>, RegisterError> {
+        self.register.chains()
+    }
+}
+
+#[test]
+fn a_refusal_after_a_lost_answer_does_not_mean_that_nothing_was_appended() {
+    for is_read_refused in [false, true] {
+        let register = LostAnswer { register: MemoryRegister::new(), creates: AtomicUsize::new(0), is_read_refused };
+        let register: Arc<dyn ChainRegister> = Arc::new(register);
+        let mut log: ChainLog<VersionChain> = ChainLog::new(Arc::clone(&register), chain());
+        let decide = |state: &VersionChain| Ok(Decision::Append(state.open(FenceEpoch(0), None)));
+        assert_eq!(log.append(decide).expect_err("an error").code(), "register_unavailable");
+        assert_eq!(register.last(&chain()).expect("an answer"), 1);
+    }
 }
 
 #[test]

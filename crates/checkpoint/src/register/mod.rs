@@ -12,8 +12,9 @@
 //!
 //! [`contract`] is the test suite that every register passes.
 //!
-//! Absent on purpose: what an entry means, and clocks. An object store and the daemon's journal are no registers
-//! yet; each would be an implementation of [`ChainRegister`] that passes the suite.
+//! Absent on purpose: what an entry means, and clocks. An object store is no register yet; it would be an
+//! implementation of [`ChainRegister`] that passes the suite. The daemon keeps registers of this kind for programs
+//! without a local disk; the library that calls it has the implementation for them.
 
 pub mod contract;
 mod file_system;
@@ -22,7 +23,7 @@ mod sqlite;
 
 pub use file_system::{FileSystem, file_system_of};
 pub use memory::MemoryRegister;
-pub use sqlite::SqliteRegister;
+pub use sqlite::{EntryPage, SqliteRegister};
 
 use crate::names::ChainName;
 use std::path::PathBuf;
@@ -116,6 +117,12 @@ pub enum RegisterError {
         /// What is wrong.
         reason: String,
     },
+    /// The service that keeps the register refused the call. Nothing was created.
+    #[error("the register of checkpoints refused: {reason}")]
+    Refused {
+        /// What it said.
+        reason: String,
+    },
     /// The store breaks the register's one rule.
     #[error("the store cannot be a register: {reason}")]
     Unfit {
@@ -134,6 +141,7 @@ impl RegisterError {
             RegisterError::Full { .. } => "register_full",
             RegisterError::NotLocal { .. } => "register_not_local",
             RegisterError::Damaged { .. } => "register_damaged",
+            RegisterError::Refused { .. } => "register_refused",
             RegisterError::Unfit { .. } => "register_unfit",
         }
     }
@@ -146,12 +154,13 @@ impl RegisterError {
             }
             RegisterError::OutOfOrder { .. } => "open the name again; the program's view of it is not the register's",
             RegisterError::TooLarge { .. } => "save large results as a checkpoint",
-            RegisterError::Full { .. } => "free room on the register's disk, then save again",
+            RegisterError::Full { .. } => "make room for the register, then save again",
             RegisterError::NotLocal { .. } => {
-                "put the register on a local disk, or use the daemon or an object store as the register; \
-                 the checkpoints themselves may stay where they are"
+                "put the register on a local disk, or let the daemon keep it: SUBLET_CHECKPOINTS names a file with \
+                 `register = \"daemon\"` and the directories of the replicas, which may stay where they are"
             }
             RegisterError::Damaged { .. } => "`sublet checkpoint rebuild` makes a new register from the replicas",
+            RegisterError::Refused { .. } => "correct what it named, such as the token or the name of the register",
             RegisterError::Unfit { .. } => "use a store with conditional create, or another kind of register",
         }
     }

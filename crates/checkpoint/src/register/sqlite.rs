@@ -26,11 +26,25 @@ const APPLICATION_ID: i64 = 0x5362_436b;
 /// How long a call waits for another process's commit. One takes milliseconds.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// The pages of SQLite's usual size that the largest entry takes, with its place in the table.
+const ENTRY_PAGES: u64 = (ENTRY_BYTES_MAX / 4096) as u64 + 8;
+
 /// Chains in an SQLite file.
 #[derive(Debug)]
 pub struct SqliteRegister {
     path: PathBuf,
     state: Mutex<Connected>,
+    /// The pages that the file may have; `None` if only the disk limits it.
+    pages_max: Option<u64>,
+}
+
+/// Some of the entries of a chain.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EntryPage {
+    /// The entries, in order.
+    pub entries: Vec<NumberedEntry>,
+    /// True if more entries follow.
+    pub more: bool,
 }
 
 /// A connection, or why there is none any more.
@@ -43,6 +57,16 @@ enum Connected {
 impl SqliteRegister {
     /// Opens the register, and makes it if the file does not exist. Its directory must exist.
     pub fn open(path: impl Into<PathBuf>) -> Result<SqliteRegister, RegisterError> {
+        SqliteRegister::open_limited(path, None)
+    }
+
+    /// The same for a file that may have at most this many bytes, its write-ahead log not counted. Beyond them an entry
+    /// is refused as [`RegisterError::Full`]; forgetting entries makes room again.
+    pub fn open_within(path: impl Into<PathBuf>, bytes_max: u64) -> Result<SqliteRegister, RegisterError> {
+        SqliteRegister::open_limited(path, Some(bytes_max))
+    }
+
+    fn open_limited(path: impl Into<PathBuf>, bytes_max: Option<u64>) -> Result<SqliteRegister, RegisterError> {
         let path = path.into();
         let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
         match file_system_of(directory).map_err(|error| unavailable(directory, error))? {
@@ -55,7 +79,78 @@ impl SqliteRegister {
         let connection = connect(&path)?;
         // The file's name must survive a power cut before the first entry does.
         locked.sync_all().map_err(|error| unavailable(directory, error))?;
-        Ok(SqliteRegister { path, state: Mutex::new(Connected::Open(connection)) })
+        let pages_max = bytes_max.map(|bytes| limit_pages(&connection, bytes)).transpose();
+        let pages_max = pages_max.map_err(|error| unavailable(&path, error))?;
+        Ok(SqliteRegister { path, state: Mutex::new(Connected::Open(connection)), pages_max })
+    }
+
+    /// True after an error of the disk: the register answers nothing more. Opening it again is safe only for another
+    /// process.
+    pub fn is_broken(&self) -> bool {
+        matches!(*self.state.lock().unwrap_or_else(PoisonError::into_inner), Connected::Broken(_))
+    }
+
+    /// Entries from this number on: at most `limit`, and no more after `bytes_max` bytes. At least one, if there is one.
+    pub fn read_page(
+        &self,
+        chain: &ChainName,
+        from: u64,
+        limit: usize,
+        bytes_max: usize,
+    ) -> Result<EntryPage, RegisterError> {
+        self.with(|connection| {
+            let mut statement = connection.prepare_cached(
+                "SELECT number, bytes FROM entries WHERE chain = ?1 AND number >= ?2 ORDER BY number",
+            )?;
+            let mut rows = statement.query(params![chain.as_str(), column(from)])?;
+            let (mut entries, mut bytes) = (Vec::new(), 0);
+            while let Some(row) = rows.next()? {
+                if entries.len() == limit || bytes >= bytes_max {
+                    return Ok(EntryPage { entries, more: true });
+                }
+                let entry = NumberedEntry { number: row.get::<_, i64>(0)?.unsigned_abs(), bytes: row.get(1)? };
+                bytes += entry.bytes.len();
+                entries.push(entry);
+            }
+            Ok(EntryPage { entries, more: false })
+        })
+    }
+
+    /// At most `limit` chains after this one, by name, each with the number of its newest entry.
+    pub fn chains_after(&self, after: &str, limit: usize) -> Result<Vec<(ChainName, u64)>, RegisterError> {
+        let found: Vec<(String, i64)> = self.with(|connection| {
+            // From name to name through the primary key: the entries in between are not read.
+            let mut statement = connection.prepare_cached(
+                "WITH RECURSIVE names (name) AS (
+                     SELECT (SELECT min(chain) FROM entries WHERE chain > ?1)
+                     UNION ALL
+                     SELECT (SELECT min(chain) FROM entries WHERE chain > name) FROM names WHERE name IS NOT NULL
+                 )
+                 SELECT name, (SELECT max(number) FROM entries WHERE chain = name) FROM names
+                 WHERE name IS NOT NULL LIMIT ?2",
+            )?;
+            let chains =
+                statement.query_map(params![after, column(limit as u64)], |row| Ok((row.get(0)?, row.get(1)?)))?;
+            chains.collect()
+        })?;
+        let parsed = found.into_iter().map(|(name, last)| {
+            let damaged = || RegisterError::Damaged { reason: format!("`{name}` cannot be the name of a chain") };
+            ChainName::parse(&name).map(|chain| (chain, last.unsigned_abs())).ok_or_else(damaged)
+        });
+        parsed.collect()
+    }
+
+    /// What is full: the file as far as it may grow, or the disk.
+    fn full(&self, connection: &Connection) -> RegisterError {
+        let pages = connection.pragma_query_value(None, "page_count", |row| row.get::<_, i64>(0));
+        let reason = match (self.pages_max, pages) {
+            // The entry may need more pages than the few that are left.
+            (Some(most), Ok(pages)) if pages.unsigned_abs() + ENTRY_PAGES > most => {
+                "its file has reached its limit".into()
+            }
+            _ => format!("the disk of `{}` is full", self.path.display()),
+        };
+        RegisterError::Full { reason }
     }
 
     /// Runs a call over the connection, and breaks the register off after an error of the disk.
@@ -65,10 +160,12 @@ impl SqliteRegister {
             Connected::Open(connection) => connection,
             Connected::Broken(reason) => return Err(RegisterError::Unavailable { reason: reason.clone() }),
         };
-        call(connection).map_err(|error| match error.sqlite_error_code() {
-            Some(ErrorCode::DiskFull) => {
-                RegisterError::Full { reason: format!("the disk of `{}` is full", self.path.display()) }
-            }
+        let error = match call(connection) {
+            Ok(answer) => return Ok(answer),
+            Err(error) => error,
+        };
+        Err(match error.sqlite_error_code() {
+            Some(ErrorCode::DiskFull) => self.full(connection),
             Some(ErrorCode::DatabaseBusy) => RegisterError::Unavailable {
                 reason: format!("another process has kept `{}` locked for 30 s", self.path.display()),
             },
@@ -137,22 +234,23 @@ impl ChainRegister for SqliteRegister {
     }
 
     fn chains(&self) -> Result<Vec<ChainName>, RegisterError> {
-        let names: Vec<String> = self.with(|connection| {
-            let mut statement = connection.prepare_cached("SELECT DISTINCT chain FROM entries ORDER BY chain")?;
-            let names = statement.query_map([], |row| row.get(0))?;
-            names.collect()
-        })?;
-        let parsed = names.iter().map(|name| {
-            let damaged = || RegisterError::Damaged { reason: format!("`{name}` cannot be the name of a chain") };
-            ChainName::parse(name).ok_or_else(damaged)
-        });
-        parsed.collect()
+        let chains = self.chains_after("", usize::MAX)?;
+        Ok(chains.into_iter().map(|(chain, _)| chain).collect())
     }
 }
 
 /// A number as SQLite stores it. No chain grows to 2^63 entries, so that the highest number is never created.
 fn column(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+/// Keeps the file from growing beyond this many bytes; returns its most pages. A file that is larger keeps its size.
+fn limit_pages(connection: &Connection, bytes_max: u64) -> rusqlite::Result<u64> {
+    let page: i64 = connection.pragma_query_value(None, "page_size", |row| row.get(0))?;
+    let pages =
+        i64::try_from(bytes_max / page.unsigned_abs().max(1)).unwrap_or(i64::MAX).clamp(1, i64::from(u32::MAX - 1));
+    let set: i64 = connection.pragma_update_and_check(None, "max_page_count", pages, |row| row.get(0))?;
+    Ok(set.unsigned_abs())
 }
 
 /// Opens the file, checks that it is a register or new, and sets the connection up.
@@ -273,6 +371,62 @@ mod tests {
                 }
             });
         }
+    }
+
+    #[test]
+    fn a_file_that_may_not_grow_takes_entries_again_when_others_are_forgotten() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let register = SqliteRegister::open_within(directory.path().join("register.db"), 1 << 20).expect("a register");
+        let (chain, entry) = (ChainName::parse("c/a/b").expect("a name"), vec![7; 64 << 10]);
+        let mut last = 0;
+        let refusal = loop {
+            match register.create(&chain, last + 1, &entry) {
+                Ok(created) => assert_eq!(created, Creation::New),
+                Err(error) => break error,
+            }
+            last += 1;
+            assert!(last < 100, "the limit holds");
+        };
+        assert_eq!(refusal.to_string(), "the register of checkpoints has no room: its file has reached its limit");
+        assert!(last > 8 && !register.is_broken());
+        assert_eq!(register.last(&chain).expect("an answer"), last);
+        register.forget_before(&chain, last).expect("an answer");
+        assert_eq!(register.create(&chain, last + 1, &entry).expect("an answer"), Creation::New);
+    }
+
+    #[test]
+    fn a_page_ends_at_the_limit_of_entries_or_of_bytes() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let register = SqliteRegister::open(directory.path().join("register.db")).expect("a register");
+        let chain = ChainName::parse("c/a/b").expect("a name");
+        for number in 1..=5 {
+            register.create(&chain, number, &[0; 100]).expect("an answer");
+        }
+        let page = |from, limit, bytes| {
+            let page = register.read_page(&chain, from, limit, bytes).expect("an answer");
+            (page.entries.iter().map(|entry| entry.number).collect::<Vec<_>>(), page.more)
+        };
+        assert_eq!(page(1, 3, 1_000), (vec![1, 2, 3], true));
+        assert_eq!(page(1, 10, 150), (vec![1, 2], true));
+        assert_eq!(page(4, 10, 1), (vec![4], true));
+        assert_eq!(page(4, 10, 1_000), (vec![4, 5], false));
+        assert_eq!(page(6, 10, 1_000), (vec![], false));
+    }
+
+    #[test]
+    fn chains_are_listed_in_pages_with_their_newest_entries() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let register = SqliteRegister::open(directory.path().join("register.db")).expect("a register");
+        let chains = ["c/a/1", "c/a/2", "c/b/1", "e/a/1"].map(|name| ChainName::parse(name).expect("a name"));
+        for (chain, entries) in chains.iter().zip(1..) {
+            for number in 1..=entries {
+                register.create(chain, number, b"entry").expect("an answer");
+            }
+        }
+        let page = |after: &str, limit| register.chains_after(after, limit).expect("an answer");
+        assert_eq!(page("", 3), [(chains[0].clone(), 1), (chains[1].clone(), 2), (chains[2].clone(), 3)]);
+        assert_eq!(page("c/b/1", 3), [(chains[3].clone(), 4)]);
+        assert_eq!(page("e/a/1", 3), []);
     }
 
     #[test]

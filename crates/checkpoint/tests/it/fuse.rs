@@ -44,6 +44,6 @@ fn a_register_on_a_fuse_mount_is_refused_with_the_remedy() {
     assert!(
         error.to_string().ends_with("is on a FUSE file system (sshfs, s3fs and others), where a register is not safe")
     );
-    assert!(error.remedy().contains("the checkpoints themselves may stay where they are"));
+    assert!(error.remedy().contains("`register = \"daemon\"`") && error.remedy().contains("may stay where they are"));
     drop(mount);
 }

@@ -57,6 +57,11 @@ impl Client {
         (name, self.place())
     }
 
+    /// The client of the API, as the library has it.
+    pub fn api(&self) -> &DaemonClient {
+        &self.0
+    }
+
     /// Sends a GET for a path and query.
     pub fn get<T: DeserializeOwned>(&self, target: &str) -> Result<T, Failure> {
         self.0.get(target).map_err(|error| self.failure(error))

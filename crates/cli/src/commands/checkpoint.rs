@@ -3,7 +3,9 @@
 //! ```text
 //!   --store, SUBLET_CHECKPOINTS, ~/.local/state ──► a store that exists ──► NAME ──► one checkpoint ──► the verb
 //! ```
-//! Absent on purpose: the daemon, which knows nothing of checkpoints, and saving. Looking makes no store.
+//! A daemon is needed only if the store's configuration says that one keeps the register.
+//!
+//! Absent on purpose: saving. Looking makes no store.
 
 mod change;
 mod list;
@@ -12,6 +14,7 @@ mod rebuild;
 mod show;
 
 use crate::args::Globals;
+use crate::client::Client;
 use crate::completion;
 use crate::failure::Failure;
 use crate::output::say;
@@ -21,16 +24,20 @@ use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Subcommand};
 use std::error::Error;
 use std::path::PathBuf;
+use std::sync::Arc;
+use sublet::DaemonRegister;
+use sublet::replicated::register::{ChainRegister, RegisterError};
 use sublet::replicated::{
-    CheckpointName, CheckpointStore, LogicalResourceName, ReplicatedError, StoredCheckpoint, Version,
+    CheckpointName, CheckpointStore, DaemonPlace, LogicalResourceName, ReplicatedError, StoreOpener, StoredCheckpoint,
+    Version,
 };
 use sublet::training::training_checkpoint_name;
 use sublet_wire::exit;
 
 /// List, export, keep, remove and repair checkpoints
 ///
-/// Works on the files of a store, with or without a daemon. NAME is a checkpoint's name, or the name of the job that
-/// trains it.
+/// Works on the files of a store, with or without a daemon, unless a daemon keeps its register. NAME is a checkpoint's
+/// name, or the name of the job that trains it.
 #[derive(Args, Clone, Debug)]
 pub struct CheckpointArgs {
     #[command(subcommand)]
@@ -143,26 +150,30 @@ pub enum CheckpointVerb {
 /// Runs `sublet checkpoint`.
 pub fn run(globals: &Globals, args: &CheckpointArgs) -> Result<u8, Failure> {
     match &args.verb {
-        CheckpointVerb::Ls { name: None } => list::checkpoints(globals, &StoreInUse::open(args)?),
-        CheckpointVerb::Ls { name: Some(name) } => list::versions(globals, &StoreInUse::open(args)?.find(name)?),
+        CheckpointVerb::Ls { name: None } => list::checkpoints(globals, &StoreInUse::open(globals, args)?),
+        CheckpointVerb::Ls { name: Some(name) } => {
+            list::versions(globals, &StoreInUse::open(globals, args)?.find(name)?)
+        }
         CheckpointVerb::Show { name, version } => {
-            let found = StoreInUse::open(args)?.find(name)?;
+            let found = StoreInUse::open(globals, args)?.find(name)?;
             show::run(globals, &found, version_or_newest(&found, *version)?)
         }
         CheckpointVerb::Export { name, version, to } => {
-            let found = StoreInUse::open(args)?.find(name)?;
+            let found = StoreInUse::open(globals, args)?.find(name)?;
             change::export(globals, &found, version_or_newest(&found, *version)?, to)
         }
         CheckpointVerb::Pin { name, version, job } => {
-            pin::pin(globals, &StoreInUse::open(args)?.find(name)?, Version(*version), job)
+            pin::pin(globals, &StoreInUse::open(globals, args)?.find(name)?, Version(*version), job)
         }
         CheckpointVerb::Unpin { name, version, job } => {
-            pin::unpin(globals, &StoreInUse::open(args)?.find(name)?, Version(*version), job)
+            pin::unpin(globals, &StoreInUse::open(globals, args)?.find(name)?, Version(*version), job)
         }
         CheckpointVerb::Rm { name, versions } => {
-            change::remove(globals, &StoreInUse::open(args)?.find(name)?, versions)
+            change::remove(globals, &StoreInUse::open(globals, args)?.find(name)?, versions)
         }
-        CheckpointVerb::Scrub { name, fill } => change::scrub(globals, &StoreInUse::open(args)?.find(name)?, fill),
+        CheckpointVerb::Scrub { name, fill } => {
+            change::scrub(globals, &StoreInUse::open(globals, args)?.find(name)?, fill)
+        }
         CheckpointVerb::Rebuild { without } => rebuild::run(globals, &store_path(args)?, without),
     }
 }
@@ -175,9 +186,10 @@ struct StoreInUse {
 }
 
 impl StoreInUse {
-    fn open(args: &CheckpointArgs) -> Result<StoreInUse, Failure> {
+    fn open(globals: &Globals, args: &CheckpointArgs) -> Result<StoreInUse, Failure> {
         let path = store_path(args)?;
-        let store = CheckpointStore::open_existing(&path).map_err(failure)?;
+        let connect = |place: &DaemonPlace| daemon_register(globals, place);
+        let store = StoreOpener::with_daemon(&connect).open_existing(&path).map_err(failure)?;
         let resource = args.resource.as_deref().map(LogicalResourceName::new);
         Ok(StoreInUse { store, path, resource })
     }
@@ -217,6 +229,23 @@ fn store_path(args: &CheckpointArgs) -> Result<PathBuf, Failure> {
         Some(path) => Ok(path.clone()),
         None => CheckpointStore::default_path().map_err(failure),
     }
+}
+
+/// The register of the daemon that the configuration names, or else of the one that the command line means.
+fn daemon_register(globals: &Globals, place: &DaemonPlace) -> Result<Arc<dyn ChainRegister>, RegisterError> {
+    let register = match &place.daemon {
+        Some(_) => DaemonRegister::at(place)?,
+        None => {
+            let client = Client::open(globals).map_err(|failure| RegisterError::Unavailable {
+                reason: match failure.next_step() {
+                    Some(hint) => format!("{}; {hint}", failure.message()),
+                    None => failure.message().to_owned(),
+                },
+            })?;
+            DaemonRegister::new(client.api(), &place.name)?
+        }
+    };
+    Ok(Arc::new(register))
 }
 
 /// The version that was typed, or the newest one.

@@ -145,9 +145,9 @@ fn obtain(
         Ok(_) | Err(_) => {}
     }
     let Some(shell) = shell else { return queue(client, &ask, note) };
-    let outcome = queue(client, &LeaseRequest { pid: Some(std::process::id()), ..ask }, note)?;
+    let outcome = queue(client, &LeaseRequest { pid: Some(std::process::id().into()), ..ask }, note)?;
     if let WaitOutcome::Granted(lease) = &outcome {
-        let bind = BindRequest { fence: lease.fence.unwrap_or(0), pid: shell };
+        let bind = BindRequest { fence: lease.fence.unwrap_or(0), pid: shell.into() };
         client.bind(&lease.id, &bind, RESTART).map_err(|error| client.failure(error))?;
     }
     Ok(outcome)

@@ -307,7 +307,7 @@ fn hand_over(client: &Client, lease: &Lease) -> Option<Lease> {
     for pid in &left {
         let patience = deadline.saturating_duration_since(Instant::now());
         // The process may have ended, or run as another user by setuid: it is no holder then.
-        let _ = client.bind(&lease.id, &BindRequest { fence: lease.fence.unwrap_or(0), pid: *pid }, patience);
+        let _ = client.bind(&lease.id, &BindRequest { fence: lease.fence.unwrap_or(0), pid: (*pid).into() }, patience);
     }
     let named: Vec<String> = left.iter().take(4).map(|pid| format!("{pid} ({})", leftover::name(*pid))).collect();
     let more = if left.len() > named.len() { ", …" } else { "" };

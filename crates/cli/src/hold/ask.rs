@@ -236,7 +236,7 @@ impl AskArgs {
             on: self.on.clone(),
             name: self.name.clone(),
             wait_s: if self.no_wait { Some(0) } else { self.wait },
-            pid,
+            pid: pid.map(Into::into),
         }
     }
 }

@@ -7,7 +7,7 @@ mod command;
 #[cfg(test)]
 mod tests;
 
-use crate::client::http::{self, Request};
+use crate::client::http::{self, Content, Request};
 use crate::table::plain;
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -154,7 +154,15 @@ impl HookAction {
         match self {
             HookAction::Http { method, authority, target, body } => {
                 let body = body.as_deref().map(str::as_bytes);
-                let request = Request { method, target, host: Some(authority), token: None, key: None, body };
+                let request = Request {
+                    method,
+                    target,
+                    host: Some(authority),
+                    token: None,
+                    key: None,
+                    body,
+                    content: Content::Json,
+                };
                 let status = connect(authority, deadline)
                     .and_then(|stream| http::status(&mut DeadlineStream { stream, deadline }, &request))
                     .map_err(|error| format!("{method} {target} at {authority}: {}", said(&error)))?;

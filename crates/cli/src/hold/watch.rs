@@ -72,7 +72,7 @@ impl CommandWatch {
             let scope = Scope::enclose(&watched.id, pid);
             thread::spawn(move || {
                 // If this is refused, the command or the lease has just ended; the first poll reports the latter.
-                let _ = watched.client.bind(&watched.id, &BindRequest { fence, pid }, RESTART);
+                let _ = watched.client.bind(&watched.id, &BindRequest { fence, pid: pid.into() }, RESTART);
                 let moments = hooks.map(|hooks| watched.begin_hooks(hooks));
                 watched.follow(moments.as_ref(), &sender);
             });

@@ -8,6 +8,7 @@ mod error;
 mod notices;
 mod parking;
 mod preemption;
+mod registers;
 mod socket;
 mod tcp;
 mod values;
@@ -24,6 +25,7 @@ use self::error::KeyPath;
 use self::notices::NoticesConfig;
 use self::parking::ParkingConfig;
 use self::preemption::PreemptionConfig;
+use self::registers::RegistersConfig;
 use self::values::{
     HISTORY, at_least_one, on, read_card, read_gpu, read_history, read_margin, read_renewal, read_span,
     read_span_or_none, read_visibility, set,
@@ -32,6 +34,7 @@ use crate::day::{Hours, Moment};
 use crate::http::House;
 use crate::http::rate::Rate;
 use crate::notices::Settings;
+use crate::registers::RegisterLimits;
 use crate::view::Visibility;
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -105,6 +108,8 @@ pub struct Config {
     notices: NoticesConfig,
     /// Which users may put GPUs aside.
     aside: AsideConfig,
+    /// How much each user may keep in registers of checkpoints.
+    registers: RegistersConfig,
     /// `"off"`: programs are started without the library that caps and parks them; read by a start only.
     shim: Option<String>,
 }
@@ -155,6 +160,8 @@ pub struct Settled {
     pub driver: bool,
     /// Where notices go.
     pub notices: Settings,
+    /// How much each user may keep in registers of checkpoints.
+    pub registers: RegisterLimits,
 }
 
 impl Settled {
@@ -287,6 +294,7 @@ impl Config {
             shim: on("shim", self.shim.as_deref())?,
             driver,
             notices: self.notices.settle()?,
+            registers: self.registers.settle()?,
         })
     }
 }
@@ -552,6 +560,7 @@ mod tests {
             "preemption",
             "enforcement",
             "aside",
+            "registers",
             "notices",
         ];
         // An example of a table of users is shown as `[caps]`.

@@ -76,11 +76,17 @@ fn nothing(bytes: &[u8]) -> Result<(), Refused> {
     Err(Problem::new(Code::BadRequest, "this call takes no body").hint("leave it out, or send `{}`").into())
 }
 
+/// Reads a body of at most `most` bytes, whatever they are.
+pub async fn bytes(request: Request, most: usize) -> Result<axum::body::Bytes, Refused> {
+    peer(&request)?;
+    read(request.into_body(), most).await
+}
+
 async fn raw(request: Request) -> Result<Heard<axum::body::Bytes>, Refused> {
     let peer = peer(&request)?;
     let (parts, body) = request.into_parts();
     let key = key_in(&parts.headers)?;
-    let body = read(body).await?;
+    let body = read(body, BODY_MAX).await?;
     let key = key.map(|key| {
         let mut hash = blake3::Hasher::new();
         hash.update(parts.method.as_str().as_bytes()).update(b" ");
@@ -113,13 +119,13 @@ fn key_of(value: &[u8]) -> Result<String, Refused> {
     Ok(String::from_utf8_lossy(value).into_owned())
 }
 
-async fn read(body: Body) -> Result<axum::body::Bytes, Refused> {
-    let too_large = || Problem::new(Code::TooLarge, format!("the body is larger than {} KiB", BODY_MAX >> 10)).into();
+async fn read(body: Body, most: usize) -> Result<axum::body::Bytes, Refused> {
+    let too_large = || Problem::new(Code::TooLarge, format!("the body is larger than {} KiB", most >> 10)).into();
     // Who announces too much need not send it.
-    if body.size_hint().lower() > BODY_MAX as u64 {
+    if body.size_hint().lower() > most as u64 {
         return Err(too_large());
     }
-    let mut read = std::pin::pin!(axum::body::to_bytes(body, BODY_MAX));
+    let mut read = std::pin::pin!(axum::body::to_bytes(body, most));
     // What came with its header is there at the second look; a timer for it would cost more than it does.
     let read = tokio::select! {
         biased;

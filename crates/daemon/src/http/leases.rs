@@ -55,7 +55,7 @@ pub async fn ask(State(app): State<App>, request: Request) -> Result<Reply, Refu
 
 /// Has a request decided that was read. A refusal is counted and leaves nothing else behind.
 async fn decided(app: &App, heard: Heard<wire::LeaseRequest>) -> Result<Reply, Refused> {
-    let root = heard.body.pid.map(|pid| heard.peer.process(pid)).transpose()?;
+    let root = heard.body.pid.map(|process| heard.peer.named_process(process)).transpose()?;
     let by = heard.peer.caller.clone();
     if heard.body.wait_s.is_some_and(|s| s > 7 * 86_400) {
         return Err(Problem::new(Code::BadValue, "`wait_s` must be at most 7 days").into());
@@ -395,7 +395,7 @@ pub async fn bind(State(app): State<App>, Name(id): Name, request: Request) -> R
     if !live {
         return ended_is_ended(&app, by, lease, Reply::problem(&words::problem(&Refusal::NoSuchLease))).await;
     }
-    let process = heard.peer.process(heard.body.pid)?;
+    let process = heard.peer.named_process(heard.body.pid)?;
     let event = Event::Bound { by: by.clone(), lease, epoch, process };
     let reply = app.post.call(by.clone(), event, heard.key).await?;
     ended_is_ended(&app, by, lease, reply).await

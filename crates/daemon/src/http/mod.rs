@@ -15,6 +15,7 @@ mod openapi;
 mod progress;
 pub mod rate;
 mod records;
+mod registers;
 pub mod seats;
 mod server;
 mod shared;
@@ -33,13 +34,14 @@ use crate::looper::{LoopGone, Post};
 use crate::mail::Reply;
 use crate::marks::Marks;
 use crate::names::Names;
+use crate::registers::RegisterKeeper;
 use crate::tokens::Tokens;
 use crate::turns::Turns;
 use crate::view::{View, Visibility};
 use axum::body::Body;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{delete, get, post};
+use axum::routing::{delete, get, post, put};
 use axum::{Json, Router};
 use std::ops::Deref;
 use std::sync::{Arc, RwLock};
@@ -114,6 +116,8 @@ pub struct Reach {
     pub local_rate: Arc<local_rate::LocalRate>,
     /// Refused requests, counted.
     pub refusals: crate::refusals::Refusals,
+    /// Registers of checkpoints.
+    pub registers: RegisterKeeper,
 }
 
 /// What the configuration says to the face.
@@ -157,6 +161,11 @@ pub fn router(app: App) -> Router {
         .route("/v1/rules/{id}", delete(unleased::drop_rule))
         .route("/v1/tokens", get(tokens::list).post(tokens::make))
         .route("/v1/tokens/{id}", delete(tokens::revoke))
+        .route("/v1/registers", get(registers::list))
+        .route("/v1/registers/{register}/chains", get(registers::chains))
+        .route("/v1/registers/{register}/chains/{chain}", get(registers::last))
+        .route("/v1/registers/{register}/chains/{chain}/entries", get(registers::entries).delete(registers::forget))
+        .route("/v1/registers/{register}/chains/{chain}/entries/{number}", put(registers::create))
         .route("/v1/usage", get(records::usage))
         .route("/v1/audit", get(records::audit))
         .route("/v1/events", get(events::stream))

@@ -1,6 +1,6 @@
 //! The API's description, generated from the handlers.
 
-use super::{events, gpus, leases, records, tokens, unleased};
+use super::{events, gpus, leases, records, registers, tokens, unleased};
 use axum::response::IntoResponse;
 use std::sync::OnceLock;
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
@@ -21,6 +21,7 @@ use utoipa::{Modify, OpenApi};
         gpus::end_aside,
         unleased::list, unleased::mode, unleased::adopt, unleased::set_rule, unleased::drop_rule, tokens::make, tokens::list,
         tokens::revoke, records::usage, records::audit, records::accept_loss, events::stream,
+        registers::list, registers::chains, registers::last, registers::entries, registers::create, registers::forget,
         super::health, super::ready,
     ),
     modifiers(&Bearer),
@@ -32,6 +33,7 @@ use utoipa::{Modify, OpenApi};
         (name = "unleased", description = "processes that use a GPU without a lease, and what is done about them"),
         (name = "tokens", description = "what callers over TCP may do"),
         (name = "records", description = "usage, the audit trail, events"),
+        (name = "registers", description = "registers of checkpoints that the daemon keeps for programs"),
         (name = "service", description = "the service itself"),
     ),
 )]

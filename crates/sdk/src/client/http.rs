@@ -17,7 +17,7 @@ const HEADERS_MAX: usize = 64;
 /// A request to send.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
-    /// `GET`, `POST` or `DELETE`.
+    /// `GET`, `POST`, `PUT` or `DELETE`.
     pub method: &'a str,
     /// The path and query.
     pub target: &'a str,
@@ -27,8 +27,20 @@ pub struct Request<'a> {
     pub token: Option<&'a str>,
     /// The `Idempotency-Key`, which makes it safe to send the request again.
     pub key: Option<&'a str>,
-    /// The body, as JSON.
+    /// The body.
     pub body: Option<&'a [u8]>,
+    /// What the body is.
+    pub content: Content,
+}
+
+/// What a body is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Content {
+    /// JSON.
+    #[default]
+    Json,
+    /// Any bytes.
+    Bytes,
 }
 
 /// A received response.
@@ -80,7 +92,11 @@ fn encode(request: &Request<'_>) -> Vec<u8> {
         let _ = write!(head, "{IDEMPOTENCY_KEY}: {key}\r\n");
     }
     if let Some(body) = request.body {
-        let _ = write!(head, "content-type: application/json\r\ncontent-length: {}\r\n", body.len());
+        let kind = match request.content {
+            Content::Json => "application/json",
+            Content::Bytes => "application/octet-stream",
+        };
+        let _ = write!(head, "content-type: {kind}\r\ncontent-length: {}\r\n", body.len());
     }
     if request.body.is_none() && matches!(request.method, "POST" | "PUT") {
         // Some servers refuse a POST or PUT of unknown length.
@@ -297,7 +313,15 @@ mod tests {
         // The result must not depend on how the bytes are split.
         for piece in [1, 7, 4096] {
             let mut stream = Script { answer: answer.into(), sent: Vec::new(), piece };
-            let request = Request { method: "GET", target: "/v1/gpus", host: None, token: None, key: None, body: None };
+            let request = Request {
+                method: "GET",
+                target: "/v1/gpus",
+                host: None,
+                token: None,
+                key: None,
+                body: None,
+                content: Content::Json,
+            };
             let got = match exchange(&mut stream, &request) {
                 Ok(r) => format!("{} problem={} {:?}", r.status, r.is_problem, String::from_utf8_lossy(&r.body)),
                 Err(error) => format!("{error}"),
@@ -322,6 +346,7 @@ mod tests {
             token: None,
             key: Some("k1"),
             body: Some(b"{}"),
+            content: Content::Json,
         };
         exchange(&mut stream, &request).unwrap();
         expect![[r#""POST /v1/leases HTTP/1.1\r\nhost: sublet\r\nconnection: close\r\nidempotency-key: k1\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}""#]]
@@ -332,8 +357,11 @@ mod tests {
     fn beyond_the_socket_the_token_goes_with_every_request() {
         let mut stream = Script { answer: b"HTTP/1.1 204 x\r\n\r\n".into(), sent: Vec::new(), piece: 99 };
         let (host, token) = (Some("gpu1:7474"), Some("sbl_x"));
-        exchange(&mut stream, &Request { method: "GET", target: "/v1/gpus", host, token, key: None, body: None })
-            .unwrap();
+        exchange(
+            &mut stream,
+            &Request { method: "GET", target: "/v1/gpus", host, token, key: None, body: None, content: Content::Json },
+        )
+        .unwrap();
         expect![[
             r#""GET /v1/gpus HTTP/1.1\r\nhost: gpu1:7474\r\nconnection: close\r\nauthorization: Bearer sbl_x\r\n\r\n""#
         ]]

@@ -11,7 +11,7 @@ pub mod http;
 mod remote;
 pub mod sockets;
 
-use http::{Request, Response};
+use http::{Content, Request, Response};
 #[cfg(feature = "remote")]
 use remote::RemoteDaemon;
 use serde::Serialize;
@@ -46,10 +46,17 @@ enum Where {
     Here {
         socket: PathBuf,
         /// The connection that `open` made to test the socket. The first call uses it.
-        first: Arc<Mutex<Option<UnixStream>>>,
+        first: Arc<Mutex<Option<FirstConnection>>>,
     },
     #[cfg(feature = "remote")]
     Elsewhere(Arc<RemoteDaemon>),
+}
+
+/// A connection, and the process that made it: the daemon takes every call on it for one of that process.
+#[derive(Debug)]
+struct FirstConnection {
+    stream: UnixStream,
+    pid: u32,
 }
 
 /// The reason why no connection to a daemon could be made.
@@ -156,6 +163,7 @@ impl DaemonClient {
     }
 
     fn here(socket: PathBuf, first: Option<UnixStream>) -> DaemonClient {
+        let first = first.map(|stream| FirstConnection { stream, pid: std::process::id() });
         DaemonClient(Where::Here { socket, first: Arc::new(Mutex::new(first)) })
     }
 
@@ -219,6 +227,12 @@ impl DaemonClient {
         patiently(patience, |left| self.call(&request, left))
     }
 
+    /// Sends a request once, without a key. Bytes of a body go as they are.
+    pub fn send_once(&self, method: &str, target: &str, body: Option<&[u8]>) -> Result<Response, CallError> {
+        let request = Request { content: Content::Bytes, ..self.request(method, target, None, body) };
+        self.call(&request, ANSWER_WITHIN)
+    }
+
     /// Requests a lease.
     pub fn request_lease(&self, request: &LeaseRequest) -> Result<Lease, CallError> {
         self.post("/v1/leases", Some(request), RESTART).and_then(decode)
@@ -267,7 +281,7 @@ impl DaemonClient {
                 (Some(host), Some(token))
             }
         };
-        Request { method, target, host, token, key, body }
+        Request { method, target, host, token, key, body, content: Content::Json }
     }
 
     fn call(&self, request: &Request<'_>, within: Duration) -> Result<Response, CallError> {
@@ -276,7 +290,8 @@ impl DaemonClient {
             Where::Elsewhere(remote) => http::exchange(&mut remote.connect(within)?, request),
             Where::Here { socket, first } => {
                 let first = first.lock().ok().and_then(|mut first| first.take());
-                let mut stream = first.map_or_else(|| connect(socket, within), Ok)?;
+                let own = first.filter(|first| first.pid == std::process::id());
+                let mut stream = own.map_or_else(|| connect(socket, within), |first| Ok(first.stream))?;
                 stream.set_read_timeout(Some(within))?;
                 stream.set_write_timeout(Some(within))?;
                 http::exchange(&mut stream, request)

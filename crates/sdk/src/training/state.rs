@@ -1,5 +1,6 @@
 //! The durable state of a training: its checkpoints and the record of its steps.
 
+use crate::register::checkpoint_store;
 use sublet_checkpoint::{
     CheckpointName, CheckpointStore, FailureDomain, FenceEpoch, LogicalResourceName, PlacementPolicy, PolicyHash,
     ReplicaHealth, ReplicaId, ReplicaLocator, ReplicaPolicy, ReplicaRole, ReplicaSetLocator, ReplicatedCheckpoint,
@@ -19,7 +20,7 @@ const REPLICA: &str = "local";
 ///
 /// Programs that want copies on several disks make both values themselves, with a policy and a locator.
 pub fn replicated_training_state() -> Result<(ReplicatedCheckpoint, ReplicatedIdempotencyStore), ReplicatedError> {
-    replicated_training_state_in(&CheckpointStore::from_environment()?)
+    replicated_training_state_in(&checkpoint_store()?)
 }
 
 /// The same in another store.

@@ -1,6 +1,6 @@
 //! `sublet checkpoint rebuild`: a new register from the replicas.
 
-use super::failure;
+use super::{daemon_register, failure};
 use crate::args::Globals;
 use crate::failure::{Failure, tell_hint};
 use crate::output::{self, say};
@@ -8,7 +8,9 @@ use crate::table::{Table, TextFormat, plain};
 use crate::text;
 use serde::Serialize;
 use std::path::Path;
-use sublet::replicated::{CheckpointStore, RebuiltCheckpoint, ReplicaId, ReplicatedError, Version};
+use sublet::replicated::{
+    CheckpointStore, DaemonPlace, RebuiltCheckpoint, ReplicaId, ReplicatedError, StoreOpener, Version,
+};
 use sublet_wire::exit;
 
 /// What `--json` prints.
@@ -41,7 +43,8 @@ impl From<&RebuiltCheckpoint> for RebuiltRow {
 
 /// Rebuilds the register of the store at this path.
 pub fn run(globals: &Globals, path: &Path, without: &[String]) -> Result<u8, Failure> {
-    let store = CheckpointStore::open_to_rebuild(path).map_err(|error| replaced(path, error))?;
+    let connect = |place: &DaemonPlace| daemon_register(globals, place);
+    let store = StoreOpener::with_daemon(&connect).open_to_rebuild(path).map_err(|error| replaced(path, error))?;
     let replicas = replicas(&store, path, without)?;
     let (_, report) = store.rebuild(&replicas).map_err(|error| replaced(path, error))?;
     let (generation, rows) = (report.generation.0, report.checkpoints.iter().map(RebuiltRow::from).collect::<Vec<_>>());
@@ -96,11 +99,16 @@ fn replaced(path: &Path, error: ReplicatedError) -> Failure {
     if !is_there {
         return told;
     }
-    let register = match path.is_dir() {
-        true => format!("`{}`", path.join("register.db").display()),
-        false => format!("the register that {} names", path.display()),
-    };
-    told.hint(format!("to replace it, move {register} away first, with its `-wal` and `-shm` files"))
+    if path.is_dir() {
+        let file = path.join("register.db");
+        let hint = format!("to replace it, move `{}` away first, with its `-wal` and `-shm` files", file.display());
+        return told.hint(hint);
+    }
+    told.hint(format!(
+        "to replace it, move the register that {} names away first, with its `-wal` and `-shm` files; if a daemon keeps \
+         it, name a new one there, such as `daemon:NAME-2`",
+        path.display()
+    ))
 }
 
 fn table(rows: &[RebuiltRow], format: TextFormat) -> String {
