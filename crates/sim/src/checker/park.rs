@@ -686,8 +686,14 @@ impl Books {
         let voices = self.voices.get_mut(&(lease, rung)).filter(|_| silent);
         let here = voices.into_iter().flat_map(|voices| voices.values_mut()).filter(|voice| voice.parked.is_none());
         here.for_each(|voice| voice.unknown = true);
-        if !matches!(cause, Cause::Said(_, Word::Outgrow)) {
-            self.rest(now, lease, rung, rests);
+        match cause {
+            // It may be tried again at once; that it failed once before does not count any more.
+            Cause::Said(_, Word::Outgrow) => {
+                if let Some(book) = self.leases.get_mut(&lease) {
+                    book.rests.set(rung, Time::ZERO, Time::ZERO);
+                }
+            }
+            _ => self.rest(now, lease, rung, rests),
         }
         Ok(())
     }
