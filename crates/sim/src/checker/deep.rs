@@ -218,15 +218,24 @@ impl Books {
         Ok(())
     }
 
-    /// Whether a waiter, ahead of this lease if that waits too, could be on one of its cards and does not fit there now.
+    /// Whether waiters, ahead of this lease if that waits too, could be on one of its cards and do not all fit there now:
+    /// one that does not, or several.
     fn is_context_sought(&self, now: Time, lease: LeaseId, held: &Held) -> bool {
-        let could_use = |book: &Book, number: &usize| {
+        // A waiter that a quota holds back, or that is behind such a one of its tenant, is passed over, so none is behind it.
+        let tenant = self.leases.get(&lease).map(|book| book.tenant);
+        let mut is_passed_over = false;
+        let ahead = self.in_order().filter_map(|waiter| self.leases.get(&waiter));
+        let ahead = ahead.take_while(|book| {
+            is_passed_over |= Some(book.tenant) == tenant && self.may_be_held_back(book);
+            is_passed_over || book.id != lease
+        });
+        let ahead: Vec<&Book> = ahead.take(64).filter(|book| book.id != lease).collect();
+        let is_sought = |number: &usize| {
             let card = &self.cards[*number];
-            self.could_hold(book, card) && !self.fits(book, card, now)
+            let mut seek = ahead.iter().filter(|book| !self.is_held_back(book) && self.could_hold(book, card));
+            seek.clone().nth(1).is_some() || seek.any(|book| !self.fits(book, card, now))
         };
-        let mut ahead = self.in_order().take_while(|waiter| *waiter != lease).take(64);
-        let seeks = |book: &Book| !self.is_held_back(book) && held.cards.iter().any(|card| could_use(book, card));
-        self.policy.parking.preempt && ahead.any(|waiter| self.leases.get(&waiter).is_some_and(seeks))
+        self.policy.parking.preempt && held.cards.iter().any(is_sought)
     }
 
     /// What parked leases have on a card that leaves it should a waiter need the room: the driver has been told to take it,

@@ -22,6 +22,8 @@ pub fn nothing_but_room(actions: &[Action]) -> bool {
     let makes_room = |action: &&Action| match action {
         Action::Park { room_for, aside, .. } => room_for.is_some() || aside.is_some(),
         Action::Notice { lease, room_for, .. } => lease != room_for,
+        // Contexts leave for waiters only, but with a reading of their GPU.
+        Action::Deepen { .. } => true,
         _ => false,
     };
     let before = actions.iter().take_while(|action| !makes_room(action));

@@ -66,6 +66,11 @@ impl Books {
         matches!(self.capped(book), Capped::Now | Capped::Always)
     }
 
+    /// Whether its tenant's caps may keep a waiter from starting now.
+    pub fn may_be_held_back(&self, book: &Book) -> bool {
+        !matches!(self.capped(book), Capped::Not)
+    }
+
     /// Nobody ahead of this waiter could have used one of the cards it gets, and the first who cannot
     /// start yet does not start later for it.
     pub fn check_order(&self, now: Time, lease: LeaseId, held: &Held, granted: &Book) -> Verdict {
