@@ -12,16 +12,20 @@
 //!
 //! [`contract`] is the test suite that every register passes.
 //!
-//! Absent on purpose: what an entry means, and clocks. An object store and the daemon's journal are no registers
-//! yet; each would be an implementation of [`ChainRegister`] that passes the suite.
+//! Absent on purpose: what an entry means, and clocks. The daemon's journal is no register yet; it would be an
+//! implementation of [`ChainRegister`] that passes the suite.
 
 pub mod contract;
 mod file_system;
 mod memory;
+#[cfg(feature = "object-store")]
+mod object;
 mod sqlite;
 
 pub use file_system::{FileSystem, file_system_of};
 pub use memory::MemoryRegister;
+#[cfg(feature = "object-store")]
+pub use object::ObjectRegister;
 pub use sqlite::SqliteRegister;
 
 use crate::names::ChainName;
@@ -148,11 +152,13 @@ impl RegisterError {
             RegisterError::TooLarge { .. } => "save large results as a checkpoint",
             RegisterError::Full { .. } => "free room on the register's disk, then save again",
             RegisterError::NotLocal { .. } => {
-                "put the register on a local disk, or use the daemon or an object store as the register; \
+                "put the register on a local disk or into an object store (`register = \"s3://…\"`); \
                  the checkpoints themselves may stay where they are"
             }
             RegisterError::Damaged { .. } => "`sublet checkpoint rebuild` makes a new register from the replicas",
-            RegisterError::Unfit { .. } => "use a store with conditional create, or another kind of register",
+            RegisterError::Unfit { .. } => {
+                "use a store with conditional create (`If-None-Match: *`), or put the register on a local disk"
+            }
         }
     }
 }

@@ -85,7 +85,8 @@ impl ReplicaDirectory {
         let saved = state.version(version).map_err(|error| error.to_string())?;
         self.publish_if_prepared(home, state, version).map_err(|error| error.to_string())?;
         let manifest = self.read_manifest(home, version, &saved.manifest)?;
-        let parts = self.read_parts(&self.path(home).join(version.directory()), &manifest.manifest, keep)?;
+        let path = self.version_path(home, version).map_err(|error| error.to_string())?;
+        let parts = self.read_parts(&path.ok_or_else(no_copy)?, &manifest.manifest, keep)?;
         Ok(WholeCopy { manifest, parts: (keep == CheckedBytes::Kept).then_some(parts), above: None })
     }
 
@@ -103,8 +104,8 @@ impl ReplicaDirectory {
     /// Every whole version of a checkpoint that lies here, committed or not.
     pub fn whole_versions(&self, home: &CheckpointHome) -> io::Result<Vec<UnprovenVersion>> {
         let mut found = Vec::new();
-        for name in self.files.list(&self.path(home))? {
-            let (version, stage) = match layout::parse(&name) {
+        for (name, entry) in self.entries(home)? {
+            let (version, stage) = match entry {
                 HomeEntry::Version(version) => (version, CommitStage::Committed),
                 HomeEntry::Staging(staging) if staging.kind == layout::StagingKind::Prepared => {
                     (staging.version, CommitStage::Prepared)
@@ -124,10 +125,10 @@ impl ReplicaDirectory {
 
     /// The manifest of a committed version with this hash; the error says why it is not there.
     pub fn read_manifest(&self, home: &CheckpointHome, version: Version, hash: &str) -> Result<SealedManifest, String> {
-        let path = self.path(home).join(version.directory()).join(MANIFEST);
-        let bytes = read_small(&*self.files, &path, MANIFEST_BYTES_MAX);
+        let path = self.version_path(home, version).map_err(|error| error.to_string())?;
+        let bytes = read_small(&*self.files, &path.ok_or_else(no_copy)?.join(MANIFEST), MANIFEST_BYTES_MAX);
         let bytes = bytes.map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => "it holds no copy".to_owned(),
+            io::ErrorKind::NotFound => no_copy(),
             _ => format!("its manifest cannot be read: {error}"),
         })?;
         if blake3::hash(&bytes).to_hex().as_str() != hash {
@@ -138,8 +139,8 @@ impl ReplicaDirectory {
 
     /// The writer may have died between the commit and the publication.
     pub fn publish_if_prepared(&self, home: &CheckpointHome, state: &VersionChain, version: Version) -> io::Result<()> {
-        for name in self.files.list(&self.path(home))? {
-            match layout::parse(&name) {
+        for (_, entry) in self.entries(home)? {
+            match entry {
                 HomeEntry::Version(found) if found == version => return Ok(()),
                 HomeEntry::Staging(staging)
                     if staging.version == version && staging.kind == layout::StagingKind::Prepared =>
@@ -159,7 +160,8 @@ impl ReplicaDirectory {
         version: Version,
         part: &ManifestPart,
     ) -> io::Result<Box<dyn ReadFile>> {
-        self.open_whole(&self.path(home).join(version.directory()).join(&part.name), part)
+        let path = self.version_path(home, version)?.ok_or(io::ErrorKind::NotFound)?;
+        self.open_whole(&path.join(&part.name), part)
     }
 
     fn open_whole(&self, path: &Path, part: &ManifestPart) -> io::Result<Box<dyn ReadFile>> {
@@ -191,4 +193,8 @@ impl ReplicaDirectory {
         }
         Ok(buffer.into())
     }
+}
+
+fn no_copy() -> String {
+    "it holds no copy".to_owned()
 }

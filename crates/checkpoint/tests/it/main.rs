@@ -8,10 +8,14 @@ mod faults;
 mod fuse;
 mod hanging_disk;
 mod kills;
+#[cfg(feature = "object-store")]
+mod object_faults;
 mod rebuild;
 mod recipe;
 mod replicas;
 mod saves;
+#[cfg(feature = "object-store")]
+mod simulated_bucket;
 mod simulated_disk;
 mod stored;
 mod trainer;
