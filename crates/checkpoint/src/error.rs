@@ -47,6 +47,12 @@ pub enum ReplicatedError {
         /// What is wrong with it.
         reason: String,
     },
+    /// The configuration names a place in an object store, and the program was built without object stores.
+    #[error("`{place}` is in an object store, and this program was built without support for object stores")]
+    NoObjectStore {
+        /// The place.
+        place: String,
+    },
     /// Another process opened the name later, with a higher fence.
     #[error("fence {given} is stale: another process opened this name with fence {current}")]
     Fenced {
@@ -295,6 +301,7 @@ impl ReplicatedError {
             ReplicatedError::Policy { .. } => "policy",
             ReplicatedError::UnknownReplica { .. } => "unknown_replica",
             ReplicatedError::Configuration { .. } => "configuration",
+            ReplicatedError::NoObjectStore { .. } => "no_object_store",
             ReplicatedError::Fenced { .. } => "fenced",
             ReplicatedError::FenceNeverIssued { .. } => "fence_never_issued",
             ReplicatedError::VersionConflict { .. } => "version_conflict",
@@ -335,6 +342,9 @@ impl ReplicatedError {
             ReplicatedError::Policy { .. } => "name more replicas in the locator, or ask for fewer copies",
             ReplicatedError::UnknownReplica { .. } => "name its directory under [replicas] in the configuration",
             ReplicatedError::Configuration { .. } => "correct the file and start the program again",
+            ReplicatedError::NoObjectStore { .. } => {
+                "build it with the feature `object-store` of `sublet`, or name a directory"
+            }
             ReplicatedError::Fenced { .. } => "stop this process: another one has taken over; its progress is kept",
             ReplicatedError::FenceNeverIssued { .. } => "use the fence that opening the name returned",
             ReplicatedError::VersionConflict { .. } => "load the newest version and go on from there",

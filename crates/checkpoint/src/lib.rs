@@ -53,7 +53,10 @@ pub mod files;
 mod manifest;
 mod names;
 mod nonce;
+#[cfg(feature = "object-store")]
+mod object;
 mod patience;
+mod places;
 mod policy;
 mod rebuild;
 pub mod register;
@@ -73,6 +76,10 @@ pub use names::{
     ChainName, CheckpointName, EffectFingerprint, EffectKey, EffectName, FenceEpoch, LogicalResourceName, PolicyHash,
     ReplicaId, ResourceGeneration, SchemaId, Version,
 };
+#[cfg(feature = "object-store")]
+pub use object::{ObjectBucket, S3Purpose};
+#[cfg(feature = "object-store")]
+pub use places::S3Settings;
 pub use policy::{
     FailureDomain, PlacementPolicy, ReplicaHealth, ReplicaLocator, ReplicaPolicy, ReplicaRole, ReplicaSetLocator,
 };

@@ -15,10 +15,10 @@
 //! for the disk. So name a directory on the disk, not the mount point.
 //!
 //! `register = "daemon"` lets a daemon keep the register, for programs without a local disk. This crate knows no daemon:
-//! a [`StoreOpener`] is told how to reach it.
-//!
-//! Absent on purpose: an object store as the register. Copies may lie anywhere; the register needs a
-//! local disk.
+//! a [`StoreOpener`] is told how to reach it. The register and replicas may also lie in an object store
+//! (`s3://BUCKET/PREFIX`): [`config`] says how.
+
+mod config;
 
 use crate::effect_store::ReplicatedIdempotencyStore;
 use crate::error::ReplicatedError;
@@ -34,8 +34,8 @@ use crate::policy::{
 use crate::register::{ChainRegister, SqliteRegister};
 use crate::replica::{CheckpointHome, ReplicaDirectory};
 use crate::replicated::ReplicatedCheckpoint;
-use crate::store_opener::{DaemonPlace, StoreOpener};
-use serde::Deserialize;
+use crate::store_opener::StoreOpener;
+pub(crate) use config::RegisterUse;
 use std::collections::BTreeMap;
 use std::env;
 use std::fs::{self, File};
@@ -58,19 +58,24 @@ pub(crate) const REPLICAS: &str = "replicas";
 pub struct CheckpointStore {
     register: Arc<dyn ChainRegister>,
     places: Arc<ReplicaPlaces>,
-    files: Arc<dyn Files>,
     generation: ResourceGeneration,
     writer: Nonce,
     limits: StallLimits,
 }
 
 /// Where replicas lie.
-#[derive(Debug)]
 enum ReplicaPlaces {
     /// Each in a directory of its name below this one, made when it is needed.
     Below(PathBuf),
     /// In these directories, which exist.
-    Named(BTreeMap<ReplicaId, PathBuf>),
+    Named(BTreeMap<ReplicaId, ReplicaPlace>),
+}
+
+/// The directory of one replica, and how its files are written.
+#[derive(Clone)]
+struct ReplicaPlace {
+    path: PathBuf,
+    files: Arc<dyn Files>,
 }
 
 /// How long a replica that makes no progress is waited for. It decides how long a call takes, never what is committed.
@@ -89,14 +94,6 @@ impl Default for StallLimits {
     }
 }
 
-/// The configuration file.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct StoreConfig {
-    register: String,
-    replicas: BTreeMap<String, PathBuf>,
-}
-
 impl CheckpointStore {
     /// The store in a directory, which is made if it does not exist.
     ///
@@ -112,7 +109,7 @@ impl CheckpointStore {
         let directory = directory.to_owned();
         make_directory(&directory).map_err(|source| ReplicatedError::File { path: directory.clone(), source })?;
         let register = SqliteRegister::open(directory.join(REGISTER_FILE))?;
-        CheckpointStore::assemble(Arc::new(register), ReplicaPlaces::Below(directory), Arc::new(LocalDisk))
+        CheckpointStore::assemble(Arc::new(register), ReplicaPlaces::Below(directory))
     }
 
     /// The store at a path: a directory, or a configuration file (`*.toml`).
@@ -132,22 +129,17 @@ impl CheckpointStore {
 
     /// The store that a configuration file describes. Relative paths in it begin at the file's directory.
     pub fn from_config(file: impl AsRef<Path>) -> Result<CheckpointStore, ReplicatedError> {
-        StoreOpener::new().open_config(file.as_ref())
+        StoreOpener::new().open_config(file.as_ref(), RegisterUse::Writes)
     }
 
-    pub(crate) fn configured(file: &Path, opener: &StoreOpener<'_>) -> Result<CheckpointStore, ReplicatedError> {
-        let text =
-            fs::read_to_string(file).map_err(|source| ReplicatedError::File { path: file.to_owned(), source })?;
-        let unusable =
-            |reason: String| ReplicatedError::Configuration { reason: format!("`{}`: {reason}", file.display()) };
-        let config: StoreConfig = toml::from_str(&text).map_err(|error| unusable(error.to_string()))?;
-        let base = file.parent().unwrap_or(Path::new("/"));
-        let register: Arc<dyn ChainRegister> = match DaemonPlace::parse(&config.register).map_err(unusable)? {
-            Some(place) => opener.daemon_register(&place)?,
-            None => Arc::new(SqliteRegister::open(base.join(&config.register))?),
-        };
-        let places = config.replicas.into_iter().map(|(id, path)| (ReplicaId::new(id), base.join(path))).collect();
-        CheckpointStore::assemble(register, ReplicaPlaces::Named(places), Arc::new(LocalDisk))
+    pub(crate) fn configured(
+        file: &Path,
+        opener: &StoreOpener<'_>,
+        register_use: RegisterUse,
+    ) -> Result<CheckpointStore, ReplicatedError> {
+        let config = config::read(file)?;
+        let register = config.register(opener, register_use)?;
+        CheckpointStore::assemble(register, ReplicaPlaces::Named(config.replicas()?))
     }
 
     /// The store of programs that name none: the one at [`default_path`](CheckpointStore::default_path).
@@ -172,18 +164,15 @@ impl CheckpointStore {
         replicas: impl IntoIterator<Item = (ReplicaId, PathBuf)>,
         files: Arc<dyn Files>,
     ) -> Result<CheckpointStore, ReplicatedError> {
-        CheckpointStore::assemble(register, ReplicaPlaces::Named(replicas.into_iter().collect()), files)
+        let place = |(id, path)| (id, ReplicaPlace { path, files: Arc::clone(&files) });
+        CheckpointStore::assemble(register, ReplicaPlaces::Named(replicas.into_iter().map(place).collect()))
     }
 
-    fn assemble(
-        register: Arc<dyn ChainRegister>,
-        places: ReplicaPlaces,
-        files: Arc<dyn Files>,
-    ) -> Result<CheckpointStore, ReplicatedError> {
+    fn assemble(register: Arc<dyn ChainRegister>, places: ReplicaPlaces) -> Result<CheckpointStore, ReplicatedError> {
         let generation = ResourceGeneration(register.last(&ChainName::of_generations())? + 1);
         let writer = draw_nonce()?;
         let limits = StallLimits::default();
-        Ok(CheckpointStore { register, places: Arc::new(places), files, generation, writer, limits })
+        Ok(CheckpointStore { register, places: Arc::new(places), generation, writer, limits })
     }
 
     /// The same store with other limits on waiting.
@@ -256,10 +245,12 @@ impl CheckpointStore {
     /// store's directory.
     pub fn replicas(&self) -> Result<Vec<(ReplicaId, PathBuf)>, ReplicatedError> {
         match &*self.places {
-            ReplicaPlaces::Named(places) => Ok(places.iter().map(|(id, path)| (id.clone(), path.clone())).collect()),
+            ReplicaPlaces::Named(places) => {
+                Ok(places.iter().map(|(id, place)| (id.clone(), place.path.clone())).collect())
+            }
             ReplicaPlaces::Below(directory) => {
                 let path = directory.join(REPLICAS);
-                let names = self.files.list(&path);
+                let names = LocalDisk.list(&path);
                 let names = names.map_err(|source| ReplicatedError::File { path: path.clone(), source })?;
                 let known = names.into_iter().filter_map(|name| Some((unescape(&name)?, path.join(name))));
                 Ok(known.map(|(id, path)| (ReplicaId::new(id), path)).collect())
@@ -273,8 +264,8 @@ impl CheckpointStore {
         if !self.register.chains()?.is_empty() {
             return Ok(());
         }
-        for (replica, path) in self.replicas()? {
-            let directory = ReplicaDirectory::new(replica.clone(), path, Arc::clone(&self.files));
+        for (replica, _) in self.replicas()? {
+            let directory = self.replica(&replica)?;
             // A replica that cannot be read says nothing.
             for (resource, name) in directory.homes().unwrap_or_default() {
                 let published = directory.published(&CheckpointHome::of(&resource, &name)?);
@@ -312,17 +303,17 @@ impl CheckpointStore {
 
     /// The directory of a replica.
     pub(crate) fn replica(&self, id: &ReplicaId) -> Result<ReplicaDirectory, ReplicatedError> {
-        let path = match &*self.places {
+        let place = match &*self.places {
             ReplicaPlaces::Below(directory) => {
                 let path = directory.join(REPLICAS).join(escape(id.as_str())?);
                 make_directory(&path).map_err(|source| ReplicatedError::File { path: path.clone(), source })?;
-                path
+                ReplicaPlace { path, files: Arc::new(LocalDisk) }
             }
             ReplicaPlaces::Named(places) => {
                 places.get(id).cloned().ok_or_else(|| ReplicatedError::UnknownReplica { replica: id.clone() })?
             }
         };
-        Ok(ReplicaDirectory::new(id.clone(), path, Arc::clone(&self.files)))
+        Ok(ReplicaDirectory::new(id.clone(), place.path, place.files))
     }
 }
 

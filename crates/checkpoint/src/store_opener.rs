@@ -13,7 +13,7 @@
 
 use crate::error::ReplicatedError;
 use crate::register::{ChainRegister, RegisterError};
-use crate::store::{CheckpointStore, REGISTER_FILE, REPLICAS, absolute, is_config};
+use crate::store::{CheckpointStore, REGISTER_FILE, REPLICAS, RegisterUse, absolute, is_config};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -88,14 +88,18 @@ impl<'a> StoreOpener<'a> {
     /// The store at a path: a directory, or a configuration file (`*.toml`).
     pub fn at(&self, path: impl AsRef<Path>) -> Result<CheckpointStore, ReplicatedError> {
         match is_config(path.as_ref()) {
-            true => self.open_config(path.as_ref()),
+            true => self.open_config(path.as_ref(), RegisterUse::Writes),
             false => CheckpointStore::open(path),
         }
     }
 
     /// The store that a configuration file describes.
-    pub(crate) fn open_config(&self, file: &Path) -> Result<CheckpointStore, ReplicatedError> {
-        let store = CheckpointStore::configured(&absolute(file)?, self)?;
+    pub(crate) fn open_config(
+        &self,
+        file: &Path,
+        register_use: RegisterUse,
+    ) -> Result<CheckpointStore, ReplicatedError> {
+        let store = CheckpointStore::configured(&absolute(file)?, self, register_use)?;
         store.check_register()?;
         Ok(store)
     }
@@ -108,7 +112,8 @@ impl<'a> StoreOpener<'a> {
         match register {
             _ if !path.exists() => Err(ReplicatedError::NoStore { path }),
             Some(register) if !register.exists() && !has_replicas => Err(ReplicatedError::NoStore { path }),
-            _ => self.at(path),
+            Some(_) => CheckpointStore::open(path),
+            None => self.open_config(&path, RegisterUse::Looks),
         }
     }
 
@@ -116,7 +121,7 @@ impl<'a> StoreOpener<'a> {
     pub fn open_to_rebuild(&self, path: impl AsRef<Path>) -> Result<CheckpointStore, ReplicatedError> {
         let path = absolute(path.as_ref())?;
         match path.exists() {
-            true if is_config(&path) => CheckpointStore::configured(&path, self),
+            true if is_config(&path) => CheckpointStore::configured(&path, self, RegisterUse::Writes),
             true => CheckpointStore::below(&path),
             false => Err(ReplicatedError::NoStore { path }),
         }

@@ -1,19 +1,29 @@
 //! The file system as this crate uses it: few operations, each of which can be made to fail.
 //!
-//! [`LocalDisk`] is the real one. The tests have one that loses what was not synced, tears writes and
-//! runs out of room.
+//! [`LocalDisk`] is the real one, and `ObjectFiles` has files in an object store (with the feature `object-store`).
+//! The tests have one that loses what was not synced, tears writes and runs out of room.
 //!
 //! Absent on purpose: truncating and overwriting. A file is written once, synced, and never changed.
 
 mod disk;
+#[cfg(feature = "object-store")]
+mod object;
 
 pub use disk::LocalDisk;
+#[cfg(feature = "object-store")]
+pub use object::ObjectFiles;
 
 use std::io;
 use std::path::Path;
 
 /// Operations on files. A change survives a power cut once the file, and the directory that names it, were synced.
 pub trait Files: Send + Sync {
+    /// False in an object store. A directory is a prefix of names there: it need not be made, it is there while a file
+    /// is in it, and it cannot be renamed. A new file or link replaces an existing one.
+    fn has_directories(&self) -> bool {
+        true
+    }
+
     /// Makes a directory. It is no error if it exists, and one if the directory above it does not.
     fn create_dir(&self, directory: &Path) -> io::Result<()>;
 
@@ -38,6 +48,12 @@ pub trait Files: Send + Sync {
     /// The names in a directory, in order; none if there is no such directory.
     fn list(&self, directory: &Path) -> io::Result<Vec<String>>;
 
+    /// The names of all files in a directory and below it, with `/` between directories. It is there for stores
+    /// without directories.
+    fn list_below(&self, _: &Path) -> io::Result<Vec<String>> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
     /// An error if there is no such directory.
     fn check_dir(&self, directory: &Path) -> io::Result<()>;
 
@@ -55,6 +71,11 @@ pub trait Files: Send + Sync {
 pub trait WriteFile: Send {
     /// Appends bytes.
     fn write_all(&mut self, bytes: &[u8]) -> io::Result<()>;
+
+    /// Says that nothing more is written: the content may be made durable while the caller does something else.
+    fn end(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 
     /// Makes the content survive a power cut, and the file read-only.
     fn finish(&mut self) -> io::Result<()>;

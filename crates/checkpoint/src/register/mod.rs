@@ -12,17 +12,20 @@
 //!
 //! [`contract`] is the test suite that every register passes.
 //!
-//! Absent on purpose: what an entry means, and clocks. An object store is no register yet; it would be an
-//! implementation of [`ChainRegister`] that passes the suite. The daemon keeps registers of this kind for programs
-//! without a local disk; the library that calls it has the implementation for them.
+//! Absent on purpose: what an entry means, and clocks. A daemon keeps registers for programs without a local disk; the
+//! library that calls it has the implementation for them.
 
 pub mod contract;
 mod file_system;
 mod memory;
+#[cfg(feature = "object-store")]
+mod object;
 mod sqlite;
 
 pub use file_system::{FileSystem, file_system_of};
 pub use memory::MemoryRegister;
+#[cfg(feature = "object-store")]
+pub use object::ObjectRegister;
 pub use sqlite::{EntryPage, SqliteRegister};
 
 use crate::names::ChainName;
@@ -156,12 +159,15 @@ impl RegisterError {
             RegisterError::TooLarge { .. } => "save large results as a checkpoint",
             RegisterError::Full { .. } => "make room for the register, then save again",
             RegisterError::NotLocal { .. } => {
-                "put the register on a local disk, or let the daemon keep it: SUBLET_CHECKPOINTS names a file with \
-                 `register = \"daemon\"` and the directories of the replicas, which may stay where they are"
+                "put the register on a local disk, let the daemon keep it (`register = \"daemon\"` in the file that \
+                 SUBLET_CHECKPOINTS names) or put it into an object store (`register = \"s3://…\"`); \
+                 the replicas may stay where they are"
             }
             RegisterError::Damaged { .. } => "`sublet checkpoint rebuild` makes a new register from the replicas",
             RegisterError::Refused { .. } => "correct what it named, such as the token or the name of the register",
-            RegisterError::Unfit { .. } => "use a store with conditional create, or another kind of register",
+            RegisterError::Unfit { .. } => {
+                "use a store with conditional create (`If-None-Match: *`), or put the register on a local disk"
+            }
         }
     }
 }

@@ -10,6 +10,17 @@
 //!     .removed-000040-f3-NONCE/   pruned, being deleted
 //! ```
 //!
+//! In an object store no directory can be renamed. There a version is written where it stays, and its `_SUCCESS` makes
+//! it a version:
+//!
+//! ```text
+//! PREFIX/RESOURCE/NAME/
+//!     000041-r3-NONCE/            committed; a copy from another replica
+//!     000042-f2-NONCE/            committed, as its writer wrote it
+//!     000043-f3-NONCE/            without _SUCCESS: not committed, or being deleted
+//!     latest                      holds `000042-f2-NONCE`
+//! ```
+//!
 //! Names that begin with a dot are Sublet's own. A name is never an argument of a user: users' names
 //! are escaped.
 
@@ -54,6 +65,31 @@ impl StagingKind {
             StagingKind::Removed => "removed",
         }
     }
+}
+
+impl Staging {
+    /// The name of its directory in an object store, where it keeps that name as a version.
+    pub fn copy_name(&self) -> String {
+        let letter = match self.kind {
+            StagingKind::Repaired => 'r',
+            StagingKind::Prepared | StagingKind::Removed => 'f',
+        };
+        format!("{}-{letter}{}-{}", self.version.directory(), self.fence, self.nonce)
+    }
+}
+
+/// The copy that a directory in an object store is; `None` if it is none.
+pub fn parse_copy(name: &str) -> Option<Staging> {
+    let mut words = name.split('-');
+    let version = Version(words.next()?.parse().ok()?);
+    let fence = words.next()?;
+    let kind = match fence.chars().next()? {
+        'f' => StagingKind::Prepared,
+        'r' => StagingKind::Repaired,
+        _ => return None,
+    };
+    let (fence, nonce) = (FenceEpoch(fence[1..].parse().ok()?), words.next()?.parse().ok()?);
+    Some(Staging { kind, version, fence, nonce }).filter(|copy| copy.copy_name() == name)
 }
 
 impl fmt::Display for Staging {
@@ -118,6 +154,13 @@ mod tests {
         assert_eq!(parse("000042"), HomeEntry::Version(Version(42)));
         assert_eq!(parse("1234567"), HomeEntry::Version(Version(1_234_567)));
         assert_eq!(parse(&unused_link(nonce)), HomeEntry::UnusedLink);
+        for kind in [StagingKind::Prepared, StagingKind::Repaired] {
+            let copy = Staging { kind, version: Version(43), fence: FenceEpoch(3), nonce };
+            assert_eq!(parse_copy(&copy.copy_name()), Some(copy));
+        }
+        for other in ["latest", "000042", "000042-f3", "42-f3-0", ".prepared-000042-f3-0"] {
+            assert_eq!(parse_copy(other), None, "{other}");
+        }
         for other in ["latest", "42", "0000042", "000042x", "notes.txt", ".prepared-x", ".hidden"] {
             assert_eq!(parse(other), HomeEntry::Other, "{other}");
         }

@@ -8,9 +8,11 @@
 //!
 //! A version is complete and synced before the register is asked to commit it. What a crash leaves
 //! behind is finished or removed by [`sweep`](ReplicaDirectory::sweep), by what the register says.
+//! In an object store a version is published where it was written: [`in_place`].
 //!
 //! Absent on purpose: quorums, and any decision on what is committed.
 
+mod in_place;
 pub mod layout;
 pub mod read;
 mod write;
@@ -99,9 +101,18 @@ impl ReplicaDirectory {
         Ok(homes)
     }
 
+    /// An error if the replica cannot be read.
+    fn check_root(&self) -> io::Result<()> {
+        match self.files.check_dir(&self.root) {
+            // A prefix without objects is as good as any other.
+            Err(error) if error.kind() == io::ErrorKind::NotFound && !self.files.has_directories() => Ok(()),
+            other => other,
+        }
+    }
+
     /// True if a directory of the checkpoint lies here; an error if the replica cannot be read.
     pub fn has_home(&self, home: &CheckpointHome) -> io::Result<bool> {
-        self.files.check_dir(&self.root)?;
+        self.check_root()?;
         match self.files.check_dir(&self.path(home)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
             other => other.map(|()| true),
@@ -126,16 +137,58 @@ impl ReplicaDirectory {
 
     /// The numbers of the published versions, in order.
     pub fn published(&self, home: &CheckpointHome) -> io::Result<Vec<Version>> {
-        let names = self.files.list(&self.path(home))?;
-        let mut versions: Vec<Version> = names.iter().filter_map(|name| published_version(name)).collect();
-        versions.sort_unstable();
+        let mut versions: Vec<Version> = self.copies(home)?.into_iter().map(|(version, _)| version).collect();
+        versions.dedup();
         Ok(versions)
+    }
+
+    /// The published versions with the names of their directories, in order.
+    fn copies(&self, home: &CheckpointHome) -> io::Result<Vec<(Version, String)>> {
+        let version = |(name, entry)| match entry {
+            HomeEntry::Version(version) => Some((version, name)),
+            _ => None,
+        };
+        let mut copies: Vec<(Version, String)> = self.entries(home)?.into_iter().filter_map(version).collect();
+        copies.sort();
+        Ok(copies)
+    }
+
+    /// The names in the directory of the checkpoint, and what each stands for.
+    fn entries(&self, home: &CheckpointHome) -> io::Result<Vec<(String, HomeEntry)>> {
+        if !self.files.has_directories() {
+            return self.entries_in_place(home);
+        }
+        let parsed = |name: String| {
+            let entry = layout::parse(&name);
+            (name, entry)
+        };
+        Ok(self.files.list(&self.path(home))?.into_iter().map(parsed).collect())
+    }
+
+    /// The directory of a published version; `None` if an object store has none. On a disk it may be missing.
+    pub fn version_path(&self, home: &CheckpointHome, version: Version) -> io::Result<Option<PathBuf>> {
+        let at = self.path(home);
+        if self.files.has_directories() {
+            return Ok(Some(at.join(version.directory())));
+        }
+        // Where there are two, one is a repaired copy, and it is the last one by its name.
+        let copies = self.copies(home)?;
+        Ok(copies.into_iter().rfind(|(found, _)| *found == version).map(|(_, name)| at.join(name)))
+    }
+
+    /// The directory of a version before it is published, or while it is deleted.
+    fn staging_path(&self, home: &CheckpointHome, staging: Staging) -> PathBuf {
+        let name = if self.files.has_directories() { staging.to_string() } else { staging.copy_name() };
+        self.path(home).join(name)
     }
 
     /// Makes a prepared version one that people see. The register has committed it.
     ///
     /// Several processes may do this at once, and any of them may have died half-way before.
     pub fn publish(&self, home: &CheckpointHome, staging: Staging) -> io::Result<()> {
+        if !self.files.has_directories() {
+            return self.publish_in_place(home, staging);
+        }
         let at = self.path(home);
         let prepared = at.join(staging.to_string());
         if self.has_version(home, staging.version)? {
@@ -167,24 +220,27 @@ impl ReplicaDirectory {
         let at = self.path(home);
         let mut pointed_to = None;
         loop {
-            let newest = self.published(home)?.into_iter().rev().find(|version| self.is_genuine(home, *version));
-            let Some(newest) = newest.filter(|_| newest != pointed_to) else {
+            let mut copies = self.copies(home)?.into_iter().rev();
+            let newest = copies.find(|(version, name)| self.is_genuine(home, *version, name)).map(|(_, name)| name);
+            let Some(newest) = newest.filter(|newest| pointed_to.as_ref() != Some(newest)) else {
                 return self.files.sync_dir(&at);
             };
-            self.replace_latest(&at, newest)?;
+            self.replace_latest(&at, &newest)?;
             // Another process may have published a newer version meanwhile.
             pointed_to = Some(newest);
         }
     }
 
-    fn replace_latest(&self, at: &Path, version: Version) -> io::Result<()> {
+    fn replace_latest(&self, at: &Path, target: &str) -> io::Result<()> {
         let latest = at.join(LATEST);
-        let target = version.directory();
-        if self.files.read_link(&latest)?.as_deref() == Some(&target) {
+        if self.files.read_link(&latest)?.as_deref() == Some(target) {
             return Ok(());
         }
+        if !self.files.has_directories() {
+            return self.files.symlink(target, &latest);
+        }
         let unused = at.join(layout::unused_link(Nonce::draw()?));
-        self.files.symlink(&target, &unused)?;
+        self.files.symlink(target, &unused)?;
         match self.files.rename(&unused, &latest) {
             // A sweep took it for a leftover, and pointed `latest` itself.
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -197,15 +253,14 @@ impl ReplicaDirectory {
     /// Only what a register committed is published. So either it was committed since the register was
     /// read, or the register is an older copy of itself.
     pub fn version_above(&self, home: &CheckpointHome, newest: Version) -> io::Result<Option<Version>> {
-        let published = self.published(home)?;
-        let above = published.into_iter().rev().take_while(|version| *version > newest);
-        let mut genuine = above.filter(|version| self.is_genuine(home, *version));
-        Ok(genuine.next())
+        let above = self.copies(home)?.into_iter().rev().take_while(|(version, _)| *version > newest);
+        let mut genuine = above.filter(|(version, name)| self.is_genuine(home, *version, name));
+        Ok(genuine.next().map(|(version, _)| version))
     }
 
     /// True if the version's manifest names this version: a directory that a user made does not count.
-    fn is_genuine(&self, home: &CheckpointHome, version: Version) -> bool {
-        let path = self.path(home).join(version.directory()).join(MANIFEST);
+    fn is_genuine(&self, home: &CheckpointHome, version: Version, name: &str) -> bool {
+        let path = self.path(home).join(name).join(MANIFEST);
         let bytes = read_small(&*self.files, &path, MANIFEST_BYTES_MAX).ok();
         let manifest = bytes.and_then(|bytes| SealedManifest::parse(bytes).ok());
         manifest.is_some_and(|manifest| manifest.manifest.version == version)
@@ -218,6 +273,10 @@ impl ReplicaDirectory {
 
     /// Takes a version out of sight first, so that no half-deleted one is ever seen.
     fn remove_version(&self, home: &CheckpointHome, by: Staging) -> io::Result<()> {
+        if !self.files.has_directories() {
+            let mut copies = self.copies(home)?.into_iter().filter(|(version, _)| *version == by.version);
+            return copies.try_for_each(|(_, name)| self.remove_in_place(&self.path(home).join(name)));
+        }
         let at = self.path(home);
         let removed = at.join(Staging { kind: StagingKind::Removed, ..by }.to_string());
         match self.files.rename(&at.join(by.version.directory()), &removed) {
@@ -230,7 +289,8 @@ impl ReplicaDirectory {
 
     /// Deletes what a save prepared that was not committed.
     pub fn discard(&self, home: &CheckpointHome, staging: Staging) -> io::Result<()> {
-        self.files.remove_dir_all(&self.path(home).join(staging.to_string()))
+        let path = self.staging_path(home, staging);
+        if self.files.has_directories() { self.files.remove_dir_all(&path) } else { self.remove_in_place(&path) }
     }
 
     /// Finishes or removes what earlier calls and processes left behind, by what the register says.
@@ -238,8 +298,8 @@ impl ReplicaDirectory {
     /// Returns a version that the register does not know, if there is one.
     pub fn sweep(&self, home: &CheckpointHome, state: &VersionChain) -> io::Result<Option<Version>> {
         let at = self.path(home);
-        for name in self.files.list(&at)? {
-            match layout::parse(&name) {
+        for (name, entry) in self.entries(home)? {
+            match entry {
                 HomeEntry::Version(version) if is_pruned(state, version) => {
                     let kind = StagingKind::Removed;
                     let fence = state.fences().newest;
@@ -264,7 +324,15 @@ impl ReplicaDirectory {
     /// Publishes a prepared version if it was committed, and deletes it if it can never be.
     fn settle_prepared(&self, home: &CheckpointHome, state: &VersionChain, staging: Staging) -> io::Result<()> {
         match state.versions().get(&staging.version) {
-            Some(saved) if saved.nonce == staging.nonce => self.publish(home, staging),
+            Some(saved) if saved.nonce == staging.nonce => {
+                // The other replicas were enough, and its writer may still be writing here.
+                let is_written = self.has_manifest(&self.staging_path(home, staging), &saved.manifest)?;
+                if is_written || self.has_version(home, staging.version)? {
+                    self.publish(home, staging)
+                } else {
+                    Ok(())
+                }
+            }
             _ if is_left_over(state, staging) => self.discard(home, staging),
             _ => Ok(()),
         }
@@ -274,14 +342,6 @@ impl ReplicaDirectory {
 /// The names that were escaped to these components. Others are not Sublet's.
 fn names_of(components: Vec<String>) -> Vec<(String, String)> {
     components.into_iter().filter_map(|component| unescape(&component).map(|name| (component, name))).collect()
-}
-
-/// The version that is published under this name.
-fn published_version(name: &str) -> Option<Version> {
-    match layout::parse(name) {
-        HomeEntry::Version(version) => Some(version),
-        _ => None,
-    }
 }
 
 /// True if no process can make use of it any more: its writer is stale, or its number is decided.
@@ -300,3 +360,7 @@ fn is_left_over(state: &VersionChain, staging: Staging) -> bool {
 fn is_pruned(state: &VersionChain, version: Version) -> bool {
     version <= state.newest() && !state.versions().contains_key(&version)
 }
+
+#[cfg(test)]
+#[path = "sweep_tests.rs"]
+mod tests;

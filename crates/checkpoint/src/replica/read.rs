@@ -1,6 +1,6 @@
 //! Reading a version from a replica, and checking every byte of it.
 
-use super::layout::{self, HomeEntry, Staging, StagingKind};
+use super::layout::{HomeEntry, Staging, StagingKind};
 use super::write::unknown_version;
 use super::{CheckpointHome, ReplicaDirectory};
 use crate::chain::checkpoint::VersionChain;
@@ -84,15 +84,26 @@ impl ReplicaDirectory {
     ) -> Result<WholeCopy, String> {
         let saved = state.version(version).map_err(|error| error.to_string())?;
         let published = self.publish_if_prepared(home, state, version);
-        let read_at = |name: String| self.read_copy(&self.path(home).join(name), &saved.manifest, keep);
-        match (read_at(version.directory()), published) {
+        match (self.read_published(home, version, &saved.manifest, keep), published) {
             // A disk that is full or read-only cannot publish. What it holds is the same under the other name.
             (Err(_), Err(error)) => {
                 let prepared = Staging { kind: StagingKind::Prepared, version, fence: saved.fence, nonce: saved.nonce };
-                read_at(prepared.to_string()).map_err(|_| error.to_string())
+                let at = self.staging_path(home, prepared);
+                self.read_copy(&at, &saved.manifest, keep).map_err(|_| error.to_string())
             }
             (read, _) => read,
         }
+    }
+
+    fn read_published(
+        &self,
+        home: &CheckpointHome,
+        version: Version,
+        hash: &str,
+        keep: CheckedBytes,
+    ) -> Result<WholeCopy, String> {
+        let path = self.version_path(home, version).map_err(|error| error.to_string())?;
+        self.read_copy(&path.ok_or_else(no_copy)?, hash, keep)
     }
 
     /// Reads a version in this directory, if it is the one with this hash.
@@ -116,8 +127,8 @@ impl ReplicaDirectory {
     /// Every whole version of a checkpoint that lies here, committed or not.
     pub fn whole_versions(&self, home: &CheckpointHome) -> io::Result<Vec<UnprovenVersion>> {
         let mut found = Vec::new();
-        for name in self.files.list(&self.path(home))? {
-            let (version, stage) = match layout::parse(&name) {
+        for (name, entry) in self.entries(home)? {
+            let (version, stage) = match entry {
                 HomeEntry::Version(version) => (version, CommitStage::Committed),
                 HomeEntry::Staging(staging) if staging.kind == StagingKind::Prepared => {
                     (staging.version, CommitStage::Prepared)
@@ -137,13 +148,14 @@ impl ReplicaDirectory {
 
     /// The manifest of a committed version with this hash; the error says why it is not there.
     pub fn read_manifest(&self, home: &CheckpointHome, version: Version, hash: &str) -> Result<SealedManifest, String> {
-        self.read_manifest_in(&self.path(home).join(version.directory()), hash)
+        let path = self.version_path(home, version).map_err(|error| error.to_string())?;
+        self.read_manifest_in(&path.ok_or_else(no_copy)?, hash)
     }
 
     fn read_manifest_in(&self, at: &Path, hash: &str) -> Result<SealedManifest, String> {
         let bytes = read_small(&*self.files, &at.join(MANIFEST), MANIFEST_BYTES_MAX);
         let bytes = bytes.map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => "it holds no copy".to_owned(),
+            io::ErrorKind::NotFound => no_copy(),
             _ => format!("its manifest cannot be read: {error}"),
         })?;
         if blake3::hash(&bytes).to_hex().as_str() != hash {
@@ -154,8 +166,8 @@ impl ReplicaDirectory {
 
     /// The writer may have died between the commit and the publication.
     pub fn publish_if_prepared(&self, home: &CheckpointHome, state: &VersionChain, version: Version) -> io::Result<()> {
-        for name in self.files.list(&self.path(home))? {
-            match layout::parse(&name) {
+        for (_, entry) in self.entries(home)? {
+            match entry {
                 HomeEntry::Version(found) if found == version => return Ok(()),
                 HomeEntry::Staging(staging) if staging.version == version && staging.kind == StagingKind::Prepared => {
                     self.settle_prepared(home, state, staging)?;
@@ -173,7 +185,8 @@ impl ReplicaDirectory {
         version: Version,
         part: &ManifestPart,
     ) -> io::Result<Box<dyn ReadFile>> {
-        self.open_whole(&self.path(home).join(version.directory()).join(&part.name), part)
+        let path = self.version_path(home, version)?.ok_or(io::ErrorKind::NotFound)?;
+        self.open_whole(&path.join(&part.name), part)
     }
 
     fn open_whole(&self, path: &Path, part: &ManifestPart) -> io::Result<Box<dyn ReadFile>> {
@@ -205,4 +218,8 @@ impl ReplicaDirectory {
         }
         Ok(buffer.into())
     }
+}
+
+fn no_copy() -> String {
+    "it holds no copy".to_owned()
 }

@@ -22,7 +22,7 @@ impl ReplicaDirectory {
         if let Some(version) = self.version_above(home, Version(job.staging.version.0 - 1))? {
             return Err(io::Error::other(unknown_version(version)));
         }
-        let staging = at.join(job.staging.to_string());
+        let staging = self.staging_path(home, job.staging);
         let parent = self.parent_directory(home, job);
         let mut new = NewFiles::start(self, staging.clone())?;
         for (index, part) in job.parts.iter().enumerate() {
@@ -49,7 +49,7 @@ impl ReplicaDirectory {
         let parent = job.parent.as_ref()?;
         let version = parent.manifest.version;
         self.read_manifest(home, version, &parent.hash).ok()?;
-        Some(self.path(home).join(version.directory()))
+        self.version_path(home, version).ok()?
     }
 
     /// Gives an unchanged file a second name. False if it is not there in its full length.
@@ -85,7 +85,9 @@ impl ReplicaDirectory {
         parts: &[LoadedPart],
     ) -> io::Result<()> {
         let at = self.make_home(home)?;
-        let staging = at.join(Staging { kind: StagingKind::Repaired, ..by }.to_string());
+        let staging = self.staging_path(home, Staging { kind: StagingKind::Repaired, ..by });
+        let replaced = self.copies(home)?.into_iter().filter(|(version, _)| *version == by.version);
+        let replaced: Vec<PathBuf> = replaced.map(|(_, name)| at.join(name)).collect();
         let mut new = NewFiles::start(self, staging.clone())?;
         for part in parts {
             let target = new.path_of(&part.name)?;
@@ -95,6 +97,11 @@ impl ReplicaDirectory {
             new.push(file)?;
         }
         new.finish(manifest)?;
+        if !self.files.has_directories() {
+            self.mark_in_place(&staging)?;
+            replaced.iter().try_for_each(|path| self.remove_in_place(path))?;
+            return self.point_latest(home);
+        }
         write_new(&*self.files, &staging.join(SUCCESS), b"")?;
         self.files.sync_dir(&staging)?;
         self.remove_version(home, by)?;
@@ -107,7 +114,7 @@ impl ReplicaDirectory {
         let at = self.path(home);
         // If the disk is not mounted, nothing must be written where it would be. It may vanish at any moment, so no call
         // makes a directory above the one that it needs.
-        self.files.check_dir(&self.root)?;
+        self.check_root()?;
         self.files.create_dir(&self.root.join(&home.resource))?;
         self.files.create_dir(&at)?;
         self.files.sync_dir(&self.root.join(&home.resource))?;
@@ -148,7 +155,8 @@ impl<'a> NewFiles<'a> {
         Ok(target)
     }
 
-    fn push(&mut self, file: Box<dyn WriteFile>) -> io::Result<()> {
+    fn push(&mut self, mut file: Box<dyn WriteFile>) -> io::Result<()> {
+        file.end()?;
         self.open.push(file);
         if self.open.len() >= OPEN_FILES_MAX { self.sync_open() } else { Ok(()) }
     }

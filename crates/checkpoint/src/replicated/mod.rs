@@ -273,7 +273,9 @@ impl ReplicatedCheckpoint {
         let home = self.home(name)?;
         let replicas = self.shared.replicas.iter().map(|replica| &replica.directory);
         let holders = replicas.filter(|replica| replica.has_version(&home, version).unwrap_or(false));
-        Ok(holders.map(|replica| (replica.id.clone(), replica.path(&home).join(version.directory()))).collect())
+        let directory =
+            |replica: &ReplicaDirectory| Some((replica.id.clone(), replica.version_path(&home, version).ok()??));
+        Ok(holders.filter_map(directory).collect())
     }
 
     /// Each replica, and how it did in the last call that used it.

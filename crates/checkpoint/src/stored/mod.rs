@@ -120,7 +120,8 @@ impl StoredCheckpoint {
             let published = replica.publish_if_prepared(&self.home, &state, version);
             let found = published.map_err(|error| error.to_string());
             let found = found.and_then(|()| replica.read_manifest(&self.home, version, hash));
-            let directory = replica.path(&self.home).join(version.directory());
+            let directory = replica.version_path(&self.home, version).ok().flatten();
+            let directory = directory.unwrap_or_else(|| replica.path(&self.home).join(version.directory()));
             StoredCopy { replica: replica.id.clone(), directory, missing: found.err() }
         };
         Ok(self.replicas.iter().map(copy).collect())

@@ -52,69 +52,80 @@ fn kill() -> ! {
     }
 }
 
-/// The real disk, with the switch before each change and in the middle of each write.
-struct KillingDisk(KillSwitch);
+/// Real files, with the switch before each change and in the middle of each write.
+struct KillingFiles {
+    switch: KillSwitch,
+    files: Arc<dyn Files>,
+}
 
 struct KillingFile {
     file: Box<dyn WriteFile>,
     switch: KillSwitch,
 }
 
-impl Files for KillingDisk {
+impl Files for KillingFiles {
+    fn has_directories(&self) -> bool {
+        self.files.has_directories()
+    }
+
     fn create_dir(&self, directory: &Path) -> io::Result<()> {
-        self.0.count();
-        LocalDisk.create_dir(directory)
+        self.switch.count();
+        self.files.create_dir(directory)
     }
 
     fn create(&self, path: &Path) -> io::Result<Box<dyn WriteFile>> {
-        self.0.count();
-        Ok(Box::new(KillingFile { file: LocalDisk.create(path)?, switch: self.0.clone() }))
+        self.switch.count();
+        Ok(Box::new(KillingFile { file: self.files.create(path)?, switch: self.switch.clone() }))
     }
 
     fn open(&self, path: &Path) -> io::Result<Box<dyn ReadFile>> {
-        LocalDisk.open(path)
+        self.files.open(path)
     }
 
     fn hard_link(&self, existing: &Path, new: &Path) -> io::Result<()> {
-        self.0.count();
-        LocalDisk.hard_link(existing, new)
+        self.switch.count();
+        self.files.hard_link(existing, new)
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        self.0.count();
-        LocalDisk.rename(from, to)
+        self.switch.count();
+        self.files.rename(from, to)
     }
 
     fn symlink(&self, target: &str, link: &Path) -> io::Result<()> {
-        self.0.count();
-        LocalDisk.symlink(target, link)
+        self.switch.count();
+        self.files.symlink(target, link)
     }
 
     fn read_link(&self, link: &Path) -> io::Result<Option<String>> {
-        LocalDisk.read_link(link)
+        self.files.read_link(link)
     }
 
     fn list(&self, directory: &Path) -> io::Result<Vec<String>> {
-        LocalDisk.list(directory)
+        self.files.list(directory)
+    }
+
+    fn list_below(&self, directory: &Path) -> io::Result<Vec<String>> {
+        self.files.list_below(directory)
     }
 
     fn check_dir(&self, directory: &Path) -> io::Result<()> {
-        LocalDisk.check_dir(directory)
+        self.files.check_dir(directory)
     }
 
     fn remove_dir_all(&self, directory: &Path) -> io::Result<()> {
-        self.0.count();
-        LocalDisk.remove_dir_all(directory)
+        self.switch.count();
+        self.files.remove_dir_all(directory)
     }
 
     fn remove_file(&self, path: &Path) -> io::Result<()> {
-        self.0.count();
-        LocalDisk.remove_file(path)
+        self.switch.count();
+        self.files.remove_file(path)
     }
 
     fn sync_dir(&self, directory: &Path) -> io::Result<()> {
-        self.0.count();
-        LocalDisk.sync_dir(directory)
+        self.switch.count();
+        self.files.sync_dir(directory)
     }
 }
 
@@ -127,6 +138,11 @@ impl WriteFile for KillingFile {
         self.file.write_all(bytes)
     }
 
+    fn end(&mut self) -> io::Result<()> {
+        self.switch.count();
+        self.file.end()
+    }
+
     fn finish(&mut self) -> io::Result<()> {
         self.switch.count();
         self.file.finish()
@@ -135,8 +151,19 @@ impl WriteFile for KillingFile {
 
 /// The real register, with the switch before and after each entry.
 struct KillingRegister {
-    register: SqliteRegister,
+    register: Arc<dyn ChainRegister>,
     switch: KillSwitch,
+}
+
+/// A register and files that end the process at this call.
+pub fn with_kill_switch(
+    register: Arc<dyn ChainRegister>,
+    files: Arc<dyn Files>,
+    at: u64,
+) -> (Arc<dyn ChainRegister>, Arc<dyn Files>) {
+    let switch = KillSwitch { calls: Arc::default(), at };
+    let register = KillingRegister { register, switch: switch.clone() };
+    (Arc::new(register), Arc::new(KillingFiles { switch, files }))
 }
 
 impl ChainRegister for KillingRegister {
@@ -167,11 +194,10 @@ impl ChainRegister for KillingRegister {
 
 /// The store of a process that is killed at this call.
 pub fn store_with_switch(directory: &Path, at: u64) -> CheckpointStore {
-    let switch = KillSwitch { calls: Arc::default(), at };
     let register = SqliteRegister::open(directory.join("register.db")).expect("a register");
-    let register = KillingRegister { register, switch: switch.clone() };
+    let (register, files) = with_kill_switch(Arc::new(register), Arc::new(LocalDisk), at);
     let replicas = REPLICAS.map(|name| (ReplicaId::new(name), directory.join(name)));
-    CheckpointStore::with_parts(Arc::new(register), replicas, Arc::new(KillingDisk(switch))).expect("a store")
+    CheckpointStore::with_parts(register, replicas, files).expect("a store")
 }
 
 /// The child. As a test of its own it does nothing.
@@ -204,7 +230,8 @@ fn run_child(directory: &Path, at: u64, copies: usize) -> Output {
         .expect("a child")
 }
 
-fn acknowledged(child: &Output) -> u64 {
+/// The newest step that the child acknowledged.
+pub fn acknowledged(child: &Output) -> u64 {
     let text = String::from_utf8_lossy(&child.stdout);
     let steps = text.lines().filter_map(|line| line.strip_prefix("acknowledged "));
     steps.map(|step| step.parse().expect("a step")).max().unwrap_or(0)
