@@ -5,9 +5,9 @@
 
 SUBLET is the binary, TRAINER is `sublet-example-train`; results go to OUT/training.json, what the trainers said to
 OUT/training.log. Trains STEPS steps (200) without interruption, then again while its lease is parked, its process and
-the daemon are killed, and a second trainer of the same job starts, at random moments. Starts and ends its own daemon
-and programs, in a directory of its own; takes about a minute. With SOFT=1 in the environment it uses a soft GPU. SEED
-repeats the order of the disturbances.
+the daemon are killed, a second trainer of the same job starts, and the disk of the checkpoints is away for a moment, at
+random moments and each at least once. Starts and ends its own daemon and programs, in a directory of its own; takes
+about a minute. With SOFT=1 in the environment it uses a soft GPU. SEED repeats the order of the disturbances.
 """
 
 import json
@@ -33,7 +33,10 @@ class Training:
         self.dir = tempfile.TemporaryDirectory()
         path = pathlib.Path(self.dir.name)
         self.sublet, self.trainer, self.steps = sublet, trainer, steps
-        self.env = dict(os.environ, SUBLET_SOCKET=str(path / "s"), SUBLET_CHECKPOINTS=str(path / "store"))
+        self.disk = path / "disk"
+        self.disk.mkdir()
+        (path / "store.toml").write_text(f'register = "register.db"\n[replicas]\nlocal = "{self.disk}"\n')
+        self.env = dict(os.environ, SUBLET_SOCKET=str(path / "s"), SUBLET_CHECKPOINTS=str(path / "store.toml"))
         self.serve = [sublet, "serve", "--state-dir", str(path / "state"), "--gpu", "soft:1x24GiB" if SOFT else "real"]
         self.log = (out / "training.log").open("wb")
         self.daemon = None
@@ -89,6 +92,13 @@ class Training:
         self.daemon.wait()
         self.start_daemon()
 
+    def take_disk_away(self):
+        """The copies are not there for half a second, as if their disk had gone."""
+        away = self.disk.with_name("away")
+        self.disk.rename(away)
+        time.sleep(0.5)
+        away.rename(self.disk)
+
     def is_done(self):
         """True when a trainer got to the end; one that ended otherwise is replaced."""
         ended = [trainer for trainer in self.trainers if trainer.poll() is not None]
@@ -110,23 +120,23 @@ def until(what, is_so):
 
 def disturb(training, numbers):
     """Disturbs the training until it ends; returns how often each thing was done."""
-    counts = {"parks": 0, "kills of the trainer": 0, "kills of the daemon": 0, "second trainers": 0}
+    kinds = {
+        "parks": training.park,
+        "kills of the trainer": training.kill_trainers,
+        "kills of the daemon": training.crash_daemon,
+        "second trainers": training.start_trainer,
+        "disk faults": training.take_disk_away,
+    }
+    counts = dict.fromkeys(kinds, 0)
+    # Each once, then as often as it comes.
+    order = numbers.sample(list(kinds), len(kinds))
     begun = time.monotonic()
     while not training.is_done() and time.monotonic() - begun < LONG:
         # Long enough for a few steps: a trainer that never gets to save never ends.
         time.sleep(numbers.uniform(0.2, 1.5))
-        match numbers.randrange(10):
-            case 0 | 1 | 2 | 3 | 4:
-                counts["parks"] += training.park()
-            case 5 | 6 | 7:
-                training.kill_trainers()
-                counts["kills of the trainer"] += 1
-            case 8:
-                training.crash_daemon()
-                counts["kills of the daemon"] += 1
-            case _:
-                training.start_trainer()
-                counts["second trainers"] += 1
+        kind = order.pop() if order else numbers.choices(list(kinds), (5, 3, 1, 1, 1))[0]
+        # A park is refused while the lease is not active.
+        counts[kind] += kinds[kind]() is not False
     return counts
 
 
