@@ -2,9 +2,8 @@
 
 use crate::register::checkpoint_store;
 use sublet_checkpoint::{
-    CheckpointName, CheckpointStore, FailureDomain, FenceEpoch, LogicalResourceName, PlacementPolicy, PolicyHash,
-    ReplicaHealth, ReplicaId, ReplicaLocator, ReplicaPolicy, ReplicaRole, ReplicaSetLocator, ReplicatedCheckpoint,
-    ReplicatedError, ReplicatedIdempotencyStore, ResourceGeneration, SchemaId,
+    CheckpointName, CheckpointStore, LogicalResourceName, ReplicatedCheckpoint, ReplicatedError,
+    ReplicatedIdempotencyStore, SchemaId,
 };
 
 /// What [`replicated_training_state`] calls its checkpoints and its records.
@@ -13,12 +12,11 @@ const STEPS: &str = "training-steps";
 /// The layout of both: the checkpoint is the program's bytes as they are.
 const CHECKPOINT_SCHEMA: &str = "training-checkpoint.v1";
 const STEP_SCHEMA: &str = "training-step.v1";
-/// The one copy.
-const REPLICA: &str = "local";
 
-/// Checkpoints and step records with one copy, in the store of this user (`SUBLET_CHECKPOINTS`).
+/// Checkpoints and step records in the store of this user (`SUBLET_CHECKPOINTS`), on all of its replicas.
 ///
-/// Programs that want copies on several disks make both values themselves, with a policy and a locator.
+/// A save needs more than half of the replicas, a load one verified copy. Programs that want other quorums make both
+/// values themselves, with a policy and a locator.
 pub fn replicated_training_state() -> Result<(ReplicatedCheckpoint, ReplicatedIdempotencyStore), ReplicatedError> {
     replicated_training_state_in(&checkpoint_store()?)
 }
@@ -27,39 +25,39 @@ pub fn replicated_training_state() -> Result<(ReplicatedCheckpoint, ReplicatedId
 pub fn replicated_training_state_in(
     store: &CheckpointStore,
 ) -> Result<(ReplicatedCheckpoint, ReplicatedIdempotencyStore), ReplicatedError> {
-    let domain = FailureDomain::cell("local", "disk");
-    let policy = ReplicaPolicy::new(PlacementPolicy::new().allow(domain.clone()));
-    let generation = ResourceGeneration(1);
-    let replica = ReplicaLocator {
-        replica_id: ReplicaId::new(REPLICA),
-        domain,
-        role: ReplicaRole::Voter,
-        health: ReplicaHealth::Healthy,
-        epoch: FenceEpoch(1),
-        content_generation: generation.0,
-    };
-    let locator = ReplicaSetLocator::new(generation, vec![replica]);
-    let checkpoints = ReplicatedCheckpoint::in_store(
-        store,
-        LogicalResourceName::new(CHECKPOINTS),
-        SchemaId::new(CHECKPOINT_SCHEMA),
-        FenceEpoch(1),
-        policy.clone(),
-        locator.clone(),
-        PolicyHash([0; 32]),
-    )?;
-    let steps = ReplicatedIdempotencyStore::in_store(
-        store,
-        LogicalResourceName::new(STEPS),
-        SchemaId::new(STEP_SCHEMA),
-        FenceEpoch(1),
-        policy,
-        locator,
-    )?;
+    let checkpoints = store.checkpoints(LogicalResourceName::new(CHECKPOINTS), SchemaId::new(CHECKPOINT_SCHEMA))?;
+    let steps = store.effects(LogicalResourceName::new(STEPS), SchemaId::new(STEP_SCHEMA))?;
     Ok((checkpoints, steps))
 }
 
 /// The name of a job's checkpoint.
 pub fn training_checkpoint_name(job: &str) -> CheckpointName {
     CheckpointName::new(format!("job:{job}:latest"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use sublet_checkpoint::Version;
+
+    #[test]
+    fn a_training_is_saved_on_all_replicas_of_its_store() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let file = directory.path().join("store.toml");
+        fs::write(&file, "register = \"r.db\"\n[replicas]\none = \"one\"\ntwo = \"two\"\n").expect("a file");
+        for replica in ["one", "two"] {
+            fs::create_dir(directory.path().join(replica)).expect("a directory");
+        }
+        let store = CheckpointStore::at(&file).expect("a store");
+        let (checkpoints, _) = replicated_training_state_in(&store).expect("the state");
+        let name = training_checkpoint_name("demo");
+        let fence = checkpoints.open(&name).expect("a fence");
+        let saved = checkpoints.save_bytes(name.clone(), Version(0), b"weights", fence).expect("a version");
+        assert_eq!(checkpoints.directories(&name, saved.version).expect("an answer").len(), 2);
+        for replica in ["one", "two"] {
+            let home = directory.path().join(replica).join("training-checkpoints/job:demo:latest/000001");
+            assert_eq!(fs::read(home.join("state")).expect("a copy"), b"weights");
+        }
+    }
 }
