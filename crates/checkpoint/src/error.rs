@@ -61,6 +61,16 @@ pub enum ReplicatedError {
         /// The newest fence.
         current: FenceEpoch,
     },
+    /// The register has another entry than the one that this process read.
+    #[error(
+        "entry {number} of chain `{chain}` is not the one that this process read: an older copy of the register was put back"
+    )]
+    RegisterReplaced {
+        /// The chain.
+        chain: String,
+        /// The entry.
+        number: u64,
+    },
     /// The call carries a fence that the register never issued.
     #[error("fence {given} was never issued: the newest one is {current}")]
     FenceNeverIssued {
@@ -323,6 +333,7 @@ impl ReplicatedError {
             ReplicatedError::Kept { .. } => "kept",
             ReplicatedError::OldGeneration { .. } => "old_generation",
             ReplicatedError::RegisterBehind { .. } => "register_behind",
+            ReplicatedError::RegisterReplaced { .. } => "register_replaced",
             ReplicatedError::NotEmpty { .. } => "register_not_empty",
             ReplicatedError::RegisterLost { .. } => "register_lost",
             ReplicatedError::NoStore { .. } => "no_store",
@@ -386,6 +397,9 @@ impl ReplicatedError {
                 "name the directory or the configuration file of a store, such as with SUBLET_CHECKPOINTS"
             }
             ReplicatedError::NotEmptyDirectory { .. } => "name a directory that does not exist yet",
+            ReplicatedError::RegisterReplaced { .. } => {
+                "stop all programs of this store and start them again: they go on from the newest version of the register"
+            }
             ReplicatedError::RegisterBehind { .. } => {
                 "bring back the newest copy of the register, or make a new one with `sublet checkpoint rebuild`"
             }

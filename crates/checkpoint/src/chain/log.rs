@@ -3,8 +3,8 @@
 //! Every 1,000 entries a snapshot of the state is appended, and older entries are dropped. Each entry
 //! names the newest snapshot, so a start reads the last entry, the snapshot, and what follows it.
 //!
-//! A refusal is only given on a state that was read in the same call; an entry that is appended to
-//! an old state is refused by the register.
+//! Each call begins with a look at the entry that was read last: it must be the same one. If an older copy of the
+//! register was put back, the chain may have grown again with other entries and fences of the same numbers.
 
 use super::ChainState;
 use crate::error::ReplicatedError;
@@ -51,6 +51,8 @@ pub struct ChainLog<S> {
     register: Arc<dyn ChainRegister>,
     chain: ChainName,
     last: u64,
+    /// Tells entry `last` from another one of its number; `None` if none was read yet.
+    last_nonce: Option<Nonce>,
     snapshot: u64,
     state: S,
 }
@@ -81,7 +83,7 @@ impl<C> From<Option<C>> for Decision<C> {
 impl<S: ChainState> ChainLog<S> {
     /// A chain of which nothing was read yet.
     pub fn new(register: Arc<dyn ChainRegister>, chain: ChainName) -> ChainLog<S> {
-        ChainLog { register, chain, last: 0, snapshot: 0, state: S::default() }
+        ChainLog { register, chain, last: 0, last_nonce: None, snapshot: 0, state: S::default() }
     }
 
     /// The state as far as it was read.
@@ -103,22 +105,15 @@ impl<S: ChainState> ChainLog<S> {
         &mut self,
         decide: impl Fn(&S) -> Result<Decision<S::Change>, ReplicatedError>,
     ) -> Result<Appended, ReplicatedError> {
-        let mut is_fresh = false;
         loop {
-            let change = match decide(&self.state) {
+            let change = match decide(self.refresh()?) {
                 Ok(Decision::Append(change)) => change,
-                refused_or_nothing if is_fresh => return refused_or_nothing.map(|_| Appended::Nothing),
-                _ => {
-                    self.refresh()?;
-                    is_fresh = true;
-                    continue;
-                }
+                refused_or_nothing => return refused_or_nothing.map(|_| Appended::Nothing),
             };
             if self.send(EntryContent::Change(change))? {
                 self.append_snapshot_if_due();
                 return Ok(Appended::Entry);
             }
-            is_fresh = true;
         }
     }
 
@@ -133,7 +128,7 @@ impl<S: ChainState> ChainLog<S> {
         for _ in 0..ATTEMPTS {
             match self.register.create(&self.chain, number, &bytes) {
                 Ok(Creation::New) => {
-                    self.apply(number, line.content)?;
+                    self.apply(number, nonce, line.content)?;
                     return Ok(true);
                 }
                 // After a lost answer, the entry that is in the way may be this very one.
@@ -158,8 +153,10 @@ impl<S: ChainState> ChainLog<S> {
             self.find_snapshot()?;
         }
         loop {
-            let entries = self.register.read(&self.chain, self.last + 1, PAGE)?;
+            let from = if self.last_nonce.is_some() { self.last } else { self.last + 1 };
+            let mut entries = self.register.read(&self.chain, from, PAGE)?;
             let is_last_page = entries.len() < PAGE;
+            self.take_known_entry(&mut entries)?;
             if entries.first().is_some_and(|entry| entry.number != self.last + 1) {
                 // What comes next was dropped after a snapshot, by another process just now.
                 gaps += 1;
@@ -172,11 +169,25 @@ impl<S: ChainState> ChainLog<S> {
             for entry in entries {
                 let line = self.parse(&entry)?;
                 found |= own == Some(line.nonce);
-                self.apply(entry.number, line.content)?;
+                self.apply(entry.number, line.nonce, line.content)?;
             }
             if is_last_page {
                 return Ok(found);
             }
+        }
+    }
+
+    /// Takes the entry that was read last from the first of these. An error if it is another one, or is missing.
+    fn take_known_entry(&self, entries: &mut Vec<NumberedEntry>) -> Result<(), ReplicatedError> {
+        let Some(nonce) = self.last_nonce else { return Ok(()) };
+        match entries.first() {
+            Some(entry) if entry.number == self.last && self.parse(entry)?.nonce == nonce => {
+                entries.remove(0);
+                Ok(())
+            }
+            // It was dropped after a snapshot.
+            Some(entry) if entry.number > self.last => Ok(()),
+            _ => Err(ReplicatedError::RegisterReplaced { chain: self.chain.to_string(), number: self.last }),
         }
     }
 
@@ -193,16 +204,17 @@ impl<S: ChainState> ChainLog<S> {
         };
         self.state = S::default();
         self.last = snapshot.saturating_sub(1);
+        self.last_nonce = None;
         self.snapshot = snapshot;
         Ok(())
     }
 
-    fn apply(&mut self, number: u64, content: EntryContent<S>) -> Result<(), ReplicatedError> {
+    fn apply(&mut self, number: u64, nonce: Nonce, content: EntryContent<S>) -> Result<(), ReplicatedError> {
         match content {
             EntryContent::Change(change) => {
                 if let Err(why) = self.state.apply(number, &change) {
                     // Half an entry may have been applied: the next call reads the chain anew.
-                    self.last = 0;
+                    (self.last, self.last_nonce) = (0, None);
                     self.state = S::default();
                     return Err(self.corrupt(number, why));
                 }
@@ -212,7 +224,7 @@ impl<S: ChainState> ChainLog<S> {
                 self.snapshot = number;
             }
         }
-        self.last = number;
+        (self.last, self.last_nonce) = (number, Some(nonce));
         Ok(())
     }
 

@@ -103,3 +103,57 @@ fn an_entry_that_contradicts_those_before_it_is_reported_each_time() {
         assert_eq!(log.refresh().expect_err("a contradiction").code(), "corrupt");
     }
 }
+
+/// A register in whose place another one can be put.
+struct Replaceable(std::sync::Mutex<MemoryRegister>);
+
+impl Replaceable {
+    fn put(&self, register: MemoryRegister) {
+        *self.0.lock().expect("no panic before") = register;
+    }
+}
+
+impl ChainRegister for Replaceable {
+    fn create(&self, chain: &ChainName, number: u64, entry: &[u8]) -> Result<Creation, RegisterError> {
+        self.0.lock().expect("no panic before").create(chain, number, entry)
+    }
+    fn read(&self, chain: &ChainName, from: u64, limit: usize) -> Result<Vec<NumberedEntry>, RegisterError> {
+        self.0.lock().expect("no panic before").read(chain, from, limit)
+    }
+    fn last(&self, chain: &ChainName) -> Result<u64, RegisterError> {
+        self.0.lock().expect("no panic before").last(chain)
+    }
+    fn forget_before(&self, chain: &ChainName, number: u64) -> Result<(), RegisterError> {
+        self.0.lock().expect("no panic before").forget_before(chain, number)
+    }
+    fn chains(&self) -> Result<Vec<ChainName>, RegisterError> {
+        self.0.lock().expect("no panic before").chains()
+    }
+}
+
+#[test]
+fn a_process_appends_nothing_after_an_older_register_was_put_back() {
+    // How far the older copy has grown again by other processes: shorter, as long, longer.
+    for others in [0, 2, 4] {
+        let register = Arc::new(Replaceable(std::sync::Mutex::new(MemoryRegister::new())));
+        let mut log = ChainLog::new(Arc::clone(&register) as Arc<dyn ChainRegister>, chain());
+        open(&mut log);
+        let older = MemoryRegister::new();
+        let first = register.read(&chain(), 1, 1).expect("an entry").remove(0);
+        older.create(&chain(), 1, &first.bytes).expect("an entry");
+        for _ in 0..2 {
+            open(&mut log);
+        }
+        register.put(older);
+        let mut other = ChainLog::new(Arc::clone(&register) as Arc<dyn ChainRegister>, chain());
+        for _ in 0..others {
+            open(&mut other);
+        }
+        let decide = |state: &VersionChain| Ok(Decision::Append(state.open(FenceEpoch(0), None)));
+        for _ in 0..2 {
+            assert_eq!(log.append(decide).expect_err("a refusal").code(), "register_replaced", "after {others}");
+            assert_eq!(log.refresh().expect_err("a refusal").code(), "register_replaced", "after {others}");
+        }
+        assert_eq!(register.last(&chain()).expect("an answer"), 1 + others);
+    }
+}
