@@ -25,6 +25,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 pub struct SaveJob {
     /// The directory that it is prepared in.
     pub staging: Staging,
+    /// The generation of the register that decides about it.
+    pub generation: u64,
     /// What is saved.
     pub parts: Vec<CheckpointPart>,
     /// The newest version, if there is one.
@@ -54,10 +56,16 @@ struct Hashes {
 
 impl SaveJob {
     /// A job of which nothing is hashed yet.
-    pub fn new(staging: Staging, parts: Vec<CheckpointPart>, parent: Option<Arc<SealedManifest>>) -> SaveJob {
+    pub fn new(
+        staging: Staging,
+        generation: u64,
+        parts: Vec<CheckpointPart>,
+        parent: Option<Arc<SealedManifest>>,
+    ) -> SaveJob {
         let hashes = Hashes { parts: vec![Vec::new(); parts.len()], outcome: None };
         SaveJob {
             staging,
+            generation,
             parts,
             parent,
             hashes: Mutex::new(hashes),

@@ -102,7 +102,7 @@ impl ReplicaDirectory {
         }
     }
 
-    fn has_file(&self, path: &Path) -> io::Result<bool> {
+    pub(super) fn has_file(&self, path: &Path) -> io::Result<bool> {
         match self.files.open(path) {
             Ok(_) => Ok(true),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),

@@ -107,7 +107,7 @@ impl PreparedVersion {
         let nonce = Nonce::draw().expect("a nonce");
         let copy = Staging { kind: StagingKind::Prepared, version: Version(1), fence: FenceEpoch(2), nonce };
         let parts = vec![CheckpointPart::new("state", b"state".to_vec()), CheckpointPart::new("a/b", b"b".to_vec())];
-        let job = SaveJob::new(copy, parts, None);
+        let job = SaveJob::new(copy, 1, parts, None);
         let described = job.hash_all(|parts| Manifest {
             format: Manifest::FORMAT,
             resource,

@@ -8,6 +8,7 @@
 //!     .prepared-000043-f3-NONCE/  written and synced, not yet committed
 //!     .repaired-000041-f3-NONCE/  a copy from another replica, not yet in its place
 //!     .removed-000040-f3-NONCE/   pruned, being deleted
+//!     found-000042-NONCE/         was in the place of a version, and is none: it is kept, and never read
 //! ```
 //!
 //! In an object store no directory can be renamed. There a version is written where it stays, and its `_SUCCESS` makes
@@ -115,6 +116,11 @@ pub enum HomeEntry {
 /// The name of a link that is about to become `latest`.
 pub fn unused_link(nonce: Nonce) -> String {
     format!(".{LATEST}-{nonce}")
+}
+
+/// The name of something that was in the place of a version.
+pub fn found(version: Version, nonce: Nonce) -> String {
+    format!("found-{}-{nonce}", version.directory())
 }
 
 /// What a name in the directory of a checkpoint stands for.

@@ -190,17 +190,48 @@ impl ReplicaDirectory {
             return self.publish_in_place(home, staging);
         }
         let at = self.path(home);
-        let prepared = at.join(staging.to_string());
-        if self.has_version(home, staging.version)? {
+        let (prepared, published) = (at.join(staging.to_string()), at.join(staging.version.directory()));
+        // In this order: a version appears with its manifest, so what was there before it was read is none.
+        let is_taken = self.has_version(home, staging.version)?;
+        if self.nonce_in(&published)? == Some(staging.nonce) {
             return self.files.remove_dir_all(&prepared);
         }
-        let renamed = self.mark_and_rename(&prepared, &at.join(staging.version.directory()));
-        if renamed.is_err() && !self.has_version(home, staging.version)? {
+        if is_taken && self.nonce_in(&prepared)? == Some(staging.nonce) {
+            self.set_aside(&at, staging)?;
+        }
+        let renamed = self.mark_and_rename(&prepared, &published);
+        if renamed.is_err() && self.nonce_in(&published)? != Some(staging.nonce) {
             return renamed;
         }
         self.point_latest(home)?;
         self.advance();
         Ok(())
+    }
+
+    /// True if Sublet made the directory of a version: on a disk, if it has a manifest, whole or damaged.
+    fn is_own(&self, directory: &Path) -> io::Result<bool> {
+        Ok(!self.files.has_directories() || self.has_file(&directory.join(MANIFEST))?)
+    }
+
+    /// The nonce of the version in a directory; `None` if there is no manifest, or a damaged one.
+    fn nonce_in(&self, directory: &Path) -> io::Result<Option<Nonce>> {
+        match read_small(&*self.files, &directory.join(MANIFEST), MANIFEST_BYTES_MAX) {
+            Ok(bytes) => Ok(SealedManifest::parse(bytes).ok().map(|sealed| sealed.manifest.nonce)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Takes something that is not this version out of the version's place. It is kept under another name.
+    fn set_aside(&self, at: &Path, staging: Staging) -> io::Result<()> {
+        let published = at.join(staging.version.directory());
+        let found = at.join(layout::found(staging.version, Nonce::draw()?));
+        match self.files.rename(&published, &found) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            other => other?,
+        }
+        // Another process may have published the version just before.
+        if self.nonce_in(&found)? == Some(staging.nonce) { self.files.rename(&found, &published) } else { Ok(()) }
     }
 
     fn mark_and_rename(&self, prepared: &Path, published: &Path) -> io::Result<()> {
@@ -300,7 +331,8 @@ impl ReplicaDirectory {
         let at = self.path(home);
         for (name, entry) in self.entries(home)? {
             match entry {
-                HomeEntry::Version(version) if is_pruned(state, version) => {
+                // What somebody else put there is not Sublet's to delete.
+                HomeEntry::Version(version) if is_pruned(state, version) && self.is_own(&at.join(&name))? => {
                     let kind = StagingKind::Removed;
                     let fence = state.fences().newest;
                     self.remove_version(home, Staging { kind, version, fence, nonce: Nonce::draw()? })?;

@@ -19,6 +19,13 @@ impl ReplicaDirectory {
     /// Writes and syncs a version that the register may then commit.
     pub fn prepare(&self, home: &CheckpointHome, job: &SaveJob) -> io::Result<()> {
         let at = self.make_home(home)?;
+        let generation = self.generation()?;
+        if generation > job.generation {
+            return Err(io::Error::other(format!(
+                "a register of generation {generation} was rebuilt from it, and this process has one of generation {}",
+                job.generation
+            )));
+        }
         if let Some(version) = self.version_above(home, Version(job.staging.version.0 - 1))? {
             return Err(io::Error::other(unknown_version(version)));
         }

@@ -179,6 +179,8 @@ impl ReplicatedCheckpoint {
         at_least: FenceEpoch,
         lease_fence: Option<u64>,
     ) -> Result<FenceEpoch, ReplicatedError> {
+        // A register that is behind its replicas is refused before it grows.
+        self.sweep(name, &self.state(name)?)?;
         let state = self.with_log(name, |log| {
             log.append(|state| Ok(Decision::Append(state.open(at_least, lease_fence))))?;
             Ok(log.state().clone())

@@ -68,7 +68,7 @@ impl ReplicatedCheckpoint {
             nonce: draw_nonce()?,
         };
         let parent = self.parent_manifest(&request, &state);
-        let job = Arc::new(SaveJob::new(staging, request.parts.clone(), parent));
+        let job = Arc::new(SaveJob::new(staging, self.shared.store.generation().0, request.parts.clone(), parent));
         // Whatever ends this call, the replicas' threads learn that nothing more comes.
         let _guard = AbandonOnDrop(&job);
         let mut copies = Copies::start(self, &self.home(&request.name)?, &job);
@@ -384,8 +384,10 @@ fn write_copy(replica: &ReplicaDirectory, home: &CheckpointHome, job: &SaveJob, 
     report(ReplicaReport::Prepared(Ok(())));
     report(match job.verdict() {
         SaveVerdict::Committed(state) => {
-            let published = replica.publish(home, job.staging).and_then(|()| replica.sweep(home, &state).map(|_| ()));
-            ReplicaReport::Published(published)
+            let published = replica.publish(home, job.staging);
+            // Old versions are deleted also where this one could not be published, such as on a full disk.
+            let swept = replica.sweep(home, &state).map(|_| ());
+            ReplicaReport::Published(published.and(swept))
         }
         SaveVerdict::Abandoned => {
             discard();

@@ -352,6 +352,61 @@ fn a_latest_link_to_a_version_that_was_never_committed_is_not_followed() {
     assert_eq!(fs::read_link(home.join("latest")).expect("a link"), Path::new("000003"));
 }
 
+/// Somebody copies a version to the number of the next one, or makes a directory of that name. Here it is set aside when
+/// the version is published, so the save that was acknowledged is there.
+#[test]
+fn a_directory_in_the_place_of_the_next_version_is_kept_under_another_name() {
+    for is_copy in [false, true] {
+        let directory = tempfile::tempdir().expect("a directory");
+        let fence = saved_twice(directory.path());
+        let home = home(directory.path());
+        let place = home.join("000003");
+        if is_copy {
+            copy_directory(&home.join("000002"), &place);
+        } else {
+            fs::create_dir(&place).expect("a directory");
+        }
+        fs::write(place.join("notes"), "mine").expect("a file");
+        let saved = checkpoints_in(directory.path()).save_bytes(job(), Version(2), b"weights of step 3", fence);
+        assert_eq!(saved.expect("a version").value.failures, []);
+        let checkpoints = checkpoints_in(directory.path());
+        assert_eq!(loaded(&checkpoints), (Version(3), b"weights of step 3".to_vec()));
+        let found = names_in(&home).into_iter().find(|name| name.starts_with("found-000003-")).expect("it is kept");
+        assert_eq!(fs::read(home.join(found).join("notes")).expect("a file"), b"mine");
+    }
+}
+
+/// A directory that happens to have the number of a version that is long gone is somebody's.
+#[test]
+fn a_directory_with_the_number_of_a_pruned_version_is_left_alone() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let fence = saved_twice(directory.path());
+    let home = home(directory.path());
+    for version in 2..=3 {
+        let saved = checkpoints_in(directory.path()).save_bytes(job(), Version(version), b"weights", fence);
+        saved.expect("a version");
+    }
+    assert!(!home.join("000001").exists(), "the last two are kept");
+    fs::create_dir(home.join("000001")).expect("a directory");
+    fs::write(home.join("000001/data"), "mine").expect("a file");
+    checkpoints_in(directory.path()).save_bytes(job(), Version(4), b"weights", fence).expect("a version");
+    assert_eq!(fs::read(home.join("000001/data")).expect("a file"), b"mine");
+    assert!(!home.join("000003").exists(), "pruning goes on");
+}
+
+/// `latest` is a directory that somebody made. Publishing reports that, and old versions are still deleted.
+#[test]
+fn old_versions_are_deleted_where_the_link_cannot_be_set() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let fence = saved_twice(directory.path());
+    let home = home(directory.path());
+    fs::remove_file(home.join("latest")).expect("a link");
+    fs::create_dir(home.join("latest")).expect("a directory");
+    let saved = checkpoints_in(directory.path()).save_bytes(job(), Version(2), b"weights", fence).expect("a version");
+    assert_eq!(saved.value.failures.len(), 1, "{:?}", saved.value.failures);
+    assert!(!home.join("000001").exists() && home.join("000003").exists());
+}
+
 fn copy_directory(from: &Path, to: &Path) {
     let status = Command::new("cp").arg("-a").arg(from).arg(to).status().expect("cp");
     assert!(status.success());

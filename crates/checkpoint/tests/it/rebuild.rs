@@ -60,6 +60,22 @@ fn a_rebuilt_register_has_every_version_and_fences_out_the_past() {
 }
 
 #[test]
+fn a_process_with_the_lost_register_saves_nothing_after_the_rebuild() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let lost = register();
+    let fence = save_steps(&lost, directory.path(), 3).expect("versions");
+    let running = checkpoints(&store(&lost, directory.path()), &THREE, TWO);
+    let (rebuilt, _) = rebuild(directory.path()).expect("a register");
+    let error = running.save_bytes(job(), Version(3), b"state 4", fence).expect_err("a refusal");
+    assert!(error.to_string().contains("a register of generation 2 was rebuilt from it"), "{error}");
+    let loaded = checkpoints(&rebuilt, &THREE, TWO).load(&job()).expect("an answer").expect("a version");
+    assert_eq!(loaded.version, Version(3));
+    let fence = checkpoints(&rebuilt, &THREE, TWO).open(&job()).expect("a fence");
+    let saved = checkpoints(&rebuilt, &THREE, TWO).save_bytes(job(), Version(3), b"state 4", fence);
+    assert_eq!(saved.expect("a version").version, Version(4));
+}
+
+#[test]
 fn a_version_that_may_have_been_committed_is_taken() {
     let directory = tempfile::tempdir().expect("a directory");
     // One call opens, three save; all calls after that break off.
