@@ -36,6 +36,8 @@ pub struct RebuildReport {
     pub generation: ResourceGeneration,
     /// Its checkpoints.
     pub checkpoints: Vec<RebuiltCheckpoint>,
+    /// Newer versions of which no replica has a whole copy. What is left of them is kept as `found-…`.
+    pub damaged: BTreeSet<(CheckpointName, Version)>,
 }
 
 /// One checkpoint of a rebuilt register.
@@ -91,8 +93,9 @@ impl CheckpointStore {
                 checkpoints.push(self.rebuild_chain(generation, resource, name, &versions)?);
             }
         }
+        let damaged = set_damaged_aside(&directories, &checkpoints)?;
         let generation = ResourceGeneration(generation);
-        Ok((self.at_generation(generation), RebuildReport { generation, checkpoints }))
+        Ok((self.at_generation(generation), RebuildReport { generation, checkpoints, damaged }))
     }
 
     fn rebuild_chain(
@@ -132,6 +135,26 @@ fn find_candidates(
         }
     }
     Ok(found)
+}
+
+/// Sets aside what was published above the newest version of the register: it would be taken for a sign that the
+/// register is an older copy.
+fn set_damaged_aside(
+    directories: &[ReplicaDirectory],
+    rebuilt: &[RebuiltCheckpoint],
+) -> Result<BTreeSet<(CheckpointName, Version)>, ReplicatedError> {
+    let mut damaged = BTreeSet::new();
+    for directory in directories {
+        for (resource, name) in directory.homes().map_err(failed(directory))? {
+            let of_home = |it: &&RebuiltCheckpoint| (&it.resource, &it.name) == (&resource, &name);
+            let newest = rebuilt.iter().find(of_home).and_then(|it| it.versions.last().copied());
+            let home = CheckpointHome::of(&resource, &name)?;
+            let versions = directory.set_aside_above(&home, newest.unwrap_or(Version(0)));
+            let versions = versions.map_err(failed(directory))?;
+            damaged.extend(versions.into_iter().map(|version| (name.clone(), version)));
+        }
+    }
+    Ok(damaged)
 }
 
 /// A generation above every one that a replica knows of.

@@ -234,6 +234,25 @@ impl ReplicaDirectory {
         if self.nonce_in(&found)? == Some(staging.nonce) { self.files.rename(&found, &published) } else { Ok(()) }
     }
 
+    /// Sets the published versions above this one aside, and returns them. In an object store they stay.
+    pub fn set_aside_above(&self, home: &CheckpointHome, newest: Version) -> io::Result<Vec<Version>> {
+        if !self.files.has_directories() {
+            return Ok(Vec::new());
+        }
+        let at = self.path(home);
+        let mut moved = Vec::new();
+        for (version, name) in self.copies(home)?.into_iter().rev().take_while(|(version, _)| *version > newest) {
+            if self.is_genuine(home, version, &name) {
+                self.files.rename(&at.join(&name), &at.join(layout::found(version, Nonce::draw()?)))?;
+                moved.push(version);
+            }
+        }
+        if !moved.is_empty() {
+            self.point_latest(home)?;
+        }
+        Ok(moved)
+    }
+
     fn mark_and_rename(&self, prepared: &Path, published: &Path) -> io::Result<()> {
         match write_new(&*self.files, &prepared.join(SUCCESS), b"") {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}

@@ -115,6 +115,25 @@ fn an_older_register_is_refused_after_a_rebuild() {
 }
 
 #[test]
+fn a_training_goes_on_from_the_version_before_a_damaged_one_after_a_rebuild() {
+    let directory = tempfile::tempdir().expect("a directory");
+    save_steps(&register(), directory.path(), 3).expect("versions");
+    for replica in THREE {
+        let state = directory.path().join(replica).join("models/job:7:latest/000003/state");
+        fs::remove_file(&state).expect("a file");
+        fs::write(&state, "state X").expect("a file");
+    }
+    let (rebuilt, report) = rebuild(directory.path()).expect("a register");
+    assert_eq!(report.damaged.into_iter().collect::<Vec<_>>(), [(job(), Version(3))]);
+    let checkpoints = checkpoints(&rebuilt, &THREE, TWO);
+    let fence = checkpoints.open(&job()).expect("a fence");
+    let loaded = checkpoints.load(&job()).expect("an answer").expect("a version");
+    assert_eq!((loaded.version, loaded.bytes().expect("bytes").as_ref()), (Version(2), b"state 2".as_slice()));
+    let saved = checkpoints.save_bytes(job(), Version(2), b"state 3 again", fence).expect("a version");
+    assert_eq!((saved.version, saved.value.failures), (Version(3), vec![]));
+}
+
+#[test]
 fn only_an_empty_register_is_rebuilt() {
     let directory = tempfile::tempdir().expect("a directory");
     let register = register();

@@ -52,6 +52,10 @@ pub fn run(globals: &Globals, path: &Path, without: &[String]) -> Result<u8, Fai
         output::json(&RebuiltJson { generation, checkpoints: rows })?;
         return Ok(exit::OK);
     }
+    for (name, version) in &report.damaged {
+        let name = plain(name.as_str());
+        say!("version {version} of `{name}` is damaged: what is left of it is kept beside the versions, as `found-…`");
+    }
     if rows.is_empty() {
         say!("the register is new, and no replica holds a checkpoint");
         return Ok(exit::OK);
