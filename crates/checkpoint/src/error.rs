@@ -393,9 +393,7 @@ impl ReplicatedError {
             ReplicatedError::Corrupt { .. } => {
                 "upgrade Sublet if another release wrote it; otherwise `sublet checkpoint rebuild` makes a new register"
             }
-            ReplicatedError::EarlierSave { .. } => {
-                "progress since the last durable step is not saved: stop, or save again"
-            }
+            ReplicatedError::EarlierSave { source, .. } => source.remedy(),
             ReplicatedError::File { .. } => "check that the directory exists, is writable and has room",
             ReplicatedError::Register(error) => error.remedy(),
         }
