@@ -31,7 +31,16 @@ pub struct DaemonPlace {
 
 impl DaemonPlace {
     /// Reads `daemon`, `daemon:NAME`, `daemon@ADDRESS` and `daemon:NAME@ADDRESS`; `None` if it is the path of a file.
+    ///
+    /// A name that differs from `daemon` in case or by spaces alone is refused: it would become a file.
     pub(crate) fn parse(register: &str) -> Result<Option<DaemonPlace>, String> {
+        let head = register.split([':', '@']).next().unwrap_or_default();
+        if head != "daemon" && head.trim().eq_ignore_ascii_case("daemon") {
+            return Err(format!(
+                "`{register}` is neither a daemon nor clearly a file; write `daemon` in lower case without spaces, or \
+                 `./{register}` for the file"
+            ));
+        }
         let Some(rest) = register.strip_prefix("daemon") else { return Ok(None) };
         let (name, daemon) = match rest.split_once('@') {
             Some((name, daemon)) => (name, Some(daemon.to_owned())),
@@ -154,6 +163,10 @@ mod tests {
         assert_eq!(DaemonPlace::parse("daemon:a@/run/s.sock"), place("a", Some("/run/s.sock")));
         for file in ["register.db", "./daemon", "/var/lib/daemon", "daemon.db", "daemons", "daemon/register.db"] {
             assert_eq!(DaemonPlace::parse(file), Ok(None), "{file}");
+        }
+        for wrong in ["Daemon", "daemon ", " daemon", "DAEMON:a", "daemon :a", "Daemon@/run/s.sock"] {
+            let refusal = DaemonPlace::parse(wrong).expect_err(wrong);
+            assert!(refusal.contains("write `daemon`") && refusal.contains(&format!("`./{wrong}`")), "{refusal}");
         }
         for wrong in ["daemon:", "daemon:a/b", "daemon:..", "daemon:a@gpu1", "daemon@", "daemon:a@"] {
             assert!(DaemonPlace::parse(wrong).is_err(), "{wrong}");
