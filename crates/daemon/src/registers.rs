@@ -263,7 +263,7 @@ impl KeeperParts {
             *used = now;
             return Ok(Some(Arc::clone(kept)));
         }
-        if !path.exists() {
+        if !self.has_file(path)? {
             if if_missing == IfMissing::Leave {
                 return Ok(None);
             }
@@ -273,6 +273,20 @@ impl KeeperParts {
         open.close_oldest();
         open.by_path.insert(path.to_owned(), (Arc::clone(&kept), now));
         Ok(Some(kept))
+    }
+
+    /// Whether a register has a file. An error if that cannot be known: what is not seen is not empty.
+    fn has_file(&self, path: &Path) -> Result<bool, RegisterFailure> {
+        let state_dir = self.directory.parent().unwrap_or(&self.directory);
+        let found = path.try_exists().and_then(|exists| match exists {
+            true => Ok(true),
+            false => fs::metadata(state_dir).map(|_| false),
+        });
+        found.map_err(|error| {
+            let shown = path.display();
+            let reason = format!("`{shown}` cannot be looked at: {error}; check the directory and its permissions");
+            RegisterError::Unavailable { reason }.into()
+        })
     }
 
     /// Makes the directory of a new register, unless its tenant has enough of them.
@@ -432,6 +446,38 @@ mod tests {
                 }
             });
         }
+    }
+
+    #[test]
+    fn a_register_that_cannot_be_looked_at_is_not_taken_for_an_empty_one() {
+        let directory = tempfile::tempdir().unwrap();
+        let registers = registers(directory.path(), 4);
+        // A loop of links cannot be followed, whichever user runs the test.
+        let at = directory.path().join("registers");
+        std::os::unix::fs::symlink(&at, &at).unwrap();
+        now(async {
+            let unknown = [
+                registers.last("uid:1", "a", chain()).await.map(drop).unwrap_err(),
+                registers.read("uid:1", "a", chain(), 1, 9).await.map(drop).unwrap_err(),
+                registers.chains("uid:1", "a", String::new(), 9).await.map(drop).unwrap_err(),
+                registers.forget_before("uid:1", "a", chain(), 7).await.map(drop).unwrap_err(),
+                registers.create("uid:1", "a", chain(), 1, b"x").await.map(drop).unwrap_err(),
+            ];
+            for refused in unknown {
+                assert!(matches!(refused, RegisterFailure::Register(RegisterError::Unavailable { .. })), "{refused:?}");
+                assert!(refused.to_string().contains("check the directory"), "{refused}");
+            }
+        });
+    }
+
+    #[test]
+    fn a_register_is_not_said_to_be_empty_when_the_state_directory_is_gone() {
+        let directory = tempfile::tempdir().unwrap();
+        let registers = registers(&directory.path().join("gone"), 4);
+        now(async {
+            let refused = registers.last("uid:1", "a", chain()).await.unwrap_err();
+            assert!(refused.to_string().contains("check the directory"), "{refused}");
+        });
     }
 
     #[test]
