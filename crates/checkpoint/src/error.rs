@@ -231,6 +231,16 @@ pub enum ReplicatedError {
         /// What the register knows.
         newest: Version,
     },
+    /// A replica names a generation that no register can have reached.
+    #[error("{place} names generation {found} of the register, and at most {most} can be")]
+    GenerationTooHigh {
+        /// The replica, or the version whose manifest says so.
+        place: String,
+        /// The generation.
+        found: u64,
+        /// The highest that can be.
+        most: u64,
+    },
     /// A register that is to be rebuilt holds something already.
     #[error("the register is not lost (chains: {chains}), and only an empty one can be rebuilt")]
     NotEmpty {
@@ -334,6 +344,7 @@ impl ReplicatedError {
             ReplicatedError::OldGeneration { .. } => "old_generation",
             ReplicatedError::RegisterBehind { .. } => "register_behind",
             ReplicatedError::RegisterReplaced { .. } => "register_replaced",
+            ReplicatedError::GenerationTooHigh { .. } => "generation_too_high",
             ReplicatedError::NotEmpty { .. } => "register_not_empty",
             ReplicatedError::RegisterLost { .. } => "register_lost",
             ReplicatedError::NoStore { .. } => "no_store",
@@ -403,13 +414,15 @@ impl ReplicatedError {
             ReplicatedError::RegisterBehind { .. } => {
                 "bring back the newest copy of the register, or make a new one with `sublet checkpoint rebuild`"
             }
+            ReplicatedError::GenerationTooHigh { .. } => {
+                "no rebuild made it: remove the file `.generation-…` or the version that names it, or rebuild \
+                 `--without` that replica"
+            }
             ReplicatedError::NotEmpty { .. } => "move its file away, so that a new one is made",
             ReplicatedError::Corrupt { .. } => {
                 "upgrade Sublet if another release wrote it; otherwise `sublet checkpoint rebuild` makes a new register"
             }
-            ReplicatedError::EarlierSave { .. } => {
-                "progress since the last durable step is not saved: stop, or save again"
-            }
+            ReplicatedError::EarlierSave { source, .. } => source.remedy(),
             ReplicatedError::File { .. } => "check that the directory exists, is writable and has room",
             ReplicatedError::Register(error) => error.remedy(),
         }

@@ -29,6 +29,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::PathBuf;
 
+/// The highest generation. Each rebuild adds one, and the register has an entry for each: a higher number was not made by
+/// rebuilds.
+const GENERATION_MAX: u64 = 1_000;
+
 /// What a rebuilt register holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RebuildReport {
@@ -162,10 +166,22 @@ fn next_generation(
     directories: &[ReplicaDirectory],
     found: &BTreeMap<(LogicalResourceName, CheckpointName), RebuildCandidates>,
 ) -> Result<u64, ReplicatedError> {
-    let candidates = found.values().flat_map(|candidates| candidates.0.values());
-    let mut newest = candidates.map(|candidate| candidate.manifest.manifest.generation).max().unwrap_or(1);
+    let mut newest = 1;
+    let mut take = |generation: u64, place: &dyn Fn() -> String| {
+        if generation >= GENERATION_MAX {
+            let (place, found, most) = (place(), generation, GENERATION_MAX - 1);
+            return Err(ReplicatedError::GenerationTooHigh { place, found, most });
+        }
+        newest = newest.max(generation);
+        Ok(())
+    };
+    for candidate in found.values().flat_map(|candidates| candidates.0.values()) {
+        let manifest = &candidate.manifest.manifest;
+        take(manifest.generation, &|| format!("version {} of `{}`", manifest.version, manifest.name))?;
+    }
     for directory in directories {
-        newest = newest.max(directory.generation().map_err(failed(directory))?);
+        let generation = directory.generation().map_err(failed(directory))?;
+        take(generation, &|| format!("replica `{}`", directory.id))?;
     }
     Ok(newest + 1)
 }

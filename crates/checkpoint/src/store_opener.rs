@@ -14,6 +14,7 @@
 use crate::error::ReplicatedError;
 use crate::register::{ChainRegister, RegisterError};
 use crate::store::{CheckpointStore, REGISTER_FILE, REPLICAS, RegisterUse, absolute, is_config};
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -31,7 +32,16 @@ pub struct DaemonPlace {
 
 impl DaemonPlace {
     /// Reads `daemon`, `daemon:NAME`, `daemon@ADDRESS` and `daemon:NAME@ADDRESS`; `None` if it is the path of a file.
+    ///
+    /// A name that differs from `daemon` in case or by spaces alone is refused: it would become a file.
     pub(crate) fn parse(register: &str) -> Result<Option<DaemonPlace>, String> {
+        let head = register.split([':', '@']).next().unwrap_or_default();
+        if head != "daemon" && head.trim().eq_ignore_ascii_case("daemon") {
+            return Err(format!(
+                "`{register}` is neither a daemon nor clearly a file; write `daemon` in lower case without spaces, or \
+                 `./{register}` for the file"
+            ));
+        }
         let Some(rest) = register.strip_prefix("daemon") else { return Ok(None) };
         let (name, daemon) = match rest.split_once('@') {
             Some((name, daemon)) => (name, Some(daemon.to_owned())),
@@ -107,20 +117,24 @@ impl<'a> StoreOpener<'a> {
     /// The store at a path, which must exist: nothing is made.
     pub fn open_existing(&self, path: impl AsRef<Path>) -> Result<CheckpointStore, ReplicatedError> {
         let path = absolute(path.as_ref())?;
-        let register = if is_config(&path) { None } else { Some(path.join(REGISTER_FILE)) };
-        let has_replicas = path.join(REPLICAS).exists();
-        match register {
-            _ if !path.exists() => Err(ReplicatedError::NoStore { path }),
-            Some(register) if !register.exists() && !has_replicas => Err(ReplicatedError::NoStore { path }),
-            Some(_) => CheckpointStore::open(path),
-            None => self.open_config(&path, RegisterUse::Looks),
+        let is_config = is_config(&path);
+        let exists = match is_config {
+            true => is_there(&path)?,
+            false => is_there(&path.join(REGISTER_FILE))? || is_there(&path.join(REPLICAS))?,
+        };
+        if !exists {
+            return Err(ReplicatedError::NoStore { path });
+        }
+        match is_config {
+            true => self.open_config(&path, RegisterUse::Looks),
+            false => CheckpointStore::open(path),
         }
     }
 
     /// The store at a path, to be [rebuilt](CheckpointStore::rebuild): its register may be lost.
     pub fn open_to_rebuild(&self, path: impl AsRef<Path>) -> Result<CheckpointStore, ReplicatedError> {
         let path = absolute(path.as_ref())?;
-        match path.exists() {
+        match is_there(&path)? {
             true if is_config(&path) => CheckpointStore::configured(&path, self, RegisterUse::Writes),
             true => CheckpointStore::below(&path),
             false => Err(ReplicatedError::NoStore { path }),
@@ -134,6 +148,14 @@ impl<'a> StoreOpener<'a> {
                 .to_owned(),
         })?;
         Ok(connect(place)?)
+    }
+}
+
+/// Whether something is at a path. What may not be looked at is an error: a store may be there.
+fn is_there(path: &Path) -> Result<bool, ReplicatedError> {
+    match path.try_exists() {
+        Err(error) if error.kind() == io::ErrorKind::NotADirectory => Ok(false),
+        answer => answer.map_err(|source| ReplicatedError::File { path: path.to_owned(), source }),
     }
 }
 
@@ -155,8 +177,32 @@ mod tests {
         for file in ["register.db", "./daemon", "/var/lib/daemon", "daemon.db", "daemons", "daemon/register.db"] {
             assert_eq!(DaemonPlace::parse(file), Ok(None), "{file}");
         }
+        for wrong in ["Daemon", "daemon ", " daemon", "DAEMON:a", "daemon :a", "Daemon@/run/s.sock"] {
+            let refusal = DaemonPlace::parse(wrong).expect_err(wrong);
+            assert!(refusal.contains("write `daemon`") && refusal.contains(&format!("`./{wrong}`")), "{refusal}");
+        }
         for wrong in ["daemon:", "daemon:a/b", "daemon:..", "daemon:a@gpu1", "daemon@", "daemon:a@"] {
             assert!(DaemonPlace::parse(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_store_that_cannot_be_looked_at_is_not_said_to_be_missing() {
+        let directory = tempfile::tempdir().expect("a directory");
+        // A loop of links cannot be followed, whichever user runs the test.
+        let (file, cycle) = (directory.path().join("file"), directory.path().join("cycle"));
+        fs::write(&file, "").expect("a file");
+        std::os::unix::fs::symlink(&cycle, &cycle).expect("a link");
+        for path in [cycle.clone(), cycle.join("checkpoints.toml")] {
+            for opened in [StoreOpener::new().open_existing(&path), StoreOpener::new().open_to_rebuild(&path)] {
+                let refusal = opened.map(|_| ()).expect_err("a refusal");
+                assert_eq!(refusal.code(), "file", "{refusal}");
+                assert!(refusal.remedy().contains("check that the directory exists"));
+            }
+        }
+        for missing in [directory.path().join("missing"), file.clone(), file.join("store")] {
+            let missing = StoreOpener::new().open_existing(missing).map(|_| ());
+            assert_eq!(missing.expect_err("a refusal").code(), "no_store");
         }
     }
 

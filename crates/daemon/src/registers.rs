@@ -18,7 +18,7 @@ use crate::turns::{Turn, Turns};
 use std::collections::HashMap;
 use std::fs::{self, DirBuilder, File};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use sublet_checkpoint::ChainName;
@@ -83,18 +83,9 @@ struct KeeperParts {
 
 #[derive(Debug, Default)]
 struct OpenRegisters {
-    by_path: HashMap<PathBuf, (Arc<KeptRegister>, u64)>,
+    by_path: HashMap<PathBuf, (Arc<SqliteRegister>, u64)>,
     /// Counts uses: a smaller number is longer ago.
     uses: u64,
-}
-
-/// A register that is open.
-#[derive(Debug)]
-struct KeptRegister {
-    register: SqliteRegister,
-    path: PathBuf,
-    /// Device and number of its file.
-    file: (u64, u64),
 }
 
 /// What to do if a register does not exist.
@@ -187,10 +178,10 @@ impl RegisterKeeper {
             };
             if let Err(no_room) = room {
                 // An entry that is there already is there, whatever the disk has: this may be its second attempt.
-                let is_taken = number <= kept.call(|register| register.last(&chain))?;
+                let is_taken = number <= kept.last(&chain)?;
                 return if is_taken { Ok(Creation::Taken) } else { Err(no_room) };
             }
-            kept.call(|register| register.create(&chain, number, entry.as_ref()))
+            Ok(kept.create(&chain, number, entry.as_ref())?)
         };
         self.run(tenant, work).await
     }
@@ -219,7 +210,7 @@ impl RegisterKeeper {
     ) -> Result<Option<T>, RegisterFailure> {
         let path = self.0.path_of(tenant, register);
         let work = move |inside: &KeeperParts| match inside.find(&path, IfMissing::Leave)? {
-            Some(kept) => kept.call(call).map(Some),
+            Some(kept) => Ok(Some(call(&kept)?)),
             None => Ok(None),
         };
         self.run(tenant, work).await
@@ -264,7 +255,7 @@ impl KeeperParts {
 
     /// The register in this file, opened if it is not open. One that was broken off stays so until the daemon is started
     /// again: what is read back after a failed sync may not be on the disk.
-    fn find(&self, path: &Path, if_missing: IfMissing) -> Result<Option<Arc<KeptRegister>>, RegisterFailure> {
+    fn find(&self, path: &Path, if_missing: IfMissing) -> Result<Option<Arc<SqliteRegister>>, RegisterFailure> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         open.uses += 1;
         let now = open.uses;
@@ -272,16 +263,30 @@ impl KeeperParts {
             *used = now;
             return Ok(Some(Arc::clone(kept)));
         }
-        if !path.exists() {
+        if !self.has_file(path)? {
             if if_missing == IfMissing::Leave {
                 return Ok(None);
             }
             self.make_place(path)?;
         }
-        let kept = Arc::new(KeptRegister::open(path, self.limits.bytes)?);
+        let kept = Arc::new(SqliteRegister::open_within(path, self.limits.bytes)?);
         open.close_oldest();
         open.by_path.insert(path.to_owned(), (Arc::clone(&kept), now));
         Ok(Some(kept))
+    }
+
+    /// Whether a register has a file. An error if that cannot be known: what is not seen is not empty.
+    fn has_file(&self, path: &Path) -> Result<bool, RegisterFailure> {
+        let state_dir = self.directory.parent().unwrap_or(&self.directory);
+        let found = path.try_exists().and_then(|exists| match exists {
+            true => Ok(true),
+            false => fs::metadata(state_dir).map(|_| false),
+        });
+        found.map_err(|error| {
+            let shown = path.display();
+            let reason = format!("`{shown}` cannot be looked at: {error}; check the directory and its permissions");
+            RegisterError::Unavailable { reason }.into()
+        })
     }
 
     /// Makes the directory of a new register, unless its tenant has enough of them.
@@ -313,35 +318,11 @@ impl OpenRegisters {
         if self.by_path.len() < OPEN_MAX {
             return;
         }
-        let is_at_rest = |kept: &Arc<KeptRegister>| Arc::strong_count(kept) == 1 && !kept.register.is_broken();
+        let is_at_rest = |kept: &Arc<SqliteRegister>| Arc::strong_count(kept) == 1 && !kept.is_broken();
         let at_rest = self.by_path.iter().filter(|(_, (kept, _))| is_at_rest(kept));
         let oldest = at_rest.min_by_key(|(_, (_, used))| *used).map(|(path, _)| path.clone());
         oldest.map(|path| self.by_path.remove(&path));
     }
-}
-
-impl KeptRegister {
-    fn open(path: &Path, bytes_max: u64) -> Result<KeptRegister, RegisterError> {
-        let register = SqliteRegister::open_within(path, bytes_max)?;
-        let file = file_at(path).map_err(|error| unavailable(path, &error))?;
-        Ok(KeptRegister { register, path: path.to_owned(), file })
-    }
-
-    /// Calls, and answers only if the file is still where the next start of the daemon looks for it.
-    fn call<T>(&self, call: impl FnOnce(&SqliteRegister) -> Result<T, RegisterError>) -> Result<T, RegisterFailure> {
-        let answer = call(&self.register)?;
-        match file_at(&self.path) {
-            Ok(file) if file == self.file => Ok(answer),
-            _ => {
-                let reason = format!("`{}` was moved away while the daemon runs", self.path.display());
-                Err(RegisterError::Unavailable { reason }.into())
-            }
-        }
-    }
-}
-
-fn file_at(path: &Path) -> io::Result<(u64, u64)> {
-    fs::metadata(path).map(|found| (found.dev(), found.ino()))
 }
 
 fn unavailable(path: &Path, error: &io::Error) -> RegisterError {
@@ -451,15 +432,51 @@ mod tests {
     }
 
     #[test]
-    fn a_register_that_was_moved_away_acknowledges_nothing_more() {
+    fn a_register_whose_file_or_log_was_moved_away_acknowledges_nothing_more() {
+        for file in ["a.db", "a.db-wal"] {
+            let directory = tempfile::tempdir().unwrap();
+            let registers = registers(directory.path(), 4);
+            now(async {
+                registers.create("uid:1", "a", chain(), 1, b"x").await.unwrap();
+                let at = directory.path().join("registers/uid:1").join(file);
+                fs::rename(&at, at.with_extension("away")).unwrap();
+                for _ in 0..2 {
+                    let refused = registers.create("uid:1", "a", chain(), 2, b"x").await.unwrap_err();
+                    assert!(refused.to_string().contains("was moved away"), "{refused}");
+                }
+            });
+        }
+    }
+
+    #[test]
+    fn a_register_that_cannot_be_looked_at_is_not_taken_for_an_empty_one() {
         let directory = tempfile::tempdir().unwrap();
         let registers = registers(directory.path(), 4);
+        // A loop of links cannot be followed, whichever user runs the test.
+        let at = directory.path().join("registers");
+        std::os::unix::fs::symlink(&at, &at).unwrap();
         now(async {
-            registers.create("uid:1", "a", chain(), 1, b"x").await.unwrap();
-            let at = directory.path().join("registers/uid:1/a.db");
-            fs::rename(&at, at.with_extension("away")).unwrap();
-            let refused = registers.create("uid:1", "a", chain(), 2, b"x").await.unwrap_err();
-            assert!(refused.to_string().contains("was moved away"), "{refused}");
+            let unknown = [
+                registers.last("uid:1", "a", chain()).await.map(drop).unwrap_err(),
+                registers.read("uid:1", "a", chain(), 1, 9).await.map(drop).unwrap_err(),
+                registers.chains("uid:1", "a", String::new(), 9).await.map(drop).unwrap_err(),
+                registers.forget_before("uid:1", "a", chain(), 7).await.map(drop).unwrap_err(),
+                registers.create("uid:1", "a", chain(), 1, b"x").await.map(drop).unwrap_err(),
+            ];
+            for refused in unknown {
+                assert!(matches!(refused, RegisterFailure::Register(RegisterError::Unavailable { .. })), "{refused:?}");
+                assert!(refused.to_string().contains("check the directory"), "{refused}");
+            }
+        });
+    }
+
+    #[test]
+    fn a_register_is_not_said_to_be_empty_when_the_state_directory_is_gone() {
+        let directory = tempfile::tempdir().unwrap();
+        let registers = registers(&directory.path().join("gone"), 4);
+        now(async {
+            let refused = registers.last("uid:1", "a", chain()).await.unwrap_err();
+            assert!(refused.to_string().contains("check the directory"), "{refused}");
         });
     }
 

@@ -3,7 +3,7 @@
 //! The wording is for people and may change. [`FabricError::code`] is stable, and [`FabricError::remedy`] says what to
 //! do next.
 
-use crate::client::{CallError, ConnectError, DaemonClient};
+use crate::client::{CallError, ConnectError, ConnectFailure, DaemonClient};
 use crate::lease::LeaseStatus;
 use crate::training::TrainingError;
 use std::path::PathBuf;
@@ -47,6 +47,14 @@ pub enum FabricError {
     /// The daemon did not answer, although the call was sent again for a while.
     #[error("{detail}")]
     Disconnected {
+        /// What happened, for people.
+        detail: String,
+        /// What to do next.
+        hint: Option<String>,
+    },
+    /// The daemon's address, the token or the permissions are not what they should be. Nothing was sent.
+    #[error("{detail}")]
+    Configuration {
         /// What happened, for people.
         detail: String,
         /// What to do next.
@@ -131,6 +139,7 @@ impl FabricError {
             FabricError::Revoked { .. } => "revoked",
             FabricError::Fenced { .. } => "fenced",
             FabricError::Disconnected { .. } => "disconnected",
+            FabricError::Configuration { .. } => "configuration",
             FabricError::CapacityExceeded { .. } => "capacity_exceeded",
             FabricError::LeaseNotActive(_) => "lease_not_active",
             FabricError::Refused(problem) => problem.code.as_str(),
@@ -148,7 +157,9 @@ impl FabricError {
     /// What to do next, as a sentence.
     pub fn remedy(&self) -> &str {
         let said = match self {
-            FabricError::Disconnected { hint, .. } | FabricError::CapacityExceeded { hint, .. } => hint.as_deref(),
+            FabricError::Disconnected { hint, .. }
+            | FabricError::Configuration { hint, .. }
+            | FabricError::CapacityExceeded { hint, .. } => hint.as_deref(),
             FabricError::Refused(problem) => problem.hint.as_deref(),
             _ => None,
         };
@@ -158,6 +169,7 @@ impl FabricError {
             }
             FabricError::Fenced { .. } => "stop this process: another one has taken over",
             FabricError::Disconnected { .. } => "check that the daemon runs (`sublet doctor`), then try again",
+            FabricError::Configuration { .. } => "correct the daemon's address or the token",
             FabricError::CapacityExceeded { .. } => "wait with `acquire`, or take less with `acquire_or_smaller`",
             FabricError::LeaseNotActive(status) => status.remedy(),
             FabricError::Refused(_) => "change the request",
@@ -232,7 +244,11 @@ impl FabricError {
 
 impl From<ConnectError> for FabricError {
     fn from(error: ConnectError) -> FabricError {
-        FabricError::Disconnected { detail: error.message, hint: error.hint }
+        let (detail, hint) = (error.message, error.hint);
+        match error.kind {
+            ConnectFailure::NoDaemon => FabricError::Disconnected { detail, hint },
+            ConnectFailure::Usage | ConnectFailure::Denied => FabricError::Configuration { detail, hint },
+        }
     }
 }
 

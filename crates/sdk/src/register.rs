@@ -84,9 +84,7 @@ impl DaemonRegister {
             Some(socket) if socket.starts_with('/') => Ok(Fabric::at(Path::new(socket))),
             Some(url) => Fabric::remote(url),
         };
-        let not_found =
-            |error: FabricError| RegisterError::Unavailable { reason: format!("{error}; {}", error.remedy()) };
-        DaemonRegister::new(fabric.map_err(not_found)?.client(), &place.name)
+        DaemonRegister::new(fabric.map_err(not_connected)?.client(), &place.name)
     }
 
     /// The same with another time to wait for a daemon that does not answer.
@@ -147,6 +145,12 @@ impl RepeatWhen {
             error => self == RepeatWhen::Always && error.may_pass(),
         }
     }
+}
+
+/// Why there is no connection. Nothing was sent, so that only a daemon that may come back is one to wait for.
+fn not_connected(error: FabricError) -> RegisterError {
+    let reason = format!("{error}; {}", error.remedy());
+    if error.is_transient() { RegisterError::Unavailable { reason } } else { RegisterError::Refused { reason } }
 }
 
 /// What a refusal of the daemon means. Only a refusal that says so means that nothing was created.

@@ -11,7 +11,8 @@ use std::time::Duration;
 use sublet::replicated::files::LocalDisk;
 use sublet::replicated::register::{ChainRegister, Creation, RegisterError, contract};
 use sublet::replicated::{
-    ChainName, CheckpointName, CheckpointStore, FenceEpoch, ReplicaId, ReplicatedCheckpoint, SaveRequest, Version,
+    ChainName, CheckpointName, CheckpointStore, DaemonPlace, FenceEpoch, ReplicaId, ReplicatedCheckpoint, SaveRequest,
+    Version,
 };
 use sublet::testing::LocalHost;
 use sublet::training::replicated_training_state_in;
@@ -105,6 +106,17 @@ fn a_name_that_leaves_the_directory_is_no_register() {
     for name in ["", "..", "a/b", "%2e%2e", "a b", &"x".repeat(65)] {
         let refused = DaemonRegister::new(host.fabric().client(), name).expect_err("a refusal");
         assert_eq!(refused.code(), "register_refused", "{name}");
+    }
+}
+
+#[test]
+fn a_mistake_in_the_configuration_is_not_a_register_that_cannot_be_reached() {
+    let place = |daemon: &str| DaemonPlace { name: "a".to_owned(), daemon: Some(daemon.to_owned()) };
+    for daemon in ["http://gpu1.example:7474", "https://:7474", "ftp://gpu1"] {
+        let refused = DaemonRegister::at(&place(daemon)).expect_err("a refusal");
+        assert_eq!(refused.code(), "register_refused", "{refused}");
+        assert!(refused.remedy().starts_with("correct what it named"), "{refused}");
+        assert!(cfg!(not(feature = "remote")) || refused.to_string().contains("; write https://"), "{refused}");
     }
 }
 

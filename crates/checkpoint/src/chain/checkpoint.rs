@@ -6,7 +6,7 @@
 
 use super::{ChainState, Fences};
 use crate::error::ReplicatedError;
-use crate::names::{EffectFingerprint, EffectKey, EffectName, FenceEpoch, Version};
+use crate::names::{EffectFingerprint, EffectKey, EffectName, FenceEpoch, Version, escape};
 use crate::nonce::Nonce;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -219,8 +219,10 @@ impl VersionChain {
         Ok(CheckpointChange::Pruned { fence, versions: versions.into_iter().collect() })
     }
 
-    /// Keeps a version for a job; `None` if the job names it already.
+    /// Keeps a version for a job; `None` if the job names it already. The job's name is as long as other names may be:
+    /// each pin is part of the register from then on.
     pub fn pin(&self, version: Version, by: &str) -> Result<Option<CheckpointChange>, ReplicatedError> {
+        escape(by)?;
         self.version(version)?;
         let change = CheckpointChange::Pinned { version, by: by.to_owned() };
         Ok((!self.is_pinned_by(version, by)).then_some(change))

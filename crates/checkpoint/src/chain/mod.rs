@@ -70,7 +70,8 @@ impl Fences {
 
     /// What a rebuilt chain starts with: above every fence of the generations before.
     pub fn after_rebuild(generation: u64) -> Fences {
-        Fences { newest: FenceEpoch(((generation - 1) << 32) + 1) }
+        let before = generation.saturating_sub(1).min(u32::MAX.into());
+        Fences { newest: FenceEpoch((before << 32) + 1) }
     }
 
     /// Refuses an entry that was written under another fence than the newest one.

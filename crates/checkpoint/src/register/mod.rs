@@ -16,6 +16,7 @@
 //! library that calls it has the implementation for them.
 
 pub mod contract;
+mod file_identity;
 mod file_system;
 mod memory;
 #[cfg(feature = "object-store")]

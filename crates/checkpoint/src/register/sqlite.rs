@@ -5,14 +5,17 @@
 //! synced at every commit.
 //!
 //! After an error of the disk the register answers nothing more until it is opened again: what the
-//! page cache shows after a failed sync may not be on the disk.
+//! page cache shows after a failed sync may not be on the disk. The same holds once its file or its write-ahead log was
+//! moved away or replaced: an entry in a deleted file is in no register.
 //!
 //! Absent on purpose: file systems that several machines write. There, locks and shared memory of
 //! SQLite do not hold, so such a place is refused.
 
+use super::file_identity::{FileIdentity, FoundInstead, IdentityError};
 use super::file_system::{FileSystem, file_system_of};
 use super::{ChainRegister, Creation, ENTRY_BYTES_MAX, NumberedEntry, RegisterError};
 use crate::names::ChainName;
+use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OptionalExtension, params};
 use std::fs::File;
 use std::io;
@@ -50,7 +53,7 @@ pub struct EntryPage {
 /// A connection, or why there is none any more.
 #[derive(Debug)]
 enum Connected {
-    Open(Connection),
+    Open(Connection, FileIdentity),
     Broken(String),
 }
 
@@ -81,11 +84,12 @@ impl SqliteRegister {
         locked.sync_all().map_err(|error| unavailable(directory, error))?;
         let pages_max = bytes_max.map(|bytes| limit_pages(&connection, bytes)).transpose();
         let pages_max = pages_max.map_err(|error| unavailable(&path, error))?;
-        Ok(SqliteRegister { path, state: Mutex::new(Connected::Open(connection)), pages_max })
+        let identity = FileIdentity::of(&path).map_err(|error| unavailable(&path, error))?;
+        Ok(SqliteRegister { path, state: Mutex::new(Connected::Open(connection, identity)), pages_max })
     }
 
-    /// True after an error of the disk: the register answers nothing more. Opening it again is safe only for another
-    /// process.
+    /// True after an error of the disk, and after a file of the register was moved away or replaced: the register answers
+    /// nothing more. Opening it again is safe only for another process.
     pub fn is_broken(&self) -> bool {
         matches!(*self.state.lock().unwrap_or_else(PoisonError::into_inner), Connected::Broken(_))
     }
@@ -153,14 +157,19 @@ impl SqliteRegister {
         RegisterError::Full { reason }
     }
 
-    /// Runs a call over the connection, and breaks the register off after an error of the disk.
+    /// Runs a call over the connection. Breaks the register off after an error of the disk, and if a file of it is another
+    /// one by now: then the call may have been made to a deleted file.
     fn with<T>(&self, call: impl FnOnce(&Connection) -> rusqlite::Result<T>) -> Result<T, RegisterError> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let connection = match &*state {
-            Connected::Open(connection) => connection,
+        let (connection, identity) = match &mut *state {
+            Connected::Open(connection, identity) => (connection, identity),
             Connected::Broken(reason) => return Err(RegisterError::Unavailable { reason: reason.clone() }),
         };
-        let error = match call(connection) {
+        let called = call(connection);
+        if let Err(error) = identity.check() {
+            return Err(break_off(&mut state, error));
+        }
+        let error = match called {
             Ok(answer) => return Ok(answer),
             Err(error) => error,
         };
@@ -237,6 +246,26 @@ impl ChainRegister for SqliteRegister {
         let chains = self.chains_after("", usize::MAX)?;
         Ok(chains.into_iter().map(|(chain, _)| chain).collect())
     }
+}
+
+/// What to tell when the files of a register could not be found to be its own. If they are others, it is closed.
+fn break_off(state: &mut Connected, error: IdentityError) -> RegisterError {
+    let (path, found) = match error {
+        IdentityError::Unknown(path, error) => return unavailable(&path, error),
+        IdentityError::Other { path, found } => (path, found),
+    };
+    if let (Connected::Open(connection, _), FoundInstead::Another) = (&*state, found) {
+        // Closing would write the old log over what others wrote since. Where it fails, SQLite does as it always does.
+        let _ = connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true);
+    }
+    let what = if found == FoundInstead::Another { "replaced" } else { "moved away or removed" };
+    let reason = format!(
+        "`{}` was {what} while the program ran, and the register is closed until it starts again: stop all programs \
+         that use this register, put the file back if it is there, and start them again",
+        path.display()
+    );
+    *state = Connected::Broken(reason.clone());
+    RegisterError::Unavailable { reason }
 }
 
 /// A number as SQLite stores it. No chain grows to 2^63 entries, so that the highest number is never created.
@@ -352,6 +381,48 @@ mod tests {
         assert_eq!(two.create(&chain, 1, b"two").expect("an answer"), Creation::Taken);
         assert_eq!(two.create(&chain, 2, b"two").expect("an answer"), Creation::New);
         assert_eq!(one.last(&chain).expect("an answer"), 2);
+    }
+
+    #[test]
+    fn a_register_whose_file_or_log_was_moved_or_replaced_acknowledges_nothing_more() {
+        let chain = ChainName::parse("c/a/b").expect("a name");
+        for (file, is_replaced) in
+            [("register.db", false), ("register.db", true), ("register.db-wal", false), ("register.db-wal", true)]
+        {
+            let directory = tempfile::tempdir().expect("a directory");
+            let path = directory.path().join(file);
+            let register = SqliteRegister::open(directory.path().join("register.db")).expect("a register");
+            register.create(&chain, 1, b"one").expect("an answer");
+            std::fs::rename(&path, directory.path().join("away")).expect("a rename");
+            if is_replaced {
+                std::fs::copy(directory.path().join("away"), &path).expect("a copy");
+            }
+            let refusal = register.create(&chain, 2, b"two").expect_err("a refusal");
+            assert_eq!(refusal.code(), "register_unavailable");
+            let what = if is_replaced { "was replaced" } else { "was moved away or removed" };
+            assert!(refusal.to_string().contains(&format!("{file}` {what} while the program ran")), "{refusal}");
+            assert!(refusal.to_string().contains("put the file back"), "{refusal}");
+            assert!(register.is_broken());
+            // The file has its place again, and what was written to it in between is not known.
+            std::fs::rename(directory.path().join("away"), &path).expect("a rename");
+            assert!(register.last(&chain).is_err() && register.forget_before(&chain, 1).is_err());
+        }
+    }
+
+    #[test]
+    fn a_register_behind_a_link_and_beside_others_keeps_its_files() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (path, link) = (directory.path().join("real.db"), directory.path().join("link.db"));
+        let chain = ChainName::parse("c/a/b").expect("a name");
+        drop(SqliteRegister::open(&path).expect("a register"));
+        std::os::unix::fs::symlink(&path, &link).expect("a link");
+        let register = SqliteRegister::open(&link).expect("a register");
+        for number in 1..=3 {
+            // Another connection comes and goes, and checkpoints the log.
+            SqliteRegister::open(&path).expect("another").create(&chain, number * 2 - 1, b"x").expect("an answer");
+            register.create(&chain, number * 2, b"y").expect("an answer");
+        }
+        assert_eq!(register.last(&chain).expect("an answer"), 6);
     }
 
     #[test]

@@ -44,6 +44,7 @@ fn a_failed_save_is_an_error_of_the_next_call_and_then_saving_goes_on() {
     saver.save(request(2)).expect("a thread");
     let error = saver.save(request(3)).expect_err("the failure of step 2");
     assert_eq!((error.code(), error.to_string().as_str()), ("earlier_save_failed", "step 2 was not saved"));
+    assert_eq!(error.remedy(), "nothing was committed: mend the replicas named above, then save again");
     assert_eq!((saver.step(), saver.durable_step()), (Some(2), Some(1)));
     disk.mend();
     saver.save(request(3)).expect("a thread");

@@ -143,6 +143,25 @@ fn only_an_empty_register_is_rebuilt() {
 }
 
 #[test]
+fn a_generation_that_no_rebuild_can_have_made_is_refused_and_nothing_is_written() {
+    for generation in [1_001, 1 << 32, u64::MAX] {
+        let directory = tempfile::tempdir().expect("a directory");
+        save_steps(&register(), directory.path(), 1).expect("a version");
+        let mark = format!(".generation-{generation}");
+        fs::write(directory.path().join("b").join(&mark), "").expect("a file");
+        let register = register();
+        let error = store(&register, directory.path()).rebuild(&THREE.map(ReplicaId::new)).map(|_| ());
+        let error = error.expect_err("a refusal");
+        assert_eq!(error.code(), "generation_too_high");
+        assert!(error.to_string().contains(&format!("replica `b` names generation {generation}")), "{error}");
+        assert!(error.remedy().contains(".generation-"));
+        assert_eq!(register.chains().expect("an answer"), []);
+        fs::remove_file(directory.path().join("b").join(&mark)).expect("a file");
+        assert_eq!(rebuild(directory.path()).expect("a register").1.generation, ResourceGeneration(2));
+    }
+}
+
+#[test]
 fn damaged_copies_and_directories_of_users_are_left_out() {
     let directory = tempfile::tempdir().expect("a directory");
     save_steps(&register(), directory.path(), 2).expect("versions");

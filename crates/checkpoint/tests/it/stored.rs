@@ -81,6 +81,18 @@ fn removing_issues_a_new_fence_and_a_refusal_issues_none() {
 }
 
 #[test]
+fn a_pin_takes_names_of_jobs_as_long_as_other_names() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (_store, checkpoints, _) = saved_in(directory.path());
+    for name in [String::new(), "x".repeat(97), "x".repeat(100_000)] {
+        let refusal = checkpoints.pin(&job(), Version(2), &name).expect_err("a refusal");
+        assert_eq!(refusal.code(), "invalid_name");
+        assert!(refusal.to_string().contains("1 to 96 characters") && refusal.to_string().len() < 300, "{refusal}");
+    }
+    checkpoints.pin(&job(), Version(2), &"x".repeat(96)).expect("a pin");
+}
+
+#[test]
 fn an_export_takes_damaged_bytes_from_another_copy() {
     let directory = tempfile::tempdir().expect("a directory");
     let (store, ..) = saved_in(directory.path());

@@ -231,17 +231,24 @@ fn store_path(args: &CheckpointArgs) -> Result<PathBuf, Failure> {
     }
 }
 
+/// Why there is no connection. Only a daemon that does not answer is one to wait for.
+fn not_connected(failure: Failure) -> RegisterError {
+    let reason = match failure.next_step() {
+        Some(hint) => format!("{}; {hint}", failure.message()),
+        None => failure.message().to_owned(),
+    };
+    match failure.exit() {
+        exit::NO_DAEMON => RegisterError::Unavailable { reason },
+        _ => RegisterError::Refused { reason },
+    }
+}
+
 /// The register of the daemon that the configuration names, or else of the one that the command line means.
 fn daemon_register(globals: &Globals, place: &DaemonPlace) -> Result<Arc<dyn ChainRegister>, RegisterError> {
     let register = match &place.daemon {
         Some(_) => DaemonRegister::at(place)?,
         None => {
-            let client = Client::open(globals).map_err(|failure| RegisterError::Unavailable {
-                reason: match failure.next_step() {
-                    Some(hint) => format!("{}; {hint}", failure.message()),
-                    None => failure.message().to_owned(),
-                },
-            })?;
+            let client = Client::open(globals).map_err(not_connected)?;
             DaemonRegister::new(client.api(), &place.name)?
         }
     };
