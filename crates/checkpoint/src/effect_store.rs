@@ -202,7 +202,7 @@ impl ReplicatedIdempotencyStore {
             if self.is_saved(log.refresh()?.record(&key.name), call)? {
                 while log.append(|ledger| ledger.complete_saved(call).map(Decision::from))? == Appended::Entry {}
             } else {
-                log.append(|ledger| ledger.reserve(call).map(Decision::from))?;
+                log.append_after_refresh(|ledger| ledger.reserve(call).map(Decision::from))?;
             }
             state_of(log, key)
         })

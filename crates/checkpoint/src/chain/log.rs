@@ -105,8 +105,17 @@ impl<S: ChainState> ChainLog<S> {
         &mut self,
         decide: impl Fn(&S) -> Result<Decision<S::Change>, ReplicatedError>,
     ) -> Result<Appended, ReplicatedError> {
+        self.refresh()?;
+        self.append_after_refresh(decide)
+    }
+
+    /// The same right after [`refresh`](Self::refresh), which is not called again.
+    pub fn append_after_refresh(
+        &mut self,
+        decide: impl Fn(&S) -> Result<Decision<S::Change>, ReplicatedError>,
+    ) -> Result<Appended, ReplicatedError> {
         loop {
-            let change = match decide(self.refresh()?) {
+            let change = match decide(&self.state) {
                 Ok(Decision::Append(change)) => change,
                 refused_or_nothing => return refused_or_nothing.map(|_| Appended::Nothing),
             };
