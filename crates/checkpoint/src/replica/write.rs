@@ -22,7 +22,7 @@ impl ReplicaDirectory {
         let generation = self.generation()?;
         if generation > job.generation {
             return Err(io::Error::other(format!(
-                "a register of generation {generation} was rebuilt from it, and this process has one of generation {}",
+                "a register of generation {generation} was rebuilt from it, and this process has one of generation {}: start it again",
                 job.generation
             )));
         }

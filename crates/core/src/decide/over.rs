@@ -116,6 +116,7 @@ impl Turn<'_> {
             }
             let seen = most_seen(self.state, lease, hold);
             match hold.over() {
+                // A measured lease without room to grow: its user is not told of so little.
                 _ if has && seen <= hold.vram + SLACK => {}
                 // Once, and again when it is much more.
                 Some(told) if has && seen < told.seen + SLACK.max(Bytes(told.seen.0 / 8)) => {}
