@@ -4,6 +4,7 @@ mod bounds;
 mod faults;
 mod generate;
 mod head;
+mod landed;
 mod log_cut;
 mod round_trip;
 mod state_dir;
