@@ -5,10 +5,10 @@ use crate::rig::BenchRig;
 use crate::samples::Samples;
 use anyhow::{Result, ensure};
 use std::time::Instant;
-use sublet_core::ask::{Ask, Exclusivity, Term, Vram};
-use sublet_core::event::{Answer, Caller, Event};
+use sublet_core::event::{Caller, Event, EventAnswer};
 use sublet_core::policy::{Caps, Policy};
-use sublet_core::reading::{CardFacts, Observation, Reading, Used};
+use sublet_core::reading::{GpuFacts, GpuReading, GpuUsage, Reading};
+use sublet_core::request::{Exclusivity, LeaseRequest, Term, Vram};
 use sublet_core::rows::Rows;
 use sublet_core::units::{Bytes, Span, Time};
 use sublet_core::{State, decide};
@@ -56,8 +56,8 @@ pub fn run(_: &BenchRig) -> Result<BenchOutcome> {
     })
 }
 
-fn request_of(gib: u64, gpus: u16) -> Ask {
-    Ask { gpus, ..Ask::plain(Bytes::gib(gib), Term::Renewed(Span::secs(300))) }
+fn request_of(gib: u64, gpus: u16) -> LeaseRequest {
+    LeaseRequest { gpus, ..LeaseRequest::plain(Bytes::gib(gib), Term::Renewed(Span::secs(300))) }
 }
 
 fn tenant_of(number: usize) -> Caller {
@@ -65,8 +65,8 @@ fn tenant_of(number: usize) -> Caller {
 }
 
 fn read_gpu(state: &mut State, now: Time, card: u32) {
-    let reading = Reading::Used(Used { free: GPU_BYTES, processes: Vec::new(), coarse: false });
-    let observation = Observation { begun: now, reading };
+    let reading = Reading::Used(GpuUsage { free: GPU_BYTES, processes: Vec::new(), coarse: false });
+    let observation = GpuReading { begun: now, reading };
     decide(state, now, Event::Observed { card: format!("GPU-{card}"), observation });
 }
 
@@ -77,7 +77,7 @@ fn time_large_host() -> Result<(crate::samples::Quantiles, crate::samples::Quant
     // Readings are made here only where they matter.
     let policy = Policy { queue_max: usize::MAX, period: Span::secs(1 << 30), caps, ..Policy::default() };
     let mut state = State::new(Rows::default(), policy);
-    let facts = |index: u32| CardFacts { node: Some(index / 8), ..CardFacts::plain(index, GPU_BYTES) };
+    let facts = |index: u32| GpuFacts { node: Some(index / 8), ..GpuFacts::plain(index, GPU_BYTES) };
     let mut now = Time(1);
     decide(&mut state, now, Event::Listed((0..GPUS).map(facts).collect()));
     (0..GPUS).for_each(|card| read_gpu(&mut state, now, card));
@@ -85,7 +85,7 @@ fn time_large_host() -> Result<(crate::samples::Quantiles, crate::samples::Quant
     for number in 0..(u64::from(GPUS) * LEASES) as usize {
         now = now + Span(1);
         let event = Event::Asked { by: tenant_of(number), ask: request_of(1, 1), wait: None, root: None };
-        let Answer::Lease(lease) = decide(&mut state, now, event).answer else { continue };
+        let EventAnswer::Lease(lease) = decide(&mut state, now, event).answer else { continue };
         held.push((number, lease));
     }
     ensure!(state.queue().is_empty(), "not all leases fit");
@@ -93,7 +93,7 @@ fn time_large_host() -> Result<(crate::samples::Quantiles, crate::samples::Quant
         let gpus = if number % 10 == 0 { 4 } else { 1 };
         let mut ask = request_of(600 + (number % 300) as u64, gpus);
         if number % 50 == 7 {
-            ask = Ask { vram: Vram::Bytes(Bytes::gib(10)), exclusivity: Exclusivity::Session, ..ask };
+            ask = LeaseRequest { vram: Vram::Bytes(Bytes::gib(10)), exclusivity: Exclusivity::Session, ..ask };
         }
         decide(&mut state, now, Event::Asked { by: tenant_of(number), ask, wait: None, root: None });
     }
@@ -105,7 +105,7 @@ fn time_large_host() -> Result<(crate::samples::Quantiles, crate::samples::Quant
         let answer = decide(&mut state, now, event).answer;
         asks.push(begun.elapsed());
         // The lease is released again, so that the queue keeps its length.
-        if let Answer::Lease(lease) = answer {
+        if let EventAnswer::Lease(lease) = answer {
             decide(&mut state, now, Event::Released { by: tenant_of(number), lease, epoch: None });
         }
         let (owner, lease) = held[number * 31 % held.len()];

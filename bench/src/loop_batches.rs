@@ -13,11 +13,11 @@ use anyhow::{Context, Result, ensure};
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::time::Instant;
-use sublet_core::ask::{Ask, Term};
-use sublet_core::event::{Answer, Caller, Event};
+use sublet_core::event::{Caller, Event, EventAnswer};
 use sublet_core::ids::LeaseId;
 use sublet_core::policy::Policy;
-use sublet_core::reading::{CardFacts, Observation, Reading, Used};
+use sublet_core::reading::{GpuFacts, GpuReading, GpuUsage, Reading};
+use sublet_core::request::{LeaseRequest, Term};
 use sublet_core::rows::Rows;
 use sublet_core::units::{Bytes, Span, Time};
 use sublet_daemon::engine::Engine;
@@ -100,20 +100,20 @@ impl LoopWorld {
         let by = Caller::user("uid:1000");
         let engine = Engine::new(Rows::default(), Policy::default());
         let mut world = LoopWorld { engine, now: Time::ZERO, actor: Arc::from("uid:1000"), by, held: Vec::new() };
-        world.apply(Event::Listed(vec![CardFacts::plain(0, Bytes::gib(1 << 16))]));
+        world.apply(Event::Listed(vec![GpuFacts::plain(0, Bytes::gib(1 << 16))]));
         world.read_gpu();
         world
     }
 
-    fn apply(&mut self, event: Event) -> Answer {
+    fn apply(&mut self, event: Event) -> EventAnswer {
         self.now = self.now + Span(7);
         self.engine.take(self.now, 1_700_000_000_000_000 + self.now.0, &self.actor, event).answer
     }
 
     fn read_gpu(&mut self) {
         let free = Bytes::gib(1 << 16);
-        let reading = Reading::Used(Used { free, processes: Vec::new(), coarse: false });
-        let observation = Observation { begun: self.now + Span(1), reading };
+        let reading = Reading::Used(GpuUsage { free, processes: Vec::new(), coarse: false });
+        let observation = GpuReading { begun: self.now + Span(1), reading };
         self.apply(Event::Observed { card: "GPU-0".to_owned(), observation });
     }
 
@@ -123,9 +123,9 @@ impl LoopWorld {
         }
         self.read_gpu();
         for _ in 0..BATCH_REQUESTS {
-            let ask = Ask::plain(Bytes::gib(1), Term::Renewed(Span::secs(300)));
+            let ask = LeaseRequest::plain(Bytes::gib(1), Term::Renewed(Span::secs(300)));
             let answer = self.apply(Event::Asked { by: self.by.clone(), ask, wait: None, root: None });
-            let Answer::Lease(lease) = answer else { anyhow::bail!("an ask was answered {answer:?}") };
+            let EventAnswer::Lease(lease) = answer else { anyhow::bail!("an ask was answered {answer:?}") };
             ensure!(self.engine.state().lease(lease).is_some_and(|l| l.hold().is_some()), "{lease} waits");
             self.held.push(lease);
         }

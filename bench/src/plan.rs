@@ -11,8 +11,8 @@ use anyhow::{Context, Result};
 use rustix::time::{ClockId, clock_gettime};
 use std::hint::black_box;
 use std::time::Duration;
-use sublet_core::ids::{CardId, LeaseId};
-use sublet_core::plan::{Choice, Site, Victim, cheapest, greedy};
+use sublet_core::ids::{GpuId, LeaseId};
+use sublet_core::plan::{GpuNeed, PreemptionChoice, Victim, cheapest, greedy};
 use sublet_core::units::{Bytes, Span};
 
 const HOLDERS: u64 = 1000;
@@ -68,15 +68,15 @@ impl Dice {
 }
 
 struct PlanQuestion {
-    sites: Vec<Site>,
+    sites: Vec<GpuNeed>,
     victims: Vec<Victim>,
 }
 
 impl PlanQuestion {
     fn new(seed: u64, shape: &HolderShape, holders: u64, gpus: u64) -> PlanQuestion {
         let mut dice = Dice(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
-        let mut sites: Vec<Site> =
-            (0..gpus).map(|card| Site { card: CardId(card as u16), lack: Bytes::ZERO, must: Vec::new() }).collect();
+        let mut sites: Vec<GpuNeed> =
+            (0..gpus).map(|card| GpuNeed { card: GpuId(card as u16), lack: Bytes::ZERO, must: Vec::new() }).collect();
         let mut held = vec![Vec::new(); sites.len()];
         let mut victims = Vec::new();
         for number in 0..holders {
@@ -87,7 +87,7 @@ impl PlanQuestion {
                 on.push((first + 1 + dice.below(gpus - 1)) % gpus);
             }
             on.iter().for_each(|card| held[*card as usize].push((number as usize, Bytes::mib(mib))));
-            let gains = on.iter().map(|card| (CardId(*card as u16), Bytes::mib(mib))).collect();
+            let gains = on.iter().map(|card| (GpuId(*card as u16), Bytes::mib(mib))).collect();
             victims.push(Victim { lease: LeaseId(number), rank: 0, price: Span(price), gains });
         }
         for (site, held) in sites.iter_mut().zip(held) {
@@ -114,7 +114,7 @@ impl PlanQuestion {
         sets.filter(|set| self.sites.iter().filter(|site| self.is_clear(site, *set)).count() >= wanted).map(price).min()
     }
 
-    fn is_clear(&self, site: &Site, set: u32) -> bool {
+    fn is_clear(&self, site: &GpuNeed, set: u32) -> bool {
         let leaves = |holder: usize| set >> holder & 1 == 1;
         let gone = self.victims.iter().enumerate().filter(|(holder, _)| leaves(*holder));
         let gains = gone.flat_map(|(_, victim)| &victim.gains).filter(|(card, _)| *card == site.card);
@@ -146,7 +146,7 @@ fn time_large(wanted: usize) -> Result<TimedAnswers> {
             let begun = thread_time();
             let choice = cheapest(black_box(&question.sites), wanted, black_box(&question.victims));
             samples.push(thread_time() - begun);
-            let price = |choice: &Choice| choice.price.0 as f64;
+            let price = |choice: &PreemptionChoice| choice.price.0 as f64;
             let mine = choice.as_ref().map(price).context("there is a set")?;
             let plain = greedy(&question.sites, wanted, &question.victims).as_ref().map(price).context("a set")?;
             won.push(plain / mine);

@@ -7,11 +7,11 @@ use crate::samples::{Samples, median};
 use anyhow::{Context, Result, ensure};
 use std::collections::BTreeMap;
 use std::time::Instant;
-use sublet_core::ask::{Ask, Term, Tier};
 use sublet_core::event::{Caller, Event};
-use sublet_core::ids::{CardId, LeaseId, TenantId};
+use sublet_core::ids::{GpuId, LeaseId, TenantId};
 use sublet_core::policy::{Caps, Policy};
-use sublet_core::reading::{CardFacts, Observation, Reading, Used};
+use sublet_core::reading::{GpuFacts, GpuReading, GpuUsage, Reading};
+use sublet_core::request::{LeaseRequest, Term, Tier};
 use sublet_core::rows::{Phase, Rows};
 use sublet_core::units::{Bytes, Span, Time};
 use sublet_core::{State, decide};
@@ -73,11 +73,11 @@ struct QueueWorld {
     asked: usize,
 }
 
-fn request_of(number: usize) -> Ask {
-    Ask {
+fn request_of(number: usize) -> LeaseRequest {
+    LeaseRequest {
         tier: [Tier::Interactive, Tier::Batch, Tier::Batch, Tier::Spot][number % 4],
         priority: (number % 21) as i8 - 10,
-        ..Ask::plain(Bytes::gib(20), Term::Renewed(Span::secs(300)))
+        ..LeaseRequest::plain(Bytes::gib(20), Term::Renewed(Span::secs(300)))
     }
 }
 
@@ -86,15 +86,15 @@ impl QueueWorld {
         let caps = Caps { places: None, ..Caps::default() };
         let policy = Policy { queue_max: usize::MAX, caps, ..Policy::default() };
         let mut world = QueueWorld { state: State::new(Rows::default(), policy), now: Time::ZERO, asked: 0 };
-        decide(&mut world.state, world.now, Event::Listed(vec![CardFacts::plain(0, Bytes::gib(24))]));
+        decide(&mut world.state, world.now, Event::Listed(vec![GpuFacts::plain(0, Bytes::gib(24))]));
         world.read_gpu();
         world
     }
 
     fn read_gpu(&mut self) {
         self.now = self.now + Span(2);
-        let reading = Reading::Used(Used { free: Bytes::gib(24), processes: Vec::new(), coarse: false });
-        let observation = Observation { begun: self.now, reading };
+        let reading = Reading::Used(GpuUsage { free: Bytes::gib(24), processes: Vec::new(), coarse: false });
+        let observation = GpuReading { begun: self.now, reading };
         decide(&mut self.state, self.now, Event::Observed { card: "GPU-0".to_owned(), observation });
     }
 
@@ -143,7 +143,7 @@ impl QueueWorld {
         let operator = Caller { operator: true, ..Caller::user("uid:0") };
         let mut picks = Samples::with_capacity(COMPARED);
         for _ in 0..COMPARED {
-            let held = self.state.room(CardId(0)).claims().keys().next().copied();
+            let held = self.state.room(GpuId(0)).claims().keys().next().copied();
             if let Some(lease) = held {
                 self.now = self.now + Span(2);
                 decide(&mut self.state, self.now, Event::Released { by: operator.clone(), lease, epoch: None });
@@ -155,7 +155,7 @@ impl QueueWorld {
             let begun = Instant::now();
             decide(&mut self.state, self.now, Event::DiskFreed);
             picks.push(begun.elapsed());
-            let held = self.state.room(CardId(0)).claims().keys().next().copied();
+            let held = self.state.room(GpuId(0)).claims().keys().next().copied();
             ensure!(held == Some(expected), "served {held:?}, the rule says {expected}");
             lines.get_mut(&tenant).map(Vec::pop);
         }

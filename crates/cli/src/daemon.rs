@@ -6,7 +6,7 @@
 use crate::failure::Failure;
 use std::path::Path;
 use std::process::ExitCode;
-pub use sublet_daemon::{Finding, Options, TcpConfig, Who as ProcessPattern};
+pub use sublet_daemon::{Finding, Options, RuleSubject as ProcessPattern, TcpConfig};
 use sublet_wire::exit;
 
 /// Runs the daemon until it is told to stop.

@@ -6,17 +6,17 @@
 //! defaults, and raise [`FORMAT`] for anything else.
 
 use crate::aside::{Aside, AsideOver};
-use crate::ask::Ask;
 use crate::audit::Audit;
-use crate::ids::{CardId, Epoch, LeaseId, ProcKey, TenantId, TokenId};
-use crate::lateness::Wait;
+use crate::ids::{Fence, GpuId, LeaseId, ProcKey, TenantId, TokenId};
+use crate::lateness::ExpectedWait;
 use crate::loss::Loss;
-use crate::reading::CardFacts;
-use crate::rows::{Reason, Service};
-use crate::rung::Rung;
-use crate::stranger::{Closed, Mode, Rule, RuleId, Stranger, StrangerId, Struck};
+use crate::method::Method;
+use crate::reading::GpuFacts;
+use crate::request::LeaseRequest;
+use crate::rows::{EndReason, GpuService};
 use crate::token::Token;
 use crate::units::{Bytes, Time};
+use crate::unleased::{Mode, Rule, RuleId, SignalOutcome, UnleasedEnd, UnleasedId, UnleasedProcess};
 use serde::{Deserialize, Serialize};
 
 /// The log's format number, written with every entry. 2: tokens. 3: parking. 4: preemption. 5: strangers.
@@ -36,7 +36,7 @@ pub enum Action {
         /// See [`crate::rows::Meta::clock_offset_us`].
         clock_offset_us: i64,
         /// No epoch below this is handed out any more.
-        epoch_floor: Epoch,
+        epoch_floor: Fence,
         /// No lease gets a number below this any more.
         #[serde(default)]
         lease_floor: u64,
@@ -70,28 +70,28 @@ pub enum Action {
     /// A card is seen for the first time, or differs from what was known.
     List {
         /// Its number here.
-        card: CardId,
+        card: GpuId,
         /// What it is.
-        facts: CardFacts,
+        facts: GpuFacts,
     },
     /// A card goes into service or out of it.
     Serve {
         /// Which.
-        card: CardId,
+        card: GpuId,
         /// From now on.
-        service: Service,
+        service: GpuService,
     },
     /// A GPU steps aside, or goes on doing so until another time.
     SetAside {
         /// The GPU.
-        card: CardId,
+        card: GpuId,
         /// The aside, as it is from now on.
         aside: Aside,
     },
     /// An aside of a GPU is over.
     EndAside {
         /// The GPU.
-        card: CardId,
+        card: GpuId,
         /// The tenant whose aside it was.
         by: String,
         /// Its key.
@@ -109,7 +109,7 @@ pub enum Action {
         /// Who asked.
         tenant: TenantId,
         /// For what.
-        ask: Ask,
+        ask: LeaseRequest,
         /// When.
         at: Time,
         /// How long its owner will wait.
@@ -126,11 +126,11 @@ pub enum Action {
         /// Which.
         lease: LeaseId,
         /// On these cards.
-        cards: Vec<CardId>,
+        cards: Vec<GpuId>,
         /// So much of each.
         vram: Bytes,
         /// With this epoch.
-        epoch: Epoch,
+        epoch: Fence,
         /// When.
         at: Time,
         /// Until then, unless renewed.
@@ -146,7 +146,7 @@ pub enum Action {
         turn: Option<Time>,
         /// What was expected when it asked, of some waiters. How late they start is learned by it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        told: Option<Wait>,
+        told: Option<ExpectedWait>,
     },
     /// A lease goes on.
     Renew {
@@ -182,7 +182,7 @@ pub enum Action {
         booked: Bytes,
         /// In which way.
         #[serde(default)]
-        rung: Rung,
+        rung: Method,
         /// What it had on its cards then.
         #[serde(default)]
         had: Bytes,
@@ -194,7 +194,7 @@ pub enum Action {
         room_for: Option<LeaseId>,
         /// The GPU that steps aside, if it is parked for that.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        aside: Option<CardId>,
+        aside: Option<GpuId>,
         /// It was idle, and its next use cannot be noticed: once parked it is a passive waiter ([`Lease::is_passive`]).
         ///
         /// [`Lease::is_passive`]: crate::rows::Lease::is_passive
@@ -217,7 +217,7 @@ pub enum Action {
         /// When.
         at: Time,
         /// Why.
-        why: Unparked,
+        why: UnparkReason,
     },
     /// They were seen to be gone, twice on every card. Its cards are not its own any more.
     Parked {
@@ -370,7 +370,7 @@ pub enum Action {
         /// Which.
         lease: LeaseId,
         /// Why.
-        reason: Reason,
+        reason: EndReason,
         /// When.
         at: Time,
         /// The most its processes were seen to have on one card.
@@ -390,7 +390,7 @@ pub enum Action {
         ran: Option<String>,
         /// If it waited: what was expected when it asked, of some waiters.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        told: Option<Wait>,
+        told: Option<ExpectedWait>,
     },
     /// Every card of an ended lease was seen again: its bytes count no more.
     Retire {
@@ -417,21 +417,21 @@ pub enum Action {
     /// A process on a card belongs to no lease: this is who it is.
     Find {
         /// All of it.
-        stranger: Box<Stranger>,
+        stranger: Box<UnleasedProcess>,
     },
     /// It is not what it was: it runs another program, or is on other cards.
     Reaudit {
         /// Which.
-        stranger: StrangerId,
+        stranger: UnleasedId,
         /// Who it is now.
         audit: Box<Audit>,
         /// Where.
-        cards: Vec<CardId>,
+        cards: Vec<GpuId>,
     },
     /// Its owner is told what happens unless it gets a lease.
     Warn {
         /// Which.
-        stranger: StrangerId,
+        stranger: UnleasedId,
         /// When.
         at: Time,
         /// When it happens.
@@ -440,7 +440,7 @@ pub enum Action {
     /// It and what descends from it get a signal.
     Strike {
         /// Which.
-        stranger: StrangerId,
+        stranger: UnleasedId,
         /// Which signal.
         signal: u8,
         /// When that was decided.
@@ -451,13 +451,13 @@ pub enum Action {
     /// The signal has gone out, or was refused.
     Struck {
         /// Which.
-        stranger: StrangerId,
+        stranger: UnleasedId,
         /// Which signal.
         signal: u8,
         /// When.
         at: Time,
         /// To each of them.
-        outcome: Vec<Struck>,
+        outcome: Vec<SignalOutcome>,
         /// It was decided before something else was: nothing counts from it.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         late: bool,
@@ -465,7 +465,7 @@ pub enum Action {
     /// It has a lease, by which it is taken off its cards.
     Take {
         /// Which.
-        stranger: StrangerId,
+        stranger: UnleasedId,
         /// Its lease.
         lease: LeaseId,
         /// When.
@@ -474,7 +474,7 @@ pub enum Action {
     /// It could not be taken off its cards, and stays there.
     NotMoved {
         /// Which.
-        stranger: StrangerId,
+        stranger: UnleasedId,
         /// When that was known.
         at: Time,
         /// Why.
@@ -483,7 +483,7 @@ pub enum Action {
     /// Nothing more is done to it for now.
     Relent {
         /// Which.
-        stranger: StrangerId,
+        stranger: UnleasedId,
         /// When.
         at: Time,
         /// It is only looked into again, and counts as warned until then: it was not what had been audited. Said by
@@ -494,23 +494,23 @@ pub enum Action {
     /// It survived SIGKILL.
     Survived {
         /// Which.
-        stranger: StrangerId,
+        stranger: UnleasedId,
         /// When.
         at: Time,
     },
     /// Its story is over.
     Close {
         /// Which.
-        stranger: StrangerId,
+        stranger: UnleasedId,
         /// When.
         at: Time,
         /// How.
-        how: Closed,
+        how: UnleasedEnd,
     },
     /// This is done about strangers on a card from now on.
     SetMode {
         /// Which card.
-        card: CardId,
+        card: GpuId,
         /// What.
         mode: Mode,
     },
@@ -556,7 +556,7 @@ pub enum Hint {
 /// Why a holder's bytes stayed on its cards, or came back to them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Unparked {
+pub enum UnparkReason {
     /// The library in one of its programs said no.
     Refused(String),
     /// One of its programs did not answer in time.
@@ -575,7 +575,7 @@ impl Action {
             at,
             booked,
             again: None,
-            rung: Rung::Park,
+            rung: Method::Park,
             had: Bytes::ZERO,
             program: String::new(),
             room_for: None,
@@ -625,7 +625,7 @@ impl Action {
     }
 
     /// The stranger it concerns, if one.
-    pub fn stranger(&self) -> Option<StrangerId> {
+    pub fn stranger(&self) -> Option<UnleasedId> {
         match self {
             Action::Find { stranger } => Some(stranger.id),
             Action::Reaudit { stranger, .. }

@@ -3,10 +3,10 @@
 //! An aside belongs to a tenant and has a key, so that a game that was started with `sublet aside --while` and a
 //! `sublet aside --for 3h` beside it do not end each other. A GPU steps aside while it has at least one.
 
-use crate::ids::CardId;
+use crate::ids::GpuId;
 use crate::state::State;
-use crate::stranger::Mode;
 use crate::units::{Span, Time};
+use crate::unleased::Mode;
 use serde::{Deserialize, Serialize};
 
 /// How long a GPU steps aside where the request names no time.
@@ -85,12 +85,12 @@ impl Asides {
 
 impl State {
     /// True while a GPU steps aside: nothing is granted or resumed there.
-    pub fn is_aside(&self, card: CardId) -> bool {
+    pub fn is_aside(&self, card: GpuId) -> bool {
         !self.rows().cards[card.0 as usize].aside.now.is_empty()
     }
 
     /// The aside that keeps a GPU longest, and when it is over.
-    pub fn longest_aside(&self, card: CardId) -> Option<(&Aside, Time)> {
+    pub fn longest_aside(&self, card: GpuId) -> Option<(&Aside, Time)> {
         let asides = self.rows().cards[card.0 as usize].aside.now.iter();
         asides.map(|aside| (aside, self.aside_over(aside))).max_by_key(|(_, over)| *over)
     }
@@ -106,12 +106,12 @@ impl State {
     }
 
     /// What is done about processes without a lease on a GPU now: nothing while it steps aside.
-    pub fn mode(&self, card: CardId) -> Mode {
+    pub fn mode(&self, card: GpuId) -> Mode {
         if self.is_aside(card) { Mode::Observe } else { self.rows().cards[card.0 as usize].mode }
     }
 
     /// An aside is over: how long leases may be parked there counts from another time.
-    pub(crate) fn look_at_parked_on(&mut self, card: CardId) {
+    pub(crate) fn look_at_parked_on(&mut self, card: GpuId) {
         let parked = self.room(card).claims().iter().filter(|(_, claim)| claim.parked).map(|(lease, _)| *lease);
         for lease in parked.collect::<Vec<_>>() {
             self.set_due(lease, self.lease(lease).and_then(|row| self.first_due(row)));
@@ -119,8 +119,8 @@ impl State {
     }
 
     /// From when on the time counts that a lease may be parked: while a GPU of it steps aside it cannot come back.
-    pub fn parked_since(&self, cards: &[CardId], since: Time) -> Time {
-        let last = |card: &CardId| match self.longest_aside(*card) {
+    pub fn parked_since(&self, cards: &[GpuId], since: Time) -> Time {
+        let last = |card: &GpuId| match self.longest_aside(*card) {
             Some((_, over)) => Some(over),
             None => self.rows().cards[card.0 as usize].aside.ended,
         };

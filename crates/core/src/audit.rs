@@ -189,7 +189,7 @@ fn shown(container: &str) -> &str {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::stranger::Who;
+    use crate::unleased::RuleSubject;
 
     pub(crate) fn audit() -> Audit {
         Audit {
@@ -269,7 +269,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_rule_with_a_whole_path_is_about_this_hosts_file() {
-        let (path, name) = (Who::Exe("/usr/bin/python3.12".into()), Who::Exe("python3.12".into()));
+        let (path, name) = (RuleSubject::Exe("/usr/bin/python3.12".into()), RuleSubject::Exe("python3.12".into()));
         let inside = Audit { exe_inside: true, ..audit() };
         assert!(path.matches(&audit()) && name.matches(&audit()));
         assert!(!path.matches(&inside) && name.matches(&inside));

@@ -9,14 +9,14 @@
 //! ```
 //! A restore by the driver needs its room proven (docs/decisions/0009), so a context leaves only where it is.
 
-use crate::cost::Way;
-use crate::ids::{CardId, LeaseId, ProcKey};
+use crate::cost::Direction;
+use crate::ids::{GpuId, LeaseId, ProcKey};
+use crate::method::Method;
 use crate::mutant::Mutant;
 use crate::parking::{NotParkable, can_book, keeps_to_its_cards, residents, sure_of_room};
 use crate::reading::Reading;
-use crate::room::Claim;
+use crate::room::Occupancy;
 use crate::rows::{Hold, Lease, Phase};
-use crate::rung::Rung;
 use crate::state::State;
 use crate::units::{Bytes, Span, Time};
 
@@ -26,7 +26,7 @@ pub fn can_leave(state: &State, lease: &Lease, hold: &Hold, now: Time) -> Result
         return Err(NotParkable::Off);
     }
     let Some(live) = state.live(lease.id) else { return Err(NotParkable::NoShim) };
-    if let Some(rest) = live.rests.get(&Rung::Driver).filter(|rest| rest.until > now) {
+    if let Some(rest) = live.rests.get(&Method::Driver).filter(|rest| rest.until > now) {
         return Err(NotParkable::Lately(rest.why.clone()));
     }
     let mut processes = Vec::new();
@@ -64,10 +64,10 @@ pub fn deepenable(state: &State, lease: &Lease, now: Time) -> Result<(Vec<ProcKe
 /// The same whether the lease waits or not.
 pub fn removable(state: &State, lease: &Lease, now: Time) -> Result<(Vec<ProcKey>, Option<Bytes>), NotParkable> {
     let Phase::Parked(hold, away) = &lease.phase else { return Err(NotParkable::NotActive) };
-    if away.rung != Rung::Park || away.deep {
+    if away.rung != Method::Park || away.deep {
         return Err(NotParkable::NotActive);
     }
-    let is_open = |card: &CardId| state.room(*card).open(now, state.policy().period).is_ok();
+    let is_open = |card: &GpuId| state.room(*card).open(now, state.policy().period).is_ok();
     if !hold.cards.iter().all(is_open) {
         return Err(NotParkable::Unreadable);
     }
@@ -89,7 +89,7 @@ pub fn removable(state: &State, lease: &Lease, now: Time) -> Result<(Vec<ProcKey
 }
 
 /// What parked leases have left on a GPU that the driver could still take, lease by lease. Empty without the policy.
-pub(crate) fn removable_on(state: &State, card: CardId, now: Time) -> Vec<(LeaseId, Bytes)> {
+pub(crate) fn removable_on(state: &State, card: GpuId, now: Time) -> Vec<(LeaseId, Bytes)> {
     if state.policy().parking.deep.is_none() {
         return Vec::new();
     }
@@ -100,7 +100,7 @@ pub(crate) fn removable_on(state: &State, card: CardId, now: Time) -> Vec<(Lease
 }
 
 /// What the driver was told to take of parked leases on a GPU and has not taken yet.
-pub(crate) fn told_to_leave(state: &State, card: CardId) -> Bytes {
+pub(crate) fn told_to_leave(state: &State, card: GpuId) -> Bytes {
     let is_deep = |id: &LeaseId| state.lease(*id).and_then(Lease::away).is_some_and(|away| away.deep);
     let parked = state.room(card).claims().iter().filter(|(id, claim)| claim.parked && is_deep(id));
     parked.map(|(_, claim)| claim.seen).sum()
@@ -108,12 +108,12 @@ pub(crate) fn told_to_leave(state: &State, card: CardId) -> Bytes {
 
 /// What will leave a GPU beside the bytes that are on their way: contexts that the driver was told to take, and those of
 /// leases that are parked together with them.
-pub(crate) fn leaving(state: &State, card: CardId, now: Time) -> Bytes {
+pub(crate) fn leaving(state: &State, card: GpuId, now: Time) -> Bytes {
     if state.policy().parking.deep.is_none() {
         return Bytes::ZERO;
     }
     let room = state.room(card);
-    let soon = |(id, claim): (&LeaseId, &Claim)| {
+    let soon = |(id, claim): (&LeaseId, &Occupancy)| {
         let row = state.lease(*id).filter(|row| row.away().is_some_and(|away| away.with_context))?;
         match &row.phase {
             Phase::Parking(hold, _) if can_leave(state, row, hold, now).is_ok() => {
@@ -130,6 +130,6 @@ pub(crate) fn leaving(state: &State, card: CardId, now: Time) -> Bytes {
 pub(crate) fn costs(state: &State, lease: &Lease, left: Bytes) -> (Span, Span) {
     let costs = &state.rows().tenants[lease.tenant.0 as usize].costs;
     let program = state.live(lease.id).map_or("", |live| live.program.as_str());
-    let takes = |way: Way| costs.estimate(program, Rung::Driver, way, left);
-    (takes(Way::Out), takes(Way::Back))
+    let takes = |way: Direction| costs.estimate(program, Method::Driver, way, left);
+    (takes(Direction::Out), takes(Direction::Back))
 }

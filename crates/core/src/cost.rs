@@ -5,7 +5,7 @@
 //! GPUs gave; later measurements outweigh it, and newer ones outweigh older ones. Whole numbers only, so that every
 //! replay of the log gives the same line.
 
-use crate::rung::Rung;
+use crate::method::Method;
 use crate::units::{Bytes, Span, Time};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -27,32 +27,36 @@ const MS_MAX: u64 = 20_000_000;
 /// Off the card, or onto it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Way {
+pub enum Direction {
     /// Off.
+    #[serde(rename = "out")]
     Out,
     /// Onto it.
+    #[serde(rename = "back")]
     Back,
 }
 
 /// What was measured of a tenant's programs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Costs(BTreeMap<String, BTreeMap<Rung, Cost>>);
+pub struct Costs(BTreeMap<String, BTreeMap<Method, Cost>>);
 
 /// One program on one rung.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cost {
     /// Off the card.
-    pub out: Line,
+    #[serde(rename = "out")]
+    pub out: CostLine,
     /// And back.
-    pub back: Line,
+    #[serde(rename = "back")]
+    pub back: CostLine,
     /// When it was last measured.
     pub at: Time,
 }
 
 /// A line through measurements: sums, each weighted, of MiB (x) and ms (y).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Line {
+pub struct CostLine {
     /// How many there were.
     pub count: u32,
     w: i64,
@@ -62,7 +66,7 @@ pub struct Line {
     xy: i128,
 }
 
-impl Line {
+impl CostLine {
     fn add(&mut self, weight: i64, mib: u64, ms: u64) {
         let (x, y) = (mib as i64, ms as i64);
         self.w += weight;
@@ -84,7 +88,7 @@ impl Line {
     }
 
     /// The fixed part in µs, and µs for each GiB.
-    pub fn fit(&self, rung: Rung, way: Way) -> (u64, u64) {
+    pub fn fit(&self, rung: Method, way: Direction) -> (u64, u64) {
         let mut line = self.clone();
         let (fixed, per_gib) = at_first(rung, way);
         // What is believed at first fades as measurements come in.
@@ -106,15 +110,15 @@ fn mib(bytes: Bytes) -> u64 {
 }
 
 /// What is believed before anything was measured: a fixed part in µs, and µs for each GiB.
-fn at_first(rung: Rung, way: Way) -> (u64, u64) {
+fn at_first(rung: Method, way: Direction) -> (u64, u64) {
     match (rung, way) {
         // Who has a hook of its own knows best, until it was seen what that takes.
-        (Rung::Yield, _) => (100_000, 20_000),
+        (Method::Yield, _) => (100_000, 20_000),
         // Two looks, and the rate of the bus.
-        (Rung::Park, _) => (150_000, 21_000),
-        (Rung::Driver, Way::Out) => (500_000, 520_000),
-        (Rung::Driver, Way::Back) => (300_000, 175_000),
-        (Rung::End, _) => (1_000_000, 0),
+        (Method::Park, _) => (150_000, 21_000),
+        (Method::Driver, Direction::Out) => (500_000, 520_000),
+        (Method::Driver, Direction::Back) => (300_000, 175_000),
+        (Method::End, _) => (1_000_000, 0),
     }
 }
 
@@ -125,38 +129,38 @@ impl Costs {
     }
 
     /// What was measured, by program.
-    pub fn iter(&self) -> impl Iterator<Item = (&str, Rung, &Cost)> {
+    pub fn iter(&self) -> impl Iterator<Item = (&str, Method, &Cost)> {
         self.0.iter().flat_map(|(program, rungs)| rungs.iter().map(|(rung, cost)| (program.as_str(), *rung, cost)))
     }
 
     /// So many bytes took so long. What is far beyond what it should have been is an accident more than a
     /// measurement, and counts for less.
-    pub fn learn(&mut self, program: &str, rung: Rung, way: Way, bytes: Bytes, took: Span, now: Time) {
+    pub fn learn(&mut self, program: &str, rung: Method, way: Direction, bytes: Bytes, took: Span, now: Time) {
         let most = Span(self.estimate(program, rung, way, bytes).0.saturating_mul(ACCIDENT));
         let took = took.min(most);
         if !self.0.contains_key(program) && self.0.len() >= PROGRAMS_MAX {
-            let last = |rungs: &BTreeMap<Rung, Cost>| rungs.values().map(|cost| cost.at).max();
+            let last = |rungs: &BTreeMap<Method, Cost>| rungs.values().map(|cost| cost.at).max();
             let oldest = self.0.iter().min_by_key(|(_, rungs)| last(rungs)).map(|(name, _)| name.clone());
             oldest.map(|name| self.0.remove(&name));
         }
         let rungs = self.0.entry(program.to_owned()).or_default();
-        let new = || Cost { out: Line::default(), back: Line::default(), at: now };
+        let new = || Cost { out: CostLine::default(), back: CostLine::default(), at: now };
         let cost = rungs.entry(rung).or_insert_with(new);
         cost.at = now;
         match way {
-            Way::Out => cost.out.learn(bytes, took),
-            Way::Back => cost.back.learn(bytes, took),
+            Direction::Out => cost.out.learn(bytes, took),
+            Direction::Back => cost.back.learn(bytes, took),
         }
     }
 
     /// How long so many bytes of this program should take.
-    pub fn estimate(&self, program: &str, rung: Rung, way: Way, bytes: Bytes) -> Span {
-        let none = Line::default();
+    pub fn estimate(&self, program: &str, rung: Method, way: Direction, bytes: Bytes) -> Span {
+        let none = CostLine::default();
         let cost = self.0.get(program).and_then(|rungs| rungs.get(&rung));
         let line = match (cost, way) {
             (None, _) => &none,
-            (Some(cost), Way::Out) => &cost.out,
-            (Some(cost), Way::Back) => &cost.back,
+            (Some(cost), Direction::Out) => &cost.out,
+            (Some(cost), Direction::Back) => &cost.back,
         };
         let (fixed, per_gib) = line.fit(rung, way);
         Span(fixed + (u128::from(per_gib) * u128::from(mib(bytes)) / 1_024) as u64)
@@ -171,13 +175,13 @@ mod tests {
         let mut costs = Costs::default();
         for (n, (gib, ms)) in samples.iter().enumerate() {
             let took = Span(ms * 1_000);
-            costs.learn("train", Rung::Park, Way::Out, Bytes::gib(*gib), took, Time(n as u64));
+            costs.learn("train", Method::Park, Direction::Out, Bytes::gib(*gib), took, Time(n as u64));
         }
         costs
     }
 
     fn estimate(costs: &Costs, gib: u64) -> u64 {
-        costs.estimate("train", Rung::Park, Way::Out, Bytes::gib(gib)).0 / 1_000
+        costs.estimate("train", Method::Park, Direction::Out, Bytes::gib(gib)).0 / 1_000
     }
 
     #[test]
@@ -185,7 +189,7 @@ mod tests {
         let costs = Costs::default();
         assert_eq!(estimate(&costs, 0), 150);
         assert_eq!(estimate(&costs, 32), 822);
-        let driver = costs.estimate("train", Rung::Driver, Way::Out, Bytes::gib(32));
+        let driver = costs.estimate("train", Method::Driver, Direction::Out, Bytes::gib(32));
         assert!((16..18).contains(&(driver.0 / 1_000_000)), "{driver:?}");
     }
 
@@ -228,7 +232,7 @@ mod tests {
     fn programs_are_forgotten_and_not_without_bound() {
         let mut costs = Costs::default();
         for n in 0..1_000u64 {
-            costs.learn(&format!("p{n}"), Rung::Park, Way::Out, Bytes::gib(1), Span::secs(1), Time(n));
+            costs.learn(&format!("p{n}"), Method::Park, Direction::Out, Bytes::gib(1), Span::secs(1), Time(n));
         }
         assert_eq!(costs.iter().count(), PROGRAMS_MAX);
         assert!(costs.iter().all(|(_, _, cost)| cost.at >= Time(1_000 - PROGRAMS_MAX as u64)));
@@ -239,10 +243,10 @@ mod tests {
         let mut costs = Costs::default();
         for n in 0..10_000u64 {
             let took = Span(u64::MAX - n);
-            costs.learn("p", Rung::Driver, Way::Back, Bytes(u64::MAX), took, Time(n));
-            costs.learn("p", Rung::Driver, Way::Back, Bytes::ZERO, Span::ZERO, Time(n));
+            costs.learn("p", Method::Driver, Direction::Back, Bytes(u64::MAX), took, Time(n));
+            costs.learn("p", Method::Driver, Direction::Back, Bytes::ZERO, Span::ZERO, Time(n));
         }
-        let most = costs.estimate("p", Rung::Driver, Way::Back, Bytes(u64::MAX));
+        let most = costs.estimate("p", Method::Driver, Direction::Back, Bytes(u64::MAX));
         assert!(most.0 < u64::MAX / 2);
     }
 }

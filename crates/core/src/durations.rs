@@ -11,7 +11,7 @@
 //! cut                                      1         stopped early
 //! ```
 
-use crate::ask::{Ask, Tier, Vram};
+use crate::request::{LeaseRequest, Tier, Vram};
 use crate::units::{Bytes, Span, Time};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -40,27 +40,27 @@ pub const ONE: u64 = 1 << 32;
 /// What leases are told apart by, beside tenant and program: tier, and bytes on all GPUs in steps of four.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Kind(u8);
+pub struct LeaseKind(u8);
 
-impl Kind {
+impl LeaseKind {
     /// The kind of a request that got, or would get, so much of each GPU.
-    pub fn new(tier: Tier, vram: Bytes, gpus: usize) -> Kind {
+    pub fn new(tier: Tier, vram: Bytes, gpus: usize) -> LeaseKind {
         let mib = (vram.0.saturating_mul(gpus as u64) >> 20).max(1);
         let tier = match tier {
             Tier::Interactive => 0,
             Tier::Batch => 1,
             Tier::Spot => 2,
         };
-        Kind(tier << 5 | (mib.ilog2() / 2) as u8)
+        LeaseKind(tier << 5 | (mib.ilog2() / 2) as u8)
     }
 
     /// The kind of a request; `whole` is what a whole GPU has.
-    pub fn of(ask: &Ask, whole: Bytes) -> Kind {
+    pub fn of(ask: &LeaseRequest, whole: Bytes) -> LeaseKind {
         let vram = match ask.vram {
             Vram::Bytes(vram) => vram,
             Vram::Whole => whole,
         };
-        Kind::new(ask.tier, vram, ask.gpus.into())
+        LeaseKind::new(ask.tier, vram, ask.gpus.into())
     }
 
     fn tier(self) -> u8 {
@@ -70,7 +70,7 @@ impl Kind {
 
 /// How a lease ended, as far as its duration is concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum DurationOutcome {
     /// Its holder was done.
     Done,
     /// It was stopped, and would have lasted longer.
@@ -79,14 +79,14 @@ pub enum Outcome {
 
 /// Units of one bucket: its number, leases that were done, leases that were cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Bucket(u8, u16, u16);
+struct DurationBucket(u8, u16, u16);
 
 /// Durations of one kind of lease.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Histogram {
     /// In ascending order, none empty.
     #[serde(rename = "b")]
-    buckets: Vec<Bucket>,
+    buckets: Vec<DurationBucket>,
     /// When it last changed.
     at: Time,
 }
@@ -94,7 +94,7 @@ pub struct Histogram {
 /// The histograms of one tenant, by program and kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Durations(BTreeMap<String, BTreeMap<Kind, Histogram>>);
+pub struct Durations(BTreeMap<String, BTreeMap<LeaseKind, Histogram>>);
 
 fn bucket_of(span: Span) -> u8 {
     let ms = (span.0 / 1_000).clamp(MS_MIN, MS_MAX);
@@ -127,26 +127,26 @@ impl Histogram {
     }
 
     fn units(&self) -> u32 {
-        self.buckets.iter().map(|Bucket(_, done, cut)| u32::from(*done) + u32::from(*cut)).sum()
+        self.buckets.iter().map(|DurationBucket(_, done, cut)| u32::from(*done) + u32::from(*cut)).sum()
     }
 
-    pub(crate) fn learn(&mut self, lasted: Span, outcome: Outcome, now: Time) {
+    pub(crate) fn learn(&mut self, lasted: Span, outcome: DurationOutcome, now: Time) {
         if self.units() >= UNITS_MAX {
-            self.buckets.iter_mut().for_each(|Bucket(_, done, cut)| (*done, *cut) = (*done / 2, *cut / 2));
-            self.buckets.retain(|Bucket(_, done, cut)| done + cut > 0);
+            self.buckets.iter_mut().for_each(|DurationBucket(_, done, cut)| (*done, *cut) = (*done / 2, *cut / 2));
+            self.buckets.retain(|DurationBucket(_, done, cut)| done + cut > 0);
         }
         let number = bucket_of(lasted);
         let place = match self.buckets.binary_search_by_key(&number, |bucket| bucket.0) {
             Ok(place) => place,
             Err(place) => {
-                self.buckets.insert(place, Bucket(number, 0, 0));
+                self.buckets.insert(place, DurationBucket(number, 0, 0));
                 place
             }
         };
-        let Bucket(_, done, cut) = &mut self.buckets[place];
+        let DurationBucket(_, done, cut) = &mut self.buckets[place];
         match outcome {
-            Outcome::Done => *done += UNITS,
-            Outcome::Cut => *cut += UNITS,
+            DurationOutcome::Done => *done += UNITS,
+            DurationOutcome::Cut => *cut += UNITS,
         }
         self.at = now;
     }
@@ -159,7 +159,7 @@ impl Durations {
     }
 
     /// A lease of this kind lasted so long.
-    pub fn learn(&mut self, program: &str, kind: Kind, lasted: Span, outcome: Outcome, now: Time) {
+    pub fn learn(&mut self, program: &str, kind: LeaseKind, lasted: Span, outcome: DurationOutcome, now: Time) {
         let known = self.0.get(program).is_some_and(|kinds| kinds.contains_key(&kind));
         if !known && self.0.values().map(BTreeMap::len).sum::<usize>() >= HISTOGRAMS_MAX {
             self.forget_oldest();
@@ -180,14 +180,14 @@ impl Durations {
         }
     }
 
-    fn iter(&self) -> impl Iterator<Item = (&str, Kind, &Histogram)> {
+    fn iter(&self) -> impl Iterator<Item = (&str, LeaseKind, &Histogram)> {
         self.0.iter().flat_map(|(program, kinds)| kinds.iter().map(|(kind, of)| (program.as_str(), *kind, of)))
     }
 }
 
 /// What everybody's leases lasted, by tier: what is expected of a tenant without a history of its own.
 #[derive(Clone, Debug, Default)]
-pub struct Everybody {
+pub struct AllDurations {
     all: Sums,
     by_tier: [Sums; 3],
 }
@@ -196,7 +196,7 @@ pub struct Everybody {
 type Sums = BTreeMap<u8, (u64, u64)>;
 
 fn add(sums: &mut Sums, of: &Histogram) {
-    for Bucket(number, done, cut) in &of.buckets {
+    for DurationBucket(number, done, cut) in &of.buckets {
         let sum = sums.entry(*number).or_default();
         (sum.0, sum.1) = (sum.0 + u64::from(*done), sum.1 + u64::from(*cut));
     }
@@ -206,10 +206,10 @@ fn total(sums: &Sums) -> u64 {
     sums.values().map(|(done, cut)| done + cut).sum()
 }
 
-impl Everybody {
+impl AllDurations {
     /// Adds up the histograms of all tenants.
-    pub fn new<'a>(tenants: impl Iterator<Item = &'a Durations>) -> Everybody {
-        let mut everybody = Everybody::default();
+    pub fn new<'a>(tenants: impl Iterator<Item = &'a Durations>) -> AllDurations {
+        let mut everybody = AllDurations::default();
         for (_, kind, of) in tenants.flat_map(Durations::iter) {
             add(&mut everybody.all, of);
             add(&mut everybody.by_tier[usize::from(kind.tier().min(2))], of);
@@ -219,7 +219,7 @@ impl Everybody {
 
     /// How long a lease of this tenant should last: by its own program (`None`: not known yet) and kind,
     /// mixed with a little of what else is known. `None` if no lease ever ended.
-    pub fn lifetime(&self, own: &Durations, program: Option<&str>, kind: Kind) -> Option<Lifetime> {
+    pub fn lifetime(&self, own: &Durations, program: Option<&str>, kind: LeaseKind) -> Option<Lifetime> {
         let (mut same, mut tenant) = (Sums::new(), Sums::new());
         for (of_program, of_kind, of) in own.iter() {
             if of_kind == kind && program.is_none_or(|program| program == of_program) {
@@ -253,9 +253,9 @@ impl Everybody {
 impl Durations {
     /// How long a lease of this program and kind should last by its own history alone. `None` if fewer
     /// than two such leases were seen to be done.
-    pub fn lifetime(&self, program: &str, kind: Kind) -> Option<Lifetime> {
+    pub fn lifetime(&self, program: &str, kind: LeaseKind) -> Option<Lifetime> {
         let of = self.0.get(program)?.get(&kind)?;
-        let done: u32 = of.buckets.iter().map(|Bucket(_, done, _)| u32::from(*done)).sum();
+        let done: u32 = of.buckets.iter().map(|DurationBucket(_, done, _)| u32::from(*done)).sum();
         let mut sums = Sums::new();
         add(&mut sums, of);
         sums.values_mut().for_each(|(done, cut)| {
@@ -332,19 +332,19 @@ impl Lifetime {
 mod tests {
     use super::*;
 
-    const KIND: Kind = Kind(1 << 5 | 7);
+    const KIND: LeaseKind = LeaseKind(1 << 5 | 7);
 
     fn after(seconds: &[u64]) -> Durations {
         let mut durations = Durations::default();
         for (n, lasted) in seconds.iter().enumerate() {
-            durations.learn("train", KIND, Span::secs(*lasted), Outcome::Done, Time(n as u64));
+            durations.learn("train", KIND, Span::secs(*lasted), DurationOutcome::Done, Time(n as u64));
         }
         durations
     }
 
     /// Seconds that are left after so many, with this probability in hundredths.
     fn left(durations: &Durations, lasted: u64, percent: u64) -> u64 {
-        let everybody = Everybody::new([durations].into_iter());
+        let everybody = AllDurations::new([durations].into_iter());
         let lifetime = everybody.lifetime(durations, Some("train"), KIND).unwrap();
         lifetime.remaining(Span::secs(lasted), ONE / 100 * percent).0 / 1_000_000
     }
@@ -378,7 +378,7 @@ mod tests {
     fn a_lease_that_was_cut_lasted_at_least_that_long() {
         let mut durations = after(&[5; 4]);
         for n in 0..4 {
-            durations.learn("train", KIND, Span::secs(1_800), Outcome::Cut, Time(100 + n));
+            durations.learn("train", KIND, Span::secs(1_800), DurationOutcome::Cut, Time(100 + n));
         }
         assert!(left(&durations, 0, 40) < 10);
         assert!(left(&durations, 30, 50) > 1_700, "{}", left(&durations, 30, 50));
@@ -387,16 +387,16 @@ mod tests {
     #[test]
     fn another_tenants_leases_count_where_there_are_no_own() {
         let (own, others) = (Durations::default(), after(&[100; 5]));
-        let everybody = Everybody::new([&own, &others].into_iter());
+        let everybody = AllDurations::new([&own, &others].into_iter());
         let lifetime = everybody.lifetime(&own, None, KIND).unwrap();
         assert!((80..130).contains(&(lifetime.remaining(Span::ZERO, ONE / 2).0 / 1_000_000)));
-        assert_eq!(Everybody::new([&own].into_iter()).lifetime(&own, None, KIND), None, "unknown is not zero");
+        assert_eq!(AllDurations::new([&own].into_iter()).lifetime(&own, None, KIND), None, "unknown is not zero");
     }
 
     #[test]
     fn own_history_outweighs_everybodys() {
         let (own, others) = (after(&[10; 6]), after(&[10_000; 90]));
-        let everybody = Everybody::new([&own, &others].into_iter());
+        let everybody = AllDurations::new([&own, &others].into_iter());
         let lifetime = everybody.lifetime(&own, Some("train"), KIND).unwrap();
         assert!(lifetime.remaining(Span::ZERO, ONE / 2) < Span::secs(13));
     }
@@ -413,8 +413,14 @@ mod tests {
         let mut durations = after(&[[1_000u64; 200].as_slice(), &[10; 200]].concat());
         assert!(left(&durations, 0, 50) < 13, "{}", left(&durations, 0, 50));
         for n in 0..1_000u64 {
-            let kind = Kind::new(Tier::Batch, Bytes::mib(1 << (n % 20)), 1);
-            durations.learn(&format!("p{}", n / 3), kind, Span(n * n * n * 1_000), Outcome::Done, Time(1_000 + n));
+            let kind = LeaseKind::new(Tier::Batch, Bytes::mib(1 << (n % 20)), 1);
+            durations.learn(
+                &format!("p{}", n / 3),
+                kind,
+                Span(n * n * n * 1_000),
+                DurationOutcome::Done,
+                Time(1_000 + n),
+            );
         }
         assert_eq!(durations.iter().count(), HISTOGRAMS_MAX);
         assert!(durations.iter().all(|(_, _, of)| of.units() <= UNITS_MAX + u32::from(UNITS)));
@@ -432,12 +438,12 @@ mod tests {
     fn no_duration_and_no_probability_overflows() {
         let mut durations = after(&[]);
         for n in 0..500 {
-            durations.learn("train", KIND, Span(u64::MAX - n), Outcome::Done, Time(n));
-            durations.learn("train", KIND, Span::ZERO, Outcome::Cut, Time(n));
+            durations.learn("train", KIND, Span(u64::MAX - n), DurationOutcome::Done, Time(n));
+            durations.learn("train", KIND, Span::ZERO, DurationOutcome::Cut, Time(n));
         }
         for lasted in [0, 1, u64::MAX / 2, u64::MAX] {
             for over in [0, 1, ONE / 2, ONE - 1, u64::MAX] {
-                let everybody = Everybody::new([&durations].into_iter());
+                let everybody = AllDurations::new([&durations].into_iter());
                 let lifetime = everybody.lifetime(&durations, Some("train"), KIND).unwrap();
                 let _ = lifetime.remaining(Span(lasted), over);
             }

@@ -2,19 +2,19 @@
 
 use crate::action::Hint;
 use crate::aside::{KEY_MAX, PER_GPU};
-use crate::ask::{Ask, BadAsk, Tier};
 use crate::audit::Audit;
-use crate::ids::{Epoch, LeaseId, ProcKey, TokenId};
+use crate::ids::{Fence, LeaseId, ProcKey, TokenId};
 use crate::loss::Loss;
-use crate::member::Restrictions;
-use crate::parking::{NotParkable, Said};
+use crate::method::Method;
+use crate::parking::{MoverReport, NotParkable};
 use crate::policy::{AsideAllow, Policy};
-use crate::quota::Held;
-use crate::reading::{CardFacts, Observation};
-use crate::rung::Rung;
-use crate::stranger::{Mode, Rule, RuleId, StrangerId, Struck, Treat, Who};
-use crate::token::{BadToken, Token, TokenAsk};
+use crate::quota::QuotaBlock;
+use crate::reading::{GpuFacts, GpuReading};
+use crate::request::{LeaseRequest, RequestError, Tier};
+use crate::restrictions::Restrictions;
+use crate::token::{Token, TokenError, TokenRequest};
 use crate::units::{Bytes, Span, Time};
+use crate::unleased::{Mode, Rule, RuleAction, RuleId, RuleSubject, SignalOutcome, UnleasedId};
 use std::fmt;
 
 /// Who calls.
@@ -47,7 +47,7 @@ pub enum Event {
         /// See [`crate::rows::Meta::clock_offset_us`].
         clock_offset_us: i64,
         /// No epoch below this may be handed out: a backup may have been restored.
-        epoch_floor: Epoch,
+        epoch_floor: Fence,
         /// No lease may get a number below this, for the same reason.
         lease_floor: u64,
     },
@@ -58,7 +58,7 @@ pub enum Event {
         /// Who.
         by: Caller,
         /// What.
-        ask: Ask,
+        ask: LeaseRequest,
         /// How long it would wait; zero: now or never.
         wait: Option<Span>,
         /// A process whose exit ends it.
@@ -71,7 +71,7 @@ pub enum Event {
         /// Which.
         lease: LeaseId,
         /// As granted.
-        epoch: Epoch,
+        epoch: Fence,
     },
     /// A process shall belong to a lease.
     Bound {
@@ -80,7 +80,7 @@ pub enum Event {
         /// Which.
         lease: LeaseId,
         /// As granted.
-        epoch: Epoch,
+        epoch: Fence,
         /// A live process of the caller's.
         process: ProcKey,
     },
@@ -91,7 +91,7 @@ pub enum Event {
         /// Which.
         lease: LeaseId,
         /// As granted, if the caller wants to be sure.
-        epoch: Option<Epoch>,
+        epoch: Option<Fence>,
     },
     /// A waiter takes less than it asked for, and gives up its place.
     Accepted {
@@ -123,11 +123,11 @@ pub enum Event {
         /// Whose.
         lease: LeaseId,
         /// By which of them.
-        rung: Rung,
+        rung: Method,
         /// Which.
         process: ProcKey,
         /// What.
-        said: Said,
+        said: MoverReport,
     },
     /// Something seen from outside suggests that a parked lease is used.
     Hinted {
@@ -143,9 +143,9 @@ pub enum Event {
         /// Whose.
         lease: LeaseId,
         /// The epoch it carries.
-        epoch: Epoch,
+        epoch: Fence,
         /// What.
-        said: Said,
+        said: MoverReport,
     },
     /// A holder runs this program.
     Runs {
@@ -180,7 +180,7 @@ pub enum Event {
         /// The GPU, by UUID.
         card: String,
         /// How long, and on what ground.
-        ask: AsideAsk,
+        ask: AsideRequest,
     },
     /// A GPU shall not step aside any longer.
     AsideEndAsked {
@@ -196,7 +196,7 @@ pub enum Event {
         /// Who.
         by: Caller,
         /// What.
-        ask: Box<TokenAsk>,
+        ask: Box<TokenRequest>,
         /// When, µs since 1970.
         wall_us: u64,
     },
@@ -231,13 +231,13 @@ pub enum Event {
     /// A signal to a stranger has gone out, or was refused.
     Struck {
         /// Which stranger.
-        stranger: StrangerId,
+        stranger: UnleasedId,
         /// Which signal.
         signal: u8,
         /// When that was decided.
         of: Time,
         /// To each of its processes.
-        outcome: Vec<Struck>,
+        outcome: Vec<SignalOutcome>,
     },
     /// It was tried whether strangers could be ended here.
     SelfTested {
@@ -269,9 +269,9 @@ pub enum Event {
         /// Who.
         by: Caller,
         /// Which strangers.
-        who: Who,
+        who: RuleSubject,
         /// What.
-        treat: Treat,
+        treat: RuleAction,
     },
     /// An operator takes that back.
     RuleDropped {
@@ -281,13 +281,13 @@ pub enum Event {
         rule: RuleId,
     },
     /// These cards are there.
-    Listed(Vec<CardFacts>),
+    Listed(Vec<GpuFacts>),
     /// Somebody looked at a card.
     Observed {
         /// Which, by UUID.
         card: String,
         /// What was seen.
-        observation: Observation,
+        observation: GpuReading,
     },
     /// These are all live processes of a holder.
     Members {
@@ -339,7 +339,7 @@ pub enum Event {
 
 /// A request that a GPU steps aside.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AsideAsk {
+pub struct AsideRequest {
     /// For how long from now on.
     pub span: Option<Span>,
     /// Tells asides of one caller apart.
@@ -352,7 +352,7 @@ pub struct AsideAsk {
 
 /// What is said to whoever caused an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Answer {
+pub enum EventAnswer {
     /// Noted.
     Done,
     /// The loss that was accepted.
@@ -371,7 +371,7 @@ pub enum Answer {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// The wish makes no sense.
-    BadAsk(BadAsk),
+    BadAsk(RequestError),
     /// No such lease, or another tenant's: nobody can tell which.
     NoSuchLease,
     /// No such card.
@@ -391,9 +391,9 @@ pub enum Refusal {
     /// An old epoch.
     Fenced {
         /// What the call carried.
-        given: Epoch,
+        given: Fence,
         /// What the lease is at.
-        current: Epoch,
+        current: Fence,
     },
     /// The lease is over.
     Ended,
@@ -423,7 +423,7 @@ pub enum Refusal {
         context: Bytes,
     },
     /// A quota does not allow it: never, or not today.
-    OverQuota(Held),
+    OverQuota(QuotaBlock),
     /// The holder cannot be parked now.
     NotParkable(NotParkable),
     /// The lease does not wait any more.
@@ -466,7 +466,7 @@ pub enum Refusal {
     /// There is no loss to accept.
     NoLoss,
     /// The wish for a token makes no sense.
-    BadToken(BadToken),
+    BadToken(TokenError),
     /// No such token, or another tenant's: nobody can tell which.
     NoSuchToken,
     /// Not through a token, whatever it may do otherwise.
@@ -507,31 +507,33 @@ pub enum Refusal {
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Refusal::BadAsk(BadAsk::Vram) => f.write_str("`vram_bytes` must be at least 1 MiB and at most 1024 TiB"),
-            Refusal::BadAsk(BadAsk::Gpus) => write!(f, "`gpus` must be 1 to {}", Ask::GPUS_MAX),
-            Refusal::BadAsk(BadAsk::Term) => f.write_str("`ttl_s` must be 1 s to 1 day, `time_s` 1 s to 7 days"),
-            Refusal::BadAsk(BadAsk::Priority) => f.write_str("`priority` must be -10 to 10"),
-            Refusal::BadAsk(BadAsk::Name) => {
+            Refusal::BadAsk(RequestError::Vram) => {
+                f.write_str("`vram_bytes` must be at least 1 MiB and at most 1024 TiB")
+            }
+            Refusal::BadAsk(RequestError::Gpus) => write!(f, "`gpus` must be 1 to {}", LeaseRequest::GPUS_MAX),
+            Refusal::BadAsk(RequestError::Term) => f.write_str("`ttl_s` must be 1 s to 1 day, `time_s` 1 s to 7 days"),
+            Refusal::BadAsk(RequestError::Priority) => f.write_str("`priority` must be -10 to 10"),
+            Refusal::BadAsk(RequestError::Name) => {
                 write!(
                     f,
                     "`name` must be at most {} characters, without invisible, bidirectional and control characters",
-                    Ask::NAME_MAX
+                    LeaseRequest::NAME_MAX
                 )
             }
-            Refusal::BadAsk(BadAsk::AtLeast) => {
+            Refusal::BadAsk(RequestError::AtLeast) => {
                 f.write_str("`accept_smaller_bytes` must be at least 1 byte and less than `vram_bytes`")
             }
-            Refusal::BadAsk(BadAsk::Notice) => {
+            Refusal::BadAsk(RequestError::Notice) => {
                 write!(
                     f,
                     "`notice` must be a signal that programs can catch, at most {} before the end",
-                    Ask::NOTICE_MAX
+                    LeaseRequest::NOTICE_MAX
                 )
             }
-            Refusal::BadAsk(BadAsk::On) => write!(
+            Refusal::BadAsk(RequestError::On) => write!(
                 f,
                 "`on` must be a GPU's index, its UUID, or part of its model, or up to {} of them with commas",
-                Ask::GPUS_MAX
+                LeaseRequest::GPUS_MAX
             ),
             Refusal::NoSuchLease => f.write_str("no such lease"),
             Refusal::NoSuchCard => f.write_str("no such GPU"),

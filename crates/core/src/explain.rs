@@ -3,20 +3,20 @@
 //! Read-only. Costs are bounded: places are counted to [`PLACE_MAX`], and estimates are made for the first few waiters
 //! only.
 
-use crate::ask::{Ask, Preempt, Term, Vram};
 use crate::decide::board::could_hold;
-use crate::decide::finish;
 use crate::decide::park::is_unsure;
 use crate::decide::preempt;
 use crate::decide::serve::{LOOK_AHEAD, eligible, fits_on, free_to_start, is_hopeful, need};
+use crate::decide::stretch;
 use crate::event::Refusal;
-use crate::ids::{CardId, LeaseId, TenantId};
+use crate::ids::{GpuId, LeaseId, TenantId};
+use crate::method::Method;
 use crate::mutant::Mutant;
 use crate::parking;
-use crate::quota::{self, Held};
-use crate::room::Closed;
-use crate::rows::{Away, Lease, Phase, Service};
-use crate::rung::Rung;
+use crate::quota::{self, QuotaBlock};
+use crate::request::{LeaseRequest, Preempt, Term, Vram};
+use crate::room::ReadingFault;
+use crate::rows::{GpuService, Lease, ParkState, Phase};
 use crate::state::State;
 use crate::units::{Bytes, Span, Time};
 use std::cmp::Reverse;
@@ -30,7 +30,7 @@ pub const PLACE_MAX: usize = 256;
 
 /// What keeps a waiter off a card now.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Obstacle {
+pub enum WaitReason {
     /// It asked for other cards, or for more than this one has.
     NotEligible,
     /// An operator lets it run empty.
@@ -49,7 +49,7 @@ pub enum Obstacle {
     /// The driver does not list it now.
     Missing,
     /// It cannot be read.
-    Closed(Closed),
+    Closed(ReadingFault),
     /// Somebody's exclusivity, or the waiter's own wish for it.
     Exclusive,
     /// Others have leases there, and it wants a whole card.
@@ -72,42 +72,42 @@ pub fn ahead(state: &State, lease: LeaseId) -> Vec<&Lease> {
 }
 
 /// What keeps this waiter off this card.
-pub fn obstacle(state: &State, lease: &Lease, card: CardId, now: Time) -> Obstacle {
+pub fn obstacle(state: &State, lease: &Lease, card: GpuId, now: Time) -> WaitReason {
     let row = &state.rows().cards[card.0 as usize];
     match &row.service {
-        Service::Draining => return Obstacle::Draining,
-        Service::Out { why } => return Obstacle::Out(why.clone()),
-        Service::In => {}
+        GpuService::Draining => return WaitReason::Draining,
+        GpuService::Out { why } => return WaitReason::Out(why.clone()),
+        GpuService::In => {}
     }
     if let Some((aside, until)) = state.longest_aside(card) {
-        return Obstacle::Aside { by: aside.by.clone(), until };
+        return WaitReason::Aside { by: aside.by.clone(), until };
     }
     if let Some(why) = &row.facts.unusable {
-        return Obstacle::Unusable(why.clone());
+        return WaitReason::Unusable(why.clone());
     }
     if !state.is_listed(card) {
-        return Obstacle::Missing;
+        return WaitReason::Missing;
     }
     if !eligible(state, &lease.ask, card) {
-        return Obstacle::NotEligible;
+        return WaitReason::NotEligible;
     }
     if let Err(closed) = state.room(card).open(now, state.policy().period) {
-        return Obstacle::Closed(closed);
+        return WaitReason::Closed(closed);
     }
     if state.excludes(card, lease.tenant, lease.ask.exclusivity) {
-        return Obstacle::Exclusive;
+        return WaitReason::Exclusive;
     }
     if fits_on(state, lease, card, now).is_some() {
-        return Obstacle::Claimed;
+        return WaitReason::Claimed;
     }
     if lease.ask.vram == Vram::Whole && !state.room(card).is_empty() {
-        return Obstacle::NotEmpty;
+        return WaitReason::NotEmpty;
     }
-    Obstacle::TooFull { need: need(state, &lease.ask, card), room: state.promisable(card, now) }
+    WaitReason::TooFull { need: need(state, &lease.ask, card), room: state.promisable(card, now) }
 }
 
 /// Leases on a card with the latest moment each ends while somebody waits, first first.
-pub fn blockers(state: &State, card: CardId, now: Time) -> Vec<(Time, &Lease, Bytes)> {
+pub fn blockers(state: &State, card: GpuId, now: Time) -> Vec<(Time, &Lease, Bytes)> {
     let ends = state.room(card).ends().iter();
     ends.filter_map(|(at, id, bytes)| state.lease(*id).map(|lease| (state.over_by(*at, now), lease, *bytes))).collect()
 }
@@ -130,7 +130,7 @@ pub enum Bound {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NoBound {
     /// A quota holds it.
-    Quota(Held),
+    Quota(QuotaBlock),
     /// Too few cards that would do can be read and are in service, or strangers are on them, or might be.
     Cards,
     /// This lease holds its cards longer than others must wait: by a fixed term, or never preempted.
@@ -169,15 +169,15 @@ pub fn bound(state: &State, lease: &Lease, now: Time) -> Bound {
     if is_unsure(state, lease) {
         return Bound::None(NoBound::Cards);
     }
-    let able = |card: &CardId| {
+    let able = |card: &GpuId| {
         let room = state.room(*card);
         // How much a whole card is differs: of some its tenant has no quota left.
-        let whole = || Ask { vram: Vram::Bytes(room.largest_ever()), ..lease.ask.clone() };
+        let whole = || LeaseRequest { vram: Vram::Bytes(room.largest_ever()), ..lease.ask.clone() };
         let allowed = || lease.ask.vram != Vram::Whole || quota::holds(state, lease.tenant, &whole()).is_none();
         let readable = room.open(now, state.policy().period).is_ok() && !room.hides_loose();
         could_hold(state, lease, *card) && readable && allowed()
     };
-    let able: Vec<CardId> = state.cards().filter(able).collect();
+    let able: Vec<GpuId> = state.cards().filter(able).collect();
     if able.len() < usize::from(lease.ask.gpus) {
         return Bound::None(NoBound::Cards);
     }
@@ -220,7 +220,7 @@ pub fn bound(state: &State, lease: &Lease, now: Time) -> Bound {
     let settled = since + policy.debt_max + Span(head.max(0) as u64);
     // A lease that ended counts until its cards were seen again.
     // Who has to leave may fail to, and come back, once in every way.
-    let ways = 2 * Rung::REVERSIBLE.len() as u64;
+    let ways = 2 * Method::REVERSIBLE.len() as u64;
     let turn = cap.max(parking_takes(state, 1)) + parking_takes(state, ways) + Span(3 * policy.next_reading().0);
     let rests = state.live(lease.id).and_then(|live| live.rests.values().map(|rest| rest.until).max());
     let rests = rests.unwrap_or(now);
@@ -232,7 +232,7 @@ pub fn bound(state: &State, lease: &Lease, now: Time) -> Bound {
     // take its place, and then all begins anew.
     let round = Span(turn.0.saturating_mul(ahead as u64 + 1));
     let again = policy.debt_max + Span(head.max(0) as u64) + round;
-    let own = finish::may_take_place(state, lease) as u64;
+    let own = stretch::may_take_place(state, lease) as u64;
     Bound::By { at: from + round + Span(again.0.saturating_mul(own)), settled }
 }
 
@@ -259,10 +259,10 @@ fn parking_takes(state: &State, times: u64) -> Span {
     // A hook and the driver may take longer, and who is ended has its notice and two signals.
     let longest = state.movable().map(|row| {
         let live = state.live(row.id);
-        let spoken_for = |rung: Rung| live.is_some_and(|live| !live.voices(rung).is_empty());
+        let spoken_for = |rung: Method| live.is_some_and(|live| !live.voices(rung).is_empty());
         let had = row.hold().map_or(Bytes::ZERO, |hold| parking::had(state, row.id, hold));
-        let by = |rung: Rung| parking.limit_of(&Away { rung, had, ..Away::new(Time::ZERO) });
-        let moves = [Rung::Yield, Rung::Driver].into_iter().filter(|rung| spoken_for(*rung)).map(by).max();
+        let by = |rung: Method| parking.limit_of(&ParkState { rung, had, ..ParkState::new(Time::ZERO) });
+        let moves = [Method::Yield, Method::Driver].into_iter().filter(|rung| spoken_for(*rung)).map(by).max();
         let notice = row.ask.notice.map_or(Span::ZERO, |notice| notice.before);
         let may_end = row.ask.may_be_ended() || row.hold().is_some_and(|hold| hold.over().is_some());
         let ends = may_end.then(|| notice + two_signals);
@@ -304,25 +304,25 @@ pub fn places(state: &State) -> BTreeMap<LeaseId, usize> {
 /// Cards as they empty and fill over time.
 struct Plan {
     now: Time,
-    cards: Vec<Outlook>,
+    cards: Vec<FreeTimeline>,
 }
 
 /// How much of a card is free from when on; the last holds for ever.
-pub(crate) struct Outlook {
-    pub(crate) card: CardId,
+pub(crate) struct FreeTimeline {
+    pub(crate) card: GpuId,
     steps: Vec<(Time, Bytes)>,
 }
 
 impl Plan {
     fn new(state: &State, now: Time) -> Plan {
         let usable =
-            |card: &CardId| state.in_service(*card) && state.room(*card).open(now, state.policy().period).is_ok();
-        let outlook = |card: CardId| {
+            |card: &GpuId| state.in_service(*card) && state.room(*card).open(now, state.policy().period).is_ok();
+        let outlook = |card: GpuId| {
             // What is over is there with the next look.
             let seen = now + state.policy().next_reading();
             let gives: Vec<(Time, Bytes)> =
                 blockers(state, card, now).into_iter().map(|(at, _, bytes)| (at.max(seen), bytes)).collect();
-            Outlook::filling(card, now, state.promisable(card, now), &gives)
+            FreeTimeline::filling(card, now, state.promisable(card, now), &gives)
         };
         Plan { now, cards: state.cards().filter(usable).map(outlook).collect() }
     }
@@ -334,7 +334,7 @@ impl Plan {
             Term::Renewed(_) => state.policy().hold_cap,
         };
         let wanted = usize::from(waiter.ask.gpus);
-        let mut able: Vec<(&mut Outlook, Bytes)> = Vec::new();
+        let mut able: Vec<(&mut FreeTimeline, Bytes)> = Vec::new();
         for outlook in &mut self.cards {
             if could_hold(state, waiter, outlook.card) {
                 let need = need(state, &waiter.ask, outlook.card);
@@ -347,7 +347,7 @@ impl Plan {
         moments.dedup();
         // Whoever waits could not start now: that was just tried.
         for at in moments.into_iter().filter(|at| *at > self.now) {
-            let fit = |(outlook, need): &(&mut Outlook, Bytes)| outlook.has(*need, at, at + term);
+            let fit = |(outlook, need): &(&mut FreeTimeline, Bytes)| outlook.has(*need, at, at + term);
             if able.iter().filter(|one| fit(one)).count() >= wanted {
                 let mut chosen: Vec<usize> = (0..able.len()).filter(|n| fit(&able[*n])).collect();
                 // As claims are made: the cards that are free first, the roomiest of those.
@@ -366,9 +366,9 @@ impl Plan {
     }
 }
 
-impl Outlook {
+impl FreeTimeline {
     /// So much is free now, and leases give back the rest, first first.
-    pub(crate) fn filling(card: CardId, now: Time, mut free: Bytes, gives: &[(Time, Bytes)]) -> Outlook {
+    pub(crate) fn filling(card: GpuId, now: Time, mut free: Bytes, gives: &[(Time, Bytes)]) -> FreeTimeline {
         let mut steps = vec![(now, free)];
         for (at, bytes) in gives.iter().take_while(|(at, _)| *at != Time::NEVER) {
             free = free + *bytes;
@@ -377,7 +377,7 @@ impl Outlook {
                 _ => steps.push((*at, free)),
             }
         }
-        Outlook { card, steps }
+        FreeTimeline { card, steps }
     }
 
     /// The first moment after now from which on so much is free for so long. A waiter could not start now:

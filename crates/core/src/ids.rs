@@ -33,9 +33,9 @@ impl FromStr for LeaseId {
 /// A number that only grows; whoever carries an old one is refused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Epoch(pub u64);
+pub struct Fence(pub u64);
 
-impl fmt::Display for Epoch {
+impl fmt::Display for Fence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
@@ -44,9 +44,9 @@ impl fmt::Display for Epoch {
 /// A card's place in the table: given when it is first seen, kept for ever.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct CardId(pub u16);
+pub struct GpuId(pub u16);
 
-impl fmt::Display for CardId {
+impl fmt::Display for GpuId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }

@@ -5,7 +5,7 @@
 //! was expected of them, and when they start, the ratio of the two is counted. An estimate for people is multiplied by
 //! the ratio that was kept so far in five, or nine, of ten cases. It is kept apart for short, middle and long waits.
 
-use crate::durations::{Histogram, ONE, Outcome};
+use crate::durations::{DurationOutcome, Histogram, ONE};
 use crate::units::{Span, Time};
 use serde::{Deserialize, Serialize};
 
@@ -24,7 +24,7 @@ const RATIO_MAX: u64 = 64;
 
 /// From the request to the start: as it was expected, with even odds and in nine of ten cases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Wait {
+pub struct ExpectedWait {
     /// With even odds.
     pub p50: Span,
     /// In nine of ten cases.
@@ -66,18 +66,18 @@ impl Lateness {
     }
 
     /// A waiter started after so long, or left the queue.
-    pub fn learn(&mut self, expected: Wait, waited: Span, outcome: Outcome, now: Time) {
+    pub fn learn(&mut self, expected: ExpectedWait, waited: Span, outcome: DurationOutcome, now: Time) {
         let length = length(expected.p50);
         self.p50[length].learn(ratio(waited, expected.p50), outcome, now);
         self.p90[length].learn(ratio(waited, expected.p90), outcome, now);
     }
 
     /// What to tell a waiter of whom this is expected.
-    pub fn correct(&self, expected: Wait) -> Wait {
+    pub fn correct(&self, expected: ExpectedWait) -> ExpectedWait {
         let length = length(expected.p50);
         let p50 = corrected(&self.p50[length], expected.p50, ONE / 2);
         let p90 = corrected(&self.p90[length], expected.p90, ONE / 10 * 9);
-        Wait { p50: p50.min(p90), p90 }
+        ExpectedWait { p50: p50.min(p90), p90 }
     }
 }
 
@@ -85,14 +85,14 @@ impl Lateness {
 mod tests {
     use super::*;
 
-    fn wait(p50: u64, p90: u64) -> Wait {
-        Wait { p50: Span::secs(p50), p90: Span::secs(p90) }
+    fn wait(p50: u64, p90: u64) -> ExpectedWait {
+        ExpectedWait { p50: Span::secs(p50), p90: Span::secs(p90) }
     }
 
-    fn after(cases: impl Iterator<Item = (Wait, u64)>) -> Lateness {
+    fn after(cases: impl Iterator<Item = (ExpectedWait, u64)>) -> Lateness {
         let mut lateness = Lateness::default();
         for (n, (expected, waited)) in (0..).zip(cases) {
-            lateness.learn(expected, Span::secs(waited), Outcome::Done, Time(n));
+            lateness.learn(expected, Span::secs(waited), DurationOutcome::Done, Time(n));
         }
         lateness
     }
@@ -112,7 +112,7 @@ mod tests {
     #[test]
     fn waits_that_are_three_times_as_long_are_told_so() {
         let lateness = after((0..40).map(|_| (wait(100, 200), 600)));
-        let Wait { p50, p90 } = lateness.correct(wait(100, 200));
+        let ExpectedWait { p50, p90 } = lateness.correct(wait(100, 200));
         assert!((560..720).contains(&(p50.0 / 1_000_000)), "{p50}");
         assert!((560..720).contains(&(p90.0 / 1_000_000)), "{p90}");
         assert_eq!(lateness.correct(wait(10, 20)), wait(10, 20), "short waits are another matter");

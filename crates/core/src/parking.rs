@@ -4,13 +4,13 @@
 //! a mover: Sublet's library in the program, the driver itself, or the wrapper, which has one hook for all of them.
 //! Host memory is booked before anything moves.
 
-use crate::ids::{CardId, LeaseId, ProcKey, TenantId};
-use crate::live::Live;
+use crate::ids::{GpuId, LeaseId, ProcKey, TenantId};
+use crate::lease_readings::LeaseReadings;
+use crate::method::Method;
 use crate::mutant::Mutant;
 use crate::reading::{Reading, Unreadable};
-use crate::room::{Closed, Room};
+use crate::room::{ReadingFault, Room};
 use crate::rows::{Hold, Lease, Phase};
-use crate::rung::Rung;
 use crate::state::State;
 use crate::units::{Bytes, Time};
 use std::collections::BTreeMap;
@@ -19,7 +19,7 @@ use std::fmt;
 /// Somebody who can make a holder's bytes leave its cards, and speaks for one of its processes: the
 /// library in it, the driver, or the wrapper for all of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Voice {
+pub struct Mover {
     /// Its bytes are off the cards, by its word: so many.
     pub parked: Option<Bytes>,
     /// Why it cannot be parked, if it cannot.
@@ -30,7 +30,7 @@ pub struct Voice {
     pub unknown: bool,
 }
 
-impl Voice {
+impl Mover {
     /// It says where its bytes are: in host memory, or on its cards.
     pub(crate) fn put(&mut self, parked: Option<Bytes>) {
         (self.parked, self.unknown) = (parked, false);
@@ -39,16 +39,16 @@ impl Voice {
 
 /// How a park or a resume goes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Watch {
+pub struct MoveProgress {
     /// When the last of its programs said that it was done.
     pub said: Option<Time>,
     /// How many looks in a row agree, by card.
-    pub looks: BTreeMap<CardId, u32>,
+    pub looks: BTreeMap<GpuId, u32>,
 }
 
 /// Something went wrong lately.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Rest {
+pub struct Backoff {
     /// When it did.
     pub since: Time,
     /// It is not tried again before then.
@@ -59,7 +59,7 @@ pub struct Rest {
 
 /// What is said of a program: by Sublet's library in it, by the driver, or by its wrapper.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Said {
+pub enum MoverReport {
     /// It is there; its bytes are in host memory, or on its cards.
     Here {
         /// So many of them are in host memory.
@@ -89,10 +89,13 @@ pub enum Said {
     Died(String),
 }
 
-impl Said {
+impl MoverReport {
     /// Whether it is about a program whose bytes are on its cards, or may be.
     pub(crate) fn is_of_cards(&self) -> bool {
-        matches!(self, Said::Here { parked: None } | Said::Cannot(_) | Said::Resumed | Said::Unknown)
+        matches!(
+            self,
+            MoverReport::Here { parked: None } | MoverReport::Cannot(_) | MoverReport::Resumed | MoverReport::Unknown
+        )
     }
 }
 
@@ -129,7 +132,7 @@ pub enum NotParkable {
     /// The driver does not say how many bytes each process has, and only the library in it does.
     Coarse,
     /// For the same reason one holder moves at a time there, and one does.
-    OneAtATime(CardId),
+    OneAtATime(GpuId),
     /// It was tried a moment ago.
     Lately(String),
     /// Nobody knows how much host memory there is.
@@ -197,27 +200,29 @@ impl fmt::Display for NotParkable {
 
 /// Who could take the room on a card that a restore needs: one that lacks it loses the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum InTheWay {
+pub enum RestoreObstacle {
     /// Nobody can see who is there.
-    Unreadable(CardId),
+    Unreadable(GpuId),
     /// So many processes that have no lease there.
-    Strangers(CardId, usize),
+    Strangers(GpuId, usize),
     /// A lease of which a program has no library, or nobody speaks for any.
-    Uncapped(CardId, LeaseId),
+    Uncapped(GpuId, LeaseId),
 }
 
-impl fmt::Display for InTheWay {
+impl fmt::Display for RestoreObstacle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            InTheWay::Unreadable(card) => write!(f, "GPU {} cannot be read", card.0),
-            InTheWay::Strangers(card, count) => write!(f, "processes without a lease are on GPU {}: {count}", card.0),
-            InTheWay::Uncapped(_, lease) => write!(f, "nothing limits {lease} to its size"),
+            RestoreObstacle::Unreadable(card) => write!(f, "GPU {} cannot be read", card.0),
+            RestoreObstacle::Strangers(card, count) => {
+                write!(f, "processes without a lease are on GPU {}: {count}", card.0)
+            }
+            RestoreObstacle::Uncapped(_, lease) => write!(f, "nothing limits {lease} to its size"),
         }
     }
 }
 
-impl From<InTheWay> for NotParkable {
-    fn from(who: InTheWay) -> NotParkable {
+impl From<RestoreObstacle> for NotParkable {
+    fn from(who: RestoreObstacle) -> NotParkable {
         NotParkable::NotSure(who.to_string())
     }
 }
@@ -266,7 +271,7 @@ pub(crate) fn is_over(state: &State, hold: &Hold, now: Time) -> bool {
 }
 
 /// How much host memory leaving in this way takes, if the holder can leave so now.
-pub fn parkable(state: &State, lease: &Lease, rung: Rung, now: Time) -> Result<Bytes, NotParkable> {
+pub fn parkable(state: &State, lease: &Lease, rung: Method, now: Time) -> Result<Bytes, NotParkable> {
     let need = parkable_but_for_memory(state, lease, rung, now)?;
     if need > Bytes::ZERO {
         can_book(state, lease.tenant, need)?;
@@ -278,22 +283,22 @@ pub fn parkable(state: &State, lease: &Lease, rung: Rung, now: Time) -> Result<B
 pub(crate) fn parkable_but_for_memory(
     state: &State,
     lease: &Lease,
-    rung: Rung,
+    rung: Method,
     now: Time,
 ) -> Result<Bytes, NotParkable> {
     let Phase::Active(hold) = &lease.phase else { return Err(NotParkable::NotActive) };
     // A hook takes no memory of ours.
-    if state.policy().parking.ram == Bytes::ZERO && rung != Rung::Yield {
+    if state.policy().parking.ram == Bytes::ZERO && rung != Method::Yield {
         return Err(NotParkable::Off);
     }
     could_be(state, lease, hold, rung, now)?;
     // Whose time is over tries each way once, or it would never leave.
     let is_over = is_over(state, hold, now);
-    let rests = |rest: &&Rest| rest.until > now || (is_over && rest.since >= hold.renewed);
+    let rests = |rest: &&Backoff| rest.until > now || (is_over && rest.since >= hold.renewed);
     if let Some(rest) = state.live(lease.id).and_then(|live| live.rests.get(&rung)).filter(rests) {
         return Err(NotParkable::Lately(rest.why.clone()));
     }
-    if rung == Rung::Yield {
+    if rung == Method::Yield {
         return Ok(Bytes::ZERO);
     }
     Ok(had(state, lease.id, hold) + SMALL)
@@ -320,7 +325,7 @@ pub(crate) fn had(state: &State, lease: LeaseId, hold: &Hold) -> Bytes {
 /// A card as it was when a holder began to leave it. Where nobody tells whose bytes are whose, what it lost
 /// since then is the holder's, if nobody else moved.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Before {
+pub struct GpuSnapshot {
     used: Bytes,
     /// Everybody else who had something there.
     leases: Vec<LeaseId>,
@@ -328,24 +333,24 @@ pub struct Before {
 }
 
 /// A holder's cards as they are before it leaves, if one of them does not tell whose bytes are whose.
-pub(crate) fn before(state: &State, lease: LeaseId, hold: &Hold) -> BTreeMap<CardId, Before> {
+pub(crate) fn before(state: &State, lease: LeaseId, hold: &Hold) -> BTreeMap<GpuId, GpuSnapshot> {
     if !hold.cards.iter().any(|card| state.room(*card).is_coarse()) {
         return BTreeMap::new();
     }
-    let of = |card: &CardId| {
+    let of = |card: &GpuId| {
         let room = state.room(*card);
         let Reading::Used(used) = &room.observed().reading else { return None };
         let processes = used.processes.iter().map(|resident| resident.process);
         let processes = processes.filter(|process| state.owner(process) != Some(lease)).collect();
         let leases = room.claims().keys().copied().filter(|other| *other != lease).collect();
-        Some((*card, Before { used: room.total().less(used.free), leases, processes }))
+        Some((*card, GpuSnapshot { used: room.total().less(used.free), leases, processes }))
     };
     hold.cards.iter().filter_map(of).collect()
 }
 
 /// Whether somebody else than this lease leaves a card or comes back to it, or has just ended there, and nobody
 /// could tell whose bytes went.
-fn others_move(state: &State, lease: LeaseId, card: CardId) -> bool {
+fn others_move(state: &State, lease: LeaseId, card: GpuId) -> bool {
     let room = state.room(card);
     if !room.is_coarse() || state.planted(Mutant::MoveTogether) {
         return false;
@@ -355,20 +360,20 @@ fn others_move(state: &State, lease: LeaseId, card: CardId) -> bool {
 }
 
 /// A card of a holder's on which it must wait for somebody else to have left or come back.
-pub(crate) fn waits_for_others(state: &State, lease: LeaseId, hold: &Hold) -> Option<CardId> {
+pub(crate) fn waits_for_others(state: &State, lease: LeaseId, hold: &Hold) -> Option<GpuId> {
     hold.cards.iter().copied().find(|card| others_move(state, lease, *card))
 }
 
 /// A stopped process that would have to act for its lease to leave in this way: its wrapper for a hook, its program on a
 /// card for the library. The driver is asked about each process by itself.
-fn stopped(state: &State, lease: &Lease, hold: &Hold, live: &Live, rung: Rung) -> Option<ProcKey> {
+fn stopped(state: &State, lease: &Lease, hold: &Hold, live: &LeaseReadings, rung: Method) -> Option<ProcKey> {
     let is_stopped = |process: &ProcKey| live.restricted.get(process).is_some_and(|it| it.is_stopped);
     match rung {
-        Rung::Yield => lease.roots.first().copied().filter(is_stopped).filter(|_| !live.hooks.is_empty()),
-        Rung::Park if !live.restricted.is_empty() => {
+        Method::Yield => lease.roots.first().copied().filter(is_stopped).filter(|_| !live.hooks.is_empty()),
+        Method::Park if !live.restricted.is_empty() => {
             hold.cards.iter().flat_map(|card| residents(state, lease.id, *card)).find(is_stopped)
         }
-        Rung::Park | Rung::Driver | Rung::End => None,
+        Method::Park | Method::Driver | Method::End => None,
     }
 }
 
@@ -383,11 +388,11 @@ pub(crate) fn other_user_on_cards(state: &State, lease: LeaseId, hold: &Hold) ->
 }
 
 /// Whether its programs and its cards would let it leave in this way, whatever the host memory.
-pub fn could_be(state: &State, lease: &Lease, hold: &Hold, rung: Rung, now: Time) -> Result<(), NotParkable> {
+pub fn could_be(state: &State, lease: &Lease, hold: &Hold, rung: Method, now: Time) -> Result<(), NotParkable> {
     let nobody = match rung {
-        Rung::Yield | Rung::End => NotParkable::NoHook,
-        Rung::Park => NotParkable::NoShim,
-        Rung::Driver => NotParkable::NotInspected,
+        Method::Yield | Method::End => NotParkable::NoHook,
+        Method::Park => NotParkable::NoShim,
+        Method::Driver => NotParkable::NotInspected,
     };
     let Some(live) = state.live(lease.id) else { return Err(nobody) };
     let voices = live.voices(rung);
@@ -399,21 +404,21 @@ pub fn could_be(state: &State, lease: &Lease, hold: &Hold, rung: Rung, now: Time
         let room = state.room(*card);
         room.open(now, state.policy().period).map_err(|_| NotParkable::Unreadable)?;
         let Reading::Used(used) = &room.observed().reading else { return Err(NotParkable::Unreadable) };
-        if used.coarse && rung != Rung::Park {
+        if used.coarse && rung != Method::Park {
             return Err(NotParkable::Coarse);
         }
         others += residents(state, lease.id, *card).filter(|process| !voices.contains_key(process)).count();
     }
     match voices.values().find_map(|voice| voice.cannot.as_ref()) {
         _ if voices.is_empty() => Err(nobody),
-        _ if others > 0 && rung == Rung::Park => Err(NotParkable::Others(others)),
-        _ if others > 0 && rung == Rung::Driver => Err(NotParkable::NotInspected),
+        _ if others > 0 && rung == Method::Park => Err(NotParkable::Others(others)),
+        _ if others > 0 && rung == Method::Driver => Err(NotParkable::NotInspected),
         Some(why) => Err(NotParkable::Says(why.clone())),
-        None if rung == Rung::Park => match waits_for_others(state, lease.id, hold) {
+        None if rung == Method::Park => match waits_for_others(state, lease.id, hold) {
             Some(card) => Err(NotParkable::OneAtATime(card)),
             None => Ok(()),
         },
-        None if rung == Rung::Driver && !lease.ask.may_lose => {
+        None if rung == Method::Driver && !lease.ask.may_lose => {
             // This looks at every process of every card, so it comes last.
             sure_of_room(state, lease, hold)?;
             keeps_to_its_cards(state, lease.id, hold, now)
@@ -433,7 +438,7 @@ pub fn are_still(state: &State, lease: &Lease) -> bool {
 }
 
 /// Whether a process that was a holder's has ended, as far as the host says. Another lease may have it by now.
-fn is_gone(state: &State, live: &Live, process: &ProcKey) -> bool {
+fn is_gone(state: &State, live: &LeaseReadings, process: &ProcKey) -> bool {
     let is_anybodys = state.owner(process).is_some() && !state.planted(Mutant::OthersAreGone);
     live.counted && !is_anybodys && !live.members.contains(process)
 }
@@ -461,13 +466,13 @@ pub fn is_kept_off(state: &State, lease: &Lease) -> bool {
         Phase::Resuming(..) => driver_may_have(state, lease),
         _ => false,
     };
-    off && lease.away().is_some_and(|away| away.rung == Rung::Driver) && !state.planted(Mutant::PassNewcomers)
+    off && lease.away().is_some_and(|away| away.rung == Method::Driver) && !state.planted(Mutant::PassNewcomers)
 }
 
 /// Whether nobody could take the room that a restore needs: it has no more than its lease, and everybody
 /// else on its cards is a holder whose every program has Sublet's library in it, which keeps it to its own.
 pub(crate) fn sure_of_room(state: &State, lease: &Lease, hold: &Hold) -> Result<(), NotParkable> {
-    let has_more = |card: &CardId| state.room(*card).seen_of(lease.id) > hold.vram;
+    let has_more = |card: &GpuId| state.room(*card).seen_of(lease.id) > hold.vram;
     if hold.cards.iter().any(has_more) && !state.planted(Mutant::RestoreUnsure) {
         return Err(NotParkable::NotSure("it has more there than its lease".to_owned()));
     }
@@ -476,7 +481,7 @@ pub(crate) fn sure_of_room(state: &State, lease: &Lease, hold: &Hold) -> Result<
     for card in &hold.cards {
         let mut others = state.room(*card).claims().keys().filter(|other| **other != lease.id);
         if let Some(other) = others.find(|other| had_more(state, **other)) {
-            return Err(InTheWay::Uncapped(*card, *other).into());
+            return Err(RestoreObstacle::Uncapped(*card, *other).into());
         }
     }
     Ok(())
@@ -494,7 +499,7 @@ pub(crate) fn keeps_to_its_cards(state: &State, lease: LeaseId, hold: &Hold, now
             Ok(()) if residents(state, lease, card).next().is_none() => {}
             Ok(()) => return Err(NotParkable::NotSure(format!("it uses GPU {} too, which is not its own", card.0))),
             // What was on it is gone for good.
-            Err(Closed::Unreadable(Unreadable::Lost)) => {}
+            Err(ReadingFault::Unreadable(Unreadable::Lost)) => {}
             Err(_) => {
                 let why = format!("it may be on GPU {} too, which cannot be read", card.0);
                 return Err(NotParkable::NotSure(why));
@@ -505,15 +510,15 @@ pub(crate) fn keeps_to_its_cards(state: &State, lease: LeaseId, hold: &Hold, now
 }
 
 /// Whether nobody else could take the room that a restore needs.
-pub(crate) fn others_keep_off(state: &State, lease: &Lease, hold: &Hold) -> Result<(), InTheWay> {
+pub(crate) fn others_keep_off(state: &State, lease: &Lease, hold: &Hold) -> Result<(), RestoreObstacle> {
     hold.cards.iter().try_for_each(|card| is_kept_free(state, *card, Some(lease.id), state.unowned_on(*card)))
 }
 
 /// Whether only other holders keep the driver from restoring a parked lease: it is safe once they have left, and they
 /// can be made to leave. False where it is safe already, and where an unleased process or an unreadable GPU is in the way.
 pub(crate) fn is_blocked_by_holders(state: &State, lease: &Lease, hold: &Hold) -> bool {
-    let blocks = |card: &CardId| holders_in_the_way(state, lease.id, *card).next().is_some();
-    let is_open = |card: &CardId| {
+    let blocks = |card: &GpuId| holders_in_the_way(state, lease.id, *card).next().is_some();
+    let is_open = |card: &GpuId| {
         let readable = matches!(state.room(*card).observed().reading, Reading::Used(_));
         readable && state.unowned_on(*card) == 0 && state.room(*card).seen_of(lease.id) <= hold.vram
     };
@@ -522,7 +527,7 @@ pub(crate) fn is_blocked_by_holders(state: &State, lease: &Lease, hold: &Hold) -
 
 /// Leases on a GPU that could take the room a restore of `lease` needs: no library limits their programs. Leases that
 /// are parked are not among them.
-pub(crate) fn holders_in_the_way(state: &State, lease: LeaseId, card: CardId) -> impl Iterator<Item = LeaseId> + '_ {
+pub(crate) fn holders_in_the_way(state: &State, lease: LeaseId, card: GpuId) -> impl Iterator<Item = LeaseId> + '_ {
     let others = state.room(card).claims().iter().filter(move |(id, claim)| **id != lease && !claim.parked);
     others.map(|(id, _)| *id).filter(move |id| !is_capped(state, *id, card) || had_more(state, *id))
 }
@@ -537,7 +542,7 @@ pub fn may_restore(state: &State, lease: &Lease) -> bool {
 }
 
 /// Who keeps the driver from bringing back what it has, or may have, of a holder that comes back.
-pub fn held_back(state: &State, lease: &Lease) -> Option<InTheWay> {
+pub fn held_back(state: &State, lease: &Lease) -> Option<RestoreObstacle> {
     let Phase::Resuming(hold, _) = &lease.phase else { return None };
     let waits = driver_may_have(state, lease) && !may_restore(state, lease);
     others_keep_off(state, lease, hold).err().filter(|_| waits)
@@ -547,23 +552,23 @@ pub fn held_back(state: &State, lease: &Lease) -> Option<InTheWay> {
 /// have none.
 pub(crate) fn is_kept_free(
     state: &State,
-    card: CardId,
+    card: GpuId,
     lease: Option<LeaseId>,
     strangers: usize,
-) -> Result<(), InTheWay> {
+) -> Result<(), RestoreObstacle> {
     if state.planted(Mutant::RestoreUnsure) {
         return Ok(());
     }
     if matches!(state.room(card).observed().reading, Reading::Unreadable(_)) {
-        return Err(InTheWay::Unreadable(card));
+        return Err(RestoreObstacle::Unreadable(card));
     }
     // What draws on a screen takes room like anybody.
     if strangers > 0 {
-        return Err(InTheWay::Strangers(card, strangers));
+        return Err(RestoreObstacle::Strangers(card, strangers));
     }
     let mut others = state.room(card).claims().iter().filter(|(id, _)| Some(**id) != lease);
     match others.find(|(id, _)| !is_capped(state, **id, card)) {
-        Some((other, _)) => Err(InTheWay::Uncapped(card, *other)),
+        Some((other, _)) => Err(RestoreObstacle::Uncapped(card, *other)),
         None => Ok(()),
     }
 }
@@ -571,7 +576,7 @@ pub(crate) fn is_kept_free(
 /// Whether every program of a lease that is on a card has Sublet's library in it. A lease without a program there could
 /// take no more than an unleased process that begins now: were it in the way, a user could keep the driver from parking
 /// any other by a lease that it does not use.
-fn is_capped(state: &State, lease: LeaseId, card: CardId) -> bool {
+fn is_capped(state: &State, lease: LeaseId, card: GpuId) -> bool {
     let Some(live) = state.live(lease) else { return false };
     residents(state, lease, card).all(|process| live.shims.contains_key(&process))
 }
@@ -588,7 +593,7 @@ fn had_more(state: &State, lease: LeaseId) -> bool {
 }
 
 /// A lease's processes on a card, as of the last look.
-pub fn residents(state: &State, lease: LeaseId, card: CardId) -> impl Iterator<Item = ProcKey> + '_ {
+pub fn residents(state: &State, lease: LeaseId, card: GpuId) -> impl Iterator<Item = ProcKey> + '_ {
     let used = match &state.room(card).observed().reading {
         Reading::Used(used) => Some(used),
         Reading::Unreadable(_) => None,
@@ -598,38 +603,38 @@ pub fn residents(state: &State, lease: LeaseId, card: CardId) -> impl Iterator<I
 }
 
 /// Whether all who speak for a holder say that its bytes are off its cards.
-pub(crate) fn all_parked(state: &State, lease: &Lease, hold: &Hold, rung: Rung) -> bool {
+pub(crate) fn all_parked(state: &State, lease: &Lease, hold: &Hold, rung: Method) -> bool {
     let Some(live) = state.live(lease.id) else { return false };
     // Whose processes all went away, with nobody left to speak, has nothing on its cards.
     let voices = live.voices(rung);
-    let heard = rung == Rung::Park || !voices.is_empty();
+    let heard = rung == Method::Park || !voices.is_empty();
     heard && voices.values().all(|voice| voice.parked.is_some()) && are_known(state, lease, hold, live, rung)
 }
 
 /// Whether all of them say that they are on its cards. Of whom nothing was heard, as after a start,
 /// nothing is known.
-pub(crate) fn all_back(state: &State, lease: &Lease, hold: &Hold, rung: Rung) -> bool {
+pub(crate) fn all_back(state: &State, lease: &Lease, hold: &Hold, rung: Method) -> bool {
     let Some(live) = state.live(lease.id) else { return false };
     let heard = !live.voices(rung).is_empty() || lease.roots.is_empty();
     heard && none_parked(live, rung) && are_known(state, lease, hold, live, rung)
 }
 
 /// Whether nobody who speaks for a holder says that its bytes are off its cards.
-pub(crate) fn none_parked(live: &Live, rung: Rung) -> bool {
+pub(crate) fn none_parked(live: &LeaseReadings, rung: Method) -> bool {
     live.voices(rung).values().all(|voice| voice.parked.is_none())
 }
 
 /// Whether somebody speaks for every program of a holder that is on its cards. A hook speaks for all.
-fn are_known(state: &State, lease: &Lease, hold: &Hold, live: &Live, rung: Rung) -> bool {
+fn are_known(state: &State, lease: &Lease, hold: &Hold, live: &LeaseReadings, rung: Method) -> bool {
     let voices = live.voices(rung);
-    let known = |card: &CardId| residents(state, lease.id, *card).all(|process| voices.contains_key(&process));
-    rung == Rung::Yield || hold.cards.iter().all(known)
+    let known = |card: &GpuId| residents(state, lease.id, *card).all(|process| voices.contains_key(&process));
+    rung == Method::Yield || hold.cards.iter().all(known)
 }
 
 /// Whether a look at a card shows that a holder's bytes are gone: no more than contexts are left, and
 /// at least half of what its programs say they took off its cards. Who yields may keep an eighth. Where the
 /// driver tells only what the whole card has, the card must have lost nearly all that they say, and nobody else.
-pub(crate) fn is_seen_gone(state: &State, lease: &Lease, hold: &Hold, card: CardId) -> bool {
+pub(crate) fn is_seen_gone(state: &State, lease: &Lease, hold: &Hold, card: GpuId) -> bool {
     let room = state.room(card);
     let Some(away) = lease.away() else { return false };
     match &room.observed().reading {
@@ -641,7 +646,7 @@ pub(crate) fn is_seen_gone(state: &State, lease: &Lease, hold: &Hold, card: Card
     let programs = residents(state, lease.id, card).count() as u64;
     let after: Bytes = hold.cards.iter().map(|card| state.room(*card).seen_of(lease.id)).sum();
     let few = Bytes((context + RESIDUE).0.saturating_mul(programs));
-    if away.rung == Rung::Yield {
+    if away.rung == Method::Yield {
         return room.seen_of(lease.id) <= few || after.0 <= away.had.0 / 8;
     }
     if room.seen_of(lease.id) > few {

@@ -1,10 +1,10 @@
 //! The settings that an operator may choose. Every number has its reason beside it.
 
-use crate::ask::{Ask, Tier};
-use crate::rows::{Away, Tenant};
-use crate::rung::Rung;
-use crate::stranger::Patience;
+use crate::method::Method;
+use crate::request::{LeaseRequest, Tier};
+use crate::rows::{ParkState, Tenant};
 use crate::units::{Bytes, Span, Time};
+use crate::unleased::EnforcementTimes;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The rules of this house. Not durable: the configuration file is its truth.
@@ -42,7 +42,7 @@ pub struct Policy {
     /// Where bytes go that have to leave a card.
     pub parking: Parking,
     /// How long strangers have for what, on cards where they are ended.
-    pub patience: Patience,
+    pub patience: EnforcementTimes,
     /// Who has more than its lease may be made to leave after so long, should somebody wait.
     pub over: Span,
     /// Which users may put GPUs aside; operators always may.
@@ -143,15 +143,15 @@ impl Parking {
     }
 
     /// How long a holder may take to leave its cards, or to come back, in its way.
-    pub fn limit_of(&self, away: &Away) -> Span {
+    pub fn limit_of(&self, away: &ParkState) -> Span {
         match away.rung {
             // First the driver brings its context back, and knows again of all host memory that its bytes are in.
-            Rung::Park if away.deep => Span(2 * self.limit.0),
+            Method::Park if away.deep => Span(2 * self.limit.0),
             // The driver's own way is slow: it is given a second for each half GiB.
-            Rung::Driver => Span(self.limit.0 + (away.had.0 >> 29) * 1_000_000),
+            Method::Driver => Span(self.limit.0 + (away.had.0 >> 29) * 1_000_000),
             // A hook has its own bound, and its wrapper says when that is over.
-            Rung::Yield => self.limit.max(Span::secs(120)),
-            Rung::Park | Rung::End => self.limit,
+            Method::Yield => self.limit.max(Span::secs(120)),
+            Method::Park | Method::End => self.limit,
         }
     }
 }
@@ -283,7 +283,7 @@ impl Default for Policy {
             margin_display: Bytes::mib(1536),
             queue_max: 100_000,
             parking: Parking::default(),
-            patience: Patience::default(),
+            patience: EnforcementTimes::default(),
             // Long enough to accept a larger lease, or to give back what a peak took.
             over: Span::secs(60),
             aside: AsideRule::default(),
@@ -311,7 +311,7 @@ impl Default for HeadStart {
 
 impl HeadStart {
     /// How much earlier than its arrival an ask queues, in µs; a low priority can make it later.
-    pub fn of(&self, ask: &Ask) -> i64 {
+    pub fn of(&self, ask: &LeaseRequest) -> i64 {
         let tier = match ask.tier {
             Tier::Interactive => self.interactive,
             Tier::Batch => self.batch,
@@ -347,7 +347,7 @@ impl Policy {
     }
 
     /// Where an ask queues, if it came then: its head start is capped.
-    pub fn rank(&self, ask: &Ask, asked: Time, caps: &Caps) -> i64 {
+    pub fn rank(&self, ask: &LeaseRequest, asked: Time, caps: &Caps) -> i64 {
         let start = self.head_start.of(ask);
         let start = caps.head_start.map_or(start, |cap| start.min(cap.0 as i64));
         // A damaged journal may say any time.
@@ -358,13 +358,13 @@ impl Policy {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ask::Term;
+    use crate::request::Term;
     use crate::units::Bytes;
 
     #[test]
     fn a_waiter_from_the_end_of_time_is_the_last() {
         let policy = Policy::default();
-        let ask = Ask { priority: -128, ..Ask::plain(Bytes(1), Term::Renewed(Span::secs(60))) };
+        let ask = LeaseRequest { priority: -128, ..LeaseRequest::plain(Bytes(1), Term::Renewed(Span::secs(60))) };
         let rank = |asked| policy.rank(&ask, asked, &Caps::default());
         assert_eq!(rank(Time::NEVER), i64::MAX);
         assert!(rank(Time(1 << 40)) < rank(Time(u64::MAX >> 1)));

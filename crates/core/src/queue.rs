@@ -23,7 +23,7 @@ use std::ops::Bound::{Excluded, Unbounded};
 
 /// Where a waiter stands in its tenant's line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
+pub struct QueuePlace {
     /// Its arrival less its head start, in µs.
     pub rank: i64,
     /// Its arrival number.
@@ -32,7 +32,7 @@ pub struct Place {
     pub arrival: Time,
 }
 
-impl Place {
+impl QueuePlace {
     /// Where it stands among the tenants' first waiters.
     pub fn key(&self, mark: Time, turn: Time, debt_max: Span) -> i64 {
         let first = self.arrival.max(turn);
@@ -42,34 +42,34 @@ impl Place {
 }
 
 /// A tenant's first waiter among the others': key, arrival number, tenant.
-type Head = (i64, LeaseId, TenantId);
+type QueueHead = (i64, LeaseId, TenantId);
 
 /// All waiters.
 #[derive(Clone, Debug, Default)]
 pub struct Queue {
     debt_max: Span,
     /// By tenant.
-    lines: Vec<Line>,
-    heads: BTreeSet<Head>,
+    lines: Vec<TenantLine>,
+    heads: BTreeSet<QueueHead>,
     aside: BTreeSet<TenantId>,
     len: usize,
 }
 
 /// One tenant's waiters.
 #[derive(Clone, Debug, Default)]
-struct Line {
-    places: BTreeSet<Place>,
+struct TenantLine {
+    places: BTreeSet<QueuePlace>,
     mark: Time,
     turn: Time,
     /// When one of them was last served.
     served: Time,
     /// What stands for it among the heads.
-    head: Option<Head>,
+    head: Option<QueueHead>,
 }
 
-impl Line {
+impl TenantLine {
     /// Where a waiter of this line stands among the others.
-    fn key(&self, place: &Place, debt_max: Span) -> i64 {
+    fn key(&self, place: &QueuePlace, debt_max: Span) -> i64 {
         let first = self.places.first() == Some(place);
         let turn = if first { self.turn } else { self.turn.max(self.served) };
         place.key(self.mark, turn, debt_max)
@@ -91,26 +91,26 @@ impl Queue {
         self.len == 0
     }
 
-    fn line(&self, tenant: TenantId) -> Option<&Line> {
+    fn line(&self, tenant: TenantId) -> Option<&TenantLine> {
         self.lines.get(tenant.0 as usize)
     }
 
-    fn line_mut(&mut self, tenant: TenantId) -> &mut Line {
+    fn line_mut(&mut self, tenant: TenantId) -> &mut TenantLine {
         let number = tenant.0 as usize;
         if self.lines.len() <= number {
-            self.lines.resize_with(number + 1, Line::default);
+            self.lines.resize_with(number + 1, TenantLine::default);
         }
         &mut self.lines[number]
     }
 
     /// Adds a waiter.
-    pub fn insert(&mut self, tenant: TenantId, place: Place) {
+    pub fn insert(&mut self, tenant: TenantId, place: QueuePlace) {
         self.len += usize::from(self.line_mut(tenant).places.insert(place));
         self.mend_head(tenant);
     }
 
     /// Takes a waiter out.
-    pub fn remove(&mut self, tenant: TenantId, place: Place) {
+    pub fn remove(&mut self, tenant: TenantId, place: QueuePlace) {
         self.len -= usize::from(self.line_mut(tenant).places.remove(&place));
         self.mend_head(tenant);
     }
@@ -135,19 +135,19 @@ impl Queue {
     }
 
     /// Whether nobody of its tenant stands before it.
-    pub fn is_first(&self, tenant: TenantId, place: Place) -> bool {
+    pub fn is_first(&self, tenant: TenantId, place: QueuePlace) -> bool {
         self.line(tenant).and_then(|line| line.places.first()) == Some(&place)
     }
 
     /// Where a waiter stands among the others, and where its tenant's first one does.
-    pub fn keys(&self, tenant: TenantId, place: Place) -> Option<[(i64, LeaseId); 2]> {
+    pub fn keys(&self, tenant: TenantId, place: QueuePlace) -> Option<[(i64, LeaseId); 2]> {
         let line = self.line(tenant)?;
-        let key = |place: &Place| (line.key(place, self.debt_max), place.lease);
+        let key = |place: &QueuePlace| (line.key(place, self.debt_max), place.lease);
         Some([key(&place), key(line.places.first()?)])
     }
 
     /// How many of its tenant stand before it.
-    pub fn before(&self, tenant: TenantId, place: Place) -> usize {
+    pub fn before(&self, tenant: TenantId, place: QueuePlace) -> usize {
         self.line(tenant).map_or(0, |line| line.places.range(..place).count())
     }
 
@@ -201,7 +201,7 @@ impl Queue {
 
     /// Every waiter, also who stands aside, first first.
     pub fn everybody(&self) -> impl Iterator<Item = (LeaseId, TenantId)> + '_ {
-        let mut cursor = Cursor::default();
+        let mut cursor = QueueCursor::default();
         for tenant in &self.aside {
             let line = &self.lines[tenant.0 as usize];
             if let Some(first) = line.places.first() {
@@ -219,7 +219,7 @@ impl Queue {
 
     /// Every waiter that does not stand aside, first first.
     pub fn iter(&self) -> impl Iterator<Item = (LeaseId, TenantId)> + '_ {
-        let mut cursor = Cursor::default();
+        let mut cursor = QueueCursor::default();
         std::iter::from_fn(move || {
             let (place, tenant) = cursor.next(self)?;
             cursor.go_on(self, place, tenant);
@@ -230,19 +230,19 @@ impl Queue {
 
 /// Walks the queue in order, while waiters are taken out and tenants are charged on the way.
 #[derive(Debug, Default)]
-pub struct Cursor {
+pub struct QueueCursor {
     /// The last head visited.
-    head: Option<Head>,
+    head: Option<QueueHead>,
     /// Tenants whose head was visited: from there on their lines are followed place by place.
     followed: BTreeSet<TenantId>,
     /// The next waiters of those.
-    later: BinaryHeap<Reverse<(Head, Place)>>,
+    later: BinaryHeap<Reverse<(QueueHead, QueuePlace)>>,
 }
 
-impl Cursor {
+impl QueueCursor {
     /// The next waiter. Call [`Cursor::go_on`] once it was dealt with, unless its tenant is to be
     /// passed over.
-    pub fn next(&mut self, queue: &Queue) -> Option<(Place, TenantId)> {
+    pub fn next(&mut self, queue: &Queue) -> Option<(QueuePlace, TenantId)> {
         let from = self.head.map_or(Unbounded, Excluded);
         let mut heads = queue.heads.range((from, Unbounded));
         let head = heads.find(|(_, _, tenant)| !self.followed.contains(tenant)).copied();
@@ -260,7 +260,7 @@ impl Cursor {
 
     /// Whoever stands behind the waiter just given comes too, whether that one stayed or was taken
     /// out, by what its tenant owes by now.
-    pub fn go_on(&mut self, queue: &Queue, place: Place, tenant: TenantId) {
+    pub fn go_on(&mut self, queue: &Queue, place: QueuePlace, tenant: TenantId) {
         let Some(line) = queue.line(tenant) else { return };
         if let Some(next) = line.places.range((Excluded(place), Unbounded)).next() {
             self.later.push(Reverse(((line.key(next, queue.debt_max), next.lease, tenant), *next)));
@@ -279,21 +279,22 @@ mod tests {
     type Asked = (u32, u64, i64);
 
     /// What a tenant owes, since when its first waiter is the first, and when it was last served.
-    type Owes = (u64, u64, u64);
+    type Debts = (u64, u64, u64);
 
     #[test]
     fn times_at_their_end_put_a_waiter_last() {
-        let place = Place { rank: 5, lease: LeaseId(1), arrival: Time(5) };
+        let place = QueuePlace { rank: 5, lease: LeaseId(1), arrival: Time(5) };
         let end = Time(u64::MAX);
         assert_eq!(place.key(end, end, Span(u64::MAX)), i64::MAX);
         assert_eq!(place.key(Time(0), Time(0), DEBT_MAX), 5);
     }
 
-    fn queue(asks: &[Asked], marks: &[Owes]) -> (Queue, Vec<(Place, TenantId)>) {
+    fn queue(asks: &[Asked], marks: &[Debts]) -> (Queue, Vec<(QueuePlace, TenantId)>) {
         let mut queue = Queue::new(DEBT_MAX);
         let mut all = Vec::new();
         for (number, (tenant, arrival, start)) in asks.iter().enumerate() {
-            let place = Place { rank: *arrival as i64 - start, lease: LeaseId(number as u64), arrival: Time(*arrival) };
+            let place =
+                QueuePlace { rank: *arrival as i64 - start, lease: LeaseId(number as u64), arrival: Time(*arrival) };
             queue.insert(TenantId(*tenant), place);
             all.push((place, TenantId(*tenant)));
         }
@@ -306,7 +307,7 @@ mod tests {
 
     /// The rule as it is written, without any structure: again and again, of each tenant's first
     /// waiter of those `left` the one that comes first.
-    fn by_force(all: &[(Place, TenantId)], left: &[(Place, TenantId)], marks: &[Owes]) -> Vec<LeaseId> {
+    fn by_force(all: &[(QueuePlace, TenantId)], left: &[(QueuePlace, TenantId)], marks: &[Debts]) -> Vec<LeaseId> {
         let mut left = left.to_vec();
         let mut order = Vec::new();
         while !left.is_empty() {
@@ -314,7 +315,7 @@ mod tests {
                 left.iter()
                     .all(|(other, whose)| whose != tenant || (place.rank, place.lease) <= (other.rank, other.lease))
             });
-            let key = |place: &Place, tenant: TenantId| {
+            let key = |place: &QueuePlace, tenant: TenantId| {
                 let (mark, turn, served) = marks[tenant.0 as usize];
                 let behind = all
                     .iter()
@@ -360,8 +361,8 @@ mod tests {
         ) {
             let (mut queue, all) = queue(&asks, &marks);
             let mut marks = marks;
-            let mut cursor = Cursor::default();
-            let mut kept: Vec<(Place, TenantId)> = Vec::new();
+            let mut cursor = QueueCursor::default();
+            let mut kept: Vec<(QueuePlace, TenantId)> = Vec::new();
             let (mut there, mut left) = (all.clone(), all);
             while let Some((place, tenant)) = cursor.next(&queue) {
                 let first = by_force(&there, &left, &marks)[0];

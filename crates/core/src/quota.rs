@@ -3,10 +3,10 @@
 //! A cap of a tenant counts all that the tenant has, with and without a token; a cap of a group counts what its
 //! members have together. Shares are counted over the tenants that use the GPUs or wait for them.
 
-use crate::ask::{Ask, Preempt, Vram};
 use crate::decide::serve::{could_be, least_wish};
-use crate::ids::{CardId, TenantId};
+use crate::ids::{GpuId, TenantId};
 use crate::policy::{Caps, Policy};
+use crate::request::{LeaseRequest, Preempt, Vram};
 use crate::rows::{Hold, Lease, Phase, Rows, Tenant, gpu_time};
 use crate::state::State;
 use crate::units::{Bytes, Span};
@@ -15,7 +15,7 @@ use std::fmt;
 
 /// What a tenant or a group has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Load {
+pub struct TenantLoad {
     /// Leases granted and not retired.
     pub leases: u32,
     /// Bytes reserved for them, every card counted.
@@ -26,23 +26,23 @@ pub struct Load {
     pub waiting: u32,
 }
 
-impl Load {
+impl TenantLoad {
     /// What one lease is.
-    pub fn of(ask: &Ask, hold: &Hold) -> Load {
+    pub fn of(ask: &LeaseRequest, hold: &Hold) -> TenantLoad {
         let vram = Bytes(hold.vram.0.saturating_mul(hold.cards.len() as u64));
         let never = if ask.preempt == Preempt::Never { vram } else { Bytes::ZERO };
-        Load { leases: 1, vram, never, waiting: 0 }
+        TenantLoad { leases: 1, vram, never, waiting: 0 }
     }
 
     /// Adds another.
-    pub fn put_on(&mut self, other: &Load) {
+    pub fn put_on(&mut self, other: &TenantLoad) {
         self.leases += other.leases;
         self.vram = self.vram + other.vram;
         self.never = self.never + other.never;
     }
 
     /// Takes another away.
-    pub fn take_off(&mut self, other: &Load) {
+    pub fn take_off(&mut self, other: &TenantLoad) {
         self.leases -= other.leases;
         self.vram = self.vram.less(other.vram);
         self.never = self.never.less(other.never);
@@ -55,7 +55,7 @@ impl Load {
 
 /// The books of all tenants and groups.
 #[derive(Clone, Debug, Default)]
-pub struct Books {
+pub struct QuotaLedger {
     tenants: Vec<Account>,
     groups: BTreeMap<String, Group>,
     /// Of those who use the cards or wait for them.
@@ -64,7 +64,7 @@ pub struct Books {
 
 #[derive(Clone, Debug)]
 struct Account {
-    load: Load,
+    load: TenantLoad,
     caps: Caps,
     share: u32,
     groups: Vec<String>,
@@ -72,15 +72,15 @@ struct Account {
 
 #[derive(Clone, Debug, Default)]
 struct Group {
-    load: Load,
+    load: TenantLoad,
     caps: Caps,
     members: BTreeSet<TenantId>,
 }
 
-impl Books {
+impl QuotaLedger {
     /// Everybody who is known, with nothing on the books yet.
-    pub fn new(rows: &Rows, policy: &Policy) -> Books {
-        let mut books = Books::default();
+    pub fn new(rows: &Rows, policy: &Policy) -> QuotaLedger {
+        let mut books = QuotaLedger::default();
         rows.tenants.iter().for_each(|tenant| books.enrol(tenant, policy));
         books
     }
@@ -95,7 +95,7 @@ impl Books {
             group.members.insert(number);
         }
         self.tenants.push(Account {
-            load: Load::default(),
+            load: TenantLoad::default(),
             caps: policy.caps_for(&tenant.name, &tenant.groups),
             share: policy.shares.share(tenant),
             groups: tenant.groups.iter().filter(known).cloned().collect(),
@@ -103,7 +103,7 @@ impl Books {
     }
 
     /// Changes what a tenant has, and its groups with it.
-    pub fn book(&mut self, tenant: TenantId, change: impl Fn(&mut Load)) {
+    pub fn book(&mut self, tenant: TenantId, change: impl Fn(&mut TenantLoad)) {
         let account = &mut self.tenants[tenant.0 as usize];
         let before = account.load.is_active();
         change(&mut account.load);
@@ -120,7 +120,7 @@ impl Books {
     }
 
     /// What a tenant has.
-    pub fn load(&self, tenant: TenantId) -> &Load {
+    pub fn load(&self, tenant: TenantId) -> &TenantLoad {
         &self.tenants[tenant.0 as usize].load
     }
     /// What it may have.
@@ -143,7 +143,7 @@ impl Books {
         groups.filter_map(|name| self.groups.get(name)).flat_map(|group| group.members.iter().copied()).collect()
     }
     /// What each capped group of a tenant has and may have.
-    pub fn groups(&self, tenant: TenantId) -> impl Iterator<Item = (&str, &Load, &Caps)> + '_ {
+    pub fn groups(&self, tenant: TenantId) -> impl Iterator<Item = (&str, &TenantLoad, &Caps)> + '_ {
         let groups = self.tenants[tenant.0 as usize].groups.iter();
         groups.filter_map(|name| self.groups.get(name).map(|group| (name.as_str(), &group.load, &group.caps)))
     }
@@ -155,18 +155,18 @@ impl Books {
 
 /// Which cap holds an ask back, and whose.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Held {
+pub struct QuotaBlock {
     /// The group whose cap it is; otherwise the tenant's own.
     pub group: Option<String>,
     /// What is capped.
-    pub what: Capped,
+    pub what: CappedResource,
     /// Whatever ends, it would be too much.
     pub always: bool,
 }
 
 /// What is capped, and how much there may be and is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Capped {
+pub enum CappedResource {
     /// Bytes at a time.
     Vram {
         /// Allowed.
@@ -195,25 +195,27 @@ pub enum Capped {
     },
 }
 
-impl fmt::Display for Held {
+impl fmt::Display for QuotaBlock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.group {
             None => f.write_str("you may ")?,
             Some(group) => write!(f, "group {group} may together ")?,
         }
         match self.what {
-            Capped::Vram { cap, .. } if self.always => write!(f, "lease {cap} at once, and this request is larger"),
-            Capped::Vram { cap, has } => write!(f, "lease {cap} at once, and {has} are leased"),
-            Capped::Leases { cap: 1 } => f.write_str("have 1 lease at once"),
-            Capped::Leases { cap } => write!(f, "have {cap} leases at once"),
-            Capped::GpuDay { cap, left } => write!(
+            CappedResource::Vram { cap, .. } if self.always => {
+                write!(f, "lease {cap} at once, and this request is larger")
+            }
+            CappedResource::Vram { cap, has } => write!(f, "lease {cap} at once, and {has} are leased"),
+            CappedResource::Leases { cap: 1 } => f.write_str("have 1 lease at once"),
+            CappedResource::Leases { cap } => write!(f, "have {cap} leases at once"),
+            CappedResource::GpuDay { cap, left } => write!(
                 f,
                 "use {} of GPU time a day, of which {} are left today: too little for this",
                 hours(cap),
                 hours(left)
             ),
-            Capped::Never { cap: Bytes::ZERO, .. } => f.write_str("have no lease with `--preempt never`"),
-            Capped::Never { cap, has } => {
+            CappedResource::Never { cap: Bytes::ZERO, .. } => f.write_str("have no lease with `--preempt never`"),
+            CappedResource::Never { cap, has } => {
                 write!(f, "lease {cap} at once with `--preempt never`, and {has} are leased")
             }
         }
@@ -230,18 +232,18 @@ fn hours(span: Span) -> String {
 }
 
 /// Which cap, its own or a group's, keeps a waiter from starting now.
-pub fn held(state: &State, lease: &Lease) -> Option<Held> {
+pub fn held(state: &State, lease: &Lease) -> Option<QuotaBlock> {
     match &lease.phase {
         // What a parked holder waits for is less than what will count.
         Phase::Parked(hold, _) => {
-            holds(state, lease.tenant, &Ask { vram: Vram::Bytes(hold.vram), ..lease.ask.clone() })
+            holds(state, lease.tenant, &LeaseRequest { vram: Vram::Bytes(hold.vram), ..lease.ask.clone() })
         }
         _ => holds(state, lease.tenant, &lease.ask),
     }
 }
 
 /// Which cap would keep a tenant's ask from starting now.
-pub fn holds(state: &State, tenant: TenantId, ask: &Ask) -> Option<Held> {
+pub fn holds(state: &State, tenant: TenantId, ask: &LeaseRequest) -> Option<QuotaBlock> {
     let books = state.books();
     // The cheapest look first: most have no cap at all.
     let own = [(None, books.load(tenant), books.caps(tenant))];
@@ -251,13 +253,13 @@ pub fn holds(state: &State, tenant: TenantId, ask: &Ask) -> Option<Held> {
     };
     let groups = books.groups(tenant).map(|(name, load, caps)| (Some(name), load, caps));
     let mut wish = None;
-    let mut found: Option<Held> = None;
+    let mut found: Option<QuotaBlock> = None;
     for (group, load, caps) in own.into_iter().chain(groups).filter(|(_, _, caps)| capped(caps)) {
         let wish = *wish.get_or_insert_with(|| least_wish(state, ask));
         if let Some((what, always)) = over(state, tenant, ask, wish, group, load, caps)
             && found.as_ref().is_none_or(|found| always && !found.always)
         {
-            found = Some(Held { group: group.map(str::to_owned), what, always });
+            found = Some(QuotaBlock { group: group.map(str::to_owned), what, always });
         }
     }
     found
@@ -266,21 +268,21 @@ pub fn holds(state: &State, tenant: TenantId, ask: &Ask) -> Option<Held> {
 fn over(
     state: &State,
     tenant: TenantId,
-    ask: &Ask,
+    ask: &LeaseRequest,
     wish: Bytes,
     group: Option<&str>,
-    load: &Load,
+    load: &TenantLoad,
     caps: &Caps,
-) -> Option<(Capped, bool)> {
-    let leases = caps.leases.filter(|cap| load.leases >= *cap).map(|cap| (Capped::Leases { cap }, cap == 0));
+) -> Option<(CappedResource, bool)> {
+    let leases = caps.leases.filter(|cap| load.leases >= *cap).map(|cap| (CappedResource::Leases { cap }, cap == 0));
     let vram = caps.vram.filter(|cap| load.vram + wish > *cap);
-    let vram = vram.map(|cap| (Capped::Vram { cap, has: load.vram }, wish > cap));
+    let vram = vram.map(|cap| (CappedResource::Vram { cap, has: load.vram }, wish > cap));
     let never = caps.never.filter(|cap| ask.preempt == Preempt::Never && load.never + wish > *cap);
-    let never = never.map(|cap| (Capped::Never { cap, has: load.never }, wish > cap));
+    let never = never.map(|cap| (CappedResource::Never { cap, has: load.never }, wish > cap));
     let gpu_day = caps.gpu_day.and_then(|cap| {
         let left = Span(cap.0.saturating_sub(today(state, tenant, group).0));
         let first = first_term(state, ask, wish);
-        (first > left).then_some((Capped::GpuDay { cap, left }, first > cap))
+        (first > left).then_some((CappedResource::GpuDay { cap, left }, first > cap))
     });
     // What never can be says most.
     let found = [vram, never, gpu_day, leases].into_iter().flatten();
@@ -297,7 +299,7 @@ fn today(state: &State, tenant: TenantId, group: Option<&str>) -> Span {
 }
 
 /// GPU time that the first term of an ask would be charged, on the card where it is least.
-fn first_term(state: &State, ask: &Ask, wish: Bytes) -> Span {
+fn first_term(state: &State, ask: &LeaseRequest, wish: Bytes) -> Span {
     let each = Bytes(wish.0 / u64::from(ask.gpus.max(1)));
     let cards = state.cards().filter(|card| could_be(state, ask, *card));
     let least = cards.map(|card| gpu_time(&state.rows().cards, &[card], each, ask.term.span())).min();
@@ -322,7 +324,7 @@ pub fn affords(state: &State, tenant: TenantId, more: Span) -> bool {
 
 /// Whether a waiter's tenant and its groups may have so much of just these cards: what a lease is
 /// charged and counts for shows only once its cards are chosen.
-pub fn allows(state: &State, lease: &Lease, cards: &[CardId], vram: Bytes) -> bool {
+pub fn allows(state: &State, lease: &Lease, cards: &[GpuId], vram: Bytes) -> bool {
     let all = Bytes(vram.0.saturating_mul(cards.len() as u64));
     allows_more(state, lease, all, gpu_time(&state.rows().cards, cards, vram, lease.ask.term.span()))
 }
@@ -331,7 +333,7 @@ pub fn allows(state: &State, lease: &Lease, cards: &[CardId], vram: Bytes) -> bo
 pub fn allows_more(state: &State, lease: &Lease, more: Bytes, time: Span) -> bool {
     let (books, tenant) = (state.books(), lease.tenant);
     let never = lease.ask.preempt == Preempt::Never;
-    let within = |load: &Load, caps: &Caps| {
+    let within = |load: &TenantLoad, caps: &Caps| {
         caps.vram.is_none_or(|cap| load.vram + more <= cap)
             && caps.never.filter(|_| never).is_none_or(|cap| load.never + more <= cap)
     };
@@ -351,7 +353,7 @@ pub fn may_ever_hold(state: &State, tenant: TenantId, bytes: Bytes) -> bool {
 pub fn most_each(state: &State, lease: &Lease, gpus: u16, most: Bytes) -> Bytes {
     let books = state.books();
     let never = lease.ask.preempt == Preempt::Never;
-    let left = |load: &Load, caps: &Caps| {
+    let left = |load: &TenantLoad, caps: &Caps| {
         let vram = caps.vram.map(|cap| cap.less(load.vram));
         let never = caps.never.filter(|_| never).map(|cap| cap.less(load.never));
         vram.into_iter().chain(never).min()

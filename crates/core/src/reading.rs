@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 /// What a card is: facts that do not change while it is there.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CardFacts {
+pub struct GpuFacts {
     /// NVIDIA's name for it (`GPU-…`), the same after every boot.
     pub uuid: String,
     /// The number `nvidia-smi` shows and `CUDA_VISIBLE_DEVICES` takes.
@@ -31,10 +31,10 @@ pub struct CardFacts {
     pub unusable: Option<String>,
 }
 
-impl CardFacts {
+impl GpuFacts {
     /// A card of so much memory of which nothing else is known.
-    pub fn plain(index: u32, total: Bytes) -> CardFacts {
-        CardFacts {
+    pub fn plain(index: u32, total: Bytes) -> GpuFacts {
+        GpuFacts {
             uuid: format!("GPU-{index}"),
             index,
             name: format!("GPU of {total}"),
@@ -50,7 +50,7 @@ impl CardFacts {
 
 /// One look at one card.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Observation {
+pub struct GpuReading {
     /// Just before the look began: whatever ended earlier is in it.
     pub begun: Time,
     /// What was seen.
@@ -61,7 +61,7 @@ pub struct Observation {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reading {
     /// The card answered.
-    Used(Used),
+    Used(GpuUsage),
     /// It did not, and this is why. Unknown is not zero.
     Unreadable(Unreadable),
 }
@@ -81,7 +81,7 @@ pub enum Unreadable {
 
 /// The memory of a card, and who is on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Used {
+pub struct GpuUsage {
     /// The lower of two looks, one before and one after the list.
     pub free: Bytes,
     /// Every process the driver lists on the card, one entry each.

@@ -12,16 +12,16 @@
 //! committed  = max(total − free, Σ reserved + Σ left of parked leases) + margin
 //! ```
 
-use crate::ask::Exclusivity;
 use crate::ids::{LeaseId, ProcKey, TenantId};
 use crate::parking::RESIDUE;
-use crate::reading::{Observation, Reading, Resident, Unreadable};
+use crate::reading::{GpuReading, Reading, Resident, Unreadable};
+use crate::request::Exclusivity;
 use crate::units::{Bytes, Span, Time};
 use std::collections::BTreeMap;
 
 /// What one lease takes of one card.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Claim {
+pub struct Occupancy {
     /// Whose.
     pub tenant: TenantId,
     /// Promised.
@@ -38,7 +38,7 @@ pub struct Claim {
     pub parked: bool,
 }
 
-impl Claim {
+impl Occupancy {
     /// What counts: a promise not yet used, or use beyond the promise.
     pub fn counted(&self) -> Bytes {
         self.reserved.max(self.seen)
@@ -57,7 +57,7 @@ pub struct Room {
     margin: Bytes,
     /// What a process keeps here while it lives.
     context: Bytes,
-    claims: BTreeMap<LeaseId, Claim>,
+    claims: BTreeMap<LeaseId, Occupancy>,
     counted: Bytes,
     seen: Bytes,
     reserved: Bytes,
@@ -66,7 +66,7 @@ pub struct Room {
     residue: Bytes,
     /// How many are parked.
     parked: u32,
-    observed: Observation,
+    observed: GpuReading,
     /// Claims whose `seen` is not zero, so that a look need not visit the others.
     present: BTreeMap<LeaseId, Bytes>,
     /// What is given back when, first first. A list: it is read from the front, all in one cache line
@@ -78,7 +78,7 @@ pub struct Room {
 
 /// Why a card can promise nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Closed {
+pub enum ReadingFault {
     /// It does not answer.
     Unreadable(Unreadable),
     /// Its last answer is too old.
@@ -100,7 +100,7 @@ impl Room {
             device_exclusive: 0,
             residue: Bytes::ZERO,
             parked: 0,
-            observed: Observation { begun: Time::ZERO, reading: Reading::Unreadable(Unreadable::NotYet) },
+            observed: GpuReading { begun: Time::ZERO, reading: Reading::Unreadable(Unreadable::NotYet) },
             present: BTreeMap::new(),
             ends: Vec::new(),
             tenants: BTreeMap::new(),
@@ -116,7 +116,7 @@ impl Room {
     }
 
     /// Puts a lease's promise on the books.
-    pub fn claim(&mut self, lease: LeaseId, claim: Claim) {
+    pub fn claim(&mut self, lease: LeaseId, claim: Occupancy) {
         self.unclaim(lease);
         self.count(&claim, true);
         self.list(lease, &claim, true);
@@ -131,7 +131,7 @@ impl Room {
         }
     }
 
-    fn count(&mut self, claim: &Claim, add: bool) {
+    fn count(&mut self, claim: &Occupancy, add: bool) {
         let by = |sum: Bytes, n: Bytes| if add { sum + n } else { sum.less(n) };
         self.counted = by(self.counted, claim.counted());
         self.seen = by(self.seen, claim.seen);
@@ -149,7 +149,7 @@ impl Room {
     }
 
     /// Keeps the list of ends and the tenants in step with a claim that came or went.
-    fn list(&mut self, lease: LeaseId, claim: &Claim, add: bool) {
+    fn list(&mut self, lease: LeaseId, claim: &Occupancy, add: bool) {
         if claim.parked {
             return;
         }
@@ -172,7 +172,7 @@ impl Room {
     pub fn set_ends(&mut self, lease: LeaseId, ends: Time, lives_on: bool) {
         if let Some(claim) = self.claims.remove(&lease) {
             self.list(lease, &claim, false);
-            let claim = Claim { ends, lives_on, ..claim };
+            let claim = Occupancy { ends, lives_on, ..claim };
             self.list(lease, &claim, true);
             self.claims.insert(lease, claim);
         }
@@ -182,7 +182,7 @@ impl Room {
     /// of it stays seen.
     pub fn reserve(&mut self, lease: LeaseId, reserved: Bytes, ends: Time, parked: bool) {
         if let Some(claim) = self.claims.get(&lease).cloned() {
-            self.claim(lease, Claim { reserved, ends, parked, lives_on: false, ..claim });
+            self.claim(lease, Occupancy { reserved, ends, parked, lives_on: false, ..claim });
         }
     }
 
@@ -236,7 +236,7 @@ impl Room {
     }
 
     /// Takes in a look at the card; `owner` says whose a process is.
-    pub fn observe(&mut self, observation: Observation, owner: impl Fn(&ProcKey) -> Option<LeaseId>) {
+    pub fn observe(&mut self, observation: GpuReading, owner: impl Fn(&ProcKey) -> Option<LeaseId>) {
         if let Reading::Used(used) = &observation.reading {
             let mut seen: BTreeMap<LeaseId, Bytes> = BTreeMap::new();
             for resident in &used.processes {
@@ -270,7 +270,7 @@ impl Room {
     }
 
     /// The last look.
-    pub fn observed(&self) -> &Observation {
+    pub fn observed(&self) -> &GpuReading {
         &self.observed
     }
     /// All of its memory.
@@ -282,7 +282,7 @@ impl Room {
         self.total.less(self.margin)
     }
     /// Leases on the books, by id.
-    pub fn claims(&self) -> &BTreeMap<LeaseId, Claim> {
+    pub fn claims(&self) -> &BTreeMap<LeaseId, Occupancy> {
         &self.claims
     }
     /// Leases whose processes were seen here, with their bytes.
@@ -308,10 +308,10 @@ impl Room {
     }
 
     /// Whether the last look still counts.
-    pub fn open(&self, now: Time, period: Span) -> Result<(), Closed> {
+    pub fn open(&self, now: Time, period: Span) -> Result<(), ReadingFault> {
         match &self.observed.reading {
-            Reading::Unreadable(why) => Err(Closed::Unreadable(why.clone())),
-            Reading::Used(_) if now.since(self.observed.begun) > Span(2 * period.0) => Err(Closed::Stale),
+            Reading::Unreadable(why) => Err(ReadingFault::Unreadable(why.clone())),
+            Reading::Used(_) if now.since(self.observed.begun) > Span(2 * period.0) => Err(ReadingFault::Stale),
             Reading::Used(_) => Ok(()),
         }
     }

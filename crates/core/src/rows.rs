@@ -4,26 +4,26 @@
 //! fact. Readings, activity and everything derived live elsewhere
 //! ([`crate::state`]).
 
-mod card;
+mod gpu;
 mod learn;
-mod over;
+mod overuse;
 mod park;
 
 use crate::action::Action;
-use crate::ask::{Ask, On, Term, Vram};
 use crate::cost::Costs;
-use crate::durations::{Durations, Outcome};
-use crate::ids::{CardId, Epoch, LeaseId, ProcKey, TenantId, TokenId};
+use crate::durations::{DurationOutcome, Durations};
+use crate::ids::{Fence, GpuId, LeaseId, ProcKey, TenantId, TokenId};
 use crate::lateness::Lateness;
-use crate::rung::Rung;
-use crate::stranger::{Rule, RuleId, Step, Stranger, StrangerId};
+use crate::method::Method;
+use crate::request::{GpuSelector, LeaseRequest, Term, Vram};
 use crate::token::Token;
 use crate::units::{Bytes, Span, Time};
+use crate::unleased::{Rule, RuleId, UnleasedId, UnleasedProcess, UnleasedStep};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-pub use card::{Card, Service};
-pub use over::Over;
+pub use gpu::{Gpu, GpuService};
+pub use overuse::Overuse;
 
 /// Everything that survives.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,15 +33,16 @@ pub struct Rows {
     /// Who ever asked, by [`TenantId`].
     pub tenants: Vec<Tenant>,
     /// Cards ever seen, by [`CardId`].
-    pub cards: Vec<Card>,
+    #[serde(rename = "cards")]
+    pub cards: Vec<Gpu>,
     /// Leases that have not ended.
     pub leases: BTreeMap<LeaseId, Lease>,
     /// Tokens that were not revoked.
     #[serde(default)]
     pub tokens: BTreeMap<TokenId, Token>,
     /// Processes on cards that belong to no lease.
-    #[serde(default)]
-    pub strangers: BTreeMap<StrangerId, Stranger>,
+    #[serde(rename = "strangers", default)]
+    pub strangers: BTreeMap<UnleasedId, UnleasedProcess>,
     /// What operators said about some of them.
     #[serde(default)]
     pub rules: BTreeMap<RuleId, Rule>,
@@ -57,7 +58,8 @@ pub struct Meta {
     /// The next lease's number.
     pub next_lease: u64,
     /// The next grant's epoch.
-    pub next_epoch: Epoch,
+    #[serde(rename = "next_epoch")]
+    pub next_epoch: Fence,
     /// The next token's number.
     #[serde(default = "one")]
     pub next_token: u32,
@@ -69,7 +71,7 @@ pub struct Meta {
     #[serde(default)]
     pub day: u32,
     /// The next stranger's number.
-    #[serde(default = "one_more")]
+    #[serde(rename = "next_stranger", default = "one_more")]
     pub next_stranger: u64,
     /// The next rule's number.
     #[serde(default = "one")]
@@ -93,7 +95,7 @@ impl Default for Meta {
             boot: String::new(),
             clock_offset_us: 0,
             next_lease: 1,
-            next_epoch: Epoch(1),
+            next_epoch: Fence(1),
             next_token: 1,
             grace_from: Time::ZERO,
             grace_until: Time::ZERO,
@@ -120,20 +122,21 @@ pub struct Tenant {
     /// Leases that were granted and are over.
     pub leases: u64,
     /// Time charged for them, every card counted, in µs.
+    #[serde(rename = "card_us")]
     pub card_us: u64,
     /// The same times bytes, in byte·µs.
     pub byte_us: u128,
     /// How far its use has carried it: beyond now, it queues as if it came later.
-    #[serde(default)]
+    #[serde(rename = "mark", default)]
     pub mark: Time,
     /// Since when its first waiter is the first: who stood before it left then.
-    #[serde(default)]
+    #[serde(rename = "turn", default)]
     pub turn: Time,
     /// Groups it belongs to, as far as the rules of the house name them.
     #[serde(default)]
     pub groups: Vec<String>,
     /// GPU time charged today, in µs: a whole card for an hour is an hour.
-    #[serde(default)]
+    #[serde(rename = "today", default)]
     pub today: u64,
     /// Host memory booked for its parked bytes, in byte·µs.
     #[serde(default)]
@@ -154,8 +157,10 @@ pub struct Lease {
     /// Who asked.
     pub tenant: TenantId,
     /// What was asked.
-    pub ask: Ask,
+    #[serde(rename = "ask")]
+    pub ask: LeaseRequest,
     /// When.
+    #[serde(rename = "asked")]
     pub asked: Time,
     /// Processes bound to it; their descendants belong to it.
     pub roots: Vec<ProcKey>,
@@ -187,24 +192,26 @@ pub enum Phase {
     /// Granted.
     Active(Hold),
     /// Its bytes are leaving its cards. They count in full until they were seen to be gone.
-    Parking(Hold, Away),
+    Parking(Hold, ParkState),
     /// They are in host memory; what it still has on its cards counts as what it is.
-    Parked(Hold, Away),
+    Parked(Hold, ParkState),
     /// They are coming back, and count in full.
-    Resuming(Hold, Away),
+    Resuming(Hold, ParkState),
     /// Over for its holder. Its bytes count until its cards were seen again.
-    Ending(Hold, Finish),
+    Ending(Hold, LeaseEnd),
 }
 
 /// What was granted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hold {
     /// On these cards.
-    pub cards: Vec<CardId>,
+    #[serde(rename = "cards")]
+    pub cards: Vec<GpuId>,
     /// So much of each.
     pub vram: Bytes,
     /// Whoever calls with a lower one is refused.
-    pub epoch: Epoch,
+    #[serde(rename = "epoch")]
+    pub epoch: Fence,
     /// When it was granted.
     pub granted: Time,
     /// When it was last renewed (or granted).
@@ -214,26 +221,26 @@ pub struct Hold {
     /// It was not used in its last term.
     pub idle: bool,
     /// How far its tenant's mark was moved for the time from `renewed` to `until`.
-    #[serde(default)]
+    #[serde(rename = "paid", default)]
     pub paid: Span,
     /// It was let past somebody who needs its cards then.
-    #[serde(default)]
+    #[serde(rename = "before", default)]
     pub before: Option<Time>,
     /// The day on which the time from `renewed` to `until` was charged.
     #[serde(default)]
     pub day: u32,
     /// What there is to know of one that was parked at least once, or had more than its lease.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub turns: Option<Turns>,
+    #[serde(rename = "turns", default, skip_serializing_if = "Option::is_none")]
+    pub turns: Option<HoldHistory>,
     /// It was told when it is over.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub notice: Option<Told>,
+    pub notice: Option<EndNotice>,
 }
 
 /// What a holder was told: why it is over, and when.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
-pub enum Told {
+pub enum EndNotice {
     /// It ends for others then, unless nobody needs its cards any more.
     ForOthers(Time),
     /// Its fixed term is over then.
@@ -243,26 +250,26 @@ pub enum Told {
     },
 }
 
-impl Told {
+impl EndNotice {
     /// When it is over, by that word.
     pub fn at(self) -> Time {
         match self {
-            Told::ForOthers(at) | Told::Term { term_over: at } => at,
+            EndNotice::ForOthers(at) | EndNotice::Term { term_over: at } => at,
         }
     }
 
     /// The same if it is for others.
     pub fn for_others(self) -> Option<Time> {
         match self {
-            Told::ForOthers(at) => Some(at),
-            Told::Term { .. } => None,
+            EndNotice::ForOthers(at) => Some(at),
+            EndNotice::Term { .. } => None,
         }
     }
 }
 
 /// The turns of a holder on its cards, between which it was parked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Turns {
+pub struct HoldHistory {
     /// When the last one began.
     pub began: Time,
     /// When it ended, while the holder is parked.
@@ -278,16 +285,16 @@ pub struct Turns {
     #[serde(default)]
     pub booked: Bytes,
     /// When it last said that its bytes were gone though they were not, and in which way.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub lied: Option<(Rung, Time)>,
+    #[serde(rename = "lied", default, skip_serializing_if = "Option::is_none")]
+    pub lied: Option<(Method, Time)>,
     /// It was never told to leave its cards: this is the first turn.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    #[serde(rename = "unmoved", default, skip_serializing_if = "std::ops::Not::not")]
     pub unmoved: bool,
     /// It has more on its cards than its lease is for.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub over: Option<Over>,
+    #[serde(rename = "over", default, skip_serializing_if = "Option::is_none")]
+    pub over: Option<Overuse>,
     /// What this turn is charged less, in byte·µs: its lease was smaller at first.
-    #[serde(default, skip_serializing_if = "is_nothing")]
+    #[serde(rename = "less_byte_us", default, skip_serializing_if = "is_nothing")]
     pub less_byte_us: u128,
 }
 
@@ -297,23 +304,23 @@ fn is_nothing(byte_us: &u128) -> bool {
 
 /// What there is to know of a holder that is parked, or on its way there or back.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Away {
+pub struct ParkState {
     /// Since when it is in this phase.
     pub since: Time,
     /// In which way it leaves, and comes back.
-    #[serde(default)]
-    pub rung: Rung,
+    #[serde(rename = "rung", default)]
+    pub rung: Method,
     /// What it had on its cards when it began to leave.
-    #[serde(default)]
+    #[serde(rename = "had", default)]
     pub had: Bytes,
     /// What it runs.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub program: String,
     /// The library took its bytes, and the driver shall have the rest: not even contexts stay on its cards.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    #[serde(rename = "deep", default, skip_serializing_if = "std::ops::Not::not")]
     pub deep: bool,
     /// It was parked while idle, and its next use cannot be noticed: see [`Lease::is_passive`].
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    #[serde(rename = "quiet", default, skip_serializing_if = "std::ops::Not::not")]
     pub quiet: bool,
     /// A waiter needs the room of its contexts too: they leave as soon as it is parked.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -322,23 +329,23 @@ pub struct Away {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub processes: Vec<ProcKey>,
     /// While it is on its way: once parked, it asks for its cards again, and as of then.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "again", default, skip_serializing_if = "Option::is_none")]
     pub again: Option<Time>,
     /// While it comes back: its cards were given to it anew, and if they have no room it leaves again.
-    #[serde(default)]
+    #[serde(rename = "back", default)]
     pub back: bool,
     /// While it is parked: since when it waits for its cards.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "wants", default, skip_serializing_if = "Option::is_none")]
     pub wants: Option<Time>,
     /// What it asked for at first. While it waits, its ask is for what it had, on the cards it had.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ask: Option<Ask>,
+    #[serde(rename = "ask", default, skip_serializing_if = "Option::is_none")]
+    pub ask: Option<LeaseRequest>,
     /// What was left of a fixed term.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "left", default, skip_serializing_if = "Option::is_none")]
     pub left: Option<Span>,
 }
 
-impl Away {
+impl ParkState {
     /// Whether the driver brings it back, to cards that were given to it anew.
     pub fn is_restored(&self) -> bool {
         self.needs_driver() && self.back
@@ -346,7 +353,7 @@ impl Away {
 
     /// Whether it does not come back without the driver.
     pub fn needs_driver(&self) -> bool {
-        self.rung == Rung::Driver || self.deep
+        self.rung == Method::Driver || self.deep
     }
 
     /// Whether the driver moves a process of it.
@@ -355,9 +362,9 @@ impl Away {
     }
 
     /// It leaves, or comes back, from then on.
-    pub fn new(since: Time) -> Away {
-        let (rung, had, program, processes) = (Rung::Park, Bytes::ZERO, String::new(), Vec::new());
-        Away {
+    pub fn new(since: Time) -> ParkState {
+        let (rung, had, program, processes) = (Method::Park, Bytes::ZERO, String::new(), Vec::new());
+        ParkState {
             since,
             rung,
             had,
@@ -378,7 +385,7 @@ impl Away {
 impl Hold {
     /// When a holder with a fixed term gets the signal that it wanted before that is `over`; `None` if it wanted
     /// none, or was told already.
-    pub fn term_notice(&self, ask: &Ask, over: Time) -> Option<Time> {
+    pub fn term_notice(&self, ask: &LeaseRequest, over: Time) -> Option<Time> {
         let before = ask.notice.filter(|_| matches!(ask.term, Term::Fixed(_)) && self.notice.is_none())?.before;
         Some((over - before).max(self.renewed))
     }
@@ -394,9 +401,9 @@ impl Hold {
 
 /// How it ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Finish {
+pub struct LeaseEnd {
     /// Why.
-    pub reason: Reason,
+    pub reason: EndReason,
     /// When.
     pub at: Time,
     /// The most bytes its processes were seen to have on one card.
@@ -410,7 +417,7 @@ pub struct Finish {
 /// Why a lease ended: a closed set, without "other".
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Reason {
+pub enum EndReason {
     /// Its owner gave it back.
     Released,
     /// It was not used, and somebody waits for the room.
@@ -445,43 +452,46 @@ pub enum Reason {
     DiedParking,
 }
 
-impl Reason {
+impl EndReason {
     /// Whether its holder was done with it: the lease lasted as long as it was needed.
     pub fn is_done(self) -> bool {
-        matches!(self, Reason::Released | Reason::HolderExited | Reason::TermOver)
+        matches!(self, EndReason::Released | EndReason::HolderExited | EndReason::TermOver)
     }
 
     /// Whether its owner or its last process ended it.
     pub(crate) fn is_exit(self) -> bool {
-        matches!(self, Reason::Released | Reason::HolderExited)
+        matches!(self, EndReason::Released | EndReason::HolderExited)
     }
 
     /// Whether its processes are ended with it.
     pub fn ends_processes(self) -> bool {
-        matches!(self, Reason::Preempted | Reason::OverUse)
+        matches!(self, EndReason::Preempted | EndReason::OverUse)
     }
 }
 
 /// A lease that is over, as history keeps it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Ended {
+pub struct EndedLease {
     /// Its name.
     pub id: LeaseId,
     /// Who asked.
     pub tenant: TenantId,
     /// What was asked.
-    pub ask: Ask,
+    #[serde(rename = "ask")]
+    pub ask: LeaseRequest,
     /// When.
+    #[serde(rename = "asked")]
     pub asked: Time,
     /// What was granted, if anything was.
     pub hold: Option<Hold>,
     /// How it ended.
-    pub finish: Finish,
+    #[serde(rename = "finish")]
+    pub finish: LeaseEnd,
 }
 
 impl Tenant {
     /// What was charged today for a time after now was not used.
-    fn give_back(&mut self, cards: &[Card], day: u32, hold: &Hold, now: Time) {
+    fn give_back(&mut self, cards: &[Gpu], day: u32, hold: &Hold, now: Time) {
         if hold.day == day {
             let unused = gpu_time(cards, &hold.cards, hold.vram, hold.until.since(now));
             self.today = self.today.saturating_sub(unused.0);
@@ -494,7 +504,7 @@ impl Tenant {
     }
 
     /// Its bytes were in host memory until now.
-    fn meter_parked(&mut self, hold: &Hold, away: &Away, now: Time) {
+    fn meter_parked(&mut self, hold: &Hold, away: &ParkState, now: Time) {
         let more = u128::from(hold.booked().0) * u128::from(now.since(away.since).0);
         self.parked_byte_us = self.parked_byte_us.saturating_add(more);
     }
@@ -537,9 +547,9 @@ impl Hold {
         self.turns.as_ref().map_or(Bytes::ZERO, |turns| turns.booked)
     }
 
-    fn turns(&mut self) -> &mut Turns {
+    fn turns(&mut self) -> &mut HoldHistory {
         let began = self.granted;
-        let new = || Turns {
+        let new = || HoldHistory {
             began,
             stopped: None,
             spent_us: 0,
@@ -578,7 +588,7 @@ impl Lease {
     }
 
     /// What there is to know of it while it is parked, or on its way there or back.
-    pub fn away(&self) -> Option<&Away> {
+    pub fn away(&self) -> Option<&ParkState> {
         match &self.phase {
             Phase::Parking(_, away) | Phase::Parked(_, away) | Phase::Resuming(_, away) => Some(away),
             Phase::Waiting { .. } | Phase::Active(_) | Phase::Ending(..) => None,
@@ -601,11 +611,11 @@ impl Lease {
     }
 
     /// The request of a parked lease for its GPUs: what it had, on the GPUs it had, for what is left of a fixed term.
-    pub(crate) fn returning(&self, vram: Bytes, at_least: Option<Bytes>) -> Ask {
+    pub(crate) fn returning(&self, vram: Bytes, at_least: Option<Bytes>) -> LeaseRequest {
         let mut ask = self.first_ask().clone();
         if let Phase::Parked(hold, away) = &self.phase {
             (ask.vram, ask.at_least, ask.gpus) = (Vram::Bytes(vram), at_least, hold.cards.len() as u16);
-            ask.on = Some(On::These(hold.cards.clone()));
+            ask.on = Some(GpuSelector::These(hold.cards.clone()));
             ask.term = away.left.map_or(ask.term, Term::Fixed);
         }
         ask
@@ -634,7 +644,7 @@ impl Lease {
     }
 
     /// What it asked for at first.
-    pub fn first_ask(&self) -> &Ask {
+    pub fn first_ask(&self) -> &LeaseRequest {
         self.away().and_then(|away| away.ask.as_ref()).unwrap_or(&self.ask)
     }
 
@@ -645,8 +655,8 @@ impl Lease {
 }
 
 /// The part of so long that so much of these cards is.
-pub fn gpu_time(all: &[Card], cards: &[CardId], vram: Bytes, span: Span) -> Span {
-    let of = |card: &CardId| {
+pub fn gpu_time(all: &[Gpu], cards: &[GpuId], vram: Bytes, span: Span) -> Span {
+    let of = |card: &GpuId| {
         let total = all.get(card.0 as usize).map_or(1, |card| card.facts.total.0.max(1));
         u128::from(span.0) * u128::from(vram.0.min(total)) / u128::from(total)
     };
@@ -655,7 +665,7 @@ pub fn gpu_time(all: &[Card], cards: &[CardId], vram: Bytes, span: Span) -> Span
 
 impl Rows {
     /// Makes a fact part of the state. Returns what became history by it.
-    pub fn apply(&mut self, action: &Action) -> Option<Ended> {
+    pub fn apply(&mut self, action: &Action) -> Option<EndedLease> {
         match action {
             Action::Start { boot, clock_offset_us, epoch_floor, lease_floor } => {
                 self.meta.boot.clone_from(boot);
@@ -678,7 +688,7 @@ impl Rows {
             Action::Regroup { tenant, groups } => self.tenants[tenant.0 as usize].groups.clone_from(groups),
             Action::List { card, facts } => match self.cards.get_mut(card.0 as usize) {
                 Some(row) => row.facts = facts.clone(),
-                None => self.cards.push(Card::new(facts.clone())),
+                None => self.cards.push(Gpu::new(facts.clone())),
             },
             Action::Serve { card, service } => self.cards[card.0 as usize].service = service.clone(),
             Action::Queue { lease, tenant, ask, at, give_up, root, token } => {
@@ -689,10 +699,10 @@ impl Rows {
                 self.leases.insert(id, Lease { id, tenant, ask, asked, roots, phase, token });
             }
             Action::Grant { lease, cards, vram, epoch, at, until, mark, before, turn, told } => {
-                self.meta.next_epoch = self.meta.next_epoch.max(Epoch(epoch.0 + 1));
+                self.meta.next_epoch = self.meta.next_epoch.max(Fence(epoch.0 + 1));
                 if let Some(row) = self.leases.get_mut(lease) {
                     if let Some(expected) = told {
-                        self.meta.lateness.learn(*expected, at.since(row.asked), Outcome::Done, *at);
+                        self.meta.lateness.learn(*expected, at.since(row.asked), DurationOutcome::Done, *at);
                     }
                     let tenant = &mut self.tenants[row.tenant.0 as usize];
                     tenant.spend_today(gpu_time(&self.cards, cards, *vram, until.since(*at)));
@@ -743,18 +753,22 @@ impl Rows {
                     (tenant.mark, tenant.turn) = (mark.unwrap_or(tenant.mark), turn.unwrap_or(tenant.turn));
                 }
                 if let Some((expected, row)) = told.zip(self.leases.get(lease)) {
-                    self.meta.lateness.learn(expected, at.since(row.asked), Outcome::Cut, *at);
+                    self.meta.lateness.learn(expected, at.since(row.asked), DurationOutcome::Cut, *at);
                 }
                 if let Some(program) = ran {
                     self.learn_duration(*lease, program, *reason, *at);
                 }
-                return self.end(*lease, Finish { reason: *reason, at: *at, peak: *peak, signal: None });
+                return self.end(*lease, LeaseEnd { reason: *reason, at: *at, peak: *peak, signal: None });
             }
             Action::Over { lease, at, seen } => self.over(*lease, *at, *seen),
             Action::Within { lease } => self.within(*lease),
             Action::Grow { lease, at, vram, mark } => self.grow(*lease, *at, *vram, *mark),
             Action::Notice { lease, until, room_for, .. } => {
-                let told = if lease == room_for { Told::Term { term_over: *until } } else { Told::ForOthers(*until) };
+                let told = if lease == room_for {
+                    EndNotice::Term { term_over: *until }
+                } else {
+                    EndNotice::ForOthers(*until)
+                };
                 self.set_notice(*lease, Some(told));
             }
             Action::Spare { lease } => self.set_notice(*lease, None),
@@ -765,7 +779,7 @@ impl Rows {
             }
             Action::Died { lease, .. } => {
                 if let Some(Lease { phase: Phase::Ending(_, finish), .. }) = self.leases.get_mut(lease) {
-                    finish.reason = Reason::DiedParking;
+                    finish.reason = EndReason::DiedParking;
                 }
             }
             Action::Retire { lease, ran } => {
@@ -802,13 +816,13 @@ impl Rows {
                 }
             }
             Action::Warn { stranger, at, until } => {
-                self.set_step(*stranger, Step::Warned { since: *at, until: *until });
+                self.set_step(*stranger, UnleasedStep::Warned { since: *at, until: *until });
             }
             Action::Strike { stranger, signal, at, .. } => {
-                self.set_step(*stranger, Step::Told { signal: *signal, since: *at, sent: false });
+                self.set_step(*stranger, UnleasedStep::Told { signal: *signal, since: *at, sent: false });
             }
             Action::Struck { stranger, signal, at, late, outcome } => {
-                if let Some(Stranger { audit, step: Step::Told { signal: told, since, sent }, .. }) =
+                if let Some(UnleasedProcess { audit, step: UnleasedStep::Told { signal: told, since, sent }, .. }) =
                     self.strangers.get_mut(stranger)
                     && told == signal
                     && !late
@@ -819,18 +833,18 @@ impl Rows {
                 }
             }
             Action::Take { stranger, lease, at } => {
-                self.set_step(*stranger, Step::Moving { lease: *lease, since: *at });
+                self.set_step(*stranger, UnleasedStep::Moving { lease: *lease, since: *at });
             }
             Action::NotMoved { stranger, at, why } => {
                 if let Some(row) = self.strangers.get_mut(stranger) {
-                    (row.step, row.stays) = (Step::Unmoved { since: *at }, Some(why.clone()));
+                    (row.step, row.stays) = (UnleasedStep::Unmoved { since: *at }, Some(why.clone()));
                 }
             }
             Action::Relent { stranger, at, until } => {
-                let warned = |until: Time| Step::Warned { since: *at, until };
-                self.set_step(*stranger, until.map_or(Step::Found, warned));
+                let warned = |until: Time| UnleasedStep::Warned { since: *at, until };
+                self.set_step(*stranger, until.map_or(UnleasedStep::Found, warned));
             }
-            Action::Survived { stranger, .. } => self.set_step(*stranger, Step::Stuck),
+            Action::Survived { stranger, .. } => self.set_step(*stranger, UnleasedStep::Stuck),
             Action::Close { stranger, .. } => {
                 self.strangers.remove(stranger);
             }
@@ -838,19 +852,19 @@ impl Rows {
         None
     }
 
-    fn set_step(&mut self, stranger: StrangerId, step: Step) {
+    fn set_step(&mut self, stranger: UnleasedId, step: UnleasedStep) {
         if let Some(row) = self.strangers.get_mut(&stranger) {
             row.step = step;
         }
     }
 
     /// A waiter is history at once; a holder when its cards were seen again.
-    fn end(&mut self, id: LeaseId, finish: Finish) -> Option<Ended> {
+    fn end(&mut self, id: LeaseId, finish: LeaseEnd) -> Option<EndedLease> {
         let row = self.leases.get_mut(&id)?;
         match &row.phase {
             Phase::Waiting { .. } => {
                 let row = self.leases.remove(&id)?;
-                Some(Ended { id, tenant: row.tenant, ask: row.ask, asked: row.asked, hold: None, finish })
+                Some(EndedLease { id, tenant: row.tenant, ask: row.ask, asked: row.asked, hold: None, finish })
             }
             Phase::Active(hold) | Phase::Parking(hold, _) | Phase::Parked(hold, _) | Phase::Resuming(hold, _) => {
                 let mut hold = Hold { notice: None, ..hold.clone() };
@@ -873,13 +887,13 @@ impl Rows {
         }
     }
 
-    fn retire(&mut self, id: LeaseId) -> Option<Ended> {
+    fn retire(&mut self, id: LeaseId) -> Option<EndedLease> {
         let row = self.leases.remove(&id)?;
         match row.phase {
             Phase::Ending(hold, finish) => {
                 // Of its signals the log tells.
-                let finish = Finish { signal: None, ..finish };
-                Some(Ended { id, tenant: row.tenant, ask: row.ask, asked: row.asked, hold: Some(hold), finish })
+                let finish = LeaseEnd { signal: None, ..finish };
+                Some(EndedLease { id, tenant: row.tenant, ask: row.ask, asked: row.asked, hold: Some(hold), finish })
             }
             _ => {
                 self.leases.insert(id, row);

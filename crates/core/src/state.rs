@@ -4,33 +4,33 @@
 //! the rows; nothing outside this file writes them. What was seen (readings,
 //! members, activity) is volatile: unreadable after a start, never journaled.
 
-mod cards;
 mod expected;
+mod gpus;
 mod members;
 mod movable;
-mod over;
-mod strange;
+mod overuse;
+mod unleased;
 mod withdraw;
 
 use crate::action::Action;
-use crate::ask::{Ask, On, Preempt, Term, Vram};
 use crate::decide::STALL;
-use crate::ids::{CardId, LeaseId, ProcKey, TenantId, TokenId};
-use crate::live::{HintBackoff, Live, Sent, hook};
+use crate::ids::{GpuId, LeaseId, ProcKey, TenantId, TokenId};
+use crate::lease_readings::{HintBackoff, LeaseReadings, SignalState, hook};
 use crate::loss::Loss;
 use crate::mutant::Mutant;
-use crate::parking::{LIED, Rest, Watch};
+use crate::parking::{Backoff, LIED, MoveProgress};
 use crate::policy::{Policy, Renewal};
-use crate::queue::{Place, Queue};
-use crate::quota::{Books, Load};
-use crate::reading::{CardFacts, Observation, Reading};
-use crate::room::{Claim, Room};
-use crate::rows::{Ended, Finish, Hold, Lease, Phase, Rows};
+use crate::queue::{Queue, QueuePlace};
+use crate::quota::{QuotaLedger, TenantLoad};
+use crate::reading::{GpuFacts, GpuReading, Reading};
+use crate::request::{GpuSelector, LeaseRequest, Preempt, Term, Vram};
+use crate::room::{Occupancy, Room};
+use crate::rows::{EndedLease, Hold, Lease, LeaseEnd, Phase, Rows};
 use crate::units::{Bytes, Span, Time};
-use crate::watchlist::Watchlist;
-use cards::{fit_room, lives_on, new_room};
-use over::Excess;
-pub(crate) use over::SLACK;
+use crate::unleased_readings::UnleasedReadings;
+use gpus::{fit_room, lives_on, new_room};
+use overuse::OveruseReadings;
+pub(crate) use overuse::SLACK;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Everything that is known now.
@@ -40,12 +40,12 @@ pub struct State {
     policy: Policy,
     // Derived from the rows.
     names: BTreeMap<String, TenantId>,
-    slots: BTreeMap<String, CardId>,
+    slots: BTreeMap<String, GpuId>,
     queue: Queue,
     /// How many waiters would do with how much of a card; none is for a whole one.
     wishes: BTreeMap<Option<Bytes>, usize>,
     rooms: Vec<Room>,
-    books: Books,
+    books: QuotaLedger,
     /// What is had through each token, waiting and held.
     through: BTreeMap<TokenId, BTreeSet<LeaseId>>,
     due: BTreeSet<(Time, LeaseId)>,
@@ -64,9 +64,9 @@ pub struct State {
     /// Parked leases that come back only into room that no waiter claims.
     passive: BTreeSet<LeaseId>,
     // Seen, and gone with the process.
-    lives: BTreeMap<LeaseId, Live>,
+    lives: BTreeMap<LeaseId, LeaseReadings>,
     owners: BTreeMap<ProcKey, LeaseId>,
-    listed: BTreeSet<CardId>,
+    listed: BTreeSet<GpuId>,
     pub(crate) heard: Option<Time>,
     pub(crate) disk_full: bool,
     /// Lines that are missing from the journal, until an operator accepts that.
@@ -74,14 +74,14 @@ pub struct State {
     /// Whether something happened since it was last reckoned whether room could be made, and when that was.
     planned: (bool, Time),
     /// By card: whether the last looks showed a holder with more than its lease, and how many of them.
-    excess: Vec<Excess>,
+    excess: Vec<OveruseReadings>,
     /// Host memory that was available at the last look.
     pub(crate) ram: Option<Bytes>,
     /// Since when it is the day it is.
     pub(crate) day_seen: Option<Time>,
     /// When it was last remembered what was expected of a waiter.
     remembered: Time,
-    watchlist: Watchlist,
+    watchlist: UnleasedReadings,
     mutant: Option<Mutant>,
 }
 
@@ -90,11 +90,11 @@ impl State {
     pub fn new(rows: Rows, policy: Policy) -> State {
         let mut state = State {
             names: rows.tenants.iter().zip(0..).map(|(t, n)| (t.name.clone(), TenantId(n))).collect(),
-            slots: rows.cards.iter().zip(0..).map(|(c, n)| (c.facts.uuid.clone(), CardId(n))).collect(),
+            slots: rows.cards.iter().zip(0..).map(|(c, n)| (c.facts.uuid.clone(), GpuId(n))).collect(),
             queue: Queue::new(policy.debt_max),
             wishes: BTreeMap::new(),
             rooms: rows.cards.iter().map(|card| new_room(&policy, &card.facts)).collect(),
-            books: Books::new(&rows, &policy),
+            books: QuotaLedger::new(&rows, &policy),
             through: BTreeMap::new(),
             due: BTreeSet::new(),
             ending: vec![BTreeSet::new(); rows.cards.len()],
@@ -111,11 +111,11 @@ impl State {
             disk_full: false,
             loss: None,
             planned: (false, Time::ZERO),
-            excess: vec![Excess::new(); rows.cards.len()],
+            excess: vec![OveruseReadings::new(); rows.cards.len()],
             ram: None,
             day_seen: None,
             remembered: Time::ZERO,
-            watchlist: Watchlist::default(),
+            watchlist: UnleasedReadings::default(),
             mutant: None,
             rows: Rows::default(),
             policy,
@@ -135,10 +135,10 @@ impl State {
 
     fn index(&mut self, lease: &Lease) {
         // Activity is unreadable after a start, and unreadable counts as active.
-        let mut live = Live { worked: !lease.roots.is_empty(), ..Live::default() };
+        let mut live = LeaseReadings { worked: !lease.roots.is_empty(), ..LeaseReadings::default() };
         if let Some((rung, at)) = lease.hold().and_then(|hold| hold.turns.as_ref()?.lied) {
             let until = at + self.policy.parking.distrust();
-            live.rests.insert(rung, Rest { since: at, until, why: LIED.to_owned() });
+            live.rests.insert(rung, Backoff { since: at, until, why: LIED.to_owned() });
         }
         if let Some(hold) = lease.hold() {
             self.queue.set_served(lease.tenant, hold.granted);
@@ -186,7 +186,7 @@ impl State {
     // ---- facts become state ------------------------------------------------
 
     /// Makes an action part of the state. Returns what became history by it.
-    pub fn apply(&mut self, action: &Action) -> Option<Ended> {
+    pub fn apply(&mut self, action: &Action) -> Option<EndedLease> {
         self.unindex(action);
         let booked = self.booked_by(action);
         let ended = self.rows.apply(action);
@@ -240,22 +240,22 @@ impl State {
                         self.rooms[card.0 as usize].unclaim(*lease);
                         self.ending[card.0 as usize].remove(lease);
                     }
-                    let (tenant, load) = (row.tenant, Load::of(&row.ask, hold));
+                    let (tenant, load) = (row.tenant, TenantLoad::of(&row.ask, hold));
                     self.books.book(tenant, |books| books.take_off(&load));
                     self.call_back(tenant);
                 }
             }
             // A lease that ends while it is parked counts until its cards were seen again, like any.
-            Action::Parked { lease, .. } | Action::Grow { lease, .. } => self.weigh(*lease, Load::take_off),
+            Action::Parked { lease, .. } | Action::Grow { lease, .. } => self.weigh(*lease, TenantLoad::take_off),
             _ => {}
         }
     }
 
     /// Puts a lease on the books, or takes it off.
-    fn weigh(&mut self, lease: LeaseId, change: fn(&mut Load, &Load)) {
+    fn weigh(&mut self, lease: LeaseId, change: fn(&mut TenantLoad, &TenantLoad)) {
         let Some(row) = self.rows.leases.get(&lease) else { return };
         let Some(hold) = row.hold() else { return };
-        let (tenant, load) = (row.tenant, Load::of(row.first_ask(), hold));
+        let (tenant, load) = (row.tenant, TenantLoad::of(row.first_ask(), hold));
         self.books.book(tenant, |books| change(books, &load));
     }
 
@@ -309,7 +309,7 @@ impl State {
         self.queue.stand_aside(tenant);
     }
 
-    fn reindex(&mut self, action: &Action, ended: Option<&Ended>) {
+    fn reindex(&mut self, action: &Action, ended: Option<&EndedLease>) {
         match action {
             Action::Enrol { tenant, name } => {
                 self.names.insert(name.clone(), *tenant);
@@ -323,7 +323,7 @@ impl State {
                     None => {
                         self.rooms.push(new_room(&self.policy, facts));
                         self.ending.push(BTreeSet::new());
-                        self.excess.push(Excess::new());
+                        self.excess.push(OveruseReadings::new());
                     }
                 }
                 self.slots.insert(facts.uuid.clone(), *card);
@@ -334,7 +334,7 @@ impl State {
                 let row = self.rows.leases[lease].clone();
                 self.line_up(&row);
                 self.came_through(&row);
-                self.lives.insert(*lease, Live::default());
+                self.lives.insert(*lease, LeaseReadings::default());
                 if let Action::Queue { root: Some(root), .. } = action {
                     self.add_member(*lease, *root);
                 }
@@ -364,7 +364,7 @@ impl State {
             Action::Over { .. } => {}
             Action::Within { lease } => self.forget_excess(*lease),
             Action::Grow { lease, .. } => {
-                self.weigh(*lease, Load::put_on);
+                self.weigh(*lease, TenantLoad::put_on);
                 self.set_reserved(*lease);
                 self.set_ends(*lease);
                 self.forget_excess(*lease);
@@ -397,7 +397,7 @@ impl State {
             }
             Action::Resume { lease, at, .. } => {
                 self.moving.insert(*lease);
-                self.weigh(*lease, Load::put_on);
+                self.weigh(*lease, TenantLoad::put_on);
                 self.move_on(*lease);
                 self.set_reserved(*lease);
                 if let Some(tenant) = self.rows.leases.get(lease).map(|row| row.tenant) {
@@ -416,7 +416,7 @@ impl State {
                 self.moving.remove(lease);
                 self.set_due(*lease, self.rows.leases.get(lease).and_then(|row| self.first_due(row)));
                 if self.end_parked(*lease) {
-                    self.weigh(*lease, Load::put_on);
+                    self.weigh(*lease, TenantLoad::put_on);
                 }
                 self.set_ends(*lease);
                 if let Some(ended) = ended {
@@ -424,7 +424,7 @@ impl State {
                 }
                 match self.rows.leases.get(lease).and_then(Lease::hold) {
                     Some(hold) => {
-                        let unseen: BTreeSet<CardId> = hold.cards.iter().copied().collect();
+                        let unseen: BTreeSet<GpuId> = hold.cards.iter().copied().collect();
                         for card in &unseen {
                             self.ending[card.0 as usize].insert(*lease);
                         }
@@ -440,7 +440,7 @@ impl State {
             }
             Action::Signal { lease, .. } => {
                 if let Some(live) = self.lives.get_mut(lease) {
-                    live.sent = Some(Sent::Soon);
+                    live.sent = Some(SignalState::Soon);
                 }
                 self.set_due(*lease, self.rows.leases.get(lease).and_then(|row| self.first_due(row)));
             }
@@ -472,7 +472,7 @@ impl State {
     /// A lease is in another phase of being parked.
     fn move_on(&mut self, lease: LeaseId) {
         if let Some(live) = self.lives.get_mut(&lease) {
-            live.watch = Watch::default();
+            live.watch = MoveProgress::default();
         }
         self.set_ends(lease);
         self.set_due(lease, self.rows.leases.get(&lease).and_then(|row| self.first_due(row)));
@@ -506,7 +506,7 @@ impl State {
         let ends = self.ends_by(lease, hold);
         let parked = !lease.is_on_cards();
         for card in &hold.cards {
-            let claim = Claim {
+            let claim = Occupancy {
                 tenant: lease.tenant,
                 reserved: lease.reserved(),
                 seen: Bytes::ZERO,
@@ -520,7 +520,7 @@ impl State {
         if parked {
             return;
         }
-        let load = Load::of(&lease.ask, hold);
+        let load = TenantLoad::of(&lease.ask, hold);
         self.books.book(lease.tenant, |books| books.put_on(&load));
     }
 
@@ -606,7 +606,7 @@ impl State {
 
     /// Counts anew what quotas count, and lines everybody up again: the rules changed, or a group.
     fn recount(&mut self) {
-        self.books = Books::new(&self.rows, &self.policy);
+        self.books = QuotaLedger::new(&self.rows, &self.policy);
         self.wishes.clear();
         let unbound = self.planted(Mutant::NoClamp);
         let queue = Queue::new(if unbound { Span::secs(1 << 40) } else { self.policy.debt_max });
@@ -622,13 +622,13 @@ impl State {
             if lease.is_on_cards()
                 && let Some(hold) = lease.hold()
             {
-                let load = Load::of(&lease.ask, hold);
+                let load = TenantLoad::of(&lease.ask, hold);
                 self.books.book(lease.tenant, |books| books.put_on(&load));
             }
         }
     }
 
-    pub(crate) fn set_listed(&mut self, cards: BTreeSet<CardId>) {
+    pub(crate) fn set_listed(&mut self, cards: BTreeSet<GpuId>) {
         self.listed = cards;
     }
 
@@ -648,7 +648,7 @@ impl State {
         }
     }
 
-    pub(crate) fn set_observed(&mut self, card: CardId, observation: Observation) {
+    pub(crate) fn set_observed(&mut self, card: GpuId, observation: GpuReading) {
         let room = &mut self.rooms[card.0 as usize];
         // Where nobody tells whose bytes are whose, nobody knows a peak.
         let fresh = matches!(&observation.reading, Reading::Used(used) if !used.coarse);
@@ -664,7 +664,7 @@ impl State {
 
     /// Notes that a card of an ended lease was seen again: nothing counts for it there any more.
     /// Says whether all its cards were.
-    pub(crate) fn set_seen_again(&mut self, lease: LeaseId, card: CardId) -> bool {
+    pub(crate) fn set_seen_again(&mut self, lease: LeaseId, card: GpuId) -> bool {
         self.rooms[card.0 as usize].unclaim(lease);
         self.ending[card.0 as usize].remove(&lease);
         self.lives.get_mut(&lease).is_some_and(|live| {
@@ -692,8 +692,8 @@ impl State {
 
     /// The last signal of a lease that was ended for others left; the next is due a grace later.
     pub(crate) fn set_signalled(&mut self, lease: LeaseId, now: Time) {
-        if let Some(live) = self.lives.get_mut(&lease).filter(|live| live.sent == Some(Sent::Soon)) {
-            live.sent = Some(Sent::Gone(now));
+        if let Some(live) = self.lives.get_mut(&lease).filter(|live| live.sent == Some(SignalState::Soon)) {
+            live.sent = Some(SignalState::Gone(now));
             self.set_due(lease, Some(now + self.policy.parking.grace));
         }
     }
@@ -726,7 +726,7 @@ impl State {
             Phase::Parked(_, away) if self.planted(Mutant::ExpireParked) => Some(away.since + lease.ask.term.span()),
             Phase::Parked(_, away) => Some(away.since + self.policy.parking.term),
             // Who is ended for others gets its signals in time.
-            Phase::Ending(_, Finish { reason, signal, at, .. }) if reason.ends_processes() => match signal {
+            Phase::Ending(_, LeaseEnd { reason, signal, at, .. }) if reason.ends_processes() => match signal {
                 None => Some(*at),
                 Some((_, at)) => Some(*at + self.policy.parking.grace),
             },
@@ -768,7 +768,7 @@ impl State {
         self.rows.leases.get(&id)
     }
     /// What was seen of a lease.
-    pub fn live(&self, id: LeaseId) -> Option<&Live> {
+    pub fn live(&self, id: LeaseId) -> Option<&LeaseReadings> {
         self.lives.get(&id)
     }
     /// A tenant by name.
@@ -780,7 +780,7 @@ impl State {
         &self.rows.tenants[tenant.0 as usize].name
     }
     /// What tenants and groups have on the books, and may have.
-    pub fn books(&self) -> &Books {
+    pub fn books(&self) -> &QuotaLedger {
         &self.books
     }
     /// All memory of all known cards.
@@ -788,19 +788,19 @@ impl State {
         self.rows.cards.iter().map(|card| card.facts.total).sum()
     }
     /// A card by UUID.
-    pub fn card(&self, uuid: &str) -> Option<CardId> {
+    pub fn card(&self, uuid: &str) -> Option<GpuId> {
         self.slots.get(uuid).copied()
     }
     /// All cards.
-    pub fn cards(&self) -> impl Iterator<Item = CardId> + use<> {
-        (0..self.rooms.len() as u16).map(CardId)
+    pub fn cards(&self) -> impl Iterator<Item = GpuId> + use<> {
+        (0..self.rooms.len() as u16).map(GpuId)
     }
     /// A card's books.
-    pub fn room(&self, card: CardId) -> &Room {
+    pub fn room(&self, card: GpuId) -> &Room {
         &self.rooms[card.0 as usize]
     }
     /// Ended leases whose bytes still count on a card.
-    pub fn ending_on(&self, card: CardId) -> impl Iterator<Item = LeaseId> + '_ {
+    pub fn ending_on(&self, card: GpuId) -> impl Iterator<Item = LeaseId> + '_ {
         self.ending[card.0 as usize].iter().copied()
     }
     /// Leases whose bytes are leaving or coming back.
@@ -823,23 +823,23 @@ impl State {
     pub fn ram(&self) -> Option<Bytes> {
         self.ram
     }
-    pub(crate) fn live_mut(&mut self, id: LeaseId) -> Option<&mut Live> {
+    pub(crate) fn live_mut(&mut self, id: LeaseId) -> Option<&mut LeaseReadings> {
         self.lives.get_mut(&id)
     }
     /// Compute processes on a card that belong to no lease there.
-    pub fn strangers(&self, card: CardId) -> usize {
+    pub fn strangers(&self, card: GpuId) -> usize {
         self.room(card).strangers(|process| self.owner(process))
     }
     /// All processes on a card that belong to no lease there.
-    pub(crate) fn unowned_on(&self, card: CardId) -> usize {
+    pub(crate) fn unowned_on(&self, card: GpuId) -> usize {
         self.room(card).unowned(|process| self.owner(process))
     }
     /// Whether the driver lists the card now.
-    pub fn is_listed(&self, card: CardId) -> bool {
+    pub fn is_listed(&self, card: GpuId) -> bool {
         self.listed.contains(&card)
     }
     /// What the driver lists now.
-    pub fn listed_facts(&self) -> Vec<CardFacts> {
+    pub fn listed_facts(&self) -> Vec<GpuFacts> {
         self.listed.iter().map(|card| self.rows.cards[card.0 as usize].facts.clone()).collect()
     }
     /// Whether nothing was heard for so long that a tick is overdue.
@@ -868,18 +868,18 @@ impl State {
     }
 
     /// Where a waiter stands in its tenant's line.
-    pub fn place_of(&self, lease: &Lease) -> Place {
+    pub fn place_of(&self, lease: &Lease) -> QueuePlace {
         let arrival = lease.queued().unwrap_or(lease.asked);
         let rank = self.policy.rank(&lease.ask, arrival, self.books.caps(lease.tenant));
         let rank = if self.planted(Mutant::ServeLast) { -rank } else { rank };
-        Place { rank, lease: lease.id, arrival }
+        QueuePlace { rank, lease: lease.id, arrival }
     }
 }
 
 /// The least of a card that an ask would do with; nothing for a whole card.
-fn least(ask: &Ask) -> Option<Bytes> {
+fn least(ask: &LeaseRequest) -> Option<Bytes> {
     // What a parked holder lacks changes with what is left of it on its cards.
-    let returns = matches!(ask.on, Some(On::These(_))).then_some(Bytes(1));
+    let returns = matches!(ask.on, Some(GpuSelector::These(_))).then_some(Bytes(1));
     returns.or(ask.at_least).or(match ask.vram {
         Vram::Bytes(vram) => Some(vram),
         Vram::Whole => None,

@@ -59,7 +59,7 @@ pub struct TokenCaps {
 
 /// A wish for a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TokenAsk {
+pub struct TokenRequest {
     /// For whom; `None`: for the caller itself.
     pub tenant: Option<String>,
     /// What to call it.
@@ -76,7 +76,7 @@ pub struct TokenAsk {
 
 /// What of a wish for a token makes no sense.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BadToken {
+pub enum TokenError {
     /// The subject.
     Tenant,
     /// The label.
@@ -96,7 +96,7 @@ impl Token {
     }
 
     /// Whether it is what was asked for, by the same secret: then the wish was sent twice.
-    pub(crate) fn is_for(&self, tenant: &str, ask: &TokenAsk) -> bool {
+    pub(crate) fn is_for(&self, tenant: &str, ask: &TokenRequest) -> bool {
         self.tenant == tenant
             && self.name == ask.name
             && self.hash == ask.hash
@@ -106,28 +106,28 @@ impl Token {
     }
 }
 
-impl TokenAsk {
+impl TokenRequest {
     /// What of it makes no sense by itself.
-    pub fn check(&self, wall_us: u64) -> Result<(), BadToken> {
+    pub fn check(&self, wall_us: u64) -> Result<(), TokenError> {
         let named = |name: &String| is_plain(name) && !name.trim().is_empty();
         if !self.tenant.as_deref().is_none_or(is_subject) {
-            return Err(BadToken::Tenant);
+            return Err(TokenError::Tenant);
         }
         if !self.name.as_ref().is_none_or(named) {
-            return Err(BadToken::Name);
+            return Err(TokenError::Name);
         }
         if self.caps.vram == Some(Bytes::ZERO) || self.caps.leases == Some(0) {
-            return Err(BadToken::Caps);
+            return Err(TokenError::Caps);
         }
         if self.expires_wall_us.is_some_and(|expires| expires <= wall_us) {
-            return Err(BadToken::Expiry);
+            return Err(TokenError::Expiry);
         }
         Ok(())
     }
 }
 
 fn is_plain(text: &str) -> bool {
-    crate::ask::is_plain(text, NAME_MAX)
+    crate::request::is_plain(text, NAME_MAX)
 }
 
 /// A kind and a name, so that nobody who means the local user `ana` makes another tenant of that
@@ -139,18 +139,18 @@ pub fn is_subject(text: &str) -> bool {
     well_formed && (kind != "uid" || canonical())
 }
 
-impl fmt::Display for BadToken {
+impl fmt::Display for TokenError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            BadToken::Tenant => write!(
+            TokenError::Tenant => write!(
                 f,
                 "`tenant` must be `uid:1000` for a local user, or a kind and a name such as `user:ana`, \
                  at most {NAME_MAX} characters"
             ),
-            BadToken::Name => write!(f, "`name` must be 1 to {NAME_MAX} characters, without control characters"),
-            BadToken::Caps => f.write_str("a cap of nothing would make a token that can only look: use `read_only`"),
-            BadToken::Expiry => f.write_str("the token would be expired before it is made"),
-            BadToken::Hash => f.write_str("another token has this `hash`: make a new secret"),
+            TokenError::Name => write!(f, "`name` must be 1 to {NAME_MAX} characters, without control characters"),
+            TokenError::Caps => f.write_str("a cap of nothing would make a token that can only look: use `read_only`"),
+            TokenError::Expiry => f.write_str("the token would be expired before it is made"),
+            TokenError::Hash => f.write_str("another token has this `hash`: make a new secret"),
         }
     }
 }

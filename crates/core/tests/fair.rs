@@ -2,12 +2,12 @@
 //! about a wait comes true. A small calm world drives the real core, second by second.
 
 use std::collections::BTreeMap;
-use sublet_core::ask::{Ask, Term, Tier};
-use sublet_core::event::{Answer, Caller, Event};
+use sublet_core::event::{Caller, Event, EventAnswer};
 use sublet_core::explain::{self, Bound};
 use sublet_core::ids::LeaseId;
 use sublet_core::policy::{HeadStart, Parking, Policy};
-use sublet_core::reading::{CardFacts, Observation, Reading, Used};
+use sublet_core::reading::{GpuFacts, GpuReading, GpuUsage, Reading};
+use sublet_core::request::{LeaseRequest, Term, Tier};
 use sublet_core::rows::{Phase, Rows};
 use sublet_core::units::{Bytes, Span, Time};
 use sublet_core::{State, decide};
@@ -55,7 +55,7 @@ fn caller(tenant: usize) -> Caller {
 impl World {
     fn new(cards: usize, policy: Policy) -> World {
         let mut state = State::new(Rows::default(), policy);
-        let facts = |index: u32| CardFacts::plain(index, TOTAL);
+        let facts = |index: u32| GpuFacts::plain(index, TOTAL);
         decide(&mut state, Time::ZERO, Event::Listed((0..cards as u32).map(facts).collect()));
         let mut world =
             World { state, cards, now: 0, left: BTreeMap::new(), waits: BTreeMap::new(), held: BTreeMap::new() };
@@ -67,7 +67,7 @@ impl World {
         Time(self.now * 1_000_000)
     }
 
-    fn take(&mut self, event: Event) -> Answer {
+    fn take(&mut self, event: Event) -> EventAnswer {
         let now = self.at();
         decide(&mut self.state, now, event).answer
     }
@@ -75,16 +75,17 @@ impl World {
     fn look(&mut self) {
         let begun = self.at();
         for card in 0..self.cards {
-            let reading = Reading::Used(Used { free: TOTAL, processes: Vec::new(), coarse: false });
-            self.take(Event::Observed { card: format!("GPU-{card}"), observation: Observation { begun, reading } });
+            let reading = Reading::Used(GpuUsage { free: TOTAL, processes: Vec::new(), coarse: false });
+            self.take(Event::Observed { card: format!("GPU-{card}"), observation: GpuReading { begun, reading } });
         }
     }
 
     fn ask(&mut self, job: Job) -> LeaseId {
         let term = if job.fixed { Term::Fixed(Span::secs(job.work_s)) } else { Term::Renewed(Span::secs(60)) };
-        let ask = Ask { gpus: job.gpus, tier: job.tier, ..Ask::plain(Bytes::gib(job.gib), term) };
+        let ask = LeaseRequest { gpus: job.gpus, tier: job.tier, ..LeaseRequest::plain(Bytes::gib(job.gib), term) };
         let by = caller(job.tenant);
-        let Answer::Lease(lease) = self.take(Event::Asked { by, ask, wait: Some(Span::secs(7 * 86_400)), root: None })
+        let EventAnswer::Lease(lease) =
+            self.take(Event::Asked { by, ask, wait: Some(Span::secs(7 * 86_400)), root: None })
         else {
             panic!("an ask was refused")
         };

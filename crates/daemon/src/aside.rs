@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use sublet_core::decide::aside::staying;
 use sublet_core::event::{Caller, Refusal};
-use sublet_core::ids::CardId;
+use sublet_core::ids::GpuId;
 use sublet_core::rows::{Lease, Phase};
 use sublet_core::units::Time;
 use sublet_wire as wire;
@@ -38,7 +38,7 @@ impl View<'_> {
     }
 
     /// Why no lease is granted on a GPU that steps aside; `None` while it does not.
-    pub fn aside_why(&self, by: &Caller, card: CardId) -> Option<String> {
+    pub fn aside_why(&self, by: &Caller, card: GpuId) -> Option<String> {
         let (aside, until) = self.state.longest_aside(card)?;
         Some(format!("{} ({END})", self.for_and_until(by, &aside.by, until)))
     }
@@ -59,7 +59,7 @@ impl View<'_> {
     }
 
     /// That a GPU steps aside, and the leases that stay there; `None` while it does not.
-    pub fn aside(&self, by: &Caller, card: CardId) -> Option<wire::Aside> {
+    pub fn aside(&self, by: &Caller, card: GpuId) -> Option<wire::Aside> {
         let (aside, until) = self.state.longest_aside(card)?;
         let claims = self.state.room(card).claims().keys().filter_map(|lease| self.state.lease(*lease));
         let leaving = claims.filter(|lease| matches!(lease.phase, Phase::Parking(..))).count();

@@ -9,9 +9,9 @@
 
 use std::sync::Arc;
 use sublet_core::action::Action;
-use sublet_core::event::{Answer, Event};
+use sublet_core::event::{Event, EventAnswer};
 use sublet_core::policy::Policy;
-use sublet_core::rows::{Ended, Rows};
+use sublet_core::rows::{EndedLease, Rows};
 use sublet_core::units::Time;
 use sublet_core::{State, decide};
 use sublet_journal::{Batch, LogEntry, OpenBatch, StoredAnswer};
@@ -29,11 +29,11 @@ pub struct Engine<R> {
 #[derive(Debug)]
 pub struct Taken {
     /// For whoever caused it.
-    pub answer: Answer,
+    pub answer: EventAnswer,
     /// What was decided.
     pub actions: Vec<Action>,
     /// Leases that became history.
-    pub past: Vec<Ended>,
+    pub past: Vec<EndedLease>,
 }
 
 impl<R> Engine<R> {

@@ -16,7 +16,7 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
-use sublet_core::ids::Epoch;
+use sublet_core::ids::Fence;
 
 /// The file in the state directory.
 const NAME: &str = "epochs";
@@ -39,7 +39,7 @@ const LEASES_MOST: u64 = 1 << 16;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Floor {
     /// Of epochs.
-    pub epoch: Epoch,
+    pub epoch: Fence,
     /// Of leases.
     pub lease: u64,
 }
@@ -78,16 +78,16 @@ impl Epochs {
         let next = usize::from(marks[0] == marks.into_iter().flatten().max());
         let mut epochs = Epochs { file, mark, leases: lease, first_lease: lease, next };
         epochs.move_to(epoch.saturating_add(AHEAD), lease)?;
-        Ok((epochs, Floor { epoch: Epoch(epoch), lease }))
+        Ok((epochs, Floor { epoch: Fence(epoch), lease }))
     }
 
     /// Whether a lone request can be dealt with before a mark must move, which waits for the disk.
-    pub fn are_ahead(&self, next: Epoch, next_lease: u64) -> bool {
+    pub fn are_ahead(&self, next: Fence, next_lease: u64) -> bool {
         next.0.saturating_add(AHEAD / 2 + AHEAD / 4) <= self.mark && next_lease < self.leases
     }
 
     /// Keeps the mark ahead of the next epoch.
-    pub fn keep_ahead(&mut self, next: Epoch) -> io::Result<()> {
+    pub fn keep_ahead(&mut self, next: Fence) -> io::Result<()> {
         if next.0.saturating_add(AHEAD / 2) <= self.mark {
             return Ok(());
         }
@@ -160,14 +160,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let begin = |wall_us| Epochs::begin(dir.path(), wall_us).map(|(epochs, floor)| (epochs, floor.epoch)).unwrap();
         let (_, first) = begin(1_000_000_000_000_000);
-        assert_eq!(first, Epoch(1_000_000_000_000_000));
+        assert_eq!(first, Fence(1_000_000_000_000_000));
         let (mut epochs, second) = begin(5);
         assert_eq!(second.0, first.0 + AHEAD, "above all that the first may have handed out");
-        epochs.keep_ahead(Epoch(second.0 + AHEAD - 1)).unwrap();
+        epochs.keep_ahead(Fence(second.0 + AHEAD - 1)).unwrap();
         let (_, third) = begin(5);
         assert!(third.0 >= second.0 + AHEAD - 1, "above what it was told of, too: {third:?}");
         let (_, later) = begin(2_000_000_000_000_000);
-        assert_eq!(later, Epoch(2_000_000_000_000_000));
+        assert_eq!(later, Fence(2_000_000_000_000_000));
     }
 
     #[test]
@@ -182,7 +182,7 @@ mod tests {
         assert_eq!(begin().1, 22 + LEASES_LEAST, "nothing was to be written");
         let (mut epochs, _) = begin();
         epochs.keep_leases_ahead(90).unwrap();
-        epochs.keep_ahead(Epoch(u64::MAX / 2)).unwrap();
+        epochs.keep_ahead(Fence(u64::MAX / 2)).unwrap();
         epochs.close(90).unwrap();
         let (mut epochs, next) = begin();
         assert_eq!(next, 90);
@@ -199,7 +199,7 @@ mod tests {
             old[place as usize..][..DIGITS + 1].copy_from_slice(format!("{:0DIGITS$}\n", 77).as_bytes());
         }
         std::fs::write(dir.path().join(NAME), old).unwrap();
-        assert_eq!(Epochs::begin(dir.path(), 5).unwrap().1, Floor { epoch: Epoch(77), lease: 0 });
+        assert_eq!(Epochs::begin(dir.path(), 5).unwrap().1, Floor { epoch: Fence(77), lease: 0 });
     }
 
     #[test]
@@ -227,7 +227,7 @@ mod tests {
         // The older one is where the next would be written; it is as high as anything that was handed out before.
         for (spoiled, mark) in [(newest.next, newest.mark), (1 - newest.next, newest.mark - AHEAD)] {
             file.write_all_at(b"00x", PLACES[spoiled]).unwrap();
-            assert_eq!(begin().1.epoch, Epoch(mark));
+            assert_eq!(begin().1.epoch, Fence(mark));
             file.write_all_at(&before, 0).unwrap();
         }
         PLACES.into_iter().for_each(|place| file.write_all_at(b"00x", place).unwrap());

@@ -44,7 +44,7 @@ pub use http::document as openapi;
 pub use loss::{REMEDY as LOSS_REMEDY, sentence as loss_sentence};
 pub use serve::{Options, ServeError, serve};
 pub use sublet_core::policy::Policy;
-pub use sublet_core::stranger::Who;
+pub use sublet_core::unleased::RuleSubject;
 pub use sublet_host::gpu::nvidia_visible;
 pub use sublet_journal as journal;
 
@@ -54,7 +54,7 @@ pub fn worker(args: &[String]) -> std::process::ExitCode {
 }
 
 /// Whether a process of this host is one that is meant, as a rule would mean it. One that cannot be read is not.
-pub fn is_meant(who: &Who, pid: u32) -> bool {
+pub fn is_meant(who: &RuleSubject, pid: u32) -> bool {
     sublet_host::audit::service_identity(pid).is_ok_and(|found| {
         who.means(found.exe.as_deref(), found.unit.as_deref(), found.container.as_deref(), found.uid)
     })

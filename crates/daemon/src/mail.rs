@@ -8,10 +8,10 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SendError, Sender};
 use std::time::Duration;
 use sublet_core::event::{Caller, Event};
-use sublet_core::ids::{Epoch, LeaseId, ProcKey, TenantId};
+use sublet_core::ids::{Fence, LeaseId, ProcKey, TenantId};
 use sublet_core::policy::Policy;
-use sublet_core::stranger::StrangerId;
 use sublet_core::units::Time;
+use sublet_core::unleased::UnleasedId;
 use sublet_host::driver::DriverTarget;
 use sublet_host::process_signals::{self, SignalDelivery};
 use sublet_host::proof::Grant;
@@ -45,7 +45,7 @@ pub enum Mail {
     /// A signal to a stranger that was decided is on the disk.
     Strike {
         /// Which stranger.
-        stranger: StrangerId,
+        stranger: UnleasedId,
         /// The signal's number.
         signal: u8,
         /// When it was decided.
@@ -205,7 +205,7 @@ pub struct Reply {
     /// Seconds for Retry-After.
     pub retry_after_s: Option<u64>,
     /// The caller's own lease that it tells of, and with which epoch: its mark is put in on the way out.
-    pub granted: Option<(LeaseId, Epoch)>,
+    pub granted: Option<(LeaseId, Fence)>,
 }
 
 /// Most answers are no longer than this.
@@ -272,7 +272,7 @@ pub struct Again {
     /// Which.
     pub lease: LeaseId,
     /// As granted, if the caller wants to be sure.
-    pub epoch: Option<Epoch>,
+    pub epoch: Option<Fence>,
     /// The request's own key.
     pub key: Option<Key>,
 }

@@ -9,7 +9,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
-use sublet_core::ids::{Epoch, LeaseId};
+use sublet_core::ids::{Fence, LeaseId};
 use sublet_host::proof::{self, Grant, LeaseProof};
 use sublet_wire as wire;
 
@@ -34,7 +34,7 @@ impl Marks {
     }
 
     /// What the programs of a lease carry.
-    pub fn grant(&self, lease: LeaseId, epoch: Epoch) -> Grant {
+    pub fn grant(&self, lease: LeaseId, epoch: Fence) -> Grant {
         let hash = blake3::keyed_hash(&self.key, format!("{lease} {epoch}").as_bytes());
         let mut bytes = [0; proof::BYTES];
         bytes.copy_from_slice(&hash.as_bytes()[..proof::BYTES]);
@@ -47,7 +47,7 @@ impl Marks {
             && lease.tenant == tenant
             && lease.ended.is_none()
         {
-            lease.proof = Some(self.grant(id, Epoch(epoch)).proof.to_string());
+            lease.proof = Some(self.grant(id, Fence(epoch)).proof.to_string());
         }
     }
 }
@@ -92,14 +92,14 @@ mod tests {
     use std::fs::{self, Permissions};
 
     fn mark(marks: &Marks) -> LeaseProof {
-        marks.grant(LeaseId(7), Epoch(12)).proof
+        marks.grant(LeaseId(7), Fence(12)).proof
     }
 
     #[test]
     fn every_grant_has_a_mark_of_its_own_and_a_restart_makes_the_same() {
         let dir = tempfile::tempdir().unwrap();
         let marks = Marks::begin(dir.path()).unwrap();
-        let others = [(71, 2), (7, 13), (8, 12)].map(|(lease, epoch)| marks.grant(LeaseId(lease), Epoch(epoch)).proof);
+        let others = [(71, 2), (7, 13), (8, 12)].map(|(lease, epoch)| marks.grant(LeaseId(lease), Fence(epoch)).proof);
         assert!(others.iter().all(|other| *other != mark(&marks)), "{others:?}");
         assert_eq!(mark(&Marks::begin(dir.path()).unwrap()), mark(&marks));
         let elsewhere = tempfile::tempdir().unwrap();

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use sublet_core::State;
 use sublet_core::decide::offer::{Offer, offers};
-use sublet_core::expect::{self, Expected};
+use sublet_core::expected_starts::{self, ExpectedStart};
 use sublet_core::explain::{self, Bound};
 use sublet_core::ids::LeaseId;
 use sublet_core::rows::Lease;
@@ -61,7 +61,7 @@ pub struct Times {
     /// If every lease lasts as long as it may.
     pub planned: BTreeMap<LeaseId, Time>,
     /// By how long leases lasted so far.
-    pub expected: BTreeMap<LeaseId, Expected>,
+    pub expected: BTreeMap<LeaseId, ExpectedStart>,
 }
 
 impl Plans {
@@ -79,7 +79,7 @@ impl Plans {
             return Arc::clone(&starts.at);
         }
         let begun = worked();
-        let at = Times { planned: explain::estimates(state, now), expected: expect::expected(state, now) };
+        let at = Times { planned: explain::estimates(state, now), expected: expected_starts::expected(state, now) };
         let at = Arc::new(at);
         let cost = Span(worked().saturating_sub(begun).as_micros() as u64);
         kept.starts = Some(Starts { of: (version, now), cost, at: Arc::clone(&at) });

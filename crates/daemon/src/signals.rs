@@ -51,12 +51,12 @@ pub fn name(number: u8) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sublet_core::ask::Ask;
+    use sublet_core::request::LeaseRequest;
     use sublet_wire::Notice;
 
     #[test]
     fn signals_of_a_notice_are_the_same_for_core_and_for_people() {
-        assert_eq!(Notice::SIGNALS.map(number), Ask::NOTICE_SIGNALS.map(Some));
+        assert_eq!(Notice::SIGNALS.map(number), LeaseRequest::NOTICE_SIGNALS.map(Some));
     }
 
     #[test]

@@ -5,15 +5,15 @@ use crate::signals;
 use crate::view::{self, View};
 use sublet_core::decide::{enforce, find};
 use sublet_core::event::Caller;
-use sublet_core::stranger::{Fate, Mode, Rule, Step, Stranger, Treat, Who};
+use sublet_core::unleased::{Mode, NextStep, Rule, RuleAction, RuleSubject, UnleasedProcess, UnleasedStep};
 use sublet_wire as wire;
 
 impl View<'_> {
     /// Those that a caller may know of, and that a rule would be about if one is given, as they are, or as they
     /// would be in this mode.
-    pub fn strangers(&self, by: &Caller, mode: Option<Mode>, who: Option<&Who>) -> wire::UnleasedProcesses {
+    pub fn strangers(&self, by: &Caller, mode: Option<Mode>, who: Option<&RuleSubject>) -> wire::UnleasedProcesses {
         let rows = self.state.rows();
-        let is_meant = |stranger: &&Stranger| who.is_none_or(|who| who.matches(&stranger.audit));
+        let is_meant = |stranger: &&UnleasedProcess| who.is_none_or(|who| who.matches(&stranger.audit));
         let shown = rows.strangers.values().filter(|stranger| may_see(by, stranger)).filter(is_meant);
         let modes = rows.cards.iter().filter(|_| by.token.is_none());
         let rules = rows.rules.values().filter(|_| by.operator);
@@ -33,13 +33,13 @@ impl View<'_> {
         }
     }
 
-    fn stranger(&self, by: &Caller, stranger: &Stranger, mode: Option<Mode>) -> wire::UnleasedProcess {
+    fn stranger(&self, by: &Caller, stranger: &UnleasedProcess, mode: Option<Mode>) -> wire::UnleasedProcess {
         let audit = &stranger.audit;
         let residence = enforce::residence(self.state, stranger, self.now);
         let bytes = residence.as_ref().and_then(|(on, _)| on.iter().map(|(_, bytes)| bytes.map(|b| b.0)).sum());
         let cards =
             residence.map_or_else(|| stranger.cards.clone(), |(on, _)| on.iter().map(|(card, _)| *card).collect());
-        let index = |card: &sublet_core::ids::CardId| self.state.rows().cards[usize::from(card.0)].facts.index;
+        let index = |card: &sublet_core::ids::GpuId| self.state.rows().cards[usize::from(card.0)].facts.index;
         let of = self.state.lease_of(stranger).filter(|lease| find(self.state, by, *lease).is_ok());
         let mut shown = wire::UnleasedProcess {
             id: stranger.id.to_string(),
@@ -55,12 +55,12 @@ impl View<'_> {
             vram_bytes: bytes,
             age_s: self.now.since(stranger.since).as_secs_f64(),
             step: match stranger.step {
-                Step::Found => wire::UnleasedStep::Found,
-                Step::Warned { .. } => wire::UnleasedStep::Warned,
-                Step::Moving { .. } => wire::UnleasedStep::Parking,
-                Step::Unmoved { .. } => wire::UnleasedStep::ParkFailed,
-                Step::Told { .. } => wire::UnleasedStep::Signalled,
-                Step::Stuck => wire::UnleasedStep::Survived,
+                UnleasedStep::Found => wire::UnleasedStep::Found,
+                UnleasedStep::Warned { .. } => wire::UnleasedStep::Warned,
+                UnleasedStep::Moving { .. } => wire::UnleasedStep::Parking,
+                UnleasedStep::Unmoved { .. } => wire::UnleasedStep::ParkFailed,
+                UnleasedStep::Told { .. } => wire::UnleasedStep::Signalled,
+                UnleasedStep::Stuck => wire::UnleasedStep::Survived,
             },
             next: wire::NextStep::Nothing,
             next_signal: None,
@@ -73,33 +73,33 @@ impl View<'_> {
         };
         let left = |at: sublet_core::units::Time| Some(at.since(self.now).as_secs_f64());
         match enforce::fate(self.state, stranger, mode, self.now) {
-            Fate::Recorded => {}
-            Fate::LeftAlone(why) => (shown.next, shown.why) = (wire::NextStep::Exempt, Some(why.to_string())),
-            Fate::Adopted(at) => (shown.next, shown.next_in_s) = (wire::NextStep::Adopted, left(at)),
-            Fate::Warned => shown.next = wire::NextStep::Warned,
-            Fate::Parked(at) => (shown.next, shown.next_in_s) = (wire::NextStep::Parked, left(at)),
-            Fate::Moving(lease) => (shown.next, shown.lease) = (wire::NextStep::Parked, Some(lease.to_string())),
-            Fate::Signal(signal, at) => {
+            NextStep::Recorded => {}
+            NextStep::LeftAlone(why) => (shown.next, shown.why) = (wire::NextStep::Exempt, Some(why.to_string())),
+            NextStep::Adopted(at) => (shown.next, shown.next_in_s) = (wire::NextStep::Adopted, left(at)),
+            NextStep::Warned => shown.next = wire::NextStep::Warned,
+            NextStep::Parked(at) => (shown.next, shown.next_in_s) = (wire::NextStep::Parked, left(at)),
+            NextStep::Moving(lease) => (shown.next, shown.lease) = (wire::NextStep::Parked, Some(lease.to_string())),
+            NextStep::Signal(signal, at) => {
                 shown.next = wire::NextStep::Signal;
                 (shown.next_signal, shown.next_in_s) = (Some(signals::name(signal)), left(at));
             }
-            Fate::Stuck => shown.why = Some("it survived SIGKILL: only a restart of the host helps".to_owned()),
+            NextStep::Stuck => shown.why = Some("it survived SIGKILL: only a restart of the host helps".to_owned()),
         }
         shown
     }
 }
 
 /// Whether a caller may know of a stranger: an operator of all, a local user of its own.
-pub(crate) fn may_see(by: &Caller, stranger: &Stranger) -> bool {
+pub(crate) fn may_see(by: &Caller, stranger: &UnleasedProcess) -> bool {
     by.operator || (by.token.is_none() && enforce::tenant_of(&stranger.audit) == by.tenant)
 }
 
 /// A rule as clients see it.
 pub fn rule(rule: &Rule) -> wire::Rule {
     let (treat, vram, tier) = match rule.treat {
-        Treat::Allow => (wire::RuleAction::Allow, None, None),
-        Treat::Deny => (wire::RuleAction::Deny, None, None),
-        Treat::Attach { vram, tier } => (wire::RuleAction::Adopt, vram.map(|vram| vram.0), Some(view::tier(tier))),
+        RuleAction::Allow => (wire::RuleAction::Allow, None, None),
+        RuleAction::Deny => (wire::RuleAction::Deny, None, None),
+        RuleAction::Attach { vram, tier } => (wire::RuleAction::Adopt, vram.map(|vram| vram.0), Some(view::tier(tier))),
     };
     wire::Rule { id: rule.id.to_string(), matches: rule.who.to_string(), action: treat, vram_bytes: vram, tier }
 }

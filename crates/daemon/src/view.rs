@@ -8,23 +8,23 @@ use crate::strangers;
 use crate::words;
 use std::collections::BTreeMap;
 use std::ops::Bound;
-use sublet_core::ask::{self, Ask};
 use sublet_core::decide::may_know;
 use sublet_core::decide::offer::Offer;
-use sublet_core::decide::over;
-use sublet_core::decide::preempt::{self, Making};
+use sublet_core::decide::overuse;
+use sublet_core::decide::preempt::{self, RoomPlan};
 use sublet_core::decide::way_out;
 use sublet_core::event::Caller;
 use sublet_core::explain;
-use sublet_core::ids::{CardId, LeaseId, TenantId};
-use sublet_core::parking::{self, InTheWay};
+use sublet_core::ids::{GpuId, LeaseId, TenantId};
+use sublet_core::method::Method;
+use sublet_core::parking::{self, RestoreObstacle};
 use sublet_core::reading::{Reading, Resident};
-use sublet_core::rows::{self, Ended, Hold, Lease, Phase, Rows, Service, Told};
-use sublet_core::rung::Rung;
+use sublet_core::request::{self, LeaseRequest};
+use sublet_core::rows::{self, EndNotice, EndedLease, GpuService, Hold, Lease, Phase, Rows};
 use sublet_core::state::State;
-use sublet_core::stranger::{Mode, Stranger};
 use sublet_core::token::Token;
 use sublet_core::units::{Bytes, Span, Time};
+use sublet_core::unleased::{Mode, UnleasedProcess};
 use sublet_host::ActivityCounts;
 use sublet_wire as wire;
 
@@ -143,9 +143,9 @@ impl View<'_> {
                 shown.overuse = self.over(lease, hold);
                 shown.ends_soon = hold.notice.map(|told| wire::EndsSoon {
                     reason: match told {
-                        Told::Term { .. } => wire::EndReason::TermOver,
-                        Told::ForOthers(_) if lease.ask.may_be_ended() => wire::EndReason::Preempted,
-                        Told::ForOthers(_) => wire::EndReason::Overuse,
+                        EndNotice::Term { .. } => wire::EndReason::TermOver,
+                        EndNotice::ForOthers(_) if lease.ask.may_be_ended() => wire::EndReason::Preempted,
+                        EndNotice::ForOthers(_) => wire::EndReason::Overuse,
                     },
                     unix_s: self.unix_s(told.at()),
                     in_s: told.at().since(self.now).as_secs_f64(),
@@ -173,14 +173,14 @@ impl View<'_> {
         state: wire::LeaseState,
         lease: &Lease,
         hold: &Hold,
-        away: &rows::Away,
+        away: &rows::ParkState,
     ) {
         shown.state = state;
         shown.method = match away.rung {
-            Rung::Yield => Some(wire::ParkMethod::Hook),
-            Rung::Park => Some(wire::ParkMethod::Shim),
-            Rung::Driver => Some(wire::ParkMethod::Driver),
-            Rung::End => None,
+            Method::Yield => Some(wire::ParkMethod::Hook),
+            Method::Park => Some(wire::ParkMethod::Shim),
+            Method::Driver => Some(wire::ParkMethod::Driver),
+            Method::End => None,
         };
         self.show_hold(shown, hold);
         shown.seen_bytes = self.seen(lease, hold);
@@ -231,12 +231,12 @@ impl View<'_> {
         let told = hold.over()?;
         let (policy, meta) = (self.state.policy(), &self.state.rows().meta);
         let left = |span: Span| meta.due(told.since, told.since + span).since(self.now).as_secs_f64();
-        let seen = over::most_seen(self.state, lease.id, hold).max(told.seen);
-        let enforced = |card: &CardId| self.state.mode(*card) == Mode::Enforce;
+        let seen = overuse::most_seen(self.state, lease.id, hold).max(told.seen);
+        let enforced = |card: &GpuId| self.state.mode(*card) == Mode::Enforce;
         Some(wire::Overuse {
             since_unix_s: self.unix_s(told.since),
             seen_bytes: seen.0,
-            offer_bytes: over::more(self.state, lease, self.now).map(|vram| vram.0),
+            offer_bytes: overuse::more(self.state, lease, self.now).map(|vram| vram.0),
             parkable_in_s: left(policy.over),
             ends_in_s: hold.cards.iter().all(enforced).then(|| left(policy.patience.warned.max(policy.over))),
         })
@@ -404,15 +404,15 @@ impl View<'_> {
             return "its bytes are coming back to its GPUs".to_owned();
         };
         let name = match who {
-            InTheWay::Unreadable(_) => None,
-            InTheWay::Strangers(card, _) => self.stranger_on(by, card),
-            InTheWay::Uncapped(_, other) => Some(self.name_for(by, other)),
+            RestoreObstacle::Unreadable(_) => None,
+            RestoreObstacle::Strangers(card, _) => self.stranger_on(by, card),
+            RestoreObstacle::Uncapped(_, other) => Some(self.name_for(by, other)),
         };
         format!("it is not brought back yet: {}", words::held_back(self.state, who, name))
     }
 
     /// A process on a card that has no lease there, and whose it is, as far as this caller may know.
-    fn stranger_on(&self, by: &Caller, card: CardId) -> Option<String> {
+    fn stranger_on(&self, by: &Caller, card: GpuId) -> Option<String> {
         let room = self.state.room(card);
         let Reading::Used(used) = &room.observed().reading else { return None };
         let is_ours = |lease: LeaseId| room.claims().contains_key(&lease);
@@ -429,10 +429,10 @@ impl View<'_> {
         &self,
         waiter: &Lease,
         holder: &Lease,
-        making: Option<&(Making, Vec<(CardId, Span)>)>,
+        making: Option<&(RoomPlan, Vec<(GpuId, Span)>)>,
     ) -> (Option<wire::PreemptionCost>, Option<String>) {
         let chosen = match making {
-            Some((Making::Plan { victims, .. }, _)) => victims.iter().any(|(id, _)| *id == holder.id),
+            Some((RoomPlan::Plan { victims, .. }, _)) => victims.iter().any(|(id, _)| *id == holder.id),
             Some(_) => false,
             None => return (None, None),
         };
@@ -478,8 +478,8 @@ impl View<'_> {
         &self,
         by: &Caller,
         lease: &Lease,
-        card: CardId,
-        making: Option<&(Making, Vec<(CardId, Span)>)>,
+        card: GpuId,
+        making: Option<&(RoomPlan, Vec<(GpuId, Span)>)>,
     ) -> wire::GpuExplanation {
         let facts = &self.state.rows().cards[card.0 as usize].facts;
         let obstacle = explain::obstacle(self.state, lease, card, self.now);
@@ -519,7 +519,7 @@ impl View<'_> {
         cards
     }
 
-    fn card(&self, by: &Caller, card: CardId) -> wire::Gpu {
+    fn card(&self, by: &Caller, card: GpuId) -> wire::Gpu {
         let row = &self.state.rows().cards[card.0 as usize];
         let room = self.state.room(card);
         let (used, coarse, unreadable) = match &room.observed().reading {
@@ -531,12 +531,12 @@ impl View<'_> {
             uuid: row.facts.uuid.clone(),
             name: row.facts.name.clone(),
             state: match &row.service {
-                Service::Draining => wire::GpuState::Draining,
-                Service::Out { .. } => wire::GpuState::OutOfService,
-                Service::In if row.facts.unusable.is_some() => wire::GpuState::Unusable,
-                Service::In if !self.state.is_listed(card) => wire::GpuState::Missing,
-                Service::In if self.state.is_aside(card) => wire::GpuState::Aside,
-                Service::In => wire::GpuState::InService,
+                GpuService::Draining => wire::GpuState::Draining,
+                GpuService::Out { .. } => wire::GpuState::OutOfService,
+                GpuService::In if row.facts.unusable.is_some() => wire::GpuState::Unusable,
+                GpuService::In if !self.state.is_listed(card) => wire::GpuState::Missing,
+                GpuService::In if self.state.is_aside(card) => wire::GpuState::Aside,
+                GpuService::In => wire::GpuState::InService,
             },
             state_why: words::service(&row.service)
                 .or_else(|| row.facts.unusable.clone())
@@ -555,7 +555,7 @@ impl View<'_> {
         }
     }
 
-    fn occupants(&self, by: &Caller, card: CardId) -> Vec<wire::Occupant> {
+    fn occupants(&self, by: &Caller, card: GpuId) -> Vec<wire::Occupant> {
         let room = self.state.room(card);
         let Reading::Used(used) = &room.observed().reading else { return self.leases_on(by, card) };
         let mut found = self.leases_on(by, card);
@@ -578,13 +578,13 @@ impl View<'_> {
 
     /// Whether who only draws is left alone: it has little, or draws somebody's screen.
     fn is_display(&self, resident: &Resident) -> bool {
-        let known = |row: &&Stranger| row.audit.process == resident.process;
+        let known = |row: &&UnleasedProcess| row.audit.process == resident.process;
         let draws_screen =
             || self.state.rows().strangers.values().find(known).is_some_and(|row| row.audit.seat.is_some());
         resident.graphics && (!resident.is_of_interest() || draws_screen())
     }
 
-    fn leases_on(&self, by: &Caller, card: CardId) -> Vec<wire::Occupant> {
+    fn leases_on(&self, by: &Caller, card: GpuId) -> Vec<wire::Occupant> {
         let room = self.state.room(card);
         let coarse = !matches!(&room.observed().reading, Reading::Used(used) if !used.coarse);
         let leases = room.claims().iter().filter_map(|(id, claim)| self.state.lease(*id).map(|l| (l, claim)));
@@ -704,7 +704,7 @@ impl View<'_> {
 }
 
 /// What a lease that is history was charged.
-pub fn past_usage(ended: &Ended, rows: &[rows::Tenant], names: &Names) -> Option<wire::UsageRow> {
+pub fn past_usage(ended: &EndedLease, rows: &[rows::Tenant], names: &Names) -> Option<wire::UsageRow> {
     let hold = ended.hold.as_ref()?;
     let tenant = &rows.get(ended.tenant.0 as usize)?.name;
     let peak = ended.finish.peak.map(|b| b.0);
@@ -740,7 +740,7 @@ fn gib_seconds(byte_us: u128) -> f64 {
 }
 
 /// A lease that is history.
-pub fn past(ended: &Ended, view: &View<'_>) -> wire::Lease {
+pub fn past(ended: &EndedLease, view: &View<'_>) -> wire::Lease {
     let tenant = view.state.tenant_name(ended.tenant).to_owned();
     let mut shown = plain(&ended.ask, ended.id.to_string(), tenant, view.names);
     shown.state = wire::LeaseState::Ended;
@@ -756,7 +756,7 @@ pub fn past(ended: &Ended, view: &View<'_>) -> wire::Lease {
     shown
 }
 
-fn plain(ask: &Ask, id: String, tenant: String, names: &Names) -> wire::Lease {
+fn plain(ask: &LeaseRequest, id: String, tenant: String, names: &Names) -> wire::Lease {
     wire::Lease {
         id,
         state: wire::LeaseState::Waiting,
@@ -774,7 +774,7 @@ fn plain(ask: &Ask, id: String, tenant: String, names: &Names) -> wire::Lease {
         fence: None,
         proof: None,
         ttl_s: ask.term.span().secs_ceil(),
-        fixed_term: matches!(ask.term, ask::Term::Fixed(_)),
+        fixed_term: matches!(ask.term, request::Term::Fixed(_)),
         requested_unix_s: 0.0,
         granted_unix_s: None,
         on_gpus_unix_s: None,
@@ -800,7 +800,7 @@ fn plain(ask: &Ask, id: String, tenant: String, names: &Names) -> wire::Lease {
 }
 
 fn fill_hold(shown: &mut wire::Lease, hold: &Hold, rows: &Rows) {
-    let facts = |card: &CardId| rows.cards.get(card.0 as usize).map(|card| &card.facts);
+    let facts = |card: &GpuId| rows.cards.get(card.0 as usize).map(|card| &card.facts);
     shown.vram_bytes = Some(hold.vram.0);
     shown.fence = Some(hold.epoch.0);
     shown.idle = hold.idle;
@@ -818,10 +818,10 @@ fn parked(lease: &Lease) -> String {
         false => format!("`sublet resume {}` brings it back", lease.id),
     };
     match lease.away().map(|away| away.rung) {
-        Some(Rung::Driver) => {
+        Some(Method::Driver) => {
             format!("it is parked: the driver has its bytes in host memory, and it stands still; {by_hand}")
         }
-        Some(Rung::Yield) => format!("it is parked: it gave up its bytes by its own hook; {by_hand}"),
+        Some(Method::Yield) => format!("it is parked: it gave up its bytes by its own hook; {by_hand}"),
         _ if lease.is_passive() => {
             format!("it is parked: its bytes are in host memory, and come back when it is used; {by_hand}")
         }
@@ -829,7 +829,7 @@ fn parked(lease: &Lease) -> String {
     }
 }
 
-fn finish_of(id: &str, finish: &rows::Finish, at_unix_s: f64) -> wire::LeaseEnd {
+fn finish_of(id: &str, finish: &rows::LeaseEnd, at_unix_s: f64) -> wire::LeaseEnd {
     wire::LeaseEnd { reason: reason(finish.reason), sentence: words::ended(id, finish.reason), at_unix_s }
 }
 
@@ -843,47 +843,47 @@ fn unix_s(wall_us: u64, now: Time, at: Time) -> f64 {
     ms as f64 / 1e3
 }
 
-fn vram(vram: ask::Vram) -> wire::Vram {
+fn vram(vram: request::Vram) -> wire::Vram {
     match vram {
-        ask::Vram::Bytes(bytes) => wire::Vram::Bytes(bytes.0),
-        ask::Vram::Whole => wire::Vram::Whole,
+        request::Vram::Bytes(bytes) => wire::Vram::Bytes(bytes.0),
+        request::Vram::Whole => wire::Vram::Whole,
     }
 }
 
 /// A tier as clients spell it.
-pub fn tier(tier: ask::Tier) -> wire::Tier {
+pub fn tier(tier: request::Tier) -> wire::Tier {
     match tier {
-        ask::Tier::Interactive => wire::Tier::Interactive,
-        ask::Tier::Batch => wire::Tier::Batch,
-        ask::Tier::Spot => wire::Tier::Spot,
+        request::Tier::Interactive => wire::Tier::Interactive,
+        request::Tier::Batch => wire::Tier::Batch,
+        request::Tier::Spot => wire::Tier::Spot,
     }
 }
 
-fn exclusivity(exclusivity: ask::Exclusivity) -> wire::Exclusivity {
+fn exclusivity(exclusivity: request::Exclusivity) -> wire::Exclusivity {
     match exclusivity {
-        ask::Exclusivity::Shared => wire::Exclusivity::Shared,
-        ask::Exclusivity::Session => wire::Exclusivity::SessionExclusive,
-        ask::Exclusivity::Device => wire::Exclusivity::DeviceExclusive,
+        request::Exclusivity::Shared => wire::Exclusivity::Shared,
+        request::Exclusivity::Session => wire::Exclusivity::SessionExclusive,
+        request::Exclusivity::Device => wire::Exclusivity::DeviceExclusive,
     }
 }
 
-fn reason(reason: rows::Reason) -> wire::EndReason {
+fn reason(reason: rows::EndReason) -> wire::EndReason {
     match reason {
-        rows::Reason::Released => wire::EndReason::Released,
-        rows::Reason::Expired => wire::EndReason::Expired,
-        rows::Reason::HoldCap => wire::EndReason::RenewalCap,
-        rows::Reason::TermOver => wire::EndReason::TermOver,
-        rows::Reason::HolderExited => wire::EndReason::HolderExited,
-        rows::Reason::Revoked => wire::EndReason::Revoked,
-        rows::Reason::DeviceLost => wire::EndReason::GpuLost,
-        rows::Reason::DiedParking => wire::EndReason::DiedParking,
-        rows::Reason::RestoreFailed => wire::EndReason::RestoreFailed,
-        rows::Reason::HostRebooted => wire::EndReason::HostRebooted,
-        rows::Reason::WaitOver => wire::EndReason::WaitOver,
-        rows::Reason::NotMoved => wire::EndReason::ParkFailed,
-        rows::Reason::Budget => wire::EndReason::Budget,
-        rows::Reason::ParkExpired => wire::EndReason::ParkExpired,
-        rows::Reason::Preempted => wire::EndReason::Preempted,
-        rows::Reason::OverUse => wire::EndReason::Overuse,
+        rows::EndReason::Released => wire::EndReason::Released,
+        rows::EndReason::Expired => wire::EndReason::Expired,
+        rows::EndReason::HoldCap => wire::EndReason::RenewalCap,
+        rows::EndReason::TermOver => wire::EndReason::TermOver,
+        rows::EndReason::HolderExited => wire::EndReason::HolderExited,
+        rows::EndReason::Revoked => wire::EndReason::Revoked,
+        rows::EndReason::DeviceLost => wire::EndReason::GpuLost,
+        rows::EndReason::DiedParking => wire::EndReason::DiedParking,
+        rows::EndReason::RestoreFailed => wire::EndReason::RestoreFailed,
+        rows::EndReason::HostRebooted => wire::EndReason::HostRebooted,
+        rows::EndReason::WaitOver => wire::EndReason::WaitOver,
+        rows::EndReason::NotMoved => wire::EndReason::ParkFailed,
+        rows::EndReason::Budget => wire::EndReason::Budget,
+        rows::EndReason::ParkExpired => wire::EndReason::ParkExpired,
+        rows::EndReason::Preempted => wire::EndReason::Preempted,
+        rows::EndReason::OverUse => wire::EndReason::Overuse,
     }
 }

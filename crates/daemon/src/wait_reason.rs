@@ -14,19 +14,19 @@ use crate::view::View;
 use crate::words;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
-use sublet_core::ask::Exclusivity;
 use sublet_core::audit::Audit;
 use sublet_core::decide::enforce;
-use sublet_core::decide::preempt::{self, Making};
+use sublet_core::decide::preempt::{self, RoomPlan};
 use sublet_core::event::{Caller, Refusal};
-use sublet_core::explain::{self, Obstacle};
-use sublet_core::ids::{CardId, LeaseId, TenantId};
+use sublet_core::explain::{self, WaitReason};
+use sublet_core::ids::{GpuId, LeaseId, TenantId};
 use sublet_core::quota;
 use sublet_core::reading::{Reading, Resident};
-use sublet_core::room::Closed;
+use sublet_core::request::Exclusivity;
+use sublet_core::room::ReadingFault;
 use sublet_core::rows::Lease;
-use sublet_core::stranger::{Fate, LeftAlone, Mode, Stranger};
 use sublet_core::units::{Bytes, Time};
+use sublet_core::unleased::{Exemption, Mode, NextStep, UnleasedProcess};
 use sublet_wire::size::show;
 use sublet_wire::span;
 
@@ -104,7 +104,7 @@ impl View<'_> {
             None => {}
         }
         let found = state.cards().map(|card| (card, explain::obstacle(state, lease, card, self.now)));
-        let found = found.filter(|(_, obstacle)| *obstacle != Obstacle::Claimed);
+        let found = found.filter(|(_, obstacle)| *obstacle != WaitReason::Claimed);
         // What could change soonest says most.
         let first = found.min_by_key(|(card, obstacle)| (weight(obstacle), missing(obstacle), self.index(*card)));
         let text = first.and_then(|(card, obstacle)| self.obstacle(by, lease, card, &obstacle));
@@ -132,50 +132,52 @@ impl View<'_> {
             return None;
         }
         match preempt::making(self.state, lease, self.now)?.0 {
-            Making::Ram { need, room } => Some(words::lacking_space(self.state, need, room)),
+            RoomPlan::Ram { need, room } => Some(words::lacking_space(self.state, need, room)),
             _ => None,
         }
     }
 
     /// What keeps a waiter off a GPU; `None` if only requests ahead of it do.
-    pub(crate) fn obstacle(&self, by: &Caller, lease: &Lease, card: CardId, obstacle: &Obstacle) -> Option<String> {
+    pub(crate) fn obstacle(&self, by: &Caller, lease: &Lease, card: GpuId, obstacle: &WaitReason) -> Option<String> {
         let index = self.index(card);
         let head = match obstacle {
-            Obstacle::Claimed => return None,
-            Obstacle::NotEligible => return Some(format!("GPU {index} is not among the GPUs of this request")),
-            Obstacle::Aside { by: user, until } => return Some(self.steps_aside(by, index, user, *until)),
-            Obstacle::Draining => return Some(format!("GPU {index} is draining: no new lease starts there")),
-            Obstacle::Out(why) => return Some(format!("GPU {index} is out of service ({why})")),
-            Obstacle::Unusable(why) => return Some(format!("GPU {index} cannot be leased ({why})")),
-            Obstacle::Missing => return Some(format!("the driver does not list GPU {index} now")),
-            Obstacle::Closed(Closed::Stale) => return Some(format!("GPU {index} has not answered for two periods")),
-            Obstacle::Closed(Closed::Unreadable(why)) => return Some(words::unreadable(index, why)),
-            Obstacle::Exclusive => match lease.ask.exclusivity {
+            WaitReason::Claimed => return None,
+            WaitReason::NotEligible => return Some(format!("GPU {index} is not among the GPUs of this request")),
+            WaitReason::Aside { by: user, until } => return Some(self.steps_aside(by, index, user, *until)),
+            WaitReason::Draining => return Some(format!("GPU {index} is draining: no new lease starts there")),
+            WaitReason::Out(why) => return Some(format!("GPU {index} is out of service ({why})")),
+            WaitReason::Unusable(why) => return Some(format!("GPU {index} cannot be leased ({why})")),
+            WaitReason::Missing => return Some(format!("the driver does not list GPU {index} now")),
+            WaitReason::Closed(ReadingFault::Stale) => {
+                return Some(format!("GPU {index} has not answered for two periods"));
+            }
+            WaitReason::Closed(ReadingFault::Unreadable(why)) => return Some(words::unreadable(index, why)),
+            WaitReason::Exclusive => match lease.ask.exclusivity {
                 Exclusivity::Shared => format!("GPU {index} is leased exclusively"),
                 Exclusivity::Session => format!("the request is for GPU {index} without other users"),
                 Exclusivity::Device => format!("the request is for GPU {index} without other leases"),
             },
-            Obstacle::NotEmpty => format!("the request is for all of GPU {index}"),
-            Obstacle::TooFull { need, room } => {
+            WaitReason::NotEmpty => format!("the request is for all of GPU {index}"),
+            WaitReason::TooFull { need, room } => {
                 format!("GPU {index} has {} free, {} are needed", show(room.0), show(need.0))
             }
         };
         let blockers = self.blockers(by, lease, card);
         let suffice = |bytes: Bytes| match obstacle {
-            Obstacle::TooFull { .. } => bytes >= missing(obstacle),
+            WaitReason::TooFull { .. } => bytes >= missing(obstacle),
             // Only the lease that has the GPU to itself is in the way.
-            Obstacle::Exclusive => lease.ask.exclusivity == Exclusivity::Shared,
+            WaitReason::Exclusive => lease.ask.exclusivity == Exclusivity::Shared,
             _ => false,
         };
         let ways = blockers.ways_out(by, index, suffice);
         Some([Some(head), blockers.named(suffice), ways].into_iter().flatten().collect::<Vec<_>>().join("; "))
     }
 
-    fn index(&self, card: CardId) -> u32 {
+    fn index(&self, card: GpuId) -> u32 {
         self.state.rows().cards[usize::from(card.0)].facts.index
     }
 
-    fn blockers(&self, by: &Caller, waiter: &Lease, card: CardId) -> Blockers {
+    fn blockers(&self, by: &Caller, waiter: &Lease, card: GpuId) -> Blockers {
         let room = self.state.room(card);
         let others = || room.claims().iter().filter(|(id, _)| **id != waiter.id);
         let parked = others().filter(|(_, claim)| claim.parked).map(|(_, claim)| claim.seen);
@@ -222,7 +224,7 @@ impl View<'_> {
         of_user.into_iter().map(told).collect()
     }
 
-    fn unleased(&self, by: &Caller, card: CardId) -> Vec<Unleased> {
+    fn unleased(&self, by: &Caller, card: GpuId) -> Vec<Unleased> {
         let room = self.state.room(card);
         let Reading::Used(used) = &room.observed().reading else { return Vec::new() };
         let is_ours = |lease: LeaseId| room.claims().contains_key(&lease);
@@ -244,7 +246,13 @@ impl View<'_> {
         named
     }
 
-    fn unleased_process(&self, by: &Caller, resident: &Resident, row: Option<&Stranger>, index: u32) -> Unleased {
+    fn unleased_process(
+        &self,
+        by: &Caller,
+        resident: &Resident,
+        row: Option<&UnleasedProcess>,
+        index: u32,
+    ) -> Unleased {
         let (pid, bytes) = (resident.process.pid, resident.bytes);
         let Some(row) = row else {
             let text = format!("process {pid} {} without a lease", uses("uses", bytes));
@@ -261,11 +269,11 @@ impl View<'_> {
         }
         let left = |at: Time| span::show(at.since(self.now).as_secs_f64().max(1.0));
         let soon = match enforce::fate(self.state, row, None, self.now) {
-            Fate::Recorded | Fate::LeftAlone(_) | Fate::Warned | Fate::Stuck => None,
-            Fate::Adopted(at) => Some(format!("gets one in {}", left(at))),
-            Fate::Moving(_) => Some("is being parked".to_owned()),
-            Fate::Parked(at) => Some(format!("is parked or ended in {}", left(at))),
-            Fate::Signal(_, at) => Some(format!("is ended in {}", left(at))),
+            NextStep::Recorded | NextStep::LeftAlone(_) | NextStep::Warned | NextStep::Stuck => None,
+            NextStep::Adopted(at) => Some(format!("gets one in {}", left(at))),
+            NextStep::Moving(_) => Some("is being parked".to_owned()),
+            NextStep::Parked(at) => Some(format!("is parked or ended in {}", left(at))),
+            NextStep::Signal(_, at) => Some(format!("is ended in {}", left(at))),
         };
         let Some(soon) = soon else {
             let by_mode = self.is_adopted_by_mode(row);
@@ -277,11 +285,11 @@ impl View<'_> {
 
     /// True if mode `adopt` would give a process a lease: those of users that made a request before, where the driver tells
     /// whose bytes are whose. Before that was tried, setting the mode tries it.
-    fn is_adopted_by_mode(&self, row: &Stranger) -> bool {
+    fn is_adopted_by_mode(&self, row: &UnleasedProcess) -> bool {
         let state = self.state;
         match enforce::fate(state, row, Some(Mode::Adopt), self.now) {
-            Fate::Adopted(_) => true,
-            Fate::LeftAlone(LeftAlone::CannotEnforce(_)) => state.can_enforce().is_none(),
+            NextStep::Adopted(_) => true,
+            NextStep::LeftAlone(Exemption::CannotEnforce(_)) => state.can_enforce().is_none(),
             _ => false,
         }
     }
@@ -386,22 +394,22 @@ fn ways(by: &Caller, index: u32, endless: &[&Unleased]) -> String {
 }
 
 /// The bytes that a waiter lacks on a GPU.
-fn missing(obstacle: &Obstacle) -> Bytes {
+fn missing(obstacle: &WaitReason) -> Bytes {
     match obstacle {
-        Obstacle::TooFull { need, room } => need.less(*room),
+        WaitReason::TooFull { need, room } => need.less(*room),
         _ => Bytes::ZERO,
     }
 }
 
-fn weight(obstacle: &Obstacle) -> u8 {
+fn weight(obstacle: &WaitReason) -> u8 {
     match obstacle {
-        Obstacle::Claimed | Obstacle::TooFull { .. } | Obstacle::NotEmpty | Obstacle::Exclusive => 0,
-        Obstacle::Closed(_) => 1,
+        WaitReason::Claimed | WaitReason::TooFull { .. } | WaitReason::NotEmpty | WaitReason::Exclusive => 0,
+        WaitReason::Closed(_) => 1,
         // It ends by itself, at a known time.
-        Obstacle::Aside { .. } => 1,
-        Obstacle::Draining | Obstacle::Missing => 2,
-        Obstacle::Out(_) | Obstacle::Unusable(_) => 3,
-        Obstacle::NotEligible => 4,
+        WaitReason::Aside { .. } => 1,
+        WaitReason::Draining | WaitReason::Missing => 2,
+        WaitReason::Out(_) | WaitReason::Unusable(_) => 3,
+        WaitReason::NotEligible => 4,
     }
 }
 

@@ -3,68 +3,70 @@
 use crate::keys::{ANSWERS_OF_TENANT, KEPT_AT_LEAST};
 use crate::loss;
 use crate::signals;
-use sublet_core::action::{Action, Hint, Unparked, Wake};
+use sublet_core::action::{Action, Hint, UnparkReason, Wake};
 use sublet_core::aside::AsideOver;
-use sublet_core::ask::{BadAsk, Vram};
-use sublet_core::decide::preempt::{Making, Spared};
+use sublet_core::decide::preempt::{NotPreemptable, RoomPlan};
 use sublet_core::event::Refusal;
 use sublet_core::explain::NoBound;
-use sublet_core::ids::{CardId, LeaseId, ProcKey};
-use sublet_core::parking::{InTheWay, NotParkable};
+use sublet_core::ids::{GpuId, LeaseId, ProcKey};
+use sublet_core::method::Method;
+use sublet_core::parking::{NotParkable, RestoreObstacle};
 use sublet_core::policy::AsideAllow;
-use sublet_core::queue::Place;
-use sublet_core::quota::{Capped, Held};
+use sublet_core::queue::QueuePlace;
+use sublet_core::quota::{CappedResource, QuotaBlock};
 use sublet_core::reading::Unreadable;
-use sublet_core::rows::{Lease, Reason, Service};
-use sublet_core::rung::Rung;
+use sublet_core::request::{RequestError, Vram};
+use sublet_core::rows::{EndReason, GpuService, Lease};
 use sublet_core::state::State;
-use sublet_core::stranger::{self, Treat};
 use sublet_core::units::{Bytes, Time};
+use sublet_core::unleased::{self, RuleAction};
 use sublet_wire::size::show;
 use sublet_wire::span;
 use sublet_wire::{Code, Problem};
 
 /// How a lease ended, and what to do next.
-pub fn ended(id: &str, reason: Reason) -> String {
+pub fn ended(id: &str, reason: EndReason) -> String {
     match reason {
-        Reason::Released => format!("lease {id} was released"),
-        Reason::Expired => {
+        EndReason::Released => format!("lease {id} was released"),
+        EndReason::Expired => {
             format!(
                 "lease {id} ended: it was not used, and another request waits for the GPU; request a lease again to continue"
             )
         }
-        Reason::HoldCap => format!(
+        EndReason::HoldCap => format!(
             "lease {id} ended: it reached the longest time (`renewal_cap`) while other requests wait; request a lease again, your processes were not stopped"
         ),
-        Reason::TermOver => format!("lease {id} ended: its term is over; request a lease again to continue"),
-        Reason::HolderExited => format!("lease {id} ended: its last process exited"),
-        Reason::Revoked => format!("lease {id} was ended by an operator; ask the operator before you request another"),
-        Reason::DeviceLost => {
+        EndReason::TermOver => format!("lease {id} ended: its term is over; request a lease again to continue"),
+        EndReason::HolderExited => format!("lease {id} ended: its last process exited"),
+        EndReason::Revoked => {
+            format!("lease {id} was ended by an operator; ask the operator before you request another")
+        }
+        EndReason::DeviceLost => {
             format!("lease {id} ended: its GPU is gone; request another lease, and tell an operator")
         }
-        Reason::RestoreFailed => format!(
+        EndReason::RestoreFailed => format!(
             "lease {id} ended: the driver could not resume it, and its parked VRAM is lost; stop its processes and start again"
         ),
-        Reason::DiedParking => format!(
+        EndReason::DiedParking => format!(
             "lease {id} ended: its program died while it was being parked; if the kernel killed it for lack of memory, raise the limit of its memory cgroup (`MemoryMax=`, `--memory`, `--mem`), then start it again"
         ),
-        Reason::HostRebooted => format!("lease {id} ended: the host was rebooted; request a lease again"),
-        Reason::Budget => {
+        EndReason::HostRebooted => format!("lease {id} ended: the host was rebooted; request a lease again"),
+        EndReason::Budget => {
             format!("lease {id} ended: the day's GPU time is used up; it is available again at midnight")
         }
-        Reason::ParkExpired => format!(
+        EndReason::ParkExpired => format!(
             "lease {id} ended: it was parked for the longest time (`[parking] time_max`), and its parked VRAM is lost; request a lease and start again"
         ),
-        Reason::Preempted => format!(
+        EndReason::Preempted => format!(
             "lease {id} ended: other requests needed its GPU, and it allowed that (`--preempt end`); request a lease again, or use `--requeue`"
         ),
-        Reason::NotMoved => format!(
+        EndReason::NotMoved => format!(
             "lease {id} ended: it was made to park an unleased process, and that failed; the process is unleased again"
         ),
-        Reason::OverUse => format!(
+        EndReason::OverUse => format!(
             "lease {id} ended: its program used more than the lease, other requests needed the GPU, and it could not be parked; request as much as the program needs"
         ),
-        Reason::WaitOver => {
+        EndReason::WaitOver => {
             format!("{id} was not granted within its waiting time; request it again with a longer `--wait`")
         }
     }
@@ -83,11 +85,11 @@ pub fn unreadable(index: u32, why: &Unreadable) -> String {
 }
 
 /// Why a card is not leased; `None` while it is.
-pub fn service(service: &Service) -> Option<String> {
+pub fn service(service: &GpuService) -> Option<String> {
     match service {
-        Service::In => None,
-        Service::Draining => Some("an operator drains it".to_owned()),
-        Service::Out { why } => Some(format!("{why}; an operator must clear it")),
+        GpuService::In => None,
+        GpuService::Draining => Some("an operator drains it".to_owned()),
+        GpuService::Out { why } => Some(format!("{why}; an operator must clear it")),
     }
 }
 
@@ -100,7 +102,7 @@ pub fn why_ahead(state: &State, first: &Lease, second: &Lease, now: Time) -> Str
         mark.since(arrival.max(now)).0.min(policy.debt_max.0)
     };
     let (owed_ahead, owed_behind) = (owes(first, ahead.arrival), owes(second, behind.arrival));
-    let head_start = |place: &Place| place.arrival.0 as i64 - place.rank;
+    let head_start = |place: &QueuePlace| place.arrival.0 as i64 - place.rank;
     let more_urgent = head_start(&ahead) - head_start(&behind);
     let is_equal = (first.ask.tier, first.ask.priority) == (second.ask.tier, second.ask.priority);
     let minutes = |us: u64| span::show((us as f64 / 6e7).ceil() * 60.0);
@@ -119,13 +121,13 @@ pub fn why_ahead(state: &State, first: &Lease, second: &Lease, now: Time) -> Str
 }
 
 /// What must happen before a quota has room.
-pub(crate) fn when_quota_returns(held: &Held) -> &'static str {
+pub(crate) fn when_quota_returns(held: &QuotaBlock) -> &'static str {
     match (held.what, &held.group) {
-        (Capped::Never { cap: Bytes::ZERO, .. }, _) => {
+        (CappedResource::Never { cap: Bytes::ZERO, .. }, _) => {
             "request without `--preempt never`, or ask the operator for a quota"
         }
         _ if held.always => "request less, or ask the operator for a larger quota",
-        (Capped::GpuDay { .. }, _) => "it is available again at midnight",
+        (CappedResource::GpuDay { .. }, _) => "it is available again at midnight",
         (_, None) => "it starts when another of your leases ends",
         (_, Some(_)) => "it starts when another lease of the group ends",
     }
@@ -177,14 +179,14 @@ pub fn left_out(others: impl Iterator<Item = (ProcKey, u32)>) -> Option<String> 
 
 /// Why the driver does not bring a holder back yet, and what helps. The name is that of who is in the way, as far as
 /// whoever reads it may know.
-pub fn held_back(state: &State, who: InTheWay, name: Option<String>) -> String {
-    let index = |card: CardId| state.rows().cards[usize::from(card.0)].facts.index;
+pub fn held_back(state: &State, who: RestoreObstacle, name: Option<String>) -> String {
+    let index = |card: GpuId| state.rows().cards[usize::from(card.0)].facts.index;
     let lost = "a restore kills the process if another one takes its VRAM";
     match (who, name) {
-        (InTheWay::Unreadable(card), _) => {
+        (RestoreObstacle::Unreadable(card), _) => {
             format!("it waits until GPU {} can be read: {lost}; tell an operator if that lasts", index(card))
         }
-        (InTheWay::Strangers(card, count), Some(name)) => {
+        (RestoreObstacle::Strangers(card, count), Some(name)) => {
             let others = if count > 1 { format!(" and {} more", count - 1) } else { String::new() };
             let (has, leaves) = if count > 1 { ("have", "leave") } else { ("has", "leaves") };
             format!(
@@ -192,14 +194,14 @@ pub fn held_back(state: &State, who: InTheWay, name: Option<String>) -> String {
                 index(card)
             )
         }
-        (InTheWay::Strangers(card, count), None) => {
+        (RestoreObstacle::Strangers(card, count), None) => {
             let (processes, leave) = if count == 1 { ("process", "leaves") } else { ("processes", "leave") };
             format!(
                 "it waits until {count} {processes} without a lease {leave} GPU {index}: {lost}; `sublet gpus` shows what is there; end it, or ask its user to",
                 index = index(card)
             )
         }
-        (InTheWay::Uncapped(card, _), name) => {
+        (RestoreObstacle::Uncapped(card, _), name) => {
             let name = name.unwrap_or_else(|| "another lease".to_owned());
             format!(
                 "it waits until {name} has left GPU {}, because nothing limits it to its size: {lost}; ask its user to end it, or to start it with Sublet's library",
@@ -210,14 +212,14 @@ pub fn held_back(state: &State, who: InTheWay, name: Option<String>) -> String {
 }
 
 /// Why a holder is not made to leave its cards.
-pub fn spared(spared: &Spared, now: Time) -> String {
+pub fn spared(spared: &NotPreemptable, now: Time) -> String {
     match spared {
-        Spared::Turn { until } => {
+        NotPreemptable::Turn { until } => {
             format!("it is busy, and its time slice ends in {}", span::show(until.since(now).as_secs_f64()))
         }
-        Spared::Stays(whys) => {
-            let said = |rung: Rung| whys.iter().find(|(of, _)| *of == rung).map(|(_, why)| why);
-            match (said(Rung::Park), said(Rung::Driver)) {
+        NotPreemptable::Stays(whys) => {
+            let said = |rung: Method| whys.iter().find(|(of, _)| *of == rung).map(|(_, why)| why);
+            match (said(Method::Park), said(Method::Driver)) {
                 (Some(NotParkable::NoShim), Some(why)) if *why != NotParkable::NotInspected => not_parkable(why),
                 (Some(why), _) | (None, Some(why)) => not_parkable(why),
                 (None, None) => spared.to_string(),
@@ -228,32 +230,32 @@ pub fn spared(spared: &Spared, now: Time) -> String {
 }
 
 /// Whether room is made for a waiter, who leaves, at what price, and why.
-pub fn room_made(state: &State, making: Option<&Making>, now: Time, name: impl Fn(LeaseId) -> String) -> String {
+pub fn room_made(state: &State, making: Option<&RoomPlan>, now: Time, name: impl Fn(LeaseId) -> String) -> String {
     let seconds = |span: sublet_core::units::Span| span::show(span.as_secs_f64());
     match making {
         None if !state.policy().parking.preempt => {
             "leases are not preempted here: `[preemption] enabled` is false".to_owned()
         }
         None => "leases are preempted for the requests ahead of it first".to_owned(),
-        Some(Making::Coming(_)) => "its room is being made: leases are being parked or ended".to_owned(),
-        Some(Making::Plan { victims, price, .. }) => {
+        Some(RoomPlan::Coming(_)) => "its room is being made: leases are being parked or ended".to_owned(),
+        Some(RoomPlan::Plan { victims, price, .. }) => {
             let each: Vec<String> =
                 victims.iter().map(|(lease, prospect)| format!("{} ({})", name(*lease), prospect.rung)).collect();
             format!("{} can be preempted, which costs {} in all", each.join(", "), seconds(*price))
         }
-        Some(Making::Wait { until, price }) => format!(
+        Some(RoomPlan::Wait { until, price }) => format!(
             "its room is free by itself in {}, and preempting leases would cost {}",
             seconds(until.since(now)),
             seconds(*price)
         ),
-        Some(Making::Ram { need, room }) => lacking_space(state, *need, *room),
-        Some(Making::Cap { cap }) => {
+        Some(RoomPlan::Ram { need, room }) => lacking_space(state, *need, *room),
+        Some(RoomPlan::Cap { cap }) => {
             format!("the leases that would be parked belong to one user, which may have {} parked at once", show(cap.0))
         }
-        Some(Making::Pauses) => {
+        Some(RoomPlan::Pauses) => {
             "no lease is preempted for it yet: it was parked a moment ago, or its last resume failed".to_owned()
         }
-        Some(Making::Nothing) => "no running lease can be preempted for this one right now".to_owned(),
+        Some(RoomPlan::Nothing) => "no running lease can be preempted for this one right now".to_owned(),
     }
 }
 
@@ -328,7 +330,7 @@ pub fn problem(refusal: &Refusal) -> Problem {
         Refusal::OverQuota(held) => {
             let problem = Problem::new(Code::OverCap, detail).hint(when_quota_returns(held));
             match held.what {
-                Capped::GpuDay { .. } if !held.always => problem.retry_after(crate::day::seconds_left()),
+                CappedResource::GpuDay { .. } if !held.always => problem.retry_after(crate::day::seconds_left()),
                 _ => problem,
             }
         }
@@ -381,16 +383,16 @@ pub fn problem(refusal: &Refusal) -> Problem {
 }
 
 /// What would do instead.
-fn sensible(bad: &BadAsk) -> &'static str {
+fn sensible(bad: &RequestError) -> &'static str {
     match bad {
-        BadAsk::Vram => "`vram_bytes` counts bytes: 16 GiB are 17179869184; \"whole\" is all of a GPU",
-        BadAsk::Gpus => "`sublet gpus` lists the GPUs there are",
-        BadAsk::Term => "leave both out for a lease that lasts while it is used",
-        BadAsk::Priority => "10 goes first within a tier, -10 last; 0 is the default",
-        BadAsk::Name => "use letters, digits, signs and spaces",
-        BadAsk::On => "`sublet gpus` lists indices, UUIDs and models; a list has commas, such as `0,2`",
-        BadAsk::AtLeast => "give less than `vram_bytes`, or leave it out",
-        BadAsk::Notice => {
+        RequestError::Vram => "`vram_bytes` counts bytes: 16 GiB are 17179869184; \"whole\" is all of a GPU",
+        RequestError::Gpus => "`sublet gpus` lists the GPUs there are",
+        RequestError::Term => "leave both out for a lease that lasts while it is used",
+        RequestError::Priority => "10 goes first within a tier, -10 last; 0 is the default",
+        RequestError::Name => "use letters, digits, signs and spaces",
+        RequestError::On => "`sublet gpus` lists indices, UUIDs and models; a list has commas, such as `0,2`",
+        RequestError::AtLeast => "give less than `vram_bytes`, or leave it out",
+        RequestError::Notice => {
             "such as {\"signal\": \"USR1\", \"before_s\": 60}; signals: HUP, INT, QUIT, USR1, USR2, TERM, CONT, URG, WINCH"
         }
     }
@@ -476,12 +478,12 @@ pub fn action(action: &Action) -> String {
             let aside = aside.map(|card| format!(" because GPU #{card} steps aside"));
             let room_for = room_for.or(aside).unwrap_or_default();
             match rung {
-                Rung::Yield => format!("{lease} is being parked{room_for} by its hook"),
-                Rung::Driver => format!(
+                Method::Yield => format!("{lease} is being parked{room_for} by its hook"),
+                Method::Driver => format!(
                     "{lease} is being parked{room_for} by the driver; {} of host memory are booked",
                     show(booked.0)
                 ),
-                Rung::Park | Rung::End => {
+                Method::Park | Method::End => {
                     format!("{lease} is being parked{room_for}; {} of host memory are booked", show(booked.0))
                 }
             }
@@ -509,12 +511,12 @@ pub fn action(action: &Action) -> String {
         }
         Action::Unpark { lease, why, .. } => {
             let why = match why {
-                Unparked::Refused(why) => why.clone(),
-                Unparked::Silent => "one of its programs did not answer in time".to_owned(),
-                Unparked::Unclear => {
+                UnparkReason::Refused(why) => why.clone(),
+                UnparkReason::Silent => "one of its programs did not answer in time".to_owned(),
+                UnparkReason::Unclear => {
                     "the driver reports no bytes per process, and the readings of its GPUs did not drop".to_owned()
                 }
-                Unparked::NotSeen => {
+                UnparkReason::NotSeen => {
                     "its programs reported that they freed their VRAM, and the readings show otherwise".to_owned()
                 }
             };
@@ -539,13 +541,13 @@ pub fn action(action: &Action) -> String {
         Action::End { lease, reason, why, .. } => {
             let said = match (reason, why) {
                 (_, None) => String::new(),
-                (Reason::DiedParking, Some(why)) => format!(" ({why})"),
+                (EndReason::DiedParking, Some(why)) => format!(" ({why})"),
                 (_, Some(why)) => format!(" (it said: {why})"),
             };
             ended(&lease.to_string(), *reason) + &said
         }
         Action::Died { lease, why, .. } => {
-            format!("{} ({why})", ended(&lease.to_string(), Reason::DiedParking))
+            format!("{} ({why})", ended(&lease.to_string(), EndReason::DiedParking))
         }
         Action::IssueToken { token } => {
             let name = token.name.as_ref().map_or_else(String::new, |name| format!(" ({name})"));
@@ -557,7 +559,7 @@ pub fn action(action: &Action) -> String {
             let was = if stranger.until.is_some() { "warned" } else { "ended" };
             let again = stranger.again.map_or_else(String::new, |former| match stranger.step {
                 // The very process that left its cards for a moment.
-                stranger::Step::Told { .. } => format!(", which is the same process as {former}"),
+                unleased::UnleasedStep::Told { .. } => format!(", which is the same process as {former}"),
                 _ => format!(", again after {former} was {was}"),
             });
             let (id, who) = (stranger.id, stranger.audit.owner_words());
@@ -600,21 +602,21 @@ pub fn action(action: &Action) -> String {
         }
         Action::Survived { stranger, .. } => format!("{stranger} survived SIGKILL"),
         Action::Close { stranger: id, how, .. } => match how {
-            stranger::Closed::Exited => format!("{id} exited"),
-            stranger::Closed::OffCards => format!("{id} has left the GPUs"),
-            stranger::Closed::Adopted(lease) => format!("{id} has a lease now: {lease}"),
-            stranger::Closed::Parked(lease) => {
+            unleased::UnleasedEnd::Exited => format!("{id} exited"),
+            unleased::UnleasedEnd::OffCards => format!("{id} has left the GPUs"),
+            unleased::UnleasedEnd::Adopted(lease) => format!("{id} has a lease now: {lease}"),
+            unleased::UnleasedEnd::Parked(lease) => {
                 format!("{id} is parked, and has {lease}: `sublet resume {lease}` brings it back")
             }
-            stranger::Closed::Matched(lease) => format!("{id} belongs to {lease}"),
-            stranger::Closed::HostRebooted => format!("{id} is gone: the host was rebooted"),
+            unleased::UnleasedEnd::Matched(lease) => format!("{id} belongs to {lease}"),
+            unleased::UnleasedEnd::HostRebooted => format!("{id} is gone: the host was rebooted"),
         },
         Action::SetMode { card, mode } => format!("GPU #{card}: unleased processes are handled by mode `{mode}`"),
         Action::SetRule { rule } => {
             let what = match rule.treat {
-                Treat::Allow => "are left alone",
-                Treat::Deny => "may be ended even in a container or if they only draw",
-                Treat::Attach { .. } => "get a lease where they are found",
+                RuleAction::Allow => "are left alone",
+                RuleAction::Deny => "may be ended even in a container or if they only draw",
+                RuleAction::Attach { .. } => "get a lease where they are found",
             };
             format!("rule {}: processes of {} {what}", rule.id, rule.who)
         }
@@ -639,33 +641,33 @@ mod tests {
     use sublet_core::decide::decide;
     use sublet_core::event::Event;
     use sublet_core::policy::Policy;
-    use sublet_core::reading::CardFacts;
+    use sublet_core::reading::GpuFacts;
     use sublet_core::rows::Rows;
 
     #[test]
     fn who_is_held_back_reads_for_whom_it_waits_and_what_helps() {
         let mut state = State::new(Rows::default(), Policy::default());
-        decide(&mut state, Time::ZERO, Event::Listed(vec![CardFacts::plain(0, Bytes::gib(24))]));
-        let says = |who: InTheWay, name: Option<&str>| held_back(&state, who, name.map(str::to_owned));
-        let card = CardId(0);
+        decide(&mut state, Time::ZERO, Event::Listed(vec![GpuFacts::plain(0, Bytes::gib(24))]));
+        let says = |who: RestoreObstacle, name: Option<&str>| held_back(&state, who, name.map(str::to_owned));
+        let card = GpuId(0);
         assert_eq!(
-            says(InTheWay::Strangers(card, 1), Some("process 4312 of ann")),
+            says(RestoreObstacle::Strangers(card, 1), Some("process 4312 of ann")),
             "it waits until process 4312 of ann, which has no lease, leaves GPU 0: a restore kills the process if another one takes its VRAM; end what is there, or ask its user to"
         );
         assert_eq!(
-            says(InTheWay::Strangers(card, 3), Some("process 4312")),
+            says(RestoreObstacle::Strangers(card, 3), Some("process 4312")),
             "it waits until process 4312 and 2 more, which have no lease, leave GPU 0: a restore kills the process if another one takes its VRAM; end what is there, or ask its user to"
         );
         assert_eq!(
-            says(InTheWay::Strangers(card, 1), None),
+            says(RestoreObstacle::Strangers(card, 1), None),
             "it waits until 1 process without a lease leaves GPU 0: a restore kills the process if another one takes its VRAM; `sublet gpus` shows what is there; end it, or ask its user to"
         );
         assert_eq!(
-            says(InTheWay::Unreadable(card), None),
+            says(RestoreObstacle::Unreadable(card), None),
             "it waits until GPU 0 can be read: a restore kills the process if another one takes its VRAM; tell an operator if that lasts"
         );
         // Another's lease is not named where nobody knows who reads it.
-        let unnamed = says(InTheWay::Uncapped(card, LeaseId(7)), None);
+        let unnamed = says(RestoreObstacle::Uncapped(card, LeaseId(7)), None);
         assert!(
             unnamed.starts_with("it waits until another lease has left GPU 0, because nothing limits"),
             "{unnamed}"

@@ -4,7 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 use sublet_core::ids::ProcKey;
-use sublet_core::reading::{CardFacts, Reading, Resident, Unreadable, Used};
+use sublet_core::reading::{GpuFacts, GpuUsage, Reading, Resident, Unreadable};
 use sublet_core::units::Bytes;
 
 use crate::GpuListError;
@@ -24,16 +24,16 @@ pub(crate) enum GpuRequest {
 #[serde(rename_all = "snake_case")]
 pub(crate) enum GpuAnswer {
     /// To [`GpuRequest::List`]; `unread` is true if there are more GPUs, which could not be read and were never known.
-    Cards { cards: Vec<CardFacts>, unread: bool },
+    Cards { cards: Vec<GpuFacts>, unread: bool },
     /// To [`GpuRequest::Look`]: each GPU of the last list.
-    Looks(Vec<GpuReading>),
+    Looks(Vec<WorkerReading>),
     /// To either: the GPUs cannot be listed.
     Unlisted(GpuListError),
 }
 
 /// One reading of one GPU, as it is sent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct GpuReading {
+pub(crate) struct WorkerReading {
     pub(crate) uuid: String,
     pub(crate) seen: ReadingResult,
 }
@@ -75,7 +75,7 @@ impl ReadingResult {
             ReadingResult::Used { free, processes, coarse } => {
                 let resident =
                     |p: ReportedProcess| Resident { process: p.process, bytes: p.bytes, graphics: p.graphics };
-                Reading::Used(Used { free, processes: processes.into_iter().map(resident).collect(), coarse })
+                Reading::Used(GpuUsage { free, processes: processes.into_iter().map(resident).collect(), coarse })
             }
             ReadingResult::Lost => Reading::Unreadable(Unreadable::Lost),
             ReadingResult::Failed(why) => Reading::Unreadable(Unreadable::Failed(why)),

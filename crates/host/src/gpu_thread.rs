@@ -13,7 +13,7 @@
 
 use crate::clock::Clock;
 use crate::gpu::GpuSpec;
-use crate::gpu_protocol::{GpuAnswer, GpuReading, GpuRequest};
+use crate::gpu_protocol::{GpuAnswer, GpuRequest, WorkerReading};
 use crate::process_thread::{ProcessMessage, ProcessThreadInbox};
 use crate::soft::SoftPlace;
 use crate::wake::{WakeEvent, wait_readable};
@@ -29,7 +29,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use sublet_core::reading::{CardFacts, Observation, Reading, Unreadable};
+use sublet_core::reading::{GpuFacts, GpuReading, Reading, Unreadable};
 use sublet_core::units::{Bytes, Time};
 
 /// Minimum time between two requested readings: a reading takes about a hundredth of it.
@@ -99,8 +99,8 @@ pub(crate) struct GpuThread {
     /// How long to wait before the next start, and the end of the present wait.
     restart_pause: Duration,
     start_at: Instant,
-    facts: Vec<CardFacts>,
-    reported: Option<Result<Vec<CardFacts>, GpuListError>>,
+    facts: Vec<GpuFacts>,
+    reported: Option<Result<Vec<GpuFacts>, GpuListError>>,
     list_at: Instant,
     read_at: Instant,
     last_read: Option<Instant>,
@@ -312,17 +312,17 @@ impl GpuThread {
         }
     }
 
-    fn report_readings(&self, begun: Time, readings: Vec<GpuReading>) {
-        for GpuReading { uuid, seen } in readings {
+    fn report_readings(&self, begun: Time, readings: Vec<WorkerReading>) {
+        for WorkerReading { uuid, seen } in readings {
             let busy = seen.busy();
-            let observation = Observation { begun, reading: seen.into_reading() };
+            let observation = GpuReading { begun, reading: seen.into_reading() };
             self.process_thread.send(ProcessMessage::GpuRead { uuid, observation, busy });
         }
     }
 
     fn report_all_unreadable(&self, begun: Time, why: &Unreadable) {
         for gpu in &self.facts {
-            let observation = Observation { begun, reading: Reading::Unreadable(why.clone()) };
+            let observation = GpuReading { begun, reading: Reading::Unreadable(why.clone()) };
             self.process_thread.send(ProcessMessage::GpuRead { uuid: gpu.uuid.clone(), observation, busy: Vec::new() });
         }
     }
@@ -342,7 +342,7 @@ impl GpuThread {
         if !self.settings.measure_context || self.measuring.as_ref().is_some_and(|thread| !thread.is_finished()) {
             return;
         }
-        let wanted = |gpu: &&CardFacts| gpu.context.is_none() && gpu.unusable.is_none();
+        let wanted = |gpu: &&GpuFacts| gpu.context.is_none() && gpu.unusable.is_none();
         let uuids: Vec<String> = self.facts.iter().filter(wanted).map(|gpu| gpu.uuid.clone()).collect();
         let new: Vec<String> = uuids.into_iter().filter(|uuid| self.context_tried.insert(uuid.clone())).collect();
         if new.is_empty() {

@@ -59,8 +59,8 @@ use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 use sublet_core::ids::{LeaseId, ProcKey};
-use sublet_core::stranger::{Blow, StrangerId, Who};
 use sublet_core::units::{Bytes, Time};
+use sublet_core::unleased::{PendingSignal, RuleSubject, UnleasedId};
 use thiserror::Error;
 use unleased_monitor::{PidTest, UnleasedMonitor};
 
@@ -328,17 +328,17 @@ impl Host {
     /// [`HostReport::SignalsSent`], which repeats `of`.
     pub fn send_signals(
         &self,
-        (stranger, signal, of): (StrangerId, u8, Time),
+        (stranger, signal, of): (UnleasedId, u8, Time),
         processes: Vec<ProcKey>,
-        spared: Vec<Who>,
-        is_wanted: impl FnMut(&Blow) -> bool,
+        spared: Vec<RuleSubject>,
+        is_wanted: impl FnMut(&PendingSignal) -> bool,
     ) {
         self.unleased_monitor.send_signals((stranger, signal, of), processes, spared, is_wanted);
     }
 
     /// Takes back signals to unleased processes that are not wanted any more and were not sent yet. None of them is
     /// sent once this returns; each is reported as refused.
-    pub fn withdraw_signals(&self, is_wanted: impl FnMut(&Blow) -> bool) {
+    pub fn withdraw_signals(&self, is_wanted: impl FnMut(&PendingSignal) -> bool) {
         self.unleased_monitor.withdraw_signals(is_wanted);
     }
 

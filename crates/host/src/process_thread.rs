@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 use sublet_core::ids::{LeaseId, ProcKey};
-use sublet_core::reading::{Observation, Reading, Resident};
+use sublet_core::reading::{GpuReading, Reading, Resident};
 use sublet_core::units::Bytes;
 
 /// Readings that may wait for a slow sink. More would only be stale and cost memory.
@@ -45,7 +45,7 @@ pub(crate) enum ProcessMessage {
     /// One reading of one GPU, with the processes that used its engines.
     GpuRead {
         uuid: String,
-        observation: Observation,
+        observation: GpuReading,
         busy: Vec<ProcKey>,
     },
     /// The holder's programs report when they use a GPU: their other activity is not considered.
@@ -107,7 +107,7 @@ pub(crate) struct ProcessThread {
     refreshes: u32,
     /// The last reading of each GPU before all leases of an earlier daemon were watched; `None` from then on. A
     /// reading that was passed on before would show their programs as unleased.
-    early_readings: Option<BTreeMap<String, (Observation, Vec<ProcKey>)>>,
+    early_readings: Option<BTreeMap<String, (GpuReading, Vec<ProcKey>)>>,
     /// Processes on a GPU that were found to be in no lease, until the next refresh.
     unleased: BTreeSet<ProcKey>,
     /// For each ended process that the driver names, the process that holds its memory.
@@ -282,7 +282,7 @@ impl ProcessThread {
     }
 
     /// Members that are on the GPU are reported before the reading that shows them.
-    fn pass_on_reading(&mut self, uuid: String, mut observation: Observation, busy: &[ProcKey]) {
+    fn pass_on_reading(&mut self, uuid: String, mut observation: GpuReading, busy: &[ProcKey]) {
         if let Reading::Used(used) = &mut observation.reading {
             self.replace_by_inheritors(&mut used.processes);
         }

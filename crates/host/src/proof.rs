@@ -7,7 +7,7 @@
 
 use std::fmt;
 use std::str::FromStr;
-use sublet_core::ids::Epoch;
+use sublet_core::ids::Fence;
 
 /// The environment variable with the proof, set for every program started under a lease.
 pub(crate) const PROOF_VARIABLE: &str = "SUBLET_PROOF";
@@ -18,7 +18,7 @@ pub const BYTES: usize = 16;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grant {
     /// The fence of the grant.
-    pub epoch: Epoch,
+    pub epoch: Fence,
     /// The proof of the lease.
     pub proof: LeaseProof,
 }
@@ -89,6 +89,6 @@ mod tests {
             other.0[bit / 8] ^= 1 << (bit % 8);
             assert_ne!(proof, other, "bit {bit}");
         }
-        assert!(!format!("{:?}", Grant { epoch: Epoch(7), proof }).contains("a5"));
+        assert!(!format!("{:?}", Grant { epoch: Fence(7), proof }).contains("a5"));
     }
 }

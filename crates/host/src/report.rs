@@ -7,11 +7,11 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 use sublet_core::audit::Audit;
 use sublet_core::ids::{LeaseId, ProcKey};
-use sublet_core::member::Restrictions;
-use sublet_core::parking::Said;
-use sublet_core::reading::{CardFacts, Observation};
-use sublet_core::stranger::{StrangerId, Struck};
+use sublet_core::parking::MoverReport;
+use sublet_core::reading::{GpuFacts, GpuReading};
+use sublet_core::restrictions::Restrictions;
 use sublet_core::units::{Bytes, Time};
+use sublet_core::unleased::{SignalOutcome, UnleasedId};
 use thiserror::Error;
 
 /// One report. All come from one thread, in the order of the events.
@@ -19,7 +19,7 @@ use thiserror::Error;
 pub enum HostReport {
     /// All GPUs: at the start, and whenever the list or a fact changed, or became known again after
     /// [`HostReport::ListFailed`].
-    Gpus(Vec<CardFacts>),
+    Gpus(Vec<GpuFacts>),
     /// The GPUs cannot be listed. Those listed earlier are unreadable until [`HostReport::Gpus`].
     ListFailed(GpuListError),
     /// One reading of one GPU. Processes on it that belong to a holder were reported before, in
@@ -28,7 +28,7 @@ pub enum HostReport {
         /// The UUID of the GPU.
         uuid: String,
         /// The reading.
-        observation: Observation,
+        observation: GpuReading,
     },
     /// All living processes of a holder, in order: when a watch begins, and whenever they change.
     Members {
@@ -75,7 +75,7 @@ pub enum HostReport {
         /// The reporting process.
         process: ProcKey,
         /// The report.
-        said: Said,
+        said: MoverReport,
     },
     /// The outcome for a holder's process that the driver itself moves, or could move.
     DriverReported {
@@ -84,7 +84,7 @@ pub enum HostReport {
         /// The process.
         process: ProcKey,
         /// The outcome, in the same terms as for a program that moves itself.
-        said: Said,
+        said: MoverReport,
     },
     /// Host memory available for parked bytes; sent while there is a program to park.
     HostMemory {
@@ -106,13 +106,13 @@ pub enum HostReport {
     /// A signal to an unleased process was sent, or was refused.
     SignalsSent {
         /// The unleased process.
-        stranger: StrangerId,
+        stranger: UnleasedId,
         /// The number of the signal.
         signal: u8,
         /// The value that the caller passed as `of`.
         of: Time,
         /// The outcome for each of its processes.
-        outcome: Vec<Struck>,
+        outcome: Vec<SignalOutcome>,
     },
     /// It was tested whether the pids that the driver reports are those of this host.
     SelfTested {

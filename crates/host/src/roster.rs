@@ -18,7 +18,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Instant, SystemTime};
 use sublet_core::ids::{LeaseId, ProcKey};
-use sublet_core::member::Restrictions;
+use sublet_core::restrictions::Restrictions;
 use walk::LeaseWalk;
 
 /// The environment variable with the lease's name, set for every program started under it.

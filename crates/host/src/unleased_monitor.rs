@@ -24,8 +24,8 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 use sublet_core::audit::Through;
 use sublet_core::ids::ProcKey;
-use sublet_core::stranger::{Blow, StrangerId, Struck, Who};
 use sublet_core::units::Time;
+use sublet_core::unleased::{PendingSignal, RuleSubject, SignalOutcome, UnleasedId};
 
 /// A process that stays is audited again after this.
 const REAUDIT_AFTER: Duration = Duration::from_secs(15);
@@ -58,11 +58,11 @@ enum MonitorMessage {
         on_gpus: BTreeSet<u32>,
     },
     SendSignals {
-        stranger: StrangerId,
+        stranger: UnleasedId,
         signal: u8,
         of: Time,
         processes: Vec<ProcKey>,
-        spared: Vec<Who>,
+        spared: Vec<RuleSubject>,
     },
     TestPids {
         uuid: String,
@@ -83,10 +83,10 @@ pub(crate) struct UnleasedMonitorInbox {
 /// Signals that were not sent yet. The deciding thread takes one back here: a message in the queue would come too
 /// late.
 #[derive(Clone, Default)]
-struct PendingSignals(Arc<Mutex<BTreeSet<Blow>>>);
+struct PendingSignals(Arc<Mutex<BTreeSet<PendingSignal>>>);
 
 impl PendingSignals {
-    fn with_lock<T>(&self, change: impl FnOnce(&mut BTreeSet<Blow>) -> T) -> T {
+    fn with_lock<T>(&self, change: impl FnOnce(&mut BTreeSet<PendingSignal>) -> T) -> T {
         // No change in there can be left half done by a panic.
         change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -126,18 +126,18 @@ impl UnleasedMonitorInbox {
     /// Queues signals. Each is sent only if it is still wanted then.
     pub(crate) fn send_signals(
         &self,
-        (stranger, signal, of): (StrangerId, u8, Time),
+        (stranger, signal, of): (UnleasedId, u8, Time),
         processes: Vec<ProcKey>,
-        spared: Vec<Who>,
-        is_wanted: impl FnMut(&Blow) -> bool,
+        spared: Vec<RuleSubject>,
+        is_wanted: impl FnMut(&PendingSignal) -> bool,
     ) {
-        let wanted = processes.iter().map(|&process| Blow { stranger, process, signal, of }).filter(is_wanted);
+        let wanted = processes.iter().map(|&process| PendingSignal { stranger, process, signal, of }).filter(is_wanted);
         self.pending.with_lock(|pending| pending.extend(wanted));
         self.send(MonitorMessage::SendSignals { stranger, signal, of, processes, spared });
     }
 
     /// Takes back signals that are not wanted any more. None of them is sent once this returns.
-    pub(crate) fn withdraw_signals(&self, is_wanted: impl FnMut(&Blow) -> bool) {
+    pub(crate) fn withdraw_signals(&self, is_wanted: impl FnMut(&PendingSignal) -> bool) {
         self.pending.with_lock(|pending| pending.retain(is_wanted));
     }
 
@@ -274,7 +274,7 @@ impl UnleasedMonitor {
                     self.note_orphaned(dead, &on_gpus);
                 }
                 MonitorMessage::SendSignals { stranger, signal, of, processes, spared } => {
-                    let pending = processes.into_iter().map(|process| Blow { stranger, process, signal, of });
+                    let pending = processes.into_iter().map(|process| PendingSignal { stranger, process, signal, of });
                     let outcome = self.send_signals(pending.collect(), &spared);
                     self.process_thread.send(ProcessMessage::Report(HostReport::SignalsSent {
                         stranger,
@@ -430,8 +430,8 @@ impl UnleasedMonitor {
 
     /// The first signal goes to the unleased process itself. If that must be audited again, its descendants get none
     /// now, or they would get it twice. If it has ended, there is no reason left to signal them.
-    fn send_signals(&mut self, pending: Vec<Blow>, spared: &[Who]) -> Vec<Struck> {
-        let mut outcome: Vec<Struck> = Vec::new();
+    fn send_signals(&mut self, pending: Vec<PendingSignal>, spared: &[RuleSubject]) -> Vec<SignalOutcome> {
+        let mut outcome: Vec<SignalOutcome> = Vec::new();
         let mut waits = false;
         // Only the unleased process itself was found on a GPU. A descendant of another user (`sudo`) did nothing
         // there.
@@ -449,14 +449,25 @@ impl UnleasedMonitor {
                 self.registry.forget(blow.process);
             }
             waits |= outcome.is_empty() && (changed || refused.as_ref().is_some_and(SignalRefusal::is_gone));
-            outcome.push(Struck { process: blow.process, refused: refused.map(|why| with_cause(&why)), changed, uid });
+            outcome.push(SignalOutcome {
+                process: blow.process,
+                refused: refused.map(|why| with_cause(&why)),
+                changed,
+                uid,
+            });
         }
         outcome
     }
 
     /// Sets `uid` to the process's present user if that changed since the audit. With `user`, only a process of that
     /// user gets the signal.
-    fn send(&self, blow: &Blow, user: Option<u32>, spared: &[Who], uid: &mut Option<u32>) -> Result<(), SignalRefusal> {
+    fn send(
+        &self,
+        blow: &PendingSignal,
+        user: Option<u32>,
+        spared: &[RuleSubject],
+        uid: &mut Option<u32>,
+    ) -> Result<(), SignalRefusal> {
         let before = self.registry.audit_of(blow.process).map(|audit| audit.uid);
         self.registry.signal_if(blow.process, blow.signal, |now, send| {
             *uid = Some(now.uid).filter(|uid| Some(*uid) != before);
@@ -556,15 +567,15 @@ mod tests {
         UnleasedMonitor::new(process_thread, gpu_thread, pid_test).expect("descriptors")
     }
 
-    fn send_signals(inbox: &UnleasedMonitorInbox, processes: Vec<ProcKey>) -> Vec<Blow> {
-        let blow = |process| Blow { stranger: StrangerId(1), process, signal: 15, of: Time(7) };
+    fn send_signals(inbox: &UnleasedMonitorInbox, processes: Vec<ProcKey>) -> Vec<PendingSignal> {
+        let blow = |process| PendingSignal { stranger: UnleasedId(1), process, signal: 15, of: Time(7) };
         let pending = processes.iter().copied().map(blow).collect();
-        inbox.send_signals((StrangerId(1), 15, Time(7)), processes, Vec::new(), |_| true);
+        inbox.send_signals((UnleasedId(1), 15, Time(7)), processes, Vec::new(), |_| true);
         pending
     }
 
     /// Which of them get a queued signal after the unwanted ones were taken back.
-    fn signal_outcomes(unleased_monitor: &mut UnleasedMonitor, pending: Vec<Blow>) -> Vec<(bool, bool)> {
+    fn signal_outcomes(unleased_monitor: &mut UnleasedMonitor, pending: Vec<PendingSignal>) -> Vec<(bool, bool)> {
         let outcome = unleased_monitor.send_signals(pending, &[]);
         outcome.iter().map(|struck| (struck.refused.is_none(), struck.changed)).collect()
     }
@@ -622,12 +633,12 @@ mod tests {
         let mut one = Sleeper::monitored(&mut unleased_monitor);
         let uid = unleased_monitor.registry.audit_of(one.key()).map(|audit| audit.uid).expect("it was audited");
         let pending = send_signals(&inbox, vec![one.key()]);
-        let outcome = unleased_monitor.send_signals(pending, &[Who::Uid(uid + 1), Who::Uid(uid)]);
+        let outcome = unleased_monitor.send_signals(pending, &[RuleSubject::Uid(uid + 1), RuleSubject::Uid(uid)]);
         assert!(outcome[0].changed && outcome[0].refused.as_ref().is_some_and(|why| why.contains("a rule is about")));
         assert_eq!(one.0.try_wait().expect("an own child"), None);
         unleased_monitor.registry.register(one.key()).expect("an own child");
         let pending = send_signals(&inbox, vec![one.key()]);
-        let outcome = unleased_monitor.send_signals(pending, &[Who::Uid(uid + 1)]);
+        let outcome = unleased_monitor.send_signals(pending, &[RuleSubject::Uid(uid + 1)]);
         assert_eq!((outcome[0].refused.as_deref(), outcome[0].uid), (None, None));
         assert!(!one.0.wait().expect("an own child").success());
     }

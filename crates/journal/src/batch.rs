@@ -5,11 +5,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use sublet_core::action::Action;
-use sublet_core::ids::{CardId, LeaseId, TenantId, TokenId};
-use sublet_core::rows::{Card, Ended, Finish, Lease, Meta, Phase, Rows, Tenant};
-use sublet_core::stranger::{Rule, RuleId, Stranger, StrangerId};
+use sublet_core::ids::{GpuId, LeaseId, TenantId, TokenId};
+use sublet_core::rows::{EndedLease, Gpu, Lease, LeaseEnd, Meta, Phase, Rows, Tenant};
 use sublet_core::token::Token;
 use sublet_core::units::Time;
+use sublet_core::unleased::{Rule, RuleId, UnleasedId, UnleasedProcess};
 
 /// One fact for the log, which is the audit trail.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,13 +53,13 @@ pub struct Batch {
     /// New and changed tenants.
     pub tenants: Vec<(TenantId, Tenant)>,
     /// New and changed GPUs.
-    pub cards: Vec<(CardId, Card)>,
+    pub cards: Vec<(GpuId, Gpu)>,
     /// Leases that no earlier batch knows.
     pub new: Vec<Lease>,
     /// Leases of earlier batches that changed.
     pub leases: Vec<Lease>,
     /// Leases of earlier batches that ended, and changed in nothing else.
-    pub ending: Vec<(LeaseId, Finish)>,
+    pub ending: Vec<(LeaseId, LeaseEnd)>,
     /// Leases of earlier batches that are not live any more.
     pub gone: Vec<LeaseId>,
     /// New tokens.
@@ -67,15 +67,15 @@ pub struct Batch {
     /// Tokens that were revoked.
     pub revoked: Vec<TokenId>,
     /// New and changed unleased processes.
-    pub strangers: Vec<Stranger>,
+    pub strangers: Vec<UnleasedProcess>,
     /// Unleased processes that are closed: their rows are removed.
-    pub closed: Vec<StrangerId>,
+    pub closed: Vec<UnleasedId>,
     /// New and changed rules.
     pub rules: Vec<Rule>,
     /// Rules that were removed.
     pub dropped: Vec<RuleId>,
     /// Leases that became history.
-    pub past: Vec<Ended>,
+    pub past: Vec<EndedLease>,
     /// Answers to store.
     pub answers: Vec<StoredAnswer>,
 }
@@ -114,14 +114,14 @@ impl Batch {
 #[derive(Clone, Debug, Default)]
 pub struct OpenBatch {
     entries: Vec<LogEntry>,
-    past: Vec<Ended>,
+    past: Vec<EndedLease>,
     answers: Vec<StoredAnswer>,
     meta: bool,
     tenants: BTreeSet<TenantId>,
-    cards: BTreeSet<CardId>,
+    cards: BTreeSet<GpuId>,
     leases: BTreeMap<LeaseId, Touched>,
     tokens: BTreeSet<TokenId>,
-    strangers: BTreeSet<StrangerId>,
+    strangers: BTreeSet<UnleasedId>,
     rules: BTreeSet<RuleId>,
     /// Every tenant's row changed.
     all_tenants: bool,
@@ -150,7 +150,7 @@ impl OpenBatch {
     }
 
     /// Adds an entry that was just applied to the rows, and the lease that it ended, if any.
-    pub fn push(&mut self, entry: LogEntry, ended: Option<Ended>) {
+    pub fn push(&mut self, entry: LogEntry, ended: Option<EndedLease>) {
         match &entry.action {
             Action::Start { .. } | Action::Grace { .. } => self.meta = true,
             Action::Day { .. } => {
@@ -265,7 +265,7 @@ impl OpenBatch {
         batch.meta = open.meta.then(|| rows.meta.clone());
         let tenant = |id: TenantId| Some((id, rows.tenants.get(id.0 as usize)?.clone()));
         batch.tenants = open.tenants.into_iter().filter_map(tenant).collect();
-        let card = |id: CardId| Some((id, rows.cards.get(usize::from(id.0))?.clone()));
+        let card = |id: GpuId| Some((id, rows.cards.get(usize::from(id.0))?.clone()));
         batch.cards = open.cards.into_iter().filter_map(card).collect();
         for id in open.tokens {
             match rows.tokens.get(&id) {

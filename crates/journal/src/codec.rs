@@ -10,11 +10,11 @@ use rusqlite::{Connection, Error, Result, Row, Statement, params};
 use serde::Serialize;
 use serde::de::value::{Error as NotAName, StrDeserializer};
 use serde::de::{Deserialize, DeserializeOwned, IntoDeserializer};
-use sublet_core::ids::{CardId, Epoch, LeaseId, TenantId, TokenId};
-use sublet_core::rows::{Away, Card, Ended, Finish, Hold, Lease, Meta, Phase, Tenant, Told};
-use sublet_core::stranger::{Rule, RuleId, Stranger, StrangerId};
+use sublet_core::ids::{Fence, GpuId, LeaseId, TenantId, TokenId};
+use sublet_core::rows::{EndNotice, EndedLease, Gpu, Hold, Lease, LeaseEnd, Meta, ParkState, Phase, Tenant};
 use sublet_core::token::{Token, TokenHash};
 use sublet_core::units::{Bytes, Span, Time};
+use sublet_core::unleased::{Rule, RuleId, UnleasedId, UnleasedProcess};
 
 /// The columns of a grant, in `leases` and in `past`.
 macro_rules! hold_columns {
@@ -195,7 +195,7 @@ pub fn meta(row: &Row<'_>) -> Result<Meta> {
         boot: row.get(0)?,
         clock_offset_us: row.get(1)?,
         next_lease: int(row, 2)?,
-        next_epoch: Epoch(int(row, 3)?),
+        next_epoch: Fence(int(row, 3)?),
         grace_from: time(row, 4)?,
         grace_until: time(row, 5)?,
         day: small_int(row, 6)?,
@@ -253,17 +253,17 @@ pub fn tenant(row: &Row<'_>) -> Result<(TenantId, Tenant)> {
 }
 
 /// Writes a GPU.
-pub fn put_card(conn: &Connection, id: CardId, row: &Card) -> Result<()> {
+pub fn put_card(conn: &Connection, id: GpuId, row: &Gpu) -> Result<()> {
     let (facts, service, aside) = (json(&row.facts)?, json(&row.service)?, json(&row.aside)?);
     conn.prepare_cached(PUT_CARD)?.execute(params![id.0, facts, service, row.mode.name(), aside])?;
     Ok(())
 }
 
 /// Reads a GPU.
-pub fn card(row: &Row<'_>) -> Result<(CardId, Card)> {
+pub fn card(row: &Row<'_>) -> Result<(GpuId, Gpu)> {
     let (facts, service, mode, aside) =
         (from_json(row, 1)?, from_json(row, 2)?, enum_name(row, 3)?, from_json(row, 4)?);
-    Ok((CardId(small_int(row, 0)?), Card { facts, service, mode, aside }))
+    Ok((GpuId(small_int(row, 0)?), Gpu { facts, service, mode, aside }))
 }
 
 /// Statements that write rows of a table.
@@ -330,11 +330,11 @@ fn bind_lease(put: &mut Statement<'_>, bound: usize, row: &Lease) -> Result<()> 
     put.raw_bind_parameter(bound + 21, row.away().map(json).transpose()?)?;
     let told = row.hold().and_then(|hold| hold.notice);
     put.raw_bind_parameter(bound + 22, told.map(|told| signed(told.at().0)))?;
-    put.raw_bind_parameter(bound + 23, told.map(|told| matches!(told, Told::Term { .. })))
+    put.raw_bind_parameter(bound + 23, told.map(|told| matches!(told, EndNotice::Term { .. })))
 }
 
 /// Writes how live leases end.
-pub fn end_leases(conn: &Connection, ends: &[(LeaseId, Finish)]) -> Result<()> {
+pub fn end_leases(conn: &Connection, ends: &[(LeaseId, LeaseEnd)]) -> Result<()> {
     let mut end = conn.prepare_cached(END_LEASE)?;
     for (id, finish) in ends {
         match end.execute(params![signed(id.0), json(finish)?])? {
@@ -354,14 +354,14 @@ pub fn drop_leases(conn: &Connection, ids: &[LeaseId]) -> Result<()> {
 /// Reads a live lease.
 pub fn lease(row: &Row<'_>) -> Result<Lease> {
     let notice = match (int_or_null(row, 21)?.map(Time), row.get::<_, Option<bool>>(22)?) {
-        (Some(term_over), Some(true)) => Some(Told::Term { term_over }),
-        (at, _) => at.map(Told::ForOthers),
+        (Some(term_over), Some(true)) => Some(EndNotice::Term { term_over }),
+        (at, _) => at.map(EndNotice::ForOthers),
     };
     let hold = || {
         let hold = hold(row, 8)?.ok_or_else(|| column_error(8, "granted, but nothing was granted"))?;
         Ok::<Hold, Error>(Hold { notice, ..hold })
     };
-    let away = || from_json::<Away>(row, 20);
+    let away = || from_json::<ParkState>(row, 20);
     let phase = match text(row, 5)? {
         "waiting" => Phase::Waiting { give_up: time(row, 6)? },
         "active" => Phase::Active(hold()?),
@@ -398,13 +398,13 @@ pub fn drop_token(conn: &Connection, id: TokenId) -> Result<()> {
 }
 
 /// Writes an unleased process.
-pub fn put_stranger(conn: &Connection, row: &Stranger) -> Result<()> {
+pub fn put_stranger(conn: &Connection, row: &UnleasedProcess) -> Result<()> {
     conn.prepare_cached(PUT_STRANGER)?.execute(params![signed(row.id.0), json(row)?])?;
     Ok(())
 }
 
 /// Removes an unleased process.
-pub fn drop_stranger(conn: &Connection, id: StrangerId) -> Result<()> {
+pub fn drop_stranger(conn: &Connection, id: UnleasedId) -> Result<()> {
     conn.prepare_cached(DROP_STRANGER)?.execute([signed(id.0)])?;
     Ok(())
 }
@@ -458,7 +458,7 @@ fn hold(row: &Row<'_>, first: usize) -> Result<Option<Hold>> {
     }
     Ok(Some(Hold {
         vram: Bytes(int(row, first)?),
-        epoch: Epoch(int(row, first + 1)?),
+        epoch: Fence(int(row, first + 1)?),
         granted: time(row, first + 2)?,
         renewed: time(row, first + 3)?,
         until: time(row, first + 4)?,
@@ -477,11 +477,11 @@ fn hold(row: &Row<'_>, first: usize) -> Result<Option<Hold>> {
 }
 
 /// Writes ended leases.
-pub fn put_past(conn: &Connection, rows: &[Ended]) -> Result<()> {
+pub fn put_past(conn: &Connection, rows: &[EndedLease]) -> Result<()> {
     ENDED.insert_all(conn, rows, bind_past)
 }
 
-fn bind_past(put: &mut Statement<'_>, bound: usize, row: &Ended) -> Result<()> {
+fn bind_past(put: &mut Statement<'_>, bound: usize, row: &EndedLease) -> Result<()> {
     put.raw_bind_parameter(bound + 1, signed(row.id.0))?;
     put.raw_bind_parameter(bound + 2, row.tenant.0)?;
     put.raw_bind_parameter(bound + 3, signed(row.asked.0))?;
@@ -494,15 +494,20 @@ fn bind_past(put: &mut Statement<'_>, bound: usize, row: &Ended) -> Result<()> {
 }
 
 /// Reads an ended lease.
-pub fn past(row: &Row<'_>) -> Result<Ended> {
+pub fn past(row: &Row<'_>) -> Result<EndedLease> {
     let peak: Option<i64> = row.get(6)?;
     let reason = enum_name(row, 4)?;
-    Ok(Ended {
+    Ok(EndedLease {
         id: LeaseId(int(row, 0)?),
         tenant: TenantId(small_int(row, 1)?),
         asked: time(row, 2)?,
         ask: from_json(row, 3)?,
-        finish: Finish { reason, at: time(row, 5)?, peak: peak.map(|peak| Bytes(peak.cast_unsigned())), signal: None },
+        finish: LeaseEnd {
+            reason,
+            at: time(row, 5)?,
+            peak: peak.map(|peak| Bytes(peak.cast_unsigned())),
+            signal: None,
+        },
         hold: hold(row, 7)?,
     })
 }

@@ -6,8 +6,8 @@
 use crate::chain::{EntryHeader, Hash, Hasher};
 use crate::read::LogLine;
 use sublet_core::action::{Action, FORMAT};
-use sublet_core::ids::{CardId, LeaseId};
-use sublet_core::rows::{Ended, Rows};
+use sublet_core::ids::{GpuId, LeaseId};
+use sublet_core::rows::{EndedLease, Rows};
 use sublet_core::units::Time;
 
 /// Checks an entry against the one before it.
@@ -28,7 +28,7 @@ pub fn check_link(hasher: &mut Hasher, before: &Hash, seq: u64, line: &LogLine) 
 }
 
 /// Reads and applies an entry.
-pub fn fold_line(rows: &mut Rows, line: &LogLine) -> Result<Option<Ended>, String> {
+pub fn fold_line(rows: &mut Rows, line: &LogLine) -> Result<Option<EndedLease>, String> {
     apply_action(rows, line, &read_action(line)?)
 }
 
@@ -45,7 +45,7 @@ pub fn read_action(line: &LogLine) -> Result<Action, String> {
 }
 
 /// Applies an entry's action.
-pub fn apply_action(rows: &mut Rows, line: &LogLine, action: &Action) -> Result<Option<Ended>, String> {
+pub fn apply_action(rows: &mut Rows, line: &LogLine, action: &Action) -> Result<Option<EndedLease>, String> {
     check_action(rows, action).map_err(|what| entry_error(line, what))?;
     Ok(rows.apply(action))
 }
@@ -57,7 +57,7 @@ fn entry_error(line: &LogLine, what: &str) -> String {
 /// Refuses an action that cannot be applied to `rows`, and says why.
 fn check_action(rows: &Rows, action: &Action) -> Result<(), &'static str> {
     let check = |fits: bool, what| if fits { Ok(()) } else { Err(what) };
-    let knows = |cards: &[CardId]| cards.iter().all(|card| usize::from(card.0) < rows.cards.len());
+    let knows = |cards: &[GpuId]| cards.iter().all(|card| usize::from(card.0) < rows.cards.len());
     match action {
         Action::Enrol { tenant, .. } => check(tenant.0 as usize == rows.tenants.len(), "enrols a tenant out of order"),
         Action::List { card, .. } => check(usize::from(card.0) <= rows.cards.len(), "lists a card out of order"),
@@ -122,14 +122,14 @@ fn can_be_charged(rows: &Rows, lease: LeaseId, at_us: u64) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sublet_core::ask::{Ask, Term};
-    use sublet_core::ids::{Epoch, TenantId};
-    use sublet_core::reading::CardFacts;
+    use sublet_core::ids::{Fence, TenantId};
+    use sublet_core::reading::GpuFacts;
+    use sublet_core::request::{LeaseRequest, Term};
     use sublet_core::units::{Bytes, Span};
 
     const LEASE: LeaseId = LeaseId(1);
 
-    fn fold(rows: &mut Rows, action: &Action) -> Result<Option<Ended>, String> {
+    fn fold(rows: &mut Rows, action: &Action) -> Result<Option<EndedLease>, String> {
         let json = serde_json::to_string(action).unwrap();
         let (lease, actor, hash) = (action.lease(), String::new(), [0; 32]);
         fold_line(rows, &LogLine { seq: 9, at: Time(1), wall_us: 1, actor, lease, format: FORMAT, json, hash })
@@ -138,11 +138,11 @@ mod tests {
     /// A tenant with a lease that waits, and a GPU.
     fn rows() -> Rows {
         let mut rows = Rows::default();
-        let (tenant, card, name) = (TenantId(0), CardId(0), "uid:0".to_owned());
-        let ask = Ask::plain(Bytes::gib(1), Term::Renewed(Span::secs(60)));
+        let (tenant, card, name) = (TenantId(0), GpuId(0), "uid:0".to_owned());
+        let ask = LeaseRequest::plain(Bytes::gib(1), Term::Renewed(Span::secs(60)));
         for action in [
             Action::Enrol { tenant, name },
-            Action::List { card, facts: CardFacts::plain(0, Bytes::gib(24)) },
+            Action::List { card, facts: GpuFacts::plain(0, Bytes::gib(24)) },
             Action::Queue { lease: LEASE, tenant, ask, at: Time(1), give_up: Time(9), root: None, token: None },
         ] {
             fold(&mut rows, &action).unwrap();
@@ -150,8 +150,8 @@ mod tests {
         rows
     }
 
-    fn grant(cards: Vec<CardId>, until: Time) -> Action {
-        let (vram, epoch, at) = (Bytes::gib(24), Epoch(1), Time(1));
+    fn grant(cards: Vec<GpuId>, until: Time) -> Action {
+        let (vram, epoch, at) = (Bytes::gib(24), Fence(1), Time(1));
         Action::Grant { lease: LEASE, cards, vram, epoch, at, until, mark: None, before: None, turn: None, told: None }
     }
 
@@ -161,7 +161,7 @@ mod tests {
         let before = rows.clone();
         for (action, what) in [
             (Action::Regroup { tenant: TenantId(1), groups: Vec::new() }, "tenant"),
-            (grant(vec![CardId(0), CardId(1)], Time(9)), "card"),
+            (grant(vec![GpuId(0), GpuId(1)], Time(9)), "card"),
         ] {
             let error = fold(&mut rows, &action).unwrap_err();
             assert_eq!(error, format!("entry 9 of the log names an unknown {what}"));
@@ -173,7 +173,7 @@ mod tests {
     fn terms_without_end_do_not_overflow_the_budget_of_a_day() {
         let mut rows = rows();
         for _ in 0..3 {
-            fold(&mut rows, &grant(vec![CardId(0)], Time(u64::MAX))).unwrap();
+            fold(&mut rows, &grant(vec![GpuId(0)], Time(u64::MAX))).unwrap();
         }
         assert_eq!(rows.tenants[0].today, u64::MAX);
     }

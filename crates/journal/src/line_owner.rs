@@ -6,8 +6,8 @@
 use sublet_core::action::Action;
 use sublet_core::decide::enforce::tenant_of;
 use sublet_core::ids::TenantId;
-use sublet_core::rows::{Reason, Rows};
-use sublet_core::stranger::StrangerId;
+use sublet_core::rows::{EndReason, Rows};
+use sublet_core::unleased::UnleasedId;
 
 /// The owner of the lines of operators and of the daemon itself. No tenant has this name.
 pub const DAEMON_OWNER: &str = "sublet";
@@ -46,7 +46,7 @@ fn tenant_name(rows: &Rows, tenant: TenantId) -> Option<String> {
     rows.tenants.get(tenant.0 as usize).map(|tenant| tenant.name.clone())
 }
 
-fn user_of(rows: &Rows, stranger: StrangerId) -> Option<String> {
+fn user_of(rows: &Rows, stranger: UnleasedId) -> Option<String> {
     rows.strangers.get(&stranger).map(|stranger| tenant_of(&stranger.audit))
 }
 
@@ -54,7 +54,7 @@ fn user_of(rows: &Rows, stranger: StrangerId) -> Option<String> {
 fn is_cut_last(action: &Action) -> bool {
     match action {
         Action::Signal { .. } | Action::Notice { .. } | Action::Over { .. } => true,
-        Action::End { reason, .. } => matches!(reason, Reason::Revoked | Reason::OverUse),
+        Action::End { reason, .. } => matches!(reason, EndReason::Revoked | EndReason::OverUse),
         Action::Warn { .. }
         | Action::Strike { .. }
         | Action::Struck { .. }

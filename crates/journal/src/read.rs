@@ -12,9 +12,9 @@ use std::path::{Path, PathBuf};
 use sublet_core::action::Action;
 use sublet_core::ids::{LeaseId, TenantId};
 use sublet_core::loss::Loss;
-use sublet_core::rows::{Ended, Rows, Tenant};
-use sublet_core::stranger::{Rule, Stranger};
+use sublet_core::rows::{EndedLease, Rows, Tenant};
 use sublet_core::units::Time;
+use sublet_core::unleased::{Rule, UnleasedProcess};
 
 /// What a start of the daemon reads.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -126,7 +126,7 @@ pub(crate) fn rows(conn: &Connection) -> Result<Rows> {
     rows.tokens =
         tokens.query_map([], codec::token)?.map(|token| token.map(|token| (token.id, token))).collect::<Result<_>>()?;
     let mut strangers = conn.prepare_cached(codec::STRANGERS)?;
-    let found = strangers.query_map([], |row| codec::from_json::<Stranger>(row, 0))?;
+    let found = strangers.query_map([], |row| codec::from_json::<UnleasedProcess>(row, 0))?;
     rows.strangers = found.map(|found| found.map(|row| (row.id, row))).collect::<Result<_>>()?;
     let mut rules = conn.prepare_cached(codec::RULES)?;
     let found = rules.query_map([], |row| codec::from_json::<Rule>(row, 0))?;
@@ -200,7 +200,7 @@ impl JournalReader {
     }
 
     /// A lease that is over.
-    pub fn ended(&self, id: LeaseId) -> Result<Option<Ended>, OpenError> {
+    pub fn ended(&self, id: LeaseId) -> Result<Option<EndedLease>, OpenError> {
         self.with_path((|| {
             let sql = format!("{}WHERE id = ?1", codec::PAST);
             self.conn.prepare_cached(&sql)?.query_row([signed(id.0)], codec::past).optional()
@@ -213,7 +213,7 @@ impl JournalReader {
         tenant: Option<TenantId>,
         before: Option<LeaseId>,
         limit: usize,
-    ) -> Result<Vec<Ended>, OpenError> {
+    ) -> Result<Vec<EndedLease>, OpenError> {
         let before = before.map_or(i64::MAX, |id| signed(id.0));
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
         let read = || match tenant {

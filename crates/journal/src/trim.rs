@@ -20,8 +20,8 @@ use serde::de::DeserializeOwned;
 use std::collections::{BTreeMap, BTreeSet};
 use sublet_core::ids::{LeaseId, TenantId};
 use sublet_core::rows::Rows;
-use sublet_core::stranger::{Rule, Stranger};
 use sublet_core::token::Token;
+use sublet_core::unleased::{Rule, UnleasedProcess};
 
 /// The number of new lines after which [`Journal::trim`] and [`Journal::forget`] should be called. Each takes about a
 /// millisecond then, and no commit can run meanwhile.
@@ -196,7 +196,7 @@ fn base_without_leases(conn: &Connection) -> Result<Rows> {
     let meta = get_from_base(conn, "meta", 0)?.unwrap_or_default();
     let tokens = all_in_base(conn, "token")?.into_iter().map(|token: Token| (token.id, token)).collect();
     let strangers =
-        all_in_base(conn, "stranger")?.into_iter().map(|stranger: Stranger| (stranger.id, stranger)).collect();
+        all_in_base(conn, "stranger")?.into_iter().map(|stranger: UnleasedProcess| (stranger.id, stranger)).collect();
     let rules = all_in_base(conn, "rule")?.into_iter().map(|rule: Rule| (rule.id, rule)).collect();
     let (tenants, cards) = (all_in_base(conn, "tenant")?, all_in_base(conn, "card")?);
     Ok(Rows { meta, tenants, cards, tokens, strangers, rules, ..Rows::default() })

@@ -22,7 +22,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 use std::path::Path;
 use sublet_core::ids::{LeaseId, TenantId};
-use sublet_core::rows::{Ended, Rows};
+use sublet_core::rows::{EndedLease, Rows};
 use sublet_core::units::Time;
 
 /// More findings than this say nothing new.
@@ -296,7 +296,7 @@ fn fold_log(
 fn check_past_holds(
     conn: &Connection,
     positions: &LogPositions,
-    ended: &Ended,
+    ended: &EndedLease,
     report: &mut VerifyReport,
 ) -> Result<()> {
     let mut find = conn.prepare_cached(&format!("{}WHERE id = ?1", codec::PAST))?;

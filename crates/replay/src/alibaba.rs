@@ -7,7 +7,7 @@ use crate::csv::{CsvLine, CsvTable};
 use crate::host_gpus::HostGpus;
 use crate::rng::{ReplayRng, Zipf};
 use crate::trace::{JobRow, Trace, TraceBuilder, TraceError};
-use sublet_core::ask::Tier;
+use sublet_core::request::Tier;
 use sublet_core::units::Bytes;
 
 const REQUIRED_COLUMNS: [&str; 7] =

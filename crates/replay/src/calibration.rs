@@ -2,7 +2,7 @@
 
 use crate::stats::{round, round5};
 use serde::Serialize;
-use sublet_core::expect::{Expected, expected};
+use sublet_core::expected_starts::{ExpectedStart, expected};
 use sublet_core::explain::{self, Bound};
 use sublet_core::ids::LeaseId;
 use sublet_core::state::State;
@@ -15,7 +15,7 @@ const PREDICTIONS_MAX: usize = 4_000;
 #[derive(Clone, Copy, Debug)]
 pub struct StartPrediction {
     at: Time,
-    expected: Option<Expected>,
+    expected: Option<ExpectedStart>,
     planned: Option<Time>,
     bound: Option<Time>,
     started: Option<Time>,
@@ -67,9 +67,9 @@ impl Calibration {
     pub fn report(&self) -> CalibrationReport {
         let started: Vec<(&StartPrediction, Time)> =
             self.predictions.iter().filter_map(|(_, prediction)| Some((prediction, prediction.started?))).collect();
-        let known: Vec<(Expected, &StartPrediction, Time)> =
+        let known: Vec<(ExpectedStart, &StartPrediction, Time)> =
             started.iter().filter_map(|(prediction, at)| Some((prediction.expected?, *prediction, *at))).collect();
-        let within = |of: &dyn Fn(&Expected) -> Time| {
+        let within = |of: &dyn Fn(&ExpectedStart) -> Time| {
             let count = known.iter().filter(|(expected, _, at)| *at <= of(expected)).count();
             (!known.is_empty()).then(|| round5(count as f64 / known.len() as f64))
         };

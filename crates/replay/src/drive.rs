@@ -19,16 +19,16 @@ use crate::usage::UsageIntegrals;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 use sublet_core::action::Action;
-use sublet_core::ask::{Ask, Term};
 use sublet_core::decide;
 use sublet_core::decide::preempt::changes_at;
-use sublet_core::event::{Answer, Caller, Event};
-use sublet_core::ids::{CardId, LeaseId};
-use sublet_core::parking::Said;
+use sublet_core::event::{Caller, Event, EventAnswer};
+use sublet_core::ids::{GpuId, LeaseId};
+use sublet_core::method::Method;
+use sublet_core::parking::MoverReport;
 use sublet_core::policy::Policy;
-use sublet_core::reading::Observation;
-use sublet_core::rows::{Hold, Lease, Phase, Reason, Rows};
-use sublet_core::rung::Rung;
+use sublet_core::reading::GpuReading;
+use sublet_core::request::{LeaseRequest, Term};
+use sublet_core::rows::{EndReason, Hold, Lease, Phase, Rows};
 use sublet_core::state::State;
 use sublet_core::units::{Bytes, Span, Time};
 
@@ -130,7 +130,7 @@ struct ReplayDriver<'a> {
     /// When a busy job will renew its lease.
     renewals: BinaryHeap<Reverse<(Time, LeaseId)>>,
     /// GPUs where a lease ended, and when they are read.
-    unread_gpus: BTreeSet<CardId>,
+    unread_gpus: BTreeSet<GpuId>,
     reading_due: Time,
     /// Jobs that must make another request.
     retries: VecDeque<u32>,
@@ -189,7 +189,7 @@ pub fn drive(setup: &ReplaySetup<'_>) -> ReplayRun {
     };
     driver.report_free_memory();
     driver.apply_event(Event::Listed(setup.host_gpus.facts()));
-    driver.unread_gpus = (0..setup.host_gpus.gpus.len() as u16).map(CardId).collect();
+    driver.unread_gpus = (0..setup.host_gpus.gpus.len() as u16).map(GpuId).collect();
     driver.read_gpus();
     while driver.step() {}
     driver.finish()
@@ -280,7 +280,7 @@ impl ReplayDriver<'_> {
         let root = self.can_park().then(|| process_of(id));
         let outcome = decide(&mut self.state, self.now, Event::Asked { by, ask, wait: Some(WAIT_MAX), root });
         self.events += 1;
-        if let Answer::Refused(why) = &outcome.answer {
+        if let EventAnswer::Refused(why) = &outcome.answer {
             self.courses[number as usize].stage = JobStage::Refused;
             self.usage.job_left(number);
             *self.refused.entry(why.to_string()).or_default() += 1;
@@ -315,7 +315,7 @@ impl ReplayDriver<'_> {
         self.deliver_replies();
         for card in std::mem::take(&mut self.unread_gpus) {
             let n = usize::from(card.0);
-            let observation = Observation { begun: self.now, reading: self.moves.reading(card) };
+            let observation = GpuReading { begun: self.now, reading: self.moves.reading(card) };
             self.apply_event(Event::Observed { card: self.uuids[n].clone(), observation });
         }
     }
@@ -344,9 +344,9 @@ impl ReplayDriver<'_> {
                     if self.can_park() {
                         self.moves.set_resident(*lease, cards, self.setup.trace.jobs[number as usize].vram);
                         self.schedule_reading(cards);
-                        let said = Said::Here { parked: None };
+                        let said = MoverReport::Here { parked: None };
                         let process = process_of(*lease);
-                        self.replies.push_back(Event::Said { lease: *lease, rung: Rung::Park, process, said });
+                        self.replies.push_back(Event::Said { lease: *lease, rung: Method::Park, process, said });
                     }
                 }
                 Action::Renew { lease, .. } => self.schedule_renewal(*lease),
@@ -365,7 +365,7 @@ impl ReplayDriver<'_> {
                     self.usage.job_waits(number);
                     self.report_free_memory();
                     // A job is always busy, so it wants its GPUs back at once.
-                    let (rung, process, said) = (Rung::Park, process_of(*lease), Said::Wants);
+                    let (rung, process, said) = (Method::Park, process_of(*lease), MoverReport::Wants);
                     self.replies.push_back(Event::Said { lease: *lease, rung, process, said });
                 }
                 Action::Resume { lease, .. } => {
@@ -381,7 +381,7 @@ impl ReplayDriver<'_> {
                     self.report_free_memory();
                 }
                 Action::End { lease, reason, .. } => {
-                    self.preemptions += u64::from(*reason == Reason::Preempted);
+                    self.preemptions += u64::from(*reason == EndReason::Preempted);
                     self.lease_ended(*lease, *reason);
                 }
                 _ => {}
@@ -407,7 +407,7 @@ impl ReplayDriver<'_> {
         }
     }
 
-    fn schedule_reading(&mut self, cards: &[CardId]) {
+    fn schedule_reading(&mut self, cards: &[GpuId]) {
         self.unread_gpus.extend(cards.iter().copied());
         self.reading_due = self.now + READING_DELAY;
     }
@@ -446,11 +446,11 @@ impl ReplayDriver<'_> {
         let bytes = Bytes(job.vram.0.saturating_mul(u64::from(job.gpus)));
         let Some(cards) = self.state.lease(lease).and_then(Lease::hold).map(|hold| hold.cards.clone()) else { return };
         let (on_each, said, readings) = match direction {
-            MoveDirection::Out => (Bytes::ZERO, Said::Parked(bytes), 2),
-            MoveDirection::Back => (job.vram, Said::Resumed, 1),
+            MoveDirection::Out => (Bytes::ZERO, MoverReport::Parked(bytes), 2),
+            MoveDirection::Back => (job.vram, MoverReport::Resumed, 1),
         };
         self.moves.set_resident(lease, &cards, on_each);
-        self.apply_event(Event::Said { lease, rung: Rung::Park, process: process_of(lease), said });
+        self.apply_event(Event::Said { lease, rung: Method::Park, process: process_of(lease), said });
         for _ in 0..readings {
             self.now = self.now + READING_DELAY;
             self.usage.advance(self.now);
@@ -479,7 +479,7 @@ impl ReplayDriver<'_> {
         }
     }
 
-    fn lease_ended(&mut self, lease: LeaseId, reason: Reason) {
+    fn lease_ended(&mut self, lease: LeaseId, reason: EndReason) {
         let number = self.job_of[lease.0 as usize];
         let hold = self.state.lease(lease).and_then(Lease::hold).cloned();
         let was_parked = hold.as_ref().is_some_and(is_parked);
@@ -499,7 +499,7 @@ impl ReplayDriver<'_> {
         }
         let job = &self.setup.trace.jobs[number as usize];
         let course = &mut self.courses[number as usize];
-        if reason == Reason::Released || course.left == Span::ZERO {
+        if reason == EndReason::Released || course.left == Span::ZERO {
             course.stage = JobStage::Finished;
             course.took = Some(self.now.since(job.arrival));
             self.usage.job_left(number);
@@ -510,12 +510,12 @@ impl ReplayDriver<'_> {
 }
 
 /// What a job asks for, with this much work left.
-fn request_of(job: &TraceJob, left: Span, setup: &ReplaySetup<'_>) -> Ask {
+fn request_of(job: &TraceJob, left: Span, setup: &ReplaySetup<'_>) -> LeaseRequest {
     let term = match setup.leases {
         LeaseTerms::Renewed => Term::Renewed(setup.policy.ttl),
-        LeaseTerms::Fixed => Term::Fixed(left.max(Span::secs(1)).min(Ask::FIXED_MAX)),
+        LeaseTerms::Fixed => Term::Fixed(left.max(Span::secs(1)).min(LeaseRequest::FIXED_MAX)),
     };
-    Ask { gpus: job.gpus, tier: job.tier, priority: job.priority, ..Ask::plain(job.vram, term) }
+    LeaseRequest { gpus: job.gpus, tier: job.tier, priority: job.priority, ..LeaseRequest::plain(job.vram, term) }
 }
 
 /// True if a lease was parked when it ended.

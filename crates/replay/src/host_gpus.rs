@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::str::FromStr;
-use sublet_core::reading::CardFacts;
+use sublet_core::reading::GpuFacts;
 use sublet_core::units::Bytes;
 
 /// More GPUs than this are several hosts, and one `sublet_core::State` decides for one host.
@@ -17,8 +17,8 @@ pub struct HostGpus {
 
 impl HostGpus {
     /// The GPUs as a host's discovery would list them.
-    pub fn facts(&self) -> Vec<CardFacts> {
-        (0..).zip(&self.gpus).map(|(index, total)| CardFacts::plain(index, *total)).collect()
+    pub fn facts(&self) -> Vec<GpuFacts> {
+        (0..).zip(&self.gpus).map(|(index, total)| GpuFacts::plain(index, *total)).collect()
     }
 
     /// The size of the smallest GPU.

@@ -4,7 +4,7 @@ use crate::host_gpus::read_size;
 use crate::trace::{JobRow, Trace, TraceBuilder, TraceError};
 use serde::Deserialize;
 use serde_json::value::RawValue;
-use sublet_core::ask::Tier;
+use sublet_core::request::Tier;
 
 /// One job. Unknown fields are errors: a misspelt `priority` must not be lost.
 #[derive(Deserialize)]

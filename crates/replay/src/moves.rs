@@ -11,8 +11,8 @@
 use crate::host_gpus::HostGpus;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
-use sublet_core::ids::{CardId, LeaseId, ProcKey};
-use sublet_core::reading::{Reading, Resident, Used};
+use sublet_core::ids::{GpuId, LeaseId, ProcKey};
+use sublet_core::reading::{GpuUsage, Reading, Resident};
 use sublet_core::units::{Bytes, Span, Time};
 
 /// The time a move takes, as the scheduler itself assumes before it has measured one.
@@ -63,7 +63,7 @@ impl ReplayMoves {
     }
 
     /// Sets what a job has on each of these GPUs from now on; may be 0.
-    pub fn set_resident(&mut self, lease: LeaseId, gpus: &[CardId], bytes: Bytes) {
+    pub fn set_resident(&mut self, lease: LeaseId, gpus: &[GpuId], bytes: Bytes) {
         for gpu in gpus {
             let on = &mut self.residents[usize::from(gpu.0)];
             if bytes == Bytes::ZERO {
@@ -103,7 +103,7 @@ impl ReplayMoves {
     }
 
     /// What a reading of a GPU shows.
-    pub fn reading(&self, gpu: CardId) -> Reading {
+    pub fn reading(&self, gpu: GpuId) -> Reading {
         let on = &self.residents[usize::from(gpu.0)];
         let used: Bytes = on.values().copied().sum();
         let resident = |(lease, bytes): (&LeaseId, &Bytes)| Resident {
@@ -112,6 +112,6 @@ impl ReplayMoves {
             graphics: false,
         };
         let processes = on.iter().map(resident).collect();
-        Reading::Used(Used { free: self.totals[usize::from(gpu.0)].less(used), processes, coarse: false })
+        Reading::Used(GpuUsage { free: self.totals[usize::from(gpu.0)].less(used), processes, coarse: false })
     }
 }

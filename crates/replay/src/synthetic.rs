@@ -4,7 +4,7 @@
 use crate::host_gpus::HostGpus;
 use crate::rng::{ReplayRng, Zipf};
 use crate::trace::{JobRow, Trace, TraceBuilder, TraceError};
-use sublet_core::ask::Tier;
+use sublet_core::request::Tier;
 use sublet_core::units::Bytes;
 
 const DAY_S: f64 = 86_400.0;

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fmt::Write as _;
-use sublet_core::ask::{Ask, Tier};
+use sublet_core::request::{LeaseRequest, Tier};
 use sublet_core::units::{Bytes, Span, Time};
 
 /// More jobs than this are a mistake, not a trace: a decade of a busy cluster has fewer.
@@ -184,8 +184,8 @@ fn check(row: &JobRow) -> Result<(), String> {
     if row.vram == 0 || row.vram > Bytes::MAX_ASK.0 {
         return Err(format!("`vram` of {} bytes is not between 1 byte and 1024 TiB", row.vram));
     }
-    if row.gpus == 0 || row.gpus > u64::from(Ask::GPUS_MAX) {
-        return Err(format!("`gpus` {} is not 1 to {}", row.gpus, Ask::GPUS_MAX));
+    if row.gpus == 0 || row.gpus > u64::from(LeaseRequest::GPUS_MAX) {
+        return Err(format!("`gpus` {} is not 1 to {}", row.gpus, LeaseRequest::GPUS_MAX));
     }
     if !(-10..=10).contains(&row.priority) {
         return Err(format!("`priority` {} is not -10 to 10", row.priority));

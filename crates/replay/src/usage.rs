@@ -12,7 +12,7 @@ use crate::host_gpus::HostGpus;
 use crate::stats::{fair_shares, jain};
 use crate::trace::Trace;
 use std::collections::BTreeMap;
-use sublet_core::ids::CardId;
+use sublet_core::ids::GpuId;
 use sublet_core::units::{Bytes, Span, Time};
 
 /// The integrals of one run.
@@ -279,7 +279,7 @@ impl UsageIntegrals {
     }
 
     /// A job that waited is served.
-    pub fn job_granted(&mut self, number: u32, gpus: &[CardId]) {
+    pub fn job_granted(&mut self, number: u32, gpus: &[GpuId]) {
         let job = &mut self.jobs[number as usize];
         job.running = Some(self.now);
         self.held += job.bytes();
@@ -313,7 +313,7 @@ impl UsageIntegrals {
     }
 
     /// A job gives its GPUs back, whether its work is done or not.
-    pub fn job_released(&mut self, number: u32, gpus: &[CardId]) {
+    pub fn job_released(&mut self, number: u32, gpus: &[GpuId]) {
         let now = self.now;
         let job = &mut self.jobs[number as usize];
         if let Some(since) = job.running.take() {

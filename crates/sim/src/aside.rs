@@ -5,7 +5,7 @@ use crate::daemon::Call;
 use crate::shape::S;
 use crate::sim::Sim;
 use crate::timers::Timer;
-use sublet_core::event::{AsideAsk, Event};
+use sublet_core::event::{AsideRequest, Event};
 use sublet_core::units::Span;
 
 impl Sim<'_> {
@@ -36,7 +36,7 @@ impl Sim<'_> {
             let span = rng.pick(&[1, 5, 20, 60, 300]);
             let span = if rng.chance(30) { None } else { Some(Span::secs(span)) };
             let (renews, at_seat) = (rng.chance(250), rng.chance(800));
-            Event::AsideAsked { by, card, ask: AsideAsk { span, key: key.to_owned(), renews, at_seat } }
+            Event::AsideAsked { by, card, ask: AsideRequest { span, key: key.to_owned(), renews, at_seat } }
         };
         self.call(Call { by: number, event, job: None })
     }

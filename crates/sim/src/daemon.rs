@@ -13,8 +13,8 @@ use crate::vigil::Watching;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use sublet_core::action::Action;
-use sublet_core::event::{Answer, Event};
-use sublet_core::ids::{Epoch, LeaseId, ProcKey};
+use sublet_core::event::{Event, EventAnswer};
+use sublet_core::ids::{Fence, LeaseId, ProcKey};
 use sublet_daemon::engine::Engine;
 use sublet_journal::Batch;
 
@@ -34,7 +34,7 @@ pub struct Call {
 pub struct Told {
     job: Option<u32>,
     ask: bool,
-    answer: Answer,
+    answer: EventAnswer,
     /// Entries of the log that must be durable first.
     seq: u64,
     fact: Option<Fact>,
@@ -105,7 +105,7 @@ impl Sim<'_> {
         let ask = matches!(call.event, Event::Asked { .. });
         let answer = self.take(call.by, call.event)?;
         let fact = match &answer {
-            Answer::Lease(lease) => self.checker.fact(*lease),
+            EventAnswer::Lease(lease) => self.checker.fact(*lease),
             _ => None,
         };
         if let Some(daemon) = &mut self.daemon {
@@ -127,16 +127,16 @@ impl Sim<'_> {
     }
 
     /// The state takes in one event, and the checker looks on.
-    pub(crate) fn take(&mut self, actor: usize, event: Event) -> Result<Answer, Violation> {
+    pub(crate) fn take(&mut self, actor: usize, event: Event) -> Result<EventAnswer, Violation> {
         let now = self.now();
-        let Some(daemon) = &mut self.daemon else { return Ok(Answer::Done) };
+        let Some(daemon) = &mut self.daemon else { return Ok(EventAnswer::Done) };
         self.story.step.set(self.story.step.get() + 1);
         self.story.say(|| format!("{now} {event:?}"));
         self.checker.before(now, &event);
         let taken = daemon.engine.take(now, self.wall_us, &self.actors[actor], event);
         if self.story.most > 0 {
             taken.actions.iter().for_each(|action| self.story.say(|| format!("    {action:?}")));
-            if taken.answer != Answer::Done {
+            if taken.answer != EventAnswer::Done {
                 self.story.say(|| format!("    = {:?}", taken.answer));
             }
         }
@@ -291,7 +291,7 @@ impl Sim<'_> {
             }
             match &entry.action {
                 Action::Grant { lease, cards, vram, epoch, .. } => {
-                    let index = |card: &sublet_core::ids::CardId| self.disk.rows.cards[card.0 as usize].facts.index;
+                    let index = |card: &sublet_core::ids::GpuId| self.disk.rows.cards[card.0 as usize].facts.index;
                     let cards = cards.iter().map(|card| index(card) as usize).collect();
                     self.told_granted(*lease, *epoch, cards, *vram);
                     self.wrap(*lease);
@@ -427,7 +427,7 @@ impl Sim<'_> {
         let started = Event::Started {
             boot: format!("boot-{}", self.boot),
             clock_offset_us: (self.lag as i64).wrapping_neg(),
-            epoch_floor: Epoch(epoch_floor),
+            epoch_floor: Fence(epoch_floor),
             lease_floor: 1,
         };
         self.take(self.callers.len(), started)?;

@@ -16,9 +16,9 @@ use crate::shims::{Habits, ODD, Order, Program, Spoken, Temper};
 use crate::sim::Sim;
 use std::collections::BTreeMap;
 use sublet_core::ids::{LeaseId, ProcKey};
-use sublet_core::parking::{Said, are_still, driver_may_have, may_restore};
-use sublet_core::rows::{Away, Lease, Phase};
-use sublet_core::rung::Rung;
+use sublet_core::method::Method;
+use sublet_core::parking::{MoverReport, are_still, driver_may_have, may_restore};
+use sublet_core::rows::{Lease, ParkState, Phase};
 use sublet_core::units::{Bytes, Span};
 
 /// What a program has to do with contexts.
@@ -84,7 +84,7 @@ impl Shape {
 impl Sim<'_> {
     /// A process begins; the driver may be able to take its context.
     pub(crate) fn install_depth(&mut self, process: ProcKey) {
-        let (library, driver) = ((process, Rung::Park), (process, Rung::Driver));
+        let (library, driver) = ((process, Method::Park), (process, Method::Driver));
         if self.shape.habits.deep == 0 || !self.world.programs.contains_key(&library) {
             return;
         }
@@ -101,22 +101,22 @@ impl Sim<'_> {
 
     /// Whether the driver has a process now, or is about to.
     pub(crate) fn hangs(&self, (process, rung): Spoken) -> bool {
-        if self.shape.habits.deep == 0 || rung != Rung::Park {
+        if self.shape.habits.deep == 0 || rung != Method::Park {
             return false;
         }
-        let Some(driver) = self.world.programs.get(&(process, Rung::Driver)) else { return false };
+        let Some(driver) = self.world.programs.get(&(process, Method::Driver)) else { return false };
         let at_it = |program: &Program| matches!(program.doing, Some(Order::Take | Order::Bring));
         let together = |(other, program): (&Spoken, &Program)| {
-            other.1 == Rung::Driver && program.lease == driver.lease && at_it(program)
+            other.1 == Method::Driver && program.lease == driver.lease && at_it(program)
         };
         driver.depth.taken.is_some() || (driver.lease.is_some() && self.world.programs.iter().any(together))
     }
 
     /// Whether anybody hears that a process needs its cards: what waits in the driver nobody does.
     pub(crate) fn is_heard(&self, process: ProcKey) -> bool {
-        let of = |rung: Rung| self.world.programs.get(&(process, rung)).map(|program| &program.depth);
-        let taken = of(Rung::Driver).is_some_and(|depth| depth.taken.is_some());
-        !taken || of(Rung::Park).is_some_and(|depth| depth.hush)
+        let of = |rung: Method| self.world.programs.get(&(process, rung)).map(|program| &program.depth);
+        let taken = of(Method::Driver).is_some_and(|depth| depth.taken.is_some());
+        !taken || of(Method::Park).is_some_and(|depth| depth.hush)
     }
 
     /// Whether the driver has not been asked about a lease's processes by this daemon: it is when nothing of them
@@ -140,7 +140,7 @@ impl Sim<'_> {
         let (away, state) = (row.away()?, self.daemon.as_ref()?.engine.state());
         let program = self.world.programs.get(&process)?;
         let comes = matches!(row.phase, Phase::Resuming(..));
-        if process.1 == Rung::Driver {
+        if process.1 == Method::Driver {
             let mine = |process: &&ProcKey| self.driven(row.id, **process).is_some();
             if away.processes.iter().find(mine) != Some(&process.0) {
                 return None;
@@ -164,7 +164,7 @@ impl Sim<'_> {
 
     /// For whom somebody speaks of a process: the driver for whom it moves it, as the disk has it, whoever has it by now.
     pub(crate) fn spoken_for(&self, (process, rung): Spoken) -> Option<LeaseId> {
-        let moves = |row: &&Lease| rung == Rung::Driver && row.away().is_some_and(|away| away.moves(&process));
+        let moves = |row: &&Lease| rung == Method::Driver && row.away().is_some_and(|away| away.moves(&process));
         let moved_for = self.disk.rows.leases.values().find(moves).map(|row| row.id);
         moved_for.or_else(|| self.daemon.as_ref()?.engine.state().owner(&process))
     }
@@ -174,7 +174,7 @@ impl Sim<'_> {
         let taken_for = |program: &Program| program.depth.taken.or(program.left_by);
         let lease = self.world.programs.get(&process).filter(|program| program.away.is_some()).and_then(taken_for);
         let is_held = |lease: LeaseId| self.disk.rows.leases.get(&lease).is_some_and(Lease::is_held);
-        process.1 == Rung::Driver && lease.is_some_and(|lease| !is_held(lease))
+        process.1 == Method::Driver && lease.is_some_and(|lease| !is_held(lease))
     }
 
     /// Whether the driver is told where a process of a lease's shall be, and so asked where it is.
@@ -185,7 +185,7 @@ impl Sim<'_> {
 
     /// A process of a lease's, as the driver has it.
     fn driven(&self, lease: LeaseId, process: ProcKey) -> Option<&Program> {
-        let program = self.world.programs.get(&(process, Rung::Driver))?;
+        let program = self.world.programs.get(&(process, Method::Driver))?;
         (program.heard_as(self.life) == Some(lease) && !program.lost).then_some(program)
     }
 
@@ -197,8 +197,8 @@ impl Sim<'_> {
         let (is_deep, anew) = (away.is_some_and(|away| away.deep), away.is_some_and(|away| away.back));
         match order {
             Order::Take => self.checker.check_taken(lease),
-            Order::Resume if process.1 == Rung::Park && is_deep => self.checker.check_restored_first(lease),
-            Order::Resume | Order::Bring if process.1 == Rung::Driver => self.checker.check_kept_free(lease, anew),
+            Order::Resume if process.1 == Method::Park && is_deep => self.checker.check_restored_first(lease),
+            Order::Resume | Order::Bring if process.1 == Method::Driver => self.checker.check_kept_free(lease, anew),
             _ => Ok(()),
         }
     }
@@ -220,7 +220,7 @@ impl Sim<'_> {
         if let Some(program) = self.world.programs.get_mut(&process) {
             (program.depth.said, program.depth.hush) = (Some(hush), hush && temper != Temper::Liar);
         }
-        self.say(process, Said::Deep(hush));
+        self.say(process, MoverReport::Deep(hush));
     }
 
     /// The driver takes what the library left of a holder's processes, all of them or none.
@@ -236,13 +236,13 @@ impl Sim<'_> {
             return;
         }
         let loud =
-            |process: &ProcKey| self.world.programs.get(&(*process, Rung::Park)).is_some_and(|it| !it.depth.hush);
+            |process: &ProcKey| self.world.programs.get(&(*process, Method::Park)).is_some_and(|it| !it.depth.hush);
         let loud = processes.iter().any(loud);
         if temper == Temper::Fickle && odd {
             if let Some(program) = self.world.programs.get_mut(&leader) {
                 program.cannot = true;
             }
-            self.say(leader, Said::Cannot(Some("it uses managed memory".to_owned())));
+            self.say(leader, MoverReport::Cannot(Some("it uses managed memory".to_owned())));
             return self.refuse(leader, "it uses managed memory");
         }
         if (temper == Temper::Refuses && odd) || (loud && self.depth.chance(500)) {
@@ -257,14 +257,14 @@ impl Sim<'_> {
         let here = |process: &ProcKey| self.driven(lease, *process).is_some_and(|program| program.away.is_none());
         let processes: Vec<ProcKey> = processes.into_iter().filter(here).collect();
         self.deep.0 += u64::from(!processes.is_empty());
-        for process in processes.into_iter().map(|process| (process, Rung::Driver)) {
+        for process in processes.into_iter().map(|process| (process, Method::Driver)) {
             let (gone, all) = self.world.leave_cards(process, percent);
             if let Some(program) = self.world.programs.get_mut(&process) {
                 (program.away, program.claims) = (Some(gone), all);
                 (program.depth.taken, program.depth.unsaid) = (Some(lease), lost);
             }
             if !lost {
-                self.say(process, Said::Parked(all));
+                self.say(process, MoverReport::Parked(all));
             }
         }
         if lost {
@@ -276,7 +276,7 @@ impl Sim<'_> {
     /// The driver's worker was lost: it is not known what it did with these.
     fn say_unknown(&mut self, processes: &[ProcKey]) {
         for process in processes {
-            self.say((*process, Rung::Driver), Said::Unknown);
+            self.say((*process, Method::Driver), MoverReport::Unknown);
         }
     }
 
@@ -288,7 +288,7 @@ impl Sim<'_> {
                 let Some(program) = self.world.programs.get_mut(&process) else { continue };
                 program.depth.unsaid = false;
                 let parked = program.away.as_ref().map(|_| program.claims);
-                self.say(process, Said::Here { parked });
+                self.say(process, MoverReport::Here { parked });
             }
         }
     }
@@ -297,7 +297,7 @@ impl Sim<'_> {
     pub(crate) fn prove_all(&mut self, leader: Spoken, lease: LeaseId) -> bool {
         let away = self.disk.rows.leases.get(&lease).and_then(Lease::away);
         let processes = away.map(|away| away.processes.clone()).unwrap_or_default();
-        let both = processes.iter().flat_map(|process| [(*process, Rung::Park), (*process, Rung::Driver)]);
+        let both = processes.iter().flat_map(|process| [(*process, Method::Park), (*process, Method::Driver)]);
         let away = both.filter_map(|spoken| self.world.programs.get(&spoken)?.away.as_ref());
         let mut needs: BTreeMap<usize, Bytes> = BTreeMap::new();
         for (card, bytes) in away.flatten() {
@@ -309,7 +309,7 @@ impl Sim<'_> {
             return false;
         }
         for process in processes {
-            if let Some(program) = self.world.programs.get_mut(&(process, Rung::Driver)) {
+            if let Some(program) = self.world.programs.get_mut(&(process, Method::Driver)) {
                 program.proven_us = self.t;
             }
         }
@@ -325,7 +325,7 @@ impl Sim<'_> {
         let gone = |process: &ProcKey| self.driven(lease, *process).is_some_and(|program| program.away.is_some());
         let processes: Vec<ProcKey> = processes.into_iter().filter(gone).collect();
         for process in processes {
-            self.restore((process, Rung::Driver))?;
+            self.restore((process, Method::Driver))?;
             self.deep.1 += u64::from(self.driven(lease, process).is_some_and(|program| program.away.is_none()));
         }
         Ok(())
@@ -337,9 +337,9 @@ impl Sim<'_> {
         for (process, program) in &self.world.programs {
             let Some(lease) = program.heard_as(self.life) else { continue };
             let row = daemon.engine.state().lease(lease).filter(|row| row.is_held());
-            let knows = row.is_none_or(|row| row.away().is_some_and(Away::needs_driver));
+            let knows = row.is_none_or(|row| row.away().is_some_and(ParkState::needs_driver));
             let silent = program.depth.unsaid || !program.outbox.is_empty() || program.lost;
-            let kept = process.1 == Rung::Driver && program.away.is_some();
+            let kept = process.1 == Method::Driver && program.away.is_some();
             must(9, knows || silent || !kept, || {
                 format!("the driver has the context of {process:?}, and nobody asks for it: {row:?}")
             })?;

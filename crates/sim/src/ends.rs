@@ -5,15 +5,15 @@ use crate::checker::{Violation, must};
 use crate::shape::S;
 use crate::sim::Sim;
 use crate::timers::Timer;
-use sublet_core::ask::{Ask, Notice, Preempt};
 use sublet_core::ids::{LeaseId, ProcKey};
+use sublet_core::request::{LeaseRequest, Notice, Preempt};
 use sublet_core::units::Span;
 
 const KILL: u8 = 9;
 
 impl Sim<'_> {
     /// Somebody chooses what may be done to it.
-    pub(crate) fn choose(&mut self, ask: Ask) -> Ask {
+    pub(crate) fn choose(&mut self, ask: LeaseRequest) -> LeaseRequest {
         if !self.shape.habits.preempts || self.shape.habits.orderly {
             return ask;
         }
@@ -29,7 +29,7 @@ impl Sim<'_> {
         });
         let yields = self.whim.chance(self.shape.habits.hooks);
         let may_lose = self.shape.habits.driver > 0 && self.whim.chance(200);
-        Ask { preempt, notice, yields, may_lose, ..ask }
+        LeaseRequest { preempt, notice, yields, may_lose, ..ask }
     }
 
     /// Processes of a lease get a signal.

@@ -2,7 +2,7 @@
 
 use crate::rng::Rng;
 use crate::world::{Ail, Gpu, World};
-use sublet_core::reading::{CardFacts, Reading, Resident, Unreadable, Used};
+use sublet_core::reading::{GpuFacts, GpuUsage, Reading, Resident, Unreadable};
 
 /// One look at a card.
 pub fn look(gpu: &Gpu, rng: &mut Rng, failing: u64) -> Reading {
@@ -20,10 +20,10 @@ pub fn look(gpu: &Gpu, rng: &mut Rng, failing: u64) -> Reading {
     }
     let hidden = |resident: &Resident| Resident { bytes: None, ..resident.clone() };
     let processes = if gpu.coarse { gpu.residents.iter().map(hidden).collect() } else { gpu.residents.clone() };
-    Reading::Used(Used { free: gpu.free(), processes, coarse: gpu.coarse })
+    Reading::Used(GpuUsage { free: gpu.free(), processes, coarse: gpu.coarse })
 }
 
 /// The cards that the driver lists.
-pub fn list(world: &World) -> Vec<CardFacts> {
+pub fn list(world: &World) -> Vec<GpuFacts> {
     world.cards.iter().filter(|gpu| gpu.ail != Ail::Hidden).map(|gpu| gpu.facts.clone()).collect()
 }

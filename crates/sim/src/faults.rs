@@ -9,7 +9,7 @@ use crate::sim::Sim;
 use crate::timers::Timer;
 use crate::world::Ail;
 use sublet_core::event::Event;
-use sublet_core::ids::{Epoch, LeaseId, ProcKey};
+use sublet_core::ids::{Fence, LeaseId, ProcKey};
 use sublet_core::loss::Loss;
 use sublet_core::units::{Bytes, Span};
 
@@ -236,7 +236,7 @@ impl Sim<'_> {
         let number = self.rng.below(self.callers.len() as u64) as usize;
         let (by, lease) = (self.callers[number].clone(), self.some_lease());
         let next = self.disk.rows.meta.next_epoch.0;
-        let epoch = Epoch(self.rng.within(next.saturating_sub(30), next + 2));
+        let epoch = Fence(self.rng.within(next.saturating_sub(30), next + 2));
         let process = ProcKey { pid: self.rng.below(500) as u32, start: self.rng.below(1_000) };
         let card = format!("GPU-{}", self.rng.below(self.world.cards.len() as u64 + 1));
         let event = match self.rng.below(10) {
@@ -272,7 +272,7 @@ impl Sim<'_> {
         let tenant = tenant.filter(|_| self.grabs.0.chance(800));
         let may = |job: &&Job| job.stage == Stage::Holding && tenant.is_none_or(|tenant| job.tenant == tenant);
         let others = self.jobs.iter().filter(may).filter_map(|job| Some((job.tenant, job.lease?, job.epoch)));
-        let others: Vec<(usize, LeaseId, Epoch)> = others.filter(|(_, lease, _)| *lease != owner).collect();
+        let others: Vec<(usize, LeaseId, Fence)> = others.filter(|(_, lease, _)| *lease != owner).collect();
         let Some((by, lease, epoch)) = self.grabs.0.some(&others) else { return Ok(()) };
         let event = Event::Bound { by: self.callers[by].clone(), lease, epoch, process };
         self.call(Call { by, event, job: None })

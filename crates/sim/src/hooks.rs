@@ -9,9 +9,9 @@ use crate::sim::Sim;
 use crate::timers::Timer;
 use sublet_core::event::Event;
 use sublet_core::ids::{LeaseId, ProcKey};
-use sublet_core::parking::Said;
+use sublet_core::method::Method;
+use sublet_core::parking::MoverReport;
 use sublet_core::rows::Phase;
-use sublet_core::rung::Rung;
 use sublet_core::units::Bytes;
 
 /// What a hook does.
@@ -95,19 +95,19 @@ impl Sim<'_> {
             return Ok(());
         };
         let is_told = wrapper.told == Some(life);
-        let by_hook = |rung: Rung| rung == Rung::Yield;
+        let by_hook = |rung: Method| rung == Method::Yield;
         let out = match self.disk.rows.leases.get(&lease).map(|row| &row.phase) {
             Some(Phase::Parking(_, away)) if by_hook(away.rung) => match &wrapper.away {
                 Some(_) if is_told => return Ok(()),
                 Some(gone) => {
-                    let said = Said::Parked(gone.iter().map(|(_, _, bytes)| *bytes).sum());
+                    let said = MoverReport::Parked(gone.iter().map(|(_, _, bytes)| *bytes).sum());
                     return self.tell_hook(lease, said);
                 }
                 None => true,
             },
             Some(Phase::Active(_) | Phase::Resuming(..)) if wrapper.away.is_some() => false,
             Some(Phase::Resuming(_, away)) if by_hook(away.rung) && !is_told => {
-                return self.tell_hook(lease, Said::Resumed);
+                return self.tell_hook(lease, MoverReport::Resumed);
             }
             Some(Phase::Ending(..)) | None => {
                 self.wrappers.remove(&lease);
@@ -138,7 +138,9 @@ impl Sim<'_> {
                 self.noticed(&leases);
                 Ok(())
             }
-            Temper::Fails if odd => self.tell_hook(lease, Said::Refused("the hook exited with status 1".to_owned())),
+            Temper::Fails if odd => {
+                self.tell_hook(lease, MoverReport::Refused("the hook exited with status 1".to_owned()))
+            }
             _ if out => self.fall_asleep(lease, temper),
             _ => self.wake_up(lease),
         }
@@ -157,14 +159,14 @@ impl Sim<'_> {
         };
         let mut gone = Vec::new();
         for process in self.programs_of(lease) {
-            let (bytes, _) = self.world.leave_cards((process, Rung::Yield), percent);
+            let (bytes, _) = self.world.leave_cards((process, Method::Yield), percent);
             gone.extend(bytes.into_iter().map(|(card, bytes)| (process, card, bytes)));
         }
         let sum = gone.iter().map(|(_, _, bytes)| *bytes).sum();
         if let Some(wrapper) = self.wrappers.get_mut(&lease) {
             wrapper.away = Some(gone);
         }
-        self.tell_hook(lease, Said::Parked(sum))
+        self.tell_hook(lease, MoverReport::Parked(sum))
     }
 
     fn wake_up(&mut self, lease: LeaseId) -> Result<(), Violation> {
@@ -176,17 +178,17 @@ impl Sim<'_> {
             if is_there { back.push(card) } else { left.push((process, card, bytes)) }
         }
         if left.is_empty() {
-            return self.tell_hook(lease, Said::Resumed);
+            return self.tell_hook(lease, MoverReport::Resumed);
         }
         if let Some(wrapper) = self.wrappers.get_mut(&lease) {
             wrapper.away = Some(left);
         }
-        self.tell_hook(lease, Said::Refused("out of memory".to_owned()))
+        self.tell_hook(lease, MoverReport::Refused("out of memory".to_owned()))
     }
 
     /// Its programs are needed, and asleep.
     pub(crate) fn want_back(&mut self, lease: LeaseId) -> Result<(), Violation> {
-        self.tell_hook(lease, Said::Wants)
+        self.tell_hook(lease, MoverReport::Wants)
     }
 
     fn programs_of(&self, lease: LeaseId) -> Vec<ProcKey> {
@@ -195,7 +197,7 @@ impl Sim<'_> {
     }
 
     /// A wrapper says how it stands, now and then under an old epoch or another's name.
-    fn tell_hook(&mut self, lease: LeaseId, said: Said) -> Result<(), Violation> {
+    fn tell_hook(&mut self, lease: LeaseId, said: MoverReport) -> Result<(), Violation> {
         let Some(row) = self.disk.rows.leases.get(&lease) else { return Ok(()) };
         let (Some(epoch), tenant) = (row.hold().map(|hold| hold.epoch), row.tenant.0 as usize) else { return Ok(()) };
         let name = &self.disk.rows.tenants[tenant].name;

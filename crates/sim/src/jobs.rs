@@ -13,12 +13,12 @@ use crate::shape::S;
 use crate::shims::Order;
 use crate::sim::Sim;
 use crate::timers::Timer;
-use sublet_core::ask::{Ask, Exclusivity, On, Preempt, Term, Tier, Vram};
 use sublet_core::decide::offer::offers;
-use sublet_core::event::{Answer, Event, Refusal};
-use sublet_core::ids::{CardId, Epoch, LeaseId, ProcKey};
+use sublet_core::event::{Event, EventAnswer, Refusal};
+use sublet_core::ids::{Fence, GpuId, LeaseId, ProcKey};
+use sublet_core::method::Method;
+use sublet_core::request::{Exclusivity, GpuSelector, LeaseRequest, Preempt, Term, Tier, Vram};
 use sublet_core::rows::Phase;
-use sublet_core::rung::Rung;
 use sublet_core::units::{Bytes, Span};
 
 /// Where a job is.
@@ -74,7 +74,7 @@ pub struct Job {
     /// As told.
     pub lease: Option<LeaseId>,
     /// As told.
-    pub epoch: Epoch,
+    pub epoch: Fence,
     /// Its process.
     pub tree: Option<u32>,
     style: Style,
@@ -96,7 +96,7 @@ impl Job {
             stage: Stage::Idle,
             turn: 0,
             lease: None,
-            epoch: Epoch(0),
+            epoch: Fence(0),
             tree: None,
             style: Style::Words,
             finish: Finish::Release,
@@ -157,8 +157,11 @@ impl Sim<'_> {
 
     fn ask(&mut self, number: u32) -> Result<(), Violation> {
         let ask = draw_ask(&mut self.rng, self.shape.ttl_max_s, self.world.cards.len());
-        let ask =
-            if self.shape.crowd { Ask::plain(Bytes::gib(16), Term::Renewed(Span::secs(60))) } else { self.choose(ask) };
+        let ask = if self.shape.crowd {
+            LeaseRequest::plain(Bytes::gib(16), Term::Renewed(Span::secs(60)))
+        } else {
+            self.choose(ask)
+        };
         let wait = match self.rng.below(10) {
             0 => Some(Span::ZERO),
             1..=3 => Some(Span::secs(self.rng.within(1, 200))),
@@ -200,15 +203,15 @@ impl Sim<'_> {
     }
 
     /// The answer to one of its calls has left the daemon.
-    pub(crate) fn answered(&mut self, number: u32, event_was_ask: bool, answer: &Answer) {
+    pub(crate) fn answered(&mut self, number: u32, event_was_ask: bool, answer: &EventAnswer) {
         let stage = self.jobs[number as usize].stage;
         match answer {
-            Answer::Refused(Refusal::NoSuchLease | Refusal::Ended) if !event_was_ask && stage != Stage::Idle => {
+            EventAnswer::Refused(Refusal::NoSuchLease | Refusal::Ended) if !event_was_ask && stage != Stage::Idle => {
                 self.jobs[number as usize].stage = Stage::Over;
                 self.alarm(number, S);
             }
             _ if !event_was_ask || stage != Stage::Asking => {}
-            Answer::Lease(lease) => {
+            EventAnswer::Lease(lease) => {
                 self.by_lease.insert(*lease, number);
                 let job = &mut self.jobs[number as usize];
                 (job.stage, job.lease) = (Stage::Waiting, Some(*lease));
@@ -223,7 +226,7 @@ impl Sim<'_> {
     }
 
     /// The daemon said that a lease was granted.
-    pub(crate) fn told_granted(&mut self, lease: LeaseId, epoch: Epoch, cards: Vec<usize>, vram: Bytes) {
+    pub(crate) fn told_granted(&mut self, lease: LeaseId, epoch: Fence, cards: Vec<usize>, vram: Bytes) {
         let Some(number) = self.by_lease.get(&lease).copied() else { return };
         let stop = self.rng.within(0, 6 * self.jobs[number as usize].ttl_us);
         let stop = if self.shape.crowd { u64::MAX / 4 } else { stop };
@@ -288,7 +291,7 @@ impl Sim<'_> {
         match self.disk.rows.leases.get(&lease).map(|row| &row.phase) {
             Some(Phase::Waiting { .. }) => {}
             Some(Phase::Active(hold) | Phase::Parking(hold, _) | Phase::Parked(hold, _) | Phase::Resuming(hold, _)) => {
-                let index = |card: &CardId| self.disk.rows.cards[card.0 as usize].facts.index as usize;
+                let index = |card: &GpuId| self.disk.rows.cards[card.0 as usize].facts.index as usize;
                 let (epoch, vram, cards) = (hold.epoch, hold.vram, hold.cards.iter().map(index).collect());
                 self.told_granted(lease, epoch, cards, vram);
             }
@@ -348,7 +351,7 @@ impl Sim<'_> {
         let (tree, cards) = (job.tree, job.cards.clone());
         let gated = self.is_gated(process) || job.lease.is_some_and(|lease| self.is_asleep(lease));
         // The library keeps a program to its lease, which may have come back with less than it was granted.
-        let capped = self.world.programs.contains_key(&(process, Rung::Park));
+        let capped = self.world.programs.contains_key(&(process, Method::Park));
         let hold = job.lease.and_then(|lease| self.disk.rows.leases.get(&lease)).and_then(|row| row.hold());
         let cap = hold.map_or(job.vram.0, |hold| hold.vram.0.min(job.vram.0));
         // Nobody reckons with who comes without a lease, nor with who is not kept to his.
@@ -466,7 +469,7 @@ impl Sim<'_> {
         for ((process, rung), program) in std::mem::take(&mut self.world.left) {
             if let Some(lease) = program.heard_as(self.life) {
                 let delay = self.luck.within(0, S / 3);
-                let died = rung == Rung::Park && program.doing == Some(Order::Park);
+                let died = rung == Method::Park && program.doing == Some(Order::Park);
                 self.timers.set(self.t + delay, Timer::Left(self.life, lease.0, process, rung, died));
             }
         }
@@ -478,7 +481,7 @@ impl Sim<'_> {
 }
 
 /// A wish, now and then one that makes no sense.
-pub fn draw_ask(rng: &mut Rng, ttl_max_s: u64, cards: usize) -> Ask {
+pub fn draw_ask(rng: &mut Rng, ttl_max_s: u64, cards: usize) -> LeaseRequest {
     let vram = match rng.below(40) {
         0 => Vram::Bytes(Bytes(rng.pick(&[0, 1, u64::MAX]))),
         1..=5 => Vram::Whole,
@@ -491,7 +494,7 @@ pub fn draw_ask(rng: &mut Rng, ttl_max_s: u64, cards: usize) -> Ask {
         4 => Term::Renewed(Span(rng.pick(&[0, S / 2, u64::MAX]))),
         _ => Term::Renewed(Span::secs(rng.within(3, ttl_max_s))),
     };
-    Ask {
+    LeaseRequest {
         vram,
         gpus: if rng.chance(150) { rng.within(1, cards as u64 + 1) as u16 } else { 1 },
         term,
@@ -505,12 +508,15 @@ pub fn draw_ask(rng: &mut Rng, ttl_max_s: u64, cards: usize) -> Ask {
         preempt: Preempt::Usual,
         at_least: rng.chance(60).then(|| Bytes::mib(rng.within(1, 2_000))),
         on: match rng.below(20) {
-            0 => Some(On::Index(rng.below(cards as u64) as u32)),
+            0 => Some(GpuSelector::Index(rng.below(cards as u64) as u32)),
             1 => {
                 let card = rng.below(cards as u64 + 1);
-                Some(On::AnyOf(vec![On::Uuid(format!("GPU-{card}")), On::Index(card as u32)]))
+                Some(GpuSelector::AnyOf(vec![
+                    GpuSelector::Uuid(format!("GPU-{card}")),
+                    GpuSelector::Index(card as u32),
+                ]))
             }
-            2 => Some(On::Model(rng.pick(&["desk", "RACK", "8"]).to_owned())),
+            2 => Some(GpuSelector::Model(rng.pick(&["desk", "RACK", "8"]).to_owned())),
             _ => None,
         },
         yields: false,

@@ -3,7 +3,7 @@
 use crate::checker::Violation;
 use crate::daemon::Call;
 use crate::sim::Sim;
-use sublet_core::decide::over::more;
+use sublet_core::decide::overuse::more;
 use sublet_core::event::Event;
 use sublet_core::ids::LeaseId;
 use sublet_core::rows::Lease;

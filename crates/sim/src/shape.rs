@@ -4,7 +4,7 @@ use crate::rng::Rng;
 use crate::shims::Habits;
 use crate::vigil::Vigil;
 use sublet_core::policy::{Caps, HeadStart, Parking, Policy, Renewal};
-use sublet_core::reading::CardFacts;
+use sublet_core::reading::GpuFacts;
 use sublet_core::units::{Bytes, Span};
 
 /// One second, in µs.
@@ -14,7 +14,7 @@ pub const S: u64 = 1_000_000;
 #[derive(Clone, Debug)]
 pub struct Shape {
     /// Its cards; whether each hides the bytes per process.
-    pub cards: Vec<(CardFacts, bool)>,
+    pub cards: Vec<(GpuFacts, bool)>,
     /// Tenants beside the operator.
     pub tenants: usize,
     /// Jobs that live, wait or think at a time.
@@ -84,7 +84,7 @@ impl Shape {
         let habits = Habits::gentle();
         let parking = Parking { ram: Bytes::gib(1_000), ..Parking::default() };
         Shape {
-            cards: vec![(CardFacts::plain(0, Bytes::gib(24)), false)],
+            cards: vec![(GpuFacts::plain(0, Bytes::gib(24)), false)],
             tenants: 5,
             jobs: 30,
             policy: Policy { parking, hold_cap: Span::secs(1_800), ..Policy::default() },
@@ -98,14 +98,14 @@ impl Shape {
     }
 }
 
-fn card(rng: &mut Rng, index: u32) -> (CardFacts, bool) {
+fn card(rng: &mut Rng, index: u32) -> (GpuFacts, bool) {
     let (gib, name) = rng.pick(&[(8, "Tiny 8"), (24, "Desk 24"), (24, "Desk 24"), (80, "Rack 80")]);
-    let facts = CardFacts {
+    let facts = GpuFacts {
         name: name.to_owned(),
         display: rng.chance(150),
         context: rng.chance(300).then(|| Bytes::mib(rng.within(200, 700))),
         node: rng.chance(300).then(|| rng.below(2) as u32),
-        ..CardFacts::plain(index, Bytes::gib(gib))
+        ..GpuFacts::plain(index, Bytes::gib(gib))
     };
     (facts, rng.chance(100))
 }

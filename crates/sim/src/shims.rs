@@ -21,10 +21,10 @@ use std::collections::BTreeMap;
 use sublet_core::action::Hint;
 use sublet_core::event::Event;
 use sublet_core::ids::{LeaseId, ProcKey};
-use sublet_core::parking::{Said, is_kept_off};
+use sublet_core::method::Method;
+use sublet_core::parking::{MoverReport, is_kept_off};
 use sublet_core::policy::Parking;
-use sublet_core::rows::{Away, Hold, Lease, Phase};
-use sublet_core::rung::Rung;
+use sublet_core::rows::{Hold, Lease, ParkState, Phase};
 use sublet_core::units::{Bytes, Span, Time};
 
 /// What a context takes where nobody measured it.
@@ -153,7 +153,7 @@ pub(crate) enum Order {
 }
 
 /// A process, by who speaks for it: the library in it, or the driver.
-pub type Spoken = (ProcKey, Rung);
+pub type Spoken = (ProcKey, Method);
 
 /// A program with the library in it, or a process as the driver has it.
 #[derive(Debug)]
@@ -174,7 +174,7 @@ pub struct Program {
     /// It submitted work and waits for its bytes.
     pub(crate) at_gate: bool,
     /// What was said of it, and by the driver of its siblings before that, and is not heard yet.
-    pub(crate) outbox: Vec<(LeaseId, ProcKey, Said)>,
+    pub(crate) outbox: Vec<(LeaseId, ProcKey, MoverReport)>,
     /// When the room for a restore was last proven.
     pub(crate) proven_us: u64,
     /// It was lost by one, and will never be back.
@@ -213,8 +213,8 @@ impl Program {
         self.away.is_some() || self.doing.is_some()
     }
 
-    fn here(&self) -> Said {
-        Said::Here { parked: self.away.as_ref().map(|_| self.claims) }
+    fn here(&self) -> MoverReport {
+        MoverReport::Here { parked: self.away.as_ref().map(|_| self.claims) }
     }
 
     /// Whoever it is said for, and by whose daemon, if anybody hears it.
@@ -238,11 +238,11 @@ impl World {
         for card in 0..self.cards.len() {
             // The driver takes contexts too.
             let context =
-                if rung == Rung::Driver { None } else { Some(self.cards[card].facts.context.unwrap_or(CONTEXT)) };
+                if rung == Method::Driver { None } else { Some(self.cards[card].facts.context.unwrap_or(CONTEXT)) };
             let has = self.cards[card].bytes_of(process).less(context.unwrap_or_default());
             let bytes = if percent == 100 { has } else { Bytes(has.0 / 100 * percent) };
             self.shrink(card, process, bytes);
-            if rung == Rung::Driver && percent == 100 {
+            if rung == Method::Driver && percent == 100 {
                 self.vacate(card, process);
             }
             all = all + has;
@@ -261,8 +261,8 @@ impl World {
     /// Bytes of a card that were taken off it, of programs of a tree that have the library.
     pub(crate) fn away(&self, tree: u32, card: usize) -> Bytes {
         let live = self.trees.get(&tree).into_iter().flat_map(|tree| &tree.live);
-        let counted = live.filter(|process| self.programs.contains_key(&(**process, Rung::Park)));
-        let both = counted.flat_map(|process| [(*process, Rung::Park), (*process, Rung::Driver)]);
+        let counted = live.filter(|process| self.programs.contains_key(&(**process, Method::Park)));
+        let both = counted.flat_map(|process| [(*process, Method::Park), (*process, Method::Driver)]);
         let away = both.filter_map(|spoken| self.programs.get(&spoken)?.away.as_ref());
         away.flatten().filter(|(of, _)| *of == card).map(|(_, bytes)| *bytes).sum()
     }
@@ -290,10 +290,10 @@ impl Sim<'_> {
     /// A process of a job's begins; it may have the library in it.
     pub(crate) fn install(&mut self, process: ProcKey) {
         if self.parks() && self.luck.chance(self.shape.habits.library) {
-            self.install_on((process, Rung::Park));
+            self.install_on((process, Method::Park));
         }
         if self.whim.chance(self.shape.habits.driver) {
-            self.install_on((process, Rung::Driver));
+            self.install_on((process, Method::Driver));
         }
         self.install_depth(process);
     }
@@ -303,7 +303,7 @@ impl Sim<'_> {
         if self.parks() && self.mood.chance(self.shape.vigil.driver) {
             let honest = self.calm || self.mood.chance(self.shape.habits.honest);
             let temper = if honest { Temper::Honest } else { self.mood.pick(&ODD) };
-            self.world.programs.insert((process, Rung::Driver), Program::new(temper));
+            self.world.programs.insert((process, Method::Driver), Program::new(temper));
         }
     }
 
@@ -315,25 +315,25 @@ impl Sim<'_> {
 
     /// Whether a process' work does not get through now.
     pub(crate) fn is_gated(&self, process: ProcKey) -> bool {
-        let of = |rung: Rung| self.world.programs.get(&(process, rung));
+        let of = |rung: Method| self.world.programs.get(&(process, rung));
         // The driver lets a holder's processes go on when all of them are back.
-        let lease = of(Rung::Driver).and_then(|program| program.lease);
+        let lease = of(Method::Driver).and_then(|program| program.lease);
         let locked = |(other, program): (&Spoken, &Program)| {
-            other.1 == Rung::Driver && program.lease == lease && program.away.is_some()
+            other.1 == Method::Driver && program.lease == lease && program.away.is_some()
         };
         let together = || lease.is_some() && self.world.programs.iter().any(locked);
-        [Rung::Park, Rung::Driver].into_iter().any(|rung| of(rung).is_some_and(Program::is_gated)) || together()
+        [Method::Park, Method::Driver].into_iter().any(|rung| of(rung).is_some_and(Program::is_gated)) || together()
     }
 
     // ---- words -------------------------------------------------------------
 
     /// The daemon knows whose these processes are: those with the library get through to it.
     pub(crate) fn greet(&mut self, lease: LeaseId, processes: &[ProcKey]) {
-        let both = processes.iter().flat_map(|process| [(*process, Rung::Park), (*process, Rung::Driver)]);
+        let both = processes.iter().flat_map(|process| [(*process, Method::Park), (*process, Method::Driver)]);
         for (process, rung) in both {
             let Some(program) = self.world.programs.get(&(process, rung)) else { continue };
             // Of a process that uses no card the driver has nothing to say.
-            let is_there = rung == Rung::Park || program.away.is_some() || self.world.is_on_card(process);
+            let is_there = rung == Method::Park || program.away.is_some() || self.world.is_on_card(process);
             let is_there = is_there || self.is_driven(lease, process);
             if program.heard_as(self.life) != Some(lease) && is_there {
                 let late = !self.shape.crowd && self.luck.chance(50);
@@ -349,14 +349,14 @@ impl Sim<'_> {
             return;
         }
         self.confess();
-        let driven = self.world.programs.iter().filter(|((_, rung), _)| *rung == Rung::Driver);
+        let driven = self.world.programs.iter().filter(|((_, rung), _)| *rung == Method::Driver);
         let new = driven.filter_map(|((process, _), program)| {
-            let lease = self.spoken_for((*process, Rung::Driver))?;
+            let lease = self.spoken_for((*process, Method::Driver))?;
             let is_there = program.away.is_some() || self.world.is_on_card(*process) || self.is_driven(lease, *process);
             (is_there && program.heard_as(self.life) != Some(lease)).then_some(*process)
         });
         for process in new.collect::<Vec<_>>() {
-            self.timers.set(self.t, Timer::Connect(self.life, process, Rung::Driver));
+            self.timers.set(self.t, Timer::Connect(self.life, process, Method::Driver));
         }
     }
 
@@ -366,13 +366,13 @@ impl Sim<'_> {
         let (lease, is_left_behind) = (self.spoken_for(process), self.is_left_behind(process));
         let (Some(lease), Some(program)) = (lease, self.world.programs.get_mut(&process)) else { return Ok(()) };
         let before = program.heard_as(life);
-        if before == Some(lease) || process.1 == Rung::Driver && self.is_unasked(lease) {
+        if before == Some(lease) || process.1 == Method::Driver && self.is_unasked(lease) {
             return Ok(());
         }
         let Some(program) = self.world.programs.get_mut(&process) else { return Ok(()) };
         // The driver's worker goes with its daemon. What it had not taken when the next one asks the driver where a
         // process is it never takes; nor what it was to take for a lease that is over.
-        if process.1 == Rung::Driver && matches!(program.doing, Some(Order::Park | Order::Take)) {
+        if process.1 == Method::Driver && matches!(program.doing, Some(Order::Park | Order::Take)) {
             (program.doing, program.turn) = (None, program.turn + 1);
         }
         if is_left_behind {
@@ -381,22 +381,22 @@ impl Sim<'_> {
         }
         program.given_up = None;
         program.outbox.clear();
-        program.outbox.extend(before.map(|before| (before, process.0, Said::Left)));
+        program.outbox.extend(before.map(|before| (before, process.0, MoverReport::Left)));
         (program.life, program.lease) = (Some(life), Some(lease));
         program.outbox.push((lease, process.0, program.here()));
-        program.outbox.extend(program.depth.said.map(|deep| (lease, process.0, Said::Deep(deep))));
+        program.outbox.extend(program.depth.said.map(|deep| (lease, process.0, MoverReport::Deep(deep))));
         if program.cannot {
-            let cannot = Said::Cannot(Some("it uses managed memory".to_owned()));
+            let cannot = MoverReport::Cannot(Some("it uses managed memory".to_owned()));
             program.outbox.push((lease, process.0, cannot));
         }
         if program.at_gate {
-            program.outbox.push((lease, process.0, Said::Wants));
+            program.outbox.push((lease, process.0, MoverReport::Wants));
         }
         self.hear(process)?;
         self.mind(process)
     }
 
-    pub(crate) fn say(&mut self, process: Spoken, said: Said) {
+    pub(crate) fn say(&mut self, process: Spoken, said: MoverReport) {
         let life = self.life;
         let Some(program) = self.world.programs.get_mut(&process) else { return };
         if let Some(lease) = program.heard_as(life) {
@@ -418,7 +418,7 @@ impl Sim<'_> {
 
     /// A program is not there any more.
     pub(crate) fn left(&mut self, lease: LeaseId, (process, rung): Spoken, died: bool) -> Result<(), Violation> {
-        let said = if died { Said::Died("killed for lack of memory".to_owned()) } else { Said::Left };
+        let said = if died { MoverReport::Died("killed for lack of memory".to_owned()) } else { MoverReport::Left };
         self.report(Event::Said { lease, rung, process, said })?;
         self.mind_deep(lease);
         Ok(())
@@ -428,11 +428,11 @@ impl Sim<'_> {
     pub(crate) fn submit(&mut self, process: ProcKey) {
         // A process that the driver has stopped says nothing, but for what the library hears of it.
         let is_heard = self.is_heard(process);
-        let process = (process, Rung::Park);
+        let process = (process, Method::Park);
         let Some(program) = self.world.programs.get_mut(&process) else { return };
         if program.is_gated() && !program.at_gate && is_heard {
             program.at_gate = true;
-            self.say(process, Said::Wants);
+            self.say(process, MoverReport::Wants);
         }
     }
 
@@ -467,7 +467,7 @@ impl Sim<'_> {
                 None => return Ok(()),
             },
             // Who began while the driver has its siblings, or takes them, waits with them.
-            Some(row) if rung == Rung::Park && waits_with_siblings(&self.daemon, row, process.0) => {
+            Some(row) if rung == Method::Park && waits_with_siblings(&self.daemon, row, process.0) => {
                 match program.away.is_none() {
                     true => Order::Park,
                     false => return Ok(()),
@@ -481,19 +481,19 @@ impl Sim<'_> {
             Some(Lease { phase: Phase::Parking(_, away) | Phase::Parked(_, away), .. })
                 if program.away.is_none()
                     && away.rung == rung
-                    && (rung == Rung::Park || away.processes.contains(&process.0)) =>
+                    && (rung == Method::Park || away.processes.contains(&process.0)) =>
             {
                 Order::Park
             }
             Some(Lease { phase: Phase::Parking(_, away) | Phase::Parked(_, away), .. })
-                if program.away.is_none() && rung == Rung::Park && away.rung == Rung::Driver =>
+                if program.away.is_none() && rung == Method::Park && away.rung == Method::Driver =>
             {
                 return self.checker.check_let_on(lease, process.0);
             }
             Some(Lease { phase: Phase::Parked(..), .. }) if quiet => Order::Hush(false),
             // It is told otherwise, and says where it is.
             Some(Lease { phase: Phase::Resuming(..), .. })
-                if rung == Rung::Driver && program.away.is_none() && is_unknown(&self.daemon, lease, process.0) =>
+                if rung == Method::Driver && program.away.is_none() && is_unknown(&self.daemon, lease, process.0) =>
             {
                 let said = program.here();
                 self.say(process, said);
@@ -501,7 +501,7 @@ impl Sim<'_> {
             }
             // Of a holder that it does not move, by the disk, the driver is told nothing, whatever it has of it.
             Some(row @ Lease { phase: Phase::Active(_) | Phase::Resuming(..), .. })
-                if rung == Rung::Driver && !row.away().is_some_and(Away::needs_driver) =>
+                if rung == Method::Driver && !row.away().is_some_and(ParkState::needs_driver) =>
             {
                 return Ok(());
             }
@@ -519,13 +519,13 @@ impl Sim<'_> {
             _ => return Ok(()),
         };
         let restores = matches!(order, Order::Resume | Order::Bring);
-        if restores && rung == Rung::Driver && self.is_held_back(lease) {
+        if restores && rung == Method::Driver && self.is_held_back(lease) {
             // It is told when a look shows that nobody could take its room.
             self.mind_after(process, 2 * S);
             return Ok(());
         }
         self.check_order(process, lease, order)?;
-        if restores && rung == Rung::Driver {
+        if restores && rung == Method::Driver {
             // It speaks to one process at a time: others may be before this one.
             if !self.calm && !self.shape.habits.orderly && self.luck.chance(100) {
                 self.mind_after(process, 30 * S);
@@ -577,28 +577,28 @@ impl Sim<'_> {
             Order::Park if temper == Temper::Refuses && odd => {
                 self.give_up(process);
                 match process.0.pid % 4 {
-                    1 => self.say(process, Said::Outgrown("it has more by now".to_owned())),
+                    1 => self.say(process, MoverReport::Outgrown("it has more by now".to_owned())),
                     _ => self.refuse(process, "a capture is open"),
                 }
             }
             Order::Park if temper == Temper::Fickle && odd => {
                 program.cannot = true;
                 self.give_up(process);
-                self.say(process, Said::Cannot(Some("it uses managed memory".to_owned())));
+                self.say(process, MoverReport::Cannot(Some("it uses managed memory".to_owned())));
                 self.refuse(process, "it uses managed memory");
             }
             Order::Park => self.park_program(process, temper),
             Order::Hush(hush) => self.hush(process, hush, temper, odd),
             Order::Take => self.take_contexts(process, temper, odd),
             Order::Bring => return self.bring_contexts(process),
-            Order::Resume if process.1 == Rung::Driver => return self.restore(process),
+            Order::Resume if process.1 == Method::Driver => return self.restore(process),
             Order::Resume => self.resume_program(process),
         }
         Ok(())
     }
 
     pub(crate) fn refuse(&mut self, process: Spoken, why: &str) {
-        self.say(process, Said::Refused(why.to_owned()));
+        self.say(process, MoverReport::Refused(why.to_owned()));
         self.mind_after(process, 3 * S);
     }
 
@@ -606,11 +606,11 @@ impl Sim<'_> {
     /// any more, until it is told anew; or its worker was lost with one, and it says that it does not know of that.
     fn give_up(&mut self, process: Spoken) {
         let lease = self.world.programs.get(&process).and_then(|program| program.heard_as(self.life));
-        let Some(lease) = lease.filter(|_| process.1 == Rung::Driver) else { return };
+        let Some(lease) = lease.filter(|_| process.1 == Method::Driver) else { return };
         let wish = self.disk.rows.leases.get(&lease).and_then(Lease::away).map(|away| (lease, away.since));
         let mut taken = Vec::new();
         for (other, program) in &mut self.world.programs {
-            if other.1 == Rung::Driver && program.heard_as(self.life) == Some(lease) {
+            if other.1 == Method::Driver && program.heard_as(self.life) == Some(lease) {
                 program.given_up = wish;
                 taken.extend((program.doing == Some(Order::Park)).then_some(*other));
             }
@@ -618,7 +618,7 @@ impl Sim<'_> {
         for other in taken {
             if !self.calm && !self.shape.habits.orderly && self.luck.chance(300) {
                 let Some(program) = self.world.programs.get_mut(&process) else { return };
-                program.outbox.push((lease, other.0, Said::Unknown));
+                program.outbox.push((lease, other.0, MoverReport::Unknown));
                 continue;
             }
             let Some(program) = self.world.programs.get_mut(&other) else { continue };
@@ -637,7 +637,7 @@ impl Sim<'_> {
         if let Some(program) = self.world.programs.get_mut(&process) {
             (program.away, program.claims) = (Some(gone), all);
         }
-        self.say(process, Said::Parked(all));
+        self.say(process, MoverReport::Parked(all));
         self.mind_after(process, S / 5);
     }
 
@@ -648,7 +648,7 @@ impl Sim<'_> {
         if back {
             program.at_gate = false;
             program.depth.is_back();
-            self.say(process, Said::Resumed);
+            self.say(process, MoverReport::Resumed);
             self.mind_after(process, S / 5);
         } else {
             program.away = Some(gone);
@@ -714,7 +714,7 @@ impl Sim<'_> {
             self.noticed(&leases);
         } else if let Some(program) = self.world.programs.get_mut(&process) {
             program.lost = true;
-            self.say(process, Said::Lost("out of memory".to_owned()));
+            self.say(process, MoverReport::Lost("out of memory".to_owned()));
         }
         Ok(())
     }
@@ -774,7 +774,7 @@ impl Sim<'_> {
             if let Some(program) = self.world.programs.get_mut(&process) {
                 program.cannot = false;
             }
-            self.say(process, Said::Cannot(None));
+            self.say(process, MoverReport::Cannot(None));
         }
         Ok(())
     }

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use sublet_core::event::{Caller, Event};
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::mutant::Mutant;
-use sublet_core::reading::{Observation, Reading};
+use sublet_core::reading::{GpuReading, Reading};
 use sublet_core::units::{Span, Time};
 
 /// Once the world is calm it is counted who still waits after so many turns.
@@ -345,7 +345,7 @@ impl<'a> Sim<'a> {
             Reading::Used(used) => used.processes.iter().map(|resident| resident.process).collect(),
             Reading::Unreadable(_) => Vec::new(),
         };
-        self.report(Event::Observed { card: uuid, observation: Observation { begun, reading } })?;
+        self.report(Event::Observed { card: uuid, observation: GpuReading { begun, reading } })?;
         self.look_into(card, &there);
         Ok(())
     }

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use sublet_core::ids::ProcKey;
-use sublet_core::rung::Rung;
+use sublet_core::method::Method;
 
 /// Something due. A `u32` first is the life of the daemon it belongs to: timers
 /// of a dead daemon do nothing.
@@ -48,16 +48,16 @@ pub enum Timer {
     /// Callers accept that lines are missing, an operator among them.
     AcceptLoss,
     /// A program gets through to the daemon.
-    Connect(u32, ProcKey, Rung),
+    Connect(u32, ProcKey, Method),
     /// The daemon hears what a program said.
-    Hear(u32, ProcKey, Rung),
+    Hear(u32, ProcKey, Method),
     /// The daemon looks whether a program is where it should be.
-    Mind(u32, ProcKey, Rung),
+    Mind(u32, ProcKey, Method),
     /// The daemon notices that a program of a lease's is not there any more, and whether it died while the library in it
     /// was parking it.
-    Left(u32, u64, ProcKey, Rung, bool),
+    Left(u32, u64, ProcKey, Method, bool),
     /// A program has done what it was told; the number tells old orders from new ones.
-    Done(ProcKey, Rung, u32),
+    Done(ProcKey, Method, u32),
     /// A wrapper hears where its lease is.
     Heed(u32, u64),
     /// A wrapper's hook is done; the number tells old runs from new ones.

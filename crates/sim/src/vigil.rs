@@ -19,12 +19,12 @@ use crate::timers::Timer;
 use crate::world::World;
 use std::collections::{BTreeMap, BTreeSet};
 use sublet_core::action::Action;
-use sublet_core::ask::Tier;
 use sublet_core::audit::{Accounted, Audit};
 use sublet_core::event::{Caller, Event};
 use sublet_core::ids::ProcKey;
-use sublet_core::stranger::{self, Mode, Patience, RuleId, StrangerId, Struck, Treat, Who};
+use sublet_core::request::Tier;
 use sublet_core::units::{Bytes, Span, Time};
+use sublet_core::unleased::{self, EnforcementTimes, Mode, RuleAction, RuleId, RuleSubject, SignalOutcome, UnleasedId};
 
 const KILL: u8 = 9;
 
@@ -34,7 +34,7 @@ pub struct Vigil {
     /// Somebody looks into them at all.
     pub awake: bool,
     /// How long they have for what.
-    pub patience: Patience,
+    pub patience: EnforcementTimes,
     /// Thousandths of audits that nobody makes.
     lost: u64,
     /// Thousandths of daemons whose self-test passes.
@@ -59,7 +59,7 @@ impl Vigil {
             lost: odds.pick(&[0, 50, 300]),
             able: odds.pick(&[1000, 1000, 700]),
             odd: odds.pick(if rare { &[50] } else { &[50, 200, 600] }),
-            patience: Patience { warned, grace, parks: rare || mood.chance(800) },
+            patience: EnforcementTimes { warned, grace, parks: rare || mood.chance(800) },
             driver: mood.pick(if rare { &[700, 1000] } else { &[0, 700, 1000] }),
             rare,
         }
@@ -109,11 +109,11 @@ pub struct Watching {
 /// A signal on its way.
 #[derive(Debug)]
 struct Blow {
-    stranger: StrangerId,
+    stranger: UnleasedId,
     signal: u8,
     at: Time,
     processes: Vec<ProcKey>,
-    outcome: Vec<Struck>,
+    outcome: Vec<SignalOutcome>,
 }
 
 impl World {
@@ -402,7 +402,7 @@ impl Sim<'_> {
         let (stranger, signal, processes) = (*stranger, *signal, processes.clone());
         let state = daemon.engine.state();
         let is_wanted = |process: &ProcKey| {
-            state.is_to_be_struck(&stranger::Blow { stranger, process: *process, signal, of: *at }, now)
+            state.is_to_be_struck(&unleased::PendingSignal { stranger, process: *process, signal, of: *at }, now)
         };
         let wanted: Vec<bool> = processes.iter().map(is_wanted).collect();
         let own = self.disk.rows.strangers.get(&stranger).map(|row| row.audit.clone());
@@ -428,7 +428,7 @@ impl Sim<'_> {
         for (process, wanted) in processes.into_iter().zip(wanted) {
             let gone = (!wanted || !self.world.lives(process)).then(|| "it is gone, or not meant any more".to_owned());
             let refused = refused.clone().or(gone);
-            outcome.push(Struck { process, refused, changed, uid: None });
+            outcome.push(SignalOutcome { process, refused, changed, uid: None });
         }
         self.reach(stranger, signal, &outcome)?;
         if let Some(daemon) = &mut self.daemon {
@@ -441,7 +441,7 @@ impl Sim<'_> {
     }
 
     /// Processes get it.
-    fn reach(&mut self, stranger: StrangerId, signal: u8, outcome: &[Struck]) -> Result<(), Violation> {
+    fn reach(&mut self, stranger: UnleasedId, signal: u8, outcome: &[SignalOutcome]) -> Result<(), Violation> {
         let reached = || outcome.iter().filter(|struck| struck.refused.is_none()).map(|struck| struck.process);
         let Some(first) = reached().next() else { return Ok(()) };
         self.checker.reaches(stranger, signal)?;
@@ -511,7 +511,8 @@ impl Sim<'_> {
                 self.call(Call { by, event: Event::ModeAsked { by: caller, card, mode }, job: None })
             }
             5 => {
-                let (who, treat) = (self.some_who(), self.odds.pick(&[Treat::Allow, Treat::Deny, Treat::Deny]));
+                let (who, treat) =
+                    (self.some_who(), self.odds.pick(&[RuleAction::Allow, RuleAction::Deny, RuleAction::Deny]));
                 self.call(Call { by, event: Event::RuleAsked { by: caller, who, treat }, job: None })
             }
             6..9 => {
@@ -522,15 +523,15 @@ impl Sim<'_> {
         }
     }
 
-    fn some_who(&mut self) -> Who {
+    fn some_who(&mut self) -> RuleSubject {
         match self.odds.below(8) {
-            0 => Who::Exe(format!("tool{}", self.odds.below(6))),
-            1 => Who::Exe(format!("/usr/bin/tool{}", self.odds.below(6))),
-            2 => Who::Unit(format!("unit{}", self.odds.below(3))),
-            3 => Who::Container(self.odds.pick(&["0", "1", ""]).repeat(14)),
-            4 => Who::Container("0123".to_owned()),
-            5 => Who::Uid(1000 + self.odds.below(3) as u32),
-            _ => Who::Container(self.odds.pick(&["0", "1", "2"]).repeat(20)),
+            0 => RuleSubject::Exe(format!("tool{}", self.odds.below(6))),
+            1 => RuleSubject::Exe(format!("/usr/bin/tool{}", self.odds.below(6))),
+            2 => RuleSubject::Unit(format!("unit{}", self.odds.below(3))),
+            3 => RuleSubject::Container(self.odds.pick(&["0", "1", ""]).repeat(14)),
+            4 => RuleSubject::Container("0123".to_owned()),
+            5 => RuleSubject::Uid(1000 + self.odds.below(3) as u32),
+            _ => RuleSubject::Container(self.odds.pick(&["0", "1", "2"]).repeat(20)),
         }
     }
 

@@ -9,8 +9,8 @@ use crate::shims::{Program, Spoken};
 use crate::vigil::Papers;
 use std::collections::BTreeMap;
 use sublet_core::ids::{LeaseId, ProcKey};
-use sublet_core::reading::{CardFacts, Resident};
-use sublet_core::rung::Rung;
+use sublet_core::method::Method;
+use sublet_core::reading::{GpuFacts, Resident};
 use sublet_core::units::Bytes;
 
 /// What ails a card.
@@ -30,7 +30,7 @@ pub enum Ail {
 #[derive(Debug)]
 pub struct Gpu {
     /// What the driver says of it.
-    pub facts: CardFacts,
+    pub facts: GpuFacts,
     /// The driver hides the bytes of each process.
     pub coarse: bool,
     /// What ails it.
@@ -91,7 +91,7 @@ pub struct World {
 impl World {
     /// The world at the beginning: cards with nothing but the driver's own bytes.
     pub fn new(shape: &Shape, rng: &mut Rng) -> World {
-        let gpu = |(facts, coarse): &(CardFacts, bool), used| Gpu {
+        let gpu = |(facts, coarse): &(GpuFacts, bool), used| Gpu {
             facts: facts.clone(),
             coarse: *coarse,
             ail: Ail::Well,
@@ -214,7 +214,7 @@ impl World {
         self.papers.remove(&process);
         self.exited.push(process);
         (0..self.cards.len()).for_each(|card| self.vacate(card, process));
-        for spoken in [(process, Rung::Park), (process, Rung::Driver)] {
+        for spoken in [(process, Method::Park), (process, Method::Driver)] {
             self.left.extend(self.programs.remove(&spoken).map(|program| (spoken, program)));
         }
     }

@@ -1,27 +1,33 @@
 //! An ask arrives: refused with a reason, or put in its place in the queue.
 
-use super::Turn;
+use super::Decider;
 use super::serve::could_be;
 use crate::action::Action;
-use crate::ask::{Ask, Term, Vram};
-use crate::event::{Answer, Caller, Refusal};
-use crate::ids::{CardId, LeaseId, ProcKey, TenantId};
+use crate::event::{Caller, EventAnswer, Refusal};
+use crate::ids::{GpuId, LeaseId, ProcKey, TenantId};
 use crate::mutant::Mutant;
 use crate::policy::Caps;
-use crate::quota::{self, Capped, Load};
-use crate::rows::{Phase, Reason};
+use crate::quota::{self, CappedResource, TenantLoad};
+use crate::request::{LeaseRequest, Term, Vram};
+use crate::rows::{EndReason, Phase};
 use crate::state::State;
 use crate::units::{Bytes, Span};
 use std::cmp::Reverse;
 
-impl Turn<'_> {
-    pub(super) fn admit(&mut self, by: &Caller, ask: Ask, wait: Option<Span>, root: Option<ProcKey>) -> Answer {
+impl Decider<'_> {
+    pub(super) fn admit(
+        &mut self,
+        by: &Caller,
+        ask: LeaseRequest,
+        wait: Option<Span>,
+        root: Option<ProcKey>,
+    ) -> EventAnswer {
         if let Err(refusal) = sensible(self.state, &ask) {
-            return Answer::Refused(refusal);
+            return EventAnswer::Refused(refusal);
         }
         let tenant = self.enrol(by);
         if let Err(refusal) = self.admissible(by, tenant, &ask) {
-            return Answer::Refused(refusal);
+            return EventAnswer::Refused(refusal);
         }
         let lease = LeaseId(self.state.rows().meta.next_lease);
         let give_up = self.now + wait.unwrap_or(self.state.policy().wait);
@@ -36,9 +42,9 @@ impl Turn<'_> {
             let held = held.or_else(|| row.and_then(|row| steps_aside(self.state, &row.ask)));
             let no_room = self.no_room(lease);
             self.withdraw(lease, bound);
-            return Answer::Refused(held.unwrap_or(no_room));
+            return EventAnswer::Refused(held.unwrap_or(no_room));
         }
-        Answer::Lease(lease)
+        EventAnswer::Lease(lease)
     }
 
     /// A refused request writes nothing: a user could otherwise fill the log, and trim away the history of others. The
@@ -48,7 +54,7 @@ impl Turn<'_> {
     fn withdraw(&mut self, lease: LeaseId, bound: Option<(ProcKey, LeaseId)>) {
         let is_last = matches!(self.actions.last(), Some(Action::Queue { lease: queued, .. }) if *queued == lease);
         if !is_last || self.state.planted(Mutant::KeepRefused) {
-            return self.end(lease, Reason::WaitOver);
+            return self.end(lease, EndReason::WaitOver);
         }
         self.state.withdraw(lease, self.now, bound);
         self.actions.pop();
@@ -63,10 +69,10 @@ impl Turn<'_> {
         }
     }
 
-    fn admissible(&self, by: &Caller, tenant: TenantId, ask: &Ask) -> Result<(), Refusal> {
+    fn admissible(&self, by: &Caller, tenant: TenantId, ask: &LeaseRequest) -> Result<(), Refusal> {
         self.within_token(by, ask)?;
         if let Some(held) = quota::holds(self.state, tenant, ask)
-            && (held.always || matches!(held.what, Capped::GpuDay { .. }))
+            && (held.always || matches!(held.what, CappedResource::GpuDay { .. }))
         {
             return Err(Refusal::OverQuota(held));
         }
@@ -77,7 +83,7 @@ impl Turn<'_> {
             return Ok(());
         }
         let books = self.state.books();
-        let full = |load: &Load, caps: &Caps| caps.places.is_some_and(|places| load.waiting >= places);
+        let full = |load: &TenantLoad, caps: &Caps| caps.places.is_some_and(|places| load.waiting >= places);
         let of_groups = || books.groups(tenant).any(|(_, load, caps)| full(load, caps));
         if full(books.load(tenant), books.caps(tenant)) || of_groups() {
             return Err(Refusal::QueueFull { own: true });
@@ -103,8 +109,8 @@ impl Turn<'_> {
 
     /// Which of the cards that the ask names could give most now.
     fn no_room(&self, lease: LeaseId) -> Refusal {
-        let named = |card: &CardId| self.state.lease(lease).is_some_and(|row| would_do(self.state, &row.ask, *card));
-        let gives = |card: CardId| (self.state.promisable(card, self.now), Reverse(card));
+        let named = |card: &GpuId| self.state.lease(lease).is_some_and(|row| would_do(self.state, &row.ask, *card));
+        let gives = |card: GpuId| (self.state.promisable(card, self.now), Reverse(card));
         let most = self.state.cards().filter(named).map(gives).max();
         let gpu = most.map(|(_, Reverse(card))| self.state.rows().cards[usize::from(card.0)].facts.index);
         Refusal::NoRoom { largest: most.map_or(Bytes::ZERO, |(bytes, _)| bytes), gpu }
@@ -112,9 +118,9 @@ impl Turn<'_> {
 }
 
 /// The GPU on which an ask could start if it did not step aside.
-fn steps_aside(state: &State, ask: &Ask) -> Option<Refusal> {
+fn steps_aside(state: &State, ask: &LeaseRequest) -> Option<Refusal> {
     let able = state.cards().filter(|card| could_be(state, ask, *card));
-    let aside = |card: CardId| {
+    let aside = |card: GpuId| {
         let (aside, until) = state.longest_aside(card)?;
         let index = state.rows().cards[card.0 as usize].facts.index;
         Some(Refusal::StepsAside { index, by: aside.by.clone(), until })
@@ -123,7 +129,7 @@ fn steps_aside(state: &State, ask: &Ask) -> Option<Refusal> {
 }
 
 /// Whether an ask makes sense here, whoever asks.
-fn sensible(state: &State, ask: &Ask) -> Result<(), Refusal> {
+fn sensible(state: &State, ask: &LeaseRequest) -> Result<(), Refusal> {
     ask.check().map_err(Refusal::BadAsk)?;
     could_ever_fit(state, ask)?;
     let policy = state.policy();
@@ -135,25 +141,25 @@ fn sensible(state: &State, ask: &Ask) -> Result<(), Refusal> {
 }
 
 /// Whether the cards that would do could hold the ask if they were empty.
-fn could_ever_fit(state: &State, ask: &Ask) -> Result<(), Refusal> {
+fn could_ever_fit(state: &State, ask: &LeaseRequest) -> Result<(), Refusal> {
     if state.rows().cards.is_empty() {
         return Err(Refusal::NoCards);
     }
-    let named: Vec<CardId> = state.cards().filter(|card| would_do(state, ask, *card)).collect();
+    let named: Vec<GpuId> = state.cards().filter(|card| would_do(state, ask, *card)).collect();
     let never = |largest| Err(Refusal::NeverFits { largest, cards: named.len() as u32 });
     let Some(largest) = named.iter().map(|card| state.room(*card).largest_ever()).max() else {
         return never(None);
     };
-    let large_enough = |card: &&CardId| match ask.vram {
+    let large_enough = |card: &&GpuId| match ask.vram {
         Vram::Bytes(vram) => vram <= state.room(**card).largest_ever(),
         Vram::Whole => true,
     };
-    let large: Vec<CardId> = named.iter().filter(large_enough).copied().collect();
+    let large: Vec<GpuId> = named.iter().filter(large_enough).copied().collect();
     if large.len() < usize::from(ask.gpus) {
         return never(Some(largest));
     }
     let Vram::Bytes(vram) = ask.vram else { return Ok(()) };
-    let context = |card: &CardId| state.rows().cards[card.0 as usize].facts.context.unwrap_or_default();
+    let context = |card: &GpuId| state.rows().cards[card.0 as usize].facts.context.unwrap_or_default();
     let mut contexts: Vec<Bytes> = large.iter().map(context).collect();
     contexts.sort();
     match contexts.get(usize::from(ask.gpus) - 1) {
@@ -163,6 +169,6 @@ fn could_ever_fit(state: &State, ask: &Ask) -> Result<(), Refusal> {
 }
 
 /// Whether a card is one of those the ask names.
-pub(crate) fn would_do(state: &State, ask: &Ask, card: CardId) -> bool {
+pub(crate) fn would_do(state: &State, ask: &LeaseRequest, card: GpuId) -> bool {
     ask.on.as_ref().is_none_or(|on| on.names(card, &state.rows().cards[card.0 as usize].facts))
 }

@@ -7,17 +7,17 @@
 //! lease is ended, and no process is signalled. A lease that was busy waits for its GPUs as any waiter. One that was
 //! idle is passive ([`crate::rows::Lease::is_passive`]), so it comes back too, but takes no room that a waiter claims.
 
-use super::Turn;
+use super::Decider;
 use super::park::{ParkOrder, price_of_leaving, way_out};
 use super::preempt::idle_since;
 use crate::action::Action;
 use crate::aside::{Aside, AsideOver, DEFAULT, KEY_MAX, LONGEST, PER_GPU};
-use crate::ask::Preempt;
-use crate::event::{Answer, AsideAsk, Caller, Refusal};
-use crate::ids::{CardId, LeaseId};
+use crate::event::{AsideRequest, Caller, EventAnswer, Refusal};
+use crate::ids::{GpuId, LeaseId};
 use crate::mutant::Mutant;
 use crate::parking::NotParkable;
 use crate::policy::AsideAllow;
+use crate::request::Preempt;
 use crate::rows::{Lease, Phase};
 use crate::state::State;
 use crate::units::Time;
@@ -25,58 +25,58 @@ use std::fmt;
 
 /// Why a lease stays on a GPU that steps aside.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Stays {
+pub enum StayReason {
     /// Its owner has the right not to be preempted, and did not put the GPU aside.
     Never,
     /// It cannot be parked now.
     NotParkable(NotParkable),
 }
 
-impl fmt::Display for Stays {
+impl fmt::Display for StayReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Stays::Never => f.write_str("it may not be preempted (`--preempt never`)"),
-            Stays::NotParkable(why) => why.fmt(f),
+            StayReason::Never => f.write_str("it may not be preempted (`--preempt never`)"),
+            StayReason::NotParkable(why) => why.fmt(f),
         }
     }
 }
 
 /// The leases that stay on a GPU that steps aside, and why each does.
-pub fn staying(state: &State, card: CardId, now: Time) -> Vec<(LeaseId, Stays)> {
+pub fn staying(state: &State, card: GpuId, now: Time) -> Vec<(LeaseId, StayReason)> {
     let active = active_on(state, card).filter_map(|row| Some((row.id, may_leave(state, row, now).err()?)));
     active.collect()
 }
 
-fn active_on(state: &State, card: CardId) -> impl Iterator<Item = &Lease> {
+fn active_on(state: &State, card: GpuId) -> impl Iterator<Item = &Lease> {
     let on = state.room(card).claims().keys().filter_map(|lease| state.lease(*lease));
     on.filter(|row| matches!(row.phase, Phase::Active(_)))
 }
 
 /// Whether a lease can be parked for a GPU that steps aside. The right not to be preempted is kept, but for the
 /// tenant that put the GPU aside itself.
-fn may_leave(state: &State, row: &Lease, now: Time) -> Result<(), Stays> {
+fn may_leave(state: &State, row: &Lease, now: Time) -> Result<(), StayReason> {
     let cards = row.hold().map(|hold| hold.cards.as_slice()).unwrap_or_default();
     let asides = cards.iter().flat_map(|card| &state.rows().cards[card.0 as usize].aside.now);
     let is_own = |aside: &Aside| aside.by == state.tenant_name(row.tenant);
     if row.ask.preempt == Preempt::Never && !asides.into_iter().any(is_own) {
-        return Err(Stays::Never);
+        return Err(StayReason::Never);
     }
-    way_out(state, row, now).map(|_| ()).map_err(Stays::NotParkable)
+    way_out(state, row, now).map(|_| ()).map_err(StayReason::NotParkable)
 }
 
-impl Turn<'_> {
+impl Decider<'_> {
     /// A GPU shall step aside, or go on doing so.
-    pub(super) fn aside_asked(&mut self, by: &Caller, uuid: &str, ask: AsideAsk) -> Answer {
+    pub(super) fn aside_asked(&mut self, by: &Caller, uuid: &str, ask: AsideRequest) -> EventAnswer {
         match self.aside_for(by, uuid, ask) {
             Ok((card, aside)) => {
                 self.emit(Action::SetAside { card, aside });
-                Answer::Done
+                EventAnswer::Done
             }
-            Err(refusal) => Answer::Refused(refusal),
+            Err(refusal) => EventAnswer::Refused(refusal),
         }
     }
 
-    fn aside_for(&self, by: &Caller, uuid: &str, ask: AsideAsk) -> Result<(CardId, Aside), Refusal> {
+    fn aside_for(&self, by: &Caller, uuid: &str, ask: AsideRequest) -> Result<(GpuId, Aside), Refusal> {
         let known = self.state.card(uuid).map(|card| &self.state.rows().cards[card.0 as usize].aside);
         let last = known.and_then(|asides| asides.find(&by.tenant, &ask.key));
         let may = self.may_put_aside(by, ask.at_seat);
@@ -116,24 +116,24 @@ impl Turn<'_> {
     }
 
     /// A tenant ends its asides of a GPU, or the one with a key; an operator ends those of every tenant.
-    pub(super) fn aside_end_asked(&mut self, by: &Caller, uuid: &str, key: Option<&str>) -> Answer {
+    pub(super) fn aside_end_asked(&mut self, by: &Caller, uuid: &str, key: Option<&str>) -> EventAnswer {
         if by.token.is_some() {
-            return Answer::Refused(Refusal::MayNotPutAside(self.state.policy().aside.allow));
+            return EventAnswer::Refused(Refusal::MayNotPutAside(self.state.policy().aside.allow));
         }
-        let Some(card) = self.state.card(uuid) else { return Answer::Refused(Refusal::NoSuchCard) };
+        let Some(card) = self.state.card(uuid) else { return EventAnswer::Refused(Refusal::NoSuchCard) };
         let asides = self.state.rows().cards[card.0 as usize].aside.now.clone();
         let is_own = |aside: &&Aside| aside.by == by.tenant || (by.operator && key.is_none());
         let is_meant = |aside: &&Aside| is_own(aside) && key.is_none_or(|key| aside.key == key);
         let meant: Vec<&Aside> = asides.iter().filter(is_meant).collect();
         if let (true, None, Some(other)) = (meant.is_empty(), key, asides.first()) {
-            return Answer::Refused(Refusal::AnothersAside(other.by.clone()));
+            return EventAnswer::Refused(Refusal::AnothersAside(other.by.clone()));
         }
         meant.into_iter().for_each(|aside| self.end_aside(card, aside, AsideOver::Asked));
         self.serve();
-        Answer::Done
+        EventAnswer::Done
     }
 
-    fn end_aside(&mut self, card: CardId, aside: &Aside, how: AsideOver) {
+    fn end_aside(&mut self, card: GpuId, aside: &Aside, how: AsideOver) {
         let (by, key, at) = (aside.by.clone(), aside.key.clone(), self.now);
         self.emit(Action::EndAside { card, by, key, at, how });
     }
@@ -163,7 +163,7 @@ impl Turn<'_> {
 
     /// Parks what can be parked on GPUs that step aside: the cheapest first, as long as there is host memory.
     pub(super) fn clear_asides(&mut self) {
-        let cards: Vec<CardId> = self.state.cards().filter(|card| self.state.is_aside(*card)).collect();
+        let cards: Vec<GpuId> = self.state.cards().filter(|card| self.state.is_aside(*card)).collect();
         for card in cards {
             let able = active_on(self.state, card).filter(|row| may_leave(self.state, row, self.now).is_ok());
             let price = |row: &Lease| Some(price_of_leaving(self.state, row, way_out(self.state, row, self.now).ok()?));

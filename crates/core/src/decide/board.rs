@@ -10,12 +10,12 @@
 use super::admit::would_do;
 use super::park::{as_of_now, needs_others_gone, rests};
 use super::serve::{LOOK_AHEAD, eligible, in_turn, need, whole_is_allowed, whole_least};
-use crate::ask::{Exclusivity, On, Preempt, Term, Vram};
 use crate::contexts;
-use crate::ids::{CardId, LeaseId, TenantId};
+use crate::ids::{GpuId, LeaseId, TenantId};
 use crate::mutant::Mutant;
 use crate::parking;
 use crate::quota;
+use crate::request::{Exclusivity, GpuSelector, Preempt, Term, Vram};
 use crate::room;
 use crate::rows::Lease;
 use crate::state::State;
@@ -34,25 +34,25 @@ const CANDIDATES: usize = 8;
 /// All cards, for one round.
 pub(crate) struct Board {
     now: Time,
-    slots: Vec<Slot>,
+    slots: Vec<BoardGpu>,
     claimants: Vec<TenantId>,
     /// Waiters that do not fit and have no claim.
     unclaimed: Vec<LeaseId>,
 }
 
 /// One card.
-struct Slot {
-    card: CardId,
+struct BoardGpu {
+    card: GpuId,
     /// What it can promise now.
     room: Bytes,
     /// Nobody has a lease there.
     empty: bool,
-    claims: Vec<Claim>,
+    claims: Vec<GpuClaim>,
 }
 
 /// Somebody will have this card.
 #[derive(Clone, Copy)]
-struct Claim {
+struct GpuClaim {
     /// From then …
     at: Time,
     /// … until then at the latest.
@@ -66,13 +66,13 @@ struct Claim {
 }
 
 /// What a waiter would claim.
-struct Wish {
+struct ClaimSize {
     need: Bytes,
     alone: bool,
     term: Span,
 }
 
-impl Slot {
+impl BoardGpu {
     /// What will be free at a moment, of what is free now and what leases give back until then.
     fn free_at(&self, state: &State, now: Time, at: Time) -> Bytes {
         let ends = state.room(self.card).ends().iter();
@@ -83,10 +83,10 @@ impl Slot {
     }
 
     /// Whether nobody's claim is in the way of this one from a moment on; else when to look again.
-    fn is_open(&self, state: &State, now: Time, wish: &Wish, at: Time) -> Result<(), Time> {
+    fn is_open(&self, state: &State, now: Time, wish: &ClaimSize, at: Time) -> Result<(), Time> {
         let until = at + wish.term;
         let overlap = self.claims.iter().filter(|claim| claim.at < until && at < claim.until);
-        let in_the_way = |claim: &&Claim| wish.alone || claim.alone || (claim.at >= at && wish.need > claim.spare);
+        let in_the_way = |claim: &&GpuClaim| wish.alone || claim.alone || (claim.at >= at && wish.need > claim.spare);
         if let Some(claim) = overlap.filter(in_the_way).max_by_key(|claim| claim.until) {
             return Err(claim.until);
         }
@@ -116,7 +116,7 @@ impl Slot {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Fit {
     /// On these cards, in order.
-    pub cards: Vec<CardId>,
+    pub cards: Vec<GpuId>,
     /// With so much of each.
     pub vram: Bytes,
     /// If it is over by then.
@@ -124,8 +124,8 @@ pub(crate) struct Fit {
 }
 
 /// A card as one waiter sees it.
-struct Seen {
-    card: CardId,
+struct Candidate {
+    card: GpuId,
     room: Bytes,
     /// What it may have of it, and when it must be over then.
     most: Bytes,
@@ -135,7 +135,7 @@ struct Seen {
 impl Board {
     /// The cards as they are.
     pub fn new(state: &State, now: Time) -> Board {
-        let slot = |card| Slot {
+        let slot = |card| BoardGpu {
             card,
             room: state.promisable(card, now),
             empty: state.room(card).is_empty(),
@@ -176,7 +176,7 @@ impl Board {
     /// Whether there is a card on which any waiter might start; on a full house there is none, and
     /// nobody need be looked at.
     pub fn has_room(&self, (whole, least): (bool, Option<Bytes>)) -> bool {
-        let enough = |slot: &Slot| least.is_some_and(|least| slot.room >= least) || (whole && slot.empty);
+        let enough = |slot: &BoardGpu| least.is_some_and(|least| slot.room >= least) || (whole && slot.empty);
         self.slots.iter().any(|slot| slot.room > Bytes::ZERO && enough(slot))
     }
 
@@ -186,7 +186,7 @@ impl Board {
             return None;
         }
         let wanted = usize::from(lease.ask.gpus);
-        let mut seen: Vec<Seen> = self.slots.iter().filter_map(|slot| self.see(state, lease, slot)).collect();
+        let mut seen: Vec<Candidate> = self.slots.iter().filter_map(|slot| self.see(state, lease, slot)).collect();
         if let Vram::Bytes(vram) = lease.ask.vram {
             seen.retain(|seen| seen.most >= vram);
         }
@@ -204,7 +204,7 @@ impl Board {
         let less = || self.less(state, lease, lease.ask.gpus, lease.ask.at_least?);
         let fit = self.fit(state, lease).or_else(less)?;
         let waiters = || self.unclaimed.iter().filter_map(|waiter| state.lease(*waiter));
-        let is_sought = |card: &CardId| waiters().any(|waiter| could_hold(state, waiter, *card));
+        let is_sought = |card: &GpuId| waiters().any(|waiter| could_hold(state, waiter, *card));
         (fit.before.is_none() && !fit.cards.iter().any(is_sought)).then_some(fit)
     }
 
@@ -213,7 +213,7 @@ impl Board {
         if needs_others_gone(state, lease) {
             return None;
         }
-        let mut seen: Vec<Seen> = self.slots.iter().filter_map(|slot| self.see(state, lease, slot)).collect();
+        let mut seen: Vec<Candidate> = self.slots.iter().filter_map(|slot| self.see(state, lease, slot)).collect();
         seen.sort_by_key(|seen| (Reverse(seen.most), seen.card));
         let most = seen.get(usize::from(gpus).checked_sub(1)?)?.most;
         let most = match lease.ask.vram {
@@ -230,7 +230,7 @@ impl Board {
     }
 
     /// What a waiter may have of a card now.
-    fn see(&self, state: &State, lease: &Lease, slot: &Slot) -> Option<Seen> {
+    fn see(&self, state: &State, lease: &Lease, slot: &BoardGpu) -> Option<Candidate> {
         // The cheapest look first: on a busy host most cards are full.
         let least = match (lease.ask.vram, lease.ask.at_least) {
             (Vram::Bytes(vram), None) => vram,
@@ -256,11 +256,11 @@ impl Board {
             return None;
         }
         let most = slot.most_until(over);
-        (most >= least).then(|| Seen { card: slot.card, room: slot.room, most, before: slot.before(most, alone) })
+        (most >= least).then(|| Candidate { card: slot.card, room: slot.room, most, before: slot.before(most, alone) })
     }
 
     /// Chooses among cards that all would do: those nobody claims, near one another, the tightest.
-    fn place(&self, state: &State, lease: &Lease, vram: Vram, wanted: usize, mut seen: Vec<Seen>) -> Option<Fit> {
+    fn place(&self, state: &State, lease: &Lease, vram: Vram, wanted: usize, mut seen: Vec<Candidate>) -> Option<Fit> {
         if let Vram::Bytes(vram) = vram {
             seen.retain(|seen| context(state, lease, seen.card) <= vram);
             // Bytes that will be left over need no end.
@@ -286,7 +286,7 @@ impl Board {
             Vram::Whole => chosen.iter().map(|seen| seen.room).min()?,
         };
         let before = chosen.iter().filter_map(|seen| seen.before).min();
-        let mut cards: Vec<CardId> = chosen.iter().map(|seen| seen.card).collect();
+        let mut cards: Vec<GpuId> = chosen.iter().map(|seen| seen.card).collect();
         cards.sort();
         if !quota::allows(state, lease, &cards, vram) {
             return None;
@@ -328,12 +328,12 @@ impl Board {
             return false;
         }
         let wanted = usize::from(lease.ask.gpus);
-        let able: Vec<&Slot> = self.slots.iter().filter(|slot| could_hold(state, lease, slot.card)).collect();
+        let able: Vec<&BoardGpu> = self.slots.iter().filter(|slot| could_hold(state, lease, slot.card)).collect();
         if able.len() < wanted {
             return false;
         }
         let open = able.into_iter().filter(|slot| slot.claims.len() < CLAIMS_OF_CARD);
-        let mut open: Vec<(Reverse<Bytes>, CardId)> = open.map(|slot| (Reverse(slot.room), slot.card)).collect();
+        let mut open: Vec<(Reverse<Bytes>, GpuId)> = open.map(|slot| (Reverse(slot.room), slot.card)).collect();
         open.sort();
         open.truncate(wanted + CANDIDATES);
         let Some((at, cards)) = self.soonest(state, lease, wanted, &open) else { return false };
@@ -348,8 +348,8 @@ impl Board {
         state: &State,
         lease: &Lease,
         wanted: usize,
-        open: &[(Reverse<Bytes>, CardId)],
-    ) -> Option<(Time, Vec<CardId>)> {
+        open: &[(Reverse<Bytes>, GpuId)],
+    ) -> Option<(Time, Vec<GpuId>)> {
         let frees: Vec<Time> = open.iter().map(|(_, card)| self.frees_at(state, lease, *card)).collect();
         let mut from = self.now;
         // Each look moves on past the end of a claim, of which there are few.
@@ -357,7 +357,7 @@ impl Board {
             let found = open.iter().zip(&frees);
             let found = found
                 .map(|((room, card), frees)| (self.opens_from(state, lease, *card, (*frees).max(from)), *room, *card));
-            let mut found: Vec<(Time, Reverse<Bytes>, CardId)> = found.collect();
+            let mut found: Vec<(Time, Reverse<Bytes>, GpuId)> = found.collect();
             found.sort();
             found.truncate(wanted);
             let at = found.get(wanted.checked_sub(1)?)?.0;
@@ -373,7 +373,7 @@ impl Board {
     }
 
     /// When others' claims leave a card open to a waiter, from a moment on at which leases do.
-    fn opens_from(&self, state: &State, lease: &Lease, card: CardId, from: Time) -> Time {
+    fn opens_from(&self, state: &State, lease: &Lease, card: GpuId, from: Time) -> Time {
         let (slot, wish) = (&self.slots[card.0 as usize], wish(state, lease, card));
         let mut at = from;
         for _ in 0..=CLAIMS_OF_CARD {
@@ -386,19 +386,19 @@ impl Board {
         Time::NEVER
     }
 
-    fn put_claim(&mut self, state: &State, lease: &Lease, card: CardId, at: Time) {
-        let Wish { need, alone, term } = wish(state, lease, card);
+    fn put_claim(&mut self, state: &State, lease: &Lease, card: GpuId, at: Time) {
+        let ClaimSize { need, alone, term } = wish(state, lease, card);
         let (now, until) = (self.now, at + term);
         let slot = &mut self.slots[card.0 as usize];
         let spare = if alone { Bytes::ZERO } else { slot.free_at(state, now, at).less(need) };
         for claim in slot.claims.iter_mut().filter(|claim| at <= claim.at && claim.at < until) {
             claim.spare = claim.spare.less(need);
         }
-        slot.claims.push(Claim { at, until, need, alone, spare });
+        slot.claims.push(GpuClaim { at, until, need, alone, spare });
     }
 
     /// When leases will have given back enough of a card for this waiter.
-    fn frees_at(&self, state: &State, lease: &Lease, card: CardId) -> Time {
+    fn frees_at(&self, state: &State, lease: &Lease, card: GpuId) -> Time {
         let ends = state.room(card).ends();
         let last = ends.last().map_or(self.now, |(at, _, _)| state.over_by(*at, self.now));
         let Vram::Bytes(need) = lease.ask.vram else { return last };
@@ -420,7 +420,7 @@ impl Board {
 
     /// When leases will have given back enough of a GPU, if the contexts of parked programs leave it too; `None` if even
     /// that is not enough.
-    fn frees_with_contexts_at(&self, state: &State, lease: &Lease, card: CardId, need: Bytes) -> Option<Time> {
+    fn frees_with_contexts_at(&self, state: &State, lease: &Lease, card: GpuId, need: Bytes) -> Option<Time> {
         let mut room = self.slots[card.0 as usize].room + removable(state, lease.id, card);
         if room >= need {
             return Some(self.now);
@@ -433,7 +433,7 @@ impl Board {
     }
 
     /// When nobody's exclusivity keeps the waiter off a card any more, nor its own wish for it.
-    fn opens_at(&self, state: &State, lease: &Lease, card: CardId) -> Time {
+    fn opens_at(&self, state: &State, lease: &Lease, card: GpuId) -> Time {
         let alone = needs_others_gone(state, lease);
         if !alone && !state.excludes(card, lease.tenant, lease.ask.exclusivity) {
             return self.now;
@@ -447,7 +447,7 @@ impl Board {
 pub(super) fn in_the_way_on<'a>(
     state: &'a State,
     waiter: &'a Lease,
-    card: CardId,
+    card: GpuId,
 ) -> impl Iterator<Item = LeaseId> + 'a {
     let whole = waiter.ask.vram == Vram::Whole;
     let unsafe_beside: Vec<LeaseId> = match needs_others_gone(state, waiter) {
@@ -455,13 +455,14 @@ pub(super) fn in_the_way_on<'a>(
         false => Vec::new(),
     };
     let claims = state.room(card).claims().iter().filter(|(_, claim)| !claim.parked);
-    let in_the_way =
-        move |(id, claim): &(&LeaseId, &room::Claim)| whole || excludes(waiter, claim) || unsafe_beside.contains(id);
+    let in_the_way = move |(id, claim): &(&LeaseId, &room::Occupancy)| {
+        whole || excludes(waiter, claim) || unsafe_beside.contains(id)
+    };
     claims.filter(in_the_way).map(|(id, _)| *id)
 }
 
 /// Whether somebody's exclusivity keeps a waiter from being beside a holder.
-fn excludes(waiter: &Lease, holder: &room::Claim) -> bool {
+fn excludes(waiter: &Lease, holder: &room::Occupancy) -> bool {
     match (waiter.ask.exclusivity, holder.exclusivity) {
         (Exclusivity::Device, _) | (_, Exclusivity::Device) => true,
         (Exclusivity::Session, _) | (_, Exclusivity::Session) => holder.tenant != waiter.tenant,
@@ -470,7 +471,7 @@ fn excludes(waiter: &Lease, holder: &room::Claim) -> bool {
 }
 
 /// What a waiter would claim of a card.
-fn wish(state: &State, lease: &Lease, card: CardId) -> Wish {
+fn wish(state: &State, lease: &Lease, card: GpuId) -> ClaimSize {
     let whole = lease.ask.vram == Vram::Whole;
     let term = match (lease.ask.term, lease.ask.preempt) {
         (Term::Fixed(term), _) => term,
@@ -480,25 +481,25 @@ fn wish(state: &State, lease: &Lease, card: CardId) -> Wish {
     let need = if whole { state.room(card).largest_ever() } else { need(state, &lease.ask, card) };
     // A program without the library that starts beside it would put its restore off again.
     let alone = whole || lease.ask.exclusivity != Exclusivity::Shared || needs_others_gone(state, lease);
-    Wish { need, alone, term }
+    ClaimSize { need, alone, term }
 }
 
 /// What a CUDA context alone takes; who was there before has its own.
-fn context(state: &State, lease: &Lease, card: CardId) -> Bytes {
+fn context(state: &State, lease: &Lease, card: GpuId) -> Bytes {
     match lease.ask.on {
-        Some(On::These(_)) => Bytes::ZERO,
+        Some(GpuSelector::These(_)) => Bytes::ZERO,
         _ => state.rows().cards[card.0 as usize].facts.context.unwrap_or_default(),
     }
 }
 
 /// Of cards in order of preference, those of one board first, if one has enough of them, or else
 /// those of one memory node: where the fewest others are, so that large gangs find theirs.
-fn near_one_another(state: &State, wanted: usize, seen: Vec<Seen>) -> Vec<Seen> {
-    let facts = |seen: &Seen| &state.rows().cards[seen.card.0 as usize].facts;
-    let board = |seen: &Seen| facts(seen).board;
-    let node = |seen: &Seen| facts(seen).node;
-    let free = |seen: &&Seen| seen.before.is_none();
-    let best = |place: &dyn Fn(&Seen) -> Option<u32>| {
+fn near_one_another(state: &State, wanted: usize, seen: Vec<Candidate>) -> Vec<Candidate> {
+    let facts = |seen: &Candidate| &state.rows().cards[seen.card.0 as usize].facts;
+    let board = |seen: &Candidate| facts(seen).board;
+    let node = |seen: &Candidate| facts(seen).node;
+    let free = |seen: &&Candidate| seen.before.is_none();
+    let best = |place: &dyn Fn(&Candidate) -> Option<u32>| {
         let mut counts: BTreeMap<u32, usize> = BTreeMap::new();
         for number in seen.iter().filter(free).filter_map(place) {
             *counts.entry(number).or_default() += 1;
@@ -507,18 +508,19 @@ fn near_one_another(state: &State, wanted: usize, seen: Vec<Seen>) -> Vec<Seen> 
         enough.min_by_key(|(number, count)| (*count, *number)).map(|(number, _)| number)
     };
     let (best_board, best_node) = (best(&board), best(&node));
-    let is_near = |seen: &Seen| match (best_board, best_node) {
+    let is_near = |seen: &Candidate| match (best_board, best_node) {
         (None, None) => false,
         (None, best) => node(seen) == best,
         (best, _) => board(seen) == best,
     };
-    let (mut near, far): (Vec<Seen>, Vec<Seen>) = seen.into_iter().partition(|seen| free(&seen) && is_near(seen));
+    let (mut near, far): (Vec<Candidate>, Vec<Candidate>) =
+        seen.into_iter().partition(|seen| free(&seen) && is_near(seen));
     near.extend(far);
     near
 }
 
 /// Whether the waiter could start on this card if every lease there ended.
-pub(crate) fn could_hold(state: &State, lease: &Lease, card: CardId) -> bool {
+pub(crate) fn could_hold(state: &State, lease: &Lease, card: GpuId) -> bool {
     let lease = &*as_of_now(state, lease);
     let allowed = lease.ask.vram != Vram::Whole || whole_is_allowed(state, lease, card);
     let alone = lease.ask.exclusivity == Exclusivity::Shared || state.strangers(card) == 0;
@@ -526,14 +528,14 @@ pub(crate) fn could_hold(state: &State, lease: &Lease, card: CardId) -> bool {
 }
 
 /// Whether a waiter would fit on a GPU if every lease there ended, and every context left that can.
-fn could_fit(state: &State, lease: &Lease, card: CardId) -> bool {
+fn could_fit(state: &State, lease: &Lease, card: GpuId) -> bool {
     let (need, room) = (need(state, &lease.ask, card), state.room(card));
     let most = room.largest_ever().less(room.stays());
     need <= most || need <= most + removable(state, lease.id, card)
 }
 
 /// What the contexts of parked leases other than this one would give back on a GPU.
-fn removable(state: &State, waiter: LeaseId, card: CardId) -> Bytes {
+fn removable(state: &State, waiter: LeaseId, card: GpuId) -> Bytes {
     let now = state.heard.unwrap_or(Time::ZERO);
     let others = contexts::removable_on(state, card, now).into_iter().filter(|(lease, _)| *lease != waiter);
     others.map(|(_, bytes)| bytes).sum::<Bytes>() + contexts::told_to_leave(state, card)

@@ -1,47 +1,47 @@
 //! What holders and operators say: renew, bind, release, drain, clear.
 
-use super::Turn;
+use super::Decider;
 use crate::action::Action;
-use crate::event::{Answer, Caller, Refusal};
-use crate::ids::{CardId, Epoch, LeaseId, ProcKey};
-use crate::member::Restrictions;
+use crate::event::{Caller, EventAnswer, Refusal};
+use crate::ids::{Fence, GpuId, LeaseId, ProcKey};
 use crate::mutant::Mutant;
-use crate::rows::{Hold, Lease, Phase, Reason, Service};
+use crate::restrictions::Restrictions;
+use crate::rows::{EndReason, GpuService, Hold, Lease, Phase};
 
 /// Processes one lease may be bound to by name; their descendants need no binding.
 const ROOTS_MAX: usize = 1_024;
 
-impl Turn<'_> {
+impl Decider<'_> {
     /// A holder's word renews only a lease that no process is bound to: of the
     /// others it is seen whether they work.
-    pub(super) fn renew(&mut self, by: &Caller, lease: LeaseId, epoch: Epoch) -> Answer {
+    pub(super) fn renew(&mut self, by: &Caller, lease: LeaseId, epoch: Fence) -> EventAnswer {
         let (row, hold) = match self.held_by(by, lease, epoch) {
             Ok(held) => held,
-            Err(refusal) => return Answer::Refused(refusal),
+            Err(refusal) => return EventAnswer::Refused(refusal),
         };
         if row.roots.is_empty() && !row.fixed() && matches!(row.phase, Phase::Active(_)) {
             self.prolong(&row, &hold);
         }
-        Answer::Lease(lease)
+        EventAnswer::Lease(lease)
     }
 
-    pub(super) fn bind(&mut self, by: &Caller, lease: LeaseId, epoch: Epoch, process: ProcKey) -> Answer {
+    pub(super) fn bind(&mut self, by: &Caller, lease: LeaseId, epoch: Fence, process: ProcKey) -> EventAnswer {
         let (row, _) = match self.held_by(by, lease, epoch) {
             Ok(held) => held,
-            Err(refusal) => return Answer::Refused(refusal),
+            Err(refusal) => return EventAnswer::Refused(refusal),
         };
         if row.roots.contains(&process) {
-            return Answer::Lease(lease);
+            return EventAnswer::Lease(lease);
         }
         if row.roots.len() >= ROOTS_MAX {
-            return Answer::Refused(Refusal::TooManyProcesses);
+            return EventAnswer::Refused(Refusal::TooManyProcesses);
         }
         if let Some(owner) = self.owner_away(lease, &process) {
             let known = self.find(by, owner).is_ok().then_some(owner);
-            return Answer::Refused(Refusal::ProcessAway(known));
+            return EventAnswer::Refused(Refusal::ProcessAway(known));
         }
         self.emit(Action::Bind { lease, process });
-        Answer::Lease(lease)
+        EventAnswer::Lease(lease)
     }
 
     /// Another lease that has a process, and is off its cards or on its way. Whoever took it off them brings it back for
@@ -55,17 +55,17 @@ impl Turn<'_> {
         others.find(is_away).filter(|_| !self.state.planted(Mutant::BindAway)).map(|row| row.id)
     }
 
-    pub(super) fn release(&mut self, by: &Caller, lease: LeaseId, epoch: Option<Epoch>) -> Answer {
+    pub(super) fn release(&mut self, by: &Caller, lease: LeaseId, epoch: Option<Fence>) -> EventAnswer {
         let row = match self.find(by, lease) {
             Ok(row) => row,
-            Err(refusal) => return Answer::Refused(refusal),
+            Err(refusal) => return EventAnswer::Refused(refusal),
         };
         let own = self.state.tenant_name(row.tenant) == by.tenant;
-        let reason = if own { Reason::Released } else { Reason::Revoked };
+        let reason = if own { EndReason::Released } else { EndReason::Revoked };
         match &row.phase {
             Phase::Active(hold) | Phase::Parking(hold, _) | Phase::Parked(hold, _) | Phase::Resuming(hold, _) => {
                 if let Some(refusal) = epoch.and_then(|epoch| self.fence(hold, epoch)) {
-                    return Answer::Refused(refusal);
+                    return EventAnswer::Refused(refusal);
                 }
                 let queued = row.queued().is_some();
                 self.end(lease, reason);
@@ -80,10 +80,10 @@ impl Turn<'_> {
             // Said twice: the first time counted.
             Phase::Ending(..) => {}
         }
-        Answer::Lease(lease)
+        EventAnswer::Lease(lease)
     }
 
-    pub(super) fn held_by(&self, by: &Caller, lease: LeaseId, epoch: Epoch) -> Result<(Lease, Hold), Refusal> {
+    pub(super) fn held_by(&self, by: &Caller, lease: LeaseId, epoch: Fence) -> Result<(Lease, Hold), Refusal> {
         let row = self.find(by, lease)?;
         match &row.phase {
             Phase::Waiting { .. } => Err(Refusal::StillWaiting),
@@ -97,7 +97,7 @@ impl Turn<'_> {
         }
     }
 
-    fn fence(&self, hold: &Hold, given: Epoch) -> Option<Refusal> {
+    fn fence(&self, hold: &Hold, given: Fence) -> Option<Refusal> {
         let old = given != hold.epoch && !self.state.planted(Mutant::AcceptOldEpoch);
         old.then_some(Refusal::Fenced { given, current: hold.epoch })
     }
@@ -106,31 +106,31 @@ impl Turn<'_> {
         self.state.set_members(lease, Vec::new(), Restrictions::new());
         let Some(row) = self.state.lease(lease).filter(|row| !matches!(row.phase, Phase::Ending(..))) else { return };
         let queued = row.queued().is_some();
-        self.end(lease, Reason::HolderExited);
+        self.end(lease, EndReason::HolderExited);
         if queued {
             self.serve();
         }
     }
 
     /// An operator accepts that lines are missing: leases are granted again.
-    pub(super) fn accept_loss(&mut self, by: &Caller) -> Answer {
+    pub(super) fn accept_loss(&mut self, by: &Caller) -> EventAnswer {
         if !by.operator {
-            return Answer::Refused(Refusal::NotOperator);
+            return EventAnswer::Refused(Refusal::NotOperator);
         }
-        let Some(loss) = self.state.loss else { return Answer::Refused(Refusal::NoLoss) };
+        let Some(loss) = self.state.loss else { return EventAnswer::Refused(Refusal::NoLoss) };
         self.emit(Action::AcceptLoss { loss });
         self.state.loss = None;
         self.serve();
-        Answer::LossAccepted(loss)
+        EventAnswer::LossAccepted(loss)
     }
 
-    pub(super) fn drain(&mut self, by: &Caller, uuid: &str) -> Answer {
-        self.set_service(by, uuid, Service::Draining)
+    pub(super) fn drain(&mut self, by: &Caller, uuid: &str) -> EventAnswer {
+        self.set_service(by, uuid, GpuService::Draining)
     }
 
-    pub(super) fn clear(&mut self, by: &Caller, uuid: &str) -> Answer {
-        let answer = self.set_service(by, uuid, Service::In);
-        if answer != Answer::Done {
+    pub(super) fn clear(&mut self, by: &Caller, uuid: &str) -> EventAnswer {
+        let answer = self.set_service(by, uuid, GpuService::In);
+        if answer != EventAnswer::Done {
             return answer;
         }
         // A card that is gone cannot be seen again: the operator's word is all there is.
@@ -141,18 +141,18 @@ impl Turn<'_> {
         answer
     }
 
-    fn set_service(&mut self, by: &Caller, uuid: &str, service: Service) -> Answer {
+    fn set_service(&mut self, by: &Caller, uuid: &str, service: GpuService) -> EventAnswer {
         if !by.operator {
-            return Answer::Refused(Refusal::NotOperator);
+            return EventAnswer::Refused(Refusal::NotOperator);
         }
         let Some(card) = self.state.card(uuid) else {
-            return Answer::Refused(Refusal::NoSuchCard);
+            return EventAnswer::Refused(Refusal::NoSuchCard);
         };
         self.put_in(card, service);
-        Answer::Done
+        EventAnswer::Done
     }
 
-    pub(super) fn put_in(&mut self, card: CardId, service: Service) {
+    pub(super) fn put_in(&mut self, card: GpuId, service: GpuService) {
         if self.state.rows().cards[card.0 as usize].service != service {
             self.emit(Action::Serve { card, service });
         }

@@ -6,22 +6,23 @@
 //! a card that cannot be read.
 
 use super::board::Fit;
-use super::{KILL, TERM, Turn};
+use super::{Decider, KILL, TERM};
 use crate::action::Action;
-use crate::ask::{Ask, Term, Tier};
 use crate::audit::Audit;
-use crate::event::{Answer, Caller, Refusal};
-use crate::ids::{CardId, LeaseId, ProcKey, TenantId};
+use crate::event::{Caller, EventAnswer, Refusal};
+use crate::ids::{GpuId, LeaseId, ProcKey, TenantId};
 use crate::mutant::Mutant;
 use crate::quota;
 use crate::reading::{Reading, Resident};
-use crate::rows::Service;
+use crate::request::{LeaseRequest, Term, Tier};
+use crate::rows::GpuService;
 use crate::state::State;
-use crate::stranger::{
-    Closed, Fate, LeftAlone, Mode, OnCard, Rule, RuleId, Step, Stranger, StrangerId, Struck, Treat, Who,
-};
 use crate::units::{Bytes, Span, Time};
-use crate::watchlist::{Former, Seen};
+use crate::unleased::{
+    Exemption, GpuPresence, Mode, NextStep, Rule, RuleAction, RuleId, RuleSubject, SignalOutcome, UnleasedEnd,
+    UnleasedId, UnleasedProcess, UnleasedStep,
+};
+use crate::unleased_readings::{AuditState, FormerProcess};
 
 /// A stranger is adopted when it was there for so long: most of what it takes is there then.
 const ADOPT_AFTER: Span = Span::secs(5);
@@ -42,11 +43,11 @@ const ROUND: u64 = 1 << 20;
 
 /// Where a process is without a lease, on cards that can be read, and whether it does more there than draw; `None` if
 /// one of the cards it was found on cannot be.
-pub fn residence(state: &State, stranger: &Stranger, now: Time) -> Option<(Vec<OnCard>, bool)> {
+pub fn residence(state: &State, stranger: &UnleasedProcess, now: Time) -> Option<(Vec<GpuPresence>, bool)> {
     let process = stranger.audit.process;
     let is_leased = state.lease_of(stranger).is_some();
-    let is_open = |card: &CardId| state.room(*card).open(now, state.policy().period).is_ok();
-    let matters = |card: &&CardId| !is_leased || !state.is_at_home(&process, **card);
+    let is_open = |card: &GpuId| state.room(*card).open(now, state.policy().period).is_ok();
+    let matters = |card: &&GpuId| !is_leased || !state.is_at_home(&process, **card);
     if !stranger.cards.iter().filter(matters).all(is_open) && !state.planted(Mutant::ForgetUnseen) {
         return None;
     }
@@ -62,7 +63,7 @@ pub fn residence(state: &State, stranger: &Stranger, now: Time) -> Option<(Vec<O
     Some((on, computes))
 }
 
-fn resident(state: &State, card: CardId, process: ProcKey) -> Option<&Resident> {
+fn resident(state: &State, card: GpuId, process: ProcKey) -> Option<&Resident> {
     match &state.room(card).observed().reading {
         Reading::Used(used) => used.processes.iter().find(|resident| resident.process == process),
         Reading::Unreadable(_) => None,
@@ -70,32 +71,32 @@ fn resident(state: &State, card: CardId, process: ProcKey) -> Option<&Resident> 
 }
 
 /// Why a stranger is never ended, or `None`.
-pub fn left_alone(state: &State, stranger: &Stranger, on: &[OnCard], computes: bool) -> Option<LeftAlone> {
+pub fn left_alone(state: &State, stranger: &UnleasedProcess, on: &[GpuPresence], computes: bool) -> Option<Exemption> {
     let audit = &stranger.audit;
     if let Some(why) = never_touched(state, audit, computes) {
         return Some(why);
     }
-    if !computes && rule(state, audit, Treat::Deny).is_none() {
-        return Some(LeftAlone::Graphics);
+    if !computes && rule(state, audit, RuleAction::Deny).is_none() {
+        return Some(Exemption::Graphics);
     }
     if let Some(why) = untold(state) {
         return Some(why);
     }
     if let Some(why) = state.watchlist().seen.get(&stranger.id).and_then(|seen| seen.refused.clone()) {
-        return Some(LeftAlone::Refused(why));
+        return Some(Exemption::Refused(why));
     }
-    if audit.container.is_some() && rule(state, audit, Treat::Deny).is_none() {
-        return Some(LeftAlone::Container);
+    if audit.container.is_some() && rule(state, audit, RuleAction::Deny).is_none() {
+        return Some(Exemption::Container);
     }
     if on.iter().any(|(_, bytes)| bytes.is_none()) {
-        return Some(LeftAlone::Coarse);
+        return Some(Exemption::Coarse);
     }
     if let Some(through) = audit.through.filter(|through| !through.alone) {
-        return Some(LeftAlone::Shared(through.pid));
+        return Some(Exemption::Shared(through.pid));
     }
     // It never asked for some of its cards only: it was on no others when it got its lease.
     if let (Some(rule), Some(lease)) = (attached(state, audit), state.lease_of(stranger)) {
-        return Some(LeftAlone::Attached(rule.id, lease));
+        return Some(Exemption::Attached(rule.id, lease));
     }
     unseen(audit)
 }
@@ -113,39 +114,39 @@ fn is_talk(before: &Audit, now: &Audit) -> bool {
 }
 
 /// Why the driver's word on whose bytes are whose is not acted upon.
-fn untold(state: &State) -> Option<LeftAlone> {
+fn untold(state: &State) -> Option<Exemption> {
     let why = match &state.watchlist().can {
         Some(Ok(())) => return None,
         Some(Err(why)) => why.clone(),
         None if state.planted(Mutant::EnforceUntested) => return None,
         None => "it was not tried yet".to_owned(),
     };
-    Some(LeftAlone::CannotEnforce(why))
+    Some(Exemption::CannotEnforce(why))
 }
 
 /// What it runs and has open must be known; of the rest it is enough to say what was not read.
-fn unseen(audit: &Audit) -> Option<LeftAlone> {
+fn unseen(audit: &Audit) -> Option<Exemption> {
     let has_none = audit.devices.is_empty() && !audit.crowded;
     match audit.unread.first() {
-        Some(what) if !audit.is_of_known_program() || has_none => Some(LeftAlone::Unread(what.clone())),
-        None if has_none => Some(LeftAlone::NoDevice),
+        Some(what) if !audit.is_of_known_program() || has_none => Some(Exemption::Unread(what.clone())),
+        None if has_none => Some(Exemption::NoDevice),
         _ => None,
     }
 }
 
 /// Why its owner is not even warned.
-fn never_touched(state: &State, audit: &Audit, computes: bool) -> Option<LeftAlone> {
+fn never_touched(state: &State, audit: &Audit, computes: bool) -> Option<Exemption> {
     if audit.process.pid <= 1 || audit.exe.is_none() && audit.command.is_empty() && audit.unread.is_empty() {
-        return Some(LeftAlone::System);
+        return Some(Exemption::System);
     }
-    if let Some(rule) = rule(state, audit, Treat::Allow) {
-        return Some(LeftAlone::Allowed(rule));
+    if let Some(rule) = rule(state, audit, RuleAction::Allow) {
+        return Some(Exemption::Allowed(rule));
     }
-    audit.seat.clone().filter(|_| !computes).map(LeftAlone::Display)
+    audit.seat.clone().filter(|_| !computes).map(Exemption::Display)
 }
 
-pub(super) fn rule(state: &State, audit: &Audit, treat: Treat) -> Option<RuleId> {
-    if treat == Treat::Allow && state.planted(Mutant::StrikeAllowed) {
+pub(super) fn rule(state: &State, audit: &Audit, treat: RuleAction) -> Option<RuleId> {
+    if treat == RuleAction::Allow && state.planted(Mutant::StrikeAllowed) {
         return None;
     }
     let mut rules = state.rows().rules.values();
@@ -155,70 +156,72 @@ pub(super) fn rule(state: &State, audit: &Audit, treat: Treat) -> Option<RuleId>
 /// The standing ask of a stranger: so much of each card, and how urgent.
 pub(super) fn standing(state: &State, audit: &Audit) -> Option<(Option<Bytes>, Tier)> {
     attached(state, audit).and_then(|rule| match rule.treat {
-        Treat::Attach { vram, tier } => Some((vram, tier)),
-        Treat::Allow | Treat::Deny => None,
+        RuleAction::Attach { vram, tier } => Some((vram, tier)),
+        RuleAction::Allow | RuleAction::Deny => None,
     })
 }
 
 fn attached<'a>(state: &'a State, audit: &Audit) -> Option<&'a Rule> {
-    let is_standing = |rule: &&Rule| matches!(rule.treat, Treat::Attach { .. }) && rule.who.matches(audit);
+    let is_standing = |rule: &&Rule| matches!(rule.treat, RuleAction::Attach { .. }) && rule.who.matches(audit);
     state.rows().rules.values().find(is_standing)
 }
 
 /// Whether a rule says that it is left alone.
 pub(crate) fn is_allowed(state: &State, audit: &Audit) -> bool {
-    rule(state, audit, Treat::Allow).is_some()
+    rule(state, audit, RuleAction::Allow).is_some()
 }
 
 /// What happens to a stranger next, in this mode or in that of its cards.
-pub fn fate(state: &State, stranger: &Stranger, mode: Option<Mode>, now: Time) -> Fate {
+pub fn fate(state: &State, stranger: &UnleasedProcess, mode: Option<Mode>, now: Time) -> NextStep {
     // Its bytes may have left its cards already.
-    if let Step::Moving { lease, .. } = stranger.step {
-        return Fate::Moving(lease);
+    if let UnleasedStep::Moving { lease, .. } = stranger.step {
+        return NextStep::Moving(lease);
     }
-    let Some((on, computes)) = residence(state, stranger, now) else { return Fate::Recorded };
-    let of = |(card, _): &OnCard| state.mode(*card);
+    let Some((on, computes)) = residence(state, stranger, now) else { return NextStep::Recorded };
+    let of = |(card, _): &GpuPresence| state.mode(*card);
     let mode = mode.or(on.iter().map(of).max()).unwrap_or_default();
     // Who has a lease gets no second one.
     let is_leased = state.lease_of(stranger).is_some();
     if standing(state, &stranger.audit).is_some() && !is_leased {
-        return Fate::Adopted(stranger.since + ATTACH_AFTER);
+        return NextStep::Adopted(stranger.since + ATTACH_AFTER);
     }
     if mode == Mode::Observe {
-        return Fate::Recorded;
+        return NextStep::Recorded;
     }
     if let Some(why) = never_touched(state, &stranger.audit, computes) {
-        return Fate::LeftAlone(why);
+        return NextStep::LeftAlone(why);
     }
     let patience = state.policy().patience;
     let due = |since: Time, span: Span| state.rows().meta.due(since, since + span);
     match mode {
-        Mode::Observe => Fate::Recorded,
+        Mode::Observe => NextStep::Recorded,
         Mode::Adopt => match state.tenant(&tenant_of(&stranger.audit)).filter(|_| !is_leased) {
             Some(_) => match untold(state).or_else(|| unseen(&stranger.audit)) {
-                Some(why) => Fate::LeftAlone(why),
-                None => Fate::Adopted(stranger.since + ADOPT_AFTER),
+                Some(why) => NextStep::LeftAlone(why),
+                None => NextStep::Adopted(stranger.since + ADOPT_AFTER),
             },
-            None => Fate::Recorded,
+            None => NextStep::Recorded,
         },
-        Mode::Warn => Fate::Warned,
+        Mode::Warn => NextStep::Warned,
         Mode::Enforce => match (left_alone(state, stranger, &on, computes), stranger.step) {
-            (_, Step::Stuck) => Fate::Stuck,
-            (Some(why), _) => Fate::LeftAlone(why),
-            (None, Step::Found) => after_warning(state, stranger, computes, now + patience.warned),
-            (None, Step::Warned { since, until }) => {
+            (_, UnleasedStep::Stuck) => NextStep::Stuck,
+            (Some(why), _) => NextStep::LeftAlone(why),
+            (None, UnleasedStep::Found) => after_warning(state, stranger, computes, now + patience.warned),
+            (None, UnleasedStep::Warned { since, until }) => {
                 after_warning(state, stranger, computes, due(since, until.since(since)))
             }
-            (None, Step::Moving { lease, .. }) => Fate::Moving(lease),
-            (None, Step::Unmoved { since }) => Fate::Signal(TERM, due(since, Span::ZERO)),
-            (None, Step::Told { signal: TERM, since, sent: true }) => Fate::Signal(KILL, due(since, patience.grace)),
-            (None, Step::Told { signal, since, .. }) => Fate::Signal(signal, since),
+            (None, UnleasedStep::Moving { lease, .. }) => NextStep::Moving(lease),
+            (None, UnleasedStep::Unmoved { since }) => NextStep::Signal(TERM, due(since, Span::ZERO)),
+            (None, UnleasedStep::Told { signal: TERM, since, sent: true }) => {
+                NextStep::Signal(KILL, due(since, patience.grace))
+            }
+            (None, UnleasedStep::Told { signal, since, .. }) => NextStep::Signal(signal, since),
         },
     }
 }
 
 /// What follows a warning that was not heeded.
-fn after_warning(state: &State, stranger: &Stranger, computes: bool, due: Time) -> Fate {
+fn after_warning(state: &State, stranger: &UnleasedProcess, computes: bool, due: Time) -> NextStep {
     let policy = state.policy();
     let is_untried = stranger.stays.is_none() || state.planted(Mutant::MoveForEver);
     // Who has a lease is not parked by another.
@@ -226,7 +229,7 @@ fn after_warning(state: &State, stranger: &Stranger, computes: bool, due: Time) 
     // What draws is nothing that the driver could take off a card, nor is what a process left that ended.
     let is_untried = is_untried && computes && stranger.audit.through.is_none();
     let parks = policy.patience.parks && policy.parking.ram > Bytes::ZERO && is_untried;
-    if parks && !state.planted(Mutant::StrikeMovable) { Fate::Parked(due) } else { Fate::Signal(TERM, due) }
+    if parks && !state.planted(Mutant::StrikeMovable) { NextStep::Parked(due) } else { NextStep::Signal(TERM, due) }
 }
 
 /// Whether an audit is good enough to act upon: it is from after the step was due, and not of long ago.
@@ -250,14 +253,14 @@ pub fn tenant_of(audit: &Audit) -> String {
     format!("uid:{}", audit.uid)
 }
 
-impl Turn<'_> {
+impl Decider<'_> {
     /// A process on a card was audited: it belongs to no lease, as far as its parents, control group, unit
     /// and marks tell, or to one that does not have that card.
     pub(super) fn audited(&mut self, audit: Audit, tree: Vec<ProcKey>) {
         let process = audit.process;
         let known = self.state.watchlist().by_process.get(&process).copied();
         let known = known.and_then(|id| self.state.rows().strangers.get(&id));
-        let is_unmoved = known.is_some_and(|known| matches!(known.step, Step::Unmoved { .. }));
+        let is_unmoved = known.is_some_and(|known| matches!(known.step, UnleasedStep::Unmoved { .. }));
         let holder = self.state.holder(&process);
         let of = holder.filter(|_| known.is_none_or(|known| self.state.lease_of(known).is_some()));
         // It is the lease's by which it is moved, or was to be.
@@ -265,7 +268,7 @@ impl Turn<'_> {
             return;
         }
         // Where it was, it still may be, if that card cannot be read.
-        let may_be = |card: &CardId| match &self.state.room(*card).observed().reading {
+        let may_be = |card: &GpuId| match &self.state.room(*card).observed().reading {
             Reading::Used(_) => resident(self.state, *card, process)
                 .is_some_and(|resident| of.is_none() || self.state.is_abroad(resident, *card)),
             Reading::Unreadable(_) => {
@@ -273,7 +276,7 @@ impl Turn<'_> {
                 !is_home && known.is_some_and(|known| known.cards.contains(card))
             }
         };
-        let cards: Vec<CardId> = self.state.cards().filter(may_be).collect();
+        let cards: Vec<GpuId> = self.state.cards().filter(may_be).collect();
         // Who is only where its lease is, is no stranger.
         if of.is_some() && cards.is_empty() {
             return;
@@ -286,7 +289,7 @@ impl Turn<'_> {
                 is_news = Audit { ran: None, ..audit.clone() } != Audit { ran: None, ..stranger.audit.clone() };
                 let before = self.state.watchlist().seen.get(&id).and_then(|seen| seen.noted);
                 let is_due = matches!(fate(self.state, stranger, None, self.now),
-                    Fate::Signal(_, due) | Fate::Parked(due) if due <= self.now);
+                    NextStep::Signal(_, due) | NextStep::Parked(due) if due <= self.now);
                 // A process may write other words about itself all the time; the record is not theirs to fill.
                 let waits = is_talk(&stranger.audit, &audit)
                     && !is_due
@@ -300,16 +303,16 @@ impl Turn<'_> {
             }
             None if cards.is_empty() || self.state.rows().strangers.len() >= STRANGERS_MAX => return,
             None => {
-                let id = StrangerId(self.state.rows().meta.next_stranger);
+                let id = UnleasedId(self.state.rows().meta.next_stranger);
                 let hops = self.state.planted(Mutant::HopAnew);
                 let former = self.state.watchlist_mut().recall(&audit, self.now).filter(|_| !hops);
                 let (again, until) =
                     (former.as_ref().map(|former| former.id), former.as_ref().and_then(|former| former.until));
                 // Who left its cards for a moment has come as far as it had.
                 let same = former.filter(|former| former.is_process(&audit));
-                let step = same.as_ref().and_then(|former| former.told).unwrap_or(Step::Found);
+                let step = same.as_ref().and_then(|former| former.told).unwrap_or(UnleasedStep::Found);
                 let (since, stays) = (self.now, same.and_then(|former| former.stays));
-                let stranger = Stranger { id, audit, since, cards, step, again, until, stays, of };
+                let stranger = UnleasedProcess { id, audit, since, cards, step, again, until, stays, of };
                 self.emit(Action::Find { stranger: Box::new(stranger) });
                 id
             }
@@ -318,20 +321,20 @@ impl Turn<'_> {
         let struck = before.as_ref().is_some_and(|seen| seen.struck);
         // Of what it is now, nothing was refused yet.
         let refused = before.and_then(|seen| seen.refused).filter(|_| !is_news);
-        self.state.watchlist_mut().seen.insert(id, Seen { at: self.now, tree, struck, refused, noted });
+        self.state.watchlist_mut().seen.insert(id, AuditState { at: self.now, tree, struck, refused, noted });
         self.reconcile();
     }
 
     /// A stranger exited.
     pub(super) fn left(&mut self, process: ProcKey) {
         if let Some(id) = self.state.watchlist().by_process.get(&process).copied() {
-            self.close(id, Closed::Exited);
+            self.close(id, UnleasedEnd::Exited);
         }
     }
 
     /// A stranger is gone. Who was signalled is remembered, should it be started anew.
-    pub(super) fn close(&mut self, id: StrangerId, how: Closed) {
-        if let Some(former) = self.state.rows().strangers.get(&id).and_then(|row| Former::of(row, self.now)) {
+    pub(super) fn close(&mut self, id: UnleasedId, how: UnleasedEnd) {
+        if let Some(former) = self.state.rows().strangers.get(&id).and_then(|row| FormerProcess::of(row, self.now)) {
             self.state.watchlist_mut().remember(former);
         }
         self.emit(Action::Close { stranger: id, at: self.now, how });
@@ -342,18 +345,18 @@ impl Turn<'_> {
         if self.state.rows().strangers.is_empty() || self.state.is_stopped() {
             return;
         }
-        let all: Vec<StrangerId> = self.state.rows().strangers.keys().copied().collect();
+        let all: Vec<UnleasedId> = self.state.rows().strangers.keys().copied().collect();
         all.into_iter().for_each(|id| self.attend(id));
     }
 
-    pub(super) fn attend(&mut self, id: StrangerId) {
+    pub(super) fn attend(&mut self, id: UnleasedId) {
         let Some(stranger) = self.state.rows().strangers.get(&id) else { return };
         let step = stranger.step;
-        if let Step::Moving { lease, since } = step {
+        if let UnleasedStep::Moving { lease, since } = step {
             return self.attend_moving(id, lease, since);
         }
         // The lease by which it could not be moved counts until its cards were seen again.
-        if matches!(step, Step::Unmoved { .. }) && self.state.is_still_moved(stranger) {
+        if matches!(step, UnleasedStep::Unmoved { .. }) && self.state.is_still_moved(stranger) {
             return;
         }
         // Who is on a card that cannot be read is not touched, and not forgotten either.
@@ -362,39 +365,44 @@ impl Turn<'_> {
             let process = stranger.audit.process;
             let is_home = stranger.cards.iter().any(|card| self.state.is_at_home(&process, *card));
             return match self.state.lease_of(stranger).filter(|_| is_home) {
-                Some(lease) => self.emit(Action::Close { stranger: id, at: self.now, how: Closed::Matched(lease) }),
-                None => self.close(id, Closed::OffCards),
+                Some(lease) => {
+                    self.emit(Action::Close { stranger: id, at: self.now, how: UnleasedEnd::Matched(lease) })
+                }
+                None => self.close(id, UnleasedEnd::OffCards),
             };
         }
         // Whoever survived has, whatever is said of it meanwhile.
-        if matches!(step, Step::Told { signal: KILL, since, sent: true } if since + SURVIVED_AFTER <= self.now) {
+        if matches!(step, UnleasedStep::Told { signal: KILL, since, sent: true } if since + SURVIVED_AFTER <= self.now)
+        {
             return self.survived(id, on);
         }
         let fate = fate(self.state, stranger, None, self.now);
         let is_enforced = on.iter().any(|(card, _)| self.state.mode(*card) == Mode::Enforce);
         // What was begun in another mode, or before a rule was there, is not gone on with.
-        let is_over = !is_enforced || matches!(fate, Fate::LeftAlone(LeftAlone::Allowed(_)));
-        let is_begun = matches!(step, Step::Unmoved { .. } | Step::Told { .. } | Step::Stuck);
+        let is_over = !is_enforced || matches!(fate, NextStep::LeftAlone(Exemption::Allowed(_)));
+        let is_begun = matches!(step, UnleasedStep::Unmoved { .. } | UnleasedStep::Told { .. } | UnleasedStep::Stuck);
         match fate {
             // Whoever its quotas do not let stays a stranger, on the record.
-            Fate::Adopted(at) if at <= self.now && self.adopt_by_itself(id, &on) => {}
+            NextStep::Adopted(at) if at <= self.now && self.adopt_by_itself(id, &on) => {}
             _ if is_begun && is_over => self.emit(Action::Relent { stranger: id, at: self.now, until: None }),
-            Fate::Warned if step == Step::Found => self.warn(id),
-            Fate::LeftAlone(why) if step == Step::Found && is_enforced && is_warned_all_the_same(&why) => self.warn(id),
-            Fate::Parked(_) if step == Step::Found => self.warn(id),
-            Fate::Parked(due) if self.may_act(id, due) => self.take_off(id, &on),
-            Fate::Signal(signal, due) => self.escalate(id, step, signal, due),
-            Fate::Recorded
-            | Fate::LeftAlone(_)
-            | Fate::Adopted(_)
-            | Fate::Warned
-            | Fate::Parked(_)
-            | Fate::Moving(_)
-            | Fate::Stuck => {}
+            NextStep::Warned if step == UnleasedStep::Found => self.warn(id),
+            NextStep::LeftAlone(why) if step == UnleasedStep::Found && is_enforced && is_warned_all_the_same(&why) => {
+                self.warn(id)
+            }
+            NextStep::Parked(_) if step == UnleasedStep::Found => self.warn(id),
+            NextStep::Parked(due) if self.may_act(id, due) => self.take_off(id, &on),
+            NextStep::Signal(signal, due) => self.escalate(id, step, signal, due),
+            NextStep::Recorded
+            | NextStep::LeftAlone(_)
+            | NextStep::Adopted(_)
+            | NextStep::Warned
+            | NextStep::Parked(_)
+            | NextStep::Moving(_)
+            | NextStep::Stuck => {}
         }
     }
 
-    fn adopt_by_itself(&mut self, id: StrangerId, on: &[OnCard]) -> bool {
+    fn adopt_by_itself(&mut self, id: UnleasedId, on: &[GpuPresence]) -> bool {
         let Some(stranger) = self.state.rows().strangers.get(&id).cloned() else { return false };
         let by = Caller::user(tenant_of(&stranger.audit));
         let (wish, tier) = standing(self.state, &stranger.audit).unwrap_or((None, Tier::Batch));
@@ -402,7 +410,7 @@ impl Turn<'_> {
         whole || (wish.is_some() && self.adopt(&by, &stranger, on, None, tier).is_ok())
     }
 
-    fn warn(&mut self, stranger: StrangerId) {
+    fn warn(&mut self, stranger: UnleasedId) {
         let most = self.now + self.state.policy().patience.warned;
         let left = self.state.rows().strangers.get(&stranger).and_then(|row| row.until);
         let left = left.filter(|_| !self.state.planted(Mutant::WarnForEver));
@@ -411,25 +419,25 @@ impl Turn<'_> {
     }
 
     /// Whether something is due, and it was looked into since.
-    fn may_act(&self, id: StrangerId, due: Time) -> bool {
+    fn may_act(&self, id: UnleasedId, due: Time) -> bool {
         let seen = self.state.watchlist().seen.get(&id);
         let is_fresh = seen.is_some_and(|seen| is_fresh(seen.at, due, self.now));
         due <= self.now && (is_fresh || self.state.planted(Mutant::StrikeUnaudited))
     }
 
-    fn escalate(&mut self, id: StrangerId, step: Step, signal: u8, due: Time) {
+    fn escalate(&mut self, id: UnleasedId, step: UnleasedStep, signal: u8, due: Time) {
         let seen = self.state.watchlist().seen.get(&id);
         let is_fresh = |due: Time| seen.is_some_and(|seen| is_fresh(seen.at, due, self.now));
         let is_struck = seen.is_some_and(|seen| seen.struck);
         match step {
-            Step::Found => self.warn(id),
+            UnleasedStep::Found => self.warn(id),
             // What an earlier daemon decided may never have gone out.
-            Step::Told { signal, since, sent } if !sent || self.state.planted(Mutant::StrikeTwice) => {
+            UnleasedStep::Told { signal, since, sent } if !sent || self.state.planted(Mutant::StrikeTwice) => {
                 if !is_struck && is_fresh(since) {
                     self.strike(id, signal, since);
                 }
             }
-            Step::Told { signal: KILL, .. } => {}
+            UnleasedStep::Told { signal: KILL, .. } => {}
             _ => {
                 if self.may_act(id, due) {
                     self.strike(id, signal, self.now);
@@ -438,7 +446,7 @@ impl Turn<'_> {
         }
     }
 
-    fn strike(&mut self, id: StrangerId, signal: u8, at: Time) {
+    fn strike(&mut self, id: UnleasedId, signal: u8, at: Time) {
         let Some(stranger) = self.state.rows().strangers.get(&id) else { return };
         let own = stranger.audit.process;
         let tree = self.state.watchlist().seen.get(&id).map(|seen| seen.tree.as_slice()).unwrap_or_default();
@@ -452,18 +460,18 @@ impl Turn<'_> {
     }
 
     /// What became of a signal.
-    pub(super) fn struck(&mut self, id: StrangerId, signal: u8, of: Time, outcome: Vec<Struck>) {
+    pub(super) fn struck(&mut self, id: UnleasedId, signal: u8, of: Time, outcome: Vec<SignalOutcome>) {
         let Some(stranger) = self.state.rows().strangers.get(&id) else { return };
         let own = outcome.iter().find(|struck| struck.process == stranger.audit.process);
         let refused = own.and_then(|own| own.refused.clone());
         let changed = own.is_some_and(|own| own.changed);
         let step = stranger.step;
-        let late = step != Step::Told { signal, since: of, sent: false };
+        let late = step != UnleasedStep::Told { signal, since: of, sent: false };
         self.emit(Action::Struck { stranger: id, signal, at: self.now, outcome, late });
         let seen = self.state.watchlist_mut().seen.get_mut(&id);
         if late {
             // Somebody thought better of it since, and perhaps worse again: then that one is under way.
-            if let Some(seen) = seen.filter(|_| !matches!(step, Step::Told { .. })) {
+            if let Some(seen) = seen.filter(|_| !matches!(step, UnleasedStep::Told { .. })) {
                 seen.struck = false;
             }
             return;
@@ -482,33 +490,39 @@ impl Turn<'_> {
     }
 
     /// It is still there: what it has may stay there for ever.
-    fn survived(&mut self, stranger: StrangerId, on: Vec<OnCard>) {
+    fn survived(&mut self, stranger: UnleasedId, on: Vec<GpuPresence>) {
         self.emit(Action::Survived { stranger, at: self.now });
         let why = format!("{stranger} survived SIGKILL and still has memory there");
         if self.state.planted(Mutant::ServeSurvivor) {
             return;
         }
-        on.into_iter().for_each(|(card, _)| self.put_in(card, Service::Out { why: why.clone() }));
+        on.into_iter().for_each(|(card, _)| self.put_in(card, GpuService::Out { why: why.clone() }));
     }
 
     // ---- adoption ----------------------------------------------------------------
 
-    pub(super) fn adopt_asked(&mut self, by: &Caller, process: ProcKey, vram: Option<Bytes>, tier: Tier) -> Answer {
+    pub(super) fn adopt_asked(
+        &mut self,
+        by: &Caller,
+        process: ProcKey,
+        vram: Option<Bytes>,
+        tier: Tier,
+    ) -> EventAnswer {
         let id = self.state.watchlist().by_process.get(&process).copied();
         let found = id.and_then(|id| self.state.rows().strangers.get(&id).cloned());
-        let theirs = |stranger: &Stranger| by.operator || tenant_of(&stranger.audit) == by.tenant;
+        let theirs = |stranger: &UnleasedProcess| by.operator || tenant_of(&stranger.audit) == by.tenant;
         let Some(stranger) = found.filter(theirs) else {
-            return Answer::Refused(Refusal::NoSuchStranger);
+            return EventAnswer::Refused(Refusal::NoSuchStranger);
         };
         let Some((on, _)) = residence(self.state, &stranger, self.now) else {
-            return Answer::Refused(Refusal::NotAdoptable("its GPU cannot be read now".to_owned()));
+            return EventAnswer::Refused(Refusal::NotAdoptable("its GPU cannot be read now".to_owned()));
         };
         if let Some(answer) = self.adopt_moving(&stranger) {
             return answer;
         }
         match self.adopt(by, &stranger, &on, vram, tier) {
-            Ok(lease) => Answer::Lease(lease),
-            Err(refusal) => Answer::Refused(refusal),
+            Ok(lease) => EventAnswer::Lease(lease),
+            Err(refusal) => EventAnswer::Refused(refusal),
         }
     }
 
@@ -516,13 +530,13 @@ impl Turn<'_> {
     fn adopt(
         &mut self,
         by: &Caller,
-        stranger: &Stranger,
-        on: &[OnCard],
+        stranger: &UnleasedProcess,
+        on: &[GpuPresence],
         wish: Option<Bytes>,
         tier: Tier,
     ) -> Result<LeaseId, Refusal> {
         let lease = self.give_lease(by, stranger, on, wish, tier)?;
-        self.emit(Action::Close { stranger: stranger.id, at: self.now, how: Closed::Adopted(lease) });
+        self.emit(Action::Close { stranger: stranger.id, at: self.now, how: UnleasedEnd::Adopted(lease) });
         Ok(lease)
     }
 
@@ -530,8 +544,8 @@ impl Turn<'_> {
     pub(super) fn give_lease(
         &mut self,
         by: &Caller,
-        stranger: &Stranger,
-        on: &[OnCard],
+        stranger: &UnleasedProcess,
+        on: &[GpuPresence],
         wish: Option<Bytes>,
         tier: Tier,
     ) -> Result<LeaseId, Refusal> {
@@ -559,7 +573,7 @@ impl Turn<'_> {
     }
 
     /// Why a process of a lease gets no other, and what to do.
-    fn has_another(&self, by: &Caller, lease: LeaseId, on: &[OnCard]) -> String {
+    fn has_another(&self, by: &Caller, lease: LeaseId, on: &[GpuPresence]) -> String {
         let name = self.find(by, lease).map_or_else(|_| "another lease".to_owned(), |row| row.id.to_string());
         match on {
             [] => format!("it is a process of {name}, which has its GPUs"),
@@ -571,11 +585,11 @@ impl Turn<'_> {
 
     fn adoption(
         &self,
-        stranger: &Stranger,
-        on: &[OnCard],
+        stranger: &UnleasedProcess,
+        on: &[GpuPresence],
         wish: Option<Bytes>,
         tier: Tier,
-    ) -> Result<(Fit, Ask), Refusal> {
+    ) -> Result<(Fit, LeaseRequest), Refusal> {
         let cannot = |why: &str| Refusal::NotAdoptable(why.to_owned());
         let sizes: Option<Vec<Bytes>> = on.iter().map(|(_, bytes)| *bytes).collect();
         let sizes = sizes.filter(|sizes| !sizes.is_empty());
@@ -583,7 +597,7 @@ impl Turn<'_> {
         let sizes: Vec<Bytes> = sizes.iter().map(|size| Bytes(size.0.div_ceil(ROUND).max(1) * ROUND)).collect();
         let measured = sizes.iter().copied().max().unwrap_or_default();
         let vram = wish.unwrap_or(measured).max(measured);
-        let cards: Vec<CardId> = on.iter().map(|(card, _)| *card).collect();
+        let cards: Vec<GpuId> = on.iter().map(|(card, _)| *card).collect();
         if cards.iter().any(|card| self.state.is_aside(*card)) {
             return Err(cannot("its GPU steps aside (`sublet aside --end`)"));
         }
@@ -598,8 +612,8 @@ impl Turn<'_> {
         if stranger.audit.process.pid <= 1 {
             return Err(cannot("it is a process of the system"));
         }
-        let plain = Ask::plain(vram, Term::Renewed(self.state.policy().ttl));
-        let ask = Ask { gpus: cards.len() as u16, tier, measured: wish.is_none(), ..plain };
+        let plain = LeaseRequest::plain(vram, Term::Renewed(self.state.policy().ttl));
+        let ask = LeaseRequest { gpus: cards.len() as u16, tier, measured: wish.is_none(), ..plain };
         Ok((Fit { cards, vram, before: None }, ask))
     }
 
@@ -618,60 +632,60 @@ impl Turn<'_> {
 
     // ---- operators -----------------------------------------------------------------
 
-    pub(super) fn mode_asked(&mut self, by: &Caller, uuid: &str, mode: Mode) -> Answer {
+    pub(super) fn mode_asked(&mut self, by: &Caller, uuid: &str, mode: Mode) -> EventAnswer {
         if !by.operator {
-            return Answer::Refused(Refusal::NotOperator);
+            return EventAnswer::Refused(Refusal::NotOperator);
         }
-        let Some(card) = self.state.card(uuid) else { return Answer::Refused(Refusal::NoSuchCard) };
+        let Some(card) = self.state.card(uuid) else { return EventAnswer::Refused(Refusal::NoSuchCard) };
         // Who is not who the driver says must get neither a signal nor a lease.
         if matches!(mode, Mode::Enforce | Mode::Adopt) {
             match &self.state.watchlist().can {
                 Some(Ok(())) => {}
-                Some(Err(why)) => return Answer::Refused(Refusal::CannotEnforce(why.clone())),
-                None => return Answer::Refused(Refusal::CannotEnforce("it was not tried yet".to_owned())),
+                Some(Err(why)) => return EventAnswer::Refused(Refusal::CannotEnforce(why.clone())),
+                None => return EventAnswer::Refused(Refusal::CannotEnforce("it was not tried yet".to_owned())),
             }
         }
         if self.state.rows().cards[card.0 as usize].mode != mode {
             self.emit(Action::SetMode { card, mode });
             self.reconcile();
         }
-        Answer::Done
+        EventAnswer::Done
     }
 
-    pub(super) fn rule_asked(&mut self, by: &Caller, who: Who, treat: Treat) -> Answer {
+    pub(super) fn rule_asked(&mut self, by: &Caller, who: RuleSubject, treat: RuleAction) -> EventAnswer {
         if !by.operator {
-            return Answer::Refused(Refusal::NotOperator);
+            return EventAnswer::Refused(Refusal::NotOperator);
         }
         if !who.is_sensible() {
-            return Answer::Refused(Refusal::BadRule);
+            return EventAnswer::Refused(Refusal::BadRule);
         }
         let same = self.state.rows().rules.values().find(|rule| rule.who == who);
         let id = match same {
-            Some(rule) if rule.treat == treat => return Answer::Rule(Box::new(rule.clone())),
+            Some(rule) if rule.treat == treat => return EventAnswer::Rule(Box::new(rule.clone())),
             Some(rule) => rule.id,
-            None if self.state.rows().rules.len() >= RULES_MAX => return Answer::Refused(Refusal::TooManyRules),
+            None if self.state.rows().rules.len() >= RULES_MAX => return EventAnswer::Refused(Refusal::TooManyRules),
             None => RuleId(self.state.rows().meta.next_rule),
         };
         let rule = Rule { id, who, treat };
         self.emit(Action::SetRule { rule: rule.clone() });
         self.reconcile();
-        Answer::Rule(Box::new(rule))
+        EventAnswer::Rule(Box::new(rule))
     }
 
-    pub(super) fn rule_dropped(&mut self, by: &Caller, rule: RuleId) -> Answer {
+    pub(super) fn rule_dropped(&mut self, by: &Caller, rule: RuleId) -> EventAnswer {
         if !by.operator {
-            return Answer::Refused(Refusal::NotOperator);
+            return EventAnswer::Refused(Refusal::NotOperator);
         }
         let Some(was) = self.state.rows().rules.get(&rule).cloned() else {
-            return Answer::Refused(Refusal::NoSuchRule);
+            return EventAnswer::Refused(Refusal::NoSuchRule);
         };
         self.emit(Action::DropRule { rule });
         self.reconcile();
-        Answer::Rule(Box::new(was))
+        EventAnswer::Rule(Box::new(was))
     }
 }
 
 /// Who is never ended is warned all the same, where strangers are.
-fn is_warned_all_the_same(why: &LeftAlone) -> bool {
-    !matches!(why, LeftAlone::Allowed(_) | LeftAlone::Display(_) | LeftAlone::System)
+fn is_warned_all_the_same(why: &Exemption) -> bool {
+    !matches!(why, Exemption::Allowed(_) | Exemption::Display(_) | Exemption::System)
 }

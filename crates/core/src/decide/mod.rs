@@ -10,26 +10,26 @@ pub mod aside;
 pub(crate) mod board;
 mod calls;
 pub mod enforce;
-pub(crate) mod finish;
-mod moving;
 pub mod offer;
-pub mod over;
+pub mod overuse;
 pub(crate) mod park;
+mod park_unleased;
 pub mod preempt;
-mod see;
+mod readings;
+mod renewal;
 pub(crate) mod serve;
-mod term;
+pub(crate) mod stretch;
 pub(crate) mod tokens;
 
 use crate::action::Action;
-use crate::event::{Answer, Caller, Event, Refusal};
-use crate::ids::{Epoch, LeaseId};
-use crate::lateness::Wait;
+use crate::event::{Caller, Event, EventAnswer, Refusal};
+use crate::ids::{Fence, LeaseId};
+use crate::lateness::ExpectedWait;
 use crate::mutant::Mutant;
-use crate::rows::{Ended, Lease, Phase, Reason};
+use crate::rows::{EndReason, EndedLease, Lease, Phase};
 use crate::state::State;
-use crate::stranger::Closed;
 use crate::units::{Bytes, Span, Time};
+use crate::unleased::UnleasedEnd;
 
 pub(crate) use park::HOOK;
 pub use park::way_out;
@@ -49,11 +49,11 @@ const DUE_AT_ONCE: usize = 1_024;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
     /// For whoever caused it.
-    pub answer: Answer,
+    pub answer: EventAnswer,
     /// What was decided, already applied, in order.
     pub actions: Vec<Action>,
     /// Leases that became history by it.
-    pub past: Vec<Ended>,
+    pub past: Vec<EndedLease>,
 }
 
 /// So long after a day began it is another one, whatever the clock on the wall says: less than the
@@ -62,7 +62,7 @@ const ANOTHER_DAY: Span = Span::secs(20 * 3600);
 
 /// Takes in one event.
 pub fn decide(state: &mut State, now: Time, event: Event) -> Outcome {
-    let mut turn = Turn { state, now, actions: Vec::new(), past: Vec::new() };
+    let mut turn = Decider { state, now, actions: Vec::new(), past: Vec::new() };
     turn.mind_the_gap(&event);
     let started = matches!(event, Event::Started { .. });
     let answer = turn.take(event);
@@ -74,20 +74,20 @@ pub fn decide(state: &mut State, now: Time, event: Event) -> Outcome {
 }
 
 /// One event being dealt with.
-struct Turn<'a> {
+struct Decider<'a> {
     state: &'a mut State,
     now: Time,
     actions: Vec<Action>,
-    past: Vec<Ended>,
+    past: Vec<EndedLease>,
 }
 
-impl Turn<'_> {
+impl Decider<'_> {
     fn emit(&mut self, action: Action) {
         self.past.extend(self.state.apply(&action));
         self.actions.push(action);
     }
 
-    fn take(&mut self, event: Event) -> Answer {
+    fn take(&mut self, event: Event) -> EventAnswer {
         match event {
             Event::Started { boot, clock_offset_us, epoch_floor, lease_floor } => {
                 self.start(boot, clock_offset_us, (epoch_floor, lease_floor));
@@ -95,7 +95,7 @@ impl Turn<'_> {
             Event::Awoke => self.grace(),
             Event::Asked { by, ask, wait, root } => {
                 let answer = self.admit(&by, ask, wait, root);
-                if let Answer::Lease(lease) = answer {
+                if let EventAnswer::Lease(lease) = answer {
                     self.state.remember_expected(lease, self.now);
                 }
                 return answer;
@@ -167,7 +167,7 @@ impl Turn<'_> {
                 self.serve();
             }
         }
-        Answer::Done
+        EventAnswer::Done
     }
 
     /// A daemon that was away must not blame its holders for it.
@@ -190,7 +190,7 @@ impl Turn<'_> {
         }
     }
 
-    fn start(&mut self, boot: String, clock_offset_us: i64, (epoch_floor, lease_floor): (Epoch, u64)) {
+    fn start(&mut self, boot: String, clock_offset_us: i64, (epoch_floor, lease_floor): (Fence, u64)) {
         let rebooted = !self.state.rows().meta.boot.is_empty() && self.state.rows().meta.boot != boot;
         self.emit(Action::Start { boot, clock_offset_us, epoch_floor, lease_floor });
         self.grace();
@@ -205,7 +205,7 @@ impl Turn<'_> {
             let held: Vec<LeaseId> =
                 self.state.rows().leases.values().filter(|row| row.is_held()).map(|l| l.id).collect();
             for lease in held {
-                self.end(lease, Reason::HostRebooted);
+                self.end(lease, EndReason::HostRebooted);
             }
             self.forget_last_boot();
         }
@@ -213,7 +213,7 @@ impl Turn<'_> {
             self.end_asides_of_last_boot();
             let strangers: Vec<_> = self.state.rows().strangers.keys().copied().collect();
             for stranger in strangers {
-                self.emit(Action::Close { stranger, at: self.now, how: Closed::HostRebooted });
+                self.emit(Action::Close { stranger, at: self.now, how: UnleasedEnd::HostRebooted });
             }
         }
     }
@@ -239,14 +239,14 @@ impl Turn<'_> {
         }
     }
 
-    fn end(&mut self, lease: LeaseId, reason: Reason) {
+    fn end(&mut self, lease: LeaseId, reason: EndReason) {
         self.end_because(lease, reason, None);
     }
 
     /// The same with what is known of the cause.
-    fn end_because(&mut self, lease: LeaseId, reason: Reason, why: Option<String>) {
+    fn end_because(&mut self, lease: LeaseId, reason: EndReason, why: Option<String>) {
         let (reason, why) = match self.death_while_parking(lease, reason) {
-            Some(death) => (Reason::DiedParking, Some(death)),
+            Some(death) => (EndReason::DiedParking, Some(death)),
             None => (reason, why),
         };
         let peak = self.state.live(lease).and_then(|live| live.peak);
@@ -270,7 +270,7 @@ impl Turn<'_> {
 
     /// What is known of the death of the last program of a lease, if it died while it was being parked: a wrapper gives
     /// the lease back after that, but nothing of it was done.
-    fn death_while_parking(&self, lease: LeaseId, reason: Reason) -> Option<String> {
+    fn death_while_parking(&self, lease: LeaseId, reason: EndReason) -> Option<String> {
         let is_away = self.state.lease(lease).is_some_and(|row| row.away().is_some());
         let live = self.state.live(lease).filter(|live| is_away && live.shims.is_empty())?;
         let died = (reason.is_exit() && !self.state.planted(Mutant::ForgetDeath)).then_some(live.died.as_ref());
@@ -278,7 +278,7 @@ impl Turn<'_> {
     }
 
     /// What was expected of a waiter when it asked, if that was remembered.
-    fn told(&self, lease: LeaseId) -> Option<Wait> {
+    fn told(&self, lease: LeaseId) -> Option<ExpectedWait> {
         let waits = matches!(self.state.lease(lease)?.phase, Phase::Waiting { .. });
         self.state.live(lease)?.expected.filter(|_| waits)
     }

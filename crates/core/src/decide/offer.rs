@@ -1,12 +1,12 @@
 //! Less than was asked for, at once: what could start now, and taking it.
 
-use super::Turn;
+use super::Decider;
 use super::board::{Board, Fit};
-use crate::ask::{Ask, Vram};
-use crate::event::{Answer, Caller, Refusal};
+use crate::event::{Caller, EventAnswer, Refusal};
 use crate::ids::LeaseId;
 use crate::mutant::Mutant;
 use crate::quota;
+use crate::request::{LeaseRequest, Vram};
 use crate::rows::{Lease, Phase};
 use crate::state::State;
 use crate::units::{Bytes, Time};
@@ -22,30 +22,30 @@ pub struct Offer {
     pub before: Option<Time>,
 }
 
-impl Turn<'_> {
+impl Decider<'_> {
     /// A waiter takes less, and is a waiter no more.
-    pub(super) fn accept(&mut self, by: &Caller, lease: LeaseId, vram: Bytes, gpus: u16) -> Answer {
+    pub(super) fn accept(&mut self, by: &Caller, lease: LeaseId, vram: Bytes, gpus: u16) -> EventAnswer {
         if self.has_more(by, lease) {
             return self.take_more(by, lease, vram, gpus);
         }
         // A wish that makes no sense is refused even of who could have all that it asked for.
         let sense = |row: &Lease| smaller(row, vram, gpus).ask.check().map_err(Refusal::BadAsk);
         if let Err(refusal) = self.waiting(by, lease).and_then(sense) {
-            return Answer::Refused(refusal);
+            return EventAnswer::Refused(refusal);
         }
         // Whoever can start now does so first; it may be this one, with all that it asked for.
         self.serve();
         if self.waiting(by, lease).is_err() {
-            return Answer::Lease(lease);
+            return EventAnswer::Lease(lease);
         }
         match self.acceptable(by, lease, vram, gpus) {
             Ok(fit) => {
                 self.grant(lease, &fit);
                 // What it claimed is there for those behind it.
                 self.serve();
-                Answer::Lease(lease)
+                EventAnswer::Lease(lease)
             }
-            Err(refusal) => Answer::Refused(refusal),
+            Err(refusal) => EventAnswer::Refused(refusal),
         }
     }
 
@@ -81,7 +81,7 @@ impl Turn<'_> {
 
 /// The same waiter with a smaller wish.
 fn smaller(lease: &Lease, vram: Bytes, gpus: u16) -> Lease {
-    let ask = Ask { vram: Vram::Bytes(vram), gpus, at_least: None, ..lease.ask.clone() };
+    let ask = LeaseRequest { vram: Vram::Bytes(vram), gpus, at_least: None, ..lease.ask.clone() };
     Lease { ask, ..lease.clone() }
 }
 
@@ -94,7 +94,7 @@ pub fn offers(state: &State, lease: &Lease, now: Time) -> Vec<Offer> {
     let Some(board) = Board::behind(state, now, lease.id) else { return Vec::new() };
     let mut found: Vec<Offer> = Vec::new();
     // Any size will do for an offer; its taker decides.
-    let open = Lease { ask: Ask { at_least: Some(Bytes(1)), ..lease.ask.clone() }, ..lease.clone() };
+    let open = Lease { ask: LeaseRequest { at_least: Some(Bytes(1)), ..lease.ask.clone() }, ..lease.clone() };
     let mut gpus = lease.ask.gpus;
     while gpus > 0 {
         if let Some(Fit { vram, before, .. }) = board.less(state, &open, gpus, Bytes(1)) {

@@ -11,21 +11,23 @@
 //! them is where it should not be, and says what they answer. What they answer moves nothing by
 //! itself: a holder is parked when its cards were seen without its bytes, twice.
 
-use super::Turn;
+use super::Decider;
 use super::board::{Board, Fit};
-use super::finish;
 use super::serve::charged;
-use crate::action::{Action, Hint, Unparked, Wake};
-use crate::ask::{Ask, Vram};
+use super::stretch;
+use crate::action::{Action, Hint, UnparkReason, Wake};
 use crate::contexts;
-use crate::cost::Way;
-use crate::event::{Answer, Caller, Refusal};
-use crate::ids::{CardId, Epoch, LeaseId, ProcKey};
+use crate::cost::Direction;
+use crate::event::{Caller, EventAnswer, Refusal};
+use crate::ids::{Fence, GpuId, LeaseId, ProcKey};
+use crate::method::Method;
 use crate::mutant::Mutant;
-use crate::parking::{self, NotParkable, Rest, Said, Watch, all_back, all_parked, is_seen_gone, none_parked};
+use crate::parking::{
+    self, Backoff, MoveProgress, MoverReport, NotParkable, all_back, all_parked, is_seen_gone, none_parked,
+};
 use crate::quota;
-use crate::rows::{Away, Hold, Lease, Phase, Reason};
-use crate::rung::Rung;
+use crate::request::{LeaseRequest, Vram};
+use crate::rows::{EndReason, Hold, Lease, ParkState, Phase};
 use crate::state::State;
 use crate::units::{Bytes, Span, Time};
 use std::borrow::Cow;
@@ -37,81 +39,85 @@ const LOOKS: u32 = 2;
 
 /// How a lease is parked, and what for.
 pub(super) struct ParkOrder {
-    pub rung: Rung,
+    pub rung: Method,
     /// It was at work: once parked it waits for its GPUs again.
     pub again: bool,
     /// A user asked for it.
     pub by_hand: bool,
     pub room_for: Option<LeaseId>,
     /// The GPU that steps aside.
-    pub aside: Option<CardId>,
+    pub aside: Option<GpuId>,
     /// The waiter needs the room of its contexts too.
     pub with_context: bool,
 }
 
-impl Turn<'_> {
+impl Decider<'_> {
     /// Somebody wants a holder off its cards.
-    pub(super) fn park_asked(&mut self, by: &Caller, lease: LeaseId) -> Answer {
+    pub(super) fn park_asked(&mut self, by: &Caller, lease: LeaseId) -> EventAnswer {
         let row = match self.find(by, lease) {
             Ok(row) => row,
-            Err(refusal) => return Answer::Refused(refusal),
+            Err(refusal) => return EventAnswer::Refused(refusal),
         };
         match &row.phase {
-            Phase::Waiting { .. } => return Answer::Refused(Refusal::StillWaiting),
-            Phase::Ending(..) => return Answer::Refused(Refusal::Ended),
+            Phase::Waiting { .. } => return EventAnswer::Refused(Refusal::StillWaiting),
+            Phase::Ending(..) => return EventAnswer::Refused(Refusal::Ended),
             Phase::Parking(hold, _) if self.state.planted(Mutant::ParkTwice) => {
                 let booked = hold.booked();
                 self.emit(Action::bare_park(lease, self.now, booked));
-                return Answer::Lease(lease);
+                return EventAnswer::Lease(lease);
             }
-            Phase::Parking(..) | Phase::Parked(..) => return Answer::Lease(lease),
-            Phase::Resuming(..) => return Answer::Refused(Refusal::NotParkable(NotParkable::NotActive)),
+            Phase::Parking(..) | Phase::Parked(..) => return EventAnswer::Lease(lease),
+            Phase::Resuming(..) => return EventAnswer::Refused(Refusal::NotParkable(NotParkable::NotActive)),
             Phase::Active(_) => {}
         }
         self.try_again(lease);
         match self.park(lease, false, true) {
-            Ok(()) => Answer::Lease(lease),
-            Err(why) => Answer::Refused(Refusal::NotParkable(why)),
+            Ok(()) => EventAnswer::Lease(lease),
+            Err(why) => EventAnswer::Refused(Refusal::NotParkable(why)),
         }
     }
 
     /// The wrapper of a holder says how its hook went.
-    pub(super) fn hooked(&mut self, by: &Caller, lease: LeaseId, epoch: Epoch, said: Said) -> Answer {
+    pub(super) fn hooked(&mut self, by: &Caller, lease: LeaseId, epoch: Fence, said: MoverReport) -> EventAnswer {
         let row = match self.held_by(by, lease, epoch) {
             Ok((row, _)) => row,
-            Err(refusal) => return Answer::Refused(refusal),
+            Err(refusal) => return EventAnswer::Refused(refusal),
         };
         // Whoever speaks for a wrapper that is gone runs no hook.
         let has_hook = self.state.live(lease).is_some_and(|live| !live.hooks.is_empty());
         let due = match (&row.phase, &said) {
-            (Phase::Parking(_, away), Said::Parked(_) | Said::Refused(_)) => has_hook && away.rung == Rung::Yield,
-            (Phase::Resuming(_, away), Said::Resumed | Said::Refused(_)) => has_hook && away.rung == Rung::Yield,
-            (Phase::Parked(..), Said::Wants) => true,
+            (Phase::Parking(_, away), MoverReport::Parked(_) | MoverReport::Refused(_)) => {
+                has_hook && away.rung == Method::Yield
+            }
+            (Phase::Resuming(_, away), MoverReport::Resumed | MoverReport::Refused(_)) => {
+                has_hook && away.rung == Method::Yield
+            }
+            (Phase::Parked(..), MoverReport::Wants) => true,
             _ => false,
         };
         // Said too late, or twice.
         if due {
-            self.heard(lease, Rung::Yield, HOOK, said);
+            self.heard(lease, Method::Yield, HOOK, said);
         }
-        Answer::Lease(lease)
+        EventAnswer::Lease(lease)
     }
 
     /// Somebody wants a parked holder to have its cards again.
-    pub(super) fn resume_asked(&mut self, by: &Caller, lease: LeaseId) -> Answer {
+    pub(super) fn resume_asked(&mut self, by: &Caller, lease: LeaseId) -> EventAnswer {
         let row = match self.find(by, lease) {
             Ok(row) => row,
-            Err(refusal) => return Answer::Refused(refusal),
+            Err(refusal) => return EventAnswer::Refused(refusal),
         };
         match &row.phase {
-            Phase::Waiting { .. } => return Answer::Refused(Refusal::StillWaiting),
-            Phase::Ending(..) => return Answer::Refused(Refusal::Ended),
+            Phase::Waiting { .. } => return EventAnswer::Refused(Refusal::StillWaiting),
+            Phase::Ending(..) => return EventAnswer::Refused(Refusal::Ended),
             Phase::Active(_) | Phase::Resuming(..) => {}
             Phase::Parking(..) | Phase::Parked(..) => {
                 self.try_again(lease);
                 self.wake(lease, Wake::Resume);
             }
         }
-        Answer::Lease(lease)
+        EventAnswer::Lease(lease)
     }
 
     /// Something seen from outside suggests that a parked lease is used.
@@ -161,13 +167,13 @@ impl Turn<'_> {
         let before = row.hold().map(|hold| parking::before(self.state, lease, hold)).unwrap_or_default();
         let live = self.state.live(lease);
         let program = live.map(|live| live.program.clone()).unwrap_or_default();
-        let moved = live.filter(|_| rung == Rung::Driver).map(|live| live.driven.keys().copied().collect());
+        let moved = live.filter(|_| rung == Method::Driver).map(|live| live.driven.keys().copied().collect());
         let processes = moved.unwrap_or_default();
         // A lease that leaves for an aside comes back without any action of its user.
         let is_silent = aside.is_some() || !use_is_noticed(self.state, lease, rung);
         let quiet = !again && !by_hand && is_silent;
         // Behind whoever it leaves for, who may have asked at this very moment.
-        let as_of = room_for.filter(|_| again).and_then(|waiter| finish::asks_as_of(self.state, row, waiter));
+        let as_of = room_for.filter(|_| again).and_then(|waiter| stretch::asks_as_of(self.state, row, waiter));
         let again = again.then_some(as_of.unwrap_or(self.now + Span(1)));
         let at = self.now;
         self.emit(Action::Park {
@@ -194,48 +200,48 @@ impl Turn<'_> {
     }
 
     /// Something is said of a program of a holder, on a rung.
-    pub(super) fn heard(&mut self, lease: LeaseId, rung: Rung, process: ProcKey, said: Said) {
-        if rung == Rung::Driver && said.is_of_cards() && self.is_others(lease, &process) {
+    pub(super) fn heard(&mut self, lease: LeaseId, rung: Method, process: ProcKey, said: MoverReport) {
+        if rung == Method::Driver && said.is_of_cards() && self.is_others(lease, &process) {
             return;
         }
         let Some(voices) = self.state.live_mut(lease).and_then(|live| live.voices_mut(rung)) else { return };
         match said {
-            Said::Here { parked } => {
+            MoverReport::Here { parked } => {
                 voices.entry(process).or_default().put(parked);
                 self.note_alive(lease, process);
             }
-            Said::Left => drop(voices.remove(&process)),
-            Said::Died(why) => {
+            MoverReport::Left => drop(voices.remove(&process)),
+            MoverReport::Died(why) => {
                 voices.remove(&process);
                 self.note_death(lease, rung, process, why);
             }
-            Said::Cannot(why) => voices.entry(process).or_default().cannot = why,
-            Said::Parked(bytes) => voices.entry(process).or_default().put(Some(bytes)),
-            Said::Unknown => voices.entry(process).or_default().unknown = true,
-            Said::Resumed => {
+            MoverReport::Cannot(why) => voices.entry(process).or_default().cannot = why,
+            MoverReport::Parked(bytes) => voices.entry(process).or_default().put(Some(bytes)),
+            MoverReport::Unknown => voices.entry(process).or_default().unknown = true,
+            MoverReport::Resumed => {
                 // It calls the driver again, whatever it said before.
                 let voice = voices.entry(process).or_default();
                 voice.put(None);
                 voice.deep = voice.deep.map(|_| false);
             }
-            Said::Deep(is) => {
+            MoverReport::Deep(is) => {
                 voices.entry(process).or_default().deep = Some(is);
                 return;
             }
-            Said::Refused(why) => return self.refused(lease, rung, process, &why),
-            Said::Outgrown(why) => return self.outgrown(lease, rung, process, &why),
-            Said::Lost(why) if self.state.lease(lease).is_some_and(Lease::is_held) => {
-                return self.end_because(lease, Reason::RestoreFailed, Some(why));
+            MoverReport::Refused(why) => return self.refused(lease, rung, process, &why),
+            MoverReport::Outgrown(why) => return self.outgrown(lease, rung, process, &why),
+            MoverReport::Lost(why) if self.state.lease(lease).is_some_and(Lease::is_held) => {
+                return self.end_because(lease, EndReason::RestoreFailed, Some(why));
             }
-            Said::Lost(_) => return,
-            Said::Wants => return self.wake(lease, Wake::Use),
+            MoverReport::Lost(_) => return,
+            MoverReport::Wants => return self.wake(lease, Wake::Use),
         }
         self.state.set_movable(lease);
         let voices = self.state.live(lease).map(|live| live.voices(rung));
-        if rung == Rung::Driver && voices.and_then(|it| it.get(&process)).is_some_and(|it| it.parked.is_some()) {
+        if rung == Method::Driver && voices.and_then(|it| it.get(&process)).is_some_and(|it| it.parked.is_some()) {
             self.driver_has(lease, process);
         }
-        if rung == Rung::Driver {
+        if rung == Method::Driver {
             self.found_here(lease);
         }
         if self.state.lease(lease).and_then(Lease::away).is_some_and(|away| away.rung != rung) {
@@ -243,13 +249,13 @@ impl Turn<'_> {
         }
         // What was seen before its last word proves nothing.
         if let Some(live) = self.state.live_mut(lease) {
-            live.watch = Watch::default();
+            live.watch = MoveProgress::default();
         }
         self.settle(lease);
     }
 
     /// A program ended while its bytes were leaving.
-    fn note_death(&mut self, lease: LeaseId, rung: Rung, process: ProcKey, why: String) {
+    fn note_death(&mut self, lease: LeaseId, rung: Method, process: ProcKey, why: String) {
         let Some((row, live)) = self.state.lease(lease).zip(self.state.live(lease)) else { return };
         match &row.phase {
             Phase::Parking(_, away) if away.rung == rung => {
@@ -281,7 +287,7 @@ impl Turn<'_> {
     /// Whose wrapper is gone has nobody who could run its hook: it stays where it is.
     pub(super) fn without_hook(&mut self, lease: LeaseId) {
         let Some(row) = self.state.lease(lease).filter(|row| row.ask.yields) else { return };
-        let leaves = matches!(&row.phase, Phase::Parking(_, away) if away.rung == Rung::Yield);
+        let leaves = matches!(&row.phase, Phase::Parking(_, away) if away.rung == Method::Yield);
         if let Some(live) = self.state.live_mut(lease) {
             live.hooks.clear();
         }
@@ -290,15 +296,15 @@ impl Turn<'_> {
             self.stay(lease, "its wrapper is gone");
         }
         let Some(row) = self.state.lease(lease) else { return };
-        if matches!(&row.phase, Phase::Resuming(_, away) if away.rung == Rung::Yield) {
+        if matches!(&row.phase, Phase::Resuming(_, away) if away.rung == Method::Yield) {
             self.back(&row.clone());
         }
     }
 
     /// A program could not do what it was told.
-    fn refused(&mut self, lease: LeaseId, rung: Rung, process: ProcKey, why: &str) {
+    fn refused(&mut self, lease: LeaseId, rung: Method, process: ProcKey, why: &str) {
         let Some(row) = self.state.lease(lease) else { return };
-        let deep = row.away().is_some_and(|away| away.deep && rung == Rung::Driver);
+        let deep = row.away().is_some_and(|away| away.deep && rung == Method::Driver);
         if !deep && row.away().is_none_or(|away| away.rung != rung) {
             return;
         }
@@ -314,7 +320,7 @@ impl Turn<'_> {
             // It has left, or all of them: that was said of the way back, before they were sent away.
             Phase::Parking(hold, _) if has_left(hold) => {}
             Phase::Parking(..) => self.stay(lease, why),
-            Phase::Resuming(_, Away { back: true, .. }) => {
+            Phase::Resuming(_, ParkState { back: true, .. }) => {
                 self.retreat(lease, why);
             }
             // It was not to leave at all: it is told again until it has its room.
@@ -324,7 +330,7 @@ impl Turn<'_> {
 
     /// A program has more bytes than were booked: a park after the next reading books enough. Without a backoff no
     /// dearer method is tried meanwhile.
-    fn outgrown(&mut self, lease: LeaseId, rung: Rung, process: ProcKey, why: &str) {
+    fn outgrown(&mut self, lease: LeaseId, rung: Method, process: ProcKey, why: &str) {
         let was_parking = self.state.lease(lease).is_some_and(|row| matches!(row.phase, Phase::Parking(..)));
         self.refused(lease, rung, process, why);
         if was_parking && let Some(live) = self.state.live_mut(lease) {
@@ -333,7 +339,7 @@ impl Turn<'_> {
     }
 
     /// Who was parked for a while leaves its cards altogether, where it is sure to come back.
-    pub(super) fn look_for_deep(&mut self, card: CardId) {
+    pub(super) fn look_for_deep(&mut self, card: GpuId) {
         let Some(mut after) = self.state.policy().parking.deep else { return };
         if self.state.planted(Mutant::DeepAtOnce) {
             after = Span::ZERO;
@@ -382,7 +388,7 @@ impl Turn<'_> {
 
     /// The driver has a process whose bytes the library took, whether it was to or not: it comes back by the driver.
     fn driver_has(&mut self, lease: LeaseId, process: ProcKey) {
-        let Some(away) = self.state.lease(lease).and_then(Lease::away).filter(|away| away.rung == Rung::Park) else {
+        let Some(away) = self.state.lease(lease).and_then(Lease::away).filter(|away| away.rung == Method::Park) else {
             return;
         };
         let mut processes = if away.deep { away.processes.clone() } else { Vec::new() };
@@ -401,7 +407,7 @@ impl Turn<'_> {
     fn stay_shallow(&mut self, lease: LeaseId, why: &str) {
         let (since, until) = (self.now, self.now + self.state.policy().parking.distrust());
         let Some(live) = self.state.live_mut(lease) else { return };
-        live.rests.insert(Rung::Driver, Rest { since, until, why: why.to_owned() });
+        live.rests.insert(Method::Driver, Backoff { since, until, why: why.to_owned() });
         let Some(row) = self.state.lease(lease) else { return };
         if !parking::driver_may_have(self.state, row) {
             self.emit(Action::Shallow { lease, at: self.now, why: why.to_owned() });
@@ -413,7 +419,7 @@ impl Turn<'_> {
     fn found_here(&mut self, lease: LeaseId) {
         let Some(row) = self.state.lease(lease) else { return };
         let is_deep = matches!(&row.phase, Phase::Parked(_, away) if away.deep);
-        let rest = self.state.live(lease).and_then(|live| live.rests.get(&Rung::Driver));
+        let rest = self.state.live(lease).and_then(|live| live.rests.get(&Method::Driver));
         let Some(rest) = rest.filter(|rest| is_deep && rest.until > self.now) else { return };
         if !parking::driver_may_have(self.state, row) {
             let why = rest.why.clone();
@@ -431,7 +437,7 @@ impl Turn<'_> {
     /// Whatever of a holder has left comes back.
     fn stay(&mut self, lease: LeaseId, why: &str) {
         self.rest(lease, why, self.state.policy().parking.rest);
-        self.emit(Action::Unpark { lease, at: self.now, why: Unparked::Refused(why.to_owned()) });
+        self.emit(Action::Unpark { lease, at: self.now, why: UnparkReason::Refused(why.to_owned()) });
         self.settle(lease);
     }
 
@@ -439,7 +445,7 @@ impl Turn<'_> {
         let (since, until) = (self.now, self.now + rest);
         let Some(rung) = self.state.lease(lease).and_then(Lease::away).map(|away| away.rung) else { return };
         if let Some(live) = self.state.live_mut(lease) {
-            live.rests.insert(rung, Rest { since, until, why: why.to_owned() });
+            live.rests.insert(rung, Backoff { since, until, why: why.to_owned() });
         }
     }
 
@@ -524,7 +530,7 @@ impl Turn<'_> {
     }
 
     /// A card was looked at: who was to leave it may be seen to have left.
-    pub(super) fn look_for_moving(&mut self, card: CardId, begun: Time) {
+    pub(super) fn look_for_moving(&mut self, card: GpuId, begun: Time) {
         for lease in self.state.moving().collect::<Vec<_>>() {
             let Some(row) = self.state.lease(lease) else { continue };
             let Some(hold) = row.hold().filter(|hold| hold.cards.contains(&card)) else { continue };
@@ -558,7 +564,7 @@ impl Turn<'_> {
             // What a program says whose context is not there counts for nothing, and nobody speaks for another.
             false => all_back(state, &row, hold, rung) && !parking::driver_may_have(state, &row),
         };
-        let hook = rung == Rung::Yield && self.state.planted(Mutant::BelieveHook);
+        let hook = rung == Method::Yield && self.state.planted(Mutant::BelieveHook);
         let believed = phase && (hook || self.state.planted(Mutant::BelieveParked));
         let one_look = self.state.planted(Mutant::OneLook);
         let half = phase && self.state.planted(Mutant::ParkHalf);
@@ -579,7 +585,7 @@ impl Turn<'_> {
         }
         let Some(live) = self.state.live(lease) else { return };
         let said: Bytes = live.voices(rung).values().filter_map(|voice| voice.parked).sum();
-        if phase && rung != Rung::Yield && said > hold.booked() {
+        if phase && rung != Method::Yield && said > hold.booked() {
             return self.stay(lease, "its programs have more than was booked for them");
         }
         let looks = if phase && !one_look { LOOKS } else { 1 };
@@ -599,7 +605,7 @@ impl Turn<'_> {
     /// A holder has its cards and its bytes on them.
     fn back(&mut self, row: &Lease) {
         let until = self.now + self.state.policy().parking.rest;
-        if let Some(Away { back: false, rung, .. }) = row.away()
+        if let Some(ParkState { back: false, rung, .. }) = row.away()
             && let Some(rest) = self.state.live_mut(row.id).and_then(|live| live.rests.get_mut(rung))
         {
             // It could not be parked, however long it took to see that: it is not tried at once again.
@@ -648,13 +654,13 @@ impl Turn<'_> {
                 let parking = &self.state.policy().parking;
                 let is_coarse = |hold: &Hold| hold.cards.iter().any(|card| self.state.room(*card).is_coarse());
                 let (why, text, rest) = match said {
-                    false => (Unparked::Silent, "one of its programs did not answer", parking.rest),
+                    false => (UnparkReason::Silent, "one of its programs did not answer", parking.rest),
                     true if row.hold().is_some_and(is_coarse) => {
-                        (Unparked::Unclear, "its GPUs were not seen to lose its bytes", parking.rest)
+                        (UnparkReason::Unclear, "its GPUs were not seen to lose its bytes", parking.rest)
                     }
-                    true => (Unparked::NotSeen, parking::LIED, parking.distrust()),
+                    true => (UnparkReason::NotSeen, parking::LIED, parking.distrust()),
                 };
-                if rung == Rung::Driver && !said {
+                if rung == Method::Driver && !said {
                     self.doubt(lease);
                 }
                 self.rest(lease, text, rest);
@@ -669,7 +675,7 @@ impl Turn<'_> {
             {
                 self.back(row);
             }
-            Phase::Resuming(_, Away { back: true, .. }) if !said => {
+            Phase::Resuming(_, ParkState { back: true, .. }) if !said => {
                 self.retreat(lease, "one of its programs did not answer");
             }
             // It has its room; its cards need only be seen.
@@ -702,7 +708,7 @@ impl Turn<'_> {
         if let Some(later) = self.not_before(since, counted_from + term) {
             return self.state.set_due(lease.id, Some(later));
         }
-        self.end(lease.id, Reason::ParkExpired);
+        self.end(lease.id, EndReason::ParkExpired);
     }
 
     /// What a parked holder has of each card when it comes back: what it had, or of a whole card what is
@@ -717,11 +723,11 @@ impl Turn<'_> {
 
 /// Whether a program that is parked in this way reports its next use of a GPU: only the library does, and not while the
 /// driver has the process.
-fn use_is_noticed(state: &State, lease: LeaseId, rung: Rung) -> bool {
+fn use_is_noticed(state: &State, lease: LeaseId, rung: Method) -> bool {
     match rung {
-        Rung::Park => true,
-        Rung::Yield => state.live(lease).is_some_and(|live| !live.shims.is_empty()),
-        Rung::Driver | Rung::End => false,
+        Method::Park => true,
+        Method::Yield => state.live(lease).is_some_and(|live| !live.shims.is_empty()),
+        Method::Driver | Method::End => false,
     }
 }
 
@@ -763,10 +769,10 @@ fn no_longer_sure(state: &State, lease: &Lease, hold: &Hold) -> Option<String> {
 
 /// The cheapest way in which a holder can leave its cards now, without being ended. The driver's comes last: what it
 /// parked shows no sign of its next use.
-pub fn way_out(state: &State, lease: &Lease, now: Time) -> Result<Rung, NotParkable> {
-    let possible = Rung::REVERSIBLE.map(|rung| (rung, parking::parkable(state, lease, rung, now)));
+pub fn way_out(state: &State, lease: &Lease, now: Time) -> Result<Method, NotParkable> {
+    let possible = Method::REVERSIBLE.map(|rung| (rung, parking::parkable(state, lease, rung, now)));
     let able = possible.iter().filter(|(_, can)| can.is_ok()).map(|(rung, _)| *rung);
-    let best = able.min_by_key(|rung| (*rung == Rung::Driver, price_of_leaving(state, lease, *rung), *rung));
+    let best = able.min_by_key(|rung| (*rung == Method::Driver, price_of_leaving(state, lease, *rung), *rung));
     match (best, possible) {
         (Some(rung), _) => Ok(rung),
         // Where there is no library, the driver's reason says more, if it was asked.
@@ -777,12 +783,12 @@ pub fn way_out(state: &State, lease: &Lease, now: Time) -> Result<Rung, NotParka
 }
 
 /// How long it takes a holder to leave in this way and to come back.
-pub(crate) fn price_of_leaving(state: &State, lease: &Lease, rung: Rung) -> Span {
-    takes(state, lease, rung, Way::Out) + takes(state, lease, rung, Way::Back)
+pub(crate) fn price_of_leaving(state: &State, lease: &Lease, rung: Method) -> Span {
+    takes(state, lease, rung, Direction::Out) + takes(state, lease, rung, Direction::Back)
 }
 
 /// How long it takes a holder to leave in this way, or to come back.
-pub(crate) fn takes(state: &State, lease: &Lease, rung: Rung, way: Way) -> Span {
+pub(crate) fn takes(state: &State, lease: &Lease, rung: Method, way: Direction) -> Span {
     let had = lease.hold().map_or(Bytes::ZERO, |hold| match lease.away() {
         Some(away) => away.had,
         None => parking::had(state, lease.id, hold),
@@ -825,7 +831,7 @@ pub(super) fn as_of_now<'a>(state: &State, lease: &'a Lease) -> Cow<'a, Lease> {
     match &lease.phase {
         Phase::Parked(hold, _) if lease.ask.at_least.is_none() => {
             let vram = Vram::Bytes(hold.vram.less(still_has(state, lease.id, hold)).max(Bytes(1)));
-            Cow::Owned(Lease { ask: Ask { vram, ..lease.ask.clone() }, ..lease.clone() })
+            Cow::Owned(Lease { ask: LeaseRequest { vram, ..lease.ask.clone() }, ..lease.clone() })
         }
         _ => Cow::Borrowed(lease),
     }

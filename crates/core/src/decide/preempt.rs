@@ -6,24 +6,24 @@
 //! room is asked ([`crate::plan`]), unless the room comes sooner by itself.
 
 use super::board::{could_hold, in_the_way_on};
-use super::finish;
-use super::over;
+use super::overuse;
 use super::park::{ParkOrder, as_of_now, rests, takes};
 use super::serve::{free_to_start, need, wanted};
-use super::{KILL, TERM, Turn};
+use super::stretch;
+use super::{Decider, KILL, TERM};
 use crate::action::Action;
-use crate::ask::{Exclusivity, Preempt, Tier, Vram};
 use crate::contexts;
-use crate::cost::Way;
-use crate::ids::{CardId, LeaseId, ProcKey, TenantId};
-use crate::live::Sent;
+use crate::cost::Direction;
+use crate::ids::{GpuId, LeaseId, ProcKey, TenantId};
+use crate::lease_readings::SignalState;
+use crate::method::Method;
 use crate::mutant::Mutant;
 use crate::parking::{self, NotParkable};
-use crate::plan::{self, Site, Victim};
+use crate::plan::{self, GpuNeed, Victim};
 use crate::reading::Reading;
+use crate::request::{Exclusivity, Preempt, Tier, Vram};
 use crate::room::Room;
-use crate::rows::{Finish, Hold, Lease, Phase, Reason, Service};
-use crate::rung::Rung;
+use crate::rows::{EndReason, GpuService, Hold, Lease, LeaseEnd, Phase};
 use crate::state::State;
 use crate::units::{Bytes, Span, Time};
 use std::cmp::Reverse;
@@ -41,11 +41,11 @@ const SETTLE: Span = Span::secs(2);
 
 /// How a holder could be made to leave.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Prospect {
+pub struct PreemptionOption {
     /// Who is asked first, whatever the price: idle and spot, then less urgent, then equals.
     pub rank: u8,
     /// In which way.
-    pub rung: Rung,
+    pub rung: Method,
     /// Its cards are free after so long.
     pub out: Span,
     /// What it loses: what it would have done meanwhile, or what it did since it began.
@@ -58,7 +58,7 @@ pub struct Prospect {
     pub with_context: bool,
 }
 
-impl Prospect {
+impl PreemptionOption {
     /// Everything it costs.
     pub fn price(&self) -> Span {
         self.out + self.loss + self.back
@@ -67,7 +67,7 @@ impl Prospect {
 
 /// Why a holder is not made to leave.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Spared {
+pub enum NotPreemptable {
     /// It is on its way already, or about to end.
     Leaving,
     /// Its owner has the right not to be preempted.
@@ -80,19 +80,19 @@ pub enum Spared {
         until: Time,
     },
     /// It cannot leave without being ended, and its owner did not choose that; why, rung by rung.
-    Stays(Vec<(Rung, NotParkable)>),
+    Stays(Vec<(Method, NotParkable)>),
 }
 
-impl fmt::Display for Spared {
+impl fmt::Display for NotPreemptable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Spared::Leaving => f.write_str("it is being parked or ended already"),
-            Spared::Never => f.write_str("it may not be preempted"),
-            Spared::Higher => f.write_str("it is busy, and at a higher tier"),
-            Spared::Turn { .. } => f.write_str("it is busy, and its time slice is not over"),
-            Spared::Stays(whys) => {
+            NotPreemptable::Leaving => f.write_str("it is being parked or ended already"),
+            NotPreemptable::Never => f.write_str("it may not be preempted"),
+            NotPreemptable::Higher => f.write_str("it is busy, and at a higher tier"),
+            NotPreemptable::Turn { .. } => f.write_str("it is busy, and its time slice is not over"),
+            NotPreemptable::Stays(whys) => {
                 // What the library says concerns most people; the rest is in `--json`.
-                let why = whys.iter().find(|(rung, _)| *rung == Rung::Park).or(whys.first());
+                let why = whys.iter().find(|(rung, _)| *rung == Method::Park).or(whys.first());
                 match why {
                     Some((_, why)) => write!(f, "{why}"),
                     None => f.write_str("it cannot be parked, only ended"),
@@ -104,15 +104,15 @@ impl fmt::Display for Spared {
 
 /// What could be done for a waiter.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Making {
+pub enum RoomPlan {
     /// Enough is on its way already, on these cards.
-    Coming(Vec<CardId>),
+    Coming(Vec<GpuId>),
     /// These should leave.
     Plan {
         /// The cards it would have.
-        cards: Vec<CardId>,
+        cards: Vec<GpuId>,
         /// Who leaves, and how.
-        victims: Vec<(LeaseId, Prospect)>,
+        victims: Vec<(LeaseId, PreemptionOption)>,
         /// What all of it costs.
         price: Span,
     },
@@ -143,42 +143,49 @@ pub enum Making {
 
 /// Whether parking space limits which leases can leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Space {
+enum ParkingSpace {
     Limited,
     Unlimited,
 }
 
 /// Whether, how and at what price a holder could be made to leave for a waiter.
-pub fn prospect(state: &State, waiter: &Lease, holder: &Lease, now: Time) -> Result<Prospect, Spared> {
-    prospect_in(Space::Limited, state, waiter, holder, now)
+pub fn prospect(state: &State, waiter: &Lease, holder: &Lease, now: Time) -> Result<PreemptionOption, NotPreemptable> {
+    prospect_in(ParkingSpace::Limited, state, waiter, holder, now)
 }
 
-fn prospect_in(space: Space, state: &State, waiter: &Lease, holder: &Lease, now: Time) -> Result<Prospect, Spared> {
-    let Phase::Active(hold) = &holder.phase else { return Err(Spared::Leaving) };
+fn prospect_in(
+    space: ParkingSpace,
+    state: &State,
+    waiter: &Lease,
+    holder: &Lease,
+    now: Time,
+) -> Result<PreemptionOption, NotPreemptable> {
+    let Phase::Active(hold) = &holder.phase else { return Err(NotPreemptable::Leaving) };
     if hold.notice.is_some() {
-        return Err(Spared::Leaving);
+        return Err(NotPreemptable::Leaving);
     }
     // Who was told and still has more than its lease has no right to it, and no turn.
-    let over = over::has_had_its_time(state, holder, hold, state.policy().over, now);
+    let over = overuse::has_had_its_time(state, holder, hold, state.policy().over, now);
     if holder.ask.preempt == Preempt::Never && !over && !state.planted(Mutant::PreemptNever) {
-        return Err(Spared::Never);
+        return Err(NotPreemptable::Never);
     }
     let parking = &state.policy().parking;
     let since = idle_since(state, holder, hold);
     let mut ways = Vec::new();
     let mut stays = Vec::new();
-    for rung in Rung::REVERSIBLE {
+    for rung in Method::REVERSIBLE {
         // What the driver parked shows no sign of its next use, so it is a poor bargain at any price.
-        if rung == Rung::Driver && !ways.is_empty() {
+        if rung == Method::Driver && !ways.is_empty() {
             continue;
         }
         let parkable = match space {
-            Space::Limited => parking::parkable(state, holder, rung, now),
-            Space::Unlimited => parking::parkable_but_for_memory(state, holder, rung, now),
+            ParkingSpace::Limited => parking::parkable(state, holder, rung, now),
+            ParkingSpace::Unlimited => parking::parkable_but_for_memory(state, holder, rung, now),
         };
         match parkable {
             Ok(_) => {
-                let (out, back) = (takes(state, holder, rung, Way::Out), takes(state, holder, rung, Way::Back));
+                let (out, back) =
+                    (takes(state, holder, rung, Direction::Out), takes(state, holder, rung, Direction::Back));
                 ways.push((out + back, rung, out, Span(0), back));
             }
             Err(why) => stays.push((rung, why)),
@@ -187,7 +194,7 @@ fn prospect_in(space: Space, state: &State, waiter: &Lease, holder: &Lease, now:
     // The end of a lease frees nothing that a process of another user holds: that one gets no signal.
     let other_user = parking::other_user_on_cards(state, holder.id, hold);
     let can_end = other_user.is_none();
-    stays.extend(other_user.map(|why| (Rung::End, why)));
+    stays.extend(other_user.map(|why| (Method::End, why)));
     // Between the grant and the start of its command there is nobody who could be told.
     let chose = holder.ask.may_be_ended() || state.planted(Mutant::EndUnchosen);
     // Equals take turns by moves that lose nothing: two who end each other would both come to nothing.
@@ -198,20 +205,20 @@ fn prospect_in(space: Space, state: &State, waiter: &Lease, holder: &Lease, now:
     let ends_for = !is_equal && (!over || is_higher);
     if chose && can_end && (ends_for || state.planted(Mutant::EndEqual)) && hold.began() + SETTLE <= now {
         let notice = holder.ask.notice.map_or(Span::ZERO, |notice| notice.before);
-        let out = takes(state, holder, Rung::End, Way::Out) + notice;
+        let out = takes(state, holder, Method::End, Direction::Out) + notice;
         let lost = now.since(hold.began());
-        ways.push((out + lost, Rung::End, out, lost, Span::ZERO));
+        ways.push((out + lost, Method::End, out, lost, Span::ZERO));
     }
     if !chose
         && can_end
         && ways.is_empty()
         && stays.iter().all(|(_, why)| why.lasts())
-        && over::is_to_end(state, holder, hold, now)
+        && overuse::is_to_end(state, holder, hold, now)
     {
-        let (out, lost) = (takes(state, holder, Rung::End, Way::Out), now.since(hold.began()));
-        ways.push((out + lost, Rung::End, out, lost, Span::ZERO));
+        let (out, lost) = (takes(state, holder, Method::End, Direction::Out), now.since(hold.began()));
+        ways.push((out + lost, Method::End, out, lost, Span::ZERO));
     }
-    let Some((_, rung, out, lost, back)) = ways.into_iter().min() else { return Err(Spared::Stays(stays)) };
+    let Some((_, rung, out, lost, back)) = ways.into_iter().min() else { return Err(NotPreemptable::Stays(stays)) };
     let moves = out + back;
     let (own, other) = (holder.ask.tier, waiter.first_ask().tier);
     // Work is told once a period, unless it is looked at closely.
@@ -220,7 +227,7 @@ fn prospect_in(space: Space, state: &State, waiter: &Lease, holder: &Lease, now:
     let unseen = if looked { Span::ZERO } else { Span(2 * period.0) };
     // Its card stands idle meanwhile: waiting as long as a move takes would be as dear as the move.
     let patience = unseen + if other <= own { Span(moves.0 / 2).max(BREATH) } else { parking.idle.max(moves) };
-    let idle = rung != Rung::End && now.since(since) >= patience;
+    let idle = rung != Method::End && now.since(since) >= patience;
     let came_back = hold.has_moved();
     let least = hold.began() + parking.turn;
     let turn = match () {
@@ -229,36 +236,36 @@ fn prospect_in(space: Space, state: &State, waiter: &Lease, holder: &Lease, now:
         () if other < own => hold.began() + parking.turn.max(moves),
         () => {
             let slice = parking.turn.max(Span(moves.0.saturating_mul(parking.worth.into())));
-            let stretch = if own == other { finish::stretch(state, holder, hold, slice) } else { Span::ZERO };
+            let stretch = if own == other { stretch::stretch(state, holder, hold, slice) } else { Span::ZERO };
             hold.began() + slice + stretch
         }
     };
     let (turn, least) = if state.planted(Mutant::NoTurn) { (now, now) } else { (turn, least) };
     let rank = match () {
-        () if came_back && turn > now => return Err(Spared::Turn { until: turn }),
+        () if came_back && turn > now => return Err(NotPreemptable::Turn { until: turn }),
         // Between this one and who waited already when it came the queue has decided, for a turn.
         () if least > now && waiter.queued().is_some_and(|since| since <= hold.began()) => {
-            return Err(Spared::Turn { until: least });
+            return Err(NotPreemptable::Turn { until: least });
         }
         () if idle => 0,
         // Others lose nothing for it, unless it would lose all that it did.
-        () if over => u8::from(rung == Rung::End),
+        () if over => u8::from(rung == Method::End),
         () if own > other && own == Tier::Spot => 0,
         () if own > other => 1,
         () if own == other && waiter.first_ask().priority >= holder.ask.priority => {
             if turn > now {
-                return Err(Spared::Turn { until: turn });
+                return Err(NotPreemptable::Turn { until: turn });
             }
             2
         }
-        () => return Err(Spared::Higher),
+        () => return Err(NotPreemptable::Higher),
     };
     let loss = match rung {
-        Rung::End => lost,
+        Method::End => lost,
         _ if idle => Span::ZERO,
         _ => out + back,
     };
-    Ok(Prospect { rank, rung, out, loss, back, idle, with_context: false })
+    Ok(PreemptionOption { rank, rung, out, loss, back, idle, with_context: false })
 }
 
 /// Whether a holder stays for its turn, whatever it does and could: [`prospect`] would refuse it in the end.
@@ -284,16 +291,16 @@ enum Contexts {
 }
 
 /// Whom a waiter could be let in for, on which cards.
-struct Question<'a> {
+struct Candidates<'a> {
     /// Cards that would do.
-    cards: Vec<CardId>,
-    found: Vec<(&'a Lease, Prospect)>,
+    cards: Vec<GpuId>,
+    found: Vec<(&'a Lease, PreemptionOption)>,
     victims: Vec<Victim>,
-    sites: Vec<Site>,
+    sites: Vec<GpuNeed>,
 }
 
 /// What cards will have, of what is free and what is leaving, while room is made for one after another.
-pub struct Outlook {
+pub struct RoomForecast {
     rooms: Vec<Bytes>,
     /// Somebody ahead waits for this card, and nothing can be done for it.
     closed: Vec<bool>,
@@ -304,22 +311,22 @@ pub struct Outlook {
     asked: BTreeSet<LeaseId>,
 }
 
-impl Outlook {
+impl RoomForecast {
     /// As it is now.
-    pub fn new(state: &State, now: Time) -> Outlook {
-        let coming = |card: CardId| -> Bytes {
+    pub fn new(state: &State, now: Time) -> RoomForecast {
+        let coming = |card: GpuId| -> Bytes {
             if state.planted(Mutant::TwiceForOne) {
                 return Bytes::ZERO;
             }
             let leaving = state.room(card).ends().iter().take_while(|(at, ..)| *at == Time::ZERO);
             leaving.map(|(.., gives)| *gives).sum::<Bytes>() + contexts::leaving(state, card, now)
         };
-        let room = |card: CardId| match state.room(card).open(now, state.policy().period) {
+        let room = |card: GpuId| match state.room(card).open(now, state.policy().period) {
             Ok(()) if state.in_service(card) => state.promisable(card, now) + coming(card),
             _ => Bytes::ZERO,
         };
         let rooms: Vec<Bytes> = state.cards().map(room).collect();
-        Outlook {
+        RoomForecast {
             closed: vec![false; rooms.len()],
             rooms,
             ram: parking::room(state),
@@ -334,29 +341,29 @@ impl Outlook {
         state: &'a State,
         waiter: &Lease,
         stay: &BTreeSet<LeaseId>,
-        (contexts, space): (Contexts, Space),
+        (contexts, space): (Contexts, ParkingSpace),
         now: Time,
-    ) -> Question<'a> {
-        let cards: Vec<CardId> = state.cards().filter(|card| could_hold(state, waiter, *card)).collect();
-        let open = |card: &CardId| !self.closed[card.0 as usize] && !state.is_restoring_on(*card);
-        let readable = |card: &CardId| state.room(*card).open(now, state.policy().period).is_ok();
-        let able: Vec<CardId> = cards.iter().copied().filter(open).filter(readable).collect();
+    ) -> Candidates<'a> {
+        let cards: Vec<GpuId> = state.cards().filter(|card| could_hold(state, waiter, *card)).collect();
+        let open = |card: &GpuId| !self.closed[card.0 as usize] && !state.is_restoring_on(*card);
+        let readable = |card: &GpuId| state.room(*card).open(now, state.policy().period).is_ok();
+        let able: Vec<GpuId> = cards.iter().copied().filter(open).filter(readable).collect();
         let is_free = |row: &Lease| row.id != waiter.id && !self.asked.contains(&row.id) && !stay.contains(&row.id);
         let holders = state.movable().filter(|row| is_free(row));
         let on_able = |row: &&Lease| row.hold().is_some_and(|hold| hold.cards.iter().any(|card| able.contains(card)));
         let holders = holders.filter(on_able).filter(|row| !has_its_turn(state, waiter, row, now));
         let found = holders.filter_map(|row| Some((row, prospect_in(space, state, waiter, row, now).ok()?)));
-        let mut found: Vec<(&Lease, Prospect)> = found.collect();
+        let mut found: Vec<(&Lease, PreemptionOption)> = found.collect();
         if contexts == Contexts::Leave {
             for (row, prospect) in &mut found {
                 let can_leave = row.hold().is_some_and(|hold| contexts::can_leave(state, row, hold, now).is_ok());
-                prospect.with_context = prospect.rung == Rung::Park && can_leave;
+                prospect.with_context = prospect.rung == Method::Park && can_leave;
             }
             found.extend(self.parked_contexts(state, waiter, &able, now));
         }
         let victims: Vec<Victim> = found.iter().map(|(row, prospect)| victim(state, row, prospect)).collect();
-        let sites: Vec<Site> = able.iter().filter_map(|card| self.site(state, waiter, *card, &victims)).collect();
-        Question { cards, found, victims, sites }
+        let sites: Vec<GpuNeed> = able.iter().filter_map(|card| self.site(state, waiter, *card, &victims)).collect();
+        Candidates { cards, found, victims, sites }
     }
 
     /// Parked leases whose contexts could leave these GPUs for a waiter. Those that wait ahead of it keep theirs.
@@ -364,9 +371,9 @@ impl Outlook {
         &self,
         state: &'a State,
         waiter: &Lease,
-        cards: &[CardId],
+        cards: &[GpuId],
         now: Time,
-    ) -> Vec<(&'a Lease, Prospect)> {
+    ) -> Vec<(&'a Lease, PreemptionOption)> {
         let ahead: BTreeSet<LeaseId> =
             free_to_start(state).map(|ahead| ahead.id).take_while(|id| *id != waiter.id).collect();
         let mut ids: Vec<LeaseId> =
@@ -382,35 +389,48 @@ impl Outlook {
                 .hold()
                 .map_or(Bytes::ZERO, |hold| hold.cards.iter().map(|card| state.room(*card).seen_of(row.id)).sum());
             let (out, back) = contexts::costs(state, row, left);
-            Prospect { rank: 0, rung: Rung::Driver, out, loss: Span::ZERO, back, idle: true, with_context: true }
+            PreemptionOption {
+                rank: 0,
+                rung: Method::Driver,
+                out,
+                loss: Span::ZERO,
+                back,
+                idle: true,
+                with_context: true,
+            }
         };
         free.filter_map(|id| state.lease(id)).filter(stays).map(|row| (row, prospect(row))).collect()
     }
 
     /// What it would cost to make a waiter's room on each card by itself, where it can be.
-    fn prices(&self, state: &State, waiter: &Lease, now: Time) -> Vec<(CardId, Span)> {
-        let Question { victims, sites, .. } =
-            self.question(state, &as_of_now(state, waiter), &BTreeSet::new(), (Contexts::Stay, Space::Limited), now);
-        let price = |site: &Site| Some((site.card, plan::cheapest(std::slice::from_ref(site), 1, &victims)?.price));
+    fn prices(&self, state: &State, waiter: &Lease, now: Time) -> Vec<(GpuId, Span)> {
+        let Candidates { victims, sites, .. } = self.question(
+            state,
+            &as_of_now(state, waiter),
+            &BTreeSet::new(),
+            (Contexts::Stay, ParkingSpace::Limited),
+            now,
+        );
+        let price = |site: &GpuNeed| Some((site.card, plan::cheapest(std::slice::from_ref(site), 1, &victims)?.price));
         sites.iter().filter_map(price).collect()
     }
 
     /// What could be done for a waiter, after all those who were looked at before it.
-    pub fn make(&mut self, state: &State, waiter: &Lease, now: Time) -> Making {
+    pub fn make(&mut self, state: &State, waiter: &Lease, now: Time) -> RoomPlan {
         let waiter = &*as_of_now(state, waiter);
         let wanted = usize::from(waiter.ask.gpus);
         let mut stay = BTreeSet::new();
-        let mut lacking = Making::Nothing;
+        let mut lacking = RoomPlan::Nothing;
         let mut contexts = Contexts::Stay;
         let (question, choice, takes) = loop {
-            let question = self.question(state, waiter, &stay, (contexts, Space::Limited), now);
+            let question = self.question(state, waiter, &stay, (contexts, ParkingSpace::Limited), now);
             let Some(choice) = plan::cheapest(&question.sites, wanted, &question.victims) else {
                 // Without the contexts of parked programs there may be room.
                 if contexts == Contexts::Stay && state.policy().parking.deep.is_some() {
                     contexts = Contexts::Leave;
                     continue;
                 }
-                if lacking == Making::Nothing {
+                if lacking == RoomPlan::Nothing {
                     lacking = self.lacking_space(state, waiter, now);
                 }
                 question.cards.iter().for_each(|card| self.closed[card.0 as usize] = true);
@@ -426,19 +446,19 @@ impl Outlook {
             }
             stay.insert(too_much);
         };
-        let Question { found, victims, sites, .. } = question;
+        let Candidates { found, victims, sites, .. } = question;
         if choice.victims.is_empty() {
             self.take(state, waiter, &choice.cards);
-            return Making::Coming(choice.cards);
+            return RoomPlan::Coming(choice.cards);
         }
-        let chosen: Vec<(LeaseId, Prospect)> =
+        let chosen: Vec<(LeaseId, PreemptionOption)> =
             choice.victims.iter().map(|at| (found[*at].0.id, found[*at].1.clone())).collect();
         let price = choice.price;
         if let Some(until) = self.comes_by_itself(state, waiter, &sites, wanted, now)
             && until.since(now) <= price
         {
             self.take(state, waiter, &choice.cards);
-            return Making::Wait { until, price };
+            return RoomPlan::Wait { until, price };
         }
         for (_, tenant, bytes) in takes {
             self.ram = self.ram.map(|ram| ram.less(bytes));
@@ -453,12 +473,12 @@ impl Outlook {
             }
         }
         self.take(state, waiter, &choice.cards);
-        Making::Plan { cards: choice.cards, victims: chosen, price }
+        RoomPlan::Plan { cards: choice.cards, victims: chosen, price }
     }
 
     /// [`Making::Ram`] if unlimited parking space would make the room, else [`Making::Nothing`].
-    fn lacking_space(&self, state: &State, waiter: &Lease, now: Time) -> Making {
-        let question = self.question(state, waiter, &BTreeSet::new(), (Contexts::Stay, Space::Unlimited), now);
+    fn lacking_space(&self, state: &State, waiter: &Lease, now: Time) -> RoomPlan {
+        let question = self.question(state, waiter, &BTreeSet::new(), (Contexts::Stay, ParkingSpace::Unlimited), now);
         let choice = plan::cheapest(&question.sites, usize::from(waiter.ask.gpus), &question.victims);
         let takes = |at: &usize| {
             let (row, prospect) = &question.found[*at];
@@ -467,14 +487,14 @@ impl Outlook {
         let need: Bytes = choice.into_iter().flat_map(|choice| choice.victims).filter_map(|at| takes(&at)).sum();
         // If there is enough of it, a user's own cap on parked bytes is what is in the way.
         match need > Bytes::ZERO && self.ram.is_none_or(|room| room < need) {
-            true => Making::Ram { need, room: self.ram },
-            false => Making::Nothing,
+            true => RoomPlan::Ram { need, room: self.ram },
+            false => RoomPlan::Nothing,
         }
     }
 
     /// Who of those that would leave takes most of a host memory that is too small for all of them, and what is
     /// too small.
-    fn beyond_memory(&self, state: &State, takes: &[(LeaseId, TenantId, Bytes)]) -> Option<(LeaseId, Making)> {
+    fn beyond_memory(&self, state: &State, takes: &[(LeaseId, TenantId, Bytes)]) -> Option<(LeaseId, RoomPlan)> {
         let all: Bytes = takes.iter().map(|(.., bytes)| *bytes).sum();
         let lacks_ram = all > Bytes::ZERO && self.ram.is_none_or(|ram| ram < all);
         let over = |tenant: TenantId| {
@@ -483,14 +503,14 @@ impl Outlook {
             state.books().caps(tenant).parked.filter(|cap| own > Bytes::ZERO && before + own > *cap)
         };
         let what = |tenant: TenantId| match over(tenant) {
-            _ if lacks_ram => Some(Making::Ram { need: all, room: self.ram }),
-            cap => cap.map(|cap| Making::Cap { cap }),
+            _ if lacks_ram => Some(RoomPlan::Ram { need: all, room: self.ram }),
+            cap => cap.map(|cap| RoomPlan::Cap { cap }),
         };
         let too_many = takes.iter().filter_map(|(lease, tenant, bytes)| Some((*bytes, *lease, what(*tenant)?)));
         too_many.max_by_key(|(bytes, lease, _)| (*bytes, *lease)).map(|(_, lease, what)| (lease, what))
     }
 
-    fn take(&mut self, state: &State, waiter: &Lease, cards: &[CardId]) {
+    fn take(&mut self, state: &State, waiter: &Lease, cards: &[GpuId]) {
         for card in cards {
             let room = &mut self.rooms[card.0 as usize];
             *room = room.less(need(state, &waiter.ask, *card));
@@ -499,7 +519,7 @@ impl Outlook {
 
     /// What a waiter lacks on a card, and who is in its way there whatever the bytes; `None` if somebody
     /// is who cannot be made to leave.
-    fn site(&self, state: &State, waiter: &Lease, card: CardId, victims: &[Victim]) -> Option<Site> {
+    fn site(&self, state: &State, waiter: &Lease, card: GpuId, victims: &[Victim]) -> Option<GpuNeed> {
         let mut must = Vec::new();
         for id in in_the_way_on(state, waiter, card) {
             let leaves = state.room(card).claims().get(&id).is_some_and(|claim| claim.ends == Time::ZERO);
@@ -508,13 +528,20 @@ impl Outlook {
             }
         }
         let lack = need(state, &waiter.ask, card).less(self.rooms[card.0 as usize]);
-        Some(Site { card, lack, must })
+        Some(GpuNeed { card, lack, must })
     }
 
     /// When enough leases end by themselves.
-    fn comes_by_itself(&self, state: &State, waiter: &Lease, sites: &[Site], wanted: usize, now: Time) -> Option<Time> {
+    fn comes_by_itself(
+        &self,
+        state: &State,
+        waiter: &Lease,
+        sites: &[GpuNeed],
+        wanted: usize,
+        now: Time,
+    ) -> Option<Time> {
         let exclusive = waiter.ask.vram == Vram::Whole || waiter.ask.exclusivity != Exclusivity::Shared;
-        let of = |site: &Site| {
+        let of = |site: &GpuNeed| {
             let alone = exclusive || !site.must.is_empty();
             let ends = state.room(site.card).ends().iter().filter(|(at, _, _)| *at != Time::ZERO);
             let mut lack = site.lack;
@@ -534,24 +561,29 @@ impl Outlook {
 }
 
 /// Host memory that each of these takes when it leaves.
-fn host_memory(state: &State, question: &Question<'_>, chosen: &[usize], now: Time) -> Vec<(LeaseId, TenantId, Bytes)> {
+fn host_memory(
+    state: &State,
+    question: &Candidates<'_>,
+    chosen: &[usize],
+    now: Time,
+) -> Vec<(LeaseId, TenantId, Bytes)> {
     let of = |at: &usize| {
         let (row, prospect) = &question.found[*at];
         let bytes = match prospect.rung {
             // Contexts are booked when the driver is told to take them.
-            Rung::Driver if prospect.with_context => return None,
-            Rung::Park | Rung::Driver => parking::parkable(state, row, prospect.rung, now).ok()?,
-            Rung::Yield | Rung::End => return None,
+            Method::Driver if prospect.with_context => return None,
+            Method::Park | Method::Driver => parking::parkable(state, row, prospect.rung, now).ok()?,
+            Method::Yield | Method::End => return None,
         };
         Some((row.id, row.tenant, bytes))
     };
     chosen.iter().filter_map(of).collect()
 }
 
-fn victim(state: &State, row: &Lease, prospect: &Prospect) -> Victim {
+fn victim(state: &State, row: &Lease, prospect: &PreemptionOption) -> Victim {
     let keeps_context = prospect.rung.keeps_context() && !prospect.with_context;
     let keeps = |room: &Room| if keeps_context { room.left() } else { Bytes::ZERO };
-    let gain = |card: CardId| {
+    let gain = |card: GpuId| {
         let room = state.room(card);
         let counted = room.claims().get(&row.id).map_or(Bytes::ZERO, |claim| claim.counted());
         (card, counted.less(keeps(room)))
@@ -573,22 +605,22 @@ fn may_ask(state: &State, waiter: &Lease, now: Time) -> bool {
 }
 
 /// What can be done for each of the first waiters, in their order.
-pub fn makings(state: &State, now: Time) -> Vec<(LeaseId, Making)> {
-    let mut outlook = Outlook::new(state, now);
+pub fn makings(state: &State, now: Time) -> Vec<(LeaseId, RoomPlan)> {
+    let mut outlook = RoomForecast::new(state, now);
     let waiters = free_to_start(state).filter(|waiter| may_ask(state, waiter, now)).take(AT_A_TIME);
     waiters.map(|waiter| (waiter.id, outlook.make(state, waiter, now))).collect()
 }
 
 /// What can be done for one waiter, and what it would cost on each card; nothing for one that is not among the
 /// first.
-pub fn making(state: &State, waiter: &Lease, now: Time) -> Option<(Making, Vec<(CardId, Span)>)> {
+pub fn making(state: &State, waiter: &Lease, now: Time) -> Option<(RoomPlan, Vec<(GpuId, Span)>)> {
     if !state.policy().parking.preempt {
         return None;
     }
     if !may_ask(state, waiter, now) {
-        return Some((Making::Pauses, Vec::new()));
+        return Some((RoomPlan::Pauses, Vec::new()));
     }
-    let mut outlook = Outlook::new(state, now);
+    let mut outlook = RoomForecast::new(state, now);
     for ahead in free_to_start(state).filter(|ahead| may_ask(state, ahead, now)).take(AT_A_TIME) {
         if ahead.id == waiter.id {
             let prices = outlook.prices(state, ahead, now);
@@ -602,19 +634,22 @@ pub fn making(state: &State, waiter: &Lease, now: Time) -> Option<(Making, Vec<(
 /// When a waiter should have its room, if it is being made or will be.
 pub fn comes(state: &State, waiter: &Lease, now: Time) -> Option<Time> {
     match making(state, waiter, now)?.0 {
-        Making::Plan { victims, .. } => victims.iter().map(|(_, prospect)| now + prospect.out).max(),
-        Making::Wait { until, .. } => Some(until),
-        Making::Coming(cards) => {
+        RoomPlan::Plan { victims, .. } => victims.iter().map(|(_, prospect)| now + prospect.out).max(),
+        RoomPlan::Wait { until, .. } => Some(until),
+        RoomPlan::Coming(cards) => {
             let leaving = state.moving().filter_map(|lease| state.lease(lease));
             let on = |row: &&Lease| row.hold().is_some_and(|hold| hold.cards.iter().any(|card| cards.contains(card)));
             let gone = |row: &Lease| {
                 let away = row.away()?;
-                Some((away.since + takes(state, row, away.rung, Way::Out)).max(now + state.policy().next_reading()))
+                Some(
+                    (away.since + takes(state, row, away.rung, Direction::Out))
+                        .max(now + state.policy().next_reading()),
+                )
             };
             leaving.filter(on).filter_map(gone).max()
         }
-        Making::Nothing => turns_end(state, &as_of_now(state, waiter), now),
-        Making::Ram { .. } | Making::Cap { .. } | Making::Pauses => None,
+        RoomPlan::Nothing => turns_end(state, &as_of_now(state, waiter), now),
+        RoomPlan::Ram { .. } | RoomPlan::Cap { .. } | RoomPlan::Pauses => None,
     }
 }
 
@@ -629,7 +664,7 @@ pub fn changes_at(state: &State, now: Time) -> Option<Time> {
     let slices = waiters.iter().flat_map(|waiter| {
         let spared = state.movable().filter_map(|row| prospect(state, waiter, row, now).err());
         spared.filter_map(|spared| match spared {
-            Spared::Turn { until } => later(until),
+            NotPreemptable::Turn { until } => later(until),
             _ => None,
         })
     });
@@ -646,7 +681,7 @@ fn turns_end(state: &State, waiter: &Lease, now: Time) -> Option<Time> {
     if waiter.ask.gpus != 1 || !is_first {
         return None;
     }
-    let on = |card: CardId| {
+    let on = |card: GpuId| {
         let room = state.room(card);
         let mut leave: Vec<(Time, Bytes)> = Vec::new();
         let mut must = now;
@@ -655,7 +690,7 @@ fn turns_end(state: &State, waiter: &Lease, now: Time) -> Option<Time> {
             let in_the_way = all_in_the_way.contains(id);
             let at = match state.lease(*id).map(|row| prospect(state, waiter, row, now)) {
                 Some(Ok(prospect)) => now + prospect.out,
-                Some(Err(Spared::Turn { until })) => until + state.policy().next_reading(),
+                Some(Err(NotPreemptable::Turn { until })) => until + state.policy().next_reading(),
                 _ if in_the_way => return None,
                 _ => continue,
             };
@@ -673,7 +708,7 @@ fn turns_end(state: &State, waiter: &Lease, now: Time) -> Option<Time> {
     state.cards().filter(|card| could_hold(state, waiter, *card)).filter_map(on).min()
 }
 
-impl Turn<'_> {
+impl Decider<'_> {
     /// Makes room for whoever waits, as far as it can be made and is worth it.
     pub(super) fn make_room(&mut self) {
         let off = !self.state.policy().parking.preempt;
@@ -692,17 +727,17 @@ impl Turn<'_> {
         }
         self.state.set_planned(self.now);
         for (waiter, making) in makings(self.state, self.now) {
-            if let Making::Plan { victims, .. } = making {
+            if let RoomPlan::Plan { victims, .. } = making {
                 victims.into_iter().for_each(|(lease, prospect)| self.make_leave(lease, &prospect, waiter));
             }
         }
     }
 
-    fn make_leave(&mut self, lease: LeaseId, prospect: &Prospect, waiter: LeaseId) {
+    fn make_leave(&mut self, lease: LeaseId, prospect: &PreemptionOption, waiter: LeaseId) {
         if self.state.lease(lease).is_some_and(|row| matches!(row.phase, Phase::Parked(..))) {
             return self.take_contexts(lease);
         }
-        if prospect.rung == Rung::End {
+        if prospect.rung == Method::End {
             let hold = self.state.lease(lease).and_then(Lease::hold);
             if hold.is_some_and(|hold| parking::waits_for_others(self.state, lease, hold).is_some()) {
                 // Whose bytes went nobody could tell: it is asked once the others have left.
@@ -726,7 +761,7 @@ impl Turn<'_> {
     /// The notice of a holder is over: it ends, unless nobody needs its cards any more.
     pub(super) fn notice_over(&mut self, row: &Lease, hold: &Hold) {
         let wanted = wanted(self.state, row, &hold.cards);
-        let may_stay = !row.ask.may_be_ended() && !over::is_to_end(self.state, row, hold, self.now);
+        let may_stay = !row.ask.may_be_ended() && !overuse::is_to_end(self.state, row, hold, self.now);
         if (!wanted || may_stay) && !self.state.planted(Mutant::SpareNobody) {
             return self.emit(Action::Spare { lease: row.id });
         }
@@ -736,7 +771,7 @@ impl Turn<'_> {
     fn end_for_others(&mut self, lease: LeaseId) {
         let chose = self.state.lease(lease).is_some_and(|row| row.ask.may_be_ended());
         let unchosen = self.state.planted(Mutant::EndUnchosen);
-        self.end(lease, if chose || unchosen { Reason::Preempted } else { Reason::OverUse });
+        self.end(lease, if chose || unchosen { EndReason::Preempted } else { EndReason::OverUse });
         self.finish_off(lease);
     }
 
@@ -749,15 +784,15 @@ impl Turn<'_> {
     /// The processes of a lease that was ended for others get their next signal.
     pub(super) fn finish_off(&mut self, lease: LeaseId) {
         let Some(row) = self.state.lease(lease) else { return };
-        let Phase::Ending(hold, Finish { signal, .. }) = &row.phase else { return };
+        let Phase::Ending(hold, LeaseEnd { signal, .. }) = &row.phase else { return };
         let (processes, cards) = (targets(self.state, row), hold.cards.clone());
         if processes.is_empty() {
             // After a start it must be heard first who is there; and a wrapper counts once it was seen on a card.
             return self.state.set_due(lease, Some(self.now + Span::secs(1)));
         }
         let sent = self.state.live(lease).and_then(|live| live.sent);
-        let sent =
-            sent.map(|sent| if self.state.planted(Mutant::GraceFromRecord) { Sent::Gone(Time::ZERO) } else { sent });
+        let sent = sent
+            .map(|sent| if self.state.planted(Mutant::GraceFromRecord) { SignalState::Gone(Time::ZERO) } else { sent });
         let grace = self.state.policy().parking.grace;
         let signal = match (signal, sent) {
             (None, _) if self.state.planted(Mutant::KillAtOnce) => KILL,
@@ -765,15 +800,15 @@ impl Turn<'_> {
             // A daemon that is gone may not have come to send it.
             (Some((last, _)), None) => *last,
             // A slow disk still has it, and the grace begins when it is gone.
-            (Some(_), Some(Sent::Soon)) => return self.state.set_due(lease, Some(self.now + Span::secs(1))),
-            (Some(_), Some(Sent::Gone(at))) if at + grace > self.now => {
+            (Some(_), Some(SignalState::Soon)) => return self.state.set_due(lease, Some(self.now + Span::secs(1))),
+            (Some(_), Some(SignalState::Gone(at))) if at + grace > self.now => {
                 return self.state.set_due(lease, Some(at + grace));
             }
-            (Some((TERM, _)), Some(Sent::Gone(_))) => KILL,
+            (Some((TERM, _)), Some(SignalState::Gone(_))) => KILL,
             // It survived: what it has may stay there for ever.
-            (Some(_), Some(Sent::Gone(_))) => {
+            (Some(_), Some(SignalState::Gone(_))) => {
                 let why = format!("a process of {lease} survived SIGKILL and still has memory there");
-                cards.into_iter().for_each(|card| self.put_in(card, Service::Out { why: why.clone() }));
+                cards.into_iter().for_each(|card| self.put_in(card, GpuService::Out { why: why.clone() }));
                 return self.state.set_due(lease, None);
             }
         };
@@ -783,7 +818,7 @@ impl Turn<'_> {
 
     /// A signal to the processes of a lease has left: from now on they have their time.
     pub(super) fn signalled(&mut self, lease: LeaseId, signal: u8) {
-        let Some(Phase::Ending(_, Finish { signal: Some((last, _)), .. })) =
+        let Some(Phase::Ending(_, LeaseEnd { signal: Some((last, _)), .. })) =
             self.state.lease(lease).map(|row| &row.phase)
         else {
             return;

@@ -1,16 +1,16 @@
 //! The queue is served: whoever is first gets its cards, or claims them (see [`super::board`]).
 
-use super::Turn;
+use super::Decider;
 use super::admit::would_do;
 use super::board::{Board, Fit, could_hold};
 use super::park::{as_of_now, rests};
 use crate::action::Action;
-use crate::ask::{Ask, On, Vram};
-use crate::ids::{CardId, Epoch, LeaseId, TenantId};
+use crate::ids::{Fence, GpuId, LeaseId, TenantId};
 use crate::mutant::Mutant;
-use crate::queue::{Cursor, Place};
-use crate::quota::{self, Held};
-use crate::rows::{Lease, Phase, Service};
+use crate::queue::{QueueCursor, QueuePlace};
+use crate::quota::{self, QuotaBlock};
+use crate::request::{GpuSelector, LeaseRequest, Vram};
+use crate::rows::{GpuService, Lease, Phase};
 use crate::state::State;
 use crate::units::{Bytes, Span, Time};
 use std::collections::BTreeMap;
@@ -29,7 +29,7 @@ const LOOKS: usize = 8 * LOOK_AHEAD;
 /// the asker: a desktop's few hundred MiB do not matter, a stranger's model does.
 const WHOLE_PERCENT: u64 = 75;
 
-impl Turn<'_> {
+impl Decider<'_> {
     /// Grants what can be granted: first to waiters, in their order, then to passive leases.
     pub(super) fn serve(&mut self) {
         if self.state.is_stopped() {
@@ -50,14 +50,14 @@ impl Turn<'_> {
             let Some(lease) = self.state.lease(place.lease) else { break };
             match quota::held(self.state, lease) {
                 // It waits for its tenant's own leases to end, and those behind it with it.
-                Some(Held { always: false, .. }) => {
+                Some(QuotaBlock { always: false, .. }) => {
                     if self.state.queue().is_first(tenant, place) {
                         self.state.stand_aside(tenant);
                     }
                     continue;
                 }
                 // A cap was lowered under it: it waits, but those behind it need not.
-                Some(Held { always: true, .. }) => round.pass(tenant),
+                Some(QuotaBlock { always: true, .. }) => round.pass(tenant),
                 None if round.has_enough_of(self.state, tenant) => continue,
                 // It could not come back a moment ago.
                 None if rests(self.state, lease, self.now) => round.pass(tenant),
@@ -93,7 +93,7 @@ impl Turn<'_> {
         }
         let span = row.ask.term.span();
         let epoch = match self.state.rows().meta.next_epoch {
-            _ if self.state.planted(Mutant::ReuseEpoch) => Epoch(1),
+            _ if self.state.planted(Mutant::ReuseEpoch) => Fence(1),
             next => next,
         };
         let mark = charged(self.state, row.tenant, fit.vram, fit.cards.len(), span, self.now);
@@ -107,7 +107,7 @@ impl Turn<'_> {
 
 /// One walk along the queue.
 struct Round {
-    cursor: Cursor,
+    cursor: QueueCursor,
     board: Board,
     looked: usize,
     /// Tenants with a waiter that was passed, and where the last of those waiters stands.
@@ -118,7 +118,7 @@ struct Round {
 impl Round {
     fn new(state: &State, now: Time) -> Round {
         let board = Board::new(state, now);
-        Round { cursor: Cursor::default(), board, looked: 0, kept: BTreeMap::new(), last: None }
+        Round { cursor: QueueCursor::default(), board, looked: 0, kept: BTreeMap::new(), last: None }
     }
 
     fn fit(&self, state: &State, lease: &Lease) -> Option<Fit> {
@@ -132,7 +132,7 @@ impl Round {
     }
 
     /// A waiter stays, and claims what it needs.
-    fn keep(&mut self, state: &State, lease: &Lease, place: Place) {
+    fn keep(&mut self, state: &State, lease: &Lease, place: QueuePlace) {
         self.last = self.last.max(state.queue().keys(lease.tenant, place).map(|[own, _]| own));
         self.board.claim(state, lease);
         self.kept.entry(lease.tenant).or_default().push(lease.id);
@@ -160,7 +160,7 @@ impl Round {
     /// parked holder has its card again, or one who was passed rests, so that who could not be there may be now; a waiter
     /// of the tenant that stands further ahead has to let others pass; or the tenant's next one comes before who was
     /// passed.
-    fn is_upset_by(&self, state: &State, tenant: TenantId, place: Place, is_changed: bool) -> bool {
+    fn is_upset_by(&self, state: &State, tenant: TenantId, place: QueuePlace, is_changed: bool) -> bool {
         let next = state.queue().keys(tenant, place).map(|[_, first]| first);
         let is_found_otherwise = is_changed && !self.kept.is_empty();
         is_found_otherwise || self.kept.contains_key(&tenant) || next.is_some_and(|next| Some(next) < self.last)
@@ -185,8 +185,8 @@ pub(crate) fn is_hopeful(state: &State, waiter: &Lease) -> bool {
 
 /// What is on cards that is nobody's, or stays there when all leases end: processes, bytes, and what
 /// parked holders have left.
-fn unowned(state: &State, cards: &[CardId]) -> Vec<(usize, Option<Bytes>, Bytes)> {
-    let of = |card: &CardId| (state.strangers(*card), state.room(*card).loose(), state.room(*card).stays());
+fn unowned(state: &State, cards: &[GpuId]) -> Vec<(usize, Option<Bytes>, Bytes)> {
+    let of = |card: &GpuId| (state.strangers(*card), state.room(*card).loose(), state.room(*card).stays());
     cards.iter().map(of).collect()
 }
 
@@ -205,7 +205,7 @@ const LONGEST_CHARGE: Span = Span::secs(365 * 86_400);
 
 /// The least an ask would put on the books. How much a whole card is shows only once one is found;
 /// all of the smallest that would be enough of them is what must be allowed for.
-pub(crate) fn least_wish(state: &State, ask: &Ask) -> Bytes {
+pub(crate) fn least_wish(state: &State, ask: &LeaseRequest) -> Bytes {
     let each = match ask.vram {
         Vram::Bytes(vram) => vram,
         Vram::Whole => {
@@ -219,13 +219,13 @@ pub(crate) fn least_wish(state: &State, ask: &Ask) -> Bytes {
 }
 
 /// Whether its tenant may ever hold so much of a whole card.
-pub(crate) fn whole_is_allowed(state: &State, lease: &Lease, card: CardId) -> bool {
+pub(crate) fn whole_is_allowed(state: &State, lease: &Lease, card: GpuId) -> bool {
     let all = Bytes(state.room(card).largest_ever().0.saturating_mul(u64::from(lease.ask.gpus)));
     quota::may_ever_hold(state, lease.tenant, all)
 }
 
 /// How much the card could promise this waiter, if that is enough.
-pub(crate) fn fits_on(state: &State, lease: &Lease, card: CardId, now: Time) -> Option<Bytes> {
+pub(crate) fn fits_on(state: &State, lease: &Lease, card: GpuId, now: Time) -> Option<Bytes> {
     if !eligible(state, &lease.ask, card) || state.excludes(card, lease.tenant, lease.ask.exclusivity) {
         return None;
     }
@@ -241,12 +241,12 @@ pub(crate) fn fits_on(state: &State, lease: &Lease, card: CardId, now: Time) -> 
 }
 
 /// The least that passes for a whole card.
-pub(crate) fn whole_least(state: &State, card: CardId) -> Bytes {
+pub(crate) fn whole_least(state: &State, card: GpuId) -> Bytes {
     Bytes(state.room(card).largest_ever().0 / 100 * WHOLE_PERCENT)
 }
 
 /// Whether an ask could ever be on a card, by what the card is.
-pub(crate) fn could_be(state: &State, ask: &Ask, card: CardId) -> bool {
+pub(crate) fn could_be(state: &State, ask: &LeaseRequest, card: GpuId) -> bool {
     let sized = match ask.vram {
         Vram::Bytes(vram) => vram <= state.room(card).largest_ever(),
         Vram::Whole => true,
@@ -255,10 +255,10 @@ pub(crate) fn could_be(state: &State, ask: &Ask, card: CardId) -> bool {
 }
 
 /// Whether the waiter could ever start on this card.
-pub(crate) fn eligible(state: &State, ask: &Ask, card: CardId) -> bool {
+pub(crate) fn eligible(state: &State, ask: &LeaseRequest, card: GpuId) -> bool {
     let facts = &state.rows().cards[card.0 as usize].facts;
     // Who was there before has its context.
-    let returns = matches!(ask.on, Some(On::These(_)));
+    let returns = matches!(ask.on, Some(GpuSelector::These(_)));
     let context = facts.context.filter(|_| !returns).unwrap_or_default();
     let sized = match ask.vram {
         Vram::Bytes(vram) => vram <= state.room(card).largest_ever() && vram >= context,
@@ -268,7 +268,7 @@ pub(crate) fn eligible(state: &State, ask: &Ask, card: CardId) -> bool {
 }
 
 /// What an ask must find on a card.
-pub(crate) fn need(state: &State, ask: &Ask, card: CardId) -> Bytes {
+pub(crate) fn need(state: &State, ask: &LeaseRequest, card: GpuId) -> Bytes {
     match ask.vram {
         Vram::Bytes(vram) => vram,
         Vram::Whole => whole_least(state, card),
@@ -278,8 +278,8 @@ pub(crate) fn need(state: &State, ask: &Ask, card: CardId) -> Bytes {
 /// The first waiters in the order of service, as [`Turn::serve`] walks along them, with what holds
 /// each back. Behind one that waits for its tenant's own leases the tenant's others are passed over,
 /// and those whom quotas hold back do not count.
-pub(crate) fn in_turn(state: &State) -> impl Iterator<Item = (&Lease, Option<Held>)> {
-    let mut cursor = Cursor::default();
+pub(crate) fn in_turn(state: &State) -> impl Iterator<Item = (&Lease, Option<QuotaBlock>)> {
+    let mut cursor = QueueCursor::default();
     let mut seen: BTreeMap<TenantId, Vec<LeaseId>> = BTreeMap::new();
     let mut looked = 0;
     let walk = std::iter::from_fn(move || {
@@ -306,12 +306,12 @@ pub(crate) fn free_to_start(state: &State) -> impl Iterator<Item = &Lease> {
 }
 
 /// Whether somebody near the head of the queue could use what this holder has.
-pub(crate) fn wanted(state: &State, holder: &Lease, cards: &[CardId]) -> bool {
+pub(crate) fn wanted(state: &State, holder: &Lease, cards: &[GpuId]) -> bool {
     // Who is held back by a quota has no use for anybody's room, but for its own tenant's and its
     // groups'.
     let shares_quota = |tenant: TenantId| state.books().share_quota(tenant, holder.tenant);
     // A card that is to run empty is wanted by its operator.
-    let drains = |card: &CardId| state.rows().cards[card.0 as usize].service == Service::Draining;
+    let drains = |card: &GpuId| state.rows().cards[card.0 as usize].service == GpuService::Draining;
     cards.iter().any(drains)
         || state.queue().aside().any(shares_quota)
         || in_turn(state).any(|(waiter, held)| match held {

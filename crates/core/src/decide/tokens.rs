@@ -1,27 +1,27 @@
 //! Tokens are made and revoked, and an ask through one keeps within its caps.
 
-use super::Turn;
+use super::Decider;
 use super::admit::would_do;
 use crate::action::Action;
-use crate::ask::{Ask, Vram};
-use crate::event::{Answer, Caller, Refusal};
+use crate::event::{Caller, EventAnswer, Refusal};
 use crate::ids::TokenId;
+use crate::request::{LeaseRequest, Vram};
 use crate::rows::Lease;
 use crate::state::State;
-use crate::token::{BadToken, TOKENS_MAX, TOKENS_OF_TENANT, Token, TokenAsk};
+use crate::token::{TOKENS_MAX, TOKENS_OF_TENANT, Token, TokenError, TokenRequest};
 use crate::units::Bytes;
 
-impl Turn<'_> {
-    pub(super) fn issue(&mut self, by: &Caller, ask: TokenAsk, wall_us: u64) -> Answer {
+impl Decider<'_> {
+    pub(super) fn issue(&mut self, by: &Caller, ask: TokenRequest, wall_us: u64) -> EventAnswer {
         match self.issuable(by, &ask, wall_us) {
-            Ok(Some(same)) => return Answer::Token(Box::new(same)),
+            Ok(Some(same)) => return EventAnswer::Token(Box::new(same)),
             Ok(None) => {}
-            Err(refusal) => return Answer::Refused(refusal),
+            Err(refusal) => return EventAnswer::Refused(refusal),
         }
         let tenant = ask.tenant.unwrap_or_else(|| by.tenant.clone());
         self.forget_expired(&tenant, wall_us);
         if let Err(refusal) = self.has_room(&tenant) {
-            return Answer::Refused(refusal);
+            return EventAnswer::Refused(refusal);
         }
         // Whoever can make something twice must be known, so that its keys can be.
         self.enrol(by);
@@ -36,11 +36,11 @@ impl Turn<'_> {
             expires_wall_us: ask.expires_wall_us,
         };
         self.emit(Action::IssueToken { token: token.clone() });
-        Answer::Token(Box::new(token))
+        EventAnswer::Token(Box::new(token))
     }
 
     /// Whether the caller may have it; the token itself if it was asked for before.
-    fn issuable(&self, by: &Caller, ask: &TokenAsk, wall_us: u64) -> Result<Option<Token>, Refusal> {
+    fn issuable(&self, by: &Caller, ask: &TokenRequest, wall_us: u64) -> Result<Option<Token>, Refusal> {
         ask.check(wall_us).map_err(Refusal::BadToken)?;
         // A token that makes tokens would make one without its own caps.
         if by.token.is_some() {
@@ -52,7 +52,7 @@ impl Turn<'_> {
         }
         match self.state.rows().tokens.values().find(|token| token.hash == ask.hash) {
             Some(token) if token.is_for(tenant, ask) => Ok(Some(token.clone())),
-            Some(_) => Err(Refusal::BadToken(BadToken::Hash)),
+            Some(_) => Err(Refusal::BadToken(TokenError::Hash)),
             None => self.state.stopped().map_or(Ok(None), Err),
         }
     }
@@ -81,16 +81,16 @@ impl Turn<'_> {
         }
     }
 
-    pub(super) fn revoke(&mut self, by: &Caller, id: TokenId, wall_us: u64) -> Answer {
+    pub(super) fn revoke(&mut self, by: &Caller, id: TokenId, wall_us: u64) -> EventAnswer {
         let Some(token) = self.state.rows().tokens.get(&id).filter(|token| may_know(by, token)).cloned() else {
-            return Answer::Refused(Refusal::NoSuchToken);
+            return EventAnswer::Refused(Refusal::NoSuchToken);
         };
         self.emit(Action::RevokeToken { token: id, tenant: token.tenant.clone(), at_wall_us: wall_us });
-        Answer::Token(Box::new(token))
+        EventAnswer::Token(Box::new(token))
     }
 
     /// Whether an ask keeps within the caps of the token it came through.
-    pub(super) fn within_token(&self, by: &Caller, ask: &Ask) -> Result<(), Refusal> {
+    pub(super) fn within_token(&self, by: &Caller, ask: &LeaseRequest) -> Result<(), Refusal> {
         let Some(id) = by.token else { return Ok(()) };
         // Revoked while the ask was on its way.
         let token = self.state.rows().tokens.get(&id).ok_or(Refusal::TokenGone)?;
@@ -140,7 +140,7 @@ fn most_of(state: &State, lease: &Lease) -> Bytes {
 
 /// The most an ask could put on the books: of a whole card it shows only with the grant how large
 /// it is, and a cap must hold whichever it is.
-fn most_wish(state: &State, ask: &Ask) -> Bytes {
+fn most_wish(state: &State, ask: &LeaseRequest) -> Bytes {
     let each = match ask.vram {
         Vram::Bytes(vram) => vram,
         Vram::Whole => {

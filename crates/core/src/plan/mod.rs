@@ -9,15 +9,15 @@
 //! Deliberately absent: what leaving costs, who may be asked, and where a waiter could be. All of
 //! that arrives as numbers.
 
-mod field;
+mod input;
 mod search;
 mod swap;
 #[cfg(test)]
 mod tests;
 
-use crate::ids::{CardId, LeaseId};
+use crate::ids::{GpuId, LeaseId};
 use crate::units::{Bytes, Span};
-use field::{Field, Set};
+use input::{LeaverSet, PlanInput};
 use search::Search;
 use swap::swapped;
 
@@ -39,14 +39,14 @@ pub struct Victim {
     /// Everything it costs if this one leaves.
     pub price: Span,
     /// What each of its cards gains.
-    pub gains: Vec<(CardId, Bytes)>,
+    pub gains: Vec<(GpuId, Bytes)>,
 }
 
 /// A card on which the waiter could be.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Site {
+pub struct GpuNeed {
     /// Which.
-    pub card: CardId,
+    pub card: GpuId,
     /// What it lacks there now; zero if it fits already.
     pub lack: Bytes,
     /// Victims (indices) that must all leave it, whatever the bytes: the waiter wants to be alone.
@@ -55,9 +55,9 @@ pub struct Site {
 
 /// Who leaves, and where the waiter is then.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Choice {
+pub struct PreemptionChoice {
     /// As many cards as were wanted, by number.
-    pub cards: Vec<CardId>,
+    pub cards: Vec<GpuId>,
     /// Indices of those who leave, smallest first. None of them can be left out.
     pub victims: Vec<usize>,
     /// What it costs all together.
@@ -72,7 +72,7 @@ pub struct Choice {
 /// It is never worse than [`greedy`], and exact unless the work runs out: for a dozen victims it is enough.
 /// Above sixteen victims any of several sets may be taken that differ only in their leases, though always
 /// the same. Of a card that is named twice the first site counts.
-pub fn cheapest(sites: &[Site], wanted: usize, victims: &[Victim]) -> Option<Choice> {
+pub fn cheapest(sites: &[GpuNeed], wanted: usize, victims: &[Victim]) -> Option<PreemptionChoice> {
     choose(sites, wanted, victims, |field| {
         let start = field.set(&field.greedy());
         if field.wanted == 1 { one_card(field, start) } else { gang(field, start) }
@@ -81,18 +81,18 @@ pub fn cheapest(sites: &[Site], wanted: usize, victims: &[Victim]) -> Option<Cho
 
 /// A plain answer: card by card, holders by price per byte until the room is there, and whoever
 /// turns out not to be needed stays. Its highest rank is as low as that of [`cheapest`].
-pub fn greedy(sites: &[Site], wanted: usize, victims: &[Victim]) -> Option<Choice> {
+pub fn greedy(sites: &[GpuNeed], wanted: usize, victims: &[Victim]) -> Option<PreemptionChoice> {
     choose(sites, wanted, victims, |field| field.set(&field.greedy()))
 }
 
 /// Each card is a question of its own, and a holder's other cards do not matter.
-fn one_card(field: &Field, start: Set) -> Set {
+fn one_card(field: &PlanInput, start: LeaverSet) -> LeaverSet {
     let nobody = vec![false; field.movers.len()];
     let alone = |at| {
         let alone = field.alone(at, &nobody);
         (Search::least(&alone), at, alone)
     };
-    let mut fields: Vec<(u64, usize, Field)> = (0..field.spaces.len()).map(alone).collect();
+    let mut fields: Vec<(u64, usize, PlanInput)> = (0..field.spaces.len()).map(alone).collect();
     // The most promising first: its answer spares the others.
     fields.sort_unstable_by_key(|(least, at, _)| (*least, *at));
     let (mut best, mut work) = (start, work_for(field));
@@ -110,7 +110,7 @@ fn one_card(field: &Field, start: Set) -> Set {
 }
 
 /// Two beginnings, the better ones made better card by card and holder by holder; then all together.
-fn gang(field: &Field, start: Set) -> Set {
+fn gang(field: &PlanInput, start: LeaverSet) -> LeaverSet {
     let sharing = field.sharing();
     // Who counts on sharing finds those who are on several of the cards.
     let other = field.set(&sharing.greedy());
@@ -128,12 +128,12 @@ fn gang(field: &Field, start: Set) -> Set {
 }
 
 /// How much work there is for a field.
-fn work_for(field: &Field) -> usize {
+fn work_for(field: &PlanInput) -> usize {
     WORK_MAX.saturating_sub(field.size() * LAY_OUT).max(WORK_MIN)
 }
 
 /// A set made better card by card: those who leave for one card only are chosen anew, the others leave anyway.
-fn polished(field: &Field, start: Set, work_max: usize, work: &mut usize) -> Set {
+fn polished(field: &PlanInput, start: LeaverSet, work_max: usize, work: &mut usize) -> LeaverSet {
     let mut movers = start.movers.clone();
     let cleared = field.cleared(&movers);
     let mut is_cleared = vec![false; field.spaces.len()];
@@ -158,38 +158,44 @@ fn polished(field: &Field, start: Set, work_max: usize, work: &mut usize) -> Set
 }
 
 /// Narrows the question to what matters, lets `answer` find a set, and says what it means.
-fn choose(sites: &[Site], wanted: usize, victims: &[Victim], answer: impl FnOnce(&Field) -> Set) -> Option<Choice> {
-    let mut sites: Vec<&Site> = sites.iter().filter(|site| site.must.iter().all(|who| *who < victims.len())).collect();
+fn choose(
+    sites: &[GpuNeed],
+    wanted: usize,
+    victims: &[Victim],
+    answer: impl FnOnce(&PlanInput) -> LeaverSet,
+) -> Option<PreemptionChoice> {
+    let mut sites: Vec<&GpuNeed> =
+        sites.iter().filter(|site| site.must.iter().all(|who| *who < victims.len())).collect();
     sites.sort_by_key(|site| site.card);
     sites.dedup_by_key(|site| site.card);
-    let fits = |site: &&Site| site.lack == Bytes::ZERO && site.must.is_empty();
+    let fits = |site: &&GpuNeed| site.lack == Bytes::ZERO && site.must.is_empty();
     let missing = wanted.saturating_sub(sites.iter().filter(|site| fits(site)).count());
     let mut who = Vec::new();
     if missing > 0 {
-        let lacking: Vec<&Site> = sites.iter().copied().filter(|site| !fits(site)).collect();
+        let lacking: Vec<&GpuNeed> = sites.iter().copied().filter(|site| !fits(site)).collect();
         let (rank, open) = lowest_rank(&lacking, missing, victims)?;
         // Everything is kept in the order of leases: the order of the slices then changes nothing.
         let mut order: Vec<usize> = (0..victims.len()).filter(|who| victims[*who].rank <= rank).collect();
         order.sort_by_key(|who| victims[*who].lease);
-        let set = answer(&Field::new(&open, missing, victims, &order));
+        let set = answer(&PlanInput::new(&open, missing, victims, &order));
         who = set.movers.iter().map(|mover| order[*mover as usize]).collect();
         who.sort_unstable();
     }
-    let cards: Vec<CardId> =
+    let cards: Vec<GpuId> =
         sites.iter().filter(|site| is_clear(site, &who, victims)).map(|site| site.card).take(wanted).collect();
     let price = who.iter().fold(Span::ZERO, |sum, who| sum + victims[*who].price);
-    (cards.len() == wanted).then_some(Choice { cards, victims: who, price })
+    (cards.len() == wanted).then_some(PreemptionChoice { cards, victims: who, price })
 }
 
 /// Whether a site lacks nothing once these have left.
-fn is_clear(site: &Site, who: &[usize], victims: &[Victim]) -> bool {
+fn is_clear(site: &GpuNeed, who: &[usize], victims: &[Victim]) -> bool {
     let on_site = |who: &usize| victims[*who].gains.iter().filter(|(card, _)| *card == site.card);
     site.must.iter().all(|must| who.binary_search(must).is_ok())
         && who.iter().flat_map(on_site).map(|(_, gain)| *gain).sum::<Bytes>() >= site.lack
 }
 
 /// The lowest rank up to which all victims together make room on enough sites, and those sites.
-fn lowest_rank<'a>(sites: &[&'a Site], missing: usize, victims: &[Victim]) -> Option<(u8, Vec<&'a Site>)> {
+fn lowest_rank<'a>(sites: &[&'a GpuNeed], missing: usize, victims: &[Victim]) -> Option<(u8, Vec<&'a GpuNeed>)> {
     let mut by_rank: Vec<usize> = (0..victims.len()).collect();
     by_rank.sort_by_key(|who| victims[*who].rank);
     let mut lacks: Vec<Bytes> = sites.iter().map(|site| site.lack).collect();
@@ -200,10 +206,10 @@ fn lowest_rank<'a>(sites: &[&'a Site], missing: usize, victims: &[Victim]) -> Op
                 lacks[at] = lacks[at].less(*gain);
             }
         }
-        let open = |(site, lack): &(&&'a Site, &Bytes)| {
+        let open = |(site, lack): &(&&'a GpuNeed, &Bytes)| {
             **lack == Bytes::ZERO && site.must.iter().all(|who| victims[*who].rank <= rank)
         };
-        let open: Vec<&Site> = sites.iter().zip(&lacks).filter(open).map(|(site, _)| *site).collect();
+        let open: Vec<&GpuNeed> = sites.iter().zip(&lacks).filter(open).map(|(site, _)| *site).collect();
         if open.len() >= missing {
             return Some((rank, open));
         }

@@ -7,7 +7,7 @@
 //! cut in two. Whoever frees no more elsewhere and costs no less than one who stays, stays too: that keeps
 //! many equal holders from being tried in every combination.
 
-use super::field::{Field, Set};
+use super::input::{LeaverSet, PlanInput};
 
 /// Up to so many victims, sets that differ only in their leases are told apart.
 pub(super) const PATIENT: usize = 16;
@@ -48,21 +48,21 @@ impl Fill {
 
 /// A part of the field while its holder is open; nothing once it is decided.
 #[derive(Clone, Copy)]
-struct Live {
+struct Pending {
     gain: u64,
     share: u64,
     full: u64,
 }
 
-impl Live {
-    const NOTHING: Live = Live { gain: 0, share: 0, full: 0 };
+impl Pending {
+    const NOTHING: Pending = Pending { gain: 0, share: 0, full: 0 };
 }
 
 /// One search.
 pub(super) struct Search<'a> {
-    field: &'a Field,
+    field: &'a PlanInput,
     sides: Vec<Side>,
-    live: Vec<Live>,
+    live: Vec<Pending>,
     /// What each site lacks after those who leave; below zero if they free more.
     needs: Vec<i128>,
     /// How many must leave a site and stay.
@@ -73,9 +73,9 @@ pub(super) struct Search<'a> {
     /// What those cost who leave.
     paid: u64,
     best: u64,
-    found: Option<Set>,
+    found: Option<LeaverSet>,
     /// What `found` is compared with among equals.
-    known: Set,
+    known: LeaverSet,
     patient: bool,
     /// Marks of one round: whoever has the round's number was seen in it.
     seen: Vec<u32>,
@@ -89,18 +89,18 @@ pub(super) struct Search<'a> {
 
 impl<'a> Search<'a> {
     /// What every answer costs at least.
-    pub(super) fn least(field: &Field) -> u64 {
+    pub(super) fn least(field: &PlanInput) -> u64 {
         Search::new(field, &field.set(&[]), 0).bound().least
     }
 
     /// A set better than `known`, if there is one that can be found in `work_max` steps; and the steps it took.
-    pub(super) fn run(field: &'a Field, known: &Set, work_max: usize) -> (Option<Set>, usize) {
+    pub(super) fn run(field: &'a PlanInput, known: &LeaverSet, work_max: usize) -> (Option<LeaverSet>, usize) {
         let mut search = Search::new(field, known, work_max);
         search.descend();
         (search.found, search.work)
     }
 
-    fn new(field: &'a Field, known: &Set, work_max: usize) -> Search<'a> {
+    fn new(field: &'a PlanInput, known: &LeaverSet, work_max: usize) -> Search<'a> {
         let mut search = Search {
             field,
             sides: vec![Side::Open; field.movers.len()],
@@ -175,7 +175,7 @@ impl<'a> Search<'a> {
                 true if before == Side::Stays => self.kept[spot.space as usize] -= 1,
                 true => {}
                 false if side == Side::Open => self.live[spot.part as usize] = live(field, spot.part as usize),
-                false => self.live[spot.part as usize] = Live::NOTHING,
+                false => self.live[spot.part as usize] = Pending::NOTHING,
             }
         }
     }
@@ -209,7 +209,7 @@ impl<'a> Search<'a> {
             let first = if spot.must { may.start } else { spot.part as usize + 1 };
             self.work += may.end - first;
             for at in first..may.end {
-                let Live { gain, full, .. } = self.live[at];
+                let Pending { gain, full, .. } = self.live[at];
                 let other = field.parts[at].mover;
                 if gain > 0 && gain <= spot.gain && full >= cost && self.is_no_better(other, mover) {
                     self.decide(other, Side::Stays);
@@ -346,7 +346,7 @@ impl<'a> Search<'a> {
 }
 
 /// A part as it is before anything is decided.
-fn live(field: &Field, at: usize) -> Live {
+fn live(field: &PlanInput, at: usize) -> Pending {
     let part = &field.parts[at];
-    Live { gain: part.gain, share: part.share, full: field.movers[part.mover as usize].cost }
+    Pending { gain: part.gain, share: part.share, full: field.movers[part.mover as usize].cost }
 }

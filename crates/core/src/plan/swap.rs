@@ -3,10 +3,10 @@
 //! Where most holders are on several cards the search's bound says little; this finds what the
 //! search would come to late.
 
-use super::field::{Field, Set};
+use super::input::{LeaverSet, PlanInput};
 
 /// Changes a set as long as that makes it better and `work` steps are left.
-pub(super) fn swapped(field: &Field, mut best: Set, work: &mut usize) -> Set {
+pub(super) fn swapped(field: &PlanInput, mut best: LeaverSet, work: &mut usize) -> LeaverSet {
     'better: loop {
         let mut swap = Swap::new(field, &best);
         let mut dearest = best.movers.clone();
@@ -30,7 +30,7 @@ pub(super) fn swapped(field: &Field, mut best: Set, work: &mut usize) -> Set {
 }
 
 struct Swap<'a> {
-    field: &'a Field,
+    field: &'a PlanInput,
     /// Those that lack nothing.
     sites: Vec<usize>,
     leaves: Vec<bool>,
@@ -39,7 +39,7 @@ struct Swap<'a> {
 }
 
 impl<'a> Swap<'a> {
-    fn new(field: &'a Field, set: &Set) -> Swap<'a> {
+    fn new(field: &'a PlanInput, set: &LeaverSet) -> Swap<'a> {
         let sites = field.cleared(&set.movers);
         // So low that it never comes above zero.
         let mut needs = vec![i128::MIN / 2; field.spaces.len()];

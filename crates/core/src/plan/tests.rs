@@ -4,19 +4,19 @@ use super::*;
 use proptest::prelude::*;
 
 fn victim(lease: u64, rank: u8, price_s: u64, gains: &[(u16, u64)]) -> Victim {
-    let gains = gains.iter().map(|(card, gib)| (CardId(*card), Bytes::gib(*gib))).collect();
+    let gains = gains.iter().map(|(card, gib)| (GpuId(*card), Bytes::gib(*gib))).collect();
     Victim { lease: LeaseId(lease), rank, price: Span::secs(price_s), gains }
 }
 
-fn site(card: u16, lack_gib: u64, must: &[usize]) -> Site {
-    Site { card: CardId(card), lack: Bytes::gib(lack_gib), must: must.to_vec() }
+fn site(card: u16, lack_gib: u64, must: &[usize]) -> GpuNeed {
+    GpuNeed { card: GpuId(card), lack: Bytes::gib(lack_gib), must: must.to_vec() }
 }
 
 /// Who leaves and on which cards the waiter is then, in the words of a test.
-fn check(sites: &[Site], wanted: usize, victims: &[Victim], cards: &[u16], who: &[usize]) {
+fn check(sites: &[GpuNeed], wanted: usize, victims: &[Victim], cards: &[u16], who: &[usize]) {
     let choice = cheapest(sites, wanted, victims).expect("there is a set");
     assert_eq!(choice.victims, who);
-    assert_eq!(choice.cards, cards.iter().map(|card| CardId(*card)).collect::<Vec<_>>());
+    assert_eq!(choice.cards, cards.iter().map(|card| GpuId(*card)).collect::<Vec<_>>());
     assert_eq!(choice.price.0, who.iter().map(|who| victims[*who].price.0).sum::<u64>());
     assert_eq!(Some(key(&choice.victims, victims)), by_force(sites, wanted, victims));
 }
@@ -115,10 +115,11 @@ fn the_largest_numbers_there_are_overflow_nowhere() {
             lease: LeaseId(lease),
             rank: u8::MAX,
             price: Span(u64::MAX),
-            gains: vec![(CardId(0), all), (CardId(0), all), (CardId(1), all), (CardId(u16::MAX), all)],
+            gains: vec![(GpuId(0), all), (GpuId(0), all), (GpuId(1), all), (GpuId(u16::MAX), all)],
         })
         .collect();
-    let sites: Vec<Site> = [0, 1, u16::MAX].map(|card| Site { card: CardId(card), lack: all, must: vec![3, 9] }).into();
+    let sites: Vec<GpuNeed> =
+        [0, 1, u16::MAX].map(|card| GpuNeed { card: GpuId(card), lack: all, must: vec![3, 9] }).into();
     for wanted in 1..=3 {
         let choice = cheapest(&sites, wanted, &victims).expect("there is a set");
         assert_eq!((choice.victims, choice.price), (vec![3, 9], Span(u64::MAX)));
@@ -136,18 +137,18 @@ fn key(who: &[usize], victims: &[Victim]) -> Key {
 }
 
 /// How many sites lack nothing if these leave, by the words of the rule.
-fn clear(sites: &[Site], who: &[usize], victims: &[Victim]) -> usize {
-    let gained = |site: &Site| -> u128 {
+fn clear(sites: &[GpuNeed], who: &[usize], victims: &[Victim]) -> usize {
+    let gained = |site: &GpuNeed| -> u128 {
         let gains = who.iter().flat_map(|who| &victims[*who].gains);
         gains.filter(|(card, _)| *card == site.card).map(|(_, gain)| u128::from(gain.0)).sum()
     };
     let is_clear =
-        |site: &&Site| site.must.iter().all(|must| who.contains(must)) && gained(site) >= u128::from(site.lack.0);
+        |site: &&GpuNeed| site.must.iter().all(|must| who.contains(must)) && gained(site) >= u128::from(site.lack.0);
     sites.iter().filter(is_clear).count()
 }
 
 /// The best of all sets.
-fn by_force(sites: &[Site], wanted: usize, victims: &[Victim]) -> Option<Key> {
+fn by_force(sites: &[GpuNeed], wanted: usize, victims: &[Victim]) -> Option<Key> {
     let set = |bits: u32| -> Vec<usize> { (0..victims.len()).filter(|who| bits >> who & 1 == 1).collect() };
     (0..1_u32 << victims.len())
         .map(set)
@@ -170,7 +171,7 @@ enum Kind {
 
 #[derive(Clone, Debug)]
 struct Question {
-    sites: Vec<Site>,
+    sites: Vec<GpuNeed>,
     wanted: usize,
     victims: Vec<Victim>,
 }
@@ -179,7 +180,7 @@ struct Question {
 type Raw = (u8, u64, u64, Vec<bool>);
 
 fn question(kind: Kind, wanted: usize, lacks: &[(u64, bool)], raws: &[Raw]) -> Question {
-    let mut sites: Vec<Site> = Vec::new();
+    let mut sites: Vec<GpuNeed> = Vec::new();
     let mut victims: Vec<Victim> = Vec::new();
     for (lease, (rank, price, size, cards)) in (0..).zip(raws) {
         let (price, size) = match kind {
@@ -190,19 +191,19 @@ fn question(kind: Kind, wanted: usize, lacks: &[(u64, bool)], raws: &[Raw]) -> Q
             Kind::Even => (size * 2 + price % 2, size * 2),
         };
         let cards = (0..).zip(&cards[..lacks.len()]).filter(|(_, there)| **there);
-        let gains = cards.map(|(card, _)| (CardId(card), Bytes(size))).collect();
+        let gains = cards.map(|(card, _)| (GpuId(card), Bytes(size))).collect();
         // Leases are not in the order of the slice.
         victims.push(Victim { lease: LeaseId(lease * 7 % 1009), rank: *rank, price: Span(price), gains });
     }
     for (card, (percent, alone)) in (0..).zip(lacks) {
         let there: Vec<usize> = (0..victims.len())
-            .filter(|who| victims[*who].gains.iter().any(|(other, _)| *other == CardId(card)))
+            .filter(|who| victims[*who].gains.iter().any(|(other, _)| *other == GpuId(card)))
             .collect();
-        let sizes = there.iter().flat_map(|who| &victims[*who].gains).filter(|(other, _)| *other == CardId(card));
+        let sizes = there.iter().flat_map(|who| &victims[*who].gains).filter(|(other, _)| *other == GpuId(card));
         let lack = sizes.map(|(_, size)| *size).sum::<Bytes>().0 * percent / 100;
         let lack = if matches!(kind, Kind::Even) { lack | 1 } else { lack };
         let must = if *alone { there } else { Vec::new() };
-        sites.push(Site { card: CardId(card), lack: Bytes(lack), must });
+        sites.push(GpuNeed { card: GpuId(card), lack: Bytes(lack), must });
     }
     Question { sites, wanted, victims }
 }
@@ -235,7 +236,7 @@ fn keeps_the_rules(question: &Question) -> Result<(), TestCaseError> {
     for choice in [choice, plain] {
         prop_assert!(choice.victims.is_sorted() && choice.cards.is_sorted());
         prop_assert_eq!(choice.cards.len(), *wanted);
-        let taken: Vec<Site> = sites.iter().filter(|site| choice.cards.contains(&site.card)).cloned().collect();
+        let taken: Vec<GpuNeed> = sites.iter().filter(|site| choice.cards.contains(&site.card)).cloned().collect();
         prop_assert_eq!(clear(&taken, &choice.victims, victims), *wanted, "the room is not made");
         for left_out in 0..choice.victims.len() {
             let mut fewer = choice.victims.clone();
@@ -268,7 +269,7 @@ proptest! {
     #[test]
     fn the_order_of_the_question_changes_nothing(question in questions(40, 6, 3), turn in 0..40_usize) {
         let Question { sites, wanted, victims } = &question;
-        let leases = |victims: &[Victim], choice: Option<Choice>| {
+        let leases = |victims: &[Victim], choice: Option<PreemptionChoice>| {
             choice.map(|choice| (choice.cards, key(&choice.victims, victims)))
         };
         let before = leases(victims, cheapest(sites, *wanted, victims));
@@ -320,8 +321,8 @@ fn the_work_ends_however_hard_the_question_is() {
     for wanted in [2, 4, 8, 16] {
         let Question { sites, victims, .. } = question(Kind::Alike, wanted, &[(37, false); 16], &raws);
         let order: Vec<usize> = (0..victims.len()).collect();
-        let sites: Vec<&Site> = sites.iter().collect();
-        let field = Field::new(&sites, wanted, &victims, &order).sharing();
+        let sites: Vec<&GpuNeed> = sites.iter().collect();
+        let field = PlanInput::new(&sites, wanted, &victims, &order).sharing();
         let (_, used) = Search::run(&field, &field.set(&field.greedy()), WORK_MAX);
         // The last node may go over it by the sites of one holder, and by one set that is rounded up.
         assert!((WORK_MAX..WORK_MAX + 5000).contains(&used), "{used} steps");

@@ -1,14 +1,14 @@
 //! Facts of holders that leave their cards and come back, made part of the rows.
 
-use super::{Away, Hold, Lease, Phase, Rows, Told, gpu_time};
-use crate::action::{Action, Unparked};
-use crate::cost::Way;
+use super::{EndNotice, Hold, Lease, ParkState, Phase, Rows, gpu_time};
+use crate::action::{Action, UnparkReason};
+use crate::cost::Direction;
 use crate::ids::{LeaseId, ProcKey};
-use crate::rung::Rung;
+use crate::method::Method;
 use crate::units::{Bytes, Span, Time};
 
 impl Rows {
-    pub(super) fn set_notice(&mut self, lease: LeaseId, notice: Option<Told>) {
+    pub(super) fn set_notice(&mut self, lease: LeaseId, notice: Option<EndNotice>) {
         if let Some(Lease { phase: Phase::Active(hold), .. }) = self.leases.get_mut(&lease) {
             hold.notice = notice;
         }
@@ -26,20 +26,20 @@ impl Rows {
             (turns.booked, turns.unmoved) = (*booked, false);
             let (program, processes) = (program.clone(), processes.clone());
             let (quiet, with_context) = (*quiet, *with_context);
-            let away = Away { again: *again, rung: *rung, had: *had, ..Away::new(*at) };
-            let away = Away { program, processes, quiet, with_context, ..away };
+            let away = ParkState { again: *again, rung: *rung, had: *had, ..ParkState::new(*at) };
+            let away = ParkState { program, processes, quiet, with_context, ..away };
             row.phase = Phase::Parking(hold, away);
         }
     }
 
-    pub(super) fn unpark(&mut self, lease: LeaseId, at: Time, why: &Unparked) {
+    pub(super) fn unpark(&mut self, lease: LeaseId, at: Time, why: &UnparkReason) {
         let Some(row) = self.leases.get_mut(&lease) else { return };
         if let Phase::Parking(hold, away) = &row.phase {
             let mut hold = hold.clone();
-            if *why == Unparked::NotSeen {
+            if *why == UnparkReason::NotSeen {
                 hold.turns().lied = Some((away.rung, at));
             }
-            row.phase = Phase::Resuming(hold, Away { since: at, back: false, ..away.clone() });
+            row.phase = Phase::Resuming(hold, ParkState { since: at, back: false, ..away.clone() });
         }
     }
 
@@ -49,14 +49,14 @@ impl Rows {
             && let Phase::Ending(_, finish) = &row.phase
         {
             let costs = &mut self.tenants[row.tenant.0 as usize].costs;
-            costs.learn(program, Rung::End, Way::Out, Bytes::ZERO, at.since(finish.at), at);
+            costs.learn(program, Method::End, Direction::Out, Bytes::ZERO, at.since(finish.at), at);
         }
     }
 
     pub(super) fn retreat(&mut self, lease: LeaseId, at: Time) {
         let Some(row) = self.leases.get_mut(&lease) else { return };
         if let Phase::Resuming(hold, away) = &row.phase {
-            row.phase = Phase::Parking(hold.clone(), Away { since: at, ..away.clone() });
+            row.phase = Phase::Parking(hold.clone(), ParkState { since: at, ..away.clone() });
         }
     }
 
@@ -81,7 +81,7 @@ impl Rows {
             // What the driver takes to bring contexts back is none of the library's cost.
             if away.back && !away.deep {
                 let tenant = &mut self.tenants[row.tenant.0 as usize];
-                tenant.costs.learn(&away.program, away.rung, Way::Back, away.had, at.since(away.since), at);
+                tenant.costs.learn(&away.program, away.rung, Direction::Back, away.had, at.since(away.since), at);
             }
             hold.turns().booked = Bytes::ZERO;
             // A holder that was kept from its work meanwhile has its term all the same.
@@ -94,13 +94,13 @@ impl Rows {
         let Some(row) = self.leases.get_mut(&lease) else { return };
         let Phase::Parking(hold, away) = &row.phase else { return };
         let began = away.since;
-        let (mut hold, mut away) = (hold.clone(), Away { since: at, ..away.clone() });
+        let (mut hold, mut away) = (hold.clone(), ParkState { since: at, ..away.clone() });
         let tenant = &mut self.tenants[row.tenant.0 as usize];
         tenant.give_back(&self.cards, self.meta.day, &hold, at);
         tenant.mark = mark.unwrap_or(tenant.mark);
         // Whose way back failed did not leave now: its bytes never came.
         if !away.back {
-            tenant.costs.learn(&away.program, away.rung, Way::Out, away.had, at.since(began), at);
+            tenant.costs.learn(&away.program, away.rung, Direction::Out, away.had, at.since(began), at);
         }
         away.back = false;
         away.left = row.fixed().then(|| self.meta.due(hold.renewed, hold.until).since(at));
@@ -143,7 +143,8 @@ impl Rows {
         row.ask = row.first_ask().clone();
         // A passive lease that finds no room after all is passive again. In earlier versions it waited in the queue.
         let (deep, quiet) = (away.deep, away.quiet && wanted.is_none());
-        let away = Away { again: wanted, back: true, rung, had, program, deep, quiet, processes, ..Away::new(*at) };
+        let away =
+            ParkState { again: wanted, back: true, rung, had, program, deep, quiet, processes, ..ParkState::new(*at) };
         row.phase = Phase::Resuming(hold, away);
     }
 }

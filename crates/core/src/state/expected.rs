@@ -1,9 +1,9 @@
 //! Some waiters are remembered with what was expected of them, so that it is learned how late they start.
 
 use super::State;
-use crate::expect;
+use crate::expected_starts;
 use crate::ids::LeaseId;
-use crate::lateness::Wait;
+use crate::lateness::ExpectedWait;
 use crate::rows::Phase;
 use crate::units::{Span, Time};
 
@@ -18,9 +18,9 @@ impl State {
             return;
         }
         self.remembered = now;
-        let Some(expected) = expect::uncorrected(self, now).get(&lease).copied() else { return };
+        let Some(expected) = expected_starts::uncorrected(self, now).get(&lease).copied() else { return };
         if let Some(live) = self.lives.get_mut(&lease) {
-            live.expected = Some(Wait { p50: expected.p50.since(now), p90: expected.p90.since(now) });
+            live.expected = Some(ExpectedWait { p50: expected.p50.since(now), p90: expected.p90.since(now) });
         }
     }
 }

@@ -2,10 +2,10 @@
 
 use super::State;
 use crate::decide::enforce::STRANGERS_MAX;
-use crate::ids::{CardId, LeaseId, ProcKey};
-use crate::member::Restrictions;
+use crate::ids::{GpuId, LeaseId, ProcKey};
 use crate::mutant::Mutant;
 use crate::reading::{Reading, Resident};
+use crate::restrictions::Restrictions;
 use crate::rows::Lease;
 use crate::units::Bytes;
 use std::collections::BTreeSet;
@@ -30,7 +30,7 @@ impl State {
 
     /// Whether a process belongs to a lease that has this card. One that was bound to several belongs to the last of
     /// them, and has the cards of all.
-    pub(crate) fn is_at_home(&self, process: &ProcKey, card: CardId) -> bool {
+    pub(crate) fn is_at_home(&self, process: &ProcKey, card: GpuId) -> bool {
         let Some(lease) = self.holder(process) else { return false };
         let claims = self.room(card).claims();
         let is_root = |other: &LeaseId| self.lease(*other).is_some_and(|row| row.roots.contains(process));
@@ -41,7 +41,7 @@ impl State {
 
     /// Whether who is on a card has a lease, which is not for it: what it takes there is nobody's. Who only draws
     /// a little there, or has nothing there, takes nothing.
-    pub(crate) fn is_abroad(&self, resident: &Resident, card: CardId) -> bool {
+    pub(crate) fn is_abroad(&self, resident: &Resident, card: GpuId) -> bool {
         let process = &resident.process;
         let takes = resident.is_of_interest() && resident.bytes != Some(Bytes::ZERO);
         takes && self.holder(process).is_some() && !self.is_at_home(process, card)
@@ -49,7 +49,7 @@ impl State {
 
     /// Processes of leases on a card that those leases do not have, where the driver tells whose bytes are whose. The
     /// host takes them for holders, and looks into them if it is asked to.
-    pub fn abroad(&self, card: CardId) -> Vec<ProcKey> {
+    pub fn abroad(&self, card: GpuId) -> Vec<ProcKey> {
         let residents = match &self.room(card).observed().reading {
             Reading::Used(used) if !used.coarse => used.processes.as_slice(),
             Reading::Used(_) | Reading::Unreadable(_) => &[],

@@ -2,9 +2,9 @@
 
 use super::State;
 use crate::ids::LeaseId;
-use crate::live::Live;
+use crate::lease_readings::LeaseReadings;
+use crate::method::Method;
 use crate::rows::{Lease, Phase};
-use crate::rung::Rung;
 use crate::units::{Span, Time};
 
 /// How often it is reckoned whether room could be made, while nothing else happens…
@@ -16,7 +16,7 @@ impl State {
     /// Keeps in step who could leave its cards, and whom the driver brings back.
     pub(crate) fn set_movable(&mut self, lease: LeaseId) {
         let row = self.rows.leases.get(&lease);
-        let spoken_for = |live: &Live| Rung::REVERSIBLE.iter().any(|rung| !live.voices(*rung).is_empty());
+        let spoken_for = |live: &LeaseReadings| Method::REVERSIBLE.iter().any(|rung| !live.voices(*rung).is_empty());
         let over = row.is_some_and(|row| matches!(&row.phase, Phase::Active(hold) if hold.over().is_some()));
         let could = |row: &&Lease| over || row.ask.may_be_ended() || self.lives.get(&lease).is_some_and(spoken_for);
         let movable = row.filter(|row| matches!(row.phase, Phase::Active(_))).filter(could).is_some();

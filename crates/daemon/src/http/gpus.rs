@@ -10,7 +10,7 @@ use axum::extract::{Request, State};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::sync::RwLock;
-use sublet_core::event::{AsideAsk, Caller, Event};
+use sublet_core::event::{AsideRequest, Caller, Event};
 use sublet_core::units::Span;
 use sublet_wire as wire;
 
@@ -123,7 +123,7 @@ pub async fn put_aside(State(app): State<App>, Name(card): Name, request: Reques
     let wire::AsideRequest { for_s, key, renew } = heard.body;
     // A time too long to be counted is refused like any that is too long.
     let span = for_s.map(|seconds| Span::secs(seconds.min(u64::from(u32::MAX))));
-    let ask = AsideAsk { span, key: key.unwrap_or_default(), renews: renew, at_seat: seat.unwrap_or(false) };
+    let ask = AsideRequest { span, key: key.unwrap_or_default(), renews: renew, at_seat: seat.unwrap_or(false) };
     Ok(app.post.call(by.clone(), Event::AsideAsked { by, card, ask }, heard.key).await?)
 }
 

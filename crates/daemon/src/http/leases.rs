@@ -15,11 +15,13 @@ use serde::Deserialize;
 use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Duration;
-use sublet_core::ask::{Ask, BadAsk, Exclusivity, Notice, On, Preempt, Term, Tier, Vram, is_visible};
 use sublet_core::decide::find;
 use sublet_core::event::{Caller, Event, Refusal};
-use sublet_core::ids::{Epoch, LeaseId};
-use sublet_core::parking::Said;
+use sublet_core::ids::{Fence, LeaseId};
+use sublet_core::parking::MoverReport;
+use sublet_core::request::{
+    Exclusivity, GpuSelector, LeaseRequest, Notice, Preempt, RequestError, Term, Tier, Vram, is_visible,
+};
 use sublet_core::units::{Bytes, Span};
 use sublet_wire as wire;
 use sublet_wire::{Code, Problem};
@@ -83,34 +85,34 @@ fn marked(app: &App, mut reply: Reply, tenant: &str, may_be_stored: bool) -> Rep
 }
 
 /// The lease of this tenant that an answer tells of, if it was granted.
-fn granted_in(body: &str, tenant: &str) -> Option<(LeaseId, Epoch)> {
+fn granted_in(body: &str, tenant: &str) -> Option<(LeaseId, Fence)> {
     let lease: wire::Lease = serde_json::from_str(body).ok()?;
     let is_own = lease.tenant == tenant && lease.ended.is_none();
-    Some((lease.id.parse().ok()?, Epoch(lease.fence?))).filter(|_| is_own)
+    Some((lease.id.parse().ok()?, Fence(lease.fence?))).filter(|_| is_own)
 }
 
 /// A hook says no more than this of why it failed.
 const WHY_MAX: usize = 256;
 
-fn ask_of(ask: wire::LeaseRequest, ttl: Span) -> Result<Ask, Problem> {
+fn ask_of(ask: wire::LeaseRequest, ttl: Span) -> Result<LeaseRequest, Problem> {
     let odd = |refusal| words::problem(&Refusal::BadAsk(refusal));
-    use sublet_core::ask::BadAsk;
+    use sublet_core::request::RequestError;
     if ask.ttl_s.is_some() && ask.time_s.is_some() {
         return Err(Problem::new(Code::BadValue, "`ttl_s` and `time_s` exclude each other")
             .hint("give `time_s` for a fixed term, or `ttl_s` for one that use renews"));
     }
-    Ok(Ask {
+    Ok(LeaseRequest {
         vram: match ask.vram_bytes {
             wire::Vram::Bytes(bytes) => Vram::Bytes(Bytes(bytes)),
             wire::Vram::Whole => Vram::Whole,
         },
-        gpus: u16::try_from(ask.gpus).map_err(|_| odd(BadAsk::Gpus))?,
+        gpus: u16::try_from(ask.gpus).map_err(|_| odd(RequestError::Gpus))?,
         term: match ask.time_s {
             Some(seconds) => Term::Fixed(Span(seconds.saturating_mul(1_000_000))),
             None => Term::Renewed(ttl),
         },
         tier: tier(ask.tier),
-        priority: i8::try_from(ask.priority).map_err(|_| odd(BadAsk::Priority))?,
+        priority: i8::try_from(ask.priority).map_err(|_| odd(RequestError::Priority))?,
         exclusivity: match ask.exclusivity {
             wire::Exclusivity::Shared => Exclusivity::Shared,
             wire::Exclusivity::SessionExclusive => Exclusivity::Session,
@@ -123,14 +125,14 @@ fn ask_of(ask: wire::LeaseRequest, ttl: Span) -> Result<Ask, Problem> {
             Some(wire::Preempt::Never) => Preempt::Never,
         },
         at_least: ask.accept_smaller_bytes.map(Bytes),
-        on: ask.on.as_deref().map(On::read),
+        on: ask.on.as_deref().map(GpuSelector::read),
         yields: ask.has_hook,
         may_lose: ask.may_lose,
         measured: false,
         notice: match ask.notice {
             None => None,
             Some(notice) => {
-                let signal = signals::number(&notice.signal).ok_or_else(|| odd(BadAsk::Notice))?;
+                let signal = signals::number(&notice.signal).ok_or_else(|| odd(RequestError::Notice))?;
                 Some(Notice { signal, before: Span(notice.before_s.saturating_mul(1_000_000)) })
             }
         },
@@ -139,9 +141,9 @@ fn ask_of(ask: wire::LeaseRequest, ttl: Span) -> Result<Ask, Problem> {
 }
 
 /// An epoch as it could have been granted.
-fn epoch(number: u64) -> Result<Epoch, Problem> {
+fn epoch(number: u64) -> Result<Fence, Problem> {
     match i64::try_from(number) {
-        Ok(_) => Ok(Epoch(number)),
+        Ok(_) => Ok(Fence(number)),
         Err(_) => Err(Problem::new(Code::BadValue, "`epoch` is larger than any that is granted")
             .hint("send the epoch that the lease was granted with")),
     }
@@ -353,9 +355,11 @@ pub async fn accept(State(app): State<App>, Name(id): Name, request: Request) ->
     let heard = body::json::<wire::AcceptRequest>(request).await?;
     // What makes no sense of any lease is said first, whatever became of this one.
     let senseless = match &heard.body {
-        wire::AcceptRequest { vram_bytes, .. } if Bytes(*vram_bytes) < Ask::VRAM_MIN => Some(BadAsk::Vram),
-        wire::AcceptRequest { gpus: Some(gpus), .. } if !(1..=u32::from(Ask::GPUS_MAX)).contains(gpus) => {
-            Some(BadAsk::Gpus)
+        wire::AcceptRequest { vram_bytes, .. } if Bytes(*vram_bytes) < LeaseRequest::VRAM_MIN => {
+            Some(RequestError::Vram)
+        }
+        wire::AcceptRequest { gpus: Some(gpus), .. } if !(1..=u32::from(LeaseRequest::GPUS_MAX)).contains(gpus) => {
+            Some(RequestError::Gpus)
         }
         _ => None,
     };
@@ -369,7 +373,7 @@ pub async fn accept(State(app): State<App>, Name(id): Name, request: Request) ->
         app.post.read(move |view| find(view.state, &by, lease).ok().map(|lease| u32::from(lease.ask.gpus))).await?
     };
     let gpus = heard.body.gpus.or(asked).unwrap_or(1);
-    let gpus = u16::try_from(gpus).map_err(|_| words::problem(&Refusal::BadAsk(BadAsk::Gpus)))?;
+    let gpus = u16::try_from(gpus).map_err(|_| words::problem(&Refusal::BadAsk(RequestError::Gpus)))?;
     let event = Event::Accepted { by: by.clone(), lease, vram: Bytes(heard.body.vram_bytes), gpus };
     let is_repeated = heard.key.is_some();
     let reply = marked(&app, app.post.call(by.clone(), event, heard.key).await?, &by.tenant, is_repeated);
@@ -449,10 +453,10 @@ pub async fn hook(State(app): State<App>, Name(id): Name, request: Request) -> R
     let why = heard.body.why.as_deref().unwrap_or("its hook failed");
     let why = || why.chars().map(|c| if is_visible(c) { c } else { ' ' }).take(WHY_MAX).collect();
     let said = match heard.body.result {
-        wire::HookResult::Parked => Said::Parked(Bytes::ZERO),
-        wire::HookResult::Resumed => Said::Resumed,
-        wire::HookResult::Failed => Said::Refused(why()),
-        wire::HookResult::WantsResume => Said::Wants,
+        wire::HookResult::Parked => MoverReport::Parked(Bytes::ZERO),
+        wire::HookResult::Resumed => MoverReport::Resumed,
+        wire::HookResult::Failed => MoverReport::Refused(why()),
+        wire::HookResult::WantsResume => MoverReport::Wants,
     };
     let event = Event::Hooked { by: by.clone(), lease, epoch: epoch(heard.body.fence)?, said };
     let reply = app.post.call(by.clone(), event, heard.key).await?;
@@ -479,7 +483,7 @@ pub async fn release(State(app): State<App>, Name(id): Name, request: Request) -
     let heard = body::empty(request).await?;
     let lease = lease_id(&id)?;
     let by = heard.peer.caller.clone();
-    let event = Event::Released { by: by.clone(), lease, epoch: query.fence.map(Epoch) };
+    let event = Event::Released { by: by.clone(), lease, epoch: query.fence.map(Fence) };
     let reply = app.post.call(by.clone(), event, heard.key).await?;
     ended_is_ended(&app, by, lease, reply).await
 }

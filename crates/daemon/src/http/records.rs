@@ -14,7 +14,7 @@ use sublet_core::action::Action;
 use sublet_core::decide::enforce;
 use sublet_core::event::{Caller, Event};
 use sublet_core::ids::{LeaseId, TenantId};
-use sublet_core::stranger::StrangerId;
+use sublet_core::unleased::UnleasedId;
 use sublet_journal::{JournalReader, LogLine, OpenError};
 use sublet_wire as wire;
 use sublet_wire::Problem;
@@ -138,17 +138,17 @@ pub struct Sieve {
     by: Caller,
     tenant: Option<TenantId>,
     lease: Option<LeaseId>,
-    stranger: Option<StrangerId>,
+    stranger: Option<UnleasedId>,
     mine: BTreeMap<LeaseId, bool>,
     /// Strangers that are the caller's own.
-    own: BTreeSet<StrangerId>,
+    own: BTreeSet<UnleasedId>,
     /// Whether the caller learns which other users acted.
     others: Visibility,
 }
 
-fn stranger_id(text: &str) -> Result<StrangerId, Problem> {
+fn stranger_id(text: &str) -> Result<UnleasedId, Problem> {
     let digits = text.strip_prefix(['X', 'x']).filter(|digits| !digits.starts_with(['0', '+']));
-    let found = digits.and_then(|digits| digits.parse().ok()).map(StrangerId);
+    let found = digits.and_then(|digits| digits.parse().ok()).map(UnleasedId);
     found.ok_or_else(|| Problem::new(wire::Code::BadRequest, "`stranger` must be X and a number"))
 }
 
@@ -255,7 +255,7 @@ impl Sieve {
 }
 
 /// The stranger a line is about; that of a lease is none.
-fn stranger_of(line: &LogLine) -> Option<StrangerId> {
+fn stranger_of(line: &LogLine) -> Option<UnleasedId> {
     line.lease.is_none().then(|| line.action().ok()?.stranger()).flatten()
 }
 

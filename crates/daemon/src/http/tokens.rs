@@ -9,7 +9,7 @@ use crate::view::wall_s;
 use axum::Json;
 use axum::extract::{Request, State};
 use sublet_core::event::Event;
-use sublet_core::token::{TokenAsk, TokenCaps};
+use sublet_core::token::{TokenCaps, TokenRequest};
 use sublet_core::units::Bytes;
 use sublet_wire as wire;
 use sublet_wire::{Code, Problem};
@@ -32,7 +32,7 @@ pub async fn make(State(app): State<App>, request: Request) -> Result<Reply, Ref
     Ok(app.post.call(by.clone(), Event::TokenAsked { by, ask: Box::new(ask), wall_us }, heard.key).await?)
 }
 
-fn ask_of(ask: wire::TokenRequest, wall_us: u64) -> Result<TokenAsk, Problem> {
+fn ask_of(ask: wire::TokenRequest, wall_us: u64) -> Result<TokenRequest, Problem> {
     let bad = |detail: &str| Problem::new(Code::BadValue, detail);
     let hash = ask.hash.parse().map_err(|_| {
         bad("`hash` must be the token's BLAKE3 hash, 64 hexadecimal digits in lower case")
@@ -44,7 +44,7 @@ fn ask_of(ask: wire::TokenRequest, wall_us: u64) -> Result<TokenAsk, Problem> {
     if ask.vram_bytes.is_some_and(|bytes| bytes > Bytes::MAX_ASK.0) {
         return Err(bad("`vram_bytes` must be at most 1024 TiB"));
     }
-    Ok(TokenAsk {
+    Ok(TokenRequest {
         tenant: ask.tenant,
         name: ask.name,
         hash,

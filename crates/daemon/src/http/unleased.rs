@@ -13,8 +13,8 @@ use axum::extract::{Request, State};
 use serde::Deserialize;
 use std::time::Duration;
 use sublet_core::event::{Event, Refusal};
-use sublet_core::stranger::{Mode, RuleId, Treat, Who};
 use sublet_core::units::Bytes;
+use sublet_core::unleased::{Mode, RuleAction, RuleId, RuleSubject};
 use sublet_wire as wire;
 use sublet_wire::{Code, Problem};
 
@@ -120,10 +120,10 @@ pub async fn set_rule(State(app): State<App>, request: Request) -> Result<Reply,
     let who = who(&heard.body.matches)?;
     sensible(heard.body.vram_bytes)?;
     let treat = match heard.body.action {
-        wire::RuleAction::Allow => Treat::Allow,
-        wire::RuleAction::Deny => Treat::Deny,
+        wire::RuleAction::Allow => RuleAction::Allow,
+        wire::RuleAction::Deny => RuleAction::Deny,
         wire::RuleAction::Adopt => {
-            Treat::Attach { vram: heard.body.vram_bytes.map(Bytes), tier: leases::tier(heard.body.tier) }
+            RuleAction::Attach { vram: heard.body.vram_bytes.map(Bytes), tier: leases::tier(heard.body.tier) }
         }
     };
     Ok(app.post.call(by.clone(), Event::RuleAsked { by, who, treat }, heard.key).await?)
@@ -181,7 +181,7 @@ async fn look(app: &App) -> Result<(), Refused> {
     Ok(())
 }
 
-fn who(text: &str) -> Result<Who, Problem> {
+fn who(text: &str) -> Result<RuleSubject, Problem> {
     text.parse().map_err(|_| words::problem(&Refusal::BadRule))
 }
 

@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 use sublet_core::action::Action;
 use sublet_core::contexts;
 use sublet_core::decide::preempt;
-use sublet_core::ids::{CardId, LeaseId, ProcKey};
+use sublet_core::ids::{GpuId, LeaseId, ProcKey};
+use sublet_core::method::Method;
 use sublet_core::parking::{self, NotParkable};
-use sublet_core::rows::{Away, Card, Hold, Lease, Phase};
-use sublet_core::rung::Rung;
+use sublet_core::rows::{Gpu, Hold, Lease, ParkState, Phase};
 use sublet_core::state::State;
-use sublet_core::stranger::Mode;
 use sublet_core::units::Bytes;
+use sublet_core::unleased::Mode;
 use sublet_host::driver::{DriverPlacement, DriverTarget};
 use sublet_host::shims::{GpuCap, ShimPlacement, ShimTarget, uuid_bytes};
 
@@ -148,7 +148,7 @@ impl Loop {
         let state = self.engine.state();
         let Some(row) = state.lease(lease) else { return };
         let (wish, driven) = (wish(state, row), driven(state, row));
-        if row.away().is_some_and(Away::needs_driver) {
+        if row.away().is_some_and(ParkState::needs_driver) {
             self.known.next.insert(lease, (wish.clone(), driven.clone()));
         }
         if let Some(wish) = wish {
@@ -164,7 +164,9 @@ impl Loop {
     /// Of a holder that the driver moves something was said, or its cards were seen: another hand may have its turn.
     pub(super) fn send_next(&mut self, lease: LeaseId) {
         let state = self.engine.state();
-        let Some(row) = state.lease(lease).filter(|row| row.away().is_some_and(Away::needs_driver)) else { return };
+        let Some(row) = state.lease(lease).filter(|row| row.away().is_some_and(ParkState::needs_driver)) else {
+            return;
+        };
         if self.known.next.get(&lease) != Some(&(wish(state, row), driven(state, row))) {
             self.send_wish(lease);
         }
@@ -179,7 +181,7 @@ impl Loop {
         self.inspect_at = Instant::now() + INSPECT_AGAIN;
         let (state, now) = (self.engine.state(), self.clock.now());
         let stuck = |row: &&Lease| {
-            let stuck = |rung: &Rung| parking::parkable(state, row, *rung, now).is_err();
+            let stuck = |rung: &Method| parking::parkable(state, row, *rung, now).is_err();
             let deepens = |row: &Lease| contexts::removable(state, row, now) == Err(NotParkable::NotInspected);
             let deep = state.policy().parking.deep.is_some();
             // A waiter may need the room of its contexts.
@@ -187,7 +189,7 @@ impl Loop {
             match &row.phase {
                 Phase::Active(hold) => {
                     let is_sought = deep && !state.queue().is_empty() && may_deepen(hold);
-                    is_sought || [Rung::Yield, Rung::Park].iter().all(stuck)
+                    is_sought || [Method::Yield, Method::Park].iter().all(stuck)
                 }
                 Phase::Parked(..) => deep && deepens(row),
                 _ => false,
@@ -215,7 +217,7 @@ impl Loop {
             return;
         }
         let cards = state.cards().filter(|card| state.is_listed(*card));
-        let is_meant = |row: &&Card| matches!(row.mode, Mode::Adopt | Mode::Enforce);
+        let is_meant = |row: &&Gpu| matches!(row.mode, Mode::Adopt | Mode::Enforce);
         let enforced = cards.map(|card| &state.rows().cards[usize::from(card.0)]).find(is_meant);
         if let Some(uuid) = enforced.map(|row| row.facts.uuid.clone()) {
             self.engine.hold(Held::Errand(Errand::SelfTest { uuid }));
@@ -241,7 +243,7 @@ impl Loop {
         if state.queue().is_empty() {
             return;
         }
-        let could = |lease: &&Lease| parking::parkable(state, lease, Rung::Park, now).is_ok();
+        let could = |lease: &&Lease| parking::parkable(state, lease, Method::Park, now).is_ok();
         let leases: Vec<LeaseId> = state.rows().leases.values().filter(could).take(AHEAD).map(|row| row.id).collect();
         for lease in leases {
             self.engine.hold(Held::Errand(Errand::Ahead { lease }));
@@ -275,18 +277,18 @@ fn wish(state: &State, row: &Lease) -> Option<ShimTarget> {
         Phase::Active(_) | Phase::Resuming(..) => ShimPlacement::OnGpus,
         // While a hook works the library must not be in its way; afterwards it keeps the programs from
         // taking what is others' now, and says when they need it.
-        Phase::Parking(_, trip) if trip.rung != Rung::Park => ShimPlacement::OnGpus,
-        Phase::Parked(_, trip) if trip.rung == Rung::Driver => ShimPlacement::OnGpus,
+        Phase::Parking(_, trip) if trip.rung != Method::Park => ShimPlacement::OnGpus,
+        Phase::Parked(_, trip) if trip.rung == Method::Driver => ShimPlacement::OnGpus,
         Phase::Parking(..) => away(parking::driver_may_have(state, row)),
         Phase::Parked(_, trip) => away(trip.deep),
         Phase::Ending(_, finish) => ShimPlacement::LeaseOver { why: words::ended(&row.id.to_string(), finish.reason) },
     };
-    let cap = |card: &CardId| {
+    let cap = |card: &GpuId| {
         let facts = &state.rows().cards.get(usize::from(card.0))?.facts;
         let context = facts.context.map_or(0, |bytes| bytes.0);
         Some(GpuCap { uuid: uuid_bytes(&facts.uuid)?, cap: hold.vram.0, context })
     };
-    let driven = row.away().filter(|trip| trip.rung == Rung::Driver).map(|trip| trip.processes.clone());
+    let driven = row.away().filter(|trip| trip.rung == Method::Driver).map(|trip| trip.processes.clone());
     let cards = hold.cards.iter().filter_map(cap).collect();
     Some(ShimTarget { lease: row.id, uid, placement, moved_by_driver: driven.unwrap_or_default(), gpus: cards })
 }
@@ -300,7 +302,7 @@ fn driven(state: &State, row: &Lease) -> Option<DriverTarget> {
     if away.deep && leaves && !parking::are_still(state, row) {
         return None;
     }
-    let need = |card: &CardId| Some((state.rows().cards.get(usize::from(card.0))?.facts.uuid.clone(), hold.vram.0));
+    let need = |card: &GpuId| Some((state.rows().cards.get(usize::from(card.0))?.facts.uuid.clone(), hold.vram.0));
     let placement = match &row.phase {
         Phase::Parking(..) | Phase::Parked(..) => {
             DriverPlacement::InHostMemory { within: PARK_WITHIN, booked: hold.booked().0 }

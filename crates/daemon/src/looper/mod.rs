@@ -44,14 +44,14 @@ use std::sync::{Arc, Mutex, RwLock};
 use std::time::{Duration, Instant};
 use sublet_core::action::{Action, Hint};
 use sublet_core::decide::find;
-use sublet_core::event::{Answer, Caller, Event, Refusal};
+use sublet_core::event::{Caller, Event, EventAnswer, Refusal};
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::loss::Loss;
-use sublet_core::parking::Said;
+use sublet_core::method::Method;
+use sublet_core::parking::MoverReport;
 use sublet_core::policy::Policy;
-use sublet_core::reading::{CardFacts, Observation, Reading, Unreadable};
-use sublet_core::rows::{Ended, Phase};
-use sublet_core::rung::Rung;
+use sublet_core::reading::{GpuFacts, GpuReading, Reading, Unreadable};
+use sublet_core::rows::{EndedLease, Phase};
 use sublet_core::units::{Span, Time};
 use sublet_host::clock::{self, Clock};
 use sublet_host::{ActivityCounts, Host, HostReport, process};
@@ -154,7 +154,7 @@ pub struct Loop {
     /// Why leases that left their GPUs were parked, for their users.
     park_reasons: BTreeMap<LeaseId, ParkReason>,
     /// What the driver listed before the state was rebuilt.
-    listed: Vec<CardFacts>,
+    listed: Vec<GpuFacts>,
     /// When it is looked again whom the driver could move.
     inspect_at: Instant,
 }
@@ -466,17 +466,17 @@ impl Loop {
     fn reply(&self, by: &Caller, taken: &Taken, asked: bool, card: Option<&str>) -> Reply {
         let view = self.view();
         match &taken.answer {
-            Answer::Refused(refusal) => Reply::problem(&view.problem(by, refusal)),
-            Answer::Done => match view.cards(by).into_iter().find(|shown| Some(shown.uuid.as_str()) == card) {
+            EventAnswer::Refused(refusal) => Reply::problem(&view.problem(by, refusal)),
+            EventAnswer::Done => match view.cards(by).into_iter().find(|shown| Some(shown.uuid.as_str()) == card) {
                 Some(card) => Reply::new(200, &card),
                 None => Reply::new(200, &()),
             },
-            Answer::LossAccepted(loss) => {
+            EventAnswer::LossAccepted(loss) => {
                 Reply::new(200, &sublet_wire::JournalLoss { sentence: crate::loss::sentence(loss) })
             }
-            Answer::Rule(rule) => Reply::new(200, &strangers::rule(rule)),
-            Answer::Token(token) => Reply::new(if asked { 201 } else { 200 }, &view.token(token)),
-            Answer::Lease(id) => match view.state.lease(*id) {
+            EventAnswer::Rule(rule) => Reply::new(200, &strangers::rule(rule)),
+            EventAnswer::Token(token) => Reply::new(if asked { 201 } else { 200 }, &view.token(token)),
+            EventAnswer::Lease(id) => match view.state.lease(*id) {
                 Some(lease) => {
                     let status = match (&lease.phase, asked) {
                         (Phase::Active(_), true) => 201,
@@ -529,7 +529,7 @@ impl Loop {
         waiting.push(watch);
     }
 
-    fn wake_watchers(&mut self, actions: &[Action], past: &[Ended]) {
+    fn wake_watchers(&mut self, actions: &[Action], past: &[EndedLease]) {
         if self.watches.is_empty() {
             return;
         }
@@ -628,13 +628,13 @@ impl Loop {
             HostReport::SelfTested { can } => self.take(Event::SelfTested { can }),
             HostReport::ShimReported { lease, process, said } => {
                 self.learn_program(lease, process, &said);
-                self.take(Event::Said { lease, rung: Rung::Park, process, said });
+                self.take(Event::Said { lease, rung: Method::Park, process, said });
                 self.send_next(lease);
                 self.look_again();
             }
             HostReport::DriverReported { lease, process, said } => {
                 self.learn_program(lease, process, &said);
-                self.take(Event::Said { lease, rung: Rung::Driver, process, said });
+                self.take(Event::Said { lease, rung: Method::Driver, process, said });
                 self.send_next(lease);
                 self.look_again();
             }
@@ -667,10 +667,10 @@ impl Loop {
     }
 
     /// What a holder runs is known when somebody first speaks for it.
-    fn learn_program(&mut self, lease: LeaseId, process: ProcKey, said: &Said) {
+    fn learn_program(&mut self, lease: LeaseId, process: ProcKey, said: &MoverReport) {
         let unknown = self.engine.state().live(lease).is_some_and(|live| live.program.is_empty());
         if unknown
-            && matches!(said, Said::Here { .. })
+            && matches!(said, MoverReport::Here { .. })
             && let Some(program) = process::executable_name(process.pid)
         {
             self.take(Event::Runs { lease, program });
@@ -706,7 +706,7 @@ impl Loop {
         let uuids: Vec<String> = self.engine.state().rows().cards.iter().map(|c| c.facts.uuid.clone()).collect();
         for card in uuids {
             let reading = Reading::Unreadable(Unreadable::Failed(what.to_owned()));
-            self.take(Event::Observed { card, observation: Observation { begun: self.clock.now(), reading } });
+            self.take(Event::Observed { card, observation: GpuReading { begun: self.clock.now(), reading } });
         }
     }
 }

@@ -11,10 +11,10 @@ use std::sync::Arc;
 use sublet_core::action::Action;
 use sublet_core::event::Caller;
 use sublet_core::ids::{LeaseId, ProcKey};
-use sublet_core::rows::{Lease, Reason};
+use sublet_core::rows::{EndReason, Lease};
 use sublet_core::state::State;
-use sublet_core::stranger::{Step, Stranger, StrangerId, Struck};
 use sublet_core::units::Time;
+use sublet_core::unleased::{SignalOutcome, UnleasedId, UnleasedProcess, UnleasedStep};
 
 /// Processes of a program that a notice names.
 const PROCESSES_MAX: usize = 64;
@@ -47,7 +47,7 @@ impl Loop {
         self.engine.hold(Held::Run(Box::new(move || notices.send(message))));
     }
 
-    fn tell_warned(&mut self, id: StrangerId, now: Time) {
+    fn tell_warned(&mut self, id: UnleasedId, now: Time) {
         let Some(row) = self.engine.state().rows().strangers.get(&id) else { return };
         let (text, expected_s) = text::warning(self.engine.state(), row, now);
         let notice = Notice { text, expected_s, ..self.about_unleased(Kind::Warned, row) };
@@ -55,7 +55,7 @@ impl Loop {
         self.hold_notice(Message::Tell(Box::new(notice), to));
     }
 
-    fn tell_signalled(&mut self, id: StrangerId, signal: u8, outcome: &[Struck]) {
+    fn tell_signalled(&mut self, id: UnleasedId, signal: u8, outcome: &[SignalOutcome]) {
         let state = self.engine.state();
         let Some(row) = state.rows().strangers.get(&id) else { return };
         let own = row.audit.process;
@@ -71,7 +71,7 @@ impl Loop {
         self.hold_notice(Message::Tell(Box::new(notice), Audience::Unleased(id, own)));
     }
 
-    fn about_unleased(&self, kind: Kind, row: &Stranger) -> Notice {
+    fn about_unleased(&self, kind: Kind, row: &UnleasedProcess) -> Notice {
         let audit = &row.audit;
         Notice {
             kind,
@@ -147,9 +147,9 @@ impl Loop {
     }
 
     /// The lease of a parked program ended. Nothing is told if the program has ended or its user gave the lease back.
-    fn tell_ended(&mut self, lease: LeaseId, reason: Reason) {
+    fn tell_ended(&mut self, lease: LeaseId, reason: EndReason) {
         let Some(ParkReason { about, .. }) = self.park_reasons.remove(&lease) else { return };
-        if matches!(reason, Reason::Released | Reason::HolderExited | Reason::HostRebooted) {
+        if matches!(reason, EndReason::Released | EndReason::HolderExited | EndReason::HostRebooted) {
             return self.hold_notice(Message::Gone(lease));
         }
         let text = words::ended(&lease.to_string(), reason);
@@ -214,7 +214,7 @@ fn subject(notice: &Notice, lease: LeaseId) -> String {
 
 /// The process that was unleased until it got this lease, by which it is parked.
 fn unleased_pid(state: &State, lease: LeaseId) -> Option<u32> {
-    let moves = |row: &&Stranger| matches!(row.step, Step::Moving { lease: by, .. } if by == lease);
+    let moves = |row: &&UnleasedProcess| matches!(row.step, UnleasedStep::Moving { lease: by, .. } if by == lease);
     state.rows().strangers.values().find(moves).map(|row| row.audit.process.pid)
 }
 

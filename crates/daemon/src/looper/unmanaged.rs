@@ -1,6 +1,6 @@
 //! GPUs that the configuration leaves unmanaged: nothing is leased on them.
 
-use sublet_core::reading::CardFacts;
+use sublet_core::reading::GpuFacts;
 
 /// The names from the configuration, each a GPU's number or UUID.
 pub(super) struct Unmanaged {
@@ -16,7 +16,7 @@ impl Unmanaged {
 
     /// Marks the unmanaged GPUs of a listing as unusable. A name that no listing had yet is probably a typing error, and the
     /// GPU that was meant is unknown: then no GPU is leased until the configuration is corrected.
-    pub(super) fn apply(&mut self, gpus: &mut [CardFacts]) {
+    pub(super) fn apply(&mut self, gpus: &mut [GpuFacts]) {
         for name in &self.names {
             let index = name.parse().ok();
             match gpus.iter_mut().find(|gpu| gpu.uuid == *name || Some(gpu.index) == index) {
@@ -45,12 +45,12 @@ mod tests {
     use super::*;
     use sublet_core::units::Bytes;
 
-    fn gpu(index: u32) -> CardFacts {
-        CardFacts::plain(index, Bytes::gib(24))
+    fn gpu(index: u32) -> GpuFacts {
+        GpuFacts::plain(index, Bytes::gib(24))
     }
 
     fn unusable(unmanaged: &mut Unmanaged, indexes: &[u32]) -> Vec<u32> {
-        let mut gpus: Vec<CardFacts> = indexes.iter().copied().map(gpu).collect();
+        let mut gpus: Vec<GpuFacts> = indexes.iter().copied().map(gpu).collect();
         unmanaged.apply(&mut gpus);
         gpus.iter().filter(|gpu| gpu.unusable.is_some()).map(|gpu| gpu.index).collect()
     }

@@ -34,7 +34,7 @@ use std::sync::{Arc, RwLock};
 use std::thread;
 use std::time::{Duration, Instant};
 use sublet_core::ids::{LeaseId, ProcKey};
-use sublet_core::stranger::StrangerId;
+use sublet_core::unleased::UnleasedId;
 use sublet_host::process;
 use sublet_host::terminal::ProcessTerminal;
 
@@ -75,7 +75,7 @@ pub struct ParkReason {
 #[derive(Clone, Debug)]
 pub enum Audience {
     /// A process without a lease.
-    Unleased(StrangerId, ProcKey),
+    Unleased(UnleasedId, ProcKey),
     /// The processes of a lease, and its wrapper, which tells by itself while it runs.
     Lease {
         /// The processes of its program.
@@ -100,9 +100,9 @@ pub enum Message {
     /// A notice about an unleased process.
     Tell(Box<Notice>, Audience),
     /// An unleased process is about to be signalled, and its terminal can be found for the last time.
-    Locate(StrangerId, ProcKey),
+    Locate(UnleasedId, ProcKey),
     /// An unleased process is none any more.
-    Forget(StrangerId),
+    Forget(UnleasedId),
     /// A lease begins to leave its GPUs.
     Leaves(LeaseId),
     /// How such a lease is now; `None` if it is back or has ended.
@@ -158,7 +158,7 @@ struct Thread {
     notices: Notices,
     limit: Limit,
     away: BTreeMap<LeaseId, Away>,
-    remembered: BTreeMap<StrangerId, ProcessTerminal>,
+    remembered: BTreeMap<UnleasedId, ProcessTerminal>,
 }
 
 /// A lease that has left its GPUs.
@@ -265,7 +265,7 @@ impl Thread {
     }
 
     /// The terminal of an unleased process; the one that was found before if the process has ended since.
-    fn locate(&mut self, unleased: StrangerId, process: ProcKey) -> Option<ProcessTerminal> {
+    fn locate(&mut self, unleased: UnleasedId, process: ProcKey) -> Option<ProcessTerminal> {
         match ProcessTerminal::of(process) {
             Ok(terminal) if self.remembered.len() < REMEMBERED_MAX => {
                 self.remembered.insert(unleased, terminal.clone());

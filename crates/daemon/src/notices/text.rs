@@ -1,13 +1,13 @@
 //! The lines that notices are made of.
 
 use std::time::Duration;
-use sublet_core::ask::Tier;
 use sublet_core::audit::Audit;
 use sublet_core::decide::enforce;
-use sublet_core::ids::CardId;
+use sublet_core::ids::GpuId;
+use sublet_core::request::Tier;
 use sublet_core::state::State;
-use sublet_core::stranger::{Fate, Stranger};
 use sublet_core::units::Time;
+use sublet_core::unleased::{NextStep, UnleasedProcess};
 use sublet_wire::{Lease, LeaseState, ParkMethod, size, span};
 
 /// Of a program's name so many characters are shown.
@@ -50,21 +50,21 @@ pub fn tier(tier: Tier) -> &'static str {
 }
 
 /// The indices of GPUs.
-pub fn indices(state: &State, cards: &[CardId]) -> Vec<u32> {
+pub fn indices(state: &State, cards: &[GpuId]) -> Vec<u32> {
     cards.iter().filter_map(|card| state.rows().cards.get(usize::from(card.0))).map(|row| row.facts.index).collect()
 }
 
 /// What happens to an unleased process after its warning, and in how many seconds; `None` if nothing does.
-fn consequence(state: &State, stranger: &Stranger, now: Time) -> Option<(&'static str, f64)> {
+fn consequence(state: &State, stranger: &UnleasedProcess, now: Time) -> Option<(&'static str, f64)> {
     match enforce::fate(state, stranger, None, now) {
-        Fate::Parked(due) => Some(("will be parked, or ended if it cannot be,", due.since(now).as_secs_f64())),
-        Fate::Signal(_, due) => Some(("will be ended", due.since(now).as_secs_f64())),
+        NextStep::Parked(due) => Some(("will be parked, or ended if it cannot be,", due.since(now).as_secs_f64())),
+        NextStep::Signal(_, due) => Some(("will be ended", due.since(now).as_secs_f64())),
         _ => None,
     }
 }
 
 /// The line for an unleased process that is warned, and the seconds until something happens to it.
-pub fn warning(state: &State, stranger: &Stranger, now: Time) -> (String, Option<f64>) {
+pub fn warning(state: &State, stranger: &UnleasedProcess, now: Time) -> (String, Option<f64>) {
     let pid = stranger.audit.process.pid;
     let on = enforce::residence(state, stranger, now).map(|(on, _)| on).unwrap_or_default();
     let bytes = on.iter().map(|(_, bytes)| bytes.map(|bytes| bytes.0)).sum::<Option<u64>>().filter(|bytes| *bytes > 0);

@@ -2,7 +2,7 @@
 //!
 //! Absent: what is secret in it ([`super::redact`]).
 
-use sublet_core::ask::is_visible;
+use sublet_core::request::is_visible;
 
 /// Characters of a path.
 pub(super) const PATH_MAX: usize = 1024;

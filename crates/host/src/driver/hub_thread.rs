@@ -19,7 +19,7 @@ use std::os::fd::AsFd;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 use sublet_core::ids::{LeaseId, ProcKey};
-use sublet_core::parking::Said;
+use sublet_core::parking::MoverReport;
 use sublet_core::units::Bytes;
 
 /// How often holders are checked without a message, and failed steps tried again.
@@ -44,7 +44,7 @@ pub(super) struct DriverInspection {
     processes: Vec<ProcKey>,
     bytes: u64,
     /// When, and what; `None` until the driver's version is known.
-    found: Option<(Instant, Vec<(ProcKey, Said)>)>,
+    found: Option<(Instant, Vec<(ProcKey, MoverReport)>)>,
 }
 
 pub(super) struct DriverHubThread {
@@ -128,7 +128,7 @@ impl DriverHubThread {
         }
     }
 
-    fn report_all(&self, lease: LeaseId, found: Vec<(ProcKey, Said)>) {
+    fn report_all(&self, lease: LeaseId, found: Vec<(ProcKey, MoverReport)>) {
         for (process, said) in found {
             self.report(lease, process, said);
         }
@@ -170,13 +170,13 @@ impl DriverHubThread {
         let mut news = Vec::new();
         for (lease, inspection) in self.inspections.iter_mut().filter(|(_, it)| it.found.is_none()) {
             let verdict = |process: &ProcKey| match &facts {
-                _ if !process::is_running(*process) => Said::Left,
+                _ if !process::is_running(*process) => MoverReport::Left,
                 Ok(facts) => {
                     let process = (*process, inspection.uid);
                     let found = preflight::examine(process, *lease, inspection.bytes, facts, &self.bookings);
-                    Said::Cannot(found.err())
+                    MoverReport::Cannot(found.err())
                 }
-                Err(why) => Said::Cannot(Some(why.clone())),
+                Err(why) => MoverReport::Cannot(Some(why.clone())),
             };
             let found: Vec<_> = inspection.processes.iter().map(|process| (*process, verdict(process))).collect();
             inspection.found = Some((Instant::now(), found.clone()));
@@ -187,8 +187,8 @@ impl DriverHubThread {
         }
     }
 
-    fn report(&self, lease: LeaseId, process: ProcKey, said: Said) {
-        let looks = matches!(said, Said::Parked(_) | Said::Resumed | Said::Left);
+    fn report(&self, lease: LeaseId, process: ProcKey, said: MoverReport) {
+        let looks = matches!(said, MoverReport::Parked(_) | MoverReport::Resumed | MoverReport::Left);
         self.process_thread.send(ProcessMessage::Report(HostReport::DriverReported { lease, process, said }));
         if looks {
             self.gpu_thread.request_reading();
@@ -231,7 +231,7 @@ impl DriverHubThread {
             alive && (member.is_in_target || member.state != DrivenState::Running)
         });
         for process in left {
-            self.report(lease, process, Said::Left);
+            self.report(lease, process, MoverReport::Left);
         }
     }
 
@@ -249,7 +249,7 @@ impl DriverHubThread {
                 if let Some(holder) = self.holders.get_mut(&lease) {
                     holder.members.remove(&process);
                 }
-                self.report(lease, process, Said::Left);
+                self.report(lease, process, MoverReport::Left);
                 None
             }
             Ok(DriverAnswer::Stopped) => {
@@ -366,7 +366,7 @@ impl DriverHubThread {
         if member.reported_parked != Some(is_parked) {
             member.reported_parked = Some(is_parked);
             let parked = is_parked.then_some(Bytes(member.parked));
-            self.report(lease, process, Said::Here { parked });
+            self.report(lease, process, MoverReport::Here { parked });
         }
     }
 
@@ -376,7 +376,7 @@ impl DriverHubThread {
         let is_on_gpus =
             self.holders.get(&lease).is_some_and(|it| matches!(it.target, Some(DriverPlacement::OnGpus { .. })));
         if is_on_gpus {
-            self.report(lease, process, Said::Refused(why));
+            self.report(lease, process, MoverReport::Refused(why));
         } else {
             self.fail_attempt(lease, why);
         }
@@ -498,7 +498,7 @@ impl DriverHubThread {
             member.checkpointed_in_this_attempt = false;
             if member.reported_parked != Some(true) {
                 member.reported_parked = Some(true);
-                news.push((*process, Said::Parked(Bytes(member.parked))));
+                news.push((*process, MoverReport::Parked(Bytes(member.parked))));
             }
         }
         self.report_all(lease, news);
@@ -515,7 +515,7 @@ impl DriverHubThread {
         self.withdraw_reports(lease);
         let Some(holder) = self.holders.get_mut(&lease) else { return };
         if let Some(process) = holder.process_to_report() {
-            self.report(lease, process, Said::Refused(why));
+            self.report(lease, process, MoverReport::Refused(why));
         }
     }
 
@@ -540,8 +540,8 @@ impl DriverHubThread {
     fn withdraw_reports(&mut self, lease: LeaseId) {
         let Some(holder) = self.holders.get_mut(&lease) else { return };
         let members = holder.members.iter_mut().filter(|(_, member)| member.state == DrivenState::Unknown);
-        let news =
-            members.filter_map(|(process, member)| member.reported_parked.take().map(|_| (*process, Said::Unknown)));
+        let news = members
+            .filter_map(|(process, member)| member.reported_parked.take().map(|_| (*process, MoverReport::Unknown)));
         let news: Vec<_> = news.collect();
         self.report_all(lease, news);
     }
@@ -581,7 +581,7 @@ impl DriverHubThread {
             ParkAttempt::Restoring { is_restore_tried, .. } => *is_restore_tried = true,
             _ => {
                 if let Some(process) = processes.first() {
-                    self.report(lease, *process, Said::Refused(why));
+                    self.report(lease, *process, MoverReport::Refused(why));
                 }
             }
         }
@@ -663,7 +663,7 @@ impl DriverHubThread {
     fn mark_lost(&mut self, lease: LeaseId, process: ProcKey, what: &str) {
         self.set_state(lease, process, DrivenState::Lost);
         let why = format!("process {} could not be brought back to its GPUs: {what}", process.pid);
-        self.report(lease, process, Said::Lost(why));
+        self.report(lease, process, MoverReport::Lost(why));
     }
 
     fn unlock(&mut self, lease: LeaseId, process: ProcKey) {
@@ -676,7 +676,7 @@ impl DriverHubThread {
                 // Also if no report said that it was parked: after a withdrawn target the caller waits for this
                 // report.
                 if member.reported_parked.replace(false) != Some(false) {
-                    self.report(lease, process, Said::Resumed);
+                    self.report(lease, process, MoverReport::Resumed);
                 }
             }
             Some(_) => {

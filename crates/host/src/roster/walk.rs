@@ -18,7 +18,7 @@ use crate::terminal;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Instant, SystemTime};
 use sublet_core::ids::{LeaseId, ProcKey};
-use sublet_core::member::{Restriction, Restrictions};
+use sublet_core::restrictions::{Restriction, Restrictions};
 
 /// Processes read before exits and messages are handled: some 10 ms.
 const PROCESSES_PER_SLICE: usize = 256;

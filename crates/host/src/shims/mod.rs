@@ -38,9 +38,9 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
-use sublet_core::ask::is_visible;
 use sublet_core::ids::{LeaseId, ProcKey};
-use sublet_core::parking::Said;
+use sublet_core::parking::MoverReport;
+use sublet_core::request::is_visible;
 use sublet_core::units::Bytes;
 use sublet_shim_wire::{ShimOrder, ShimReport};
 
@@ -510,8 +510,8 @@ impl ShimHubThread {
         }
         let is_parking = program.order_in_progress.is_some() && !program.parked && !program.order_changes_context;
         let said = match is_parking && process::is_ending(process) {
-            true => Said::Died(program.park_memory.death_reason()),
-            false => Said::Left,
+            true => MoverReport::Died(program.park_memory.death_reason()),
+            false => MoverReport::Left,
         };
         self.report(lease, process, said);
         self.gpu_thread.request_reading();
@@ -544,7 +544,7 @@ impl ShimHubThread {
         }
     }
 
-    fn report(&self, lease: LeaseId, process: ProcKey, said: Said) {
+    fn report(&self, lease: LeaseId, process: ProcKey, said: MoverReport) {
         self.process_thread.send(ProcessMessage::Report(HostReport::ShimReported { lease, process, said }));
     }
 
@@ -573,20 +573,20 @@ impl ShimHubThread {
                     holder.outgrown.forget();
                 }
                 self.bookings.release(Booker::Library(number));
-                Said::Parked(Bytes(bytes))
+                MoverReport::Parked(Bytes(bytes))
             }
             ShimReport::Resumed { id, .. } if is_answer(id, program) => {
                 (program.order_in_progress, program.parked) = (None, false);
                 (program.park_memory.last_used, program.is_off_the_driver) = (Instant::now(), false);
-                Said::Resumed
+                MoverReport::Resumed
             }
             ShimReport::Deep { id } if is_answer(id, program) => {
                 (program.order_in_progress, program.is_off_the_driver) = (None, true);
-                Said::Deep(true)
+                MoverReport::Deep(true)
             }
             ShimReport::Shallow { id } if is_answer(id, program) => {
                 (program.order_in_progress, program.is_off_the_driver) = (None, false);
-                Said::Deep(false)
+                MoverReport::Deep(false)
             }
             // It stays as it is, and is ordered again.
             ShimReport::Refused { id, .. } if is_answer(id, program) && program.order_changes_context => {
@@ -597,18 +597,18 @@ impl ShimHubThread {
                 (program.order_in_progress, program.retry_at) = (None, Some(Instant::now() + TICK));
                 self.bookings.release(Booker::Library(number));
                 match self.has_outgrown_booking(lease, process) {
-                    true => Said::Outgrown(one_line(why)),
-                    false => Said::Refused(one_line(why)),
+                    true => MoverReport::Outgrown(one_line(why)),
+                    false => MoverReport::Refused(one_line(why)),
                 }
             }
-            ShimReport::Wants { .. } if program.parked => Said::Wants,
+            ShimReport::Wants { .. } if program.parked => MoverReport::Wants,
             // Too late, or never asked for.
             _ => return,
         };
         let Some(program) = self.programs.get(&number) else { return };
-        let stays = matches!(said, Said::Resumed | Said::Refused(_) | Said::Outgrown(_));
+        let stays = matches!(said, MoverReport::Resumed | MoverReport::Refused(_) | MoverReport::Outgrown(_));
         let gives_back = program.park_memory.is_borrowed && stays && !program.parked;
-        let looks = matches!(said, Said::Parked(_) | Said::Resumed | Said::Outgrown(_));
+        let looks = matches!(said, MoverReport::Parked(_) | MoverReport::Resumed | MoverReport::Outgrown(_));
         self.report(lease, process, said);
         if looks {
             self.gpu_thread.request_reading();
@@ -689,9 +689,9 @@ impl ShimHubThread {
         self.process_thread.send(ProcessMessage::JudgedByShim { lease, is: true });
         // The available host memory is reported before any program could be parked.
         self.report_host_memory();
-        self.report(lease, process, Said::Here { parked: parked.map(Bytes) });
+        self.report(lease, process, MoverReport::Here { parked: parked.map(Bytes) });
         if let Some(deep) = deep {
-            self.report(lease, process, Said::Deep(deep));
+            self.report(lease, process, MoverReport::Deep(deep));
         }
         self.move_to_target(number);
     }
@@ -834,7 +834,7 @@ impl ShimHubThread {
             }
         }
         for (lease, process, obstacle) in news {
-            self.report(lease, process, Said::Cannot(obstacle));
+            self.report(lease, process, MoverReport::Cannot(obstacle));
         }
         for lease in worked {
             self.process_thread.send(ProcessMessage::Report(HostReport::Worked { lease }));

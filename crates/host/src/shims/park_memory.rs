@@ -26,7 +26,7 @@ use std::sync::{Arc, mpsc};
 use std::thread::Builder;
 use std::time::Instant;
 use sublet_core::ids::LeaseId;
-use sublet_core::parking::Said;
+use sublet_core::parking::MoverReport;
 use sublet_core::units::Bytes;
 use sublet_shim_wire::ShimOrder;
 
@@ -323,7 +323,7 @@ impl ShimHubThread {
         let Some(program) = self.programs.get_mut(&number) else { return };
         program.retry_at = Some(Instant::now() + super::TICK);
         if let (Some(lease), Some(process)) = (program.lease, program.process) {
-            self.report(lease, process, Said::Refused(why));
+            self.report(lease, process, MoverReport::Refused(why));
         }
     }
 

@@ -21,12 +21,12 @@ pub(crate) use nvml::NVML_VARIABLE;
 
 use crate::GpuListError;
 use crate::gpu::GpuSpec;
-use crate::gpu_protocol::{GpuAnswer, GpuReading, GpuRequest};
+use crate::gpu_protocol::{GpuAnswer, GpuRequest, WorkerReading};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use std::io::{self, BufRead, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use sublet_core::reading::CardFacts;
+use sublet_core::reading::GpuFacts;
 
 /// The exit code for wrong arguments.
 const USAGE: u8 = 64;
@@ -60,7 +60,7 @@ fn usage() -> ExitCode {
 
 /// The listed GPUs.
 struct GpuList {
-    gpus: Vec<CardFacts>,
+    gpus: Vec<GpuFacts>,
     /// There are others that could not be read and were never known.
     unread: bool,
 }
@@ -69,7 +69,7 @@ struct GpuList {
 trait GpuSource {
     fn list(&mut self) -> Result<GpuList, GpuListError>;
     /// With `busy`, also the processes that used the engines.
-    fn read_gpus(&mut self, busy: bool) -> Result<Vec<GpuReading>, GpuListError>;
+    fn read_gpus(&mut self, busy: bool) -> Result<Vec<WorkerReading>, GpuListError>;
 }
 
 /// Answers each request until stdin closes.

@@ -6,7 +6,7 @@
 //! against that.
 
 use super::{GpuList, GpuSource};
-use crate::gpu_protocol::{GpuReading, ReadingResult, ReportedProcess};
+use crate::gpu_protocol::{ReadingResult, ReportedProcess, WorkerReading};
 use crate::process;
 use crate::{GpuListError, GpuListErrorKind, clock};
 use nvml_wrapper::enum_wrappers::device::ComputeMode;
@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::time::{Duration, Instant};
 use sublet_core::ids::ProcKey;
-use sublet_core::reading::CardFacts;
+use sublet_core::reading::GpuFacts;
 use sublet_core::units::Bytes;
 
 /// Names another NVML library, for soft GPUs and unusual installations.
@@ -43,7 +43,7 @@ pub(super) struct NvmlGpus {
 struct ListedGpu {
     /// The facts as last read. The index stays the same until the library is opened again; a query by index is
     /// cheaper than by UUID.
-    facts: CardFacts,
+    facts: GpuFacts,
     /// The wall clock of the newest utilisation sample that was read.
     sampled_us: u64,
     /// When utilisation may be queried next.
@@ -51,7 +51,7 @@ struct ListedGpu {
 }
 
 impl ListedGpu {
-    fn new(facts: &CardFacts) -> ListedGpu {
+    fn new(facts: &GpuFacts) -> ListedGpu {
         // Work from before the first list is not counted.
         ListedGpu { facts: facts.clone(), sampled_us: wall_us(), busy_at: Instant::now() }
     }
@@ -66,7 +66,7 @@ impl GpuSource for NvmlGpus {
             Some(nvml) => nvml,
             None => open()?,
         };
-        let known: Vec<CardFacts> = self.listed.iter().map(|gpu| gpu.facts.clone()).collect();
+        let known: Vec<GpuFacts> = self.listed.iter().map(|gpu| gpu.facts.clone()).collect();
         let list = list(&nvml).and_then(|read| fill_unreadable(read, &known)).map_err(|error| GpuListError {
             kind: GpuListErrorKind::Failed,
             what: format!("NVML does not list the GPUs: {error}"),
@@ -84,13 +84,14 @@ impl GpuSource for NvmlGpus {
         Ok(list)
     }
 
-    fn read_gpus(&mut self, busy: bool) -> Result<Vec<GpuReading>, GpuListError> {
+    fn read_gpus(&mut self, busy: bool) -> Result<Vec<WorkerReading>, GpuListError> {
         if self.nvml.is_none() {
             self.list()?;
         }
         let Some(nvml) = &self.nvml else { return Ok(Vec::new()) };
-        let look = |gpu: &mut ListedGpu| GpuReading { uuid: gpu.facts.uuid.clone(), seen: read_gpu(nvml, gpu, busy) };
-        let looks: Vec<GpuReading> = self.listed.iter_mut().map(look).collect();
+        let look =
+            |gpu: &mut ListedGpu| WorkerReading { uuid: gpu.facts.uuid.clone(), seen: read_gpu(nvml, gpu, busy) };
+        let looks: Vec<WorkerReading> = self.listed.iter_mut().map(look).collect();
         self.is_distrusted |= looks.iter().any(|look| !matches!(look.seen, ReadingResult::Used { .. }));
         Ok(looks)
     }
@@ -198,7 +199,7 @@ fn loaded_version(library: &OsStr) -> Option<String> {
 }
 
 /// The result of reading each GPU, by index.
-type GpuFactResults = Vec<Result<CardFacts, NvmlError>>;
+type GpuFactResults = Vec<Result<GpuFacts, NvmlError>>;
 
 fn list(nvml: &Nvml) -> Result<GpuFactResults, NvmlError> {
     let read = |index| nvml.device_by_index(index).and_then(|gpu| facts(&gpu, index));
@@ -207,9 +208,9 @@ fn list(nvml: &Nvml) -> Result<GpuFactResults, NvmlError> {
 
 /// An unreadable GPU is taken for the one that had its index before, unless that one has another index now. If no GPU
 /// can be read, the first error is returned.
-fn fill_unreadable(read: GpuFactResults, known: &[CardFacts]) -> Result<GpuList, NvmlError> {
-    let readable: Vec<CardFacts> = read.iter().flatten().cloned().collect();
-    let elsewhere = |gpu: &&CardFacts| readable.iter().any(|other| other.uuid == gpu.uuid);
+fn fill_unreadable(read: GpuFactResults, known: &[GpuFacts]) -> Result<GpuList, NvmlError> {
+    let readable: Vec<GpuFacts> = read.iter().flatten().cloned().collect();
+    let elsewhere = |gpu: &&GpuFacts| readable.iter().any(|other| other.uuid == gpu.uuid);
     let (mut gpus, mut first) = (Vec::new(), None);
     for (index, gpu) in (0..).zip(read) {
         let before = || known.iter().filter(|gpu| gpu.index == index).find(|gpu| !elsewhere(gpu)).cloned();
@@ -227,8 +228,8 @@ fn fill_unreadable(read: GpuFactResults, known: &[CardFacts]) -> Result<GpuList,
     }
 }
 
-fn facts(gpu: &Device<'_>, index: u32) -> Result<CardFacts, NvmlError> {
-    Ok(CardFacts {
+fn facts(gpu: &Device<'_>, index: u32) -> Result<GpuFacts, NvmlError> {
+    Ok(GpuFacts {
         uuid: gpu.uuid()?,
         index,
         name: gpu.name()?,
@@ -375,8 +376,8 @@ mod tests {
 
     #[test]
     fn an_unreadable_gpu_does_not_hide_the_others() {
-        let gpu = |index, uuid: &str| CardFacts { uuid: uuid.to_owned(), ..CardFacts::plain(index, Bytes::gib(24)) };
-        let listed_gpus = |read: GpuFactResults, known: &[CardFacts]| {
+        let gpu = |index, uuid: &str| GpuFacts { uuid: uuid.to_owned(), ..GpuFacts::plain(index, Bytes::gib(24)) };
+        let listed_gpus = |read: GpuFactResults, known: &[GpuFacts]| {
             let list = fill_unreadable(read, known).map_err(|error| error.to_string())?;
             let gpus: Vec<_> = list.gpus.iter().map(|gpu| (gpu.index, gpu.uuid.clone())).collect();
             Ok((gpus, list.unread))

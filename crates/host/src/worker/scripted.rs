@@ -20,12 +20,12 @@
 
 use super::{GpuList, GpuSource};
 use crate::GpuListError;
-use crate::gpu_protocol::{GpuReading, ReadingResult, ReportedProcess};
+use crate::gpu_protocol::{ReadingResult, ReportedProcess, WorkerReading};
 use crate::process;
 use serde::Deserialize;
 use std::io;
 use std::path::PathBuf;
-use sublet_core::reading::CardFacts;
+use sublet_core::reading::GpuFacts;
 use sublet_core::units::Bytes;
 
 /// The size of a context on a scripted GPU: like a plain CUDA context on a small real one.
@@ -85,13 +85,13 @@ impl GpuSource for ScriptedGpus {
         Ok(GpuList { gpus: (0..self.count).map(|index| self.facts(index)).collect(), unread: false })
     }
 
-    fn read_gpus(&mut self, _busy: bool) -> Result<Vec<GpuReading>, GpuListError> {
+    fn read_gpus(&mut self, _busy: bool) -> Result<Vec<WorkerReading>, GpuListError> {
         let script = self.read();
         let seen = |index| match &script {
             Ok(script) => self.read_gpu(script.cards.iter().find(|gpu| gpu.index == index)),
             Err(why) => ReadingResult::Failed(why.clone()),
         };
-        Ok((0..self.count).map(|index| GpuReading { uuid: uuid(index), seen: seen(index) }).collect())
+        Ok((0..self.count).map(|index| WorkerReading { uuid: uuid(index), seen: seen(index) }).collect())
     }
 }
 
@@ -100,8 +100,8 @@ impl ScriptedGpus {
         ScriptedGpus { count, total, script }
     }
 
-    fn facts(&self, index: u32) -> CardFacts {
-        CardFacts {
+    fn facts(&self, index: u32) -> GpuFacts {
+        GpuFacts {
             uuid: uuid(index),
             index,
             name: format!("Scripted {}", self.total.to_string().replace(' ', "")),

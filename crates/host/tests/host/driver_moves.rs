@@ -6,7 +6,7 @@ use rustix::process::{Signal, kill_process};
 use std::process::Command;
 use std::time::{Duration, Instant};
 use sublet_core::ids::{LeaseId, ProcKey};
-use sublet_core::parking::Said;
+use sublet_core::parking::MoverReport;
 use sublet_core::units::Bytes;
 use sublet_host::HostReport;
 use sublet_host::driver::{DriverPlacement, DriverSettings, DriverTarget};
@@ -81,7 +81,7 @@ impl Stage {
     }
 
     /// Waits for the next report about the holder, and returns its process with it.
-    fn next_report(&mut self, wanted: &str) -> (ProcKey, Said) {
+    fn next_report(&mut self, wanted: &str) -> (ProcKey, MoverReport) {
         let lease = self.lease;
         let of_lease = |report: &HostReport| match report {
             HostReport::DriverReported { lease: told, process, said } if *told == lease => {
@@ -94,21 +94,21 @@ impl Stage {
         word
     }
 
-    fn expect(&mut self, process: ProcKey, said: Said) {
+    fn expect(&mut self, process: ProcKey, said: MoverReport) {
         assert_eq!(self.next_report(&format!("{said:?}")), (process, said));
     }
 
     /// Waits for a refusal, and returns its reason.
     fn refusal(&mut self) -> String {
         match self.next_report("a refusal").1 {
-            Said::Refused(why) => why,
+            MoverReport::Refused(why) => why,
             other => panic!("{other:?} instead of a refusal"),
         }
     }
 
     fn expect_here(&mut self, parked: Option<Bytes>) {
         for process in self.processes.clone() {
-            self.expect(process, Said::Here { parked });
+            self.expect(process, MoverReport::Here { parked });
         }
     }
 
@@ -145,12 +145,12 @@ fn a_holder_is_parked_and_resumed_with_its_memory_unchanged() {
     stage.expect_here(None);
     for _ in 0..3 {
         stage.park();
-        stage.expect(key, Said::Parked(Bytes(expected_bytes(64))));
+        stage.expect(key, MoverReport::Parked(Bytes(expected_bytes(64))));
         assert_eq!((stage.at(0), stage.soft.used_bytes()), (CheckpointState::Checkpointed, 0));
         // It waits in the driver from here on.
         program.line.write_line("check");
         stage.resume(256);
-        stage.expect(key, Said::Resumed);
+        stage.expect(key, MoverReport::Resumed);
         assert_eq!(program.line.read_line(), "intact");
         assert_eq!((stage.at(0), stage.soft.used_bytes()), (CheckpointState::Running, expected_bytes(64)));
     }
@@ -170,7 +170,7 @@ fn a_program_with_a_long_kernel_is_refused_and_continues() {
     assert!(program.is_intact());
     // A repeated target is tried again.
     stage.park();
-    stage.expect(program.key, Said::Parked(Bytes(expected_bytes(1))));
+    stage.expect(program.key, MoverReport::Parked(Bytes(expected_bytes(1))));
 }
 
 fn a_checkpoint_that_frees_nothing_is_reported_as_parked_and_still_uses_its_gpu() {
@@ -180,7 +180,7 @@ fn a_checkpoint_that_frees_nothing_is_reported_as_parked_and_still_uses_its_gpu(
     let mut stage = Stage::new(&[&program], soft);
     stage.park();
     stage.expect_here(None);
-    stage.expect(program.key, Said::Parked(Bytes(expected_bytes(64))));
+    stage.expect(program.key, MoverReport::Parked(Bytes(expected_bytes(64))));
     assert_eq!(stage.soft.used_bytes(), expected_bytes(64));
 }
 
@@ -190,7 +190,7 @@ fn without_room_nothing_is_restored_until_there_is() {
     let mut stage = Stage::new(&[&program], soft);
     stage.park();
     stage.expect_here(None);
-    stage.expect(program.key, Said::Parked(Bytes(expected_bytes(400))));
+    stage.expect(program.key, MoverReport::Parked(Bytes(expected_bytes(400))));
     let other = stage.soft.program(400);
     stage.resume(528);
     let why = stage.refusal();
@@ -198,7 +198,7 @@ fn without_room_nothing_is_restored_until_there_is() {
     // A restore would have lost it.
     assert_eq!(stage.at(0), CheckpointState::Checkpointed);
     drop(other);
-    while stage.next_report("its return").1 != Said::Resumed {}
+    while stage.next_report("its return").1 != MoverReport::Resumed {}
     assert!(program.is_intact());
 }
 
@@ -208,14 +208,14 @@ fn without_known_bytes_nothing_is_restored() {
     let mut stage = Stage::new(&[&program], soft);
     stage.park();
     stage.expect_here(None);
-    stage.expect(program.key, Said::Parked(Bytes(expected_bytes(1))));
+    stage.expect(program.key, MoverReport::Parked(Bytes(expected_bytes(1))));
     stage.reopen();
     for needs in [vec![], vec![(stage.soft.uuid(), 0)]] {
         stage.drive(DriverPlacement::OnGpus { needs });
         loop {
             match stage.next_report("a refusal").1 {
-                Said::Here { .. } => {}
-                Said::Refused(why) if why.contains("is not known") => break,
+                MoverReport::Here { .. } => {}
+                MoverReport::Refused(why) if why.contains("is not known") => break,
                 other => panic!("{other:?}"),
             }
         }
@@ -229,7 +229,7 @@ fn a_failed_restore_is_reported_as_lost_and_never_tried_again() {
     let mut stage = Stage::new(&[&program], soft);
     stage.park();
     stage.expect_here(None);
-    stage.expect(program.key, Said::Parked(Bytes(expected_bytes(400))));
+    stage.expect(program.key, MoverReport::Parked(Bytes(expected_bytes(400))));
     let other = stage.soft.program(400);
     // The target states less than it needs. The bytes measured when it was parked count.
     stage.resume(1);
@@ -238,9 +238,9 @@ fn a_failed_restore_is_reported_as_lost_and_never_tried_again() {
     assert_eq!(stage.at(0), CheckpointState::Checkpointed);
     stage.reopen();
     stage.resume(1);
-    assert!(matches!(stage.next_report("where it is").1, Said::Here { parked: Some(_) }));
+    assert!(matches!(stage.next_report("where it is").1, MoverReport::Here { parked: Some(_) }));
     let said = stage.next_report("that it is lost").1;
-    assert!(matches!(&said, Said::Lost(why) if why.contains("OUT_OF_MEMORY (2)")), "{said:?}");
+    assert!(matches!(&said, MoverReport::Lost(why) if why.contains("OUT_OF_MEMORY (2)")), "{said:?}");
     assert_eq!(stage.at(0), CheckpointState::Failed);
     drop(other);
     let count = stage.rig().count();
@@ -253,7 +253,7 @@ fn a_failed_restore_is_reported_as_lost_and_never_tried_again() {
     stage.processes = vec![witness.key];
     stage.park();
     stage.expect_here(None);
-    stage.expect(witness.key, Said::Parked(Bytes(expected_bytes(1))));
+    stage.expect(witness.key, MoverReport::Parked(Bytes(expected_bytes(1))));
     let about =
         |report: &&HostReport| matches!(report, HostReport::DriverReported { process, .. } if *process == program.key);
     assert_eq!(stage.rig().reports()[count..].iter().filter(about).count(), 0);
@@ -292,7 +292,7 @@ fn a_hung_worker_is_killed_at_its_deadline_and_replaced() {
     assert!(why.contains("did not answer within") && began.elapsed() >= Duration::from_secs(3), "{why}");
     assert!(program.is_intact());
     stage.park();
-    stage.expect(program.key, Said::Parked(Bytes(expected_bytes(1))));
+    stage.expect(program.key, MoverReport::Parked(Bytes(expected_bytes(1))));
 }
 
 fn the_end_of_the_host_unlocks_locked_processes() {
@@ -334,14 +334,14 @@ fn a_process_stopped_while_parked_is_restored_when_it_continues() {
     let mut stage = Stage::new(&[&program], soft);
     stage.park();
     stage.expect_here(None);
-    stage.expect(program.key, Said::Parked(Bytes(expected_bytes(1))));
+    stage.expect(program.key, MoverReport::Parked(Bytes(expected_bytes(1))));
     program.stop();
     stage.resume(256);
     // The worker does not hang with it: another holder is moved meanwhile.
     let mut beside = Stage { lease: fresh_lease(), processes: vec![other.key], from: stage.from, ..stage };
     beside.park();
     beside.expect_here(None);
-    beside.expect(other.key, Said::Parked(Bytes(expected_bytes(2))));
+    beside.expect(other.key, MoverReport::Parked(Bytes(expected_bytes(2))));
     assert_eq!(beside.soft.at(program.key), CheckpointState::Checkpointed);
     program.signal(Signal::CONT);
     assert!(program.is_intact());
@@ -358,8 +358,8 @@ fn two_processes_are_parked_together() {
     assert_eq!(said.each_ref().map(|word| word.0), [lower.key, upper.key]);
     assert_eq!(stage.soft.used_bytes(), 0);
     stage.resume(400);
-    stage.expect(lower.key, Said::Resumed);
-    stage.expect(upper.key, Said::Resumed);
+    stage.expect(lower.key, MoverReport::Resumed);
+    stage.expect(upper.key, MoverReport::Resumed);
     assert!(lower.is_intact() && upper.is_intact());
     assert_eq!(stage.soft.used_bytes(), expected_bytes(32) + expected_bytes(64));
 }
@@ -390,8 +390,8 @@ fn if_the_second_dies_the_first_is_parked() {
     drop(upper);
     stage.park();
     let words = [stage.next_report("one"), stage.next_report("the other")];
-    assert!(words.contains(&(stage.processes[1], Said::Left)), "{words:?}");
-    assert!(words.contains(&(lower.key, Said::Parked(Bytes(expected_bytes(1))))), "{words:?}");
+    assert!(words.contains(&(stage.processes[1], MoverReport::Left)), "{words:?}");
+    assert!(words.contains(&(lower.key, MoverReport::Parked(Bytes(expected_bytes(1))))), "{words:?}");
 }
 
 fn managed_memory_is_refused_and_unharmed() {
@@ -413,7 +413,7 @@ fn a_reused_pid_is_not_touched() {
     let before = ProcKey { start: program.key.start - 1, ..program.key };
     stage.processes = vec![before];
     stage.park();
-    stage.expect(before, Said::Left);
+    stage.expect(before, MoverReport::Left);
     assert_eq!(stage.soft.at(program.key), CheckpointState::Running);
     assert!(program.is_intact());
 }
@@ -424,13 +424,13 @@ fn a_new_host_continues_from_the_drivers_state() {
     let mut stage = Stage::new(&[&program], soft);
     stage.park();
     stage.expect_here(None);
-    stage.expect(program.key, Said::Parked(Bytes(expected_bytes(64))));
+    stage.expect(program.key, MoverReport::Parked(Bytes(expected_bytes(64))));
     stage.reopen();
     assert_eq!(stage.at(0), CheckpointState::Checkpointed);
     stage.park();
-    assert!(matches!(stage.next_report("where it is"), (_, Said::Here { parked: Some(_) })));
+    assert!(matches!(stage.next_report("where it is"), (_, MoverReport::Here { parked: Some(_) })));
     stage.resume(256);
-    stage.expect(program.key, Said::Resumed);
+    stage.expect(program.key, MoverReport::Resumed);
     assert!(program.is_intact());
 }
 
@@ -469,9 +469,9 @@ fn a_process_killed_while_parked_is_reported_as_left() {
     let mut stage = Stage::new(&[&program], soft);
     stage.park();
     stage.expect_here(None);
-    stage.expect(key, Said::Parked(Bytes(expected_bytes(1))));
+    stage.expect(key, MoverReport::Parked(Bytes(expected_bytes(1))));
     drop(program);
-    stage.expect(key, Said::Left);
+    stage.expect(key, MoverReport::Left);
 }
 
 fn an_inspection_reports_which_processes_can_be_moved() {
@@ -483,11 +483,11 @@ fn an_inspection_reports_which_processes_can_be_moved() {
     let all = vec![program.key, client.root(), gone];
     for _ in 0..2 {
         stage.rig().host.inspect_for_driver((stage.lease, rustix::process::getuid().as_raw()), all.clone(), MIB);
-        stage.expect(program.key, Said::Cannot(None));
+        stage.expect(program.key, MoverReport::Cannot(None));
         let (process, said) = stage.next_report("why not");
         assert_eq!(process, client.root());
-        assert!(matches!(&said, Said::Cannot(Some(why)) if why.contains("MPS")), "{said:?}");
-        stage.expect(gone, Said::Left);
+        assert!(matches!(&said, MoverReport::Cannot(Some(why)) if why.contains("MPS")), "{said:?}");
+        stage.expect(gone, MoverReport::Left);
     }
     assert_eq!(stage.soft.at(program.key), CheckpointState::Running);
 }
@@ -503,7 +503,7 @@ fn without_a_driver_no_process_can_be_moved() {
         MIB,
     );
     let said = stage.next_report("why not").1;
-    assert!(matches!(&said, Said::Cannot(Some(why)) if why.contains("libcuda")), "{said:?}");
+    assert!(matches!(&said, MoverReport::Cannot(Some(why)) if why.contains("libcuda")), "{said:?}");
     stage.park();
     assert!(stage.refusal().contains("libcuda"));
     assert!(program.is_intact());

@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
-use sublet_core::reading::{Resident, Unreadable, Used};
+use sublet_core::reading::{GpuUsage, Resident, Unreadable};
 use sublet_core::units::Bytes;
 use sublet_host::{GpuListError, GpuListErrorKind, HostReport, process};
 
@@ -41,7 +41,7 @@ fn scripted_gpus_are_listed_once_and_empty() {
             (1, "GPU-5c219700-0000-4000-8000-000000000001", "Scripted 24GiB", total, context),
         ]
     );
-    assert_eq!(rig.used(), Used { free: total, processes: Vec::new(), coarse: false });
+    assert_eq!(rig.used(), GpuUsage { free: total, processes: Vec::new(), coarse: false });
     rig.read_gpu();
     assert_eq!(rig.reports().iter().filter_map(gpu_list_ref).count(), 1);
 }
@@ -55,7 +55,7 @@ fn a_process_on_a_gpu_is_read_with_its_bytes() {
     ));
     let resident = Resident { process: tree.root(), bytes: Some(Bytes::gib(1)), graphics: true };
     let free = Bytes::gib(24).less(Bytes::gib(1) + Bytes::mib(1));
-    assert_eq!(rig.used(), Used { free, processes: vec![resident], coarse: false });
+    assert_eq!(rig.used(), GpuUsage { free, processes: vec![resident], coarse: false });
 }
 
 fn a_dead_process_is_left_out() {
@@ -68,7 +68,7 @@ fn a_dead_process_is_left_out() {
     while process::is_running(root) {
         std::thread::yield_now();
     }
-    assert_eq!(rig.used(), Used { free: Bytes::gib(24), processes: Vec::new(), coarse: false });
+    assert_eq!(rig.used(), GpuUsage { free: Bytes::gib(24), processes: Vec::new(), coarse: false });
 }
 
 fn a_hung_worker_makes_the_gpu_unreadable_until_it_is_replaced() {
@@ -196,11 +196,11 @@ fn a_worker_refuses_wrong_arguments() {
     }
 }
 
-fn gpu_list(report: &HostReport) -> Option<Vec<sublet_core::reading::CardFacts>> {
+fn gpu_list(report: &HostReport) -> Option<Vec<sublet_core::reading::GpuFacts>> {
     gpu_list_ref(report).map(<[_]>::to_vec)
 }
 
-fn gpu_list_ref(report: &HostReport) -> Option<&[sublet_core::reading::CardFacts]> {
+fn gpu_list_ref(report: &HostReport) -> Option<&[sublet_core::reading::GpuFacts]> {
     if let HostReport::Gpus(gpu_list) = report { Some(gpu_list) } else { None }
 }
 

@@ -3,9 +3,9 @@
 use crate::support::{NEVER, OFTEN, Rig, Tree, fresh_lease, key, my_uid};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-use sublet_core::ids::{Epoch, LeaseId, ProcKey};
-use sublet_core::member::Restriction;
+use sublet_core::ids::{Fence, LeaseId, ProcKey};
 use sublet_core::reading::Reading;
+use sublet_core::restrictions::Restriction;
 use sublet_host::proof::{Grant, LeaseProof};
 use sublet_host::{HostReport, process};
 
@@ -217,7 +217,7 @@ fn a_lease_name_with_another_fence_does_not_count() {
 
 /// What the programs of a lease carry.
 fn grant(epoch: u8) -> Grant {
-    Grant { epoch: Epoch(epoch.into()), proof: LeaseProof([epoch; 16]) }
+    Grant { epoch: Fence(epoch.into()), proof: LeaseProof([epoch; 16]) }
 }
 
 /// Forks twice, in a session of its own, with a lease's name and fence; its first process has ended.

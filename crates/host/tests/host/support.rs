@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 use sublet_core::ids::{LeaseId, ProcKey};
-use sublet_core::reading::{Reading, Unreadable, Used};
+use sublet_core::reading::{GpuUsage, Reading, Unreadable};
 use sublet_host::clock::Clock;
 use sublet_host::{Host, HostReport, HostSettings, process};
 
@@ -117,7 +117,7 @@ impl Rig {
         self.after(from, "a look", fresh).0
     }
 
-    pub fn used(&self) -> Used {
+    pub fn used(&self) -> GpuUsage {
         match self.read_gpu() {
             Reading::Used(used) => used,
             Reading::Unreadable(why) => panic!("GPU is unreadable: {why:?}"),

@@ -10,7 +10,7 @@ use std::process::Command;
 use sublet_core::durations::Durations;
 use sublet_core::ids::LeaseId;
 use sublet_core::lateness::Lateness;
-use sublet_core::rows::{Finish, Phase, Reason, Rows, Told};
+use sublet_core::rows::{EndNotice, EndReason, LeaseEnd, Phase, Rows};
 use sublet_core::units::{Span, Time};
 use sublet_journal::{Batch, CommitError, Journal, OpenError, verify};
 
@@ -261,7 +261,7 @@ fn a_torn_end_of_the_write_ahead_log_loses_only_unacknowledged_commits() {
 fn ending_an_unknown_lease_is_refused() {
     let dir = Dir::new();
     let (mut journal, _) = dir.open();
-    let finish = Finish { reason: Reason::Released, at: Time(1), peak: None, signal: None };
+    let finish = LeaseEnd { reason: EndReason::Released, at: Time(1), peak: None, signal: None };
     let refused = journal.commit(&Batch { ending: vec![(LeaseId(9), finish)], ..Batch::default() }).unwrap_err();
     assert!(matches!(refused, CommitError::Broken(_)));
 }
@@ -319,7 +319,7 @@ fn a_notice_of_an_earlier_version_at_the_end_of_a_fixed_term_is_a_term_notice() 
         dir.sql("PRAGMA user_version = 7");
         let rows = dir.open().1.rows;
         let mut notices = rows.leases.values().filter_map(|lease| lease.hold()?.notice);
-        assert!(notices.next().is_some_and(|notice| matches!(notice, Told::Term { .. }) == told), "{term}");
+        assert!(notices.next().is_some_and(|notice| matches!(notice, EndNotice::Term { .. }) == told), "{term}");
     }
 }
 

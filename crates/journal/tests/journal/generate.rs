@@ -1,18 +1,20 @@
 //! A small world that emits plausible actions from a seed.
 
 use std::sync::Arc;
-use sublet_core::action::{Action, Unparked};
+use sublet_core::action::{Action, UnparkReason};
 use sublet_core::aside::{Aside, AsideOver};
-use sublet_core::ask::{Ask, On, Term};
 use sublet_core::audit::{Accounted, Ancestor, Audit, FileKey, Through};
-use sublet_core::ids::{CardId, Epoch, LeaseId, ProcKey, TenantId, TokenId};
-use sublet_core::lateness::Wait;
-use sublet_core::reading::CardFacts;
-use sublet_core::rows::{Ended, Phase, Reason, Rows, Service};
-use sublet_core::rung::Rung;
-use sublet_core::stranger::{Closed, Mode, Rule, RuleId, Step, Stranger, StrangerId, Struck, Treat, Who};
+use sublet_core::ids::{Fence, GpuId, LeaseId, ProcKey, TenantId, TokenId};
+use sublet_core::lateness::ExpectedWait;
+use sublet_core::method::Method;
+use sublet_core::reading::GpuFacts;
+use sublet_core::request::{GpuSelector, LeaseRequest, Term};
+use sublet_core::rows::{EndReason, EndedLease, GpuService, Phase, Rows};
 use sublet_core::token::{Token, TokenCaps, TokenHash};
 use sublet_core::units::{Bytes, Span, Time};
+use sublet_core::unleased::{
+    Mode, Rule, RuleAction, RuleId, RuleSubject, SignalOutcome, UnleasedEnd, UnleasedId, UnleasedProcess, UnleasedStep,
+};
 use sublet_journal::{Batch, LogEntry, OpenBatch, StoredAnswer};
 
 /// Numbers from a seed (splitmix64).
@@ -31,18 +33,18 @@ impl Dice {
 /// The state beside the journal, and the batch that is open.
 pub struct World {
     pub rows: Rows,
-    pub ended: Vec<Ended>,
+    pub ended: Vec<EndedLease>,
     pub open: OpenBatch,
     pub now: Time,
     pub dice: Dice,
 }
 
-pub fn ask() -> Ask {
-    Ask::plain(Bytes::gib(16), Term::Renewed(Span::secs(300)))
+pub fn ask() -> LeaseRequest {
+    LeaseRequest::plain(Bytes::gib(16), Term::Renewed(Span::secs(300)))
 }
 
-pub fn facts(index: u32) -> CardFacts {
-    CardFacts { node: Some(1), ..CardFacts::plain(index, Bytes::gib(141)) }
+pub fn facts(index: u32) -> GpuFacts {
+    GpuFacts { node: Some(1), ..GpuFacts::plain(index, Bytes::gib(141)) }
 }
 
 pub fn answer(tenant: u32, key: &str, wall_us: u64) -> StoredAnswer {
@@ -55,10 +57,10 @@ impl World {
     pub fn new(seed: u64) -> World {
         let mut world = World::with(Rows::default(), Time::ZERO, seed);
         let boot = "boot-1".to_owned();
-        world.act(Action::Start { boot, clock_offset_us: -5, epoch_floor: Epoch(1_000), lease_floor: 1 });
+        world.act(Action::Start { boot, clock_offset_us: -5, epoch_floor: Fence(1_000), lease_floor: 1 });
         for n in 0..2 {
             world.act(Action::Enrol { tenant: TenantId(n), name: format!("uid:{}", 1000 + n) });
-            world.act(Action::List { card: CardId(n as u16), facts: facts(n) });
+            world.act(Action::List { card: GpuId(n as u16), facts: facts(n) });
         }
         world
     }
@@ -102,7 +104,7 @@ impl World {
         let mut ask = ask();
         ask.priority = self.dice.below(21) as i8 - 10;
         if self.dice.below(3) == 0 {
-            ask.on = Some(On::read("h200"));
+            ask.on = Some(GpuSelector::read("h200"));
             ask.name = Some("Größe \"x\" 🦀".to_owned());
         }
         let root = (self.dice.below(2) == 0).then(|| self.process());
@@ -112,9 +114,9 @@ impl World {
     }
 
     fn grant(&mut self, lease: LeaseId) {
-        let cards = vec![CardId(self.dice.below(2) as u16)];
+        let cards = vec![GpuId(self.dice.below(2) as u16)];
         let (epoch, at, until) = (self.rows.meta.next_epoch, self.now, self.now + Span::secs(300));
-        let told = (self.dice.below(2) == 0).then_some(Wait { p50: Span::secs(5), p90: Span::secs(9) });
+        let told = (self.dice.below(2) == 0).then_some(ExpectedWait { p50: Span::secs(5), p90: Span::secs(9) });
         self.act(Action::Grant {
             lease,
             cards,
@@ -130,7 +132,7 @@ impl World {
     }
 
     pub fn end(&mut self, lease: LeaseId) {
-        let reasons = [Reason::Released, Reason::Expired, Reason::HolderExited, Reason::WaitOver];
+        let reasons = [EndReason::Released, EndReason::Expired, EndReason::HolderExited, EndReason::WaitOver];
         let reason = reasons[self.dice.below(4) as usize];
         let peak = (self.dice.below(2) == 0).then_some(Bytes::mib(650));
         let why = (self.dice.below(4) == 0).then(|| "out of memory".to_owned());
@@ -154,7 +156,7 @@ impl World {
 
     /// An operator ends a lease.
     pub fn revoke_lease(&mut self, lease: LeaseId) {
-        let (reason, at) = (Reason::Revoked, self.now);
+        let (reason, at) = (EndReason::Revoked, self.now);
         let (peak, mark, turn, why, ran, told) = (None, None, None, None, None, None);
         self.act(Action::End { lease, reason, at, peak, mark, turn, why, ran, told });
         self.act(Action::Retire { lease, ran: None });
@@ -227,7 +229,7 @@ impl World {
             (6..=8, Some(lease), Some(Phase::Active(_))) if self.dice.below(2) == 0 => {
                 let (at, booked) = (self.now, Bytes(self.dice.below(1 << 40)));
                 let again = (booked.0 % 2 == 0).then_some(at);
-                let rung = Rung::REVERSIBLE[(booked.0 % 3) as usize];
+                let rung = Method::REVERSIBLE[(booked.0 % 3) as usize];
                 let (had, program) = (booked, format!("p{}", booked.0 % 5));
                 self.act(Action::Park {
                     lease,
@@ -238,7 +240,7 @@ impl World {
                     had,
                     program,
                     room_for: None,
-                    aside: (booked.0 % 5 == 0).then_some(CardId(1)),
+                    aside: (booked.0 % 5 == 0).then_some(GpuId(1)),
                     processes: vec![],
                     quiet: false,
                     with_context: false,
@@ -274,7 +276,7 @@ impl World {
             (3..=7, Some(lease), Some(Phase::Parking(..))) => {
                 let (at, draw) = (self.now, self.dice.below(4));
                 self.act(match draw {
-                    0 => Action::Unpark { lease, at, why: Unparked::Refused("a capture is open".to_owned()) },
+                    0 => Action::Unpark { lease, at, why: UnparkReason::Refused("a capture is open".to_owned()) },
                     _ => Action::Parked { lease, at, mark: Some(at) },
                 });
             }
@@ -342,7 +344,7 @@ impl World {
         }
     }
 
-    fn some_stranger(&mut self) -> Option<Stranger> {
+    fn some_stranger(&mut self) -> Option<UnleasedProcess> {
         let nth = self.dice.below(self.rows.strangers.len().max(1) as u64) as usize;
         self.rows.strangers.values().nth(nth).cloned()
     }
@@ -350,27 +352,27 @@ impl World {
     fn step_of_strangers(&mut self) {
         match (self.dice.below(9), self.some_stranger()) {
             (0, _) => {
-                let (card, mode) = (CardId(self.dice.below(2) as u16), Mode::ALL[self.dice.below(4) as usize]);
+                let (card, mode) = (GpuId(self.dice.below(2) as u16), Mode::ALL[self.dice.below(4) as usize]);
                 self.act(Action::SetMode { card, mode });
             }
             (1, _) => self.step_of_rules(),
             (2..=3, _) | (_, None) => {
-                let (id, audit) = (StrangerId(self.rows.meta.next_stranger), self.audit());
-                let again = (self.dice.below(4) == 0).then_some(StrangerId(1));
-                let (cards, step) = (vec![CardId(0)], Step::Found);
+                let (id, audit) = (UnleasedId(self.rows.meta.next_stranger), self.audit());
+                let again = (self.dice.below(4) == 0).then_some(UnleasedId(1));
+                let (cards, step) = (vec![GpuId(0)], UnleasedStep::Found);
                 let of = (self.dice.below(4) == 0).then_some(LeaseId(1));
                 let stranger =
-                    Stranger { id, audit, since: self.now, cards, step, again, until: None, stays: None, of };
+                    UnleasedProcess { id, audit, since: self.now, cards, step, again, until: None, stays: None, of };
                 self.act(Action::Find { stranger: Box::new(stranger) });
             }
-            (4, Some(Stranger { id, .. })) => {
-                let (audit, cards) = (Box::new(self.audit()), vec![CardId(1), CardId(0)]);
+            (4, Some(UnleasedProcess { id, .. })) => {
+                let (audit, cards) = (Box::new(self.audit()), vec![GpuId(1), GpuId(0)]);
                 self.act(Action::Reaudit { stranger: id, audit, cards });
             }
-            (5, Some(Stranger { id, .. })) => {
+            (5, Some(UnleasedProcess { id, .. })) => {
                 let lease = LeaseId(self.rows.meta.next_lease);
-                let mine = [Closed::Adopted(lease), Closed::Parked(lease), Closed::Matched(lease)];
-                let all = [Closed::Exited, Closed::OffCards].into_iter().chain(mine).collect::<Vec<_>>();
+                let mine = [UnleasedEnd::Adopted(lease), UnleasedEnd::Parked(lease), UnleasedEnd::Matched(lease)];
+                let all = [UnleasedEnd::Exited, UnleasedEnd::OffCards].into_iter().chain(mine).collect::<Vec<_>>();
                 let how = all[self.dice.below(5) as usize];
                 self.act(Action::Close { stranger: id, at: self.now, how });
             }
@@ -379,25 +381,28 @@ impl World {
     }
 
     /// The next action for an unleased process; mostly the one that follows its present step.
-    fn step_of_stranger(&mut self, Stranger { id, audit, step, .. }: &Stranger) {
+    fn step_of_stranger(&mut self, UnleasedProcess { id, audit, step, .. }: &UnleasedProcess) {
         let (stranger, at) = (*id, self.now);
         let processes = vec![audit.process, self.process()];
         let refused = (self.dice.below(3) == 0).then(|| "it is gone".to_owned());
         let action = match step {
-            Step::Found => Action::Warn { stranger, at, until: at + Span::secs(300) },
+            UnleasedStep::Found => Action::Warn { stranger, at, until: at + Span::secs(300) },
             _ if self.dice.below(6) == 0 => Action::Relent { stranger, at, until: None },
-            Step::Warned { .. } if self.dice.below(2) == 0 => {
+            UnleasedStep::Warned { .. } if self.dice.below(2) == 0 => {
                 Action::Take { stranger, lease: LeaseId(self.rows.meta.next_lease), at }
             }
-            Step::Moving { .. } => Action::NotMoved { stranger, at, why: "it's \"managed\"".to_owned() },
-            Step::Warned { .. } | Step::Unmoved { .. } => Action::Strike { stranger, signal: 15, at, processes },
-            Step::Told { signal, sent: false, .. } => {
-                let outcome = vec![Struck { process: audit.process, refused, changed: false, uid: Some(audit.uid) }];
+            UnleasedStep::Moving { .. } => Action::NotMoved { stranger, at, why: "it's \"managed\"".to_owned() },
+            UnleasedStep::Warned { .. } | UnleasedStep::Unmoved { .. } => {
+                Action::Strike { stranger, signal: 15, at, processes }
+            }
+            UnleasedStep::Told { signal, sent: false, .. } => {
+                let outcome =
+                    vec![SignalOutcome { process: audit.process, refused, changed: false, uid: Some(audit.uid) }];
                 Action::Struck { stranger, signal: *signal, at, outcome, late: self.dice.below(8) == 0 }
             }
-            Step::Told { signal: 15, .. } => Action::Strike { stranger, signal: 9, at, processes },
-            Step::Told { .. } => Action::Survived { stranger, at },
-            Step::Stuck => Action::Close { stranger, at, how: Closed::HostRebooted },
+            UnleasedStep::Told { signal: 15, .. } => Action::Strike { stranger, signal: 9, at, processes },
+            UnleasedStep::Told { .. } => Action::Survived { stranger, at },
+            UnleasedStep::Stuck => Action::Close { stranger, at, how: UnleasedEnd::HostRebooted },
         };
         self.act(action);
     }
@@ -410,12 +415,12 @@ impl World {
             None => {
                 let id = known.filter(|_| self.dice.below(3) == 0).unwrap_or(RuleId(self.rows.meta.next_rule));
                 let who = match self.dice.below(4) {
-                    0 => Who::Exe("/opt/\"tool\"".to_owned()),
-                    1 => Who::Unit("ollama".to_owned()),
-                    2 => Who::Container("3f4e3f4e3f4e".to_owned()),
-                    _ => Who::Uid(1000),
+                    0 => RuleSubject::Exe("/opt/\"tool\"".to_owned()),
+                    1 => RuleSubject::Unit("ollama".to_owned()),
+                    2 => RuleSubject::Container("3f4e3f4e3f4e".to_owned()),
+                    _ => RuleSubject::Uid(1000),
                 };
-                let treat = if self.dice.below(2) == 0 { Treat::Allow } else { Treat::Deny };
+                let treat = if self.dice.below(2) == 0 { RuleAction::Allow } else { RuleAction::Deny };
                 self.act(Action::SetRule { rule: Rule { id, who, treat } });
             }
         }
@@ -429,11 +434,11 @@ impl World {
                 let (by, at) = ("uid:7".to_owned(), self.now);
                 let until = at + Span::secs(60);
                 let aside = Aside { by, key, since: at, renewed: at, until };
-                self.act(Action::SetAside { card: CardId(1), aside });
+                self.act(Action::SetAside { card: GpuId(1), aside });
             }
             9 => {
                 let (by, key, at) = ("uid:7".to_owned(), format!("k{}", self.dice.below(3)), self.now);
-                self.act(Action::EndAside { card: CardId(1), by, key, at, how: AsideOver::Time });
+                self.act(Action::EndAside { card: GpuId(1), by, key, at, how: AsideOver::Time });
             }
             5 | 6 => drop(self.issue()),
             7 => {
@@ -442,12 +447,12 @@ impl World {
                 }
             }
             0 => self.act(Action::Enrol { tenant, name: format!("uid:{}", 1000 + tenant.0) }),
-            1 => self.act(Action::Serve { card: CardId(1), service: Service::Out { why: "lost".to_owned() } }),
-            2 => self.act(Action::Serve { card: CardId(1), service: Service::Draining }),
+            1 => self.act(Action::Serve { card: GpuId(1), service: GpuService::Out { why: "lost".to_owned() } }),
+            2 => self.act(Action::Serve { card: GpuId(1), service: GpuService::Draining }),
             3 => self.act(Action::Grace { from: self.now, until: self.now + Span::secs(30) }),
             _ => {
-                let facts = CardFacts { context: Some(Bytes::mib(500)), ..facts(0) };
-                self.act(Action::List { card: CardId(0), facts });
+                let facts = GpuFacts { context: Some(Bytes::mib(500)), ..facts(0) };
+                self.act(Action::List { card: GpuId(0), facts });
             }
         }
     }

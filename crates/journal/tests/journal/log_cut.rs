@@ -5,8 +5,8 @@ use crate::generate::World;
 use rusqlite::Connection;
 use std::collections::BTreeMap;
 use sublet_core::action::Action;
-use sublet_core::ids::{CardId, LeaseId, TenantId};
-use sublet_core::rows::Service;
+use sublet_core::ids::{GpuId, LeaseId, TenantId};
+use sublet_core::rows::GpuService;
 use sublet_journal::{AnswerLimits, Journal, verify};
 
 /// More answers than any test here stores.
@@ -93,8 +93,8 @@ fn operators_acts_are_cut_after_all_lines_of_tenants() {
     let mut world = World::new(23);
     let (mut journal, _) = dir.open();
     for _ in 0..10 {
-        world.act(Action::Serve { card: CardId(0), service: Service::Draining });
-        world.act(Action::Serve { card: CardId(0), service: Service::In });
+        world.act(Action::Serve { card: GpuId(0), service: GpuService::Draining });
+        world.act(Action::Serve { card: GpuId(0), service: GpuService::In });
         flood(&mut world, 0, 10);
         flood(&mut world, 1, 10);
     }

@@ -3,45 +3,46 @@
 use crate::Dir;
 use crate::generate::{World, answer, ask, facts};
 use sublet_core::aside::{Aside, Asides};
-use sublet_core::ask::{Ask, Exclusivity, Notice, On, Preempt, Term, Tier, Vram};
 use sublet_core::audit::{Accounted, Ancestor, Audit, FileKey, Through};
-use sublet_core::cost::{Costs, Way};
-use sublet_core::durations::{Durations, Kind, Outcome};
+use sublet_core::cost::{Costs, Direction};
+use sublet_core::durations::{DurationOutcome, Durations, LeaseKind};
 use sublet_core::event::{Caller, Event};
-use sublet_core::ids::{CardId, Epoch, LeaseId, ProcKey, TenantId, TokenId};
-use sublet_core::lateness::{Lateness, Wait};
+use sublet_core::ids::{Fence, GpuId, LeaseId, ProcKey, TenantId, TokenId};
+use sublet_core::lateness::{ExpectedWait, Lateness};
+use sublet_core::method::Method;
 use sublet_core::policy::Policy;
-use sublet_core::reading::{CardFacts, Observation, Reading, Used};
+use sublet_core::reading::{GpuFacts, GpuReading, GpuUsage, Reading};
+use sublet_core::request::{Exclusivity, GpuSelector, LeaseRequest, Notice, Preempt, Term, Tier, Vram};
 use sublet_core::rows::{
-    Away, Card, Ended, Finish, Hold, Lease, Meta, Over, Phase, Reason, Rows, Service, Tenant, Told, Turns,
+    EndNotice, EndReason, EndedLease, Gpu, GpuService, Hold, HoldHistory, Lease, LeaseEnd, Meta, Overuse, ParkState,
+    Phase, Rows, Tenant,
 };
-use sublet_core::rung::Rung;
-use sublet_core::stranger::{Mode, Rule, RuleId, Step, Stranger, StrangerId, Treat, Who};
 use sublet_core::token::{Token, TokenCaps, TokenHash};
 use sublet_core::units::{Bytes, Span, Time};
+use sublet_core::unleased::{Mode, Rule, RuleAction, RuleId, RuleSubject, UnleasedId, UnleasedProcess, UnleasedStep};
 use sublet_core::{State, decide};
 use sublet_journal::{Batch, StoredAnswer, verify};
 
-const REASONS: [Reason; 15] = [
-    Reason::Released,
-    Reason::Expired,
-    Reason::HoldCap,
-    Reason::TermOver,
-    Reason::HolderExited,
-    Reason::Revoked,
-    Reason::ParkExpired,
-    Reason::Preempted,
-    Reason::OverUse,
-    Reason::DeviceLost,
-    Reason::RestoreFailed,
-    Reason::DiedParking,
-    Reason::HostRebooted,
-    Reason::WaitOver,
-    Reason::NotMoved,
+const REASONS: [EndReason; 15] = [
+    EndReason::Released,
+    EndReason::Expired,
+    EndReason::HoldCap,
+    EndReason::TermOver,
+    EndReason::HolderExited,
+    EndReason::Revoked,
+    EndReason::ParkExpired,
+    EndReason::Preempted,
+    EndReason::OverUse,
+    EndReason::DeviceLost,
+    EndReason::RestoreFailed,
+    EndReason::DiedParking,
+    EndReason::HostRebooted,
+    EndReason::WaitOver,
+    EndReason::NotMoved,
 ];
 
-fn extreme_ask() -> Ask {
-    Ask {
+fn extreme_ask() -> LeaseRequest {
+    LeaseRequest {
         vram: Vram::Whole,
         gpus: u16::MAX,
         term: Term::Fixed(Span(u64::MAX)),
@@ -50,7 +51,7 @@ fn extreme_ask() -> Ask {
         exclusivity: Exclusivity::Device,
         preempt: Preempt::Usual,
         at_least: None,
-        on: Some(On::Uuid("GPU-\u{0}'\"\\".to_owned())),
+        on: Some(GpuSelector::Uuid("GPU-\u{0}'\"\\".to_owned())),
         yields: true,
         may_lose: true,
         measured: true,
@@ -69,9 +70,9 @@ fn asides() -> Asides {
 
 fn extreme_hold() -> Hold {
     Hold {
-        cards: vec![CardId(0), CardId(2)],
+        cards: vec![GpuId(0), GpuId(2)],
         vram: Bytes(u64::MAX),
-        epoch: Epoch(u64::MAX),
+        epoch: Fence(u64::MAX),
         granted: Time(u64::MAX),
         renewed: Time(1 << 63),
         until: Time(u64::MAX),
@@ -79,15 +80,15 @@ fn extreme_hold() -> Hold {
         paid: Span(7),
         before: Some(Time(9)),
         day: 3,
-        turns: Some(Turns {
+        turns: Some(HoldHistory {
             began: Time(u64::MAX),
             stopped: Some(Time(1 << 63)),
             spent_us: u64::MAX,
             spent_byte_us: u128::MAX,
             booked: Bytes(u64::MAX),
-            lied: Some((Rung::Driver, Time(u64::MAX))),
+            lied: Some((Method::Driver, Time(u64::MAX))),
             unmoved: true,
-            over: Some(Over { since: Time(u64::MAX), seen: Bytes(u64::MAX) }),
+            over: Some(Overuse { since: Time(u64::MAX), seen: Bytes(u64::MAX) }),
             less_byte_us: u128::MAX,
         }),
         notice: None,
@@ -96,30 +97,36 @@ fn extreme_hold() -> Hold {
 
 fn durations() -> Durations {
     let mut durations = Durations::default();
-    let kind = Kind::new(Tier::Spot, Bytes(u64::MAX), 64);
-    durations.learn("\"é\"", kind, Span(u64::MAX), Outcome::Done, Time(u64::MAX));
-    durations.learn("", Kind::new(Tier::Interactive, Bytes::ZERO, 0), Span::ZERO, Outcome::Cut, Time::ZERO);
+    let kind = LeaseKind::new(Tier::Spot, Bytes(u64::MAX), 64);
+    durations.learn("\"é\"", kind, Span(u64::MAX), DurationOutcome::Done, Time(u64::MAX));
+    durations.learn(
+        "",
+        LeaseKind::new(Tier::Interactive, Bytes::ZERO, 0),
+        Span::ZERO,
+        DurationOutcome::Cut,
+        Time::ZERO,
+    );
     durations
 }
 
 fn lateness() -> Lateness {
     let mut lateness = Lateness::default();
-    let most = Wait { p50: Span(u64::MAX), p90: Span(u64::MAX) };
-    lateness.learn(most, Span::ZERO, Outcome::Done, Time(u64::MAX));
-    lateness.learn(Wait { p50: Span::ZERO, p90: Span::ZERO }, Span(u64::MAX), Outcome::Cut, Time::ZERO);
+    let most = ExpectedWait { p50: Span(u64::MAX), p90: Span(u64::MAX) };
+    lateness.learn(most, Span::ZERO, DurationOutcome::Done, Time(u64::MAX));
+    lateness.learn(ExpectedWait { p50: Span::ZERO, p90: Span::ZERO }, Span(u64::MAX), DurationOutcome::Cut, Time::ZERO);
     lateness
 }
 
 fn costs() -> Costs {
     let mut costs = Costs::default();
-    costs.learn("é'\"", Rung::Driver, Way::Back, Bytes(u64::MAX), Span(u64::MAX), Time(u64::MAX));
+    costs.learn("é'\"", Method::Driver, Direction::Back, Bytes(u64::MAX), Span(u64::MAX), Time(u64::MAX));
     costs
 }
 
-fn extreme_away() -> Away {
-    Away {
+fn extreme_away() -> ParkState {
+    ParkState {
         since: Time(u64::MAX),
-        rung: Rung::Driver,
+        rung: Method::Driver,
         had: Bytes(u64::MAX),
         program: "é'\"".to_owned(),
         deep: true,
@@ -129,7 +136,7 @@ fn extreme_away() -> Away {
         again: Some(Time(1 << 63)),
         back: true,
         wants: Some(Time(u64::MAX)),
-        ask: Some(Ask { on: Some(On::These(vec![CardId(u16::MAX)])), ..extreme_ask() }),
+        ask: Some(LeaseRequest { on: Some(GpuSelector::These(vec![GpuId(u16::MAX)])), ..extreme_ask() }),
         left: Some(Span(u64::MAX)),
     }
 }
@@ -183,25 +190,25 @@ fn extreme_audit() -> Audit {
 }
 
 /// One of every step.
-fn strangers() -> Vec<Stranger> {
+fn strangers() -> Vec<UnleasedProcess> {
     let steps = [
-        Step::Found,
-        Step::Warned { since: Time(u64::MAX), until: Time(u64::MAX) },
-        Step::Moving { lease: LeaseId(u64::MAX), since: Time(u64::MAX) },
-        Step::Unmoved { since: Time(u64::MAX) },
-        Step::Told { signal: u8::MAX, since: Time(u64::MAX), sent: true },
-        Step::Stuck,
+        UnleasedStep::Found,
+        UnleasedStep::Warned { since: Time(u64::MAX), until: Time(u64::MAX) },
+        UnleasedStep::Moving { lease: LeaseId(u64::MAX), since: Time(u64::MAX) },
+        UnleasedStep::Unmoved { since: Time(u64::MAX) },
+        UnleasedStep::Told { signal: u8::MAX, since: Time(u64::MAX), sent: true },
+        UnleasedStep::Stuck,
     ];
     let ids = [0, 1, 2, 3, 1 << 63, u64::MAX];
     let stranger = |(id, step)| {
-        let cards = vec![CardId(0), CardId(2)];
-        Stranger {
-            id: StrangerId(id),
+        let cards = vec![GpuId(0), GpuId(2)];
+        UnleasedProcess {
+            id: UnleasedId(id),
             audit: extreme_audit(),
             since: Time(u64::MAX),
             cards,
             step,
-            again: Some(StrangerId(u64::MAX)),
+            again: Some(UnleasedId(u64::MAX)),
             until: Some(Time(u64::MAX)),
             stays: Some("'\u{0}\"".to_owned()),
             of: Some(LeaseId(u64::MAX)),
@@ -213,19 +220,19 @@ fn strangers() -> Vec<Stranger> {
 /// One rule for each variant of [`Who`].
 fn rules() -> Vec<Rule> {
     let about = [
-        Who::Exe("/'\"".to_owned()),
-        Who::Unit("é.service".to_owned()),
-        Who::Container("f".repeat(64)),
-        Who::Uid(u32::MAX),
+        RuleSubject::Exe("/'\"".to_owned()),
+        RuleSubject::Unit("é.service".to_owned()),
+        RuleSubject::Container("f".repeat(64)),
+        RuleSubject::Uid(u32::MAX),
     ];
     let ids = [0, 1, 2, u32::MAX];
-    let treat = |id| if id == 0 { Treat::Allow } else { Treat::Deny };
+    let treat = |id| if id == 0 { RuleAction::Allow } else { RuleAction::Deny };
     ids.into_iter().zip(about).map(|(id, who)| Rule { id: RuleId(id), who, treat: treat(id) }).collect()
 }
 
 fn extreme_rows() -> Rows {
-    let finish = Finish {
-        reason: Reason::DeviceLost,
+    let finish = LeaseEnd {
+        reason: EndReason::DeviceLost,
         at: Time(u64::MAX),
         peak: Some(Bytes(u64::MAX)),
         signal: Some((u8::MAX, Time(u64::MAX))),
@@ -233,8 +240,14 @@ fn extreme_rows() -> Rows {
     let leases = [
         lease(0, Phase::Waiting { give_up: Time(u64::MAX) }),
         Lease { ask: ask(), roots: vec![], token: None, ..lease(7, Phase::Active(extreme_hold())) },
-        lease(8, Phase::Active(Hold { turns: None, notice: Some(Told::ForOthers(Time(u64::MAX))), ..extreme_hold() })),
-        lease(12, Phase::Active(Hold { notice: Some(Told::Term { term_over: Time(u64::MAX) }), ..extreme_hold() })),
+        lease(
+            8,
+            Phase::Active(Hold { turns: None, notice: Some(EndNotice::ForOthers(Time(u64::MAX))), ..extreme_hold() }),
+        ),
+        lease(
+            12,
+            Phase::Active(Hold { notice: Some(EndNotice::Term { term_over: Time(u64::MAX) }), ..extreme_hold() }),
+        ),
         lease(9, Phase::Parking(extreme_hold(), extreme_away())),
         lease(10, Phase::Parked(extreme_hold(), extreme_away())),
         lease(11, Phase::Resuming(extreme_hold(), extreme_away())),
@@ -245,7 +258,7 @@ fn extreme_rows() -> Rows {
             boot: "é\u{0}".to_owned(),
             clock_offset_us: i64::MIN,
             next_lease: u64::MAX - 1,
-            next_epoch: Epoch(u64::MAX - 1),
+            next_epoch: Fence(u64::MAX - 1),
             next_token: u32::MAX - 1,
             grace_from: Time(u64::MAX),
             grace_until: Time(u64::MAX),
@@ -271,10 +284,10 @@ fn extreme_rows() -> Rows {
             Tenant::default(),
         ],
         cards: vec![
-            Card { mode: Mode::Enforce, ..Card::new(facts(0)) },
-            Card { service: Service::Draining, aside: asides(), ..Card::new(facts(1)) },
-            Card {
-                facts: CardFacts {
+            Gpu { mode: Mode::Enforce, ..Gpu::new(facts(0)) },
+            Gpu { service: GpuService::Draining, aside: asides(), ..Gpu::new(facts(1)) },
+            Gpu {
+                facts: GpuFacts {
                     index: u32::MAX,
                     total: Bytes(u64::MAX),
                     display: true,
@@ -283,7 +296,7 @@ fn extreme_rows() -> Rows {
                     unusable: Some("MIG".to_owned()),
                     ..facts(2)
                 },
-                service: Service::Out { why: "'; DROP TABLE leases".to_owned() },
+                service: GpuService::Out { why: "'; DROP TABLE leases".to_owned() },
                 mode: Mode::Adopt,
                 aside: Asides::default(),
             },
@@ -303,7 +316,7 @@ fn image(rows: &Rows) -> Batch {
         at: Time(u64::MAX),
         meta: Some(rows.meta.clone()),
         tenants: (0..).map(TenantId).zip(rows.tenants.iter().cloned()).collect(),
-        cards: (0..).map(CardId).zip(rows.cards.iter().cloned()).collect(),
+        cards: (0..).map(GpuId).zip(rows.cards.iter().cloned()).collect(),
         leases: rows.leases.values().cloned().collect(),
         tokens: rows.tokens.values().cloned().collect(),
         strangers: rows.strangers.values().cloned().collect(),
@@ -340,14 +353,14 @@ fn ended_leases_keep_every_reason_and_the_extremes() {
     let dir = Dir::new();
     let (mut journal, _) = dir.open();
     let reasons = (1..).zip(REASONS);
-    let past: Vec<Ended> = reasons
-        .map(|(id, reason)| Ended {
+    let past: Vec<EndedLease> = reasons
+        .map(|(id, reason)| EndedLease {
             id: LeaseId(id),
             tenant: TenantId((id % 2) as u32),
             ask: extreme_ask(),
             asked: Time(u64::MAX),
             hold: (id > 3).then(extreme_hold),
-            finish: Finish { reason, at: Time(u64::MAX), peak: (id > 5).then_some(Bytes(u64::MAX)), signal: None },
+            finish: LeaseEnd { reason, at: Time(u64::MAX), peak: (id > 5).then_some(Bytes(u64::MAX)), signal: None },
         })
         .collect();
     journal.commit(&Batch { past: past.clone(), ..Batch::default() }).unwrap();
@@ -458,14 +471,14 @@ fn a_start_from_rows_at_the_ends_of_their_types_goes_on() {
     for (boot, now) in [("\u{e9}\u{0}", Time(5)), ("\u{e9}\u{0}", Time(u64::MAX - 5)), ("another", Time(u64::MAX - 5))]
     {
         let mut state = State::new(extreme_rows(), Policy::default());
-        let ask = Ask::plain(Bytes::gib(1), Term::Renewed(Span::secs(60)));
-        let used = Used { free: Bytes(u64::MAX), processes: Vec::new(), coarse: false };
+        let ask = LeaseRequest::plain(Bytes::gib(1), Term::Renewed(Span::secs(60)));
+        let used = GpuUsage { free: Bytes(u64::MAX), processes: Vec::new(), coarse: false };
         for event in [
-            Event::Started { boot: boot.to_owned(), clock_offset_us: i64::MIN, epoch_floor: Epoch(1), lease_floor: 1 },
+            Event::Started { boot: boot.to_owned(), clock_offset_us: i64::MIN, epoch_floor: Fence(1), lease_floor: 1 },
             Event::Listed(vec![facts(0), facts(1)]),
             Event::Observed {
                 card: facts(0).uuid,
-                observation: Observation { begun: now, reading: Reading::Used(used) },
+                observation: GpuReading { begun: now, reading: Reading::Used(used) },
             },
             Event::Asked { by: Caller::user("uid:0"), ask, wait: None, root: None },
             Event::Ticked,

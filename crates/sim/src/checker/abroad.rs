@@ -6,7 +6,7 @@
 use super::books::{Books, Look};
 use super::enforce::{Found, Told};
 use super::{Verdict, must};
-use sublet_core::ids::{CardId, LeaseId, ProcKey};
+use sublet_core::ids::{GpuId, LeaseId, ProcKey};
 use sublet_core::state::State;
 use sublet_core::units::Bytes;
 
@@ -60,7 +60,7 @@ impl Books {
         for (number, card) in self.cards.iter().enumerate() {
             let told = matches!(card.look, Look::Free(_));
             let abroad = card.all.iter().copied().filter(|process| told && self.is_abroad(*process, number));
-            let (asked, abroad) = (state.abroad(CardId(number as u16)), abroad.collect::<Vec<_>>());
+            let (asked, abroad) = (state.abroad(GpuId(number as u16)), abroad.collect::<Vec<_>>());
             must(20, asked == abroad, || format!("on card {number} are {abroad:?} abroad, and asked for {asked:?}"))?;
         }
         Ok(())

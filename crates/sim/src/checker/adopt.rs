@@ -5,8 +5,8 @@ use super::books::{Book, Books, Held, Look};
 use super::calls::Cause;
 use super::enforce::{Found, Watched};
 use super::{Verdict, must};
-use sublet_core::ask::{Ask, Exclusivity, Term, Tier, Vram};
 use sublet_core::ids::{LeaseId, ProcKey};
+use sublet_core::request::{Exclusivity, LeaseRequest, Term, Tier, Vram};
 use sublet_core::units::{Bytes, Span, Time};
 
 /// So long after it was found a stranger has most of what it takes.
@@ -79,7 +79,14 @@ impl Books {
     }
 
     /// Whether an ask is that of a stranger, which gets its lease in the same event.
-    pub fn is_adoption(&mut self, now: Time, cause: &Cause, lease: LeaseId, ask: &Ask, root: Option<ProcKey>) -> bool {
+    pub fn is_adoption(
+        &mut self,
+        now: Time,
+        cause: &Cause,
+        lease: LeaseId,
+        ask: &LeaseRequest,
+        root: Option<ProcKey>,
+    ) -> bool {
         let Some(stranger) = root.and_then(|root| self.watch.of(root)) else { return false };
         let Some(found) = self.watch.get(stranger) else { return false };
         let asked = match cause {

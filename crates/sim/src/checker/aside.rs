@@ -7,10 +7,10 @@ use super::park::Trip;
 use super::{Verdict, must};
 use sublet_core::action::Action;
 use sublet_core::aside::{Aside, AsideOver};
-use sublet_core::ask::Preempt;
-use sublet_core::event::{Answer, AsideAsk, Caller, Refusal};
+use sublet_core::event::{AsideRequest, Caller, EventAnswer, Refusal};
 use sublet_core::ids::LeaseId;
 use sublet_core::policy::AsideAllow;
+use sublet_core::request::Preempt;
 use sublet_core::state::State;
 use sublet_core::units::{Span, Time};
 
@@ -32,7 +32,7 @@ pub enum Expected {
 
 impl Books {
     /// What must come of a request that a GPU steps aside.
-    pub fn aside_asked(&self, now: Time, by: &Caller, uuid: &str, ask: &AsideAsk) -> Expected {
+    pub fn aside_asked(&self, now: Time, by: &Caller, uuid: &str, ask: &AsideRequest) -> Expected {
         let may = by.operator || (ask.at_seat && self.policy.aside.allow == AsideAllow::Seat);
         let Some(number) = self.card(uuid) else {
             let refusal = if may || ask.renews { Refusal::NoSuchCard } else { self.no_seat() };
@@ -81,10 +81,10 @@ impl Books {
     }
 
     /// Whether the answer, and what was done, is what the books say.
-    pub fn answered_aside(&self, expected: &Expected, answer: &Answer, actions: &[Action]) -> Verdict {
+    pub fn answered_aside(&self, expected: &Expected, answer: &EventAnswer, actions: &[Action]) -> Verdict {
         let right = match expected {
-            Expected::Refused(refusal) => *answer == Answer::Refused(refusal.clone()),
-            Expected::Set(..) | Expected::Ends(..) => *answer == Answer::Done,
+            Expected::Refused(refusal) => *answer == EventAnswer::Refused(refusal.clone()),
+            Expected::Set(..) | Expected::Ends(..) => *answer == EventAnswer::Done,
         };
         must(21, right, || format!("{expected:?} is answered {answer:?}"))?;
         let is_done = |number: usize, by: &str, name: &str| {

@@ -6,14 +6,14 @@ use super::over::Excess;
 use super::park::{BESIDE, CONTEXT, HOOK, Rests, SILENT, Trip, Voice, Voices, Way};
 use std::collections::{BTreeMap, BTreeSet};
 use sublet_core::aside::Aside;
-use sublet_core::ask::{Ask, On, Term, Tier, Vram};
 use sublet_core::event::Event;
-use sublet_core::ids::{CardId, Epoch, LeaseId, ProcKey};
+use sublet_core::ids::{Fence, GpuId, LeaseId, ProcKey};
 use sublet_core::loss::Loss;
+use sublet_core::method::Method;
 use sublet_core::policy::Policy;
-use sublet_core::reading::{CardFacts, Reading, Used};
-use sublet_core::rows::{Phase, Reason, Rows, Service, Told};
-use sublet_core::rung::Rung;
+use sublet_core::reading::{GpuFacts, GpuUsage, Reading};
+use sublet_core::request::{GpuSelector, LeaseRequest, Term, Tier, Vram};
+use sublet_core::rows::{EndNotice, EndReason, GpuService, Phase, Rows};
 use sublet_core::units::{Bytes, Span, Time};
 
 /// A gap between events that counts as an absence.
@@ -27,7 +27,7 @@ pub struct Book {
     /// Whose.
     pub tenant: usize,
     /// What was asked.
-    pub ask: Ask,
+    pub ask: LeaseRequest,
     /// When.
     pub asked: Time,
     /// Whether a process is bound to it.
@@ -71,7 +71,7 @@ pub struct Held {
     /// So much of each.
     pub vram: Bytes,
     /// The number to show.
-    pub epoch: Epoch,
+    pub epoch: Fence,
     /// When.
     pub granted: Time,
     /// When last renewed.
@@ -95,7 +95,7 @@ pub struct Held {
     /// It was told to leave at least once.
     pub moved: bool,
     /// It was told that it ends then, for others.
-    pub notice: Option<Told>,
+    pub notice: Option<EndNotice>,
     /// It was told that it has more than its lease: when first, and how much it was.
     pub over: Option<(Time, Bytes)>,
     /// Since when its lease is as large as it is.
@@ -107,7 +107,7 @@ pub struct Held {
 impl Held {
     /// When it ends for others, by what it was told.
     pub fn for_others(&self) -> Option<Time> {
-        self.notice.and_then(Told::for_others)
+        self.notice.and_then(EndNotice::for_others)
     }
 
     /// What it is charged until then: the time in which it had its cards.
@@ -192,7 +192,7 @@ impl Book {
 #[derive(Debug)]
 pub struct CardBook {
     /// What it is.
-    pub facts: CardFacts,
+    pub facts: GpuFacts,
     /// Its name in lower case.
     pub model: String,
     /// An operator lets it run empty.
@@ -323,13 +323,13 @@ pub struct Books {
     /// Leases that are parked, or on their way there or back.
     pub trips: BTreeSet<LeaseId>,
     /// Programs of each lease that spoke to this daemon.
-    pub voices: BTreeMap<(LeaseId, Rung), Voices>,
+    pub voices: BTreeMap<(LeaseId, Method), Voices>,
     /// Who was the first in the queue when the present event began to make room.
     pub made_first: Option<LeaseId>,
     /// Leases that were told that they end, for others.
     pub noticed: BTreeSet<LeaseId>,
     /// Programs whose bytes are in host memory, by their own word to this daemon or an earlier one.
-    pub stowed: BTreeMap<(ProcKey, Rung), LeaseId>,
+    pub stowed: BTreeMap<(ProcKey, Method), LeaseId>,
     /// Host memory that was available at the last look.
     pub ram: Option<Bytes>,
     /// What was booked by those who were parked since then: the look may not have it.
@@ -439,7 +439,7 @@ impl Books {
             let lied = row.hold().and_then(|hold| hold.turns.as_ref()).and_then(|turns| turns.lied);
             let rests = Rests::read(lied, parking);
             let doom = match &row.phase {
-                Phase::Ending(_, finish) if matches!(finish.reason, Reason::Preempted | Reason::OverUse) => {
+                Phase::Ending(_, finish) if matches!(finish.reason, EndReason::Preempted | EndReason::OverUse) => {
                     let from = finish.signal.map_or(finish.at, |(_, at)| at + parking.grace);
                     Some(Doom { signal: finish.signal.map(|(signal, _)| signal), from, sent: false })
                 }
@@ -456,7 +456,7 @@ impl Books {
                 // Who was on its way back has not come.
                 let away = matches!(row.phase, Phase::Parked(..) | Phase::Resuming(..));
                 let voice = Voice { parked: away.then_some(Bytes::ZERO), ..SILENT };
-                books.voices.entry((row.id, Rung::Yield)).or_default().insert(HOOK, voice);
+                books.voices.entry((row.id, Method::Yield)).or_default().insert(HOOK, voice);
             }
         }
         books
@@ -480,7 +480,7 @@ impl Books {
     }
 
     /// The moment a waiter queues by.
-    pub fn rank(&self, ask: &Ask, asked: Time) -> i64 {
+    pub fn rank(&self, ask: &LeaseRequest, asked: Time) -> i64 {
         let start = &self.policy.head_start;
         let tier = match ask.tier {
             Tier::Interactive => start.interactive,
@@ -581,7 +581,7 @@ impl Books {
     }
 
     /// A card's facts.
-    pub fn put_card(&mut self, number: usize, facts: &CardFacts) {
+    pub fn put_card(&mut self, number: usize, facts: &GpuFacts) {
         match self.cards.get_mut(number) {
             Some(card) => card.facts = facts.clone(),
             None => self.cards.push(CardBook {
@@ -607,9 +607,9 @@ impl Books {
     }
 
     /// A card goes into service or out of it.
-    pub fn serve(&mut self, number: usize, service: &Service) {
-        self.cards[number].serving = *service == Service::In;
-        self.cards[number].draining = *service == Service::Draining;
+    pub fn serve(&mut self, number: usize, service: &GpuService) {
+        self.cards[number].serving = *service == GpuService::In;
+        self.cards[number].draining = *service == GpuService::Draining;
     }
 
     /// A card's number.
@@ -690,7 +690,7 @@ impl Books {
         self.weigh_excess(number);
     }
 
-    fn attribute(&mut self, number: usize, used: &Used) {
+    fn attribute(&mut self, number: usize, used: &GpuUsage) {
         let card = &mut self.cards[number];
         card.seen.clear();
         card.residents.clear();
@@ -739,18 +739,18 @@ impl Books {
     }
 
     /// Whether the card is one of those the ask names.
-    pub fn named(&self, ask: &Ask, card: &CardBook) -> bool {
+    pub fn named(&self, ask: &LeaseRequest, card: &CardBook) -> bool {
         let Some(on) = &ask.on else { return true };
-        let several = if let On::AnyOf(several) = on { &several[..] } else { std::slice::from_ref(on) };
+        let several = if let GpuSelector::AnyOf(several) = on { &several[..] } else { std::slice::from_ref(on) };
         several.iter().any(|on| match on {
-            On::Index(index) => card.facts.index == *index,
-            On::Uuid(uuid) => card.facts.uuid.starts_with(uuid),
-            On::These(cards) => cards
+            GpuSelector::Index(index) => card.facts.index == *index,
+            GpuSelector::Uuid(uuid) => card.facts.uuid.starts_with(uuid),
+            GpuSelector::These(cards) => cards
                 .iter()
                 .any(|other| self.cards.get(usize::from(other.0)).is_some_and(|it| it.facts.uuid == card.facts.uuid)),
-            On::Model(part) => card.model.contains(&part.to_lowercase()),
+            GpuSelector::Model(part) => card.model.contains(&part.to_lowercase()),
             // A list in a list cannot be asked for.
-            On::AnyOf(_) => false,
+            GpuSelector::AnyOf(_) => false,
         })
     }
 
@@ -760,7 +760,7 @@ impl Books {
     }
 
     /// Whether the ask could start on the card if that were empty.
-    pub fn eligible(&self, ask: &Ask, card: &CardBook) -> bool {
+    pub fn eligible(&self, ask: &LeaseRequest, card: &CardBook) -> bool {
         let sized = match ask.vram {
             Vram::Whole => true,
             Vram::Bytes(vram) => vram <= self.largest(card) && self.context(ask, card) <= vram,
@@ -769,13 +769,13 @@ impl Books {
     }
 
     /// The least of a card that makes sense. Whoever was there before has its context.
-    pub fn context(&self, ask: &Ask, card: &CardBook) -> Bytes {
-        let returns = matches!(ask.on, Some(On::These(_)));
+    pub fn context(&self, ask: &LeaseRequest, card: &CardBook) -> Bytes {
+        let returns = matches!(ask.on, Some(GpuSelector::These(_)));
         card.facts.context.filter(|_| !returns).unwrap_or_default()
     }
 }
 
 /// Cards as bits.
-pub fn mask(cards: &[CardId]) -> u64 {
+pub fn mask(cards: &[GpuId]) -> u64 {
     cards.iter().fold(0, |mask, card| mask | 1 << card.0)
 }

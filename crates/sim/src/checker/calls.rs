@@ -7,12 +7,12 @@ use super::make::nothing_but_room;
 use super::park::{HOOK, Way};
 use super::{Verdict, must};
 use sublet_core::action::Action;
-use sublet_core::event::{Answer, Caller, Event, Refusal};
-use sublet_core::ids::{Epoch, LeaseId, ProcKey};
-use sublet_core::parking::Said;
+use sublet_core::event::{Caller, Event, EventAnswer, Refusal};
+use sublet_core::ids::{Fence, LeaseId, ProcKey};
+use sublet_core::method::Method;
+use sublet_core::parking::MoverReport;
 use sublet_core::policy::Renewal;
 use sublet_core::reading::Reading;
-use sublet_core::rung::Rung;
 use sublet_core::units::{Bytes, Span, Time};
 
 /// An event, as far as the checker needs it once core has it.
@@ -32,9 +32,9 @@ pub enum Cause {
     /// A waiter would take less.
     Accepted(LeaseId, Bytes, u16, Option<Refusal>),
     /// A card was drained or cleared, with what must be answered.
-    Service(Answer),
+    Service(EventAnswer),
     /// A caller accepts a loss, with what must be answered.
-    LossAccepted(Answer),
+    LossAccepted(EventAnswer),
     /// A request about asides, with what must come of it.
     Aside(Box<Expected>),
     /// These cards are listed, by UUID.
@@ -137,7 +137,8 @@ impl Books {
             Event::Cleared { by, card } => {
                 let answer = self.service(by, card);
                 // A card that is gone is not seen again: the operator's word is all there is.
-                if let Some(number) = self.card(card).filter(|n| answer == Answer::Done && !self.cards[*n].listed) {
+                if let Some(number) = self.card(card).filter(|n| answer == EventAnswer::Done && !self.cards[*n].listed)
+                {
                     self.seen_again(number, now);
                 }
                 Cause::Service(answer)
@@ -226,7 +227,7 @@ impl Books {
             && self.queue.len() < self.policy.queue_max
     }
 
-    fn call(&self, now: Time, by: &Caller, word: Word, lease: LeaseId, epoch: Option<Epoch>) -> Cause {
+    fn call(&self, now: Time, by: &Caller, word: Word, lease: LeaseId, epoch: Option<Fence>) -> Cause {
         let visible = |book: &&Book| by.operator || self.tenants[book.tenant].name == by.tenant;
         let releases = matches!(word, Word::Release | Word::Revoke);
         let expect = match self.leases.get(&lease).filter(visible) {
@@ -271,22 +272,22 @@ impl Books {
     }
 
     /// The wrapper of a holder says how its hook went. What it says too late, or twice, changes nothing.
-    fn hooked(&mut self, now: Time, by: &Caller, lease: LeaseId, epoch: Epoch, said: &Said) -> Cause {
+    fn hooked(&mut self, now: Time, by: &Caller, lease: LeaseId, epoch: Fence, said: &MoverReport) -> Cause {
         let call = self.call(now, by, Word::Tell, lease, Some(epoch));
         if !matches!(call, Cause::Call(_, _, Expect::Yes(_))) {
             return call;
         }
-        let has_hook = !self.voices(lease, Rung::Yield).is_empty();
+        let has_hook = !self.voices(lease, Method::Yield).is_empty();
         let due = match self.leases.get(&lease).map(|book| &book.at) {
             Some(At::Away(_, trip)) => match (trip.way, said) {
-                (Way::Out, Said::Parked(_) | Said::Refused(_)) => trip.rung == Rung::Yield && has_hook,
-                (Way::Back, Said::Resumed | Said::Refused(_)) => trip.rung == Rung::Yield && has_hook,
-                (Way::Gone, Said::Wants) => true,
+                (Way::Out, MoverReport::Parked(_) | MoverReport::Refused(_)) => trip.rung == Method::Yield && has_hook,
+                (Way::Back, MoverReport::Resumed | MoverReport::Refused(_)) => trip.rung == Method::Yield && has_hook,
+                (Way::Gone, MoverReport::Wants) => true,
                 _ => false,
             },
             _ => false,
         };
-        if due { Cause::Hooked(lease, self.heard(now, lease, Rung::Yield, HOOK, said)) } else { call }
+        if due { Cause::Hooked(lease, self.heard(now, lease, Method::Yield, HOOK, said)) } else { call }
     }
 
     /// Why nobody could take less, whatever is free.
@@ -301,11 +302,11 @@ impl Books {
         }
     }
 
-    fn service(&self, by: &Caller, card: &str) -> Answer {
+    fn service(&self, by: &Caller, card: &str) -> EventAnswer {
         match self.card(card) {
-            _ if !by.operator => Answer::Refused(Refusal::NotOperator),
-            None => Answer::Refused(Refusal::NoSuchCard),
-            Some(_) => Answer::Done,
+            _ if !by.operator => EventAnswer::Refused(Refusal::NotOperator),
+            None => EventAnswer::Refused(Refusal::NoSuchCard),
+            Some(_) => EventAnswer::Done,
         }
     }
 
@@ -351,7 +352,7 @@ impl Books {
     }
 
     /// Whether the answer is what the books say.
-    pub fn answered(&self, cause: &Cause, answer: &Answer, actions: &[Action]) -> Verdict {
+    pub fn answered(&self, cause: &Cause, answer: &EventAnswer, actions: &[Action]) -> Verdict {
         let idle = || nothing_but_room(actions);
         match cause {
             Cause::Call(word, lease, Expect::Refusal(refusal)) => {
@@ -360,29 +361,29 @@ impl Books {
                     Refusal::ProcessAway(_) => 2,
                     _ => 7,
                 };
-                let right = *answer == Answer::Refused(refusal.clone());
+                let right = *answer == EventAnswer::Refused(refusal.clone());
                 must(rule, right, || format!("{word:?} {lease} is answered {answer:?} instead of {refusal:?}"))?;
                 must(rule, idle(), || format!("{word:?} {lease} is refused, and yet {actions:?}"))
             }
             Cause::Call(word, lease, Expect::Yes(renews)) => {
-                must(0, *answer == Answer::Lease(*lease), || format!("{word:?} {lease} is answered {answer:?}"))?;
+                must(0, *answer == EventAnswer::Lease(*lease), || format!("{word:?} {lease} is answered {answer:?}"))?;
                 let renewed = |action: &Action| matches!(action, Action::Renew { .. });
                 must(8, !renews || actions.iter().any(renewed), || format!("{lease} was not renewed by its word"))
             }
             Cause::Service(right) => {
                 must(18, answer == right, || format!("answered {answer:?} instead of {right:?}"))?;
-                must(18, *right == Answer::Done || idle(), || format!("refused, and yet {actions:?}"))
+                must(18, *right == EventAnswer::Done || idle(), || format!("refused, and yet {actions:?}"))
             }
             Cause::LossAccepted(right) => {
                 must(18, answer == right, || format!("answered {answer:?} instead of {right:?}"))?;
-                let accepted = matches!(right, Answer::LossAccepted(_));
+                let accepted = matches!(right, EventAnswer::LossAccepted(_));
                 must(18, accepted || idle(), || format!("refused, and yet {actions:?}"))
             }
             Cause::Aside(expected) => self.answered_aside(expected, answer, actions),
             Cause::Accepted(lease, vram, gpus, refusal) => {
                 let granted = |action: &Action| matches!(action, Action::Grant { lease: of, .. } | Action::Grow { lease: of, .. } if of == lease);
-                let refused = matches!(answer, Answer::Refused(_));
-                let right = refusal.as_ref().is_none_or(|refusal| *answer == Answer::Refused(refusal.clone()));
+                let refused = matches!(answer, EventAnswer::Refused(_));
+                let right = refusal.as_ref().is_none_or(|refusal| *answer == EventAnswer::Refused(refusal.clone()));
                 must(18, right, || format!("{lease} would take less and is answered {answer:?}, not {refusal:?}"))?;
                 must(1, refused || actions.iter().any(granted), || {
                     format!("{lease} takes {vram} of {gpus} cards and is granted nothing: {actions:?}")
@@ -390,17 +391,17 @@ impl Books {
                 must(18, refusal.is_none() || idle(), || format!("{lease} is refused less, and yet {actions:?}"))
             }
             Cause::Hooked(lease, _) => {
-                must(0, *answer == Answer::Lease(*lease), || format!("the hook of {lease} is answered {answer:?}"))
+                must(0, *answer == EventAnswer::Lease(*lease), || format!("the hook of {lease} is answered {answer:?}"))
             }
             Cause::Park(lease, expect) => self.answered_park(*lease, expect, answer, actions),
             Cause::Resume(lease, Expect::Refusal(refusal)) => {
                 let rule = if *refusal == Refusal::NoSuchLease { 18 } else { 7 };
-                let right = *answer == Answer::Refused(refusal.clone());
+                let right = *answer == EventAnswer::Refused(refusal.clone());
                 must(rule, right, || format!("resuming {lease} is answered {answer:?} instead of {refusal:?}"))?;
                 must(rule, idle(), || format!("resuming {lease} is refused, and yet {actions:?}"))
             }
             Cause::Resume(lease, Expect::Yes(_)) => {
-                must(0, *answer == Answer::Lease(*lease), || format!("resuming {lease} is answered {answer:?}"))
+                must(0, *answer == EventAnswer::Lease(*lease), || format!("resuming {lease} is answered {answer:?}"))
             }
             Cause::Watched(watched) => self.answered_watched(watched, answer, actions),
             Cause::Asked { place, .. } => self.asked(*place, answer, actions),
@@ -408,7 +409,7 @@ impl Books {
         }
     }
 
-    fn asked(&self, place: bool, answer: &Answer, actions: &[Action]) -> Verdict {
+    fn asked(&self, place: bool, answer: &EventAnswer, actions: &[Action]) -> Verdict {
         let queued = actions.iter().find_map(|action| match action {
             Action::Queue { lease, .. } => Some(*lease),
             _ => None,
@@ -418,9 +419,11 @@ impl Books {
             format!("{queued:?} was queued while nothing may be granted")
         })?;
         match (answer, queued) {
-            (Answer::Lease(told), Some(queued)) => must(0, *told == queued, || format!("{told} was told for {queued}")),
-            (Answer::Refused(_), None) => Ok(()),
-            (Answer::Refused(_), Some(queued)) => {
+            (EventAnswer::Lease(told), Some(queued)) => {
+                must(0, *told == queued, || format!("{told} was told for {queued}"))
+            }
+            (EventAnswer::Refused(_), None) => Ok(()),
+            (EventAnswer::Refused(_), Some(queued)) => {
                 // Others were served while it was in the queue: that cannot be told without it.
                 let others = actions.iter().any(|action| action.lease().is_some_and(|lease| lease != queued));
                 must(19, others, || format!("a refused request left {queued} in the log: {actions:?}"))

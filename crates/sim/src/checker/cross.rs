@@ -6,7 +6,7 @@ use super::{Checker, Verdict, must};
 use crate::disk::Disk;
 use sublet_core::State;
 use sublet_core::explain;
-use sublet_core::ids::{CardId, LeaseId};
+use sublet_core::ids::{GpuId, LeaseId};
 use sublet_core::rows::{Hold, Lease, Phase};
 use sublet_core::units::{Bytes, Time};
 
@@ -51,9 +51,9 @@ impl Books {
 
     fn check_cards(&self, now: Time, state: &State) -> Verdict {
         for (number, card) in self.cards.iter().enumerate() {
-            let (theirs, own) = (state.promisable(CardId(number as u16), now), self.promisable(card, now));
+            let (theirs, own) = (state.promisable(GpuId(number as u16), now), self.promisable(card, now));
             must(1, theirs == own, || format!("card {number} can promise {theirs}, and by the books {own}"))?;
-            let claims = state.room(CardId(number as u16)).claims();
+            let claims = state.room(GpuId(number as u16)).claims();
             must(1, claims.keys().eq(card.claims.keys()), || format!("card {number} has claims {claims:?}"))?;
         }
         Ok(())

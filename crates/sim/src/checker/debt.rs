@@ -4,9 +4,9 @@ use super::books::{At, Book, Books, Held, TenantBook};
 use super::make::keeps;
 use super::park::Way;
 use super::{Verdict, must};
-use sublet_core::ask::{Exclusivity, Preempt, Vram};
 use sublet_core::ids::LeaseId;
-use sublet_core::rows::Told;
+use sublet_core::request::{Exclusivity, Preempt, Vram};
+use sublet_core::rows::EndNotice;
 use sublet_core::units::{Bytes, Span, Time};
 
 impl Books {
@@ -147,7 +147,7 @@ impl Books {
             () if held.idle => held.until,
             () => held.until.max(held.before.map_or(cap, |before| before.min(cap))),
         };
-        end.min(held.notice.map_or(Time::NEVER, Told::at)).max(now).max(self.grace_until)
+        end.min(held.notice.map_or(Time::NEVER, EndNotice::at)).max(now).max(self.grace_until)
     }
 }
 

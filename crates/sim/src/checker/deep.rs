@@ -12,8 +12,8 @@ use super::calls::{Cause, Word};
 use super::park::{DISTRUST, Trip, Way};
 use super::{Checker, Verdict, must};
 use sublet_core::ids::{LeaseId, ProcKey};
-use sublet_core::parking::Said;
-use sublet_core::rung::Rung;
+use sublet_core::method::Method;
+use sublet_core::parking::MoverReport;
 use sublet_core::units::{Bytes, Time};
 
 /// What the driver does about a parked holder's contexts.
@@ -49,13 +49,13 @@ impl Books {
         if self.policy.parking.deep.is_none() {
             return Err("contexts stay in this house");
         }
-        if trip.way != Way::Gone || trip.rung != Rung::Park || trip.deep.is_some() {
+        if trip.way != Way::Gone || trip.rung != Method::Park || trip.deep.is_some() {
             return Err("it is not in host memory by the library alone");
         }
         if self.is_stopped() {
             return Err("the disk is full");
         }
-        if book.rests.on(Rung::Driver) > now {
+        if book.rests.on(Method::Driver) > now {
             return Err("the driver could not a moment ago");
         }
         let mut processes = Vec::new();
@@ -70,18 +70,18 @@ impl Books {
         processes.sort();
         processes.dedup();
         let quiet = |process: &ProcKey| {
-            let voice = self.voices(lease, Rung::Park).get(process);
+            let voice = self.voices(lease, Method::Park).get(process);
             voice.is_some_and(|voice| voice.parked.is_some() && voice.deep.is_some())
         };
         if processes.is_empty() || !processes.iter().all(quiet) {
             return Err("not all of its programs could be quiet");
         }
-        let able = |process: &ProcKey| self.voices(lease, Rung::Driver).get(process).is_some_and(|it| !it.cannot);
+        let able = |process: &ProcKey| self.voices(lease, Method::Driver).get(process).is_some_and(|it| !it.cannot);
         if !processes.iter().all(able) {
             return Err("the driver cannot, or was not asked");
         }
         let left: Bytes = held.cards.iter().map(|number| self.seen_of(lease, *number)).sum();
-        let more = (self.said(lease, Rung::Park) + left).less(held.booked);
+        let more = (self.said(lease, Method::Park) + left).less(held.booked);
         if more > Bytes::ZERO {
             self.has_memory(more, self.ram.ok_or("nobody knows how much host memory there is")?)?;
             let cap = self.policy.caps_for(&self.tenants[book.tenant].name, &[]).parked;
@@ -109,19 +109,25 @@ impl Books {
     /// A lease lost a process to another: unless the driver moves it already, it does not for this one.
     pub(super) fn lose(&mut self, from: LeaseId, process: ProcKey) {
         let moved = self.leases.get(&from).is_some_and(|book| self.moves(book, &process));
-        if let Some(voices) = self.voices.get_mut(&(from, Rung::Driver)).filter(|_| !moved) {
+        if let Some(voices) = self.voices.get_mut(&(from, Method::Driver)).filter(|_| !moved) {
             voices.remove(&process);
         }
     }
 
     /// Whether the driver says for a lease that it could move a process which it moves for another, or is another's.
-    pub(super) fn is_others(&self, lease: LeaseId, rung: Rung, process: &ProcKey, said: &Said) -> bool {
-        if rung != Rung::Driver
-            || !matches!(said, Said::Here { parked: None } | Said::Cannot(_) | Said::Resumed | Said::Unknown)
+    pub(super) fn is_others(&self, lease: LeaseId, rung: Method, process: &ProcKey, said: &MoverReport) -> bool {
+        if rung != Method::Driver
+            || !matches!(
+                said,
+                MoverReport::Here { parked: None }
+                    | MoverReport::Cannot(_)
+                    | MoverReport::Resumed
+                    | MoverReport::Unknown
+            )
         {
             return false;
         }
-        let known = self.voices(lease, Rung::Driver).contains_key(process);
+        let known = self.voices(lease, Method::Driver).contains_key(process);
         let trips = self.trips.iter().filter_map(|trip| self.leases.get(trip));
         let mut movers = trips.filter(|book| self.moves(book, process)).map(|book| book.id);
         let of = movers.next().or_else(|| self.owners.get(process).copied());
@@ -130,7 +136,7 @@ impl Books {
 
     /// Whether nothing of a holder calls the driver any more.
     fn is_quiet(&self, lease: LeaseId, deep: &Deep) -> bool {
-        let voices = self.voices(lease, Rung::Park);
+        let voices = self.voices(lease, Method::Park);
         deep.processes.iter().all(|process| match voices.get(process) {
             Some(voice) => voice.deep == Some(true),
             None => self.is_gone(lease, process),
@@ -139,7 +145,7 @@ impl Books {
 
     /// Whether the driver may have something of a holder.
     pub(super) fn may_have(&self, lease: LeaseId, trip: &Trip) -> bool {
-        let voices = self.voices(lease, Rung::Driver);
+        let voices = self.voices(lease, Method::Driver);
         let has = |process: &ProcKey| voices.get(process).is_none_or(|voice| voice.parked.is_some() || voice.unknown);
         let moved = trip.deep.as_ref().map_or(&trip.driven, |deep| &deep.processes);
         moved.iter().any(|process| !self.is_gone(lease, process) && has(process))
@@ -167,7 +173,7 @@ impl Books {
     pub(super) fn driver_refused(&mut self, now: Time, lease: LeaseId) -> Word {
         match self.leases.get(&lease).map(|book| &book.at) {
             Some(At::Away(_, trip)) if trip.way == Way::Gone => {
-                self.rest(now, lease, Rung::Driver, DISTRUST);
+                self.rest(now, lease, Method::Driver, DISTRUST);
                 Word::Refuse
             }
             Some(At::Away(_, trip)) if trip.way == Way::Back => Word::Refuse,
@@ -187,7 +193,7 @@ impl Books {
     ) -> Verdict {
         must(14, at == now, || format!("{lease} leaves altogether at {at}, and it is {now}"))?;
         let has = |process: &ProcKey| {
-            self.voices(lease, Rung::Driver).get(process).is_some_and(|voice| voice.parked.is_some())
+            self.voices(lease, Method::Driver).get(process).is_some_and(|voice| voice.parked.is_some())
         };
         // After a word of its own it may also leave altogether for a waiter, like any other.
         if matches!(cause, Cause::Said(said, _) if *said == lease) && of.iter().any(has) {
@@ -257,11 +263,11 @@ impl Books {
             _ => &[],
         };
         let has = |process: &&ProcKey| {
-            let voice = self.voices(lease, Rung::Driver).get(process);
+            let voice = self.voices(lease, Method::Driver).get(process);
             !known.contains(process) && voice.is_some_and(|voice| voice.parked.is_some())
         };
         let new = of.iter().filter(has).count();
-        let left = matches!(at, Some(At::Away(_, trip)) if trip.rung == Rung::Park);
+        let left = matches!(at, Some(At::Away(_, trip)) if trip.rung == Method::Park);
         must(2, left && new == 1 && of.len() == known.len() + 1 && known.iter().all(|it| of.contains(it)), || {
             format!("the driver shall have {of:?} of {lease}, and {known:?} before: {at:?}")
         })?;
@@ -280,7 +286,7 @@ impl Books {
         let refused = matches!(cause, Cause::Said(of, Word::Refuse) if *of == lease);
         let unsure = matches!(cause, Cause::Observed(..)) && self.sure_of_room(lease, held).is_err();
         // What it refused it did not know of, and says now that it has nothing.
-        let rests = self.leases.get(&lease).is_some_and(|book| book.rests.on(Rung::Driver) > now);
+        let rests = self.leases.get(&lease).is_some_and(|book| book.rests.on(Method::Driver) > now);
         let found = rests && matches!(cause, Cause::Said(of, Word::Tell) if *of == lease);
         must(17, refused || unsure || found, || format!("{lease} keeps its contexts after {cause:?}: {trip:?}"))?;
         // What it was never told to take it has not; what it refused to take it has not if it says so.
@@ -335,7 +341,7 @@ impl Checker {
     pub fn check_let_on(&self, lease: LeaseId, process: ProcKey) -> Verdict {
         let at = self.books.leases.get(&lease).map(|book| &book.at);
         let Some(At::Away(_, trip)) = at else { return Ok(()) };
-        let off = trip.rung == Rung::Driver && trip.way != Way::Back;
+        let off = trip.rung == Method::Driver && trip.way != Way::Back;
         must(2, !off || trip.driven.contains(&process), || {
             format!("nothing keeps {process:?} of {lease} off its cards, which began since the driver has it: {trip:?}")
         })

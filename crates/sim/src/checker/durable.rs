@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use sublet_core::action::Action;
 use sublet_core::ids::{LeaseId, TenantId};
 use sublet_core::rows::{Lease, Phase};
-use sublet_core::stranger::StrangerId;
 use sublet_core::units::Time;
+use sublet_core::unleased::UnleasedId;
 use sublet_journal::Batch;
 
 /// Every so many batches all rows are compared, not only those that were touched.
@@ -28,7 +28,7 @@ pub struct Fact {
 struct Decided {
     kind: &'static str,
     lease: Option<LeaseId>,
-    stranger: Option<StrangerId>,
+    stranger: Option<UnleasedId>,
     charge: Option<(usize, u64, u128)>,
     /// Of whom, and how much host memory for how long.
     parked: Option<(usize, u128)>,
@@ -48,7 +48,7 @@ pub struct Ledger {
     told: BTreeMap<LeaseId, Fact>,
     sync_failed: bool,
     /// Signals to strangers that are on the disk.
-    strikes: BTreeSet<(StrangerId, u8)>,
+    strikes: BTreeSet<(UnleasedId, u8)>,
 }
 
 impl Ledger {
@@ -69,7 +69,7 @@ impl Ledger {
     }
 
     /// Whether the disk has that a stranger gets a signal.
-    pub fn is_recorded(&self, stranger: StrangerId, signal: u8) -> bool {
+    pub fn is_recorded(&self, stranger: UnleasedId, signal: u8) -> bool {
         self.strikes.contains(&(stranger, signal))
     }
 

@@ -5,9 +5,9 @@ use super::books::{At, Book, Books, Held, Look};
 use super::calls::Cause;
 use super::{Verdict, must};
 use sublet_core::action::Action;
-use sublet_core::ask::{Ask, Preempt, Tier};
 use sublet_core::ids::{LeaseId, ProcKey};
-use sublet_core::rows::{Service, Told};
+use sublet_core::request::{LeaseRequest, Preempt, Tier};
+use sublet_core::rows::{EndNotice, GpuService};
 use sublet_core::units::Time;
 
 const TERM: u8 = 15;
@@ -25,7 +25,7 @@ pub struct Doom {
 }
 
 /// Whether its owner chose that others may end it.
-pub fn chose_it(ask: &Ask) -> bool {
+pub fn chose_it(ask: &LeaseRequest) -> bool {
     matches!((ask.preempt, ask.tier), (Preempt::End, _) | (Preempt::Usual, Tier::Spot))
 }
 
@@ -70,7 +70,7 @@ impl Books {
         must(20, *at == now && *until == over && from <= now, || format!("{action:?} at {now}: {held:?}"))?;
         // Its end is a term's, which is checked as any other.
         if let Some(Book { at: At::Held(held), .. }) = self.leases.get_mut(&lease) {
-            held.notice = Some(Told::Term { term_over: *until });
+            held.notice = Some(EndNotice::Term { term_over: *until });
         }
         Ok(())
     }
@@ -96,7 +96,7 @@ impl Books {
 
     fn set_notice(&mut self, lease: LeaseId, notice: Option<Time>) {
         if let Some(Book { at: At::Held(held), .. }) = self.leases.get_mut(&lease) {
-            held.notice = notice.map(Told::ForOthers);
+            held.notice = notice.map(EndNotice::ForOthers);
         }
         match notice {
             Some(_) => drop(self.noticed.insert(lease)),
@@ -175,14 +175,14 @@ impl Books {
     }
 
     /// Whether a card goes out of service because a process on it survived everything.
-    pub fn is_survived(&self, now: Time, cause: &Cause, number: usize, service: &Service) -> bool {
+    pub fn is_survived(&self, now: Time, cause: &Cause, number: usize, service: &GpuService) -> bool {
         let survives = |lease: &LeaseId| {
             let book = self.leases.get(lease)?;
             let doom = book.doom.filter(|doom| doom.signal == Some(KILL) && doom.sent && doom.from <= now)?;
             let mine = book.held().is_some_and(|held| held.cards.contains(&number));
             (mine && self.is_haunted(book)).then_some(doom)
         };
-        let out = matches!(service, Service::Out { .. }) && matches!(cause, Cause::Ticked);
+        let out = matches!(service, GpuService::Out { .. }) && matches!(cause, Cause::Ticked);
         out && self.leases.keys().any(|lease| survives(lease).is_some())
     }
 

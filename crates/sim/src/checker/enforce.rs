@@ -10,12 +10,14 @@ use super::{Checker, Verdict, must};
 use std::collections::{BTreeMap, BTreeSet};
 use sublet_core::action::Action;
 use sublet_core::audit::Audit;
-use sublet_core::event::{Answer, Event, Refusal};
+use sublet_core::event::{Event, EventAnswer, Refusal};
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::rows::Rows;
 use sublet_core::state::State;
-use sublet_core::stranger::{Closed, Mode, Rule, RuleId, Step, Stranger, StrangerId, Treat, Who};
 use sublet_core::units::{Span, Time};
+use sublet_core::unleased::{
+    Mode, Rule, RuleAction, RuleId, RuleSubject, UnleasedEnd, UnleasedId, UnleasedProcess, UnleasedStep,
+};
 
 const TERM: u8 = 15;
 const KILL: u8 = 9;
@@ -52,8 +54,8 @@ pub struct Tally {
 /// What is known of strangers, by the books.
 #[derive(Debug, Default)]
 pub struct Watch {
-    strangers: BTreeMap<StrangerId, Found>,
-    by_process: BTreeMap<ProcKey, StrangerId>,
+    strangers: BTreeMap<UnleasedId, Found>,
+    by_process: BTreeMap<ProcKey, UnleasedId>,
     modes: Vec<Mode>,
     /// GPUs that step aside.
     aside: BTreeSet<usize>,
@@ -63,17 +65,17 @@ pub struct Watch {
     /// What this daemon's self-test gave.
     tested: Option<Result<(), String>>,
     /// The lease that the present event makes of a stranger.
-    pub(super) adopting: Option<(LeaseId, StrangerId)>,
+    pub(super) adopting: Option<(LeaseId, UnleasedId)>,
     /// What the present event found out about a process is noted.
     is_noted: bool,
     /// The last look was compared with the record.
     pub(super) is_compared: bool,
     /// Strangers that took a step in the present event: they take one at a time.
-    stepped: Vec<StrangerId>,
+    stepped: Vec<UnleasedId>,
     /// Those who left when they were warned, and until when they had time.
-    warned: BTreeMap<StrangerId, Time>,
+    warned: BTreeMap<UnleasedId, Time>,
     /// Processes that left their cards when they were warned or told, when, and how far they had come.
-    left: BTreeMap<ProcKey, (StrangerId, Time, Told)>,
+    left: BTreeMap<ProcKey, (UnleasedId, Time, Told)>,
     /// Users that were not known before this event.
     pub(super) enrolled: Vec<String>,
     /// Cards that survivors of the present event are on.
@@ -127,42 +129,42 @@ pub enum Watched {
     /// One exited.
     Left(ProcKey),
     /// A signal was sent, or refused, that was decided then.
-    Struck(StrangerId, u8, Time),
+    Struck(UnleasedId, u8, Time),
     /// A daemon tried whether it could end anybody.
     Tested,
     /// One shall have a lease: which, if the caller may say so, and whether it can have one.
-    Adopt(Option<StrangerId>, bool),
+    Adopt(Option<UnleasedId>, bool),
     /// A mode was chosen.
-    Mode(usize, Mode, Answer),
+    Mode(usize, Mode, EventAnswer),
     /// A rule was made, with what must be answered.
-    Rule(Answer),
+    Rule(EventAnswer),
     /// A rule was dropped.
-    Unrule(Answer),
+    Unrule(EventAnswer),
 }
 
 /// Whether a rule is about a process.
-fn is_about(who: &Who, audit: &Audit) -> bool {
+fn is_about(who: &RuleSubject, audit: &Audit) -> bool {
     let is = |own: &Option<String>, test: &dyn Fn(&str) -> bool| own.as_deref().is_some_and(test);
     match who {
-        Who::Exe(path) if path.contains('/') => is(&audit.exe, &|own| own == path),
-        Who::Exe(name) => is(&audit.exe, &|own| own.split('/').next_back() == Some(name)),
-        Who::Unit(unit) => is(&audit.unit, &|own| own == unit || *own == format!("{unit}.service")),
-        Who::Container(begins) => is(&audit.container, &|own| own.starts_with(begins)),
-        Who::Uid(uid) => audit.uid == *uid,
+        RuleSubject::Exe(path) if path.contains('/') => is(&audit.exe, &|own| own == path),
+        RuleSubject::Exe(name) => is(&audit.exe, &|own| own.split('/').next_back() == Some(name)),
+        RuleSubject::Unit(unit) => is(&audit.unit, &|own| own == unit || *own == format!("{unit}.service")),
+        RuleSubject::Container(begins) => is(&audit.container, &|own| own.starts_with(begins)),
+        RuleSubject::Uid(uid) => audit.uid == *uid,
     }
 }
 
 impl Found {
-    fn read(row: &Stranger) -> Found {
+    fn read(row: &UnleasedProcess) -> Found {
         let step = match row.step {
-            Step::Found => Told::Nothing,
-            Step::Warned { since, until } => Told::Warned { since, until },
-            Step::Moving { lease, since } => Told::Moving { lease, since },
-            Step::Unmoved { since } => Told::Unmoved { since },
-            Step::Told { signal, since, sent } => {
+            UnleasedStep::Found => Told::Nothing,
+            UnleasedStep::Warned { since, until } => Told::Warned { since, until },
+            UnleasedStep::Moving { lease, since } => Told::Moving { lease, since },
+            UnleasedStep::Unmoved { since } => Told::Unmoved { since },
+            UnleasedStep::Told { signal, since, sent } => {
                 Told::Signal { signal, since, sent: sent.then_some(since), ours: false }
             }
-            Step::Stuck => Told::Stuck,
+            UnleasedStep::Stuck => Told::Stuck,
         };
         let cards = row.cards.iter().map(|card| usize::from(card.0)).collect();
         let stays = row.stays.is_some();
@@ -170,7 +172,7 @@ impl Found {
         Found { audit, since: row.since, cards, step, seen: None, refused: false, stays, until }
     }
 
-    fn is_as(&self, row: &Stranger) -> bool {
+    fn is_as(&self, row: &UnleasedProcess) -> bool {
         let own = Found::read(row);
         let step = match (self.step, own.step) {
             (Told::Signal { signal, sent, .. }, Told::Signal { signal: other, sent: theirs, .. }) => {
@@ -226,25 +228,25 @@ impl Watch {
         }
     }
 
-    pub(super) fn is_told(&self, treat: Treat, audit: &Audit) -> bool {
+    pub(super) fn is_told(&self, treat: RuleAction, audit: &Audit) -> bool {
         self.rules.values().any(|rule| rule.treat == treat && is_about(&rule.who, audit))
     }
 
-    pub(super) fn get(&self, stranger: StrangerId) -> Option<&Found> {
+    pub(super) fn get(&self, stranger: UnleasedId) -> Option<&Found> {
         self.strangers.get(&stranger)
     }
 }
 
 impl Checker {
     /// A signal reaches a process: that it does is on the record, and nobody has taken it back since.
-    pub fn reaches(&self, stranger: StrangerId, signal: u8) -> Verdict {
+    pub fn reaches(&self, stranger: UnleasedId, signal: u8) -> Verdict {
         let watch = &self.books.watch;
         let found = watch.strangers.get(&stranger);
         let wanted = found.is_some_and(|found| {
             let told =
                 matches!(found.step, Told::Signal { signal: told, sent: None, ours: true, .. } if told == signal);
             let enforced = found.cards.iter().any(|card| watch.mode(*card) == Mode::Enforce);
-            told && enforced && !watch.is_told(Treat::Allow, &found.audit)
+            told && enforced && !watch.is_told(RuleAction::Allow, &found.audit)
         });
         must(20, wanted, || format!("{stranger} gets signal {signal}, and is not to get it any more: {found:?}"))?;
         must(15, self.ledger.is_recorded(stranger, signal), || {
@@ -276,8 +278,8 @@ impl Books {
                 Watched::Tested
             }
             Event::AdoptAsked { by, process, vram, .. } => {
-                let of = |id: &StrangerId| self.watch.strangers.get(id);
-                let theirs = |id: &StrangerId| {
+                let of = |id: &UnleasedId| self.watch.strangers.get(id);
+                let theirs = |id: &UnleasedId| {
                     of(id).is_some_and(|it| by.operator || by.tenant == format!("uid:{}", it.audit.uid))
                 };
                 let id = self.watch.by_process.get(process).copied().filter(theirs);
@@ -292,29 +294,29 @@ impl Books {
                     None => Some("it was not tried yet".to_owned()),
                 };
                 let answer = match (self.card(card), cannot) {
-                    _ if !by.operator => Answer::Refused(Refusal::NotOperator),
-                    (None, _) => Answer::Refused(Refusal::NoSuchCard),
-                    (_, Some(why)) => Answer::Refused(Refusal::CannotEnforce(why)),
-                    _ => Answer::Done,
+                    _ if !by.operator => EventAnswer::Refused(Refusal::NotOperator),
+                    (None, _) => EventAnswer::Refused(Refusal::NoSuchCard),
+                    (_, Some(why)) => EventAnswer::Refused(Refusal::CannotEnforce(why)),
+                    _ => EventAnswer::Done,
                 };
                 Watched::Mode(self.card(card).unwrap_or_default(), *mode, answer)
             }
             Event::RuleAsked { by, who, treat } => {
                 let same = self.watch.rules.values().find(|rule| rule.who == *who).map(|rule| rule.id);
-                let short = matches!(who, Who::Container(id) if id.len() < 12);
+                let short = matches!(who, RuleSubject::Container(id) if id.len() < 12);
                 Watched::Rule(match () {
-                    () if !by.operator => Answer::Refused(Refusal::NotOperator),
-                    () if short => Answer::Refused(Refusal::BadRule),
+                    () if !by.operator => EventAnswer::Refused(Refusal::NotOperator),
+                    () if short => EventAnswer::Refused(Refusal::BadRule),
                     () => {
                         let id = same.unwrap_or(RuleId(self.watch.next_rule));
-                        Answer::Rule(Box::new(Rule { id, who: who.clone(), treat: *treat }))
+                        EventAnswer::Rule(Box::new(Rule { id, who: who.clone(), treat: *treat }))
                     }
                 })
             }
             Event::RuleDropped { by, rule } => Watched::Unrule(match self.watch.rules.get(rule) {
-                _ if !by.operator => Answer::Refused(Refusal::NotOperator),
-                Some(rule) => Answer::Rule(Box::new(rule.clone())),
-                None => Answer::Refused(Refusal::NoSuchRule),
+                _ if !by.operator => EventAnswer::Refused(Refusal::NotOperator),
+                Some(rule) => EventAnswer::Rule(Box::new(rule.clone())),
+                None => EventAnswer::Refused(Refusal::NoSuchRule),
             }),
             _ => return Cause::Other,
         };
@@ -322,27 +324,27 @@ impl Books {
     }
 
     /// Whether the answer is what the books say.
-    pub fn answered_watched(&self, watched: &Watched, answer: &Answer, actions: &[Action]) -> Verdict {
+    pub fn answered_watched(&self, watched: &Watched, answer: &EventAnswer, actions: &[Action]) -> Verdict {
         let nothing = |actions: &[Action]| super::make::nothing_but_room(actions);
         match watched {
             Watched::Mode(_, _, right) | Watched::Rule(right) | Watched::Unrule(right) => {
                 must(18, answer == right, || format!("{watched:?} is answered {answer:?}"))?;
-                let refused = matches!(right, Answer::Refused(_));
+                let refused = matches!(right, EventAnswer::Refused(_));
                 must(18, !refused || nothing(actions), || format!("{watched:?} is refused, and yet {actions:?}"))
             }
             Watched::Adopt(None, _) => {
-                let right = *answer == Answer::Refused(Refusal::NoSuchStranger);
+                let right = *answer == EventAnswer::Refused(Refusal::NoSuchStranger);
                 must(18, right, || format!("a stranger that is not the caller's: {answer:?}"))?;
                 must(18, nothing(actions), || format!("it is not the caller's to adopt, and yet {actions:?}"))
             }
             Watched::Adopt(Some(id), can) => {
                 let adopted = |action: &Action| match action {
-                    Action::Close { stranger, how: Closed::Adopted(lease), .. } => {
-                        stranger == id && *answer == Answer::Lease(*lease)
+                    Action::Close { stranger, how: UnleasedEnd::Adopted(lease), .. } => {
+                        stranger == id && *answer == EventAnswer::Lease(*lease)
                     }
                     _ => false,
                 };
-                let right = if *can { actions.iter().any(adopted) } else { matches!(answer, Answer::Refused(_)) };
+                let right = if *can { actions.iter().any(adopted) } else { matches!(answer, EventAnswer::Refused(_)) };
                 must(1, right, || {
                     format!("{id} shall have a lease, which can be: {can}; {answer:?} with {actions:?}")
                 })?;
@@ -383,7 +385,7 @@ impl Books {
     fn is_exempt(&self, found: &Found, on: &[usize]) -> Option<&'static str> {
         match () {
             () if found.is_system() => Some("it is of the system"),
-            () if self.watch.is_told(Treat::Allow, &found.audit) => Some("a rule allows it"),
+            () if self.watch.is_told(RuleAction::Allow, &found.audit) => Some("a rule allows it"),
             () if found.audit.seat.is_some() && !self.computes(found, on) => Some("it draws a screen"),
             () => None,
         }
@@ -417,8 +419,10 @@ impl Books {
         match () {
             () if self.watch.tested != Some(Ok(())) => return no("it was not seen that strangers can be told apart"),
             () if found.refused => return no("it was refused a moment ago"),
-            () if !self.computes(found, &on) && !self.watch.is_told(Treat::Deny, audit) => return no("it only draws"),
-            () if audit.container.is_some() && !self.watch.is_told(Treat::Deny, audit) => {
+            () if !self.computes(found, &on) && !self.watch.is_told(RuleAction::Deny, audit) => {
+                return no("it only draws");
+            }
+            () if audit.container.is_some() && !self.watch.is_told(RuleAction::Deny, audit) => {
                 return no("it is in a container");
             }
             () if on.iter().any(|number| !matches!(self.cards[*number].look, Look::Free(_))) => {
@@ -482,7 +486,7 @@ impl Books {
             let free = (owner.is_none() || abroad) && process.pid > 1;
             must(16, free, || format!("{action:?}: {process:?} is {:?}'s, or the system's", self.owners.get(process)))?;
             let other = self.watch.by_process.get(process).and_then(|id| self.watch.strangers.get(id));
-            let allowed = other.is_some_and(|other| self.watch.is_told(Treat::Allow, &other.audit));
+            let allowed = other.is_some_and(|other| self.watch.is_told(RuleAction::Allow, &other.audit));
             must(20, !allowed, || format!("{action:?}: a rule allows {process:?}"))?;
         }
         self.watch.set_step(*stranger, Told::Signal { signal: *signal, since: *at, sent: None, ours: true });
@@ -551,28 +555,28 @@ impl Books {
             Action::Close { stranger, at, how } => self.close(now, cause, *stranger, *at, how),
             Action::SetMode { card, mode } => {
                 let number = usize::from(card.0);
-                let fits = matches!(cause, Cause::Watched(it) if matches!(&**it, Watched::Mode(n, m, Answer::Done) if (*n, *m) == (number, *mode)));
+                let fits = matches!(cause, Cause::Watched(it) if matches!(&**it, Watched::Mode(n, m, EventAnswer::Done) if (*n, *m) == (number, *mode)));
                 must(20, fits, || format!("{action:?} after {cause:?}"))?;
                 self.watch.modes.resize(self.cards.len(), Mode::Observe);
                 self.watch.modes[number] = *mode;
                 Ok(())
             }
             Action::SetRule { rule } => {
-                let fits = matches!(cause, Cause::Watched(it) if matches!(&**it, Watched::Rule(Answer::Rule(own)) if **own == *rule));
+                let fits = matches!(cause, Cause::Watched(it) if matches!(&**it, Watched::Rule(EventAnswer::Rule(own)) if **own == *rule));
                 must(20, fits, || format!("{action:?} after {cause:?}"))?;
                 self.watch.next_rule = self.watch.next_rule.max(rule.id.0 + 1);
                 self.watch.rules.insert(rule.id, rule.clone());
                 Ok(())
             }
             Action::DropRule { rule } => {
-                let fits = matches!(cause, Cause::Watched(it) if matches!(&**it, Watched::Unrule(Answer::Rule(was)) if was.id == *rule));
+                let fits = matches!(cause, Cause::Watched(it) if matches!(&**it, Watched::Unrule(EventAnswer::Rule(was)) if was.id == *rule));
                 must(20, fits && self.watch.rules.remove(rule).is_some(), || format!("{action:?} after {cause:?}"))
             }
             _ => Ok(()),
         }
     }
 
-    fn find(&mut self, now: Time, cause: &Cause, stranger: &Stranger) -> Verdict {
+    fn find(&mut self, now: Time, cause: &Cause, stranger: &UnleasedProcess) -> Verdict {
         let (id, process) = (stranger.id, stranger.audit.process);
         let tree = match cause {
             Cause::Watched(it) => match &**it {
@@ -620,7 +624,7 @@ impl Books {
         Ok(())
     }
 
-    fn warn(&mut self, now: Time, stranger: StrangerId, at: Time, until: Time) -> Verdict {
+    fn warn(&mut self, now: Time, stranger: UnleasedId, at: Time, until: Time) -> Verdict {
         let Some(found) = self.watch.strangers.get(&stranger) else {
             return must(15, false, || format!("{stranger} is warned, and is not on the record"));
         };
@@ -648,12 +652,12 @@ impl Books {
     /// Whether what was begun must not be gone on with.
     fn is_let_off(&self, now: Time, found: &Found) -> bool {
         let begun = matches!(found.step, Told::Unmoved { .. } | Told::Signal { .. } | Told::Stuck);
-        let allowed = || !found.is_system() && self.watch.is_told(Treat::Allow, &found.audit);
+        let allowed = || !found.is_system() && self.watch.is_told(RuleAction::Allow, &found.audit);
         let lenient = |on: Vec<usize>| !on.is_empty() && (self.mode_of(&on) != Mode::Enforce || allowed());
         begun && self.places(now, found).is_ok_and(lenient)
     }
 
-    fn relent(&mut self, now: Time, stranger: StrangerId) -> Verdict {
+    fn relent(&mut self, now: Time, stranger: UnleasedId) -> Verdict {
         let found = self.watch.strangers.get(&stranger);
         let fits = found.is_some_and(|found| self.is_let_off(now, found));
         must(20, fits, || format!("{stranger} is let off, and there is no reason: {found:?}"))?;
@@ -668,7 +672,7 @@ impl Books {
         killed && self.places(now, found).is_ok_and(|on| !on.is_empty())
     }
 
-    fn survive(&mut self, now: Time, stranger: StrangerId, at: Time) -> Verdict {
+    fn survive(&mut self, now: Time, stranger: UnleasedId, at: Time) -> Verdict {
         let found = self.watch.strangers.get(&stranger);
         let fits = found.is_some_and(|found| self.is_survivor(now, found)) && at == now;
         must(16, fits, || format!("{stranger} survived at {at}, it is {now}: {found:?}"))?;
@@ -683,13 +687,13 @@ impl Books {
         self.watch.survived.contains(&card)
     }
 
-    fn close(&mut self, now: Time, cause: &Cause, stranger: StrangerId, at: Time, how: &Closed) -> Verdict {
+    fn close(&mut self, now: Time, cause: &Cause, stranger: UnleasedId, at: Time, how: &UnleasedEnd) -> Verdict {
         let Some(found) = self.watch.strangers.get(&stranger) else {
             return must(15, false, || format!("{stranger} is closed, and is not on the record"));
         };
         let process = found.audit.process;
         let moved = self.is_moved_away(now, cause, stranger, found, how);
-        let gone = matches!(how, Closed::Exited | Closed::OffCards);
+        let gone = matches!(how, UnleasedEnd::Exited | UnleasedEnd::OffCards);
         let left = match found.step {
             Told::Warned { until, .. } | Told::Unmoved { since: until } if gone => Some(until),
             _ => None,
@@ -697,18 +701,24 @@ impl Books {
         let step = found.step;
         let home = |number: &usize| self.is_home(process, *number);
         let fits = match how {
-            Closed::Adopted(_) | Closed::Parked(_) if moved.is_some() => true,
-            Closed::Parked(_) => false,
-            Closed::OffCards | Closed::Matched(_) if self.is_still_moved(found) => false,
-            Closed::Exited => matches!(cause, Cause::Watched(it) if matches!(**it, Watched::Left(of) if of == process)),
-            Closed::OffCards | Closed::Matched(_) if !self.places(now, found).is_ok_and(|on| on.is_empty()) => false,
-            Closed::OffCards => self.other_lease(found).is_none() || !found.cards.iter().any(home),
-            Closed::Adopted(lease) => {
+            UnleasedEnd::Adopted(_) | UnleasedEnd::Parked(_) if moved.is_some() => true,
+            UnleasedEnd::Parked(_) => false,
+            UnleasedEnd::OffCards | UnleasedEnd::Matched(_) if self.is_still_moved(found) => false,
+            UnleasedEnd::Exited => {
+                matches!(cause, Cause::Watched(it) if matches!(**it, Watched::Left(of) if of == process))
+            }
+            UnleasedEnd::OffCards | UnleasedEnd::Matched(_)
+                if !self.places(now, found).is_ok_and(|on| on.is_empty()) =>
+            {
+                false
+            }
+            UnleasedEnd::OffCards => self.other_lease(found).is_none() || !found.cards.iter().any(home),
+            UnleasedEnd::Adopted(lease) => {
                 let holds = self.leases.get(lease).is_some_and(|book| book.held().is_some());
                 self.watch.adopting.take() == Some((*lease, stranger)) && holds
             }
-            Closed::Matched(lease) => self.other_lease(found) == Some(*lease) && found.cards.iter().any(home),
-            Closed::HostRebooted => matches!(cause, Cause::Started(true, _)),
+            UnleasedEnd::Matched(lease) => self.other_lease(found) == Some(*lease) && found.cards.iter().any(home),
+            UnleasedEnd::HostRebooted => matches!(cause, Cause::Started(true, _)),
         };
         must(4, fits && at == now, || format!("{stranger} is closed as {how:?} after {cause:?}: {found:?}"))?;
         if let Some((lease, true)) = moved {
@@ -766,7 +776,7 @@ impl Books {
         verdict
     }
 
-    fn check_stranger(&self, now: Time, cause: &Cause, id: StrangerId, found: &Found) -> Verdict {
+    fn check_stranger(&self, now: Time, cause: &Cause, id: UnleasedId, found: &Found) -> Verdict {
         if let Told::Moving { lease, since } = found.step {
             return if self.watch.stepped.contains(&id) {
                 Ok(())
@@ -846,7 +856,7 @@ impl Watch {
         self.strangers.get_mut(id)
     }
 
-    pub(super) fn set_step(&mut self, stranger: StrangerId, step: Told) {
+    pub(super) fn set_step(&mut self, stranger: UnleasedId, step: Told) {
         if let Some(found) = self.strangers.get_mut(&stranger) {
             found.step = step;
             self.stepped.push(stranger);
@@ -863,12 +873,12 @@ impl Watch {
         self.strangers.values()
     }
 
-    pub(super) fn get_mut(&mut self, stranger: StrangerId) -> Option<&mut Found> {
+    pub(super) fn get_mut(&mut self, stranger: UnleasedId) -> Option<&mut Found> {
         self.strangers.get_mut(&stranger)
     }
 
     /// The stranger that a process is.
-    pub(super) fn of(&self, process: ProcKey) -> Option<StrangerId> {
+    pub(super) fn of(&self, process: ProcKey) -> Option<UnleasedId> {
         self.by_process.get(&process).copied()
     }
 }

@@ -6,10 +6,10 @@ use super::make::nothing_but_room;
 use super::park::{Rests, Way};
 use super::{Verdict, must};
 use sublet_core::action::Action;
-use sublet_core::event::{Answer, Caller, Refusal};
+use sublet_core::event::{Caller, EventAnswer, Refusal};
 use sublet_core::ids::LeaseId;
+use sublet_core::method::Method;
 use sublet_core::parking::NotParkable;
-use sublet_core::rung::Rung;
 use sublet_core::units::{Span, Time};
 
 impl Books {
@@ -42,11 +42,11 @@ impl Books {
     /// Whether a hint that a lease is used counts: its use cannot be noticed, it does not wait, and the last hint that
     /// counted and was not followed by work is at least a minute ago, twice as long each time, an hour at most.
     pub fn hinted(&mut self, now: Time, lease: LeaseId) -> bool {
-        let has_library = !self.voices(lease, Rung::Park).is_empty();
+        let has_library = !self.voices(lease, Method::Park).is_empty();
         let Some(book) = self.leases.get_mut(&lease) else { return false };
         let At::Away(_, trip) = &mut book.at else { return false };
         let waits = trip.way == Way::Back || trip.wants.is_some() || trip.again.is_some();
-        let is_noticed = trip.rung == Rung::Park || (trip.rung == Rung::Yield && has_library);
+        let is_noticed = trip.rung == Method::Park || (trip.rung == Method::Yield && has_library);
         if waits || is_noticed || now < book.hints.0 {
             return false;
         }
@@ -82,14 +82,14 @@ impl Books {
     }
 
     /// Whether the answer to a wish to park is what the books say.
-    pub fn answered_park(&self, lease: LeaseId, expect: &Expect, answer: &Answer, actions: &[Action]) -> Verdict {
+    pub fn answered_park(&self, lease: LeaseId, expect: &Expect, answer: &EventAnswer, actions: &[Action]) -> Verdict {
         let parks = |action: &Action| matches!(action, Action::Park { lease: of, room_for: None, aside: None, .. } if *of == lease);
         let idle = || nothing_but_room(actions);
         match expect {
             Expect::Refusal(refusal) => {
                 let right = match refusal {
-                    Refusal::NotParkable(_) => matches!(answer, Answer::Refused(Refusal::NotParkable(_))),
-                    _ => *answer == Answer::Refused(refusal.clone()),
+                    Refusal::NotParkable(_) => matches!(answer, EventAnswer::Refused(Refusal::NotParkable(_))),
+                    _ => *answer == EventAnswer::Refused(refusal.clone()),
                 };
                 let rule = match refusal {
                     Refusal::NoSuchLease => 18,
@@ -100,7 +100,7 @@ impl Books {
                 must(rule, idle(), || format!("parking {lease} is refused, and yet {actions:?}"))
             }
             Expect::Yes(begins) => {
-                must(0, *answer == Answer::Lease(lease), || format!("parking {lease} is answered {answer:?}"))?;
+                must(0, *answer == EventAnswer::Lease(lease), || format!("parking {lease} is answered {answer:?}"))?;
                 let begun = actions.iter().filter(|action| parks(action)).count() == usize::from(*begins);
                 must(5, begun, || format!("{lease} is to be parked ({begins}), and {actions:?}"))
             }

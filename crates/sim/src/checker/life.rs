@@ -8,10 +8,10 @@ use super::ends::Doom;
 use super::park::{HOOK, Rests, SILENT, Voice};
 use super::{Verdict, must};
 use sublet_core::action::Action;
-use sublet_core::ask::{Ask, Vram};
 use sublet_core::ids::LeaseId;
-use sublet_core::rows::{Reason, Service};
-use sublet_core::rung::Rung;
+use sublet_core::method::Method;
+use sublet_core::request::{LeaseRequest, Vram};
+use sublet_core::rows::{EndReason, GpuService};
 use sublet_core::units::{Bytes, Span, Time};
 
 impl Books {
@@ -83,7 +83,7 @@ impl Books {
             Action::Serve { card, service } => {
                 let fits = match cause {
                     _ if self.is_survived(now, cause, usize::from(card.0), service) => true,
-                    _ if *service != Service::In && self.is_haunted_by_stranger(usize::from(card.0)) => true,
+                    _ if *service != GpuService::In && self.is_haunted_by_stranger(usize::from(card.0)) => true,
                     Cause::Service(_) => true,
                     Cause::Observed(seen, lost) => *lost && *seen == Some(usize::from(card.0)),
                     _ => false,
@@ -230,7 +230,7 @@ impl Books {
             {
                 let less = *gpus <= book.ask.gpus && !matches!(book.ask.vram, Vram::Bytes(asked) if *vram > asked);
                 must(1, less, || format!("{lease} gets more than it asked for: {vram} of {gpus} cards"))?;
-                let ask = Ask { vram: Vram::Bytes(*vram), gpus: *gpus, at_least: None, ..book.ask.clone() };
+                let ask = LeaseRequest { vram: Vram::Bytes(*vram), gpus: *gpus, at_least: None, ..book.ask.clone() };
                 taken = Book { ask, ..book.clone() };
                 &taken
             }
@@ -249,16 +249,16 @@ impl Books {
         if let Some(book) = self.remove(lease) {
             if book.ask.yields {
                 let voice = Voice { word: now, ..SILENT };
-                self.voices.entry((lease, Rung::Yield)).or_default().insert(HOOK, voice);
+                self.voices.entry((lease, Method::Yield)).or_default().insert(HOOK, voice);
             }
             self.insert(lease, Book { at: At::Held(held), ..book });
         }
         Ok(())
     }
 
-    fn end(&mut self, now: Time, lease: LeaseId, reason: Reason) {
+    fn end(&mut self, now: Time, lease: LeaseId, reason: EndReason) {
         let Some(mut book) = self.remove(lease) else { return };
-        if matches!(reason, Reason::Preempted | Reason::OverUse) {
+        if matches!(reason, EndReason::Preempted | EndReason::OverUse) {
             book.doom = Some(Doom { signal: None, from: now, sent: false });
         }
         if let At::Away(_, trip) = &mut book.at {
@@ -290,36 +290,36 @@ impl Books {
         }
     }
 
-    fn check_end(&self, now: Time, cause: &Cause, lease: LeaseId, reason: Reason) -> Verdict {
+    fn check_end(&self, now: Time, cause: &Cause, lease: LeaseId, reason: EndReason) -> Verdict {
         let Some(book) = self.leases.get(&lease) else {
             return must(14, false, || format!("{lease} ends and is not there"));
         };
         must(14, !matches!(book.at, At::Ending(..)), || format!("{lease} ends twice"))?;
         let started = matches!(cause, Cause::Started(..));
-        must(17, !started || reason == Reason::HostRebooted, || format!("a start ends {lease}: {reason:?}"))?;
+        must(17, !started || reason == EndReason::HostRebooted, || format!("a start ends {lease}: {reason:?}"))?;
         let is_release = matches!(cause, Cause::Call(Word::Release, of, Expect::Yes(_)) if *of == lease);
         let is_exit = matches!(cause, Cause::Gone(of) if *of == lease);
-        let is_last = self.voices(lease, Rung::Park).is_empty();
+        let is_last = self.voices(lease, Method::Park).is_empty();
         let died = is_last && matches!(&book.at, At::Away(_, trip) if trip.died.is_some());
         let fits = match reason {
-            Reason::Released => is_release && !died,
-            Reason::HolderExited => is_exit && !died,
-            Reason::DiedParking => (is_release || is_exit) && died,
-            Reason::Revoked => matches!(cause, Cause::Call(Word::Revoke, of, Expect::Yes(_)) if *of == lease),
-            Reason::HostRebooted => {
+            EndReason::Released => is_release && !died,
+            EndReason::HolderExited => is_exit && !died,
+            EndReason::DiedParking => (is_release || is_exit) && died,
+            EndReason::Revoked => matches!(cause, Cause::Call(Word::Revoke, of, Expect::Yes(_)) if *of == lease),
+            EndReason::HostRebooted => {
                 matches!(cause, Cause::Started(true, _)) && matches!(book.at, At::Held(_) | At::Away(..))
             }
-            Reason::DeviceLost => match cause {
+            EndReason::DeviceLost => match cause {
                 Cause::Observed(Some(card), true) => book.held().is_some_and(|held| held.cards.contains(card)),
                 _ => false,
             },
-            Reason::RestoreFailed => matches!(cause, Cause::Said(of, Word::Lose) if *of == lease),
-            Reason::NotMoved => self.watch.unmoving.contains(&lease),
-            Reason::Budget => false,
-            Reason::Preempted => return self.check_preemption(now, cause, lease, book),
-            Reason::OverUse => return self.check_over_end(now, cause, lease, book),
-            Reason::ParkExpired => return self.check_park_over(now, cause, lease, book),
-            Reason::Expired | Reason::HoldCap | Reason::TermOver | Reason::WaitOver => {
+            EndReason::RestoreFailed => matches!(cause, Cause::Said(of, Word::Lose) if *of == lease),
+            EndReason::NotMoved => self.watch.unmoving.contains(&lease),
+            EndReason::Budget => false,
+            EndReason::Preempted => return self.check_preemption(now, cause, lease, book),
+            EndReason::OverUse => return self.check_over_end(now, cause, lease, book),
+            EndReason::ParkExpired => return self.check_park_over(now, cause, lease, book),
+            EndReason::Expired | EndReason::HoldCap | EndReason::TermOver | EndReason::WaitOver => {
                 return self.check_expiry(now, cause, lease, book, reason);
             }
         };

@@ -3,7 +3,7 @@
 use super::books::Books;
 use super::calls::Cause;
 use super::{Verdict, must};
-use sublet_core::event::{Answer, Caller, Refusal};
+use sublet_core::event::{Caller, EventAnswer, Refusal};
 use sublet_core::loss::Loss;
 
 impl Books {
@@ -18,17 +18,17 @@ impl Books {
     }
 
     /// What must be answered to a caller that accepts the loss.
-    pub fn loss_accepted(&self, by: &Caller) -> Answer {
+    pub fn loss_accepted(&self, by: &Caller) -> EventAnswer {
         match self.loss {
-            _ if !by.operator => Answer::Refused(Refusal::NotOperator),
-            None => Answer::Refused(Refusal::NoLoss),
-            Some(loss) => Answer::LossAccepted(loss),
+            _ if !by.operator => EventAnswer::Refused(Refusal::NotOperator),
+            None => EventAnswer::Refused(Refusal::NoLoss),
+            Some(loss) => EventAnswer::LossAccepted(loss),
         }
     }
 
     /// The loss is on the record as accepted.
     pub fn accept_loss(&mut self, cause: &Cause, loss: Loss) -> Verdict {
-        let asked = matches!(cause, Cause::LossAccepted(Answer::LossAccepted(asked)) if *asked == loss);
+        let asked = matches!(cause, Cause::LossAccepted(EventAnswer::LossAccepted(asked)) if *asked == loss);
         must(15, asked, || format!("{loss:?} is accepted after {cause:?}"))?;
         self.loss = None;
         Ok(())

@@ -9,9 +9,9 @@ use super::calls::Cause;
 use super::park::{CONTEXT, Way};
 use super::{Verdict, must};
 use sublet_core::action::Action;
-use sublet_core::ask::{Exclusivity, Preempt, Tier, Vram};
 use sublet_core::ids::{LeaseId, ProcKey};
-use sublet_core::rung::Rung;
+use sublet_core::method::Method;
+use sublet_core::request::{Exclusivity, Preempt, Tier, Vram};
 use sublet_core::units::{Bytes, Span, Time};
 
 /// Waiters that are looked at for a place in the queue.
@@ -271,7 +271,7 @@ impl Books {
 /// What stays on a card of a holder that leaves it: its context, while its processes live.
 pub fn keeps(book: &Book, card: &CardBook) -> Bytes {
     match &book.at {
-        At::Away(_, trip) if trip.way == Way::Out && trip.rung != Rung::Driver => match card.is_coarse() {
+        At::Away(_, trip) if trip.way == Way::Out && trip.rung != Method::Driver => match card.is_coarse() {
             true => card.left(),
             false => card.facts.context.unwrap_or(CONTEXT),
         },

@@ -69,14 +69,14 @@ use promises::Promises;
 use slices::Slices;
 use std::fmt;
 use sublet_core::action::Action;
-use sublet_core::event::{Answer, Event};
+use sublet_core::event::{Event, EventAnswer};
 use sublet_core::ids::LeaseId;
+use sublet_core::method::Method;
 use sublet_core::policy::Policy;
-use sublet_core::rows::Reason;
-use sublet_core::rung::Rung;
+use sublet_core::rows::EndReason;
 use sublet_core::state::State;
-use sublet_core::stranger::Closed;
 use sublet_core::units::{Span, Time};
+use sublet_core::unleased::UnleasedEnd;
 
 /// A rule, broken.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -188,7 +188,7 @@ impl Checker {
     }
 
     /// It was, and this is the state after it.
-    pub fn after(&mut self, now: Time, answer: &Answer, actions: &[Action], state: &State) -> Verdict {
+    pub fn after(&mut self, now: Time, answer: &EventAnswer, actions: &[Action], state: &State) -> Verdict {
         let cause = std::mem::replace(&mut self.cause, Cause::Ticked);
         self.books.answered(&cause, answer, actions)?;
         for action in actions {
@@ -217,8 +217,8 @@ impl Checker {
             Action::Parked { lease, .. } => {
                 self.parked += 1;
                 match self.books.rung_of(*lease) {
-                    Some(Rung::Yield) => self.by_rung.0 += 1,
-                    Some(Rung::Driver) => self.by_rung.1 += 1,
+                    Some(Method::Yield) => self.by_rung.0 += 1,
+                    Some(Method::Driver) => self.by_rung.1 += 1,
                     _ => {}
                 }
             }
@@ -227,10 +227,10 @@ impl Checker {
             Action::Park { aside: Some(_), .. } => self.aside.1 += 1,
             Action::SetAside { aside, .. } => self.aside.0 += u64::from(aside.since == now),
             Action::Notice { lease, room_for, .. } => self.preempted += u64::from(lease != room_for),
-            Action::End { reason: Reason::Preempted, .. } => self.ended += 1,
+            Action::End { reason: EndReason::Preempted, .. } => self.ended += 1,
             Action::Over { .. } => self.over.0 += 1,
             Action::Grow { .. } => self.over.1 += 1,
-            Action::End { reason: Reason::OverUse, .. } => self.over.2 += 1,
+            Action::End { reason: EndReason::OverUse, .. } => self.over.2 += 1,
             Action::Find { stranger } => {
                 self.strangers.found += 1;
                 self.strangers.abroad += u64::from(stranger.of.is_some());
@@ -239,8 +239,8 @@ impl Checker {
             Action::Strike { .. } => self.strangers.struck += 1,
             Action::Take { .. } => self.strangers.taken += 1,
             Action::NotMoved { .. } => self.strangers.unmoved += 1,
-            Action::Close { how: Closed::Parked(_), .. } => self.strangers.parked += 1,
-            Action::Close { how: Closed::Adopted(_), .. } => self.strangers.adopted += 1,
+            Action::Close { how: UnleasedEnd::Parked(_), .. } => self.strangers.parked += 1,
+            Action::Close { how: UnleasedEnd::Adopted(_), .. } => self.strangers.adopted += 1,
             Action::Survived { .. } => self.strangers.survived += 1,
             _ => {}
         }

@@ -11,9 +11,9 @@ use super::enforce::{Due, Found, Told, Watched};
 use super::park::Way;
 use super::{Verdict, must};
 use sublet_core::ids::{LeaseId, ProcKey};
-use sublet_core::rung::Rung;
-use sublet_core::stranger::{Closed, Mode, StrangerId, Treat};
+use sublet_core::method::Method;
 use sublet_core::units::{Bytes, Span, Time};
+use sublet_core::unleased::{Mode, RuleAction, UnleasedEnd, UnleasedId};
 
 /// So long after its lease was granted it is known whether the driver can move somebody.
 const KNOWN: Span = Span::secs(30);
@@ -66,7 +66,7 @@ impl Books {
 
     /// Whether a lease could take more of a card than it is for: one of its programs there has no library.
     pub(super) fn is_uncapped(&self, lease: LeaseId, number: usize) -> bool {
-        let capped = self.voices(lease, Rung::Park);
+        let capped = self.voices(lease, Method::Park);
         self.leases.contains_key(&lease) && !self.own_on(lease, number).all(|process| capped.contains_key(process))
     }
 
@@ -83,7 +83,7 @@ impl Books {
     // ---- actions -------------------------------------------------------------------
 
     /// A stranger has a lease, by which it is taken off its cards.
-    pub(super) fn take_off(&mut self, now: Time, stranger: StrangerId, lease: LeaseId, at: Time) -> Verdict {
+    pub(super) fn take_off(&mut self, now: Time, stranger: UnleasedId, lease: LeaseId, at: Time) -> Verdict {
         let begun = self.watch.adopting.take();
         let holds = self.leases.get(&lease).is_some_and(|book| matches!(book.at, At::Held(_)));
         // That it was due was tested when it asked; since then its lease is on its cards.
@@ -104,7 +104,7 @@ impl Books {
     }
 
     /// A stranger stays on its cards.
-    pub(super) fn not_moved(&mut self, now: Time, stranger: StrangerId, at: Time) -> Verdict {
+    pub(super) fn not_moved(&mut self, now: Time, stranger: UnleasedId, at: Time) -> Verdict {
         let Some(found) = self.watch.get(stranger) else {
             return must(15, false, || format!("{stranger} stays on its cards, and is not on the record"));
         };
@@ -156,7 +156,7 @@ impl Books {
     /// Whether what keeps the driver from moving a holder may pass: it has not said anything of some process
     /// yet, somebody is there who could take the room, or nobody knows how much host memory there is.
     fn may_be_otherwise_soon(&self, now: Time, lease: LeaseId, book: &Book) -> bool {
-        let (voices, parking) = (self.voices(lease, Rung::Driver), &self.policy.parking);
+        let (voices, parking) = (self.voices(lease, Method::Driver), &self.policy.parking);
         let At::Held(held) = &book.at else { return false };
         let coarse = |number: &usize| matches!(self.cards[*number].look, Look::Coarse(_));
         if parking.ram == Bytes::ZERO || held.cards.iter().any(coarse) {
@@ -175,7 +175,7 @@ impl Books {
         if !book.ask.may_lose && self.sure_of_room(lease, held).is_err() {
             return true;
         }
-        book.rests.on(Rung::Driver) <= now && self.ram.is_none()
+        book.rests.on(Method::Driver) <= now && self.ram.is_none()
     }
 
     // ---- when it is over -----------------------------------------------------------
@@ -201,7 +201,7 @@ impl Books {
     fn is_spared(&self, found: &Found) -> bool {
         let enforced = found.cards.iter().any(|number| self.watch.mode(*number) == Mode::Enforce);
         let told = |treat| self.watch.is_told(treat, &found.audit);
-        !enforced || told(Treat::Allow) || (found.audit.container.is_some() && !told(Treat::Deny))
+        !enforced || told(RuleAction::Allow) || (found.audit.container.is_some() && !told(RuleAction::Deny))
     }
 
     /// Its bytes were seen to have left its cards by this lease, whether it is on its way back or not.
@@ -218,11 +218,11 @@ impl Books {
         &self,
         now: Time,
         cause: &Cause,
-        stranger: StrangerId,
+        stranger: UnleasedId,
         found: &Found,
-        how: &Closed,
+        how: &UnleasedEnd,
     ) -> Option<(LeaseId, bool)> {
-        let (Closed::Adopted(lease) | Closed::Parked(lease)) = how else { return None };
+        let (UnleasedEnd::Adopted(lease) | UnleasedEnd::Parked(lease)) = how else { return None };
         let own = matches!(found.step, Told::Moving { lease: own, .. } if own == *lease);
         let held = self.leases.get(lease).is_some_and(Book::goes_on);
         let asked =
@@ -230,7 +230,7 @@ impl Books {
         let asked = asked && self.whereabouts(now, found).is_ok();
         let wants = asked || self.is_spared(found);
         // Who was spared was not moved, wherever it is.
-        let fits = if matches!(how, Closed::Parked(_)) { !wants && self.has_left(*lease) } else { wants };
+        let fits = if matches!(how, UnleasedEnd::Parked(_)) { !wants && self.has_left(*lease) } else { wants };
         (own && held && fits).then_some((*lease, wants))
     }
 
@@ -249,7 +249,7 @@ impl Books {
     pub(super) fn check_moving(
         &self,
         now: Time,
-        id: StrangerId,
+        id: UnleasedId,
         found: &Found,
         lease: LeaseId,
         since: Time,

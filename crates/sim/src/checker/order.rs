@@ -2,8 +2,8 @@
 
 use super::books::{Book, Books, CardBook, Held, Look};
 use super::{Verdict, must};
-use sublet_core::ask::{Ask, Exclusivity, Vram};
 use sublet_core::ids::LeaseId;
+use sublet_core::request::{Exclusivity, LeaseRequest, Vram};
 use sublet_core::units::{Bytes, Time};
 
 /// Waiters ahead of a grant that are looked at; a queue is rarely passed by so many.
@@ -160,7 +160,7 @@ impl Books {
     }
 
     /// Whether an ask could be served if all known cards were empty and in service.
-    pub fn satisfiable(&self, tenant: usize, ask: &Ask) -> bool {
+    pub fn satisfiable(&self, tenant: usize, ask: &LeaseRequest) -> bool {
         let would_do = |card: &&CardBook| {
             let largest = self.largest(card);
             let sized = match ask.vram {
@@ -173,12 +173,12 @@ impl Books {
     }
 
     /// Whether a tenant may ever hold so much of each card it asks for.
-    fn allowed(&self, tenant: usize, ask: &Ask, each: Bytes) -> bool {
+    fn allowed(&self, tenant: usize, ask: &LeaseRequest, each: Bytes) -> bool {
         let cap = self.policy.caps_for(&self.tenants[tenant].name, &[]).vram;
         cap.is_none_or(|cap| each.0.saturating_mul(u64::from(ask.gpus)) <= cap.0)
     }
 
-    fn within_caps(&self, tenant: usize, ask: &Ask) -> bool {
+    fn within_caps(&self, tenant: usize, ask: &LeaseRequest) -> bool {
         match ask.vram {
             Vram::Bytes(vram) => self.allowed(tenant, ask, vram),
             Vram::Whole => {

@@ -12,9 +12,9 @@ use super::ends::chose_it;
 use super::{Verdict, must};
 use std::collections::BTreeMap;
 use sublet_core::ids::LeaseId;
-use sublet_core::rung::Rung;
-use sublet_core::stranger::Mode;
+use sublet_core::method::Method;
 use sublet_core::units::{Bytes, Span, Time};
+use sublet_core::unleased::Mode;
 
 /// So much more is not counted.
 const LITTLE: u64 = 128 << 20;
@@ -252,7 +252,7 @@ impl Books {
         let wanted = self.wanted(book.tenant, &held.cards);
         must(20, wanted.at_all, || format!("{lease} ends for having more, and nobody wants its cards"))?;
         // Who was told in time that it would end does, though it could leave by now.
-        for rung in Rung::REVERSIBLE.into_iter().filter(|_| at_once) {
+        for rung in Method::REVERSIBLE.into_iter().filter(|_| at_once) {
             let can = self.parkable(now, lease, book, rung);
             let spared = matches!(can, Ok(_) | Err(NO_MEMORY | NO_PARKING_RAM));
             must(20, !spared, || format!("{lease} ends for having more, and could leave by {rung}: {can:?}"))?;

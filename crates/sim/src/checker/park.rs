@@ -16,13 +16,13 @@ use super::coarse::Beside;
 use super::deep::Deep;
 use super::{Verdict, Violation, must};
 use std::collections::BTreeMap;
-use sublet_core::action::{Action, Unparked};
-use sublet_core::ask::{Ask, On, Term, Vram};
-use sublet_core::ids::{CardId, LeaseId, ProcKey};
-use sublet_core::parking::Said;
+use sublet_core::action::{Action, UnparkReason};
+use sublet_core::ids::{GpuId, LeaseId, ProcKey};
+use sublet_core::method::Method;
+use sublet_core::parking::MoverReport;
 use sublet_core::policy::Parking;
-use sublet_core::rows::Away;
-use sublet_core::rung::Rung;
+use sublet_core::request::{GpuSelector, LeaseRequest, Term, Vram};
+use sublet_core::rows::ParkState;
 use sublet_core::units::{Bytes, Span, Time};
 
 /// Looks that must agree.
@@ -66,7 +66,7 @@ pub struct Trip {
     /// Its contexts leave too, as soon as it is gone.
     pub(super) with_context: bool,
     /// What it asked for at first, while its ask is for the cards it had.
-    pub first: Option<Ask>,
+    pub first: Option<LeaseRequest>,
     /// What was left of a fixed term.
     pub(super) left: Option<Span>,
     /// It was asked for while its bytes were leaving.
@@ -83,7 +83,7 @@ pub struct Trip {
     /// How long it may take to see what was said, likewise.
     pub(super) sight: Span,
     /// In which way it leaves and comes back.
-    pub rung: Rung,
+    pub rung: Method,
     /// What it had on its cards when it began to leave.
     pub had: Bytes,
     /// What each card had then in all, and whose beside its own, if one of them did not tell whose it is.
@@ -126,22 +126,22 @@ pub struct Rests([Time; 4], [Time; 4]);
 
 impl Rests {
     /// On one rung.
-    pub fn on(&self, rung: Rung) -> Time {
+    pub fn on(&self, rung: Method) -> Time {
         self.0[rung as usize]
     }
 
-    fn set(&mut self, rung: Rung, since: Time, until: Time) {
+    fn set(&mut self, rung: Method, since: Time, until: Time) {
         self.0[rung as usize] = until;
         self.1[rung as usize] = since;
     }
 
     /// Whether a holder that was given its time then has failed to leave in this way since.
-    fn failed(&self, rung: Rung, renewed: Time) -> bool {
+    fn failed(&self, rung: Method, renewed: Time) -> bool {
         self.0[rung as usize] != Time::ZERO && self.1[rung as usize] >= renewed
     }
 
     /// As the disk has it: only who said what was not so is remembered.
-    pub fn read(lied: Option<(Rung, Time)>, parking: &Parking) -> Rests {
+    pub fn read(lied: Option<(Method, Time)>, parking: &Parking) -> Rests {
         let mut rests = Rests::default();
         if let Some((rung, at)) = lied {
             rests.set(rung, at, at + Span(parking.rest.0 * DISTRUST));
@@ -169,7 +169,7 @@ impl Trip {
             since_then: BTreeMap::new(),
             span,
             sight: Span::ZERO,
-            rung: Rung::Park,
+            rung: Method::Park,
             had: Bytes::ZERO,
             before: BTreeMap::new(),
             deep: None,
@@ -178,12 +178,12 @@ impl Trip {
     }
 
     /// As the disk has it.
-    pub fn read(way: Way, away: &Away, parking: &Parking) -> Trip {
+    pub fn read(way: Way, away: &ParkState, parking: &Parking) -> Trip {
         let (again, back, wants) = (away.again, away.back, away.wants);
         let (first, left, rung, had) = (away.ask.clone(), away.left, away.rung, away.had);
         // An earlier daemon may have told the driver.
         let deep = away.deep.then(|| Deep { processes: away.processes.clone(), told: true });
-        let driven = if rung == Rung::Driver { away.processes.clone() } else { Vec::new() };
+        let driven = if rung == Method::Driver { away.processes.clone() } else { Vec::new() };
         let (passive, with_context) = (away.quiet, away.with_context);
         let trip = Trip::new(way, away.since, Span::ZERO);
         let trip = Trip { again, back, wants, passive, with_context, first, left, rung, had, deep, driven, ..trip };
@@ -191,7 +191,7 @@ impl Trip {
     }
 
     /// Whether a row says the same.
-    pub fn is(&self, away: &Away) -> bool {
+    pub fn is(&self, away: &ParkState) -> bool {
         let moving = self.way == Way::Gone || (away.again, away.back) == (self.again, self.back);
         let same = (away.since, away.wants, away.left) == (self.since, self.wants, self.left);
         let deep = match &self.deep {
@@ -206,10 +206,10 @@ impl Trip {
     pub(super) fn allowed(&self, parking: &Parking) -> Span {
         match (self.way, self.rung) {
             (Way::Gone, _) => parking.term,
-            (_, Rung::Driver) => Span(parking.limit.0 + self.had.0 / (512 << 20) * 1_000_000),
-            (_, Rung::Yield) if parking.limit < HOOK_TIME => HOOK_TIME,
+            (_, Method::Driver) => Span(parking.limit.0 + self.had.0 / (512 << 20) * 1_000_000),
+            (_, Method::Yield) if parking.limit < HOOK_TIME => HOOK_TIME,
             // First the driver has its time, then the library.
-            (_, Rung::Park) if self.deep.is_some() => parking.limit + parking.limit,
+            (_, Method::Park) if self.deep.is_some() => parking.limit + parking.limit,
             _ => parking.limit,
         }
     }
@@ -221,7 +221,7 @@ impl Trip {
 
     /// It does not come back without the driver.
     pub fn needs_driver(&self) -> bool {
-        self.rung == Rung::Driver || self.deep.is_some()
+        self.rung == Method::Driver || self.deep.is_some()
     }
 
     /// It goes another way from now on.
@@ -254,15 +254,15 @@ impl Books {
     // ---- what is heard -----------------------------------------------------
 
     /// Who speaks for a lease on a rung.
-    pub fn voices(&self, lease: LeaseId, rung: Rung) -> &Voices {
+    pub fn voices(&self, lease: LeaseId, rung: Method) -> &Voices {
         self.voices.get(&(lease, rung)).unwrap_or(&NOBODY)
     }
 
     /// Somebody who speaks for a lease said something.
-    pub fn heard(&mut self, now: Time, lease: LeaseId, rung: Rung, process: ProcKey, said: &Said) -> Word {
+    pub fn heard(&mut self, now: Time, lease: LeaseId, rung: Method, process: ProcKey, said: &MoverReport) -> Word {
         let Some(book) = self.leases.get(&lease) else { return Word::Tell };
         let concerned = !matches!(&book.at, At::Away(_, trip) if trip.rung != rung);
-        if let (Rung::Driver, Said::Refused(_), true) = (rung, said, self.is_deep(lease)) {
+        if let (Method::Driver, MoverReport::Refused(_), true) = (rung, said, self.is_deep(lease)) {
             return self.driver_refused(now, lease);
         }
         if self.is_others(lease, rung, &process, said) || self.is_outdated(lease, rung, &process, said) {
@@ -273,56 +273,56 @@ impl Books {
         let cannot = before.is_some_and(|shim| shim.cannot);
         let deep = before.and_then(|shim| shim.deep);
         match said {
-            Said::Here { parked } => {
+            MoverReport::Here { parked } => {
                 let word = before.filter(|before| before.parked.is_some() == parked.is_some()).map_or(now, |b| b.word);
                 shims.insert(process, Voice { parked: *parked, word, cannot, deep, unknown: false });
             }
-            Said::Parked(bytes) => {
+            MoverReport::Parked(bytes) => {
                 shims.insert(process, Voice { parked: Some(*bytes), word: now, cannot, deep, unknown: false });
             }
-            Said::Resumed => {
+            MoverReport::Resumed => {
                 // It calls the driver again, whatever it said before.
                 let deep = deep.map(|_| false);
                 shims.insert(process, Voice { parked: None, word: now, cannot, deep, unknown: false });
             }
-            Said::Unknown => {
+            MoverReport::Unknown => {
                 let shim = before.unwrap_or(Voice { word: now, ..SILENT });
                 shims.insert(process, Voice { unknown: true, ..shim });
             }
-            Said::Cannot(why) => {
+            MoverReport::Cannot(why) => {
                 let shim = before.unwrap_or(Voice { word: now, ..SILENT });
                 shims.insert(process, Voice { cannot: why.is_some(), ..shim });
             }
-            Said::Left | Said::Died(_) => drop(shims.remove(&process)),
-            Said::Refused(_) | Said::Outgrown(_) if !concerned => return Word::Tell,
-            Said::Refused(_) => return Word::Refuse,
-            Said::Outgrown(_) => return Word::Outgrow,
-            Said::Lost(_) => return Word::Lose,
-            Said::Deep(deep) => {
+            MoverReport::Left | MoverReport::Died(_) => drop(shims.remove(&process)),
+            MoverReport::Refused(_) | MoverReport::Outgrown(_) if !concerned => return Word::Tell,
+            MoverReport::Refused(_) => return Word::Refuse,
+            MoverReport::Outgrown(_) => return Word::Outgrow,
+            MoverReport::Lost(_) => return Word::Lose,
+            MoverReport::Deep(deep) => {
                 let shim = before.unwrap_or(Voice { word: now, ..SILENT });
                 shims.insert(process, Voice { deep: Some(*deep), ..shim });
                 self.note_quiet(lease);
                 return Word::Tell;
             }
-            Said::Wants => {
+            MoverReport::Wants => {
                 self.ask_for(lease);
                 return Word::Resume;
             }
         }
         match shims.get(&process).and_then(|shim| shim.parked) {
-            Some(bytes) if bytes > Bytes::ZERO && rung != Rung::Yield => self.stowed.insert((process, rung), lease),
+            Some(bytes) if bytes > Bytes::ZERO && rung != Method::Yield => self.stowed.insert((process, rung), lease),
             _ => self.stowed.remove(&(process, rung)),
         };
         self.note_quiet(lease);
-        let word = if matches!(said, Said::Died(_)) { Word::Die } else { Word::Tell };
+        let word = if matches!(said, MoverReport::Died(_)) { Word::Die } else { Word::Tell };
         if !concerned {
             return word;
         }
         // What was seen before its last word proves nothing.
         if let Some(Book { at: At::Away(_, trip), .. }) = self.leases.get_mut(&lease) {
             match said {
-                Said::Died(_) if trip.way == Way::Out => trip.died = Some(process),
-                Said::Here { .. } => drop(trip.died.take_if(|died| *died == process)),
+                MoverReport::Died(_) if trip.way == Way::Out => trip.died = Some(process),
+                MoverReport::Here { .. } => drop(trip.died.take_if(|died| *died == process)),
                 _ => {}
             }
             trip.looks.clear();
@@ -346,11 +346,11 @@ impl Books {
     }
 
     /// What those who speak for a lease on a rung say it has in host memory.
-    pub(super) fn said(&self, lease: LeaseId, rung: Rung) -> Bytes {
+    pub(super) fn said(&self, lease: LeaseId, rung: Method) -> Bytes {
         self.voices(lease, rung).values().filter_map(|voice| voice.parked).sum()
     }
 
-    pub(super) fn none_parked(&self, lease: LeaseId, rung: Rung) -> bool {
+    pub(super) fn none_parked(&self, lease: LeaseId, rung: Method) -> bool {
         self.voices(lease, rung).values().all(|voice| voice.parked.is_none())
     }
 
@@ -367,7 +367,7 @@ impl Books {
 
     /// Nothing is known of a lease's programs any more.
     pub fn forget_programs(&mut self, lease: LeaseId) {
-        Rung::REVERSIBLE.iter().for_each(|rung| drop(self.voices.remove(&(lease, *rung))));
+        Method::REVERSIBLE.iter().for_each(|rung| drop(self.voices.remove(&(lease, *rung))));
         self.stowed.retain(|_, of| *of != lease);
     }
 
@@ -418,16 +418,16 @@ impl Books {
         let said = self.said(lease, trip.rung);
         let told = |voice: &Voice| voice.parked.is_some() && voice.word < begun;
         // Whose programs all went away has nothing there; a hook and the driver have a voice or none.
-        let heard = trip.rung == Rung::Park || !voices.is_empty();
+        let heard = trip.rung == Method::Park || !voices.is_empty();
         let heard = heard && trip.since < begun && voices.values().all(told);
         if card.is_coarse() {
             let known = self.own_on(lease, number).all(|process| voices.contains_key(process));
-            return heard && known && trip.rung == Rung::Park && self.shows_less(held, trip, said);
+            return heard && known && trip.rung == Method::Park && self.shows_less(held, trip, said);
         }
         let heard = heard && matches!(card.look, Look::Free(_));
         let few = self.seen_of(lease, number).0 <= each.0 * programs;
         let all = self.seen_in_all(lease, held);
-        if trip.rung == Rung::Yield {
+        if trip.rung == Method::Yield {
             return heard && (few || all.0 <= trip.had.0 / 8);
         }
         heard
@@ -442,15 +442,15 @@ impl Books {
         let heard = !shims.is_empty() || !book.bound;
         let told = |shim: &Voice| shim.parked.is_none() && shim.word < begun;
         let known = self.own_on(book.id, number).all(|process| shims.contains_key(process));
-        let known = known || trip.rung == Rung::Yield;
+        let known = known || trip.rung == Method::Yield;
         heard && known && trip.since < begun && shims.values().all(told) && !self.may_have(book.id, trip)
     }
 
     // ---- rule 3 ------------------------------------------------------------
 
     /// A way in which a holder could leave its cards now.
-    pub fn could_leave(&self, now: Time, lease: LeaseId, book: &Book) -> Option<Rung> {
-        Rung::REVERSIBLE.into_iter().find(|rung| self.parkable(now, lease, book, *rung).is_ok())
+    pub fn could_leave(&self, now: Time, lease: LeaseId, book: &Book) -> Option<Method> {
+        Method::REVERSIBLE.into_iter().find(|rung| self.parkable(now, lease, book, *rung).is_ok())
     }
 
     /// Whether a holder's time is over.
@@ -459,14 +459,14 @@ impl Books {
     }
 
     /// How much host memory parking a holder in this way takes, or why it cannot be parked.
-    pub fn parkable(&self, now: Time, lease: LeaseId, book: &Book, rung: Rung) -> Result<Bytes, &'static str> {
+    pub fn parkable(&self, now: Time, lease: LeaseId, book: &Book, rung: Method) -> Result<Bytes, &'static str> {
         let At::Held(held) = &book.at else { return Err("it is not on its cards") };
         let parking = &self.policy.parking;
         let shims = self.voices(lease, rung);
         if shims.is_empty() {
             return Err("nobody is there to be told");
         }
-        if (parking.ram == Bytes::ZERO && rung != Rung::Yield) || self.is_stopped() {
+        if (parking.ram == Bytes::ZERO && rung != Method::Yield) || self.is_stopped() {
             return Err("nobody is parked now");
         }
         if book.rests.on(rung) > now {
@@ -481,22 +481,22 @@ impl Books {
         for number in &held.cards {
             let card = &self.cards[*number];
             let stale = now.since(card.begun).0 > 2 * self.policy.period.0;
-            let tells = matches!(card.look, Look::Free(_)) || (card.is_coarse() && rung == Rung::Park);
+            let tells = matches!(card.look, Look::Free(_)) || (card.is_coarse() && rung == Method::Park);
             if stale || !tells {
                 return Err("nobody would see its bytes go");
             }
-            if rung != Rung::Yield && self.own_on(lease, *number).any(|process| !shims.contains_key(process)) {
+            if rung != Method::Yield && self.own_on(lease, *number).any(|process| !shims.contains_key(process)) {
                 return Err("one of its programs does not listen");
             }
         }
-        if rung == Rung::Park && self.is_taken_up(lease, held) {
+        if rung == Method::Park && self.is_taken_up(lease, held) {
             return Err("somebody else moves where nobody tells whose bytes are whose");
         }
-        if rung == Rung::Driver && !book.ask.may_lose {
+        if rung == Method::Driver && !book.ask.may_lose {
             self.keeps_to_its_cards(now, lease, held)?;
             self.sure_of_room(lease, held)?;
         }
-        if rung == Rung::Yield {
+        if rung == Method::Yield {
             return Ok(Bytes::ZERO);
         }
         let need = self.has_in_all(lease, held) + LITTLE;
@@ -544,12 +544,12 @@ impl Books {
         let moved = matches!(cause, Cause::Observed(..) | Cause::Watched(_)) && self.watch.is_by(lease);
         let by_hand = moved || matches!(cause, Cause::Park(of, _) if *of == lease);
         let by_hand = by_hand && room_for.is_none() && aside.is_none();
-        let is_heard = rung == Rung::Park || (rung == Rung::Yield && !self.voices(lease, Rung::Park).is_empty());
+        let is_heard = rung == Method::Park || (rung == Method::Yield && !self.voices(lease, Method::Park).is_empty());
         let passive = (!is_heard || aside.is_some()) && again.is_none() && !by_hand;
         must(9, quiet == passive, || {
             format!("{lease} leaves ({rung}), asks again as of {again:?}, and is passive: {quiet}")
         })?;
-        let takes_contexts = rung == Rung::Park && room_for.is_some() && self.policy.parking.deep.is_some();
+        let takes_contexts = rung == Method::Park && room_for.is_some() && self.policy.parking.deep.is_some();
         must(9, !with_context || takes_contexts, || format!("{lease} is parked ({rung}) with its contexts"))?;
         let had_then = self.has_in_all(lease, held);
         must(0, *had == had_then, || format!("{lease} is parked with {had}, and has {had_then}"))?;
@@ -578,14 +578,14 @@ impl Books {
             _ => return must(17, false, || format!("{lease} is parked after {cause:?}")),
         }
         let sure = self.sure_of_room(lease, held);
-        must(2, rung != Rung::Driver || book.ask.may_lose || sure.is_ok(), || {
+        must(2, rung != Method::Driver || book.ask.may_lose || sure.is_ok(), || {
             format!("the driver parks {lease}, and a restore may lack room: {sure:?}")
         })?;
         let can = self.parkable(now, lease, book, rung);
         must(3, can == Ok(booked), || {
             format!("{lease} is parked ({rung}), {booked} booked, and by the books {can:?}")
         })?;
-        let driven = self.voices(lease, rung).keys().filter(|_| rung == Rung::Driver);
+        let driven = self.voices(lease, rung).keys().filter(|_| rung == Method::Driver);
         let driven: Vec<ProcKey> = driven.copied().collect();
         must(2, *processes == driven, || format!("{lease} is parked ({rung}) with {processes:?}, not {driven:?}"))?;
         let before = self.beside(lease, held);
@@ -654,33 +654,35 @@ impl Books {
     fn has_all_left(&self, held: &Held, lease: LeaseId, trip: &Trip) -> bool {
         let voices = self.voices(lease, trip.rung);
         let known = |number: &usize| self.own_on(lease, *number).all(|process| voices.contains_key(process));
-        let heard = trip.rung == Rung::Park || !voices.is_empty();
-        let known = trip.rung == Rung::Yield || held.cards.iter().all(known);
+        let heard = trip.rung == Method::Park || !voices.is_empty();
+        let known = trip.rung == Method::Yield || held.cards.iter().all(known);
         heard && known && self.all_said(lease, trip).is_some()
     }
 
     /// A holder's bytes stay after all.
-    pub fn unpark(&mut self, now: Time, cause: &Cause, lease: LeaseId, at: Time, why: &Unparked) -> Verdict {
+    pub fn unpark(&mut self, now: Time, cause: &Cause, lease: LeaseId, at: Time, why: &UnparkReason) -> Verdict {
         let (_, held, trip) = self.trip(lease, Way::Out)?;
         let coarse = held.cards.iter().any(|number| self.cards[*number].is_coarse());
         let fits = match why {
             // Whoever has more than was booked does not fit, whatever it says.
-            Unparked::Refused(_) if trip.rung != Rung::Yield && self.said(lease, trip.rung) > held.booked => true,
-            Unparked::Refused(_) if matches!(cause, Cause::Unwrapped(of) if *of == lease) => trip.rung == Rung::Yield,
-            Unparked::Refused(_) => {
+            UnparkReason::Refused(_) if trip.rung != Method::Yield && self.said(lease, trip.rung) > held.booked => true,
+            UnparkReason::Refused(_) if matches!(cause, Cause::Unwrapped(of) if *of == lease) => {
+                trip.rung == Method::Yield
+            }
+            UnparkReason::Refused(_) => {
                 let said = |of: &LeaseId| *of == lease && !self.has_all_left(held, lease, trip);
                 let refusal = |word: &Word| matches!(word, Word::Refuse | Word::Outgrow);
                 matches!(cause, Cause::Said(of, word) | Cause::Hooked(of, word) if said(of) && refusal(word))
             }
-            Unparked::Silent => matches!(cause, Cause::Ticked) && self.is_overdue(now, trip),
-            Unparked::NotSeen => matches!(cause, Cause::Ticked) && self.is_unseen(now, lease, trip) && !coarse,
-            Unparked::Unclear => matches!(cause, Cause::Ticked) && self.is_unseen(now, lease, trip) && coarse,
+            UnparkReason::Silent => matches!(cause, Cause::Ticked) && self.is_overdue(now, trip),
+            UnparkReason::NotSeen => matches!(cause, Cause::Ticked) && self.is_unseen(now, lease, trip) && !coarse,
+            UnparkReason::Unclear => matches!(cause, Cause::Ticked) && self.is_unseen(now, lease, trip) && coarse,
         };
         must(8, fits && at == now, || format!("{lease} shall stay ({why:?}) after {cause:?}: {trip:?}"))?;
-        let rests = if *why == Unparked::NotSeen { DISTRUST } else { 1 };
+        let rests = if *why == UnparkReason::NotSeen { DISTRUST } else { 1 };
         let rung = trip.rung;
         // Whoever was told to leave and said nothing may leave yet.
-        let silent = *why == Unparked::Silent && rung == Rung::Driver;
+        let silent = *why == UnparkReason::Silent && rung == Method::Driver;
         let trip = Trip { back: false, ..trip.turned(Way::Back, now, &self.policy.parking) };
         self.set_trip(lease, trip, |_| {});
         let voices = self.voices.get_mut(&(lease, rung)).filter(|_| silent);
@@ -698,7 +700,7 @@ impl Books {
         Ok(())
     }
 
-    pub(super) fn rest(&mut self, now: Time, lease: LeaseId, rung: Rung, times: u64) {
+    pub(super) fn rest(&mut self, now: Time, lease: LeaseId, rung: Method, times: u64) {
         let rest = Span(self.policy.parking.rest.0 * times);
         if let Some(book) = self.leases.get_mut(&lease) {
             book.rests.set(rung, now, now + rest);
@@ -714,7 +716,7 @@ impl Books {
             format!("{lease} is parked, and one of its programs has not said so: {shims:?}")
         })?;
         let said = self.said(lease, trip.rung);
-        must(3, trip.rung == Rung::Yield || said <= held.booked, || {
+        must(3, trip.rung == Method::Yield || said <= held.booked, || {
             format!("{lease} is parked with {said}, and {} are booked", held.booked)
         })?;
         must(4, trip.seen_on(held, LOOKS), || {
@@ -727,7 +729,7 @@ impl Books {
         let unheard =
             |number: &usize| self.own_on(lease, *number).find(|process| !shims.contains_key(process)).copied();
         let other = held.cards.iter().filter(readable).find_map(unheard);
-        must(4, other.is_none() || trip.rung == Rung::Yield, || {
+        must(4, other.is_none() || trip.rung == Method::Yield, || {
             format!("{lease} is parked, and {other:?} of its is not")
         })?;
         let graced = if held.renewed <= self.grace_from { self.grace_until } else { Time::ZERO };
@@ -770,12 +772,12 @@ impl Books {
         let least = whole.then(|| held.booked.min(vram.less(Bytes(1)))).filter(|least| *least > Bytes::ZERO);
         must(2, at_least == least, || format!("{lease} would do with {at_least:?}, and needs {least:?}"))?;
         let term = trip.left.map_or(book.ask.term, Term::Fixed);
-        let cards: Vec<CardId> = held.cards.iter().map(|card| CardId(*card as u16)).collect();
-        let ask = Ask {
+        let cards: Vec<GpuId> = held.cards.iter().map(|card| GpuId(*card as u16)).collect();
+        let ask = LeaseRequest {
             vram: Vram::Bytes(vram),
             at_least,
             gpus: cards.len() as u16,
-            on: Some(On::These(cards)),
+            on: Some(GpuSelector::These(cards)),
             term,
             ..book.ask.clone()
         };

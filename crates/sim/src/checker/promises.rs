@@ -11,10 +11,10 @@ use sublet_core::action::Action;
 use sublet_core::explain::{Bound, bound};
 use sublet_core::ids::LeaseId;
 use sublet_core::quota;
-use sublet_core::rows::{Away, Phase};
+use sublet_core::rows::{ParkState, Phase};
 use sublet_core::state::State;
-use sublet_core::stranger::Closed;
 use sublet_core::units::{Bytes, Time};
+use sublet_core::unleased::UnleasedEnd;
 
 /// Bounds are asked for once in so many events, of so many waiters at the head.
 const EVERY: u64 = 16;
@@ -127,7 +127,7 @@ impl Promises {
 
 /// Whether a holder that was to stay on its cards has programs that do not come back to them.
 fn is_silent(state: &State, now: Time) -> bool {
-    let late = |away: &Away| !away.back && now > away.since + state.policy().parking.limit_of(away);
+    let late = |away: &ParkState| !away.back && now > away.since + state.policy().parking.limit_of(away);
     let mut moving = state.moving().filter_map(|lease| state.lease(lease));
     moving.any(|lease| matches!(&lease.phase, Phase::Resuming(_, away) if late(away)))
 }
@@ -137,5 +137,5 @@ fn upsets(action: &Action) -> bool {
         matches!(action, Action::Start { .. } | Action::Grace { .. } | Action::List { .. } | Action::Serve { .. });
     let host = host || matches!(action, Action::SetAside { .. } | Action::EndAside { .. });
     // Who gets a lease for what it has waits for nobody.
-    host || matches!(action, Action::Close { how: Closed::Adopted(_), .. })
+    host || matches!(action, Action::Close { how: UnleasedEnd::Adopted(_), .. })
 }

@@ -4,8 +4,8 @@
 use super::books::{At, Book, Books, CardBook, Look};
 use super::{Verdict, must};
 use std::borrow::Cow;
-use sublet_core::ask::{Ask, Exclusivity, Vram};
 use sublet_core::ids::{LeaseId, ProcKey};
+use sublet_core::request::{Exclusivity, LeaseRequest, Vram};
 use sublet_core::units::{Bytes, Time};
 
 impl Books {
@@ -87,7 +87,7 @@ impl Books {
 
     /// What a waiter asks for; a parked one for what it lacks now of what it had, whatever was left of it
     /// on its cards when it asked. Of a whole card enough will do.
-    pub fn ask_now<'a>(&self, book: &'a Book) -> Cow<'a, Ask> {
+    pub fn ask_now<'a>(&self, book: &'a Book) -> Cow<'a, LeaseRequest> {
         let Some(held) = book.held().filter(|_| book.is_parked() && book.ask.at_least.is_none()) else {
             return Cow::Borrowed(&book.ask);
         };
@@ -95,7 +95,7 @@ impl Books {
             At::Away(_, trip) => self.has_still(book.id, held, trip),
             _ => Bytes::ZERO,
         };
-        Cow::Owned(Ask { vram: Vram::Bytes(held.vram.less(left).max(Bytes(1))), ..book.ask.clone() })
+        Cow::Owned(LeaseRequest { vram: Vram::Bytes(held.vram.less(left).max(Bytes(1))), ..book.ask.clone() })
     }
 
     /// A waiter is about to get these cards.

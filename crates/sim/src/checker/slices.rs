@@ -4,11 +4,11 @@
 //! the least there is and so many times the holder's moves, as those were measured.
 
 use super::{Verdict, must};
-use sublet_core::cost::Way;
-use sublet_core::decide::preempt::{Spared, prospect};
-use sublet_core::ids::CardId;
+use sublet_core::cost::Direction;
+use sublet_core::decide::preempt::{NotPreemptable, prospect};
+use sublet_core::ids::GpuId;
+use sublet_core::method::Method;
 use sublet_core::rows::Lease;
-use sublet_core::rung::Rung;
 use sublet_core::state::State;
 use sublet_core::units::{Bytes, Span, Time};
 
@@ -32,7 +32,7 @@ impl Slices {
         let waiters = state.queue().iter().take(WAITERS).filter_map(|(id, _)| state.lease(id));
         for waiter in waiters {
             for holder in state.movable() {
-                let Err(Spared::Turn { until }) = prospect(state, waiter, holder, now) else { continue };
+                let Err(NotPreemptable::Turn { until }) = prospect(state, waiter, holder, now) else { continue };
                 let Some(hold) = holder.hold() else { continue };
                 let latest = hold.began() + Span(2 * slice(state, holder).0);
                 must(9, until <= latest, || {
@@ -49,19 +49,20 @@ fn slice(state: &State, holder: &Lease) -> Span {
     let program = live.map_or("", |live| live.program.as_str());
     let cards = holder.hold().into_iter().flat_map(|hold| &hold.cards);
     // Where nobody can see what it has, it may be as much as its lease allows.
-    let on = |card: &CardId| match state.room(*card).is_coarse() {
+    let on = |card: &GpuId| match state.room(*card).is_coarse() {
         true => holder.hold().map(|hold| hold.vram).unwrap_or_default(),
         false => state.room(*card).seen_of(holder.id),
     };
     let bytes: Bytes = cards.map(on).sum();
     let costs = &state.rows().tenants[holder.tenant.0 as usize].costs;
-    let is_open = |rung: &Rung| live.is_some_and(|live| !live.voices(*rung).is_empty());
-    let moves =
-        |rung: Rung| costs.estimate(program, rung, Way::Out, bytes) + costs.estimate(program, rung, Way::Back, bytes);
-    let rungs = Rung::REVERSIBLE.into_iter().filter(is_open).map(moves);
+    let is_open = |rung: &Method| live.is_some_and(|live| !live.voices(*rung).is_empty());
+    let moves = |rung: Method| {
+        costs.estimate(program, rung, Direction::Out, bytes) + costs.estimate(program, rung, Direction::Back, bytes)
+    };
+    let rungs = Method::REVERSIBLE.into_iter().filter(is_open).map(moves);
     // One that is ended for others has its notice, too.
     let notice = holder.ask.notice.map_or(Span::ZERO, |notice| notice.before);
-    let ends = holder.ask.may_be_ended().then(|| costs.estimate(program, Rung::End, Way::Out, bytes) + notice);
+    let ends = holder.ask.may_be_ended().then(|| costs.estimate(program, Method::End, Direction::Out, bytes) + notice);
     let moves = rungs.chain(ends).max().unwrap_or_default();
     parking.turn.max(Span(moves.0.saturating_mul(parking.worth.into())))
 }

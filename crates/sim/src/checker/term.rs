@@ -4,9 +4,9 @@ use super::books::{At, Book, Books, Held};
 use super::calls::{Cause, Expect, Word};
 use super::{Verdict, must};
 use sublet_core::action::Action;
-use sublet_core::ask::Preempt;
 use sublet_core::ids::LeaseId;
-use sublet_core::rows::Reason;
+use sublet_core::request::Preempt;
+use sublet_core::rows::EndReason;
 use sublet_core::units::Time;
 
 /// So many things may come due in one tick and still be dealt with in it.
@@ -60,7 +60,7 @@ impl Books {
     }
 
     /// A lease ends because time passed.
-    pub fn check_expiry(&self, now: Time, cause: &Cause, lease: LeaseId, book: &Book, reason: Reason) -> Verdict {
+    pub fn check_expiry(&self, now: Time, cause: &Cause, lease: LeaseId, book: &Book, reason: EndReason) -> Verdict {
         let may_not_wait = matches!((cause, &book.at), (Cause::Asked { .. }, At::Waiting(give_up)) if *give_up == now);
         must(8, matches!(cause, Cause::Ticked) || may_not_wait, || {
             format!("{lease} ends ({reason:?}) after {cause:?}")
@@ -85,14 +85,14 @@ impl Books {
             book.held().is_some_and(|held| now >= limit(held))
         };
         let fits = match reason {
-            Reason::WaitOver => book.held().is_none(),
-            Reason::TermOver => book.held().is_some() && !book.is_parked() && book.fixed(),
-            Reason::HoldCap => !book.fixed() && wanted() && capped(),
-            Reason::Expired => !book.fixed() && wanted() && !capped() && !book.worked,
+            EndReason::WaitOver => book.held().is_none(),
+            EndReason::TermOver => book.held().is_some() && !book.is_parked() && book.fixed(),
+            EndReason::HoldCap => !book.fixed() && wanted() && capped(),
+            EndReason::Expired => !book.fixed() && wanted() && !capped() && !book.worked,
             _ => false,
         };
         must(8, fits, || format!("{lease} ends as {reason:?}, which it is not: {book:?}"))?;
-        let ends_its_turn = matches!(reason, Reason::HoldCap | Reason::Expired);
+        let ends_its_turn = matches!(reason, EndReason::HoldCap | EndReason::Expired);
         let keeps = if ends_its_turn { self.could_leave(now, lease, book) } else { None };
         must(8, keeps.is_none(), || format!("{lease} ends as {reason:?}, and it could be parked: {keeps:?}"))
     }

@@ -6,14 +6,14 @@ use super::park::{LOOKS, Trip, Way};
 use super::{Verdict, must};
 use sublet_core::action::Action;
 use sublet_core::ids::{LeaseId, ProcKey};
-use sublet_core::parking::Said;
-use sublet_core::rows::Reason;
-use sublet_core::rung::Rung;
+use sublet_core::method::Method;
+use sublet_core::parking::MoverReport;
+use sublet_core::rows::EndReason;
 use sublet_core::units::{Span, Time};
 
 impl Books {
     /// In which way a holder left its cards, or leaves them.
-    pub fn rung_of(&self, lease: LeaseId) -> Option<Rung> {
+    pub fn rung_of(&self, lease: LeaseId) -> Option<Method> {
         match &self.leases.get(&lease)?.at {
             At::Away(_, trip) => Some(trip.rung),
             _ => None,
@@ -21,11 +21,11 @@ impl Books {
     }
 
     /// Whether a program of a holder that leaves refuses something, and is in host memory: that was about coming back.
-    pub(super) fn is_outdated(&self, lease: LeaseId, rung: Rung, process: &ProcKey, said: &Said) -> bool {
+    pub(super) fn is_outdated(&self, lease: LeaseId, rung: Method, process: &ProcKey, said: &MoverReport) -> bool {
         let at = self.leases.get(&lease).map(|book| &book.at);
         let leaves = matches!(at, Some(At::Away(_, trip)) if trip.way == Way::Out);
         let parked = self.voices(lease, rung).get(process).is_some_and(|voice| voice.parked.is_some());
-        leaves && parked && matches!(said, Said::Refused(_) | Said::Outgrown(_))
+        leaves && parked && matches!(said, MoverReport::Refused(_) | MoverReport::Outgrown(_))
     }
 
     /// Since when a holder is on its way off its cards, or back to them.
@@ -43,7 +43,7 @@ impl Books {
             _ => false,
         };
         must(8, over && matches!(cause, Cause::Ticked), || {
-            format!("{lease} ends ({:?}) after {cause:?}: {book:?}", Reason::ParkExpired)
+            format!("{lease} ends ({:?}) after {cause:?}: {book:?}", EndReason::ParkExpired)
         })
     }
 
@@ -66,7 +66,7 @@ impl Books {
             let Some(Book { at: At::Away(held, trip), .. }) = self.leases.get(lease) else { continue };
             let late = match trip.way {
                 // Of a hook it is known when it said so: what it said must be seen soon.
-                Way::Out if trip.rung == Rung::Yield && self.is_unseen(now, *lease, trip) => {
+                Way::Out if trip.rung == Method::Yield && self.is_unseen(now, *lease, trip) => {
                     let said = self.all_said(*lease, trip);
                     said.is_some_and(|said| now >= (said + trip.sight).min(trip.since + trip.span))
                 }

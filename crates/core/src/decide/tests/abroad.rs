@@ -1,15 +1,15 @@
 //! Processes of leases on cards that those leases do not have: strangers there, and at home elsewhere.
 
 use super::{check_with, process, told};
-use crate::ids::CardId;
+use crate::ids::GpuId;
 use crate::policy::{Parking, Policy};
-use crate::stranger::Patience;
 use crate::units::{Bytes, Span};
+use crate::unleased::EnforcementTimes;
 use expect_test::{Expect, expect};
 
 /// A house that could park anybody, where strangers have ten seconds for everything.
 fn roomy() -> Policy {
-    let patience = Patience { warned: Span::secs(10), grace: Span::secs(10), ..Patience::default() };
+    let patience = EnforcementTimes { warned: Span::secs(10), grace: Span::secs(10), ..EnforcementTimes::default() };
     let parking = Parking { ram: Bytes::gib(64), ..Parking::default() };
     Policy { patience, parking, ..Policy::default() }
 }
@@ -272,7 +272,7 @@ fn who_becomes_a_lease_s_that_is_for_another_card_stays_a_stranger() {
 
 #[test]
 fn the_host_is_asked_to_look_into_those_that_take_something_where_their_lease_is_not() {
-    let abroad = |story: &str, card: u16| told(&format!("{BEGIN}{story}"), roomy()).state.abroad(CardId(card));
+    let abroad = |story: &str, card: u16| told(&format!("{BEGIN}{story}"), roomy()).state.abroad(GpuId(card));
     assert_eq!((abroad("", 0), abroad("", 1)), (vec![], vec![process("L1")]));
     assert_eq!(abroad("2s card 1 L1=3G stray=4G", 1), [process("L1")], "strangers are found without asking");
     assert_eq!(abroad("2s card 1 L1=0M", 1), []);

@@ -2,8 +2,8 @@
 
 use super::preempt::{check, house};
 use super::{check_with, process, told};
-use crate::ids::{CardId, LeaseId};
-use crate::parking::{self, InTheWay};
+use crate::ids::{GpuId, LeaseId};
+use crate::parking::{self, RestoreObstacle};
 use crate::rows::{Lease, Phase};
 use expect_test::expect;
 
@@ -558,10 +558,10 @@ fn whom_the_driver_could_not_take_waits_for_the_stranger_on_its_card_and_it_is_k
         assert!(matches!(row.phase, Phase::Resuming(..)), "{row:?}");
         parking::held_back(&teller.state, row)
     };
-    assert_eq!(held_back("6s  card 0 stray=1G"), Some(InTheWay::Strangers(CardId(0), 1)));
-    assert_eq!(held_back("6s  card 0 unreadable"), Some(InTheWay::Unreadable(CardId(0))));
+    assert_eq!(held_back("6s  card 0 stray=1G"), Some(RestoreObstacle::Strangers(GpuId(0), 1)));
+    assert_eq!(held_back("6s  card 0 unreadable"), Some(RestoreObstacle::Unreadable(GpuId(0))));
     let beside = "6s  ask bob 8G\n7s  bind L2\n8s  card 0 L2=6G";
-    assert_eq!(held_back(beside), Some(InTheWay::Uncapped(CardId(0), LeaseId(2))));
+    assert_eq!(held_back(beside), Some(RestoreObstacle::Uncapped(GpuId(0), LeaseId(2))));
     assert_eq!(held_back("6s  card 0 0M"), None);
     // What the driver has not need not be brought back.
     assert_eq!(held_back("6s  driver L1 resumed"), None);

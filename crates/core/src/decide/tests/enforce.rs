@@ -2,14 +2,14 @@
 
 use super::{check, check_with, told};
 use crate::policy::Policy;
-use crate::stranger::{Patience, StrangerId};
 use crate::units::Span;
+use crate::unleased::{EnforcementTimes, UnleasedId};
 use expect_test::expect;
 
 /// A house where strangers have ten seconds for everything.
 pub(super) fn brisk() -> Policy {
     Policy {
-        patience: Patience { warned: Span::secs(10), grace: Span::secs(10), ..Patience::default() },
+        patience: EnforcementTimes { warned: Span::secs(10), grace: Span::secs(10), ..EnforcementTimes::default() },
         ..Policy::default()
     }
 }
@@ -299,7 +299,7 @@ fn who_calls_itself_something_else_all_the_time_is_noted_once_a_minute_and_befor
         ";
     let called = |until: usize| {
         let lines: Vec<&str> = story.trim_end().lines().take(until).collect();
-        told(&lines.join("\n"), brisk()).state.rows().strangers[&StrangerId(1)].audit.command.join(" ")
+        told(&lines.join("\n"), brisk()).state.rows().strangers[&UnleasedId(1)].audit.command.join(" ")
     };
     assert_eq!([6, 7, 8, 9, 10].map(called), ["python3 train.py", "one", "one", "one", "four"]);
 }

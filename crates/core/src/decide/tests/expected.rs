@@ -2,14 +2,14 @@
 
 use super::preempt::house;
 use super::told;
-use crate::expect::{Expected, expected};
+use crate::expected_starts::{ExpectedStart, expected};
 use crate::policy::{Parking, Policy};
 use crate::units::Bytes;
 
 /// Seconds from the end of a story until a lease is expected to start.
 fn starts_in(story: &str, policy: Policy, lease: &str) -> Option<(u64, u64)> {
     let teller = told(story, policy);
-    let Expected { p50, p90 } = *expected(&teller.state, teller.now).get(&lease.parse().unwrap())?;
+    let ExpectedStart { p50, p90 } = *expected(&teller.state, teller.now).get(&lease.parse().unwrap())?;
     let seconds = |at: crate::units::Time| at.since(teller.now).0 / 1_000_000;
     Some((seconds(p50), seconds(p90)))
 }

@@ -4,8 +4,8 @@ use super::enforce::brisk;
 use super::moving::roomy;
 use super::{check_with, process, told};
 use crate::reading::Resident;
-use crate::stranger::{Blow, StrangerId};
 use crate::units::{Bytes, Span, Time};
+use crate::unleased::{PendingSignal, UnleasedId};
 use expect_test::expect;
 
 #[test]
@@ -141,7 +141,8 @@ fn a_signal_is_wanted_as_long_as_it_would_be_decided_again() {
         12s audit stray uid=7 tree=child";
     let wanted = |then: &str, seconds: u64| {
         let state = told(&format!("{before}\n{then}"), brisk()).state;
-        let blow = |name: &str| Blow { stranger: StrangerId(1), process: process(name), signal: 15, of: at(12) };
+        let blow =
+            |name: &str| PendingSignal { stranger: UnleasedId(1), process: process(name), signal: 15, of: at(12) };
         (state.is_to_be_struck(&blow("stray"), at(seconds)), state.is_to_be_struck(&blow("child"), at(seconds)))
     };
     assert_eq!(wanted("", 12), (true, true));

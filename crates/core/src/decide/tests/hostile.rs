@@ -3,7 +3,7 @@
 use super::*;
 use crate::explain::{Bound, NoBound, bound};
 use crate::policy::Caps;
-use crate::quota::Load;
+use crate::quota::TenantLoad;
 use crate::rows::Phase;
 
 struct House {
@@ -55,7 +55,7 @@ impl House {
         Span(self.teller.state.rows().tenants[tenant.0 as usize].today)
     }
 
-    fn load(&self, tenant: &str) -> Load {
+    fn load(&self, tenant: &str) -> TenantLoad {
         let tenant = self.teller.state.tenant(tenant).expect("it asked");
         self.teller.state.books().load(tenant).clone()
     }

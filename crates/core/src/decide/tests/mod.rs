@@ -30,20 +30,20 @@ mod term;
 mod tokens;
 
 use crate::action::Hint;
-use crate::ask::{Ask, Exclusivity, Notice, On, Preempt, Term, Tier, Vram};
 use crate::audit::{Audit, FileKey, Through};
-use crate::event::{Answer, AsideAsk, Caller, Event};
-use crate::ids::{CardId, Epoch, LeaseId, ProcKey};
+use crate::event::{AsideRequest, Caller, Event, EventAnswer};
+use crate::ids::{Fence, GpuId, LeaseId, ProcKey};
 use crate::loss::Loss;
-use crate::member::Restriction;
-use crate::parking::Said;
+use crate::method::Method;
+use crate::parking::MoverReport;
 use crate::policy::Policy;
-use crate::reading::{CardFacts, Observation, Reading, Resident, Unreadable, Used};
+use crate::reading::{GpuFacts, GpuReading, GpuUsage, Reading, Resident, Unreadable};
+use crate::request::{Exclusivity, GpuSelector, LeaseRequest, Notice, Preempt, Term, Tier, Vram};
+use crate::restrictions::Restriction;
 use crate::rows::Rows;
-use crate::rung::Rung;
-use crate::stranger::{Mode, RuleId, Step, StrangerId, Struck, Treat};
-use crate::token::{TokenAsk, TokenCaps, TokenHash};
+use crate::token::{TokenCaps, TokenHash, TokenRequest};
 use crate::units::{Bytes, Span, Time};
+use crate::unleased::{Mode, RuleAction, RuleId, SignalOutcome, UnleasedId, UnleasedStep};
 use crate::{State, action::Action, decide};
 use expect_test::Expect;
 use std::collections::BTreeMap;
@@ -75,7 +75,7 @@ fn told(story: &str, policy: Policy) -> Teller {
                 let cards = teller.state.rows().cards.iter().map(|card| card.facts.clone()).collect();
                 teller.step(
                     at,
-                    Event::Started { boot: String::new(), clock_offset_us: 0, epoch_floor: Epoch(1), lease_floor: 1 },
+                    Event::Started { boot: String::new(), clock_offset_us: 0, epoch_floor: Fence(1), lease_floor: 1 },
                 );
                 teller.step(at, Event::Listed(cards));
             }
@@ -143,7 +143,7 @@ impl Teller {
     fn pass(&mut self) {
         let now = self.now;
         for (card, reading) in self.looks.clone() {
-            self.step(now, Event::Observed { card, observation: Observation { begun: now, reading } });
+            self.step(now, Event::Observed { card, observation: GpuReading { begun: now, reading } });
         }
         self.step(now, Event::Ticked);
     }
@@ -153,7 +153,7 @@ impl Teller {
         for action in &outcome.actions {
             self.say(now, action);
         }
-        if let Answer::Refused(refusal) = outcome.answer {
+        if let EventAnswer::Refused(refusal) = outcome.answer {
             writeln!(self.out, "{now} refuse: {refusal}").unwrap();
         }
     }
@@ -178,7 +178,7 @@ impl Teller {
                         let board = board.map(|board| board.parse().expect("a board"));
                         let (size, node) = size.split_once('@').map_or((size, None), |(size, node)| (size, Some(node)));
                         let node = node.map(|node| node.parse().expect("a node"));
-                        CardFacts { board, node, ..facts(number, bytes(size)) }
+                        GpuFacts { board, node, ..facts(number, bytes(size)) }
                     })
                     .collect(),
             ),
@@ -206,11 +206,11 @@ impl Teller {
             }
             ["day", number] => Event::Day { number: number.parse().expect("a number") },
             ["renew", id, who] => {
-                let epoch = self.state.lease(lease(id)).and_then(|row| row.hold()).map_or(Epoch(0), |hold| hold.epoch);
+                let epoch = self.state.lease(lease(id)).and_then(|row| row.hold()).map_or(Fence(0), |hold| hold.epoch);
                 Event::Renewed { by: by(who), lease: lease(id), epoch }
             }
             ["renew", id, who, epoch] => {
-                Event::Renewed { by: by(who), lease: lease(id), epoch: Epoch(epoch.parse().expect("an epoch")) }
+                Event::Renewed { by: by(who), lease: lease(id), epoch: Fence(epoch.parse().expect("an epoch")) }
             }
             ["token", who, rest @ ..] => Event::TokenAsked { by: by(who), ask: Box::new(token(rest)), wall_us: now.0 },
             ["revoke", id, who] => {
@@ -224,33 +224,33 @@ impl Teller {
             ["runs", id, program] => Event::Runs { lease: lease(id), program: program.to_string() },
             ["hook", id, who, said @ ..] => {
                 let said = match said {
-                    ["yielded"] => Said::Parked(Bytes::ZERO),
-                    ["resumed"] => Said::Resumed,
-                    ["failed", why @ ..] => Said::Refused(why.join(" ")),
-                    ["wants"] => Said::Wants,
+                    ["yielded"] => MoverReport::Parked(Bytes::ZERO),
+                    ["resumed"] => MoverReport::Resumed,
+                    ["failed", why @ ..] => MoverReport::Refused(why.join(" ")),
+                    ["wants"] => MoverReport::Wants,
                     other => panic!("no such word: {other:?}"),
                 };
-                let epoch = self.state.lease(lease(id)).and_then(|row| row.hold()).map_or(Epoch(0), |hold| hold.epoch);
+                let epoch = self.state.lease(lease(id)).and_then(|row| row.hold()).map_or(Fence(0), |hold| hold.epoch);
                 Event::Hooked { by: by(who), lease: lease(id), epoch, said }
             }
             [rung @ ("shim" | "driver"), id, said @ ..] => {
-                let rung = if *rung == "shim" { Rung::Park } else { Rung::Driver };
+                let rung = if *rung == "shim" { Method::Park } else { Method::Driver };
                 let said = match said {
-                    ["here"] => Said::Here { parked: None },
-                    ["here", "parked", size] => Said::Here { parked: Some(bytes(size)) },
-                    ["cannot", why @ ..] => Said::Cannot(Some(why.join(" "))),
-                    ["can"] => Said::Cannot(None),
-                    ["parked", size] => Said::Parked(bytes(size)),
-                    ["resumed"] => Said::Resumed,
-                    ["refused", why @ ..] => Said::Refused(why.join(" ")),
-                    ["outgrown", why @ ..] => Said::Outgrown(why.join(" ")),
-                    ["lost", why @ ..] => Said::Lost(why.join(" ")),
-                    ["unknown"] => Said::Unknown,
-                    ["wants"] => Said::Wants,
-                    ["deep"] => Said::Deep(true),
-                    ["shallow"] => Said::Deep(false),
-                    ["left"] => Said::Left,
-                    ["died", why @ ..] => Said::Died(why.join(" ")),
+                    ["here"] => MoverReport::Here { parked: None },
+                    ["here", "parked", size] => MoverReport::Here { parked: Some(bytes(size)) },
+                    ["cannot", why @ ..] => MoverReport::Cannot(Some(why.join(" "))),
+                    ["can"] => MoverReport::Cannot(None),
+                    ["parked", size] => MoverReport::Parked(bytes(size)),
+                    ["resumed"] => MoverReport::Resumed,
+                    ["refused", why @ ..] => MoverReport::Refused(why.join(" ")),
+                    ["outgrown", why @ ..] => MoverReport::Outgrown(why.join(" ")),
+                    ["lost", why @ ..] => MoverReport::Lost(why.join(" ")),
+                    ["unknown"] => MoverReport::Unknown,
+                    ["wants"] => MoverReport::Wants,
+                    ["deep"] => MoverReport::Deep(true),
+                    ["shallow"] => MoverReport::Deep(false),
+                    ["left"] => MoverReport::Left,
+                    ["died", why @ ..] => MoverReport::Died(why.join(" ")),
                     other => panic!("no such word: {other:?}"),
                 };
                 // `L1/x` is another program of L1's.
@@ -263,14 +263,14 @@ impl Teller {
             ["tested"] => Event::SelfTested { can: Ok(()) },
             ["tested", why @ ..] => Event::SelfTested { can: Err(why.join(" ")) },
             ["struck", id, signal, name, refused @ ..] => {
-                let stranger = StrangerId(id.trim_start_matches('X').parse().expect("a stranger"));
+                let stranger = UnleasedId(id.trim_start_matches('X').parse().expect("a stranger"));
                 let refused = (!refused.is_empty()).then(|| refused.join(" "));
                 let changed = refused.as_deref().is_some_and(|why| why.starts_with("it is not what"));
-                let outcome = vec![Struck { process: process(name), refused, changed, uid: None }];
+                let outcome = vec![SignalOutcome { process: process(name), refused, changed, uid: None }];
                 let signal = signal.parse().expect("a signal");
                 let step = self.state.rows().strangers.get(&stranger).map(|stranger| stranger.step);
                 let of = match step {
-                    Some(Step::Told { since, .. }) => since,
+                    Some(UnleasedStep::Told { since, .. }) => since,
                     _ => Time::ZERO,
                 };
                 Event::Struck { stranger, signal, of, outcome }
@@ -284,13 +284,13 @@ impl Teller {
                 Event::ModeAsked { by: by(who), card: uuid(index), mode }
             }
             ["allow", rule, who] => {
-                Event::RuleAsked { by: by(who), who: rule.parse().expect("a rule"), treat: Treat::Allow }
+                Event::RuleAsked { by: by(who), who: rule.parse().expect("a rule"), treat: RuleAction::Allow }
             }
             ["deny", rule, who] => {
-                Event::RuleAsked { by: by(who), who: rule.parse().expect("a rule"), treat: Treat::Deny }
+                Event::RuleAsked { by: by(who), who: rule.parse().expect("a rule"), treat: RuleAction::Deny }
             }
             ["attach", rule, vram, who] => {
-                let treat = Treat::Attach { vram: Some(bytes(vram)), tier: Tier::Interactive };
+                let treat = RuleAction::Attach { vram: Some(bytes(vram)), tier: Tier::Interactive };
                 Event::RuleAsked { by: by(who), who: rule.parse().expect("a rule"), treat }
             }
             ["unrule", rule, who] => {
@@ -303,7 +303,7 @@ impl Teller {
             ["aside", index, who, rest @ ..] => {
                 let value = |name: &str| rest.iter().find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
                 let secs = |text: &str| Span::secs(text.trim_end_matches('s').parse().expect("seconds"));
-                let ask = AsideAsk {
+                let ask = AsideRequest {
                     span: value("for").map(secs),
                     key: value("key").unwrap_or_default().to_owned(),
                     renews: rest.contains(&"renew"),
@@ -316,16 +316,16 @@ impl Teller {
                 Event::AsideEndAsked { by: by(who), card: uuid(index), key }
             }
             ["start", boot] => {
-                Event::Started { boot: boot.to_string(), clock_offset_us: 0, epoch_floor: Epoch(1), lease_floor: 1 }
+                Event::Started { boot: boot.to_string(), clock_offset_us: 0, epoch_floor: Fence(1), lease_floor: 1 }
             }
             ["restart", "at", lease] => {
                 let lease_floor = lease.trim_start_matches('L').parse().expect("a lease");
                 let boot = self.state.rows().meta.boot.clone();
-                Event::Started { boot, clock_offset_us: 0, epoch_floor: Epoch(1), lease_floor }
+                Event::Started { boot, clock_offset_us: 0, epoch_floor: Fence(1), lease_floor }
             }
             ["restart"] => {
                 let boot = self.state.rows().meta.boot.clone();
-                Event::Started { boot, clock_offset_us: 0, epoch_floor: Epoch(1), lease_floor: 1 }
+                Event::Started { boot, clock_offset_us: 0, epoch_floor: Fence(1), lease_floor: 1 }
             }
             ["awoke"] => Event::Awoke,
             ["disk", "full"] => Event::DiskFilled,
@@ -341,13 +341,13 @@ impl Teller {
     }
 
     fn look(&self, now: Time, index: &str, reading: Reading) -> Event {
-        Event::Observed { card: uuid(index), observation: Observation { begun: now, reading } }
+        Event::Observed { card: uuid(index), observation: GpuReading { begun: now, reading } }
     }
 
     fn used(&self, index: &str, rest: &[&str]) -> Reading {
         let card = self.state.card(&uuid(index)).expect("a card");
         let mut free = self.state.room(card).total();
-        let mut used = Used { free, processes: Vec::new(), coarse: rest.contains(&"coarse") };
+        let mut used = GpuUsage { free, processes: Vec::new(), coarse: rest.contains(&"coarse") };
         for part in rest {
             match part.split_once('=') {
                 Some((who, size)) => {
@@ -370,7 +370,7 @@ impl Teller {
         match action {
             Action::Queue { lease, .. } => writeln!(out, "{now} queue {lease}"),
             Action::Grant { lease, cards, vram, epoch, until, before, .. } => {
-                let cards: Vec<String> = cards.iter().map(CardId::to_string).collect();
+                let cards: Vec<String> = cards.iter().map(GpuId::to_string).collect();
                 let before = before.map_or(String::new(), |before| format!(", over by {before}"));
                 writeln!(out, "{now} grant {lease} {vram} on {} epoch {epoch} until {until}{before}", cards.join("+"))
             }
@@ -380,7 +380,7 @@ impl Teller {
             Action::Bind { lease, .. } => writeln!(out, "{now} bind {lease}"),
             Action::Park { lease, booked, again, rung, room_for, aside, .. } => {
                 let again = if again.is_some() { ", and asks again" } else { "" };
-                let by = if *rung == Rung::Park { String::new() } else { format!(" by {rung}") };
+                let by = if *rung == Method::Park { String::new() } else { format!(" by {rung}") };
                 let room_for = room_for.map_or(String::new(), |waiter| format!(" for {waiter}"));
                 let aside = aside.map_or(String::new(), |card| format!(", GPU {card} steps aside"));
                 writeln!(out, "{now} park {lease}{by}{room_for} ({booked} booked{again}{aside})")
@@ -528,12 +528,12 @@ fn uuid(index: &str) -> String {
     format!("GPU-{index}")
 }
 
-fn facts(index: u32, total: Bytes) -> CardFacts {
-    CardFacts { name: "Card 24G".to_owned(), context: Some(Bytes::mib(300)), ..CardFacts::plain(index, total) }
+fn facts(index: u32, total: Bytes) -> GpuFacts {
+    GpuFacts { name: "Card 24G".to_owned(), context: Some(Bytes::mib(300)), ..GpuFacts::plain(index, total) }
 }
 
-fn token(words: &[&str]) -> TokenAsk {
-    let mut ask = TokenAsk {
+fn token(words: &[&str]) -> TokenRequest {
+    let mut ask = TokenRequest {
         tenant: None,
         name: None,
         hash: TokenHash([0; 32]),
@@ -559,7 +559,7 @@ fn token(words: &[&str]) -> TokenAsk {
 }
 
 fn ask(by: Caller, vram: &str, rest: &[&str]) -> Event {
-    let mut ask = Ask::plain(Bytes::ZERO, Term::Renewed(Span::secs(60)));
+    let mut ask = LeaseRequest::plain(Bytes::ZERO, Term::Renewed(Span::secs(60)));
     ask.vram = if vram == "whole" { Vram::Whole } else { Vram::Bytes(bytes(vram)) };
     let mut wait = None;
     for word in rest {
@@ -570,7 +570,7 @@ fn ask(by: Caller, vram: &str, rest: &[&str]) -> Event {
             ("gpus", n) => ask.gpus = n.parse().expect("a number"),
             ("priority", n) => ask.priority = n.parse().expect("a number"),
             ("wait", span) => wait = Some(seconds(span)),
-            ("on", text) => ask.on = Some(On::read(text)),
+            ("on", text) => ask.on = Some(GpuSelector::read(text)),
             ("interactive", _) => ask.tier = Tier::Interactive,
             ("spot", _) => ask.tier = Tier::Spot,
             ("least", size) => ask.at_least = Some(bytes(size)),

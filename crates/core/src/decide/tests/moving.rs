@@ -2,13 +2,13 @@
 
 use super::check_with;
 use crate::policy::{Parking, Policy};
-use crate::stranger::Patience;
 use crate::units::{Bytes, Span};
+use crate::unleased::EnforcementTimes;
 use expect_test::expect;
 
 /// A house that parks, where strangers have ten seconds for everything.
 pub(super) fn roomy() -> Policy {
-    let patience = Patience { warned: Span::secs(10), grace: Span::secs(10), ..Patience::default() };
+    let patience = EnforcementTimes { warned: Span::secs(10), grace: Span::secs(10), ..EnforcementTimes::default() };
     let parking = Parking { ram: Bytes::gib(64), ..Parking::default() };
     Policy { patience, parking, ..Policy::default() }
 }

@@ -1,7 +1,7 @@
 //! Holders that have more than their leases: told, offered more, made to leave, ended where that is enforced.
 
 use super::*;
-use crate::decide::over::more;
+use crate::decide::overuse::more;
 use crate::policy::{Caps, Parking};
 use crate::rows::Phase;
 use expect_test::expect;

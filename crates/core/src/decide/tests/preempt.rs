@@ -1,6 +1,6 @@
 //! Stories of room that is made for who waits.
 
-use super::super::preempt::{Making, making};
+use super::super::preempt::{RoomPlan, making};
 use super::{check_with, told};
 use crate::ids::LeaseId;
 use crate::policy::{Caps, Parking, Policy};
@@ -747,9 +747,9 @@ fn it_is_said_what_keeps_several_from_leaving_together() {
     let lacks_ram = Parking { ram: Bytes::gib(10), ..house().parking };
     assert_eq!(
         of(Policy { parking: lacks_ram, ..house() }),
-        Making::Ram { need: Bytes::mib(2 * (9 * 1024 + 64)), room: Some(Bytes::gib(10)) }
+        RoomPlan::Ram { need: Bytes::mib(2 * (9 * 1024 + 64)), room: Some(Bytes::gib(10)) }
     );
     let cap = Bytes::gib(10);
     let caps = Caps { parked: Some(cap), ..house().caps };
-    assert_eq!(of(Policy { caps, ..house() }), Making::Cap { cap });
+    assert_eq!(of(Policy { caps, ..house() }), RoomPlan::Cap { cap });
 }

@@ -145,11 +145,11 @@ fn tokens(count: usize, of_one: usize, expired: usize) -> State {
 }
 
 fn one_more(mut state: State, who: &str) -> String {
-    let ask = Box::new(TokenAsk { hash: TokenHash([255; 32]), ..token(&[]) });
+    let ask = Box::new(TokenRequest { hash: TokenHash([255; 32]), ..token(&[]) });
     let by = Caller::user(who);
     let outcome = decide(&mut state, Time(5), Event::TokenAsked { by, ask, wall_us: 5 });
     match outcome.answer {
-        Answer::Refused(refusal) => refusal.to_string(),
+        EventAnswer::Refused(refusal) => refusal.to_string(),
         _ => format!("{} actions, {} tokens", outcome.actions.len(), state.rows().tokens.len()),
     }
 }

@@ -133,7 +133,7 @@ impl Books {
         must(14, at == now, || format!("{lease} is back at {at}, and it is {now}"))?;
         // Nobody is there that could bring anything back, or say so.
         let (none_parked, rung) = (self.none_parked(lease, trip.rung), trip.rung);
-        let unwrapped = rung == Rung::Yield && matches!(cause, Cause::Unwrapped(of) if *of == lease);
+        let unwrapped = rung == Method::Yield && matches!(cause, Cause::Unwrapped(of) if *of == lease);
         must(2, !self.may_have(lease, trip), || {
             format!("{lease} is back, and the driver may have something of it: {trip:?}")
         })?;

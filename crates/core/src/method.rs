@@ -6,11 +6,13 @@ use std::fmt;
 /// A way to leave and, but for the last, to come back. The order is that of how gentle they are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Rung {
+pub enum Method {
     /// The holder's own hook, run by its wrapper.
+    #[serde(rename = "yield")]
     Yield,
     /// Sublet's library in its programs.
     #[default]
+    #[serde(rename = "park")]
     Park,
     /// The driver's checkpoint of its processes.
     Driver,
@@ -18,27 +20,27 @@ pub enum Rung {
     End,
 }
 
-impl Rung {
+impl Method {
     /// Those that keep the processes.
-    pub const REVERSIBLE: [Rung; 3] = [Rung::Yield, Rung::Park, Rung::Driver];
+    pub const REVERSIBLE: [Method; 3] = [Method::Yield, Method::Park, Method::Driver];
 
     /// Whether processes that left in this way still have their context on the card.
     pub fn keeps_context(self) -> bool {
-        matches!(self, Rung::Yield | Rung::Park)
+        matches!(self, Method::Yield | Method::Park)
     }
 
     /// Its name in the API and on screens.
     pub fn name(self) -> &'static str {
         match self {
-            Rung::Yield => "hook",
-            Rung::Park => "shim",
-            Rung::Driver => "driver",
-            Rung::End => "end",
+            Method::Yield => "hook",
+            Method::Park => "shim",
+            Method::Driver => "driver",
+            Method::End => "end",
         }
     }
 }
 
-impl fmt::Display for Rung {
+impl fmt::Display for Method {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }

@@ -7,16 +7,17 @@ use serde::{Deserialize, Serialize};
 
 /// A holder has more on its cards than its lease is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Over {
+pub struct Overuse {
     /// Since when.
     pub since: Time,
     /// It was told that it was seen to have so much on one card.
+    #[serde(rename = "seen")]
     pub seen: Bytes,
 }
 
 impl Hold {
     /// What it was told of having more than its lease, while it has.
-    pub fn over(&self) -> Option<&Over> {
+    pub fn over(&self) -> Option<&Overuse> {
         self.turns.as_ref()?.over.as_ref()
     }
 
@@ -36,7 +37,7 @@ impl Rows {
     pub(super) fn over(&mut self, lease: LeaseId, at: Time, seen: Bytes) {
         if let Some(Lease { phase: Phase::Active(hold), .. }) = self.leases.get_mut(&lease) {
             let since = hold.over().map_or(at, |over| over.since);
-            hold.turns().over = Some(Over { since, seen });
+            hold.turns().over = Some(Overuse { since, seen });
         }
     }
 

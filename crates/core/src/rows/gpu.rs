@@ -1,17 +1,17 @@
 //! A GPU, as it is stored.
 
 use crate::aside::Asides;
-use crate::reading::CardFacts;
-use crate::stranger::Mode;
+use crate::reading::GpuFacts;
+use crate::unleased::Mode;
 use serde::{Deserialize, Serialize};
 
 /// A card that was seen once.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Card {
+pub struct Gpu {
     /// What it is.
-    pub facts: CardFacts,
+    pub facts: GpuFacts,
     /// Whether it may be leased, by an operator's or our own word.
-    pub service: Service,
+    pub service: GpuService,
     /// What is done there about strangers.
     #[serde(default)]
     pub mode: Mode,
@@ -20,17 +20,17 @@ pub struct Card {
     pub aside: Asides,
 }
 
-impl Card {
+impl Gpu {
     /// A GPU that is seen for the first time.
-    pub fn new(facts: CardFacts) -> Card {
-        Card { facts, service: Service::In, mode: Mode::Observe, aside: Asides::default() }
+    pub fn new(facts: GpuFacts) -> Gpu {
+        Gpu { facts, service: GpuService::In, mode: Mode::Observe, aside: Asides::default() }
     }
 }
 
 /// Whether a card may be leased.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Service {
+pub enum GpuService {
     /// Yes.
     In,
     /// An operator lets it run empty.

@@ -1,7 +1,7 @@
 //! Who has more on its cards than its lease is for, look by look.
 
 use super::State;
-use crate::ids::{CardId, LeaseId};
+use crate::ids::{GpuId, LeaseId};
 use crate::mutant::Mutant;
 use crate::reading::Reading;
 use crate::rows::{Hold, Phase};
@@ -14,11 +14,11 @@ pub(crate) const SLACK: Bytes = Bytes::mib(128);
 const LOOKS: u32 = 2;
 
 /// Whether a holder had more than its lease on a card, and in how many looks in a row it was so.
-pub(super) type Excess = BTreeMap<LeaseId, (bool, u32)>;
+pub(super) type OveruseReadings = BTreeMap<LeaseId, (bool, u32)>;
 
 impl State {
     /// A card was looked at: who has more there than its lease, and who has not any more.
-    pub(super) fn weigh_excess(&mut self, card: CardId) {
+    pub(super) fn weigh_excess(&mut self, card: GpuId) {
         let number = card.0 as usize;
         let before = std::mem::take(&mut self.excess[number]);
         let room = &self.rooms[number];
@@ -27,7 +27,7 @@ impl State {
             return;
         }
         let told = self.over.iter().filter(|lease| room.claims().contains_key(lease));
-        let mut found = Excess::new();
+        let mut found = OveruseReadings::new();
         for lease in room.present().keys().chain(told) {
             let Some(row) = self.rows.leases.get(lease) else { continue };
             let Phase::Active(hold) = &row.phase else { continue };
@@ -52,7 +52,7 @@ impl State {
     }
 
     /// Who had more than its lease on a card in so many looks that it is believed, or no more than that again.
-    pub(crate) fn excess_on(&self, card: CardId) -> Vec<(LeaseId, bool)> {
+    pub(crate) fn excess_on(&self, card: GpuId) -> Vec<(LeaseId, bool)> {
         let looks = if self.planted(Mutant::OverOneLook) { 1 } else { LOOKS };
         let believed = self.excess[card.0 as usize].iter().filter(|(_, (_, count))| *count >= looks);
         believed.map(|(lease, (has, _))| (*lease, *has)).collect()
@@ -60,7 +60,7 @@ impl State {
 
     /// Whether a holder was seen with no more than its lease on all of its cards.
     pub(crate) fn is_within(&self, lease: LeaseId, hold: &Hold) -> bool {
-        let inside = |card: &CardId| self.excess[card.0 as usize].get(&lease) == Some(&(false, LOOKS));
+        let inside = |card: &GpuId| self.excess[card.0 as usize].get(&lease) == Some(&(false, LOOKS));
         hold.cards.iter().all(inside)
     }
 

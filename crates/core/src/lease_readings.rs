@@ -2,18 +2,18 @@
 
 use crate::action::Wake;
 use crate::decide::HOOK;
-use crate::ids::{CardId, ProcKey};
-use crate::lateness::Wait;
-use crate::member::Restrictions;
-use crate::parking::{Before, Rest, Voice, Watch};
+use crate::ids::{GpuId, ProcKey};
+use crate::lateness::ExpectedWait;
+use crate::method::Method;
+use crate::parking::{Backoff, GpuSnapshot, MoveProgress, Mover};
+use crate::restrictions::Restrictions;
 use crate::rows::{Lease, Phase};
-use crate::rung::Rung;
 use crate::units::{Bytes, Span, Time};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A signal that is on the record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Sent {
+pub(crate) enum SignalState {
     /// It leaves once the record is durable.
     Soon,
     /// It left then.
@@ -49,10 +49,10 @@ impl HintBackoff {
 
 /// What was seen of one lease.
 #[derive(Clone, Debug, Default)]
-pub struct Live {
+pub struct LeaseReadings {
     /// What became of the last signal that its processes were to get; `None` if an earlier daemon decided
     /// it, which may not have come to send it.
-    pub(crate) sent: Option<Sent>,
+    pub(crate) sent: Option<SignalState>,
     /// It was heard which those are.
     pub(crate) counted: bool,
     /// Its live processes.
@@ -64,13 +64,13 @@ pub struct Live {
     /// The most bytes its processes were seen to have on one card.
     pub peak: Option<Bytes>,
     /// Cards of an ended lease that were not seen again yet.
-    pub(crate) unseen: BTreeSet<CardId>,
+    pub(crate) unseen: BTreeSet<GpuId>,
     /// Its programs that have Sublet's library and speak to the daemon through it.
-    pub shims: BTreeMap<ProcKey, Voice>,
+    pub shims: BTreeMap<ProcKey, Mover>,
     /// Its processes, as the driver has them.
-    pub driven: BTreeMap<ProcKey, Voice>,
+    pub driven: BTreeMap<ProcKey, Mover>,
     /// Its wrapper, which has a hook.
-    pub hooks: BTreeMap<ProcKey, Voice>,
+    pub hooks: BTreeMap<ProcKey, Mover>,
     /// What it runs, as far as was seen.
     pub program: String,
     /// When it was last seen to work.
@@ -78,9 +78,9 @@ pub struct Live {
     /// When it was last looked at closely whether it does.
     pub looked_at: Option<Time>,
     /// How a park or a resume goes.
-    pub(crate) watch: Watch,
+    pub(crate) watch: MoveProgress,
     /// Its cards as they were when it began to leave, if one of them does not tell whose bytes are whose.
-    pub(crate) before: BTreeMap<CardId, Before>,
+    pub(crate) before: BTreeMap<GpuId, GpuSnapshot>,
     /// What called for it while its bytes were leaving: it waits as soon as it is parked.
     pub(crate) wake: Option<Wake>,
     /// A program that ended while its bytes were leaving, and what is known of the cause.
@@ -88,38 +88,38 @@ pub struct Live {
     /// Hints that it is used count again from this time on.
     pub(crate) hints: HintBackoff,
     /// What went wrong lately: it is not parked, or not resumed, in that way before then.
-    pub(crate) rests: BTreeMap<Rung, Rest>,
+    pub(crate) rests: BTreeMap<Method, Backoff>,
     /// The driver cannot have been told to take its contexts: not all of its programs were still since that was decided.
     pub(crate) untold: bool,
     /// What was expected when it asked, if it waits and that was remembered.
-    pub(crate) expected: Option<Wait>,
+    pub(crate) expected: Option<ExpectedWait>,
     pub(crate) due: Option<Time>,
 }
 
-impl Live {
+impl LeaseReadings {
     /// Who speaks for it on a rung.
-    pub fn voices(&self, rung: Rung) -> &BTreeMap<ProcKey, Voice> {
-        static NOBODY: BTreeMap<ProcKey, Voice> = BTreeMap::new();
+    pub fn voices(&self, rung: Method) -> &BTreeMap<ProcKey, Mover> {
+        static NOBODY: BTreeMap<ProcKey, Mover> = BTreeMap::new();
         match rung {
-            Rung::Yield => &self.hooks,
-            Rung::Park => &self.shims,
-            Rung::Driver => &self.driven,
-            Rung::End => &NOBODY,
+            Method::Yield => &self.hooks,
+            Method::Park => &self.shims,
+            Method::Driver => &self.driven,
+            Method::End => &NOBODY,
         }
     }
 
-    pub(crate) fn voices_mut(&mut self, rung: Rung) -> Option<&mut BTreeMap<ProcKey, Voice>> {
+    pub(crate) fn voices_mut(&mut self, rung: Method) -> Option<&mut BTreeMap<ProcKey, Mover>> {
         match rung {
-            Rung::Yield => Some(&mut self.hooks),
-            Rung::Park => Some(&mut self.shims),
-            Rung::Driver => Some(&mut self.driven),
-            Rung::End => None,
+            Method::Yield => Some(&mut self.hooks),
+            Method::Park => Some(&mut self.shims),
+            Method::Driver => Some(&mut self.driven),
+            Method::End => None,
         }
     }
 }
 
 /// The voice of a wrapper, after a start: who was on its way back has not come.
-pub(crate) fn hook(lease: &Lease) -> BTreeMap<ProcKey, Voice> {
+pub(crate) fn hook(lease: &Lease) -> BTreeMap<ProcKey, Mover> {
     let parked = matches!(lease.phase, Phase::Parked(..) | Phase::Resuming(..)).then_some(Bytes::ZERO);
-    BTreeMap::from([(HOOK, Voice { parked, ..Voice::default() })])
+    BTreeMap::from([(HOOK, Mover { parked, ..Mover::default() })])
 }

@@ -8,11 +8,11 @@
 //! most. A job that had to leave for the first time takes the place of its own tenant's next job that
 //! has not started: the tenant's places among the others stay what they are, so no tenant gains.
 
-use crate::ask::Tier;
-use crate::durations::{Kind, ONE};
+use crate::durations::{LeaseKind, ONE};
 use crate::explain::PLACE_MAX;
 use crate::ids::LeaseId;
 use crate::mutant::Mutant;
+use crate::request::Tier;
 use crate::rows::{Hold, Lease, Phase};
 use crate::state::State;
 use crate::units::{Span, Time};
@@ -29,7 +29,7 @@ pub(super) fn stretch(state: &State, holder: &Lease, hold: &Hold, slice: Span) -
         return Span::ZERO;
     }
     let program = state.live(holder.id).map_or("", |live| live.program.as_str());
-    let kind = Kind::new(holder.first_ask().tier, hold.vram, hold.cards.len());
+    let kind = LeaseKind::new(holder.first_ask().tier, hold.vram, hold.cards.len());
     let durations = &state.rows().tenants[holder.tenant.0 as usize].durations;
     let Some(life) = durations.lifetime(program, kind) else { return Span::ZERO };
     let lasted = hold.lasted(hold.began() + slice);

@@ -6,18 +6,18 @@
 //! ([`super::preempt`]), in a way that loses nothing; where it cannot be, and on cards where an operator
 //! enforces, it is ended. All of that stops with the look that shows it within its lease again.
 
-use super::Turn;
+use super::Decider;
 use super::serve::{charged, wanted};
 use super::tokens::token_allows;
 use crate::action::Action;
-use crate::event::{Answer, Caller, Refusal};
-use crate::ids::{CardId, LeaseId};
+use crate::event::{Caller, EventAnswer, Refusal};
+use crate::ids::{GpuId, LeaseId};
 use crate::mutant::Mutant;
 use crate::quota;
-use crate::rows::{Hold, Lease, Over, Phase, gpu_time};
+use crate::rows::{Hold, Lease, Overuse, Phase, gpu_time};
 use crate::state::{SLACK, State};
-use crate::stranger::{Mode, Step, Stranger};
 use crate::units::{Bytes, Span, Time};
+use crate::unleased::{Mode, UnleasedProcess, UnleasedStep};
 
 /// What is offered is rounded up to this, while nobody waits for the rest.
 const ROUND: u64 = 64 << 20;
@@ -30,21 +30,22 @@ pub fn most_seen(state: &State, lease: LeaseId, hold: &Hold) -> Bytes {
 /// Whether a holder that was told so has more than its lease still, by a look that counts, and that for so long.
 pub(crate) fn has_had_its_time(state: &State, lease: &Lease, hold: &Hold, span: Span, now: Time) -> bool {
     let span = if state.planted(Mutant::OverAtOnce) { Span::ZERO } else { span };
-    let is_over = |over: &Over| state.rows().meta.due(over.since, over.since + span) <= now;
-    let still_has = |card: &CardId| {
+    let is_over = |over: &Overuse| state.rows().meta.due(over.since, over.since + span) <= now;
+    let still_has = |card: &GpuId| {
         let room = state.room(*card);
         let tells = room.open(now, state.policy().period).is_ok() && !room.is_coarse();
         tells && room.seen_of(lease.id) > hold.vram + SLACK
     };
     // Whom a stranger has only to be parked by is not made to leave otherwise meanwhile.
-    let moves = |stranger: &Stranger| matches!(stranger.step, Step::Moving { lease: by, .. } if by == lease.id);
+    let moves =
+        |stranger: &UnleasedProcess| matches!(stranger.step, UnleasedStep::Moving { lease: by, .. } if by == lease.id);
     hold.over().is_some_and(is_over) && hold.cards.iter().any(still_has) && !state.rows().strangers.values().any(moves)
 }
 
 /// Whether a holder that cannot leave its cards in another way is ended for who waits: it was told long ago, and
 /// all of its cards are enforced.
 pub(crate) fn is_to_end(state: &State, lease: &Lease, hold: &Hold, now: Time) -> bool {
-    let enforced = |card: &CardId| state.mode(*card) == Mode::Enforce;
+    let enforced = |card: &GpuId| state.mode(*card) == Mode::Enforce;
     let enforced = hold.cards.iter().all(enforced) && matches!(state.watchlist().can, Some(Ok(())));
     let span = state.policy().patience.warned.max(state.policy().over);
     (enforced || state.planted(Mutant::EndObserved)) && has_had_its_time(state, lease, hold, span, now)
@@ -97,10 +98,10 @@ fn is_allowed(state: &State, lease: &Lease, hold: &Hold, vram: Bytes, now: Time)
     quota::allows_more(state, lease, more, time) && token_allows(state, lease, more)
 }
 
-impl Turn<'_> {
+impl Decider<'_> {
     /// A card was looked at: who has more there than its lease is told, and who has not any more is let be. A lease whose
     /// size was measured grows instead, if there is room.
-    pub(super) fn look_for_over(&mut self, card: CardId) {
+    pub(super) fn look_for_over(&mut self, card: GpuId) {
         if self.state.is_stopped() {
             return;
         }
@@ -134,22 +135,22 @@ impl Turn<'_> {
     }
 
     /// Its holder takes a larger one.
-    pub(super) fn take_more(&mut self, by: &Caller, lease: LeaseId, vram: Bytes, gpus: u16) -> Answer {
+    pub(super) fn take_more(&mut self, by: &Caller, lease: LeaseId, vram: Bytes, gpus: u16) -> EventAnswer {
         if let Some(stopped) = self.state.stopped() {
-            return Answer::Refused(stopped);
+            return EventAnswer::Refused(stopped);
         }
         // Whoever can start now does so first.
         self.serve();
-        let Ok(row) = self.find(by, lease) else { return Answer::Refused(Refusal::NoSuchLease) };
-        let Phase::Active(hold) = &row.phase else { return Answer::Refused(Refusal::NotWaiting) };
+        let Ok(row) = self.find(by, lease) else { return EventAnswer::Refused(Refusal::NoSuchLease) };
+        let Phase::Active(hold) = &row.phase else { return EventAnswer::Refused(Refusal::NotWaiting) };
         let (cards, offered) = (hold.cards.len(), more(self.state, row, self.now));
         // What it has must be in it: who would have more still is no better off.
         let enough = vram > hold.vram && most_seen(self.state, lease, hold) <= vram + SLACK;
         if !enough || usize::from(gpus) != cards || offered.is_none_or(|offered| vram > offered) {
-            return Answer::Refused(Refusal::NotLarger { instead: offered });
+            return EventAnswer::Refused(Refusal::NotLarger { instead: offered });
         }
         self.enlarge(lease, vram);
-        Answer::Lease(lease)
+        EventAnswer::Lease(lease)
     }
 
     /// An active lease gets this much of each of its cards, and is charged for what that adds.

@@ -1,33 +1,33 @@
 //! A question with everything that does not matter taken away, laid out for being asked often.
 
-use super::{Site, Victim};
+use super::{GpuNeed, Victim};
 use crate::ids::LeaseId;
 use std::ops::Range;
 
 /// Sites that all lack something, and the victims on them.
-pub(super) struct Field {
+pub(super) struct PlanInput {
     /// How many of the sites must lack nothing.
     pub(super) wanted: usize,
-    pub(super) spaces: Vec<Space>,
+    pub(super) spaces: Vec<HostMemory>,
     /// In the order of their leases.
-    pub(super) movers: Vec<Mover>,
+    pub(super) movers: Vec<Leaver>,
     /// What those free who may stay, site by site, the cheapest per byte first.
-    pub(super) parts: Vec<Part>,
-    spots: Vec<Spot>,
+    pub(super) parts: Vec<GpuGroup>,
+    spots: Vec<GpuGain>,
 }
 
 /// A site.
-pub(super) struct Space {
+pub(super) struct HostMemory {
     pub(super) lack: u64,
     /// Those who must leave.
-    pub(super) must: Vec<Part>,
+    pub(super) must: Vec<GpuGroup>,
     /// Its parts.
     pub(super) may: Range<usize>,
 }
 
 /// What one victim is to one site.
 #[derive(Clone, Copy)]
-pub(super) struct Part {
+pub(super) struct GpuGroup {
     pub(super) mover: u32,
     /// Never more than the site lacks: more would not help it more.
     pub(super) gain: u64,
@@ -38,7 +38,7 @@ pub(super) struct Part {
 
 /// A victim.
 #[derive(Clone)]
-pub(super) struct Mover {
+pub(super) struct Leaver {
     /// Its place in the whole field.
     up: u32,
     lease: LeaseId,
@@ -49,7 +49,7 @@ pub(super) struct Mover {
 
 /// One site of a victim.
 #[derive(Clone, Copy)]
-pub(super) struct Spot {
+pub(super) struct GpuGain {
     pub(super) space: u32,
     pub(super) gain: u64,
     pub(super) must: bool,
@@ -66,7 +66,7 @@ enum Pays {
 
 /// A set of victims while the sets are compared.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Set {
+pub(super) struct LeaverSet {
     pub(super) cost: u64,
     /// Smallest first.
     leases: Vec<LeaseId>,
@@ -74,10 +74,10 @@ pub(super) struct Set {
     pub(super) movers: Vec<u32>,
 }
 
-impl Field {
+impl PlanInput {
     /// The whole field. `sites` are sorted by card, can all be cleared, and are at least `wanted`;
     /// `order` is the victims by lease, and the movers are in the same places.
-    pub(super) fn new(sites: &[&Site], wanted: usize, victims: &[Victim], order: &[usize]) -> Field {
+    pub(super) fn new(sites: &[&GpuNeed], wanted: usize, victims: &[Victim], order: &[usize]) -> PlanInput {
         let mut musts: Vec<(usize, u32)> =
             (0..).zip(sites).flat_map(|(space, site)| site.must.iter().map(move |who| (*who, space))).collect();
         musts.sort_unstable();
@@ -93,7 +93,7 @@ impl Field {
             if !musts.is_empty() {
                 let first = musts.partition_point(|(other, _)| other < who);
                 let mine = musts[first..].iter().take_while(|(other, _)| other == who);
-                spots.extend(mine.map(|(_, space)| Spot { space: *space, gain: 0, must: true, part: 0 }));
+                spots.extend(mine.map(|(_, space)| GpuGain { space: *space, gain: 0, must: true, part: 0 }));
             }
             for (card, gain) in &victim.gains {
                 let Ok(at) = sites.binary_search_by_key(card, |site| site.card) else { continue };
@@ -101,23 +101,23 @@ impl Field {
                 match spots[from..].iter_mut().find(|spot| spot.space == space) {
                     Some(spot) => spot.gain = spot.gain.saturating_add(gain.0).min(lack),
                     None if gain.0 == 0 || lack == 0 => {}
-                    None => spots.push(Spot { space, gain: gain.0.min(lack), must: false, part: 0 }),
+                    None => spots.push(GpuGain { space, gain: gain.0.min(lack), must: false, part: 0 }),
                 }
             }
             let cost = victim.price.0.min(dearest) * count + 1;
-            movers.push(Mover { up, lease: victim.lease, cost, spots: from..spots.len() });
+            movers.push(Leaver { up, lease: victim.lease, cost, spots: from..spots.len() });
         }
-        Field::laid_out(wanted, sites.iter().map(|site| site.lack.0), movers, spots, Pays::All)
+        PlanInput::laid_out(wanted, sites.iter().map(|site| site.lack.0), movers, spots, Pays::All)
     }
 
     /// The same field in which a victim's cost is divided among its sites.
-    pub(super) fn sharing(&self) -> Field {
+    pub(super) fn sharing(&self) -> PlanInput {
         let lacks = self.spaces.iter().map(|space| space.lack);
-        Field::laid_out(self.wanted, lacks, self.movers.clone(), self.spots.clone(), Pays::Part)
+        PlanInput::laid_out(self.wanted, lacks, self.movers.clone(), self.spots.clone(), Pays::Part)
     }
 
     /// One site of the whole field as a field of its own, if some leave anyway.
-    pub(super) fn alone(&self, at: usize, leaves: &[bool]) -> Field {
+    pub(super) fn alone(&self, at: usize, leaves: &[bool]) -> PlanInput {
         let space = &self.spaces[at];
         let parts = space.must.iter().map(|part| (part, true));
         let parts = parts.chain(self.parts[space.may.clone()].iter().map(|part| (part, false)));
@@ -129,22 +129,23 @@ impl Field {
         there.sort_unstable();
         let mover = |(spot, (up, ..)): (usize, &(u32, u64, bool))| {
             let whole = &self.movers[*up as usize];
-            Mover { up: *up, lease: whole.lease, cost: whole.cost, spots: spot..spot + 1 }
+            Leaver { up: *up, lease: whole.lease, cost: whole.cost, spots: spot..spot + 1 }
         };
         let movers = there.iter().enumerate().map(mover).collect();
-        let spots = there.iter().map(|(_, gain, must)| Spot { space: 0, gain: *gain, must: *must, part: 0 }).collect();
-        Field::laid_out(1, [lack].into_iter(), movers, spots, Pays::All)
+        let spots =
+            there.iter().map(|(_, gain, must)| GpuGain { space: 0, gain: *gain, must: *must, part: 0 }).collect();
+        PlanInput::laid_out(1, [lack].into_iter(), movers, spots, Pays::All)
     }
 
     fn laid_out(
         wanted: usize,
         lacks: impl Iterator<Item = u64>,
-        movers: Vec<Mover>,
-        mut spots: Vec<Spot>,
+        movers: Vec<Leaver>,
+        mut spots: Vec<GpuGain>,
         pays: Pays,
-    ) -> Field {
-        let mut spaces: Vec<Space> = lacks.map(|lack| Space { lack, must: Vec::new(), may: 0..0 }).collect();
-        let mut may: Vec<Vec<Part>> = vec![Vec::new(); spaces.len()];
+    ) -> PlanInput {
+        let mut spaces: Vec<HostMemory> = lacks.map(|lack| HostMemory { lack, must: Vec::new(), may: 0..0 }).collect();
+        let mut may: Vec<Vec<GpuGroup>> = vec![Vec::new(); spaces.len()];
         for (mover, whole) in (0..).zip(&movers) {
             let share = match pays {
                 Pays::All => whole.cost,
@@ -152,12 +153,12 @@ impl Field {
                 Pays::Part => whole.cost / whole.spots.len().min(wanted).max(1) as u64,
             };
             for at in whole.spots.clone() {
-                let Spot { space, gain, must, .. } = spots[at];
-                let part = Part { mover, gain, share, spot: at as u32 };
+                let GpuGain { space, gain, must, .. } = spots[at];
+                let part = GpuGroup { mover, gain, share, spot: at as u32 };
                 if must { &mut spaces[space as usize].must } else { &mut may[space as usize] }.push(part);
             }
         }
-        let mut parts: Vec<Part> = Vec::with_capacity(spots.len());
+        let mut parts: Vec<GpuGroup> = Vec::with_capacity(spots.len());
         for (space, mut may) in spaces.iter_mut().zip(may) {
             // Of two that cost the same per byte the larger comes first, then the earlier lease.
             may.sort_unstable_by(|left, right| {
@@ -171,7 +172,7 @@ impl Field {
         for (at, part) in (0..).zip(&parts) {
             spots[part.spot as usize].part = at;
         }
-        Field { wanted, spaces, movers, parts, spots }
+        PlanInput { wanted, spaces, movers, parts, spots }
     }
 
     /// How many holders on how many cards: each pair counts.
@@ -180,16 +181,16 @@ impl Field {
     }
 
     /// Where a mover counts.
-    pub(super) fn spots(&self, mover: u32) -> &[Spot] {
+    pub(super) fn spots(&self, mover: u32) -> &[GpuGain] {
         &self.spots[self.movers[mover as usize].spots.clone()]
     }
 
     /// The set of these movers.
-    pub(super) fn set(&self, movers: &[u32]) -> Set {
+    pub(super) fn set(&self, movers: &[u32]) -> LeaverSet {
         let mut movers = movers.to_vec();
         movers.sort_unstable();
         let all = || movers.iter().map(|mover| &self.movers[*mover as usize]);
-        Set {
+        LeaverSet {
             cost: all().map(|mover| mover.cost).sum(),
             leases: all().map(|mover| mover.lease).collect(),
             movers: all().map(|mover| mover.up).collect(),
@@ -223,7 +224,7 @@ impl Field {
     fn clearing(&self, at: usize, mut need: u64, leaves: &[bool], mut takes: impl FnMut(u32)) -> u64 {
         let space = &self.spaces[at];
         let mut cost = 0;
-        let mut take = |part: &Part| {
+        let mut take = |part: &GpuGroup| {
             cost += self.movers[part.mover as usize].cost;
             takes(part.mover);
             part.gain
@@ -249,7 +250,7 @@ impl Field {
         let mut clear = lacks.iter().filter(|lack| lack.is_clear()).count();
         movers.retain(|mover| {
             let spots = self.spots(*mover);
-            let reopens = |spot: &&Spot| {
+            let reopens = |spot: &&GpuGain| {
                 let lack = lacks[spot.space as usize];
                 lack.is_clear() && !lack.without(spot).is_clear()
             };
@@ -271,7 +272,7 @@ impl Field {
     }
 
     fn lacks(&self, movers: &[u32]) -> Vec<Lack> {
-        let lack = |space: &Space| Lack { need: i128::from(space.lack), musts: space.must.len() };
+        let lack = |space: &HostMemory| Lack { need: i128::from(space.lack), musts: space.must.len() };
         let mut lacks: Vec<Lack> = self.spaces.iter().map(lack).collect();
         for spot in movers.iter().flat_map(|mover| self.spots(*mover)) {
             let lack = &mut lacks[spot.space as usize];
@@ -297,7 +298,7 @@ impl Lack {
     }
 
     /// The same if one who left it had stayed.
-    fn without(self, spot: &Spot) -> Lack {
+    fn without(self, spot: &GpuGain) -> Lack {
         Lack { need: self.need + i128::from(spot.gain), musts: self.musts + usize::from(spot.must) }
     }
 }

@@ -1,21 +1,21 @@
 //! What the eyes report: cards, and looks at them.
 
-use super::Turn;
+use super::Decider;
 use crate::action::Action;
-use crate::ids::{CardId, LeaseId};
-use crate::reading::{CardFacts, Observation, Reading, Unreadable};
-use crate::rows::{Lease, Phase, Reason, Service};
+use crate::ids::{GpuId, LeaseId};
+use crate::reading::{GpuFacts, GpuReading, Reading, Unreadable};
+use crate::rows::{EndReason, GpuService, Lease, Phase};
 use crate::units::Time;
 use std::collections::BTreeSet;
 
-impl Turn<'_> {
+impl Decider<'_> {
     /// These cards are there, and no others. Leases on a card that is not listed
     /// go on: a driver that forgets a card for a while has not lost it.
-    pub(super) fn list(&mut self, facts: Vec<CardFacts>) {
+    pub(super) fn list(&mut self, facts: Vec<GpuFacts>) {
         let mut listed = BTreeSet::new();
         for facts in facts {
             let known = self.state.card(&facts.uuid);
-            let card = known.unwrap_or(CardId(self.state.rows().cards.len() as u16));
+            let card = known.unwrap_or(GpuId(self.state.rows().cards.len() as u16));
             let mut facts = facts;
             if let Some(known) = known {
                 // A context measured once stays measured.
@@ -31,7 +31,7 @@ impl Turn<'_> {
         self.serve();
     }
 
-    pub(super) fn observe(&mut self, uuid: &str, observation: Observation) {
+    pub(super) fn observe(&mut self, uuid: &str, observation: GpuReading) {
         let Some(card) = self.state.card(uuid) else { return };
         let begun = observation.begun;
         if begun < self.state.room(card).observed().begun {
@@ -56,7 +56,7 @@ impl Turn<'_> {
     }
 
     /// Ended leases whose cards were all seen after their end count no more.
-    pub(super) fn retire(&mut self, card: CardId, begun: Time) {
+    pub(super) fn retire(&mut self, card: GpuId, begun: Time) {
         let over = |lease: &LeaseId| match self.state.lease(*lease).map(|row| &row.phase) {
             // Who is ended for others has its processes until they are gone.
             Some(Phase::Ending(_, finish)) if finish.reason.ends_processes() && self.has_targets(*lease) => false,
@@ -82,12 +82,12 @@ impl Turn<'_> {
         self.state.live(lease).map(|live| live.program.clone()).unwrap_or_default()
     }
 
-    fn lose(&mut self, card: CardId) {
-        self.put_in(card, Service::Out { why: "the driver lost it".to_owned() });
+    fn lose(&mut self, card: GpuId) {
+        self.put_in(card, GpuService::Out { why: "the driver lost it".to_owned() });
         let held = |lease: &LeaseId| self.state.lease(*lease).is_some_and(Lease::is_held);
         let held: Vec<LeaseId> = self.state.room(card).claims().keys().copied().filter(held).collect();
         for lease in held {
-            self.end(lease, Reason::DeviceLost);
+            self.end(lease, EndReason::DeviceLost);
         }
     }
 }

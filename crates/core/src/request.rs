@@ -1,13 +1,13 @@
 //! A request for a lease, and the limits within which a request makes sense.
 
-use crate::ids::CardId;
-use crate::reading::CardFacts;
+use crate::ids::GpuId;
+use crate::reading::GpuFacts;
 use crate::units::{Bytes, Span};
 use serde::{Deserialize, Serialize};
 
 /// A wish: bytes, number of cards, term, tier, priority, exclusivity.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Ask {
+pub struct LeaseRequest {
     /// How much of each card.
     pub vram: Vram,
     /// How many cards, all or none.
@@ -31,16 +31,16 @@ pub struct Ask {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at_least: Option<Bytes>,
     /// Which cards will do.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub on: Option<On>,
+    #[serde(rename = "on", default, skip_serializing_if = "Option::is_none")]
+    pub on: Option<GpuSelector>,
     /// Its wrapper has a hook that makes it leave its cards.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    #[serde(rename = "yields", default, skip_serializing_if = "std::ops::Not::not")]
     pub yields: bool,
     /// The driver may park it also where a restore could lack room, and lose it.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    #[serde(rename = "may_lose", default, skip_serializing_if = "std::ops::Not::not")]
     pub may_lose: bool,
     /// Its size was measured when its program was adopted: it grows with the program while there is room.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    #[serde(rename = "measured", default, skip_serializing_if = "std::ops::Not::not")]
     pub measured: bool,
     /// The signal it gets before its lease ends: when it is preempted, or when its fixed term is over.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -165,7 +165,7 @@ pub enum Exclusivity {
 /// Which cards will do.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum On {
+pub enum GpuSelector {
     /// The card with this index.
     Index(u32),
     /// The card with this UUID, or with one that begins so.
@@ -173,53 +173,55 @@ pub enum On {
     /// Any card whose product name contains this, in any case.
     Model(String),
     /// Just these: where a parked holder was. Nobody can ask for it in words.
-    These(Vec<CardId>),
+    These(Vec<GpuId>),
     /// Any card that one of these names.
-    AnyOf(Vec<On>),
+    AnyOf(Vec<GpuSelector>),
 }
 
-impl On {
+impl GpuSelector {
     /// How every UUID begins: so much of one names no card yet.
     const UUID: &str = "GPU-";
 
     /// Reads what people write: a number, a UUID, or a part of a model's name; several with commas between them.
-    pub fn read(text: &str) -> On {
+    pub fn read(text: &str) -> GpuSelector {
         let one = |text: &str| match text.parse() {
-            Ok(index) => On::Index(index),
-            Err(_) if text.starts_with(On::UUID) => On::Uuid(text.to_owned()),
-            Err(_) => On::Model(text.to_owned()),
+            Ok(index) => GpuSelector::Index(index),
+            Err(_) if text.starts_with(GpuSelector::UUID) => GpuSelector::Uuid(text.to_owned()),
+            Err(_) => GpuSelector::Model(text.to_owned()),
         };
         match text.contains(',') {
-            true => On::AnyOf(text.split(',').map(str::trim).map(one).collect()),
+            true => GpuSelector::AnyOf(text.split(',').map(str::trim).map(one).collect()),
             false => one(text),
         }
     }
 
     /// Whether a card is one of those that are meant.
-    pub fn names(&self, card: CardId, facts: &CardFacts) -> bool {
+    pub fn names(&self, card: GpuId, facts: &GpuFacts) -> bool {
         match self {
-            On::Index(index) => facts.index == *index,
-            On::Uuid(uuid) => facts.uuid.starts_with(uuid.as_str()),
-            On::Model(part) => facts.name.to_lowercase().contains(&part.to_lowercase()),
-            On::These(cards) => cards.contains(&card),
-            On::AnyOf(several) => several.iter().any(|on| on.names(card, facts)),
+            GpuSelector::Index(index) => facts.index == *index,
+            GpuSelector::Uuid(uuid) => facts.uuid.starts_with(uuid.as_str()),
+            GpuSelector::Model(part) => facts.name.to_lowercase().contains(&part.to_lowercase()),
+            GpuSelector::These(cards) => cards.contains(&card),
+            GpuSelector::AnyOf(several) => several.iter().any(|on| on.names(card, facts)),
         }
     }
 
     /// Whether it is short and plain enough to be kept.
     fn is_sensible(&self) -> bool {
         match self {
-            On::Index(_) | On::These(_) => true,
-            On::Uuid(text) => text.len() > On::UUID.len() && is_plain(text, Ask::ON_MAX),
-            On::Model(text) => !text.is_empty() && is_plain(text, Ask::ON_MAX),
-            On::AnyOf(several) => several.len() <= usize::from(Ask::GPUS_MAX) && several.iter().all(On::is_sensible),
+            GpuSelector::Index(_) | GpuSelector::These(_) => true,
+            GpuSelector::Uuid(text) => text.len() > GpuSelector::UUID.len() && is_plain(text, LeaseRequest::ON_MAX),
+            GpuSelector::Model(text) => !text.is_empty() && is_plain(text, LeaseRequest::ON_MAX),
+            GpuSelector::AnyOf(several) => {
+                several.len() <= usize::from(LeaseRequest::GPUS_MAX) && several.iter().all(GpuSelector::is_sensible)
+            }
         }
     }
 }
 
 /// Why a wish makes no sense, whatever the cards.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum BadAsk {
+pub enum RequestError {
     /// Zero bytes, or more than any card will ever have.
     Vram,
     /// No cards, or more than [`Ask::GPUS_MAX`].
@@ -238,7 +240,7 @@ pub enum BadAsk {
     Notice,
 }
 
-impl Ask {
+impl LeaseRequest {
     /// Whether its owner chose that others may end it.
     pub fn may_be_ended(&self) -> bool {
         self.preempt == Preempt::End || (self.tier == Tier::Spot && self.preempt == Preempt::Usual)
@@ -263,8 +265,8 @@ impl Ask {
     pub const ON_MAX: usize = 128;
 
     /// A wish for so much of one card, as somebody makes it who says nothing else.
-    pub fn plain(vram: Bytes, term: Term) -> Ask {
-        Ask {
+    pub fn plain(vram: Bytes, term: Term) -> LeaseRequest {
+        LeaseRequest {
             vram: Vram::Bytes(vram),
             gpus: 1,
             term,
@@ -283,32 +285,31 @@ impl Ask {
     }
 
     /// Says what is wrong with the wish itself, if anything is.
-    pub fn check(&self) -> Result<(), BadAsk> {
+    pub fn check(&self) -> Result<(), RequestError> {
         let term_max = match self.term {
-            Term::Renewed(_) => Ask::TTL_MAX,
-            Term::Fixed(_) => Ask::FIXED_MAX,
+            Term::Renewed(_) => LeaseRequest::TTL_MAX,
+            Term::Fixed(_) => LeaseRequest::FIXED_MAX,
         };
-        if matches!(self.vram, Vram::Bytes(b) if b < Ask::VRAM_MIN || b > Bytes::MAX_ASK) {
-            Err(BadAsk::Vram)
-        } else if self.gpus == 0 || self.gpus > Ask::GPUS_MAX {
-            Err(BadAsk::Gpus)
+        if matches!(self.vram, Vram::Bytes(b) if b < LeaseRequest::VRAM_MIN || b > Bytes::MAX_ASK) {
+            Err(RequestError::Vram)
+        } else if self.gpus == 0 || self.gpus > LeaseRequest::GPUS_MAX {
+            Err(RequestError::Gpus)
         } else if self.term.span() < Span::secs(1) || self.term.span() > term_max {
-            Err(BadAsk::Term)
+            Err(RequestError::Term)
         } else if !(-10..=10).contains(&self.priority) {
-            Err(BadAsk::Priority)
-        } else if self.name.as_ref().is_some_and(|name| !is_plain(name, Ask::NAME_MAX)) {
-            Err(BadAsk::Name)
+            Err(RequestError::Priority)
+        } else if self.name.as_ref().is_some_and(|name| !is_plain(name, LeaseRequest::NAME_MAX)) {
+            Err(RequestError::Name)
         } else if self.on.as_ref().is_some_and(|on| !on.is_sensible()) {
-            Err(BadAsk::On)
+            Err(RequestError::On)
         } else if matches!((self.at_least, self.vram), (Some(least), Vram::Bytes(full)) if least >= full)
-            || self.at_least.is_some_and(|least| least < Ask::VRAM_MIN)
+            || self.at_least.is_some_and(|least| least < LeaseRequest::VRAM_MIN)
         {
-            Err(BadAsk::AtLeast)
-        } else if self
-            .notice
-            .is_some_and(|notice| !Ask::NOTICE_SIGNALS.contains(&notice.signal) || notice.before > Ask::NOTICE_MAX)
-        {
-            Err(BadAsk::Notice)
+            Err(RequestError::AtLeast)
+        } else if self.notice.is_some_and(|notice| {
+            !LeaseRequest::NOTICE_SIGNALS.contains(&notice.signal) || notice.before > LeaseRequest::NOTICE_MAX
+        }) {
+            Err(RequestError::Notice)
         } else {
             Ok(())
         }
@@ -319,16 +320,16 @@ impl Ask {
 mod tests {
     use super::*;
 
-    fn check_on(text: &str) -> Result<(), BadAsk> {
-        let ask = Ask::plain(Bytes::gib(1), Term::Renewed(Span::secs(60)));
-        Ask { on: Some(On::read(text)), ..ask }.check()
+    fn check_on(text: &str) -> Result<(), RequestError> {
+        let ask = LeaseRequest::plain(Bytes::gib(1), Term::Renewed(Span::secs(60)));
+        LeaseRequest { on: Some(GpuSelector::read(text)), ..ask }.check()
     }
 
     #[test]
     fn a_name_is_what_people_see() {
         let check = |name: &str| {
-            let ask = Ask::plain(Bytes::gib(1), Term::Renewed(Span::secs(60)));
-            Ask { name: Some(name.to_owned()), ..ask }.check()
+            let ask = LeaseRequest::plain(Bytes::gib(1), Term::Renewed(Span::secs(60)));
+            LeaseRequest { name: Some(name.to_owned()), ..ask }.check()
         };
         for name in ["train", "Größe 7, «α»", "訓練 🚀", ""] {
             assert_eq!(check(name), Ok(()), "{name}");
@@ -336,23 +337,24 @@ mod tests {
         let hidden =
             ['\u{7}', '\u{ad}', '\u{61c}', '\u{200b}', '\u{200e}', '\u{202e}', '\u{2028}', '\u{2066}', '\u{feff}'];
         for c in hidden {
-            assert_eq!(check(&format!("a{c}b")), Err(BadAsk::Name), "{c:?}");
+            assert_eq!(check(&format!("a{c}b")), Err(RequestError::Name), "{c:?}");
         }
     }
 
     #[test]
     fn cards_are_named_one_by_one_or_with_commas() {
-        assert_eq!(On::read("1"), On::Index(1));
-        assert_eq!(On::read("GPU-5f"), On::Uuid("GPU-5f".into()));
-        assert_eq!(On::read("H200"), On::Model("H200".into()));
-        let several = vec![On::Index(1), On::Uuid("GPU-5f".into()), On::Model("H200".into())];
-        assert_eq!(On::read("1, GPU-5f,H200"), On::AnyOf(several));
-        let most = vec!["1"; usize::from(Ask::GPUS_MAX)].join(",");
+        assert_eq!(GpuSelector::read("1"), GpuSelector::Index(1));
+        assert_eq!(GpuSelector::read("GPU-5f"), GpuSelector::Uuid("GPU-5f".into()));
+        assert_eq!(GpuSelector::read("H200"), GpuSelector::Model("H200".into()));
+        let several =
+            vec![GpuSelector::Index(1), GpuSelector::Uuid("GPU-5f".into()), GpuSelector::Model("H200".into())];
+        assert_eq!(GpuSelector::read("1, GPU-5f,H200"), GpuSelector::AnyOf(several));
+        let most = vec!["1"; usize::from(LeaseRequest::GPUS_MAX)].join(",");
         for text in ["1", "GPU-5", "NVIDIA H200", &most] {
             assert_eq!(check_on(text), Ok(()), "{text}");
         }
         for text in ["", ",", "1,", "1,,2", "GPU-", "0,GPU-", "a\u{7}", &format!("{most},1"), &"x".repeat(129)] {
-            assert_eq!(check_on(text), Err(BadAsk::On), "{text}");
+            assert_eq!(check_on(text), Err(RequestError::On), "{text}");
         }
     }
 }

@@ -4,9 +4,9 @@
 //! A [`Stranger`] is durable from the moment it is found, so that its history is on the record before anything is done
 //! to it. [`crate::decide`] decides what is done.
 
-use crate::ask::Tier;
 use crate::audit::Audit;
-use crate::ids::{CardId, LeaseId, ProcKey};
+use crate::ids::{GpuId, LeaseId, ProcKey};
+use crate::request::Tier;
 use crate::units::{Bytes, Span, Time};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -15,9 +15,9 @@ use std::str::FromStr;
 /// A stranger's name, `X7` on screens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct StrangerId(pub u64);
+pub struct UnleasedId(pub u64);
 
-impl fmt::Display for StrangerId {
+impl fmt::Display for UnleasedId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "X{}", self.0)
     }
@@ -72,35 +72,36 @@ impl fmt::Display for Mode {
 
 /// A process on a card that belongs to no lease which has that card.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Stranger {
+pub struct UnleasedProcess {
     /// Its name.
-    pub id: StrangerId,
+    pub id: UnleasedId,
     /// Who it is.
     pub audit: Audit,
     /// When it was found.
     pub since: Time,
     /// Where it was found.
-    pub cards: Vec<CardId>,
+    #[serde(rename = "cards")]
+    pub cards: Vec<GpuId>,
     /// How far it has come.
-    pub step: Step,
+    pub step: UnleasedStep,
     /// Somebody was ended not long ago who was the same, or left when it was warned: it is started anew.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub again: Option<StrangerId>,
+    #[serde(rename = "again", default, skip_serializing_if = "Option::is_none")]
+    pub again: Option<UnleasedId>,
     /// That one had until then to leave for good, and so has this one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "until", default, skip_serializing_if = "Option::is_none")]
     pub until: Option<Time>,
     /// Why it could not be taken off its cards: that is tried once.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "stays", default, skip_serializing_if = "Option::is_none")]
     pub stays: Option<String>,
     /// The lease that it was a process of when it was found: one for other cards.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "of", default, skip_serializing_if = "Option::is_none")]
     pub of: Option<LeaseId>,
 }
 
 /// How far a stranger has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "at", rename_all = "snake_case")]
-pub enum Step {
+pub enum UnleasedStep {
     /// It is on the record.
     Found,
     /// Its owner was told what happens unless it gets a lease.
@@ -111,6 +112,7 @@ pub enum Step {
         until: Time,
     },
     /// It has a lease by which it is taken off its cards, and can come back to them later.
+    #[serde(rename = "moving")]
     Moving {
         /// Which.
         lease: LeaseId,
@@ -118,11 +120,13 @@ pub enum Step {
         since: Time,
     },
     /// It could not be taken off them.
+    #[serde(rename = "unmoved")]
     Unmoved {
         /// When that was known.
         since: Time,
     },
     /// It gets, or got, a signal.
+    #[serde(rename = "told")]
     Told {
         /// Which.
         signal: u8,
@@ -132,16 +136,18 @@ pub enum Step {
         sent: bool,
     },
     /// It survived SIGKILL.
+    #[serde(rename = "stuck")]
     Stuck,
 }
 
 /// How the story of a stranger ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Closed {
+pub enum UnleasedEnd {
     /// It exited.
     Exited,
     /// It has left the cards.
+    #[serde(rename = "off_cards")]
     OffCards,
     /// It got a lease.
     Adopted(LeaseId),
@@ -159,15 +165,17 @@ pub struct Rule {
     /// Its name.
     pub id: RuleId,
     /// Which.
-    pub who: Who,
+    #[serde(rename = "who")]
+    pub who: RuleSubject,
     /// What about them.
-    pub treat: Treat,
+    #[serde(rename = "treat")]
+    pub treat: RuleAction,
 }
 
 /// Which strangers a rule is about.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Who {
+pub enum RuleSubject {
     /// Those that run this file: its whole path, or its name.
     Exe(String),
     /// Those of this systemd unit.
@@ -181,12 +189,13 @@ pub enum Who {
 /// What a rule says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Treat {
+pub enum RuleAction {
     /// They are left alone.
     Allow,
     /// They may be ended though they are in a container, or only draw.
     Deny,
     /// They get a lease where they are found: wherever they are seen, they get a lease.
+    #[serde(rename = "attach")]
     Attach {
         /// For so much of each card, where there is room for it; for what they have otherwise.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -196,7 +205,7 @@ pub enum Treat {
     },
 }
 
-impl Who {
+impl RuleSubject {
     /// The longest word that a rule may have.
     pub const WORD_MAX: usize = 256;
     /// The shortest beginning of a container's id.
@@ -205,7 +214,7 @@ impl Who {
     /// Whether it is about this one. A whole path is of this host's files: anybody may mount its own over it, for
     /// itself.
     pub fn matches(&self, audit: &Audit) -> bool {
-        let is_path = matches!(self, Who::Exe(meant) if meant.contains('/'));
+        let is_path = matches!(self, RuleSubject::Exe(meant) if meant.contains('/'));
         !(is_path && audit.exe_inside)
             && self.means(audit.exe.as_deref(), audit.unit.as_deref(), audit.container.as_deref(), audit.uid)
     }
@@ -213,62 +222,65 @@ impl Who {
     /// Whether it is about a process that runs this file, in this unit, in this container, as this user.
     pub fn means(&self, exe: Option<&str>, unit: Option<&str>, container: Option<&str>, uid: u32) -> bool {
         match self {
-            Who::Exe(meant) => exe.is_some_and(|own| {
+            RuleSubject::Exe(meant) => exe.is_some_and(|own| {
                 let name = own.rsplit('/').next().unwrap_or_default();
                 if meant.contains('/') { own == meant } else { name == meant }
             }),
-            Who::Unit(meant) => unit.is_some_and(|own| own == meant || own.strip_suffix(".service") == Some(meant)),
-            Who::Container(id) => container.is_some_and(|own| own.starts_with(id.as_str())),
-            Who::Uid(meant) => uid == *meant,
+            RuleSubject::Unit(meant) => {
+                unit.is_some_and(|own| own == meant || own.strip_suffix(".service") == Some(meant))
+            }
+            RuleSubject::Container(id) => container.is_some_and(|own| own.starts_with(id.as_str())),
+            RuleSubject::Uid(meant) => uid == *meant,
         }
     }
 
     /// Whether it makes sense.
     pub fn is_sensible(&self) -> bool {
-        let word = |word: &str| !word.is_empty() && word.len() <= Who::WORD_MAX && !word.chars().any(char::is_control);
+        let word =
+            |word: &str| !word.is_empty() && word.len() <= RuleSubject::WORD_MAX && !word.chars().any(char::is_control);
         match self {
-            Who::Exe(text) | Who::Unit(text) => word(text),
-            Who::Container(id) => word(id) && id.len() >= Who::CONTAINER_MIN,
-            Who::Uid(_) => true,
+            RuleSubject::Exe(text) | RuleSubject::Unit(text) => word(text),
+            RuleSubject::Container(id) => word(id) && id.len() >= RuleSubject::CONTAINER_MIN,
+            RuleSubject::Uid(_) => true,
         }
     }
 }
 
-impl fmt::Display for Who {
+impl fmt::Display for RuleSubject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Who::Exe(exe) => write!(f, "exe:{exe}"),
-            Who::Unit(unit) => write!(f, "unit:{unit}"),
-            Who::Container(id) => write!(f, "container:{id}"),
-            Who::Uid(uid) => write!(f, "uid:{uid}"),
+            RuleSubject::Exe(exe) => write!(f, "exe:{exe}"),
+            RuleSubject::Unit(unit) => write!(f, "unit:{unit}"),
+            RuleSubject::Container(id) => write!(f, "container:{id}"),
+            RuleSubject::Uid(uid) => write!(f, "uid:{uid}"),
         }
     }
 }
 
 /// The text names no strangers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NotAWho;
+pub struct NotARuleSubject;
 
-impl FromStr for Who {
-    type Err = NotAWho;
-    fn from_str(text: &str) -> Result<Who, NotAWho> {
-        let (kind, word) = text.split_once(':').ok_or(NotAWho)?;
+impl FromStr for RuleSubject {
+    type Err = NotARuleSubject;
+    fn from_str(text: &str) -> Result<RuleSubject, NotARuleSubject> {
+        let (kind, word) = text.split_once(':').ok_or(NotARuleSubject)?;
         let who = match kind {
-            "exe" => Who::Exe(word.to_owned()),
-            "unit" => Who::Unit(word.to_owned()),
-            "container" => Who::Container(word.to_owned()),
-            "uid" => Who::Uid(word.parse().map_err(|_| NotAWho)?),
-            _ => return Err(NotAWho),
+            "exe" => RuleSubject::Exe(word.to_owned()),
+            "unit" => RuleSubject::Unit(word.to_owned()),
+            "container" => RuleSubject::Container(word.to_owned()),
+            "uid" => RuleSubject::Uid(word.parse().map_err(|_| NotARuleSubject)?),
+            _ => return Err(NotARuleSubject),
         };
-        if who.is_sensible() { Ok(who) } else { Err(NotAWho) }
+        if who.is_sensible() { Ok(who) } else { Err(NotARuleSubject) }
     }
 }
 
 /// A signal that one process of a stranger is to get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Blow {
+pub struct PendingSignal {
     /// Whose it is, or whom it descends from.
-    pub stranger: StrangerId,
+    pub stranger: UnleasedId,
     /// Which process.
     pub process: ProcKey,
     /// Which signal.
@@ -279,7 +291,7 @@ pub struct Blow {
 
 /// What a signal did to one process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Struck {
+pub struct SignalOutcome {
     /// Which.
     pub process: ProcKey,
     /// Why it got none, if so.
@@ -296,7 +308,7 @@ pub struct Struck {
 
 /// Why nothing is done to a stranger, whatever the mode.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum LeftAlone {
+pub enum Exemption {
     /// A rule says so.
     Allowed(RuleId),
     /// It is in a container, and no rule says that it may be ended.
@@ -323,26 +335,26 @@ pub enum LeftAlone {
     Attached(RuleId, LeaseId),
 }
 
-impl fmt::Display for LeftAlone {
+impl fmt::Display for Exemption {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            LeftAlone::Allowed(rule) => write!(f, "rule {rule} allows it"),
-            LeftAlone::Container => f.write_str("it is in a container, which is only ended if a rule denies it"),
-            LeftAlone::Graphics => f.write_str("it only draws, and is only ended if a rule denies it"),
-            LeftAlone::Display(seat) => write!(f, "it draws the screen of {seat}"),
-            LeftAlone::Unread(what) => write!(f, "it could not be audited: {what}"),
-            LeftAlone::NoDevice => f.write_str("it has no device file of a GPU open"),
-            LeftAlone::Shared(pid) => {
+            Exemption::Allowed(rule) => write!(f, "rule {rule} allows it"),
+            Exemption::Container => f.write_str("it is in a container, which is only ended if a rule denies it"),
+            Exemption::Graphics => f.write_str("it only draws, and is only ended if a rule denies it"),
+            Exemption::Display(seat) => write!(f, "it draws the screen of {seat}"),
+            Exemption::Unread(what) => write!(f, "it could not be audited: {what}"),
+            Exemption::NoDevice => f.write_str("it has no device file of a GPU open"),
+            Exemption::Shared(pid) => {
                 write!(
                     f,
                     "other processes have GPU files of process {pid} too, and which one holds its memory is unknown"
                 )
             }
-            LeftAlone::System => f.write_str("it is a process of the system"),
-            LeftAlone::Coarse => f.write_str("the driver reports no bytes per process here"),
-            LeftAlone::CannotEnforce(why) => write!(f, "unleased processes cannot be told apart here: {why}"),
-            LeftAlone::Refused(why) => write!(f, "it could not be signalled: {why}"),
-            LeftAlone::Attached(rule, lease) => {
+            Exemption::System => f.write_str("it is a process of the system"),
+            Exemption::Coarse => f.write_str("the driver reports no bytes per process here"),
+            Exemption::CannotEnforce(why) => write!(f, "unleased processes cannot be told apart here: {why}"),
+            Exemption::Refused(why) => write!(f, "it could not be signalled: {why}"),
+            Exemption::Attached(rule, lease) => {
                 write!(f, "rule {rule} gives it a lease for all of its GPUs once {lease} has ended")
             }
         }
@@ -351,11 +363,11 @@ impl fmt::Display for LeftAlone {
 
 /// What happens to a stranger next.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub enum NextStep {
     /// Nothing: it is on the record.
     Recorded,
     /// Nothing, for this reason.
-    LeftAlone(LeftAlone),
+    LeftAlone(Exemption),
     /// It gets a lease, then.
     Adopted(Time),
     /// Its owner is warned, and no more.
@@ -372,7 +384,7 @@ pub enum Fate {
 
 /// How long strangers have for what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Patience {
+pub struct EnforcementTimes {
     /// From the warning to what follows.
     pub warned: Span,
     /// Whoever can be parked without loss is, in place of SIGTERM.
@@ -381,11 +393,11 @@ pub struct Patience {
     pub grace: Span,
 }
 
-impl Default for Patience {
-    fn default() -> Patience {
-        Patience { warned: Span::secs(300), parks: true, grace: Span::secs(300) }
+impl Default for EnforcementTimes {
+    fn default() -> EnforcementTimes {
+        EnforcementTimes { warned: Span::secs(300), parks: true, grace: Span::secs(300) }
     }
 }
 
 /// Where a stranger is, and with how much.
-pub type OnCard = (CardId, Option<Bytes>);
+pub type GpuPresence = (GpuId, Option<Bytes>);

@@ -2,19 +2,19 @@
 
 use crate::audit::Audit;
 use crate::ids::ProcKey;
-use crate::stranger::{Step, Stranger, StrangerId};
 use crate::units::{Span, Time};
+use crate::unleased::{UnleasedId, UnleasedProcess, UnleasedStep};
 use std::collections::{BTreeMap, VecDeque};
 
 /// What was seen of strangers.
 #[derive(Clone, Debug, Default)]
-pub struct Watchlist {
+pub struct UnleasedReadings {
     /// Strangers on the record, by process.
-    pub(crate) by_process: BTreeMap<ProcKey, StrangerId>,
+    pub(crate) by_process: BTreeMap<ProcKey, UnleasedId>,
     /// What this daemon found out about each.
-    pub(crate) seen: BTreeMap<StrangerId, Seen>,
+    pub(crate) seen: BTreeMap<UnleasedId, AuditState>,
     /// Those who were ended lately, or left when they were warned, the last one last.
-    pub(crate) ended: VecDeque<Former>,
+    pub(crate) ended: VecDeque<FormerProcess>,
     /// Why nobody can be ended here; `None`: that was not tried yet.
     pub(crate) can: Option<Result<(), String>>,
     /// How often it was tried.
@@ -29,28 +29,28 @@ const FORMER_MAX: usize = 512;
 
 /// A stranger that was ended, or that left when it was warned.
 #[derive(Clone, Debug)]
-pub(crate) struct Former {
-    pub(crate) id: StrangerId,
+pub(crate) struct FormerProcess {
+    pub(crate) id: UnleasedId,
     at: Time,
     audit: Audit,
     /// It had until then to leave, for good.
     pub(crate) until: Option<Time>,
     /// The signal that it got, or was to get.
-    pub(crate) told: Option<Step>,
+    pub(crate) told: Option<UnleasedStep>,
     /// Why it could not be taken off its cards.
     pub(crate) stays: Option<String>,
 }
 
-impl Former {
+impl FormerProcess {
     /// What is remembered of a stranger that is gone, if anything was done about it.
-    pub(crate) fn of(row: &Stranger, at: Time) -> Option<Former> {
+    pub(crate) fn of(row: &UnleasedProcess, at: Time) -> Option<FormerProcess> {
         let (until, told) = match row.step {
             // Who comes and goes would be warned for ever.
-            Step::Warned { until, .. } | Step::Unmoved { since: until } => (Some(until), None),
-            told @ Step::Told { .. } => (None, Some(told)),
-            Step::Found | Step::Moving { .. } | Step::Stuck => return None,
+            UnleasedStep::Warned { until, .. } | UnleasedStep::Unmoved { since: until } => (Some(until), None),
+            told @ UnleasedStep::Told { .. } => (None, Some(told)),
+            UnleasedStep::Found | UnleasedStep::Moving { .. } | UnleasedStep::Stuck => return None,
         };
-        Some(Former { id: row.id, at, audit: row.audit.clone(), until, told, stays: row.stays.clone() })
+        Some(FormerProcess { id: row.id, at, audit: row.audit.clone(), until, told, stays: row.stays.clone() })
     }
 
     pub(crate) fn process(&self) -> ProcKey {
@@ -74,9 +74,9 @@ impl Former {
     }
 }
 
-impl Watchlist {
+impl UnleasedReadings {
     /// A stranger that was signalled, or had until then to leave, is gone.
-    pub(crate) fn remember(&mut self, former: Former) {
+    pub(crate) fn remember(&mut self, former: FormerProcess) {
         self.ended.push_back(former);
         if self.ended.len() > FORMER_MAX {
             self.forget_one();
@@ -95,8 +95,8 @@ impl Watchlist {
 
     /// Who was ended lately, or warned, and is here again: itself, of whom nothing is left to remember then, or one
     /// like it.
-    pub(crate) fn recall(&mut self, audit: &Audit, now: Time) -> Option<Former> {
-        let is_late = |former: &Former| now.since(former.at) <= ANEW;
+    pub(crate) fn recall(&mut self, audit: &Audit, now: Time) -> Option<FormerProcess> {
+        let is_late = |former: &FormerProcess| now.since(former.at) <= ANEW;
         match self.ended.iter().rposition(|former| former.is_process(audit)) {
             Some(place) => self.ended.remove(place).filter(is_late),
             None => {
@@ -108,7 +108,7 @@ impl Watchlist {
 
 /// What this daemon found out about a stranger.
 #[derive(Clone, Debug)]
-pub(crate) struct Seen {
+pub(crate) struct AuditState {
     /// When it was last audited.
     pub at: Time,
     /// It, and what descends from it in the same control group.
@@ -126,15 +126,15 @@ mod tests {
     use super::*;
     use crate::audit::tests::audit;
 
-    fn former(uid: u32, pid: u32) -> Former {
+    fn former(uid: u32, pid: u32) -> FormerProcess {
         let process = ProcKey { pid, start: 1 };
         let audit = Audit { process, uid, unit: None, command: vec![pid.to_string()], ..audit() };
-        Former { id: StrangerId(1), at: Time(0), audit, until: Some(Time(9)), told: None, stays: None }
+        FormerProcess { id: UnleasedId(1), at: Time(0), audit, until: Some(Time(9)), told: None, stays: None }
     }
 
     #[test]
     fn who_starts_many_makes_nobody_else_be_forgotten() {
-        let mut list = Watchlist::default();
+        let mut list = UnleasedReadings::default();
         list.remember(former(7, 1));
         (0..2 * FORMER_MAX as u32).for_each(|pid| list.remember(former(8, 100 + pid)));
         assert_eq!(list.ended.len(), FORMER_MAX);

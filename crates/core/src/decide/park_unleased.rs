@@ -10,27 +10,27 @@
 //! could be is tried once. Nobody is signalled where it has a lease: the one it was to be moved by is ended
 //! first, and its cards are seen again. Who has a lease for other cards is not moved by a second one.
 
-use super::Turn;
+use super::Decider;
 use super::enforce::{is_allowed, rule, standing, tenant_of};
 use crate::action::{Action, Wake};
-use crate::ask::Tier;
-use crate::event::{Answer, Caller, Refusal};
-use crate::ids::{CardId, LeaseId, ProcKey};
+use crate::event::{Caller, EventAnswer, Refusal};
+use crate::ids::{GpuId, LeaseId, ProcKey};
+use crate::method::Method;
 use crate::mutant::Mutant;
 use crate::parking::{self, NotParkable};
 use crate::reading::Reading;
-use crate::rows::{Away, Lease, Phase, Reason};
-use crate::rung::Rung;
+use crate::request::Tier;
+use crate::rows::{EndReason, Lease, ParkState, Phase};
 use crate::state::State;
-use crate::stranger::{Closed, Mode, OnCard, Step, Stranger, StrangerId, Treat};
 use crate::units::{Bytes, Span, Time};
+use crate::unleased::{GpuPresence, Mode, RuleAction, UnleasedEnd, UnleasedId, UnleasedProcess, UnleasedStep};
 
 /// The driver says within so long whether it can take somebody off its cards.
 const MOVED_WITHIN: Span = Span::secs(30);
 
-impl Turn<'_> {
+impl Decider<'_> {
     /// A stranger did not heed its warning: it gets a lease of its size, by which it leaves its cards.
-    pub(super) fn take_off(&mut self, id: StrangerId, on: &[OnCard]) {
+    pub(super) fn take_off(&mut self, id: UnleasedId, on: &[GpuPresence]) {
         let Some(stranger) = self.state.rows().strangers.get(&id).cloned() else { return };
         let by = Caller::user(tenant_of(&stranger.audit));
         let lease = match could_move(self.state, &stranger, on) {
@@ -51,7 +51,7 @@ impl Turn<'_> {
     }
 
     /// Takes the next step of a stranger that is taken off its cards.
-    pub(super) fn attend_moving(&mut self, id: StrangerId, lease: LeaseId, since: Time) {
+    pub(super) fn attend_moving(&mut self, id: UnleasedId, lease: LeaseId, since: Time) {
         let Some(stranger) = self.state.rows().strangers.get(&id) else { return };
         let is_over = is_let_off(self.state, stranger);
         let row = self.state.lease(lease);
@@ -62,14 +62,14 @@ impl Turn<'_> {
             }
             // An operator thought better of it: it keeps its lease, and has its cards again.
             Some(_) if is_over => {
-                self.close(id, Closed::Adopted(lease));
+                self.close(id, UnleasedEnd::Adopted(lease));
                 self.wake(lease, Wake::Resume);
             }
-            Some(Phase::Parked(..) | Phase::Resuming(_, Away { back: true, .. })) => {
-                self.close(id, Closed::Parked(lease));
+            Some(Phase::Parked(..) | Phase::Resuming(_, ParkState { back: true, .. })) => {
+                self.close(id, UnleasedEnd::Parked(lease));
             }
             Some(Phase::Parking(..)) if self.state.planted(Mutant::BelieveMoving) => {
-                self.close(id, Closed::Parked(lease));
+                self.close(id, UnleasedEnd::Parked(lease));
             }
             Some(Phase::Parking(..) | Phase::Resuming(..)) => {}
             Some(Phase::Active(hold)) => {
@@ -78,7 +78,7 @@ impl Turn<'_> {
                 let is_parked = is_measured && self.park(lease, false, true).is_ok();
                 if !is_parked && let Some(why) = self.stays(lease, since, is_measured) {
                     self.not_moved(id, &why);
-                    self.end(lease, Reason::NotMoved);
+                    self.end(lease, EndReason::NotMoved);
                     self.attend(id);
                 }
             }
@@ -88,10 +88,10 @@ impl Turn<'_> {
     /// Why the driver cannot move a holder, unless that may be otherwise soon.
     fn stays(&self, lease: LeaseId, since: Time, is_measured: bool) -> Option<String> {
         let row = self.state.lease(lease)?;
-        let can = parking::parkable(self.state, row, Rung::Driver, self.now);
+        let can = parking::parkable(self.state, row, Method::Driver, self.now);
         let why = can.err().unwrap_or(NotParkable::NotInspected);
         let is_early = self.not_before(since, since + MOVED_WITHIN).is_some();
-        let is_open = |card: &CardId| self.state.room(*card).open(self.now, self.state.policy().period).is_ok();
+        let is_open = |card: &GpuId| self.state.room(*card).open(self.now, self.state.policy().period).is_ok();
         let waits = match why {
             // Nothing happens to who is on a card that cannot be read.
             _ if !row.hold().is_some_and(|hold| hold.cards.iter().all(is_open)) => true,
@@ -102,32 +102,34 @@ impl Turn<'_> {
         (!waits).then(|| why_it_stays(&why))
     }
 
-    fn not_moved(&mut self, stranger: StrangerId, why: &str) {
+    fn not_moved(&mut self, stranger: UnleasedId, why: &str) {
         self.emit(Action::NotMoved { stranger, at: self.now, why: why.to_owned() });
     }
 
     /// Somebody wants a lease for a process that has one, by which it is moved: that is the one it gets.
-    pub(super) fn adopt_moving(&mut self, stranger: &Stranger) -> Option<Answer> {
+    pub(super) fn adopt_moving(&mut self, stranger: &UnleasedProcess) -> Option<EventAnswer> {
         let own = match stranger.step {
-            Step::Moving { lease, .. } => Some(lease),
-            Step::Unmoved { .. } => None,
-            Step::Found | Step::Warned { .. } | Step::Told { .. } | Step::Stuck => return None,
+            UnleasedStep::Moving { lease, .. } => Some(lease),
+            UnleasedStep::Unmoved { .. } => None,
+            UnleasedStep::Found | UnleasedStep::Warned { .. } | UnleasedStep::Told { .. } | UnleasedStep::Stuck => {
+                return None;
+            }
         };
         if let Some(lease) = own.filter(|lease| self.state.lease(*lease).is_some_and(Lease::is_held)) {
-            self.close(stranger.id, Closed::Adopted(lease));
+            self.close(stranger.id, UnleasedEnd::Adopted(lease));
             self.wake(lease, Wake::Resume);
-            return Some(Answer::Lease(lease));
+            return Some(EventAnswer::Lease(lease));
         }
         let last = self.state.holder(&stranger.audit.process).filter(|_| self.state.lease_of(stranger).is_none())?;
-        Some(Answer::Refused(Refusal::NotAdoptable(format!("{last}, which it has, is not over yet"))))
+        Some(EventAnswer::Refused(Refusal::NotAdoptable(format!("{last}, which it has, is not over yet"))))
     }
 }
 
 /// What was begun in another mode, or before a rule was there, is not gone on with.
-fn is_let_off(state: &State, stranger: &Stranger) -> bool {
+fn is_let_off(state: &State, stranger: &UnleasedProcess) -> bool {
     let audit = &stranger.audit;
     let is_enforced = stranger.cards.iter().any(|card| state.mode(*card) == Mode::Enforce);
-    let is_contained = audit.container.is_some() && rule(state, audit, Treat::Deny).is_none();
+    let is_contained = audit.container.is_some() && rule(state, audit, RuleAction::Deny).is_none();
     !is_enforced || is_contained || is_allowed(state, audit) || standing(state, audit).is_some()
 }
 
@@ -142,7 +144,7 @@ fn why_it_stays(why: &NotParkable) -> String {
 
 /// Why the driver could not take a stranger off its cards, as far as that is known before it is asked: others
 /// could take the room that it needs to come back, or there is too little host memory.
-fn could_move(state: &State, stranger: &Stranger, on: &[OnCard]) -> Result<(), NotParkable> {
+fn could_move(state: &State, stranger: &UnleasedProcess, on: &[GpuPresence]) -> Result<(), NotParkable> {
     let tree = state.watchlist().seen.get(&stranger.id).map(|seen| seen.tree.as_slice()).unwrap_or_default();
     let is_its = |process: &ProcKey| *process == stranger.audit.process || tree.contains(process);
     for (card, _) in on {

@@ -13,18 +13,18 @@
 //! answer. Requests that come later and go first are not known here: that is what the worst case
 //! ([`crate::explain::bound`]) is for.
 
-use crate::ask::{Exclusivity, Term, Tier, Vram};
-use crate::cost::Way;
+use crate::cost::Direction;
 use crate::decide::board::could_hold;
 use crate::decide::park::{price_of_leaving, takes};
-use crate::decide::preempt::{self, Making, Spared};
+use crate::decide::preempt::{self, NotPreemptable, RoomPlan};
 use crate::decide::serve::{free_to_start, need};
-use crate::durations::{Everybody, Kind, Lifetime, ONE};
-use crate::explain::{Outlook, blockers};
-use crate::ids::{CardId, LeaseId, TenantId};
-use crate::lateness::Wait;
+use crate::durations::{AllDurations, LeaseKind, Lifetime, ONE};
+use crate::explain::{FreeTimeline, blockers};
+use crate::ids::{GpuId, LeaseId, TenantId};
+use crate::lateness::ExpectedWait;
+use crate::method::Method;
+use crate::request::{Exclusivity, Term, Tier, Vram};
 use crate::rows::{Lease, Phase};
-use crate::rung::Rung;
 use crate::state::State;
 use crate::units::{Bytes, Span, Time};
 use std::collections::BTreeMap;
@@ -43,7 +43,7 @@ const WORK: usize = 40_000;
 
 /// When a waiter should start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Expected {
+pub struct ExpectedStart {
     /// With even odds.
     pub p50: Time,
     /// In nine of ten cases.
@@ -66,7 +66,7 @@ struct Holder {
 /// What a waiter needs, and for how long.
 struct Waiter<'a> {
     row: &'a Lease,
-    cards: Vec<(CardId, Bytes)>,
+    cards: Vec<(GpuId, Bytes)>,
     life: Option<Lifetime>,
     longest: Span,
     /// Its time slice, if it can be parked for those behind it.
@@ -74,16 +74,16 @@ struct Waiter<'a> {
 }
 
 /// A GPU as it is now.
-struct Gpu {
-    card: CardId,
+struct GpuForecast {
+    card: GpuId,
     free: Bytes,
     /// What each holder, by its number, will give back.
     gives: Vec<(usize, Bytes)>,
 }
 
 /// A GPU in one sample.
-struct Sampled {
-    outlook: Outlook,
+struct SampledGpu {
+    outlook: FreeTimeline,
     pieces: Vec<Piece>,
     /// Of all leases there it is known how long such leases last.
     known: bool,
@@ -102,31 +102,31 @@ struct Piece {
 type Class = (Tier, i8);
 
 /// All that does not differ between samples.
-struct Field<'a> {
+struct Forecast<'a> {
     now: Time,
     seen: Span,
     holders: Vec<Holder>,
     waiters: Vec<Waiter<'a>>,
-    gpus: Vec<Gpu>,
+    gpus: Vec<GpuForecast>,
     /// When a holder leaves for a waiter, if it does: holder first.
     leaves: BTreeMap<(LeaseId, LeaseId), Time>,
 }
 
 /// When each of the first waiters should start, as late as waiters really do. One that is not in it is
 /// too far back, or what is in its way cannot be known.
-pub fn expected(state: &State, now: Time) -> BTreeMap<LeaseId, Expected> {
+pub fn expected(state: &State, now: Time) -> BTreeMap<LeaseId, ExpectedStart> {
     let lateness = &state.rows().meta.lateness;
-    let corrected = |expected: Expected| {
-        let wait = Wait { p50: expected.p50.since(now), p90: expected.p90.since(now) };
-        let Wait { p50, p90 } = lateness.correct(wait);
-        Expected { p50: now + p50, p90: now + p90 }
+    let corrected = |expected: ExpectedStart| {
+        let wait = ExpectedWait { p50: expected.p50.since(now), p90: expected.p90.since(now) };
+        let ExpectedWait { p50, p90 } = lateness.correct(wait);
+        ExpectedStart { p50: now + p50, p90: now + p90 }
     };
     uncorrected(state, now).into_iter().map(|(lease, expected)| (lease, corrected(expected))).collect()
 }
 
 /// The same by what is known now alone.
-pub(crate) fn uncorrected(state: &State, now: Time) -> BTreeMap<LeaseId, Expected> {
-    let field = Field::new(state, now);
+pub(crate) fn uncorrected(state: &State, now: Time) -> BTreeMap<LeaseId, ExpectedStart> {
+    let field = Forecast::new(state, now);
     let mut starts: BTreeMap<LeaseId, Vec<Time>> = BTreeMap::new();
     for sample in 0..SAMPLES {
         for (lease, at) in field.play(sample) {
@@ -137,7 +137,7 @@ pub(crate) fn uncorrected(state: &State, now: Time) -> BTreeMap<LeaseId, Expecte
         all.sort();
         // Where it never starts in some samples, those are the latest.
         let at = |n: usize| all.get(n).copied();
-        Some((lease, Expected { p50: at(P50)?, p90: at(P90)? }))
+        Some((lease, ExpectedStart { p50: at(P50)?, p90: at(P90)? }))
     };
     starts.into_iter().filter_map(of).collect()
 }
@@ -151,11 +151,11 @@ fn draw(lease: LeaseId, sample: u64) -> u64 {
     (slot * 2 + 1) * ONE / (2 * SAMPLES)
 }
 
-impl<'a> Field<'a> {
-    fn new(state: &'a State, now: Time) -> Field<'a> {
-        let everybody = Everybody::new(state.rows().tenants.iter().map(|tenant| &tenant.durations));
+impl<'a> Forecast<'a> {
+    fn new(state: &'a State, now: Time) -> Forecast<'a> {
+        let everybody = AllDurations::new(state.rows().tenants.iter().map(|tenant| &tenant.durations));
         let period = state.policy().period;
-        let usable = |card: &CardId| state.in_service(*card) && state.room(*card).open(now, period).is_ok();
+        let usable = |card: &GpuId| state.in_service(*card) && state.room(*card).open(now, period).is_ok();
         let mut holders: Vec<Holder> = Vec::new();
         let mut numbers: BTreeMap<LeaseId, usize> = BTreeMap::new();
         let mut gpus = Vec::new();
@@ -170,21 +170,21 @@ impl<'a> Field<'a> {
                 gives.push((number, bytes));
             }
             pieces += gives.len() + 1;
-            gpus.push(Gpu { card, free: state.promisable(card, now), gives });
+            gpus.push(GpuForecast { card, free: state.promisable(card, now), gives });
         }
         let most = (WORK / pieces.max(1)).clamp(WAITERS_MIN, WAITERS);
         let waiters = free_to_start(state).take(most).map(|row| Waiter::new(state, &everybody, row, &gpus));
         let waiters: Vec<Waiter<'a>> = waiters.collect();
         let leaves = leaves(state, now);
         let seen = state.policy().next_reading();
-        Field { now, seen, holders, waiters, gpus, leaves }
+        Forecast { now, seen, holders, waiters, gpus, leaves }
     }
 
     /// One way the queue could go: who starts when.
     fn play(&self, sample: u64) -> Vec<(LeaseId, Time)> {
         let ends: Vec<(Time, bool)> = self.holders.iter().map(|holder| holder.end(self.now, sample)).collect();
-        let mut gpus: Vec<Sampled> = Vec::new();
-        for Gpu { card, free, gives } in &self.gpus {
+        let mut gpus: Vec<SampledGpu> = Vec::new();
+        for GpuForecast { card, free, gives } in &self.gpus {
             let (mut pieces, mut known) = (Vec::new(), true);
             let mut steps: Vec<(Time, Bytes)> = Vec::new();
             for (number, bytes) in gives {
@@ -195,8 +195,8 @@ impl<'a> Field<'a> {
                 pieces.push(Piece { slice: None, lease, bytes: *bytes, leaves: at });
             }
             steps.sort();
-            let outlook = Outlook::filling(*card, self.now, *free, &steps);
-            gpus.push(Sampled { outlook, pieces, known });
+            let outlook = FreeTimeline::filling(*card, self.now, *free, &steps);
+            gpus.push(SampledGpu { outlook, pieces, known });
         }
         let mut starts = Vec::new();
         for waiter in &self.waiters {
@@ -210,7 +210,7 @@ impl<'a> Field<'a> {
     }
 
     /// Starts a waiter as early as it can be, and books its room.
-    fn place(&self, waiter: &Waiter<'_>, sample: u64, gpus: &mut [Sampled]) -> Option<Time> {
+    fn place(&self, waiter: &Waiter<'_>, sample: u64, gpus: &mut [SampledGpu]) -> Option<Time> {
         let class = class_of(waiter.row);
         let lasts = match &waiter.life {
             Some(life) => life.remaining(Span::ZERO, draw(waiter.row.id, sample)).min(waiter.longest),
@@ -219,7 +219,7 @@ impl<'a> Field<'a> {
         let wanted = usize::from(waiter.row.ask.gpus);
         // The earliest moment on each GPU: by itself, or by making others leave.
         let mut found: Vec<(Time, usize, Bytes, bool)> = Vec::new();
-        for (number, Sampled { outlook, pieces, known }) in gpus.iter().enumerate() {
+        for (number, SampledGpu { outlook, pieces, known }) in gpus.iter().enumerate() {
             let Some((_, need)) = waiter.cards.iter().find(|(card, _)| *card == outlook.card) else { continue };
             let by_itself = outlook.earliest(*need, lasts).filter(|_| *known);
             let made = self.made_by(waiter, outlook, pieces, *need, lasts);
@@ -233,7 +233,7 @@ impl<'a> Field<'a> {
         found.sort();
         let at = found.get(wanted.checked_sub(1)?)?.0;
         for (_, number, need, is_made) in found.into_iter().take(wanted) {
-            let Sampled { outlook, pieces, .. } = &mut gpus[number];
+            let SampledGpu { outlook, pieces, .. } = &mut gpus[number];
             if is_made {
                 self.make(waiter, outlook, pieces, need, at);
             }
@@ -271,7 +271,7 @@ impl<'a> Field<'a> {
     fn made_by(
         &self,
         waiter: &Waiter<'_>,
-        outlook: &Outlook,
+        outlook: &FreeTimeline,
         pieces: &[Piece],
         need: Bytes,
         lasts: Span,
@@ -287,7 +287,7 @@ impl<'a> Field<'a> {
     }
 
     /// Lets others leave until there is room for the waiter.
-    fn make(&self, waiter: &Waiter<'_>, outlook: &mut Outlook, pieces: &mut [Piece], need: Bytes, at: Time) {
+    fn make(&self, waiter: &Waiter<'_>, outlook: &mut FreeTimeline, pieces: &mut [Piece], need: Bytes, at: Time) {
         for (leaves, number) in self.leaving(waiter, pieces) {
             if leaves > at || outlook.has(need, at, at + Span(1)) {
                 break;
@@ -303,11 +303,11 @@ fn class_of(row: &Lease) -> Class {
 }
 
 impl Holder {
-    fn new(state: &State, everybody: &Everybody, row: &Lease, worst: Time, now: Time) -> Holder {
+    fn new(state: &State, everybody: &AllDurations, row: &Lease, worst: Time, now: Time) -> Holder {
         let seen = now + state.policy().next_reading();
         let worst = match row.away() {
             Some(away) if matches!(row.phase, Phase::Parking(..)) => {
-                seen.max(away.since + takes(state, row, away.rung, Way::Out))
+                seen.max(away.since + takes(state, row, away.rung, Direction::Out))
             }
             // What ends is seen to be gone with the next reading.
             _ => worst.max(now) + state.policy().next_reading(),
@@ -317,7 +317,7 @@ impl Holder {
         let hold = row.hold().filter(|_| !leaving && !row.fixed());
         let life = hold.and_then(|hold| {
             let program = state.live(row.id).map(|live| live.program.as_str());
-            let kind = Kind::new(row.first_ask().tier, hold.vram, hold.cards.len());
+            let kind = LeaseKind::new(row.first_ask().tier, hold.vram, hold.cards.len());
             let own = &state.rows().tenants[row.tenant.0 as usize].durations;
             Some((everybody.lifetime(own, program, kind)?, hold.lasted(now)))
         });
@@ -338,18 +338,18 @@ impl Holder {
 }
 
 impl<'a> Waiter<'a> {
-    fn new(state: &State, everybody: &Everybody, row: &'a Lease, usable: &[Gpu]) -> Waiter<'a> {
+    fn new(state: &State, everybody: &AllDurations, row: &'a Lease, usable: &[GpuForecast]) -> Waiter<'a> {
         let policy = state.policy();
         let able = usable.iter().filter(|gpu| could_hold(state, row, gpu.card));
         // With nobody beside it, everybody there has to leave first.
         let alone = row.ask.vram == Vram::Whole || row.ask.exclusivity != Exclusivity::Shared;
-        let needs = |gpu: &Gpu| match alone {
+        let needs = |gpu: &GpuForecast| match alone {
             true => (gpu.card, gpu.free + gpu.gives.iter().map(|(_, bytes)| *bytes).sum()),
             false => (gpu.card, need(state, &row.ask, gpu.card)),
         };
-        let cards: Vec<(CardId, Bytes)> = able.map(needs).collect();
+        let cards: Vec<(GpuId, Bytes)> = able.map(needs).collect();
         let whole = cards.iter().map(|(card, _)| state.room(*card).largest_ever()).max().unwrap_or_default();
-        let life = || lifetime_of(state, everybody, row.tenant, Kind::of(row.first_ask(), whole));
+        let life = || lifetime_of(state, everybody, row.tenant, LeaseKind::of(row.first_ask(), whole));
         let life = if row.fixed() { None } else { life() };
         let longest = match row.ask.term {
             Term::Fixed(term) => term,
@@ -359,10 +359,11 @@ impl<'a> Waiter<'a> {
         let slices = parking.preempt && parking.ram > Bytes::ZERO;
         let bytes = cards.first().map_or(Bytes::ZERO, |(_, need)| *need);
         let moves = match row.hold() {
-            Some(_) => price_of_leaving(state, row, Rung::Park),
+            Some(_) => price_of_leaving(state, row, Method::Park),
             None => {
                 let costs = &state.rows().tenants[row.tenant.0 as usize].costs;
-                costs.estimate("", Rung::Park, Way::Out, bytes) + costs.estimate("", Rung::Park, Way::Back, bytes)
+                costs.estimate("", Method::Park, Direction::Out, bytes)
+                    + costs.estimate("", Method::Park, Direction::Back, bytes)
             }
         };
         let slice = parking.turn.max(Span(moves.0.saturating_mul(parking.worth.into())));
@@ -370,7 +371,7 @@ impl<'a> Waiter<'a> {
     }
 }
 
-fn lifetime_of(state: &State, everybody: &Everybody, tenant: TenantId, kind: Kind) -> Option<Lifetime> {
+fn lifetime_of(state: &State, everybody: &AllDurations, tenant: TenantId, kind: LeaseKind) -> Option<Lifetime> {
     everybody.lifetime(&state.rows().tenants[tenant.0 as usize].durations, None, kind)
 }
 
@@ -384,19 +385,23 @@ fn leaves(state: &State, now: Time) -> BTreeMap<(LeaseId, LeaseId), Time> {
     let seen = state.policy().next_reading();
     for (waiter, making) in preempt::makings(state, now) {
         match making {
-            Making::Plan { victims, .. } => {
+            RoomPlan::Plan { victims, .. } => {
                 leaves.extend(victims.iter().map(|(lease, how)| ((*lease, waiter), now + how.out + seen)));
             }
-            Making::Nothing => {
+            RoomPlan::Nothing => {
                 let Some(row) = state.lease(waiter) else { continue };
                 for holder in state.movable() {
-                    if let Err(Spared::Turn { until }) = preempt::prospect(state, row, holder, now) {
-                        let out = takes(state, holder, Rung::Park, Way::Out) + seen;
+                    if let Err(NotPreemptable::Turn { until }) = preempt::prospect(state, row, holder, now) {
+                        let out = takes(state, holder, Method::Park, Direction::Out) + seen;
                         leaves.insert((holder.id, waiter), until.max(now) + out);
                     }
                 }
             }
-            Making::Coming(_) | Making::Wait { .. } | Making::Ram { .. } | Making::Cap { .. } | Making::Pauses => {}
+            RoomPlan::Coming(_)
+            | RoomPlan::Wait { .. }
+            | RoomPlan::Ram { .. }
+            | RoomPlan::Cap { .. }
+            | RoomPlan::Pauses => {}
         }
     }
     leaves

@@ -3,18 +3,18 @@
 //! Expiry ends the claim, not the process. A lease nobody waits for is extended
 //! and shown idle; one that somebody waits for ends on time.
 
-use super::{DUE_AT_ONCE, Turn};
+use super::{DUE_AT_ONCE, Decider};
 use crate::action::Action;
-use crate::ask::Preempt;
 use crate::decide::preempt::targets;
 use crate::decide::serve::{charged, wanted};
 use crate::ids::LeaseId;
 use crate::mutant::Mutant;
 use crate::quota;
-use crate::rows::{Hold, Lease, Phase, Reason, Told, gpu_time};
+use crate::request::Preempt;
+use crate::rows::{EndNotice, EndReason, Hold, Lease, Phase, gpu_time};
 use crate::units::{Span, Time};
 
-impl Turn<'_> {
+impl Decider<'_> {
     /// Deals with whatever came due by itself.
     pub(super) fn come_due(&mut self) {
         for _ in 0..DUE_AT_ONCE {
@@ -33,7 +33,7 @@ impl Turn<'_> {
     /// Something came due of a holder whose bytes are on their way. A fixed term does not wait for them.
     fn under_way(&mut self, lease: &Lease, hold: &Hold, since: Time) {
         if lease.fixed() && self.not_before(hold.renewed, hold.until).is_none() {
-            return self.end(lease.id, Reason::TermOver);
+            return self.end(lease.id, EndReason::TermOver);
         }
         self.overdue(lease, since);
     }
@@ -42,7 +42,7 @@ impl Turn<'_> {
         // A daemon that was away could not have served the waiter either.
         match self.not_before(lease.asked, give_up) {
             Some(later) => self.state.set_due(lease.id, Some(later)),
-            None => self.end(lease.id, Reason::WaitOver),
+            None => self.end(lease.id, EndReason::WaitOver),
         }
     }
 
@@ -54,7 +54,7 @@ impl Turn<'_> {
     }
 
     fn held(&mut self, lease: &Lease, hold: &Hold) {
-        let notice = hold.notice.and_then(Told::for_others);
+        let notice = hold.notice.and_then(EndNotice::for_others);
         let notice = notice.map(|notice| self.state.rows().meta.due(notice, notice));
         if notice.is_some_and(|notice| notice <= self.now) {
             return self.notice_over(lease, hold);
@@ -91,23 +91,23 @@ impl Turn<'_> {
 
     fn expire(&mut self, lease: &Lease, hold: &Hold) {
         if lease.fixed() {
-            return self.end(lease.id, Reason::TermOver);
+            return self.end(lease.id, EndReason::TermOver);
         }
         let until = self.now + lease.ask.term.span();
         let idle = self.state.live(lease.id).is_none_or(|live| !live.worked);
         if !self.affords(lease, hold, until) {
-            return self.part(lease.id, idle, Reason::Budget);
+            return self.part(lease.id, idle, EndReason::Budget);
         }
         if wanted(self.state, lease, &hold.cards) {
             let capped = self.limit(lease, hold).is_some_and(|limit| self.now >= limit);
-            return self.part(lease.id, idle, if capped { Reason::HoldCap } else { Reason::Expired });
+            return self.part(lease.id, idle, if capped { EndReason::HoldCap } else { EndReason::Expired });
         }
         self.extend(lease, hold, until, idle, None);
     }
 
     /// A holder has to leave its cards. Who can be parked keeps its lease, and who was at work asks for
     /// its cards again at once; the others' lease is over.
-    fn part(&mut self, lease: LeaseId, idle: bool, reason: Reason) {
+    fn part(&mut self, lease: LeaseId, idle: bool, reason: EndReason) {
         if self.park(lease, !idle, false).is_err() {
             self.end(lease, reason);
         }

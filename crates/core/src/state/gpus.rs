@@ -1,26 +1,26 @@
 //! What may be promised on a card, and what its room is made of.
 
 use super::State;
-use crate::ask::Exclusivity;
-use crate::ids::{CardId, LeaseId, TenantId};
+use crate::ids::{GpuId, LeaseId, TenantId};
 use crate::mutant::Mutant;
 use crate::parking::CONTEXT;
 use crate::policy::Policy;
-use crate::reading::CardFacts;
+use crate::reading::GpuFacts;
+use crate::request::Exclusivity;
 use crate::room::Room;
-use crate::rows::{Lease, Phase, Service};
+use crate::rows::{GpuService, Lease, Phase};
 use crate::units::{Bytes, Time};
 
 impl State {
     /// Whether new leases may land on a card at all.
-    pub fn in_service(&self, card: CardId) -> bool {
+    pub fn in_service(&self, card: GpuId) -> bool {
         let row = &self.rows.cards[card.0 as usize];
         let is_aside = self.is_aside(card) && !self.planted(Mutant::GrantAside);
-        row.service == Service::In && row.facts.unusable.is_none() && self.is_listed(card) && !is_aside
+        row.service == GpuService::In && row.facts.unusable.is_none() && self.is_listed(card) && !is_aside
     }
 
     /// Bytes that may be promised on a card now.
-    pub fn promisable(&self, card: CardId, now: Time) -> Bytes {
+    pub fn promisable(&self, card: GpuId, now: Time) -> Bytes {
         let room = self.room(card);
         let restores = self.is_restoring_on(card) && !self.planted(Mutant::GrantDuringRestore);
         if !self.in_service(card) || restores {
@@ -39,23 +39,23 @@ impl State {
     }
 
     /// Whether the driver brings somebody back to a card: what it finds taken there, it loses.
-    pub fn is_restoring_on(&self, card: CardId) -> bool {
+    pub fn is_restoring_on(&self, card: GpuId) -> bool {
         let on = |lease: &LeaseId| self.room(card).claims().contains_key(lease);
         self.restoring.iter().any(on)
     }
 
-    pub(crate) fn excludes(&self, card: CardId, tenant: TenantId, wish: Exclusivity) -> bool {
+    pub(crate) fn excludes(&self, card: GpuId, tenant: TenantId, wish: Exclusivity) -> bool {
         !self.planted(Mutant::ForgetExclusive) && self.room(card).excludes(tenant, wish, || self.strangers(card))
     }
 }
 
 /// A card as nobody has looked at it yet.
-pub(super) fn new_room(policy: &Policy, facts: &CardFacts) -> Room {
+pub(super) fn new_room(policy: &Policy, facts: &GpuFacts) -> Room {
     Room::new(facts.total, margin(policy, facts.display), facts.context.unwrap_or(CONTEXT))
 }
 
 /// A card, or a policy, is not what it was.
-pub(super) fn fit_room(room: &mut Room, policy: &Policy, facts: &CardFacts) {
+pub(super) fn fit_room(room: &mut Room, policy: &Policy, facts: &GpuFacts) {
     room.resize(facts.total, margin(policy, facts.display), facts.context.unwrap_or(CONTEXT));
 }
 

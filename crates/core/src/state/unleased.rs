@@ -3,21 +3,21 @@
 use super::State;
 use crate::action::Action;
 use crate::decide::enforce;
-use crate::ids::{CardId, LeaseId, ProcKey};
+use crate::ids::{GpuId, LeaseId, ProcKey};
 use crate::mutant::Mutant;
 use crate::reading::Reading;
 use crate::rows::{Lease, Phase};
-use crate::stranger::{Blow, Fate, Mode, Rule, Step, Stranger, Treat, Who};
 use crate::units::Time;
-use crate::watchlist::{Former, Watchlist};
+use crate::unleased::{Mode, NextStep, PendingSignal, Rule, RuleAction, RuleSubject, UnleasedProcess, UnleasedStep};
+use crate::unleased_readings::{FormerProcess, UnleasedReadings};
 
 impl State {
     /// What this daemon has seen of strangers.
-    pub(crate) fn watchlist(&self) -> &Watchlist {
+    pub(crate) fn watchlist(&self) -> &UnleasedReadings {
         &self.watchlist
     }
 
-    pub(crate) fn watchlist_mut(&mut self) -> &mut Watchlist {
+    pub(crate) fn watchlist_mut(&mut self) -> &mut UnleasedReadings {
         &mut self.watchlist
     }
 
@@ -53,31 +53,31 @@ impl State {
     /// Whether a signal that was decided then is still to be sent to this process. Whoever sends it asks when that is
     /// on the disk, and takes it back when it is not wanted any more, until it has left: meanwhile an operator may have
     /// thought better of it, the stranger be gone, its card not be readable, or the process have a lease.
-    pub fn is_to_be_struck(&self, blow: &Blow, now: Time) -> bool {
+    pub fn is_to_be_struck(&self, blow: &PendingSignal, now: Time) -> bool {
         let Some(row) = self.rows.strangers.get(&blow.stranger) else { return false };
-        let is_decided = row.step == Step::Told { signal: blow.signal, since: blow.of, sent: false };
-        let is_due = is_decided && matches!(enforce::fate(self, row, None, now), Fate::Signal(..));
+        let is_decided = row.step == UnleasedStep::Told { signal: blow.signal, since: blow.of, sent: false };
+        let is_due = is_decided && matches!(enforce::fate(self, row, None, now), NextStep::Signal(..));
         let own = row.audit.process;
         // Where it was found when it was last looked into, and not only where it went since.
-        let is_enforced = |card: &CardId| self.mode(*card) == Mode::Enforce;
+        let is_enforced = |card: &GpuId| self.mode(*card) == Mode::Enforce;
         let is_strange = row.cards.iter().any(|card| is_enforced(card) && !self.is_at_home(&own, *card));
         let is_its = is_strange && (blow.process == own || enforce::may_be_struck(self, blow.process));
         is_due && is_its || self.planted(Mutant::StrikeLate)
     }
 
     /// Whom rules leave alone or attach: what a process is at the last moment is asked again by whoever sends it a signal.
-    pub fn spared(&self) -> Vec<Who> {
+    pub fn spared(&self) -> Vec<RuleSubject> {
         let spares = |rule: &&Rule| match rule.treat {
-            Treat::Allow => !self.planted(Mutant::StrikeAllowed),
-            Treat::Attach { .. } => true,
-            Treat::Deny => false,
+            RuleAction::Allow => !self.planted(Mutant::StrikeAllowed),
+            RuleAction::Attach { .. } => true,
+            RuleAction::Deny => false,
         };
         self.rows.rules.values().filter(spares).map(|rule| rule.who.clone()).collect()
     }
 
     /// Whether a stranger that could not be moved belongs to the lease still by which it should have been; after
     /// a start nothing was heard of its processes yet.
-    pub(crate) fn is_still_moved(&self, stranger: &Stranger) -> bool {
+    pub(crate) fn is_still_moved(&self, stranger: &UnleasedProcess) -> bool {
         let process = &stranger.audit.process;
         let is_over = |row: &Lease| matches!(row.phase, Phase::Ending(..));
         let owner = self.owner(process).and_then(|lease| self.lease(lease));
@@ -87,16 +87,18 @@ impl State {
     }
 
     /// Whether whose a stranger's process is says only that it is parked, or could not be: it got that lease for it.
-    fn is_by_its_move(&self, stranger: &Stranger) -> bool {
+    fn is_by_its_move(&self, stranger: &UnleasedProcess) -> bool {
         match stranger.step {
-            Step::Moving { .. } => true,
-            Step::Unmoved { .. } => self.is_still_moved(stranger) || self.planted(Mutant::StrikeMoving),
-            Step::Found | Step::Warned { .. } | Step::Told { .. } | Step::Stuck => false,
+            UnleasedStep::Moving { .. } => true,
+            UnleasedStep::Unmoved { .. } => self.is_still_moved(stranger) || self.planted(Mutant::StrikeMoving),
+            UnleasedStep::Found | UnleasedStep::Warned { .. } | UnleasedStep::Told { .. } | UnleasedStep::Stuck => {
+                false
+            }
         }
     }
 
     /// The lease that a stranger is a process of all the same: it is for other cards than those it is a stranger on.
-    pub fn lease_of(&self, stranger: &Stranger) -> Option<LeaseId> {
+    pub fn lease_of(&self, stranger: &UnleasedProcess) -> Option<LeaseId> {
         self.holder(&stranger.audit.process).filter(|_| !self.is_by_its_move(stranger))
     }
 
@@ -110,21 +112,21 @@ impl State {
                 Reading::Unreadable(_) => false,
             })
         };
-        let left = self.watchlist.ended.iter().map(Former::process);
+        let left = self.watchlist.ended.iter().map(FormerProcess::process);
         left.filter(|process| !self.watchlist.by_process.contains_key(process)).filter(is_there)
     }
 
     /// Strangers that must be audited before their next step is taken, which is due, and those that are back.
     pub fn audits_due(&self, now: Time) -> Vec<ProcKey> {
-        let is_due = |stranger: &&Stranger| {
+        let is_due = |stranger: &&UnleasedProcess| {
             let audited = self.watchlist.seen.get(&stranger.id).map(|seen| seen.at);
             let due = match (enforce::fate(self, stranger, None, now), stranger.step) {
-                (Fate::Signal(..) | Fate::Parked(_), Step::Found) => return false,
+                (NextStep::Signal(..) | NextStep::Parked(_), UnleasedStep::Found) => return false,
                 // What is a lease's is no stranger, until its cards were seen again.
-                (Fate::Signal(..), Step::Unmoved { .. }) if self.is_still_moved(stranger) => return false,
+                (NextStep::Signal(..), UnleasedStep::Unmoved { .. }) if self.is_still_moved(stranger) => return false,
                 // What an earlier daemon decided, and perhaps never did.
-                (Fate::Signal(..), Step::Told { since, sent: false, .. }) => since,
-                (Fate::Signal(_, due) | Fate::Parked(due), _) => due,
+                (NextStep::Signal(..), UnleasedStep::Told { since, sent: false, .. }) => since,
+                (NextStep::Signal(_, due) | NextStep::Parked(due), _) => due,
                 _ => return false,
             };
             let is_struck = self.watchlist.seen.get(&stranger.id).is_some_and(|seen| seen.struck);
