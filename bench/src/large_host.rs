@@ -109,7 +109,7 @@ fn time_large_host() -> Result<(crate::samples::Quantiles, crate::samples::Quant
             decide(&mut state, now, Event::Released { by: tenant_of(number), lease, epoch: None });
         }
         let (owner, lease) = held[number * 31 % held.len()];
-        let cards = state.lease(lease).and_then(|row| row.hold()).map(|hold| hold.cards.clone()).unwrap_or_default();
+        let cards = state.lease(lease).and_then(|row| row.hold()).map(|hold| hold.gpus.clone()).unwrap_or_default();
         decide(&mut state, now, Event::Released { by: tenant_of(owner), lease, epoch: None });
         now = now + Span(10);
         let begun = Instant::now();

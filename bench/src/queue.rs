@@ -134,8 +134,8 @@ impl QueueWorld {
         const COMPARED: usize = 2_000;
         let mut lines: BTreeMap<TenantId, Vec<(i64, LeaseId, Time)>> = BTreeMap::new();
         for lease in self.state.rows().leases.values().filter(|lease| matches!(lease.phase, Phase::Waiting { .. })) {
-            let rank = lease.asked.0 as i64 - self.state.policy().head_start.of(&lease.ask);
-            lines.entry(lease.tenant).or_default().push((rank, lease.id, lease.asked));
+            let rank = lease.requested.0 as i64 - self.state.policy().head_start.of(&lease.request);
+            lines.entry(lease.tenant).or_default().push((rank, lease.id, lease.requested));
         }
         for line in lines.values_mut() {
             line.sort_unstable_by(|left, right| right.cmp(left));
@@ -143,7 +143,7 @@ impl QueueWorld {
         let operator = Caller { operator: true, ..Caller::user("uid:0") };
         let mut picks = Samples::with_capacity(COMPARED);
         for _ in 0..COMPARED {
-            let held = self.state.room(GpuId(0)).claims().keys().next().copied();
+            let held = self.state.room(GpuId(0)).leases().keys().next().copied();
             if let Some(lease) = held {
                 self.now = self.now + Span(2);
                 decide(&mut self.state, self.now, Event::Released { by: operator.clone(), lease, epoch: None });
@@ -155,7 +155,7 @@ impl QueueWorld {
             let begun = Instant::now();
             decide(&mut self.state, self.now, Event::DiskFreed);
             picks.push(begun.elapsed());
-            let held = self.state.room(GpuId(0)).claims().keys().next().copied();
+            let held = self.state.room(GpuId(0)).leases().keys().next().copied();
             ensure!(held == Some(expected), "served {held:?}, the rule says {expected}");
             lines.get_mut(&tenant).map(Vec::pop);
         }
@@ -170,8 +170,8 @@ impl QueueWorld {
         let debt_max = self.state.policy().debt_max.0 as i64;
         let key = |tenant: TenantId, (rank, lease, asked): (i64, LeaseId, Time)| {
             let row = &self.state.rows().tenants[tenant.0 as usize];
-            let first = asked.max(row.turn);
-            let debt = (row.mark.0 as i64 - first.0 as i64).clamp(0, debt_max);
+            let first = asked.max(row.first_since);
+            let debt = (row.debt_clock.0 as i64 - first.0 as i64).clamp(0, debt_max);
             (rank + first.since(asked).0 as i64 + debt, lease)
         };
         let firsts = lines.iter().filter_map(|(tenant, line)| line.last().map(|first| (key(*tenant, *first), *tenant)));

@@ -35,9 +35,9 @@ impl BoundBatch {
                 Phase::Ending(_, finish) => serde_json::to_string(finish)?,
                 _ => String::new(),
             };
-            leases.push([serde_json::to_string(&lease.ask)?, serde_json::to_string(&lease.roots)?, finish]);
+            leases.push([serde_json::to_string(&lease.request)?, serde_json::to_string(&lease.roots)?, finish]);
         }
-        let past = batch.past.iter().map(|ended| serde_json::to_string(&ended.ask)).collect::<Result<_, _>>()?;
+        let past = batch.past.iter().map(|ended| serde_json::to_string(&ended.request)).collect::<Result<_, _>>()?;
         Ok(BoundBatch { batch, lines, leases, past })
     }
 }
@@ -91,14 +91,14 @@ impl RawDatabase {
         write_past(conn, ready)?;
         if let Some(meta) = &batch.meta {
             conn.prepare_cached("UPDATE meta SET next_lease = ?1, next_epoch = ?2, grace_until_us = 0")?
-                .execute(params![meta.next_lease as i64, meta.next_epoch.0 as i64])?;
+                .execute(params![meta.next_lease as i64, meta.next_fence.0 as i64])?;
         }
         let mut tenant = conn.prepare_cached(
             "INSERT OR REPLACE INTO tenants VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, '[]', '0', '{}')",
         )?;
         for (id, row) in &batch.tenants {
             let [leases, card_us, mark, turn, today] =
-                [row.leases, row.card_us, row.mark.0, row.turn.0, row.today].map(|n| n as i64);
+                [row.leases, row.gpu_us, row.debt_clock.0, row.first_since.0, row.today_us].map(|n| n as i64);
             tenant.execute(params![id.0, row.name, leases, card_us, row.byte_us.to_string(), mark, turn, today])?;
         }
         let hash = ready.lines.last().map_or([0; 32], |line| line.1);
@@ -122,10 +122,10 @@ fn write_leases(conn: &Connection, ready: &BoundBatch) -> Result<()> {
     for (lease, [ask, roots, finish]) in batch.new.iter().chain(&batch.leases).zip(&ready.leases) {
         let phase = if finish.is_empty() { "active" } else { "ending" };
         let finish = (!finish.is_empty()).then_some(finish);
-        let (id, tenant, asked) = (lease.id.0 as i64, lease.tenant.0, lease.asked.0 as i64);
+        let (id, tenant, asked) = (lease.id.0 as i64, lease.tenant.0, lease.requested.0 as i64);
         let hold = lease.hold().context("a lease that waits: the card is too small for this bench")?;
         let [vram, epoch, granted, renewed, until] = numbers(hold);
-        let (idle, paid) = (hold.idle, hold.paid.0 as i64);
+        let (idle, paid) = (hold.idle, hold.prepaid.0 as i64);
         put.execute(params![
             id, tenant, asked, ask, roots, phase, finish, vram, epoch, granted, renewed, until, idle, paid
         ])?;
@@ -144,15 +144,15 @@ fn write_past(conn: &Connection, ready: &BoundBatch) -> Result<()> {
     for (ended, ask) in ready.batch.past.iter().zip(&ready.past) {
         let hold = ended.hold.as_ref().context("a lease that was never granted")?;
         let [vram, epoch, granted, renewed, until] = numbers(hold);
-        let (id, asked, at) = (ended.id.0 as i64, ended.asked.0 as i64, ended.finish.at.0 as i64);
-        let (tenant, idle, paid) = (ended.tenant.0, hold.idle, hold.paid.0 as i64);
+        let (id, asked, at) = (ended.id.0 as i64, ended.requested.0 as i64, ended.end.at.0 as i64);
+        let (tenant, idle, paid) = (ended.tenant.0, hold.idle, hold.prepaid.0 as i64);
         put.execute(params![id, tenant, asked, ask, at, vram, epoch, granted, renewed, until, idle, paid])?;
     }
     Ok(())
 }
 
 fn numbers(hold: &Hold) -> [i64; 5] {
-    [hold.vram.0, hold.epoch.0, hold.granted.0, hold.renewed.0, hold.until.0].map(|n| n as i64)
+    [hold.vram.0, hold.fence.0, hold.granted.0, hold.renewed.0, hold.until.0].map(|n| n as i64)
 }
 
 fn wait(looks: i32) -> bool {

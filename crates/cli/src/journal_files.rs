@@ -93,13 +93,13 @@ pub fn leases(at: &Path) -> Result<Vec<JournalLease>, Failure> {
     let held = rows.leases.values().map(|lease| JournalLease {
         id: lease.id.to_string(),
         tenant: rows.tenants.get(lease.tenant.0 as usize).map_or_else(String::new, |tenant| tenant.name.clone()),
-        name: lease.ask.name.clone(),
+        name: lease.request.name.clone(),
         state: state(&serde_json::to_value(&lease.phase).unwrap_or_default()),
         gpus: lease.hold().map_or_else(Vec::new, |hold| {
-            hold.cards.iter().filter_map(|id| rows.cards.get(usize::from(id.0))).map(|gpu| gpu.facts.index).collect()
+            hold.gpus.iter().filter_map(|id| rows.gpus.get(usize::from(id.0))).map(|gpu| gpu.facts.index).collect()
         }),
         vram_bytes: lease.hold().map(|hold| hold.vram.0),
-        fence: lease.hold().map(|hold| hold.epoch.0),
+        fence: lease.hold().map(|hold| hold.fence.0),
     });
     Ok(held.collect())
 }

@@ -575,7 +575,7 @@ impl Action {
             at,
             booked,
             again: None,
-            rung: Method::Park,
+            rung: Method::Shim,
             had: Bytes::ZERO,
             program: String::new(),
             room_for: None,

@@ -86,12 +86,12 @@ impl Asides {
 impl State {
     /// True while a GPU steps aside: nothing is granted or resumed there.
     pub fn is_aside(&self, card: GpuId) -> bool {
-        !self.rows().cards[card.0 as usize].aside.now.is_empty()
+        !self.rows().gpus[card.0 as usize].aside.now.is_empty()
     }
 
     /// The aside that keeps a GPU longest, and when it is over.
     pub fn longest_aside(&self, card: GpuId) -> Option<(&Aside, Time)> {
-        let asides = self.rows().cards[card.0 as usize].aside.now.iter();
+        let asides = self.rows().gpus[card.0 as usize].aside.now.iter();
         asides.map(|aside| (aside, self.aside_over(aside))).max_by_key(|(_, over)| *over)
     }
 
@@ -101,18 +101,18 @@ impl State {
     }
 
     pub(crate) fn next_aside_over(&self) -> Option<Time> {
-        let asides = self.rows().cards.iter().flat_map(|card| &card.aside.now);
+        let asides = self.rows().gpus.iter().flat_map(|card| &card.aside.now);
         asides.map(|aside| self.aside_over(aside)).min()
     }
 
     /// What is done about processes without a lease on a GPU now: nothing while it steps aside.
     pub fn mode(&self, card: GpuId) -> Mode {
-        if self.is_aside(card) { Mode::Observe } else { self.rows().cards[card.0 as usize].mode }
+        if self.is_aside(card) { Mode::Observe } else { self.rows().gpus[card.0 as usize].mode }
     }
 
     /// An aside is over: how long leases may be parked there counts from another time.
     pub(crate) fn look_at_parked_on(&mut self, card: GpuId) {
-        let parked = self.room(card).claims().iter().filter(|(_, claim)| claim.parked).map(|(lease, _)| *lease);
+        let parked = self.room(card).leases().iter().filter(|(_, claim)| claim.is_parked).map(|(lease, _)| *lease);
         for lease in parked.collect::<Vec<_>>() {
             self.set_due(lease, self.lease(lease).and_then(|row| self.first_due(row)));
         }
@@ -122,7 +122,7 @@ impl State {
     pub fn parked_since(&self, cards: &[GpuId], since: Time) -> Time {
         let last = |card: &GpuId| match self.longest_aside(*card) {
             Some((_, over)) => Some(over),
-            None => self.rows().cards[card.0 as usize].aside.ended,
+            None => self.rows().gpus[card.0 as usize].aside.ended,
         };
         cards.iter().filter_map(last).fold(since, Time::max)
     }

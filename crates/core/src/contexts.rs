@@ -13,7 +13,7 @@ use crate::cost::Direction;
 use crate::ids::{GpuId, LeaseId, ProcKey};
 use crate::method::Method;
 use crate::mutant::Mutant;
-use crate::parking::{NotParkable, can_book, keeps_to_its_cards, residents, sure_of_room};
+use crate::parking::{NotParkable, can_book, check_only_own_gpus, check_restore_room, residents};
 use crate::reading::Reading;
 use crate::room::Occupancy;
 use crate::rows::{Hold, Lease, Phase};
@@ -21,17 +21,17 @@ use crate::state::State;
 use crate::units::{Bytes, Span, Time};
 
 /// The processes of a lease whose contexts the driver could take once the library has parked them.
-pub fn can_leave(state: &State, lease: &Lease, hold: &Hold, now: Time) -> Result<Vec<ProcKey>, NotParkable> {
-    if state.policy().parking.deep.is_none() {
-        return Err(NotParkable::Off);
+pub fn removable_after_park(state: &State, lease: &Lease, hold: &Hold, now: Time) -> Result<Vec<ProcKey>, NotParkable> {
+    if state.policy().parking.context_after.is_none() {
+        return Err(NotParkable::SwitchedOff);
     }
-    let Some(live) = state.live(lease.id) else { return Err(NotParkable::NoShim) };
-    if let Some(rest) = live.rests.get(&Method::Driver).filter(|rest| rest.until > now) {
-        return Err(NotParkable::Lately(rest.why.clone()));
+    let Some(live) = state.readings(lease.id) else { return Err(NotParkable::NoShim) };
+    if let Some(rest) = live.backoffs.get(&Method::Driver).filter(|rest| rest.until > now) {
+        return Err(NotParkable::BackingOff(rest.why.clone()));
     }
     let mut processes = Vec::new();
-    for card in &hold.cards {
-        match &state.room(*card).observed().reading {
+    for card in &hold.gpus {
+        match &state.room(*card).reading().reading {
             Reading::Used(used) if used.coarse => return Err(NotParkable::Coarse),
             Reading::Used(_) => processes.extend(residents(state, lease.id, *card)),
             Reading::Unreadable(_) => return Err(NotParkable::Unreadable),
@@ -39,48 +39,53 @@ pub fn can_leave(state: &State, lease: &Lease, hold: &Hold, now: Time) -> Result
     }
     processes.sort();
     processes.dedup();
-    let keeps_still = |process: &ProcKey| live.shims.get(process).is_some_and(|voice| voice.deep.is_some());
+    let keeps_still = |process: &ProcKey| live.shims.get(process).is_some_and(|voice| voice.keeps_still.is_some());
     if processes.is_empty() || !processes.iter().all(keeps_still) {
         return Err(NotParkable::NoShim);
     }
     for process in &processes {
-        let voice = live.driven.get(process).ok_or(NotParkable::NotInspected)?;
-        if let Some(why) = &voice.cannot {
-            return Err(NotParkable::Says(why.clone()));
+        let voice = live.driver.get(process).ok_or(NotParkable::NotInspected)?;
+        if let Some(why) = &voice.refusal {
+            return Err(NotParkable::Refused(why.clone()));
         }
     }
-    sure_of_room(state, lease, hold)?;
-    keeps_to_its_cards(state, lease.id, hold, now)?;
+    check_restore_room(state, lease, hold)?;
+    check_only_own_gpus(state, lease.id, hold, now)?;
     Ok(processes)
 }
 
 /// The processes of a parked lease whose contexts the driver shall take now, and how much host memory must be booked for
 /// the lease then, if more than is. A lease that waits for its GPUs keeps its contexts, unless a waiter ahead needs them.
-pub fn deepenable(state: &State, lease: &Lease, now: Time) -> Result<(Vec<ProcKey>, Option<Bytes>), NotParkable> {
-    let waits = lease.away().is_some_and(|away| away.wants.is_some()) && !state.planted(Mutant::DeepenWanted);
+pub fn removable_if_not_waiting(
+    state: &State,
+    lease: &Lease,
+    now: Time,
+) -> Result<(Vec<ProcKey>, Option<Bytes>), NotParkable> {
+    let waits =
+        lease.park_state().is_some_and(|away| away.queued_since.is_some()) && !state.planted(Mutant::DeepenWanted);
     if waits { Err(NotParkable::NotActive) } else { removable(state, lease, now) }
 }
 
 /// The same whether the lease waits or not.
 pub fn removable(state: &State, lease: &Lease, now: Time) -> Result<(Vec<ProcKey>, Option<Bytes>), NotParkable> {
     let Phase::Parked(hold, away) = &lease.phase else { return Err(NotParkable::NotActive) };
-    if away.rung != Method::Park || away.deep {
+    if away.method != Method::Shim || away.with_driver {
         return Err(NotParkable::NotActive);
     }
-    let is_open = |card: &GpuId| state.room(*card).open(now, state.policy().period).is_ok();
-    if !hold.cards.iter().all(is_open) {
+    let is_open = |card: &GpuId| state.room(*card).check_readable(now, state.policy().period).is_ok();
+    if !hold.gpus.iter().all(is_open) {
         return Err(NotParkable::Unreadable);
     }
-    let processes = can_leave(state, lease, hold, now)?;
-    let Some(live) = state.live(lease.id) else { return Err(NotParkable::NoShim) };
-    let is_parked = |process: &ProcKey| live.shims.get(process).is_some_and(|voice| voice.parked.is_some());
+    let processes = removable_after_park(state, lease, hold, now)?;
+    let Some(live) = state.readings(lease.id) else { return Err(NotParkable::NoShim) };
+    let is_parked = |process: &ProcKey| live.shims.get(process).is_some_and(|voice| voice.parked_bytes.is_some());
     if !processes.iter().all(is_parked) {
         return Err(NotParkable::NoShim);
     }
     // What was booked is what it had; a program that took more until it left, or was started since then, has more.
-    let left: Bytes = hold.cards.iter().map(|card| state.room(*card).seen_of(lease.id)).sum();
-    let need = live.shims.values().filter_map(|voice| voice.parked).sum::<Bytes>() + left;
-    let more = need.less(hold.booked());
+    let left: Bytes = hold.gpus.iter().map(|card| state.room(*card).seen_of(lease.id)).sum();
+    let need = live.shims.values().filter_map(|voice| voice.parked_bytes).sum::<Bytes>() + left;
+    let more = need.less(hold.booked_host_memory());
     if more > Bytes::ZERO {
         can_book(state, lease.tenant, more)?;
     }
@@ -90,46 +95,46 @@ pub fn removable(state: &State, lease: &Lease, now: Time) -> Result<(Vec<ProcKey
 
 /// What parked leases have left on a GPU that the driver could still take, lease by lease. Empty without the policy.
 pub(crate) fn removable_on(state: &State, card: GpuId, now: Time) -> Vec<(LeaseId, Bytes)> {
-    if state.policy().parking.deep.is_none() {
+    if state.policy().parking.context_after.is_none() {
         return Vec::new();
     }
     let room = state.room(card);
-    let parked = room.claims().iter().filter(|(_, claim)| claim.parked && claim.seen > Bytes::ZERO);
+    let parked = room.leases().iter().filter(|(_, claim)| claim.is_parked && claim.seen > Bytes::ZERO);
     let rows = parked.filter_map(|(id, claim)| Some((state.lease(*id)?, claim.seen)));
     rows.filter(|(row, _)| removable(state, row, now).is_ok()).map(|(row, seen)| (row.id, seen)).collect()
 }
 
 /// What the driver was told to take of parked leases on a GPU and has not taken yet.
-pub(crate) fn told_to_leave(state: &State, card: GpuId) -> Bytes {
-    let is_deep = |id: &LeaseId| state.lease(*id).and_then(Lease::away).is_some_and(|away| away.deep);
-    let parked = state.room(card).claims().iter().filter(|(id, claim)| claim.parked && is_deep(id));
+pub(crate) fn being_removed(state: &State, card: GpuId) -> Bytes {
+    let is_deep = |id: &LeaseId| state.lease(*id).and_then(Lease::park_state).is_some_and(|away| away.with_driver);
+    let parked = state.room(card).leases().iter().filter(|(id, claim)| claim.is_parked && is_deep(id));
     parked.map(|(_, claim)| claim.seen).sum()
 }
 
 /// What will leave a GPU beside the bytes that are on their way: contexts that the driver was told to take, and those of
 /// leases that are parked together with them.
-pub(crate) fn leaving(state: &State, card: GpuId, now: Time) -> Bytes {
-    if state.policy().parking.deep.is_none() {
+pub(crate) fn bytes_leaving(state: &State, card: GpuId, now: Time) -> Bytes {
+    if state.policy().parking.context_after.is_none() {
         return Bytes::ZERO;
     }
     let room = state.room(card);
     let soon = |(id, claim): (&LeaseId, &Occupancy)| {
-        let row = state.lease(*id).filter(|row| row.away().is_some_and(|away| away.with_context))?;
+        let row = state.lease(*id).filter(|row| row.park_state().is_some_and(|away| away.with_context))?;
         match &row.phase {
-            Phase::Parking(hold, _) if can_leave(state, row, hold, now).is_ok() => {
+            Phase::Parking(hold, _) if removable_after_park(state, row, hold, now).is_ok() => {
                 Some(room.context().min(claim.counted()))
             }
             Phase::Parked(..) if removable(state, row, now).is_ok() => Some(claim.seen),
             _ => None,
         }
     };
-    told_to_leave(state, card) + room.claims().iter().filter_map(soon).sum()
+    being_removed(state, card) + room.leases().iter().filter_map(soon).sum()
 }
 
 /// How long the driver takes to take the contexts of a lease, and to bring them back, as far as was measured.
 pub(crate) fn costs(state: &State, lease: &Lease, left: Bytes) -> (Span, Span) {
     let costs = &state.rows().tenants[lease.tenant.0 as usize].costs;
-    let program = state.live(lease.id).map_or("", |live| live.program.as_str());
+    let program = state.readings(lease.id).map_or("", |live| live.program.as_str());
     let takes = |way: Direction| costs.estimate(program, Method::Driver, way, left);
-    (takes(Direction::Out), takes(Direction::Back))
+    (takes(Direction::OffGpu), takes(Direction::OntoGpu))
 }

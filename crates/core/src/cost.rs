@@ -30,10 +30,10 @@ const MS_MAX: u64 = 20_000_000;
 pub enum Direction {
     /// Off.
     #[serde(rename = "out")]
-    Out,
+    OffGpu,
     /// Onto it.
     #[serde(rename = "back")]
-    Back,
+    OntoGpu,
 }
 
 /// What was measured of a tenant's programs.
@@ -46,10 +46,10 @@ pub struct Costs(BTreeMap<String, BTreeMap<Method, Cost>>);
 pub struct Cost {
     /// Off the card.
     #[serde(rename = "out")]
-    pub out: CostLine,
+    pub off_gpu: CostLine,
     /// And back.
     #[serde(rename = "back")]
-    pub back: CostLine,
+    pub onto_gpu: CostLine,
     /// When it was last measured.
     pub at: Time,
 }
@@ -90,7 +90,7 @@ impl CostLine {
     /// The fixed part in µs, and µs for each GiB.
     pub fn fit(&self, rung: Method, way: Direction) -> (u64, u64) {
         let mut line = self.clone();
-        let (fixed, per_gib) = at_first(rung, way);
+        let (fixed, per_gib) = initial_cost(rung, way);
         // What is believed at first fades as measurements come in.
         let weight = (FIRST * ONE / (ONE + line.w)).max(1);
         for gib in [1, 32] {
@@ -110,14 +110,14 @@ fn mib(bytes: Bytes) -> u64 {
 }
 
 /// What is believed before anything was measured: a fixed part in µs, and µs for each GiB.
-fn at_first(rung: Method, way: Direction) -> (u64, u64) {
+fn initial_cost(rung: Method, way: Direction) -> (u64, u64) {
     match (rung, way) {
         // Who has a hook of its own knows best, until it was seen what that takes.
-        (Method::Yield, _) => (100_000, 20_000),
+        (Method::Hook, _) => (100_000, 20_000),
         // Two looks, and the rate of the bus.
-        (Method::Park, _) => (150_000, 21_000),
-        (Method::Driver, Direction::Out) => (500_000, 520_000),
-        (Method::Driver, Direction::Back) => (300_000, 175_000),
+        (Method::Shim, _) => (150_000, 21_000),
+        (Method::Driver, Direction::OffGpu) => (500_000, 520_000),
+        (Method::Driver, Direction::OntoGpu) => (300_000, 175_000),
         (Method::End, _) => (1_000_000, 0),
     }
 }
@@ -144,12 +144,12 @@ impl Costs {
             oldest.map(|name| self.0.remove(&name));
         }
         let rungs = self.0.entry(program.to_owned()).or_default();
-        let new = || Cost { out: CostLine::default(), back: CostLine::default(), at: now };
+        let new = || Cost { off_gpu: CostLine::default(), onto_gpu: CostLine::default(), at: now };
         let cost = rungs.entry(rung).or_insert_with(new);
         cost.at = now;
         match way {
-            Direction::Out => cost.out.learn(bytes, took),
-            Direction::Back => cost.back.learn(bytes, took),
+            Direction::OffGpu => cost.off_gpu.learn(bytes, took),
+            Direction::OntoGpu => cost.onto_gpu.learn(bytes, took),
         }
     }
 
@@ -159,8 +159,8 @@ impl Costs {
         let cost = self.0.get(program).and_then(|rungs| rungs.get(&rung));
         let line = match (cost, way) {
             (None, _) => &none,
-            (Some(cost), Direction::Out) => &cost.out,
-            (Some(cost), Direction::Back) => &cost.back,
+            (Some(cost), Direction::OffGpu) => &cost.off_gpu,
+            (Some(cost), Direction::OntoGpu) => &cost.onto_gpu,
         };
         let (fixed, per_gib) = line.fit(rung, way);
         Span(fixed + (u128::from(per_gib) * u128::from(mib(bytes)) / 1_024) as u64)
@@ -175,13 +175,13 @@ mod tests {
         let mut costs = Costs::default();
         for (n, (gib, ms)) in samples.iter().enumerate() {
             let took = Span(ms * 1_000);
-            costs.learn("train", Method::Park, Direction::Out, Bytes::gib(*gib), took, Time(n as u64));
+            costs.learn("train", Method::Shim, Direction::OffGpu, Bytes::gib(*gib), took, Time(n as u64));
         }
         costs
     }
 
     fn estimate(costs: &Costs, gib: u64) -> u64 {
-        costs.estimate("train", Method::Park, Direction::Out, Bytes::gib(gib)).0 / 1_000
+        costs.estimate("train", Method::Shim, Direction::OffGpu, Bytes::gib(gib)).0 / 1_000
     }
 
     #[test]
@@ -189,7 +189,7 @@ mod tests {
         let costs = Costs::default();
         assert_eq!(estimate(&costs, 0), 150);
         assert_eq!(estimate(&costs, 32), 822);
-        let driver = costs.estimate("train", Method::Driver, Direction::Out, Bytes::gib(32));
+        let driver = costs.estimate("train", Method::Driver, Direction::OffGpu, Bytes::gib(32));
         assert!((16..18).contains(&(driver.0 / 1_000_000)), "{driver:?}");
     }
 
@@ -232,7 +232,7 @@ mod tests {
     fn programs_are_forgotten_and_not_without_bound() {
         let mut costs = Costs::default();
         for n in 0..1_000u64 {
-            costs.learn(&format!("p{n}"), Method::Park, Direction::Out, Bytes::gib(1), Span::secs(1), Time(n));
+            costs.learn(&format!("p{n}"), Method::Shim, Direction::OffGpu, Bytes::gib(1), Span::secs(1), Time(n));
         }
         assert_eq!(costs.iter().count(), PROGRAMS_MAX);
         assert!(costs.iter().all(|(_, _, cost)| cost.at >= Time(1_000 - PROGRAMS_MAX as u64)));
@@ -243,10 +243,10 @@ mod tests {
         let mut costs = Costs::default();
         for n in 0..10_000u64 {
             let took = Span(u64::MAX - n);
-            costs.learn("p", Method::Driver, Direction::Back, Bytes(u64::MAX), took, Time(n));
-            costs.learn("p", Method::Driver, Direction::Back, Bytes::ZERO, Span::ZERO, Time(n));
+            costs.learn("p", Method::Driver, Direction::OntoGpu, Bytes(u64::MAX), took, Time(n));
+            costs.learn("p", Method::Driver, Direction::OntoGpu, Bytes::ZERO, Span::ZERO, Time(n));
         }
-        let most = costs.estimate("p", Method::Driver, Direction::Back, Bytes(u64::MAX));
+        let most = costs.estimate("p", Method::Driver, Direction::OntoGpu, Bytes(u64::MAX));
         assert!(most.0 < u64::MAX / 2);
     }
 }

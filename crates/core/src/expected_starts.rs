@@ -14,10 +14,10 @@
 //! ([`crate::explain::bound`]) is for.
 
 use crate::cost::Direction;
-use crate::decide::board::could_hold;
-use crate::decide::park::{price_of_leaving, takes};
+use crate::decide::board::could_host;
+use crate::decide::park::{move_duration, price_of_leaving};
 use crate::decide::preempt::{self, NotPreemptable, RoomPlan};
-use crate::decide::serve::{free_to_start, need};
+use crate::decide::serve::{needed_bytes, waiters_within_quota};
 use crate::durations::{AllDurations, LeaseKind, Lifetime, ONE};
 use crate::explain::{FreeTimeline, blockers};
 use crate::ids::{GpuId, LeaseId, TenantId};
@@ -155,12 +155,12 @@ impl<'a> Forecast<'a> {
     fn new(state: &'a State, now: Time) -> Forecast<'a> {
         let everybody = AllDurations::new(state.rows().tenants.iter().map(|tenant| &tenant.durations));
         let period = state.policy().period;
-        let usable = |card: &GpuId| state.in_service(*card) && state.room(*card).open(now, period).is_ok();
+        let usable = |card: &GpuId| state.in_service(*card) && state.room(*card).check_readable(now, period).is_ok();
         let mut holders: Vec<Holder> = Vec::new();
         let mut numbers: BTreeMap<LeaseId, usize> = BTreeMap::new();
         let mut gpus = Vec::new();
         let mut pieces = 0;
-        for card in state.cards().filter(usable) {
+        for card in state.gpus().filter(usable) {
             let mut gives = Vec::new();
             for (worst, row, bytes) in blockers(state, card, now) {
                 let number = *numbers.entry(row.id).or_insert_with(|| {
@@ -173,7 +173,7 @@ impl<'a> Forecast<'a> {
             gpus.push(GpuForecast { card, free: state.promisable(card, now), gives });
         }
         let most = (WORK / pieces.max(1)).clamp(WAITERS_MIN, WAITERS);
-        let waiters = free_to_start(state).take(most).map(|row| Waiter::new(state, &everybody, row, &gpus));
+        let waiters = waiters_within_quota(state).take(most).map(|row| Waiter::new(state, &everybody, row, &gpus));
         let waiters: Vec<Waiter<'a>> = waiters.collect();
         let leaves = leaves(state, now);
         let seen = state.policy().next_reading();
@@ -216,7 +216,7 @@ impl<'a> Forecast<'a> {
             Some(life) => life.remaining(Span::ZERO, draw(waiter.row.id, sample)).min(waiter.longest),
             None => waiter.longest,
         };
-        let wanted = usize::from(waiter.row.ask.gpus);
+        let wanted = usize::from(waiter.row.request.gpus);
         // The earliest moment on each GPU: by itself, or by making others leave.
         let mut found: Vec<(Time, usize, Bytes, bool)> = Vec::new();
         for (number, SampledGpu { outlook, pieces, known }) in gpus.iter().enumerate() {
@@ -299,27 +299,27 @@ impl<'a> Forecast<'a> {
 }
 
 fn class_of(row: &Lease) -> Class {
-    (row.first_ask().tier, row.first_ask().priority)
+    (row.first_request().tier, row.first_request().priority)
 }
 
 impl Holder {
     fn new(state: &State, everybody: &AllDurations, row: &Lease, worst: Time, now: Time) -> Holder {
         let seen = now + state.policy().next_reading();
-        let worst = match row.away() {
+        let worst = match row.park_state() {
             Some(away) if matches!(row.phase, Phase::Parking(..)) => {
-                seen.max(away.since + takes(state, row, away.rung, Direction::Out))
+                seen.max(away.since + move_duration(state, row, away.method, Direction::OffGpu))
             }
             // What ends is seen to be gone with the next reading.
             _ => worst.max(now) + state.policy().next_reading(),
         };
         let leaving = matches!(row.phase, Phase::Ending(..) | Phase::Parking(..));
         // A fixed term is taken at its word.
-        let hold = row.hold().filter(|_| !leaving && !row.fixed());
+        let hold = row.hold().filter(|_| !leaving && !row.has_fixed_term());
         let life = hold.and_then(|hold| {
-            let program = state.live(row.id).map(|live| live.program.as_str());
-            let kind = LeaseKind::new(row.first_ask().tier, hold.vram, hold.cards.len());
+            let program = state.readings(row.id).map(|live| live.program.as_str());
+            let kind = LeaseKind::new(row.first_request().tier, hold.vram, hold.gpus.len());
             let own = &state.rows().tenants[row.tenant.0 as usize].durations;
-            Some((everybody.lifetime(own, program, kind)?, hold.lasted(now)))
+            Some((everybody.lifetime(own, program, kind)?, hold.time_on_gpus(now)))
         });
         let unknown = life.is_none() && hold.is_some();
         Holder { lease: row.id, worst, life, unknown, seen: state.policy().next_reading() }
@@ -340,33 +340,33 @@ impl Holder {
 impl<'a> Waiter<'a> {
     fn new(state: &State, everybody: &AllDurations, row: &'a Lease, usable: &[GpuForecast]) -> Waiter<'a> {
         let policy = state.policy();
-        let able = usable.iter().filter(|gpu| could_hold(state, row, gpu.card));
+        let able = usable.iter().filter(|gpu| could_host(state, row, gpu.card));
         // With nobody beside it, everybody there has to leave first.
-        let alone = row.ask.vram == Vram::Whole || row.ask.exclusivity != Exclusivity::Shared;
+        let alone = row.request.vram == Vram::Whole || row.request.exclusivity != Exclusivity::Shared;
         let needs = |gpu: &GpuForecast| match alone {
             true => (gpu.card, gpu.free + gpu.gives.iter().map(|(_, bytes)| *bytes).sum()),
-            false => (gpu.card, need(state, &row.ask, gpu.card)),
+            false => (gpu.card, needed_bytes(state, &row.request, gpu.card)),
         };
         let cards: Vec<(GpuId, Bytes)> = able.map(needs).collect();
         let whole = cards.iter().map(|(card, _)| state.room(*card).largest_ever()).max().unwrap_or_default();
-        let life = || lifetime_of(state, everybody, row.tenant, LeaseKind::of(row.first_ask(), whole));
-        let life = if row.fixed() { None } else { life() };
-        let longest = match row.ask.term {
+        let life = || lifetime_of(state, everybody, row.tenant, LeaseKind::of(row.first_request(), whole));
+        let life = if row.has_fixed_term() { None } else { life() };
+        let longest = match row.request.term {
             Term::Fixed(term) => term,
-            Term::Renewed(_) => policy.hold_cap,
+            Term::Renewed(_) => policy.hold_max,
         };
         let parking = &policy.parking;
-        let slices = parking.preempt && parking.ram > Bytes::ZERO;
+        let slices = parking.preempt && parking.space > Bytes::ZERO;
         let bytes = cards.first().map_or(Bytes::ZERO, |(_, need)| *need);
         let moves = match row.hold() {
-            Some(_) => price_of_leaving(state, row, Method::Park),
+            Some(_) => price_of_leaving(state, row, Method::Shim),
             None => {
                 let costs = &state.rows().tenants[row.tenant.0 as usize].costs;
-                costs.estimate("", Method::Park, Direction::Out, bytes)
-                    + costs.estimate("", Method::Park, Direction::Back, bytes)
+                costs.estimate("", Method::Shim, Direction::OffGpu, bytes)
+                    + costs.estimate("", Method::Shim, Direction::OntoGpu, bytes)
             }
         };
-        let slice = parking.turn.max(Span(moves.0.saturating_mul(parking.worth.into())));
+        let slice = parking.slice_min.max(Span(moves.0.saturating_mul(parking.slice_per_move.into())));
         Waiter { row, cards, life, longest, slice: slices.then_some(slice) }
     }
 }
@@ -383,7 +383,7 @@ fn leaves(state: &State, now: Time) -> BTreeMap<(LeaseId, LeaseId), Time> {
         return leaves;
     }
     let seen = state.policy().next_reading();
-    for (waiter, making) in preempt::makings(state, now) {
+    for (waiter, making) in preempt::room_plans(state, now) {
         match making {
             RoomPlan::Plan { victims, .. } => {
                 leaves.extend(victims.iter().map(|(lease, how)| ((*lease, waiter), now + how.out + seen)));
@@ -391,8 +391,8 @@ fn leaves(state: &State, now: Time) -> BTreeMap<(LeaseId, LeaseId), Time> {
             RoomPlan::Nothing => {
                 let Some(row) = state.lease(waiter) else { continue };
                 for holder in state.movable() {
-                    if let Err(NotPreemptable::Turn { until }) = preempt::prospect(state, row, holder, now) {
-                        let out = takes(state, holder, Method::Park, Direction::Out) + seen;
+                    if let Err(NotPreemptable::Turn { until }) = preempt::preemption_option(state, row, holder, now) {
+                        let out = move_duration(state, holder, Method::Shim, Direction::OffGpu) + seen;
                         leaves.insert((holder.id, waiter), until.max(now) + out);
                     }
                 }

@@ -3,10 +3,12 @@
 //! Read-only. Costs are bounded: places are counted to [`PLACE_MAX`], and estimates are made for the first few waiters
 //! only.
 
-use crate::decide::board::could_hold;
-use crate::decide::park::is_unsure;
+use crate::decide::board::could_host;
+use crate::decide::park::has_unsafe_restore;
 use crate::decide::preempt;
-use crate::decide::serve::{LOOK_AHEAD, eligible, fits_on, free_to_start, is_hopeful, need};
+use crate::decide::serve::{
+    LOOK_AHEAD, could_start_if_all_ended, fits_on, is_eligible, needed_bytes, waiters_within_quota,
+};
 use crate::decide::stretch;
 use crate::event::Refusal;
 use crate::ids::{GpuId, LeaseId, TenantId};
@@ -73,7 +75,7 @@ pub fn ahead(state: &State, lease: LeaseId) -> Vec<&Lease> {
 
 /// What keeps this waiter off this card.
 pub fn obstacle(state: &State, lease: &Lease, card: GpuId, now: Time) -> WaitReason {
-    let row = &state.rows().cards[card.0 as usize];
+    let row = &state.rows().gpus[card.0 as usize];
     match &row.service {
         GpuService::Draining => return WaitReason::Draining,
         GpuService::Out { why } => return WaitReason::Out(why.clone()),
@@ -88,28 +90,29 @@ pub fn obstacle(state: &State, lease: &Lease, card: GpuId, now: Time) -> WaitRea
     if !state.is_listed(card) {
         return WaitReason::Missing;
     }
-    if !eligible(state, &lease.ask, card) {
+    if !is_eligible(state, &lease.request, card) {
         return WaitReason::NotEligible;
     }
-    if let Err(closed) = state.room(card).open(now, state.policy().period) {
+    if let Err(closed) = state.room(card).check_readable(now, state.policy().period) {
         return WaitReason::Closed(closed);
     }
-    if state.excludes(card, lease.tenant, lease.ask.exclusivity) {
+    if state.excludes(card, lease.tenant, lease.request.exclusivity) {
         return WaitReason::Exclusive;
     }
     if fits_on(state, lease, card, now).is_some() {
         return WaitReason::Claimed;
     }
-    if lease.ask.vram == Vram::Whole && !state.room(card).is_empty() {
+    if lease.request.vram == Vram::Whole && !state.room(card).is_empty() {
         return WaitReason::NotEmpty;
     }
-    WaitReason::TooFull { need: need(state, &lease.ask, card), room: state.promisable(card, now) }
+    WaitReason::TooFull { need: needed_bytes(state, &lease.request, card), room: state.promisable(card, now) }
 }
 
 /// Leases on a card with the latest moment each ends while somebody waits, first first.
 pub fn blockers(state: &State, card: GpuId, now: Time) -> Vec<(Time, &Lease, Bytes)> {
     let ends = state.room(card).ends().iter();
-    ends.filter_map(|(at, id, bytes)| state.lease(*id).map(|lease| (state.over_by(*at, now), lease, *bytes))).collect()
+    ends.filter_map(|(at, id, bytes)| state.lease(*id).map(|lease| (state.ends_after_grace(*at, now), lease, *bytes)))
+        .collect()
 }
 
 /// When a waiter is served at the latest, whatever the others do.
@@ -152,39 +155,40 @@ pub enum NoBound {
 /// When a waiter is served at the latest: one waiter of every other tenant is served before it, and
 /// each holds its cards as long as may be, one after the other.
 pub fn bound(state: &State, lease: &Lease, now: Time) -> Bound {
-    let cap = state.policy().hold_cap;
-    let long = |waiter: &Lease| match waiter.ask.term {
+    let cap = state.policy().hold_max;
+    let long = |waiter: &Lease| match waiter.request.term {
         Term::Fixed(term) => term > cap,
-        Term::Renewed(term) => term > cap || waiter.ask.preempt == Preempt::Never,
+        Term::Renewed(term) => term > cap || waiter.request.preempt == Preempt::Never,
     };
     match state.stopped() {
         Some(Refusal::LossNotAccepted(_)) => return Bound::None(NoBound::Loss),
         Some(_) => return Bound::None(NoBound::Disk),
         None => {}
     }
-    if let Some(held) = quota::held(state, lease) {
+    if let Some(held) = quota::block(state, lease) {
         return Bound::None(NoBound::Quota(held));
     }
     // Whoever could take its room may stay for as long as it likes.
-    if is_unsure(state, lease) {
+    if has_unsafe_restore(state, lease) {
         return Bound::None(NoBound::Cards);
     }
     let able = |card: &GpuId| {
         let room = state.room(*card);
         // How much a whole card is differs: of some its tenant has no quota left.
-        let whole = || LeaseRequest { vram: Vram::Bytes(room.largest_ever()), ..lease.ask.clone() };
-        let allowed = || lease.ask.vram != Vram::Whole || quota::holds(state, lease.tenant, &whole()).is_none();
-        let readable = room.open(now, state.policy().period).is_ok() && !room.hides_loose();
-        could_hold(state, lease, *card) && readable && allowed()
+        let whole = || LeaseRequest { vram: Vram::Bytes(room.largest_ever()), ..lease.request.clone() };
+        let allowed =
+            || lease.request.vram != Vram::Whole || quota::block_of_request(state, lease.tenant, &whole()).is_none();
+        let readable = room.check_readable(now, state.policy().period).is_ok() && !room.hides_unowned_bytes();
+        could_host(state, lease, *card) && readable && allowed()
     };
-    let able: Vec<GpuId> = state.cards().filter(able).collect();
-    if able.len() < usize::from(lease.ask.gpus) {
+    let able: Vec<GpuId> = state.gpus().filter(able).collect();
+    if able.len() < usize::from(lease.request.gpus) {
         return Bound::None(NoBound::Cards);
     }
     let ends = able.iter().flat_map(|card| state.room(*card).ends());
     // Who leaves its cards may stay after all.
     let stays_to = |holder: &LeaseId| match state.lease(*holder).map(|row| (row, &row.phase)) {
-        Some((row, Phase::Parking(hold, _))) => state.holds_to(row, hold),
+        Some((row, Phase::Parking(hold, _))) => state.leaves_by_itself_at(row, hold),
         _ => Time::ZERO,
     };
     let long_held = |(at, holder, _): &&(Time, LeaseId, Bytes)| (*at).max(stays_to(holder)).since(now) > cap;
@@ -202,7 +206,7 @@ pub fn bound(state: &State, lease: &Lease, now: Time) -> Bound {
         return Bound::None(NoBound::Budget);
     }
     let others: Vec<(LeaseId, TenantId)> =
-        state.queue().everybody().filter(|(_, tenant)| *tenant != lease.tenant).take(PLACE_MAX + 1).collect();
+        state.queue().all_waiters().filter(|(_, tenant)| *tenant != lease.tenant).take(PLACE_MAX + 1).collect();
     if others.len() > PLACE_MAX {
         return Bound::None(NoBound::Far);
     }
@@ -216,13 +220,13 @@ pub fn bound(state: &State, lease: &Lease, now: Time) -> Bound {
     let ahead: usize = of_tenant.values().map(|count| (*count).min(2)).sum::<usize>() + returning.len();
     let policy = state.policy();
     let head = policy.head_start.largest() - (place.arrival.0 as i64 - place.rank);
-    let since = place.arrival.max(state.rows().tenants[lease.tenant.0 as usize].turn);
+    let since = place.arrival.max(state.rows().tenants[lease.tenant.0 as usize].first_since);
     let settled = since + policy.debt_max + Span(head.max(0) as u64);
     // A lease that ended counts until its cards were seen again.
     // Who has to leave may fail to, and come back, once in every way.
     let ways = 2 * Method::REVERSIBLE.len() as u64;
     let turn = cap.max(parking_takes(state, 1)) + parking_takes(state, ways) + Span(3 * policy.next_reading().0);
-    let rests = state.live(lease.id).and_then(|live| live.rests.values().map(|rest| rest.until).max());
+    let rests = state.readings(lease.id).and_then(|live| live.backoffs.values().map(|rest| rest.until).max());
     let rests = rests.unwrap_or(now);
     let from = now.max(settled).max(state.rows().meta.grace_until).max(rests);
     if state.planted(Mutant::HastyBound) {
@@ -238,7 +242,7 @@ pub fn bound(state: &State, lease: &Lease, now: Time) -> Bound {
 
 /// Whether a holder asks for its cards again once it was parked.
 fn returns(lease: &Lease) -> bool {
-    lease.away().is_some_and(|away| away.again.is_some())
+    lease.park_state().is_some_and(|away| away.requests_again_at.is_some())
 }
 
 /// How long holders may take at most to leave their cards, or to come back to them, so many times,
@@ -250,27 +254,30 @@ fn parking_takes(state: &State, times: u64) -> Span {
         Some(Phase::Ending(_, finish)) => finish.reason.ends_processes(),
         _ => false,
     };
-    let ends = state.cards().any(|card| state.ending_on(card).any(|lease| ends(&lease)));
+    let ends = state.gpus().any(|card| state.ending_leases_on(card).any(|lease| ends(&lease)));
     let moves = state.movable().next().is_some() || state.moving().next().is_some();
-    if parking.ram == Bytes::ZERO && !moves && !ends {
+    if parking.space == Bytes::ZERO && !moves && !ends {
         return Span::ZERO;
     }
     let two_signals = Span(2 * parking.grace.0);
     // A hook and the driver may take longer, and who is ended has its notice and two signals.
     let longest = state.movable().map(|row| {
-        let live = state.live(row.id);
-        let spoken_for = |rung: Method| live.is_some_and(|live| !live.voices(rung).is_empty());
-        let had = row.hold().map_or(Bytes::ZERO, |hold| parking::had(state, row.id, hold));
-        let by = |rung: Method| parking.limit_of(&ParkState { rung, had, ..ParkState::new(Time::ZERO) });
-        let moves = [Method::Yield, Method::Driver].into_iter().filter(|rung| spoken_for(*rung)).map(by).max();
-        let notice = row.ask.notice.map_or(Span::ZERO, |notice| notice.before);
-        let may_end = row.ask.may_be_ended() || row.hold().is_some_and(|hold| hold.over().is_some());
+        let live = state.readings(row.id);
+        let spoken_for = |rung: Method| live.is_some_and(|live| !live.movers(rung).is_empty());
+        let had = row.hold().map_or(Bytes::ZERO, |hold| parking::bytes_on_gpus(state, row.id, hold));
+        let by = |rung: Method| {
+            parking.timeout_of(&ParkState { method: rung, had_bytes: had, ..ParkState::new(Time::ZERO) })
+        };
+        let moves = [Method::Hook, Method::Driver].into_iter().filter(|rung| spoken_for(*rung)).map(by).max();
+        let notice = row.request.notice.map_or(Span::ZERO, |notice| notice.before);
+        let may_end = row.request.may_be_ended() || row.hold().is_some_and(|hold| hold.overuse().is_some());
         let ends = may_end.then(|| notice + two_signals);
         moves.max(ends).unwrap_or_default()
     });
-    let under_way = state.moving().filter_map(|lease| state.lease(lease)?.away()).map(|away| parking.limit_of(away));
+    let under_way =
+        state.moving().filter_map(|lease| state.lease(lease)?.park_state()).map(|away| parking.timeout_of(away));
     let under_way = under_way.chain(ends.then_some(two_signals));
-    let limit = longest.chain(under_way).max().unwrap_or_default().max(parking.limit);
+    let limit = longest.chain(under_way).max().unwrap_or_default().max(parking.move_timeout);
     Span((limit.0 + 2 * state.policy().next_reading().0).saturating_mul(times))
 }
 
@@ -280,15 +287,15 @@ fn parking_takes(state: &State, times: u64) -> Span {
 pub fn estimates(state: &State, now: Time) -> BTreeMap<LeaseId, Time> {
     let mut plan = Plan::new(state, now);
     let mut starts = BTreeMap::new();
-    for waiter in free_to_start(state) {
+    for waiter in waiters_within_quota(state) {
         match plan.place(state, waiter) {
             // Room may be made sooner than it comes by itself.
             Some(at) => {
-                let made = if starts.len() < MADE { preempt::comes(state, waiter, now) } else { None };
+                let made = if starts.len() < MADE { preempt::room_comes_at(state, waiter, now) } else { None };
                 starts.insert(waiter.id, made.map_or(at, |made| made.min(at)));
             }
             // It takes no room from those behind it: its GPUs step aside, say.
-            None if !is_hopeful(state, waiter) => {}
+            None if !could_start_if_all_ended(state, waiter) => {}
             // Nobody can say when this one starts, nor what is left for those behind it.
             None => break,
         }
@@ -298,7 +305,7 @@ pub fn estimates(state: &State, now: Time) -> BTreeMap<LeaseId, Time> {
 
 /// Where each of the first waiters stands: 1 is next.
 pub fn places(state: &State) -> BTreeMap<LeaseId, usize> {
-    state.queue().everybody().take(PLACE_MAX).zip(1..).map(|((id, _), place)| (id, place)).collect()
+    state.queue().all_waiters().take(PLACE_MAX).zip(1..).map(|((id, _), place)| (id, place)).collect()
 }
 
 /// Cards as they empty and fill over time.
@@ -315,8 +322,9 @@ pub(crate) struct FreeTimeline {
 
 impl Plan {
     fn new(state: &State, now: Time) -> Plan {
-        let usable =
-            |card: &GpuId| state.in_service(*card) && state.room(*card).open(now, state.policy().period).is_ok();
+        let usable = |card: &GpuId| {
+            state.in_service(*card) && state.room(*card).check_readable(now, state.policy().period).is_ok()
+        };
         let outlook = |card: GpuId| {
             // What is over is there with the next look.
             let seen = now + state.policy().next_reading();
@@ -324,20 +332,20 @@ impl Plan {
                 blockers(state, card, now).into_iter().map(|(at, _, bytes)| (at.max(seen), bytes)).collect();
             FreeTimeline::filling(card, now, state.promisable(card, now), &gives)
         };
-        Plan { now, cards: state.cards().filter(usable).map(outlook).collect() }
+        Plan { now, cards: state.gpus().filter(usable).map(outlook).collect() }
     }
 
     /// Finds the first moment for a waiter, and books it from then on.
     fn place(&mut self, state: &State, waiter: &Lease) -> Option<Time> {
-        let term = match waiter.ask.term {
+        let term = match waiter.request.term {
             Term::Fixed(term) => term,
-            Term::Renewed(_) => state.policy().hold_cap,
+            Term::Renewed(_) => state.policy().hold_max,
         };
-        let wanted = usize::from(waiter.ask.gpus);
+        let wanted = usize::from(waiter.request.gpus);
         let mut able: Vec<(&mut FreeTimeline, Bytes)> = Vec::new();
         for outlook in &mut self.cards {
-            if could_hold(state, waiter, outlook.card) {
-                let need = need(state, &waiter.ask, outlook.card);
+            if could_host(state, waiter, outlook.card) {
+                let need = needed_bytes(state, &waiter.request, outlook.card);
                 able.push((outlook, need));
             }
         }

@@ -15,9 +15,9 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SignalState {
     /// It leaves once the record is durable.
-    Soon,
+    Pending,
     /// It left then.
-    Gone(Time),
+    Sent(Time),
 }
 
 /// Keeps a wrong hint from bringing a parked lease back again and again.
@@ -52,45 +52,45 @@ impl HintBackoff {
 pub struct LeaseReadings {
     /// What became of the last signal that its processes were to get; `None` if an earlier daemon decided
     /// it, which may not have come to send it.
-    pub(crate) sent: Option<SignalState>,
+    pub(crate) last_signal: Option<SignalState>,
     /// It was heard which those are.
-    pub(crate) counted: bool,
+    pub(crate) members_known: bool,
     /// Its live processes.
     pub members: Vec<ProcKey>,
     /// Those of them that are restricted.
     pub restricted: Restrictions,
     /// It worked since its last renewal.
-    pub worked: bool,
+    pub was_busy: bool,
     /// The most bytes its processes were seen to have on one card.
-    pub peak: Option<Bytes>,
+    pub peak_bytes: Option<Bytes>,
     /// Cards of an ended lease that were not seen again yet.
-    pub(crate) unseen: BTreeSet<GpuId>,
+    pub(crate) unread_gpus: BTreeSet<GpuId>,
     /// Its programs that have Sublet's library and speak to the daemon through it.
     pub shims: BTreeMap<ProcKey, Mover>,
     /// Its processes, as the driver has them.
-    pub driven: BTreeMap<ProcKey, Mover>,
+    pub driver: BTreeMap<ProcKey, Mover>,
     /// Its wrapper, which has a hook.
     pub hooks: BTreeMap<ProcKey, Mover>,
     /// What it runs, as far as was seen.
     pub program: String,
     /// When it was last seen to work.
-    pub worked_at: Option<Time>,
+    pub last_busy: Option<Time>,
     /// When it was last looked at closely whether it does.
-    pub looked_at: Option<Time>,
+    pub last_checked: Option<Time>,
     /// How a park or a resume goes.
-    pub(crate) watch: MoveProgress,
+    pub(crate) progress: MoveProgress,
     /// Its cards as they were when it began to leave, if one of them does not tell whose bytes are whose.
-    pub(crate) before: BTreeMap<GpuId, GpuSnapshot>,
+    pub(crate) gpus_before: BTreeMap<GpuId, GpuSnapshot>,
     /// What called for it while its bytes were leaving: it waits as soon as it is parked.
     pub(crate) wake: Option<Wake>,
     /// A program that ended while its bytes were leaving, and what is known of the cause.
-    pub(crate) died: Option<(ProcKey, String)>,
+    pub(crate) death: Option<(ProcKey, String)>,
     /// Hints that it is used count again from this time on.
-    pub(crate) hints: HintBackoff,
+    pub(crate) hint_backoff: HintBackoff,
     /// What went wrong lately: it is not parked, or not resumed, in that way before then.
-    pub(crate) rests: BTreeMap<Method, Backoff>,
+    pub(crate) backoffs: BTreeMap<Method, Backoff>,
     /// The driver cannot have been told to take its contexts: not all of its programs were still since that was decided.
-    pub(crate) untold: bool,
+    pub(crate) driver_not_told: bool,
     /// What was expected when it asked, if it waits and that was remembered.
     pub(crate) expected: Option<ExpectedWait>,
     pub(crate) due: Option<Time>,
@@ -98,28 +98,28 @@ pub struct LeaseReadings {
 
 impl LeaseReadings {
     /// Who speaks for it on a rung.
-    pub fn voices(&self, rung: Method) -> &BTreeMap<ProcKey, Mover> {
+    pub fn movers(&self, rung: Method) -> &BTreeMap<ProcKey, Mover> {
         static NOBODY: BTreeMap<ProcKey, Mover> = BTreeMap::new();
         match rung {
-            Method::Yield => &self.hooks,
-            Method::Park => &self.shims,
-            Method::Driver => &self.driven,
+            Method::Hook => &self.hooks,
+            Method::Shim => &self.shims,
+            Method::Driver => &self.driver,
             Method::End => &NOBODY,
         }
     }
 
-    pub(crate) fn voices_mut(&mut self, rung: Method) -> Option<&mut BTreeMap<ProcKey, Mover>> {
+    pub(crate) fn movers_mut(&mut self, rung: Method) -> Option<&mut BTreeMap<ProcKey, Mover>> {
         match rung {
-            Method::Yield => Some(&mut self.hooks),
-            Method::Park => Some(&mut self.shims),
-            Method::Driver => Some(&mut self.driven),
+            Method::Hook => Some(&mut self.hooks),
+            Method::Shim => Some(&mut self.shims),
+            Method::Driver => Some(&mut self.driver),
             Method::End => None,
         }
     }
 }
 
 /// The voice of a wrapper, after a start: who was on its way back has not come.
-pub(crate) fn hook(lease: &Lease) -> BTreeMap<ProcKey, Mover> {
+pub(crate) fn hook_mover(lease: &Lease) -> BTreeMap<ProcKey, Mover> {
     let parked = matches!(lease.phase, Phase::Parked(..) | Phase::Resuming(..)).then_some(Bytes::ZERO);
-    BTreeMap::from([(HOOK, Mover { parked, ..Mover::default() })])
+    BTreeMap::from([(HOOK, Mover { parked_bytes: parked, ..Mover::default() })])
 }

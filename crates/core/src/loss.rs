@@ -58,7 +58,7 @@ impl State {
             return Some(Refusal::DiskFull);
         }
         let is_ignored = self.planted(Mutant::GrantAfterLoss);
-        self.loss.filter(|_| !is_ignored).map(Refusal::LossNotAccepted)
+        self.journal_loss.filter(|_| !is_ignored).map(Refusal::LossNotAccepted)
     }
 
     /// Whether nothing is granted.

@@ -9,11 +9,11 @@ use std::fmt;
 pub enum Method {
     /// The holder's own hook, run by its wrapper.
     #[serde(rename = "yield")]
-    Yield,
+    Hook,
     /// Sublet's library in its programs.
     #[default]
     #[serde(rename = "park")]
-    Park,
+    Shim,
     /// The driver's checkpoint of its processes.
     Driver,
     /// Its lease ends, and its processes with it.
@@ -22,18 +22,18 @@ pub enum Method {
 
 impl Method {
     /// Those that keep the processes.
-    pub const REVERSIBLE: [Method; 3] = [Method::Yield, Method::Park, Method::Driver];
+    pub const REVERSIBLE: [Method; 3] = [Method::Hook, Method::Shim, Method::Driver];
 
     /// Whether processes that left in this way still have their context on the card.
     pub fn keeps_context(self) -> bool {
-        matches!(self, Method::Yield | Method::Park)
+        matches!(self, Method::Hook | Method::Shim)
     }
 
     /// Its name in the API and on screens.
     pub fn name(self) -> &'static str {
         match self {
-            Method::Yield => "hook",
-            Method::Park => "shim",
+            Method::Hook => "hook",
+            Method::Shim => "shim",
             Method::Driver => "driver",
             Method::End => "end",
         }

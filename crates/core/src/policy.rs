@@ -15,7 +15,7 @@ pub struct Policy {
     /// When a used lease is renewed.
     pub renewal: Renewal,
     /// A lease is not renewed past this while somebody waits for its card.
-    pub hold_cap: Span,
+    pub hold_max: Span,
     /// How long an ask waits that names no limit.
     pub wait: Span,
     /// Seconds by which a tier and a priority come earlier.
@@ -24,7 +24,7 @@ pub struct Policy {
     pub debt_max: Span,
     /// A waiter counts from when it became its tenant's first, and not from its arrival. Off only to
     /// compare with plain first come, first served.
-    pub turns: bool,
+    pub counts_from_first_place: bool,
     /// Who may use how much, in relation to the others.
     pub shares: Shares,
     /// How often cards are read; a reading older than two of these promises nothing.
@@ -42,9 +42,9 @@ pub struct Policy {
     /// Where bytes go that have to leave a card.
     pub parking: Parking,
     /// How long strangers have for what, on cards where they are ended.
-    pub patience: EnforcementTimes,
+    pub enforcement: EnforcementTimes,
     /// Who has more than its lease may be made to leave after so long, should somebody wait.
-    pub over: Span,
+    pub overuse_grace: Span,
     /// Which users may put GPUs aside; operators always may.
     pub aside: AsideRule,
     /// What each tenant may have, where nothing else is said.
@@ -82,76 +82,76 @@ pub enum AsideAllow {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parking {
     /// Host memory for them; none: nobody is parked.
-    pub ram: Bytes,
+    pub space: Bytes,
     /// So much host memory stays available whenever somebody is parked.
-    pub leave: Bytes,
+    pub keep_available: Bytes,
     /// How long anything may be parked.
     pub term: Span,
     /// A park or a resume that is not seen to be done after this is given up.
-    pub limit: Span,
+    pub move_timeout: Span,
     /// Room is made for whoever waits, and not only when a lease comes to its end.
     pub preempt: bool,
     /// Whoever came back to its cards has them for so long at least, and for as long as its moves are
     /// worth it.
-    pub turn: Span,
+    pub slice_min: Span,
     /// Of leaving and coming back, a turn is at least so many times as long.
-    pub worth: u32,
+    pub slice_per_move: u32,
     /// A batch job that is expected to be done within another slice keeps its GPUs for it, and one that was
     /// parked once goes before its own tenant's jobs that have not started.
-    pub finish: bool,
+    pub stretches_slices: bool,
     /// Whoever stands lower waits for somebody idle for so long.
-    pub idle: Span,
+    pub idle_after: Span,
     /// Who was just parked does not make others leave for so long.
-    pub pause: Span,
+    pub pause_after_park: Span,
     /// Those who are ended for others have so long between SIGTERM and SIGKILL.
     pub grace: Span,
     /// Who could not be parked, or resumed, is left alone for so long.
-    pub rest: Span,
+    pub retry_after: Span,
     /// Of whom the library parked the driver takes the context, too, after so long; `None`: never.
-    pub deep: Option<Span>,
+    pub context_after: Option<Span>,
 }
 
 impl Default for Parking {
     fn default() -> Parking {
         Parking {
             // The daemon knows how much there is; core must not guess.
-            ram: Bytes::ZERO,
-            leave: Bytes(8 << 30),
+            space: Bytes::ZERO,
+            keep_available: Bytes(8 << 30),
             // A night: whoever comes back in the morning finds everything.
             term: Span::secs(12 * 3600),
             // Captures to end, kernels to run out, 128 GiB at the slowest rate measured, and two looks.
-            limit: Span::secs(30),
+            move_timeout: Span::secs(30),
             preempt: true,
-            turn: Span::secs(10),
+            slice_min: Span::secs(10),
             // At most a twentieth of the time goes into moving; who pauses leaves sooner.
-            worth: 19,
-            finish: true,
-            idle: Span::secs(30),
-            pause: Span::secs(2),
+            slice_per_move: 19,
+            stretches_slices: true,
+            idle_after: Span::secs(30),
+            pause_after_park: Span::secs(2),
             grace: Span::secs(30),
-            rest: Span::secs(60),
+            retry_after: Span::secs(60),
             // The daemon knows whether there is a driver that could.
-            deep: None,
+            context_after: None,
         }
     }
 }
 
 impl Parking {
     /// Whoever said that its bytes are gone when they were not is left alone for so long.
-    pub fn distrust(&self) -> Span {
-        Span(self.rest.0.saturating_mul(60))
+    pub fn retry_after_false_report(&self) -> Span {
+        Span(self.retry_after.0.saturating_mul(60))
     }
 
     /// How long a holder may take to leave its cards, or to come back, in its way.
-    pub fn limit_of(&self, away: &ParkState) -> Span {
-        match away.rung {
+    pub fn timeout_of(&self, away: &ParkState) -> Span {
+        match away.method {
             // First the driver brings its context back, and knows again of all host memory that its bytes are in.
-            Method::Park if away.deep => Span(2 * self.limit.0),
+            Method::Shim if away.with_driver => Span(2 * self.move_timeout.0),
             // The driver's own way is slow: it is given a second for each half GiB.
-            Method::Driver => Span(self.limit.0 + (away.had.0 >> 29) * 1_000_000),
+            Method::Driver => Span(self.move_timeout.0 + (away.had_bytes.0 >> 29) * 1_000_000),
             // A hook has its own bound, and its wrapper says when that is over.
-            Method::Yield => self.limit.max(Span::secs(120)),
-            Method::Park | Method::End => self.limit,
+            Method::Hook => self.move_timeout.max(Span::secs(120)),
+            Method::Shim | Method::End => self.move_timeout,
         }
     }
 }
@@ -266,13 +266,13 @@ impl Default for Policy {
             // Long enough to think about a plot, short enough that a forgotten notebook is noticed.
             ttl: Span::secs(300),
             renewal: Renewal::At { percent: 70, jitter: 10 },
-            hold_cap: Span::secs(30 * 60),
+            hold_max: Span::secs(30 * 60),
             wait: Span::secs(86_400),
             head_start: HeadStart::default(),
             // Two holds: long enough that who took turns lets others have theirs, short enough that
             // a large job of a busy tenant starts before the day is over.
             debt_max: Span::secs(3600),
-            turns: true,
+            counts_from_first_place: true,
             shares: Shares::default(),
             period: Span::secs(1),
             reads_after: None,
@@ -283,9 +283,9 @@ impl Default for Policy {
             margin_display: Bytes::mib(1536),
             queue_max: 100_000,
             parking: Parking::default(),
-            patience: EnforcementTimes::default(),
+            enforcement: EnforcementTimes::default(),
             // Long enough to accept a larger lease, or to give back what a peak took.
-            over: Span::secs(60),
+            overuse_grace: Span::secs(60),
             aside: AsideRule::default(),
             // A runaway script is stopped long before the queue of the others is full. Whoever is
             // never to be preempted needs a word from the house.
@@ -342,8 +342,8 @@ impl Policy {
     }
 
     /// Since when a tenant's first waiter counts.
-    pub fn turn(&self, tenant: &Tenant) -> Time {
-        if self.turns { tenant.turn } else { Time::ZERO }
+    pub fn first_since_of(&self, tenant: &Tenant) -> Time {
+        if self.counts_from_first_place { tenant.first_since } else { Time::ZERO }
     }
 
     /// Where an ask queues, if it came then: its head start is capped.

@@ -51,7 +51,7 @@ pub struct Queue {
     /// By tenant.
     lines: Vec<TenantLine>,
     heads: BTreeSet<QueueHead>,
-    aside: BTreeSet<TenantId>,
+    skipped: BTreeSet<TenantId>,
     len: usize,
 }
 
@@ -59,10 +59,10 @@ pub struct Queue {
 #[derive(Clone, Debug, Default)]
 struct TenantLine {
     places: BTreeSet<QueuePlace>,
-    mark: Time,
-    turn: Time,
+    debt_clock: Time,
+    first_since: Time,
     /// When one of them was last served.
-    served: Time,
+    last_served: Time,
     /// What stands for it among the heads.
     head: Option<QueueHead>,
 }
@@ -71,8 +71,8 @@ impl TenantLine {
     /// Where a waiter of this line stands among the others.
     fn key(&self, place: &QueuePlace, debt_max: Span) -> i64 {
         let first = self.places.first() == Some(place);
-        let turn = if first { self.turn } else { self.turn.max(self.served) };
-        place.key(self.mark, turn, debt_max)
+        let turn = if first { self.first_since } else { self.first_since.max(self.last_served) };
+        place.key(self.debt_clock, turn, debt_max)
     }
 }
 
@@ -106,32 +106,32 @@ impl Queue {
     /// Adds a waiter.
     pub fn insert(&mut self, tenant: TenantId, place: QueuePlace) {
         self.len += usize::from(self.line_mut(tenant).places.insert(place));
-        self.mend_head(tenant);
+        self.update_head(tenant);
     }
 
     /// Takes a waiter out.
     pub fn remove(&mut self, tenant: TenantId, place: QueuePlace) {
         self.len -= usize::from(self.line_mut(tenant).places.remove(&place));
-        self.mend_head(tenant);
+        self.update_head(tenant);
     }
 
     /// A tenant was charged, or got something back, or its first waiter left.
-    pub fn set_mark(&mut self, tenant: TenantId, mark: Time, turn: Time) {
+    pub fn set_debt_clock(&mut self, tenant: TenantId, mark: Time, turn: Time) {
         let line = self.line_mut(tenant);
-        (line.mark, line.turn) = (mark, turn);
-        self.mend_head(tenant);
+        (line.debt_clock, line.first_since) = (mark, turn);
+        self.update_head(tenant);
     }
 
     /// One of a tenant's waiters was served.
-    pub fn set_served(&mut self, tenant: TenantId, at: Time) {
+    pub fn set_last_served(&mut self, tenant: TenantId, at: Time) {
         let line = self.line_mut(tenant);
-        line.served = line.served.max(at);
-        self.mend_head(tenant);
+        line.last_served = line.last_served.max(at);
+        self.update_head(tenant);
     }
 
     /// When one of a tenant's waiters was last served.
-    pub fn served(&self, tenant: TenantId) -> Time {
-        self.line(tenant).map_or(Time::ZERO, |line| line.served)
+    pub fn last_served(&self, tenant: TenantId) -> Time {
+        self.line(tenant).map_or(Time::ZERO, |line| line.last_served)
     }
 
     /// Whether nobody of its tenant stands before it.
@@ -140,7 +140,7 @@ impl Queue {
     }
 
     /// Where a waiter stands among the others, and where its tenant's first one does.
-    pub fn keys(&self, tenant: TenantId, place: QueuePlace) -> Option<[(i64, LeaseId); 2]> {
+    pub fn keys_of(&self, tenant: TenantId, place: QueuePlace) -> Option<[(i64, LeaseId); 2]> {
         let line = self.line(tenant)?;
         let key = |place: &QueuePlace| (line.key(place, self.debt_max), place.lease);
         Some([key(&place), key(line.places.first()?)])
@@ -152,25 +152,25 @@ impl Queue {
     }
 
     /// A tenant's own quota holds back its first waiter: it stands aside until [`Queue::come_back`].
-    pub fn stand_aside(&mut self, tenant: TenantId) {
-        self.aside.insert(tenant);
-        self.mend_head(tenant);
+    pub fn skip_tenant(&mut self, tenant: TenantId) {
+        self.skipped.insert(tenant);
+        self.update_head(tenant);
     }
 
     /// Its quota may have room again.
-    pub fn come_back(&mut self, tenant: TenantId) {
-        if self.aside.remove(&tenant) {
-            self.mend_head(tenant);
+    pub fn unskip_tenant(&mut self, tenant: TenantId) {
+        if self.skipped.remove(&tenant) {
+            self.update_head(tenant);
         }
     }
 
     /// Who stands aside.
-    pub fn aside(&self) -> impl Iterator<Item = TenantId> + '_ {
-        self.aside.iter().copied()
+    pub fn skipped_tenants(&self) -> impl Iterator<Item = TenantId> + '_ {
+        self.skipped.iter().copied()
     }
 
-    fn mend_head(&mut self, tenant: TenantId) {
-        let (debt_max, aside) = (self.debt_max, self.aside.contains(&tenant));
+    fn update_head(&mut self, tenant: TenantId) {
+        let (debt_max, aside) = (self.debt_max, self.skipped.contains(&tenant));
         let line = self.line_mut(tenant);
         let first = line.places.first().filter(|_| !aside);
         let head = first.map(|place| (line.key(place, debt_max), place.lease, tenant));
@@ -194,15 +194,15 @@ impl Queue {
     }
 
     /// The first waiter of each tenant, also of those who stand aside.
-    pub fn firsts(&self) -> impl Iterator<Item = (LeaseId, TenantId)> + '_ {
+    pub fn first_waiters(&self) -> impl Iterator<Item = (LeaseId, TenantId)> + '_ {
         let lines = self.lines.iter().zip(0..);
         lines.filter_map(|(line, number)| line.places.first().map(|place| (place.lease, TenantId(number))))
     }
 
     /// Every waiter, also who stands aside, first first.
-    pub fn everybody(&self) -> impl Iterator<Item = (LeaseId, TenantId)> + '_ {
+    pub fn all_waiters(&self) -> impl Iterator<Item = (LeaseId, TenantId)> + '_ {
         let mut cursor = QueueCursor::default();
-        for tenant in &self.aside {
+        for tenant in &self.skipped {
             let line = &self.lines[tenant.0 as usize];
             if let Some(first) = line.places.first() {
                 let head = (line.key(first, self.debt_max), first.lease, *tenant);
@@ -212,7 +212,7 @@ impl Queue {
         }
         std::iter::from_fn(move || {
             let (place, tenant) = cursor.next(self)?;
-            cursor.go_on(self, place, tenant);
+            cursor.advance(self, place, tenant);
             Some((place.lease, tenant))
         })
     }
@@ -222,7 +222,7 @@ impl Queue {
         let mut cursor = QueueCursor::default();
         std::iter::from_fn(move || {
             let (place, tenant) = cursor.next(self)?;
-            cursor.go_on(self, place, tenant);
+            cursor.advance(self, place, tenant);
             Some((place.lease, tenant))
         })
     }
@@ -260,7 +260,7 @@ impl QueueCursor {
 
     /// Whoever stands behind the waiter just given comes too, whether that one stayed or was taken
     /// out, by what its tenant owes by now.
-    pub fn go_on(&mut self, queue: &Queue, place: QueuePlace, tenant: TenantId) {
+    pub fn advance(&mut self, queue: &Queue, place: QueuePlace, tenant: TenantId) {
         let Some(line) = queue.line(tenant) else { return };
         if let Some(next) = line.places.range((Excluded(place), Unbounded)).next() {
             self.later.push(Reverse(((line.key(next, queue.debt_max), next.lease, tenant), *next)));
@@ -299,8 +299,8 @@ mod tests {
             all.push((place, TenantId(*tenant)));
         }
         for (tenant, (mark, turn, served)) in (0..).zip(marks) {
-            queue.set_mark(TenantId(tenant), Time(*mark), Time(*turn));
-            queue.set_served(TenantId(tenant), Time(*served));
+            queue.set_debt_clock(TenantId(tenant), Time(*mark), Time(*turn));
+            queue.set_last_served(TenantId(tenant), Time(*served));
         }
         (queue, all)
     }
@@ -376,14 +376,14 @@ mod tests {
                         *turn += charge / 2;
                     }
                     *served += charge / 3;
-                    queue.set_mark(tenant, Time(*mark), Time(*turn));
-                    queue.set_served(tenant, Time(*served));
+                    queue.set_debt_clock(tenant, Time(*mark), Time(*turn));
+                    queue.set_last_served(tenant, Time(*served));
                     queue.remove(tenant, place);
                     there.retain(|(other, _)| other.lease != place.lease);
                 } else {
                     kept.push((place, tenant));
                 }
-                cursor.go_on(&queue, place, tenant);
+                cursor.advance(&queue, place, tenant);
             }
             prop_assert!(left.is_empty());
             prop_assert_eq!(queue.len(), kept.len());
@@ -396,11 +396,11 @@ mod tests {
         ) {
             let marks = [(0, 0, 0); 4];
             let (mut queue, all) = queue(&asks, &marks);
-            queue.stand_aside(TenantId(aside));
+            queue.skip_tenant(TenantId(aside));
             let others: Vec<_> = all.iter().copied().filter(|(_, tenant)| tenant.0 != aside).collect();
             prop_assert_eq!(queue.iter().map(|(lease, _)| lease).collect::<Vec<_>>(), by_force(&all, &others, &marks));
-            prop_assert_eq!(queue.everybody().map(|(lease, _)| lease).collect::<Vec<_>>(), by_force(&all, &all, &marks));
-            queue.come_back(TenantId(aside));
+            prop_assert_eq!(queue.all_waiters().map(|(lease, _)| lease).collect::<Vec<_>>(), by_force(&all, &all, &marks));
+            queue.unskip_tenant(TenantId(aside));
             prop_assert_eq!(queue.iter().map(|(lease, _)| lease).collect::<Vec<_>>(), by_force(&all, &all, &marks));
         }
     }

@@ -3,7 +3,7 @@
 //! A cap of a tenant counts all that the tenant has, with and without a token; a cap of a group counts what its
 //! members have together. Shares are counted over the tenants that use the GPUs or wait for them.
 
-use crate::decide::serve::{could_be, least_wish};
+use crate::decide::serve::{could_ever_fit, least_bytes};
 use crate::ids::{GpuId, TenantId};
 use crate::policy::{Caps, Policy};
 use crate::request::{LeaseRequest, Preempt, Vram};
@@ -21,31 +21,31 @@ pub struct TenantLoad {
     /// Bytes reserved for them, every card counted.
     pub vram: Bytes,
     /// Those of them that nobody may make it give back.
-    pub never: Bytes,
+    pub unpreemptable: Bytes,
     /// Places in the queue.
     pub waiting: u32,
 }
 
 impl TenantLoad {
     /// What one lease is.
-    pub fn of(ask: &LeaseRequest, hold: &Hold) -> TenantLoad {
-        let vram = Bytes(hold.vram.0.saturating_mul(hold.cards.len() as u64));
-        let never = if ask.preempt == Preempt::Never { vram } else { Bytes::ZERO };
-        TenantLoad { leases: 1, vram, never, waiting: 0 }
+    pub fn of_lease(ask: &LeaseRequest, hold: &Hold) -> TenantLoad {
+        let vram = Bytes(hold.vram.0.saturating_mul(hold.gpus.len() as u64));
+        let unpreemptable = if ask.preempt == Preempt::Never { vram } else { Bytes::ZERO };
+        TenantLoad { leases: 1, vram, unpreemptable, waiting: 0 }
     }
 
     /// Adds another.
-    pub fn put_on(&mut self, other: &TenantLoad) {
+    pub fn add(&mut self, other: &TenantLoad) {
         self.leases += other.leases;
         self.vram = self.vram + other.vram;
-        self.never = self.never + other.never;
+        self.unpreemptable = self.unpreemptable + other.unpreemptable;
     }
 
     /// Takes another away.
-    pub fn take_off(&mut self, other: &TenantLoad) {
+    pub fn subtract(&mut self, other: &TenantLoad) {
         self.leases -= other.leases;
         self.vram = self.vram.less(other.vram);
-        self.never = self.never.less(other.never);
+        self.unpreemptable = self.unpreemptable.less(other.unpreemptable);
     }
 
     fn is_active(&self) -> bool {
@@ -103,7 +103,7 @@ impl QuotaLedger {
     }
 
     /// Changes what a tenant has, and its groups with it.
-    pub fn book(&mut self, tenant: TenantId, change: impl Fn(&mut TenantLoad)) {
+    pub fn update(&mut self, tenant: TenantId, change: impl Fn(&mut TenantLoad)) {
         let account = &mut self.tenants[tenant.0 as usize];
         let before = account.load.is_active();
         change(&mut account.load);
@@ -138,7 +138,7 @@ impl QuotaLedger {
         one == other || groups(one).iter().any(|group| groups(other).contains(group))
     }
     /// Who shares a capped group with it.
-    pub fn mates(&self, tenant: TenantId) -> BTreeSet<TenantId> {
+    pub fn group_members(&self, tenant: TenantId) -> BTreeSet<TenantId> {
         let groups = self.tenants[tenant.0 as usize].groups.iter();
         groups.filter_map(|name| self.groups.get(name)).flat_map(|group| group.members.iter().copied()).collect()
     }
@@ -159,9 +159,9 @@ pub struct QuotaBlock {
     /// The group whose cap it is; otherwise the tenant's own.
     pub group: Option<String>,
     /// What is capped.
-    pub what: CappedResource,
+    pub resource: CappedResource,
     /// Whatever ends, it would be too much.
-    pub always: bool,
+    pub is_permanent: bool,
 }
 
 /// What is capped, and how much there may be and is.
@@ -201,8 +201,8 @@ impl fmt::Display for QuotaBlock {
             None => f.write_str("you may ")?,
             Some(group) => write!(f, "group {group} may together ")?,
         }
-        match self.what {
-            CappedResource::Vram { cap, .. } if self.always => {
+        match self.resource {
+            CappedResource::Vram { cap, .. } if self.is_permanent => {
                 write!(f, "lease {cap} at once, and this request is larger")
             }
             CappedResource::Vram { cap, has } => write!(f, "lease {cap} at once, and {has} are leased"),
@@ -232,19 +232,21 @@ fn hours(span: Span) -> String {
 }
 
 /// Which cap, its own or a group's, keeps a waiter from starting now.
-pub fn held(state: &State, lease: &Lease) -> Option<QuotaBlock> {
+pub fn block(state: &State, lease: &Lease) -> Option<QuotaBlock> {
     match &lease.phase {
         // What a parked holder waits for is less than what will count.
-        Phase::Parked(hold, _) => {
-            holds(state, lease.tenant, &LeaseRequest { vram: Vram::Bytes(hold.vram), ..lease.ask.clone() })
-        }
-        _ => holds(state, lease.tenant, &lease.ask),
+        Phase::Parked(hold, _) => block_of_request(
+            state,
+            lease.tenant,
+            &LeaseRequest { vram: Vram::Bytes(hold.vram), ..lease.request.clone() },
+        ),
+        _ => block_of_request(state, lease.tenant, &lease.request),
     }
 }
 
 /// Which cap would keep a tenant's ask from starting now.
-pub fn holds(state: &State, tenant: TenantId, ask: &LeaseRequest) -> Option<QuotaBlock> {
-    let books = state.books();
+pub fn block_of_request(state: &State, tenant: TenantId, ask: &LeaseRequest) -> Option<QuotaBlock> {
+    let books = state.ledger();
     // The cheapest look first: most have no cap at all.
     let own = [(None, books.load(tenant), books.caps(tenant))];
     let capped = |caps: &Caps| {
@@ -255,17 +257,17 @@ pub fn holds(state: &State, tenant: TenantId, ask: &LeaseRequest) -> Option<Quot
     let mut wish = None;
     let mut found: Option<QuotaBlock> = None;
     for (group, load, caps) in own.into_iter().chain(groups).filter(|(_, _, caps)| capped(caps)) {
-        let wish = *wish.get_or_insert_with(|| least_wish(state, ask));
-        if let Some((what, always)) = over(state, tenant, ask, wish, group, load, caps)
-            && found.as_ref().is_none_or(|found| always && !found.always)
+        let wish = *wish.get_or_insert_with(|| least_bytes(state, ask));
+        if let Some((what, always)) = exceeded_cap(state, tenant, ask, wish, group, load, caps)
+            && found.as_ref().is_none_or(|found| always && !found.is_permanent)
         {
-            found = Some(QuotaBlock { group: group.map(str::to_owned), what, always });
+            found = Some(QuotaBlock { group: group.map(str::to_owned), resource: what, is_permanent: always });
         }
     }
     found
 }
 
-fn over(
+fn exceeded_cap(
     state: &State,
     tenant: TenantId,
     ask: &LeaseRequest,
@@ -277,10 +279,10 @@ fn over(
     let leases = caps.leases.filter(|cap| load.leases >= *cap).map(|cap| (CappedResource::Leases { cap }, cap == 0));
     let vram = caps.vram.filter(|cap| load.vram + wish > *cap);
     let vram = vram.map(|cap| (CappedResource::Vram { cap, has: load.vram }, wish > cap));
-    let never = caps.never.filter(|cap| ask.preempt == Preempt::Never && load.never + wish > *cap);
-    let never = never.map(|cap| (CappedResource::Never { cap, has: load.never }, wish > cap));
+    let never = caps.never.filter(|cap| ask.preempt == Preempt::Never && load.unpreemptable + wish > *cap);
+    let never = never.map(|cap| (CappedResource::Never { cap, has: load.unpreemptable }, wish > cap));
     let gpu_day = caps.gpu_day.and_then(|cap| {
-        let left = Span(cap.0.saturating_sub(today(state, tenant, group).0));
+        let left = Span(cap.0.saturating_sub(used_today(state, tenant, group).0));
         let first = first_term(state, ask, wish);
         (first > left).then_some((CappedResource::GpuDay { cap, left }, first > cap))
     });
@@ -290,34 +292,34 @@ fn over(
 }
 
 /// GPU time charged today, of a tenant or of a group of its.
-fn today(state: &State, tenant: TenantId, group: Option<&str>) -> Span {
-    let of = |tenant: TenantId| state.rows().tenants[tenant.0 as usize].today;
+fn used_today(state: &State, tenant: TenantId, group: Option<&str>) -> Span {
+    let of = |tenant: TenantId| state.rows().tenants[tenant.0 as usize].today_us;
     match group {
         None => Span(of(tenant)),
-        Some(group) => Span(state.books().members(group).map(of).sum()),
+        Some(group) => Span(state.ledger().members(group).map(of).sum()),
     }
 }
 
 /// GPU time that the first term of an ask would be charged, on the card where it is least.
 fn first_term(state: &State, ask: &LeaseRequest, wish: Bytes) -> Span {
     let each = Bytes(wish.0 / u64::from(ask.gpus.max(1)));
-    let cards = state.cards().filter(|card| could_be(state, ask, *card));
-    let least = cards.map(|card| gpu_time(&state.rows().cards, &[card], each, ask.term.span())).min();
+    let cards = state.gpus().filter(|card| could_ever_fit(state, ask, *card));
+    let least = cards.map(|card| gpu_time(&state.rows().gpus, &[card], each, ask.term.span())).min();
     Span(least.unwrap_or_default().0.saturating_mul(u64::from(ask.gpus)))
 }
 
 /// Whether a tenant, or a group of its, has only so much GPU time a day.
 pub fn has_budget(state: &State, tenant: TenantId) -> bool {
-    let books = state.books();
+    let books = state.ledger();
     let mut caps = books.groups(tenant).map(|(_, _, caps)| caps).chain([books.caps(tenant)]);
     caps.any(|caps| caps.gpu_day.is_some())
 }
 
 /// Whether a tenant and its groups may be charged so much more GPU time today.
 pub fn affords(state: &State, tenant: TenantId, more: Span) -> bool {
-    let books = state.books();
+    let books = state.ledger();
     let within = |group: Option<&str>, caps: &Caps| {
-        caps.gpu_day.is_none_or(|cap| today(state, tenant, group).0.saturating_add(more.0) <= cap.0)
+        caps.gpu_day.is_none_or(|cap| used_today(state, tenant, group).0.saturating_add(more.0) <= cap.0)
     };
     within(None, books.caps(tenant)) && books.groups(tenant).all(|(name, _, caps)| within(Some(name), caps))
 }
@@ -326,16 +328,16 @@ pub fn affords(state: &State, tenant: TenantId, more: Span) -> bool {
 /// charged and counts for shows only once its cards are chosen.
 pub fn allows(state: &State, lease: &Lease, cards: &[GpuId], vram: Bytes) -> bool {
     let all = Bytes(vram.0.saturating_mul(cards.len() as u64));
-    allows_more(state, lease, all, gpu_time(&state.rows().cards, cards, vram, lease.ask.term.span()))
+    allows_more(state, lease, all, gpu_time(&state.rows().gpus, cards, vram, lease.request.term.span()))
 }
 
 /// Whether a lease's tenant and its groups may have so much more in all, which costs so much of the day's GPU time.
 pub fn allows_more(state: &State, lease: &Lease, more: Bytes, time: Span) -> bool {
-    let (books, tenant) = (state.books(), lease.tenant);
-    let never = lease.ask.preempt == Preempt::Never;
+    let (books, tenant) = (state.ledger(), lease.tenant);
+    let never = lease.request.preempt == Preempt::Never;
     let within = |load: &TenantLoad, caps: &Caps| {
         caps.vram.is_none_or(|cap| load.vram + more <= cap)
-            && caps.never.filter(|_| never).is_none_or(|cap| load.never + more <= cap)
+            && caps.never.filter(|_| never).is_none_or(|cap| load.unpreemptable + more <= cap)
     };
     within(books.load(tenant), books.caps(tenant))
         && books.groups(tenant).all(|(_, load, caps)| within(load, caps))
@@ -344,18 +346,18 @@ pub fn allows_more(state: &State, lease: &Lease, more: Bytes, time: Span) -> boo
 
 /// Whether a tenant and its groups may ever hold so many bytes.
 pub fn may_ever_hold(state: &State, tenant: TenantId, bytes: Bytes) -> bool {
-    let books = state.books();
+    let books = state.ledger();
     let within = |caps: &Caps| caps.vram.is_none_or(|cap| bytes <= cap);
     within(books.caps(tenant)) && books.groups(tenant).all(|(_, _, caps)| within(caps))
 }
 
 /// The most of each of so many cards that a waiter's quotas leave, up to so much.
 pub fn most_each(state: &State, lease: &Lease, gpus: u16, most: Bytes) -> Bytes {
-    let books = state.books();
-    let never = lease.ask.preempt == Preempt::Never;
+    let books = state.ledger();
+    let never = lease.request.preempt == Preempt::Never;
     let left = |load: &TenantLoad, caps: &Caps| {
         let vram = caps.vram.map(|cap| cap.less(load.vram));
-        let never = caps.never.filter(|_| never).map(|cap| cap.less(load.never));
+        let never = caps.never.filter(|_| never).map(|cap| cap.less(load.unpreemptable));
         vram.into_iter().chain(never).min()
     };
     let own = left(books.load(lease.tenant), books.caps(lease.tenant));

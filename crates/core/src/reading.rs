@@ -98,7 +98,7 @@ pub struct Resident {
     /// Its bytes on this card, where the driver tells.
     pub bytes: Option<Bytes>,
     /// It only draws, as far as the driver tells: a display server, a browser, or whoever computes by Vulkan.
-    pub graphics: bool,
+    pub only_draws: bool,
 }
 
 impl Resident {
@@ -107,6 +107,6 @@ impl Resident {
 
     /// Whether it is looked into where nobody has a lease for it. Unknown is not little.
     pub fn is_of_interest(&self) -> bool {
-        !self.graphics || self.bytes.is_none_or(|bytes| bytes >= Resident::DRAWS_LITTLE)
+        !self.only_draws || self.bytes.is_none_or(|bytes| bytes >= Resident::DRAWS_LITTLE)
     }
 }

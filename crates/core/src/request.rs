@@ -32,16 +32,16 @@ pub struct LeaseRequest {
     pub at_least: Option<Bytes>,
     /// Which cards will do.
     #[serde(rename = "on", default, skip_serializing_if = "Option::is_none")]
-    pub on: Option<GpuSelector>,
+    pub gpus_allowed: Option<GpuSelector>,
     /// Its wrapper has a hook that makes it leave its cards.
     #[serde(rename = "yields", default, skip_serializing_if = "std::ops::Not::not")]
-    pub yields: bool,
+    pub has_hook: bool,
     /// The driver may park it also where a restore could lack room, and lose it.
     #[serde(rename = "may_lose", default, skip_serializing_if = "std::ops::Not::not")]
-    pub may_lose: bool,
+    pub may_lose_state: bool,
     /// Its size was measured when its program was adopted: it grows with the program while there is room.
     #[serde(rename = "measured", default, skip_serializing_if = "std::ops::Not::not")]
-    pub measured: bool,
+    pub is_measured: bool,
     /// The signal it gets before its lease ends: when it is preempted, or when its fixed term is over.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub notice: Option<Notice>,
@@ -196,24 +196,24 @@ impl GpuSelector {
     }
 
     /// Whether a card is one of those that are meant.
-    pub fn names(&self, card: GpuId, facts: &GpuFacts) -> bool {
+    pub fn matches(&self, card: GpuId, facts: &GpuFacts) -> bool {
         match self {
             GpuSelector::Index(index) => facts.index == *index,
             GpuSelector::Uuid(uuid) => facts.uuid.starts_with(uuid.as_str()),
             GpuSelector::Model(part) => facts.name.to_lowercase().contains(&part.to_lowercase()),
             GpuSelector::These(cards) => cards.contains(&card),
-            GpuSelector::AnyOf(several) => several.iter().any(|on| on.names(card, facts)),
+            GpuSelector::AnyOf(several) => several.iter().any(|on| on.matches(card, facts)),
         }
     }
 
     /// Whether it is short and plain enough to be kept.
-    fn is_sensible(&self) -> bool {
+    fn is_valid(&self) -> bool {
         match self {
             GpuSelector::Index(_) | GpuSelector::These(_) => true,
             GpuSelector::Uuid(text) => text.len() > GpuSelector::UUID.len() && is_plain(text, LeaseRequest::ON_MAX),
             GpuSelector::Model(text) => !text.is_empty() && is_plain(text, LeaseRequest::ON_MAX),
             GpuSelector::AnyOf(several) => {
-                several.len() <= usize::from(LeaseRequest::GPUS_MAX) && several.iter().all(GpuSelector::is_sensible)
+                several.len() <= usize::from(LeaseRequest::GPUS_MAX) && several.iter().all(GpuSelector::is_valid)
             }
         }
     }
@@ -275,10 +275,10 @@ impl LeaseRequest {
             exclusivity: Exclusivity::default(),
             preempt: Preempt::default(),
             at_least: None,
-            on: None,
-            yields: false,
-            may_lose: false,
-            measured: false,
+            gpus_allowed: None,
+            has_hook: false,
+            may_lose_state: false,
+            is_measured: false,
             notice: None,
             name: None,
         }
@@ -300,7 +300,7 @@ impl LeaseRequest {
             Err(RequestError::Priority)
         } else if self.name.as_ref().is_some_and(|name| !is_plain(name, LeaseRequest::NAME_MAX)) {
             Err(RequestError::Name)
-        } else if self.on.as_ref().is_some_and(|on| !on.is_sensible()) {
+        } else if self.gpus_allowed.as_ref().is_some_and(|on| !on.is_valid()) {
             Err(RequestError::On)
         } else if matches!((self.at_least, self.vram), (Some(least), Vram::Bytes(full)) if least >= full)
             || self.at_least.is_some_and(|least| least < LeaseRequest::VRAM_MIN)
@@ -322,7 +322,7 @@ mod tests {
 
     fn check_on(text: &str) -> Result<(), RequestError> {
         let ask = LeaseRequest::plain(Bytes::gib(1), Term::Renewed(Span::secs(60)));
-        LeaseRequest { on: Some(GpuSelector::read(text)), ..ask }.check()
+        LeaseRequest { gpus_allowed: Some(GpuSelector::read(text)), ..ask }.check()
     }
 
     #[test]

@@ -31,11 +31,11 @@ pub struct Occupancy {
     /// Whom it suffers beside it.
     pub exclusivity: Exclusivity,
     /// When it gives the room back at the latest, if somebody waits; zero if it is over already.
-    pub ends: Time,
+    pub ends_by: Time,
     /// Its processes live on then, and keep their context here.
-    pub lives_on: bool,
+    pub outlives_lease: bool,
     /// Its work is not on the card: what it still has there stays, and is in nobody's way.
-    pub parked: bool,
+    pub is_parked: bool,
 }
 
 impl Occupancy {
@@ -45,8 +45,8 @@ impl Occupancy {
     }
 
     /// What others have of it when it is over.
-    fn gives(&self, context: Bytes) -> Bytes {
-        if self.lives_on { self.counted().less(context) } else { self.counted() }
+    fn gives_back(&self, context: Bytes) -> Bytes {
+        if self.outlives_lease { self.counted().less(context) } else { self.counted() }
     }
 }
 
@@ -57,7 +57,7 @@ pub struct Room {
     margin: Bytes,
     /// What a process keeps here while it lives.
     context: Bytes,
-    claims: BTreeMap<LeaseId, Occupancy>,
+    leases: BTreeMap<LeaseId, Occupancy>,
     counted: Bytes,
     seen: Bytes,
     reserved: Bytes,
@@ -66,9 +66,9 @@ pub struct Room {
     residue: Bytes,
     /// How many are parked.
     parked: u32,
-    observed: GpuReading,
+    reading: GpuReading,
     /// Claims whose `seen` is not zero, so that a look need not visit the others.
-    present: BTreeMap<LeaseId, Bytes>,
+    seen_leases: BTreeMap<LeaseId, Bytes>,
     /// What is given back when, first first. A list: it is read from the front, all in one cache line
     /// after the other.
     ends: Vec<(Time, LeaseId, Bytes)>,
@@ -92,7 +92,7 @@ impl Room {
             total,
             margin,
             context,
-            claims: BTreeMap::new(),
+            leases: BTreeMap::new(),
             counted: Bytes::ZERO,
             seen: Bytes::ZERO,
             reserved: Bytes::ZERO,
@@ -100,8 +100,8 @@ impl Room {
             device_exclusive: 0,
             residue: Bytes::ZERO,
             parked: 0,
-            observed: GpuReading { begun: Time::ZERO, reading: Reading::Unreadable(Unreadable::NotYet) },
-            present: BTreeMap::new(),
+            reading: GpuReading { begun: Time::ZERO, reading: Reading::Unreadable(Unreadable::NotYet) },
+            seen_leases: BTreeMap::new(),
             ends: Vec::new(),
             tenants: BTreeMap::new(),
         }
@@ -111,34 +111,34 @@ impl Room {
     pub fn resize(&mut self, total: Bytes, margin: Bytes, context: Bytes) {
         (self.total, self.margin, self.context) = (total, margin, context);
         for (_, lease, gives) in &mut self.ends {
-            *gives = self.claims.get(lease).map_or(Bytes::ZERO, |claim| claim.gives(context));
+            *gives = self.leases.get(lease).map_or(Bytes::ZERO, |claim| claim.gives_back(context));
         }
     }
 
     /// Puts a lease's promise on the books.
-    pub fn claim(&mut self, lease: LeaseId, claim: Occupancy) {
-        self.unclaim(lease);
-        self.count(&claim, true);
-        self.list(lease, &claim, true);
-        self.claims.insert(lease, claim);
+    pub fn occupy(&mut self, lease: LeaseId, claim: Occupancy) {
+        self.vacate(lease);
+        self.adjust_sums(&claim, true);
+        self.adjust_lists(lease, &claim, true);
+        self.leases.insert(lease, claim);
     }
 
     /// Takes a lease off the books.
-    pub fn unclaim(&mut self, lease: LeaseId) {
-        if let Some(claim) = self.claims.remove(&lease) {
-            self.count(&claim, false);
-            self.list(lease, &claim, false);
+    pub fn vacate(&mut self, lease: LeaseId) {
+        if let Some(claim) = self.leases.remove(&lease) {
+            self.adjust_sums(&claim, false);
+            self.adjust_lists(lease, &claim, false);
         }
     }
 
-    fn count(&mut self, claim: &Occupancy, add: bool) {
+    fn adjust_sums(&mut self, claim: &Occupancy, add: bool) {
         let by = |sum: Bytes, n: Bytes| if add { sum + n } else { sum.less(n) };
         self.counted = by(self.counted, claim.counted());
         self.seen = by(self.seen, claim.seen);
         self.reserved = by(self.reserved, claim.reserved);
         let step = |n: u32| if add { n + 1 } else { n - 1 };
         match claim.exclusivity {
-            _ if claim.parked => {
+            _ if claim.is_parked => {
                 self.residue = by(self.residue, claim.seen);
                 self.parked = step(self.parked);
             }
@@ -149,13 +149,13 @@ impl Room {
     }
 
     /// Keeps the list of ends and the tenants in step with a claim that came or went.
-    fn list(&mut self, lease: LeaseId, claim: &Occupancy, add: bool) {
-        if claim.parked {
+    fn adjust_lists(&mut self, lease: LeaseId, claim: &Occupancy, add: bool) {
+        if claim.is_parked {
             return;
         }
-        let at = self.ends.partition_point(|(ends, id, _)| (*ends, *id) < (claim.ends, lease));
+        let at = self.ends.partition_point(|(ends, id, _)| (*ends, *id) < (claim.ends_by, lease));
         if add {
-            self.ends.insert(at, (claim.ends, lease, claim.gives(self.context)));
+            self.ends.insert(at, (claim.ends_by, lease, claim.gives_back(self.context)));
             *self.tenants.entry(claim.tenant).or_default() += 1;
         } else {
             self.ends.remove(at);
@@ -170,19 +170,22 @@ impl Room {
 
     /// A lease gives its room back at another time, or in another way.
     pub fn set_ends(&mut self, lease: LeaseId, ends: Time, lives_on: bool) {
-        if let Some(claim) = self.claims.remove(&lease) {
-            self.list(lease, &claim, false);
-            let claim = Occupancy { ends, lives_on, ..claim };
-            self.list(lease, &claim, true);
-            self.claims.insert(lease, claim);
+        if let Some(claim) = self.leases.remove(&lease) {
+            self.adjust_lists(lease, &claim, false);
+            let claim = Occupancy { ends_by: ends, outlives_lease: lives_on, ..claim };
+            self.adjust_lists(lease, &claim, true);
+            self.leases.insert(lease, claim);
         }
     }
 
     /// A lease's promise is another from now on: it was parked, or has its card again. What was seen
     /// of it stays seen.
     pub fn reserve(&mut self, lease: LeaseId, reserved: Bytes, ends: Time, parked: bool) {
-        if let Some(claim) = self.claims.get(&lease).cloned() {
-            self.claim(lease, Occupancy { reserved, ends, parked, lives_on: false, ..claim });
+        if let Some(claim) = self.leases.get(&lease).cloned() {
+            self.occupy(
+                lease,
+                Occupancy { reserved, ends_by: ends, is_parked: parked, outlives_lease: false, ..claim },
+            );
         }
     }
 
@@ -193,36 +196,36 @@ impl Room {
 
     /// What a lease was seen to have here.
     pub fn seen_of(&self, lease: LeaseId) -> Bytes {
-        self.present.get(&lease).copied().unwrap_or_default()
+        self.seen_leases.get(&lease).copied().unwrap_or_default()
     }
 
     /// What a parked lease counts with here, so that it need not be given that again.
-    pub fn left_of(&self, lease: LeaseId) -> Bytes {
-        match self.claims.get(&lease) {
-            Some(claim) if claim.parked && self.is_coarse() => self.left(),
+    pub fn left_of_lease(&self, lease: LeaseId) -> Bytes {
+        match self.leases.get(&lease) {
+            Some(claim) if claim.is_parked && self.is_coarse() => self.context_after_park(),
             _ => self.seen_of(lease),
         }
     }
 
     /// What stays here of a holder that the library parks: its context, and where nobody can see how much it
     /// is, as much as there could be beside it.
-    pub fn left(&self) -> Bytes {
+    pub fn context_after_park(&self) -> Bytes {
         if self.is_coarse() { self.context + RESIDUE } else { self.context }
     }
 
-    fn left_of_all(&self) -> Bytes {
-        Bytes(self.left().0.saturating_mul(self.parked.into()))
+    fn left_of_parked(&self) -> Bytes {
+        Bytes(self.context_after_park().0.saturating_mul(self.parked.into()))
     }
 
     /// What would be taken here if every lease ended that is not parked.
-    pub fn stays(&self) -> Bytes {
-        let loose = self.loose().unwrap_or_default();
-        if self.is_coarse() { loose.max(self.left_of_all()) } else { loose + self.residue }
+    pub fn bytes_that_stay(&self) -> Bytes {
+        let loose = self.unowned_bytes().unwrap_or_default();
+        if self.is_coarse() { loose.max(self.left_of_parked()) } else { loose + self.residue }
     }
 
     /// Whether the driver tells what is free and not whose the rest is.
     pub fn is_coarse(&self) -> bool {
-        matches!(&self.observed.reading, Reading::Used(used) if used.coarse)
+        matches!(&self.reading.reading, Reading::Used(used) if used.coarse)
     }
 
     /// What a process keeps here while it lives; more than any was seen to, if nobody measured it.
@@ -236,16 +239,16 @@ impl Room {
     }
 
     /// Takes in a look at the card; `owner` says whose a process is.
-    pub fn observe(&mut self, observation: GpuReading, owner: impl Fn(&ProcKey) -> Option<LeaseId>) {
+    pub fn set_reading(&mut self, observation: GpuReading, owner: impl Fn(&ProcKey) -> Option<LeaseId>) {
         if let Reading::Used(used) = &observation.reading {
             let mut seen: BTreeMap<LeaseId, Bytes> = BTreeMap::new();
             for resident in &used.processes {
-                if let Some(lease) = owner(&resident.process).filter(|lease| self.claims.contains_key(lease)) {
+                if let Some(lease) = owner(&resident.process).filter(|lease| self.leases.contains_key(lease)) {
                     let sum = seen.entry(lease).or_default();
                     *sum = *sum + resident.bytes.unwrap_or(Bytes::ZERO);
                 }
             }
-            let before = std::mem::replace(&mut self.present, seen.clone());
+            let before = std::mem::replace(&mut self.seen_leases, seen.clone());
             for lease in before.keys().filter(|lease| !seen.contains_key(lease)) {
                 self.set_seen(*lease, Bytes::ZERO);
             }
@@ -253,25 +256,25 @@ impl Room {
                 self.set_seen(lease, bytes);
             }
         }
-        self.observed = observation;
+        self.reading = observation;
     }
 
     fn set_seen(&mut self, lease: LeaseId, seen: Bytes) {
-        if let Some(mut claim) = self.claims.remove(&lease) {
-            self.count(&claim, false);
+        if let Some(mut claim) = self.leases.remove(&lease) {
+            self.adjust_sums(&claim, false);
             claim.seen = seen;
-            self.count(&claim, true);
-            if !claim.parked {
-                let at = self.ends.partition_point(|(ends, id, _)| (*ends, *id) < (claim.ends, lease));
-                self.ends[at].2 = claim.gives(self.context);
+            self.adjust_sums(&claim, true);
+            if !claim.is_parked {
+                let at = self.ends.partition_point(|(ends, id, _)| (*ends, *id) < (claim.ends_by, lease));
+                self.ends[at].2 = claim.gives_back(self.context);
             }
-            self.claims.insert(lease, claim);
+            self.leases.insert(lease, claim);
         }
     }
 
     /// The last look.
-    pub fn observed(&self) -> &GpuReading {
-        &self.observed
+    pub fn reading(&self) -> &GpuReading {
+        &self.reading
     }
     /// All of its memory.
     pub fn total(&self) -> Bytes {
@@ -282,43 +285,43 @@ impl Room {
         self.total.less(self.margin)
     }
     /// Leases on the books, by id.
-    pub fn claims(&self) -> &BTreeMap<LeaseId, Occupancy> {
-        &self.claims
+    pub fn leases(&self) -> &BTreeMap<LeaseId, Occupancy> {
+        &self.leases
     }
     /// Leases whose processes were seen here, with their bytes.
-    pub fn present(&self) -> &BTreeMap<LeaseId, Bytes> {
-        &self.present
+    pub fn seen_leases(&self) -> &BTreeMap<LeaseId, Bytes> {
+        &self.seen_leases
     }
     /// Compute processes of the last look that belong to no lease on the books here, as far as is known now.
-    pub fn strangers(&self, owner: impl Fn(&ProcKey) -> Option<LeaseId>) -> usize {
-        self.not_ours(owner).filter(|resident| !resident.graphics).count()
+    pub fn unleased_compute_processes(&self, owner: impl Fn(&ProcKey) -> Option<LeaseId>) -> usize {
+        self.unleased_residents(owner).filter(|resident| !resident.only_draws).count()
     }
     /// All such processes, whatever they do there.
-    pub fn unowned(&self, owner: impl Fn(&ProcKey) -> Option<LeaseId>) -> usize {
-        self.not_ours(owner).count()
+    pub fn unleased_processes(&self, owner: impl Fn(&ProcKey) -> Option<LeaseId>) -> usize {
+        self.unleased_residents(owner).count()
     }
 
-    fn not_ours(&self, owner: impl Fn(&ProcKey) -> Option<LeaseId>) -> impl Iterator<Item = &Resident> {
-        let all = match &self.observed.reading {
+    fn unleased_residents(&self, owner: impl Fn(&ProcKey) -> Option<LeaseId>) -> impl Iterator<Item = &Resident> {
+        let all = match &self.reading.reading {
             Reading::Used(used) => used.processes.as_slice(),
             Reading::Unreadable(_) => &[],
         };
-        let ours = move |process| owner(process).is_some_and(|lease| self.claims.contains_key(&lease));
+        let ours = move |process| owner(process).is_some_and(|lease| self.leases.contains_key(&lease));
         all.iter().filter(move |resident| !ours(&resident.process))
     }
 
     /// Whether the last look still counts.
-    pub fn open(&self, now: Time, period: Span) -> Result<(), ReadingFault> {
-        match &self.observed.reading {
+    pub fn check_readable(&self, now: Time, period: Span) -> Result<(), ReadingFault> {
+        match &self.reading.reading {
             Reading::Unreadable(why) => Err(ReadingFault::Unreadable(why.clone())),
-            Reading::Used(_) if now.since(self.observed.begun) > Span(2 * period.0) => Err(ReadingFault::Stale),
+            Reading::Used(_) if now.since(self.reading.begun) > Span(2 * period.0) => Err(ReadingFault::Stale),
             Reading::Used(_) => Ok(()),
         }
     }
 
     /// Bytes that nobody has a lease for; `None` if the card was not readable.
-    pub fn loose(&self) -> Option<Bytes> {
-        match &self.observed.reading {
+    pub fn unowned_bytes(&self) -> Option<Bytes> {
+        match &self.reading.reading {
             Reading::Used(used) if used.coarse => Some(self.total.less(used.free).less(self.reserved)),
             Reading::Used(used) => Some(self.total.less(used.free).less(self.seen)),
             Reading::Unreadable(_) => None,
@@ -327,7 +330,7 @@ impl Room {
 
     /// Whether strangers' bytes may hide behind promises that are not used yet: the driver tells what
     /// is free, and not whose the rest is.
-    pub fn hides_loose(&self) -> bool {
+    pub fn hides_unowned_bytes(&self) -> bool {
         self.is_coarse() && self.reserved > Bytes::ZERO
     }
 
@@ -342,18 +345,18 @@ impl Room {
 
     /// Bytes counted as taken; `None` if the card was not readable.
     pub fn committed(&self) -> Option<Bytes> {
-        match &self.observed.reading {
+        match &self.reading.reading {
             Reading::Used(used) if used.coarse => {
-                Some(self.total.less(used.free).max(self.reserved + self.left_of_all()) + self.margin)
+                Some(self.total.less(used.free).max(self.reserved + self.left_of_parked()) + self.margin)
             }
-            Reading::Used(_) => self.loose().map(|loose| loose + self.counted + self.margin),
+            Reading::Used(_) => self.unowned_bytes().map(|loose| loose + self.counted + self.margin),
             Reading::Unreadable(_) => None,
         }
     }
 
     /// Bytes that may be promised. Unknown is not zero used: it is nothing to promise.
     pub fn promisable(&self, now: Time, period: Span) -> Bytes {
-        match (self.open(now, period), self.committed()) {
+        match (self.check_readable(now, period), self.committed()) {
             (Ok(()), Some(committed)) => self.total.less(committed),
             _ => Bytes::ZERO,
         }

@@ -34,7 +34,7 @@ pub struct Rows {
     pub tenants: Vec<Tenant>,
     /// Cards ever seen, by [`CardId`].
     #[serde(rename = "cards")]
-    pub cards: Vec<Gpu>,
+    pub gpus: Vec<Gpu>,
     /// Leases that have not ended.
     pub leases: BTreeMap<LeaseId, Lease>,
     /// Tokens that were not revoked.
@@ -42,7 +42,7 @@ pub struct Rows {
     pub tokens: BTreeMap<TokenId, Token>,
     /// Processes on cards that belong to no lease.
     #[serde(rename = "strangers", default)]
-    pub strangers: BTreeMap<UnleasedId, UnleasedProcess>,
+    pub unleased: BTreeMap<UnleasedId, UnleasedProcess>,
     /// What operators said about some of them.
     #[serde(default)]
     pub rules: BTreeMap<RuleId, Rule>,
@@ -59,7 +59,7 @@ pub struct Meta {
     pub next_lease: u64,
     /// The next grant's epoch.
     #[serde(rename = "next_epoch")]
-    pub next_epoch: Fence,
+    pub next_fence: Fence,
     /// The next token's number.
     #[serde(default = "one")]
     pub next_token: u32,
@@ -72,7 +72,7 @@ pub struct Meta {
     pub day: u32,
     /// The next stranger's number.
     #[serde(rename = "next_stranger", default = "one_more")]
-    pub next_stranger: u64,
+    pub next_unleased: u64,
     /// The next rule's number.
     #[serde(default = "one")]
     pub next_rule: u32,
@@ -95,12 +95,12 @@ impl Default for Meta {
             boot: String::new(),
             clock_offset_us: 0,
             next_lease: 1,
-            next_epoch: Fence(1),
+            next_fence: Fence(1),
             next_token: 1,
             grace_from: Time::ZERO,
             grace_until: Time::ZERO,
             day: 0,
-            next_stranger: 1,
+            next_unleased: 1,
             next_rule: 1,
             lateness: Lateness::default(),
         }
@@ -123,21 +123,21 @@ pub struct Tenant {
     pub leases: u64,
     /// Time charged for them, every card counted, in µs.
     #[serde(rename = "card_us")]
-    pub card_us: u64,
+    pub gpu_us: u64,
     /// The same times bytes, in byte·µs.
     pub byte_us: u128,
     /// How far its use has carried it: beyond now, it queues as if it came later.
     #[serde(rename = "mark", default)]
-    pub mark: Time,
+    pub debt_clock: Time,
     /// Since when its first waiter is the first: who stood before it left then.
     #[serde(rename = "turn", default)]
-    pub turn: Time,
+    pub first_since: Time,
     /// Groups it belongs to, as far as the rules of the house name them.
     #[serde(default)]
     pub groups: Vec<String>,
     /// GPU time charged today, in µs: a whole card for an hour is an hour.
     #[serde(rename = "today", default)]
-    pub today: u64,
+    pub today_us: u64,
     /// Host memory booked for its parked bytes, in byte·µs.
     #[serde(default)]
     pub parked_byte_us: u128,
@@ -158,10 +158,10 @@ pub struct Lease {
     pub tenant: TenantId,
     /// What was asked.
     #[serde(rename = "ask")]
-    pub ask: LeaseRequest,
+    pub request: LeaseRequest,
     /// When.
     #[serde(rename = "asked")]
-    pub asked: Time,
+    pub requested: Time,
     /// Processes bound to it; their descendants belong to it.
     pub roots: Vec<ProcKey>,
     /// Where it is in its life.
@@ -206,12 +206,12 @@ pub enum Phase {
 pub struct Hold {
     /// On these cards.
     #[serde(rename = "cards")]
-    pub cards: Vec<GpuId>,
+    pub gpus: Vec<GpuId>,
     /// So much of each.
     pub vram: Bytes,
     /// Whoever calls with a lower one is refused.
     #[serde(rename = "epoch")]
-    pub epoch: Fence,
+    pub fence: Fence,
     /// When it was granted.
     pub granted: Time,
     /// When it was last renewed (or granted).
@@ -222,16 +222,16 @@ pub struct Hold {
     pub idle: bool,
     /// How far its tenant's mark was moved for the time from `renewed` to `until`.
     #[serde(rename = "paid", default)]
-    pub paid: Span,
+    pub prepaid: Span,
     /// It was let past somebody who needs its cards then.
     #[serde(rename = "before", default)]
-    pub before: Option<Time>,
+    pub not_beyond: Option<Time>,
     /// The day on which the time from `renewed` to `until` was charged.
     #[serde(default)]
     pub day: u32,
     /// What there is to know of one that was parked at least once, or had more than its lease.
     #[serde(rename = "turns", default, skip_serializing_if = "Option::is_none")]
-    pub turns: Option<HoldHistory>,
+    pub history: Option<HoldHistory>,
     /// It was told when it is over.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub notice: Option<EndNotice>,
@@ -286,16 +286,16 @@ pub struct HoldHistory {
     pub booked: Bytes,
     /// When it last said that its bytes were gone though they were not, and in which way.
     #[serde(rename = "lied", default, skip_serializing_if = "Option::is_none")]
-    pub lied: Option<(Method, Time)>,
+    pub false_report: Option<(Method, Time)>,
     /// It was never told to leave its cards: this is the first turn.
     #[serde(rename = "unmoved", default, skip_serializing_if = "std::ops::Not::not")]
-    pub unmoved: bool,
+    pub never_moved: bool,
     /// It has more on its cards than its lease is for.
     #[serde(rename = "over", default, skip_serializing_if = "Option::is_none")]
-    pub over: Option<Overuse>,
+    pub overuse: Option<Overuse>,
     /// What this turn is charged less, in byte·µs: its lease was smaller at first.
     #[serde(rename = "less_byte_us", default, skip_serializing_if = "is_nothing")]
-    pub less_byte_us: u128,
+    pub uncharged_byte_us: u128,
 }
 
 fn is_nothing(byte_us: &u128) -> bool {
@@ -309,19 +309,19 @@ pub struct ParkState {
     pub since: Time,
     /// In which way it leaves, and comes back.
     #[serde(rename = "rung", default)]
-    pub rung: Method,
+    pub method: Method,
     /// What it had on its cards when it began to leave.
     #[serde(rename = "had", default)]
-    pub had: Bytes,
+    pub had_bytes: Bytes,
     /// What it runs.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub program: String,
     /// The library took its bytes, and the driver shall have the rest: not even contexts stay on its cards.
     #[serde(rename = "deep", default, skip_serializing_if = "std::ops::Not::not")]
-    pub deep: bool,
+    pub with_driver: bool,
     /// It was parked while idle, and its next use cannot be noticed: see [`Lease::is_passive`].
     #[serde(rename = "quiet", default, skip_serializing_if = "std::ops::Not::not")]
-    pub quiet: bool,
+    pub is_passive: bool,
     /// A waiter needs the room of its contexts too: they leave as soon as it is parked.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub with_context: bool,
@@ -330,54 +330,54 @@ pub struct ParkState {
     pub processes: Vec<ProcKey>,
     /// While it is on its way: once parked, it asks for its cards again, and as of then.
     #[serde(rename = "again", default, skip_serializing_if = "Option::is_none")]
-    pub again: Option<Time>,
+    pub requests_again_at: Option<Time>,
     /// While it comes back: its cards were given to it anew, and if they have no room it leaves again.
     #[serde(rename = "back", default)]
-    pub back: bool,
+    pub was_resumed: bool,
     /// While it is parked: since when it waits for its cards.
     #[serde(rename = "wants", default, skip_serializing_if = "Option::is_none")]
-    pub wants: Option<Time>,
+    pub queued_since: Option<Time>,
     /// What it asked for at first. While it waits, its ask is for what it had, on the cards it had.
     #[serde(rename = "ask", default, skip_serializing_if = "Option::is_none")]
-    pub ask: Option<LeaseRequest>,
+    pub first_request: Option<LeaseRequest>,
     /// What was left of a fixed term.
     #[serde(rename = "left", default, skip_serializing_if = "Option::is_none")]
-    pub left: Option<Span>,
+    pub term_left: Option<Span>,
 }
 
 impl ParkState {
     /// Whether the driver brings it back, to cards that were given to it anew.
-    pub fn is_restored(&self) -> bool {
-        self.needs_driver() && self.back
+    pub fn needs_restore(&self) -> bool {
+        self.needs_driver() && self.was_resumed
     }
 
     /// Whether it does not come back without the driver.
     pub fn needs_driver(&self) -> bool {
-        self.rung == Method::Driver || self.deep
+        self.method == Method::Driver || self.with_driver
     }
 
     /// Whether the driver moves a process of it.
-    pub fn moves(&self, process: &ProcKey) -> bool {
+    pub fn is_moved_by_driver(&self, process: &ProcKey) -> bool {
         self.needs_driver() && self.processes.contains(process)
     }
 
     /// It leaves, or comes back, from then on.
     pub fn new(since: Time) -> ParkState {
-        let (rung, had, program, processes) = (Method::Park, Bytes::ZERO, String::new(), Vec::new());
+        let (method, had_bytes, program, processes) = (Method::Shim, Bytes::ZERO, String::new(), Vec::new());
         ParkState {
             since,
-            rung,
-            had,
+            method,
+            had_bytes,
             program,
             processes,
-            deep: false,
-            quiet: false,
+            with_driver: false,
+            is_passive: false,
             with_context: false,
-            again: None,
-            back: false,
-            wants: None,
-            ask: None,
-            left: None,
+            requests_again_at: None,
+            was_resumed: false,
+            queued_since: None,
+            first_request: None,
+            term_left: None,
         }
     }
 }
@@ -394,7 +394,7 @@ impl Hold {
 impl Hold {
     /// The time that a renewal until then charges on this day. What is left of a term that an earlier
     /// day was charged is used today, so today is charged for it: it is what an early end gives back.
-    pub fn added(&self, until: Time, now: Time, day: u32) -> Span {
+    pub fn charged_span(&self, until: Time, now: Time, day: u32) -> Span {
         if self.day == day { until.since(self.until) } else { until.since(now) }
     }
 }
@@ -454,7 +454,7 @@ pub enum EndReason {
 
 impl EndReason {
     /// Whether its holder was done with it: the lease lasted as long as it was needed.
-    pub fn is_done(self) -> bool {
+    pub fn is_completed(self) -> bool {
         matches!(self, EndReason::Released | EndReason::HolderExited | EndReason::TermOver)
     }
 
@@ -478,76 +478,76 @@ pub struct EndedLease {
     pub tenant: TenantId,
     /// What was asked.
     #[serde(rename = "ask")]
-    pub ask: LeaseRequest,
+    pub request: LeaseRequest,
     /// When.
     #[serde(rename = "asked")]
-    pub asked: Time,
+    pub requested: Time,
     /// What was granted, if anything was.
     pub hold: Option<Hold>,
     /// How it ended.
     #[serde(rename = "finish")]
-    pub finish: LeaseEnd,
+    pub end: LeaseEnd,
 }
 
 impl Tenant {
     /// What was charged today for a time after now was not used.
-    fn give_back(&mut self, cards: &[Gpu], day: u32, hold: &Hold, now: Time) {
+    fn refund_today(&mut self, cards: &[Gpu], day: u32, hold: &Hold, now: Time) {
         if hold.day == day {
-            let unused = gpu_time(cards, &hold.cards, hold.vram, hold.until.since(now));
-            self.today = self.today.saturating_sub(unused.0);
+            let unused = gpu_time(cards, &hold.gpus, hold.vram, hold.until.since(now));
+            self.today_us = self.today_us.saturating_sub(unused.0);
         }
     }
 
     /// Adds GPU time to the budget of the day. The terms are of a log that may have been changed, so the sum is capped.
     fn spend_today(&mut self, span: Span) {
-        self.today = self.today.saturating_add(span.0);
+        self.today_us = self.today_us.saturating_add(span.0);
     }
 
     /// Its bytes were in host memory until now.
     fn meter_parked(&mut self, hold: &Hold, away: &ParkState, now: Time) {
-        let more = u128::from(hold.booked().0) * u128::from(now.since(away.since).0);
+        let more = u128::from(hold.booked_host_memory().0) * u128::from(now.since(away.since).0);
         self.parked_byte_us = self.parked_byte_us.saturating_add(more);
     }
 
     /// Moves the mark, and says how far beyond the present.
-    fn pay(&mut self, at: Time, mark: Option<Time>) -> Span {
-        let before = self.mark.max(at);
-        self.mark = mark.unwrap_or(self.mark);
-        self.mark.since(before)
+    fn charge(&mut self, at: Time, mark: Option<Time>) -> Span {
+        let before = self.debt_clock.max(at);
+        self.debt_clock = mark.unwrap_or(self.debt_clock);
+        self.debt_clock.since(before)
     }
 }
 
 impl Hold {
     /// What holding it until `now` is charged: card·µs and byte·µs.
     pub fn charge(&self, now: Time) -> (u64, u128) {
-        let (began, to, spent, less) = match &self.turns {
+        let (began, to, spent, less) = match &self.history {
             None => (self.granted, now, (0, 0), 0),
             Some(turns) => {
                 let spent = (turns.spent_us, turns.spent_byte_us);
-                (turns.began, turns.stopped.unwrap_or(now), spent, turns.less_byte_us)
+                (turns.began, turns.stopped.unwrap_or(now), spent, turns.uncharged_byte_us)
             }
         };
-        let card_us = to.since(began).0.saturating_mul(self.cards.len() as u64);
+        let card_us = to.since(began).0.saturating_mul(self.gpus.len() as u64);
         let byte_us = (u128::from(card_us) * u128::from(self.vram.0)).saturating_sub(less);
         (spent.0.saturating_add(card_us), spent.1.saturating_add(byte_us))
     }
 
     /// Its time on its GPUs until `now`, without the time in which it was parked.
-    pub fn lasted(&self, now: Time) -> Span {
-        Span(self.charge(now).0 / self.cards.len().max(1) as u64)
+    pub fn time_on_gpus(&self, now: Time) -> Span {
+        Span(self.charge(now).0 / self.gpus.len().max(1) as u64)
     }
 
     /// Since when it has its cards without a break.
-    pub fn began(&self) -> Time {
-        self.turns.as_ref().map_or(self.granted, |turns| turns.began)
+    pub fn slice_began(&self) -> Time {
+        self.history.as_ref().map_or(self.granted, |turns| turns.began)
     }
 
     /// Host memory booked for its bytes.
-    pub fn booked(&self) -> Bytes {
-        self.turns.as_ref().map_or(Bytes::ZERO, |turns| turns.booked)
+    pub fn booked_host_memory(&self) -> Bytes {
+        self.history.as_ref().map_or(Bytes::ZERO, |turns| turns.booked)
     }
 
-    fn turns(&mut self) -> &mut HoldHistory {
+    fn history_mut(&mut self) -> &mut HoldHistory {
         let began = self.granted;
         let new = || HoldHistory {
             began,
@@ -555,21 +555,21 @@ impl Hold {
             spent_us: 0,
             spent_byte_us: 0,
             booked: Bytes::ZERO,
-            lied: None,
-            unmoved: true,
-            over: None,
-            less_byte_us: 0,
+            false_report: None,
+            never_moved: true,
+            overuse: None,
+            uncharged_byte_us: 0,
         };
-        self.turns.get_or_insert_with(new)
+        self.history.get_or_insert_with(new)
     }
 
     /// What of its payment is for the time after `now`.
-    pub fn unused(&self, now: Time) -> Span {
+    pub fn unused_payment(&self, now: Time) -> Span {
         let (left, term) = (self.until.since(now).0, self.until.since(self.renewed).0);
         if term == 0 {
             Span::ZERO
         } else {
-            Span((u128::from(self.paid.0) * u128::from(left.min(term)) / u128::from(term)) as u64)
+            Span((u128::from(self.prepaid.0) * u128::from(left.min(term)) / u128::from(term)) as u64)
         }
     }
 }
@@ -588,7 +588,7 @@ impl Lease {
     }
 
     /// What there is to know of it while it is parked, or on its way there or back.
-    pub fn away(&self) -> Option<&ParkState> {
+    pub fn park_state(&self) -> Option<&ParkState> {
         match &self.phase {
             Phase::Parking(_, away) | Phase::Parked(_, away) | Phase::Resuming(_, away) => Some(away),
             Phase::Waiting { .. } | Phase::Active(_) | Phase::Ending(..) => None,
@@ -596,10 +596,10 @@ impl Lease {
     }
 
     /// Since when it stands in the queue, if it does.
-    pub fn queued(&self) -> Option<Time> {
+    pub fn queued_since(&self) -> Option<Time> {
         match &self.phase {
-            Phase::Waiting { .. } => Some(self.asked),
-            Phase::Parked(_, away) => away.wants.filter(|_| !self.is_passive()),
+            Phase::Waiting { .. } => Some(self.requested),
+            Phase::Parked(_, away) => away.queued_since.filter(|_| !self.is_passive()),
             _ => None,
         }
     }
@@ -607,22 +607,22 @@ impl Lease {
     /// True for a parked lease that was idle and whose next use cannot be noticed. It is not in the queue: it preempts
     /// no lease, and comes back only into room that no waiter claims, or once [`Action::Want`] wakes it.
     pub fn is_passive(&self) -> bool {
-        matches!(&self.phase, Phase::Parked(_, away) if away.quiet)
+        matches!(&self.phase, Phase::Parked(_, away) if away.is_passive)
     }
 
     /// The request of a parked lease for its GPUs: what it had, on the GPUs it had, for what is left of a fixed term.
-    pub(crate) fn returning(&self, vram: Bytes, at_least: Option<Bytes>) -> LeaseRequest {
-        let mut ask = self.first_ask().clone();
+    pub(crate) fn resume_request(&self, vram: Bytes, at_least: Option<Bytes>) -> LeaseRequest {
+        let mut ask = self.first_request().clone();
         if let Phase::Parked(hold, away) = &self.phase {
-            (ask.vram, ask.at_least, ask.gpus) = (Vram::Bytes(vram), at_least, hold.cards.len() as u16);
-            ask.on = Some(GpuSelector::These(hold.cards.clone()));
-            ask.term = away.left.map_or(ask.term, Term::Fixed);
+            (ask.vram, ask.at_least, ask.gpus) = (Vram::Bytes(vram), at_least, hold.gpus.len() as u16);
+            ask.gpus_allowed = Some(GpuSelector::These(hold.gpus.clone()));
+            ask.term = away.term_left.map_or(ask.term, Term::Fixed);
         }
         ask
     }
 
     /// Whether its cards are promised to it.
-    pub fn is_on_cards(&self) -> bool {
+    pub fn is_on_gpus(&self) -> bool {
         !matches!(self.phase, Phase::Waiting { .. } | Phase::Parked(..))
     }
 
@@ -631,7 +631,7 @@ impl Lease {
         match &self.phase {
             Phase::Waiting { .. } | Phase::Parked(..) => Bytes::ZERO,
             // It was parked when it ended.
-            Phase::Ending(hold, _) if hold.turns.as_ref().is_some_and(|turns| turns.stopped.is_some()) => Bytes::ZERO,
+            Phase::Ending(hold, _) if hold.history.as_ref().is_some_and(|turns| turns.stopped.is_some()) => Bytes::ZERO,
             Phase::Active(hold) | Phase::Parking(hold, _) | Phase::Resuming(hold, _) | Phase::Ending(hold, _) => {
                 hold.vram
             }
@@ -644,13 +644,13 @@ impl Lease {
     }
 
     /// What it asked for at first.
-    pub fn first_ask(&self) -> &LeaseRequest {
-        self.away().and_then(|away| away.ask.as_ref()).unwrap_or(&self.ask)
+    pub fn first_request(&self) -> &LeaseRequest {
+        self.park_state().and_then(|away| away.first_request.as_ref()).unwrap_or(&self.request)
     }
 
     /// Whether its term is fixed.
-    pub fn fixed(&self) -> bool {
-        matches!(self.ask.term, Term::Fixed(_))
+    pub fn has_fixed_term(&self) -> bool {
+        matches!(self.request.term, Term::Fixed(_))
     }
 }
 
@@ -670,7 +670,7 @@ impl Rows {
             Action::Start { boot, clock_offset_us, epoch_floor, lease_floor } => {
                 self.meta.boot.clone_from(boot);
                 self.meta.clock_offset_us = *clock_offset_us;
-                self.meta.next_epoch = self.meta.next_epoch.max(*epoch_floor);
+                self.meta.next_fence = self.meta.next_fence.max(*epoch_floor);
                 self.meta.next_lease = self.meta.next_lease.max(*lease_floor);
             }
             Action::Grace { from, until } => {
@@ -683,42 +683,42 @@ impl Rows {
             }
             Action::Day { number } => {
                 self.meta.day = *number;
-                self.tenants.iter_mut().for_each(|tenant| tenant.today = 0);
+                self.tenants.iter_mut().for_each(|tenant| tenant.today_us = 0);
             }
             Action::Regroup { tenant, groups } => self.tenants[tenant.0 as usize].groups.clone_from(groups),
-            Action::List { card, facts } => match self.cards.get_mut(card.0 as usize) {
+            Action::List { card, facts } => match self.gpus.get_mut(card.0 as usize) {
                 Some(row) => row.facts = facts.clone(),
-                None => self.cards.push(Gpu::new(facts.clone())),
+                None => self.gpus.push(Gpu::new(facts.clone())),
             },
-            Action::Serve { card, service } => self.cards[card.0 as usize].service = service.clone(),
+            Action::Serve { card, service } => self.gpus[card.0 as usize].service = service.clone(),
             Action::Queue { lease, tenant, ask, at, give_up, root, token } => {
                 self.meta.next_lease = self.meta.next_lease.max(lease.0 + 1);
                 let phase = Phase::Waiting { give_up: *give_up };
                 let roots = root.iter().copied().collect();
                 let (id, tenant, ask, asked, token) = (*lease, *tenant, ask.clone(), *at, *token);
-                self.leases.insert(id, Lease { id, tenant, ask, asked, roots, phase, token });
+                self.leases.insert(id, Lease { id, tenant, request: ask, requested: asked, roots, phase, token });
             }
             Action::Grant { lease, cards, vram, epoch, at, until, mark, before, turn, told } => {
-                self.meta.next_epoch = self.meta.next_epoch.max(Fence(epoch.0 + 1));
+                self.meta.next_fence = self.meta.next_fence.max(Fence(epoch.0 + 1));
                 if let Some(row) = self.leases.get_mut(lease) {
                     if let Some(expected) = told {
-                        self.meta.lateness.learn(*expected, at.since(row.asked), DurationOutcome::Done, *at);
+                        self.meta.lateness.learn(*expected, at.since(row.requested), DurationOutcome::Done, *at);
                     }
                     let tenant = &mut self.tenants[row.tenant.0 as usize];
-                    tenant.spend_today(gpu_time(&self.cards, cards, *vram, until.since(*at)));
-                    tenant.turn = turn.unwrap_or(tenant.turn);
+                    tenant.spend_today(gpu_time(&self.gpus, cards, *vram, until.since(*at)));
+                    tenant.first_since = turn.unwrap_or(tenant.first_since);
                     row.phase = Phase::Active(Hold {
-                        cards: cards.clone(),
+                        gpus: cards.clone(),
                         vram: *vram,
-                        epoch: *epoch,
+                        fence: *epoch,
                         granted: *at,
                         renewed: *at,
                         until: *until,
                         idle: false,
-                        paid: tenant.pay(*at, *mark),
-                        before: *before,
+                        prepaid: tenant.charge(*at, *mark),
+                        not_beyond: *before,
                         day: self.meta.day,
-                        turns: None,
+                        history: None,
                         notice: None,
                     });
                 }
@@ -726,10 +726,10 @@ impl Rows {
             Action::Renew { lease, at, until, idle, mark, before } => {
                 if let Some(Lease { tenant, phase: Phase::Active(hold), .. }) = self.leases.get_mut(lease) {
                     let tenant = &mut self.tenants[tenant.0 as usize];
-                    let added = hold.added(*until, *at, self.meta.day);
-                    tenant.spend_today(gpu_time(&self.cards, &hold.cards, hold.vram, added));
-                    hold.paid = hold.unused(*at) + tenant.pay(*at, *mark);
-                    (hold.renewed, hold.until, hold.idle, hold.before) = (*at, *until, *idle, *before);
+                    let added = hold.charged_span(*until, *at, self.meta.day);
+                    tenant.spend_today(gpu_time(&self.gpus, &hold.gpus, hold.vram, added));
+                    hold.prepaid = hold.unused_payment(*at) + tenant.charge(*at, *mark);
+                    (hold.renewed, hold.until, hold.idle, hold.not_beyond) = (*at, *until, *idle, *before);
                     hold.day = self.meta.day;
                 }
             }
@@ -750,10 +750,11 @@ impl Rows {
             Action::End { lease, reason, at, peak, mark, turn, ran, told, .. } => {
                 if let Some(row) = self.leases.get(lease) {
                     let tenant = &mut self.tenants[row.tenant.0 as usize];
-                    (tenant.mark, tenant.turn) = (mark.unwrap_or(tenant.mark), turn.unwrap_or(tenant.turn));
+                    (tenant.debt_clock, tenant.first_since) =
+                        (mark.unwrap_or(tenant.debt_clock), turn.unwrap_or(tenant.first_since));
                 }
                 if let Some((expected, row)) = told.zip(self.leases.get(lease)) {
-                    self.meta.lateness.learn(expected, at.since(row.asked), DurationOutcome::Cut, *at);
+                    self.meta.lateness.learn(expected, at.since(row.requested), DurationOutcome::Cut, *at);
                 }
                 if let Some(program) = ran {
                     self.learn_duration(*lease, program, *reason, *at);
@@ -795,9 +796,9 @@ impl Rows {
             Action::RevokeToken { token, .. } => {
                 self.tokens.remove(token);
             }
-            Action::SetAside { card, aside } => self.cards[card.0 as usize].aside.set(aside),
-            Action::EndAside { card, by, key, at, .. } => self.cards[card.0 as usize].aside.end(by, key, *at),
-            Action::SetMode { card, mode } => self.cards[card.0 as usize].mode = *mode,
+            Action::SetAside { card, aside } => self.gpus[card.0 as usize].aside.set(aside),
+            Action::EndAside { card, by, key, at, .. } => self.gpus[card.0 as usize].aside.end(by, key, *at),
+            Action::SetMode { card, mode } => self.gpus[card.0 as usize].mode = *mode,
             Action::SetRule { rule } => {
                 self.meta.next_rule = self.meta.next_rule.max(rule.id.0 + 1);
                 self.rules.insert(rule.id, rule.clone());
@@ -807,23 +808,23 @@ impl Rows {
                 self.rules.remove(rule);
             }
             Action::Find { stranger } => {
-                self.meta.next_stranger = self.meta.next_stranger.max(stranger.id.0 + 1);
-                self.strangers.insert(stranger.id, (**stranger).clone());
+                self.meta.next_unleased = self.meta.next_unleased.max(stranger.id.0 + 1);
+                self.unleased.insert(stranger.id, (**stranger).clone());
             }
             Action::Reaudit { stranger, audit, cards } => {
-                if let Some(row) = self.strangers.get_mut(stranger) {
-                    (row.audit, row.cards) = ((**audit).clone(), cards.clone());
+                if let Some(row) = self.unleased.get_mut(stranger) {
+                    (row.audit, row.gpus) = ((**audit).clone(), cards.clone());
                 }
             }
             Action::Warn { stranger, at, until } => {
                 self.set_step(*stranger, UnleasedStep::Warned { since: *at, until: *until });
             }
             Action::Strike { stranger, signal, at, .. } => {
-                self.set_step(*stranger, UnleasedStep::Told { signal: *signal, since: *at, sent: false });
+                self.set_step(*stranger, UnleasedStep::Signalled { signal: *signal, since: *at, sent: false });
             }
             Action::Struck { stranger, signal, at, late, outcome } => {
-                if let Some(UnleasedProcess { audit, step: UnleasedStep::Told { signal: told, since, sent }, .. }) =
-                    self.strangers.get_mut(stranger)
+                if let Some(UnleasedProcess { audit, step: UnleasedStep::Signalled { signal: told, since, sent }, .. }) =
+                    self.unleased.get_mut(stranger)
                     && told == signal
                     && !late
                     // Who did not get it is still to get it.
@@ -833,27 +834,27 @@ impl Rows {
                 }
             }
             Action::Take { stranger, lease, at } => {
-                self.set_step(*stranger, UnleasedStep::Moving { lease: *lease, since: *at });
+                self.set_step(*stranger, UnleasedStep::Parking { lease: *lease, since: *at });
             }
             Action::NotMoved { stranger, at, why } => {
-                if let Some(row) = self.strangers.get_mut(stranger) {
-                    (row.step, row.stays) = (UnleasedStep::Unmoved { since: *at }, Some(why.clone()));
+                if let Some(row) = self.unleased.get_mut(stranger) {
+                    (row.step, row.why_not_parked) = (UnleasedStep::NotParked { since: *at }, Some(why.clone()));
                 }
             }
             Action::Relent { stranger, at, until } => {
                 let warned = |until: Time| UnleasedStep::Warned { since: *at, until };
                 self.set_step(*stranger, until.map_or(UnleasedStep::Found, warned));
             }
-            Action::Survived { stranger, .. } => self.set_step(*stranger, UnleasedStep::Stuck),
+            Action::Survived { stranger, .. } => self.set_step(*stranger, UnleasedStep::Survived),
             Action::Close { stranger, .. } => {
-                self.strangers.remove(stranger);
+                self.unleased.remove(stranger);
             }
         }
         None
     }
 
     fn set_step(&mut self, stranger: UnleasedId, step: UnleasedStep) {
-        if let Some(row) = self.strangers.get_mut(&stranger) {
+        if let Some(row) = self.unleased.get_mut(&stranger) {
             row.step = step;
         }
     }
@@ -864,22 +865,29 @@ impl Rows {
         match &row.phase {
             Phase::Waiting { .. } => {
                 let row = self.leases.remove(&id)?;
-                Some(EndedLease { id, tenant: row.tenant, ask: row.ask, asked: row.asked, hold: None, finish })
+                Some(EndedLease {
+                    id,
+                    tenant: row.tenant,
+                    request: row.request,
+                    requested: row.requested,
+                    hold: None,
+                    end: finish,
+                })
             }
             Phase::Active(hold) | Phase::Parking(hold, _) | Phase::Parked(hold, _) | Phase::Resuming(hold, _) => {
                 let mut hold = Hold { notice: None, ..hold.clone() };
-                hold.forget_over();
+                hold.clear_overuse();
                 let (card_us, byte_us) = hold.charge(finish.at);
                 let tenant = &mut self.tenants[row.tenant.0 as usize];
                 // Totals of a file that was changed may be at their ends.
                 tenant.leases = tenant.leases.saturating_add(1);
-                tenant.card_us = tenant.card_us.saturating_add(card_us);
+                tenant.gpu_us = tenant.gpu_us.saturating_add(card_us);
                 tenant.byte_us = tenant.byte_us.saturating_add(byte_us);
-                match row.away() {
-                    Some(away) if !row.is_on_cards() => tenant.meter_parked(&hold, away, finish.at),
-                    _ => tenant.give_back(&self.cards, self.meta.day, &hold, finish.at),
+                match row.park_state() {
+                    Some(away) if !row.is_on_gpus() => tenant.meter_parked(&hold, away, finish.at),
+                    _ => tenant.refund_today(&self.gpus, self.meta.day, &hold, finish.at),
                 }
-                row.ask = row.first_ask().clone();
+                row.request = row.first_request().clone();
                 row.phase = Phase::Ending(hold, finish);
                 None
             }
@@ -893,7 +901,14 @@ impl Rows {
             Phase::Ending(hold, finish) => {
                 // Of its signals the log tells.
                 let finish = LeaseEnd { signal: None, ..finish };
-                Some(EndedLease { id, tenant: row.tenant, ask: row.ask, asked: row.asked, hold: Some(hold), finish })
+                Some(EndedLease {
+                    id,
+                    tenant: row.tenant,
+                    request: row.request,
+                    requested: row.requested,
+                    hold: Some(hold),
+                    end: finish,
+                })
             }
             _ => {
                 self.leases.insert(id, row);

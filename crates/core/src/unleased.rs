@@ -81,21 +81,21 @@ pub struct UnleasedProcess {
     pub since: Time,
     /// Where it was found.
     #[serde(rename = "cards")]
-    pub cards: Vec<GpuId>,
+    pub gpus: Vec<GpuId>,
     /// How far it has come.
     pub step: UnleasedStep,
     /// Somebody was ended not long ago who was the same, or left when it was warned: it is started anew.
     #[serde(rename = "again", default, skip_serializing_if = "Option::is_none")]
-    pub again: Option<UnleasedId>,
+    pub successor_of: Option<UnleasedId>,
     /// That one had until then to leave for good, and so has this one.
     #[serde(rename = "until", default, skip_serializing_if = "Option::is_none")]
-    pub until: Option<Time>,
+    pub must_leave_by: Option<Time>,
     /// Why it could not be taken off its cards: that is tried once.
     #[serde(rename = "stays", default, skip_serializing_if = "Option::is_none")]
-    pub stays: Option<String>,
+    pub why_not_parked: Option<String>,
     /// The lease that it was a process of when it was found: one for other cards.
     #[serde(rename = "of", default, skip_serializing_if = "Option::is_none")]
-    pub of: Option<LeaseId>,
+    pub lease: Option<LeaseId>,
 }
 
 /// How far a stranger has come.
@@ -113,7 +113,7 @@ pub enum UnleasedStep {
     },
     /// It has a lease by which it is taken off its cards, and can come back to them later.
     #[serde(rename = "moving")]
-    Moving {
+    Parking {
         /// Which.
         lease: LeaseId,
         /// Since when.
@@ -121,13 +121,13 @@ pub enum UnleasedStep {
     },
     /// It could not be taken off them.
     #[serde(rename = "unmoved")]
-    Unmoved {
+    NotParked {
         /// When that was known.
         since: Time,
     },
     /// It gets, or got, a signal.
     #[serde(rename = "told")]
-    Told {
+    Signalled {
         /// Which.
         signal: u8,
         /// When that was decided; once it has gone out, when it has.
@@ -137,7 +137,7 @@ pub enum UnleasedStep {
     },
     /// It survived SIGKILL.
     #[serde(rename = "stuck")]
-    Stuck,
+    Survived,
 }
 
 /// How the story of a stranger ended.
@@ -148,7 +148,7 @@ pub enum UnleasedEnd {
     Exited,
     /// It has left the cards.
     #[serde(rename = "off_cards")]
-    OffCards,
+    OffGpus,
     /// It got a lease.
     Adopted(LeaseId),
     /// It was parked by one, in place of being ended.
@@ -166,10 +166,10 @@ pub struct Rule {
     pub id: RuleId,
     /// Which.
     #[serde(rename = "who")]
-    pub who: RuleSubject,
+    pub subject: RuleSubject,
     /// What about them.
     #[serde(rename = "treat")]
-    pub treat: RuleAction,
+    pub action: RuleAction,
 }
 
 /// Which strangers a rule is about.
@@ -196,7 +196,7 @@ pub enum RuleAction {
     Deny,
     /// They get a lease where they are found: wherever they are seen, they get a lease.
     #[serde(rename = "attach")]
-    Attach {
+    Adopt {
         /// For so much of each card, where there is room for it; for what they have otherwise.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         vram: Option<Bytes>,
@@ -216,11 +216,11 @@ impl RuleSubject {
     pub fn matches(&self, audit: &Audit) -> bool {
         let is_path = matches!(self, RuleSubject::Exe(meant) if meant.contains('/'));
         !(is_path && audit.exe_inside)
-            && self.means(audit.exe.as_deref(), audit.unit.as_deref(), audit.container.as_deref(), audit.uid)
+            && self.matches_process(audit.exe.as_deref(), audit.unit.as_deref(), audit.container.as_deref(), audit.uid)
     }
 
     /// Whether it is about a process that runs this file, in this unit, in this container, as this user.
-    pub fn means(&self, exe: Option<&str>, unit: Option<&str>, container: Option<&str>, uid: u32) -> bool {
+    pub fn matches_process(&self, exe: Option<&str>, unit: Option<&str>, container: Option<&str>, uid: u32) -> bool {
         match self {
             RuleSubject::Exe(meant) => exe.is_some_and(|own| {
                 let name = own.rsplit('/').next().unwrap_or_default();
@@ -235,7 +235,7 @@ impl RuleSubject {
     }
 
     /// Whether it makes sense.
-    pub fn is_sensible(&self) -> bool {
+    pub fn is_valid(&self) -> bool {
         let word =
             |word: &str| !word.is_empty() && word.len() <= RuleSubject::WORD_MAX && !word.chars().any(char::is_control);
         match self {
@@ -272,7 +272,7 @@ impl FromStr for RuleSubject {
             "uid" => RuleSubject::Uid(word.parse().map_err(|_| NotARuleSubject)?),
             _ => return Err(NotARuleSubject),
         };
-        if who.is_sensible() { Ok(who) } else { Err(NotARuleSubject) }
+        if who.is_valid() { Ok(who) } else { Err(NotARuleSubject) }
     }
 }
 
@@ -365,37 +365,37 @@ impl fmt::Display for Exemption {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NextStep {
     /// Nothing: it is on the record.
-    Recorded,
+    Nothing,
     /// Nothing, for this reason.
-    LeftAlone(Exemption),
+    Exempt(Exemption),
     /// It gets a lease, then.
-    Adopted(Time),
+    Adopt(Time),
     /// Its owner is warned, and no more.
-    Warned,
+    Warn,
     /// It is parked then, if it can be without loss, and gets SIGTERM otherwise.
-    Parked(Time),
+    Park(Time),
     /// It is taken off its cards, by this lease.
-    Moving(LeaseId),
+    Parking(LeaseId),
     /// It gets this signal then.
     Signal(u8, Time),
     /// Nothing more can be done.
-    Stuck,
+    Survived,
 }
 
 /// How long strangers have for what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EnforcementTimes {
     /// From the warning to what follows.
-    pub warned: Span,
+    pub after_warning: Span,
     /// Whoever can be parked without loss is, in place of SIGTERM.
-    pub parks: bool,
+    pub parks_first: bool,
     /// From SIGTERM to SIGKILL.
-    pub grace: Span,
+    pub after_sigterm: Span,
 }
 
 impl Default for EnforcementTimes {
     fn default() -> EnforcementTimes {
-        EnforcementTimes { warned: Span::secs(300), parks: true, grace: Span::secs(300) }
+        EnforcementTimes { after_warning: Span::secs(300), parks_first: true, after_sigterm: Span::secs(300) }
     }
 }
 

@@ -12,13 +12,13 @@ pub struct UnleasedReadings {
     /// Strangers on the record, by process.
     pub(crate) by_process: BTreeMap<ProcKey, UnleasedId>,
     /// What this daemon found out about each.
-    pub(crate) seen: BTreeMap<UnleasedId, AuditState>,
+    pub(crate) audits: BTreeMap<UnleasedId, AuditState>,
     /// Those who were ended lately, or left when they were warned, the last one last.
-    pub(crate) ended: VecDeque<FormerProcess>,
+    pub(crate) former: VecDeque<FormerProcess>,
     /// Why nobody can be ended here; `None`: that was not tried yet.
-    pub(crate) can: Option<Result<(), String>>,
+    pub(crate) self_test: Option<Result<(), String>>,
     /// How often it was tried.
-    pub(crate) tests: u64,
+    pub(crate) self_tests: u64,
 }
 
 /// Whoever comes so soon after somebody like it was ended, or warned, is started anew.
@@ -46,11 +46,11 @@ impl FormerProcess {
     pub(crate) fn of(row: &UnleasedProcess, at: Time) -> Option<FormerProcess> {
         let (until, told) = match row.step {
             // Who comes and goes would be warned for ever.
-            UnleasedStep::Warned { until, .. } | UnleasedStep::Unmoved { since: until } => (Some(until), None),
-            told @ UnleasedStep::Told { .. } => (None, Some(told)),
-            UnleasedStep::Found | UnleasedStep::Moving { .. } | UnleasedStep::Stuck => return None,
+            UnleasedStep::Warned { until, .. } | UnleasedStep::NotParked { since: until } => (Some(until), None),
+            told @ UnleasedStep::Signalled { .. } => (None, Some(told)),
+            UnleasedStep::Found | UnleasedStep::Parking { .. } | UnleasedStep::Survived => return None,
         };
-        Some(FormerProcess { id: row.id, at, audit: row.audit.clone(), until, told, stays: row.stays.clone() })
+        Some(FormerProcess { id: row.id, at, audit: row.audit.clone(), until, told, stays: row.why_not_parked.clone() })
     }
 
     pub(crate) fn process(&self) -> ProcKey {
@@ -63,7 +63,7 @@ impl FormerProcess {
     }
 
     /// A service is started anew by its unit; anything else by whoever calls the same program for the same user.
-    fn is(&self, audit: &Audit) -> bool {
+    fn is_same_program(&self, audit: &Audit) -> bool {
         match (&self.audit.unit, &audit.unit) {
             (Some(before), Some(now)) if now.ends_with(".service") => before == now,
             _ => {
@@ -77,8 +77,8 @@ impl FormerProcess {
 impl UnleasedReadings {
     /// A stranger that was signalled, or had until then to leave, is gone.
     pub(crate) fn remember(&mut self, former: FormerProcess) {
-        self.ended.push_back(former);
-        if self.ended.len() > FORMER_MAX {
+        self.former.push_back(former);
+        if self.former.len() > FORMER_MAX {
             self.forget_one();
         }
     }
@@ -86,22 +86,26 @@ impl UnleasedReadings {
     /// The oldest of the user of whom there are most; of several such users, the oldest of them all.
     fn forget_one(&mut self) {
         let mut of_user: BTreeMap<u32, usize> = BTreeMap::new();
-        self.ended.iter().for_each(|former| *of_user.entry(former.audit.uid).or_default() += 1);
+        self.former.iter().for_each(|former| *of_user.entry(former.audit.uid).or_default() += 1);
         let most = of_user.values().copied().max();
-        if let Some(place) = self.ended.iter().position(|former| of_user.get(&former.audit.uid).copied() == most) {
-            self.ended.remove(place);
+        if let Some(place) = self.former.iter().position(|former| of_user.get(&former.audit.uid).copied() == most) {
+            self.former.remove(place);
         }
     }
 
     /// Who was ended lately, or warned, and is here again: itself, of whom nothing is left to remember then, or one
     /// like it.
-    pub(crate) fn recall(&mut self, audit: &Audit, now: Time) -> Option<FormerProcess> {
+    pub(crate) fn take_former(&mut self, audit: &Audit, now: Time) -> Option<FormerProcess> {
         let is_late = |former: &FormerProcess| now.since(former.at) <= ANEW;
-        match self.ended.iter().rposition(|former| former.is_process(audit)) {
-            Some(place) => self.ended.remove(place).filter(is_late),
-            None => {
-                self.ended.iter().rev().take_while(|former| is_late(former)).find(|former| former.is(audit)).cloned()
-            }
+        match self.former.iter().rposition(|former| former.is_process(audit)) {
+            Some(place) => self.former.remove(place).filter(is_late),
+            None => self
+                .former
+                .iter()
+                .rev()
+                .take_while(|former| is_late(former))
+                .find(|former| former.is_same_program(audit))
+                .cloned(),
         }
     }
 }
@@ -110,11 +114,11 @@ impl UnleasedReadings {
 #[derive(Clone, Debug)]
 pub(crate) struct AuditState {
     /// When it was last audited.
-    pub at: Time,
+    pub audited_at: Time,
     /// It, and what descends from it in the same control group.
     pub tree: Vec<ProcKey>,
     /// It was sent the last signal it was to get.
-    pub struck: bool,
+    pub signal_sent: bool,
     /// Why a signal could not be sent to it.
     pub refused: Option<String>,
     /// When something else about it was last put on its record.
@@ -137,8 +141,8 @@ mod tests {
         let mut list = UnleasedReadings::default();
         list.remember(former(7, 1));
         (0..2 * FORMER_MAX as u32).for_each(|pid| list.remember(former(8, 100 + pid)));
-        assert_eq!(list.ended.len(), FORMER_MAX);
-        let mut knows = |uid, pid| list.recall(&former(uid, pid).audit, Time(1)).is_some();
+        assert_eq!(list.former.len(), FORMER_MAX);
+        let mut knows = |uid, pid| list.take_former(&former(uid, pid).audit, Time(1)).is_some();
         assert!(knows(7, 1) && knows(8, 100 + 2 * FORMER_MAX as u32 - 1), "another's, and its own last");
         assert!(!knows(8, 100), "its own first is forgotten");
     }

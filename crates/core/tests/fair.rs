@@ -127,7 +127,7 @@ impl World {
                     if *left == 0 {
                         done.push(*lease);
                     } else if !job.fixed && self.now.is_multiple_of(10) {
-                        renewed.push((*lease, hold.epoch, job.tenant));
+                        renewed.push((*lease, hold.fence, job.tenant));
                     }
                 }
                 Some(_) | None => again.push(*lease),
@@ -230,7 +230,7 @@ fn shares_weigh() {
 
 #[test]
 fn a_huge_gang_is_not_starved_by_small_asks() {
-    let mut world = World::new(8, Policy { hold_cap: Span::secs(600), ..Policy::default() });
+    let mut world = World::new(8, Policy { hold_max: Span::secs(600), ..Policy::default() });
     let mut gang = None;
     for second in 0..3 * 3600u64 {
         for tenant in 0..6 {
@@ -264,7 +264,7 @@ impl Dice {
 /// three cards can do, every 90 s is seven tenths of it.
 fn mixture(seed: u64, fixed: bool, every: u64, policy: Policy) -> World {
     let mut dice = Dice(seed);
-    let mut world = World::new(3, Policy { hold_cap: Span::secs(600), ..policy });
+    let mut world = World::new(3, Policy { hold_max: Span::secs(600), ..policy });
     for _ in 0..6 * 3600 {
         if dice.roll(every) == 0 {
             let tier = [Tier::Interactive, Tier::Batch, Tier::Batch, Tier::Spot][dice.roll(4) as usize];

@@ -4,7 +4,7 @@ use crate::view::View;
 use crate::words;
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
-use sublet_core::decide::aside::staying;
+use sublet_core::decide::aside::leases_that_stay;
 use sublet_core::event::{Caller, Refusal};
 use sublet_core::ids::GpuId;
 use sublet_core::rows::{Lease, Phase};
@@ -45,10 +45,10 @@ impl View<'_> {
 
     /// That a GPU of a lease steps aside, in one sentence; `None` if none does.
     pub fn cards_aside(&self, by: &Caller, lease: &Lease) -> Option<String> {
-        let cards = lease.hold().map(|hold| hold.cards.as_slice()).unwrap_or_default();
+        let cards = lease.hold().map(|hold| hold.gpus.as_slice()).unwrap_or_default();
         let longest = cards.iter().filter_map(|card| Some((*card, self.state.longest_aside(*card)?)));
         let (card, (aside, until)) = longest.max_by_key(|(_, (_, until))| *until)?;
-        let index = self.state.rows().cards[usize::from(card.0)].facts.index;
+        let index = self.state.rows().gpus[usize::from(card.0)].facts.index;
         Some(self.steps_aside(by, index, &aside.by, until))
     }
 
@@ -61,9 +61,9 @@ impl View<'_> {
     /// That a GPU steps aside, and the leases that stay there; `None` while it does not.
     pub fn aside(&self, by: &Caller, card: GpuId) -> Option<wire::Aside> {
         let (aside, until) = self.state.longest_aside(card)?;
-        let claims = self.state.room(card).claims().keys().filter_map(|lease| self.state.lease(*lease));
+        let claims = self.state.room(card).leases().keys().filter_map(|lease| self.state.lease(*lease));
         let leaving = claims.filter(|lease| matches!(lease.phase, Phase::Parking(..))).count();
-        let stays = staying(self.state, card, self.now).into_iter().filter_map(|(lease, why)| {
+        let stays = leases_that_stay(self.state, card, self.now).into_iter().filter_map(|(lease, why)| {
             let row = self.state.lease(lease)?;
             let lease = self.id_for(by, row);
             let user =

@@ -43,7 +43,7 @@ pub fn other_kind(loaded: &LoadedState, kind: GpuKind) -> Option<GpuKind> {
 }
 
 fn kinds(loaded: &LoadedState) -> impl Iterator<Item = GpuKind> {
-    loaded.rows.cards.iter().map(|card| GpuKind::of(&card.facts.uuid))
+    loaded.rows.gpus.iter().map(|card| GpuKind::of(&card.facts.uuid))
 }
 
 #[cfg(test)]

@@ -56,7 +56,7 @@ pub fn worker(args: &[String]) -> std::process::ExitCode {
 /// Whether a process of this host is one that is meant, as a rule would mean it. One that cannot be read is not.
 pub fn is_meant(who: &RuleSubject, pid: u32) -> bool {
     sublet_host::audit::service_identity(pid).is_ok_and(|found| {
-        who.means(found.exe.as_deref(), found.unit.as_deref(), found.container.as_deref(), found.uid)
+        who.matches_process(found.exe.as_deref(), found.unit.as_deref(), found.container.as_deref(), found.uid)
     })
 }
 

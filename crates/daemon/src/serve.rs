@@ -306,10 +306,10 @@ fn run(
     eyes.shims = settled.shim.then(|| ShimSettings {
         socket: sublet_host::shims::shim_socket_path(&options.socket),
         stock_bytes: settled.stock.0,
-        parking_space: parking.ram.0,
-        leave_available: parking.leave.0,
+        parking_space: parking.space.0,
+        leave_available: parking.keep_available.0,
     });
-    let by_driver = settled.driver && parking.ram > Bytes::ZERO;
+    let by_driver = settled.driver && parking.space > Bytes::ZERO;
     eyes.driver = by_driver.then(DriverSettings::default);
     announce_parking(settled.shim, parking, settled.stock);
     let sights = mail.clone();
@@ -474,8 +474,8 @@ fn announce_ballast(bytes: u64, state_dir: &Path) -> u64 {
 }
 
 fn announce_parking(shim: bool, parking: &Parking, stock: Bytes) {
-    let (ram, stock) = (sublet_wire::size::show(parking.ram.0), sublet_wire::size::show(stock.0));
-    match (shim, parking.ram.0) {
+    let (ram, stock) = (sublet_wire::size::show(parking.space.0), sublet_wire::size::show(stock.0));
+    match (shim, parking.space.0) {
         (false, _) => {
             tracing::info!("programs are started without Sublet's library: they are not capped, and not parked by it")
         }
@@ -539,7 +539,7 @@ fn clock_for(loaded: &LoadedState, boot: &str) -> Clock {
 
 /// Waits until a new daemon knows the GPUs, or why it cannot: a request before that would be refused for good.
 async fn wait_for_first_list(post: &Post, trouble: &RwLock<Option<String>>) {
-    let knows_gpus = |view: &View<'_>| view.state.cards().next().is_some();
+    let knows_gpus = |view: &View<'_>| view.state.gpus().next().is_some();
     let is_over = async || {
         let has_trouble = trouble.read().is_ok_and(|trouble| trouble.is_some());
         has_trouble || post.read(knows_gpus).await.unwrap_or(true)

@@ -14,10 +14,10 @@ impl View<'_> {
     pub fn strangers(&self, by: &Caller, mode: Option<Mode>, who: Option<&RuleSubject>) -> wire::UnleasedProcesses {
         let rows = self.state.rows();
         let is_meant = |stranger: &&UnleasedProcess| who.is_none_or(|who| who.matches(&stranger.audit));
-        let shown = rows.strangers.values().filter(|stranger| may_see(by, stranger)).filter(is_meant);
-        let modes = rows.cards.iter().filter(|_| by.token.is_none());
+        let shown = rows.unleased.values().filter(|stranger| may_see(by, stranger)).filter(is_meant);
+        let modes = rows.gpus.iter().filter(|_| by.token.is_none());
         let rules = rows.rules.values().filter(|_| by.operator);
-        let can = self.state.can_enforce();
+        let can = self.state.self_test();
         wire::UnleasedProcesses {
             processes: shown.map(|stranger| self.stranger(by, stranger, mode)).collect(),
             modes: modes
@@ -38,8 +38,8 @@ impl View<'_> {
         let residence = enforce::residence(self.state, stranger, self.now);
         let bytes = residence.as_ref().and_then(|(on, _)| on.iter().map(|(_, bytes)| bytes.map(|b| b.0)).sum());
         let cards =
-            residence.map_or_else(|| stranger.cards.clone(), |(on, _)| on.iter().map(|(card, _)| *card).collect());
-        let index = |card: &sublet_core::ids::GpuId| self.state.rows().cards[usize::from(card.0)].facts.index;
+            residence.map_or_else(|| stranger.gpus.clone(), |(on, _)| on.iter().map(|(card, _)| *card).collect());
+        let index = |card: &sublet_core::ids::GpuId| self.state.rows().gpus[usize::from(card.0)].facts.index;
         let of = self.state.lease_of(stranger).filter(|lease| find(self.state, by, *lease).is_ok());
         let mut shown = wire::UnleasedProcess {
             id: stranger.id.to_string(),
@@ -57,33 +57,33 @@ impl View<'_> {
             step: match stranger.step {
                 UnleasedStep::Found => wire::UnleasedStep::Found,
                 UnleasedStep::Warned { .. } => wire::UnleasedStep::Warned,
-                UnleasedStep::Moving { .. } => wire::UnleasedStep::Parking,
-                UnleasedStep::Unmoved { .. } => wire::UnleasedStep::ParkFailed,
-                UnleasedStep::Told { .. } => wire::UnleasedStep::Signalled,
-                UnleasedStep::Stuck => wire::UnleasedStep::Survived,
+                UnleasedStep::Parking { .. } => wire::UnleasedStep::Parking,
+                UnleasedStep::NotParked { .. } => wire::UnleasedStep::ParkFailed,
+                UnleasedStep::Signalled { .. } => wire::UnleasedStep::Signalled,
+                UnleasedStep::Survived => wire::UnleasedStep::Survived,
             },
             next: wire::NextStep::Nothing,
             next_signal: None,
             next_in_s: None,
             lease: None,
             belongs_to: of.map(|lease| lease.to_string()),
-            why: stranger.stays.as_ref().map(|why| format!("it could not be parked: {why}")),
-            replaces: stranger.again.map(|former| former.to_string()),
+            why: stranger.why_not_parked.as_ref().map(|why| format!("it could not be parked: {why}")),
+            replaces: stranger.successor_of.map(|former| former.to_string()),
             unreadable: audit.unread.clone(),
         };
         let left = |at: sublet_core::units::Time| Some(at.since(self.now).as_secs_f64());
-        match enforce::fate(self.state, stranger, mode, self.now) {
-            NextStep::Recorded => {}
-            NextStep::LeftAlone(why) => (shown.next, shown.why) = (wire::NextStep::Exempt, Some(why.to_string())),
-            NextStep::Adopted(at) => (shown.next, shown.next_in_s) = (wire::NextStep::Adopted, left(at)),
-            NextStep::Warned => shown.next = wire::NextStep::Warned,
-            NextStep::Parked(at) => (shown.next, shown.next_in_s) = (wire::NextStep::Parked, left(at)),
-            NextStep::Moving(lease) => (shown.next, shown.lease) = (wire::NextStep::Parked, Some(lease.to_string())),
+        match enforce::next_step(self.state, stranger, mode, self.now) {
+            NextStep::Nothing => {}
+            NextStep::Exempt(why) => (shown.next, shown.why) = (wire::NextStep::Exempt, Some(why.to_string())),
+            NextStep::Adopt(at) => (shown.next, shown.next_in_s) = (wire::NextStep::Adopted, left(at)),
+            NextStep::Warn => shown.next = wire::NextStep::Warned,
+            NextStep::Park(at) => (shown.next, shown.next_in_s) = (wire::NextStep::Parked, left(at)),
+            NextStep::Parking(lease) => (shown.next, shown.lease) = (wire::NextStep::Parked, Some(lease.to_string())),
             NextStep::Signal(signal, at) => {
                 shown.next = wire::NextStep::Signal;
                 (shown.next_signal, shown.next_in_s) = (Some(signals::name(signal)), left(at));
             }
-            NextStep::Stuck => shown.why = Some("it survived SIGKILL: only a restart of the host helps".to_owned()),
+            NextStep::Survived => shown.why = Some("it survived SIGKILL: only a restart of the host helps".to_owned()),
         }
         shown
     }
@@ -96,12 +96,12 @@ pub(crate) fn may_see(by: &Caller, stranger: &UnleasedProcess) -> bool {
 
 /// A rule as clients see it.
 pub fn rule(rule: &Rule) -> wire::Rule {
-    let (treat, vram, tier) = match rule.treat {
+    let (treat, vram, tier) = match rule.action {
         RuleAction::Allow => (wire::RuleAction::Allow, None, None),
         RuleAction::Deny => (wire::RuleAction::Deny, None, None),
-        RuleAction::Attach { vram, tier } => (wire::RuleAction::Adopt, vram.map(|vram| vram.0), Some(view::tier(tier))),
+        RuleAction::Adopt { vram, tier } => (wire::RuleAction::Adopt, vram.map(|vram| vram.0), Some(view::tier(tier))),
     };
-    wire::Rule { id: rule.id.to_string(), matches: rule.who.to_string(), action: treat, vram_bytes: vram, tier }
+    wire::Rule { id: rule.id.to_string(), matches: rule.subject.to_string(), action: treat, vram_bytes: vram, tier }
 }
 
 /// A mode as clients spell it.

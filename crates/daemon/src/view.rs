@@ -8,11 +8,11 @@ use crate::strangers;
 use crate::words;
 use std::collections::BTreeMap;
 use std::ops::Bound;
+use sublet_core::decide::cheapest_method;
 use sublet_core::decide::may_know;
 use sublet_core::decide::offer::Offer;
 use sublet_core::decide::overuse;
 use sublet_core::decide::preempt::{self, RoomPlan};
-use sublet_core::decide::way_out;
 use sublet_core::event::Caller;
 use sublet_core::explain;
 use sublet_core::ids::{GpuId, LeaseId, TenantId};
@@ -121,15 +121,15 @@ impl View<'_> {
 
     /// One lease, for a caller that may see it.
     pub fn lease(&self, by: &Caller, lease: &Lease) -> wire::Lease {
-        let live = self.state.live(lease.id);
+        let live = self.state.readings(lease.id);
         let tenant = self.state.tenant_name(lease.tenant).to_owned();
-        let mut shown = plain(lease.first_ask(), lease.id.to_string(), tenant, self.names);
-        shown.requested_unix_s = self.unix_s(lease.asked);
+        let mut shown = plain(lease.first_request(), lease.id.to_string(), tenant, self.names);
+        shown.requested_unix_s = self.unix_s(lease.requested);
         shown.pids =
             live.map_or(Vec::new(), |live| live.members.iter().take(PIDS_MAX).map(|process| process.pid).collect());
-        shown.peak_bytes = live.and_then(|live| live.peak).map(|peak| peak.0);
+        shown.peak_bytes = live.and_then(|live| live.peak_bytes).map(|peak| peak.0);
         shown.calls = self.did(lease.id);
-        shown.foreign_processes = words::left_out(preempt::left_out(self.state, lease.id));
+        shown.foreign_processes = words::left_out(preempt::processes_of_other_users(self.state, lease.id));
         match &lease.phase {
             Phase::Waiting { .. } => shown.waiting = Some(self.waiting(by, lease)),
             Phase::Active(hold) => {
@@ -144,7 +144,7 @@ impl View<'_> {
                 shown.ends_soon = hold.notice.map(|told| wire::EndsSoon {
                     reason: match told {
                         EndNotice::Term { .. } => wire::EndReason::TermOver,
-                        EndNotice::ForOthers(_) if lease.ask.may_be_ended() => wire::EndReason::Preempted,
+                        EndNotice::ForOthers(_) if lease.request.may_be_ended() => wire::EndReason::Preempted,
                         EndNotice::ForOthers(_) => wire::EndReason::Overuse,
                     },
                     unix_s: self.unix_s(told.at()),
@@ -176,26 +176,27 @@ impl View<'_> {
         away: &rows::ParkState,
     ) {
         shown.state = state;
-        shown.method = match away.rung {
-            Method::Yield => Some(wire::ParkMethod::Hook),
-            Method::Park => Some(wire::ParkMethod::Shim),
+        shown.method = match away.method {
+            Method::Hook => Some(wire::ParkMethod::Hook),
+            Method::Shim => Some(wire::ParkMethod::Shim),
             Method::Driver => Some(wire::ParkMethod::Driver),
             Method::End => None,
         };
         self.show_hold(shown, hold);
         shown.seen_bytes = self.seen(lease, hold);
         let parked = state == wire::LeaseState::Parked;
-        let since = self.state.parked_since(&hold.cards, away.since);
+        let since = self.state.parked_since(&hold.gpus, away.since);
         let over = self.state.rows().meta.due(away.since, since + self.state.policy().parking.term);
         shown.parked = Some(wire::Parked {
             since_unix_s: self.unix_s(away.since),
-            booked_bytes: hold.booked().0,
+            booked_bytes: hold.booked_host_memory().0,
             ends_unix_s: parked.then(|| self.unix_s(over)),
             why: String::new(),
         });
         // Whose processes they are is told by `explain`, which knows who asks.
-        shown.resume_blocked = parking::held_back(self.state, lease).map(|who| words::held_back(self.state, who, None));
-        if lease.queued().is_some() {
+        shown.resume_blocked =
+            parking::restore_obstacle(self.state, lease).map(|who| words::held_back(self.state, who, None));
+        if lease.queued_since().is_some() {
             shown.waiting = Some(self.waiting(by, lease));
         }
         let why = self.why_parked(lease, shown);
@@ -221,40 +222,44 @@ impl View<'_> {
 
     /// Why a holder cannot be parked; nothing is said of one that has nothing on a card.
     fn not_parkable(&self, lease: &Lease, hold: &Hold) -> Option<String> {
-        let has = hold.cards.iter().any(|card| self.state.room(*card).present().contains_key(&lease.id));
-        let why = if has { way_out(self.state, lease, self.now).err()? } else { return None };
+        let has = hold.gpus.iter().any(|card| self.state.room(*card).seen_leases().contains_key(&lease.id));
+        let why = if has { cheapest_method(self.state, lease, self.now).err()? } else { return None };
         Some(words::not_parkable(&why))
     }
 
     /// What a holder must know that has more on a card than its lease is for.
     fn over(&self, lease: &Lease, hold: &Hold) -> Option<wire::Overuse> {
-        let told = hold.over()?;
+        let told = hold.overuse()?;
         let (policy, meta) = (self.state.policy(), &self.state.rows().meta);
         let left = |span: Span| meta.due(told.since, told.since + span).since(self.now).as_secs_f64();
-        let seen = overuse::most_seen(self.state, lease.id, hold).max(told.seen);
+        let seen = overuse::most_on_one_gpu(self.state, lease.id, hold).max(told.seen_bytes);
         let enforced = |card: &GpuId| self.state.mode(*card) == Mode::Enforce;
         Some(wire::Overuse {
             since_unix_s: self.unix_s(told.since),
             seen_bytes: seen.0,
-            offer_bytes: overuse::more(self.state, lease, self.now).map(|vram| vram.0),
-            parkable_in_s: left(policy.over),
-            ends_in_s: hold.cards.iter().all(enforced).then(|| left(policy.patience.warned.max(policy.over))),
+            offer_bytes: overuse::larger_lease(self.state, lease, self.now).map(|vram| vram.0),
+            parkable_in_s: left(policy.overuse_grace),
+            ends_in_s: hold
+                .gpus
+                .iter()
+                .all(enforced)
+                .then(|| left(policy.enforcement.after_warning.max(policy.overuse_grace))),
         })
     }
 
     fn show_hold(&self, shown: &mut wire::Lease, hold: &Hold) {
         fill_hold(shown, hold, self.state.rows());
         shown.granted_unix_s = Some(self.unix_s(hold.granted));
-        let stopped = hold.turns.as_ref().is_some_and(|turns| turns.stopped.is_some());
-        shown.on_gpus_unix_s = (!stopped).then(|| self.unix_s(hold.began()));
+        let stopped = hold.history.as_ref().is_some_and(|turns| turns.stopped.is_some());
+        shown.on_gpus_unix_s = (!stopped).then(|| self.unix_s(hold.slice_began()));
     }
 
     fn seen(&self, lease: &Lease, hold: &Hold) -> Option<u64> {
         let mut sum = 0;
-        for card in &hold.cards {
+        for card in &hold.gpus {
             let room = self.state.room(*card);
-            match &room.observed().reading {
-                Reading::Used(used) if !used.coarse => sum += room.claims().get(&lease.id)?.seen.0,
+            match &room.reading().reading {
+                Reading::Used(used) if !used.coarse => sum += room.leases().get(&lease.id)?.seen.0,
                 _ => return None,
             }
         }
@@ -340,7 +345,7 @@ impl View<'_> {
 
     /// The waiters that a caller may know of, in order of service; others' without their ids and names.
     pub fn queue(&self, by: &Caller, limit: usize) -> wire::Leases {
-        let waiters = self.state.queue().everybody().take(limit).filter_map(|(id, _)| self.state.lease(id));
+        let waiters = self.state.queue().all_waiters().take(limit).filter_map(|(id, _)| self.state.lease(id));
         let known = waiters.filter(|lease| self.sees_all(by) || self.mine(by, lease.tenant));
         let leases = known.map(|lease| self.waiter(by, lease)).collect();
         wire::Leases { leases, more: self.state.queue().len() > limit }
@@ -382,10 +387,10 @@ impl View<'_> {
             }
             _ => "it is active".to_owned(),
         };
-        let waits = lease.queued().is_some();
+        let waits = lease.queued_since().is_some();
         let ahead = if waits { explain::ahead(self.state, lease.id) } else { Vec::new() };
-        let cards = if waits { self.state.cards().collect() } else { Vec::new() };
-        let making = if waits { preempt::making(self.state, lease, self.now) } else { None };
+        let cards = if waits { self.state.gpus().collect() } else { Vec::new() };
+        let making = if waits { preempt::room_plan(self.state, lease, self.now) } else { None };
         wire::Explanation {
             summary,
             preemption: waits.then(|| {
@@ -400,12 +405,12 @@ impl View<'_> {
 
     /// Why a lease that comes back is not back yet.
     fn resuming(&self, by: &Caller, lease: &Lease) -> String {
-        let Some(who) = parking::held_back(self.state, lease) else {
+        let Some(who) = parking::restore_obstacle(self.state, lease) else {
             return "its bytes are coming back to its GPUs".to_owned();
         };
         let name = match who {
             RestoreObstacle::Unreadable(_) => None,
-            RestoreObstacle::Strangers(card, _) => self.stranger_on(by, card),
+            RestoreObstacle::Unleased(card, _) => self.stranger_on(by, card),
             RestoreObstacle::Uncapped(_, other) => Some(self.name_for(by, other)),
         };
         format!("it is not brought back yet: {}", words::held_back(self.state, who, name))
@@ -414,11 +419,11 @@ impl View<'_> {
     /// A process on a card that has no lease there, and whose it is, as far as this caller may know.
     fn stranger_on(&self, by: &Caller, card: GpuId) -> Option<String> {
         let room = self.state.room(card);
-        let Reading::Used(used) = &room.observed().reading else { return None };
-        let is_ours = |lease: LeaseId| room.claims().contains_key(&lease);
+        let Reading::Used(used) = &room.reading().reading else { return None };
+        let is_ours = |lease: LeaseId| room.leases().contains_key(&lease);
         let mut others = used.processes.iter().filter(|it| !self.state.owner(&it.process).is_some_and(is_ours));
         let process = others.next().filter(|_| by.token.is_none())?.process;
-        let mut known = self.state.rows().strangers.values().filter(|row| row.audit.process == process);
+        let mut known = self.state.rows().unleased.values().filter(|row| row.audit.process == process);
         let user = known.find(|row| strangers::may_see(by, row)).map(|row| self.names.of(&tenant_of(row.audit.uid)));
         let of = user.map_or_else(String::new, |user| format!(" of {user}"));
         Some(format!("process {}{of}", process.pid))
@@ -436,7 +441,7 @@ impl View<'_> {
             Some(_) => false,
             None => return (None, None),
         };
-        match preempt::prospect(self.state, waiter, holder, self.now) {
+        match preempt::preemption_option(self.state, waiter, holder, self.now) {
             Ok(prospect) => {
                 let leaves = wire::PreemptionCost {
                     method: prospect.rung.name().to_owned(),
@@ -466,10 +471,10 @@ impl View<'_> {
         wire::Ahead {
             id: self.id_for(by, lease),
             user: self.user_for(by, lease),
-            tier: tier(lease.ask.tier),
-            vram_bytes: vram(lease.ask.vram),
-            gpus: lease.ask.gpus.into(),
-            waited_s: self.now.since(lease.asked).as_secs_f64(),
+            tier: tier(lease.request.tier),
+            vram_bytes: vram(lease.request.vram),
+            gpus: lease.request.gpus.into(),
+            waited_s: self.now.since(lease.requested).as_secs_f64(),
             why: words::why_ahead(self.state, lease, behind, self.now),
         }
     }
@@ -481,14 +486,14 @@ impl View<'_> {
         card: GpuId,
         making: Option<&(RoomPlan, Vec<(GpuId, Span)>)>,
     ) -> wire::GpuExplanation {
-        let facts = &self.state.rows().cards[card.0 as usize].facts;
+        let facts = &self.state.rows().gpus[card.0 as usize].facts;
         let obstacle = explain::obstacle(self.state, lease, card, self.now);
         let blockers = explain::blockers(self.state, card, self.now);
         wire::GpuExplanation {
             index: facts.index,
             uuid: facts.uuid.clone(),
             promisable_bytes: self.state.promisable(card, self.now).0,
-            unowned_bytes: self.state.room(card).loose().map(|b| b.0),
+            unowned_bytes: self.state.room(card).unowned_bytes().map(|b| b.0),
             obstacle: self.obstacle(by, lease, card, &obstacle),
             cost_s: making.and_then(|(_, prices)| {
                 let (_, price) = prices.iter().find(|(on, _)| *on == card)?;
@@ -514,15 +519,15 @@ impl View<'_> {
 
     /// All cards, by index.
     pub fn cards(&self, by: &Caller) -> Vec<wire::Gpu> {
-        let mut cards: Vec<wire::Gpu> = self.state.cards().map(|card| self.card(by, card)).collect();
+        let mut cards: Vec<wire::Gpu> = self.state.gpus().map(|card| self.card(by, card)).collect();
         cards.sort_by_key(|card| card.index);
         cards
     }
 
     fn card(&self, by: &Caller, card: GpuId) -> wire::Gpu {
-        let row = &self.state.rows().cards[card.0 as usize];
+        let row = &self.state.rows().gpus[card.0 as usize];
         let room = self.state.room(card);
-        let (used, coarse, unreadable) = match &room.observed().reading {
+        let (used, coarse, unreadable) = match &room.reading().reading {
             Reading::Used(used) => (Some(room.total().less(used.free).0), used.coarse, None),
             Reading::Unreadable(why) => (None, false, Some(words::unreadable(row.facts.index, why))),
         };
@@ -546,7 +551,7 @@ impl View<'_> {
             unreadable: unreadable.map(|sentence| wire::UnreadableGpu { sentence }),
             total_bytes: row.facts.total.0,
             used_bytes: used,
-            unowned_bytes: room.loose().map(|b| b.0),
+            unowned_bytes: room.unowned_bytes().map(|b| b.0),
             committed_bytes: room.committed().map(|b| b.0),
             promisable_bytes: self.state.promisable(card, self.now).0,
             context_bytes: row.facts.context.map(|b| b.0),
@@ -557,10 +562,10 @@ impl View<'_> {
 
     fn occupants(&self, by: &Caller, card: GpuId) -> Vec<wire::Occupant> {
         let room = self.state.room(card);
-        let Reading::Used(used) = &room.observed().reading else { return self.leases_on(by, card) };
+        let Reading::Used(used) = &room.reading().reading else { return self.leases_on(by, card) };
         let mut found = self.leases_on(by, card);
         // Who has a lease for other cards, or only waits for one, is a stranger here.
-        let is_ours = |lease: LeaseId| room.claims().contains_key(&lease);
+        let is_ours = |lease: LeaseId| room.leases().contains_key(&lease);
         let strangers = used.processes.iter().filter(|r| !self.state.owner(&r.process).is_some_and(is_ours));
         found.extend(strangers.take(256).map(|resident| wire::Occupant {
             lease: None,
@@ -580,14 +585,14 @@ impl View<'_> {
     fn is_display(&self, resident: &Resident) -> bool {
         let known = |row: &&UnleasedProcess| row.audit.process == resident.process;
         let draws_screen =
-            || self.state.rows().strangers.values().find(known).is_some_and(|row| row.audit.seat.is_some());
-        resident.graphics && (!resident.is_of_interest() || draws_screen())
+            || self.state.rows().unleased.values().find(known).is_some_and(|row| row.audit.seat.is_some());
+        resident.only_draws && (!resident.is_of_interest() || draws_screen())
     }
 
     fn leases_on(&self, by: &Caller, card: GpuId) -> Vec<wire::Occupant> {
         let room = self.state.room(card);
-        let coarse = !matches!(&room.observed().reading, Reading::Used(used) if !used.coarse);
-        let leases = room.claims().iter().filter_map(|(id, claim)| self.state.lease(*id).map(|l| (l, claim)));
+        let coarse = !matches!(&room.reading().reading, Reading::Used(used) if !used.coarse);
+        let leases = room.leases().iter().filter_map(|(id, claim)| self.state.lease(*id).map(|l| (l, claim)));
         leases
             .filter(|(lease, _)| self.sees_all(by) || self.mine(by, lease.tenant))
             .take(256)
@@ -595,7 +600,7 @@ impl View<'_> {
                 lease: self.id_for(by, lease),
                 pid: None,
                 user: Some(self.user(lease.tenant)),
-                tier: Some(tier(lease.ask.tier)),
+                tier: Some(tier(lease.request.tier)),
                 state: match lease.phase {
                     Phase::Waiting { .. } | Phase::Active(_) => "active",
                     Phase::Parking(..) => "parking",
@@ -607,20 +612,20 @@ impl View<'_> {
                 reserved_bytes: Some(claim.reserved.0),
                 seen_bytes: (!coarse).then_some(claim.seen.0),
                 since_unix_s: lease.hold().map(|hold| self.unix_s(hold.granted)),
-                exceeds_lease: lease.hold().is_some_and(|hold| hold.over().is_some()),
+                exceeds_lease: lease.hold().is_some_and(|hold| hold.overuse().is_some()),
             })
             .collect()
     }
 
     /// Host memory for parked bytes, if there is to be any.
     pub fn parking(&self, by_driver: bool, kind: &str, stock: u64) -> Option<wire::ParkingSpace> {
-        let ram = self.state.policy().parking.ram;
+        let ram = self.state.policy().parking.space;
         let (pages, advice) = sublet_host::shims::page_kind();
         (ram > Bytes::ZERO).then(|| wire::ParkingSpace {
             size_bytes: ram.0,
-            booked_bytes: self.state.booked().0,
+            booked_bytes: self.state.booked_host_memory().0,
             ready_bytes: stock,
-            free_bytes: parking::room(self.state).map(|room| room.0),
+            free_bytes: parking::free_parking_space(self.state).map(|room| room.0),
             pages: pages.to_owned(),
             advice: advice.map(str::to_owned),
             by_driver,
@@ -660,7 +665,9 @@ impl View<'_> {
             let Some(hold) = lease.hold() else { continue };
             let (card_us, byte_us) = hold.charge(self.now);
             let parked_us = match &lease.phase {
-                Phase::Parked(_, away) => u128::from(self.now.since(away.since).0) * u128::from(hold.booked().0),
+                Phase::Parked(_, away) => {
+                    u128::from(self.now.since(away.since).0) * u128::from(hold.booked_host_memory().0)
+                }
                 _ => 0,
             };
             let sum = &mut running[lease.tenant.0 as usize];
@@ -674,7 +681,7 @@ impl View<'_> {
                     lease: None,
                     name: None,
                     leases: tenant.leases + leases,
-                    gpu_seconds: (tenant.card_us + card_us) as f64 / 1e6,
+                    gpu_seconds: (tenant.gpu_us + card_us) as f64 / 1e6,
                     gib_seconds: gib_seconds(tenant.byte_us + byte_us),
                     parked_gib_seconds: Some(gib_seconds(tenant.parked_byte_us + parked_us)),
                     peak_bytes: None,
@@ -697,9 +704,9 @@ impl View<'_> {
             Phase::Ending(_, finish) => finish.at,
             _ => self.now,
         };
-        let peak = self.state.live(lease.id).and_then(|live| live.peak).map(|b| b.0);
+        let peak = self.state.readings(lease.id).and_then(|live| live.peak_bytes).map(|b| b.0);
         let tenant = self.state.tenant_name(lease.tenant);
-        Some(usage_row(hold, until, lease.id.to_string(), lease.ask.name.clone(), tenant, peak, self.names))
+        Some(usage_row(hold, until, lease.id.to_string(), lease.request.name.clone(), tenant, peak, self.names))
     }
 }
 
@@ -707,8 +714,8 @@ impl View<'_> {
 pub fn past_usage(ended: &EndedLease, rows: &[rows::Tenant], names: &Names) -> Option<wire::UsageRow> {
     let hold = ended.hold.as_ref()?;
     let tenant = &rows.get(ended.tenant.0 as usize)?.name;
-    let peak = ended.finish.peak.map(|b| b.0);
-    Some(usage_row(hold, ended.finish.at, ended.id.to_string(), ended.ask.name.clone(), tenant, peak, names))
+    let peak = ended.end.peak.map(|b| b.0);
+    Some(usage_row(hold, ended.end.at, ended.id.to_string(), ended.request.name.clone(), tenant, peak, names))
 }
 
 fn usage_row(
@@ -742,17 +749,17 @@ fn gib_seconds(byte_us: u128) -> f64 {
 /// A lease that is history.
 pub fn past(ended: &EndedLease, view: &View<'_>) -> wire::Lease {
     let tenant = view.state.tenant_name(ended.tenant).to_owned();
-    let mut shown = plain(&ended.ask, ended.id.to_string(), tenant, view.names);
+    let mut shown = plain(&ended.request, ended.id.to_string(), tenant, view.names);
     shown.state = wire::LeaseState::Ended;
-    shown.requested_unix_s = view.unix_s(ended.asked);
-    shown.peak_bytes = ended.finish.peak.map(|b| b.0);
+    shown.requested_unix_s = view.unix_s(ended.requested);
+    shown.peak_bytes = ended.end.peak.map(|b| b.0);
     shown.calls = view.did(ended.id);
     if let Some(hold) = &ended.hold {
         fill_hold(&mut shown, hold, view.state.rows());
         shown.granted_unix_s = Some(view.unix_s(hold.granted));
     }
-    let at = view.unix_s(ended.finish.at);
-    shown.ended = Some(finish_of(&shown.id, &ended.finish, at));
+    let at = view.unix_s(ended.end.at);
+    shown.ended = Some(finish_of(&shown.id, &ended.end, at));
     shown
 }
 
@@ -792,20 +799,20 @@ fn plain(ask: &LeaseRequest, id: String, tenant: String, names: &Names) -> wire:
         method: None,
         overuse: None,
         ends_soon: None,
-        has_hook: ask.yields,
-        may_lose: ask.may_lose,
+        has_hook: ask.has_hook,
+        may_lose: ask.may_lose_state,
         waiting: None,
         ended: None,
     }
 }
 
 fn fill_hold(shown: &mut wire::Lease, hold: &Hold, rows: &Rows) {
-    let facts = |card: &GpuId| rows.cards.get(card.0 as usize).map(|card| &card.facts);
+    let facts = |card: &GpuId| rows.gpus.get(card.0 as usize).map(|card| &card.facts);
     shown.vram_bytes = Some(hold.vram.0);
-    shown.fence = Some(hold.epoch.0);
+    shown.fence = Some(hold.fence.0);
     shown.idle = hold.idle;
-    shown.gpu_uuids = hold.cards.iter().filter_map(facts).map(|facts| facts.uuid.clone()).collect();
-    shown.gpu_indices = hold.cards.iter().filter_map(facts).map(|facts| facts.index).collect();
+    shown.gpu_uuids = hold.gpus.iter().filter_map(facts).map(|facts| facts.uuid.clone()).collect();
+    shown.gpu_indices = hold.gpus.iter().filter_map(facts).map(|facts| facts.index).collect();
 }
 
 /// Where a parked holder's bytes are, and what brings them back: only the library in a program notices its use.
@@ -817,11 +824,11 @@ fn parked(lease: &Lease) -> String {
         ),
         false => format!("`sublet resume {}` brings it back", lease.id),
     };
-    match lease.away().map(|away| away.rung) {
+    match lease.park_state().map(|away| away.method) {
         Some(Method::Driver) => {
             format!("it is parked: the driver has its bytes in host memory, and it stands still; {by_hand}")
         }
-        Some(Method::Yield) => format!("it is parked: it gave up its bytes by its own hook; {by_hand}"),
+        Some(Method::Hook) => format!("it is parked: it gave up its bytes by its own hook; {by_hand}"),
         _ if lease.is_passive() => {
             format!("it is parked: its bytes are in host memory, and come back when it is used; {by_hand}")
         }

@@ -93,7 +93,7 @@ impl View<'_> {
     /// Why a lease waits, in one sentence for this reader.
     pub(crate) fn why_waiting(&self, by: &Caller, lease: &Lease, place: usize) -> String {
         let state = self.state;
-        if let Some(held) = quota::held(state, lease) {
+        if let Some(held) = quota::block(state, lease) {
             return format!("{held}; {}", words::when_quota_returns(&held));
         }
         match state.stopped() {
@@ -103,7 +103,7 @@ impl View<'_> {
             Some(_) => return "the disk is full, so no lease can be granted; tell the operator".to_owned(),
             None => {}
         }
-        let found = state.cards().map(|card| (card, explain::obstacle(state, lease, card, self.now)));
+        let found = state.gpus().map(|card| (card, explain::obstacle(state, lease, card, self.now)));
         let found = found.filter(|(_, obstacle)| *obstacle != WaitReason::Claimed);
         // What could change soonest says most.
         let first = found.min_by_key(|(card, obstacle)| (weight(obstacle), missing(obstacle), self.index(*card)));
@@ -131,7 +131,7 @@ impl View<'_> {
         if place > PLANNED_MAX {
             return None;
         }
-        match preempt::making(self.state, lease, self.now)?.0 {
+        match preempt::room_plan(self.state, lease, self.now)?.0 {
             RoomPlan::Ram { need, room } => Some(words::lacking_space(self.state, need, room)),
             _ => None,
         }
@@ -152,7 +152,7 @@ impl View<'_> {
                 return Some(format!("GPU {index} has not answered for two periods"));
             }
             WaitReason::Closed(ReadingFault::Unreadable(why)) => return Some(words::unreadable(index, why)),
-            WaitReason::Exclusive => match lease.ask.exclusivity {
+            WaitReason::Exclusive => match lease.request.exclusivity {
                 Exclusivity::Shared => format!("GPU {index} is leased exclusively"),
                 Exclusivity::Session => format!("the request is for GPU {index} without other users"),
                 Exclusivity::Device => format!("the request is for GPU {index} without other leases"),
@@ -166,7 +166,7 @@ impl View<'_> {
         let suffice = |bytes: Bytes| match obstacle {
             WaitReason::TooFull { .. } => bytes >= missing(obstacle),
             // Only the lease that has the GPU to itself is in the way.
-            WaitReason::Exclusive => lease.ask.exclusivity == Exclusivity::Shared,
+            WaitReason::Exclusive => lease.request.exclusivity == Exclusivity::Shared,
             _ => false,
         };
         let ways = blockers.ways_out(by, index, suffice);
@@ -174,14 +174,14 @@ impl View<'_> {
     }
 
     fn index(&self, card: GpuId) -> u32 {
-        self.state.rows().cards[usize::from(card.0)].facts.index
+        self.state.rows().gpus[usize::from(card.0)].facts.index
     }
 
     fn blockers(&self, by: &Caller, waiter: &Lease, card: GpuId) -> Blockers {
         let room = self.state.room(card);
-        let others = || room.claims().iter().filter(|(id, _)| **id != waiter.id);
-        let parked = others().filter(|(_, claim)| claim.parked).map(|(_, claim)| claim.seen);
-        let other = match &room.observed().reading {
+        let others = || room.leases().iter().filter(|(id, _)| **id != waiter.id);
+        let parked = others().filter(|(_, claim)| claim.is_parked).map(|(_, claim)| claim.seen);
+        let other = match &room.reading().reading {
             Reading::Used(used) => {
                 let computing = used.processes.iter().filter(|resident| resident.is_of_interest());
                 // Where a process's bytes are unknown, none are known to be of anything else.
@@ -192,7 +192,7 @@ impl View<'_> {
         };
         Blockers {
             leased: self
-                .leased(by, others().filter(|(_, claim)| !claim.parked).map(|(id, claim)| (*id, claim.counted()))),
+                .leased(by, others().filter(|(_, claim)| !claim.is_parked).map(|(id, claim)| (*id, claim.counted()))),
             parked: parked.fold(Bytes::ZERO, |sum, bytes| sum + bytes),
             unleased: self.unleased(by, card),
             other,
@@ -226,12 +226,12 @@ impl View<'_> {
 
     fn unleased(&self, by: &Caller, card: GpuId) -> Vec<Unleased> {
         let room = self.state.room(card);
-        let Reading::Used(used) = &room.observed().reading else { return Vec::new() };
-        let is_ours = |lease: LeaseId| room.claims().contains_key(&lease);
+        let Reading::Used(used) = &room.reading().reading else { return Vec::new() };
+        let is_ours = |lease: LeaseId| room.leases().contains_key(&lease);
         let is_unleased = |it: &&Resident| it.is_of_interest() && !self.state.owner(&it.process).is_some_and(is_ours);
         let (mut named, mut hidden) = (Vec::new(), Vec::new());
         for resident in used.processes.iter().filter(is_unleased) {
-            let row = self.state.rows().strangers.values().find(|row| row.audit.process == resident.process);
+            let row = self.state.rows().unleased.values().find(|row| row.audit.process == resident.process);
             let may_know = self.sees_all(by) || row.is_some_and(|row| strangers::may_see(by, row));
             let process = self.unleased_process(by, resident, row, self.index(card));
             if may_know { named.push(process) } else { hidden.push(process) }
@@ -268,11 +268,11 @@ impl View<'_> {
             return Unleased { bytes, text, end: End::User(user) };
         }
         let left = |at: Time| span::show(at.since(self.now).as_secs_f64().max(1.0));
-        let soon = match enforce::fate(self.state, row, None, self.now) {
-            NextStep::Recorded | NextStep::LeftAlone(_) | NextStep::Warned | NextStep::Stuck => None,
-            NextStep::Adopted(at) => Some(format!("gets one in {}", left(at))),
-            NextStep::Moving(_) => Some("is being parked".to_owned()),
-            NextStep::Parked(at) => Some(format!("is parked or ended in {}", left(at))),
+        let soon = match enforce::next_step(self.state, row, None, self.now) {
+            NextStep::Nothing | NextStep::Exempt(_) | NextStep::Warn | NextStep::Survived => None,
+            NextStep::Adopt(at) => Some(format!("gets one in {}", left(at))),
+            NextStep::Parking(_) => Some("is being parked".to_owned()),
+            NextStep::Park(at) => Some(format!("is parked or ended in {}", left(at))),
             NextStep::Signal(_, at) => Some(format!("is ended in {}", left(at))),
         };
         let Some(soon) = soon else {
@@ -287,9 +287,9 @@ impl View<'_> {
     /// whose bytes are whose. Before that was tried, setting the mode tries it.
     fn is_adopted_by_mode(&self, row: &UnleasedProcess) -> bool {
         let state = self.state;
-        match enforce::fate(state, row, Some(Mode::Adopt), self.now) {
-            NextStep::Adopted(_) => true,
-            NextStep::LeftAlone(Exemption::CannotEnforce(_)) => state.can_enforce().is_none(),
+        match enforce::next_step(state, row, Some(Mode::Adopt), self.now) {
+            NextStep::Adopt(_) => true,
+            NextStep::Exempt(Exemption::CannotEnforce(_)) => state.self_test().is_none(),
             _ => false,
         }
     }

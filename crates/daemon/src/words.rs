@@ -98,13 +98,13 @@ pub fn why_ahead(state: &State, first: &Lease, second: &Lease, now: Time) -> Str
     let policy = state.policy();
     let (ahead, behind) = (state.place_of(first), state.place_of(second));
     let owes = |lease: &Lease, arrival: Time| {
-        let mark = state.rows().tenants[lease.tenant.0 as usize].mark;
+        let mark = state.rows().tenants[lease.tenant.0 as usize].debt_clock;
         mark.since(arrival.max(now)).0.min(policy.debt_max.0)
     };
     let (owed_ahead, owed_behind) = (owes(first, ahead.arrival), owes(second, behind.arrival));
     let head_start = |place: &QueuePlace| place.arrival.0 as i64 - place.rank;
     let more_urgent = head_start(&ahead) - head_start(&behind);
-    let is_equal = (first.ask.tier, first.ask.priority) == (second.ask.tier, second.ask.priority);
+    let is_equal = (first.request.tier, first.request.priority) == (second.request.tier, second.request.priority);
     let minutes = |us: u64| span::show((us as f64 / 6e7).ceil() * 60.0);
     if ahead.arrival <= behind.arrival {
         "came earlier".to_owned()
@@ -122,11 +122,11 @@ pub fn why_ahead(state: &State, first: &Lease, second: &Lease, now: Time) -> Str
 
 /// What must happen before a quota has room.
 pub(crate) fn when_quota_returns(held: &QuotaBlock) -> &'static str {
-    match (held.what, &held.group) {
+    match (held.resource, &held.group) {
         (CappedResource::Never { cap: Bytes::ZERO, .. }, _) => {
             "request without `--preempt never`, or ask the operator for a quota"
         }
-        _ if held.always => "request less, or ask the operator for a larger quota",
+        _ if held.is_permanent => "request less, or ask the operator for a larger quota",
         (CappedResource::GpuDay { .. }, _) => "it is available again at midnight",
         (_, None) => "it starts when another of your leases ends",
         (_, Some(_)) => "it starts when another lease of the group ends",
@@ -151,7 +151,7 @@ pub fn no_bound(why: &NoBound) -> String {
 /// Why a holder cannot be parked.
 pub fn not_parkable(why: &NotParkable) -> String {
     match why {
-        NotParkable::Ram { need, room } => {
+        NotParkable::NoSpace { need, room } => {
             let (need, room) = (show(need.0), show(room.0));
             format!("it needs {need} of host memory, and the parking space has {room} free now (`[parking] ram`)")
         }
@@ -180,13 +180,13 @@ pub fn left_out(others: impl Iterator<Item = (ProcKey, u32)>) -> Option<String> 
 /// Why the driver does not bring a holder back yet, and what helps. The name is that of who is in the way, as far as
 /// whoever reads it may know.
 pub fn held_back(state: &State, who: RestoreObstacle, name: Option<String>) -> String {
-    let index = |card: GpuId| state.rows().cards[usize::from(card.0)].facts.index;
+    let index = |card: GpuId| state.rows().gpus[usize::from(card.0)].facts.index;
     let lost = "a restore kills the process if another one takes its VRAM";
     match (who, name) {
         (RestoreObstacle::Unreadable(card), _) => {
             format!("it waits until GPU {} can be read: {lost}; tell an operator if that lasts", index(card))
         }
-        (RestoreObstacle::Strangers(card, count), Some(name)) => {
+        (RestoreObstacle::Unleased(card, count), Some(name)) => {
             let others = if count > 1 { format!(" and {} more", count - 1) } else { String::new() };
             let (has, leaves) = if count > 1 { ("have", "leave") } else { ("has", "leaves") };
             format!(
@@ -194,7 +194,7 @@ pub fn held_back(state: &State, who: RestoreObstacle, name: Option<String>) -> S
                 index(card)
             )
         }
-        (RestoreObstacle::Strangers(card, count), None) => {
+        (RestoreObstacle::Unleased(card, count), None) => {
             let (processes, leave) = if count == 1 { ("process", "leaves") } else { ("processes", "leave") };
             format!(
                 "it waits until {count} {processes} without a lease {leave} GPU {index}: {lost}; `sublet gpus` shows what is there; end it, or ask its user to",
@@ -219,7 +219,7 @@ pub fn spared(spared: &NotPreemptable, now: Time) -> String {
         }
         NotPreemptable::Stays(whys) => {
             let said = |rung: Method| whys.iter().find(|(of, _)| *of == rung).map(|(_, why)| why);
-            match (said(Method::Park), said(Method::Driver)) {
+            match (said(Method::Shim), said(Method::Driver)) {
                 (Some(NotParkable::NoShim), Some(why)) if *why != NotParkable::NotInspected => not_parkable(why),
                 (Some(why), _) | (None, Some(why)) => not_parkable(why),
                 (None, None) => spared.to_string(),
@@ -268,10 +268,10 @@ pub fn lacking_space(state: &State, need: Bytes, room: Option<Bytes>) -> String 
             show(need.0)
         );
     };
-    let budget = parking.ram.less(state.booked());
+    let budget = parking.space.less(state.booked_host_memory());
     let remedy = match room < budget {
-        true => format!("the host must keep {} available (`[parking] keep_free`)", show(parking.leave.0)),
-        false => format!("an operator can raise `[parking] ram`, now {}", show(parking.ram.0)),
+        true => format!("the host must keep {} available (`[parking] keep_free`)", show(parking.keep_available.0)),
+        false => format!("an operator can raise `[parking] ram`, now {}", show(parking.space.0)),
     };
     format!(
         "{} would have to be parked for it, and the parking space has {} free; {remedy}",
@@ -329,8 +329,8 @@ pub fn problem(refusal: &Refusal) -> Problem {
             .hint(format!("request at least {} more than your tensors need", show(context.0))),
         Refusal::OverQuota(held) => {
             let problem = Problem::new(Code::OverCap, detail).hint(when_quota_returns(held));
-            match held.what {
-                CappedResource::GpuDay { .. } if !held.always => problem.retry_after(crate::day::seconds_left()),
+            match held.resource {
+                CappedResource::GpuDay { .. } if !held.is_permanent => problem.retry_after(crate::day::seconds_left()),
                 _ => problem,
             }
         }
@@ -478,12 +478,12 @@ pub fn action(action: &Action) -> String {
             let aside = aside.map(|card| format!(" because GPU #{card} steps aside"));
             let room_for = room_for.or(aside).unwrap_or_default();
             match rung {
-                Method::Yield => format!("{lease} is being parked{room_for} by its hook"),
+                Method::Hook => format!("{lease} is being parked{room_for} by its hook"),
                 Method::Driver => format!(
                     "{lease} is being parked{room_for} by the driver; {} of host memory are booked",
                     show(booked.0)
                 ),
-                Method::Park | Method::End => {
+                Method::Shim | Method::End => {
                     format!("{lease} is being parked{room_for}; {} of host memory are booked", show(booked.0))
                 }
             }
@@ -556,17 +556,17 @@ pub fn action(action: &Action) -> String {
         }
         Action::RevokeToken { token, tenant, .. } => format!("token {token} of {tenant} is revoked"),
         Action::Find { stranger } => {
-            let was = if stranger.until.is_some() { "warned" } else { "ended" };
-            let again = stranger.again.map_or_else(String::new, |former| match stranger.step {
+            let was = if stranger.must_leave_by.is_some() { "warned" } else { "ended" };
+            let again = stranger.successor_of.map_or_else(String::new, |former| match stranger.step {
                 // The very process that left its cards for a moment.
-                unleased::UnleasedStep::Told { .. } => format!(", which is the same process as {former}"),
+                unleased::UnleasedStep::Signalled { .. } => format!(", which is the same process as {former}"),
                 _ => format!(", again after {former} was {was}"),
             });
             let (id, who) = (stranger.id, stranger.audit.owner_words());
-            match stranger.of {
+            match stranger.lease {
                 None => format!("{id} uses a GPU without a lease: {who}{again}"),
                 Some(lease) => {
-                    let cards = if stranger.cards.len() == 1 { "this GPU" } else { "these GPUs" };
+                    let cards = if stranger.gpus.len() == 1 { "this GPU" } else { "these GPUs" };
                     format!("{id} uses a GPU and belongs to {lease}, which is not for {cards}: {who}{again}")
                 }
             }
@@ -603,7 +603,7 @@ pub fn action(action: &Action) -> String {
         Action::Survived { stranger, .. } => format!("{stranger} survived SIGKILL"),
         Action::Close { stranger: id, how, .. } => match how {
             unleased::UnleasedEnd::Exited => format!("{id} exited"),
-            unleased::UnleasedEnd::OffCards => format!("{id} has left the GPUs"),
+            unleased::UnleasedEnd::OffGpus => format!("{id} has left the GPUs"),
             unleased::UnleasedEnd::Adopted(lease) => format!("{id} has a lease now: {lease}"),
             unleased::UnleasedEnd::Parked(lease) => {
                 format!("{id} is parked, and has {lease}: `sublet resume {lease}` brings it back")
@@ -613,12 +613,12 @@ pub fn action(action: &Action) -> String {
         },
         Action::SetMode { card, mode } => format!("GPU #{card}: unleased processes are handled by mode `{mode}`"),
         Action::SetRule { rule } => {
-            let what = match rule.treat {
+            let what = match rule.action {
                 RuleAction::Allow => "are left alone",
                 RuleAction::Deny => "may be ended even in a container or if they only draw",
-                RuleAction::Attach { .. } => "get a lease where they are found",
+                RuleAction::Adopt { .. } => "get a lease where they are found",
             };
-            format!("rule {}: processes of {} {what}", rule.id, rule.who)
+            format!("rule {}: processes of {} {what}", rule.id, rule.subject)
         }
         Action::AcceptLoss { loss: lost } => format!("an operator accepts a loss: {}", loss::sentence(lost)),
         Action::DropRule { rule } => format!("rule {rule} is removed"),
@@ -651,15 +651,15 @@ mod tests {
         let says = |who: RestoreObstacle, name: Option<&str>| held_back(&state, who, name.map(str::to_owned));
         let card = GpuId(0);
         assert_eq!(
-            says(RestoreObstacle::Strangers(card, 1), Some("process 4312 of ann")),
+            says(RestoreObstacle::Unleased(card, 1), Some("process 4312 of ann")),
             "it waits until process 4312 of ann, which has no lease, leaves GPU 0: a restore kills the process if another one takes its VRAM; end what is there, or ask its user to"
         );
         assert_eq!(
-            says(RestoreObstacle::Strangers(card, 3), Some("process 4312")),
+            says(RestoreObstacle::Unleased(card, 3), Some("process 4312")),
             "it waits until process 4312 and 2 more, which have no lease, leave GPU 0: a restore kills the process if another one takes its VRAM; end what is there, or ask its user to"
         );
         assert_eq!(
-            says(RestoreObstacle::Strangers(card, 1), None),
+            says(RestoreObstacle::Unleased(card, 1), None),
             "it waits until 1 process without a lease leaves GPU 0: a restore kills the process if another one takes its VRAM; `sublet gpus` shows what is there; end it, or ask its user to"
         );
         assert_eq!(

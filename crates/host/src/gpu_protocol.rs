@@ -74,7 +74,7 @@ impl ReadingResult {
         match self {
             ReadingResult::Used { free, processes, coarse } => {
                 let resident =
-                    |p: ReportedProcess| Resident { process: p.process, bytes: p.bytes, graphics: p.graphics };
+                    |p: ReportedProcess| Resident { process: p.process, bytes: p.bytes, only_draws: p.graphics };
                 Reading::Used(GpuUsage { free, processes: processes.into_iter().map(resident).collect(), coarse })
             }
             ReadingResult::Lost => Reading::Unreadable(Unreadable::Lost),

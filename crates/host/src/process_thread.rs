@@ -328,7 +328,7 @@ impl ProcessThread {
                 Some(same) => {
                     same.bytes =
                         same.bytes.zip(resident.bytes).map(|(one, other)| Bytes(one.0.saturating_add(other.0)));
-                    same.graphics &= resident.graphics;
+                    same.only_draws &= resident.only_draws;
                 }
                 None => replaced.push(resident),
             }

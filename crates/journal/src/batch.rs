@@ -265,7 +265,7 @@ impl OpenBatch {
         batch.meta = open.meta.then(|| rows.meta.clone());
         let tenant = |id: TenantId| Some((id, rows.tenants.get(id.0 as usize)?.clone()));
         batch.tenants = open.tenants.into_iter().filter_map(tenant).collect();
-        let card = |id: GpuId| Some((id, rows.cards.get(usize::from(id.0))?.clone()));
+        let card = |id: GpuId| Some((id, rows.gpus.get(usize::from(id.0))?.clone()));
         batch.cards = open.cards.into_iter().filter_map(card).collect();
         for id in open.tokens {
             match rows.tokens.get(&id) {
@@ -274,7 +274,7 @@ impl OpenBatch {
             }
         }
         for id in open.strangers {
-            match rows.strangers.get(&id) {
+            match rows.unleased.get(&id) {
                 Some(stranger) => batch.strangers.push(stranger.clone()),
                 None => batch.closed.push(id),
             }
@@ -289,7 +289,7 @@ impl OpenBatch {
             match rows.leases.get(&id) {
                 // Of one that was never parked, and had no more than its lease, nothing else has changed.
                 Some(Lease { phase: Phase::Ending(hold, finish), .. })
-                    if !touched.rewritten && hold.turns.is_none() =>
+                    if !touched.rewritten && hold.history.is_none() =>
                 {
                     batch.ending.push((id, finish.clone()));
                 }

@@ -177,12 +177,12 @@ pub fn put_meta(conn: &Connection, meta: &Meta) -> Result<()> {
         meta.boot,
         meta.clock_offset_us,
         signed(meta.next_lease),
-        signed(meta.next_epoch.0),
+        signed(meta.next_fence.0),
         signed(meta.grace_from.0),
         signed(meta.grace_until.0),
         meta.day,
         meta.next_token,
-        signed(meta.next_stranger),
+        signed(meta.next_unleased),
         meta.next_rule,
         json(&meta.lateness)?
     ])?;
@@ -195,12 +195,12 @@ pub fn meta(row: &Row<'_>) -> Result<Meta> {
         boot: row.get(0)?,
         clock_offset_us: row.get(1)?,
         next_lease: int(row, 2)?,
-        next_epoch: Fence(int(row, 3)?),
+        next_fence: Fence(int(row, 3)?),
         grace_from: time(row, 4)?,
         grace_until: time(row, 5)?,
         day: small_int(row, 6)?,
         next_token: small_int(row, 7)?,
-        next_stranger: int(row, 8)?,
+        next_unleased: int(row, 8)?,
         next_rule: small_int(row, 9)?,
         lateness: from_json(row, 10)?,
     })
@@ -219,12 +219,12 @@ pub fn put_tenant(conn: &Connection, id: TenantId, row: &Tenant) -> Result<()> {
         id.0,
         row.name,
         signed(row.leases),
-        signed(row.card_us),
+        signed(row.gpu_us),
         row.byte_us.to_string(),
-        signed(row.mark.0),
-        signed(row.today),
+        signed(row.debt_clock.0),
+        signed(row.today_us),
         json(&row.groups)?,
-        signed(row.turn.0),
+        signed(row.first_since.0),
         row.parked_byte_us.to_string(),
         json(&row.costs)?,
         json(&row.durations)?
@@ -239,12 +239,12 @@ pub fn tenant(row: &Row<'_>) -> Result<(TenantId, Tenant)> {
     let tenant = Tenant {
         name: row.get(1)?,
         leases: int(row, 2)?,
-        card_us: int(row, 3)?,
+        gpu_us: int(row, 3)?,
         byte_us: wide(4)?,
-        mark: time(row, 5)?,
-        today: int(row, 6)?,
+        debt_clock: time(row, 5)?,
+        today_us: int(row, 6)?,
         groups: from_json(row, 7)?,
-        turn: time(row, 8)?,
+        first_since: time(row, 8)?,
         parked_byte_us: wide(9)?,
         costs: from_json(row, 10)?,
         durations: from_json(row, 11)?,
@@ -311,8 +311,8 @@ pub fn put_leases(conn: &Connection, rows: &[Lease]) -> Result<()> {
 fn bind_lease(put: &mut Statement<'_>, bound: usize, row: &Lease) -> Result<()> {
     put.raw_bind_parameter(bound + 1, signed(row.id.0))?;
     put.raw_bind_parameter(bound + 2, row.tenant.0)?;
-    put.raw_bind_parameter(bound + 3, signed(row.asked.0))?;
-    put.raw_bind_parameter(bound + 4, json(&row.ask)?)?;
+    put.raw_bind_parameter(bound + 3, signed(row.requested.0))?;
+    put.raw_bind_parameter(bound + 4, json(&row.request)?)?;
     put.raw_bind_parameter(bound + 5, json(&row.roots)?)?;
     let (phase, give_up, finish) = match &row.phase {
         Phase::Waiting { give_up } => ("waiting", Some(signed(give_up.0)), None),
@@ -327,7 +327,7 @@ fn bind_lease(put: &mut Statement<'_>, bound: usize, row: &Lease) -> Result<()> 
     put.raw_bind_parameter(bound + 8, finish)?;
     bind_hold(put, bound + 9, row.hold())?;
     put.raw_bind_parameter(bound + 20, row.token.map(|token| token.0))?;
-    put.raw_bind_parameter(bound + 21, row.away().map(json).transpose()?)?;
+    put.raw_bind_parameter(bound + 21, row.park_state().map(json).transpose()?)?;
     let told = row.hold().and_then(|hold| hold.notice);
     put.raw_bind_parameter(bound + 22, told.map(|told| signed(told.at().0)))?;
     put.raw_bind_parameter(bound + 23, told.map(|told| matches!(told, EndNotice::Term { .. })))
@@ -374,8 +374,8 @@ pub fn lease(row: &Row<'_>) -> Result<Lease> {
     Ok(Lease {
         id: LeaseId(int(row, 0)?),
         tenant: TenantId(small_int(row, 1)?),
-        asked: time(row, 2)?,
-        ask: from_json(row, 3)?,
+        requested: time(row, 2)?,
+        request: from_json(row, 3)?,
         roots: from_json(row, 4)?,
         phase,
         token: row.get::<_, Option<u32>>(19)?.map(TokenId),
@@ -440,16 +440,16 @@ fn bind_hold(put: &mut Statement<'_>, first: usize, hold: Option<&Hold>) -> Resu
         return (first..first + 11).try_for_each(|column| put.raw_bind_parameter(column, Value::Null));
     };
     put.raw_bind_parameter(first, signed(hold.vram.0))?;
-    put.raw_bind_parameter(first + 1, signed(hold.epoch.0))?;
+    put.raw_bind_parameter(first + 1, signed(hold.fence.0))?;
     put.raw_bind_parameter(first + 2, signed(hold.granted.0))?;
     put.raw_bind_parameter(first + 3, signed(hold.renewed.0))?;
     put.raw_bind_parameter(first + 4, signed(hold.until.0))?;
     put.raw_bind_parameter(first + 5, hold.idle)?;
-    put.raw_bind_parameter(first + 6, json(&hold.cards)?)?;
-    put.raw_bind_parameter(first + 7, signed(hold.paid.0))?;
-    put.raw_bind_parameter(first + 8, hold.before.map(|before| signed(before.0)))?;
+    put.raw_bind_parameter(first + 6, json(&hold.gpus)?)?;
+    put.raw_bind_parameter(first + 7, signed(hold.prepaid.0))?;
+    put.raw_bind_parameter(first + 8, hold.not_beyond.map(|before| signed(before.0)))?;
     put.raw_bind_parameter(first + 9, hold.day)?;
-    put.raw_bind_parameter(first + 10, hold.turns.as_ref().map(json).transpose()?)
+    put.raw_bind_parameter(first + 10, hold.history.as_ref().map(json).transpose()?)
 }
 
 fn hold(row: &Row<'_>, first: usize) -> Result<Option<Hold>> {
@@ -458,17 +458,17 @@ fn hold(row: &Row<'_>, first: usize) -> Result<Option<Hold>> {
     }
     Ok(Some(Hold {
         vram: Bytes(int(row, first)?),
-        epoch: Fence(int(row, first + 1)?),
+        fence: Fence(int(row, first + 1)?),
         granted: time(row, first + 2)?,
         renewed: time(row, first + 3)?,
         until: time(row, first + 4)?,
         idle: row.get(first + 5)?,
-        cards: from_json(row, first + 6)?,
+        gpus: from_json(row, first + 6)?,
         // Rows of the first version have none: nothing was paid, on no day.
-        paid: Span(int_or_null(row, first + 7)?.unwrap_or(0)),
-        before: int_or_null(row, first + 8)?.map(Time),
+        prepaid: Span(int_or_null(row, first + 7)?.unwrap_or(0)),
+        not_beyond: int_or_null(row, first + 8)?.map(Time),
         day: row.get::<_, Option<u32>>(first + 9)?.unwrap_or(0),
-        turns: match row.get_ref(first + 10)?.data_type() {
+        history: match row.get_ref(first + 10)?.data_type() {
             Type::Null => None,
             _ => Some(from_json(row, first + 10)?),
         },
@@ -484,12 +484,12 @@ pub fn put_past(conn: &Connection, rows: &[EndedLease]) -> Result<()> {
 fn bind_past(put: &mut Statement<'_>, bound: usize, row: &EndedLease) -> Result<()> {
     put.raw_bind_parameter(bound + 1, signed(row.id.0))?;
     put.raw_bind_parameter(bound + 2, row.tenant.0)?;
-    put.raw_bind_parameter(bound + 3, signed(row.asked.0))?;
-    put.raw_bind_parameter(bound + 4, json(&row.ask)?)?;
+    put.raw_bind_parameter(bound + 3, signed(row.requested.0))?;
+    put.raw_bind_parameter(bound + 4, json(&row.request)?)?;
     // Its JSON is the name in quotes.
-    put.raw_bind_parameter(bound + 5, json(&row.finish.reason)?.trim_matches('"'))?;
-    put.raw_bind_parameter(bound + 6, signed(row.finish.at.0))?;
-    put.raw_bind_parameter(bound + 7, row.finish.peak.map(|peak| signed(peak.0)))?;
+    put.raw_bind_parameter(bound + 5, json(&row.end.reason)?.trim_matches('"'))?;
+    put.raw_bind_parameter(bound + 6, signed(row.end.at.0))?;
+    put.raw_bind_parameter(bound + 7, row.end.peak.map(|peak| signed(peak.0)))?;
     bind_hold(put, bound + 8, row.hold.as_ref())
 }
 
@@ -500,14 +500,9 @@ pub fn past(row: &Row<'_>) -> Result<EndedLease> {
     Ok(EndedLease {
         id: LeaseId(int(row, 0)?),
         tenant: TenantId(small_int(row, 1)?),
-        asked: time(row, 2)?,
-        ask: from_json(row, 3)?,
-        finish: LeaseEnd {
-            reason,
-            at: time(row, 5)?,
-            peak: peak.map(|peak| Bytes(peak.cast_unsigned())),
-            signal: None,
-        },
+        requested: time(row, 2)?,
+        request: from_json(row, 3)?,
+        end: LeaseEnd { reason, at: time(row, 5)?, peak: peak.map(|peak| Bytes(peak.cast_unsigned())), signal: None },
         hold: hold(row, 7)?,
     })
 }

@@ -57,14 +57,14 @@ fn entry_error(line: &LogLine, what: &str) -> String {
 /// Refuses an action that cannot be applied to `rows`, and says why.
 fn check_action(rows: &Rows, action: &Action) -> Result<(), &'static str> {
     let check = |fits: bool, what| if fits { Ok(()) } else { Err(what) };
-    let knows = |cards: &[GpuId]| cards.iter().all(|card| usize::from(card.0) < rows.cards.len());
+    let knows = |cards: &[GpuId]| cards.iter().all(|card| usize::from(card.0) < rows.gpus.len());
     match action {
         Action::Enrol { tenant, .. } => check(tenant.0 as usize == rows.tenants.len(), "enrols a tenant out of order"),
-        Action::List { card, .. } => check(usize::from(card.0) <= rows.cards.len(), "lists a card out of order"),
+        Action::List { card, .. } => check(usize::from(card.0) <= rows.gpus.len(), "lists a card out of order"),
         Action::Serve { card, .. }
         | Action::SetMode { card, .. }
         | Action::SetAside { card, .. }
-        | Action::EndAside { card, .. } => check(usize::from(card.0) < rows.cards.len(), "names an unknown card"),
+        | Action::EndAside { card, .. } => check(usize::from(card.0) < rows.gpus.len(), "names an unknown card"),
         Action::Start { lease_floor, .. } => check(*lease_floor < u64::MAX, "names an impossible lease"),
         Action::Queue { lease, tenant, .. } => {
             check(lease.0 < u64::MAX, "names an impossible lease")?;
@@ -80,12 +80,12 @@ fn check_action(rows: &Rows, action: &Action) -> Result<(), &'static str> {
         Action::DropRule { rule } => check(rows.rules.contains_key(rule), "drops an unknown rule"),
         Action::Find { stranger } => {
             check(stranger.id.0 < u64::MAX, "names an impossible stranger")?;
-            check(knows(&stranger.cards), "names an unknown card")?;
-            check(!rows.strangers.contains_key(&stranger.id), "finds a stranger that is there")
+            check(knows(&stranger.gpus), "names an unknown card")?;
+            check(!rows.unleased.contains_key(&stranger.id), "finds a stranger that is there")
         }
         Action::Reaudit { stranger, cards, .. } => {
             check(knows(cards), "names an unknown card")?;
-            check(rows.strangers.contains_key(stranger), "names an unknown stranger")
+            check(rows.unleased.contains_key(stranger), "names an unknown stranger")
         }
         Action::Warn { stranger, .. }
         | Action::Strike { stranger, .. }
@@ -94,7 +94,7 @@ fn check_action(rows: &Rows, action: &Action) -> Result<(), &'static str> {
         | Action::NotMoved { stranger, .. }
         | Action::Relent { stranger, .. }
         | Action::Survived { stranger, .. }
-        | Action::Close { stranger, .. } => check(rows.strangers.contains_key(stranger), "names an unknown stranger"),
+        | Action::Close { stranger, .. } => check(rows.unleased.contains_key(stranger), "names an unknown stranger"),
         Action::Grant { epoch, cards, .. } => {
             check(knows(cards), "names an unknown card")?;
             check(epoch.0 < u64::MAX, "names an impossible epoch")
@@ -111,9 +111,9 @@ fn can_be_charged(rows: &Rows, lease: LeaseId, at_us: u64) -> bool {
     let (card_us, byte_us) = hold.charge(Time(at_us));
     let sum = || {
         let tenant = rows.tenants.get(lease.tenant.0 as usize)?;
-        at_us.saturating_sub(hold.granted.0).checked_mul(hold.cards.len() as u64)?;
+        at_us.saturating_sub(hold.granted.0).checked_mul(hold.gpus.len() as u64)?;
         tenant.leases.checked_add(1)?;
-        tenant.card_us.checked_add(card_us)?;
+        tenant.gpu_us.checked_add(card_us)?;
         tenant.byte_us.checked_add(byte_us)
     };
     sum().is_some()
@@ -175,6 +175,6 @@ mod tests {
         for _ in 0..3 {
             fold(&mut rows, &grant(vec![GpuId(0)], Time(u64::MAX))).unwrap();
         }
-        assert_eq!(rows.tenants[0].today, u64::MAX);
+        assert_eq!(rows.tenants[0].today_us, u64::MAX);
     }
 }

@@ -47,7 +47,7 @@ fn tenant_name(rows: &Rows, tenant: TenantId) -> Option<String> {
 }
 
 fn user_of(rows: &Rows, stranger: UnleasedId) -> Option<String> {
-    rows.strangers.get(&stranger).map(|stranger| tenant_of(&stranger.audit))
+    rows.unleased.get(&stranger).map(|stranger| tenant_of(&stranger.audit))
 }
 
 /// True for signals, warnings and operators' acts.

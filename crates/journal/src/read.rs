@@ -102,7 +102,7 @@ pub(crate) fn positions(conn: &Connection) -> Result<LogPositions> {
 pub(crate) fn rows(conn: &Connection) -> Result<Rows> {
     let mut rows = Rows { meta: conn.prepare_cached(codec::META)?.query_row([], codec::meta)?, ..Rows::default() };
     let (long, short) = (
-        [rows.meta.next_lease, rows.meta.next_epoch.0, rows.meta.next_stranger],
+        [rows.meta.next_lease, rows.meta.next_fence.0, rows.meta.next_unleased],
         [rows.meta.next_token, rows.meta.next_rule],
     );
     // A counter at its last number would continue with 0, which was given out long ago.
@@ -116,8 +116,8 @@ pub(crate) fn rows(conn: &Connection) -> Result<Rows> {
     }
     for found in conn.prepare_cached(codec::CARDS)?.query_map([], codec::card)? {
         let (id, card) = found?;
-        check_order(usize::from(id.0), rows.cards.len(), "card")?;
-        rows.cards.push(card);
+        check_order(usize::from(id.0), rows.gpus.len(), "card")?;
+        rows.gpus.push(card);
     }
     let mut leases = conn.prepare_cached(codec::LEASES)?;
     rows.leases =
@@ -127,7 +127,7 @@ pub(crate) fn rows(conn: &Connection) -> Result<Rows> {
         tokens.query_map([], codec::token)?.map(|token| token.map(|token| (token.id, token))).collect::<Result<_>>()?;
     let mut strangers = conn.prepare_cached(codec::STRANGERS)?;
     let found = strangers.query_map([], |row| codec::from_json::<UnleasedProcess>(row, 0))?;
-    rows.strangers = found.map(|found| found.map(|row| (row.id, row))).collect::<Result<_>>()?;
+    rows.unleased = found.map(|found| found.map(|row| (row.id, row))).collect::<Result<_>>()?;
     let mut rules = conn.prepare_cached(codec::RULES)?;
     let found = rules.query_map([], |row| codec::from_json::<Rule>(row, 0))?;
     rows.rules = found.map(|found| found.map(|row| (row.id, row))).collect::<Result<_>>()?;
@@ -136,9 +136,9 @@ pub(crate) fn rows(conn: &Connection) -> Result<Rows> {
             return Err(missing_row("tenant", lease.tenant.0 as usize));
         }
     }
-    let of_leases = rows.leases.values().filter_map(|lease| lease.hold()).flat_map(|hold| &hold.cards);
-    let of_strangers = rows.strangers.values().flat_map(|stranger| &stranger.cards);
-    match of_leases.chain(of_strangers).find(|card| usize::from(card.0) >= rows.cards.len()) {
+    let of_leases = rows.leases.values().filter_map(|lease| lease.hold()).flat_map(|hold| &hold.gpus);
+    let of_strangers = rows.unleased.values().flat_map(|stranger| &stranger.gpus);
+    match of_leases.chain(of_strangers).find(|card| usize::from(card.0) >= rows.gpus.len()) {
         Some(card) => Err(missing_row("card", usize::from(card.0))),
         None => Ok(rows),
     }

@@ -139,9 +139,9 @@ fn fold_into_base(
 fn put_base(conn: &Connection, before: &Rows, rows: &Rows, touched: &BTreeSet<LeaseId>) -> Result<()> {
     put_in_base(conn, "meta", 0, &rows.meta)?;
     put_changed(conn, "tenant", &before.tenants, &rows.tenants)?;
-    put_changed(conn, "card", &before.cards, &rows.cards)?;
+    put_changed(conn, "card", &before.gpus, &rows.gpus)?;
     put_map(conn, "token", &before.tokens, &rows.tokens, |id| id.0.into())?;
-    put_map(conn, "stranger", &before.strangers, &rows.strangers, |id| id.0)?;
+    put_map(conn, "stranger", &before.unleased, &rows.unleased, |id| id.0)?;
     put_map(conn, "rule", &before.rules, &rows.rules, |id| id.0.into())?;
     for id in touched {
         match rows.leases.get(id) {
@@ -199,7 +199,7 @@ fn base_without_leases(conn: &Connection) -> Result<Rows> {
         all_in_base(conn, "stranger")?.into_iter().map(|stranger: UnleasedProcess| (stranger.id, stranger)).collect();
     let rules = all_in_base(conn, "rule")?.into_iter().map(|rule: Rule| (rule.id, rule)).collect();
     let (tenants, cards) = (all_in_base(conn, "tenant")?, all_in_base(conn, "card")?);
-    Ok(Rows { meta, tenants, cards, tokens, strangers, rules, ..Rows::default() })
+    Ok(Rows { meta, tenants, gpus: cards, tokens, unleased: strangers, rules, ..Rows::default() })
 }
 
 /// The rows as they were before the log's first entry.

@@ -377,10 +377,10 @@ fn compare_rows(log: &Rows, rows: &Rows, report: &mut VerifyReport) {
         report.add_finding(difference_text("the table `meta`", &log.meta, &rows.meta));
     }
     compare_lists("tenant", &log.tenants, &rows.tenants, report);
-    compare_lists("card", &log.cards, &rows.cards, report);
+    compare_lists("card", &log.gpus, &rows.gpus, report);
     compare_maps("lease", &log.leases, &rows.leases, report);
     compare_maps("token", &log.tokens, &rows.tokens, report);
-    compare_maps("stranger", &log.strangers, &rows.strangers, report);
+    compare_maps("stranger", &log.unleased, &rows.unleased, report);
     compare_maps("rule", &log.rules, &rows.rules, report);
 }
 

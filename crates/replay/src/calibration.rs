@@ -38,7 +38,7 @@ impl Calibration {
     /// A job's first request has to wait: records the prediction that a waiter would be told.
     pub fn record_prediction(&mut self, job: u32, state: &State, lease: LeaseId, now: Time) {
         self.waiters_seen += 1;
-        let Some(row) = state.lease(lease).filter(|row| row.queued().is_some()) else { return };
+        let Some(row) = state.lease(lease).filter(|row| row.queued_since().is_some()) else { return };
         if !self.waiters_seen.is_multiple_of(self.every) {
             return;
         }

@@ -344,9 +344,9 @@ impl ReplayDriver<'_> {
                     if self.can_park() {
                         self.moves.set_resident(*lease, cards, self.setup.trace.jobs[number as usize].vram);
                         self.schedule_reading(cards);
-                        let said = MoverReport::Here { parked: None };
+                        let said = MoverReport::Present { parked: None };
                         let process = process_of(*lease);
-                        self.replies.push_back(Event::Said { lease: *lease, rung: Method::Park, process, said });
+                        self.replies.push_back(Event::Said { lease: *lease, rung: Method::Shim, process, said });
                     }
                 }
                 Action::Renew { lease, .. } => self.schedule_renewal(*lease),
@@ -360,17 +360,17 @@ impl ReplayDriver<'_> {
                 Action::Parked { lease, .. } => {
                     let number = self.job_of[lease.0 as usize];
                     if let Some(hold) = self.state.lease(*lease).and_then(Lease::hold) {
-                        self.usage.job_released(number, &hold.cards);
+                        self.usage.job_released(number, &hold.gpus);
                     }
                     self.usage.job_waits(number);
                     self.report_free_memory();
                     // A job is always busy, so it wants its GPUs back at once.
-                    let (rung, process, said) = (Method::Park, process_of(*lease), MoverReport::Wants);
+                    let (rung, process, said) = (Method::Shim, process_of(*lease), MoverReport::Used);
                     self.replies.push_back(Event::Said { lease: *lease, rung, process, said });
                 }
                 Action::Resume { lease, .. } => {
                     if let Some(hold) = self.state.lease(*lease).and_then(Lease::hold) {
-                        self.usage.job_granted(self.job_of[lease.0 as usize], &hold.cards);
+                        self.usage.job_granted(self.job_of[lease.0 as usize], &hold.gpus);
                     }
                     self.order_move(*lease, MoveDirection::Back);
                 }
@@ -396,7 +396,7 @@ impl ReplayDriver<'_> {
     /// Host memory that is not taken by parked bytes.
     fn report_free_memory(&mut self) {
         if self.can_park() {
-            let available = Some(self.setup.policy.parking.ram.less(self.state.booked()));
+            let available = Some(self.setup.policy.parking.space.less(self.state.booked_host_memory()));
             self.replies.push_back(Event::Ram { available });
         }
     }
@@ -444,13 +444,13 @@ impl ReplayDriver<'_> {
         let Some((lease, direction)) = self.moves.pop_finished() else { return };
         let job = &self.setup.trace.jobs[self.job_of[lease.0 as usize] as usize];
         let bytes = Bytes(job.vram.0.saturating_mul(u64::from(job.gpus)));
-        let Some(cards) = self.state.lease(lease).and_then(Lease::hold).map(|hold| hold.cards.clone()) else { return };
+        let Some(cards) = self.state.lease(lease).and_then(Lease::hold).map(|hold| hold.gpus.clone()) else { return };
         let (on_each, said, readings) = match direction {
             MoveDirection::Out => (Bytes::ZERO, MoverReport::Parked(bytes), 2),
             MoveDirection::Back => (job.vram, MoverReport::Resumed, 1),
         };
         self.moves.set_resident(lease, &cards, on_each);
-        self.apply_event(Event::Said { lease, rung: Method::Park, process: process_of(lease), said });
+        self.apply_event(Event::Said { lease, rung: Method::Shim, process: process_of(lease), said });
         for _ in 0..readings {
             self.now = self.now + READING_DELAY;
             self.usage.advance(self.now);
@@ -468,7 +468,7 @@ impl ReplayDriver<'_> {
     /// Schedules a renewal, only if the lease would expire before its job is done.
     fn schedule_renewal(&mut self, lease: LeaseId) {
         if let Some(row) = self.state.lease(lease)
-            && !row.fixed()
+            && !row.has_fixed_term()
             && let Phase::Active(hold) = &row.phase
         {
             let at = self.state.renewal_point(row, hold);
@@ -487,11 +487,11 @@ impl ReplayDriver<'_> {
             if was_parked {
                 self.usage.job_left_queue(number);
             } else {
-                self.usage.job_released(number, &hold.cards);
+                self.usage.job_released(number, &hold.gpus);
             }
-            self.moves.set_resident(lease, &hold.cards, Bytes::ZERO);
+            self.moves.set_resident(lease, &hold.gpus, Bytes::ZERO);
             self.moves.cancel(lease);
-            self.schedule_reading(&hold.cards);
+            self.schedule_reading(&hold.gpus);
         }
         self.stop_work(lease);
         if reason.ends_processes() {
@@ -520,5 +520,5 @@ fn request_of(job: &TraceJob, left: Span, setup: &ReplaySetup<'_>) -> LeaseReque
 
 /// True if a lease was parked when it ended.
 fn is_parked(hold: &Hold) -> bool {
-    hold.turns.as_ref().is_some_and(|turns| turns.stopped.is_some())
+    hold.history.as_ref().is_some_and(|turns| turns.stopped.is_some())
 }

@@ -109,7 +109,7 @@ impl ReplayMoves {
         let resident = |(lease, bytes): (&LeaseId, &Bytes)| Resident {
             process: process_of(*lease),
             bytes: Some(*bytes),
-            graphics: false,
+            only_draws: false,
         };
         let processes = on.iter().map(resident).collect();
         Reading::Used(GpuUsage { free: self.totals[usize::from(gpu.0)].less(used), processes, coarse: false })

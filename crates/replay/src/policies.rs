@@ -46,7 +46,7 @@ pub fn policy(name: PolicyName, rules: &Policy) -> Policy {
         PolicyName::Fifo => {
             let none = Span::ZERO;
             let head_start = HeadStart { interactive: none, batch: none, spot: none, priority: none };
-            Policy { head_start, debt_max: none, turns: false, ..rules.clone() }
+            Policy { head_start, debt_max: none, counts_from_first_place: false, ..rules.clone() }
         }
     }
 }
@@ -56,7 +56,7 @@ pub fn policy(name: PolicyName, rules: &Policy) -> Policy {
 /// A trace does not say which jobs could be parked: all can, in `parking` bytes of host memory, or none.
 pub fn for_replay(policy: Policy, places: Option<u32>, parking: Option<Bytes>) -> Policy {
     let parking = match parking {
-        Some(ram) => Parking { ram, leave: Bytes::ZERO, ..policy.parking.clone() },
+        Some(ram) => Parking { space: ram, keep_available: Bytes::ZERO, ..policy.parking.clone() },
         None => Parking { preempt: false, ..policy.parking.clone() },
     };
     Policy {

@@ -402,7 +402,7 @@ fn starvation(setup: &ReplaySetup<'_>, run: &ReplayRun, factor: f64) -> Starvati
     let mut starved_tenants = std::collections::BTreeSet::new();
     let mut longest: Option<(Span, u32)> = None;
     for (job, course) in jobs {
-        let bound = setup.policy.hold_cap.max(Span((job.duration.0 as f64 * factor) as u64));
+        let bound = setup.policy.hold_max.max(Span((job.duration.0 as f64 * factor) as u64));
         if course.waited > bound {
             starved += 1;
             starved_tenants.insert(job.tenant);

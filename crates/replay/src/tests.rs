@@ -405,7 +405,7 @@ fn plots_have_titles_units_both_policies_and_no_tags_of_others() {
 
 fn parked_on(trace: &Trace, host_gpus: &str, finish: bool) -> ReplayRun {
     let mut rules = Policy::default();
-    rules.parking.finish = finish;
+    rules.parking.stretches_slices = finish;
     let policy = for_replay(policy(PolicyName::Fair, &rules), None, Some(Bytes::gib(256)));
     let host_gpus = gpus(host_gpus);
     drive(&ReplaySetup {

@@ -166,7 +166,7 @@ impl Sim<'_> {
         if batch.is_empty() {
             return self.tell(told);
         }
-        let ballast = daemon.engine.state().disk_full();
+        let ballast = daemon.engine.state().is_disk_full();
         self.commits += 1;
         let fate = self.fate(ballast);
         let slow = self.rng.chance(5);
@@ -291,7 +291,7 @@ impl Sim<'_> {
             }
             match &entry.action {
                 Action::Grant { lease, cards, vram, epoch, .. } => {
-                    let index = |card: &sublet_core::ids::GpuId| self.disk.rows.cards[card.0 as usize].facts.index;
+                    let index = |card: &sublet_core::ids::GpuId| self.disk.rows.gpus[card.0 as usize].facts.index;
                     let cards = cards.iter().map(|card| index(card) as usize).collect();
                     self.told_granted(*lease, *epoch, cards, *vram);
                     self.wrap(*lease);
@@ -423,7 +423,7 @@ impl Sim<'_> {
         self.checker.restarted(&self.disk)?;
         self.lose_lines();
         self.find_loss()?;
-        let epoch_floor = if self.rng.chance(100) { self.disk.rows.meta.next_epoch.0 + 1_000 } else { 1 };
+        let epoch_floor = if self.rng.chance(100) { self.disk.rows.meta.next_fence.0 + 1_000 } else { 1 };
         let started = Event::Started {
             boot: format!("boot-{}", self.boot),
             clock_offset_us: (self.lag as i64).wrapping_neg(),

@@ -17,7 +17,7 @@ use crate::sim::Sim;
 use std::collections::BTreeMap;
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::method::Method;
-use sublet_core::parking::{MoverReport, are_still, driver_may_have, may_restore};
+use sublet_core::parking::{MoverReport, all_keep_still, driver_may_have, may_restore};
 use sublet_core::rows::{Lease, ParkState, Phase};
 use sublet_core::units::{Bytes, Span};
 
@@ -60,7 +60,7 @@ impl Shape {
     pub(crate) fn deepen(&mut self, depth: &mut Rng) {
         if self.habits.library > 0 && depth.chance(600) {
             self.habits.deep = depth.pick(&[600, 1000, 1000]);
-            self.policy.parking.deep = deep_after(self.habits, depth);
+            self.policy.parking.context_after = deep_after(self.habits, depth);
             if depth.chance(500) {
                 self.quieten(depth);
             }
@@ -72,19 +72,19 @@ impl Shape {
         (self.habits.library, self.habits.hooks) = (1000, 0);
         self.habits.preempts &= depth.chance(600);
         self.policy.parking.preempt &= self.habits.preempts;
-        self.policy.parking.deep = Some(Span::secs(depth.pick(&[1, 1, 2, 5])));
+        self.policy.parking.context_after = Some(Span::secs(depth.pick(&[1, 1, 2, 5])));
         self.jobs = self.jobs.min(depth.within(1, 2 * self.cards.len() as u64) as usize + 1);
         self.vigil.awake &= depth.chance(200);
         self.faults.strangers_s = if depth.chance(700) { 0 } else { self.faults.strangers_s.max(60) };
         self.faults.looks = self.faults.looks.min(10);
-        self.policy.parking.ram = self.policy.parking.ram.max(Bytes::gib(60));
+        self.policy.parking.space = self.policy.parking.space.max(Bytes::gib(60));
     }
 }
 
 impl Sim<'_> {
     /// A process begins; the driver may be able to take its context.
     pub(crate) fn install_depth(&mut self, process: ProcKey) {
-        let (library, driver) = ((process, Method::Park), (process, Method::Driver));
+        let (library, driver) = ((process, Method::Shim), (process, Method::Driver));
         if self.shape.habits.deep == 0 || !self.world.programs.contains_key(&library) {
             return;
         }
@@ -101,7 +101,7 @@ impl Sim<'_> {
 
     /// Whether the driver has a process now, or is about to.
     pub(crate) fn hangs(&self, (process, rung): Spoken) -> bool {
-        if self.shape.habits.deep == 0 || rung != Method::Park {
+        if self.shape.habits.deep == 0 || rung != Method::Shim {
             return false;
         }
         let Some(driver) = self.world.programs.get(&(process, Method::Driver)) else { return false };
@@ -116,28 +116,28 @@ impl Sim<'_> {
     pub(crate) fn is_heard(&self, process: ProcKey) -> bool {
         let of = |rung: Method| self.world.programs.get(&(process, rung)).map(|program| &program.depth);
         let taken = of(Method::Driver).is_some_and(|depth| depth.taken.is_some());
-        !taken || of(Method::Park).is_some_and(|depth| depth.hush)
+        !taken || of(Method::Shim).is_some_and(|depth| depth.hush)
     }
 
     /// Whether the driver has not been asked about a lease's processes by this daemon: it is when nothing of them
     /// calls it any more, or when they come back.
     pub(crate) fn is_unasked(&self, lease: LeaseId) -> bool {
-        let row = self.disk.rows.leases.get(&lease).filter(|row| row.away().is_some_and(|away| away.deep));
+        let row = self.disk.rows.leases.get(&lease).filter(|row| row.park_state().is_some_and(|away| away.with_driver));
         let (Some(row), Some(daemon)) = (row, &self.daemon) else { return false };
-        matches!(row.phase, Phase::Parked(..)) && !are_still(daemon.engine.state(), row)
+        matches!(row.phase, Phase::Parked(..)) && !all_keep_still(daemon.engine.state(), row)
     }
 
     /// Something was said of a holder that library and driver move one after the other.
     pub(crate) fn mind_deep(&mut self, lease: LeaseId) {
         let row = self.daemon.as_ref().and_then(|daemon| daemon.engine.state().lease(lease));
-        if row.and_then(Lease::away).is_some_and(|away| away.deep) {
+        if row.and_then(Lease::park_state).is_some_and(|away| away.with_driver) {
             self.mind_all(lease);
         }
     }
 
     /// What a program of such a holder is to do, or the driver with all of its processes.
     pub(crate) fn deep_order(&self, process: Spoken, row: &Lease) -> Option<Order> {
-        let (away, state) = (row.away()?, self.daemon.as_ref()?.engine.state());
+        let (away, state) = (row.park_state()?, self.daemon.as_ref()?.engine.state());
         let program = self.world.programs.get(&process)?;
         let comes = matches!(row.phase, Phase::Resuming(..));
         if process.1 == Method::Driver {
@@ -148,7 +148,7 @@ impl Sim<'_> {
             let mut own = away.processes.iter().filter_map(|process| self.driven(row.id, *process));
             return match comes {
                 true => own.any(|program| program.away.is_some()).then_some(Order::Bring),
-                false if !are_still(state, row) => None,
+                false if !all_keep_still(state, row) => None,
                 false => own.any(|program| program.away.is_none()).then_some(Order::Take),
             };
         }
@@ -164,7 +164,9 @@ impl Sim<'_> {
 
     /// For whom somebody speaks of a process: the driver for whom it moves it, as the disk has it, whoever has it by now.
     pub(crate) fn spoken_for(&self, (process, rung): Spoken) -> Option<LeaseId> {
-        let moves = |row: &&Lease| rung == Method::Driver && row.away().is_some_and(|away| away.moves(&process));
+        let moves = |row: &&Lease| {
+            rung == Method::Driver && row.park_state().is_some_and(|away| away.is_moved_by_driver(&process))
+        };
         let moved_for = self.disk.rows.leases.values().find(moves).map(|row| row.id);
         moved_for.or_else(|| self.daemon.as_ref()?.engine.state().owner(&process))
     }
@@ -179,8 +181,8 @@ impl Sim<'_> {
 
     /// Whether the driver is told where a process of a lease's shall be, and so asked where it is.
     pub(crate) fn is_driven(&self, lease: LeaseId, process: ProcKey) -> bool {
-        let away = self.disk.rows.leases.get(&lease).and_then(Lease::away);
-        away.is_some_and(|away| away.moves(&process))
+        let away = self.disk.rows.leases.get(&lease).and_then(Lease::park_state);
+        away.is_some_and(|away| away.is_moved_by_driver(&process))
     }
 
     /// A process of a lease's, as the driver has it.
@@ -193,11 +195,11 @@ impl Sim<'_> {
     pub(crate) fn check_order(&self, process: Spoken, lease: LeaseId, order: Order) -> Result<(), Violation> {
         // What the driver said just now, and is not on the disk yet, changes no order.
         let row = self.disk.rows.leases.get(&lease);
-        let away = row.and_then(Lease::away);
-        let (is_deep, anew) = (away.is_some_and(|away| away.deep), away.is_some_and(|away| away.back));
+        let away = row.and_then(Lease::park_state);
+        let (is_deep, anew) = (away.is_some_and(|away| away.with_driver), away.is_some_and(|away| away.was_resumed));
         match order {
             Order::Take => self.checker.check_taken(lease),
-            Order::Resume if process.1 == Method::Park && is_deep => self.checker.check_restored_first(lease),
+            Order::Resume if process.1 == Method::Shim && is_deep => self.checker.check_restored_first(lease),
             Order::Resume | Order::Bring if process.1 == Method::Driver => self.checker.check_kept_free(lease, anew),
             _ => Ok(()),
         }
@@ -220,14 +222,14 @@ impl Sim<'_> {
         if let Some(program) = self.world.programs.get_mut(&process) {
             (program.depth.said, program.depth.hush) = (Some(hush), hush && temper != Temper::Liar);
         }
-        self.say(process, MoverReport::Deep(hush));
+        self.say(process, MoverReport::KeepsStill(hush));
     }
 
     /// The driver takes what the library left of a holder's processes, all of them or none.
     pub(crate) fn take_contexts(&mut self, leader: Spoken, temper: Temper, odd: bool) {
         let Some(lease) = self.world.programs.get(&leader).and_then(|program| program.lease) else { return };
         let row = self.disk.rows.leases.get(&lease);
-        let Some(away) = row.and_then(Lease::away).filter(|away| away.deep).cloned() else { return };
+        let Some(away) = row.and_then(Lease::park_state).filter(|away| away.with_driver).cloned() else { return };
         let (processes, comes) =
             (away.processes.clone(), row.is_some_and(|row| matches!(row.phase, Phase::Resuming(..))));
         self.mind_after(leader, 3_000_000);
@@ -236,7 +238,7 @@ impl Sim<'_> {
             return;
         }
         let loud =
-            |process: &ProcKey| self.world.programs.get(&(*process, Method::Park)).is_some_and(|it| !it.depth.hush);
+            |process: &ProcKey| self.world.programs.get(&(*process, Method::Shim)).is_some_and(|it| !it.depth.hush);
         let loud = processes.iter().any(loud);
         if temper == Temper::Fickle && odd {
             if let Some(program) = self.world.programs.get_mut(&leader) {
@@ -288,16 +290,16 @@ impl Sim<'_> {
                 let Some(program) = self.world.programs.get_mut(&process) else { continue };
                 program.depth.unsaid = false;
                 let parked = program.away.as_ref().map(|_| program.claims);
-                self.say(process, MoverReport::Here { parked });
+                self.say(process, MoverReport::Present { parked });
             }
         }
     }
 
     /// Whether there is room for all of a holder, what the library has to copy and what the driver restores before.
     pub(crate) fn prove_all(&mut self, leader: Spoken, lease: LeaseId) -> bool {
-        let away = self.disk.rows.leases.get(&lease).and_then(Lease::away);
+        let away = self.disk.rows.leases.get(&lease).and_then(Lease::park_state);
         let processes = away.map(|away| away.processes.clone()).unwrap_or_default();
-        let both = processes.iter().flat_map(|process| [(*process, Method::Park), (*process, Method::Driver)]);
+        let both = processes.iter().flat_map(|process| [(*process, Method::Shim), (*process, Method::Driver)]);
         let away = both.filter_map(|spoken| self.world.programs.get(&spoken)?.away.as_ref());
         let mut needs: BTreeMap<usize, Bytes> = BTreeMap::new();
         for (card, bytes) in away.flatten() {
@@ -320,7 +322,7 @@ impl Sim<'_> {
     pub(crate) fn bring_contexts(&mut self, leader: Spoken) -> Result<(), Violation> {
         self.mind_after(leader, 3_000_000);
         let Some(lease) = self.world.programs.get(&leader).and_then(|program| program.lease) else { return Ok(()) };
-        let away = self.disk.rows.leases.get(&lease).and_then(Lease::away).filter(|away| away.deep);
+        let away = self.disk.rows.leases.get(&lease).and_then(Lease::park_state).filter(|away| away.with_driver);
         let processes = away.map(|away| away.processes.clone()).unwrap_or_default();
         let gone = |process: &ProcKey| self.driven(lease, *process).is_some_and(|program| program.away.is_some());
         let processes: Vec<ProcKey> = processes.into_iter().filter(gone).collect();
@@ -337,7 +339,7 @@ impl Sim<'_> {
         for (process, program) in &self.world.programs {
             let Some(lease) = program.heard_as(self.life) else { continue };
             let row = daemon.engine.state().lease(lease).filter(|row| row.is_held());
-            let knows = row.is_none_or(|row| row.away().is_some_and(ParkState::needs_driver));
+            let knows = row.is_none_or(|row| row.park_state().is_some_and(ParkState::needs_driver));
             let silent = program.depth.unsaid || !program.outbox.is_empty() || program.lost;
             let kept = process.1 == Method::Driver && program.away.is_some();
             must(9, knows || silent || !kept, || {

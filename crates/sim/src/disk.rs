@@ -50,7 +50,7 @@ impl Disk {
             put(&mut self.rows.tenants, id.0 as usize, tenant.clone());
         }
         for (id, card) in &batch.cards {
-            put(&mut self.rows.cards, usize::from(id.0), card.clone());
+            put(&mut self.rows.gpus, usize::from(id.0), card.clone());
         }
         for id in &batch.gone {
             self.rows.leases.remove(id);
@@ -66,10 +66,10 @@ impl Disk {
             }
         }
         for id in &batch.closed {
-            self.rows.strangers.remove(id);
+            self.rows.unleased.remove(id);
         }
         for stranger in &batch.strangers {
-            self.rows.strangers.insert(stranger.id, stranger.clone());
+            self.rows.unleased.insert(stranger.id, stranger.clone());
         }
         for id in &batch.dropped {
             self.rows.rules.remove(id);
@@ -78,7 +78,7 @@ impl Disk {
             self.rows.rules.insert(rule.id, rule.clone());
         }
         for ended in &batch.past {
-            self.past.insert(ended.id.0, ended.hold.as_ref().map(|hold| hold.epoch.0));
+            self.past.insert(ended.id.0, ended.hold.as_ref().map(|hold| hold.fence.0));
         }
         while self.past.len() > PAST_MAX {
             self.past.pop_first();

@@ -29,7 +29,7 @@ impl Sim<'_> {
         });
         let yields = self.whim.chance(self.shape.habits.hooks);
         let may_lose = self.shape.habits.driver > 0 && self.whim.chance(200);
-        LeaseRequest { preempt, notice, yields, may_lose, ..ask }
+        LeaseRequest { preempt, notice, has_hook: yields, may_lose_state: may_lose, ..ask }
     }
 
     /// Processes of a lease get a signal.

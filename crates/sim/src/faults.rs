@@ -102,7 +102,7 @@ impl Sim<'_> {
 
     pub(crate) fn disk_freed(&mut self) -> Result<(), Violation> {
         self.disk.full = false;
-        let told = self.daemon.as_ref().is_some_and(|daemon| daemon.engine.state().disk_full());
+        let told = self.daemon.as_ref().is_some_and(|daemon| daemon.engine.state().is_disk_full());
         match told {
             true if self.daemon.as_ref().is_some_and(|daemon| daemon.stalled_until.is_some()) => {
                 self.timers.set(self.t + 10 * S, Timer::DiskFreed);
@@ -145,12 +145,12 @@ impl Sim<'_> {
             return Ok(());
         }
         let old = &self.shape.policy;
-        let (period, queue_max, places, over) = (old.period, old.queue_max, old.caps.places, old.over);
+        let (period, queue_max, places, over) = (old.period, old.queue_max, old.caps.places, old.overuse_grace);
         let mut new = policy(&mut self.rng, false);
         new = in_which_parks(new, self.shape.habits, &mut self.luck, &mut self.whim);
         (new.period, new.queue_max, new.caps.places) = (period, queue_max, places);
-        (new.patience, new.over) = (self.shape.vigil.patience, over);
-        new.parking.deep = deep_after(self.shape.habits, &mut self.depth);
+        (new.enforcement, new.overuse_grace) = (self.shape.vigil.patience, over);
+        new.parking.context_after = deep_after(self.shape.habits, &mut self.depth);
         new.margin = Bytes::mib(self.rng.within(0, 1_000));
         new.wait = Span::secs(86_400);
         self.shape.policy = new.clone();
@@ -235,7 +235,7 @@ impl Sim<'_> {
         self.timers.set(self.t + delay, Timer::Mischief);
         let number = self.rng.below(self.callers.len() as u64) as usize;
         let (by, lease) = (self.callers[number].clone(), self.some_lease());
-        let next = self.disk.rows.meta.next_epoch.0;
+        let next = self.disk.rows.meta.next_fence.0;
         let epoch = Fence(self.rng.within(next.saturating_sub(30), next + 2));
         let process = ProcKey { pid: self.rng.below(500) as u32, start: self.rng.below(1_000) };
         let card = format!("GPU-{}", self.rng.below(self.world.cards.len() as u64 + 1));

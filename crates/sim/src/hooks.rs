@@ -48,7 +48,7 @@ pub struct Wrapper {
 impl Sim<'_> {
     /// A lease was granted: it may have a hook.
     pub(crate) fn wrap(&mut self, lease: LeaseId) {
-        if self.disk.rows.leases.get(&lease).is_some_and(|row| row.ask.yields) {
+        if self.disk.rows.leases.get(&lease).is_some_and(|row| row.request.has_hook) {
             let odd = [Temper::Liar, Temper::Half, Temper::Silent, Temper::Fails, Temper::Dies];
             let honest = self.calm || self.whim.chance(self.shape.habits.honest);
             let temper = if honest { Temper::Honest } else { self.whim.pick(&odd) };
@@ -95,9 +95,9 @@ impl Sim<'_> {
             return Ok(());
         };
         let is_told = wrapper.told == Some(life);
-        let by_hook = |rung: Method| rung == Method::Yield;
+        let by_hook = |rung: Method| rung == Method::Hook;
         let out = match self.disk.rows.leases.get(&lease).map(|row| &row.phase) {
-            Some(Phase::Parking(_, away)) if by_hook(away.rung) => match &wrapper.away {
+            Some(Phase::Parking(_, away)) if by_hook(away.method) => match &wrapper.away {
                 Some(_) if is_told => return Ok(()),
                 Some(gone) => {
                     let said = MoverReport::Parked(gone.iter().map(|(_, _, bytes)| *bytes).sum());
@@ -106,7 +106,7 @@ impl Sim<'_> {
                 None => true,
             },
             Some(Phase::Active(_) | Phase::Resuming(..)) if wrapper.away.is_some() => false,
-            Some(Phase::Resuming(_, away)) if by_hook(away.rung) && !is_told => {
+            Some(Phase::Resuming(_, away)) if by_hook(away.method) && !is_told => {
                 return self.tell_hook(lease, MoverReport::Resumed);
             }
             Some(Phase::Ending(..)) | None => {
@@ -159,7 +159,7 @@ impl Sim<'_> {
         };
         let mut gone = Vec::new();
         for process in self.programs_of(lease) {
-            let (bytes, _) = self.world.leave_cards((process, Method::Yield), percent);
+            let (bytes, _) = self.world.leave_cards((process, Method::Hook), percent);
             gone.extend(bytes.into_iter().map(|(card, bytes)| (process, card, bytes)));
         }
         let sum = gone.iter().map(|(_, _, bytes)| *bytes).sum();
@@ -188,7 +188,7 @@ impl Sim<'_> {
 
     /// Its programs are needed, and asleep.
     pub(crate) fn want_back(&mut self, lease: LeaseId) -> Result<(), Violation> {
-        self.tell_hook(lease, MoverReport::Wants)
+        self.tell_hook(lease, MoverReport::Used)
     }
 
     fn programs_of(&self, lease: LeaseId) -> Vec<ProcKey> {
@@ -199,7 +199,7 @@ impl Sim<'_> {
     /// A wrapper says how it stands, now and then under an old epoch or another's name.
     fn tell_hook(&mut self, lease: LeaseId, said: MoverReport) -> Result<(), Violation> {
         let Some(row) = self.disk.rows.leases.get(&lease) else { return Ok(()) };
-        let (Some(epoch), tenant) = (row.hold().map(|hold| hold.epoch), row.tenant.0 as usize) else { return Ok(()) };
+        let (Some(epoch), tenant) = (row.hold().map(|hold| hold.fence), row.tenant.0 as usize) else { return Ok(()) };
         let name = &self.disk.rows.tenants[tenant].name;
         let Some(by) = self.callers.iter().position(|caller| caller.tenant == *name) else { return Ok(()) };
         let odd = !self.calm && self.whim.chance(30);

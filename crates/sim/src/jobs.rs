@@ -291,8 +291,8 @@ impl Sim<'_> {
         match self.disk.rows.leases.get(&lease).map(|row| &row.phase) {
             Some(Phase::Waiting { .. }) => {}
             Some(Phase::Active(hold) | Phase::Parking(hold, _) | Phase::Parked(hold, _) | Phase::Resuming(hold, _)) => {
-                let index = |card: &GpuId| self.disk.rows.cards[card.0 as usize].facts.index as usize;
-                let (epoch, vram, cards) = (hold.epoch, hold.vram, hold.cards.iter().map(index).collect());
+                let index = |card: &GpuId| self.disk.rows.gpus[card.0 as usize].facts.index as usize;
+                let (epoch, vram, cards) = (hold.fence, hold.vram, hold.gpus.iter().map(index).collect());
                 self.told_granted(lease, epoch, cards, vram);
             }
             Some(Phase::Ending(..)) | None => self.told_ended(lease),
@@ -351,7 +351,7 @@ impl Sim<'_> {
         let (tree, cards) = (job.tree, job.cards.clone());
         let gated = self.is_gated(process) || job.lease.is_some_and(|lease| self.is_asleep(lease));
         // The library keeps a program to its lease, which may have come back with less than it was granted.
-        let capped = self.world.programs.contains_key(&(process, Method::Park));
+        let capped = self.world.programs.contains_key(&(process, Method::Shim));
         let hold = job.lease.and_then(|lease| self.disk.rows.leases.get(&lease)).and_then(|row| row.hold());
         let cap = hold.map_or(job.vram.0, |hold| hold.vram.0.min(job.vram.0));
         // Nobody reckons with who comes without a lease, nor with who is not kept to his.
@@ -469,7 +469,7 @@ impl Sim<'_> {
         for ((process, rung), program) in std::mem::take(&mut self.world.left) {
             if let Some(lease) = program.heard_as(self.life) {
                 let delay = self.luck.within(0, S / 3);
-                let died = rung == Method::Park && program.doing == Some(Order::Park);
+                let died = rung == Method::Shim && program.doing == Some(Order::Park);
                 self.timers.set(self.t + delay, Timer::Left(self.life, lease.0, process, rung, died));
             }
         }
@@ -507,7 +507,7 @@ pub fn draw_ask(rng: &mut Rng, ttl_max_s: u64, cards: usize) -> LeaseRequest {
         },
         preempt: Preempt::Usual,
         at_least: rng.chance(60).then(|| Bytes::mib(rng.within(1, 2_000))),
-        on: match rng.below(20) {
+        gpus_allowed: match rng.below(20) {
             0 => Some(GpuSelector::Index(rng.below(cards as u64) as u32)),
             1 => {
                 let card = rng.below(cards as u64 + 1);
@@ -519,9 +519,9 @@ pub fn draw_ask(rng: &mut Rng, ttl_max_s: u64, cards: usize) -> LeaseRequest {
             2 => Some(GpuSelector::Model(rng.pick(&["desk", "RACK", "8"]).to_owned())),
             _ => None,
         },
-        yields: false,
-        may_lose: false,
-        measured: false,
+        has_hook: false,
+        may_lose_state: false,
+        is_measured: false,
         notice: None,
         name: None,
     }

@@ -3,7 +3,7 @@
 use crate::checker::Violation;
 use crate::daemon::Call;
 use crate::sim::Sim;
-use sublet_core::decide::overuse::more;
+use sublet_core::decide::overuse::larger_lease;
 use sublet_core::event::Event;
 use sublet_core::ids::LeaseId;
 use sublet_core::rows::Lease;
@@ -17,13 +17,13 @@ impl Sim<'_> {
             return Ok(false);
         };
         let hold = self.disk.rows.leases.get(&lease).and_then(Lease::hold);
-        if hold.is_none_or(|hold| hold.over().is_none()) || !self.greed.chance(250) {
+        if hold.is_none_or(|hold| hold.overuse().is_none()) || !self.greed.chance(250) {
             return Ok(false);
         }
         let now = self.now();
         let offered = self.daemon.as_ref().and_then(|daemon| {
             let state = daemon.engine.state();
-            more(state, state.lease(lease)?, now)
+            larger_lease(state, state.lease(lease)?, now)
         });
         let (vram, gpus) = match offered {
             Some(offer) if self.greed.chance(800) => (offer, cards as u16),

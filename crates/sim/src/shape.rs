@@ -67,7 +67,7 @@ impl Shape {
         Shape {
             tenants,
             jobs: jobs as usize,
-            policy: Policy { patience: vigil.patience, ..in_which_parks(policy(rng, crowded), habits, luck, whim) },
+            policy: Policy { enforcement: vigil.patience, ..in_which_parks(policy(rng, crowded), habits, luck, whim) },
             tick_us: rng.pick(&[S / 4, S / 2, S, S]),
             // Nobody can say when whoever stands behind a longer term than may be held is served.
             ttl_max_s: rng.pick(if habits.orderly { &[10] } else { &[10, 30, 60, 120] }),
@@ -82,12 +82,12 @@ impl Shape {
     /// Thirty holders of one card, each of which takes most of it: all are at work, and nothing goes wrong.
     pub fn crowd(vigil: Vigil) -> Shape {
         let habits = Habits::gentle();
-        let parking = Parking { ram: Bytes::gib(1_000), ..Parking::default() };
+        let parking = Parking { space: Bytes::gib(1_000), ..Parking::default() };
         Shape {
             cards: vec![(GpuFacts::plain(0, Bytes::gib(24)), false)],
             tenants: 5,
             jobs: 30,
-            policy: Policy { parking, hold_cap: Span::secs(1_800), ..Policy::default() },
+            policy: Policy { parking, hold_max: Span::secs(1_800), ..Policy::default() },
             tick_us: S,
             ttl_max_s: 60,
             faults: Rates { looks: 0, slow: 0, commits: 0, every_s: 0, strangers_s: 0 },
@@ -125,7 +125,7 @@ pub fn policy(rng: &mut Rng, crowded: bool) -> Policy {
             1 => Renewal::Every(Span::secs(rng.within(2, 20))),
             _ => Renewal::At { percent: 70, jitter: 10 },
         },
-        hold_cap: Span::secs(rng.pick(&[20, 60, 300, 1_800])),
+        hold_max: Span::secs(rng.pick(&[20, 60, 300, 1_800])),
         head_start: rng.chance(500).then(HeadStart::default).unwrap_or(HeadStart {
             interactive: Span::secs(60),
             batch: Span::secs(20),
@@ -150,7 +150,7 @@ pub fn in_which_parks(policy: Policy, habits: Habits, luck: &mut Rng, whim: &mut
     }
     let span = Span::secs(1);
     let head_start = HeadStart { interactive: span, batch: span, spot: span, priority: Span::ZERO };
-    Policy { hold_cap: Span::secs(luck.pick(&[20, 40])), debt_max: Span::ZERO, head_start, ..policy }
+    Policy { hold_max: Span::secs(luck.pick(&[20, 40])), debt_max: Span::ZERO, head_start, ..policy }
 }
 
 /// Nothing goes wrong but what programs do.

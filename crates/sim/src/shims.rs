@@ -22,7 +22,7 @@ use sublet_core::action::Hint;
 use sublet_core::event::Event;
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::method::Method;
-use sublet_core::parking::{MoverReport, is_kept_off};
+use sublet_core::parking::{MoverReport, must_stay_off_gpus};
 use sublet_core::policy::Parking;
 use sublet_core::rows::{Hold, Lease, ParkState, Phase};
 use sublet_core::units::{Bytes, Span, Time};
@@ -89,11 +89,11 @@ impl Habits {
             return Parking { preempt: false, ..Parking::default() };
         }
         let parking = Parking {
-            ram: Bytes::gib(luck.pick(&[0, 6, 20, 60, 200, 200])),
-            leave: Bytes::gib(luck.pick(&[0, 2, 8])),
+            space: Bytes::gib(luck.pick(&[0, 6, 20, 60, 200, 200])),
+            keep_available: Bytes::gib(luck.pick(&[0, 2, 8])),
             term: Span::secs(luck.pick(&[20, 120, 1_000, 43_200])),
-            limit: Span::secs(luck.pick(&[4, 10, 30])),
-            rest: Span::secs(luck.pick(&[2, 10, 60])),
+            move_timeout: Span::secs(luck.pick(&[4, 10, 30])),
+            retry_after: Span::secs(luck.pick(&[2, 10, 60])),
             preempt: false,
             ..Parking::default()
         };
@@ -102,10 +102,10 @@ impl Habits {
         }
         Parking {
             preempt: true,
-            turn: Span::secs(whim.pick(&[1, 5, 10, 30])),
-            worth: whim.pick(&[1, 3, 9]),
-            idle: Span::secs(whim.pick(&[3, 10, 30])),
-            pause: Span::secs(whim.pick(&[0, 2, 10])),
+            slice_min: Span::secs(whim.pick(&[1, 5, 10, 30])),
+            slice_per_move: whim.pick(&[1, 3, 9]),
+            idle_after: Span::secs(whim.pick(&[3, 10, 30])),
+            pause_after_park: Span::secs(whim.pick(&[0, 2, 10])),
             grace: Span::secs(whim.pick(&[2, 10, 30])),
             ..parking
         }
@@ -214,7 +214,7 @@ impl Program {
     }
 
     fn here(&self) -> MoverReport {
-        MoverReport::Here { parked: self.away.as_ref().map(|_| self.claims) }
+        MoverReport::Present { parked: self.away.as_ref().map(|_| self.claims) }
     }
 
     /// Whoever it is said for, and by whose daemon, if anybody hears it.
@@ -261,8 +261,8 @@ impl World {
     /// Bytes of a card that were taken off it, of programs of a tree that have the library.
     pub(crate) fn away(&self, tree: u32, card: usize) -> Bytes {
         let live = self.trees.get(&tree).into_iter().flat_map(|tree| &tree.live);
-        let counted = live.filter(|process| self.programs.contains_key(&(**process, Method::Park)));
-        let both = counted.flat_map(|process| [(*process, Method::Park), (*process, Method::Driver)]);
+        let counted = live.filter(|process| self.programs.contains_key(&(**process, Method::Shim)));
+        let both = counted.flat_map(|process| [(*process, Method::Shim), (*process, Method::Driver)]);
         let away = both.filter_map(|spoken| self.programs.get(&spoken)?.away.as_ref());
         away.flatten().filter(|(of, _)| *of == card).map(|(_, bytes)| *bytes).sum()
     }
@@ -290,7 +290,7 @@ impl Sim<'_> {
     /// A process of a job's begins; it may have the library in it.
     pub(crate) fn install(&mut self, process: ProcKey) {
         if self.parks() && self.luck.chance(self.shape.habits.library) {
-            self.install_on((process, Method::Park));
+            self.install_on((process, Method::Shim));
         }
         if self.whim.chance(self.shape.habits.driver) {
             self.install_on((process, Method::Driver));
@@ -322,18 +322,18 @@ impl Sim<'_> {
             other.1 == Method::Driver && program.lease == lease && program.away.is_some()
         };
         let together = || lease.is_some() && self.world.programs.iter().any(locked);
-        [Method::Park, Method::Driver].into_iter().any(|rung| of(rung).is_some_and(Program::is_gated)) || together()
+        [Method::Shim, Method::Driver].into_iter().any(|rung| of(rung).is_some_and(Program::is_gated)) || together()
     }
 
     // ---- words -------------------------------------------------------------
 
     /// The daemon knows whose these processes are: those with the library get through to it.
     pub(crate) fn greet(&mut self, lease: LeaseId, processes: &[ProcKey]) {
-        let both = processes.iter().flat_map(|process| [(*process, Method::Park), (*process, Method::Driver)]);
+        let both = processes.iter().flat_map(|process| [(*process, Method::Shim), (*process, Method::Driver)]);
         for (process, rung) in both {
             let Some(program) = self.world.programs.get(&(process, rung)) else { continue };
             // Of a process that uses no card the driver has nothing to say.
-            let is_there = rung == Method::Park || program.away.is_some() || self.world.is_on_card(process);
+            let is_there = rung == Method::Shim || program.away.is_some() || self.world.is_on_card(process);
             let is_there = is_there || self.is_driven(lease, process);
             if program.heard_as(self.life) != Some(lease) && is_there {
                 let late = !self.shape.crowd && self.luck.chance(50);
@@ -381,16 +381,16 @@ impl Sim<'_> {
         }
         program.given_up = None;
         program.outbox.clear();
-        program.outbox.extend(before.map(|before| (before, process.0, MoverReport::Left)));
+        program.outbox.extend(before.map(|before| (before, process.0, MoverReport::Gone)));
         (program.life, program.lease) = (Some(life), Some(lease));
         program.outbox.push((lease, process.0, program.here()));
-        program.outbox.extend(program.depth.said.map(|deep| (lease, process.0, MoverReport::Deep(deep))));
+        program.outbox.extend(program.depth.said.map(|deep| (lease, process.0, MoverReport::KeepsStill(deep))));
         if program.cannot {
             let cannot = MoverReport::Cannot(Some("it uses managed memory".to_owned()));
             program.outbox.push((lease, process.0, cannot));
         }
         if program.at_gate {
-            program.outbox.push((lease, process.0, MoverReport::Wants));
+            program.outbox.push((lease, process.0, MoverReport::Used));
         }
         self.hear(process)?;
         self.mind(process)
@@ -418,7 +418,7 @@ impl Sim<'_> {
 
     /// A program is not there any more.
     pub(crate) fn left(&mut self, lease: LeaseId, (process, rung): Spoken, died: bool) -> Result<(), Violation> {
-        let said = if died { MoverReport::Died("killed for lack of memory".to_owned()) } else { MoverReport::Left };
+        let said = if died { MoverReport::Died("killed for lack of memory".to_owned()) } else { MoverReport::Gone };
         self.report(Event::Said { lease, rung, process, said })?;
         self.mind_deep(lease);
         Ok(())
@@ -428,11 +428,11 @@ impl Sim<'_> {
     pub(crate) fn submit(&mut self, process: ProcKey) {
         // A process that the driver has stopped says nothing, but for what the library hears of it.
         let is_heard = self.is_heard(process);
-        let process = (process, Method::Park);
+        let process = (process, Method::Shim);
         let Some(program) = self.world.programs.get_mut(&process) else { return };
         if program.is_gated() && !program.at_gate && is_heard {
             program.at_gate = true;
-            self.say(process, MoverReport::Wants);
+            self.say(process, MoverReport::Used);
         }
     }
 
@@ -462,12 +462,12 @@ impl Sim<'_> {
         let Some(lease) = program.heard_as(life).filter(|_| is_idle) else { return Ok(()) };
         let quiet = program.depth.said == Some(true);
         let order = match self.disk.rows.leases.get(&lease) {
-            Some(row) if row.away().is_some_and(|away| away.deep) => match self.deep_order(process, row) {
+            Some(row) if row.park_state().is_some_and(|away| away.with_driver) => match self.deep_order(process, row) {
                 Some(order) => order,
                 None => return Ok(()),
             },
             // Who began while the driver has its siblings, or takes them, waits with them.
-            Some(row) if rung == Method::Park && waits_with_siblings(&self.daemon, row, process.0) => {
+            Some(row) if rung == Method::Shim && waits_with_siblings(&self.daemon, row, process.0) => {
                 match program.away.is_none() {
                     true => Order::Park,
                     false => return Ok(()),
@@ -480,13 +480,13 @@ impl Sim<'_> {
             }
             Some(Lease { phase: Phase::Parking(_, away) | Phase::Parked(_, away), .. })
                 if program.away.is_none()
-                    && away.rung == rung
-                    && (rung == Method::Park || away.processes.contains(&process.0)) =>
+                    && away.method == rung
+                    && (rung == Method::Shim || away.processes.contains(&process.0)) =>
             {
                 Order::Park
             }
             Some(Lease { phase: Phase::Parking(_, away) | Phase::Parked(_, away), .. })
-                if program.away.is_none() && rung == Method::Park && away.rung == Method::Driver =>
+                if program.away.is_none() && rung == Method::Shim && away.method == Method::Driver =>
             {
                 return self.checker.check_let_on(lease, process.0);
             }
@@ -501,7 +501,7 @@ impl Sim<'_> {
             }
             // Of a holder that it does not move, by the disk, the driver is told nothing, whatever it has of it.
             Some(row @ Lease { phase: Phase::Active(_) | Phase::Resuming(..), .. })
-                if rung == Method::Driver && !row.away().is_some_and(ParkState::needs_driver) =>
+                if rung == Method::Driver && !row.park_state().is_some_and(ParkState::needs_driver) =>
             {
                 return Ok(());
             }
@@ -607,7 +607,7 @@ impl Sim<'_> {
     fn give_up(&mut self, process: Spoken) {
         let lease = self.world.programs.get(&process).and_then(|program| program.heard_as(self.life));
         let Some(lease) = lease.filter(|_| process.1 == Method::Driver) else { return };
-        let wish = self.disk.rows.leases.get(&lease).and_then(Lease::away).map(|away| (lease, away.since));
+        let wish = self.disk.rows.leases.get(&lease).and_then(Lease::park_state).map(|away| (lease, away.since));
         let mut taken = Vec::new();
         for (other, program) in &mut self.world.programs {
             if other.1 == Method::Driver && program.heard_as(self.life) == Some(lease) {
@@ -690,7 +690,9 @@ impl Sim<'_> {
             self.resume_program(process);
             return Ok(());
         }
-        let ask = lease.and_then(|lease| self.disk.rows.leases.get(&lease)).map(|row| (row.first_ask().may_lose, row));
+        let ask = lease
+            .and_then(|lease| self.disk.rows.leases.get(&lease))
+            .map(|row| (row.first_request().may_lose_state, row));
         let vram = ask.and_then(|(_, row)| row.hold()).map(|hold| hold.vram);
         // Who came after the last look, or has more than its lease, nobody could have reckoned with.
         let since = proven.saturating_sub(3 * self.shape.policy.period.0);
@@ -703,7 +705,7 @@ impl Sim<'_> {
         };
         let beyond = gone.iter().any(beyond);
         // Nor with a driver that does what it was told long ago, and was told otherwise since.
-        let away = ask.and_then(|(_, row)| row.away());
+        let away = ask.and_then(|(_, row)| row.park_state());
         let outdated = away.is_none_or(|away| !away.needs_driver());
         let overbooked = gone.iter().any(|(card, _)| self.is_overbooked(*card));
         let excused = ask.is_none_or(|(may_lose, _)| may_lose) || intruded || beyond || outdated || overbooked;
@@ -729,7 +731,7 @@ impl Sim<'_> {
         let gpu = &self.world.cards[card];
         let taken: Bytes = gpu.residents.iter().filter_map(|resident| resident.bytes).sum();
         let holds = self.disk.rows.leases.values().filter(|row| !matches!(row.phase, Phase::Parked(..)));
-        let on = |hold: &&Hold| hold.cards.iter().any(|of| usize::from(of.0) == card);
+        let on = |hold: &&Hold| hold.gpus.iter().any(|of| usize::from(of.0) == card);
         let promised: Bytes = holds.filter_map(|row| row.hold()).filter(on).map(|hold| hold.vram).sum();
         promised > gpu.free() + taken
     }
@@ -830,12 +832,12 @@ impl Sim<'_> {
 /// Whether the library in a program keeps it off its cards, because the driver takes its siblings, or has them.
 fn waits_with_siblings(daemon: &Option<Daemon>, row: &Lease, process: ProcKey) -> bool {
     let Some(daemon) = daemon else { return false };
-    let moved = row.away().is_some_and(|away| away.processes.contains(&process));
-    !moved && is_kept_off(daemon.engine.state(), row)
+    let moved = row.park_state().is_some_and(|away| away.processes.contains(&process));
+    !moved && must_stay_off_gpus(daemon.engine.state(), row)
 }
 
 /// Whether nobody knows where the driver has a process.
 fn is_unknown(daemon: &Option<Daemon>, lease: LeaseId, process: ProcKey) -> bool {
-    let live = daemon.as_ref().and_then(|daemon| daemon.engine.state().live(lease));
-    live.and_then(|live| live.driven.get(&process)).is_some_and(|voice| voice.unknown)
+    let live = daemon.as_ref().and_then(|daemon| daemon.engine.state().readings(lease));
+    live.and_then(|live| live.driver.get(&process)).is_some_and(|voice| voice.is_unknown)
 }

@@ -158,7 +158,7 @@ impl<'a> Sim<'a> {
         let asides = if crowd || still { 0 } else { rng_aside.pick(&[0, 0, 0, 20, 60]) };
         let mut shape =
             if crowd { Shape::crowd(vigil) } else { Shape::draw(&mut rng, &mut luck, &mut whim, vigil, still) };
-        shape.policy.over = Span::secs(greed.pick(&[1, 5, 15, 60]));
+        shape.policy.overuse_grace = Span::secs(greed.pick(&[1, 5, 15, 60]));
         let mut depth = Rng::new(seed ^ DEPTH);
         if !still && !crowd {
             shape.deepen(&mut depth);

@@ -59,7 +59,11 @@ impl Vigil {
             lost: odds.pick(&[0, 50, 300]),
             able: odds.pick(&[1000, 1000, 700]),
             odd: odds.pick(if rare { &[50] } else { &[50, 200, 600] }),
-            patience: EnforcementTimes { warned, grace, parks: rare || mood.chance(800) },
+            patience: EnforcementTimes {
+                after_warning: warned,
+                after_sigterm: grace,
+                parks_first: rare || mood.chance(800),
+            },
             driver: mood.pick(if rare { &[700, 1000] } else { &[0, 700, 1000] }),
             rare,
         }
@@ -201,8 +205,8 @@ impl Sim<'_> {
         let Some(daemon) = self.daemon.as_ref().filter(|_| self.shape.vigil.awake) else { return };
         // A card that was never listed is nobody's.
         let state = daemon.engine.state();
-        let card = state.card(&self.world.cards[usize::from(card)].facts.uuid);
-        let abroad = card.map(|card| state.abroad(card)).unwrap_or_default();
+        let card = state.gpu(&self.world.cards[usize::from(card)].facts.uuid);
+        let abroad = card.map(|card| state.off_lease_processes(card)).unwrap_or_default();
         for process in processes {
             let Some(daemon) = &mut self.daemon else { return };
             let known = daemon.engine.state().holder(process).is_some() && !abroad.contains(process);
@@ -359,7 +363,7 @@ impl Sim<'_> {
         let longest = self.odds.pick(&[S, S, 5 * S, 30 * S]);
         let delay = self.odds.within(0, longest);
         self.timers.set(self.t + delay, Timer::SelfTest(self.life));
-        let recorded: Vec<ProcKey> = self.disk.rows.strangers.values().map(|stranger| stranger.audit.process).collect();
+        let recorded: Vec<ProcKey> = self.disk.rows.unleased.values().map(|stranger| stranger.audit.process).collect();
         for process in recorded {
             let lives = self.world.lives(process);
             if let Some(daemon) = self.daemon.as_mut().filter(|_| lives) {
@@ -402,10 +406,10 @@ impl Sim<'_> {
         let (stranger, signal, processes) = (*stranger, *signal, processes.clone());
         let state = daemon.engine.state();
         let is_wanted = |process: &ProcKey| {
-            state.is_to_be_struck(&unleased::PendingSignal { stranger, process: *process, signal, of: *at }, now)
+            state.is_signal_due(&unleased::PendingSignal { stranger, process: *process, signal, of: *at }, now)
         };
         let wanted: Vec<bool> = processes.iter().map(is_wanted).collect();
-        let own = self.disk.rows.strangers.get(&stranger).map(|row| row.audit.clone());
+        let own = self.disk.rows.unleased.get(&stranger).map(|row| row.audit.clone());
         if !self.calm && self.odds.chance(40) {
             processes.iter().for_each(|process| self.exec(*process));
         }
@@ -446,8 +450,8 @@ impl Sim<'_> {
         let Some(first) = reached().next() else { return Ok(()) };
         self.checker.reaches(stranger, signal)?;
         // The same process may be on the record by another name since.
-        let own = self.disk.rows.strangers.get(&stranger).map_or(first, |row| row.audit.process);
-        let grace = self.shape.policy.patience.grace;
+        let own = self.disk.rows.unleased.get(&stranger).map_or(first, |row| row.audit.process);
+        let grace = self.shape.policy.enforcement.after_sigterm;
         if signal == KILL {
             let told = self.struck.get(&own).copied();
             must(16, told.is_some_and(|told| told + grace.0 <= self.t), || {
@@ -537,8 +541,8 @@ impl Sim<'_> {
 
     /// Somebody says that a stranger shall have a lease: its owner, an operator, or anybody.
     fn adopt(&mut self) -> Result<(), Violation> {
-        let some = self.odds.below(self.disk.rows.strangers.len() as u64 + 1) as usize;
-        let stranger = self.disk.rows.strangers.values().nth(some).map(|row| (row.audit.process, row.audit.uid));
+        let some = self.odds.below(self.disk.rows.unleased.len() as u64 + 1) as usize;
+        let stranger = self.disk.rows.unleased.values().nth(some).map(|row| (row.audit.process, row.audit.uid));
         let nobody = (ProcKey { pid: self.odds.below(500) as u32, start: self.odds.below(1_000) }, 0);
         let (process, uid) = stranger.unwrap_or(nobody);
         let own = |caller: &Caller| caller.tenant == format!("uid:{uid}");

@@ -145,7 +145,7 @@ impl World {
         gpu.used += bytes.0;
         match gpu.residents.iter_mut().find(|resident| resident.process == process) {
             Some(resident) => resident.bytes = Some(resident.bytes.unwrap_or_default() + bytes),
-            None => gpu.residents.push(Resident { process, bytes: Some(bytes), graphics }),
+            None => gpu.residents.push(Resident { process, bytes: Some(bytes), only_draws: graphics }),
         }
     }
 
@@ -214,7 +214,7 @@ impl World {
         self.papers.remove(&process);
         self.exited.push(process);
         (0..self.cards.len()).for_each(|card| self.vacate(card, process));
-        for spoken in [(process, Method::Park), (process, Method::Driver)] {
+        for spoken in [(process, Method::Shim), (process, Method::Driver)] {
             self.left.extend(self.programs.remove(&spoken).map(|program| (spoken, program)));
         }
     }

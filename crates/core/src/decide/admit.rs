@@ -1,7 +1,7 @@
 //! An ask arrives: refused with a reason, or put in its place in the queue.
 
 use super::Decider;
-use super::serve::could_be;
+use super::serve::could_ever_fit;
 use crate::action::Action;
 use crate::event::{Caller, EventAnswer, Refusal};
 use crate::ids::{GpuId, LeaseId, ProcKey, TenantId};
@@ -38,8 +38,8 @@ impl Decider<'_> {
         let waits = self.state.lease(lease).is_some_and(|row| matches!(row.phase, Phase::Waiting { .. }));
         if waits && wait == Some(Span::ZERO) {
             let row = self.state.lease(lease);
-            let held = row.and_then(|row| quota::held(self.state, row)).map(Refusal::OverQuota);
-            let held = held.or_else(|| row.and_then(|row| steps_aside(self.state, &row.ask)));
+            let held = row.and_then(|row| quota::block(self.state, row)).map(Refusal::OverQuota);
+            let held = held.or_else(|| row.and_then(|row| steps_aside(self.state, &row.request)));
             let no_room = self.no_room(lease);
             self.withdraw(lease, bound);
             return EventAnswer::Refused(held.unwrap_or(no_room));
@@ -64,15 +64,15 @@ impl Decider<'_> {
     /// who wants the cards.
     fn stand_aside_if_held(&mut self, tenant: TenantId) {
         let first = self.state.queue().first_of(tenant).and_then(|lease| self.state.lease(lease));
-        if first.and_then(|lease| quota::held(self.state, lease)).is_some_and(|held| !held.always) {
-            self.state.stand_aside(tenant);
+        if first.and_then(|lease| quota::block(self.state, lease)).is_some_and(|held| !held.is_permanent) {
+            self.state.skip_tenant(tenant);
         }
     }
 
     fn admissible(&self, by: &Caller, tenant: TenantId, ask: &LeaseRequest) -> Result<(), Refusal> {
         self.within_token(by, ask)?;
-        if let Some(held) = quota::holds(self.state, tenant, ask)
-            && (held.always || matches!(held.what, CappedResource::GpuDay { .. }))
+        if let Some(held) = quota::block_of_request(self.state, tenant, ask)
+            && (held.is_permanent || matches!(held.resource, CappedResource::GpuDay { .. }))
         {
             return Err(Refusal::OverQuota(held));
         }
@@ -82,7 +82,7 @@ impl Decider<'_> {
         if self.state.planted(Mutant::EndlessQueue) {
             return Ok(());
         }
-        let books = self.state.books();
+        let books = self.state.ledger();
         let full = |load: &TenantLoad, caps: &Caps| caps.places.is_some_and(|places| load.waiting >= places);
         let of_groups = || books.groups(tenant).any(|(_, load, caps)| full(load, caps));
         if full(books.load(tenant), books.caps(tenant)) || of_groups() {
@@ -109,20 +109,21 @@ impl Decider<'_> {
 
     /// Which of the cards that the ask names could give most now.
     fn no_room(&self, lease: LeaseId) -> Refusal {
-        let named = |card: &GpuId| self.state.lease(lease).is_some_and(|row| would_do(self.state, &row.ask, *card));
+        let named =
+            |card: &GpuId| self.state.lease(lease).is_some_and(|row| is_acceptable(self.state, &row.request, *card));
         let gives = |card: GpuId| (self.state.promisable(card, self.now), Reverse(card));
-        let most = self.state.cards().filter(named).map(gives).max();
-        let gpu = most.map(|(_, Reverse(card))| self.state.rows().cards[usize::from(card.0)].facts.index);
+        let most = self.state.gpus().filter(named).map(gives).max();
+        let gpu = most.map(|(_, Reverse(card))| self.state.rows().gpus[usize::from(card.0)].facts.index);
         Refusal::NoRoom { largest: most.map_or(Bytes::ZERO, |(bytes, _)| bytes), gpu }
     }
 }
 
 /// The GPU on which an ask could start if it did not step aside.
 fn steps_aside(state: &State, ask: &LeaseRequest) -> Option<Refusal> {
-    let able = state.cards().filter(|card| could_be(state, ask, *card));
+    let able = state.gpus().filter(|card| could_ever_fit(state, ask, *card));
     let aside = |card: GpuId| {
         let (aside, until) = state.longest_aside(card)?;
-        let index = state.rows().cards[card.0 as usize].facts.index;
+        let index = state.rows().gpus[card.0 as usize].facts.index;
         Some(Refusal::StepsAside { index, by: aside.by.clone(), until })
     };
     able.into_iter().find_map(aside)
@@ -131,9 +132,9 @@ fn steps_aside(state: &State, ask: &LeaseRequest) -> Option<Refusal> {
 /// Whether an ask makes sense here, whoever asks.
 fn sensible(state: &State, ask: &LeaseRequest) -> Result<(), Refusal> {
     ask.check().map_err(Refusal::BadAsk)?;
-    could_ever_fit(state, ask)?;
+    check_could_ever_fit(state, ask)?;
     let policy = state.policy();
-    let longest = policy.hold_cap.max(policy.ttl);
+    let longest = policy.hold_max.max(policy.ttl);
     match ask.term {
         Term::Renewed(ttl) if ttl > longest => Err(Refusal::TtlTooLong { longest }),
         _ => Ok(()),
@@ -141,11 +142,11 @@ fn sensible(state: &State, ask: &LeaseRequest) -> Result<(), Refusal> {
 }
 
 /// Whether the cards that would do could hold the ask if they were empty.
-fn could_ever_fit(state: &State, ask: &LeaseRequest) -> Result<(), Refusal> {
-    if state.rows().cards.is_empty() {
+fn check_could_ever_fit(state: &State, ask: &LeaseRequest) -> Result<(), Refusal> {
+    if state.rows().gpus.is_empty() {
         return Err(Refusal::NoCards);
     }
-    let named: Vec<GpuId> = state.cards().filter(|card| would_do(state, ask, *card)).collect();
+    let named: Vec<GpuId> = state.gpus().filter(|card| is_acceptable(state, ask, *card)).collect();
     let never = |largest| Err(Refusal::NeverFits { largest, cards: named.len() as u32 });
     let Some(largest) = named.iter().map(|card| state.room(*card).largest_ever()).max() else {
         return never(None);
@@ -159,7 +160,7 @@ fn could_ever_fit(state: &State, ask: &LeaseRequest) -> Result<(), Refusal> {
         return never(Some(largest));
     }
     let Vram::Bytes(vram) = ask.vram else { return Ok(()) };
-    let context = |card: &GpuId| state.rows().cards[card.0 as usize].facts.context.unwrap_or_default();
+    let context = |card: &GpuId| state.rows().gpus[card.0 as usize].facts.context.unwrap_or_default();
     let mut contexts: Vec<Bytes> = large.iter().map(context).collect();
     contexts.sort();
     match contexts.get(usize::from(ask.gpus) - 1) {
@@ -169,6 +170,6 @@ fn could_ever_fit(state: &State, ask: &LeaseRequest) -> Result<(), Refusal> {
 }
 
 /// Whether a card is one of those the ask names.
-pub(crate) fn would_do(state: &State, ask: &LeaseRequest, card: GpuId) -> bool {
-    ask.on.as_ref().is_none_or(|on| on.names(card, &state.rows().cards[card.0 as usize].facts))
+pub(crate) fn is_acceptable(state: &State, ask: &LeaseRequest, card: GpuId) -> bool {
+    ask.gpus_allowed.as_ref().is_none_or(|on| on.matches(card, &state.rows().gpus[card.0 as usize].facts))
 }

@@ -8,7 +8,7 @@
 //! idle is passive ([`crate::rows::Lease::is_passive`]), so it comes back too, but takes no room that a waiter claims.
 
 use super::Decider;
-use super::park::{ParkOrder, price_of_leaving, way_out};
+use super::park::{ParkOrder, cheapest_method, price_of_leaving};
 use super::preempt::idle_since;
 use crate::action::Action;
 use crate::aside::{Aside, AsideOver, DEFAULT, KEY_MAX, LONGEST, PER_GPU};
@@ -42,26 +42,26 @@ impl fmt::Display for StayReason {
 }
 
 /// The leases that stay on a GPU that steps aside, and why each does.
-pub fn staying(state: &State, card: GpuId, now: Time) -> Vec<(LeaseId, StayReason)> {
+pub fn leases_that_stay(state: &State, card: GpuId, now: Time) -> Vec<(LeaseId, StayReason)> {
     let active = active_on(state, card).filter_map(|row| Some((row.id, may_leave(state, row, now).err()?)));
     active.collect()
 }
 
 fn active_on(state: &State, card: GpuId) -> impl Iterator<Item = &Lease> {
-    let on = state.room(card).claims().keys().filter_map(|lease| state.lease(*lease));
+    let on = state.room(card).leases().keys().filter_map(|lease| state.lease(*lease));
     on.filter(|row| matches!(row.phase, Phase::Active(_)))
 }
 
 /// Whether a lease can be parked for a GPU that steps aside. The right not to be preempted is kept, but for the
 /// tenant that put the GPU aside itself.
 fn may_leave(state: &State, row: &Lease, now: Time) -> Result<(), StayReason> {
-    let cards = row.hold().map(|hold| hold.cards.as_slice()).unwrap_or_default();
-    let asides = cards.iter().flat_map(|card| &state.rows().cards[card.0 as usize].aside.now);
+    let cards = row.hold().map(|hold| hold.gpus.as_slice()).unwrap_or_default();
+    let asides = cards.iter().flat_map(|card| &state.rows().gpus[card.0 as usize].aside.now);
     let is_own = |aside: &Aside| aside.by == state.tenant_name(row.tenant);
-    if row.ask.preempt == Preempt::Never && !asides.into_iter().any(is_own) {
+    if row.request.preempt == Preempt::Never && !asides.into_iter().any(is_own) {
         return Err(StayReason::Never);
     }
-    way_out(state, row, now).map(|_| ()).map_err(StayReason::NotParkable)
+    cheapest_method(state, row, now).map(|_| ()).map_err(StayReason::NotParkable)
 }
 
 impl Decider<'_> {
@@ -77,7 +77,7 @@ impl Decider<'_> {
     }
 
     fn aside_for(&self, by: &Caller, uuid: &str, ask: AsideRequest) -> Result<(GpuId, Aside), Refusal> {
-        let known = self.state.card(uuid).map(|card| &self.state.rows().cards[card.0 as usize].aside);
+        let known = self.state.gpu(uuid).map(|card| &self.state.rows().gpus[card.0 as usize].aside);
         let last = known.and_then(|asides| asides.find(&by.tenant, &ask.key));
         let may = self.may_put_aside(by, ask.at_seat);
         let renews = ask.renews && by.token.is_none();
@@ -87,7 +87,7 @@ impl Decider<'_> {
         if !may && !renews {
             return Err(Refusal::MayNotPutAside(self.state.policy().aside.allow));
         }
-        let (Some(card), Some(known)) = (self.state.card(uuid), known) else { return Err(Refusal::NoSuchCard) };
+        let (Some(card), Some(known)) = (self.state.gpu(uuid), known) else { return Err(Refusal::NoSuchCard) };
         let span = ask.span.unwrap_or(DEFAULT);
         let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | ':' | '_');
         if span.0 == 0 || span > LONGEST || ask.key.len() > KEY_MAX || !ask.key.chars().all(is_plain) {
@@ -120,8 +120,8 @@ impl Decider<'_> {
         if by.token.is_some() {
             return EventAnswer::Refused(Refusal::MayNotPutAside(self.state.policy().aside.allow));
         }
-        let Some(card) = self.state.card(uuid) else { return EventAnswer::Refused(Refusal::NoSuchCard) };
-        let asides = self.state.rows().cards[card.0 as usize].aside.now.clone();
+        let Some(card) = self.state.gpu(uuid) else { return EventAnswer::Refused(Refusal::NoSuchCard) };
+        let asides = self.state.rows().gpus[card.0 as usize].aside.now.clone();
         let is_own = |aside: &&Aside| aside.by == by.tenant || (by.operator && key.is_none());
         let is_meant = |aside: &&Aside| is_own(aside) && key.is_none_or(|key| aside.key == key);
         let meant: Vec<&Aside> = asides.iter().filter(is_meant).collect();
@@ -152,8 +152,8 @@ impl Decider<'_> {
     }
 
     fn end_asides_that(&mut self, how: AsideOver, is_over: impl Fn(&State, &Aside, Time) -> bool) {
-        for card in self.state.cards() {
-            for aside in self.state.rows().cards[card.0 as usize].aside.now.clone() {
+        for card in self.state.gpus() {
+            for aside in self.state.rows().gpus[card.0 as usize].aside.now.clone() {
                 if is_over(self.state, &aside, self.now) {
                     self.end_aside(card, &aside, how);
                 }
@@ -163,18 +163,19 @@ impl Decider<'_> {
 
     /// Parks what can be parked on GPUs that step aside: the cheapest first, as long as there is host memory.
     pub(super) fn clear_asides(&mut self) {
-        let cards: Vec<GpuId> = self.state.cards().filter(|card| self.state.is_aside(*card)).collect();
+        let cards: Vec<GpuId> = self.state.gpus().filter(|card| self.state.is_aside(*card)).collect();
         for card in cards {
             let able = active_on(self.state, card).filter(|row| may_leave(self.state, row, self.now).is_ok());
-            let price = |row: &Lease| Some(price_of_leaving(self.state, row, way_out(self.state, row, self.now).ok()?));
+            let price =
+                |row: &Lease| Some(price_of_leaving(self.state, row, cheapest_method(self.state, row, self.now).ok()?));
             let mut able: Vec<_> = able.map(|row| (price(row), row.id)).collect();
             able.sort();
             for (_, lease) in able {
                 let Some(row) = self.state.lease(lease) else { continue };
                 let Phase::Active(hold) = &row.phase else { continue };
-                let idle = self.now.since(idle_since(self.state, row, hold)) >= self.state.policy().parking.idle;
+                let idle = self.now.since(idle_since(self.state, row, hold)) >= self.state.policy().parking.idle_after;
                 // Another lease may have taken the host memory that this one needs: it stays, and is tried again.
-                if let Ok(rung) = way_out(self.state, row, self.now) {
+                if let Ok(rung) = cheapest_method(self.state, row, self.now) {
                     let (again, aside) = (!idle, Some(card));
                     let order = ParkOrder { rung, again, by_hand: false, room_for: None, aside, with_context: false };
                     let _ = self.park_by(lease, order);

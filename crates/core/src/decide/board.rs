@@ -7,9 +7,9 @@
 //! then, or for a term that is over by then and is not renewed beyond it. So a large ask is not
 //! starved by small ones, and no card is idle for it that could do something useful meanwhile.
 
-use super::admit::would_do;
-use super::park::{as_of_now, needs_others_gone, rests};
-use super::serve::{LOOK_AHEAD, eligible, in_turn, need, whole_is_allowed, whole_least};
+use super::admit::is_acceptable;
+use super::park::{is_backing_off, needs_others_gone, with_present_need};
+use super::serve::{LOOK_AHEAD, is_eligible, may_hold_whole_gpu, needed_bytes, waiters_in_order, whole_gpu_least};
 use crate::contexts;
 use crate::ids::{GpuId, LeaseId, TenantId};
 use crate::mutant::Mutant;
@@ -76,7 +76,8 @@ impl BoardGpu {
     /// What will be free at a moment, of what is free now and what leases give back until then.
     fn free_at(&self, state: &State, now: Time, at: Time) -> Bytes {
         let ends = state.room(self.card).ends().iter();
-        let back: Bytes = ends.take_while(|(ends, _, _)| state.over_by(*ends, now) <= at).map(|(_, _, b)| *b).sum();
+        let back: Bytes =
+            ends.take_while(|(ends, _, _)| state.ends_after_grace(*ends, now) <= at).map(|(_, _, b)| *b).sum();
         let taken: Bytes =
             self.claims.iter().filter(|claim| claim.at <= at && at < claim.until).map(|claim| claim.need).sum();
         (self.room + back).less(taken)
@@ -141,12 +142,12 @@ impl Board {
             empty: state.room(card).is_empty(),
             claims: Vec::new(),
         };
-        Board { now, slots: state.cards().map(slot).collect(), claimants: Vec::new(), unclaimed: Vec::new() }
+        Board { now, slots: state.gpus().map(slot).collect(), claimants: Vec::new(), unclaimed: Vec::new() }
     }
 
     /// The cards as they are for a waiter, after all those ahead of it; `None` if there are more of
     /// those than are looked at.
-    pub fn behind(state: &State, now: Time, lease: LeaseId) -> Option<Board> {
+    pub fn behind_waiter(state: &State, now: Time, lease: LeaseId) -> Option<Board> {
         Board::after(state, now, Some(lease))
     }
 
@@ -158,15 +159,15 @@ impl Board {
     fn after(state: &State, now: Time, lease: Option<LeaseId>) -> Option<Board> {
         let mut board = Board::new(state, now);
         let mut looked = 0;
-        for (ahead, held) in in_turn(state).take_while(|(ahead, _)| Some(ahead.id) != lease) {
+        for (ahead, held) in waiters_in_order(state).take_while(|(ahead, _)| Some(ahead.id) != lease) {
             // Who could not come back a moment ago keeps nobody from anything meanwhile.
-            if held.is_some() || rests(state, ahead, now) {
+            if held.is_some() || is_backing_off(state, ahead, now) {
                 continue;
             }
             looked += 1;
-            let ahead = &*as_of_now(state, ahead);
+            let ahead = &*with_present_need(state, ahead);
             match board.fit(state, ahead) {
-                Some(fit) => board.take(&fit),
+                Some(fit) => board.occupy(&fit),
                 None => board.claim(state, ahead),
             }
         }
@@ -185,38 +186,40 @@ impl Board {
         if needs_others_gone(state, lease) {
             return None;
         }
-        let wanted = usize::from(lease.ask.gpus);
-        let mut seen: Vec<Candidate> = self.slots.iter().filter_map(|slot| self.see(state, lease, slot)).collect();
-        if let Vram::Bytes(vram) = lease.ask.vram {
+        let wanted = usize::from(lease.request.gpus);
+        let mut seen: Vec<Candidate> =
+            self.slots.iter().filter_map(|slot| self.candidate(state, lease, slot)).collect();
+        if let Vram::Bytes(vram) = lease.request.vram {
             seen.retain(|seen| seen.most >= vram);
         }
         if state.planted(Mutant::PartialGang) && !seen.is_empty() {
-            return self.place(state, lease, lease.ask.vram, 1, seen);
+            return self.place(state, lease, lease.request.vram, 1, seen);
         }
         if seen.len() < wanted {
             return None;
         }
-        self.place(state, lease, lease.ask.vram, wanted, seen)
+        self.place(state, lease, lease.request.vram, wanted, seen)
     }
 
     /// Where a passive lease could come back: in room that no waiter claims, nor could use without having claimed it.
     pub fn fit_unclaimed(&self, state: &State, lease: &Lease) -> Option<Fit> {
-        let less = || self.less(state, lease, lease.ask.gpus, lease.ask.at_least?);
+        let less = || self.fit_smaller(state, lease, lease.request.gpus, lease.request.at_least?);
         let fit = self.fit(state, lease).or_else(less)?;
         let waiters = || self.unclaimed.iter().filter_map(|waiter| state.lease(*waiter));
-        let is_sought = |card: &GpuId| waiters().any(|waiter| could_hold(state, waiter, *card));
+        let is_sought = |card: &GpuId| waiters().any(|waiter| could_host(state, waiter, *card));
         (fit.before.is_none() && !fit.cards.iter().any(is_sought)).then_some(fit)
     }
 
     /// The most that could start now on so many cards, if it is less than what was asked for.
-    pub fn less(&self, state: &State, lease: &Lease, gpus: u16, least: Bytes) -> Option<Fit> {
+    pub fn fit_smaller(&self, state: &State, lease: &Lease, gpus: u16, least: Bytes) -> Option<Fit> {
         if needs_others_gone(state, lease) {
             return None;
         }
-        let mut seen: Vec<Candidate> = self.slots.iter().filter_map(|slot| self.see(state, lease, slot)).collect();
+        let mut seen: Vec<Candidate> =
+            self.slots.iter().filter_map(|slot| self.candidate(state, lease, slot)).collect();
         seen.sort_by_key(|seen| (Reverse(seen.most), seen.card));
         let most = seen.get(usize::from(gpus).checked_sub(1)?)?.most;
-        let most = match lease.ask.vram {
+        let most = match lease.request.vram {
             Vram::Bytes(full) => most.min(full),
             Vram::Whole => most,
         };
@@ -230,27 +233,27 @@ impl Board {
     }
 
     /// What a waiter may have of a card now.
-    fn see(&self, state: &State, lease: &Lease, slot: &BoardGpu) -> Option<Candidate> {
+    fn candidate(&self, state: &State, lease: &Lease, slot: &BoardGpu) -> Option<Candidate> {
         // The cheapest look first: on a busy host most cards are full.
-        let least = match (lease.ask.vram, lease.ask.at_least) {
+        let least = match (lease.request.vram, lease.request.at_least) {
             (Vram::Bytes(vram), None) => vram,
             (_, least) => least.unwrap_or(Bytes(1)),
         };
         if slot.room < least {
             return None;
         }
-        let whole = lease.ask.vram == Vram::Whole && lease.ask.at_least.is_none();
-        if whole && !(slot.empty && slot.room >= whole_least(state, slot.card)) {
+        let whole = lease.request.vram == Vram::Whole && lease.request.at_least.is_none();
+        if whole && !(slot.empty && slot.room >= whole_gpu_least(state, slot.card)) {
             return None;
         }
-        if !would_do(state, &lease.ask, slot.card) || !state.in_service(slot.card) {
+        if !is_acceptable(state, &lease.request, slot.card) || !state.in_service(slot.card) {
             return None;
         }
-        if state.excludes(slot.card, lease.tenant, lease.ask.exclusivity) {
+        if state.excludes(slot.card, lease.tenant, lease.request.exclusivity) {
             return None;
         }
-        let over = self.now + lease.ask.term.span();
-        let alone = lease.ask.exclusivity != Exclusivity::Shared;
+        let over = self.now + lease.request.term.span();
+        let alone = lease.request.exclusivity != Exclusivity::Shared;
         // Who wants to be alone would be in the way, however few bytes it takes.
         if alone && slot.claims.iter().any(|claim| claim.at < over) {
             return None;
@@ -264,7 +267,7 @@ impl Board {
         if let Vram::Bytes(vram) = vram {
             seen.retain(|seen| context(state, lease, seen.card) <= vram);
             // Bytes that will be left over need no end.
-            let alone = lease.ask.exclusivity != Exclusivity::Shared;
+            let alone = lease.request.exclusivity != Exclusivity::Shared;
             if quota::has_budget(state, lease.tenant) {
                 seen.retain(|seen| quota::allows(state, lease, &vec![seen.card; wanted], vram));
             }
@@ -274,8 +277,8 @@ impl Board {
         } else {
             seen.retain(|seen| {
                 let empty = self.slots[seen.card.0 as usize].empty;
-                let all = empty && seen.most == seen.room && seen.room >= whole_least(state, seen.card);
-                all && whole_is_allowed(state, lease, seen.card)
+                let all = empty && seen.most == seen.room && seen.room >= whole_gpu_least(state, seen.card);
+                all && may_hold_whole_gpu(state, lease, seen.card)
             });
         }
         seen.sort_by_key(|seen| (seen.before.is_some(), seen.room, seen.card));
@@ -295,7 +298,7 @@ impl Board {
     }
 
     /// A waiter gets its cards.
-    fn take(&mut self, fit: &Fit) {
+    fn occupy(&mut self, fit: &Fit) {
         for card in &fit.cards {
             let slot = &mut self.slots[card.0 as usize];
             slot.room = slot.room.less(fit.vram);
@@ -308,8 +311,8 @@ impl Board {
     }
 
     /// A waiter got its cards, and the state knows: where a card is coarse, it knows better.
-    pub fn taken(&mut self, state: &State, fit: &Fit) {
-        self.take(fit);
+    pub fn note_granted(&mut self, state: &State, fit: &Fit) {
+        self.occupy(fit);
         for card in &fit.cards {
             self.slots[card.0 as usize].room = state.promisable(*card, self.now);
         }
@@ -318,17 +321,17 @@ impl Board {
     /// A waiter that does not fit claims the cards that leases give back first; none if whatever ends would
     /// not do: cards are not kept for what strangers, a drain or a fault prevent.
     pub fn claim(&mut self, state: &State, lease: &Lease) {
-        if !self.claims(state, lease) {
+        if !self.try_claim(state, lease) {
             self.unclaimed.push(lease.id);
         }
     }
 
-    fn claims(&mut self, state: &State, lease: &Lease) -> bool {
+    fn try_claim(&mut self, state: &State, lease: &Lease) -> bool {
         if self.claimants.len() == CLAIMANTS || self.claimants.contains(&lease.tenant) {
             return false;
         }
-        let wanted = usize::from(lease.ask.gpus);
-        let able: Vec<&BoardGpu> = self.slots.iter().filter(|slot| could_hold(state, lease, slot.card)).collect();
+        let wanted = usize::from(lease.request.gpus);
+        let able: Vec<&BoardGpu> = self.slots.iter().filter(|slot| could_host(state, lease, slot.card)).collect();
         if able.len() < wanted {
             return false;
         }
@@ -374,7 +377,7 @@ impl Board {
 
     /// When others' claims leave a card open to a waiter, from a moment on at which leases do.
     fn opens_from(&self, state: &State, lease: &Lease, card: GpuId, from: Time) -> Time {
-        let (slot, wish) = (&self.slots[card.0 as usize], wish(state, lease, card));
+        let (slot, wish) = (&self.slots[card.0 as usize], claim_size(state, lease, card));
         let mut at = from;
         for _ in 0..=CLAIMS_OF_CARD {
             match slot.is_open(state, self.now, &wish, at) {
@@ -387,7 +390,7 @@ impl Board {
     }
 
     fn put_claim(&mut self, state: &State, lease: &Lease, card: GpuId, at: Time) {
-        let ClaimSize { need, alone, term } = wish(state, lease, card);
+        let ClaimSize { need, alone, term } = claim_size(state, lease, card);
         let (now, until) = (self.now, at + term);
         let slot = &mut self.slots[card.0 as usize];
         let spare = if alone { Bytes::ZERO } else { slot.free_at(state, now, at).less(need) };
@@ -400,8 +403,8 @@ impl Board {
     /// When leases will have given back enough of a card for this waiter.
     fn frees_at(&self, state: &State, lease: &Lease, card: GpuId) -> Time {
         let ends = state.room(card).ends();
-        let last = ends.last().map_or(self.now, |(at, _, _)| state.over_by(*at, self.now));
-        let Vram::Bytes(need) = lease.ask.vram else { return last };
+        let last = ends.last().map_or(self.now, |(at, _, _)| state.ends_after_grace(*at, self.now));
+        let Vram::Bytes(need) = lease.request.vram else { return last };
         let mut room = self.slots[card.0 as usize].room;
         let enough = if room >= need {
             self.now
@@ -411,7 +414,7 @@ impl Board {
                 room >= need
             });
             match enough {
-                Some((at, _, _)) => state.over_by(*at, self.now),
+                Some((at, _, _)) => state.ends_after_grace(*at, self.now),
                 None => self.frees_with_contexts_at(state, lease, card, need).unwrap_or(last),
             }
         };
@@ -421,7 +424,7 @@ impl Board {
     /// When leases will have given back enough of a GPU, if the contexts of parked programs leave it too; `None` if even
     /// that is not enough.
     fn frees_with_contexts_at(&self, state: &State, lease: &Lease, card: GpuId, need: Bytes) -> Option<Time> {
-        let mut room = self.slots[card.0 as usize].room + removable(state, lease.id, card);
+        let mut room = self.slots[card.0 as usize].room + removable_contexts(state, lease.id, card);
         if room >= need {
             return Some(self.now);
         }
@@ -429,32 +432,32 @@ impl Board {
             room = room + *bytes;
             room >= need
         });
-        enough.map(|(at, _, _)| state.over_by(*at, self.now))
+        enough.map(|(at, _, _)| state.ends_after_grace(*at, self.now))
     }
 
     /// When nobody's exclusivity keeps the waiter off a card any more, nor its own wish for it.
     fn opens_at(&self, state: &State, lease: &Lease, card: GpuId) -> Time {
         let alone = needs_others_gone(state, lease);
-        if !alone && !state.excludes(card, lease.tenant, lease.ask.exclusivity) {
+        if !alone && !state.excludes(card, lease.tenant, lease.request.exclusivity) {
             return self.now;
         }
-        let in_the_way = in_the_way_on(state, lease, card).filter_map(|id| state.room(card).claims().get(&id));
-        in_the_way.map(|claim| state.over_by(claim.ends, self.now)).max().unwrap_or(self.now)
+        let in_the_way = blocking_leases(state, lease, card).filter_map(|id| state.room(card).leases().get(&id));
+        in_the_way.map(|claim| state.ends_after_grace(claim.ends_by, self.now)).max().unwrap_or(self.now)
     }
 }
 
 /// Leases that must leave a GPU before a waiter can have it, however much room there is.
-pub(super) fn in_the_way_on<'a>(
+pub(super) fn blocking_leases<'a>(
     state: &'a State,
     waiter: &'a Lease,
     card: GpuId,
 ) -> impl Iterator<Item = LeaseId> + 'a {
-    let whole = waiter.ask.vram == Vram::Whole;
+    let whole = waiter.request.vram == Vram::Whole;
     let unsafe_beside: Vec<LeaseId> = match needs_others_gone(state, waiter) {
-        true => parking::holders_in_the_way(state, waiter.id, card).collect(),
+        true => parking::uncapped_holders(state, waiter.id, card).collect(),
         false => Vec::new(),
     };
-    let claims = state.room(card).claims().iter().filter(|(_, claim)| !claim.parked);
+    let claims = state.room(card).leases().iter().filter(|(_, claim)| !claim.is_parked);
     let in_the_way = move |(id, claim): &(&LeaseId, &room::Occupancy)| {
         whole || excludes(waiter, claim) || unsafe_beside.contains(id)
     };
@@ -463,7 +466,7 @@ pub(super) fn in_the_way_on<'a>(
 
 /// Whether somebody's exclusivity keeps a waiter from being beside a holder.
 fn excludes(waiter: &Lease, holder: &room::Occupancy) -> bool {
-    match (waiter.ask.exclusivity, holder.exclusivity) {
+    match (waiter.request.exclusivity, holder.exclusivity) {
         (Exclusivity::Device, _) | (_, Exclusivity::Device) => true,
         (Exclusivity::Session, _) | (_, Exclusivity::Session) => holder.tenant != waiter.tenant,
         (Exclusivity::Shared, Exclusivity::Shared) => false,
@@ -471,31 +474,31 @@ fn excludes(waiter: &Lease, holder: &room::Occupancy) -> bool {
 }
 
 /// What a waiter would claim of a card.
-fn wish(state: &State, lease: &Lease, card: GpuId) -> ClaimSize {
-    let whole = lease.ask.vram == Vram::Whole;
-    let term = match (lease.ask.term, lease.ask.preempt) {
+fn claim_size(state: &State, lease: &Lease, card: GpuId) -> ClaimSize {
+    let whole = lease.request.vram == Vram::Whole;
+    let term = match (lease.request.term, lease.request.preempt) {
         (Term::Fixed(term), _) => term,
         (Term::Renewed(_), Preempt::Never) => Span(Time::NEVER.0),
-        (Term::Renewed(_), Preempt::Usual | Preempt::Park | Preempt::End) => state.policy().hold_cap,
+        (Term::Renewed(_), Preempt::Usual | Preempt::Park | Preempt::End) => state.policy().hold_max,
     };
-    let need = if whole { state.room(card).largest_ever() } else { need(state, &lease.ask, card) };
+    let need = if whole { state.room(card).largest_ever() } else { needed_bytes(state, &lease.request, card) };
     // A program without the library that starts beside it would put its restore off again.
-    let alone = whole || lease.ask.exclusivity != Exclusivity::Shared || needs_others_gone(state, lease);
+    let alone = whole || lease.request.exclusivity != Exclusivity::Shared || needs_others_gone(state, lease);
     ClaimSize { need, alone, term }
 }
 
 /// What a CUDA context alone takes; who was there before has its own.
 fn context(state: &State, lease: &Lease, card: GpuId) -> Bytes {
-    match lease.ask.on {
+    match lease.request.gpus_allowed {
         Some(GpuSelector::These(_)) => Bytes::ZERO,
-        _ => state.rows().cards[card.0 as usize].facts.context.unwrap_or_default(),
+        _ => state.rows().gpus[card.0 as usize].facts.context.unwrap_or_default(),
     }
 }
 
 /// Of cards in order of preference, those of one board first, if one has enough of them, or else
 /// those of one memory node: where the fewest others are, so that large gangs find theirs.
 fn near_one_another(state: &State, wanted: usize, seen: Vec<Candidate>) -> Vec<Candidate> {
-    let facts = |seen: &Candidate| &state.rows().cards[seen.card.0 as usize].facts;
+    let facts = |seen: &Candidate| &state.rows().gpus[seen.card.0 as usize].facts;
     let board = |seen: &Candidate| facts(seen).board;
     let node = |seen: &Candidate| facts(seen).node;
     let free = |seen: &&Candidate| seen.before.is_none();
@@ -520,23 +523,23 @@ fn near_one_another(state: &State, wanted: usize, seen: Vec<Candidate>) -> Vec<C
 }
 
 /// Whether the waiter could start on this card if every lease there ended.
-pub(crate) fn could_hold(state: &State, lease: &Lease, card: GpuId) -> bool {
-    let lease = &*as_of_now(state, lease);
-    let allowed = lease.ask.vram != Vram::Whole || whole_is_allowed(state, lease, card);
-    let alone = lease.ask.exclusivity == Exclusivity::Shared || state.strangers(card) == 0;
-    eligible(state, &lease.ask, card) && allowed && alone && could_fit(state, lease, card)
+pub(crate) fn could_host(state: &State, lease: &Lease, card: GpuId) -> bool {
+    let lease = &*with_present_need(state, lease);
+    let allowed = lease.request.vram != Vram::Whole || may_hold_whole_gpu(state, lease, card);
+    let alone = lease.request.exclusivity == Exclusivity::Shared || state.unleased_compute_processes(card) == 0;
+    is_eligible(state, &lease.request, card) && allowed && alone && could_fit(state, lease, card)
 }
 
 /// Whether a waiter would fit on a GPU if every lease there ended, and every context left that can.
 fn could_fit(state: &State, lease: &Lease, card: GpuId) -> bool {
-    let (need, room) = (need(state, &lease.ask, card), state.room(card));
-    let most = room.largest_ever().less(room.stays());
-    need <= most || need <= most + removable(state, lease.id, card)
+    let (need, room) = (needed_bytes(state, &lease.request, card), state.room(card));
+    let most = room.largest_ever().less(room.bytes_that_stay());
+    need <= most || need <= most + removable_contexts(state, lease.id, card)
 }
 
 /// What the contexts of parked leases other than this one would give back on a GPU.
-fn removable(state: &State, waiter: LeaseId, card: GpuId) -> Bytes {
-    let now = state.heard.unwrap_or(Time::ZERO);
+fn removable_contexts(state: &State, waiter: LeaseId, card: GpuId) -> Bytes {
+    let now = state.last_event.unwrap_or(Time::ZERO);
     let others = contexts::removable_on(state, card, now).into_iter().filter(|(lease, _)| *lease != waiter);
-    others.map(|(_, bytes)| bytes).sum::<Bytes>() + contexts::told_to_leave(state, card)
+    others.map(|(_, bytes)| bytes).sum::<Bytes>() + contexts::being_removed(state, card)
 }

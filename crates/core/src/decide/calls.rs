@@ -19,8 +19,8 @@ impl Decider<'_> {
             Ok(held) => held,
             Err(refusal) => return EventAnswer::Refused(refusal),
         };
-        if row.roots.is_empty() && !row.fixed() && matches!(row.phase, Phase::Active(_)) {
-            self.prolong(&row, &hold);
+        if row.roots.is_empty() && !row.has_fixed_term() && matches!(row.phase, Phase::Active(_)) {
+            self.renew_lease(&row, &hold);
         }
         EventAnswer::Lease(lease)
     }
@@ -36,7 +36,7 @@ impl Decider<'_> {
         if row.roots.len() >= ROOTS_MAX {
             return EventAnswer::Refused(Refusal::TooManyProcesses);
         }
-        if let Some(owner) = self.owner_away(lease, &process) {
+        if let Some(owner) = self.moving_owner(lease, &process) {
             let known = self.find(by, owner).is_ok().then_some(owner);
             return EventAnswer::Refused(Refusal::ProcessAway(known));
         }
@@ -46,11 +46,11 @@ impl Decider<'_> {
 
     /// Another lease that has a process, and is off its cards or on its way. Whoever took it off them brings it back for
     /// that lease: no other would ask for it.
-    fn owner_away(&self, lease: LeaseId, process: &ProcKey) -> Option<LeaseId> {
+    fn moving_owner(&self, lease: LeaseId, process: &ProcKey) -> Option<LeaseId> {
         let owner = self.state.owner(process);
         // After a start nobody has said yet whose it is.
         let has = |row: &Lease| owner.map_or_else(|| row.roots.contains(process), |owner| owner == row.id);
-        let is_away = |row: &&Lease| row.away().is_some_and(|away| has(row) || away.moves(process));
+        let is_away = |row: &&Lease| row.park_state().is_some_and(|away| has(row) || away.is_moved_by_driver(process));
         let mut others = self.state.rows().leases.values().filter(|row| row.id != lease);
         others.find(is_away).filter(|_| !self.state.planted(Mutant::BindAway)).map(|row| row.id)
     }
@@ -64,10 +64,10 @@ impl Decider<'_> {
         let reason = if own { EndReason::Released } else { EndReason::Revoked };
         match &row.phase {
             Phase::Active(hold) | Phase::Parking(hold, _) | Phase::Parked(hold, _) | Phase::Resuming(hold, _) => {
-                if let Some(refusal) = epoch.and_then(|epoch| self.fence(hold, epoch)) {
+                if let Some(refusal) = epoch.and_then(|epoch| self.check_fence(hold, epoch)) {
                     return EventAnswer::Refused(refusal);
                 }
-                let queued = row.queued().is_some();
+                let queued = row.queued_since().is_some();
                 self.end(lease, reason);
                 if queued {
                     self.serve();
@@ -89,7 +89,7 @@ impl Decider<'_> {
             Phase::Waiting { .. } => Err(Refusal::StillWaiting),
             Phase::Ending(..) => Err(Refusal::Ended),
             Phase::Active(hold) | Phase::Parking(hold, _) | Phase::Parked(hold, _) | Phase::Resuming(hold, _) => {
-                match self.fence(hold, epoch) {
+                match self.check_fence(hold, epoch) {
                     Some(refusal) => Err(refusal),
                     None => Ok((row.clone(), hold.clone())),
                 }
@@ -97,15 +97,15 @@ impl Decider<'_> {
         }
     }
 
-    fn fence(&self, hold: &Hold, given: Fence) -> Option<Refusal> {
-        let old = given != hold.epoch && !self.state.planted(Mutant::AcceptOldEpoch);
-        old.then_some(Refusal::Fenced { given, current: hold.epoch })
+    fn check_fence(&self, hold: &Hold, given: Fence) -> Option<Refusal> {
+        let old = given != hold.fence && !self.state.planted(Mutant::AcceptOldEpoch);
+        old.then_some(Refusal::Fenced { given, current: hold.fence })
     }
 
-    pub(super) fn gone(&mut self, lease: LeaseId) {
+    pub(super) fn holder_exited(&mut self, lease: LeaseId) {
         self.state.set_members(lease, Vec::new(), Restrictions::new());
         let Some(row) = self.state.lease(lease).filter(|row| !matches!(row.phase, Phase::Ending(..))) else { return };
-        let queued = row.queued().is_some();
+        let queued = row.queued_since().is_some();
         self.end(lease, EndReason::HolderExited);
         if queued {
             self.serve();
@@ -117,9 +117,9 @@ impl Decider<'_> {
         if !by.operator {
             return EventAnswer::Refused(Refusal::NotOperator);
         }
-        let Some(loss) = self.state.loss else { return EventAnswer::Refused(Refusal::NoLoss) };
+        let Some(loss) = self.state.journal_loss else { return EventAnswer::Refused(Refusal::NoLoss) };
         self.emit(Action::AcceptLoss { loss });
-        self.state.loss = None;
+        self.state.journal_loss = None;
         self.serve();
         EventAnswer::LossAccepted(loss)
     }
@@ -134,8 +134,8 @@ impl Decider<'_> {
             return answer;
         }
         // A card that is gone cannot be seen again: the operator's word is all there is.
-        if let Some(card) = self.state.card(uuid).filter(|card| !self.state.is_listed(*card)) {
-            self.retire(card, self.now);
+        if let Some(card) = self.state.gpu(uuid).filter(|card| !self.state.is_listed(*card)) {
+            self.retire_ended(card, self.now);
         }
         self.serve();
         answer
@@ -145,15 +145,15 @@ impl Decider<'_> {
         if !by.operator {
             return EventAnswer::Refused(Refusal::NotOperator);
         }
-        let Some(card) = self.state.card(uuid) else {
+        let Some(card) = self.state.gpu(uuid) else {
             return EventAnswer::Refused(Refusal::NoSuchCard);
         };
-        self.put_in(card, service);
+        self.set_gpu_service(card, service);
         EventAnswer::Done
     }
 
-    pub(super) fn put_in(&mut self, card: GpuId, service: GpuService) {
-        if self.state.rows().cards[card.0 as usize].service != service {
+    pub(super) fn set_gpu_service(&mut self, card: GpuId, service: GpuService) {
+        if self.state.rows().gpus[card.0 as usize].service != service {
             self.emit(Action::Serve { card, service });
         }
     }

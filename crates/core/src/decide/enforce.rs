@@ -46,43 +46,43 @@ const ROUND: u64 = 1 << 20;
 pub fn residence(state: &State, stranger: &UnleasedProcess, now: Time) -> Option<(Vec<GpuPresence>, bool)> {
     let process = stranger.audit.process;
     let is_leased = state.lease_of(stranger).is_some();
-    let is_open = |card: &GpuId| state.room(*card).open(now, state.policy().period).is_ok();
-    let matters = |card: &&GpuId| !is_leased || !state.is_at_home(&process, **card);
-    if !stranger.cards.iter().filter(matters).all(is_open) && !state.planted(Mutant::ForgetUnseen) {
+    let is_open = |card: &GpuId| state.room(*card).check_readable(now, state.policy().period).is_ok();
+    let matters = |card: &&GpuId| !is_leased || !state.has_lease_there(&process, **card);
+    if !stranger.gpus.iter().filter(matters).all(is_open) && !state.planted(Mutant::ForgetUnseen) {
         return None;
     }
     let mut on = Vec::new();
     let mut computes = false;
-    for card in state.cards().filter(is_open) {
+    for card in state.gpus().filter(is_open) {
         let resident = resident(state, card, process);
-        if let Some(resident) = resident.filter(|resident| !is_leased || state.is_abroad(resident, card)) {
+        if let Some(resident) = resident.filter(|resident| !is_leased || state.is_off_lease(resident, card)) {
             on.push((card, resident.bytes));
-            computes |= !resident.graphics;
+            computes |= !resident.only_draws;
         }
     }
     Some((on, computes))
 }
 
 fn resident(state: &State, card: GpuId, process: ProcKey) -> Option<&Resident> {
-    match &state.room(card).observed().reading {
+    match &state.room(card).reading().reading {
         Reading::Used(used) => used.processes.iter().find(|resident| resident.process == process),
         Reading::Unreadable(_) => None,
     }
 }
 
 /// Why a stranger is never ended, or `None`.
-pub fn left_alone(state: &State, stranger: &UnleasedProcess, on: &[GpuPresence], computes: bool) -> Option<Exemption> {
+pub fn exemption(state: &State, stranger: &UnleasedProcess, on: &[GpuPresence], computes: bool) -> Option<Exemption> {
     let audit = &stranger.audit;
-    if let Some(why) = never_touched(state, audit, computes) {
+    if let Some(why) = absolute_exemption(state, audit, computes) {
         return Some(why);
     }
     if !computes && rule(state, audit, RuleAction::Deny).is_none() {
         return Some(Exemption::Graphics);
     }
-    if let Some(why) = untold(state) {
+    if let Some(why) = self_test_failure(state) {
         return Some(why);
     }
-    if let Some(why) = state.watchlist().seen.get(&stranger.id).and_then(|seen| seen.refused.clone()) {
+    if let Some(why) = state.unleased_readings().audits.get(&stranger.id).and_then(|seen| seen.refused.clone()) {
         return Some(Exemption::Refused(why));
     }
     if audit.container.is_some() && rule(state, audit, RuleAction::Deny).is_none() {
@@ -95,14 +95,14 @@ pub fn left_alone(state: &State, stranger: &UnleasedProcess, on: &[GpuPresence],
         return Some(Exemption::Shared(through.pid));
     }
     // It never asked for some of its cards only: it was on no others when it got its lease.
-    if let (Some(rule), Some(lease)) = (attached(state, audit), state.lease_of(stranger)) {
+    if let (Some(rule), Some(lease)) = (adopt_rule_of(state, audit), state.lease_of(stranger)) {
         return Some(Exemption::Attached(rule.id, lease));
     }
-    unseen(audit)
+    audit_gap(audit)
 }
 
 /// Whether two audits of a process differ in no more than what it may write itself, and nothing follows from.
-fn is_talk(before: &Audit, now: &Audit) -> bool {
+fn differs_in_names_only(before: &Audit, now: &Audit) -> bool {
     let without = |audit: &Audit| Audit {
         name: String::new(),
         command: vec![String::new(); audit.command.len().min(1)],
@@ -114,8 +114,8 @@ fn is_talk(before: &Audit, now: &Audit) -> bool {
 }
 
 /// Why the driver's word on whose bytes are whose is not acted upon.
-fn untold(state: &State) -> Option<Exemption> {
-    let why = match &state.watchlist().can {
+fn self_test_failure(state: &State) -> Option<Exemption> {
+    let why = match &state.unleased_readings().self_test {
         Some(Ok(())) => return None,
         Some(Err(why)) => why.clone(),
         None if state.planted(Mutant::EnforceUntested) => return None,
@@ -125,7 +125,7 @@ fn untold(state: &State) -> Option<Exemption> {
 }
 
 /// What it runs and has open must be known; of the rest it is enough to say what was not read.
-fn unseen(audit: &Audit) -> Option<Exemption> {
+fn audit_gap(audit: &Audit) -> Option<Exemption> {
     let has_none = audit.devices.is_empty() && !audit.crowded;
     match audit.unread.first() {
         Some(what) if !audit.is_of_known_program() || has_none => Some(Exemption::Unread(what.clone())),
@@ -135,7 +135,7 @@ fn unseen(audit: &Audit) -> Option<Exemption> {
 }
 
 /// Why its owner is not even warned.
-fn never_touched(state: &State, audit: &Audit, computes: bool) -> Option<Exemption> {
+fn absolute_exemption(state: &State, audit: &Audit, computes: bool) -> Option<Exemption> {
     if audit.process.pid <= 1 || audit.exe.is_none() && audit.command.is_empty() && audit.unread.is_empty() {
         return Some(Exemption::System);
     }
@@ -150,19 +150,19 @@ pub(super) fn rule(state: &State, audit: &Audit, treat: RuleAction) -> Option<Ru
         return None;
     }
     let mut rules = state.rows().rules.values();
-    rules.find(|rule| rule.treat == treat && rule.who.matches(audit)).map(|rule| rule.id)
+    rules.find(|rule| rule.action == treat && rule.subject.matches(audit)).map(|rule| rule.id)
 }
 
 /// The standing ask of a stranger: so much of each card, and how urgent.
-pub(super) fn standing(state: &State, audit: &Audit) -> Option<(Option<Bytes>, Tier)> {
-    attached(state, audit).and_then(|rule| match rule.treat {
-        RuleAction::Attach { vram, tier } => Some((vram, tier)),
+pub(super) fn adopt_rule(state: &State, audit: &Audit) -> Option<(Option<Bytes>, Tier)> {
+    adopt_rule_of(state, audit).and_then(|rule| match rule.action {
+        RuleAction::Adopt { vram, tier } => Some((vram, tier)),
         RuleAction::Allow | RuleAction::Deny => None,
     })
 }
 
-fn attached<'a>(state: &'a State, audit: &Audit) -> Option<&'a Rule> {
-    let is_standing = |rule: &&Rule| matches!(rule.treat, RuleAction::Attach { .. }) && rule.who.matches(audit);
+fn adopt_rule_of<'a>(state: &'a State, audit: &Audit) -> Option<&'a Rule> {
+    let is_standing = |rule: &&Rule| matches!(rule.action, RuleAction::Adopt { .. }) && rule.subject.matches(audit);
     state.rows().rules.values().find(is_standing)
 }
 
@@ -172,50 +172,50 @@ pub(crate) fn is_allowed(state: &State, audit: &Audit) -> bool {
 }
 
 /// What happens to a stranger next, in this mode or in that of its cards.
-pub fn fate(state: &State, stranger: &UnleasedProcess, mode: Option<Mode>, now: Time) -> NextStep {
+pub fn next_step(state: &State, stranger: &UnleasedProcess, mode: Option<Mode>, now: Time) -> NextStep {
     // Its bytes may have left its cards already.
-    if let UnleasedStep::Moving { lease, .. } = stranger.step {
-        return NextStep::Moving(lease);
+    if let UnleasedStep::Parking { lease, .. } = stranger.step {
+        return NextStep::Parking(lease);
     }
-    let Some((on, computes)) = residence(state, stranger, now) else { return NextStep::Recorded };
+    let Some((on, computes)) = residence(state, stranger, now) else { return NextStep::Nothing };
     let of = |(card, _): &GpuPresence| state.mode(*card);
     let mode = mode.or(on.iter().map(of).max()).unwrap_or_default();
     // Who has a lease gets no second one.
     let is_leased = state.lease_of(stranger).is_some();
-    if standing(state, &stranger.audit).is_some() && !is_leased {
-        return NextStep::Adopted(stranger.since + ATTACH_AFTER);
+    if adopt_rule(state, &stranger.audit).is_some() && !is_leased {
+        return NextStep::Adopt(stranger.since + ATTACH_AFTER);
     }
     if mode == Mode::Observe {
-        return NextStep::Recorded;
+        return NextStep::Nothing;
     }
-    if let Some(why) = never_touched(state, &stranger.audit, computes) {
-        return NextStep::LeftAlone(why);
+    if let Some(why) = absolute_exemption(state, &stranger.audit, computes) {
+        return NextStep::Exempt(why);
     }
-    let patience = state.policy().patience;
+    let patience = state.policy().enforcement;
     let due = |since: Time, span: Span| state.rows().meta.due(since, since + span);
     match mode {
-        Mode::Observe => NextStep::Recorded,
+        Mode::Observe => NextStep::Nothing,
         Mode::Adopt => match state.tenant(&tenant_of(&stranger.audit)).filter(|_| !is_leased) {
-            Some(_) => match untold(state).or_else(|| unseen(&stranger.audit)) {
-                Some(why) => NextStep::LeftAlone(why),
-                None => NextStep::Adopted(stranger.since + ADOPT_AFTER),
+            Some(_) => match self_test_failure(state).or_else(|| audit_gap(&stranger.audit)) {
+                Some(why) => NextStep::Exempt(why),
+                None => NextStep::Adopt(stranger.since + ADOPT_AFTER),
             },
-            None => NextStep::Recorded,
+            None => NextStep::Nothing,
         },
-        Mode::Warn => NextStep::Warned,
-        Mode::Enforce => match (left_alone(state, stranger, &on, computes), stranger.step) {
-            (_, UnleasedStep::Stuck) => NextStep::Stuck,
-            (Some(why), _) => NextStep::LeftAlone(why),
-            (None, UnleasedStep::Found) => after_warning(state, stranger, computes, now + patience.warned),
+        Mode::Warn => NextStep::Warn,
+        Mode::Enforce => match (exemption(state, stranger, &on, computes), stranger.step) {
+            (_, UnleasedStep::Survived) => NextStep::Survived,
+            (Some(why), _) => NextStep::Exempt(why),
+            (None, UnleasedStep::Found) => after_warning(state, stranger, computes, now + patience.after_warning),
             (None, UnleasedStep::Warned { since, until }) => {
                 after_warning(state, stranger, computes, due(since, until.since(since)))
             }
-            (None, UnleasedStep::Moving { lease, .. }) => NextStep::Moving(lease),
-            (None, UnleasedStep::Unmoved { since }) => NextStep::Signal(TERM, due(since, Span::ZERO)),
-            (None, UnleasedStep::Told { signal: TERM, since, sent: true }) => {
-                NextStep::Signal(KILL, due(since, patience.grace))
+            (None, UnleasedStep::Parking { lease, .. }) => NextStep::Parking(lease),
+            (None, UnleasedStep::NotParked { since }) => NextStep::Signal(TERM, due(since, Span::ZERO)),
+            (None, UnleasedStep::Signalled { signal: TERM, since, sent: true }) => {
+                NextStep::Signal(KILL, due(since, patience.after_sigterm))
             }
-            (None, UnleasedStep::Told { signal, since, .. }) => NextStep::Signal(signal, since),
+            (None, UnleasedStep::Signalled { signal, since, .. }) => NextStep::Signal(signal, since),
         },
     }
 }
@@ -223,13 +223,13 @@ pub fn fate(state: &State, stranger: &UnleasedProcess, mode: Option<Mode>, now: 
 /// What follows a warning that was not heeded.
 fn after_warning(state: &State, stranger: &UnleasedProcess, computes: bool, due: Time) -> NextStep {
     let policy = state.policy();
-    let is_untried = stranger.stays.is_none() || state.planted(Mutant::MoveForEver);
+    let is_untried = stranger.why_not_parked.is_none() || state.planted(Mutant::MoveForEver);
     // Who has a lease is not parked by another.
     let is_untried = is_untried && state.lease_of(stranger).is_none();
     // What draws is nothing that the driver could take off a card, nor is what a process left that ended.
     let is_untried = is_untried && computes && stranger.audit.through.is_none();
-    let parks = policy.patience.parks && policy.parking.ram > Bytes::ZERO && is_untried;
-    if parks && !state.planted(Mutant::StrikeMovable) { NextStep::Parked(due) } else { NextStep::Signal(TERM, due) }
+    let parks = policy.enforcement.parks_first && policy.parking.space > Bytes::ZERO && is_untried;
+    if parks && !state.planted(Mutant::StrikeMovable) { NextStep::Park(due) } else { NextStep::Signal(TERM, due) }
 }
 
 /// Whether an audit is good enough to act upon: it is from after the step was due, and not of long ago.
@@ -239,10 +239,10 @@ pub(crate) fn is_fresh(audited: Time, due: Time, now: Time) -> bool {
 
 /// Whether a process may be signalled because a stranger is that it descends from: it belongs to no lease, and no
 /// rule allows it.
-pub(crate) fn may_be_struck(state: &State, process: ProcKey) -> bool {
-    let known = state.watchlist().by_process.get(&process);
-    let known = known.and_then(|id| state.rows().strangers.get(id));
-    let is_spared = |audit: &Audit| is_allowed(state, audit) || standing(state, audit).is_some();
+pub(crate) fn may_be_signalled(state: &State, process: ProcKey) -> bool {
+    let known = state.unleased_readings().by_process.get(&process);
+    let known = known.and_then(|id| state.rows().unleased.get(id));
+    let is_spared = |audit: &Audit| is_allowed(state, audit) || adopt_rule(state, audit).is_some();
     let is_allowed = known.is_some_and(|known| is_spared(&known.audit));
     let is_free = state.owner(&process).is_none() || state.planted(Mutant::StrikeOthers);
     process.pid > 1 && is_free && !is_allowed
@@ -258,9 +258,9 @@ impl Decider<'_> {
     /// and marks tell, or to one that does not have that card.
     pub(super) fn audited(&mut self, audit: Audit, tree: Vec<ProcKey>) {
         let process = audit.process;
-        let known = self.state.watchlist().by_process.get(&process).copied();
-        let known = known.and_then(|id| self.state.rows().strangers.get(&id));
-        let is_unmoved = known.is_some_and(|known| matches!(known.step, UnleasedStep::Unmoved { .. }));
+        let known = self.state.unleased_readings().by_process.get(&process).copied();
+        let known = known.and_then(|id| self.state.rows().unleased.get(&id));
+        let is_unmoved = known.is_some_and(|known| matches!(known.step, UnleasedStep::NotParked { .. }));
         let holder = self.state.holder(&process);
         let of = holder.filter(|_| known.is_none_or(|known| self.state.lease_of(known).is_some()));
         // It is the lease's by which it is moved, or was to be.
@@ -268,15 +268,15 @@ impl Decider<'_> {
             return;
         }
         // Where it was, it still may be, if that card cannot be read.
-        let may_be = |card: &GpuId| match &self.state.room(*card).observed().reading {
+        let may_be = |card: &GpuId| match &self.state.room(*card).reading().reading {
             Reading::Used(_) => resident(self.state, *card, process)
-                .is_some_and(|resident| of.is_none() || self.state.is_abroad(resident, *card)),
+                .is_some_and(|resident| of.is_none() || self.state.is_off_lease(resident, *card)),
             Reading::Unreadable(_) => {
-                let is_home = of.is_some() && self.state.is_at_home(&process, *card);
-                !is_home && known.is_some_and(|known| known.cards.contains(card))
+                let is_home = of.is_some() && self.state.has_lease_there(&process, *card);
+                !is_home && known.is_some_and(|known| known.gpus.contains(card))
             }
         };
-        let cards: Vec<GpuId> = self.state.cards().filter(may_be).collect();
+        let cards: Vec<GpuId> = self.state.gpus().filter(may_be).collect();
         // Who is only where its lease is, is no stranger.
         if of.is_some() && cards.is_empty() {
             return;
@@ -287,132 +287,146 @@ impl Decider<'_> {
                 let id = stranger.id;
                 // What it used meanwhile is none.
                 is_news = Audit { ran: None, ..audit.clone() } != Audit { ran: None, ..stranger.audit.clone() };
-                let before = self.state.watchlist().seen.get(&id).and_then(|seen| seen.noted);
-                let is_due = matches!(fate(self.state, stranger, None, self.now),
-                    NextStep::Signal(_, due) | NextStep::Parked(due) if due <= self.now);
+                let before = self.state.unleased_readings().audits.get(&id).and_then(|seen| seen.noted);
+                let is_due = matches!(next_step(self.state, stranger, None, self.now),
+                    NextStep::Signal(_, due) | NextStep::Park(due) if due <= self.now);
                 // A process may write other words about itself all the time; the record is not theirs to fill.
-                let waits = is_talk(&stranger.audit, &audit)
+                let waits = differs_in_names_only(&stranger.audit, &audit)
                     && !is_due
                     && before.is_some_and(|before| self.now.since(before) < NOTED_FOR);
                 noted = before;
-                if (is_news && !waits) || stranger.cards != cards {
+                if (is_news && !waits) || stranger.gpus != cards {
                     noted = Some(self.now);
                     self.emit(Action::Reaudit { stranger: id, audit: Box::new(audit), cards });
                 }
                 id
             }
-            None if cards.is_empty() || self.state.rows().strangers.len() >= STRANGERS_MAX => return,
+            None if cards.is_empty() || self.state.rows().unleased.len() >= STRANGERS_MAX => return,
             None => {
-                let id = UnleasedId(self.state.rows().meta.next_stranger);
+                let id = UnleasedId(self.state.rows().meta.next_unleased);
                 let hops = self.state.planted(Mutant::HopAnew);
-                let former = self.state.watchlist_mut().recall(&audit, self.now).filter(|_| !hops);
+                let former = self.state.unleased_readings_mut().take_former(&audit, self.now).filter(|_| !hops);
                 let (again, until) =
                     (former.as_ref().map(|former| former.id), former.as_ref().and_then(|former| former.until));
                 // Who left its cards for a moment has come as far as it had.
                 let same = former.filter(|former| former.is_process(&audit));
                 let step = same.as_ref().and_then(|former| former.told).unwrap_or(UnleasedStep::Found);
                 let (since, stays) = (self.now, same.and_then(|former| former.stays));
-                let stranger = UnleasedProcess { id, audit, since, cards, step, again, until, stays, of };
+                let stranger = UnleasedProcess {
+                    id,
+                    audit,
+                    since,
+                    gpus: cards,
+                    step,
+                    successor_of: again,
+                    must_leave_by: until,
+                    why_not_parked: stays,
+                    lease: of,
+                };
                 self.emit(Action::Find { stranger: Box::new(stranger) });
                 id
             }
         };
-        let before = self.state.watchlist_mut().seen.remove(&id);
-        let struck = before.as_ref().is_some_and(|seen| seen.struck);
+        let before = self.state.unleased_readings_mut().audits.remove(&id);
+        let struck = before.as_ref().is_some_and(|seen| seen.signal_sent);
         // Of what it is now, nothing was refused yet.
         let refused = before.and_then(|seen| seen.refused).filter(|_| !is_news);
-        self.state.watchlist_mut().seen.insert(id, AuditState { at: self.now, tree, struck, refused, noted });
+        self.state
+            .unleased_readings_mut()
+            .audits
+            .insert(id, AuditState { audited_at: self.now, tree, signal_sent: struck, refused, noted });
         self.reconcile();
     }
 
     /// A stranger exited.
-    pub(super) fn left(&mut self, process: ProcKey) {
-        if let Some(id) = self.state.watchlist().by_process.get(&process).copied() {
+    pub(super) fn unleased_exited(&mut self, process: ProcKey) {
+        if let Some(id) = self.state.unleased_readings().by_process.get(&process).copied() {
             self.close(id, UnleasedEnd::Exited);
         }
     }
 
     /// A stranger is gone. Who was signalled is remembered, should it be started anew.
     pub(super) fn close(&mut self, id: UnleasedId, how: UnleasedEnd) {
-        if let Some(former) = self.state.rows().strangers.get(&id).and_then(|row| FormerProcess::of(row, self.now)) {
-            self.state.watchlist_mut().remember(former);
+        if let Some(former) = self.state.rows().unleased.get(&id).and_then(|row| FormerProcess::of(row, self.now)) {
+            self.state.unleased_readings_mut().remember(former);
         }
         self.emit(Action::Close { stranger: id, at: self.now, how });
     }
 
     /// Compares the record with what is on the cards, and takes the steps that are due.
     pub(super) fn reconcile(&mut self) {
-        if self.state.rows().strangers.is_empty() || self.state.is_stopped() {
+        if self.state.rows().unleased.is_empty() || self.state.is_stopped() {
             return;
         }
-        let all: Vec<UnleasedId> = self.state.rows().strangers.keys().copied().collect();
-        all.into_iter().for_each(|id| self.attend(id));
+        let all: Vec<UnleasedId> = self.state.rows().unleased.keys().copied().collect();
+        all.into_iter().for_each(|id| self.advance_unleased(id));
     }
 
-    pub(super) fn attend(&mut self, id: UnleasedId) {
-        let Some(stranger) = self.state.rows().strangers.get(&id) else { return };
+    pub(super) fn advance_unleased(&mut self, id: UnleasedId) {
+        let Some(stranger) = self.state.rows().unleased.get(&id) else { return };
         let step = stranger.step;
-        if let UnleasedStep::Moving { lease, since } = step {
-            return self.attend_moving(id, lease, since);
+        if let UnleasedStep::Parking { lease, since } = step {
+            return self.advance_parking(id, lease, since);
         }
         // The lease by which it could not be moved counts until its cards were seen again.
-        if matches!(step, UnleasedStep::Unmoved { .. }) && self.state.is_still_moved(stranger) {
+        if matches!(step, UnleasedStep::NotParked { .. }) && self.state.lease_is_ending(stranger) {
             return;
         }
         // Who is on a card that cannot be read is not touched, and not forgotten either.
         let Some((on, _)) = residence(self.state, stranger, self.now) else { return };
         if on.is_empty() {
             let process = stranger.audit.process;
-            let is_home = stranger.cards.iter().any(|card| self.state.is_at_home(&process, *card));
+            let is_home = stranger.gpus.iter().any(|card| self.state.has_lease_there(&process, *card));
             return match self.state.lease_of(stranger).filter(|_| is_home) {
                 Some(lease) => {
                     self.emit(Action::Close { stranger: id, at: self.now, how: UnleasedEnd::Matched(lease) })
                 }
-                None => self.close(id, UnleasedEnd::OffCards),
+                None => self.close(id, UnleasedEnd::OffGpus),
             };
         }
         // Whoever survived has, whatever is said of it meanwhile.
-        if matches!(step, UnleasedStep::Told { signal: KILL, since, sent: true } if since + SURVIVED_AFTER <= self.now)
+        if matches!(step, UnleasedStep::Signalled { signal: KILL, since, sent: true } if since + SURVIVED_AFTER <= self.now)
         {
             return self.survived(id, on);
         }
-        let fate = fate(self.state, stranger, None, self.now);
+        let fate = next_step(self.state, stranger, None, self.now);
         let is_enforced = on.iter().any(|(card, _)| self.state.mode(*card) == Mode::Enforce);
         // What was begun in another mode, or before a rule was there, is not gone on with.
-        let is_over = !is_enforced || matches!(fate, NextStep::LeftAlone(Exemption::Allowed(_)));
-        let is_begun = matches!(step, UnleasedStep::Unmoved { .. } | UnleasedStep::Told { .. } | UnleasedStep::Stuck);
+        let is_over = !is_enforced || matches!(fate, NextStep::Exempt(Exemption::Allowed(_)));
+        let is_begun =
+            matches!(step, UnleasedStep::NotParked { .. } | UnleasedStep::Signalled { .. } | UnleasedStep::Survived);
         match fate {
             // Whoever its quotas do not let stays a stranger, on the record.
-            NextStep::Adopted(at) if at <= self.now && self.adopt_by_itself(id, &on) => {}
+            NextStep::Adopt(at) if at <= self.now && self.adopt_by_itself(id, &on) => {}
             _ if is_begun && is_over => self.emit(Action::Relent { stranger: id, at: self.now, until: None }),
-            NextStep::Warned if step == UnleasedStep::Found => self.warn(id),
-            NextStep::LeftAlone(why) if step == UnleasedStep::Found && is_enforced && is_warned_all_the_same(&why) => {
+            NextStep::Warn if step == UnleasedStep::Found => self.warn(id),
+            NextStep::Exempt(why) if step == UnleasedStep::Found && is_enforced && is_warned_all_the_same(&why) => {
                 self.warn(id)
             }
-            NextStep::Parked(_) if step == UnleasedStep::Found => self.warn(id),
-            NextStep::Parked(due) if self.may_act(id, due) => self.take_off(id, &on),
+            NextStep::Park(_) if step == UnleasedStep::Found => self.warn(id),
+            NextStep::Park(due) if self.may_act(id, due) => self.park_unleased(id, &on),
             NextStep::Signal(signal, due) => self.escalate(id, step, signal, due),
-            NextStep::Recorded
-            | NextStep::LeftAlone(_)
-            | NextStep::Adopted(_)
-            | NextStep::Warned
-            | NextStep::Parked(_)
-            | NextStep::Moving(_)
-            | NextStep::Stuck => {}
+            NextStep::Nothing
+            | NextStep::Exempt(_)
+            | NextStep::Adopt(_)
+            | NextStep::Warn
+            | NextStep::Park(_)
+            | NextStep::Parking(_)
+            | NextStep::Survived => {}
         }
     }
 
     fn adopt_by_itself(&mut self, id: UnleasedId, on: &[GpuPresence]) -> bool {
-        let Some(stranger) = self.state.rows().strangers.get(&id).cloned() else { return false };
+        let Some(stranger) = self.state.rows().unleased.get(&id).cloned() else { return false };
         let by = Caller::user(tenant_of(&stranger.audit));
-        let (wish, tier) = standing(self.state, &stranger.audit).unwrap_or((None, Tier::Batch));
+        let (wish, tier) = adopt_rule(self.state, &stranger.audit).unwrap_or((None, Tier::Batch));
         let whole = self.adopt(&by, &stranger, on, wish, tier).is_ok();
         whole || (wish.is_some() && self.adopt(&by, &stranger, on, None, tier).is_ok())
     }
 
     fn warn(&mut self, stranger: UnleasedId) {
-        let most = self.now + self.state.policy().patience.warned;
-        let left = self.state.rows().strangers.get(&stranger).and_then(|row| row.until);
+        let most = self.now + self.state.policy().enforcement.after_warning;
+        let left = self.state.rows().unleased.get(&stranger).and_then(|row| row.must_leave_by);
         let left = left.filter(|_| !self.state.planted(Mutant::WarnForEver));
         let until = left.map_or(most, |left| left.max(self.now).min(most));
         self.emit(Action::Warn { stranger, at: self.now, until });
@@ -420,69 +434,69 @@ impl Decider<'_> {
 
     /// Whether something is due, and it was looked into since.
     fn may_act(&self, id: UnleasedId, due: Time) -> bool {
-        let seen = self.state.watchlist().seen.get(&id);
-        let is_fresh = seen.is_some_and(|seen| is_fresh(seen.at, due, self.now));
+        let seen = self.state.unleased_readings().audits.get(&id);
+        let is_fresh = seen.is_some_and(|seen| is_fresh(seen.audited_at, due, self.now));
         due <= self.now && (is_fresh || self.state.planted(Mutant::StrikeUnaudited))
     }
 
     fn escalate(&mut self, id: UnleasedId, step: UnleasedStep, signal: u8, due: Time) {
-        let seen = self.state.watchlist().seen.get(&id);
-        let is_fresh = |due: Time| seen.is_some_and(|seen| is_fresh(seen.at, due, self.now));
-        let is_struck = seen.is_some_and(|seen| seen.struck);
+        let seen = self.state.unleased_readings().audits.get(&id);
+        let is_fresh = |due: Time| seen.is_some_and(|seen| is_fresh(seen.audited_at, due, self.now));
+        let is_struck = seen.is_some_and(|seen| seen.signal_sent);
         match step {
             UnleasedStep::Found => self.warn(id),
             // What an earlier daemon decided may never have gone out.
-            UnleasedStep::Told { signal, since, sent } if !sent || self.state.planted(Mutant::StrikeTwice) => {
+            UnleasedStep::Signalled { signal, since, sent } if !sent || self.state.planted(Mutant::StrikeTwice) => {
                 if !is_struck && is_fresh(since) {
-                    self.strike(id, signal, since);
+                    self.signal_unleased(id, signal, since);
                 }
             }
-            UnleasedStep::Told { signal: KILL, .. } => {}
+            UnleasedStep::Signalled { signal: KILL, .. } => {}
             _ => {
                 if self.may_act(id, due) {
-                    self.strike(id, signal, self.now);
+                    self.signal_unleased(id, signal, self.now);
                 }
             }
         }
     }
 
-    fn strike(&mut self, id: UnleasedId, signal: u8, at: Time) {
-        let Some(stranger) = self.state.rows().strangers.get(&id) else { return };
+    fn signal_unleased(&mut self, id: UnleasedId, signal: u8, at: Time) {
+        let Some(stranger) = self.state.rows().unleased.get(&id) else { return };
         let own = stranger.audit.process;
-        let tree = self.state.watchlist().seen.get(&id).map(|seen| seen.tree.as_slice()).unwrap_or_default();
-        let others = tree.iter().copied().filter(|process| *process != own && may_be_struck(self.state, *process));
+        let tree = self.state.unleased_readings().audits.get(&id).map(|seen| seen.tree.as_slice()).unwrap_or_default();
+        let others = tree.iter().copied().filter(|process| *process != own && may_be_signalled(self.state, *process));
         let processes: Vec<ProcKey> = std::iter::once(own).chain(others).collect();
         let signal = if self.state.planted(Mutant::StrikeHard) { KILL } else { signal };
         self.emit(Action::Strike { stranger: id, signal, at, processes });
-        if let Some(seen) = self.state.watchlist_mut().seen.get_mut(&id) {
-            seen.struck = true;
+        if let Some(seen) = self.state.unleased_readings_mut().audits.get_mut(&id) {
+            seen.signal_sent = true;
         }
     }
 
     /// What became of a signal.
-    pub(super) fn struck(&mut self, id: UnleasedId, signal: u8, of: Time, outcome: Vec<SignalOutcome>) {
-        let Some(stranger) = self.state.rows().strangers.get(&id) else { return };
+    pub(super) fn note_signal_outcome(&mut self, id: UnleasedId, signal: u8, of: Time, outcome: Vec<SignalOutcome>) {
+        let Some(stranger) = self.state.rows().unleased.get(&id) else { return };
         let own = outcome.iter().find(|struck| struck.process == stranger.audit.process);
         let refused = own.and_then(|own| own.refused.clone());
         let changed = own.is_some_and(|own| own.changed);
         let step = stranger.step;
-        let late = step != UnleasedStep::Told { signal, since: of, sent: false };
+        let late = step != UnleasedStep::Signalled { signal, since: of, sent: false };
         self.emit(Action::Struck { stranger: id, signal, at: self.now, outcome, late });
-        let seen = self.state.watchlist_mut().seen.get_mut(&id);
+        let seen = self.state.unleased_readings_mut().audits.get_mut(&id);
         if late {
             // Somebody thought better of it since, and perhaps worse again: then that one is under way.
-            if let Some(seen) = seen.filter(|_| !matches!(step, UnleasedStep::Told { .. })) {
-                seen.struck = false;
+            if let Some(seen) = seen.filter(|_| !matches!(step, UnleasedStep::Signalled { .. })) {
+                seen.signal_sent = false;
             }
             return;
         }
         if let Some(seen) = seen {
-            (seen.refused, seen.struck) = (refused, false);
+            (seen.refused, seen.signal_sent) = (refused, false);
         }
         // Whoever becomes another program in time, or is elsewhere, gains nothing by it but another look: what it is
         // now is on the record first, and then it gets what it was to get.
         if changed {
-            self.state.watchlist_mut().seen.remove(&id);
+            self.state.unleased_readings_mut().audits.remove(&id);
             if self.state.planted(Mutant::HopAnew) {
                 self.emit(Action::Relent { stranger: id, at: self.now, until: Some(self.now) });
             }
@@ -496,7 +510,7 @@ impl Decider<'_> {
         if self.state.planted(Mutant::ServeSurvivor) {
             return;
         }
-        on.into_iter().for_each(|(card, _)| self.put_in(card, GpuService::Out { why: why.clone() }));
+        on.into_iter().for_each(|(card, _)| self.set_gpu_service(card, GpuService::Out { why: why.clone() }));
     }
 
     // ---- adoption ----------------------------------------------------------------
@@ -508,8 +522,8 @@ impl Decider<'_> {
         vram: Option<Bytes>,
         tier: Tier,
     ) -> EventAnswer {
-        let id = self.state.watchlist().by_process.get(&process).copied();
-        let found = id.and_then(|id| self.state.rows().strangers.get(&id).cloned());
+        let id = self.state.unleased_readings().by_process.get(&process).copied();
+        let found = id.and_then(|id| self.state.rows().unleased.get(&id).cloned());
         let theirs = |stranger: &UnleasedProcess| by.operator || tenant_of(&stranger.audit) == by.tenant;
         let Some(stranger) = found.filter(theirs) else {
             return EventAnswer::Refused(Refusal::NoSuchStranger);
@@ -517,7 +531,7 @@ impl Decider<'_> {
         let Some((on, _)) = residence(self.state, &stranger, self.now) else {
             return EventAnswer::Refused(Refusal::NotAdoptable("its GPU cannot be read now".to_owned()));
         };
-        if let Some(answer) = self.adopt_moving(&stranger) {
+        if let Some(answer) = self.adopt_while_parking(&stranger) {
             return answer;
         }
         match self.adopt(by, &stranger, &on, vram, tier) {
@@ -550,11 +564,11 @@ impl Decider<'_> {
         tier: Tier,
     ) -> Result<LeaseId, Refusal> {
         if let Some(lease) = self.state.lease_of(stranger) {
-            return Err(Refusal::NotAdoptable(self.has_another(by, lease, on)));
+            return Err(Refusal::NotAdoptable(self.why_it_has_a_lease(by, lease, on)));
         }
         let (fit, ask) = self.adoption(stranger, on, wish, tier)?;
         let tenant = self.tenant_for(by, &stranger.audit);
-        if let Some(held) = quota::holds(self.state, tenant, &ask) {
+        if let Some(held) = quota::block_of_request(self.state, tenant, &ask) {
             return Err(Refusal::OverQuota(held));
         }
         let excluded = fit.cards.iter().any(|card| self.state.excludes(*card, tenant, ask.exclusivity));
@@ -573,7 +587,7 @@ impl Decider<'_> {
     }
 
     /// Why a process of a lease gets no other, and what to do.
-    fn has_another(&self, by: &Caller, lease: LeaseId, on: &[GpuPresence]) -> String {
+    fn why_it_has_a_lease(&self, by: &Caller, lease: LeaseId, on: &[GpuPresence]) -> String {
         let name = self.find(by, lease).map_or_else(|_| "another lease".to_owned(), |row| row.id.to_string());
         match on {
             [] => format!("it is a process of {name}, which has its GPUs"),
@@ -605,7 +619,7 @@ impl Decider<'_> {
         for (card, size) in cards.iter().zip(&sizes) {
             let room = *size + self.state.promisable(*card, self.now);
             if vram > room && !self.state.planted(Mutant::AdoptBlind) {
-                let gpu = Some(self.state.rows().cards[usize::from(card.0)].facts.index);
+                let gpu = Some(self.state.rows().gpus[usize::from(card.0)].facts.index);
                 return Err(Refusal::NoRoom { largest: room, gpu });
             }
         }
@@ -613,7 +627,7 @@ impl Decider<'_> {
             return Err(cannot("it is a process of the system"));
         }
         let plain = LeaseRequest::plain(vram, Term::Renewed(self.state.policy().ttl));
-        let ask = LeaseRequest { gpus: cards.len() as u16, tier, measured: wish.is_none(), ..plain };
+        let ask = LeaseRequest { gpus: cards.len() as u16, tier, is_measured: wish.is_none(), ..plain };
         Ok((Fit { cards, vram, before: None }, ask))
     }
 
@@ -636,16 +650,16 @@ impl Decider<'_> {
         if !by.operator {
             return EventAnswer::Refused(Refusal::NotOperator);
         }
-        let Some(card) = self.state.card(uuid) else { return EventAnswer::Refused(Refusal::NoSuchCard) };
+        let Some(card) = self.state.gpu(uuid) else { return EventAnswer::Refused(Refusal::NoSuchCard) };
         // Who is not who the driver says must get neither a signal nor a lease.
         if matches!(mode, Mode::Enforce | Mode::Adopt) {
-            match &self.state.watchlist().can {
+            match &self.state.unleased_readings().self_test {
                 Some(Ok(())) => {}
                 Some(Err(why)) => return EventAnswer::Refused(Refusal::CannotEnforce(why.clone())),
                 None => return EventAnswer::Refused(Refusal::CannotEnforce("it was not tried yet".to_owned())),
             }
         }
-        if self.state.rows().cards[card.0 as usize].mode != mode {
+        if self.state.rows().gpus[card.0 as usize].mode != mode {
             self.emit(Action::SetMode { card, mode });
             self.reconcile();
         }
@@ -656,17 +670,17 @@ impl Decider<'_> {
         if !by.operator {
             return EventAnswer::Refused(Refusal::NotOperator);
         }
-        if !who.is_sensible() {
+        if !who.is_valid() {
             return EventAnswer::Refused(Refusal::BadRule);
         }
-        let same = self.state.rows().rules.values().find(|rule| rule.who == who);
+        let same = self.state.rows().rules.values().find(|rule| rule.subject == who);
         let id = match same {
-            Some(rule) if rule.treat == treat => return EventAnswer::Rule(Box::new(rule.clone())),
+            Some(rule) if rule.action == treat => return EventAnswer::Rule(Box::new(rule.clone())),
             Some(rule) => rule.id,
             None if self.state.rows().rules.len() >= RULES_MAX => return EventAnswer::Refused(Refusal::TooManyRules),
             None => RuleId(self.state.rows().meta.next_rule),
         };
-        let rule = Rule { id, who, treat };
+        let rule = Rule { id, subject: who, action: treat };
         self.emit(Action::SetRule { rule: rule.clone() });
         self.reconcile();
         EventAnswer::Rule(Box::new(rule))

@@ -32,7 +32,7 @@ use crate::units::{Bytes, Span, Time};
 use crate::unleased::UnleasedEnd;
 
 pub(crate) use park::HOOK;
-pub use park::way_out;
+pub use park::cheapest_method;
 pub use tokens::may_know;
 
 /// SIGTERM and SIGKILL, as Linux numbers them.
@@ -63,7 +63,7 @@ const ANOTHER_DAY: Span = Span::secs(20 * 3600);
 /// Takes in one event.
 pub fn decide(state: &mut State, now: Time, event: Event) -> Outcome {
     let mut turn = Decider { state, now, actions: Vec::new(), past: Vec::new() };
-    turn.mind_the_gap(&event);
+    turn.grant_grace_after_gap(&event);
     let started = matches!(event, Event::Started { .. });
     let answer = turn.take(event);
     if !started {
@@ -110,44 +110,44 @@ impl Decider<'_> {
             Event::ParkAsked { by, lease } => return self.park_asked(&by, lease),
             Event::ResumeAsked { by, lease } => return self.resume_asked(&by, lease),
             Event::Said { lease, rung, process, said } => {
-                self.heard(lease, rung, process, said);
-                self.note_still(lease);
+                self.take_report(lease, rung, process, said);
+                self.note_keeping_still(lease);
             }
-            Event::Hinted { lease, hint } => self.hinted(lease, hint),
-            Event::Hooked { by, lease, epoch, said } => return self.hooked(&by, lease, epoch, said),
+            Event::Hinted { lease, hint } => self.take_hint(lease, hint),
+            Event::Hooked { by, lease, epoch, said } => return self.hook_reported(&by, lease, epoch, said),
             Event::Runs { lease, program } => self.state.set_program(lease, program),
-            Event::Ram { available } => self.state.ram = available,
+            Event::Ram { available } => self.state.host_memory = available,
             Event::TokenAsked { by, ask, wall_us } => return self.issue(&by, *ask, wall_us),
             Event::TokenRevoked { by, token, wall_us } => return self.revoke(&by, token, wall_us),
             Event::Audited { audit, tree } => self.audited(*audit, tree),
-            Event::Left { process } => self.left(process),
+            Event::Left { process } => self.unleased_exited(process),
             Event::Signalled { lease, signal } => self.signalled(lease, signal),
-            Event::Struck { stranger, signal, of, outcome } => self.struck(stranger, signal, of, outcome),
+            Event::Struck { stranger, signal, of, outcome } => self.note_signal_outcome(stranger, signal, of, outcome),
             Event::SelfTested { can } => {
-                self.state.watchlist_mut().can = Some(can);
-                self.state.watchlist_mut().tests += 1;
+                self.state.unleased_readings_mut().self_test = Some(can);
+                self.state.unleased_readings_mut().self_tests += 1;
                 self.reconcile();
             }
             Event::AdoptAsked { by, process, vram, tier } => return self.adopt_asked(&by, process, vram, tier),
             Event::ModeAsked { by, card, mode } => return self.mode_asked(&by, &card, mode),
             Event::RuleAsked { by, who, treat } => return self.rule_asked(&by, who, treat),
             Event::RuleDropped { by, rule } => return self.rule_dropped(&by, rule),
-            Event::Listed(cards) => self.list(cards),
-            Event::Observed { card, observation } => self.observe(&card, observation),
+            Event::Listed(cards) => self.list_gpus(cards),
+            Event::Observed { card, observation } => self.take_reading(&card, observation),
             Event::Members { lease, processes, restricted } => {
                 // Of who waits another lease may have the wrapper.
                 let held = self.state.lease(lease).filter(|row| row.hold().is_some());
                 let wrapper = held.and_then(|row| row.roots.first());
                 let is_there = wrapper.is_none_or(|wrapper| processes.contains(wrapper));
                 self.state.set_members(lease, processes, restricted);
-                self.note_still(lease);
+                self.note_keeping_still(lease);
                 if !is_there {
-                    self.without_hook(lease);
+                    self.lose_hook(lease);
                 }
             }
-            Event::Worked { lease } => self.worked(lease),
-            Event::Rested { lease, idle } => self.state.set_rested(lease, idle, self.now),
-            Event::Gone { lease } => self.gone(lease),
+            Event::Worked { lease } => self.note_busy(lease),
+            Event::Rested { lease, idle } => self.state.set_idle(lease, idle, self.now),
+            Event::Gone { lease } => self.holder_exited(lease),
             Event::Accepted { by, lease, vram, gpus } => return self.accept(&by, lease, vram, gpus),
             Event::Day { number } => self.begin_day(number),
             Event::Configured(policy) => {
@@ -159,11 +159,11 @@ impl Decider<'_> {
                 self.state.disk_full = false;
                 self.serve();
             }
-            Event::LossFound(loss) => self.state.loss = Some(loss),
+            Event::LossFound(loss) => self.state.journal_loss = Some(loss),
             Event::LossAccepted { by } => return self.accept_loss(&by),
             Event::Ticked => {
                 self.end_asides();
-                self.come_due();
+                self.handle_due_leases();
                 self.serve();
             }
         }
@@ -171,10 +171,10 @@ impl Decider<'_> {
     }
 
     /// A daemon that was away must not blame its holders for it.
-    fn mind_the_gap(&mut self, event: &Event) {
+    fn grant_grace_after_gap(&mut self, event: &Event) {
         // A state that was just read from the disk has heard nothing: it was away.
-        let away = self.state.heard.is_none_or(|heard| self.now.since(heard) > STALL);
-        self.state.heard = Some(self.now);
+        let away = self.state.last_event.is_none_or(|heard| self.now.since(heard) > STALL);
+        self.state.last_event = Some(self.now);
         if away && !matches!(event, Event::Started { .. }) {
             self.grace();
         }
@@ -182,8 +182,8 @@ impl Decider<'_> {
 
     fn grace(&mut self) {
         let rows = self.state.rows();
-        let is_aside = rows.cards.iter().any(|card| !card.aside.now.is_empty());
-        let is_anybody_there = is_aside || !rows.leases.is_empty() || !rows.strangers.is_empty();
+        let is_aside = rows.gpus.iter().any(|card| !card.aside.now.is_empty());
+        let is_anybody_there = is_aside || !rows.leases.is_empty() || !rows.unleased.is_empty();
         if !self.state.planted(Mutant::NoGrace) && is_anybody_there {
             let until = self.now + self.state.policy().grace;
             self.emit(Action::Grace { from: self.now, until });
@@ -211,7 +211,7 @@ impl Decider<'_> {
         }
         if rebooted {
             self.end_asides_of_last_boot();
-            let strangers: Vec<_> = self.state.rows().strangers.keys().copied().collect();
+            let strangers: Vec<_> = self.state.rows().unleased.keys().copied().collect();
             for stranger in strangers {
                 self.emit(Action::Close { stranger, at: self.now, how: UnleasedEnd::HostRebooted });
             }
@@ -249,19 +249,19 @@ impl Decider<'_> {
             Some(death) => (EndReason::DiedParking, Some(death)),
             None => (reason, why),
         };
-        let peak = self.state.live(lease).and_then(|live| live.peak);
+        let peak = self.state.readings(lease).and_then(|live| live.peak_bytes);
         let at = match self.state.lease(lease) {
-            Some(row) if self.state.planted(Mutant::ChargeWait) => self.now + self.now.since(row.asked),
+            Some(row) if self.state.planted(Mutant::ChargeWait) => self.now + self.now.since(row.requested),
             _ => self.now,
         };
         let mark = self.state.lease(lease).and_then(|row| {
-            let unused = row.hold()?.unused(at);
-            (unused > Span::ZERO).then(|| self.state.rows().tenants[row.tenant.0 as usize].mark - unused)
+            let unused = row.hold()?.unused_payment(at);
+            (unused > Span::ZERO).then(|| self.state.rows().tenants[row.tenant.0 as usize].debt_clock - unused)
         });
         let turn = self.state.lease(lease).is_some_and(|row| self.state.is_first(row)).then_some(self.now);
-        let told = self.told(lease);
+        let told = self.noted_expectation(lease);
         let granted = self.state.lease(lease).and_then(Lease::hold).is_some();
-        let ran = granted.then(|| self.state.live(lease).map(|live| live.program.clone()).unwrap_or_default());
+        let ran = granted.then(|| self.state.readings(lease).map(|live| live.program.clone()).unwrap_or_default());
         self.emit(Action::End { lease, reason, at, peak, mark, turn, why, ran, told });
         if self.state.planted(Mutant::BelieveRelease) && self.state.lease(lease).is_some() {
             self.emit(Action::Retire { lease, ran: None });
@@ -271,16 +271,16 @@ impl Decider<'_> {
     /// What is known of the death of the last program of a lease, if it died while it was being parked: a wrapper gives
     /// the lease back after that, but nothing of it was done.
     fn death_while_parking(&self, lease: LeaseId, reason: EndReason) -> Option<String> {
-        let is_away = self.state.lease(lease).is_some_and(|row| row.away().is_some());
-        let live = self.state.live(lease).filter(|live| is_away && live.shims.is_empty())?;
-        let died = (reason.is_exit() && !self.state.planted(Mutant::ForgetDeath)).then_some(live.died.as_ref());
+        let is_away = self.state.lease(lease).is_some_and(|row| row.park_state().is_some());
+        let live = self.state.readings(lease).filter(|live| is_away && live.shims.is_empty())?;
+        let died = (reason.is_exit() && !self.state.planted(Mutant::ForgetDeath)).then_some(live.death.as_ref());
         died.flatten().map(|(_, why)| why.clone())
     }
 
     /// What was expected of a waiter when it asked, if that was remembered.
-    fn told(&self, lease: LeaseId) -> Option<ExpectedWait> {
+    fn noted_expectation(&self, lease: LeaseId) -> Option<ExpectedWait> {
         let waits = matches!(self.state.lease(lease)?.phase, Phase::Waiting { .. });
-        self.state.live(lease)?.expected.filter(|_| waits)
+        self.state.readings(lease)?.expected.filter(|_| waits)
     }
 
     /// The lease, if the caller may know of it.

@@ -25,11 +25,11 @@ pub struct Offer {
 impl Decider<'_> {
     /// A waiter takes less, and is a waiter no more.
     pub(super) fn accept(&mut self, by: &Caller, lease: LeaseId, vram: Bytes, gpus: u16) -> EventAnswer {
-        if self.has_more(by, lease) {
-            return self.take_more(by, lease, vram, gpus);
+        if self.is_overusing(by, lease) {
+            return self.accept_larger(by, lease, vram, gpus);
         }
         // A wish that makes no sense is refused even of who could have all that it asked for.
-        let sense = |row: &Lease| smaller(row, vram, gpus).ask.check().map_err(Refusal::BadAsk);
+        let sense = |row: &Lease| smaller(row, vram, gpus).request.check().map_err(Refusal::BadAsk);
         if let Err(refusal) = self.waiting(by, lease).and_then(sense) {
             return EventAnswer::Refused(refusal);
         }
@@ -61,15 +61,15 @@ impl Decider<'_> {
     fn acceptable(&self, by: &Caller, lease: LeaseId, vram: Bytes, gpus: u16) -> Result<Fit, Refusal> {
         let row = self.waiting(by, lease)?;
         // Less in both ways, or as much: who wants more asks anew.
-        let less = gpus <= row.ask.gpus && !matches!(row.ask.vram, Vram::Bytes(asked) if vram > asked);
+        let less = gpus <= row.request.gpus && !matches!(row.request.vram, Vram::Bytes(asked) if vram > asked);
         let smaller = smaller(row, vram, gpus);
-        if let Some(held) = quota::held(self.state, &smaller) {
+        if let Some(held) = quota::block(self.state, &smaller) {
             return Err(Refusal::OverQuota(held));
         }
         let board = if self.state.planted(Mutant::GreedyOffer) {
             Some(Board::new(self.state, self.now))
         } else {
-            Board::behind(self.state, self.now, lease)
+            Board::behind_waiter(self.state, self.now, lease)
         };
         let fit = board.and_then(|board| board.fit(self.state, &smaller));
         fit.filter(|_| less).ok_or_else(|| {
@@ -81,8 +81,8 @@ impl Decider<'_> {
 
 /// The same waiter with a smaller wish.
 fn smaller(lease: &Lease, vram: Bytes, gpus: u16) -> Lease {
-    let ask = LeaseRequest { vram: Vram::Bytes(vram), gpus, at_least: None, ..lease.ask.clone() };
-    Lease { ask, ..lease.clone() }
+    let ask = LeaseRequest { vram: Vram::Bytes(vram), gpus, at_least: None, ..lease.request.clone() };
+    Lease { request: ask, ..lease.clone() }
 }
 
 /// What a waiter could have now instead of waiting: less of as many cards, or fewer cards.
@@ -91,15 +91,15 @@ pub fn offers(state: &State, lease: &Lease, now: Time) -> Vec<Offer> {
         return Vec::new();
     }
     // Nothing is offered to who is further back than anybody looks: who is ahead might need it.
-    let Some(board) = Board::behind(state, now, lease.id) else { return Vec::new() };
+    let Some(board) = Board::behind_waiter(state, now, lease.id) else { return Vec::new() };
     let mut found: Vec<Offer> = Vec::new();
     // Any size will do for an offer; its taker decides.
-    let open = Lease { ask: LeaseRequest { at_least: Some(Bytes(1)), ..lease.ask.clone() }, ..lease.clone() };
-    let mut gpus = lease.ask.gpus;
+    let open = Lease { request: LeaseRequest { at_least: Some(Bytes(1)), ..lease.request.clone() }, ..lease.clone() };
+    let mut gpus = lease.request.gpus;
     while gpus > 0 {
-        if let Some(Fit { vram, before, .. }) = board.less(state, &open, gpus, Bytes(1)) {
+        if let Some(Fit { vram, before, .. }) = board.fit_smaller(state, &open, gpus, Bytes(1)) {
             let better = found.last().is_none_or(|last| vram > last.vram);
-            let allowed = quota::held(state, &smaller(lease, vram, gpus)).is_none();
+            let allowed = quota::block(state, &smaller(lease, vram, gpus)).is_none();
             if better && allowed {
                 found.push(Offer { vram, gpus, before });
             }

@@ -13,7 +13,7 @@
 
 use super::Decider;
 use super::board::{Board, Fit};
-use super::serve::charged;
+use super::serve::debt_clock_after;
 use super::stretch;
 use crate::action::{Action, Hint, UnparkReason, Wake};
 use crate::contexts;
@@ -23,7 +23,7 @@ use crate::ids::{Fence, GpuId, LeaseId, ProcKey};
 use crate::method::Method;
 use crate::mutant::Mutant;
 use crate::parking::{
-    self, Backoff, MoveProgress, MoverReport, NotParkable, all_back, all_parked, is_seen_gone, none_parked,
+    self, Backoff, MoveProgress, MoverReport, NotParkable, all_parked, all_resumed, is_seen_gone, none_parked,
 };
 use crate::quota;
 use crate::request::{LeaseRequest, Vram};
@@ -62,7 +62,7 @@ impl Decider<'_> {
             Phase::Waiting { .. } => return EventAnswer::Refused(Refusal::StillWaiting),
             Phase::Ending(..) => return EventAnswer::Refused(Refusal::Ended),
             Phase::Parking(hold, _) if self.state.planted(Mutant::ParkTwice) => {
-                let booked = hold.booked();
+                let booked = hold.booked_host_memory();
                 self.emit(Action::bare_park(lease, self.now, booked));
                 return EventAnswer::Lease(lease);
             }
@@ -70,7 +70,7 @@ impl Decider<'_> {
             Phase::Resuming(..) => return EventAnswer::Refused(Refusal::NotParkable(NotParkable::NotActive)),
             Phase::Active(_) => {}
         }
-        self.try_again(lease);
+        self.clear_backoffs(lease);
         match self.park(lease, false, true) {
             Ok(()) => EventAnswer::Lease(lease),
             Err(why) => EventAnswer::Refused(Refusal::NotParkable(why)),
@@ -78,26 +78,32 @@ impl Decider<'_> {
     }
 
     /// The wrapper of a holder says how its hook went.
-    pub(super) fn hooked(&mut self, by: &Caller, lease: LeaseId, epoch: Fence, said: MoverReport) -> EventAnswer {
+    pub(super) fn hook_reported(
+        &mut self,
+        by: &Caller,
+        lease: LeaseId,
+        epoch: Fence,
+        said: MoverReport,
+    ) -> EventAnswer {
         let row = match self.held_by(by, lease, epoch) {
             Ok((row, _)) => row,
             Err(refusal) => return EventAnswer::Refused(refusal),
         };
         // Whoever speaks for a wrapper that is gone runs no hook.
-        let has_hook = self.state.live(lease).is_some_and(|live| !live.hooks.is_empty());
+        let has_hook = self.state.readings(lease).is_some_and(|live| !live.hooks.is_empty());
         let due = match (&row.phase, &said) {
             (Phase::Parking(_, away), MoverReport::Parked(_) | MoverReport::Refused(_)) => {
-                has_hook && away.rung == Method::Yield
+                has_hook && away.method == Method::Hook
             }
             (Phase::Resuming(_, away), MoverReport::Resumed | MoverReport::Refused(_)) => {
-                has_hook && away.rung == Method::Yield
+                has_hook && away.method == Method::Hook
             }
-            (Phase::Parked(..), MoverReport::Wants) => true,
+            (Phase::Parked(..), MoverReport::Used) => true,
             _ => false,
         };
         // Said too late, or twice.
         if due {
-            self.heard(lease, Method::Yield, HOOK, said);
+            self.take_report(lease, Method::Hook, HOOK, said);
         }
         EventAnswer::Lease(lease)
     }
@@ -113,7 +119,7 @@ impl Decider<'_> {
             Phase::Ending(..) => return EventAnswer::Refused(Refusal::Ended),
             Phase::Active(_) | Phase::Resuming(..) => {}
             Phase::Parking(..) | Phase::Parked(..) => {
-                self.try_again(lease);
+                self.clear_backoffs(lease);
                 self.wake(lease, Wake::Resume);
             }
         }
@@ -121,35 +127,35 @@ impl Decider<'_> {
     }
 
     /// Something seen from outside suggests that a parked lease is used.
-    pub(super) fn hinted(&mut self, lease: LeaseId, hint: Hint) {
+    pub(super) fn take_hint(&mut self, lease: LeaseId, hint: Hint) {
         let Some(row) = self.state.lease(lease) else { return };
         let (Phase::Parking(_, away) | Phase::Parked(_, away)) = &row.phase else { return };
-        let waits = row.queued().is_some() || (!away.quiet && away.again.is_some());
-        if waits || use_is_noticed(self.state, lease, away.rung) {
+        let waits = row.queued_since().is_some() || (!away.is_passive && away.requests_again_at.is_some());
+        if waits || use_is_noticed(self.state, lease, away.method) {
             return;
         }
         let (now, always) = (self.now, self.state.planted(Mutant::HintsForEver));
-        if always || self.state.live_mut(lease).is_some_and(|live| live.hints.accepts(now)) {
+        if always || self.state.readings_mut(lease).is_some_and(|live| live.hint_backoff.accepts(now)) {
             self.wake(lease, Wake::Hint(hint));
         }
     }
 
     /// A hand that asks may try again at once; but nobody gains time on its cards by that.
-    fn try_again(&mut self, lease: LeaseId) {
+    fn clear_backoffs(&mut self, lease: LeaseId) {
         let may = match self.state.lease(lease).map(|row| &row.phase) {
-            Some(Phase::Active(hold)) => !parking::is_over(self.state, hold, self.now),
+            Some(Phase::Active(hold)) => !parking::is_past_term(self.state, hold, self.now),
             Some(Phase::Parked(..)) => true,
             _ => false,
         };
-        if let Some(live) = self.state.live_mut(lease).filter(|_| may) {
-            live.rests.clear();
+        if let Some(live) = self.state.readings_mut(lease).filter(|_| may) {
+            live.backoffs.clear();
         }
     }
 
     /// Puts a holder on its way off its cards, in the cheapest way that it can be.
     pub(super) fn park(&mut self, lease: LeaseId, again: bool, by_hand: bool) -> Result<(), NotParkable> {
         let row = self.state.lease(lease).ok_or(NotParkable::NotActive)?;
-        let rung = way_out(self.state, row, self.now)?;
+        let rung = cheapest_method(self.state, row, self.now)?;
         self.park_by(lease, ParkOrder { rung, again, by_hand, room_for: None, aside: None, with_context: false })
     }
 
@@ -158,16 +164,16 @@ impl Decider<'_> {
         let ParkOrder { rung, again, by_hand, room_for, aside, with_context } = order;
         let row = self.state.lease(lease).ok_or(NotParkable::NotActive)?;
         match self.state.stopped() {
-            Some(Refusal::DiskFull) => return Err(NotParkable::Lately("the disk is full".to_owned())),
-            Some(_) => return Err(NotParkable::Lately("lines of the journal are missing".to_owned())),
+            Some(Refusal::DiskFull) => return Err(NotParkable::BackingOff("the disk is full".to_owned())),
+            Some(_) => return Err(NotParkable::BackingOff("lines of the journal are missing".to_owned())),
             None => {}
         }
         let booked = parking::parkable(self.state, row, rung, self.now)?;
-        let had = row.hold().map_or(Bytes::ZERO, |hold| parking::had(self.state, lease, hold));
-        let before = row.hold().map(|hold| parking::before(self.state, lease, hold)).unwrap_or_default();
-        let live = self.state.live(lease);
+        let had = row.hold().map_or(Bytes::ZERO, |hold| parking::bytes_on_gpus(self.state, lease, hold));
+        let before = row.hold().map(|hold| parking::gpus_before(self.state, lease, hold)).unwrap_or_default();
+        let live = self.state.readings(lease);
         let program = live.map(|live| live.program.clone()).unwrap_or_default();
-        let moved = live.filter(|_| rung == Method::Driver).map(|live| live.driven.keys().copied().collect());
+        let moved = live.filter(|_| rung == Method::Driver).map(|live| live.driver.keys().copied().collect());
         let processes = moved.unwrap_or_default();
         // A lease that leaves for an aside comes back without any action of its user.
         let is_silent = aside.is_some() || !use_is_noticed(self.state, lease, rung);
@@ -190,77 +196,78 @@ impl Decider<'_> {
             quiet,
             with_context,
         });
-        if let Some(live) = self.state.live_mut(lease) {
+        if let Some(live) = self.state.readings_mut(lease) {
             // What it needed at an earlier try it has had.
-            (live.wake, live.died) = (None, None);
-            live.before = before;
+            (live.wake, live.death) = (None, None);
+            live.gpus_before = before;
         }
-        self.settle(lease);
+        self.advance_move(lease);
         Ok(())
     }
 
     /// Something is said of a program of a holder, on a rung.
-    pub(super) fn heard(&mut self, lease: LeaseId, rung: Method, process: ProcKey, said: MoverReport) {
-        if rung == Method::Driver && said.is_of_cards() && self.is_others(lease, &process) {
+    pub(super) fn take_report(&mut self, lease: LeaseId, rung: Method, process: ProcKey, said: MoverReport) {
+        if rung == Method::Driver && said.is_about_gpus() && self.belongs_to_other_lease(lease, &process) {
             return;
         }
-        let Some(voices) = self.state.live_mut(lease).and_then(|live| live.voices_mut(rung)) else { return };
+        let Some(voices) = self.state.readings_mut(lease).and_then(|live| live.movers_mut(rung)) else { return };
         match said {
-            MoverReport::Here { parked } => {
-                voices.entry(process).or_default().put(parked);
+            MoverReport::Present { parked } => {
+                voices.entry(process).or_default().set_parked_bytes(parked);
                 self.note_alive(lease, process);
             }
-            MoverReport::Left => drop(voices.remove(&process)),
+            MoverReport::Gone => drop(voices.remove(&process)),
             MoverReport::Died(why) => {
                 voices.remove(&process);
                 self.note_death(lease, rung, process, why);
             }
-            MoverReport::Cannot(why) => voices.entry(process).or_default().cannot = why,
-            MoverReport::Parked(bytes) => voices.entry(process).or_default().put(Some(bytes)),
-            MoverReport::Unknown => voices.entry(process).or_default().unknown = true,
+            MoverReport::Cannot(why) => voices.entry(process).or_default().refusal = why,
+            MoverReport::Parked(bytes) => voices.entry(process).or_default().set_parked_bytes(Some(bytes)),
+            MoverReport::Unknown => voices.entry(process).or_default().is_unknown = true,
             MoverReport::Resumed => {
                 // It calls the driver again, whatever it said before.
                 let voice = voices.entry(process).or_default();
-                voice.put(None);
-                voice.deep = voice.deep.map(|_| false);
+                voice.set_parked_bytes(None);
+                voice.keeps_still = voice.keeps_still.map(|_| false);
             }
-            MoverReport::Deep(is) => {
-                voices.entry(process).or_default().deep = Some(is);
+            MoverReport::KeepsStill(is) => {
+                voices.entry(process).or_default().keeps_still = Some(is);
                 return;
             }
             MoverReport::Refused(why) => return self.refused(lease, rung, process, &why),
-            MoverReport::Outgrown(why) => return self.outgrown(lease, rung, process, &why),
+            MoverReport::Outgrown(why) => return self.note_outgrown(lease, rung, process, &why),
             MoverReport::Lost(why) if self.state.lease(lease).is_some_and(Lease::is_held) => {
                 return self.end_because(lease, EndReason::RestoreFailed, Some(why));
             }
             MoverReport::Lost(_) => return,
-            MoverReport::Wants => return self.wake(lease, Wake::Use),
+            MoverReport::Used => return self.wake(lease, Wake::Use),
         }
         self.state.set_movable(lease);
-        let voices = self.state.live(lease).map(|live| live.voices(rung));
-        if rung == Method::Driver && voices.and_then(|it| it.get(&process)).is_some_and(|it| it.parked.is_some()) {
-            self.driver_has(lease, process);
+        let voices = self.state.readings(lease).map(|live| live.movers(rung));
+        if rung == Method::Driver && voices.and_then(|it| it.get(&process)).is_some_and(|it| it.parked_bytes.is_some())
+        {
+            self.note_driver_has(lease, process);
         }
         if rung == Method::Driver {
-            self.found_here(lease);
+            self.note_driver_has_nothing(lease);
         }
-        if self.state.lease(lease).and_then(Lease::away).is_some_and(|away| away.rung != rung) {
+        if self.state.lease(lease).and_then(Lease::park_state).is_some_and(|away| away.method != rung) {
             return;
         }
         // What was seen before its last word proves nothing.
-        if let Some(live) = self.state.live_mut(lease) {
-            live.watch = MoveProgress::default();
+        if let Some(live) = self.state.readings_mut(lease) {
+            live.progress = MoveProgress::default();
         }
-        self.settle(lease);
+        self.advance_move(lease);
     }
 
     /// A program ended while its bytes were leaving.
     fn note_death(&mut self, lease: LeaseId, rung: Method, process: ProcKey, why: String) {
-        let Some((row, live)) = self.state.lease(lease).zip(self.state.live(lease)) else { return };
+        let Some((row, live)) = self.state.lease(lease).zip(self.state.readings(lease)) else { return };
         match &row.phase {
-            Phase::Parking(_, away) if away.rung == rung => {
-                if let Some(live) = self.state.live_mut(lease) {
-                    live.died = Some((process, why));
+            Phase::Parking(_, away) if away.method == rung => {
+                if let Some(live) = self.state.readings_mut(lease) {
+                    live.death = Some((process, why));
                 }
             }
             // Its wrapper, or its exit, was heard first.
@@ -273,54 +280,54 @@ impl Decider<'_> {
 
     /// A program that was taken for dead is there.
     fn note_alive(&mut self, lease: LeaseId, process: ProcKey) {
-        if let Some(live) = self.state.live_mut(lease) {
-            live.died.take_if(|(died, _)| *died == process);
+        if let Some(live) = self.state.readings_mut(lease) {
+            live.death.take_if(|(died, _)| *died == process);
         }
     }
 
     /// Whether a process of which the driver was asked for a lease is another's by now: it must not move it for this one.
-    fn is_others(&self, lease: LeaseId, process: &ProcKey) -> bool {
-        let is_known = self.state.live(lease).is_some_and(|live| live.driven.contains_key(process));
-        !is_known && self.state.driven_for(process).is_some_and(|of| of != lease)
+    fn belongs_to_other_lease(&self, lease: LeaseId, process: &ProcKey) -> bool {
+        let is_known = self.state.readings(lease).is_some_and(|live| live.driver.contains_key(process));
+        !is_known && self.state.lease_that_driver_moves(process).is_some_and(|of| of != lease)
     }
 
     /// Whose wrapper is gone has nobody who could run its hook: it stays where it is.
-    pub(super) fn without_hook(&mut self, lease: LeaseId) {
-        let Some(row) = self.state.lease(lease).filter(|row| row.ask.yields) else { return };
-        let leaves = matches!(&row.phase, Phase::Parking(_, away) if away.rung == Method::Yield);
-        if let Some(live) = self.state.live_mut(lease) {
+    pub(super) fn lose_hook(&mut self, lease: LeaseId) {
+        let Some(row) = self.state.lease(lease).filter(|row| row.request.has_hook) else { return };
+        let leaves = matches!(&row.phase, Phase::Parking(_, away) if away.method == Method::Hook);
+        if let Some(live) = self.state.readings_mut(lease) {
             live.hooks.clear();
         }
         self.state.set_movable(lease);
         if leaves {
-            self.stay(lease, "its wrapper is gone");
+            self.unpark(lease, "its wrapper is gone");
         }
         let Some(row) = self.state.lease(lease) else { return };
-        if matches!(&row.phase, Phase::Resuming(_, away) if away.rung == Method::Yield) {
-            self.back(&row.clone());
+        if matches!(&row.phase, Phase::Resuming(_, away) if away.method == Method::Hook) {
+            self.resumed(&row.clone());
         }
     }
 
     /// A program could not do what it was told.
     fn refused(&mut self, lease: LeaseId, rung: Method, process: ProcKey, why: &str) {
         let Some(row) = self.state.lease(lease) else { return };
-        let deep = row.away().is_some_and(|away| away.deep && rung == Method::Driver);
-        if !deep && row.away().is_none_or(|away| away.rung != rung) {
+        let deep = row.park_state().is_some_and(|away| away.with_driver && rung == Method::Driver);
+        if !deep && row.park_state().is_none_or(|away| away.method != rung) {
             return;
         }
-        let its = self.state.live(lease).and_then(|live| live.voices(rung).get(&process));
-        let is_away = its.is_some_and(|voice| voice.parked.is_some());
+        let its = self.state.readings(lease).and_then(|live| live.movers(rung).get(&process));
+        let is_away = its.is_some_and(|voice| voice.parked_bytes.is_some());
         let has_left = |hold: &Hold| {
             let has_left = is_away || all_parked(self.state, row, hold, rung);
             has_left && !self.state.planted(Mutant::StayGone)
         };
         match &row.phase {
-            Phase::Parked(..) if deep => self.stay_shallow(lease, why),
+            Phase::Parked(..) if deep => self.keep_contexts(lease, why),
             Phase::Parking(..) if deep => {}
             // It has left, or all of them: that was said of the way back, before they were sent away.
             Phase::Parking(hold, _) if has_left(hold) => {}
-            Phase::Parking(..) => self.stay(lease, why),
-            Phase::Resuming(_, ParkState { back: true, .. }) => {
+            Phase::Parking(..) => self.unpark(lease, why),
+            Phase::Resuming(_, ParkState { was_resumed: true, .. }) => {
                 self.retreat(lease, why);
             }
             // It was not to leave at all: it is told again until it has its room.
@@ -330,37 +337,37 @@ impl Decider<'_> {
 
     /// A program has more bytes than were booked: a park after the next reading books enough. Without a backoff no
     /// dearer method is tried meanwhile.
-    fn outgrown(&mut self, lease: LeaseId, rung: Method, process: ProcKey, why: &str) {
+    fn note_outgrown(&mut self, lease: LeaseId, rung: Method, process: ProcKey, why: &str) {
         let was_parking = self.state.lease(lease).is_some_and(|row| matches!(row.phase, Phase::Parking(..)));
         self.refused(lease, rung, process, why);
-        if was_parking && let Some(live) = self.state.live_mut(lease) {
-            live.rests.retain(|of, rest| *of != rung || rest.since < self.now);
+        if was_parking && let Some(live) = self.state.readings_mut(lease) {
+            live.backoffs.retain(|of, rest| *of != rung || rest.since < self.now);
         }
     }
 
     /// Who was parked for a while leaves its cards altogether, where it is sure to come back.
-    pub(super) fn look_for_deep(&mut self, card: GpuId) {
-        let Some(mut after) = self.state.policy().parking.deep else { return };
+    pub(super) fn remove_old_contexts(&mut self, card: GpuId) {
+        let Some(mut after) = self.state.policy().parking.context_after else { return };
         if self.state.planted(Mutant::DeepAtOnce) {
             after = Span::ZERO;
         }
-        let parked = self.state.room(card).claims().iter().filter(|(_, claim)| claim.parked);
+        let parked = self.state.room(card).leases().iter().filter(|(_, claim)| claim.is_parked);
         for lease in parked.map(|(lease, _)| *lease).collect::<Vec<_>>() {
             let Some(row) = self.state.lease(lease) else { continue };
             let Phase::Parked(hold, away) = &row.phase else { continue };
-            if away.deep {
+            if away.with_driver {
                 // While the driver was not told yet, who comes is no harm. What an earlier daemon told it nobody knows.
-                let untold = self.state.live(lease).is_some_and(|live| live.untold);
-                let untold = untold && !parking::are_still(self.state, row);
+                let untold = self.state.readings(lease).is_some_and(|live| live.driver_not_told);
+                let untold = untold && !parking::all_keep_still(self.state, row);
                 if (untold || self.state.planted(Mutant::ShallowBlind))
-                    && let Err(NotParkable::NotSure(why)) = parking::sure_of_room(self.state, row, hold)
+                    && let Err(NotParkable::RestoreUnsure(why)) = parking::check_restore_room(self.state, row, hold)
                 {
                     self.emit(Action::Shallow { lease, at: self.now, why });
                 }
                 continue;
             }
             let is_long = away.since + after <= self.now;
-            if away.with_context || (is_long && contexts::deepenable(self.state, row, self.now).is_ok()) {
+            if away.with_context || (is_long && contexts::removable_if_not_waiting(self.state, row, self.now).is_ok()) {
                 self.take_contexts(lease);
             }
         }
@@ -371,43 +378,44 @@ impl Decider<'_> {
         let Some(row) = self.state.lease(lease).filter(|_| !self.state.is_stopped()) else { return };
         let Ok((processes, booked)) = contexts::removable(self.state, row, self.now) else { return };
         self.emit(Action::Deepen { lease, at: self.now, processes, booked });
-        if let Some(live) = self.state.live_mut(lease) {
-            live.untold = true;
+        if let Some(live) = self.state.readings_mut(lease) {
+            live.driver_not_told = true;
         }
-        self.note_still(lease);
+        self.note_keeping_still(lease);
     }
 
     /// Something was heard of a holder: if none of its programs calls the driver, that may be told by now.
-    pub(super) fn note_still(&mut self, lease: LeaseId) {
+    pub(super) fn note_keeping_still(&mut self, lease: LeaseId) {
         let Some(row) = self.state.lease(lease) else { return };
-        let told = row.away().is_some_and(|away| away.deep) && parking::are_still(self.state, row);
-        if told && let Some(live) = self.state.live_mut(lease) {
-            live.untold = false;
+        let told = row.park_state().is_some_and(|away| away.with_driver) && parking::all_keep_still(self.state, row);
+        if told && let Some(live) = self.state.readings_mut(lease) {
+            live.driver_not_told = false;
         }
     }
 
     /// The driver has a process whose bytes the library took, whether it was to or not: it comes back by the driver.
-    fn driver_has(&mut self, lease: LeaseId, process: ProcKey) {
-        let Some(away) = self.state.lease(lease).and_then(Lease::away).filter(|away| away.rung == Method::Park) else {
+    fn note_driver_has(&mut self, lease: LeaseId, process: ProcKey) {
+        let Some(away) = self.state.lease(lease).and_then(Lease::park_state).filter(|away| away.method == Method::Shim)
+        else {
             return;
         };
-        let mut processes = if away.deep { away.processes.clone() } else { Vec::new() };
+        let mut processes = if away.with_driver { away.processes.clone() } else { Vec::new() };
         if !processes.contains(&process) {
             processes.push(process);
             processes.sort();
             // It is done: nothing is left to be booked.
             self.emit(Action::Deepen { lease, at: self.now, processes, booked: None });
-            if let Some(live) = self.state.live_mut(lease) {
-                live.untold = false;
+            if let Some(live) = self.state.readings_mut(lease) {
+                live.driver_not_told = false;
             }
         }
     }
 
     /// The driver could not take what is left of a parked holder. If it has some of it, it keeps that.
-    fn stay_shallow(&mut self, lease: LeaseId, why: &str) {
-        let (since, until) = (self.now, self.now + self.state.policy().parking.distrust());
-        let Some(live) = self.state.live_mut(lease) else { return };
-        live.rests.insert(Method::Driver, Backoff { since, until, why: why.to_owned() });
+    fn keep_contexts(&mut self, lease: LeaseId, why: &str) {
+        let (since, until) = (self.now, self.now + self.state.policy().parking.retry_after_false_report());
+        let Some(live) = self.state.readings_mut(lease) else { return };
+        live.backoffs.insert(Method::Driver, Backoff { since, until, why: why.to_owned() });
         let Some(row) = self.state.lease(lease) else { return };
         if !parking::driver_may_have(self.state, row) {
             self.emit(Action::Shallow { lease, at: self.now, why: why.to_owned() });
@@ -416,10 +424,10 @@ impl Decider<'_> {
 
     /// The driver could not take what is left of a parked holder, and did not know what it has of it: it has nothing, as
     /// it turns out.
-    fn found_here(&mut self, lease: LeaseId) {
+    fn note_driver_has_nothing(&mut self, lease: LeaseId) {
         let Some(row) = self.state.lease(lease) else { return };
-        let is_deep = matches!(&row.phase, Phase::Parked(_, away) if away.deep);
-        let rest = self.state.live(lease).and_then(|live| live.rests.get(&Method::Driver));
+        let is_deep = matches!(&row.phase, Phase::Parked(_, away) if away.with_driver);
+        let rest = self.state.readings(lease).and_then(|live| live.backoffs.get(&Method::Driver));
         let Some(rest) = rest.filter(|rest| is_deep && rest.until > self.now) else { return };
         if !parking::driver_may_have(self.state, row) {
             let why = rest.why.clone();
@@ -429,23 +437,23 @@ impl Decider<'_> {
 
     /// Who was coming back stays away for now.
     fn retreat(&mut self, lease: LeaseId, why: &str) {
-        self.rest(lease, why, self.state.policy().parking.rest);
+        self.back_off(lease, why, self.state.policy().parking.retry_after);
         self.emit(Action::Retreat { lease, at: self.now });
-        self.settle(lease);
+        self.advance_move(lease);
     }
 
     /// Whatever of a holder has left comes back.
-    fn stay(&mut self, lease: LeaseId, why: &str) {
-        self.rest(lease, why, self.state.policy().parking.rest);
+    fn unpark(&mut self, lease: LeaseId, why: &str) {
+        self.back_off(lease, why, self.state.policy().parking.retry_after);
         self.emit(Action::Unpark { lease, at: self.now, why: UnparkReason::Refused(why.to_owned()) });
-        self.settle(lease);
+        self.advance_move(lease);
     }
 
-    fn rest(&mut self, lease: LeaseId, why: &str, rest: Span) {
+    fn back_off(&mut self, lease: LeaseId, why: &str, rest: Span) {
         let (since, until) = (self.now, self.now + rest);
-        let Some(rung) = self.state.lease(lease).and_then(Lease::away).map(|away| away.rung) else { return };
-        if let Some(live) = self.state.live_mut(lease) {
-            live.rests.insert(rung, Backoff { since, until, why: why.to_owned() });
+        let Some(rung) = self.state.lease(lease).and_then(Lease::park_state).map(|away| away.method) else { return };
+        if let Some(live) = self.state.readings_mut(lease) {
+            live.backoffs.insert(rung, Backoff { since, until, why: why.to_owned() });
         }
     }
 
@@ -454,23 +462,23 @@ impl Decider<'_> {
         let Some(row) = self.state.lease(lease) else { return };
         match &row.phase {
             Phase::Parking(..) => {
-                if let Some(live) = self.state.live_mut(lease) {
+                if let Some(live) = self.state.readings_mut(lease) {
                     live.wake = Some(wake);
                 }
             }
-            Phase::Parked(..) if row.queued().is_none() && !self.state.planted(Mutant::ForgetWant) => {
-                self.want(lease, self.now, Some(wake));
+            Phase::Parked(..) if row.queued_since().is_none() && !self.state.planted(Mutant::ForgetWant) => {
+                self.queue_parked(lease, self.now, Some(wake));
                 self.serve();
             }
             _ => {}
         }
     }
 
-    fn want(&mut self, lease: LeaseId, at: Time, wake: Option<Wake>) {
+    fn queue_parked(&mut self, lease: LeaseId, at: Time, wake: Option<Wake>) {
         let Some(row) = self.state.lease(lease) else { return };
         let Phase::Parked(hold, _) = &row.phase else { return };
-        let (vram, at_least) = needs_again(self.state, row, hold);
-        if let Some(live) = self.state.live_mut(lease) {
+        let (vram, at_least) = needed_to_resume(self.state, row, hold);
+        if let Some(live) = self.state.readings_mut(lease) {
             live.wake = None;
         }
         self.emit(Action::Want { lease, at, vram, at_least, wake });
@@ -492,18 +500,18 @@ impl Decider<'_> {
         for lease in passive {
             let Some(row) = self.state.lease(lease) else { continue };
             let Phase::Parked(hold, away) = &row.phase else { continue };
-            let pauses = away.since + self.state.policy().parking.pause > self.now;
-            if pauses || rests(self.state, row, self.now) {
+            let pauses = away.since + self.state.policy().parking.pause_after_park > self.now;
+            if pauses || is_backing_off(self.state, row, self.now) {
                 continue;
             }
-            let (vram, at_least) = needs_again(self.state, row, hold);
-            let row = Lease { ask: row.returning(vram, at_least), ..row.clone() };
-            if quota::held(self.state, &row).is_some() {
+            let (vram, at_least) = needed_to_resume(self.state, row, hold);
+            let row = Lease { request: row.resume_request(vram, at_least), ..row.clone() };
+            if quota::block(self.state, &row).is_some() {
                 continue;
             }
             if let Some(fit) = board.fit_unclaimed(self.state, &row) {
                 self.resume(&row, &fit);
-                board.taken(self.state, &fit);
+                board.note_granted(self.state, &fit);
             }
         }
     }
@@ -512,29 +520,29 @@ impl Decider<'_> {
     pub(super) fn resume(&mut self, row: &Lease, fit: &Fit) {
         let lease = row.id;
         let Phase::Parked(hold, _) = &row.phase else { return };
-        let vram = self.vram_again(row, hold, fit);
-        let span = row.ask.term.span();
-        let mark = charged(self.state, row.tenant, vram, hold.cards.len(), span, self.now);
+        let vram = self.resumed_vram(row, hold, fit);
+        let span = row.request.term.span();
+        let mark = debt_clock_after(self.state, row.tenant, vram, hold.gpus.len(), span, self.now);
         let turn = self.state.is_first(row).then_some(self.now);
-        let at = match row.away() {
+        let at = match row.park_state() {
             Some(away) if self.state.planted(Mutant::ChargeParked) => away.since,
             _ => self.now,
         };
         let (until, before) = (self.now + span, fit.before);
         self.emit(Action::Resume { lease, at, vram, until, mark: Some(mark), before, turn });
-        if let Some(live) = self.state.live_mut(lease) {
+        if let Some(live) = self.state.readings_mut(lease) {
             // It outlived the program that died: whatever ends it from now on is another cause.
-            live.died = None;
+            live.death = None;
         }
-        self.settle(lease);
+        self.advance_move(lease);
     }
 
     /// A card was looked at: who was to leave it may be seen to have left.
-    pub(super) fn look_for_moving(&mut self, card: GpuId, begun: Time) {
+    pub(super) fn check_moves(&mut self, card: GpuId, begun: Time) {
         for lease in self.state.moving().collect::<Vec<_>>() {
             let Some(row) = self.state.lease(lease) else { continue };
-            let Some(hold) = row.hold().filter(|hold| hold.cards.contains(&card)) else { continue };
-            let said = self.state.live(lease).and_then(|live| live.watch.said);
+            let Some(hold) = row.hold().filter(|hold| hold.gpus.contains(&card)) else { continue };
+            let said = self.state.readings(lease).and_then(|live| live.progress.reported_at);
             if let Some(why) = no_longer_sure(self.state, row, hold) {
                 self.retreat(lease, &why);
                 continue;
@@ -542,60 +550,64 @@ impl Decider<'_> {
             let after = said.is_some_and(|said| said < begun);
             let agrees =
                 after && (!matches!(row.phase, Phase::Parking(..)) || is_seen_gone(self.state, row, hold, card));
-            if let Some(live) = self.state.live_mut(lease) {
-                let looks = live.watch.looks.entry(card).or_default();
+            if let Some(live) = self.state.readings_mut(lease) {
+                let looks = live.progress.agreeing_readings.entry(card).or_default();
                 *looks = if agrees { *looks + 1 } else { 0 };
             }
-            self.settle(lease);
+            self.advance_move(lease);
         }
     }
 
     /// Takes the next step of a park or a resume, if it can be taken.
-    fn settle(&mut self, lease: LeaseId) {
+    fn advance_move(&mut self, lease: LeaseId) {
         let Some(row) = self.state.lease(lease).cloned() else { return };
         let (phase, hold, rung) = match &row.phase {
-            Phase::Parking(hold, away) => (true, hold, away.rung),
-            Phase::Resuming(hold, away) => (false, hold, away.rung),
+            Phase::Parking(hold, away) => (true, hold, away.method),
+            Phase::Resuming(hold, away) => (false, hold, away.method),
             _ => return,
         };
         let state = &*self.state;
         let done = match phase {
             true => all_parked(state, &row, hold, rung),
             // What a program says whose context is not there counts for nothing, and nobody speaks for another.
-            false => all_back(state, &row, hold, rung) && !parking::driver_may_have(state, &row),
+            false => all_resumed(state, &row, hold, rung) && !parking::driver_may_have(state, &row),
         };
-        let hook = rung == Method::Yield && self.state.planted(Mutant::BelieveHook);
+        let hook = rung == Method::Hook && self.state.planted(Mutant::BelieveHook);
         let believed = phase && (hook || self.state.planted(Mutant::BelieveParked));
         let one_look = self.state.planted(Mutant::OneLook);
         let half = phase && self.state.planted(Mutant::ParkHalf);
-        let half =
-            half && self.state.live(lease).is_some_and(|live| live.voices(rung).values().any(|s| s.parked.is_some()));
-        let Some(live) = self.state.live_mut(lease) else { return };
+        let half = half
+            && self
+                .state
+                .readings(lease)
+                .is_some_and(|live| live.movers(rung).values().any(|s| s.parked_bytes.is_some()));
+        let Some(live) = self.state.readings_mut(lease) else { return };
         if !done && !half {
-            live.watch.said = None;
-            live.watch.looks.clear();
+            live.progress.reported_at = None;
+            live.progress.agreeing_readings.clear();
             return;
         }
-        if live.watch.said.is_none() {
-            live.watch.said = Some(self.now);
-            live.watch.looks.clear();
+        if live.progress.reported_at.is_none() {
+            live.progress.reported_at = Some(self.now);
+            live.progress.agreeing_readings.clear();
             let parking = &self.state.policy().parking;
-            let most = row.away().map_or(Time::NEVER, |away| away.since + parking.limit_of(away));
-            self.look_again(&row, most.min(self.now + parking.limit));
+            let most = row.park_state().map_or(Time::NEVER, |away| away.since + parking.timeout_of(away));
+            self.set_move_due(&row, most.min(self.now + parking.move_timeout));
         }
-        let Some(live) = self.state.live(lease) else { return };
-        let said: Bytes = live.voices(rung).values().filter_map(|voice| voice.parked).sum();
-        if phase && rung != Method::Yield && said > hold.booked() {
-            return self.stay(lease, "its programs have more than was booked for them");
+        let Some(live) = self.state.readings(lease) else { return };
+        let said: Bytes = live.movers(rung).values().filter_map(|voice| voice.parked_bytes).sum();
+        if phase && rung != Method::Hook && said > hold.booked_host_memory() {
+            return self.unpark(lease, "its programs have more than was booked for them");
         }
         let looks = if phase && !one_look { LOOKS } else { 1 };
-        let seen = hold.cards.iter().all(|card| live.watch.looks.get(card).is_some_and(|count| *count >= looks));
+        let seen =
+            hold.gpus.iter().all(|card| live.progress.agreeing_readings.get(card).is_some_and(|count| *count >= looks));
         match phase {
             // A fixed term that is over ends with the next tick.
-            true if row.fixed() && self.not_before(hold.renewed, hold.until).is_none() => {}
+            true if row.has_fixed_term() && self.later_due_time(hold.renewed, hold.until).is_none() => {}
             true if seen || believed => self.parked(&row, hold),
             false if seen => {
-                self.back(&row);
+                self.resumed(&row);
                 self.serve();
             }
             _ => {}
@@ -603,10 +615,10 @@ impl Decider<'_> {
     }
 
     /// A holder has its cards and its bytes on them.
-    fn back(&mut self, row: &Lease) {
-        let until = self.now + self.state.policy().parking.rest;
-        if let Some(ParkState { back: false, rung, .. }) = row.away()
-            && let Some(rest) = self.state.live_mut(row.id).and_then(|live| live.rests.get_mut(rung))
+    fn resumed(&mut self, row: &Lease) {
+        let until = self.now + self.state.policy().parking.retry_after;
+        if let Some(ParkState { was_resumed: false, method: rung, .. }) = row.park_state()
+            && let Some(rest) = self.state.readings_mut(row.id).and_then(|live| live.backoffs.get_mut(rung))
         {
             // It could not be parked, however long it took to see that: it is not tried at once again.
             rest.until = rest.until.max(until);
@@ -616,96 +628,101 @@ impl Decider<'_> {
 
     fn parked(&mut self, row: &Lease, hold: &Hold) {
         let lease = row.id;
-        let unused = hold.unused(self.now);
+        let unused = hold.unused_payment(self.now);
         let tenant = &self.state.rows().tenants[row.tenant.0 as usize];
-        let mark = (unused > Span::ZERO).then(|| tenant.mark - unused);
+        let mark = (unused > Span::ZERO).then(|| tenant.debt_clock - unused);
         self.emit(Action::Parked { lease, at: self.now, mark });
-        if hold.cards.iter().any(|card| self.state.room(*card).is_coarse()) {
+        if hold.gpus.iter().any(|card| self.state.room(*card).is_coarse()) {
             // Who leaves for the same waiter goes next there, before this one could come back.
             self.plan_now();
         }
-        let wake = self.state.live(lease).and_then(|live| live.wake);
+        let wake = self.state.readings(lease).and_then(|live| live.wake);
         // A passive lease of an earlier version has a time here too.
-        let again = row.away().filter(|away| !away.quiet).and_then(|away| away.again);
+        let again = row.park_state().filter(|away| !away.is_passive).and_then(|away| away.requests_again_at);
         let again = if self.state.planted(Mutant::LosePlace) { again.map(|_| self.now) } else { again };
         match (again, wake) {
-            (Some(at), wake) => self.want(lease, at, wake),
-            (None, Some(wake)) => self.want(lease, self.now, Some(wake)),
+            (Some(at), wake) => self.queue_parked(lease, at, wake),
+            (None, Some(wake)) => self.queue_parked(lease, self.now, Some(wake)),
             (None, None) => {}
         }
         self.serve();
     }
 
     /// A park or a resume was not seen to be done in time.
-    pub(super) fn overdue(&mut self, row: &Lease, since: Time) {
+    pub(super) fn move_timed_out(&mut self, row: &Lease, since: Time) {
         let (lease, at) = (row.id, self.now);
-        let Some((rung, limit)) = row.away().map(|away| (away.rung, self.state.policy().parking.limit_of(away))) else {
+        let Some((rung, limit)) =
+            row.park_state().map(|away| (away.method, self.state.policy().parking.timeout_of(away)))
+        else {
             return;
         };
-        let said = self.state.live(lease).and_then(|live| live.watch.said);
+        let said = self.state.readings(lease).and_then(|live| live.progress.reported_at);
         // What was said to be done must be seen soon, however long it could have taken.
-        let seen_by = said.map_or(Time::NEVER, |said| said + self.state.policy().parking.limit);
-        if let Some(later) = self.not_before(since, (since + limit).min(seen_by)) {
-            return self.look_again(row, later);
+        let seen_by = said.map_or(Time::NEVER, |said| said + self.state.policy().parking.move_timeout);
+        if let Some(later) = self.later_due_time(since, (since + limit).min(seen_by)) {
+            return self.set_move_due(row, later);
         }
         let said = said.is_some();
         match &row.phase {
             Phase::Parking(..) => {
                 let parking = &self.state.policy().parking;
-                let is_coarse = |hold: &Hold| hold.cards.iter().any(|card| self.state.room(*card).is_coarse());
+                let is_coarse = |hold: &Hold| hold.gpus.iter().any(|card| self.state.room(*card).is_coarse());
                 let (why, text, rest) = match said {
-                    false => (UnparkReason::Silent, "one of its programs did not answer", parking.rest),
+                    false => (UnparkReason::Silent, "one of its programs did not answer", parking.retry_after),
                     true if row.hold().is_some_and(is_coarse) => {
-                        (UnparkReason::Unclear, "its GPUs were not seen to lose its bytes", parking.rest)
+                        (UnparkReason::Unclear, "its GPUs were not seen to lose its bytes", parking.retry_after)
                     }
-                    true => (UnparkReason::NotSeen, parking::LIED, parking.distrust()),
+                    true => (UnparkReason::NotSeen, parking::FALSE_REPORT, parking.retry_after_false_report()),
                 };
                 if rung == Method::Driver && !said {
-                    self.doubt(lease);
+                    self.distrust_driver(lease);
                 }
-                self.rest(lease, text, rest);
+                self.back_off(lease, text, rest);
                 self.emit(Action::Unpark { lease, at, why });
-                self.settle(lease);
+                self.advance_move(lease);
             }
             // None of its programs is there that could bring anything back.
             Phase::Resuming(..)
                 if !said
-                    && self.state.live(lease).is_none_or(|live| none_parked(live, rung))
+                    && self.state.readings(lease).is_none_or(|live| none_parked(live, rung))
                     && !parking::driver_may_have(self.state, row) =>
             {
-                self.back(row);
+                self.resumed(row);
             }
-            Phase::Resuming(_, ParkState { back: true, .. }) if !said => {
+            Phase::Resuming(_, ParkState { was_resumed: true, .. }) if !said => {
                 self.retreat(lease, "one of its programs did not answer");
             }
             // It has its room; its cards need only be seen.
-            _ => self.look_again(row, at + limit),
+            _ => self.set_move_due(row, at + limit),
         }
     }
 
     /// The driver did not say in time that it has a holder's processes: it may be about to. What it said before it was
     /// told proves nothing, and it says where they are when it is told otherwise.
-    fn doubt(&mut self, lease: LeaseId) {
-        let voices = self.state.live_mut(lease).map(|live| live.driven.values_mut());
-        let silent = voices.into_iter().flatten().filter(|voice| voice.parked.is_none());
-        silent.for_each(|voice| voice.unknown = true);
+    fn distrust_driver(&mut self, lease: LeaseId) {
+        let voices = self.state.readings_mut(lease).map(|live| live.driver.values_mut());
+        let silent = voices.into_iter().flatten().filter(|voice| voice.parked_bytes.is_none());
+        silent.for_each(|voice| voice.is_unknown = true);
     }
 
     /// It comes due again then, or when its fixed term is over.
-    fn look_again(&mut self, row: &Lease, at: Time) {
-        let over = row.hold().filter(|_| row.fixed()).map(|hold| self.state.rows().meta.due(hold.renewed, hold.until));
+    fn set_move_due(&mut self, row: &Lease, at: Time) {
+        let over = row
+            .hold()
+            .filter(|_| row.has_fixed_term())
+            .map(|hold| self.state.rows().meta.due(hold.renewed, hold.until));
         self.state.set_due(row.id, Some(over.map_or(at, |over| over.min(at))));
     }
 
     /// A holder was parked as long as anything may be.
-    pub(super) fn park_over(&mut self, lease: &Lease, since: Time) {
+    pub(super) fn park_expired(&mut self, lease: &Lease, since: Time) {
         let term = match self.state.planted(Mutant::ExpireParked) {
-            true => lease.ask.term.span(),
+            true => lease.request.term.span(),
             false => self.state.policy().parking.term,
         };
-        let cards = lease.hold().map(|hold| hold.cards.as_slice()).unwrap_or_default();
+        let cards = lease.hold().map(|hold| hold.gpus.as_slice()).unwrap_or_default();
         let counted_from = self.state.parked_since(cards, since);
-        if let Some(later) = self.not_before(since, counted_from + term) {
+        if let Some(later) = self.later_due_time(since, counted_from + term) {
             return self.state.set_due(lease.id, Some(later));
         }
         self.end(lease.id, EndReason::ParkExpired);
@@ -713,11 +730,11 @@ impl Decider<'_> {
 
     /// What a parked holder has of each card when it comes back: what it had, or of a whole card what is
     /// left of it.
-    fn vram_again(&self, lease: &Lease, hold: &Hold, fit: &Fit) -> Bytes {
-        if lease.ask.at_least.is_none() {
+    fn resumed_vram(&self, lease: &Lease, hold: &Hold, fit: &Fit) -> Bytes {
+        if lease.request.at_least.is_none() {
             return hold.vram;
         }
-        (fit.vram + still_has(self.state, lease.id, hold)).min(hold.vram)
+        (fit.vram + left_on_gpus(self.state, lease.id, hold)).min(hold.vram)
     }
 }
 
@@ -725,8 +742,8 @@ impl Decider<'_> {
 /// driver has the process.
 fn use_is_noticed(state: &State, lease: LeaseId, rung: Method) -> bool {
     match rung {
-        Method::Park => true,
-        Method::Yield => state.live(lease).is_some_and(|live| !live.shims.is_empty()),
+        Method::Shim => true,
+        Method::Hook => state.readings(lease).is_some_and(|live| !live.shims.is_empty()),
         Method::Driver | Method::End => false,
     }
 }
@@ -734,26 +751,26 @@ fn use_is_noticed(state: &State, lease: LeaseId, rung: Method) -> bool {
 /// Whether a waiter is not tried now, and claims nothing: it could not come back a moment ago, another lease moves on a
 /// GPU that does not tell whose bytes are whose, or a restore by the driver is not safe there and making other leases
 /// leave would not change that.
-pub(super) fn rests(state: &State, lease: &Lease, now: Time) -> bool {
+pub(super) fn is_backing_off(state: &State, lease: &Lease, now: Time) -> bool {
     let Phase::Parked(hold, away) = &lease.phase else { return false };
-    let rest = state.live(lease.id).and_then(|live| live.rests.get(&away.rung));
-    let waits = parking::waits_for_others(state, lease.id, hold).is_some();
-    let is_stuck = || is_unsure(state, lease) && !needs_others_gone(state, lease);
+    let rest = state.readings(lease.id).and_then(|live| live.backoffs.get(&away.method));
+    let waits = parking::gpu_with_other_move(state, lease.id, hold).is_some();
+    let is_stuck = || has_unsafe_restore(state, lease) && !needs_others_gone(state, lease);
     rest.is_some_and(|rest| rest.until > now) || waits || is_stuck()
 }
 
 /// Whether the driver would have to bring a parked holder back to cards on which somebody could take its room.
-pub(crate) fn is_unsure(state: &State, lease: &Lease) -> bool {
+pub(crate) fn has_unsafe_restore(state: &State, lease: &Lease) -> bool {
     let Phase::Parked(hold, away) = &lease.phase else { return false };
-    let is_safe = !away.needs_driver() || lease.first_ask().may_lose;
-    !is_safe && parking::sure_of_room(state, lease, hold).is_err()
+    let is_safe = !away.needs_driver() || lease.first_request().may_lose_state;
+    !is_safe && parking::check_restore_room(state, lease, hold).is_err()
 }
 
 /// Whether a parked lease comes back by the driver, and first other leases must leave its GPUs, however much room there
 /// is: no library limits their programs.
 pub(crate) fn needs_others_gone(state: &State, lease: &Lease) -> bool {
     let Phase::Parked(hold, _) = &lease.phase else { return false };
-    is_unsure(state, lease) && parking::is_blocked_by_holders(state, lease, hold)
+    has_unsafe_restore(state, lease) && parking::is_blocked_by_leases_only(state, lease, hold)
 }
 
 /// Why the driver must not bring a holder back after all, though it was told to: since then somebody came who could
@@ -761,15 +778,15 @@ pub(crate) fn needs_others_gone(state: &State, lease: &Lease) -> bool {
 fn no_longer_sure(state: &State, lease: &Lease, hold: &Hold) -> Option<String> {
     let Phase::Resuming(_, away) = &lease.phase else { return None };
     let is_back = !parking::driver_may_have(state, lease);
-    if !away.is_restored() || is_back || lease.ask.may_lose || state.planted(Mutant::NeverRetreat) {
+    if !away.needs_restore() || is_back || lease.request.may_lose_state || state.planted(Mutant::NeverRetreat) {
         return None;
     }
-    parking::others_keep_off(state, lease, hold).err().map(|who| NotParkable::from(who).to_string())
+    parking::check_others_are_capped(state, lease, hold).err().map(|who| NotParkable::from(who).to_string())
 }
 
 /// The cheapest way in which a holder can leave its cards now, without being ended. The driver's comes last: what it
 /// parked shows no sign of its next use.
-pub fn way_out(state: &State, lease: &Lease, now: Time) -> Result<Method, NotParkable> {
+pub fn cheapest_method(state: &State, lease: &Lease, now: Time) -> Result<Method, NotParkable> {
     let possible = Method::REVERSIBLE.map(|rung| (rung, parking::parkable(state, lease, rung, now)));
     let able = possible.iter().filter(|(_, can)| can.is_ok()).map(|(rung, _)| *rung);
     let best = able.min_by_key(|rung| (*rung == Method::Driver, price_of_leaving(state, lease, *rung), *rung));
@@ -784,16 +801,16 @@ pub fn way_out(state: &State, lease: &Lease, now: Time) -> Result<Method, NotPar
 
 /// How long it takes a holder to leave in this way and to come back.
 pub(crate) fn price_of_leaving(state: &State, lease: &Lease, rung: Method) -> Span {
-    takes(state, lease, rung, Direction::Out) + takes(state, lease, rung, Direction::Back)
+    move_duration(state, lease, rung, Direction::OffGpu) + move_duration(state, lease, rung, Direction::OntoGpu)
 }
 
 /// How long it takes a holder to leave in this way, or to come back.
-pub(crate) fn takes(state: &State, lease: &Lease, rung: Method, way: Direction) -> Span {
-    let had = lease.hold().map_or(Bytes::ZERO, |hold| match lease.away() {
-        Some(away) => away.had,
-        None => parking::had(state, lease.id, hold),
+pub(crate) fn move_duration(state: &State, lease: &Lease, rung: Method, way: Direction) -> Span {
+    let had = lease.hold().map_or(Bytes::ZERO, |hold| match lease.park_state() {
+        Some(away) => away.had_bytes,
+        None => parking::bytes_on_gpus(state, lease.id, hold),
     });
-    let program = state.live(lease.id).map_or("", |live| live.program.as_str());
+    let program = state.readings(lease.id).map_or("", |live| live.program.as_str());
     state.rows().tenants[lease.tenant.0 as usize].costs.estimate(program, rung, way, had)
 }
 
@@ -801,37 +818,37 @@ pub(crate) fn takes(state: &State, lease: &Lease, rung: Method, way: Direction) 
 fn has_room_again(state: &State, lease: LeaseId, now: Time) -> bool {
     let Some(row) = state.lease(lease) else { return false };
     let Phase::Parked(hold, _) = &row.phase else { return false };
-    let (vram, at_least) = needs_again(state, row, hold);
-    hold.cards.iter().all(|card| state.promisable(*card, now) >= at_least.unwrap_or(vram))
+    let (vram, at_least) = needed_to_resume(state, row, hold);
+    hold.gpus.iter().all(|card| state.promisable(*card, now) >= at_least.unwrap_or(vram))
 }
 
 /// What a parked lease needs on each of its GPUs to come back, and the least that would do, if less would.
-fn needs_again(state: &State, lease: &Lease, hold: &Hold) -> (Bytes, Option<Bytes>) {
+fn needed_to_resume(state: &State, lease: &Lease, hold: &Hold) -> (Bytes, Option<Bytes>) {
     // What it still has on a GPU it need not be given again.
-    let vram = hold.vram.less(still_has(state, lease.id, hold)).max(Bytes(1));
+    let vram = hold.vram.less(left_on_gpus(state, lease.id, hold)).max(Bytes(1));
     // A whole GPU is what is left of it; the bytes of the lease must fit.
-    let is_whole = lease.first_ask().vram == Vram::Whole;
-    let at_least = is_whole.then(|| hold.booked().min(vram.less(Bytes(1))));
+    let is_whole = lease.first_request().vram == Vram::Whole;
+    let at_least = is_whole.then(|| hold.booked_host_memory().min(vram.less(Bytes(1))));
     (vram, at_least.filter(|least| *least > Bytes::ZERO))
 }
 
 /// What a parked holder still has on each of its cards at least.
-fn still_has(state: &State, lease: LeaseId, hold: &Hold) -> Bytes {
+fn left_on_gpus(state: &State, lease: LeaseId, hold: &Hold) -> Bytes {
     // What the driver has, or takes at any moment, is not there.
-    let is_deep = state.lease(lease).and_then(Lease::away).is_some_and(|away| away.deep);
+    let is_deep = state.lease(lease).and_then(Lease::park_state).is_some_and(|away| away.with_driver);
     if is_deep && !state.planted(Mutant::CountContexts) {
         return Bytes::ZERO;
     }
-    hold.cards.iter().map(|card| state.room(*card).left_of(lease)).min().unwrap_or_default()
+    hold.gpus.iter().map(|card| state.room(*card).left_of_lease(lease)).min().unwrap_or_default()
 }
 
 /// A waiter with what it lacks now: of a parked one less, or more, may be left on its cards than when
 /// it asked for them.
-pub(super) fn as_of_now<'a>(state: &State, lease: &'a Lease) -> Cow<'a, Lease> {
+pub(super) fn with_present_need<'a>(state: &State, lease: &'a Lease) -> Cow<'a, Lease> {
     match &lease.phase {
-        Phase::Parked(hold, _) if lease.ask.at_least.is_none() => {
-            let vram = Vram::Bytes(hold.vram.less(still_has(state, lease.id, hold)).max(Bytes(1)));
-            Cow::Owned(Lease { ask: LeaseRequest { vram, ..lease.ask.clone() }, ..lease.clone() })
+        Phase::Parked(hold, _) if lease.request.at_least.is_none() => {
+            let vram = Vram::Bytes(hold.vram.less(left_on_gpus(state, lease.id, hold)).max(Bytes(1)));
+            Cow::Owned(Lease { request: LeaseRequest { vram, ..lease.request.clone() }, ..lease.clone() })
         }
         _ => Cow::Borrowed(lease),
     }

@@ -11,7 +11,7 @@
 //! first, and its cards are seen again. Who has a lease for other cards is not moved by a second one.
 
 use super::Decider;
-use super::enforce::{is_allowed, rule, standing, tenant_of};
+use super::enforce::{adopt_rule, is_allowed, rule, tenant_of};
 use crate::action::{Action, Wake};
 use crate::event::{Caller, EventAnswer, Refusal};
 use crate::ids::{GpuId, LeaseId, ProcKey};
@@ -30,42 +30,42 @@ const MOVED_WITHIN: Span = Span::secs(30);
 
 impl Decider<'_> {
     /// A stranger did not heed its warning: it gets a lease of its size, by which it leaves its cards.
-    pub(super) fn take_off(&mut self, id: UnleasedId, on: &[GpuPresence]) {
-        let Some(stranger) = self.state.rows().strangers.get(&id).cloned() else { return };
+    pub(super) fn park_unleased(&mut self, id: UnleasedId, on: &[GpuPresence]) {
+        let Some(stranger) = self.state.rows().unleased.get(&id).cloned() else { return };
         let by = Caller::user(tenant_of(&stranger.audit));
-        let lease = match could_move(self.state, &stranger, on) {
+        let lease = match check_could_park(self.state, &stranger, on) {
             Ok(()) => self.give_lease(&by, &stranger, on, None, Tier::Batch).map_err(|refusal| refusal.to_string()),
-            Err(why) => Err(why_it_stays(&why)),
+            Err(why) => Err(reason_text(&why)),
         };
         match lease {
             Ok(lease) => {
                 self.emit(Action::Take { stranger: id, lease, at: self.now });
-                self.attend_moving(id, lease, self.now);
+                self.advance_parking(id, lease, self.now);
             }
             // It gains nothing by that: the next step is due at once.
             Err(why) => {
                 self.emit(Action::NotMoved { stranger: id, at: self.now, why });
-                self.attend(id);
+                self.advance_unleased(id);
             }
         }
     }
 
     /// Takes the next step of a stranger that is taken off its cards.
-    pub(super) fn attend_moving(&mut self, id: UnleasedId, lease: LeaseId, since: Time) {
-        let Some(stranger) = self.state.rows().strangers.get(&id) else { return };
-        let is_over = is_let_off(self.state, stranger);
+    pub(super) fn advance_parking(&mut self, id: UnleasedId, lease: LeaseId, since: Time) {
+        let Some(stranger) = self.state.rows().unleased.get(&id) else { return };
+        let is_over = is_exempt_now(self.state, stranger);
         let row = self.state.lease(lease);
         match row.map(|row| &row.phase) {
             None | Some(Phase::Waiting { .. } | Phase::Ending(..)) => {
                 self.not_moved(id, "its lease is over");
-                self.attend(id);
+                self.advance_unleased(id);
             }
             // An operator thought better of it: it keeps its lease, and has its cards again.
             Some(_) if is_over => {
                 self.close(id, UnleasedEnd::Adopted(lease));
                 self.wake(lease, Wake::Resume);
             }
-            Some(Phase::Parked(..) | Phase::Resuming(_, ParkState { back: true, .. })) => {
+            Some(Phase::Parked(..) | Phase::Resuming(_, ParkState { was_resumed: true, .. })) => {
                 self.close(id, UnleasedEnd::Parked(lease));
             }
             Some(Phase::Parking(..)) if self.state.planted(Mutant::BelieveMoving) => {
@@ -74,32 +74,33 @@ impl Decider<'_> {
             Some(Phase::Parking(..) | Phase::Resuming(..)) => {}
             Some(Phase::Active(hold)) => {
                 // How much is to be moved is known once it was seen as this lease's.
-                let is_measured = hold.cards.iter().any(|card| self.state.room(*card).seen_of(lease) > Bytes::ZERO);
+                let is_measured = hold.gpus.iter().any(|card| self.state.room(*card).seen_of(lease) > Bytes::ZERO);
                 let is_parked = is_measured && self.park(lease, false, true).is_ok();
-                if !is_parked && let Some(why) = self.stays(lease, since, is_measured) {
+                if !is_parked && let Some(why) = self.why_not_parked(lease, since, is_measured) {
                     self.not_moved(id, &why);
                     self.end(lease, EndReason::NotMoved);
-                    self.attend(id);
+                    self.advance_unleased(id);
                 }
             }
         }
     }
 
     /// Why the driver cannot move a holder, unless that may be otherwise soon.
-    fn stays(&self, lease: LeaseId, since: Time, is_measured: bool) -> Option<String> {
+    fn why_not_parked(&self, lease: LeaseId, since: Time, is_measured: bool) -> Option<String> {
         let row = self.state.lease(lease)?;
         let can = parking::parkable(self.state, row, Method::Driver, self.now);
         let why = can.err().unwrap_or(NotParkable::NotInspected);
-        let is_early = self.not_before(since, since + MOVED_WITHIN).is_some();
-        let is_open = |card: &GpuId| self.state.room(*card).open(self.now, self.state.policy().period).is_ok();
+        let is_early = self.later_due_time(since, since + MOVED_WITHIN).is_some();
+        let is_open =
+            |card: &GpuId| self.state.room(*card).check_readable(self.now, self.state.policy().period).is_ok();
         let waits = match why {
             // Nothing happens to who is on a card that cannot be read.
-            _ if !row.hold().is_some_and(|hold| hold.cards.iter().all(is_open)) => true,
+            _ if !row.hold().is_some_and(|hold| hold.gpus.iter().all(is_open)) => true,
             // What descends from it may not be known for its own yet.
-            NotParkable::NotInspected | NotParkable::NotSure(_) | NotParkable::RamUnknown => is_early,
+            NotParkable::NotInspected | NotParkable::RestoreUnsure(_) | NotParkable::HostMemoryUnknown => is_early,
             _ => is_early && !is_measured,
         };
-        (!waits).then(|| why_it_stays(&why))
+        (!waits).then(|| reason_text(&why))
     }
 
     fn not_moved(&mut self, stranger: UnleasedId, why: &str) {
@@ -107,11 +108,14 @@ impl Decider<'_> {
     }
 
     /// Somebody wants a lease for a process that has one, by which it is moved: that is the one it gets.
-    pub(super) fn adopt_moving(&mut self, stranger: &UnleasedProcess) -> Option<EventAnswer> {
+    pub(super) fn adopt_while_parking(&mut self, stranger: &UnleasedProcess) -> Option<EventAnswer> {
         let own = match stranger.step {
-            UnleasedStep::Moving { lease, .. } => Some(lease),
-            UnleasedStep::Unmoved { .. } => None,
-            UnleasedStep::Found | UnleasedStep::Warned { .. } | UnleasedStep::Told { .. } | UnleasedStep::Stuck => {
+            UnleasedStep::Parking { lease, .. } => Some(lease),
+            UnleasedStep::NotParked { .. } => None,
+            UnleasedStep::Found
+            | UnleasedStep::Warned { .. }
+            | UnleasedStep::Signalled { .. }
+            | UnleasedStep::Survived => {
                 return None;
             }
         };
@@ -126,38 +130,38 @@ impl Decider<'_> {
 }
 
 /// What was begun in another mode, or before a rule was there, is not gone on with.
-fn is_let_off(state: &State, stranger: &UnleasedProcess) -> bool {
+fn is_exempt_now(state: &State, stranger: &UnleasedProcess) -> bool {
     let audit = &stranger.audit;
-    let is_enforced = stranger.cards.iter().any(|card| state.mode(*card) == Mode::Enforce);
+    let is_enforced = stranger.gpus.iter().any(|card| state.mode(*card) == Mode::Enforce);
     let is_contained = audit.container.is_some() && rule(state, audit, RuleAction::Deny).is_none();
-    !is_enforced || is_contained || is_allowed(state, audit) || standing(state, audit).is_some()
+    !is_enforced || is_contained || is_allowed(state, audit) || adopt_rule(state, audit).is_some()
 }
 
 /// Why somebody stays who was never asked whether it would take a risk.
-fn why_it_stays(why: &NotParkable) -> String {
+fn reason_text(why: &NotParkable) -> String {
     match why {
         NotParkable::NotInspected => "the driver did not say in time whether it can be parked".to_owned(),
-        NotParkable::NotSure(why) => format!("a restore would not be sure to have room: {why}"),
+        NotParkable::RestoreUnsure(why) => format!("a restore would not be sure to have room: {why}"),
         why => why.to_string(),
     }
 }
 
 /// Why the driver could not take a stranger off its cards, as far as that is known before it is asked: others
 /// could take the room that it needs to come back, or there is too little host memory.
-fn could_move(state: &State, stranger: &UnleasedProcess, on: &[GpuPresence]) -> Result<(), NotParkable> {
-    let tree = state.watchlist().seen.get(&stranger.id).map(|seen| seen.tree.as_slice()).unwrap_or_default();
+fn check_could_park(state: &State, stranger: &UnleasedProcess, on: &[GpuPresence]) -> Result<(), NotParkable> {
+    let tree = state.unleased_readings().audits.get(&stranger.id).map(|seen| seen.tree.as_slice()).unwrap_or_default();
     let is_its = |process: &ProcKey| *process == stranger.audit.process || tree.contains(process);
     for (card, _) in on {
         let room = state.room(*card);
-        let Reading::Used(used) = &room.observed().reading else { continue };
-        let is_ours = |process: &ProcKey| state.owner(process).is_some_and(|lease| room.claims().contains_key(&lease));
+        let Reading::Used(used) = &room.reading().reading else { continue };
+        let is_ours = |process: &ProcKey| state.owner(process).is_some_and(|lease| room.leases().contains_key(&lease));
         let strangers = used.processes.iter().map(|resident| &resident.process);
         let strangers = strangers.filter(|process| !is_ours(process) && !is_its(process)).count();
-        parking::is_kept_free(state, *card, None, strangers)?;
+        parking::check_gpu_is_capped(state, *card, None, strangers)?;
     }
-    let need = on.iter().filter_map(|(_, bytes)| *bytes).sum::<Bytes>() + parking::SMALL;
-    match parking::room(state) {
-        Some(room) if need > room => Err(NotParkable::Ram { need, room }),
+    let need = on.iter().filter_map(|(_, bytes)| *bytes).sum::<Bytes>() + parking::UNVERIFIED_MAX;
+    match parking::free_parking_space(state) {
+        Some(room) if need > room => Err(NotParkable::NoSpace { need, room }),
         _ => Ok(()),
     }
 }

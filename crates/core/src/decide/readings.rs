@@ -11,18 +11,18 @@ use std::collections::BTreeSet;
 impl Decider<'_> {
     /// These cards are there, and no others. Leases on a card that is not listed
     /// go on: a driver that forgets a card for a while has not lost it.
-    pub(super) fn list(&mut self, facts: Vec<GpuFacts>) {
+    pub(super) fn list_gpus(&mut self, facts: Vec<GpuFacts>) {
         let mut listed = BTreeSet::new();
         for facts in facts {
-            let known = self.state.card(&facts.uuid);
-            let card = known.unwrap_or(GpuId(self.state.rows().cards.len() as u16));
+            let known = self.state.gpu(&facts.uuid);
+            let card = known.unwrap_or(GpuId(self.state.rows().gpus.len() as u16));
             let mut facts = facts;
             if let Some(known) = known {
                 // A context measured once stays measured.
-                let old = &self.state.rows().cards[known.0 as usize].facts;
+                let old = &self.state.rows().gpus[known.0 as usize].facts;
                 facts.context = facts.context.or(old.context);
             }
-            if known.is_none_or(|known| self.state.rows().cards[known.0 as usize].facts != facts) {
+            if known.is_none_or(|known| self.state.rows().gpus[known.0 as usize].facts != facts) {
                 self.emit(Action::List { card, facts });
             }
             listed.insert(card);
@@ -31,41 +31,43 @@ impl Decider<'_> {
         self.serve();
     }
 
-    pub(super) fn observe(&mut self, uuid: &str, observation: GpuReading) {
-        let Some(card) = self.state.card(uuid) else { return };
+    pub(super) fn take_reading(&mut self, uuid: &str, observation: GpuReading) {
+        let Some(card) = self.state.gpu(uuid) else { return };
         let begun = observation.begun;
-        if begun < self.state.room(card).observed().begun {
+        if begun < self.state.room(card).reading().begun {
             return;
         }
         let lost = observation.reading == Reading::Unreadable(Unreadable::Lost);
-        let lost_before = self.state.room(card).observed().reading == Reading::Unreadable(Unreadable::Lost);
+        let lost_before = self.state.room(card).reading().reading == Reading::Unreadable(Unreadable::Lost);
         let answered = matches!(observation.reading, Reading::Used(_));
-        self.state.set_observed(card, observation);
+        self.state.set_reading(card, observation);
         // Said twice in a row, or it may have been a hiccup.
         if lost && lost_before {
-            self.lose(card);
+            self.lose_gpu(card);
         }
         if answered {
-            self.retire(card, begun);
-            self.look_for_moving(card, begun);
-            self.look_for_over(card);
-            self.look_for_deep(card);
+            self.retire_ended(card, begun);
+            self.check_moves(card, begun);
+            self.check_overuse(card);
+            self.remove_old_contexts(card);
             self.reconcile();
             self.serve();
         }
     }
 
     /// Ended leases whose cards were all seen after their end count no more.
-    pub(super) fn retire(&mut self, card: GpuId, begun: Time) {
+    pub(super) fn retire_ended(&mut self, card: GpuId, begun: Time) {
         let over = |lease: &LeaseId| match self.state.lease(*lease).map(|row| &row.phase) {
             // Who is ended for others has its processes until they are gone.
-            Some(Phase::Ending(_, finish)) if finish.reason.ends_processes() && self.has_targets(*lease) => false,
+            Some(Phase::Ending(_, finish)) if finish.reason.ends_processes() && self.has_signal_targets(*lease) => {
+                false
+            }
             Some(Phase::Ending(_, finish)) => finish.at < begun,
             _ => false,
         };
-        let over: Vec<LeaseId> = self.state.ending_on(card).filter(over).collect();
+        let over: Vec<LeaseId> = self.state.ending_leases_on(card).filter(over).collect();
         for lease in over {
-            if self.state.set_seen_again(lease, card) {
+            if self.state.note_read_after_end(lease, card) {
                 let ran = self.ended_for_others(lease).then(|| (self.program_of(lease), self.now));
                 self.emit(Action::Retire { lease, ran });
             }
@@ -79,13 +81,13 @@ impl Decider<'_> {
     }
 
     fn program_of(&self, lease: LeaseId) -> String {
-        self.state.live(lease).map(|live| live.program.clone()).unwrap_or_default()
+        self.state.readings(lease).map(|live| live.program.clone()).unwrap_or_default()
     }
 
-    fn lose(&mut self, card: GpuId) {
-        self.put_in(card, GpuService::Out { why: "the driver lost it".to_owned() });
+    fn lose_gpu(&mut self, card: GpuId) {
+        self.set_gpu_service(card, GpuService::Out { why: "the driver lost it".to_owned() });
         let held = |lease: &LeaseId| self.state.lease(*lease).is_some_and(Lease::is_held);
-        let held: Vec<LeaseId> = self.state.room(card).claims().keys().copied().filter(held).collect();
+        let held: Vec<LeaseId> = self.state.room(card).leases().keys().copied().filter(held).collect();
         for lease in held {
             self.end(lease, EndReason::DeviceLost);
         }

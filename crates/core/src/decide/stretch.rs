@@ -19,7 +19,7 @@ use crate::units::{Span, Time};
 
 /// Whether a lease is a job that should rather finish.
 fn is_job(state: &State, lease: &Lease) -> bool {
-    state.policy().parking.finish && lease.first_ask().tier != Tier::Interactive
+    state.policy().parking.stretches_slices && lease.first_request().tier != Tier::Interactive
 }
 
 /// How much longer than its time slice a job keeps its GPUs: as long as it is expected to take, by what its
@@ -28,11 +28,11 @@ pub(super) fn stretch(state: &State, holder: &Lease, hold: &Hold, slice: Span) -
     if !is_job(state, holder) {
         return Span::ZERO;
     }
-    let program = state.live(holder.id).map_or("", |live| live.program.as_str());
-    let kind = LeaseKind::new(holder.first_ask().tier, hold.vram, hold.cards.len());
+    let program = state.readings(holder.id).map_or("", |live| live.program.as_str());
+    let kind = LeaseKind::new(holder.first_request().tier, hold.vram, hold.gpus.len());
     let durations = &state.rows().tenants[holder.tenant.0 as usize].durations;
     let Some(life) = durations.lifetime(program, kind) else { return Span::ZERO };
-    let lasted = hold.lasted(hold.began() + slice);
+    let lasted = hold.time_on_gpus(hold.slice_began() + slice);
     let left = life.remaining(lasted, ONE / 2);
     if state.planted(Mutant::StretchForEver) {
         return left;
@@ -48,14 +48,14 @@ pub(super) fn asks_as_of(state: &State, holder: &Lease, waiter: LeaseId) -> Opti
     if !is_job(state, holder) || moved {
         return None;
     }
-    let behind = state.queue().everybody().take(PLACE_MAX).skip_while(|(id, _)| *id != waiter).skip(1);
+    let behind = state.queue().all_waiters().take(PLACE_MAX).skip_while(|(id, _)| *id != waiter).skip(1);
     let own = behind.filter(|(_, tenant)| *tenant == holder.tenant).filter_map(|(id, _)| state.lease(id));
-    own.into_iter().find(|row| takes_place_of(holder, row)).map(|row| row.asked)
+    own.into_iter().find(|row| takes_place_of(holder, row)).map(|row| row.requested)
 }
 
 /// Whether a job that had to leave goes before another of its tenant.
 fn takes_place_of(job: &Lease, other: &Lease) -> bool {
-    let same = (job.ask.tier, job.ask.priority) == (other.ask.tier, other.ask.priority);
+    let same = (job.request.tier, job.request.priority) == (other.request.tier, other.request.priority);
     same && matches!(other.phase, Phase::Waiting { .. }) && job.id < other.id
 }
 

@@ -1,7 +1,7 @@
 //! Tokens are made and revoked, and an ask through one keeps within its caps.
 
 use super::Decider;
-use super::admit::would_do;
+use super::admit::is_acceptable;
 use crate::action::Action;
 use crate::event::{Caller, EventAnswer, Refusal};
 use crate::ids::TokenId;
@@ -101,7 +101,7 @@ impl Decider<'_> {
         if caps.leases.is_none() && caps.vram.is_none() {
             return Ok(());
         }
-        let own = || self.state.had_through(id);
+        let own = || self.state.leases_of_token(id);
         if let Some(cap) = caps.leases.filter(|cap| own().count() >= *cap as usize) {
             return Err(Refusal::TokenLeases { cap });
         }
@@ -127,14 +127,14 @@ pub fn may_know(by: &Caller, token: &Token) -> bool {
 pub(crate) fn token_allows(state: &State, lease: &Lease, more: Bytes) -> bool {
     let Some(id) = lease.token else { return true };
     let Some(token) = state.rows().tokens.get(&id) else { return false };
-    let has = || state.had_through(id).fold(Bytes::ZERO, |sum, lease| sum + most_of(state, lease));
+    let has = || state.leases_of_token(id).fold(Bytes::ZERO, |sum, lease| sum + most_of(state, lease));
     token.caps.vram.is_none_or(|cap| has() + more <= cap)
 }
 
 fn most_of(state: &State, lease: &Lease) -> Bytes {
     match lease.hold() {
-        Some(hold) => times(hold.vram, hold.cards.len()),
-        None => most_wish(state, &lease.ask),
+        Some(hold) => times(hold.vram, hold.gpus.len()),
+        None => most_wish(state, &lease.request),
     }
 }
 
@@ -144,7 +144,7 @@ fn most_wish(state: &State, ask: &LeaseRequest) -> Bytes {
     let each = match ask.vram {
         Vram::Bytes(vram) => vram,
         Vram::Whole => {
-            let cards = state.cards().filter(|card| would_do(state, ask, *card));
+            let cards = state.gpus().filter(|card| is_acceptable(state, ask, *card));
             cards.map(|card| state.room(card).largest_ever()).max().unwrap_or_default()
         }
     };

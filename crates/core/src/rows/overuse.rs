@@ -12,23 +12,23 @@ pub struct Overuse {
     pub since: Time,
     /// It was told that it was seen to have so much on one card.
     #[serde(rename = "seen")]
-    pub seen: Bytes,
+    pub seen_bytes: Bytes,
 }
 
 impl Hold {
     /// What it was told of having more than its lease, while it has.
-    pub fn over(&self) -> Option<&Overuse> {
-        self.turns.as_ref()?.over.as_ref()
+    pub fn overuse(&self) -> Option<&Overuse> {
+        self.history.as_ref()?.overuse.as_ref()
     }
 
     /// Whether it was told to leave its cards at least once.
     pub fn has_moved(&self) -> bool {
-        self.turns.as_ref().is_some_and(|turns| !turns.unmoved)
+        self.history.as_ref().is_some_and(|turns| !turns.never_moved)
     }
 
-    pub(super) fn forget_over(&mut self) {
-        if let Some(turns) = &mut self.turns {
-            turns.over = None;
+    pub(super) fn clear_overuse(&mut self) {
+        if let Some(turns) = &mut self.history {
+            turns.overuse = None;
         }
     }
 }
@@ -36,16 +36,16 @@ impl Hold {
 impl Rows {
     pub(super) fn over(&mut self, lease: LeaseId, at: Time, seen: Bytes) {
         if let Some(Lease { phase: Phase::Active(hold), .. }) = self.leases.get_mut(&lease) {
-            let since = hold.over().map_or(at, |over| over.since);
-            hold.turns().over = Some(Overuse { since, seen });
+            let since = hold.overuse().map_or(at, |over| over.since);
+            hold.history_mut().overuse = Some(Overuse { since, seen_bytes: seen });
         }
     }
 
     pub(super) fn within(&mut self, lease: LeaseId) {
         if let Some(Lease { phase: Phase::Active(hold), .. }) = self.leases.get_mut(&lease) {
-            hold.forget_over();
+            hold.clear_overuse();
             // Nothing else was to be kept of it.
-            hold.turns = hold.turns.take().filter(|turns| !turns.unmoved || turns.less_byte_us > 0);
+            hold.history = hold.history.take().filter(|turns| !turns.never_moved || turns.uncharged_byte_us > 0);
         }
     }
 
@@ -54,18 +54,18 @@ impl Rows {
         let Some(Lease { tenant, phase: Phase::Active(hold), .. }) = self.leases.get_mut(&lease) else { return };
         let tenant = &mut self.tenants[tenant.0 as usize];
         let (left, term) = (hold.until.since(at), hold.until.since(hold.renewed));
-        let costs = |vram: Bytes| gpu_time(&self.cards, &hold.cards, vram, left).0;
+        let costs = |vram: Bytes| gpu_time(&self.gpus, &hold.gpus, vram, left).0;
         let before = if hold.day == self.meta.day { costs(hold.vram) } else { 0 };
         tenant.spend_today(Span(costs(vram).saturating_sub(before)));
         // As if the whole term had been paid so: the part that is left is what counts.
-        let paid = u128::from(tenant.pay(at, mark).0) * u128::from(term.0) / u128::from(left.0.max(1));
-        hold.paid = hold.paid + Span(u64::try_from(paid).unwrap_or(u64::MAX));
+        let paid = u128::from(tenant.charge(at, mark).0) * u128::from(term.0) / u128::from(left.0.max(1));
+        hold.prepaid = hold.prepaid + Span(u64::try_from(paid).unwrap_or(u64::MAX));
         hold.day = self.meta.day;
-        let had_us = u128::from(at.since(hold.began()).0) * hold.cards.len() as u128;
+        let had_us = u128::from(at.since(hold.slice_began()).0) * hold.gpus.len() as u128;
         let more = u128::from(vram.less(hold.vram).0);
-        let turns = hold.turns();
-        turns.less_byte_us = turns.less_byte_us.saturating_add(had_us.saturating_mul(more));
-        turns.over = None;
+        let turns = hold.history_mut();
+        turns.uncharged_byte_us = turns.uncharged_byte_us.saturating_add(had_us.saturating_mul(more));
+        turns.overuse = None;
         hold.vram = vram;
     }
 }

@@ -21,13 +21,13 @@ impl Rows {
         if let Phase::Active(hold) = &row.phase {
             // Who leaves in another way need not end.
             let mut hold = Hold { notice: None, ..hold.clone() };
-            hold.forget_over();
-            let turns = hold.turns();
-            (turns.booked, turns.unmoved) = (*booked, false);
+            hold.clear_overuse();
+            let turns = hold.history_mut();
+            (turns.booked, turns.never_moved) = (*booked, false);
             let (program, processes) = (program.clone(), processes.clone());
             let (quiet, with_context) = (*quiet, *with_context);
-            let away = ParkState { again: *again, rung: *rung, had: *had, ..ParkState::new(*at) };
-            let away = ParkState { program, processes, quiet, with_context, ..away };
+            let away = ParkState { requests_again_at: *again, method: *rung, had_bytes: *had, ..ParkState::new(*at) };
+            let away = ParkState { program, processes, is_passive: quiet, with_context, ..away };
             row.phase = Phase::Parking(hold, away);
         }
     }
@@ -37,9 +37,9 @@ impl Rows {
         if let Phase::Parking(hold, away) = &row.phase {
             let mut hold = hold.clone();
             if *why == UnparkReason::NotSeen {
-                hold.turns().lied = Some((away.rung, at));
+                hold.history_mut().false_report = Some((away.method, at));
             }
-            row.phase = Phase::Resuming(hold, ParkState { since: at, back: false, ..away.clone() });
+            row.phase = Phase::Resuming(hold, ParkState { since: at, was_resumed: false, ..away.clone() });
         }
     }
 
@@ -49,7 +49,7 @@ impl Rows {
             && let Phase::Ending(_, finish) = &row.phase
         {
             let costs = &mut self.tenants[row.tenant.0 as usize].costs;
-            costs.learn(program, Method::End, Direction::Out, Bytes::ZERO, at.since(finish.at), at);
+            costs.learn(program, Method::End, Direction::OffGpu, Bytes::ZERO, at.since(finish.at), at);
         }
     }
 
@@ -67,9 +67,9 @@ impl Rows {
             && let Phase::Parked(hold, away) | Phase::Parking(hold, away) | Phase::Resuming(hold, away) = phase
         {
             if let Some(booked) = booked {
-                hold.turns().booked = booked;
+                hold.history_mut().booked = booked;
             }
-            away.deep = processes.is_some();
+            away.with_driver = processes.is_some();
             away.processes = processes.unwrap_or_default().to_vec();
         }
     }
@@ -79,11 +79,18 @@ impl Rows {
         if let Phase::Resuming(hold, away) = &row.phase {
             let mut hold = hold.clone();
             // What the driver takes to bring contexts back is none of the library's cost.
-            if away.back && !away.deep {
+            if away.was_resumed && !away.with_driver {
                 let tenant = &mut self.tenants[row.tenant.0 as usize];
-                tenant.costs.learn(&away.program, away.rung, Direction::Back, away.had, at.since(away.since), at);
+                tenant.costs.learn(
+                    &away.program,
+                    away.method,
+                    Direction::OntoGpu,
+                    away.had_bytes,
+                    at.since(away.since),
+                    at,
+                );
             }
-            hold.turns().booked = Bytes::ZERO;
+            hold.history_mut().booked = Bytes::ZERO;
             // A holder that was kept from its work meanwhile has its term all the same.
             hold.until = hold.until.max(at);
             row.phase = Phase::Active(hold);
@@ -96,33 +103,33 @@ impl Rows {
         let began = away.since;
         let (mut hold, mut away) = (hold.clone(), ParkState { since: at, ..away.clone() });
         let tenant = &mut self.tenants[row.tenant.0 as usize];
-        tenant.give_back(&self.cards, self.meta.day, &hold, at);
-        tenant.mark = mark.unwrap_or(tenant.mark);
+        tenant.refund_today(&self.gpus, self.meta.day, &hold, at);
+        tenant.debt_clock = mark.unwrap_or(tenant.debt_clock);
         // Whose way back failed did not leave now: its bytes never came.
-        if !away.back {
-            tenant.costs.learn(&away.program, away.rung, Direction::Out, away.had, at.since(began), at);
+        if !away.was_resumed {
+            tenant.costs.learn(&away.program, away.method, Direction::OffGpu, away.had_bytes, at.since(began), at);
         }
-        away.back = false;
-        away.left = row.fixed().then(|| self.meta.due(hold.renewed, hold.until).since(at));
-        (hold.paid, hold.idle, hold.before) = (Span::ZERO, false, None);
+        away.was_resumed = false;
+        away.term_left = row.has_fixed_term().then(|| self.meta.due(hold.renewed, hold.until).since(at));
+        (hold.prepaid, hold.idle, hold.not_beyond) = (Span::ZERO, false, None);
         let (spent_us, spent_byte_us) = hold.charge(at);
-        let turns = hold.turns();
-        turns.lied = turns.lied.filter(|(rung, _)| *rung != away.rung);
+        let turns = hold.history_mut();
+        turns.false_report = turns.false_report.filter(|(rung, _)| *rung != away.method);
         // The turn is over, and counted.
         (turns.began, turns.stopped, turns.spent_us, turns.spent_byte_us) = (at, Some(at), spent_us, spent_byte_us);
-        turns.less_byte_us = 0;
+        turns.uncharged_byte_us = 0;
         row.phase = Phase::Parked(hold, away);
     }
 
     pub(super) fn want(&mut self, lease: LeaseId, action: &Action) {
         let Action::Want { at, vram, at_least, wake, .. } = action else { return };
         let Some(row) = self.leases.get_mut(&lease) else { return };
-        let (first, ask) = (row.first_ask().clone(), row.returning(*vram, *at_least));
+        let (first, ask) = (row.first_request().clone(), row.resume_request(*vram, *at_least));
         if let Phase::Parked(_, away) = &mut row.phase {
-            (away.wants, away.again, away.ask) = (Some(*at), None, Some(first));
+            (away.queued_since, away.requests_again_at, away.first_request) = (Some(*at), None, Some(first));
             // Earlier versions put passive leases into the queue, and named nothing that woke them.
-            away.quiet &= wake.is_none();
-            row.ask = ask;
+            away.is_passive &= wake.is_none();
+            row.request = ask;
         }
     }
 
@@ -130,21 +137,31 @@ impl Rows {
         let Action::Resume { at, vram, until, mark, before, turn, .. } = action else { return };
         let Some(row) = self.leases.get_mut(&lease) else { return };
         let Phase::Parked(hold, away) = &row.phase else { return };
-        let (mut hold, wanted) = (hold.clone(), away.wants);
+        let (mut hold, wanted) = (hold.clone(), away.queued_since);
         let tenant = &mut self.tenants[row.tenant.0 as usize];
         tenant.meter_parked(&hold, away, *at);
-        tenant.spend_today(gpu_time(&self.cards, &hold.cards, *vram, until.since(*at)));
-        tenant.turn = turn.unwrap_or(tenant.turn);
-        (hold.vram, hold.renewed, hold.until, hold.before) = (*vram, *at, *until, *before);
-        (hold.paid, hold.day) = (tenant.pay(*at, *mark), self.meta.day);
-        let turns = hold.turns();
+        tenant.spend_today(gpu_time(&self.gpus, &hold.gpus, *vram, until.since(*at)));
+        tenant.first_since = turn.unwrap_or(tenant.first_since);
+        (hold.vram, hold.renewed, hold.until, hold.not_beyond) = (*vram, *at, *until, *before);
+        (hold.prepaid, hold.day) = (tenant.charge(*at, *mark), self.meta.day);
+        let turns = hold.history_mut();
         (turns.began, turns.stopped) = (*at, None);
-        let (rung, had, program, processes) = (away.rung, away.had, away.program.clone(), away.processes.clone());
-        row.ask = row.first_ask().clone();
+        let (rung, had, program, processes) =
+            (away.method, away.had_bytes, away.program.clone(), away.processes.clone());
+        row.request = row.first_request().clone();
         // A passive lease that finds no room after all is passive again. In earlier versions it waited in the queue.
-        let (deep, quiet) = (away.deep, away.quiet && wanted.is_none());
-        let away =
-            ParkState { again: wanted, back: true, rung, had, program, deep, quiet, processes, ..ParkState::new(*at) };
+        let (deep, quiet) = (away.with_driver, away.is_passive && wanted.is_none());
+        let away = ParkState {
+            requests_again_at: wanted,
+            was_resumed: true,
+            method: rung,
+            had_bytes: had,
+            program,
+            with_driver: deep,
+            is_passive: quiet,
+            processes,
+            ..ParkState::new(*at)
+        };
         row.phase = Phase::Resuming(hold, away);
     }
 }

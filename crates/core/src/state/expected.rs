@@ -14,12 +14,12 @@ impl State {
     /// A request was admitted. If it has to wait, and none was remembered lately, it is.
     pub(crate) fn remember_expected(&mut self, lease: LeaseId, now: Time) {
         let waits = self.lease(lease).is_some_and(|row| matches!(row.phase, Phase::Waiting { .. }));
-        if !waits || now < self.remembered + EVERY {
+        if !waits || now < self.expectations_noted + EVERY {
             return;
         }
-        self.remembered = now;
+        self.expectations_noted = now;
         let Some(expected) = expected_starts::uncorrected(self, now).get(&lease).copied() else { return };
-        if let Some(live) = self.lives.get_mut(&lease) {
+        if let Some(live) = self.readings.get_mut(&lease) {
             live.expected = Some(ExpectedWait { p50: expected.p50.since(now), p90: expected.p90.since(now) });
         }
     }

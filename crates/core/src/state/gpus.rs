@@ -14,7 +14,7 @@ use crate::units::{Bytes, Time};
 impl State {
     /// Whether new leases may land on a card at all.
     pub fn in_service(&self, card: GpuId) -> bool {
-        let row = &self.rows.cards[card.0 as usize];
+        let row = &self.rows.gpus[card.0 as usize];
         let is_aside = self.is_aside(card) && !self.planted(Mutant::GrantAside);
         row.service == GpuService::In && row.facts.unusable.is_none() && self.is_listed(card) && !is_aside
     }
@@ -28,24 +28,25 @@ impl State {
         }
         let honest = room.promisable(now, self.policy.period);
         match () {
-            () if self.planted(Mutant::UnreadableIsEmpty) && room.loose().is_none() => {
+            () if self.planted(Mutant::UnreadableIsEmpty) && room.unowned_bytes().is_none() => {
                 room.largest_ever().less(room.counted())
             }
-            () if self.planted(Mutant::ForgetLoose) => honest + room.loose().unwrap_or_default(),
+            () if self.planted(Mutant::ForgetLoose) => honest + room.unowned_bytes().unwrap_or_default(),
             () if self.planted(Mutant::ForgetReserved) => honest + room.counted().less(room.seen()),
-            () if self.planted(Mutant::NeverStale) => room.promisable(room.observed().begun, self.policy.period),
+            () if self.planted(Mutant::NeverStale) => room.promisable(room.reading().begun, self.policy.period),
             () => honest,
         }
     }
 
     /// Whether the driver brings somebody back to a card: what it finds taken there, it loses.
     pub fn is_restoring_on(&self, card: GpuId) -> bool {
-        let on = |lease: &LeaseId| self.room(card).claims().contains_key(lease);
+        let on = |lease: &LeaseId| self.room(card).leases().contains_key(lease);
         self.restoring.iter().any(on)
     }
 
     pub(crate) fn excludes(&self, card: GpuId, tenant: TenantId, wish: Exclusivity) -> bool {
-        !self.planted(Mutant::ForgetExclusive) && self.room(card).excludes(tenant, wish, || self.strangers(card))
+        !self.planted(Mutant::ForgetExclusive)
+            && self.room(card).excludes(tenant, wish, || self.unleased_compute_processes(card))
     }
 }
 
@@ -55,13 +56,13 @@ pub(super) fn new_room(policy: &Policy, facts: &GpuFacts) -> Room {
 }
 
 /// A card, or a policy, is not what it was.
-pub(super) fn fit_room(room: &mut Room, policy: &Policy, facts: &GpuFacts) {
+pub(super) fn resize_room(room: &mut Room, policy: &Policy, facts: &GpuFacts) {
     room.resize(facts.total, margin(policy, facts.display), facts.context.unwrap_or(CONTEXT));
 }
 
 /// Whether the processes of a lease stay on its cards when it has left them.
-pub(super) fn lives_on(lease: &Lease) -> bool {
-    matches!(&lease.phase, Phase::Parking(_, away) if away.rung.keeps_context())
+pub(super) fn outlives_lease(lease: &Lease) -> bool {
+    matches!(&lease.phase, Phase::Parking(_, away) if away.method.keeps_context())
 }
 
 fn margin(policy: &Policy, display: bool) -> Bytes {

@@ -17,8 +17,8 @@ impl State {
     }
 
     /// For whom the driver speaks of a process: for whom it moves it, whoever has it by now, and else for whose it is.
-    pub(crate) fn driven_for(&self, process: &ProcKey) -> Option<LeaseId> {
-        let moves = |row: &&Lease| row.away().is_some_and(|away| away.moves(process));
+    pub(crate) fn lease_that_driver_moves(&self, process: &ProcKey) -> Option<LeaseId> {
+        let moves = |row: &&Lease| row.park_state().is_some_and(|away| away.is_moved_by_driver(process));
         let moved_for = self.rows.leases.values().find(moves).map(|row| row.id);
         moved_for.or_else(|| self.owner(process))
     }
@@ -30,9 +30,9 @@ impl State {
 
     /// Whether a process belongs to a lease that has this card. One that was bound to several belongs to the last of
     /// them, and has the cards of all.
-    pub(crate) fn is_at_home(&self, process: &ProcKey, card: GpuId) -> bool {
+    pub(crate) fn has_lease_there(&self, process: &ProcKey, card: GpuId) -> bool {
         let Some(lease) = self.holder(process) else { return false };
-        let claims = self.room(card).claims();
+        let claims = self.room(card).leases();
         let is_root = |other: &LeaseId| self.lease(*other).is_some_and(|row| row.roots.contains(process));
         let is_home = claims.contains_key(&lease) || claims.keys().any(is_root);
         let shields = self.planted(Mutant::AtHomeAnywhere) || self.waits(lease) && self.planted(Mutant::WaitAsShield);
@@ -41,20 +41,20 @@ impl State {
 
     /// Whether who is on a card has a lease, which is not for it: what it takes there is nobody's. Who only draws
     /// a little there, or has nothing there, takes nothing.
-    pub(crate) fn is_abroad(&self, resident: &Resident, card: GpuId) -> bool {
+    pub(crate) fn is_off_lease(&self, resident: &Resident, card: GpuId) -> bool {
         let process = &resident.process;
         let takes = resident.is_of_interest() && resident.bytes != Some(Bytes::ZERO);
-        takes && self.holder(process).is_some() && !self.is_at_home(process, card)
+        takes && self.holder(process).is_some() && !self.has_lease_there(process, card)
     }
 
     /// Processes of leases on a card that those leases do not have, where the driver tells whose bytes are whose. The
     /// host takes them for holders, and looks into them if it is asked to.
-    pub fn abroad(&self, card: GpuId) -> Vec<ProcKey> {
-        let residents = match &self.room(card).observed().reading {
+    pub fn off_lease_processes(&self, card: GpuId) -> Vec<ProcKey> {
+        let residents = match &self.room(card).reading().reading {
             Reading::Used(used) if !used.coarse => used.processes.as_slice(),
             Reading::Used(_) | Reading::Unreadable(_) => &[],
         };
-        let abroad = residents.iter().filter(|resident| self.is_abroad(resident, card));
+        let abroad = residents.iter().filter(|resident| self.is_off_lease(resident, card));
         abroad.map(|resident| resident.process).take(STRANGERS_MAX).collect()
     }
 
@@ -64,15 +64,15 @@ impl State {
 
     /// A process that was just bound lives, and what it did so far counts as work.
     pub(super) fn add_member(&mut self, lease: LeaseId, process: ProcKey) {
-        if let Some(live) = self.lives.get_mut(&lease) {
-            live.worked = true;
-            self.return_member(lease, process);
+        if let Some(live) = self.readings.get_mut(&lease) {
+            live.was_busy = true;
+            self.restore_member(lease, process);
         }
     }
 
     /// Adds a process to a lease, without counting that as work.
-    pub(super) fn return_member(&mut self, lease: LeaseId, process: ProcKey) {
-        if let Some(live) = self.lives.get(&lease).filter(|live| !live.members.contains(&process)) {
+    pub(super) fn restore_member(&mut self, lease: LeaseId, process: ProcKey) {
+        if let Some(live) = self.readings.get(&lease).filter(|live| !live.members.contains(&process)) {
             let (mut members, restricted) = (live.members.clone(), live.restricted.clone());
             members.push(process);
             self.set_members(lease, members, restricted);
@@ -80,8 +80,8 @@ impl State {
     }
 
     pub(crate) fn set_members(&mut self, lease: LeaseId, processes: Vec<ProcKey>, restricted: Restrictions) {
-        let Some(live) = self.lives.get_mut(&lease) else { return };
-        live.counted = true;
+        let Some(live) = self.readings.get_mut(&lease) else { return };
+        live.members_known = true;
         live.restricted = restricted;
         for process in std::mem::replace(&mut live.members, processes.clone()) {
             if self.owners.get(&process) == Some(&lease) {
@@ -98,14 +98,14 @@ impl State {
                 continue;
             }
             self.owners.insert(process, lease);
-            if let Some(other) = before.and_then(|before| self.lives.get_mut(&before)) {
+            if let Some(other) = before.and_then(|before| self.readings.get_mut(&before)) {
                 other.members.retain(|member| *member != process);
             }
             if let Some(before) = before {
                 self.hand_over(before, &process);
             }
         }
-        if let Some(live) = self.lives.get_mut(&lease).filter(|_| !kept.is_empty()) {
+        if let Some(live) = self.readings.get_mut(&lease).filter(|_| !kept.is_empty()) {
             live.members.retain(|member| !kept.contains(member));
         }
         self.set_movable(lease);
@@ -114,10 +114,11 @@ impl State {
     /// A lease has lost a process to another: the driver, which could move it, does not do so for this one any more;
     /// unless it does already.
     fn hand_over(&mut self, from: LeaseId, process: &ProcKey) {
-        let is_moved = self.lease(from).and_then(Lease::away).is_some_and(|away| away.moves(process));
+        let is_moved =
+            self.lease(from).and_then(Lease::park_state).is_some_and(|away| away.is_moved_by_driver(process));
         let is_moved = is_moved || self.planted(Mutant::MoveOthers);
-        if let Some(live) = self.lives.get_mut(&from).filter(|_| !is_moved) {
-            live.driven.remove(process);
+        if let Some(live) = self.readings.get_mut(&from).filter(|_| !is_moved) {
+            live.driver.remove(process);
             self.set_movable(from);
         }
     }

@@ -16,17 +16,18 @@ impl State {
     /// Keeps in step who could leave its cards, and whom the driver brings back.
     pub(crate) fn set_movable(&mut self, lease: LeaseId) {
         let row = self.rows.leases.get(&lease);
-        let spoken_for = |live: &LeaseReadings| Method::REVERSIBLE.iter().any(|rung| !live.voices(*rung).is_empty());
-        let over = row.is_some_and(|row| matches!(&row.phase, Phase::Active(hold) if hold.over().is_some()));
-        let could = |row: &&Lease| over || row.ask.may_be_ended() || self.lives.get(&lease).is_some_and(spoken_for);
+        let spoken_for = |live: &LeaseReadings| Method::REVERSIBLE.iter().any(|rung| !live.movers(*rung).is_empty());
+        let over = row.is_some_and(|row| matches!(&row.phase, Phase::Active(hold) if hold.overuse().is_some()));
+        let could =
+            |row: &&Lease| over || row.request.may_be_ended() || self.readings.get(&lease).is_some_and(spoken_for);
         let movable = row.filter(|row| matches!(row.phase, Phase::Active(_))).filter(could).is_some();
-        let restored = |row: &Lease| matches!(&row.phase, Phase::Resuming(_, away) if away.is_restored());
+        let restored = |row: &Lease| matches!(&row.phase, Phase::Resuming(_, away) if away.needs_restore());
         let restoring = row.is_some_and(restored);
         let passive = row.is_some_and(Lease::is_passive);
         for (is, set) in [
             (movable, &mut self.movable),
             (restoring, &mut self.restoring),
-            (over, &mut self.over),
+            (over, &mut self.overusing),
             (passive, &mut self.passive),
         ] {
             if is {
@@ -38,7 +39,7 @@ impl State {
     }
 
     pub(crate) fn set_program(&mut self, lease: LeaseId, program: String) {
-        if let Some(live) = self.lives.get_mut(&lease) {
+        if let Some(live) = self.readings.get_mut(&lease) {
             live.program = program;
         }
     }
@@ -46,17 +47,17 @@ impl State {
     /// Whether it is reckoned again whether room could be made: something happened since it last was, or
     /// some time passed. A flood of asks does not make it more often than now and then.
     pub(crate) fn is_plan_due(&self, now: Time) -> bool {
-        let (happened, planned) = self.planned;
+        let (happened, planned) = self.plan_state;
         now >= planned + if happened { SOON } else { AGAIN }
     }
 
     pub(crate) fn set_planned(&mut self, now: Time) {
-        self.planned = (false, now);
+        self.plan_state = (false, now);
     }
 
     /// Passive leases ([`Lease::is_passive`]), the one that was parked first first.
     pub(crate) fn passive(&self) -> Vec<LeaseId> {
-        let since = |lease: &LeaseId| self.rows.leases.get(lease).and_then(Lease::away).map(|away| away.since);
+        let since = |lease: &LeaseId| self.rows.leases.get(lease).and_then(Lease::park_state).map(|away| away.since);
         let mut all: Vec<LeaseId> = self.passive.iter().copied().collect();
         all.sort_by_key(|lease| (since(lease), *lease));
         all

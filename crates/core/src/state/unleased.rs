@@ -13,38 +13,38 @@ use crate::unleased_readings::{FormerProcess, UnleasedReadings};
 
 impl State {
     /// What this daemon has seen of strangers.
-    pub(crate) fn watchlist(&self) -> &UnleasedReadings {
-        &self.watchlist
+    pub(crate) fn unleased_readings(&self) -> &UnleasedReadings {
+        &self.unleased
     }
 
-    pub(crate) fn watchlist_mut(&mut self) -> &mut UnleasedReadings {
-        &mut self.watchlist
+    pub(crate) fn unleased_readings_mut(&mut self) -> &mut UnleasedReadings {
+        &mut self.unleased
     }
 
     /// Why nobody can be ended here; `None`: that was not tried yet.
-    pub fn can_enforce(&self) -> Option<&Result<(), String>> {
-        self.watchlist.can.as_ref()
+    pub fn self_test(&self) -> Option<&Result<(), String>> {
+        self.unleased.self_test.as_ref()
     }
 
     /// How often it was tried whether anybody could be.
-    pub fn tested(&self) -> u64 {
-        self.watchlist.tests
+    pub fn self_tests(&self) -> u64 {
+        self.unleased.self_tests
     }
 
-    pub(super) fn list_strangers(&mut self) {
-        self.watchlist.by_process =
-            self.rows.strangers.values().map(|stranger| (stranger.audit.process, stranger.id)).collect();
+    pub(super) fn index_unleased(&mut self) {
+        self.unleased.by_process =
+            self.rows.unleased.values().map(|stranger| (stranger.audit.process, stranger.id)).collect();
     }
 
     /// A stranger came or went.
-    pub(super) fn note_stranger(&mut self, action: &Action) {
+    pub(super) fn reindex_unleased(&mut self, action: &Action) {
         match action {
             Action::Find { stranger } => {
-                self.watchlist.by_process.insert(stranger.audit.process, stranger.id);
+                self.unleased.by_process.insert(stranger.audit.process, stranger.id);
             }
             Action::Close { stranger, .. } => {
-                self.watchlist.by_process.retain(|_, id| id != stranger);
-                self.watchlist.seen.remove(stranger);
+                self.unleased.by_process.retain(|_, id| id != stranger);
+                self.unleased.audits.remove(stranger);
             }
             _ => {}
         }
@@ -53,31 +53,31 @@ impl State {
     /// Whether a signal that was decided then is still to be sent to this process. Whoever sends it asks when that is
     /// on the disk, and takes it back when it is not wanted any more, until it has left: meanwhile an operator may have
     /// thought better of it, the stranger be gone, its card not be readable, or the process have a lease.
-    pub fn is_to_be_struck(&self, blow: &PendingSignal, now: Time) -> bool {
-        let Some(row) = self.rows.strangers.get(&blow.stranger) else { return false };
-        let is_decided = row.step == UnleasedStep::Told { signal: blow.signal, since: blow.of, sent: false };
-        let is_due = is_decided && matches!(enforce::fate(self, row, None, now), NextStep::Signal(..));
+    pub fn is_signal_due(&self, blow: &PendingSignal, now: Time) -> bool {
+        let Some(row) = self.rows.unleased.get(&blow.stranger) else { return false };
+        let is_decided = row.step == UnleasedStep::Signalled { signal: blow.signal, since: blow.of, sent: false };
+        let is_due = is_decided && matches!(enforce::next_step(self, row, None, now), NextStep::Signal(..));
         let own = row.audit.process;
         // Where it was found when it was last looked into, and not only where it went since.
         let is_enforced = |card: &GpuId| self.mode(*card) == Mode::Enforce;
-        let is_strange = row.cards.iter().any(|card| is_enforced(card) && !self.is_at_home(&own, *card));
-        let is_its = is_strange && (blow.process == own || enforce::may_be_struck(self, blow.process));
+        let is_strange = row.gpus.iter().any(|card| is_enforced(card) && !self.has_lease_there(&own, *card));
+        let is_its = is_strange && (blow.process == own || enforce::may_be_signalled(self, blow.process));
         is_due && is_its || self.planted(Mutant::StrikeLate)
     }
 
     /// Whom rules leave alone or attach: what a process is at the last moment is asked again by whoever sends it a signal.
-    pub fn spared(&self) -> Vec<RuleSubject> {
-        let spares = |rule: &&Rule| match rule.treat {
+    pub fn allowed_subjects(&self) -> Vec<RuleSubject> {
+        let spares = |rule: &&Rule| match rule.action {
             RuleAction::Allow => !self.planted(Mutant::StrikeAllowed),
-            RuleAction::Attach { .. } => true,
+            RuleAction::Adopt { .. } => true,
             RuleAction::Deny => false,
         };
-        self.rows.rules.values().filter(spares).map(|rule| rule.who.clone()).collect()
+        self.rows.rules.values().filter(spares).map(|rule| rule.subject.clone()).collect()
     }
 
     /// Whether a stranger that could not be moved belongs to the lease still by which it should have been; after
     /// a start nothing was heard of its processes yet.
-    pub(crate) fn is_still_moved(&self, stranger: &UnleasedProcess) -> bool {
+    pub(crate) fn lease_is_ending(&self, stranger: &UnleasedProcess) -> bool {
         let process = &stranger.audit.process;
         let is_over = |row: &Lease| matches!(row.phase, Phase::Ending(..));
         let owner = self.owner(process).and_then(|lease| self.lease(lease));
@@ -89,11 +89,12 @@ impl State {
     /// Whether whose a stranger's process is says only that it is parked, or could not be: it got that lease for it.
     fn is_by_its_move(&self, stranger: &UnleasedProcess) -> bool {
         match stranger.step {
-            UnleasedStep::Moving { .. } => true,
-            UnleasedStep::Unmoved { .. } => self.is_still_moved(stranger) || self.planted(Mutant::StrikeMoving),
-            UnleasedStep::Found | UnleasedStep::Warned { .. } | UnleasedStep::Told { .. } | UnleasedStep::Stuck => {
-                false
-            }
+            UnleasedStep::Parking { .. } => true,
+            UnleasedStep::NotParked { .. } => self.lease_is_ending(stranger) || self.planted(Mutant::StrikeMoving),
+            UnleasedStep::Found
+            | UnleasedStep::Warned { .. }
+            | UnleasedStep::Signalled { .. }
+            | UnleasedStep::Survived => false,
         }
     }
 
@@ -105,34 +106,36 @@ impl State {
     /// Processes that left their cards when they were warned or told, and are there again.
     fn returned(&self) -> impl Iterator<Item = ProcKey> {
         let is_there = |process: &ProcKey| {
-            self.cards().any(|card| match &self.room(card).observed().reading {
+            self.gpus().any(|card| match &self.room(card).reading().reading {
                 Reading::Used(used) => used.processes.iter().any(|resident| {
-                    resident.process == *process && resident.is_of_interest() && !self.is_at_home(process, card)
+                    resident.process == *process && resident.is_of_interest() && !self.has_lease_there(process, card)
                 }),
                 Reading::Unreadable(_) => false,
             })
         };
-        let left = self.watchlist.ended.iter().map(FormerProcess::process);
-        left.filter(|process| !self.watchlist.by_process.contains_key(process)).filter(is_there)
+        let left = self.unleased.former.iter().map(FormerProcess::process);
+        left.filter(|process| !self.unleased.by_process.contains_key(process)).filter(is_there)
     }
 
     /// Strangers that must be audited before their next step is taken, which is due, and those that are back.
     pub fn audits_due(&self, now: Time) -> Vec<ProcKey> {
         let is_due = |stranger: &&UnleasedProcess| {
-            let audited = self.watchlist.seen.get(&stranger.id).map(|seen| seen.at);
-            let due = match (enforce::fate(self, stranger, None, now), stranger.step) {
-                (NextStep::Signal(..) | NextStep::Parked(_), UnleasedStep::Found) => return false,
+            let audited = self.unleased.audits.get(&stranger.id).map(|seen| seen.audited_at);
+            let due = match (enforce::next_step(self, stranger, None, now), stranger.step) {
+                (NextStep::Signal(..) | NextStep::Park(_), UnleasedStep::Found) => return false,
                 // What is a lease's is no stranger, until its cards were seen again.
-                (NextStep::Signal(..), UnleasedStep::Unmoved { .. }) if self.is_still_moved(stranger) => return false,
+                (NextStep::Signal(..), UnleasedStep::NotParked { .. }) if self.lease_is_ending(stranger) => {
+                    return false;
+                }
                 // What an earlier daemon decided, and perhaps never did.
-                (NextStep::Signal(..), UnleasedStep::Told { since, sent: false, .. }) => since,
-                (NextStep::Signal(_, due) | NextStep::Parked(due), _) => due,
+                (NextStep::Signal(..), UnleasedStep::Signalled { since, sent: false, .. }) => since,
+                (NextStep::Signal(_, due) | NextStep::Park(due), _) => due,
                 _ => return false,
             };
-            let is_struck = self.watchlist.seen.get(&stranger.id).is_some_and(|seen| seen.struck);
+            let is_struck = self.unleased.audits.get(&stranger.id).is_some_and(|seen| seen.signal_sent);
             !is_struck && due <= now && audited.is_none_or(|at| !enforce::is_fresh(at, due, now))
         };
-        let due = self.rows.strangers.values().filter(is_due).map(|stranger| stranger.audit.process);
+        let due = self.rows.unleased.values().filter(is_due).map(|stranger| stranger.audit.process);
         due.chain(self.returned()).collect()
     }
 }

@@ -14,7 +14,7 @@ impl State {
         self.apply(&Action::End { lease, reason, at, peak, mark, turn, why: None, ran: None, told: None });
         self.rows.meta.next_lease = lease.0;
         if let Some((process, before)) = bound.filter(|(process, _)| self.owner(process).is_none()) {
-            self.return_member(before, process);
+            self.restore_member(before, process);
         }
     }
 }

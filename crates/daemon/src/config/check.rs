@@ -117,7 +117,7 @@ fn summary(settled: &Settled) -> Checked {
             None => format!("{} without TLS", tcp.listen),
         },
     );
-    let parking = match settled.policy.parking.ram.0 {
+    let parking = match settled.policy.parking.space.0 {
         0 => "off".to_owned(),
         ram => format!("up to {} of host memory", size::show(ram)),
     };

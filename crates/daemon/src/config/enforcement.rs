@@ -21,9 +21,9 @@ pub(super) struct EnforcementConfig {
 
 impl EnforcementConfig {
     pub(super) fn settle(&self, policy: &mut Policy) -> Result<(), ConfigError> {
-        set(&mut policy.over, "enforcement.overuse", &self.overuse, read_span)?;
-        set(&mut policy.patience.warned, "enforcement.warning", &self.warning, read_span)?;
-        policy.patience.parks = self.park.unwrap_or(policy.patience.parks);
-        set(&mut policy.patience.grace, "enforcement.grace", &self.grace, read_span)
+        set(&mut policy.overuse_grace, "enforcement.overuse", &self.overuse, read_span)?;
+        set(&mut policy.enforcement.after_warning, "enforcement.warning", &self.warning, read_span)?;
+        policy.enforcement.parks_first = self.park.unwrap_or(policy.enforcement.parks_first);
+        set(&mut policy.enforcement.after_sigterm, "enforcement.grace", &self.grace, read_span)
     }
 }

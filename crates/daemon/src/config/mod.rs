@@ -217,14 +217,14 @@ impl Config {
         let mut policy = Policy::default();
         set(&mut policy.ttl, "ttl", &self.ttl, read_span)?;
         set(&mut policy.renewal, "renewal", &self.renewal, read_renewal)?;
-        set(&mut policy.hold_cap, "renewal_cap", &self.renewal_cap, read_span)?;
+        set(&mut policy.hold_max, "renewal_cap", &self.renewal_cap, read_span)?;
         set(&mut policy.wait, "wait", &self.wait, read_span)?;
         set(&mut policy.grace, "grace", &self.grace, read_span)?;
         set(&mut policy.margin, "margin", &self.margin, read_margin)?;
         set(&mut policy.margin_display, "margin_display", &self.margin_display, read_margin)?;
         policy.queue_max = at_least_one("queue_max", self.queue_max)?.unwrap_or(policy.queue_max);
-        if policy.ttl > policy.hold_cap {
-            let why = format!("a term may not be longer than `renewal_cap`, which is {}; set both", policy.hold_cap);
+        if policy.ttl > policy.hold_max {
+            let why = format!("a term may not be longer than `renewal_cap`, which is {}; set both", policy.hold_max);
             return Err(ConfigError::value("ttl", policy.ttl, why));
         }
         if let Renewal::Every(every) = policy.renewal
@@ -245,8 +245,8 @@ impl Config {
         self.enforcement.settle(&mut policy)?;
         self.aside.settle(&mut policy)?;
         let driver = on("preemption.driver", self.preemption.driver.as_deref())?;
-        policy.patience.parks &= driver;
-        policy.parking.deep = policy.parking.deep.filter(|_| driver);
+        policy.enforcement.parks_first &= driver;
+        policy.parking.context_after = policy.parking.context_after.filter(|_| driver);
         lay_over(&mut policy, &self.caps, &self.users, &self.groups)?;
         let mut hours = Vec::new();
         for (index, window) in self.windows.iter().enumerate() {
@@ -311,9 +311,9 @@ mod tests {
     #[test]
     fn an_empty_file_is_the_default() {
         let mut settled = settle("").unwrap();
-        assert!(settled.policy.parking.ram > Bytes::ZERO && settled.stock <= settled.policy.parking.ram);
-        settled.policy.parking.ram = Bytes::ZERO;
-        assert_eq!(settled.policy.parking.deep.take(), Some(Span::secs(600)));
+        assert!(settled.policy.parking.space > Bytes::ZERO && settled.stock <= settled.policy.parking.space);
+        settled.policy.parking.space = Bytes::ZERO;
+        assert_eq!(settled.policy.parking.context_after.take(), Some(Span::secs(600)));
         assert_eq!(settled.policy, Policy::default());
         assert!(settled.shim);
         assert_eq!(settled.visibility, Visibility::All);
@@ -340,7 +340,7 @@ mod tests {
         .unwrap();
         assert_eq!(settled.policy.ttl, Span::secs(120));
         assert_eq!(settled.policy.renewal, Renewal::Below { percent: 25 });
-        assert_eq!(settled.policy.hold_cap, Span::secs(3600));
+        assert_eq!(settled.policy.hold_max, Span::secs(3600));
         assert_eq!(settled.policy.margin, Bytes::mib(512));
         assert_eq!(settled.visibility, Visibility::Own);
         assert_eq!(settled.gpu, "soft:1x80GiB".parse().ok());
@@ -367,32 +367,41 @@ mod tests {
         )
         .unwrap();
         let parking = &settled.policy.parking;
-        assert_eq!((parking.ram, parking.leave, parking.term), (Bytes::gib(16), Bytes::gib(2), Span::secs(3600)));
+        assert_eq!(
+            (parking.space, parking.keep_available, parking.term),
+            (Bytes::gib(16), Bytes::gib(2), Span::secs(3600))
+        );
         assert_eq!((settled.stock, settled.shim), (Bytes::gib(16), false));
-        assert_eq!(parking.deep, Some(Span::secs(60)));
+        assert_eq!(parking.context_after, Some(Span::secs(60)));
         for text in ["[parking]\ncontext_after = \"off\"", "[preemption]\ndriver = \"off\""] {
-            assert_eq!(settle(text).unwrap().policy.parking.deep, None, "{text}");
+            assert_eq!(settle(text).unwrap().policy.parking.context_after, None, "{text}");
         }
         assert_eq!(settled.policy.caps.parked, Some(Bytes::gib(4)));
-        assert_eq!(settle("[parking]\nram = \"off\"").unwrap().policy.parking.ram, Bytes::ZERO);
-        let all = settle("[parking]\nram = \"90%\"").unwrap().policy.parking.ram;
-        assert!(all > settle("[parking]\nram = \"10%\"").unwrap().policy.parking.ram);
+        assert_eq!(settle("[parking]\nram = \"off\"").unwrap().policy.parking.space, Bytes::ZERO);
+        let all = settle("[parking]\nram = \"90%\"").unwrap().policy.parking.space;
+        assert!(all > settle("[parking]\nram = \"10%\"").unwrap().policy.parking.space);
         let settled = settle(
             "[preemption]\nenabled = false\nfinish = false\nswitching_max = \"20%\"\ntime_slice = \"1m\"\nidle_after = \"5m\"\nretry_after = \"90s\"\nend_grace = \"2s\"",
         )
         .unwrap();
         let parking = &settled.policy.parking;
-        assert_eq!((parking.turn, parking.idle, parking.grace), (Span::secs(60), Span::secs(300), Span::secs(2)));
-        assert_eq!(parking.rest, Span::secs(90));
-        assert_eq!(parking.worth, 4);
+        assert_eq!(
+            (parking.slice_min, parking.idle_after, parking.grace),
+            (Span::secs(60), Span::secs(300), Span::secs(2))
+        );
+        assert_eq!(parking.retry_after, Span::secs(90));
+        assert_eq!(parking.slice_per_move, 4);
         assert!(!parking.preempt && settle("").unwrap().policy.parking.preempt);
-        assert!(!parking.finish && settle("").unwrap().policy.parking.finish);
-        let patience = settle("[enforcement]\nwarning = \"1m\"\ngrace = \"30s\"").unwrap().policy.patience;
-        assert_eq!((patience.warned, patience.parks, patience.grace), (Span::secs(60), true, Span::secs(30)));
-        assert!(!settle("[enforcement]\npark = false").unwrap().policy.patience.parks);
+        assert!(!parking.stretches_slices && settle("").unwrap().policy.parking.stretches_slices);
+        let patience = settle("[enforcement]\nwarning = \"1m\"\ngrace = \"30s\"").unwrap().policy.enforcement;
+        assert_eq!(
+            (patience.after_warning, patience.parks_first, patience.after_sigterm),
+            (Span::secs(60), true, Span::secs(30))
+        );
+        assert!(!settle("[enforcement]\npark = false").unwrap().policy.enforcement.parks_first);
         // Where the driver parks nobody, nobody waits for it.
-        assert!(!settle("[preemption]\ndriver = \"off\"").unwrap().policy.patience.parks);
-        assert_eq!(settle("[enforcement]\noveruse = \"20s\"").unwrap().policy.over, Span::secs(20));
+        assert!(!settle("[preemption]\ndriver = \"off\"").unwrap().policy.enforcement.parks_first);
+        assert_eq!(settle("[enforcement]\noveruse = \"20s\"").unwrap().policy.overuse_grace, Span::secs(20));
         for wrong in [
             "[parking]\nram = \"95%\"",
             "[preemption]\ntime_slice = \"soon\"",

@@ -29,8 +29,8 @@ impl ParkingConfig {
         let all = Bytes(sublet_host::shims::total_bytes().unwrap_or(0));
         let parking = &mut policy.parking;
         let usual = all.less(Bytes(all.0 / 4).max(Bytes::gib(8)));
-        parking.ram = usual;
-        set(&mut parking.ram, "parking.ram", &self.ram, |text| match text {
+        parking.space = usual;
+        set(&mut parking.space, "parking.ram", &self.ram, |text| match text {
             "auto" => Ok(usual),
             "off" => Ok(Bytes::ZERO),
             _ => match text.strip_suffix('%').map(|number| number.trim().parse::<u64>()) {
@@ -42,19 +42,19 @@ impl ParkingConfig {
                 },
             },
         })?;
-        set(&mut parking.leave, "parking.keep_free", &self.keep_free, read_size)?;
+        set(&mut parking.keep_available, "parking.keep_free", &self.keep_free, read_size)?;
         set(&mut parking.term, "parking.time_max", &self.time_max, read_span)?;
-        parking.deep = Some(Span::secs(600));
-        set(&mut parking.deep, "parking.context_after", &self.context_after, |text| match text {
+        parking.context_after = Some(Span::secs(600));
+        set(&mut parking.context_after, "parking.context_after", &self.context_after, |text| match text {
             "off" => Ok(None),
             text => read_span(text).map(Some),
         })?;
         // Enough for a small program at once.
-        let mut stock = Bytes((parking.ram.0 / 8).min(4 << 30));
+        let mut stock = Bytes((parking.space.0 / 8).min(4 << 30));
         set(&mut stock, "parking.ready", &self.ready, |text| match text {
             "off" => Ok(Bytes::ZERO),
             _ => read_size(text),
         })?;
-        Ok(stock.min(parking.ram))
+        Ok(stock.min(parking.space))
     }
 }

@@ -31,16 +31,16 @@ impl PreemptionConfig {
     pub(super) fn settle(&self, policy: &mut Policy) -> Result<(), ConfigError> {
         let parking = &mut policy.parking;
         parking.preempt = self.enabled.unwrap_or(parking.preempt);
-        parking.finish = self.finish.unwrap_or(parking.finish);
-        set(&mut parking.turn, "preemption.time_slice", &self.time_slice, read_span)?;
-        set(&mut parking.worth, "preemption.switching_max", &self.switching_max, |text| {
+        parking.stretches_slices = self.finish.unwrap_or(parking.stretches_slices);
+        set(&mut parking.slice_min, "preemption.time_slice", &self.time_slice, read_span)?;
+        set(&mut parking.slice_per_move, "preemption.switching_max", &self.switching_max, |text| {
             match text.strip_suffix('%').map(|number| number.trim().parse::<u32>()) {
                 Some(Ok(percent @ 1..=50)) => Ok((100 - percent) / percent),
                 _ => Err("write a share from \"1%\" to \"50%\"".to_owned()),
             }
         })?;
-        set(&mut parking.idle, "preemption.idle_after", &self.idle_after, read_span)?;
-        set(&mut parking.rest, "preemption.retry_after", &self.retry_after, read_span)?;
+        set(&mut parking.idle_after, "preemption.idle_after", &self.idle_after, read_span)?;
+        set(&mut parking.retry_after, "preemption.retry_after", &self.retry_after, read_span)?;
         set(&mut parking.grace, "preemption.end_grace", &self.end_grace, read_span)
     }
 }

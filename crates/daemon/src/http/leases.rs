@@ -125,10 +125,10 @@ fn ask_of(ask: wire::LeaseRequest, ttl: Span) -> Result<LeaseRequest, Problem> {
             Some(wire::Preempt::Never) => Preempt::Never,
         },
         at_least: ask.accept_smaller_bytes.map(Bytes),
-        on: ask.on.as_deref().map(GpuSelector::read),
-        yields: ask.has_hook,
-        may_lose: ask.may_lose,
-        measured: false,
+        gpus_allowed: ask.on.as_deref().map(GpuSelector::read),
+        has_hook: ask.has_hook,
+        may_lose_state: ask.may_lose,
+        is_measured: false,
         notice: match ask.notice {
             None => None,
             Some(notice) => {
@@ -370,7 +370,7 @@ pub async fn accept(State(app): State<App>, Name(id): Name, request: Request) ->
     let by = heard.peer.caller.clone();
     let asked = {
         let by = by.clone();
-        app.post.read(move |view| find(view.state, &by, lease).ok().map(|lease| u32::from(lease.ask.gpus))).await?
+        app.post.read(move |view| find(view.state, &by, lease).ok().map(|lease| u32::from(lease.request.gpus))).await?
     };
     let gpus = heard.body.gpus.or(asked).unwrap_or(1);
     let gpus = u16::try_from(gpus).map_err(|_| words::problem(&Refusal::BadAsk(RequestError::Gpus)))?;
@@ -456,7 +456,7 @@ pub async fn hook(State(app): State<App>, Name(id): Name, request: Request) -> R
         wire::HookResult::Parked => MoverReport::Parked(Bytes::ZERO),
         wire::HookResult::Resumed => MoverReport::Resumed,
         wire::HookResult::Failed => MoverReport::Refused(why()),
-        wire::HookResult::WantsResume => MoverReport::Wants,
+        wire::HookResult::WantsResume => MoverReport::Used,
     };
     let event = Event::Hooked { by: by.clone(), lease, epoch: epoch(heard.body.fence)?, said };
     let reply = app.post.call(by.clone(), event, heard.key).await?;

@@ -162,7 +162,7 @@ impl Sieve {
                 let tenant = view.state.tenant(&name);
                 let own = view.state.rows().leases.values().filter(|lease| Some(lease.tenant) == tenant);
                 let mine = if operator { BTreeMap::new() } else { own.map(|lease| (lease.id, true)).collect() };
-                let strangers = view.state.rows().strangers.values();
+                let strangers = view.state.rows().unleased.values();
                 let own = strangers.filter(|stranger| enforce::tenant_of(&stranger.audit) == name);
                 (tenant, mine, own.map(|stranger| stranger.id).collect())
             })

@@ -45,7 +45,7 @@ pub async fn list(State(app): State<App>, request: Request) -> Result<Json<wire:
     let query: UnleasedQuery = body::query(&request)?;
     if query.mode == Some(wire::Mode::Enforce) && by.operator {
         // Once is enough for who only looks.
-        let untested = |view: &View<'_>| match view.state.tested() {
+        let untested = |view: &View<'_>| match view.state.self_tests() {
             0 => view.state.listed_facts().first().map(|card| card.uuid.clone()),
             _ => None,
         };
@@ -90,8 +90,8 @@ async fn test(app: &App, card: String) -> Result<(), Refused> {
     let (before, is_needed) = app
         .post
         .read(move |view| {
-            let can = view.state.can_enforce().is_some_and(Result::is_ok);
-            (view.state.tested(), !can && view.state.card(&uuid).is_some())
+            let can = view.state.self_test().is_some_and(Result::is_ok);
+            (view.state.self_tests(), !can && view.state.gpu(&uuid).is_some())
         })
         .await?;
     if !is_needed {
@@ -99,7 +99,7 @@ async fn test(app: &App, card: String) -> Result<(), Refused> {
     }
     let begun = tokio::time::Instant::now();
     app.host.self_test(card);
-    while begun.elapsed() < TEST_PATIENCE && app.post.read(|view| view.state.tested()).await? == before {
+    while begun.elapsed() < TEST_PATIENCE && app.post.read(|view| view.state.self_tests()).await? == before {
         tokio::time::sleep(TEST_AGAIN).await;
     }
     Ok(())
@@ -123,7 +123,7 @@ pub async fn set_rule(State(app): State<App>, request: Request) -> Result<Reply,
         wire::RuleAction::Allow => RuleAction::Allow,
         wire::RuleAction::Deny => RuleAction::Deny,
         wire::RuleAction::Adopt => {
-            RuleAction::Attach { vram: heard.body.vram_bytes.map(Bytes), tier: leases::tier(heard.body.tier) }
+            RuleAction::Adopt { vram: heard.body.vram_bytes.map(Bytes), tier: leases::tier(heard.body.tier) }
         }
     };
     Ok(app.post.call(by.clone(), Event::RuleAsked { by, who, treat }, heard.key).await?)
@@ -170,8 +170,8 @@ async fn look(app: &App) -> Result<(), Refused> {
     app.host.request_reading();
     for _ in 0..LOOKS {
         let is_new = app.post.read(move |view| {
-            let mut cards = view.state.cards().filter(|card| view.state.is_listed(*card));
-            cards.all(|card| view.state.room(card).observed().begun >= begun)
+            let mut cards = view.state.gpus().filter(|card| view.state.is_listed(*card));
+            cards.all(|card| view.state.room(card).reading().begun >= begun)
         });
         if is_new.await? {
             break;

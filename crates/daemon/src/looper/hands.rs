@@ -113,7 +113,7 @@ impl Loop {
     /// What is kept ready for parked bytes gives way to what is booked. Told after the wishes: who leaves by them takes of it
     /// first.
     pub(super) fn send_booked(&mut self) {
-        let booked = self.engine.state().booked();
+        let booked = self.engine.state().booked_host_memory();
         if std::mem::replace(&mut self.known.booked, booked) != booked {
             self.engine.hold(Held::Errand(Errand::Booked { bytes: booked.0 }));
         }
@@ -123,10 +123,10 @@ impl Loop {
     fn send_notice(&mut self, lease: LeaseId) {
         let state = self.engine.state();
         let Some((row, uid)) = state.lease(lease).zip(self.uid_of_lease(lease)) else { return };
-        if let Some(notice) = row.ask.notice {
+        if let Some(notice) = row.request.notice {
             // Those of other users are named too: each is refused by itself, and logged.
-            let others = preempt::left_out(state, lease).map(|(process, _)| process);
-            let processes = preempt::targets(state, row).into_iter().chain(others).collect();
+            let others = preempt::processes_of_other_users(state, lease).map(|(process, _)| process);
+            let processes = preempt::signal_targets(state, row).into_iter().chain(others).collect();
             self.engine.hold(Held::Errand(Errand::Announce { lease, uid, processes, signal: notice.signal }));
         }
     }
@@ -148,7 +148,7 @@ impl Loop {
         let state = self.engine.state();
         let Some(row) = state.lease(lease) else { return };
         let (wish, driven) = (wish(state, row), driven(state, row));
-        if row.away().is_some_and(ParkState::needs_driver) {
+        if row.park_state().is_some_and(ParkState::needs_driver) {
             self.known.next.insert(lease, (wish.clone(), driven.clone()));
         }
         if let Some(wish) = wish {
@@ -164,7 +164,7 @@ impl Loop {
     /// Of a holder that the driver moves something was said, or its cards were seen: another hand may have its turn.
     pub(super) fn send_next(&mut self, lease: LeaseId) {
         let state = self.engine.state();
-        let Some(row) = state.lease(lease).filter(|row| row.away().is_some_and(ParkState::needs_driver)) else {
+        let Some(row) = state.lease(lease).filter(|row| row.park_state().is_some_and(ParkState::needs_driver)) else {
             return;
         };
         if self.known.next.get(&lease) != Some(&(wish(state, row), driven(state, row))) {
@@ -183,13 +183,14 @@ impl Loop {
         let stuck = |row: &&Lease| {
             let stuck = |rung: &Method| parking::parkable(state, row, *rung, now).is_err();
             let deepens = |row: &Lease| contexts::removable(state, row, now) == Err(NotParkable::NotInspected);
-            let deep = state.policy().parking.deep.is_some();
+            let deep = state.policy().parking.context_after.is_some();
             // A waiter may need the room of its contexts.
-            let may_deepen = |hold| contexts::can_leave(state, row, hold, now) == Err(NotParkable::NotInspected);
+            let may_deepen =
+                |hold| contexts::removable_after_park(state, row, hold, now) == Err(NotParkable::NotInspected);
             match &row.phase {
                 Phase::Active(hold) => {
                     let is_sought = deep && !state.queue().is_empty() && may_deepen(hold);
-                    is_sought || [Method::Yield, Method::Park].iter().all(stuck)
+                    is_sought || [Method::Hook, Method::Shim].iter().all(stuck)
                 }
                 Phase::Parked(..) => deep && deepens(row),
                 _ => false,
@@ -213,12 +214,12 @@ impl Loop {
     /// Where strangers are adopted or ended it is tried first, by each daemon anew, whether they can be told apart.
     pub(super) fn send_self_test(&mut self) {
         let state = self.engine.state();
-        if state.tested() > 0 {
+        if state.self_tests() > 0 {
             return;
         }
-        let cards = state.cards().filter(|card| state.is_listed(*card));
+        let cards = state.gpus().filter(|card| state.is_listed(*card));
         let is_meant = |row: &&Gpu| matches!(row.mode, Mode::Adopt | Mode::Enforce);
-        let enforced = cards.map(|card| &state.rows().cards[usize::from(card.0)]).find(is_meant);
+        let enforced = cards.map(|card| &state.rows().gpus[usize::from(card.0)]).find(is_meant);
         if let Some(uuid) = enforced.map(|row| row.facts.uuid.clone()) {
             self.engine.hold(Held::Errand(Errand::SelfTest { uuid }));
         }
@@ -228,7 +229,7 @@ impl Loop {
     /// what the host knows: it is told with every look, as it sees strangers by itself.
     pub(super) fn send_audits(&mut self, looked_at: &str) {
         let state = self.engine.state();
-        let abroad = state.card(looked_at).map(|card| state.abroad(card)).unwrap_or_default();
+        let abroad = state.gpu(looked_at).map(|card| state.off_lease_processes(card)).unwrap_or_default();
         if !abroad.is_empty() {
             self.engine.hold(Held::Errand(Errand::Abroad { processes: abroad }));
         }
@@ -243,7 +244,7 @@ impl Loop {
         if state.queue().is_empty() {
             return;
         }
-        let could = |lease: &&Lease| parking::parkable(state, lease, Method::Park, now).is_ok();
+        let could = |lease: &&Lease| parking::parkable(state, lease, Method::Shim, now).is_ok();
         let leases: Vec<LeaseId> = state.rows().leases.values().filter(could).take(AHEAD).map(|row| row.id).collect();
         for lease in leases {
             self.engine.hold(Held::Errand(Errand::Ahead { lease }));
@@ -257,7 +258,7 @@ impl Loop {
         {
             let roots = row.roots.clone();
             self.known.watched.insert(lease);
-            let grant = row.hold().map(|hold| self.marks.grant(lease, hold.epoch));
+            let grant = row.hold().map(|hold| self.marks.grant(lease, hold.fence));
             self.engine.hold(Held::Errand(Errand::Watch { lease, uid, roots, grant }));
         }
     }
@@ -266,50 +267,53 @@ impl Loop {
 /// What shall be of a holder, as its lease says; nobody's if its tenant is no user of this host.
 fn wish(state: &State, row: &Lease) -> Option<ShimTarget> {
     let (hold, uid) = (row.hold()?, uid_of(state.tenant_name(row.tenant))?);
-    let away =
-        |deep: bool| ShimPlacement::InHostMemory { booked: hold.booked().0, within: PARK_WITHIN, with_context: deep };
+    let away = |deep: bool| ShimPlacement::InHostMemory {
+        booked: hold.booked_host_memory().0,
+        within: PARK_WITHIN,
+        with_context: deep,
+    };
     let placement = match &row.phase {
         Phase::Waiting { .. } => return None,
         // Whom the driver moves the library leaves alone; who began since then waits with them.
-        _ if parking::is_kept_off(state, row) => away(false),
+        _ if parking::must_stay_off_gpus(state, row) => away(false),
         // The driver comes first.
-        Phase::Resuming(_, trip) if trip.deep && parking::driver_may_have(state, row) => away(true),
+        Phase::Resuming(_, trip) if trip.with_driver && parking::driver_may_have(state, row) => away(true),
         Phase::Active(_) | Phase::Resuming(..) => ShimPlacement::OnGpus,
         // While a hook works the library must not be in its way; afterwards it keeps the programs from
         // taking what is others' now, and says when they need it.
-        Phase::Parking(_, trip) if trip.rung != Method::Park => ShimPlacement::OnGpus,
-        Phase::Parked(_, trip) if trip.rung == Method::Driver => ShimPlacement::OnGpus,
+        Phase::Parking(_, trip) if trip.method != Method::Shim => ShimPlacement::OnGpus,
+        Phase::Parked(_, trip) if trip.method == Method::Driver => ShimPlacement::OnGpus,
         Phase::Parking(..) => away(parking::driver_may_have(state, row)),
-        Phase::Parked(_, trip) => away(trip.deep),
+        Phase::Parked(_, trip) => away(trip.with_driver),
         Phase::Ending(_, finish) => ShimPlacement::LeaseOver { why: words::ended(&row.id.to_string(), finish.reason) },
     };
     let cap = |card: &GpuId| {
-        let facts = &state.rows().cards.get(usize::from(card.0))?.facts;
+        let facts = &state.rows().gpus.get(usize::from(card.0))?.facts;
         let context = facts.context.map_or(0, |bytes| bytes.0);
         Some(GpuCap { uuid: uuid_bytes(&facts.uuid)?, cap: hold.vram.0, context })
     };
-    let driven = row.away().filter(|trip| trip.rung == Method::Driver).map(|trip| trip.processes.clone());
-    let cards = hold.cards.iter().filter_map(cap).collect();
+    let driven = row.park_state().filter(|trip| trip.method == Method::Driver).map(|trip| trip.processes.clone());
+    let cards = hold.gpus.iter().filter_map(cap).collect();
     Some(ShimTarget { lease: row.id, uid, placement, moved_by_driver: driven.unwrap_or_default(), gpus: cards })
 }
 
 /// The same of a holder whose processes the driver moves.
 fn driven(state: &State, row: &Lease) -> Option<DriverTarget> {
-    let (hold, away) = (row.hold()?, row.away().filter(|away| away.needs_driver())?);
+    let (hold, away) = (row.hold()?, row.park_state().filter(|away| away.needs_driver())?);
     let uid = uid_of(state.tenant_name(row.tenant))?;
     // Nobody is taken whose own calls could still find the driver gone.
     let leaves = matches!(row.phase, Phase::Parking(..) | Phase::Parked(..));
-    if away.deep && leaves && !parking::are_still(state, row) {
+    if away.with_driver && leaves && !parking::all_keep_still(state, row) {
         return None;
     }
-    let need = |card: &GpuId| Some((state.rows().cards.get(usize::from(card.0))?.facts.uuid.clone(), hold.vram.0));
+    let need = |card: &GpuId| Some((state.rows().gpus.get(usize::from(card.0))?.facts.uuid.clone(), hold.vram.0));
     let placement = match &row.phase {
         Phase::Parking(..) | Phase::Parked(..) => {
-            DriverPlacement::InHostMemory { within: PARK_WITHIN, booked: hold.booked().0 }
+            DriverPlacement::InHostMemory { within: PARK_WITHIN, booked: hold.booked_host_memory().0 }
         }
         // States are still queried: a process that never left its GPUs is back, even if there is no room to restore.
         Phase::Resuming(..) if !parking::may_restore(state, row) => DriverPlacement::WaitForRoom,
-        Phase::Resuming(..) => DriverPlacement::OnGpus { needs: hold.cards.iter().filter_map(need).collect() },
+        Phase::Resuming(..) => DriverPlacement::OnGpus { needs: hold.gpus.iter().filter_map(need).collect() },
         _ => return None,
     };
     Some(DriverTarget { lease: row.id, uid, placement, processes: away.processes.clone() })
@@ -318,7 +322,7 @@ fn driven(state: &State, row: &Lease) -> Option<DriverTarget> {
 /// A holder's processes on its cards as of the last look, and what they have there.
 fn on_cards(state: &State, row: &Lease) -> (Vec<ProcKey>, u64) {
     let (mut processes, mut bytes) = (Vec::new(), 0);
-    for card in row.hold().into_iter().flat_map(|hold| &hold.cards) {
+    for card in row.hold().into_iter().flat_map(|hold| &hold.gpus) {
         bytes += state.room(*card).seen_of(row.id).0;
         processes.extend(parking::residents(state, row.id, *card));
     }

@@ -250,7 +250,7 @@ impl Loop {
     fn is_at_rest(&self) -> bool {
         let meta = &self.engine.state().rows().meta;
         let is_quiet = !self.syncing && self.engine.is_idle() && self.rush.is_over();
-        is_quiet && self.epochs.are_ahead(meta.next_epoch, meta.next_lease)
+        is_quiet && self.epochs.are_ahead(meta.next_fence, meta.next_lease)
     }
 
     /// Whether the writer has nothing to do, and there is enough for it.
@@ -321,7 +321,7 @@ impl Loop {
             self.take(Event::Day { number: crate::day::number() });
         }
         let now = self.clock.now();
-        if self.engine.state().next_due().is_some_and(|due| due <= now) || self.engine.state().stalled(now) {
+        if self.engine.state().next_due().is_some_and(|due| due <= now) || self.engine.state().is_tick_overdue(now) {
             self.take(Event::Ticked);
         }
         self.look_for_room();
@@ -348,7 +348,7 @@ impl Loop {
 
     fn keep_marks_ahead(&mut self) {
         let meta = &self.engine.state().rows().meta;
-        if let Err(error) = self.epochs.keep_ahead(meta.next_epoch) {
+        if let Err(error) = self.epochs.keep_ahead(meta.next_fence) {
             tracing::warn!(%error, "the watermark of fences could not be written; retrying");
         }
         if let Err(error) = self.epochs.keep_leases_ahead(meta.next_lease) {
@@ -398,8 +398,8 @@ impl Loop {
             Mail::Signalled { lease, signal } => self.take(Event::Signalled { lease, signal }),
             Mail::Strike { stranger, signal, at, processes } => {
                 let (state, now) = (self.engine.state(), self.clock.now());
-                let is_wanted = |blow: &_| state.is_to_be_struck(blow, now);
-                self.host.send_signals((stranger, signal, at), processes, state.spared(), is_wanted);
+                let is_wanted = |blow: &_| state.is_signal_due(blow, now);
+                self.host.send_signals((stranger, signal, at), processes, state.allowed_subjects(), is_wanted);
             }
             // Its own thread looks what is due after any mail.
             Mail::Look => {}
@@ -484,7 +484,7 @@ impl Loop {
                         _ => 200,
                     };
                     let is_own = view.state.tenant(&by.tenant) == Some(lease.tenant);
-                    let granted = lease.hold().filter(|_| is_own && lease.is_held()).map(|hold| (lease.id, hold.epoch));
+                    let granted = lease.hold().filter(|_| is_own && lease.is_held()).map(|hold| (lease.id, hold.fence));
                     Reply { granted, ..Reply::new(status, &view.lease_in_full(by, lease)) }
                 }
                 None => match taken.past.iter().find(|ended| ended.id == *id) {
@@ -594,7 +594,7 @@ impl Loop {
     /// Signals that were not sent yet, and would not be decided again, are not sent.
     fn recall(&mut self) {
         let (state, now) = (self.engine.state(), self.clock.now());
-        self.host.withdraw_signals(|blow| state.is_to_be_struck(blow, now));
+        self.host.withdraw_signals(|blow| state.is_signal_due(blow, now));
     }
 
     fn see(&mut self, sight: HostReport) {
@@ -628,7 +628,7 @@ impl Loop {
             HostReport::SelfTested { can } => self.take(Event::SelfTested { can }),
             HostReport::ShimReported { lease, process, said } => {
                 self.learn_program(lease, process, &said);
-                self.take(Event::Said { lease, rung: Method::Park, process, said });
+                self.take(Event::Said { lease, rung: Method::Shim, process, said });
                 self.send_next(lease);
                 self.look_again();
             }
@@ -668,9 +668,9 @@ impl Loop {
 
     /// What a holder runs is known when somebody first speaks for it.
     fn learn_program(&mut self, lease: LeaseId, process: ProcKey, said: &MoverReport) {
-        let unknown = self.engine.state().live(lease).is_some_and(|live| live.program.is_empty());
+        let unknown = self.engine.state().readings(lease).is_some_and(|live| live.program.is_empty());
         if unknown
-            && matches!(said, MoverReport::Here { .. })
+            && matches!(said, MoverReport::Present { .. })
             && let Some(program) = process::executable_name(process.pid)
         {
             self.take(Event::Runs { lease, program });
@@ -679,7 +679,7 @@ impl Loop {
 
     /// A park or a resume that needs only to be seen is looked for at once.
     fn look_again(&mut self) {
-        if self.engine.state().awaits_look() {
+        if self.engine.state().awaits_reading() {
             self.engine.hold(Held::Errand(Errand::Look));
         }
     }
@@ -703,7 +703,7 @@ impl Loop {
     }
 
     fn unread_all(&mut self, what: &str) {
-        let uuids: Vec<String> = self.engine.state().rows().cards.iter().map(|c| c.facts.uuid.clone()).collect();
+        let uuids: Vec<String> = self.engine.state().rows().gpus.iter().map(|c| c.facts.uuid.clone()).collect();
         for card in uuids {
             let reading = Reading::Unreadable(Unreadable::Failed(what.to_owned()));
             self.take(Event::Observed { card, observation: GpuReading { begun: self.clock.now(), reading } });

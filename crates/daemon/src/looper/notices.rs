@@ -27,7 +27,7 @@ impl Loop {
         match action {
             Action::Warn { stranger, at, .. } => self.tell_warned(*stranger, *at),
             Action::Strike { stranger, .. } => {
-                if let Some(row) = self.engine.state().rows().strangers.get(stranger) {
+                if let Some(row) = self.engine.state().rows().unleased.get(stranger) {
                     self.hold_notice(Message::Locate(*stranger, row.audit.process));
                 }
             }
@@ -48,7 +48,7 @@ impl Loop {
     }
 
     fn tell_warned(&mut self, id: UnleasedId, now: Time) {
-        let Some(row) = self.engine.state().rows().strangers.get(&id) else { return };
+        let Some(row) = self.engine.state().rows().unleased.get(&id) else { return };
         let (text, expected_s) = text::warning(self.engine.state(), row, now);
         let notice = Notice { text, expected_s, ..self.about_unleased(Kind::Warned, row) };
         let to = Audience::Unleased(id, row.audit.process);
@@ -57,13 +57,13 @@ impl Loop {
 
     fn tell_signalled(&mut self, id: UnleasedId, signal: u8, outcome: &[SignalOutcome]) {
         let state = self.engine.state();
-        let Some(row) = state.rows().strangers.get(&id) else { return };
+        let Some(row) = state.rows().unleased.get(&id) else { return };
         let own = row.audit.process;
         if !outcome.iter().any(|struck| struck.process == own && struck.refused.is_none()) {
             return;
         }
         let notice = self.about_unleased(Kind::Signalled, row);
-        let grace = state.policy().patience.grace.as_secs_f64();
+        let grace = state.policy().enforcement.after_sigterm.as_secs_f64();
         let (expected_s, name) = ((signal == TERM).then_some(grace), signals::name(signal));
         let subject = text::process(text::name(&row.audit), own.pid);
         let text = text::signalled(&subject, &text::gpus(&notice.gpus), &name, expected_s);
@@ -83,7 +83,7 @@ impl Loop {
             unleased: Some(row.id.to_string()),
             pids: vec![audit.process.pid],
             program: Some(text::name(audit).to_owned()),
-            gpus: text::indices(self.engine.state(), &row.cards),
+            gpus: text::indices(self.engine.state(), &row.gpus),
             signal: None,
             expected_s: None,
         }
@@ -104,10 +104,10 @@ impl Loop {
     /// Why a lease is parked, for its user.
     fn park_reason(&self, row: &Lease, room_for: Option<LeaseId>, actor: &Arc<str>) -> String {
         let (state, lease) = (self.engine.state(), row.id);
-        let cards = row.hold().map(|hold| text::indices(state, &hold.cards)).unwrap_or_default();
+        let cards = row.hold().map(|hold| text::indices(state, &hold.gpus)).unwrap_or_default();
         let gpus = text::gpus(&cards);
         if let Some(other) = room_for.and_then(|other| state.lease(other)) {
-            let tier = text::tier(other.ask.tier);
+            let tier = text::tier(other.request.tier);
             let is_own = other.tenant == row.tenant;
             return match (is_own, self.shows_others()) {
                 (true, _) => format!("your {} ({tier}) needs {gpus}", other.id),
@@ -185,7 +185,7 @@ pub fn look(view: &View<'_>, lease: LeaseId) -> Option<Seen> {
 
 fn about_lease(view: &View<'_>, kind: Kind, row: &Lease) -> Notice {
     let (state, tenant) = (view.state, view.state.tenant_name(row.tenant));
-    let live = state.live(row.id);
+    let live = state.readings(row.id);
     let program = live.map(|live| live.program.clone()).filter(|program| !program.is_empty());
     Notice {
         kind,
@@ -197,7 +197,7 @@ fn about_lease(view: &View<'_>, kind: Kind, row: &Lease) -> Notice {
         unleased: None,
         pids: processes(state, row).iter().map(|process| process.pid).collect(),
         program,
-        gpus: row.hold().map(|hold| text::indices(state, &hold.cards)).unwrap_or_default(),
+        gpus: row.hold().map(|hold| text::indices(state, &hold.gpus)).unwrap_or_default(),
         signal: None,
         expected_s: None,
     }
@@ -214,8 +214,8 @@ fn subject(notice: &Notice, lease: LeaseId) -> String {
 
 /// The process that was unleased until it got this lease, by which it is parked.
 fn unleased_pid(state: &State, lease: LeaseId) -> Option<u32> {
-    let moves = |row: &&UnleasedProcess| matches!(row.step, UnleasedStep::Moving { lease: by, .. } if by == lease);
-    state.rows().strangers.values().find(moves).map(|row| row.audit.process.pid)
+    let moves = |row: &&UnleasedProcess| matches!(row.step, UnleasedStep::Parking { lease: by, .. } if by == lease);
+    state.rows().unleased.values().find(moves).map(|row| row.audit.process.pid)
 }
 
 /// The wrapper of a lease (`sublet run`): it asked for the lease, and its command was bound after it.
@@ -225,7 +225,7 @@ fn wrapper(row: &Lease) -> Option<ProcKey> {
 
 /// The processes of a lease but its wrapper, at most 64.
 fn processes(state: &State, row: &Lease) -> Vec<ProcKey> {
-    let members = state.live(row.id).map(|live| live.members.as_slice()).unwrap_or_default();
+    let members = state.readings(row.id).map(|live| live.members.as_slice()).unwrap_or_default();
     let wrapper = wrapper(row);
     members.iter().copied().filter(|process| Some(*process) != wrapper).take(PROCESSES_MAX).collect()
 }

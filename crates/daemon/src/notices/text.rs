@@ -51,13 +51,13 @@ pub fn tier(tier: Tier) -> &'static str {
 
 /// The indices of GPUs.
 pub fn indices(state: &State, cards: &[GpuId]) -> Vec<u32> {
-    cards.iter().filter_map(|card| state.rows().cards.get(usize::from(card.0))).map(|row| row.facts.index).collect()
+    cards.iter().filter_map(|card| state.rows().gpus.get(usize::from(card.0))).map(|row| row.facts.index).collect()
 }
 
 /// What happens to an unleased process after its warning, and in how many seconds; `None` if nothing does.
 fn consequence(state: &State, stranger: &UnleasedProcess, now: Time) -> Option<(&'static str, f64)> {
-    match enforce::fate(state, stranger, None, now) {
-        NextStep::Parked(due) => Some(("will be parked, or ended if it cannot be,", due.since(now).as_secs_f64())),
+    match enforce::next_step(state, stranger, None, now) {
+        NextStep::Park(due) => Some(("will be parked, or ended if it cannot be,", due.since(now).as_secs_f64())),
         NextStep::Signal(_, due) => Some(("will be ended", due.since(now).as_secs_f64())),
         _ => None,
     }
@@ -68,7 +68,7 @@ pub fn warning(state: &State, stranger: &UnleasedProcess, now: Time) -> (String,
     let pid = stranger.audit.process.pid;
     let on = enforce::residence(state, stranger, now).map(|(on, _)| on).unwrap_or_default();
     let bytes = on.iter().map(|(_, bytes)| bytes.map(|bytes| bytes.0)).sum::<Option<u64>>().filter(|bytes| *bytes > 0);
-    let where_it_is = gpus(&indices(state, &stranger.cards));
+    let where_it_is = gpus(&indices(state, &stranger.gpus));
     let uses = bytes.map_or(where_it_is.clone(), |bytes| format!("{} of {where_it_is}", size::show(bytes)));
     let follows = consequence(state, stranger, now);
     let threat = follows.map_or_else(String::new, |(what, s)| format!("; it {what} in {}", span::show(s.ceil())));

@@ -170,7 +170,7 @@ impl DriverHubThread {
         let mut news = Vec::new();
         for (lease, inspection) in self.inspections.iter_mut().filter(|(_, it)| it.found.is_none()) {
             let verdict = |process: &ProcKey| match &facts {
-                _ if !process::is_running(*process) => MoverReport::Left,
+                _ if !process::is_running(*process) => MoverReport::Gone,
                 Ok(facts) => {
                     let process = (*process, inspection.uid);
                     let found = preflight::examine(process, *lease, inspection.bytes, facts, &self.bookings);
@@ -188,7 +188,7 @@ impl DriverHubThread {
     }
 
     fn report(&self, lease: LeaseId, process: ProcKey, said: MoverReport) {
-        let looks = matches!(said, MoverReport::Parked(_) | MoverReport::Resumed | MoverReport::Left);
+        let looks = matches!(said, MoverReport::Parked(_) | MoverReport::Resumed | MoverReport::Gone);
         self.process_thread.send(ProcessMessage::Report(HostReport::DriverReported { lease, process, said }));
         if looks {
             self.gpu_thread.request_reading();
@@ -231,7 +231,7 @@ impl DriverHubThread {
             alive && (member.is_in_target || member.state != DrivenState::Running)
         });
         for process in left {
-            self.report(lease, process, MoverReport::Left);
+            self.report(lease, process, MoverReport::Gone);
         }
     }
 
@@ -249,7 +249,7 @@ impl DriverHubThread {
                 if let Some(holder) = self.holders.get_mut(&lease) {
                     holder.members.remove(&process);
                 }
-                self.report(lease, process, MoverReport::Left);
+                self.report(lease, process, MoverReport::Gone);
                 None
             }
             Ok(DriverAnswer::Stopped) => {
@@ -366,7 +366,7 @@ impl DriverHubThread {
         if member.reported_parked != Some(is_parked) {
             member.reported_parked = Some(is_parked);
             let parked = is_parked.then_some(Bytes(member.parked));
-            self.report(lease, process, MoverReport::Here { parked });
+            self.report(lease, process, MoverReport::Present { parked });
         }
     }
 

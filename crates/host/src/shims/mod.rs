@@ -511,7 +511,7 @@ impl ShimHubThread {
         let is_parking = program.order_in_progress.is_some() && !program.parked && !program.order_changes_context;
         let said = match is_parking && process::is_ending(process) {
             true => MoverReport::Died(program.park_memory.death_reason()),
-            false => MoverReport::Left,
+            false => MoverReport::Gone,
         };
         self.report(lease, process, said);
         self.gpu_thread.request_reading();
@@ -582,11 +582,11 @@ impl ShimHubThread {
             }
             ShimReport::Deep { id } if is_answer(id, program) => {
                 (program.order_in_progress, program.is_off_the_driver) = (None, true);
-                MoverReport::Deep(true)
+                MoverReport::KeepsStill(true)
             }
             ShimReport::Shallow { id } if is_answer(id, program) => {
                 (program.order_in_progress, program.is_off_the_driver) = (None, false);
-                MoverReport::Deep(false)
+                MoverReport::KeepsStill(false)
             }
             // It stays as it is, and is ordered again.
             ShimReport::Refused { id, .. } if is_answer(id, program) && program.order_changes_context => {
@@ -601,7 +601,7 @@ impl ShimHubThread {
                     false => MoverReport::Refused(one_line(why)),
                 }
             }
-            ShimReport::Wants { .. } if program.parked => MoverReport::Wants,
+            ShimReport::Wants { .. } if program.parked => MoverReport::Used,
             // Too late, or never asked for.
             _ => return,
         };
@@ -689,9 +689,9 @@ impl ShimHubThread {
         self.process_thread.send(ProcessMessage::JudgedByShim { lease, is: true });
         // The available host memory is reported before any program could be parked.
         self.report_host_memory();
-        self.report(lease, process, MoverReport::Here { parked: parked.map(Bytes) });
+        self.report(lease, process, MoverReport::Present { parked: parked.map(Bytes) });
         if let Some(deep) = deep {
-            self.report(lease, process, MoverReport::Deep(deep));
+            self.report(lease, process, MoverReport::KeepsStill(deep));
         }
         self.move_to_target(number);
     }

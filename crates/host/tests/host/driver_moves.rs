@@ -108,7 +108,7 @@ impl Stage {
 
     fn expect_here(&mut self, parked: Option<Bytes>) {
         for process in self.processes.clone() {
-            self.expect(process, MoverReport::Here { parked });
+            self.expect(process, MoverReport::Present { parked });
         }
     }
 
@@ -214,7 +214,7 @@ fn without_known_bytes_nothing_is_restored() {
         stage.drive(DriverPlacement::OnGpus { needs });
         loop {
             match stage.next_report("a refusal").1 {
-                MoverReport::Here { .. } => {}
+                MoverReport::Present { .. } => {}
                 MoverReport::Refused(why) if why.contains("is not known") => break,
                 other => panic!("{other:?}"),
             }
@@ -238,7 +238,7 @@ fn a_failed_restore_is_reported_as_lost_and_never_tried_again() {
     assert_eq!(stage.at(0), CheckpointState::Checkpointed);
     stage.reopen();
     stage.resume(1);
-    assert!(matches!(stage.next_report("where it is").1, MoverReport::Here { parked: Some(_) }));
+    assert!(matches!(stage.next_report("where it is").1, MoverReport::Present { parked: Some(_) }));
     let said = stage.next_report("that it is lost").1;
     assert!(matches!(&said, MoverReport::Lost(why) if why.contains("OUT_OF_MEMORY (2)")), "{said:?}");
     assert_eq!(stage.at(0), CheckpointState::Failed);
@@ -390,7 +390,7 @@ fn if_the_second_dies_the_first_is_parked() {
     drop(upper);
     stage.park();
     let words = [stage.next_report("one"), stage.next_report("the other")];
-    assert!(words.contains(&(stage.processes[1], MoverReport::Left)), "{words:?}");
+    assert!(words.contains(&(stage.processes[1], MoverReport::Gone)), "{words:?}");
     assert!(words.contains(&(lower.key, MoverReport::Parked(Bytes(expected_bytes(1))))), "{words:?}");
 }
 
@@ -413,7 +413,7 @@ fn a_reused_pid_is_not_touched() {
     let before = ProcKey { start: program.key.start - 1, ..program.key };
     stage.processes = vec![before];
     stage.park();
-    stage.expect(before, MoverReport::Left);
+    stage.expect(before, MoverReport::Gone);
     assert_eq!(stage.soft.at(program.key), CheckpointState::Running);
     assert!(program.is_intact());
 }
@@ -428,7 +428,7 @@ fn a_new_host_continues_from_the_drivers_state() {
     stage.reopen();
     assert_eq!(stage.at(0), CheckpointState::Checkpointed);
     stage.park();
-    assert!(matches!(stage.next_report("where it is"), (_, MoverReport::Here { parked: Some(_) })));
+    assert!(matches!(stage.next_report("where it is"), (_, MoverReport::Present { parked: Some(_) })));
     stage.resume(256);
     stage.expect(program.key, MoverReport::Resumed);
     assert!(program.is_intact());
@@ -471,7 +471,7 @@ fn a_process_killed_while_parked_is_reported_as_left() {
     stage.expect_here(None);
     stage.expect(key, MoverReport::Parked(Bytes(expected_bytes(1))));
     drop(program);
-    stage.expect(key, MoverReport::Left);
+    stage.expect(key, MoverReport::Gone);
 }
 
 fn an_inspection_reports_which_processes_can_be_moved() {
@@ -487,7 +487,7 @@ fn an_inspection_reports_which_processes_can_be_moved() {
         let (process, said) = stage.next_report("why not");
         assert_eq!(process, client.root());
         assert!(matches!(&said, MoverReport::Cannot(Some(why)) if why.contains("MPS")), "{said:?}");
-        stage.expect(gone, MoverReport::Left);
+        stage.expect(gone, MoverReport::Gone);
     }
     assert_eq!(stage.soft.at(program.key), CheckpointState::Running);
 }

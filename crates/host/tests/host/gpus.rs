@@ -53,7 +53,7 @@ fn a_process_on_a_gpu_is_read_with_its_bytes() {
     rig.script(&format!(
         r#"{{"cards":[{{"index":0,"processes":[{{"pid":{pid},"bytes":1073741824,"graphics":true}}],"other_bytes":1048576}}]}}"#
     ));
-    let resident = Resident { process: tree.root(), bytes: Some(Bytes::gib(1)), graphics: true };
+    let resident = Resident { process: tree.root(), bytes: Some(Bytes::gib(1)), only_draws: true };
     let free = Bytes::gib(24).less(Bytes::gib(1) + Bytes::mib(1));
     assert_eq!(rig.used(), GpuUsage { free, processes: vec![resident], coarse: false });
 }

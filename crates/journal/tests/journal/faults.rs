@@ -369,10 +369,10 @@ fn a_file_of_the_first_version_keeps_its_leases() {
         rows.tenants.iter_mut().for_each(|tenant| tenant.durations = Durations::default());
         rows.tenants
             .iter_mut()
-            .for_each(|tenant| (tenant.mark, tenant.turn, tenant.today) = (Time::ZERO, Time::ZERO, 0));
+            .for_each(|tenant| (tenant.debt_clock, tenant.first_since, tenant.today_us) = (Time::ZERO, Time::ZERO, 0));
         for lease in rows.leases.values_mut() {
             if let Phase::Active(hold) = &mut lease.phase {
-                (hold.paid, hold.before) = (Span::ZERO, None);
+                (hold.prepaid, hold.not_beyond) = (Span::ZERO, None);
             }
         }
     }

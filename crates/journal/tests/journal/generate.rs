@@ -104,7 +104,7 @@ impl World {
         let mut ask = ask();
         ask.priority = self.dice.below(21) as i8 - 10;
         if self.dice.below(3) == 0 {
-            ask.on = Some(GpuSelector::read("h200"));
+            ask.gpus_allowed = Some(GpuSelector::read("h200"));
             ask.name = Some("Größe \"x\" 🦀".to_owned());
         }
         let root = (self.dice.below(2) == 0).then(|| self.process());
@@ -115,7 +115,7 @@ impl World {
 
     fn grant(&mut self, lease: LeaseId) {
         let cards = vec![GpuId(self.dice.below(2) as u16)];
-        let (epoch, at, until) = (self.rows.meta.next_epoch, self.now, self.now + Span::secs(300));
+        let (epoch, at, until) = (self.rows.meta.next_fence, self.now, self.now + Span::secs(300));
         let told = (self.dice.below(2) == 0).then_some(ExpectedWait { p50: Span::secs(5), p90: Span::secs(9) });
         self.act(Action::Grant {
             lease,
@@ -250,7 +250,7 @@ impl World {
                 let (at, seen) = (self.now, hold.vram + Bytes(self.dice.below(1 << 34)));
                 let mark = (self.dice.below(2) == 0).then(|| at + Span::secs(3));
                 let draw = self.dice.below(3);
-                self.act(match (hold.over(), draw) {
+                self.act(match (hold.overuse(), draw) {
                     (None, _) | (Some(_), 0) => Action::Over { lease, at, seen },
                     (Some(_), 1) => Action::Within { lease },
                     (Some(_), _) => Action::Grow { lease, at, vram: seen, mark },
@@ -282,7 +282,7 @@ impl World {
             }
             (3..=7, Some(lease), Some(Phase::Parked(hold, away))) => {
                 let at = self.now;
-                self.act(match away.wants {
+                self.act(match away.queued_since {
                     None => Action::Want { lease, at, vram: hold.vram, at_least: Some(Bytes(1)), wake: None },
                     Some(_) => Action::Resume {
                         lease,
@@ -345,8 +345,8 @@ impl World {
     }
 
     fn some_stranger(&mut self) -> Option<UnleasedProcess> {
-        let nth = self.dice.below(self.rows.strangers.len().max(1) as u64) as usize;
-        self.rows.strangers.values().nth(nth).cloned()
+        let nth = self.dice.below(self.rows.unleased.len().max(1) as u64) as usize;
+        self.rows.unleased.values().nth(nth).cloned()
     }
 
     fn step_of_strangers(&mut self) {
@@ -357,12 +357,21 @@ impl World {
             }
             (1, _) => self.step_of_rules(),
             (2..=3, _) | (_, None) => {
-                let (id, audit) = (UnleasedId(self.rows.meta.next_stranger), self.audit());
+                let (id, audit) = (UnleasedId(self.rows.meta.next_unleased), self.audit());
                 let again = (self.dice.below(4) == 0).then_some(UnleasedId(1));
                 let (cards, step) = (vec![GpuId(0)], UnleasedStep::Found);
                 let of = (self.dice.below(4) == 0).then_some(LeaseId(1));
-                let stranger =
-                    UnleasedProcess { id, audit, since: self.now, cards, step, again, until: None, stays: None, of };
+                let stranger = UnleasedProcess {
+                    id,
+                    audit,
+                    since: self.now,
+                    gpus: cards,
+                    step,
+                    successor_of: again,
+                    must_leave_by: None,
+                    why_not_parked: None,
+                    lease: of,
+                };
                 self.act(Action::Find { stranger: Box::new(stranger) });
             }
             (4, Some(UnleasedProcess { id, .. })) => {
@@ -372,7 +381,7 @@ impl World {
             (5, Some(UnleasedProcess { id, .. })) => {
                 let lease = LeaseId(self.rows.meta.next_lease);
                 let mine = [UnleasedEnd::Adopted(lease), UnleasedEnd::Parked(lease), UnleasedEnd::Matched(lease)];
-                let all = [UnleasedEnd::Exited, UnleasedEnd::OffCards].into_iter().chain(mine).collect::<Vec<_>>();
+                let all = [UnleasedEnd::Exited, UnleasedEnd::OffGpus].into_iter().chain(mine).collect::<Vec<_>>();
                 let how = all[self.dice.below(5) as usize];
                 self.act(Action::Close { stranger: id, at: self.now, how });
             }
@@ -391,18 +400,18 @@ impl World {
             UnleasedStep::Warned { .. } if self.dice.below(2) == 0 => {
                 Action::Take { stranger, lease: LeaseId(self.rows.meta.next_lease), at }
             }
-            UnleasedStep::Moving { .. } => Action::NotMoved { stranger, at, why: "it's \"managed\"".to_owned() },
-            UnleasedStep::Warned { .. } | UnleasedStep::Unmoved { .. } => {
+            UnleasedStep::Parking { .. } => Action::NotMoved { stranger, at, why: "it's \"managed\"".to_owned() },
+            UnleasedStep::Warned { .. } | UnleasedStep::NotParked { .. } => {
                 Action::Strike { stranger, signal: 15, at, processes }
             }
-            UnleasedStep::Told { signal, sent: false, .. } => {
+            UnleasedStep::Signalled { signal, sent: false, .. } => {
                 let outcome =
                     vec![SignalOutcome { process: audit.process, refused, changed: false, uid: Some(audit.uid) }];
                 Action::Struck { stranger, signal: *signal, at, outcome, late: self.dice.below(8) == 0 }
             }
-            UnleasedStep::Told { signal: 15, .. } => Action::Strike { stranger, signal: 9, at, processes },
-            UnleasedStep::Told { .. } => Action::Survived { stranger, at },
-            UnleasedStep::Stuck => Action::Close { stranger, at, how: UnleasedEnd::HostRebooted },
+            UnleasedStep::Signalled { signal: 15, .. } => Action::Strike { stranger, signal: 9, at, processes },
+            UnleasedStep::Signalled { .. } => Action::Survived { stranger, at },
+            UnleasedStep::Survived => Action::Close { stranger, at, how: UnleasedEnd::HostRebooted },
         };
         self.act(action);
     }
@@ -421,7 +430,7 @@ impl World {
                     _ => RuleSubject::Uid(1000),
                 };
                 let treat = if self.dice.below(2) == 0 { RuleAction::Allow } else { RuleAction::Deny };
-                self.act(Action::SetRule { rule: Rule { id, who, treat } });
+                self.act(Action::SetRule { rule: Rule { id, subject: who, action: treat } });
             }
         }
     }

@@ -56,7 +56,7 @@ fn what_steps_leave_out(world: &mut World) {
     world.act(Action::Notice { lease, at, until: at, room_for: LeaseId(1) });
     world.act(Action::Spare { lease });
     let at = world.now;
-    let stranger = *world.rows.strangers.keys().next().unwrap();
+    let stranger = *world.rows.unleased.keys().next().unwrap();
     world.act(Action::Relent { stranger, at, until: Some(at) });
     world.act(Action::Survived { stranger, at });
 }

@@ -51,10 +51,10 @@ fn extreme_ask() -> LeaseRequest {
         exclusivity: Exclusivity::Device,
         preempt: Preempt::Usual,
         at_least: None,
-        on: Some(GpuSelector::Uuid("GPU-\u{0}'\"\\".to_owned())),
-        yields: true,
-        may_lose: true,
-        measured: true,
+        gpus_allowed: Some(GpuSelector::Uuid("GPU-\u{0}'\"\\".to_owned())),
+        has_hook: true,
+        may_lose_state: true,
+        is_measured: true,
         notice: Some(Notice { signal: u8::MAX, before: Span(u64::MAX) }),
         name: Some("名前 🦀".to_owned()),
     }
@@ -70,26 +70,26 @@ fn asides() -> Asides {
 
 fn extreme_hold() -> Hold {
     Hold {
-        cards: vec![GpuId(0), GpuId(2)],
+        gpus: vec![GpuId(0), GpuId(2)],
         vram: Bytes(u64::MAX),
-        epoch: Fence(u64::MAX),
+        fence: Fence(u64::MAX),
         granted: Time(u64::MAX),
         renewed: Time(1 << 63),
         until: Time(u64::MAX),
         idle: true,
-        paid: Span(7),
-        before: Some(Time(9)),
+        prepaid: Span(7),
+        not_beyond: Some(Time(9)),
         day: 3,
-        turns: Some(HoldHistory {
+        history: Some(HoldHistory {
             began: Time(u64::MAX),
             stopped: Some(Time(1 << 63)),
             spent_us: u64::MAX,
             spent_byte_us: u128::MAX,
             booked: Bytes(u64::MAX),
-            lied: Some((Method::Driver, Time(u64::MAX))),
-            unmoved: true,
-            over: Some(Overuse { since: Time(u64::MAX), seen: Bytes(u64::MAX) }),
-            less_byte_us: u128::MAX,
+            false_report: Some((Method::Driver, Time(u64::MAX))),
+            never_moved: true,
+            overuse: Some(Overuse { since: Time(u64::MAX), seen_bytes: Bytes(u64::MAX) }),
+            uncharged_byte_us: u128::MAX,
         }),
         notice: None,
     }
@@ -119,32 +119,35 @@ fn lateness() -> Lateness {
 
 fn costs() -> Costs {
     let mut costs = Costs::default();
-    costs.learn("é'\"", Method::Driver, Direction::Back, Bytes(u64::MAX), Span(u64::MAX), Time(u64::MAX));
+    costs.learn("é'\"", Method::Driver, Direction::OntoGpu, Bytes(u64::MAX), Span(u64::MAX), Time(u64::MAX));
     costs
 }
 
 fn extreme_away() -> ParkState {
     ParkState {
         since: Time(u64::MAX),
-        rung: Method::Driver,
-        had: Bytes(u64::MAX),
+        method: Method::Driver,
+        had_bytes: Bytes(u64::MAX),
         program: "é'\"".to_owned(),
-        deep: true,
-        quiet: true,
+        with_driver: true,
+        is_passive: true,
         with_context: true,
         processes: vec![ProcKey { pid: u32::MAX, start: u64::MAX }],
-        again: Some(Time(1 << 63)),
-        back: true,
-        wants: Some(Time(u64::MAX)),
-        ask: Some(LeaseRequest { on: Some(GpuSelector::These(vec![GpuId(u16::MAX)])), ..extreme_ask() }),
-        left: Some(Span(u64::MAX)),
+        requests_again_at: Some(Time(1 << 63)),
+        was_resumed: true,
+        queued_since: Some(Time(u64::MAX)),
+        first_request: Some(LeaseRequest {
+            gpus_allowed: Some(GpuSelector::These(vec![GpuId(u16::MAX)])),
+            ..extreme_ask()
+        }),
+        term_left: Some(Span(u64::MAX)),
     }
 }
 
 fn lease(id: u64, phase: Phase) -> Lease {
     let roots = vec![ProcKey { pid: u32::MAX, start: u64::MAX }, ProcKey { pid: 0, start: 0 }];
     let (tenant, asked, token) = (TenantId(0), Time(u64::MAX), Some(TokenId(u32::MAX)));
-    Lease { id: LeaseId(id), tenant, ask: extreme_ask(), asked, roots, phase, token }
+    Lease { id: LeaseId(id), tenant, request: extreme_ask(), requested: asked, roots, phase, token }
 }
 
 fn token(id: u32) -> Token {
@@ -194,10 +197,10 @@ fn strangers() -> Vec<UnleasedProcess> {
     let steps = [
         UnleasedStep::Found,
         UnleasedStep::Warned { since: Time(u64::MAX), until: Time(u64::MAX) },
-        UnleasedStep::Moving { lease: LeaseId(u64::MAX), since: Time(u64::MAX) },
-        UnleasedStep::Unmoved { since: Time(u64::MAX) },
-        UnleasedStep::Told { signal: u8::MAX, since: Time(u64::MAX), sent: true },
-        UnleasedStep::Stuck,
+        UnleasedStep::Parking { lease: LeaseId(u64::MAX), since: Time(u64::MAX) },
+        UnleasedStep::NotParked { since: Time(u64::MAX) },
+        UnleasedStep::Signalled { signal: u8::MAX, since: Time(u64::MAX), sent: true },
+        UnleasedStep::Survived,
     ];
     let ids = [0, 1, 2, 3, 1 << 63, u64::MAX];
     let stranger = |(id, step)| {
@@ -206,12 +209,12 @@ fn strangers() -> Vec<UnleasedProcess> {
             id: UnleasedId(id),
             audit: extreme_audit(),
             since: Time(u64::MAX),
-            cards,
+            gpus: cards,
             step,
-            again: Some(UnleasedId(u64::MAX)),
-            until: Some(Time(u64::MAX)),
-            stays: Some("'\u{0}\"".to_owned()),
-            of: Some(LeaseId(u64::MAX)),
+            successor_of: Some(UnleasedId(u64::MAX)),
+            must_leave_by: Some(Time(u64::MAX)),
+            why_not_parked: Some("'\u{0}\"".to_owned()),
+            lease: Some(LeaseId(u64::MAX)),
         }
     };
     ids.into_iter().zip(steps).map(stranger).collect()
@@ -227,7 +230,7 @@ fn rules() -> Vec<Rule> {
     ];
     let ids = [0, 1, 2, u32::MAX];
     let treat = |id| if id == 0 { RuleAction::Allow } else { RuleAction::Deny };
-    ids.into_iter().zip(about).map(|(id, who)| Rule { id: RuleId(id), who, treat: treat(id) }).collect()
+    ids.into_iter().zip(about).map(|(id, who)| Rule { id: RuleId(id), subject: who, action: treat(id) }).collect()
 }
 
 fn extreme_rows() -> Rows {
@@ -239,10 +242,10 @@ fn extreme_rows() -> Rows {
     };
     let leases = [
         lease(0, Phase::Waiting { give_up: Time(u64::MAX) }),
-        Lease { ask: ask(), roots: vec![], token: None, ..lease(7, Phase::Active(extreme_hold())) },
+        Lease { request: ask(), roots: vec![], token: None, ..lease(7, Phase::Active(extreme_hold())) },
         lease(
             8,
-            Phase::Active(Hold { turns: None, notice: Some(EndNotice::ForOthers(Time(u64::MAX))), ..extreme_hold() }),
+            Phase::Active(Hold { history: None, notice: Some(EndNotice::ForOthers(Time(u64::MAX))), ..extreme_hold() }),
         ),
         lease(
             12,
@@ -251,19 +254,19 @@ fn extreme_rows() -> Rows {
         lease(9, Phase::Parking(extreme_hold(), extreme_away())),
         lease(10, Phase::Parked(extreme_hold(), extreme_away())),
         lease(11, Phase::Resuming(extreme_hold(), extreme_away())),
-        lease(u64::MAX, Phase::Ending(Hold { idle: false, cards: vec![], ..extreme_hold() }, finish)),
+        lease(u64::MAX, Phase::Ending(Hold { idle: false, gpus: vec![], ..extreme_hold() }, finish)),
     ];
     Rows {
         meta: Meta {
             boot: "é\u{0}".to_owned(),
             clock_offset_us: i64::MIN,
             next_lease: u64::MAX - 1,
-            next_epoch: Fence(u64::MAX - 1),
+            next_fence: Fence(u64::MAX - 1),
             next_token: u32::MAX - 1,
             grace_from: Time(u64::MAX),
             grace_until: Time(u64::MAX),
             day: u32::MAX,
-            next_stranger: u64::MAX - 1,
+            next_unleased: u64::MAX - 1,
             next_rule: u32::MAX - 1,
             lateness: lateness(),
         },
@@ -271,19 +274,19 @@ fn extreme_rows() -> Rows {
             Tenant {
                 name: "uid:0".to_owned(),
                 leases: u64::MAX,
-                card_us: u64::MAX,
+                gpu_us: u64::MAX,
                 byte_us: u128::MAX,
-                mark: Time(u64::MAX),
-                turn: Time(u64::MAX),
+                debt_clock: Time(u64::MAX),
+                first_since: Time(u64::MAX),
                 groups: vec!["lab".to_owned(), "\"".to_owned()],
-                today: u64::MAX,
+                today_us: u64::MAX,
                 parked_byte_us: u128::MAX,
                 costs: costs(),
                 durations: durations(),
             },
             Tenant::default(),
         ],
-        cards: vec![
+        gpus: vec![
             Gpu { mode: Mode::Enforce, ..Gpu::new(facts(0)) },
             Gpu { service: GpuService::Draining, aside: asides(), ..Gpu::new(facts(1)) },
             Gpu {
@@ -306,7 +309,7 @@ fn extreme_rows() -> Rows {
             .into_iter()
             .map(|token| (token.id, token))
             .collect(),
-        strangers: strangers().into_iter().map(|stranger| (stranger.id, stranger)).collect(),
+        unleased: strangers().into_iter().map(|stranger| (stranger.id, stranger)).collect(),
         rules: rules().into_iter().map(|rule| (rule.id, rule)).collect(),
     }
 }
@@ -316,10 +319,10 @@ fn image(rows: &Rows) -> Batch {
         at: Time(u64::MAX),
         meta: Some(rows.meta.clone()),
         tenants: (0..).map(TenantId).zip(rows.tenants.iter().cloned()).collect(),
-        cards: (0..).map(GpuId).zip(rows.cards.iter().cloned()).collect(),
+        cards: (0..).map(GpuId).zip(rows.gpus.iter().cloned()).collect(),
         leases: rows.leases.values().cloned().collect(),
         tokens: rows.tokens.values().cloned().collect(),
-        strangers: rows.strangers.values().cloned().collect(),
+        strangers: rows.unleased.values().cloned().collect(),
         rules: rows.rules.values().cloned().collect(),
         ..Batch::default()
     }
@@ -357,10 +360,10 @@ fn ended_leases_keep_every_reason_and_the_extremes() {
         .map(|(id, reason)| EndedLease {
             id: LeaseId(id),
             tenant: TenantId((id % 2) as u32),
-            ask: extreme_ask(),
-            asked: Time(u64::MAX),
+            request: extreme_ask(),
+            requested: Time(u64::MAX),
             hold: (id > 3).then(extreme_hold),
-            finish: LeaseEnd { reason, at: Time(u64::MAX), peak: (id > 5).then_some(Bytes(u64::MAX)), signal: None },
+            end: LeaseEnd { reason, at: Time(u64::MAX), peak: (id > 5).then_some(Bytes(u64::MAX)), signal: None },
         })
         .collect();
     journal.commit(&Batch { past: past.clone(), ..Batch::default() }).unwrap();

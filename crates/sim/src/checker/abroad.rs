@@ -60,7 +60,7 @@ impl Books {
         for (number, card) in self.cards.iter().enumerate() {
             let told = matches!(card.look, Look::Free(_));
             let abroad = card.all.iter().copied().filter(|process| told && self.is_abroad(*process, number));
-            let (asked, abroad) = (state.abroad(GpuId(number as u16)), abroad.collect::<Vec<_>>());
+            let (asked, abroad) = (state.off_lease_processes(GpuId(number as u16)), abroad.collect::<Vec<_>>());
             must(20, asked == abroad, || format!("on card {number} are {abroad:?} abroad, and asked for {asked:?}"))?;
         }
         Ok(())

@@ -162,7 +162,7 @@ impl Books {
         must(21, fits, || format!("{lease} is parked for GPU {number}, which does not step aside for it"))?;
         must(20, self.may_be_put_off(book, held), || format!("{lease} is parked for GPU {number}, and may stay"))?;
         let since = book.worked_at.max(held.began).max(self.grace_from);
-        let right = if now.since(since) >= self.policy.parking.idle { None } else { Some(now + Span(1)) };
+        let right = if now.since(since) >= self.policy.parking.idle_after { None } else { Some(now + Span(1)) };
         must(21, again == right, || {
             format!("{lease} worked at {since}, it is {now}, and it asks again as of {again:?}")
         })
@@ -208,7 +208,7 @@ impl Books {
 
     /// The asides are what the state has.
     pub fn check_aside_rows(&self, state: &State) -> Verdict {
-        for (card, row) in self.cards.iter().zip(&state.rows().cards) {
+        for (card, row) in self.cards.iter().zip(&state.rows().gpus) {
             let same = card.asides == row.aside.now && card.aside_ended == row.aside.ended;
             must(21, same, || format!("asides are {:?}, and on the books {:?}", row.aside, card.asides))?;
         }

@@ -385,11 +385,11 @@ impl Books {
     pub fn from_rows(policy: Policy, rows: &Rows) -> Books {
         let mut books = Books::new(policy);
         books.next_lease = rows.meta.next_lease;
-        books.next_epoch = rows.meta.next_epoch.0;
+        books.next_epoch = rows.meta.next_fence.0;
         (books.grace_from, books.grace_until) = (rows.meta.grace_from, rows.meta.grace_until);
         books.boot.clone_from(&rows.meta.boot);
         books.watch = Watch::from_rows(rows);
-        for card in &rows.cards {
+        for card in &rows.gpus {
             books.put_card(books.cards.len(), &card.facts);
             if let Some(book) = books.cards.last_mut() {
                 (book.asides, book.aside_ended) = (card.aside.now.clone(), card.aside.ended);
@@ -399,30 +399,30 @@ impl Books {
         for tenant in &rows.tenants {
             books.enrol(&tenant.name);
             if let Some(book) = books.tenants.last_mut() {
-                (book.mark, book.turn) = (tenant.mark, tenant.turn);
+                (book.mark, book.turn) = (tenant.debt_clock, tenant.first_since);
             }
         }
         let parking = &books.policy.parking.clone();
         for row in rows.leases.values() {
             let held = |hold: &sublet_core::rows::Hold| Held {
-                cards: hold.cards.iter().map(|card| usize::from(card.0)).collect(),
+                cards: hold.gpus.iter().map(|card| usize::from(card.0)).collect(),
                 vram: hold.vram,
-                epoch: hold.epoch,
+                epoch: hold.fence,
                 granted: hold.granted,
                 renewed: hold.renewed,
                 until: hold.until,
                 idle: hold.idle,
-                paid: hold.paid,
-                before: hold.before,
-                began: hold.turns.as_ref().map_or(hold.granted, |turns| turns.began),
-                stopped: hold.turns.as_ref().and_then(|turns| turns.stopped),
-                spent: hold.turns.as_ref().map_or((0, 0), |turns| (turns.spent_us, turns.spent_byte_us)),
-                booked: hold.turns.as_ref().map_or(Bytes::ZERO, |turns| turns.booked),
-                moved: hold.turns.as_ref().is_some_and(|turns| !turns.unmoved),
+                paid: hold.prepaid,
+                before: hold.not_beyond,
+                began: hold.history.as_ref().map_or(hold.granted, |turns| turns.began),
+                stopped: hold.history.as_ref().and_then(|turns| turns.stopped),
+                spent: hold.history.as_ref().map_or((0, 0), |turns| (turns.spent_us, turns.spent_byte_us)),
+                booked: hold.history.as_ref().map_or(Bytes::ZERO, |turns| turns.booked),
+                moved: hold.history.as_ref().is_some_and(|turns| !turns.never_moved),
                 notice: hold.notice,
-                over: hold.turns.as_ref().and_then(|turns| turns.over).map(|over| (over.since, over.seen)),
-                sized: hold.turns.as_ref().map_or(hold.granted, |turns| turns.began),
-                less: hold.turns.as_ref().map_or(0, |turns| turns.less_byte_us),
+                over: hold.history.as_ref().and_then(|turns| turns.overuse).map(|over| (over.since, over.seen_bytes)),
+                sized: hold.history.as_ref().map_or(hold.granted, |turns| turns.began),
+                less: hold.history.as_ref().map_or(0, |turns| turns.uncharged_byte_us),
             };
             let at = match &row.phase {
                 Phase::Waiting { give_up } => At::Waiting(*give_up),
@@ -430,13 +430,13 @@ impl Books {
                 Phase::Parking(hold, away) => At::Away(held(hold), Box::new(Trip::read(Way::Out, away, parking))),
                 Phase::Parked(hold, away) => At::Away(held(hold), Box::new(Trip::read(Way::Gone, away, parking))),
                 Phase::Resuming(hold, away) => At::Away(held(hold), Box::new(Trip::read(Way::Back, away, parking))),
-                Phase::Ending(hold, finish) => At::Ending(held(hold), finish.at, mask(&hold.cards)),
+                Phase::Ending(hold, finish) => At::Ending(held(hold), finish.at, mask(&hold.gpus)),
             };
             let bound = !row.roots.is_empty();
-            let (tenant, ask, asked) = (row.tenant.0 as usize, row.ask.clone(), row.asked);
+            let (tenant, ask, asked) = (row.tenant.0 as usize, row.request.clone(), row.requested);
             // What is not known counts as work.
             let (worked, worked_at) = (bound, Time::ZERO);
-            let lied = row.hold().and_then(|hold| hold.turns.as_ref()).and_then(|turns| turns.lied);
+            let lied = row.hold().and_then(|hold| hold.history.as_ref()).and_then(|turns| turns.false_report);
             let rests = Rests::read(lied, parking);
             let doom = match &row.phase {
                 Phase::Ending(_, finish) if matches!(finish.reason, EndReason::Preempted | EndReason::OverUse) => {
@@ -452,11 +452,11 @@ impl Books {
                 books.noticed.insert(id);
             }
             books.insert(id, book);
-            if row.ask.yields && row.is_held() {
+            if row.request.has_hook && row.is_held() {
                 // Who was on its way back has not come.
                 let away = matches!(row.phase, Phase::Parked(..) | Phase::Resuming(..));
                 let voice = Voice { parked: away.then_some(Bytes::ZERO), ..SILENT };
-                books.voices.entry((row.id, Method::Yield)).or_default().insert(HOOK, voice);
+                books.voices.entry((row.id, Method::Hook)).or_default().insert(HOOK, voice);
             }
         }
         books
@@ -697,7 +697,7 @@ impl Books {
         card.all = used.processes.iter().map(|resident| resident.process).collect();
         card.sizes = used.processes.iter().map(|resident| (resident.process, resident.bytes)).collect();
         for resident in &used.processes {
-            if !resident.graphics {
+            if !resident.only_draws {
                 card.residents.push(resident.process);
             }
             let bytes = resident.bytes.unwrap_or_default();
@@ -740,7 +740,7 @@ impl Books {
 
     /// Whether the card is one of those the ask names.
     pub fn named(&self, ask: &LeaseRequest, card: &CardBook) -> bool {
-        let Some(on) = &ask.on else { return true };
+        let Some(on) = &ask.gpus_allowed else { return true };
         let several = if let GpuSelector::AnyOf(several) = on { &several[..] } else { std::slice::from_ref(on) };
         several.iter().any(|on| match on {
             GpuSelector::Index(index) => card.facts.index == *index,
@@ -770,7 +770,7 @@ impl Books {
 
     /// The least of a card that makes sense. Whoever was there before has its context.
     pub fn context(&self, ask: &LeaseRequest, card: &CardBook) -> Bytes {
-        let returns = matches!(ask.on, Some(GpuSelector::These(_)));
+        let returns = matches!(ask.gpus_allowed, Some(GpuSelector::These(_)));
         card.facts.context.filter(|_| !returns).unwrap_or_default()
     }
 }

@@ -277,17 +277,17 @@ impl Books {
         if !matches!(call, Cause::Call(_, _, Expect::Yes(_))) {
             return call;
         }
-        let has_hook = !self.voices(lease, Method::Yield).is_empty();
+        let has_hook = !self.voices(lease, Method::Hook).is_empty();
         let due = match self.leases.get(&lease).map(|book| &book.at) {
             Some(At::Away(_, trip)) => match (trip.way, said) {
-                (Way::Out, MoverReport::Parked(_) | MoverReport::Refused(_)) => trip.rung == Method::Yield && has_hook,
-                (Way::Back, MoverReport::Resumed | MoverReport::Refused(_)) => trip.rung == Method::Yield && has_hook,
-                (Way::Gone, MoverReport::Wants) => true,
+                (Way::Out, MoverReport::Parked(_) | MoverReport::Refused(_)) => trip.rung == Method::Hook && has_hook,
+                (Way::Back, MoverReport::Resumed | MoverReport::Refused(_)) => trip.rung == Method::Hook && has_hook,
+                (Way::Gone, MoverReport::Used) => true,
                 _ => false,
             },
             _ => false,
         };
-        if due { Cause::Hooked(lease, self.heard(now, lease, Method::Yield, HOOK, said)) } else { call }
+        if due { Cause::Hooked(lease, self.heard(now, lease, Method::Hook, HOOK, said)) } else { call }
     }
 
     /// Why nobody could take less, whatever is free.

@@ -39,8 +39,8 @@ impl Books {
         let queue = state.queue().len();
         must(19, queue == self.queue.len(), || format!("{queue} in the queue, {} on the books", self.queue.len()))?;
         let booked: Bytes = self.leases.values().filter_map(Book::held).map(|held| held.booked).sum();
-        must(3, state.booked() == booked, || {
-            format!("{} of host memory are booked, by the books {booked}", state.booked())
+        must(3, state.booked_host_memory() == booked, || {
+            format!("{} of host memory are booked, by the books {booked}", state.booked_host_memory())
         })?;
         let meta = &state.rows().meta;
         let right = (meta.grace_from, meta.grace_until) == (self.grace_from, self.grace_until);
@@ -53,7 +53,7 @@ impl Books {
         for (number, card) in self.cards.iter().enumerate() {
             let (theirs, own) = (state.promisable(GpuId(number as u16), now), self.promisable(card, now));
             must(1, theirs == own, || format!("card {number} can promise {theirs}, and by the books {own}"))?;
-            let claims = state.room(GpuId(number as u16)).claims();
+            let claims = state.room(GpuId(number as u16)).leases();
             must(1, claims.keys().eq(card.claims.keys()), || format!("card {number} has claims {claims:?}"))?;
         }
         Ok(())
@@ -61,21 +61,24 @@ impl Books {
 
     /// What ended leaves nothing behind.
     fn check_sizes(&self, state: &State) -> Verdict {
-        let left = self.gone.iter().find(|lease| state.live(**lease).is_some());
+        let left = self.gone.iter().find(|lease| state.readings(**lease).is_some());
         must(19, left.is_none(), || format!("{left:?} is over, and something of it is kept"))?;
-        let missing = self.leases.keys().find(|lease| state.live(**lease).is_none());
+        let missing = self.leases.keys().find(|lease| state.readings(**lease).is_none());
         must(19, missing.is_none(), || format!("nothing is known of {missing:?}"))?;
         for (number, tenant) in self.tenants.iter().enumerate() {
-            let load = state.books().load(sublet_core::ids::TenantId(number as u32));
+            let load = state.ledger().load(sublet_core::ids::TenantId(number as u32));
             must(14, load.leases == tenant.leases && load.vram == tenant.vram, || {
                 format!("{} has {load:?} on its account, by the books {tenant:?}", tenant.name)
             })?;
         }
         let rows = &state.rows().tenants;
-        let owing =
-            self.tenants.iter().zip(rows).find(|(tenant, row)| (tenant.mark, tenant.turn) != (row.mark, row.turn));
+        let owing = self
+            .tenants
+            .iter()
+            .zip(rows)
+            .find(|(tenant, row)| (tenant.mark, tenant.turn) != (row.debt_clock, row.first_since));
         must(9, owing.is_none(), || format!("the mark of a tenant is not what was charged: {owing:?}"))?;
-        let theirs: Vec<LeaseId> = state.queue().everybody().take(8).map(|(lease, _)| lease).collect();
+        let theirs: Vec<LeaseId> = state.queue().all_waiters().take(8).map(|(lease, _)| lease).collect();
         let ours: Vec<LeaseId> = self.in_order().take(8).collect();
         must(9, theirs == ours, || format!("the queue is {theirs:?}, and by the rule {ours:?}"))?;
         let wrong = self.owners.iter().find(|(process, lease)| state.owner(process) != Some(**lease));
@@ -105,10 +108,10 @@ fn same(row: &Lease, book: &Book) -> bool {
 }
 
 fn same_hold(hold: &Hold, held: &Held) -> bool {
-    (hold.epoch, hold.vram, hold.granted, hold.until) == (held.epoch, held.vram, held.granted, held.until)
-        && (hold.booked(), hold.began(), hold.notice) == (held.booked, held.began, held.notice)
-        && hold.over().map(|over| (over.since, over.seen)) == held.over
-        && hold.paid == held.paid
+    (hold.fence, hold.vram, hold.granted, hold.until) == (held.epoch, held.vram, held.granted, held.until)
+        && (hold.booked_host_memory(), hold.slice_began(), hold.notice) == (held.booked, held.began, held.notice)
+        && hold.overuse().map(|over| (over.since, over.seen_bytes)) == held.over
+        && hold.prepaid == held.paid
 }
 
 /// Asking why must work at any time.
@@ -119,7 +122,7 @@ fn explained(now: Time, state: &State) {
     for lease in first {
         let _ = explain::ahead(state, lease);
         if let Some(row) = state.lease(lease) {
-            state.cards().for_each(|card| drop(explain::obstacle(state, row, card, now)));
+            state.gpus().for_each(|card| drop(explain::obstacle(state, row, card, now)));
         }
     }
 }

@@ -138,7 +138,7 @@ impl Books {
     }
 
     fn holds_until(&self, now: Time, held: &Held, book: &Book) -> Time {
-        let cap = held.began + self.policy.hold_cap;
+        let cap = held.began + self.policy.hold_max;
         let end = match () {
             () if book.fixed() => held.until,
             () if book.ask.preempt == Preempt::Never => {

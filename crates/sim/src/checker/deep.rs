@@ -29,7 +29,7 @@ impl Books {
     /// Which processes of a parked holder the driver shall have by now, and how much host memory must be booked for that
     /// beyond what is; or why none.
     fn deepens(&self, now: Time, lease: LeaseId) -> Result<(Vec<ProcKey>, Bytes), &'static str> {
-        let after = self.policy.parking.deep.ok_or("contexts stay in this house")?;
+        let after = self.policy.parking.context_after.ok_or("contexts stay in this house")?;
         let At::Away(_, trip) = &self.leases.get(&lease).ok_or("it is not there")?.at else {
             return Err("it is not parked");
         };
@@ -46,10 +46,10 @@ impl Books {
     pub(super) fn could_deepen(&self, now: Time, lease: LeaseId) -> Result<(Vec<ProcKey>, Bytes), &'static str> {
         let book = self.leases.get(&lease).ok_or("it is not there")?;
         let At::Away(held, trip) = &book.at else { return Err("it is not parked") };
-        if self.policy.parking.deep.is_none() {
+        if self.policy.parking.context_after.is_none() {
             return Err("contexts stay in this house");
         }
-        if trip.way != Way::Gone || trip.rung != Method::Park || trip.deep.is_some() {
+        if trip.way != Way::Gone || trip.rung != Method::Shim || trip.deep.is_some() {
             return Err("it is not in host memory by the library alone");
         }
         if self.is_stopped() {
@@ -70,7 +70,7 @@ impl Books {
         processes.sort();
         processes.dedup();
         let quiet = |process: &ProcKey| {
-            let voice = self.voices(lease, Method::Park).get(process);
+            let voice = self.voices(lease, Method::Shim).get(process);
             voice.is_some_and(|voice| voice.parked.is_some() && voice.deep.is_some())
         };
         if processes.is_empty() || !processes.iter().all(quiet) {
@@ -81,7 +81,7 @@ impl Books {
             return Err("the driver cannot, or was not asked");
         }
         let left: Bytes = held.cards.iter().map(|number| self.seen_of(lease, *number)).sum();
-        let more = (self.said(lease, Method::Park) + left).less(held.booked);
+        let more = (self.said(lease, Method::Shim) + left).less(held.booked);
         if more > Bytes::ZERO {
             self.has_memory(more, self.ram.ok_or("nobody knows how much host memory there is")?)?;
             let cap = self.policy.caps_for(&self.tenants[book.tenant].name, &[]).parked;
@@ -119,7 +119,7 @@ impl Books {
         if rung != Method::Driver
             || !matches!(
                 said,
-                MoverReport::Here { parked: None }
+                MoverReport::Present { parked: None }
                     | MoverReport::Cannot(_)
                     | MoverReport::Resumed
                     | MoverReport::Unknown
@@ -136,7 +136,7 @@ impl Books {
 
     /// Whether nothing of a holder calls the driver any more.
     fn is_quiet(&self, lease: LeaseId, deep: &Deep) -> bool {
-        let voices = self.voices(lease, Method::Park);
+        let voices = self.voices(lease, Method::Shim);
         deep.processes.iter().all(|process| match voices.get(process) {
             Some(voice) => voice.deep == Some(true),
             None => self.is_gone(lease, process),
@@ -267,7 +267,7 @@ impl Books {
             !known.contains(process) && voice.is_some_and(|voice| voice.parked.is_some())
         };
         let new = of.iter().filter(has).count();
-        let left = matches!(at, Some(At::Away(_, trip)) if trip.rung == Method::Park);
+        let left = matches!(at, Some(At::Away(_, trip)) if trip.rung == Method::Shim);
         must(2, left && new == 1 && of.len() == known.len() + 1 && known.iter().all(|it| of.contains(it)), || {
             format!("the driver shall have {of:?} of {lease}, and {known:?} before: {at:?}")
         })?;
@@ -304,7 +304,7 @@ impl Books {
     pub(super) fn check_deep(&self, now: Time, cause: &Cause) -> Verdict {
         let Cause::Observed(Some(number), _) = cause else { return Ok(()) };
         let card = &self.cards[*number];
-        if self.policy.parking.deep.is_none() || !matches!(card.look, Look::Free(_)) {
+        if self.policy.parking.context_after.is_none() || !matches!(card.look, Look::Free(_)) {
             return Ok(());
         }
         for lease in card.claims.keys() {
@@ -331,7 +331,7 @@ impl Checker {
         let Some(book) = self.books.leases.get(&lease) else { return Ok(()) };
         let At::Away(held, trip) = &book.at else { return Ok(()) };
         // Who has its cards anew is sent away with the next look, and the driver hears of that when it is on the disk.
-        let asked = trip.back || anew || book.ask.may_lose || trip.way != Way::Back;
+        let asked = trip.back || anew || book.ask.may_lose_state || trip.way != Way::Back;
         let sure = if asked { Ok(()) } else { self.books.others_keep_off(lease, held) };
         must(2, sure.is_ok(), || format!("the driver shall restore {lease}, and {sure:?}: {trip:?}"))
     }

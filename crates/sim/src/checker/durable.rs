@@ -115,7 +115,7 @@ impl Ledger {
     fn check_meter(&self, disk: &Disk, tenant: TenantId) -> Verdict {
         let own = self.meter.get(tenant.0 as usize).copied().unwrap_or_default();
         let row = disk.rows.tenants.get(tenant.0 as usize);
-        let theirs = row.map(|row| (row.leases, row.card_us, row.byte_us)).unwrap_or_default();
+        let theirs = row.map(|row| (row.leases, row.gpu_us, row.byte_us)).unwrap_or_default();
         must(14, own == theirs, || format!("{tenant} was charged {theirs:?}, and the meter has {own:?}"))?;
         let own = self.parked.get(tenant.0 as usize).copied().unwrap_or_default();
         let theirs = row.map(|row| row.parked_byte_us).unwrap_or_default();
@@ -218,10 +218,10 @@ fn kept(fact: &Fact, disk: &Disk) -> bool {
         (_, None) => true,
         (Phase::Waiting { .. }, Some(_)) => false,
         (Phase::Parking(hold, _) | Phase::Parked(hold, _) | Phase::Resuming(hold, _), Some((epoch, _))) => {
-            !fact.ended && hold.epoch.0 == epoch
+            !fact.ended && hold.fence.0 == epoch
         }
-        (Phase::Active(hold), Some((epoch, until))) => !fact.ended && hold.epoch.0 == epoch && hold.until >= until,
-        (Phase::Ending(hold, _), Some((epoch, _))) => hold.epoch.0 == epoch,
+        (Phase::Active(hold), Some((epoch, until))) => !fact.ended && hold.fence.0 == epoch && hold.until >= until,
+        (Phase::Ending(hold, _), Some((epoch, _))) => hold.fence.0 == epoch,
     }
 }
 
@@ -239,12 +239,12 @@ fn check_touched(batch: &Batch, disk: &Disk) -> Verdict {
         must(15, Some(row) == folded, || format!("the row of {tenant} is {row:?}, and its log gives {folded:?}"))?;
     }
     for (card, row) in &batch.cards {
-        let folded = disk.fold.cards.get(usize::from(card.0));
+        let folded = disk.fold.gpus.get(usize::from(card.0));
         must(15, Some(row) == folded, || format!("the row of card {card} is {row:?}, and its log gives {folded:?}"))?;
     }
     let images = batch.strangers.iter().map(|stranger| stranger.id).chain(batch.closed.iter().copied());
     for id in images.chain(batch.entries.iter().filter_map(|entry| entry.action.stranger())) {
-        let (row, folded) = (disk.rows.strangers.get(&id), disk.fold.strangers.get(&id));
+        let (row, folded) = (disk.rows.unleased.get(&id), disk.fold.unleased.get(&id));
         must(15, row == folded, || format!("the row of {id} is {row:?}, and its log gives {folded:?}"))?;
     }
     let (meta, folded) = (&disk.rows.meta, &disk.fold.meta);

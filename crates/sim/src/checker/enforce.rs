@@ -159,16 +159,16 @@ impl Found {
         let step = match row.step {
             UnleasedStep::Found => Told::Nothing,
             UnleasedStep::Warned { since, until } => Told::Warned { since, until },
-            UnleasedStep::Moving { lease, since } => Told::Moving { lease, since },
-            UnleasedStep::Unmoved { since } => Told::Unmoved { since },
-            UnleasedStep::Told { signal, since, sent } => {
+            UnleasedStep::Parking { lease, since } => Told::Moving { lease, since },
+            UnleasedStep::NotParked { since } => Told::Unmoved { since },
+            UnleasedStep::Signalled { signal, since, sent } => {
                 Told::Signal { signal, since, sent: sent.then_some(since), ours: false }
             }
-            UnleasedStep::Stuck => Told::Stuck,
+            UnleasedStep::Survived => Told::Stuck,
         };
-        let cards = row.cards.iter().map(|card| usize::from(card.0)).collect();
-        let stays = row.stays.is_some();
-        let (audit, until) = (row.audit.clone(), row.until);
+        let cards = row.gpus.iter().map(|card| usize::from(card.0)).collect();
+        let stays = row.why_not_parked.is_some();
+        let (audit, until) = (row.audit.clone(), row.must_leave_by);
         Found { audit, since: row.since, cards, step, seen: None, refused: false, stays, until }
     }
 
@@ -193,12 +193,12 @@ impl Watch {
     /// What the disk has of it; nothing of it was seen yet.
     pub fn from_rows(rows: &Rows) -> Watch {
         Watch {
-            strangers: rows.strangers.iter().map(|(id, row)| (*id, Found::read(row))).collect(),
-            by_process: rows.strangers.iter().map(|(id, row)| (row.audit.process, *id)).collect(),
-            modes: rows.cards.iter().map(|card| card.mode).collect(),
-            aside: (0..rows.cards.len()).filter(|number| !rows.cards[*number].aside.now.is_empty()).collect(),
+            strangers: rows.unleased.iter().map(|(id, row)| (*id, Found::read(row))).collect(),
+            by_process: rows.unleased.iter().map(|(id, row)| (row.audit.process, *id)).collect(),
+            modes: rows.gpus.iter().map(|card| card.mode).collect(),
+            aside: (0..rows.gpus.len()).filter(|number| !rows.gpus[*number].aside.now.is_empty()).collect(),
             rules: rows.rules.clone(),
-            next_stranger: rows.meta.next_stranger,
+            next_stranger: rows.meta.next_unleased,
             next_rule: rows.meta.next_rule,
             ..Watch::default()
         }
@@ -229,7 +229,7 @@ impl Watch {
     }
 
     pub(super) fn is_told(&self, treat: RuleAction, audit: &Audit) -> bool {
-        self.rules.values().any(|rule| rule.treat == treat && is_about(&rule.who, audit))
+        self.rules.values().any(|rule| rule.action == treat && is_about(&rule.subject, audit))
     }
 
     pub(super) fn get(&self, stranger: UnleasedId) -> Option<&Found> {
@@ -302,14 +302,14 @@ impl Books {
                 Watched::Mode(self.card(card).unwrap_or_default(), *mode, answer)
             }
             Event::RuleAsked { by, who, treat } => {
-                let same = self.watch.rules.values().find(|rule| rule.who == *who).map(|rule| rule.id);
+                let same = self.watch.rules.values().find(|rule| rule.subject == *who).map(|rule| rule.id);
                 let short = matches!(who, RuleSubject::Container(id) if id.len() < 12);
                 Watched::Rule(match () {
                     () if !by.operator => EventAnswer::Refused(Refusal::NotOperator),
                     () if short => EventAnswer::Refused(Refusal::BadRule),
                     () => {
                         let id = same.unwrap_or(RuleId(self.watch.next_rule));
-                        EventAnswer::Rule(Box::new(Rule { id, who: who.clone(), treat: *treat }))
+                        EventAnswer::Rule(Box::new(Rule { id, subject: who.clone(), action: *treat }))
                     }
                 })
             }
@@ -445,7 +445,7 @@ impl Books {
             Told::Signal { signal, since, sent: None, ours: false } => (Due::Signal(signal), since),
             Told::Signal { sent: None, .. } => return Err((16, "its last signal is on its way")),
             Told::Signal { signal: TERM, sent: Some(sent), .. } => {
-                (Due::Signal(KILL), self.deadline(sent, sent + self.policy.patience.grace))
+                (Due::Signal(KILL), self.deadline(sent, sent + self.policy.enforcement.after_sigterm))
             }
             Told::Signal { .. } | Told::Stuck => return Err((16, "it got SIGKILL")),
         };
@@ -591,8 +591,8 @@ impl Books {
         let mut found = Found::read(stranger);
         // Whoever left its cards for a moment, whatever it runs by now, has come as far as it had.
         let left = self.watch.left.remove(&process).filter(|(_, at, _)| now.since(*at) <= BACK_WITHIN);
-        must(20, left.is_none_or(|(former, ..)| stranger.again == Some(former)), || {
-            format!("{id} is {left:?}, and taken for {:?}", stranger.again)
+        must(20, left.is_none_or(|(former, ..)| stranger.successor_of == Some(former)), || {
+            format!("{id} is {left:?}, and taken for {:?}", stranger.successor_of)
         })?;
         let step = match left {
             Some((_, _, Told::Signal { signal, since, sent, .. })) => Told::Signal { signal, since, sent, ours: false },
@@ -608,10 +608,12 @@ impl Books {
         let known = self.watch.by_process.get(&process);
         must(19, known.is_none(), || format!("{id} is on the record as {known:?}"))?;
         let owner = self.holder(&process);
-        must(18, owner == stranger.of, || format!("{id} is {process:?}, a process of {owner:?}: {:?}", stranger.of))?;
-        let former = stranger.again.and_then(|former| self.watch.warned.get(&former)).copied();
-        must(20, stranger.until == former, || {
-            format!("{id} has until {:?}, and who was the same until {former:?}", stranger.until)
+        must(18, owner == stranger.lease, || {
+            format!("{id} is {process:?}, a process of {owner:?}: {:?}", stranger.lease)
+        })?;
+        let former = stranger.successor_of.and_then(|former| self.watch.warned.get(&former)).copied();
+        must(20, stranger.must_leave_by == former, || {
+            format!("{id} has until {:?}, and who was the same until {former:?}", stranger.must_leave_by)
         })?;
         let on = self.strange_on(process, None);
         must(16, !on.is_empty() && on == found.cards, || {
@@ -631,7 +633,7 @@ impl Books {
         let due = self.is_to_be_warned(now, found);
         must(20, due.is_ok(), || format!("{stranger} is warned, but {due:?}: {found:?}"))?;
         // Who was warned before and came back has what was left of its time.
-        let most = now + self.policy.patience.warned;
+        let most = now + self.policy.enforcement.after_warning;
         let right = found.until.map_or(most, |left| left.max(now).min(most));
         must(20, at == now && until == right, || format!("{stranger} is warned at {at} until {until}, not {right}"))?;
         self.watch.set_step(stranger, Told::Warned { since: at, until });
@@ -693,7 +695,7 @@ impl Books {
         };
         let process = found.audit.process;
         let moved = self.is_moved_away(now, cause, stranger, found, how);
-        let gone = matches!(how, UnleasedEnd::Exited | UnleasedEnd::OffCards);
+        let gone = matches!(how, UnleasedEnd::Exited | UnleasedEnd::OffGpus);
         let left = match found.step {
             Told::Warned { until, .. } | Told::Unmoved { since: until } if gone => Some(until),
             _ => None,
@@ -703,16 +705,16 @@ impl Books {
         let fits = match how {
             UnleasedEnd::Adopted(_) | UnleasedEnd::Parked(_) if moved.is_some() => true,
             UnleasedEnd::Parked(_) => false,
-            UnleasedEnd::OffCards | UnleasedEnd::Matched(_) if self.is_still_moved(found) => false,
+            UnleasedEnd::OffGpus | UnleasedEnd::Matched(_) if self.is_still_moved(found) => false,
             UnleasedEnd::Exited => {
                 matches!(cause, Cause::Watched(it) if matches!(**it, Watched::Left(of) if of == process))
             }
-            UnleasedEnd::OffCards | UnleasedEnd::Matched(_)
+            UnleasedEnd::OffGpus | UnleasedEnd::Matched(_)
                 if !self.places(now, found).is_ok_and(|on| on.is_empty()) =>
             {
                 false
             }
-            UnleasedEnd::OffCards => self.other_lease(found).is_none() || !found.cards.iter().any(home),
+            UnleasedEnd::OffGpus => self.other_lease(found).is_none() || !found.cards.iter().any(home),
             UnleasedEnd::Adopted(lease) => {
                 let holds = self.leases.get(lease).is_some_and(|book| book.held().is_some());
                 self.watch.adopting.take() == Some((*lease, stranger)) && holds
@@ -837,11 +839,11 @@ impl Books {
     /// The record, the modes and the rules are what the state has.
     pub fn check_record(&self, state: &State) -> Verdict {
         let rows = state.rows();
-        let same = rows.strangers.len() == self.watch.strangers.len()
-            && rows.strangers.values().all(|row| self.watch.get(row.id).is_some_and(|found| found.is_as(row)));
-        must(0, same, || format!("strangers are {:?}, and on the books {:?}", rows.strangers, self.watch.strangers))?;
+        let same = rows.unleased.len() == self.watch.strangers.len()
+            && rows.unleased.values().all(|row| self.watch.get(row.id).is_some_and(|found| found.is_as(row)));
+        must(0, same, || format!("strangers are {:?}, and on the books {:?}", rows.unleased, self.watch.strangers))?;
         let modes = rows
-            .cards
+            .gpus
             .iter()
             .enumerate()
             .all(|(number, card)| self.watch.modes.get(number).copied().unwrap_or_default() == card.mode);

@@ -42,11 +42,11 @@ impl Books {
     /// Whether a hint that a lease is used counts: its use cannot be noticed, it does not wait, and the last hint that
     /// counted and was not followed by work is at least a minute ago, twice as long each time, an hour at most.
     pub fn hinted(&mut self, now: Time, lease: LeaseId) -> bool {
-        let has_library = !self.voices(lease, Method::Park).is_empty();
+        let has_library = !self.voices(lease, Method::Shim).is_empty();
         let Some(book) = self.leases.get_mut(&lease) else { return false };
         let At::Away(_, trip) = &mut book.at else { return false };
         let waits = trip.way == Way::Back || trip.wants.is_some() || trip.again.is_some();
-        let is_noticed = trip.rung == Method::Park || (trip.rung == Method::Yield && has_library);
+        let is_noticed = trip.rung == Method::Shim || (trip.rung == Method::Hook && has_library);
         if waits || is_noticed || now < book.hints.0 {
             return false;
         }

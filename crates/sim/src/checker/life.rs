@@ -247,9 +247,9 @@ impl Books {
         self.take_turn(now, lease, turn)?;
         self.next_epoch = held.epoch.0 + 1;
         if let Some(book) = self.remove(lease) {
-            if book.ask.yields {
+            if book.ask.has_hook {
                 let voice = Voice { word: now, ..SILENT };
-                self.voices.entry((lease, Method::Yield)).or_default().insert(HOOK, voice);
+                self.voices.entry((lease, Method::Hook)).or_default().insert(HOOK, voice);
             }
             self.insert(lease, Book { at: At::Held(held), ..book });
         }
@@ -299,7 +299,7 @@ impl Books {
         must(17, !started || reason == EndReason::HostRebooted, || format!("a start ends {lease}: {reason:?}"))?;
         let is_release = matches!(cause, Cause::Call(Word::Release, of, Expect::Yes(_)) if *of == lease);
         let is_exit = matches!(cause, Cause::Gone(of) if *of == lease);
-        let is_last = self.voices(lease, Method::Park).is_empty();
+        let is_last = self.voices(lease, Method::Shim).is_empty();
         let died = is_last && matches!(&book.at, At::Away(_, trip) if trip.died.is_some());
         let fits = match reason {
             EndReason::Released => is_release && !died,

@@ -61,7 +61,7 @@ impl Books {
     /// its tier and priority, that asked later and has not started, behind the one it leaves for.
     fn place_taken(&self, book: &Book, waiter: Option<LeaseId>) -> Option<Time> {
         let moved = book.held().is_none_or(|held| held.moved);
-        if !self.policy.parking.finish || book.ask.tier == Tier::Interactive || moved {
+        if !self.policy.parking.stretches_slices || book.ask.tier == Tier::Interactive || moved {
             return None;
         }
         let order: Vec<LeaseId> = self.in_order().take(PLACES).collect();
@@ -88,7 +88,7 @@ impl Books {
         let At::Held(held) = &book.at else {
             return must(5, false, || format!("{lease} has to leave, and it is {:?}", book.at));
         };
-        let over = self.has_had_its_time(now, book, held, self.policy.over);
+        let over = self.has_had_its_time(now, book, held, self.policy.overuse_grace);
         must(20, over || book.ask.preempt != Preempt::Never, || {
             format!("{lease} has to leave, and may stay: {:?}", book.ask)
         })?;
@@ -103,14 +103,14 @@ impl Books {
     /// It was idle for long, stands lower, or had its turn.
     fn check_its_turn(&self, now: Time, book: &Book, held: &Held, other: &Book, idle: bool) -> Verdict {
         let (lease, parking) = (book.id, &self.policy.parking);
-        let turn = held.began + parking.turn;
+        let turn = held.began + parking.slice_min;
         must(9, !held.moved || turn <= now, || {
             format!("{lease} has to leave again at {now}, and came at {}", held.began)
         })?;
         let (own, theirs) = (book.ask.tier, other.ask.tier);
         if idle {
             let since = book.worked_at.max(held.began).max(self.grace_from);
-            let least = Span(2 * self.policy.period.0) + if theirs <= own { Span::ZERO } else { parking.idle };
+            let least = Span(2 * self.policy.period.0) + if theirs <= own { Span::ZERO } else { parking.idle_after };
             return must(9, now.since(since) >= least, || {
                 format!(
                     "{lease} has to leave at {now} as if it were idle, and worked at {since}; {least:?} is the least"
@@ -118,7 +118,7 @@ impl Books {
             });
         }
         // Who was told, and still has more than its lease, stands lower than anybody.
-        if self.has_had_its_time(now, book, held, self.policy.over) {
+        if self.has_had_its_time(now, book, held, self.policy.overuse_grace) {
             return Ok(());
         }
         let equal = own == theirs && other.ask.priority >= book.ask.priority && turn <= now;
@@ -134,7 +134,7 @@ impl Books {
         let waiter = other.id;
         must(9, !self.is_held_back(other), || format!("room is made for {waiter}, which its quota holds back"))?;
         if let At::Away(_, trip) = &other.at {
-            let from = (trip.since + self.policy.parking.pause).max(other.rests.on(trip.rung));
+            let from = (trip.since + self.policy.parking.pause_after_park).max(other.rests.on(trip.rung));
             must(9, from <= now, || format!("room is made for {waiter} at {now}, which rests until {from}"))?;
         }
         let useful = held.cards.iter().any(|card| self.could_hold(other, &self.cards[*card]));
@@ -172,7 +172,7 @@ impl Books {
         let At::Away(held, trip) = &waiter.at else { return false };
         let on = |number: &&usize| self.cards[**number].claims.contains_key(&other);
         let mut shared = held.cards.iter().filter(on);
-        let is_restored = trip.needs_driver() && !waiter.ask.may_lose;
+        let is_restored = trip.needs_driver() && !waiter.ask.may_lose_state;
         is_restored && shared.any(|number| self.is_uncapped(other, *number) || self.had_more(other))
     }
 
@@ -240,7 +240,7 @@ impl Books {
     /// Whether only other leases keep the driver from bringing a parked one back: once they have left it can.
     pub fn waits_for_holders(&self, now: Time, book: &Book) -> bool {
         let At::Away(held, trip) = &book.at else { return false };
-        let is_restored = trip.way == Way::Gone && trip.needs_driver() && !book.ask.may_lose;
+        let is_restored = trip.way == Way::Gone && trip.needs_driver() && !book.ask.may_lose_state;
         if !is_restored || book.rests.on(trip.rung) > now || self.is_taken_up(book.id, held) {
             return false;
         }
@@ -262,7 +262,7 @@ impl Books {
     /// driver might lose it.
     pub fn cannot_try(&self, now: Time, book: &Book) -> bool {
         let At::Away(held, trip) = &book.at else { return false };
-        let unsure = trip.needs_driver() && !book.ask.may_lose && self.sure_of_room(book.id, held).is_err();
+        let unsure = trip.needs_driver() && !book.ask.may_lose_state && self.sure_of_room(book.id, held).is_err();
         let taken_up = || self.is_taken_up(book.id, held);
         trip.way == Way::Gone && (book.rests.on(trip.rung) > now || unsure || taken_up())
     }

@@ -217,7 +217,7 @@ impl Checker {
             Action::Parked { lease, .. } => {
                 self.parked += 1;
                 match self.books.rung_of(*lease) {
-                    Some(Method::Yield) => self.by_rung.0 += 1,
+                    Some(Method::Hook) => self.by_rung.0 += 1,
                     Some(Method::Driver) => self.by_rung.1 += 1,
                     _ => {}
                 }
@@ -233,7 +233,7 @@ impl Checker {
             Action::End { reason: EndReason::OverUse, .. } => self.over.2 += 1,
             Action::Find { stranger } => {
                 self.strangers.found += 1;
-                self.strangers.abroad += u64::from(stranger.of.is_some());
+                self.strangers.abroad += u64::from(stranger.lease.is_some());
             }
             Action::Warn { .. } => self.strangers.warned += 1,
             Action::Strike { .. } => self.strangers.struck += 1,

@@ -28,7 +28,7 @@ impl Books {
     }
 
     fn parks(&self) -> bool {
-        self.policy.patience.parks && self.policy.parking.ram > Bytes::ZERO
+        self.policy.enforcement.parks_first && self.policy.parking.space > Bytes::ZERO
     }
 
     /// Whether a stranger is due to be taken off its cards, and nothing that is known before speaks against it.
@@ -66,7 +66,7 @@ impl Books {
 
     /// Whether a lease could take more of a card than it is for: one of its programs there has no library.
     pub(super) fn is_uncapped(&self, lease: LeaseId, number: usize) -> bool {
-        let capped = self.voices(lease, Method::Park);
+        let capped = self.voices(lease, Method::Shim);
         self.leases.contains_key(&lease) && !self.own_on(lease, number).all(|process| capped.contains_key(process))
     }
 
@@ -159,7 +159,7 @@ impl Books {
         let (voices, parking) = (self.voices(lease, Method::Driver), &self.policy.parking);
         let At::Held(held) = &book.at else { return false };
         let coarse = |number: &usize| matches!(self.cards[*number].look, Look::Coarse(_));
-        if parking.ram == Bytes::ZERO || held.cards.iter().any(coarse) {
+        if parking.space == Bytes::ZERO || held.cards.iter().any(coarse) {
             return false;
         }
         let unheard = |number: &usize| self.own_on(lease, *number).any(|process| !voices.contains_key(process));
@@ -172,7 +172,7 @@ impl Books {
         if self.keeps_to_its_cards(now, lease, held).is_err() {
             return true;
         }
-        if !book.ask.may_lose && self.sure_of_room(lease, held).is_err() {
+        if !book.ask.may_lose_state && self.sure_of_room(lease, held).is_err() {
             return true;
         }
         book.rests.on(Method::Driver) <= now && self.ram.is_none()

@@ -34,7 +34,7 @@ impl Books {
             let Some(book) = self.leases.get(lease) else { continue };
             let At::Held(held) = &book.at else { continue };
             // A lease whose size was measured grows with its program, by any amount.
-            let little = if book.ask.measured { 0 } else { LITTLE };
+            let little = if book.ask.is_measured { 0 } else { LITTLE };
             let has = self.exceeds(*lease, held, number, little);
             // Of whose processes nothing was heard nobody knows that they have little.
             if has || (held.over.is_some() && book.counted) {
@@ -155,7 +155,7 @@ impl Books {
             // The size of an adopted program's lease was measured, and it has more by now.
             Cause::Observed(Some(number), _) => {
                 let excess = self.cards[*number].excess.get(&lease);
-                book.ask.measured && matches!(excess, Some((true, looks)) if *looks >= LOOKS)
+                book.ask.is_measured && matches!(excess, Some((true, looks)) if *looks >= LOOKS)
             }
             _ => false,
         };
@@ -232,7 +232,7 @@ impl Books {
     pub fn is_to_end(&self, now: Time, book: &Book) -> bool {
         let At::Held(held) = &book.at else { return false };
         let enforced = held.cards.iter().all(|number| self.watch.mode(*number) == Mode::Enforce);
-        let span = self.policy.patience.warned.max(self.policy.over);
+        let span = self.policy.enforcement.after_warning.max(self.policy.overuse_grace);
         enforced && self.watch.is_able() && self.has_had_its_time(now, book, held, span)
     }
 

@@ -144,7 +144,7 @@ impl Rests {
     pub fn read(lied: Option<(Method, Time)>, parking: &Parking) -> Rests {
         let mut rests = Rests::default();
         if let Some((rung, at)) = lied {
-            rests.set(rung, at, at + Span(parking.rest.0 * DISTRUST));
+            rests.set(rung, at, at + Span(parking.retry_after.0 * DISTRUST));
         }
         rests
     }
@@ -169,7 +169,7 @@ impl Trip {
             since_then: BTreeMap::new(),
             span,
             sight: Span::ZERO,
-            rung: Method::Park,
+            rung: Method::Shim,
             had: Bytes::ZERO,
             before: BTreeMap::new(),
             deep: None,
@@ -179,26 +179,26 @@ impl Trip {
 
     /// As the disk has it.
     pub fn read(way: Way, away: &ParkState, parking: &Parking) -> Trip {
-        let (again, back, wants) = (away.again, away.back, away.wants);
-        let (first, left, rung, had) = (away.ask.clone(), away.left, away.rung, away.had);
+        let (again, back, wants) = (away.requests_again_at, away.was_resumed, away.queued_since);
+        let (first, left, rung, had) = (away.first_request.clone(), away.term_left, away.method, away.had_bytes);
         // An earlier daemon may have told the driver.
-        let deep = away.deep.then(|| Deep { processes: away.processes.clone(), told: true });
+        let deep = away.with_driver.then(|| Deep { processes: away.processes.clone(), told: true });
         let driven = if rung == Method::Driver { away.processes.clone() } else { Vec::new() };
-        let (passive, with_context) = (away.quiet, away.with_context);
+        let (passive, with_context) = (away.is_passive, away.with_context);
         let trip = Trip::new(way, away.since, Span::ZERO);
         let trip = Trip { again, back, wants, passive, with_context, first, left, rung, had, deep, driven, ..trip };
-        Trip { span: trip.allowed(parking), sight: parking.limit, ..trip }
+        Trip { span: trip.allowed(parking), sight: parking.move_timeout, ..trip }
     }
 
     /// Whether a row says the same.
     pub fn is(&self, away: &ParkState) -> bool {
-        let moving = self.way == Way::Gone || (away.again, away.back) == (self.again, self.back);
-        let same = (away.since, away.wants, away.left) == (self.since, self.wants, self.left);
+        let moving = self.way == Way::Gone || (away.requests_again_at, away.was_resumed) == (self.again, self.back);
+        let same = (away.since, away.queued_since, away.term_left) == (self.since, self.wants, self.left);
         let deep = match &self.deep {
-            Some(deep) => away.deep && away.processes == deep.processes,
-            None => !away.deep && away.processes == self.driven,
+            Some(deep) => away.with_driver && away.processes == deep.processes,
+            None => !away.with_driver && away.processes == self.driven,
         };
-        moving && same && deep && (away.rung, away.had, away.quiet) == (self.rung, self.had, self.passive)
+        moving && same && deep && (away.method, away.had_bytes, away.is_passive) == (self.rung, self.had, self.passive)
     }
 
     /// How long this part of it may take, by these rules: the driver has a second more for each half GiB,
@@ -206,11 +206,11 @@ impl Trip {
     pub(super) fn allowed(&self, parking: &Parking) -> Span {
         match (self.way, self.rung) {
             (Way::Gone, _) => parking.term,
-            (_, Method::Driver) => Span(parking.limit.0 + self.had.0 / (512 << 20) * 1_000_000),
-            (_, Method::Yield) if parking.limit < HOOK_TIME => HOOK_TIME,
+            (_, Method::Driver) => Span(parking.move_timeout.0 + self.had.0 / (512 << 20) * 1_000_000),
+            (_, Method::Hook) if parking.move_timeout < HOOK_TIME => HOOK_TIME,
             // First the driver has its time, then the library.
-            (_, Method::Park) if self.deep.is_some() => parking.limit + parking.limit,
-            _ => parking.limit,
+            (_, Method::Shim) if self.deep.is_some() => parking.move_timeout + parking.move_timeout,
+            _ => parking.move_timeout,
         }
     }
 
@@ -228,7 +228,7 @@ impl Trip {
     fn turned(&self, way: Way, since: Time, parking: &Parking) -> Trip {
         let (looks, since_then) = (BTreeMap::new(), BTreeMap::new());
         let trip = Trip { way, since, looks, arrived: None, since_then, ..self.clone() };
-        Trip { span: trip.allowed(parking), sight: parking.limit, ..trip }
+        Trip { span: trip.allowed(parking), sight: parking.move_timeout, ..trip }
     }
 
     fn seen_on(&self, held: &Held, looks: u32) -> bool {
@@ -273,7 +273,7 @@ impl Books {
         let cannot = before.is_some_and(|shim| shim.cannot);
         let deep = before.and_then(|shim| shim.deep);
         match said {
-            MoverReport::Here { parked } => {
+            MoverReport::Present { parked } => {
                 let word = before.filter(|before| before.parked.is_some() == parked.is_some()).map_or(now, |b| b.word);
                 shims.insert(process, Voice { parked: *parked, word, cannot, deep, unknown: false });
             }
@@ -293,24 +293,24 @@ impl Books {
                 let shim = before.unwrap_or(Voice { word: now, ..SILENT });
                 shims.insert(process, Voice { cannot: why.is_some(), ..shim });
             }
-            MoverReport::Left | MoverReport::Died(_) => drop(shims.remove(&process)),
+            MoverReport::Gone | MoverReport::Died(_) => drop(shims.remove(&process)),
             MoverReport::Refused(_) | MoverReport::Outgrown(_) if !concerned => return Word::Tell,
             MoverReport::Refused(_) => return Word::Refuse,
             MoverReport::Outgrown(_) => return Word::Outgrow,
             MoverReport::Lost(_) => return Word::Lose,
-            MoverReport::Deep(deep) => {
+            MoverReport::KeepsStill(deep) => {
                 let shim = before.unwrap_or(Voice { word: now, ..SILENT });
                 shims.insert(process, Voice { deep: Some(*deep), ..shim });
                 self.note_quiet(lease);
                 return Word::Tell;
             }
-            MoverReport::Wants => {
+            MoverReport::Used => {
                 self.ask_for(lease);
                 return Word::Resume;
             }
         }
         match shims.get(&process).and_then(|shim| shim.parked) {
-            Some(bytes) if bytes > Bytes::ZERO && rung != Method::Yield => self.stowed.insert((process, rung), lease),
+            Some(bytes) if bytes > Bytes::ZERO && rung != Method::Hook => self.stowed.insert((process, rung), lease),
             _ => self.stowed.remove(&(process, rung)),
         };
         self.note_quiet(lease);
@@ -322,7 +322,7 @@ impl Books {
         if let Some(Book { at: At::Away(_, trip), .. }) = self.leases.get_mut(&lease) {
             match said {
                 MoverReport::Died(_) if trip.way == Way::Out => trip.died = Some(process),
-                MoverReport::Here { .. } => drop(trip.died.take_if(|died| *died == process)),
+                MoverReport::Present { .. } => drop(trip.died.take_if(|died| *died == process)),
                 _ => {}
             }
             trip.looks.clear();
@@ -360,7 +360,7 @@ impl Books {
         for lease in &self.trips {
             if let Some(Book { at: At::Away(_, trip), .. }) = self.leases.get_mut(lease) {
                 trip.span = trip.span.max(trip.allowed(parking));
-                trip.sight = trip.sight.max(parking.limit);
+                trip.sight = trip.sight.max(parking.move_timeout);
             }
         }
     }
@@ -418,16 +418,16 @@ impl Books {
         let said = self.said(lease, trip.rung);
         let told = |voice: &Voice| voice.parked.is_some() && voice.word < begun;
         // Whose programs all went away has nothing there; a hook and the driver have a voice or none.
-        let heard = trip.rung == Method::Park || !voices.is_empty();
+        let heard = trip.rung == Method::Shim || !voices.is_empty();
         let heard = heard && trip.since < begun && voices.values().all(told);
         if card.is_coarse() {
             let known = self.own_on(lease, number).all(|process| voices.contains_key(process));
-            return heard && known && trip.rung == Method::Park && self.shows_less(held, trip, said);
+            return heard && known && trip.rung == Method::Shim && self.shows_less(held, trip, said);
         }
         let heard = heard && matches!(card.look, Look::Free(_));
         let few = self.seen_of(lease, number).0 <= each.0 * programs;
         let all = self.seen_in_all(lease, held);
-        if trip.rung == Method::Yield {
+        if trip.rung == Method::Hook {
             return heard && (few || all.0 <= trip.had.0 / 8);
         }
         heard
@@ -442,7 +442,7 @@ impl Books {
         let heard = !shims.is_empty() || !book.bound;
         let told = |shim: &Voice| shim.parked.is_none() && shim.word < begun;
         let known = self.own_on(book.id, number).all(|process| shims.contains_key(process));
-        let known = known || trip.rung == Method::Yield;
+        let known = known || trip.rung == Method::Hook;
         heard && known && trip.since < begun && shims.values().all(told) && !self.may_have(book.id, trip)
     }
 
@@ -466,7 +466,7 @@ impl Books {
         if shims.is_empty() {
             return Err("nobody is there to be told");
         }
-        if (parking.ram == Bytes::ZERO && rung != Method::Yield) || self.is_stopped() {
+        if (parking.space == Bytes::ZERO && rung != Method::Hook) || self.is_stopped() {
             return Err("nobody is parked now");
         }
         if book.rests.on(rung) > now {
@@ -481,22 +481,22 @@ impl Books {
         for number in &held.cards {
             let card = &self.cards[*number];
             let stale = now.since(card.begun).0 > 2 * self.policy.period.0;
-            let tells = matches!(card.look, Look::Free(_)) || (card.is_coarse() && rung == Method::Park);
+            let tells = matches!(card.look, Look::Free(_)) || (card.is_coarse() && rung == Method::Shim);
             if stale || !tells {
                 return Err("nobody would see its bytes go");
             }
-            if rung != Method::Yield && self.own_on(lease, *number).any(|process| !shims.contains_key(process)) {
+            if rung != Method::Hook && self.own_on(lease, *number).any(|process| !shims.contains_key(process)) {
                 return Err("one of its programs does not listen");
             }
         }
-        if rung == Method::Park && self.is_taken_up(lease, held) {
+        if rung == Method::Shim && self.is_taken_up(lease, held) {
             return Err("somebody else moves where nobody tells whose bytes are whose");
         }
-        if rung == Method::Driver && !book.ask.may_lose {
+        if rung == Method::Driver && !book.ask.may_lose_state {
             self.keeps_to_its_cards(now, lease, held)?;
             self.sure_of_room(lease, held)?;
         }
-        if rung == Method::Yield {
+        if rung == Method::Hook {
             return Ok(Bytes::ZERO);
         }
         let need = self.has_in_all(lease, held) + LITTLE;
@@ -519,10 +519,10 @@ impl Books {
         let parking = &self.policy.parking;
         let out = self.leases.values().filter(|book| matches!(&book.at, At::Away(_, trip) if trip.way == Way::Out));
         let leaving: Bytes = out.filter_map(Book::held).map(|held| held.booked).sum();
-        if need + parking.leave + leaving + self.unread > available {
+        if need + parking.keep_available + leaving + self.unread > available {
             return Err("the host has too little memory");
         }
-        if self.booked_by(None) + need > parking.ram {
+        if self.booked_by(None) + need > parking.space {
             return Err("there is too little host memory for parked bytes");
         }
         Ok(())
@@ -544,12 +544,12 @@ impl Books {
         let moved = matches!(cause, Cause::Observed(..) | Cause::Watched(_)) && self.watch.is_by(lease);
         let by_hand = moved || matches!(cause, Cause::Park(of, _) if *of == lease);
         let by_hand = by_hand && room_for.is_none() && aside.is_none();
-        let is_heard = rung == Method::Park || (rung == Method::Yield && !self.voices(lease, Method::Park).is_empty());
+        let is_heard = rung == Method::Shim || (rung == Method::Hook && !self.voices(lease, Method::Shim).is_empty());
         let passive = (!is_heard || aside.is_some()) && again.is_none() && !by_hand;
         must(9, quiet == passive, || {
             format!("{lease} leaves ({rung}), asks again as of {again:?}, and is passive: {quiet}")
         })?;
-        let takes_contexts = rung == Method::Park && room_for.is_some() && self.policy.parking.deep.is_some();
+        let takes_contexts = rung == Method::Shim && room_for.is_some() && self.policy.parking.context_after.is_some();
         must(9, !with_context || takes_contexts, || format!("{lease} is parked ({rung}) with its contexts"))?;
         let had_then = self.has_in_all(lease, held);
         must(0, *had == had_then, || format!("{lease} is parked with {had}, and has {had_then}"))?;
@@ -578,7 +578,7 @@ impl Books {
             _ => return must(17, false, || format!("{lease} is parked after {cause:?}")),
         }
         let sure = self.sure_of_room(lease, held);
-        must(2, rung != Method::Driver || book.ask.may_lose || sure.is_ok(), || {
+        must(2, rung != Method::Driver || book.ask.may_lose_state || sure.is_ok(), || {
             format!("the driver parks {lease}, and a restore may lack room: {sure:?}")
         })?;
         let can = self.parkable(now, lease, book, rung);
@@ -645,7 +645,7 @@ impl Books {
 
     /// Whether what was said to be gone should have been seen by now, whatever time is left to go.
     pub(super) fn is_unseen(&self, now: Time, lease: LeaseId, trip: &Trip) -> bool {
-        let by = self.all_said(lease, trip).map(|said| said + self.policy.parking.limit);
+        let by = self.all_said(lease, trip).map(|said| said + self.policy.parking.move_timeout);
         let by = by.map(|by| by.min(trip.since + trip.allowed(&self.policy.parking)));
         by.is_some_and(|by| now >= by) && !self.in_grace(now, trip.since)
     }
@@ -654,8 +654,8 @@ impl Books {
     fn has_all_left(&self, held: &Held, lease: LeaseId, trip: &Trip) -> bool {
         let voices = self.voices(lease, trip.rung);
         let known = |number: &usize| self.own_on(lease, *number).all(|process| voices.contains_key(process));
-        let heard = trip.rung == Method::Park || !voices.is_empty();
-        let known = trip.rung == Method::Yield || held.cards.iter().all(known);
+        let heard = trip.rung == Method::Shim || !voices.is_empty();
+        let known = trip.rung == Method::Hook || held.cards.iter().all(known);
         heard && known && self.all_said(lease, trip).is_some()
     }
 
@@ -665,9 +665,9 @@ impl Books {
         let coarse = held.cards.iter().any(|number| self.cards[*number].is_coarse());
         let fits = match why {
             // Whoever has more than was booked does not fit, whatever it says.
-            UnparkReason::Refused(_) if trip.rung != Method::Yield && self.said(lease, trip.rung) > held.booked => true,
+            UnparkReason::Refused(_) if trip.rung != Method::Hook && self.said(lease, trip.rung) > held.booked => true,
             UnparkReason::Refused(_) if matches!(cause, Cause::Unwrapped(of) if *of == lease) => {
-                trip.rung == Method::Yield
+                trip.rung == Method::Hook
             }
             UnparkReason::Refused(_) => {
                 let said = |of: &LeaseId| *of == lease && !self.has_all_left(held, lease, trip);
@@ -701,7 +701,7 @@ impl Books {
     }
 
     pub(super) fn rest(&mut self, now: Time, lease: LeaseId, rung: Method, times: u64) {
-        let rest = Span(self.policy.parking.rest.0 * times);
+        let rest = Span(self.policy.parking.retry_after.0 * times);
         if let Some(book) = self.leases.get_mut(&lease) {
             book.rests.set(rung, now, now + rest);
         }
@@ -716,7 +716,7 @@ impl Books {
             format!("{lease} is parked, and one of its programs has not said so: {shims:?}")
         })?;
         let said = self.said(lease, trip.rung);
-        must(3, trip.rung == Method::Yield || said <= held.booked, || {
+        must(3, trip.rung == Method::Hook || said <= held.booked, || {
             format!("{lease} is parked with {said}, and {} are booked", held.booked)
         })?;
         must(4, trip.seen_on(held, LOOKS), || {
@@ -729,7 +729,7 @@ impl Books {
         let unheard =
             |number: &usize| self.own_on(lease, *number).find(|process| !shims.contains_key(process)).copied();
         let other = held.cards.iter().filter(readable).find_map(unheard);
-        must(4, other.is_none() || trip.rung == Method::Yield, || {
+        must(4, other.is_none() || trip.rung == Method::Hook, || {
             format!("{lease} is parked, and {other:?} of its is not")
         })?;
         let graced = if held.renewed <= self.grace_from { self.grace_until } else { Time::ZERO };
@@ -777,7 +777,7 @@ impl Books {
             vram: Vram::Bytes(vram),
             at_least,
             gpus: cards.len() as u16,
-            on: Some(GpuSelector::These(cards)),
+            gpus_allowed: Some(GpuSelector::These(cards)),
             term,
             ..book.ask.clone()
         };

@@ -64,12 +64,12 @@ impl Promises {
         let kept = &mut self.kept;
         self.by.retain(|id, by| {
             let Some(lease) = state.lease(*id) else { return false };
-            if lease.queued().is_none() {
+            if lease.queued_since().is_none() {
                 *kept += 1;
                 return false;
             }
             // Its own tenant's other leases may have used up the quota meanwhile.
-            let free = now <= *by || quota::held(state, lease).is_none();
+            let free = now <= *by || quota::block(state, lease).is_none();
             if free && now > *by {
                 late = Some((*id, *by));
             }
@@ -102,12 +102,12 @@ impl Promises {
     fn is_less_room(&mut self, state: &State) -> bool {
         let beyond = |card| {
             let room = state.room(card);
-            let over: Bytes = room.claims().values().map(|claim| claim.seen.less(claim.reserved)).sum();
-            let loose = room.loose().filter(|_| state.is_listed(card));
-            loose.map(|loose| (loose + over, state.strangers(card)))
+            let over: Bytes = room.leases().values().map(|claim| claim.seen.less(claim.reserved)).sum();
+            let loose = room.unowned_bytes().filter(|_| state.is_listed(card));
+            loose.map(|loose| (loose + over, state.unleased_compute_processes(card)))
         };
         let mut less = false;
-        for (number, card) in state.cards().enumerate() {
+        for (number, card) in state.gpus().enumerate() {
             let now = beyond(card);
             match self.beyond.get_mut(number) {
                 Some(before) => {
@@ -127,7 +127,7 @@ impl Promises {
 
 /// Whether a holder that was to stay on its cards has programs that do not come back to them.
 fn is_silent(state: &State, now: Time) -> bool {
-    let late = |away: &ParkState| !away.back && now > away.since + state.policy().parking.limit_of(away);
+    let late = |away: &ParkState| !away.was_resumed && now > away.since + state.policy().parking.timeout_of(away);
     let mut moving = state.moving().filter_map(|lease| state.lease(lease));
     moving.any(|lease| matches!(&lease.phase, Phase::Resuming(_, away) if late(away)))
 }

@@ -5,7 +5,7 @@
 
 use super::{Verdict, must};
 use sublet_core::cost::Direction;
-use sublet_core::decide::preempt::{NotPreemptable, prospect};
+use sublet_core::decide::preempt::{NotPreemptable, preemption_option};
 use sublet_core::ids::GpuId;
 use sublet_core::method::Method;
 use sublet_core::rows::Lease;
@@ -32,9 +32,11 @@ impl Slices {
         let waiters = state.queue().iter().take(WAITERS).filter_map(|(id, _)| state.lease(id));
         for waiter in waiters {
             for holder in state.movable() {
-                let Err(NotPreemptable::Turn { until }) = prospect(state, waiter, holder, now) else { continue };
+                let Err(NotPreemptable::Turn { until }) = preemption_option(state, waiter, holder, now) else {
+                    continue;
+                };
                 let Some(hold) = holder.hold() else { continue };
-                let latest = hold.began() + Span(2 * slice(state, holder).0);
+                let latest = hold.slice_began() + Span(2 * slice(state, holder).0);
                 must(9, until <= latest, || {
                     format!("{} keeps its cards until {until}, and two slices are over at {latest}", holder.id)
                 })?;
@@ -45,9 +47,9 @@ impl Slices {
 }
 
 fn slice(state: &State, holder: &Lease) -> Span {
-    let (parking, live) = (&state.policy().parking, state.live(holder.id));
+    let (parking, live) = (&state.policy().parking, state.readings(holder.id));
     let program = live.map_or("", |live| live.program.as_str());
-    let cards = holder.hold().into_iter().flat_map(|hold| &hold.cards);
+    let cards = holder.hold().into_iter().flat_map(|hold| &hold.gpus);
     // Where nobody can see what it has, it may be as much as its lease allows.
     let on = |card: &GpuId| match state.room(*card).is_coarse() {
         true => holder.hold().map(|hold| hold.vram).unwrap_or_default(),
@@ -55,14 +57,16 @@ fn slice(state: &State, holder: &Lease) -> Span {
     };
     let bytes: Bytes = cards.map(on).sum();
     let costs = &state.rows().tenants[holder.tenant.0 as usize].costs;
-    let is_open = |rung: &Method| live.is_some_and(|live| !live.voices(*rung).is_empty());
+    let is_open = |rung: &Method| live.is_some_and(|live| !live.movers(*rung).is_empty());
     let moves = |rung: Method| {
-        costs.estimate(program, rung, Direction::Out, bytes) + costs.estimate(program, rung, Direction::Back, bytes)
+        costs.estimate(program, rung, Direction::OffGpu, bytes)
+            + costs.estimate(program, rung, Direction::OntoGpu, bytes)
     };
     let rungs = Method::REVERSIBLE.into_iter().filter(is_open).map(moves);
     // One that is ended for others has its notice, too.
-    let notice = holder.ask.notice.map_or(Span::ZERO, |notice| notice.before);
-    let ends = holder.ask.may_be_ended().then(|| costs.estimate(program, Method::End, Direction::Out, bytes) + notice);
+    let notice = holder.request.notice.map_or(Span::ZERO, |notice| notice.before);
+    let ends =
+        holder.request.may_be_ended().then(|| costs.estimate(program, Method::End, Direction::OffGpu, bytes) + notice);
     let moves = rungs.chain(ends).max().unwrap_or_default();
-    parking.turn.max(Span(moves.0.saturating_mul(parking.worth.into())))
+    parking.slice_min.max(Span(moves.0.saturating_mul(parking.slice_per_move.into())))
 }

@@ -34,7 +34,7 @@ impl Books {
         })?;
         let wanted = self.wanted(*tenant, &held.cards);
         let never = ask.preempt == Preempt::Never;
-        let capped = if never { Time::NEVER } else { held.began + self.policy.hold_cap };
+        let capped = if never { Time::NEVER } else { held.began + self.policy.hold_max };
         let limited = until == capped || Some(until) == held.before;
         let let_past = held.before.is_some() && !self.queue.is_empty();
         must(8, until == full || ((wanted.at_all || let_past) && limited), || {
@@ -79,7 +79,7 @@ impl Books {
         let capped = || {
             let cap = |held: &Held| match book.ask.preempt {
                 Preempt::Never => Time::NEVER,
-                _ => held.began + self.policy.hold_cap,
+                _ => held.began + self.policy.hold_max,
             };
             let limit = |held: &Held| held.before.unwrap_or(Time::NEVER).min(cap(held));
             book.held().is_some_and(|held| now >= limit(held))

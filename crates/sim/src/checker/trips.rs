@@ -66,7 +66,7 @@ impl Books {
             let Some(Book { at: At::Away(held, trip), .. }) = self.leases.get(lease) else { continue };
             let late = match trip.way {
                 // Of a hook it is known when it said so: what it said must be seen soon.
-                Way::Out if trip.rung == Method::Yield && self.is_unseen(now, *lease, trip) => {
+                Way::Out if trip.rung == Method::Hook && self.is_unseen(now, *lease, trip) => {
                     let said = self.all_said(*lease, trip);
                     said.is_some_and(|said| now >= (said + trip.sight).min(trip.since + trip.span))
                 }

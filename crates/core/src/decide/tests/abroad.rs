@@ -9,9 +9,13 @@ use expect_test::{Expect, expect};
 
 /// A house that could park anybody, where strangers have ten seconds for everything.
 fn roomy() -> Policy {
-    let patience = EnforcementTimes { warned: Span::secs(10), grace: Span::secs(10), ..EnforcementTimes::default() };
-    let parking = Parking { ram: Bytes::gib(64), ..Parking::default() };
-    Policy { patience, parking, ..Policy::default() }
+    let patience = EnforcementTimes {
+        after_warning: Span::secs(10),
+        after_sigterm: Span::secs(10),
+        ..EnforcementTimes::default()
+    };
+    let parking = Parking { space: Bytes::gib(64), ..Parking::default() };
+    Policy { enforcement: patience, parking, ..Policy::default() }
 }
 
 /// L1 has card 0, and its process is on card 1 too.
@@ -272,7 +276,8 @@ fn who_becomes_a_lease_s_that_is_for_another_card_stays_a_stranger() {
 
 #[test]
 fn the_host_is_asked_to_look_into_those_that_take_something_where_their_lease_is_not() {
-    let abroad = |story: &str, card: u16| told(&format!("{BEGIN}{story}"), roomy()).state.abroad(GpuId(card));
+    let abroad =
+        |story: &str, card: u16| told(&format!("{BEGIN}{story}"), roomy()).state.off_lease_processes(GpuId(card));
     assert_eq!((abroad("", 0), abroad("", 1)), (vec![], vec![process("L1")]));
     assert_eq!(abroad("2s card 1 L1=3G stray=4G", 1), [process("L1")], "strangers are found without asking");
     assert_eq!(abroad("2s card 1 L1=0M", 1), []);

@@ -165,7 +165,7 @@ fn gpus_that_do_not_step_aside_serve_the_waiters() {
 
 #[test]
 fn host_memory_for_one_lease_parks_the_cheaper_and_leaves_the_other() {
-    let parking = Parking { ram: Bytes::gib(8), ..house().parking };
+    let parking = Parking { space: Bytes::gib(8), ..house().parking };
     check_with(
         Policy { parking, ..house() },
         "0s  cards 24G

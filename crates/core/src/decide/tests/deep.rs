@@ -8,7 +8,7 @@ use expect_test::{Expect, expect};
 
 /// A story in which ann is parked by hand at 20 s, and nobody waits.
 fn check(story: &str, expect: Expect) {
-    let parking = Parking { deep: Some(Span::secs(60)), ..house().parking };
+    let parking = Parking { context_after: Some(Span::secs(60)), ..house().parking };
     let begin = format!(
         "{BEGIN}
          10s  shim L1 shallow
@@ -584,7 +584,7 @@ fn contexts_of_which_the_driver_finds_that_it_has_none_stay() {
 
 /// Two parkable jobs of 8 GiB on a GPU of 24, the first of which is parked by hand at 20 s.
 fn check_two(story: &str, expect: Expect) {
-    let parking = Parking { deep: Some(Span::secs(600)), ..super::preempt::house().parking };
+    let parking = Parking { context_after: Some(Span::secs(600)), ..super::preempt::house().parking };
     let begin = "0s  cards 24G
                  0s  ram 100G
                  0s  card 0 0M

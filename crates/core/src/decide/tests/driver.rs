@@ -556,9 +556,9 @@ fn whom_the_driver_could_not_take_waits_for_the_stranger_on_its_card_and_it_is_k
         let teller = told(&format!("{refused}{then}"), house());
         let row = teller.state.lease(LeaseId(1)).expect("it is held");
         assert!(matches!(row.phase, Phase::Resuming(..)), "{row:?}");
-        parking::held_back(&teller.state, row)
+        parking::restore_obstacle(&teller.state, row)
     };
-    assert_eq!(held_back("6s  card 0 stray=1G"), Some(RestoreObstacle::Strangers(GpuId(0), 1)));
+    assert_eq!(held_back("6s  card 0 stray=1G"), Some(RestoreObstacle::Unleased(GpuId(0), 1)));
     assert_eq!(held_back("6s  card 0 unreadable"), Some(RestoreObstacle::Unreadable(GpuId(0))));
     let beside = "6s  ask bob 8G\n7s  bind L2\n8s  card 0 L2=6G";
     assert_eq!(held_back(beside), Some(RestoreObstacle::Uncapped(GpuId(0), LeaseId(2))));
@@ -680,7 +680,7 @@ fn a_process_that_another_lease_has_is_not_taken_off_its_cards_with_the_one_that
          4s  park L1 ann"
     );
     let teller = told(&story, house());
-    let away = teller.state.lease(LeaseId(1)).and_then(Lease::away).expect("it leaves");
+    let away = teller.state.lease(LeaseId(1)).and_then(Lease::park_state).expect("it leaves");
     assert_eq!(away.processes, [process("L1")]);
 }
 

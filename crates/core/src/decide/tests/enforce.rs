@@ -9,7 +9,11 @@ use expect_test::expect;
 /// A house where strangers have ten seconds for everything.
 pub(super) fn brisk() -> Policy {
     Policy {
-        patience: EnforcementTimes { warned: Span::secs(10), grace: Span::secs(10), ..EnforcementTimes::default() },
+        enforcement: EnforcementTimes {
+            after_warning: Span::secs(10),
+            after_sigterm: Span::secs(10),
+            ..EnforcementTimes::default()
+        },
         ..Policy::default()
     }
 }
@@ -299,7 +303,7 @@ fn who_calls_itself_something_else_all_the_time_is_noted_once_a_minute_and_befor
         ";
     let called = |until: usize| {
         let lines: Vec<&str> = story.trim_end().lines().take(until).collect();
-        told(&lines.join("\n"), brisk()).state.rows().strangers[&UnleasedId(1)].audit.command.join(" ")
+        told(&lines.join("\n"), brisk()).state.rows().unleased[&UnleasedId(1)].audit.command.join(" ")
     };
     assert_eq!([6, 7, 8, 9, 10].map(called), ["python3 train.py", "one", "one", "one", "four"]);
 }

@@ -61,7 +61,7 @@ fn what_is_expected_grows_with_those_ahead() {
 #[test]
 fn an_idle_lease_is_expected_to_leave_at_once() {
     let mut house = house();
-    house.parking = Parking { ram: Bytes::gib(64), ..house.parking };
+    house.parking = Parking { space: Bytes::gib(64), ..house.parking };
     let story = "0s cards 24G\n0s ram 100G\n0s card 0 0M\n0s ask ann 16G ttl=300s\n1s bind L1\n1s shim L1 here\n\
                  2s card 0 L1=14G\n2s worked L1\n90s ask bob 16G\n";
     let (p50, p90) = starts_in(story, house, "L2").unwrap();

@@ -103,7 +103,7 @@ fn a_debt_counts_no_more_than_its_bound() {
 #[test]
 fn what_ends_before_a_claim_is_let_past_it_and_not_renewed_beyond() {
     check_with(
-        Policy { hold_cap: Span::secs(200), ..Policy::default() },
+        Policy { hold_max: Span::secs(200), ..Policy::default() },
         "0s   cards 24G
          0s   card 0 0M
          0s   ask ann 10G time=150s
@@ -281,7 +281,7 @@ fn a_day_has_so_much_gpu_time_and_the_next_one_again() {
 
 #[test]
 fn never_to_be_preempted_takes_a_quota() {
-    let mut policy = Policy { hold_cap: Span::secs(60), ..Policy::default() };
+    let mut policy = Policy { hold_max: Span::secs(60), ..Policy::default() };
     policy.caps_of.insert("ann".into(), Caps { never: Some(Bytes::gib(10)), ..Caps::default() });
     check_with(
         policy,

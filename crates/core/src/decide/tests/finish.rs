@@ -9,7 +9,7 @@ use crate::units::Span;
 /// Slices of ten seconds.
 fn slices(finish: bool) -> Policy {
     let mut house = house();
-    (house.parking.worth, house.parking.finish) = (1, finish);
+    (house.parking.slice_per_move, house.parking.stretches_slices) = (1, finish);
     house
 }
 

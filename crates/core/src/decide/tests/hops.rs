@@ -143,7 +143,7 @@ fn a_signal_is_wanted_as_long_as_it_would_be_decided_again() {
         let state = told(&format!("{before}\n{then}"), brisk()).state;
         let blow =
             |name: &str| PendingSignal { stranger: UnleasedId(1), process: process(name), signal: 15, of: at(12) };
-        (state.is_to_be_struck(&blow("stray"), at(seconds)), state.is_to_be_struck(&blow("child"), at(seconds)))
+        (state.is_signal_due(&blow("stray"), at(seconds)), state.is_signal_due(&blow("child"), at(seconds)))
     };
     assert_eq!(wanted("", 12), (true, true));
     assert_eq!(wanted("12s adopt stray uid:7", 12), (false, false));
@@ -197,9 +197,9 @@ fn who_only_draws_is_warned_and_not_ended_unless_a_rule_denies_it() {
 
 #[test]
 fn who_draws_and_has_little_is_of_no_interest_and_unknown_is_not_little() {
-    let drawing = |bytes: Option<Bytes>| Resident { process: process("x"), bytes, graphics: true }.is_of_interest();
+    let drawing = |bytes: Option<Bytes>| Resident { process: process("x"), bytes, only_draws: true }.is_of_interest();
     assert_eq!([Some(Bytes::mib(255)), Some(Bytes::mib(256)), None].map(drawing), [false, true, true]);
-    assert!(Resident { process: process("x"), bytes: Some(Bytes(1)), graphics: false }.is_of_interest());
+    assert!(Resident { process: process("x"), bytes: Some(Bytes(1)), only_draws: false }.is_of_interest());
 }
 
 #[test]

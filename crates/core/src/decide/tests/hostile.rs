@@ -52,12 +52,12 @@ impl House {
 
     fn charged_today(&self, tenant: &str) -> Span {
         let tenant = self.teller.state.tenant(tenant).expect("it asked");
-        Span(self.teller.state.rows().tenants[tenant.0 as usize].today)
+        Span(self.teller.state.rows().tenants[tenant.0 as usize].today_us)
     }
 
     fn load(&self, tenant: &str) -> TenantLoad {
         let tenant = self.teller.state.tenant(tenant).expect("it asked");
-        self.teller.state.books().load(tenant).clone()
+        self.teller.state.ledger().load(tenant).clone()
     }
 }
 
@@ -98,7 +98,7 @@ fn a_whole_card_that_is_never_preempted_counts_whole() {
          0s ask zed 1G on=0 time=600s
          0s ask ann whole never",
     );
-    assert!(house.load("ann").never <= Bytes::gib(24), "{:?}", house.load("ann"));
+    assert!(house.load("ann").unpreemptable <= Bytes::gib(24), "{:?}", house.load("ann"));
 }
 
 #[test]

@@ -72,7 +72,7 @@ fn told(story: &str, policy: Policy) -> Teller {
             "restart" => {
                 teller.now = at;
                 teller.state = State::new(teller.state.rows().clone(), teller.state.policy().clone());
-                let cards = teller.state.rows().cards.iter().map(|card| card.facts.clone()).collect();
+                let cards = teller.state.rows().gpus.iter().map(|card| card.facts.clone()).collect();
                 teller.step(
                     at,
                     Event::Started { boot: String::new(), clock_offset_us: 0, epoch_floor: Fence(1), lease_floor: 1 },
@@ -191,7 +191,7 @@ impl Teller {
                 let name = rest.first().unwrap_or(id);
                 let row = self.state.lease(lease(id)).expect("a lease to bind");
                 let owner = self.state.tenant_name(row.tenant);
-                let epoch = row.hold().expect("a held lease").epoch;
+                let epoch = row.hold().expect("a held lease").fence;
                 Event::Bound { by: by(owner), lease: row.id, epoch, process: process(name) }
             }
             ["alive", id] => members(lease(id), &[*id]),
@@ -206,7 +206,7 @@ impl Teller {
             }
             ["day", number] => Event::Day { number: number.parse().expect("a number") },
             ["renew", id, who] => {
-                let epoch = self.state.lease(lease(id)).and_then(|row| row.hold()).map_or(Fence(0), |hold| hold.epoch);
+                let epoch = self.state.lease(lease(id)).and_then(|row| row.hold()).map_or(Fence(0), |hold| hold.fence);
                 Event::Renewed { by: by(who), lease: lease(id), epoch }
             }
             ["renew", id, who, epoch] => {
@@ -227,17 +227,17 @@ impl Teller {
                     ["yielded"] => MoverReport::Parked(Bytes::ZERO),
                     ["resumed"] => MoverReport::Resumed,
                     ["failed", why @ ..] => MoverReport::Refused(why.join(" ")),
-                    ["wants"] => MoverReport::Wants,
+                    ["wants"] => MoverReport::Used,
                     other => panic!("no such word: {other:?}"),
                 };
-                let epoch = self.state.lease(lease(id)).and_then(|row| row.hold()).map_or(Fence(0), |hold| hold.epoch);
+                let epoch = self.state.lease(lease(id)).and_then(|row| row.hold()).map_or(Fence(0), |hold| hold.fence);
                 Event::Hooked { by: by(who), lease: lease(id), epoch, said }
             }
             [rung @ ("shim" | "driver"), id, said @ ..] => {
-                let rung = if *rung == "shim" { Method::Park } else { Method::Driver };
+                let rung = if *rung == "shim" { Method::Shim } else { Method::Driver };
                 let said = match said {
-                    ["here"] => MoverReport::Here { parked: None },
-                    ["here", "parked", size] => MoverReport::Here { parked: Some(bytes(size)) },
+                    ["here"] => MoverReport::Present { parked: None },
+                    ["here", "parked", size] => MoverReport::Present { parked: Some(bytes(size)) },
                     ["cannot", why @ ..] => MoverReport::Cannot(Some(why.join(" "))),
                     ["can"] => MoverReport::Cannot(None),
                     ["parked", size] => MoverReport::Parked(bytes(size)),
@@ -246,10 +246,10 @@ impl Teller {
                     ["outgrown", why @ ..] => MoverReport::Outgrown(why.join(" ")),
                     ["lost", why @ ..] => MoverReport::Lost(why.join(" ")),
                     ["unknown"] => MoverReport::Unknown,
-                    ["wants"] => MoverReport::Wants,
-                    ["deep"] => MoverReport::Deep(true),
-                    ["shallow"] => MoverReport::Deep(false),
-                    ["left"] => MoverReport::Left,
+                    ["wants"] => MoverReport::Used,
+                    ["deep"] => MoverReport::KeepsStill(true),
+                    ["shallow"] => MoverReport::KeepsStill(false),
+                    ["left"] => MoverReport::Gone,
                     ["died", why @ ..] => MoverReport::Died(why.join(" ")),
                     other => panic!("no such word: {other:?}"),
                 };
@@ -268,9 +268,9 @@ impl Teller {
                 let changed = refused.as_deref().is_some_and(|why| why.starts_with("it is not what"));
                 let outcome = vec![SignalOutcome { process: process(name), refused, changed, uid: None }];
                 let signal = signal.parse().expect("a signal");
-                let step = self.state.rows().strangers.get(&stranger).map(|stranger| stranger.step);
+                let step = self.state.rows().unleased.get(&stranger).map(|stranger| stranger.step);
                 let of = match step {
-                    Some(UnleasedStep::Told { since, .. }) => since,
+                    Some(UnleasedStep::Signalled { since, .. }) => since,
                     _ => Time::ZERO,
                 };
                 Event::Struck { stranger, signal, of, outcome }
@@ -290,7 +290,7 @@ impl Teller {
                 Event::RuleAsked { by: by(who), who: rule.parse().expect("a rule"), treat: RuleAction::Deny }
             }
             ["attach", rule, vram, who] => {
-                let treat = RuleAction::Attach { vram: Some(bytes(vram)), tier: Tier::Interactive };
+                let treat = RuleAction::Adopt { vram: Some(bytes(vram)), tier: Tier::Interactive };
                 Event::RuleAsked { by: by(who), who: rule.parse().expect("a rule"), treat }
             }
             ["unrule", rule, who] => {
@@ -345,7 +345,7 @@ impl Teller {
     }
 
     fn used(&self, index: &str, rest: &[&str]) -> Reading {
-        let card = self.state.card(&uuid(index)).expect("a card");
+        let card = self.state.gpu(&uuid(index)).expect("a card");
         let mut free = self.state.room(card).total();
         let mut used = GpuUsage { free, processes: Vec::new(), coarse: rest.contains(&"coarse") };
         for part in rest {
@@ -355,7 +355,7 @@ impl Teller {
                     // `~x` only draws.
                     let (process, graphics) = (process(who.trim_start_matches('~')), who.starts_with('~'));
                     let told = (!used.coarse).then(|| bytes(size));
-                    used.processes.push(Resident { process, bytes: told, graphics });
+                    used.processes.push(Resident { process, bytes: told, only_draws: graphics });
                 }
                 None if part.ends_with(['G', 'M']) => free = free.less(bytes(part)),
                 None => {}
@@ -380,7 +380,7 @@ impl Teller {
             Action::Bind { lease, .. } => writeln!(out, "{now} bind {lease}"),
             Action::Park { lease, booked, again, rung, room_for, aside, .. } => {
                 let again = if again.is_some() { ", and asks again" } else { "" };
-                let by = if *rung == Method::Park { String::new() } else { format!(" by {rung}") };
+                let by = if *rung == Method::Shim { String::new() } else { format!(" by {rung}") };
                 let room_for = room_for.map_or(String::new(), |waiter| format!(" for {waiter}"));
                 let aside = aside.map_or(String::new(), |card| format!(", GPU {card} steps aside"));
                 writeln!(out, "{now} park {lease}{by}{room_for} ({booked} booked{again}{aside})")
@@ -434,8 +434,8 @@ impl Teller {
             Action::IssueToken { token } => writeln!(out, "{now} issue {} to {}", token.id, token.tenant),
             Action::RevokeToken { token, .. } => writeln!(out, "{now} revoke {token}"),
             Action::Find { stranger } => {
-                let again = stranger.again.map_or_else(String::new, |former| format!(", {former} again"));
-                let of = stranger.of.map_or_else(String::new, |lease| format!(", a process of {lease}"));
+                let again = stranger.successor_of.map_or_else(String::new, |former| format!(", {former} again"));
+                let of = stranger.lease.map_or_else(String::new, |lease| format!(", a process of {lease}"));
                 writeln!(out, "{now} find {} of uid {}{of}{again}", stranger.id, stranger.audit.uid)
             }
             Action::Reaudit { stranger, audit, .. } => {
@@ -460,7 +460,7 @@ impl Teller {
             Action::Survived { stranger, .. } => writeln!(out, "{now} {stranger} survived"),
             Action::Close { stranger, how, .. } => writeln!(out, "{now} close {stranger} ({how:?})"),
             Action::SetMode { card, mode } => writeln!(out, "{now} card {card} mode {mode}"),
-            Action::SetRule { rule } => writeln!(out, "{now} rule {}: {:?} {}", rule.id, rule.treat, rule.who),
+            Action::SetRule { rule } => writeln!(out, "{now} rule {}: {:?} {}", rule.id, rule.action, rule.subject),
             Action::DropRule { rule } => writeln!(out, "{now} drop rule {rule}"),
             Action::Start { .. } | Action::Enrol { .. } | Action::Regroup { .. } | Action::List { .. } => Ok(()),
         }
@@ -570,15 +570,15 @@ fn ask(by: Caller, vram: &str, rest: &[&str]) -> Event {
             ("gpus", n) => ask.gpus = n.parse().expect("a number"),
             ("priority", n) => ask.priority = n.parse().expect("a number"),
             ("wait", span) => wait = Some(seconds(span)),
-            ("on", text) => ask.on = Some(GpuSelector::read(text)),
+            ("on", text) => ask.gpus_allowed = Some(GpuSelector::read(text)),
             ("interactive", _) => ask.tier = Tier::Interactive,
             ("spot", _) => ask.tier = Tier::Spot,
             ("least", size) => ask.at_least = Some(bytes(size)),
             ("never", _) => ask.preempt = Preempt::Never,
             ("park", _) => ask.preempt = Preempt::Park,
             ("end", _) => ask.preempt = Preempt::End,
-            ("yields", _) => ask.yields = true,
-            ("may-lose", _) => ask.may_lose = true,
+            ("yields", _) => ask.has_hook = true,
+            ("may-lose", _) => ask.may_lose_state = true,
             ("notice", span) => ask.notice = Some(Notice { signal: 10, before: seconds(span) }),
             ("alone", _) => ask.exclusivity = Exclusivity::Device,
             ("private", _) => ask.exclusivity = Exclusivity::Session,

@@ -8,9 +8,13 @@ use expect_test::expect;
 
 /// A house that parks, where strangers have ten seconds for everything.
 pub(super) fn roomy() -> Policy {
-    let patience = EnforcementTimes { warned: Span::secs(10), grace: Span::secs(10), ..EnforcementTimes::default() };
-    let parking = Parking { ram: Bytes::gib(64), ..Parking::default() };
-    Policy { patience, parking, ..Policy::default() }
+    let patience = EnforcementTimes {
+        after_warning: Span::secs(10),
+        after_sigterm: Span::secs(10),
+        ..EnforcementTimes::default()
+    };
+    let parking = Parking { space: Bytes::gib(64), ..Parking::default() };
+    Policy { enforcement: patience, parking, ..Policy::default() }
 }
 
 /// A stranger that is warned and due, and what follows.
@@ -206,7 +210,7 @@ fn where_nobody_is_parked_or_there_is_too_little_memory_it_is_ended_when_it_is_d
         12s audit stray
         ";
     let mut off = roomy();
-    off.patience.parks = false;
+    off.enforcement.parks_first = false;
     check_with(
         off,
         story,
@@ -218,7 +222,7 @@ fn where_nobody_is_parked_or_there_is_too_little_memory_it_is_ended_when_it_is_d
     "#]],
     );
     let mut small = roomy();
-    small.parking.ram = Bytes::gib(2);
+    small.parking.space = Bytes::gib(2);
     check_with(
         small,
         story,

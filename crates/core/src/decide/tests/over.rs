@@ -1,19 +1,19 @@
 //! Holders that have more than their leases: told, offered more, made to leave, ended where that is enforced.
 
 use super::*;
-use crate::decide::overuse::more;
+use crate::decide::overuse::larger_lease;
 use crate::policy::{Caps, Parking};
 use crate::rows::Phase;
 use expect_test::expect;
 
 /// A house with parking RAM.
 fn with_ram() -> Policy {
-    Policy { parking: Parking { ram: Bytes::gib(64), ..Parking::default() }, ..Policy::default() }
+    Policy { parking: Parking { space: Bytes::gib(64), ..Parking::default() }, ..Policy::default() }
 }
 
 fn offered(story: &str, policy: Policy) -> Option<Bytes> {
     let teller = told(story, policy);
-    more(&teller.state, teller.state.lease(LeaseId(1)).expect("a lease"), teller.now)
+    larger_lease(&teller.state, teller.state.lease(LeaseId(1)).expect("a lease"), teller.now)
 }
 
 /// L1 has 4 GiB of a card by its lease, and 6 GiB by the looks since then.
@@ -125,7 +125,7 @@ fn what_it_has_is_offered_rounded_up_and_accepting_it_is_charged_from_then_on() 
     let tenant = &teller.state.rows().tenants[0];
     // 4 GiB for 20 s, then 6016 MiB for 10 s.
     let byte_us = (u128::from(Bytes::gib(4).0) * 20 + u128::from(Bytes::mib(6016).0) * 10) * 1_000_000;
-    assert_eq!((tenant.card_us, tenant.byte_us), (30_000_000, byte_us));
+    assert_eq!((tenant.gpu_us, tenant.byte_us), (30_000_000, byte_us));
 }
 
 #[test]
@@ -143,11 +143,11 @@ fn the_mark_and_the_days_time_are_as_if_the_rest_of_the_term_had_been_paid_so_at
         Policy::default(),
     );
     let of = |teller: &Teller| teller.state.rows().tenants[0].clone();
-    assert_eq!(of(&grown).today, of(&plain).today);
+    assert_eq!(of(&grown).today_us, of(&plain).today_us);
     assert_eq!(of(&grown).byte_us, of(&plain).byte_us);
     // A sixth of all for a minute carries it to 10 s. At 20 s that is past; a twelfth more for 40 s carries it
     // 3.33 s from there. What it did not use, a quarter of all for 30 s, is given back.
-    assert!(of(&grown).mark.0.abs_diff(20_000_000 + 3_333_333 - 7_500_000) < 10, "{:?}", of(&grown).mark);
+    assert!(of(&grown).debt_clock.0.abs_diff(20_000_000 + 3_333_333 - 7_500_000) < 10, "{:?}", of(&grown).debt_clock);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use expect_test::{Expect, expect};
 
 pub(super) fn house() -> Policy {
     // These stories are of what happens when a lease comes to its end.
-    Policy { parking: Parking { ram: Bytes::gib(32), preempt: false, ..Parking::default() }, ..Policy::default() }
+    Policy { parking: Parking { space: Bytes::gib(32), preempt: false, ..Parking::default() }, ..Policy::default() }
 }
 
 /// A story that begins with ann's 16 GiB on a card of 24, of which her program has 14.
@@ -139,7 +139,7 @@ fn a_look_before_the_last_word_does_not_count() {
 
 #[test]
 fn a_busy_holder_at_its_cap_is_parked_and_asks_again() {
-    let policy = Policy { hold_cap: Span::secs(100), ..house() };
+    let policy = Policy { hold_max: Span::secs(100), ..house() };
     check_with(
         policy,
         &format!(
@@ -199,7 +199,7 @@ fn who_refuses_stays_and_its_lease_ends_on_time() {
 
 #[test]
 fn who_fails_to_leave_when_its_time_is_over_tries_every_way_once_and_gains_no_time_by_hand() {
-    let policy = Policy { parking: Parking { rest: Span::secs(1), ..house().parking }, ..house() };
+    let policy = Policy { parking: Parking { retry_after: Span::secs(1), ..house().parking }, ..house() };
     check_with(
         policy,
         &format!(
@@ -258,7 +258,7 @@ fn who_needed_its_cards_at_an_earlier_try_does_not_ask_for_them_now() {
 
 #[test]
 fn who_does_not_answer_is_not_tried_again_and_again_while_somebody_waits() {
-    let policy = Policy { parking: Parking { rest: Span::secs(3), ..house().parking }, ..house() };
+    let policy = Policy { parking: Parking { retry_after: Span::secs(3), ..house().parking }, ..house() };
     check_with(
         policy,
         &format!(
@@ -442,7 +442,7 @@ fn a_parked_holder_waits_its_turn_like_anybody() {
 #[test]
 fn parked_bytes_are_booked_and_there_is_no_more_than_there_is() {
     check_with(
-        Policy { parking: Parking { ram: Bytes::gib(20), ..Parking::default() }, ..Policy::default() },
+        Policy { parking: Parking { space: Bytes::gib(20), ..Parking::default() }, ..Policy::default() },
         "0s  cards 24G 24G
          0s  ram 64G
          0s  card 0 0M
@@ -508,7 +508,7 @@ fn who_takes_more_host_memory_than_was_booked_comes_back() {
 
 #[test]
 fn what_was_parked_since_the_host_was_looked_at_is_not_there_for_others() {
-    let policy = Policy { parking: Parking { ram: Bytes::gib(64), ..Parking::default() }, ..Policy::default() };
+    let policy = Policy { parking: Parking { space: Bytes::gib(64), ..Parking::default() }, ..Policy::default() };
     check_with(
         policy,
         "0s  cards 24G 24G

@@ -1,6 +1,6 @@
 //! Stories of room that is made for who waits.
 
-use super::super::preempt::{RoomPlan, making};
+use super::super::preempt::{RoomPlan, room_plan};
 use super::{check_with, told};
 use crate::ids::LeaseId;
 use crate::policy::{Caps, Parking, Policy};
@@ -8,7 +8,7 @@ use crate::units::Bytes;
 use expect_test::{Expect, expect};
 
 pub(super) fn house() -> Policy {
-    let parking = Parking { ram: Bytes::gib(64), ..Parking::default() };
+    let parking = Parking { space: Bytes::gib(64), ..Parking::default() };
     let caps = Caps { never: Some(Bytes::gib(64)), ..Caps::default() };
     Policy { parking, caps, ..Policy::default() }
 }
@@ -87,7 +87,7 @@ fn a_batch_ask_waits_for_a_busy_batch_job_until_its_turn_is_over() {
 fn equals_take_turns_and_the_turns_follow_the_cost() {
     // A tenth of the time may go into moving.
     let mut house = house();
-    house.parking.worth = 9;
+    house.parking.slice_per_move = 9;
     check_with(
         house,
         &format!(
@@ -660,7 +660,7 @@ fn who_leaves_together_fits_into_the_host_memory_together() {
         200s park L2 for L4 (7.1 GiB booked, and asks again)
     "#]],
     );
-    let parking = Parking { ram: Bytes::gib(10), ..plenty.parking.clone() };
+    let parking = Parking { space: Bytes::gib(10), ..plenty.parking.clone() };
     check_with(
         Policy { parking, ..plenty.clone() },
         THIRDS,
@@ -742,9 +742,9 @@ fn it_is_said_what_keeps_several_from_leaving_together() {
     let of = |policy: Policy| {
         let teller = told(story, policy);
         let waiter = teller.state.lease(LeaseId(3)).expect("a waiter");
-        making(&teller.state, waiter, teller.now).expect("it is the first").0
+        room_plan(&teller.state, waiter, teller.now).expect("it is the first").0
     };
-    let lacks_ram = Parking { ram: Bytes::gib(10), ..house().parking };
+    let lacks_ram = Parking { space: Bytes::gib(10), ..house().parking };
     assert_eq!(
         of(Policy { parking: lacks_ram, ..house() }),
         RoomPlan::Ram { need: Bytes::mib(2 * (9 * 1024 + 64)), room: Some(Bytes::gib(10)) }

@@ -105,7 +105,7 @@ fn a_word_renews_a_lease_that_no_process_is_bound_to() {
 #[test]
 fn a_busy_holder_keeps_its_card_no_longer_than_the_hold_cap_while_somebody_waits() {
     check_with(
-        Policy { hold_cap: Span::secs(100), ..Policy::default() },
+        Policy { hold_max: Span::secs(100), ..Policy::default() },
         "0s   cards 24G
          0s   card 0 0M
          0s   ask ann 16G

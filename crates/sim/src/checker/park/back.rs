@@ -30,7 +30,7 @@ impl Books {
             format!("{lease} comes back where somebody else moves, and nobody tells whose bytes are whose")
         })?;
         let sure = self.sure_of_room(lease, held);
-        must(2, !trip.needs_driver() || book.ask.may_lose || sure.is_ok(), || {
+        must(2, !trip.needs_driver() || book.ask.may_lose_state || sure.is_ok(), || {
             format!("the driver brings {lease} back, and it may lack room: {sure:?}")
         })?;
         let term = now + trip.left.unwrap_or(book.ask.term.span());
@@ -69,7 +69,7 @@ impl Books {
         self.check_order(now, lease, &back, book)?;
         if passive {
             must(9, before.is_none(), || format!("{lease} is passive, and comes back until a waiter's claim begins"))?;
-            let pause = trip.since + self.policy.parking.pause;
+            let pause = trip.since + self.policy.parking.pause_after_park;
             must(9, pause <= now, || format!("{lease} is passive, and comes back at {now}, before {pause}"))?;
         }
         let due = self.charged(now, book.tenant, *vram, held.cards.len(), until.since(now));
@@ -111,7 +111,7 @@ impl Books {
     fn is_unsure(&self, lease: LeaseId) -> Option<&'static str> {
         let book = self.leases.get(&lease)?;
         let At::Away(held, trip) = &book.at else { return None };
-        let restores = trip.restores() && !book.ask.may_lose;
+        let restores = trip.restores() && !book.ask.may_lose_state;
         if restores && self.may_have(lease, trip) { self.others_keep_off(lease, held).err() } else { None }
     }
 
@@ -133,7 +133,7 @@ impl Books {
         must(14, at == now, || format!("{lease} is back at {at}, and it is {now}"))?;
         // Nobody is there that could bring anything back, or say so.
         let (none_parked, rung) = (self.none_parked(lease, trip.rung), trip.rung);
-        let unwrapped = rung == Method::Yield && matches!(cause, Cause::Unwrapped(of) if *of == lease);
+        let unwrapped = rung == Method::Hook && matches!(cause, Cause::Unwrapped(of) if *of == lease);
         must(2, !self.may_have(lease, trip), || {
             format!("{lease} is back, and the driver may have something of it: {trip:?}")
         })?;
@@ -154,7 +154,7 @@ impl Books {
         let At::Away(held, trip) = book.at else { return Ok(()) };
         let until = held.until.max(now);
         // Who could not be parked is left alone from when that is over.
-        let (rested, mut rests) = (now + self.policy.parking.rest, book.rests);
+        let (rested, mut rests) = (now + self.policy.parking.retry_after, book.rests);
         if !trip.back && rests.on(rung) != Time::ZERO {
             rests.0[rung as usize] = rests.on(rung).max(rested);
         }
