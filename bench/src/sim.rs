@@ -4,7 +4,7 @@ use crate::figure::{BenchOutcome, Figure, FigureTarget};
 use crate::rig::BenchRig;
 use anyhow::Result;
 use std::time::{Duration, Instant};
-use sublet_sim::run::{Options, run as simulate};
+use sublet_sim::run::{RunOptions, run as simulate};
 
 /// Long enough for many kinds of worlds.
 const TIME: Duration = Duration::from_secs(10);
@@ -15,7 +15,7 @@ pub fn run(_: &BenchRig) -> Result<BenchOutcome> {
     let (mut seeds, mut events) = (0, 0);
     while begun.elapsed() < TIME {
         seeds += 1;
-        events += simulate(seeds, Options::default()).map_err(|failure| anyhow::anyhow!("{failure}"))?.events;
+        events += simulate(seeds, RunOptions::default()).map_err(|failure| anyhow::anyhow!("{failure}"))?.events;
     }
     let rate = events as f64 / begun.elapsed().as_secs_f64();
     Ok(BenchOutcome {

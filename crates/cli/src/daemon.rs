@@ -6,11 +6,11 @@
 use crate::failure::Failure;
 use std::path::Path;
 use std::process::ExitCode;
-pub use sublet_daemon::{Finding, Options, RuleSubject as ProcessPattern, TcpConfig};
+pub use sublet_daemon::{Finding, RuleSubject as ProcessPattern, ServeOptions, TcpConfig};
 use sublet_wire::exit;
 
 /// Runs the daemon until it is told to stop.
-pub fn serve(options: Options) -> Result<(), Failure> {
+pub fn serve(options: ServeOptions) -> Result<(), Failure> {
     sublet_daemon::serve(options)
         .map_err(|error| Failure::new(error.exit_code(), chain(&error)).maybe_hint(error.hint()))
 }

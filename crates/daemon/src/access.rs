@@ -6,8 +6,8 @@
 //! anybody else holds.
 
 use crate::credentials::Credentials;
-use crate::names::{FOR_A_NAME, Names, uid_of};
 use crate::peer::{Operators, Peer};
+use crate::user_directory::{FOR_A_NAME, UserDirectory, uid_of};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 use sublet_wire::{Code, Problem};
@@ -19,18 +19,18 @@ const ANEW: Duration = Duration::from_secs(60);
 
 /// The rules about who may do what, and whom they are about.
 #[derive(Clone, Debug)]
-pub struct Access(Arc<Inside>);
+pub struct Access(Arc<AccessTable>);
 
 #[derive(Debug)]
-struct Inside {
+struct AccessTable {
     operators: RwLock<Arc<Operators>>,
-    names: Names,
+    names: UserDirectory,
 }
 
 impl Access {
     /// These rules, over these users.
-    pub fn new(operators: Operators, names: Names) -> Access {
-        Access(Arc::new(Inside { operators: RwLock::new(Arc::new(operators)), names }))
+    pub fn new(operators: Operators, names: UserDirectory) -> Access {
+        Access(Arc::new(AccessTable { operators: RwLock::new(Arc::new(operators)), names }))
     }
 
     /// Other rules from now on, for whoever is connected too.
@@ -95,11 +95,11 @@ fn unknown() -> Problem {
 pub struct Session {
     access: Access,
     credentials: Arc<Credentials>,
-    last: Mutex<Option<Made>>,
+    last: Mutex<Option<CookieSecret>>,
 }
 
 #[derive(Debug)]
-struct Made {
+struct CookieSecret {
     generation: u64,
     at: Instant,
     peer: Arc<Peer>,
@@ -119,7 +119,7 @@ impl Session {
             return Ok(peer);
         }
         let peer = self.access.local(&self.credentials).await?;
-        let made = Made { generation, at: Instant::now(), peer: Arc::clone(&peer) };
+        let made = CookieSecret { generation, at: Instant::now(), peer: Arc::clone(&peer) };
         *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(made);
         Ok(peer)
     }
@@ -135,23 +135,23 @@ impl Session {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::credentials::Spaces;
-    use crate::names::Found;
+    use crate::credentials::Namespaces;
+    use crate::user_directory::FoundUser;
 
     const ANA: u32 = 1000;
     const LAB: u32 = 70;
     const OPS: u32 = 80;
-    const OURS: Spaces = Spaces { pids: true, users: true };
+    const OURS: Namespaces = Namespaces { pids: true, users: true };
 
     /// Users of whom the directory says that they are in these groups, under these rules.
     fn access(of_directory: &'static [u32], gid: Option<u32>, groups: &[(u32, &str)]) -> Access {
-        let found = move |_| Found { name: Some("ana".to_owned()), gids: Some(of_directory.to_vec()) };
-        let names = Names::of_directory(found).unwrap();
+        let found = move |_| FoundUser { name: Some("ana".to_owned()), gids: Some(of_directory.to_vec()) };
+        let names = UserDirectory::of_directory(found).unwrap();
         let groups = groups.iter().map(|(gid, name)| (*gid, (*name).to_owned())).collect();
         Access::new(Operators { own_uid: 1, gid, groups }, names)
     }
 
-    fn session(access: &Access, uid: u32, gids: &[u32], spaces: Spaces) -> Session {
+    fn session(access: &Access, uid: u32, gids: &[u32], spaces: Namespaces) -> Session {
         Session::new(access.clone(), Credentials { uid, gids: gids.to_vec(), spaces, process: None })
     }
 
@@ -162,8 +162,9 @@ mod tests {
     #[test]
     fn the_groups_that_count_are_the_kernels_and_the_directorys() {
         let access = access(&[LAB], None, &[(LAB, "lab"), (OPS, "ops"), (90, "none")]);
-        let groups =
-            |gids: &[u32]| now(session(&access, ANA, gids, Spaces::default()).peer()).unwrap().caller.groups.clone();
+        let groups = |gids: &[u32]| {
+            now(session(&access, ANA, gids, Namespaces::default()).peer()).unwrap().caller.groups.clone()
+        };
         assert_eq!(groups(&[OPS]), ["lab", "ops"]);
         assert_eq!(groups(&[]), ["lab"], "who left its groups behind is in them all the same");
     }
@@ -186,7 +187,7 @@ mod tests {
     fn an_operator_is_one_where_its_numbers_are_ours() {
         let access = access(&[], Some(OPS), &[]);
         let operator = |uid, gid, pids, users| {
-            now(session(&access, uid, &[gid], Spaces { pids, users }).peer()).unwrap().caller.operator
+            now(session(&access, uid, &[gid], Namespaces { pids, users }).peer()).unwrap().caller.operator
         };
         // Root, the service's own user, and a member of the group: root in a container becomes any of them.
         for (uid, gid) in [(0, 0), (1, 1), (ANA, OPS)] {
@@ -200,12 +201,12 @@ mod tests {
 
     #[test]
     fn nobody_passes_whose_groups_are_not_known_where_rules_name_groups() {
-        let nothing = Names::of_directory(|_| Found::default()).unwrap();
+        let nothing = UserDirectory::of_directory(|_| FoundUser::default()).unwrap();
         let rules = |groups| Access::new(Operators { own_uid: 1, gid: None, groups }, nothing.clone());
         let open = rules(Vec::new());
-        assert!(now(session(&open, ANA, &[], Spaces::default()).peer()).is_ok());
+        assert!(now(session(&open, ANA, &[], Namespaces::default()).peer()).is_ok());
         let strict = rules(vec![(LAB, "lab".to_owned())]);
-        let refused = now(session(&strict, ANA, &[LAB], Spaces::default()).peer()).unwrap_err();
+        let refused = now(session(&strict, ANA, &[LAB], Namespaces::default()).peer()).unwrap_err();
         assert_eq!(refused.code, Code::TooBusy);
     }
 
@@ -213,13 +214,13 @@ mod tests {
     async fn nobody_waits_long_for_a_name_and_for_groups_only_where_they_matter() {
         let (_say, answers) = std::sync::mpsc::channel();
         let answers = Arc::new(Mutex::new(answers));
-        let silent = Names::of_directory(move |_| answers.lock().unwrap().recv().unwrap_or_default()).unwrap();
+        let silent = UserDirectory::of_directory(move |_| answers.lock().unwrap().recv().unwrap_or_default()).unwrap();
         let rules = |groups| Access::new(Operators { own_uid: 1, gid: None, groups }, silent.clone());
         let start = tokio::time::Instant::now();
-        assert!(session(&rules(Vec::new()), ANA, &[], Spaces::default()).peer().await.is_ok());
+        assert!(session(&rules(Vec::new()), ANA, &[], Namespaces::default()).peer().await.is_ok());
         assert!(start.elapsed() <= 2 * FOR_A_NAME, "{:?}", start.elapsed());
         let strict = rules(vec![(LAB, "lab".to_owned())]);
-        let refused = session(&strict, ANA, &[LAB], Spaces::default()).peer().await.unwrap_err();
+        let refused = session(&strict, ANA, &[LAB], Namespaces::default()).peer().await.unwrap_err();
         assert_eq!(refused.code, Code::TooBusy);
         assert!(start.elapsed() >= FOR_GROUPS, "it may come: {:?}", start.elapsed());
     }

@@ -1,7 +1,7 @@
 //! GPUs that step aside, in words and for clients.
 
+use crate::messages;
 use crate::view::View;
-use crate::words;
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use sublet_core::decide::aside::leases_that_stay;
@@ -83,11 +83,11 @@ impl View<'_> {
     pub fn problem(&self, by: &Caller, refusal: &Refusal) -> Problem {
         match refusal {
             Refusal::StepsAside { index, by: user, until } => {
-                let problem = words::problem(refusal);
+                let problem = messages::problem(refusal);
                 Problem { detail: self.steps_aside(by, *index, user, *until), ..problem }
             }
-            Refusal::AnothersAside(user) => words::problem(&Refusal::AnothersAside(self.aside_user(by, user))),
-            other => words::problem(other),
+            Refusal::AnothersAside(user) => messages::problem(&Refusal::AnothersAside(self.aside_user(by, user))),
+            other => messages::problem(other),
         }
     }
 }

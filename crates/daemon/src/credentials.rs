@@ -20,7 +20,7 @@ pub struct Credentials {
     /// All of its groups.
     pub gids: Vec<u32>,
     /// How far its numbers mean what ours do.
-    pub spaces: Spaces,
+    pub spaces: Namespaces,
     /// The process that connected; `None` if it did not live any more, or cannot be seen from here.
     pub process: Option<ConnectedProcess>,
 }
@@ -36,7 +36,7 @@ pub struct ConnectedProcess {
 
 /// Which namespaces somebody shares with us. Unknown is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Spaces {
+pub struct Namespaces {
     /// Its pids mean what ours do.
     pub pids: bool,
     /// So do its user ids.
@@ -61,9 +61,9 @@ impl Credentials {
 }
 
 /// What `/proc` says of a process, if it is the one that connected.
-fn spaces(socket: BorrowedFd<'_>, pid: u32) -> Option<Spaces> {
+fn spaces(socket: BorrowedFd<'_>, pid: u32) -> Option<Namespaces> {
     let witness = Witness::of(socket, pid)?;
-    let spaces = Spaces { pids: same_pids(pid), users: same_users(pid) };
+    let spaces = Namespaces { pids: same_pids(pid), users: same_users(pid) };
     witness.saw(pid).then_some(spaces)
 }
 
@@ -166,7 +166,7 @@ mod tests {
     fn this_process_shares_everything_with_itself() {
         let (one, _other) = StdUnixStream::pair().unwrap();
         let spaces = spaces(one.as_fd(), std::process::id());
-        assert_eq!(spaces, Some(Spaces { pids: true, users: true }));
+        assert_eq!(spaces, Some(Namespaces { pids: true, users: true }));
         let own: Vec<u32> = rustix::process::getgroups().unwrap().into_iter().map(|gid| gid.as_raw()).collect();
         let mut told = peer_groups(one.as_fd()).unwrap();
         told.sort_unstable();

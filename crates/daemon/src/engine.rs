@@ -27,7 +27,7 @@ pub struct Engine<R> {
 
 /// What came of an event.
 #[derive(Debug)]
-pub struct Taken {
+pub struct Decided {
     /// For whoever caused it.
     pub answer: EventAnswer,
     /// What was decided.
@@ -66,7 +66,7 @@ impl<R> Engine<R> {
     }
 
     /// Takes in one event: decides, applies, and enters it all into the open batch.
-    pub fn take(&mut self, now: Time, wall_us: u64, actor: &Arc<str>, event: Event) -> Taken {
+    pub fn take(&mut self, now: Time, wall_us: u64, actor: &Arc<str>, event: Event) -> Decided {
         self.version += 1;
         let outcome = decide(&mut self.state, now, event);
         let mut past = outcome.past.iter().peekable();
@@ -75,7 +75,7 @@ impl<R> Engine<R> {
             let entry = LogEntry { actor: Arc::clone(actor), action: action.clone(), at: now, wall_us };
             self.open.push(entry, ended.cloned());
         }
-        Taken { answer: outcome.answer, actions: outcome.actions, past: outcome.past }
+        Decided { answer: outcome.answer, actions: outcome.actions, past: outcome.past }
     }
 
     /// Keeps an answer for its Idempotency-Key, in the transaction of what it answers.

@@ -1,6 +1,6 @@
 //! What is over, read from the journal beside the loop, by a few at a time.
 
-use crate::turns::Turns;
+use crate::fair_limiter::FairLimiter;
 use std::sync::{Arc, Mutex, PoisonError};
 use sublet_journal::{Journal, JournalReader, OpenError};
 
@@ -14,14 +14,14 @@ const READERS_EACH: usize = 2;
 pub struct History {
     /// As many as there are turns, so that whoever has a turn finds one.
     readers: Arc<Mutex<Vec<JournalReader>>>,
-    turns: Turns,
+    turns: FairLimiter,
 }
 
 impl History {
     /// That of this journal.
     pub fn of(journal: &Journal) -> Result<History, OpenError> {
         let readers = (0..READERS).map(|_| journal.reader()).collect::<Result<Vec<JournalReader>, OpenError>>()?;
-        Ok(History { readers: Arc::new(Mutex::new(readers)), turns: Turns::new(READERS, READERS_EACH) })
+        Ok(History { readers: Arc::new(Mutex::new(readers)), turns: FairLimiter::new(READERS, READERS_EACH) })
     }
 
     /// Reads for a caller when it is its turn; `None` if the daemon stops under it.

@@ -2,8 +2,8 @@
 
 use crate::access::Access;
 use crate::credentials::Credentials;
-use crate::names::tenant_of;
-use crate::tokens::Known;
+use crate::tokens::KnownToken;
+use crate::user_directory::tenant_of;
 use std::sync::Arc;
 use sublet_core::event::Caller;
 use sublet_core::ids::ProcKey;
@@ -30,7 +30,7 @@ pub enum Proof {
         access: Access,
     },
     /// It sent the secret of this token.
-    Token(Arc<Known>),
+    Token(Arc<KnownToken>),
 }
 
 /// Who may do what beyond its own leases.
@@ -53,7 +53,7 @@ impl Peer {
     }
 
     /// Whoever sent a token's secret. A token is never an operator's.
-    pub fn through(known: Arc<Known>) -> Arc<Peer> {
+    pub fn through(known: Arc<KnownToken>) -> Arc<Peer> {
         let token = &known.token;
         let groups = Vec::new();
         let caller = Caller { tenant: token.tenant.clone(), groups, operator: false, token: Some(token.id) };

@@ -11,9 +11,9 @@ const TENANTS_MAX: usize = 10_000;
 
 /// The counters.
 #[derive(Debug, Default)]
-pub struct Refusals(Mutex<BTreeMap<String, BTreeMap<&'static str, u64>>>);
+pub struct RefusalCounts(Mutex<BTreeMap<String, BTreeMap<&'static str, u64>>>);
 
-impl Refusals {
+impl RefusalCounts {
     /// Counts a refused request.
     pub fn count(&self, tenant: &str, code: Code) {
         let mut tenants = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -37,7 +37,7 @@ mod tests {
 
     #[test]
     fn refusals_are_counted_by_tenant_and_reason_and_tenants_are_bounded() {
-        let refusals = Refusals::default();
+        let refusals = RefusalCounts::default();
         refusals.count("uid:1", Code::NoRoom);
         refusals.count("uid:1", Code::NoRoom);
         refusals.count("uid:1", Code::QueueFull);

@@ -14,7 +14,7 @@
 //! Absent on purpose: what entries mean, and deleting registers. A number that is free again would let a stale program
 //! commit.
 
-use crate::turns::{Turn, Turns};
+use crate::fair_limiter::{CallPermit, FairLimiter};
 use std::collections::HashMap;
 use std::fs::{self, DirBuilder, File};
 use std::io;
@@ -77,8 +77,8 @@ struct KeeperParts {
     directory: PathBuf,
     limits: RegisterLimits,
     open: Mutex<OpenRegisters>,
-    calls: Turns,
-    transfers: Turns,
+    calls: FairLimiter,
+    transfers: FairLimiter,
 }
 
 #[derive(Debug, Default)]
@@ -102,8 +102,8 @@ impl RegisterKeeper {
             directory: state_dir.join(DIRECTORY),
             limits,
             open: Mutex::default(),
-            calls: Turns::new(CALLS, CALLS_EACH),
-            transfers: Turns::new(TRANSFERS, TRANSFERS_EACH),
+            calls: FairLimiter::new(CALLS, CALLS_EACH),
+            transfers: FairLimiter::new(TRANSFERS, TRANSFERS_EACH),
         }))
     }
 
@@ -113,7 +113,7 @@ impl RegisterKeeper {
     }
 
     /// Waits until this tenant may send or get entries. The turn is kept until they have arrived.
-    pub async fn transfer(&self, tenant: &str) -> Result<Turn, RegisterFailure> {
+    pub async fn transfer(&self, tenant: &str) -> Result<CallPermit, RegisterFailure> {
         self.0.transfers.take(tenant).await.ok_or(RegisterFailure::Stopping)
     }
 

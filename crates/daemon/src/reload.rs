@@ -10,13 +10,13 @@
 //! all of this has a thread of its own.
 
 use crate::access::Access;
-use crate::config::{Config, ConfigError, Settled, Tcp, TcpConfig, check};
-use crate::day::{Hours, Moment};
+use crate::calendar::{Hours, Moment};
+use crate::config::{Config, ConfigError, LoadedConfig, Tcp, TcpConfig, check};
 use crate::http::gate::Gate;
 use crate::http::local_rate::LocalRate;
 use crate::http::tcp::Tls;
-use crate::http::{self, House};
-use crate::mail::{Letters, Mail};
+use crate::http::{self, HttpSettings};
+use crate::loop_input::{InboxSender, LoopInput};
 use crate::notices;
 use crate::writer;
 use std::path::PathBuf;
@@ -34,13 +34,13 @@ pub struct Reload {
     /// What the command line says about TCP.
     pub flags: TcpConfig,
     /// What was read last.
-    pub standing: Standing,
+    pub standing: RunningConfig,
     /// The loop.
-    pub mail: Letters,
+    pub mail: InboxSender,
     /// Who may do what.
     pub access: Access,
     /// The face.
-    pub house: Arc<RwLock<House>>,
+    pub house: Arc<RwLock<HttpSettings>>,
     /// Where notices go.
     pub notices: Arc<RwLock<notices::Settings>>,
     /// Why the last reload was refused; operators see it.
@@ -53,29 +53,29 @@ pub struct Reload {
 
 /// The last configuration that was good, and which of its hours were taken into account.
 #[derive(Clone, Debug)]
-pub struct Standing {
+pub struct RunningConfig {
     config: Config,
     hours: Vec<Hours>,
     held: Vec<bool>,
 }
 
-impl Standing {
+impl RunningConfig {
     /// A configuration, if it is good, and what follows from it now.
-    pub fn of(config: Config) -> Result<(Standing, Settled), ConfigError> {
+    pub fn of(config: Config) -> Result<(RunningConfig, LoadedConfig), ConfigError> {
         let now = Moment::now();
-        Standing::under(config, |hours| hours.hold(now))
+        RunningConfig::under(config, |hours| hours.hold(now))
     }
 
-    fn under(config: Config, holds: impl Fn(&Hours) -> bool) -> Result<(Standing, Settled), ConfigError> {
+    fn under(config: Config, holds: impl Fn(&Hours) -> bool) -> Result<(RunningConfig, LoadedConfig), ConfigError> {
         let settled = config.settle_at(&holds)?;
         let hours = settled.hours.clone();
         let held = hours.iter().map(holds).collect();
-        Ok((Standing { config, hours, held }, settled))
+        Ok((RunningConfig { config, hours, held }, settled))
     }
 
     /// What follows if other hours hold than were taken into account. What cannot be settled is
     /// not taken into account either, so that it is tried again.
-    fn turn(&mut self, holds: impl Fn(&Hours) -> bool) -> Option<Result<Settled, ConfigError>> {
+    fn turn(&mut self, holds: impl Fn(&Hours) -> bool) -> Option<Result<LoadedConfig, ConfigError>> {
         let now: Vec<bool> = self.hours.iter().map(&holds).collect();
         if now == self.held {
             return None;
@@ -103,7 +103,7 @@ impl Reload {
     /// A configuration that is wrong changes nothing.
     fn read(&mut self) {
         let read = Config::read(self.path.as_deref()).map(|config| config.over(&self.flags));
-        match read.and_then(Standing::of) {
+        match read.and_then(RunningConfig::of) {
             Ok((standing, settled)) => {
                 if standing.config.gpu() != self.standing.config.gpu() {
                     tracing::error!("`gpu` was changed: the change takes effect at the next restart");
@@ -136,7 +136,7 @@ impl Reload {
         match self.standing.turn(|hours| hours.hold(now)) {
             None => {}
             Some(Ok(settled)) => {
-                drop(self.mail.send(Mail::Configured(Box::new(settled.policy))));
+                drop(self.mail.send(LoopInput::Configured(Box::new(settled.policy))));
                 tracing::info!("the rules of another window (`[[windows]]`) are in effect; leases continue");
             }
             Some(Err(error)) => {
@@ -146,7 +146,7 @@ impl Reload {
     }
 
     /// What was refused of it, if anything was.
-    fn set(&self, settled: Settled) -> Option<String> {
+    fn set(&self, settled: LoadedConfig) -> Option<String> {
         let refused = self.set_tcp(settled.tcp.as_ref());
         self.local_rate.set(settled.socket_rate);
         self.access.set(settled.operators_gid, settled.groups.clone());
@@ -156,7 +156,7 @@ impl Reload {
         if let Ok(mut notices) = self.notices.write() {
             notices.clone_from(&settled.notices);
         }
-        drop(self.mail.send(Mail::Configured(Box::new(settled.policy))));
+        drop(self.mail.send(LoopInput::Configured(Box::new(settled.policy))));
         refused
     }
 
@@ -203,7 +203,7 @@ mod tests {
 
     #[test]
     fn other_hours_bring_the_rules_that_were_read_last_once() {
-        let (mut standing, settled) = Standing::under(config(""), |_| false).unwrap();
+        let (mut standing, settled) = RunningConfig::under(config(""), |_| false).unwrap();
         assert_eq!(settled.policy.caps.leases, None);
         assert!(standing.turn(|_| false).is_none(), "nothing has begun");
         let begun = standing.turn(|_| true).expect("work has begun").unwrap();
@@ -215,7 +215,7 @@ mod tests {
 
     #[test]
     fn hours_whose_rules_cannot_be_settled_are_tried_again() {
-        let (mut standing, _) = Standing::under(config(""), |_| false).unwrap();
+        let (mut standing, _) = RunningConfig::under(config(""), |_| false).unwrap();
         // The directory is away, say, and does not know a group that it knew.
         standing.config = config("[groups.no-such-group-here]\nvram = \"1G\"");
         for _ in 0..2 {

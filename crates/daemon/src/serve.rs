@@ -1,31 +1,31 @@
 //! Starting and stopping.
 
 use crate::access::Access;
-use crate::choice::{self, Choice};
-use crate::claim;
-use crate::config::{Config, ConfigError, Settled, Tcp, TcpConfig};
-use crate::epochs::Epochs;
+use crate::config::{Config, ConfigError, LoadedConfig, Tcp, TcpConfig};
+use crate::fair_limiter::FairLimiter;
+use crate::gpu_lock;
+use crate::gpu_selection::{self, GpuSelection};
 use crate::history::History;
 use crate::http::acceptor::Acceptor;
 use crate::http::gate::Gate;
 use crate::http::local_rate::LocalRate;
-use crate::http::rate::Rates;
-use crate::http::seats::{self, AtLimit, Limits, Seats};
+use crate::http::rate::CallRates;
+use crate::http::seats::{self, AtLimit, ConnectionLimits, Limits};
 use crate::http::tls::TlsError;
-use crate::http::{self, App, Reach};
-use crate::looper::{self, Desk, Loop, Parts, Post};
+use crate::http::{self, App, AppState};
+use crate::lease_proofs::LeaseProofs;
+use crate::loop_input::{InboxSender, LoopInput};
+use crate::looper::{self, Loop, LoopClient, LoopHandle, LoopParts};
 use crate::loss;
-use crate::mail::{Letters, Mail};
-use crate::marks::Marks;
-use crate::names::Names;
 use crate::notices::Notices;
 use crate::peer::Operators;
-use crate::refusals::Refusals;
+use crate::refusals::RefusalCounts;
 use crate::registers::RegisterKeeper;
-use crate::reload::{Reload, Standing};
-use crate::turns::Turns;
+use crate::reload::{Reload, RunningConfig};
+use crate::user_directory::UserDirectory;
 use crate::view::View;
-use crate::writer::{self, Pen};
+use crate::watermarks::Watermarks;
+use crate::writer::{self, JournalWriter};
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -48,7 +48,7 @@ use tokio::sync::watch;
 
 /// How to serve.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct ServeOptions {
     /// Where the journal is.
     pub state_dir: PathBuf,
     /// Where clients connect.
@@ -188,10 +188,10 @@ impl ServeError {
 }
 
 /// Runs the daemon until it is told to stop.
-pub fn serve(options: Options) -> Result<(), ServeError> {
+pub fn serve(options: ServeOptions) -> Result<(), ServeError> {
     log_to_stderr();
     exit_on_panic();
-    let settled = Standing::of(Config::read(options.config.as_deref())?.over(&options.tcp))?;
+    let settled = RunningConfig::of(Config::read(options.config.as_deref())?.over(&options.tcp))?;
     let asked = options.gpu.as_deref().map(str::parse::<GpuSpec>).transpose()?.or_else(|| settled.1.gpu.clone());
     match &options.config {
         Some(file) => tracing::info!(file = %file.display(), "configuration read"),
@@ -199,16 +199,16 @@ pub fn serve(options: Options) -> Result<(), ServeError> {
     }
     let limits = raise_descriptor_limit();
     // Whoever is refused shall leave nothing behind; whoever comes after this look is found when the socket is made.
-    claim::check_free(&options.socket)?;
+    gpu_lock::check_free(&options.socket)?;
     let (journal, loaded) = Journal::open(&options.state_dir)?;
-    let choice = choice::choose(asked, &loaded)?;
+    let choice = gpu_selection::choose(asked, &loaded)?;
     let kind = choice.gpu.kind();
-    let _cards = if kind == GpuKind::Real { Some(claim::cards()?) } else { None };
-    if let Some(other) = choice::other_kind(&loaded, kind) {
+    let _cards = if kind == GpuKind::Real { Some(gpu_lock::cards()?) } else { None };
+    if let Some(other) = gpu_selection::other_kind(&loaded, kind) {
         return Err(ServeError::OtherKind(other.name()));
     }
     let remote = settled.1.tcp.as_ref().map(listen_beyond).transpose()?;
-    let listener = claim::socket(&options.socket, settled.1.socket_gid)?;
+    let listener = gpu_lock::socket(&options.socket, settled.1.socket_gid)?;
     let eyes = look_at(&choice, &options)?;
     // The loop and the writer need cores too, and every thread more is a wake-up more for a request.
     let cores = thread::available_parallelism().map_or(1, usize::from);
@@ -220,14 +220,14 @@ pub fn serve(options: Options) -> Result<(), ServeError> {
         .enable_all()
         .build()
         .map_err(ServeError::System)?;
-    let doors = Doors { local: listener, remote, limits };
+    let doors = Listeners { local: listener, remote, limits };
     let result = run(&options, settled, eyes, journal, loaded, doors, &runtime);
     runtime.shutdown_timeout(Duration::from_secs(1));
     result
 }
 
 /// How the cards are looked at; soft ones are made here.
-fn look_at(choice: &Choice, options: &Options) -> Result<HostSettings, ServeError> {
+fn look_at(choice: &GpuSelection, options: &ServeOptions) -> Result<HostSettings, ServeError> {
     let mut eyes = HostSettings::new(choice.gpu.clone());
     eyes.script = options.state_dir.join("scripted.json");
     if let GpuSpec::Soft(spec) = &choice.gpu {
@@ -251,46 +251,46 @@ fn announce(place: &SoftPlace, automatic: bool) {
 }
 
 /// Where callers come in.
-struct Doors {
+struct Listeners {
     local: std::os::unix::net::UnixListener,
-    remote: Option<Remote>,
+    remote: Option<TcpOptions>,
     limits: Limits,
 }
 
 /// The door for whoever has a token.
-struct Remote {
+struct TcpOptions {
     listener: std::net::TcpListener,
     tls: http::tcp::Tls,
     settled: Tcp,
 }
 
 /// The certificate is read before anybody can connect.
-fn listen_beyond(settled: &Tcp) -> Result<Remote, ServeError> {
+fn listen_beyond(settled: &Tcp) -> Result<TcpOptions, ServeError> {
     let tls = settled.tls.as_ref().map(|(cert, key)| http::tls::read(cert, key)).transpose()?;
     let failed = |source| ServeError::Tcp { listen: settled.listen, source };
     let listener = std::net::TcpListener::bind(settled.listen).map_err(failed)?;
     listener.set_nonblocking(true).map_err(failed)?;
-    Ok(Remote { listener, tls: Arc::new(RwLock::new(tls)), settled: settled.clone() })
+    Ok(TcpOptions { listener, tls: Arc::new(RwLock::new(tls)), settled: settled.clone() })
 }
 
 fn run(
-    options: &Options,
-    (standing, settled): (Standing, Settled),
+    options: &ServeOptions,
+    (standing, settled): (RunningConfig, LoadedConfig),
     mut eyes: HostSettings,
     journal: Journal,
     loaded: LoadedState,
-    doors: Doors,
+    doors: Listeners,
     runtime: &tokio::runtime::Runtime,
 ) -> Result<(), ServeError> {
     let boot = clock::boot_id().map_err(ServeError::System)?;
     let clock = clock_for(&loaded, &boot);
-    let names = Names::start().map_err(ServeError::System)?;
-    let tokens = crate::tokens::Tokens::default();
+    let names = UserDirectory::start().map_err(ServeError::System)?;
+    let tokens = crate::tokens::TokenTable::default();
     let trouble = Arc::new(RwLock::new(None));
     let config_trouble = Arc::new(RwLock::new(None));
     let kind = eyes.gpu.kind().name();
     let soft_state = eyes.soft.as_ref().map(|place| place.state.display().to_string());
-    let (mail, inbox) = Letters::new();
+    let (mail, inbox) = InboxSender::new();
     let (orders, order_inbox) = mpsc::channel();
     let (synced_tx, synced) = watch::channel(loaded.seq);
     let (stop_tx, stop) = watch::channel(false);
@@ -313,13 +313,13 @@ fn run(
     eyes.driver = by_driver.then(DriverSettings::default);
     announce_parking(settled.shim, parking, settled.stock);
     let sights = mail.clone();
-    let host = Arc::new(Host::start(eyes, clock, move |sight| drop(sights.send(Mail::Saw(sight))))?);
+    let host = Arc::new(Host::start(eyes, clock, move |sight| drop(sights.send(LoopInput::Saw(sight))))?);
 
-    let pen = Arc::new(Mutex::new(Pen::new(journal, Arc::clone(&host), synced_tx, settled.history)));
-    let marks = Marks::begin(&options.state_dir).map_err(ServeError::Marks)?;
+    let pen = Arc::new(Mutex::new(JournalWriter::new(journal, Arc::clone(&host), synced_tx, settled.history)));
+    let marks = LeaseProofs::begin(&options.state_dir).map_err(ServeError::Marks)?;
     let house = Arc::new(RwLock::new(settled.house()));
     let notices = Arc::new(RwLock::new(settled.notices.clone()));
-    let parts = Parts {
+    let parts = LoopParts {
         loaded,
         policy: settled.policy.clone(),
         clock,
@@ -332,7 +332,7 @@ fn run(
         pen: Arc::clone(&pen),
         no_ballast,
         boot,
-        epochs: Epochs::begin(&options.state_dir, crate::looper::wall_us()).map_err(ServeError::Epochs)?,
+        epochs: Watermarks::begin(&options.state_dir, crate::looper::wall_us()).map_err(ServeError::Epochs)?,
         marks: marks.clone(),
         unmanaged: settled.unmanaged.clone(),
         notices: Notices::start(Arc::clone(&notices), mail.clone(), looper::look, runtime.handle())
@@ -342,12 +342,12 @@ fn run(
     let back = mail.clone();
     let mut the_loop = Loop::new(parts);
     the_loop.start();
-    let desk = Arc::new(Desk::new(the_loop, mail.clone(), orders, Arc::clone(&pen)));
+    let desk = Arc::new(LoopHandle::new(the_loop, mail.clone(), orders, Arc::clone(&pen)));
     let writer = spawn("sublet-writer", move || writer::run(pen, order_inbox, back))?;
     let at = Arc::clone(&desk);
     let loop_thread = spawn("sublet-loop", move || at.run(&inbox))?;
 
-    let post = Post::new(desk, history.clone());
+    let post = LoopClient::new(desk, history.clone());
     name_known_tenants(&post, &names, runtime);
     runtime.block_on(wait_for_first_list(&post, &trouble));
     let operators = Operators {
@@ -357,15 +357,15 @@ fn run(
     };
     let access = Access::new(operators, names.clone());
     let local_rate = Arc::new(LocalRate::new(settled.socket_rate));
-    let app = App::new(Reach {
+    let app = App::new(AppState {
         post,
         host: Arc::clone(&host),
         history,
-        looks: Turns::new(LOOKS, LOOKS),
-        calls: Turns::new(CALLS, CALLS_EACH),
-        polls: Seats::new(seats::POLLS, AtLimit::Refuse),
-        streams: Seats::new(seats::STREAMS, AtLimit::Refuse),
-        stream_reads: Rates::new(http::events::READS),
+        looks: FairLimiter::new(LOOKS, LOOKS),
+        calls: FairLimiter::new(CALLS, CALLS_EACH),
+        polls: ConnectionLimits::new(seats::POLLS, AtLimit::Refuse),
+        streams: ConnectionLimits::new(seats::STREAMS, AtLimit::Refuse),
+        stream_reads: CallRates::new(http::events::READS),
         names,
         tokens: tokens.clone(),
         synced,
@@ -379,7 +379,7 @@ fn run(
         marks,
         stopping: stop.clone(),
         local_rate: Arc::clone(&local_rate),
-        refusals: Refusals::default(),
+        refusals: RefusalCounts::default(),
         registers: RegisterKeeper::new(&options.state_dir, settled.registers),
     });
     tracing::info!(
@@ -408,7 +408,7 @@ fn run(
         };
         let beyond = remote
             .map(|(remote, gate)| {
-                let door = http::tcp::Door { gate, access: access.clone() };
+                let door = http::tcp::TcpListenerTask { gate, access: access.clone() };
                 open(remote, door, &app, doors.limits, &stop)
             })
             .transpose()?;
@@ -431,7 +431,7 @@ fn run(
     // While the journal is still locked, so that no successor has made its own yet.
     let _ = std::fs::remove_file(&options.socket);
     // The loop writes what is open, then goes; its orders end, and so does the writer.
-    drop(mail.send(Mail::Stop));
+    drop(mail.send(LoopInput::Stop));
     let _ = loop_thread.join();
     let _ = writer.join();
     tracing::info!("stopped; leases continue");
@@ -488,8 +488,8 @@ fn announce_parking(shim: bool, parking: &Parking, stock: Bytes) {
 
 /// Lets callers in who have a token.
 fn open(
-    remote: Remote,
-    door: http::tcp::Door,
+    remote: TcpOptions,
+    door: http::tcp::TcpListenerTask,
     app: &App,
     limits: Limits,
     stop: &watch::Receiver<bool>,
@@ -538,7 +538,7 @@ fn clock_for(loaded: &LoadedState, boot: &str) -> Clock {
 }
 
 /// Waits until a new daemon knows the GPUs, or why it cannot: a request before that would be refused for good.
-async fn wait_for_first_list(post: &Post, trouble: &RwLock<Option<String>>) {
+async fn wait_for_first_list(post: &LoopClient, trouble: &RwLock<Option<String>>) {
     let knows_gpus = |view: &View<'_>| view.state.gpus().next().is_some();
     let is_over = async || {
         let has_trouble = trouble.read().is_ok_and(|trouble| trouble.is_some());
@@ -553,13 +553,13 @@ async fn wait_for_first_list(post: &Post, trouble: &RwLock<Option<String>>) {
     let _ = tokio::time::timeout(FIRST_LIST, listed).await;
 }
 
-fn name_known_tenants(post: &Post, names: &Names, runtime: &tokio::runtime::Runtime) {
+fn name_known_tenants(post: &LoopClient, names: &UserDirectory, runtime: &tokio::runtime::Runtime) {
     let (post, names) = (post.clone(), names.clone());
     runtime.spawn(async move {
         let tenants = post.read(|view| view.state.rows().tenants.iter().map(|t| t.name.clone()).collect::<Vec<_>>());
         if let Ok(tenants) = tenants.await {
             // One after the other, so that whoever calls meanwhile need not wait for all of them.
-            for uid in tenants.iter().filter_map(|tenant| crate::names::uid_of(tenant)) {
+            for uid in tenants.iter().filter_map(|tenant| crate::user_directory::uid_of(tenant)) {
                 names.wait(uid, NAMING).await;
             }
         }

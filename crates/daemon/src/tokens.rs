@@ -14,18 +14,18 @@ use sublet_core::token::{Token, TokenHash};
 
 /// All tokens that are good, or were until they expired.
 #[derive(Clone, Debug, Default)]
-pub struct Tokens(Arc<RwLock<HashMap<TokenHash, Arc<Known>>>>);
+pub struct TokenTable(Arc<RwLock<HashMap<TokenHash, Arc<KnownToken>>>>);
 
 /// A token, and what is known of it here.
 #[derive(Debug)]
-pub struct Known {
+pub struct KnownToken {
     /// The token.
     pub token: Token,
     used_wall_us: AtomicU64,
     revoked: AtomicBool,
 }
 
-impl Known {
+impl KnownToken {
     /// Whether it may be used now.
     pub fn is_good(&self, wall_us: u64) -> bool {
         !self.revoked.load(Ordering::Acquire) && !self.token.is_expired(wall_us)
@@ -37,7 +37,7 @@ impl Known {
     }
 }
 
-impl Tokens {
+impl TokenTable {
     /// Takes in what the disk has, and forgets everything else.
     pub fn fill(&self, rows: &Rows) {
         // A lock that is poisoned lets nobody in.
@@ -71,20 +71,20 @@ impl Tokens {
     }
 
     /// The token whose secret has this hash.
-    pub fn find(&self, hash: &TokenHash) -> Option<Arc<Known>> {
+    pub fn find(&self, hash: &TokenHash) -> Option<Arc<KnownToken>> {
         self.0.read().ok()?.get(hash).cloned()
     }
 
     /// When tokens were last used, µs since 1970; those that were not are left out.
     pub fn last_uses(&self) -> HashMap<TokenId, u64> {
         let Ok(known) = self.0.read() else { return HashMap::new() };
-        let used = |known: &Arc<Known>| (known.token.id, known.used_wall_us.load(Ordering::Relaxed));
+        let used = |known: &Arc<KnownToken>| (known.token.id, known.used_wall_us.load(Ordering::Relaxed));
         known.values().map(used).filter(|(_, at)| *at > 0).collect()
     }
 }
 
-fn new(token: Token) -> Arc<Known> {
-    Arc::new(Known { token, used_wall_us: AtomicU64::new(0), revoked: AtomicBool::new(false) })
+fn new(token: Token) -> Arc<KnownToken> {
+    Arc::new(KnownToken { token, used_wall_us: AtomicU64::new(0), revoked: AtomicBool::new(false) })
 }
 
 #[cfg(test)]
@@ -107,7 +107,7 @@ mod tests {
 
     #[test]
     fn whoever_holds_on_to_a_token_learns_that_it_was_revoked_or_expired() {
-        let tokens = Tokens::default();
+        let tokens = TokenTable::default();
         tokens.enter(token(1, None));
         tokens.enter(token(2, Some(10)));
         let (one, two) = (tokens.find(&TokenHash([1; 32])).unwrap(), tokens.find(&TokenHash([2; 32])).unwrap());
@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn a_rebuilt_state_keeps_what_the_disk_has_and_when_it_was_used() {
-        let tokens = Tokens::default();
+        let tokens = TokenTable::default();
         let mut rows = Rows::default();
         rows.tokens.insert(TokenId(1), token(1, None));
         tokens.fill(&rows);

@@ -1,11 +1,11 @@
 //! The state as clients see it. What a caller may see is decided here and in
 //! core's `find`, nowhere else.
 
-use crate::names::{Names, tenant_of};
+use crate::estimate_cache::EstimateCache;
+use crate::messages;
 use crate::notices::{self, ParkReason};
-use crate::plans::Plans;
-use crate::strangers;
-use crate::words;
+use crate::unleased;
+use crate::user_directory::{UserDirectory, tenant_of};
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use sublet_core::decide::cheapest_method;
@@ -37,11 +37,11 @@ pub struct View<'a> {
     /// The same moment by the wall clock, µs since 1970.
     pub wall_us: u64,
     /// Names for people.
-    pub names: &'a Names,
+    pub names: &'a UserDirectory,
     /// Which state it is: another one has another number.
     version: u64,
     /// What was reckoned of it before.
-    plans: &'a Plans,
+    plans: &'a EstimateCache,
     /// What the programs of leases did.
     counts: Option<&'a BTreeMap<LeaseId, ActivityCounts>>,
     /// Why leases were parked.
@@ -69,8 +69,8 @@ impl<'a> View<'a> {
     pub fn new(
         (state, version): (&'a State, u64),
         (now, wall_us): (Time, u64),
-        names: &'a Names,
-        plans: &'a Plans,
+        names: &'a UserDirectory,
+        plans: &'a EstimateCache,
     ) -> View<'a> {
         View {
             state,
@@ -129,7 +129,7 @@ impl View<'_> {
             live.map_or(Vec::new(), |live| live.members.iter().take(PIDS_MAX).map(|process| process.pid).collect());
         shown.peak_bytes = live.and_then(|live| live.peak_bytes).map(|peak| peak.0);
         shown.calls = self.did(lease.id);
-        shown.foreign_processes = words::left_out(preempt::processes_of_other_users(self.state, lease.id));
+        shown.foreign_processes = messages::left_out(preempt::processes_of_other_users(self.state, lease.id));
         match &lease.phase {
             Phase::Waiting { .. } => shown.waiting = Some(self.waiting(by, lease)),
             Phase::Active(hold) => {
@@ -195,7 +195,7 @@ impl View<'_> {
         });
         // Whose processes they are is told by `explain`, which knows who asks.
         shown.resume_blocked =
-            parking::restore_obstacle(self.state, lease).map(|who| words::held_back(self.state, who, None));
+            parking::restore_obstacle(self.state, lease).map(|who| messages::held_back(self.state, who, None));
         if lease.queued_since().is_some() {
             shown.waiting = Some(self.waiting(by, lease));
         }
@@ -224,7 +224,7 @@ impl View<'_> {
     fn not_parkable(&self, lease: &Lease, hold: &Hold) -> Option<String> {
         let has = hold.gpus.iter().any(|card| self.state.room(*card).seen_leases().contains_key(&lease.id));
         let why = if has { cheapest_method(self.state, lease, self.now).err()? } else { return None };
-        Some(words::not_parkable(&why))
+        Some(messages::not_parkable(&why))
     }
 
     /// What a holder must know that has more on a card than its lease is for.
@@ -312,7 +312,7 @@ impl View<'_> {
                 why_none: None,
             },
             explain::Bound::None(why) => {
-                wire::Bound { at_latest_s: None, settled_in_s: None, why_none: Some(words::no_bound(why)) }
+                wire::Bound { at_latest_s: None, settled_in_s: None, why_none: Some(messages::no_bound(why)) }
             }
         }
     }
@@ -395,7 +395,7 @@ impl View<'_> {
             summary,
             preemption: waits.then(|| {
                 let making = making.as_ref().map(|(making, _)| making);
-                words::room_made(self.state, making, self.now, |id| self.name_for(by, id))
+                messages::room_made(self.state, making, self.now, |id| self.name_for(by, id))
             }),
             ahead: ahead.into_iter().map(|other| self.ahead(by, lease, other)).collect(),
             gpus: cards.into_iter().map(|card| self.card_why(by, lease, card, making.as_ref())).collect(),
@@ -413,7 +413,7 @@ impl View<'_> {
             RestoreObstacle::Unleased(card, _) => self.stranger_on(by, card),
             RestoreObstacle::Uncapped(_, other) => Some(self.name_for(by, other)),
         };
-        format!("it is not brought back yet: {}", words::held_back(self.state, who, name))
+        format!("it is not brought back yet: {}", messages::held_back(self.state, who, name))
     }
 
     /// A process on a card that has no lease there, and whose it is, as far as this caller may know.
@@ -424,7 +424,7 @@ impl View<'_> {
         let mut others = used.processes.iter().filter(|it| !self.state.owner(&it.process).is_some_and(is_ours));
         let process = others.next().filter(|_| by.token.is_none())?.process;
         let mut known = self.state.rows().unleased.values().filter(|row| row.audit.process == process);
-        let user = known.find(|row| strangers::may_see(by, row)).map(|row| self.names.of(&tenant_of(row.audit.uid)));
+        let user = known.find(|row| unleased::may_see(by, row)).map(|row| self.names.of(&tenant_of(row.audit.uid)));
         let of = user.map_or_else(String::new, |user| format!(" of {user}"));
         Some(format!("process {}{of}", process.pid))
     }
@@ -453,7 +453,7 @@ impl View<'_> {
                 };
                 (Some(leaves), None)
             }
-            Err(spared) => (None, Some(words::spared(&spared, self.now))),
+            Err(spared) => (None, Some(messages::spared(&spared, self.now))),
         }
     }
 
@@ -475,7 +475,7 @@ impl View<'_> {
             vram_bytes: vram(lease.request.vram),
             gpus: lease.request.gpus.into(),
             waited_s: self.now.since(lease.requested).as_secs_f64(),
-            why: words::why_ahead(self.state, lease, behind, self.now),
+            why: messages::why_ahead(self.state, lease, behind, self.now),
         }
     }
 
@@ -529,7 +529,7 @@ impl View<'_> {
         let room = self.state.room(card);
         let (used, coarse, unreadable) = match &room.reading().reading {
             Reading::Used(used) => (Some(room.total().less(used.free).0), used.coarse, None),
-            Reading::Unreadable(why) => (None, false, Some(words::unreadable(row.facts.index, why))),
+            Reading::Unreadable(why) => (None, false, Some(messages::unreadable(row.facts.index, why))),
         };
         wire::Gpu {
             index: row.facts.index,
@@ -543,11 +543,11 @@ impl View<'_> {
                 GpuService::In if self.state.is_aside(card) => wire::GpuState::Aside,
                 GpuService::In => wire::GpuState::InService,
             },
-            state_why: words::service(&row.service)
+            state_why: messages::service(&row.service)
                 .or_else(|| row.facts.unusable.clone())
                 .or_else(|| self.aside_why(by, card)),
             aside: self.aside(by, card),
-            mode: strangers::to_wire(row.mode),
+            mode: unleased::to_wire(row.mode),
             unreadable: unreadable.map(|sentence| wire::UnreadableGpu { sentence }),
             total_bytes: row.facts.total.0,
             used_bytes: used,
@@ -711,7 +711,7 @@ impl View<'_> {
 }
 
 /// What a lease that is history was charged.
-pub fn past_usage(ended: &EndedLease, rows: &[rows::Tenant], names: &Names) -> Option<wire::UsageRow> {
+pub fn past_usage(ended: &EndedLease, rows: &[rows::Tenant], names: &UserDirectory) -> Option<wire::UsageRow> {
     let hold = ended.hold.as_ref()?;
     let tenant = &rows.get(ended.tenant.0 as usize)?.name;
     let peak = ended.end.peak.map(|b| b.0);
@@ -725,7 +725,7 @@ fn usage_row(
     name: Option<String>,
     tenant: &str,
     peak_bytes: Option<u64>,
-    names: &Names,
+    names: &UserDirectory,
 ) -> wire::UsageRow {
     let (card_us, byte_us) = hold.charge(until);
     wire::UsageRow {
@@ -763,7 +763,7 @@ pub fn past(ended: &EndedLease, view: &View<'_>) -> wire::Lease {
     shown
 }
 
-fn plain(ask: &LeaseRequest, id: String, tenant: String, names: &Names) -> wire::Lease {
+fn plain(ask: &LeaseRequest, id: String, tenant: String, names: &UserDirectory) -> wire::Lease {
     wire::Lease {
         id,
         state: wire::LeaseState::Waiting,
@@ -837,7 +837,7 @@ fn parked(lease: &Lease) -> String {
 }
 
 fn finish_of(id: &str, finish: &rows::LeaseEnd, at_unix_s: f64) -> wire::LeaseEnd {
-    wire::LeaseEnd { reason: reason(finish.reason), sentence: words::ended(id, finish.reason), at_unix_s }
+    wire::LeaseEnd { reason: reason(finish.reason), sentence: messages::ended(id, finish.reason), at_unix_s }
 }
 
 /// The wall clock's µs as Unix seconds, to the millisecond.

@@ -8,10 +8,10 @@
 //! A reader learns here what `GET /v1/gpus` shows it: users and unleased processes of others on the host, unless
 //! `visibility` is `own`, and never through a token. Ids of leases are for their user and for operators.
 
-use crate::names::tenant_of;
-use crate::strangers;
+use crate::messages;
+use crate::unleased;
+use crate::user_directory::tenant_of;
 use crate::view::View;
-use crate::words;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use sublet_core::audit::Audit;
@@ -39,11 +39,11 @@ const IDS_MAX: usize = 3;
 
 /// What blocks a request on one GPU.
 #[derive(Debug, Default)]
-struct Blockers {
+struct BlockingLeases {
     /// Leases, one entry for each user that the reader may know; the others' are one entry.
-    leased: Vec<Blocker>,
+    leased: Vec<BlockingLease>,
     /// Unleased processes; those that the reader may not know are one entry.
-    unleased: Vec<Unleased>,
+    unleased: Vec<UnleasedUse>,
     /// Bytes that parked programs keep on the GPU.
     parked: Bytes,
     /// Bytes of no process that computes: the driver's own, and those of displays.
@@ -52,7 +52,7 @@ struct Blockers {
 
 /// Leases that are told as one: of one user, or of all that the reader may not know.
 #[derive(Debug, Default)]
-struct OfUsers {
+struct BlockingUsers {
     bytes: Bytes,
     /// Those that the reader may know.
     ids: Vec<String>,
@@ -61,24 +61,24 @@ struct OfUsers {
 
 /// Such leases in words.
 #[derive(Debug)]
-struct Blocker {
+struct BlockingLease {
     bytes: Bytes,
     text: String,
 }
 
 /// An unleased process, or all of those that the reader may not know.
 #[derive(Debug)]
-struct Unleased {
+struct UnleasedUse {
     /// `None` where the driver does not tell.
     bytes: Option<Bytes>,
     text: String,
     /// What ends its use of the GPU.
-    end: End,
+    end: ExpectedEnd,
 }
 
 /// What ends an unleased process's use of the GPU.
 #[derive(Debug, PartialEq, Eq)]
-enum End {
+enum ExpectedEnd {
     /// The daemon does, soon, or is about to find out who it is.
     InSight,
     /// A lease for it, by `sublet adopt PID`; `by_mode`: mode `adopt` would give it one too.
@@ -94,7 +94,7 @@ impl View<'_> {
     pub(crate) fn why_waiting(&self, by: &Caller, lease: &Lease, place: usize) -> String {
         let state = self.state;
         if let Some(held) = quota::block(state, lease) {
-            return format!("{held}; {}", words::when_quota_returns(&held));
+            return format!("{held}; {}", messages::when_quota_returns(&held));
         }
         match state.stopped() {
             Some(Refusal::LossNotAccepted(_)) => {
@@ -132,7 +132,7 @@ impl View<'_> {
             return None;
         }
         match preempt::room_plan(self.state, lease, self.now)?.0 {
-            RoomPlan::Ram { need, room } => Some(words::lacking_space(self.state, need, room)),
+            RoomPlan::Ram { need, room } => Some(messages::lacking_space(self.state, need, room)),
             _ => None,
         }
     }
@@ -151,7 +151,7 @@ impl View<'_> {
             WaitReason::Closed(ReadingFault::Stale) => {
                 return Some(format!("GPU {index} has not answered for two periods"));
             }
-            WaitReason::Closed(ReadingFault::Unreadable(why)) => return Some(words::unreadable(index, why)),
+            WaitReason::Closed(ReadingFault::Unreadable(why)) => return Some(messages::unreadable(index, why)),
             WaitReason::Exclusive => match lease.request.exclusivity {
                 Exclusivity::Shared => format!("GPU {index} is leased exclusively"),
                 Exclusivity::Session => format!("the request is for GPU {index} without other users"),
@@ -177,7 +177,7 @@ impl View<'_> {
         self.state.rows().gpus[usize::from(card.0)].facts.index
     }
 
-    fn blockers(&self, by: &Caller, waiter: &Lease, card: GpuId) -> Blockers {
+    fn blockers(&self, by: &Caller, waiter: &Lease, card: GpuId) -> BlockingLeases {
         let room = self.state.room(card);
         let others = || room.leases().iter().filter(|(id, _)| **id != waiter.id);
         let parked = others().filter(|(_, claim)| claim.is_parked).map(|(_, claim)| claim.seen);
@@ -190,7 +190,7 @@ impl View<'_> {
             }
             Reading::Unreadable(_) => Bytes::ZERO,
         };
-        Blockers {
+        BlockingLeases {
             leased: self
                 .leased(by, others().filter(|(_, claim)| !claim.is_parked).map(|(id, claim)| (*id, claim.counted()))),
             parked: parked.fold(Bytes::ZERO, |sum, bytes| sum + bytes),
@@ -199,8 +199,8 @@ impl View<'_> {
         }
     }
 
-    fn leased(&self, by: &Caller, claims: impl Iterator<Item = (LeaseId, Bytes)>) -> Vec<Blocker> {
-        let mut of_user: BTreeMap<Option<TenantId>, OfUsers> = BTreeMap::new();
+    fn leased(&self, by: &Caller, claims: impl Iterator<Item = (LeaseId, Bytes)>) -> Vec<BlockingLease> {
+        let mut of_user: BTreeMap<Option<TenantId>, BlockingUsers> = BTreeMap::new();
         for (id, bytes) in claims {
             let Some(lease) = self.state.lease(id) else { continue };
             let is_known = self.sees_all(by) || self.mine(by, lease.tenant);
@@ -209,7 +209,7 @@ impl View<'_> {
             held.ids.extend(self.id_for(by, lease));
             held.users.insert(lease.tenant);
         }
-        let told = |(tenant, held): (Option<TenantId>, OfUsers)| {
+        let told = |(tenant, held): (Option<TenantId>, BlockingUsers)| {
             let user = tenant.map(|tenant| self.user(tenant));
             let holds = match (user, held.users.len()) {
                 (Some(user), _) => format!("{user} holds"),
@@ -219,12 +219,12 @@ impl View<'_> {
             let more = if held.ids.len() > IDS_MAX { ", …" } else { "" };
             let ids = held.ids.iter().take(IDS_MAX).map(String::as_str).collect::<Vec<_>>().join(", ");
             let ids = if ids.is_empty() { String::new() } else { format!(" ({ids}{more})") };
-            Blocker { bytes: held.bytes, text: format!("{holds} {}{ids}", show(held.bytes.0)) }
+            BlockingLease { bytes: held.bytes, text: format!("{holds} {}{ids}", show(held.bytes.0)) }
         };
         of_user.into_iter().map(told).collect()
     }
 
-    fn unleased(&self, by: &Caller, card: GpuId) -> Vec<Unleased> {
+    fn unleased(&self, by: &Caller, card: GpuId) -> Vec<UnleasedUse> {
         let room = self.state.room(card);
         let Reading::Used(used) = &room.reading().reading else { return Vec::new() };
         let is_ours = |lease: LeaseId| room.leases().contains_key(&lease);
@@ -232,15 +232,19 @@ impl View<'_> {
         let (mut named, mut hidden) = (Vec::new(), Vec::new());
         for resident in used.processes.iter().filter(is_unleased) {
             let row = self.state.rows().unleased.values().find(|row| row.audit.process == resident.process);
-            let may_know = self.sees_all(by) || row.is_some_and(|row| strangers::may_see(by, row));
+            let may_know = self.sees_all(by) || row.is_some_and(|row| unleased::may_see(by, row));
             let process = self.unleased_process(by, resident, row, self.index(card));
             if may_know { named.push(process) } else { hidden.push(process) }
         }
         if !hidden.is_empty() {
             let bytes = sum(hidden.iter().map(|process| process.bytes));
             let text = format!("processes without a lease {}", uses("use", bytes));
-            let is_in_sight = hidden.iter().all(|process| process.end == End::InSight);
-            named.push(Unleased { bytes, text, end: if is_in_sight { End::InSight } else { End::Operator } });
+            let is_in_sight = hidden.iter().all(|process| process.end == ExpectedEnd::InSight);
+            named.push(UnleasedUse {
+                bytes,
+                text,
+                end: if is_in_sight { ExpectedEnd::InSight } else { ExpectedEnd::Operator },
+            });
         }
         named.sort_by_key(|process| largest_first(process.bytes));
         named
@@ -252,11 +256,11 @@ impl View<'_> {
         resident: &Resident,
         row: Option<&UnleasedProcess>,
         index: u32,
-    ) -> Unleased {
+    ) -> UnleasedUse {
         let (pid, bytes) = (resident.process.pid, resident.bytes);
         let Some(row) = row else {
             let text = format!("process {pid} {} without a lease", uses("uses", bytes));
-            return Unleased { bytes, text, end: End::InSight };
+            return UnleasedUse { bytes, text, end: ExpectedEnd::InSight };
         };
         let tenant = tenant_of(row.audit.uid);
         // A name that is not known yet is known the next time.
@@ -265,7 +269,7 @@ impl View<'_> {
         let process = format!("{user}'s {} (pid {pid}) {}", program(&row.audit), uses("uses", bytes));
         if self.state.lease_of(row).is_some() {
             let text = format!("{process}, and its lease is not for GPU {index}");
-            return Unleased { bytes, text, end: End::User(user) };
+            return UnleasedUse { bytes, text, end: ExpectedEnd::User(user) };
         }
         let left = |at: Time| span::show(at.since(self.now).as_secs_f64().max(1.0));
         let soon = match enforce::next_step(self.state, row, None, self.now) {
@@ -277,10 +281,10 @@ impl View<'_> {
         };
         let Some(soon) = soon else {
             let by_mode = self.is_adopted_by_mode(row);
-            let end = End::Adopt { pid, is_own: tenant == by.tenant, user, by_mode };
-            return Unleased { bytes, text: format!("{process} without a lease"), end };
+            let end = ExpectedEnd::Adopt { pid, is_own: tenant == by.tenant, user, by_mode };
+            return UnleasedUse { bytes, text: format!("{process} without a lease"), end };
         };
-        Unleased { bytes, text: format!("{process} without a lease and {soon}"), end: End::InSight }
+        UnleasedUse { bytes, text: format!("{process} without a lease and {soon}"), end: ExpectedEnd::InSight }
     }
 
     /// True if mode `adopt` would give a process a lease: those of users that made a request before, where the driver tells
@@ -315,7 +319,7 @@ fn uses(verb: &str, bytes: Option<Bytes>) -> String {
     bytes.map_or_else(|| format!("{verb} the GPU"), |bytes| format!("{verb} {}", show(bytes.0)))
 }
 
-impl Blockers {
+impl BlockingLeases {
     fn leased_bytes(&self) -> Bytes {
         self.leased.iter().fold(Bytes::ZERO, |sum, blocker| sum + blocker.bytes)
     }
@@ -342,12 +346,13 @@ impl Blockers {
 
     /// What can be done about unleased processes whose use has no end; `None` if the wait ends without that.
     fn ways_out(&self, by: &Caller, index: u32, suffice: impl Fn(Bytes) -> bool) -> Option<String> {
-        let endless: Vec<&Unleased> = self.unleased.iter().filter(|process| process.end != End::InSight).collect();
+        let endless: Vec<&UnleasedUse> =
+            self.unleased.iter().filter(|process| process.end != ExpectedEnd::InSight).collect();
         if endless.is_empty() || suffice(self.leased_bytes()) {
             return None;
         }
-        let is_one = endless.len() == 1 && endless[0].end != End::Operator;
-        let may_adopt = endless.iter().any(|process| !matches!(process.end, End::User(_)));
+        let is_one = endless.len() == 1 && endless[0].end != ExpectedEnd::Operator;
+        let may_adopt = endless.iter().any(|process| !matches!(process.end, ExpectedEnd::User(_)));
         let until = match (is_one, may_adopt) {
             (true, true) => "it ends or gets a lease",
             (true, false) => "it ends",
@@ -358,10 +363,10 @@ impl Blockers {
     }
 }
 
-fn ways(by: &Caller, index: u32, endless: &[&Unleased]) -> String {
+fn ways(by: &Caller, index: u32, endless: &[&UnleasedUse]) -> String {
     let (mut commands, mut users, mut helps, mut may_run) = (Vec::new(), Vec::new(), false, true);
     for process in endless.iter().take(NAMED_MAX) {
-        if let End::Adopt { pid, user, is_own, by_mode } = &process.end {
+        if let ExpectedEnd::Adopt { pid, user, is_own, by_mode } = &process.end {
             commands.push(format!("`sublet adopt {pid}`"));
             helps |= by_mode;
             may_run &= *is_own || by.operator;
@@ -387,7 +392,7 @@ fn ways(by: &Caller, index: u32, endless: &[&Unleased]) -> String {
         };
     }
     let user = endless.iter().find_map(|process| match &process.end {
-        End::User(user) => Some(user),
+        ExpectedEnd::User(user) => Some(user),
         _ => None,
     });
     user.map_or_else(|| "tell an operator".to_owned(), |user| format!("ask {user} to end it"))
@@ -417,18 +422,18 @@ fn weight(obstacle: &WaitReason) -> u8 {
 mod tests {
     use super::*;
 
-    fn leased(gib: u64, text: &str) -> Blocker {
-        Blocker { bytes: Bytes::gib(gib), text: text.to_owned() }
+    fn leased(gib: u64, text: &str) -> BlockingLease {
+        BlockingLease { bytes: Bytes::gib(gib), text: text.to_owned() }
     }
 
-    fn process(bytes: Option<Bytes>, pid: u32, user: &str, by_mode: bool) -> Unleased {
-        let end = End::Adopt { pid, user: user.to_owned(), is_own: user == "me", by_mode };
+    fn process(bytes: Option<Bytes>, pid: u32, user: &str, by_mode: bool) -> UnleasedUse {
+        let end = ExpectedEnd::Adopt { pid, user: user.to_owned(), is_own: user == "me", by_mode };
         let text = format!("{user}'s python3 (pid {pid}) {} without a lease", uses("uses", bytes));
-        Unleased { bytes, text, end }
+        UnleasedUse { bytes, text, end }
     }
 
     /// What a user reads who lacks so much.
-    fn check(blockers: &Blockers, missing_gib: u64, by: &Caller, expected: &str) {
+    fn check(blockers: &BlockingLeases, missing_gib: u64, by: &Caller, expected: &str) {
         let suffice = |bytes: Bytes| bytes >= Bytes::gib(missing_gib);
         let told = [blockers.named(suffice), blockers.ways_out(by, 0, suffice)];
         assert_eq!(told.into_iter().flatten().collect::<Vec<_>>().join("; "), expected);
@@ -437,10 +442,10 @@ mod tests {
     #[test]
     fn an_unleased_process_needs_a_way_out_only_where_leases_that_end_do_not_suffice() {
         let me = Caller::user("uid:1");
-        let blockers = Blockers {
+        let blockers = BlockingLeases {
             leased: vec![leased(4, "ann holds 4 GiB")],
             unleased: vec![process(Some(Bytes::gib(2)), 7, "ben", true)],
-            ..Blockers::default()
+            ..BlockingLeases::default()
         };
         check(&blockers, 4, &me, "ann holds 4 GiB, ben's python3 (pid 7) uses 2 GiB without a lease");
         check(
@@ -460,7 +465,7 @@ mod tests {
 
     #[test]
     fn a_process_of_unknown_size_comes_first_and_nothing_else_is_blamed_for_its_bytes() {
-        let blockers = Blockers {
+        let blockers = BlockingLeases {
             leased: vec![leased(4, "ann holds 4 GiB")],
             unleased: vec![process(None, 7, "me", false), process(Some(Bytes::gib(1)), 8, "ben", false)],
             parked: Bytes::gib(1),
@@ -476,11 +481,11 @@ mod tests {
 
     #[test]
     fn what_no_user_can_free_is_named_where_the_others_do_not_suffice() {
-        let blockers = Blockers {
+        let blockers = BlockingLeases {
             leased: vec![leased(4, "ann holds 4 GiB")],
             parked: Bytes::gib(1),
             other: Bytes::gib(2),
-            ..Blockers::default()
+            ..BlockingLeases::default()
         };
         let me = Caller::user("uid:1");
         check(&blockers, 4, &me, "ann holds 4 GiB");

@@ -1,8 +1,8 @@
 //! The thread that writes: one batch at a time, and whatever waited for it
 //! leaves from here the moment it is on the disk.
 
-use crate::looper::Work;
-use crate::mail::{Held, Letters, Mail, Synced};
+use crate::loop_input::{CommitResult, InboxSender, LoopInput, PendingEffect};
+use crate::looper::ClosedBatch;
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -12,9 +12,9 @@ use sublet_wire::exit;
 use tokio::sync::watch;
 
 /// A word to the writer.
-pub enum Order {
+pub enum WriterOrder {
     /// Write this.
-    Commit(Work),
+    Commit(ClosedBatch),
     /// Do a piece of housekeeping.
     Tidy,
     /// See whether the disk has room for the ballast again.
@@ -26,7 +26,7 @@ pub enum Order {
 /// How many answers are kept. How much history is kept the house says; beyond it the
 /// oldest is folded away.
 mod keep {
-    use crate::keys::{ANSWERS_MAX, ANSWERS_OF_TENANT};
+    use crate::idempotency::{ANSWERS_MAX, ANSWERS_OF_TENANT};
     use sublet_journal::AnswerLimits;
 
     /// Stored answers.
@@ -37,7 +37,7 @@ mod keep {
 
 /// What writes: the journal, and who is told. One writes at a time: the writer's thread, or the loop
 /// itself when it has nothing else to do (a wake-up less for a lone request).
-pub struct Pen {
+pub struct JournalWriter {
     journal: Journal,
     host: Arc<Host>,
     synced: watch::Sender<u64>,
@@ -52,23 +52,23 @@ pub struct Pen {
     ballast_trouble: Option<String>,
 }
 
-impl Pen {
+impl JournalWriter {
     /// A pen for this journal.
-    pub fn new(journal: Journal, host: Arc<Host>, synced: watch::Sender<u64>, history: u64) -> Pen {
+    pub fn new(journal: Journal, host: Arc<Host>, synced: watch::Sender<u64>, history: u64) -> JournalWriter {
         let wall_us = u64::try_from(sublet_host::clock::unix_us()).unwrap_or(0);
         tell_head(&journal);
         let (begun, tidy_after) = ((Instant::now(), wall_us), TRIM_EVERY);
-        Pen { journal, host, synced, lines: 0, tidy_after, history, begun, ballast_trouble: None }
+        JournalWriter { journal, host, synced, lines: 0, tidy_after, history, begun, ballast_trouble: None }
     }
 
     /// Writes a batch; what it held leaves the moment it is on the disk.
-    pub fn write(&mut self, batch: &Batch, held: Vec<Held>) -> Synced {
+    pub fn write(&mut self, batch: &Batch, held: Vec<PendingEffect>) -> CommitResult {
         match self.journal.commit(batch) {
             Ok(seq) => {
                 self.synced.send_replace(seq);
                 held.into_iter().for_each(|held| held.release(&self.host));
                 self.lines += batch.entries.len() + batch.answers.len();
-                Synced::Done
+                CommitResult::Done
             }
             Err(error) => failed(&mut self.journal, error, held),
         }
@@ -111,7 +111,7 @@ impl Pen {
     }
 }
 
-impl Drop for Pen {
+impl Drop for JournalWriter {
     fn drop(&mut self) {
         tell_head(&self.journal);
     }
@@ -125,38 +125,38 @@ fn tell_head(journal: &Journal) {
 }
 
 /// Writes until it is told that nothing more comes.
-pub fn run(pen: Arc<Mutex<Pen>>, orders: Receiver<Order>, mail: Letters) {
+pub fn run(pen: Arc<Mutex<JournalWriter>>, orders: Receiver<WriterOrder>, mail: InboxSender) {
     for order in orders {
         let mut pen = pen.lock().unwrap_or_else(PoisonError::into_inner);
         match order {
-            Order::Commit(Work { batch, held }) => {
+            WriterOrder::Commit(ClosedBatch { batch, held }) => {
                 let done = pen.write(&batch, held);
-                if mail.send(Mail::Synced(done)).is_err() {
+                if mail.send(LoopInput::Synced(done)).is_err() {
                     return;
                 }
                 pen.tidy();
             }
-            Order::Tidy => pen.tidy(),
-            Order::TryBallast => {
+            WriterOrder::Tidy => pen.tidy(),
+            WriterOrder::TryBallast => {
                 if pen.restore_ballast() {
-                    drop(mail.send(Mail::DiskFreed));
+                    drop(mail.send(LoopInput::DiskFreed));
                 }
             }
-            Order::Stop => return,
+            WriterOrder::Stop => return,
         }
     }
 }
 
 /// A failed commit has no undo: the state is dropped and rebuilt from the disk.
 /// After a failed fsync not even that can be trusted, and the daemon exits.
-fn failed(journal: &mut Journal, error: CommitError, held: Vec<Held>) -> Synced {
+fn failed(journal: &mut Journal, error: CommitError, held: Vec<PendingEffect>) -> CommitResult {
     // The loop knows whether this is news, and tells it then.
     if let CommitError::Full(_) = &error {
         if let Err(error) = journal.give_up_ballast() {
             tracing::error!(%error, "the ballast could not be freed");
         }
         match journal.reload() {
-            Ok(loaded) => return Synced::Failed { error, loaded: Box::new(loaded), held },
+            Ok(loaded) => return CommitResult::Failed { error, loaded: Box::new(loaded), held },
             Err(error) => tracing::error!(error = %chain(&error), "the journal cannot be read back"),
         }
     } else {

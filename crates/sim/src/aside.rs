@@ -1,7 +1,7 @@
 //! Users put GPUs aside, and end that.
 
 use crate::checker::Violation;
-use crate::daemon::Call;
+use crate::daemon::SimCall;
 use crate::shape::S;
 use crate::sim::Sim;
 use crate::timers::Timer;
@@ -38,7 +38,7 @@ impl Sim<'_> {
             let (renews, at_seat) = (rng.chance(250), rng.chance(800));
             Event::AsideAsked { by, card, ask: AsideRequest { span, key: key.to_owned(), renews, at_seat } }
         };
-        self.call(Call { by: number, event, job: None })
+        self.call(SimCall { by: number, event, job: None })
     }
 
     /// An operator ends all asides.
@@ -46,7 +46,7 @@ impl Sim<'_> {
         let number = self.callers.len() - 1;
         for card in 0..self.world.cards.len() {
             let (by, card) = (self.callers[number].clone(), self.world.cards[card].facts.uuid.clone());
-            self.call(Call { by: number, event: Event::AsideEndAsked { by, card, key: None }, job: None })?;
+            self.call(SimCall { by: number, event: Event::AsideEndAsked { by, card, key: None }, job: None })?;
         }
         Ok(())
     }

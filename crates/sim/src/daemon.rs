@@ -3,13 +3,13 @@
 //! One batch syncs while the next is decided. What waits for a batch is told
 //! when it is synced, and never if the daemon dies before.
 
-use crate::checker::{Fact, Violation};
-use crate::eyes;
+use crate::checker::{AnsweredFact, Violation};
 use crate::mutants::Sabotage;
+use crate::readings;
 use crate::shape::S;
 use crate::sim::Sim;
 use crate::timers::Timer;
-use crate::vigil::Watching;
+use crate::unleased::UnleasedMonitor;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use sublet_core::action::Action;
@@ -20,7 +20,7 @@ use sublet_journal::Batch;
 
 /// A request.
 #[derive(Debug)]
-pub struct Call {
+pub struct SimCall {
     /// Who calls, by number.
     pub by: usize,
     /// What.
@@ -31,26 +31,26 @@ pub struct Call {
 
 /// An answer that must not leave early.
 #[derive(Debug)]
-pub struct Told {
+pub struct PendingAnswer {
     job: Option<u32>,
     ask: bool,
     answer: EventAnswer,
     /// Entries of the log that must be durable first.
     seq: u64,
-    fact: Option<Fact>,
+    fact: Option<AnsweredFact>,
 }
 
 /// A commit under way.
 #[derive(Debug)]
-struct Syncing {
+struct PendingCommit {
     batch: Batch,
-    told: Vec<Told>,
-    fate: Fate,
+    told: Vec<PendingAnswer>,
+    fate: CommitFate,
 }
 
 /// What becomes of a commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub enum CommitFate {
     /// It is written and synced.
     Synced,
     /// There is no room.
@@ -69,28 +69,28 @@ pub enum Fate {
 
 /// A living daemon.
 #[derive(Debug)]
-pub struct Daemon {
-    pub(crate) engine: Engine<Told>,
-    syncing: Option<Syncing>,
+pub struct SimDaemon {
+    pub(crate) engine: Engine<PendingAnswer>,
+    syncing: Option<PendingCommit>,
     /// Entries decided, durable or not.
     decided: u64,
     /// Until then its loop does nothing.
     pub(crate) stalled_until: Option<u64>,
     /// Requests that came meanwhile.
-    pile: Vec<Call>,
+    pile: Vec<SimCall>,
     /// Processes that the host watches.
     watch: BTreeMap<LeaseId, Vec<ProcKey>>,
     /// Whose each process is, as the host has it.
     owners: BTreeMap<ProcKey, LeaseId>,
     /// What it does about strangers.
-    pub(crate) watching: Watching,
+    pub(crate) watching: UnleasedMonitor,
 }
 
 impl Sim<'_> {
     // ---- events ------------------------------------------------------------
 
     /// A request reaches the daemon, or nobody.
-    pub(crate) fn call(&mut self, call: Call) -> Result<(), Violation> {
+    pub(crate) fn call(&mut self, call: SimCall) -> Result<(), Violation> {
         match &mut self.daemon {
             None => Ok(()),
             Some(daemon) if daemon.stalled_until.is_some() => {
@@ -101,7 +101,7 @@ impl Sim<'_> {
         }
     }
 
-    fn serve_call(&mut self, call: Call) -> Result<(), Violation> {
+    fn serve_call(&mut self, call: SimCall) -> Result<(), Violation> {
         let ask = matches!(call.event, Event::Asked { .. });
         let answer = self.take(call.by, call.event)?;
         let fact = match &answer {
@@ -109,7 +109,7 @@ impl Sim<'_> {
             _ => None,
         };
         if let Some(daemon) = &mut self.daemon {
-            let told = Told { job: call.job, ask, answer, seq: daemon.decided, fact };
+            let told = PendingAnswer { job: call.job, ask, answer, seq: daemon.decided, fact };
             daemon.engine.hold(told);
         }
         self.flush()
@@ -180,47 +180,48 @@ impl Sim<'_> {
             _ => told,
         };
         if let Some(daemon) = &mut self.daemon {
-            daemon.syncing = Some(Syncing { batch, told, fate });
+            daemon.syncing = Some(PendingCommit { batch, told, fate });
         }
         Ok(())
     }
 
-    fn fate(&mut self, ballast: bool) -> Fate {
+    fn fate(&mut self, ballast: bool) -> CommitFate {
         match self.kill_at {
             Some((commit, fate)) if commit == self.commits => return fate,
             _ => {}
         }
         if self.disk.full && !ballast {
-            return Fate::Full;
+            return CommitFate::Full;
         }
         if self.calm || !self.rng.chance(self.shape.faults.commits) {
-            return Fate::Synced;
+            return CommitFate::Synced;
         }
         self.rng.pick(&[
-            Fate::Unsynced,
-            Fate::KilledBefore,
-            Fate::KilledWithin,
-            Fate::KilledWithin,
-            Fate::KilledAfter,
-            Fate::PowerCut,
+            CommitFate::Unsynced,
+            CommitFate::KilledBefore,
+            CommitFate::KilledWithin,
+            CommitFate::KilledWithin,
+            CommitFate::KilledAfter,
+            CommitFate::PowerCut,
         ])
     }
 
     /// A commit comes back, or its daemon dies in it.
     pub(crate) fn synced(&mut self) -> Result<(), Violation> {
-        let Some(Syncing { batch, told, fate }) = self.daemon.as_mut().and_then(|daemon| daemon.syncing.take()) else {
+        let Some(PendingCommit { batch, told, fate }) = self.daemon.as_mut().and_then(|daemon| daemon.syncing.take())
+        else {
             return Ok(());
         };
         self.story.say(|| format!("{} commit of {} entries: {fate:?}", self.now(), batch.entries.len()));
         match fate {
-            Fate::Synced => {
+            CommitFate::Synced => {
                 self.write(&batch)?;
                 self.tell(told)?;
                 self.proclaim(&batch)?;
                 self.flush()
             }
-            Fate::Full => self.rebuild(),
-            Fate::Unsynced => {
+            CommitFate::Full => self.rebuild(),
+            CommitFate::Unsynced => {
                 self.checker.sync_failed();
                 self.write_perhaps(&batch)?;
                 if self.sabotage == Some(Sabotage::AckAfterFailedSync) {
@@ -229,21 +230,21 @@ impl Sim<'_> {
                 self.die(false);
                 Ok(())
             }
-            Fate::KilledBefore => {
+            CommitFate::KilledBefore => {
                 self.die(false);
                 Ok(())
             }
-            Fate::KilledWithin => {
+            CommitFate::KilledWithin => {
                 self.write_perhaps(&batch)?;
                 self.die(false);
                 Ok(())
             }
-            Fate::KilledAfter => {
+            CommitFate::KilledAfter => {
                 self.write(&batch)?;
                 self.die(false);
                 Ok(())
             }
-            Fate::PowerCut => {
+            CommitFate::PowerCut => {
                 self.write_perhaps(&batch)?;
                 self.die(true);
                 Ok(())
@@ -272,8 +273,8 @@ impl Sim<'_> {
     }
 
     /// Answers leave the daemon.
-    fn tell(&mut self, told: Vec<Told>) -> Result<(), Violation> {
-        for Told { job, ask, answer, seq, fact } in told {
+    fn tell(&mut self, told: Vec<PendingAnswer>) -> Result<(), Violation> {
+        for PendingAnswer { job, ask, answer, seq, fact } in told {
             self.checker.acked(seq, fact)?;
             if let Some(job) = job {
                 self.answered(job, ask, &answer);
@@ -398,9 +399,9 @@ impl Sim<'_> {
         self.life += 1;
         if host {
             self.world.reboot();
-            self.jobs.iter_mut().for_each(crate::jobs::Job::rebooted);
+            self.jobs.iter_mut().for_each(crate::jobs::SimJob::rebooted);
             for job in 0..self.jobs.len() as u32 {
-                if self.jobs[job as usize].stage == crate::jobs::Stage::Idle {
+                if self.jobs[job as usize].stage == crate::jobs::JobStage::Idle {
                     let delay = self.rng.within(S, 30 * S);
                     self.alarm(job, delay);
                 }
@@ -448,7 +449,7 @@ impl Sim<'_> {
     fn begin(&mut self) {
         let mut engine = Engine::new(self.disk.rows.clone(), self.shape.policy.clone());
         engine.state_mut().plant(self.mutant);
-        self.daemon = Some(Daemon {
+        self.daemon = Some(SimDaemon {
             engine,
             syncing: None,
             decided: self.disk.seq,
@@ -456,12 +457,12 @@ impl Sim<'_> {
             pile: Vec::new(),
             watch: BTreeMap::new(),
             owners: BTreeMap::new(),
-            watching: Watching::default(),
+            watching: UnleasedMonitor::default(),
         });
     }
 
     fn look_around(&mut self) -> Result<(), Violation> {
-        self.take(self.callers.len(), Event::Listed(eyes::list(&self.world)))?;
+        self.take(self.callers.len(), Event::Listed(readings::list(&self.world)))?;
         let bound: Vec<(LeaseId, Vec<ProcKey>)> = {
             let rows = self.disk.rows.leases.values();
             rows.filter(|lease| !lease.roots.is_empty()).map(|lease| (lease.id, lease.roots.clone())).collect()

@@ -17,7 +17,7 @@ const PAST_MAX: usize = 20_000;
 
 /// The tables, and the log's end.
 #[derive(Debug, Default)]
-pub struct Disk {
+pub struct SimDisk {
     /// The tables of live things.
     pub rows: Rows,
     /// The log's entries so far, applied one by one to nothing.
@@ -34,7 +34,7 @@ pub struct Disk {
     pub full: bool,
 }
 
-impl Disk {
+impl SimDisk {
     /// Writes a batch: the tables as the journal would, then the log.
     pub fn write(&mut self, batch: &Batch) {
         self.write_rows(batch);

@@ -1,13 +1,13 @@
 //! What goes wrong, and what people do who mean no good or know no better.
 
 use crate::checker::Violation;
-use crate::daemon::Call;
-use crate::deep::deep_after;
-use crate::jobs::{Job, Stage, draw_ask};
+use crate::daemon::SimCall;
+use crate::driver::deep_after;
+use crate::jobs::{JobStage, SimJob, draw_ask};
 use crate::shape::{S, in_which_parks, policy};
 use crate::sim::Sim;
 use crate::timers::Timer;
-use crate::world::Ail;
+use crate::world::GpuFault;
 use sublet_core::event::Event;
 use sublet_core::ids::{Fence, LeaseId, ProcKey};
 use sublet_core::loss::Loss;
@@ -134,7 +134,7 @@ impl Sim<'_> {
     pub(crate) fn accept_loss(&mut self) -> Result<(), Violation> {
         for number in [0, self.callers.len() - 1] {
             let by = self.callers[number].clone();
-            self.call(Call { by: number, event: Event::LossAccepted { by }, job: None })?;
+            self.call(SimCall { by: number, event: Event::LossAccepted { by }, job: None })?;
         }
         Ok(())
     }
@@ -170,20 +170,21 @@ impl Sim<'_> {
 
     fn ail(&mut self) {
         let card = self.rng.below(self.world.cards.len() as u64) as u16;
-        self.world.cards[card as usize].ail = self.rng.pick(&[Ail::Mute, Ail::Mute, Ail::Lost, Ail::Hidden]);
+        self.world.cards[card as usize].ail =
+            self.rng.pick(&[GpuFault::Mute, GpuFault::Mute, GpuFault::Lost, GpuFault::Hidden]);
         let delay = self.rng.within(S, 60 * S);
         self.timers.set(self.t + delay, Timer::Heal(card));
     }
 
     pub(crate) fn heal(&mut self, card: u16) -> Result<(), Violation> {
-        self.world.cards[card as usize].ail = Ail::Well;
+        self.world.cards[card as usize].ail = GpuFault::Well;
         if self.rng.chance(500) { self.clear(card as usize) } else { Ok(()) }
     }
 
     // ---- operators and others ----------------------------------------------
 
     fn operator(&mut self, event: Event) -> Result<(), Violation> {
-        self.call(Call { by: self.callers.len() - 1, event, job: None })
+        self.call(SimCall { by: self.callers.len() - 1, event, job: None })
     }
 
     /// An operator trusts a card again.
@@ -247,7 +248,7 @@ impl Sim<'_> {
             _ if !by.operator => Event::Drained { by, card },
             _ => Event::Renewed { by, lease, epoch },
         };
-        self.call(Call { by: number, event, job: None })
+        self.call(SimCall { by: number, event, job: None })
     }
 
     /// Somebody binds a process to its lease that another has, or asks for a lease with it: more often than not one whose
@@ -267,14 +268,14 @@ impl Sim<'_> {
             let ask = draw_ask(&mut self.grabs.0, self.shape.ttl_max_s, self.world.cards.len());
             let by = tenant.unwrap_or_default();
             let event = Event::Asked { by: self.callers[by].clone(), ask, wait: None, root: Some(process) };
-            return self.call(Call { by, event, job: None });
+            return self.call(SimCall { by, event, job: None });
         }
         let tenant = tenant.filter(|_| self.grabs.0.chance(800));
-        let may = |job: &&Job| job.stage == Stage::Holding && tenant.is_none_or(|tenant| job.tenant == tenant);
+        let may = |job: &&SimJob| job.stage == JobStage::Holding && tenant.is_none_or(|tenant| job.tenant == tenant);
         let others = self.jobs.iter().filter(may).filter_map(|job| Some((job.tenant, job.lease?, job.epoch)));
         let others: Vec<(usize, LeaseId, Fence)> = others.filter(|(_, lease, _)| *lease != owner).collect();
         let Some((by, lease, epoch)) = self.grabs.0.some(&others) else { return Ok(()) };
         let event = Event::Bound { by: self.callers[by].clone(), lease, epoch, process };
-        self.call(Call { by, event, job: None })
+        self.call(SimCall { by, event, job: None })
     }
 }

@@ -3,7 +3,7 @@
 //! A wrapper may also die alone, at any time, and its programs stay.
 
 use crate::checker::Violation;
-use crate::daemon::Call;
+use crate::daemon::SimCall;
 use crate::shape::S;
 use crate::sim::Sim;
 use crate::timers::Timer;
@@ -16,7 +16,7 @@ use sublet_core::units::Bytes;
 
 /// What a hook does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Temper {
+enum HookBehaviour {
     /// What it says.
     Honest,
     /// Nothing, and says that it did it.
@@ -33,8 +33,8 @@ enum Temper {
 
 /// A wrapper with a hook.
 #[derive(Debug)]
-pub struct Wrapper {
-    temper: Temper,
+pub struct SimWrapper {
+    temper: HookBehaviour,
     /// Its programs' bytes are away: so many of each card.
     away: Option<Vec<(ProcKey, usize, Bytes)>>,
     /// Its hook runs: off the cards, or back.
@@ -49,10 +49,16 @@ impl Sim<'_> {
     /// A lease was granted: it may have a hook.
     pub(crate) fn wrap(&mut self, lease: LeaseId) {
         if self.disk.rows.leases.get(&lease).is_some_and(|row| row.request.has_hook) {
-            let odd = [Temper::Liar, Temper::Half, Temper::Silent, Temper::Fails, Temper::Dies];
+            let odd = [
+                HookBehaviour::Liar,
+                HookBehaviour::Half,
+                HookBehaviour::Silent,
+                HookBehaviour::Fails,
+                HookBehaviour::Dies,
+            ];
             let honest = self.calm || self.whim.chance(self.shape.habits.honest);
-            let temper = if honest { Temper::Honest } else { self.whim.pick(&odd) };
-            self.wrappers.insert(lease, Wrapper { temper, away: None, runs: None, turn: 0, told: None });
+            let temper = if honest { HookBehaviour::Honest } else { self.whim.pick(&odd) };
+            self.wrappers.insert(lease, SimWrapper { temper, away: None, runs: None, turn: 0, told: None });
             if !self.calm && self.doom.chance(150) {
                 let delay = self.doom.within(S, 120 * S);
                 self.timers.set(self.t + delay, Timer::Orphan(lease.0));
@@ -119,7 +125,7 @@ impl Sim<'_> {
         wrapper.turn += 1;
         let turn = wrapper.turn;
         let longest =
-            if wrapper.temper == Temper::Silent && out { 300 * S } else { self.whim.pick(&[S / 5, S, 5 * S]) };
+            if wrapper.temper == HookBehaviour::Silent && out { 300 * S } else { self.whim.pick(&[S / 5, S, 5 * S]) };
         let delay = self.whim.within(longest / 10, longest);
         self.timers.set(self.t + delay, Timer::Hooked(lease.0, turn));
         Ok(())
@@ -132,13 +138,13 @@ impl Sim<'_> {
         let (temper, odd) = (wrapper.temper, self.whim.chance(400));
         self.heed_later(lease);
         match temper {
-            Temper::Dies if odd => {
+            HookBehaviour::Dies if odd => {
                 let tree = self.by_lease.get(&lease).and_then(|job| self.jobs[*job as usize].tree);
                 let leases = tree.map(|tree| self.world.exit(tree)).unwrap_or_default();
                 self.noticed(&leases);
                 Ok(())
             }
-            Temper::Fails if odd => {
+            HookBehaviour::Fails if odd => {
                 self.tell_hook(lease, MoverReport::Refused("the hook exited with status 1".to_owned()))
             }
             _ if out => self.fall_asleep(lease, temper),
@@ -151,10 +157,10 @@ impl Sim<'_> {
         self.timers.set(self.t + delay, Timer::Heed(self.life, lease.0));
     }
 
-    fn fall_asleep(&mut self, lease: LeaseId, temper: Temper) -> Result<(), Violation> {
+    fn fall_asleep(&mut self, lease: LeaseId, temper: HookBehaviour) -> Result<(), Violation> {
         let percent = match temper {
-            Temper::Liar => 0,
-            Temper::Half => 50,
+            HookBehaviour::Liar => 0,
+            HookBehaviour::Half => 50,
             _ => 100,
         };
         let mut gone = Vec::new();
@@ -208,11 +214,11 @@ impl Sim<'_> {
         if let (Some(_), false, Some(wrapper)) = (&self.daemon, odd, self.wrappers.get_mut(&lease)) {
             wrapper.told = Some(self.life);
         }
-        self.call(Call { by, event: Event::Hooked { by: caller, lease, epoch, said }, job: None })
+        self.call(SimCall { by, event: Event::Hooked { by: caller, lease, epoch, said }, job: None })
     }
 
     /// From now on hooks do as they say.
     pub(crate) fn calm_hooks(&mut self) {
-        self.wrappers.values_mut().for_each(|wrapper| wrapper.temper = Temper::Honest);
+        self.wrappers.values_mut().for_each(|wrapper| wrapper.temper = HookBehaviour::Honest);
     }
 }

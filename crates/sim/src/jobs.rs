@@ -7,10 +7,10 @@
 //! ```
 
 use crate::checker::Violation;
-use crate::daemon::Call;
+use crate::daemon::SimCall;
+use crate::programs::ShimOrder;
 use crate::rng::Rng;
 use crate::shape::S;
-use crate::shims::Order;
 use crate::sim::Sim;
 use crate::timers::Timer;
 use sublet_core::decide::offer::offers;
@@ -23,7 +23,7 @@ use sublet_core::units::{Bytes, Span};
 
 /// Where a job is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
+pub enum JobStage {
     /// Thinking.
     Idle,
     /// It asked, and has no answer yet.
@@ -38,7 +38,7 @@ pub enum Stage {
 
 /// How it holds a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Style {
+enum JobStyle {
     /// By words alone.
     Words,
     /// Bound to a process after the grant.
@@ -49,7 +49,7 @@ enum Style {
 
 /// How it stops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Finish {
+enum JobEnd {
     /// Gives back, then exits.
     Release,
     /// Gives back; its process stays and keeps its bytes.
@@ -64,11 +64,11 @@ enum Finish {
 
 /// One thing somebody wants done.
 #[derive(Debug)]
-pub struct Job {
+pub struct SimJob {
     /// Who.
     pub tenant: usize,
     /// Where it is.
-    pub stage: Stage,
+    pub stage: JobStage,
     /// Its present alarm.
     pub turn: u32,
     /// As told.
@@ -77,8 +77,8 @@ pub struct Job {
     pub epoch: Fence,
     /// Its process.
     pub tree: Option<u32>,
-    style: Style,
-    finish: Finish,
+    style: JobStyle,
+    finish: JobEnd,
     busy: bool,
     greedy: bool,
     bound: bool,
@@ -88,18 +88,18 @@ pub struct Job {
     stop_us: u64,
 }
 
-impl Job {
+impl SimJob {
     /// A job that has yet to begin.
-    pub fn new(tenant: usize) -> Job {
-        Job {
+    pub fn new(tenant: usize) -> SimJob {
+        SimJob {
             tenant,
-            stage: Stage::Idle,
+            stage: JobStage::Idle,
             turn: 0,
             lease: None,
             epoch: Fence(0),
             tree: None,
-            style: Style::Words,
-            finish: Finish::Release,
+            style: JobStyle::Words,
+            finish: JobEnd::Release,
             busy: false,
             greedy: false,
             bound: false,
@@ -113,7 +113,7 @@ impl Job {
     /// Its host died, and its process with it.
     pub fn rebooted(&mut self) {
         if self.tree.take().is_some() {
-            (self.stage, self.lease) = (Stage::Idle, None);
+            (self.stage, self.lease) = (JobStage::Idle, None);
         }
     }
 }
@@ -132,17 +132,17 @@ impl Sim<'_> {
             return Ok(());
         }
         match self.jobs[job as usize].stage {
-            Stage::Idle if self.calm => Ok(()),
-            Stage::Idle => self.ask(job),
+            JobStage::Idle if self.calm => Ok(()),
+            JobStage::Idle => self.ask(job),
             // Nobody answered: it gives up on that ask, which may be in the queue all the same.
-            Stage::Asking => {
-                self.jobs[job as usize].stage = Stage::Idle;
+            JobStage::Asking => {
+                self.jobs[job as usize].stage = JobStage::Idle;
                 self.think(job);
                 Ok(())
             }
-            Stage::Waiting => self.wait_on(job),
-            Stage::Holding => self.hold_on(job),
-            Stage::Over => {
+            JobStage::Waiting => self.wait_on(job),
+            JobStage::Holding => self.hold_on(job),
+            JobStage::Over => {
                 self.leave(job);
                 Ok(())
             }
@@ -167,12 +167,12 @@ impl Sim<'_> {
             1..=3 => Some(Span::secs(self.rng.within(1, 200))),
             _ => None,
         };
-        let style = match self.rng.pick(&[Style::Words, Style::Bound, Style::Bound, Style::Rooted]) {
+        let style = match self.rng.pick(&[JobStyle::Words, JobStyle::Bound, JobStyle::Bound, JobStyle::Rooted]) {
             // Only whose processes are known can be parked.
-            Style::Words if self.parks() && self.luck.chance(800) => Style::Bound,
+            JobStyle::Words if self.parks() && self.luck.chance(800) => JobStyle::Bound,
             style => style,
         };
-        let finish = [Finish::Release, Finish::Release, Finish::Linger, Finish::Reuse, Finish::Exit, Finish::Forget];
+        let finish = [JobEnd::Release, JobEnd::Release, JobEnd::Linger, JobEnd::Reuse, JobEnd::Exit, JobEnd::Forget];
         let job = &mut self.jobs[number as usize];
         job.style = style;
         job.finish = self.rng.pick(&finish);
@@ -180,15 +180,15 @@ impl Sim<'_> {
         job.greedy = self.rng.chance(80) || (!self.shape.crowd && self.greed.chance(120));
         job.bound = false;
         if self.shape.crowd {
-            (job.style, job.finish, job.busy) = (Style::Bound, Finish::Release, true);
+            (job.style, job.finish, job.busy) = (JobStyle::Bound, JobEnd::Release, true);
         }
         job.ttl_us = ask.term.span().0.min(600 * S);
-        (job.stage, job.lease) = (Stage::Asking, None);
-        let root = (style == Style::Rooted).then(|| self.process_of(number)).flatten();
+        (job.stage, job.lease) = (JobStage::Asking, None);
+        let root = (style == JobStyle::Rooted).then(|| self.process_of(number)).flatten();
         let by = self.jobs[number as usize].tenant;
         self.alarm(number, 40 * S);
         let caller = self.callers[by].clone();
-        self.call(Call { by, event: Event::Asked { by: caller, ask, wait, root }, job: Some(number) })
+        self.call(SimCall { by, event: Event::Asked { by: caller, ask, wait, root }, job: Some(number) })
     }
 
     fn process_of(&mut self, job: u32) -> Option<ProcKey> {
@@ -206,20 +206,22 @@ impl Sim<'_> {
     pub(crate) fn answered(&mut self, number: u32, event_was_ask: bool, answer: &EventAnswer) {
         let stage = self.jobs[number as usize].stage;
         match answer {
-            EventAnswer::Refused(Refusal::NoSuchLease | Refusal::Ended) if !event_was_ask && stage != Stage::Idle => {
-                self.jobs[number as usize].stage = Stage::Over;
+            EventAnswer::Refused(Refusal::NoSuchLease | Refusal::Ended)
+                if !event_was_ask && stage != JobStage::Idle =>
+            {
+                self.jobs[number as usize].stage = JobStage::Over;
                 self.alarm(number, S);
             }
-            _ if !event_was_ask || stage != Stage::Asking => {}
+            _ if !event_was_ask || stage != JobStage::Asking => {}
             EventAnswer::Lease(lease) => {
                 self.by_lease.insert(*lease, number);
                 let job = &mut self.jobs[number as usize];
-                (job.stage, job.lease) = (Stage::Waiting, Some(*lease));
+                (job.stage, job.lease) = (JobStage::Waiting, Some(*lease));
                 let delay = self.rng.within(S, 60 * S);
                 self.alarm(number, delay);
             }
             _ => {
-                self.jobs[number as usize].stage = Stage::Idle;
+                self.jobs[number as usize].stage = JobStage::Idle;
                 self.think(number);
             }
         }
@@ -231,8 +233,8 @@ impl Sim<'_> {
         let stop = self.rng.within(0, 6 * self.jobs[number as usize].ttl_us);
         let stop = if self.shape.crowd { u64::MAX / 4 } else { stop };
         let job = &mut self.jobs[number as usize];
-        if job.lease == Some(lease) && job.stage == Stage::Waiting {
-            (job.stage, job.epoch, job.cards, job.vram) = (Stage::Holding, epoch, cards, vram);
+        if job.lease == Some(lease) && job.stage == JobStage::Waiting {
+            (job.stage, job.epoch, job.cards, job.vram) = (JobStage::Holding, epoch, cards, vram);
             job.stop_us = self.t + stop;
             let delay = self.rng.within(0, 2 * S);
             self.alarm(number, delay);
@@ -244,7 +246,7 @@ impl Sim<'_> {
         let Some(number) = self.by_lease.remove(&lease) else { return };
         let job = &mut self.jobs[number as usize];
         if job.lease == Some(lease) {
-            job.stage = Stage::Over;
+            job.stage = JobStage::Over;
             let delay = self.rng.within(0, 10 * S);
             self.alarm(number, delay);
         }
@@ -254,7 +256,7 @@ impl Sim<'_> {
         let delay = self.rng.within(S, 60 * S);
         self.alarm(number, delay);
         self.poll(number);
-        let rooted = self.jobs[number as usize].style == Style::Rooted;
+        let rooted = self.jobs[number as usize].style == JobStyle::Rooted;
         match self.rng.below(100) {
             _ if self.calm => {}
             _ if self.shape.crowd => {}
@@ -282,7 +284,7 @@ impl Sim<'_> {
         };
         let by = self.jobs[number as usize].tenant;
         let caller = self.callers[by].clone();
-        self.call(Call { by, event: Event::Accepted { by: caller, lease, vram, gpus }, job: Some(number) })
+        self.call(SimCall { by, event: Event::Accepted { by: caller, lease, vram, gpus }, job: Some(number) })
     }
 
     /// Looks where its lease is, in case nobody said.
@@ -316,17 +318,17 @@ impl Sim<'_> {
         let (Some(lease), epoch, by) = (job.lease, job.epoch, job.tenant) else { return Ok(()) };
         let caller = self.callers[by].clone();
         match (style, process) {
-            (Style::Bound, Some(process)) if !bound => {
+            (JobStyle::Bound, Some(process)) if !bound => {
                 job.bound = true;
                 let event = Event::Bound { by: caller, lease, epoch, process };
-                self.call(Call { by, event, job: Some(number) })
+                self.call(SimCall { by, event, job: Some(number) })
             }
-            (Style::Words, _) if busy => {
-                self.call(Call { by, event: Event::Renewed { by: caller, lease, epoch }, job: Some(number) })
+            (JobStyle::Words, _) if busy => {
+                self.call(SimCall { by, event: Event::Renewed { by: caller, lease, epoch }, job: Some(number) })
             }
-            (Style::Bound | Style::Rooted, _) if busy && self.is_asleep(lease) => self.want_back(lease),
-            (Style::Bound | Style::Rooted, _) if busy && self.submits(number) => Ok(()),
-            (Style::Bound | Style::Rooted, _) if busy => self.report(Event::Worked { lease }),
+            (JobStyle::Bound | JobStyle::Rooted, _) if busy && self.is_asleep(lease) => self.want_back(lease),
+            (JobStyle::Bound | JobStyle::Rooted, _) if busy && self.submits(number) => Ok(()),
+            (JobStyle::Bound | JobStyle::Rooted, _) if busy => self.report(Event::Worked { lease }),
             _ => Ok(()),
         }
     }
@@ -406,33 +408,33 @@ impl Sim<'_> {
         let job = &mut self.jobs[number as usize];
         let (finish, delay) = (job.finish, self.rng.within(20 * S, 200 * S));
         // Whatever was chosen, the next time it gives back.
-        job.finish = Finish::Release;
+        job.finish = JobEnd::Release;
         match finish {
             _ if self.calm => {
                 self.exit(number);
                 self.say_released(number)
             }
-            Finish::Exit if job.tree.is_some() => {
+            JobEnd::Exit if job.tree.is_some() => {
                 self.exit(number);
                 self.alarm(number, delay);
                 Ok(())
             }
-            Finish::Exit | Finish::Forget => {
+            JobEnd::Exit | JobEnd::Forget => {
                 self.alarm(number, delay);
                 Ok(())
             }
-            Finish::Release => self.say_released(number),
-            Finish::Linger => {
+            JobEnd::Release => self.say_released(number),
+            JobEnd::Linger => {
                 if let Some(tree) = job.tree.take() {
                     let stay = self.rng.within(S, 60 * S);
                     self.timers.set(self.t + stay, Timer::Exit(tree));
                 }
                 self.say_released(number)
             }
-            Finish::Reuse => {
+            JobEnd::Reuse => {
                 let result = self.say_released(number);
                 let job = &mut self.jobs[number as usize];
-                (job.stage, job.lease) = (Stage::Idle, None);
+                (job.stage, job.lease) = (JobStage::Idle, None);
                 self.think(number);
                 result
             }
@@ -442,17 +444,17 @@ impl Sim<'_> {
     fn say_released(&mut self, number: u32) -> Result<(), Violation> {
         let job = &mut self.jobs[number as usize];
         let Some(lease) = job.lease else { return Ok(()) };
-        let (by, held) = (job.tenant, job.stage == Stage::Holding);
+        let (by, held) = (job.tenant, job.stage == JobStage::Holding);
         let epoch = (held && self.rng.chance(500)).then_some(job.epoch);
         let caller = self.callers[by].clone();
         self.alarm(number, 20 * S);
-        self.call(Call { by, event: Event::Released { by: caller, lease, epoch }, job: Some(number) })
+        self.call(SimCall { by, event: Event::Released { by: caller, lease, epoch }, job: Some(number) })
     }
 
     fn leave(&mut self, number: u32) {
         self.exit(number);
         let job = &mut self.jobs[number as usize];
-        (job.stage, job.lease) = (Stage::Idle, None);
+        (job.stage, job.lease) = (JobStage::Idle, None);
         self.think(number);
     }
 
@@ -469,7 +471,7 @@ impl Sim<'_> {
         for ((process, rung), program) in std::mem::take(&mut self.world.left) {
             if let Some(lease) = program.heard_as(self.life) {
                 let delay = self.luck.within(0, S / 3);
-                let died = rung == Method::Shim && program.doing == Some(Order::Park);
+                let died = rung == Method::Shim && program.doing == Some(ShimOrder::Park);
                 self.timers.set(self.t + delay, Timer::Left(self.life, lease.0, process, rung, died));
             }
         }

@@ -5,7 +5,7 @@ use clap::Parser;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use sublet_sim::mutants::{Planted, hunt};
-use sublet_sim::run::{Options, Passed, run, tell};
+use sublet_sim::run::{RunCounts, RunOptions, run, tell};
 
 /// Seeds within which a planted bug must be caught.
 const HUNT_SEEDS: u64 = 2_000;
@@ -54,13 +54,13 @@ fn main() -> ExitCode {
 }
 
 fn seeds(args: &Args) -> ExitCode {
-    let options = Options { steps: args.steps, still: args.still, blind: args.blind, ..Options::default() };
+    let options = RunOptions { steps: args.steps, still: args.still, blind: args.blind, ..RunOptions::default() };
     let begun = Instant::now();
     let enough = |done: u64| match args.minutes {
         Some(minutes) => begun.elapsed() >= Duration::from_secs(60 * minutes),
         None => done >= args.seeds,
     };
-    let (mut done, mut broken, mut sum) = (0, 0, Passed::default());
+    let (mut done, mut broken, mut sum) = (0, 0, RunCounts::default());
     while !enough(done) {
         match run(args.seed + done, options) {
             Ok(passed) => sum = add(sum, passed),
@@ -81,7 +81,7 @@ fn seeds(args: &Args) -> ExitCode {
         println!("{broken} of {done} seeds broke a rule");
         return ExitCode::FAILURE;
     }
-    let Passed {
+    let RunCounts {
         events,
         commits,
         lives,
@@ -121,8 +121,8 @@ fn seeds(args: &Args) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-fn add(a: Passed, b: Passed) -> Passed {
-    Passed {
+fn add(a: RunCounts, b: RunCounts) -> RunCounts {
+    RunCounts {
         events: a.events + b.events,
         commits: a.commits + b.commits,
         lives: a.lives + b.lives,

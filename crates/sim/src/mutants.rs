@@ -1,6 +1,6 @@
 //! Bugs planted on purpose, and the proof that the checker notices each.
 
-use crate::run::{Failure, Options, run};
+use crate::run::{RunFailure, RunOptions, run};
 use sublet_core::mutant::Mutant;
 
 /// A bug planted around the engine: in how answers and batches are handled.
@@ -66,8 +66,8 @@ impl Planted {
 }
 
 /// Tries seeds until one catches the bug. A seed that fails without it proves nothing.
-pub fn hunt(planted: Planted, seeds: std::ops::Range<u64>, steps: u64) -> Option<Failure> {
-    let honest = Options { steps, ..Options::default() };
-    let options = Options { planted: Some(planted), ..honest };
+pub fn hunt(planted: Planted, seeds: std::ops::Range<u64>, steps: u64) -> Option<RunFailure> {
+    let honest = RunOptions { steps, ..RunOptions::default() };
+    let options = RunOptions { planted: Some(planted), ..honest };
     seeds.into_iter().find_map(|seed| run(seed, options).err().filter(|_| run(seed, honest).is_ok()))
 }

@@ -1,7 +1,7 @@
 //! A seed becomes a verdict; a broken rule becomes a story.
 
 use crate::checker::Violation;
-use crate::daemon::Fate;
+use crate::daemon::CommitFate;
 use crate::mutants::Planted;
 use crate::sim::Sim;
 use crate::story::Story;
@@ -11,13 +11,13 @@ use sublet_core::units::Span;
 
 /// How a seed is run.
 #[derive(Clone, Copy, Debug)]
-pub struct Options {
+pub struct RunOptions {
     /// Events before the world calms down.
     pub steps: u64,
     /// A bug, if one is planted.
     pub planted: Option<Planted>,
     /// A commit to die in, and how.
-    pub kill_at: Option<(u64, Fate)>,
+    pub kill_at: Option<(u64, CommitFate)>,
     /// Nobody is made to leave for whoever waits, whatever the seed says.
     pub still: bool,
     /// Nobody looks into strangers, whatever the seed says.
@@ -26,15 +26,15 @@ pub struct Options {
     pub crowd: bool,
 }
 
-impl Default for Options {
-    fn default() -> Options {
-        Options { steps: 2_000, planted: None, kill_at: None, still: false, blind: false, crowd: false }
+impl Default for RunOptions {
+    fn default() -> RunOptions {
+        RunOptions { steps: 2_000, planted: None, kill_at: None, still: false, blind: false, crowd: false }
     }
 }
 
 /// What a run without fault came to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Passed {
+pub struct RunCounts {
     /// Events taken in.
     pub events: u64,
     /// Batches closed.
@@ -99,7 +99,7 @@ pub struct Passed {
 
 /// A run that broke a rule.
 #[derive(Clone, Debug)]
-pub struct Failure {
+pub struct RunFailure {
     /// The seed to run again.
     pub seed: u64,
     /// The event at which it was noticed.
@@ -108,29 +108,29 @@ pub struct Failure {
     pub violation: Violation,
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for RunFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "seed {} broke a rule at step {}: {}", self.seed, self.step, self.violation)
     }
 }
 
 /// Runs a seed.
-pub fn run(seed: u64, options: Options) -> Result<Passed, Failure> {
+pub fn run(seed: u64, options: RunOptions) -> Result<RunCounts, RunFailure> {
     run_with(seed, options, &Story::default())
 }
 
 /// Runs a seed again and gives so many of its last lines.
-pub fn tell(seed: u64, options: Options, lines: usize) -> Vec<String> {
+pub fn tell(seed: u64, options: RunOptions, lines: usize) -> Vec<String> {
     let story = Story::told(lines);
     // The verdict is known; this is about how it came to it.
     let _ = run_with(seed, options, &story);
     story.lines()
 }
 
-fn run_with(seed: u64, options: Options, story: &Story) -> Result<Passed, Failure> {
+fn run_with(seed: u64, options: RunOptions, story: &Story) -> Result<RunCounts, RunFailure> {
     let verdict = catch_unwind(AssertUnwindSafe(|| {
         let mut sim = Sim::new(seed, story, options);
-        sim.run(options.steps).map(|()| Passed {
+        sim.run(options.steps).map(|()| RunCounts {
             events: story.step.get(),
             commits: sim.commits,
             lives: sim.life,
@@ -163,7 +163,7 @@ fn run_with(seed: u64, options: Options, story: &Story) -> Result<Passed, Failur
             moving: sim.checker.moving,
         })
     }));
-    let failed = |violation| Failure { seed, step: story.step.get(), violation };
+    let failed = |violation| RunFailure { seed, step: story.step.get(), violation };
     match verdict {
         Ok(verdict) => verdict.map_err(failed),
         Err(_) => Err(failed(Violation { rule: 0, what: "it panicked; the message is above".to_owned() })),

@@ -1,8 +1,8 @@
 //! What kind of world a seed makes: how many cards, people and faults.
 
+use crate::programs::ProgramHabits;
 use crate::rng::Rng;
-use crate::shims::Habits;
-use crate::vigil::Vigil;
+use crate::unleased::UnleasedShape;
 use sublet_core::policy::{Caps, HeadStart, Parking, Policy, Renewal};
 use sublet_core::reading::GpuFacts;
 use sublet_core::units::{Bytes, Span};
@@ -12,7 +12,7 @@ pub const S: u64 = 1_000_000;
 
 /// The fixed properties of a world.
 #[derive(Clone, Debug)]
-pub struct Shape {
+pub struct WorldShape {
     /// Its cards; whether each hides the bytes per process.
     pub cards: Vec<(GpuFacts, bool)>,
     /// Tenants beside the operator.
@@ -26,18 +26,18 @@ pub struct Shape {
     /// Longest term anybody asks for.
     pub ttl_max_s: u64,
     /// How often things go wrong.
-    pub faults: Rates,
+    pub faults: FaultRates,
     /// What its programs are like.
-    pub habits: Habits,
+    pub habits: ProgramHabits,
     /// How strangers are looked after.
-    pub vigil: Vigil,
+    pub vigil: UnleasedShape,
     /// Thirty holders take turns on its one card.
     pub crowd: bool,
 }
 
 /// How often things go wrong, in thousandths where nothing else is said.
 #[derive(Clone, Copy, Debug)]
-pub struct Rates {
+pub struct FaultRates {
     /// Of looks that fail.
     pub looks: u64,
     /// Of looks that take longer than a period.
@@ -50,11 +50,11 @@ pub struct Rates {
     pub strangers_s: u64,
 }
 
-impl Shape {
+impl WorldShape {
     /// The world of a seed. What has to do with parking has its own luck: a world in which nobody is
     /// parked is the same with it and without. So has what has to do with making room, which nobody does
     /// in a still world; and so has what has to do with strangers.
-    pub fn draw(rng: &mut Rng, luck: &mut Rng, whim: &mut Rng, vigil: Vigil, still: bool) -> Shape {
+    pub fn draw(rng: &mut Rng, luck: &mut Rng, whim: &mut Rng, vigil: UnleasedShape, still: bool) -> WorldShape {
         let cards = rng.pick(&[1, 1, 2, 2, 3, 4, 4, 6, 8]);
         let cards: Vec<_> = (0..cards).map(|index| card(rng, index)).collect();
         let crowded = rng.chance(30);
@@ -62,9 +62,9 @@ impl Shape {
         // Where strangers come one at a time there is room for them.
         let jobs = if vigil.awake && vigil.rare { jobs.min(cards.len() as u64) } else { jobs };
         let tenants = rng.within(1, 6) as usize;
-        let habits = Habits::draw(luck);
+        let habits = ProgramHabits::draw(luck);
         let habits = if still { habits } else { habits.pressed(whim) };
-        Shape {
+        WorldShape {
             tenants,
             jobs: jobs as usize,
             policy: Policy { enforcement: vigil.patience, ..in_which_parks(policy(rng, crowded), habits, luck, whim) },
@@ -80,17 +80,17 @@ impl Shape {
     }
 
     /// Thirty holders of one card, each of which takes most of it: all are at work, and nothing goes wrong.
-    pub fn crowd(vigil: Vigil) -> Shape {
-        let habits = Habits::gentle();
+    pub fn crowd(vigil: UnleasedShape) -> WorldShape {
+        let habits = ProgramHabits::gentle();
         let parking = Parking { space: Bytes::gib(1_000), ..Parking::default() };
-        Shape {
+        WorldShape {
             cards: vec![(GpuFacts::plain(0, Bytes::gib(24)), false)],
             tenants: 5,
             jobs: 30,
             policy: Policy { parking, hold_max: Span::secs(1_800), ..Policy::default() },
             tick_us: S,
             ttl_max_s: 60,
-            faults: Rates { looks: 0, slow: 0, commits: 0, every_s: 0, strangers_s: 0 },
+            faults: FaultRates { looks: 0, slow: 0, commits: 0, every_s: 0, strangers_s: 0 },
             habits,
             vigil,
             crowd: true,
@@ -142,7 +142,7 @@ pub fn policy(rng: &mut Rng, crowded: bool) -> Policy {
 }
 
 /// The same rules, with a place for what leaves a card.
-pub fn in_which_parks(policy: Policy, habits: Habits, luck: &mut Rng, whim: &mut Rng) -> Policy {
+pub fn in_which_parks(policy: Policy, habits: ProgramHabits, luck: &mut Rng, whim: &mut Rng) -> Policy {
     let parked = (habits.library > 0 && luck.chance(200)).then(|| Bytes::gib(luck.within(1, 40)));
     let policy = Policy { parking: habits.parking(luck, whim), caps: Caps { parked, ..policy.caps }, ..policy };
     if !habits.orderly {
@@ -154,14 +154,14 @@ pub fn in_which_parks(policy: Policy, habits: Habits, luck: &mut Rng, whim: &mut
 }
 
 /// Nothing goes wrong but what programs do.
-fn gentle(rates: Rates) -> Rates {
-    Rates { looks: 0, commits: 0, every_s: 0, strangers_s: 0, ..rates }
+fn gentle(rates: FaultRates) -> FaultRates {
+    FaultRates { looks: 0, commits: 0, every_s: 0, strangers_s: 0, ..rates }
 }
 
-fn rates(rng: &mut Rng) -> Rates {
+fn rates(rng: &mut Rng) -> FaultRates {
     let gentle = rng.chance(150);
     let pick = |rng: &mut Rng, from: &[u64]| if gentle { 0 } else { rng.pick(from) };
-    Rates {
+    FaultRates {
         looks: pick(rng, &[0, 10, 50, 200]),
         slow: pick(rng, &[0, 10, 100]),
         commits: pick(rng, &[0, 2, 10, 40]),

@@ -1,19 +1,19 @@
 //! The loop: what is due next happens, in a world that one seed made.
 
 use crate::checker::{Checker, Violation};
-use crate::daemon::{Daemon, Fate, actors, tenant_name};
-use crate::disk::Disk;
-use crate::eyes;
-use crate::hooks::Wrapper;
-use crate::jobs::{Job, Stage};
+use crate::daemon::{CommitFate, SimDaemon, actors, tenant_name};
+use crate::disk::SimDisk;
+use crate::hooks::SimWrapper;
+use crate::jobs::{JobStage, SimJob};
 use crate::mutants::{Planted, Sabotage};
+use crate::readings;
 use crate::rng::Rng;
-use crate::run::Options;
-use crate::shape::{S, Shape};
+use crate::run::RunOptions;
+use crate::shape::{S, WorldShape};
 use crate::story::Story;
 use crate::timers::{Timer, Timers};
-use crate::vigil::Vigil;
-use crate::world::{Ail, World};
+use crate::unleased::UnleasedShape;
+use crate::world::{GpuFault, World};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use sublet_core::event::{Caller, Event};
@@ -86,7 +86,7 @@ pub struct Sim<'a> {
     pub(crate) greed: Rng,
     /// Of whose contexts leave cards, too.
     pub(crate) depth: Rng,
-    pub(crate) shape: Shape,
+    pub(crate) shape: WorldShape,
     pub(crate) story: &'a Story,
     /// True time, in µs.
     pub(crate) t: u64,
@@ -95,10 +95,10 @@ pub struct Sim<'a> {
     pub(crate) wall_us: u64,
     pub(crate) timers: Timers,
     pub(crate) world: World,
-    pub(crate) jobs: Vec<Job>,
+    pub(crate) jobs: Vec<SimJob>,
     pub(crate) by_lease: BTreeMap<LeaseId, u32>,
-    pub(crate) disk: Disk,
-    pub(crate) daemon: Option<Daemon>,
+    pub(crate) disk: SimDisk,
+    pub(crate) daemon: Option<SimDaemon>,
     /// Which daemon lives; timers of earlier ones are void.
     pub(crate) life: u32,
     pub(crate) boot: u32,
@@ -110,7 +110,7 @@ pub struct Sim<'a> {
     pub(crate) calm: bool,
     pub(crate) mutant: Option<Mutant>,
     pub(crate) sabotage: Option<Sabotage>,
-    pub(crate) kill_at: Option<(u64, Fate)>,
+    pub(crate) kill_at: Option<(u64, CommitFate)>,
     /// How long the daemon ran before the world calmed down.
     pub(crate) elapsed: Span,
     /// Processes that a restore lost.
@@ -118,17 +118,17 @@ pub struct Sim<'a> {
     /// How often the driver took what was left of a parked holder, and how many processes of such it brought back.
     pub(crate) deep: (u64, u64),
     /// Wrappers with a hook, by lease.
-    pub(crate) wrappers: BTreeMap<LeaseId, Wrapper>,
+    pub(crate) wrappers: BTreeMap<LeaseId, SimWrapper>,
     /// Leases whose processes got SIGTERM.
     pub(crate) termed: BTreeSet<LeaseId>,
     /// When strangers last got SIGTERM.
     pub(crate) struck: BTreeMap<ProcKey, u64>,
-    looks: Vec<Option<Look>>,
+    looks: Vec<Option<PendingReading>>,
 }
 
 /// A look under way.
 #[derive(Debug)]
-struct Look {
+struct PendingReading {
     card: u16,
     begun: Time,
     /// What was seen, if it was seen at once.
@@ -137,14 +137,14 @@ struct Look {
 
 impl<'a> Sim<'a> {
     /// The world of a seed, with a bug planted or not, and a commit to die in or not.
-    pub fn new(seed: u64, story: &'a Story, options: Options) -> Sim<'a> {
-        let Options { planted, kill_at, still, blind, crowd, .. } = options;
+    pub fn new(seed: u64, story: &'a Story, options: RunOptions) -> Sim<'a> {
+        let RunOptions { planted, kill_at, still, blind, crowd, .. } = options;
         let mut rng = Rng::new(seed);
         let mut luck = Rng::new(seed ^ LUCK);
         let mut whim = Rng::new(seed ^ WHIM);
         let mut odds = Rng::new(seed ^ ODDS);
         let mut mood = Rng::new(seed ^ MOOD);
-        let vigil = Vigil::draw(&mut odds, &mut mood, blind || still || crowd);
+        let vigil = UnleasedShape::draw(&mut odds, &mut mood, blind || still || crowd);
         let mut greed = Rng::new(seed ^ GREED);
         let mut astray = Rng::new(seed ^ ASTRAY);
         let often = astray.pick(&[0, 0, 40, 200]);
@@ -156,8 +156,11 @@ impl<'a> Sim<'a> {
         let hints = rng_hints.pick(&[0, 0, 200, 900]);
         let mut rng_aside = Rng::new(seed ^ RNG_ASIDE);
         let asides = if crowd || still { 0 } else { rng_aside.pick(&[0, 0, 0, 20, 60]) };
-        let mut shape =
-            if crowd { Shape::crowd(vigil) } else { Shape::draw(&mut rng, &mut luck, &mut whim, vigil, still) };
+        let mut shape = if crowd {
+            WorldShape::crowd(vigil)
+        } else {
+            WorldShape::draw(&mut rng, &mut luck, &mut whim, vigil, still)
+        };
         shape.policy.overuse_grace = Span::secs(greed.pick(&[1, 5, 15, 60]));
         let mut depth = Rng::new(seed ^ DEPTH);
         if !still && !crowd {
@@ -173,9 +176,9 @@ impl<'a> Sim<'a> {
             lag: 1_000 * S - rng.below(100 * S),
             wall_us: rng.below(4_000_000_000_000_000),
             timers: Timers::default(),
-            jobs: (0..shape.jobs).map(|_| Job::new(rng.below(shape.tenants as u64) as usize)).collect(),
+            jobs: (0..shape.jobs).map(|_| SimJob::new(rng.below(shape.tenants as u64) as usize)).collect(),
             by_lease: BTreeMap::new(),
-            disk: Disk::default(),
+            disk: SimDisk::default(),
             daemon: None,
             life: 0,
             boot: 0,
@@ -321,8 +324,8 @@ impl<'a> Sim<'a> {
         let slow = !self.calm && self.rng.chance(self.shape.faults.slow);
         let delay = if slow { self.rng.within(period, 4 * period) } else { self.rng.below(period / 20) };
         let at_once = self.rng.chance(500);
-        let reading = at_once.then(|| eyes::look(&self.world.cards[card as usize], &mut self.rng, failing));
-        let look = Look { card, begun: self.now(), reading };
+        let reading = at_once.then(|| readings::look(&self.world.cards[card as usize], &mut self.rng, failing));
+        let look = PendingReading { card, begun: self.now(), reading };
         let place = self.looks.iter().position(Option::is_none).unwrap_or(self.looks.len());
         match self.looks.get_mut(place) {
             Some(free) => *free = Some(look),
@@ -333,13 +336,13 @@ impl<'a> Sim<'a> {
     }
 
     fn seen(&mut self, life: u32, place: u32) -> Result<(), Violation> {
-        let Some(Look { card, begun, reading }) = self.looks[place as usize].take() else { return Ok(()) };
+        let Some(PendingReading { card, begun, reading }) = self.looks[place as usize].take() else { return Ok(()) };
         if life != self.life {
             return Ok(());
         }
         let failing = if self.calm { 0 } else { self.shape.faults.looks };
         let gpu = &self.world.cards[card as usize];
-        let reading = reading.unwrap_or_else(|| eyes::look(gpu, &mut self.rng, failing));
+        let reading = reading.unwrap_or_else(|| readings::look(gpu, &mut self.rng, failing));
         let uuid = self.world.cards[card as usize].facts.uuid.clone();
         let there = match &reading {
             Reading::Used(used) => used.processes.iter().map(|resident| resident.process).collect(),
@@ -362,7 +365,7 @@ impl<'a> Sim<'a> {
             self.orphans().into_iter().try_for_each(|lease| self.revoke(lease))?;
             self.thin_out()?;
         }
-        self.report(Event::Listed(eyes::list(&self.world)))
+        self.report(Event::Listed(readings::list(&self.world)))
     }
 
     // ---- calm --------------------------------------------------------------
@@ -375,7 +378,7 @@ impl<'a> Sim<'a> {
         self.calm_programs();
         self.calm_hooks();
         for card in 0..self.world.cards.len() {
-            self.world.cards[card].ail = Ail::Well;
+            self.world.cards[card].ail = GpuFault::Well;
             self.world.cards[card].facts.unusable = None;
         }
         let known: Vec<u32> = self.jobs.iter().filter_map(|job| job.tree).collect();
@@ -421,13 +424,13 @@ impl<'a> Sim<'a> {
     fn open_all(&mut self) -> Result<(), Violation> {
         self.report(Event::DiskFreed)?;
         self.accept_loss()?;
-        self.report(Event::Listed(eyes::list(&self.world)))?;
+        self.report(Event::Listed(readings::list(&self.world)))?;
         self.end_asides()?;
         for card in 0..self.world.cards.len() {
             self.clear(card)?;
         }
         for job in 0..self.jobs.len() as u32 {
-            if self.jobs[job as usize].stage != Stage::Idle {
+            if self.jobs[job as usize].stage != JobStage::Idle {
                 let delay = self.rng.below(2 * S);
                 self.alarm(job, delay);
             }

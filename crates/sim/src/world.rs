@@ -3,10 +3,10 @@
 //! Nothing here knows of leases being right or wrong. A process takes what the
 //! card has, keeps it as long as it likes, and gives it back when it exits.
 
+use crate::programs::{ReportKey, SimProgram};
 use crate::rng::Rng;
-use crate::shape::Shape;
-use crate::shims::{Program, Spoken};
-use crate::vigil::Papers;
+use crate::shape::WorldShape;
+use crate::unleased::ProcessAudit;
 use std::collections::BTreeMap;
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::method::Method;
@@ -15,7 +15,7 @@ use sublet_core::units::Bytes;
 
 /// What ails a card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ail {
+pub enum GpuFault {
     /// Nothing.
     Well,
     /// It does not answer.
@@ -28,13 +28,13 @@ pub enum Ail {
 
 /// A card as it really is.
 #[derive(Debug)]
-pub struct Gpu {
+pub struct SimGpu {
     /// What the driver says of it.
     pub facts: GpuFacts,
     /// The driver hides the bytes of each process.
     pub coarse: bool,
     /// What ails it.
-    pub ail: Ail,
+    pub ail: GpuFault,
     /// Who is on it.
     pub residents: Vec<Resident>,
     /// When somebody came to it whom nothing keeps to a lease.
@@ -42,7 +42,7 @@ pub struct Gpu {
     used: u64,
 }
 
-impl Gpu {
+impl SimGpu {
     /// Bytes that nobody has.
     pub fn free(&self) -> Bytes {
         self.facts.total.less(Bytes(self.used))
@@ -57,7 +57,7 @@ impl Gpu {
 
 /// A process and its descendants.
 #[derive(Debug)]
-pub struct Tree {
+pub struct ProcessTree {
     /// Its live processes; the first is the root. Empty: all exited.
     pub live: Vec<ProcKey>,
     /// Leases that the host watches it for.
@@ -68,19 +68,19 @@ pub struct Tree {
 #[derive(Debug)]
 pub struct World {
     /// The cards, by index.
-    pub cards: Vec<Gpu>,
+    pub cards: Vec<SimGpu>,
     /// Live trees by their number.
-    pub trees: BTreeMap<u32, Tree>,
+    pub trees: BTreeMap<u32, ProcessTree>,
     /// Whose root a process is.
     pub roots: BTreeMap<ProcKey, u32>,
     /// Programs with the library in them, and processes as the driver has them.
-    pub programs: BTreeMap<Spoken, Program>,
+    pub programs: BTreeMap<ReportKey, SimProgram>,
     /// Those of them that exited, and nobody has noticed.
-    pub left: Vec<(Spoken, Program)>,
+    pub left: Vec<(ReportKey, SimProgram)>,
     /// Host memory that nobody takes but parked programs.
     pub ram: Bytes,
     /// What audits read of processes.
-    pub papers: BTreeMap<ProcKey, Papers>,
+    pub papers: BTreeMap<ProcKey, ProcessAudit>,
     /// Processes that exited, and nobody has noticed.
     pub exited: Vec<ProcKey>,
     next_tree: u32,
@@ -90,11 +90,11 @@ pub struct World {
 
 impl World {
     /// The world at the beginning: cards with nothing but the driver's own bytes.
-    pub fn new(shape: &Shape, rng: &mut Rng) -> World {
-        let gpu = |(facts, coarse): &(GpuFacts, bool), used| Gpu {
+    pub fn new(shape: &WorldShape, rng: &mut Rng) -> World {
+        let gpu = |(facts, coarse): &(GpuFacts, bool), used| SimGpu {
             facts: facts.clone(),
             coarse: *coarse,
-            ail: Ail::Well,
+            ail: GpuFault::Well,
             residents: Vec::new(),
             intruded_us: 0,
             used,
@@ -120,7 +120,7 @@ impl World {
         let (number, root) = (self.next_tree, self.process());
         self.next_tree += 1;
         self.roots.insert(root, number);
-        self.trees.insert(number, Tree { live: vec![root], leases: Vec::new() });
+        self.trees.insert(number, ProcessTree { live: vec![root], leases: Vec::new() });
         number
     }
 
@@ -187,7 +187,7 @@ impl World {
     /// Returns the leases it was watched for.
     pub fn exit_root(&mut self, root: ProcKey) -> Vec<LeaseId> {
         let Some(number) = self.roots.get(&root).copied() else { return Vec::new() };
-        let lives = |tree: &Tree| tree.live.contains(&root);
+        let lives = |tree: &ProcessTree| tree.live.contains(&root);
         let Some(alone) = self.trees.get(&number).filter(|tree| lives(tree)).map(|tree| tree.live.len() == 1) else {
             return Vec::new();
         };
@@ -260,6 +260,6 @@ impl World {
         }
         self.left.clear();
         self.exited.clear();
-        self.cards.iter_mut().for_each(|card| card.ail = Ail::Well);
+        self.cards.iter_mut().for_each(|card| card.ail = GpuFault::Well);
     }
 }

@@ -1,7 +1,7 @@
 //! `sublet serve`: the daemon, in the foreground.
 
 use crate::args::Globals;
-use crate::daemon::{self, Options, TcpConfig};
+use crate::daemon::{self, ServeOptions, TcpConfig};
 use crate::failure::Failure;
 use crate::place;
 use clap::Args;
@@ -47,7 +47,7 @@ pub fn run(globals: &Globals, args: &ServeArgs) -> Result<u8, Failure> {
         ..TcpConfig::default()
     };
     let config = args.config.clone().or_else(place::config);
-    daemon::serve(Options { state_dir, socket, gpu: args.gpu.clone(), config, tcp })?;
+    daemon::serve(ServeOptions { state_dir, socket, gpu: args.gpu.clone(), config, tcp })?;
     Ok(exit::OK)
 }
 

@@ -125,7 +125,7 @@ pub(super) fn tenant(user: &str) -> Result<String, ConfigError> {
     let known = || uzers::get_user_by_name(user).map(|user| user.uid());
     let uid = user.parse().ok().or_else(known);
     let none = || ConfigError::NoSuch { kind: "user", name: user.to_owned(), key: KeyPath::table() };
-    uid.map(crate::names::tenant_of).ok_or_else(none)
+    uid.map(crate::user_directory::tenant_of).ok_or_else(none)
 }
 
 /// The id of a group that the value of this key names.

@@ -5,7 +5,7 @@
 //! lines stay in the text as empty lines, so later errors keep their line numbers.
 
 use super::error::KeyPath;
-use super::{Config, ConfigError, Settled, TcpConfig};
+use super::{Config, ConfigError, LoadedConfig, TcpConfig};
 use crate::http::tls;
 use crate::writer::chain;
 use std::ops::Range;
@@ -43,10 +43,10 @@ impl Finding {
 
 /// What a good configuration says: a topic, and a sentence about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Checked(pub Vec<(&'static str, String)>);
+pub struct CheckedConfig(pub Vec<(&'static str, String)>);
 
 /// Reads a configuration as the daemon would with these flags; without a file, everything is at its default.
-pub fn check(path: Option<&Path>, flags: &TcpConfig) -> Result<Checked, Vec<Finding>> {
+pub fn check(path: Option<&Path>, flags: &TcpConfig) -> Result<CheckedConfig, Vec<Finding>> {
     let Some(path) = path else { return whole(Config::default(), flags).map_err(|error| vec![bare(&error)]) };
     let unreadable = |source| bare(&Error::Config(ConfigError::Unreadable { path: path.to_owned(), source }));
     let mut text = std::fs::read_to_string(path).map_err(|source| vec![unreadable(source)])?;
@@ -80,7 +80,7 @@ enum Error {
     Tls(tls::TlsError),
 }
 
-fn whole(config: Config, flags: &TcpConfig) -> Result<Checked, Error> {
+fn whole(config: Config, flags: &TcpConfig) -> Result<CheckedConfig, Error> {
     let settled = config.over(flags).settle().map_err(Error::Config)?;
     if let Some((cert, key)) = settled.tcp.as_ref().and_then(|tcp| tcp.tls.as_ref()) {
         tls::read(cert, key).map_err(Error::Tls)?;
@@ -88,7 +88,7 @@ fn whole(config: Config, flags: &TcpConfig) -> Result<Checked, Error> {
     Ok(summary(&settled))
 }
 
-fn summary(settled: &Settled) -> Checked {
+fn summary(settled: &LoadedConfig) -> CheckedConfig {
     let gpus = settled
         .gpu
         .as_ref()
@@ -121,7 +121,7 @@ fn summary(settled: &Settled) -> Checked {
         0 => "off".to_owned(),
         ram => format!("up to {} of host memory", size::show(ram)),
     };
-    Checked(vec![
+    CheckedConfig(vec![
         ("GPUs", gpus),
         ("socket", socket),
         ("operators", operators),
@@ -242,7 +242,7 @@ mod tests {
         let file = dir.path().join("sublet.toml");
         std::fs::write(&file, text).unwrap();
         let told = match check(Some(&file), &TcpConfig::default()) {
-            Ok(Checked(found)) => found.into_iter().map(|(topic, text)| format!("{topic}: {text}\n")).collect(),
+            Ok(CheckedConfig(found)) => found.into_iter().map(|(topic, text)| format!("{topic}: {text}\n")).collect(),
             Err(findings) => findings
                 .into_iter()
                 .map(|finding| {

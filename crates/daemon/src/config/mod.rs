@@ -13,7 +13,7 @@ mod socket;
 mod tcp;
 mod values;
 
-pub use check::{Checked, Finding, check};
+pub use check::{CheckedConfig, Finding, check};
 pub use error::ConfigError;
 use socket::SocketConfig;
 pub use tcp::{Tcp, TcpConfig};
@@ -30,8 +30,8 @@ use self::values::{
     HISTORY, at_least_one, on, read_card, read_gpu, read_history, read_margin, read_renewal, read_span,
     read_span_or_none, read_visibility, set,
 };
-use crate::day::{Hours, Moment};
-use crate::http::House;
+use crate::calendar::{Hours, Moment};
+use crate::http::HttpSettings;
 use crate::http::rate::Rate;
 use crate::notices::Settings;
 use crate::registers::RegisterLimits;
@@ -125,7 +125,7 @@ struct HeadStartConfig {
 
 /// What follows from a configuration.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Settled {
+pub struct LoadedConfig {
     /// For core.
     pub policy: Policy,
     /// Members of this group are operators.
@@ -164,11 +164,11 @@ pub struct Settled {
     pub registers: RegisterLimits,
 }
 
-impl Settled {
+impl LoadedConfig {
     /// What it says to the face.
-    pub fn house(&self) -> House {
+    pub fn house(&self) -> HttpSettings {
         let poll_max = Duration::from_micros(self.poll_max.0);
-        House { ttl: self.policy.ttl, visibility: self.visibility, poll_max }
+        HttpSettings { ttl: self.policy.ttl, visibility: self.visibility, poll_max }
     }
 }
 
@@ -207,13 +207,13 @@ impl Config {
     }
 
     /// Checks every value and says what follows now.
-    pub fn settle(&self) -> Result<Settled, ConfigError> {
+    pub fn settle(&self) -> Result<LoadedConfig, ConfigError> {
         let now = Moment::now();
         self.settle_at(|hours| hours.hold(now))
     }
 
     /// The same where these hours hold.
-    pub fn settle_at(&self, holds: impl Fn(&Hours) -> bool) -> Result<Settled, ConfigError> {
+    pub fn settle_at(&self, holds: impl Fn(&Hours) -> bool) -> Result<LoadedConfig, ConfigError> {
         let mut policy = Policy::default();
         set(&mut policy.ttl, "ttl", &self.ttl, read_span)?;
         set(&mut policy.renewal, "renewal", &self.renewal, read_renewal)?;
@@ -272,7 +272,7 @@ impl Config {
                 groups.insert(name.clone(), gid(name, KeyPath::table()).map_err(|error| error.within(&tables))?);
             }
         }
-        Ok(Settled {
+        Ok(LoadedConfig {
             policy,
             groups: groups.into_iter().map(|(name, gid)| (gid, name)).collect(),
             hours,
@@ -303,7 +303,7 @@ impl Config {
 mod tests {
     use super::*;
 
-    fn settle(text: &str) -> Result<Settled, String> {
+    fn settle(text: &str) -> Result<LoadedConfig, String> {
         let config: Config = toml::from_str(text).map_err(|error| error.to_string())?;
         config.settle().map_err(|error| error.to_string())
     }

@@ -3,7 +3,7 @@
 //! A connection beyond that is closed as it is accepted ([`acceptor`](super::acceptor)). Users that can stop the daemon
 //! anyway are not limited: root, and the user it runs as.
 
-use super::rate::{Rate, Rates};
+use super::rate::{CallRates, Rate};
 use rustix::process::getuid;
 use std::time::Instant;
 
@@ -13,14 +13,14 @@ const RATE: Rate = Rate { per_s: 500.0, burst: 1_000.0 };
 /// New connections of each user.
 #[derive(Debug)]
 pub struct Arrivals {
-    rates: Rates<u32>,
+    rates: CallRates<u32>,
     own_uid: u32,
 }
 
 impl Arrivals {
     /// None yet.
     pub fn new() -> Arrivals {
-        Arrivals { rates: Rates::new(RATE), own_uid: getuid().as_raw() }
+        Arrivals { rates: CallRates::new(RATE), own_uid: getuid().as_raw() }
     }
 
     /// Whether a connection of this user may begin.

@@ -1,7 +1,7 @@
 //! Reading requests: bounded, patient only so long, and strict.
 
 use super::Refused;
-use crate::mail::Key;
+use crate::loop_input::IdempotencyKey;
 use crate::peer::Peer;
 use axum::body::Body;
 use axum::extract::{FromRequestParts, Path, Request};
@@ -22,13 +22,13 @@ const BODY_TIME: Duration = Duration::from_secs(10);
 const KEY_MAX: usize = 128;
 
 /// A request that was read.
-pub struct Heard<T> {
+pub struct ParsedBody<T> {
     /// Who sent it.
     pub peer: Arc<Peer>,
     /// Its body.
     pub body: T,
     /// So that it can be sent again.
-    pub key: Option<Key>,
+    pub key: Option<IdempotencyKey>,
 }
 
 /// Who sent a request. The server put it there; nobody else can.
@@ -44,9 +44,9 @@ pub fn peer(request: &Request) -> Result<Arc<Peer>, Refused> {
 }
 
 /// Reads a JSON body.
-pub async fn json<T: DeserializeOwned>(request: Request) -> Result<Heard<T>, Refused> {
+pub async fn json<T: DeserializeOwned>(request: Request) -> Result<ParsedBody<T>, Refused> {
     let heard = raw(request).await?;
-    Ok(Heard { peer: heard.peer, body: parsed(&heard.body)?, key: heard.key })
+    Ok(ParsedBody { peer: heard.peer, body: parsed(&heard.body)?, key: heard.key })
 }
 
 /// A JSON body that was read.
@@ -61,10 +61,10 @@ fn parsed<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Refused> {
 }
 
 /// Reads a request that needs no body; an empty JSON object is as good as none.
-pub async fn empty(request: Request) -> Result<Heard<()>, Refused> {
+pub async fn empty(request: Request) -> Result<ParsedBody<()>, Refused> {
     let heard = raw(request).await?;
     nothing(&heard.body)?;
-    Ok(Heard { peer: heard.peer, body: (), key: heard.key })
+    Ok(ParsedBody { peer: heard.peer, body: (), key: heard.key })
 }
 
 /// Refuses a body with anything in it. Many clients send `{}` with every POST, so that is accepted, and so is `null`.
@@ -82,7 +82,7 @@ pub async fn bytes(request: Request, most: usize) -> Result<axum::body::Bytes, R
     read(request.into_body(), most).await
 }
 
-async fn raw(request: Request) -> Result<Heard<axum::body::Bytes>, Refused> {
+async fn raw(request: Request) -> Result<ParsedBody<axum::body::Bytes>, Refused> {
     let peer = peer(&request)?;
     let (parts, body) = request.into_parts();
     let key = key_in(&parts.headers)?;
@@ -92,9 +92,9 @@ async fn raw(request: Request) -> Result<Heard<axum::body::Bytes>, Refused> {
         hash.update(parts.method.as_str().as_bytes()).update(b" ");
         let target = parts.uri.path_and_query().map_or("", |target| target.as_str());
         hash.update(target.as_bytes()).update(b"\n").update(&body);
-        Key { key, fingerprint: *hash.finalize().as_bytes() }
+        IdempotencyKey { key, fingerprint: *hash.finalize().as_bytes() }
     });
-    Ok(Heard { peer, body, key })
+    Ok(ParsedBody { peer, body, key })
 }
 
 /// The Idempotency-Key of a request. Two of them are refused, even two equal ones: which of them a proxy on the way kept
@@ -153,14 +153,14 @@ fn is_too_large(error: &axum::Error) -> bool {
 
 /// The one variable part of a path.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Name(pub String);
+pub struct PathName(pub String);
 
-impl<S: Send + Sync> FromRequestParts<S> for Name {
+impl<S: Send + Sync> FromRequestParts<S> for PathName {
     type Rejection = Refused;
 
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Name, Refused> {
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<PathName, Refused> {
         match Path::<String>::from_request_parts(parts, state).await {
-            Ok(Path(name)) => Ok(Name(name)),
+            Ok(Path(name)) => Ok(PathName(name)),
             Err(_) => Err(Problem::new(Code::BadRequest, "the path is not readable as UTF-8").into()),
         }
     }

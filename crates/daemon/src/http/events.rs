@@ -8,8 +8,8 @@
 
 use super::body;
 use super::rate::Rate;
-use super::records::{Sieve, history};
-use super::seats::{NoSeat, Seat};
+use super::records::{AuditFilter, history};
+use super::seats::{ConnectionPermit, LimitReached};
 use super::shared::OnRead;
 use super::{App, Refused};
 use crate::looper::wall_us;
@@ -48,9 +48,9 @@ pub async fn stream(
     let by = peer.caller.clone();
     let after = last_event_id(&request)?;
     let lost = Arc::new(Notify::new());
-    let told = |no_seat: NoSeat| no_seat.problem(&by.tenant, "open event streams");
+    let told = |no_seat: LimitReached| no_seat.problem(&by.tenant, "open event streams");
     let seat = app.streams.take(&by.tenant, &lost).map_err(told)?;
-    let sieve = Sieve::of(&app, by.clone(), None).await?;
+    let sieve = AuditFilter::of(&app, by.clone(), None).await?;
     let start = history(&app, &by, |reader| Ok((reader.first_seq()?, reader.last_seq()?))).await?;
     let (after, gap) = begin(after, start);
     let follow = Follow { synced: app.synced.clone(), app, peer, sieve, after, _seat: seat };
@@ -82,9 +82,9 @@ struct Follow {
     app: App,
     peer: Arc<Peer>,
     synced: watch::Receiver<u64>,
-    sieve: Sieve,
+    sieve: AuditFilter,
     after: u64,
-    _seat: Seat<String>,
+    _seat: ConnectionPermit<String>,
 }
 
 impl Follow {

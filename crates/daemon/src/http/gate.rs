@@ -4,9 +4,9 @@
 //! hashed and forgotten; it is never stored, logged or compared as text. Whoever is not let in
 //! reaches no handler, and a request without a peer is refused by every handler that needs one.
 
-use super::rate::{Rate, Rates, TooSoon};
+use super::rate::{CallRates, Rate, TooSoon};
 use crate::peer::Peer;
-use crate::tokens::Tokens;
+use crate::tokens::TokenTable;
 use axum::http::header::AUTHORIZATION;
 use axum::http::{HeaderMap, Method, Request};
 use std::net::{IpAddr, Ipv6Addr};
@@ -25,25 +25,25 @@ const FAILURES: Rate = Rate { per_s: 10.0, burst: 20.0 };
 /// The gate.
 #[derive(Debug)]
 pub struct Gate {
-    tokens: Tokens,
+    tokens: TokenTable,
     /// Of addresses whose secrets were wrong.
-    failures: Rates<IpAddr>,
+    failures: CallRates<IpAddr>,
     /// Of addresses that read what anybody may.
-    visitors: Rates<IpAddr>,
-    tenants: Rates<String>,
+    visitors: CallRates<IpAddr>,
+    tenants: CallRates<String>,
     /// Of tenants that renew, release and bind: however much is looked at, a lease can be kept.
-    keepers: Rates<String>,
+    keepers: CallRates<String>,
 }
 
 impl Gate {
     /// Lets in who has one of these tokens, at this rate for each tenant.
-    pub fn new(tokens: Tokens, rate: Rate) -> Gate {
+    pub fn new(tokens: TokenTable, rate: Rate) -> Gate {
         Gate {
             tokens,
-            failures: Rates::new(FAILURES),
-            visitors: Rates::new(rate),
-            tenants: Rates::new(rate),
-            keepers: Rates::new(rate),
+            failures: CallRates::new(FAILURES),
+            visitors: CallRates::new(rate),
+            tenants: CallRates::new(rate),
+            keepers: CallRates::new(rate),
         }
     }
 
@@ -197,7 +197,7 @@ mod tests {
     }
 
     fn gate(rate: Rate) -> Gate {
-        let tokens = Tokens::default();
+        let tokens = TokenTable::default();
         tokens.enter(token(1, 'a', false));
         tokens.enter(token(2, 'b', true));
         Gate::new(tokens, rate)

@@ -1,9 +1,9 @@
 //! GPUs over HTTP.
 
-use super::body::{self, Name};
+use super::body::{self, PathName};
 use super::shared::{Nothing, OnCall, OnRead, Repeat};
 use super::{App, Refused};
-use crate::mail::Reply;
+use crate::loop_input::Reply;
 use crate::view::View;
 use axum::Json;
 use axum::extract::{Request, State};
@@ -26,7 +26,7 @@ pub async fn list(State(app): State<App>, request: Request) -> Result<Json<wire:
     let look =
         move |view: &View<'_>| (view.cards(&caller), view.parking(by_driver, kind, stock), view.sees_all(&caller));
     let (mut cards, parking, see_all) = app.post.read(look).await?;
-    let whose = if see_all { Whose::Anybodys } else { Whose::Only(peer.uid()) };
+    let whose = if see_all { AsideOwner::Anybodys } else { AsideOwner::Only(peer.uid()) };
     name_strangers(&app, &by, &mut cards, whose).await;
     let said = |trouble: &RwLock<Option<String>>| trouble.read().ok().and_then(|trouble| trouble.clone());
     let trouble = said(&app.trouble);
@@ -43,7 +43,7 @@ pub async fn list(State(app): State<App>, request: Request) -> Result<Json<wire:
 
 /// Whose strangers are shown.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Whose {
+enum AsideOwner {
     Anybodys,
     /// This user's; nobody's for who has none.
     Only(Option<u32>),
@@ -51,7 +51,7 @@ enum Whose {
 
 /// Whose a stranger is, as far as the host tells: read here, never by the loop. Where each sees
 /// only itself, strangers of others are left out.
-async fn name_strangers(app: &App, by: &Caller, cards: &mut Vec<wire::Gpu>, whose: Whose) {
+async fn name_strangers(app: &App, by: &Caller, cards: &mut Vec<wire::Gpu>, whose: AsideOwner) {
     if cards.iter().all(|card| card.occupants.iter().all(|o| o.pid.is_none())) {
         return;
     }
@@ -63,7 +63,7 @@ async fn name_strangers(app: &App, by: &Caller, cards: &mut Vec<wire::Gpu>, whos
                 let Some(pid) = occupant.pid else { return true };
                 let uid = sublet_host::process::uid(pid).ok();
                 uids.extend(uid.map(|uid| (pid, uid)));
-                whose == Whose::Anybodys || (uid.is_some() && whose == Whose::Only(uid))
+                whose == AsideOwner::Anybodys || (uid.is_some() && whose == AsideOwner::Only(uid))
             });
         }
         (shown, uids)
@@ -72,7 +72,7 @@ async fn name_strangers(app: &App, by: &Caller, cards: &mut Vec<wire::Gpu>, whos
     app.names.wait_for_names(uids.values().copied()).await;
     for occupant in shown.iter_mut().flat_map(|card| &mut card.occupants) {
         let uid = occupant.pid.and_then(|pid| uids.get(&pid));
-        occupant.user = uid.map(|uid| app.names.of(&crate::names::tenant_of(*uid))).or(occupant.user.take());
+        occupant.user = uid.map(|uid| app.names.of(&crate::user_directory::tenant_of(*uid))).or(occupant.user.take());
     }
     *cards = shown;
 }
@@ -85,7 +85,7 @@ async fn name_strangers(app: &App, by: &Caller, cards: &mut Vec<wire::Gpu>, whos
     (status = 200, description = "the GPU", body = wire::Gpu),
     OnCall,
 ))]
-pub async fn drain(State(app): State<App>, Name(card): Name, request: Request) -> Result<Reply, Refused> {
+pub async fn drain(State(app): State<App>, PathName(card): PathName, request: Request) -> Result<Reply, Refused> {
     let heard = body::empty(request).await?;
     let by = heard.peer.caller.clone();
     Ok(app.post.call(by.clone(), Event::Drained { by, card }, heard.key).await?)
@@ -99,7 +99,7 @@ pub async fn drain(State(app): State<App>, Name(card): Name, request: Request) -
     (status = 200, description = "the GPU", body = wire::Gpu),
     OnCall,
 ))]
-pub async fn clear(State(app): State<App>, Name(card): Name, request: Request) -> Result<Reply, Refused> {
+pub async fn clear(State(app): State<App>, PathName(card): PathName, request: Request) -> Result<Reply, Refused> {
     let heard = body::empty(request).await?;
     let by = heard.peer.caller.clone();
     Ok(app.post.call(by.clone(), Event::Cleared { by, card }, heard.key).await?)
@@ -114,7 +114,7 @@ pub async fn clear(State(app): State<App>, Name(card): Name, request: Request) -
     (status = 200, description = "the GPU, with the leases that stay", body = wire::Gpu),
     OnCall,
 ))]
-pub async fn put_aside(State(app): State<App>, Name(card): Name, request: Request) -> Result<Reply, Refused> {
+pub async fn put_aside(State(app): State<App>, PathName(card): PathName, request: Request) -> Result<Reply, Refused> {
     let heard = body::json::<wire::AsideRequest>(request).await?;
     let by = heard.peer.caller.clone();
     // What logind says is read here, never by the loop.
@@ -143,7 +143,7 @@ struct EndQuery {
     (status = 200, description = "the GPU", body = wire::Gpu),
     OnCall,
 ))]
-pub async fn end_aside(State(app): State<App>, Name(card): Name, request: Request) -> Result<Reply, Refused> {
+pub async fn end_aside(State(app): State<App>, PathName(card): PathName, request: Request) -> Result<Reply, Refused> {
     let query: EndQuery = body::query(&request)?;
     let heard = body::empty(request).await?;
     let by = heard.peer.caller.clone();

@@ -1,14 +1,14 @@
 //! Leases over HTTP.
 
-use super::body::{self, Heard, Name, lease_id};
-use super::seats::NoSeat;
+use super::body::{self, ParsedBody, PathName, lease_id};
+use super::seats::LimitReached;
 use super::shared::{Nothing, OnCall, OnRead, Repeat};
 use super::{App, Refused};
-use crate::mail::{Reply, Until, Watch};
+use crate::loop_input::{LeaseWatch, Reply, WatchGoal};
+use crate::messages;
 use crate::peer::Peer;
 use crate::signals;
 use crate::view::{self, View};
-use crate::words;
 use axum::Json;
 use axum::extract::{Request, State};
 use serde::Deserialize;
@@ -39,7 +39,7 @@ const LIST_MAX: usize = 1_000;
     OnCall,
 ))]
 pub async fn ask(State(app): State<App>, request: Request) -> Result<Reply, Refused> {
-    let heard: Heard<wire::LeaseRequest> = body::json(request).await?;
+    let heard: ParsedBody<wire::LeaseRequest> = body::json(request).await?;
     let tenant = heard.peer.caller.tenant.clone();
     let answer = decided(&app, heard).await;
     let code = match &answer {
@@ -56,7 +56,7 @@ pub async fn ask(State(app): State<App>, request: Request) -> Result<Reply, Refu
 }
 
 /// Has a request decided that was read. A refusal is counted and leaves nothing else behind.
-async fn decided(app: &App, heard: Heard<wire::LeaseRequest>) -> Result<Reply, Refused> {
+async fn decided(app: &App, heard: ParsedBody<wire::LeaseRequest>) -> Result<Reply, Refused> {
     let root = heard.body.pid.map(|process| heard.peer.named_process(process)).transpose()?;
     let by = heard.peer.caller.clone();
     if heard.body.wait_s.is_some_and(|s| s > 7 * 86_400) {
@@ -95,7 +95,7 @@ fn granted_in(body: &str, tenant: &str) -> Option<(LeaseId, Fence)> {
 const WHY_MAX: usize = 256;
 
 fn ask_of(ask: wire::LeaseRequest, ttl: Span) -> Result<LeaseRequest, Problem> {
-    let odd = |refusal| words::problem(&Refusal::BadAsk(refusal));
+    let odd = |refusal| messages::problem(&Refusal::BadAsk(refusal));
     use sublet_core::request::RequestError;
     if ask.ttl_s.is_some() && ask.time_s.is_some() {
         return Err(Problem::new(Code::BadValue, "`ttl_s` and `time_s` exclude each other")
@@ -171,7 +171,7 @@ pub async fn list(State(app): State<App>, request: Request) -> Result<Json<wire:
     let by = body::peer(&request)?.caller.clone();
     let query: ListQuery = body::query(&request)?;
     if query.all && !by.operator {
-        return Err(words::problem(&Refusal::NotOperator).into());
+        return Err(messages::problem(&Refusal::NotOperator).into());
     }
     let after = query.after.map(|id| id.parse::<LeaseId>().map_err(|_| no_id(&id))).transpose()?;
     Ok(Json(app.post.read(move |view| view.leases(&by, query.all, after, LIST_MAX)).await?))
@@ -217,17 +217,21 @@ struct ShowQuery {
     (status = 200, description = "the lease", body = wire::Lease),
     OnRead,
 ))]
-pub async fn show(State(app): State<App>, Name(id): Name, request: Request) -> Result<Json<wire::Lease>, Refused> {
+pub async fn show(
+    State(app): State<App>,
+    PathName(id): PathName,
+    request: Request,
+) -> Result<Json<wire::Lease>, Refused> {
     let peer = body::peer(&request)?;
     let by = peer.caller.clone();
     let query: ShowQuery = body::query(&request)?;
     let id = lease_id(&id)?;
     let until = match query.r#for.as_deref() {
-        None => Until::Granted,
-        Some("end") => Until::Ended,
+        None => WatchGoal::Granted,
+        Some("end") => WatchGoal::Ended,
         Some("change") => {
             let known = query.known.unwrap_or(wire::LeaseState::Active);
-            Until::Changed { known, told: query.known_ends_soon, over: query.known_overuse }
+            WatchGoal::Changed { known, told: query.known_ends_soon, over: query.known_overuse }
         }
         Some(_) => return Err(Problem::new(Code::BadRequest, "`for` can only be `end` or `change`").into()),
     };
@@ -256,14 +260,14 @@ async fn await_change(
     app: &App,
     by: &Caller,
     lease: LeaseId,
-    until: Until,
+    until: WatchGoal,
     wait: Duration,
 ) -> Result<Option<wire::Lease>, Refused> {
     let lost = Arc::new(Notify::new());
-    let told = |no_seat: NoSeat| no_seat.problem(&by.tenant, "calls that wait for a lease");
+    let told = |no_seat: LimitReached| no_seat.problem(&by.tenant, "calls that wait for a lease");
     let _seat = app.polls.take(&by.tenant, &lost).map_err(told)?;
     let (reply, answer) = oneshot::channel();
-    let watch = Watch { by: by.clone(), lease, until, reply };
+    let watch = LeaseWatch { by: by.clone(), lease, until, reply };
     app.post.watch(watch)?;
     let mut stopping = app.stopping.clone();
     tokio::select! {
@@ -297,7 +301,7 @@ async fn live_or_past(app: &App, by: Caller, id: LeaseId) -> Result<wire::Lease,
 }
 
 fn no_such_lease() -> Refused {
-    words::problem(&Refusal::NoSuchLease).into()
+    messages::problem(&Refusal::NoSuchLease).into()
 }
 
 /// Explains the state of a lease: what blocks it, and what could be preempted for it.
@@ -308,7 +312,7 @@ fn no_such_lease() -> Refused {
 ))]
 pub async fn explain(
     State(app): State<App>,
-    Name(id): Name,
+    PathName(id): PathName,
     request: Request,
 ) -> Result<Json<wire::Explanation>, Refused> {
     let peer = body::peer(&request)?;
@@ -332,7 +336,7 @@ pub async fn explain(
     (status = 200, description = "the lease", body = wire::Lease),
     OnCall,
 ))]
-pub async fn renew(State(app): State<App>, Name(id): Name, request: Request) -> Result<Reply, Refused> {
+pub async fn renew(State(app): State<App>, PathName(id): PathName, request: Request) -> Result<Reply, Refused> {
     let heard = body::json::<wire::RenewRequest>(request).await?;
     let lease = lease_id(&id)?;
     let by = heard.peer.caller.clone();
@@ -351,7 +355,7 @@ pub async fn renew(State(app): State<App>, Name(id): Name, request: Request) -> 
     (status = 200, description = "the lease, active", body = wire::Lease),
     OnCall,
 ))]
-pub async fn accept(State(app): State<App>, Name(id): Name, request: Request) -> Result<Reply, Refused> {
+pub async fn accept(State(app): State<App>, PathName(id): PathName, request: Request) -> Result<Reply, Refused> {
     let heard = body::json::<wire::AcceptRequest>(request).await?;
     // What makes no sense of any lease is said first, whatever became of this one.
     let senseless = match &heard.body {
@@ -364,7 +368,7 @@ pub async fn accept(State(app): State<App>, Name(id): Name, request: Request) ->
         _ => None,
     };
     if let Some(why) = senseless {
-        return Err(words::problem(&Refusal::BadAsk(why)).into());
+        return Err(messages::problem(&Refusal::BadAsk(why)).into());
     }
     let lease = lease_id(&id)?;
     let by = heard.peer.caller.clone();
@@ -373,7 +377,7 @@ pub async fn accept(State(app): State<App>, Name(id): Name, request: Request) ->
         app.post.read(move |view| find(view.state, &by, lease).ok().map(|lease| u32::from(lease.request.gpus))).await?
     };
     let gpus = heard.body.gpus.or(asked).unwrap_or(1);
-    let gpus = u16::try_from(gpus).map_err(|_| words::problem(&Refusal::BadAsk(RequestError::Gpus)))?;
+    let gpus = u16::try_from(gpus).map_err(|_| messages::problem(&Refusal::BadAsk(RequestError::Gpus)))?;
     let event = Event::Accepted { by: by.clone(), lease, vram: Bytes(heard.body.vram_bytes), gpus };
     let is_repeated = heard.key.is_some();
     let reply = marked(&app, app.post.call(by.clone(), event, heard.key).await?, &by.tenant, is_repeated);
@@ -388,7 +392,7 @@ pub async fn accept(State(app): State<App>, Name(id): Name, request: Request) ->
     (status = 200, description = "the lease", body = wire::Lease),
     OnCall,
 ))]
-pub async fn bind(State(app): State<App>, Name(id): Name, request: Request) -> Result<Reply, Refused> {
+pub async fn bind(State(app): State<App>, PathName(id): PathName, request: Request) -> Result<Reply, Refused> {
     let heard = body::json::<wire::BindRequest>(request).await?;
     let epoch = epoch(heard.body.fence)?;
     let lease = lease_id(&id)?;
@@ -397,7 +401,7 @@ pub async fn bind(State(app): State<App>, Name(id): Name, request: Request) -> R
     let caller = by.clone();
     let live = app.post.read(move |view| find(view.state, &caller, lease).is_ok()).await?;
     if !live {
-        return ended_is_ended(&app, by, lease, Reply::problem(&words::problem(&Refusal::NoSuchLease))).await;
+        return ended_is_ended(&app, by, lease, Reply::problem(&messages::problem(&Refusal::NoSuchLease))).await;
     }
     let process = heard.peer.named_process(heard.body.pid)?;
     let event = Event::Bound { by: by.clone(), lease, epoch, process };
@@ -414,7 +418,7 @@ pub async fn bind(State(app): State<App>, Name(id): Name, request: Request) -> R
     (status = 200, description = "the lease", body = wire::Lease),
     OnCall,
 ))]
-pub async fn park(State(app): State<App>, Name(id): Name, request: Request) -> Result<Reply, Refused> {
+pub async fn park(State(app): State<App>, PathName(id): PathName, request: Request) -> Result<Reply, Refused> {
     let heard = body::empty(request).await?;
     let lease = lease_id(&id)?;
     let by = heard.peer.caller.clone();
@@ -430,7 +434,7 @@ pub async fn park(State(app): State<App>, Name(id): Name, request: Request) -> R
     (status = 200, description = "the lease", body = wire::Lease),
     OnCall,
 ))]
-pub async fn resume(State(app): State<App>, Name(id): Name, request: Request) -> Result<Reply, Refused> {
+pub async fn resume(State(app): State<App>, PathName(id): PathName, request: Request) -> Result<Reply, Refused> {
     let heard = body::empty(request).await?;
     let lease = lease_id(&id)?;
     let by = heard.peer.caller.clone();
@@ -446,7 +450,7 @@ pub async fn resume(State(app): State<App>, Name(id): Name, request: Request) ->
     (status = 200, description = "the lease", body = wire::Lease),
     OnCall,
 ))]
-pub async fn hook(State(app): State<App>, Name(id): Name, request: Request) -> Result<Reply, Refused> {
+pub async fn hook(State(app): State<App>, PathName(id): PathName, request: Request) -> Result<Reply, Refused> {
     let heard = body::json::<wire::HookReport>(request).await?;
     let lease = lease_id(&id)?;
     let by = heard.peer.caller.clone();
@@ -478,7 +482,7 @@ struct ReleaseQuery {
     (status = 200, description = "the lease, ended", body = wire::Lease),
     OnCall,
 ))]
-pub async fn release(State(app): State<App>, Name(id): Name, request: Request) -> Result<Reply, Refused> {
+pub async fn release(State(app): State<App>, PathName(id): PathName, request: Request) -> Result<Reply, Refused> {
     let query: ReleaseQuery = body::query(&request)?;
     let heard = body::empty(request).await?;
     let lease = lease_id(&id)?;

@@ -8,7 +8,7 @@
 //! their own, so that a user that calls too often loses no lease by it.
 
 use super::gate;
-use super::rate::{Rate, Rates, TooSoon};
+use super::rate::{CallRates, Rate, TooSoon};
 use axum::http::Request;
 use std::time::{Duration, Instant};
 use sublet_core::event::Caller;
@@ -36,14 +36,14 @@ impl Purpose {
 /// The budgets of all local users.
 #[derive(Debug)]
 pub struct LocalRate {
-    others: Rates<String>,
-    keepers: Rates<String>,
+    others: CallRates<String>,
+    keepers: CallRates<String>,
 }
 
 impl LocalRate {
     /// This rate for each user.
     pub fn new(rate: Rate) -> LocalRate {
-        LocalRate { others: Rates::new(rate), keepers: Rates::new(rate) }
+        LocalRate { others: CallRates::new(rate), keepers: CallRates::new(rate) }
     }
 
     /// Another rate from now on.

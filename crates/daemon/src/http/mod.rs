@@ -27,16 +27,16 @@ mod unleased;
 pub use openapi::document;
 pub use server::serve;
 
-use self::seats::Seats;
+use self::seats::ConnectionLimits;
 use self::shared::OnRead;
+use crate::fair_limiter::FairLimiter;
 use crate::history::History;
-use crate::looper::{LoopGone, Post};
-use crate::mail::Reply;
-use crate::marks::Marks;
-use crate::names::Names;
+use crate::lease_proofs::LeaseProofs;
+use crate::loop_input::Reply;
+use crate::looper::{LoopClient, LoopGone};
 use crate::registers::RegisterKeeper;
-use crate::tokens::Tokens;
-use crate::turns::Turns;
+use crate::tokens::TokenTable;
+use crate::user_directory::UserDirectory;
 use crate::view::{View, Visibility};
 use axum::body::Body;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -53,45 +53,45 @@ use tokio::sync::watch;
 
 /// What every handler can reach. One count for all of it: a request takes and drops it.
 #[derive(Clone)]
-pub struct App(Arc<Reach>);
+pub struct App(Arc<AppState>);
 
 impl App {
     /// For every handler.
-    pub fn new(reach: Reach) -> App {
+    pub fn new(reach: AppState) -> App {
         App(Arc::new(reach))
     }
 }
 
 impl Deref for App {
-    type Target = Reach;
+    type Target = AppState;
 
-    fn deref(&self) -> &Reach {
+    fn deref(&self) -> &AppState {
         &self.0
     }
 }
 
 /// What can be reached.
-pub struct Reach {
+pub struct AppState {
     /// The loop.
-    pub post: Post,
+    pub post: LoopClient,
     /// The eyes and hands, to be tried.
     pub host: Arc<Host>,
     /// History.
     pub history: History,
     /// For whoever asks whose processes are on a card.
-    pub looks: Turns,
+    pub looks: FairLimiter,
     /// Requests of local users that are being answered.
-    pub calls: Turns,
+    pub calls: FairLimiter,
     /// Calls that wait for a lease to change, of each tenant.
-    pub polls: Seats<String>,
+    pub polls: ConnectionLimits<String>,
     /// Event streams of each tenant.
-    pub streams: Seats<String>,
+    pub streams: ConnectionLimits<String>,
     /// How often those read what is new.
-    pub stream_reads: rate::Rates<String>,
+    pub stream_reads: rate::CallRates<String>,
     /// Names for people.
-    pub names: Names,
+    pub names: UserDirectory,
     /// Who is let in over TCP.
-    pub tokens: Tokens,
+    pub tokens: TokenTable,
     /// Grows with every line of the log that is durable.
     pub synced: watch::Receiver<u64>,
     /// Why the driver lists no cards.
@@ -107,22 +107,22 @@ pub struct Reach {
     /// Programs without it are parked by the driver.
     pub by_driver: bool,
     /// What the configuration says to the face; read anew on reload.
-    pub house: Arc<RwLock<House>>,
+    pub house: Arc<RwLock<HttpSettings>>,
     /// What holders' programs prove their lease by.
-    pub marks: Marks,
+    pub marks: LeaseProofs,
     /// The daemon stops.
     pub stopping: watch::Receiver<bool>,
     /// How often local users may call.
     pub local_rate: Arc<local_rate::LocalRate>,
     /// Refused requests, counted.
-    pub refusals: crate::refusals::Refusals,
+    pub refusals: crate::refusals::RefusalCounts,
     /// Registers of checkpoints.
     pub registers: RegisterKeeper,
 }
 
 /// What the configuration says to the face.
 #[derive(Clone, Copy, Debug)]
-pub struct House {
+pub struct HttpSettings {
     /// The term of a lease whose ask names none.
     pub ttl: Span,
     /// Which users local users see.
@@ -131,8 +131,8 @@ pub struct House {
     pub poll_max: Duration,
 }
 
-impl Reach {
-    fn house(&self) -> House {
+impl AppState {
+    fn house(&self) -> HttpSettings {
         *self.house.read().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
@@ -260,7 +260,7 @@ pub(crate) async fn ready(axum::extract::State(app): axum::extract::State<App>) 
     let (listed, stopped) = app.post.read(look).await?;
     let trouble = app.trouble.read().ok().and_then(|trouble| trouble.clone());
     match (trouble, stopped) {
-        (_, Some(stopped)) => Err(crate::words::problem(&stopped).into()),
+        (_, Some(stopped)) => Err(crate::messages::problem(&stopped).into()),
         (Some(trouble), None) => Err(Problem::new(Code::NoGpus, trouble).hint("run `sublet doctor`").into()),
         (None, None) if !listed => {
             Err(Problem::new(Code::NoGpus, "the GPUs were not listed yet").retry_after(1).into())

@@ -24,22 +24,22 @@ pub struct Rate {
 
 /// A bucket for each.
 #[derive(Debug)]
-pub struct Rates<K>(Mutex<Inside<K>>);
+pub struct CallRates<K>(Mutex<RateTable<K>>);
 
 #[derive(Debug)]
-struct Inside<K> {
+struct RateTable<K> {
     rate: Rate,
-    buckets: HashMap<K, Bucket>,
+    buckets: HashMap<K, RateBucket>,
     swept: Option<Instant>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Bucket {
+struct RateBucket {
     level: f64,
     at: Instant,
 }
 
-impl Bucket {
+impl RateBucket {
     fn level(&self, rate: Rate, now: Instant) -> f64 {
         let refill = now.saturating_duration_since(self.at).as_secs_f64() * rate.per_s;
         (self.level + refill).min(rate.burst)
@@ -53,10 +53,10 @@ pub struct TooSoon {
     pub after_s: u64,
 }
 
-impl<K: Hash + Eq + Clone> Rates<K> {
+impl<K: Hash + Eq + Clone> CallRates<K> {
     /// Everybody's bucket is full.
-    pub fn new(rate: Rate) -> Rates<K> {
-        Rates(Mutex::new(Inside { rate, buckets: HashMap::new(), swept: None }))
+    pub fn new(rate: Rate) -> CallRates<K> {
+        CallRates(Mutex::new(RateTable { rate, buckets: HashMap::new(), swept: None }))
     }
 
     /// Another rate from now on.
@@ -75,12 +75,12 @@ impl<K: Hash + Eq + Clone> Rates<K> {
         if !inside.buckets.contains_key(who) {
             inside.make_room(now);
         }
-        inside.buckets.insert(who.clone(), Bucket { level: level - 1.0, at: now });
+        inside.buckets.insert(who.clone(), RateBucket { level: level - 1.0, at: now });
         Ok(())
     }
 }
 
-impl<K: Hash + Eq + Clone> Inside<K> {
+impl<K: Hash + Eq + Clone> RateTable<K> {
     /// A bucket that is full again says nothing. If none is, anybody's is forgotten: its owner
     /// gets a full one, which matters less than memory without bound.
     fn make_room(&mut self, now: Instant) {
@@ -116,7 +116,7 @@ mod tests {
 
     #[test]
     fn a_burst_passes_then_the_steady_rate_does() {
-        let (rates, start) = (Rates::new(RATE), Instant::now());
+        let (rates, start) = (CallRates::new(RATE), Instant::now());
         let taken = |at_ms: u64, who| rates.take(&who, start + Duration::from_millis(at_ms)).is_ok();
         assert_eq!((0..5).map(|_| taken(0, "ana")).collect::<Vec<_>>(), [true, true, true, false, false]);
         assert!(taken(0, "ben"), "another's calls are not one's own");
@@ -128,7 +128,7 @@ mod tests {
 
     #[test]
     fn whoever_comes_too_soon_is_told_when_to_come() {
-        let (rates, now) = (Rates::new(Rate { per_s: 0.1, burst: 1.0 }), Instant::now());
+        let (rates, now) = (CallRates::new(Rate { per_s: 0.1, burst: 1.0 }), Instant::now());
         assert_eq!(rates.take(&1, now), Ok(()));
         assert_eq!(rates.take(&1, now), Err(TooSoon { after_s: 10 }));
         assert_eq!(rates.take(&1, now + Duration::from_secs(4)), Err(TooSoon { after_s: 6 }));
@@ -136,7 +136,7 @@ mod tests {
 
     #[test]
     fn however_many_call_the_buckets_are_bounded() {
-        let (rates, start) = (Rates::new(RATE), Instant::now());
+        let (rates, start) = (CallRates::new(RATE), Instant::now());
         for n in 0..3 * BUCKETS_MAX {
             rates.take(&n, start + Duration::from_micros(n as u64)).unwrap();
         }

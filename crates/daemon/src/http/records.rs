@@ -3,9 +3,9 @@
 use super::body;
 use super::shared::{Nothing, OnCall, OnRead, Repeat};
 use super::{App, Refused};
-use crate::mail::Reply;
+use crate::loop_input::Reply;
+use crate::messages;
 use crate::view::{self, Visibility};
-use crate::words;
 use axum::Json;
 use axum::extract::{Request, State};
 use serde::Deserialize;
@@ -129,12 +129,12 @@ pub async fn audit(State(app): State<App>, request: Request) -> Result<Json<wire
         return Err(Problem::new(wire::Code::BadRequest, "`after` must be the number of a line").into());
     }
     let stranger = query.process.as_deref().map(stranger_id).transpose()?;
-    let sieve = Sieve { stranger, ..Sieve::of(&app, by.clone(), lease).await? };
+    let sieve = AuditFilter { stranger, ..AuditFilter::of(&app, by.clone(), lease).await? };
     Ok(Json(history(&app, &by, move |reader| sieve.page(reader, query.after, limit)).await?))
 }
 
 /// Which lines of the log a caller may see.
-pub struct Sieve {
+pub struct AuditFilter {
     by: Caller,
     tenant: Option<TenantId>,
     lease: Option<LeaseId>,
@@ -152,9 +152,9 @@ fn stranger_id(text: &str) -> Result<UnleasedId, Problem> {
     found.ok_or_else(|| Problem::new(wire::Code::BadRequest, "`stranger` must be X and a number"))
 }
 
-impl Sieve {
+impl AuditFilter {
     /// A sieve for one caller.
-    pub async fn of(app: &App, by: Caller, lease: Option<LeaseId>) -> Result<Sieve, Refused> {
+    pub async fn of(app: &App, by: Caller, lease: Option<LeaseId>) -> Result<AuditFilter, Refused> {
         let (name, operator) = (by.tenant.clone(), by.operator);
         let (tenant, mine, own) = app
             .post
@@ -172,7 +172,7 @@ impl Sieve {
             (false, Some(_)) => Visibility::Own,
             (false, None) => app.house().visibility,
         };
-        Ok(Sieve { by, tenant, lease, stranger: None, mine, own, others })
+        Ok(AuditFilter { by, tenant, lease, stranger: None, mine, own, others })
     }
 
     fn page(mut self, reader: &JournalReader, mut after: u64, limit: usize) -> Result<wire::AuditPage, OpenError> {
@@ -262,12 +262,12 @@ fn stranger_of(line: &LogLine) -> Option<UnleasedId> {
 /// The actor of lines that no user caused.
 const DAEMON: &str = "sublet";
 
-impl Sieve {
+impl AuditFilter {
     /// A line as the caller may see it: without the leases of other users, and without their names where those are not
     /// shown.
     pub fn shown(&self, line: &LogLine, reader: &JournalReader) -> Result<wire::AuditLine, OpenError> {
         let action = line.action().ok();
-        let mut sentence = action.as_ref().map_or_else(|| "written by another release".to_owned(), words::action);
+        let mut sentence = action.as_ref().map_or_else(|| "written by another release".to_owned(), messages::action);
         let mut json = serde_json::from_str(&line.json).unwrap_or(serde_json::Value::Null);
         if let Some(other) = action.as_ref().and_then(Action::room_for)
             && !self.may_name(other, reader)?

@@ -7,10 +7,10 @@
 use super::body;
 use super::shared::{OnCall, OnRead};
 use super::{App, Refused};
-use crate::mail::Reply;
+use crate::fair_limiter::CallPermit;
+use crate::loop_input::Reply;
 use crate::peer::Peer;
 use crate::registers::RegisterFailure;
-use crate::turns::Turn;
 use axum::body::{Body, Bytes};
 use axum::extract::{FromRequestParts, Path, Request, State};
 use axum::http::request::Parts;
@@ -301,7 +301,7 @@ impl<S: Send + Sync> FromRequestParts<S> for EntryPlace {
 }
 
 /// An answer that keeps its tenant's turn until it was taken: a client that reads slowly cannot pile answers up.
-fn held(reply: Reply, turn: Turn) -> Response {
+fn held(reply: Reply, turn: CallPermit) -> Response {
     let status = StatusCode::from_u16(reply.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let body = HeldBody { left: reply.body.into(), _turn: turn };
     let json = (header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
@@ -311,7 +311,7 @@ fn held(reply: Reply, turn: Turn) -> Response {
 /// A body in pieces, so that it is not dropped before most of it is sent.
 struct HeldBody {
     left: Bytes,
-    _turn: Turn,
+    _turn: CallPermit,
 }
 
 impl HttpBody for HeldBody {

@@ -105,10 +105,10 @@ pub enum AtLimit {
 
 /// Seats of one kind.
 #[derive(Debug)]
-pub struct Seats<K>(Arc<Mutex<Inside<K>>>);
+pub struct ConnectionLimits<K>(Arc<Mutex<SeatTable<K>>>);
 
 #[derive(Debug)]
-struct Inside<K> {
+struct SeatTable<K> {
     share: Share,
     at_limit: AtLimit,
     taken: usize,
@@ -120,50 +120,50 @@ struct Inside<K> {
 
 /// A seat; given back when it is dropped.
 #[derive(Debug)]
-pub struct Seat<K: Hash + Eq> {
-    inside: Arc<Mutex<Inside<K>>>,
+pub struct ConnectionPermit<K: Hash + Eq> {
+    inside: Arc<Mutex<SeatTable<K>>>,
     key: K,
     number: u64,
 }
 
 /// Why there was no seat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NoSeat {
+pub enum LimitReached {
     /// The caller has this many, and may have no more.
     Own(usize),
     /// All callers together have this many, and none has many more than this caller.
     All(usize),
 }
 
-impl NoSeat {
+impl LimitReached {
     /// What a caller is told: `own` is a sentence's start about the caller, `what` is what there are too many of.
     pub fn problem(self, own: &str, what: &str) -> Problem {
         let detail = match self {
-            NoSeat::Own(limit) => format!("{own} has {limit} {what}, and may have no more at a time"),
-            NoSeat::All(limit) => format!("there are {limit} {what}, and there can be no more at a time"),
+            LimitReached::Own(limit) => format!("{own} has {limit} {what}, and may have no more at a time"),
+            LimitReached::All(limit) => format!("there are {limit} {what}, and there can be no more at a time"),
         };
         Problem::new(Code::TooBusy, detail).retry_after(BUSY_S)
     }
 }
 
-impl<K> Clone for Seats<K> {
-    fn clone(&self) -> Seats<K> {
-        Seats(Arc::clone(&self.0))
+impl<K> Clone for ConnectionLimits<K> {
+    fn clone(&self) -> ConnectionLimits<K> {
+        ConnectionLimits(Arc::clone(&self.0))
     }
 }
 
-impl<K: Hash + Eq + Clone> Seats<K> {
+impl<K: Hash + Eq + Clone> ConnectionLimits<K> {
     /// So many seats, all of them free.
-    pub fn new(share: Share, at_limit: AtLimit) -> Seats<K> {
-        Seats(Arc::new(Mutex::new(Inside { share, at_limit, taken: 0, number: 0, of: HashMap::new() })))
+    pub fn new(share: Share, at_limit: AtLimit) -> ConnectionLimits<K> {
+        ConnectionLimits(Arc::new(Mutex::new(SeatTable { share, at_limit, taken: 0, number: 0, of: HashMap::new() })))
     }
 
     /// Takes a seat. `lost` is notified if the seat goes to another caller.
-    pub fn take(&self, key: &K, lost: &Arc<Notify>) -> Result<Seat<K>, NoSeat> {
+    pub fn take(&self, key: &K, lost: &Arc<Notify>) -> Result<ConnectionPermit<K>, LimitReached> {
         let mut inside = lock(&self.0);
         let own = inside.of.get(key).map_or(0, BTreeMap::len);
         match inside.at_limit {
-            AtLimit::Refuse if own >= inside.share.each => return Err(NoSeat::Own(own)),
+            AtLimit::Refuse if own >= inside.share.each => return Err(LimitReached::Own(own)),
             AtLimit::ReplaceOldest if own >= inside.share.each => inside.close_oldest(key),
             _ if inside.taken >= inside.share.all => inside.make_room(own)?,
             _ => {}
@@ -172,13 +172,13 @@ impl<K: Hash + Eq + Clone> Seats<K> {
         inside.number += 1;
         inside.taken += 1;
         inside.of.entry(key.clone()).or_default().insert(number, Arc::clone(lost));
-        Ok(Seat { inside: Arc::clone(&self.0), key: key.clone(), number })
+        Ok(ConnectionPermit { inside: Arc::clone(&self.0), key: key.clone(), number })
     }
 }
 
-impl<K: Hash + Eq + Clone> Inside<K> {
+impl<K: Hash + Eq + Clone> SeatTable<K> {
     /// Takes the oldest seat of the caller with most, for a caller that has `own`.
-    fn make_room(&mut self, own: usize) -> Result<(), NoSeat> {
+    fn make_room(&mut self, own: usize) -> Result<(), LimitReached> {
         let most = self.of.iter().max_by_key(|(_, seats)| (seats.len(), seats.keys().next().map(|age| u64::MAX - age)));
         match most.map(|(key, seats)| (key.clone(), seats.len())) {
             // Two callers with as many do not take each other's seats in turns.
@@ -186,7 +186,7 @@ impl<K: Hash + Eq + Clone> Inside<K> {
                 self.close_oldest(&key);
                 Ok(())
             }
-            _ => Err(NoSeat::All(self.taken)),
+            _ => Err(LimitReached::All(self.taken)),
         }
     }
 
@@ -199,7 +199,7 @@ impl<K: Hash + Eq + Clone> Inside<K> {
     }
 }
 
-impl<K: Hash + Eq> Inside<K> {
+impl<K: Hash + Eq> SeatTable<K> {
     /// A seat that was lost to another caller is not there any more.
     fn give_back(&mut self, key: &K, number: u64) {
         let Some(seats) = self.of.get_mut(key) else { return };
@@ -212,14 +212,14 @@ impl<K: Hash + Eq> Inside<K> {
     }
 }
 
-impl<K: Hash + Eq> Drop for Seat<K> {
+impl<K: Hash + Eq> Drop for ConnectionPermit<K> {
     fn drop(&mut self) {
         lock(&self.inside).give_back(&self.key, self.number);
     }
 }
 
 /// Nothing here panics with the lock held.
-fn lock<K>(inside: &Mutex<Inside<K>>) -> MutexGuard<'_, Inside<K>> {
+fn lock<K>(inside: &Mutex<SeatTable<K>>) -> MutexGuard<'_, SeatTable<K>> {
     inside.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -229,17 +229,17 @@ mod tests {
     use std::future::poll_fn;
     use std::task::Poll;
 
-    fn take(seats: &Seats<u32>, key: u32) -> Result<(Seat<u32>, Arc<Notify>), NoSeat> {
+    fn take(seats: &ConnectionLimits<u32>, key: u32) -> Result<(ConnectionPermit<u32>, Arc<Notify>), LimitReached> {
         let lost = Arc::new(Notify::new());
         seats.take(&key, &lost).map(|seat| (seat, lost))
     }
 
-    fn many(seats: &Seats<u32>, key: u32, count: usize) -> Vec<(Seat<u32>, Arc<Notify>)> {
+    fn many(seats: &ConnectionLimits<u32>, key: u32, count: usize) -> Vec<(ConnectionPermit<u32>, Arc<Notify>)> {
         (0..count).map(|_| take(seats, key).unwrap()).collect()
     }
 
     /// Which of these seats went to another caller.
-    fn lost(held: &[(Seat<u32>, Arc<Notify>)]) -> Vec<usize> {
+    fn lost(held: &[(ConnectionPermit<u32>, Arc<Notify>)]) -> Vec<usize> {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let is_lost = |lost: &Notify| {
             let mut notified = std::pin::pin!(lost.notified());
@@ -250,9 +250,9 @@ mod tests {
 
     #[test]
     fn a_caller_has_no_more_seats_than_its_own_limit_and_gets_one_back_for_each_it_gives_up() {
-        let seats = Seats::new(Share { all: 10, each: 2 }, AtLimit::Refuse);
+        let seats = ConnectionLimits::new(Share { all: 10, each: 2 }, AtLimit::Refuse);
         let mut held = many(&seats, 1, 2);
-        assert_eq!(take(&seats, 1).unwrap_err(), NoSeat::Own(2));
+        assert_eq!(take(&seats, 1).unwrap_err(), LimitReached::Own(2));
         let other = take(&seats, 2).unwrap();
         held.pop();
         assert!(take(&seats, 1).is_ok(), "a seat that is dropped at once is free again");
@@ -263,13 +263,13 @@ mod tests {
 
     #[test]
     fn when_all_seats_are_taken_the_caller_with_most_loses_its_oldest_to_one_with_fewer() {
-        let seats = Seats::new(Share { all: 6, each: 4 }, AtLimit::Refuse);
+        let seats = ConnectionLimits::new(Share { all: 6, each: 4 }, AtLimit::Refuse);
         let (few, most) = (many(&seats, 1, 2), many(&seats, 2, 4));
         let third = take(&seats, 3).unwrap();
         assert_eq!((lost(&few), lost(&most)), (vec![], vec![0]));
         let second = take(&seats, 3).unwrap();
         assert_eq!(lost(&most), [1]);
-        assert_eq!(take(&seats, 3).unwrap_err(), NoSeat::All(6), "each has two now");
+        assert_eq!(take(&seats, 3).unwrap_err(), LimitReached::All(6), "each has two now");
         drop(most);
         assert_eq!(lock(&seats.0).taken, 4, "a seat that was lost is not given back twice");
         drop((second, third, few));
@@ -277,7 +277,7 @@ mod tests {
 
     #[test]
     fn an_address_at_its_limit_loses_its_own_oldest_and_no_one_elses() {
-        let seats = Seats::new(Share { all: 5, each: 3 }, AtLimit::ReplaceOldest);
+        let seats = ConnectionLimits::new(Share { all: 5, each: 3 }, AtLimit::ReplaceOldest);
         let (flood, honest) = (many(&seats, 1, 3), take(&seats, 2).unwrap());
         let more = take(&seats, 1).unwrap();
         assert_eq!(lost(&flood), [0]);

@@ -3,7 +3,7 @@
 use super::acceptor::Acceptor;
 use super::local_rate::{HELD_BACK, Purpose};
 use super::progress::Progress;
-use super::seats::{AtLimit, Limits, Seats};
+use super::seats::{AtLimit, ConnectionLimits, Limits};
 use super::{App, Refused, gate, router};
 use crate::access::{Access, Session};
 use crate::credentials::Credentials;
@@ -50,9 +50,9 @@ struct Socket {
     app: App,
     routes: Routes,
     access: Access,
-    users: Seats<u32>,
-    operators: Seats<u32>,
-    spare: Seats<u32>,
+    users: ConnectionLimits<u32>,
+    operators: ConnectionLimits<u32>,
+    spare: ConnectionLimits<u32>,
     stop: watch::Receiver<bool>,
 }
 
@@ -62,9 +62,9 @@ pub async fn serve(mut acceptor: Acceptor, app: App, access: Access, limits: Lim
         routes: TowerToHyperService::new(router(app.clone())),
         app,
         access,
-        users: Seats::new(limits.users, AtLimit::Refuse),
-        operators: Seats::new(limits.operators, AtLimit::Refuse),
-        spare: Seats::new(limits.spare, AtLimit::ReplaceOldest),
+        users: ConnectionLimits::new(limits.users, AtLimit::Refuse),
+        operators: ConnectionLimits::new(limits.operators, AtLimit::Refuse),
+        spare: ConnectionLimits::new(limits.spare, AtLimit::ReplaceOldest),
         stop: stop.clone(),
     });
     let begin = |stream| Arc::clone(&socket).connection(stream);

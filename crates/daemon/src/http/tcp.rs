@@ -6,7 +6,7 @@
 
 use super::gate::{self, Gate};
 use super::progress::Progress;
-use super::seats::{AtLimit, Limits, NoSeat, Seat, Seats};
+use super::seats::{AtLimit, ConnectionLimits, ConnectionPermit, LimitReached, Limits};
 use super::server::{HEADER_TIME, Routes, WRITE_TIME, accept, converse};
 use super::{App, Refused, router};
 use crate::access::Access;
@@ -48,7 +48,7 @@ pub type Tls = Arc<RwLock<Option<Arc<ServerConfig>>>>;
 
 /// Whom the listener asks who somebody is.
 #[derive(Clone, Debug)]
-pub struct Door {
+pub struct TcpListenerTask {
     /// Knows tokens.
     pub gate: Arc<Gate>,
     /// Knows the groups of users.
@@ -56,24 +56,31 @@ pub struct Door {
 }
 
 /// What every connection of the listener needs.
-struct Remote {
+struct TcpEndpoint {
     routes: Routes,
-    door: Door,
+    door: TcpListenerTask,
     tls: Tls,
-    unproven: Seats<IpAddr>,
-    tokens: Seats<String>,
+    unproven: ConnectionLimits<IpAddr>,
+    tokens: ConnectionLimits<String>,
     stop: watch::Receiver<bool>,
 }
 
 /// Serves until told to stop, then lets what is under way finish for a while.
-pub async fn serve(listener: TcpListener, app: App, door: Door, tls: Tls, limits: Limits, stop: watch::Receiver<bool>) {
-    let remote = Arc::new(Remote {
+pub async fn serve(
+    listener: TcpListener,
+    app: App,
+    door: TcpListenerTask,
+    tls: Tls,
+    limits: Limits,
+    stop: watch::Receiver<bool>,
+) {
+    let remote = Arc::new(TcpEndpoint {
         routes: TowerToHyperService::new(router(app)),
         door,
         tls,
         // A connection without a token is never refused: the oldest one without goes for it.
-        unproven: Seats::new(limits.unproven, AtLimit::ReplaceOldest),
-        tokens: Seats::new(limits.tokens, AtLimit::Refuse),
+        unproven: ConnectionLimits::new(limits.unproven, AtLimit::ReplaceOldest),
+        tokens: ConnectionLimits::new(limits.tokens, AtLimit::Refuse),
         stop: stop.clone(),
     });
     let begin = |(stream, from): (TcpStream, SocketAddr)| Arc::clone(&remote).connection(stream, from);
@@ -81,50 +88,50 @@ pub async fn serve(listener: TcpListener, app: App, door: Door, tls: Tls, limits
 }
 
 /// The seat of one connection.
-enum Place {
+enum ListenerState {
     /// No good token was seen yet.
-    Unproven { _seat: Seat<IpAddr> },
+    Unproven { _seat: ConnectionPermit<IpAddr> },
     /// This tenant's token was seen last.
-    Proven { tenant: String, _seat: Seat<String> },
+    Proven { tenant: String, _seat: ConnectionPermit<String> },
 }
 
 /// One connection: its seat, and what is told when that went to another.
-struct Caller {
-    place: Mutex<Place>,
+struct TokenCaller {
+    place: Mutex<ListenerState>,
     lost: Arc<Notify>,
 }
 
-impl Caller {
-    fn place(&self) -> MutexGuard<'_, Place> {
+impl TokenCaller {
+    fn place(&self) -> MutexGuard<'_, ListenerState> {
         self.place.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A tenant's token was good: the connection takes one of the tenant's seats.
-    fn prove(&self, tokens: &Seats<String>, tenant: &str) -> Result<(), Problem> {
+    fn prove(&self, tokens: &ConnectionLimits<String>, tenant: &str) -> Result<(), Problem> {
         let mut place = self.place();
-        if matches!(&*place, Place::Proven { tenant: known, .. } if known == tenant) {
+        if matches!(&*place, ListenerState::Proven { tenant: known, .. } if known == tenant) {
             return Ok(());
         }
-        let told = |no_seat: NoSeat| no_seat.problem(tenant, "open connections over TCP");
+        let told = |no_seat: LimitReached| no_seat.problem(tenant, "open connections over TCP");
         let seat = tokens.take(&tenant.to_owned(), &self.lost).map_err(told)?;
-        *place = Place::Proven { tenant: tenant.to_owned(), _seat: seat };
+        *place = ListenerState::Proven { tenant: tenant.to_owned(), _seat: seat };
         Ok(())
     }
 
     /// Returns when the time to show a good token is over and none was seen.
     async fn fails_to_prove(&self) {
         tokio::time::sleep(PROOF_TIME).await;
-        if matches!(&*self.place(), Place::Proven { .. }) {
+        if matches!(&*self.place(), ListenerState::Proven { .. }) {
             std::future::pending::<()>().await;
         }
     }
 }
 
-impl Remote {
-    async fn connection(self: Arc<Remote>, stream: TcpStream, from: SocketAddr) {
+impl TcpEndpoint {
+    async fn connection(self: Arc<TcpEndpoint>, stream: TcpStream, from: SocketAddr) {
         let lost = Arc::new(Notify::new());
         let Ok(seat) = self.unproven.take(&gate::whole(from.ip()), &lost) else { return };
-        let caller = Caller { place: Mutex::new(Place::Unproven { _seat: seat }), lost };
+        let caller = TokenCaller { place: Mutex::new(ListenerState::Unproven { _seat: seat }), lost };
         tokio::select! {
             () = self.talk(stream, from, &caller) => {}
             () = caller.lost.notified() => tracing::debug!(%from, "a connection was closed for another caller's"),
@@ -134,7 +141,7 @@ impl Remote {
         }
     }
 
-    async fn talk(&self, stream: TcpStream, from: SocketAddr, caller: &Caller) {
+    async fn talk(&self, stream: TcpStream, from: SocketAddr, caller: &TokenCaller) {
         // A lock that is poisoned lets no client in: without its answer nothing may go out in clear.
         let Ok(config) = self.tls.read().map(|tls| tls.clone()) else { return };
         // Answers are small and wanted at once; where that cannot be set they come a little later.
@@ -161,7 +168,7 @@ impl Remote {
         &self,
         mut request: Request<Incoming>,
         from: IpAddr,
-        caller: &Caller,
+        caller: &TokenCaller,
     ) -> Result<Response, Infallible> {
         let peer = match self.admit(&request, from, caller).await {
             Ok(peer) => peer,
@@ -185,7 +192,7 @@ impl Remote {
         &self,
         request: &Request<B>,
         from: IpAddr,
-        caller: &Caller,
+        caller: &TokenCaller,
     ) -> Result<Option<Arc<Peer>>, Problem> {
         let Some(peer) = self.door.gate.admit(request, from, wall_us(), Instant::now())? else { return Ok(None) };
         caller.prove(&self.tokens, &peer.caller.tenant)?;

@@ -1,10 +1,10 @@
 //! Tokens over HTTP. The caller makes the secret; only its hash arrives here.
 
-use super::body::{self, Name};
+use super::body::{self, PathName};
 use super::shared::{OnCall, OnRead, Repeat};
 use super::{App, Refused};
+use crate::loop_input::Reply;
 use crate::looper::wall_us;
-use crate::mail::Reply;
 use crate::view::wall_s;
 use axum::Json;
 use axum::extract::{Request, State};
@@ -81,7 +81,7 @@ pub async fn list(State(app): State<App>, request: Request) -> Result<Json<wire:
     (status = 200, description = "the revoked token", body = wire::Token),
     OnCall,
 ))]
-pub async fn revoke(State(app): State<App>, Name(id): Name, request: Request) -> Result<Reply, Refused> {
+pub async fn revoke(State(app): State<App>, PathName(id): PathName, request: Request) -> Result<Reply, Refused> {
     let heard = body::empty(request).await?;
     let token = body::token_id(&id)?;
     let by = heard.peer.caller.clone();

@@ -1,13 +1,13 @@
 //! Unleased processes over HTTP: which there are, what is done about them, and a lease for one.
 
-use super::body::{self, Name};
+use super::body::{self, PathName};
 use super::leases;
 use super::shared::{OnCall, OnRead, Repeat};
 use super::{App, Refused};
-use crate::mail::Reply;
-use crate::strangers::from_wire;
+use crate::loop_input::Reply;
+use crate::messages;
+use crate::unleased::from_wire;
 use crate::view::View;
-use crate::words;
 use axum::Json;
 use axum::extract::{Request, State};
 use serde::Deserialize;
@@ -59,7 +59,7 @@ pub async fn list(State(app): State<App>, request: Request) -> Result<Json<wire:
     let mut found = app.post.read(move |view| view.strangers(&by, query.mode.map(from_wire), who.as_ref())).await?;
     app.names.wait_for_names(found.processes.iter().map(|stranger| stranger.uid)).await;
     for stranger in &mut found.processes {
-        stranger.user = app.names.of(&crate::names::tenant_of(stranger.uid));
+        stranger.user = app.names.of(&crate::user_directory::tenant_of(stranger.uid));
     }
     Ok(Json(found))
 }
@@ -73,7 +73,7 @@ pub async fn list(State(app): State<App>, request: Request) -> Result<Json<wire:
     (status = 200, description = "the GPU", body = wire::Gpu),
     OnCall,
 ))]
-pub async fn mode(State(app): State<App>, Name(card): Name, request: Request) -> Result<Reply, Refused> {
+pub async fn mode(State(app): State<App>, PathName(card): PathName, request: Request) -> Result<Reply, Refused> {
     let heard = body::json::<wire::ModeRequest>(request).await?;
     let by = heard.peer.caller.clone();
     let mode = from_wire(heard.body.mode);
@@ -137,7 +137,7 @@ pub async fn set_rule(State(app): State<App>, request: Request) -> Result<Reply,
     (status = 200, description = "the removed rule", body = wire::Rule),
     OnCall,
 ))]
-pub async fn drop_rule(State(app): State<App>, Name(id): Name, request: Request) -> Result<Reply, Refused> {
+pub async fn drop_rule(State(app): State<App>, PathName(id): PathName, request: Request) -> Result<Reply, Refused> {
     let heard = body::empty(request).await?;
     let digits = id.strip_prefix(['R', 'r']).filter(|digits| !digits.starts_with(['0', '+']));
     let rule = digits.and_then(|digits| digits.parse().ok()).map(RuleId);
@@ -182,7 +182,7 @@ async fn look(app: &App) -> Result<(), Refused> {
 }
 
 fn who(text: &str) -> Result<RuleSubject, Problem> {
-    text.parse().map_err(|_| words::problem(&Refusal::BadRule))
+    text.parse().map_err(|_| messages::problem(&Refusal::BadRule))
 }
 
 fn sensible(vram_bytes: Option<u64>) -> Result<(), Problem> {

@@ -9,35 +9,38 @@
 //! While one batch syncs, the next is decided. One at a time is the loop, at its desk (`desk.rs`): its own thread,
 //! or a lone request's. Nothing here waits for anything.
 
-mod desk;
-mod full;
-mod hands;
+mod client;
+mod full_disk;
+mod handle;
+mod host_commands;
 mod notices;
-mod post;
 mod unmanaged;
 
 use self::unmanaged::Unmanaged;
-use desk::Rush;
-pub use desk::{Desk, Work};
-use full::{Full, refuse};
+pub use client::{LoopClient, LoopGone};
+use full_disk::{FullDisk, refuse};
+use handle::RecentLoad;
+pub use handle::{ClosedBatch, LoopHandle};
 pub use notices::look;
-pub use post::{LoopGone, Post};
 
-use crate::engine::{Engine, Taken};
-use crate::epochs::{Epochs, Floor};
-use crate::http::House;
-use crate::keys::{DurableMark, Keys, Seen};
-use crate::mail::{Again, Call, Errand, Held, Key, Letters, Look, Mail, Reply, Synced, Until, Watch};
-use crate::marks::Marks;
-use crate::names::Names;
+use crate::engine::{Decided, Engine};
+use crate::estimate_cache::EstimateCache;
+use crate::http::HttpSettings;
+use crate::idempotency::{DurableMark, IdempotencyKeys, KeyState};
+use crate::lease_proofs::LeaseProofs;
+use crate::loop_input::{
+    CommitResult, HostCommand, IdempotencyKey, InboxSender, KeyLookup, LeaseWatch, LoopCall, LoopInput, PendingEffect,
+    Reply, RetriedRelease, WatchGoal,
+};
+use crate::messages;
 use crate::notices::{Notices, ParkReason};
-use crate::plans::Plans;
-use crate::strangers;
-use crate::tokens::Tokens;
+use crate::tokens::TokenTable;
+use crate::unleased;
+use crate::user_directory::UserDirectory;
 use crate::view::{self, View, Visibility};
-use crate::words;
-use crate::writer::{Order, Pen};
-use hands::Known;
+use crate::watermarks::{WatermarkFloor, Watermarks};
+use crate::writer::{JournalWriter, WriterOrder};
+use host_commands::SentCommands;
 use std::collections::BTreeMap;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, RwLock};
@@ -73,7 +76,7 @@ const COUNTED_MAX: usize = 4096;
 const SUSPEND_US: u64 = 10_000_000;
 
 /// What the loop is made of.
-pub struct Parts {
+pub struct LoopParts {
     /// What the disk has.
     pub loaded: LoadedState,
     /// The rules of the house.
@@ -81,76 +84,76 @@ pub struct Parts {
     /// The time.
     pub clock: Clock,
     /// To the loop's own thread, for what comes back here.
-    pub post: Letters,
+    pub post: InboxSender,
     /// Orders out.
-    pub orders: Sender<Order>,
+    pub orders: Sender<WriterOrder>,
     /// Names for people.
-    pub names: Names,
+    pub names: UserDirectory,
     /// Who is let in over TCP.
-    pub tokens: Tokens,
+    pub tokens: TokenTable,
     /// Why the driver lists no cards, if it does not.
     pub trouble: Arc<RwLock<Option<String>>>,
     /// The hands.
     pub host: Arc<Host>,
     /// The pen it shares with the writer.
-    pub pen: Arc<Mutex<Pen>>,
+    pub pen: Arc<Mutex<JournalWriter>>,
     /// There is no room for a ballast: nothing is granted before there is.
     pub no_ballast: bool,
     /// This boot.
     pub boot: String,
     /// How far epochs and leases went, and the first that were never handed out.
-    pub epochs: (Epochs, Floor),
+    pub epochs: (Watermarks, WatermarkFloor),
     /// What holders' programs prove their lease by.
-    pub marks: Marks,
+    pub marks: LeaseProofs,
     /// Cards that are not for leases.
     pub unmanaged: Vec<String>,
     /// Notices to the person concerned.
     pub notices: Notices,
     /// What the configuration says of what callers see; read anew on reload.
-    pub house: Arc<RwLock<House>>,
+    pub house: Arc<RwLock<HttpSettings>>,
 }
 
 /// The loop.
 pub struct Loop {
-    engine: Engine<Held>,
+    engine: Engine<PendingEffect>,
     policy: Policy,
     clock: Clock,
-    post: Letters,
-    orders: Sender<Order>,
-    names: Names,
-    plans: Plans,
+    post: InboxSender,
+    orders: Sender<WriterOrder>,
+    names: UserDirectory,
+    plans: EstimateCache,
     /// What the programs of leases did, by the word of the library in them.
     counts: BTreeMap<LeaseId, ActivityCounts>,
-    tokens: Tokens,
+    tokens: TokenTable,
     trouble: Arc<RwLock<Option<String>>>,
-    keys: Keys,
-    watches: BTreeMap<LeaseId, Vec<Watch>>,
-    known: Known,
+    keys: IdempotencyKeys,
+    watches: BTreeMap<LeaseId, Vec<LeaseWatch>>,
+    known: SentCommands,
     syncing: bool,
     stopping: bool,
     suspended_us: u64,
     /// When core is told again which day it is, by the wall clock.
     day_again_us: u64,
-    full: Option<Full>,
+    full: Option<FullDisk>,
     /// Lines that are missing from the journal, as it was last loaded.
     loss: Option<Loss>,
     /// Reads that wait for a try to write again: they shall see what is durable, whatever comes of it.
-    later: Vec<Mail>,
+    later: Vec<LoopInput>,
     own: Arc<str>,
     host: Arc<Host>,
-    pen: Arc<Mutex<Pen>>,
-    rush: Rush,
+    pen: Arc<Mutex<JournalWriter>>,
+    rush: RecentLoad,
     /// When its own thread looks again by itself.
     wakes_at: Instant,
     /// It stopped, and nothing is taken any more.
     over: bool,
     boot: String,
-    epochs: Epochs,
-    floor: Floor,
-    marks: Marks,
+    epochs: Watermarks,
+    floor: WatermarkFloor,
+    marks: LeaseProofs,
     unmanaged: Unmanaged,
     notices: Notices,
-    house: Arc<RwLock<House>>,
+    house: Arc<RwLock<HttpSettings>>,
     /// Why leases that left their GPUs were parked, for their users.
     park_reasons: BTreeMap<LeaseId, ParkReason>,
     /// What the driver listed before the state was rebuilt.
@@ -161,7 +164,7 @@ pub struct Loop {
 
 impl Loop {
     /// A loop over what the disk has.
-    pub fn new(parts: Parts) -> Loop {
+    pub fn new(parts: LoopParts) -> Loop {
         let begin = if parts.no_ballast { Engine::on_a_full_disk } else { Engine::new };
         let mut this = Loop {
             engine: begin(parts.loaded.rows.clone(), parts.policy.clone()),
@@ -170,24 +173,24 @@ impl Loop {
             post: parts.post,
             orders: parts.orders,
             names: parts.names,
-            plans: Plans::default(),
+            plans: EstimateCache::default(),
             counts: BTreeMap::new(),
             tokens: parts.tokens,
             trouble: parts.trouble,
-            keys: Keys::default(),
+            keys: IdempotencyKeys::default(),
             watches: BTreeMap::new(),
-            known: Known::default(),
+            known: SentCommands::default(),
             syncing: false,
             stopping: false,
             suspended_us: suspended_us(),
             day_again_us: day_again_us(),
-            full: parts.no_ballast.then(Full::from_the_start),
+            full: parts.no_ballast.then(FullDisk::from_the_start),
             loss: parts.loaded.loss,
             later: Vec::new(),
             own: Arc::from("sublet"),
             host: parts.host,
             pen: parts.pen,
-            rush: Rush::none(),
+            rush: RecentLoad::none(),
             wakes_at: Instant::now(),
             over: false,
             boot: parts.boot,
@@ -207,7 +210,7 @@ impl Loop {
     }
 
     fn load_keys(&mut self, loaded: &LoadedState) {
-        self.keys = Keys::default();
+        self.keys = IdempotencyKeys::default();
         let (now, wall) = (self.clock.now(), wall_us());
         for answer in &loaded.answers {
             if let Some(tenant) = loaded.rows.tenants.get(answer.tenant.0 as usize) {
@@ -225,9 +228,9 @@ impl Loop {
         }
         let boot = self.boot.clone();
         let clock_offset_us = i64::try_from(self.clock.offset().0).unwrap_or(i64::MAX);
-        let Floor { epoch: epoch_floor, lease: lease_floor } = self.floor;
+        let WatermarkFloor { epoch: epoch_floor, lease: lease_floor } = self.floor;
         self.take(Event::Started { boot, clock_offset_us, epoch_floor, lease_floor });
-        self.take(Event::Day { number: crate::day::number() });
+        self.take(Event::Day { number: crate::calendar::number() });
         self.watch_all();
     }
 
@@ -243,7 +246,7 @@ impl Loop {
             self.send_wish(lease);
         }
         self.send_booked();
-        self.engine.hold(Held::Errand(Errand::Listen));
+        self.engine.hold(PendingEffect::Errand(HostCommand::Listen));
     }
 
     /// Whether nothing is under way, nor likely to come, and nothing but the request's own batch is to be written.
@@ -255,7 +258,7 @@ impl Loop {
 
     /// Whether the writer has nothing to do, and there is enough for it.
     fn has_enough(&self) -> bool {
-        !self.syncing && self.engine.waiting() >= desk::ENOUGH
+        !self.syncing && self.engine.waiting() >= handle::ENOUGH
     }
 
     /// Whether it was told to stop, and all is written.
@@ -286,7 +289,7 @@ impl Loop {
         let due = Instant::now() + self.patience();
         if due < self.wakes_at {
             self.wakes_at = due;
-            drop(self.post.send(Mail::Look));
+            drop(self.post.send(LoopInput::Look));
         }
     }
 
@@ -318,7 +321,7 @@ impl Loop {
         // By a clock that was set back, midnight is further away than a day has hours.
         if wall >= self.day_again_us || self.day_again_us - wall > DAY_AGAIN_US {
             self.day_again_us = day_again_us();
-            self.take(Event::Day { number: crate::day::number() });
+            self.take(Event::Day { number: crate::calendar::number() });
         }
         let now = self.clock.now();
         if self.engine.state().next_due().is_some_and(|due| due <= now) || self.engine.state().is_tick_overdue(now) {
@@ -328,7 +331,7 @@ impl Loop {
     }
 
     /// Closes the open batch if none is being written: it is the caller's to write.
-    fn flush(&mut self) -> Option<Work> {
+    fn flush(&mut self) -> Option<ClosedBatch> {
         if self.syncing || self.engine.is_idle() {
             return None;
         }
@@ -341,8 +344,8 @@ impl Loop {
             return None;
         }
         self.syncing = true;
-        let work = Work { batch: Box::new(batch), held };
-        self.rush = Rush::with(&work);
+        let work = ClosedBatch { batch: Box::new(batch), held };
+        self.rush = RecentLoad::with(&work);
         Some(work)
     }
 
@@ -357,53 +360,53 @@ impl Loop {
     }
 
     /// A batch is on the disk, or is not.
-    fn synced(&mut self, done: Synced) {
+    fn synced(&mut self, done: CommitResult) {
         self.syncing = false;
         match done {
-            Synced::Done => self.got_through(),
-            Synced::Failed { error, loaded, held } => {
+            CommitResult::Done => self.got_through(),
+            CommitResult::Failed { error, loaded, held } => {
                 self.start_over(*loaded, held, &crate::writer::chain(&error));
             }
         }
     }
 
-    fn order(&self, order: Order) {
+    fn order(&self, order: WriterOrder) {
         // The writer goes only when the loop does, or with the whole process.
         drop(self.orders.send(order));
     }
 
-    fn open(&mut self, mail: Mail) {
+    fn open(&mut self, mail: LoopInput) {
         match mail {
-            Mail::Call(call) if self.stuck() => refuse(call.reply),
-            Mail::Saw(_) | Mail::Signalled { .. } if self.stuck() => {}
-            Mail::Read(_) | Mail::Watch(_) if self.trying() => self.later.push(mail),
-            Mail::Call(call) => self.call(*call, true),
-            Mail::Read(read) => {
+            LoopInput::Call(call) if self.stuck() => refuse(call.reply),
+            LoopInput::Saw(_) | LoopInput::Signalled { .. } if self.stuck() => {}
+            LoopInput::Read(_) | LoopInput::Watch(_) if self.trying() => self.later.push(mail),
+            LoopInput::Call(call) => self.call(*call, true),
+            LoopInput::Read(read) => {
                 let release = read(&self.view());
-                self.engine.hold(Held::Run(release));
+                self.engine.hold(PendingEffect::Run(release));
             }
-            Mail::Watch(watch) => self.watch(watch),
-            Mail::Saw(sight) => self.see(sight),
-            Mail::Synced(done) => self.synced(done),
-            Mail::DiskFreed => self.has_room(),
-            Mail::Configured(policy) if self.stuck() => {
+            LoopInput::Watch(watch) => self.watch(watch),
+            LoopInput::Saw(sight) => self.see(sight),
+            LoopInput::Synced(done) => self.synced(done),
+            LoopInput::DiskFreed => self.has_room(),
+            LoopInput::Configured(policy) if self.stuck() => {
                 // Nothing was decided on what the disk has: the state is made of it once more.
                 self.engine = Engine::on_a_full_disk(self.engine.state().rows().clone(), (*policy).clone());
                 self.policy = *policy;
             }
-            Mail::Configured(policy) => {
+            LoopInput::Configured(policy) => {
                 self.policy = (*policy).clone();
                 self.take(Event::Configured(policy));
             }
-            Mail::Signalled { lease, signal } => self.take(Event::Signalled { lease, signal }),
-            Mail::Strike { stranger, signal, at, processes } => {
+            LoopInput::Signalled { lease, signal } => self.take(Event::Signalled { lease, signal }),
+            LoopInput::Strike { stranger, signal, at, processes } => {
                 let (state, now) = (self.engine.state(), self.clock.now());
                 let is_wanted = |blow: &_| state.is_signal_due(blow, now);
                 self.host.send_signals((stranger, signal, at), processes, state.allowed_subjects(), is_wanted);
             }
             // Its own thread looks what is due after any mail.
-            Mail::Look => {}
-            Mail::Stop => self.stopping = true,
+            LoopInput::Look => {}
+            LoopInput::Stop => self.stopping = true,
         }
     }
 
@@ -419,21 +422,21 @@ impl Loop {
     // ---- requests ----------------------------------------------------------
 
     /// A release is tried `again` after a full disk, once.
-    fn call(&mut self, call: Call, again: bool) {
-        let Call { by, event, key, looked, reply: to } = call;
+    fn call(&mut self, call: LoopCall, again: bool) {
+        let LoopCall { by, event, key, looked, reply: to } = call;
         if let Some(used) = &key {
             match (self.keys.look_up(&by.tenant, used, looked), self.engine.state().tenant(&by.tenant), key.clone()) {
-                (Seen::Answered(reply), ..) => {
-                    return self.engine.hold(Held::Reply { reply, to, key_mark: None, again: None });
+                (KeyState::Answered(reply), ..) => {
+                    return self.engine.hold(PendingEffect::Reply { reply, to, key_mark: None, again: None });
                 }
-                (Seen::Stored(looked), Some(tenant), Some(key)) => {
-                    return drop(to.send(Err(Box::new(Look { by, event, key, tenant, looked }))));
+                (KeyState::Stored(looked), Some(tenant), Some(key)) => {
+                    return drop(to.send(Err(Box::new(KeyLookup { by, event, key, tenant, looked }))));
                 }
                 _ => {}
             }
             if let Err(after_s) = self.keys.check_room(&by.tenant, self.clock.now()) {
-                let reply = Reply::problem(&words::too_many_keys(after_s));
-                return self.engine.hold(Held::Reply { reply, to, key_mark: None, again: None });
+                let reply = Reply::problem(&messages::too_many_keys(after_s));
+                return self.engine.hold(PendingEffect::Reply { reply, to, key_mark: None, again: None });
             }
         }
         let release = match &event {
@@ -459,11 +462,11 @@ impl Loop {
             Some(key) if !reply.is_problem() => self.remember(&by, key, &reply),
             _ => None,
         };
-        let again = release.map(|(lease, epoch)| Box::new(Again { by, lease, epoch, key }));
-        self.engine.hold(Held::Reply { reply, to, key_mark, again });
+        let again = release.map(|(lease, epoch)| Box::new(RetriedRelease { by, lease, epoch, key }));
+        self.engine.hold(PendingEffect::Reply { reply, to, key_mark, again });
     }
 
-    fn reply(&self, by: &Caller, taken: &Taken, asked: bool, card: Option<&str>) -> Reply {
+    fn reply(&self, by: &Caller, taken: &Decided, asked: bool, card: Option<&str>) -> Reply {
         let view = self.view();
         match &taken.answer {
             EventAnswer::Refused(refusal) => Reply::problem(&view.problem(by, refusal)),
@@ -474,7 +477,7 @@ impl Loop {
             EventAnswer::LossAccepted(loss) => {
                 Reply::new(200, &sublet_wire::JournalLoss { sentence: crate::loss::sentence(loss) })
             }
-            EventAnswer::Rule(rule) => Reply::new(200, &strangers::rule(rule)),
+            EventAnswer::Rule(rule) => Reply::new(200, &unleased::rule(rule)),
             EventAnswer::Token(token) => Reply::new(if asked { 201 } else { 200 }, &view.token(token)),
             EventAnswer::Lease(id) => match view.state.lease(*id) {
                 Some(lease) => {
@@ -489,14 +492,14 @@ impl Loop {
                 }
                 None => match taken.past.iter().find(|ended| ended.id == *id) {
                     Some(ended) => Reply::new(200, &view::past(ended, &view)),
-                    None => Reply::problem(&words::problem(&Refusal::NoSuchLease)),
+                    None => Reply::problem(&messages::problem(&Refusal::NoSuchLease)),
                 },
             },
         }
     }
 
     /// Keeps an answer for its key; `None` for a tenant that was never enrolled, which has nothing that could happen twice.
-    fn remember(&mut self, by: &Caller, key: &Key, reply: &Reply) -> Option<DurableMark> {
+    fn remember(&mut self, by: &Caller, key: &IdempotencyKey, reply: &Reply) -> Option<DurableMark> {
         let tenant = self.engine.state().tenant(&by.tenant)?;
         let durable = self.keys.enter(&by.tenant, key, reply, self.clock.now());
         self.engine.store(StoredAnswer {
@@ -512,17 +515,17 @@ impl Loop {
 
     // ---- waiting for a lease -----------------------------------------------
 
-    fn watch(&mut self, watch: Watch) {
+    fn watch(&mut self, watch: LeaseWatch) {
         let found = find(self.engine.state(), &watch.by, watch.lease).ok();
         let reached = found.is_none_or(|lease| match (&lease.phase, watch.until) {
             (Phase::Ending(..), _) => true,
-            (_, Until::Changed { .. }) => watch.until.is_changed(&self.view().lease(&watch.by, lease)),
-            (Phase::Waiting { .. }, _) | (_, Until::Ended) => false,
-            (_, Until::Granted) => true,
+            (_, WatchGoal::Changed { .. }) => watch.until.is_changed(&self.view().lease(&watch.by, lease)),
+            (Phase::Waiting { .. }, _) | (_, WatchGoal::Ended) => false,
+            (_, WatchGoal::Granted) => true,
         });
         if reached {
             let shown = found.map(|lease| self.view().lease(&watch.by, lease));
-            return self.engine.hold(Held::Run(Box::new(move || drop(watch.reply.send(shown)))));
+            return self.engine.hold(PendingEffect::Run(Box::new(move || drop(watch.reply.send(shown)))));
         }
         let waiting = self.watches.entry(watch.lease).or_default();
         waiting.retain(|other| !other.reply.is_closed());
@@ -537,7 +540,7 @@ impl Loop {
             let Some(id) = action.lease() else { continue };
             let ends = matches!(action, Action::End { .. });
             let starts = ends || matches!(action, Action::Grant { .. });
-            let concerns = |watch: &Watch| starts || matches!(watch.until, Until::Changed { .. });
+            let concerns = |watch: &LeaseWatch| starts || matches!(watch.until, WatchGoal::Changed { .. });
             let Some(watches) = self.watches.remove(&id) else { continue };
             if !watches.iter().any(concerns) {
                 self.watches.insert(id, watches);
@@ -553,9 +556,11 @@ impl Loop {
                     (None, None) => None,
                 };
                 let is_reached = match watch.until {
-                    Until::Granted => starts,
-                    Until::Ended => ends,
-                    Until::Changed { .. } => ends || shown.as_ref().is_none_or(|shown| watch.until.is_changed(shown)),
+                    WatchGoal::Granted => starts,
+                    WatchGoal::Ended => ends,
+                    WatchGoal::Changed { .. } => {
+                        ends || shown.as_ref().is_none_or(|shown| watch.until.is_changed(shown))
+                    }
                 };
                 if is_reached { reached.push((watch, shown)) } else { still.push(watch) }
             }
@@ -563,7 +568,7 @@ impl Loop {
                 self.watches.insert(id, still);
             }
             for (watch, shown) in reached {
-                self.engine.hold(Held::Run(Box::new(move || drop(watch.reply.send(shown)))));
+                self.engine.hold(PendingEffect::Run(Box::new(move || drop(watch.reply.send(shown)))));
             }
         }
     }
@@ -575,7 +580,7 @@ impl Loop {
         self.take_for(&own, event);
     }
 
-    fn take_for(&mut self, actor: &Arc<str>, event: Event) -> Taken {
+    fn take_for(&mut self, actor: &Arc<str>, event: Event) -> Decided {
         let taken = self.engine.take(self.clock.now(), wall_us(), actor, event);
         for action in &taken.actions {
             self.send_hands(action);
@@ -680,7 +685,7 @@ impl Loop {
     /// A park or a resume that needs only to be seen is looked for at once.
     fn look_again(&mut self) {
         if self.engine.state().awaits_reading() {
-            self.engine.hold(Held::Errand(Errand::Look));
+            self.engine.hold(PendingEffect::Errand(HostCommand::Look));
         }
     }
 
@@ -717,7 +722,7 @@ fn stored_reply(answer: &StoredAnswer) -> Reply {
 }
 
 fn day_again_us() -> u64 {
-    wall_us() + (crate::day::seconds_left() * 1_000_000).min(DAY_AGAIN_US)
+    wall_us() + (crate::calendar::seconds_left() * 1_000_000).min(DAY_AGAIN_US)
 }
 
 /// The wall clock, for people.

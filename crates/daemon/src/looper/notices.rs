@@ -1,12 +1,12 @@
 //! What is told to the person concerned once an action is durable: see `crate::notices`.
 
 use super::{Loop, wall_us};
-use crate::mail::Held;
-use crate::names::{tenant_of, uid_of};
-use crate::notices::{Audience, Kind, Message, Notice, ParkReason, Seen, text};
+use crate::loop_input::PendingEffect;
+use crate::messages;
+use crate::notices::{Audience, NoticeKind, NoticeMessage, ParkReason, ParkedLease, UserNotice, text};
 use crate::signals;
+use crate::user_directory::{tenant_of, uid_of};
 use crate::view::{View, Visibility};
-use crate::words;
 use std::sync::Arc;
 use sublet_core::action::Action;
 use sublet_core::event::Caller;
@@ -28,13 +28,13 @@ impl Loop {
             Action::Warn { stranger, at, .. } => self.tell_warned(*stranger, *at),
             Action::Strike { stranger, .. } => {
                 if let Some(row) = self.engine.state().rows().unleased.get(stranger) {
-                    self.hold_notice(Message::Locate(*stranger, row.audit.process));
+                    self.hold_notice(NoticeMessage::Locate(*stranger, row.audit.process));
                 }
             }
             Action::Struck { stranger, signal, outcome, late: false, .. } => {
                 self.tell_signalled(*stranger, *signal, outcome);
             }
-            Action::Close { stranger, .. } => self.hold_notice(Message::Forget(*stranger)),
+            Action::Close { stranger, .. } => self.hold_notice(NoticeMessage::Forget(*stranger)),
             Action::Park { lease, room_for, .. } => self.note_park(*lease, *room_for, actor),
             Action::Resumed { lease, .. } => self.tell_back(*lease),
             Action::End { lease, reason, .. } => self.tell_ended(*lease, *reason),
@@ -42,17 +42,17 @@ impl Loop {
         }
     }
 
-    fn hold_notice(&mut self, message: Message) {
+    fn hold_notice(&mut self, message: NoticeMessage) {
         let notices = self.notices.clone();
-        self.engine.hold(Held::Run(Box::new(move || notices.send(message))));
+        self.engine.hold(PendingEffect::Run(Box::new(move || notices.send(message))));
     }
 
     fn tell_warned(&mut self, id: UnleasedId, now: Time) {
         let Some(row) = self.engine.state().rows().unleased.get(&id) else { return };
         let (text, expected_s) = text::warning(self.engine.state(), row, now);
-        let notice = Notice { text, expected_s, ..self.about_unleased(Kind::Warned, row) };
+        let notice = UserNotice { text, expected_s, ..self.about_unleased(NoticeKind::Warned, row) };
         let to = Audience::Unleased(id, row.audit.process);
-        self.hold_notice(Message::Tell(Box::new(notice), to));
+        self.hold_notice(NoticeMessage::Tell(Box::new(notice), to));
     }
 
     fn tell_signalled(&mut self, id: UnleasedId, signal: u8, outcome: &[SignalOutcome]) {
@@ -62,18 +62,18 @@ impl Loop {
         if !outcome.iter().any(|struck| struck.process == own && struck.refused.is_none()) {
             return;
         }
-        let notice = self.about_unleased(Kind::Signalled, row);
+        let notice = self.about_unleased(NoticeKind::Signalled, row);
         let grace = state.policy().enforcement.after_sigterm.as_secs_f64();
         let (expected_s, name) = ((signal == TERM).then_some(grace), signals::name(signal));
         let subject = text::process(text::name(&row.audit), own.pid);
         let text = text::signalled(&subject, &text::gpus(&notice.gpus), &name, expected_s);
-        let notice = Notice { text, expected_s, signal: Some(name), ..notice };
-        self.hold_notice(Message::Tell(Box::new(notice), Audience::Unleased(id, own)));
+        let notice = UserNotice { text, expected_s, signal: Some(name), ..notice };
+        self.hold_notice(NoticeMessage::Tell(Box::new(notice), Audience::Unleased(id, own)));
     }
 
-    fn about_unleased(&self, kind: Kind, row: &UnleasedProcess) -> Notice {
+    fn about_unleased(&self, kind: NoticeKind, row: &UnleasedProcess) -> UserNotice {
         let audit = &row.audit;
-        Notice {
+        UserNotice {
             kind,
             text: String::new(),
             at_unix_s: wall_us() as f64 / 1e6,
@@ -95,10 +95,10 @@ impl Loop {
         let reason = ParkReason {
             why: self.park_reason(row, room_for, actor),
             unleased_pid: unleased_pid(view.state, lease),
-            about: about_lease(&view, Kind::Parked, row),
+            about: about_lease(&view, NoticeKind::Parked, row),
         };
         self.park_reasons.insert(lease, reason);
-        self.hold_notice(Message::Leaves(lease));
+        self.hold_notice(NoticeMessage::Leaves(lease));
     }
 
     /// Why a lease is parked, for its user.
@@ -143,31 +143,31 @@ impl Loop {
     fn tell_back(&mut self, lease: LeaseId) {
         let Some(ParkReason { about, .. }) = self.park_reasons.remove(&lease) else { return };
         let text = format!("{} is back on {}", subject(&about, lease), text::gpus(&about.gpus));
-        self.tell_over(lease, Notice { kind: Kind::Back, text, ..about });
+        self.tell_over(lease, UserNotice { kind: NoticeKind::Back, text, ..about });
     }
 
     /// The lease of a parked program ended. Nothing is told if the program has ended or its user gave the lease back.
     fn tell_ended(&mut self, lease: LeaseId, reason: EndReason) {
         let Some(ParkReason { about, .. }) = self.park_reasons.remove(&lease) else { return };
         if matches!(reason, EndReason::Released | EndReason::HolderExited | EndReason::HostRebooted) {
-            return self.hold_notice(Message::Gone(lease));
+            return self.hold_notice(NoticeMessage::Gone(lease));
         }
-        let text = words::ended(&lease.to_string(), reason);
-        self.tell_over(lease, Notice { kind: Kind::Ended, text, ..about });
+        let text = messages::ended(&lease.to_string(), reason);
+        self.tell_over(lease, UserNotice { kind: NoticeKind::Ended, text, ..about });
     }
 
-    fn tell_over(&mut self, lease: LeaseId, notice: Notice) {
-        let notice = Notice { at_unix_s: wall_us() as f64 / 1e6, ..notice };
-        self.hold_notice(Message::Over(lease, Box::new(notice)));
+    fn tell_over(&mut self, lease: LeaseId, notice: UserNotice) {
+        let notice = UserNotice { at_unix_s: wall_us() as f64 / 1e6, ..notice };
+        self.hold_notice(NoticeMessage::Over(lease, Box::new(notice)));
     }
 }
 
 /// How a lease is that left its GPUs some seconds ago; `None` if it is back or has ended.
-pub fn look(view: &View<'_>, lease: LeaseId) -> Option<Seen> {
+pub fn look(view: &View<'_>, lease: LeaseId) -> Option<ParkedLease> {
     let row = view.state.lease(lease)?;
     let shown = view.lease(&Caller::user(view.state.tenant_name(row.tenant)), row);
     let parked = shown.parked.as_ref()?;
-    let notice = about_lease(view, Kind::Parked, row);
+    let notice = about_lease(view, NoticeKind::Parked, row);
     let unleased_pid = view.park_reason(lease).and_then(|reason| reason.unleased_pid);
     let subject = match unleased_pid {
         Some(pid) => text::process(notice.program.as_deref().unwrap_or_default(), pid),
@@ -176,18 +176,18 @@ pub fn look(view: &View<'_>, lease: LeaseId) -> Option<Seen> {
     let why = if parked.why.is_empty() { String::new() } else { format!(": {}", parked.why) };
     let text = format!("{subject} is parked{why}; {}", text::remedies(&shown.id, unleased_pid));
     let expected_s = shown.waiting.as_ref().and_then(|waiting| waiting.planned_s);
-    Some(Seen {
+    Some(ParkedLease {
         leaves: shown.state == sublet_wire::LeaseState::Parking,
-        notice: Notice { text, expected_s, ..notice },
+        notice: UserNotice { text, expected_s, ..notice },
         to: Audience::Lease { processes: processes(view.state, row), wrapper: wrapper(row) },
     })
 }
 
-fn about_lease(view: &View<'_>, kind: Kind, row: &Lease) -> Notice {
+fn about_lease(view: &View<'_>, kind: NoticeKind, row: &Lease) -> UserNotice {
     let (state, tenant) = (view.state, view.state.tenant_name(row.tenant));
     let live = state.readings(row.id);
     let program = live.map(|live| live.program.clone()).filter(|program| !program.is_empty());
-    Notice {
+    UserNotice {
         kind,
         text: String::new(),
         at_unix_s: view.unix_s(view.now),
@@ -204,7 +204,7 @@ fn about_lease(view: &View<'_>, kind: Kind, row: &Lease) -> Notice {
 }
 
 /// `L5 (python3, pid 4312)`.
-fn subject(notice: &Notice, lease: LeaseId) -> String {
+fn subject(notice: &UserNotice, lease: LeaseId) -> String {
     match (&notice.program, notice.pids.as_slice()) {
         (Some(program), [pid, ..]) => format!("{lease} ({program}, pid {pid})"),
         (None, [pid, ..]) => format!("{lease} (pid {pid})"),

@@ -4,7 +4,7 @@
 //! threads run them, one notice after the other, each within 10 s; 64 notices may wait, and more are lost with a line in
 //! the log.
 
-use super::Notice;
+use super::UserNotice;
 use http_body_util::Full;
 use hyper::body::Bytes;
 use hyper::client::conn::http1;
@@ -55,7 +55,7 @@ impl HookQueue {
     }
 
     /// Has a notice handed to these hooks; never waits.
-    pub fn run(&self, hooks: &Hooks, notice: &Notice) {
+    pub fn run(&self, hooks: &Hooks, notice: &UserNotice) {
         if *hooks == Hooks::default() {
             return;
         }

@@ -16,22 +16,22 @@ const TERMINALS_MAX: usize = 4096;
 
 /// What each terminal got lately.
 #[derive(Debug)]
-pub struct Limit<T = ProcessTerminal>(BTreeMap<T, Got>);
+pub struct NoticeLimit<T = ProcessTerminal>(BTreeMap<T, NoticeTimes>);
 
 #[derive(Clone, Copy, Debug)]
-struct Got {
+struct NoticeTimes {
     lines: u32,
     /// Since when one is forgotten after each [`REFILL`].
     since: Instant,
 }
 
-impl<T> Default for Limit<T> {
-    fn default() -> Limit<T> {
-        Limit(BTreeMap::new())
+impl<T> Default for NoticeLimit<T> {
+    fn default() -> NoticeLimit<T> {
+        NoticeLimit(BTreeMap::new())
     }
 }
 
-impl<T: Clone + Ord> Limit<T> {
+impl<T: Clone + Ord> NoticeLimit<T> {
     /// Whether a terminal may get lines at this cost now; they are counted then.
     pub fn allows(&mut self, terminal: &T, cost: u32, now: Instant) -> bool {
         self.0.retain(|_, got| {
@@ -44,10 +44,10 @@ impl<T: Clone + Ord> Limit<T> {
         if self.0.len() >= TERMINALS_MAX && !self.0.contains_key(terminal) {
             return cost == 0;
         }
-        let got = self.0.get(terminal).copied().unwrap_or(Got { lines: 0, since: now });
+        let got = self.0.get(terminal).copied().unwrap_or(NoticeTimes { lines: 0, since: now });
         let allowed = got.lines + cost <= BURST;
         if allowed && cost > 0 {
-            self.0.insert(terminal.clone(), Got { lines: got.lines + cost, ..got });
+            self.0.insert(terminal.clone(), NoticeTimes { lines: got.lines + cost, ..got });
         }
         allowed || cost == 0
     }
@@ -59,7 +59,7 @@ mod tests {
 
     #[test]
     fn a_terminal_gets_eight_lines_at_once_and_then_one_every_30_s() {
-        let (mut limit, start) = (Limit::<&str>::default(), Instant::now());
+        let (mut limit, start) = (NoticeLimit::<&str>::default(), Instant::now());
         let at = |s: u64| start + Duration::from_secs(s);
         for _ in 0..4 {
             assert!(limit.allows(&"pts/1", 2, at(0)));

@@ -21,12 +21,12 @@ mod notice;
 pub mod text;
 
 pub use hooks::Hooks;
-pub use notice::{Kind, Notice};
+pub use notice::{NoticeKind, UserNotice};
 
-use crate::mail::{Letters, Mail, Release};
+use crate::loop_input::{InboxSender, LoopInput, Release};
 use crate::view::View;
 use hooks::HookQueue;
-use limit::Limit;
+use limit::NoticeLimit;
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
@@ -68,7 +68,7 @@ pub struct ParkReason {
     /// The process that got the lease only to be parked by it: it had none.
     pub unleased_pid: Option<u32>,
     /// What is known of the program: its lease may be history when there is more to tell.
-    pub about: Notice,
+    pub about: UserNotice,
 }
 
 /// The programs that a notice is for.
@@ -86,19 +86,19 @@ pub enum Audience {
 }
 
 /// A lease that has left its GPUs, as it was seen when its park had lasted for a while.
-pub struct Seen {
+pub struct ParkedLease {
     /// True while its bytes are still on their way off the GPUs.
     pub leaves: bool,
     /// The notice, as of then.
-    pub notice: Notice,
+    pub notice: UserNotice,
     /// Its programs.
     pub to: Audience,
 }
 
 /// Something for the thread.
-pub enum Message {
+pub enum NoticeMessage {
     /// A notice about an unleased process.
-    Tell(Box<Notice>, Audience),
+    Tell(Box<UserNotice>, Audience),
     /// An unleased process is about to be signalled, and its terminal can be found for the last time.
     Locate(UnleasedId, ProcKey),
     /// An unleased process is none any more.
@@ -106,23 +106,23 @@ pub enum Message {
     /// A lease begins to leave its GPUs.
     Leaves(LeaseId),
     /// How such a lease is now; `None` if it is back or has ended.
-    Seen(LeaseId, Option<Box<Seen>>),
+    Seen(LeaseId, Option<Box<ParkedLease>>),
     /// A lease that left is back, or has ended: told to programs that were told that it left.
-    Over(LeaseId, Box<Notice>),
+    Over(LeaseId, Box<UserNotice>),
     /// A lease that left has ended, and its program knows.
     Gone(LeaseId),
 }
 
 /// The way to the thread.
 #[derive(Clone)]
-pub struct Notices(SyncSender<Message>);
+pub struct Notices(SyncSender<NoticeMessage>);
 
 impl Notices {
     /// Starts the thread. `mail` leads to the loop, which is asked how a lease is.
     pub fn start(
         settings: Arc<RwLock<Settings>>,
-        mail: Letters,
-        look: fn(&View<'_>, LeaseId) -> Option<Seen>,
+        mail: InboxSender,
+        look: fn(&View<'_>, LeaseId) -> Option<ParkedLease>,
         runtime: &tokio::runtime::Handle,
     ) -> io::Result<Notices> {
         let (to, inbox) = sync_channel(QUEUE_MAX);
@@ -134,7 +134,7 @@ impl Notices {
             look,
             hooks,
             notices: notices.clone(),
-            limit: Limit::default(),
+            limit: NoticeLimit::default(),
             away: BTreeMap::new(),
             remembered: BTreeMap::new(),
         };
@@ -143,7 +143,7 @@ impl Notices {
     }
 
     /// Sends a message; never waits.
-    pub fn send(&self, message: Message) {
+    pub fn send(&self, message: NoticeMessage) {
         if let Err(TrySendError::Full(_)) = self.0.try_send(message) {
             tracing::warn!("a notice was dropped: {QUEUE_MAX} others are waiting to be written");
         }
@@ -152,17 +152,17 @@ impl Notices {
 
 struct Thread {
     settings: Arc<RwLock<Settings>>,
-    mail: Letters,
-    look: fn(&View<'_>, LeaseId) -> Option<Seen>,
+    mail: InboxSender,
+    look: fn(&View<'_>, LeaseId) -> Option<ParkedLease>,
     hooks: HookQueue,
     notices: Notices,
-    limit: Limit,
-    away: BTreeMap<LeaseId, Away>,
+    limit: NoticeLimit,
+    away: BTreeMap<LeaseId, ParkedProgram>,
     remembered: BTreeMap<UnleasedId, ProcessTerminal>,
 }
 
 /// A lease that has left its GPUs.
-struct Away {
+struct ParkedProgram {
     since: Instant,
     /// When it is looked at; `None`: it was told, or the loop was asked.
     look_at: Option<Instant>,
@@ -171,7 +171,7 @@ struct Away {
 }
 
 impl Thread {
-    fn run(mut self, inbox: &Receiver<Message>) {
+    fn run(mut self, inbox: &Receiver<NoticeMessage>) {
         loop {
             self.look_at_those_due();
             let due = self.away.values().filter_map(|away| away.look_at).min();
@@ -187,21 +187,21 @@ impl Thread {
         }
     }
 
-    fn take(&mut self, message: Message) {
+    fn take(&mut self, message: NoticeMessage) {
         match message {
-            Message::Tell(notice, to) => {
+            NoticeMessage::Tell(notice, to) => {
                 let terminals = self.terminals(&to);
                 self.tell(&notice, terminals, 1);
             }
-            Message::Locate(unleased, process) => drop(self.locate(unleased, process)),
-            Message::Forget(unleased) => drop(self.remembered.remove(&unleased)),
-            Message::Leaves(lease) => {
+            NoticeMessage::Locate(unleased, process) => drop(self.locate(unleased, process)),
+            NoticeMessage::Forget(unleased) => drop(self.remembered.remove(&unleased)),
+            NoticeMessage::Leaves(lease) => {
                 let now = Instant::now();
-                self.away.insert(lease, Away { since: now, look_at: Some(now + MOMENT), told: None });
+                self.away.insert(lease, ParkedProgram { since: now, look_at: Some(now + MOMENT), told: None });
             }
-            Message::Seen(lease, seen) => self.seen(lease, seen),
-            Message::Over(lease, notice) => self.over(lease, *notice),
-            Message::Gone(lease) => drop(self.away.remove(&lease)),
+            NoticeMessage::Seen(lease, seen) => self.seen(lease, seen),
+            NoticeMessage::Over(lease, notice) => self.over(lease, *notice),
+            NoticeMessage::Gone(lease) => drop(self.away.remove(&lease)),
         }
     }
 
@@ -215,14 +215,14 @@ impl Thread {
             let (look, notices, lease) = (self.look, self.notices.clone(), *lease);
             let read = move |view: &View<'_>| {
                 let seen = look(view, lease).map(Box::new);
-                Box::new(move || notices.send(Message::Seen(lease, seen))) as Release
+                Box::new(move || notices.send(NoticeMessage::Seen(lease, seen))) as Release
             };
             // Without a loop the daemon is on its way out.
-            drop(self.mail.send(Mail::Read(Box::new(read))));
+            drop(self.mail.send(LoopInput::Read(Box::new(read))));
         }
     }
 
-    fn seen(&mut self, lease: LeaseId, seen: Option<Box<Seen>>) {
+    fn seen(&mut self, lease: LeaseId, seen: Option<Box<ParkedLease>>) {
         let Some(away) = self.away.get_mut(&lease) else { return };
         let Some(seen) = seen else {
             self.away.remove(&lease);
@@ -240,9 +240,9 @@ impl Thread {
         }
     }
 
-    fn over(&mut self, lease: LeaseId, mut notice: Notice) {
-        let Some(Away { since, told: Some(terminals), .. }) = self.away.remove(&lease) else { return };
-        if notice.kind == Kind::Back {
+    fn over(&mut self, lease: LeaseId, mut notice: UserNotice) {
+        let Some(ParkedProgram { since, told: Some(terminals), .. }) = self.away.remove(&lease) else { return };
+        if notice.kind == NoticeKind::Back {
             notice.text = text::after(&notice.text, since.elapsed());
         }
         self.tell(&notice, terminals, 0);
@@ -280,7 +280,7 @@ impl Thread {
     }
 
     /// Hands a notice to the hooks and writes its line to terminals. Returns those that got it.
-    fn tell(&mut self, notice: &Notice, terminals: Vec<ProcessTerminal>, cost: u32) -> Vec<ProcessTerminal> {
+    fn tell(&mut self, notice: &UserNotice, terminals: Vec<ProcessTerminal>, cost: u32) -> Vec<ProcessTerminal> {
         let settings = self.settings.read().map(|settings| settings.clone()).unwrap_or_default();
         self.hooks.run(&settings.hooks, notice);
         let line = format!("sublet: {}", notice.text);

@@ -5,7 +5,7 @@ use serde::Serialize;
 /// What happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Kind {
+pub enum NoticeKind {
     /// An unleased process was warned.
     Warned,
     /// An unleased process got a signal that ends it.
@@ -20,10 +20,10 @@ pub enum Kind {
 
 /// One notice. Its JSON form is documented in docs/reference/configuration.md.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Notice {
+pub struct UserNotice {
     /// What happened.
     #[serde(rename = "event")]
-    pub kind: Kind,
+    pub kind: NoticeKind,
     /// The line for people, without `sublet: ` before it.
     pub text: String,
     /// When, in Unix seconds.

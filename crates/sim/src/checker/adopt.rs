@@ -1,9 +1,9 @@
 //! Rule 1 for leases that strangers get: each covers what its process was seen to have, and more only
 //! where there is room for that. Nobody is passed by it: what it has it has already.
 
-use super::books::{Book, Books, Held, Look};
-use super::calls::Cause;
-use super::enforce::{Found, Watched};
+use super::books::{CheckerBooks, HeldBook, LeaseBook, SeenReading};
+use super::calls::EventCause;
+use super::enforce::{FoundProcess, WatchedStep};
 use super::{Verdict, must};
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::request::{Exclusivity, LeaseRequest, Term, Tier, Vram};
@@ -19,12 +19,12 @@ fn rounded(bytes: Bytes) -> Bytes {
     Bytes(bytes.0.max(1).next_multiple_of(UNIT))
 }
 
-impl Books {
+impl CheckerBooks {
     /// On which cards a stranger could have a lease now, and for how much of each; or why not.
     pub(super) fn adoptable(
         &self,
         now: Time,
-        found: &Found,
+        found: &FoundProcess,
         wish: Option<Bytes>,
     ) -> Result<(Vec<usize>, Bytes), &'static str> {
         if self.other_lease(found).is_some() {
@@ -61,7 +61,7 @@ impl Books {
     fn size_of(&self, number: usize, process: ProcKey) -> Option<Bytes> {
         let card = &self.cards[number];
         let size = card.sizes.iter().find(|(of, _)| *of == process).map(|(_, bytes)| *bytes);
-        size.filter(|_| matches!(card.look, Look::Free(_))).flatten()
+        size.filter(|_| matches!(card.look, SeenReading::Free(_))).flatten()
     }
 
     fn may_hold(&self, name: &str, tenant: Option<usize>, cards: usize, vram: Bytes) -> bool {
@@ -82,7 +82,7 @@ impl Books {
     pub fn is_adoption(
         &mut self,
         now: Time,
-        cause: &Cause,
+        cause: &EventCause,
         lease: LeaseId,
         ask: &LeaseRequest,
         root: Option<ProcKey>,
@@ -90,9 +90,9 @@ impl Books {
         let Some(stranger) = root.and_then(|root| self.watch.of(root)) else { return false };
         let Some(found) = self.watch.get(stranger) else { return false };
         let asked = match cause {
-            Cause::Asked { .. } => false,
-            Cause::Watched(it) if matches!(**it, Watched::Adopt(..)) => {
-                matches!(**it, Watched::Adopt(Some(of), true) if of == stranger)
+            EventCause::Asked { .. } => false,
+            EventCause::Watched(it) if matches!(**it, WatchedStep::Adopt(..)) => {
+                matches!(**it, WatchedStep::Adopt(Some(of), true) if of == stranger)
             }
             _ => (self.is_to_be_adopted(now, found) || self.is_to_be_moved(now, found)) && ask.tier == Tier::Batch,
         };
@@ -105,18 +105,19 @@ impl Books {
     }
 
     /// Whether a tenant may be enrolled because a process of its gets a lease.
-    pub fn is_enrolled_by_adoption(&self, now: Time, cause: &Cause, name: &str) -> bool {
-        let is_due = |found: &Found| name == format!("uid:{}", found.audit.uid) && self.is_due_to_move(now, found);
+    pub fn is_enrolled_by_adoption(&self, now: Time, cause: &EventCause, name: &str) -> bool {
+        let is_due =
+            |found: &FoundProcess| name == format!("uid:{}", found.audit.uid) && self.is_due_to_move(now, found);
         if self.watch.all().any(is_due) {
             return true;
         }
-        let Cause::Watched(it) = cause else { return false };
-        let Watched::Adopt(Some(stranger), _) = **it else { return false };
+        let EventCause::Watched(it) = cause else { return false };
+        let WatchedStep::Adopt(Some(stranger), _) = **it else { return false };
         self.watch.get(stranger).is_some_and(|found| name == format!("uid:{}", found.audit.uid))
     }
 
     /// A stranger gets a lease: whose it is, for just what it has, or for what there is room for beyond.
-    pub fn check_adoption(&self, now: Time, lease: LeaseId, book: &Book, held: &Held) -> Verdict {
+    pub fn check_adoption(&self, now: Time, lease: LeaseId, book: &LeaseBook, held: &HeldBook) -> Verdict {
         let found = self.watch.adopting.filter(|(of, _)| *of == lease).and_then(|(_, id)| self.watch.get(id));
         let Some(found) = found else { return must(1, false, || format!("{lease} is adopted, and it is nobody")) };
         let owner = &self.tenants[book.tenant].name;

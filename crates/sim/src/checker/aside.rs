@@ -1,9 +1,9 @@
 //! Rule 21: nothing is granted or resumed on a GPU that steps aside, what can be parked there is, nothing is ended by
 //! it, and it is over in time.
 
-use super::books::{At, Book, Books, Held};
-use super::calls::Cause;
-use super::park::Trip;
+use super::books::{CheckerBooks, HeldBook, LeaseBook, LeaseStage};
+use super::calls::EventCause;
+use super::park::MoveBook;
 use super::{Verdict, must};
 use sublet_core::action::Action;
 use sublet_core::aside::{Aside, AsideOver};
@@ -21,7 +21,7 @@ const MOST: usize = 16;
 
 /// What must come of a request about asides.
 #[derive(Debug)]
-pub enum Expected {
+pub enum ExpectedAside {
     /// This aside, on this GPU.
     Set(usize, Aside),
     /// The end of these, on this GPU.
@@ -30,25 +30,25 @@ pub enum Expected {
     Refused(Refusal),
 }
 
-impl Books {
+impl CheckerBooks {
     /// What must come of a request that a GPU steps aside.
-    pub fn aside_asked(&self, now: Time, by: &Caller, uuid: &str, ask: &AsideRequest) -> Expected {
+    pub fn aside_asked(&self, now: Time, by: &Caller, uuid: &str, ask: &AsideRequest) -> ExpectedAside {
         let may = by.operator || (ask.at_seat && self.policy.aside.allow == AsideAllow::Seat);
         let Some(number) = self.card(uuid) else {
             let refusal = if may || ask.renews { Refusal::NoSuchCard } else { self.no_seat() };
-            return Expected::Refused(refusal);
+            return ExpectedAside::Refused(refusal);
         };
         let known = &self.cards[number].asides;
         let last = known.iter().find(|aside| (&aside.by, &aside.key) == (&by.tenant, &ask.key));
         let span = ask.span.unwrap_or(HALF_A_DAY);
         match last {
-            None if ask.renews => return Expected::Refused(Refusal::NoSuchAside),
-            _ if !may && !ask.renews => return Expected::Refused(self.no_seat()),
-            _ if span == Span::ZERO || span > DAY => return Expected::Refused(Refusal::BadAside),
-            None if known.len() >= MOST => return Expected::Refused(Refusal::TooManyAsides),
+            None if ask.renews => return ExpectedAside::Refused(Refusal::NoSuchAside),
+            _ if !may && !ask.renews => return ExpectedAside::Refused(self.no_seat()),
+            _ if span == Span::ZERO || span > DAY => return ExpectedAside::Refused(Refusal::BadAside),
+            None if known.len() >= MOST => return ExpectedAside::Refused(Refusal::TooManyAsides),
             None => {
                 if let Some(stopped) = self.stopped() {
-                    return Expected::Refused(stopped);
+                    return ExpectedAside::Refused(stopped);
                 }
             }
             Some(_) => {}
@@ -56,7 +56,7 @@ impl Books {
         let since = last.map_or(now, |last| last.since);
         let until = if may { now + span } else { (now + span).min(since + DAY) };
         let (by, key) = (by.tenant.clone(), ask.key.clone());
-        Expected::Set(number, Aside { by, key, since, renewed: now, until })
+        ExpectedAside::Set(number, Aside { by, key, since, renewed: now, until })
     }
 
     fn no_seat(&self) -> Refusal {
@@ -64,8 +64,8 @@ impl Books {
     }
 
     /// What must come of a request that a GPU steps aside no longer.
-    pub fn aside_end_asked(&self, by: &Caller, uuid: &str, key: Option<&str>) -> Expected {
-        let Some(number) = self.card(uuid) else { return Expected::Refused(Refusal::NoSuchCard) };
+    pub fn aside_end_asked(&self, by: &Caller, uuid: &str, key: Option<&str>) -> ExpectedAside {
+        let Some(number) = self.card(uuid) else { return ExpectedAside::Refused(Refusal::NoSuchCard) };
         let asides = &self.cards[number].asides;
         let ends = asides.iter().filter(|aside| match key {
             Some(key) => aside.by == by.tenant && aside.key == key,
@@ -74,17 +74,17 @@ impl Books {
         let ends: Vec<_> = ends.map(|aside| (aside.by.clone(), aside.key.clone())).collect();
         match asides.first() {
             Some(first) if ends.is_empty() && key.is_none() => {
-                Expected::Refused(Refusal::AnothersAside(first.by.clone()))
+                ExpectedAside::Refused(Refusal::AnothersAside(first.by.clone()))
             }
-            _ => Expected::Ends(number, ends),
+            _ => ExpectedAside::Ends(number, ends),
         }
     }
 
     /// Whether the answer, and what was done, is what the books say.
-    pub fn answered_aside(&self, expected: &Expected, answer: &EventAnswer, actions: &[Action]) -> Verdict {
+    pub fn answered_aside(&self, expected: &ExpectedAside, answer: &EventAnswer, actions: &[Action]) -> Verdict {
         let right = match expected {
-            Expected::Refused(refusal) => *answer == EventAnswer::Refused(refusal.clone()),
-            Expected::Set(..) | Expected::Ends(..) => *answer == EventAnswer::Done,
+            ExpectedAside::Refused(refusal) => *answer == EventAnswer::Refused(refusal.clone()),
+            ExpectedAside::Set(..) | ExpectedAside::Ends(..) => *answer == EventAnswer::Done,
         };
         must(21, right, || format!("{expected:?} is answered {answer:?}"))?;
         let is_done = |number: usize, by: &str, name: &str| {
@@ -99,17 +99,19 @@ impl Books {
             })
         };
         let done = match expected {
-            Expected::Refused(_) => super::make::nothing_but_room(actions),
-            Expected::Set(number, aside) => is_done(*number, &aside.by, &aside.key),
-            Expected::Ends(number, ends) => ends.iter().all(|(by, key)| is_done(*number, by, key)),
+            ExpectedAside::Refused(_) => super::preempt::nothing_but_room(actions),
+            ExpectedAside::Set(number, aside) => is_done(*number, &aside.by, &aside.key),
+            ExpectedAside::Ends(number, ends) => ends.iter().all(|(by, key)| is_done(*number, by, key)),
         };
         must(21, done, || format!("{expected:?}, and yet {actions:?}"))
     }
 
     /// A GPU steps aside, or goes on doing so.
-    pub fn set_aside(&mut self, cause: &Cause, number: usize, aside: &Aside) -> Verdict {
+    pub fn set_aside(&mut self, cause: &EventCause, number: usize, aside: &Aside) -> Verdict {
         let asked = match cause {
-            Cause::Aside(expected) => matches!(&**expected, Expected::Set(on, due) if *on == number && due == aside),
+            EventCause::Aside(expected) => {
+                matches!(&**expected, ExpectedAside::Set(on, due) if *on == number && due == aside)
+            }
             _ => false,
         };
         must(21, asked, || format!("GPU {number} steps aside ({aside:?}) after {cause:?}"))?;
@@ -123,17 +125,17 @@ impl Books {
     }
 
     /// An aside is over.
-    pub fn end_aside(&mut self, now: Time, cause: &Cause, action: &Action) -> Verdict {
+    pub fn end_aside(&mut self, now: Time, cause: &EventCause, action: &Action) -> Verdict {
         let Action::EndAside { card, by, key, at, how } = action else { return Ok(()) };
         let number = usize::from(card.0);
         let known = self.cards[number].asides.iter().find(|aside| (&aside.by, &aside.key) == (by, key));
         let Some(known) = known else { return must(21, false, || format!("{action:?}, and there is none")) };
         let fits = match (how, cause) {
-            (AsideOver::Time, Cause::Ticked) => self.deadline(known.renewed, known.until) <= now,
-            (AsideOver::HostRebooted, Cause::Started(rebooted, _)) => *rebooted,
-            (AsideOver::Asked, Cause::Aside(expected)) => {
+            (AsideOver::Time, EventCause::Ticked) => self.deadline(known.renewed, known.until) <= now,
+            (AsideOver::HostRebooted, EventCause::Started(rebooted, _)) => *rebooted,
+            (AsideOver::Asked, EventCause::Aside(expected)) => {
                 let is_it = |(of, name): &(String, String)| (of, name) == (by, key);
-                matches!(&**expected, Expected::Ends(on, ends) if *on == number && ends.iter().any(is_it))
+                matches!(&**expected, ExpectedAside::Ends(on, ends) if *on == number && ends.iter().any(is_it))
             }
             _ => false,
         };
@@ -150,14 +152,14 @@ impl Books {
     pub fn check_parked_aside(
         &self,
         now: Time,
-        cause: &Cause,
-        book: &Book,
-        held: &Held,
+        cause: &EventCause,
+        book: &LeaseBook,
+        held: &HeldBook,
         number: usize,
         again: Option<Time>,
     ) -> Verdict {
         let lease = book.id;
-        must(17, !matches!(cause, Cause::Started(..)), || format!("{lease} is parked at a start"))?;
+        must(17, !matches!(cause, EventCause::Started(..)), || format!("{lease} is parked at a start"))?;
         let fits = held.cards.contains(&number) && !self.cards[number].asides.is_empty();
         must(21, fits, || format!("{lease} is parked for GPU {number}, which does not step aside for it"))?;
         must(20, self.may_be_put_off(book, held), || format!("{lease} is parked for GPU {number}, and may stay"))?;
@@ -169,25 +171,25 @@ impl Books {
     }
 
     /// The right to stay holds against all but its own tenant.
-    fn may_be_put_off(&self, book: &Book, held: &Held) -> bool {
+    fn may_be_put_off(&self, book: &LeaseBook, held: &HeldBook) -> bool {
         let mut asides = held.cards.iter().flat_map(|number| &self.cards[*number].asides);
         book.ask.preempt != Preempt::Never || asides.any(|aside| aside.by == self.tenants[book.tenant].name)
     }
 
     /// All actions of an event are on the books: nothing stays that could be parked, and no aside is overdue.
-    pub fn check_asides(&self, now: Time, cause: &Cause) -> Verdict {
+    pub fn check_asides(&self, now: Time, cause: &EventCause) -> Verdict {
         for (number, card) in self.cards.iter().enumerate().filter(|(_, card)| !card.asides.is_empty()) {
             let over = card.asides.iter().find(|aside| self.deadline(aside.renewed, aside.until) <= now);
-            let over = over.filter(|_| matches!(cause, Cause::Ticked));
+            let over = over.filter(|_| matches!(cause, EventCause::Ticked));
             must(21, over.is_none(), || format!("GPU {number} steps aside at {now} for {over:?}"))?;
-            let rebooted = matches!(cause, Cause::Started(true, _));
+            let rebooted = matches!(cause, EventCause::Started(true, _));
             must(21, !rebooted, || format!("GPU {number} steps aside in a new boot"))?;
-            if matches!(cause, Cause::Started(..)) {
+            if matches!(cause, EventCause::Started(..)) {
                 continue;
             }
             let stays = |lease: &&LeaseId| {
                 let Some(book) = self.leases.get(lease) else { return false };
-                let At::Held(held) = &book.at else { return false };
+                let LeaseStage::Held(held) = &book.at else { return false };
                 self.may_be_put_off(book, held) && self.could_leave(now, **lease, book).is_some()
             };
             let stays = card.claims.keys().find(stays);
@@ -199,7 +201,7 @@ impl Books {
     }
 
     /// From when on the time counts that a lease may be parked; `None` while a GPU of it steps aside.
-    pub fn gone_since(&self, held: &Held, trip: &Trip) -> Option<Time> {
+    pub fn gone_since(&self, held: &HeldBook, trip: &MoveBook) -> Option<Time> {
         let cards = || held.cards.iter().map(|number| &self.cards[*number]);
         let is_aside = cards().any(|card| !card.asides.is_empty());
         let ended = cards().filter_map(|card| card.aside_ended).max().unwrap_or_default();

@@ -1,9 +1,9 @@
 //! The checker's own books: leases, cards, tenants, from events and actions alone.
 
-use super::ends::Doom;
-use super::enforce::Watch;
-use super::over::Excess;
-use super::park::{BESIDE, CONTEXT, HOOK, Rests, SILENT, Trip, Voice, Voices, Way};
+use super::ends::PendingEnd;
+use super::enforce::ProcessWatch;
+use super::overuse::OveruseBook;
+use super::park::{BESIDE, BackoffBook, CONTEXT, HOOK, MoveBook, MoveWay, MoverBook, MoverBooks, SILENT};
 use std::collections::{BTreeMap, BTreeSet};
 use sublet_core::aside::Aside;
 use sublet_core::event::Event;
@@ -21,7 +21,7 @@ const ABSENCE: Span = Span::secs(10);
 
 /// A lease on the checker's books.
 #[derive(Clone, Debug)]
-pub struct Book {
+pub struct LeaseBook {
     /// Which.
     pub id: LeaseId,
     /// Whose.
@@ -37,7 +37,7 @@ pub struct Book {
     /// When it last was, as far as was heard.
     pub worked_at: Time,
     /// After something went wrong it is not parked, nor brought back, in that way before then.
-    pub rests: Rests,
+    pub rests: BackoffBook,
     /// From when on a hint that it is used counts, and how many counted since it last worked.
     pub hints: (Time, u32),
     /// The processes that were bound to it, in order.
@@ -45,27 +45,27 @@ pub struct Book {
     /// It was heard which its processes are.
     pub counted: bool,
     /// It ended for others.
-    pub doom: Option<Doom>,
+    pub doom: Option<PendingEnd>,
     /// Where it is.
-    pub at: At,
+    pub at: LeaseStage,
 }
 
 /// Where a lease is.
 #[derive(Clone, Debug)]
-pub enum At {
+pub enum LeaseStage {
     /// In the queue, at most until then.
     Waiting(Time),
     /// With its holder.
-    Held(Held),
+    Held(HeldBook),
     /// Its holder's bytes leave its cards, are gone from them, or come back.
-    Away(Held, Box<Trip>),
+    Away(HeldBook, Box<MoveBook>),
     /// Over since then; the cards of the mask were not seen since.
-    Ending(Held, Time, u64),
+    Ending(HeldBook, Time, u64),
 }
 
 /// What was granted.
 #[derive(Clone, Debug)]
-pub struct Held {
+pub struct HeldBook {
     /// On these cards.
     pub cards: Vec<usize>,
     /// So much of each.
@@ -104,7 +104,7 @@ pub struct Held {
     pub less: u128,
 }
 
-impl Held {
+impl HeldBook {
     /// When it ends for others, by what it was told.
     pub fn for_others(&self) -> Option<Time> {
         self.notice.and_then(EndNotice::for_others)
@@ -118,28 +118,28 @@ impl Held {
     }
 }
 
-impl Book {
+impl LeaseBook {
     /// The first process that was bound to it.
     pub fn root(&self) -> Option<ProcKey> {
         self.roots.first().copied()
     }
 
     /// What was granted, while it counts.
-    pub fn held(&self) -> Option<&Held> {
+    pub fn held(&self) -> Option<&HeldBook> {
         match &self.at {
-            At::Waiting(_) => None,
-            At::Held(held) | At::Away(held, _) | At::Ending(held, ..) => Some(held),
+            LeaseStage::Waiting(_) => None,
+            LeaseStage::Held(held) | LeaseStage::Away(held, _) | LeaseStage::Ending(held, ..) => Some(held),
         }
     }
 
     /// Whether it was granted and is not over.
     pub fn goes_on(&self) -> bool {
-        matches!(self.at, At::Held(_) | At::Away(..))
+        matches!(self.at, LeaseStage::Held(_) | LeaseStage::Away(..))
     }
 
     /// Whether its bytes are in host memory, and its cards others'.
     pub fn is_parked(&self) -> bool {
-        matches!(&self.at, At::Away(_, trip) if trip.way == Way::Gone)
+        matches!(&self.at, LeaseStage::Away(_, trip) if trip.way == MoveWay::Gone)
     }
 
     /// What of each card will count for it once it is served: of a parked one what it had.
@@ -151,8 +151,8 @@ impl Book {
     /// Since when it waits for cards, if it does.
     pub fn queued(&self) -> Option<Time> {
         match &self.at {
-            At::Waiting(_) => Some(self.asked),
-            At::Away(_, trip) if trip.way == Way::Gone => trip.wants,
+            LeaseStage::Waiting(_) => Some(self.asked),
+            LeaseStage::Away(_, trip) if trip.way == MoveWay::Gone => trip.wants,
             _ => None,
         }
     }
@@ -171,7 +171,7 @@ impl Book {
     /// When its present term, or its wait, began.
     pub fn since(&self) -> Time {
         match &self.at {
-            At::Away(_, trip) if trip.way == Way::Gone => trip.since,
+            LeaseStage::Away(_, trip) if trip.way == MoveWay::Gone => trip.since,
             _ => self.held().map_or(self.asked, |held| held.renewed),
         }
     }
@@ -179,18 +179,18 @@ impl Book {
     /// When something happens to it by itself.
     fn due(&self) -> Option<Time> {
         match &self.at {
-            At::Waiting(give_up) => Some(*give_up),
-            At::Held(held) => Some(held.until),
+            LeaseStage::Waiting(give_up) => Some(*give_up),
+            LeaseStage::Held(held) => Some(held.until),
             // Nothing that is on its way expires, but a fixed term is over when it is.
-            At::Away(held, trip) => (self.fixed() && trip.way != Way::Gone).then_some(held.until),
-            At::Ending(..) => None,
+            LeaseStage::Away(held, trip) => (self.fixed() && trip.way != MoveWay::Gone).then_some(held.until),
+            LeaseStage::Ending(..) => None,
         }
     }
 }
 
 /// A card on the checker's books.
 #[derive(Debug)]
-pub struct CardBook {
+pub struct GpuBook {
     /// What it is.
     pub facts: GpuFacts,
     /// Its name in lower case.
@@ -208,7 +208,7 @@ pub struct CardBook {
     /// When the last look that counts began.
     pub begun: Time,
     /// What it gave.
-    pub look: Look,
+    pub look: SeenReading,
     /// Bytes seen with a lease's processes, by lease.
     pub seen: Vec<(LeaseId, Bytes)>,
     /// Compute processes that were there.
@@ -224,20 +224,20 @@ pub struct CardBook {
     /// Those of them that are over.
     pub ending: BTreeSet<LeaseId>,
     /// Who had more than its lease there in how many looks, and who that was told had not any more.
-    pub excess: Excess,
+    pub excess: OveruseBook,
 }
 
-impl CardBook {
+impl GpuBook {
     /// Whether the last look did not tell whose bytes are whose.
     pub fn is_coarse(&self) -> bool {
-        matches!(self.look, Look::Coarse(_))
+        matches!(self.look, SeenReading::Coarse(_))
     }
 
     /// What it had in all.
     pub fn taken(&self) -> Option<Bytes> {
         match self.look {
-            Look::Free(free) | Look::Coarse(free) => Some(self.facts.total.less(free)),
-            Look::Blind | Look::Lost => None,
+            SeenReading::Free(free) | SeenReading::Coarse(free) => Some(self.facts.total.less(free)),
+            SeenReading::Blind | SeenReading::Lost => None,
         }
     }
 
@@ -249,7 +249,7 @@ impl CardBook {
 
 /// What a look gave, without the processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Look {
+pub enum SeenReading {
     /// Nothing.
     Blind,
     /// The driver said that the card is lost.
@@ -283,15 +283,15 @@ pub struct TenantBook {
 
 /// All books.
 #[derive(Debug)]
-pub struct Books {
+pub struct CheckerBooks {
     /// The rules of the house.
     pub policy: Policy,
     /// Leases that are not history.
-    pub leases: BTreeMap<LeaseId, Book>,
+    pub leases: BTreeMap<LeaseId, LeaseBook>,
     /// Tenants by number.
     pub tenants: Vec<TenantBook>,
     /// Cards by number.
-    pub cards: Vec<CardBook>,
+    pub cards: Vec<GpuBook>,
     /// Waiters by rank and arrival.
     pub queue: BTreeSet<(i64, LeaseId)>,
     /// What comes due by itself, and when.
@@ -323,7 +323,7 @@ pub struct Books {
     /// Leases that are parked, or on their way there or back.
     pub trips: BTreeSet<LeaseId>,
     /// Programs of each lease that spoke to this daemon.
-    pub voices: BTreeMap<(LeaseId, Method), Voices>,
+    pub voices: BTreeMap<(LeaseId, Method), MoverBooks>,
     /// Who was the first in the queue when the present event began to make room.
     pub made_first: Option<LeaseId>,
     /// Leases that were told that they end, for others.
@@ -335,10 +335,10 @@ pub struct Books {
     /// What was booked by those who were parked since then: the look may not have it.
     pub unread: Bytes,
     /// Strangers, and what is done about them.
-    pub watch: Watch,
+    pub watch: ProcessWatch,
 }
 
-impl CardBook {
+impl GpuBook {
     /// Nothing counts for a lease on this card any more.
     fn unclaim(&mut self, lease: LeaseId) {
         self.ending.remove(&lease);
@@ -348,10 +348,10 @@ impl CardBook {
     }
 }
 
-impl Books {
+impl CheckerBooks {
     /// Empty books.
-    pub fn new(policy: Policy) -> Books {
-        Books {
+    pub fn new(policy: Policy) -> CheckerBooks {
+        CheckerBooks {
             policy,
             leases: BTreeMap::new(),
             tenants: Vec::new(),
@@ -377,18 +377,18 @@ impl Books {
             stowed: BTreeMap::new(),
             ram: None,
             unread: Bytes::ZERO,
-            watch: Watch::default(),
+            watch: ProcessWatch::default(),
         }
     }
 
     /// The books after a start: what the disk has, and nothing seen.
-    pub fn from_rows(policy: Policy, rows: &Rows) -> Books {
-        let mut books = Books::new(policy);
+    pub fn from_rows(policy: Policy, rows: &Rows) -> CheckerBooks {
+        let mut books = CheckerBooks::new(policy);
         books.next_lease = rows.meta.next_lease;
         books.next_epoch = rows.meta.next_fence.0;
         (books.grace_from, books.grace_until) = (rows.meta.grace_from, rows.meta.grace_until);
         books.boot.clone_from(&rows.meta.boot);
-        books.watch = Watch::from_rows(rows);
+        books.watch = ProcessWatch::from_rows(rows);
         for card in &rows.gpus {
             books.put_card(books.cards.len(), &card.facts);
             if let Some(book) = books.cards.last_mut() {
@@ -404,7 +404,7 @@ impl Books {
         }
         let parking = &books.policy.parking.clone();
         for row in rows.leases.values() {
-            let held = |hold: &sublet_core::rows::Hold| Held {
+            let held = |hold: &sublet_core::rows::Hold| HeldBook {
                 cards: hold.gpus.iter().map(|card| usize::from(card.0)).collect(),
                 vram: hold.vram,
                 epoch: hold.fence,
@@ -425,29 +425,35 @@ impl Books {
                 less: hold.history.as_ref().map_or(0, |turns| turns.uncharged_byte_us),
             };
             let at = match &row.phase {
-                Phase::Waiting { give_up } => At::Waiting(*give_up),
-                Phase::Active(hold) => At::Held(held(hold)),
-                Phase::Parking(hold, away) => At::Away(held(hold), Box::new(Trip::read(Way::Out, away, parking))),
-                Phase::Parked(hold, away) => At::Away(held(hold), Box::new(Trip::read(Way::Gone, away, parking))),
-                Phase::Resuming(hold, away) => At::Away(held(hold), Box::new(Trip::read(Way::Back, away, parking))),
-                Phase::Ending(hold, finish) => At::Ending(held(hold), finish.at, mask(&hold.gpus)),
+                Phase::Waiting { give_up } => LeaseStage::Waiting(*give_up),
+                Phase::Active(hold) => LeaseStage::Held(held(hold)),
+                Phase::Parking(hold, away) => {
+                    LeaseStage::Away(held(hold), Box::new(MoveBook::read(MoveWay::Out, away, parking)))
+                }
+                Phase::Parked(hold, away) => {
+                    LeaseStage::Away(held(hold), Box::new(MoveBook::read(MoveWay::Gone, away, parking)))
+                }
+                Phase::Resuming(hold, away) => {
+                    LeaseStage::Away(held(hold), Box::new(MoveBook::read(MoveWay::Back, away, parking)))
+                }
+                Phase::Ending(hold, finish) => LeaseStage::Ending(held(hold), finish.at, mask(&hold.gpus)),
             };
             let bound = !row.roots.is_empty();
             let (tenant, ask, asked) = (row.tenant.0 as usize, row.request.clone(), row.requested);
             // What is not known counts as work.
             let (worked, worked_at) = (bound, Time::ZERO);
             let lied = row.hold().and_then(|hold| hold.history.as_ref()).and_then(|turns| turns.false_report);
-            let rests = Rests::read(lied, parking);
+            let rests = BackoffBook::read(lied, parking);
             let doom = match &row.phase {
                 Phase::Ending(_, finish) if matches!(finish.reason, EndReason::Preempted | EndReason::OverUse) => {
                     let from = finish.signal.map_or(finish.at, |(_, at)| at + parking.grace);
-                    Some(Doom { signal: finish.signal.map(|(signal, _)| signal), from, sent: false })
+                    Some(PendingEnd { signal: finish.signal.map(|(signal, _)| signal), from, sent: false })
                 }
                 _ => None,
             };
             let (id, roots, counted, hints) = (row.id, row.roots.clone(), false, (Time::ZERO, 0));
             let book =
-                Book { id, tenant, ask, asked, bound, worked, worked_at, rests, hints, roots, counted, doom, at };
+                LeaseBook { id, tenant, ask, asked, bound, worked, worked_at, rests, hints, roots, counted, doom, at };
             if book.held().is_some_and(|held| held.for_others().is_some()) {
                 books.noticed.insert(id);
             }
@@ -455,7 +461,7 @@ impl Books {
             if row.request.has_hook && row.is_held() {
                 // Who was on its way back has not come.
                 let away = matches!(row.phase, Phase::Parked(..) | Phase::Resuming(..));
-                let voice = Voice { parked: away.then_some(Bytes::ZERO), ..SILENT };
+                let voice = MoverBook { parked: away.then_some(Bytes::ZERO), ..SILENT };
                 books.voices.entry((row.id, Method::Hook)).or_default().insert(HOOK, voice);
             }
         }
@@ -493,7 +499,7 @@ impl Books {
     // ---- leases ------------------------------------------------------------
 
     /// Puts a lease on the books.
-    pub fn insert(&mut self, lease: LeaseId, book: Book) {
+    pub fn insert(&mut self, lease: LeaseId, book: LeaseBook) {
         if let Some(due) = book.due() {
             self.due.insert((due, lease));
         }
@@ -507,7 +513,7 @@ impl Books {
             for card in &held.cards {
                 let card = &mut self.cards[*card];
                 card.claims.insert(lease, book.reserved());
-                if let At::Ending(..) = &book.at {
+                if let LeaseStage::Ending(..) = &book.at {
                     card.ending.insert(lease);
                 }
                 card.reserved = card.reserved + book.reserved();
@@ -519,14 +525,14 @@ impl Books {
                 tenant.vram = tenant.vram + Bytes(held.vram.0 * held.cards.len() as u64);
             }
         }
-        if let At::Away(..) = &book.at {
+        if let LeaseStage::Away(..) = &book.at {
             self.trips.insert(lease);
         }
         self.leases.insert(lease, book);
     }
 
     /// Takes a lease off the books.
-    pub fn remove(&mut self, lease: LeaseId) -> Option<Book> {
+    pub fn remove(&mut self, lease: LeaseId) -> Option<LeaseBook> {
         let book = self.leases.remove(&lease)?;
         if let Some(due) = book.due() {
             self.due.remove(&(due, lease));
@@ -564,7 +570,7 @@ impl Books {
 
     /// A holder keeps its lease until another time.
     pub fn set_until(&mut self, lease: LeaseId, at: Time, until: Time, idle: bool, paid: Span, before: Option<Time>) {
-        if let Some(Book { at: At::Held(held), worked, .. }) = self.leases.get_mut(&lease) {
+        if let Some(LeaseBook { at: LeaseStage::Held(held), worked, .. }) = self.leases.get_mut(&lease) {
             self.due.remove(&(held.until, lease));
             self.due.insert((until, lease));
             held.paid = held.unused(at) + paid;
@@ -584,7 +590,7 @@ impl Books {
     pub fn put_card(&mut self, number: usize, facts: &GpuFacts) {
         match self.cards.get_mut(number) {
             Some(card) => card.facts = facts.clone(),
-            None => self.cards.push(CardBook {
+            None => self.cards.push(GpuBook {
                 model: facts.name.to_lowercase(),
                 facts: facts.clone(),
                 serving: true,
@@ -593,7 +599,7 @@ impl Books {
                 draining: false,
                 listed: false,
                 begun: Time::ZERO,
-                look: Look::Blind,
+                look: SeenReading::Blind,
                 seen: Vec::new(),
                 residents: Vec::new(),
                 all: Vec::new(),
@@ -601,7 +607,7 @@ impl Books {
                 claims: BTreeMap::new(),
                 reserved: Bytes::ZERO,
                 ending: BTreeSet::new(),
-                excess: Excess::new(),
+                excess: OveruseBook::new(),
             }),
         }
     }
@@ -678,10 +684,10 @@ impl Books {
         match reading {
             Reading::Unreadable(why) => {
                 let lost = *why == sublet_core::reading::Unreadable::Lost;
-                card.look = if lost { Look::Lost } else { Look::Blind };
+                card.look = if lost { SeenReading::Lost } else { SeenReading::Blind };
             }
             Reading::Used(used) => {
-                card.look = if used.coarse { Look::Coarse(used.free) } else { Look::Free(used.free) };
+                card.look = if used.coarse { SeenReading::Coarse(used.free) } else { SeenReading::Free(used.free) };
                 self.attribute(number, used);
                 self.seen_again(number, begun);
                 self.look_at_trips(number, begun);
@@ -717,7 +723,7 @@ impl Books {
             if self.leases.get(&lease).is_some_and(|book| self.is_haunted(book)) {
                 continue;
             }
-            if let Some(Book { at: At::Ending(_, ended, unseen), .. }) = self.leases.get_mut(&lease)
+            if let Some(LeaseBook { at: LeaseStage::Ending(_, ended, unseen), .. }) = self.leases.get_mut(&lease)
                 && *ended < begun
             {
                 *unseen &= !(1 << number);
@@ -729,17 +735,17 @@ impl Books {
     // ---- asks and cards ----------------------------------------------------
 
     /// Memory left alone on a card.
-    pub fn margin(&self, card: &CardBook) -> Bytes {
+    pub fn margin(&self, card: &GpuBook) -> Bytes {
         if card.facts.display { self.policy.margin_display } else { self.policy.margin }
     }
 
     /// The most that a lease could have of a card.
-    pub fn largest(&self, card: &CardBook) -> Bytes {
+    pub fn largest(&self, card: &GpuBook) -> Bytes {
         card.facts.total.less(self.margin(card))
     }
 
     /// Whether the card is one of those the ask names.
-    pub fn named(&self, ask: &LeaseRequest, card: &CardBook) -> bool {
+    pub fn named(&self, ask: &LeaseRequest, card: &GpuBook) -> bool {
         let Some(on) = &ask.gpus_allowed else { return true };
         let several = if let GpuSelector::AnyOf(several) = on { &several[..] } else { std::slice::from_ref(on) };
         several.iter().any(|on| match on {
@@ -755,12 +761,12 @@ impl Books {
     }
 
     /// Whether a lease may land there at all.
-    pub fn open(&self, card: &CardBook) -> bool {
+    pub fn open(&self, card: &GpuBook) -> bool {
         card.serving && card.listed && card.facts.unusable.is_none() && card.asides.is_empty()
     }
 
     /// Whether the ask could start on the card if that were empty.
-    pub fn eligible(&self, ask: &LeaseRequest, card: &CardBook) -> bool {
+    pub fn eligible(&self, ask: &LeaseRequest, card: &GpuBook) -> bool {
         let sized = match ask.vram {
             Vram::Whole => true,
             Vram::Bytes(vram) => vram <= self.largest(card) && self.context(ask, card) <= vram,
@@ -769,7 +775,7 @@ impl Books {
     }
 
     /// The least of a card that makes sense. Whoever was there before has its context.
-    pub fn context(&self, ask: &LeaseRequest, card: &CardBook) -> Bytes {
+    pub fn context(&self, ask: &LeaseRequest, card: &GpuBook) -> Bytes {
         let returns = matches!(ask.gpus_allowed, Some(GpuSelector::These(_)));
         card.facts.context.filter(|_| !returns).unwrap_or_default()
     }

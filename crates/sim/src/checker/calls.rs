@@ -1,10 +1,10 @@
 //! What an event is, and what must be answered to it: rules 7, 18 and 19.
 
-use super::aside::Expected;
-use super::books::{At, Book, Books, Held};
-use super::enforce::Watched;
-use super::make::nothing_but_room;
-use super::park::{HOOK, Way};
+use super::aside::ExpectedAside;
+use super::books::{CheckerBooks, HeldBook, LeaseBook, LeaseStage};
+use super::enforce::WatchedStep;
+use super::park::{HOOK, MoveWay};
+use super::preempt::nothing_but_room;
 use super::{Verdict, must};
 use sublet_core::action::Action;
 use sublet_core::event::{Caller, Event, EventAnswer, Refusal};
@@ -17,7 +17,7 @@ use sublet_core::units::{Bytes, Span, Time};
 
 /// An event, as far as the checker needs it once core has it.
 #[derive(Debug)]
-pub enum Cause {
+pub enum EventCause {
     /// The daemon started; in a new boot or not; with this floor.
     Started(bool, u64),
     /// An ask: whose, whether it would wait, and whether there was a place for it.
@@ -28,7 +28,7 @@ pub enum Cause {
         place: bool,
     },
     /// A call about a lease.
-    Call(Word, LeaseId, Expect),
+    Call(CallWord, LeaseId, ExpectedAnswer),
     /// A waiter would take less.
     Accepted(LeaseId, Bytes, u16, Option<Refusal>),
     /// A card was drained or cleared, with what must be answered.
@@ -36,7 +36,7 @@ pub enum Cause {
     /// A caller accepts a loss, with what must be answered.
     LossAccepted(EventAnswer),
     /// A request about asides, with what must come of it.
-    Aside(Box<Expected>),
+    Aside(Box<ExpectedAside>),
     /// These cards are listed, by UUID.
     Listed(Vec<String>),
     /// A card was looked at; it was lost for the second time.
@@ -46,19 +46,19 @@ pub enum Cause {
     /// A holder's last process exited.
     Gone(LeaseId),
     /// A holder shall be parked: why it cannot be, or whether it may have been refused.
-    Park(LeaseId, Expect),
+    Park(LeaseId, ExpectedAnswer),
     /// A parked holder shall have its cards again.
-    Resume(LeaseId, Expect),
+    Resume(LeaseId, ExpectedAnswer),
     /// A hint that a parked lease is used, and whether it may count.
     Hinted(LeaseId, bool),
     /// A program of a lease's said something.
-    Said(LeaseId, Word),
+    Said(LeaseId, CallWord),
     /// The wrapper of a lease did.
-    Hooked(LeaseId, Word),
+    Hooked(LeaseId, CallWord),
     /// The wrapper of a lease with a hook is not among its processes.
     Unwrapped(LeaseId),
     /// Something about strangers.
-    Watched(Box<Watched>),
+    Watched(Box<WatchedStep>),
     /// Time passed.
     Ticked,
     /// Something else.
@@ -67,7 +67,7 @@ pub enum Cause {
 
 /// What was said about a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Word {
+pub enum CallWord {
     /// It goes on.
     Renew,
     /// A process belongs to it.
@@ -94,46 +94,52 @@ pub enum Word {
 
 /// What must be answered to a call about a lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Expect {
+pub enum ExpectedAnswer {
     /// This refusal, and nothing changes.
     Refusal(Refusal),
     /// Yes; and it must be renewed by it.
     Yes(bool),
 }
 
-impl Books {
+impl CheckerBooks {
     /// Takes in an event before core does.
-    pub fn cause(&mut self, now: Time, event: &Event) -> Cause {
+    pub fn cause(&mut self, now: Time, event: &Event) -> EventCause {
         self.made_first = None;
         match event {
             Event::Started { boot, epoch_floor, .. } => {
                 let rebooted = !self.boot.is_empty() && self.boot != *boot;
                 self.boot.clone_from(boot);
-                Cause::Started(rebooted, epoch_floor.0)
+                EventCause::Started(rebooted, epoch_floor.0)
             }
-            Event::Asked { by, .. } => Cause::Asked { tenant: by.tenant.clone(), place: self.has_place(&by.tenant) },
-            Event::Renewed { by, lease, epoch } => self.call(now, by, Word::Renew, *lease, Some(*epoch)),
-            Event::Bound { by, lease, epoch, process } => match self.call(now, by, Word::Bind, *lease, Some(*epoch)) {
-                Cause::Call(word, lease, Expect::Yes(_)) => Cause::Call(word, lease, self.bindable(by, lease, process)),
-                refused => refused,
-            },
+            Event::Asked { by, .. } => {
+                EventCause::Asked { tenant: by.tenant.clone(), place: self.has_place(&by.tenant) }
+            }
+            Event::Renewed { by, lease, epoch } => self.call(now, by, CallWord::Renew, *lease, Some(*epoch)),
+            Event::Bound { by, lease, epoch, process } => {
+                match self.call(now, by, CallWord::Bind, *lease, Some(*epoch)) {
+                    EventCause::Call(word, lease, ExpectedAnswer::Yes(_)) => {
+                        EventCause::Call(word, lease, self.bindable(by, lease, process))
+                    }
+                    refused => refused,
+                }
+            }
             Event::Released { by, lease, epoch } => {
                 let own = self.leases.get(lease).is_none_or(|book| self.tenants[book.tenant].name == by.tenant);
-                self.call(now, by, if own { Word::Release } else { Word::Revoke }, *lease, *epoch)
+                self.call(now, by, if own { CallWord::Release } else { CallWord::Revoke }, *lease, *epoch)
             }
-            Event::ParkAsked { by, lease } => Cause::Park(*lease, self.park_asked(now, by, *lease)),
-            Event::ResumeAsked { by, lease } => Cause::Resume(*lease, self.resume_asked(by, *lease)),
-            Event::Hinted { lease, .. } => Cause::Hinted(*lease, self.hinted(now, *lease)),
+            Event::ParkAsked { by, lease } => EventCause::Park(*lease, self.park_asked(now, by, *lease)),
+            Event::ResumeAsked { by, lease } => EventCause::Resume(*lease, self.resume_asked(by, *lease)),
+            Event::Hinted { lease, .. } => EventCause::Hinted(*lease, self.hinted(now, *lease)),
             Event::Said { lease, rung, process, said } => {
-                Cause::Said(*lease, self.heard(now, *lease, *rung, *process, said))
+                EventCause::Said(*lease, self.heard(now, *lease, *rung, *process, said))
             }
             Event::Hooked { by, lease, epoch, said } => self.hooked(now, by, *lease, *epoch, said),
             Event::Ram { available } => {
                 self.read_ram(*available);
-                Cause::Other
+                EventCause::Other
             }
-            Event::Runs { .. } | Event::Rested { .. } => Cause::Other,
-            Event::Drained { by, card } => Cause::Service(self.service(by, card)),
+            Event::Runs { .. } | Event::Rested { .. } => EventCause::Other,
+            Event::Drained { by, card } => EventCause::Service(self.service(by, card)),
             Event::Cleared { by, card } => {
                 let answer = self.service(by, card);
                 // A card that is gone is not seen again: the operator's word is all there is.
@@ -141,16 +147,17 @@ impl Books {
                 {
                     self.seen_again(number, now);
                 }
-                Cause::Service(answer)
+                EventCause::Service(answer)
             }
-            Event::AsideAsked { by, card, ask } => Cause::Aside(Box::new(self.aside_asked(now, by, card, ask))),
+            Event::AsideAsked { by, card, ask } => EventCause::Aside(Box::new(self.aside_asked(now, by, card, ask))),
             Event::AsideEndAsked { by, card, key } => {
-                Cause::Aside(Box::new(self.aside_end_asked(by, card, key.as_deref())))
+                EventCause::Aside(Box::new(self.aside_end_asked(by, card, key.as_deref())))
             }
-            Event::Listed(cards) => Cause::Listed(cards.iter().map(|card| card.uuid.clone()).collect()),
+            Event::Listed(cards) => EventCause::Listed(cards.iter().map(|card| card.uuid.clone()).collect()),
             Event::Observed { card, observation } => {
                 let card = self.card(card);
-                let lost = |books: &Books| card.is_some_and(|n| books.cards[n].look == super::books::Look::Lost);
+                let lost =
+                    |books: &CheckerBooks| card.is_some_and(|n| books.cards[n].look == super::books::SeenReading::Lost);
                 let before = lost(self);
                 let counts = card.is_some_and(|n| observation.begun >= self.cards[n].begun);
                 self.watch.is_compared = counts && matches!(observation.reading, Reading::Used(_));
@@ -158,33 +165,33 @@ impl Books {
                     self.observe(number, observation.begun, &observation.reading);
                 }
                 // A look that began before the last one tells nothing.
-                Cause::Observed(card.filter(|_| counts), counts && before && lost(self))
+                EventCause::Observed(card.filter(|_| counts), counts && before && lost(self))
             }
             Event::Members { lease, processes, .. } => {
                 self.set_members(*lease, processes);
-                if self.is_unwrapped(*lease, processes) { Cause::Unwrapped(*lease) } else { Cause::Other }
+                if self.is_unwrapped(*lease, processes) { EventCause::Unwrapped(*lease) } else { EventCause::Other }
             }
             Event::Worked { lease } => self.worked(now, *lease),
             Event::Gone { lease } => {
                 self.set_members(*lease, &[]);
-                Cause::Gone(*lease)
+                EventCause::Gone(*lease)
             }
             Event::Configured(policy) => {
                 self.policy = (**policy).clone();
                 self.requeue();
                 self.allow_trips();
-                Cause::Other
+                EventCause::Other
             }
             Event::DiskFilled => {
                 self.disk_full = true;
-                Cause::Other
+                EventCause::Other
             }
             Event::DiskFreed => {
                 self.disk_full = false;
-                Cause::Other
+                EventCause::Other
             }
             // Nobody in these worlds has a token.
-            Event::TokenAsked { .. } | Event::TokenRevoked { .. } => Cause::Other,
+            Event::TokenAsked { .. } | Event::TokenRevoked { .. } => EventCause::Other,
             Event::Signalled { lease, signal } => self.signalled(now, *lease, *signal),
             Event::Audited { .. }
             | Event::Left { .. }
@@ -195,15 +202,15 @@ impl Books {
             | Event::RuleAsked { .. }
             | Event::RuleDropped { .. } => self.watched(now, event),
             Event::Accepted { by, lease, vram, gpus } => {
-                Cause::Accepted(*lease, *vram, *gpus, self.unacceptable(by, *lease))
+                EventCause::Accepted(*lease, *vram, *gpus, self.unacceptable(by, *lease))
             }
             Event::LossFound(loss) => {
                 self.loss = Some(*loss);
-                Cause::Other
+                EventCause::Other
             }
-            Event::LossAccepted { by } => Cause::LossAccepted(self.loss_accepted(by)),
-            Event::Awoke | Event::Day { .. } => Cause::Other,
-            Event::Ticked => Cause::Ticked,
+            Event::LossAccepted { by } => EventCause::LossAccepted(self.loss_accepted(by)),
+            Event::Awoke | Event::Day { .. } => EventCause::Other,
+            Event::Ticked => EventCause::Ticked,
         }
     }
 
@@ -227,78 +234,84 @@ impl Books {
             && self.queue.len() < self.policy.queue_max
     }
 
-    fn call(&self, now: Time, by: &Caller, word: Word, lease: LeaseId, epoch: Option<Fence>) -> Cause {
-        let visible = |book: &&Book| by.operator || self.tenants[book.tenant].name == by.tenant;
-        let releases = matches!(word, Word::Release | Word::Revoke);
+    fn call(&self, now: Time, by: &Caller, word: CallWord, lease: LeaseId, epoch: Option<Fence>) -> EventCause {
+        let visible = |book: &&LeaseBook| by.operator || self.tenants[book.tenant].name == by.tenant;
+        let releases = matches!(word, CallWord::Release | CallWord::Revoke);
         let expect = match self.leases.get(&lease).filter(visible) {
-            None => Expect::Refusal(Refusal::NoSuchLease),
-            Some(Book { at: At::Waiting(_), .. }) if !releases => Expect::Refusal(Refusal::StillWaiting),
-            Some(Book { at: At::Ending(..), .. }) if !releases => Expect::Refusal(Refusal::Ended),
+            None => ExpectedAnswer::Refusal(Refusal::NoSuchLease),
+            Some(LeaseBook { at: LeaseStage::Waiting(_), .. }) if !releases => {
+                ExpectedAnswer::Refusal(Refusal::StillWaiting)
+            }
+            Some(LeaseBook { at: LeaseStage::Ending(..), .. }) if !releases => ExpectedAnswer::Refusal(Refusal::Ended),
             Some(book) => match (&book.at, epoch) {
-                (At::Held(held) | At::Away(held, _), Some(given)) if given != held.epoch => {
-                    Expect::Refusal(Refusal::Fenced { given, current: held.epoch })
+                (LeaseStage::Held(held) | LeaseStage::Away(held, _), Some(given)) if given != held.epoch => {
+                    ExpectedAnswer::Refusal(Refusal::Fenced { given, current: held.epoch })
                 }
-                (At::Held(held), _) => {
+                (LeaseStage::Held(held), _) => {
                     let longer = now + book.ask.term.span() > held.until;
                     let free = self.queue.is_empty() && !self.drains(held);
-                    let renews = word == Word::Renew && !book.bound && !book.fixed() && longer && free;
-                    Expect::Yes(renews)
+                    let renews = word == CallWord::Renew && !book.bound && !book.fixed() && longer && free;
+                    ExpectedAnswer::Yes(renews)
                 }
-                _ => Expect::Yes(false),
+                _ => ExpectedAnswer::Yes(false),
             },
         };
-        Cause::Call(word, lease, expect)
+        EventCause::Call(word, lease, expect)
     }
 
     /// Whether a process may be bound to a lease: not while its own has left its cards, or is on its way.
-    fn bindable(&self, by: &Caller, lease: LeaseId, process: &ProcKey) -> Expect {
+    fn bindable(&self, by: &Caller, lease: LeaseId, process: &ProcKey) -> ExpectedAnswer {
         if self.leases.get(&lease).is_some_and(|book| book.roots.contains(process)) {
-            return Expect::Yes(false);
+            return ExpectedAnswer::Yes(false);
         }
         let owner = self.owners.get(process);
         let mut trips = self.trips.iter().filter(|other| **other != lease).filter_map(|other| self.leases.get(other));
-        let has = |book: &&Book| match owner {
+        let has = |book: &&LeaseBook| match owner {
             _ if self.moves(book, process) => true,
             Some(owner) => *owner == book.id,
             None => book.roots.contains(process),
         };
         match trips.find(has) {
-            None => Expect::Yes(false),
+            None => ExpectedAnswer::Yes(false),
             Some(book) => {
                 let visible = by.operator || self.tenants[book.tenant].name == by.tenant;
-                Expect::Refusal(Refusal::ProcessAway(visible.then_some(book.id)))
+                ExpectedAnswer::Refusal(Refusal::ProcessAway(visible.then_some(book.id)))
             }
         }
     }
 
     /// The wrapper of a holder says how its hook went. What it says too late, or twice, changes nothing.
-    fn hooked(&mut self, now: Time, by: &Caller, lease: LeaseId, epoch: Fence, said: &MoverReport) -> Cause {
-        let call = self.call(now, by, Word::Tell, lease, Some(epoch));
-        if !matches!(call, Cause::Call(_, _, Expect::Yes(_))) {
+    fn hooked(&mut self, now: Time, by: &Caller, lease: LeaseId, epoch: Fence, said: &MoverReport) -> EventCause {
+        let call = self.call(now, by, CallWord::Tell, lease, Some(epoch));
+        if !matches!(call, EventCause::Call(_, _, ExpectedAnswer::Yes(_))) {
             return call;
         }
         let has_hook = !self.voices(lease, Method::Hook).is_empty();
         let due = match self.leases.get(&lease).map(|book| &book.at) {
-            Some(At::Away(_, trip)) => match (trip.way, said) {
-                (Way::Out, MoverReport::Parked(_) | MoverReport::Refused(_)) => trip.rung == Method::Hook && has_hook,
-                (Way::Back, MoverReport::Resumed | MoverReport::Refused(_)) => trip.rung == Method::Hook && has_hook,
-                (Way::Gone, MoverReport::Used) => true,
+            Some(LeaseStage::Away(_, trip)) => match (trip.way, said) {
+                (MoveWay::Out, MoverReport::Parked(_) | MoverReport::Refused(_)) => {
+                    trip.rung == Method::Hook && has_hook
+                }
+                (MoveWay::Back, MoverReport::Resumed | MoverReport::Refused(_)) => {
+                    trip.rung == Method::Hook && has_hook
+                }
+                (MoveWay::Gone, MoverReport::Used) => true,
                 _ => false,
             },
             _ => false,
         };
-        if due { Cause::Hooked(lease, self.heard(now, lease, Method::Hook, HOOK, said)) } else { call }
+        if due { EventCause::Hooked(lease, self.heard(now, lease, Method::Hook, HOOK, said)) } else { call }
     }
 
     /// Why nobody could take less, whatever is free.
     fn unacceptable(&self, by: &Caller, lease: LeaseId) -> Option<Refusal> {
-        let visible = |book: &&Book| by.operator || self.tenants[book.tenant].name == by.tenant;
+        let visible = |book: &&LeaseBook| by.operator || self.tenants[book.tenant].name == by.tenant;
         match self.leases.get(&lease).filter(visible).map(|book| &book.at) {
             None => Some(Refusal::NoSuchLease),
-            Some(At::Held(held)) if held.over.is_some() => self.stopped(),
-            Some(At::Held(_) | At::Away(..)) => Some(Refusal::NotWaiting),
-            Some(At::Ending(..)) => Some(Refusal::Ended),
-            Some(At::Waiting(_)) => self.stopped(),
+            Some(LeaseStage::Held(held)) if held.over.is_some() => self.stopped(),
+            Some(LeaseStage::Held(_) | LeaseStage::Away(..)) => Some(Refusal::NotWaiting),
+            Some(LeaseStage::Ending(..)) => Some(Refusal::Ended),
+            Some(LeaseStage::Waiting(_)) => self.stopped(),
         }
     }
 
@@ -311,24 +324,24 @@ impl Books {
     }
 
     /// Whether a card of its is to run empty.
-    fn drains(&self, held: &Held) -> bool {
+    fn drains(&self, held: &HeldBook) -> bool {
         held.cards.iter().any(|card| self.cards[*card].draining)
     }
 
-    fn worked(&mut self, now: Time, lease: LeaseId) -> Cause {
-        let drains = self.leases.get(&lease).and_then(Book::held).is_some_and(|held| self.drains(held));
+    fn worked(&mut self, now: Time, lease: LeaseId) -> EventCause {
+        let drains = self.leases.get(&lease).and_then(LeaseBook::held).is_some_and(|held| self.drains(held));
         let nobody_waits = self.queue.is_empty() && !drains;
         let (_, surely) = self.renewal_window(lease);
-        let Some(book) = self.leases.get_mut(&lease) else { return Cause::Worked(lease, false) };
+        let Some(book) = self.leases.get_mut(&lease) else { return EventCause::Worked(lease, false) };
         (book.worked, book.worked_at) = (true, now);
-        if matches!(book.at, At::Held(_)) {
+        if matches!(book.at, LeaseStage::Held(_)) {
             book.hints = (Time::ZERO, 0);
         }
         let due = match &book.at {
-            At::Held(held) => now >= held.renewed + surely && now + book.ask.term.span() > held.until,
+            LeaseStage::Held(held) => now >= held.renewed + surely && now + book.ask.term.span() > held.until,
             _ => false,
         };
-        Cause::Worked(lease, due && !book.fixed() && nobody_waits)
+        EventCause::Worked(lease, due && !book.fixed() && nobody_waits)
     }
 
     /// How long after its last renewal a used lease may be renewed, and surely is.
@@ -352,10 +365,10 @@ impl Books {
     }
 
     /// Whether the answer is what the books say.
-    pub fn answered(&self, cause: &Cause, answer: &EventAnswer, actions: &[Action]) -> Verdict {
+    pub fn answered(&self, cause: &EventCause, answer: &EventAnswer, actions: &[Action]) -> Verdict {
         let idle = || nothing_but_room(actions);
         match cause {
-            Cause::Call(word, lease, Expect::Refusal(refusal)) => {
+            EventCause::Call(word, lease, ExpectedAnswer::Refusal(refusal)) => {
                 let rule = match refusal {
                     Refusal::NoSuchLease => 18,
                     Refusal::ProcessAway(_) => 2,
@@ -365,22 +378,22 @@ impl Books {
                 must(rule, right, || format!("{word:?} {lease} is answered {answer:?} instead of {refusal:?}"))?;
                 must(rule, idle(), || format!("{word:?} {lease} is refused, and yet {actions:?}"))
             }
-            Cause::Call(word, lease, Expect::Yes(renews)) => {
+            EventCause::Call(word, lease, ExpectedAnswer::Yes(renews)) => {
                 must(0, *answer == EventAnswer::Lease(*lease), || format!("{word:?} {lease} is answered {answer:?}"))?;
                 let renewed = |action: &Action| matches!(action, Action::Renew { .. });
                 must(8, !renews || actions.iter().any(renewed), || format!("{lease} was not renewed by its word"))
             }
-            Cause::Service(right) => {
+            EventCause::Service(right) => {
                 must(18, answer == right, || format!("answered {answer:?} instead of {right:?}"))?;
                 must(18, *right == EventAnswer::Done || idle(), || format!("refused, and yet {actions:?}"))
             }
-            Cause::LossAccepted(right) => {
+            EventCause::LossAccepted(right) => {
                 must(18, answer == right, || format!("answered {answer:?} instead of {right:?}"))?;
                 let accepted = matches!(right, EventAnswer::LossAccepted(_));
                 must(18, accepted || idle(), || format!("refused, and yet {actions:?}"))
             }
-            Cause::Aside(expected) => self.answered_aside(expected, answer, actions),
-            Cause::Accepted(lease, vram, gpus, refusal) => {
+            EventCause::Aside(expected) => self.answered_aside(expected, answer, actions),
+            EventCause::Accepted(lease, vram, gpus, refusal) => {
                 let granted = |action: &Action| matches!(action, Action::Grant { lease: of, .. } | Action::Grow { lease: of, .. } if of == lease);
                 let refused = matches!(answer, EventAnswer::Refused(_));
                 let right = refusal.as_ref().is_none_or(|refusal| *answer == EventAnswer::Refused(refusal.clone()));
@@ -390,21 +403,21 @@ impl Books {
                 })?;
                 must(18, refusal.is_none() || idle(), || format!("{lease} is refused less, and yet {actions:?}"))
             }
-            Cause::Hooked(lease, _) => {
+            EventCause::Hooked(lease, _) => {
                 must(0, *answer == EventAnswer::Lease(*lease), || format!("the hook of {lease} is answered {answer:?}"))
             }
-            Cause::Park(lease, expect) => self.answered_park(*lease, expect, answer, actions),
-            Cause::Resume(lease, Expect::Refusal(refusal)) => {
+            EventCause::Park(lease, expect) => self.answered_park(*lease, expect, answer, actions),
+            EventCause::Resume(lease, ExpectedAnswer::Refusal(refusal)) => {
                 let rule = if *refusal == Refusal::NoSuchLease { 18 } else { 7 };
                 let right = *answer == EventAnswer::Refused(refusal.clone());
                 must(rule, right, || format!("resuming {lease} is answered {answer:?} instead of {refusal:?}"))?;
                 must(rule, idle(), || format!("resuming {lease} is refused, and yet {actions:?}"))
             }
-            Cause::Resume(lease, Expect::Yes(_)) => {
+            EventCause::Resume(lease, ExpectedAnswer::Yes(_)) => {
                 must(0, *answer == EventAnswer::Lease(*lease), || format!("resuming {lease} is answered {answer:?}"))
             }
-            Cause::Watched(watched) => self.answered_watched(watched, answer, actions),
-            Cause::Asked { place, .. } => self.asked(*place, answer, actions),
+            EventCause::Watched(watched) => self.answered_watched(watched, answer, actions),
+            EventCause::Asked { place, .. } => self.asked(*place, answer, actions),
             _ => Ok(()),
         }
     }

@@ -1,9 +1,9 @@
 //! Now and then everything is compared: the books, the state, the disk.
 
-use super::books::{At, Book, Books, Held};
-use super::park::Way;
+use super::books::{CheckerBooks, HeldBook, LeaseBook, LeaseStage};
+use super::park::MoveWay;
 use super::{Checker, Verdict, must};
-use crate::disk::Disk;
+use crate::disk::SimDisk;
 use sublet_core::State;
 use sublet_core::explain;
 use sublet_core::ids::{GpuId, LeaseId};
@@ -12,7 +12,7 @@ use sublet_core::units::{Bytes, Time};
 
 impl Checker {
     /// Compares all there is.
-    pub fn cross_check(&mut self, now: Time, state: &State, disk: &Disk) -> Verdict {
+    pub fn cross_check(&mut self, now: Time, state: &State, disk: &SimDisk) -> Verdict {
         self.check_disk(disk)?;
         self.forget_told(disk)?;
         self.books.check_leases(state)?;
@@ -26,7 +26,7 @@ impl Checker {
     }
 }
 
-impl Books {
+impl CheckerBooks {
     fn check_leases(&self, state: &State) -> Verdict {
         let rows = &state.rows().leases;
         must(0, rows.len() == self.leases.len(), || {
@@ -38,7 +38,7 @@ impl Books {
         }
         let queue = state.queue().len();
         must(19, queue == self.queue.len(), || format!("{queue} in the queue, {} on the books", self.queue.len()))?;
-        let booked: Bytes = self.leases.values().filter_map(Book::held).map(|held| held.booked).sum();
+        let booked: Bytes = self.leases.values().filter_map(LeaseBook::held).map(|held| held.booked).sum();
         must(3, state.booked_host_memory() == booked, || {
             format!("{} of host memory are booked, by the books {booked}", state.booked_host_memory())
         })?;
@@ -86,28 +86,28 @@ impl Books {
     }
 }
 
-fn same(row: &Lease, book: &Book) -> bool {
+fn same(row: &Lease, book: &LeaseBook) -> bool {
     let tenant = row.tenant.0 as usize == book.tenant;
     tenant
         && match (&row.phase, &book.at) {
-            (Phase::Waiting { give_up }, At::Waiting(at)) => give_up == at,
-            (Phase::Active(hold), At::Held(held)) | (Phase::Ending(hold, _), At::Ending(held, ..)) => {
+            (Phase::Waiting { give_up }, LeaseStage::Waiting(at)) => give_up == at,
+            (Phase::Active(hold), LeaseStage::Held(held)) | (Phase::Ending(hold, _), LeaseStage::Ending(held, ..)) => {
                 same_hold(hold, held)
             }
-            (Phase::Parking(hold, away), At::Away(held, trip)) => {
-                same_hold(hold, held) && trip.way == Way::Out && trip.is(away)
+            (Phase::Parking(hold, away), LeaseStage::Away(held, trip)) => {
+                same_hold(hold, held) && trip.way == MoveWay::Out && trip.is(away)
             }
-            (Phase::Parked(hold, away), At::Away(held, trip)) => {
-                same_hold(hold, held) && trip.way == Way::Gone && trip.is(away)
+            (Phase::Parked(hold, away), LeaseStage::Away(held, trip)) => {
+                same_hold(hold, held) && trip.way == MoveWay::Gone && trip.is(away)
             }
-            (Phase::Resuming(hold, away), At::Away(held, trip)) => {
-                same_hold(hold, held) && trip.way == Way::Back && trip.is(away)
+            (Phase::Resuming(hold, away), LeaseStage::Away(held, trip)) => {
+                same_hold(hold, held) && trip.way == MoveWay::Back && trip.is(away)
             }
             _ => false,
         }
 }
 
-fn same_hold(hold: &Hold, held: &Held) -> bool {
+fn same_hold(hold: &Hold, held: &HeldBook) -> bool {
     (hold.fence, hold.vram, hold.granted, hold.until) == (held.epoch, held.vram, held.granted, held.until)
         && (hold.booked_host_memory(), hold.slice_began(), hold.notice) == (held.booked, held.began, held.notice)
         && hold.overuse().map(|over| (over.since, over.seen_bytes)) == held.over

@@ -1,15 +1,15 @@
 //! Rule 9: what a tenant owes, and the order that follows, by the rule as it is written.
 
-use super::books::{At, Book, Books, Held, TenantBook};
-use super::make::keeps;
-use super::park::Way;
+use super::books::{CheckerBooks, HeldBook, LeaseBook, LeaseStage, TenantBook};
+use super::park::MoveWay;
+use super::preempt::keeps;
 use super::{Verdict, must};
 use sublet_core::ids::LeaseId;
 use sublet_core::request::{Exclusivity, Preempt, Vram};
 use sublet_core::rows::EndNotice;
 use sublet_core::units::{Bytes, Span, Time};
 
-impl Books {
+impl CheckerBooks {
     /// Every waiter in the order of service: again and again, of each tenant's first waiter the one
     /// that comes first.
     pub fn in_order(&self) -> impl Iterator<Item = LeaseId> + '_ {
@@ -17,8 +17,8 @@ impl Books {
         let line = |t: &'_ TenantBook| ((t.mark, t.turn, t.served), true);
         let mut lines: Vec<_> = self.tenants.iter().map(|t| (line(t), t.line.iter().peekable())).collect();
         std::iter::from_fn(move || {
-            type Owes = ((Time, Time, Time), bool);
-            let key = |((mark, turn, served), is_first): &Owes, (rank, lease, asked): &(i64, LeaseId, Time)| {
+            type DebtState = ((Time, Time, Time), bool);
+            let key = |((mark, turn, served), is_first): &DebtState, (rank, lease, asked): &(i64, LeaseId, Time)| {
                 let turn = if *is_first { *turn } else { *turn.max(served) };
                 let first = *asked.max(&turn);
                 let debt = (mark.0 as i64 - first.0 as i64).clamp(0, self.policy.debt_max.0 as i64);
@@ -73,8 +73,8 @@ impl Books {
     pub fn give_back(&mut self, now: Time, lease: LeaseId, mark: Option<Time>) -> Verdict {
         let Some(book) = self.leases.get(&lease) else { return Ok(()) };
         let unused = match &book.at {
-            At::Held(held) | At::Away(held, _) => held.unused(now),
-            At::Waiting(_) | At::Ending(..) => Span::ZERO,
+            LeaseStage::Held(held) | LeaseStage::Away(held, _) => held.unused(now),
+            LeaseStage::Waiting(_) | LeaseStage::Ending(..) => Span::ZERO,
         };
         let tenant = book.tenant;
         let due = (unused > Span::ZERO).then(|| self.tenants[tenant].mark - unused);
@@ -87,17 +87,17 @@ impl Books {
 
     /// When a waiter could start, as far as the ends of leases are known; `with` is a lease that may
     /// be granted first.
-    pub fn starts_at(&self, now: Time, book: &Book, with: Option<(&Held, &Book)>) -> Option<Time> {
+    pub fn starts_at(&self, now: Time, book: &LeaseBook, with: Option<(&HeldBook, &LeaseBook)>) -> Option<Time> {
         let able = self.cards.iter().enumerate().filter(|(_, card)| self.could_hold(book, card));
         let mut starts: Vec<Time> = able.map(|(number, _)| self.starts_on(now, book, number, with)).collect();
         starts.sort();
         starts.get(usize::from(book.ask.gpus).checked_sub(1)?).copied()
     }
 
-    fn starts_on(&self, now: Time, book: &Book, number: usize, with: Option<(&Held, &Book)>) -> Time {
+    fn starts_on(&self, now: Time, book: &LeaseBook, number: usize, with: Option<(&HeldBook, &LeaseBook)>) -> Time {
         let card = &self.cards[number];
         let (mut ends, mut opens) = (Vec::new(), now);
-        let mut add = |end: Time, bytes: Bytes, other: &Book| {
+        let mut add = |end: Time, bytes: Bytes, other: &LeaseBook| {
             ends.push((end, bytes));
             if in_the_way(book, other) {
                 opens = opens.max(end);
@@ -129,15 +129,15 @@ impl Books {
         at.unwrap_or(last).max(opens)
     }
 
-    fn ends_by(&self, now: Time, book: &Book) -> Time {
+    fn ends_by(&self, now: Time, book: &LeaseBook) -> Time {
         match &book.at {
-            At::Waiting(_) | At::Ending(..) => now,
-            At::Away(_, trip) if trip.way == Way::Out => now,
-            At::Held(held) | At::Away(held, _) => self.holds_until(now, held, book),
+            LeaseStage::Waiting(_) | LeaseStage::Ending(..) => now,
+            LeaseStage::Away(_, trip) if trip.way == MoveWay::Out => now,
+            LeaseStage::Held(held) | LeaseStage::Away(held, _) => self.holds_until(now, held, book),
         }
     }
 
-    fn holds_until(&self, now: Time, held: &Held, book: &Book) -> Time {
+    fn holds_until(&self, now: Time, held: &HeldBook, book: &LeaseBook) -> Time {
         let cap = held.began + self.policy.hold_max;
         let end = match () {
             () if book.fixed() => held.until,
@@ -152,7 +152,7 @@ impl Books {
 }
 
 /// Whether two leases cannot be on one card, by the exclusivity of one of them.
-fn in_the_way(book: &Book, other: &Book) -> bool {
+fn in_the_way(book: &LeaseBook, other: &LeaseBook) -> bool {
     match (book.ask.exclusivity, other.ask.exclusivity) {
         (Exclusivity::Device, _) | (_, Exclusivity::Device) => true,
         (Exclusivity::Session, _) | (_, Exclusivity::Session) => book.tenant != other.tenant,
@@ -160,7 +160,7 @@ fn in_the_way(book: &Book, other: &Book) -> bool {
     }
 }
 
-impl Held {
+impl HeldBook {
     /// What of its payment is for the time after `now`.
     pub fn unused(&self, now: Time) -> Span {
         let (left, term) = (self.until.since(now).0, self.until.since(self.renewed).0);

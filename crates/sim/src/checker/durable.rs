@@ -1,8 +1,8 @@
 //! What is on the disk: rules 10, 11, 14 and 15.
 
-use super::books::{At, Books};
+use super::books::{CheckerBooks, LeaseStage};
 use super::{Checker, Verdict, must};
-use crate::disk::Disk;
+use crate::disk::SimDisk;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use sublet_core::action::Action;
 use sublet_core::ids::{LeaseId, TenantId};
@@ -16,7 +16,7 @@ const FULL_EVERY: u64 = 500;
 
 /// What was told about a lease; it must be found again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fact {
+pub struct AnsweredFact {
     lease: LeaseId,
     /// The epoch it was granted with, and until when.
     granted: Option<(u64, Time)>,
@@ -25,7 +25,7 @@ pub struct Fact {
 
 /// A fact decided and not durable yet.
 #[derive(Debug)]
-struct Decided {
+struct DecidedFact {
     kind: &'static str,
     lease: Option<LeaseId>,
     stranger: Option<UnleasedId>,
@@ -36,8 +36,8 @@ struct Decided {
 
 /// What the checker knows of the disk.
 #[derive(Debug, Default)]
-pub struct Ledger {
-    pending: VecDeque<Decided>,
+pub struct DurableLedger {
+    pending: VecDeque<DecidedFact>,
     durable_seq: u64,
     last_at: Time,
     batches: u64,
@@ -45,18 +45,18 @@ pub struct Ledger {
     meter: Vec<(u64, u64, u128)>,
     /// The same of host memory for parked bytes, in byte·µs.
     parked: Vec<u128>,
-    told: BTreeMap<LeaseId, Fact>,
+    told: BTreeMap<LeaseId, AnsweredFact>,
     sync_failed: bool,
     /// Signals to strangers that are on the disk.
     strikes: BTreeSet<(UnleasedId, u8)>,
 }
 
-impl Ledger {
+impl DurableLedger {
     /// Something was decided; the books have it already, and say what it costs of host memory.
-    pub fn decided(&mut self, action: &Action, books: &Books, parked: Option<(usize, u128)>) {
+    pub fn decided(&mut self, action: &Action, books: &CheckerBooks, parked: Option<(usize, u128)>) {
         let charge = match action {
             Action::End { lease, .. } => books.leases.get(lease).and_then(|book| match &book.at {
-                At::Ending(held, ended, _) => {
+                LeaseStage::Ending(held, ended, _) => {
                     let (card_us, byte_us) = held.charge(*ended);
                     Some((book.tenant, card_us, byte_us))
                 }
@@ -65,7 +65,7 @@ impl Ledger {
             _ => None,
         };
         let (kind, lease, stranger) = (action.kind(), action.lease(), action.stranger());
-        self.pending.push_back(Decided { kind, lease, stranger, charge, parked });
+        self.pending.push_back(DecidedFact { kind, lease, stranger, charge, parked });
     }
 
     /// Whether the disk has that a stranger gets a signal.
@@ -95,7 +95,7 @@ impl Ledger {
         for entry in &batch.entries {
             let decided = self.pending.pop_front();
             let about = (entry.action.lease(), entry.action.stranger());
-            let same = |d: &Decided| d.kind == entry.action.kind() && (d.lease, d.stranger) == about;
+            let same = |d: &DecidedFact| d.kind == entry.action.kind() && (d.lease, d.stranger) == about;
             must(15, decided.as_ref().is_some_and(same), || {
                 format!("the log has {:?} where {decided:?} was decided", entry.action)
             })?;
@@ -112,7 +112,7 @@ impl Ledger {
         Ok(())
     }
 
-    fn check_meter(&self, disk: &Disk, tenant: TenantId) -> Verdict {
+    fn check_meter(&self, disk: &SimDisk, tenant: TenantId) -> Verdict {
         let own = self.meter.get(tenant.0 as usize).copied().unwrap_or_default();
         let row = disk.rows.tenants.get(tenant.0 as usize);
         let theirs = row.map(|row| (row.leases, row.gpu_us, row.byte_us)).unwrap_or_default();
@@ -125,14 +125,14 @@ impl Ledger {
 
 impl Checker {
     /// What a caller is told about a lease now.
-    pub fn fact(&self, lease: LeaseId) -> Option<Fact> {
+    pub fn fact(&self, lease: LeaseId) -> Option<AnsweredFact> {
         let book = self.books.leases.get(&lease)?;
         let granted = book.held().map(|held| (held.epoch.0, held.until));
-        Some(Fact { lease, granted, ended: matches!(book.at, At::Ending(..)) })
+        Some(AnsweredFact { lease, granted, ended: matches!(book.at, LeaseStage::Ending(..)) })
     }
 
     /// An answer left that depends on the first `seq` entries.
-    pub fn acked(&mut self, seq: u64, fact: Option<Fact>) -> Verdict {
+    pub fn acked(&mut self, seq: u64, fact: Option<AnsweredFact>) -> Verdict {
         must(11, !self.ledger.sync_failed, || format!("{fact:?} was told after a failed sync"))?;
         let durable = self.ledger.durable_seq;
         must(10, seq <= durable, || format!("{fact:?} was told at entry {seq}, and the disk has {durable}"))?;
@@ -148,7 +148,7 @@ impl Checker {
     }
 
     /// A batch is on the disk, whole.
-    pub fn committed(&mut self, batch: &Batch, disk: &Disk) -> Verdict {
+    pub fn committed(&mut self, batch: &Batch, disk: &SimDisk) -> Verdict {
         self.ledger.check_entries(batch)?;
         self.ledger.durable_seq += batch.entries.len() as u64;
         self.ledger.batches += 1;
@@ -162,7 +162,7 @@ impl Checker {
     }
 
     /// Folding the log gives the rows; the meter agrees.
-    pub fn check_disk(&self, disk: &Disk) -> Verdict {
+    pub fn check_disk(&self, disk: &SimDisk) -> Verdict {
         must(15, disk.fold == disk.rows, || {
             let lease = disk.fold.leases.iter().find(|(id, lease)| disk.rows.leases.get(id) != Some(lease));
             format!("folding the log does not give the rows; first differing lease in the log: {lease:?}")
@@ -171,24 +171,24 @@ impl Checker {
     }
 
     /// A daemon starts from the disk: everything that was told must be there.
-    pub fn restarted(&mut self, disk: &Disk) -> Verdict {
+    pub fn restarted(&mut self, disk: &SimDisk) -> Verdict {
         self.ledger.sync_failed = false;
         self.rebuilt(disk)
     }
 
     /// The state was dropped and read from the disk again.
-    pub fn rebuilt(&mut self, disk: &Disk) -> Verdict {
+    pub fn rebuilt(&mut self, disk: &SimDisk) -> Verdict {
         self.ledger.pending.clear();
         self.check_disk(disk)?;
         self.check_told(disk)?;
         let policy = self.books.policy.clone();
         let stowed = std::mem::take(&mut self.books.stowed);
-        self.books = Books::from_rows(policy, &disk.rows);
+        self.books = CheckerBooks::from_rows(policy, &disk.rows);
         self.books.stowed = stowed;
         Ok(())
     }
 
-    fn check_told(&mut self, disk: &Disk) -> Verdict {
+    fn check_told(&mut self, disk: &SimDisk) -> Verdict {
         for fact in self.ledger.told.values() {
             must(10, kept(fact, disk), || {
                 format!("{fact:?} was told, and the disk has {:?}", disk.rows.leases.get(&fact.lease))
@@ -200,13 +200,13 @@ impl Checker {
     }
 
     /// Whether a told fact may be forgotten is decided at restarts; this bounds the memory of long calm runs.
-    pub fn forget_told(&mut self, disk: &Disk) -> Verdict {
+    pub fn forget_told(&mut self, disk: &SimDisk) -> Verdict {
         if self.ledger.told.len() > 4 * disk.rows.leases.len() + 1_000 { self.check_told(disk) } else { Ok(()) }
     }
 }
 
 /// Whether what was told is on the disk, or something later is.
-fn kept(fact: &Fact, disk: &Disk) -> bool {
+fn kept(fact: &AnsweredFact, disk: &SimDisk) -> bool {
     let Some(row) = disk.rows.leases.get(&fact.lease) else {
         let oldest = disk.past.first_key_value().map_or(u64::MAX, |(id, _)| *id);
         return match disk.past.get(&fact.lease.0) {
@@ -226,7 +226,7 @@ fn kept(fact: &Fact, disk: &Disk) -> bool {
 }
 
 /// Every row that a batch touched, by image or by entry, is what folding gives.
-fn check_touched(batch: &Batch, disk: &Disk) -> Verdict {
+fn check_touched(batch: &Batch, disk: &SimDisk) -> Verdict {
     let images = batch.new.iter().chain(&batch.leases).map(|lease| lease.id);
     let images = images.chain(batch.ending.iter().map(|(id, _)| *id)).chain(batch.gone.iter().copied());
     let entries = batch.entries.iter().filter_map(|entry| entry.action.lease());

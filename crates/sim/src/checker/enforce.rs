@@ -4,8 +4,8 @@
 //! The same judgement is used twice: what is done must be [`ripe`](Books::ripe), and what is ripe when the
 //! record was just compared with the cards must have been done.
 
-use super::books::{Book, Books, Look};
-use super::calls::Cause;
+use super::books::{CheckerBooks, LeaseBook, SeenReading};
+use super::calls::EventCause;
 use super::{Checker, Verdict, must};
 use std::collections::{BTreeMap, BTreeSet};
 use sublet_core::action::Action;
@@ -30,7 +30,7 @@ const SURVIVES: Span = Span::secs(10);
 
 /// What happened to strangers.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Tally {
+pub struct EnforceCounts {
     /// Put on the record.
     pub found: u64,
     /// Those of them that had a lease, for other cards.
@@ -53,8 +53,8 @@ pub struct Tally {
 
 /// What is known of strangers, by the books.
 #[derive(Debug, Default)]
-pub struct Watch {
-    strangers: BTreeMap<UnleasedId, Found>,
+pub struct ProcessWatch {
+    strangers: BTreeMap<UnleasedId, FoundProcess>,
     by_process: BTreeMap<ProcKey, UnleasedId>,
     modes: Vec<Mode>,
     /// GPUs that step aside.
@@ -75,7 +75,7 @@ pub struct Watch {
     /// Those who left when they were warned, and until when they had time.
     warned: BTreeMap<UnleasedId, Time>,
     /// Processes that left their cards when they were warned or told, when, and how far they had come.
-    left: BTreeMap<ProcKey, (UnleasedId, Time, Told)>,
+    left: BTreeMap<ProcKey, (UnleasedId, Time, SignalledStep)>,
     /// Users that were not known before this event.
     pub(super) enrolled: Vec<String>,
     /// Cards that survivors of the present event are on.
@@ -86,11 +86,11 @@ pub struct Watch {
 
 /// A stranger on the books.
 #[derive(Clone, Debug)]
-pub(super) struct Found {
+pub(super) struct FoundProcess {
     pub(super) audit: Audit,
     pub(super) since: Time,
     pub(super) cards: Vec<usize>,
-    pub(super) step: Told,
+    pub(super) step: SignalledStep,
     /// When this daemon last looked into it, and who it found to descend from it.
     pub(super) seen: Option<(Time, Vec<ProcKey>)>,
     /// A signal was refused, and it is what it was then.
@@ -103,7 +103,7 @@ pub(super) struct Found {
 
 /// How far it has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Told {
+pub(super) enum SignalledStep {
     Nothing,
     Warned { since: Time, until: Time },
     Moving { lease: LeaseId, since: Time },
@@ -114,7 +114,7 @@ pub(super) enum Told {
 
 /// What happens to a stranger next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Due {
+pub(super) enum DueStep {
     /// It is taken off its cards.
     Move,
     /// It gets a signal.
@@ -123,7 +123,7 @@ pub(super) enum Due {
 
 /// What an event says of strangers.
 #[derive(Debug)]
-pub enum Watched {
+pub enum WatchedStep {
     /// One was looked into.
     Audited(Box<Audit>, Vec<ProcKey>),
     /// One exited.
@@ -154,28 +154,28 @@ fn is_about(who: &RuleSubject, audit: &Audit) -> bool {
     }
 }
 
-impl Found {
-    fn read(row: &UnleasedProcess) -> Found {
+impl FoundProcess {
+    fn read(row: &UnleasedProcess) -> FoundProcess {
         let step = match row.step {
-            UnleasedStep::Found => Told::Nothing,
-            UnleasedStep::Warned { since, until } => Told::Warned { since, until },
-            UnleasedStep::Parking { lease, since } => Told::Moving { lease, since },
-            UnleasedStep::NotParked { since } => Told::Unmoved { since },
+            UnleasedStep::Found => SignalledStep::Nothing,
+            UnleasedStep::Warned { since, until } => SignalledStep::Warned { since, until },
+            UnleasedStep::Parking { lease, since } => SignalledStep::Moving { lease, since },
+            UnleasedStep::NotParked { since } => SignalledStep::Unmoved { since },
             UnleasedStep::Signalled { signal, since, sent } => {
-                Told::Signal { signal, since, sent: sent.then_some(since), ours: false }
+                SignalledStep::Signal { signal, since, sent: sent.then_some(since), ours: false }
             }
-            UnleasedStep::Survived => Told::Stuck,
+            UnleasedStep::Survived => SignalledStep::Stuck,
         };
         let cards = row.gpus.iter().map(|card| usize::from(card.0)).collect();
         let stays = row.why_not_parked.is_some();
         let (audit, until) = (row.audit.clone(), row.must_leave_by);
-        Found { audit, since: row.since, cards, step, seen: None, refused: false, stays, until }
+        FoundProcess { audit, since: row.since, cards, step, seen: None, refused: false, stays, until }
     }
 
     fn is_as(&self, row: &UnleasedProcess) -> bool {
-        let own = Found::read(row);
+        let own = FoundProcess::read(row);
         let step = match (self.step, own.step) {
-            (Told::Signal { signal, sent, .. }, Told::Signal { signal: other, sent: theirs, .. }) => {
+            (SignalledStep::Signal { signal, sent, .. }, SignalledStep::Signal { signal: other, sent: theirs, .. }) => {
                 signal == other && sent == theirs
             }
             (own, theirs) => own == theirs,
@@ -189,18 +189,18 @@ impl Found {
     }
 }
 
-impl Watch {
+impl ProcessWatch {
     /// What the disk has of it; nothing of it was seen yet.
-    pub fn from_rows(rows: &Rows) -> Watch {
-        Watch {
-            strangers: rows.unleased.iter().map(|(id, row)| (*id, Found::read(row))).collect(),
+    pub fn from_rows(rows: &Rows) -> ProcessWatch {
+        ProcessWatch {
+            strangers: rows.unleased.iter().map(|(id, row)| (*id, FoundProcess::read(row))).collect(),
             by_process: rows.unleased.iter().map(|(id, row)| (row.audit.process, *id)).collect(),
             modes: rows.gpus.iter().map(|card| card.mode).collect(),
             aside: (0..rows.gpus.len()).filter(|number| !rows.gpus[*number].aside.now.is_empty()).collect(),
             rules: rows.rules.clone(),
             next_stranger: rows.meta.next_unleased,
             next_rule: rows.meta.next_rule,
-            ..Watch::default()
+            ..ProcessWatch::default()
         }
     }
 
@@ -232,7 +232,7 @@ impl Watch {
         self.rules.values().any(|rule| rule.action == treat && is_about(&rule.subject, audit))
     }
 
-    pub(super) fn get(&self, stranger: UnleasedId) -> Option<&Found> {
+    pub(super) fn get(&self, stranger: UnleasedId) -> Option<&FoundProcess> {
         self.strangers.get(&stranger)
     }
 }
@@ -244,7 +244,7 @@ impl Checker {
         let found = watch.strangers.get(&stranger);
         let wanted = found.is_some_and(|found| {
             let told =
-                matches!(found.step, Told::Signal { signal: told, sent: None, ours: true, .. } if told == signal);
+                matches!(found.step, SignalledStep::Signal { signal: told, sent: None, ours: true, .. } if told == signal);
             let enforced = found.cards.iter().any(|card| watch.mode(*card) == Mode::Enforce);
             told && enforced && !watch.is_told(RuleAction::Allow, &found.audit)
         });
@@ -255,11 +255,11 @@ impl Checker {
     }
 }
 
-impl Books {
+impl CheckerBooks {
     // ---- events ----------------------------------------------------------------
 
     /// Takes in what is said of strangers, before core does.
-    pub fn watched(&mut self, now: Time, event: &Event) -> Cause {
+    pub fn watched(&mut self, now: Time, event: &Event) -> EventCause {
         let watched = match event {
             Event::Audited { audit, tree } => {
                 // Of whoever has a lease for where it is nothing is noted.
@@ -269,13 +269,13 @@ impl Books {
                 if let Some(found) = self.watch.known_mut(audit.process).filter(|_| is_noted) {
                     found.seen = Some((now, tree.clone()));
                 }
-                Watched::Audited(audit.clone(), tree.clone())
+                WatchedStep::Audited(audit.clone(), tree.clone())
             }
-            Event::Left { process } => Watched::Left(*process),
-            Event::Struck { stranger, signal, of, .. } => Watched::Struck(*stranger, *signal, *of),
+            Event::Left { process } => WatchedStep::Left(*process),
+            Event::Struck { stranger, signal, of, .. } => WatchedStep::Struck(*stranger, *signal, *of),
             Event::SelfTested { can } => {
                 self.watch.tested = Some(can.clone());
-                Watched::Tested
+                WatchedStep::Tested
             }
             Event::AdoptAsked { by, process, vram, .. } => {
                 let of = |id: &UnleasedId| self.watch.strangers.get(id);
@@ -284,7 +284,7 @@ impl Books {
                 };
                 let id = self.watch.by_process.get(process).copied().filter(theirs);
                 let can = id.as_ref().and_then(of).is_some_and(|found| self.may_be_adopted(now, found, *vram));
-                Watched::Adopt(id, can)
+                WatchedStep::Adopt(id, can)
             }
             Event::ModeAsked { by, card, mode } => {
                 let cannot = match &self.watch.tested {
@@ -299,12 +299,12 @@ impl Books {
                     (_, Some(why)) => EventAnswer::Refused(Refusal::CannotEnforce(why)),
                     _ => EventAnswer::Done,
                 };
-                Watched::Mode(self.card(card).unwrap_or_default(), *mode, answer)
+                WatchedStep::Mode(self.card(card).unwrap_or_default(), *mode, answer)
             }
             Event::RuleAsked { by, who, treat } => {
                 let same = self.watch.rules.values().find(|rule| rule.subject == *who).map(|rule| rule.id);
                 let short = matches!(who, RuleSubject::Container(id) if id.len() < 12);
-                Watched::Rule(match () {
+                WatchedStep::Rule(match () {
                     () if !by.operator => EventAnswer::Refused(Refusal::NotOperator),
                     () if short => EventAnswer::Refused(Refusal::BadRule),
                     () => {
@@ -313,31 +313,31 @@ impl Books {
                     }
                 })
             }
-            Event::RuleDropped { by, rule } => Watched::Unrule(match self.watch.rules.get(rule) {
+            Event::RuleDropped { by, rule } => WatchedStep::Unrule(match self.watch.rules.get(rule) {
                 _ if !by.operator => EventAnswer::Refused(Refusal::NotOperator),
                 Some(rule) => EventAnswer::Rule(Box::new(rule.clone())),
                 None => EventAnswer::Refused(Refusal::NoSuchRule),
             }),
-            _ => return Cause::Other,
+            _ => return EventCause::Other,
         };
-        Cause::Watched(Box::new(watched))
+        EventCause::Watched(Box::new(watched))
     }
 
     /// Whether the answer is what the books say.
-    pub fn answered_watched(&self, watched: &Watched, answer: &EventAnswer, actions: &[Action]) -> Verdict {
-        let nothing = |actions: &[Action]| super::make::nothing_but_room(actions);
+    pub fn answered_watched(&self, watched: &WatchedStep, answer: &EventAnswer, actions: &[Action]) -> Verdict {
+        let nothing = |actions: &[Action]| super::preempt::nothing_but_room(actions);
         match watched {
-            Watched::Mode(_, _, right) | Watched::Rule(right) | Watched::Unrule(right) => {
+            WatchedStep::Mode(_, _, right) | WatchedStep::Rule(right) | WatchedStep::Unrule(right) => {
                 must(18, answer == right, || format!("{watched:?} is answered {answer:?}"))?;
                 let refused = matches!(right, EventAnswer::Refused(_));
                 must(18, !refused || nothing(actions), || format!("{watched:?} is refused, and yet {actions:?}"))
             }
-            Watched::Adopt(None, _) => {
+            WatchedStep::Adopt(None, _) => {
                 let right = *answer == EventAnswer::Refused(Refusal::NoSuchStranger);
                 must(18, right, || format!("a stranger that is not the caller's: {answer:?}"))?;
                 must(18, nothing(actions), || format!("it is not the caller's to adopt, and yet {actions:?}"))
             }
-            Watched::Adopt(Some(id), can) => {
+            WatchedStep::Adopt(Some(id), can) => {
                 let adopted = |action: &Action| match action {
                     Action::Close { stranger, how: UnleasedEnd::Adopted(lease), .. } => {
                         stranger == id && *answer == EventAnswer::Lease(*lease)
@@ -361,11 +361,11 @@ impl Books {
     fn is_plain(&self, now: Time, number: usize) -> bool {
         let Some(card) = self.cards.get(number) else { return false };
         let fresh = now.since(card.begun).0 <= 2 * self.policy.period.0;
-        fresh && matches!(card.look, Look::Free(_) | Look::Coarse(_))
+        fresh && matches!(card.look, SeenReading::Free(_) | SeenReading::Coarse(_))
     }
 
     /// The cards it was seen on without a lease for them, or why nobody can say.
-    fn places(&self, now: Time, found: &Found) -> Result<Vec<usize>, &'static str> {
+    fn places(&self, now: Time, found: &FoundProcess) -> Result<Vec<usize>, &'static str> {
         let (process, leased) = (found.audit.process, self.other_lease(found).is_some());
         let home = |number: usize| leased && self.is_home(process, number);
         if !found.cards.iter().all(|card| home(*card) || self.is_plain(now, *card)) {
@@ -377,12 +377,12 @@ impl Books {
         Ok((0..self.cards.len()).filter(on).filter(strange).collect())
     }
 
-    fn computes(&self, found: &Found, on: &[usize]) -> bool {
+    fn computes(&self, found: &FoundProcess, on: &[usize]) -> bool {
         on.iter().any(|number| self.cards[*number].residents.contains(&found.audit.process))
     }
 
     /// Whatever the mode, nothing is done to it.
-    fn is_exempt(&self, found: &Found, on: &[usize]) -> Option<&'static str> {
+    fn is_exempt(&self, found: &FoundProcess, on: &[usize]) -> Option<&'static str> {
         match () {
             () if found.is_system() => Some("it is of the system"),
             () if self.watch.is_told(RuleAction::Allow, &found.audit) => Some("a rule allows it"),
@@ -403,9 +403,9 @@ impl Books {
     // ---- signals -------------------------------------------------------------------
 
     /// What may be done to a stranger now, or which rule says no, and why.
-    pub(super) fn ripe(&self, now: Time, found: &Found) -> Result<Due, (u8, &'static str)> {
+    pub(super) fn ripe(&self, now: Time, found: &FoundProcess) -> Result<DueStep, (u8, &'static str)> {
         let no = |why| Err((20, why));
-        if found.step == Told::Nothing {
+        if found.step == SignalledStep::Nothing {
             return no("it was not warned");
         }
         let on = self.places(now, found).map_err(|why| (20, why))?;
@@ -425,7 +425,7 @@ impl Books {
             () if audit.container.is_some() && !self.watch.is_told(RuleAction::Deny, audit) => {
                 return no("it is in a container");
             }
-            () if on.iter().any(|number| !matches!(self.cards[*number].look, Look::Free(_))) => {
+            () if on.iter().any(|number| !matches!(self.cards[*number].look, SeenReading::Free(_))) => {
                 return no("it is not known how much it has");
             }
             () if audit.exe.is_none() => return no("what it runs could not be read"),
@@ -434,20 +434,20 @@ impl Books {
             () => {}
         }
         let (next, due) = match found.step {
-            Told::Nothing => return no("it was not warned"),
-            Told::Warned { since, until } if !self.computes(found, &on) => {
-                (Due::Signal(TERM), self.deadline(since, until))
+            SignalledStep::Nothing => return no("it was not warned"),
+            SignalledStep::Warned { since, until } if !self.computes(found, &on) => {
+                (DueStep::Signal(TERM), self.deadline(since, until))
             }
-            Told::Warned { since, until } => (self.after_warning(found), self.deadline(since, until)),
-            Told::Moving { .. } => return Err((16, "it is taken off its cards")),
-            Told::Unmoved { since } => (Due::Signal(TERM), self.deadline(since, since)),
+            SignalledStep::Warned { since, until } => (self.after_warning(found), self.deadline(since, until)),
+            SignalledStep::Moving { .. } => return Err((16, "it is taken off its cards")),
+            SignalledStep::Unmoved { since } => (DueStep::Signal(TERM), self.deadline(since, since)),
             // What an earlier daemon meant to send may not have arrived.
-            Told::Signal { signal, since, sent: None, ours: false } => (Due::Signal(signal), since),
-            Told::Signal { sent: None, .. } => return Err((16, "its last signal is on its way")),
-            Told::Signal { signal: TERM, sent: Some(sent), .. } => {
-                (Due::Signal(KILL), self.deadline(sent, sent + self.policy.enforcement.after_sigterm))
+            SignalledStep::Signal { signal, since, sent: None, ours: false } => (DueStep::Signal(signal), since),
+            SignalledStep::Signal { sent: None, .. } => return Err((16, "its last signal is on its way")),
+            SignalledStep::Signal { signal: TERM, sent: Some(sent), .. } => {
+                (DueStep::Signal(KILL), self.deadline(sent, sent + self.policy.enforcement.after_sigterm))
             }
-            Told::Signal { .. } | Told::Stuck => return Err((16, "it got SIGKILL")),
+            SignalledStep::Signal { .. } | SignalledStep::Stuck => return Err((16, "it got SIGKILL")),
         };
         match &found.seen {
             _ if due > now => no("it has some time left"),
@@ -456,23 +456,23 @@ impl Books {
         }
     }
 
-    fn strike(&mut self, now: Time, cause: &Cause, action: &Action) -> Verdict {
+    fn strike(&mut self, now: Time, cause: &EventCause, action: &Action) -> Verdict {
         let Action::Strike { stranger, signal, at, processes } = action else { return Ok(()) };
-        must(17, !matches!(cause, Cause::Started(..)), || format!("a start signals {stranger}"))?;
+        must(17, !matches!(cause, EventCause::Started(..)), || format!("a start signals {stranger}"))?;
         let Some(found) = self.watch.strangers.get(stranger) else {
             return must(16, false, || format!("{action:?}, and it is not on the record"));
         };
         let ripe = self.ripe(now, found);
         match ripe {
-            Ok(Due::Move) => must(20, false, || format!("{action:?}, and it could have been parked: {found:?}"))?,
+            Ok(DueStep::Move) => must(20, false, || format!("{action:?}, and it could have been parked: {found:?}"))?,
             Ok(due) => {
-                must(16, due == Due::Signal(*signal), || {
+                must(16, due == DueStep::Signal(*signal), || {
                     format!("{action:?}, and it is due {due:?}: {:?}", found.step)
                 })?;
             }
             Err((rule, why)) => must(rule, false, || format!("{action:?}, but {why}: {found:?}"))?,
         }
-        let again = matches!(found.step, Told::Signal { since, .. } if since == *at);
+        let again = matches!(found.step, SignalledStep::Signal { since, .. } if since == *at);
         must(15, *at == now || again, || format!("{action:?} at {now}"))?;
         let tree = found.seen.as_ref().map(|(_, tree)| tree.as_slice()).unwrap_or_default();
         let own = found.audit.process;
@@ -489,19 +489,18 @@ impl Books {
             let allowed = other.is_some_and(|other| self.watch.is_told(RuleAction::Allow, &other.audit));
             must(20, !allowed, || format!("{action:?}: a rule allows {process:?}"))?;
         }
-        self.watch.set_step(*stranger, Told::Signal { signal: *signal, since: *at, sent: None, ours: true });
+        self.watch.set_step(*stranger, SignalledStep::Signal { signal: *signal, since: *at, sent: None, ours: true });
         Ok(())
     }
 
     // ---- actions -------------------------------------------------------------------
 
     /// Checks an action about strangers and takes it in.
-    pub fn act_on_strangers(&mut self, now: Time, cause: &Cause, action: &Action) -> Verdict {
+    pub fn act_on_strangers(&mut self, now: Time, cause: &EventCause, action: &Action) -> Verdict {
         match action {
             Action::Find { stranger } => self.find(now, cause, stranger),
             Action::Reaudit { stranger, audit, cards } => {
-                let fits =
-                    matches!(cause, Cause::Watched(it) if matches!(&**it, Watched::Audited(own, _) if own == audit));
+                let fits = matches!(cause, EventCause::Watched(it) if matches!(&**it, WatchedStep::Audited(own, _) if own == audit));
                 let found = self.watch.strangers.get(stranger);
                 let on = found.map(|found| self.strange_on(audit.process, Some(found))).unwrap_or_default();
                 must(16, cards.iter().map(|card| usize::from(card.0)).eq(on.iter().copied()), || {
@@ -521,8 +520,8 @@ impl Books {
             Action::Strike { .. } => self.strike(now, cause, action),
             Action::Struck { stranger, signal, at, outcome, late } => {
                 let of = match cause {
-                    Cause::Watched(it) => match **it {
-                        Watched::Struck(id, sent, of) if (id, sent) == (*stranger, *signal) => Some(of),
+                    EventCause::Watched(it) => match **it {
+                        WatchedStep::Struck(id, sent, of) if (id, sent) == (*stranger, *signal) => Some(of),
                         _ => None,
                     },
                     _ => None,
@@ -533,7 +532,7 @@ impl Books {
                 };
                 let step = found.step;
                 // Who was told something else since, or the same again, has not had that yet.
-                let is_it = matches!(step, Told::Signal { signal: told, since, sent: None, .. } if told == *signal && Some(since) == of);
+                let is_it = matches!(step, SignalledStep::Signal { signal: told, since, sent: None, .. } if told == *signal && Some(since) == of);
                 must(17, *late != is_it, || format!("{action:?}, and it is told {step:?}"))?;
                 if is_it {
                     let own = outcome.iter().find(|struck| struck.process == found.audit.process);
@@ -542,7 +541,7 @@ impl Books {
                     // What it is now was not looked into.
                     found.seen = found.seen.take().filter(|_| !changed);
                     // Who did not get it is still to get it.
-                    if let Told::Signal { sent, ours, .. } = &mut found.step {
+                    if let SignalledStep::Signal { sent, ours, .. } = &mut found.step {
                         (*sent, *ours) = if gets { (Some(now), *ours) } else { (None, false) };
                     }
                 }
@@ -555,32 +554,32 @@ impl Books {
             Action::Close { stranger, at, how } => self.close(now, cause, *stranger, *at, how),
             Action::SetMode { card, mode } => {
                 let number = usize::from(card.0);
-                let fits = matches!(cause, Cause::Watched(it) if matches!(&**it, Watched::Mode(n, m, EventAnswer::Done) if (*n, *m) == (number, *mode)));
+                let fits = matches!(cause, EventCause::Watched(it) if matches!(&**it, WatchedStep::Mode(n, m, EventAnswer::Done) if (*n, *m) == (number, *mode)));
                 must(20, fits, || format!("{action:?} after {cause:?}"))?;
                 self.watch.modes.resize(self.cards.len(), Mode::Observe);
                 self.watch.modes[number] = *mode;
                 Ok(())
             }
             Action::SetRule { rule } => {
-                let fits = matches!(cause, Cause::Watched(it) if matches!(&**it, Watched::Rule(EventAnswer::Rule(own)) if **own == *rule));
+                let fits = matches!(cause, EventCause::Watched(it) if matches!(&**it, WatchedStep::Rule(EventAnswer::Rule(own)) if **own == *rule));
                 must(20, fits, || format!("{action:?} after {cause:?}"))?;
                 self.watch.next_rule = self.watch.next_rule.max(rule.id.0 + 1);
                 self.watch.rules.insert(rule.id, rule.clone());
                 Ok(())
             }
             Action::DropRule { rule } => {
-                let fits = matches!(cause, Cause::Watched(it) if matches!(&**it, Watched::Unrule(EventAnswer::Rule(was)) if was.id == *rule));
+                let fits = matches!(cause, EventCause::Watched(it) if matches!(&**it, WatchedStep::Unrule(EventAnswer::Rule(was)) if was.id == *rule));
                 must(20, fits && self.watch.rules.remove(rule).is_some(), || format!("{action:?} after {cause:?}"))
             }
             _ => Ok(()),
         }
     }
 
-    fn find(&mut self, now: Time, cause: &Cause, stranger: &UnleasedProcess) -> Verdict {
+    fn find(&mut self, now: Time, cause: &EventCause, stranger: &UnleasedProcess) -> Verdict {
         let (id, process) = (stranger.id, stranger.audit.process);
         let tree = match cause {
-            Cause::Watched(it) => match &**it {
-                Watched::Audited(audit, tree) if **audit == stranger.audit => Some(tree.clone()),
+            EventCause::Watched(it) => match &**it {
+                WatchedStep::Audited(audit, tree) if **audit == stranger.audit => Some(tree.clone()),
                 _ => None,
             },
             _ => None,
@@ -588,18 +587,20 @@ impl Books {
         must(15, tree.is_some(), || format!("{id} is found after {cause:?}"))?;
         let next = self.watch.next_stranger.max(1);
         must(15, id.0 == next && stranger.since == now, || format!("{stranger:?}"))?;
-        let mut found = Found::read(stranger);
+        let mut found = FoundProcess::read(stranger);
         // Whoever left its cards for a moment, whatever it runs by now, has come as far as it had.
         let left = self.watch.left.remove(&process).filter(|(_, at, _)| now.since(*at) <= BACK_WITHIN);
         must(20, left.is_none_or(|(former, ..)| stranger.successor_of == Some(former)), || {
             format!("{id} is {left:?}, and taken for {:?}", stranger.successor_of)
         })?;
         let step = match left {
-            Some((_, _, Told::Signal { signal, since, sent, .. })) => Told::Signal { signal, since, sent, ours: false },
-            _ => Told::Nothing,
+            Some((_, _, SignalledStep::Signal { signal, since, sent, .. })) => {
+                SignalledStep::Signal { signal, since, sent, ours: false }
+            }
+            _ => SignalledStep::Nothing,
         };
         let as_was = match (found.step, step) {
-            (Told::Signal { signal, sent, .. }, Told::Signal { signal: was, sent: then, .. }) => {
+            (SignalledStep::Signal { signal, sent, .. }, SignalledStep::Signal { signal: was, sent: then, .. }) => {
                 signal == was && sent == then
             }
             (found, was) => found == was,
@@ -636,12 +637,12 @@ impl Books {
         let most = now + self.policy.enforcement.after_warning;
         let right = found.until.map_or(most, |left| left.max(now).min(most));
         must(20, at == now && until == right, || format!("{stranger} is warned at {at} until {until}, not {right}"))?;
-        self.watch.set_step(stranger, Told::Warned { since: at, until });
+        self.watch.set_step(stranger, SignalledStep::Warned { since: at, until });
         Ok(())
     }
 
-    fn is_to_be_warned(&self, now: Time, found: &Found) -> Result<(), &'static str> {
-        if found.step != Told::Nothing {
+    fn is_to_be_warned(&self, now: Time, found: &FoundProcess) -> Result<(), &'static str> {
+        if found.step != SignalledStep::Nothing {
             return Err("it was");
         }
         let on = self.places(now, found)?;
@@ -652,8 +653,9 @@ impl Books {
     }
 
     /// Whether what was begun must not be gone on with.
-    fn is_let_off(&self, now: Time, found: &Found) -> bool {
-        let begun = matches!(found.step, Told::Unmoved { .. } | Told::Signal { .. } | Told::Stuck);
+    fn is_let_off(&self, now: Time, found: &FoundProcess) -> bool {
+        let begun =
+            matches!(found.step, SignalledStep::Unmoved { .. } | SignalledStep::Signal { .. } | SignalledStep::Stuck);
         let allowed = || !found.is_system() && self.watch.is_told(RuleAction::Allow, &found.audit);
         let lenient = |on: Vec<usize>| !on.is_empty() && (self.mode_of(&on) != Mode::Enforce || allowed());
         begun && self.places(now, found).is_ok_and(lenient)
@@ -663,14 +665,13 @@ impl Books {
         let found = self.watch.strangers.get(&stranger);
         let fits = found.is_some_and(|found| self.is_let_off(now, found));
         must(20, fits, || format!("{stranger} is let off, and there is no reason: {found:?}"))?;
-        self.watch.set_step(stranger, Told::Nothing);
+        self.watch.set_step(stranger, SignalledStep::Nothing);
         Ok(())
     }
 
     /// Whether it is there though SIGKILL went out long ago.
-    fn is_survivor(&self, now: Time, found: &Found) -> bool {
-        let killed =
-            matches!(found.step, Told::Signal { signal: KILL, sent: Some(sent), .. } if sent + SURVIVES <= now);
+    fn is_survivor(&self, now: Time, found: &FoundProcess) -> bool {
+        let killed = matches!(found.step, SignalledStep::Signal { signal: KILL, sent: Some(sent), .. } if sent + SURVIVES <= now);
         killed && self.places(now, found).is_ok_and(|on| !on.is_empty())
     }
 
@@ -680,7 +681,7 @@ impl Books {
         must(16, fits, || format!("{stranger} survived at {at}, it is {now}: {found:?}"))?;
         let on = found.and_then(|found| self.places(now, found).ok()).unwrap_or_default();
         self.watch.survived.extend(on);
-        self.watch.set_step(stranger, Told::Stuck);
+        self.watch.set_step(stranger, SignalledStep::Stuck);
         Ok(())
     }
 
@@ -689,7 +690,7 @@ impl Books {
         self.watch.survived.contains(&card)
     }
 
-    fn close(&mut self, now: Time, cause: &Cause, stranger: UnleasedId, at: Time, how: &UnleasedEnd) -> Verdict {
+    fn close(&mut self, now: Time, cause: &EventCause, stranger: UnleasedId, at: Time, how: &UnleasedEnd) -> Verdict {
         let Some(found) = self.watch.strangers.get(&stranger) else {
             return must(15, false, || format!("{stranger} is closed, and is not on the record"));
         };
@@ -697,7 +698,7 @@ impl Books {
         let moved = self.is_moved_away(now, cause, stranger, found, how);
         let gone = matches!(how, UnleasedEnd::Exited | UnleasedEnd::OffGpus);
         let left = match found.step {
-            Told::Warned { until, .. } | Told::Unmoved { since: until } if gone => Some(until),
+            SignalledStep::Warned { until, .. } | SignalledStep::Unmoved { since: until } if gone => Some(until),
             _ => None,
         };
         let step = found.step;
@@ -707,7 +708,7 @@ impl Books {
             UnleasedEnd::Parked(_) => false,
             UnleasedEnd::OffGpus | UnleasedEnd::Matched(_) if self.is_still_moved(found) => false,
             UnleasedEnd::Exited => {
-                matches!(cause, Cause::Watched(it) if matches!(**it, Watched::Left(of) if of == process))
+                matches!(cause, EventCause::Watched(it) if matches!(**it, WatchedStep::Left(of) if of == process))
             }
             UnleasedEnd::OffGpus | UnleasedEnd::Matched(_)
                 if !self.places(now, found).is_ok_and(|on| on.is_empty()) =>
@@ -720,13 +721,13 @@ impl Books {
                 self.watch.adopting.take() == Some((*lease, stranger)) && holds
             }
             UnleasedEnd::Matched(lease) => self.other_lease(found) == Some(*lease) && found.cards.iter().any(home),
-            UnleasedEnd::HostRebooted => matches!(cause, Cause::Started(true, _)),
+            UnleasedEnd::HostRebooted => matches!(cause, EventCause::Started(true, _)),
         };
         must(4, fits && at == now, || format!("{stranger} is closed as {how:?} after {cause:?}: {found:?}"))?;
         if let Some((lease, true)) = moved {
             self.ask_at_once(lease);
         }
-        if gone && (left.is_some() || matches!(step, Told::Signal { .. })) {
+        if gone && (left.is_some() || matches!(step, SignalledStep::Signal { .. })) {
             self.watch.left.insert(process, (stranger, now, step));
         }
         self.watch.warned.extend(left.map(|until| (stranger, until)));
@@ -738,23 +739,23 @@ impl Books {
     // ---- afterwards -------------------------------------------------------------------
 
     /// The record was compared with the cards: is anything left undone?
-    pub fn check_strangers(&mut self, now: Time, cause: &Cause) -> Verdict {
+    pub fn check_strangers(&mut self, now: Time, cause: &EventCause) -> Verdict {
         let cards = std::mem::take(&mut self.watch.survived);
         let serving = cards.iter().find(|card| self.cards[**card].serving);
         must(16, serving.is_none(), || format!("somebody survived SIGKILL on card {serving:?}, which is in service"))?;
         let left = self.watch.adopting.take();
         must(1, left.is_none(), || format!("{left:?} was begun to be adopted, and is not"))?;
-        let held = |lease: &&LeaseId| self.leases.get(lease).is_some_and(Book::goes_on);
+        let held = |lease: &&LeaseId| self.leases.get(lease).is_some_and(LeaseBook::goes_on);
         let unended = std::mem::take(&mut self.watch.unmoving);
         let unended = unended.iter().find(held);
         must(16, unended.is_none(), || format!("{unended:?} moves nobody, and goes on"))?;
         let compared = match cause {
-            Cause::Watched(it) => match &**it {
-                Watched::Left(process) => {
+            EventCause::Watched(it) => match &**it {
+                WatchedStep::Left(process) => {
                     let left = self.watch.by_process.get(process);
                     return must(19, left.is_none(), || format!("{left:?} exited, and is on the record"));
                 }
-                Watched::Audited(audit, _) => {
+                WatchedStep::Audited(audit, _) => {
                     let (process, noted) = (audit.process, self.watch.is_noted);
                     let known = self.watch.by_process.contains_key(&process);
                     let there = known || self.strange_on(process, None).is_empty();
@@ -763,10 +764,10 @@ impl Books {
                     })?;
                     known && noted
                 }
-                Watched::Tested => true,
+                WatchedStep::Tested => true,
                 _ => false,
             },
-            Cause::Observed(..) => self.watch.is_compared,
+            EventCause::Observed(..) => self.watch.is_compared,
             _ => false,
         };
         let verdict = match compared && !self.is_stopped() {
@@ -778,8 +779,8 @@ impl Books {
         verdict
     }
 
-    fn check_stranger(&self, now: Time, cause: &Cause, id: UnleasedId, found: &Found) -> Verdict {
-        if let Told::Moving { lease, since } = found.step {
+    fn check_stranger(&self, now: Time, cause: &EventCause, id: UnleasedId, found: &FoundProcess) -> Verdict {
+        if let SignalledStep::Moving { lease, since } = found.step {
             return if self.watch.stepped.contains(&id) {
                 Ok(())
             } else {
@@ -791,8 +792,8 @@ impl Books {
         }
         // Who got a card a moment ago, by its lease or by another that it is bound to, is compared with the next look.
         let (process, owner) = (found.audit.process, self.holder(&found.audit.process));
-        let is_its = |book: &Book| owner == Some(book.id) || book.roots.contains(&process);
-        let granted = |book: &Book| book.held().is_some_and(|held| held.began == now);
+        let is_its = |book: &LeaseBook| owner == Some(book.id) || book.roots.contains(&process);
+        let granted = |book: &LeaseBook| book.held().is_some_and(|held| held.began == now);
         if self.leases.values().any(|book| is_its(book) && granted(book)) {
             return Ok(());
         }
@@ -816,7 +817,7 @@ impl Books {
     }
 
     /// Its card's strangers get leases, and it could have one.
-    pub(super) fn is_to_be_adopted(&self, now: Time, found: &Found) -> bool {
+    pub(super) fn is_to_be_adopted(&self, now: Time, found: &FoundProcess) -> bool {
         if !self.watch.modes.contains(&Mode::Adopt) {
             return false;
         }
@@ -832,7 +833,7 @@ impl Books {
     }
 
     /// Where a stranger is.
-    pub(super) fn whereabouts(&self, now: Time, found: &Found) -> Result<Vec<usize>, &'static str> {
+    pub(super) fn whereabouts(&self, now: Time, found: &FoundProcess) -> Result<Vec<usize>, &'static str> {
         self.places(now, found)
     }
 
@@ -852,13 +853,13 @@ impl Books {
     }
 }
 
-impl Watch {
-    fn known_mut(&mut self, process: ProcKey) -> Option<&mut Found> {
+impl ProcessWatch {
+    fn known_mut(&mut self, process: ProcKey) -> Option<&mut FoundProcess> {
         let id = self.by_process.get(&process)?;
         self.strangers.get_mut(id)
     }
 
-    pub(super) fn set_step(&mut self, stranger: UnleasedId, step: Told) {
+    pub(super) fn set_step(&mut self, stranger: UnleasedId, step: SignalledStep) {
         if let Some(found) = self.strangers.get_mut(&stranger) {
             found.step = step;
             self.stepped.push(stranger);
@@ -867,15 +868,17 @@ impl Watch {
 
     /// Whether a lease is one by which a stranger is taken off its cards.
     pub(super) fn is_by(&self, lease: LeaseId) -> bool {
-        self.strangers.values().any(|found| matches!(found.step, Told::Moving { lease: by, .. } if by == lease))
+        self.strangers
+            .values()
+            .any(|found| matches!(found.step, SignalledStep::Moving { lease: by, .. } if by == lease))
     }
 
     /// Those on the record.
-    pub(super) fn all(&self) -> impl Iterator<Item = &Found> {
+    pub(super) fn all(&self) -> impl Iterator<Item = &FoundProcess> {
         self.strangers.values()
     }
 
-    pub(super) fn get_mut(&mut self, stranger: UnleasedId) -> Option<&mut Found> {
+    pub(super) fn get_mut(&mut self, stranger: UnleasedId) -> Option<&mut FoundProcess> {
         self.strangers.get_mut(&stranger)
     }
 

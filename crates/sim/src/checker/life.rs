@@ -2,10 +2,10 @@
 //!
 //! Every kind of action is matched here.
 
-use super::books::{At, Book, Books, Held};
-use super::calls::{Cause, Expect, Word};
-use super::ends::Doom;
-use super::park::{HOOK, Rests, SILENT, Voice};
+use super::books::{CheckerBooks, HeldBook, LeaseBook, LeaseStage};
+use super::calls::{CallWord, EventCause, ExpectedAnswer};
+use super::ends::PendingEnd;
+use super::park::{BackoffBook, HOOK, MoverBook, SILENT};
 use super::{Verdict, must};
 use sublet_core::action::Action;
 use sublet_core::ids::LeaseId;
@@ -14,17 +14,17 @@ use sublet_core::request::{LeaseRequest, Vram};
 use sublet_core::rows::{EndReason, GpuService};
 use sublet_core::units::{Bytes, Span, Time};
 
-impl Books {
+impl CheckerBooks {
     /// Checks an action and takes it in.
-    pub fn act(&mut self, now: Time, cause: &Cause, action: &Action) -> Verdict {
-        if let Cause::Listed(uuids) = cause
+    pub fn act(&mut self, now: Time, cause: &EventCause, action: &Action) -> Verdict {
+        if let EventCause::Listed(uuids) = cause
             && !matches!(action, Action::List { .. } | Action::Grace { .. })
         {
             self.set_listed(uuids);
         }
         match action {
             Action::Start { boot, epoch_floor, lease_floor, .. } => {
-                must(17, matches!(cause, Cause::Started(..)) && *boot == self.boot, || format!("{action:?}"))?;
+                must(17, matches!(cause, EventCause::Started(..)) && *boot == self.boot, || format!("{action:?}"))?;
                 self.next_epoch = self.next_epoch.max(epoch_floor.0);
                 self.next_lease = self.next_lease.max(*lease_floor);
                 Ok(())
@@ -34,7 +34,7 @@ impl Books {
                 must(8, self.absent && right, || format!("{action:?} for no absence, or of a wrong length"))
             }
             Action::Enrol { tenant, name } => {
-                let asked = matches!(cause, Cause::Asked { tenant: by, .. } if by == name);
+                let asked = matches!(cause, EventCause::Asked { tenant: by, .. } if by == name);
                 let fits = asked || self.is_enrolled_by_adoption(now, cause, name);
                 must(0, fits && tenant.0 as usize == self.tenants.len(), || format!("{action:?}"))?;
                 self.enrol(name);
@@ -70,13 +70,13 @@ impl Books {
             Action::Deepen { lease, at, processes, booked } => self.deepen(now, cause, *lease, *at, processes, *booked),
             Action::Shallow { lease, at, .. } => self.shallow(now, cause, *lease, *at),
             Action::Died { lease, at, .. } => {
-                let heard = matches!(cause, Cause::Said(of, Word::Die) if of == lease);
-                let is_over = self.leases.get(lease).is_some_and(|book| matches!(book.at, At::Ending(..)));
+                let heard = matches!(cause, EventCause::Said(of, CallWord::Die) if of == lease);
+                let is_over = self.leases.get(lease).is_some_and(|book| matches!(book.at, LeaseStage::Ending(..)));
                 must(15, heard && is_over && *at == now, || format!("{action:?} after {cause:?}"))
             }
             Action::Resumed { lease, at } => self.resumed(now, cause, *lease, *at),
             Action::List { card, facts } => {
-                must(0, matches!(cause, Cause::Listed(_)), || format!("{action:?}"))?;
+                must(0, matches!(cause, EventCause::Listed(_)), || format!("{action:?}"))?;
                 self.put_card(usize::from(card.0), facts);
                 Ok(())
             }
@@ -84,8 +84,8 @@ impl Books {
                 let fits = match cause {
                     _ if self.is_survived(now, cause, usize::from(card.0), service) => true,
                     _ if *service != GpuService::In && self.is_haunted_by_stranger(usize::from(card.0)) => true,
-                    Cause::Service(_) => true,
-                    Cause::Observed(seen, lost) => *lost && *seen == Some(usize::from(card.0)),
+                    EventCause::Service(_) => true,
+                    EventCause::Observed(seen, lost) => *lost && *seen == Some(usize::from(card.0)),
                     _ => false,
                 };
                 must(0, fits, || format!("{action:?} after {cause:?}"))?;
@@ -96,16 +96,16 @@ impl Books {
             Action::EndAside { .. } => self.end_aside(now, cause, action),
             Action::Queue { lease, tenant, ask, at, give_up, root, token } => {
                 let adopts = self.is_adoption(now, cause, *lease, ask, *root);
-                let asked = matches!(cause, Cause::Asked { .. }) || adopts;
+                let asked = matches!(cause, EventCause::Asked { .. }) || adopts;
                 let fits = asked && *at == now && *give_up >= now && token.is_none();
                 let is_stranger = root.is_some_and(|root| self.watch.of(root).is_some());
                 must(20, asked || !is_stranger, || format!("{action:?}, and it is not to be adopted"))?;
                 must(0, fits && lease.0 >= self.next_lease, || format!("{action:?}"))?;
                 self.next_lease = lease.0 + 1;
-                let (tenant, bound, at) = (tenant.0 as usize, root.is_some(), At::Waiting(*give_up));
-                let (id, asked, wish, rests) = (*lease, now, ask.clone(), Rests::default());
+                let (tenant, bound, at) = (tenant.0 as usize, root.is_some(), LeaseStage::Waiting(*give_up));
+                let (id, asked, wish, rests) = (*lease, now, ask.clone(), BackoffBook::default());
                 let (worked, worked_at, counted, doom) = (false, Time::ZERO, false, None);
-                let book = Book {
+                let book = LeaseBook {
                     id,
                     tenant,
                     ask: wish,
@@ -131,7 +131,7 @@ impl Books {
             Action::Grant { lease, cards, vram, epoch, at, until, mark, before, turn, told: _ } => {
                 must(0, *at == now, || format!("{lease} is granted at {at}, and it is {now}"))?;
                 let cards: Vec<usize> = cards.iter().map(|card| usize::from(card.0)).collect();
-                let held = Held {
+                let held = HeldBook {
                     cards,
                     vram: *vram,
                     epoch: *epoch,
@@ -181,7 +181,7 @@ impl Books {
                 Ok(())
             }
             Action::Bind { lease, process } => {
-                let fits = matches!(cause, Cause::Call(Word::Bind, of, Expect::Yes(_)) if of == lease);
+                let fits = matches!(cause, EventCause::Call(CallWord::Bind, of, ExpectedAnswer::Yes(_)) if of == lease);
                 must(7, fits, || format!("{action:?} after {cause:?}"))?;
                 self.add_member(*lease, *process);
                 Ok(())
@@ -194,7 +194,7 @@ impl Books {
                 self.end(now, *lease, *reason);
                 Ok(())
             }
-            Action::Retire { lease, .. } => self.retire(*lease, matches!(cause, Cause::Started(true, _))),
+            Action::Retire { lease, .. } => self.retire(*lease, matches!(cause, EventCause::Started(true, _))),
         }
     }
 
@@ -208,13 +208,13 @@ impl Books {
     fn grant(
         &mut self,
         now: Time,
-        cause: &Cause,
+        cause: &EventCause,
         lease: LeaseId,
-        mut held: Held,
+        mut held: HeldBook,
         (mark, turn): (Option<Time>, Option<Time>),
     ) -> Verdict {
         must(11, !self.is_stopped(), || format!("{lease} is granted while nothing may be granted"))?;
-        let Some(book) = self.leases.get(&lease).filter(|book| matches!(book.at, At::Waiting(_))) else {
+        let Some(book) = self.leases.get(&lease).filter(|book| matches!(book.at, LeaseStage::Waiting(_))) else {
             return must(1, false, || format!("{lease} is granted and did not wait"));
         };
         must(7, held.epoch.0 >= self.next_epoch, || {
@@ -225,13 +225,13 @@ impl Books {
         let taken;
         let book = match cause {
             // It takes just that, and what it waited for counts no more.
-            Cause::Accepted(of, vram, gpus, None)
+            EventCause::Accepted(of, vram, gpus, None)
                 if *of == lease && held.vram == *vram && held.cards.len() == usize::from(*gpus) =>
             {
                 let less = *gpus <= book.ask.gpus && !matches!(book.ask.vram, Vram::Bytes(asked) if *vram > asked);
                 must(1, less, || format!("{lease} gets more than it asked for: {vram} of {gpus} cards"))?;
                 let ask = LeaseRequest { vram: Vram::Bytes(*vram), gpus: *gpus, at_least: None, ..book.ask.clone() };
-                taken = Book { ask, ..book.clone() };
+                taken = LeaseBook { ask, ..book.clone() };
                 &taken
             }
             _ => book,
@@ -248,10 +248,10 @@ impl Books {
         self.next_epoch = held.epoch.0 + 1;
         if let Some(book) = self.remove(lease) {
             if book.ask.has_hook {
-                let voice = Voice { word: now, ..SILENT };
+                let voice = MoverBook { word: now, ..SILENT };
                 self.voices.entry((lease, Method::Hook)).or_default().insert(HOOK, voice);
             }
-            self.insert(lease, Book { at: At::Held(held), ..book });
+            self.insert(lease, LeaseBook { at: LeaseStage::Held(held), ..book });
         }
         Ok(())
     }
@@ -259,61 +259,65 @@ impl Books {
     fn end(&mut self, now: Time, lease: LeaseId, reason: EndReason) {
         let Some(mut book) = self.remove(lease) else { return };
         if matches!(reason, EndReason::Preempted | EndReason::OverUse) {
-            book.doom = Some(Doom { signal: None, from: now, sent: false });
+            book.doom = Some(PendingEnd { signal: None, from: now, sent: false });
         }
-        if let At::Away(_, trip) = &mut book.at {
+        if let LeaseStage::Away(_, trip) = &mut book.at {
             book.ask = trip.first.take().unwrap_or(book.ask);
         }
         match book.at {
-            At::Waiting(_) => self.forget(lease),
-            At::Held(held) | At::Away(held, _) => {
-                let held = Held { notice: None, over: None, ..held };
+            LeaseStage::Waiting(_) => self.forget(lease),
+            LeaseStage::Held(held) | LeaseStage::Away(held, _) => {
+                let held = HeldBook { notice: None, over: None, ..held };
                 let unseen = held.cards.iter().fold(0, |mask, card| mask | 1 << card);
-                self.insert(lease, Book { at: At::Ending(held, now, unseen), ..book });
+                self.insert(lease, LeaseBook { at: LeaseStage::Ending(held, now, unseen), ..book });
             }
-            At::Ending(..) => self.insert(lease, book),
+            LeaseStage::Ending(..) => self.insert(lease, book),
         }
     }
 
     fn retire(&mut self, lease: LeaseId, rebooted: bool) -> Verdict {
         match self.leases.get(&lease).map(|book| &book.at) {
             // No byte outlives a boot.
-            Some(At::Ending(_, _, unseen)) if *unseen == 0 || rebooted => {
+            Some(LeaseStage::Ending(_, _, unseen)) if *unseen == 0 || rebooted => {
                 self.remove(lease);
                 self.forget(lease);
                 Ok(())
             }
-            Some(At::Ending(_, ended, unseen)) => {
+            Some(LeaseStage::Ending(_, ended, unseen)) => {
                 must(4, false, || format!("{lease}, over since {ended}, is retired; not seen since: cards {unseen:b}"))
             }
             other => must(4, false, || format!("{lease} is retired: {other:?}")),
         }
     }
 
-    fn check_end(&self, now: Time, cause: &Cause, lease: LeaseId, reason: EndReason) -> Verdict {
+    fn check_end(&self, now: Time, cause: &EventCause, lease: LeaseId, reason: EndReason) -> Verdict {
         let Some(book) = self.leases.get(&lease) else {
             return must(14, false, || format!("{lease} ends and is not there"));
         };
-        must(14, !matches!(book.at, At::Ending(..)), || format!("{lease} ends twice"))?;
-        let started = matches!(cause, Cause::Started(..));
+        must(14, !matches!(book.at, LeaseStage::Ending(..)), || format!("{lease} ends twice"))?;
+        let started = matches!(cause, EventCause::Started(..));
         must(17, !started || reason == EndReason::HostRebooted, || format!("a start ends {lease}: {reason:?}"))?;
-        let is_release = matches!(cause, Cause::Call(Word::Release, of, Expect::Yes(_)) if *of == lease);
-        let is_exit = matches!(cause, Cause::Gone(of) if *of == lease);
+        let is_release =
+            matches!(cause, EventCause::Call(CallWord::Release, of, ExpectedAnswer::Yes(_)) if *of == lease);
+        let is_exit = matches!(cause, EventCause::Gone(of) if *of == lease);
         let is_last = self.voices(lease, Method::Shim).is_empty();
-        let died = is_last && matches!(&book.at, At::Away(_, trip) if trip.died.is_some());
+        let died = is_last && matches!(&book.at, LeaseStage::Away(_, trip) if trip.died.is_some());
         let fits = match reason {
             EndReason::Released => is_release && !died,
             EndReason::HolderExited => is_exit && !died,
             EndReason::DiedParking => (is_release || is_exit) && died,
-            EndReason::Revoked => matches!(cause, Cause::Call(Word::Revoke, of, Expect::Yes(_)) if *of == lease),
+            EndReason::Revoked => {
+                matches!(cause, EventCause::Call(CallWord::Revoke, of, ExpectedAnswer::Yes(_)) if *of == lease)
+            }
             EndReason::HostRebooted => {
-                matches!(cause, Cause::Started(true, _)) && matches!(book.at, At::Held(_) | At::Away(..))
+                matches!(cause, EventCause::Started(true, _))
+                    && matches!(book.at, LeaseStage::Held(_) | LeaseStage::Away(..))
             }
             EndReason::DeviceLost => match cause {
-                Cause::Observed(Some(card), true) => book.held().is_some_and(|held| held.cards.contains(card)),
+                EventCause::Observed(Some(card), true) => book.held().is_some_and(|held| held.cards.contains(card)),
                 _ => false,
             },
-            EndReason::RestoreFailed => matches!(cause, Cause::Said(of, Word::Lose) if *of == lease),
+            EndReason::RestoreFailed => matches!(cause, EventCause::Said(of, CallWord::Lose) if *of == lease),
             EndReason::NotMoved => self.watch.unmoving.contains(&lease),
             EndReason::Budget => false,
             EndReason::Preempted => return self.check_preemption(now, cause, lease, book),

@@ -1,12 +1,12 @@
 //! Lines that are missing from the journal: nothing is granted until an operator accepts that.
 
-use super::books::Books;
-use super::calls::Cause;
+use super::books::CheckerBooks;
+use super::calls::EventCause;
 use super::{Verdict, must};
 use sublet_core::event::{Caller, EventAnswer, Refusal};
 use sublet_core::loss::Loss;
 
-impl Books {
+impl CheckerBooks {
     /// Why nothing may be granted now.
     pub fn stopped(&self) -> Option<Refusal> {
         if self.disk_full { Some(Refusal::DiskFull) } else { self.loss.map(Refusal::LossNotAccepted) }
@@ -27,8 +27,8 @@ impl Books {
     }
 
     /// The loss is on the record as accepted.
-    pub fn accept_loss(&mut self, cause: &Cause, loss: Loss) -> Verdict {
-        let asked = matches!(cause, Cause::LossAccepted(EventAnswer::LossAccepted(asked)) if *asked == loss);
+    pub fn accept_loss(&mut self, cause: &EventCause, loss: Loss) -> Verdict {
+        let asked = matches!(cause, EventCause::LossAccepted(EventAnswer::LossAccepted(asked)) if *asked == loss);
         must(15, asked, || format!("{loss:?} is accepted after {cause:?}"))?;
         self.loss = None;
         Ok(())

@@ -33,38 +33,38 @@
 //! | 21 | nothing is granted or resumed on a GPU that steps aside, what can be parked there is, and it ends in time | [`aside`], [`room`] |
 //! | 1 | a stranger's lease is for what it was seen to have, or for what there is room for | [`adopt`] |
 
-pub mod abroad;
 pub mod adopt;
 pub mod aside;
 pub mod books;
+pub mod by_hand;
 pub mod calls;
 mod coarse;
+pub mod contexts;
 pub mod cross;
 pub mod debt;
-pub mod deep;
 pub mod durable;
 pub mod ends;
 pub mod enforce;
-pub mod hand;
 pub mod life;
 mod loss;
-pub mod make;
-pub mod moving;
+pub mod moves;
+pub mod off_lease;
 pub mod order;
-pub mod over;
+pub mod overuse;
 pub mod park;
+pub mod park_unleased;
+pub mod preempt;
 pub mod promises;
 pub mod room;
 pub mod slices;
 pub mod term;
-pub mod trips;
 pub mod wrapper;
 
-use books::Books;
-pub use calls::Cause;
-pub use durable::Fact;
-use durable::Ledger;
-use enforce::Tally;
+use books::CheckerBooks;
+pub use calls::EventCause;
+pub use durable::AnsweredFact;
+use durable::DurableLedger;
+use enforce::EnforceCounts;
 use promises::Promises;
 use slices::Slices;
 use std::fmt;
@@ -131,9 +131,9 @@ pub fn must(rule: u8, kept: bool, what: impl FnOnce() -> String) -> Verdict {
 /// The books, and what is known of the disk.
 #[derive(Debug)]
 pub struct Checker {
-    books: Books,
-    ledger: Ledger,
-    cause: Cause,
+    books: CheckerBooks,
+    ledger: DurableLedger,
+    cause: EventCause,
     /// What waiters were told.
     pub promises: Promises,
     slices: Slices,
@@ -152,7 +152,7 @@ pub struct Checker {
     /// How long holders were on their way, all of them together.
     pub moving: Span,
     /// What happened to strangers.
-    pub strangers: Tally,
+    pub strangers: EnforceCounts,
     /// How often a holder was told that it has more than its lease, took a larger one, and was ended for it.
     pub over: (u64, u64, u64),
 }
@@ -161,9 +161,9 @@ impl Checker {
     /// Nothing happened yet.
     pub fn new(policy: Policy) -> Checker {
         Checker {
-            books: Books::new(policy),
-            ledger: Ledger::default(),
-            cause: Cause::Ticked,
+            books: CheckerBooks::new(policy),
+            ledger: DurableLedger::default(),
+            cause: EventCause::Ticked,
             promises: Promises::default(),
             slices: Slices::default(),
             parked: 0,
@@ -173,7 +173,7 @@ impl Checker {
             ended: 0,
             aside: (0, 0),
             moving: Span::ZERO,
-            strangers: Tally::default(),
+            strangers: EnforceCounts::default(),
             over: (0, 0, 0),
         }
     }
@@ -189,7 +189,7 @@ impl Checker {
 
     /// It was, and this is the state after it.
     pub fn after(&mut self, now: Time, answer: &EventAnswer, actions: &[Action], state: &State) -> Verdict {
-        let cause = std::mem::replace(&mut self.cause, Cause::Ticked);
+        let cause = std::mem::replace(&mut self.cause, EventCause::Ticked);
         self.books.answered(&cause, answer, actions)?;
         for action in actions {
             let parked = self.books.parked_until(now, action);
@@ -260,8 +260,7 @@ impl Checker {
     pub fn starved(&self, now: Time) -> Violation {
         let first = self.books.hopeful().next();
         let waiter = first.and_then(|lease| self.books.leases.get(&lease));
-        let card =
-            |card: &books::CardBook| (self.books.promisable(card, now), self.books.open(card), card.claims.len());
+        let card = |card: &books::GpuBook| (self.books.promisable(card, now), self.books.open(card), card.claims.len());
         let what = format!(
             "at {now} the world is calm and {} still wait; the first is {first:?}: {waiter:?}; tenants {:?}; cards {:?}; queue {:?}",
             self.hopeful(),

@@ -1,6 +1,6 @@
 //! Rule 9: the order of service, by sorting all waiters.
 
-use super::books::{Book, Books, CardBook, Held, Look};
+use super::books::{CheckerBooks, GpuBook, HeldBook, LeaseBook, SeenReading};
 use super::{Verdict, must};
 use sublet_core::ids::LeaseId;
 use sublet_core::request::{Exclusivity, LeaseRequest, Vram};
@@ -20,7 +20,7 @@ const RAW_MAX: usize = 5_000;
 
 /// How caps hold a waiter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Capped {
+enum CapState {
     /// They do not.
     Not,
     /// Until another lease of its tenant ends; those behind it are held with it.
@@ -33,61 +33,61 @@ enum Capped {
 
 /// Who waits for certain cards.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Wanted {
+pub struct WantedRoom {
     /// Somebody does.
     pub at_all: bool,
     /// Somebody does whom its own caps do not hold back.
     pub freely: bool,
 }
 
-impl Books {
+impl CheckerBooks {
     /// How its own tenant's caps hold a waiter. Of a whole card it depends on the card.
-    fn capped(&self, book: &Book) -> Capped {
+    fn capped(&self, book: &LeaseBook) -> CapState {
         let tenant = &self.tenants[book.tenant];
         let caps = self.policy.caps_for(&tenant.name, &[]);
         if !self.within_caps(book.tenant, &book.ask) {
-            return Capped::Always;
+            return CapState::Always;
         }
         if caps.leases.is_some_and(|cap| tenant.leases >= cap) {
-            return Capped::Now;
+            return CapState::Now;
         }
         match (book.counts_for(), caps.vram) {
-            (_, None) => Capped::Not,
-            (Vram::Whole, Some(_)) => Capped::Perhaps,
+            (_, None) => CapState::Not,
+            (Vram::Whole, Some(_)) => CapState::Perhaps,
             (Vram::Bytes(vram), Some(cap)) => {
                 let sum = tenant.vram + Bytes(vram.0.saturating_mul(u64::from(book.ask.gpus)));
-                if sum > cap { Capped::Now } else { Capped::Not }
+                if sum > cap { CapState::Now } else { CapState::Not }
             }
         }
     }
 
     /// Whether its tenant's caps surely keep a waiter from starting now.
-    pub fn is_held_back(&self, book: &Book) -> bool {
-        matches!(self.capped(book), Capped::Now | Capped::Always)
+    pub fn is_held_back(&self, book: &LeaseBook) -> bool {
+        matches!(self.capped(book), CapState::Now | CapState::Always)
     }
 
     /// Whether its tenant's caps may keep a waiter from starting now.
-    pub fn may_be_held_back(&self, book: &Book) -> bool {
-        !matches!(self.capped(book), Capped::Not)
+    pub fn may_be_held_back(&self, book: &LeaseBook) -> bool {
+        !matches!(self.capped(book), CapState::Not)
     }
 
     /// Nobody ahead of this waiter could have used one of the cards it gets, and the first who cannot
     /// start yet does not start later for it.
-    pub fn check_order(&self, now: Time, lease: LeaseId, held: &Held, granted: &Book) -> Verdict {
+    pub fn check_order(&self, now: Time, lease: LeaseId, held: &HeldBook, granted: &LeaseBook) -> Verdict {
         // Whoever stands behind a capped waiter of the same tenant is passed over with it.
         let mut capped: u64 = 0;
         for ahead in self.in_order().take_while(|ahead| *ahead != lease).take(AHEAD_MAX) {
             let Some(book) = self.leases.get(&ahead).filter(|book| capped & (1 << book.tenant) == 0) else { continue };
             match self.capped(book) {
-                Capped::Now => capped |= 1 << book.tenant,
+                CapState::Now => capped |= 1 << book.tenant,
                 // Who may be held or not may claim or not.
-                Capped::Perhaps => return Ok(()),
-                Capped::Always => {}
+                CapState::Perhaps => return Ok(()),
+                CapState::Always => {}
                 // It claims its cards until other leases have left them, and when that is cannot be told.
-                Capped::Not if self.waits_for_holders(now, book) => return Ok(()),
+                CapState::Not if self.waits_for_holders(now, book) => return Ok(()),
                 // It could not come back a moment ago, and meanwhile nobody waits for it.
-                Capped::Not if self.cannot_try(now, book) => {}
-                Capped::Not => {
+                CapState::Not if self.cannot_try(now, book) => {}
+                CapState::Not => {
                     self.check_passed(now, lease, ahead, book, &held.cards)?;
                     if self.hopeless(book) {
                         continue;
@@ -100,7 +100,7 @@ impl Books {
     }
 
     /// A waiter that could start now, on these cards, is not passed by one behind it.
-    fn check_passed(&self, now: Time, lease: LeaseId, ahead: LeaseId, book: &Book, cards: &[usize]) -> Verdict {
+    fn check_passed(&self, now: Time, lease: LeaseId, ahead: LeaseId, book: &LeaseBook, cards: &[usize]) -> Verdict {
         if !cards.iter().any(|card| self.fits(book, &self.cards[*card], now)) {
             return Ok(());
         }
@@ -109,7 +109,7 @@ impl Books {
     }
 
     /// Whether it would not fit whatever ended.
-    fn hopeless(&self, book: &Book) -> bool {
+    fn hopeless(&self, book: &LeaseBook) -> bool {
         self.cards.iter().filter(|card| self.could_hold(book, card)).count() < usize::from(book.ask.gpus)
     }
 
@@ -118,12 +118,12 @@ impl Books {
         &self,
         now: Time,
         lease: LeaseId,
-        held: &Held,
-        granted: &Book,
+        held: &HeldBook,
+        granted: &LeaseBook,
         ahead: LeaseId,
-        book: &Book,
+        book: &LeaseBook,
     ) -> Verdict {
-        if self.cards.iter().any(|card| matches!(card.look, Look::Coarse(_))) {
+        if self.cards.iter().any(|card| matches!(card.look, SeenReading::Coarse(_))) {
             // There each grant changes what seems to be loose.
             return Ok(());
         }
@@ -137,18 +137,18 @@ impl Books {
     }
 
     /// Whether a waiter could start on a card if every lease there ended.
-    pub fn could_hold(&self, book: &Book, card: &CardBook) -> bool {
+    pub fn could_hold(&self, book: &LeaseBook, card: &GpuBook) -> bool {
         let loose = match card.look {
-            Look::Free(free) => {
+            SeenReading::Free(free) => {
                 let claimed = card.seen.iter().filter(|(lease, _)| card.claims.contains_key(lease));
                 card.facts.total.less(free).less(claimed.map(|(_, bytes)| *bytes).sum())
             }
-            Look::Coarse(free) => card.facts.total.less(free).less(card.reserved),
-            Look::Blind | Look::Lost => Bytes::ZERO,
+            SeenReading::Coarse(free) => card.facts.total.less(free).less(card.reserved),
+            SeenReading::Blind | SeenReading::Lost => Bytes::ZERO,
         };
         let alone = book.ask.exclusivity == Exclusivity::Shared || self.strangers(card) == 0;
         let allowed = book.ask.vram != Vram::Whole || self.allowed(book.tenant, &book.ask, self.largest(card));
-        let parked = |lease: &LeaseId| self.leases.get(lease).is_some_and(Book::is_parked);
+        let parked = |lease: &LeaseId| self.leases.get(lease).is_some_and(LeaseBook::is_parked);
         let residue = card.seen.iter().filter(|(lease, _)| card.claims.contains_key(lease) && parked(lease));
         let residue: Bytes = residue.map(|(_, bytes)| *bytes).sum();
         // Where nobody tells whose bytes are whose, those of who is parked are among the loose ones.
@@ -161,7 +161,7 @@ impl Books {
 
     /// Whether an ask could be served if all known cards were empty and in service.
     pub fn satisfiable(&self, tenant: usize, ask: &LeaseRequest) -> bool {
-        let would_do = |card: &&CardBook| {
+        let would_do = |card: &&GpuBook| {
             let largest = self.largest(card);
             let sized = match ask.vram {
                 Vram::Bytes(vram) => vram <= largest && self.context(ask, card) <= vram,
@@ -182,7 +182,7 @@ impl Books {
         match ask.vram {
             Vram::Bytes(vram) => self.allowed(tenant, ask, vram),
             Vram::Whole => {
-                let allowed = |card: &&CardBook| self.named(ask, card) && self.allowed(tenant, ask, self.largest(card));
+                let allowed = |card: &&GpuBook| self.named(ask, card) && self.allowed(tenant, ask, self.largest(card));
                 self.cards.iter().filter(allowed).count() >= usize::from(ask.gpus)
             }
         }
@@ -192,7 +192,7 @@ impl Books {
     /// something that there is. A card may have changed while they waited, or the rules of the
     /// house; and the driver keeps some bytes of each card to itself.
     pub fn hopeful(&self) -> impl Iterator<Item = LeaseId> + '_ {
-        let hope = |book: &&Book| {
+        let hope = |book: &&LeaseBook| {
             let able = self.cards.iter().filter(|card| self.could_hold(book, card)).count();
             self.satisfiable(book.tenant, &book.ask) && able >= usize::from(book.ask.gpus)
         };
@@ -203,10 +203,10 @@ impl Books {
     }
 
     /// Who near the head of the queue could use these cards of a tenant's.
-    pub fn wanted(&self, tenant: usize, cards: &[usize]) -> Wanted {
-        let mut wanted = Wanted::default();
+    pub fn wanted(&self, tenant: usize, cards: &[usize]) -> WantedRoom {
+        let mut wanted = WantedRoom::default();
         if cards.iter().any(|card| self.cards[*card].draining) {
-            return Wanted { at_all: true, freely: true };
+            return WantedRoom { at_all: true, freely: true };
         }
         let (mut capped, mut looked): (u64, usize) = (0, 0);
         let mut of_tenant = [0; 64];
@@ -214,14 +214,14 @@ impl Books {
             let Some(book) = self.leases.get(&lease) else { continue };
             let passed = capped & (1 << book.tenant) != 0;
             let held = self.capped(book);
-            if matches!(held, Capped::Now | Capped::Perhaps) {
+            if matches!(held, CapState::Now | CapState::Perhaps) {
                 capped |= 1 << book.tenant;
                 // Its own tenant's end makes room under the cap.
                 wanted.at_all |= book.tenant == tenant;
             }
             if cards.iter().any(|card| self.could_hold(book, &self.cards[*card])) {
                 wanted.at_all = true;
-                if held == Capped::Not && !passed && raw < NEAR_HEAD && of_tenant[book.tenant] < OF_TENANT {
+                if held == CapState::Not && !passed && raw < NEAR_HEAD && of_tenant[book.tenant] < OF_TENANT {
                     wanted.freely = true;
                 }
                 if wanted.freely || raw >= NEAR_HEAD {
@@ -229,7 +229,7 @@ impl Books {
                 }
             }
             // Who could not start whatever ended keeps nobody from being looked at.
-            if held == Capped::Not && !passed && !self.hopeless(book) {
+            if held == CapState::Not && !passed && !self.hopeless(book) {
                 looked += usize::from(of_tenant[book.tenant] < OF_TENANT);
                 of_tenant[book.tenant] += 1;
             }

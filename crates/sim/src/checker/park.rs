@@ -10,10 +10,10 @@
 
 mod back;
 
-use super::books::{At, Book, Books, CardBook, Held, Look};
-use super::calls::{Cause, Expect, Word};
-use super::coarse::Beside;
-use super::deep::Deep;
+use super::books::{CheckerBooks, GpuBook, HeldBook, LeaseBook, LeaseStage, SeenReading};
+use super::calls::{CallWord, EventCause, ExpectedAnswer};
+use super::coarse::OtherLeases;
+use super::contexts::ContextChecks;
 use super::{Verdict, Violation, must};
 use std::collections::BTreeMap;
 use sublet_core::action::{Action, UnparkReason};
@@ -39,7 +39,7 @@ const HOOK_TIME: Span = Span::secs(120);
 
 /// Which way a holder's bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum MoveWay {
     /// They leave its cards.
     Out,
     /// They are in host memory.
@@ -50,9 +50,9 @@ pub enum Way {
 
 /// A holder off its cards, or on its way.
 #[derive(Clone, Debug)]
-pub struct Trip {
+pub struct MoveBook {
     /// Which way.
-    pub way: Way,
+    pub way: MoveWay,
     /// Since when.
     pub since: Time,
     /// Once it is gone it asks for its cards again, and as of then.
@@ -87,9 +87,9 @@ pub struct Trip {
     /// What it had on its cards when it began to leave.
     pub had: Bytes,
     /// What each card had then in all, and whose beside its own, if one of them did not tell whose it is.
-    pub(super) before: BTreeMap<usize, Beside>,
+    pub(super) before: BTreeMap<usize, OtherLeases>,
     /// The driver shall have what the library left, too.
-    pub(super) deep: Option<Deep>,
+    pub(super) deep: Option<ContextChecks>,
     /// The processes that leave by the driver alone.
     pub(super) driven: Vec<ProcKey>,
 }
@@ -97,7 +97,7 @@ pub struct Trip {
 /// Somebody who speaks for a holder on a rung: the library in a program, the driver for a process, or
 /// the wrapper for all of them.
 #[derive(Clone, Copy, Debug)]
-pub struct Voice {
+pub struct MoverBook {
     /// So many of its bytes are in host memory.
     pub parked: Option<Bytes>,
     /// When it said so.
@@ -111,20 +111,21 @@ pub struct Voice {
 }
 
 /// All who speak for a holder on one rung.
-pub type Voices = BTreeMap<ProcKey, Voice>;
+pub type MoverBooks = BTreeMap<ProcKey, MoverBook>;
 
 /// The wrapper of a holder with a hook.
 pub const HOOK: ProcKey = ProcKey { pid: 0, start: 0 };
 
-static NOBODY: Voices = BTreeMap::new();
+static NOBODY: MoverBooks = BTreeMap::new();
 /// Who has said nothing of where its bytes are.
-pub(super) const SILENT: Voice = Voice { parked: None, word: Time::ZERO, cannot: false, deep: None, unknown: false };
+pub(super) const SILENT: MoverBook =
+    MoverBook { parked: None, word: Time::ZERO, cannot: false, deep: None, unknown: false };
 
 /// Until when a holder is left alone, rung by rung, and since when.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Rests([Time; 4], [Time; 4]);
+pub struct BackoffBook([Time; 4], [Time; 4]);
 
-impl Rests {
+impl BackoffBook {
     /// On one rung.
     pub fn on(&self, rung: Method) -> Time {
         self.0[rung as usize]
@@ -141,8 +142,8 @@ impl Rests {
     }
 
     /// As the disk has it: only who said what was not so is remembered.
-    pub fn read(lied: Option<(Method, Time)>, parking: &Parking) -> Rests {
-        let mut rests = Rests::default();
+    pub fn read(lied: Option<(Method, Time)>, parking: &Parking) -> BackoffBook {
+        let mut rests = BackoffBook::default();
         if let Some((rung, at)) = lied {
             rests.set(rung, at, at + Span(parking.retry_after.0 * DISTRUST));
         }
@@ -150,9 +151,9 @@ impl Rests {
     }
 }
 
-impl Trip {
-    fn new(way: Way, since: Time, span: Span) -> Trip {
-        Trip {
+impl MoveBook {
+    fn new(way: MoveWay, since: Time, span: Span) -> MoveBook {
+        MoveBook {
             way,
             since,
             again: None,
@@ -178,21 +179,21 @@ impl Trip {
     }
 
     /// As the disk has it.
-    pub fn read(way: Way, away: &ParkState, parking: &Parking) -> Trip {
+    pub fn read(way: MoveWay, away: &ParkState, parking: &Parking) -> MoveBook {
         let (again, back, wants) = (away.requests_again_at, away.was_resumed, away.queued_since);
         let (first, left, rung, had) = (away.first_request.clone(), away.term_left, away.method, away.had_bytes);
         // An earlier daemon may have told the driver.
-        let deep = away.with_driver.then(|| Deep { processes: away.processes.clone(), told: true });
+        let deep = away.with_driver.then(|| ContextChecks { processes: away.processes.clone(), told: true });
         let driven = if rung == Method::Driver { away.processes.clone() } else { Vec::new() };
         let (passive, with_context) = (away.is_passive, away.with_context);
-        let trip = Trip::new(way, away.since, Span::ZERO);
-        let trip = Trip { again, back, wants, passive, with_context, first, left, rung, had, deep, driven, ..trip };
-        Trip { span: trip.allowed(parking), sight: parking.move_timeout, ..trip }
+        let trip = MoveBook::new(way, away.since, Span::ZERO);
+        let trip = MoveBook { again, back, wants, passive, with_context, first, left, rung, had, deep, driven, ..trip };
+        MoveBook { span: trip.allowed(parking), sight: parking.move_timeout, ..trip }
     }
 
     /// Whether a row says the same.
     pub fn is(&self, away: &ParkState) -> bool {
-        let moving = self.way == Way::Gone || (away.requests_again_at, away.was_resumed) == (self.again, self.back);
+        let moving = self.way == MoveWay::Gone || (away.requests_again_at, away.was_resumed) == (self.again, self.back);
         let same = (away.since, away.queued_since, away.term_left) == (self.since, self.wants, self.left);
         let deep = match &self.deep {
             Some(deep) => away.with_driver && away.processes == deep.processes,
@@ -205,7 +206,7 @@ impl Trip {
     /// and a hook has two minutes.
     pub(super) fn allowed(&self, parking: &Parking) -> Span {
         match (self.way, self.rung) {
-            (Way::Gone, _) => parking.term,
+            (MoveWay::Gone, _) => parking.term,
             (_, Method::Driver) => Span(parking.move_timeout.0 + self.had.0 / (512 << 20) * 1_000_000),
             (_, Method::Hook) if parking.move_timeout < HOOK_TIME => HOOK_TIME,
             // First the driver has its time, then the library.
@@ -216,7 +217,7 @@ impl Trip {
 
     /// The driver brings it back: nothing else may come to its cards.
     pub fn restores(&self) -> bool {
-        self.way == Way::Back && self.needs_driver() && self.back
+        self.way == MoveWay::Back && self.needs_driver() && self.back
     }
 
     /// It does not come back without the driver.
@@ -225,13 +226,13 @@ impl Trip {
     }
 
     /// It goes another way from now on.
-    fn turned(&self, way: Way, since: Time, parking: &Parking) -> Trip {
+    fn turned(&self, way: MoveWay, since: Time, parking: &Parking) -> MoveBook {
         let (looks, since_then) = (BTreeMap::new(), BTreeMap::new());
-        let trip = Trip { way, since, looks, arrived: None, since_then, ..self.clone() };
-        Trip { span: trip.allowed(parking), sight: parking.move_timeout, ..trip }
+        let trip = MoveBook { way, since, looks, arrived: None, since_then, ..self.clone() };
+        MoveBook { span: trip.allowed(parking), sight: parking.move_timeout, ..trip }
     }
 
-    fn seen_on(&self, held: &Held, looks: u32) -> bool {
+    fn seen_on(&self, held: &HeldBook, looks: u32) -> bool {
         held.cards.iter().all(|card| self.looks.get(card).is_some_and(|count| *count >= looks))
     }
 
@@ -250,23 +251,23 @@ impl Trip {
     }
 }
 
-impl Books {
+impl CheckerBooks {
     // ---- what is heard -----------------------------------------------------
 
     /// Who speaks for a lease on a rung.
-    pub fn voices(&self, lease: LeaseId, rung: Method) -> &Voices {
+    pub fn voices(&self, lease: LeaseId, rung: Method) -> &MoverBooks {
         self.voices.get(&(lease, rung)).unwrap_or(&NOBODY)
     }
 
     /// Somebody who speaks for a lease said something.
-    pub fn heard(&mut self, now: Time, lease: LeaseId, rung: Method, process: ProcKey, said: &MoverReport) -> Word {
-        let Some(book) = self.leases.get(&lease) else { return Word::Tell };
-        let concerned = !matches!(&book.at, At::Away(_, trip) if trip.rung != rung);
+    pub fn heard(&mut self, now: Time, lease: LeaseId, rung: Method, process: ProcKey, said: &MoverReport) -> CallWord {
+        let Some(book) = self.leases.get(&lease) else { return CallWord::Tell };
+        let concerned = !matches!(&book.at, LeaseStage::Away(_, trip) if trip.rung != rung);
         if let (Method::Driver, MoverReport::Refused(_), true) = (rung, said, self.is_deep(lease)) {
             return self.driver_refused(now, lease);
         }
         if self.is_others(lease, rung, &process, said) || self.is_outdated(lease, rung, &process, said) {
-            return Word::Tell;
+            return CallWord::Tell;
         }
         let shims = self.voices.entry((lease, rung)).or_default();
         let before = shims.get(&process).copied();
@@ -275,38 +276,38 @@ impl Books {
         match said {
             MoverReport::Present { parked } => {
                 let word = before.filter(|before| before.parked.is_some() == parked.is_some()).map_or(now, |b| b.word);
-                shims.insert(process, Voice { parked: *parked, word, cannot, deep, unknown: false });
+                shims.insert(process, MoverBook { parked: *parked, word, cannot, deep, unknown: false });
             }
             MoverReport::Parked(bytes) => {
-                shims.insert(process, Voice { parked: Some(*bytes), word: now, cannot, deep, unknown: false });
+                shims.insert(process, MoverBook { parked: Some(*bytes), word: now, cannot, deep, unknown: false });
             }
             MoverReport::Resumed => {
                 // It calls the driver again, whatever it said before.
                 let deep = deep.map(|_| false);
-                shims.insert(process, Voice { parked: None, word: now, cannot, deep, unknown: false });
+                shims.insert(process, MoverBook { parked: None, word: now, cannot, deep, unknown: false });
             }
             MoverReport::Unknown => {
-                let shim = before.unwrap_or(Voice { word: now, ..SILENT });
-                shims.insert(process, Voice { unknown: true, ..shim });
+                let shim = before.unwrap_or(MoverBook { word: now, ..SILENT });
+                shims.insert(process, MoverBook { unknown: true, ..shim });
             }
             MoverReport::Cannot(why) => {
-                let shim = before.unwrap_or(Voice { word: now, ..SILENT });
-                shims.insert(process, Voice { cannot: why.is_some(), ..shim });
+                let shim = before.unwrap_or(MoverBook { word: now, ..SILENT });
+                shims.insert(process, MoverBook { cannot: why.is_some(), ..shim });
             }
             MoverReport::Gone | MoverReport::Died(_) => drop(shims.remove(&process)),
-            MoverReport::Refused(_) | MoverReport::Outgrown(_) if !concerned => return Word::Tell,
-            MoverReport::Refused(_) => return Word::Refuse,
-            MoverReport::Outgrown(_) => return Word::Outgrow,
-            MoverReport::Lost(_) => return Word::Lose,
+            MoverReport::Refused(_) | MoverReport::Outgrown(_) if !concerned => return CallWord::Tell,
+            MoverReport::Refused(_) => return CallWord::Refuse,
+            MoverReport::Outgrown(_) => return CallWord::Outgrow,
+            MoverReport::Lost(_) => return CallWord::Lose,
             MoverReport::KeepsStill(deep) => {
-                let shim = before.unwrap_or(Voice { word: now, ..SILENT });
-                shims.insert(process, Voice { deep: Some(*deep), ..shim });
+                let shim = before.unwrap_or(MoverBook { word: now, ..SILENT });
+                shims.insert(process, MoverBook { deep: Some(*deep), ..shim });
                 self.note_quiet(lease);
-                return Word::Tell;
+                return CallWord::Tell;
             }
             MoverReport::Used => {
                 self.ask_for(lease);
-                return Word::Resume;
+                return CallWord::Resume;
             }
         }
         match shims.get(&process).and_then(|shim| shim.parked) {
@@ -314,14 +315,14 @@ impl Books {
             _ => self.stowed.remove(&(process, rung)),
         };
         self.note_quiet(lease);
-        let word = if matches!(said, MoverReport::Died(_)) { Word::Die } else { Word::Tell };
+        let word = if matches!(said, MoverReport::Died(_)) { CallWord::Die } else { CallWord::Tell };
         if !concerned {
             return word;
         }
         // What was seen before its last word proves nothing.
-        if let Some(Book { at: At::Away(_, trip), .. }) = self.leases.get_mut(&lease) {
+        if let Some(LeaseBook { at: LeaseStage::Away(_, trip), .. }) = self.leases.get_mut(&lease) {
             match said {
-                MoverReport::Died(_) if trip.way == Way::Out => trip.died = Some(process),
+                MoverReport::Died(_) if trip.way == MoveWay::Out => trip.died = Some(process),
                 MoverReport::Present { .. } => drop(trip.died.take_if(|died| *died == process)),
                 _ => {}
             }
@@ -333,15 +334,15 @@ impl Books {
 
     /// Somebody needs the cards of a holder that is leaving them.
     pub(super) fn ask_for(&mut self, lease: LeaseId) {
-        if let Some(Book { at: At::Away(_, trip), .. }) = self.leases.get_mut(&lease) {
-            trip.asked_for |= trip.way == Way::Out;
+        if let Some(LeaseBook { at: LeaseStage::Away(_, trip), .. }) = self.leases.get_mut(&lease) {
+            trip.asked_for |= trip.way == MoveWay::Out;
         }
     }
 
     /// The same of a holder that has left them already.
     pub(super) fn ask_at_once(&mut self, lease: LeaseId) {
-        if let Some(Book { at: At::Away(_, trip), .. }) = self.leases.get_mut(&lease) {
-            trip.asked_for |= trip.way != Way::Back && trip.wants.is_none();
+        if let Some(LeaseBook { at: LeaseStage::Away(_, trip), .. }) = self.leases.get_mut(&lease) {
+            trip.asked_for |= trip.way != MoveWay::Back && trip.wants.is_none();
         }
     }
 
@@ -358,7 +359,7 @@ impl Books {
     pub fn allow_trips(&mut self) {
         let parking = &self.policy.parking;
         for lease in &self.trips {
-            if let Some(Book { at: At::Away(_, trip), .. }) = self.leases.get_mut(lease) {
+            if let Some(LeaseBook { at: LeaseStage::Away(_, trip), .. }) = self.leases.get_mut(lease) {
                 trip.span = trip.span.max(trip.allowed(parking));
                 trip.sight = trip.sight.max(parking.move_timeout);
             }
@@ -380,16 +381,16 @@ impl Books {
     pub fn look_at_trips(&mut self, number: usize, begun: Time) {
         for lease in self.trips.iter().copied().collect::<Vec<_>>() {
             let Some(book) = self.leases.get(&lease) else { continue };
-            let At::Away(held, trip) = &book.at else { continue };
-            if !held.cards.contains(&number) || trip.way == Way::Gone {
+            let LeaseStage::Away(held, trip) = &book.at else { continue };
+            if !held.cards.contains(&number) || trip.way == MoveWay::Gone {
                 continue;
             }
             let agrees = match trip.way {
-                Way::Out => self.shows_gone(lease, held, trip, number, begun),
+                MoveWay::Out => self.shows_gone(lease, held, trip, number, begun),
                 _ => self.shows_back(book, trip, number, begun),
             };
             let now = self.heard.unwrap_or_default();
-            if let Some(Book { at: At::Away(held, trip), .. }) = self.leases.get_mut(&lease) {
+            if let Some(LeaseBook { at: LeaseStage::Away(held, trip), .. }) = self.leases.get_mut(&lease) {
                 trip.look(&held.cards, number, agrees, begun, now);
             }
         }
@@ -406,17 +407,17 @@ impl Books {
         seen.map_or(Bytes::ZERO, |(_, bytes)| *bytes)
     }
 
-    fn seen_in_all(&self, lease: LeaseId, held: &Held) -> Bytes {
+    fn seen_in_all(&self, lease: LeaseId, held: &HeldBook) -> Bytes {
         held.cards.iter().map(|card| self.seen_of(lease, *card)).sum()
     }
 
-    fn shows_gone(&self, lease: LeaseId, held: &Held, trip: &Trip, number: usize, begun: Time) -> bool {
+    fn shows_gone(&self, lease: LeaseId, held: &HeldBook, trip: &MoveBook, number: usize, begun: Time) -> bool {
         let card = &self.cards[number];
         let voices = self.voices(lease, trip.rung);
         let each = card.facts.context.unwrap_or(CONTEXT) + BESIDE;
         let programs = self.own_on(lease, number).count() as u64;
         let said = self.said(lease, trip.rung);
-        let told = |voice: &Voice| voice.parked.is_some() && voice.word < begun;
+        let told = |voice: &MoverBook| voice.parked.is_some() && voice.word < begun;
         // Whose programs all went away has nothing there; a hook and the driver have a voice or none.
         let heard = trip.rung == Method::Shim || !voices.is_empty();
         let heard = heard && trip.since < begun && voices.values().all(told);
@@ -424,7 +425,7 @@ impl Books {
             let known = self.own_on(lease, number).all(|process| voices.contains_key(process));
             return heard && known && trip.rung == Method::Shim && self.shows_less(held, trip, said);
         }
-        let heard = heard && matches!(card.look, Look::Free(_));
+        let heard = heard && matches!(card.look, SeenReading::Free(_));
         let few = self.seen_of(lease, number).0 <= each.0 * programs;
         let all = self.seen_in_all(lease, held);
         if trip.rung == Method::Hook {
@@ -436,11 +437,11 @@ impl Books {
             && (said <= LITTLE || all <= held.booked.less(Bytes(said.0 / 2)))
     }
 
-    fn shows_back(&self, book: &Book, trip: &Trip, number: usize, begun: Time) -> bool {
+    fn shows_back(&self, book: &LeaseBook, trip: &MoveBook, number: usize, begun: Time) -> bool {
         let shims = self.voices(book.id, trip.rung);
         // Of whom nothing was heard nothing is known.
         let heard = !shims.is_empty() || !book.bound;
-        let told = |shim: &Voice| shim.parked.is_none() && shim.word < begun;
+        let told = |shim: &MoverBook| shim.parked.is_none() && shim.word < begun;
         let known = self.own_on(book.id, number).all(|process| shims.contains_key(process));
         let known = known || trip.rung == Method::Hook;
         heard && known && trip.since < begun && shims.values().all(told) && !self.may_have(book.id, trip)
@@ -449,18 +450,18 @@ impl Books {
     // ---- rule 3 ------------------------------------------------------------
 
     /// A way in which a holder could leave its cards now.
-    pub fn could_leave(&self, now: Time, lease: LeaseId, book: &Book) -> Option<Method> {
+    pub fn could_leave(&self, now: Time, lease: LeaseId, book: &LeaseBook) -> Option<Method> {
         Method::REVERSIBLE.into_iter().find(|rung| self.parkable(now, lease, book, *rung).is_ok())
     }
 
     /// Whether a holder's time is over.
-    pub fn is_over(&self, now: Time, held: &Held) -> bool {
+    pub fn is_over(&self, now: Time, held: &HeldBook) -> bool {
         now >= held.until && !self.in_grace(now, held.renewed)
     }
 
     /// How much host memory parking a holder in this way takes, or why it cannot be parked.
-    pub fn parkable(&self, now: Time, lease: LeaseId, book: &Book, rung: Method) -> Result<Bytes, &'static str> {
-        let At::Held(held) = &book.at else { return Err("it is not on its cards") };
+    pub fn parkable(&self, now: Time, lease: LeaseId, book: &LeaseBook, rung: Method) -> Result<Bytes, &'static str> {
+        let LeaseStage::Held(held) = &book.at else { return Err("it is not on its cards") };
         let parking = &self.policy.parking;
         let shims = self.voices(lease, rung);
         if shims.is_empty() {
@@ -481,7 +482,7 @@ impl Books {
         for number in &held.cards {
             let card = &self.cards[*number];
             let stale = now.since(card.begun).0 > 2 * self.policy.period.0;
-            let tells = matches!(card.look, Look::Free(_)) || (card.is_coarse() && rung == Method::Shim);
+            let tells = matches!(card.look, SeenReading::Free(_)) || (card.is_coarse() && rung == Method::Shim);
             if stale || !tells {
                 return Err("nobody would see its bytes go");
             }
@@ -511,14 +512,17 @@ impl Books {
 
     pub(super) fn booked_by(&self, whose: Option<usize>) -> Bytes {
         let all = self.leases.values().filter(|book| whose.is_none_or(|tenant| book.tenant == tenant));
-        all.filter_map(Book::held).map(|held| held.booked).sum()
+        all.filter_map(LeaseBook::held).map(|held| held.booked).sum()
     }
 
     /// Whether so much more host memory can be booked.
     pub(super) fn has_memory(&self, need: Bytes, available: Bytes) -> Result<(), &'static str> {
         let parking = &self.policy.parking;
-        let out = self.leases.values().filter(|book| matches!(&book.at, At::Away(_, trip) if trip.way == Way::Out));
-        let leaving: Bytes = out.filter_map(Book::held).map(|held| held.booked).sum();
+        let out = self
+            .leases
+            .values()
+            .filter(|book| matches!(&book.at, LeaseStage::Away(_, trip) if trip.way == MoveWay::Out));
+        let leaving: Bytes = out.filter_map(LeaseBook::held).map(|held| held.booked).sum();
         if need + parking.keep_available + leaving + self.unread > available {
             return Err("the host has too little memory");
         }
@@ -529,20 +533,20 @@ impl Books {
     }
 
     /// A holder's bytes shall leave its cards.
-    pub fn park(&mut self, now: Time, cause: &Cause, lease: LeaseId, action: &Action) -> Verdict {
+    pub fn park(&mut self, now: Time, cause: &EventCause, lease: LeaseId, action: &Action) -> Verdict {
         let Action::Park { at, booked, again, rung, had, room_for, aside, quiet, with_context, processes, .. } = action
         else {
             return Ok(());
         };
         let (at, booked, again, rung, quiet) = (*at, *booked, *again, *rung, *quiet);
         let Some(book) = self.leases.get(&lease) else { return must(0, false, || format!("no {lease} to park")) };
-        let At::Held(held) = &book.at else {
+        let LeaseStage::Held(held) = &book.at else {
             return must(5, false, || format!("{lease} is told to leave its cards, and it is {:?}", book.at));
         };
         must(14, at == now, || format!("{lease} is parked at {at}, and it is {now}"))?;
         // Only the library reports the next use: a lease that leaves in another way while idle is passive.
-        let moved = matches!(cause, Cause::Observed(..) | Cause::Watched(_)) && self.watch.is_by(lease);
-        let by_hand = moved || matches!(cause, Cause::Park(of, _) if *of == lease);
+        let moved = matches!(cause, EventCause::Observed(..) | EventCause::Watched(_)) && self.watch.is_by(lease);
+        let by_hand = moved || matches!(cause, EventCause::Park(of, _) if *of == lease);
         let by_hand = by_hand && room_for.is_none() && aside.is_none();
         let is_heard = rung == Method::Shim || (rung == Method::Hook && !self.voices(lease, Method::Shim).is_empty());
         let passive = (!is_heard || aside.is_some()) && again.is_none() && !by_hand;
@@ -562,10 +566,12 @@ impl Books {
             _ if moved => must(17, again.is_none() && !quiet, || {
                 format!("{lease} is parked as a stranger, and asks again as of {again:?}")
             })?,
-            Cause::Park(of, Expect::Yes(true)) => must(17, *of == lease && again.is_none() && !quiet, || {
-                format!("{lease} is parked after {cause:?}, and asks again as of {again:?}")
-            })?,
-            Cause::Ticked => {
+            EventCause::Park(of, ExpectedAnswer::Yes(true)) => {
+                must(17, *of == lease && again.is_none() && !quiet, || {
+                    format!("{lease} is parked after {cause:?}, and asks again as of {again:?}")
+                })?
+            }
+            EventCause::Ticked => {
                 let over = held.until <= now && !self.in_grace(now, book.since()) && !book.fixed();
                 must(8, over, || format!("{lease} is parked at {now}, and it has until {}", held.until))?;
                 let wanted = self.wanted(book.tenant, &held.cards).at_all;
@@ -590,7 +596,7 @@ impl Books {
         must(2, *processes == driven, || format!("{lease} is parked ({rung}) with {processes:?}, not {driven:?}"))?;
         let before = self.beside(lease, held);
         let with_context = *with_context;
-        let trip = Trip {
+        let trip = MoveBook {
             again,
             passive,
             with_context,
@@ -598,9 +604,9 @@ impl Books {
             had: *had,
             before,
             driven,
-            ..Trip::new(Way::Out, now, Span::ZERO)
+            ..MoveBook::new(MoveWay::Out, now, Span::ZERO)
         };
-        let trip = trip.turned(Way::Out, now, &self.policy.parking);
+        let trip = trip.turned(MoveWay::Out, now, &self.policy.parking);
         self.set_trip(lease, trip, |held| {
             (held.booked, held.moved, held.notice, held.over) = (booked, true, None, None);
         });
@@ -609,17 +615,17 @@ impl Books {
     }
 
     /// Moves a lease to another part of its trip.
-    fn set_trip(&mut self, lease: LeaseId, trip: Trip, change: impl FnOnce(&mut Held)) {
+    fn set_trip(&mut self, lease: LeaseId, trip: MoveBook, change: impl FnOnce(&mut HeldBook)) {
         let Some(book) = self.remove(lease) else { return };
         let Some(mut held) = book.held().cloned() else { return };
         change(&mut held);
-        self.insert(lease, Book { at: At::Away(held, Box::new(trip)), ..book });
+        self.insert(lease, LeaseBook { at: LeaseStage::Away(held, Box::new(trip)), ..book });
     }
 
-    pub(super) fn trip(&self, lease: LeaseId, way: Way) -> Result<(&Book, &Held, &Trip), Violation> {
+    pub(super) fn trip(&self, lease: LeaseId, way: MoveWay) -> Result<(&LeaseBook, &HeldBook, &MoveBook), Violation> {
         let book = self.leases.get(&lease);
         if let Some(book) = book
-            && let At::Away(held, trip) = &book.at
+            && let LeaseStage::Away(held, trip) = &book.at
             && trip.way == way
         {
             return Ok((book, held, trip));
@@ -630,13 +636,13 @@ impl Books {
     // ---- rule 4 ------------------------------------------------------------
 
     /// Whether a trip has taken longer than it may.
-    pub(super) fn is_overdue(&self, now: Time, trip: &Trip) -> bool {
+    pub(super) fn is_overdue(&self, now: Time, trip: &MoveBook) -> bool {
         let span = trip.allowed(&self.policy.parking);
         now >= trip.since + span && !self.in_grace(now, trip.since)
     }
 
     /// When all who speak for a holder that leaves had said that its bytes are gone.
-    pub(super) fn all_said(&self, lease: LeaseId, trip: &Trip) -> Option<Time> {
+    pub(super) fn all_said(&self, lease: LeaseId, trip: &MoveBook) -> Option<Time> {
         let voices = self.voices(lease, trip.rung);
         let said = voices.values().all(|voice| voice.parked.is_some());
         let words = voices.values().map(|voice| voice.word).chain([trip.since]);
@@ -644,14 +650,14 @@ impl Books {
     }
 
     /// Whether what was said to be gone should have been seen by now, whatever time is left to go.
-    pub(super) fn is_unseen(&self, now: Time, lease: LeaseId, trip: &Trip) -> bool {
+    pub(super) fn is_unseen(&self, now: Time, lease: LeaseId, trip: &MoveBook) -> bool {
         let by = self.all_said(lease, trip).map(|said| said + self.policy.parking.move_timeout);
         let by = by.map(|by| by.min(trip.since + trip.allowed(&self.policy.parking)));
         by.is_some_and(|by| now >= by) && !self.in_grace(now, trip.since)
     }
 
     /// Whether all of a holder has left, by its programs' word: none is there that could refuse to.
-    fn has_all_left(&self, held: &Held, lease: LeaseId, trip: &Trip) -> bool {
+    fn has_all_left(&self, held: &HeldBook, lease: LeaseId, trip: &MoveBook) -> bool {
         let voices = self.voices(lease, trip.rung);
         let known = |number: &usize| self.own_on(lease, *number).all(|process| voices.contains_key(process));
         let heard = trip.rung == Method::Shim || !voices.is_empty();
@@ -660,37 +666,37 @@ impl Books {
     }
 
     /// A holder's bytes stay after all.
-    pub fn unpark(&mut self, now: Time, cause: &Cause, lease: LeaseId, at: Time, why: &UnparkReason) -> Verdict {
-        let (_, held, trip) = self.trip(lease, Way::Out)?;
+    pub fn unpark(&mut self, now: Time, cause: &EventCause, lease: LeaseId, at: Time, why: &UnparkReason) -> Verdict {
+        let (_, held, trip) = self.trip(lease, MoveWay::Out)?;
         let coarse = held.cards.iter().any(|number| self.cards[*number].is_coarse());
         let fits = match why {
             // Whoever has more than was booked does not fit, whatever it says.
             UnparkReason::Refused(_) if trip.rung != Method::Hook && self.said(lease, trip.rung) > held.booked => true,
-            UnparkReason::Refused(_) if matches!(cause, Cause::Unwrapped(of) if *of == lease) => {
+            UnparkReason::Refused(_) if matches!(cause, EventCause::Unwrapped(of) if *of == lease) => {
                 trip.rung == Method::Hook
             }
             UnparkReason::Refused(_) => {
                 let said = |of: &LeaseId| *of == lease && !self.has_all_left(held, lease, trip);
-                let refusal = |word: &Word| matches!(word, Word::Refuse | Word::Outgrow);
-                matches!(cause, Cause::Said(of, word) | Cause::Hooked(of, word) if said(of) && refusal(word))
+                let refusal = |word: &CallWord| matches!(word, CallWord::Refuse | CallWord::Outgrow);
+                matches!(cause, EventCause::Said(of, word) | EventCause::Hooked(of, word) if said(of) && refusal(word))
             }
-            UnparkReason::Silent => matches!(cause, Cause::Ticked) && self.is_overdue(now, trip),
-            UnparkReason::NotSeen => matches!(cause, Cause::Ticked) && self.is_unseen(now, lease, trip) && !coarse,
-            UnparkReason::Unclear => matches!(cause, Cause::Ticked) && self.is_unseen(now, lease, trip) && coarse,
+            UnparkReason::Silent => matches!(cause, EventCause::Ticked) && self.is_overdue(now, trip),
+            UnparkReason::NotSeen => matches!(cause, EventCause::Ticked) && self.is_unseen(now, lease, trip) && !coarse,
+            UnparkReason::Unclear => matches!(cause, EventCause::Ticked) && self.is_unseen(now, lease, trip) && coarse,
         };
         must(8, fits && at == now, || format!("{lease} shall stay ({why:?}) after {cause:?}: {trip:?}"))?;
         let rests = if *why == UnparkReason::NotSeen { DISTRUST } else { 1 };
         let rung = trip.rung;
         // Whoever was told to leave and said nothing may leave yet.
         let silent = *why == UnparkReason::Silent && rung == Method::Driver;
-        let trip = Trip { back: false, ..trip.turned(Way::Back, now, &self.policy.parking) };
+        let trip = MoveBook { back: false, ..trip.turned(MoveWay::Back, now, &self.policy.parking) };
         self.set_trip(lease, trip, |_| {});
         let voices = self.voices.get_mut(&(lease, rung)).filter(|_| silent);
         let here = voices.into_iter().flat_map(|voices| voices.values_mut()).filter(|voice| voice.parked.is_none());
         here.for_each(|voice| voice.unknown = true);
         match cause {
             // It may be tried again at once; that it failed once before does not count any more.
-            Cause::Said(_, Word::Outgrow) => {
+            EventCause::Said(_, CallWord::Outgrow) => {
                 if let Some(book) = self.leases.get_mut(&lease) {
                     book.rests.set(rung, Time::ZERO, Time::ZERO);
                 }
@@ -709,7 +715,7 @@ impl Books {
 
     /// A holder's bytes were seen to be gone.
     pub fn parked(&mut self, now: Time, lease: LeaseId, at: Time, mark: Option<Time>) -> Verdict {
-        let (book, held, trip) = self.trip(lease, Way::Out)?;
+        let (book, held, trip) = self.trip(lease, MoveWay::Out)?;
         must(14, at == now, || format!("{lease} is parked at {at}, and it is {now}"))?;
         let shims = self.voices(lease, trip.rung);
         must(4, shims.values().all(|shim| shim.parked.is_some()), || {
@@ -725,7 +731,7 @@ impl Books {
                 trip.looks, held.cards
             )
         })?;
-        let readable = |number: &&usize| !matches!(self.cards[**number].look, Look::Blind | Look::Lost);
+        let readable = |number: &&usize| !matches!(self.cards[**number].look, SeenReading::Blind | SeenReading::Lost);
         let unheard =
             |number: &usize| self.own_on(lease, *number).find(|process| !shims.contains_key(process)).copied();
         let other = held.cards.iter().filter(readable).find_map(unheard);
@@ -736,7 +742,7 @@ impl Books {
         let left = book.fixed().then(|| held.until.max(graced).since(now));
         must(8, left != Some(Span::ZERO), || format!("{lease} is parked, and its term is over: {held:?}"))?;
         let booked = held.booked;
-        let trip = Trip { left, ..trip.turned(Way::Gone, now, &self.policy.parking) };
+        let trip = MoveBook { left, ..trip.turned(MoveWay::Gone, now, &self.policy.parking) };
         self.give_back(now, lease, mark)?;
         self.unread = self.unread + booked;
         self.set_trip(lease, trip, |held| {
@@ -748,17 +754,17 @@ impl Books {
     }
 
     /// A parked holder waits for its cards, as of when it asked for them.
-    pub fn want(&mut self, now: Time, cause: &Cause, lease: LeaseId, action: &Action) -> Verdict {
+    pub fn want(&mut self, now: Time, cause: &EventCause, lease: LeaseId, action: &Action) -> Verdict {
         let Action::Want { at, vram, at_least, wake, .. } = action else { return Ok(()) };
         let (at, vram, at_least) = (*at, *vram, *at_least);
-        let (book, held, trip) = self.trip(lease, Way::Gone)?;
+        let (book, held, trip) = self.trip(lease, MoveWay::Gone)?;
         must(9, !trip.passive || wake.is_some(), || format!("{lease} is passive, and nothing woke it"))?;
         must(9, trip.wants.is_none(), || format!("{lease} waits for its cards twice"))?;
         let asked = match cause {
-            Cause::Said(of, Word::Resume) | Cause::Hooked(of, Word::Resume) | Cause::Resume(of, Expect::Yes(_)) => {
-                *of == lease
-            }
-            Cause::Hinted(of, counts) => *of == lease && *counts,
+            EventCause::Said(of, CallWord::Resume)
+            | EventCause::Hooked(of, CallWord::Resume)
+            | EventCause::Resume(of, ExpectedAnswer::Yes(_)) => *of == lease,
+            EventCause::Hinted(of, counts) => *of == lease && *counts,
             _ => false,
         };
         let fits = asked || trip.again.is_some() || trip.asked_for;
@@ -782,10 +788,10 @@ impl Books {
             ..book.ask.clone()
         };
         let first = Some(book.ask.clone());
-        let trip = Trip { wants: Some(at), again: None, asked_for: false, passive: false, first, ..trip.clone() };
+        let trip = MoveBook { wants: Some(at), again: None, asked_for: false, passive: false, first, ..trip.clone() };
         let Some(book) = self.remove(lease) else { return Ok(()) };
-        let At::Away(held, _) = book.at else { return Ok(()) };
-        self.insert(lease, Book { ask, at: At::Away(held, Box::new(trip)), ..book });
+        let LeaseStage::Away(held, _) = book.at else { return Ok(()) };
+        self.insert(lease, LeaseBook { ask, at: LeaseStage::Away(held, Box::new(trip)), ..book });
         Ok(())
     }
 }

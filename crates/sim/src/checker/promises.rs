@@ -4,7 +4,7 @@
 //! drained or used by strangers, a daemon that was away, other rules of the house, programs that do not
 //! answer) voids it, and so it does here. Unlike the other books these hear core's own word; what is tested is that it holds.
 
-use super::calls::Cause;
+use super::calls::EventCause;
 use super::{Verdict, must};
 use std::collections::BTreeMap;
 use sublet_core::action::Action;
@@ -39,12 +39,16 @@ impl Promises {
     }
 
     /// An event was taken in, with these actions.
-    pub fn after(&mut self, now: Time, state: &State, actions: &[Action], cause: &Cause) -> Verdict {
+    pub fn after(&mut self, now: Time, state: &State, actions: &[Action], cause: &EventCause) -> Verdict {
         if !self.by.is_empty() {
             // Room is taken by what happens to leases, and by what is seen of cards and processes.
             let is_seen = matches!(
                 cause,
-                Cause::Observed(..) | Cause::Listed(_) | Cause::Gone(_) | Cause::Unwrapped(_) | Cause::Other
+                EventCause::Observed(..)
+                    | EventCause::Listed(_)
+                    | EventCause::Gone(_)
+                    | EventCause::Unwrapped(_)
+                    | EventCause::Other
             );
             let is_less_room = (is_seen || !actions.is_empty()) && self.is_less_room(state);
             if actions.iter().any(upsets) || is_less_room || state.is_stopped() || is_silent(state, now) {

@@ -1,35 +1,35 @@
 //! Rule 1: what may be promised, recomputed from the readings delivered and the
 //! leases on the books.
 
-use super::books::{At, Book, Books, CardBook, Look};
+use super::books::{CheckerBooks, GpuBook, LeaseBook, LeaseStage, SeenReading};
 use super::{Verdict, must};
 use std::borrow::Cow;
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::request::{Exclusivity, LeaseRequest, Vram};
 use sublet_core::units::{Bytes, Time};
 
-impl Books {
+impl CheckerBooks {
     /// Bytes that may be promised on a card.
-    pub fn promisable(&self, card: &CardBook, now: Time) -> Bytes {
+    pub fn promisable(&self, card: &GpuBook, now: Time) -> Bytes {
         self.promisable_but(card, now, None)
     }
 
     /// The same to a parked lease that has some bytes there already.
-    pub fn promisable_but(&self, card: &CardBook, now: Time, own: Option<LeaseId>) -> Bytes {
+    pub fn promisable_but(&self, card: &GpuBook, now: Time, own: Option<LeaseId>) -> Bytes {
         let stale = now.since(card.begun).0 > 2 * self.policy.period.0;
         if !self.open(card) || stale || self.restores_on(card) {
             return Bytes::ZERO;
         }
         let total = card.facts.total;
         let committed = match card.look {
-            Look::Blind | Look::Lost => return Bytes::ZERO,
-            Look::Coarse(free) => {
-                let parked = |lease: &&LeaseId| self.leases.get(lease).is_some_and(Book::is_parked);
+            SeenReading::Blind | SeenReading::Lost => return Bytes::ZERO,
+            SeenReading::Coarse(free) => {
+                let parked = |lease: &&LeaseId| self.leases.get(lease).is_some_and(LeaseBook::is_parked);
                 let left = card.left().0 * card.claims.keys().filter(parked).count() as u64;
                 let own = own.filter(|own| card.claims.contains_key(own)).map_or(Bytes::ZERO, |_| card.left());
                 total.less(free).max(card.reserved + Bytes(left)).less(own)
             }
-            Look::Free(free) => {
+            SeenReading::Free(free) => {
                 let claimed = |(lease, seen): &(LeaseId, Bytes)| card.claims.get(lease).map(|held| (*seen, *held));
                 let seen: Bytes = card.seen.iter().filter_map(claimed).map(|(seen, _)| seen).sum();
                 let beyond: Bytes = card.seen.iter().filter_map(claimed).map(|(seen, held)| seen.less(held)).sum();
@@ -41,8 +41,8 @@ impl Books {
     }
 
     /// Compute processes there that belong to no lease on the card, as far as anybody can see.
-    pub fn strangers(&self, card: &CardBook) -> usize {
-        if matches!(card.look, Look::Blind | Look::Lost) {
+    pub fn strangers(&self, card: &GpuBook) -> usize {
+        if matches!(card.look, SeenReading::Blind | SeenReading::Lost) {
             return 0;
         }
         let ours = |process: &ProcKey| self.owners.get(process).is_some_and(|lease| card.claims.contains_key(lease));
@@ -50,7 +50,7 @@ impl Books {
     }
 
     /// Whether somebody's exclusivity, or the asker's own wish for it, is in the way.
-    pub fn excluded(&self, book: &Book, card: &CardBook) -> bool {
+    pub fn excluded(&self, book: &LeaseBook, card: &GpuBook) -> bool {
         let on_card = || self.at_work(card);
         let others = || on_card().any(|other| other.tenant != book.tenant);
         if on_card().any(|other| other.ask.exclusivity == Exclusivity::Device) {
@@ -64,12 +64,12 @@ impl Books {
     }
 
     /// Leases whose work is on a card: what parked ones left there is in nobody's way.
-    pub(super) fn at_work<'a>(&'a self, card: &'a CardBook) -> impl Iterator<Item = &'a Book> {
+    pub(super) fn at_work<'a>(&'a self, card: &'a GpuBook) -> impl Iterator<Item = &'a LeaseBook> {
         card.claims.keys().filter_map(|lease| self.leases.get(lease)).filter(|book| !book.is_parked())
     }
 
     /// What an ask must find on a card.
-    pub fn need(&self, book: &Book, card: &CardBook) -> Bytes {
+    pub fn need(&self, book: &LeaseBook, card: &GpuBook) -> Bytes {
         match self.ask_now(book).vram {
             Vram::Bytes(vram) => vram,
             Vram::Whole => Bytes(self.largest(card).0 / 100 * 75),
@@ -77,7 +77,7 @@ impl Books {
     }
 
     /// Whether a waiter could start on a card now.
-    pub fn fits(&self, book: &Book, card: &CardBook, now: Time) -> bool {
+    pub fn fits(&self, book: &LeaseBook, card: &GpuBook, now: Time) -> bool {
         let empty = book.ask.vram != Vram::Whole || self.at_work(card).next().is_none();
         empty
             && self.eligible(&self.ask_now(book), card)
@@ -87,19 +87,19 @@ impl Books {
 
     /// What a waiter asks for; a parked one for what it lacks now of what it had, whatever was left of it
     /// on its cards when it asked. Of a whole card enough will do.
-    pub fn ask_now<'a>(&self, book: &'a Book) -> Cow<'a, LeaseRequest> {
+    pub fn ask_now<'a>(&self, book: &'a LeaseBook) -> Cow<'a, LeaseRequest> {
         let Some(held) = book.held().filter(|_| book.is_parked() && book.ask.at_least.is_none()) else {
             return Cow::Borrowed(&book.ask);
         };
         let left = match &book.at {
-            At::Away(_, trip) => self.has_still(book.id, held, trip),
+            LeaseStage::Away(_, trip) => self.has_still(book.id, held, trip),
             _ => Bytes::ZERO,
         };
         Cow::Owned(LeaseRequest { vram: Vram::Bytes(held.vram.less(left).max(Bytes(1))), ..book.ask.clone() })
     }
 
     /// A waiter is about to get these cards.
-    pub fn check_room(&self, now: Time, lease: LeaseId, book: &Book, cards: &[usize], vram: Bytes) -> Verdict {
+    pub fn check_room(&self, now: Time, lease: LeaseId, book: &LeaseBook, cards: &[usize], vram: Bytes) -> Verdict {
         let gpus = usize::from(book.ask.gpus);
         let apart = cards.windows(2).all(|pair| pair[0] < pair[1]);
         must(1, cards.len() == gpus && apart, || format!("{lease} asked for {gpus} cards and gets {cards:?}"))?;
@@ -140,7 +140,7 @@ impl Books {
     }
 
     /// What a lease would put on its tenant's account is within its caps.
-    pub fn check_caps(&self, lease: LeaseId, book: &Book, cards: usize, vram: Bytes) -> Verdict {
+    pub fn check_caps(&self, lease: LeaseId, book: &LeaseBook, cards: usize, vram: Bytes) -> Verdict {
         let tenant = &self.tenants[book.tenant];
         let caps = self.policy.caps_for(&tenant.name, &[]);
         let leases = caps.leases.is_none_or(|cap| tenant.leases < cap);

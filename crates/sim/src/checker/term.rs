@@ -1,7 +1,7 @@
 //! Rule 8: nothing ends before its time, nor after it.
 
-use super::books::{At, Book, Books, Held};
-use super::calls::{Cause, Expect, Word};
+use super::books::{CheckerBooks, HeldBook, LeaseBook, LeaseStage};
+use super::calls::{CallWord, EventCause, ExpectedAnswer};
 use super::{Verdict, must};
 use sublet_core::action::Action;
 use sublet_core::ids::LeaseId;
@@ -12,18 +12,19 @@ use sublet_core::units::Time;
 /// So many things may come due in one tick and still be dealt with in it.
 const DUE_MAX: usize = 1_024;
 
-impl Books {
+impl CheckerBooks {
     /// A lease goes on: because it was used, or because nobody waits for its cards.
     pub fn check_renewal(
         &self,
         now: Time,
-        cause: &Cause,
+        cause: &EventCause,
         lease: LeaseId,
         at: Time,
         until: Time,
         idle: bool,
     ) -> Verdict {
-        let Some(Book { at: At::Held(held), tenant, worked, ask, bound, .. }) = self.leases.get(&lease) else {
+        let Some(LeaseBook { at: LeaseStage::Held(held), tenant, worked, ask, bound, .. }) = self.leases.get(&lease)
+        else {
             return must(8, false, || format!("{lease} is renewed and nobody has it"));
         };
         let full = now + ask.term.span();
@@ -50,25 +51,33 @@ impl Books {
         let used = *worked && now >= (held.renewed + soonest).min(held.until);
         let ran_out = now >= held.until && !self.in_grace(now, held.renewed) && !wanted.freely;
         let fits = match cause {
-            Cause::Call(Word::Renew, of, _) => *of == lease && !bound,
-            Cause::Worked(of, _) => *of == lease && used,
-            Cause::Ticked if idle => ran_out && !worked,
-            Cause::Ticked => used || ran_out,
+            EventCause::Call(CallWord::Renew, of, _) => *of == lease && !bound,
+            EventCause::Worked(of, _) => *of == lease && used,
+            EventCause::Ticked if idle => ran_out && !worked,
+            EventCause::Ticked => used || ran_out,
             _ => false,
         };
         must(8, fits, || format!("{lease} is renewed (idle: {idle}) without a reason, after {cause:?}"))
     }
 
     /// A lease ends because time passed.
-    pub fn check_expiry(&self, now: Time, cause: &Cause, lease: LeaseId, book: &Book, reason: EndReason) -> Verdict {
-        let may_not_wait = matches!((cause, &book.at), (Cause::Asked { .. }, At::Waiting(give_up)) if *give_up == now);
-        must(8, matches!(cause, Cause::Ticked) || may_not_wait, || {
+    pub fn check_expiry(
+        &self,
+        now: Time,
+        cause: &EventCause,
+        lease: LeaseId,
+        book: &LeaseBook,
+        reason: EndReason,
+    ) -> Verdict {
+        let may_not_wait =
+            matches!((cause, &book.at), (EventCause::Asked { .. }, LeaseStage::Waiting(give_up)) if *give_up == now);
+        must(8, matches!(cause, EventCause::Ticked) || may_not_wait, || {
             format!("{lease} ends ({reason:?}) after {cause:?}")
         })?;
         let due = match &book.at {
-            At::Waiting(give_up) => *give_up,
-            At::Held(held) | At::Away(held, _) => held.until,
-            At::Ending(_, ended, _) => *ended,
+            LeaseStage::Waiting(give_up) => *give_up,
+            LeaseStage::Held(held) | LeaseStage::Away(held, _) => held.until,
+            LeaseStage::Ending(_, ended, _) => *ended,
         };
         must(8, due <= now, || format!("{lease} ends ({reason:?}) at {now}, and it has until {due}"))?;
         let grace = self.in_grace(now, book.since());
@@ -77,11 +86,11 @@ impl Books {
         })?;
         let wanted = || book.held().is_some_and(|held| self.wanted(book.tenant, &held.cards).at_all);
         let capped = || {
-            let cap = |held: &Held| match book.ask.preempt {
+            let cap = |held: &HeldBook| match book.ask.preempt {
                 Preempt::Never => Time::NEVER,
                 _ => held.began + self.policy.hold_max,
             };
-            let limit = |held: &Held| held.before.unwrap_or(Time::NEVER).min(cap(held));
+            let limit = |held: &HeldBook| held.before.unwrap_or(Time::NEVER).min(cap(held));
             book.held().is_some_and(|held| now >= limit(held))
         };
         let fits = match reason {
@@ -98,11 +107,11 @@ impl Books {
     }
 
     /// All actions of an event are on the books: is anything left undone?
-    pub fn settle(&mut self, now: Time, cause: &Cause, actions: &[Action]) -> Verdict {
+    pub fn settle(&mut self, now: Time, cause: &EventCause, actions: &[Action]) -> Verdict {
         self.check_again(actions)?;
         match cause {
-            Cause::Listed(uuids) => self.set_listed(uuids),
-            Cause::Ticked => {
+            EventCause::Listed(uuids) => self.set_listed(uuids),
+            EventCause::Ticked => {
                 let graceless =
                     |lease: &LeaseId| self.leases.get(lease).is_some_and(|b| !self.in_grace(now, b.since()));
                 let mut due = self.due.iter().take_while(|(due, _)| *due <= now).take(64);
@@ -116,31 +125,31 @@ impl Books {
                     self.check_notices(now)?;
                 }
             }
-            Cause::Worked(lease, true) => {
+            EventCause::Worked(lease, true) => {
                 let renewed = |action: &Action| matches!(action, Action::Renew { lease: of, .. } if of == lease);
                 must(8, actions.iter().any(renewed), || format!("{lease} worked, and was not renewed by that"))?;
             }
-            Cause::Observed(Some(card), lost) => {
+            EventCause::Observed(Some(card), lost) => {
                 self.check_seen(*card, *lost)?;
                 self.check_arrived()?;
             }
-            Cause::Said(lease, said) | Cause::Hooked(lease, said) => self.check_heard(*lease, *said)?,
-            Cause::Unwrapped(lease) => self.check_unwrapped(*lease)?,
-            Cause::Resume(lease, Expect::Yes(_)) | Cause::Hinted(lease, true) => {
-                self.check_heard(*lease, Word::Resume)?;
+            EventCause::Said(lease, said) | EventCause::Hooked(lease, said) => self.check_heard(*lease, *said)?,
+            EventCause::Unwrapped(lease) => self.check_unwrapped(*lease)?,
+            EventCause::Resume(lease, ExpectedAnswer::Yes(_)) | EventCause::Hinted(lease, true) => {
+                self.check_heard(*lease, CallWord::Resume)?;
             }
-            Cause::Started(rebooted, floor) => {
+            EventCause::Started(rebooted, floor) => {
                 must(7, self.next_epoch >= *floor, || format!("epoch {} is below the floor {floor}", self.next_epoch))?;
-                let held = |book: &&Book| matches!(book.at, At::Held(_) | At::Away(..));
+                let held = |book: &&LeaseBook| matches!(book.at, LeaseStage::Held(_) | LeaseStage::Away(..));
                 let left = self.leases.values().find(held).filter(|_| *rebooted);
                 must(17, left.is_none(), || format!("a holder survives its host: {left:?}"))?;
             }
-            Cause::Gone(lease) => {
-                let left = self.leases.get(lease).filter(|book| !matches!(book.at, At::Ending(..)));
+            EventCause::Gone(lease) => {
+                let left = self.leases.get(lease).filter(|book| !matches!(book.at, LeaseStage::Ending(..)));
                 must(8, left.is_none(), || format!("{lease} has no process any more and goes on"))?;
             }
-            Cause::Call(Word::Release | Word::Revoke, lease, Expect::Yes(_)) => {
-                let left = self.leases.get(lease).filter(|book| !matches!(book.at, At::Ending(..)));
+            EventCause::Call(CallWord::Release | CallWord::Revoke, lease, ExpectedAnswer::Yes(_)) => {
+                let left = self.leases.get(lease).filter(|book| !matches!(book.at, LeaseStage::Ending(..)));
                 must(11, left.is_none(), || format!("{lease} was given back and goes on"))?;
             }
             _ => {}
@@ -154,9 +163,11 @@ impl Books {
         let left = self.cards[card]
             .ending
             .iter()
-            .find(|lease| matches!(book(lease), Some(Book { at: At::Ending(_, _, 0), .. })));
+            .find(|lease| matches!(book(lease), Some(LeaseBook { at: LeaseStage::Ending(_, _, 0), .. })));
         must(19, left.is_none(), || format!("{left:?} was seen to be over on all its cards, and is not retired"))?;
-        let held = |lease: &&LeaseId| matches!(book(lease), Some(Book { at: At::Held(_) | At::Away(..), .. }));
+        let held = |lease: &&LeaseId| {
+            matches!(book(lease), Some(LeaseBook { at: LeaseStage::Held(_) | LeaseStage::Away(..), .. }))
+        };
         let held = self.cards[card].claims.keys().find(held).filter(|_| lost);
         must(1, held.is_none(), || format!("{held:?} holds card {card}, which is lost"))
     }

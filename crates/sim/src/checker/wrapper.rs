@@ -1,11 +1,11 @@
 //! Rule 8 for holders whose wrapper died: nobody runs their hook any more, and they stay where they are.
 
-use super::books::Books;
+use super::books::CheckerBooks;
 use super::{Verdict, must};
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::method::Method;
 
-impl Books {
+impl CheckerBooks {
     /// The wrapper of a lease with a hook is not among its processes: nobody speaks for it on that rung.
     pub fn is_unwrapped(&mut self, lease: LeaseId, processes: &[ProcKey]) -> bool {
         let book = self.leases.get(&lease).filter(|book| book.ask.has_hook && book.held().is_some());

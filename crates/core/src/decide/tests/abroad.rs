@@ -48,7 +48,7 @@ fn a_process_of_a_lease_is_a_stranger_on_a_card_that_the_lease_does_not_have() {
             0s grant L1 4 GiB on 0 epoch 1 until 300s
             0s bind L1
             2s find X1 of uid 7, a process of L1
-            30s close X1 (OffCards)
+            30s close X1 (OffGpus)
         "#]],
     );
 }
@@ -77,7 +77,7 @@ fn it_is_warned_and_signalled_there_and_neither_parked_nor_are_others_of_its_lea
             14.1s struck X1 with 15
             25s strike X1 with 9, 2 processes
             25.1s struck X1 with 9
-            26s close X1 (OffCards)
+            26s close X1 (OffGpus)
         "#]],
     );
 }
@@ -121,7 +121,7 @@ fn who_draws_much_there_is_on_the_record_and_warned_and_not_ended() {
             2s card 1 mode enforce
             3s find X1 of uid 7, a process of L1
             3s warn X1 until 13s
-            15s close X1 (OffCards)
+            15s close X1 (OffGpus)
         "#]],
     );
 }
@@ -234,7 +234,7 @@ fn a_service_with_a_standing_ask_is_warned_and_has_all_of_its_cards_once_its_lea
             0s grant L1 4 GiB on 0 epoch 1 until 300s
             0s bind L1
             2s card 1 mode enforce
-            2s rule R1: Attach { vram: Some(Bytes(4294967296)), tier: Interactive } exe:python3
+            2s rule R1: Adopt { vram: Some(Bytes(4294967296)), tier: Interactive } exe:python3
             3s find X1 of uid 7, a process of L1
             3s warn X1 until 13s
             30s end L1 (Released)

@@ -30,7 +30,7 @@ fn a_stranger_is_put_on_the_record_and_left_alone() {
         ",
         expect![[r#"
             1s find X1 of uid 7
-            400s close X1 (OffCards)
+            400s close X1 (OffGpus)
         "#]],
     );
 }
@@ -61,7 +61,7 @@ fn who_does_not_heed_the_warning_gets_sigterm_and_then_sigkill() {
             12.1s struck X1 with 15
             23s strike X1 with 9, 2 processes
             23.1s struck X1 with 9
-            24s close X1 (OffCards)
+            24s close X1 (OffGpus)
         "#]],
     );
 }
@@ -548,7 +548,7 @@ fn who_asked_for_a_lease_is_a_stranger_until_it_is_granted_one() {
             2s queue L1
             12s strike X1 with 15, 1 processes
             13s struck X1 with 15
-            14s close X1 (OffCards)
+            14s close X1 (OffGpus)
             14s grant L1 20 GiB on 0 epoch 1 until 74s
         "#]],
     );
@@ -777,7 +777,7 @@ fn a_service_with_a_standing_ask_has_a_lease_whenever_it_is_there() {
         ",
         expect![[r#"
             0s card 0 mode enforce
-            0s rule R1: Attach { vram: Some(Bytes(8589934592)), tier: Interactive } unit:ollama.service
+            0s rule R1: Adopt { vram: Some(Bytes(8589934592)), tier: Interactive } unit:ollama.service
             1s find X1 of uid 7
             2s queue L1
             2s grant L1 8 GiB on 0 epoch 1 until 302s

@@ -79,12 +79,12 @@ fn who_leaves_its_card_for_a_moment_has_come_as_far_as_it_had() {
             0s card 0 mode enforce
             1s find X1 of uid 7
             1s warn X1 until 11s
-            5s close X1 (OffCards)
+            5s close X1 (OffGpus)
             6s find X2 of uid 7, X1 again
             6s warn X2 until 11s
             12s strike X2 with 15, 1 processes
             12.1s struck X2 with 15
-            15s close X2 (OffCards)
+            15s close X2 (OffGpus)
             16s find X3 of uid 7, X2 again
             16s find X4 of uid 7
             16s warn X4 until 26s
@@ -117,12 +117,12 @@ fn a_signal_that_was_decided_before_its_process_left_its_card_for_a_moment_is_se
             1s find X1 of uid 7
             1s warn X1 until 11s
             12s strike X1 with 15, 1 processes
-            12.1s close X1 (OffCards)
+            12.1s close X1 (OffGpus)
             13s find X2 of uid 7, X1 again
             13s strike X2 with 15, 1 processes as of 12s
             14s card 0 mode observe
             14s relent X2
-            15s close X2 (OffCards)
+            15s close X2 (OffGpus)
             16s find X3 of uid 7
         "#]],
     );

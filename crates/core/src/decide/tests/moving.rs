@@ -54,7 +54,7 @@ fn who_holds_what_a_dead_process_left_is_not_parked_and_ended_only_if_nobody_els
             1s find X1 of uid 7
             1s warn X1 until 11s
             12s strike X1 with 15, 1 processes
-            15s close X1 (OffCards)
+            15s close X1 (OffGpus)
             16s find X2 of uid 7, X1 again
             16s warn X2 until 26s
             50s X2 is /usr/bin/python3

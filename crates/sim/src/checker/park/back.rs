@@ -2,17 +2,17 @@
 
 use super::*;
 
-impl Books {
+impl CheckerBooks {
     // ---- rule 2 ------------------------------------------------------------
 
     /// What a card has for a parked holder: what it can promise, and what the holder has there already.
     fn room_for(&self, lease: LeaseId, number: usize, now: Time) -> Bytes {
-        let card: &CardBook = &self.cards[number];
+        let card: &GpuBook = &self.cards[number];
         self.promisable_but(card, now, Some(lease))
     }
 
     /// What of each of its cards a parked holder need not be given: of what the driver may take at any moment nothing.
-    pub(in crate::checker) fn has_still(&self, lease: LeaseId, held: &Held, trip: &Trip) -> Bytes {
+    pub(in crate::checker) fn has_still(&self, lease: LeaseId, held: &HeldBook, trip: &MoveBook) -> Bytes {
         let least = held.cards.iter().map(|card| self.left_of(lease, *card)).min();
         least.filter(|_| trip.deep.is_none()).unwrap_or_default()
     }
@@ -20,7 +20,7 @@ impl Books {
     /// A parked holder has its cards again.
     pub fn resume(&mut self, now: Time, lease: LeaseId, action: &Action) -> Verdict {
         let Action::Resume { vram, until, mark, before, turn, .. } = action else { return Ok(()) };
-        let (book, held, trip) = self.trip(lease, Way::Gone)?;
+        let (book, held, trip) = self.trip(lease, MoveWay::Gone)?;
         let (wants, passive) = (trip.wants, trip.passive);
         must(9, wants.is_some() != passive, || format!("{lease} has its cards again and did not wait for them"))?;
         must(11, !self.is_stopped(), || format!("{lease} has its cards again while nothing may be granted"))?;
@@ -55,7 +55,7 @@ impl Books {
             })?;
         }
         self.check_caps(lease, book, held.cards.len(), *vram)?;
-        let mut back = Held {
+        let mut back = HeldBook {
             renewed: now,
             until: *until,
             before: *before,
@@ -76,32 +76,32 @@ impl Books {
         let tenant = book.tenant;
         let (rung, had, before) = (trip.rung, trip.had, trip.before.clone());
         let (deep, driven) = (trip.deep.clone(), trip.driven.clone());
-        let trip = Trip::new(Way::Back, now, Span::ZERO);
-        let trip = Trip { again: wants, passive, back: true, rung, had, before, deep, driven, ..trip };
-        let (ask, trip) = (first.clone(), trip.turned(Way::Back, now, &self.policy.parking));
+        let trip = MoveBook::new(MoveWay::Back, now, Span::ZERO);
+        let trip = MoveBook { again: wants, passive, back: true, rung, had, before, deep, driven, ..trip };
+        let (ask, trip) = (first.clone(), trip.turned(MoveWay::Back, now, &self.policy.parking));
         back.vram = *vram;
         back.paid = self.charge(now, lease, *mark, due)?;
         self.take_turn(now, lease, *turn)?;
         let Some(book) = self.remove(lease) else { return Ok(()) };
-        self.insert(lease, Book { ask, worked: true, at: At::Away(back, Box::new(trip)), ..book });
+        self.insert(lease, LeaseBook { ask, worked: true, at: LeaseStage::Away(back, Box::new(trip)), ..book });
         self.tenants[tenant].served = self.tenants[tenant].served.max(now);
         Ok(())
     }
 
     /// A holder's bytes find no room after all.
-    pub fn retreat(&mut self, now: Time, cause: &Cause, lease: LeaseId, at: Time) -> Verdict {
-        let (_, _, trip) = self.trip(lease, Way::Back)?;
+    pub fn retreat(&mut self, now: Time, cause: &EventCause, lease: LeaseId, at: Time) -> Verdict {
+        let (_, _, trip) = self.trip(lease, MoveWay::Back)?;
         let refused = matches!(
             cause,
-            Cause::Said(of, Word::Refuse | Word::Outgrow) | Cause::Hooked(of, Word::Refuse) if *of == lease
+            EventCause::Said(of, CallWord::Refuse | CallWord::Outgrow) | EventCause::Hooked(of, CallWord::Refuse) if *of == lease
         );
-        let silent = matches!(cause, Cause::Ticked) && self.is_overdue(now, trip);
-        let unsure = matches!(cause, Cause::Observed(..)) && self.is_unsure(lease).is_some();
+        let silent = matches!(cause, EventCause::Ticked) && self.is_overdue(now, trip);
+        let unsure = matches!(cause, EventCause::Observed(..)) && self.is_unsure(lease).is_some();
         must(8, at == now && trip.back && (refused || silent || unsure), || {
             format!("{lease} leaves again after {cause:?}: {trip:?}")
         })?;
         let rung = trip.rung;
-        let trip = trip.turned(Way::Out, now, &self.policy.parking);
+        let trip = trip.turned(MoveWay::Out, now, &self.policy.parking);
         self.set_trip(lease, trip, |_| {});
         self.rest(now, lease, rung, 1);
         Ok(())
@@ -110,16 +110,16 @@ impl Books {
     /// Why a holder that the driver is to bring back may lack room by now.
     fn is_unsure(&self, lease: LeaseId) -> Option<&'static str> {
         let book = self.leases.get(&lease)?;
-        let At::Away(held, trip) = &book.at else { return None };
+        let LeaseStage::Away(held, trip) = &book.at else { return None };
         let restores = trip.restores() && !book.ask.may_lose_state;
         if restores && self.may_have(lease, trip) { self.others_keep_off(lease, held).err() } else { None }
     }
 
     /// A card was seen: nobody is brought back there to a room that others could take.
-    pub fn check_restores(&self, cause: &Cause) -> Verdict {
-        let Cause::Observed(Some(number), _) = cause else { return Ok(()) };
+    pub fn check_restores(&self, cause: &EventCause) -> Verdict {
+        let EventCause::Observed(Some(number), _) = cause else { return Ok(()) };
         let card = &self.cards[*number];
-        if !matches!(card.look, Look::Free(_) | Look::Coarse(_)) {
+        if !matches!(card.look, SeenReading::Free(_) | SeenReading::Coarse(_)) {
             return Ok(());
         }
         let mut unsure = self.trips.iter().filter(|lease| card.claims.contains_key(lease));
@@ -128,12 +128,12 @@ impl Books {
     }
 
     /// A holder's bytes are back, and its host memory is free.
-    pub fn resumed(&mut self, now: Time, cause: &Cause, lease: LeaseId, at: Time) -> Verdict {
-        let (_, held, trip) = self.trip(lease, Way::Back)?;
+    pub fn resumed(&mut self, now: Time, cause: &EventCause, lease: LeaseId, at: Time) -> Verdict {
+        let (_, held, trip) = self.trip(lease, MoveWay::Back)?;
         must(14, at == now, || format!("{lease} is back at {at}, and it is {now}"))?;
         // Nobody is there that could bring anything back, or say so.
         let (none_parked, rung) = (self.none_parked(lease, trip.rung), trip.rung);
-        let unwrapped = rung == Method::Hook && matches!(cause, Cause::Unwrapped(of) if *of == lease);
+        let unwrapped = rung == Method::Hook && matches!(cause, EventCause::Unwrapped(of) if *of == lease);
         must(2, !self.may_have(lease, trip), || {
             format!("{lease} is back, and the driver may have something of it: {trip:?}")
         })?;
@@ -151,14 +151,17 @@ impl Books {
             format!("{lease} is back, and the looks at cards {:?} are {:?}", held.cards, trip.looks)
         })?;
         let Some(book) = self.remove(lease) else { return Ok(()) };
-        let At::Away(held, trip) = book.at else { return Ok(()) };
+        let LeaseStage::Away(held, trip) = book.at else { return Ok(()) };
         let until = held.until.max(now);
         // Who could not be parked is left alone from when that is over.
         let (rested, mut rests) = (now + self.policy.parking.retry_after, book.rests);
         if !trip.back && rests.on(rung) != Time::ZERO {
             rests.0[rung as usize] = rests.on(rung).max(rested);
         }
-        self.insert(lease, Book { rests, at: At::Held(Held { booked: Bytes::ZERO, until, ..held }), ..book });
+        self.insert(
+            lease,
+            LeaseBook { rests, at: LeaseStage::Held(HeldBook { booked: Bytes::ZERO, until, ..held }), ..book },
+        );
         Ok(())
     }
 }

@@ -1,7 +1,7 @@
 //! Strangers as clients see them: what is known of them, and what happens next.
 
-use crate::names::tenant_of;
 use crate::signals;
+use crate::user_directory::tenant_of;
 use crate::view::{self, View};
 use sublet_core::decide::{enforce, find};
 use sublet_core::event::Caller;

@@ -19,18 +19,18 @@ const KEY_BYTES: usize = 32;
 
 /// Makes marks.
 #[derive(Clone)]
-pub struct Marks {
+pub struct LeaseProofs {
     key: [u8; KEY_BYTES],
 }
 
-impl Marks {
+impl LeaseProofs {
     /// The key that is there. Where there is none, or one that others could read, a new one is on the disk first.
-    pub fn begin(dir: &Path) -> io::Result<Marks> {
+    pub fn begin(dir: &Path) -> io::Result<LeaseProofs> {
         let key = match read(&dir.join(NAME))? {
             Some(key) => key,
             None => make(dir)?,
         };
-        Ok(Marks { key })
+        Ok(LeaseProofs { key })
     }
 
     /// What the programs of a lease carry.
@@ -91,26 +91,26 @@ mod tests {
     use super::*;
     use std::fs::{self, Permissions};
 
-    fn mark(marks: &Marks) -> LeaseProof {
+    fn mark(marks: &LeaseProofs) -> LeaseProof {
         marks.grant(LeaseId(7), Fence(12)).proof
     }
 
     #[test]
     fn every_grant_has_a_mark_of_its_own_and_a_restart_makes_the_same() {
         let dir = tempfile::tempdir().unwrap();
-        let marks = Marks::begin(dir.path()).unwrap();
+        let marks = LeaseProofs::begin(dir.path()).unwrap();
         let others = [(71, 2), (7, 13), (8, 12)].map(|(lease, epoch)| marks.grant(LeaseId(lease), Fence(epoch)).proof);
         assert!(others.iter().all(|other| *other != mark(&marks)), "{others:?}");
-        assert_eq!(mark(&Marks::begin(dir.path()).unwrap()), mark(&marks));
+        assert_eq!(mark(&LeaseProofs::begin(dir.path()).unwrap()), mark(&marks));
         let elsewhere = tempfile::tempdir().unwrap();
-        assert_ne!(mark(&Marks::begin(elsewhere.path()).unwrap()), mark(&marks));
+        assert_ne!(mark(&LeaseProofs::begin(elsewhere.path()).unwrap()), mark(&marks));
     }
 
     #[test]
     fn a_key_that_is_lost_cut_short_or_known_to_others_is_not_used_again() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(NAME);
-        let begin = || mark(&Marks::begin(dir.path()).unwrap());
+        let begin = || mark(&LeaseProofs::begin(dir.path()).unwrap());
         let mut known = vec![begin()];
         let mut is_new = |spoil: &dyn Fn()| {
             assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);

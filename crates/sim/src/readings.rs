@@ -1,14 +1,14 @@
 //! What a driver would say of the truth, sooner or later, or not at all.
 
 use crate::rng::Rng;
-use crate::world::{Ail, Gpu, World};
+use crate::world::{GpuFault, SimGpu, World};
 use sublet_core::reading::{GpuFacts, GpuUsage, Reading, Resident, Unreadable};
 
 /// One look at a card.
-pub fn look(gpu: &Gpu, rng: &mut Rng, failing: u64) -> Reading {
+pub fn look(gpu: &SimGpu, rng: &mut Rng, failing: u64) -> Reading {
     match gpu.ail {
-        Ail::Mute => return Reading::Unreadable(Unreadable::NoAnswer),
-        Ail::Lost => return Reading::Unreadable(Unreadable::Lost),
+        GpuFault::Mute => return Reading::Unreadable(Unreadable::NoAnswer),
+        GpuFault::Lost => return Reading::Unreadable(Unreadable::Lost),
         _ => {}
     }
     if failing > 0 && rng.chance(failing) {
@@ -25,5 +25,5 @@ pub fn look(gpu: &Gpu, rng: &mut Rng, failing: u64) -> Reading {
 
 /// The cards that the driver lists.
 pub fn list(world: &World) -> Vec<GpuFacts> {
-    world.cards.iter().filter(|gpu| gpu.ail != Ail::Hidden).map(|gpu| gpu.facts.clone()).collect()
+    world.cards.iter().filter(|gpu| gpu.ail != GpuFault::Hidden).map(|gpu| gpu.facts.clone()).collect()
 }

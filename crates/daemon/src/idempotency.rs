@@ -20,7 +20,7 @@
 //! those that are kept). What came since is whole, or under way, when it asks again; or it was so many that it is
 //! stored already: then its number is larger than the one that the asker was sent with, and it is sent again.
 
-use crate::mail::{Key, Reply};
+use crate::loop_input::{IdempotencyKey, Reply};
 use std::collections::hash_map::RandomState;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::BuildHasher;
@@ -45,16 +45,16 @@ const WHOLE_OF_TENANT: usize = 2_000;
 
 /// Keys that were used.
 #[derive(Default)]
-pub struct Keys {
-    known: HashMap<(String, String), Used>,
+pub struct IdempotencyKeys {
+    known: HashMap<(String, String), TenantKey>,
     /// All of them by age, which their numbers are.
     ages: BTreeMap<u64, (String, String)>,
-    of_tenant: HashMap<String, OfTenant>,
+    of_tenant: HashMap<String, TenantKeys>,
     stored: Stored,
     number: u64,
 }
 
-struct Used {
+struct TenantKey {
     fingerprint: [u8; 32],
     reply: Reply,
     durable: DurableMark,
@@ -78,7 +78,7 @@ impl DurableMark {
 
 /// The keys of one tenant, oldest first: those that are stored, then those that are whole.
 #[derive(Default)]
-struct OfTenant {
+struct TenantKeys {
     stored: VecDeque<StoredKey>,
     whole: VecDeque<WholeKey>,
 }
@@ -96,7 +96,7 @@ struct StoredKey {
     at: Time,
 }
 
-impl OfTenant {
+impl TenantKeys {
     fn is_empty(&self) -> bool {
         self.stored.is_empty() && self.whole.is_empty()
     }
@@ -125,7 +125,7 @@ impl Stored {
         if self.numbers.is_empty() { None } else { self.numbers.get(&self.hasher.hash_one(name)).copied() }
     }
 
-    fn push(&mut self, of: &mut OfTenant, name: &(String, String), key: WholeKey) {
+    fn push(&mut self, of: &mut TenantKeys, name: &(String, String), key: WholeKey) {
         let hash = self.hasher.hash_one(name);
         self.numbers.insert(hash, key.number);
         of.stored.push_back(StoredKey { hash, number: key.number, at: key.at });
@@ -135,7 +135,7 @@ impl Stored {
         }
     }
 
-    fn forget_oldest(&mut self, of: &mut OfTenant) {
+    fn forget_oldest(&mut self, of: &mut TenantKeys) {
         let Some(oldest) = of.stored.pop_front() else { return };
         self.count -= 1;
         // The key may have been used again since.
@@ -146,7 +146,7 @@ impl Stored {
 }
 
 /// What a key says about a request.
-pub enum Seen {
+pub enum KeyState {
     /// Nothing: it is new.
     Never,
     /// It was answered so.
@@ -156,7 +156,7 @@ pub enum Seen {
 }
 
 /// What the answer to a key's first request says to another request.
-pub fn repeated(stored: [u8; 32], key: &Key, reply: impl FnOnce() -> Reply) -> Reply {
+pub fn repeated(stored: [u8; 32], key: &IdempotencyKey, reply: impl FnOnce() -> Reply) -> Reply {
     if stored == key.fingerprint {
         return reply();
     }
@@ -164,17 +164,17 @@ pub fn repeated(stored: [u8; 32], key: &Key, reply: impl FnOnce() -> Reply) -> R
     Reply::problem(&problem.hint("use a new key for a new request"))
 }
 
-impl Keys {
+impl IdempotencyKeys {
     /// Whether this request was made before. `looked`: the number its caller was sent to look with.
-    pub fn look_up(&self, tenant: &str, key: &Key, looked: Option<u64>) -> Seen {
+    pub fn look_up(&self, tenant: &str, key: &IdempotencyKey, looked: Option<u64>) -> KeyState {
         let name = (tenant.to_owned(), key.key.clone());
         let Some(used) = self.known.get(&name) else {
             return match self.stored.number(&name) {
-                Some(number) if looked.is_none_or(|looked| number > looked) => Seen::Stored(self.number),
-                _ => Seen::Never,
+                Some(number) if looked.is_none_or(|looked| number > looked) => KeyState::Stored(self.number),
+                _ => KeyState::Never,
             };
         };
-        Seen::Answered(repeated(used.fingerprint, key, || {
+        KeyState::Answered(repeated(used.fingerprint, key, || {
             if used.durable.is_set() {
                 return used.reply.clone();
             }
@@ -186,15 +186,15 @@ impl Keys {
 
     /// Whether a tenant may use a new key now; if not, after how many seconds it may.
     pub fn check_room(&self, tenant: &str, now: Time) -> Result<(), u64> {
-        let next = self.of_tenant.get(tenant).and_then(OfTenant::next_forgotten);
+        let next = self.of_tenant.get(tenant).and_then(TenantKeys::next_forgotten);
         let missing = next.map_or(Span::ZERO, |at| Span(KEPT_AT_LEAST.0.saturating_sub(now.since(at).0)));
         if missing == Span::ZERO { Ok(()) } else { Err(missing.secs_ceil()) }
     }
 
     /// Remembers an answer; it is given again once the returned mark is set.
-    pub fn enter(&mut self, tenant: &str, key: &Key, reply: &Reply, now: Time) -> DurableMark {
+    pub fn enter(&mut self, tenant: &str, key: &IdempotencyKey, reply: &Reply, now: Time) -> DurableMark {
         let durable = DurableMark::default();
-        let used = Used { fingerprint: key.fingerprint, reply: reply.clone(), durable: durable.clone() };
+        let used = TenantKey { fingerprint: key.fingerprint, reply: reply.clone(), durable: durable.clone() };
         self.insert(tenant.to_owned(), key.key.clone(), used, now);
         durable
     }
@@ -203,10 +203,10 @@ impl Keys {
     pub fn load(&mut self, tenant: String, key: String, fingerprint: [u8; 32], reply: Reply, at: Time) {
         let durable = DurableMark::default();
         durable.set();
-        self.insert(tenant, key, Used { fingerprint, reply, durable }, at);
+        self.insert(tenant, key, TenantKey { fingerprint, reply, durable }, at);
     }
 
-    fn insert(&mut self, tenant: String, key: String, used: Used, at: Time) {
+    fn insert(&mut self, tenant: String, key: String, used: TenantKey, at: Time) {
         self.number += 1;
         let number = self.number;
         self.of_tenant.entry(tenant.clone()).or_default().whole.push_back(WholeKey { number, at });
@@ -262,39 +262,39 @@ mod tests {
 
     const NOW: Time = Time(1_000_000_000);
 
-    fn key(text: &str) -> Key {
-        Key { key: text.to_owned(), fingerprint: [0; 32] }
+    fn key(text: &str) -> IdempotencyKey {
+        IdempotencyKey { key: text.to_owned(), fingerprint: [0; 32] }
     }
 
-    fn enter(keys: &mut Keys, tenant: &str, text: &str) -> DurableMark {
+    fn enter(keys: &mut IdempotencyKeys, tenant: &str, text: &str) -> DurableMark {
         keys.enter(tenant, &key(text), &Reply::new(200, &()), NOW)
     }
 
     /// Enters a key, and the disk has it.
-    fn settled(keys: &mut Keys, tenant: &str, text: &str) {
+    fn settled(keys: &mut IdempotencyKeys, tenant: &str, text: &str) {
         enter(keys, tenant, text).set();
     }
 
-    fn shown(seen: Seen) -> String {
+    fn shown(seen: KeyState) -> String {
         match seen {
-            Seen::Never => "new".to_owned(),
-            Seen::Answered(reply) if reply.is_problem() => reply.body,
-            Seen::Answered(_) => "whole".to_owned(),
-            Seen::Stored(_) => "stored".to_owned(),
+            KeyState::Never => "new".to_owned(),
+            KeyState::Answered(reply) if reply.is_problem() => reply.body,
+            KeyState::Answered(_) => "whole".to_owned(),
+            KeyState::Stored(_) => "stored".to_owned(),
         }
     }
 
-    fn look(keys: &Keys, tenant: &str, text: &str) -> String {
+    fn look(keys: &IdempotencyKeys, tenant: &str, text: &str) -> String {
         shown(keys.look_up(tenant, &key(text), None))
     }
 
     #[test]
     fn a_key_under_way_is_in_use_until_its_batch_is_on_the_disk() {
-        let mut keys = Keys::default();
+        let mut keys = IdempotencyKeys::default();
         assert_eq!(look(&keys, "ana", "k"), "new");
         let durable = enter(&mut keys, "ana", "k");
         assert!(look(&keys, "ana", "k").contains("key_in_use"));
-        let other = Key { fingerprint: [1; 32], ..key("k") };
+        let other = IdempotencyKey { fingerprint: [1; 32], ..key("k") };
         assert!(shown(keys.look_up("ana", &other, None)).contains("key_reused"), "whoever is wrong is told so at once");
         // The next batch is open already while this one is written.
         enter(&mut keys, "ana", "next");
@@ -307,7 +307,7 @@ mod tests {
 
     #[test]
     fn no_key_is_new_again_and_nobodys_ceases_to_be_whole_before_its_own_bound() {
-        let mut keys = Keys::default();
+        let mut keys = IdempotencyKeys::default();
         for n in 0..WHOLE_OF_TENANT + 1 {
             settled(&mut keys, "ana", &format!("k{n}"));
         }
@@ -325,7 +325,7 @@ mod tests {
 
     #[test]
     fn as_many_stored_keys_of_a_tenant_are_known_as_the_journal_keeps() {
-        let mut keys = Keys::default();
+        let mut keys = IdempotencyKeys::default();
         for n in 0..WHOLE_OF_TENANT + ANSWERS_OF_TENANT + 1 {
             settled(&mut keys, "ana", &format!("k{n}"));
         }
@@ -335,7 +335,7 @@ mod tests {
 
     #[test]
     fn keys_of_one_tenant_never_make_another_tenants_new_again() {
-        let mut keys = Keys::default();
+        let mut keys = IdempotencyKeys::default();
         settled(&mut keys, "ana", "hers");
         for n in 0..WHOLE_MAX + ANSWERS_MAX {
             settled(&mut keys, "ben", &format!("k{n}"));
@@ -353,8 +353,10 @@ mod tests {
 
     #[test]
     fn a_tenant_with_only_young_keys_is_refused_a_new_one_until_the_oldest_is_a_minute_old() {
-        let mut keys = Keys::default();
-        let room = |keys: &Keys, tenant: &str, after_s: u64| keys.check_room(tenant, Time(NOW.0 + after_s * 1_000_000));
+        let mut keys = IdempotencyKeys::default();
+        let room = |keys: &IdempotencyKeys, tenant: &str, after_s: u64| {
+            keys.check_room(tenant, Time(NOW.0 + after_s * 1_000_000))
+        };
         for n in 0..ANSWERS_OF_TENANT {
             assert_eq!(room(&keys, "ana", 0), Ok(()), "key {n}");
             settled(&mut keys, "ana", &format!("k{n}"));
@@ -368,7 +370,7 @@ mod tests {
 
     #[test]
     fn what_is_not_on_the_disk_stays_whole_however_many_there_are() {
-        let mut keys = Keys::default();
+        let mut keys = IdempotencyKeys::default();
         let marks: Vec<DurableMark> =
             (0..WHOLE_OF_TENANT + 5).map(|n| enter(&mut keys, "ana", &format!("k{n}"))).collect();
         assert!(look(&keys, "ana", "k0").contains("key_in_use"));
@@ -380,12 +382,12 @@ mod tests {
 
     #[test]
     fn whoever_looked_in_vain_is_let_in_unless_its_key_came_and_went_meanwhile() {
-        let mut keys = Keys::default();
+        let mut keys = IdempotencyKeys::default();
         for n in 0..WHOLE_OF_TENANT + 1 {
             settled(&mut keys, "ana", &format!("k{n}"));
         }
-        let again = |keys: &Keys, looked| shown(keys.look_up("ana", &key("k0"), Some(looked)));
-        let Seen::Stored(looked) = keys.look_up("ana", &key("k0"), None) else { panic!("it is stored") };
+        let again = |keys: &IdempotencyKeys, looked| shown(keys.look_up("ana", &key("k0"), Some(looked)));
+        let KeyState::Stored(looked) = keys.look_up("ana", &key("k0"), None) else { panic!("it is stored") };
         assert_eq!(again(&keys, looked), "new", "the disk has forgotten it");
         // Somebody else with the same key was quicker.
         let durable = enter(&mut keys, "ana", "k0");
@@ -400,7 +402,7 @@ mod tests {
 
     #[test]
     fn what_was_not_durable_never_was() {
-        let mut keys = Keys::default();
+        let mut keys = IdempotencyKeys::default();
         settled(&mut keys, "ana", "durable");
         enter(&mut keys, "ana", "lost");
         enter(&mut keys, "ben", "lost");

@@ -1,6 +1,6 @@
 //! What reaches the loop, and what leaves it.
 
-use crate::keys::DurableMark;
+use crate::idempotency::DurableMark;
 use crate::signals;
 use crate::view::View;
 use std::sync::Arc;
@@ -22,17 +22,17 @@ use sublet_wire::{Lease, LeaseState, Problem};
 use tokio::sync::oneshot;
 
 /// Something for the loop to deal with.
-pub enum Mail {
+pub enum LoopInput {
     /// A request that may change something.
-    Call(Box<Call>),
+    Call(Box<LoopCall>),
     /// Somebody wants to look; what it saw leaves when it is durable.
     Read(Box<dyn FnOnce(&View<'_>) -> Release + Send>),
     /// Somebody waits for a lease to change.
-    Watch(Watch),
+    Watch(LeaseWatch),
     /// The eyes saw something.
     Saw(HostReport),
     /// The writer is done with a batch.
-    Synced(Synced),
+    Synced(CommitResult),
     /// The disk may have room again.
     DiskFreed,
     /// A signal to the processes of a lease that was ended for others has left.
@@ -63,26 +63,26 @@ pub enum Mail {
 
 /// The way to the loop's own thread.
 #[derive(Clone)]
-pub struct Letters {
-    to: Sender<Mail>,
+pub struct InboxSender {
+    to: Sender<LoopInput>,
     unread: Arc<AtomicUsize>,
 }
 
 /// Where that thread finds its mail.
 pub struct Inbox {
-    from: Receiver<Mail>,
+    from: Receiver<LoopInput>,
     unread: Arc<AtomicUsize>,
 }
 
-impl Letters {
+impl InboxSender {
     /// A way, and its end.
-    pub fn new() -> (Letters, Inbox) {
+    pub fn new() -> (InboxSender, Inbox) {
         let ((to, from), unread) = (mpsc::channel(), Arc::<AtomicUsize>::default());
-        (Letters { to, unread: Arc::clone(&unread) }, Inbox { from, unread })
+        (InboxSender { to, unread: Arc::clone(&unread) }, Inbox { from, unread })
     }
 
     /// Sends mail; an error when nobody will read it.
-    pub fn send(&self, mail: Mail) -> Result<(), SendError<Mail>> {
+    pub fn send(&self, mail: LoopInput) -> Result<(), SendError<LoopInput>> {
         self.unread.fetch_add(1, SeqCst);
         self.to.send(mail)
     }
@@ -95,12 +95,12 @@ impl Letters {
 
 impl Inbox {
     /// The next mail, within this time.
-    pub fn wait(&self, patience: Duration) -> Result<Mail, RecvTimeoutError> {
+    pub fn wait(&self, patience: Duration) -> Result<LoopInput, RecvTimeoutError> {
         self.from.recv_timeout(patience)
     }
 
     /// The next mail, if there is any.
-    pub fn next(&self) -> Option<Mail> {
+    pub fn next(&self) -> Option<LoopInput> {
         self.from.try_recv().ok()
     }
 
@@ -114,30 +114,30 @@ impl Inbox {
 pub type Release = Box<dyn FnOnce() + Send>;
 
 /// A request that may change something.
-pub struct Call {
+pub struct LoopCall {
     /// Who.
     pub by: Caller,
     /// What.
     pub event: Event,
     /// So that it can be sent again.
-    pub key: Option<Key>,
+    pub key: Option<IdempotencyKey>,
     /// The number with which its caller was sent to look for the key's answer.
     pub looked: Option<u64>,
     /// Where the answer goes.
-    pub reply: oneshot::Sender<Told>,
+    pub reply: oneshot::Sender<CallOutcome>,
 }
 
 /// What the loop says to a request.
-pub type Told = Result<Reply, Box<Look>>;
+pub type CallOutcome = Result<Reply, Box<KeyLookup>>;
 
 /// The answer may be on the disk: the request goes back to where it came from.
-pub struct Look {
+pub struct KeyLookup {
     /// Who.
     pub by: Caller,
     /// What.
     pub event: Event,
     /// The key whose answer is looked for.
-    pub key: Key,
+    pub key: IdempotencyKey,
     /// Of whose keys.
     pub tenant: TenantId,
     /// What is said when it is sent again.
@@ -146,7 +146,7 @@ pub struct Look {
 
 /// An Idempotency-Key and what it was first used for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Key {
+pub struct IdempotencyKey {
     /// The caller's word.
     pub key: String,
     /// Method, path and body.
@@ -154,20 +154,20 @@ pub struct Key {
 }
 
 /// Somebody waits for a lease to change.
-pub struct Watch {
+pub struct LeaseWatch {
     /// Who.
     pub by: Caller,
     /// Which.
     pub lease: LeaseId,
     /// Until when.
-    pub until: Until,
+    pub until: WatchGoal,
     /// The lease afterwards; `None` if there is none that the caller may see.
     pub reply: oneshot::Sender<Option<Lease>>,
 }
 
 /// What somebody waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Until {
+pub enum WatchGoal {
     /// It no longer waits.
     Granted,
     /// It ends.
@@ -183,14 +183,14 @@ pub enum Until {
     },
 }
 
-impl Until {
+impl WatchGoal {
     /// Whether somebody who sees this has waited for it.
     pub fn is_changed(self, shown: &Lease) -> bool {
         match self {
-            Until::Changed { known, told, over } => {
+            WatchGoal::Changed { known, told, over } => {
                 shown.state != known || shown.ends_soon.is_some() != told || shown.overuse.is_some() != over
             }
-            Until::Granted | Until::Ended => false,
+            WatchGoal::Granted | WatchGoal::Ended => false,
         }
     }
 }
@@ -232,7 +232,7 @@ impl Reply {
 }
 
 /// What came of a batch.
-pub enum Synced {
+pub enum CommitResult {
     /// It is durable up to this line of the log, and what it held has left.
     Done,
     /// It is not, and nothing has left. This is what the disk has.
@@ -242,31 +242,31 @@ pub enum Synced {
         /// What the state must become.
         loaded: Box<LoadedState>,
         /// What must not leave.
-        held: Vec<Held>,
+        held: Vec<PendingEffect>,
     },
 }
 
 /// Something that must not leave before its batch is synced.
-pub enum Held {
+pub enum PendingEffect {
     /// An answer.
     Reply {
         /// What.
         reply: Reply,
         /// To whom.
-        to: oneshot::Sender<Told>,
+        to: oneshot::Sender<CallOutcome>,
         /// Set just before the answer leaves, if a repeat of the request gets the same answer.
         key_mark: Option<DurableMark>,
         /// The request, if it is to be tried once more after a full disk.
-        again: Option<Box<Again>>,
+        again: Option<Box<RetriedRelease>>,
     },
     /// Something seen by a reader.
     Run(Release),
     /// A word to the hands.
-    Errand(Errand),
+    Errand(HostCommand),
 }
 
 /// A release that is tried once more.
-pub struct Again {
+pub struct RetriedRelease {
     /// Who.
     pub by: Caller,
     /// Which.
@@ -274,12 +274,12 @@ pub struct Again {
     /// As granted, if the caller wants to be sure.
     pub epoch: Option<Fence>,
     /// The request's own key.
-    pub key: Option<Key>,
+    pub key: Option<IdempotencyKey>,
 }
 
 /// A word to the hands.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Errand {
+pub enum HostCommand {
     /// These processes are a lease's.
     Watch {
         /// Whose.
@@ -380,43 +380,45 @@ pub enum Errand {
     },
 }
 
-impl Held {
+impl PendingEffect {
     /// Lets it leave.
     pub fn release(self, host: &Host) {
         match self {
-            Held::Reply { reply, to, key_mark, .. } => {
+            PendingEffect::Reply { reply, to, key_mark, .. } => {
                 // Before the answer: its client may repeat the request as soon as it has it.
                 key_mark.into_iter().for_each(|mark| mark.set());
                 // Whoever hung up does not want it.
                 drop(to.send(Ok(reply)));
             }
-            Held::Run(run) => run(),
-            Held::Errand(errand) => errand.run(host),
+            PendingEffect::Run(run) => run(),
+            PendingEffect::Errand(errand) => errand.run(host),
         }
     }
 }
 
-impl Errand {
+impl HostCommand {
     /// Runs it.
     pub fn run(self, host: &Host) {
         match self {
-            Errand::Watch { lease, uid, roots, grant } => host.watch_holder(lease, uid, roots, grant),
-            Errand::Granted { lease, grant } => host.set_grant(lease, grant),
-            Errand::Forget { lease } => host.forget_holder(lease),
-            Errand::Unwish { lease } => host.forget_shim_target(lease),
-            Errand::Undrive { lease } => host.forget_driver_target(lease),
-            Errand::Look => host.request_reading(),
-            Errand::Wish(wish) => host.set_shim_target(wish),
-            Errand::Drive(driven) => host.set_driver_target(driven),
-            Errand::Inspect { lease, uid, processes, bytes } => host.inspect_for_driver((lease, uid), processes, bytes),
-            Errand::Listen => host.start_reporting(),
-            Errand::Booked { bytes } => host.set_booked_bytes(bytes),
-            Errand::Ahead { lease } => host.prepare_to_park(lease),
-            Errand::SelfTest { uuid } => host.self_test(uuid),
-            Errand::Audit { process } => host.request_audit(process),
-            Errand::Abroad { processes } => host.audit_off_lease(processes),
-            Errand::Announce { lease, uid, processes, signal } => announce(lease, uid, &processes, signal),
-            Errand::Signal { uid, processes, signal } => {
+            HostCommand::Watch { lease, uid, roots, grant } => host.watch_holder(lease, uid, roots, grant),
+            HostCommand::Granted { lease, grant } => host.set_grant(lease, grant),
+            HostCommand::Forget { lease } => host.forget_holder(lease),
+            HostCommand::Unwish { lease } => host.forget_shim_target(lease),
+            HostCommand::Undrive { lease } => host.forget_driver_target(lease),
+            HostCommand::Look => host.request_reading(),
+            HostCommand::Wish(wish) => host.set_shim_target(wish),
+            HostCommand::Drive(driven) => host.set_driver_target(driven),
+            HostCommand::Inspect { lease, uid, processes, bytes } => {
+                host.inspect_for_driver((lease, uid), processes, bytes)
+            }
+            HostCommand::Listen => host.start_reporting(),
+            HostCommand::Booked { bytes } => host.set_booked_bytes(bytes),
+            HostCommand::Ahead { lease } => host.prepare_to_park(lease),
+            HostCommand::SelfTest { uuid } => host.self_test(uuid),
+            HostCommand::Audit { process } => host.request_audit(process),
+            HostCommand::Abroad { processes } => host.audit_off_lease(processes),
+            HostCommand::Announce { lease, uid, processes, signal } => announce(lease, uid, &processes, signal),
+            HostCommand::Signal { uid, processes, signal } => {
                 for process in processes {
                     match process_signals::send_signal(process, uid, signal) {
                         Ok(()) => tracing::info!(pid = process.pid, signal = signals::name(signal), "signalled"),

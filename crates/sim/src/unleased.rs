@@ -11,7 +11,7 @@
 //! nobody looks into strangers is the same with it and without.
 
 use crate::checker::{Violation, must};
-use crate::daemon::Call;
+use crate::daemon::SimCall;
 use crate::rng::Rng;
 use crate::shape::S;
 use crate::sim::Sim;
@@ -30,7 +30,7 @@ const KILL: u8 = 9;
 
 /// How strangers are looked after in a world.
 #[derive(Clone, Copy, Debug)]
-pub struct Vigil {
+pub struct UnleasedShape {
     /// Somebody looks into them at all.
     pub awake: bool,
     /// How long they have for what.
@@ -47,14 +47,14 @@ pub struct Vigil {
     pub rare: bool,
 }
 
-impl Vigil {
+impl UnleasedShape {
     /// That of a seed.
-    pub fn draw(odds: &mut Rng, mood: &mut Rng, blind: bool) -> Vigil {
+    pub fn draw(odds: &mut Rng, mood: &mut Rng, blind: bool) -> UnleasedShape {
         let awake = odds.chance(700);
         let (warned, grace) = (odds.pick(&[2, 5, 15, 40]), odds.pick(&[2, 5, 20]));
         let rare = mood.chance(250);
         let (warned, grace) = (Span::secs(if rare { warned.min(15) } else { warned }), Span::secs(grace));
-        Vigil {
+        UnleasedShape {
             awake: awake && !blind,
             lost: odds.pick(&[0, 50, 300]),
             able: odds.pick(&[1000, 1000, 700]),
@@ -72,7 +72,7 @@ impl Vigil {
 
 /// What a signal does to a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Nature {
+enum ProcessKind {
     /// It exits, soon.
     Meek,
     /// It takes longer than it has.
@@ -85,7 +85,7 @@ enum Nature {
 
 /// What an audit reads of a process.
 #[derive(Clone, Debug)]
-pub struct Papers {
+pub struct ProcessAudit {
     uid: u32,
     exe: u64,
     unit: Option<u64>,
@@ -94,12 +94,12 @@ pub struct Papers {
     unread: bool,
     kernel: bool,
     seat: bool,
-    nature: Nature,
+    nature: ProcessKind,
 }
 
 /// What one daemon's hands and eyes are at.
 #[derive(Debug, Default)]
-pub struct Watching {
+pub struct UnleasedMonitor {
     /// Audits under way.
     asked: BTreeSet<ProcKey>,
     /// From when on a process is looked into again.
@@ -107,12 +107,12 @@ pub struct Watching {
     /// Processes whose exit is noticed.
     known: BTreeSet<ProcKey>,
     /// Signals on their way, and what became of them.
-    blows: Vec<Blow>,
+    blows: Vec<SentSignal>,
 }
 
 /// A signal on its way.
 #[derive(Debug)]
-struct Blow {
+struct SentSignal {
     stranger: UnleasedId,
     signal: u8,
     at: Time,
@@ -279,7 +279,7 @@ impl Sim<'_> {
         let anybody = self.odds.below(tenants + 2);
         let odd = self.odds.chance(self.shape.vigil.odd);
         let which = self.odds.below(6);
-        let papers = Papers {
+        let papers = ProcessAudit {
             // The last two are of nobody who ever asked, and of the operator.
             uid: match owner.unwrap_or(anybody) {
                 n if n == tenants => 0,
@@ -293,12 +293,12 @@ impl Sim<'_> {
             kernel: odd && which == 4,
             seat: odd && which == 5,
             nature: self.odds.pick(&[
-                Nature::Meek,
-                Nature::Meek,
-                Nature::Slow,
-                Nature::Deaf,
-                Nature::Deaf,
-                Nature::Iron,
+                ProcessKind::Meek,
+                ProcessKind::Meek,
+                ProcessKind::Slow,
+                ProcessKind::Deaf,
+                ProcessKind::Deaf,
+                ProcessKind::Iron,
             ]),
         };
         self.world.papers.insert(process, papers);
@@ -392,7 +392,7 @@ impl Sim<'_> {
         let (stranger, signal, at, processes) = (*stranger, *signal, *at, processes.clone());
         let delay = self.odds.within(0, longest_us);
         let Some(daemon) = &mut self.daemon else { return };
-        let blow = Blow { stranger, signal, at, processes, outcome: Vec::new() };
+        let blow = SentSignal { stranger, signal, at, processes, outcome: Vec::new() };
         daemon.watching.blows.push(blow);
         let number = daemon.watching.blows.len() as u32 - 1;
         self.timers.set(self.t + delay, Timer::Blow(self.life, number));
@@ -402,7 +402,7 @@ impl Sim<'_> {
     pub(crate) fn blow(&mut self, number: u32) -> Result<(), Violation> {
         let now = self.now();
         let Some(daemon) = &self.daemon else { return Ok(()) };
-        let Blow { stranger, signal, at, processes, .. } = &daemon.watching.blows[number as usize];
+        let SentSignal { stranger, signal, at, processes, .. } = &daemon.watching.blows[number as usize];
         let (stranger, signal, processes) = (*stranger, *signal, processes.clone());
         let state = daemon.engine.state();
         let is_wanted = |process: &ProcKey| {
@@ -462,13 +462,13 @@ impl Sim<'_> {
         }
         for process in reached().collect::<Vec<_>>() {
             self.paper(process);
-            let nature = if self.calm { Nature::Meek } else { self.world.papers[&process].nature };
+            let nature = if self.calm { ProcessKind::Meek } else { self.world.papers[&process].nature };
             let longest = match (nature, signal) {
-                (Nature::Iron, KILL) => self.odds.pick(&[30 * S, 300 * S]),
+                (ProcessKind::Iron, KILL) => self.odds.pick(&[30 * S, 300 * S]),
                 (_, KILL) => S / 10,
-                (Nature::Meek, _) => grace.0 / 2,
-                (Nature::Slow, _) => 4 * grace.0,
-                (Nature::Deaf | Nature::Iron, _) => continue,
+                (ProcessKind::Meek, _) => grace.0 / 2,
+                (ProcessKind::Slow, _) => 4 * grace.0,
+                (ProcessKind::Deaf | ProcessKind::Iron, _) => continue,
             };
             let delay = self.odds.within(longest / 10, longest);
             self.timers.set(self.t + delay, Timer::Die(process));
@@ -479,7 +479,7 @@ impl Sim<'_> {
     /// The daemon hears what became of a signal.
     pub(crate) fn landed(&mut self, number: u32) -> Result<(), Violation> {
         let Some(daemon) = &mut self.daemon else { return Ok(()) };
-        let Blow { stranger, signal, at, outcome, .. } = &mut daemon.watching.blows[number as usize];
+        let SentSignal { stranger, signal, at, outcome, .. } = &mut daemon.watching.blows[number as usize];
         let event = Event::Struck { stranger: *stranger, signal: *signal, of: *at, outcome: std::mem::take(outcome) };
         self.report(event)
     }
@@ -512,16 +512,16 @@ impl Sim<'_> {
                     Mode::Observe,
                 ]);
                 let mode = if self.shape.vigil.rare && self.mood.chance(600) { Mode::Enforce } else { mode };
-                self.call(Call { by, event: Event::ModeAsked { by: caller, card, mode }, job: None })
+                self.call(SimCall { by, event: Event::ModeAsked { by: caller, card, mode }, job: None })
             }
             5 => {
                 let (who, treat) =
                     (self.some_who(), self.odds.pick(&[RuleAction::Allow, RuleAction::Deny, RuleAction::Deny]));
-                self.call(Call { by, event: Event::RuleAsked { by: caller, who, treat }, job: None })
+                self.call(SimCall { by, event: Event::RuleAsked { by: caller, who, treat }, job: None })
             }
             6..9 => {
                 let rule = RuleId(self.odds.within(1, u64::from(self.disk.rows.meta.next_rule)) as u32);
-                self.call(Call { by, event: Event::RuleDropped { by: caller, rule }, job: None })
+                self.call(SimCall { by, event: Event::RuleDropped { by: caller, rule }, job: None })
             }
             _ => self.adopt(),
         }
@@ -551,6 +551,6 @@ impl Sim<'_> {
         let vram = self.odds.chance(400).then(|| Bytes::mib(self.odds.within(1, 12_000)));
         let tier = self.odds.pick(&[Tier::Interactive, Tier::Batch, Tier::Spot]);
         let event = Event::AdoptAsked { by: self.callers[by].clone(), process, vram, tier };
-        self.call(Call { by, event, job: None })
+        self.call(SimCall { by, event, job: None })
     }
 }

@@ -7,9 +7,9 @@
 //! on it may have what it was told to take, until it says that it has not; of whom nothing was heard it may. A holder
 //! of which it may have something comes back by it, before the library copies anything.
 
-use super::books::{At, Book, Books, CardBook, Held, Look};
-use super::calls::{Cause, Word};
-use super::park::{DISTRUST, Trip, Way};
+use super::books::{CheckerBooks, GpuBook, HeldBook, LeaseBook, LeaseStage, SeenReading};
+use super::calls::{CallWord, EventCause};
+use super::park::{DISTRUST, MoveBook, MoveWay};
 use super::{Checker, Verdict, must};
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::method::Method;
@@ -18,19 +18,19 @@ use sublet_core::units::{Bytes, Time};
 
 /// What the driver does about a parked holder's contexts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Deep {
+pub struct ContextChecks {
     /// The driver shall have these processes, too.
     pub processes: Vec<ProcKey>,
     /// It may have been told so.
     pub told: bool,
 }
 
-impl Books {
+impl CheckerBooks {
     /// Which processes of a parked holder the driver shall have by now, and how much host memory must be booked for that
     /// beyond what is; or why none.
     fn deepens(&self, now: Time, lease: LeaseId) -> Result<(Vec<ProcKey>, Bytes), &'static str> {
         let after = self.policy.parking.context_after.ok_or("contexts stay in this house")?;
-        let At::Away(_, trip) = &self.leases.get(&lease).ok_or("it is not there")?.at else {
+        let LeaseStage::Away(_, trip) = &self.leases.get(&lease).ok_or("it is not there")?.at else {
             return Err("it is not parked");
         };
         if trip.wants.is_some() && !trip.with_context {
@@ -45,11 +45,11 @@ impl Books {
     /// The same whether it waits or not, and however long it was parked.
     pub(super) fn could_deepen(&self, now: Time, lease: LeaseId) -> Result<(Vec<ProcKey>, Bytes), &'static str> {
         let book = self.leases.get(&lease).ok_or("it is not there")?;
-        let At::Away(held, trip) = &book.at else { return Err("it is not parked") };
+        let LeaseStage::Away(held, trip) = &book.at else { return Err("it is not parked") };
         if self.policy.parking.context_after.is_none() {
             return Err("contexts stay in this house");
         }
-        if trip.way != Way::Gone || trip.rung != Method::Shim || trip.deep.is_some() {
+        if trip.way != MoveWay::Gone || trip.rung != Method::Shim || trip.deep.is_some() {
             return Err("it is not in host memory by the library alone");
         }
         if self.is_stopped() {
@@ -62,7 +62,7 @@ impl Books {
         for number in &held.cards {
             let card = &self.cards[*number];
             let stale = now.since(card.begun).0 > 2 * self.policy.period.0;
-            if stale || !matches!(card.look, Look::Free(_)) {
+            if stale || !matches!(card.look, SeenReading::Free(_)) {
                 return Err("nobody can see what it has");
             }
             processes.extend(self.own_on(lease, *number).copied());
@@ -101,8 +101,8 @@ impl Books {
     }
 
     /// Whether the driver moves a process for a lease.
-    pub(super) fn moves(&self, book: &Book, process: &ProcKey) -> bool {
-        let At::Away(_, trip) = &book.at else { return false };
+    pub(super) fn moves(&self, book: &LeaseBook, process: &ProcKey) -> bool {
+        let LeaseStage::Away(_, trip) = &book.at else { return false };
         trip.deep.as_ref().map_or(&trip.driven, |deep| &deep.processes).contains(process)
     }
 
@@ -135,7 +135,7 @@ impl Books {
     }
 
     /// Whether nothing of a holder calls the driver any more.
-    fn is_quiet(&self, lease: LeaseId, deep: &Deep) -> bool {
+    fn is_quiet(&self, lease: LeaseId, deep: &ContextChecks) -> bool {
         let voices = self.voices(lease, Method::Shim);
         deep.processes.iter().all(|process| match voices.get(process) {
             Some(voice) => voice.deep == Some(true),
@@ -144,7 +144,7 @@ impl Books {
     }
 
     /// Whether the driver may have something of a holder.
-    pub(super) fn may_have(&self, lease: LeaseId, trip: &Trip) -> bool {
+    pub(super) fn may_have(&self, lease: LeaseId, trip: &MoveBook) -> bool {
         let voices = self.voices(lease, Method::Driver);
         let has = |process: &ProcKey| voices.get(process).is_none_or(|voice| voice.parked.is_some() || voice.unknown);
         let moved = trip.deep.as_ref().map_or(&trip.driven, |deep| &deep.processes);
@@ -154,11 +154,11 @@ impl Books {
     /// Something was heard of a holder: the driver may be told by now.
     pub(super) fn note_quiet(&mut self, lease: LeaseId) {
         let trip = match self.leases.get(&lease).map(|book| &book.at) {
-            Some(At::Away(_, trip)) => trip,
+            Some(LeaseStage::Away(_, trip)) => trip,
             _ => return,
         };
         let told = trip.deep.as_ref().is_some_and(|deep| self.is_quiet(lease, deep));
-        if let (true, Some(Book { at: At::Away(_, trip), .. })) = (told, self.leases.get_mut(&lease))
+        if let (true, Some(LeaseBook { at: LeaseStage::Away(_, trip), .. })) = (told, self.leases.get_mut(&lease))
             && let Some(deep) = &mut trip.deep
         {
             deep.told = true;
@@ -166,18 +166,18 @@ impl Books {
     }
 
     pub(super) fn is_deep(&self, lease: LeaseId) -> bool {
-        matches!(self.leases.get(&lease).map(|book| &book.at), Some(At::Away(_, trip)) if trip.deep.is_some())
+        matches!(self.leases.get(&lease).map(|book| &book.at), Some(LeaseStage::Away(_, trip)) if trip.deep.is_some())
     }
 
     /// The driver could not do what it was told about what the library left.
-    pub(super) fn driver_refused(&mut self, now: Time, lease: LeaseId) -> Word {
+    pub(super) fn driver_refused(&mut self, now: Time, lease: LeaseId) -> CallWord {
         match self.leases.get(&lease).map(|book| &book.at) {
-            Some(At::Away(_, trip)) if trip.way == Way::Gone => {
+            Some(LeaseStage::Away(_, trip)) if trip.way == MoveWay::Gone => {
                 self.rest(now, lease, Method::Driver, DISTRUST);
-                Word::Refuse
+                CallWord::Refuse
             }
-            Some(At::Away(_, trip)) if trip.way == Way::Back => Word::Refuse,
-            _ => Word::Tell,
+            Some(LeaseStage::Away(_, trip)) if trip.way == MoveWay::Back => CallWord::Refuse,
+            _ => CallWord::Tell,
         }
     }
 
@@ -185,7 +185,7 @@ impl Books {
     pub(super) fn deepen(
         &mut self,
         now: Time,
-        cause: &Cause,
+        cause: &EventCause,
         lease: LeaseId,
         at: Time,
         of: &[ProcKey],
@@ -196,13 +196,13 @@ impl Books {
             self.voices(lease, Method::Driver).get(process).is_some_and(|voice| voice.parked.is_some())
         };
         // After a word of its own it may also leave altogether for a waiter, like any other.
-        if matches!(cause, Cause::Said(said, _) if *said == lease) && of.iter().any(has) {
+        if matches!(cause, EventCause::Said(said, _) if *said == lease) && of.iter().any(has) {
             must(3, booked.is_none(), || format!("{booked:?} booked for {lease}, which has left"))?;
             return self.driver_has(lease, of);
         }
-        let (_, held, trip) = self.trip(lease, Way::Gone)?;
+        let (_, held, trip) = self.trip(lease, MoveWay::Gone)?;
         must(5, trip.deep.is_none(), || format!("{lease} is told twice to leave altogether: {trip:?}"))?;
-        let in_time = matches!(cause, Cause::Observed(Some(_), _)) && self.deepens(now, lease).is_ok();
+        let in_time = matches!(cause, EventCause::Observed(Some(_), _)) && self.deepens(now, lease).is_ok();
         must(17, in_time || self.is_context_sought(now, lease, held), || {
             format!("{lease} leaves altogether after {cause:?}, and no waiter needs that: {trip:?}")
         })?;
@@ -216,9 +216,9 @@ impl Books {
             format!("{lease} leaves altogether with {booked:?} booked, and by the books {all}: {held:?}")
         })?;
         self.unread = self.unread + more;
-        if let Some(Book { at: At::Away(held, trip), .. }) = self.leases.get_mut(&lease) {
+        if let Some(LeaseBook { at: LeaseStage::Away(held, trip), .. }) = self.leases.get_mut(&lease) {
             held.booked = all;
-            trip.deep = Some(Deep { processes: of.to_vec(), told: false });
+            trip.deep = Some(ContextChecks { processes: of.to_vec(), told: false });
         }
         self.note_quiet(lease);
         Ok(())
@@ -226,7 +226,7 @@ impl Books {
 
     /// Whether waiters, ahead of this lease if that waits too, could be on one of its cards and do not all fit there now:
     /// one that does not, or several.
-    fn is_context_sought(&self, now: Time, lease: LeaseId, held: &Held) -> bool {
+    fn is_context_sought(&self, now: Time, lease: LeaseId, held: &HeldBook) -> bool {
         // A waiter that a quota holds back, or that is behind such a one of its tenant, is passed over, so none is behind it.
         let tenant = self.leases.get(&lease).map(|book| book.tenant);
         let mut is_passed_over = false;
@@ -235,7 +235,7 @@ impl Books {
             is_passed_over |= Some(book.tenant) == tenant && self.may_be_held_back(book);
             is_passed_over || book.id != lease
         });
-        let ahead: Vec<&Book> = ahead.take(64).filter(|book| book.id != lease).collect();
+        let ahead: Vec<&LeaseBook> = ahead.take(64).filter(|book| book.id != lease).collect();
         let is_sought = |number: &usize| {
             let card = &self.cards[*number];
             let mut seek = ahead.iter().filter(|book| !self.is_held_back(book) && self.could_hold(book, card));
@@ -246,11 +246,11 @@ impl Books {
 
     /// What parked leases have on a card that leaves it should a waiter need the room: the driver has been told to take it,
     /// or could be.
-    pub(super) fn removable(&self, waiter: LeaseId, card: &CardBook) -> Bytes {
+    pub(super) fn removable(&self, waiter: LeaseId, card: &GpuBook) -> Bytes {
         let now = self.heard.unwrap_or(Time::ZERO);
         let leaves =
             |lease: &LeaseId| self.is_deep(*lease) || (*lease != waiter && self.could_deepen(now, *lease).is_ok());
-        let parked = |lease: &LeaseId| self.leases.get(lease).is_some_and(Book::is_parked);
+        let parked = |lease: &LeaseId| self.leases.get(lease).is_some_and(LeaseBook::is_parked);
         let residues = card.seen.iter().filter(|(lease, _)| card.claims.contains_key(lease) && parked(lease));
         residues.filter(|(lease, _)| leaves(lease)).map(|(_, bytes)| *bytes).sum()
     }
@@ -259,7 +259,7 @@ impl Books {
     fn driver_has(&mut self, lease: LeaseId, of: &[ProcKey]) -> Verdict {
         let at = self.leases.get(&lease).map(|book| &book.at);
         let known: &[ProcKey] = match at {
-            Some(At::Away(_, trip)) => trip.deep.as_ref().map_or(&[], |deep| &deep.processes),
+            Some(LeaseStage::Away(_, trip)) => trip.deep.as_ref().map_or(&[], |deep| &deep.processes),
             _ => &[],
         };
         let has = |process: &&ProcKey| {
@@ -267,44 +267,44 @@ impl Books {
             !known.contains(process) && voice.is_some_and(|voice| voice.parked.is_some())
         };
         let new = of.iter().filter(has).count();
-        let left = matches!(at, Some(At::Away(_, trip)) if trip.rung == Method::Shim);
+        let left = matches!(at, Some(LeaseStage::Away(_, trip)) if trip.rung == Method::Shim);
         must(2, left && new == 1 && of.len() == known.len() + 1 && known.iter().all(|it| of.contains(it)), || {
             format!("the driver shall have {of:?} of {lease}, and {known:?} before: {at:?}")
         })?;
-        if let Some(Book { at: At::Away(_, trip), .. }) = self.leases.get_mut(&lease) {
-            trip.deep = Some(Deep { processes: of.to_vec(), told: true });
+        if let Some(LeaseBook { at: LeaseStage::Away(_, trip), .. }) = self.leases.get_mut(&lease) {
+            trip.deep = Some(ContextChecks { processes: of.to_vec(), told: true });
         }
         self.note_quiet(lease);
         Ok(())
     }
 
     /// Its contexts stay where they are after all.
-    pub(super) fn shallow(&mut self, now: Time, cause: &Cause, lease: LeaseId, at: Time) -> Verdict {
-        let (_, held, trip) = self.trip(lease, Way::Gone)?;
+    pub(super) fn shallow(&mut self, now: Time, cause: &EventCause, lease: LeaseId, at: Time) -> Verdict {
+        let (_, held, trip) = self.trip(lease, MoveWay::Gone)?;
         must(14, at == now, || format!("{lease} keeps its contexts at {at}, and it is {now}"))?;
         let told = trip.deep.as_ref().is_some_and(|deep| deep.told);
-        let refused = matches!(cause, Cause::Said(of, Word::Refuse) if *of == lease);
-        let unsure = matches!(cause, Cause::Observed(..)) && self.sure_of_room(lease, held).is_err();
+        let refused = matches!(cause, EventCause::Said(of, CallWord::Refuse) if *of == lease);
+        let unsure = matches!(cause, EventCause::Observed(..)) && self.sure_of_room(lease, held).is_err();
         // What it refused it did not know of, and says now that it has nothing.
         let rests = self.leases.get(&lease).is_some_and(|book| book.rests.on(Method::Driver) > now);
-        let found = rests && matches!(cause, Cause::Said(of, Word::Tell) if *of == lease);
+        let found = rests && matches!(cause, EventCause::Said(of, CallWord::Tell) if *of == lease);
         must(17, refused || unsure || found, || format!("{lease} keeps its contexts after {cause:?}: {trip:?}"))?;
         // What it was never told to take it has not; what it refused to take it has not if it says so.
         let has_not = if refused || found { !self.may_have(lease, trip) } else { !told };
         must(2, trip.deep.is_some() && has_not, || {
             format!("nobody would bring back what the driver may have of {lease}: {trip:?}")
         })?;
-        if let Some(Book { at: At::Away(_, trip), .. }) = self.leases.get_mut(&lease) {
+        if let Some(LeaseBook { at: LeaseStage::Away(_, trip), .. }) = self.leases.get_mut(&lease) {
             trip.deep = None;
         }
         Ok(())
     }
 
     /// A card was seen and nothing came of it: whoever was parked there long enough has left altogether, if it can.
-    pub(super) fn check_deep(&self, now: Time, cause: &Cause) -> Verdict {
-        let Cause::Observed(Some(number), _) = cause else { return Ok(()) };
+    pub(super) fn check_deep(&self, now: Time, cause: &EventCause) -> Verdict {
+        let EventCause::Observed(Some(number), _) = cause else { return Ok(()) };
         let card = &self.cards[*number];
-        if self.policy.parking.context_after.is_none() || !matches!(card.look, Look::Free(_)) {
+        if self.policy.parking.context_after.is_none() || !matches!(card.look, SeenReading::Free(_)) {
             return Ok(());
         }
         for lease in card.claims.keys() {
@@ -319,7 +319,7 @@ impl Checker {
     /// The driver is told to take a holder's processes.
     pub fn check_taken(&self, lease: LeaseId) -> Verdict {
         let at = self.books.leases.get(&lease).map(|book| &book.at);
-        let Some(At::Away(_, trip)) = at else { return Ok(()) };
+        let Some(LeaseStage::Away(_, trip)) = at else { return Ok(()) };
         let loud = trip.deep.as_ref().is_some_and(|deep| !self.books.is_quiet(lease, deep));
         must(5, !loud, || format!("the driver is told to take {lease}, of which something may call it: {trip:?}"))
     }
@@ -329,9 +329,9 @@ impl Checker {
     /// follow from, its cards were given to it anew.
     pub fn check_kept_free(&self, lease: LeaseId, anew: bool) -> Verdict {
         let Some(book) = self.books.leases.get(&lease) else { return Ok(()) };
-        let At::Away(held, trip) = &book.at else { return Ok(()) };
+        let LeaseStage::Away(held, trip) = &book.at else { return Ok(()) };
         // Who has its cards anew is sent away with the next look, and the driver hears of that when it is on the disk.
-        let asked = trip.back || anew || book.ask.may_lose_state || trip.way != Way::Back;
+        let asked = trip.back || anew || book.ask.may_lose_state || trip.way != MoveWay::Back;
         let sure = if asked { Ok(()) } else { self.books.others_keep_off(lease, held) };
         must(2, sure.is_ok(), || format!("the driver shall restore {lease}, and {sure:?}: {trip:?}"))
     }
@@ -340,8 +340,8 @@ impl Checker {
     /// which the driver takes. Any other would have the room that was given to others.
     pub fn check_let_on(&self, lease: LeaseId, process: ProcKey) -> Verdict {
         let at = self.books.leases.get(&lease).map(|book| &book.at);
-        let Some(At::Away(_, trip)) = at else { return Ok(()) };
-        let off = trip.rung == Method::Driver && trip.way != Way::Back;
+        let Some(LeaseStage::Away(_, trip)) = at else { return Ok(()) };
+        let off = trip.rung == Method::Driver && trip.way != MoveWay::Back;
         must(2, !off || trip.driven.contains(&process), || {
             format!("nothing keeps {process:?} of {lease} off its cards, which began since the driver has it: {trip:?}")
         })
@@ -350,7 +350,7 @@ impl Checker {
     /// The library in a program is told to bring its bytes back.
     pub fn check_restored_first(&self, lease: LeaseId) -> Verdict {
         let at = self.books.leases.get(&lease).map(|book| &book.at);
-        let Some(At::Away(_, trip)) = at else { return Ok(()) };
+        let Some(LeaseStage::Away(_, trip)) = at else { return Ok(()) };
         must(2, !self.books.may_have(lease, trip), || {
             format!("the library shall bring {lease} back, of which the driver may have something: {trip:?}")
         })

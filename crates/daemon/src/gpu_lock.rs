@@ -23,17 +23,17 @@ const ROOT: u32 = 0;
 /// Held as long as the cards are leased from here.
 #[derive(Debug)]
 #[cfg_attr(not(test), expect(dead_code, reason = "they are held, not used"))]
-pub struct Cards {
+pub struct GpuLock {
     lock: Option<File>,
     name: Option<UnixListener>,
 }
 
 /// One daemon decides about this host's cards: two would promise the same bytes.
-pub fn cards() -> Result<Cards, ServeError> {
+pub fn cards() -> Result<GpuLock, ServeError> {
     claim(NAME, Path::new(LOCKS), uid())
 }
 
-fn claim(name: &str, locks: &Path, uid: u32) -> Result<Cards, ServeError> {
+fn claim(name: &str, locks: &Path, uid: u32) -> Result<GpuLock, ServeError> {
     let lock = match uid {
         ROOT => lock(locks)?,
         _ => None,
@@ -58,7 +58,7 @@ fn claim(name: &str, locks: &Path, uid: u32) -> Result<Cards, ServeError> {
         }
         Err(error) => return Err(ServeError::System(error)),
     };
-    Ok(Cards { lock, name })
+    Ok(GpuLock { lock, name })
 }
 
 /// Root's lock, if one can be had at all; an error if somebody has it.

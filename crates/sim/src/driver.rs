@@ -10,9 +10,9 @@
 //! it has what it was to take.
 
 use crate::checker::{Violation, must};
+use crate::programs::{ODD, ProgramHabits, ReportKey, ShimBehaviour, ShimOrder, SimProgram};
 use crate::rng::Rng;
-use crate::shape::Shape;
-use crate::shims::{Habits, ODD, Order, Program, Spoken, Temper};
+use crate::shape::WorldShape;
 use crate::sim::Sim;
 use std::collections::BTreeMap;
 use sublet_core::ids::{LeaseId, ProcKey};
@@ -23,7 +23,7 @@ use sublet_core::units::{Bytes, Span};
 
 /// What a program has to do with contexts.
 #[derive(Debug, Default)]
-pub struct Depth {
+pub struct DriverFaults {
     /// The library's word: it calls the driver for nothing, or for all it needs; `None`: it does not know of that.
     pub(crate) said: Option<bool>,
     /// What it really does.
@@ -36,10 +36,10 @@ pub struct Depth {
     unsaid: bool,
 }
 
-impl Depth {
+impl DriverFaults {
     /// It is on its cards again, or nobody's any more.
     pub(crate) fn is_back(&mut self) {
-        *self = Depth { said: self.said.map(|_| false), ..Depth::default() };
+        *self = DriverFaults { said: self.said.map(|_| false), ..DriverFaults::default() };
     }
 
     /// Whether the driver would bring back what it has: what it took for a lease that is parked it keeps until it is
@@ -50,12 +50,12 @@ impl Depth {
 }
 
 /// After how long contexts leave, too, if they do.
-pub fn deep_after(habits: Habits, depth: &mut Rng) -> Option<Span> {
+pub fn deep_after(habits: ProgramHabits, depth: &mut Rng) -> Option<Span> {
     let after = Span::secs(depth.pick(&[1, 1, 3, 10, 30]));
     (habits.deep > 0 && depth.chance(900)).then_some(after)
 }
 
-impl Shape {
+impl WorldShape {
     /// In some worlds contexts leave, too.
     pub(crate) fn deepen(&mut self, depth: &mut Rng) {
         if self.habits.library > 0 && depth.chance(600) {
@@ -94,19 +94,19 @@ impl Sim<'_> {
         }
         if !self.world.programs.contains_key(&driver) && self.depth.chance(self.shape.habits.deep) {
             let honest = self.calm || self.depth.chance(self.shape.habits.honest);
-            let temper = if honest { Temper::Honest } else { self.depth.pick(&ODD) };
-            self.world.programs.insert(driver, Program::new(temper));
+            let temper = if honest { ShimBehaviour::Honest } else { self.depth.pick(&ODD) };
+            self.world.programs.insert(driver, SimProgram::new(temper));
         }
     }
 
     /// Whether the driver has a process now, or is about to.
-    pub(crate) fn hangs(&self, (process, rung): Spoken) -> bool {
+    pub(crate) fn hangs(&self, (process, rung): ReportKey) -> bool {
         if self.shape.habits.deep == 0 || rung != Method::Shim {
             return false;
         }
         let Some(driver) = self.world.programs.get(&(process, Method::Driver)) else { return false };
-        let at_it = |program: &Program| matches!(program.doing, Some(Order::Take | Order::Bring));
-        let together = |(other, program): (&Spoken, &Program)| {
+        let at_it = |program: &SimProgram| matches!(program.doing, Some(ShimOrder::Take | ShimOrder::Bring));
+        let together = |(other, program): (&ReportKey, &SimProgram)| {
             other.1 == Method::Driver && program.lease == driver.lease && at_it(program)
         };
         driver.depth.taken.is_some() || (driver.lease.is_some() && self.world.programs.iter().any(together))
@@ -136,7 +136,7 @@ impl Sim<'_> {
     }
 
     /// What a program of such a holder is to do, or the driver with all of its processes.
-    pub(crate) fn deep_order(&self, process: Spoken, row: &Lease) -> Option<Order> {
+    pub(crate) fn deep_order(&self, process: ReportKey, row: &Lease) -> Option<ShimOrder> {
         let (away, state) = (row.park_state()?, self.daemon.as_ref()?.engine.state());
         let program = self.world.programs.get(&process)?;
         let comes = matches!(row.phase, Phase::Resuming(..));
@@ -147,23 +147,23 @@ impl Sim<'_> {
             }
             let mut own = away.processes.iter().filter_map(|process| self.driven(row.id, *process));
             return match comes {
-                true => own.any(|program| program.away.is_some()).then_some(Order::Bring),
+                true => own.any(|program| program.away.is_some()).then_some(ShimOrder::Bring),
                 false if !all_keep_still(state, row) => None,
-                false => own.any(|program| program.away.is_none()).then_some(Order::Take),
+                false => own.any(|program| program.away.is_none()).then_some(ShimOrder::Take),
             };
         }
         let held_back = driver_may_have(state, row);
         let deep = held_back || matches!(row.phase, Phase::Parked(..));
         match (comes && !held_back, program.away.is_some(), program.depth.said) {
-            (true, true, _) => Some(Order::Resume),
-            (false, true, Some(said)) if said != deep => Some(Order::Hush(deep)),
-            (false, false, _) => Some(Order::Park),
+            (true, true, _) => Some(ShimOrder::Resume),
+            (false, true, Some(said)) if said != deep => Some(ShimOrder::Hush(deep)),
+            (false, false, _) => Some(ShimOrder::Park),
             _ => None,
         }
     }
 
     /// For whom somebody speaks of a process: the driver for whom it moves it, as the disk has it, whoever has it by now.
-    pub(crate) fn spoken_for(&self, (process, rung): Spoken) -> Option<LeaseId> {
+    pub(crate) fn spoken_for(&self, (process, rung): ReportKey) -> Option<LeaseId> {
         let moves = |row: &&Lease| {
             rung == Method::Driver && row.park_state().is_some_and(|away| away.is_moved_by_driver(&process))
         };
@@ -172,8 +172,8 @@ impl Sim<'_> {
     }
 
     /// Whether the driver has a process for a lease that is over: nobody could give it room again.
-    pub(crate) fn is_left_behind(&self, process: Spoken) -> bool {
-        let taken_for = |program: &Program| program.depth.taken.or(program.left_by);
+    pub(crate) fn is_left_behind(&self, process: ReportKey) -> bool {
+        let taken_for = |program: &SimProgram| program.depth.taken.or(program.left_by);
         let lease = self.world.programs.get(&process).filter(|program| program.away.is_some()).and_then(taken_for);
         let is_held = |lease: LeaseId| self.disk.rows.leases.get(&lease).is_some_and(Lease::is_held);
         process.1 == Method::Driver && lease.is_some_and(|lease| !is_held(lease))
@@ -186,21 +186,23 @@ impl Sim<'_> {
     }
 
     /// A process of a lease's, as the driver has it.
-    fn driven(&self, lease: LeaseId, process: ProcKey) -> Option<&Program> {
+    fn driven(&self, lease: LeaseId, process: ProcKey) -> Option<&SimProgram> {
         let program = self.world.programs.get(&(process, Method::Driver))?;
         (program.heard_as(self.life) == Some(lease) && !program.lost).then_some(program)
     }
 
     /// An order leaves the daemon: whether it may now.
-    pub(crate) fn check_order(&self, process: Spoken, lease: LeaseId, order: Order) -> Result<(), Violation> {
+    pub(crate) fn check_order(&self, process: ReportKey, lease: LeaseId, order: ShimOrder) -> Result<(), Violation> {
         // What the driver said just now, and is not on the disk yet, changes no order.
         let row = self.disk.rows.leases.get(&lease);
         let away = row.and_then(Lease::park_state);
         let (is_deep, anew) = (away.is_some_and(|away| away.with_driver), away.is_some_and(|away| away.was_resumed));
         match order {
-            Order::Take => self.checker.check_taken(lease),
-            Order::Resume if process.1 == Method::Shim && is_deep => self.checker.check_restored_first(lease),
-            Order::Resume | Order::Bring if process.1 == Method::Driver => self.checker.check_kept_free(lease, anew),
+            ShimOrder::Take => self.checker.check_taken(lease),
+            ShimOrder::Resume if process.1 == Method::Shim && is_deep => self.checker.check_restored_first(lease),
+            ShimOrder::Resume | ShimOrder::Bring if process.1 == Method::Driver => {
+                self.checker.check_kept_free(lease, anew)
+            }
             _ => Ok(()),
         }
     }
@@ -213,20 +215,20 @@ impl Sim<'_> {
     }
 
     /// The library in a program keeps it from calling the driver, or not any more.
-    pub(crate) fn hush(&mut self, process: Spoken, hush: bool, temper: Temper, odd: bool) {
+    pub(crate) fn hush(&mut self, process: ReportKey, hush: bool, temper: ShimBehaviour, odd: bool) {
         self.mind_after(process, 3_000_000);
-        if hush && odd && matches!(temper, Temper::Refuses | Temper::Fickle) {
+        if hush && odd && matches!(temper, ShimBehaviour::Refuses | ShimBehaviour::Fickle) {
             // It is told again.
             return;
         }
         if let Some(program) = self.world.programs.get_mut(&process) {
-            (program.depth.said, program.depth.hush) = (Some(hush), hush && temper != Temper::Liar);
+            (program.depth.said, program.depth.hush) = (Some(hush), hush && temper != ShimBehaviour::Liar);
         }
         self.say(process, MoverReport::KeepsStill(hush));
     }
 
     /// The driver takes what the library left of a holder's processes, all of them or none.
-    pub(crate) fn take_contexts(&mut self, leader: Spoken, temper: Temper, odd: bool) {
+    pub(crate) fn take_contexts(&mut self, leader: ReportKey, temper: ShimBehaviour, odd: bool) {
         let Some(lease) = self.world.programs.get(&leader).and_then(|program| program.lease) else { return };
         let row = self.disk.rows.leases.get(&lease);
         let Some(away) = row.and_then(Lease::park_state).filter(|away| away.with_driver).cloned() else { return };
@@ -240,19 +242,19 @@ impl Sim<'_> {
         let loud =
             |process: &ProcKey| self.world.programs.get(&(*process, Method::Shim)).is_some_and(|it| !it.depth.hush);
         let loud = processes.iter().any(loud);
-        if temper == Temper::Fickle && odd {
+        if temper == ShimBehaviour::Fickle && odd {
             if let Some(program) = self.world.programs.get_mut(&leader) {
                 program.cannot = true;
             }
             self.say(leader, MoverReport::Cannot(Some("it uses managed memory".to_owned())));
             return self.refuse(leader, "it uses managed memory");
         }
-        if (temper == Temper::Refuses && odd) || (loud && self.depth.chance(500)) {
+        if (temper == ShimBehaviour::Refuses && odd) || (loud && self.depth.chance(500)) {
             return self.refuse(leader, "a call of its did not end");
         }
         let percent = match temper {
-            Temper::Liar => 0,
-            Temper::Half => 50,
+            ShimBehaviour::Liar => 0,
+            ShimBehaviour::Half => 50,
             _ => 100,
         };
         let lost = !self.calm && !self.shape.habits.orderly && self.depth.chance(60);
@@ -296,7 +298,7 @@ impl Sim<'_> {
     }
 
     /// Whether there is room for all of a holder, what the library has to copy and what the driver restores before.
-    pub(crate) fn prove_all(&mut self, leader: Spoken, lease: LeaseId) -> bool {
+    pub(crate) fn prove_all(&mut self, leader: ReportKey, lease: LeaseId) -> bool {
         let away = self.disk.rows.leases.get(&lease).and_then(Lease::park_state);
         let processes = away.map(|away| away.processes.clone()).unwrap_or_default();
         let both = processes.iter().flat_map(|process| [(*process, Method::Shim), (*process, Method::Driver)]);
@@ -319,7 +321,7 @@ impl Sim<'_> {
     }
 
     /// The driver brings back what it has of a holder's processes.
-    pub(crate) fn bring_contexts(&mut self, leader: Spoken) -> Result<(), Violation> {
+    pub(crate) fn bring_contexts(&mut self, leader: ReportKey) -> Result<(), Violation> {
         self.mind_after(leader, 3_000_000);
         let Some(lease) = self.world.programs.get(&leader).and_then(|program| program.lease) else { return Ok(()) };
         let away = self.disk.rows.leases.get(&lease).and_then(Lease::park_state).filter(|away| away.with_driver);

@@ -10,8 +10,8 @@
 //! while no daemon lives; whoever comes after is told how it stands.
 
 use crate::checker::{Violation, must};
-use crate::daemon::{Call, Daemon};
-use crate::deep::Depth;
+use crate::daemon::{SimCall, SimDaemon};
+use crate::driver::DriverFaults;
 use crate::rng::Rng;
 use crate::shape::S;
 use crate::sim::Sim;
@@ -32,7 +32,7 @@ const CONTEXT: Bytes = Bytes::mib(300);
 
 /// What the programs of a world are like.
 #[derive(Clone, Copy, Debug)]
-pub struct Habits {
+pub struct ProgramHabits {
     /// Thousandths of them that have the library; none: nobody is ever parked here.
     pub library: u64,
     /// Thousandths of those that do as they say.
@@ -51,11 +51,11 @@ pub struct Habits {
     pub deep: u64,
 }
 
-impl Habits {
+impl ProgramHabits {
     /// Those of a seed.
-    pub fn draw(luck: &mut Rng) -> Habits {
+    pub fn draw(luck: &mut Rng) -> ProgramHabits {
         let none = luck.chance(250);
-        Habits {
+        ProgramHabits {
             library: if none { 0 } else { luck.pick(&[400, 900, 1000, 1000]) },
             honest: luck.pick(&[300, 700, 1000]),
             orderly: !none && luck.chance(200),
@@ -68,19 +68,19 @@ impl Habits {
     }
 
     /// Everybody has the library and does as it says, and there is memory for all.
-    pub fn gentle() -> Habits {
+    pub fn gentle() -> ProgramHabits {
         let (library, honest, ram) = (1000, 1000, Bytes::gib(2_000));
-        Habits { library, honest, orderly: true, ram, preempts: true, hooks: 0, driver: 0, deep: 0 }
+        ProgramHabits { library, honest, orderly: true, ram, preempts: true, hooks: 0, driver: 0, deep: 0 }
     }
 
     /// The same in a world in which room is made for whoever waits; in most it is.
-    pub fn pressed(self, whim: &mut Rng) -> Habits {
+    pub fn pressed(self, whim: &mut Rng) -> ProgramHabits {
         let preempts = self.library > 0 && whim.chance(800);
         let plain = !preempts || self.orderly;
         let hooks = whim.pick(&[0, 0, 300, 800]);
         let driver = whim.pick(&[0, 0, 500, 1000]);
         let (hooks, driver) = if plain { (0, 0) } else { (hooks, driver) };
-        Habits { preempts, hooks, driver, ..self }
+        ProgramHabits { preempts, hooks, driver, ..self }
     }
 
     /// Where bytes go in this house.
@@ -114,7 +114,7 @@ impl Habits {
 
 /// What a program does when it is told to leave its cards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Temper {
+pub(crate) enum ShimBehaviour {
     /// What it says.
     Honest,
     /// The same, but it takes longer than it may.
@@ -134,12 +134,19 @@ pub(crate) enum Temper {
 }
 
 /// All but what an honest one does.
-pub(crate) const ODD: [Temper; 7] =
-    [Temper::Slow, Temper::Liar, Temper::Half, Temper::Refuses, Temper::Mute, Temper::Dies, Temper::Fickle];
+pub(crate) const ODD: [ShimBehaviour; 7] = [
+    ShimBehaviour::Slow,
+    ShimBehaviour::Liar,
+    ShimBehaviour::Half,
+    ShimBehaviour::Refuses,
+    ShimBehaviour::Mute,
+    ShimBehaviour::Dies,
+    ShimBehaviour::Fickle,
+];
 
 /// What a program was told to do, and has not done yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Order {
+pub(crate) enum ShimOrder {
     /// Leave its cards.
     Park,
     /// Come back.
@@ -153,12 +160,12 @@ pub(crate) enum Order {
 }
 
 /// A process, by who speaks for it: the library in it, or the driver.
-pub type Spoken = (ProcKey, Method);
+pub type ReportKey = (ProcKey, Method);
 
 /// A program with the library in it, or a process as the driver has it.
 #[derive(Debug)]
-pub struct Program {
-    pub(crate) temper: Temper,
+pub struct SimProgram {
+    pub(crate) temper: ShimBehaviour,
     /// Its bytes are in host memory: so many of each card.
     pub(crate) away: Option<Vec<(usize, Bytes)>>,
     /// So many of them, by its own word.
@@ -167,7 +174,7 @@ pub struct Program {
     life: Option<u32>,
     /// … which takes it for a program of this lease's.
     pub(crate) lease: Option<LeaseId>,
-    pub(crate) doing: Option<Order>,
+    pub(crate) doing: Option<ShimOrder>,
     /// Tells an old order from a new one.
     pub(crate) turn: u32,
     pub(crate) cannot: bool,
@@ -184,12 +191,12 @@ pub struct Program {
     /// The driver said no to this wish, and waits for another: the lease, and since when it was wished.
     given_up: Option<(LeaseId, Time)>,
     /// What has to do with contexts.
-    pub(crate) depth: Depth,
+    pub(crate) depth: DriverFaults,
 }
 
-impl Program {
-    pub(crate) fn new(temper: Temper) -> Program {
-        Program {
+impl SimProgram {
+    pub(crate) fn new(temper: ShimBehaviour) -> SimProgram {
+        SimProgram {
             temper,
             away: None,
             claims: Bytes::ZERO,
@@ -204,7 +211,7 @@ impl Program {
             lost: false,
             left_by: None,
             given_up: None,
-            depth: Depth::default(),
+            depth: DriverFaults::default(),
         }
     }
 
@@ -233,7 +240,7 @@ impl World {
 
     /// A program's bytes leave its cards, as many hundredths of them as it likes, but for its contexts.
     /// Says how many they were, and how many they should have been.
-    pub(crate) fn leave_cards(&mut self, (process, rung): Spoken, percent: u64) -> (Vec<(usize, Bytes)>, Bytes) {
+    pub(crate) fn leave_cards(&mut self, (process, rung): ReportKey, percent: u64) -> (Vec<(usize, Bytes)>, Bytes) {
         let (mut gone, mut all) = (Vec::new(), Bytes::ZERO);
         for card in 0..self.cards.len() {
             // The driver takes contexts too.
@@ -302,15 +309,15 @@ impl Sim<'_> {
     pub(crate) fn install_lodger(&mut self, process: ProcKey) {
         if self.parks() && self.mood.chance(self.shape.vigil.driver) {
             let honest = self.calm || self.mood.chance(self.shape.habits.honest);
-            let temper = if honest { Temper::Honest } else { self.mood.pick(&ODD) };
-            self.world.programs.insert((process, Method::Driver), Program::new(temper));
+            let temper = if honest { ShimBehaviour::Honest } else { self.mood.pick(&ODD) };
+            self.world.programs.insert((process, Method::Driver), SimProgram::new(temper));
         }
     }
 
-    fn install_on(&mut self, (process, rung): Spoken) {
+    fn install_on(&mut self, (process, rung): ReportKey) {
         let honest = self.calm || self.luck.chance(self.shape.habits.honest);
-        let temper = if honest { Temper::Honest } else { self.luck.pick(&ODD) };
-        self.world.programs.insert((process, rung), Program::new(temper));
+        let temper = if honest { ShimBehaviour::Honest } else { self.luck.pick(&ODD) };
+        self.world.programs.insert((process, rung), SimProgram::new(temper));
     }
 
     /// Whether a process' work does not get through now.
@@ -318,11 +325,11 @@ impl Sim<'_> {
         let of = |rung: Method| self.world.programs.get(&(process, rung));
         // The driver lets a holder's processes go on when all of them are back.
         let lease = of(Method::Driver).and_then(|program| program.lease);
-        let locked = |(other, program): (&Spoken, &Program)| {
+        let locked = |(other, program): (&ReportKey, &SimProgram)| {
             other.1 == Method::Driver && program.lease == lease && program.away.is_some()
         };
         let together = || lease.is_some() && self.world.programs.iter().any(locked);
-        [Method::Shim, Method::Driver].into_iter().any(|rung| of(rung).is_some_and(Program::is_gated)) || together()
+        [Method::Shim, Method::Driver].into_iter().any(|rung| of(rung).is_some_and(SimProgram::is_gated)) || together()
     }
 
     // ---- words -------------------------------------------------------------
@@ -361,7 +368,7 @@ impl Sim<'_> {
     }
 
     /// A program says who it is and how it stands.
-    pub(crate) fn connect(&mut self, process: Spoken) -> Result<(), Violation> {
+    pub(crate) fn connect(&mut self, process: ReportKey) -> Result<(), Violation> {
         let life = self.life;
         let (lease, is_left_behind) = (self.spoken_for(process), self.is_left_behind(process));
         let (Some(lease), Some(program)) = (lease, self.world.programs.get_mut(&process)) else { return Ok(()) };
@@ -372,7 +379,7 @@ impl Sim<'_> {
         let Some(program) = self.world.programs.get_mut(&process) else { return Ok(()) };
         // The driver's worker goes with its daemon. What it had not taken when the next one asks the driver where a
         // process is it never takes; nor what it was to take for a lease that is over.
-        if process.1 == Method::Driver && matches!(program.doing, Some(Order::Park | Order::Take)) {
+        if process.1 == Method::Driver && matches!(program.doing, Some(ShimOrder::Park | ShimOrder::Take)) {
             (program.doing, program.turn) = (None, program.turn + 1);
         }
         if is_left_behind {
@@ -396,7 +403,7 @@ impl Sim<'_> {
         self.mind(process)
     }
 
-    pub(crate) fn say(&mut self, process: Spoken, said: MoverReport) {
+    pub(crate) fn say(&mut self, process: ReportKey, said: MoverReport) {
         let life = self.life;
         let Some(program) = self.world.programs.get_mut(&process) else { return };
         if let Some(lease) = program.heard_as(life) {
@@ -407,7 +414,7 @@ impl Sim<'_> {
     }
 
     /// The daemon hears what a program said.
-    pub(crate) fn hear(&mut self, process: Spoken) -> Result<(), Violation> {
+    pub(crate) fn hear(&mut self, process: ReportKey) -> Result<(), Violation> {
         let Some(program) = self.world.programs.get_mut(&process) else { return Ok(()) };
         for (lease, of, said) in std::mem::take(&mut program.outbox) {
             self.report(Event::Said { lease, rung: process.1, process: of, said })?;
@@ -417,7 +424,7 @@ impl Sim<'_> {
     }
 
     /// A program is not there any more.
-    pub(crate) fn left(&mut self, lease: LeaseId, (process, rung): Spoken, died: bool) -> Result<(), Violation> {
+    pub(crate) fn left(&mut self, lease: LeaseId, (process, rung): ReportKey, died: bool) -> Result<(), Violation> {
         let said = if died { MoverReport::Died("killed for lack of memory".to_owned()) } else { MoverReport::Gone };
         self.report(Event::Said { lease, rung, process, said })?;
         self.mind_deep(lease);
@@ -449,13 +456,13 @@ impl Sim<'_> {
         }
     }
 
-    pub(crate) fn mind_after(&mut self, process: Spoken, at_most_us: u64) {
+    pub(crate) fn mind_after(&mut self, process: ReportKey, at_most_us: u64) {
         let delay = self.luck.within(0, at_most_us);
         self.timers.set(self.t + delay, Timer::Mind(self.life, process.0, process.1));
     }
 
     /// Whoever is where it should not be is told so.
-    pub(crate) fn mind(&mut self, process: Spoken) -> Result<(), Violation> {
+    pub(crate) fn mind(&mut self, process: ReportKey) -> Result<(), Violation> {
         let (life, rung) = (self.life, process.1);
         let Some(program) = self.world.programs.get_mut(&process) else { return Ok(()) };
         let is_idle = program.doing.is_none() && !program.lost;
@@ -469,7 +476,7 @@ impl Sim<'_> {
             // Who began while the driver has its siblings, or takes them, waits with them.
             Some(row) if rung == Method::Shim && waits_with_siblings(&self.daemon, row, process.0) => {
                 match program.away.is_none() {
-                    true => Order::Park,
+                    true => ShimOrder::Park,
                     false => return Ok(()),
                 }
             }
@@ -483,14 +490,14 @@ impl Sim<'_> {
                     && away.method == rung
                     && (rung == Method::Shim || away.processes.contains(&process.0)) =>
             {
-                Order::Park
+                ShimOrder::Park
             }
             Some(Lease { phase: Phase::Parking(_, away) | Phase::Parked(_, away), .. })
                 if program.away.is_none() && rung == Method::Shim && away.method == Method::Driver =>
             {
                 return self.checker.check_let_on(lease, process.0);
             }
-            Some(Lease { phase: Phase::Parked(..), .. }) if quiet => Order::Hush(false),
+            Some(Lease { phase: Phase::Parked(..), .. }) if quiet => ShimOrder::Hush(false),
             // It is told otherwise, and says where it is.
             Some(Lease { phase: Phase::Resuming(..), .. })
                 if rung == Method::Driver && program.away.is_none() && is_unknown(&self.daemon, lease, process.0) =>
@@ -508,7 +515,7 @@ impl Sim<'_> {
             Some(Lease { phase: Phase::Active(_) | Phase::Resuming(..), .. })
                 if program.away.is_some() && program.depth.is_told(life, lease) =>
             {
-                Order::Resume
+                ShimOrder::Resume
             }
             Some(Lease { phase: Phase::Ending(..), .. }) | None => {
                 // Nobody wants these bytes any more.
@@ -518,7 +525,7 @@ impl Sim<'_> {
             }
             _ => return Ok(()),
         };
-        let restores = matches!(order, Order::Resume | Order::Bring);
+        let restores = matches!(order, ShimOrder::Resume | ShimOrder::Bring);
         if restores && rung == Method::Driver && self.is_held_back(lease) {
             // It is told when a look shows that nobody could take its room.
             self.mind_after(process, 2 * S);
@@ -531,20 +538,20 @@ impl Sim<'_> {
                 self.mind_after(process, 30 * S);
                 return Ok(());
             }
-            let proven = if order == Order::Bring { self.prove_all(process, lease) } else { self.prove(process) };
+            let proven = if order == ShimOrder::Bring { self.prove_all(process, lease) } else { self.prove(process) };
             if !proven {
                 return Ok(());
             }
         }
         let Some(program) = self.world.programs.get_mut(&process) else { return Ok(()) };
         program.doing = Some(order);
-        program.left_by = matches!(order, Order::Park).then_some(lease).or(program.left_by);
-        program.depth.told = matches!(order, Order::Bring).then_some(life).or(program.depth.told);
+        program.left_by = matches!(order, ShimOrder::Park).then_some(lease).or(program.left_by);
+        program.depth.told = matches!(order, ShimOrder::Bring).then_some(life).or(program.depth.told);
         program.turn += 1;
         let turn = program.turn;
         let longest = match program.temper {
-            Temper::Slow if matches!(order, Order::Park | Order::Hush(true) | Order::Take) => 60 * S,
-            Temper::Mute => 200 * S,
+            ShimBehaviour::Slow if matches!(order, ShimOrder::Park | ShimOrder::Hush(true) | ShimOrder::Take) => 60 * S,
+            ShimBehaviour::Mute => 200 * S,
             _ => self.luck.pick(&[S / 10, S, 3 * S, 3 * S]),
         };
         let delay = self.luck.within(longest / 10, longest);
@@ -556,10 +563,10 @@ impl Sim<'_> {
     }
 
     /// A program has done what it was told, or what it will do of it.
-    pub(crate) fn done(&mut self, process: Spoken, turn: u32) -> Result<(), Violation> {
+    pub(crate) fn done(&mut self, process: ReportKey, turn: u32) -> Result<(), Violation> {
         let hangs = self.hangs(process);
         let Some(program) = self.world.programs.get_mut(&process) else { return Ok(()) };
-        if hangs && program.turn == turn && matches!(program.doing, Some(Order::Park | Order::Resume)) {
+        if hangs && program.turn == turn && matches!(program.doing, Some(ShimOrder::Park | ShimOrder::Resume)) {
             // It calls the driver, which does not answer while it has the process.
             self.timers.set(self.t + S / 2, Timer::Done(process.0, process.1, turn));
             return Ok(());
@@ -567,44 +574,44 @@ impl Sim<'_> {
         let Some(order) = program.doing.take_if(|_| program.turn == turn) else { return Ok(()) };
         let (temper, odd) = (program.temper, self.luck.chance(400));
         match order {
-            _ if temper == Temper::Dies && odd => {
+            _ if temper == ShimBehaviour::Dies && odd => {
                 // It had not done yet what it was told.
                 program.doing = Some(order);
                 let leases = self.world.exit_process(process.0);
                 self.noticed(&leases);
                 return Ok(());
             }
-            Order::Park if temper == Temper::Refuses && odd => {
+            ShimOrder::Park if temper == ShimBehaviour::Refuses && odd => {
                 self.give_up(process);
                 match process.0.pid % 4 {
                     1 => self.say(process, MoverReport::Outgrown("it has more by now".to_owned())),
                     _ => self.refuse(process, "a capture is open"),
                 }
             }
-            Order::Park if temper == Temper::Fickle && odd => {
+            ShimOrder::Park if temper == ShimBehaviour::Fickle && odd => {
                 program.cannot = true;
                 self.give_up(process);
                 self.say(process, MoverReport::Cannot(Some("it uses managed memory".to_owned())));
                 self.refuse(process, "it uses managed memory");
             }
-            Order::Park => self.park_program(process, temper),
-            Order::Hush(hush) => self.hush(process, hush, temper, odd),
-            Order::Take => self.take_contexts(process, temper, odd),
-            Order::Bring => return self.bring_contexts(process),
-            Order::Resume if process.1 == Method::Driver => return self.restore(process),
-            Order::Resume => self.resume_program(process),
+            ShimOrder::Park => self.park_program(process, temper),
+            ShimOrder::Hush(hush) => self.hush(process, hush, temper, odd),
+            ShimOrder::Take => self.take_contexts(process, temper, odd),
+            ShimOrder::Bring => return self.bring_contexts(process),
+            ShimOrder::Resume if process.1 == Method::Driver => return self.restore(process),
+            ShimOrder::Resume => self.resume_program(process),
         }
         Ok(())
     }
 
-    pub(crate) fn refuse(&mut self, process: Spoken, why: &str) {
+    pub(crate) fn refuse(&mut self, process: ReportKey, why: &str) {
         self.say(process, MoverReport::Refused(why.to_owned()));
         self.mind_after(process, 3 * S);
     }
 
     /// The driver takes the processes of a holder together. When it says no to one of them it takes none of the others
     /// any more, until it is told anew; or its worker was lost with one, and it says that it does not know of that.
-    fn give_up(&mut self, process: Spoken) {
+    fn give_up(&mut self, process: ReportKey) {
         let lease = self.world.programs.get(&process).and_then(|program| program.heard_as(self.life));
         let Some(lease) = lease.filter(|_| process.1 == Method::Driver) else { return };
         let wish = self.disk.rows.leases.get(&lease).and_then(Lease::park_state).map(|away| (lease, away.since));
@@ -612,7 +619,7 @@ impl Sim<'_> {
         for (other, program) in &mut self.world.programs {
             if other.1 == Method::Driver && program.heard_as(self.life) == Some(lease) {
                 program.given_up = wish;
-                taken.extend((program.doing == Some(Order::Park)).then_some(*other));
+                taken.extend((program.doing == Some(ShimOrder::Park)).then_some(*other));
             }
         }
         for other in taken {
@@ -627,10 +634,10 @@ impl Sim<'_> {
         }
     }
 
-    fn park_program(&mut self, process: Spoken, temper: Temper) {
+    fn park_program(&mut self, process: ReportKey, temper: ShimBehaviour) {
         let percent = match temper {
-            Temper::Liar => 0,
-            Temper::Half => 50,
+            ShimBehaviour::Liar => 0,
+            ShimBehaviour::Half => 50,
             _ => 100,
         };
         let (gone, all) = self.world.leave_cards(process, percent);
@@ -641,7 +648,7 @@ impl Sim<'_> {
         self.mind_after(process, S / 5);
     }
 
-    fn resume_program(&mut self, process: Spoken) {
+    fn resume_program(&mut self, process: ReportKey) {
         let Some(gone) = self.world.programs.get_mut(&process).and_then(|program| program.away.take()) else { return };
         let back = self.world.come_back(process.0, &gone);
         let Some(program) = self.world.programs.get_mut(&process) else { return };
@@ -660,9 +667,9 @@ impl Sim<'_> {
 
     /// Whether there is room for a restore of all that a holder has away: placeholders are put there and taken
     /// away.
-    fn prove(&mut self, process: Spoken) -> bool {
+    fn prove(&mut self, process: ReportKey) -> bool {
         let lease = self.world.programs.get(&process).and_then(|program| program.lease);
-        let together = |(other, program): &(&Spoken, &Program)| {
+        let together = |(other, program): &(&ReportKey, &SimProgram)| {
             **other == process || (lease.is_some() && program.lease == lease && other.1 == process.1)
         };
         let away = self.world.programs.iter().filter(together).filter_map(|(_, program)| program.away.clone());
@@ -683,7 +690,7 @@ impl Sim<'_> {
     }
 
     /// The driver restores a process. One that lacks room is lost for ever.
-    pub(crate) fn restore(&mut self, process: Spoken) -> Result<(), Violation> {
+    pub(crate) fn restore(&mut self, process: ReportKey) -> Result<(), Violation> {
         let Some(program) = self.world.programs.get(&process) else { return Ok(()) };
         let (gone, proven, lease) = (program.away.clone().unwrap_or_default(), program.proven_us, program.lease);
         if self.world.fit(&gone) {
@@ -737,7 +744,7 @@ impl Sim<'_> {
     }
 
     /// Where somebody's bytes shall come back, somebody else comes first.
-    fn intrude(&mut self, process: Spoken) {
+    fn intrude(&mut self, process: ReportKey) {
         let gone = self.world.programs.get(&process).and_then(|program| program.away.as_ref());
         let Some((card, _)) = gone.and_then(|gone| gone.first()).copied() else { return };
         let tree = self.world.spawn();
@@ -799,7 +806,7 @@ impl Sim<'_> {
             true => Event::ParkAsked { by: caller, lease },
             false => Event::ResumeAsked { by: caller, lease },
         };
-        self.call(Call { by, event, job: None })?;
+        self.call(SimCall { by, event, job: None })?;
         self.hint()?;
         self.grab()
     }
@@ -825,19 +832,19 @@ impl Sim<'_> {
 
     /// From now on programs do as they say.
     pub(crate) fn calm_programs(&mut self) {
-        self.world.programs.values_mut().for_each(|program| program.temper = Temper::Honest);
+        self.world.programs.values_mut().for_each(|program| program.temper = ShimBehaviour::Honest);
     }
 }
 
 /// Whether the library in a program keeps it off its cards, because the driver takes its siblings, or has them.
-fn waits_with_siblings(daemon: &Option<Daemon>, row: &Lease, process: ProcKey) -> bool {
+fn waits_with_siblings(daemon: &Option<SimDaemon>, row: &Lease, process: ProcKey) -> bool {
     let Some(daemon) = daemon else { return false };
     let moved = row.park_state().is_some_and(|away| away.processes.contains(&process));
     !moved && must_stay_off_gpus(daemon.engine.state(), row)
 }
 
 /// Whether nobody knows where the driver has a process.
-fn is_unknown(daemon: &Option<Daemon>, lease: LeaseId, process: ProcKey) -> bool {
+fn is_unknown(daemon: &Option<SimDaemon>, lease: LeaseId, process: ProcKey) -> bool {
     let live = daemon.as_ref().and_then(|daemon| daemon.engine.state().readings(lease));
     live.and_then(|live| live.driver.get(&process)).is_some_and(|voice| voice.is_unknown)
 }

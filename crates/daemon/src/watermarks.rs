@@ -37,7 +37,7 @@ const LEASES_MOST: u64 = 1 << 16;
 
 /// The least numbers that were never handed out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Floor {
+pub struct WatermarkFloor {
     /// Of epochs.
     pub epoch: Fence,
     /// Of leases.
@@ -46,7 +46,7 @@ pub struct Floor {
 
 /// The marks.
 #[derive(Debug)]
-pub struct Epochs {
+pub struct Watermarks {
     file: File,
     mark: u64,
     /// All numbers of leases that were handed out are below this.
@@ -57,9 +57,9 @@ pub struct Epochs {
     next: usize,
 }
 
-impl Epochs {
+impl Watermarks {
     /// The least numbers that were never handed out, and the marks from here on.
-    pub fn begin(dir: &Path, wall_us: u64) -> io::Result<(Epochs, Floor)> {
+    pub fn begin(dir: &Path, wall_us: u64) -> io::Result<(Watermarks, WatermarkFloor)> {
         let path = dir.join(NAME);
         let open = |path: &Path| OpenOptions::new().read(true).write(true).custom_flags(NOFOLLOW).open(path);
         let file = match open(&path) {
@@ -76,9 +76,9 @@ impl Epochs {
         let lease = marks.into_iter().flatten().map(|(_, leases)| leases).max().unwrap_or(0);
         let epoch = wall_us.max(mark);
         let next = usize::from(marks[0] == marks.into_iter().flatten().max());
-        let mut epochs = Epochs { file, mark, leases: lease, first_lease: lease, next };
+        let mut epochs = Watermarks { file, mark, leases: lease, first_lease: lease, next };
         epochs.move_to(epoch.saturating_add(AHEAD), lease)?;
-        Ok((epochs, Floor { epoch: Fence(epoch), lease }))
+        Ok((epochs, WatermarkFloor { epoch: Fence(epoch), lease }))
     }
 
     /// Whether a lone request can be dealt with before a mark must move, which waits for the disk.
@@ -158,7 +158,8 @@ mod tests {
     #[test]
     fn a_clock_that_was_set_back_hands_out_no_epoch_twice() {
         let dir = tempfile::tempdir().unwrap();
-        let begin = |wall_us| Epochs::begin(dir.path(), wall_us).map(|(epochs, floor)| (epochs, floor.epoch)).unwrap();
+        let begin =
+            |wall_us| Watermarks::begin(dir.path(), wall_us).map(|(epochs, floor)| (epochs, floor.epoch)).unwrap();
         let (_, first) = begin(1_000_000_000_000_000);
         assert_eq!(first, Fence(1_000_000_000_000_000));
         let (mut epochs, second) = begin(5);
@@ -173,7 +174,7 @@ mod tests {
     #[test]
     fn numbers_of_leases_grow_over_a_crash_and_have_no_hole_after_a_stop() {
         let dir = tempfile::tempdir().unwrap();
-        let begin = || Epochs::begin(dir.path(), 5).map(|(epochs, floor)| (epochs, floor.lease)).unwrap();
+        let begin = || Watermarks::begin(dir.path(), 5).map(|(epochs, floor)| (epochs, floor.lease)).unwrap();
         let (mut epochs, first) = begin();
         assert_eq!(first, 0);
         epochs.keep_leases_ahead(22).unwrap();
@@ -199,7 +200,7 @@ mod tests {
             old[place as usize..][..DIGITS + 1].copy_from_slice(format!("{:0DIGITS$}\n", 77).as_bytes());
         }
         std::fs::write(dir.path().join(NAME), old).unwrap();
-        assert_eq!(Epochs::begin(dir.path(), 5).unwrap().1, Floor { epoch: Fence(77), lease: 0 });
+        assert_eq!(Watermarks::begin(dir.path(), 5).unwrap().1, WatermarkFloor { epoch: Fence(77), lease: 0 });
     }
 
     #[test]
@@ -208,19 +209,19 @@ mod tests {
         let precious = dir.path().join("precious");
         std::fs::write(&precious, "precious").unwrap();
         std::os::unix::fs::symlink(&precious, dir.path().join("epochs.new")).unwrap();
-        Epochs::begin(dir.path(), 5).unwrap();
+        Watermarks::begin(dir.path(), 5).unwrap();
         assert_eq!(std::fs::read_to_string(&precious).unwrap(), "precious");
         assert!(dir.path().join(NAME).symlink_metadata().unwrap().is_file());
         std::fs::remove_file(dir.path().join(NAME)).unwrap();
         std::os::unix::fs::symlink(&precious, dir.path().join(NAME)).unwrap();
-        Epochs::begin(dir.path(), 5).unwrap_err();
+        Watermarks::begin(dir.path(), 5).unwrap_err();
         assert_eq!(std::fs::read_to_string(&precious).unwrap(), "precious");
     }
 
     #[test]
     fn a_mark_that_a_power_cut_spoiled_is_found_in_its_other_place() {
         let dir = tempfile::tempdir().unwrap();
-        let begin = || Epochs::begin(dir.path(), 5).unwrap();
+        let begin = || Watermarks::begin(dir.path(), 5).unwrap();
         let (_, _, (newest, _)) = (begin(), begin(), begin());
         let (path, file) = (dir.path().join(NAME), newest.file.try_clone().unwrap());
         let before = std::fs::read(&path).unwrap();
@@ -231,7 +232,7 @@ mod tests {
             file.write_all_at(&before, 0).unwrap();
         }
         PLACES.into_iter().for_each(|place| file.write_all_at(b"00x", place).unwrap());
-        let error = Epochs::begin(dir.path(), 5).unwrap_err();
+        let error = Watermarks::begin(dir.path(), 5).unwrap_err();
         assert!(error.to_string().contains("damaged"), "unknown is not zero: {error}");
     }
 }

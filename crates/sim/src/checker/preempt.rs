@@ -4,9 +4,9 @@
 //! plan may do: touch who has the right to stay, who stands higher and works, or whose turn is not
 //! over; ask for a waiter that does not wait, or cannot use the room, or has it coming already.
 
-use super::books::{At, Book, Books, CardBook, Held, Look};
-use super::calls::Cause;
-use super::park::{CONTEXT, Way};
+use super::books::{CheckerBooks, GpuBook, HeldBook, LeaseBook, LeaseStage, SeenReading};
+use super::calls::EventCause;
+use super::park::{CONTEXT, MoveWay};
 use super::{Verdict, must};
 use sublet_core::action::Action;
 use sublet_core::ids::{LeaseId, ProcKey};
@@ -30,7 +30,7 @@ pub fn nothing_but_room(actions: &[Action]) -> bool {
     before.into_iter().all(|action| matches!(action, Action::Grace { .. }))
 }
 
-impl Books {
+impl CheckerBooks {
     /// Somebody has to leave: what is done for one waiter may bring another to the front, so whoever is first
     /// before anything is done stays the first.
     pub fn makes_room_for(&mut self, waiter: Option<LeaseId>) {
@@ -44,8 +44,8 @@ impl Books {
     pub fn check_room_for(
         &self,
         now: Time,
-        cause: &Cause,
-        book: &Book,
+        cause: &EventCause,
+        book: &LeaseBook,
         again: Option<Time>,
         waiter: Option<LeaseId>,
     ) -> Verdict {
@@ -59,7 +59,7 @@ impl Books {
 
     /// When the job asked whose place one takes that has to leave for the first time: the next of its tenant, of
     /// its tier and priority, that asked later and has not started, behind the one it leaves for.
-    fn place_taken(&self, book: &Book, waiter: Option<LeaseId>) -> Option<Time> {
+    fn place_taken(&self, book: &LeaseBook, waiter: Option<LeaseId>) -> Option<Time> {
         let moved = book.held().is_none_or(|held| held.moved);
         if !self.policy.parking.stretches_slices || book.ask.tier == Tier::Interactive || moved {
             return None;
@@ -67,25 +67,25 @@ impl Books {
         let order: Vec<LeaseId> = self.in_order().take(PLACES).collect();
         let from = order.iter().position(|lease| Some(*lease) == waiter)?;
         let others = order[from + 1..].iter().filter_map(|lease| self.leases.get(lease));
-        let class = |book: &Book| (book.tenant, book.ask.tier, book.ask.priority);
+        let class = |book: &LeaseBook| (book.tenant, book.ask.tier, book.ask.priority);
         let mut same = others.filter(|other| class(other) == class(book) && other.id > book.id);
-        same.find(|other| matches!(other.at, At::Waiting(_))).map(|other| other.asked)
+        same.find(|other| matches!(other.at, LeaseStage::Waiting(_))).map(|other| other.asked)
     }
 
     /// A holder has to leave for a waiter, because it is idle or though it is not.
     pub fn check_preempted(
         &self,
         now: Time,
-        cause: &Cause,
-        book: &Book,
+        cause: &EventCause,
+        book: &LeaseBook,
         waiter: Option<LeaseId>,
         idle: bool,
     ) -> Verdict {
         let lease = book.id;
-        let restart = matches!(cause, Cause::Started(..));
+        let restart = matches!(cause, EventCause::Started(..));
         must(17, !restart, || format!("{lease} has to leave at a start"))?;
         must(9, self.policy.parking.preempt, || format!("{lease} has to leave, and nobody has to in this house"))?;
-        let At::Held(held) = &book.at else {
+        let LeaseStage::Held(held) = &book.at else {
             return must(5, false, || format!("{lease} has to leave, and it is {:?}", book.at));
         };
         let over = self.has_had_its_time(now, book, held, self.policy.overuse_grace);
@@ -101,7 +101,7 @@ impl Books {
     }
 
     /// It was idle for long, stands lower, or had its turn.
-    fn check_its_turn(&self, now: Time, book: &Book, held: &Held, other: &Book, idle: bool) -> Verdict {
+    fn check_its_turn(&self, now: Time, book: &LeaseBook, held: &HeldBook, other: &LeaseBook, idle: bool) -> Verdict {
         let (lease, parking) = (book.id, &self.policy.parking);
         let turn = held.began + parking.slice_min;
         must(9, !held.moved || turn <= now, || {
@@ -130,10 +130,10 @@ impl Books {
     }
 
     /// A waiter may ask for room, could use it, and has not enough of it coming.
-    fn check_asker(&self, now: Time, held: &Held, other: &Book) -> Verdict {
+    fn check_asker(&self, now: Time, held: &HeldBook, other: &LeaseBook) -> Verdict {
         let waiter = other.id;
         must(9, !self.is_held_back(other), || format!("room is made for {waiter}, which its quota holds back"))?;
-        if let At::Away(_, trip) = &other.at {
+        if let LeaseStage::Away(_, trip) = &other.at {
             let from = (trip.since + self.policy.parking.pause_after_park).max(other.rests.on(trip.rung));
             must(9, from <= now, || format!("room is made for {waiter} at {now}, which rests until {from}"))?;
         }
@@ -147,9 +147,9 @@ impl Books {
     }
 
     /// Whether a waiter fits on a card once all who are leaving it have left.
-    fn comes_to(&self, now: Time, waiter: &Book, card: &CardBook) -> bool {
+    fn comes_to(&self, now: Time, waiter: &LeaseBook, card: &GpuBook) -> bool {
         let fresh = now.since(card.begun).0 <= 2 * self.policy.period.0;
-        if !self.could_hold(waiter, card) || !fresh || matches!(card.look, Look::Blind | Look::Lost) {
+        if !self.could_hold(waiter, card) || !fresh || matches!(card.look, SeenReading::Blind | SeenReading::Lost) {
             return false;
         }
         let mut room = self.promisable(card, now);
@@ -157,8 +157,8 @@ impl Books {
             let Some(other) = self.leases.get(lease).filter(|other| !other.is_parked()) else { continue };
             let seen = card.seen.iter().find(|(of, _)| of == lease).map_or(Bytes::ZERO, |(_, seen)| *seen);
             match &other.at {
-                At::Ending(..) => {}
-                At::Away(_, trip) if trip.way == Way::Out => {}
+                LeaseStage::Ending(..) => {}
+                LeaseStage::Away(_, trip) if trip.way == MoveWay::Out => {}
                 _ if stays_in_the_way(waiter, other) || self.is_unsafe_beside(waiter, *lease) => return false,
                 _ => continue,
             }
@@ -168,8 +168,8 @@ impl Books {
     }
 
     /// Whether the driver must not restore a waiter on its cards while another lease is there.
-    fn is_unsafe_beside(&self, waiter: &Book, other: LeaseId) -> bool {
-        let At::Away(held, trip) = &waiter.at else { return false };
+    fn is_unsafe_beside(&self, waiter: &LeaseBook, other: LeaseId) -> bool {
+        let LeaseStage::Away(held, trip) = &waiter.at else { return false };
         let on = |number: &&usize| self.cards[**number].claims.contains_key(&other);
         let mut shared = held.cards.iter().filter(on);
         let is_restored = trip.needs_driver() && !waiter.ask.may_lose_state;
@@ -179,9 +179,9 @@ impl Books {
     // ---- rule 2 on the driver's rung ------------------------------------------
 
     /// Whether the driver brings somebody back to a card.
-    pub fn restores_on(&self, card: &CardBook) -> bool {
+    pub fn restores_on(&self, card: &GpuBook) -> bool {
         let restores = |lease: &LeaseId| match self.leases.get(lease).map(|book| &book.at) {
-            Some(At::Away(_, trip)) => trip.restores(),
+            Some(LeaseStage::Away(_, trip)) => trip.restores(),
             _ => false,
         };
         self.trips.iter().filter(|lease| card.claims.contains_key(lease)).any(restores)
@@ -189,7 +189,7 @@ impl Books {
 
     /// Whether nobody on its cards could take what a restore needs: all of them are holders with the
     /// library in every program.
-    pub fn sure_of_room(&self, lease: LeaseId, held: &Held) -> Result<(), &'static str> {
+    pub fn sure_of_room(&self, lease: LeaseId, held: &HeldBook) -> Result<(), &'static str> {
         let has_more = |number: &usize| self.seen_of(lease, *number) > held.vram;
         if held.cards.iter().any(has_more) {
             return Err("it has more there than its lease");
@@ -203,14 +203,14 @@ impl Books {
     }
 
     /// Whether nothing of a holder is on cards that are not its own, from which the driver would take it too.
-    pub fn keeps_to_its_cards(&self, now: Time, lease: LeaseId, held: &Held) -> Result<(), &'static str> {
+    pub fn keeps_to_its_cards(&self, now: Time, lease: LeaseId, held: &HeldBook) -> Result<(), &'static str> {
         let outside = (0..self.cards.len()).filter(|number| !held.cards.contains(number) && self.cards[*number].listed);
         for number in outside {
             let card = &self.cards[number];
             let stale = now.since(card.begun).0 > 2 * self.policy.period.0;
             match card.look {
-                Look::Lost => {}
-                Look::Blind => return Err("it may be on a card that cannot be read"),
+                SeenReading::Lost => {}
+                SeenReading::Blind => return Err("it may be on a card that cannot be read"),
                 _ if stale => return Err("it may be on a card that was not read lately"),
                 _ if self.own_on(lease, number).next().is_some() => return Err("it is on a card that is not its own"),
                 _ => {}
@@ -220,10 +220,10 @@ impl Books {
     }
 
     /// The same of everybody else there.
-    pub fn others_keep_off(&self, lease: LeaseId, held: &Held) -> Result<(), &'static str> {
+    pub fn others_keep_off(&self, lease: LeaseId, held: &HeldBook) -> Result<(), &'static str> {
         for number in &held.cards {
             let card = &self.cards[*number];
-            if matches!(card.look, Look::Blind | Look::Lost) {
+            if matches!(card.look, SeenReading::Blind | SeenReading::Lost) {
                 return Err("nobody can see who is there");
             }
             let ours = |process: &&ProcKey| self.owners.get(process).is_some_and(|of| card.claims.contains_key(of));
@@ -238,16 +238,16 @@ impl Books {
     }
 
     /// Whether only other leases keep the driver from bringing a parked one back: once they have left it can.
-    pub fn waits_for_holders(&self, now: Time, book: &Book) -> bool {
-        let At::Away(held, trip) = &book.at else { return false };
-        let is_restored = trip.way == Way::Gone && trip.needs_driver() && !book.ask.may_lose_state;
+    pub fn waits_for_holders(&self, now: Time, book: &LeaseBook) -> bool {
+        let LeaseStage::Away(held, trip) = &book.at else { return false };
+        let is_restored = trip.way == MoveWay::Gone && trip.needs_driver() && !book.ask.may_lose_state;
         if !is_restored || book.rests.on(trip.rung) > now || self.is_taken_up(book.id, held) {
             return false;
         }
         let is_open = |number: &usize| {
             let card = &self.cards[*number];
             let ours = |process: &ProcKey| self.owners.get(process).is_some_and(|of| card.claims.contains_key(of));
-            let is_seen = !matches!(card.look, Look::Blind | Look::Lost) && card.all.iter().all(ours);
+            let is_seen = !matches!(card.look, SeenReading::Blind | SeenReading::Lost) && card.all.iter().all(ours);
             is_seen && self.seen_of(book.id, *number) <= held.vram
         };
         let is_blocked = |number: &usize| {
@@ -260,27 +260,29 @@ impl Books {
 
     /// Whether a parked holder cannot come back now, room or not: it could not a moment ago, or the
     /// driver might lose it.
-    pub fn cannot_try(&self, now: Time, book: &Book) -> bool {
-        let At::Away(held, trip) = &book.at else { return false };
+    pub fn cannot_try(&self, now: Time, book: &LeaseBook) -> bool {
+        let LeaseStage::Away(held, trip) = &book.at else { return false };
         let unsure = trip.needs_driver() && !book.ask.may_lose_state && self.sure_of_room(book.id, held).is_err();
         let taken_up = || self.is_taken_up(book.id, held);
-        trip.way == Way::Gone && (book.rests.on(trip.rung) > now || unsure || taken_up())
+        trip.way == MoveWay::Gone && (book.rests.on(trip.rung) > now || unsure || taken_up())
     }
 }
 
 /// What stays on a card of a holder that leaves it: its context, while its processes live.
-pub fn keeps(book: &Book, card: &CardBook) -> Bytes {
+pub fn keeps(book: &LeaseBook, card: &GpuBook) -> Bytes {
     match &book.at {
-        At::Away(_, trip) if trip.way == Way::Out && trip.rung != Method::Driver => match card.is_coarse() {
-            true => card.left(),
-            false => card.facts.context.unwrap_or(CONTEXT),
-        },
+        LeaseStage::Away(_, trip) if trip.way == MoveWay::Out && trip.rung != Method::Driver => {
+            match card.is_coarse() {
+                true => card.left(),
+                false => card.facts.context.unwrap_or(CONTEXT),
+            }
+        }
         _ => Bytes::ZERO,
     }
 }
 
 /// Whether a waiter cannot be on a card with another that stays there.
-fn stays_in_the_way(waiter: &Book, other: &Book) -> bool {
+fn stays_in_the_way(waiter: &LeaseBook, other: &LeaseBook) -> bool {
     match (waiter.ask.exclusivity, other.ask.exclusivity) {
         _ if waiter.ask.vram == Vram::Whole => true,
         (Exclusivity::Device, _) | (_, Exclusivity::Device) => true,

@@ -28,7 +28,7 @@ const SPARED: u64 = 4;
 
 /// What one waiter is told of itself alone.
 #[derive(Debug)]
-pub struct Outlook {
+pub struct Estimates {
     /// What it could have now.
     pub offers: Vec<Offer>,
     /// When it starts at the latest.
@@ -37,34 +37,34 @@ pub struct Outlook {
 
 /// What was reckoned last.
 #[derive(Debug, Default)]
-pub struct Plans(RefCell<Kept>);
+pub struct EstimateCache(RefCell<CachedEstimates>);
 
 #[derive(Debug, Default)]
-struct Kept {
-    starts: Option<Starts>,
+struct CachedEstimates {
+    starts: Option<StartEstimates>,
     /// Of what state the rest is, and when.
     of: (u64, Time),
     places: Option<Arc<BTreeMap<LeaseId, usize>>>,
-    outlooks: BTreeMap<LeaseId, Arc<Outlook>>,
+    outlooks: BTreeMap<LeaseId, Arc<Estimates>>,
 }
 
 #[derive(Debug)]
-struct Starts {
+struct StartEstimates {
     of: (u64, Time),
     cost: Span,
-    at: Arc<Times>,
+    at: Arc<EstimateTimes>,
 }
 
 /// When those may start of whom it can be told.
 #[derive(Debug)]
-pub struct Times {
+pub struct EstimateTimes {
     /// If every lease lasts as long as it may.
     pub planned: BTreeMap<LeaseId, Time>,
     /// By how long leases lasted so far.
     pub expected: BTreeMap<LeaseId, ExpectedStart>,
 }
 
-impl Plans {
+impl EstimateCache {
     /// Where those in front stand, in this version of the state.
     pub fn places(&self, state: &State, version: u64, now: Time) -> Arc<BTreeMap<LeaseId, usize>> {
         let mut kept = self.0.borrow_mut();
@@ -73,30 +73,31 @@ impl Plans {
     }
 
     /// When those may start of whom it can be told.
-    pub fn starts(&self, state: &State, version: u64, now: Time) -> Arc<Times> {
+    pub fn starts(&self, state: &State, version: u64, now: Time) -> Arc<EstimateTimes> {
         let mut kept = self.0.borrow_mut();
         if let Some(starts) = kept.starts.as_ref().filter(|starts| is_good(starts.of, starts.cost, version, now)) {
             return Arc::clone(&starts.at);
         }
         let begun = worked();
-        let at = Times { planned: explain::estimates(state, now), expected: expected_starts::expected(state, now) };
+        let at =
+            EstimateTimes { planned: explain::estimates(state, now), expected: expected_starts::expected(state, now) };
         let at = Arc::new(at);
         let cost = Span(worked().saturating_sub(begun).as_micros() as u64);
-        kept.starts = Some(Starts { of: (version, now), cost, at: Arc::clone(&at) });
+        kept.starts = Some(StartEstimates { of: (version, now), cost, at: Arc::clone(&at) });
         at
     }
 
     /// What one waiter is told of itself, in this version of the state.
-    pub fn outlook(&self, state: &State, version: u64, now: Time, lease: &Lease) -> Arc<Outlook> {
+    pub fn outlook(&self, state: &State, version: u64, now: Time, lease: &Lease) -> Arc<Estimates> {
         let mut kept = self.0.borrow_mut();
-        let reckon = || Outlook { offers: offers(state, lease, now), bound: explain::bound(state, lease, now) };
+        let reckon = || Estimates { offers: offers(state, lease, now), bound: explain::bound(state, lease, now) };
         let outlook = kept.renewed(version, now).outlooks.entry(lease.id).or_insert_with(|| Arc::new(reckon()));
         Arc::clone(outlook)
     }
 }
 
-impl Kept {
-    fn renewed(&mut self, version: u64, now: Time) -> &mut Kept {
+impl CachedEstimates {
+    fn renewed(&mut self, version: u64, now: Time) -> &mut CachedEstimates {
         if !is_good(self.of, Span(0), version, now) {
             (self.of, self.places, self.outlooks) = ((version, now), None, BTreeMap::new());
         }
@@ -125,7 +126,7 @@ mod tests {
 
     #[test]
     fn however_many_look_at_one_state_it_is_reckoned_once_a_second() {
-        let (plans, state) = (Plans::default(), State::new(Rows::default(), Policy::default()));
+        let (plans, state) = (EstimateCache::default(), State::new(Rows::default(), Policy::default()));
         let look = |version, at_ms: u64| plans.starts(&state, version, Time(at_ms * 1_000));
         let first = look(1, 0);
         assert!(Arc::ptr_eq(&first, &look(1, 999)), "the same state, a little later");

@@ -14,7 +14,7 @@ use sublet_journal::LoadedState;
 
 /// The cards, and how they came to be chosen.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Choice {
+pub struct GpuSelection {
     /// Which.
     pub gpu: GpuSpec,
     /// Nobody asked for just these.
@@ -22,19 +22,19 @@ pub struct Choice {
 }
 
 /// Chooses; `asked` is what a person said.
-pub fn choose(asked: Option<GpuSpec>, loaded: &LoadedState) -> Result<Choice, NotAGpuSpec> {
+pub fn choose(asked: Option<GpuSpec>, loaded: &LoadedState) -> Result<GpuSelection, NotAGpuSpec> {
     let saw_real = kinds(loaded).any(|kind| kind == GpuKind::Real);
     choose_where(asked, gpu::nvidia_visible(), saw_real)
 }
 
-fn choose_where(asked: Option<GpuSpec>, is_visible: bool, saw_real: bool) -> Result<Choice, NotAGpuSpec> {
+fn choose_where(asked: Option<GpuSpec>, is_visible: bool, saw_real: bool) -> Result<GpuSelection, NotAGpuSpec> {
     let automatic = asked.is_none();
     let gpu = match asked {
         Some(gpu) => gpu,
         None if is_visible || saw_real => GpuSpec::Real,
         None => "soft".parse()?,
     };
-    Ok(Choice { gpu, automatic })
+    Ok(GpuSelection { gpu, automatic })
 }
 
 /// The kind of cards in the journal, if it is another than this one.

@@ -25,7 +25,7 @@ pub const FOR_A_NAME: Duration = Duration::from_millis(50);
 
 /// What a directory says of a user.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Found {
+pub struct FoundUser {
     /// Its name, if there is such a user.
     pub name: Option<String>,
     /// All of its groups, if they can be told.
@@ -34,10 +34,10 @@ pub struct Found {
 
 /// Users known so far.
 #[derive(Clone)]
-pub struct Names(Arc<Inside>);
+pub struct UserDirectory(Arc<DirectoryCache>);
 
-struct Inside {
-    known: RwLock<HashMap<u32, Known>>,
+struct DirectoryCache {
+    known: RwLock<HashMap<u32, KnownUser>>,
     pending: Mutex<HashSet<u32>>,
     asks: mpsc::Sender<u32>,
     /// Says that somebody was looked up.
@@ -48,30 +48,30 @@ struct Inside {
     round: AtomicU64,
 }
 
-struct Known {
+struct KnownUser {
     name: Option<String>,
     gids: Option<Arc<[u32]>>,
     at: Instant,
     round: u64,
 }
 
-impl Known {
+impl KnownUser {
     fn is_fresh(&self, round: u64) -> bool {
         let old = if self.name.is_some() && self.gids.is_some() { OLD } else { OLD_UNKNOWN };
         self.round == round && self.at.elapsed() < old
     }
 }
 
-impl Names {
+impl UserDirectory {
     /// Users of this host.
-    pub fn start() -> io::Result<Names> {
-        Names::of_directory(look_up)
+    pub fn start() -> io::Result<UserDirectory> {
+        UserDirectory::of_directory(look_up)
     }
 
     /// Users of any directory; `look_up` may block.
-    pub fn of_directory(look_up: impl Fn(u32) -> Found + Clone + Send + 'static) -> io::Result<Names> {
+    pub fn of_directory(look_up: impl Fn(u32) -> FoundUser + Clone + Send + 'static) -> io::Result<UserDirectory> {
         let (asks, inbox) = mpsc::channel();
-        let inside = Arc::new(Inside {
+        let inside = Arc::new(DirectoryCache {
             known: RwLock::default(),
             pending: Mutex::default(),
             asks,
@@ -86,7 +86,7 @@ impl Names {
             let work = move || answer(&inside, &inbox, &look_up);
             thread::Builder::new().name("sublet-names".to_owned()).spawn(work)?;
         }
-        Ok(Names(inside))
+        Ok(UserDirectory(inside))
     }
 
     /// The name of a tenant: its user's, or the tenant itself.
@@ -155,13 +155,13 @@ impl Names {
     }
 }
 
-impl std::fmt::Debug for Names {
+impl std::fmt::Debug for UserDirectory {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Names").finish_non_exhaustive()
     }
 }
 
-fn answer(inside: &Weak<Inside>, inbox: &Mutex<mpsc::Receiver<u32>>, look_up: &impl Fn(u32) -> Found) {
+fn answer(inside: &Weak<DirectoryCache>, inbox: &Mutex<mpsc::Receiver<u32>>, look_up: &impl Fn(u32) -> FoundUser) {
     loop {
         let next = inbox.lock().unwrap_or_else(PoisonError::into_inner).recv();
         let (Ok(uid), Some(inside)) = (next, inside.upgrade()) else { return };
@@ -171,8 +171,8 @@ fn answer(inside: &Weak<Inside>, inbox: &Mutex<mpsc::Receiver<u32>>, look_up: &i
     }
 }
 
-impl Inside {
-    fn enter(&self, uid: u32, found: Found, round: u64) {
+impl DirectoryCache {
+    fn enter(&self, uid: u32, found: FoundUser, round: u64) {
         if let Ok(mut known) = self.known.write() {
             let before = known.remove(&uid);
             let groups_before = before.as_ref().and_then(|before| before.gids.clone());
@@ -183,7 +183,7 @@ impl Inside {
             if groups_before.is_some() && gids != groups_before {
                 self.generation.fetch_add(1, Ordering::AcqRel);
             }
-            known.insert(uid, Known { name, gids, at: Instant::now(), round });
+            known.insert(uid, KnownUser { name, gids, at: Instant::now(), round });
         }
         self.pending.lock().unwrap_or_else(PoisonError::into_inner).remove(&uid);
         self.told.send_replace(());
@@ -191,12 +191,12 @@ impl Inside {
 }
 
 /// What this host's directory says.
-fn look_up(uid: u32) -> Found {
+fn look_up(uid: u32) -> FoundUser {
     // A user without a name, as in a container, has no groups but those the kernel knows.
-    let Some(user) = uzers::get_user_by_uid(uid) else { return Found { name: None, gids: Some(Vec::new()) } };
+    let Some(user) = uzers::get_user_by_uid(uid) else { return FoundUser { name: None, gids: Some(Vec::new()) } };
     let gids = uzers::get_user_groups(user.name(), user.primary_group_id())
         .map(|groups| groups.iter().map(uzers::Group::gid).chain([user.primary_group_id()]).collect());
-    Found { name: Some(user.name().to_string_lossy().into_owned()), gids }
+    FoundUser { name: Some(user.name().to_string_lossy().into_owned()), gids }
 }
 
 /// The tenant of a Unix user.
@@ -220,15 +220,15 @@ mod tests {
     }
 
     /// A directory that says what is put there, when it is put there.
-    fn slow() -> (mpsc::Sender<Found>, Names) {
+    fn slow() -> (mpsc::Sender<FoundUser>, UserDirectory) {
         let (say, answers) = mpsc::channel();
         let answers = Arc::new(Mutex::new(answers));
-        let names = Names::of_directory(move |_| answers.lock().unwrap().recv().unwrap_or_default()).unwrap();
+        let names = UserDirectory::of_directory(move |_| answers.lock().unwrap().recv().unwrap_or_default()).unwrap();
         (say, names)
     }
 
-    fn ana(gids: &[u32]) -> Found {
-        Found { name: Some("ana".to_owned()), gids: Some(gids.to_vec()) }
+    fn ana(gids: &[u32]) -> FoundUser {
+        FoundUser { name: Some("ana".to_owned()), gids: Some(gids.to_vec()) }
     }
 
     #[test]
@@ -257,7 +257,7 @@ mod tests {
     fn a_directory_that_is_away_takes_no_groups_from_anybody() {
         let (say, names) = slow();
         runtime().block_on(async {
-            for found in [ana(&[7]), Found { name: None, gids: Some(Vec::new()) }, Found::default()] {
+            for found in [ana(&[7]), FoundUser { name: None, gids: Some(Vec::new()) }, FoundUser::default()] {
                 say.send(found).unwrap();
                 names.doubt();
                 names.wait(5, LONG).await;
@@ -270,7 +270,7 @@ mod tests {
     fn a_user_who_takes_long_does_not_hold_up_another() {
         let (say, answers) = mpsc::channel::<()>();
         let answers = Arc::new(Mutex::new(answers));
-        let names = Names::of_directory(move |uid| {
+        let names = UserDirectory::of_directory(move |uid| {
             if uid == 5 {
                 let _ = answers.lock().unwrap().recv();
             }

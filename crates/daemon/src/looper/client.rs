@@ -1,9 +1,9 @@
 //! How anybody reaches the loop: requests, looks and waits, each with its answer.
 
-use super::{Desk, stored_reply};
+use super::{LoopHandle, stored_reply};
 use crate::history::History;
-use crate::keys::repeated;
-use crate::mail::{Call, Key, Look, Mail, Reply, Watch};
+use crate::idempotency::repeated;
+use crate::loop_input::{IdempotencyKey, KeyLookup, LeaseWatch, LoopCall, LoopInput, Reply};
 use crate::view::View;
 use std::sync::Arc;
 use sublet_core::event::{Caller, Event};
@@ -12,8 +12,8 @@ use tokio::sync::oneshot;
 
 /// How anybody reaches the loop.
 #[derive(Clone)]
-pub struct Post {
-    desk: Arc<Desk>,
+pub struct LoopClient {
+    desk: Arc<LoopHandle>,
     /// Where answers are that the loop does not have any more.
     history: History,
 }
@@ -27,19 +27,19 @@ pub enum LoopGone {
     Rebuilt,
 }
 
-impl Post {
+impl LoopClient {
     /// To this loop, and the history it writes.
-    pub fn new(desk: Arc<Desk>, history: History) -> Post {
-        Post { desk, history }
+    pub fn new(desk: Arc<LoopHandle>, history: History) -> LoopClient {
+        LoopClient { desk, history }
     }
 
     /// Sends a request and awaits its durable answer.
-    pub async fn call(&self, by: Caller, event: Event, key: Option<Key>) -> Result<Reply, LoopGone> {
+    pub async fn call(&self, by: Caller, event: Event, key: Option<IdempotencyKey>) -> Result<Reply, LoopGone> {
         let mut call = (by, event, key, None);
         loop {
             let (by, event, key, looked) = call;
             let (reply, answer) = oneshot::channel();
-            self.desk.bring(Mail::Call(Box::new(Call { by, event, key, looked, reply })))?;
+            self.desk.bring(LoopInput::Call(Box::new(LoopCall { by, event, key, looked, reply })))?;
             let look = match answer.await.map_err(|_| LoopGone::Stopping)? {
                 Ok(reply) => return Ok(reply),
                 Err(look) => *look,
@@ -52,7 +52,7 @@ impl Post {
     }
 
     /// The answer that the disk has for a key (`keys.rs` says why it is right to look here).
-    async fn stored(&self, look: &Look) -> Result<Option<Reply>, LoopGone> {
+    async fn stored(&self, look: &KeyLookup) -> Result<Option<Reply>, LoopGone> {
         let (tenant, key) = (look.tenant, look.key.key.clone());
         let found = self.history.read(&look.by.tenant, move |reader| reader.answer(tenant, &key)).await;
         Ok(match found.ok_or(LoopGone::Stopping)? {
@@ -65,8 +65,8 @@ impl Post {
     }
 
     /// Waits for a lease to change; the answer goes where the watch says.
-    pub fn watch(&self, watch: Watch) -> Result<(), LoopGone> {
-        self.desk.bring(Mail::Watch(watch))
+    pub fn watch(&self, watch: LeaseWatch) -> Result<(), LoopGone> {
+        self.desk.bring(LoopInput::Watch(watch))
     }
 
     /// Looks at the state; what was seen is durable when this returns.
@@ -77,9 +77,9 @@ impl Post {
         let (reply, answer) = oneshot::channel();
         let read = move |view: &View<'_>| {
             let seen = look(view);
-            Box::new(move || drop(reply.send(seen))) as crate::mail::Release
+            Box::new(move || drop(reply.send(seen))) as crate::loop_input::Release
         };
-        self.desk.bring(Mail::Read(Box::new(read)))?;
+        self.desk.bring(LoopInput::Read(Box::new(read)))?;
         answer.await.map_err(|_| LoopGone::Rebuilt)
     }
 }

@@ -1,7 +1,7 @@
 //! Who has more than its lease is offered a larger one, and now and then takes it: what is offered, or what is not.
 
 use crate::checker::Violation;
-use crate::daemon::Call;
+use crate::daemon::SimCall;
 use crate::sim::Sim;
 use sublet_core::decide::overuse::larger_lease;
 use sublet_core::event::Event;
@@ -30,7 +30,7 @@ impl Sim<'_> {
             _ => (Bytes(vram.0 + Bytes::mib(self.greed.within(0, 8_000)).0), self.greed.within(0, 2) as u16),
         };
         let caller = self.callers[by].clone();
-        self.call(Call { by, event: Event::Accepted { by: caller, lease, vram, gpus }, job: Some(number) })?;
+        self.call(SimCall { by, event: Event::Accepted { by: caller, lease, vram, gpus }, job: Some(number) })?;
         Ok(true)
     }
 

@@ -1,6 +1,6 @@
 //! Sentences: what people read where machines read codes.
 
-use crate::keys::{ANSWERS_OF_TENANT, KEPT_AT_LEAST};
+use crate::idempotency::{ANSWERS_OF_TENANT, KEPT_AT_LEAST};
 use crate::loss;
 use crate::signals;
 use sublet_core::action::{Action, Hint, UnparkReason, Wake};
@@ -330,7 +330,7 @@ pub fn problem(refusal: &Refusal) -> Problem {
         Refusal::OverQuota(held) => {
             let problem = Problem::new(Code::OverCap, detail).hint(when_quota_returns(held));
             match held.resource {
-                CappedResource::GpuDay { .. } if !held.is_permanent => problem.retry_after(crate::day::seconds_left()),
+                CappedResource::GpuDay { .. } if !held.is_permanent => problem.retry_after(crate::calendar::seconds_left()),
                 _ => problem,
             }
         }

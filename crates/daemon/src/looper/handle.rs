@@ -9,8 +9,8 @@
 //! mail: that gathers them into batches, and a sync for many costs as much as for one.
 
 use super::{Loop, LoopGone, TURN};
-use crate::mail::{Held, Inbox, Letters, Mail, Synced};
-use crate::writer::{Order, Pen};
+use crate::loop_input::{CommitResult, Inbox, InboxSender, LoopInput, PendingEffect};
+use crate::writer::{JournalWriter, WriterOrder};
 use std::sync::mpsc::{RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
@@ -25,44 +25,44 @@ pub(super) const ENOUGH: usize = 64;
 const BUSY: Duration = Duration::from_millis(2);
 
 /// The desk.
-pub struct Desk {
+pub struct LoopHandle {
     looper: Mutex<Loop>,
     /// To the loop's own thread.
-    mail: Letters,
+    mail: InboxSender,
     /// To the writer.
-    orders: Sender<Order>,
-    pen: Arc<Mutex<Pen>>,
+    orders: Sender<WriterOrder>,
+    pen: Arc<Mutex<JournalWriter>>,
 }
 
 /// A closed batch: what is written, and what leaves then. There is one at a time.
-pub struct Work {
+pub struct ClosedBatch {
     /// What to write.
     pub batch: Box<Batch>,
     /// What leaves when it is on the disk.
-    pub held: Vec<Held>,
+    pub held: Vec<PendingEffect>,
 }
 
-impl Work {
+impl ClosedBatch {
     fn is_lone(&self) -> bool {
         self.batch.entries.len() <= LONE
     }
 }
 
 /// How busy it was when a batch was last closed.
-pub(super) struct Rush {
+pub(super) struct RecentLoad {
     lone: bool,
     at: Instant,
 }
 
-impl Rush {
+impl RecentLoad {
     /// It begins at rest.
-    pub(super) fn none() -> Rush {
-        Rush { lone: true, at: Instant::now() }
+    pub(super) fn none() -> RecentLoad {
+        RecentLoad { lone: true, at: Instant::now() }
     }
 
     /// As of now, with this batch.
-    pub(super) fn with(work: &Work) -> Rush {
-        Rush { lone: work.is_lone(), at: Instant::now() }
+    pub(super) fn with(work: &ClosedBatch) -> RecentLoad {
+        RecentLoad { lone: work.is_lone(), at: Instant::now() }
     }
 
     /// Whether the next request is likely to be alone.
@@ -71,15 +71,20 @@ impl Rush {
     }
 }
 
-impl Desk {
+impl LoopHandle {
     /// A desk for this loop, whose own thread reads `mail`.
-    pub fn new(looper: Loop, mail: Letters, orders: Sender<Order>, pen: Arc<Mutex<Pen>>) -> Desk {
-        Desk { looper: Mutex::new(looper), mail, orders, pen }
+    pub fn new(
+        looper: Loop,
+        mail: InboxSender,
+        orders: Sender<WriterOrder>,
+        pen: Arc<Mutex<JournalWriter>>,
+    ) -> LoopHandle {
+        LoopHandle { looper: Mutex::new(looper), mail, orders, pen }
     }
 
     /// Has a request's mail dealt with: here and now if the service is at rest. This may block for a sync then.
-    pub fn bring(&self, mail: Mail) -> Result<(), LoopGone> {
-        let _whole = OrDie;
+    pub fn bring(&self, mail: LoopInput) -> Result<(), LoopGone> {
+        let _whole = AbortOnPanic;
         let at = match self.looper.try_lock() {
             Ok(at) if at.is_over() => return Err(LoopGone::Stopping),
             // What was sent before comes before.
@@ -153,22 +158,22 @@ impl Desk {
                 self.order(work);
             }
         }
-        drop(self.orders.send(Order::Stop));
+        drop(self.orders.send(WriterOrder::Stop));
     }
 
     /// Writes a lone request's batch on this thread, which has nothing else to do: a wake-up less.
-    fn write(&self, work: Work) -> Synced {
+    fn write(&self, work: ClosedBatch) -> CommitResult {
         let mut pen = self.pen.lock().unwrap_or_else(PoisonError::into_inner);
         let done = pen.write(&work.batch, work.held);
         if pen.is_due() {
-            drop(self.orders.send(Order::Tidy));
+            drop(self.orders.send(WriterOrder::Tidy));
         }
         done
     }
 
-    fn order(&self, work: Work) {
+    fn order(&self, work: ClosedBatch) {
         // The writer goes only when the loop does, or with the whole process.
-        drop(self.orders.send(Order::Commit(work)));
+        drop(self.orders.send(WriterOrder::Commit(work)));
     }
 
     fn sit(&self) -> MutexGuard<'_, Loop> {
@@ -178,9 +183,9 @@ impl Desk {
 }
 
 /// A state that somebody left half changed is not gone on with.
-struct OrDie;
+struct AbortOnPanic;
 
-impl Drop for OrDie {
+impl Drop for AbortOnPanic {
     fn drop(&mut self) {
         if std::thread::panicking() {
             crate::serve::exit_after_panic();

@@ -9,10 +9,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Who may work now.
 #[derive(Clone, Debug)]
-pub struct Turns(Arc<Inside>);
+pub struct FairLimiter(Arc<LimiterState>);
 
 #[derive(Debug)]
-struct Inside {
+struct LimiterState {
     all: Arc<Semaphore>,
     /// Turns of one caller at a time.
     limit: usize,
@@ -21,8 +21,8 @@ struct Inside {
 
 /// The right to work; given back when it is dropped.
 #[derive(Debug)]
-pub struct Turn {
-    inside: Arc<Inside>,
+pub struct CallPermit {
+    inside: Arc<LimiterState>,
     who: String,
     permits: Option<Permits>,
 }
@@ -34,10 +34,10 @@ struct Permits {
     _own: OwnedSemaphorePermit,
 }
 
-impl Turns {
+impl FairLimiter {
     /// So many at a time, and so many of one caller.
-    pub fn new(all: usize, limit: usize) -> Turns {
-        Turns(Arc::new(Inside { all: Arc::new(Semaphore::new(all)), limit, each: Mutex::default() }))
+    pub fn new(all: usize, limit: usize) -> FairLimiter {
+        FairLimiter(Arc::new(LimiterState { all: Arc::new(Semaphore::new(all)), limit, each: Mutex::default() }))
     }
 
     /// Works for a caller when it is its turn; `None` if the daemon stops under it.
@@ -53,12 +53,12 @@ impl Turns {
     }
 
     /// Waits for a caller's turn; `None` if the daemon stops meanwhile.
-    pub async fn take(&self, who: &str) -> Option<Turn> {
+    pub async fn take(&self, who: &str) -> Option<CallPermit> {
         // First its own: nobody has more in the line of all than it may have at work.
         let own = self.own(who).acquire_owned().await.ok()?;
         let all = Arc::clone(&self.0.all).acquire_owned().await.ok()?;
         let permits = Some(Permits { _all: all, _own: own });
-        Some(Turn { inside: Arc::clone(&self.0), who: who.to_owned(), permits })
+        Some(CallPermit { inside: Arc::clone(&self.0), who: who.to_owned(), permits })
     }
 
     fn own(&self, who: &str) -> Arc<Semaphore> {
@@ -67,7 +67,7 @@ impl Turns {
     }
 }
 
-impl Drop for Turn {
+impl Drop for CallPermit {
     fn drop(&mut self) {
         let mut each = self.inside.each.lock().unwrap_or_else(PoisonError::into_inner);
         // With the map locked: of two that end together the later one finds itself the last.
@@ -87,7 +87,7 @@ mod tests {
     #[test]
     fn one_caller_with_many_calls_leaves_turns_for_the_others() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let turns = Turns::new(3, 2);
+        let turns = FairLimiter::new(3, 2);
         runtime.block_on(async {
             let (go, wait) = mpsc::channel::<()>();
             let wait = Arc::new(Mutex::new(wait));
@@ -113,7 +113,7 @@ mod tests {
     #[test]
     fn whoever_hangs_up_gives_up_its_place() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let turns = Turns::new(3, 2);
+        let turns = FairLimiter::new(3, 2);
         runtime.block_on(async {
             let held = (turns.take("ana").await, turns.take("ana").await);
             let waiting = tokio::spawn({

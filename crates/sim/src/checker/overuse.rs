@@ -6,8 +6,8 @@
 //! more. It may be made to leave, and on enforced cards be ended, a while after it was told, and never for what
 //! nobody sees.
 
-use super::books::{At, Book, Books, Held, Look};
-use super::calls::Cause;
+use super::books::{CheckerBooks, HeldBook, LeaseBook, LeaseStage, SeenReading};
+use super::calls::EventCause;
 use super::ends::chose_it;
 use super::{Verdict, must};
 use std::collections::BTreeMap;
@@ -22,17 +22,17 @@ const LITTLE: u64 = 128 << 20;
 const LOOKS: u32 = 2;
 
 /// Whether a holder had more than its lease, and in how many looks in a row.
-pub type Excess = BTreeMap<LeaseId, (bool, u32)>;
+pub type OveruseBook = BTreeMap<LeaseId, (bool, u32)>;
 
-impl Books {
+impl CheckerBooks {
     /// A look at a card was delivered.
     pub fn weigh_excess(&mut self, number: usize) {
         let before = std::mem::take(&mut self.cards[number].excess);
         let card = &self.cards[number];
-        let mut found = Excess::new();
-        for lease in card.claims.keys().filter(|_| matches!(card.look, Look::Free(_))) {
+        let mut found = OveruseBook::new();
+        for lease in card.claims.keys().filter(|_| matches!(card.look, SeenReading::Free(_))) {
             let Some(book) = self.leases.get(lease) else { continue };
-            let At::Held(held) = &book.at else { continue };
+            let LeaseStage::Held(held) = &book.at else { continue };
             // A lease whose size was measured grows with its program, by any amount.
             let little = if book.ask.is_measured { 0 } else { LITTLE };
             let has = self.exceeds(*lease, held, number, little);
@@ -55,32 +55,32 @@ impl Books {
         }
     }
 
-    fn exceeds(&self, lease: LeaseId, held: &Held, number: usize, little: u64) -> bool {
+    fn exceeds(&self, lease: LeaseId, held: &HeldBook, number: usize, little: u64) -> bool {
         self.seen_of(lease, number).0 > held.vram.0 + little
     }
 
-    fn most(&self, lease: LeaseId, held: &Held) -> Bytes {
+    fn most(&self, lease: LeaseId, held: &HeldBook) -> Bytes {
         held.cards.iter().map(|number| self.seen_of(lease, *number)).max().unwrap_or_default()
     }
 
     /// Whether it is so much more than it was told that it is told again.
-    fn is_news(&self, lease: LeaseId, held: &Held) -> bool {
+    fn is_news(&self, lease: LeaseId, held: &HeldBook) -> bool {
         held.over.is_none_or(|(_, told)| self.most(lease, held).0 >= told.0 + LITTLE.max(told.0 / 8))
     }
 
-    fn is_within(&self, lease: LeaseId, held: &Held) -> bool {
+    fn is_within(&self, lease: LeaseId, held: &HeldBook) -> bool {
         let inside =
             |number: &usize| matches!(self.cards[*number].excess.get(&lease), Some((false, looks)) if *looks >= LOOKS);
         held.over.is_some() && held.cards.iter().all(inside)
     }
 
     /// A holder is told that it has more than its lease.
-    pub fn over(&mut self, now: Time, cause: &Cause, lease: LeaseId, at: Time, seen: Bytes) -> Verdict {
-        let Cause::Observed(Some(number), _) = cause else {
+    pub fn over(&mut self, now: Time, cause: &EventCause, lease: LeaseId, at: Time, seen: Bytes) -> Verdict {
+        let EventCause::Observed(Some(number), _) = cause else {
             return must(20, false, || format!("{lease} is told that it has more after {cause:?}"));
         };
         must(11, !self.is_stopped(), || format!("{lease} is told that it has more while nothing may be granted"))?;
-        let Some(Book { at: At::Held(held), .. }) = self.leases.get(&lease) else {
+        let Some(LeaseBook { at: LeaseStage::Held(held), .. }) = self.leases.get(&lease) else {
             return must(20, false, || format!("{lease} is told that it has more, and holds nothing"));
         };
         let excess = self.cards[*number].excess.get(&lease);
@@ -91,23 +91,23 @@ impl Books {
         let most = self.most(lease, held);
         must(20, most.0 > held.vram.0 + LITTLE, || format!("{lease} is told that it has {most}: {held:?}"))?;
         must(20, at == now && seen == most, || format!("{lease} is told that it has {seen}, and it has {most}"))?;
-        if let Some(Book { at: At::Held(held), .. }) = self.leases.get_mut(&lease) {
+        if let Some(LeaseBook { at: LeaseStage::Held(held), .. }) = self.leases.get_mut(&lease) {
             held.over = Some((held.over.map_or(now, |(since, _)| since), seen));
         }
         Ok(())
     }
 
     /// A holder has no more than its lease again.
-    pub fn within(&mut self, cause: &Cause, lease: LeaseId) -> Verdict {
+    pub fn within(&mut self, cause: &EventCause, lease: LeaseId) -> Verdict {
         let held = self.leases.get(&lease).and_then(|book| match &book.at {
-            At::Held(held) => Some(held),
+            LeaseStage::Held(held) => Some(held),
             _ => None,
         });
         let fits = held.is_some_and(|held| self.is_within(lease, held));
-        must(20, fits && matches!(cause, Cause::Observed(..)), || {
+        must(20, fits && matches!(cause, EventCause::Observed(..)), || {
             format!("{lease} has no more than its lease, it is said after {cause:?}: {held:?}")
         })?;
-        if let Some(Book { at: At::Held(held), .. }) = self.leases.get_mut(&lease) {
+        if let Some(LeaseBook { at: LeaseStage::Held(held), .. }) = self.leases.get_mut(&lease) {
             held.over = None;
         }
         self.forget_excess(lease);
@@ -115,13 +115,13 @@ impl Books {
     }
 
     /// A card was seen: whoever has more there than its lease was told, and whoever has not was let be.
-    pub fn check_over(&self, cause: &Cause) -> Verdict {
-        let Cause::Observed(Some(number), _) = cause else { return Ok(()) };
+    pub fn check_over(&self, cause: &EventCause) -> Verdict {
+        let EventCause::Observed(Some(number), _) = cause else { return Ok(()) };
         if self.is_stopped() || !self.watch.is_compared {
             return Ok(());
         }
         for (lease, (has, looks)) in self.cards[*number].excess.iter().filter(|(_, (_, looks))| *looks >= LOOKS) {
-            let Some(Book { at: At::Held(held), .. }) = self.leases.get(lease) else { continue };
+            let Some(LeaseBook { at: LeaseStage::Held(held), .. }) = self.leases.get(lease) else { continue };
             let much = self.most(*lease, held).0 > held.vram.0 + LITTLE;
             let undone = if *has { much && self.is_news(*lease, held) } else { self.is_within(*lease, held) };
             must(20, !undone, || {
@@ -137,23 +137,23 @@ impl Books {
     pub fn grow(
         &mut self,
         now: Time,
-        cause: &Cause,
+        cause: &EventCause,
         lease: LeaseId,
         at: Time,
         (vram, mark): (Bytes, Option<Time>),
     ) -> Verdict {
         must(11, !self.is_stopped(), || format!("{lease} takes a larger lease while nothing may be granted"))?;
         let Some(book) = self.leases.get(&lease) else { return must(1, false, || format!("no {lease} to grow")) };
-        let At::Held(held) = &book.at else {
+        let LeaseStage::Held(held) = &book.at else {
             return must(1, false, || format!("{lease} takes a larger lease, and is {:?}", book.at));
         };
         let cards = held.cards.len();
         let fits = match cause {
-            Cause::Accepted(of, asked, gpus, None) => {
+            EventCause::Accepted(of, asked, gpus, None) => {
                 held.over.is_some() && (*of, *asked, usize::from(*gpus)) == (lease, vram, cards)
             }
             // The size of an adopted program's lease was measured, and it has more by now.
-            Cause::Observed(Some(number), _) => {
+            EventCause::Observed(Some(number), _) => {
                 let excess = self.cards[*number].excess.get(&lease);
                 book.ask.is_measured && matches!(excess, Some((true, looks)) if *looks >= LOOKS)
             }
@@ -181,14 +181,14 @@ impl Books {
         let due = self.charged(now, book.tenant, vram.less(held.vram), cards, left);
         let moved = self.charge(now, lease, mark, due)?;
         let Some(book) = self.remove(lease) else { return Ok(()) };
-        let At::Held(mut held) = book.at else { return Ok(()) };
+        let LeaseStage::Held(mut held) = book.at else { return Ok(()) };
         // What it had so far was charged as it was.
         held.spent.1 += u128::from((now.0 - held.sized.0) * cards as u64) * u128::from(held.vram.0);
         // Of what is left of its term, what was paid for it is left.
         let paid = u128::from(moved.0) * u128::from(term.0) / u128::from(left.0.max(1));
         held.paid = held.paid + Span(paid as u64);
         (held.vram, held.sized, held.over) = (vram, now, None);
-        self.insert(lease, Book { at: At::Held(held), ..book });
+        self.insert(lease, LeaseBook { at: LeaseStage::Held(held), ..book });
         self.forget_excess(lease);
         Ok(())
     }
@@ -198,7 +198,7 @@ impl Books {
         let card = &self.cards[number];
         let stale = now.since(card.begun).0 > 2 * self.policy.period.0;
         must(2, !self.restores_on(card), || format!("{lease} grows on card {number}, to which somebody comes back"))?;
-        let Look::Free(free) = card.look else {
+        let SeenReading::Free(free) = card.look else {
             return must(1, false, || format!("{lease} grows on card {number}, which tells nothing: {:?}", card.look));
         };
         must(1, !stale && self.open(card), || format!("{lease} grows on card {number}, which promises nothing"))?;
@@ -218,27 +218,27 @@ impl Books {
     // ---- it leaves, or ends ----------------------------------------------------
 
     /// Whether a holder that was told has had so long since then, and is seen to have more than its lease now.
-    pub fn has_had_its_time(&self, now: Time, book: &Book, held: &Held, span: Span) -> bool {
+    pub fn has_had_its_time(&self, now: Time, book: &LeaseBook, held: &HeldBook, span: Span) -> bool {
         let over = held.over.is_some_and(|(since, _)| now >= since + span && !self.in_grace(now, since));
         let shows = |number: &usize| {
             let card = &self.cards[*number];
             let fresh = now.since(card.begun).0 <= 2 * self.policy.period.0;
-            fresh && matches!(card.look, Look::Free(_)) && self.exceeds(book.id, held, *number, LITTLE)
+            fresh && matches!(card.look, SeenReading::Free(_)) && self.exceeds(book.id, held, *number, LITTLE)
         };
         over && held.cards.iter().any(shows) && !self.watch.is_by(book.id)
     }
 
     /// Whether an operator wants a holder ended that has more than its lease.
-    pub fn is_to_end(&self, now: Time, book: &Book) -> bool {
-        let At::Held(held) = &book.at else { return false };
+    pub fn is_to_end(&self, now: Time, book: &LeaseBook) -> bool {
+        let LeaseStage::Held(held) = &book.at else { return false };
         let enforced = held.cards.iter().all(|number| self.watch.mode(*number) == Mode::Enforce);
         let span = self.policy.enforcement.after_warning.max(self.policy.overuse_grace);
         enforced && self.watch.is_able() && self.has_had_its_time(now, book, held, span)
     }
 
     /// A lease ends because it has more than it is for.
-    pub fn check_over_end(&self, now: Time, cause: &Cause, lease: LeaseId, book: &Book) -> Verdict {
-        let At::Held(held) = &book.at else {
+    pub fn check_over_end(&self, now: Time, cause: &EventCause, lease: LeaseId, book: &LeaseBook) -> Verdict {
+        let LeaseStage::Held(held) = &book.at else {
             return must(20, false, || format!("{lease} ends for having more, and it is {:?}", book.at));
         };
         must(20, self.is_to_end(now, book) && !chose_it(&book.ask), || {
@@ -248,7 +248,9 @@ impl Books {
         let at_once = held.for_others() == Some(now) && book.ask.notice.is_none();
         let told = held.for_others().is_some_and(|notice| notice <= now && !self.in_grace(now, notice));
         must(20, at_once || told, || format!("{lease} ends for others at {now}, and was told {:?}", held.notice))?;
-        must(17, at_once || matches!(cause, Cause::Ticked), || format!("{lease} ends for others after {cause:?}"))?;
+        must(17, at_once || matches!(cause, EventCause::Ticked), || {
+            format!("{lease} ends for others after {cause:?}")
+        })?;
         let wanted = self.wanted(book.tenant, &held.cards);
         must(20, wanted.at_all, || format!("{lease} ends for having more, and nobody wants its cards"))?;
         // Who was told in time that it would end does, though it could leave by now.

@@ -5,10 +5,10 @@
 //! of whom nobody says in time that it can, stays a stranger; that lease ends, and no signal comes before
 //! its cards were seen again.
 
-use super::books::{At, Book, Books, Look};
-use super::calls::Cause;
-use super::enforce::{Due, Found, Told, Watched};
-use super::park::Way;
+use super::books::{CheckerBooks, LeaseBook, LeaseStage, SeenReading};
+use super::calls::EventCause;
+use super::enforce::{DueStep, FoundProcess, SignalledStep, WatchedStep};
+use super::park::MoveWay;
 use super::{Verdict, must};
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::method::Method;
@@ -20,11 +20,11 @@ const KNOWN: Span = Span::secs(30);
 /// What is booked beside what is seen.
 const BESIDE: Bytes = Bytes::mib(64);
 
-impl Books {
+impl CheckerBooks {
     /// What follows a warning.
-    pub(super) fn after_warning(&self, found: &Found) -> Due {
+    pub(super) fn after_warning(&self, found: &FoundProcess) -> DueStep {
         let untried = !found.stays && self.other_lease(found).is_none();
-        if self.parks() && untried { Due::Move } else { Due::Signal(15) }
+        if self.parks() && untried { DueStep::Move } else { DueStep::Signal(15) }
     }
 
     fn parks(&self) -> bool {
@@ -32,16 +32,16 @@ impl Books {
     }
 
     /// Whether a stranger is due to be taken off its cards, and nothing that is known before speaks against it.
-    pub(super) fn is_to_be_moved(&self, now: Time, found: &Found) -> bool {
-        self.ripe(now, found) == Ok(Due::Move) && self.may_move(now, found).is_ok()
+    pub(super) fn is_to_be_moved(&self, now: Time, found: &FoundProcess) -> bool {
+        self.ripe(now, found) == Ok(DueStep::Move) && self.may_move(now, found).is_ok()
     }
 
     /// The same before its owner is known, which is found out first.
-    pub(super) fn is_due_to_move(&self, now: Time, found: &Found) -> bool {
-        self.ripe(now, found) == Ok(Due::Move)
+    pub(super) fn is_due_to_move(&self, now: Time, found: &FoundProcess) -> bool {
+        self.ripe(now, found) == Ok(DueStep::Move)
     }
 
-    fn may_move(&self, now: Time, found: &Found) -> Result<(), &'static str> {
+    fn may_move(&self, now: Time, found: &FoundProcess) -> Result<(), &'static str> {
         let (on, _) = self.adoptable(now, found, None)?;
         let tree = found.seen.as_ref().map(|(_, tree)| tree.as_slice()).unwrap_or_default();
         let own = |process: &ProcKey| *process == found.audit.process || tree.contains(process);
@@ -73,7 +73,7 @@ impl Books {
     /// Whether somebody is on its way that had more than its lease when it began to leave, and may be back with that.
     pub(super) fn had_more(&self, lease: LeaseId) -> bool {
         match self.leases.get(&lease).map(|book| &book.at) {
-            Some(At::Away(held, trip)) if trip.way != Way::Gone => {
+            Some(LeaseStage::Away(held, trip)) if trip.way != MoveWay::Gone => {
                 trip.had.0 > held.cards.iter().map(|_| held.vram.0).sum::<u64>()
             }
             _ => false,
@@ -85,7 +85,7 @@ impl Books {
     /// A stranger has a lease, by which it is taken off its cards.
     pub(super) fn take_off(&mut self, now: Time, stranger: UnleasedId, lease: LeaseId, at: Time) -> Verdict {
         let begun = self.watch.adopting.take();
-        let holds = self.leases.get(&lease).is_some_and(|book| matches!(book.at, At::Held(_)));
+        let holds = self.leases.get(&lease).is_some_and(|book| matches!(book.at, LeaseStage::Held(_)));
         // That it was due was tested when it asked; since then its lease is on its cards.
         must(20, begun == Some((lease, stranger)) && holds && at == now, || {
             format!("{stranger} is taken off its cards by {lease} at {at}, and has {begun:?}")
@@ -93,13 +93,13 @@ impl Books {
         let Some(found) = self.watch.get(stranger) else {
             return must(15, false, || format!("{stranger} is taken off its cards, and is not on the record"));
         };
-        let warned = matches!(found.step, Told::Warned { .. });
+        let warned = matches!(found.step, SignalledStep::Warned { .. });
         // It has no lease but the one that it just got.
         let alone = self.holder(&found.audit.process).is_none_or(|of| of == lease);
         must(20, warned && alone && self.parks() && !found.stays, || {
             format!("{stranger} is taken off its cards, and that is not due: {found:?}")
         })?;
-        self.watch.set_step(stranger, Told::Moving { lease, since: at });
+        self.watch.set_step(stranger, SignalledStep::Moving { lease, since: at });
         Ok(())
     }
 
@@ -109,21 +109,21 @@ impl Books {
             return must(15, false, || format!("{stranger} stays on its cards, and is not on the record"));
         };
         let fits = match found.step {
-            Told::Moving { lease, since } => match self.leases.get(&lease) {
-                Some(book) if matches!(book.at, At::Held(_)) => self.stays(now, lease, since),
-                Some(book) => matches!(book.at, At::Ending(..)),
+            SignalledStep::Moving { lease, since } => match self.leases.get(&lease) {
+                Some(book) if matches!(book.at, LeaseStage::Held(_)) => self.stays(now, lease, since),
+                Some(book) => matches!(book.at, LeaseStage::Ending(..)),
                 None => true,
             },
-            _ => self.ripe(now, found) == Ok(Due::Move) && self.may_move(now, found).is_err(),
+            _ => self.ripe(now, found) == Ok(DueStep::Move) && self.may_move(now, found).is_err(),
         };
         must(20, fits && at == now, || format!("{stranger} could have been parked at {at}, it is {now}: {found:?}"))?;
-        if let Told::Moving { lease, .. } = found.step {
+        if let SignalledStep::Moving { lease, .. } = found.step {
             self.watch.unmoving.push(lease);
         }
         if let Some(found) = self.watch.get_mut(stranger) {
             found.stays = true;
         }
-        self.watch.set_step(stranger, Told::Unmoved { since: at });
+        self.watch.set_step(stranger, SignalledStep::Unmoved { since: at });
         Ok(())
     }
 
@@ -138,7 +138,7 @@ impl Books {
         let period = self.policy.period;
         let blind = |number: &usize| {
             let card = &self.cards[*number];
-            now.since(card.begun).0 > 2 * period.0 || matches!(card.look, Look::Blind | Look::Lost)
+            now.since(card.begun).0 > 2 * period.0 || matches!(card.look, SeenReading::Blind | SeenReading::Lost)
         };
         // Nothing happens to who is on a card that cannot be read.
         if held.cards.iter().any(blind) {
@@ -149,16 +149,16 @@ impl Books {
     }
 
     /// Whether it was seen how much of its cards is its.
-    fn is_measured(&self, lease: LeaseId, book: &Book) -> bool {
+    fn is_measured(&self, lease: LeaseId, book: &LeaseBook) -> bool {
         book.held().is_some_and(|held| held.cards.iter().any(|number| self.seen_of(lease, *number) > Bytes::ZERO))
     }
 
     /// Whether what keeps the driver from moving a holder may pass: it has not said anything of some process
     /// yet, somebody is there who could take the room, or nobody knows how much host memory there is.
-    fn may_be_otherwise_soon(&self, now: Time, lease: LeaseId, book: &Book) -> bool {
+    fn may_be_otherwise_soon(&self, now: Time, lease: LeaseId, book: &LeaseBook) -> bool {
         let (voices, parking) = (self.voices(lease, Method::Driver), &self.policy.parking);
-        let At::Held(held) = &book.at else { return false };
-        let coarse = |number: &usize| matches!(self.cards[*number].look, Look::Coarse(_));
+        let LeaseStage::Held(held) = &book.at else { return false };
+        let coarse = |number: &usize| matches!(self.cards[*number].look, SeenReading::Coarse(_));
         if parking.space == Bytes::ZERO || held.cards.iter().any(coarse) {
             return false;
         }
@@ -181,24 +181,24 @@ impl Books {
     // ---- when it is over -----------------------------------------------------------
 
     /// Whether a stranger is a lease's still: it is taken off its cards by it, or could not be.
-    pub(super) fn is_still_moved(&self, found: &Found) -> bool {
+    pub(super) fn is_still_moved(&self, found: &FoundProcess) -> bool {
         let owner = self.owners.get(&found.audit.process).and_then(|lease| self.leases.get(lease));
-        let over = |book: &Book| matches!(book.at, At::Ending(..));
+        let over = |book: &LeaseBook| matches!(book.at, LeaseStage::Ending(..));
         match found.step {
-            Told::Moving { .. } => true,
-            Told::Unmoved { .. } => owner.is_some_and(over) || self.is_root_of_ending(found),
+            SignalledStep::Moving { .. } => true,
+            SignalledStep::Unmoved { .. } => owner.is_some_and(over) || self.is_root_of_ending(found),
             _ => false,
         }
     }
 
     /// Whether a lease that is over and was not seen to be began with it: after a start nobody else says so.
-    fn is_root_of_ending(&self, found: &Found) -> bool {
-        let over = |book: &Book| matches!(book.at, At::Ending(..));
+    fn is_root_of_ending(&self, found: &FoundProcess) -> bool {
+        let over = |book: &LeaseBook| matches!(book.at, LeaseStage::Ending(..));
         self.leases.values().any(|book| over(book) && book.root() == Some(found.audit.process))
     }
 
     /// Whether somebody thought better of moving it.
-    fn is_spared(&self, found: &Found) -> bool {
+    fn is_spared(&self, found: &FoundProcess) -> bool {
         let enforced = found.cards.iter().any(|number| self.watch.mode(*number) == Mode::Enforce);
         let told = |treat| self.watch.is_told(treat, &found.audit);
         !enforced || told(RuleAction::Allow) || (found.audit.container.is_some() && !told(RuleAction::Deny))
@@ -207,7 +207,7 @@ impl Books {
     /// Its bytes were seen to have left its cards by this lease, whether it is on its way back or not.
     fn has_left(&self, lease: LeaseId) -> bool {
         match self.leases.get(&lease).map(|book| &book.at) {
-            Some(At::Away(_, trip)) => trip.way == Way::Gone || (trip.way == Way::Back && trip.back),
+            Some(LeaseStage::Away(_, trip)) => trip.way == MoveWay::Gone || (trip.way == MoveWay::Back && trip.back),
             _ => false,
         }
     }
@@ -217,16 +217,15 @@ impl Books {
     pub(super) fn is_moved_away(
         &self,
         now: Time,
-        cause: &Cause,
+        cause: &EventCause,
         stranger: UnleasedId,
-        found: &Found,
+        found: &FoundProcess,
         how: &UnleasedEnd,
     ) -> Option<(LeaseId, bool)> {
         let (UnleasedEnd::Adopted(lease) | UnleasedEnd::Parked(lease)) = how else { return None };
-        let own = matches!(found.step, Told::Moving { lease: own, .. } if own == *lease);
-        let held = self.leases.get(lease).is_some_and(Book::goes_on);
-        let asked =
-            matches!(cause, Cause::Watched(it) if matches!(**it, Watched::Adopt(Some(of), true) if of == stranger));
+        let own = matches!(found.step, SignalledStep::Moving { lease: own, .. } if own == *lease);
+        let held = self.leases.get(lease).is_some_and(LeaseBook::goes_on);
+        let asked = matches!(cause, EventCause::Watched(it) if matches!(**it, WatchedStep::Adopt(Some(of), true) if of == stranger));
         let asked = asked && self.whereabouts(now, found).is_ok();
         let wants = asked || self.is_spared(found);
         // Who was spared was not moved, wherever it is.
@@ -235,12 +234,12 @@ impl Books {
     }
 
     /// Whether a stranger can have a lease by somebody's word: who is moved by one gets that one.
-    pub(super) fn may_be_adopted(&self, now: Time, found: &Found, wish: Option<Bytes>) -> bool {
+    pub(super) fn may_be_adopted(&self, now: Time, found: &FoundProcess, wish: Option<Bytes>) -> bool {
         let owned = self.holder(&found.audit.process).is_some();
-        let held = |lease: LeaseId| self.leases.get(&lease).is_some_and(Book::goes_on);
+        let held = |lease: LeaseId| self.leases.get(&lease).is_some_and(LeaseBook::goes_on);
         match found.step {
-            Told::Moving { lease, .. } if held(lease) => self.whereabouts(now, found).is_ok(),
-            Told::Moving { .. } | Told::Unmoved { .. } if owned => false,
+            SignalledStep::Moving { lease, .. } if held(lease) => self.whereabouts(now, found).is_ok(),
+            SignalledStep::Moving { .. } | SignalledStep::Unmoved { .. } if owned => false,
             _ => self.adoptable(now, found, wish).is_ok(),
         }
     }
@@ -250,7 +249,7 @@ impl Books {
         &self,
         now: Time,
         id: UnleasedId,
-        found: &Found,
+        found: &FoundProcess,
         lease: LeaseId,
         since: Time,
     ) -> Verdict {
@@ -260,7 +259,7 @@ impl Books {
         must(20, book.goes_on(), || format!("{id} is moved by {lease}, which is over: {book:?}"))?;
         must(20, !self.is_spared(found), || format!("{id} is moved, and somebody thought better of it: {found:?}"))?;
         must(19, !self.has_left(lease), || format!("{id} has left its cards, and is on the record: {book:?}"))?;
-        if !matches!(book.at, At::Held(_)) {
+        if !matches!(book.at, LeaseStage::Held(_)) {
             return Ok(());
         }
         let could = self.could_leave(now, lease, book).filter(|_| self.is_measured(lease, book));

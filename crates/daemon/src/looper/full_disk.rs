@@ -4,10 +4,10 @@
 
 use super::Loop;
 use crate::engine::Engine;
-use crate::mail::{Again, Call, Errand, Held, Reply, Told};
-use crate::plans::Plans;
-use crate::words;
-use crate::writer::Order;
+use crate::estimate_cache::EstimateCache;
+use crate::loop_input::{CallOutcome, HostCommand, LoopCall, PendingEffect, Reply, RetriedRelease};
+use crate::messages;
+use crate::writer::WriterOrder;
 use std::time::{Duration, Instant};
 use sublet_core::event::Event;
 use sublet_journal::LoadedState;
@@ -26,15 +26,15 @@ const STUCK: Duration = Duration::from_secs(1);
 ///    │               └─┼────────────written──────────────┘
 ///    └──ballast back───┘
 /// ```
-pub(super) struct Full {
+pub(super) struct FullDisk {
     /// When its room is looked at again.
     again: Instant,
-    grip: Grip,
+    grip: FullDiskState,
 }
 
 /// How much goes on when the disk is full.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Grip {
+enum FullDiskState {
     /// Everything but grants, in what the ballast left.
     Tight,
     /// Not even that was enough: the state is what the disk has, and nothing is decided until then.
@@ -43,10 +43,10 @@ enum Grip {
     Trying,
 }
 
-impl Full {
+impl FullDisk {
     /// There was no room for a ballast when it began.
-    pub(super) fn from_the_start() -> Full {
-        Full { again: Instant::now() + FULL_AGAIN, grip: Grip::Tight }
+    pub(super) fn from_the_start() -> FullDisk {
+        FullDisk { again: Instant::now() + FULL_AGAIN, grip: FullDiskState::Tight }
     }
 }
 
@@ -55,7 +55,7 @@ impl Loop {
     pub(super) fn has_room(&mut self) {
         if self.stuck() {
             // What is true must be told anew first.
-            self.full = Some(Full { again: Instant::now(), grip: Grip::Stuck(Instant::now()) });
+            self.full = Some(FullDisk { again: Instant::now(), grip: FullDiskState::Stuck(Instant::now()) });
             return;
         }
         self.full = None;
@@ -70,21 +70,21 @@ impl Loop {
     /// Until when nothing is decided.
     pub(super) fn stuck_until(&self) -> Option<Instant> {
         match self.full.as_ref()?.grip {
-            Grip::Stuck(until) => Some(until),
-            Grip::Tight | Grip::Trying => None,
+            FullDiskState::Stuck(until) => Some(until),
+            FullDiskState::Tight | FullDiskState::Trying => None,
         }
     }
 
     pub(super) fn trying(&self) -> bool {
-        matches!(self.full, Some(Full { grip: Grip::Trying, .. }))
+        matches!(self.full, Some(FullDisk { grip: FullDiskState::Trying, .. }))
     }
 
     /// What was tried after a rest is on the disk.
     pub(super) fn got_through(&mut self) {
         if let Some(full) = &mut self.full
-            && full.grip == Grip::Trying
+            && full.grip == FullDiskState::Trying
         {
-            full.grip = Grip::Tight;
+            full.grip = FullDiskState::Tight;
             tracing::info!("releases and expiries can be written again; no new leases until the disk has more room");
         }
         self.read_later();
@@ -102,10 +102,10 @@ impl Loop {
         let Some(full) = self.full.as_mut().filter(|_| due) else { return };
         // A try that fails reads all of the state back from the disk.
         if self.pen.lock().is_ok_and(|pen| !pen.may_have_room()) {
-            full.grip = Grip::Stuck(Instant::now() + STUCK);
+            full.grip = FullDiskState::Stuck(Instant::now() + STUCK);
             return;
         }
-        full.grip = Grip::Trying;
+        full.grip = FullDiskState::Trying;
         self.begin_again();
     }
 
@@ -115,29 +115,29 @@ impl Loop {
             && Instant::now() >= full.again
         {
             full.again = Instant::now() + FULL_AGAIN;
-            self.order(Order::TryBallast);
+            self.order(WriterOrder::TryBallast);
         }
     }
 
     /// Takes what the disk has as the truth. Whoever waited for an answer gets a
     /// refusal; releases are tried once more, in the room the ballast left.
-    pub(super) fn start_over(&mut self, loaded: LoadedState, failed: Vec<Held>, why: &str) {
+    pub(super) fn start_over(&mut self, loaded: LoadedState, failed: Vec<PendingEffect>, why: &str) {
         let now = Instant::now();
         let grip = match self.full.as_ref().map(|full| full.grip) {
             None => {
                 tracing::error!(
                     "the disk is full: no new leases until there is room, and the state is what is on it: {why}"
                 );
-                Grip::Tight
+                FullDiskState::Tight
             }
             // The second time in a row there is no ballast left to give up.
             Some(before) => {
-                if before == Grip::Tight {
+                if before == FullDiskState::Tight {
                     tracing::error!(
                         "nothing more fits on the disk: until there is room, reads go on and whatever must be written is refused or waits: {why}"
                     );
                 }
-                Grip::Stuck(now + STUCK)
+                FullDiskState::Stuck(now + STUCK)
             }
         };
         let mut listed = self.engine.state().listed_facts();
@@ -148,24 +148,24 @@ impl Loop {
         self.tokens.fill(&loaded.rows);
         self.loss = loaded.loss;
         self.engine = Engine::on_a_full_disk(loaded.rows, self.policy.clone());
-        self.plans = Plans::default();
+        self.plans = EstimateCache::default();
         self.keys.forget_undurable();
         self.listed = listed;
         let again = self.full.as_ref().map_or(now + FULL_AGAIN, |full| full.again);
-        self.full = Some(Full { again, grip });
-        if grip == Grip::Tight {
+        self.full = Some(FullDisk { again, grip });
+        if grip == FullDiskState::Tight {
             self.begin_again();
         }
         for held in failed.into_iter().chain(open) {
             match held {
-                Held::Reply { to, again: Some(again), .. } if grip == Grip::Tight => {
-                    let Again { by, lease, epoch, key } = *again;
+                PendingEffect::Reply { to, again: Some(again), .. } if grip == FullDiskState::Tight => {
+                    let RetriedRelease { by, lease, epoch, key } = *again;
                     let event = Event::Released { by: by.clone(), lease, epoch };
-                    self.call(Call { by, event, key, looked: None, reply: to }, false);
+                    self.call(LoopCall { by, event, key, looked: None, reply: to }, false);
                 }
-                Held::Reply { to, .. } => refuse(to),
+                PendingEffect::Reply { to, .. } => refuse(to),
                 // A reader whose channel closes is told to look again; an errand is derived anew.
-                Held::Run(_) | Held::Errand(_) => {}
+                PendingEffect::Run(_) | PendingEffect::Errand(_) => {}
             }
         }
         self.read_later();
@@ -178,12 +178,12 @@ impl Loop {
         if !listed.is_empty() {
             self.take(Event::Listed(listed));
         }
-        self.engine.hold(Held::Errand(Errand::Look));
+        self.engine.hold(PendingEffect::Errand(HostCommand::Look));
     }
 }
 
 /// What was asked cannot be written.
-pub(super) fn refuse(to: oneshot::Sender<Told>) {
-    let problem = words::problem(&sublet_core::event::Refusal::DiskFull);
+pub(super) fn refuse(to: oneshot::Sender<CallOutcome>) {
+    let problem = messages::problem(&sublet_core::event::Refusal::DiskFull);
     drop(to.send(Ok(Reply::problem(&problem))));
 }

@@ -1,9 +1,9 @@
 //! What the hands are told once an action is durable: where bytes shall be, who is watched, who gets a signal.
 
 use super::{AHEAD, Loop, PARK_WITHIN};
-use crate::mail::{Errand, Held, Mail};
-use crate::names::uid_of;
-use crate::words;
+use crate::loop_input::{HostCommand, LoopInput, PendingEffect};
+use crate::messages;
+use crate::user_directory::uid_of;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 use sublet_core::action::Action;
@@ -26,7 +26,7 @@ const INSPECTED: usize = 64;
 
 /// Which leases the hands were told of, each for its own: of the others they need not hear when they end.
 #[derive(Default)]
-pub(super) struct Known {
+pub(super) struct SentCommands {
     watched: BTreeSet<LeaseId>,
     wished: BTreeSet<LeaseId>,
     driven: BTreeSet<LeaseId>,
@@ -43,12 +43,12 @@ impl Loop {
         let driven = self.known.driven.remove(&lease);
         self.known.next.remove(&lease);
         for (is_known, errand) in [
-            (watched, Errand::Forget { lease }),
-            (wished, Errand::Unwish { lease }),
-            (driven, Errand::Undrive { lease }),
+            (watched, HostCommand::Forget { lease }),
+            (wished, HostCommand::Unwish { lease }),
+            (driven, HostCommand::Undrive { lease }),
         ] {
             if is_known {
-                self.engine.hold(Held::Errand(errand));
+                self.engine.hold(PendingEffect::Errand(errand));
             }
         }
     }
@@ -73,21 +73,21 @@ impl Loop {
         match action {
             Action::Grant { lease, epoch, .. } if self.known.watched.contains(lease) => {
                 let grant = self.marks.grant(*lease, *epoch);
-                self.engine.hold(Held::Errand(Errand::Granted { lease: *lease, grant }));
+                self.engine.hold(PendingEffect::Errand(HostCommand::Granted { lease: *lease, grant }));
             }
             Action::Queue { lease, root: Some(_), .. } | Action::Bind { lease, .. } => self.watch_roots(*lease),
             // Its bytes count until the card is seen again: the sooner, the better.
             Action::End { lease, .. } if self.engine.state().lease(*lease).is_some() => {
-                self.engine.hold(Held::Errand(Errand::Look));
+                self.engine.hold(PendingEffect::Errand(HostCommand::Look));
             }
             // Before the answer to whoever wanted it, which is held after this.
             Action::Signal { lease, processes, signal, .. } => {
                 let (processes, signal) = (processes.clone(), *signal);
                 if let Some(uid) = self.uid_of_lease(*lease) {
-                    self.engine.hold(Held::Errand(Errand::Signal { uid, processes, signal }));
+                    self.engine.hold(PendingEffect::Errand(HostCommand::Signal { uid, processes, signal }));
                 }
-                let (post, gone) = (self.post.clone(), Mail::Signalled { lease: *lease, signal });
-                self.engine.hold(Held::Run(Box::new(move || drop(post.send(gone)))));
+                let (post, gone) = (self.post.clone(), LoopInput::Signalled { lease: *lease, signal });
+                self.engine.hold(PendingEffect::Run(Box::new(move || drop(post.send(gone)))));
             }
             Action::Notice { lease, .. } => self.send_notice(*lease),
             // Somebody waits for what the driver says of it.
@@ -95,16 +95,16 @@ impl Loop {
             // Once it is durable it comes back here: meanwhile somebody may have thought better of it.
             Action::Strike { stranger, signal, processes, at } => {
                 let (stranger, signal, at, processes) = (*stranger, *signal, *at, processes.clone());
-                let (post, due) = (self.post.clone(), Mail::Strike { stranger, signal, at, processes });
-                self.engine.hold(Held::Run(Box::new(move || drop(post.send(due)))));
+                let (post, due) = (self.post.clone(), LoopInput::Strike { stranger, signal, at, processes });
+                self.engine.hold(PendingEffect::Run(Box::new(move || drop(post.send(due)))));
             }
             Action::IssueToken { token } => {
                 let (tokens, token) = (self.tokens.clone(), token.clone());
-                self.engine.hold(Held::Run(Box::new(move || tokens.enter(token))));
+                self.engine.hold(PendingEffect::Run(Box::new(move || tokens.enter(token))));
             }
             Action::RevokeToken { token, .. } => {
                 let (tokens, token) = (self.tokens.clone(), *token);
-                self.engine.hold(Held::Run(Box::new(move || tokens.revoke(token))));
+                self.engine.hold(PendingEffect::Run(Box::new(move || tokens.revoke(token))));
             }
             _ => {}
         }
@@ -115,7 +115,7 @@ impl Loop {
     pub(super) fn send_booked(&mut self) {
         let booked = self.engine.state().booked_host_memory();
         if std::mem::replace(&mut self.known.booked, booked) != booked {
-            self.engine.hold(Held::Errand(Errand::Booked { bytes: booked.0 }));
+            self.engine.hold(PendingEffect::Errand(HostCommand::Booked { bytes: booked.0 }));
         }
     }
 
@@ -127,7 +127,12 @@ impl Loop {
             // Those of other users are named too: each is refused by itself, and logged.
             let others = preempt::processes_of_other_users(state, lease).map(|(process, _)| process);
             let processes = preempt::signal_targets(state, row).into_iter().chain(others).collect();
-            self.engine.hold(Held::Errand(Errand::Announce { lease, uid, processes, signal: notice.signal }));
+            self.engine.hold(PendingEffect::Errand(HostCommand::Announce {
+                lease,
+                uid,
+                processes,
+                signal: notice.signal,
+            }));
         }
     }
 
@@ -153,11 +158,11 @@ impl Loop {
         }
         if let Some(wish) = wish {
             self.known.wished.insert(lease);
-            self.engine.hold(Held::Errand(Errand::Wish(wish)));
+            self.engine.hold(PendingEffect::Errand(HostCommand::Wish(wish)));
         }
         if let Some(driven) = driven {
             self.known.driven.insert(lease);
-            self.engine.hold(Held::Errand(Errand::Drive(driven)));
+            self.engine.hold(PendingEffect::Errand(HostCommand::Drive(driven)));
         }
     }
 
@@ -199,15 +204,15 @@ impl Loop {
         let found = |row: &Lease| {
             let (processes, bytes) = on_cards(state, row);
             let uid = uid_of(state.tenant_name(row.tenant))?;
-            (!processes.is_empty()).then_some(Errand::Inspect { lease: row.id, uid, processes, bytes })
+            (!processes.is_empty()).then_some(HostCommand::Inspect { lease: row.id, uid, processes, bytes })
         };
-        let errands: Vec<Errand> =
+        let errands: Vec<HostCommand> =
             state.rows().leases.values().filter(stuck).filter_map(found).take(INSPECTED).collect();
         for errand in errands {
-            if let Errand::Inspect { lease, .. } = &errand {
+            if let HostCommand::Inspect { lease, .. } = &errand {
                 self.known.driven.insert(*lease);
             }
-            self.engine.hold(Held::Errand(errand));
+            self.engine.hold(PendingEffect::Errand(errand));
         }
     }
 
@@ -221,7 +226,7 @@ impl Loop {
         let is_meant = |row: &&Gpu| matches!(row.mode, Mode::Adopt | Mode::Enforce);
         let enforced = cards.map(|card| &state.rows().gpus[usize::from(card.0)]).find(is_meant);
         if let Some(uuid) = enforced.map(|row| row.facts.uuid.clone()) {
-            self.engine.hold(Held::Errand(Errand::SelfTest { uuid }));
+            self.engine.hold(PendingEffect::Errand(HostCommand::SelfTest { uuid }));
         }
     }
 
@@ -231,10 +236,10 @@ impl Loop {
         let state = self.engine.state();
         let abroad = state.gpu(looked_at).map(|card| state.off_lease_processes(card)).unwrap_or_default();
         if !abroad.is_empty() {
-            self.engine.hold(Held::Errand(Errand::Abroad { processes: abroad }));
+            self.engine.hold(PendingEffect::Errand(HostCommand::Abroad { processes: abroad }));
         }
         for process in self.engine.state().audits_due(self.clock.now()) {
-            self.engine.hold(Held::Errand(Errand::Audit { process }));
+            self.engine.hold(PendingEffect::Errand(HostCommand::Audit { process }));
         }
     }
 
@@ -247,7 +252,7 @@ impl Loop {
         let could = |lease: &&Lease| parking::parkable(state, lease, Method::Shim, now).is_ok();
         let leases: Vec<LeaseId> = state.rows().leases.values().filter(could).take(AHEAD).map(|row| row.id).collect();
         for lease in leases {
-            self.engine.hold(Held::Errand(Errand::Ahead { lease }));
+            self.engine.hold(PendingEffect::Errand(HostCommand::Ahead { lease }));
         }
     }
 
@@ -259,7 +264,7 @@ impl Loop {
             let roots = row.roots.clone();
             self.known.watched.insert(lease);
             let grant = row.hold().map(|hold| self.marks.grant(lease, hold.fence));
-            self.engine.hold(Held::Errand(Errand::Watch { lease, uid, roots, grant }));
+            self.engine.hold(PendingEffect::Errand(HostCommand::Watch { lease, uid, roots, grant }));
         }
     }
 }
@@ -285,7 +290,9 @@ fn wish(state: &State, row: &Lease) -> Option<ShimTarget> {
         Phase::Parked(_, trip) if trip.method == Method::Driver => ShimPlacement::OnGpus,
         Phase::Parking(..) => away(parking::driver_may_have(state, row)),
         Phase::Parked(_, trip) => away(trip.with_driver),
-        Phase::Ending(_, finish) => ShimPlacement::LeaseOver { why: words::ended(&row.id.to_string(), finish.reason) },
+        Phase::Ending(_, finish) => {
+            ShimPlacement::LeaseOver { why: messages::ended(&row.id.to_string(), finish.reason) }
+        }
     };
     let cap = |card: &GpuId| {
         let facts = &state.rows().gpus.get(usize::from(card.0))?.facts;
