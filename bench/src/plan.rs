@@ -12,7 +12,7 @@ use rustix::time::{ClockId, clock_gettime};
 use std::hint::black_box;
 use std::time::Duration;
 use sublet_core::ids::{GpuId, LeaseId};
-use sublet_core::plan::{GpuNeed, PreemptionChoice, Victim, cheapest, greedy};
+use sublet_core::policy::plan::{GpuNeed, PreemptionChoice, Victim, cheapest, greedy};
 use sublet_core::units::{Bytes, Span};
 
 const HOLDERS: u64 = 1000;

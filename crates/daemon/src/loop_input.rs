@@ -9,7 +9,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SendError, Sender};
 use std::time::Duration;
 use sublet_core::event::{Caller, Event};
 use sublet_core::ids::{Fence, LeaseId, ProcKey, TenantId};
-use sublet_core::policy::Policy;
+use sublet_core::settings::Policy;
 use sublet_core::units::Time;
 use sublet_core::unleased::UnleasedId;
 use sublet_host::driver::DriverTarget;

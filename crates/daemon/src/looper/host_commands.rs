@@ -7,11 +7,11 @@ use crate::user_directory::uid_of;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 use sublet_core::action::Action;
-use sublet_core::contexts;
-use sublet_core::decide::preempt;
 use sublet_core::ids::{GpuId, LeaseId, ProcKey};
 use sublet_core::method::Method;
-use sublet_core::parking::{self, NotParkable};
+use sublet_core::movers::NotParkable;
+use sublet_core::policy::contexts;
+use sublet_core::policy::{lease_processes, move_progress, parking, restore_room};
 use sublet_core::rows::{Gpu, Hold, Lease, ParkState, Phase};
 use sublet_core::state::State;
 use sublet_core::units::Bytes;
@@ -125,8 +125,8 @@ impl Loop {
         let Some((row, uid)) = state.lease(lease).zip(self.uid_of_lease(lease)) else { return };
         if let Some(notice) = row.request.notice {
             // Those of other users are named too: each is refused by itself, and logged.
-            let others = preempt::processes_of_other_users(state, lease).map(|(process, _)| process);
-            let processes = preempt::signal_targets(state, row).into_iter().chain(others).collect();
+            let others = lease_processes::processes_of_other_users(state, lease).map(|(process, _)| process);
+            let processes = lease_processes::signal_targets(state, row).into_iter().chain(others).collect();
             self.engine.hold(PendingEffect::Errand(HostCommand::Announce {
                 lease,
                 uid,
@@ -280,15 +280,15 @@ fn wish(state: &State, row: &Lease) -> Option<ShimTarget> {
     let placement = match &row.phase {
         Phase::Waiting { .. } => return None,
         // Whom the driver moves the library leaves alone; who began since then waits with them.
-        _ if parking::must_stay_off_gpus(state, row) => away(false),
+        _ if move_progress::must_stay_off_gpus(state, row) => away(false),
         // The driver comes first.
-        Phase::Resuming(_, trip) if trip.with_driver && parking::driver_may_have(state, row) => away(true),
+        Phase::Resuming(_, trip) if trip.with_driver && move_progress::driver_may_have(state, row) => away(true),
         Phase::Active(_) | Phase::Resuming(..) => ShimPlacement::OnGpus,
         // While a hook works the library must not be in its way; afterwards it keeps the programs from
         // taking what is others' now, and says when they need it.
         Phase::Parking(_, trip) if trip.method != Method::Shim => ShimPlacement::OnGpus,
         Phase::Parked(_, trip) if trip.method == Method::Driver => ShimPlacement::OnGpus,
-        Phase::Parking(..) => away(parking::driver_may_have(state, row)),
+        Phase::Parking(..) => away(move_progress::driver_may_have(state, row)),
         Phase::Parked(_, trip) => away(trip.with_driver),
         Phase::Ending(_, finish) => {
             ShimPlacement::LeaseOver { why: messages::ended(&row.id.to_string(), finish.reason) }
@@ -310,7 +310,7 @@ fn driven(state: &State, row: &Lease) -> Option<DriverTarget> {
     let uid = uid_of(state.tenant_name(row.tenant))?;
     // Nobody is taken whose own calls could still find the driver gone.
     let leaves = matches!(row.phase, Phase::Parking(..) | Phase::Parked(..));
-    if away.with_driver && leaves && !parking::all_keep_still(state, row) {
+    if away.with_driver && leaves && !move_progress::all_keep_still(state, row) {
         return None;
     }
     let need = |card: &GpuId| Some((state.rows().gpus.get(usize::from(card.0))?.facts.uuid.clone(), hold.vram.0));
@@ -319,7 +319,7 @@ fn driven(state: &State, row: &Lease) -> Option<DriverTarget> {
             DriverPlacement::InHostMemory { within: PARK_WITHIN, booked: hold.booked_host_memory().0 }
         }
         // States are still queried: a process that never left its GPUs is back, even if there is no room to restore.
-        Phase::Resuming(..) if !parking::may_restore(state, row) => DriverPlacement::WaitForRoom,
+        Phase::Resuming(..) if !restore_room::may_restore(state, row) => DriverPlacement::WaitForRoom,
         Phase::Resuming(..) => DriverPlacement::OnGpus { needs: hold.gpus.iter().filter_map(need).collect() },
         _ => return None,
     };
@@ -331,7 +331,7 @@ fn on_cards(state: &State, row: &Lease) -> (Vec<ProcKey>, u64) {
     let (mut processes, mut bytes) = (Vec::new(), 0);
     for card in row.hold().into_iter().flat_map(|hold| &hold.gpus) {
         bytes += state.room(*card).seen_of(row.id).0;
-        processes.extend(parking::residents(state, row.id, *card));
+        processes.extend(lease_processes::residents(state, row.id, *card));
     }
     processes.sort();
     processes.dedup();
