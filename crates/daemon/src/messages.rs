@@ -241,7 +241,7 @@ pub fn room_made(state: &State, making: Option<&RoomPlan>, now: Time, name: impl
         Some(RoomPlan::Coming(_)) => "its room is being made: leases are being parked or ended".to_owned(),
         Some(RoomPlan::Plan { victims, price, .. }) => {
             let each: Vec<String> =
-                victims.iter().map(|(lease, prospect)| format!("{} ({})", name(*lease), prospect.rung)).collect();
+                victims.iter().map(|(lease, prospect)| format!("{} ({})", name(*lease), prospect.method)).collect();
             format!("{} can be preempted, which costs {} in all", each.join(", "), seconds(*price))
         }
         Some(RoomPlan::Wait { until, price }) => format!(

@@ -445,7 +445,7 @@ impl View<'_> {
         match preemption::preemption_option(self.state, waiter, holder, self.now) {
             Ok(prospect) => {
                 let leaves = wire::PreemptionCost {
-                    method: prospect.rung.name().to_owned(),
+                    method: prospect.method.name().to_owned(),
                     park_s: prospect.out.as_secs_f64(),
                     lost_work_s: prospect.loss.as_secs_f64(),
                     resume_s: prospect.back.as_secs_f64(),

@@ -358,7 +358,7 @@ impl Decider<'_> {
         if let Some(held) = quota::block_of_request(self.state, tenant, &ask) {
             return Err(Refusal::OverQuota(held));
         }
-        let excluded = fit.cards.iter().any(|card| self.state.excludes(*card, tenant, ask.exclusivity));
+        let excluded = fit.gpus.iter().any(|card| self.state.excludes(*card, tenant, ask.exclusivity));
         if excluded {
             return Err(Refusal::NotAdoptable("another lease has its GPU alone".to_owned()));
         }
@@ -415,7 +415,7 @@ impl Decider<'_> {
         }
         let plain = LeaseRequest::plain(vram, Term::Renewed(self.state.policy().ttl));
         let ask = LeaseRequest { gpus: cards.len() as u16, tier, is_measured: wish.is_none(), ..plain };
-        Ok((Fit { cards, vram, before: None }, ask))
+        Ok((Fit { gpus: cards, vram, before: None }, ask))
     }
 
     /// The lease is the process's owner's, whoever asks for it.

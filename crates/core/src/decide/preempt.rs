@@ -47,7 +47,7 @@ impl Decider<'_> {
         if self.state.lease(lease).is_some_and(|row| matches!(row.phase, Phase::Parked(..))) {
             return self.take_contexts(lease);
         }
-        if prospect.rung == Method::End {
+        if prospect.method == Method::End {
             let hold = self.state.lease(lease).and_then(Lease::hold);
             if hold.is_some_and(|hold| parking::gpu_with_other_move(self.state, lease, hold).is_some()) {
                 // Whose bytes went nobody could tell: it is asked once the others have left.
@@ -63,7 +63,7 @@ impl Decider<'_> {
         }
         // What stood in the way meanwhile is seen with the next plan.
         let (again, with_context) = (!prospect.idle, prospect.with_context);
-        let (rung, room_for) = (prospect.rung, Some(waiter));
+        let (rung, room_for) = (prospect.method, Some(waiter));
         let order = ParkOrder { rung, again, by_hand: false, room_for, aside: None, with_context };
         let _ = self.park_by(lease, order);
     }

@@ -48,9 +48,9 @@ impl Decider<'_> {
                 None if is_backing_off(self.state, lease, self.now) => round.pass(tenant),
                 None => match round.fit(self.state, &with_present_need(self.state, lease)) {
                     Some(fit) => {
-                        let unowned = unowned_on(self.state, &fit.cards);
+                        let unowned = unowned_on(self.state, &fit.gpus);
                         self.grant(place.lease, &fit);
-                        let is_changed = unowned != self::unowned_on(self.state, &fit.cards);
+                        let is_changed = unowned != self::unowned_on(self.state, &fit.gpus);
                         let is_changed = is_changed || round.kept_rest(self.state, self.now);
                         if round.is_upset_by(self.state, tenant, place, is_changed) {
                             round = Round::new(self.state, self.now);
@@ -81,8 +81,8 @@ impl Decider<'_> {
             _ if self.state.planted(Mutant::ReuseEpoch) => Fence(1),
             next => next,
         };
-        let mark = debt_clock_after(self.state, row.tenant, fit.vram, fit.cards.len(), span, self.now);
-        let Fit { cards, vram, before } = fit.clone();
+        let mark = debt_clock_after(self.state, row.tenant, fit.vram, fit.gpus.len(), span, self.now);
+        let Fit { gpus: cards, vram, before } = fit.clone();
         let turn = self.state.is_first(row).then_some(self.now);
         let until = self.now + span;
         let (at, mark, told) = (self.now, Some(mark), self.noted_expectation(lease));

@@ -10,7 +10,7 @@ use crate::model::ids::ProcKey;
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
 
-/// Of a process's name the kernel keeps so many bytes.
+/// The kernel keeps this many bytes of a process's name.
 const NAME_KEPT: usize = 15;
 
 /// Characters of a container's id that people are shown, as its own tools do.
@@ -52,7 +52,7 @@ pub struct Audit {
     /// The id or name of its container; of containers in containers, the outermost.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub container: Option<String>,
-    /// The seat whose session in front it is of: what draws there is somebody's screen.
+    /// The seat with the active session that it belongs to: what draws there is a user's screen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seat: Option<String>,
     /// The leader of its session.
@@ -62,14 +62,14 @@ pub struct Audit {
     /// Its parents, nearest first, as far up as can be seen.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ancestry: Vec<Ancestor>,
-    /// Cards' device files that it has open or mapped.
+    /// GPU device files that it has open or mapped.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<String>,
-    /// It has more open or mapped than is looked at. That is its own doing, and it is spared nothing for it: a card's file
+    /// It has more open or mapped than is read. That does not exempt it from anything: a GPU's file
     /// may be among the rest.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub crowded: bool,
-    /// It is not on a card by its own name: it holds what another left there.
+    /// It is on no GPU by its own name: it holds memory that another process left there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub through: Option<Through>,
     /// What it has used of the host so far.
@@ -80,21 +80,21 @@ pub struct Audit {
     pub unread: Vec<String>,
 }
 
-/// Memory of a card that is held through a descriptor which another process opened, and ended.
+/// Memory of a GPU that is held through a descriptor which another process opened before it ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Through {
-    /// Whom the driver goes on naming.
+    /// The pid that the driver goes on naming.
     pub pid: u32,
-    /// Nobody else who comes from that process has a card's file open.
+    /// No other process that comes from that one has a GPU's file open.
     pub alone: bool,
 }
 
-/// A file and no other, for as long as somebody runs it.
+/// A file and no other, for as long as a process runs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileKey {
     /// The number of its file system.
     pub dev: u64,
-    /// Its own there; zero where that is the word of whoever mounted it.
+    /// Its own there; zero where a user mounted the file system and could choose it.
     pub ino: u64,
 }
 
@@ -111,7 +111,7 @@ pub struct Ancestor {
     /// The path of its executable, where it could be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exe: Option<String>,
-    /// It started the process, or whoever did, and ended since; when it was started is not known then.
+    /// It started the process or an ancestor of it, and has ended; when it was started is not known then.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub ended: bool,
 }
@@ -133,9 +133,9 @@ impl Audit {
     /// Is what was audited later still what was audited here? Says what is not.
     ///
     /// Its name and its command line are not compared: a process may rewrite both as it likes, and
-    /// would never get a signal. Nor is its user, of which it may have thousands in a namespace of its own: whoever sends
-    /// the signal asks whether a rule is about that one. Nor is the path of its executable where the file itself is known. An executable that
-    /// could not be read may be any.
+    /// would never get a signal. Nor is its user, of which it may have thousands in a namespace of its own: the sender of
+    /// the signal checks whether a rule is about that one. Nor is the path of its executable where the file itself is
+    /// known. An executable that could not be read may be any.
     pub fn is_same(&self, later: &Audit) -> Result<(), &'static str> {
         if self.process != later.process {
             return Err("it is another process by now");

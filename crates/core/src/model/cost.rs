@@ -13,10 +13,10 @@ use std::collections::BTreeMap;
 /// Programs of one tenant that are remembered; the one not seen for longest makes room.
 const PROGRAMS_MAX: usize = 64;
 
-/// What was measured before counts so many 256ths once more is measured.
+/// What was measured before counts this many 256ths once more is measured.
 const KEEP: i64 = 224;
 
-/// A measurement counts for no more than so many times what was expected.
+/// A measurement counts for no more than this many times what was expected.
 const ACCIDENT: u64 = 8;
 
 /// The weight of one measurement.
@@ -29,7 +29,7 @@ const FIRST: i64 = 64;
 const MIB_MAX: u64 = 16 << 20;
 const MS_MAX: u64 = 20_000_000;
 
-/// Off the card, or onto it.
+/// Off the GPU, or onto it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Direction {
@@ -46,10 +46,10 @@ pub enum Direction {
 #[serde(transparent)]
 pub struct Costs(BTreeMap<String, BTreeMap<Method, Cost>>);
 
-/// One program on one rung.
+/// One program and one method.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cost {
-    /// Off the card.
+    /// Off the GPU.
     #[serde(rename = "out")]
     pub off_gpu: CostLine,
     /// And back.
@@ -93,9 +93,9 @@ impl CostLine {
     }
 
     /// The fixed part in µs, and µs for each GiB.
-    pub fn fit(&self, rung: Method, way: Direction) -> (u64, u64) {
+    pub fn fit(&self, method: Method, way: Direction) -> (u64, u64) {
         let mut line = self.clone();
-        let (fixed, per_gib) = initial_cost(rung, way);
+        let (fixed, per_gib) = initial_cost(method, way);
         // What is believed at first fades as measurements come in.
         let weight = (FIRST * ONE / (ONE + line.w)).max(1);
         for gib in [1, 32] {
@@ -115,11 +115,11 @@ fn mib(bytes: Bytes) -> u64 {
 }
 
 /// What is believed before anything was measured: a fixed part in µs, and µs for each GiB.
-fn initial_cost(rung: Method, way: Direction) -> (u64, u64) {
-    match (rung, way) {
-        // Who has a hook of its own knows best, until it was seen what that takes.
+fn initial_cost(method: Method, way: Direction) -> (u64, u64) {
+    match (method, way) {
+        // A program with a hook of its own knows best, until the time it takes was measured.
         (Method::Hook, _) => (100_000, 20_000),
-        // Two looks, and the rate of the bus.
+        // Two readings, and the rate of the bus.
         (Method::Shim, _) => (150_000, 21_000),
         (Method::Driver, Direction::OffGpu) => (500_000, 520_000),
         (Method::Driver, Direction::OntoGpu) => (300_000, 175_000),
@@ -135,13 +135,13 @@ impl Costs {
 
     /// What was measured, by program.
     pub fn iter(&self) -> impl Iterator<Item = (&str, Method, &Cost)> {
-        self.0.iter().flat_map(|(program, rungs)| rungs.iter().map(|(rung, cost)| (program.as_str(), *rung, cost)))
+        self.0.iter().flat_map(|(program, rungs)| rungs.iter().map(|(method, cost)| (program.as_str(), *method, cost)))
     }
 
-    /// So many bytes took so long. What is far beyond what it should have been is an accident more than a
+    /// Adds how long a move of these bytes took. What is far beyond what it should have been is an accident more than a
     /// measurement, and counts for less.
-    pub fn learn(&mut self, program: &str, rung: Method, way: Direction, bytes: Bytes, took: Span, now: Time) {
-        let most = Span(self.estimate(program, rung, way, bytes).0.saturating_mul(ACCIDENT));
+    pub fn learn(&mut self, program: &str, method: Method, way: Direction, bytes: Bytes, took: Span, now: Time) {
+        let most = Span(self.estimate(program, method, way, bytes).0.saturating_mul(ACCIDENT));
         let took = took.min(most);
         if !self.0.contains_key(program) && self.0.len() >= PROGRAMS_MAX {
             let last = |rungs: &BTreeMap<Method, Cost>| rungs.values().map(|cost| cost.at).max();
@@ -150,7 +150,7 @@ impl Costs {
         }
         let rungs = self.0.entry(program.to_owned()).or_default();
         let new = || Cost { off_gpu: CostLine::default(), onto_gpu: CostLine::default(), at: now };
-        let cost = rungs.entry(rung).or_insert_with(new);
+        let cost = rungs.entry(method).or_insert_with(new);
         cost.at = now;
         match way {
             Direction::OffGpu => cost.off_gpu.learn(bytes, took),
@@ -158,16 +158,16 @@ impl Costs {
         }
     }
 
-    /// How long so many bytes of this program should take.
-    pub fn estimate(&self, program: &str, rung: Method, way: Direction, bytes: Bytes) -> Span {
+    /// The expected duration of a move of these bytes of this program.
+    pub fn estimate(&self, program: &str, method: Method, way: Direction, bytes: Bytes) -> Span {
         let none = CostLine::default();
-        let cost = self.0.get(program).and_then(|rungs| rungs.get(&rung));
+        let cost = self.0.get(program).and_then(|rungs| rungs.get(&method));
         let line = match (cost, way) {
             (None, _) => &none,
             (Some(cost), Direction::OffGpu) => &cost.off_gpu,
             (Some(cost), Direction::OntoGpu) => &cost.onto_gpu,
         };
-        let (fixed, per_gib) = line.fit(rung, way);
+        let (fixed, per_gib) = line.fit(method, way);
         Span(fixed + (u128::from(per_gib) * u128::from(mib(bytes)) / 1_024) as u64)
     }
 }

@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 /// Histograms that are kept for one tenant; the one not changed for longest makes room.
 const HISTOGRAMS_MAX: usize = 64;
 
-/// One lease counts so many units, so that halving keeps it for a while.
+/// One lease counts as this many units, so that halving keeps it for a while.
 const UNITS: u16 = 4;
 
 /// A histogram with more units than this is halved first: newer leases count more.
@@ -35,7 +35,7 @@ const STEPS: u64 = 4;
 /// The weight of one lease in a [`Lifetime`].
 const WEIGHT: u64 = 1 << 16;
 
-/// All leases of the tenant together count for as much as two of the same kind, those of everybody for one.
+/// All leases of the tenant together count for as much as two of the same kind, those of all tenants for one.
 const TENANT_WEIGHT: u64 = 2 * WEIGHT;
 const ALL_WEIGHT: u64 = WEIGHT;
 
@@ -51,7 +51,7 @@ pub const ONE: u64 = 1 << 32;
 pub struct LeaseKind(u8);
 
 impl LeaseKind {
-    /// The kind of a request that got, or would get, so much of each GPU.
+    /// The kind of a request that got, or would get, this much of each GPU.
     pub fn new(tier: Tier, vram: Bytes, gpus: usize) -> LeaseKind {
         let mib = (vram.0.saturating_mul(gpus as u64) >> 20).max(1);
         let tier = match tier {
@@ -63,12 +63,12 @@ impl LeaseKind {
     }
 
     /// The kind of a request; `whole` is what a whole GPU has.
-    pub fn of(ask: &LeaseRequest, whole: Bytes) -> LeaseKind {
-        let vram = match ask.vram {
+    pub fn of(request: &LeaseRequest, whole: Bytes) -> LeaseKind {
+        let vram = match request.vram {
             Vram::Bytes(vram) => vram,
             Vram::Whole => whole,
         };
-        LeaseKind::new(ask.tier, vram, ask.gpus.into())
+        LeaseKind::new(request.tier, vram, request.gpus.into())
     }
 
     fn tier(self) -> u8 {
@@ -79,7 +79,7 @@ impl LeaseKind {
 /// How a lease ended, as far as its duration is concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DurationOutcome {
-    /// Its holder was done.
+    /// Its program was done.
     Done,
     /// It was stopped, and would have lasted longer.
     Cut,
@@ -166,7 +166,7 @@ impl Durations {
         self.0.is_empty()
     }
 
-    /// A lease of this kind lasted so long.
+    /// Adds a lease of this kind and how long it lasted.
     pub fn learn(&mut self, program: &str, kind: LeaseKind, lasted: Span, outcome: DurationOutcome, now: Time) {
         let known = self.0.get(program).is_some_and(|kinds| kinds.contains_key(&kind));
         if !known && self.0.values().map(BTreeMap::len).sum::<usize>() >= HISTOGRAMS_MAX {
@@ -193,7 +193,7 @@ impl Durations {
     }
 }
 
-/// What everybody's leases lasted, by tier: what is expected of a tenant without a history of its own.
+/// How long all tenants' leases lasted, by tier: what is expected of a tenant without a history of its own.
 #[derive(Clone, Debug, Default)]
 pub struct AllDurations {
     all: Sums,
@@ -300,7 +300,7 @@ impl Lifetime {
         Some(Lifetime { points })
     }
 
-    /// The probability that it lasts longer than so long.
+    /// The probability that it lasts longer than this.
     fn alive(&self, lasted: Span) -> u64 {
         let next = self.points.partition_point(|(at, _)| *at <= lasted);
         let (from, before) = self.points[next - 1];

@@ -30,7 +30,7 @@ impl FromStr for LeaseId {
     }
 }
 
-/// A number that only grows; whoever carries an old one is refused.
+/// A number that only grows; a call with an older one is refused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Fence(pub u64);
@@ -41,7 +41,7 @@ impl fmt::Display for Fence {
     }
 }
 
-/// A card's place in the table: given when it is first seen, kept for ever.
+/// A GPU's place in the table: given when it is first seen, kept for ever.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct GpuId(pub u16);
@@ -52,7 +52,7 @@ impl fmt::Display for GpuId {
     }
 }
 
-/// A tenant's place in the table: given with its first ask, kept for ever.
+/// A tenant's place in the table: given with its first request, kept for ever.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct TenantId(pub u32);

@@ -20,7 +20,7 @@ const BASE: Span = Span::secs(1);
 const EXACT: u64 = 1_023_000;
 const NEXT: u64 = 1_024_000;
 
-/// Fewer than so many starts correct nothing.
+/// Fewer starts than this correct nothing.
 const LEAST: u32 = 8;
 
 /// No ratio is believed beyond these.
@@ -69,14 +69,14 @@ impl Lateness {
         *self == Lateness::default()
     }
 
-    /// A waiter started after so long, or left the queue.
+    /// Adds how long a waiter waited until it started, or left the queue.
     pub fn learn(&mut self, expected: ExpectedWait, waited: Span, outcome: DurationOutcome, now: Time) {
         let length = length(expected.p50);
         self.p50[length].learn(ratio(waited, expected.p50), outcome, now);
         self.p90[length].learn(ratio(waited, expected.p90), outcome, now);
     }
 
-    /// What to tell a waiter of whom this is expected.
+    /// What to tell a waiter with this expectation.
     pub fn correct(&self, expected: ExpectedWait) -> ExpectedWait {
         let length = length(expected.p50);
         let p50 = corrected(&self.p50[length], expected.p50, ONE / 2);

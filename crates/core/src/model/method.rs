@@ -1,13 +1,13 @@
-//! Preemption methods: the ways in which a holder can be taken off its GPUs.
+//! Preemption methods: how a lease is taken off its GPUs.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// A way to leave and, but for the last, to come back. The order is that of how gentle they are.
+/// A way to leave the GPUs and, except for the last, to come back. The gentlest is first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Method {
-    /// The holder's own hook, run by its wrapper.
+    /// The program's own hook, run by its wrapper.
     #[serde(rename = "yield")]
     Hook,
     /// Sublet's library in its programs.
@@ -24,7 +24,7 @@ impl Method {
     /// Those that keep the processes.
     pub const REVERSIBLE: [Method; 3] = [Method::Hook, Method::Shim, Method::Driver];
 
-    /// Whether processes that left in this way still have their context on the card.
+    /// Whether processes that left by this method still have their context on the GPU.
     pub fn keeps_context(self) -> bool {
         matches!(self, Method::Hook | Method::Shim)
     }

@@ -1,4 +1,4 @@
-//! What moves a holder's bytes off its GPUs and back, what it reports, and why it cannot.
+//! What moves a lease's bytes off its GPUs and back, what it reports, and why a lease cannot be moved.
 //!
 //! A mover is Sublet's library in a program, the driver, or the wrapper, which has one hook for all programs of a lease.
 //! Absent: whether a lease can be parked now. [`crate::policy::parking`] answers that.
@@ -8,11 +8,10 @@ use crate::model::units::{Bytes, Time};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Somebody who can make a holder's bytes leave its cards, and speaks for one of its processes: the
-/// library in it, the driver, or the wrapper for all of them.
+/// Moves the bytes of a process of a lease: the library in the process, the driver, or the wrapper for all processes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Mover {
-    /// Its bytes are off the cards, by its word: so many.
+    /// How many bytes it reported to be off the GPUs; `None` if they are on the GPUs.
     pub parked_bytes: Option<Bytes>,
     /// Why it cannot be parked, if it cannot.
     pub refusal: Option<String>,
@@ -23,7 +22,7 @@ pub struct Mover {
 }
 
 impl Mover {
-    /// It says where its bytes are: in host memory, or on its cards.
+    /// Notes where it reported its bytes to be: in host memory, or on its GPUs.
     pub(crate) fn set_parked_bytes(&mut self, parked: Option<Bytes>) {
         (self.parked_bytes, self.is_unknown) = (parked, false);
     }
@@ -34,7 +33,7 @@ impl Mover {
 pub struct MoveProgress {
     /// When the last of its programs said that it was done.
     pub reported_at: Option<Time>,
-    /// How many looks in a row agree, by card.
+    /// How many readings in a row agree, by GPU.
     pub agreeing_readings: BTreeMap<GpuId, u32>,
 }
 
@@ -49,17 +48,17 @@ pub struct Backoff {
     pub why: String,
 }
 
-/// What is said of a program: by Sublet's library in it, by the driver, or by its wrapper.
+/// A report about a program: from Sublet's library in it, the driver, or its wrapper.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MoverReport {
-    /// It is there; its bytes are in host memory, or on its cards.
+    /// The mover exists.
     Present {
-        /// So many of them are in host memory.
+        /// Bytes in host memory; `None` if they are on the GPUs.
         parked: Option<Bytes>,
     },
     /// It cannot be parked, and why; or it can.
     Cannot(Option<String>),
-    /// Its bytes have left its cards.
+    /// Its bytes have left its GPUs.
     Parked(Bytes),
     /// They are back.
     Resumed,
@@ -69,7 +68,7 @@ pub enum MoverReport {
     Outgrown(String),
     /// They will never be back, and why.
     Lost(String),
-    /// Nobody knows where they are: whoever moved them was lost while it did.
+    /// Where they are is unknown: the mover was lost while it moved them.
     Unknown,
     /// It calls the driver for nothing, so that this may have its context, too; or not any more.
     KeepsStill(bool),
@@ -77,12 +76,12 @@ pub enum MoverReport {
     Used,
     /// It is not there any more.
     Gone,
-    /// The same, and it ended while the library took its bytes off its cards: what is known of the cause.
+    /// The same, and the program ended while the library took its bytes off its GPUs; with what is known of the cause.
     Died(String),
 }
 
 impl MoverReport {
-    /// Whether it is about a program whose bytes are on its cards, or may be.
+    /// Whether it is about a program whose bytes are on its GPUs, or may be.
     pub(crate) fn is_about_gpus(&self) -> bool {
         matches!(
             self,
@@ -94,22 +93,22 @@ impl MoverReport {
     }
 }
 
-/// Why a holder cannot be parked now.
+/// Why a lease cannot be parked now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NotParkable {
-    /// It does not have its cards.
+    /// It does not have its GPUs.
     NotActive,
-    /// Nobody is parked in this house.
+    /// Parking is switched off on this host.
     SwitchedOff,
     /// None of its programs has Sublet's library in it.
     NoShim,
-    /// So many of its programs use a card without it.
+    /// The number of its programs that use a GPU without it.
     ProcessesWithoutShim(usize),
     /// One of its programs says why not.
     Refused(String),
     /// This process is stopped, and cannot answer.
     Stopped(ProcKey),
-    /// This process on its cards runs as another user than the lease's.
+    /// This process on its GPUs runs as another user than the lease's.
     OtherUser {
         /// The process.
         process: ProcKey,
@@ -118,30 +117,30 @@ pub enum NotParkable {
     },
     /// It has no hook.
     NoHook,
-    /// Nobody has asked the driver about its processes yet.
+    /// The driver was not asked about its processes yet.
     NotInspected,
     /// A restore would not be sure to have room, and one that lacks it loses the process.
     RestoreUnsure(String),
-    /// A card of its cannot be read, so nobody could see its bytes go.
+    /// One of its GPUs cannot be read, so its bytes could not be seen to leave.
     Unreadable,
-    /// The driver does not say how many bytes each process has, and only the library in it does.
+    /// The driver does not say how many bytes each process has; only Sublet's library in a process does.
     Coarse,
-    /// For the same reason one holder moves at a time there, and one does.
+    /// For the same reason one lease moves at a time on this GPU, and one does.
     OneAtATime(GpuId),
     /// It was tried a moment ago.
     BackingOff(String),
-    /// Nobody knows how much host memory there is.
+    /// How much host memory there is cannot be read.
     HostMemoryUnknown,
     /// There is too little host memory.
     NoSpace {
-        /// It needs so much.
+        /// Bytes that it needs.
         need: Bytes,
-        /// There is so much.
+        /// Bytes that there are.
         room: Bytes,
     },
     /// Its tenant has as much parked as it may.
     Quota {
-        /// So much.
+        /// The cap.
         cap: Bytes,
     },
 }
@@ -180,10 +179,10 @@ impl fmt::Display for NotParkable {
             NotParkable::Coarse => {
                 f.write_str("the driver reports no bytes per process, and Sublet's library is not loaded")
             }
-            NotParkable::OneAtATime(card) => write!(
+            NotParkable::OneAtATime(gpu) => write!(
                 f,
                 "another lease is being parked or resumed on GPU {}, and the driver reports no bytes per process there",
-                card.0
+                gpu.0
             ),
             NotParkable::BackingOff(why) => write!(f, "it was tried a moment ago: {why}"),
             NotParkable::HostMemoryUnknown => f.write_str("the available host memory cannot be read"),
@@ -196,63 +195,63 @@ impl fmt::Display for NotParkable {
 }
 
 impl From<RestoreObstacle> for NotParkable {
-    fn from(who: RestoreObstacle) -> NotParkable {
-        NotParkable::RestoreUnsure(who.to_string())
+    fn from(obstacle: RestoreObstacle) -> NotParkable {
+        NotParkable::RestoreUnsure(obstacle.to_string())
     }
 }
 
 impl NotParkable {
-    /// Whether it is so for as long as the holder is as it is: not for want of a moment, or of host memory.
+    /// Whether this lasts as long as the lease is as it is, and is not a matter of time or of free host memory.
     pub fn is_lasting(&self) -> bool {
         use NotParkable::{BackingOff, HostMemoryUnknown, NoSpace, NotActive, OneAtATime, Unreadable};
         !matches!(self, NotActive | Unreadable | OneAtATime(_) | BackingOff(_) | HostMemoryUnknown | NoSpace { .. })
     }
 }
 
-/// Who could take the room on a card that a restore needs: one that lacks it loses the process.
+/// What could take the room on a GPU that a restore needs: a restore without room destroys the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RestoreObstacle {
-    /// Nobody can see who is there.
+    /// The GPU cannot be read, so what is there is unknown.
     Unreadable(GpuId),
-    /// So many processes that have no lease there.
+    /// The number of processes that have no lease there.
     Unleased(GpuId, usize),
-    /// A lease of which a program has no library, or nobody speaks for any.
+    /// A lease with a program that no library limits to its size.
     Uncapped(GpuId, LeaseId),
 }
 
 impl fmt::Display for RestoreObstacle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            RestoreObstacle::Unreadable(card) => write!(f, "GPU {} cannot be read", card.0),
-            RestoreObstacle::Unleased(card, count) => {
-                write!(f, "processes without a lease are on GPU {}: {count}", card.0)
+            RestoreObstacle::Unreadable(gpu) => write!(f, "GPU {} cannot be read", gpu.0),
+            RestoreObstacle::Unleased(gpu, count) => {
+                write!(f, "processes without a lease are on GPU {}: {count}", gpu.0)
             }
             RestoreObstacle::Uncapped(_, lease) => write!(f, "nothing limits {lease} to its size"),
         }
     }
 }
 
-/// Beside a context, a parked program may have so much on a card: modules, and what streams keep.
+/// What a parked program may have on a GPU beside its context: modules, and memory that streams keep.
 pub(crate) const RESIDUE: Bytes = Bytes::mib(512);
 
-/// A context whose size was never measured: more than any was seen to take.
+/// The size of a context that was never measured: more than any was seen to take.
 pub(crate) const CONTEXT: Bytes = Bytes::mib(1024);
 
-/// Whoever says that it parked less need not show it.
+/// A park of fewer bytes than this need not show in readings.
 pub(crate) const UNVERIFIED_MAX: Bytes = Bytes::mib(64);
 
-/// What is remembered of who was not to be believed.
+/// Why a mover is not tried again after a false report.
 pub(crate) const FALSE_REPORT: &str = "its programs reported that they freed their VRAM, and they had not";
 
-/// A card as it was when a holder began to leave it. Where nobody tells whose bytes are whose, what it lost
-/// since then is the holder's, if nobody else moved.
+/// A GPU as it was when a lease began to leave it. Where the driver does not tell the bytes of each process, what the
+/// GPU lost since then is the lease's, if nothing else moved there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuSnapshot {
     pub(crate) used: Bytes,
-    /// Everybody else who had something there.
+    /// All other leases there.
     pub(crate) leases: Vec<LeaseId>,
     pub(crate) processes: Vec<ProcKey>,
 }
 
-/// Who speaks for a holder with a hook.
+/// The process key of a wrapper's hook, which is the mover of all programs of its lease.
 pub(crate) const HOOK: ProcKey = ProcKey { pid: 0, start: 0 };

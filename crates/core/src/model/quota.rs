@@ -3,10 +3,10 @@
 use crate::model::units::{Bytes, Span};
 use std::fmt;
 
-/// Which cap holds an ask back, and whose.
+/// Which cap keeps a request from starting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QuotaBlock {
-    /// The group whose cap it is; otherwise the tenant's own.
+    /// The group that the cap belongs to; `None` if it is the tenant's own.
     pub group: Option<String>,
     /// What is capped.
     pub resource: CappedResource,
@@ -60,10 +60,10 @@ pub enum CappedResource {
     GpuDay {
         /// Allowed.
         cap: Span,
-        /// Left today.
+        /// What is left of today's budget.
         left: Span,
     },
-    /// Bytes at a time that nobody may make it give back.
+    /// Bytes at a time that may never be preempted.
     Never {
         /// Allowed.
         cap: Bytes,

@@ -5,35 +5,35 @@ use crate::model::reading::GpuFacts;
 use crate::model::units::{Bytes, Span};
 use serde::{Deserialize, Serialize};
 
-/// A wish: bytes, number of cards, term, tier, priority, exclusivity.
+/// What a user asks for: bytes, number of GPUs, term, tier, priority, exclusivity.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeaseRequest {
-    /// How much of each card.
+    /// How much of each GPU.
     pub vram: Vram,
-    /// How many cards, all or none.
+    /// How many GPUs, all or none.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub gpus: u16,
     /// How long it lasts, and whether use prolongs it.
     pub term: Term,
-    /// Who goes first.
+    /// The order of service.
     #[serde(default, skip_serializing_if = "is_default")]
     pub tier: Tier,
     /// Within a tier: -10 (last) to 10 (first).
     #[serde(default, skip_serializing_if = "is_default")]
     pub priority: i8,
-    /// Whom the cards may be shared with.
+    /// Which other leases may be on its GPUs.
     #[serde(default, skip_serializing_if = "is_default")]
     pub exclusivity: Exclusivity,
-    /// What others who need the cards may do to it.
+    /// How it may be preempted.
     #[serde(default, skip_serializing_if = "is_default")]
     pub preempt: Preempt,
-    /// Less than it asks for will do, down to so much of each card, if that can start at once.
+    /// The least of each GPU that will do, if that can start at once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at_least: Option<Bytes>,
-    /// Which cards will do.
+    /// Which GPUs suit it.
     #[serde(rename = "on", default, skip_serializing_if = "Option::is_none")]
     pub gpus_allowed: Option<GpuSelector>,
-    /// Its wrapper has a hook that makes it leave its cards.
+    /// Its wrapper has a hook that makes it leave its GPUs.
     #[serde(rename = "yields", default, skip_serializing_if = "std::ops::Not::not")]
     pub has_hook: bool,
     /// The driver may park it also where a restore could lack room, and lose it.
@@ -50,8 +50,7 @@ pub struct LeaseRequest {
     pub name: Option<String>,
 }
 
-// What nearly everybody asks for is not written: an ask is on the disk three times, in the log, with its lease, and in
-// history.
+// Defaults are not written: a request is on the disk three times, in the log, with its lease, and in the history.
 fn one() -> u16 {
     1
 }
@@ -83,17 +82,17 @@ fn is_hidden(c: char) -> bool {
         | '\u{ffa0}' | '\u{fff9}'..='\u{fffb}' | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e0fff}')
 }
 
-/// How much of a card.
+/// How much of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Vram {
-    /// So much, its CUDA context included.
+    /// These bytes, its CUDA context included.
     Bytes(Bytes),
-    /// All that is left of a card on which nobody else has a lease.
+    /// All that is left of a GPU without other leases.
     Whole,
 }
 
-/// What others who need the cards may do to a holder.
+/// How a lease may be preempted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Preempt {
@@ -113,7 +112,7 @@ pub enum Preempt {
 pub struct Notice {
     /// Its number.
     pub signal: u8,
-    /// So long before.
+    /// How long before.
     pub before: Span,
 }
 
@@ -136,7 +135,7 @@ impl Term {
     }
 }
 
-/// Who goes first. The order of the variants is the order of service.
+/// The order of service is the order of the variants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Tier {
@@ -149,37 +148,37 @@ pub enum Tier {
     Spot,
 }
 
-/// Whom a card may be shared with.
+/// Which other leases and processes may be on the GPUs of a lease.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Exclusivity {
-    /// Anybody.
+    /// All.
     #[default]
     Shared,
-    /// The tenant's own leases only, and no stranger's compute.
+    /// The tenant's own leases only, and no compute of unleased processes.
     Session,
-    /// Nobody.
+    /// None.
     Device,
 }
 
-/// Which cards will do.
+/// Which GPUs suit a request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GpuSelector {
-    /// The card with this index.
+    /// The GPU with this index.
     Index(u32),
-    /// The card with this UUID, or with one that begins so.
+    /// The GPU with this UUID, or with one that begins so.
     Uuid(String),
-    /// Any card whose product name contains this, in any case.
+    /// Any GPU whose product name contains this, in any case.
     Model(String),
-    /// Just these: where a parked holder was. Nobody can ask for it in words.
+    /// Only these, where a parked lease was. No text asks for it.
     These(Vec<GpuId>),
-    /// Any card that one of these names.
+    /// Any GPU that one of these names.
     AnyOf(Vec<GpuSelector>),
 }
 
 impl GpuSelector {
-    /// How every UUID begins: so much of one names no card yet.
+    /// How every UUID begins: a part of this names no GPU yet.
     const UUID: &str = "GPU-";
 
     /// Reads what people write: a number, a UUID, or a part of a model's name; several with commas between them.
@@ -195,14 +194,14 @@ impl GpuSelector {
         }
     }
 
-    /// Whether a card is one of those that are meant.
-    pub fn matches(&self, card: GpuId, facts: &GpuFacts) -> bool {
+    /// Whether a GPU is one of those that are meant.
+    pub fn matches(&self, gpu: GpuId, facts: &GpuFacts) -> bool {
         match self {
             GpuSelector::Index(index) => facts.index == *index,
             GpuSelector::Uuid(uuid) => facts.uuid.starts_with(uuid.as_str()),
             GpuSelector::Model(part) => facts.name.to_lowercase().contains(&part.to_lowercase()),
-            GpuSelector::These(cards) => cards.contains(&card),
-            GpuSelector::AnyOf(several) => several.iter().any(|on| on.matches(card, facts)),
+            GpuSelector::These(gpus) => gpus.contains(&gpu),
+            GpuSelector::AnyOf(several) => several.iter().any(|on| on.matches(gpu, facts)),
         }
     }
 
@@ -219,12 +218,12 @@ impl GpuSelector {
     }
 }
 
-/// Why a wish makes no sense, whatever the cards.
+/// Why a request makes no sense, whatever the GPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RequestError {
-    /// Zero bytes, or more than any card will ever have.
+    /// Zero bytes, or more than any GPU will ever have.
     Vram,
-    /// No cards, or more than [`LeaseRequest::GPUS_MAX`].
+    /// No GPUs, or more than [`LeaseRequest::GPUS_MAX`].
     Gpus,
     /// A term of zero, or beyond the limits below.
     Term,
@@ -234,7 +233,7 @@ pub enum RequestError {
     Name,
     /// Empty, too long, too many, or with such characters.
     On,
-    /// Zero, or not less than what it asks for.
+    /// Zero, or not less than `vram`.
     AtLeast,
     /// A signal that is not one of [`LeaseRequest::NOTICE_SIGNALS`], or too long before the end.
     Notice,
@@ -246,25 +245,25 @@ impl LeaseRequest {
         self.preempt == Preempt::End || (self.tier == Tier::Spot && self.preempt == Preempt::Usual)
     }
 
-    /// Nothing useful is smaller, and a card is not a million leases.
+    /// Nothing useful is smaller, and a GPU is not a million leases.
     pub const VRAM_MIN: Bytes = Bytes::mib(1);
-    /// Cards in one lease: above what one host has.
+    /// GPUs in one lease: more than a host has.
     pub const GPUS_MAX: u16 = 64;
     /// A renewed lease must show life once a day.
     pub const TTL_MAX: Span = Span::secs(86_400);
     /// A fixed term of a week is a maintenance plan, not a lease.
     pub const FIXED_MAX: Span = Span::secs(7 * 86_400);
-    /// Whoever wants its cards need not wait longer for a holder that chose to be ended.
+    /// The longest notice: a waiter need not wait longer for a lease that opted to be ended.
     pub const NOTICE_MAX: Span = Span::secs(600);
     /// Longest name.
     pub const NAME_MAX: usize = 64;
     /// Signals that can announce the end of a lease, by number: HUP, INT, QUIT, USR1, USR2, TERM, CONT, URG, WINCH. Each
     /// can be caught, and means no fault.
     pub const NOTICE_SIGNALS: [u8; 9] = [1, 2, 3, 10, 12, 15, 18, 23, 28];
-    /// Longest card selector; of several, each.
+    /// The longest GPU selector; of several, each.
     pub const ON_MAX: usize = 128;
 
-    /// A wish for so much of one card, as somebody makes it who says nothing else.
+    /// A request for these bytes of one GPU, with the defaults for all else.
     pub fn plain(vram: Bytes, term: Term) -> LeaseRequest {
         LeaseRequest {
             vram: Vram::Bytes(vram),
@@ -284,7 +283,7 @@ impl LeaseRequest {
         }
     }
 
-    /// Says what is wrong with the wish itself, if anything is.
+    /// What is wrong with the request itself, if anything is.
     pub fn check(&self) -> Result<(), RequestError> {
         let term_max = match self.term {
             Term::Renewed(_) => LeaseRequest::TTL_MAX,
@@ -321,15 +320,15 @@ mod tests {
     use super::*;
 
     fn check_on(text: &str) -> Result<(), RequestError> {
-        let ask = LeaseRequest::plain(Bytes::gib(1), Term::Renewed(Span::secs(60)));
-        LeaseRequest { gpus_allowed: Some(GpuSelector::read(text)), ..ask }.check()
+        let request = LeaseRequest::plain(Bytes::gib(1), Term::Renewed(Span::secs(60)));
+        LeaseRequest { gpus_allowed: Some(GpuSelector::read(text)), ..request }.check()
     }
 
     #[test]
     fn a_name_is_what_people_see() {
         let check = |name: &str| {
-            let ask = LeaseRequest::plain(Bytes::gib(1), Term::Renewed(Span::secs(60)));
-            LeaseRequest { name: Some(name.to_owned()), ..ask }.check()
+            let request = LeaseRequest::plain(Bytes::gib(1), Term::Renewed(Span::secs(60)));
+            LeaseRequest { name: Some(name.to_owned()), ..request }.check()
         };
         for name in ["train", "Größe 7, «α»", "訓練 🚀", ""] {
             assert_eq!(check(name), Ok(()), "{name}");

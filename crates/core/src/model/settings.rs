@@ -10,43 +10,43 @@ use std::collections::{BTreeMap, BTreeSet};
 /// A gap between two events longer than this is a stall: the loop ticks far more often.
 pub const STALL: Span = Span::secs(10);
 
-/// The rules of this house. Not durable: the configuration file is its truth.
+/// All settings of a host. Not durable: the configuration file has them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// From a renewal to the expiry, for asks that name none.
+    /// From a renewal to the expiry, for requests that name none.
     pub ttl: Span,
     /// When a used lease is renewed.
     pub renewal: Renewal,
-    /// A lease is not renewed past this while somebody waits for its card.
+    /// A lease is not renewed past this while a waiter needs its GPUs.
     pub hold_max: Span,
-    /// How long an ask waits that names no limit.
+    /// How long a request waits that names no limit.
     pub wait: Span,
     /// Seconds by which a tier and a priority come earlier.
     pub head_start: HeadStart,
-    /// Who used more than its share lately queues as if it came later, by this at most.
+    /// The most by which a tenant's recent use beyond its share moves its waiters back in the queue.
     pub debt_max: Span,
     /// A waiter counts from when it became its tenant's first, and not from its arrival. Off only to
     /// compare with plain first come, first served.
     pub counts_from_first_place: bool,
-    /// Who may use how much, in relation to the others.
+    /// What each tenant may use in relation to the others.
     pub shares: Shares,
-    /// How often cards are read; a reading older than two of these promises nothing.
+    /// How often GPUs are read; a reading older than two of these promises nothing.
     pub period: Span,
     /// How soon a GPU is read after something happened there; `None`: within a period. A replay reads at once.
     pub reads_after: Option<Span>,
     /// After the daemon was away, nothing expires for this long.
     pub grace: Span,
-    /// Memory left alone on every card.
+    /// Memory that stays free on every GPU.
     pub margin: Bytes,
-    /// The same where a screen hangs on the card.
+    /// The same on a GPU that drives a display.
     pub margin_display: Bytes,
     /// Waiters in all.
     pub queue_max: usize,
-    /// Where bytes go that have to leave a card.
+    /// How and for how long leases are parked.
     pub parking: Parking,
-    /// How long strangers have for what, on cards where they are ended.
+    /// The times of unleased processes on GPUs set to `enforce`.
     pub enforcement: EnforcementTimes,
-    /// Who has more than its lease may be made to leave after so long, should somebody wait.
+    /// How long a lease may have more than it is for before waiters may preempt it for that.
     pub overuse_grace: Span,
     /// Which users may put GPUs aside; operators always may.
     pub aside: AsideRule,
@@ -63,54 +63,53 @@ pub struct Policy {
 /// Which users may put GPUs aside.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AsideRule {
-    /// In general.
+    /// All users of a kind.
     pub allow: AsideAllow,
-    /// These tenants in any case.
+    /// These users in any case.
     pub users: BTreeSet<String>,
 }
 
 /// Which users may put GPUs aside, in general.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AsideAllow {
-    /// No user who is not an operator.
+    /// None: only operators may.
     Operators,
-    /// Users whose session is active at a seat of this host.
+    /// Users with an active session at a seat of this host.
     #[default]
     Seat,
     /// Every local user.
     Everybody,
 }
 
-/// Where bytes go that have to leave a card, and for how long.
+/// How and for how long leases are parked, and what they are parked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parking {
-    /// Host memory for them; none: nobody is parked.
+    /// The parking space: host memory for parked bytes. Zero switches parking off.
     pub space: Bytes,
-    /// So much host memory stays available whenever somebody is parked.
+    /// Host memory that parking leaves available to other programs.
     pub keep_available: Bytes,
-    /// How long anything may be parked.
+    /// The longest time in a park.
     pub term: Span,
     /// A park or a resume that is not seen to be done after this is given up.
     pub move_timeout: Span,
-    /// Room is made for whoever waits, and not only when a lease comes to its end.
+    /// Leases are preempted for waiters, not only parked when their terms end.
     pub preempt: bool,
-    /// Whoever came back to its cards has them for so long at least, and for as long as its moves are
-    /// worth it.
+    /// The shortest time slice: a resumed lease keeps its GPUs for at least this long.
     pub slice_min: Span,
-    /// Of leaving and coming back, a turn is at least so many times as long.
+    /// A time slice is at least this many times as long as a park and a resume together.
     pub slice_per_move: u32,
     /// A batch job that is expected to be done within another slice keeps its GPUs for it, and one that was
     /// parked once goes before its own tenant's jobs that have not started.
     pub stretches_slices: bool,
-    /// Whoever stands lower waits for somebody idle for so long.
+    /// A lease that was idle for this long may be preempted for a waiter of a lower tier.
     pub idle_after: Span,
-    /// Who was just parked does not make others leave for so long.
+    /// A lease that was just parked preempts no other for this long.
     pub pause_after_park: Span,
-    /// Those who are ended for others have so long between SIGTERM and SIGKILL.
+    /// From SIGTERM to SIGKILL for the processes of a lease that is ended for others.
     pub grace: Span,
-    /// Who could not be parked, or resumed, is left alone for so long.
+    /// After a failed park or resume, its method is not tried again for this long.
     pub retry_after: Span,
-    /// Of whom the library parked the driver takes the context, too, after so long; `None`: never.
+    /// When the driver takes the context of a program that the library parked, too; `None`: never.
     pub context_after: Option<Span>,
 }
 
@@ -120,13 +119,13 @@ impl Default for Parking {
             // The daemon knows how much there is; core must not guess.
             space: Bytes::ZERO,
             keep_available: Bytes(8 << 30),
-            // A night: whoever comes back in the morning finds everything.
+            // A night: its programs are there in the morning.
             term: Span::secs(12 * 3600),
-            // Captures to end, kernels to run out, 128 GiB at the slowest rate measured, and two looks.
+            // Captures to end, kernels to run out, 128 GiB at the slowest rate measured, and two readings.
             move_timeout: Span::secs(30),
             preempt: true,
             slice_min: Span::secs(10),
-            // At most a twentieth of the time goes into moving; who pauses leaves sooner.
+            // At most a twentieth of the time goes into moves; a program that pauses is parked sooner.
             slice_per_move: 19,
             stretches_slices: true,
             idle_after: Span::secs(30),
@@ -140,18 +139,18 @@ impl Default for Parking {
 }
 
 impl Parking {
-    /// Whoever said that its bytes are gone when they were not is left alone for so long.
+    /// How long a method is not tried after a mover reported falsely that its bytes are gone.
     pub fn retry_after_false_report(&self) -> Span {
         Span(self.retry_after.0.saturating_mul(60))
     }
 
-    /// How long a holder may take to leave its cards, or to come back, in its way.
-    pub fn timeout_of(&self, away: &ParkState) -> Span {
-        match away.method {
+    /// How long a park or a resume may take with the method of `park`.
+    pub fn timeout_of(&self, park: &ParkState) -> Span {
+        match park.method {
             // First the driver brings its context back, and knows again of all host memory that its bytes are in.
-            Method::Shim if away.with_driver => Span(2 * self.move_timeout.0),
-            // The driver's own way is slow: it is given a second for each half GiB.
-            Method::Driver => Span(self.move_timeout.0 + (away.had_bytes.0 >> 29) * 1_000_000),
+            Method::Shim if park.with_driver => Span(2 * self.move_timeout.0),
+            // The driver is slow: it gets a second for each half GiB.
+            Method::Driver => Span(self.move_timeout.0 + (park.had_bytes.0 >> 29) * 1_000_000),
             // A hook has its own bound, and its wrapper says when that is over.
             Method::Hook => self.move_timeout.max(Span::secs(120)),
             Method::Shim | Method::End => self.move_timeout,
@@ -162,15 +161,15 @@ impl Parking {
 /// Hard caps, of one tenant or of a group together; `None` is no cap.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Caps {
-    /// Bytes reserved at a time, every card counted.
+    /// Bytes reserved at a time, summed over GPUs.
     pub vram: Option<Bytes>,
     /// Leases held at a time.
     pub leases: Option<u32>,
     /// Places in the queue.
     pub places: Option<u32>,
-    /// GPU time a day: a whole card for an hour is an hour, half of its memory half an hour.
+    /// GPU time a day: a whole GPU for an hour is an hour, half of its memory half an hour.
     pub gpu_day: Option<Span>,
-    /// Bytes at a time that nobody may make it give back early.
+    /// Bytes at a time that may never be preempted.
     pub never: Option<Bytes>,
     /// The largest head start.
     pub head_start: Option<Span>,
@@ -179,7 +178,7 @@ pub struct Caps {
 }
 
 impl Caps {
-    /// What is said here, or else there.
+    /// These caps; `other` has those that are not set here.
     fn or(&self, other: &Caps) -> Caps {
         Caps {
             vram: self.vram.or(other.vram),
@@ -192,7 +191,7 @@ impl Caps {
         }
     }
 
-    /// The larger of what is said in both, or what is said at all.
+    /// The larger cap of both, or the one that is set.
     fn larger(&self, other: &Caps) -> Caps {
         Caps {
             vram: self.vram.max(other.vram),
@@ -206,10 +205,10 @@ impl Caps {
     }
 }
 
-/// Who may use how much, in relation to the others that use the cards at the time.
+/// What each tenant may use, in relation to the other tenants that use GPUs at the time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shares {
-    /// Of a tenant for whom nothing else is said.
+    /// Of a tenant that has no other.
     pub default: u32,
     /// Of certain tenants.
     pub of: BTreeMap<String, u32>,
@@ -231,17 +230,17 @@ impl Shares {
     }
 }
 
-/// When a used lease is renewed.
+/// When the use of a lease renews it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Renewal {
-    /// When so many hundredths of its term are over, give or take `jitter` hundredths.
+    /// After this part of its term, spread by `jitter` in both directions.
     At {
         /// Hundredths of the term.
         percent: u8,
         /// Spread, so that leases granted together are not renewed together.
         jitter: u8,
     },
-    /// When less than so many hundredths of the term are left.
+    /// When less than this part of its term is left.
     Below {
         /// Hundredths of the term.
         percent: u8,
@@ -250,7 +249,7 @@ pub enum Renewal {
     Every(Span),
 }
 
-/// How much earlier a tier and a priority queue: finite, so that nobody starves.
+/// How much earlier a tier and a priority queue: finite, so that every waiter is served in the end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeadStart {
     /// For tier interactive.
@@ -272,8 +271,8 @@ impl Default for Policy {
             hold_max: Span::secs(30 * 60),
             wait: Span::secs(86_400),
             head_start: HeadStart::default(),
-            // Two holds: long enough that who took turns lets others have theirs, short enough that
-            // a large job of a busy tenant starts before the day is over.
+            // Two holds: long enough that a tenant which had its share lets others have theirs, short enough that a
+            // large job of a busy tenant starts before the day is over.
             debt_max: Span::secs(3600),
             counts_from_first_place: true,
             shares: Shares::default(),
@@ -281,7 +280,7 @@ impl Default for Policy {
             reads_after: None,
             // A client that renews at 70 % of a short TTL gets at least one try in.
             grace: Span::secs(60),
-            // Fragmentation and the driver's own needs, measured on idle cards.
+            // Fragmentation and the driver's own needs, measured on idle GPUs.
             margin: Bytes::mib(256),
             margin_display: Bytes::mib(1536),
             queue_max: 100_000,
@@ -290,8 +289,8 @@ impl Default for Policy {
             // Long enough to accept a larger lease, or to give back what a peak took.
             overuse_grace: Span::secs(60),
             aside: AsideRule::default(),
-            // A runaway script is stopped long before the queue of the others is full. Whoever is
-            // never to be preempted needs a word from the house.
+            // A runaway script is stopped long before the queue of the others is full. Leases that are never preempted
+            // are an operator's to allow.
             caps: Caps { places: Some(1_000), never: Some(Bytes::ZERO), ..Caps::default() },
             caps_of: BTreeMap::new(),
             caps_of_members: BTreeMap::new(),
@@ -303,7 +302,7 @@ impl Default for Policy {
 impl Default for HeadStart {
     fn default() -> HeadStart {
         HeadStart {
-            // Somebody at a screen passes a batch job that came up to 20 minutes earlier, never an older one.
+            // A user at a screen passes a batch job that came up to 20 minutes earlier, never an older one.
             interactive: Span::secs(30 * 60),
             batch: Span::secs(10 * 60),
             spot: Span::ZERO,
@@ -313,25 +312,24 @@ impl Default for HeadStart {
 }
 
 impl HeadStart {
-    /// How much earlier than its arrival an ask queues, in µs; a low priority can make it later.
-    pub fn of(&self, ask: &LeaseRequest) -> i64 {
-        let tier = match ask.tier {
+    /// How much earlier than its arrival a request queues, in µs; a low priority can make it later.
+    pub fn of(&self, request: &LeaseRequest) -> i64 {
+        let tier = match request.tier {
             Tier::Interactive => self.interactive,
             Tier::Batch => self.batch,
             Tier::Spot => self.spot,
         };
-        tier.0 as i64 + self.priority.0 as i64 * i64::from(ask.priority)
+        tier.0 as i64 + self.priority.0 as i64 * i64::from(request.priority)
     }
 
-    /// The largest there can be.
+    /// The largest head start of all requests.
     pub fn largest(&self) -> i64 {
         self.interactive.0.max(self.batch.0).max(self.spot.0) as i64 + 10 * self.priority.0 as i64
     }
 }
 
 impl Policy {
-    /// What a tenant may have: by its name, or else by its groups (the largest counts), or else as
-    /// everybody.
+    /// A tenant's caps: by its name, or else by its groups (the largest counts), or else the default.
     pub fn caps_for(&self, name: &str, groups: &[String]) -> Caps {
         let of_groups = groups.iter().filter_map(|group| self.caps_of_members.get(group));
         let members = of_groups.fold(Caps::default(), |caps, more| caps.larger(more));
@@ -339,7 +337,7 @@ impl Policy {
         own.or(&self.caps)
     }
 
-    /// What happened on a GPU is read within this time.
+    /// How soon after an event on a GPU the GPU is read.
     pub fn next_reading(&self) -> Span {
         self.reads_after.unwrap_or(self.period)
     }
@@ -349,11 +347,11 @@ impl Policy {
         if self.counts_from_first_place { tenant.first_since } else { Time::ZERO }
     }
 
-    /// Where an ask queues, if it came then: its head start is capped.
-    pub fn rank(&self, ask: &LeaseRequest, asked: Time, caps: &Caps) -> i64 {
-        let start = self.head_start.of(ask);
+    /// Where a request queues that arrived at `asked`: its arrival minus its head start, which is capped.
+    pub fn rank(&self, request: &LeaseRequest, asked: Time, caps: &Caps) -> i64 {
+        let start = self.head_start.of(request);
         let start = caps.head_start.map_or(start, |cap| start.min(cap.0 as i64));
-        // A damaged journal may say any time.
+        // A damaged journal may have any time.
         i64::try_from(asked.0).unwrap_or(i64::MAX).saturating_sub(start)
     }
 }
@@ -367,8 +365,8 @@ mod tests {
     #[test]
     fn a_waiter_from_the_end_of_time_is_the_last() {
         let policy = Policy::default();
-        let ask = LeaseRequest { priority: -128, ..LeaseRequest::plain(Bytes(1), Term::Renewed(Span::secs(60))) };
-        let rank = |asked| policy.rank(&ask, asked, &Caps::default());
+        let request = LeaseRequest { priority: -128, ..LeaseRequest::plain(Bytes(1), Term::Renewed(Span::secs(60))) };
+        let rank = |asked| policy.rank(&request, asked, &Caps::default());
         assert_eq!(rank(Time::NEVER), i64::MAX);
         assert!(rank(Time(1 << 40)) < rank(Time(u64::MAX >> 1)));
     }

@@ -15,7 +15,7 @@ use std::str::FromStr;
 /// Tokens in all: a start reads them all, and a listing shows them all.
 pub const TOKENS_MAX: usize = 10_000;
 
-/// Tokens of one tenant, so that nobody uses up the others'.
+/// Tokens of one tenant, so that no tenant uses up the others'.
 pub const TOKENS_OF_TENANT: usize = 100;
 
 /// Characters of a subject and of a label.
@@ -30,7 +30,7 @@ pub struct TokenHash(pub [u8; 32]);
 pub struct Token {
     /// Its name.
     pub id: TokenId,
-    /// Whose leases it touches: `uid:1000`, or a name of an operator's choice such as `user:ana`.
+    /// The tenant whose leases it is for: `uid:1000`, or a name that an operator chose, such as `user:ana`.
     pub tenant: String,
     /// What its owner calls it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -51,7 +51,7 @@ pub struct Token {
 /// What may be had through one token, waiting and held together; `None` is no cap.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TokenCaps {
-    /// Bytes of all its leases, every card counted.
+    /// Bytes of all its leases, summed over GPUs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vram: Option<Bytes>,
     /// Leases.
@@ -59,10 +59,10 @@ pub struct TokenCaps {
     pub leases: Option<u32>,
 }
 
-/// A wish for a token.
+/// A request for a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenRequest {
-    /// For whom; `None`: for the caller itself.
+    /// The tenant that it is for; `None`: the caller itself.
     pub tenant: Option<String>,
     /// What to call it.
     pub name: Option<String>,
@@ -76,7 +76,7 @@ pub struct TokenRequest {
     pub expires_wall_us: Option<u64>,
 }
 
-/// What of a wish for a token makes no sense.
+/// What is wrong with a request for a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TokenError {
     /// The subject.
@@ -97,14 +97,14 @@ impl Token {
         self.expires_wall_us.is_some_and(|expires| wall_us >= expires)
     }
 
-    /// Whether it is what was asked for, by the same secret: then the wish was sent twice.
-    pub(crate) fn is_for(&self, tenant: &str, ask: &TokenRequest) -> bool {
+    /// Whether the token is what this request asks for, with the same secret: then the request was sent twice.
+    pub(crate) fn is_for(&self, tenant: &str, request: &TokenRequest) -> bool {
         self.tenant == tenant
-            && self.name == ask.name
-            && self.hash == ask.hash
-            && self.read_only == ask.read_only
-            && self.caps == ask.caps
-            && self.expires_wall_us.is_some() == ask.expires_wall_us.is_some()
+            && self.name == request.name
+            && self.hash == request.hash
+            && self.read_only == request.read_only
+            && self.caps == request.caps
+            && self.expires_wall_us.is_some() == request.expires_wall_us.is_some()
     }
 }
 
@@ -129,11 +129,11 @@ impl TokenRequest {
 }
 
 fn is_plain(text: &str) -> bool {
-    crate::request::is_plain(text, NAME_MAX)
+    crate::model::request::is_plain(text, NAME_MAX)
 }
 
-/// A kind and a name, so that nobody who means the local user `ana` makes another tenant of that
-/// name. A local user is written in one way only.
+/// A kind and a name, so that a token for the local user `ana` cannot be made for another tenant of
+/// that name. A local user is written in one way only.
 pub fn is_subject(text: &str) -> bool {
     let Some((kind, name)) = text.split_once(':') else { return false };
     let well_formed = is_plain(text) && !text.chars().any(char::is_whitespace) && !kind.is_empty() && !name.is_empty();

@@ -14,14 +14,14 @@ pub struct Bytes(pub u64);
 impl Bytes {
     /// No bytes at all. Never a stand-in for "unknown".
     pub const ZERO: Bytes = Bytes(0);
-    /// The largest amount anybody may name: far above any card, far below overflow in sums.
+    /// The largest amount that a request may name: far above any GPU, far below overflow in sums.
     pub const MAX_ASK: Bytes = Bytes(1 << 50);
 
-    /// So many times 2³⁰.
+    /// `n` times 2³⁰.
     pub const fn gib(n: u64) -> Bytes {
         Bytes(n << 30)
     }
-    /// So many times 2²⁰.
+    /// `n` times 2²⁰.
     pub const fn mib(n: u64) -> Bytes {
         Bytes(n << 20)
     }
@@ -73,7 +73,7 @@ pub struct Span(pub u64);
 impl Time {
     /// The beginning.
     pub const ZERO: Time = Time(0);
-    /// When nobody can say when.
+    /// A moment that is never reached, or is unknown.
     pub const NEVER: Time = Time(u64::MAX);
 
     /// How long after `earlier` this is; zero if it is not after it.
@@ -86,11 +86,11 @@ impl Span {
     /// No time.
     pub const ZERO: Span = Span(0);
 
-    /// So many seconds.
+    /// `n` seconds.
     pub const fn secs(n: u64) -> Span {
         Span(n * 1_000_000)
     }
-    /// So many milliseconds.
+    /// `n` milliseconds.
     pub const fn millis(n: u64) -> Span {
         Span(n * 1_000)
     }

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// A stranger's name, `X7` on screens.
+/// The id of an unleased process, `X7` on screens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct UnleasedId(pub u64);
@@ -34,7 +34,7 @@ impl fmt::Display for RuleId {
     }
 }
 
-/// What is done about strangers on a card. Each does what those before it do, but for the adoption.
+/// What is done about unleased processes on a GPU. Each mode does what those before it do, except for the adoption.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mode {
@@ -45,7 +45,7 @@ pub enum Mode {
     Adopt,
     /// Their owners are warned.
     Warn,
-    /// Who does not heed the warning is parked, or ended.
+    /// A process that does not heed the warning is parked or ended.
     Enforce,
 }
 
@@ -70,12 +70,12 @@ impl fmt::Display for Mode {
     }
 }
 
-/// A process on a card that belongs to no lease which has that card.
+/// A process on a GPU that belongs to no lease which has that GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnleasedProcess {
     /// Its name.
     pub id: UnleasedId,
-    /// Who it is.
+    /// What the audit of it found.
     pub audit: Audit,
     /// When it was found.
     pub since: Time,
@@ -84,21 +84,21 @@ pub struct UnleasedProcess {
     pub gpus: Vec<GpuId>,
     /// How far it has come.
     pub step: UnleasedStep,
-    /// Somebody was ended not long ago who was the same, or left when it was warned: it is started anew.
+    /// The process that it succeeds: the same program, which was ended not long ago or left when it was warned.
     #[serde(rename = "again", default, skip_serializing_if = "Option::is_none")]
     pub successor_of: Option<UnleasedId>,
-    /// That one had until then to leave for good, and so has this one.
+    /// When that one had to have left for good, which holds for this one too.
     #[serde(rename = "until", default, skip_serializing_if = "Option::is_none")]
     pub must_leave_by: Option<Time>,
-    /// Why it could not be taken off its cards: that is tried once.
+    /// Why it could not be parked: that is tried once.
     #[serde(rename = "stays", default, skip_serializing_if = "Option::is_none")]
     pub why_not_parked: Option<String>,
-    /// The lease that it was a process of when it was found: one for other cards.
+    /// The lease that it was a process of when it was found: one for other GPUs.
     #[serde(rename = "of", default, skip_serializing_if = "Option::is_none")]
     pub lease: Option<LeaseId>,
 }
 
-/// How far a stranger has come.
+/// How far the steps against an unleased process are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "at", rename_all = "snake_case")]
 pub enum UnleasedStep {
@@ -111,7 +111,7 @@ pub enum UnleasedStep {
         /// When it happens.
         until: Time,
     },
-    /// It has a lease by which it is taken off its cards, and can come back to them later.
+    /// It has a lease, by which it is parked.
     #[serde(rename = "moving")]
     Parking {
         /// Which.
@@ -140,13 +140,13 @@ pub enum UnleasedStep {
     Survived,
 }
 
-/// How the story of a stranger ended.
+/// Why the record of an unleased process was closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum UnleasedEnd {
     /// It exited.
     Exited,
-    /// It has left the cards.
+    /// It has left the GPUs.
     #[serde(rename = "off_cards")]
     OffGpus,
     /// It got a lease.
@@ -159,7 +159,7 @@ pub enum UnleasedEnd {
     HostRebooted,
 }
 
-/// An operator's word about certain strangers.
+/// What an operator said about certain unleased processes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rule {
     /// Its name.
@@ -172,7 +172,7 @@ pub struct Rule {
     pub action: RuleAction,
 }
 
-/// Which strangers a rule is about.
+/// Which unleased processes a rule is about.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RuleSubject {
@@ -190,14 +190,14 @@ pub enum RuleSubject {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RuleAction {
-    /// They are left alone.
+    /// Nothing is done about them.
     Allow,
     /// They may be ended though they are in a container, or only draw.
     Deny,
     /// They get a lease where they are found: wherever they are seen, they get a lease.
     #[serde(rename = "attach")]
     Adopt {
-        /// For so much of each card, where there is room for it; for what they have otherwise.
+        /// Bytes of each GPU, where there is room for them; `None`: what they have.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         vram: Option<Bytes>,
         /// How urgent their work is.
@@ -211,8 +211,8 @@ impl RuleSubject {
     /// The shortest beginning of a container's id.
     pub const CONTAINER_MIN: usize = 12;
 
-    /// Whether it is about this one. A whole path is of this host's files: anybody may mount its own over it, for
-    /// itself.
+    /// Whether it is about this process. A whole path is of this host's files: any user may mount another file
+    /// over it in a namespace.
     pub fn matches(&self, audit: &Audit) -> bool {
         let is_path = matches!(self, RuleSubject::Exe(meant) if meant.contains('/'));
         !(is_path && audit.exe_inside)
@@ -257,7 +257,7 @@ impl fmt::Display for RuleSubject {
     }
 }
 
-/// The text names no strangers.
+/// The text is not a rule's subject.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NotARuleSubject;
 
@@ -276,10 +276,10 @@ impl FromStr for RuleSubject {
     }
 }
 
-/// A signal that one process of a stranger is to get.
+/// A pending signal for one process: the unleased process, or a descendant of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PendingSignal {
-    /// Whose it is, or whom it descends from.
+    /// The record that it is for.
     pub stranger: UnleasedId,
     /// Which process.
     pub process: ProcKey,
@@ -298,7 +298,7 @@ pub struct SignalOutcome {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused: Option<String>,
     /// Because it is not what was audited, or that cannot be told: it runs another program, or is elsewhere, by now. It
-    /// is looked into before anything else is done to it.
+    /// is audited before anything else is done about it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub changed: bool,
     /// The user that it was of by then, if that was another.
@@ -306,7 +306,7 @@ pub struct SignalOutcome {
     pub uid: Option<u32>,
 }
 
-/// Why nothing is done to a stranger, whatever the mode.
+/// Why nothing is done about an unleased process, whatever the mode.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Exemption {
     /// A rule says so.
@@ -319,19 +319,20 @@ pub enum Exemption {
     Display(String),
     /// It could not be audited: that file, and more, cannot be read.
     Unread(String),
-    /// No device file of a card is open in it: what the driver lists may be of another.
+    /// No device file of a GPU is open in it: what the driver lists may be another process.
     NoDevice,
-    /// The memory is one's that ended, and several have a card's file from it: which of them holds it cannot be told.
+    /// The memory is that of a process which ended, and several have a GPU's file from it: which one holds it is
+    /// unknown.
     Shared(u32),
     /// It is the first process, or of the kernel.
     System,
-    /// It cannot be told apart here which bytes are whose.
+    /// The driver does not tell the bytes of each process here.
     Coarse,
-    /// Nobody can be ended here.
+    /// No process can be ended here, and why.
     CannotEnforce(String),
     /// A signal to it was refused.
     Refused(String),
-    /// It has a standing ask by this rule, and a lease for other cards.
+    /// By this rule it is to be adopted, and it has a lease for other GPUs.
     Attached(RuleId, LeaseId),
 }
 
@@ -361,7 +362,7 @@ impl fmt::Display for Exemption {
     }
 }
 
-/// What happens to a stranger next.
+/// What happens to an unleased process next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NextStep {
     /// Nothing: it is on the record.
@@ -374,7 +375,7 @@ pub enum NextStep {
     Warn,
     /// It is parked then, if it can be without loss, and gets SIGTERM otherwise.
     Park(Time),
-    /// It is taken off its cards, by this lease.
+    /// It is being parked, by this lease.
     Parking(LeaseId),
     /// It gets this signal then.
     Signal(u8, Time),
@@ -382,12 +383,12 @@ pub enum NextStep {
     Survived,
 }
 
-/// How long strangers have for what.
+/// The times between the steps against an unleased process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EnforcementTimes {
     /// From the warning to what follows.
     pub after_warning: Span,
-    /// Whoever can be parked without loss is, in place of SIGTERM.
+    /// A process that can be parked without loss is parked instead of getting SIGTERM.
     pub parks_first: bool,
     /// From SIGTERM to SIGKILL.
     pub after_sigterm: Span,
@@ -399,8 +400,8 @@ impl Default for EnforcementTimes {
     }
 }
 
-/// Where a stranger is, and with how much.
+/// A GPU that an unleased process is on, and its bytes there, where the driver tells.
 pub type GpuPresence = (GpuId, Option<Bytes>);
 
-/// Strangers on the record at a time; more are counted, and not looked into.
+/// Unleased processes on the record at a time; more are counted, and not audited.
 pub(crate) const STRANGERS_MAX: usize = 1_024;

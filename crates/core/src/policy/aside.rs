@@ -29,21 +29,21 @@ impl fmt::Display for StayReason {
 }
 
 /// The leases that stay on a GPU that steps aside, and why each does.
-pub fn leases_that_stay(state: &State, card: GpuId, now: Time) -> Vec<(LeaseId, StayReason)> {
-    let active = active_on(state, card).filter_map(|row| Some((row.id, may_leave(state, row, now).err()?)));
+pub fn leases_that_stay(state: &State, gpu: GpuId, now: Time) -> Vec<(LeaseId, StayReason)> {
+    let active = active_on(state, gpu).filter_map(|row| Some((row.id, may_leave(state, row, now).err()?)));
     active.collect()
 }
 
-pub(crate) fn active_on(state: &State, card: GpuId) -> impl Iterator<Item = &Lease> {
-    let on = state.room(card).leases().keys().filter_map(|lease| state.lease(*lease));
+pub(crate) fn active_on(state: &State, gpu: GpuId) -> impl Iterator<Item = &Lease> {
+    let on = state.room(gpu).leases().keys().filter_map(|lease| state.lease(*lease));
     on.filter(|row| matches!(row.phase, Phase::Active(_)))
 }
 
 /// Whether a lease can be parked for a GPU that steps aside. The right not to be preempted is kept, but for the
 /// tenant that put the GPU aside itself.
 pub(crate) fn may_leave(state: &State, row: &Lease, now: Time) -> Result<(), StayReason> {
-    let cards = row.hold().map(|hold| hold.gpus.as_slice()).unwrap_or_default();
-    let asides = cards.iter().flat_map(|card| &state.rows().gpus[card.0 as usize].aside.now);
+    let gpus = row.hold().map(|hold| hold.gpus.as_slice()).unwrap_or_default();
+    let asides = gpus.iter().flat_map(|gpu| &state.rows().gpus[gpu.0 as usize].aside.now);
     let is_own = |aside: &Aside| aside.by == state.tenant_name(row.tenant);
     if row.request.preempt == Preempt::Never && !asides.into_iter().any(is_own) {
         return Err(StayReason::Never);

@@ -7,61 +7,61 @@ use crate::model::request::{GpuSelector, LeaseRequest, Vram};
 use crate::model::units::Bytes;
 use crate::state::State;
 
-/// Whether a card is one of those the ask names.
-pub(crate) fn is_acceptable(state: &State, ask: &LeaseRequest, card: GpuId) -> bool {
-    ask.gpus_allowed.as_ref().is_none_or(|on| on.matches(card, &state.rows().gpus[card.0 as usize].facts))
+/// Whether a GPU is one of those that the request allows.
+pub(crate) fn is_acceptable(state: &State, request: &LeaseRequest, gpu: GpuId) -> bool {
+    request.gpus_allowed.as_ref().is_none_or(|on| on.matches(gpu, &state.rows().gpus[gpu.0 as usize].facts))
 }
 
-/// A whole card is one of which at least so many hundredths are really there for
-/// the asker: a desktop's few hundred MiB do not matter, a stranger's model does.
+/// A whole GPU has at least this percentage free: a desktop's few hundred MiB do not matter, another program's model
+/// does.
 const WHOLE_PERCENT: u64 = 75;
 
-/// The least an ask would put on the books. How much a whole card is shows only once one is found;
-/// all of the smallest that would be enough of them is what must be allowed for.
-pub(crate) fn least_bytes(state: &State, ask: &LeaseRequest) -> Bytes {
-    let each = match ask.vram {
+/// The least that a request would reserve. How large a whole GPU is shows only once one is found; the smallest GPUs that
+/// would do are what must be allowed for.
+pub(crate) fn least_bytes(state: &State, request: &LeaseRequest) -> Bytes {
+    let each = match request.vram {
         Vram::Bytes(vram) => vram,
         Vram::Whole => {
-            let cards = state.gpus().filter(|card| is_acceptable(state, ask, *card));
-            let mut sizes: Vec<Bytes> = cards.map(|card| state.room(card).largest_ever()).collect();
+            let gpus = state.gpus().filter(|gpu| is_acceptable(state, request, *gpu));
+            let mut sizes: Vec<Bytes> = gpus.map(|gpu| state.room(gpu).largest_ever()).collect();
             sizes.sort();
-            sizes.get(usize::from(ask.gpus).max(1) - 1).copied().unwrap_or_default()
+            sizes.get(usize::from(request.gpus).max(1) - 1).copied().unwrap_or_default()
         }
     };
-    Bytes(each.0.saturating_mul(u64::from(ask.gpus)))
+    Bytes(each.0.saturating_mul(u64::from(request.gpus)))
 }
 
-/// The least that passes for a whole card.
-pub(crate) fn whole_gpu_least(state: &State, card: GpuId) -> Bytes {
-    Bytes(state.room(card).largest_ever().0 / 100 * WHOLE_PERCENT)
+/// The least that passes for a whole GPU.
+pub(crate) fn whole_gpu_least(state: &State, gpu: GpuId) -> Bytes {
+    Bytes(state.room(gpu).largest_ever().0 / 100 * WHOLE_PERCENT)
 }
 
-/// Whether an ask could ever be on a card, by what the card is.
-pub(crate) fn could_ever_fit(state: &State, ask: &LeaseRequest, card: GpuId) -> bool {
-    let sized = match ask.vram {
-        Vram::Bytes(vram) => vram <= state.room(card).largest_ever(),
+/// Whether a request could ever fit on a GPU, by what the GPU is.
+pub(crate) fn could_ever_fit(state: &State, request: &LeaseRequest, gpu: GpuId) -> bool {
+    let sized = match request.vram {
+        Vram::Bytes(vram) => vram <= state.room(gpu).largest_ever(),
         Vram::Whole => true,
     };
-    sized && is_acceptable(state, ask, card)
+    sized && is_acceptable(state, request, gpu)
 }
 
-/// Whether the waiter could ever start on this card.
-pub(crate) fn is_eligible(state: &State, ask: &LeaseRequest, card: GpuId) -> bool {
-    let facts = &state.rows().gpus[card.0 as usize].facts;
-    // Who was there before has its context.
-    let returns = matches!(ask.gpus_allowed, Some(GpuSelector::These(_)));
+/// Whether a request could start on this GPU in its present service, if it were empty.
+pub(crate) fn is_eligible(state: &State, request: &LeaseRequest, gpu: GpuId) -> bool {
+    let facts = &state.rows().gpus[gpu.0 as usize].facts;
+    // A parked lease has its context there.
+    let returns = matches!(request.gpus_allowed, Some(GpuSelector::These(_)));
     let context = facts.context.filter(|_| !returns).unwrap_or_default();
-    let sized = match ask.vram {
-        Vram::Bytes(vram) => vram <= state.room(card).largest_ever() && vram >= context,
+    let sized = match request.vram {
+        Vram::Bytes(vram) => vram <= state.room(gpu).largest_ever() && vram >= context,
         Vram::Whole => true,
     };
-    sized && state.in_service(card) && is_acceptable(state, ask, card)
+    sized && state.in_service(gpu) && is_acceptable(state, request, gpu)
 }
 
-/// What an ask must find on a card.
-pub(crate) fn needed_bytes(state: &State, ask: &LeaseRequest, card: GpuId) -> Bytes {
-    match ask.vram {
+/// What a request must find free on a GPU.
+pub(crate) fn needed_bytes(state: &State, request: &LeaseRequest, gpu: GpuId) -> Bytes {
+    match request.vram {
         Vram::Bytes(vram) => vram,
-        Vram::Whole => whole_gpu_least(state, card),
+        Vram::Whole => whole_gpu_least(state, gpu),
     }
 }

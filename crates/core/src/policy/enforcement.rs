@@ -15,47 +15,47 @@ use crate::model::unleased::{
 use crate::mutant::Mutant;
 use crate::state::State;
 
-/// A stranger is adopted when it was there for so long: most of what it takes is there then.
+/// An unleased process is adopted after this time: most of what it takes is there then.
 const ADOPT_AFTER: Span = Span::secs(5);
 
-/// The same of one with a standing ask.
+/// The same of one that a rule adopts.
 const ATTACH_AFTER: Span = Span::secs(1);
 
-/// An audit is acted upon for so long.
+/// How long an audit is acted upon.
 const AUDIT_HOLDS: Span = Span::secs(5);
 
-/// Where a process is without a lease, on cards that can be read, and whether it does more there than draw; `None` if
-/// one of the cards it was found on cannot be.
-pub fn residence(state: &State, stranger: &UnleasedProcess, now: Time) -> Option<(Vec<GpuPresence>, bool)> {
-    let process = stranger.audit.process;
-    let is_leased = state.lease_of(stranger).is_some();
-    let is_open = |card: &GpuId| state.room(*card).check_readable(now, state.policy().period).is_ok();
-    let matters = |card: &&GpuId| !is_leased || !state.has_lease_there(&process, **card);
-    if !stranger.gpus.iter().filter(matters).all(is_open) && !state.planted(Mutant::ForgetUnseen) {
+/// The GPUs that can be read on which a process has no lease, and whether it does more there than draw; `None` if one
+/// of the GPUs that it was found on cannot be read.
+pub fn residence(state: &State, unleased: &UnleasedProcess, now: Time) -> Option<(Vec<GpuPresence>, bool)> {
+    let process = unleased.audit.process;
+    let is_leased = state.lease_of(unleased).is_some();
+    let is_open = |gpu: &GpuId| state.room(*gpu).check_readable(now, state.policy().period).is_ok();
+    let matters = |gpu: &&GpuId| !is_leased || !state.has_lease_there(&process, **gpu);
+    if !unleased.gpus.iter().filter(matters).all(is_open) && !state.planted(Mutant::ForgetUnseen) {
         return None;
     }
     let mut on = Vec::new();
     let mut computes = false;
-    for card in state.gpus().filter(is_open) {
-        let resident = resident(state, card, process);
-        if let Some(resident) = resident.filter(|resident| !is_leased || state.is_off_lease(resident, card)) {
-            on.push((card, resident.bytes));
+    for gpu in state.gpus().filter(is_open) {
+        let resident = resident(state, gpu, process);
+        if let Some(resident) = resident.filter(|resident| !is_leased || state.is_off_lease(resident, gpu)) {
+            on.push((gpu, resident.bytes));
             computes |= !resident.only_draws;
         }
     }
     Some((on, computes))
 }
 
-pub(crate) fn resident(state: &State, card: GpuId, process: ProcKey) -> Option<&Resident> {
-    match &state.room(card).reading().reading {
+pub(crate) fn resident(state: &State, gpu: GpuId, process: ProcKey) -> Option<&Resident> {
+    match &state.room(gpu).reading().reading {
         Reading::Used(used) => used.processes.iter().find(|resident| resident.process == process),
         Reading::Unreadable(_) => None,
     }
 }
 
-/// Why a stranger is never ended, or `None`.
-pub fn exemption(state: &State, stranger: &UnleasedProcess, on: &[GpuPresence], computes: bool) -> Option<Exemption> {
-    let audit = &stranger.audit;
+/// Why an unleased process is never ended, or `None`.
+pub fn exemption(state: &State, unleased: &UnleasedProcess, on: &[GpuPresence], computes: bool) -> Option<Exemption> {
+    let audit = &unleased.audit;
     if let Some(why) = absolute_exemption(state, audit, computes) {
         return Some(why);
     }
@@ -65,7 +65,7 @@ pub fn exemption(state: &State, stranger: &UnleasedProcess, on: &[GpuPresence], 
     if let Some(why) = self_test_failure(state) {
         return Some(why);
     }
-    if let Some(why) = state.unleased_readings().audits.get(&stranger.id).and_then(|seen| seen.refused.clone()) {
+    if let Some(why) = state.unleased_readings().audits.get(&unleased.id).and_then(|seen| seen.refused.clone()) {
         return Some(Exemption::Refused(why));
     }
     if audit.container.is_some() && rule(state, audit, RuleAction::Deny).is_none() {
@@ -77,8 +77,8 @@ pub fn exemption(state: &State, stranger: &UnleasedProcess, on: &[GpuPresence], 
     if let Some(through) = audit.through.filter(|through| !through.alone) {
         return Some(Exemption::Shared(through.pid));
     }
-    // It never asked for some of its cards only: it was on no others when it got its lease.
-    if let (Some(rule), Some(lease)) = (adopt_rule_of(state, audit), state.lease_of(stranger)) {
+    // It was on no other GPUs when it got its lease, so the rule was never asked about these.
+    if let (Some(rule), Some(lease)) = (adopt_rule_of(state, audit), state.lease_of(unleased)) {
         return Some(Exemption::Attached(rule.id, lease));
     }
     audit_gap(audit)
@@ -96,7 +96,7 @@ pub(crate) fn differs_in_names_only(before: &Audit, now: &Audit) -> bool {
     without(before) == without(now)
 }
 
-/// Why the driver's word on whose bytes are whose is not acted upon.
+/// Why the driver's report on the bytes of each process is not acted upon.
 fn self_test_failure(state: &State) -> Option<Exemption> {
     let why = match &state.unleased_readings().self_test {
         Some(Ok(())) => return None,
@@ -107,7 +107,7 @@ fn self_test_failure(state: &State) -> Option<Exemption> {
     Some(Exemption::CannotEnforce(why))
 }
 
-/// What it runs and has open must be known; of the rest it is enough to say what was not read.
+/// Its program and its open files must be known; what else was not read is only reported.
 fn audit_gap(audit: &Audit) -> Option<Exemption> {
     let has_none = audit.devices.is_empty() && !audit.crowded;
     match audit.unread.first() {
@@ -136,7 +136,7 @@ pub(crate) fn rule(state: &State, audit: &Audit, treat: RuleAction) -> Option<Ru
     rules.find(|rule| rule.action == treat && rule.subject.matches(audit)).map(|rule| rule.id)
 }
 
-/// The standing ask of a stranger: so much of each card, and how urgent.
+/// What a rule says that an unleased process gets: bytes of each GPU, and its tier.
 pub(crate) fn adopt_rule(state: &State, audit: &Audit) -> Option<(Option<Bytes>, Tier)> {
     adopt_rule_of(state, audit).and_then(|rule| match rule.action {
         RuleAction::Adopt { vram, tier } => Some((vram, tier)),
@@ -149,49 +149,49 @@ fn adopt_rule_of<'a>(state: &'a State, audit: &Audit) -> Option<&'a Rule> {
     state.rows().rules.values().find(is_standing)
 }
 
-/// Whether a rule says that it is left alone.
+/// Whether a rule says that nothing is done about it.
 pub(crate) fn is_allowed(state: &State, audit: &Audit) -> bool {
     rule(state, audit, RuleAction::Allow).is_some()
 }
 
-/// What happens to a stranger next, in this mode or in that of its cards.
-pub fn next_step(state: &State, stranger: &UnleasedProcess, mode: Option<Mode>, now: Time) -> NextStep {
-    // Its bytes may have left its cards already.
-    if let UnleasedStep::Parking { lease, .. } = stranger.step {
+/// What happens to an unleased process next, in this mode or in that of its GPUs.
+pub fn next_step(state: &State, unleased: &UnleasedProcess, mode: Option<Mode>, now: Time) -> NextStep {
+    // Its bytes may have left its GPUs already.
+    if let UnleasedStep::Parking { lease, .. } = unleased.step {
         return NextStep::Parking(lease);
     }
-    let Some((on, computes)) = residence(state, stranger, now) else { return NextStep::Nothing };
-    let of = |(card, _): &GpuPresence| state.mode(*card);
+    let Some((on, computes)) = residence(state, unleased, now) else { return NextStep::Nothing };
+    let of = |(gpu, _): &GpuPresence| state.mode(*gpu);
     let mode = mode.or(on.iter().map(of).max()).unwrap_or_default();
-    // Who has a lease gets no second one.
-    let is_leased = state.lease_of(stranger).is_some();
-    if adopt_rule(state, &stranger.audit).is_some() && !is_leased {
-        return NextStep::Adopt(stranger.since + ATTACH_AFTER);
+    // A process with a lease gets no second one.
+    let is_leased = state.lease_of(unleased).is_some();
+    if adopt_rule(state, &unleased.audit).is_some() && !is_leased {
+        return NextStep::Adopt(unleased.since + ATTACH_AFTER);
     }
     if mode == Mode::Observe {
         return NextStep::Nothing;
     }
-    if let Some(why) = absolute_exemption(state, &stranger.audit, computes) {
+    if let Some(why) = absolute_exemption(state, &unleased.audit, computes) {
         return NextStep::Exempt(why);
     }
     let patience = state.policy().enforcement;
     let due = |since: Time, span: Span| state.rows().meta.due(since, since + span);
     match mode {
         Mode::Observe => NextStep::Nothing,
-        Mode::Adopt => match state.tenant(&tenant_of(&stranger.audit)).filter(|_| !is_leased) {
-            Some(_) => match self_test_failure(state).or_else(|| audit_gap(&stranger.audit)) {
+        Mode::Adopt => match state.tenant(&tenant_of(&unleased.audit)).filter(|_| !is_leased) {
+            Some(_) => match self_test_failure(state).or_else(|| audit_gap(&unleased.audit)) {
                 Some(why) => NextStep::Exempt(why),
-                None => NextStep::Adopt(stranger.since + ADOPT_AFTER),
+                None => NextStep::Adopt(unleased.since + ADOPT_AFTER),
             },
             None => NextStep::Nothing,
         },
         Mode::Warn => NextStep::Warn,
-        Mode::Enforce => match (exemption(state, stranger, &on, computes), stranger.step) {
+        Mode::Enforce => match (exemption(state, unleased, &on, computes), unleased.step) {
             (_, UnleasedStep::Survived) => NextStep::Survived,
             (Some(why), _) => NextStep::Exempt(why),
-            (None, UnleasedStep::Found) => after_warning(state, stranger, computes, now + patience.after_warning),
+            (None, UnleasedStep::Found) => after_warning(state, unleased, computes, now + patience.after_warning),
             (None, UnleasedStep::Warned { since, until }) => {
-                after_warning(state, stranger, computes, due(since, until.since(since)))
+                after_warning(state, unleased, computes, due(since, until.since(since)))
             }
             (None, UnleasedStep::Parking { lease, .. }) => NextStep::Parking(lease),
             (None, UnleasedStep::NotParked { since }) => NextStep::Signal(TERM, due(since, Span::ZERO)),
@@ -204,13 +204,13 @@ pub fn next_step(state: &State, stranger: &UnleasedProcess, mode: Option<Mode>, 
 }
 
 /// What follows a warning that was not heeded.
-fn after_warning(state: &State, stranger: &UnleasedProcess, computes: bool, due: Time) -> NextStep {
+fn after_warning(state: &State, unleased: &UnleasedProcess, computes: bool, due: Time) -> NextStep {
     let policy = state.policy();
-    let is_untried = stranger.why_not_parked.is_none() || state.planted(Mutant::MoveForEver);
-    // Who has a lease is not parked by another.
-    let is_untried = is_untried && state.lease_of(stranger).is_none();
-    // What draws is nothing that the driver could take off a card, nor is what a process left that ended.
-    let is_untried = is_untried && computes && stranger.audit.through.is_none();
+    let is_untried = unleased.why_not_parked.is_none() || state.planted(Mutant::MoveForEver);
+    // A process with a lease is not parked by another.
+    let is_untried = is_untried && state.lease_of(unleased).is_none();
+    // The driver can park neither a process that only draws nor what a process left that ended.
+    let is_untried = is_untried && computes && unleased.audit.through.is_none();
     let parks = policy.enforcement.parks_first && policy.parking.space > Bytes::ZERO && is_untried;
     if parks && !state.planted(Mutant::StrikeMovable) { NextStep::Park(due) } else { NextStep::Signal(TERM, due) }
 }
@@ -220,7 +220,7 @@ pub(crate) fn is_fresh(audited: Time, due: Time, now: Time) -> bool {
     audited >= due && now.since(audited) <= AUDIT_HOLDS
 }
 
-/// Whether a process may be signalled because a stranger is that it descends from: it belongs to no lease, and no
+/// Whether a process may be signalled because it descends from an unleased process: it belongs to no lease, and no
 /// rule allows it.
 pub(crate) fn may_be_signalled(state: &State, process: ProcKey) -> bool {
     let known = state.unleased_readings().by_process.get(&process);
@@ -231,12 +231,12 @@ pub(crate) fn may_be_signalled(state: &State, process: ProcKey) -> bool {
     process.pid > 1 && is_free && !is_allowed
 }
 
-/// Whose lease a stranger would have.
+/// The tenant that a lease of an unleased process would have.
 pub fn tenant_of(audit: &Audit) -> String {
     format!("uid:{}", audit.uid)
 }
 
-/// Who is never ended is warned all the same, where strangers are.
+/// Whether an exempt process is warned nevertheless, where unleased processes are.
 pub(crate) fn is_warned_all_the_same(why: &Exemption) -> bool {
     !matches!(why, Exemption::Allowed(_) | Exemption::Display(_) | Exemption::System)
 }

@@ -14,19 +14,19 @@ use crate::state::State;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-/// For so many of the first waiters it is reckoned whether room is made.
+/// The first waiters for which it is computed whether room is made.
 const MADE: usize = 2;
 
-/// Leases on a card with the latest moment each ends while somebody waits, first first.
-pub fn blockers(state: &State, card: GpuId, now: Time) -> Vec<(Time, &Lease, Bytes)> {
-    let ends = state.room(card).ends().iter();
+/// Leases on a GPU, the first to end first, with the latest moment at which each ends while a waiter needs it.
+pub fn blockers(state: &State, gpu: GpuId, now: Time) -> Vec<(Time, &Lease, Bytes)> {
+    let ends = state.room(gpu).ends().iter();
     ends.filter_map(|(at, id, bytes)| state.lease(*id).map(|lease| (state.ends_after_grace(*at, now), lease, *bytes)))
         .collect()
 }
 
-/// When each of the first few waiters should start, if they are served in turn, everybody holds as
-/// long as it may, and nobody is delayed by who comes later. Who is not in it is too far back, or
-/// nothing that is known to end makes its room.
+/// When each of the first few waiters should start, if they are served in turn, each lease lasts as long as it may, and
+/// no later request delays them. A waiter that is missing is too far back, or nothing that is known to end makes its
+/// room.
 pub fn estimates(state: &State, now: Time) -> BTreeMap<LeaseId, Time> {
     let mut plan = Plan::new(state, now);
     let mut starts = BTreeMap::new();
@@ -39,32 +39,31 @@ pub fn estimates(state: &State, now: Time) -> BTreeMap<LeaseId, Time> {
             }
             // It takes no room from those behind it: its GPUs step aside, say.
             None if !could_start_if_all_ended(state, waiter) => {}
-            // Nobody can say when this one starts, nor what is left for those behind it.
+            // When this one starts cannot be known, nor what is left for those behind it.
             None => break,
         }
     }
     starts
 }
 
-/// Cards as they empty and fill over time.
+/// GPUs as they empty and fill over time.
 struct Plan {
     now: Time,
-    cards: Vec<FreeTimeline>,
+    gpus: Vec<FreeTimeline>,
 }
 
 impl Plan {
     fn new(state: &State, now: Time) -> Plan {
-        let usable = |card: &GpuId| {
-            state.in_service(*card) && state.room(*card).check_readable(now, state.policy().period).is_ok()
-        };
-        let outlook = |card: GpuId| {
-            // What is over is there with the next look.
+        let usable =
+            |gpu: &GpuId| state.in_service(*gpu) && state.room(*gpu).check_readable(now, state.policy().period).is_ok();
+        let timeline = |gpu: GpuId| {
+            // What is over is seen with the next reading.
             let seen = now + state.policy().next_reading();
             let gives: Vec<(Time, Bytes)> =
-                blockers(state, card, now).into_iter().map(|(at, _, bytes)| (at.max(seen), bytes)).collect();
-            FreeTimeline::filling(card, now, state.promisable(card, now), &gives)
+                blockers(state, gpu, now).into_iter().map(|(at, _, bytes)| (at.max(seen), bytes)).collect();
+            FreeTimeline::filling(gpu, now, state.promisable(gpu, now), &gives)
         };
-        Plan { now, cards: state.gpus().filter(usable).map(outlook).collect() }
+        Plan { now, gpus: state.gpus().filter(usable).map(timeline).collect() }
     }
 
     /// Finds the first moment for a waiter, and books it from then on.
@@ -75,29 +74,29 @@ impl Plan {
         };
         let wanted = usize::from(waiter.request.gpus);
         let mut able: Vec<(&mut FreeTimeline, Bytes)> = Vec::new();
-        for outlook in &mut self.cards {
-            if could_host(state, waiter, outlook.card) {
-                let need = needed_bytes(state, &waiter.request, outlook.card);
-                able.push((outlook, need));
+        for timeline in &mut self.gpus {
+            if could_host(state, waiter, timeline.gpu) {
+                let need = needed_bytes(state, &waiter.request, timeline.gpu);
+                able.push((timeline, need));
             }
         }
         let mut moments: Vec<Time> =
-            able.iter().flat_map(|(outlook, _)| outlook.steps.iter().map(|(at, _)| *at)).collect();
+            able.iter().flat_map(|(timeline, _)| timeline.steps.iter().map(|(at, _)| *at)).collect();
         moments.sort();
         moments.dedup();
-        // Whoever waits could not start now: that was just tried.
+        // No waiter could start now: that was just tried.
         for at in moments.into_iter().filter(|at| *at > self.now) {
-            let fit = |(outlook, need): &(&mut FreeTimeline, Bytes)| outlook.has(*need, at, at + term);
+            let fit = |(timeline, need): &(&mut FreeTimeline, Bytes)| timeline.has(*need, at, at + term);
             if able.iter().filter(|one| fit(one)).count() >= wanted {
                 let mut chosen: Vec<usize> = (0..able.len()).filter(|n| fit(&able[*n])).collect();
-                // As claims are made: the cards that are free first, the roomiest of those.
+                // As claims are made: the GPUs that are free first, the roomiest of those.
                 chosen.sort_by_key(|number| {
-                    let (outlook, need) = &able[*number];
-                    (outlook.first_with(*need), Reverse(outlook.steps[0].1), outlook.card)
+                    let (timeline, need) = &able[*number];
+                    (timeline.first_with(*need), Reverse(timeline.steps[0].1), timeline.gpu)
                 });
                 for number in chosen.into_iter().take(wanted) {
-                    let (outlook, need) = &mut able[number];
-                    outlook.book(*need, at, at + term);
+                    let (timeline, need) = &mut able[number];
+                    timeline.book(*need, at, at + term);
                 }
                 return Some(at);
             }
@@ -106,15 +105,15 @@ impl Plan {
     }
 }
 
-/// How much of a card is free from when on; the last holds for ever.
+/// How much of a GPU is free from when on; the last step holds for ever.
 pub(crate) struct FreeTimeline {
-    pub(crate) card: GpuId,
+    pub(crate) gpu: GpuId,
     steps: Vec<(Time, Bytes)>,
 }
 
 impl FreeTimeline {
-    /// So much is free now, and leases give back the rest, first first.
-    pub(crate) fn filling(card: GpuId, now: Time, mut free: Bytes, gives: &[(Time, Bytes)]) -> FreeTimeline {
+    /// A timeline of `free` bytes now, to which `gives` are added at their moments.
+    pub(crate) fn filling(gpu: GpuId, now: Time, mut free: Bytes, gives: &[(Time, Bytes)]) -> FreeTimeline {
         let mut steps = vec![(now, free)];
         for (at, bytes) in gives.iter().take_while(|(at, _)| *at != Time::NEVER) {
             free = free + *bytes;
@@ -123,16 +122,16 @@ impl FreeTimeline {
                 _ => steps.push((*at, free)),
             }
         }
-        FreeTimeline { card, steps }
+        FreeTimeline { gpu, steps }
     }
 
-    /// The first moment after now from which on so much is free for so long. A waiter could not start now:
-    /// that was just tried.
+    /// The first moment after now from which on this many bytes are free for this long. No waiter could start now: that
+    /// was just tried.
     pub(crate) fn earliest(&self, need: Bytes, lasts: Span) -> Option<Time> {
         self.steps.iter().skip(1).map(|(at, _)| *at).find(|at| self.has(need, *at, *at + lasts))
     }
 
-    /// Frees so much from then until then.
+    /// Frees these bytes between two moments.
     pub(crate) fn give_back(&mut self, bytes: Bytes, from: Time, to: Time) {
         self.cut(from, to);
         for (_, free) in self.steps.iter_mut().filter(|(at, _)| *at >= from && *at < to) {
@@ -140,18 +139,18 @@ impl FreeTimeline {
         }
     }
 
-    /// When so much is free first.
+    /// When this many bytes are free first.
     fn first_with(&self, need: Bytes) -> Option<Time> {
         self.steps.iter().find(|(_, free)| *free >= need).map(|(at, _)| *at)
     }
 
-    /// Whether so much is free all the time from then until then.
+    /// Whether this many bytes are free all the time between two moments.
     pub(crate) fn has(&self, need: Bytes, from: Time, to: Time) -> bool {
         let first = self.steps.partition_point(|(at, _)| *at <= from).saturating_sub(1);
         self.steps[first..].iter().take_while(|(at, _)| *at < to).all(|(_, free)| *free >= need)
     }
 
-    /// Takes so much from then until then.
+    /// Takes these bytes between two moments.
     pub(crate) fn book(&mut self, need: Bytes, from: Time, to: Time) {
         self.cut(from, to);
         for (_, free) in self.steps.iter_mut().filter(|(at, _)| *at >= from && *at < to) {

@@ -35,14 +35,14 @@ use std::collections::BTreeMap;
 /// How often the queue is played forward.
 const SAMPLES: u64 = 24;
 
-/// Of so many starts in order, this one is the median, and this one the ninth of ten.
+/// Of the starts in order, the median and the ninth of ten.
 const P50: usize = 11;
 const P90: usize = 21;
 
-/// For so many of the first waiters, at most.
+/// The first waiters that are played, at most.
 const WAITERS: usize = 32;
 
-/// And for at least so many, however much there is to look at.
+/// And at least, however much work each of them is.
 const WAITERS_MIN: usize = 4;
 
 /// Steps of all GPUs times waiters are no more than this in one sample.
@@ -60,20 +60,20 @@ pub struct ExpectedStart {
 /// A lease in the way.
 struct Holder {
     lease: LeaseId,
-    /// It has left by then whatever happens; never if nobody can say.
+    /// It has left by then whatever happens; [`Time::NEVER`] if that cannot be known.
     worst: Time,
     /// What is known of how long it lasts; `None` if it leaves at `worst`.
     life: Option<(Lifetime, Span)>,
     /// It cannot be known when it leaves.
     unknown: bool,
-    /// After its end, its room is there after so long.
+    /// The time from its end until its room is seen to be free.
     seen: Span,
 }
 
 /// What a waiter needs, and for how long.
 struct Waiter<'a> {
     row: &'a Lease,
-    cards: Vec<(GpuId, Bytes)>,
+    gpus: Vec<(GpuId, Bytes)>,
     life: Option<Lifetime>,
     longest: Span,
     /// Its time slice, if it can be parked for those behind it.
@@ -82,7 +82,7 @@ struct Waiter<'a> {
 
 /// A GPU as it is now.
 struct GpuForecast {
-    card: GpuId,
+    gpu: GpuId,
     free: Bytes,
     /// What each holder, by its number, will give back.
     gives: Vec<(usize, Bytes)>,
@@ -90,7 +90,7 @@ struct GpuForecast {
 
 /// A GPU in one sample.
 struct SampledGpu {
-    outlook: FreeTimeline,
+    timeline: FreeTimeline,
     pieces: Vec<Piece>,
     /// Of all leases there it is known how long such leases last.
     known: bool,
@@ -105,7 +105,7 @@ struct Piece {
     leaves: Time,
 }
 
-/// Tier and priority: what decides for whom a lease leaves.
+/// Tier and priority: they decide which lease leaves for which waiter.
 type Class = (Tier, i8);
 
 /// All that does not differ between samples.
@@ -162,14 +162,14 @@ impl<'a> Forecast<'a> {
     fn new(state: &'a State, now: Time) -> Forecast<'a> {
         let everybody = AllDurations::new(state.rows().tenants.iter().map(|tenant| &tenant.durations));
         let period = state.policy().period;
-        let usable = |card: &GpuId| state.in_service(*card) && state.room(*card).check_readable(now, period).is_ok();
+        let usable = |gpu: &GpuId| state.in_service(*gpu) && state.room(*gpu).check_readable(now, period).is_ok();
         let mut holders: Vec<Holder> = Vec::new();
         let mut numbers: BTreeMap<LeaseId, usize> = BTreeMap::new();
         let mut gpus = Vec::new();
         let mut pieces = 0;
-        for card in state.gpus().filter(usable) {
+        for gpu in state.gpus().filter(usable) {
             let mut gives = Vec::new();
-            for (worst, row, bytes) in blockers(state, card, now) {
+            for (worst, row, bytes) in blockers(state, gpu, now) {
                 let number = *numbers.entry(row.id).or_insert_with(|| {
                     holders.push(Holder::new(state, &everybody, row, worst, now));
                     holders.len() - 1
@@ -177,7 +177,7 @@ impl<'a> Forecast<'a> {
                 gives.push((number, bytes));
             }
             pieces += gives.len() + 1;
-            gpus.push(GpuForecast { card, free: state.promisable(card, now), gives });
+            gpus.push(GpuForecast { gpu, free: state.promisable(gpu, now), gives });
         }
         let most = (WORK / pieces.max(1)).clamp(WAITERS_MIN, WAITERS);
         let waiters = waiters_within_quota(state).take(most).map(|row| Waiter::new(state, &everybody, row, &gpus));
@@ -187,11 +187,11 @@ impl<'a> Forecast<'a> {
         Forecast { now, seen, holders, waiters, gpus, leaves }
     }
 
-    /// One way the queue could go: who starts when.
+    /// One way the queue could go: when each waiter starts.
     fn play(&self, sample: u64) -> Vec<(LeaseId, Time)> {
         let ends: Vec<(Time, bool)> = self.holders.iter().map(|holder| holder.end(self.now, sample)).collect();
         let mut gpus: Vec<SampledGpu> = Vec::new();
-        for GpuForecast { card, free, gives } in &self.gpus {
+        for GpuForecast { gpu, free, gives } in &self.gpus {
             let (mut pieces, mut known) = (Vec::new(), true);
             let mut steps: Vec<(Time, Bytes)> = Vec::new();
             for (number, bytes) in gives {
@@ -202,8 +202,8 @@ impl<'a> Forecast<'a> {
                 pieces.push(Piece { slice: None, lease, bytes: *bytes, leaves: at });
             }
             steps.sort();
-            let outlook = FreeTimeline::filling(*card, self.now, *free, &steps);
-            gpus.push(SampledGpu { outlook, pieces, known });
+            let timeline = FreeTimeline::filling(*gpu, self.now, *free, &steps);
+            gpus.push(SampledGpu { timeline, pieces, known });
         }
         let mut starts = Vec::new();
         for waiter in &self.waiters {
@@ -224,12 +224,12 @@ impl<'a> Forecast<'a> {
             None => waiter.longest,
         };
         let wanted = usize::from(waiter.row.request.gpus);
-        // The earliest moment on each GPU: by itself, or by making others leave.
+        // The earliest moment on each GPU: by itself, or by preempting other leases.
         let mut found: Vec<(Time, usize, Bytes, bool)> = Vec::new();
-        for (number, SampledGpu { outlook, pieces, known }) in gpus.iter().enumerate() {
-            let Some((_, need)) = waiter.cards.iter().find(|(card, _)| *card == outlook.card) else { continue };
-            let by_itself = outlook.earliest(*need, lasts).filter(|_| *known);
-            let made = self.made_by(waiter, outlook, pieces, *need, lasts);
+        for (number, SampledGpu { timeline, pieces, known }) in gpus.iter().enumerate() {
+            let Some((_, need)) = waiter.gpus.iter().find(|(gpu, _)| *gpu == timeline.gpu) else { continue };
+            let by_itself = timeline.earliest(*need, lasts).filter(|_| *known);
+            let made = self.made_by(waiter, timeline, pieces, *need, lasts);
             match (by_itself, made) {
                 (None, None) => {}
                 (Some(at), made) if made.is_none_or(|made| at <= made) => found.push((at, number, *need, false)),
@@ -240,12 +240,12 @@ impl<'a> Forecast<'a> {
         found.sort();
         let at = found.get(wanted.checked_sub(1)?)?.0;
         for (_, number, need, is_made) in found.into_iter().take(wanted) {
-            let SampledGpu { outlook, pieces, .. } = &mut gpus[number];
+            let SampledGpu { timeline, pieces, .. } = &mut gpus[number];
             if is_made {
-                self.make(waiter, outlook, pieces, need, at);
+                self.make(waiter, timeline, pieces, need, at);
             }
             let lasts = lasts + self.seen;
-            outlook.book(need, at, at + lasts);
+            timeline.book(need, at, at + lasts);
             // A job that is soon done is let to finish.
             let until = |slice: Span| at + if lasts.0 <= 2 * slice.0 { lasts } else { slice };
             let slice = waiter.slice.map(|slice| (class, until(slice)));
@@ -265,7 +265,7 @@ impl<'a> Forecast<'a> {
         (at < piece.leaves).then_some(at)
     }
 
-    /// Who leaves a GPU for a waiter, first first.
+    /// The leases that leave a GPU for a waiter, the first to leave first.
     fn leaving(&self, waiter: &Waiter<'_>, pieces: &[Piece]) -> Vec<(Time, usize)> {
         let each = pieces.iter().enumerate();
         let mut leaving: Vec<(Time, usize)> =
@@ -274,11 +274,11 @@ impl<'a> Forecast<'a> {
         leaving
     }
 
-    /// When enough is free on a GPU if others leave for the waiter.
+    /// When enough is free on a GPU if leases leave for the waiter.
     fn made_by(
         &self,
         waiter: &Waiter<'_>,
-        outlook: &FreeTimeline,
+        timeline: &FreeTimeline,
         pieces: &[Piece],
         need: Bytes,
         lasts: Span,
@@ -286,20 +286,20 @@ impl<'a> Forecast<'a> {
         let mut gained = Bytes::ZERO;
         for (at, number) in self.leaving(waiter, pieces) {
             gained = gained + pieces[number].bytes;
-            if outlook.has(need.less(gained), at, at + lasts) {
+            if timeline.has(need.less(gained), at, at + lasts) {
                 return Some(at);
             }
         }
         None
     }
 
-    /// Lets others leave until there is room for the waiter.
-    fn make(&self, waiter: &Waiter<'_>, outlook: &mut FreeTimeline, pieces: &mut [Piece], need: Bytes, at: Time) {
+    /// Lets leases leave until there is room for the waiter.
+    fn make(&self, waiter: &Waiter<'_>, timeline: &mut FreeTimeline, pieces: &mut [Piece], need: Bytes, at: Time) {
         for (leaves, number) in self.leaving(waiter, pieces) {
-            if leaves > at || outlook.has(need, at, at + Span(1)) {
+            if leaves > at || timeline.has(need, at, at + Span(1)) {
                 break;
             }
-            outlook.give_back(pieces[number].bytes, leaves, pieces[number].leaves);
+            timeline.give_back(pieces[number].bytes, leaves, pieces[number].leaves);
             pieces[number].leaves = leaves;
         }
     }
@@ -313,8 +313,8 @@ impl Holder {
     fn new(state: &State, everybody: &AllDurations, row: &Lease, worst: Time, now: Time) -> Holder {
         let seen = now + state.policy().next_reading();
         let worst = match row.park_state() {
-            Some(away) if matches!(row.phase, Phase::Parking(..)) => {
-                seen.max(away.since + move_duration(state, row, away.method, Direction::OffGpu))
+            Some(park) if matches!(row.phase, Phase::Parking(..)) => {
+                seen.max(park.since + move_duration(state, row, park.method, Direction::OffGpu))
             }
             // What ends is seen to be gone with the next reading.
             _ => worst.max(now) + state.policy().next_reading(),
@@ -323,7 +323,7 @@ impl Holder {
         // A fixed term is taken at its word.
         let hold = row.hold().filter(|_| !leaving && !row.has_fixed_term());
         let life = hold.and_then(|hold| {
-            let program = state.readings(row.id).map(|live| live.program.as_str());
+            let program = state.readings(row.id).map(|readings| readings.program.as_str());
             let kind = LeaseKind::new(row.first_request().tier, hold.vram, hold.gpus.len());
             let own = &state.rows().tenants[row.tenant.0 as usize].durations;
             Some((everybody.lifetime(own, program, kind)?, hold.time_on_gpus(now)))
@@ -347,15 +347,15 @@ impl Holder {
 impl<'a> Waiter<'a> {
     fn new(state: &State, everybody: &AllDurations, row: &'a Lease, usable: &[GpuForecast]) -> Waiter<'a> {
         let policy = state.policy();
-        let able = usable.iter().filter(|gpu| could_host(state, row, gpu.card));
-        // With nobody beside it, everybody there has to leave first.
+        let able = usable.iter().filter(|gpu| could_host(state, row, gpu.gpu));
+        // If it shares with no other lease, all leases there have to leave first.
         let alone = row.request.vram == Vram::Whole || row.request.exclusivity != Exclusivity::Shared;
         let needs = |gpu: &GpuForecast| match alone {
-            true => (gpu.card, gpu.free + gpu.gives.iter().map(|(_, bytes)| *bytes).sum()),
-            false => (gpu.card, needed_bytes(state, &row.request, gpu.card)),
+            true => (gpu.gpu, gpu.free + gpu.gives.iter().map(|(_, bytes)| *bytes).sum()),
+            false => (gpu.gpu, needed_bytes(state, &row.request, gpu.gpu)),
         };
-        let cards: Vec<(GpuId, Bytes)> = able.map(needs).collect();
-        let whole = cards.iter().map(|(card, _)| state.room(*card).largest_ever()).max().unwrap_or_default();
+        let gpus: Vec<(GpuId, Bytes)> = able.map(needs).collect();
+        let whole = gpus.iter().map(|(gpu, _)| state.room(*gpu).largest_ever()).max().unwrap_or_default();
         let life = || lifetime_of(state, everybody, row.tenant, LeaseKind::of(row.first_request(), whole));
         let life = if row.has_fixed_term() { None } else { life() };
         let longest = match row.request.term {
@@ -364,7 +364,7 @@ impl<'a> Waiter<'a> {
         };
         let parking = &policy.parking;
         let slices = parking.preempt && parking.space > Bytes::ZERO;
-        let bytes = cards.first().map_or(Bytes::ZERO, |(_, need)| *need);
+        let bytes = gpus.first().map_or(Bytes::ZERO, |(_, need)| *need);
         let moves = match row.hold() {
             Some(_) => price_of_leaving(state, row, Method::Shim),
             None => {
@@ -374,7 +374,7 @@ impl<'a> Waiter<'a> {
             }
         };
         let slice = parking.slice_min.max(Span(moves.0.saturating_mul(parking.slice_per_move.into())));
-        Waiter { row, cards, life, longest, slice: slices.then_some(slice) }
+        Waiter { row, gpus, life, longest, slice: slices.then_some(slice) }
     }
 }
 

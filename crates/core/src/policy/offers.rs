@@ -7,29 +7,29 @@ use crate::policy::quota;
 use crate::rows::{Lease, Phase};
 use crate::state::State;
 
-/// A smaller lease that could start now. Nothing is kept for it: whoever takes it first has it.
+/// A smaller lease that could start now. Nothing is reserved for it: the first request that takes it has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Offer {
-    /// So much of each card.
+    /// Bytes of each GPU.
     pub vram: Bytes,
-    /// On so many cards.
+    /// The number of GPUs.
     pub gpus: u16,
-    /// If it is over by then: somebody ahead needs the cards.
+    /// If it is over by then: a waiter ahead needs the GPUs.
     pub before: Option<Time>,
 }
 
-/// The same waiter with a smaller wish.
+/// The same waiter with a smaller request.
 pub(crate) fn smaller(lease: &Lease, vram: Bytes, gpus: u16) -> Lease {
-    let ask = LeaseRequest { vram: Vram::Bytes(vram), gpus, at_least: None, ..lease.request.clone() };
-    Lease { request: ask, ..lease.clone() }
+    let request = LeaseRequest { vram: Vram::Bytes(vram), gpus, at_least: None, ..lease.request.clone() };
+    Lease { request, ..lease.clone() }
 }
 
-/// What a waiter could have now instead of waiting: less of as many cards, or fewer cards.
+/// What a waiter could have now instead of waiting: fewer bytes of as many GPUs, or fewer GPUs.
 pub fn offers(state: &State, lease: &Lease, now: Time) -> Vec<Offer> {
     if state.is_stopped() || !matches!(lease.phase, Phase::Waiting { .. }) {
         return Vec::new();
     }
-    // Nothing is offered to who is further back than anybody looks: who is ahead might need it.
+    // Nothing is offered to a waiter that is further back than a round goes: a waiter ahead might need it.
     let Some(board) = Board::behind_waiter(state, now, lease.id) else { return Vec::new() };
     let mut found: Vec<Offer> = Vec::new();
     // Any size will do for an offer; its taker decides.
@@ -43,7 +43,7 @@ pub fn offers(state: &State, lease: &Lease, now: Time) -> Vec<Offer> {
                 found.push(Offer { vram, gpus, before });
             }
         }
-        // Half a gang is of use, one card less seldom.
+        // Half of several GPUs is of use, one GPU less seldom.
         gpus /= 2;
     }
     found

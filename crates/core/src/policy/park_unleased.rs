@@ -11,14 +11,14 @@ use crate::policy::{parking, restore_room};
 use crate::state::State;
 
 /// What was begun in another mode, or before a rule was there, is not gone on with.
-pub(crate) fn is_exempt_now(state: &State, stranger: &UnleasedProcess) -> bool {
-    let audit = &stranger.audit;
-    let is_enforced = stranger.gpus.iter().any(|card| state.mode(*card) == Mode::Enforce);
+pub(crate) fn is_exempt_now(state: &State, unleased: &UnleasedProcess) -> bool {
+    let audit = &unleased.audit;
+    let is_enforced = unleased.gpus.iter().any(|gpu| state.mode(*gpu) == Mode::Enforce);
     let is_contained = audit.container.is_some() && rule(state, audit, RuleAction::Deny).is_none();
     !is_enforced || is_contained || is_allowed(state, audit) || adopt_rule(state, audit).is_some()
 }
 
-/// Why somebody stays who was never asked whether it would take a risk.
+/// Why an unleased process could not be parked. Its user was never asked to take a risk.
 pub(crate) fn reason_text(why: &NotParkable) -> String {
     match why {
         NotParkable::NotInspected => "the driver did not say in time whether it can be parked".to_owned(),
@@ -27,22 +27,22 @@ pub(crate) fn reason_text(why: &NotParkable) -> String {
     }
 }
 
-/// Why the driver could not take a stranger off its cards, as far as that is known before it is asked: others
-/// could take the room that it needs to come back, or there is too little host memory.
+/// Why the driver could not park an unleased process, as far as that is known before the driver is asked: other
+/// processes could take the room that it needs to come back, or there is too little host memory.
 pub(crate) fn check_could_park(
     state: &State,
-    stranger: &UnleasedProcess,
+    unleased: &UnleasedProcess,
     on: &[GpuPresence],
 ) -> Result<(), NotParkable> {
-    let tree = state.unleased_readings().audits.get(&stranger.id).map(|seen| seen.tree.as_slice()).unwrap_or_default();
-    let is_its = |process: &ProcKey| *process == stranger.audit.process || tree.contains(process);
-    for (card, _) in on {
-        let room = state.room(*card);
+    let tree = state.unleased_readings().audits.get(&unleased.id).map(|seen| seen.tree.as_slice()).unwrap_or_default();
+    let is_its = |process: &ProcKey| *process == unleased.audit.process || tree.contains(process);
+    for (gpu, _) in on {
+        let room = state.room(*gpu);
         let Reading::Used(used) = &room.reading().reading else { continue };
         let is_ours = |process: &ProcKey| state.owner(process).is_some_and(|lease| room.leases().contains_key(&lease));
-        let strangers = used.processes.iter().map(|resident| &resident.process);
-        let strangers = strangers.filter(|process| !is_ours(process) && !is_its(process)).count();
-        restore_room::check_gpu_is_capped(state, *card, None, strangers)?;
+        let unleased = used.processes.iter().map(|resident| &resident.process);
+        let unleased = unleased.filter(|process| !is_ours(process) && !is_its(process)).count();
+        restore_room::check_gpu_is_capped(state, *gpu, None, unleased)?;
     }
     let need = on.iter().filter_map(|(_, bytes)| *bytes).sum::<Bytes>() + movers::UNVERIFIED_MAX;
     match parking::free_parking_space(state) {

@@ -23,7 +23,7 @@ pub fn free_parking_space(state: &State) -> Option<Bytes> {
     if state.planted(Mutant::ForgetLedger) {
         return Some(Bytes(u64::MAX));
     }
-    // Who is on the way there has booked what it has not all taken yet.
+    // A lease that is being parked has booked memory that it does not use yet.
     let coming = state.moving().filter_map(|lease| state.lease(lease));
     let coming = coming.filter(|row| matches!(row.phase, Phase::Parking(..)));
     let coming: Bytes = coming.filter_map(Lease::hold).map(Hold::booked_host_memory).sum();
@@ -31,20 +31,20 @@ pub fn free_parking_space(state: &State) -> Option<Bytes> {
     Some(parking.space.less(state.booked_host_memory()).min(available))
 }
 
-/// Host memory that a tenant's parked bytes take.
+/// Host memory that is booked for a tenant's parked bytes.
 pub(crate) fn booked_by_tenant(state: &State, tenant: TenantId) -> Bytes {
     let own = state.rows().leases.values().filter(|row| row.tenant == tenant);
     own.filter_map(Lease::hold).map(Hold::booked_host_memory).sum()
 }
 
-/// Whether a holder has its cards for longer than its lease says: it is on its way off them, or could not leave.
+/// Whether a lease has its GPUs for longer than its term: it is being parked, or could not be.
 pub(crate) fn is_past_term(state: &State, hold: &Hold, now: Time) -> bool {
     state.rows().meta.due(hold.renewed, hold.until) <= now
 }
 
-/// How much host memory leaving in this way takes, if the holder can leave so now.
-pub fn parkable(state: &State, lease: &Lease, rung: Method, now: Time) -> Result<Bytes, NotParkable> {
-    let need = parkable_with_unlimited_space(state, lease, rung, now)?;
+/// How much host memory a park by this method takes, if it is possible now.
+pub fn parkable(state: &State, lease: &Lease, method: Method, now: Time) -> Result<Bytes, NotParkable> {
+    let need = parkable_with_unlimited_space(state, lease, method, now)?;
     if need > Bytes::ZERO {
         can_book(state, lease.tenant, need)?;
     }
@@ -55,28 +55,29 @@ pub fn parkable(state: &State, lease: &Lease, rung: Method, now: Time) -> Result
 pub(crate) fn parkable_with_unlimited_space(
     state: &State,
     lease: &Lease,
-    rung: Method,
+    method: Method,
     now: Time,
 ) -> Result<Bytes, NotParkable> {
     let Phase::Active(hold) = &lease.phase else { return Err(NotParkable::NotActive) };
-    // A hook takes no memory of ours.
-    if state.policy().parking.space == Bytes::ZERO && rung != Method::Hook {
+    // A hook takes no memory of the parking space.
+    if state.policy().parking.space == Bytes::ZERO && method != Method::Hook {
         return Err(NotParkable::SwitchedOff);
     }
-    check_movers(state, lease, hold, rung, now)?;
-    // Whose time is over tries each way once, or it would never leave.
+    check_movers(state, lease, hold, method, now)?;
+    // A lease whose term is over tries each method once, or it would never leave.
     let is_over = is_past_term(state, hold, now);
-    let rests = |rest: &&Backoff| rest.until > now || (is_over && rest.since >= hold.renewed);
-    if let Some(rest) = state.readings(lease.id).and_then(|live| live.backoffs.get(&rung)).filter(rests) {
-        return Err(NotParkable::BackingOff(rest.why.clone()));
+    let backoffs = |backoff: &&Backoff| backoff.until > now || (is_over && backoff.since >= hold.renewed);
+    if let Some(backoff) = state.readings(lease.id).and_then(|readings| readings.backoffs.get(&method)).filter(backoffs)
+    {
+        return Err(NotParkable::BackingOff(backoff.why.clone()));
     }
-    if rung == Method::Hook {
+    if method == Method::Hook {
         return Ok(Bytes::ZERO);
     }
     Ok(bytes_on_gpus(state, lease.id, hold) + UNVERIFIED_MAX)
 }
 
-/// Whether so much more host memory can be booked for a tenant.
+/// Checks that this much more host memory can be booked for a tenant.
 pub(crate) fn can_book(state: &State, tenant: TenantId, more: Bytes) -> Result<(), NotParkable> {
     let room = free_parking_space(state).ok_or(NotParkable::HostMemoryUnknown)?;
     if more > room {
@@ -88,90 +89,96 @@ pub(crate) fn can_book(state: &State, tenant: TenantId, more: Bytes) -> Result<(
     }
 }
 
-/// What a holder was last seen to have on its cards; where nobody can see it, as much as its lease allows.
+/// The bytes that a lease was last seen to have on its GPUs; where that cannot be seen, its whole reservation.
 pub(crate) fn bytes_on_gpus(state: &State, lease: LeaseId, hold: &Hold) -> Bytes {
     let on = |room: &Room| if room.is_coarse() { hold.vram } else { room.seen_of(lease) };
-    hold.gpus.iter().map(|card| on(state.room(*card))).sum()
+    hold.gpus.iter().map(|gpu| on(state.room(*gpu))).sum()
 }
 
-/// A holder's cards as they are before it leaves, if one of them does not tell whose bytes are whose.
+/// The GPUs of a lease as they are before it leaves, if one of them does not tell the bytes of each process.
 pub(crate) fn gpus_before(state: &State, lease: LeaseId, hold: &Hold) -> BTreeMap<GpuId, GpuSnapshot> {
-    if !hold.gpus.iter().any(|card| state.room(*card).is_coarse()) {
+    if !hold.gpus.iter().any(|gpu| state.room(*gpu).is_coarse()) {
         return BTreeMap::new();
     }
-    let of = |card: &GpuId| {
-        let room = state.room(*card);
+    let of = |gpu: &GpuId| {
+        let room = state.room(*gpu);
         let Reading::Used(used) = &room.reading().reading else { return None };
         let processes = used.processes.iter().map(|resident| resident.process);
         let processes = processes.filter(|process| state.owner(process) != Some(lease)).collect();
         let leases = room.leases().keys().copied().filter(|other| *other != lease).collect();
-        Some((*card, GpuSnapshot { used: room.total().less(used.free), leases, processes }))
+        Some((*gpu, GpuSnapshot { used: room.total().less(used.free), leases, processes }))
     };
     hold.gpus.iter().filter_map(of).collect()
 }
 
-/// Whether somebody else than this lease leaves a card or comes back to it, or has just ended there, and nobody
-/// could tell whose bytes went.
-fn another_lease_moves(state: &State, lease: LeaseId, card: GpuId) -> bool {
-    let room = state.room(card);
+/// Whether another lease leaves this GPU or comes back to it, or has just ended there, so that it could not be told
+/// whose bytes went.
+fn another_lease_moves(state: &State, lease: LeaseId, gpu: GpuId) -> bool {
+    let room = state.room(gpu);
     if !room.is_coarse() || state.planted(Mutant::MoveTogether) {
         return false;
     }
     let mut moving = state.moving().filter(|other| *other != lease);
-    moving.any(|other| room.leases().contains_key(&other)) || state.ending_leases_on(card).any(|other| other != lease)
+    moving.any(|other| room.leases().contains_key(&other)) || state.ending_leases_on(gpu).any(|other| other != lease)
 }
 
-/// A card of a holder's on which it must wait for somebody else to have left or come back.
+/// A GPU of a lease on which it must wait until another lease has moved.
 pub(crate) fn gpu_with_other_move(state: &State, lease: LeaseId, hold: &Hold) -> Option<GpuId> {
-    hold.gpus.iter().copied().find(|card| another_lease_moves(state, lease, *card))
+    hold.gpus.iter().copied().find(|gpu| another_lease_moves(state, lease, *gpu))
 }
 
-/// A stopped process that would have to act for its lease to leave in this way: its wrapper for a hook, its program on a
-/// card for the library. The driver is asked about each process by itself.
-fn stopped_mover(state: &State, lease: &Lease, hold: &Hold, live: &LeaseReadings, rung: Method) -> Option<ProcKey> {
-    let is_stopped = |process: &ProcKey| live.restricted.get(process).is_some_and(|it| it.is_stopped);
-    match rung {
-        Method::Hook => lease.roots.first().copied().filter(is_stopped).filter(|_| !live.hooks.is_empty()),
-        Method::Shim if !live.restricted.is_empty() => {
-            hold.gpus.iter().flat_map(|card| residents(state, lease.id, *card)).find(is_stopped)
+/// A stopped process that would have to act for its lease to be parked by this method: its wrapper for a hook, its
+/// program on a GPU for the library. The driver is asked about each process separately.
+fn stopped_mover(
+    state: &State,
+    lease: &Lease,
+    hold: &Hold,
+    readings: &LeaseReadings,
+    method: Method,
+) -> Option<ProcKey> {
+    let is_stopped = |process: &ProcKey| readings.restricted.get(process).is_some_and(|it| it.is_stopped);
+    match method {
+        Method::Hook => lease.roots.first().copied().filter(is_stopped).filter(|_| !readings.hooks.is_empty()),
+        Method::Shim if !readings.restricted.is_empty() => {
+            hold.gpus.iter().flat_map(|gpu| residents(state, lease.id, *gpu)).find(is_stopped)
         }
         Method::Shim | Method::Driver | Method::End => None,
     }
 }
 
-/// Whether its programs and its cards would let it leave in this way, whatever the host memory.
-pub fn check_movers(state: &State, lease: &Lease, hold: &Hold, rung: Method, now: Time) -> Result<(), NotParkable> {
-    let nobody = match rung {
+/// Checks that its programs and its GPUs allow a park by this method, whatever the host memory.
+pub fn check_movers(state: &State, lease: &Lease, hold: &Hold, method: Method, now: Time) -> Result<(), NotParkable> {
+    let no_mover = match method {
         Method::Hook | Method::End => NotParkable::NoHook,
         Method::Shim => NotParkable::NoShim,
         Method::Driver => NotParkable::NotInspected,
     };
-    let Some(live) = state.readings(lease.id) else { return Err(nobody) };
-    let voices = live.movers(rung);
-    if let Some(stopped) = stopped_mover(state, lease, hold, live, rung) {
+    let Some(readings) = state.readings(lease.id) else { return Err(no_mover) };
+    let movers = readings.movers(method);
+    if let Some(stopped) = stopped_mover(state, lease, hold, readings, method) {
         return Err(NotParkable::Stopped(stopped));
     }
     let mut others = 0;
-    for card in &hold.gpus {
-        let room = state.room(*card);
+    for gpu in &hold.gpus {
+        let room = state.room(*gpu);
         room.check_readable(now, state.policy().period).map_err(|_| NotParkable::Unreadable)?;
         let Reading::Used(used) = &room.reading().reading else { return Err(NotParkable::Unreadable) };
-        if used.coarse && rung != Method::Shim {
+        if used.coarse && method != Method::Shim {
             return Err(NotParkable::Coarse);
         }
-        others += residents(state, lease.id, *card).filter(|process| !voices.contains_key(process)).count();
+        others += residents(state, lease.id, *gpu).filter(|process| !movers.contains_key(process)).count();
     }
-    match voices.values().find_map(|voice| voice.refusal.as_ref()) {
-        _ if voices.is_empty() => Err(nobody),
-        _ if others > 0 && rung == Method::Shim => Err(NotParkable::ProcessesWithoutShim(others)),
-        _ if others > 0 && rung == Method::Driver => Err(NotParkable::NotInspected),
+    match movers.values().find_map(|mover| mover.refusal.as_ref()) {
+        _ if movers.is_empty() => Err(no_mover),
+        _ if others > 0 && method == Method::Shim => Err(NotParkable::ProcessesWithoutShim(others)),
+        _ if others > 0 && method == Method::Driver => Err(NotParkable::NotInspected),
         Some(why) => Err(NotParkable::Refused(why.clone())),
-        None if rung == Method::Shim => match gpu_with_other_move(state, lease.id, hold) {
-            Some(card) => Err(NotParkable::OneAtATime(card)),
+        None if method == Method::Shim => match gpu_with_other_move(state, lease.id, hold) {
+            Some(gpu) => Err(NotParkable::OneAtATime(gpu)),
             None => Ok(()),
         },
-        None if rung == Method::Driver && !lease.request.may_lose_state => {
-            // This looks at every process of every card, so it comes last.
+        None if method == Method::Driver && !lease.request.may_lose_state => {
+            // This examines every process of every GPU, so it comes last.
             check_restore_room(state, lease, hold)?;
             check_only_own_gpus(state, lease.id, hold, now)
         }

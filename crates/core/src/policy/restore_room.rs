@@ -15,41 +15,41 @@ use crate::rows::{Hold, Lease, Phase};
 use crate::state::State;
 use crate::state::room::ReadingFault;
 
-/// Whether nobody could take the room that a restore needs: it has no more than its lease, and everybody
-/// else on its cards is a holder whose every program has Sublet's library in it, which keeps it to its own.
+/// Checks that a restore of this lease is sure to have room: it has no more than its reservation, and every program of
+/// all other leases on its GPUs has Sublet's library.
 pub(crate) fn check_restore_room(state: &State, lease: &Lease, hold: &Hold) -> Result<(), NotParkable> {
-    let has_more = |card: &GpuId| state.room(*card).seen_of(lease.id) > hold.vram;
+    let has_more = |gpu: &GpuId| state.room(*gpu).seen_of(lease.id) > hold.vram;
     if hold.gpus.iter().any(has_more) && !state.planted(Mutant::RestoreUnsure) {
         return Err(NotParkable::RestoreUnsure("it has more there than its lease".to_owned()));
     }
     check_others_are_capped(state, lease, hold)?;
-    // Whose restore is under way already was given its room beside all of that.
-    for card in &hold.gpus {
-        let mut others = state.room(*card).leases().keys().filter(|other| **other != lease.id);
+    // A lease whose restore is under way was given its room beside all of that.
+    for gpu in &hold.gpus {
+        let mut others = state.room(*gpu).leases().keys().filter(|other| **other != lease.id);
         if let Some(other) = others.find(|other| exceeds_lease_when_moved(state, **other)) {
-            return Err(RestoreObstacle::Uncapped(*card, *other).into());
+            return Err(RestoreObstacle::Uncapped(*gpu, *other).into());
         }
     }
     Ok(())
 }
 
-/// Whether a holder has nothing on cards that are not its own: the driver would take it off there too, and nobody
-/// would keep its room.
+/// Checks that a lease has nothing on GPUs that are not its own: the driver would take that off too, and its room would
+/// not be kept.
 pub(crate) fn check_only_own_gpus(state: &State, lease: LeaseId, hold: &Hold, now: Time) -> Result<(), NotParkable> {
     if state.planted(Mutant::RestoreUnsure) {
         return Ok(());
     }
-    for card in state.gpus().filter(|card| !hold.gpus.contains(card) && state.is_listed(*card)) {
-        let room = state.room(card);
+    for gpu in state.gpus().filter(|gpu| !hold.gpus.contains(gpu) && state.is_listed(*gpu)) {
+        let room = state.room(gpu);
         match room.check_readable(now, state.policy().period) {
-            Ok(()) if residents(state, lease, card).next().is_none() => {}
+            Ok(()) if residents(state, lease, gpu).next().is_none() => {}
             Ok(()) => {
-                return Err(NotParkable::RestoreUnsure(format!("it uses GPU {} too, which is not its own", card.0)));
+                return Err(NotParkable::RestoreUnsure(format!("it uses GPU {} too, which is not its own", gpu.0)));
             }
-            // What was on it is gone for good.
+            // What was on it is gone.
             Err(ReadingFault::Unreadable(Unreadable::Lost)) => {}
             Err(_) => {
-                let why = format!("it may be on GPU {} too, which cannot be read", card.0);
+                let why = format!("it may be on GPU {} too, which cannot be read", gpu.0);
                 return Err(NotParkable::RestoreUnsure(why));
             }
         }
@@ -57,112 +57,112 @@ pub(crate) fn check_only_own_gpus(state: &State, lease: LeaseId, hold: &Hold, no
     Ok(())
 }
 
-/// Whether nobody else could take the room that a restore needs.
+/// Checks that no other process could take the room that a restore needs.
 pub(crate) fn check_others_are_capped(state: &State, lease: &Lease, hold: &Hold) -> Result<(), RestoreObstacle> {
     hold.gpus
         .iter()
-        .try_for_each(|card| check_gpu_is_capped(state, *card, Some(lease.id), state.unleased_processes_on(*card)))
+        .try_for_each(|gpu| check_gpu_is_capped(state, *gpu, Some(lease.id), state.unleased_processes_on(*gpu)))
 }
 
-/// Whether only other holders keep the driver from restoring a parked lease: it is safe once they have left, and they
-/// can be made to leave. False where it is safe already, and where an unleased process or an unreadable GPU is in the way.
+/// Whether only other leases keep the driver from restoring a parked lease: the restore is safe once they have left,
+/// and they can be preempted. False where it is safe already, and where an unleased process or an unreadable GPU is in
+/// the way.
 pub(crate) fn is_blocked_by_leases_only(state: &State, lease: &Lease, hold: &Hold) -> bool {
-    let blocks = |card: &GpuId| uncapped_holders(state, lease.id, *card).next().is_some();
-    let is_open = |card: &GpuId| {
-        let readable = matches!(state.room(*card).reading().reading, Reading::Used(_));
-        readable && state.unleased_processes_on(*card) == 0 && state.room(*card).seen_of(lease.id) <= hold.vram
+    let blocks = |gpu: &GpuId| uncapped_holders(state, lease.id, *gpu).next().is_some();
+    let is_open = |gpu: &GpuId| {
+        let readable = matches!(state.room(*gpu).reading().reading, Reading::Used(_));
+        readable && state.unleased_processes_on(*gpu) == 0 && state.room(*gpu).seen_of(lease.id) <= hold.vram
     };
     hold.gpus.iter().any(blocks) && hold.gpus.iter().all(is_open)
 }
 
 /// Leases on a GPU that could take the room a restore of `lease` needs: no library limits their programs. Leases that
 /// are parked are not among them.
-pub(crate) fn uncapped_holders(state: &State, lease: LeaseId, card: GpuId) -> impl Iterator<Item = LeaseId> + '_ {
-    let others = state.room(card).leases().iter().filter(move |(id, claim)| **id != lease && !claim.is_parked);
-    others.map(|(id, _)| *id).filter(move |id| !is_capped(state, *id, card) || exceeds_lease_when_moved(state, *id))
+pub(crate) fn uncapped_holders(state: &State, lease: LeaseId, gpu: GpuId) -> impl Iterator<Item = LeaseId> + '_ {
+    let others = state.room(gpu).leases().iter().filter(move |(id, occupancy)| **id != lease && !occupancy.is_parked);
+    others.map(|(id, _)| *id).filter(move |id| !is_capped(state, *id, gpu) || exceeds_lease_when_moved(state, *id))
 }
 
-/// Whether the driver may bring back now what it has of a holder that comes back. Of one that was given its cards anew
-/// that was asked, and is with every look; who should have stayed has its room promised, and waits where somebody
-/// could take it all the same.
+/// Whether the driver may restore a resuming lease now. For a lease whose GPUs were granted anew this was checked
+/// before, and is checked with every reading; a lease whose park was given up has its room promised, and waits while
+/// another process could take it.
 pub fn may_restore(state: &State, lease: &Lease) -> bool {
-    let Phase::Resuming(hold, away) = &lease.phase else { return false };
-    let asked = away.was_resumed || lease.request.may_lose_state || state.planted(Mutant::NeverRetreat);
+    let Phase::Resuming(hold, park) = &lease.phase else { return false };
+    let asked = park.was_resumed || lease.request.may_lose_state || state.planted(Mutant::NeverRetreat);
     asked || check_others_are_capped(state, lease, hold).is_ok()
 }
 
-/// Who keeps the driver from bringing back what it has, or may have, of a holder that comes back.
+/// What keeps the driver from restoring what it has, or may have, of a resuming lease.
 pub fn restore_obstacle(state: &State, lease: &Lease) -> Option<RestoreObstacle> {
     let Phase::Resuming(hold, _) = &lease.phase else { return None };
     let waits = driver_may_have(state, lease) && !may_restore(state, lease);
     check_others_are_capped(state, lease, hold).err().filter(|_| waits)
 }
 
-/// Whether nobody else could take the room that a restore of one lease needs on a card, where so many processes
-/// have none.
+/// Checks that no other process could take the room that a restore of a lease needs on a GPU with this many unleased
+/// processes.
 pub(crate) fn check_gpu_is_capped(
     state: &State,
-    card: GpuId,
+    gpu: GpuId,
     lease: Option<LeaseId>,
-    strangers: usize,
+    unleased: usize,
 ) -> Result<(), RestoreObstacle> {
     if state.planted(Mutant::RestoreUnsure) {
         return Ok(());
     }
-    if matches!(state.room(card).reading().reading, Reading::Unreadable(_)) {
-        return Err(RestoreObstacle::Unreadable(card));
+    if matches!(state.room(gpu).reading().reading, Reading::Unreadable(_)) {
+        return Err(RestoreObstacle::Unreadable(gpu));
     }
-    // What draws on a screen takes room like anybody.
-    if strangers > 0 {
-        return Err(RestoreObstacle::Unleased(card, strangers));
+    // A process that draws takes room like any other.
+    if unleased > 0 {
+        return Err(RestoreObstacle::Unleased(gpu, unleased));
     }
-    let mut others = state.room(card).leases().iter().filter(|(id, _)| Some(**id) != lease);
-    match others.find(|(id, _)| !is_capped(state, **id, card)) {
-        Some((other, _)) => Err(RestoreObstacle::Uncapped(card, *other)),
+    let mut others = state.room(gpu).leases().iter().filter(|(id, _)| Some(**id) != lease);
+    match others.find(|(id, _)| !is_capped(state, **id, gpu)) {
+        Some((other, _)) => Err(RestoreObstacle::Uncapped(gpu, *other)),
         None => Ok(()),
     }
 }
 
-/// Whether every program of a lease that is on a card has Sublet's library in it. A lease without a program there could
-/// take no more than an unleased process that begins now: were it in the way, a user could keep the driver from parking
-/// any other by a lease that it does not use.
-fn is_capped(state: &State, lease: LeaseId, card: GpuId) -> bool {
-    let Some(live) = state.readings(lease) else { return false };
-    residents(state, lease, card).all(|process| live.shims.contains_key(&process))
+/// Whether every program of a lease on a GPU has Sublet's library in it. A lease without a program there could take no
+/// more than an unleased process that begins now: if it counted, a user could keep the driver from parking any other
+/// lease by a lease that is not used.
+fn is_capped(state: &State, lease: LeaseId, gpu: GpuId) -> bool {
+    let Some(readings) = state.readings(lease) else { return false };
+    residents(state, lease, gpu).all(|process| readings.shims.contains_key(&process))
 }
 
-/// Whether a holder that is on its way had more than its lease is for (it was another's that had more): it may come back
-/// with all of that.
+/// Whether a parking or resuming lease exceeded its reservation when it was parked: its restore may exceed it again.
 fn exceeds_lease_when_moved(state: &State, lease: LeaseId) -> bool {
     match state.lease(lease).map(|row| &row.phase) {
-        Some(Phase::Parking(hold, away) | Phase::Resuming(hold, away)) => {
-            away.had_bytes.0 > hold.vram.0.saturating_mul(hold.gpus.len() as u64)
+        Some(Phase::Parking(hold, park) | Phase::Resuming(hold, park)) => {
+            park.had_bytes.0 > hold.vram.0.saturating_mul(hold.gpus.len() as u64)
         }
         _ => false,
     }
 }
 
-/// Whether the driver would have to bring a parked holder back to cards on which somebody could take its room.
+/// Whether the driver would have to restore a parked lease to GPUs on which another process could take its room.
 pub(crate) fn has_unsafe_restore(state: &State, lease: &Lease) -> bool {
-    let Phase::Parked(hold, away) = &lease.phase else { return false };
-    let is_safe = !away.needs_driver() || lease.first_request().may_lose_state;
+    let Phase::Parked(hold, park) = &lease.phase else { return false };
+    let is_safe = !park.needs_driver() || lease.first_request().may_lose_state;
     !is_safe && check_restore_room(state, lease, hold).is_err()
 }
 
-/// Whether a parked lease comes back by the driver, and first other leases must leave its GPUs, however much room there
-/// is: no library limits their programs.
+/// Whether the driver restores a parked lease, and other leases must leave its GPUs first, however much room there is:
+/// no library limits their programs.
 pub(crate) fn needs_others_gone(state: &State, lease: &Lease) -> bool {
     let Phase::Parked(hold, _) = &lease.phase else { return false };
     has_unsafe_restore(state, lease) && is_blocked_by_leases_only(state, lease, hold)
 }
 
-/// Why the driver must not bring a holder back after all, though it was told to: since then somebody came who could
-/// take its room.
+/// Why the driver must not restore a lease after all, though it was told to: since then a process came that could take
+/// its room.
 pub(crate) fn no_longer_sure(state: &State, lease: &Lease, hold: &Hold) -> Option<String> {
-    let Phase::Resuming(_, away) = &lease.phase else { return None };
+    let Phase::Resuming(_, park) = &lease.phase else { return None };
     let is_back = !move_progress::driver_may_have(state, lease);
-    if !away.needs_restore() || is_back || lease.request.may_lose_state || state.planted(Mutant::NeverRetreat) {
+    if !park.needs_restore() || is_back || lease.request.may_lose_state || state.planted(Mutant::NeverRetreat) {
         return None;
     }
-    check_others_are_capped(state, lease, hold).err().map(|who| NotParkable::from(who).to_string())
+    check_others_are_capped(state, lease, hold).err().map(|obstacle| NotParkable::from(obstacle).to_string())
 }

@@ -13,7 +13,7 @@ pub(crate) fn has_room_again(state: &State, lease: LeaseId, now: Time) -> bool {
     let Some(row) = state.lease(lease) else { return false };
     let Phase::Parked(hold, _) = &row.phase else { return false };
     let (vram, at_least) = needed_to_resume(state, row, hold);
-    hold.gpus.iter().all(|card| state.promisable(*card, now) >= at_least.unwrap_or(vram))
+    hold.gpus.iter().all(|gpu| state.promisable(*gpu, now) >= at_least.unwrap_or(vram))
 }
 
 /// What a parked lease needs on each of its GPUs to come back, and the least that would do, if less would.
@@ -26,18 +26,17 @@ pub(crate) fn needed_to_resume(state: &State, lease: &Lease, hold: &Hold) -> (By
     (vram, at_least.filter(|least| *least > Bytes::ZERO))
 }
 
-/// What a parked holder still has on each of its cards at least.
+/// What a parked lease still has on each of its GPUs at least.
 pub(crate) fn left_on_gpus(state: &State, lease: LeaseId, hold: &Hold) -> Bytes {
     // What the driver has, or takes at any moment, is not there.
-    let is_deep = state.lease(lease).and_then(Lease::park_state).is_some_and(|away| away.with_driver);
+    let is_deep = state.lease(lease).and_then(Lease::park_state).is_some_and(|park| park.with_driver);
     if is_deep && !state.planted(Mutant::CountContexts) {
         return Bytes::ZERO;
     }
-    hold.gpus.iter().map(|card| state.room(*card).left_of_lease(lease)).min().unwrap_or_default()
+    hold.gpus.iter().map(|gpu| state.room(*gpu).left_of_lease(lease)).min().unwrap_or_default()
 }
 
-/// A waiter with what it lacks now: of a parked one less, or more, may be left on its cards than when
-/// it asked for them.
+/// A waiter with what it needs now: what a parked lease has left on its GPUs may have changed since it was queued.
 pub(crate) fn with_present_need<'a>(state: &State, lease: &'a Lease) -> Cow<'a, Lease> {
     match &lease.phase {
         Phase::Parked(hold, _) if lease.request.at_least.is_none() => {

@@ -23,24 +23,24 @@ use crate::state::State;
 use crate::state::room::Room;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Waiters for whom room is made at a time.
+/// Waiters that get a plan at a time.
 const AT_A_TIME: usize = 4;
 
 /// Plans that are tried for a waiter when the first takes more host memory than there is.
 const OTHER_PLANS: usize = 8;
 
-/// What could be done for a waiter.
+/// What could be done so that a waiter has room.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RoomPlan {
-    /// Enough is on its way already, on these cards.
+    /// Enough is on its way already, on these GPUs.
     Coming(Vec<GpuId>),
-    /// These should leave.
+    /// These leases should leave.
     Plan {
-        /// The cards it would have.
-        cards: Vec<GpuId>,
-        /// Who leaves, and how.
+        /// The GPUs that it would have.
+        gpus: Vec<GpuId>,
+        /// The leases, and how each leaves.
         victims: Vec<(LeaseId, PreemptionOption)>,
-        /// What all of it costs.
+        /// The price of all of it.
         price: Span,
     },
     /// Its room comes by itself then, sooner than it could be made.
@@ -50,21 +50,21 @@ pub enum RoomPlan {
         /// What making it would cost.
         price: Span,
     },
-    /// The parking space is not enough for all who would have to leave.
+    /// The parking space is too small for all leases that would have to leave.
     Ram {
-        /// It takes so much.
+        /// Bytes that they need.
         need: Bytes,
-        /// So much can be booked now; `None` if the host's memory cannot be read.
+        /// Bytes that can be booked now; `None` if the host's memory cannot be read.
         room: Option<Bytes>,
     },
-    /// A tenant whose holders would have to leave may not have so much parked.
+    /// A tenant whose leases would have to leave may not have that much parked.
     Cap {
-        /// It may have so much.
+        /// The tenant's cap.
         cap: Bytes,
     },
-    /// Nobody leaves for it now: it left a moment ago, or comes back only when there is room.
+    /// No lease leaves for it now: it was parked a moment ago, or comes back only into room that is there.
     Pauses,
-    /// Nobody can be made to leave who would help.
+    /// No lease that could be preempted would make the room.
     Nothing,
 }
 
@@ -76,39 +76,39 @@ enum Contexts {
     Leave,
 }
 
-/// Whom a waiter could be let in for, on which cards.
+/// The leases that could leave for a waiter, and the GPUs on which it could be then.
 struct Candidates<'a> {
-    /// Cards that would do.
-    cards: Vec<GpuId>,
+    /// GPUs that would do.
+    gpus: Vec<GpuId>,
     found: Vec<(&'a Lease, PreemptionOption)>,
     victims: Vec<Victim>,
     sites: Vec<GpuNeed>,
 }
 
-/// What cards will have, of what is free and what is leaving, while room is made for one after another.
+/// What GPUs will have, of what is free and what is leaving, while room is planned for one waiter after another.
 pub struct RoomForecast {
     rooms: Vec<Bytes>,
-    /// Somebody ahead waits for this card, and nothing can be done for it.
+    /// By GPU: a waiter ahead needs it, and no plan makes its room.
     closed: Vec<bool>,
     ram: Option<Bytes>,
-    /// Host memory that tenants' holders take who are to leave for somebody ahead.
+    /// Host memory of each tenant's leases that are to leave for waiters ahead.
     taken: BTreeMap<TenantId, Bytes>,
-    /// Those who are to leave for somebody ahead.
+    /// Leases that are to leave for waiters ahead.
     asked: BTreeSet<LeaseId>,
 }
 
 impl RoomForecast {
-    /// As it is now.
+    /// The GPUs as they are now.
     pub fn new(state: &State, now: Time) -> RoomForecast {
-        let coming = |card: GpuId| -> Bytes {
+        let coming = |gpu: GpuId| -> Bytes {
             if state.planted(Mutant::TwiceForOne) {
                 return Bytes::ZERO;
             }
-            let leaving = state.room(card).ends().iter().take_while(|(at, ..)| *at == Time::ZERO);
-            leaving.map(|(.., gives)| *gives).sum::<Bytes>() + contexts::bytes_leaving(state, card, now)
+            let leaving = state.room(gpu).ends().iter().take_while(|(at, ..)| *at == Time::ZERO);
+            leaving.map(|(.., gives)| *gives).sum::<Bytes>() + contexts::bytes_leaving(state, gpu, now)
         };
-        let room = |card: GpuId| match state.room(card).check_readable(now, state.policy().period) {
-            Ok(()) if state.in_service(card) => state.promisable(card, now) + coming(card),
+        let room = |gpu: GpuId| match state.room(gpu).check_readable(now, state.policy().period) {
+            Ok(()) if state.in_service(gpu) => state.promisable(gpu, now) + coming(gpu),
             _ => Bytes::ZERO,
         };
         let rooms: Vec<Bytes> = state.gpus().map(room).collect();
@@ -121,7 +121,7 @@ impl RoomForecast {
         }
     }
 
-    /// Whom a waiter could be let in for, on which cards, but for those who shall stay.
+    /// The leases that could leave for a waiter, without those in `stay`, and the GPUs on which it could be then.
     fn candidates<'a>(
         &self,
         state: &'a State,
@@ -130,28 +130,27 @@ impl RoomForecast {
         (contexts, space): (Contexts, ParkingSpace),
         now: Time,
     ) -> Candidates<'a> {
-        let cards: Vec<GpuId> = state.gpus().filter(|card| could_host(state, waiter, *card)).collect();
-        let open = |card: &GpuId| !self.closed[card.0 as usize] && !state.is_restoring_on(*card);
-        let readable = |card: &GpuId| state.room(*card).check_readable(now, state.policy().period).is_ok();
-        let able: Vec<GpuId> = cards.iter().copied().filter(open).filter(readable).collect();
+        let gpus: Vec<GpuId> = state.gpus().filter(|gpu| could_host(state, waiter, *gpu)).collect();
+        let open = |gpu: &GpuId| !self.closed[gpu.0 as usize] && !state.is_restoring_on(*gpu);
+        let readable = |gpu: &GpuId| state.room(*gpu).check_readable(now, state.policy().period).is_ok();
+        let able: Vec<GpuId> = gpus.iter().copied().filter(open).filter(readable).collect();
         let is_free = |row: &Lease| row.id != waiter.id && !self.asked.contains(&row.id) && !stay.contains(&row.id);
         let holders = state.movable().filter(|row| is_free(row));
-        let on_able = |row: &&Lease| row.hold().is_some_and(|hold| hold.gpus.iter().any(|card| able.contains(card)));
+        let on_able = |row: &&Lease| row.hold().is_some_and(|hold| hold.gpus.iter().any(|gpu| able.contains(gpu)));
         let holders = holders.filter(on_able).filter(|row| !is_within_slice(state, waiter, row, now));
         let found = holders.filter_map(|row| Some((row, preemption_option_in(space, state, waiter, row, now).ok()?)));
         let mut found: Vec<(&Lease, PreemptionOption)> = found.collect();
         if contexts == Contexts::Leave {
-            for (row, prospect) in &mut found {
+            for (row, option) in &mut found {
                 let can_leave =
                     row.hold().is_some_and(|hold| contexts::removable_after_park(state, row, hold, now).is_ok());
-                prospect.with_context = prospect.rung == Method::Shim && can_leave;
+                option.with_context = option.method == Method::Shim && can_leave;
             }
             found.extend(self.parked_contexts(state, waiter, &able, now));
         }
-        let victims: Vec<Victim> = found.iter().map(|(row, prospect)| victim(state, row, prospect)).collect();
-        let sites: Vec<GpuNeed> =
-            able.iter().filter_map(|card| self.gpu_need(state, waiter, *card, &victims)).collect();
-        Candidates { cards, found, victims, sites }
+        let victims: Vec<Victim> = found.iter().map(|(row, option)| victim(state, row, option)).collect();
+        let sites: Vec<GpuNeed> = able.iter().filter_map(|gpu| self.gpu_need(state, waiter, *gpu, &victims)).collect();
+        Candidates { gpus, found, victims, sites }
     }
 
     /// Parked leases whose contexts could leave these GPUs for a waiter. Those that wait ahead of it keep theirs.
@@ -159,27 +158,27 @@ impl RoomForecast {
         &self,
         state: &'a State,
         waiter: &Lease,
-        cards: &[GpuId],
+        gpus: &[GpuId],
         now: Time,
     ) -> Vec<(&'a Lease, PreemptionOption)> {
         let ahead: BTreeSet<LeaseId> =
             waiters_within_quota(state).map(|ahead| ahead.id).take_while(|id| *id != waiter.id).collect();
         let mut ids: Vec<LeaseId> =
-            cards.iter().flat_map(|card| contexts::removable_on(state, *card, now)).map(|(lease, _)| lease).collect();
+            gpus.iter().flat_map(|gpu| contexts::removable_on(state, *gpu, now)).map(|(lease, _)| lease).collect();
         ids.sort();
         ids.dedup();
         let is_free = |id: &LeaseId| !ahead.contains(id) && !self.asked.contains(id) && *id != waiter.id;
-        // The contexts of some leave anyway.
-        let stays = |row: &&Lease| row.park_state().is_some_and(|away| !away.with_context);
+        // The contexts of some leases leave anyway.
+        let stays = |row: &&Lease| row.park_state().is_some_and(|park| !park.with_context);
         let free = ids.into_iter().filter(is_free);
-        let prospect = |row: &Lease| {
+        let option = |row: &Lease| {
             let left: Bytes = row
                 .hold()
-                .map_or(Bytes::ZERO, |hold| hold.gpus.iter().map(|card| state.room(*card).seen_of(row.id)).sum());
+                .map_or(Bytes::ZERO, |hold| hold.gpus.iter().map(|gpu| state.room(*gpu).seen_of(row.id)).sum());
             let (out, back) = contexts::costs(state, row, left);
             PreemptionOption {
                 rank: 0,
-                rung: Method::Driver,
+                method: Method::Driver,
                 out,
                 loss: Span::ZERO,
                 back,
@@ -187,10 +186,10 @@ impl RoomForecast {
                 with_context: true,
             }
         };
-        free.filter_map(|id| state.lease(id)).filter(stays).map(|row| (row, prospect(row))).collect()
+        free.filter_map(|id| state.lease(id)).filter(stays).map(|row| (row, option(row))).collect()
     }
 
-    /// What it would cost to make a waiter's room on each card by itself, where it can be.
+    /// What it would cost to make a waiter's room on each GPU by itself, where that is possible.
     fn prices(&self, state: &State, waiter: &Lease, now: Time) -> Vec<(GpuId, Span)> {
         let Candidates { victims, sites, .. } = self.candidates(
             state,
@@ -199,11 +198,11 @@ impl RoomForecast {
             (Contexts::Stay, ParkingSpace::Limited),
             now,
         );
-        let price = |site: &GpuNeed| Some((site.card, plan::cheapest(std::slice::from_ref(site), 1, &victims)?.price));
+        let price = |site: &GpuNeed| Some((site.gpu, plan::cheapest(std::slice::from_ref(site), 1, &victims)?.price));
         sites.iter().filter_map(price).collect()
     }
 
-    /// What could be done for a waiter, after all those who were looked at before it.
+    /// What could be done for a waiter, after all waiters that were planned before it.
     pub fn plan_room(&mut self, state: &State, waiter: &Lease, now: Time) -> RoomPlan {
         let waiter = &*with_present_need(state, waiter);
         let wanted = usize::from(waiter.request.gpus);
@@ -221,7 +220,7 @@ impl RoomForecast {
                 if lacking == RoomPlan::Nothing {
                     lacking = self.lacking_space(state, waiter, now);
                 }
-                question.cards.iter().for_each(|card| self.closed[card.0 as usize] = true);
+                question.gpus.iter().for_each(|gpu| self.closed[gpu.0 as usize] = true);
                 return lacking;
             };
             let takes = host_memory(state, &question, &choice.victims, now);
@@ -229,15 +228,15 @@ impl RoomForecast {
             let Some((too_much, what)) = self.beyond_memory(state, &takes) else { break (question, choice, takes) };
             lacking = what;
             if stay.len() >= OTHER_PLANS {
-                question.cards.iter().for_each(|card| self.closed[card.0 as usize] = true);
+                question.gpus.iter().for_each(|gpu| self.closed[gpu.0 as usize] = true);
                 return lacking;
             }
             stay.insert(too_much);
         };
         let Candidates { found, victims, sites, .. } = question;
         if choice.victims.is_empty() {
-            self.reserve(state, waiter, &choice.cards);
-            return RoomPlan::Coming(choice.cards);
+            self.reserve(state, waiter, &choice.gpus);
+            return RoomPlan::Coming(choice.gpus);
         }
         let chosen: Vec<(LeaseId, PreemptionOption)> =
             choice.victims.iter().map(|at| (found[*at].0.id, found[*at].1.clone())).collect();
@@ -245,7 +244,7 @@ impl RoomForecast {
         if let Some(until) = self.comes_by_itself(state, waiter, &sites, wanted, now)
             && until.since(now) <= price
         {
-            self.reserve(state, waiter, &choice.cards);
+            self.reserve(state, waiter, &choice.gpus);
             return RoomPlan::Wait { until, price };
         }
         for (_, tenant, bytes) in takes {
@@ -255,13 +254,13 @@ impl RoomForecast {
         }
         self.asked.extend(chosen.iter().map(|(lease, _)| *lease));
         for at in &choice.victims {
-            for (card, bytes) in &victims[*at].gains {
-                let room = &mut self.rooms[card.0 as usize];
+            for (gpu, bytes) in &victims[*at].gains {
+                let room = &mut self.rooms[gpu.0 as usize];
                 *room = *room + *bytes;
             }
         }
-        self.reserve(state, waiter, &choice.cards);
-        RoomPlan::Plan { cards: choice.cards, victims: chosen, price }
+        self.reserve(state, waiter, &choice.gpus);
+        RoomPlan::Plan { gpus: choice.gpus, victims: chosen, price }
     }
 
     /// [`RoomPlan::Ram`] if unlimited parking space would make the room, else [`RoomPlan::Nothing`].
@@ -269,8 +268,8 @@ impl RoomForecast {
         let question = self.candidates(state, waiter, &BTreeSet::new(), (Contexts::Stay, ParkingSpace::Unlimited), now);
         let choice = plan::cheapest(&question.sites, usize::from(waiter.request.gpus), &question.victims);
         let takes = |at: &usize| {
-            let (row, prospect) = &question.found[*at];
-            parking::parkable_with_unlimited_space(state, row, prospect.rung, now).ok()
+            let (row, option) = &question.found[*at];
+            parking::parkable_with_unlimited_space(state, row, option.method, now).ok()
         };
         let need: Bytes = choice.into_iter().flat_map(|choice| choice.victims).filter_map(|at| takes(&at)).sum();
         // If there is enough of it, a user's own cap on parked bytes is what is in the way.
@@ -280,8 +279,8 @@ impl RoomForecast {
         }
     }
 
-    /// Who of those that would leave takes most of a host memory that is too small for all of them, and what is
-    /// too small.
+    /// The lease of a plan that takes most of a host memory that is too small for all of the plan, and what is too
+    /// small.
     fn beyond_memory(&self, state: &State, takes: &[(LeaseId, TenantId, Bytes)]) -> Option<(LeaseId, RoomPlan)> {
         let all: Bytes = takes.iter().map(|(.., bytes)| *bytes).sum();
         let lacks_ram = all > Bytes::ZERO && self.ram.is_none_or(|ram| ram < all);
@@ -299,25 +298,25 @@ impl RoomForecast {
         too_many.max_by_key(|(bytes, lease, _)| (*bytes, *lease)).map(|(_, lease, what)| (lease, what))
     }
 
-    fn reserve(&mut self, state: &State, waiter: &Lease, cards: &[GpuId]) {
-        for card in cards {
-            let room = &mut self.rooms[card.0 as usize];
-            *room = room.less(needed_bytes(state, &waiter.request, *card));
+    fn reserve(&mut self, state: &State, waiter: &Lease, gpus: &[GpuId]) {
+        for gpu in gpus {
+            let room = &mut self.rooms[gpu.0 as usize];
+            *room = room.less(needed_bytes(state, &waiter.request, *gpu));
         }
     }
 
-    /// What a waiter lacks on a card, and who is in its way there whatever the bytes; `None` if somebody
-    /// is who cannot be made to leave.
-    fn gpu_need(&self, state: &State, waiter: &Lease, card: GpuId, victims: &[Victim]) -> Option<GpuNeed> {
+    /// What a waiter lacks on a GPU, and which leases must leave it whatever the bytes; `None` if one of those cannot
+    /// be preempted.
+    fn gpu_need(&self, state: &State, waiter: &Lease, gpu: GpuId, victims: &[Victim]) -> Option<GpuNeed> {
         let mut must = Vec::new();
-        for id in blocking_leases(state, waiter, card) {
-            let leaves = state.room(card).leases().get(&id).is_some_and(|claim| claim.ends_by == Time::ZERO);
+        for id in blocking_leases(state, waiter, gpu) {
+            let leaves = state.room(gpu).leases().get(&id).is_some_and(|occupancy| occupancy.ends_by == Time::ZERO);
             if !leaves {
                 must.push(victims.iter().position(|victim| victim.lease == id)?);
             }
         }
-        let lack = needed_bytes(state, &waiter.request, card).less(self.rooms[card.0 as usize]);
-        Some(GpuNeed { card, lack, must })
+        let lack = needed_bytes(state, &waiter.request, gpu).less(self.rooms[gpu.0 as usize]);
+        Some(GpuNeed { gpu, lack, must })
     }
 
     /// When enough leases end by themselves.
@@ -332,7 +331,7 @@ impl RoomForecast {
         let exclusive = waiter.request.vram == Vram::Whole || waiter.request.exclusivity != Exclusivity::Shared;
         let of = |site: &GpuNeed| {
             let alone = exclusive || !site.must.is_empty();
-            let ends = state.room(site.card).ends().iter().filter(|(at, _, _)| *at != Time::ZERO);
+            let ends = state.room(site.gpu).ends().iter().filter(|(at, _, _)| *at != Time::ZERO);
             let mut lack = site.lack;
             let mut last = now;
             for (at, _, bytes) in ends {
@@ -349,7 +348,7 @@ impl RoomForecast {
     }
 }
 
-/// Host memory that each of these takes when it leaves.
+/// Host memory that each chosen lease takes when it leaves.
 fn host_memory(
     state: &State,
     question: &Candidates<'_>,
@@ -357,11 +356,11 @@ fn host_memory(
     now: Time,
 ) -> Vec<(LeaseId, TenantId, Bytes)> {
     let of = |at: &usize| {
-        let (row, prospect) = &question.found[*at];
-        let bytes = match prospect.rung {
+        let (row, option) = &question.found[*at];
+        let bytes = match option.method {
             // Contexts are booked when the driver is told to take them.
-            Method::Driver if prospect.with_context => return None,
-            Method::Shim | Method::Driver => parking::parkable(state, row, prospect.rung, now).ok()?,
+            Method::Driver if option.with_context => return None,
+            Method::Shim | Method::Driver => parking::parkable(state, row, option.method, now).ok()?,
             Method::Hook | Method::End => return None,
         };
         Some((row.id, row.tenant, bytes))
@@ -369,24 +368,24 @@ fn host_memory(
     chosen.iter().filter_map(of).collect()
 }
 
-fn victim(state: &State, row: &Lease, prospect: &PreemptionOption) -> Victim {
-    let keeps_context = prospect.rung.keeps_context() && !prospect.with_context;
+fn victim(state: &State, row: &Lease, option: &PreemptionOption) -> Victim {
+    let keeps_context = option.method.keeps_context() && !option.with_context;
     let keeps = |room: &Room| if keeps_context { room.context_after_park() } else { Bytes::ZERO };
-    let gain = |card: GpuId| {
-        let room = state.room(card);
-        let counted = room.leases().get(&row.id).map_or(Bytes::ZERO, |claim| claim.counted());
-        (card, counted.less(keeps(room)))
+    let gain = |gpu: GpuId| {
+        let room = state.room(gpu);
+        let counted = room.leases().get(&row.id).map_or(Bytes::ZERO, |occupancy| occupancy.counted());
+        (gpu, counted.less(keeps(room)))
     };
-    let cards = row.hold().map(|hold| hold.gpus.clone()).unwrap_or_default();
-    let gains = cards.into_iter().map(gain).collect();
-    Victim { lease: row.id, rank: prospect.rank, price: prospect.price(), gains }
+    let gpus = row.hold().map(|hold| hold.gpus.clone()).unwrap_or_default();
+    let gains = gpus.into_iter().map(gain).collect();
+    Victim { lease: row.id, rank: option.rank, price: option.price(), gains }
 }
 
-/// Whether a waiter may make others leave: who was just parked rests for a moment.
+/// Whether a waiter may preempt leases: one that was just parked pauses for a moment.
 fn may_preempt(state: &State, waiter: &Lease, now: Time) -> bool {
     match &waiter.phase {
-        Phase::Parked(_, away) => {
-            let pauses = away.since + state.policy().parking.pause_after_park > now;
+        Phase::Parked(_, park) => {
+            let pauses = park.since + state.policy().parking.pause_after_park > now;
             !pauses && !is_backing_off(state, waiter, now)
         }
         _ => true,
@@ -395,12 +394,12 @@ fn may_preempt(state: &State, waiter: &Lease, now: Time) -> bool {
 
 /// What can be done for each of the first waiters, in their order.
 pub fn room_plans(state: &State, now: Time) -> Vec<(LeaseId, RoomPlan)> {
-    let mut outlook = RoomForecast::new(state, now);
+    let mut timeline = RoomForecast::new(state, now);
     let waiters = waiters_within_quota(state).filter(|waiter| may_preempt(state, waiter, now)).take(AT_A_TIME);
-    waiters.map(|waiter| (waiter.id, outlook.plan_room(state, waiter, now))).collect()
+    waiters.map(|waiter| (waiter.id, timeline.plan_room(state, waiter, now))).collect()
 }
 
-/// What can be done for one waiter, and what it would cost on each card; nothing for one that is not among the
+/// What can be done for one waiter, and what it would cost on each GPU; `None` for a waiter that is not among the
 /// first.
 pub fn room_plan(state: &State, waiter: &Lease, now: Time) -> Option<(RoomPlan, Vec<(GpuId, Span)>)> {
     if !state.policy().parking.preempt {
@@ -409,29 +408,29 @@ pub fn room_plan(state: &State, waiter: &Lease, now: Time) -> Option<(RoomPlan, 
     if !may_preempt(state, waiter, now) {
         return Some((RoomPlan::Pauses, Vec::new()));
     }
-    let mut outlook = RoomForecast::new(state, now);
+    let mut timeline = RoomForecast::new(state, now);
     for ahead in waiters_within_quota(state).filter(|ahead| may_preempt(state, ahead, now)).take(AT_A_TIME) {
         if ahead.id == waiter.id {
-            let prices = outlook.prices(state, ahead, now);
-            return Some((outlook.plan_room(state, ahead, now), prices));
+            let prices = timeline.prices(state, ahead, now);
+            return Some((timeline.plan_room(state, ahead, now), prices));
         }
-        outlook.plan_room(state, ahead, now);
+        timeline.plan_room(state, ahead, now);
     }
     None
 }
 
-/// When a waiter should have its room, if it is being made or will be.
+/// When a waiter should have its room, if the room is being made or will be.
 pub fn room_comes_at(state: &State, waiter: &Lease, now: Time) -> Option<Time> {
     match room_plan(state, waiter, now)?.0 {
-        RoomPlan::Plan { victims, .. } => victims.iter().map(|(_, prospect)| now + prospect.out).max(),
+        RoomPlan::Plan { victims, .. } => victims.iter().map(|(_, option)| now + option.out).max(),
         RoomPlan::Wait { until, .. } => Some(until),
-        RoomPlan::Coming(cards) => {
+        RoomPlan::Coming(gpus) => {
             let leaving = state.moving().filter_map(|lease| state.lease(lease));
-            let on = |row: &&Lease| row.hold().is_some_and(|hold| hold.gpus.iter().any(|card| cards.contains(card)));
+            let on = |row: &&Lease| row.hold().is_some_and(|hold| hold.gpus.iter().any(|gpu| gpus.contains(gpu)));
             let gone = |row: &Lease| {
-                let away = row.park_state()?;
+                let park = row.park_state()?;
                 Some(
-                    (away.since + move_duration(state, row, away.method, Direction::OffGpu))
+                    (park.since + move_duration(state, row, park.method, Direction::OffGpu))
                         .max(now + state.policy().next_reading()),
                 )
             };
@@ -458,41 +457,43 @@ pub fn changes_at(state: &State, now: Time) -> Option<Time> {
         })
     });
     let pauses = waiters.iter().filter_map(|waiter| match &waiter.phase {
-        Phase::Parked(_, away) => later(away.since + state.policy().parking.pause_after_park),
+        Phase::Parked(_, park) => later(park.since + state.policy().parking.pause_after_park),
         _ => None,
     });
     slices.chain(pauses).min()
 }
 
-/// When enough holders on one card will have had their turns, for the first who waits.
+/// When the time slices of enough leases on one GPU are over, for the first waiter.
 fn slices_end_at(state: &State, waiter: &Lease, now: Time) -> Option<Time> {
     let is_first = waiters_within_quota(state).next().is_some_and(|first| first.id == waiter.id);
     if waiter.request.gpus != 1 || !is_first {
         return None;
     }
-    let on = |card: GpuId| {
-        let room = state.room(card);
+    let on = |gpu: GpuId| {
+        let room = state.room(gpu);
         let mut leave: Vec<(Time, Bytes)> = Vec::new();
         let mut must = now;
-        let all_in_the_way: BTreeSet<LeaseId> = blocking_leases(state, waiter, card).collect();
-        for (id, claim) in room.leases().iter().filter(|(_, claim)| !claim.is_parked && claim.ends_by != Time::ZERO) {
+        let all_in_the_way: BTreeSet<LeaseId> = blocking_leases(state, waiter, gpu).collect();
+        for (id, occupancy) in
+            room.leases().iter().filter(|(_, occupancy)| !occupancy.is_parked && occupancy.ends_by != Time::ZERO)
+        {
             let in_the_way = all_in_the_way.contains(id);
             let at = match state.lease(*id).map(|row| preemption_option(state, waiter, row, now)) {
-                Some(Ok(prospect)) => now + prospect.out,
+                Some(Ok(option)) => now + option.out,
                 Some(Err(NotPreemptable::Turn { until })) => until + state.policy().next_reading(),
                 _ if in_the_way => return None,
                 _ => continue,
             };
             must = if in_the_way { must.max(at) } else { must };
-            leave.push((at, claim.counted().less(room.context())));
+            leave.push((at, occupancy.counted().less(room.context())));
         }
         leave.sort();
-        let (mut have, need) = (state.promisable(card, now), needed_bytes(state, &waiter.request, card));
+        let (mut have, need) = (state.promisable(gpu, now), needed_bytes(state, &waiter.request, gpu));
         let enough = leave.into_iter().find(|(_, bytes)| {
             have = have + *bytes;
             have >= need
         });
         enough.map(|(at, _)| at.max(must))
     };
-    state.gpus().filter(|card| could_host(state, waiter, *card)).filter_map(on).min()
+    state.gpus().filter(|gpu| could_host(state, waiter, *gpu)).filter_map(on).min()
 }

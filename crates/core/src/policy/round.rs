@@ -32,7 +32,7 @@ impl Round {
         if state.planted(Mutant::ResumeBlind)
             && let (Phase::Parked(hold, _), Vram::Bytes(vram)) = (&lease.phase, lease.request.vram)
         {
-            return Some(Fit { cards: hold.gpus.clone(), vram, before: None });
+            return Some(Fit { gpus: hold.gpus.clone(), vram, before: None });
         }
         let less = || self.board.fit_smaller(state, lease, lease.request.gpus, lease.request.at_least?);
         self.board.fit(state, lease).or_else(less)
@@ -45,7 +45,7 @@ impl Round {
         self.kept.entry(lease.tenant).or_default().push(lease.id);
     }
 
-    /// A waiter stays whom its quota never lets start.
+    /// Passes a waiter that its quota never lets start.
     pub(crate) fn pass(&mut self, tenant: TenantId) {
         self.kept.entry(tenant).or_default();
     }
@@ -56,17 +56,17 @@ impl Round {
         kept.len() >= LOOK_AHEAD_OF_TENANT
     }
 
-    /// Whether one who was passed waits for no card any more: the driver will not bring it back beside who was granted
-    /// one, and so its claim holds nobody off.
+    /// Whether a waiter that was passed backs off now: the driver will not restore it beside the lease that was
+    /// granted, so its claim keeps no room.
     pub(crate) fn kept_rest(&self, state: &State, now: Time) -> bool {
         let mut kept = self.kept.values().flatten().filter_map(|lease| state.lease(*lease));
         kept.any(|row| is_backing_off(state, row, now))
     }
 
-    /// Whether a grant to this tenant changes what was found on the way: a process on a card has become somebody's, a
-    /// parked holder has its card again, or one who was passed rests, so that who could not be there may be now; a waiter
-    /// of the tenant that stands further ahead has to let others pass; or the tenant's next one comes before who was
-    /// passed.
+    /// Whether a grant to this tenant changes what was found on the way: an unleased process on a GPU has a lease now,
+    /// a parked lease has its GPU again, or a waiter that was passed backs off, so that another could start now; a
+    /// waiter of the tenant further ahead has to let others pass; or the tenant's next one comes before the last waiter
+    /// that was passed.
     pub(crate) fn is_upset_by(&self, state: &State, tenant: TenantId, place: QueuePlace, is_changed: bool) -> bool {
         let next = state.queue().keys_of(tenant, place).map(|[_, first]| first);
         let is_found_otherwise = is_changed && !self.kept.is_empty();
@@ -74,15 +74,11 @@ impl Round {
     }
 }
 
-/// What is on cards that is nobody's, or stays there when all leases end: processes, bytes, and what
-/// parked holders have left.
-pub(crate) fn unowned_on(state: &State, cards: &[GpuId]) -> Vec<(usize, Option<Bytes>, Bytes)> {
-    let of = |card: &GpuId| {
-        (
-            state.unleased_compute_processes(*card),
-            state.room(*card).unowned_bytes(),
-            state.room(*card).bytes_that_stay(),
-        )
+/// What belongs to no lease on these GPUs, or stays there when all leases end: processes, bytes, and what parked leases
+/// have left.
+pub(crate) fn unowned_on(state: &State, gpus: &[GpuId]) -> Vec<(usize, Option<Bytes>, Bytes)> {
+    let of = |gpu: &GpuId| {
+        (state.unleased_compute_processes(*gpu), state.room(*gpu).unowned_bytes(), state.room(*gpu).bytes_that_stay())
     };
-    cards.iter().map(of).collect()
+    gpus.iter().map(of).collect()
 }

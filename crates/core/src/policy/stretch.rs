@@ -1,4 +1,4 @@
-//! Batch jobs rather finish than take turns.
+//! Batch jobs finish rather than alternate by time slices.
 //!
 //! ```text
 //! time slices alone   J1 ▒▒▒▒ J2 ▒▒▒▒ J3 ▒▒▒▒ … J1 ▒ J2 ▒ J3 ▒      each ends late
@@ -28,7 +28,7 @@ pub(crate) fn stretch(state: &State, holder: &Lease, hold: &Hold, slice: Span) -
     if !is_job(state, holder) {
         return Span::ZERO;
     }
-    let program = state.readings(holder.id).map_or("", |live| live.program.as_str());
+    let program = state.readings(holder.id).map_or("", |readings| readings.program.as_str());
     let kind = LeaseKind::new(holder.first_request().tier, hold.vram, hold.gpus.len());
     let durations = &state.rows().tenants[holder.tenant.0 as usize].durations;
     let Some(life) = durations.lifetime(program, kind) else { return Span::ZERO };

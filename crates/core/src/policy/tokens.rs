@@ -6,7 +6,7 @@ use crate::policy::eligibility::is_acceptable;
 use crate::rows::Lease;
 use crate::state::State;
 
-/// Whether the token that a lease was asked through allows so much more.
+/// Whether the token that a lease was requested through allows these bytes more.
 pub(crate) fn token_allows(state: &State, lease: &Lease, more: Bytes) -> bool {
     let Some(id) = lease.token else { return true };
     let Some(token) = state.rows().tokens.get(&id) else { return false };
@@ -21,19 +21,19 @@ pub(crate) fn most_of(state: &State, lease: &Lease) -> Bytes {
     }
 }
 
-/// The most an ask could put on the books: of a whole card it shows only with the grant how large
-/// it is, and a cap must hold whichever it is.
-pub(crate) fn most_wish(state: &State, ask: &LeaseRequest) -> Bytes {
-    let each = match ask.vram {
+/// The most that a request could reserve: how large a whole GPU is shows only with the grant, and a cap must hold
+/// whichever it is.
+pub(crate) fn most_wish(state: &State, request: &LeaseRequest) -> Bytes {
+    let each = match request.vram {
         Vram::Bytes(vram) => vram,
         Vram::Whole => {
-            let cards = state.gpus().filter(|card| is_acceptable(state, ask, *card));
-            cards.map(|card| state.room(card).largest_ever()).max().unwrap_or_default()
+            let gpus = state.gpus().filter(|gpu| is_acceptable(state, request, *gpu));
+            gpus.map(|gpu| state.room(gpu).largest_ever()).max().unwrap_or_default()
         }
     };
-    times(each, usize::from(ask.gpus))
+    times(each, usize::from(request.gpus))
 }
 
-fn times(each: Bytes, cards: usize) -> Bytes {
-    Bytes(each.0.saturating_mul(cards as u64))
+fn times(each: Bytes, gpus: usize) -> Bytes {
+    Bytes(each.0.saturating_mul(gpus as u64))
 }

@@ -9,18 +9,18 @@ use crate::state::State;
 use crate::state::queue::QueueCursor;
 use std::collections::BTreeMap;
 
-/// So many waiters are looked at for one event; more would cost time and help few.
+/// Waiters that are examined for one event; more would cost time and help few.
 pub(crate) const LOOK_AHEAD: usize = 64;
 
-/// Of one tenant so many: whoever asks a hundred times for a card that is taken does not keep those
-/// behind it from another. Who could not start whatever ended is not counted: nobody waits behind it.
+/// Waiters of one tenant that are examined: a hundred requests for a GPU that is taken do not keep waiters behind them
+/// from another GPU. A waiter that could not start whatever ended is not counted, since no other waits behind it.
 pub(crate) const LOOK_AHEAD_OF_TENANT: usize = 16;
 
-/// And so many times in all, should the order change on the way, or quotas hold back whoever is met.
+/// Waiters examined in all, if the order changes on the way, or quotas hold waiters back.
 pub(crate) const LOOKS: usize = 8 * LOOK_AHEAD;
 
-/// Once so many of a tenant were looked at that no more would be, leaves out those who could not start whatever ended,
-/// and says how many those are. Nobody is looked into before.
+/// Once a tenant has as many waiters in `kept` as are examined, drops those that could not start whatever ended, and
+/// returns how many that were. Below that number no waiter is checked.
 pub(crate) fn count_hopeful(state: &State, kept: &mut Vec<LeaseId>) -> usize {
     let before = kept.len();
     if before >= LOOK_AHEAD_OF_TENANT {
@@ -29,9 +29,8 @@ pub(crate) fn count_hopeful(state: &State, kept: &mut Vec<LeaseId>) -> usize {
     before - kept.len()
 }
 
-/// The first waiters in the order of service, as the queue is served, with what holds
-/// each back. Behind one that waits for its tenant's own leases the tenant's others are passed over,
-/// and those whom quotas hold back do not count.
+/// The first waiters in the order of service, with the quota that holds each back. Behind a waiter that waits for its
+/// tenant's own leases, the tenant's other waiters are passed over; waiters that a quota holds back do not count.
 pub(crate) fn waiters_in_order(state: &State) -> impl Iterator<Item = (&Lease, Option<QuotaBlock>)> {
     let mut cursor = QueueCursor::default();
     let mut seen: BTreeMap<TenantId, Vec<LeaseId>> = BTreeMap::new();
@@ -54,26 +53,25 @@ pub(crate) fn waiters_in_order(state: &State) -> impl Iterator<Item = (&Lease, O
     walk.take(LOOKS)
 }
 
-/// Those of them whom no quota holds back.
+/// The first waiters that no quota holds back.
 pub(crate) fn waiters_within_quota(state: &State) -> impl Iterator<Item = &Lease> {
     waiters_in_order(state).filter_map(|(lease, held)| held.is_none().then_some(lease))
 }
 
-/// Whether somebody near the head of the queue could use what this holder has.
-pub(crate) fn is_wanted(state: &State, holder: &Lease, cards: &[GpuId]) -> bool {
-    // Who is held back by a quota has no use for anybody's room, but for its own tenant's and its
-    // groups'.
+/// Whether a waiter near the head of the queue could use what this lease has.
+pub(crate) fn is_wanted(state: &State, holder: &Lease, gpus: &[GpuId]) -> bool {
+    // A waiter that a quota holds back needs no room but that of its own tenant and its groups.
     let shares_quota = |tenant: TenantId| state.ledger().share_quota(tenant, holder.tenant);
-    // A card that is to run empty is wanted by its operator.
-    let drains = |card: &GpuId| state.rows().gpus[card.0 as usize].service == GpuService::Draining;
-    cards.iter().any(drains)
+    // A draining GPU is wanted by its operator.
+    let drains = |gpu: &GpuId| state.rows().gpus[gpu.0 as usize].service == GpuService::Draining;
+    gpus.iter().any(drains)
         || state.queue().skipped_tenants().any(shares_quota)
         || waiters_in_order(state).any(|(waiter, held)| match held {
-            // Who could not start there whatever ended has no use for it.
-            None => cards.iter().any(|card| could_host(state, waiter, *card)),
+            // A waiter that could not start there whatever ended does not need it.
+            None => gpus.iter().any(|gpu| could_host(state, waiter, *gpu)),
             Some(held) => !held.is_permanent && shares_quota(waiter.tenant),
         })
 }
 
-/// Counting a waiter's place stops here.
+/// The place of a waiter is counted up to this.
 pub const PLACE_MAX: usize = 256;

@@ -97,9 +97,9 @@ pub struct LeaseReadings {
 
 impl LeaseReadings {
     /// Who speaks for it on a rung.
-    pub fn movers(&self, rung: Method) -> &BTreeMap<ProcKey, Mover> {
+    pub fn movers(&self, method: Method) -> &BTreeMap<ProcKey, Mover> {
         static NOBODY: BTreeMap<ProcKey, Mover> = BTreeMap::new();
-        match rung {
+        match method {
             Method::Hook => &self.hooks,
             Method::Shim => &self.shims,
             Method::Driver => &self.driver,
@@ -107,8 +107,8 @@ impl LeaseReadings {
         }
     }
 
-    pub(crate) fn movers_mut(&mut self, rung: Method) -> Option<&mut BTreeMap<ProcKey, Mover>> {
-        match rung {
+    pub(crate) fn movers_mut(&mut self, method: Method) -> Option<&mut BTreeMap<ProcKey, Mover>> {
+        match method {
             Method::Hook => Some(&mut self.hooks),
             Method::Shim => Some(&mut self.shims),
             Method::Driver => Some(&mut self.driver),

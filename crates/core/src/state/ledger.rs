@@ -25,9 +25,9 @@ pub struct TenantLoad {
 
 impl TenantLoad {
     /// What one lease is.
-    pub fn of_lease(ask: &LeaseRequest, hold: &Hold) -> TenantLoad {
+    pub fn of_lease(request: &LeaseRequest, hold: &Hold) -> TenantLoad {
         let vram = Bytes(hold.vram.0.saturating_mul(hold.gpus.len() as u64));
-        let unpreemptable = if ask.preempt == Preempt::Never { vram } else { Bytes::ZERO };
+        let unpreemptable = if request.preempt == Preempt::Never { vram } else { Bytes::ZERO };
         TenantLoad { leases: 1, vram, unpreemptable, waiting: 0 }
     }
 
@@ -62,9 +62,9 @@ pub struct QuotaLedger {
 impl QuotaLedger {
     /// Everybody who is known, with nothing on the books yet.
     pub fn new(rows: &Rows, policy: &Policy) -> QuotaLedger {
-        let mut books = QuotaLedger::default();
-        rows.tenants.iter().for_each(|tenant| books.enrol(tenant, policy));
-        books
+        let mut ledger = QuotaLedger::default();
+        rows.tenants.iter().for_each(|tenant| ledger.enrol(tenant, policy));
+        ledger
     }
 
     /// The next tenant.

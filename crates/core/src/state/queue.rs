@@ -34,9 +34,9 @@ pub struct QueuePlace {
 
 impl QueuePlace {
     /// Where it stands among the tenants' first waiters.
-    pub fn key(&self, mark: Time, turn: Time, debt_max: Span) -> i64 {
-        let first = self.arrival.max(turn);
-        let debt = mark.since(first).0.min(debt_max.0);
+    pub fn key(&self, debt_clock: Time, first_since: Time, debt_max: Span) -> i64 {
+        let first = self.arrival.max(first_since);
+        let debt = debt_clock.since(first).0.min(debt_max.0);
         self.rank.saturating_add_unsigned(first.0 - self.arrival.0).saturating_add_unsigned(debt)
     }
 }
@@ -71,8 +71,8 @@ impl TenantLine {
     /// Where a waiter of this line stands among the others.
     fn key(&self, place: &QueuePlace, debt_max: Span) -> i64 {
         let first = self.places.first() == Some(place);
-        let turn = if first { self.first_since } else { self.first_since.max(self.last_served) };
-        place.key(self.debt_clock, turn, debt_max)
+        let first_since = if first { self.first_since } else { self.first_since.max(self.last_served) };
+        place.key(self.debt_clock, first_since, debt_max)
     }
 }
 
@@ -116,9 +116,9 @@ impl Queue {
     }
 
     /// A tenant was charged, or got something back, or its first waiter left.
-    pub fn set_debt_clock(&mut self, tenant: TenantId, mark: Time, turn: Time) {
+    pub fn set_debt_clock(&mut self, tenant: TenantId, debt_clock: Time, first_since: Time) {
         let line = self.line_mut(tenant);
-        (line.debt_clock, line.first_since) = (mark, turn);
+        (line.debt_clock, line.first_since) = (debt_clock, first_since);
         self.update_head(tenant);
     }
 
@@ -298,8 +298,8 @@ mod tests {
             queue.insert(TenantId(*tenant), place);
             all.push((place, TenantId(*tenant)));
         }
-        for (tenant, (mark, turn, served)) in (0..).zip(marks) {
-            queue.set_debt_clock(TenantId(tenant), Time(*mark), Time(*turn));
+        for (tenant, (debt_clock, first_since, served)) in (0..).zip(marks) {
+            queue.set_debt_clock(TenantId(tenant), Time(*debt_clock), Time(*first_since));
             queue.set_last_served(TenantId(tenant), Time(*served));
         }
         (queue, all)
@@ -316,14 +316,14 @@ mod tests {
                     .all(|(other, whose)| whose != tenant || (place.rank, place.lease) <= (other.rank, other.lease))
             });
             let key = |place: &QueuePlace, tenant: TenantId| {
-                let (mark, turn, served) = marks[tenant.0 as usize];
+                let (debt_clock, first_since, served) = marks[tenant.0 as usize];
                 let behind = all
                     .iter()
                     .any(|(other, whose)| *whose == tenant && (other.rank, other.lease) < (place.rank, place.lease));
-                let turn = if behind { turn.max(served) } else { turn };
-                let first = place.arrival.0.max(turn) as i64;
+                let first_since = if behind { first_since.max(served) } else { first_since };
+                let first = place.arrival.0.max(first_since) as i64;
                 let head_start = place.arrival.0 as i64 - place.rank;
-                first + (mark as i64 - first).clamp(0, DEBT_MAX.0 as i64) - head_start
+                first + (debt_clock as i64 - first).clamp(0, DEBT_MAX.0 as i64) - head_start
             };
             let (next, _) = *firsts.min_by_key(|(place, tenant)| (key(place, *tenant), place.lease)).unwrap();
             order.push(next.lease);
@@ -370,13 +370,13 @@ mod tests {
                 left.retain(|(other, _)| other.lease != place.lease);
                 let (take, charge) = taken[place.lease.0 as usize];
                 if take {
-                    let (mark, turn, served) = &mut marks[tenant.0 as usize];
-                    *mark += charge;
+                    let (debt_clock, first_since, served) = &mut marks[tenant.0 as usize];
+                    *debt_clock += charge;
                     if queue.is_first(tenant, place) {
-                        *turn += charge / 2;
+                        *first_since += charge / 2;
                     }
                     *served += charge / 3;
-                    queue.set_debt_clock(tenant, Time(*mark), Time(*turn));
+                    queue.set_debt_clock(tenant, Time(*debt_clock), Time(*first_since));
                     queue.set_last_served(tenant, Time(*served));
                     queue.remove(tenant, place);
                     there.retain(|(other, _)| other.lease != place.lease);

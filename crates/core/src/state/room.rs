@@ -111,35 +111,35 @@ impl Room {
     pub fn resize(&mut self, total: Bytes, margin: Bytes, context: Bytes) {
         (self.total, self.margin, self.context) = (total, margin, context);
         for (_, lease, gives) in &mut self.ends {
-            *gives = self.leases.get(lease).map_or(Bytes::ZERO, |claim| claim.gives_back(context));
+            *gives = self.leases.get(lease).map_or(Bytes::ZERO, |occupancy| occupancy.gives_back(context));
         }
     }
 
     /// Puts a lease's promise on the books.
-    pub fn occupy(&mut self, lease: LeaseId, claim: Occupancy) {
+    pub fn occupy(&mut self, lease: LeaseId, occupancy: Occupancy) {
         self.vacate(lease);
-        self.adjust_sums(&claim, true);
-        self.adjust_lists(lease, &claim, true);
-        self.leases.insert(lease, claim);
+        self.adjust_sums(&occupancy, true);
+        self.adjust_lists(lease, &occupancy, true);
+        self.leases.insert(lease, occupancy);
     }
 
     /// Takes a lease off the books.
     pub fn vacate(&mut self, lease: LeaseId) {
-        if let Some(claim) = self.leases.remove(&lease) {
-            self.adjust_sums(&claim, false);
-            self.adjust_lists(lease, &claim, false);
+        if let Some(occupancy) = self.leases.remove(&lease) {
+            self.adjust_sums(&occupancy, false);
+            self.adjust_lists(lease, &occupancy, false);
         }
     }
 
-    fn adjust_sums(&mut self, claim: &Occupancy, add: bool) {
+    fn adjust_sums(&mut self, occupancy: &Occupancy, add: bool) {
         let by = |sum: Bytes, n: Bytes| if add { sum + n } else { sum.less(n) };
-        self.counted = by(self.counted, claim.counted());
-        self.seen = by(self.seen, claim.seen);
-        self.reserved = by(self.reserved, claim.reserved);
+        self.counted = by(self.counted, occupancy.counted());
+        self.seen = by(self.seen, occupancy.seen);
+        self.reserved = by(self.reserved, occupancy.reserved);
         let step = |n: u32| if add { n + 1 } else { n - 1 };
-        match claim.exclusivity {
-            _ if claim.is_parked => {
-                self.residue = by(self.residue, claim.seen);
+        match occupancy.exclusivity {
+            _ if occupancy.is_parked => {
+                self.residue = by(self.residue, occupancy.seen);
                 self.parked = step(self.parked);
             }
             Exclusivity::Shared => {}
@@ -149,20 +149,20 @@ impl Room {
     }
 
     /// Keeps the list of ends and the tenants in step with a claim that came or went.
-    fn adjust_lists(&mut self, lease: LeaseId, claim: &Occupancy, add: bool) {
-        if claim.is_parked {
+    fn adjust_lists(&mut self, lease: LeaseId, occupancy: &Occupancy, add: bool) {
+        if occupancy.is_parked {
             return;
         }
-        let at = self.ends.partition_point(|(ends, id, _)| (*ends, *id) < (claim.ends_by, lease));
+        let at = self.ends.partition_point(|(ends, id, _)| (*ends, *id) < (occupancy.ends_by, lease));
         if add {
-            self.ends.insert(at, (claim.ends_by, lease, claim.gives_back(self.context)));
-            *self.tenants.entry(claim.tenant).or_default() += 1;
+            self.ends.insert(at, (occupancy.ends_by, lease, occupancy.gives_back(self.context)));
+            *self.tenants.entry(occupancy.tenant).or_default() += 1;
         } else {
             self.ends.remove(at);
-            if let Some(count) = self.tenants.get_mut(&claim.tenant) {
+            if let Some(count) = self.tenants.get_mut(&occupancy.tenant) {
                 *count -= 1;
                 if *count == 0 {
-                    self.tenants.remove(&claim.tenant);
+                    self.tenants.remove(&occupancy.tenant);
                 }
             }
         }
@@ -170,21 +170,21 @@ impl Room {
 
     /// A lease gives its room back at another time, or in another way.
     pub fn set_ends(&mut self, lease: LeaseId, ends: Time, lives_on: bool) {
-        if let Some(claim) = self.leases.remove(&lease) {
-            self.adjust_lists(lease, &claim, false);
-            let claim = Occupancy { ends_by: ends, outlives_lease: lives_on, ..claim };
-            self.adjust_lists(lease, &claim, true);
-            self.leases.insert(lease, claim);
+        if let Some(occupancy) = self.leases.remove(&lease) {
+            self.adjust_lists(lease, &occupancy, false);
+            let occupancy = Occupancy { ends_by: ends, outlives_lease: lives_on, ..occupancy };
+            self.adjust_lists(lease, &occupancy, true);
+            self.leases.insert(lease, occupancy);
         }
     }
 
     /// A lease's promise is another from now on: it was parked, or has its card again. What was seen
     /// of it stays seen.
     pub fn reserve(&mut self, lease: LeaseId, reserved: Bytes, ends: Time, parked: bool) {
-        if let Some(claim) = self.leases.get(&lease).cloned() {
+        if let Some(occupancy) = self.leases.get(&lease).cloned() {
             self.occupy(
                 lease,
-                Occupancy { reserved, ends_by: ends, is_parked: parked, outlives_lease: false, ..claim },
+                Occupancy { reserved, ends_by: ends, is_parked: parked, outlives_lease: false, ..occupancy },
             );
         }
     }
@@ -202,7 +202,7 @@ impl Room {
     /// What a parked lease counts with here, so that it need not be given that again.
     pub fn left_of_lease(&self, lease: LeaseId) -> Bytes {
         match self.leases.get(&lease) {
-            Some(claim) if claim.is_parked && self.is_coarse() => self.context_after_park(),
+            Some(occupancy) if occupancy.is_parked && self.is_coarse() => self.context_after_park(),
             _ => self.seen_of(lease),
         }
     }
@@ -260,15 +260,15 @@ impl Room {
     }
 
     fn set_seen(&mut self, lease: LeaseId, seen: Bytes) {
-        if let Some(mut claim) = self.leases.remove(&lease) {
-            self.adjust_sums(&claim, false);
-            claim.seen = seen;
-            self.adjust_sums(&claim, true);
-            if !claim.is_parked {
-                let at = self.ends.partition_point(|(ends, id, _)| (*ends, *id) < (claim.ends_by, lease));
-                self.ends[at].2 = claim.gives_back(self.context);
+        if let Some(mut occupancy) = self.leases.remove(&lease) {
+            self.adjust_sums(&occupancy, false);
+            occupancy.seen = seen;
+            self.adjust_sums(&occupancy, true);
+            if !occupancy.is_parked {
+                let at = self.ends.partition_point(|(ends, id, _)| (*ends, *id) < (occupancy.ends_by, lease));
+                self.ends[at].2 = occupancy.gives_back(self.context);
             }
-            self.leases.insert(lease, claim);
+            self.leases.insert(lease, occupancy);
         }
     }
 
@@ -363,12 +363,12 @@ impl Room {
     }
 
     /// Whether somebody's exclusivity keeps `tenant` off the card, or its own wish does.
-    pub fn excludes(&self, tenant: TenantId, wish: Exclusivity, strangers: impl Fn() -> usize) -> bool {
+    pub fn excludes(&self, tenant: TenantId, exclusivity: Exclusivity, unleased: impl Fn() -> usize) -> bool {
         let others = || self.tenants.keys().any(|other| *other != tenant);
-        match wish {
+        match exclusivity {
             _ if self.device_exclusive > 0 => true,
-            Exclusivity::Device => !self.is_empty() || strangers() > 0,
-            Exclusivity::Session => others() || strangers() > 0,
+            Exclusivity::Device => !self.is_empty() || unleased() > 0,
+            Exclusivity::Session => others() || unleased() > 0,
             Exclusivity::Shared => self.session_exclusive > 0 && others(),
         }
     }

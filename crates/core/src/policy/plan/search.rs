@@ -1,26 +1,25 @@
-//! Branch and bound over who leaves and who stays.
+//! Branch and bound over which victims leave and which stay.
 //!
-//! A node has decided for some holders. What the rest costs at least is told by a relaxation in which
-//! a part of a holder can leave for a part of its price, and a holder's price is divided among its
-//! sites: then each site stands alone, holders leave it by price per byte, and the cheapest sites are
-//! chosen. Rounded up, the same is a set that makes the room. The search branches on the holder that was
-//! cut in two. Whoever frees no more elsewhere and costs no less than one who stays, stays too: that keeps
-//! many equal holders from being tried in every combination.
+//! A node has decided for some victims. What the rest costs at least is told by a relaxation in which a part of a
+//! victim can leave for a part of its price, and a victim's price is divided among its sites: then each site stands
+//! alone, victims leave it by price per byte, and the cheapest sites are chosen. Rounded up, the same is a set that
+//! makes the room. The search branches on the victim that was cut in two. A victim that frees no more elsewhere and
+//! costs no less than one that stays, stays too: that keeps many equal victims from being tried in every combination.
 
 use super::input::{LeaverSet, PlanInput};
 
-/// Up to so many victims, sets that differ only in their leases are told apart.
+/// Up to this number of victims, sets that differ only in their leases are told apart.
 pub(super) const PATIENT: usize = 16;
 
-/// Up to so many victims, every rounded set is looked at that could be better.
+/// Up to this number of victims, every rounded set is computed that could be better.
 const SMALL: usize = 64;
 
-/// What a node takes beside its looks at holders, in steps.
+/// What a node takes beside its visits of victims, in steps.
 const NODE: usize = 40;
 /// What it takes to write down one decision, in steps.
 const DECISION: usize = 5;
 
-/// What was decided for a holder.
+/// What was decided for a victim.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Side {
     Open,
@@ -33,11 +32,11 @@ enum Side {
 struct Fill {
     /// At least.
     least: u64,
-    /// The same with the last holder whole.
+    /// The same with the last victim whole.
     whole: u64,
-    /// The same if no other site shares anybody's cost.
+    /// The same if no other site shares the cost of a victim.
     full: u64,
-    /// Who was taken last.
+    /// The victim that was taken last.
     last: Option<u32>,
 }
 
@@ -46,7 +45,7 @@ impl Fill {
     const NEVER: Fill = Fill { least: u64::MAX, whole: u64::MAX, full: u64::MAX, last: None };
 }
 
-/// A part of the field while its holder is open; nothing once it is decided.
+/// A part of the question while its victim is open; nothing once it is decided.
 #[derive(Clone, Copy)]
 struct Pending {
     gain: u64,
@@ -60,68 +59,68 @@ impl Pending {
 
 /// One search.
 pub(super) struct Search<'a> {
-    field: &'a PlanInput,
+    input: &'a PlanInput,
     sides: Vec<Side>,
     live: Vec<Pending>,
-    /// What each site lacks after those who leave; below zero if they free more.
+    /// What each site lacks after the victims that leave; below zero if they free more.
     needs: Vec<i128>,
-    /// How many must leave a site and stay.
+    /// How many victims that stay must leave a site.
     kept: Vec<u32>,
     fills: Vec<Fill>,
     /// The sites, the cheapest first; the chosen ones are at the front.
     ranking: Vec<u32>,
-    /// What those cost who leave.
+    /// The cost of the victims that leave.
     paid: u64,
     best: u64,
     found: Option<LeaverSet>,
     /// What `found` is compared with among equals.
     known: LeaverSet,
     patient: bool,
-    /// Marks of one round: whoever has the round's number was seen in it.
+    /// By victim, the number of the last round that visited it.
     seen: Vec<u32>,
     round: u32,
     work: usize,
     work_max: usize,
-    /// Who was made to stay, and fills before they changed, for the way back.
+    /// The victims that were made to stay, and fills before they changed, for the way back.
     stayed: Vec<u32>,
     trail: Vec<(u32, Fill)>,
 }
 
 impl<'a> Search<'a> {
     /// What every answer costs at least.
-    pub(super) fn least(field: &PlanInput) -> u64 {
-        Search::new(field, &field.set(&[]), 0).bound().least
+    pub(super) fn least(input: &PlanInput) -> u64 {
+        Search::new(input, &input.set(&[]), 0).bound().least
     }
 
     /// A set better than `known`, if there is one that can be found in `work_max` steps; and the steps it took.
-    pub(super) fn run(field: &'a PlanInput, known: &LeaverSet, work_max: usize) -> (Option<LeaverSet>, usize) {
-        let mut search = Search::new(field, known, work_max);
+    pub(super) fn run(input: &'a PlanInput, known: &LeaverSet, work_max: usize) -> (Option<LeaverSet>, usize) {
+        let mut search = Search::new(input, known, work_max);
         search.descend();
         (search.found, search.work)
     }
 
-    fn new(field: &'a PlanInput, known: &LeaverSet, work_max: usize) -> Search<'a> {
+    fn new(input: &'a PlanInput, known: &LeaverSet, work_max: usize) -> Search<'a> {
         let mut search = Search {
-            field,
-            sides: vec![Side::Open; field.movers.len()],
-            live: (0..field.parts.len()).map(|at| live(field, at)).collect(),
-            needs: field.spaces.iter().map(|space| i128::from(space.lack)).collect(),
-            kept: vec![0; field.spaces.len()],
-            fills: Vec::with_capacity(field.spaces.len()),
-            ranking: (0..field.spaces.len() as u32).collect(),
+            input,
+            sides: vec![Side::Open; input.leavers.len()],
+            live: (0..input.parts.len()).map(|at| live(input, at)).collect(),
+            needs: input.spaces.iter().map(|space| i128::from(space.lack)).collect(),
+            kept: vec![0; input.spaces.len()],
+            fills: Vec::with_capacity(input.spaces.len()),
+            ranking: (0..input.spaces.len() as u32).collect(),
             paid: 0,
             best: known.cost,
             found: None,
             known: known.clone(),
-            patient: field.movers.len() <= PATIENT,
-            seen: vec![0; field.movers.len()],
+            patient: input.leavers.len() <= PATIENT,
+            seen: vec![0; input.leavers.len()],
             round: 0,
             work: 0,
             work_max,
             stayed: Vec::new(),
             trail: Vec::new(),
         };
-        for space in 0..field.spaces.len() {
+        for space in 0..input.spaces.len() {
             let fill = search.fill(space);
             search.fills.push(fill);
         }
@@ -139,91 +138,91 @@ impl<'a> Search<'a> {
             return;
         }
         // Where costs are shared the rounded set may be cheaper than `full`: to look is worth it in small fields.
-        if !self.is_too_dear(if self.field.movers.len() <= SMALL { whole } else { full }) {
+        if !self.is_too_dear(if self.input.leavers.len() <= SMALL { whole } else { full }) {
             self.round_up();
         }
         if self.is_too_dear(least) || self.work >= self.work_max {
             return;
         }
-        let Some(mover) = self.branch() else { return };
+        let Some(leaver) = self.branch() else { return };
         let (stayed, trail) = (self.stayed.len(), self.trail.len());
 
-        self.leave(mover);
+        self.leave(leaver);
         self.descend();
-        self.return_to(mover, trail);
+        self.return_to(leaver, trail);
         if self.work >= self.work_max {
             return;
         }
 
-        self.stay(mover);
+        self.stay(leaver);
         self.descend();
         self.undo_fills(trail);
         while self.stayed.len() > stayed {
-            let Some(mover) = self.stayed.pop() else { break };
-            self.decide(mover, Side::Open);
+            let Some(leaver) = self.stayed.pop() else { break };
+            self.decide(leaver, Side::Open);
         }
     }
 
     /// Writes down what was decided for one, or that it no longer is.
-    fn decide(&mut self, mover: u32, side: Side) {
-        let field = self.field;
+    fn decide(&mut self, leaver: u32, side: Side) {
+        let input = self.input;
         self.work += DECISION;
-        let before = std::mem::replace(&mut self.sides[mover as usize], side);
-        for spot in field.spots(mover) {
+        let before = std::mem::replace(&mut self.sides[leaver as usize], side);
+        for spot in input.spots(leaver) {
             match spot.must {
                 true if side == Side::Stays => self.kept[spot.space as usize] += 1,
                 true if before == Side::Stays => self.kept[spot.space as usize] -= 1,
                 true => {}
-                false if side == Side::Open => self.live[spot.part as usize] = live(field, spot.part as usize),
+                false if side == Side::Open => self.live[spot.part as usize] = live(input, spot.part as usize),
                 false => self.live[spot.part as usize] = Pending::NOTHING,
             }
         }
     }
 
-    fn leave(&mut self, mover: u32) {
-        self.decide(mover, Side::Leaves);
-        self.paid += self.field.movers[mover as usize].cost;
-        for spot in self.field.spots(mover) {
+    fn leave(&mut self, leaver: u32) {
+        self.decide(leaver, Side::Leaves);
+        self.paid += self.input.leavers[leaver as usize].cost;
+        for spot in self.input.spots(leaver) {
             self.needs[spot.space as usize] -= i128::from(spot.gain);
         }
-        self.refill(mover);
+        self.refill(leaver);
     }
 
-    fn return_to(&mut self, mover: u32, trail: usize) {
-        self.decide(mover, Side::Open);
-        self.paid -= self.field.movers[mover as usize].cost;
-        for spot in self.field.spots(mover) {
+    fn return_to(&mut self, leaver: u32, trail: usize) {
+        self.decide(leaver, Side::Open);
+        self.paid -= self.input.leavers[leaver as usize].cost;
+        for spot in self.input.spots(leaver) {
             self.needs[spot.space as usize] += i128::from(spot.gain);
         }
         self.undo_fills(trail);
     }
 
-    fn stay(&mut self, mover: u32) {
-        let field = self.field;
-        self.decide(mover, Side::Stays);
-        self.stayed.push(mover);
-        let cost = field.movers[mover as usize].cost;
-        for spot in field.spots(mover) {
-            let may = field.spaces[spot.space as usize].may.clone();
-            // Whoever is no better is not cheaper per byte either, and so comes later.
+    fn stay(&mut self, leaver: u32) {
+        let input = self.input;
+        self.decide(leaver, Side::Stays);
+        self.stayed.push(leaver);
+        let cost = input.leavers[leaver as usize].cost;
+        for spot in input.spots(leaver) {
+            let may = input.spaces[spot.space as usize].may.clone();
+            // A victim that is no better is not cheaper per byte either, and so comes later.
             let first = if spot.must { may.start } else { spot.part as usize + 1 };
             self.work += may.end - first;
             for at in first..may.end {
                 let Pending { gain, full, .. } = self.live[at];
-                let other = field.parts[at].mover;
-                if gain > 0 && gain <= spot.gain && full >= cost && self.is_no_better(other, mover) {
+                let other = input.parts[at].leaver;
+                if gain > 0 && gain <= spot.gain && full >= cost && self.is_no_better(other, leaver) {
                     self.decide(other, Side::Stays);
                     self.stayed.push(other);
                 }
             }
         }
-        self.refill(mover);
+        self.refill(leaver);
     }
 
-    /// Whether one could be replaced by another in every set.
+    /// Whether one victim could be replaced by another in every set.
     fn is_no_better(&self, one: u32, than: u32) -> bool {
-        let cost = |mover: u32| (self.field.movers[mover as usize].cost, mover);
-        let (mine, yours) = (self.field.spots(one), self.field.spots(than));
+        let cost = |leaver: u32| (self.input.leavers[leaver as usize].cost, leaver);
+        let (mine, yours) = (self.input.spots(one), self.input.spots(than));
         cost(one) > cost(than)
             && mine.len() <= yours.len()
             && mine.iter().all(|spot| {
@@ -232,9 +231,9 @@ impl<'a> Search<'a> {
             })
     }
 
-    /// Reckons the sites of a mover anew. Those who were decided with it have no others.
-    fn refill(&mut self, mover: u32) {
-        for spot in self.field.spots(mover) {
+    /// Computes the sites of a victim anew. The victims that were decided with it have no others.
+    fn refill(&mut self, leaver: u32) {
+        for spot in self.input.spots(leaver) {
             self.trail.push((spot.space, self.fills[spot.space as usize]));
             self.fills[spot.space as usize] = self.fill(spot.space as usize);
         }
@@ -246,20 +245,20 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Clears one site by price per byte, the last holder in part.
+    /// Clears one site by price per byte, the last victim in part.
     fn fill(&mut self, at: usize) -> Fill {
         if self.kept[at] > 0 {
             return Fill::NEVER;
         }
-        let field = self.field;
-        let space = &field.spaces[at];
+        let input = self.input;
+        let space = &input.spaces[at];
         let mut need = self.needs[at];
         let (mut least, mut full, mut last) = (0, 0, None);
-        for part in space.must.iter().filter(|part| self.sides[part.mover as usize] == Side::Open) {
+        for part in space.must.iter().filter(|part| self.sides[part.leaver as usize] == Side::Open) {
             need -= i128::from(part.gain);
             least += part.share;
-            full += field.movers[part.mover as usize].cost;
-            last = Some(part.mover);
+            full += input.leavers[part.leaver as usize].cost;
+            last = Some(part.leaver);
         }
         self.work += space.must.len() + 1;
         // It is at most what the site lacks at first.
@@ -274,7 +273,7 @@ impl<'a> Search<'a> {
                     least: least + part_of_it as u64,
                     whole: least + live.share,
                     full: full + live.full,
-                    last: Some(field.parts[space.may.start + done].mover),
+                    last: Some(input.parts[space.may.start + done].leaver),
                 };
             }
             need -= live.gain;
@@ -292,7 +291,7 @@ impl<'a> Search<'a> {
         self.ranking.sort_unstable_by_key(|space| (fills[*space as usize].least, *space));
         self.work += NODE + fills.len();
         let nothing = Fill { least: self.paid, whole: self.paid, full: self.paid, last: None };
-        self.ranking[..self.field.wanted].iter().map(|space| &fills[*space as usize]).fold(nothing, |sum, fill| Fill {
+        self.ranking[..self.input.wanted].iter().map(|space| &fills[*space as usize]).fold(nothing, |sum, fill| Fill {
             least: sum.least.saturating_add(fill.least),
             whole: sum.whole.saturating_add(fill.whole),
             full: sum.full.saturating_add(fill.full),
@@ -300,32 +299,32 @@ impl<'a> Search<'a> {
         })
     }
 
-    /// Who is decided next: of the chosen sites, the last holder where rounding up costs most.
+    /// The victim to decide next: of the chosen sites, the last victim where rounding up costs most.
     fn branch(&self) -> Option<u32> {
-        let fills = self.ranking[..self.field.wanted].iter().map(|space| (&self.fills[*space as usize], *space));
+        let fills = self.ranking[..self.input.wanted].iter().map(|space| (&self.fills[*space as usize], *space));
         let open = fills.filter(|(fill, _)| fill.last.is_some());
         open.max_by_key(|(fill, space)| (fill.whole - fill.least, fill.least, std::cmp::Reverse(*space)))
             .and_then(|(fill, _)| fill.last)
     }
 
-    /// Takes everybody whole whom the relaxation takes in part: a set that makes the room.
+    /// Takes every victim whole that the relaxation takes in part: a set that makes the room.
     fn round_up(&mut self) {
-        let field = self.field;
+        let input = self.input;
         self.round += 1;
         let mut cost = self.paid;
         let mut taken = Vec::new();
-        for space in &self.ranking[..field.wanted] {
+        for space in &self.ranking[..input.wanted] {
             let Some(last) = self.fills[*space as usize].last else { continue };
-            let space = &field.spaces[*space as usize];
-            for part in space.must.iter().chain(&field.parts[space.may.clone()]) {
+            let space = &input.spaces[*space as usize];
+            for part in space.must.iter().chain(&input.parts[space.may.clone()]) {
                 self.work += 1;
-                let mover = part.mover as usize;
-                if self.sides[mover] == Side::Open && self.seen[mover] != self.round {
-                    self.seen[mover] = self.round;
-                    cost += field.movers[mover].cost;
-                    taken.push(part.mover);
+                let leaver = part.leaver as usize;
+                if self.sides[leaver] == Side::Open && self.seen[leaver] != self.round {
+                    self.seen[leaver] = self.round;
+                    cost += input.leavers[leaver].cost;
+                    taken.push(part.leaver);
                 }
-                if part.mover == last {
+                if part.leaver == last {
                     break;
                 }
             }
@@ -334,9 +333,9 @@ impl<'a> Search<'a> {
             return;
         }
         let leaves = (0..).zip(&self.sides).filter(|(_, side)| **side == Side::Leaves);
-        taken.extend(leaves.map(|(mover, _)| mover));
+        taken.extend(leaves.map(|(leaver, _)| leaver));
         self.work += self.sides.len();
-        let set = field.set(&field.reduced(taken));
+        let set = input.set(&input.reduced(taken));
         if set < self.known {
             self.best = set.cost;
             self.known = set.clone();
@@ -346,7 +345,7 @@ impl<'a> Search<'a> {
 }
 
 /// A part as it is before anything is decided.
-fn live(field: &PlanInput, at: usize) -> Pending {
-    let part = &field.parts[at];
-    Pending { gain: part.gain, share: part.share, full: field.movers[part.mover as usize].cost }
+fn live(input: &PlanInput, at: usize) -> Pending {
+    let part = &input.parts[at];
+    Pending { gain: part.gain, share: part.share, full: input.leavers[part.leaver as usize].cost }
 }

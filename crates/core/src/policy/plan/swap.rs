@@ -1,25 +1,25 @@
-//! Small changes of a set: one holder stays after all, and others leave in its place.
+//! Small changes of a set: one victim stays after all, and others leave in its place.
 //!
-//! Where most holders are on several cards the search's bound says little; this finds what the
-//! search would come to late.
+//! Where most victims are on several GPUs the search's bound says little; this finds early what the search would find
+//! late.
 
 use super::input::{LeaverSet, PlanInput};
 
 /// Changes a set as long as that makes it better and `work` steps are left.
-pub(super) fn swapped(field: &PlanInput, mut best: LeaverSet, work: &mut usize) -> LeaverSet {
+pub(super) fn swapped(input: &PlanInput, mut best: LeaverSet, work: &mut usize) -> LeaverSet {
     'better: loop {
-        let mut swap = Swap::new(field, &best);
-        let mut dearest = best.movers.clone();
-        dearest.sort_unstable_by_key(|mover| std::cmp::Reverse((field.movers[*mover as usize].cost, *mover)));
+        let mut swap = Swap::new(input, &best);
+        let mut dearest = best.leavers.clone();
+        dearest.sort_unstable_by_key(|leaver| std::cmp::Reverse((input.leavers[*leaver as usize].cost, *leaver)));
         for stays in dearest {
             let added = swap.others_for(stays, work);
             if *work == 0 {
                 return best;
             }
             let Some(added) = added else { continue };
-            *work = work.saturating_sub(best.movers.len() * 8);
-            let movers = best.movers.iter().copied().filter(|mover| *mover != stays).chain(added).collect();
-            let other = field.set(&field.reduced(movers));
+            *work = work.saturating_sub(best.leavers.len() * 8);
+            let leavers = best.leavers.iter().copied().filter(|leaver| *leaver != stays).chain(added).collect();
+            let other = input.set(&input.reduced(leavers));
             if other < best {
                 best = other;
                 continue 'better;
@@ -30,8 +30,8 @@ pub(super) fn swapped(field: &PlanInput, mut best: LeaverSet, work: &mut usize) 
 }
 
 struct Swap<'a> {
-    field: &'a PlanInput,
-    /// Those that lack nothing.
+    input: &'a PlanInput,
+    /// Sites that lack nothing.
     sites: Vec<usize>,
     leaves: Vec<bool>,
     /// What these sites lack, below zero if they gained more; of the others nothing matters.
@@ -39,34 +39,34 @@ struct Swap<'a> {
 }
 
 impl<'a> Swap<'a> {
-    fn new(field: &'a PlanInput, set: &LeaverSet) -> Swap<'a> {
-        let sites = field.cleared(&set.movers);
+    fn new(input: &'a PlanInput, set: &LeaverSet) -> Swap<'a> {
+        let sites = input.cleared(&set.leavers);
         // So low that it never comes above zero.
-        let mut needs = vec![i128::MIN / 2; field.spaces.len()];
-        sites.iter().for_each(|at| needs[*at] = i128::from(field.spaces[*at].lack));
-        let mut swap = Swap { field, sites, leaves: vec![false; field.movers.len()], needs };
-        set.movers.iter().for_each(|mover| swap.leave(*mover));
+        let mut needs = vec![i128::MIN / 2; input.spaces.len()];
+        sites.iter().for_each(|at| needs[*at] = i128::from(input.spaces[*at].lack));
+        let mut swap = Swap { input, sites, leaves: vec![false; input.leavers.len()], needs };
+        set.leavers.iter().for_each(|leaver| swap.leave(*leaver));
         swap
     }
 
-    fn leave(&mut self, mover: u32) {
-        self.leaves[mover as usize] = true;
-        self.field.spots(mover).iter().for_each(|spot| self.needs[spot.space as usize] -= i128::from(spot.gain));
+    fn leave(&mut self, leaver: u32) {
+        self.leaves[leaver as usize] = true;
+        self.input.spots(leaver).iter().for_each(|spot| self.needs[spot.space as usize] -= i128::from(spot.gain));
     }
 
-    fn stay(&mut self, mover: u32) {
-        self.leaves[mover as usize] = false;
-        self.field.spots(mover).iter().for_each(|spot| self.needs[spot.space as usize] += i128::from(spot.gain));
+    fn stay(&mut self, leaver: u32) {
+        self.leaves[leaver as usize] = false;
+        self.input.spots(leaver).iter().for_each(|spot| self.needs[spot.space as usize] += i128::from(spot.gain));
     }
 
-    /// Who else leaves if one stays, if that is not far too dear. Everything is then as it was before.
+    /// The victims that leave if one stays, if that is not far too dear. Everything is then as it was before.
     fn others_for(&mut self, stays: u32, work: &mut usize) -> Option<Vec<u32>> {
-        let spots = self.field.spots(stays);
+        let spots = self.input.spots(stays);
         if spots.iter().any(|spot| spot.must && self.sites.contains(&(spot.space as usize))) {
             return None;
         }
         // Some of the others may turn out not to be needed any more.
-        let cost_max = self.field.movers[stays as usize].cost.saturating_mul(2);
+        let cost_max = self.input.leavers[stays as usize].cost.saturating_mul(2);
         let (mut added, mut cost, mut is_clear) = (Vec::new(), 0, false);
         self.stay(stays);
         while cost < cost_max {
@@ -75,23 +75,23 @@ impl<'a> Swap<'a> {
                 break;
             };
             let Some(next) = self.best_for(at, stays, work) else { break };
-            cost += self.field.movers[next as usize].cost;
+            cost += self.input.leavers[next as usize].cost;
             self.leave(next);
             added.push(next);
         }
-        added.iter().for_each(|mover| self.stay(*mover));
+        added.iter().for_each(|leaver| self.stay(*leaver));
         self.leave(stays);
         is_clear.then_some(added)
     }
 
-    /// Who frees most on all sites that still lack something, for what it costs.
+    /// The victim that frees most on all sites that still lack something, for what it costs.
     fn best_for(&self, at: usize, stays: u32, work: &mut usize) -> Option<u32> {
-        let parts = &self.field.parts[self.field.spaces[at].may.clone()];
+        let parts = &self.input.parts[self.input.spaces[at].may.clone()];
         *work = work.saturating_sub(parts.len() * 4);
         let mut best: Option<(u32, u64, u64)> = None;
-        for part in parts.iter().filter(|part| part.mover != stays && !self.leaves[part.mover as usize]) {
-            let cost = self.field.movers[part.mover as usize].cost;
-            let help = self.field.spots(part.mover).iter().fold(0_u64, |sum, spot| {
+        for part in parts.iter().filter(|part| part.leaver != stays && !self.leaves[part.leaver as usize]) {
+            let cost = self.input.leavers[part.leaver as usize].cost;
+            let help = self.input.spots(part.leaver).iter().fold(0_u64, |sum, spot| {
                 // No need is larger than what the site lacks at first.
                 let need = u64::try_from(self.needs[spot.space as usize]).unwrap_or(0);
                 sum.saturating_add(spot.gain.min(need))
@@ -100,9 +100,9 @@ impl<'a> Swap<'a> {
                 u128::from(help) * u128::from(best_cost) > u128::from(best_help) * u128::from(cost)
             };
             if best.is_none_or(is_better) {
-                best = Some((part.mover, cost, help));
+                best = Some((part.leaver, cost, help));
             }
         }
-        best.map(|(mover, ..)| mover)
+        best.map(|(leaver, ..)| leaver)
     }
 }

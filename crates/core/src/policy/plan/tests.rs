@@ -4,20 +4,20 @@ use super::*;
 use proptest::prelude::*;
 
 fn victim(lease: u64, rank: u8, price_s: u64, gains: &[(u16, u64)]) -> Victim {
-    let gains = gains.iter().map(|(card, gib)| (GpuId(*card), Bytes::gib(*gib))).collect();
+    let gains = gains.iter().map(|(gpu, gib)| (GpuId(*gpu), Bytes::gib(*gib))).collect();
     Victim { lease: LeaseId(lease), rank, price: Span::secs(price_s), gains }
 }
 
-fn site(card: u16, lack_gib: u64, must: &[usize]) -> GpuNeed {
-    GpuNeed { card: GpuId(card), lack: Bytes::gib(lack_gib), must: must.to_vec() }
+fn site(gpu: u16, lack_gib: u64, must: &[usize]) -> GpuNeed {
+    GpuNeed { gpu: GpuId(gpu), lack: Bytes::gib(lack_gib), must: must.to_vec() }
 }
 
 /// Who leaves and on which cards the waiter is then, in the words of a test.
-fn check(sites: &[GpuNeed], wanted: usize, victims: &[Victim], cards: &[u16], who: &[usize]) {
+fn check(sites: &[GpuNeed], wanted: usize, victims: &[Victim], gpus: &[u16], chosen: &[usize]) {
     let choice = cheapest(sites, wanted, victims).expect("there is a set");
-    assert_eq!(choice.victims, who);
-    assert_eq!(choice.cards, cards.iter().map(|card| GpuId(*card)).collect::<Vec<_>>());
-    assert_eq!(choice.price.0, who.iter().map(|who| victims[*who].price.0).sum::<u64>());
+    assert_eq!(choice.victims, chosen);
+    assert_eq!(choice.gpus, gpus.iter().map(|gpu| GpuId(*gpu)).collect::<Vec<_>>());
+    assert_eq!(choice.price.0, chosen.iter().map(|index| victims[*index].price.0).sum::<u64>());
     assert_eq!(Some(key(&choice.victims, victims)), by_force(sites, wanted, victims));
 }
 
@@ -119,7 +119,7 @@ fn the_largest_numbers_there_are_overflow_nowhere() {
         })
         .collect();
     let sites: Vec<GpuNeed> =
-        [0, 1, u16::MAX].map(|card| GpuNeed { card: GpuId(card), lack: all, must: vec![3, 9] }).into();
+        [0, 1, u16::MAX].map(|gpu| GpuNeed { gpu: GpuId(gpu), lack: all, must: vec![3, 9] }).into();
     for wanted in 1..=3 {
         let choice = cheapest(&sites, wanted, &victims).expect("there is a set");
         assert_eq!((choice.victims, choice.price), (vec![3, 9], Span(u64::MAX)));
@@ -129,31 +129,31 @@ fn the_largest_numbers_there_are_overflow_nowhere() {
 /// What sets are compared by.
 type Key = (Option<u8>, u128, usize, Vec<LeaseId>);
 
-fn key(who: &[usize], victims: &[Victim]) -> Key {
-    let mut leases: Vec<LeaseId> = who.iter().map(|who| victims[*who].lease).collect();
+fn key(chosen: &[usize], victims: &[Victim]) -> Key {
+    let mut leases: Vec<LeaseId> = chosen.iter().map(|index| victims[*index].lease).collect();
     leases.sort();
-    let price = who.iter().map(|who| u128::from(victims[*who].price.0)).sum();
-    (who.iter().map(|who| victims[*who].rank).max(), price, who.len(), leases)
+    let price = chosen.iter().map(|index| u128::from(victims[*index].price.0)).sum();
+    (chosen.iter().map(|index| victims[*index].rank).max(), price, chosen.len(), leases)
 }
 
 /// How many sites lack nothing if these leave, by the words of the rule.
-fn clear(sites: &[GpuNeed], who: &[usize], victims: &[Victim]) -> usize {
+fn clear(sites: &[GpuNeed], chosen: &[usize], victims: &[Victim]) -> usize {
     let gained = |site: &GpuNeed| -> u128 {
-        let gains = who.iter().flat_map(|who| &victims[*who].gains);
-        gains.filter(|(card, _)| *card == site.card).map(|(_, gain)| u128::from(gain.0)).sum()
+        let gains = chosen.iter().flat_map(|index| &victims[*index].gains);
+        gains.filter(|(gpu, _)| *gpu == site.gpu).map(|(_, gain)| u128::from(gain.0)).sum()
     };
     let is_clear =
-        |site: &&GpuNeed| site.must.iter().all(|must| who.contains(must)) && gained(site) >= u128::from(site.lack.0);
+        |site: &&GpuNeed| site.must.iter().all(|must| chosen.contains(must)) && gained(site) >= u128::from(site.lack.0);
     sites.iter().filter(is_clear).count()
 }
 
 /// The best of all sets.
 fn by_force(sites: &[GpuNeed], wanted: usize, victims: &[Victim]) -> Option<Key> {
-    let set = |bits: u32| -> Vec<usize> { (0..victims.len()).filter(|who| bits >> who & 1 == 1).collect() };
+    let set = |bits: u32| -> Vec<usize> { (0..victims.len()).filter(|index| bits >> index & 1 == 1).collect() };
     (0..1_u32 << victims.len())
         .map(set)
-        .filter(|who| clear(sites, who, victims) >= wanted)
-        .map(|who| key(&who, victims))
+        .filter(|chosen| clear(sites, chosen, victims) >= wanted)
+        .map(|chosen| key(&chosen, victims))
         .min()
 }
 
@@ -182,7 +182,7 @@ type Raw = (u8, u64, u64, Vec<bool>);
 fn question(kind: Kind, wanted: usize, lacks: &[(u64, bool)], raws: &[Raw]) -> Question {
     let mut sites: Vec<GpuNeed> = Vec::new();
     let mut victims: Vec<Victim> = Vec::new();
-    for (lease, (rank, price, size, cards)) in (0..).zip(raws) {
+    for (lease, (rank, price, size, gpus)) in (0..).zip(raws) {
         let (price, size) = match kind {
             Kind::Any => (*price, *size),
             Kind::FewSizes => (*price, size % 3 + 1),
@@ -190,20 +190,20 @@ fn question(kind: Kind, wanted: usize, lacks: &[(u64, bool)], raws: &[Raw]) -> Q
             Kind::Alike => (size * 10 + 30 + price % 3, *size),
             Kind::Even => (size * 2 + price % 2, size * 2),
         };
-        let cards = (0..).zip(&cards[..lacks.len()]).filter(|(_, there)| **there);
-        let gains = cards.map(|(card, _)| (GpuId(card), Bytes(size))).collect();
+        let gpus = (0..).zip(&gpus[..lacks.len()]).filter(|(_, there)| **there);
+        let gains = gpus.map(|(gpu, _)| (GpuId(gpu), Bytes(size))).collect();
         // Leases are not in the order of the slice.
         victims.push(Victim { lease: LeaseId(lease * 7 % 1009), rank: *rank, price: Span(price), gains });
     }
-    for (card, (percent, alone)) in (0..).zip(lacks) {
+    for (gpu, (percent, alone)) in (0..).zip(lacks) {
         let there: Vec<usize> = (0..victims.len())
-            .filter(|who| victims[*who].gains.iter().any(|(other, _)| *other == GpuId(card)))
+            .filter(|index| victims[*index].gains.iter().any(|(other, _)| *other == GpuId(gpu)))
             .collect();
-        let sizes = there.iter().flat_map(|who| &victims[*who].gains).filter(|(other, _)| *other == GpuId(card));
+        let sizes = there.iter().flat_map(|index| &victims[*index].gains).filter(|(other, _)| *other == GpuId(gpu));
         let lack = sizes.map(|(_, size)| *size).sum::<Bytes>().0 * percent / 100;
         let lack = if matches!(kind, Kind::Even) { lack | 1 } else { lack };
         let must = if *alone { there } else { Vec::new() };
-        sites.push(GpuNeed { card: GpuId(card), lack: Bytes(lack), must });
+        sites.push(GpuNeed { gpu: GpuId(gpu), lack: Bytes(lack), must });
     }
     Question { sites, wanted, victims }
 }
@@ -213,13 +213,13 @@ fn kinds() -> impl Strategy<Value = Kind> {
 }
 
 /// Questions of at most so many victims, cards and cards wanted. A holder is on about `spread` of its cards.
-fn questions(victims: usize, cards: usize, wanted: usize) -> impl Strategy<Value = Question> {
+fn questions(victims: usize, gpus: usize, wanted: usize) -> impl Strategy<Value = Question> {
     let there = prop_oneof![Just(0.3), Just(0.6), Just(0.1)]
-        .prop_flat_map(move |spread| prop::collection::vec(prop::bool::weighted(spread), cards));
+        .prop_flat_map(move |spread| prop::collection::vec(prop::bool::weighted(spread), gpus));
     let rank = prop_oneof![4 => Just(0_u8), 1 => 0..3_u8];
     let raw = (rank, 0..100_u64, 1..40_u64, there);
     let lack = (5..100_u64, prop::bool::weighted(0.1));
-    (kinds(), 1..=wanted, prop::collection::vec(lack, 1..=cards), prop::collection::vec(raw, 0..=victims))
+    (kinds(), 1..=wanted, prop::collection::vec(lack, 1..=gpus), prop::collection::vec(raw, 0..=victims))
         .prop_map(|(kind, wanted, lacks, raws)| question(kind, wanted, &lacks, &raws))
 }
 
@@ -234,9 +234,9 @@ fn keeps_the_rules(question: &Question) -> Result<(), TestCaseError> {
     let (Some(choice), Some(plain)) = (choice, plain) else { return Ok(()) };
     prop_assert!(key(&choice.victims, victims) <= key(&plain.victims, victims), "worse than greedy");
     for choice in [choice, plain] {
-        prop_assert!(choice.victims.is_sorted() && choice.cards.is_sorted());
-        prop_assert_eq!(choice.cards.len(), *wanted);
-        let taken: Vec<GpuNeed> = sites.iter().filter(|site| choice.cards.contains(&site.card)).cloned().collect();
+        prop_assert!(choice.victims.is_sorted() && choice.gpus.is_sorted());
+        prop_assert_eq!(choice.gpus.len(), *wanted);
+        let taken: Vec<GpuNeed> = sites.iter().filter(|site| choice.gpus.contains(&site.gpu)).cloned().collect();
         prop_assert_eq!(clear(&taken, &choice.victims, victims), *wanted, "the room is not made");
         for left_out in 0..choice.victims.len() {
             let mut fewer = choice.victims.clone();
@@ -270,7 +270,7 @@ proptest! {
     fn the_order_of_the_question_changes_nothing(question in questions(40, 6, 3), turn in 0..40_usize) {
         let Question { sites, wanted, victims } = &question;
         let leases = |victims: &[Victim], choice: Option<PreemptionChoice>| {
-            choice.map(|choice| (choice.cards, key(&choice.victims, victims)))
+            choice.map(|choice| (choice.gpus, key(&choice.victims, victims)))
         };
         let before = leases(victims, cheapest(sites, *wanted, victims));
         let count = victims.len();
@@ -314,16 +314,16 @@ fn the_work_ends_however_hard_the_question_is() {
     // A thousand holders, nearly all on two of sixteen cards, all prices close to each other.
     let raws: Vec<Raw> = (0..1000_u64)
         .map(|number| {
-            let cards = (0..16).map(|card| card == number % 16 || card == number * 7 / 16 % 16).collect();
-            (0, number * 31 % 17, number * 13 % 29 + 40, cards)
+            let gpus = (0..16).map(|gpu| gpu == number % 16 || gpu == number * 7 / 16 % 16).collect();
+            (0, number * 31 % 17, number * 13 % 29 + 40, gpus)
         })
         .collect();
     for wanted in [2, 4, 8, 16] {
         let Question { sites, victims, .. } = question(Kind::Alike, wanted, &[(37, false); 16], &raws);
         let order: Vec<usize> = (0..victims.len()).collect();
         let sites: Vec<&GpuNeed> = sites.iter().collect();
-        let field = PlanInput::new(&sites, wanted, &victims, &order).sharing();
-        let (_, used) = Search::run(&field, &field.set(&field.greedy()), WORK_MAX);
+        let input = PlanInput::new(&sites, wanted, &victims, &order).sharing();
+        let (_, used) = Search::run(&input, &input.set(&input.greedy()), WORK_MAX);
         // The last node may go over it by the sites of one holder, and by one set that is rounded up.
         assert!((WORK_MAX..WORK_MAX + 5000).contains(&used), "{used} steps");
     }
