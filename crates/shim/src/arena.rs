@@ -18,6 +18,15 @@ const ADDRESS_BYTES: u64 = 1 << 44;
 /// The largest number of threads that touch fresh memory.
 const TOUCH_THREADS: u64 = 8;
 
+/// Whether the pages of a file are there already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FilePages {
+    /// They are.
+    Present,
+    /// The kernel makes each when it is first touched.
+    Absent,
+}
+
 /// The arena of this process.
 #[derive(Default)]
 pub struct ParkArena {
@@ -34,7 +43,7 @@ pub struct ParkArena {
 
 impl ParkArena {
     /// Adds a file of `bytes` bytes.
-    pub fn add_file(&mut self, file: &File, bytes: u64, filled: bool) -> Result<(), String> {
+    pub fn add_file(&mut self, file: &File, bytes: u64, pages: FilePages) -> Result<(), String> {
         let bytes = bytes - bytes % HUGE;
         if file.metadata().map_or(0, |data| data.len()) < bytes || self.ready.saturating_add(bytes) > ADDRESS_BYTES {
             return Err("the daemon gave memory to park in that is not what it said".to_owned());
@@ -44,7 +53,7 @@ impl ParkArena {
         }
         let from = self.base + self.ready;
         map(from, bytes, Some((file.as_raw_fd(), 0)))?;
-        if filled && self.touched == self.ready {
+        if pages == FilePages::Present && self.touched == self.ready {
             self.touched += bytes;
         }
         self.ready += bytes;
@@ -106,7 +115,8 @@ impl ParkArena {
         if bytes == 0 {
             return Err(driver::INVALID_VALUE);
         }
-        as_result(driver::cuMemHostRegister_v2(self.at(self.registered), bytes as usize, PORTABLE))?;
+        // SAFETY: these bytes of the arena are mapped, and stay so until they are unregistered.
+        as_result(unsafe { driver::cuMemHostRegister_v2(self.at(self.registered), bytes as usize, PORTABLE) })?;
         self.pieces.push((self.registered, bytes));
         self.registered += bytes;
         Ok(())
@@ -120,13 +130,15 @@ impl ParkArena {
     /// How many bytes there are from an offset to the end of its piece.
     pub fn bytes_left_in_piece(&self, offset: u64) -> u64 {
         let piece = self.pieces.iter().find(|(first, bytes)| (*first..first + bytes).contains(&offset));
+        debug_assert!(piece.is_some(), "offset {offset} is not registered yet");
         piece.map_or(0, |(first, bytes)| first + bytes - offset)
     }
 
     /// Frees all of the arena. A context must be current.
     pub fn trim(&mut self) {
         for (first, _) in std::mem::take(&mut self.pieces) {
-            driver::cuMemHostUnregister(self.at(first));
+            // SAFETY: registered by `register_next`, once.
+            unsafe { driver::cuMemHostUnregister(self.at(first)) };
         }
         if self.base != 0 {
             // SAFETY: reserved by `reserve` with this length, and no longer used.

@@ -16,15 +16,19 @@
 //! alone, because they check themselves. Built for x86-64 Linux; the stubs are its machine code.
 
 mod activation;
+mod allocations;
 mod arena;
 mod contexts;
 mod control_thread;
 mod copy_size;
+mod daemon_link;
 mod deferred_calls;
 mod driver;
+mod driver_pools;
 mod entry_points;
 mod function_class;
 mod gate;
+mod gpu_memory;
 mod hook;
 mod ipc;
 mod lease_page;
@@ -33,14 +37,18 @@ mod loader_symbols;
 mod log;
 mod memory_table;
 mod nvml;
+mod out_pointer;
 mod outside_access;
 mod packet_socket;
 mod park;
 mod peer_access;
+mod plain_blocks;
 mod pool;
 mod ranges;
 mod replacements;
+mod slots;
 mod small_allocations;
+mod threads;
 mod trampoline;
 mod unmovable_memory;
 

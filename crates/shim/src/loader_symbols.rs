@@ -4,6 +4,66 @@
 //! reads the symbol tables of the C library instead, which every program has.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::{Acquire, Release};
+
+/// The loader's own `dlsym`; zero until [`find_dlsym`] was called.
+pub static REAL_DLSYM: AtomicUsize = AtomicUsize::new(0);
+/// The loader's own `dlvsym`; zero until [`find_dlvsym`] was called.
+pub static REAL_DLVSYM: AtomicUsize = AtomicUsize::new(0);
+
+/// Where the loader's functions are: in glibc, in an old glibc, or in another C library. Programs of the latter have no
+/// driver, but may have the shim preloaded.
+const LOADER: [&str; 4] = ["libc.so.6", "libdl.so.2", "libc-", "ld-musl-"];
+
+/// The address of the loader's own `dlsym`.
+pub extern "C" fn find_dlsym() -> usize {
+    find_loader_function(&REAL_DLSYM, c"dlsym")
+}
+
+/// The address of the loader's own `dlvsym`.
+pub extern "C" fn find_dlvsym() -> usize {
+    find_loader_function(&REAL_DLVSYM, c"dlvsym")
+}
+
+fn find_loader_function(place: &AtomicUsize, name: &CStr) -> usize {
+    let known = place.load(Acquire);
+    if known != 0 {
+        return known;
+    }
+    let found = find(&LOADER, name).unwrap_or(missing_loader_function as extern "C" fn() -> usize as usize);
+    place.store(found, Release);
+    found
+}
+
+/// Stands for a loader function that was not found.
+extern "C" fn missing_loader_function() -> usize {
+    0
+}
+
+/// The loader's own `dlsym`.
+///
+/// # Safety
+/// The handle is one that `dlsym` takes: of a library that is loaded, or one of the loader's constants.
+pub unsafe fn real_dlsym(handle: *mut c_void, name: &CStr) -> *mut c_void {
+    // SAFETY: the address is that of the loader's function of that name, which has this type.
+    let real: unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void =
+        unsafe { std::mem::transmute(find_dlsym()) };
+    // SAFETY: the name ends with a zero, and the caller promises the handle.
+    unsafe { real(handle, name.as_ptr()) }
+}
+
+/// The loader's own `dlvsym`.
+///
+/// # Safety
+/// As for [`real_dlsym`]; the version is a text that ends with a zero.
+pub unsafe fn real_dlvsym(handle: *mut c_void, name: &CStr, version: *const c_char) -> *mut c_void {
+    // SAFETY: the address is that of the loader's function of that name, which has this type.
+    let real: unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) -> *mut c_void =
+        unsafe { std::mem::transmute(find_dlvsym()) };
+    // SAFETY: the name ends with a zero, and the caller promises the handle and the version.
+    unsafe { real(handle, name.as_ptr(), version) }
+}
 
 /// The entries of a library's dynamic section that matter here.
 #[derive(Default)]

@@ -6,8 +6,8 @@
 
 use crate::activation;
 use crate::control_thread;
-use crate::entry_points;
 use crate::lease_page;
+use crate::loader_symbols;
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{Acquire, Release};
@@ -70,7 +70,11 @@ fn find(known: &AtomicUsize, name: &CStr) -> usize {
         return at;
     }
     let library = library(0);
-    let at = if library == 0 { 0 } else { entry_points::real_dlsym(library as *mut c_void, name) as usize };
+    let at = match library {
+        0 => 0,
+        // SAFETY: `dlopen` returned the handle, and the library stays loaded.
+        library => unsafe { loader_symbols::real_dlsym(library as *mut c_void, name) as usize },
+    };
     known.store(at, Release);
     at
 }
