@@ -52,7 +52,8 @@ impl ParkArena {
             self.base = reserve()?;
         }
         let from = self.base + self.ready;
-        map(from, bytes, Some((file.as_raw_fd(), 0)))?;
+        // SAFETY: the range follows the mapped part of the arena's own addresses, and fits in them.
+        unsafe { map(from, bytes, Some((file.as_raw_fd(), 0)))? };
         if pages == FilePages::Present && self.touched == self.ready {
             self.touched += bytes;
         }
@@ -83,7 +84,8 @@ impl ParkArena {
             self.base = reserve()?;
         }
         let (from, more) = (self.base + self.ready, wanted - self.ready);
-        map(from, more, None)?;
+        // SAFETY: as in `add_file`.
+        unsafe { map(from, more, None)? };
         self.ready = wanted;
         Ok(())
     }
@@ -92,7 +94,8 @@ impl ParkArena {
     fn touch_to(&mut self, bytes: u64) {
         let to = bytes.next_multiple_of(HUGE).min(self.ready);
         if to > self.touched {
-            touch(self.base + self.touched, to - self.touched);
+            // SAFETY: the range is mapped, and nothing was stored in it yet.
+            unsafe { touch(self.base + self.touched, to - self.touched) };
             self.touched = to;
         }
     }
@@ -155,13 +158,17 @@ fn reserve() -> Result<u64, String> {
     if at == libc::MAP_FAILED { Err(last_error("addresses to park at")) } else { Ok(at as u64) }
 }
 
-fn map(at: u64, bytes: u64, file: Option<(i32, u64)>) -> Result<(), String> {
+/// Maps a file, or fresh memory, at an address.
+///
+/// # Safety
+/// The range is in the arena's reservation, and nothing uses what is mapped there.
+unsafe fn map(at: u64, bytes: u64, file: Option<(i32, u64)>) -> Result<(), String> {
     let access = libc::PROT_READ | libc::PROT_WRITE;
     let (kind, descriptor, offset) = match file {
         Some((descriptor, offset)) => (libc::MAP_SHARED, descriptor, offset),
         None => (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE, -1, 0),
     };
-    // SAFETY: the range is in the arena's own reservation.
+    // SAFETY: the caller promises a range of the arena's own.
     unsafe {
         let place = at as *mut c_void;
         let flags = kind | libc::MAP_FIXED;
@@ -177,7 +184,10 @@ fn map(at: u64, bytes: u64, file: Option<(i32, u64)>) -> Result<(), String> {
 }
 
 /// Touches every page, with several threads: the kernel clears pages as fast as the threads touch them.
-fn touch(at: u64, bytes: u64) {
+///
+/// # Safety
+/// The range is mapped and writable, and nothing else uses it.
+unsafe fn touch(at: u64, bytes: u64) {
     let hands =
         TOUCH_THREADS.min(bytes / HUGE).min(std::thread::available_parallelism().map_or(1, |cores| cores.get() as u64));
     std::thread::scope(|scope| {
@@ -186,7 +196,7 @@ fn touch(at: u64, bytes: u64) {
             let end = (first + share).min(bytes);
             let work = move || {
                 for offset in (first..end).step_by(4096) {
-                    // SAFETY: mapped just now, and no other code knows the address.
+                    // SAFETY: the caller promises the range, and each thread has a part of its own.
                     unsafe { ((at + offset) as *mut u8).write_volatile(0) };
                 }
             };

@@ -111,20 +111,27 @@ unsafe extern "C" fn visit_library(info: *mut libc::dl_phdr_info, _size: usize, 
     // SAFETY: the loader gives a description that is valid during the call, and the search is ours.
     let (info, search) = unsafe { (&*info, &mut *search.cast::<SymbolSearch<'_>>()) };
     match search.scope {
-        SearchScope::Named(names) if !is_named(info, names) => return 0,
+        // SAFETY: the description is the loader's.
+        SearchScope::Named(names) if !unsafe { is_named(info, names) } => return 0,
         SearchScope::After(address) => {
-            if contains_address(info, address) {
+            // SAFETY: as above.
+            if unsafe { contains_address(info, address) } {
                 search.scope = SearchScope::Rest;
             }
             return 0;
         }
         SearchScope::Named(_) | SearchScope::Rest => {}
     }
-    search.found = symbol(info, search.name).unwrap_or(0);
+    // SAFETY: as above.
+    search.found = unsafe { symbol(info, search.name) }.unwrap_or(0);
     c_int::from(search.found != 0)
 }
 
-fn is_named(info: &libc::dl_phdr_info, names: &[&str]) -> bool {
+/// True if a library's file name begins with one of these.
+///
+/// # Safety
+/// The description is the loader's, of a library that is loaded.
+unsafe fn is_named(info: &libc::dl_phdr_info, names: &[&str]) -> bool {
     if info.dlpi_name.is_null() {
         return false;
     }
@@ -135,7 +142,10 @@ fn is_named(info: &libc::dl_phdr_info, names: &[&str]) -> bool {
 }
 
 /// True if an address is in a library.
-fn contains_address(info: &libc::dl_phdr_info, address: usize) -> bool {
+///
+/// # Safety
+/// The description is the loader's, of a library that is loaded.
+unsafe fn contains_address(info: &libc::dl_phdr_info, address: usize) -> bool {
     // SAFETY: a loaded library has its headers in memory.
     let headers = unsafe { std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) };
     headers.iter().filter(|header| header.p_type == libc::PT_LOAD).any(|header| {
@@ -144,7 +154,11 @@ fn contains_address(info: &libc::dl_phdr_info, address: usize) -> bool {
     })
 }
 
-fn symbol(info: &libc::dl_phdr_info, name: &CStr) -> Option<usize> {
+/// The address of a library's function.
+///
+/// # Safety
+/// The description is the loader's, of a library that is loaded.
+unsafe fn symbol(info: &libc::dl_phdr_info, name: &CStr) -> Option<usize> {
     let base = info.dlpi_addr as usize;
     // SAFETY: a loaded library has its headers, its dynamic section and its tables in memory.
     unsafe {

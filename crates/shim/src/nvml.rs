@@ -80,7 +80,10 @@ fn find(known: &AtomicUsize, name: &CStr) -> usize {
 }
 
 /// The lease's cap on a GPU, and how much of it is used.
-fn lease_of_device(device: *mut c_void) -> Option<(u64, u64)> {
+///
+/// # Safety
+/// The device is one that NVML gave, or NVML refuses it.
+unsafe fn lease_of_device(device: *mut c_void) -> Option<(u64, u64)> {
     let at = find(&UUID, c"nvmlDeviceGetUUID");
     if at == 0 || !activation::is_active() {
         return None;

@@ -620,7 +620,7 @@ fn map_piece(piece: &ParkPiece) -> Result<(), String> {
 mod tests {
     use super::{ParkLimit, ParkObstacle, ParkRequest, Parker, lease_page};
     use crate::gate::{self, GateState};
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
     #[test]
     fn an_obstacle_added_while_the_gate_closes_prevents_the_park() {
@@ -640,5 +640,17 @@ mod tests {
         lease_page::uncount_obstacle(ParkObstacle::Shared);
         assert_eq!(parked, Err(ParkObstacle::Shared.text().to_owned()));
         assert_eq!(gate::state(), GateState::Open, "nothing has happened");
+    }
+
+    #[test]
+    fn a_program_whose_parked_memory_is_lost_is_not_parked_again() {
+        let _alone = gate::lock_gate_for_test();
+        let close = || gate::close(Instant::now() + Duration::from_secs(20)).expect("no call is inside");
+        close().lose();
+        let request = ParkRequest { within: Duration::from_secs(20), limit: ParkLimit::Nothing };
+        let refused = Parker::default().park(request).expect_err("its memory is lost");
+        assert!(refused.contains("lost"), "{refused}");
+        assert_eq!(gate::state(), GateState::Lost, "calls go on to fail");
+        close().open();
     }
 }

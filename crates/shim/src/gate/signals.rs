@@ -91,7 +91,11 @@ fn replace_handler(place: usize, signal: i32) -> Option<libc::sigaction> {
     }
 }
 
-extern "C" fn handle_signal(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+/// Wakes the threads that wait, and calls the program's handler.
+///
+/// # Safety
+/// It is called by the kernel, for one of [`SIGNALS`].
+unsafe extern "C" fn handle_signal(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     SIGNALS_CAME.fetch_add(1, SeqCst);
     GATE.wake();
     let place = usize::from(signal == SIGNALS[1]);
