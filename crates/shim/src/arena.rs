@@ -84,7 +84,7 @@ impl ParkArena {
             self.base = reserve()?;
         }
         let (from, more) = (self.base + self.ready, wanted - self.ready);
-        // SAFETY: as in `add_file`.
+        // SAFETY: the range follows the mapped part of the arena's own addresses, and fits in them.
         unsafe { map(from, more, None)? };
         self.ready = wanted;
         Ok(())
@@ -237,7 +237,7 @@ mod tests {
         unsafe { arena.at(0).cast::<u8>().write(7) };
         arena.grow(4 * HUGE).expect("it is there");
         assert_eq!((arena.ready, arena.touched), (8 * HUGE, 4 * HUGE));
-        // SAFETY: as above.
+        // SAFETY: mapped above, and no other code knows the address.
         assert_eq!(unsafe { arena.at(0).cast::<u8>().read() }, 7, "what is in it stays");
         arena.touch_to(u64::MAX / 2);
         assert_eq!(arena.touched, 8 * HUGE);

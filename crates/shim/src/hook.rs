@@ -114,7 +114,7 @@ unsafe extern "C" fn get_proc_address_v2(
     if let Err(answer) = gate::await_context("cuGetProcAddress") {
         return answer;
     }
-    // SAFETY: as above.
+    // SAFETY: it is the driver's function of that name, and the program promises the arguments.
     unsafe {
         let real: unsafe extern "C" fn(*const c_char, *mut usize, c_int, u64, *mut c_int) -> u32 =
             std::mem::transmute(at);
@@ -132,7 +132,7 @@ unsafe fn replace_result(result: u32, name: *const c_char, place: *mut usize, ve
         && activation::is_active()
         && !gate::is_disarmed()
     {
-        // SAFETY: as above.
+        // SAFETY: the caller promises the name and the place.
         unsafe {
             if let Ok(name) = CStr::from_ptr(name).to_str() {
                 *place = hook_function(name, *place, NameForm::Version(version));

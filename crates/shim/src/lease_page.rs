@@ -156,7 +156,7 @@ fn map(file: &File) -> Result<&'static LeasePage, String> {
     if at == libc::MAP_FAILED {
         return Err(std::io::Error::last_os_error().to_string());
     }
-    // SAFETY: as above.
+    // SAFETY: the mapping is as long as a page, is never unmapped, and any numbers are valid.
     let new = unsafe { &*at.cast::<LeasePage>() };
     if new.magic.load(Acquire) != MAGIC || new.version.load(Acquire) != VERSION {
         return Err("the page of the lease is of another version".to_owned());

@@ -19,6 +19,7 @@
 //!   daemon       control_thread
 //!   movers       park   deferred_calls
 //!   memory       allocations ─► unmovable_memory ─► pool ─► plain_blocks ─► ipc ─► gpu_memory ◄─ peer_access
+//!                driver_pools
 //!   gate         trampoline ─► gate
 //!   driver       slots   memory_table   arena   outside_access   out_pointer   driver   lease_page
 //!   base         function_class   contexts   packet_socket   loader_symbols   log   …

@@ -114,7 +114,7 @@ unsafe extern "C" fn visit_library(info: *mut libc::dl_phdr_info, _size: usize, 
         // SAFETY: the description is the loader's.
         SearchScope::Named(names) if !unsafe { is_named(info, names) } => return 0,
         SearchScope::After(address) => {
-            // SAFETY: as above.
+            // SAFETY: the description is the loader's.
             if unsafe { contains_address(info, address) } {
                 search.scope = SearchScope::Rest;
             }
@@ -122,7 +122,7 @@ unsafe extern "C" fn visit_library(info: *mut libc::dl_phdr_info, _size: usize, 
         }
         SearchScope::Named(_) | SearchScope::Rest => {}
     }
-    // SAFETY: as above.
+    // SAFETY: the description is the loader's.
     search.found = unsafe { symbol(info, search.name) }.unwrap_or(0);
     c_int::from(search.found != 0)
 }
@@ -239,7 +239,7 @@ mod tests {
     #[test]
     fn functions_of_the_c_library_are_found_and_unknown_ones_are_not() {
         let strlen = find(&["libc.so.6"], c"getpid").expect("every program has it");
-        // SAFETY: it is that function.
+        // SAFETY: the address is that of `getpid`, which has this type.
         let own = unsafe { std::mem::transmute::<usize, extern "C" fn() -> i32>(strlen)() };
         assert_eq!(own as u32, std::process::id());
         assert!(find(&["libc.so.6", "libdl.so.2"], c"dlsym").is_some());

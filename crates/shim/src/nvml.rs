@@ -146,7 +146,8 @@ pub unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: *mut c_void, place: 
     if at == 0 {
         return FUNCTION_NOT_FOUND;
     }
-    // SAFETY: as above.
+    // SAFETY: it is NVML's function of that name, and the arguments are the program's; what it has written can be read,
+    // and written again.
     unsafe {
         let result = std::mem::transmute::<usize, unsafe extern "C" fn(*mut c_void, *mut NvmlMemoryV2) -> u32>(at)(
             device, place,

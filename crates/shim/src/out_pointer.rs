@@ -130,7 +130,7 @@ mod tests {
         let (place, null) = unsafe { (OutPtr::new(&raw mut value), OutPtr::<u64>::new(std::ptr::null_mut())) };
         assert_eq!((place.write(7), null.write(7)), (Ok(()), Err(driver::INVALID_VALUE)));
         assert_eq!((place.write_if_wanted(8), null.write_if_wanted(8)), (Ok(()), Ok(())));
-        // SAFETY: written above.
+        // SAFETY: both places were written, or are null.
         assert_eq!(unsafe { (place.read(), null.read()) }, (Some(8), None));
         assert_eq!(value, 8);
     }

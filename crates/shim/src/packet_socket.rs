@@ -182,7 +182,7 @@ impl PacketSocket {
 /// # Safety
 /// The message was filled by `recvmsg`.
 unsafe fn descriptor_of(message: &libc::msghdr) -> Option<File> {
-    // SAFETY: as above; a descriptor that came is ours.
+    // SAFETY: `recvmsg` filled the message, so its headers are valid; a descriptor that came is this process's.
     unsafe {
         let header = libc::CMSG_FIRSTHDR(message);
         if header.is_null() || (*header).cmsg_type != libc::SCM_RIGHTS || (*header).cmsg_level != libc::SOL_SOCKET {

@@ -68,7 +68,7 @@ pub enum ParkLimit {
 
 /// Which way a copy goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum MoveDirection {
+enum CopyDirection {
     /// From the GPU to the arena.
     Out,
     /// From the arena to the GPU.
@@ -365,7 +365,7 @@ impl Parker {
     }
 
     /// Submits a piece's copies to the stream of its context.
-    fn submit_piece(&mut self, piece: &ParkPiece, direction: MoveDirection) -> Result<(), u32> {
+    fn submit_piece(&mut self, piece: &ParkPiece, direction: CopyDirection) -> Result<(), u32> {
         let stream = self.stream(piece.context)?;
         let arena = &mut self.arena;
         with_context(piece.context, || submit_copies(arena, piece, stream, direction))
@@ -390,7 +390,7 @@ impl Parker {
         let mut given = Ok(());
         let mut since = 0;
         for (number, piece) in pieces.iter().enumerate() {
-            given = self.submit_piece(piece, MoveDirection::Out);
+            given = self.submit_piece(piece, CopyDirection::Out);
             if given.is_err() {
                 break;
             }
@@ -431,7 +431,7 @@ impl Parker {
         let failed = |error| format!("the copy failed: {}", name_of(error));
         let given = pieces.iter().try_for_each(|piece| {
             map_piece(piece)?;
-            self.submit_piece(piece, MoveDirection::In).map_err(failed)
+            self.submit_piece(piece, CopyDirection::In).map_err(failed)
         });
         let waited = self.wait_for_copies(pieces).map_err(failed);
         given.and(waited)
@@ -465,7 +465,7 @@ fn clear_parked_records(pieces: &[ParkPiece]) {
 }
 
 /// Submits the copies of a piece to a stream.
-fn submit_copies(arena: &mut ParkArena, piece: &ParkPiece, stream: usize, direction: MoveDirection) -> Result<(), u32> {
+fn submit_copies(arena: &mut ParkArena, piece: &ParkPiece, stream: usize, direction: CopyDirection) -> Result<(), u32> {
     let mut copied = 0;
     while copied < piece.bytes {
         let offset = piece.offset + copied;
@@ -478,8 +478,8 @@ fn submit_copies(arena: &mut ParkArena, piece: &ParkPiece, stream: usize, direct
         // wait for it before they use or free them.
         as_result(unsafe {
             match direction {
-                MoveDirection::Out => driver::cuMemcpyDtoHAsync_v2(host, gpu, bytes, stream),
-                MoveDirection::In => driver::cuMemcpyHtoDAsync_v2(gpu, host, bytes, stream),
+                CopyDirection::Out => driver::cuMemcpyDtoHAsync_v2(host, gpu, bytes, stream),
+                CopyDirection::In => driver::cuMemcpyHtoDAsync_v2(gpu, host, bytes, stream),
             }
         })?;
         copied += bytes as u64;

@@ -64,7 +64,7 @@ pub struct KernelCall {
 
 // SAFETY: the places point into the parameters, which do not change.
 unsafe impl Send for KernelCall {}
-// SAFETY: as above.
+// SAFETY: nothing is written by way of a reference, also not to the parameters.
 unsafe impl Sync for KernelCall {}
 
 impl ContextKernel {
@@ -205,7 +205,7 @@ impl RawKernelParams {
                 return Err(CuResult::INVALID_VALUE);
             }
             let own = &mut bytes[param.offset as usize..][..param.bytes as usize];
-            // SAFETY: and that there are as many bytes as the parameter has.
+            // SAFETY: the caller of the C function promises as many bytes as the parameter has.
             unsafe { std::ptr::copy_nonoverlapping(place, own.as_mut_ptr(), own.len()) };
         }
         Ok(bytes)

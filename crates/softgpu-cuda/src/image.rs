@@ -15,7 +15,7 @@ const ANY_GPU: u32 = u32::MAX;
 /// # Safety
 /// There are as many.
 unsafe fn first_bytes<const BYTES: usize>(image: *const c_void) -> [u8; BYTES] {
-    // SAFETY: as above.
+    // SAFETY: the caller promises that many bytes.
     unsafe { image.cast::<[u8; BYTES]>().read_unaligned() }
 }
 

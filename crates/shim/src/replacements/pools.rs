@@ -110,7 +110,7 @@ pub unsafe extern "C" fn alloc_from_pool_async(place: OutPtr<u64>, bytes: usize,
         Ok(Some(at)) => result_code(place.write(at)),
         Ok(None) => {
             let call_driver = || call_driver!(place: OutPtr<u64>, bytes: usize, from: usize, stream: usize);
-            // SAFETY: as above.
+            // SAFETY: the driver's function writes the address to `place`.
             unsafe { allocate_with_driver(place, bytes, call_driver) }
         }
         Err(error) => error,

@@ -90,14 +90,14 @@ pub unsafe extern "C" fn array_create(place: OutPtr<u64>, about: InPtr<FlatShape
 pub unsafe extern "C" fn array_3d_create(place: OutPtr<u64>, about: InPtr<ArrayShape>) -> u32 {
     let call_driver = || call_driver!(place: OutPtr<u64>, about: InPtr<ArrayShape>);
     let Some(shape) = about.read().filter(|_| !place.is_null()) else { return call_driver() };
-    // SAFETY: as above.
+    // SAFETY: the driver's function writes the handle to `place`.
     unsafe { make_array(place, &shape, 1, call_driver) }
 }
 
 pub unsafe extern "C" fn mipmap_create(place: OutPtr<u64>, about: InPtr<ArrayShape>, levels: u32) -> u32 {
     let call_driver = || call_driver!(place: OutPtr<u64>, about: InPtr<ArrayShape>, levels: u32);
     let Some(shape) = about.read().filter(|_| !place.is_null()) else { return call_driver() };
-    // SAFETY: as above.
+    // SAFETY: the driver's function writes the handle to `place`.
     unsafe { make_array(place, &shape, levels, call_driver) }
 }
 

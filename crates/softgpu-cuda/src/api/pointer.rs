@@ -32,7 +32,7 @@ enum UnknownAddress {
 /// # Safety
 /// The place is null, or has room for the value of this attribute.
 unsafe fn write_attribute(place: CallerOut<c_void>, value: AttributeValue) -> Outcome {
-    // SAFETY: as above.
+    // SAFETY: the caller promises room for the value of this attribute.
     unsafe {
         match value {
             AttributeValue::Byte(value) => write_out(place.cast(), value),
