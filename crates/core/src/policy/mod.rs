@@ -35,5 +35,6 @@ pub(crate) mod resume;
 pub mod room_plan;
 pub(crate) mod round;
 pub(crate) mod stretch;
+pub mod targets;
 pub(crate) mod tokens;
 pub mod waiters;
