@@ -8,8 +8,8 @@
 //! idle is passive ([`crate::rows::Lease::is_passive`]), so it comes back too, but takes no room that a waiter claims.
 
 use super::Decider;
+use super::park::{ParkCause, ParkOrder};
 use crate::action::Action;
-use crate::decide::park::ParkOrder;
 use crate::event::{AsideRequest, Caller, EventAnswer, Refusal};
 use crate::model::aside::{Aside, AsideOver, DEFAULT, KEY_MAX, LONGEST, PER_GPU};
 use crate::model::ids::GpuId;
@@ -37,7 +37,7 @@ impl Decider<'_> {
     fn aside_for(&self, by: &Caller, uuid: &str, ask: AsideRequest) -> Result<(GpuId, Aside), Refusal> {
         let known = self.state.gpu(uuid).map(|card| &self.state.rows().gpus[card.0 as usize].aside);
         let last = known.and_then(|asides| asides.find(&by.tenant, &ask.key));
-        let may = self.may_put_aside(by, ask.at_seat);
+        let may = self.may_put_aside(by, &ask);
         let renews = ask.renews && by.token.is_none();
         if renews && last.is_none() && known.is_some() {
             return Err(Refusal::NoSuchAside);
@@ -63,11 +63,11 @@ impl Decider<'_> {
         Ok((card, Aside { by: by.tenant.clone(), key: ask.key, since, renewed: self.now, until }))
     }
 
-    fn may_put_aside(&self, by: &Caller, at_seat: bool) -> bool {
+    fn may_put_aside(&self, by: &Caller, ask: &AsideRequest) -> bool {
         let rule = &self.state.policy().aside;
         let allowed = match rule.allow {
             AsideAllow::Operators => false,
-            AsideAllow::Seat => at_seat,
+            AsideAllow::Seat => ask.at_seat,
             AsideAllow::Everybody => true,
         };
         by.operator || (by.token.is_none() && (allowed || rule.users.contains(&by.tenant)))
@@ -134,8 +134,9 @@ impl Decider<'_> {
                 let idle = self.now.since(idle_since(self.state, row, hold)) >= self.state.policy().parking.idle_after;
                 // Another lease may have taken the host memory that this one needs: it stays, and is tried again.
                 if let Ok(rung) = cheapest_method(self.state, row, self.now) {
-                    let (again, aside) = (!idle, Some(card));
-                    let order = ParkOrder { rung, again, by_hand: false, room_for: None, aside, with_context: false };
+                    let cause = if idle { ParkCause::Idle } else { ParkCause::Busy };
+                    let aside = Some(card);
+                    let order = ParkOrder { method: rung, cause, room_for: None, aside, with_context: false };
                     let _ = self.park_by(lease, order);
                 }
             }

@@ -14,6 +14,7 @@
 use super::Decider;
 use crate::action::{Action, Hint, UnparkReason, Wake};
 use crate::event::{Caller, EventAnswer, Refusal};
+use crate::model::cost::Direction;
 use crate::model::ids::{Fence, GpuId, LeaseId, ProcKey};
 use crate::model::method::Method;
 use crate::model::movers;
@@ -32,13 +33,21 @@ use crate::rows::{EndReason, Hold, Lease, ParkState, Phase};
 /// Looks in a row that must show a card without a holder's bytes.
 const LOOKS: u32 = 2;
 
+/// What a lease does when it is to be parked, which decides whether it waits for its GPUs afterwards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ParkCause {
+    /// A user asked for the park: it stays parked until its next use.
+    Request,
+    /// It was busy: once parked it waits for its GPUs again.
+    Busy,
+    /// It was idle: it stays parked until its next use, and is passive if that cannot be noticed.
+    Idle,
+}
+
 /// How a lease is parked, and what for.
 pub(super) struct ParkOrder {
-    pub rung: Method,
-    /// It was at work: once parked it waits for its GPUs again.
-    pub again: bool,
-    /// A user asked for it.
-    pub by_hand: bool,
+    pub method: Method,
+    pub cause: ParkCause,
     pub room_for: Option<LeaseId>,
     /// The GPU that steps aside.
     pub aside: Option<GpuId>,
@@ -66,7 +75,7 @@ impl Decider<'_> {
             Phase::Active(_) => {}
         }
         self.clear_backoffs(lease);
-        match self.park(lease, false, true) {
+        match self.park(lease, ParkCause::Request) {
             Ok(()) => EventAnswer::Lease(lease),
             Err(why) => EventAnswer::Refused(Refusal::NotParkable(why)),
         }
@@ -148,15 +157,15 @@ impl Decider<'_> {
     }
 
     /// Puts a holder on its way off its cards, in the cheapest way that it can be.
-    pub(super) fn park(&mut self, lease: LeaseId, again: bool, by_hand: bool) -> Result<(), NotParkable> {
+    pub(super) fn park(&mut self, lease: LeaseId, cause: ParkCause) -> Result<(), NotParkable> {
         let row = self.state.lease(lease).ok_or(NotParkable::NotActive)?;
-        let rung = cheapest_method(self.state, row, self.now)?;
-        self.park_by(lease, ParkOrder { rung, again, by_hand, room_for: None, aside: None, with_context: false })
+        let method = cheapest_method(self.state, row, self.now)?;
+        self.park_by(lease, ParkOrder { method, cause, room_for: None, aside: None, with_context: false })
     }
 
     /// Puts a holder on its way off its cards in this way.
     pub(super) fn park_by(&mut self, lease: LeaseId, order: ParkOrder) -> Result<(), NotParkable> {
-        let ParkOrder { rung, again, by_hand, room_for, aside, with_context } = order;
+        let ParkOrder { method: rung, cause, room_for, aside, with_context } = order;
         let row = self.state.lease(lease).ok_or(NotParkable::NotActive)?;
         match self.state.stopped() {
             Some(Refusal::DiskFull) => return Err(NotParkable::BackingOff("the disk is full".to_owned())),
@@ -172,7 +181,8 @@ impl Decider<'_> {
         let processes = moved.unwrap_or_default();
         // A lease that leaves for an aside comes back without any action of its user.
         let is_silent = aside.is_some() || !use_is_noticed(self.state, lease, rung);
-        let quiet = !again && !by_hand && is_silent;
+        let quiet = cause == ParkCause::Idle && is_silent;
+        let again = cause == ParkCause::Busy;
         // Behind whoever it leaves for, who may have asked at this very moment.
         let as_of = room_for.filter(|_| again).and_then(|waiter| stretch::asks_as_of(self.state, row, waiter));
         let again = again.then_some(as_of.unwrap_or(self.now + Span(1)));
@@ -558,21 +568,22 @@ impl Decider<'_> {
     /// Takes the next step of a park or a resume, if it can be taken.
     fn advance_move(&mut self, lease: LeaseId) {
         let Some(row) = self.state.lease(lease).cloned() else { return };
-        let (phase, hold, rung) = match &row.phase {
-            Phase::Parking(hold, away) => (true, hold, away.method),
-            Phase::Resuming(hold, away) => (false, hold, away.method),
+        let (direction, hold, rung) = match &row.phase {
+            Phase::Parking(hold, away) => (Direction::OffGpu, hold, away.method),
+            Phase::Resuming(hold, away) => (Direction::OntoGpu, hold, away.method),
             _ => return,
         };
         let state = &*self.state;
-        let done = match phase {
-            true => all_parked(state, &row, hold, rung),
+        let done = match direction {
+            Direction::OffGpu => all_parked(state, &row, hold, rung),
             // What a program says whose context is not there counts for nothing, and nobody speaks for another.
-            false => all_resumed(state, &row, hold, rung) && !move_progress::driver_may_have(state, &row),
+            Direction::OntoGpu => all_resumed(state, &row, hold, rung) && !move_progress::driver_may_have(state, &row),
         };
         let hook = rung == Method::Hook && self.state.planted(Mutant::BelieveHook);
-        let believed = phase && (hook || self.state.planted(Mutant::BelieveParked));
+        let is_park = direction == Direction::OffGpu;
+        let believed = is_park && (hook || self.state.planted(Mutant::BelieveParked));
         let one_look = self.state.planted(Mutant::OneLook);
-        let half = phase && self.state.planted(Mutant::ParkHalf);
+        let half = is_park && self.state.planted(Mutant::ParkHalf);
         let half = half
             && self
                 .state
@@ -593,17 +604,17 @@ impl Decider<'_> {
         }
         let Some(live) = self.state.readings(lease) else { return };
         let said: Bytes = live.movers(rung).values().filter_map(|voice| voice.parked_bytes).sum();
-        if phase && rung != Method::Hook && said > hold.booked_host_memory() {
+        if is_park && rung != Method::Hook && said > hold.booked_host_memory() {
             return self.unpark(lease, "its programs have more than was booked for them");
         }
-        let looks = if phase && !one_look { LOOKS } else { 1 };
+        let looks = if is_park && !one_look { LOOKS } else { 1 };
         let seen =
             hold.gpus.iter().all(|card| live.progress.agreeing_readings.get(card).is_some_and(|count| *count >= looks));
-        match phase {
+        match direction {
             // A fixed term that is over ends with the next tick.
-            true if row.has_fixed_term() && self.later_due_time(hold.renewed, hold.until).is_none() => {}
-            true if seen || believed => self.parked(&row, hold),
-            false if seen => {
+            Direction::OffGpu if row.has_fixed_term() && self.later_due_time(hold.renewed, hold.until).is_none() => {}
+            Direction::OffGpu if seen || believed => self.parked(&row, hold),
+            Direction::OntoGpu if seen => {
                 self.resumed(&row);
                 self.serve();
             }

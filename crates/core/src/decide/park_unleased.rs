@@ -11,6 +11,7 @@
 //! first, and its cards are seen again. Who has a lease for other cards is not moved by a second one.
 
 use super::Decider;
+use super::park::ParkCause;
 use crate::action::{Action, Wake};
 use crate::event::{Caller, EventAnswer, Refusal};
 use crate::model::ids::{GpuId, LeaseId};
@@ -23,7 +24,8 @@ use crate::mutant::Mutant;
 use crate::policy::enforcement::tenant_of;
 use crate::policy::park_unleased::{check_could_park, is_exempt_now, reason_text};
 use crate::policy::parking;
-use crate::rows::{EndReason, Lease, ParkState, Phase};
+use crate::rows::{EndReason, Hold, Lease, ParkState, Phase};
+use crate::state::State;
 
 /// The driver says within so long whether it can take somebody off its cards.
 const MOVED_WITHIN: Span = Span::secs(30);
@@ -74,9 +76,8 @@ impl Decider<'_> {
             Some(Phase::Parking(..) | Phase::Resuming(..)) => {}
             Some(Phase::Active(hold)) => {
                 // How much is to be moved is known once it was seen as this lease's.
-                let is_measured = hold.gpus.iter().any(|card| self.state.room(*card).seen_of(lease) > Bytes::ZERO);
-                let is_parked = is_measured && self.park(lease, false, true).is_ok();
-                if !is_parked && let Some(why) = self.why_not_parked(lease, since, is_measured) {
+                let is_parked = is_measured(self.state, lease, hold) && self.park(lease, ParkCause::Request).is_ok();
+                if !is_parked && let Some(why) = self.why_not_parked(lease, since) {
                     self.not_moved(id, &why);
                     self.end(lease, EndReason::NotMoved);
                     self.advance_unleased(id);
@@ -86,8 +87,9 @@ impl Decider<'_> {
     }
 
     /// Why the driver cannot move a holder, unless that may be otherwise soon.
-    fn why_not_parked(&self, lease: LeaseId, since: Time, is_measured: bool) -> Option<String> {
+    fn why_not_parked(&self, lease: LeaseId, since: Time) -> Option<String> {
         let row = self.state.lease(lease)?;
+        let is_measured = row.hold().is_some_and(|hold| is_measured(self.state, lease, hold));
         let can = parking::parkable(self.state, row, Method::Driver, self.now);
         let why = can.err().unwrap_or(NotParkable::NotInspected);
         let is_early = self.later_due_time(since, since + MOVED_WITHIN).is_some();
@@ -127,4 +129,9 @@ impl Decider<'_> {
         let last = self.state.holder(&stranger.audit.process).filter(|_| self.state.lease_of(stranger).is_none())?;
         Some(EventAnswer::Refused(Refusal::NotAdoptable(format!("{last}, which it has, is not over yet"))))
     }
+}
+
+/// Whether a lease was seen to have bytes on its GPUs.
+fn is_measured(state: &State, lease: LeaseId, hold: &Hold) -> bool {
+    hold.gpus.iter().any(|gpu| state.room(*gpu).seen_of(lease) > Bytes::ZERO)
 }

@@ -3,8 +3,8 @@
 //! Absent: which leases leave, and whether that is worth its price.
 
 use super::Decider;
+use super::park::{ParkCause, ParkOrder};
 use crate::action::Action;
-use crate::decide::park::ParkOrder;
 use crate::model::ids::LeaseId;
 use crate::model::method::Method;
 use crate::model::signals::{KILL, TERM};
@@ -62,9 +62,9 @@ impl Decider<'_> {
             return;
         }
         // What stood in the way meanwhile is seen with the next plan.
-        let (again, with_context) = (!prospect.idle, prospect.with_context);
-        let (rung, room_for) = (prospect.method, Some(waiter));
-        let order = ParkOrder { rung, again, by_hand: false, room_for, aside: None, with_context };
+        let cause = if prospect.idle { ParkCause::Idle } else { ParkCause::Busy };
+        let (method, room_for, with_context) = (prospect.method, Some(waiter), prospect.with_context);
+        let order = ParkOrder { method, cause, room_for, aside: None, with_context };
         let _ = self.park_by(lease, order);
     }
 

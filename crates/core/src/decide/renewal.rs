@@ -3,6 +3,7 @@
 //! Expiry ends the claim, not the process. A lease nobody waits for is extended
 //! and shown idle; one that somebody waits for ends on time.
 
+use super::park::ParkCause;
 use super::{DUE_AT_ONCE, Decider};
 use crate::action::Action;
 use crate::model::ids::LeaseId;
@@ -14,6 +15,13 @@ use crate::policy::lease_processes::signal_targets;
 use crate::policy::quota;
 use crate::policy::waiters::is_wanted;
 use crate::rows::{EndNotice, EndReason, Hold, Lease, Phase, gpu_time};
+
+/// Whether a lease was used in the term that a renewal follows.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum TermUse {
+    Used,
+    Unused,
+}
 
 impl Decider<'_> {
     /// Deals with whatever came due by itself.
@@ -98,20 +106,21 @@ impl Decider<'_> {
         }
         let until = self.now + lease.request.term.span();
         let idle = self.state.readings(lease.id).is_none_or(|live| !live.was_busy);
+        let (cause, term) = if idle { (ParkCause::Idle, TermUse::Unused) } else { (ParkCause::Busy, TermUse::Used) };
         if !self.affords(lease, hold, until) {
-            return self.park_or_end(lease.id, idle, EndReason::Budget);
+            return self.park_or_end(lease.id, cause, EndReason::Budget);
         }
         if is_wanted(self.state, lease, &hold.gpus) {
             let capped = self.renewal_limit(lease, hold).is_some_and(|limit| self.now >= limit);
-            return self.park_or_end(lease.id, idle, if capped { EndReason::HoldCap } else { EndReason::Expired });
+            return self.park_or_end(lease.id, cause, if capped { EndReason::HoldCap } else { EndReason::Expired });
         }
-        self.extend(lease, hold, until, idle, None);
+        self.extend(lease, hold, until, term, None);
     }
 
     /// A holder has to leave its cards. Who can be parked keeps its lease, and who was at work asks for
     /// its cards again at once; the others' lease is over.
-    fn park_or_end(&mut self, lease: LeaseId, idle: bool, reason: EndReason) {
-        if self.park(lease, !idle, false).is_err() {
+    fn park_or_end(&mut self, lease: LeaseId, cause: ParkCause, reason: EndReason) {
+        if self.park(lease, cause).is_err() {
             self.end(lease, reason);
         }
     }
@@ -130,7 +139,8 @@ impl Decider<'_> {
         [cap, before].into_iter().flatten().min()
     }
 
-    fn extend(&mut self, lease: &Lease, hold: &Hold, until: Time, idle: bool, before: Option<Time>) {
+    fn extend(&mut self, lease: &Lease, hold: &Hold, until: Time, term: TermUse, before: Option<Time>) {
+        let idle = term == TermUse::Unused;
         let added = until.since(hold.until);
         let mark = debt_clock_after(self.state, lease.tenant, hold.vram, hold.gpus.len(), added, self.now);
         self.emit(Action::Renew { lease: lease.id, at: self.now, until, idle, mark: Some(mark), before });
@@ -160,7 +170,7 @@ impl Decider<'_> {
         if until <= hold.until || !self.affords(lease, hold, until) {
             return false;
         }
-        self.extend(lease, hold, until, false, hold.not_beyond.filter(|_| waited_for));
+        self.extend(lease, hold, until, TermUse::Used, hold.not_beyond.filter(|_| waited_for));
         true
     }
 }

@@ -51,8 +51,12 @@ impl Decider<'_> {
                         let unowned = unowned_on(self.state, &fit.gpus);
                         self.grant(place.lease, &fit);
                         let is_changed = unowned != self::unowned_on(self.state, &fit.gpus);
+                        // A process has a lease now, a parked lease has its GPU again, or a waiter that was passed backs
+                        // off: a waiter that could not start before may start now.
                         let is_changed = is_changed || round.kept_rest(self.state, self.now);
-                        if round.is_upset_by(self.state, tenant, place, is_changed) {
+                        let is_upset =
+                            (is_changed && round.has_passed()) || round.is_upset_by(self.state, tenant, place);
+                        if is_upset {
                             round = Round::new(self.state, self.now);
                             looked += 1;
                             continue;

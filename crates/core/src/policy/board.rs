@@ -110,7 +110,8 @@ impl BoardGpu {
     }
 
     /// By when a lease of these bytes must be over: the first claim that it would be in the way of.
-    fn before(&self, vram: Bytes, alone: bool) -> Option<Time> {
+    fn before(&self, vram: Bytes, exclusivity: Exclusivity) -> Option<Time> {
+        let alone = exclusivity != Exclusivity::Shared;
         self.claims.iter().filter(|claim| alone || vram > claim.spare).map(|claim| claim.at).min()
     }
 }
@@ -260,7 +261,12 @@ impl Board {
             return None;
         }
         let most = slot.most_until(over);
-        (most >= least).then(|| Candidate { gpu: slot.gpu, room: slot.room, most, before: slot.before(most, alone) })
+        (most >= least).then(|| Candidate {
+            gpu: slot.gpu,
+            room: slot.room,
+            most,
+            before: slot.before(most, lease.request.exclusivity),
+        })
     }
 
     /// Chooses among GPUs that all would do: unclaimed ones, near one another, the tightest.
@@ -268,12 +274,11 @@ impl Board {
         if let Vram::Bytes(vram) = vram {
             seen.retain(|seen| context(state, lease, seen.gpu) <= vram);
             // Bytes that will be left over need no end.
-            let alone = lease.request.exclusivity != Exclusivity::Shared;
             if quota::has_budget(state, lease.tenant) {
                 seen.retain(|seen| quota::allows(state, lease, &vec![seen.gpu; wanted], vram));
             }
             for seen in &mut seen {
-                seen.before = self.slots[seen.gpu.0 as usize].before(vram, alone);
+                seen.before = self.slots[seen.gpu.0 as usize].before(vram, lease.request.exclusivity);
             }
         } else {
             seen.retain(|seen| {

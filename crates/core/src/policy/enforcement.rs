@@ -24,9 +24,18 @@ const ATTACH_AFTER: Span = Span::secs(1);
 /// How long an audit is acted upon.
 const AUDIT_HOLDS: Span = Span::secs(5);
 
+/// What a process does on GPUs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GpuWork {
+    /// It computes on at least one of them.
+    Computes,
+    /// It only draws.
+    Draws,
+}
+
 /// The GPUs that can be read on which a process has no lease, and whether it does more there than draw; `None` if one
 /// of the GPUs that it was found on cannot be read.
-pub fn residence(state: &State, unleased: &UnleasedProcess, now: Time) -> Option<(Vec<GpuPresence>, bool)> {
+pub fn residence(state: &State, unleased: &UnleasedProcess, now: Time) -> Option<(Vec<GpuPresence>, GpuWork)> {
     let process = unleased.audit.process;
     let is_leased = state.lease_of(unleased).is_some();
     let is_open = |gpu: &GpuId| state.room(*gpu).check_readable(now, state.policy().period).is_ok();
@@ -35,15 +44,17 @@ pub fn residence(state: &State, unleased: &UnleasedProcess, now: Time) -> Option
         return None;
     }
     let mut on = Vec::new();
-    let mut computes = false;
+    let mut work = GpuWork::Draws;
     for gpu in state.gpus().filter(is_open) {
         let resident = resident(state, gpu, process);
         if let Some(resident) = resident.filter(|resident| !is_leased || state.is_off_lease(resident, gpu)) {
             on.push((gpu, resident.bytes));
-            computes |= !resident.only_draws;
+            if !resident.only_draws {
+                work = GpuWork::Computes;
+            }
         }
     }
-    Some((on, computes))
+    Some((on, work))
 }
 
 pub(crate) fn resident(state: &State, gpu: GpuId, process: ProcKey) -> Option<&Resident> {
@@ -54,12 +65,12 @@ pub(crate) fn resident(state: &State, gpu: GpuId, process: ProcKey) -> Option<&R
 }
 
 /// Why an unleased process is never ended, or `None`.
-pub fn exemption(state: &State, unleased: &UnleasedProcess, on: &[GpuPresence], computes: bool) -> Option<Exemption> {
+pub fn exemption(state: &State, unleased: &UnleasedProcess, on: &[GpuPresence], work: GpuWork) -> Option<Exemption> {
     let audit = &unleased.audit;
-    if let Some(why) = absolute_exemption(state, audit, computes) {
+    if let Some(why) = absolute_exemption(state, audit, work) {
         return Some(why);
     }
-    if !computes && rule(state, audit, RuleAction::Deny).is_none() {
+    if work == GpuWork::Draws && rule(state, audit, RuleAction::Deny).is_none() {
         return Some(Exemption::Graphics);
     }
     if let Some(why) = self_test_failure(state) {
@@ -118,14 +129,14 @@ fn audit_gap(audit: &Audit) -> Option<Exemption> {
 }
 
 /// Why its owner is not even warned.
-fn absolute_exemption(state: &State, audit: &Audit, computes: bool) -> Option<Exemption> {
+fn absolute_exemption(state: &State, audit: &Audit, work: GpuWork) -> Option<Exemption> {
     if audit.process.pid <= 1 || audit.exe.is_none() && audit.command.is_empty() && audit.unread.is_empty() {
         return Some(Exemption::System);
     }
     if let Some(rule) = rule(state, audit, RuleAction::Allow) {
         return Some(Exemption::Allowed(rule));
     }
-    audit.seat.clone().filter(|_| !computes).map(Exemption::Display)
+    audit.seat.clone().filter(|_| work == GpuWork::Draws).map(Exemption::Display)
 }
 
 pub(crate) fn rule(state: &State, audit: &Audit, treat: RuleAction) -> Option<RuleId> {
@@ -160,7 +171,7 @@ pub fn next_step(state: &State, unleased: &UnleasedProcess, mode: Option<Mode>, 
     if let UnleasedStep::Parking { lease, .. } = unleased.step {
         return NextStep::Parking(lease);
     }
-    let Some((on, computes)) = residence(state, unleased, now) else { return NextStep::Nothing };
+    let Some((on, work)) = residence(state, unleased, now) else { return NextStep::Nothing };
     let of = |(gpu, _): &GpuPresence| state.mode(*gpu);
     let mode = mode.or(on.iter().map(of).max()).unwrap_or_default();
     // A process with a lease gets no second one.
@@ -171,7 +182,7 @@ pub fn next_step(state: &State, unleased: &UnleasedProcess, mode: Option<Mode>, 
     if mode == Mode::Observe {
         return NextStep::Nothing;
     }
-    if let Some(why) = absolute_exemption(state, &unleased.audit, computes) {
+    if let Some(why) = absolute_exemption(state, &unleased.audit, work) {
         return NextStep::Exempt(why);
     }
     let patience = state.policy().enforcement;
@@ -186,12 +197,12 @@ pub fn next_step(state: &State, unleased: &UnleasedProcess, mode: Option<Mode>, 
             None => NextStep::Nothing,
         },
         Mode::Warn => NextStep::Warn,
-        Mode::Enforce => match (exemption(state, unleased, &on, computes), unleased.step) {
+        Mode::Enforce => match (exemption(state, unleased, &on, work), unleased.step) {
             (_, UnleasedStep::Survived) => NextStep::Survived,
             (Some(why), _) => NextStep::Exempt(why),
-            (None, UnleasedStep::Found) => after_warning(state, unleased, computes, now + patience.after_warning),
+            (None, UnleasedStep::Found) => after_warning(state, unleased, work, now + patience.after_warning),
             (None, UnleasedStep::Warned { since, until }) => {
-                after_warning(state, unleased, computes, due(since, until.since(since)))
+                after_warning(state, unleased, work, due(since, until.since(since)))
             }
             (None, UnleasedStep::Parking { lease, .. }) => NextStep::Parking(lease),
             (None, UnleasedStep::NotParked { since }) => NextStep::Signal(TERM, due(since, Span::ZERO)),
@@ -204,13 +215,13 @@ pub fn next_step(state: &State, unleased: &UnleasedProcess, mode: Option<Mode>, 
 }
 
 /// What follows a warning that was not heeded.
-fn after_warning(state: &State, unleased: &UnleasedProcess, computes: bool, due: Time) -> NextStep {
+fn after_warning(state: &State, unleased: &UnleasedProcess, work: GpuWork, due: Time) -> NextStep {
     let policy = state.policy();
     let is_untried = unleased.why_not_parked.is_none() || state.planted(Mutant::MoveForEver);
     // A process with a lease is not parked by another.
     let is_untried = is_untried && state.lease_of(unleased).is_none();
     // The driver can park neither a process that only draws nor what a process left that ended.
-    let is_untried = is_untried && computes && unleased.audit.through.is_none();
+    let is_untried = is_untried && work == GpuWork::Computes && unleased.audit.through.is_none();
     let parks = policy.enforcement.parks_first && policy.parking.space > Bytes::ZERO && is_untried;
     if parks && !state.planted(Mutant::StrikeMovable) { NextStep::Park(due) } else { NextStep::Signal(TERM, due) }
 }

@@ -56,17 +56,27 @@ pub(crate) fn larger_vram(state: &State, lease: &Lease, hold: &Hold, now: Time) 
         return None;
     }
     // Free bytes that a waiter needs are not taken.
-    let waited_for = is_wanted(state, lease, &hold.gpus);
-    let vram = if waited_for { seen } else { Bytes(seen.0.next_multiple_of(ROUND)) };
-    let (is_room, vram) = match has_room(state, lease.id, hold, vram, waited_for, now) {
-        false if !waited_for => (has_room(state, lease.id, hold, seen, false, now), seen),
+    let free = if is_wanted(state, lease, &hold.gpus) { FreeBytes::KeptForWaiters } else { FreeBytes::Usable };
+    let vram = match free {
+        FreeBytes::KeptForWaiters => seen,
+        FreeBytes::Usable => Bytes(seen.0.next_multiple_of(ROUND)),
+    };
+    let (is_room, vram) = match has_room(state, lease.id, hold, vram, free, now) {
+        false if free == FreeBytes::Usable => (has_room(state, lease.id, hold, seen, free, now), seen),
         is_room => (is_room, vram),
     };
     ((is_room || state.planted(Mutant::GrowBlind)) && is_allowed(state, lease, hold, vram, now)).then_some(vram)
 }
 
+/// Whether a lease that grows may take bytes that are free.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum FreeBytes {
+    Usable,
+    KeptForWaiters,
+}
+
 /// Whether a lease's GPUs have room for this size: what it has there counts already.
-fn has_room(state: &State, lease: LeaseId, hold: &Hold, vram: Bytes, waited_for: bool, now: Time) -> bool {
+fn has_room(state: &State, lease: LeaseId, hold: &Hold, vram: Bytes, free: FreeBytes, now: Time) -> bool {
     hold.gpus.iter().all(|gpu| {
         let room = state.room(*gpu);
         let counted = room.leases().get(&lease).map_or(Bytes::ZERO, |occupancy| occupancy.counted());
@@ -75,7 +85,11 @@ fn has_room(state: &State, lease: LeaseId, hold: &Hold, vram: Bytes, waited_for:
         // Where more was promised than there is, nothing more is.
         let is_covered = room.committed().is_some_and(|committed| committed <= room.total());
         let is_open = is_open && is_covered && room.check_readable(now, state.policy().period).is_ok();
-        is_open && lacks <= if waited_for { Bytes::ZERO } else { state.promisable(*gpu, now) }
+        let free = match free {
+            FreeBytes::KeptForWaiters => Bytes::ZERO,
+            FreeBytes::Usable => state.promisable(*gpu, now),
+        };
+        is_open && lacks <= free
     })
 }
 

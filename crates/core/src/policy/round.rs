@@ -63,14 +63,16 @@ impl Round {
         kept.any(|row| is_backing_off(state, row, now))
     }
 
-    /// Whether a grant to this tenant changes what was found on the way: an unleased process on a GPU has a lease now,
-    /// a parked lease has its GPU again, or a waiter that was passed backs off, so that another could start now; a
-    /// waiter of the tenant further ahead has to let others pass; or the tenant's next one comes before the last waiter
-    /// that was passed.
-    pub(crate) fn is_upset_by(&self, state: &State, tenant: TenantId, place: QueuePlace, is_changed: bool) -> bool {
+    /// Whether a waiter was passed in this round.
+    pub(crate) fn has_passed(&self) -> bool {
+        !self.kept.is_empty()
+    }
+
+    /// Whether a grant to this tenant changes the order of what was found on the way: a waiter of the tenant further
+    /// ahead has to let others pass, or the tenant's next one comes before the last waiter that was passed.
+    pub(crate) fn is_upset_by(&self, state: &State, tenant: TenantId, place: QueuePlace) -> bool {
         let next = state.queue().keys_of(tenant, place).map(|[_, first]| first);
-        let is_found_otherwise = is_changed && !self.kept.is_empty();
-        is_found_otherwise || self.kept.contains_key(&tenant) || next.is_some_and(|next| Some(next) < self.last)
+        self.kept.contains_key(&tenant) || next.is_some_and(|next| Some(next) < self.last)
     }
 }
 

@@ -28,7 +28,7 @@ impl State {
         asides.map(|aside| self.aside_over(aside)).min()
     }
 
-    /// What is done about processes without a lease on a GPU now: nothing while it steps aside.
+    /// The mode of a GPU now: `observe` while it steps aside.
     pub fn mode(&self, gpu: GpuId) -> Mode {
         if self.is_aside(gpu) { Mode::Observe } else { self.rows().gpus[gpu.0 as usize].mode }
     }

@@ -49,54 +49,55 @@ impl HintBackoff {
 /// What was seen of one lease.
 #[derive(Clone, Debug, Default)]
 pub struct LeaseReadings {
-    /// What became of the last signal that its processes were to get; `None` if an earlier daemon decided
-    /// it, which may not have come to send it.
+    /// The state of the last signal that its processes were to get; `None` if an earlier daemon decided it, which may
+    /// have stopped before it was sent.
     pub(crate) last_signal: Option<SignalState>,
-    /// It was heard which those are.
+    /// Its live processes were heard of since the start.
     pub(crate) members_known: bool,
     /// Its live processes.
     pub members: Vec<ProcKey>,
     /// Those of them that are restricted.
     pub restricted: Restrictions,
-    /// It worked since its last renewal.
+    /// It was busy since its last renewal.
     pub was_busy: bool,
-    /// The most bytes its processes were seen to have on one card.
+    /// The most bytes its processes were seen to have on one GPU.
     pub peak_bytes: Option<Bytes>,
-    /// Cards of an ended lease that were not seen again yet.
+    /// GPUs of an ended lease that were not read since.
     pub(crate) unread_gpus: BTreeSet<GpuId>,
-    /// Its programs that have Sublet's library and speak to the daemon through it.
+    /// Its programs with Sublet's library.
     pub shims: BTreeMap<ProcKey, Mover>,
-    /// Its processes, as the driver has them.
+    /// Its processes that the driver inspected.
     pub driver: BTreeMap<ProcKey, Mover>,
     /// Its wrapper, which has a hook.
     pub hooks: BTreeMap<ProcKey, Mover>,
-    /// What it runs, as far as was seen.
+    /// The program that it runs, as far as was seen.
     pub program: String,
-    /// When it was last seen to work.
+    /// When it was last seen to be busy.
     pub last_busy: Option<Time>,
-    /// When it was last looked at closely whether it does.
+    /// When it was last checked closely whether it is busy.
     pub last_checked: Option<Time>,
-    /// How a park or a resume goes.
+    /// How far a park or a resume is.
     pub(crate) progress: MoveProgress,
-    /// Its cards as they were when it began to leave, if one of them does not tell whose bytes are whose.
+    /// Its GPUs as they were when its park began, if one of them does not tell the bytes of each process.
     pub(crate) gpus_before: BTreeMap<GpuId, GpuSnapshot>,
-    /// What called for it while its bytes were leaving: it waits as soon as it is parked.
+    /// What woke it during its park: it becomes a waiter as soon as it is parked.
     pub(crate) wake: Option<Wake>,
-    /// A program that ended while its bytes were leaving, and what is known of the cause.
+    /// A program that ended during its park, and what is known of the cause.
     pub(crate) death: Option<(ProcKey, String)>,
     /// Hints that it is used count again from this time on.
     pub(crate) hint_backoff: HintBackoff,
-    /// What went wrong lately: it is not parked, or not resumed, in that way before then.
+    /// Methods that failed lately: each is not tried again before its time.
     pub(crate) backoffs: BTreeMap<Method, Backoff>,
-    /// The driver cannot have been told to take its contexts: not all of its programs were still since that was decided.
+    /// The driver cannot have been told to take its contexts: not all of its programs kept still since that was
+    /// decided.
     pub(crate) driver_not_told: bool,
-    /// What was expected when it asked, if it waits and that was remembered.
+    /// What was expected when it was requested, if it waits and that was remembered.
     pub(crate) expected: Option<ExpectedWait>,
     pub(crate) due: Option<Time>,
 }
 
 impl LeaseReadings {
-    /// Who speaks for it on a rung.
+    /// Its movers of a method.
     pub fn movers(&self, method: Method) -> &BTreeMap<ProcKey, Mover> {
         static NOBODY: BTreeMap<ProcKey, Mover> = BTreeMap::new();
         match method {
@@ -117,7 +118,7 @@ impl LeaseReadings {
     }
 }
 
-/// The voice of a wrapper, after a start: who was on its way back has not come.
+/// The mover of a wrapper's hook after a start: of a resuming lease the bytes count as parked.
 pub(crate) fn hook_mover(lease: &Lease) -> BTreeMap<ProcKey, Mover> {
     let parked = matches!(lease.phase, Phase::Parked(..) | Phase::Resuming(..)).then_some(Bytes::ZERO);
     BTreeMap::from([(HOOK, Mover { parked_bytes: parked, ..Mover::default() })])

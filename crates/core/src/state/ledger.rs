@@ -15,9 +15,9 @@ use std::collections::{BTreeMap, BTreeSet};
 pub struct TenantLoad {
     /// Leases granted and not retired.
     pub leases: u32,
-    /// Bytes reserved for them, every card counted.
+    /// Bytes reserved for them, summed over GPUs.
     pub vram: Bytes,
-    /// Those of them that nobody may make it give back.
+    /// Of these, bytes that may never be preempted.
     pub unpreemptable: Bytes,
     /// Places in the queue.
     pub waiting: u32,
@@ -50,17 +50,17 @@ impl TenantLoad {
     }
 }
 
-/// The books of all tenants and groups.
+/// What all tenants and groups have, and may have.
 #[derive(Clone, Debug, Default)]
 pub struct QuotaLedger {
     tenants: Vec<Account>,
     groups: BTreeMap<String, Group>,
-    /// Of those who use the cards or wait for them.
+    /// The sum of the shares of tenants that use GPUs or wait for them.
     shares: u64,
 }
 
 impl QuotaLedger {
-    /// Everybody who is known, with nothing on the books yet.
+    /// All known tenants, with nothing reserved yet.
     pub fn new(rows: &Rows, policy: &Policy) -> QuotaLedger {
         let mut ledger = QuotaLedger::default();
         rows.tenants.iter().for_each(|tenant| ledger.enrol(tenant, policy));
@@ -109,7 +109,7 @@ impl QuotaLedger {
     pub fn caps(&self, tenant: TenantId) -> &Caps {
         &self.tenants[tenant.0 as usize].caps
     }
-    /// Its share, and those of all who use the cards or wait for them; at least its own.
+    /// Its share, and the sum of the shares of all tenants that use GPUs or wait for them; at least its own.
     pub fn shares(&self, tenant: TenantId) -> (u64, u64) {
         let own = u64::from(self.tenants[tenant.0 as usize].share);
         (own, self.shares.max(own))
@@ -119,7 +119,7 @@ impl QuotaLedger {
         let groups = |tenant: TenantId| &self.tenants[tenant.0 as usize].groups;
         one == other || groups(one).iter().any(|group| groups(other).contains(group))
     }
-    /// Who shares a capped group with it.
+    /// Tenants that share a capped group with it.
     pub fn group_members(&self, tenant: TenantId) -> BTreeSet<TenantId> {
         let groups = self.tenants[tenant.0 as usize].groups.iter();
         groups.filter_map(|name| self.groups.get(name)).flat_map(|group| group.members.iter().copied()).collect()

@@ -12,8 +12,8 @@
 //! made at once compete as one waiter at a time. Marks and turns are absolute times: the order changes with a charge
 //! or when a waiter leaves, never with time alone.
 //!
-//! Each tenant has its own line; the heads of all lines are in one more. A tenant at its own quota is set aside with
-//! its whole line, and costs nothing until it may come back.
+//! Each tenant has its own line; the heads of all lines are in one more. A tenant at its own quota is skipped with its
+//! whole line, and costs nothing until it may come back.
 
 use crate::model::ids::{LeaseId, TenantId};
 use crate::model::units::{Span, Time};
@@ -82,11 +82,11 @@ impl Queue {
         Queue { debt_max, ..Queue::default() }
     }
 
-    /// How many wait.
+    /// The number of waiters.
     pub fn len(&self) -> usize {
         self.len
     }
-    /// Whether nobody waits.
+    /// True if there are no waiters.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -134,7 +134,7 @@ impl Queue {
         self.line(tenant).map_or(Time::ZERO, |line| line.last_served)
     }
 
-    /// Whether nobody of its tenant stands before it.
+    /// Whether no waiter of its tenant is before it.
     pub fn is_first(&self, tenant: TenantId, place: QueuePlace) -> bool {
         self.line(tenant).and_then(|line| line.places.first()) == Some(&place)
     }
@@ -146,12 +146,12 @@ impl Queue {
         Some([key(&place), key(line.places.first()?)])
     }
 
-    /// How many of its tenant stand before it.
+    /// How many waiters of its tenant are before it.
     pub fn before(&self, tenant: TenantId, place: QueuePlace) -> usize {
         self.line(tenant).map_or(0, |line| line.places.range(..place).count())
     }
 
-    /// A tenant's own quota holds back its first waiter: it stands aside until [`Queue::unskip_tenant`].
+    /// A tenant's own quota holds back its first waiter: the tenant is skipped until [`Queue::unskip_tenant`].
     pub fn skip_tenant(&mut self, tenant: TenantId) {
         self.skipped.insert(tenant);
         self.update_head(tenant);
@@ -164,7 +164,7 @@ impl Queue {
         }
     }
 
-    /// Who stands aside.
+    /// Tenants that are skipped.
     pub fn skipped_tenants(&self) -> impl Iterator<Item = TenantId> + '_ {
         self.skipped.iter().copied()
     }
@@ -183,23 +183,23 @@ impl Queue {
         }
     }
 
-    /// The first of all who may be served.
+    /// The first waiter of all that may be served.
     pub fn first(&self) -> Option<LeaseId> {
         self.heads.first().map(|(_, lease, _)| *lease)
     }
 
-    /// The first waiter of a tenant, also if it stands aside.
+    /// The first waiter of a tenant, also of a skipped one.
     pub fn first_of(&self, tenant: TenantId) -> Option<LeaseId> {
         self.line(tenant).and_then(|line| line.places.first()).map(|place| place.lease)
     }
 
-    /// The first waiter of each tenant, also of those who stand aside.
+    /// The first waiter of each tenant, also of skipped ones.
     pub fn first_waiters(&self) -> impl Iterator<Item = (LeaseId, TenantId)> + '_ {
         let lines = self.lines.iter().zip(0..);
         lines.filter_map(|(line, number)| line.places.first().map(|place| (place.lease, TenantId(number))))
     }
 
-    /// Every waiter, also who stands aside, first first.
+    /// Every waiter in order, also of skipped tenants.
     pub fn all_waiters(&self) -> impl Iterator<Item = (LeaseId, TenantId)> + '_ {
         let mut cursor = QueueCursor::default();
         for tenant in &self.skipped {
@@ -217,7 +217,7 @@ impl Queue {
         })
     }
 
-    /// Every waiter that does not stand aside, first first.
+    /// Every waiter in order, without those of skipped tenants.
     pub fn iter(&self) -> impl Iterator<Item = (LeaseId, TenantId)> + '_ {
         let mut cursor = QueueCursor::default();
         std::iter::from_fn(move || {
@@ -258,8 +258,8 @@ impl QueueCursor {
         }
     }
 
-    /// Whoever stands behind the waiter just given comes too, whether that one stayed or was taken
-    /// out, by what its tenant owes by now.
+    /// The waiters behind the one just given come too, whether that one stayed or was taken out, by the debt that its
+    /// tenant has by now.
     pub fn advance(&mut self, queue: &Queue, place: QueuePlace, tenant: TenantId) {
         let Some(line) = queue.line(tenant) else { return };
         if let Some(next) = line.places.range((Excluded(place), Unbounded)).next() {
@@ -275,10 +275,10 @@ mod tests {
 
     const DEBT_MAX: Span = Span(30);
 
-    /// One line of a story: a tenant's ask at a time with a head start.
+    /// One line of a story: a tenant's request at a time with a head start.
     type Asked = (u32, u64, i64);
 
-    /// What a tenant owes, since when its first waiter is the first, and when it was last served.
+    /// A tenant's debt, since when its first waiter is the first, and when it was last served.
     type Debts = (u64, u64, u64);
 
     #[test]
@@ -305,8 +305,8 @@ mod tests {
         (queue, all)
     }
 
-    /// The rule as it is written, without any structure: again and again, of each tenant's first
-    /// waiter of those `left` the one that comes first.
+    /// The rule as it is written, without any structure: again and again, of each tenant's first waiter in `left` the
+    /// one that comes first.
     fn by_force(all: &[(QueuePlace, TenantId)], left: &[(QueuePlace, TenantId)], marks: &[Debts]) -> Vec<LeaseId> {
         let mut left = left.to_vec();
         let mut order = Vec::new();

@@ -19,43 +19,43 @@ use crate::model::request::Exclusivity;
 use crate::model::units::{Bytes, Span, Time};
 use std::collections::BTreeMap;
 
-/// What one lease takes of one card.
+/// What one lease takes of one GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Occupancy {
-    /// Whose.
+    /// The tenant of the lease.
     pub tenant: TenantId,
-    /// Promised.
+    /// Bytes promised to it.
     pub reserved: Bytes,
-    /// Seen with its processes; unknown counts as zero here and so falls into loose.
+    /// Bytes seen with its processes; unknown counts as zero here and so as unowned.
     pub seen: Bytes,
-    /// Whom it suffers beside it.
+    /// Which other leases may be beside it.
     pub exclusivity: Exclusivity,
-    /// When it gives the room back at the latest, if somebody waits; zero if it is over already.
+    /// When it gives the room back at the latest, if a waiter needs it; zero if it is over already.
     pub ends_by: Time,
     /// Its processes live on then, and keep their context here.
     pub outlives_lease: bool,
-    /// Its work is not on the card: what it still has there stays, and is in nobody's way.
+    /// It is parked: what it still has on the GPU stays, and keeps no waiter off.
     pub is_parked: bool,
 }
 
 impl Occupancy {
-    /// What counts: a promise not yet used, or use beyond the promise.
+    /// The bytes that count: a promise not yet used, or use beyond the promise.
     pub fn counted(&self) -> Bytes {
         self.reserved.max(self.seen)
     }
 
-    /// What others have of it when it is over.
+    /// The bytes that are free for others when it is over.
     fn gives_back(&self, context: Bytes) -> Bytes {
         if self.outlives_lease { self.counted().less(context) } else { self.counted() }
     }
 }
 
-/// One card as the books and the last look have it.
+/// One GPU by its leases and its last reading.
 #[derive(Clone, Debug)]
 pub struct Room {
     total: Bytes,
     margin: Bytes,
-    /// What a process keeps here while it lives.
+    /// The context that a process keeps here while it lives.
     context: Bytes,
     leases: BTreeMap<LeaseId, Occupancy>,
     counted: Bytes,
@@ -67,16 +67,22 @@ pub struct Room {
     /// How many are parked.
     parked: u32,
     reading: GpuReading,
-    /// Claims whose `seen` is not zero, so that a look need not visit the others.
+    /// Leases whose `seen` is not zero, so that a reading need not visit the others.
     seen_leases: BTreeMap<LeaseId, Bytes>,
-    /// What is given back when, first first. A list: it is read from the front, all in one cache line
-    /// after the other.
+    /// What is given back when, the first first. A list: it is read from the front, one cache line after the other.
     ends: Vec<(Time, LeaseId, Bytes)>,
     /// How many leases of each tenant.
     tenants: BTreeMap<TenantId, u32>,
 }
 
-/// Why a card can promise nothing.
+/// Whether an occupancy comes or goes.
+#[derive(Clone, Copy)]
+enum Change {
+    Add,
+    Remove,
+}
+
+/// Why a GPU can promise nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReadingFault {
     /// It does not answer.
@@ -86,7 +92,7 @@ pub enum ReadingFault {
 }
 
 impl Room {
-    /// A card that nobody has looked at yet.
+    /// A GPU that was not read yet.
     pub fn new(total: Bytes, margin: Bytes, context: Bytes) -> Room {
         Room {
             total,
@@ -107,7 +113,7 @@ impl Room {
         }
     }
 
-    /// The card, or the policy, is not what it was.
+    /// Takes over new facts of the GPU, or a new policy.
     pub fn resize(&mut self, total: Bytes, margin: Bytes, context: Bytes) {
         (self.total, self.margin, self.context) = (total, margin, context);
         for (_, lease, gives) in &mut self.ends {
@@ -115,28 +121,34 @@ impl Room {
         }
     }
 
-    /// Puts a lease's promise on the books.
+    /// Adds what a lease takes.
     pub fn occupy(&mut self, lease: LeaseId, occupancy: Occupancy) {
         self.vacate(lease);
-        self.adjust_sums(&occupancy, true);
-        self.adjust_lists(lease, &occupancy, true);
+        self.adjust_sums(&occupancy, Change::Add);
+        self.adjust_lists(lease, &occupancy, Change::Add);
         self.leases.insert(lease, occupancy);
     }
 
-    /// Takes a lease off the books.
+    /// Removes what a lease takes.
     pub fn vacate(&mut self, lease: LeaseId) {
         if let Some(occupancy) = self.leases.remove(&lease) {
-            self.adjust_sums(&occupancy, false);
-            self.adjust_lists(lease, &occupancy, false);
+            self.adjust_sums(&occupancy, Change::Remove);
+            self.adjust_lists(lease, &occupancy, Change::Remove);
         }
     }
 
-    fn adjust_sums(&mut self, occupancy: &Occupancy, add: bool) {
-        let by = |sum: Bytes, n: Bytes| if add { sum + n } else { sum.less(n) };
+    fn adjust_sums(&mut self, occupancy: &Occupancy, change: Change) {
+        let by = |sum: Bytes, n: Bytes| match change {
+            Change::Add => sum + n,
+            Change::Remove => sum.less(n),
+        };
         self.counted = by(self.counted, occupancy.counted());
         self.seen = by(self.seen, occupancy.seen);
         self.reserved = by(self.reserved, occupancy.reserved);
-        let step = |n: u32| if add { n + 1 } else { n - 1 };
+        let step = |n: u32| match change {
+            Change::Add => n + 1,
+            Change::Remove => n - 1,
+        };
         match occupancy.exclusivity {
             _ if occupancy.is_parked => {
                 self.residue = by(self.residue, occupancy.seen);
@@ -148,38 +160,40 @@ impl Room {
         }
     }
 
-    /// Keeps the list of ends and the tenants in step with a claim that came or went.
-    fn adjust_lists(&mut self, lease: LeaseId, occupancy: &Occupancy, add: bool) {
+    /// Keeps the list of ends and the tenants in step with an occupancy that comes or goes.
+    fn adjust_lists(&mut self, lease: LeaseId, occupancy: &Occupancy, change: Change) {
         if occupancy.is_parked {
             return;
         }
         let at = self.ends.partition_point(|(ends, id, _)| (*ends, *id) < (occupancy.ends_by, lease));
-        if add {
-            self.ends.insert(at, (occupancy.ends_by, lease, occupancy.gives_back(self.context)));
-            *self.tenants.entry(occupancy.tenant).or_default() += 1;
-        } else {
-            self.ends.remove(at);
-            if let Some(count) = self.tenants.get_mut(&occupancy.tenant) {
-                *count -= 1;
-                if *count == 0 {
-                    self.tenants.remove(&occupancy.tenant);
+        match change {
+            Change::Add => {
+                self.ends.insert(at, (occupancy.ends_by, lease, occupancy.gives_back(self.context)));
+                *self.tenants.entry(occupancy.tenant).or_default() += 1;
+            }
+            Change::Remove => {
+                self.ends.remove(at);
+                if let Some(count) = self.tenants.get_mut(&occupancy.tenant) {
+                    *count -= 1;
+                    if *count == 0 {
+                        self.tenants.remove(&occupancy.tenant);
+                    }
                 }
             }
         }
     }
 
-    /// A lease gives its room back at another time, or in another way.
+    /// Sets when a lease gives its room back, and whether its processes live on then.
     pub fn set_ends(&mut self, lease: LeaseId, ends: Time, lives_on: bool) {
         if let Some(occupancy) = self.leases.remove(&lease) {
-            self.adjust_lists(lease, &occupancy, false);
+            self.adjust_lists(lease, &occupancy, Change::Remove);
             let occupancy = Occupancy { ends_by: ends, outlives_lease: lives_on, ..occupancy };
-            self.adjust_lists(lease, &occupancy, true);
+            self.adjust_lists(lease, &occupancy, Change::Add);
             self.leases.insert(lease, occupancy);
         }
     }
 
-    /// A lease's promise is another from now on: it was parked, or has its card again. What was seen
-    /// of it stays seen.
+    /// Sets what is promised to a lease: it was parked, or has its GPU again. What was seen of it stays seen.
     pub fn reserve(&mut self, lease: LeaseId, reserved: Bytes, ends: Time, parked: bool) {
         if let Some(occupancy) = self.leases.get(&lease).cloned() {
             self.occupy(
@@ -189,7 +203,7 @@ impl Room {
         }
     }
 
-    /// Whether nobody's work is on the card.
+    /// Whether no lease is on the GPU, except parked ones.
     pub fn is_empty(&self) -> bool {
         self.tenants.is_empty()
     }
@@ -207,8 +221,8 @@ impl Room {
         }
     }
 
-    /// What stays here of a holder that the library parks: its context, and where nobody can see how much it
-    /// is, as much as there could be beside it.
+    /// What stays here of a lease that the library parks: its context, and on a coarse GPU the most that there could be
+    /// beside it.
     pub fn context_after_park(&self) -> Bytes {
         if self.is_coarse() { self.context + RESIDUE } else { self.context }
     }
@@ -223,22 +237,22 @@ impl Room {
         if self.is_coarse() { loose.max(self.left_of_parked()) } else { loose + self.residue }
     }
 
-    /// Whether the driver tells what is free and not whose the rest is.
+    /// Whether the driver tells what is free, but not the bytes of each process.
     pub fn is_coarse(&self) -> bool {
         matches!(&self.reading.reading, Reading::Used(used) if used.coarse)
     }
 
-    /// What a process keeps here while it lives; more than any was seen to, if nobody measured it.
+    /// The context that a process keeps here while it lives; if it was never measured, more than any was seen to take.
     pub fn context(&self) -> Bytes {
         self.context
     }
 
-    /// What is given back when at the latest, first first; zero is what is over already.
+    /// What is given back when at the latest, the first first; zero for what is over already.
     pub fn ends(&self) -> &[(Time, LeaseId, Bytes)] {
         &self.ends
     }
 
-    /// Takes in a look at the card; `owner` says whose a process is.
+    /// Takes in a reading of the GPU; `owner` gives the lease of a process.
     pub fn set_reading(&mut self, observation: GpuReading, owner: impl Fn(&ProcKey) -> Option<LeaseId>) {
         if let Reading::Used(used) = &observation.reading {
             let mut seen: BTreeMap<LeaseId, Bytes> = BTreeMap::new();
@@ -261,9 +275,9 @@ impl Room {
 
     fn set_seen(&mut self, lease: LeaseId, seen: Bytes) {
         if let Some(mut occupancy) = self.leases.remove(&lease) {
-            self.adjust_sums(&occupancy, false);
+            self.adjust_sums(&occupancy, Change::Remove);
             occupancy.seen = seen;
-            self.adjust_sums(&occupancy, true);
+            self.adjust_sums(&occupancy, Change::Add);
             if !occupancy.is_parked {
                 let at = self.ends.partition_point(|(ends, id, _)| (*ends, *id) < (occupancy.ends_by, lease));
                 self.ends[at].2 = occupancy.gives_back(self.context);
@@ -272,7 +286,7 @@ impl Room {
         }
     }
 
-    /// The last look.
+    /// The last reading.
     pub fn reading(&self) -> &GpuReading {
         &self.reading
     }
@@ -284,7 +298,7 @@ impl Room {
     pub fn largest_ever(&self) -> Bytes {
         self.total.less(self.margin)
     }
-    /// Leases on the books, by id.
+    /// What each lease takes here, by id.
     pub fn leases(&self) -> &BTreeMap<LeaseId, Occupancy> {
         &self.leases
     }
@@ -292,7 +306,7 @@ impl Room {
     pub fn seen_leases(&self) -> &BTreeMap<LeaseId, Bytes> {
         &self.seen_leases
     }
-    /// Compute processes of the last look that belong to no lease on the books here, as far as is known now.
+    /// Compute processes of the last reading that belong to no lease here, as far as is known now.
     pub fn unleased_compute_processes(&self, owner: impl Fn(&ProcKey) -> Option<LeaseId>) -> usize {
         self.unleased_residents(owner).filter(|resident| !resident.only_draws).count()
     }
@@ -310,7 +324,7 @@ impl Room {
         all.iter().filter(move |resident| !ours(&resident.process))
     }
 
-    /// Whether the last look still counts.
+    /// Checks that the last reading still counts.
     pub fn check_readable(&self, now: Time, period: Span) -> Result<(), ReadingFault> {
         match &self.reading.reading {
             Reading::Unreadable(why) => Err(ReadingFault::Unreadable(why.clone())),
@@ -319,7 +333,7 @@ impl Room {
         }
     }
 
-    /// Bytes that nobody has a lease for; `None` if the card was not readable.
+    /// Bytes that belong to no lease; `None` if the GPU was not readable.
     pub fn unowned_bytes(&self) -> Option<Bytes> {
         match &self.reading.reading {
             Reading::Used(used) if used.coarse => Some(self.total.less(used.free).less(self.reserved)),
@@ -328,8 +342,8 @@ impl Room {
         }
     }
 
-    /// Whether strangers' bytes may hide behind promises that are not used yet: the driver tells what
-    /// is free, and not whose the rest is.
+    /// Whether bytes of unleased processes may hide behind promises that are not used yet: the driver tells what is
+    /// free, but not the bytes of each process.
     pub fn hides_unowned_bytes(&self) -> bool {
         self.is_coarse() && self.reserved > Bytes::ZERO
     }
@@ -343,7 +357,7 @@ impl Room {
         self.seen
     }
 
-    /// Bytes counted as taken; `None` if the card was not readable.
+    /// Bytes counted as taken; `None` if the GPU was not readable.
     pub fn committed(&self) -> Option<Bytes> {
         match &self.reading.reading {
             Reading::Used(used) if used.coarse => {
@@ -362,7 +376,8 @@ impl Room {
         }
     }
 
-    /// Whether somebody's exclusivity keeps `tenant` off the card, or its own wish does.
+    /// Whether the exclusivity of a lease here keeps `tenant` off the GPU, or the exclusivity that the tenant asks for
+    /// does.
     pub fn excludes(&self, tenant: TenantId, exclusivity: Exclusivity, unleased: impl Fn() -> usize) -> bool {
         let others = || self.tenants.keys().any(|other| *other != tenant);
         match exclusivity {

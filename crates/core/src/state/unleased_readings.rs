@@ -6,47 +6,47 @@ use crate::model::units::{Span, Time};
 use crate::model::unleased::{UnleasedId, UnleasedProcess, UnleasedStep};
 use std::collections::{BTreeMap, VecDeque};
 
-/// What was seen of strangers.
+/// What was seen of unleased processes.
 #[derive(Clone, Debug, Default)]
 pub struct UnleasedReadings {
-    /// Strangers on the record, by process.
+    /// Unleased processes on the record, by process.
     pub(crate) by_process: BTreeMap<ProcKey, UnleasedId>,
     /// What this daemon found out about each.
     pub(crate) audits: BTreeMap<UnleasedId, AuditState>,
-    /// Those who were ended lately, or left when they were warned, the last one last.
+    /// Processes that were ended lately, or left when they were warned, the last one last.
     pub(crate) former: VecDeque<FormerProcess>,
-    /// Why nobody can be ended here; `None`: that was not tried yet.
+    /// Why no process can be ended here; `None`: that was not tested yet.
     pub(crate) self_test: Option<Result<(), String>>,
-    /// How often it was tried.
+    /// How often it was tested.
     pub(crate) self_tests: u64,
 }
 
-/// Whoever comes so soon after somebody like it was ended, or warned, is started anew.
+/// A process that comes this soon after one like it was ended, or warned, is its successor.
 const ANEW: Span = Span::secs(600);
 
-/// So many of those are remembered; of more, whoever has most forgets its oldest, so that nobody is forgotten for what
-/// another user starts.
+/// Former processes that are remembered. Beyond that the user with the most forgets its oldest, so that no process is
+/// forgotten for what another user starts.
 const FORMER_MAX: usize = 512;
 
-/// A stranger that was ended, or that left when it was warned.
+/// An unleased process that was ended, or that left when it was warned.
 #[derive(Clone, Debug)]
 pub(crate) struct FormerProcess {
     pub(crate) id: UnleasedId,
     at: Time,
     audit: Audit,
-    /// It had until then to leave, for good.
+    /// When it had to have left, for good.
     pub(crate) until: Option<Time>,
     /// The signal that it got, or was to get.
     pub(crate) told: Option<UnleasedStep>,
-    /// Why it could not be taken off its cards.
+    /// Why it could not be parked.
     pub(crate) stays: Option<String>,
 }
 
 impl FormerProcess {
-    /// What is remembered of a stranger that is gone, if anything was done about it.
+    /// What is remembered of an unleased process that is gone, if anything was done about it.
     pub(crate) fn of(row: &UnleasedProcess, at: Time) -> Option<FormerProcess> {
         let (until, told) = match row.step {
-            // Who comes and goes would be warned for ever.
+            // A process that comes and goes would be warned for ever.
             UnleasedStep::Warned { until, .. } | UnleasedStep::NotParked { since: until } => (Some(until), None),
             told @ UnleasedStep::Signalled { .. } => (None, Some(told)),
             UnleasedStep::Found | UnleasedStep::Parking { .. } | UnleasedStep::Survived => return None,
@@ -63,7 +63,7 @@ impl FormerProcess {
         self.audit.process == audit.process
     }
 
-    /// A service is started anew by its unit; anything else by whoever calls the same program for the same user.
+    /// A service is started anew by its unit; any other program by the same command of the same user.
     fn is_same_program(&self, audit: &Audit) -> bool {
         match (&self.audit.unit, &audit.unit) {
             (Some(before), Some(now)) if now.ends_with(".service") => before == now,
@@ -76,7 +76,7 @@ impl FormerProcess {
 }
 
 impl UnleasedReadings {
-    /// A stranger that was signalled, or had until then to leave, is gone.
+    /// Remembers an unleased process that is gone and was signalled, or had a time to leave by.
     pub(crate) fn remember(&mut self, former: FormerProcess) {
         self.former.push_back(former);
         if self.former.len() > FORMER_MAX {
@@ -84,7 +84,7 @@ impl UnleasedReadings {
         }
     }
 
-    /// The oldest of the user of whom there are most; of several such users, the oldest of them all.
+    /// Forgets the oldest of the user with the most; of several such users, the oldest of them all.
     fn forget_one(&mut self) {
         let mut of_user: BTreeMap<u32, usize> = BTreeMap::new();
         self.former.iter().for_each(|former| *of_user.entry(former.audit.uid).or_default() += 1);
@@ -94,8 +94,8 @@ impl UnleasedReadings {
         }
     }
 
-    /// Who was ended lately, or warned, and is here again: itself, of whom nothing is left to remember then, or one
-    /// like it.
+    /// The former process that this one is, which is forgotten then, or the last one like it; `None` if it was too long
+    /// ago.
     pub(crate) fn take_former(&mut self, audit: &Audit, now: Time) -> Option<FormerProcess> {
         let is_late = |former: &FormerProcess| now.since(former.at) <= ANEW;
         match self.former.iter().rposition(|former| former.is_process(audit)) {
@@ -111,7 +111,7 @@ impl UnleasedReadings {
     }
 }
 
-/// What this daemon found out about a stranger.
+/// What this daemon found out about an unleased process.
 #[derive(Clone, Debug)]
 pub(crate) struct AuditState {
     /// When it was last audited.
