@@ -43,6 +43,20 @@ pub trait ChainRegister: Send + Sync {
     /// `Unavailable` the entry may exist: read it back, and compare what makes it unique.
     fn create(&self, chain: &ChainName, number: u64, entry: &[u8]) -> Result<Creation, RegisterError>;
 
+    /// Creates the entry after this one, if the chain has this one. If it has another one of that number, or none, this
+    /// is [`RegisterError::Replaced`]: an older copy of the register was put back, and its chain may have grown again.
+    ///
+    /// A register that can compare and create in one transaction does so. Without that, an older copy that is put back
+    /// between the two is noticed by the next call.
+    fn create_after(&self, chain: &ChainName, before: &NumberedEntry, entry: &[u8]) -> Result<Creation, RegisterError> {
+        match self.read(chain, before.number, 1)?.first() {
+            Some(found) if found == before => self.create(chain, before.number + 1, entry),
+            // Entries were dropped after a snapshot, so the chain has gone on.
+            Some(found) if found.number > before.number => Ok(Creation::Taken),
+            _ => Err(RegisterError::Replaced { chain: chain.clone(), number: before.number }),
+        }
+    }
+
     /// At most `limit` entries from this number on, in order. Entries that were forgotten are left out.
     fn read(&self, chain: &ChainName, from: u64, limit: usize) -> Result<Vec<NumberedEntry>, RegisterError>;
 
@@ -93,6 +107,16 @@ pub enum RegisterError {
         /// The newest entry.
         last: u64,
     },
+    /// The entry before the wanted one is not the one that the call names. Nothing was created.
+    #[error(
+        "entry {number} of chain `{chain}` is not the one that this process read: an older copy of the register was put back"
+    )]
+    Replaced {
+        /// The chain.
+        chain: ChainName,
+        /// The number of the entry.
+        number: u64,
+    },
     /// The entry is too large.
     #[error("an entry of {bytes} bytes is too large for the register: it takes at most {most}")]
     TooLarge {
@@ -141,6 +165,7 @@ impl RegisterError {
         match self {
             RegisterError::Unavailable { .. } => "register_unavailable",
             RegisterError::OutOfOrder { .. } => "register_out_of_order",
+            RegisterError::Replaced { .. } => "register_replaced",
             RegisterError::TooLarge { .. } => "register_entry_too_large",
             RegisterError::Full { .. } => "register_full",
             RegisterError::NotLocal { .. } => "register_not_local",
@@ -157,6 +182,9 @@ impl RegisterError {
                 "nothing is known to be saved: when the register answers again, open the name and load the newest version"
             }
             RegisterError::OutOfOrder { .. } => "open the name again; the program's view of it is not the register's",
+            RegisterError::Replaced { .. } => {
+                "stop all programs of this store and start them again: they go on from the newest version of the register"
+            }
             RegisterError::TooLarge { .. } => "save large results as a checkpoint",
             RegisterError::Full { .. } => "make room for the register, then save again",
             RegisterError::NotLocal { .. } => {

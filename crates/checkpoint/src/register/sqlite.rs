@@ -1,7 +1,8 @@
 //! A register in one SQLite file on a local disk; many processes may use it at once.
 //!
 //! One row per entry. An entry is created by a single statement that inserts it only if its number is
-//! the next one, so that SQLite's lock on the file is the only lock there is. The write-ahead log is
+//! the next one, and the entry before is the one that the caller knows, so that SQLite's lock on the file is the only
+//! lock there is. The write-ahead log is
 //! synced at every commit.
 //!
 //! After an error of the disk the register answers nothing more until it is opened again: what the
@@ -193,9 +194,7 @@ impl SqliteRegister {
 
 impl ChainRegister for SqliteRegister {
     fn create(&self, chain: &ChainName, number: u64, entry: &[u8]) -> Result<Creation, RegisterError> {
-        if entry.len() > ENTRY_BYTES_MAX {
-            return Err(RegisterError::TooLarge { bytes: entry.len(), most: ENTRY_BYTES_MAX });
-        }
+        check_size(entry)?;
         let created = self.with(|connection| {
             let mut statement = connection.prepare_cached(
                 "INSERT INTO entries (chain, number, bytes) SELECT ?1, ?2, ?3
@@ -209,6 +208,24 @@ impl ChainRegister for SqliteRegister {
         match self.last(chain)? {
             last if number <= last => Ok(Creation::Taken),
             last => Err(RegisterError::OutOfOrder { chain: chain.clone(), number, last }),
+        }
+    }
+
+    fn create_after(&self, chain: &ChainName, before: &NumberedEntry, entry: &[u8]) -> Result<Creation, RegisterError> {
+        check_size(entry)?;
+        let created = self.with(|connection| {
+            // The newest entry of a chain is never dropped, so an entry without a next one is the newest.
+            let mut statement = connection.prepare_cached(
+                "INSERT INTO entries (chain, number, bytes)
+                 SELECT ?1, ?2 + 1, ?4 FROM entries WHERE chain = ?1 AND number = ?2 AND bytes = ?3
+                 ON CONFLICT (chain, number) DO NOTHING",
+            )?;
+            statement.execute(params![chain.as_str(), column(before.number), before.bytes, entry])
+        })?;
+        match created {
+            1 => Ok(Creation::New),
+            _ if self.last(chain)? > before.number => Ok(Creation::Taken),
+            _ => Err(RegisterError::Replaced { chain: chain.clone(), number: before.number }),
         }
     }
 
@@ -245,6 +262,13 @@ impl ChainRegister for SqliteRegister {
     fn chains(&self) -> Result<Vec<ChainName>, RegisterError> {
         let chains = self.chains_after("", usize::MAX)?;
         Ok(chains.into_iter().map(|(chain, _)| chain).collect())
+    }
+}
+
+fn check_size(entry: &[u8]) -> Result<(), RegisterError> {
+    match entry.len() {
+        bytes if bytes > ENTRY_BYTES_MAX => Err(RegisterError::TooLarge { bytes, most: ENTRY_BYTES_MAX }),
+        _ => Ok(()),
     }
 }
 

@@ -199,6 +199,7 @@ impl From<RegisterFailure> for Refused {
                     .hint("read the chain: the entry may be there; if this lasts, tell an operator")
                     .retry_after(1),
                 RegisterError::NotLocal { .. }
+                | RegisterError::Replaced { .. }
                 | RegisterError::Damaged { .. }
                 | RegisterError::Refused { .. }
                 | RegisterError::Unfit { .. } => problem(Code::RegisterDamaged)
