@@ -31,7 +31,7 @@ use crate::nonce::Nonce;
 use crate::policy::{
     FailureDomain, PlacementPolicy, ReplicaHealth, ReplicaLocator, ReplicaPolicy, ReplicaRole, ReplicaSetLocator,
 };
-use crate::register::{ChainRegister, SqliteRegister};
+use crate::register::ChainRegister;
 use crate::replica::{CheckpointHome, ReplicaDirectory};
 use crate::replicated::ReplicatedCheckpoint;
 use crate::store_opener::StoreOpener;
@@ -100,15 +100,15 @@ impl CheckpointStore {
     /// The directory holds `register.db`, and a directory for each replica that a program names. A store
     /// whose register is lost is refused.
     pub fn open(directory: impl AsRef<Path>) -> Result<CheckpointStore, ReplicatedError> {
-        let store = CheckpointStore::below(&absolute(directory.as_ref())?)?;
+        let store = CheckpointStore::below(&absolute(directory.as_ref())?, RegisterUse::Writes)?;
         store.check_register()?;
         Ok(store)
     }
 
-    pub(crate) fn below(directory: &Path) -> Result<CheckpointStore, ReplicatedError> {
+    pub(crate) fn below(directory: &Path, register_use: RegisterUse) -> Result<CheckpointStore, ReplicatedError> {
         let directory = directory.to_owned();
         make_directory(&directory).map_err(|source| ReplicatedError::File { path: directory.clone(), source })?;
-        let register = SqliteRegister::open(directory.join(REGISTER_FILE))?;
+        let register = register_use.open_file(&directory.join(REGISTER_FILE))?;
         CheckpointStore::assemble(Arc::new(register), ReplicaPlaces::Below(directory))
     }
 

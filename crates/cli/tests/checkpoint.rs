@@ -3,6 +3,7 @@
 use expect_test::{Expect, expect};
 use serde_json::Value;
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use sublet::replicated::{
@@ -43,7 +44,10 @@ fn checkpoints(store: &CheckpointStore, resource: &str) -> ReplicatedCheckpoint 
 impl SavedStore {
     /// Steps 10, 20 and 30 as versions 1 to 3; a job has pinned the second.
     fn new() -> SavedStore {
-        let dir = tempfile::tempdir().expect("a directory");
+        SavedStore::in_directory(tempfile::tempdir().expect("a directory"))
+    }
+
+    fn in_directory(dir: TempDir) -> SavedStore {
         let store = CheckpointStore::open(dir.path().join("store")).expect("a store");
         let checkpoints = checkpoints(&store, "training");
         let fence = checkpoints.open(&job()).expect("a fence");
@@ -319,6 +323,58 @@ fn versions_are_removed_under_a_new_fence_or_refused_with_the_reason() {
         exit 1
     "#]],
     );
+}
+
+/// A disk in memory, mounted at a directory.
+struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    /// `None` where none can be mounted.
+    fn mount(at: &Path, size: &str) -> Option<SmallDisk> {
+        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", size, "small"]).arg(at).output();
+        if mounted.is_ok_and(|output| output.status.success()) {
+            return Some(SmallDisk(at.to_owned()));
+        }
+        eprintln!("skipped: no disk can be mounted here");
+        None
+    }
+
+    /// Writes until there is no room for another byte.
+    fn fill(&self) {
+        let mut file = fs::File::create(self.0.join("filler")).expect("a file");
+        while file.write_all(&[1; 4096]).is_ok() {}
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let unmounted = Command::new("umount").arg("-l").arg(&self.0).status().expect("umount is always there");
+        assert!(unmounted.success());
+    }
+}
+
+#[test]
+fn versions_can_be_removed_when_the_disk_is_full() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let Some(disk) = SmallDisk::mount(dir.path(), "size=4m") else { return };
+    let SavedStore { dir, checkpoints, .. } = SavedStore::in_directory(dir);
+    // The trainer has ended, and the index of the register's log with it.
+    drop(checkpoints);
+    disk.fill();
+    let refusal = CheckpointStore::open(dir.path().join("store")).map(|_| ()).expect_err("a full disk");
+    assert_eq!(refusal.code(), "register_full");
+    let run = |words: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sublet"));
+        command.env_clear().env("SUBLET_CHECKPOINTS", dir.path().join("store")).arg("checkpoint");
+        let output = command.args(words.split_whitespace()).output().expect("the command line can be started");
+        assert!(output.status.success(), "{words}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).expect("UTF-8")
+    };
+    assert_eq!(run("ls demo").lines().count(), 4);
+    run("rm demo 1");
+    run("unpin demo 2 --for evaluation");
+    run("rm demo 2");
+    assert_eq!(run("ls demo").lines().count(), 2);
 }
 
 #[test]

@@ -16,11 +16,13 @@
 //! library that calls it has the implementation for them.
 
 pub mod contract;
+mod disk_state;
 mod file_identity;
 mod file_system;
 mod memory;
 #[cfg(feature = "object-store")]
 mod object;
+mod reserve;
 mod sqlite;
 
 pub use file_system::{FileSystem, file_system_of};
@@ -131,6 +133,12 @@ pub enum RegisterError {
         /// What is full.
         reason: String,
     },
+    /// A register's file lies on a disk that is mounted read-only. Nothing was created.
+    #[error("the register `{}` is on a disk that is mounted read-only", path.display())]
+    ReadOnly {
+        /// The register's file.
+        path: PathBuf,
+    },
     /// A register file lies on a file system that several machines write.
     #[error("`{}` is on {kind}, where a register is not safe", path.display())]
     NotLocal {
@@ -168,6 +176,7 @@ impl RegisterError {
             RegisterError::Replaced { .. } => "register_replaced",
             RegisterError::TooLarge { .. } => "register_entry_too_large",
             RegisterError::Full { .. } => "register_full",
+            RegisterError::ReadOnly { .. } => "register_read_only",
             RegisterError::NotLocal { .. } => "register_not_local",
             RegisterError::Damaged { .. } => "register_damaged",
             RegisterError::Refused { .. } => "register_refused",
@@ -186,7 +195,12 @@ impl RegisterError {
                 "stop all programs of this store and start them again: they go on from the newest version of the register"
             }
             RegisterError::TooLarge { .. } => "save large results as a checkpoint",
-            RegisterError::Full { .. } => "make room for the register, then save again",
+            RegisterError::Full { .. } => {
+                "make room for the register, such as with `sublet checkpoint rm NAME VERSION`, then try again"
+            }
+            RegisterError::ReadOnly { .. } => {
+                "mount the disk for writing; Linux makes a disk read-only after a fault, which `dmesg` shows"
+            }
             RegisterError::NotLocal { .. } => {
                 "put the register on a local disk, let the daemon keep it (`register = \"daemon\"` in the file that \
                  SUBLET_CHECKPOINTS names) or put it into an object store (`register = \"s3://…\"`); \
