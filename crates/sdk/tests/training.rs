@@ -1,6 +1,7 @@
 //! Training steps on soft GPUs: committed once, refused without a lease, and continued on the next one.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::fs;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 use sublet::replicated::{
@@ -209,4 +210,42 @@ fn of_two_loops_of_one_job_the_first_is_told_that_it_is_stale() {
     let error = first.run(2, vec![0; 4], || Ok(lease()), add).expect_err("it is stale");
     assert_eq!(error.code(), "fenced", "{error:?}");
     assert_eq!(second.run(2, vec![0, 1, 2, 3], || Ok(lease()), add).expect("it is trained").state, expected(2));
+}
+
+#[test]
+fn a_training_tells_when_a_replica_fails_and_when_all_hold_its_saves_again() {
+    let _alone = alone();
+    let (_host, dir) = (LocalHost::start().expect("a daemon"), tempfile::tempdir().expect("a directory"));
+    let file = dir.path().join("store.toml");
+    let replicas = ["one", "two", "three"].map(|name| dir.path().join(name));
+    replicas.iter().for_each(|replica| fs::create_dir(replica).expect("a directory"));
+    let text = "register = \"r.db\"\n[replicas]\none = \"one\"\ntwo = \"two\"\nthree = \"three\"\n";
+    fs::write(&file, text).expect("a file");
+    let (checkpoints, _) =
+        replicated_training_state_in(&CheckpointStore::at(&file).expect("a store")).expect("a state");
+    let told: Arc<Mutex<Vec<Vec<String>>>> = Arc::default();
+    let heard = Arc::clone(&told);
+    let job = TrainingLoop::open(&checkpoints, "j").expect("a fence").saving(SaveSchedule::EverySteps(1));
+    let job = job.on_replica_failure(move |failures| {
+        let names = failures.iter().map(|failure| failure.replica.to_string()).collect();
+        heard.lock().expect("no panic before").push(names);
+    });
+    let away = dir.path().join("away");
+    let progress = job.run(
+        9,
+        vec![0],
+        || acquire_preemptible_training_lease(2 * GIB, 120),
+        |_, step, state| {
+            // A save of an earlier step may be under way, so that each state of the disk lasts for three steps.
+            match step {
+                4 => fs::rename(&replicas[1], &away).expect("a rename"),
+                7 => fs::rename(&away, &replicas[1]).expect("a rename"),
+                _ => {}
+            }
+            Ok(state.to_vec())
+        },
+    );
+    let progress = progress.expect("two of three replicas are enough");
+    assert_eq!((progress.durable_step, progress.failures.len()), (9, 0));
+    assert_eq!(*told.lock().expect("no panic before"), [vec!["two".to_owned()], vec![]]);
 }

@@ -12,6 +12,9 @@
 //! Saves go on in a thread while the next steps run. A save that failed is an error at the next step. The state is never
 //! copied: each step returns a new one, and a save keeps the one that it was given.
 //!
+//! A save goes on without a replica that fails, if enough others hold it. The loop says so once, and once more when all
+//! replicas hold the newest save again.
+//!
 //! Absent on purpose: copying the state off the GPU; that is the step's part, since it returns the state.
 
 use super::{TrainingError, training_checkpoint_name};
@@ -22,7 +25,8 @@ use crate::session::GpuSession;
 use bytes::Bytes;
 use std::time::{Duration, Instant};
 use sublet_checkpoint::{
-    BackgroundSaver, CheckpointName, FenceEpoch, ReplicatedCheckpoint, ReplicatedError, SaveRequest, Version,
+    BackgroundSaver, CheckpointName, FenceEpoch, ReplicaFailure, ReplicatedCheckpoint, ReplicatedError, SaveRequest,
+    Version,
 };
 
 /// The shortest time between two saves of [`SaveSchedule::Continuous`].
@@ -84,9 +88,14 @@ pub struct TrainingProgress {
     pub leases_lost: u32,
     /// How long the training waited for saves.
     pub stalled: Duration,
+    /// The replicas that do not hold the newest save, and why.
+    pub failures: Vec<ReplicaFailure>,
     /// The state after `step`. Clones share its bytes.
     pub state: Bytes,
 }
+
+/// What is told when other replicas than before do not hold the newest save.
+type ReplicaHook = Box<dyn Fn(&[ReplicaFailure]) + Send + Sync>;
 
 /// A training that goes on over many leases.
 pub struct TrainingLoop {
@@ -94,6 +103,7 @@ pub struct TrainingLoop {
     name: CheckpointName,
     fence: FenceEpoch,
     schedule: SaveSchedule,
+    on_replica_failure: ReplicaHook,
 }
 
 impl TrainingLoop {
@@ -101,8 +111,15 @@ impl TrainingLoop {
     pub fn open(checkpoints: &ReplicatedCheckpoint, job: &str) -> Result<TrainingLoop, ReplicatedError> {
         let name = training_checkpoint_name(job);
         let fence = checkpoints.open(&name)?;
-        let schedule = SaveSchedule::Continuous;
-        Ok(TrainingLoop { checkpoints: checkpoints.clone(), name, fence, schedule })
+        let (schedule, on_replica_failure) = (SaveSchedule::Continuous, Box::new(warn));
+        Ok(TrainingLoop { checkpoints: checkpoints.clone(), name, fence, schedule, on_replica_failure })
+    }
+
+    /// Calls this when other replicas than before do not hold the newest save; with none, all replicas hold it again.
+    /// Without this, a line on stderr says so.
+    pub fn on_replica_failure(mut self, hook: impl Fn(&[ReplicaFailure]) + Send + Sync + 'static) -> TrainingLoop {
+        self.on_replica_failure = Box::new(hook);
+        self
     }
 
     /// When the state is saved; without this, continuously.
@@ -128,17 +145,19 @@ impl TrainingLoop {
         mut train: impl FnMut(&GpuSession, u64, &[u8]) -> Result<Vec<u8>, FabricError>,
     ) -> Result<TrainingProgress, TrainingError> {
         let initial = Bytes::from(initial);
-        let (mut leases_lost, mut stalled) = (0, Duration::ZERO);
+        let (mut leases_lost, mut stalled, mut failures) = (0, Duration::ZERO, Vec::new());
         loop {
             let mut progress = self.restore(&initial)?;
-            (progress.leases_lost, progress.stalled) = (leases_lost, stalled);
+            (progress.leases_lost, progress.stalled, progress.failures) = (leases_lost, stalled, failures);
             if progress.step >= last_step {
                 return Ok(progress);
             }
             let lease = acquire()?;
             match self.run_on(&lease, last_step, &mut progress, &mut train) {
                 Ok(()) => return Ok(progress),
-                Err(error) if error.is_lease_lost() => (leases_lost, stalled) = (leases_lost + 1, progress.stalled),
+                Err(error) if error.is_lease_lost() => {
+                    (leases_lost, stalled, failures) = (leases_lost + 1, progress.stalled, progress.failures);
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -147,8 +166,8 @@ impl TrainingLoop {
     /// The newest version, or the beginning.
     fn restore(&self, initial: &Bytes) -> Result<TrainingProgress, TrainingError> {
         let begin = |state, step, version| {
-            let stalled = Duration::ZERO;
-            TrainingProgress { step, durable_step: step, version, leases_lost: 0, stalled, state }
+            let (stalled, failures) = (Duration::ZERO, Vec::new());
+            TrainingProgress { step, durable_step: step, version, leases_lost: 0, stalled, failures, state }
         };
         Ok(match self.checkpoints.load(&self.name)? {
             None => begin(initial.clone(), 0, Version(0)),
@@ -173,6 +192,7 @@ impl TrainingLoop {
         while progress.step < last_step {
             await_active(lease)?;
             saver.check().map_err(save_error)?;
+            self.tell_failures(&saver, progress);
             let step = progress.step + 1;
             progress.state = train(&session, step, &progress.state)?.into();
             progress.step = step;
@@ -191,8 +211,35 @@ impl TrainingLoop {
             progress.stalled = stalled_before + saver.stalled();
         }
         saver.finish().map_err(save_error)?;
+        self.tell_failures(&saver, progress);
         (progress.version, progress.durable_step) = (saver.version(), saver.durable_step().unwrap_or_default());
         Ok(())
+    }
+
+    /// Says it if other replicas than before do not hold the newest save.
+    fn tell_failures(&self, saver: &BackgroundSaver, progress: &mut TrainingProgress) {
+        if saver.version() == progress.version {
+            return;
+        }
+        progress.version = saver.version();
+        let replicas = |failures: &[ReplicaFailure]| -> Vec<_> {
+            failures.iter().map(|failure| failure.replica.clone()).collect()
+        };
+        if replicas(saver.failures()) != replicas(&progress.failures) {
+            (self.on_replica_failure)(saver.failures());
+        }
+        progress.failures = saver.failures().to_vec();
+    }
+}
+
+/// Tells a person which replicas fail.
+fn warn(failures: &[ReplicaFailure]) {
+    if failures.is_empty() {
+        eprintln!("all replicas hold the newest checkpoint again");
+    }
+    for failure in failures {
+        eprintln!("warning: the newest checkpoint is not on replica `{}`: {}", failure.replica, failure.reason);
+        eprintln!("hint: the training goes on; mend the replica, then `sublet checkpoint scrub` fills it");
     }
 }
 
