@@ -6,10 +6,11 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use sublet::replicated::register::{ChainRegister, SqliteRegister};
 use sublet::replicated::{
-    CheckpointName, CheckpointStore, FailureDomain, FenceEpoch, LogicalResourceName, PlacementPolicy, PolicyHash,
-    ReplicaHealth, ReplicaId, ReplicaLocator, ReplicaPolicy, ReplicaRole, ReplicaSetLocator, ReplicatedCheckpoint,
-    ResourceGeneration, SaveRequest, SchemaId, Version,
+    ChainName, CheckpointName, CheckpointStore, FailureDomain, FenceEpoch, LogicalResourceName, PlacementPolicy,
+    PolicyHash, ReplicaHealth, ReplicaId, ReplicaLocator, ReplicaPolicy, ReplicaRole, ReplicaSetLocator,
+    ReplicatedCheckpoint, ResourceGeneration, SaveRequest, SchemaId, Version,
 };
 use tempfile::TempDir;
 
@@ -125,6 +126,12 @@ impl SavedStore {
         assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
         let text = String::from_utf8(output.stdout).expect("UTF-8");
         text.lines().filter(|line| !line.is_empty() && !line.starts_with("--")).map(str::to_owned).collect()
+    }
+
+    fn json_of_failure(&self, words: &str) -> Value {
+        let output = self.run(&format!("{words} --json"));
+        assert_eq!(output.status.code(), Some(1));
+        serde_json::from_slice(&output.stdout).expect("JSON")
     }
 
     fn json(&self, words: &str) -> Value {
@@ -323,6 +330,80 @@ fn versions_are_removed_under_a_new_fence_or_refused_with_the_reason() {
         exit 1
     "#]],
     );
+}
+
+#[test]
+fn a_register_from_before_the_newest_saves_is_named_and_the_newest_version_is_not_guessed() {
+    let store = SavedStore::new();
+    let (register, backup) = (store.path().join("register.db"), store.dir.path().join("backup"));
+    let copy = |from: &Path, to: &Path| fs::copy(from, to).expect("a copy");
+    let SavedStore { dir, checkpoints, fence } = store;
+    drop(checkpoints);
+    copy(&register, &backup);
+    let reopened = crate::checkpoints(&CheckpointStore::open(dir.path().join("store")).expect("a store"), "training");
+    let request = |name: CheckpointName, expected, fence| SaveRequest::new(name, Version(expected), fence);
+    reopened.save(request(job(), 3, fence).step(40).keep(9).bytes(b"newest".to_vec())).expect("a version");
+    let other = CheckpointName::new("job:other:latest");
+    let other_fence = reopened.open(&other).expect("a fence");
+    reopened.save(request(other, 0, other_fence).bytes(b"other".to_vec())).expect("a version");
+    let store = SavedStore { dir, checkpoints: reopened, fence };
+    store.lose_register();
+    copy(&backup, &register);
+    store.check("ls", expect![[r#"
+        NAME  STEP  VERSION  SIZE  COPIES  SAVED  KEPT  FENCE  RESOURCE
+        job:demo:latest  30  3  2 KiB  behind  now  3  2  training
+        job:other:latest  -  -  -  behind  -  0  1  training
+        ! `job:demo:latest`: replica `disk-1` holds version 4, and the register knows none above 3
+        ! `job:other:latest`: replica `disk-1` holds version 1, and the register knows none above 0
+        ! hint: bring back the newest copy of the register, or make a new one with `sublet checkpoint rebuild`
+        exit 1
+    "#]]);
+    store.check("ls demo", expect![[r#"
+        VERSION  STEP  SIZE  FENCE  COPIES  SAVED  PINNED BY
+              1  10  2 KiB  2  2  now  -
+              2  20  2 KiB  2  2  now  evaluation
+              3  30  2 KiB  2  2  now  -
+        ! error: replica `disk-1` holds version 4, and the register knows none above 3
+        ! hint: bring back the newest copy of the register, or make a new one with `sublet checkpoint rebuild`
+        exit 1
+    "#]]);
+    store.check("export demo out/newest", expect![[r#"
+        ! error: replica `disk-1` holds version 4, and the register knows none above 3
+        ! hint: bring back the newest copy of the register, or make a new one with `sublet checkpoint rebuild`
+        exit 1
+    "#]]);
+    store.check("export demo 2 out/second", expect![[r#"
+        ! replica `disk-1` holds version 4, and the register knows none above 3
+        ! copied version 2 to out/second: 2 files, 2 KiB, verified
+        exit 0
+    "#]]);
+    store.check("export other out/other", expect![[r#"
+        ! error: replica `disk-1` holds version 1, and the register knows none above 0
+        ! hint: bring back the newest copy of the register, or make a new one with `sublet checkpoint rebuild`
+        exit 1
+    "#]]);
+    assert_eq!(store.json_of_failure("ls")["checkpoints"][1]["problem"]["code"], "register_behind");
+}
+
+#[test]
+fn a_chain_that_is_broken_does_not_hide_the_other_checkpoints() {
+    let store = SavedStore::new();
+    let register = SqliteRegister::open(store.path().join("register.db")).expect("a register");
+    let chain = ChainName::parse("c/training/job:broken:latest").expect("a name");
+    register.create(&chain, 1, b"not an entry").expect("an entry");
+    store.check("ls", expect![[r#"
+        NAME  STEP  VERSION  SIZE  COPIES  SAVED  KEPT  FENCE  RESOURCE
+        job:broken:latest  -  -  -  broken  -  0  -  training
+        job:demo:latest  30  3  2 KiB  2  now  3  2  training
+        ! `job:broken:latest`: entry 1 of chain `c/training/job:broken:latest` cannot be used: expected ident at line 1 column 2
+        ! hint: upgrade Sublet if another release wrote it; otherwise `sublet checkpoint rebuild` makes a new register
+        exit 1
+    "#]]);
+    store.check("ls broken", expect![[r#"
+        ! error: entry 1 of chain `c/training/job:broken:latest` cannot be used: expected ident at line 1 column 2
+        ! hint: upgrade Sublet if another release wrote it; otherwise `sublet checkpoint rebuild` makes a new register
+        exit 1
+    "#]]);
 }
 
 /// A disk in memory, mounted at a directory.
