@@ -356,7 +356,9 @@ impl ReplicatedError {
             ReplicatedError::NoObjectStore { .. } => {
                 "build it with the feature `object-store` of `sublet`, or name a directory"
             }
-            ReplicatedError::Fenced { .. } => "stop this process: another one has taken over; its progress is kept",
+            ReplicatedError::Fenced { .. } => {
+                "stop this process, and start it again only by hand: another one has taken over; its progress is kept"
+            }
             ReplicatedError::FenceNeverIssued { .. } => "use the fence that opening the name returned",
             ReplicatedError::VersionConflict { .. } => "load the newest version and go on from there",
             ReplicatedError::StepNotNewer { .. } => "load the newest version and go on with the step after it",

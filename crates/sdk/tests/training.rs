@@ -207,9 +207,42 @@ fn of_two_loops_of_one_job_the_first_is_told_that_it_is_stale() {
     let setup = setup();
     let first = TrainingLoop::open(&setup.checkpoints, "j").expect("a fence").saving(SaveSchedule::EverySteps(1));
     let second = TrainingLoop::open(&setup.checkpoints, "j").expect("a fence").saving(SaveSchedule::EverySteps(1));
-    let error = first.run(2, vec![0; 4], || Ok(lease()), add).expect_err("it is stale");
-    assert_eq!(error.code(), "fenced", "{error:?}");
-    assert_eq!(second.run(2, vec![0, 1, 2, 3], || Ok(lease()), add).expect("it is trained").state, expected(2));
+    let trained = |second: &TrainingLoop| second.run(2, vec![0, 1, 2, 3], || Ok(lease()), add).expect("it is trained");
+    let error = first.run(
+        9,
+        vec![0, 1, 2, 3],
+        || Ok(lease()),
+        |session, step, state| {
+            // The first one has its lease, so the second one gets it too: it is that of this process.
+            if step == 1 {
+                assert_eq!(trained(&second).state, expected(2));
+            }
+            add(session, step, state)
+        },
+    );
+    assert_eq!(error.expect_err("it is stale").code(), "fenced");
+    let again = first.run(9, vec![0, 1, 2, 3], || Ok(lease()), add).expect_err("it is stale");
+    assert_eq!(again.code(), "fenced", "a loop does not take the job back by itself");
+    assert_eq!((first.fence(), second.fence()), (Some(FenceEpoch(2)), Some(FenceEpoch(3))));
+}
+
+#[test]
+fn a_loop_that_gets_no_lease_does_not_stop_the_one_that_trains() {
+    let setup = setup();
+    let open = || TrainingLoop::open(&setup.checkpoints, "j").expect("a job").saving(SaveSchedule::EverySteps(1));
+    let (first, second) = (open(), open());
+    let progress = first.run(
+        3,
+        vec![0, 1, 2, 3],
+        || Ok(lease()),
+        |session, step, state| {
+            let refused = second.run(3, vec![0; 4], || acquire_preemptible_training_lease(1 << 50, 120), add);
+            assert_eq!(refused.expect_err("there is no such GPU").code(), "capacity_exceeded");
+            add(session, step, state)
+        },
+    );
+    assert_eq!(progress.expect("it is trained").state, expected(3));
+    assert_eq!(second.fence(), None);
 }
 
 #[test]

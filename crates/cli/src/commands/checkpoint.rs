@@ -71,7 +71,7 @@ pub enum CheckpointVerb {
     },
     /// Copy the files of a version to a directory, and verify every byte
     ///
-    /// A damaged file is taken from another copy. DIR appears when all files are whole, or not at all.
+    /// A damaged file is taken from another copy. Files appear in DIR when all are whole, or not at all.
     #[command(allow_missing_positional = true)]
     Export {
         /// The checkpoint
