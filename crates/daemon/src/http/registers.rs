@@ -195,9 +195,11 @@ impl From<RegisterFailure> for Refused {
                 }
                 RegisterError::TooLarge { .. } => problem(Code::TooLarge),
                 RegisterError::Full { .. } => problem(Code::RegisterFull).hint(LARGER),
-                RegisterError::Unavailable { .. } | RegisterError::ReadOnly { .. } => problem(Code::RegisterUnavailable)
-                    .hint("read the chain: the entry may be there; if this lasts, tell an operator")
-                    .retry_after(1),
+                RegisterError::Unavailable { .. } | RegisterError::ReadOnly { .. } => {
+                    problem(Code::RegisterUnavailable)
+                        .hint("read the chain: the entry may be there; if this lasts, tell an operator")
+                        .retry_after(1)
+                }
                 RegisterError::NotLocal { .. }
                 | RegisterError::Replaced { .. }
                 | RegisterError::Damaged { .. }
