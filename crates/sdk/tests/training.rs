@@ -2,13 +2,11 @@
 
 use std::fs;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread;
-use std::time::{Duration, Instant};
 use sublet::replicated::{
     CheckpointStore, EffectFingerprint, EffectKey, FenceEpoch, ReplicatedCheckpoint, ReplicatedIdempotencyStore,
     SaveRequest, Version, open_together,
 };
-use sublet::testing::LocalHost;
+use sublet::testing::{LocalHost, until};
 use sublet::training::{
     SaveSchedule, TrainingBatch, TrainingError, TrainingLoop, TrainingStepOutcome, acquire_preemptible_training_lease,
     replicated_training_state_in, run_fenced_training_step, run_training_step, training_checkpoint_name,
@@ -18,7 +16,6 @@ use sublet::{GpuLease, GpuSession, KernelArgs, LeaseStatus};
 /// train_step(u64 step, u32 length, u8 *state) adds the step to each byte.
 const PTX: &[u8] = include_bytes!("../../../cookbook/preemptible-training/src/train_step.ptx");
 const GIB: u64 = 1 << 30;
-const LONG: Duration = Duration::from_secs(60);
 
 /// One test at a time has the lease that is bound to this process.
 fn alone() -> MutexGuard<'static, ()> {
@@ -51,11 +48,7 @@ fn batch(step: u64, input: &[u8]) -> TrainingBatch {
 }
 
 fn await_status(lease: &GpuLease, status: LeaseStatus) {
-    let deadline = Instant::now() + LONG;
-    while lease.status() != status {
-        assert!(Instant::now() < deadline, "it is {}", lease.status());
-        thread::sleep(Duration::from_millis(5));
-    }
+    until("the lease has that status", || (lease.status() == status).then_some(()));
 }
 
 impl TrainingSetup {
@@ -186,11 +179,7 @@ fn a_loop_goes_on_over_parks_lost_leases_and_a_crash_of_the_daemon_with_the_same
             disturbed.push(step);
             host.revoke(&current.lock().expect("no test panicked"))?;
             // The call meets the end of its lease here, or at one of the next.
-            let deadline = Instant::now() + LONG;
-            while session.status() != LeaseStatus::Revoked {
-                assert!(Instant::now() < deadline, "the end is not noticed");
-                thread::sleep(Duration::from_millis(5));
-            }
+            until("the end is noticed", || (session.status() == LeaseStatus::Revoked).then_some(()));
         }
         add(session, step, state)
     });
