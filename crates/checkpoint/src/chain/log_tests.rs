@@ -132,18 +132,18 @@ impl ChainRegister for Replaceable {
 }
 
 /// A register that creates entries after known ones, and cannot be read any more.
-struct Unreadable {
+struct WriteOnlyRegister {
     register: SqliteRegister,
     is_readable: AtomicBool,
 }
 
-impl Unreadable {
+impl WriteOnlyRegister {
     fn readable(&self) -> Result<&SqliteRegister, RegisterError> {
         if self.is_readable.load(Ordering::Relaxed) { Ok(&self.register) } else { Err(refused()) }
     }
 }
 
-impl ChainRegister for Unreadable {
+impl ChainRegister for WriteOnlyRegister {
     fn create(&self, chain: &ChainName, number: u64, entry: &[u8]) -> Result<Creation, RegisterError> {
         self.readable()?.create(chain, number, entry)
     }
@@ -168,7 +168,7 @@ impl ChainRegister for Unreadable {
 fn a_process_appends_to_a_chain_that_it_knows_without_reading_it_again() {
     let directory = tempfile::tempdir().expect("a directory");
     let register = SqliteRegister::open(directory.path().join("register.db")).expect("a register");
-    let register = Arc::new(Unreadable { register, is_readable: AtomicBool::new(true) });
+    let register = Arc::new(WriteOnlyRegister { register, is_readable: AtomicBool::new(true) });
     let mut log = ChainLog::new(Arc::clone(&register) as Arc<dyn ChainRegister>, chain());
     open(&mut log);
     register.is_readable.store(false, Ordering::Relaxed);
