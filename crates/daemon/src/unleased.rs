@@ -3,8 +3,9 @@
 use crate::signals;
 use crate::user_directory::tenant_of;
 use crate::view::{self, View};
-use sublet_core::decide::{enforce, find};
+use sublet_core::decide::find;
 use sublet_core::event::Caller;
+use sublet_core::policy::enforcement;
 use sublet_core::unleased::{Mode, NextStep, Rule, RuleAction, RuleSubject, UnleasedProcess, UnleasedStep};
 use sublet_wire as wire;
 
@@ -35,7 +36,7 @@ impl View<'_> {
 
     fn stranger(&self, by: &Caller, stranger: &UnleasedProcess, mode: Option<Mode>) -> wire::UnleasedProcess {
         let audit = &stranger.audit;
-        let residence = enforce::residence(self.state, stranger, self.now);
+        let residence = enforcement::residence(self.state, stranger, self.now);
         let bytes = residence.as_ref().and_then(|(on, _)| on.iter().map(|(_, bytes)| bytes.map(|b| b.0)).sum());
         let cards =
             residence.map_or_else(|| stranger.gpus.clone(), |(on, _)| on.iter().map(|(card, _)| *card).collect());
@@ -72,7 +73,7 @@ impl View<'_> {
             unreadable: audit.unread.clone(),
         };
         let left = |at: sublet_core::units::Time| Some(at.since(self.now).as_secs_f64());
-        match enforce::next_step(self.state, stranger, mode, self.now) {
+        match enforcement::next_step(self.state, stranger, mode, self.now) {
             NextStep::Nothing => {}
             NextStep::Exempt(why) => (shown.next, shown.why) = (wire::NextStep::Exempt, Some(why.to_string())),
             NextStep::Adopt(at) => (shown.next, shown.next_in_s) = (wire::NextStep::Adopted, left(at)),
@@ -91,7 +92,7 @@ impl View<'_> {
 
 /// Whether a caller may know of a stranger: an operator of all, a local user of its own.
 pub(crate) fn may_see(by: &Caller, stranger: &UnleasedProcess) -> bool {
-    by.operator || (by.token.is_none() && enforce::tenant_of(&stranger.audit) == by.tenant)
+    by.operator || (by.token.is_none() && enforcement::tenant_of(&stranger.audit) == by.tenant)
 }
 
 /// A rule as clients see it.

@@ -8,16 +8,17 @@ use crate::unleased;
 use crate::user_directory::{UserDirectory, tenant_of};
 use std::collections::BTreeMap;
 use std::ops::Bound;
-use sublet_core::decide::cheapest_method;
-use sublet_core::decide::may_know;
-use sublet_core::decide::offer::Offer;
-use sublet_core::decide::overuse;
-use sublet_core::decide::preempt::{self, RoomPlan};
 use sublet_core::event::Caller;
-use sublet_core::explain;
 use sublet_core::ids::{GpuId, LeaseId, TenantId};
 use sublet_core::method::Method;
-use sublet_core::parking::{self, RestoreObstacle};
+use sublet_core::movers::RestoreObstacle;
+use sublet_core::policy::access::may_know;
+use sublet_core::policy::explain;
+use sublet_core::policy::moves::cheapest_method;
+use sublet_core::policy::offers::Offer;
+use sublet_core::policy::overuse;
+use sublet_core::policy::room_plan::{self, RoomPlan};
+use sublet_core::policy::{estimates, lease_processes, parking, preemption, restore_room, waiters};
 use sublet_core::reading::{Reading, Resident};
 use sublet_core::request::{self, LeaseRequest};
 use sublet_core::rows::{self, EndNotice, EndedLease, GpuService, Hold, Lease, Phase, Rows};
@@ -129,7 +130,7 @@ impl View<'_> {
             live.map_or(Vec::new(), |live| live.members.iter().take(PIDS_MAX).map(|process| process.pid).collect());
         shown.peak_bytes = live.and_then(|live| live.peak_bytes).map(|peak| peak.0);
         shown.calls = self.did(lease.id);
-        shown.foreign_processes = messages::left_out(preempt::processes_of_other_users(self.state, lease.id));
+        shown.foreign_processes = messages::left_out(lease_processes::processes_of_other_users(self.state, lease.id));
         match &lease.phase {
             Phase::Waiting { .. } => shown.waiting = Some(self.waiting(by, lease)),
             Phase::Active(hold) => {
@@ -195,7 +196,7 @@ impl View<'_> {
         });
         // Whose processes they are is told by `explain`, which knows who asks.
         shown.resume_blocked =
-            parking::restore_obstacle(self.state, lease).map(|who| messages::held_back(self.state, who, None));
+            restore_room::restore_obstacle(self.state, lease).map(|who| messages::held_back(self.state, who, None));
         if lease.queued_since().is_some() {
             shown.waiting = Some(self.waiting(by, lease));
         }
@@ -269,7 +270,7 @@ impl View<'_> {
     fn waiting(&self, by: &Caller, lease: &Lease) -> wire::Waiting {
         let known = self.plans.places(self.state, self.version, self.now).get(&lease.id).copied();
         let starts = self.plans.starts(self.state, self.version, self.now);
-        let place = known.unwrap_or(explain::PLACE_MAX + 1);
+        let place = known.unwrap_or(waiters::PLACE_MAX + 1);
         let in_s = |at: Time| at.since(self.now).as_secs_f64();
         let expected = starts.expected.get(&lease.id);
         wire::Waiting {
@@ -390,7 +391,7 @@ impl View<'_> {
         let waits = lease.queued_since().is_some();
         let ahead = if waits { explain::ahead(self.state, lease.id) } else { Vec::new() };
         let cards = if waits { self.state.gpus().collect() } else { Vec::new() };
-        let making = if waits { preempt::room_plan(self.state, lease, self.now) } else { None };
+        let making = if waits { room_plan::room_plan(self.state, lease, self.now) } else { None };
         wire::Explanation {
             summary,
             preemption: waits.then(|| {
@@ -405,7 +406,7 @@ impl View<'_> {
 
     /// Why a lease that comes back is not back yet.
     fn resuming(&self, by: &Caller, lease: &Lease) -> String {
-        let Some(who) = parking::restore_obstacle(self.state, lease) else {
+        let Some(who) = restore_room::restore_obstacle(self.state, lease) else {
             return "its bytes are coming back to its GPUs".to_owned();
         };
         let name = match who {
@@ -441,10 +442,10 @@ impl View<'_> {
             Some(_) => false,
             None => return (None, None),
         };
-        match preempt::preemption_option(self.state, waiter, holder, self.now) {
+        match preemption::preemption_option(self.state, waiter, holder, self.now) {
             Ok(prospect) => {
                 let leaves = wire::PreemptionCost {
-                    method: prospect.rung.name().to_owned(),
+                    method: prospect.method.name().to_owned(),
                     park_s: prospect.out.as_secs_f64(),
                     lost_work_s: prospect.loss.as_secs_f64(),
                     resume_s: prospect.back.as_secs_f64(),
@@ -488,7 +489,7 @@ impl View<'_> {
     ) -> wire::GpuExplanation {
         let facts = &self.state.rows().gpus[card.0 as usize].facts;
         let obstacle = explain::obstacle(self.state, lease, card, self.now);
-        let blockers = explain::blockers(self.state, card, self.now);
+        let blockers = estimates::blockers(self.state, card, self.now);
         wire::GpuExplanation {
             index: facts.index,
             uuid: facts.uuid.clone(),
