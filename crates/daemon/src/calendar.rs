@@ -1,17 +1,17 @@
-//! Where the host is in its day: for budgets that count by the day, and rules that hold at certain
-//! hours. The wall clock is for people; leases and the queue do not depend on it.
+//! The host's local time: for budgets that count by the day, and rules that hold at certain hours. Leases and the queue
+//! do not depend on the wall clock.
 
 use jiff::Zoned;
 use jiff::civil::Weekday;
 
-/// Days since 1970, where the host is.
+/// Days since 1970 in local time.
 pub fn number() -> u32 {
     let today = Zoned::now().date();
     let since = today.since(jiff::civil::date(1970, 1, 1)).map_or(0, |span| span.get_days());
     u32::try_from(since).unwrap_or(0)
 }
 
-/// Seconds until midnight, at least one.
+/// Seconds until midnight, at least 1.
 pub fn seconds_left() -> u64 {
     let now = Zoned::now();
     let midnight = now.tomorrow().and_then(|next| next.start_of_day());
@@ -22,9 +22,9 @@ pub fn seconds_left() -> u64 {
 /// Certain hours of certain days.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hours {
-    /// Monday first.
+    /// Days, Monday first.
     days: [bool; 7],
-    /// Minutes of the day, from one until before the other; past midnight if it is not after it.
+    /// Minutes of the day, from the first until before the second; past midnight if the second is not larger.
     from: u16,
     to: u16,
 }
@@ -37,7 +37,7 @@ pub struct Moment {
 }
 
 impl Moment {
-    /// This one, where the host is.
+    /// This minute in local time.
     pub fn now() -> Moment {
         let now = Zoned::now();
         Moment { day: day(now.weekday()), minute: now.hour() as u16 * 60 + now.minute() as u16 }
@@ -53,7 +53,7 @@ impl Hours {
         Ok(Hours { days, from: read_minutes(from)?, to: read_minutes(to)? })
     }
 
-    /// Whether it is one of them.
+    /// True if this minute is one of them.
     pub fn hold(&self, moment: Moment) -> bool {
         self.at(moment.day, moment.minute)
     }
@@ -62,7 +62,7 @@ impl Hours {
         if self.from < self.to {
             return self.days[day] && (self.from..self.to).contains(&minute);
         }
-        // What began yesterday goes on past midnight.
+        // What began the day before goes on past midnight.
         (self.days[day] && minute >= self.from) || (self.days[(day + 6) % 7] && minute < self.to)
     }
 }

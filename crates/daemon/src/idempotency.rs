@@ -1,24 +1,25 @@
-//! Idempotency-Keys: the same request again gets the same answer, and nothing
-//! happens twice.
+//! Idempotency-Keys: the same request again gets the same answer, and nothing happens twice.
 //!
-//! The journal keeps the answers for a day: of each tenant the latest [`ANSWERS_OF_TENANT`], and [`ANSWERS_MAX`] of all,
-//! beyond which the tenant with most loses the oldest. So no tenant's keys are forgotten for those of another with more.
-//! A tenant's own oldest key makes way for its newest, unless it is younger than [`KEPT_AT_LEAST`]: then the new one is
-//! refused. A program that repeats a request does so within seconds, and a refusal it can see is better than a second lease
-//! it cannot; a whole day of refusals would cost a busy program its leases.
+//! The journal keeps the answers for a day: of each tenant the latest [`ANSWERS_OF_TENANT`], and [`ANSWERS_MAX`] of
+//! all, beyond which the tenant with most loses the oldest. So no tenant's keys are forgotten for those of another with
+//! more. A tenant's own oldest key makes way for its newest, unless it is younger than [`KEPT_AT_LEAST`]: then the new
+//! one is refused. A program that repeats a request does so within seconds, and a refusal it can see is better than a
+//! second lease it cannot; a whole day of refusals would cost a busy program its leases.
 //!
-//! Here are the latest answers of each tenant, whole, and of the others only that there is an answer. So a key is one of
+//! Here are the latest answers of each tenant, whole, and of the others only that there is an answer. So a key is one
+//! of
 //!
 //! ```text
 //!   under way   here, its batch not on the disk     409
 //!   whole       here, its batch on the disk         answered at once
-//!   stored      its answer is on the disk           whoever asked looks there (`Post::call`), and asks again
+//!   stored      its answer is on the disk           the caller reads it there (`LoopClient::call`), and asks again
 //!   new         none of these                       decided
 //! ```
-//! Why nothing happens twice though looking takes time and the loop goes on: only what is on the disk ceases to be
-//! whole, so whoever is sent to look finds what was stored when it was sent (or it is over a day old, or beyond
-//! those that are kept). What came since is whole, or under way, when it asks again; or it was so many that it is
-//! stored already: then its number is larger than the one that the asker was sent with, and it is sent again.
+//! Why nothing happens twice though reading takes time and the loop goes on: only an answer on the disk ceases to be
+//! whole, so a caller that is sent to read finds what was stored when it was sent (or the answer is over a day old, or
+//! beyond those that are kept). An answer that came since is whole, or under way, when the caller asks again. Or so
+//! many came that it is stored already: then its number is larger than the one that the caller was sent with, and the
+//! caller is sent again.
 
 use crate::loop_input::{IdempotencyKey, Reply};
 use std::collections::hash_map::RandomState;
@@ -30,24 +31,25 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 use sublet_core::units::{Span, Time};
 use sublet_wire::{Code, Problem};
 
-/// Answers that the journal keeps, of all tenants.
+/// Answers that the journal keeps for all tenants.
 pub const ANSWERS_MAX: usize = 100_000;
-/// Answers that the journal keeps of one tenant.
+/// Answers that the journal keeps for one tenant.
 pub const ANSWERS_OF_TENANT: usize = 10_000;
 /// No answer is forgotten for a newer one of the same tenant before this.
 pub const KEPT_AT_LEAST: Span = Span::secs(60);
-/// Stored answers known here. More than the journal keeps: a key that is not known here is taken for a new one.
+/// Stored answers that are known here; more than the journal keeps, because a key that is not known here is taken for a
+/// new one.
 const STORED_MAX: usize = 2 * ANSWERS_MAX;
-/// Answers that are here whole; the oldest cease to be first.
+/// Answers that are here whole; the oldest are the first to be stored only.
 const WHOLE_MAX: usize = 100_000;
-/// Whole answers of one tenant, so that nobody takes others' place.
+/// Whole answers of one tenant, so that no tenant takes the places of others.
 const WHOLE_OF_TENANT: usize = 2_000;
 
-/// Keys that were used.
+/// Used keys.
 #[derive(Default)]
 pub struct IdempotencyKeys {
     known: HashMap<(String, String), TenantKey>,
-    /// All of them by age, which their numbers are.
+    /// All of them by age, which is the order of their numbers.
     ages: BTreeMap<u64, (String, String)>,
     of_tenant: HashMap<String, TenantKeys>,
     stored: Stored,
@@ -66,7 +68,7 @@ struct TenantKey {
 pub struct DurableMark(Arc<AtomicBool>);
 
 impl DurableMark {
-    /// Says that the answer is on the disk.
+    /// Marks the answer as on the disk.
     pub fn set(&self) {
         self.0.store(true, Release);
     }
@@ -76,7 +78,7 @@ impl DurableMark {
     }
 }
 
-/// The keys of one tenant, oldest first: those that are stored, then those that are whole.
+/// The keys of one tenant, the oldest first: those that are stored, then those that are whole.
 #[derive(Default)]
 struct TenantKeys {
     stored: VecDeque<StoredKey>,
@@ -109,13 +111,13 @@ impl TenantKeys {
     }
 }
 
-/// Answers that only the disk has: no more of each than a number. Two keys with the same one cost a look.
+/// Answers that only the disk has, each as a number. Two keys with the same hash cost one read.
 #[derive(Default)]
 struct Stored {
     hasher: RandomState,
     /// The number of each key, by its hash.
     numbers: HashMap<u64, u64>,
-    /// How many there are in the lines of all tenants.
+    /// How many there are, of all tenants.
     count: usize,
 }
 
@@ -145,17 +147,17 @@ impl Stored {
     }
 }
 
-/// What a key says about a request.
+/// What is known about a key and a request.
 pub enum KeyState {
-    /// Nothing: it is new.
+    /// The key is new.
     Never,
-    /// It was answered so.
+    /// The request was answered so.
     Answered(Reply),
-    /// The disk may have its answer. Whoever has looked there says this number when it asks again.
+    /// The disk may have its answer. A caller that has read there sends this number when it asks again.
     Stored(u64),
 }
 
-/// What the answer to a key's first request says to another request.
+/// The answer if the key was used for another request.
 pub fn repeated(stored: [u8; 32], key: &IdempotencyKey, reply: impl FnOnce() -> Reply) -> Reply {
     if stored == key.fingerprint {
         return reply();
@@ -165,7 +167,7 @@ pub fn repeated(stored: [u8; 32], key: &IdempotencyKey, reply: impl FnOnce() -> 
 }
 
 impl IdempotencyKeys {
-    /// Whether this request was made before. `looked`: the number its caller was sent to look with.
+    /// Looks a request up. `looked`: the number that its caller was sent to read with.
     pub fn look_up(&self, tenant: &str, key: &IdempotencyKey, looked: Option<u64>) -> KeyState {
         let name = (tenant.to_owned(), key.key.clone());
         let Some(used) = self.known.get(&name) else {
@@ -191,7 +193,7 @@ impl IdempotencyKeys {
         if missing == Span::ZERO { Ok(()) } else { Err(missing.secs_ceil()) }
     }
 
-    /// Remembers an answer; it is given again once the returned mark is set.
+    /// Keeps an answer; it is given again once the returned flag is set.
     pub fn enter(&mut self, tenant: &str, key: &IdempotencyKey, reply: &Reply, now: Time) -> DurableMark {
         let durable = DurableMark::default();
         let used = TenantKey { fingerprint: key.fingerprint, reply: reply.clone(), durable: durable.clone() };
@@ -199,7 +201,7 @@ impl IdempotencyKeys {
         durable
     }
 
-    /// Remembers an answer that the disk has since `at`.
+    /// Keeps an answer that the disk has had since `at`.
     pub fn load(&mut self, tenant: String, key: String, fingerprint: [u8; 32], reply: Reply, at: Time) {
         let durable = DurableMark::default();
         durable.set();
@@ -221,15 +223,15 @@ impl IdempotencyKeys {
         }
     }
 
-    /// The oldest whole key, if there are too many of this tenant's or of all.
+    /// The oldest whole key, if there are too many of this tenant or of all.
     fn too_old(&self, tenant: &str) -> Option<u64> {
         let of = self.of_tenant.get(tenant).filter(|of| of.whole.len() > WHOLE_OF_TENANT);
         let all = self.ages.keys().next().filter(|_| self.known.len() > WHOLE_MAX).copied();
         of.and_then(|of| of.whole.front()).map(|key| key.number).or(all)
     }
 
-    /// Keeps of the oldest whole key of a tenant no more than that there is an answer. One that the disk does not have yet
-    /// stays, and those behind it: there are no more than requests that are under way.
+    /// Keeps only the number of a tenant's oldest whole key. One that is not on the disk yet stays, and those behind
+    /// it: there are no more than requests under way.
     fn shorten(&mut self, number: u64) -> bool {
         let durable = |name: &(String, String)| self.known.get(name).is_none_or(|used| used.durable.is_set());
         let Some(name) = self.ages.get(&number).filter(|name| durable(name)).cloned() else { return false };
@@ -243,7 +245,7 @@ impl IdempotencyKeys {
         true
     }
 
-    /// Forgets every answer that is not on the disk: a batch failed, and what it held never happened.
+    /// Forgets every answer that is not on the disk: a batch failed, and its decisions never happened.
     pub fn forget_undurable(&mut self) {
         self.known.retain(|_, used| used.durable.is_set());
         let known = &self.known;
@@ -270,7 +272,7 @@ mod tests {
         keys.enter(tenant, &key(text), &Reply::new(200, &()), NOW)
     }
 
-    /// Enters a key, and the disk has it.
+    /// Adds a key whose answer is on the disk.
     fn settled(keys: &mut IdempotencyKeys, tenant: &str, text: &str) {
         enter(keys, tenant, text).set();
     }
@@ -295,7 +297,7 @@ mod tests {
         let durable = enter(&mut keys, "ana", "k");
         assert!(look(&keys, "ana", "k").contains("key_in_use"));
         let other = IdempotencyKey { fingerprint: [1; 32], ..key("k") };
-        assert!(shown(keys.look_up("ana", &other, None)).contains("key_reused"), "whoever is wrong is told so at once");
+        assert!(shown(keys.look_up("ana", &other, None)).contains("key_reused"), "a wrong request is refused at once");
         // The next batch is open already while this one is written.
         enter(&mut keys, "ana", "next");
         durable.set();
@@ -389,7 +391,7 @@ mod tests {
         let again = |keys: &IdempotencyKeys, looked| shown(keys.look_up("ana", &key("k0"), Some(looked)));
         let KeyState::Stored(looked) = keys.look_up("ana", &key("k0"), None) else { panic!("it is stored") };
         assert_eq!(again(&keys, looked), "new", "the disk has forgotten it");
-        // Somebody else with the same key was quicker.
+        // Another request with the same key was quicker.
         let durable = enter(&mut keys, "ana", "k0");
         assert!(again(&keys, looked).contains("key_in_use"));
         durable.set();

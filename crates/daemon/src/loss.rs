@@ -1,9 +1,9 @@
-//! Lines that are missing from the journal, in words.
+//! Sentences about missing lines of the journal.
 
 use jiff::Timestamp;
 use sublet_core::loss::Loss;
 
-/// The two ways on.
+/// What an operator can do.
 pub const REMEDY: &str =
     "put a backup back (docs/backup.md), or go on without those lines: `sublet journal accept-loss`";
 

@@ -1,4 +1,4 @@
-//! Sentences: what people read where machines read codes.
+//! Sentences for people, where machines read codes.
 
 use crate::idempotency::{ANSWERS_OF_TENANT, KEPT_AT_LEAST};
 use crate::loss;
@@ -72,7 +72,7 @@ pub fn ended(id: &str, reason: EndReason) -> String {
     }
 }
 
-/// Why a card cannot be read.
+/// Why a GPU cannot be read.
 pub fn unreadable(index: u32, why: &Unreadable) -> String {
     match why {
         Unreadable::NotYet => format!("GPU {index} was not read yet; no new leases there until it is"),
@@ -84,7 +84,7 @@ pub fn unreadable(index: u32, why: &Unreadable) -> String {
     }
 }
 
-/// Why a card is not leased; `None` while it is.
+/// Why a GPU is not leased; `None` while it is.
 pub fn service(service: &GpuService) -> Option<String> {
     match service {
         GpuService::In => None,
@@ -133,7 +133,7 @@ pub(crate) fn when_quota_returns(held: &QuotaBlock) -> &'static str {
     }
 }
 
-/// Why nobody can say when a waiter starts at the latest.
+/// Why no bound is known for a waiter.
 pub fn no_bound(why: &NoBound) -> String {
     match why {
         NoBound::Quota(held) => format!("{held}; {}", when_quota_returns(held)),
@@ -163,7 +163,7 @@ pub fn not_parkable(why: &NotParkable) -> String {
 /// Processes named in a sentence; further ones are counted.
 const NAMED_MAX: usize = 4;
 
-/// Which processes of a lease run as other users, and what that means; nothing if none does.
+/// Which processes of a lease run as other users, and what that means; `None` if none does.
 pub fn left_out(others: impl Iterator<Item = (ProcKey, u32)>) -> Option<String> {
     let others: Vec<String> = others.map(|(process, uid)| format!("{} (uid {uid})", process.pid)).collect();
     let named = others.iter().take(NAMED_MAX).cloned().collect::<Vec<_>>().join(", ");
@@ -177,8 +177,8 @@ pub fn left_out(others: impl Iterator<Item = (ProcKey, u32)>) -> Option<String> 
     Some(format!("{process} {named}{and_more} {runs}: {gets} not parked by the driver"))
 }
 
-/// Why the driver does not bring a holder back yet, and what helps. The name is that of who is in the way, as far as
-/// whoever reads it may know.
+/// Why the driver does not bring a lease back yet, and what helps. `name` is the lease or process in the way, as far as
+/// the reader may see it.
 pub fn held_back(state: &State, who: RestoreObstacle, name: Option<String>) -> String {
     let index = |card: GpuId| state.rows().gpus[usize::from(card.0)].facts.index;
     let lost = "a restore kills the process if another one takes its VRAM";
@@ -211,7 +211,7 @@ pub fn held_back(state: &State, who: RestoreObstacle, name: Option<String>) -> S
     }
 }
 
-/// Why a holder is not made to leave its cards.
+/// Why a lease is not preempted.
 pub fn spared(spared: &NotPreemptable, now: Time) -> String {
     match spared {
         NotPreemptable::Turn { until } => {
@@ -229,7 +229,7 @@ pub fn spared(spared: &NotPreemptable, now: Time) -> String {
     }
 }
 
-/// Whether room is made for a waiter, who leaves, at what price, and why.
+/// Whether room is made for a waiter, by which leases, at what cost, and why.
 pub fn room_made(state: &State, making: Option<&RoomPlan>, now: Time, name: impl Fn(LeaseId) -> String) -> String {
     let seconds = |span: sublet_core::units::Span| span::show(span.as_secs_f64());
     match making {
@@ -382,7 +382,7 @@ pub fn problem(refusal: &Refusal) -> Problem {
     }
 }
 
-/// What would do instead.
+/// What to do instead.
 fn sensible(bad: &RequestError) -> &'static str {
     match bad {
         RequestError::Vram => "`vram_bytes` counts bytes: 16 GiB are 17179869184; \"whole\" is all of a GPU",
@@ -400,7 +400,7 @@ fn sensible(bad: &RequestError) -> &'static str {
 
 fn detail(refusal: &Refusal) -> String {
     match refusal {
-        // Another user's is none of the caller's either, and is not told from one that never was.
+        // Another user's is none of the caller's either, and is not told from one that never existed.
         Refusal::NoSuchLease => "you have no such lease".to_owned(),
         Refusal::NeverFits { largest: None, .. } => {
             "no GPU here has the index, UUID or model that `on` names".to_owned()
@@ -558,7 +558,7 @@ pub fn action(action: &Action) -> String {
         Action::Find { stranger } => {
             let was = if stranger.must_leave_by.is_some() { "warned" } else { "ended" };
             let again = stranger.successor_of.map_or_else(String::new, |former| match stranger.step {
-                // The very process that left its cards for a moment.
+                // The same process left its GPUs for a moment.
                 unleased::UnleasedStep::Signalled { .. } => format!(", which is the same process as {former}"),
                 _ => format!(", again after {former} was {was}"),
             });
@@ -626,7 +626,7 @@ pub fn action(action: &Action) -> String {
     }
 }
 
-/// Says that a tenant used as many Idempotency-Keys as are kept, all of them lately.
+/// The sentence that a tenant used as many Idempotency-Keys as are kept, all of them lately.
 pub fn too_many_keys(after_s: u64) -> Problem {
     let (kept, lately) = (ANSWERS_OF_TENANT, KEPT_AT_LEAST.secs_ceil());
     let detail = format!("{kept} calls with an Idempotency-Key were made in the last {lately} s, and no more are kept");
@@ -666,7 +666,7 @@ mod tests {
             says(RestoreObstacle::Unreadable(card), None),
             "it waits until GPU 0 can be read: a restore kills the process if another one takes its VRAM; tell an operator if that lasts"
         );
-        // Another's lease is not named where nobody knows who reads it.
+        // Another user's lease is not named where the reader is not known.
         let unnamed = says(RestoreObstacle::Uncapped(card, LeaseId(7)), None);
         assert!(
             unnamed.starts_with("it waits until another lease has left GPU 0, because nothing limits"),

@@ -5,9 +5,10 @@
 //!                             uid:1000/resnet.db
 //!                             user_3aana/default.db       names of tenants are escaped
 //! ```
-//! A register is linearizable by itself and synced before it answers (`sublet_checkpoint::register`), so the loop has no
-//! part in it: a call runs on a thread that may block, in turns. Each register has a file of its own. So an error of the
-//! disk, or damage, breaks off one register and neither another one nor the journal, and the file's limit is SQLite's.
+//! A register is linearizable by itself and synced before it answers (`sublet_checkpoint::register`), so the loop has
+//! no part in it: a call runs on a thread that may block, limited by [`FairLimiter`](crate::fair_limiter). Each
+//! register has a file of its own. So an error of the disk, or damage, breaks off one register and neither another one
+//! nor the journal, and the file's limit is SQLite's.
 //!
 //! A tenant is part of the path and comes from the caller's credentials: no caller can name another's register.
 //!
@@ -112,7 +113,7 @@ impl RegisterKeeper {
         self.0.limits
     }
 
-    /// Waits until this tenant may send or get entries. The turn is kept until they have arrived.
+    /// Waits until this tenant may send or get entries. The permit is kept until they have arrived.
     pub async fn transfer(&self, tenant: &str) -> Result<CallPermit, RegisterFailure> {
         self.0.transfers.take(tenant).await.ok_or(RegisterFailure::Stopping)
     }
@@ -216,7 +217,7 @@ impl RegisterKeeper {
         self.run(tenant, work).await
     }
 
-    /// Works on a thread that may block, when it is this tenant's turn.
+    /// Works on a thread that may block, when this tenant has a permit.
     async fn run<T: Send + 'static>(
         &self,
         tenant: &str,
@@ -243,7 +244,7 @@ impl KeeperParts {
         self.directory_of(tenant).join(format!("{register}.db"))
     }
 
-    /// Refuses an entry that would take the room of the journal.
+    /// Refuses an entry that would take the journal's room.
     fn check_room(&self, bytes: u64) -> Result<(), RegisterFailure> {
         let state_dir = self.directory.parent().unwrap_or(&self.directory);
         let disk = rustix::fs::statvfs(state_dir).map_err(|error| unavailable(state_dir, &error.into()))?;

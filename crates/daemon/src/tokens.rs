@@ -1,9 +1,7 @@
-//! Tokens as whoever lets callers in sees them: by the hash of the secret, and only those that
-//! are durable.
+//! Durable tokens by the hash of their secret, for the listener that lets callers in.
 //!
-//! The loop puts a token in when the disk has it, and takes it out when the disk has its end; no
-//! request waits for the loop to learn who sent it. When a token was last used is kept here and
-//! nowhere else.
+//! The loop adds a token when the disk has it, and removes it when the disk has its end; no request waits for the loop
+//! to learn its sender. When a token was last used is kept here and nowhere else.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,7 +14,7 @@ use sublet_core::token::{Token, TokenHash};
 #[derive(Clone, Debug, Default)]
 pub struct TokenTable(Arc<RwLock<HashMap<TokenHash, Arc<KnownToken>>>>);
 
-/// A token, and what is known of it here.
+/// A token, and its last use.
 #[derive(Debug)]
 pub struct KnownToken {
     /// The token.
@@ -26,21 +24,21 @@ pub struct KnownToken {
 }
 
 impl KnownToken {
-    /// Whether it may be used now.
+    /// True if it may be used now.
     pub fn is_good(&self, wall_us: u64) -> bool {
         !self.revoked.load(Ordering::Acquire) && !self.token.is_expired(wall_us)
     }
 
-    /// It is used now.
+    /// Notes a use.
     pub fn note_use(&self, wall_us: u64) {
         self.used_wall_us.fetch_max(wall_us, Ordering::Relaxed);
     }
 }
 
 impl TokenTable {
-    /// Takes in what the disk has, and forgets everything else.
+    /// Replaces all tokens by what the disk has.
     pub fn fill(&self, rows: &Rows) {
-        // A lock that is poisoned lets nobody in.
+        // With a poisoned lock no caller is let in.
         let Ok(mut known) = self.0.write() else { return };
         known.retain(|_, known| {
             let stays = rows.tokens.get(&known.token.id) == Some(&known.token);
@@ -52,14 +50,14 @@ impl TokenTable {
         }
     }
 
-    /// A token is good from now on.
+    /// Adds a token.
     pub fn enter(&self, token: Token) {
         if let Ok(mut known) = self.0.write() {
             known.insert(token.hash, new(token));
         }
     }
 
-    /// A token is good for nothing from now on.
+    /// Removes a token.
     pub fn revoke(&self, id: TokenId) {
         if let Ok(mut known) = self.0.write() {
             known.retain(|_, known| {
@@ -75,7 +73,7 @@ impl TokenTable {
         self.0.read().ok()?.get(hash).cloned()
     }
 
-    /// When tokens were last used, µs since 1970; those that were not are left out.
+    /// When tokens were last used, in µs since 1970; unused ones are left out.
     pub fn last_uses(&self) -> HashMap<TokenId, u64> {
         let Ok(known) = self.0.read() else { return HashMap::new() };
         let used = |known: &Arc<KnownToken>| (known.token.id, known.used_wall_us.load(Ordering::Relaxed));

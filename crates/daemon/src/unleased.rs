@@ -1,4 +1,4 @@
-//! Strangers as clients see them: what is known of them, and what happens next.
+//! Unleased processes as clients see them: what is known of them, and what happens next.
 
 use crate::signals;
 use crate::user_directory::tenant_of;
@@ -9,8 +9,7 @@ use sublet_core::unleased::{Mode, NextStep, Rule, RuleAction, RuleSubject, Unlea
 use sublet_wire as wire;
 
 impl View<'_> {
-    /// Those that a caller may know of, and that a rule would be about if one is given, as they are, or as they
-    /// would be in this mode.
+    /// Those that a caller may see and that a rule would be about if one is given; with a mode, as they would be in it.
     pub fn strangers(&self, by: &Caller, mode: Option<Mode>, who: Option<&RuleSubject>) -> wire::UnleasedProcesses {
         let rows = self.state.rows();
         let is_meant = |stranger: &&UnleasedProcess| who.is_none_or(|who| who.matches(&stranger.audit));
@@ -89,7 +88,7 @@ impl View<'_> {
     }
 }
 
-/// Whether a caller may know of a stranger: an operator of all, a local user of its own.
+/// True if a caller may see an unleased process: an operator all, a local user its own.
 pub(crate) fn may_see(by: &Caller, stranger: &UnleasedProcess) -> bool {
     by.operator || (by.token.is_none() && enforce::tenant_of(&stranger.audit) == by.tenant)
 }

@@ -107,7 +107,7 @@ impl View<'_> {
         unix_s(self.wall_us, self.now, at)
     }
 
-    /// What the programs of a lease did; none: no program of it has the library, or that was before this daemon.
+    /// What the programs of a lease did; none: no program of it has the shim, or that was before this daemon.
     fn did(&self, lease: LeaseId) -> Option<wire::GpuCalls> {
         let counts = self.counts?.get(&lease)?;
         let errors = counts.errors.iter().map(|(code, count)| wire::ErrorCount { code: *code, count: *count });
@@ -220,14 +220,14 @@ impl View<'_> {
         known.into_iter().flatten().collect::<Vec<_>>().join("; ")
     }
 
-    /// Why a holder cannot be parked; nothing is said of one that has nothing on a card.
+    /// Why a holder cannot be parked; nothing is said of one that has nothing on a GPU.
     fn not_parkable(&self, lease: &Lease, hold: &Hold) -> Option<String> {
         let has = hold.gpus.iter().any(|card| self.state.room(*card).seen_leases().contains_key(&lease.id));
         let why = if has { cheapest_method(self.state, lease, self.now).err()? } else { return None };
         Some(messages::not_parkable(&why))
     }
 
-    /// What a holder must know that has more on a card than its lease is for.
+    /// What a holder must know that has more on a GPU than its lease is for.
     fn over(&self, lease: &Lease, hold: &Hold) -> Option<wire::Overuse> {
         let told = hold.overuse()?;
         let (policy, meta) = (self.state.policy(), &self.state.rows().meta);
@@ -416,7 +416,7 @@ impl View<'_> {
         format!("it is not brought back yet: {}", messages::held_back(self.state, who, name))
     }
 
-    /// A process on a card that has no lease there, and whose it is, as far as this caller may know.
+    /// A process on a GPU that has no lease there, and whose it is, as far as this caller may know.
     fn stranger_on(&self, by: &Caller, card: GpuId) -> Option<String> {
         let room = self.state.room(card);
         let Reading::Used(used) = &room.reading().reading else { return None };
@@ -517,7 +517,7 @@ impl View<'_> {
         }
     }
 
-    /// All cards, by index.
+    /// All GPUs, by index.
     pub fn cards(&self, by: &Caller) -> Vec<wire::Gpu> {
         let mut cards: Vec<wire::Gpu> = self.state.gpus().map(|card| self.card(by, card)).collect();
         cards.sort_by_key(|card| card.index);
@@ -564,7 +564,7 @@ impl View<'_> {
         let room = self.state.room(card);
         let Reading::Used(used) = &room.reading().reading else { return self.leases_on(by, card) };
         let mut found = self.leases_on(by, card);
-        // Who has a lease for other cards, or only waits for one, is a stranger here.
+        // Who has a lease for other GPUs, or only waits for one, is an unleased process here.
         let is_ours = |lease: LeaseId| room.leases().contains_key(&lease);
         let strangers = used.processes.iter().filter(|r| !self.state.owner(&r.process).is_some_and(is_ours));
         found.extend(strangers.take(256).map(|resident| wire::Occupant {
@@ -815,7 +815,7 @@ fn fill_hold(shown: &mut wire::Lease, hold: &Hold, rows: &Rows) {
     shown.gpu_indices = hold.gpus.iter().filter_map(facts).map(|facts| facts.index).collect();
 }
 
-/// Where a parked holder's bytes are, and what brings them back: only the library in a program notices its use.
+/// Where a parked holder's bytes are, and what brings them back: only the shim in a program notices its use.
 fn parked(lease: &Lease) -> String {
     let by_hand = match lease.is_passive() {
         true => format!(

@@ -79,7 +79,7 @@ struct UnleasedUse {
 /// What ends an unleased process's use of the GPU.
 #[derive(Debug, PartialEq, Eq)]
 enum ExpectedEnd {
-    /// The daemon does, soon, or is about to find out who it is.
+    /// The daemon does, soon, or is about to find its user.
     InSight,
     /// A lease for it, by `sublet adopt PID`; `by_mode`: mode `adopt` would give it one too.
     Adopt { pid: u32, user: String, is_own: bool, by_mode: bool },

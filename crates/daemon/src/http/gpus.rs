@@ -41,16 +41,16 @@ pub async fn list(State(app): State<App>, request: Request) -> Result<Json<wire:
     }))
 }
 
-/// Whose strangers are shown.
+/// The user whose unleased processes are shown.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum AsideOwner {
     Anybodys,
-    /// This user's; nobody's for who has none.
+    /// This user's; none for a caller without a user.
     Only(Option<u32>),
 }
 
-/// Whose a stranger is, as far as the host tells: read here, never by the loop. Where each sees
-/// only itself, strangers of others are left out.
+/// The owner of each unleased process, as far as the host tells: read here, never by the loop. Where each user sees
+/// only itself, unleased processes of others are left out.
 async fn name_strangers(app: &App, by: &Caller, cards: &mut Vec<wire::Gpu>, whose: AsideOwner) {
     if cards.iter().all(|card| card.occupants.iter().all(|o| o.pid.is_none())) {
         return;
@@ -127,7 +127,7 @@ pub async fn put_aside(State(app): State<App>, PathName(card): PathName, request
     Ok(app.post.call(by.clone(), Event::AsideAsked { by, card, ask }, heard.key).await?)
 }
 
-/// Which aside ends.
+/// The aside that ends.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct EndQuery {

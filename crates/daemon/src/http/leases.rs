@@ -55,7 +55,7 @@ pub async fn ask(State(app): State<App>, request: Request) -> Result<Reply, Refu
     answer
 }
 
-/// Has a request decided that was read. A refusal is counted and leaves nothing else behind.
+/// Has a request decided. A refusal is counted and leaves nothing else behind.
 async fn decided(app: &App, heard: ParsedBody<wire::LeaseRequest>) -> Result<Reply, Refused> {
     let root = heard.body.pid.map(|process| heard.peer.named_process(process)).transpose()?;
     let by = heard.peer.caller.clone();
@@ -70,8 +70,8 @@ async fn decided(app: &App, heard: ParsedBody<wire::LeaseRequest>) -> Result<Rep
     Ok(marked(app, reply, &tenant, is_repeated))
 }
 
-/// An answer with a lease in it, and the lease's mark if it was granted. What is stored for the next time has none; what
-/// one that may be stored tells of is read from it.
+/// An answer with a lease, and the lease's proof if it was granted. The stored answer has no proof; the lease of one
+/// that may be stored is read from it.
 fn marked(app: &App, mut reply: Reply, tenant: &str, may_be_stored: bool) -> Reply {
     let stored = || if may_be_stored && !reply.is_problem() { granted_in(&reply.body, tenant) } else { None };
     if let Some((lease, epoch)) = reply.granted.or_else(stored)
@@ -84,14 +84,14 @@ fn marked(app: &App, mut reply: Reply, tenant: &str, may_be_stored: bool) -> Rep
     reply
 }
 
-/// The lease of this tenant that an answer tells of, if it was granted.
+/// The lease of this tenant in an answer, if it was granted.
 fn granted_in(body: &str, tenant: &str) -> Option<(LeaseId, Fence)> {
     let lease: wire::Lease = serde_json::from_str(body).ok()?;
     let is_own = lease.tenant == tenant && lease.ended.is_none();
     Some((lease.id.parse().ok()?, Fence(lease.fence?))).filter(|_| is_own)
 }
 
-/// A hook says no more than this of why it failed.
+/// The longest reason of a hook's failure.
 const WHY_MAX: usize = 256;
 
 fn ask_of(ask: wire::LeaseRequest, ttl: Span) -> Result<LeaseRequest, Problem> {
@@ -140,7 +140,7 @@ fn ask_of(ask: wire::LeaseRequest, ttl: Span) -> Result<LeaseRequest, Problem> {
     })
 }
 
-/// An epoch as it could have been granted.
+/// A fence as it could have been granted.
 fn epoch(number: u64) -> Result<Fence, Problem> {
     match i64::try_from(number) {
         Ok(_) => Ok(Fence(number)),
@@ -247,7 +247,7 @@ pub async fn show(
     Ok(Json(with_mark(&app, &peer, lease)))
 }
 
-/// A lease with its mark, for a caller that may have processes counted with it.
+/// A lease with its proof, for a caller that may bind processes to it.
 fn with_mark(app: &App, peer: &Peer, mut lease: wire::Lease) -> wire::Lease {
     if !peer.is_read_only() {
         app.marks.put(&mut lease, &peer.caller.tenant);
@@ -255,7 +255,7 @@ fn with_mark(app: &App, peer: &Peer, mut lease: wire::Lease) -> wire::Lease {
     lease
 }
 
-/// Waits for a lease to change; `None` when the time is up or there is none.
+/// Waits for a lease to change; `None` when the time is up or there is no such lease.
 async fn await_change(
     app: &App,
     by: &Caller,
@@ -273,16 +273,16 @@ async fn await_change(
     tokio::select! {
         answer = tokio::time::timeout(wait, answer) => match answer {
             Ok(Ok(lease)) => Ok(lease),
-            // Time is up, or the state was rebuilt under us: look again.
+            // Time is up, or the state was rebuilt: read it again.
             Ok(Err(_)) | Err(_) => Ok(None),
         },
-        // Another tenant, with fewer, waits in its place: the caller is told how things are, and may ask again.
+        // Another tenant, with fewer calls, waits in its place: the caller gets the present state, and may call again.
         () = lost.notified() => Ok(None),
         _ = stopping.wait_for(|stop| *stop) => Err(crate::looper::LoopGone::Stopping.into()),
     }
 }
 
-/// A lease that is live, or else history, if the caller may see it.
+/// A lease that is live, or else retired, if the caller may see it.
 async fn live_or_past(app: &App, by: Caller, id: LeaseId) -> Result<wire::Lease, Refused> {
     let caller = by.clone();
     let look =
@@ -357,7 +357,7 @@ pub async fn renew(State(app): State<App>, PathName(id): PathName, request: Requ
 ))]
 pub async fn accept(State(app): State<App>, PathName(id): PathName, request: Request) -> Result<Reply, Refused> {
     let heard = body::json::<wire::AcceptRequest>(request).await?;
-    // What makes no sense of any lease is said first, whatever became of this one.
+    // A senseless body is refused first, whatever became of this lease.
     let senseless = match &heard.body {
         wire::AcceptRequest { vram_bytes, .. } if Bytes(*vram_bytes) < LeaseRequest::VRAM_MIN => {
             Some(RequestError::Vram)
@@ -397,7 +397,7 @@ pub async fn bind(State(app): State<App>, PathName(id): PathName, request: Reque
     let epoch = epoch(heard.body.fence)?;
     let lease = lease_id(&id)?;
     let by = heard.peer.caller.clone();
-    // First whether the lease may be known at all: a pid must not tell the two apart.
+    // The lease is looked up first: a pid must not tell whether it exists.
     let caller = by.clone();
     let live = app.post.read(move |view| find(view.state, &caller, lease).is_ok()).await?;
     if !live {
@@ -492,7 +492,7 @@ pub async fn release(State(app): State<App>, PathName(id): PathName, request: Re
     ended_is_ended(&app, by, lease, reply).await
 }
 
-/// The state forgets a lease that is history; its owner is told that it ended, not that it never was.
+/// The state forgets a retired lease; its owner is told that it ended, not that it never existed.
 async fn ended_is_ended(app: &App, by: Caller, lease: LeaseId, reply: Reply) -> Result<Reply, Refused> {
     if reply.status != 404 {
         return Ok(reply);

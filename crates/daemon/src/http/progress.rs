@@ -1,7 +1,7 @@
-//! A stream that gives up on whoever never reads.
+//! A stream that gives up on a client that never reads.
 //!
-//! Somebody who asks and takes no answer would keep its place among the connections for ever: a
-//! slow reader is waited for, one that takes nothing at all for a while is hung up on.
+//! A client that sends a request and takes no answer would keep its place among the connections for ever. A slow reader
+//! is waited for; a client that takes nothing at all for a while is disconnected.
 
 use std::io;
 use std::pin::Pin;
@@ -10,21 +10,21 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
 
-/// A stream whose writes get on, or fail.
+/// A stream whose writes make progress, or fail.
 pub struct Progress<T> {
     stream: T,
     patience: Duration,
-    /// When patience ends, since nothing is taken any more.
+    /// When the wait ends, since nothing is taken any more.
     end: Option<Pin<Box<Sleep>>>,
 }
 
 impl<T> Progress<T> {
-    /// Waits for so long while nothing is taken.
+    /// Waits for this long while nothing is taken.
     pub fn new(stream: T, patience: Duration) -> Progress<T> {
         Progress { stream, patience, end: None }
     }
 
-    /// Passes on what came of a write, unless nothing came for too long.
+    /// Passes on the result of a write, unless none came for too long.
     fn judge<R>(&mut self, context: &mut Context<'_>, came: Poll<io::Result<R>>) -> Poll<io::Result<R>> {
         if came.is_ready() {
             self.end = None;

@@ -23,12 +23,12 @@ use sublet_wire::Problem;
 const USAGE_MAX: usize = 1_000;
 /// Lines in one page of the trail.
 pub const PAGE_MAX: usize = 1_000;
-/// Leases remembered as one's own or not; beyond it they are looked up again.
+/// Leases remembered as the caller's own or not; beyond it they are looked up again.
 const MINE_MAX: usize = 100_000;
-/// Lines read for one page: a tenant's own may be few among many, and others want their turn too.
+/// Lines read for one page: a tenant's own may be few among many, and other callers wait.
 const SCAN_MAX: usize = 5_000;
 
-/// Reads history for a caller, when it is its turn.
+/// Reads history for a caller, when it has a permit.
 pub async fn history<T: Send + 'static>(
     app: &App,
     by: &Caller,
@@ -140,7 +140,7 @@ pub struct AuditFilter {
     lease: Option<LeaseId>,
     stranger: Option<UnleasedId>,
     mine: BTreeMap<LeaseId, bool>,
-    /// Strangers that are the caller's own.
+    /// Unleased processes that are the caller's own.
     own: BTreeSet<UnleasedId>,
     /// Whether the caller learns which other users acted.
     others: Visibility,
@@ -153,7 +153,7 @@ fn stranger_id(text: &str) -> Result<UnleasedId, Problem> {
 }
 
 impl AuditFilter {
-    /// A sieve for one caller.
+    /// Returns a filter for one caller.
     pub async fn of(app: &App, by: Caller, lease: Option<LeaseId>) -> Result<AuditFilter, Refused> {
         let (name, operator) = (by.tenant.clone(), by.operator);
         let (tenant, mine, own) = app
@@ -197,7 +197,7 @@ impl AuditFilter {
         }
     }
 
-    /// Whether the caller may see this line: an operator all, others those of their own leases and tokens.
+    /// True if the caller may see this line: an operator all, other callers those of their own leases and tokens.
     pub fn passes(&mut self, line: &LogLine, reader: &JournalReader) -> Result<bool, OpenError> {
         if self.lease.is_some() && self.lease != line.lease {
             return Ok(false);
@@ -212,7 +212,7 @@ impl AuditFilter {
         }
     }
 
-    /// A local user learns what is done about its own processes.
+    /// A local user sees what is done about its own processes.
     fn is_my_stranger(&mut self, line: &LogLine) -> bool {
         let Ok(action) = line.action() else { return false };
         if let Action::Find { stranger } = &action
@@ -223,7 +223,7 @@ impl AuditFilter {
         self.by.token.is_none() && action.stranger().is_some_and(|stranger| self.own.contains(&stranger))
     }
 
-    /// A tenant learns what tokens act in its name; whoever has one of them does not.
+    /// A tenant sees its tokens; a caller through one of them does not.
     fn is_my_token(&self, line: &LogLine) -> bool {
         match line.action() {
             Ok(Action::IssueToken { token }) => self.by.token.is_none() && token.tenant == self.by.tenant,
@@ -254,7 +254,7 @@ impl AuditFilter {
     }
 }
 
-/// The stranger a line is about; that of a lease is none.
+/// The unleased process of a line; `None` for lines about leases.
 fn stranger_of(line: &LogLine) -> Option<UnleasedId> {
     line.lease.is_none().then(|| line.action().ok()?.stranger()).flatten()
 }

@@ -1,4 +1,4 @@
-//! Connections: who they are from, how slow they may be, and when they are over. How many there may be is in `seats.rs`.
+//! Connections: their peers, how slow they may be, and when they end. How many there may be is in `seats.rs`.
 
 use super::acceptor::Acceptor;
 use super::local_rate::{HELD_BACK, Purpose};
@@ -35,9 +35,10 @@ pub(super) const HEADER_TIME: Duration = Duration::from_secs(30);
 const SPARE_HEADER_TIME: Duration = Duration::from_secs(5);
 /// Bytes of one header.
 const HEADER_BYTES: usize = 16 << 10;
-/// A client that takes nothing of its answer for so long is hung up on: longer than a laptop's network is away for.
+/// A client that takes nothing of its answer for this long is disconnected: longer than the network of a laptop is
+/// away.
 pub(super) const WRITE_TIME: Duration = Duration::from_secs(30);
-/// Connections that begin in a row before what is under way goes on.
+/// Connections that begin in a row before open ones go on.
 const ACCEPT_MAX: u32 = 16;
 /// How often it is looked whether the client of a connection is gone.
 const GONE_AGAIN: Duration = Duration::from_secs(1);
@@ -198,7 +199,7 @@ pub(super) async fn converse<S, T>(
 async fn gone(socket: BorrowedFd<'_>) {
     loop {
         tokio::time::sleep(GONE_AGAIN).await;
-        // The end of both halves, and errors, are reported unasked.
+        // The end of both halves, and errors, are reported without a request.
         let mut watched = [PollFd::from_borrowed_fd(socket, PollFlags::empty())];
         if poll(&mut watched, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|changed| changed > 0) {
             return;
@@ -206,7 +207,7 @@ async fn gone(socket: BorrowedFd<'_>) {
     }
 }
 
-/// Writes on a request who sent it, as of now, and has it answered.
+/// Adds the sender of this moment to a request, and has it answered.
 async fn answer(
     mut request: Request<Incoming>,
     session: Arc<Session>,
@@ -231,7 +232,7 @@ async fn answer(
     };
     request.extensions_mut().insert(Arc::clone(&peer));
     let response = routes.call(request).await?;
-    // A look may have waited for a minute, and who looked is no operator any more.
+    // A read may have waited for a minute, and its caller is no operator any more.
     if looks && !peer.still_good(wall_us()) {
         let detail = "you were an operator when you asked, and are none now";
         return Ok(Refused(Problem::new(Code::Denied, detail)).into_response());

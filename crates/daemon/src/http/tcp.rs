@@ -1,8 +1,8 @@
 //! The TCP listener: the same routes as on the socket, behind the [gate](super::gate).
 //!
-//! Its seats are its own: however many strangers connect, the host's own socket has room. A connection begins among those
-//! that have not shown a good token, which are few and short-lived; with its first good token it gets one of its tenant's
-//! seats.
+//! Its seats are its own: however many strangers connect, the host's own socket has room. A connection begins among
+//! those that have not shown a good token, which are few and short-lived; with its first good token it gets one of its
+//! tenant's seats.
 
 use super::gate::{self, Gate};
 use super::progress::Progress;
@@ -31,7 +31,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::server::TlsStream;
 
-/// A handshake takes two turns; who needs longer does not want to speak.
+/// A handshake takes two round trips; a client that needs longer than this does not mean to speak.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
 
 /// At most this much of a request without TLS is read after it was answered.
@@ -43,10 +43,10 @@ const PROOF_TIME: Duration = Duration::from_secs(10);
 /// How often it is looked whether the token of a call that waits is still good.
 const TOKEN_AGAIN: Duration = Duration::from_secs(1);
 
-/// How connections are made private; `None`: they are not. Read anew on reload.
+/// How connections are encrypted; `None`: they are not. Read again on reload.
 pub type Tls = Arc<RwLock<Option<Arc<ServerConfig>>>>;
 
-/// Whom the listener asks who somebody is.
+/// How the listener finds the user of a caller.
 #[derive(Clone, Debug)]
 pub struct TcpListenerTask {
     /// Knows tokens.
@@ -142,7 +142,7 @@ impl TcpEndpoint {
     }
 
     async fn talk(&self, stream: TcpStream, from: SocketAddr, caller: &TokenCaller) {
-        // A lock that is poisoned lets no client in: without its answer nothing may go out in clear.
+        // With a poisoned lock no client is let in: without its answer nothing may go out unencrypted.
         let Ok(config) = self.tls.read().map(|tls| tls.clone()) else { return };
         // Answers are small and wanted at once; where that cannot be set they come a little later.
         let _ = stream.set_nodelay(true);
@@ -187,7 +187,7 @@ impl TcpEndpoint {
         }
     }
 
-    /// Who sends a request, with a seat for it; `None` for what anybody may read.
+    /// The sender of a request, with a seat for it; `None` for what any caller may read.
     async fn admit<B>(
         &self,
         request: &Request<B>,

@@ -18,10 +18,10 @@ use sublet_core::unleased::{Mode, RuleAction, RuleId, RuleSubject};
 use sublet_wire as wire;
 use sublet_wire::{Code, Problem};
 
-/// How long a card that shall be enforced is tried.
+/// How long a GPU is tested before mode `enforce`.
 const TEST_PATIENCE: Duration = Duration::from_secs(8);
 const TEST_AGAIN: Duration = Duration::from_millis(50);
-/// How often, and so many times, it is asked whether a new look at the cards is there.
+/// How often, and how many times, a new reading of the GPUs is waited for.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 const LOOKS: usize = 50;
 
@@ -44,7 +44,7 @@ pub async fn list(State(app): State<App>, request: Request) -> Result<Json<wire:
     let by = body::peer(&request)?.caller.clone();
     let query: UnleasedQuery = body::query(&request)?;
     if query.mode == Some(wire::Mode::Enforce) && by.operator {
-        // Once is enough for who only looks.
+        // Once is enough for a caller that only reads.
         let untested = |view: &View<'_>| match view.state.self_tests() {
             0 => view.state.listed_facts().first().map(|card| card.uuid.clone()),
             _ => None,
@@ -83,8 +83,8 @@ pub async fn mode(State(app): State<App>, PathName(card): PathName, request: Req
     Ok(app.post.call(by.clone(), Event::ModeAsked { by, card, mode }, heard.key).await?)
 }
 
-/// Whether strangers can be told apart is tried before anybody is adopted or ended for it; on a card that is known, unless
-/// it is known that they can.
+/// Tests that unleased processes can be told apart before one is adopted or ended; on one GPU, unless that is known
+/// already.
 async fn test(app: &App, card: String) -> Result<(), Refused> {
     let uuid = card.clone();
     let (before, is_needed) = app
@@ -163,8 +163,8 @@ pub async fn adopt(State(app): State<App>, request: Request) -> Result<Reply, Re
     Ok(app.post.call(by.clone(), Event::AdoptAsked { by, process, vram, tier }, heard.key).await?)
 }
 
-/// What a process has is measured now: it may have grown since the last look. A card that does not answer
-/// holds up nobody for long.
+/// Measures what a process has now: it may have grown since the last reading. A GPU that does not answer delays no call
+/// for long.
 async fn look(app: &App) -> Result<(), Refused> {
     let begun = app.post.read(|view| view.now).await?;
     app.host.request_reading();

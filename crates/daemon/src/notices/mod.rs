@@ -1,5 +1,5 @@
-//! Notices to the person concerned: a line on the terminal of a program that is warned, parked, back or ended, and the
-//! same as JSON to a command and a webhook that the configuration names.
+//! Notices to users concerned: a line on the terminal of a program that is warned, parked, back or ended, and the same
+//! as JSON to a command and a webhook that the configuration names.
 //!
 //! ```text
 //!   Loop ──action──► held until synced ──► bounded queue ──► thread ──► terminals
@@ -7,10 +7,10 @@
 //!    └───────── is it still parked, and until when? ◄─────────┘ 2 s later
 //! ```
 //! Nothing here waits for a terminal, and nothing waits for this: a full queue loses a notice, with a line in the log.
-//! What is told is derived from actions (`looper/notices.rs`); nothing is decided here.
+//! Notices follow from actions (`looper/notices.rs`); nothing is decided here.
 //!
-//! A park is told when it has lasted for 2 s, with the estimate of then; shorter ones are not worth a line. A
-//! program with a wrapper (`sublet run`) is told by the wrapper, not on its terminal.
+//! A park is told when it has lasted for 2 s, with the estimate of then; shorter ones are not worth a line. A program
+//! with a wrapper (`sublet run`) is told by the wrapper, not on its terminal.
 //!
 //! Absent: notices that are kept over a restart. A program that was told that it is parked is not told that it is back
 //! by another daemon.
@@ -40,7 +40,7 @@ use sublet_host::terminal::ProcessTerminal;
 
 /// A park that is over sooner is not told.
 const MOMENT: Duration = Duration::from_secs(2);
-/// A lease that is still being parked is looked at again after this: it has an estimate only once it is parked.
+/// A lease that is still parking is read again after this: it has an estimate only once it is parked.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// A park that takes longer than this is told without an estimate.
 const LEAVES_LONG: Duration = Duration::from_secs(10);
