@@ -13,9 +13,9 @@ const KILL: u8 = 9;
 
 impl Sim<'_> {
     /// Draws how a request may be preempted.
-    pub(crate) fn draw_preemption_choice(&mut self, ask: LeaseRequest) -> LeaseRequest {
+    pub(crate) fn draw_preemption_choice(&mut self, request: LeaseRequest) -> LeaseRequest {
         if !self.shape.habits.preempts || self.shape.habits.orderly {
-            return ask;
+            return request;
         }
         let preempt = match self.rng_preemption.below(100) {
             0..8 => Preempt::Never,
@@ -29,7 +29,7 @@ impl Sim<'_> {
         });
         let yields = self.rng_preemption.chance(self.shape.habits.hooks);
         let may_lose = self.shape.habits.driver > 0 && self.rng_preemption.chance(200);
-        LeaseRequest { preempt, notice, has_hook: yields, may_lose_state: may_lose, ..ask }
+        LeaseRequest { preempt, notice, has_hook: yields, may_lose_state: may_lose, ..request }
     }
 
     /// Sends a signal to processes of a lease.

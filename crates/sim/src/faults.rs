@@ -30,13 +30,13 @@ impl Sim<'_> {
             return Ok(());
         }
         let tree = self.world.spawn();
-        let card = self.rng.below(self.world.gpus.len() as u64) as usize;
+        let gpu = self.rng.below(self.world.gpus.len() as u64) as usize;
         let most = self.rng.pick(&[300, 4_000, 20_000]);
         let bytes = Bytes::mib(self.rng.within(1, most));
         let graphics = self.rng.chance(200);
         let process = self.world.trees[&tree].live[0];
-        self.world.allocate(card, process, bytes, graphics);
-        self.world.gpus[card].uncapped_use_us = self.t;
+        self.world.allocate(gpu, process, bytes, graphics);
+        self.world.gpus[gpu].uncapped_use_us = self.t;
         let stay = self.rng.within(S, 60 * S);
         self.timers.set(self.t + stay, Timer::Exit(tree));
         Ok(())
@@ -160,8 +160,8 @@ impl Sim<'_> {
 
     /// Changes a fact about a GPU.
     fn change_gpu_facts(&mut self) {
-        let card = self.rng.below(self.world.gpus.len() as u64) as usize;
-        let facts = &mut self.world.gpus[card].facts;
+        let gpu = self.rng.below(self.world.gpus.len() as u64) as usize;
+        let facts = &mut self.world.gpus[gpu].facts;
         match self.rng.below(3) {
             0 => facts.display = !facts.display,
             1 => facts.context = Some(Bytes::mib(self.rng.within(100, 600))),
@@ -170,16 +170,16 @@ impl Sim<'_> {
     }
 
     fn break_gpu(&mut self) {
-        let card = self.rng.below(self.world.gpus.len() as u64) as u16;
-        self.world.gpus[card as usize].fault =
+        let gpu = self.rng.below(self.world.gpus.len() as u64) as u16;
+        self.world.gpus[gpu as usize].fault =
             self.rng.pick(&[GpuFault::NoAnswer, GpuFault::NoAnswer, GpuFault::Lost, GpuFault::NotListed]);
         let delay = self.rng.within(S, 60 * S);
-        self.timers.set(self.t + delay, Timer::MendGpu(card));
+        self.timers.set(self.t + delay, Timer::MendGpu(gpu));
     }
 
-    pub(crate) fn mend_gpu(&mut self, card: u16) -> Result<(), Violation> {
-        self.world.gpus[card as usize].fault = GpuFault::Healthy;
-        if self.rng.chance(500) { self.clear_gpu(card as usize) } else { Ok(()) }
+    pub(crate) fn mend_gpu(&mut self, gpu: u16) -> Result<(), Violation> {
+        self.world.gpus[gpu as usize].fault = GpuFault::Healthy;
+        if self.rng.chance(500) { self.clear_gpu(gpu as usize) } else { Ok(()) }
     }
 
     // ---- operators and others ----------------------------------------------

@@ -236,13 +236,13 @@ impl Sim<'_> {
     }
 
     /// Takes the notice that a lease was granted.
-    pub(crate) fn note_granted(&mut self, lease: LeaseId, epoch: Fence, cards: Vec<usize>, vram: Bytes) {
+    pub(crate) fn note_granted(&mut self, lease: LeaseId, fence: Fence, gpus: Vec<usize>, vram: Bytes) {
         let Some(number) = self.job_of_lease.get(&lease).copied() else { return };
         let stop = self.rng.within(0, 6 * self.jobs[number as usize].ttl_us);
         let stop = if self.shape.crowd { u64::MAX / 4 } else { stop };
         let job = &mut self.jobs[number as usize];
         if job.lease == Some(lease) && job.stage == JobStage::Waiting {
-            (job.stage, job.fence, job.gpus, job.vram) = (JobStage::Holding, epoch, cards, vram);
+            (job.stage, job.fence, job.gpus, job.vram) = (JobStage::Holding, fence, gpus, vram);
             job.stop_us = self.t + stop;
             let delay = self.rng.within(0, 2 * S);
             self.set_job_timer(number, delay);
@@ -301,9 +301,9 @@ impl Sim<'_> {
         match self.disk.rows.leases.get(&lease).map(|row| &row.phase) {
             Some(Phase::Waiting { .. }) => {}
             Some(Phase::Active(hold) | Phase::Parking(hold, _) | Phase::Parked(hold, _) | Phase::Resuming(hold, _)) => {
-                let index = |card: &GpuId| self.disk.rows.gpus[card.0 as usize].facts.index as usize;
-                let (epoch, vram, cards) = (hold.fence, hold.vram, hold.gpus.iter().map(index).collect());
-                self.note_granted(lease, epoch, cards, vram);
+                let index = |gpu: &GpuId| self.disk.rows.gpus[gpu.0 as usize].facts.index as usize;
+                let (fence, vram, gpus) = (hold.fence, hold.vram, hold.gpus.iter().map(index).collect());
+                self.note_granted(lease, fence, gpus, vram);
             }
             Some(Phase::Ending(..)) | None => self.note_ended(lease),
         }
@@ -358,7 +358,7 @@ impl Sim<'_> {
         let Some(tree) = job.tree.and_then(|tree| self.world.trees.get(&tree)) else { return };
         let process = if self.rng.chance(700) { process } else { tree.live[tree.live.len() - 1] };
         let most = if job.exceeds_lease { job.vram.0 + job.vram.0 / 2 } else { job.vram.0 };
-        let (tree, cards) = (job.tree, job.gpus.clone());
+        let (tree, gpus) = (job.tree, job.gpus.clone());
         let gated = self.is_gated(process) || job.lease.is_some_and(|lease| self.is_asleep(lease));
         // The shim limits a program to its lease, which may have been resumed with less than it was granted.
         let capped = self.world.programs.contains_key(&(process, Method::Shim));
@@ -368,26 +368,26 @@ impl Sim<'_> {
         let intrudes = !capped || hold.is_none();
         let most = if capped { cap } else { most };
         if !gated {
-            self.use_off_lease_gpu(process, &cards);
+            self.use_off_lease_gpu(process, &gpus);
         }
-        for card in cards {
-            let here: u64 = self.world.gpus[card]
+        for gpu in gpus {
+            let here: u64 = self.world.gpus[gpu]
                 .residents
                 .iter()
                 .filter(|resident| self.world.trees[&tree.unwrap_or_default()].live.contains(&resident.process))
                 .map(|resident| resident.bytes.unwrap_or_default().0)
                 .sum();
             // Memory that was parked still counts for the shim's limit.
-            let here = here + if capped { self.world.away(tree.unwrap_or_default(), card).0 } else { 0 };
+            let here = here + if capped { self.world.away(tree.unwrap_or_default(), gpu).0 } else { 0 };
             match self.rng.below(10) {
                 _ if gated => {}
-                0 => self.world.free_all(card, process),
+                0 => self.world.free_all(gpu, process),
                 1..=6 if here < most => {
                     let bytes = Bytes(self.rng.within(1, most - here));
-                    if intrudes && self.world.gpus[card].bytes_of(process) == Bytes::ZERO {
-                        self.world.gpus[card].uncapped_use_us = self.t;
+                    if intrudes && self.world.gpus[gpu].bytes_of(process) == Bytes::ZERO {
+                        self.world.gpus[gpu].uncapped_use_us = self.t;
                     }
-                    self.world.allocate(card, process, bytes, false);
+                    self.world.allocate(gpu, process, bytes, false);
                 }
                 _ => {}
             }
@@ -476,11 +476,11 @@ impl Sim<'_> {
     /// The host will report that the processes of these leases changed.
     pub(crate) fn schedule_member_reports(&mut self, leases: &[LeaseId]) {
         self.schedule_exit_reports();
-        for ((process, rung), program) in std::mem::take(&mut self.world.unnoticed_programs) {
+        for ((process, method), program) in std::mem::take(&mut self.world.unnoticed_programs) {
             if let Some(lease) = program.heard_as(self.life) {
                 let delay = self.rng_parking.within(0, S / 3);
-                let died = rung == Method::Shim && program.doing == Some(ShimOrder::Park);
-                self.timers.set(self.t + delay, Timer::ProgramExited(self.life, lease.0, process, rung, died));
+                let died = method == Method::Shim && program.doing == Some(ShimOrder::Park);
+                self.timers.set(self.t + delay, Timer::ProgramExited(self.life, lease.0, process, method, died));
             }
         }
         for lease in leases {
@@ -520,11 +520,8 @@ pub fn draw_request(rng: &mut Rng, ttl_max_s: u64, cards: usize) -> LeaseRequest
         gpus_allowed: match rng.below(20) {
             0 => Some(GpuSelector::Index(rng.below(cards as u64) as u32)),
             1 => {
-                let card = rng.below(cards as u64 + 1);
-                Some(GpuSelector::AnyOf(vec![
-                    GpuSelector::Uuid(format!("GPU-{card}")),
-                    GpuSelector::Index(card as u32),
-                ]))
+                let gpu = rng.below(cards as u64 + 1);
+                Some(GpuSelector::AnyOf(vec![GpuSelector::Uuid(format!("GPU-{gpu}")), GpuSelector::Index(gpu as u32)]))
             }
             2 => Some(GpuSelector::Model(rng.pick(&["desk", "RACK", "8"]).to_owned())),
             _ => None,

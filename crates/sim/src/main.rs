@@ -67,7 +67,7 @@ fn seeds(args: &Args) -> ExitCode {
     let (mut done, mut broken, mut sum) = (0, 0, RunCounts::default());
     while !enough(done) {
         match run(args.seed + done, options) {
-            Ok(passed) => sum = add(sum, passed),
+            Ok(passed) => sum = sum.sum_with(passed),
             Err(failure) if args.keep_going => {
                 println!("{failure}");
                 broken += 1;
@@ -85,79 +85,11 @@ fn seeds(args: &Args) -> ExitCode {
         println!("{broken} of {done} seeds broke a rule");
         return ExitCode::FAILURE;
     }
-    let RunCounts {
-        events,
-        commits,
-        lives,
-        next_lease,
-        entries,
-        bounds_kept: kept,
-        parked,
-        resumed,
-        preempted,
-        parked_by_hook: yielded,
-        parked_by_driver: driven,
-        ended,
-        lost_by_restore: lost,
-        contexts_taken: deep,
-        contexts_restored: surfaced,
-        unleased_found: found,
-        off_lease_found: abroad,
-        warned,
-        signalled: struck,
-        adopted,
-        survived,
-        unleased_parked: spared,
-        unleased_not_parked: unmoved,
-        overuse_told: told_over,
-        leases_grown: grown,
-        ended_for_overuse: overused,
-        asides,
-        parked_aside,
-        ..
-    } = sum;
-    println!(
-        "{done} seeds, {events} events, {next_lease} leases, {entries} entries, {commits} commits, {lives} restarts, {preempted} made to leave for others, {ended} of them ended, {parked} parked, {yielded} of them by hooks and {driven} by the driver, {resumed} brought back, {deep} left their GPUs altogether and {surfaced} of their processes came back from that, {lost} lost by restores that lacked room, {kept} bounds met, {found} unleased processes found, {abroad} of them with a lease for other GPUs, {warned} warned, {spared} parked, {unmoved} not to be parked, {struck} signalled, {adopted} adopted, {survived} survivors, {told_over} told that they have more than their leases, {grown} took larger ones, {overused} ended for it, {asides} times a GPU stepped aside and {parked_aside} leases were parked for it: all rules kept"
-    );
+    println!("{done} seeds, {sum}: all rules kept");
     if args.speed {
-        println!("{:.0} events/s", events as f64 / begun.elapsed().as_secs_f64());
+        println!("{:.0} events/s", sum.events as f64 / begun.elapsed().as_secs_f64());
     }
     ExitCode::SUCCESS
-}
-
-fn add(a: RunCounts, b: RunCounts) -> RunCounts {
-    RunCounts {
-        events: a.events + b.events,
-        commits: a.commits + b.commits,
-        lives: a.lives + b.lives,
-        next_lease: a.next_lease + b.next_lease,
-        entries: a.entries + b.entries,
-        bounds_kept: a.bounds_kept + b.bounds_kept,
-        parked: a.parked + b.parked,
-        resumed: a.resumed + b.resumed,
-        preempted: a.preempted + b.preempted,
-        parked_by_hook: a.parked_by_hook + b.parked_by_hook,
-        parked_by_driver: a.parked_by_driver + b.parked_by_driver,
-        ended: a.ended + b.ended,
-        asides: a.asides + b.asides,
-        parked_aside: a.parked_aside + b.parked_aside,
-        lost_by_restore: a.lost_by_restore + b.lost_by_restore,
-        contexts_taken: a.contexts_taken + b.contexts_taken,
-        contexts_restored: a.contexts_restored + b.contexts_restored,
-        unleased_found: a.unleased_found + b.unleased_found,
-        off_lease_found: a.off_lease_found + b.off_lease_found,
-        warned: a.warned + b.warned,
-        signalled: a.signalled + b.signalled,
-        adopted: a.adopted + b.adopted,
-        survived: a.survived + b.survived,
-        unleased_parked: a.unleased_parked + b.unleased_parked,
-        unleased_not_parked: a.unleased_not_parked + b.unleased_not_parked,
-        overuse_told: a.overuse_told + b.overuse_told,
-        leases_grown: a.leases_grown + b.leases_grown,
-        ended_for_overuse: a.ended_for_overuse + b.ended_for_overuse,
-        elapsed: a.elapsed + b.elapsed,
-        moving: a.moving + b.moving,
-    }
 }
 
 fn mutants(args: &Args) -> ExitCode {

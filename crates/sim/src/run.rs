@@ -105,6 +105,65 @@ pub struct RunCounts {
     pub moving: Span,
 }
 
+impl RunCounts {
+    /// Returns the counts of two runs together.
+    pub fn sum_with(self, other: RunCounts) -> RunCounts {
+        RunCounts {
+            events: self.events + other.events,
+            commits: self.commits + other.commits,
+            lives: self.lives + other.lives,
+            next_lease: self.next_lease + other.next_lease,
+            entries: self.entries + other.entries,
+            bounds_kept: self.bounds_kept + other.bounds_kept,
+            parked: self.parked + other.parked,
+            resumed: self.resumed + other.resumed,
+            preempted: self.preempted + other.preempted,
+            parked_by_hook: self.parked_by_hook + other.parked_by_hook,
+            parked_by_driver: self.parked_by_driver + other.parked_by_driver,
+            ended: self.ended + other.ended,
+            asides: self.asides + other.asides,
+            parked_aside: self.parked_aside + other.parked_aside,
+            lost_by_restore: self.lost_by_restore + other.lost_by_restore,
+            contexts_taken: self.contexts_taken + other.contexts_taken,
+            contexts_restored: self.contexts_restored + other.contexts_restored,
+            unleased_found: self.unleased_found + other.unleased_found,
+            off_lease_found: self.off_lease_found + other.off_lease_found,
+            warned: self.warned + other.warned,
+            signalled: self.signalled + other.signalled,
+            adopted: self.adopted + other.adopted,
+            survived: self.survived + other.survived,
+            unleased_parked: self.unleased_parked + other.unleased_parked,
+            unleased_not_parked: self.unleased_not_parked + other.unleased_not_parked,
+            overuse_told: self.overuse_told + other.overuse_told,
+            leases_grown: self.leases_grown + other.leases_grown,
+            ended_for_overuse: self.ended_for_overuse + other.ended_for_overuse,
+            elapsed: self.elapsed + other.elapsed,
+            moving: self.moving + other.moving,
+        }
+    }
+}
+
+impl fmt::Display for RunCounts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} events, {} leases, {} entries, ", self.events, self.next_lease, self.entries)?;
+        write!(f, "{} commits, {} restarts, ", self.commits, self.lives)?;
+        write!(f, "{} preempted, {} of them ended, ", self.preempted, self.ended)?;
+        write!(f, "{} parked, {} of them by hooks ", self.parked, self.parked_by_hook)?;
+        write!(f, "and {} by the driver, {} resumed, ", self.parked_by_driver, self.resumed)?;
+        write!(f, "contexts of {} parked leases moved ", self.contexts_taken)?;
+        write!(f, "and {} processes back from that, ", self.contexts_restored)?;
+        write!(f, "{} lost by restores that lacked room, ", self.lost_by_restore)?;
+        write!(f, "{} bounds kept, ", self.bounds_kept)?;
+        write!(f, "{} unleased processes found, {} of them ", self.unleased_found, self.off_lease_found)?;
+        write!(f, "with a lease for other GPUs, {} warned, {} parked, ", self.warned, self.unleased_parked)?;
+        write!(f, "{} that could not be parked, {} signalled, ", self.unleased_not_parked, self.signalled)?;
+        write!(f, "{} adopted, {} survivors of SIGKILL, ", self.adopted, self.survived)?;
+        write!(f, "{} exceeded leases told, {} enlarged, ", self.overuse_told, self.leases_grown)?;
+        write!(f, "{} ended, {} GPUs put aside ", self.ended_for_overuse, self.asides)?;
+        write!(f, "and {} leases parked for that", self.parked_aside)
+    }
+}
+
 /// A run that broke a rule.
 #[derive(Clone, Debug)]
 pub struct RunFailure {

@@ -53,7 +53,13 @@ pub struct FaultRates {
 impl WorldShape {
     /// Draws the world of a seed. Parking, preemption and unleased processes have streams of their own: a world in
     /// which none of them happens is the same with and without them.
-    pub fn draw(rng: &mut Rng, luck: &mut Rng, whim: &mut Rng, unleased: UnleasedShape, still: bool) -> WorldShape {
+    pub fn draw(
+        rng: &mut Rng,
+        rng_parking: &mut Rng,
+        rng_preemption: &mut Rng,
+        unleased: UnleasedShape,
+        without_preemption: bool,
+    ) -> WorldShape {
         let cards = rng.pick(&[1, 1, 2, 2, 3, 4, 4, 6, 8]);
         let gpus: Vec<_> = (0..cards).map(|index| draw_gpu(rng, index)).collect();
         let crowded = rng.chance(30);
@@ -61,14 +67,14 @@ impl WorldShape {
         // Where unleased processes come one at a time there is room for them.
         let jobs = if unleased.is_monitored && unleased.one_at_a_time { jobs.min(gpus.len() as u64) } else { jobs };
         let tenants = rng.within(1, 6) as usize;
-        let habits = ProgramHabits::draw(luck);
-        let habits = if still { habits } else { habits.pressed(whim) };
+        let habits = ProgramHabits::draw(rng_parking);
+        let habits = if without_preemption { habits } else { habits.pressed(rng_preemption) };
         WorldShape {
             tenants,
             jobs: jobs as usize,
             policy: Policy {
                 enforcement: unleased.times,
-                ..with_parking(draw_policy(rng, crowded), habits, luck, whim)
+                ..with_parking(draw_policy(rng, crowded), habits, rng_parking, rng_preemption)
             },
             tick_us: rng.pick(&[S / 4, S / 2, S, S]),
             // No bound is known for a waiter behind a term that is longer than a lease may be held.
@@ -144,15 +150,16 @@ pub fn draw_policy(rng: &mut Rng, crowded: bool) -> Policy {
 }
 
 /// The same policy with parking.
-pub fn with_parking(policy: Policy, habits: ProgramHabits, luck: &mut Rng, whim: &mut Rng) -> Policy {
-    let parked = (habits.library > 0 && luck.chance(200)).then(|| Bytes::gib(luck.within(1, 40)));
-    let policy = Policy { parking: habits.parking(luck, whim), caps: Caps { parked, ..policy.caps }, ..policy };
+pub fn with_parking(policy: Policy, habits: ProgramHabits, rng_parking: &mut Rng, rng_preemption: &mut Rng) -> Policy {
+    let parked = (habits.library > 0 && rng_parking.chance(200)).then(|| Bytes::gib(rng_parking.within(1, 40)));
+    let policy =
+        Policy { parking: habits.parking(rng_parking, rng_preemption), caps: Caps { parked, ..policy.caps }, ..policy };
     if !habits.orderly {
         return policy;
     }
     let span = Span::secs(1);
     let head_start = HeadStart { interactive: span, batch: span, spot: span, priority: Span::ZERO };
-    Policy { hold_max: Span::secs(luck.pick(&[20, 40])), debt_max: Span::ZERO, head_start, ..policy }
+    Policy { hold_max: Span::secs(rng_parking.pick(&[20, 40])), debt_max: Span::ZERO, head_start, ..policy }
 }
 
 /// Without faults, except those of programs.

@@ -139,32 +139,36 @@ struct PendingReading {
 impl<'a> Sim<'a> {
     /// Returns the world of a seed.
     pub fn new(seed: u64, story: &'a Story, options: RunOptions) -> Sim<'a> {
-        let RunOptions { planted, kill_at, without_preemption: still, without_enforcement: blind, crowd, .. } = options;
+        let RunOptions { planted, kill_at, without_preemption, without_enforcement, crowd, .. } = options;
         let mut rng = Rng::new(seed);
         let mut rng_parking = Rng::new(seed ^ RNG_PARKING);
         let mut rng_preemption = Rng::new(seed ^ RNG_PREEMPTION);
         let mut rng_unleased = Rng::new(seed ^ RNG_UNLEASED);
         let mut rng_unleased_parking = Rng::new(seed ^ RNG_UNLEASED_PARKING);
-        let vigil = UnleasedShape::draw(&mut rng_unleased, &mut rng_unleased_parking, blind || still || crowd);
+        let unleased = UnleasedShape::draw(
+            &mut rng_unleased,
+            &mut rng_unleased_parking,
+            without_enforcement || without_preemption || crowd,
+        );
         let mut rng_overuse = Rng::new(seed ^ RNG_OVERUSE);
-        let mut astray = Rng::new(seed ^ RNG_OFF_LEASE);
-        let often = astray.pick(&[0, 0, 40, 200]);
-        let mut grabs = Rng::new(seed ^ RNG_REBINDING);
-        let grasping = grabs.pick(&[0, 0, 30, 200]);
+        let mut rng_off_lease = Rng::new(seed ^ RNG_OFF_LEASE);
+        let off_lease_permille = rng_off_lease.pick(&[0, 0, 40, 200]);
+        let mut rng_rebinding = Rng::new(seed ^ RNG_REBINDING);
+        let rebinding_permille = rng_rebinding.pick(&[0, 0, 30, 200]);
         let mut rng_losses = Rng::new(seed ^ RNG_LOSSES);
         let losses_permille = rng_losses.pick(&[0, 0, 0, 300]);
         let mut rng_hints = Rng::new(seed ^ RNG_HINTS);
-        let hints = rng_hints.pick(&[0, 0, 200, 900]);
+        let hints_permille = rng_hints.pick(&[0, 0, 200, 900]);
         let mut rng_aside = Rng::new(seed ^ RNG_ASIDE);
-        let asides = if crowd || still { 0 } else { rng_aside.pick(&[0, 0, 0, 20, 60]) };
+        let aside_every_s = if crowd || without_preemption { 0 } else { rng_aside.pick(&[0, 0, 0, 20, 60]) };
         let mut shape = if crowd {
-            WorldShape::crowd(vigil)
+            WorldShape::crowd(unleased)
         } else {
-            WorldShape::draw(&mut rng, &mut rng_parking, &mut rng_preemption, vigil, still)
+            WorldShape::draw(&mut rng, &mut rng_parking, &mut rng_preemption, unleased, without_preemption)
         };
         shape.policy.overuse_grace = Span::secs(rng_overuse.pick(&[1, 5, 15, 60]));
         let mut rng_contexts = Rng::new(seed ^ RNG_CONTEXTS);
-        if !still && !crowd {
+        if !without_preemption && !crowd {
             shape.deepen(&mut rng_contexts);
         }
         let world = World::new(&shape, &mut rng);
@@ -211,10 +215,10 @@ impl<'a> Sim<'a> {
             rng_unleased_parking,
             rng_overuse,
             rng_contexts,
-            rng_off_lease: (astray, often),
-            rng_rebinding: (grabs, grasping),
-            rng_hints: (rng_hints, hints),
-            rng_aside: (rng_aside, asides),
+            rng_off_lease: (rng_off_lease, off_lease_permille),
+            rng_rebinding: (rng_rebinding, rebinding_permille),
+            rng_hints: (rng_hints, hints_permille),
+            rng_aside: (rng_aside, aside_every_s),
             shape,
         }
     }
@@ -261,8 +265,8 @@ impl<'a> Sim<'a> {
         }
         match timer {
             Timer::Tick(life) if life == self.life => self.tick(),
-            Timer::BeginReading(life, card) if life == self.life => self.begin_reading(card),
-            Timer::FinishReading(life, look) => self.finish_reading(life, look),
+            Timer::BeginReading(life, gpu) if life == self.life => self.begin_reading(gpu),
+            Timer::FinishReading(life, reading) => self.finish_reading(life, reading),
             Timer::Synced(life) if life == self.life => self.synced(),
             Timer::ReportMembers(life, lease) if life == self.life => self.says(LeaseId(lease)),
             Timer::ListGpus(life) if life == self.life => self.list_gpus(),
@@ -279,19 +283,19 @@ impl<'a> Sim<'a> {
             }
             Timer::ShortUnleased => self.start_short_unleased(),
             Timer::Fault => self.inject_fault(),
-            Timer::MendGpu(card) => self.mend_gpu(card),
+            Timer::MendGpu(gpu) => self.mend_gpu(gpu),
             Timer::WrongCall => self.make_wrong_call(),
             Timer::Operator => self.act_as_operator(),
             Timer::Aside => self.request_aside(),
             Timer::DiskFreed => self.disk_freed(),
             Timer::AcceptLoss => self.accept_loss(),
-            Timer::Connect(life, process, rung) if life == self.life => self.connect((process, rung)),
-            Timer::DeliverReport(life, process, rung) if life == self.life => self.hear((process, rung)),
-            Timer::CheckProgram(life, process, rung) if life == self.life => self.mind((process, rung)),
-            Timer::ProgramExited(life, lease, process, rung, died) if life == self.life => {
-                self.left(LeaseId(lease), (process, rung), died)
+            Timer::Connect(life, process, method) if life == self.life => self.connect((process, method)),
+            Timer::DeliverReport(life, process, method) if life == self.life => self.hear((process, method)),
+            Timer::CheckProgram(life, process, method) if life == self.life => self.mind((process, method)),
+            Timer::ProgramExited(life, lease, process, method, died) if life == self.life => {
+                self.left(LeaseId(lease), (process, method), died)
             }
-            Timer::OrderDone(process, rung, turn) => self.done((process, rung), turn),
+            Timer::OrderDone(process, method, turn) => self.done((process, method), turn),
             Timer::WrapperPoll(life, lease) if life == self.life => self.heed(LeaseId(lease)),
             Timer::HookDone(lease, turn) => self.hook_done(LeaseId(lease), turn),
             Timer::WrapperExits(lease) => self.orphan(LeaseId(lease)),
@@ -318,41 +322,41 @@ impl<'a> Sim<'a> {
 
     // ---- readings ----------------------------------------------------------
 
-    fn begin_reading(&mut self, card: u16) -> Result<(), Violation> {
+    fn begin_reading(&mut self, number: u16) -> Result<(), Violation> {
         let period = self.shape.policy.period.0;
-        self.timers.set(self.t + period, Timer::BeginReading(self.life, card));
+        self.timers.set(self.t + period, Timer::BeginReading(self.life, number));
         let failing = if self.calm { 0 } else { self.shape.faults.failed_readings };
         let slow = !self.calm && self.rng.chance(self.shape.faults.slow_readings);
         let delay = if slow { self.rng.within(period, 4 * period) } else { self.rng.below(period / 20) };
         let at_once = self.rng.chance(500);
-        let reading = at_once.then(|| readings::read_gpu(&self.world.gpus[card as usize], &mut self.rng, failing));
-        let look = PendingReading { gpu: card, begun: self.now(), reading };
-        let place = self.pending_readings.iter().position(Option::is_none).unwrap_or(self.pending_readings.len());
-        match self.pending_readings.get_mut(place) {
-            Some(free) => *free = Some(look),
-            None => self.pending_readings.push(Some(look)),
+        let reading = at_once.then(|| readings::read_gpu(&self.world.gpus[number as usize], &mut self.rng, failing));
+        let pending = PendingReading { gpu: number, begun: self.now(), reading };
+        let slot = self.pending_readings.iter().position(Option::is_none).unwrap_or(self.pending_readings.len());
+        match self.pending_readings.get_mut(slot) {
+            Some(free) => *free = Some(pending),
+            None => self.pending_readings.push(Some(pending)),
         }
-        self.timers.set(self.t + delay, Timer::FinishReading(self.life, place as u32));
+        self.timers.set(self.t + delay, Timer::FinishReading(self.life, slot as u32));
         Ok(())
     }
 
-    fn finish_reading(&mut self, life: u32, place: u32) -> Result<(), Violation> {
-        let Some(PendingReading { gpu: card, begun, reading }) = self.pending_readings[place as usize].take() else {
+    fn finish_reading(&mut self, life: u32, slot: u32) -> Result<(), Violation> {
+        let Some(PendingReading { gpu: number, begun, reading }) = self.pending_readings[slot as usize].take() else {
             return Ok(());
         };
         if life != self.life {
             return Ok(());
         }
         let failing = if self.calm { 0 } else { self.shape.faults.failed_readings };
-        let gpu = &self.world.gpus[card as usize];
+        let gpu = &self.world.gpus[number as usize];
         let reading = reading.unwrap_or_else(|| readings::read_gpu(gpu, &mut self.rng, failing));
-        let uuid = self.world.gpus[card as usize].facts.uuid.clone();
+        let uuid = self.world.gpus[number as usize].facts.uuid.clone();
         let there = match &reading {
             Reading::Used(used) => used.processes.iter().map(|resident| resident.process).collect(),
             Reading::Unreadable(_) => Vec::new(),
         };
         self.report(Event::Observed { card: uuid, observation: GpuReading { begun, reading } })?;
-        self.request_audits(card, &there);
+        self.request_audits(number, &there);
         Ok(())
     }
 
@@ -364,7 +368,7 @@ impl<'a> Sim<'a> {
         }
         if self.calm {
             // A reading from before the calm may have taken a GPU out of service.
-            (0..self.world.gpus.len()).try_for_each(|card| self.clear_gpu(card))?;
+            (0..self.world.gpus.len()).try_for_each(|gpu| self.clear_gpu(gpu))?;
             self.leases_without_job().into_iter().try_for_each(|lease| self.revoke_lease(lease))?;
             self.revoke_excess_waiters()?;
         }
@@ -381,9 +385,9 @@ impl<'a> Sim<'a> {
         self.disk.full = false;
         self.calm_programs();
         self.calm_hooks();
-        for card in 0..self.world.gpus.len() {
-            self.world.gpus[card].fault = GpuFault::Healthy;
-            self.world.gpus[card].facts.unusable = None;
+        for gpu in 0..self.world.gpus.len() {
+            self.world.gpus[gpu].fault = GpuFault::Healthy;
+            self.world.gpus[gpu].facts.unusable = None;
         }
         let known: Vec<u32> = self.jobs.iter().filter_map(|job| job.tree).collect();
         let loose: Vec<u32> = self.world.trees.keys().copied().filter(|tree| !known.contains(tree)).collect();
@@ -430,8 +434,8 @@ impl<'a> Sim<'a> {
         self.accept_loss()?;
         self.report(Event::Listed(readings::list_gpus(&self.world)))?;
         self.end_asides()?;
-        for card in 0..self.world.gpus.len() {
-            self.clear_gpu(card)?;
+        for gpu in 0..self.world.gpus.len() {
+            self.clear_gpu(gpu)?;
         }
         for job in 0..self.jobs.len() as u32 {
             if self.jobs[job as usize].stage != JobStage::Pausing {
@@ -474,7 +478,7 @@ fn waits_for_loop(timer: Timer) -> bool {
             | Timer::ReadHostMemory(_)
             | Timer::WrapperPoll(..)
     );
-    let strangers =
+    let unleased =
         matches!(timer, Timer::Audit(..) | Timer::ReportExit(..) | Timer::SelfTest(_) | Timer::SignalOutcome(..));
-    loops || words || strangers
+    loops || words || unleased
 }

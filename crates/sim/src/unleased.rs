@@ -49,22 +49,22 @@ pub struct UnleasedShape {
 
 impl UnleasedShape {
     /// Draws the shape of a seed.
-    pub fn draw(odds: &mut Rng, mood: &mut Rng, blind: bool) -> UnleasedShape {
-        let awake = odds.chance(700);
-        let (warned, grace) = (odds.pick(&[2, 5, 15, 40]), odds.pick(&[2, 5, 20]));
-        let one_at_a_time = mood.chance(250);
+    pub fn draw(rng: &mut Rng, rng_parking: &mut Rng, is_off: bool) -> UnleasedShape {
+        let is_monitored = rng.chance(700);
+        let (warned, grace) = (rng.pick(&[2, 5, 15, 40]), rng.pick(&[2, 5, 20]));
+        let one_at_a_time = rng_parking.chance(250);
         let (warned, grace) = (Span::secs(if one_at_a_time { warned.min(15) } else { warned }), Span::secs(grace));
         UnleasedShape {
-            is_monitored: awake && !blind,
-            missed_audits: odds.pick(&[0, 50, 300]),
-            self_test_passes: odds.pick(&[1000, 1000, 700]),
-            protected: odds.pick(if one_at_a_time { &[50] } else { &[50, 200, 600] }),
+            is_monitored: is_monitored && !is_off,
+            missed_audits: rng.pick(&[0, 50, 300]),
+            self_test_passes: rng.pick(&[1000, 1000, 700]),
+            protected: rng.pick(if one_at_a_time { &[50] } else { &[50, 200, 600] }),
             times: EnforcementTimes {
                 after_warning: warned,
                 after_sigterm: grace,
-                parks_first: one_at_a_time || mood.chance(800),
+                parks_first: one_at_a_time || rng_parking.chance(800),
             },
-            driver: mood.pick(if one_at_a_time { &[700, 1000] } else { &[0, 700, 1000] }),
+            driver: rng_parking.pick(if one_at_a_time { &[700, 1000] } else { &[0, 700, 1000] }),
             one_at_a_time,
         }
     }
@@ -128,7 +128,7 @@ impl World {
 
     /// The GPU on which the fewest processes are.
     fn least_used_gpu(&self) -> usize {
-        (0..self.gpus.len()).min_by_key(|card| self.gpus[*card].residents.len()).unwrap_or_default()
+        (0..self.gpus.len()).min_by_key(|gpu| self.gpus[*gpu].residents.len()).unwrap_or_default()
     }
 
     /// A process with its descendants: for the root of a tree, all of the tree.
@@ -167,10 +167,10 @@ impl Sim<'_> {
             self.install_lodger(process);
             for _ in 0..self.rng_unleased.pick(if rare { &[1, 1, 1, 1] } else { &[0, 1, 1, 2] }) {
                 let anywhere = self.rng_unleased.below(self.world.gpus.len() as u64) as usize;
-                let card = if rare { self.world.least_used_gpu() } else { anywhere };
+                let gpu = if rare { self.world.least_used_gpu() } else { anywhere };
                 let bytes = Bytes(self.rng_unleased.within(1, 4_000 << 20));
-                self.world.allocate(card, process, bytes, graphics);
-                self.world.gpus[card].uncapped_use_us = self.t;
+                self.world.allocate(gpu, process, bytes, graphics);
+                self.world.gpus[gpu].uncapped_use_us = self.t;
             }
         }
         let stay = self.rng_unleased.within(if rare { 60 * S } else { 10 * S }, 200 * S);
@@ -180,37 +180,37 @@ impl Sim<'_> {
 
     /// A process of a job takes memory on a GPU that its lease does not have, or frees it.
     pub(crate) fn use_off_lease_gpu(&mut self, process: ProcKey, own: &[usize]) {
-        let (luck, often) = &mut self.rng_off_lease;
+        let (rng, often) = &mut self.rng_off_lease;
         let restless = self.shape.unleased.is_monitored && !self.shape.habits.orderly && !self.shape.crowd;
-        if self.calm || !restless || !luck.chance(*often) {
+        if self.calm || !restless || !rng.chance(*often) {
             return;
         }
-        let card = luck.below(self.world.gpus.len() as u64) as usize;
-        if own.contains(&card) {
+        let gpu = rng.below(self.world.gpus.len() as u64) as usize;
+        if own.contains(&gpu) {
             return;
         }
-        if luck.chance(300) {
-            return self.world.free_all(card, process);
+        if rng.chance(300) {
+            return self.world.free_all(gpu, process);
         }
-        let most = luck.pick(&[0, 300, 4_000]);
-        let (bytes, graphics) = (Bytes::mib(luck.within(0, most)), luck.chance(100));
-        self.world.allocate(card, process, bytes, graphics);
-        self.world.gpus[card].uncapped_use_us = self.t;
+        let most = rng.pick(&[0, 300, 4_000]);
+        let (bytes, graphics) = (Bytes::mib(rng.within(0, most)), rng.chance(100));
+        self.world.allocate(gpu, process, bytes, graphics);
+        self.world.gpus[gpu].uncapped_use_us = self.t;
     }
 
     // ---- audits ------------------------------------------------------------
 
     /// Requests audits of the processes that a reading showed and that belong to no lease there, and of those for which
     /// core asks.
-    pub(crate) fn request_audits(&mut self, card: u16, processes: &[ProcKey]) {
+    pub(crate) fn request_audits(&mut self, gpu: u16, processes: &[ProcKey]) {
         let Some(daemon) = self.daemon.as_ref().filter(|_| self.shape.unleased.is_monitored) else { return };
         // A GPU that was never listed has no lease.
         let state = daemon.engine.state();
-        let card = state.gpu(&self.world.gpus[usize::from(card)].facts.uuid);
-        let abroad = card.map(|card| state.off_lease_processes(card)).unwrap_or_default();
+        let gpu = state.gpu(&self.world.gpus[usize::from(gpu)].facts.uuid);
+        let off_lease = gpu.map(|gpu| state.off_lease_processes(gpu)).unwrap_or_default();
         for process in processes {
             let Some(daemon) = &mut self.daemon else { return };
-            let known = daemon.engine.state().holder(process).is_some() && !abroad.contains(process);
+            let known = daemon.engine.state().holder(process).is_some() && !off_lease.contains(process);
             if known || daemon.watching.next_audit.get(process).is_some_and(|next| *next > self.t) {
                 continue;
             }
@@ -280,7 +280,7 @@ impl Sim<'_> {
         let anybody = self.rng_unleased.below(tenants + 2);
         let odd = self.rng_unleased.chance(self.shape.unleased.protected);
         let which = self.rng_unleased.below(6);
-        let papers = ProcessAudit {
+        let facts = ProcessAudit {
             // The last two are a user without requests, and the operator.
             uid: match owner.unwrap_or(anybody) {
                 n if n == tenants => 0,
@@ -302,39 +302,39 @@ impl Sim<'_> {
                 ProcessKind::SurvivesSigkill,
             ]),
         };
-        self.world.audits.insert(process, papers);
+        self.world.audits.insert(process, facts);
     }
 
     /// The process runs another program from now on.
     fn change_program(&mut self, process: ProcKey) {
         let exe = self.rng_unleased.below(5);
-        if let Some(papers) = self.world.audits.get_mut(&process) {
-            papers.exe = exe;
+        if let Some(facts) = self.world.audits.get_mut(&process) {
+            facts.exe = exe;
         }
     }
 
     fn read_audit(&mut self, process: ProcKey) -> Audit {
-        let papers = self.world.audits[&process].clone();
-        let hidden = papers.unread || (!self.calm && self.rng_unleased.chance(20));
-        let exe = (!papers.kernel).then(|| format!("/usr/bin/tool{}", papers.exe));
+        let facts = self.world.audits[&process].clone();
+        let hidden = facts.unread || (!self.calm && self.rng_unleased.chance(20));
+        let exe = (!facts.kernel).then(|| format!("/usr/bin/tool{}", facts.exe));
         Audit {
             process,
-            uid: papers.uid,
+            uid: facts.uid,
             name: "tool".to_owned(),
             exe,
             exe_file: None,
             exe_deleted: false,
             exe_inside: false,
-            command: if papers.kernel { Vec::new() } else { vec!["tool".to_owned()] },
+            command: if facts.kernel { Vec::new() } else { vec!["tool".to_owned()] },
             cwd: None,
             cgroup: "/".to_owned(),
-            unit: papers.unit.map(|unit| format!("unit{unit}.service")),
-            container: papers.container.map(|container| format!("{container}").repeat(64)),
-            seat: papers.seat.then(|| "seat0".to_owned()),
+            unit: facts.unit.map(|unit| format!("unit{unit}.service")),
+            container: facts.container.map(|container| format!("{container}").repeat(64)),
+            seat: facts.seat.then(|| "seat0".to_owned()),
             session: process.pid,
             started_s: process.start,
             ancestry: Vec::new(),
-            devices: if papers.devices { vec!["/dev/nvidia0".to_owned()] } else { Vec::new() },
+            devices: if facts.devices { vec!["/dev/nvidia0".to_owned()] } else { Vec::new() },
             crowded: false,
             through: None,
             ran: Some(Accounted { cpu_ms: self.t / 1000, io_bytes: None, peak_memory_bytes: None }),
@@ -364,7 +364,7 @@ impl Sim<'_> {
         let longest = self.rng_unleased.pick(&[S, S, 5 * S, 30 * S]);
         let delay = self.rng_unleased.within(0, longest);
         self.timers.set(self.t + delay, Timer::SelfTest(self.life));
-        let recorded: Vec<ProcKey> = self.disk.rows.unleased.values().map(|stranger| stranger.audit.process).collect();
+        let recorded: Vec<ProcKey> = self.disk.rows.unleased.values().map(|unleased| unleased.audit.process).collect();
         for process in recorded {
             let lives = self.world.lives(process);
             if let Some(daemon) = self.daemon.as_mut().filter(|_| lives) {
@@ -448,20 +448,20 @@ impl Sim<'_> {
     /// Delivers a signal to processes.
     fn deliver_to_processes(
         &mut self,
-        stranger: UnleasedId,
+        unleased: UnleasedId,
         signal: u8,
         outcome: &[SignalOutcome],
     ) -> Result<(), Violation> {
         let reached = || outcome.iter().filter(|struck| struck.refused.is_none()).map(|struck| struck.process);
         let Some(first) = reached().next() else { return Ok(()) };
-        self.checker.check_signal_delivery(stranger, signal)?;
+        self.checker.check_signal_delivery(unleased, signal)?;
         // The same process may be recorded under another number since.
-        let own = self.disk.rows.unleased.get(&stranger).map_or(first, |row| row.audit.process);
+        let own = self.disk.rows.unleased.get(&unleased).map_or(first, |row| row.audit.process);
         let grace = self.shape.policy.enforcement.after_sigterm;
         if signal == KILL {
             let told = self.sigterm_sent.get(&own).copied();
             must(16, told.is_some_and(|told| told + grace.0 <= self.t), || {
-                format!("{stranger} ({first}) gets SIGKILL at {}, and got SIGTERM at {told:?}", self.t)
+                format!("{unleased} ({first}) gets SIGKILL at {}, and got SIGTERM at {told:?}", self.t)
             })?;
         } else {
             self.sigterm_sent.insert(own, self.t);
@@ -554,9 +554,9 @@ impl Sim<'_> {
     /// An owner, an operator or another caller adopts an unleased process.
     fn request_adoption(&mut self) -> Result<(), Violation> {
         let some = self.rng_unleased.below(self.disk.rows.unleased.len() as u64 + 1) as usize;
-        let stranger = self.disk.rows.unleased.values().nth(some).map(|row| (row.audit.process, row.audit.uid));
-        let nobody = (ProcKey { pid: self.rng_unleased.below(500) as u32, start: self.rng_unleased.below(1_000) }, 0);
-        let (process, uid) = stranger.unwrap_or(nobody);
+        let unleased = self.disk.rows.unleased.values().nth(some).map(|row| (row.audit.process, row.audit.uid));
+        let unknown = (ProcKey { pid: self.rng_unleased.below(500) as u32, start: self.rng_unleased.below(1_000) }, 0);
+        let (process, uid) = unleased.unwrap_or(unknown);
         let own = |caller: &Caller| caller.tenant == format!("uid:{uid}");
         let own = self.callers.iter().position(own).filter(|_| self.rng_unleased.chance(700));
         let by = own.unwrap_or_else(|| self.rng_unleased.below(self.callers.len() as u64) as usize);

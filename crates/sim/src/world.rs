@@ -99,7 +99,7 @@ impl World {
             uncapped_use_us: 0,
             used,
         };
-        let gpus = shape.gpus.iter().map(|card| gpu(card, rng.within(0, 500) << 20)).collect();
+        let gpus = shape.gpus.iter().map(|shape| gpu(shape, rng.within(0, 500) << 20)).collect();
         World {
             gpus,
             trees: BTreeMap::new(),
@@ -139,8 +139,8 @@ impl World {
     }
 
     /// Gives a process these bytes, or all that are free.
-    pub fn allocate(&mut self, card: usize, process: ProcKey, bytes: Bytes, graphics: bool) {
-        let gpu = &mut self.gpus[card];
+    pub fn allocate(&mut self, index: usize, process: ProcKey, bytes: Bytes, graphics: bool) {
+        let gpu = &mut self.gpus[index];
         let bytes = bytes.min(gpu.free());
         gpu.used += bytes.0;
         match gpu.residents.iter_mut().find(|resident| resident.process == process) {
@@ -150,8 +150,8 @@ impl World {
     }
 
     /// Frees all that a process has on a GPU.
-    pub fn free_all(&mut self, card: usize, process: ProcKey) {
-        let gpu = &mut self.gpus[card];
+    pub fn free_all(&mut self, index: usize, process: ProcKey) {
+        let gpu = &mut self.gpus[index];
         if let Some(at) = gpu.residents.iter().position(|resident| resident.process == process) {
             let resident = gpu.residents.swap_remove(at);
             gpu.used -= resident.bytes.unwrap_or_default().0;
@@ -159,8 +159,8 @@ impl World {
     }
 
     /// Frees some of what a process has on a GPU.
-    pub fn free_some(&mut self, card: usize, process: ProcKey, bytes: Bytes) {
-        let gpu = &mut self.gpus[card];
+    pub fn free_some(&mut self, index: usize, process: ProcKey, bytes: Bytes) {
+        let gpu = &mut self.gpus[index];
         if let Some(resident) = gpu.residents.iter_mut().find(|resident| resident.process == process) {
             let has = resident.bytes.unwrap_or_default();
             gpu.used -= bytes.min(has).0;
@@ -213,7 +213,7 @@ impl World {
     fn remove_process(&mut self, process: ProcKey) {
         self.audits.remove(&process);
         self.unnoticed_exits.push(process);
-        (0..self.gpus.len()).for_each(|card| self.free_all(card, process));
+        (0..self.gpus.len()).for_each(|gpu| self.free_all(gpu, process));
         for spoken in [(process, Method::Shim), (process, Method::Driver)] {
             self.unnoticed_programs.extend(self.programs.remove(&spoken).map(|program| (spoken, program)));
         }
@@ -244,10 +244,10 @@ impl World {
 
     /// Frees the memory of all processes, which stay.
     pub fn free_everywhere(&mut self) {
-        for card in 0..self.gpus.len() {
-            while let Some(resident) = self.gpus[card].residents.last() {
+        for gpu in 0..self.gpus.len() {
+            while let Some(resident) = self.gpus[gpu].residents.last() {
                 let process = resident.process;
-                self.free_all(card, process);
+                self.free_all(gpu, process);
             }
         }
     }
@@ -260,6 +260,6 @@ impl World {
         }
         self.unnoticed_programs.clear();
         self.unnoticed_exits.clear();
-        self.gpus.iter_mut().for_each(|card| card.fault = GpuFault::Healthy);
+        self.gpus.iter_mut().for_each(|gpu| gpu.fault = GpuFault::Healthy);
     }
 }

@@ -22,39 +22,18 @@ fn worlds(count: usize, options: RunOptions, shows: impl Fn(&RunCounts) -> bool)
 
 #[test]
 fn two_hundred_seeds_keep_the_rules() {
-    let (mut events, mut kept, mut parked, mut resumed) = (0, 0, 0, 0);
-    let (mut preempted, mut yielded, mut driven, mut ended) = (0, 0, 0, 0);
-    let (mut warned, mut struck, mut adopted, mut survived) = (0, 0, 0, 0);
-    let (mut spared, mut unmoved) = (0, 0);
-    let (mut told_over, mut grown, mut abroad) = (0, 0, 0);
-    let (mut deep, mut surfaced) = (0, 0);
-    for seed in 1..=200 {
-        let passed = check(seed, RunOptions::default());
-        (events, kept) = (events + passed.events, kept + passed.bounds_kept);
-        (parked, resumed) = (parked + passed.parked, resumed + passed.resumed);
-        (preempted, yielded) = (preempted + passed.preempted, yielded + passed.parked_by_hook);
-        (driven, ended) = (driven + passed.parked_by_driver, ended + passed.ended);
-        (warned, struck) = (warned + passed.warned, struck + passed.signalled);
-        (adopted, survived) = (adopted + passed.adopted, survived + passed.survived);
-        (spared, unmoved) = (spared + passed.unleased_parked, unmoved + passed.unleased_not_parked);
-        (told_over, grown) = (told_over + passed.overuse_told, grown + passed.leases_grown);
-        abroad += passed.off_lease_found;
-        (deep, surfaced) = (deep + passed.contexts_taken, surfaced + passed.contexts_restored);
-    }
-    assert!(events >= 200 * 2_000, "{events} events");
-    assert!(kept >= 10, "only {kept} waiters were served within a bound");
-    assert!(parked >= 300 && resumed >= 150, "{parked} were parked, and {resumed} resumed");
-    assert!(preempted >= 250 && ended >= 30, "{preempted} were preempted, {ended} of them ended");
-    assert!(yielded >= 100 && driven >= 10, "{yielded} were parked by their hooks, and {driven} by the driver");
-    assert!(warned >= 1_000 && struck >= 400, "{warned} unleased processes were warned, and {struck} signalled");
-    assert!(
-        adopted >= 300 && survived >= 5,
-        "{adopted} unleased processes got leases, and {survived} survived SIGKILL"
-    );
-    assert!(spared >= 3 && unmoved >= 100, "{spared} unleased processes were parked, and {unmoved} could not be");
-    assert!(told_over >= 200 && grown >= 20, "{told_over} had more than their leases, and {grown} took larger ones");
-    assert!(abroad >= 50, "{abroad} processes were on GPUs that their leases do not have");
-    assert!(deep >= 20 && surfaced >= 8, "the contexts of {deep} were moved, and {surfaced} processes came back");
+    let sum = (1..=200).map(|seed| check(seed, RunOptions::default())).fold(RunCounts::default(), RunCounts::sum_with);
+    assert!(sum.events >= 200 * 2_000, "{sum}");
+    assert!(sum.bounds_kept >= 10, "{sum}");
+    assert!(sum.parked >= 300 && sum.resumed >= 150, "{sum}");
+    assert!(sum.preempted >= 250 && sum.ended >= 30, "{sum}");
+    assert!(sum.parked_by_hook >= 100 && sum.parked_by_driver >= 10, "{sum}");
+    assert!(sum.warned >= 1_000 && sum.signalled >= 400, "{sum}");
+    assert!(sum.adopted >= 300 && sum.survived >= 5, "{sum}");
+    assert!(sum.unleased_parked >= 3 && sum.unleased_not_parked >= 100, "{sum}");
+    assert!(sum.overuse_told >= 200 && sum.leases_grown >= 20, "{sum}");
+    assert!(sum.off_lease_found >= 50, "{sum}");
+    assert!(sum.contexts_taken >= 20 && sum.contexts_restored >= 8, "{sum}");
     // Such worlds are rare.
     let is_overused = |seed: &u64| check(*seed, RunOptions::default()).ended_for_overuse > 0;
     let overused = [280, 348, 521].iter().any(is_overused) || (1..=200).any(|seed| is_overused(&seed));
@@ -63,10 +42,10 @@ fn two_hundred_seeds_keep_the_rules() {
 
 /// Worlds in which long runs once found a broken rule.
 #[test]
-fn worlds_that_once_broke_a_rule_keep_it() {
+fn worlds_that_once_broke_a_rule_keep_all_rules() {
     // These worlds are from before preemption and before audits of unleased processes.
     let usual = RunOptions { without_preemption: true, without_enforcement: true, ..RunOptions::default() };
-    let blind = RunOptions { without_enforcement: true, ..RunOptions::default() };
+    let unaudited = RunOptions { without_enforcement: true, ..RunOptions::default() };
     // A process on a GPU was bound to a lease, and opened the GPU to a lease that needs it alone.
     check(5_055_540, usual);
     // The driver lists no GPU any more: the bounds that waiters were told are void.
@@ -90,9 +69,9 @@ fn worlds_that_once_broke_a_rule_keep_it() {
     check(2_004_916, RunOptions { steps: 12_000, ..usual });
     // From here on leases are preempted. An offer was made past a waiter behind one of its tenant's that could not be
     // resumed a moment ago.
-    check(300_070, RunOptions { steps: 12_000, ..blind });
+    check(300_070, RunOptions { steps: 12_000, ..unaudited });
     // One lease was ended for three waiters at once.
-    check(7, blind);
+    check(7, unaudited);
     // From here on exceeded leases are told. One that chose to be ended was, for a waiter that is not more urgent.
     check(104, RunOptions::default());
     // A bound left out the time of a hook that was running already.
@@ -148,7 +127,7 @@ fn a_long_run_keeps_the_rules() {
 }
 
 #[test]
-fn a_daemon_that_dies_at_each_journal_write_loses_nothing_it_told() {
+fn no_answer_is_lost_when_the_daemon_dies_at_any_journal_write() {
     let deaths = [
         CommitFate::KilledBefore,
         CommitFate::KilledWithin,
@@ -170,7 +149,7 @@ fn a_daemon_that_dies_at_each_journal_write_loses_nothing_it_told() {
 
 /// In these worlds leases are parked by their hooks, by the shim and by the driver, and are ended for waiters.
 #[test]
-fn a_daemon_that_dies_while_it_makes_room_parks_ends_and_loses_nobody_by_that() {
+fn no_lease_is_parked_or_ended_by_a_death_of_the_daemon_during_a_preemption() {
     let deaths = [CommitFate::KilledBefore, CommitFate::KilledWithin, CommitFate::KilledAfter, CommitFate::PowerCut];
     let options = RunOptions { steps: 700, without_enforcement: true, ..RunOptions::default() };
     for seed in worlds(3, options, |passed| passed.parked_by_driver > 0) {
@@ -185,7 +164,7 @@ fn a_daemon_that_dies_while_it_makes_room_parks_ends_and_loses_nobody_by_that() 
 
 /// In these worlds contexts leave GPUs, too, and come back.
 #[test]
-fn a_daemon_that_dies_while_contexts_leave_brings_all_of_them_back() {
+fn all_contexts_are_restored_after_a_death_of_the_daemon_while_they_leave() {
     let deaths = [
         CommitFate::KilledBefore,
         CommitFate::KilledWithin,
@@ -206,7 +185,7 @@ fn a_daemon_that_dies_while_contexts_leave_brings_all_of_them_back() {
 
 /// In these worlds unleased processes are warned, signalled and adopted.
 #[test]
-fn a_daemon_that_dies_while_it_ends_strangers_signals_nobody_by_that_and_nobody_else() {
+fn no_other_process_is_signalled_after_a_death_of_the_daemon_during_enforcement() {
     let deaths = [
         CommitFate::KilledBefore,
         CommitFate::KilledWithin,
@@ -227,7 +206,7 @@ fn a_daemon_that_dies_while_it_ends_strangers_signals_nobody_by_that_and_nobody_
 
 /// In these worlds unleased processes are parked instead of ended, and others cannot be.
 #[test]
-fn a_daemon_that_dies_while_it_parks_strangers_tries_each_once_and_signals_nobody_by_that() {
+fn unleased_processes_are_parked_once_after_a_death_of_the_daemon_meanwhile() {
     let deaths = [
         CommitFate::KilledBefore,
         CommitFate::KilledWithin,
@@ -248,7 +227,7 @@ fn a_daemon_that_dies_while_it_parks_strangers_tries_each_once_and_signals_nobod
 
 /// Time slices follow from what moves cost: at most a tenth of the time is spent on moves.
 #[test]
-fn thirty_holders_that_take_turns_spend_a_tenth_of_the_time_moving() {
+fn thirty_busy_leases_spend_at_most_a_tenth_of_the_time_moving() {
     for seed in 1..=3 {
         let passed = check(seed, RunOptions { steps: 40_000, crowd: true, ..RunOptions::default() });
         let (moving, elapsed) = (passed.moving.0, passed.elapsed.0);

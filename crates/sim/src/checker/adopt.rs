@@ -25,7 +25,7 @@ impl CheckerBooks {
         &self,
         now: Time,
         found: &FoundProcess,
-        wish: Option<Bytes>,
+        vram_wanted: Option<Bytes>,
     ) -> Result<(Vec<usize>, Bytes), &'static str> {
         if self.other_lease(found).is_some() {
             return Err("it has a lease, for other GPUs");
@@ -38,7 +38,7 @@ impl CheckerBooks {
         let sizes = on.iter().map(|number| self.process_bytes(*number, process)).collect::<Option<Vec<Bytes>>>();
         let Some(sizes) = sizes.filter(|sizes| !sizes.is_empty()) else { return Err("its size is not known") };
         let most = rounded(sizes.iter().copied().max().unwrap_or_default());
-        let vram = wish.filter(|wish| *wish > most).unwrap_or(most);
+        let vram = vram_wanted.filter(|vram_wanted| *vram_wanted > most).unwrap_or(most);
         for (number, size) in on.iter().zip(&sizes) {
             if vram.less(rounded(*size)) > self.promisable(&self.gpus[*number], now) {
                 return Err("there is no room for what it wants beyond what it has");
@@ -59,22 +59,22 @@ impl CheckerBooks {
     }
 
     fn process_bytes(&self, number: usize, process: ProcKey) -> Option<Bytes> {
-        let card = &self.gpus[number];
-        let size = card.sizes.iter().find(|(of, _)| *of == process).map(|(_, bytes)| *bytes);
-        size.filter(|_| matches!(card.reading, SeenReading::Free(_))).flatten()
+        let gpu = &self.gpus[number];
+        let size = gpu.sizes.iter().find(|(of, _)| *of == process).map(|(_, bytes)| *bytes);
+        size.filter(|_| matches!(gpu.reading, SeenReading::Free(_))).flatten()
     }
 
-    fn may_hold(&self, name: &str, tenant: Option<usize>, cards: usize, vram: Bytes) -> bool {
+    fn may_hold(&self, name: &str, tenant: Option<usize>, gpus: usize, vram: Bytes) -> bool {
         let (leases, has) = tenant.map_or((0, Bytes::ZERO), |n| (self.tenants[n].leases, self.tenants[n].vram));
         let caps = self.policy.caps_for(name, &[]);
-        let sum = has + Bytes(vram.0 * cards as u64);
+        let sum = has + Bytes(vram.0 * gpus as u64);
         caps.leases.is_none_or(|cap| leases < cap) && caps.vram.is_none_or(|cap| sum <= cap)
     }
 
     fn is_excluded_there(&self, tenant: Option<usize>, number: usize) -> bool {
         let there = || self.leases_at_work(&self.gpus[number]);
         let others = || there().any(|other| Some(other.tenant) != tenant);
-        let any = |wish| there().any(|other| other.request.exclusivity == wish);
+        let any = |vram_wanted| there().any(|other| other.request.exclusivity == vram_wanted);
         any(Exclusivity::Device) || (any(Exclusivity::Session) && others())
     }
 
@@ -84,22 +84,22 @@ impl CheckerBooks {
         now: Time,
         cause: &EventCause,
         lease: LeaseId,
-        ask: &LeaseRequest,
+        request: &LeaseRequest,
         root: Option<ProcKey>,
     ) -> bool {
-        let Some(stranger) = root.and_then(|root| self.unleased.id_of(root)) else { return false };
-        let Some(found) = self.unleased.get(stranger) else { return false };
+        let Some(unleased) = root.and_then(|root| self.unleased.id_of(root)) else { return false };
+        let Some(found) = self.unleased.get(unleased) else { return false };
         let asked = match cause {
             EventCause::Asked { .. } => false,
             EventCause::Unleased(it) if matches!(**it, WatchedStep::Adopt(..)) => {
-                matches!(**it, WatchedStep::Adopt(Some(of), true) if of == stranger)
+                matches!(**it, WatchedStep::Adopt(Some(of), true) if of == unleased)
             }
-            _ => (self.is_adoption_due(now, found) || self.is_parking_due(now, found)) && ask.tier == Tier::Batch,
+            _ => (self.is_adoption_due(now, found) || self.is_parking_due(now, found)) && request.tier == Tier::Batch,
         };
-        let plain = ask.exclusivity == Exclusivity::Shared && ask.term == Term::Renewed(self.policy.ttl);
+        let plain = request.exclusivity == Exclusivity::Shared && request.term == Term::Renewed(self.policy.ttl);
         let adopts = asked && plain && self.unleased.adopting.is_none();
         if adopts {
-            self.unleased.adopting = Some((lease, stranger));
+            self.unleased.adopting = Some((lease, unleased));
         }
         adopts
     }
@@ -113,8 +113,8 @@ impl CheckerBooks {
             return true;
         }
         let EventCause::Unleased(it) = cause else { return false };
-        let WatchedStep::Adopt(Some(stranger), _) = **it else { return false };
-        self.unleased.get(stranger).is_some_and(|found| name == format!("uid:{}", found.audit.uid))
+        let WatchedStep::Adopt(Some(unleased), _) = **it else { return false };
+        self.unleased.get(unleased).is_some_and(|found| name == format!("uid:{}", found.audit.uid))
     }
 
     /// Checks the lease of an adopted process: it is its owner's, and for what it has or what there is room for.
@@ -127,11 +127,11 @@ impl CheckerBooks {
         must(18, *owner == format!("uid:{}", found.audit.uid), || {
             format!("{lease} is {owner}'s, which does not own the process")
         })?;
-        let wish = match book.request.vram {
-            Vram::Bytes(wish) => Some(wish),
+        let vram_wanted = match book.request.vram {
+            Vram::Bytes(vram_wanted) => Some(vram_wanted),
             Vram::Whole => None,
         };
-        let can = self.adoption_room(now, found, wish);
+        let can = self.adoption_room(now, found, vram_wanted);
         must(1, can == Ok((held.gpus.clone(), held.vram)), || {
             format!("{lease} gets {} of {:?} for what it has, and could have {can:?}: {found:?}", held.vram, held.gpus)
         })?;

@@ -32,18 +32,18 @@ pub enum ExpectedAside {
 
 impl CheckerBooks {
     /// What must come of a request that a GPU steps aside.
-    pub fn expect_aside(&self, now: Time, by: &Caller, uuid: &str, ask: &AsideRequest) -> ExpectedAside {
-        let may = by.operator || (ask.at_seat && self.policy.aside.allow == AsideAllow::Seat);
+    pub fn expect_aside(&self, now: Time, by: &Caller, uuid: &str, request: &AsideRequest) -> ExpectedAside {
+        let may = by.operator || (request.at_seat && self.policy.aside.allow == AsideAllow::Seat);
         let Some(number) = self.gpu_number(uuid) else {
-            let refusal = if may || ask.renews { Refusal::NoSuchCard } else { self.refuse_without_seat() };
+            let refusal = if may || request.renews { Refusal::NoSuchCard } else { self.refuse_without_seat() };
             return ExpectedAside::Refused(refusal);
         };
         let known = &self.gpus[number].asides;
-        let last = known.iter().find(|aside| (&aside.by, &aside.key) == (&by.tenant, &ask.key));
-        let span = ask.span.unwrap_or(HALF_A_DAY);
+        let last = known.iter().find(|aside| (&aside.by, &aside.key) == (&by.tenant, &request.key));
+        let span = request.span.unwrap_or(HALF_A_DAY);
         match last {
-            None if ask.renews => return ExpectedAside::Refused(Refusal::NoSuchAside),
-            _ if !may && !ask.renews => return ExpectedAside::Refused(self.refuse_without_seat()),
+            None if request.renews => return ExpectedAside::Refused(Refusal::NoSuchAside),
+            _ if !may && !request.renews => return ExpectedAside::Refused(self.refuse_without_seat()),
             _ if span == Span::ZERO || span > DAY => return ExpectedAside::Refused(Refusal::BadAside),
             None if known.len() >= MOST => return ExpectedAside::Refused(Refusal::TooManyAsides),
             None => {
@@ -55,7 +55,7 @@ impl CheckerBooks {
         }
         let since = last.map_or(now, |last| last.since);
         let until = if may { now + span } else { (now + span).min(since + DAY) };
-        let (by, key) = (by.tenant.clone(), ask.key.clone());
+        let (by, key) = (by.tenant.clone(), request.key.clone());
         ExpectedAside::Set(number, Aside { by, key, since, renewed: now, until })
     }
 
@@ -157,7 +157,7 @@ impl CheckerBooks {
         book: &LeaseBook,
         held: &HeldBook,
         number: usize,
-        again: Option<Time>,
+        requests_again: Option<Time>,
     ) -> Verdict {
         let lease = book.id;
         must(17, !matches!(cause, EventCause::Started(..)), || format!("{lease} is parked at a start"))?;
@@ -168,8 +168,8 @@ impl CheckerBooks {
         })?;
         let since = book.worked_at.max(held.slice_began).max(self.grace_from);
         let right = if now.since(since) >= self.policy.parking.idle_after { None } else { Some(now + Span(1)) };
-        must(21, again == right, || {
-            format!("{lease} worked at {since}, it is {now}, and it requests its GPUs again as of {again:?}")
+        must(21, requests_again == right, || {
+            format!("{lease} worked at {since}, it is {now}, and it requests its GPUs again as of {requests_again:?}")
         })
     }
 
@@ -181,8 +181,8 @@ impl CheckerBooks {
 
     /// Checks after all actions of an event that nothing stays that could be parked, and that no aside is overdue.
     pub fn check_asides_done(&self, now: Time, cause: &EventCause) -> Verdict {
-        for (number, card) in self.gpus.iter().enumerate().filter(|(_, card)| !card.asides.is_empty()) {
-            let over = card.asides.iter().find(|aside| self.deadline(aside.renewed, aside.until) <= now);
+        for (number, gpu) in self.gpus.iter().enumerate().filter(|(_, gpu)| !gpu.asides.is_empty()) {
+            let over = gpu.asides.iter().find(|aside| self.deadline(aside.renewed, aside.until) <= now);
             let over = over.filter(|_| matches!(cause, EventCause::Ticked));
             must(21, over.is_none(), || format!("GPU {number} steps aside at {now} for {over:?}"))?;
             let rebooted = matches!(cause, EventCause::Started(true, _));
@@ -195,7 +195,7 @@ impl CheckerBooks {
                 let LeaseStage::Held(held) = &book.stage else { return false };
                 self.may_be_parked_for_aside(book, held) && self.could_leave(now, **lease, book).is_some()
             };
-            let stays = card.claims.keys().find(stays);
+            let stays = gpu.claims.keys().find(stays);
             must(21, stays.is_none(), || {
                 format!("{stays:?} could be parked, and stays on GPU {number} that steps aside, after {cause:?}")
             })?;
@@ -204,18 +204,18 @@ impl CheckerBooks {
     }
 
     /// Since when the time counts for which a lease may stay parked; `None` while one of its GPUs steps aside.
-    pub fn park_term_began(&self, held: &HeldBook, trip: &MoveBook) -> Option<Time> {
-        let cards = || held.gpus.iter().map(|number| &self.gpus[*number]);
-        let is_aside = cards().any(|card| !card.asides.is_empty());
-        let ended = cards().filter_map(|card| card.aside_ended).max().unwrap_or_default();
-        (!is_aside).then(|| trip.since.max(ended))
+    pub fn park_term_began(&self, held: &HeldBook, park: &MoveBook) -> Option<Time> {
+        let gpus = || held.gpus.iter().map(|number| &self.gpus[*number]);
+        let is_aside = gpus().any(|gpu| !gpu.asides.is_empty());
+        let ended = gpus().filter_map(|gpu| gpu.aside_ended).max().unwrap_or_default();
+        (!is_aside).then(|| park.since.max(ended))
     }
 
     /// Compares the asides with the state.
     pub fn check_aside_rows(&self, state: &State) -> Verdict {
-        for (card, row) in self.gpus.iter().zip(&state.rows().gpus) {
-            let same = card.asides == row.aside.now && card.aside_ended == row.aside.ended;
-            must(21, same, || format!("asides are {:?}, and on the books {:?}", row.aside, card.asides))?;
+        for (gpu, row) in self.gpus.iter().zip(&state.rows().gpus) {
+            let same = gpu.asides == row.aside.now && gpu.aside_ended == row.aside.ended;
+            must(21, same, || format!("asides are {:?}, and on the books {:?}", row.aside, gpu.asides))?;
         }
         Ok(())
     }

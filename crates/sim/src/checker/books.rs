@@ -139,7 +139,7 @@ impl LeaseBook {
 
     /// True if its bytes are in host memory and its GPUs are free for others.
     pub fn is_parked(&self) -> bool {
-        matches!(&self.stage, LeaseStage::Park(_, trip) if trip.way == MoveWay::Parked)
+        matches!(&self.stage, LeaseStage::Park(_, park) if park.way == MoveWay::Parked)
     }
 
     /// What counts of each GPU once it is served: for a parked lease what it had.
@@ -152,7 +152,7 @@ impl LeaseBook {
     pub fn queued_since(&self) -> Option<Time> {
         match &self.stage {
             LeaseStage::Waiting(_) => Some(self.requested_at),
-            LeaseStage::Park(_, trip) if trip.way == MoveWay::Parked => trip.queued_since,
+            LeaseStage::Park(_, park) if park.way == MoveWay::Parked => park.queued_since,
             _ => None,
         }
     }
@@ -171,7 +171,7 @@ impl LeaseBook {
     /// When its present term or wait began.
     pub fn stage_began(&self) -> Time {
         match &self.stage {
-            LeaseStage::Park(_, trip) if trip.way == MoveWay::Parked => trip.since,
+            LeaseStage::Park(_, park) if park.way == MoveWay::Parked => park.since,
             _ => self.held().map_or(self.requested_at, |held| held.renewed),
         }
     }
@@ -182,8 +182,8 @@ impl LeaseBook {
             LeaseStage::Waiting(give_up) => Some(*give_up),
             LeaseStage::Held(held) => Some(held.until),
             // Nothing that is moving expires, except for a fixed term.
-            LeaseStage::Park(held, trip) => {
-                (self.has_fixed_term() && trip.way != MoveWay::Parked).then_some(held.until)
+            LeaseStage::Park(held, park) => {
+                (self.has_fixed_term() && park.way != MoveWay::Parked).then_some(held.until)
             }
             LeaseStage::Ending(..) => None,
         }
@@ -391,12 +391,12 @@ impl CheckerBooks {
         (books.grace_from, books.grace_until) = (rows.meta.grace_from, rows.meta.grace_until);
         books.boot.clone_from(&rows.meta.boot);
         books.unleased = ProcessWatch::from_rows(rows);
-        for card in &rows.gpus {
-            books.set_gpu_facts(books.gpus.len(), &card.facts);
+        for gpu in &rows.gpus {
+            books.set_gpu_facts(books.gpus.len(), &gpu.facts);
             if let Some(book) = books.gpus.last_mut() {
-                (book.asides, book.aside_ended) = (card.aside.now.clone(), card.aside.ended);
+                (book.asides, book.aside_ended) = (gpu.aside.now.clone(), gpu.aside.ended);
             }
-            books.set_service(books.gpus.len() - 1, &card.service);
+            books.set_service(books.gpus.len() - 1, &gpu.service);
         }
         for tenant in &rows.tenants {
             books.add_tenant(&tenant.name);
@@ -407,7 +407,7 @@ impl CheckerBooks {
         let parking = &books.policy.parking.clone();
         for row in rows.leases.values() {
             let held = |hold: &sublet_core::rows::Hold| HeldBook {
-                gpus: hold.gpus.iter().map(|card| usize::from(card.0)).collect(),
+                gpus: hold.gpus.iter().map(|gpu| usize::from(gpu.0)).collect(),
                 vram: hold.vram,
                 fence: hold.fence,
                 granted: hold.granted,
@@ -430,7 +430,7 @@ impl CheckerBooks {
                 resized_at: hold.history.as_ref().map_or(hold.granted, |turns| turns.began),
                 uncharged: hold.history.as_ref().map_or(0, |turns| turns.uncharged_byte_us),
             };
-            let at = match &row.phase {
+            let stage = match &row.phase {
                 Phase::Waiting { give_up } => LeaseStage::Waiting(*give_up),
                 Phase::Active(hold) => LeaseStage::Held(held(hold)),
                 Phase::Parking(hold, away) => {
@@ -445,14 +445,14 @@ impl CheckerBooks {
                 Phase::Ending(hold, finish) => LeaseStage::Ending(held(hold), finish.at, gpu_mask(&hold.gpus)),
             };
             let bound = !row.roots.is_empty();
-            let (tenant, ask, asked) = (row.tenant.0 as usize, row.request.clone(), row.requested);
+            let (tenant, request, requested_at) = (row.tenant.0 as usize, row.request.clone(), row.requested);
             // A lease of which nothing is known counts as busy.
             let (worked, worked_at) = (bound, Time::ZERO);
-            let lied = row.hold().and_then(|hold| hold.history.as_ref()).and_then(|turns| turns.false_report);
-            let rests = BackoffBook::read(lied, parking);
-            let doom = match &row.phase {
+            let false_report = row.hold().and_then(|hold| hold.history.as_ref()).and_then(|turns| turns.false_report);
+            let backoff = BackoffBook::read(false_report, parking);
+            let pending_end = match &row.phase {
                 Phase::Ending(_, finish) if matches!(finish.reason, EndReason::Preempted | EndReason::OverUse) => {
-                    let from = finish.signal.map_or(finish.at, |(_, at)| at + parking.grace);
+                    let from = finish.signal.map_or(finish.at, |(_, stage)| stage + parking.grace);
                     Some(PendingEnd {
                         signal: finish.signal.map(|(signal, _)| signal),
                         next_from: from,
@@ -461,21 +461,21 @@ impl CheckerBooks {
                 }
                 _ => None,
             };
-            let (id, roots, counted, hints) = (row.id, row.roots.clone(), false, (Time::ZERO, 0));
+            let (id, roots, members_known, hints) = (row.id, row.roots.clone(), false, (Time::ZERO, 0));
             let book = LeaseBook {
                 id,
                 tenant,
-                request: ask,
-                requested_at: asked,
+                request,
+                requested_at,
                 bound,
                 worked,
                 worked_at,
-                backoff: rests,
+                backoff,
                 hints,
                 roots,
-                members_known: counted,
-                pending_end: doom,
-                stage: at,
+                members_known,
+                pending_end,
+                stage,
             };
             if book.held().is_some_and(|held| held.for_others().is_some()) {
                 books.told_to_end.insert(id);
@@ -484,8 +484,8 @@ impl CheckerBooks {
             if row.request.has_hook && row.is_held() {
                 // A lease that was resuming is not back.
                 let away = matches!(row.phase, Phase::Parked(..) | Phase::Resuming(..));
-                let voice = MoverBook { parked: away.then_some(Bytes::ZERO), ..UNHEARD };
-                books.movers.entry((row.id, Method::Hook)).or_default().insert(HOOK, voice);
+                let mover = MoverBook { parked: away.then_some(Bytes::ZERO), ..UNHEARD };
+                books.movers.entry((row.id, Method::Hook)).or_default().insert(HOOK, mover);
             }
         }
         books
@@ -496,7 +496,7 @@ impl CheckerBooks {
         let away = self.last_event_at.is_none_or(|heard| now.since(heard) > ABSENCE);
         self.last_event_at = Some(now);
         self.was_absent = away || matches!(event, Event::Awoke | Event::Started { .. });
-        let is_aside = self.gpus.iter().any(|card| !card.asides.is_empty());
+        let is_aside = self.gpus.iter().any(|gpu| !gpu.asides.is_empty());
         if self.was_absent && (is_aside || !(self.leases.is_empty() && self.unleased.is_empty())) {
             self.grace_from = now;
             self.grace_until = self.grace_until.max(now + self.policy.grace);
@@ -509,14 +509,14 @@ impl CheckerBooks {
     }
 
     /// The time by which a waiter is ordered, in µs.
-    pub fn rank(&self, ask: &LeaseRequest, asked: Time) -> i64 {
+    pub fn rank(&self, request: &LeaseRequest, asked: Time) -> i64 {
         let start = &self.policy.head_start;
-        let tier = match ask.tier {
+        let tier = match request.tier {
             Tier::Interactive => start.interactive,
             Tier::Batch => start.batch,
             Tier::Spot => start.spot,
         };
-        asked.0 as i64 - tier.0 as i64 - i64::from(ask.priority) * start.priority.0 as i64
+        asked.0 as i64 - tier.0 as i64 - i64::from(request.priority) * start.priority.0 as i64
     }
 
     // ---- leases ------------------------------------------------------------
@@ -533,13 +533,13 @@ impl CheckerBooks {
             self.tenants[book.tenant].waiting += 1;
         }
         if let Some(held) = book.held() {
-            for card in &held.gpus {
-                let card = &mut self.gpus[*card];
-                card.claims.insert(lease, book.reserved());
+            for gpu in &held.gpus {
+                let gpu = &mut self.gpus[*gpu];
+                gpu.claims.insert(lease, book.reserved());
                 if let LeaseStage::Ending(..) = &book.stage {
-                    card.ending.insert(lease);
+                    gpu.ending.insert(lease);
                 }
-                card.reserved = card.reserved + book.reserved();
+                gpu.reserved = gpu.reserved + book.reserved();
             }
             let tenant = &mut self.tenants[book.tenant];
             tenant.last_served = tenant.last_served.max(held.granted);
@@ -567,8 +567,8 @@ impl CheckerBooks {
             self.tenants[book.tenant].waiting -= 1;
         }
         if let Some(held) = book.held() {
-            for card in &held.gpus {
-                self.gpus[*card].remove_claim(lease);
+            for gpu in &held.gpus {
+                self.gpus[*gpu].remove_claim(lease);
             }
             if !book.is_parked() {
                 let tenant = &mut self.tenants[book.tenant];
@@ -612,7 +612,7 @@ impl CheckerBooks {
     /// Adds a GPU, or changes its facts.
     pub fn set_gpu_facts(&mut self, number: usize, facts: &GpuFacts) {
         match self.gpus.get_mut(number) {
-            Some(card) => card.facts = facts.clone(),
+            Some(gpu) => gpu.facts = facts.clone(),
             None => self.gpus.push(GpuBook {
                 model: facts.name.to_lowercase(),
                 facts: facts.clone(),
@@ -643,7 +643,7 @@ impl CheckerBooks {
 
     /// The number of a GPU.
     pub fn gpu_number(&self, uuid: &str) -> Option<usize> {
-        self.gpus.iter().position(|card| card.facts.uuid == uuid)
+        self.gpus.iter().position(|gpu| gpu.facts.uuid == uuid)
     }
 
     /// Adds a process that was bound to a lease; what it did before counts as work.
@@ -699,18 +699,18 @@ impl CheckerBooks {
 
     /// Takes a reading of a GPU.
     pub fn take_reading(&mut self, number: usize, begun: Time, reading: &Reading) {
-        let card = &mut self.gpus[number];
-        if begun < card.reading_began {
+        let gpu = &mut self.gpus[number];
+        if begun < gpu.reading_began {
             return;
         }
-        card.reading_began = begun;
+        gpu.reading_began = begun;
         match reading {
             Reading::Unreadable(why) => {
                 let lost = *why == sublet_core::reading::Unreadable::Lost;
-                card.reading = if lost { SeenReading::Lost } else { SeenReading::Unreadable };
+                gpu.reading = if lost { SeenReading::Lost } else { SeenReading::Unreadable };
             }
             Reading::Used(used) => {
-                card.reading = if used.coarse { SeenReading::Coarse(used.free) } else { SeenReading::Free(used.free) };
+                gpu.reading = if used.coarse { SeenReading::Coarse(used.free) } else { SeenReading::Free(used.free) };
                 self.sum_by_lease(number, used);
                 self.release_ended(number, begun);
                 self.count_readings(number, begun);
@@ -720,20 +720,20 @@ impl CheckerBooks {
     }
 
     fn sum_by_lease(&mut self, number: usize, used: &GpuUsage) {
-        let card = &mut self.gpus[number];
-        card.seen_bytes.clear();
-        card.compute_processes.clear();
-        card.processes = used.processes.iter().map(|resident| resident.process).collect();
-        card.sizes = used.processes.iter().map(|resident| (resident.process, resident.bytes)).collect();
+        let gpu = &mut self.gpus[number];
+        gpu.seen_bytes.clear();
+        gpu.compute_processes.clear();
+        gpu.processes = used.processes.iter().map(|resident| resident.process).collect();
+        gpu.sizes = used.processes.iter().map(|resident| (resident.process, resident.bytes)).collect();
         for resident in &used.processes {
             if !resident.only_draws {
-                card.compute_processes.push(resident.process);
+                gpu.compute_processes.push(resident.process);
             }
             let bytes = resident.bytes.unwrap_or_default();
-            if let Some(lease) = self.owners.get(&resident.process).filter(|lease| card.claims.contains_key(lease)) {
-                match card.seen_bytes.iter_mut().find(|(id, _)| id == lease) {
+            if let Some(lease) = self.owners.get(&resident.process).filter(|lease| gpu.claims.contains_key(lease)) {
+                match gpu.seen_bytes.iter_mut().find(|(id, _)| id == lease) {
                     Some((_, sum)) => *sum = *sum + bytes,
-                    None => card.seen_bytes.push((*lease, bytes)),
+                    None => gpu.seen_bytes.push((*lease, bytes)),
                 }
             }
         }
@@ -758,53 +758,53 @@ impl CheckerBooks {
     // ---- requests and GPUs -------------------------------------------------
 
     /// The bytes that are not leased on a GPU.
-    pub fn margin(&self, card: &GpuBook) -> Bytes {
-        if card.facts.display { self.policy.margin_display } else { self.policy.margin }
+    pub fn margin(&self, gpu: &GpuBook) -> Bytes {
+        if gpu.facts.display { self.policy.margin_display } else { self.policy.margin }
     }
 
     /// The largest lease on a GPU.
-    pub fn largest(&self, card: &GpuBook) -> Bytes {
-        card.facts.total.less(self.margin(card))
+    pub fn largest(&self, gpu: &GpuBook) -> Bytes {
+        gpu.facts.total.less(self.margin(gpu))
     }
 
     /// True if the request allows this GPU.
-    pub fn is_allowed_by_request(&self, ask: &LeaseRequest, card: &GpuBook) -> bool {
-        let Some(on) = &ask.gpus_allowed else { return true };
+    pub fn is_allowed_by_request(&self, request: &LeaseRequest, gpu: &GpuBook) -> bool {
+        let Some(on) = &request.gpus_allowed else { return true };
         let several = if let GpuSelector::AnyOf(several) = on { &several[..] } else { std::slice::from_ref(on) };
         several.iter().any(|on| match on {
-            GpuSelector::Index(index) => card.facts.index == *index,
-            GpuSelector::Uuid(uuid) => card.facts.uuid.starts_with(uuid),
-            GpuSelector::These(cards) => cards
+            GpuSelector::Index(index) => gpu.facts.index == *index,
+            GpuSelector::Uuid(uuid) => gpu.facts.uuid.starts_with(uuid),
+            GpuSelector::These(gpus) => gpus
                 .iter()
-                .any(|other| self.gpus.get(usize::from(other.0)).is_some_and(|it| it.facts.uuid == card.facts.uuid)),
-            GpuSelector::Model(part) => card.model.contains(&part.to_lowercase()),
+                .any(|other| self.gpus.get(usize::from(other.0)).is_some_and(|it| it.facts.uuid == gpu.facts.uuid)),
+            GpuSelector::Model(part) => gpu.model.contains(&part.to_lowercase()),
             // Lists in lists are refused.
             GpuSelector::AnyOf(_) => false,
         })
     }
 
     /// True if leases may be granted on this GPU.
-    pub fn is_open(&self, card: &GpuBook) -> bool {
-        card.serving && card.listed && card.facts.unusable.is_none() && card.asides.is_empty()
+    pub fn is_open(&self, gpu: &GpuBook) -> bool {
+        gpu.serving && gpu.listed && gpu.facts.unusable.is_none() && gpu.asides.is_empty()
     }
 
     /// True if the request could be granted on this GPU if it were empty.
-    pub fn eligible(&self, ask: &LeaseRequest, card: &GpuBook) -> bool {
-        let sized = match ask.vram {
+    pub fn eligible(&self, request: &LeaseRequest, gpu: &GpuBook) -> bool {
+        let sized = match request.vram {
             Vram::Whole => true,
-            Vram::Bytes(vram) => vram <= self.largest(card) && self.least_useful(ask, card) <= vram,
+            Vram::Bytes(vram) => vram <= self.largest(gpu) && self.least_useful(request, gpu) <= vram,
         };
-        sized && self.is_open(card) && self.is_allowed_by_request(ask, card)
+        sized && self.is_open(gpu) && self.is_allowed_by_request(request, gpu)
     }
 
     /// The least size that is useful on a GPU: its context, which a parked lease has there already.
-    pub fn least_useful(&self, ask: &LeaseRequest, card: &GpuBook) -> Bytes {
-        let returns = matches!(ask.gpus_allowed, Some(GpuSelector::These(_)));
-        card.facts.context.filter(|_| !returns).unwrap_or_default()
+    pub fn least_useful(&self, request: &LeaseRequest, gpu: &GpuBook) -> Bytes {
+        let returns = matches!(request.gpus_allowed, Some(GpuSelector::These(_)));
+        gpu.facts.context.filter(|_| !returns).unwrap_or_default()
     }
 }
 
 /// GPUs as bits of a mask.
-pub fn gpu_mask(cards: &[GpuId]) -> u64 {
-    cards.iter().fold(0, |mask, card| mask | 1 << card.0)
+pub fn gpu_mask(gpus: &[GpuId]) -> u64 {
+    gpus.iter().fold(0, |mask, gpu| mask | 1 << gpu.0)
 }

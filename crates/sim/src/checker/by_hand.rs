@@ -25,7 +25,7 @@ impl CheckerBooks {
             None => return ExpectedAnswer::Refusal(Refusal::NoSuchLease),
             Some(LeaseStage::Waiting(_)) => return ExpectedAnswer::Refusal(Refusal::StillWaiting),
             Some(LeaseStage::Ending(..)) => return ExpectedAnswer::Refusal(Refusal::Ended),
-            Some(LeaseStage::Park(_, trip)) if trip.way == MoveWay::Returning => return cannot,
+            Some(LeaseStage::Park(_, park)) if park.way == MoveWay::Returning => return cannot,
             Some(LeaseStage::Park(..)) => return ExpectedAnswer::Yes(false),
             Some(LeaseStage::Held(_)) => {}
         }
@@ -43,15 +43,15 @@ impl CheckerBooks {
     pub fn does_hint_count(&mut self, now: Time, lease: LeaseId) -> bool {
         let has_library = !self.movers_of(lease, Method::Shim).is_empty();
         let Some(book) = self.leases.get_mut(&lease) else { return false };
-        let LeaseStage::Park(_, trip) = &mut book.stage else { return false };
-        let waits = trip.way == MoveWay::Returning || trip.queued_since.is_some() || trip.requests_again.is_some();
-        let is_noticed = trip.method == Method::Shim || (trip.method == Method::Hook && has_library);
+        let LeaseStage::Park(_, park) = &mut book.stage else { return false };
+        let waits = park.way == MoveWay::Returning || park.queued_since.is_some() || park.requests_again.is_some();
+        let is_noticed = park.method == Method::Shim || (park.method == Method::Hook && has_library);
         if waits || is_noticed || now < book.hints.0 {
             return false;
         }
         let minutes = (1 << book.hints.1.min(6)).min(60);
         book.hints = (now + Span::secs(60 * minutes), book.hints.1 + 1);
-        trip.is_wanted |= trip.way == MoveWay::Leaving;
+        park.is_wanted |= park.way == MoveWay::Leaving;
         true
     }
 
@@ -62,8 +62,8 @@ impl CheckerBooks {
             Some(LeaseStage::Waiting(_)) => ExpectedAnswer::Refusal(Refusal::StillWaiting),
             Some(LeaseStage::Ending(..)) => ExpectedAnswer::Refusal(Refusal::Ended),
             Some(LeaseStage::Held(_) | LeaseStage::Park(..)) => {
-                if let Some(LeaseStage::Park(_, trip)) = self.leases.get(&lease).map(|book| &book.stage)
-                    && trip.way == MoveWay::Parked
+                if let Some(LeaseStage::Park(_, park)) = self.leases.get(&lease).map(|book| &book.stage)
+                    && park.way == MoveWay::Parked
                 {
                     self.clear_backoff(lease);
                 }

@@ -242,7 +242,7 @@ impl CheckerBooks {
             && self.queue.len() < self.policy.queue_max
     }
 
-    fn expect_call(&self, now: Time, by: &Caller, word: CallWord, lease: LeaseId, epoch: Option<Fence>) -> EventCause {
+    fn expect_call(&self, now: Time, by: &Caller, word: CallWord, lease: LeaseId, fence: Option<Fence>) -> EventCause {
         let visible = |book: &&LeaseBook| by.operator || self.tenants[book.tenant].name == by.tenant;
         let releases = matches!(word, CallWord::Release | CallWord::RevokeByOperator);
         let expect = match self.leases.get(&lease).filter(visible) {
@@ -253,7 +253,7 @@ impl CheckerBooks {
             Some(LeaseBook { stage: LeaseStage::Ending(..), .. }) if !releases => {
                 ExpectedAnswer::Refusal(Refusal::Ended)
             }
-            Some(book) => match (&book.stage, epoch) {
+            Some(book) => match (&book.stage, fence) {
                 (LeaseStage::Held(held) | LeaseStage::Park(held, _), Some(given)) if given != held.fence => {
                     ExpectedAnswer::Refusal(Refusal::Fenced { given, current: held.fence })
                 }
@@ -296,21 +296,21 @@ impl CheckerBooks {
         now: Time,
         by: &Caller,
         lease: LeaseId,
-        epoch: Fence,
+        fence: Fence,
         said: &MoverReport,
     ) -> EventCause {
-        let call = self.expect_call(now, by, CallWord::Status, lease, Some(epoch));
+        let call = self.expect_call(now, by, CallWord::Status, lease, Some(fence));
         if !matches!(call, EventCause::LeaseCall(_, _, ExpectedAnswer::Yes(_))) {
             return call;
         }
         let has_hook = !self.movers_of(lease, Method::Hook).is_empty();
         let due = match self.leases.get(&lease).map(|book| &book.stage) {
-            Some(LeaseStage::Park(_, trip)) => match (trip.way, said) {
+            Some(LeaseStage::Park(_, park)) => match (park.way, said) {
                 (MoveWay::Leaving, MoverReport::Parked(_) | MoverReport::Refused(_)) => {
-                    trip.method == Method::Hook && has_hook
+                    park.method == Method::Hook && has_hook
                 }
                 (MoveWay::Returning, MoverReport::Resumed | MoverReport::Refused(_)) => {
-                    trip.method == Method::Hook && has_hook
+                    park.method == Method::Hook && has_hook
                 }
                 (MoveWay::Parked, MoverReport::Used) => true,
                 _ => false,
@@ -332,8 +332,8 @@ impl CheckerBooks {
         }
     }
 
-    fn expect_service(&self, by: &Caller, card: &str) -> EventAnswer {
-        match self.gpu_number(card) {
+    fn expect_service(&self, by: &Caller, gpu: &str) -> EventAnswer {
+        match self.gpu_number(gpu) {
             _ if !by.operator => EventAnswer::Refused(Refusal::NotOperator),
             None => EventAnswer::Refused(Refusal::NoSuchCard),
             Some(_) => EventAnswer::Done,
@@ -342,12 +342,12 @@ impl CheckerBooks {
 
     /// True if a GPU of the lease is drained.
     fn is_draining(&self, held: &HeldBook) -> bool {
-        held.gpus.iter().any(|card| self.gpus[*card].draining)
+        held.gpus.iter().any(|gpu| self.gpus[*gpu].draining)
     }
 
     fn note_worked(&mut self, now: Time, lease: LeaseId) -> EventCause {
         let drains = self.leases.get(&lease).and_then(LeaseBook::held).is_some_and(|held| self.is_draining(held));
-        let nobody_waits = self.queue.is_empty() && !drains;
+        let no_waiter = self.queue.is_empty() && !drains;
         let (_, surely) = self.renewal_window(lease);
         let Some(book) = self.leases.get_mut(&lease) else { return EventCause::Worked(lease, false) };
         (book.worked, book.worked_at) = (true, now);
@@ -358,7 +358,7 @@ impl CheckerBooks {
             LeaseStage::Held(held) => now >= held.renewed + surely && now + book.request.term.span() > held.until,
             _ => false,
         };
-        EventCause::Worked(lease, due && !book.has_fixed_term() && nobody_waits)
+        EventCause::Worked(lease, due && !book.has_fixed_term() && no_waiter)
     }
 
     /// After how long since its last renewal a busy lease may be renewed, and must be.

@@ -18,14 +18,14 @@ pub struct OtherLeases {
 
 impl CheckerBooks {
     /// True if a lease's GPUs have lost what its programs report, while no other process left them.
-    pub(super) fn has_lost_enough(&self, held: &HeldBook, trip: &MoveBook, said: Bytes) -> bool {
+    pub(super) fn has_lost_enough(&self, held: &HeldBook, park: &MoveBook, said: Bytes) -> bool {
         let mut lost = Bytes::ZERO;
         for number in &held.gpus {
-            let (card, before) = (&self.gpus[*number], trip.others_before.get(number));
-            let (Some(before), Some(taken)) = (before, card.used_bytes()) else { return false };
-            let stayed = before.leases.iter().all(|other| card.claims.contains_key(other))
-                && before.processes.iter().all(|process| card.processes.contains(process));
-            if card.is_coarse() && !stayed {
+            let (gpu, before) = (&self.gpus[*number], park.others_before.get(number));
+            let (Some(before), Some(taken)) = (before, gpu.used_bytes()) else { return false };
+            let stayed = before.leases.iter().all(|other| gpu.claims.contains_key(other))
+                && before.processes.iter().all(|process| gpu.processes.contains(process));
+            if gpu.is_coarse() && !stayed {
                 return false;
             }
             lost = lost + before.taken.less(taken);
@@ -36,10 +36,10 @@ impl CheckerBooks {
     /// The other leases and processes on a lease's GPUs, if one of them does not tell the bytes of single processes.
     pub(super) fn other_users_of(&self, lease: LeaseId, held: &HeldBook) -> BTreeMap<usize, OtherLeases> {
         let of = |number: &usize| {
-            let card = &self.gpus[*number];
-            let others = card.processes.iter().filter(|process| self.owners.get(process) != Some(&lease));
-            let leases = card.claims.keys().filter(|other| **other != lease).copied().collect();
-            Some((*number, OtherLeases { taken: card.used_bytes()?, leases, processes: others.copied().collect() }))
+            let gpu = &self.gpus[*number];
+            let others = gpu.processes.iter().filter(|process| self.owners.get(process) != Some(&lease));
+            let leases = gpu.claims.keys().filter(|other| **other != lease).copied().collect();
+            Some((*number, OtherLeases { taken: gpu.used_bytes()?, leases, processes: others.copied().collect() }))
         };
         let hidden = held.gpus.iter().any(|number| self.gpus[*number].is_coarse());
         held.gpus.iter().filter(|_| hidden).filter_map(of).collect()
@@ -56,19 +56,19 @@ impl CheckerBooks {
 
     /// What counts for a parked lease on a GPU.
     pub fn residue_of(&self, lease: LeaseId, number: usize) -> Bytes {
-        let card = &self.gpus[number];
-        let parked = self.leases.get(&lease).is_some_and(LeaseBook::is_parked) && card.claims.contains_key(&lease);
-        if card.is_coarse() && parked { card.residue_max() } else { self.seen_of(lease, number) }
+        let gpu = &self.gpus[number];
+        let parked = self.leases.get(&lease).is_some_and(LeaseBook::is_parked) && gpu.claims.contains_key(&lease);
+        if gpu.is_coarse() && parked { gpu.residue_max() } else { self.seen_of(lease, number) }
     }
 
     /// True if bytes of another lease leave or come to such a GPU.
     pub fn is_other_move_under_way(&self, lease: LeaseId, held: &HeldBook) -> bool {
         let goes = |other: &LeaseId| match self.leases.get(other).map(|book| &book.stage) {
-            Some(LeaseStage::Park(_, trip)) => trip.way != MoveWay::Parked,
+            Some(LeaseStage::Park(_, park)) => park.way != MoveWay::Parked,
             Some(LeaseStage::Ending(..)) => true,
             _ => false,
         };
-        let coarse = held.gpus.iter().map(|number| &self.gpus[*number]).filter(|card| card.is_coarse());
-        coarse.flat_map(|card| card.claims.keys()).any(|other| *other != lease && goes(other))
+        let coarse = held.gpus.iter().map(|number| &self.gpus[*number]).filter(|gpu| gpu.is_coarse());
+        coarse.flat_map(|gpu| gpu.claims.keys()).any(|other| *other != lease && goes(other))
     }
 }

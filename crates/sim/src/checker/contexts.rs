@@ -30,13 +30,13 @@ impl CheckerBooks {
     /// beyond what is; or why none.
     fn due_contexts(&self, now: Time, lease: LeaseId) -> Result<(Vec<ProcKey>, Bytes), &'static str> {
         let after = self.policy.parking.context_after.ok_or("contexts stay in this policy")?;
-        let LeaseStage::Park(_, trip) = &self.leases.get(&lease).ok_or("it is not there")?.stage else {
+        let LeaseStage::Park(_, park) = &self.leases.get(&lease).ok_or("it is not there")?.stage else {
             return Err("it is not parked");
         };
-        if trip.queued_since.is_some() && !trip.with_context {
+        if park.queued_since.is_some() && !park.with_context {
             return Err("it waits for its GPUs");
         }
-        if now < trip.since + after && !trip.with_context {
+        if now < park.since + after && !park.with_context {
             return Err("it was not parked for long enough");
         }
         self.movable_contexts(now, lease)
@@ -45,11 +45,11 @@ impl CheckerBooks {
     /// The same whether the lease waits or not, and however long it was parked.
     pub(super) fn movable_contexts(&self, now: Time, lease: LeaseId) -> Result<(Vec<ProcKey>, Bytes), &'static str> {
         let book = self.leases.get(&lease).ok_or("it is not there")?;
-        let LeaseStage::Park(held, trip) = &book.stage else { return Err("it is not parked") };
+        let LeaseStage::Park(held, park) = &book.stage else { return Err("it is not parked") };
         if self.policy.parking.context_after.is_none() {
             return Err("contexts stay in this policy");
         }
-        if trip.way != MoveWay::Parked || trip.method != Method::Shim || trip.contexts.is_some() {
+        if park.way != MoveWay::Parked || park.method != Method::Shim || park.contexts.is_some() {
             return Err("it is not parked by the shim alone");
         }
         if self.is_stopped() {
@@ -60,9 +60,9 @@ impl CheckerBooks {
         }
         let mut processes = Vec::new();
         for number in &held.gpus {
-            let card = &self.gpus[*number];
-            let stale = now.since(card.reading_began).0 > 2 * self.policy.period.0;
-            if stale || !matches!(card.reading, SeenReading::Free(_)) {
+            let gpu = &self.gpus[*number];
+            let stale = now.since(gpu.reading_began).0 > 2 * self.policy.period.0;
+            if stale || !matches!(gpu.reading, SeenReading::Free(_)) {
                 return Err("its bytes cannot be seen");
             }
             processes.extend(self.processes_on(lease, *number).copied());
@@ -70,8 +70,8 @@ impl CheckerBooks {
         processes.sort();
         processes.dedup();
         let quiet = |process: &ProcKey| {
-            let voice = self.movers_of(lease, Method::Shim).get(process);
-            voice.is_some_and(|voice| voice.parked.is_some() && voice.keeps_still.is_some())
+            let mover = self.movers_of(lease, Method::Shim).get(process);
+            mover.is_some_and(|mover| mover.parked.is_some() && mover.keeps_still.is_some())
         };
         if processes.is_empty() || !processes.iter().all(quiet) {
             return Err("not all of its programs can keep still");
@@ -102,22 +102,22 @@ impl CheckerBooks {
 
     /// True if the driver moves a process for a lease.
     pub(super) fn is_moved_by_driver(&self, book: &LeaseBook, process: &ProcKey) -> bool {
-        let LeaseStage::Park(_, trip) = &book.stage else { return false };
-        trip.contexts.as_ref().map_or(&trip.driver_processes, |deep| &deep.processes).contains(process)
+        let LeaseStage::Park(_, park) = &book.stage else { return false };
+        park.contexts.as_ref().map_or(&park.driver_processes, |contexts| &contexts.processes).contains(process)
     }
 
     /// A lease lost a process to another: unless the driver moves it already, the driver does not for this lease.
     pub(super) fn lose_process(&mut self, from: LeaseId, process: ProcKey) {
         let moved = self.leases.get(&from).is_some_and(|book| self.is_moved_by_driver(book, &process));
-        if let Some(voices) = self.movers.get_mut(&(from, Method::Driver)).filter(|_| !moved) {
-            voices.remove(&process);
+        if let Some(movers) = self.movers.get_mut(&(from, Method::Driver)).filter(|_| !moved) {
+            movers.remove(&process);
         }
     }
 
     /// True if the driver reports for a lease that it could move a process which it moves for another, or which is
     /// another's.
-    pub(super) fn is_others(&self, lease: LeaseId, rung: Method, process: &ProcKey, said: &MoverReport) -> bool {
-        if rung != Method::Driver
+    pub(super) fn is_others(&self, lease: LeaseId, method: Method, process: &ProcKey, said: &MoverReport) -> bool {
+        if method != Method::Driver
             || !matches!(
                 said,
                 MoverReport::Present { parked: None }
@@ -129,55 +129,55 @@ impl CheckerBooks {
             return false;
         }
         let known = self.movers_of(lease, Method::Driver).contains_key(process);
-        let trips = self.moving.iter().filter_map(|trip| self.leases.get(trip));
+        let trips = self.moving.iter().filter_map(|park| self.leases.get(park));
         let mut movers = trips.filter(|book| self.is_moved_by_driver(book, process)).map(|book| book.id);
         let of = movers.next().or_else(|| self.owners.get(process).copied());
         !known && of.is_some_and(|of| of != lease)
     }
 
     /// True if no process of a lease calls the driver any more.
-    fn is_quiet(&self, lease: LeaseId, deep: &ContextChecks) -> bool {
-        let voices = self.movers_of(lease, Method::Shim);
-        deep.processes.iter().all(|process| match voices.get(process) {
-            Some(voice) => voice.keeps_still == Some(true),
+    fn is_quiet(&self, lease: LeaseId, contexts: &ContextChecks) -> bool {
+        let movers = self.movers_of(lease, Method::Shim);
+        contexts.processes.iter().all(|process| match movers.get(process) {
+            Some(mover) => mover.keeps_still == Some(true),
             None => self.has_exited(lease, process),
         })
     }
 
     /// True if the driver may have something of a lease.
-    pub(super) fn may_have(&self, lease: LeaseId, trip: &MoveBook) -> bool {
-        let voices = self.movers_of(lease, Method::Driver);
-        let has = |process: &ProcKey| voices.get(process).is_none_or(|voice| voice.parked.is_some() || voice.unknown);
-        let moved = trip.contexts.as_ref().map_or(&trip.driver_processes, |deep| &deep.processes);
+    pub(super) fn may_have(&self, lease: LeaseId, park: &MoveBook) -> bool {
+        let movers = self.movers_of(lease, Method::Driver);
+        let has = |process: &ProcKey| movers.get(process).is_none_or(|mover| mover.parked.is_some() || mover.unknown);
+        let moved = park.contexts.as_ref().map_or(&park.driver_processes, |contexts| &contexts.processes);
         moved.iter().any(|process| !self.has_exited(lease, process) && has(process))
     }
 
     /// After a report: notes if the driver may have been told by now.
     pub(super) fn note_quiet(&mut self, lease: LeaseId) {
-        let trip = match self.leases.get(&lease).map(|book| &book.stage) {
-            Some(LeaseStage::Park(_, trip)) => trip,
+        let park = match self.leases.get(&lease).map(|book| &book.stage) {
+            Some(LeaseStage::Park(_, park)) => park,
             _ => return,
         };
-        let told = trip.contexts.as_ref().is_some_and(|deep| self.is_quiet(lease, deep));
-        if let (true, Some(LeaseBook { stage: LeaseStage::Park(_, trip), .. })) = (told, self.leases.get_mut(&lease))
-            && let Some(deep) = &mut trip.contexts
+        let told = park.contexts.as_ref().is_some_and(|contexts| self.is_quiet(lease, contexts));
+        if let (true, Some(LeaseBook { stage: LeaseStage::Park(_, park), .. })) = (told, self.leases.get_mut(&lease))
+            && let Some(contexts) = &mut park.contexts
         {
-            deep.may_be_told = true;
+            contexts.may_be_told = true;
         }
     }
 
     pub(super) fn has_contexts_moved(&self, lease: LeaseId) -> bool {
-        matches!(self.leases.get(&lease).map(|book| &book.stage), Some(LeaseStage::Park(_, trip)) if trip.contexts.is_some())
+        matches!(self.leases.get(&lease).map(|book| &book.stage), Some(LeaseStage::Park(_, park)) if park.contexts.is_some())
     }
 
     /// Takes the driver's failure to take what the shim left.
     pub(super) fn driver_refused(&mut self, now: Time, lease: LeaseId) -> CallWord {
         match self.leases.get(&lease).map(|book| &book.stage) {
-            Some(LeaseStage::Park(_, trip)) if trip.way == MoveWay::Parked => {
+            Some(LeaseStage::Park(_, park)) if park.way == MoveWay::Parked => {
                 self.back_off(now, lease, Method::Driver, DISTRUST);
                 CallWord::Refused
             }
-            Some(LeaseStage::Park(_, trip)) if trip.way == MoveWay::Returning => CallWord::Refused,
+            Some(LeaseStage::Park(_, park)) if park.way == MoveWay::Returning => CallWord::Refused,
             _ => CallWord::Status,
         }
     }
@@ -194,22 +194,22 @@ impl CheckerBooks {
     ) -> Verdict {
         must(14, at == now, || format!("the contexts of {lease} are to be moved at {at}, and it is {now}"))?;
         let has = |process: &ProcKey| {
-            self.movers_of(lease, Method::Driver).get(process).is_some_and(|voice| voice.parked.is_some())
+            self.movers_of(lease, Method::Driver).get(process).is_some_and(|mover| mover.parked.is_some())
         };
         // After its own report a lease may also be moved for a waiter, like any other.
         if matches!(cause, EventCause::Reported(said, _) if *said == lease) && of.iter().any(has) {
             must(3, booked.is_none(), || format!("{booked:?} booked for {lease}, which has left already"))?;
             return self.note_driver_has(lease, of);
         }
-        let (_, held, trip) = self.move_of(lease, MoveWay::Parked)?;
-        must(5, trip.contexts.is_none(), || format!("the contexts of {lease} are to be moved twice: {trip:?}"))?;
+        let (_, held, park) = self.move_of(lease, MoveWay::Parked)?;
+        must(5, park.contexts.is_none(), || format!("the contexts of {lease} are to be moved twice: {park:?}"))?;
         let in_time = matches!(cause, EventCause::Observed(Some(_), _)) && self.due_contexts(now, lease).is_ok();
         must(17, in_time || self.is_context_sought(now, lease, held), || {
-            format!("the contexts of {lease} are to be moved after {cause:?}, and no waiter needs that: {trip:?}")
+            format!("the contexts of {lease} are to be moved after {cause:?}, and no waiter needs that: {park:?}")
         })?;
         let can = self.movable_contexts(now, lease);
         must(2, matches!(&can, Ok((processes, _)) if processes == of), || {
-            format!("the contexts of {lease} are to be moved with {of:?}, and by the books {can:?}: {trip:?}")
+            format!("the contexts of {lease} are to be moved with {of:?}, and by the books {can:?}: {park:?}")
         })?;
         let more = can.map_or(Bytes::ZERO, |(_, more)| more);
         let all = held.booked + more;
@@ -217,9 +217,9 @@ impl CheckerBooks {
             format!("the contexts of {lease} are to be moved with {booked:?} booked, and by the books {all}: {held:?}")
         })?;
         self.booked_since_reading = self.booked_since_reading + more;
-        if let Some(LeaseBook { stage: LeaseStage::Park(held, trip), .. }) = self.leases.get_mut(&lease) {
+        if let Some(LeaseBook { stage: LeaseStage::Park(held, park), .. }) = self.leases.get_mut(&lease) {
             held.booked = all;
-            trip.contexts = Some(ContextChecks { processes: of.to_vec(), may_be_told: false });
+            park.contexts = Some(ContextChecks { processes: of.to_vec(), may_be_told: false });
         }
         self.note_quiet(lease);
         Ok(())
@@ -239,22 +239,22 @@ impl CheckerBooks {
         });
         let ahead: Vec<&LeaseBook> = ahead.take(64).filter(|book| book.id != lease).collect();
         let is_sought = |number: &usize| {
-            let card = &self.gpus[*number];
-            let mut seek = ahead.iter().filter(|book| !self.is_held_back(book) && self.could_host(book, card));
-            seek.clone().nth(1).is_some() || seek.any(|book| !self.fits(book, card, now))
+            let gpu = &self.gpus[*number];
+            let mut seek = ahead.iter().filter(|book| !self.is_held_back(book) && self.could_host(book, gpu));
+            seek.clone().nth(1).is_some() || seek.any(|book| !self.fits(book, gpu, now))
         };
         self.policy.parking.preempt && held.gpus.iter().any(is_sought)
     }
 
     /// The bytes of parked leases on a GPU that would leave it if a waiter needed the room: the driver was told to take
     /// them, or could be.
-    pub(super) fn removable(&self, waiter: LeaseId, card: &GpuBook) -> Bytes {
+    pub(super) fn removable(&self, waiter: LeaseId, gpu: &GpuBook) -> Bytes {
         let now = self.last_event_at.unwrap_or(Time::ZERO);
         let leaves = |lease: &LeaseId| {
             self.has_contexts_moved(*lease) || (*lease != waiter && self.movable_contexts(now, *lease).is_ok())
         };
         let parked = |lease: &LeaseId| self.leases.get(lease).is_some_and(LeaseBook::is_parked);
-        let residues = card.seen_bytes.iter().filter(|(lease, _)| card.claims.contains_key(lease) && parked(lease));
+        let residues = gpu.seen_bytes.iter().filter(|(lease, _)| gpu.claims.contains_key(lease) && parked(lease));
         residues.filter(|(lease, _)| leaves(lease)).map(|(_, bytes)| *bytes).sum()
     }
 
@@ -262,20 +262,20 @@ impl CheckerBooks {
     fn note_driver_has(&mut self, lease: LeaseId, of: &[ProcKey]) -> Verdict {
         let at = self.leases.get(&lease).map(|book| &book.stage);
         let known: &[ProcKey] = match at {
-            Some(LeaseStage::Park(_, trip)) => trip.contexts.as_ref().map_or(&[], |deep| &deep.processes),
+            Some(LeaseStage::Park(_, park)) => park.contexts.as_ref().map_or(&[], |contexts| &contexts.processes),
             _ => &[],
         };
         let has = |process: &&ProcKey| {
-            let voice = self.movers_of(lease, Method::Driver).get(process);
-            !known.contains(process) && voice.is_some_and(|voice| voice.parked.is_some())
+            let mover = self.movers_of(lease, Method::Driver).get(process);
+            !known.contains(process) && mover.is_some_and(|mover| mover.parked.is_some())
         };
         let new = of.iter().filter(has).count();
-        let left = matches!(at, Some(LeaseStage::Park(_, trip)) if trip.method == Method::Shim);
+        let left = matches!(at, Some(LeaseStage::Park(_, park)) if park.method == Method::Shim);
         must(2, left && new == 1 && of.len() == known.len() + 1 && known.iter().all(|it| of.contains(it)), || {
             format!("the driver shall have {of:?} of {lease}, and {known:?} before: {at:?}")
         })?;
-        if let Some(LeaseBook { stage: LeaseStage::Park(_, trip), .. }) = self.leases.get_mut(&lease) {
-            trip.contexts = Some(ContextChecks { processes: of.to_vec(), may_be_told: true });
+        if let Some(LeaseBook { stage: LeaseStage::Park(_, park), .. }) = self.leases.get_mut(&lease) {
+            park.contexts = Some(ContextChecks { processes: of.to_vec(), may_be_told: true });
         }
         self.note_quiet(lease);
         Ok(())
@@ -283,22 +283,22 @@ impl CheckerBooks {
 
     /// Takes the order that a lease keeps its contexts.
     pub(super) fn keep_contexts(&mut self, now: Time, cause: &EventCause, lease: LeaseId, at: Time) -> Verdict {
-        let (_, held, trip) = self.move_of(lease, MoveWay::Parked)?;
+        let (_, held, park) = self.move_of(lease, MoveWay::Parked)?;
         must(14, at == now, || format!("{lease} keeps its contexts at {at}, and it is {now}"))?;
-        let told = trip.contexts.as_ref().is_some_and(|deep| deep.may_be_told);
+        let told = park.contexts.as_ref().is_some_and(|contexts| contexts.may_be_told);
         let refused = matches!(cause, EventCause::Reported(of, CallWord::Refused) if *of == lease);
         let unsure = matches!(cause, EventCause::Observed(..)) && self.sure_of_room(lease, held).is_err();
         // What the driver refused it did not know of, and reports now that it has nothing.
-        let rests = self.leases.get(&lease).is_some_and(|book| book.backoff.until(Method::Driver) > now);
-        let found = rests && matches!(cause, EventCause::Reported(of, CallWord::Status) if *of == lease);
-        must(17, refused || unsure || found, || format!("{lease} keeps its contexts after {cause:?}: {trip:?}"))?;
+        let backoff = self.leases.get(&lease).is_some_and(|book| book.backoff.until(Method::Driver) > now);
+        let found = backoff && matches!(cause, EventCause::Reported(of, CallWord::Status) if *of == lease);
+        must(17, refused || unsure || found, || format!("{lease} keeps its contexts after {cause:?}: {park:?}"))?;
         // The driver does not have what it was never told to take; after a refusal it must report that.
-        let has_not = if refused || found { !self.may_have(lease, trip) } else { !told };
-        must(2, trip.contexts.is_some() && has_not, || {
-            format!("the driver may have something of {lease} that it would not be told to bring back: {trip:?}")
+        let has_not = if refused || found { !self.may_have(lease, park) } else { !told };
+        must(2, park.contexts.is_some() && has_not, || {
+            format!("the driver may have something of {lease} that it would not be told to bring back: {park:?}")
         })?;
-        if let Some(LeaseBook { stage: LeaseStage::Park(_, trip), .. }) = self.leases.get_mut(&lease) {
-            trip.contexts = None;
+        if let Some(LeaseBook { stage: LeaseStage::Park(_, park), .. }) = self.leases.get_mut(&lease) {
+            park.contexts = None;
         }
         Ok(())
     }
@@ -306,11 +306,11 @@ impl CheckerBooks {
     /// Checks after a reading of a GPU that every lease parked there long enough has left with its contexts, if it can.
     pub(super) fn check_contexts_due(&self, now: Time, cause: &EventCause) -> Verdict {
         let EventCause::Observed(Some(number), _) = cause else { return Ok(()) };
-        let card = &self.gpus[*number];
-        if self.policy.parking.context_after.is_none() || !matches!(card.reading, SeenReading::Free(_)) {
+        let gpu = &self.gpus[*number];
+        if self.policy.parking.context_after.is_none() || !matches!(gpu.reading, SeenReading::Free(_)) {
             return Ok(());
         }
-        for lease in card.claims.keys() {
+        for lease in gpu.claims.keys() {
             let stays = self.due_contexts(now, *lease);
             must(9, stays.is_err(), || format!("the contexts of {lease} could have been moved: {stays:?}"))?;
         }
@@ -322,10 +322,10 @@ impl Checker {
     /// Checks an order to the driver to take a lease's processes.
     pub fn check_taken(&self, lease: LeaseId) -> Verdict {
         let at = self.books.leases.get(&lease).map(|book| &book.stage);
-        let Some(LeaseStage::Park(_, trip)) = at else { return Ok(()) };
-        let loud = trip.contexts.as_ref().is_some_and(|deep| !self.books.is_quiet(lease, deep));
+        let Some(LeaseStage::Park(_, park)) = at else { return Ok(()) };
+        let loud = park.contexts.as_ref().is_some_and(|contexts| !self.books.is_quiet(lease, contexts));
         must(5, !loud, || {
-            format!("the driver is told to take {lease}, and one of its shims does not keep still: {trip:?}")
+            format!("the driver is told to take {lease}, and one of its shims does not keep still: {park:?}")
         })
     }
 
@@ -334,23 +334,23 @@ impl Checker {
     /// GPUs were given to it anew.
     pub fn check_kept_free(&self, lease: LeaseId, anew: bool) -> Verdict {
         let Some(book) = self.books.leases.get(&lease) else { return Ok(()) };
-        let LeaseStage::Park(held, trip) = &book.stage else { return Ok(()) };
+        let LeaseStage::Park(held, park) = &book.stage else { return Ok(()) };
         // A lease with new GPUs is parked again by the next reading, and the driver hears of that when it is on the
         // disk.
-        let asked = trip.was_resumed || anew || book.request.may_lose_state || trip.way != MoveWay::Returning;
+        let asked = park.was_resumed || anew || book.request.may_lose_state || park.way != MoveWay::Returning;
         let sure = if asked { Ok(()) } else { self.books.others_keep_off(lease, held) };
-        must(2, sure.is_ok(), || format!("the driver shall restore {lease}, but {sure:?}: {trip:?}"))
+        must(2, sure.is_ok(), || format!("the driver shall restore {lease}, but {sure:?}: {park:?}"))
     }
 
     /// Checks an order to the shim in a program of a lease that the driver parks or has parked: only programs that the
     /// driver takes go on. Any other would take room that was given to other leases.
     pub fn check_shim_may_continue(&self, lease: LeaseId, process: ProcKey) -> Verdict {
         let at = self.books.leases.get(&lease).map(|book| &book.stage);
-        let Some(LeaseStage::Park(_, trip)) = at else { return Ok(()) };
-        let off = trip.method == Method::Driver && trip.way != MoveWay::Returning;
-        must(2, !off || trip.driver_processes.contains(&process), || {
+        let Some(LeaseStage::Park(_, park)) = at else { return Ok(()) };
+        let off = park.method == Method::Driver && park.way != MoveWay::Returning;
+        must(2, !off || park.driver_processes.contains(&process), || {
             format!(
-                "{process:?} of {lease} began after the driver took the lease, and nothing keeps it off the GPUs: {trip:?}"
+                "{process:?} of {lease} began after the driver took the lease, and nothing keeps it off the GPUs: {park:?}"
             )
         })
     }
@@ -358,9 +358,9 @@ impl Checker {
     /// Checks an order to the shim in a program to bring its bytes back.
     pub fn check_restored_first(&self, lease: LeaseId) -> Verdict {
         let at = self.books.leases.get(&lease).map(|book| &book.stage);
-        let Some(LeaseStage::Park(_, trip)) = at else { return Ok(()) };
-        must(2, !self.books.may_have(lease, trip), || {
-            format!("the shim shall bring {lease} back, of which the driver may have something: {trip:?}")
+        let Some(LeaseStage::Park(_, park)) = at else { return Ok(()) };
+        must(2, !self.books.may_have(lease, park), || {
+            format!("the shim shall bring {lease} back, of which the driver may have something: {park:?}")
         })
     }
 }

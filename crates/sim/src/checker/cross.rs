@@ -50,11 +50,11 @@ impl CheckerBooks {
     }
 
     fn check_cards(&self, now: Time, state: &State) -> Verdict {
-        for (number, card) in self.gpus.iter().enumerate() {
-            let (theirs, own) = (state.promisable(GpuId(number as u16), now), self.promisable(card, now));
+        for (number, gpu) in self.gpus.iter().enumerate() {
+            let (theirs, own) = (state.promisable(GpuId(number as u16), now), self.promisable(gpu, now));
             must(1, theirs == own, || format!("GPU {number} can promise {theirs}, and by the books {own}"))?;
             let claims = state.room(GpuId(number as u16)).leases();
-            must(1, claims.keys().eq(card.claims.keys()), || format!("GPU {number} has claims {claims:?}"))?;
+            must(1, claims.keys().eq(gpu.claims.keys()), || format!("GPU {number} has claims {claims:?}"))?;
         }
         Ok(())
     }
@@ -94,14 +94,14 @@ fn same(row: &Lease, book: &LeaseBook) -> bool {
             (Phase::Active(hold), LeaseStage::Held(held)) | (Phase::Ending(hold, _), LeaseStage::Ending(held, ..)) => {
                 same_hold(hold, held)
             }
-            (Phase::Parking(hold, away), LeaseStage::Park(held, trip)) => {
-                same_hold(hold, held) && trip.way == MoveWay::Leaving && trip.matches_row(away)
+            (Phase::Parking(hold, away), LeaseStage::Park(held, park)) => {
+                same_hold(hold, held) && park.way == MoveWay::Leaving && park.matches_row(away)
             }
-            (Phase::Parked(hold, away), LeaseStage::Park(held, trip)) => {
-                same_hold(hold, held) && trip.way == MoveWay::Parked && trip.matches_row(away)
+            (Phase::Parked(hold, away), LeaseStage::Park(held, park)) => {
+                same_hold(hold, held) && park.way == MoveWay::Parked && park.matches_row(away)
             }
-            (Phase::Resuming(hold, away), LeaseStage::Park(held, trip)) => {
-                same_hold(hold, held) && trip.way == MoveWay::Returning && trip.matches_row(away)
+            (Phase::Resuming(hold, away), LeaseStage::Park(held, park)) => {
+                same_hold(hold, held) && park.way == MoveWay::Returning && park.matches_row(away)
             }
             _ => false,
         }
@@ -122,7 +122,7 @@ fn explained(now: Time, state: &State) {
     for lease in first {
         let _ = explain::ahead(state, lease);
         if let Some(row) = state.lease(lease) {
-            state.gpus().for_each(|card| drop(explain::obstacle(state, row, card, now)));
+            state.gpus().for_each(|gpu| drop(explain::obstacle(state, row, gpu, now)));
         }
     }
 }

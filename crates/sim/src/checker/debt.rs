@@ -17,16 +17,17 @@ impl CheckerBooks {
         let mut lines: Vec<_> = self.tenants.iter().map(|t| (line(t), t.waiters.iter().peekable())).collect();
         std::iter::from_fn(move || {
             type DebtState = ((Time, Time, Time), bool);
-            let key = |((mark, turn, served), is_first): &DebtState, (rank, lease, asked): &(i64, LeaseId, Time)| {
+            let key = |((debt_clock, turn, served), is_first): &DebtState,
+                       (rank, lease, asked): &(i64, LeaseId, Time)| {
                 let turn = if *is_first { *turn } else { *turn.max(served) };
                 let first = *asked.max(&turn);
-                let debt = (mark.0 as i64 - first.0 as i64).clamp(0, self.policy.debt_max.0 as i64);
+                let debt = (debt_clock.0 as i64 - first.0 as i64).clamp(0, self.policy.debt_max.0 as i64);
                 (rank + first.since(*asked).0 as i64 + debt, *lease)
             };
             let firsts = lines
                 .iter_mut()
                 .enumerate()
-                .filter_map(|(n, (mark, line))| line.peek().map(|first| (key(mark, first), n)));
+                .filter_map(|(n, (debt_clock, line))| line.peek().map(|first| (key(debt_clock, first), n)));
             let (_, first) = firsts.min()?;
             lines[first].0.1 = false;
             lines[first].1.next().map(|(_, lease, _)| *lease)
@@ -35,11 +36,11 @@ impl CheckerBooks {
 
     /// A tenant's debt clock after a charge: its use, relative to an equal share of everything among the tenants that
     /// hold or wait.
-    pub fn debt_clock_after(&self, now: Time, tenant: usize, vram: Bytes, cards: usize, span: Span) -> Time {
-        let all: Bytes = self.gpus.iter().map(|card| card.facts.total).sum();
+    pub fn debt_clock_after(&self, now: Time, tenant: usize, vram: Bytes, gpus: usize, span: Span) -> Time {
+        let all: Bytes = self.gpus.iter().map(|gpu| gpu.facts.total).sum();
         let active = self.tenants.iter().filter(|tenant| tenant.leases > 0 || tenant.waiting > 0).count().max(1);
         let share = u128::from(all.0) * 100 / (100 * active as u128);
-        let moved = u128::from(span.0) * u128::from(vram.0) * cards as u128 / share.max(1);
+        let moved = u128::from(span.0) * u128::from(vram.0) * gpus as u128 / share.max(1);
         self.tenants[tenant].debt_clock.max(now) + Span(moved.min(365 * 86_400 * 1_000_000) as u64)
     }
 
@@ -48,11 +49,11 @@ impl CheckerBooks {
         &mut self,
         now: Time,
         lease: LeaseId,
-        mark: Option<Time>,
+        debt_clock: Option<Time>,
         due: Time,
     ) -> Result<Span, super::Violation> {
-        must(9, mark == Some(due), || {
-            format!("{lease} moves its tenant's debt clock to {mark:?}, and it should be {due}")
+        must(9, debt_clock == Some(due), || {
+            format!("{lease} moves its tenant's debt clock to {debt_clock:?}, and it should be {due}")
         })?;
         let tenant = self.leases.get(&lease).map_or(0, |book| book.tenant);
         let before = self.tenants[tenant].debt_clock.max(now);
@@ -73,7 +74,7 @@ impl CheckerBooks {
     }
 
     /// Checks the refund of what was prepaid and not used.
-    pub fn check_refund(&mut self, now: Time, lease: LeaseId, mark: Option<Time>) -> Verdict {
+    pub fn check_refund(&mut self, now: Time, lease: LeaseId, debt_clock: Option<Time>) -> Verdict {
         let Some(book) = self.leases.get(&lease) else { return Ok(()) };
         let unused = match &book.stage {
             LeaseStage::Held(held) | LeaseStage::Park(held, _) => held.unused_payment(now),
@@ -81,7 +82,9 @@ impl CheckerBooks {
         };
         let tenant = book.tenant;
         let due = (unused > Span::ZERO).then(|| self.tenants[tenant].debt_clock - unused);
-        must(9, mark == due, || format!("{lease} ends with debt clock {mark:?}, and it should be {due:?}"))?;
+        must(9, debt_clock == due, || {
+            format!("{lease} ends with debt clock {debt_clock:?}, and it should be {due:?}")
+        })?;
         if let Some(due) = due {
             self.tenants[tenant].debt_clock = due;
         }
@@ -90,14 +93,14 @@ impl CheckerBooks {
 
     /// When a waiter could start, as far as the ends of leases are known; `with` is a lease that may be granted first.
     pub fn starts_at(&self, now: Time, book: &LeaseBook, with: Option<(&HeldBook, &LeaseBook)>) -> Option<Time> {
-        let able = self.gpus.iter().enumerate().filter(|(_, card)| self.could_host(book, card));
+        let able = self.gpus.iter().enumerate().filter(|(_, gpu)| self.could_host(book, gpu));
         let mut starts: Vec<Time> = able.map(|(number, _)| self.starts_on(now, book, number, with)).collect();
         starts.sort();
         starts.get(usize::from(book.request.gpus).checked_sub(1)?).copied()
     }
 
     fn starts_on(&self, now: Time, book: &LeaseBook, number: usize, with: Option<(&HeldBook, &LeaseBook)>) -> Time {
-        let card = &self.gpus[number];
+        let gpu = &self.gpus[number];
         let (mut ends, mut opens) = (Vec::new(), now);
         let mut add = |end: Time, bytes: Bytes, other: &LeaseBook| {
             ends.push((end, bytes));
@@ -105,12 +108,12 @@ impl CheckerBooks {
                 opens = opens.max(end);
             }
         };
-        for (lease, reserved) in &card.claims {
+        for (lease, reserved) in &gpu.claims {
             let Some(other) = self.leases.get(lease).filter(|other| !other.is_parked()) else { continue };
-            let seen = card.seen_bytes.iter().find(|(of, _)| of == lease).map_or(Bytes::ZERO, |(_, seen)| *seen);
-            add(self.latest_end(now, other), seen.max(*reserved).less(residue(other, card)), other);
+            let seen = gpu.seen_bytes.iter().find(|(of, _)| of == lease).map_or(Bytes::ZERO, |(_, seen)| *seen);
+            add(self.latest_end(now, other), seen.max(*reserved).less(residue(other, gpu)), other);
         }
-        let mut room = self.promisable(card, now);
+        let mut room = self.promisable(gpu, now);
         if let Some((held, other)) = with.filter(|(held, _)| held.gpus.contains(&number)) {
             room = room.less(held.vram);
             add(self.holds_until(now, held, other), held.vram, other);
@@ -120,7 +123,7 @@ impl CheckerBooks {
         if book.request.vram == Vram::Whole {
             return last;
         }
-        let need = self.needed_bytes(book, card);
+        let need = self.needed_bytes(book, gpu);
         let mut at = (room >= need).then_some(now);
         for (end, bytes) in ends {
             room = room + bytes;
@@ -134,7 +137,7 @@ impl CheckerBooks {
     fn latest_end(&self, now: Time, book: &LeaseBook) -> Time {
         match &book.stage {
             LeaseStage::Waiting(_) | LeaseStage::Ending(..) => now,
-            LeaseStage::Park(_, trip) if trip.way == MoveWay::Leaving => now,
+            LeaseStage::Park(_, park) if park.way == MoveWay::Leaving => now,
             LeaseStage::Held(held) | LeaseStage::Park(held, _) => self.holds_until(now, held, book),
         }
     }

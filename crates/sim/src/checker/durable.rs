@@ -57,8 +57,8 @@ impl DurableLedger {
         let charge = match action {
             Action::End { lease, .. } => books.leases.get(lease).and_then(|book| match &book.stage {
                 LeaseStage::Ending(held, ended, _) => {
-                    let (card_us, byte_us) = held.charge(*ended);
-                    Some((book.tenant, card_us, byte_us))
+                    let (gpu_us, byte_us) = held.charge(*ended);
+                    Some((book.tenant, gpu_us, byte_us))
                 }
                 _ => None,
             }),
@@ -69,8 +69,8 @@ impl DurableLedger {
     }
 
     /// True if the disk has this signal to an unleased process.
-    pub fn is_recorded(&self, stranger: UnleasedId, signal: u8) -> bool {
-        self.recorded_signals.contains(&(stranger, signal))
+    pub fn is_recorded(&self, unleased: UnleasedId, signal: u8) -> bool {
+        self.recorded_signals.contains(&(unleased, signal))
     }
 
     fn meter_parked(&mut self, (tenant, byte_us): (usize, u128)) {
@@ -80,13 +80,13 @@ impl DurableLedger {
         self.parked_meter[tenant] += byte_us;
     }
 
-    fn charge(&mut self, (tenant, card_us, byte_us): (usize, u64, u128)) {
+    fn charge(&mut self, (tenant, gpu_us, byte_us): (usize, u64, u128)) {
         if self.meter.len() <= tenant {
             self.meter.resize(tenant + 1, (0, 0, 0));
         }
-        let (leases, card_sum, byte_sum) = &mut self.meter[tenant];
+        let (leases, gpu_sum, byte_sum) = &mut self.meter[tenant];
         *leases += 1;
-        *card_sum += card_us;
+        *gpu_sum += gpu_us;
         *byte_sum += byte_us;
     }
 
@@ -182,9 +182,9 @@ impl Checker {
         self.check_disk(disk)?;
         self.check_answered_facts(disk)?;
         let policy = self.books.policy.clone();
-        let stowed = std::mem::take(&mut self.books.in_host_memory);
+        let in_host_memory = std::mem::take(&mut self.books.in_host_memory);
         self.books = CheckerBooks::from_rows(policy, &disk.rows);
-        self.books.in_host_memory = stowed;
+        self.books.in_host_memory = in_host_memory;
         Ok(())
     }
 
@@ -214,18 +214,18 @@ fn is_kept(fact: &AnsweredFact, disk: &SimDisk) -> bool {
     let Some(row) = disk.rows.leases.get(&fact.lease) else {
         let oldest = disk.past.first_key_value().map_or(u64::MAX, |(id, _)| *id);
         return match disk.past.get(&fact.lease.0) {
-            Some(epoch) => fact.granted.is_none_or(|(told, _)| *epoch == Some(told)),
+            Some(fence) => fact.granted.is_none_or(|(told, _)| *fence == Some(told)),
             None => fact.lease.0 < oldest && disk.past.len() > 1_000,
         };
     };
     match (&row.phase, fact.granted) {
         (_, None) => true,
         (Phase::Waiting { .. }, Some(_)) => false,
-        (Phase::Parking(hold, _) | Phase::Parked(hold, _) | Phase::Resuming(hold, _), Some((epoch, _))) => {
-            !fact.ended && hold.fence.0 == epoch
+        (Phase::Parking(hold, _) | Phase::Parked(hold, _) | Phase::Resuming(hold, _), Some((fence, _))) => {
+            !fact.ended && hold.fence.0 == fence
         }
-        (Phase::Active(hold), Some((epoch, until))) => !fact.ended && hold.fence.0 == epoch && hold.until >= until,
-        (Phase::Ending(hold, _), Some((epoch, _))) => hold.fence.0 == epoch,
+        (Phase::Active(hold), Some((fence, until))) => !fact.ended && hold.fence.0 == fence && hold.until >= until,
+        (Phase::Ending(hold, _), Some((fence, _))) => hold.fence.0 == fence,
     }
 }
 
@@ -242,11 +242,11 @@ fn check_touched(batch: &Batch, disk: &SimDisk) -> Verdict {
         let folded = disk.fold.tenants.get(tenant.0 as usize);
         must(15, Some(row) == folded, || format!("the row of {tenant} is {row:?}, and its log gives {folded:?}"))?;
     }
-    for (card, row) in &batch.cards {
-        let folded = disk.fold.gpus.get(usize::from(card.0));
-        must(15, Some(row) == folded, || format!("the row of GPU {card} is {row:?}, and its log gives {folded:?}"))?;
+    for (gpu, row) in &batch.cards {
+        let folded = disk.fold.gpus.get(usize::from(gpu.0));
+        must(15, Some(row) == folded, || format!("the row of GPU {gpu} is {row:?}, and its log gives {folded:?}"))?;
     }
-    let images = batch.strangers.iter().map(|stranger| stranger.id).chain(batch.closed.iter().copied());
+    let images = batch.strangers.iter().map(|unleased| unleased.id).chain(batch.closed.iter().copied());
     for id in images.chain(batch.entries.iter().filter_map(|entry| entry.action.stranger())) {
         let (row, folded) = (disk.rows.unleased.get(&id), disk.fold.unleased.get(&id));
         must(15, row == folded, || format!("the row of {id} is {row:?}, and its log gives {folded:?}"))?;

@@ -25,8 +25,8 @@ pub struct PendingEnd {
 }
 
 /// True if a request allows to be ended for a waiter.
-pub fn may_be_ended(ask: &LeaseRequest) -> bool {
-    matches!((ask.preempt, ask.tier), (Preempt::End, _) | (Preempt::Usual, Tier::Spot))
+pub fn may_be_ended(request: &LeaseRequest) -> bool {
+    matches!((request.preempt, request.tier), (Preempt::End, _) | (Preempt::Usual, Tier::Spot))
 }
 
 impl CheckerBooks {
@@ -126,12 +126,12 @@ impl CheckerBooks {
     fn signal_targets<'a>(&'a self, book: &'a LeaseBook) -> impl Iterator<Item = &'a ProcKey> {
         let answers =
             |number: &&usize| matches!(self.gpus[**number].reading, SeenReading::Free(_) | SeenReading::Coarse(_));
-        let on_card = move |process: &ProcKey| {
-            let cards = book.held().into_iter().flat_map(|held| &held.gpus);
-            cards.into_iter().filter(answers).any(|number| self.gpus[*number].processes.contains(process))
+        let on_gpu = move |process: &ProcKey| {
+            let gpus = book.held().into_iter().flat_map(|held| &held.gpus);
+            gpus.into_iter().filter(answers).any(|number| self.gpus[*number].processes.contains(process))
         };
         let own = self.members.get(&book.id).into_iter().flatten();
-        own.filter(move |process| Some(**process) != book.root() || on_card(process))
+        own.filter(move |process| Some(**process) != book.root() || on_gpu(process))
     }
 
     /// True if a process of a lease that was ended for a waiter may be left.
@@ -145,25 +145,25 @@ impl CheckerBooks {
         let Action::Signal { signal, at, processes, .. } = action else { return Ok(()) };
         must(17, !matches!(cause, EventCause::Started(..)), || format!("a start signals {lease}"))?;
         let book = self.leases.get(&lease).filter(|book| matches!(book.stage, LeaseStage::Ending(..)));
-        let Some((book, doom)) = book.and_then(|book| Some((book, book.pending_end?))) else {
+        let Some((book, pending_end)) = book.and_then(|book| Some((book, book.pending_end?))) else {
             return must(20, false, || format!("{action:?}, and it was not ended for a waiter"));
         };
-        let stranger = processes.iter().find(|process| !self.signal_targets(book).any(|own| own == *process));
-        must(16, stranger.is_none(), || format!("{stranger:?} gets a signal, and is no process of {lease}"))?;
+        let unleased = processes.iter().find(|process| !self.signal_targets(book).any(|own| own == *process));
+        must(16, unleased.is_none(), || format!("{unleased:?} gets a signal, and is no process of {lease}"))?;
         must(16, !processes.is_empty() && *at == now, || format!("{action:?} at {now}"))?;
-        let next = match doom.signal {
+        let next = match pending_end.signal {
             None => TERM,
-            Some(last) if !doom.is_ours => last,
+            Some(last) if !pending_end.is_ours => last,
             Some(_) => KILL,
         };
-        let again = doom.signal == Some(KILL) && doom.is_ours;
-        must(16, *signal == next && doom.next_from <= now && !again, || {
-            format!("{action:?}, and signal {next} is due: {doom:?}")
+        let requests_again = pending_end.signal == Some(KILL) && pending_end.is_ours;
+        must(16, *signal == next && pending_end.next_from <= now && !requests_again, || {
+            format!("{action:?}, and signal {next} is due: {pending_end:?}")
         })?;
         // The grace counts from when the signal was sent, which is reported.
-        let doom = PendingEnd { signal: Some(*signal), next_from: Time::NEVER, is_ours: true };
+        let pending_end = PendingEnd { signal: Some(*signal), next_from: Time::NEVER, is_ours: true };
         if let Some(book) = self.leases.get_mut(&lease) {
-            book.pending_end = Some(doom);
+            book.pending_end = Some(pending_end);
         }
         Ok(())
     }
@@ -171,10 +171,10 @@ impl CheckerBooks {
     /// Takes the report that a signal was sent.
     pub fn note_signal_sent(&mut self, now: Time, lease: LeaseId, signal: u8) -> EventCause {
         let from = now + self.policy.parking.grace;
-        if let Some(doom) = self.leases.get_mut(&lease).and_then(|book| book.pending_end.as_mut())
-            && (doom.signal, doom.is_ours, doom.next_from) == (Some(signal), true, Time::NEVER)
+        if let Some(pending_end) = self.leases.get_mut(&lease).and_then(|book| book.pending_end.as_mut())
+            && (pending_end.signal, pending_end.is_ours, pending_end.next_from) == (Some(signal), true, Time::NEVER)
         {
-            doom.next_from = from;
+            pending_end.next_from = from;
         }
         EventCause::Other
     }
@@ -183,10 +183,11 @@ impl CheckerBooks {
     pub fn is_out_for_survivor(&self, now: Time, cause: &EventCause, number: usize, service: &GpuService) -> bool {
         let survives = |lease: &LeaseId| {
             let book = self.leases.get(lease)?;
-            let doom =
-                book.pending_end.filter(|doom| doom.signal == Some(KILL) && doom.is_ours && doom.next_from <= now)?;
+            let pending_end = book.pending_end.filter(|pending_end| {
+                pending_end.signal == Some(KILL) && pending_end.is_ours && pending_end.next_from <= now
+            })?;
             let mine = book.held().is_some_and(|held| held.gpus.contains(&number));
-            (mine && self.may_have_processes(book)).then_some(doom)
+            (mine && self.may_have_processes(book)).then_some(pending_end)
         };
         let out = matches!(service, GpuService::Out { .. }) && matches!(cause, EventCause::Ticked);
         out && self.leases.keys().any(|lease| survives(lease).is_some())

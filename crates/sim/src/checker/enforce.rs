@@ -4,6 +4,8 @@
 //! The same judgement is used twice: what is done must be a [due step](CheckerBooks::due_step), and a step that is due
 //! when the record was just compared with the GPUs must have been done.
 
+mod calls;
+
 use super::books::{CheckerBooks, LeaseBook, SeenReading};
 use super::calls::EventCause;
 use super::{Checker, Verdict, must};
@@ -166,7 +168,7 @@ impl FoundProcess {
             }
             UnleasedStep::Survived => SignalledStep::Survived,
         };
-        let gpus = row.gpus.iter().map(|card| usize::from(card.0)).collect();
+        let gpus = row.gpus.iter().map(|gpu| usize::from(gpu.0)).collect();
         let cannot_park = row.why_not_parked.is_some();
         let (audit, former_deadline) = (row.audit.clone(), row.must_leave_by);
         FoundProcess {
@@ -204,7 +206,7 @@ impl ProcessWatch {
         ProcessWatch {
             by_id: rows.unleased.iter().map(|(id, row)| (*id, FoundProcess::read(row))).collect(),
             by_process: rows.unleased.iter().map(|(id, row)| (row.audit.process, *id)).collect(),
-            modes: rows.gpus.iter().map(|card| card.mode).collect(),
+            modes: rows.gpus.iter().map(|gpu| gpu.mode).collect(),
             gpus_aside: (0..rows.gpus.len()).filter(|number| !rows.gpus[*number].aside.now.is_empty()).collect(),
             rules: rows.rules.clone(),
             next_id: rows.meta.next_unleased,
@@ -223,17 +225,17 @@ impl ProcessWatch {
         self.by_id.is_empty()
     }
 
-    pub(super) fn mode(&self, card: usize) -> Mode {
-        let mode = self.modes.get(card).copied().unwrap_or_default();
-        if self.gpus_aside.contains(&card) { Mode::Observe } else { mode }
+    pub(super) fn mode(&self, gpu: usize) -> Mode {
+        let mode = self.modes.get(gpu).copied().unwrap_or_default();
+        if self.gpus_aside.contains(&gpu) { Mode::Observe } else { mode }
     }
 
     /// Nothing is done to processes without a lease on a GPU that steps aside.
-    pub(super) fn set_aside(&mut self, card: usize, is_aside: bool) {
+    pub(super) fn set_aside(&mut self, gpu: usize, is_aside: bool) {
         if is_aside {
-            self.gpus_aside.insert(card);
+            self.gpus_aside.insert(gpu);
         } else {
-            self.gpus_aside.remove(&card);
+            self.gpus_aside.remove(&gpu);
         }
     }
 
@@ -241,143 +243,44 @@ impl ProcessWatch {
         self.rules.values().any(|rule| rule.action == treat && is_about(&rule.subject, audit))
     }
 
-    pub(super) fn get(&self, stranger: UnleasedId) -> Option<&FoundProcess> {
-        self.by_id.get(&stranger)
+    pub(super) fn get(&self, unleased: UnleasedId) -> Option<&FoundProcess> {
+        self.by_id.get(&unleased)
     }
 }
 
 impl Checker {
     /// Checks that a signal that reaches a process is recorded, and was not withdrawn since.
-    pub fn check_signal_delivery(&self, stranger: UnleasedId, signal: u8) -> Verdict {
+    pub fn check_signal_delivery(&self, unleased: UnleasedId, signal: u8) -> Verdict {
         let watch = &self.books.unleased;
-        let found = watch.by_id.get(&stranger);
+        let found = watch.by_id.get(&unleased);
         let wanted = found.is_some_and(|found| {
             let told =
                 matches!(found.step, SignalledStep::Signal { signal: told, sent: None, ours: true, .. } if told == signal);
-            let enforced = found.gpus.iter().any(|card| watch.mode(*card) == Mode::Enforce);
+            let enforced = found.gpus.iter().any(|gpu| watch.mode(*gpu) == Mode::Enforce);
             told && enforced && !watch.has_rule(RuleAction::Allow, &found.audit)
         });
-        must(20, wanted, || format!("{stranger} gets signal {signal}, which was withdrawn: {found:?}"))?;
-        must(15, self.ledger.is_recorded(stranger, signal), || {
-            format!("{stranger} gets signal {signal}, and the disk does not have that")
+        must(20, wanted, || format!("{unleased} gets signal {signal}, which was withdrawn: {found:?}"))?;
+        must(15, self.ledger.is_recorded(unleased, signal), || {
+            format!("{unleased} gets signal {signal}, and the disk does not have that")
         })
     }
 }
 
 impl CheckerBooks {
-    // ---- events ----------------------------------------------------------------
-
-    /// Takes an event about unleased processes before core does.
-    pub fn expect_unleased(&mut self, now: Time, event: &Event) -> EventCause {
-        let watched = match event {
-            Event::Audited { audit, tree } => {
-                // Nothing is recorded about a process where its lease is.
-                let known = self.unleased.id_of(audit.process).and_then(|id| self.unleased.get(id));
-                let is_noted = self.is_audit_recorded(audit.process, known);
-                self.unleased.is_noted = is_noted;
-                if let Some(found) = self.unleased.by_process_mut(audit.process).filter(|_| is_noted) {
-                    found.audited = Some((now, tree.clone()));
-                }
-                WatchedStep::Audited(audit.clone(), tree.clone())
-            }
-            Event::Left { process } => WatchedStep::Left(*process),
-            Event::Struck { stranger, signal, of, .. } => WatchedStep::SignalOutcome(*stranger, *signal, *of),
-            Event::SelfTested { can } => {
-                self.unleased.self_test = Some(can.clone());
-                WatchedStep::Tested
-            }
-            Event::AdoptAsked { by, process, vram, .. } => {
-                let of = |id: &UnleasedId| self.unleased.by_id.get(id);
-                let theirs = |id: &UnleasedId| {
-                    of(id).is_some_and(|it| by.operator || by.tenant == format!("uid:{}", it.audit.uid))
-                };
-                let id = self.unleased.by_process.get(process).copied().filter(theirs);
-                let can = id.as_ref().and_then(of).is_some_and(|found| self.may_be_adopted(now, found, *vram));
-                WatchedStep::Adopt(id, can)
-            }
-            Event::ModeAsked { by, card, mode } => {
-                let cannot = match &self.unleased.self_test {
-                    _ if !matches!(mode, Mode::Adopt | Mode::Enforce) => None,
-                    Some(Ok(())) => None,
-                    Some(Err(why)) => Some(why.clone()),
-                    None => Some("it was not tried yet".to_owned()),
-                };
-                let answer = match (self.gpu_number(card), cannot) {
-                    _ if !by.operator => EventAnswer::Refused(Refusal::NotOperator),
-                    (None, _) => EventAnswer::Refused(Refusal::NoSuchCard),
-                    (_, Some(why)) => EventAnswer::Refused(Refusal::CannotEnforce(why)),
-                    _ => EventAnswer::Done,
-                };
-                WatchedStep::Mode(self.gpu_number(card).unwrap_or_default(), *mode, answer)
-            }
-            Event::RuleAsked { by, who, treat } => {
-                let same = self.unleased.rules.values().find(|rule| rule.subject == *who).map(|rule| rule.id);
-                let short = matches!(who, RuleSubject::Container(id) if id.len() < 12);
-                WatchedStep::Rule(match () {
-                    () if !by.operator => EventAnswer::Refused(Refusal::NotOperator),
-                    () if short => EventAnswer::Refused(Refusal::BadRule),
-                    () => {
-                        let id = same.unwrap_or(RuleId(self.unleased.next_rule));
-                        EventAnswer::Rule(Box::new(Rule { id, subject: who.clone(), action: *treat }))
-                    }
-                })
-            }
-            Event::RuleDropped { by, rule } => WatchedStep::RuleDropped(match self.unleased.rules.get(rule) {
-                _ if !by.operator => EventAnswer::Refused(Refusal::NotOperator),
-                Some(rule) => EventAnswer::Rule(Box::new(rule.clone())),
-                None => EventAnswer::Refused(Refusal::NoSuchRule),
-            }),
-            _ => return EventCause::Other,
-        };
-        EventCause::Unleased(Box::new(watched))
-    }
-
-    /// Checks the answer to a call about unleased processes.
-    pub fn check_unleased_answer(&self, watched: &WatchedStep, answer: &EventAnswer, actions: &[Action]) -> Verdict {
-        let nothing = |actions: &[Action]| super::preempt::nothing_but_room(actions);
-        match watched {
-            WatchedStep::Mode(_, _, right) | WatchedStep::Rule(right) | WatchedStep::RuleDropped(right) => {
-                must(18, answer == right, || format!("{watched:?} is answered {answer:?}"))?;
-                let refused = matches!(right, EventAnswer::Refused(_));
-                must(18, !refused || nothing(actions), || format!("{watched:?} is refused, but {actions:?}"))
-            }
-            WatchedStep::Adopt(None, _) => {
-                let right = *answer == EventAnswer::Refused(Refusal::NoSuchStranger);
-                must(18, right, || format!("a process that the caller may not see: {answer:?}"))?;
-                must(18, nothing(actions), || format!("the caller may not adopt it, but {actions:?}"))
-            }
-            WatchedStep::Adopt(Some(id), can) => {
-                let adopted = |action: &Action| match action {
-                    Action::Close { stranger, how: UnleasedEnd::Adopted(lease), .. } => {
-                        stranger == id && *answer == EventAnswer::Lease(*lease)
-                    }
-                    _ => false,
-                };
-                let right = if *can { actions.iter().any(adopted) } else { matches!(answer, EventAnswer::Refused(_)) };
-                must(1, right, || {
-                    format!("{id} is to be adopted, which is possible: {can}; {answer:?} with {actions:?}")
-                })?;
-                let grants = |action: &Action| matches!(action, Action::Queue { .. } | Action::Grant { .. });
-                must(1, *can || !actions.iter().any(grants), || format!("{id} is refused, but {actions:?}"))
-            }
-            _ => Ok(()),
-        }
-    }
-
     // ---- where it is ------------------------------------------------------------
 
     /// True if a GPU has a fresh reading.
     fn has_fresh_reading(&self, now: Time, number: usize) -> bool {
-        let Some(card) = self.gpus.get(number) else { return false };
-        let fresh = now.since(card.reading_began).0 <= 2 * self.policy.period.0;
-        fresh && matches!(card.reading, SeenReading::Free(_) | SeenReading::Coarse(_))
+        let Some(gpu) = self.gpus.get(number) else { return false };
+        let fresh = now.since(gpu.reading_began).0 <= 2 * self.policy.period.0;
+        fresh && matches!(gpu.reading, SeenReading::Free(_) | SeenReading::Coarse(_))
     }
 
     /// The GPUs on which it was seen without a lease for them, or why that is not known.
     fn gpus_without_lease(&self, now: Time, found: &FoundProcess) -> Result<Vec<usize>, &'static str> {
         let (process, leased) = (found.audit.process, self.other_lease(found).is_some());
         let home = |number: usize| leased && self.has_lease_there(process, number);
-        if !found.gpus.iter().all(|card| home(*card) || self.has_fresh_reading(now, *card)) {
+        if !found.gpus.iter().all(|gpu| home(*gpu) || self.has_fresh_reading(now, *gpu)) {
             return Err("one of its GPUs cannot be read");
         }
         let there = |number: usize| self.gpus[number].processes.contains(&process);
@@ -473,8 +376,8 @@ impl CheckerBooks {
         let Some(found) = self.unleased.by_id.get(stranger) else {
             return must(16, false, || format!("{action:?}, and it is not recorded"));
         };
-        let ripe = self.due_step(now, found);
-        match ripe {
+        let step = self.due_step(now, found);
+        match step {
             Ok(DueStep::Park) => must(20, false, || format!("{action:?}, and it could have been parked: {found:?}"))?,
             Ok(due) => {
                 must(16, due == DueStep::Signal(*signal), || {
@@ -483,8 +386,8 @@ impl CheckerBooks {
             }
             Err((rule, why)) => must(rule, false, || format!("{action:?}, but {why}: {found:?}"))?,
         }
-        let again = matches!(found.step, SignalledStep::Signal { since, .. } if since == *at);
-        must(15, *at == now || again, || format!("{action:?} at {now}"))?;
+        let requests_again = matches!(found.step, SignalledStep::Signal { since, .. } if since == *at);
+        must(15, *at == now || requests_again, || format!("{action:?} at {now}"))?;
         let tree = found.audited.as_ref().map(|(_, tree)| tree.as_slice()).unwrap_or_default();
         let own = found.audit.process;
         must(16, processes.contains(&own), || format!("{action:?}, and its process is {own:?}"))?;
@@ -493,8 +396,8 @@ impl CheckerBooks {
             must(16, audited, || format!("{action:?}: {process:?} was not found to descend from it: {tree:?}"))?;
             // The process itself may wait for a lease, or have one for other GPUs; its descendants have none.
             let owner = if *process == own { self.holder(process) } else { self.owners.get(process).copied() };
-            let abroad = *process == own && self.other_lease(found).is_some();
-            let free = (owner.is_none() || abroad) && process.pid > 1;
+            let off_lease = *process == own && self.other_lease(found).is_some();
+            let free = (owner.is_none() || off_lease) && process.pid > 1;
             must(16, free, || {
                 format!("{action:?}: {process:?} belongs to {:?}, or to the system", self.owners.get(process))
             })?;
@@ -589,23 +492,23 @@ impl CheckerBooks {
         }
     }
 
-    fn take_found(&mut self, now: Time, cause: &EventCause, stranger: &UnleasedProcess) -> Verdict {
-        let (id, process) = (stranger.id, stranger.audit.process);
+    fn take_found(&mut self, now: Time, cause: &EventCause, unleased: &UnleasedProcess) -> Verdict {
+        let (id, process) = (unleased.id, unleased.audit.process);
         let tree = match cause {
             EventCause::Unleased(it) => match &**it {
-                WatchedStep::Audited(audit, tree) if **audit == stranger.audit => Some(tree.clone()),
+                WatchedStep::Audited(audit, tree) if **audit == unleased.audit => Some(tree.clone()),
                 _ => None,
             },
             _ => None,
         };
         must(15, tree.is_some(), || format!("{id} is found after {cause:?}"))?;
         let next = self.unleased.next_id.max(1);
-        must(15, id.0 == next && stranger.since == now, || format!("{stranger:?}"))?;
-        let mut found = FoundProcess::read(stranger);
+        must(15, id.0 == next && unleased.since == now, || format!("{unleased:?}"))?;
+        let mut found = FoundProcess::read(unleased);
         // A process that left its GPUs for a moment, whatever it runs by now, is at the step that it had reached.
         let left = self.unleased.left_gpus.remove(&process).filter(|(_, at, _)| now.since(*at) <= BACK_WITHIN);
-        must(20, left.is_none_or(|(former, ..)| stranger.successor_of == Some(former)), || {
-            format!("{id} is {left:?}, and recorded as the successor of {:?}", stranger.successor_of)
+        must(20, left.is_none_or(|(former, ..)| unleased.successor_of == Some(former)), || {
+            format!("{id} is {left:?}, and recorded as the successor of {:?}", unleased.successor_of)
         })?;
         let step = match left {
             Some((_, _, SignalledStep::Signal { signal, since, sent, .. })) => {
@@ -623,12 +526,12 @@ impl CheckerBooks {
         let known = self.unleased.by_process.get(&process);
         must(19, known.is_none(), || format!("{id} is recorded already as {known:?}"))?;
         let owner = self.holder(&process);
-        must(18, owner == stranger.lease, || {
-            format!("{id} is {process:?}, a process of {owner:?}: {:?}", stranger.lease)
+        must(18, owner == unleased.lease, || {
+            format!("{id} is {process:?}, a process of {owner:?}: {:?}", unleased.lease)
         })?;
-        let former = stranger.successor_of.and_then(|former| self.unleased.former_deadlines.get(&former)).copied();
-        must(20, stranger.must_leave_by == former, || {
-            format!("{id} has until {:?}, and its predecessor had until {former:?}", stranger.must_leave_by)
+        let former = unleased.successor_of.and_then(|former| self.unleased.former_deadlines.get(&former)).copied();
+        must(20, unleased.must_leave_by == former, || {
+            format!("{id} has until {:?}, and its predecessor had until {former:?}", unleased.must_leave_by)
         })?;
         let on = self.unleased_on(process, None);
         must(16, !on.is_empty() && on == found.gpus, || {
@@ -641,17 +544,17 @@ impl CheckerBooks {
         Ok(())
     }
 
-    fn take_warning(&mut self, now: Time, stranger: UnleasedId, at: Time, until: Time) -> Verdict {
-        let Some(found) = self.unleased.by_id.get(&stranger) else {
-            return must(15, false, || format!("{stranger} is warned, and is not recorded"));
+    fn take_warning(&mut self, now: Time, unleased: UnleasedId, at: Time, until: Time) -> Verdict {
+        let Some(found) = self.unleased.by_id.get(&unleased) else {
+            return must(15, false, || format!("{unleased} is warned, and is not recorded"));
         };
         let due = self.check_warning_due(now, found);
-        must(20, due.is_ok(), || format!("{stranger} is warned, but {due:?}: {found:?}"))?;
+        must(20, due.is_ok(), || format!("{unleased} is warned, but {due:?}: {found:?}"))?;
         // A process that was warned before and returned has what was left of its time.
         let most = now + self.policy.enforcement.after_warning;
         let right = found.former_deadline.map_or(most, |left| left.max(now).min(most));
-        must(20, at == now && until == right, || format!("{stranger} is warned at {at} until {until}, not {right}"))?;
-        self.unleased.set_step(stranger, SignalledStep::Warned { since: at, until });
+        must(20, at == now && until == right, || format!("{unleased} is warned at {at} until {until}, not {right}"))?;
+        self.unleased.set_step(unleased, SignalledStep::Warned { since: at, until });
         Ok(())
     }
 
@@ -677,11 +580,11 @@ impl CheckerBooks {
         begun && self.gpus_without_lease(now, found).is_ok_and(lenient)
     }
 
-    fn take_relent(&mut self, now: Time, stranger: UnleasedId) -> Verdict {
-        let found = self.unleased.by_id.get(&stranger);
+    fn take_relent(&mut self, now: Time, unleased: UnleasedId) -> Verdict {
+        let found = self.unleased.by_id.get(&unleased);
         let fits = found.is_some_and(|found| self.is_exempt_now(now, found));
-        must(20, fits, || format!("{stranger} is exempted without a reason: {found:?}"))?;
-        self.unleased.set_step(stranger, SignalledStep::Found);
+        must(20, fits, || format!("{unleased} is exempted without a reason: {found:?}"))?;
+        self.unleased.set_step(unleased, SignalledStep::Found);
         Ok(())
     }
 
@@ -691,34 +594,34 @@ impl CheckerBooks {
         killed && self.gpus_without_lease(now, found).is_ok_and(|on| !on.is_empty())
     }
 
-    fn take_survived(&mut self, now: Time, stranger: UnleasedId, at: Time) -> Verdict {
-        let found = self.unleased.by_id.get(&stranger);
+    fn take_survived(&mut self, now: Time, unleased: UnleasedId, at: Time) -> Verdict {
+        let found = self.unleased.by_id.get(&unleased);
         let fits = found.is_some_and(|found| self.has_survived(now, found)) && at == now;
-        must(16, fits, || format!("{stranger} survived at {at}, it is {now}: {found:?}"))?;
+        must(16, fits, || format!("{unleased} survived at {at}, it is {now}: {found:?}"))?;
         let on = found.and_then(|found| self.gpus_without_lease(now, found).ok()).unwrap_or_default();
         self.unleased.gpus_of_survivors.extend(on);
-        self.unleased.set_step(stranger, SignalledStep::Survived);
+        self.unleased.set_step(unleased, SignalledStep::Survived);
         Ok(())
     }
 
     /// True if an unleased process on this GPU survived in the present event.
-    pub fn has_survivor(&self, card: usize) -> bool {
-        self.unleased.gpus_of_survivors.contains(&card)
+    pub fn has_survivor(&self, gpu: usize) -> bool {
+        self.unleased.gpus_of_survivors.contains(&gpu)
     }
 
     fn take_close(
         &mut self,
         now: Time,
         cause: &EventCause,
-        stranger: UnleasedId,
+        unleased: UnleasedId,
         at: Time,
         how: &UnleasedEnd,
     ) -> Verdict {
-        let Some(found) = self.unleased.by_id.get(&stranger) else {
-            return must(15, false, || format!("{stranger} is closed, and is not recorded"));
+        let Some(found) = self.unleased.by_id.get(&unleased) else {
+            return must(15, false, || format!("{unleased} is closed, and is not recorded"));
         };
         let process = found.audit.process;
-        let moved = self.parked_away(now, cause, stranger, found, how);
+        let moved = self.parked_away(now, cause, unleased, found, how);
         let gone = matches!(how, UnleasedEnd::Exited | UnleasedEnd::OffGpus);
         let left = match found.step {
             SignalledStep::Warned { until, .. } | SignalledStep::NotParked { since: until } if gone => Some(until),
@@ -741,20 +644,20 @@ impl CheckerBooks {
             UnleasedEnd::OffGpus => self.other_lease(found).is_none() || !found.gpus.iter().any(home),
             UnleasedEnd::Adopted(lease) => {
                 let holds = self.leases.get(lease).is_some_and(|book| book.held().is_some());
-                self.unleased.adopting.take() == Some((*lease, stranger)) && holds
+                self.unleased.adopting.take() == Some((*lease, unleased)) && holds
             }
             UnleasedEnd::Matched(lease) => self.other_lease(found) == Some(*lease) && found.gpus.iter().any(home),
             UnleasedEnd::HostRebooted => matches!(cause, EventCause::Started(true, _)),
         };
-        must(4, fits && at == now, || format!("{stranger} is closed as {how:?} after {cause:?}: {found:?}"))?;
+        must(4, fits && at == now, || format!("{unleased} is closed as {how:?} after {cause:?}: {found:?}"))?;
         if let Some((lease, true)) = moved {
             self.note_wanted_now(lease);
         }
         if gone && (left.is_some() || matches!(step, SignalledStep::Signal { .. })) {
-            self.unleased.left_gpus.insert(process, (stranger, now, step));
+            self.unleased.left_gpus.insert(process, (unleased, now, step));
         }
-        self.unleased.former_deadlines.extend(left.map(|until| (stranger, until)));
-        self.unleased.by_id.remove(&stranger);
+        self.unleased.former_deadlines.extend(left.map(|until| (unleased, until)));
+        self.unleased.by_id.remove(&unleased);
         self.unleased.by_process.remove(&process);
         Ok(())
     }
@@ -763,8 +666,8 @@ impl CheckerBooks {
 
     /// Checks after the record was compared with the GPUs that no step is left undone.
     pub fn check_unleased(&mut self, now: Time, cause: &EventCause) -> Verdict {
-        let cards = std::mem::take(&mut self.unleased.gpus_of_survivors);
-        let serving = cards.iter().find(|card| self.gpus[**card].serving);
+        let gpus = std::mem::take(&mut self.unleased.gpus_of_survivors);
+        let serving = gpus.iter().find(|gpu| self.gpus[**gpu].serving);
         must(16, serving.is_none(), || format!("a process survived SIGKILL on GPU {serving:?}, which is in service"))?;
         let left = self.unleased.adopting.take();
         must(1, left.is_none(), || format!("the adoption {left:?} was begun and not finished"))?;
@@ -831,8 +734,8 @@ impl CheckerBooks {
         }
         let warned = self.check_warning_due(now, found).is_err();
         must(20, warned, || format!("{id} was to be warned after {cause:?}: {found:?}"))?;
-        let ripe = self.due_step(now, found);
-        must(20, ripe.is_err(), || format!("{id} was due for {ripe:?} after {cause:?}: {found:?}"))?;
+        let step = self.due_step(now, found);
+        must(20, step.is_err(), || format!("{id} was due for {step:?} after {cause:?}: {found:?}"))?;
         must(20, !self.is_exempt_now(now, found), || format!("{id} was to be exempted after {cause:?}: {found:?}"))?;
         must(16, !self.has_survived(now, found), || format!("{id} survived, and that is not recorded: {found:?}"))?;
         // A process of a user that was added in this event has its turn with the next one.
@@ -874,7 +777,7 @@ impl CheckerBooks {
             .gpus
             .iter()
             .enumerate()
-            .all(|(number, card)| self.unleased.modes.get(number).copied().unwrap_or_default() == card.mode);
+            .all(|(number, gpu)| self.unleased.modes.get(number).copied().unwrap_or_default() == gpu.mode);
         must(0, modes, || format!("the modes are not {:?}", self.unleased.modes))?;
         must(0, rows.rules == self.unleased.rules, || {
             format!("rules are {:?}, not {:?}", rows.rules, self.unleased.rules)
@@ -888,10 +791,10 @@ impl ProcessWatch {
         self.by_id.get_mut(id)
     }
 
-    pub(super) fn set_step(&mut self, stranger: UnleasedId, step: SignalledStep) {
-        if let Some(found) = self.by_id.get_mut(&stranger) {
+    pub(super) fn set_step(&mut self, unleased: UnleasedId, step: SignalledStep) {
+        if let Some(found) = self.by_id.get_mut(&unleased) {
             found.step = step;
-            self.stepped_now.push(stranger);
+            self.stepped_now.push(unleased);
         }
     }
 
@@ -905,8 +808,8 @@ impl ProcessWatch {
         self.by_id.values()
     }
 
-    pub(super) fn get_mut(&mut self, stranger: UnleasedId) -> Option<&mut FoundProcess> {
-        self.by_id.get_mut(&stranger)
+    pub(super) fn get_mut(&mut self, unleased: UnleasedId) -> Option<&mut FoundProcess> {
+        self.by_id.get_mut(&unleased)
     }
 
     /// The number of a recorded process.

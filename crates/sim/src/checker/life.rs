@@ -107,12 +107,12 @@ impl CheckerBooks {
                 must(0, fits && lease.0 >= self.next_lease, || format!("{action:?}"))?;
                 self.next_lease = lease.0 + 1;
                 let (tenant, bound, at) = (tenant.0 as usize, root.is_some(), LeaseStage::Waiting(*give_up));
-                let (id, asked, wish, rests) = (*lease, now, ask.clone(), BackoffBook::default());
+                let (id, asked, vram_wanted, rests) = (*lease, now, ask.clone(), BackoffBook::default());
                 let (worked, worked_at, counted, doom) = (false, Time::ZERO, false, None);
                 let book = LeaseBook {
                     id,
                     tenant,
-                    request: wish,
+                    request: vram_wanted,
                     requested_at: asked,
                     bound,
                     worked,
@@ -205,8 +205,8 @@ impl CheckerBooks {
 
     /// These GPUs are listed, and no others.
     pub fn set_listed(&mut self, uuids: &[String]) {
-        for card in &mut self.gpus {
-            card.listed = uuids.contains(&card.facts.uuid);
+        for gpu in &mut self.gpus {
+            gpu.listed = uuids.contains(&gpu.facts.uuid);
         }
     }
 
@@ -216,7 +216,7 @@ impl CheckerBooks {
         cause: &EventCause,
         lease: LeaseId,
         mut held: HeldBook,
-        (mark, turn): (Option<Time>, Option<Time>),
+        (debt_clock, turn): (Option<Time>, Option<Time>),
     ) -> Verdict {
         must(11, !self.is_stopped(), || format!("{lease} is granted while nothing may be granted"))?;
         let Some(book) = self.leases.get(&lease).filter(|book| matches!(book.stage, LeaseStage::Waiting(_))) else {
@@ -236,9 +236,9 @@ impl CheckerBooks {
                 let less =
                     *gpus <= book.request.gpus && !matches!(book.request.vram, Vram::Bytes(asked) if *vram > asked);
                 must(1, less, || format!("{lease} gets more than it requested: {vram} of {gpus} GPUs"))?;
-                let ask =
+                let request =
                     LeaseRequest { vram: Vram::Bytes(*vram), gpus: *gpus, at_least: None, ..book.request.clone() };
-                taken = LeaseBook { request: ask, ..book.clone() };
+                taken = LeaseBook { request, ..book.clone() };
                 &taken
             }
             _ => book,
@@ -250,13 +250,13 @@ impl CheckerBooks {
             self.check_order(now, lease, &held, book)?;
         }
         let due = self.debt_clock_after(now, book.tenant, held.vram, held.gpus.len(), held.until.since(now));
-        held.prepaid = self.check_charge(now, lease, mark, due)?;
+        held.prepaid = self.check_charge(now, lease, debt_clock, due)?;
         self.check_first_since(now, lease, turn)?;
         self.next_fence = held.fence.0 + 1;
         if let Some(book) = self.remove(lease) {
             if book.request.has_hook {
-                let voice = MoverBook { reported_at: now, ..UNHEARD };
-                self.movers.entry((lease, Method::Hook)).or_default().insert(HOOK, voice);
+                let mover = MoverBook { reported_at: now, ..UNHEARD };
+                self.movers.entry((lease, Method::Hook)).or_default().insert(HOOK, mover);
             }
             self.insert(lease, LeaseBook { stage: LeaseStage::Held(held), ..book });
         }
@@ -268,14 +268,14 @@ impl CheckerBooks {
         if matches!(reason, EndReason::Preempted | EndReason::OverUse) {
             book.pending_end = Some(PendingEnd { signal: None, next_from: now, is_ours: false });
         }
-        if let LeaseStage::Park(_, trip) = &mut book.stage {
-            book.request = trip.first_request.take().unwrap_or(book.request);
+        if let LeaseStage::Park(_, park) = &mut book.stage {
+            book.request = park.first_request.take().unwrap_or(book.request);
         }
         match book.stage {
             LeaseStage::Waiting(_) => self.retire_books(lease),
             LeaseStage::Held(held) | LeaseStage::Park(held, _) => {
                 let held = HeldBook { notice: None, overuse: None, ..held };
-                let unseen = held.gpus.iter().fold(0, |mask, card| mask | 1 << card);
+                let unseen = held.gpus.iter().fold(0, |mask, gpu| mask | 1 << gpu);
                 self.insert(lease, LeaseBook { stage: LeaseStage::Ending(held, now, unseen), ..book });
             }
             LeaseStage::Ending(..) => self.insert(lease, book),
@@ -308,7 +308,7 @@ impl CheckerBooks {
             matches!(cause, EventCause::LeaseCall(CallWord::Release, of, ExpectedAnswer::Yes(_)) if *of == lease);
         let is_exit = matches!(cause, EventCause::HolderExited(of) if *of == lease);
         let is_last = self.movers_of(lease, Method::Shim).is_empty();
-        let died = is_last && matches!(&book.stage, LeaseStage::Park(_, trip) if trip.died.is_some());
+        let died = is_last && matches!(&book.stage, LeaseStage::Park(_, park) if park.died.is_some());
         let fits = match reason {
             EndReason::Released => is_release && !died,
             EndReason::HolderExited => is_exit && !died,
@@ -321,7 +321,7 @@ impl CheckerBooks {
                     && matches!(book.stage, LeaseStage::Held(_) | LeaseStage::Park(..))
             }
             EndReason::DeviceLost => match cause {
-                EventCause::Observed(Some(card), true) => book.held().is_some_and(|held| held.gpus.contains(card)),
+                EventCause::Observed(Some(gpu), true) => book.held().is_some_and(|held| held.gpus.contains(gpu)),
                 _ => false,
             },
             EndReason::RestoreFailed => matches!(cause, EventCause::Reported(of, CallWord::StateLost) if *of == lease),

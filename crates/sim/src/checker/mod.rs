@@ -259,13 +259,12 @@ impl Checker {
     pub fn starved(&self, now: Time) -> Violation {
         let first = self.books.must_be_served().next();
         let waiter = first.and_then(|lease| self.books.leases.get(&lease));
-        let card =
-            |card: &books::GpuBook| (self.books.promisable(card, now), self.books.is_open(card), card.claims.len());
+        let gpu = |gpu: &books::GpuBook| (self.books.promisable(gpu, now), self.books.is_open(gpu), gpu.claims.len());
         let what = format!(
             "at {now} the world is calm and {} still wait; the first is {first:?}: {waiter:?}; tenants {:?}; GPUs {:?}; queue {:?}",
             self.hopeful(),
             self.books.tenants,
-            self.books.gpus.iter().map(card).collect::<Vec<_>>(),
+            self.books.gpus.iter().map(gpu).collect::<Vec<_>>(),
             self.books.queue.iter().take(5).filter_map(|(_, l)| self.books.leases.get(l)).collect::<Vec<_>>(),
         );
         Violation { rule: 9, what }

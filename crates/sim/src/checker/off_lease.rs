@@ -27,11 +27,11 @@ impl CheckerBooks {
 
     /// True if a process has a lease and takes memory on a GPU that is not the lease's.
     pub(super) fn is_off_lease(&self, process: ProcKey, number: usize) -> bool {
-        let card = &self.gpus[number];
-        let size = card.sizes.iter().find(|(of, _)| *of == process).map(|(_, bytes)| *bytes);
+        let gpu = &self.gpus[number];
+        let size = gpu.sizes.iter().find(|(of, _)| *of == process).map(|(_, bytes)| *bytes);
         let is_much = |bytes: Bytes| bytes >= Bytes::mib(256);
         let draws_much = size.is_some_and(|size| size.is_none_or(is_much));
-        let takes = (card.compute_processes.contains(&process) || draws_much) && size != Some(Some(Bytes::ZERO));
+        let takes = (gpu.compute_processes.contains(&process) || draws_much) && size != Some(Some(Bytes::ZERO));
         takes && self.holder(&process).is_some() && !self.has_lease_there(process, number)
     }
 
@@ -59,12 +59,12 @@ impl CheckerBooks {
 
     /// Checks that the host is asked to audit all processes that are off their leases, and no others.
     pub(super) fn check_off_lease_list(&self, state: &State) -> Verdict {
-        for (number, card) in self.gpus.iter().enumerate() {
-            let told = matches!(card.reading, SeenReading::Free(_));
-            let abroad = card.processes.iter().copied().filter(|process| told && self.is_off_lease(*process, number));
-            let (asked, abroad) = (state.off_lease_processes(GpuId(number as u16)), abroad.collect::<Vec<_>>());
-            must(20, asked == abroad, || {
-                format!("on GPU {number}, {abroad:?} are off their leases, and audits of {asked:?} are due")
+        for (number, gpu) in self.gpus.iter().enumerate() {
+            let told = matches!(gpu.reading, SeenReading::Free(_));
+            let off_lease = gpu.processes.iter().copied().filter(|process| told && self.is_off_lease(*process, number));
+            let (asked, off_lease) = (state.off_lease_processes(GpuId(number as u16)), off_lease.collect::<Vec<_>>());
+            must(20, asked == off_lease, || {
+                format!("on GPU {number}, {off_lease:?} are off their leases, and audits of {asked:?} are due")
             })?;
         }
         Ok(())

@@ -100,25 +100,17 @@ impl CheckerBooks {
     }
 
     /// Checks that a waiter that could start now on these GPUs is not passed by one behind it.
-    fn check_not_passed(
-        &self,
-        now: Time,
-        lease: LeaseId,
-        ahead: LeaseId,
-        book: &LeaseBook,
-        cards: &[usize],
-    ) -> Verdict {
-        if !cards.iter().any(|card| self.fits(book, &self.gpus[*card], now)) {
+    fn check_not_passed(&self, now: Time, lease: LeaseId, ahead: LeaseId, book: &LeaseBook, gpus: &[usize]) -> Verdict {
+        if !gpus.iter().any(|gpu| self.fits(book, &self.gpus[*gpu], now)) {
             return Ok(());
         }
-        let could =
-            self.gpus.iter().filter(|card| self.fits(book, card, now)).count() >= usize::from(book.request.gpus);
-        must(9, !could, || format!("{lease} gets GPUs {cards:?}, where {ahead} is first and would fit: {book:?}"))
+        let could = self.gpus.iter().filter(|gpu| self.fits(book, gpu, now)).count() >= usize::from(book.request.gpus);
+        must(9, !could, || format!("{lease} gets GPUs {gpus:?}, where {ahead} is first and would fit: {book:?}"))
     }
 
     /// True if it would not fit whatever ended.
     fn could_never_fit(&self, book: &LeaseBook) -> bool {
-        self.gpus.iter().filter(|card| self.could_host(book, card)).count() < usize::from(book.request.gpus)
+        self.gpus.iter().filter(|gpu| self.could_host(book, gpu)).count() < usize::from(book.request.gpus)
     }
 
     /// Checks that the claim of the first waiter that does not fit is not moved by a grant behind it.
@@ -131,7 +123,7 @@ impl CheckerBooks {
         ahead: LeaseId,
         book: &LeaseBook,
     ) -> Verdict {
-        if self.gpus.iter().any(|card| matches!(card.reading, SeenReading::Coarse(_))) {
+        if self.gpus.iter().any(|gpu| matches!(gpu.reading, SeenReading::Coarse(_))) {
             // There each grant changes the bytes that seem unowned.
             return Ok(());
         }
@@ -145,56 +137,57 @@ impl CheckerBooks {
     }
 
     /// True if a waiter could start on a GPU if every lease there ended.
-    pub fn could_host(&self, book: &LeaseBook, card: &GpuBook) -> bool {
-        let loose = match card.reading {
+    pub fn could_host(&self, book: &LeaseBook, gpu: &GpuBook) -> bool {
+        let loose = match gpu.reading {
             SeenReading::Free(free) => {
-                let claimed = card.seen_bytes.iter().filter(|(lease, _)| card.claims.contains_key(lease));
-                card.facts.total.less(free).less(claimed.map(|(_, bytes)| *bytes).sum())
+                let claimed = gpu.seen_bytes.iter().filter(|(lease, _)| gpu.claims.contains_key(lease));
+                gpu.facts.total.less(free).less(claimed.map(|(_, bytes)| *bytes).sum())
             }
-            SeenReading::Coarse(free) => card.facts.total.less(free).less(card.reserved),
+            SeenReading::Coarse(free) => gpu.facts.total.less(free).less(gpu.reserved),
             SeenReading::Unreadable | SeenReading::Lost => Bytes::ZERO,
         };
-        let alone = book.request.exclusivity == Exclusivity::Shared || self.unleased_compute_processes(card) == 0;
+        let alone = book.request.exclusivity == Exclusivity::Shared || self.unleased_compute_processes(gpu) == 0;
         let allowed =
-            book.request.vram != Vram::Whole || self.is_within_vram_cap(book.tenant, &book.request, self.largest(card));
+            book.request.vram != Vram::Whole || self.is_within_vram_cap(book.tenant, &book.request, self.largest(gpu));
         let parked = |lease: &LeaseId| self.leases.get(lease).is_some_and(LeaseBook::is_parked);
-        let residue = card.seen_bytes.iter().filter(|(lease, _)| card.claims.contains_key(lease) && parked(lease));
+        let residue = gpu.seen_bytes.iter().filter(|(lease, _)| gpu.claims.contains_key(lease) && parked(lease));
         let residue: Bytes = residue.map(|(_, bytes)| *bytes).sum();
         // Where readings do not tell the bytes of single processes, those of parked leases are among the unowned ones.
-        let away = card.claims.keys().filter(|lease| parked(lease)).count() as u64;
-        let stays = if card.is_coarse() { loose.max(Bytes(card.residue_max().0 * away)) } else { loose + residue };
-        let (need, most) = (self.needed_bytes(book, card), self.largest(card).less(stays));
-        let roomy = need <= most || need <= most + self.removable(book.id, card);
-        self.eligible(&self.request_now(book), card) && alone && allowed && roomy
+        let away = gpu.claims.keys().filter(|lease| parked(lease)).count() as u64;
+        let stays = if gpu.is_coarse() { loose.max(Bytes(gpu.residue_max().0 * away)) } else { loose + residue };
+        let (need, most) = (self.needed_bytes(book, gpu), self.largest(gpu).less(stays));
+        let roomy = need <= most || need <= most + self.removable(book.id, gpu);
+        self.eligible(&self.request_now(book), gpu) && alone && allowed && roomy
     }
 
     /// True if a request could be granted if all known GPUs were empty and in service.
-    pub fn satisfiable(&self, tenant: usize, ask: &LeaseRequest) -> bool {
-        let would_do = |card: &&GpuBook| {
-            let largest = self.largest(card);
-            let sized = match ask.vram {
-                Vram::Bytes(vram) => vram <= largest && self.least_useful(ask, card) <= vram,
-                Vram::Whole => self.is_within_vram_cap(tenant, ask, largest),
+    pub fn satisfiable(&self, tenant: usize, request: &LeaseRequest) -> bool {
+        let would_do = |gpu: &&GpuBook| {
+            let largest = self.largest(gpu);
+            let sized = match request.vram {
+                Vram::Bytes(vram) => vram <= largest && self.least_useful(request, gpu) <= vram,
+                Vram::Whole => self.is_within_vram_cap(tenant, request, largest),
             };
-            sized && self.is_allowed_by_request(ask, card)
+            sized && self.is_allowed_by_request(request, gpu)
         };
-        self.within_caps(tenant, ask) && self.gpus.iter().filter(would_do).count() >= usize::from(ask.gpus)
+        self.within_caps(tenant, request) && self.gpus.iter().filter(would_do).count() >= usize::from(request.gpus)
     }
 
     /// True if a tenant may ever hold so much of each GPU that it requests.
-    fn is_within_vram_cap(&self, tenant: usize, ask: &LeaseRequest, each: Bytes) -> bool {
+    fn is_within_vram_cap(&self, tenant: usize, request: &LeaseRequest, each: Bytes) -> bool {
         let cap = self.policy.caps_for(&self.tenants[tenant].name, &[]).vram;
-        cap.is_none_or(|cap| each.0.saturating_mul(u64::from(ask.gpus)) <= cap.0)
+        cap.is_none_or(|cap| each.0.saturating_mul(u64::from(request.gpus)) <= cap.0)
     }
 
-    fn within_caps(&self, tenant: usize, ask: &LeaseRequest) -> bool {
-        match ask.vram {
-            Vram::Bytes(vram) => self.is_within_vram_cap(tenant, ask, vram),
+    fn within_caps(&self, tenant: usize, request: &LeaseRequest) -> bool {
+        match request.vram {
+            Vram::Bytes(vram) => self.is_within_vram_cap(tenant, request, vram),
             Vram::Whole => {
-                let allowed = |card: &&GpuBook| {
-                    self.is_allowed_by_request(ask, card) && self.is_within_vram_cap(tenant, ask, self.largest(card))
+                let allowed = |gpu: &&GpuBook| {
+                    self.is_allowed_by_request(request, gpu)
+                        && self.is_within_vram_cap(tenant, request, self.largest(gpu))
                 };
-                self.gpus.iter().filter(allowed).count() >= usize::from(ask.gpus)
+                self.gpus.iter().filter(allowed).count() >= usize::from(request.gpus)
             }
         }
     }
@@ -203,7 +196,7 @@ impl CheckerBooks {
     /// there is. A GPU or the policy may have changed while they waited, and the driver keeps some bytes of each GPU.
     pub fn must_be_served(&self) -> impl Iterator<Item = LeaseId> + '_ {
         let hope = |book: &&LeaseBook| {
-            let able = self.gpus.iter().filter(|card| self.could_host(book, card)).count();
+            let able = self.gpus.iter().filter(|gpu| self.could_host(book, gpu)).count();
             self.satisfiable(book.tenant, &book.request) && able >= usize::from(book.request.gpus)
         };
         self.queue
@@ -213,9 +206,9 @@ impl CheckerBooks {
     }
 
     /// Whether waiters near the head of the queue could use these GPUs of a tenant.
-    pub fn wanted(&self, tenant: usize, cards: &[usize]) -> WantedRoom {
+    pub fn wanted(&self, tenant: usize, gpus: &[usize]) -> WantedRoom {
         let mut wanted = WantedRoom::default();
-        if cards.iter().any(|card| self.gpus[*card].draining) {
+        if gpus.iter().any(|gpu| self.gpus[*gpu].draining) {
             return WantedRoom { at_all: true, freely: true };
         }
         let (mut capped, mut looked): (u64, usize) = (0, 0);
@@ -229,7 +222,7 @@ impl CheckerBooks {
                 // The end of its own tenant's lease makes room under the cap.
                 wanted.at_all |= book.tenant == tenant;
             }
-            if cards.iter().any(|card| self.could_host(book, &self.gpus[*card])) {
+            if gpus.iter().any(|gpu| self.could_host(book, &self.gpus[*gpu])) {
                 wanted.at_all = true;
                 if held == CapState::Not && !passed && raw < NEAR_HEAD && of_tenant[book.tenant] < OF_TENANT {
                     wanted.freely = true;

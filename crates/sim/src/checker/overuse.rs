@@ -27,9 +27,9 @@ impl CheckerBooks {
     /// Counts a reading of a GPU.
     pub fn update_overuse(&mut self, number: usize) {
         let before = std::mem::take(&mut self.gpus[number].overuse);
-        let card = &self.gpus[number];
+        let gpu = &self.gpus[number];
         let mut found = OveruseBook::new();
-        for lease in card.claims.keys().filter(|_| matches!(card.reading, SeenReading::Free(_))) {
+        for lease in gpu.claims.keys().filter(|_| matches!(gpu.reading, SeenReading::Free(_))) {
             let Some(book) = self.leases.get(lease) else { continue };
             let LeaseStage::Held(held) = &book.stage else { continue };
             // A lease of measured size grows with its program by any amount.
@@ -37,11 +37,11 @@ impl CheckerBooks {
             let has = self.has_more(*lease, held, number, little);
             // Without a report of its processes it is not known that a lease has little.
             if has || (held.overuse.is_some() && book.members_known) {
-                let looks = match before.get(lease) {
-                    Some((had, looks)) if *had == has => looks + 1,
+                let readings = match before.get(lease) {
+                    Some((had, readings)) if *had == has => readings + 1,
                     _ => 1,
                 };
-                found.insert(*lease, (has, looks));
+                found.insert(*lease, (has, readings));
             }
         }
         self.gpus[number].overuse = found;
@@ -49,8 +49,8 @@ impl CheckerBooks {
 
     /// Forgets what was seen of a lease.
     pub fn forget_overuse(&mut self, lease: LeaseId) {
-        for card in &mut self.gpus {
-            card.overuse.remove(&lease);
+        for gpu in &mut self.gpus {
+            gpu.overuse.remove(&lease);
         }
     }
 
@@ -68,7 +68,7 @@ impl CheckerBooks {
     }
 
     fn is_within(&self, lease: LeaseId, held: &HeldBook) -> bool {
-        let inside = |number: &usize| matches!(self.gpus[*number].overuse.get(&lease), Some((false, looks)) if *looks >= READINGS);
+        let inside = |number: &usize| matches!(self.gpus[*number].overuse.get(&lease), Some((false, readings)) if *readings >= READINGS);
         held.overuse.is_some() && held.gpus.iter().all(inside)
     }
 
@@ -81,9 +81,9 @@ impl CheckerBooks {
         let Some(LeaseBook { stage: LeaseStage::Held(held), .. }) = self.leases.get(&lease) else {
             return must(20, false, || format!("{lease} is told that it is exceeded, and holds nothing"));
         };
-        let excess = self.gpus[*number].overuse.get(&lease);
-        must(20, matches!(excess, Some((true, looks)) if *looks >= READINGS), || {
-            format!("{lease} is told that it is exceeded, and the readings are {excess:?}: {held:?}")
+        let overuse = self.gpus[*number].overuse.get(&lease);
+        must(20, matches!(overuse, Some((true, readings)) if *readings >= READINGS), || {
+            format!("{lease} is told that it is exceeded, and the readings are {overuse:?}: {held:?}")
         })?;
         must(20, self.is_much_more(lease, held), || format!("{lease} is told twice that it has {seen}: {held:?}"))?;
         let most = self.most_on_one_gpu(lease, held);
@@ -118,12 +118,14 @@ impl CheckerBooks {
         if self.is_stopped() || !self.unleased.is_reading_compared {
             return Ok(());
         }
-        for (lease, (has, looks)) in self.gpus[*number].overuse.iter().filter(|(_, (_, looks))| *looks >= READINGS) {
+        for (lease, (has, readings)) in
+            self.gpus[*number].overuse.iter().filter(|(_, (_, readings))| *readings >= READINGS)
+        {
             let Some(LeaseBook { stage: LeaseStage::Held(held), .. }) = self.leases.get(lease) else { continue };
             let much = self.most_on_one_gpu(*lease, held).0 > held.vram.0 + LITTLE;
             let undone = if *has { much && self.is_much_more(*lease, held) } else { self.is_within(*lease, held) };
             must(20, !undone, || {
-                format!("{lease} was seen {looks} times (exceeded: {has}), and was not told: {held:?}")
+                format!("{lease} was seen {readings} times (exceeded: {has}), and was not told: {held:?}")
             })?;
         }
         Ok(())
@@ -138,7 +140,7 @@ impl CheckerBooks {
         cause: &EventCause,
         lease: LeaseId,
         at: Time,
-        (vram, mark): (Bytes, Option<Time>),
+        (vram, debt_clock): (Bytes, Option<Time>),
     ) -> Verdict {
         must(11, !self.is_stopped(), || format!("{lease} grows while nothing may be granted"))?;
         let Some(book) = self.leases.get(&lease) else { return must(1, false, || format!("no {lease} to grow")) };
@@ -152,8 +154,8 @@ impl CheckerBooks {
             }
             // The size of an adopted process's lease was measured, and the process has more by now.
             EventCause::Observed(Some(number), _) => {
-                let excess = self.gpus[*number].overuse.get(&lease);
-                book.request.is_measured && matches!(excess, Some((true, looks)) if *looks >= READINGS)
+                let overuse = self.gpus[*number].overuse.get(&lease);
+                book.request.is_measured && matches!(overuse, Some((true, readings)) if *readings >= READINGS)
             }
             _ => false,
         };
@@ -177,7 +179,7 @@ impl CheckerBooks {
         })?;
         let (left, term) = (held.until.since(now), held.until.since(held.renewed));
         let due = self.debt_clock_after(now, book.tenant, vram.less(held.vram), cards, left);
-        let moved = self.check_charge(now, lease, mark, due)?;
+        let moved = self.check_charge(now, lease, debt_clock, due)?;
         let Some(book) = self.remove(lease) else { return Ok(()) };
         let LeaseStage::Held(mut held) = book.stage else { return Ok(()) };
         // What it had so far was charged at its old size.
@@ -193,28 +195,28 @@ impl CheckerBooks {
 
     /// Checks that a GPU has room for what a lease there becomes: everything on it counts.
     fn check_growth(&self, now: Time, lease: LeaseId, number: usize, vram: Bytes) -> Verdict {
-        let card = &self.gpus[number];
-        let stale = now.since(card.reading_began).0 > 2 * self.policy.period.0;
-        must(2, !self.restores_on(card), || {
+        let gpu = &self.gpus[number];
+        let stale = now.since(gpu.reading_began).0 > 2 * self.policy.period.0;
+        must(2, !self.restores_on(gpu), || {
             format!("{lease} grows on GPU {number} while another lease is brought back to it")
         })?;
-        let SeenReading::Free(free) = card.reading else {
+        let SeenReading::Free(free) = gpu.reading else {
             return must(1, false, || {
-                format!("{lease} grows on GPU {number}, which cannot be read: {:?}", card.reading)
+                format!("{lease} grows on GPU {number}, which cannot be read: {:?}", gpu.reading)
             });
         };
-        must(1, !stale && self.is_open(card), || {
+        must(1, !stale && self.is_open(gpu), || {
             format!("{lease} grows on GPU {number}, where nothing may be granted")
         })?;
-        let seen: Bytes = card.claims.keys().map(|of| self.seen_of(*of, number)).sum();
-        let loose = card.facts.total.less(free).less(seen);
+        let seen: Bytes = gpu.claims.keys().map(|of| self.seen_of(*of, number)).sum();
+        let loose = gpu.facts.total.less(free).less(seen);
         let counts = |(of, reserved): (&LeaseId, &Bytes)| {
             let reserved = if *of == lease { vram } else { *reserved };
             self.seen_of(*of, number).max(reserved)
         };
-        let counted: Bytes = card.claims.iter().map(counts).sum();
-        let sum = loose + counted + self.margin(card);
-        must(1, sum <= card.facts.total, || {
+        let counted: Bytes = gpu.claims.iter().map(counts).sum();
+        let sum = loose + counted + self.margin(gpu);
+        must(1, sum <= gpu.facts.total, || {
             format!(
                 "{lease} grows to {vram} of GPU {number}: {loose} unowned and {counted} counted are too much for it"
             )
@@ -227,9 +229,9 @@ impl CheckerBooks {
     pub fn is_overuse_overdue(&self, now: Time, book: &LeaseBook, held: &HeldBook, span: Span) -> bool {
         let over = held.overuse.is_some_and(|(since, _)| now >= since + span && !self.in_grace(now, since));
         let shows = |number: &usize| {
-            let card = &self.gpus[*number];
-            let fresh = now.since(card.reading_began).0 <= 2 * self.policy.period.0;
-            fresh && matches!(card.reading, SeenReading::Free(_)) && self.has_more(book.id, held, *number, LITTLE)
+            let gpu = &self.gpus[*number];
+            let fresh = now.since(gpu.reading_began).0 <= 2 * self.policy.period.0;
+            fresh && matches!(gpu.reading, SeenReading::Free(_)) && self.has_more(book.id, held, *number, LITTLE)
         };
         over && held.gpus.iter().any(shows) && !self.unleased.is_parking_lease(book.id)
     }
@@ -260,10 +262,10 @@ impl CheckerBooks {
         let wanted = self.wanted(book.tenant, &held.gpus);
         must(20, wanted.at_all, || format!("{lease} ends for overuse, and no waiter needs its GPUs"))?;
         // A lease that was told in time that it would end does, though it could be parked by now.
-        for rung in Method::REVERSIBLE.into_iter().filter(|_| at_once) {
-            let can = self.parkable(now, lease, book, rung);
+        for method in Method::REVERSIBLE.into_iter().filter(|_| at_once) {
+            let can = self.parkable(now, lease, book, method);
             let spared = matches!(can, Ok(_) | Err(NO_MEMORY | NO_PARKING_RAM));
-            must(20, !spared, || format!("{lease} ends for overuse, and could be parked by {rung}: {can:?}"))?;
+            must(20, !spared, || format!("{lease} ends for overuse, and could be parked by {method}: {can:?}"))?;
         }
         Ok(())
     }

@@ -126,27 +126,27 @@ pub struct BackoffBook([Time; 4], [Time; 4]);
 
 impl BackoffBook {
     /// Until when it is left alone by one method.
-    pub fn until(&self, rung: Method) -> Time {
-        self.0[rung as usize]
+    pub fn until(&self, method: Method) -> Time {
+        self.0[method as usize]
     }
 
-    fn set(&mut self, rung: Method, since: Time, until: Time) {
-        self.0[rung as usize] = until;
-        self.1[rung as usize] = since;
+    fn set(&mut self, method: Method, since: Time, until: Time) {
+        self.0[method as usize] = until;
+        self.1[method as usize] = since;
     }
 
     /// True if parking by this method failed since the lease was renewed.
-    fn failed_since(&self, rung: Method, renewed: Time) -> bool {
-        self.0[rung as usize] != Time::ZERO && self.1[rung as usize] >= renewed
+    fn failed_since(&self, method: Method, renewed: Time) -> bool {
+        self.0[method as usize] != Time::ZERO && self.1[method as usize] >= renewed
     }
 
     /// Returns what the disk has: only false reports are kept.
     pub fn read(lied: Option<(Method, Time)>, parking: &Parking) -> BackoffBook {
-        let mut rests = BackoffBook::default();
-        if let Some((rung, at)) = lied {
-            rests.set(rung, at, at + Span(parking.retry_after.0 * DISTRUST));
+        let mut backoff = BackoffBook::default();
+        if let Some((method, at)) = lied {
+            backoff.set(method, at, at + Span(parking.retry_after.0 * DISTRUST));
         }
-        rests
+        backoff
     }
 }
 
@@ -185,8 +185,8 @@ impl MoveBook {
         let deep = away.with_driver.then(|| ContextChecks { processes: away.processes.clone(), may_be_told: true });
         let driven = if rung == Method::Driver { away.processes.clone() } else { Vec::new() };
         let (passive, with_context) = (away.is_passive, away.with_context);
-        let trip = MoveBook::new(way, away.since, Span::ZERO);
-        let trip = MoveBook {
+        let park = MoveBook::new(way, away.since, Span::ZERO);
+        let park = MoveBook {
             requests_again: again,
             was_resumed: back,
             queued_since: wants,
@@ -198,9 +198,9 @@ impl MoveBook {
             had_bytes: had,
             contexts: deep,
             driver_processes: driven,
-            ..trip
+            ..park
         };
-        MoveBook { time_limit: trip.time_allowed(parking), sight_limit: parking.move_timeout, ..trip }
+        MoveBook { time_limit: park.time_allowed(parking), sight_limit: parking.move_timeout, ..park }
     }
 
     /// True if a row has the same.
@@ -208,13 +208,13 @@ impl MoveBook {
         let moving = self.way == MoveWay::Parked
             || (away.requests_again_at, away.was_resumed) == (self.requests_again, self.was_resumed);
         let same = (away.since, away.queued_since, away.term_left) == (self.since, self.queued_since, self.term_left);
-        let deep = match &self.contexts {
-            Some(deep) => away.with_driver && away.processes == deep.processes,
+        let contexts = match &self.contexts {
+            Some(contexts) => away.with_driver && away.processes == contexts.processes,
             None => !away.with_driver && away.processes == self.driver_processes,
         };
         moving
             && same
-            && deep
+            && contexts
             && (away.method, away.had_bytes, away.is_passive) == (self.method, self.had_bytes, self.passive)
     }
 
@@ -242,30 +242,30 @@ impl MoveBook {
 
     /// Returns the move at its next stage.
     fn with_way(&self, way: MoveWay, since: Time, parking: &Parking) -> MoveBook {
-        let (looks, since_then) = (BTreeMap::new(), BTreeMap::new());
-        let trip = MoveBook {
+        let (readings, since_then) = (BTreeMap::new(), BTreeMap::new());
+        let park = MoveBook {
             way,
             since,
-            agreeing_readings: looks,
+            agreeing_readings: readings,
             arrived: None,
             readings_after: since_then,
             ..self.clone()
         };
-        MoveBook { time_limit: trip.time_allowed(parking), sight_limit: parking.move_timeout, ..trip }
+        MoveBook { time_limit: park.time_allowed(parking), sight_limit: parking.move_timeout, ..park }
     }
 
-    fn has_readings(&self, held: &HeldBook, looks: u32) -> bool {
-        held.gpus.iter().all(|card| self.agreeing_readings.get(card).is_some_and(|count| *count >= looks))
+    fn has_readings(&self, held: &HeldBook, readings: u32) -> bool {
+        held.gpus.iter().all(|gpu| self.agreeing_readings.get(gpu).is_some_and(|count| *count >= readings))
     }
 
     /// Counts a reading that agrees with the stage, or does not.
-    fn count_reading(&mut self, cards: &[usize], number: usize, agrees: bool, begun: Time, now: Time) {
-        let looks = self.agreeing_readings.entry(number).or_default();
-        *looks = if agrees { *looks + 1 } else { 0 };
+    fn count_reading(&mut self, gpus: &[usize], number: usize, agrees: bool, begun: Time, now: Time) {
+        let readings = self.agreeing_readings.entry(number).or_default();
+        *readings = if agrees { *readings + 1 } else { 0 };
         if self.arrived.is_some_and(|arrived| arrived < begun) {
             *self.readings_after.entry(number).or_default() += 1;
         }
-        if !cards.iter().all(|card| self.agreeing_readings.get(card).is_some_and(|count| *count >= READINGS)) {
+        if !gpus.iter().all(|gpu| self.agreeing_readings.get(gpu).is_some_and(|count| *count >= READINGS)) {
             (self.arrived, self.readings_after) = (None, BTreeMap::new());
         } else if self.arrived.is_none() {
             self.arrived = Some(now);
@@ -277,8 +277,8 @@ impl CheckerBooks {
     // ---- reports -----------------------------------------------------------
 
     /// The movers of a lease by one method.
-    pub fn movers_of(&self, lease: LeaseId, rung: Method) -> &MoverBooks {
-        self.movers.get(&(lease, rung)).unwrap_or(&NO_MOVERS)
+    pub fn movers_of(&self, lease: LeaseId, method: Method) -> &MoverBooks {
+        self.movers.get(&(lease, method)).unwrap_or(&NO_MOVERS)
     }
 
     /// Takes a mover's report.
@@ -286,61 +286,61 @@ impl CheckerBooks {
         &mut self,
         now: Time,
         lease: LeaseId,
-        rung: Method,
+        method: Method,
         process: ProcKey,
         said: &MoverReport,
     ) -> CallWord {
         let Some(book) = self.leases.get(&lease) else { return CallWord::Status };
-        let concerned = !matches!(&book.stage, LeaseStage::Park(_, trip) if trip.method != rung);
-        if let (Method::Driver, MoverReport::Refused(_), true) = (rung, said, self.has_contexts_moved(lease)) {
+        let concerned = !matches!(&book.stage, LeaseStage::Park(_, park) if park.method != method);
+        if let (Method::Driver, MoverReport::Refused(_), true) = (method, said, self.has_contexts_moved(lease)) {
             return self.driver_refused(now, lease);
         }
-        if self.is_others(lease, rung, &process, said) || self.is_outdated_refusal(lease, rung, &process, said) {
+        if self.is_others(lease, method, &process, said) || self.is_outdated_refusal(lease, method, &process, said) {
             return CallWord::Status;
         }
-        let shims = self.movers.entry((lease, rung)).or_default();
-        let before = shims.get(&process).copied();
-        let cannot = before.is_some_and(|shim| shim.cannot);
-        let deep = before.and_then(|shim| shim.keeps_still);
+        let movers = self.movers.entry((lease, method)).or_default();
+        let before = movers.get(&process).copied();
+        let cannot = before.is_some_and(|mover| mover.cannot);
+        let contexts = before.and_then(|mover| mover.keeps_still);
         match said {
             MoverReport::Present { parked } => {
                 let word =
                     before.filter(|before| before.parked.is_some() == parked.is_some()).map_or(now, |b| b.reported_at);
-                shims.insert(
+                movers.insert(
                     process,
-                    MoverBook { parked: *parked, reported_at: word, cannot, keeps_still: deep, unknown: false },
+                    MoverBook { parked: *parked, reported_at: word, cannot, keeps_still: contexts, unknown: false },
                 );
             }
             MoverReport::Parked(bytes) => {
-                shims.insert(
+                movers.insert(
                     process,
-                    MoverBook { parked: Some(*bytes), reported_at: now, cannot, keeps_still: deep, unknown: false },
+                    MoverBook { parked: Some(*bytes), reported_at: now, cannot, keeps_still: contexts, unknown: false },
                 );
             }
             MoverReport::Resumed => {
                 // It calls the driver again, whatever it reported before.
-                let deep = deep.map(|_| false);
-                shims.insert(
+                let contexts = contexts.map(|_| false);
+                movers.insert(
                     process,
-                    MoverBook { parked: None, reported_at: now, cannot, keeps_still: deep, unknown: false },
+                    MoverBook { parked: None, reported_at: now, cannot, keeps_still: contexts, unknown: false },
                 );
             }
             MoverReport::Unknown => {
-                let shim = before.unwrap_or(MoverBook { reported_at: now, ..UNHEARD });
-                shims.insert(process, MoverBook { unknown: true, ..shim });
+                let mover = before.unwrap_or(MoverBook { reported_at: now, ..UNHEARD });
+                movers.insert(process, MoverBook { unknown: true, ..mover });
             }
             MoverReport::Cannot(why) => {
-                let shim = before.unwrap_or(MoverBook { reported_at: now, ..UNHEARD });
-                shims.insert(process, MoverBook { cannot: why.is_some(), ..shim });
+                let mover = before.unwrap_or(MoverBook { reported_at: now, ..UNHEARD });
+                movers.insert(process, MoverBook { cannot: why.is_some(), ..mover });
             }
-            MoverReport::Gone | MoverReport::Died(_) => drop(shims.remove(&process)),
+            MoverReport::Gone | MoverReport::Died(_) => drop(movers.remove(&process)),
             MoverReport::Refused(_) | MoverReport::Outgrown(_) if !concerned => return CallWord::Status,
             MoverReport::Refused(_) => return CallWord::Refused,
             MoverReport::Outgrown(_) => return CallWord::Outgrown,
             MoverReport::Lost(_) => return CallWord::StateLost,
-            MoverReport::KeepsStill(deep) => {
-                let shim = before.unwrap_or(MoverBook { reported_at: now, ..UNHEARD });
-                shims.insert(process, MoverBook { keeps_still: Some(*deep), ..shim });
+            MoverReport::KeepsStill(contexts) => {
+                let mover = before.unwrap_or(MoverBook { reported_at: now, ..UNHEARD });
+                movers.insert(process, MoverBook { keeps_still: Some(*contexts), ..mover });
                 self.note_quiet(lease);
                 return CallWord::Status;
             }
@@ -349,11 +349,11 @@ impl CheckerBooks {
                 return CallWord::Resume;
             }
         }
-        match shims.get(&process).and_then(|shim| shim.parked) {
-            Some(bytes) if bytes > Bytes::ZERO && rung != Method::Hook => {
-                self.in_host_memory.insert((process, rung), lease)
+        match movers.get(&process).and_then(|mover| mover.parked) {
+            Some(bytes) if bytes > Bytes::ZERO && method != Method::Hook => {
+                self.in_host_memory.insert((process, method), lease)
             }
-            _ => self.in_host_memory.remove(&(process, rung)),
+            _ => self.in_host_memory.remove(&(process, method)),
         };
         self.note_quiet(lease);
         let word = if matches!(said, MoverReport::Died(_)) { CallWord::DiedParking } else { CallWord::Status };
@@ -361,55 +361,55 @@ impl CheckerBooks {
             return word;
         }
         // A reading before its last report proves nothing.
-        if let Some(LeaseBook { stage: LeaseStage::Park(_, trip), .. }) = self.leases.get_mut(&lease) {
+        if let Some(LeaseBook { stage: LeaseStage::Park(_, park), .. }) = self.leases.get_mut(&lease) {
             match said {
-                MoverReport::Died(_) if trip.way == MoveWay::Leaving => trip.died = Some(process),
-                MoverReport::Present { .. } => drop(trip.died.take_if(|died| *died == process)),
+                MoverReport::Died(_) if park.way == MoveWay::Leaving => park.died = Some(process),
+                MoverReport::Present { .. } => drop(park.died.take_if(|died| *died == process)),
                 _ => {}
             }
-            trip.agreeing_readings.clear();
-            (trip.arrived, trip.readings_after) = (None, BTreeMap::new());
+            park.agreeing_readings.clear();
+            (park.arrived, park.readings_after) = (None, BTreeMap::new());
         }
         word
     }
 
     /// Notes that a lease that is parking needs its GPUs.
     pub(super) fn note_wanted(&mut self, lease: LeaseId) {
-        if let Some(LeaseBook { stage: LeaseStage::Park(_, trip), .. }) = self.leases.get_mut(&lease) {
-            trip.is_wanted |= trip.way == MoveWay::Leaving;
+        if let Some(LeaseBook { stage: LeaseStage::Park(_, park), .. }) = self.leases.get_mut(&lease) {
+            park.is_wanted |= park.way == MoveWay::Leaving;
         }
     }
 
     /// The same for a lease that may be parked already.
     pub(super) fn note_wanted_now(&mut self, lease: LeaseId) {
-        if let Some(LeaseBook { stage: LeaseStage::Park(_, trip), .. }) = self.leases.get_mut(&lease) {
-            trip.is_wanted |= trip.way != MoveWay::Returning && trip.queued_since.is_none();
+        if let Some(LeaseBook { stage: LeaseStage::Park(_, park), .. }) = self.leases.get_mut(&lease) {
+            park.is_wanted |= park.way != MoveWay::Returning && park.queued_since.is_none();
         }
     }
 
     /// The bytes that the movers of a lease report in host memory.
-    pub(super) fn reported_bytes(&self, lease: LeaseId, rung: Method) -> Bytes {
-        self.movers_of(lease, rung).values().filter_map(|voice| voice.parked).sum()
+    pub(super) fn reported_bytes(&self, lease: LeaseId, method: Method) -> Bytes {
+        self.movers_of(lease, method).values().filter_map(|mover| mover.parked).sum()
     }
 
-    pub(super) fn none_parked(&self, lease: LeaseId, rung: Method) -> bool {
-        self.movers_of(lease, rung).values().all(|voice| voice.parked.is_none())
+    pub(super) fn none_parked(&self, lease: LeaseId, method: Method) -> bool {
+        self.movers_of(lease, method).values().all(|mover| mover.parked.is_none())
     }
 
     /// After a change of the policy: a move may take as long as the old or the new one allows.
     pub fn extend_time_limits(&mut self) {
         let parking = &self.policy.parking;
         for lease in &self.moving {
-            if let Some(LeaseBook { stage: LeaseStage::Park(_, trip), .. }) = self.leases.get_mut(lease) {
-                trip.time_limit = trip.time_limit.max(trip.time_allowed(parking));
-                trip.sight_limit = trip.sight_limit.max(parking.move_timeout);
+            if let Some(LeaseBook { stage: LeaseStage::Park(_, park), .. }) = self.leases.get_mut(lease) {
+                park.time_limit = park.time_limit.max(park.time_allowed(parking));
+                park.sight_limit = park.sight_limit.max(parking.move_timeout);
             }
         }
     }
 
     /// Forgets the programs of a lease.
     pub fn remove_movers(&mut self, lease: LeaseId) {
-        Method::REVERSIBLE.iter().for_each(|rung| drop(self.movers.remove(&(lease, *rung))));
+        Method::REVERSIBLE.iter().for_each(|method| drop(self.movers.remove(&(lease, *method))));
         self.in_host_memory.retain(|_, of| *of != lease);
     }
 
@@ -422,17 +422,17 @@ impl CheckerBooks {
     pub fn count_readings(&mut self, number: usize, begun: Time) {
         for lease in self.moving.iter().copied().collect::<Vec<_>>() {
             let Some(book) = self.leases.get(&lease) else { continue };
-            let LeaseStage::Park(held, trip) = &book.stage else { continue };
-            if !held.gpus.contains(&number) || trip.way == MoveWay::Parked {
+            let LeaseStage::Park(held, park) = &book.stage else { continue };
+            if !held.gpus.contains(&number) || park.way == MoveWay::Parked {
                 continue;
             }
-            let agrees = match trip.way {
-                MoveWay::Leaving => self.shows_gone(lease, held, trip, number, begun),
-                _ => self.shows_back(book, trip, number, begun),
+            let agrees = match park.way {
+                MoveWay::Leaving => self.shows_gone(lease, held, park, number, begun),
+                _ => self.shows_back(book, park, number, begun),
             };
             let now = self.last_event_at.unwrap_or_default();
-            if let Some(LeaseBook { stage: LeaseStage::Park(held, trip), .. }) = self.leases.get_mut(&lease) {
-                trip.count_reading(&held.gpus, number, agrees, begun, now);
+            if let Some(LeaseBook { stage: LeaseStage::Park(held, park), .. }) = self.leases.get_mut(&lease) {
+                park.count_reading(&held.gpus, number, agrees, begun, now);
             }
         }
     }
@@ -449,50 +449,50 @@ impl CheckerBooks {
     }
 
     fn seen_on_all_gpus(&self, lease: LeaseId, held: &HeldBook) -> Bytes {
-        held.gpus.iter().map(|card| self.seen_of(lease, *card)).sum()
+        held.gpus.iter().map(|gpu| self.seen_of(lease, *gpu)).sum()
     }
 
-    fn shows_gone(&self, lease: LeaseId, held: &HeldBook, trip: &MoveBook, number: usize, begun: Time) -> bool {
-        let card = &self.gpus[number];
-        let voices = self.movers_of(lease, trip.method);
-        let each = card.facts.context.unwrap_or(CONTEXT) + BESIDE;
+    fn shows_gone(&self, lease: LeaseId, held: &HeldBook, park: &MoveBook, number: usize, begun: Time) -> bool {
+        let gpu = &self.gpus[number];
+        let movers = self.movers_of(lease, park.method);
+        let each = gpu.facts.context.unwrap_or(CONTEXT) + BESIDE;
         let programs = self.processes_on(lease, number).count() as u64;
-        let said = self.reported_bytes(lease, trip.method);
-        let told = |voice: &MoverBook| voice.parked.is_some() && voice.reported_at < begun;
+        let said = self.reported_bytes(lease, park.method);
+        let told = |mover: &MoverBook| mover.parked.is_some() && mover.reported_at < begun;
         // Without programs a lease has nothing there; a hook and the driver must have reported.
-        let heard = trip.method == Method::Shim || !voices.is_empty();
-        let heard = heard && trip.since < begun && voices.values().all(told);
-        if card.is_coarse() {
-            let known = self.processes_on(lease, number).all(|process| voices.contains_key(process));
-            return heard && known && trip.method == Method::Shim && self.has_lost_enough(held, trip, said);
+        let heard = park.method == Method::Shim || !movers.is_empty();
+        let heard = heard && park.since < begun && movers.values().all(told);
+        if gpu.is_coarse() {
+            let known = self.processes_on(lease, number).all(|process| movers.contains_key(process));
+            return heard && known && park.method == Method::Shim && self.has_lost_enough(held, park, said);
         }
-        let heard = heard && matches!(card.reading, SeenReading::Free(_));
+        let heard = heard && matches!(gpu.reading, SeenReading::Free(_));
         let few = self.seen_of(lease, number).0 <= each.0 * programs;
         let all = self.seen_on_all_gpus(lease, held);
-        if trip.method == Method::Hook {
-            return heard && (few || all.0 <= trip.had_bytes.0 / 8);
+        if park.method == Method::Hook {
+            return heard && (few || all.0 <= park.had_bytes.0 / 8);
         }
         heard
             && few
-            && self.processes_on(lease, number).all(|process| voices.contains_key(process))
+            && self.processes_on(lease, number).all(|process| movers.contains_key(process))
             && (said <= LITTLE || all <= held.booked.less(Bytes(said.0 / 2)))
     }
 
-    fn shows_back(&self, book: &LeaseBook, trip: &MoveBook, number: usize, begun: Time) -> bool {
-        let shims = self.movers_of(book.id, trip.method);
+    fn shows_back(&self, book: &LeaseBook, park: &MoveBook, number: usize, begun: Time) -> bool {
+        let movers = self.movers_of(book.id, park.method);
         // Without a report nothing is known.
-        let heard = !shims.is_empty() || !book.bound;
-        let told = |shim: &MoverBook| shim.parked.is_none() && shim.reported_at < begun;
-        let known = self.processes_on(book.id, number).all(|process| shims.contains_key(process));
-        let known = known || trip.method == Method::Hook;
-        heard && known && trip.since < begun && shims.values().all(told) && !self.may_have(book.id, trip)
+        let heard = !movers.is_empty() || !book.bound;
+        let told = |mover: &MoverBook| mover.parked.is_none() && mover.reported_at < begun;
+        let known = self.processes_on(book.id, number).all(|process| movers.contains_key(process));
+        let known = known || park.method == Method::Hook;
+        heard && known && park.since < begun && movers.values().all(told) && !self.may_have(book.id, park)
     }
 
     // ---- rule 3 ------------------------------------------------------------
 
     /// The cheapest method by which a lease could be parked now.
     pub fn could_leave(&self, now: Time, lease: LeaseId, book: &LeaseBook) -> Option<Method> {
-        Method::REVERSIBLE.into_iter().find(|rung| self.parkable(now, lease, book, *rung).is_ok())
+        Method::REVERSIBLE.into_iter().find(|method| self.parkable(now, lease, book, *method).is_ok())
     }
 
     /// True if the term of a lease is over.
@@ -501,44 +501,45 @@ impl CheckerBooks {
     }
 
     /// The host memory that parking a lease by this method takes, or why it cannot be parked.
-    pub fn parkable(&self, now: Time, lease: LeaseId, book: &LeaseBook, rung: Method) -> Result<Bytes, &'static str> {
+    pub fn parkable(&self, now: Time, lease: LeaseId, book: &LeaseBook, method: Method) -> Result<Bytes, &'static str> {
         let LeaseStage::Held(held) = &book.stage else { return Err("it is not on its GPUs") };
         let parking = &self.policy.parking;
-        let shims = self.movers_of(lease, rung);
-        if shims.is_empty() {
+        let movers = self.movers_of(lease, method);
+        if movers.is_empty() {
             return Err("no mover listens");
         }
-        if (parking.space == Bytes::ZERO && rung != Method::Hook) || self.is_stopped() {
+        if (parking.space == Bytes::ZERO && method != Method::Hook) || self.is_stopped() {
             return Err("parking is off now");
         }
-        if book.backoff.until(rung) > now {
+        if book.backoff.until(method) > now {
             return Err("it was tried a moment ago");
         }
-        if self.is_term_over(now, held) && book.backoff.failed_since(rung, held.renewed) {
+        if self.is_term_over(now, held) && book.backoff.failed_since(method, held.renewed) {
             return Err("it was tried, and its term is over");
         }
-        if shims.values().any(|shim| shim.cannot) {
+        if movers.values().any(|mover| mover.cannot) {
             return Err("one of its programs cannot be parked");
         }
         for number in &held.gpus {
-            let card = &self.gpus[*number];
-            let stale = now.since(card.reading_began).0 > 2 * self.policy.period.0;
-            let tells = matches!(card.reading, SeenReading::Free(_)) || (card.is_coarse() && rung == Method::Shim);
+            let gpu = &self.gpus[*number];
+            let stale = now.since(gpu.reading_began).0 > 2 * self.policy.period.0;
+            let tells = matches!(gpu.reading, SeenReading::Free(_)) || (gpu.is_coarse() && method == Method::Shim);
             if stale || !tells {
                 return Err("its GPUs cannot be read");
             }
-            if rung != Method::Hook && self.processes_on(lease, *number).any(|process| !shims.contains_key(process)) {
+            if method != Method::Hook && self.processes_on(lease, *number).any(|process| !movers.contains_key(process))
+            {
                 return Err("one of its programs does not listen");
             }
         }
-        if rung == Method::Shim && self.is_other_move_under_way(lease, held) {
+        if method == Method::Shim && self.is_other_move_under_way(lease, held) {
             return Err("another lease moves on a GPU that does not tell the bytes of single processes");
         }
-        if rung == Method::Driver && !book.request.may_lose_state {
+        if method == Method::Driver && !book.request.may_lose_state {
             self.stays_on_its_gpus(now, lease, held)?;
             self.sure_of_room(lease, held)?;
         }
-        if rung == Method::Hook {
+        if method == Method::Hook {
             return Ok(Bytes::ZERO);
         }
         let need = self.bytes_held(lease, held) + LITTLE;
@@ -562,7 +563,7 @@ impl CheckerBooks {
         let out = self
             .leases
             .values()
-            .filter(|book| matches!(&book.stage, LeaseStage::Park(_, trip) if trip.way == MoveWay::Leaving));
+            .filter(|book| matches!(&book.stage, LeaseStage::Park(_, park) if park.way == MoveWay::Leaving));
         let leaving: Bytes = out.filter_map(LeaseBook::held).map(|held| held.booked).sum();
         if need + parking.keep_available + leaving + self.booked_since_reading > available {
             return Err("the host has too little memory");
@@ -603,7 +604,7 @@ impl CheckerBooks {
         match cause {
             _ if room_for.is_some() => self.check_parked_for(now, cause, book, again, *room_for)?,
             _ if aside.is_some() => {
-                let number = aside.map(|card| usize::from(card.0)).unwrap_or_default();
+                let number = aside.map(|gpu| usize::from(gpu.0)).unwrap_or_default();
                 self.check_parked_aside(now, cause, book, held, number, again)?;
             }
             _ if moved => must(17, again.is_none() && !quiet, || {
@@ -634,23 +635,25 @@ impl CheckerBooks {
         must(3, can == Ok(booked), || {
             format!("{lease} is parked ({rung}), {booked} booked, and by the books {can:?}")
         })?;
-        let driven = self.movers_of(lease, rung).keys().filter(|_| rung == Method::Driver);
-        let driven: Vec<ProcKey> = driven.copied().collect();
-        must(2, *processes == driven, || format!("{lease} is parked ({rung}) with {processes:?}, not {driven:?}"))?;
-        let before = self.other_users_of(lease, held);
+        let driver_processes = self.movers_of(lease, rung).keys().filter(|_| rung == Method::Driver);
+        let driver_processes: Vec<ProcKey> = driver_processes.copied().collect();
+        must(2, *processes == driver_processes, || {
+            format!("{lease} is parked ({rung}) with {processes:?}, not {driver_processes:?}")
+        })?;
+        let others_before = self.other_users_of(lease, held);
         let with_context = *with_context;
-        let trip = MoveBook {
+        let park = MoveBook {
             requests_again: again,
             passive,
             with_context,
             method: rung,
             had_bytes: *had,
-            others_before: before,
-            driver_processes: driven,
+            others_before,
+            driver_processes,
             ..MoveBook::new(MoveWay::Leaving, now, Span::ZERO)
         };
-        let trip = trip.with_way(MoveWay::Leaving, now, &self.policy.parking);
-        self.set_move(lease, trip, |held| {
+        let park = park.with_way(MoveWay::Leaving, now, &self.policy.parking);
+        self.set_move(lease, park, |held| {
             (held.booked, held.was_moved, held.notice, held.overuse) = (booked, true, None, None);
         });
         self.told_to_end.remove(&lease);
@@ -658,11 +661,11 @@ impl CheckerBooks {
     }
 
     /// Moves a lease to another stage.
-    fn set_move(&mut self, lease: LeaseId, trip: MoveBook, change: impl FnOnce(&mut HeldBook)) {
+    fn set_move(&mut self, lease: LeaseId, park: MoveBook, change: impl FnOnce(&mut HeldBook)) {
         let Some(book) = self.remove(lease) else { return };
         let Some(mut held) = book.held().cloned() else { return };
         change(&mut held);
-        self.insert(lease, LeaseBook { stage: LeaseStage::Park(held, Box::new(trip)), ..book });
+        self.insert(lease, LeaseBook { stage: LeaseStage::Park(held, Box::new(park)), ..book });
     }
 
     pub(super) fn move_of(
@@ -672,10 +675,10 @@ impl CheckerBooks {
     ) -> Result<(&LeaseBook, &HeldBook, &MoveBook), Violation> {
         let book = self.leases.get(&lease);
         if let Some(book) = book
-            && let LeaseStage::Park(held, trip) = &book.stage
-            && trip.way == way
+            && let LeaseStage::Park(held, park) = &book.stage
+            && park.way == way
         {
-            return Ok((book, held, trip));
+            return Ok((book, held, park));
         }
         Err(Violation { rule: 0, what: format!("{lease} should be {way:?}, and is {book:?}") })
     }
@@ -683,125 +686,125 @@ impl CheckerBooks {
     // ---- rule 4 ------------------------------------------------------------
 
     /// True if a move has taken longer than it may.
-    pub(super) fn is_overdue(&self, now: Time, trip: &MoveBook) -> bool {
-        let span = trip.time_allowed(&self.policy.parking);
-        now >= trip.since + span && !self.in_grace(now, trip.since)
+    pub(super) fn is_overdue(&self, now: Time, park: &MoveBook) -> bool {
+        let span = park.time_allowed(&self.policy.parking);
+        now >= park.since + span && !self.in_grace(now, park.since)
     }
 
     /// When the last mover of a lease reported that its bytes are gone; `None` if one has not.
-    pub(super) fn all_reported_at(&self, lease: LeaseId, trip: &MoveBook) -> Option<Time> {
-        let voices = self.movers_of(lease, trip.method);
-        let said = voices.values().all(|voice| voice.parked.is_some());
-        let words = voices.values().map(|voice| voice.reported_at).chain([trip.since]);
+    pub(super) fn all_reported_at(&self, lease: LeaseId, park: &MoveBook) -> Option<Time> {
+        let movers = self.movers_of(lease, park.method);
+        let said = movers.values().all(|mover| mover.parked.is_some());
+        let words = movers.values().map(|mover| mover.reported_at).chain([park.since]);
         words.max().filter(|_| said)
     }
 
     /// True if readings should have shown by now what was reported to be gone.
-    pub(super) fn is_sight_overdue(&self, now: Time, lease: LeaseId, trip: &MoveBook) -> bool {
-        let by = self.all_reported_at(lease, trip).map(|said| said + self.policy.parking.move_timeout);
-        let by = by.map(|by| by.min(trip.since + trip.time_allowed(&self.policy.parking)));
-        by.is_some_and(|by| now >= by) && !self.in_grace(now, trip.since)
+    pub(super) fn is_sight_overdue(&self, now: Time, lease: LeaseId, park: &MoveBook) -> bool {
+        let by = self.all_reported_at(lease, park).map(|said| said + self.policy.parking.move_timeout);
+        let by = by.map(|by| by.min(park.since + park.time_allowed(&self.policy.parking)));
+        by.is_some_and(|by| now >= by) && !self.in_grace(now, park.since)
     }
 
     /// True if all of a lease has left, by its programs' reports: none is there that could refuse to.
-    fn has_all_left(&self, held: &HeldBook, lease: LeaseId, trip: &MoveBook) -> bool {
-        let voices = self.movers_of(lease, trip.method);
-        let known = |number: &usize| self.processes_on(lease, *number).all(|process| voices.contains_key(process));
-        let heard = trip.method == Method::Shim || !voices.is_empty();
-        let known = trip.method == Method::Hook || held.gpus.iter().all(known);
-        heard && known && self.all_reported_at(lease, trip).is_some()
+    fn has_all_left(&self, held: &HeldBook, lease: LeaseId, park: &MoveBook) -> bool {
+        let movers = self.movers_of(lease, park.method);
+        let known = |number: &usize| self.processes_on(lease, *number).all(|process| movers.contains_key(process));
+        let heard = park.method == Method::Shim || !movers.is_empty();
+        let known = park.method == Method::Hook || held.gpus.iter().all(known);
+        heard && known && self.all_reported_at(lease, park).is_some()
     }
 
     /// Takes the order that a lease stays on its GPUs.
     pub fn unpark(&mut self, now: Time, cause: &EventCause, lease: LeaseId, at: Time, why: &UnparkReason) -> Verdict {
-        let (_, held, trip) = self.move_of(lease, MoveWay::Leaving)?;
+        let (_, held, park) = self.move_of(lease, MoveWay::Leaving)?;
         let coarse = held.gpus.iter().any(|number| self.gpus[*number].is_coarse());
         let fits = match why {
             // A lease with more than was booked is refused, whatever it reports.
             UnparkReason::Refused(_)
-                if trip.method != Method::Hook && self.reported_bytes(lease, trip.method) > held.booked =>
+                if park.method != Method::Hook && self.reported_bytes(lease, park.method) > held.booked =>
             {
                 true
             }
             UnparkReason::Refused(_) if matches!(cause, EventCause::Unwrapped(of) if *of == lease) => {
-                trip.method == Method::Hook
+                park.method == Method::Hook
             }
             UnparkReason::Refused(_) => {
-                let said = |of: &LeaseId| *of == lease && !self.has_all_left(held, lease, trip);
+                let said = |of: &LeaseId| *of == lease && !self.has_all_left(held, lease, park);
                 let refusal = |word: &CallWord| matches!(word, CallWord::Refused | CallWord::Outgrown);
                 matches!(cause, EventCause::Reported(of, word) | EventCause::Hooked(of, word) if said(of) && refusal(word))
             }
-            UnparkReason::Silent => matches!(cause, EventCause::Ticked) && self.is_overdue(now, trip),
+            UnparkReason::Silent => matches!(cause, EventCause::Ticked) && self.is_overdue(now, park),
             UnparkReason::NotSeen => {
-                matches!(cause, EventCause::Ticked) && self.is_sight_overdue(now, lease, trip) && !coarse
+                matches!(cause, EventCause::Ticked) && self.is_sight_overdue(now, lease, park) && !coarse
             }
             UnparkReason::Unclear => {
-                matches!(cause, EventCause::Ticked) && self.is_sight_overdue(now, lease, trip) && coarse
+                matches!(cause, EventCause::Ticked) && self.is_sight_overdue(now, lease, park) && coarse
             }
         };
-        must(8, fits && at == now, || format!("{lease} shall stay ({why:?}) after {cause:?}: {trip:?}"))?;
-        let rests = if *why == UnparkReason::NotSeen { DISTRUST } else { 1 };
-        let rung = trip.method;
+        must(8, fits && at == now, || format!("{lease} shall stay ({why:?}) after {cause:?}: {park:?}"))?;
+        let backoff = if *why == UnparkReason::NotSeen { DISTRUST } else { 1 };
+        let method = park.method;
         // A mover that was told to park and reported nothing may park yet.
-        let silent = *why == UnparkReason::Silent && rung == Method::Driver;
-        let trip = MoveBook { was_resumed: false, ..trip.with_way(MoveWay::Returning, now, &self.policy.parking) };
-        self.set_move(lease, trip, |_| {});
-        let voices = self.movers.get_mut(&(lease, rung)).filter(|_| silent);
-        let here = voices.into_iter().flat_map(|voices| voices.values_mut()).filter(|voice| voice.parked.is_none());
-        here.for_each(|voice| voice.unknown = true);
+        let silent = *why == UnparkReason::Silent && method == Method::Driver;
+        let park = MoveBook { was_resumed: false, ..park.with_way(MoveWay::Returning, now, &self.policy.parking) };
+        self.set_move(lease, park, |_| {});
+        let movers = self.movers.get_mut(&(lease, method)).filter(|_| silent);
+        let here = movers.into_iter().flat_map(|movers| movers.values_mut()).filter(|mover| mover.parked.is_none());
+        here.for_each(|mover| mover.unknown = true);
         match cause {
             // It may be tried again at once; an earlier failure does not count any more.
             EventCause::Reported(_, CallWord::Outgrown) => {
                 if let Some(book) = self.leases.get_mut(&lease) {
-                    book.backoff.set(rung, Time::ZERO, Time::ZERO);
+                    book.backoff.set(method, Time::ZERO, Time::ZERO);
                 }
             }
-            _ => self.back_off(now, lease, rung, rests),
+            _ => self.back_off(now, lease, method, backoff),
         }
         Ok(())
     }
 
-    pub(super) fn back_off(&mut self, now: Time, lease: LeaseId, rung: Method, times: u64) {
+    pub(super) fn back_off(&mut self, now: Time, lease: LeaseId, method: Method, times: u64) {
         let rest = Span(self.policy.parking.retry_after.0 * times);
         if let Some(book) = self.leases.get_mut(&lease) {
-            book.backoff.set(rung, now, now + rest);
+            book.backoff.set(method, now, now + rest);
         }
     }
 
     /// Takes that a lease's bytes were seen to be gone.
-    pub fn parked(&mut self, now: Time, lease: LeaseId, at: Time, mark: Option<Time>) -> Verdict {
-        let (book, held, trip) = self.move_of(lease, MoveWay::Leaving)?;
+    pub fn parked(&mut self, now: Time, lease: LeaseId, at: Time, debt_clock: Option<Time>) -> Verdict {
+        let (book, held, park) = self.move_of(lease, MoveWay::Leaving)?;
         must(14, at == now, || format!("{lease} is parked at {at}, and it is {now}"))?;
-        let shims = self.movers_of(lease, trip.method);
-        must(4, shims.values().all(|shim| shim.parked.is_some()), || {
-            format!("{lease} is parked, and one of its programs has not reported so: {shims:?}")
+        let movers = self.movers_of(lease, park.method);
+        must(4, movers.values().all(|mover| mover.parked.is_some()), || {
+            format!("{lease} is parked, and one of its programs has not reported so: {movers:?}")
         })?;
-        let said = self.reported_bytes(lease, trip.method);
-        must(3, trip.method == Method::Hook || said <= held.booked, || {
+        let said = self.reported_bytes(lease, park.method);
+        must(3, park.method == Method::Hook || said <= held.booked, || {
             format!("{lease} is parked with {said}, and {} are booked", held.booked)
         })?;
-        must(4, trip.has_readings(held, READINGS), || {
+        must(4, park.has_readings(held, READINGS), || {
             format!(
                 "{lease} is parked by its report alone, and the readings after it are {:?} of GPUs {:?}",
-                trip.agreeing_readings, held.gpus
+                park.agreeing_readings, held.gpus
             )
         })?;
         let readable =
             |number: &&usize| !matches!(self.gpus[**number].reading, SeenReading::Unreadable | SeenReading::Lost);
         let unheard =
-            |number: &usize| self.processes_on(lease, *number).find(|process| !shims.contains_key(process)).copied();
+            |number: &usize| self.processes_on(lease, *number).find(|process| !movers.contains_key(process)).copied();
         let other = held.gpus.iter().filter(readable).find_map(unheard);
-        must(4, other.is_none() || trip.method == Method::Hook, || {
+        must(4, other.is_none() || park.method == Method::Hook, || {
             format!("{lease} is parked, and its process {other:?} is not")
         })?;
         let graced = if held.renewed <= self.grace_from { self.grace_until } else { Time::ZERO };
         let left = book.has_fixed_term().then(|| held.until.max(graced).since(now));
         must(8, left != Some(Span::ZERO), || format!("{lease} is parked, and its term is over: {held:?}"))?;
         let booked = held.booked;
-        let trip = MoveBook { term_left: left, ..trip.with_way(MoveWay::Parked, now, &self.policy.parking) };
-        self.check_refund(now, lease, mark)?;
+        let park = MoveBook { term_left: left, ..park.with_way(MoveWay::Parked, now, &self.policy.parking) };
+        self.check_refund(now, lease, debt_clock)?;
         self.booked_since_reading = self.booked_since_reading + booked;
-        self.set_move(lease, trip, |held| {
+        self.set_move(lease, park, |held| {
             (held.prepaid, held.idle, held.not_beyond) = (Span::ZERO, false, None);
             held.spent = held.charge(now);
             (held.slice_began, held.resized_at, held.stopped, held.uncharged) = (now, now, Some(now), 0);
@@ -813,11 +816,11 @@ impl CheckerBooks {
     pub fn queue_parked(&mut self, now: Time, cause: &EventCause, lease: LeaseId, action: &Action) -> Verdict {
         let Action::Want { at, vram, at_least, wake, .. } = action else { return Ok(()) };
         let (at, vram, at_least) = (*at, *vram, *at_least);
-        let (book, held, trip) = self.move_of(lease, MoveWay::Parked)?;
-        must(9, !trip.passive || wake.is_some(), || {
+        let (book, held, park) = self.move_of(lease, MoveWay::Parked)?;
+        must(9, !park.passive || wake.is_some(), || {
             format!("{lease} is passive, and waits for its GPUs without a call")
         })?;
-        must(9, trip.queued_since.is_none(), || format!("{lease} waits for its GPUs twice"))?;
+        must(9, park.queued_since.is_none(), || format!("{lease} waits for its GPUs twice"))?;
         let asked = match cause {
             EventCause::Reported(of, CallWord::Resume)
             | EventCause::Hooked(of, CallWord::Resume)
@@ -825,19 +828,19 @@ impl CheckerBooks {
             EventCause::Hinted(of, counts) => *of == lease && *counts,
             _ => false,
         };
-        let fits = asked || trip.requests_again.is_some() || trip.is_wanted;
-        must(9, fits, || format!("{lease} waits for its GPUs, and does not need them: {cause:?}, {trip:?}"))?;
-        let since = trip.requests_again.unwrap_or(now);
+        let fits = asked || park.requests_again.is_some() || park.is_wanted;
+        must(9, fits, || format!("{lease} waits for its GPUs, and does not need them: {cause:?}, {park:?}"))?;
+        let since = park.requests_again.unwrap_or(now);
         must(9, at == since, || format!("{lease} waits for its GPUs as of {at}, and requested them at {since}"))?;
-        let has = self.keeps_of_each(lease, held, trip);
+        let has = self.keeps_of_each(lease, held, park);
         let need = held.vram.less(has).max(Bytes(1));
         must(2, vram == need, || format!("{lease} waits for {vram}, and it lacks {need}"))?;
         let whole = book.request.vram == Vram::Whole;
         let least = whole.then(|| held.booked.min(vram.less(Bytes(1)))).filter(|least| *least > Bytes::ZERO);
         must(2, at_least == least, || format!("{lease} accepts {at_least:?}, and needs {least:?}"))?;
-        let term = trip.term_left.map_or(book.request.term, Term::Fixed);
-        let cards: Vec<GpuId> = held.gpus.iter().map(|card| GpuId(*card as u16)).collect();
-        let ask = LeaseRequest {
+        let term = park.term_left.map_or(book.request.term, Term::Fixed);
+        let cards: Vec<GpuId> = held.gpus.iter().map(|gpu| GpuId(*gpu as u16)).collect();
+        let request = LeaseRequest {
             vram: Vram::Bytes(vram),
             at_least,
             gpus: cards.len() as u16,
@@ -845,18 +848,18 @@ impl CheckerBooks {
             term,
             ..book.request.clone()
         };
-        let first = Some(book.request.clone());
-        let trip = MoveBook {
+        let first_request = Some(book.request.clone());
+        let park = MoveBook {
             queued_since: Some(at),
             requests_again: None,
             is_wanted: false,
             passive: false,
-            first_request: first,
-            ..trip.clone()
+            first_request,
+            ..park.clone()
         };
         let Some(book) = self.remove(lease) else { return Ok(()) };
         let LeaseStage::Park(held, _) = book.stage else { return Ok(()) };
-        self.insert(lease, LeaseBook { request: ask, stage: LeaseStage::Park(held, Box::new(trip)), ..book });
+        self.insert(lease, LeaseBook { request, stage: LeaseStage::Park(held, Box::new(park)), ..book });
         Ok(())
     }
 }

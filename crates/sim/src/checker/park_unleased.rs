@@ -47,15 +47,15 @@ impl CheckerBooks {
         let own = |process: &ProcKey| *process == found.audit.process || tree.contains(process);
         let mut has = Bytes::ZERO;
         for number in on {
-            let card = &self.gpus[number];
-            let ours = |process: &ProcKey| self.owners.get(process).is_some_and(|of| card.claims.contains_key(of));
-            if card.processes.iter().any(|process| !ours(process) && !own(process)) {
+            let gpu = &self.gpus[number];
+            let ours = |process: &ProcKey| self.owners.get(process).is_some_and(|of| gpu.claims.contains_key(of));
+            if gpu.processes.iter().any(|process| !ours(process) && !own(process)) {
                 return Err("other processes without a lease are there");
             }
-            if card.claims.keys().any(|other| self.is_uncapped(*other, number)) {
+            if gpu.claims.keys().any(|other| self.is_uncapped(*other, number)) {
                 return Err("a process there has no shim that limits it");
             }
-            let size = card.sizes.iter().find(|(of, _)| *of == found.audit.process).and_then(|(_, size)| *size);
+            let size = gpu.sizes.iter().find(|(of, _)| *of == found.audit.process).and_then(|(_, size)| *size);
             has = has + size.unwrap_or_default();
         }
         match self.host_memory {
@@ -74,8 +74,8 @@ impl CheckerBooks {
     /// True if a lease is parking or resuming that had more than its size, and may return with that.
     pub(super) fn had_more_than_lease(&self, lease: LeaseId) -> bool {
         match self.leases.get(&lease).map(|book| &book.stage) {
-            Some(LeaseStage::Park(held, trip)) if trip.way != MoveWay::Parked => {
-                trip.had_bytes.0 > held.gpus.iter().map(|_| held.vram.0).sum::<u64>()
+            Some(LeaseStage::Park(held, park)) if park.way != MoveWay::Parked => {
+                park.had_bytes.0 > held.gpus.iter().map(|_| held.vram.0).sum::<u64>()
             }
             _ => false,
         }
@@ -84,30 +84,30 @@ impl CheckerBooks {
     // ---- actions -------------------------------------------------------------------
 
     /// Takes that an unleased process got a lease and is to be parked by it.
-    pub(super) fn take_parking(&mut self, now: Time, stranger: UnleasedId, lease: LeaseId, at: Time) -> Verdict {
+    pub(super) fn take_parking(&mut self, now: Time, unleased: UnleasedId, lease: LeaseId, at: Time) -> Verdict {
         let begun = self.unleased.adopting.take();
         let holds = self.leases.get(&lease).is_some_and(|book| matches!(book.stage, LeaseStage::Held(_)));
         // That this was due was checked with its request; since then its lease has its GPUs.
-        must(20, begun == Some((lease, stranger)) && holds && at == now, || {
-            format!("{stranger} is parked by {lease} at {at}, and has {begun:?}")
+        must(20, begun == Some((lease, unleased)) && holds && at == now, || {
+            format!("{unleased} is parked by {lease} at {at}, and has {begun:?}")
         })?;
-        let Some(found) = self.unleased.get(stranger) else {
-            return must(15, false, || format!("{stranger} is to be parked, and is not recorded"));
+        let Some(found) = self.unleased.get(unleased) else {
+            return must(15, false, || format!("{unleased} is to be parked, and is not recorded"));
         };
         let warned = matches!(found.step, SignalledStep::Warned { .. });
         // It has no lease except for the new one.
         let alone = self.holder(&found.audit.process).is_none_or(|of| of == lease);
         must(20, warned && alone && self.is_parking_on() && !found.cannot_park, || {
-            format!("{stranger} is to be parked, and that is not due: {found:?}")
+            format!("{unleased} is to be parked, and that is not due: {found:?}")
         })?;
-        self.unleased.set_step(stranger, SignalledStep::Parking { lease, since: at });
+        self.unleased.set_step(unleased, SignalledStep::Parking { lease, since: at });
         Ok(())
     }
 
     /// Takes that an unleased process could not be parked.
-    pub(super) fn take_not_parked(&mut self, now: Time, stranger: UnleasedId, at: Time) -> Verdict {
-        let Some(found) = self.unleased.get(stranger) else {
-            return must(15, false, || format!("{stranger} could not be parked, and is not recorded"));
+    pub(super) fn take_not_parked(&mut self, now: Time, unleased: UnleasedId, at: Time) -> Verdict {
+        let Some(found) = self.unleased.get(unleased) else {
+            return must(15, false, || format!("{unleased} could not be parked, and is not recorded"));
         };
         let fits = match found.step {
             SignalledStep::Parking { lease, since } => match self.leases.get(&lease) {
@@ -117,14 +117,14 @@ impl CheckerBooks {
             },
             _ => self.due_step(now, found) == Ok(DueStep::Park) && self.check_may_park(now, found).is_err(),
         };
-        must(20, fits && at == now, || format!("{stranger} could have been parked at {at}, it is {now}: {found:?}"))?;
+        must(20, fits && at == now, || format!("{unleased} could have been parked at {at}, it is {now}: {found:?}"))?;
         if let SignalledStep::Parking { lease, .. } = found.step {
             self.unleased.leases_to_end.push(lease);
         }
-        if let Some(found) = self.unleased.get_mut(stranger) {
+        if let Some(found) = self.unleased.get_mut(unleased) {
             found.cannot_park = true;
         }
-        self.unleased.set_step(stranger, SignalledStep::NotParked { since: at });
+        self.unleased.set_step(unleased, SignalledStep::NotParked { since: at });
         Ok(())
     }
 
@@ -138,9 +138,9 @@ impl CheckerBooks {
         }
         let period = self.policy.period;
         let blind = |number: &usize| {
-            let card = &self.gpus[*number];
-            now.since(card.reading_began).0 > 2 * period.0
-                || matches!(card.reading, SeenReading::Unreadable | SeenReading::Lost)
+            let gpu = &self.gpus[*number];
+            now.since(gpu.reading_began).0 > 2 * period.0
+                || matches!(gpu.reading, SeenReading::Unreadable | SeenReading::Lost)
         };
         // Nothing is done on a GPU that cannot be read.
         if held.gpus.iter().any(blind) {
@@ -158,17 +158,17 @@ impl CheckerBooks {
     /// True if the obstacle to parking by the driver may pass: it has not reported on a process yet, a process is there
     /// that could take the room, or the host's free memory is not known.
     fn may_become_movable(&self, now: Time, lease: LeaseId, book: &LeaseBook) -> bool {
-        let (voices, parking) = (self.movers_of(lease, Method::Driver), &self.policy.parking);
+        let (movers, parking) = (self.movers_of(lease, Method::Driver), &self.policy.parking);
         let LeaseStage::Held(held) = &book.stage else { return false };
         let coarse = |number: &usize| matches!(self.gpus[*number].reading, SeenReading::Coarse(_));
         if parking.space == Bytes::ZERO || held.gpus.iter().any(coarse) {
             return false;
         }
-        let unheard = |number: &usize| self.processes_on(lease, *number).any(|process| !voices.contains_key(process));
-        if voices.is_empty() || held.gpus.iter().any(unheard) {
+        let unheard = |number: &usize| self.processes_on(lease, *number).any(|process| !movers.contains_key(process));
+        if movers.is_empty() || held.gpus.iter().any(unheard) {
             return true;
         }
-        if voices.values().any(|voice| voice.cannot) {
+        if movers.values().any(|mover| mover.cannot) {
             return false;
         }
         if self.stays_on_its_gpus(now, lease, held).is_err() {
@@ -210,8 +210,8 @@ impl CheckerBooks {
     /// True if its bytes were seen to have left its GPUs, whether it is resuming or not.
     fn has_left(&self, lease: LeaseId) -> bool {
         match self.leases.get(&lease).map(|book| &book.stage) {
-            Some(LeaseStage::Park(_, trip)) => {
-                trip.way == MoveWay::Parked || (trip.way == MoveWay::Returning && trip.was_resumed)
+            Some(LeaseStage::Park(_, park)) => {
+                park.way == MoveWay::Parked || (park.way == MoveWay::Returning && park.was_resumed)
             }
             _ => false,
         }
@@ -222,14 +222,14 @@ impl CheckerBooks {
         &self,
         now: Time,
         cause: &EventCause,
-        stranger: UnleasedId,
+        unleased: UnleasedId,
         found: &FoundProcess,
         how: &UnleasedEnd,
     ) -> Option<(LeaseId, bool)> {
         let (UnleasedEnd::Adopted(lease) | UnleasedEnd::Parked(lease)) = how else { return None };
         let own = matches!(found.step, SignalledStep::Parking { lease: own, .. } if own == *lease);
         let held = self.leases.get(lease).is_some_and(LeaseBook::is_held_or_parked);
-        let asked = matches!(cause, EventCause::Unleased(it) if matches!(**it, WatchedStep::Adopt(Some(of), true) if of == stranger));
+        let asked = matches!(cause, EventCause::Unleased(it) if matches!(**it, WatchedStep::Adopt(Some(of), true) if of == unleased));
         let asked = asked && self.gpus_of_unleased(now, found).is_ok();
         let wants = asked || self.is_parking_withdrawn(found);
         // A process whose parking was withdrawn was not parked, wherever it is.
@@ -238,13 +238,13 @@ impl CheckerBooks {
     }
 
     /// True if a call may adopt an unleased process: one that is being parked gets that lease.
-    pub(super) fn may_be_adopted(&self, now: Time, found: &FoundProcess, wish: Option<Bytes>) -> bool {
+    pub(super) fn may_be_adopted(&self, now: Time, found: &FoundProcess, vram_wanted: Option<Bytes>) -> bool {
         let owned = self.holder(&found.audit.process).is_some();
         let held = |lease: LeaseId| self.leases.get(&lease).is_some_and(LeaseBook::is_held_or_parked);
         match found.step {
             SignalledStep::Parking { lease, .. } if held(lease) => self.gpus_of_unleased(now, found).is_ok(),
             SignalledStep::Parking { .. } | SignalledStep::NotParked { .. } if owned => false,
-            _ => self.adoption_room(now, found, wish).is_ok(),
+            _ => self.adoption_room(now, found, vram_wanted).is_ok(),
         }
     }
 

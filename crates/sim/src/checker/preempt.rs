@@ -46,13 +46,16 @@ impl CheckerBooks {
         now: Time,
         cause: &EventCause,
         book: &LeaseBook,
-        again: Option<Time>,
+        requests_again: Option<Time>,
         waiter: Option<LeaseId>,
     ) -> Verdict {
-        let idle = again.is_none();
+        let idle = requests_again.is_none();
         let due = self.queue_place_taken(book, waiter).unwrap_or(now + Span(1));
-        must(9, again.is_none() || again == Some(due), || {
-            format!("{} requests its GPUs again as of {again:?} at {now}, and it should as of {due}: {book:?}", book.id)
+        must(9, requests_again.is_none() || requests_again == Some(due), || {
+            format!(
+                "{} requests its GPUs again as of {requests_again:?} at {now}, and it should as of {due}: {book:?}",
+                book.id
+            )
         })?;
         self.check_preempted(now, cause, book, waiter, idle)
     }
@@ -132,63 +135,61 @@ impl CheckerBooks {
     fn check_waiter(&self, now: Time, held: &HeldBook, other: &LeaseBook) -> Verdict {
         let waiter = other.id;
         must(9, !self.is_held_back(other), || format!("room is made for {waiter}, which its quota holds back"))?;
-        if let LeaseStage::Park(_, trip) = &other.stage {
-            let from = (trip.since + self.policy.parking.pause_after_park).max(other.backoff.until(trip.method));
+        if let LeaseStage::Park(_, park) = &other.stage {
+            let from = (park.since + self.policy.parking.pause_after_park).max(other.backoff.until(park.method));
             must(9, from <= now, || {
                 format!("room is made for {waiter} at {now}, which is not tried again until {from}")
             })?;
         }
-        let useful = held.gpus.iter().any(|card| self.could_host(other, &self.gpus[*card]));
+        let useful = held.gpus.iter().any(|gpu| self.could_host(other, &self.gpus[*gpu]));
         must(9, useful, || format!("room is made for {waiter} on GPUs {:?}, where it cannot be granted", held.gpus))?;
         let first = self.first_before_room == Some(waiter);
-        let coming = self.gpus.iter().filter(|card| self.gets_room_on(now, other, card)).count();
+        let coming = self.gpus.iter().filter(|gpu| self.gets_room_on(now, other, gpu)).count();
         must(5, !first || coming < usize::from(other.request.gpus), || {
             format!("room is made for {waiter}, the first, and it gets {coming} GPUs already: {other:?}")
         })
     }
 
     /// True if a waiter fits on a GPU once all leases that are leaving it have left.
-    fn gets_room_on(&self, now: Time, waiter: &LeaseBook, card: &GpuBook) -> bool {
-        let fresh = now.since(card.reading_began).0 <= 2 * self.policy.period.0;
-        if !self.could_host(waiter, card)
-            || !fresh
-            || matches!(card.reading, SeenReading::Unreadable | SeenReading::Lost)
+    fn gets_room_on(&self, now: Time, waiter: &LeaseBook, gpu: &GpuBook) -> bool {
+        let fresh = now.since(gpu.reading_began).0 <= 2 * self.policy.period.0;
+        if !self.could_host(waiter, gpu) || !fresh || matches!(gpu.reading, SeenReading::Unreadable | SeenReading::Lost)
         {
             return false;
         }
-        let mut room = self.promisable(card, now);
-        for (lease, reserved) in &card.claims {
+        let mut room = self.promisable(gpu, now);
+        for (lease, reserved) in &gpu.claims {
             let Some(other) = self.leases.get(lease).filter(|other| !other.is_parked()) else { continue };
-            let seen = card.seen_bytes.iter().find(|(of, _)| of == lease).map_or(Bytes::ZERO, |(_, seen)| *seen);
+            let seen = gpu.seen_bytes.iter().find(|(of, _)| of == lease).map_or(Bytes::ZERO, |(_, seen)| *seen);
             match &other.stage {
                 LeaseStage::Ending(..) => {}
-                LeaseStage::Park(_, trip) if trip.way == MoveWay::Leaving => {}
+                LeaseStage::Park(_, park) if park.way == MoveWay::Leaving => {}
                 _ if excludes(waiter, other) || self.is_restore_unsafe_beside(waiter, *lease) => return false,
                 _ => continue,
             }
-            room = room + seen.max(*reserved).less(residue(other, card));
+            room = room + seen.max(*reserved).less(residue(other, gpu));
         }
-        !self.restores_on(card) && room >= self.needed_bytes(waiter, card)
+        !self.restores_on(gpu) && room >= self.needed_bytes(waiter, gpu)
     }
 
     /// True if the driver must not restore a waiter on its GPUs while another lease is there.
     fn is_restore_unsafe_beside(&self, waiter: &LeaseBook, other: LeaseId) -> bool {
-        let LeaseStage::Park(held, trip) = &waiter.stage else { return false };
+        let LeaseStage::Park(held, park) = &waiter.stage else { return false };
         let on = |number: &&usize| self.gpus[**number].claims.contains_key(&other);
         let mut shared = held.gpus.iter().filter(on);
-        let is_restored = trip.needs_driver() && !waiter.request.may_lose_state;
+        let is_restored = park.needs_driver() && !waiter.request.may_lose_state;
         is_restored && shared.any(|number| self.is_uncapped(other, *number) || self.had_more_than_lease(other))
     }
 
     // ---- rule 2 for the driver ----------------------------------------------------
 
     /// True if the driver brings a lease back to a GPU.
-    pub fn restores_on(&self, card: &GpuBook) -> bool {
+    pub fn restores_on(&self, gpu: &GpuBook) -> bool {
         let restores = |lease: &LeaseId| match self.leases.get(lease).map(|book| &book.stage) {
-            Some(LeaseStage::Park(_, trip)) => trip.is_driver_restore(),
+            Some(LeaseStage::Park(_, park)) => park.is_driver_restore(),
             _ => false,
         };
-        self.moving.iter().filter(|lease| card.claims.contains_key(lease)).any(restores)
+        self.moving.iter().filter(|lease| gpu.claims.contains_key(lease)).any(restores)
     }
 
     /// Why a process on its GPUs could take what a restore needs; `Ok` if all processes there belong to leases and have
@@ -210,9 +211,9 @@ impl CheckerBooks {
     pub fn stays_on_its_gpus(&self, now: Time, lease: LeaseId, held: &HeldBook) -> Result<(), &'static str> {
         let outside = (0..self.gpus.len()).filter(|number| !held.gpus.contains(number) && self.gpus[*number].listed);
         for number in outside {
-            let card = &self.gpus[number];
-            let stale = now.since(card.reading_began).0 > 2 * self.policy.period.0;
-            match card.reading {
+            let gpu = &self.gpus[number];
+            let stale = now.since(gpu.reading_began).0 > 2 * self.policy.period.0;
+            match gpu.reading {
                 SeenReading::Lost => {}
                 SeenReading::Unreadable => return Err("it may be on a GPU that cannot be read"),
                 _ if stale => return Err("it may be on a GPU that was not read lately"),
@@ -228,15 +229,15 @@ impl CheckerBooks {
     /// The same for all other leases there.
     pub fn others_keep_off(&self, lease: LeaseId, held: &HeldBook) -> Result<(), &'static str> {
         for number in &held.gpus {
-            let card = &self.gpus[*number];
-            if matches!(card.reading, SeenReading::Unreadable | SeenReading::Lost) {
+            let gpu = &self.gpus[*number];
+            if matches!(gpu.reading, SeenReading::Unreadable | SeenReading::Lost) {
                 return Err("the processes there cannot be seen");
             }
-            let ours = |process: &&ProcKey| self.owners.get(process).is_some_and(|of| card.claims.contains_key(of));
-            if !card.processes.iter().all(|process| ours(&process)) {
+            let ours = |process: &&ProcKey| self.owners.get(process).is_some_and(|of| gpu.claims.contains_key(of));
+            if !gpu.processes.iter().all(|process| ours(&process)) {
                 return Err("unleased processes are there");
             }
-            if card.claims.keys().any(|other| *other != lease && self.is_uncapped(*other, *number)) {
+            if gpu.claims.keys().any(|other| *other != lease && self.is_uncapped(*other, *number)) {
                 return Err("a process there has no shim that limits it");
             }
         }
@@ -245,16 +246,16 @@ impl CheckerBooks {
 
     /// True if only other leases keep the driver from bringing a parked one back: once they have left it can.
     pub fn waits_for_holders(&self, now: Time, book: &LeaseBook) -> bool {
-        let LeaseStage::Park(held, trip) = &book.stage else { return false };
-        let is_restored = trip.way == MoveWay::Parked && trip.needs_driver() && !book.request.may_lose_state;
-        if !is_restored || book.backoff.until(trip.method) > now || self.is_other_move_under_way(book.id, held) {
+        let LeaseStage::Park(held, park) = &book.stage else { return false };
+        let is_restored = park.way == MoveWay::Parked && park.needs_driver() && !book.request.may_lose_state;
+        if !is_restored || book.backoff.until(park.method) > now || self.is_other_move_under_way(book.id, held) {
             return false;
         }
         let is_open = |number: &usize| {
-            let card = &self.gpus[*number];
-            let ours = |process: &ProcKey| self.owners.get(process).is_some_and(|of| card.claims.contains_key(of));
+            let gpu = &self.gpus[*number];
+            let ours = |process: &ProcKey| self.owners.get(process).is_some_and(|of| gpu.claims.contains_key(of));
             let is_seen =
-                !matches!(card.reading, SeenReading::Unreadable | SeenReading::Lost) && card.processes.iter().all(ours);
+                !matches!(gpu.reading, SeenReading::Unreadable | SeenReading::Lost) && gpu.processes.iter().all(ours);
             is_seen && self.seen_of(book.id, *number) <= held.vram
         };
         let is_blocked = |number: &usize| {
@@ -267,20 +268,20 @@ impl CheckerBooks {
 
     /// True if a parked lease cannot be resumed now, room or not: it failed a moment ago, or the driver might lose it.
     pub fn cannot_try(&self, now: Time, book: &LeaseBook) -> bool {
-        let LeaseStage::Park(held, trip) = &book.stage else { return false };
-        let unsure = trip.needs_driver() && !book.request.may_lose_state && self.sure_of_room(book.id, held).is_err();
+        let LeaseStage::Park(held, park) = &book.stage else { return false };
+        let unsure = park.needs_driver() && !book.request.may_lose_state && self.sure_of_room(book.id, held).is_err();
         let taken_up = || self.is_other_move_under_way(book.id, held);
-        trip.way == MoveWay::Parked && (book.backoff.until(trip.method) > now || unsure || taken_up())
+        park.way == MoveWay::Parked && (book.backoff.until(park.method) > now || unsure || taken_up())
     }
 }
 
 /// What a parking lease leaves on a GPU: its context, while its processes live.
-pub fn residue(book: &LeaseBook, card: &GpuBook) -> Bytes {
+pub fn residue(book: &LeaseBook, gpu: &GpuBook) -> Bytes {
     match &book.stage {
-        LeaseStage::Park(_, trip) if trip.way == MoveWay::Leaving && trip.method != Method::Driver => {
-            match card.is_coarse() {
-                true => card.residue_max(),
-                false => card.facts.context.unwrap_or(CONTEXT),
+        LeaseStage::Park(_, park) if park.way == MoveWay::Leaving && park.method != Method::Driver => {
+            match gpu.is_coarse() {
+                true => gpu.residue_max(),
+                false => gpu.facts.context.unwrap_or(CONTEXT),
             }
         }
         _ => Bytes::ZERO,

@@ -103,15 +103,15 @@ impl Promises {
 
     /// True if unleased processes, the driver or exceeded leases have more of a GPU than before.
     fn is_less_room(&mut self, state: &State) -> bool {
-        let beyond = |card| {
-            let room = state.room(card);
+        let beyond = |gpu| {
+            let room = state.room(gpu);
             let over: Bytes = room.leases().values().map(|claim| claim.seen.less(claim.reserved)).sum();
-            let loose = room.unowned_bytes().filter(|_| state.is_listed(card));
-            loose.map(|loose| (loose + over, state.unleased_compute_processes(card)))
+            let loose = room.unowned_bytes().filter(|_| state.is_listed(gpu));
+            loose.map(|loose| (loose + over, state.unleased_compute_processes(gpu)))
         };
         let mut less = false;
-        for (number, card) in state.gpus().enumerate() {
-            let now = beyond(card);
+        for (number, gpu) in state.gpus().enumerate() {
+            let now = beyond(gpu);
             match self.beyond.get_mut(number) {
                 Some(before) => {
                     less |= match (*before, now) {

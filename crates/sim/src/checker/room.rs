@@ -10,81 +10,80 @@ use sublet_core::units::{Bytes, Time};
 
 impl CheckerBooks {
     /// The bytes that may be promised on a GPU.
-    pub fn promisable(&self, card: &GpuBook, now: Time) -> Bytes {
-        self.promisable_but(card, now, None)
+    pub fn promisable(&self, gpu: &GpuBook, now: Time) -> Bytes {
+        self.promisable_but(gpu, now, None)
     }
 
     /// The same for a parked lease that has some bytes there already.
-    pub fn promisable_but(&self, card: &GpuBook, now: Time, own: Option<LeaseId>) -> Bytes {
-        let stale = now.since(card.reading_began).0 > 2 * self.policy.period.0;
-        if !self.is_open(card) || stale || self.restores_on(card) {
+    pub fn promisable_but(&self, gpu: &GpuBook, now: Time, own: Option<LeaseId>) -> Bytes {
+        let stale = now.since(gpu.reading_began).0 > 2 * self.policy.period.0;
+        if !self.is_open(gpu) || stale || self.restores_on(gpu) {
             return Bytes::ZERO;
         }
-        let total = card.facts.total;
-        let committed = match card.reading {
+        let total = gpu.facts.total;
+        let committed = match gpu.reading {
             SeenReading::Unreadable | SeenReading::Lost => return Bytes::ZERO,
             SeenReading::Coarse(free) => {
                 let parked = |lease: &&LeaseId| self.leases.get(lease).is_some_and(LeaseBook::is_parked);
-                let left = card.residue_max().0 * card.claims.keys().filter(parked).count() as u64;
-                let own = own.filter(|own| card.claims.contains_key(own)).map_or(Bytes::ZERO, |_| card.residue_max());
-                total.less(free).max(card.reserved + Bytes(left)).less(own)
+                let left = gpu.residue_max().0 * gpu.claims.keys().filter(parked).count() as u64;
+                let own = own.filter(|own| gpu.claims.contains_key(own)).map_or(Bytes::ZERO, |_| gpu.residue_max());
+                total.less(free).max(gpu.reserved + Bytes(left)).less(own)
             }
             SeenReading::Free(free) => {
-                let claimed = |(lease, seen): &(LeaseId, Bytes)| card.claims.get(lease).map(|held| (*seen, *held));
-                let seen: Bytes = card.seen_bytes.iter().filter_map(claimed).map(|(seen, _)| seen).sum();
-                let beyond: Bytes =
-                    card.seen_bytes.iter().filter_map(claimed).map(|(seen, held)| seen.less(held)).sum();
+                let claimed = |(lease, seen): &(LeaseId, Bytes)| gpu.claims.get(lease).map(|held| (*seen, *held));
+                let seen: Bytes = gpu.seen_bytes.iter().filter_map(claimed).map(|(seen, _)| seen).sum();
+                let beyond: Bytes = gpu.seen_bytes.iter().filter_map(claimed).map(|(seen, held)| seen.less(held)).sum();
                 let own =
-                    card.seen_bytes.iter().find(|(lease, _)| Some(*lease) == own).map_or(Bytes::ZERO, |(_, own)| *own);
-                (total.less(free).less(seen) + card.reserved + beyond).less(own)
+                    gpu.seen_bytes.iter().find(|(lease, _)| Some(*lease) == own).map_or(Bytes::ZERO, |(_, own)| *own);
+                (total.less(free).less(seen) + gpu.reserved + beyond).less(own)
             }
         };
-        total.less(committed + self.margin(card))
+        total.less(committed + self.margin(gpu))
     }
 
     /// Compute processes on a GPU that are not of a lease there, as far as they can be seen.
-    pub fn unleased_compute_processes(&self, card: &GpuBook) -> usize {
-        if matches!(card.reading, SeenReading::Unreadable | SeenReading::Lost) {
+    pub fn unleased_compute_processes(&self, gpu: &GpuBook) -> usize {
+        if matches!(gpu.reading, SeenReading::Unreadable | SeenReading::Lost) {
             return 0;
         }
-        let ours = |process: &ProcKey| self.owners.get(process).is_some_and(|lease| card.claims.contains_key(lease));
-        card.compute_processes.iter().filter(|process| !ours(process)).count()
+        let ours = |process: &ProcKey| self.owners.get(process).is_some_and(|lease| gpu.claims.contains_key(lease));
+        gpu.compute_processes.iter().filter(|process| !ours(process)).count()
     }
 
     /// True if the exclusivity of a lease there, or of the request itself, excludes a waiter.
-    pub fn excluded(&self, book: &LeaseBook, card: &GpuBook) -> bool {
-        let on_card = || self.leases_at_work(card);
-        let others = || on_card().any(|other| other.tenant != book.tenant);
-        if on_card().any(|other| other.request.exclusivity == Exclusivity::Device) {
+    pub fn excluded(&self, book: &LeaseBook, gpu: &GpuBook) -> bool {
+        let on_gpu = || self.leases_at_work(gpu);
+        let others = || on_gpu().any(|other| other.tenant != book.tenant);
+        if on_gpu().any(|other| other.request.exclusivity == Exclusivity::Device) {
             return true;
         }
         match book.request.exclusivity {
-            Exclusivity::Shared => on_card().any(|other| other.request.exclusivity == Exclusivity::Session) && others(),
-            Exclusivity::Session => others() || self.unleased_compute_processes(card) > 0,
-            Exclusivity::Device => on_card().next().is_some() || self.unleased_compute_processes(card) > 0,
+            Exclusivity::Shared => on_gpu().any(|other| other.request.exclusivity == Exclusivity::Session) && others(),
+            Exclusivity::Session => others() || self.unleased_compute_processes(gpu) > 0,
+            Exclusivity::Device => on_gpu().next().is_some() || self.unleased_compute_processes(gpu) > 0,
         }
     }
 
     /// Leases that work on a GPU: parked ones exclude no waiter.
-    pub(super) fn leases_at_work<'a>(&'a self, card: &'a GpuBook) -> impl Iterator<Item = &'a LeaseBook> {
-        card.claims.keys().filter_map(|lease| self.leases.get(lease)).filter(|book| !book.is_parked())
+    pub(super) fn leases_at_work<'a>(&'a self, gpu: &'a GpuBook) -> impl Iterator<Item = &'a LeaseBook> {
+        gpu.claims.keys().filter_map(|lease| self.leases.get(lease)).filter(|book| !book.is_parked())
     }
 
     /// The bytes that a request needs on a GPU.
-    pub fn needed_bytes(&self, book: &LeaseBook, card: &GpuBook) -> Bytes {
+    pub fn needed_bytes(&self, book: &LeaseBook, gpu: &GpuBook) -> Bytes {
         match self.request_now(book).vram {
             Vram::Bytes(vram) => vram,
-            Vram::Whole => Bytes(self.largest(card).0 / 100 * 75),
+            Vram::Whole => Bytes(self.largest(gpu).0 / 100 * 75),
         }
     }
 
     /// True if a waiter could start on a GPU now.
-    pub fn fits(&self, book: &LeaseBook, card: &GpuBook, now: Time) -> bool {
-        let empty = book.request.vram != Vram::Whole || self.leases_at_work(card).next().is_none();
+    pub fn fits(&self, book: &LeaseBook, gpu: &GpuBook, now: Time) -> bool {
+        let empty = book.request.vram != Vram::Whole || self.leases_at_work(gpu).next().is_none();
         empty
-            && self.eligible(&self.request_now(book), card)
-            && self.needed_bytes(book, card) <= self.promisable(card, now)
-            && !self.excluded(book, card)
+            && self.eligible(&self.request_now(book), gpu)
+            && self.needed_bytes(book, gpu) <= self.promisable(gpu, now)
+            && !self.excluded(book, gpu)
     }
 
     /// A waiter's request; that of a parked lease is for what it lacks now, whatever was left of it on its GPUs when it
@@ -94,7 +93,7 @@ impl CheckerBooks {
             return Cow::Borrowed(&book.request);
         };
         let left = match &book.stage {
-            LeaseStage::Park(_, trip) => self.keeps_of_each(book.id, held, trip),
+            LeaseStage::Park(_, park) => self.keeps_of_each(book.id, held, park),
             _ => Bytes::ZERO,
         };
         Cow::Owned(LeaseRequest { vram: Vram::Bytes(held.vram.less(left).max(Bytes(1))), ..book.request.clone() })
@@ -112,29 +111,29 @@ impl CheckerBooks {
         };
         must(1, asked, || format!("{lease} requested {:?} and gets {vram}", book.request.vram))?;
         for number in cards {
-            let card = &self.gpus[*number];
-            must(21, card.asides.is_empty(), || format!("{lease} gets GPU {number}, which steps aside"))?;
-            must(2, !self.restores_on(card), || {
+            let gpu = &self.gpus[*number];
+            must(21, gpu.asides.is_empty(), || format!("{lease} gets GPU {number}, which steps aside"))?;
+            must(2, !self.restores_on(gpu), || {
                 format!("{lease} gets GPU {number}, to which another lease is brought back")
             })?;
-            let room = self.promisable(card, now);
+            let room = self.promisable(gpu, now);
             must(1, vram <= room && vram > Bytes::ZERO, || {
                 format!(
                     "{lease} gets {vram} of GPU {number}, which can promise {room} (reading of {}: {:?}, {} reserved, seen {:?})",
-                    card.reading_began, card.reading, card.reserved, card.seen_bytes
+                    gpu.reading_began, gpu.reading, gpu.reserved, gpu.seen_bytes
                 )
             })?;
-            must(1, !self.excluded(book, card), || {
+            must(1, !self.excluded(book, gpu), || {
                 format!(
                     "{lease} ({:?}) gets GPU {number} in spite of exclusivity: {} unleased processes, leases {:?}",
                     book.request.exclusivity,
-                    self.unleased_compute_processes(card),
-                    card.claims.keys().collect::<Vec<_>>()
+                    self.unleased_compute_processes(gpu),
+                    gpu.claims.keys().collect::<Vec<_>>()
                 )
             })?;
             let whole = book.request.vram == Vram::Whole && book.request.at_least.is_none();
             let asked = book.request.vram == Vram::Bytes(vram);
-            must(1, !(whole || asked) || self.fits(book, card, now), || {
+            must(1, !(whole || asked) || self.fits(book, gpu, now), || {
                 format!("{lease} cannot be on GPU {number}: {:?}", book.request)
             })?;
         }
@@ -142,12 +141,12 @@ impl CheckerBooks {
     }
 
     /// Checks that a grant stays within its tenant's caps.
-    pub fn check_caps(&self, lease: LeaseId, book: &LeaseBook, cards: usize, vram: Bytes) -> Verdict {
+    pub fn check_caps(&self, lease: LeaseId, book: &LeaseBook, gpus: usize, vram: Bytes) -> Verdict {
         let tenant = &self.tenants[book.tenant];
         let caps = self.policy.caps_for(&tenant.name, &[]);
         let leases = caps.leases.is_none_or(|cap| tenant.leases < cap);
         must(1, leases, || format!("{lease} is lease {} of {}, above its cap", tenant.leases + 1, tenant.name))?;
-        let sum = tenant.vram + Bytes(vram.0 * cards as u64);
+        let sum = tenant.vram + Bytes(vram.0 * gpus as u64);
         let within = caps.vram.is_none_or(|cap| sum <= cap);
         must(1, within, || format!("{lease} gives {} a sum of {sum}, above its cap {:?}", tenant.name, caps.vram))
     }

@@ -49,18 +49,18 @@ impl Slices {
 fn slice(state: &State, holder: &Lease) -> Span {
     let (parking, live) = (&state.policy().parking, state.readings(holder.id));
     let program = live.map_or("", |live| live.program.as_str());
-    let cards = holder.hold().into_iter().flat_map(|hold| &hold.gpus);
+    let gpus = holder.hold().into_iter().flat_map(|hold| &hold.gpus);
     // Where its bytes cannot be seen, it may have as much as its lease allows.
-    let on = |card: &GpuId| match state.room(*card).is_coarse() {
+    let on = |gpu: &GpuId| match state.room(*gpu).is_coarse() {
         true => holder.hold().map(|hold| hold.vram).unwrap_or_default(),
-        false => state.room(*card).seen_of(holder.id),
+        false => state.room(*gpu).seen_of(holder.id),
     };
-    let bytes: Bytes = cards.map(on).sum();
+    let bytes: Bytes = gpus.map(on).sum();
     let costs = &state.rows().tenants[holder.tenant.0 as usize].costs;
-    let is_open = |rung: &Method| live.is_some_and(|live| !live.movers(*rung).is_empty());
-    let moves = |rung: Method| {
-        costs.estimate(program, rung, Direction::OffGpu, bytes)
-            + costs.estimate(program, rung, Direction::OntoGpu, bytes)
+    let is_open = |method: &Method| live.is_some_and(|live| !live.movers(*method).is_empty());
+    let moves = |method: Method| {
+        costs.estimate(program, method, Direction::OffGpu, bytes)
+            + costs.estimate(program, method, Direction::OntoGpu, bytes)
     };
     let rungs = Method::REVERSIBLE.into_iter().filter(is_open).map(moves);
     // A lease that is ended has its notice, too.

@@ -23,19 +23,19 @@ impl CheckerBooks {
         until: Time,
         idle: bool,
     ) -> Verdict {
-        let Some(LeaseBook { stage: LeaseStage::Held(held), tenant, worked, request: ask, bound, .. }) =
+        let Some(LeaseBook { stage: LeaseStage::Held(held), tenant, worked, request, bound, .. }) =
             self.leases.get(&lease)
         else {
             return must(8, false, || format!("{lease} is renewed, and is not held"));
         };
-        let full = now + ask.term.span();
+        let full = now + request.term.span();
         let fixed = self.leases[&lease].has_fixed_term();
         must(8, !fixed, || format!("{lease} has a fixed term until {}, and is renewed until {until}", held.until))?;
         must(8, at == now && until > held.until.min(now) && until <= full, || {
             format!("{lease} is renewed at {at} until {until}; it is {now}, and it had until {}", held.until)
         })?;
         let wanted = self.wanted(*tenant, &held.gpus);
-        let never = ask.preempt == Preempt::Never;
+        let never = request.preempt == Preempt::Never;
         let capped = if never { Time::NEVER } else { held.slice_began + self.policy.hold_max };
         let limited = until == capped || Some(until) == held.not_beyond;
         let let_past = held.not_beyond.is_some() && !self.queue.is_empty();
@@ -130,8 +130,8 @@ impl CheckerBooks {
                 let renewed = |action: &Action| matches!(action, Action::Renew { lease: of, .. } if of == lease);
                 must(8, actions.iter().any(renewed), || format!("{lease} worked, and was not renewed by that"))?;
             }
-            EventCause::Observed(Some(card), lost) => {
-                self.check_seen(*card, *lost)?;
+            EventCause::Observed(Some(gpu), lost) => {
+                self.check_seen(*gpu, *lost)?;
                 self.check_arrived()?;
             }
             EventCause::Reported(lease, said) | EventCause::Hooked(lease, said) => self.check_wanted(*lease, *said)?,
@@ -159,9 +159,9 @@ impl CheckerBooks {
     }
 
     /// Checks that a reading retires what ended before it, and that a GPU that was lost twice has no held leases.
-    fn check_seen(&self, card: usize, lost: bool) -> Verdict {
+    fn check_seen(&self, gpu: usize, lost: bool) -> Verdict {
         let book = |lease: &LeaseId| self.leases.get(lease);
-        let left = self.gpus[card]
+        let left = self.gpus[gpu]
             .ending
             .iter()
             .find(|lease| matches!(book(lease), Some(LeaseBook { stage: LeaseStage::Ending(_, _, 0), .. })));
@@ -169,7 +169,7 @@ impl CheckerBooks {
         let held = |lease: &&LeaseId| {
             matches!(book(lease), Some(LeaseBook { stage: LeaseStage::Held(_) | LeaseStage::Park(..), .. }))
         };
-        let held = self.gpus[card].claims.keys().find(held).filter(|_| lost);
-        must(1, held.is_none(), || format!("{held:?} holds GPU {card}, which is lost"))
+        let held = self.gpus[gpu].claims.keys().find(held).filter(|_| lost);
+        must(1, held.is_none(), || format!("{held:?} holds GPU {gpu}, which is lost"))
     }
 }
