@@ -37,7 +37,7 @@ impl Access {
         let own_uid = self.operators().own_uid;
         let operators = Arc::new(Operators { own_uid, gid, groups });
         *self.0.operators.write().unwrap_or_else(PoisonError::into_inner) = operators;
-        self.0.names.doubt();
+        self.0.names.expire_all();
     }
 
     fn operators(&self) -> Arc<Operators> {
@@ -113,7 +113,7 @@ impl Session {
     pub async fn peer(&self) -> Result<Arc<Peer>, Problem> {
         // Read before anything else: a change meanwhile is seen by the next call.
         let generation = self.access.0.names.generation();
-        if let Some(peer) = self.made(generation) {
+        if let Some(peer) = self.make_peer(generation) {
             return Ok(peer);
         }
         let peer = self.access.local(&self.credentials).await?;
@@ -123,7 +123,7 @@ impl Session {
     }
 
     /// Calls on one connection come one after the other, so no other call holds this lock.
-    fn made(&self, generation: u64) -> Option<Arc<Peer>> {
+    fn make_peer(&self, generation: u64) -> Option<Arc<Peer>> {
         let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let made = last.as_ref().filter(|made| made.generation == generation && made.at.elapsed() < ANEW)?;
         Some(Arc::clone(&made.peer))
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn the_groups_that_count_are_the_kernels_and_the_directorys() {
+    fn groups_are_those_of_the_kernel_and_of_the_directory() {
         let access = access(&[LAB], None, &[(LAB, "lab"), (OPS, "ops"), (90, "none")]);
         let groups = |gids: &[u32]| {
             now(session(&access, ANA, gids, Namespaces::default()).peer()).unwrap().caller.groups.clone()
@@ -168,21 +168,21 @@ mod tests {
     }
 
     #[test]
-    fn rules_that_are_read_anew_hold_for_whoever_is_connected() {
+    fn rules_of_a_reload_hold_for_open_connections() {
         let access = access(&[LAB], Some(OPS), &[]);
         let session = session(&access, ANA, &[OPS], OURS);
         let before = now(session.peer()).unwrap();
-        assert!(before.caller.operator && before.caller.groups.is_empty() && before.still_good(0));
+        assert!(before.caller.operator && before.caller.groups.is_empty() && before.is_valid(0));
         assert!(Arc::ptr_eq(&before, &now(session.peer()).unwrap()), "nothing is made twice");
         access.set(None, vec![(LAB, "lab".to_owned())]);
-        assert!(!before.still_good(0), "what streams to an operator ends");
+        assert!(!before.is_valid(0), "what streams to an operator ends");
         let after = now(session.peer()).unwrap();
-        assert!(!after.caller.operator && after.still_good(0));
+        assert!(!after.caller.operator && after.is_valid(0));
         assert_eq!(after.caller.groups, ["lab"]);
     }
 
     #[test]
-    fn an_operator_is_one_where_its_numbers_are_ours() {
+    fn an_operator_must_share_the_user_namespace() {
         let access = access(&[], Some(OPS), &[]);
         let operator = |uid, gid, pids, users| {
             now(session(&access, uid, &[gid], Namespaces { pids, users }).peer()).unwrap().caller.operator
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_passes_whose_groups_are_not_known_where_rules_name_groups() {
+    fn a_user_with_unknown_groups_is_refused_if_rules_name_groups() {
         let nothing = UserDirectory::of_directory(|_| FoundUser::default()).unwrap();
         let rules = |groups| Access::new(Operators { own_uid: 1, gid: None, groups }, nothing.clone());
         let open = rules(Vec::new());
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn nobody_waits_long_for_a_name_and_for_groups_only_where_they_matter() {
+    async fn names_are_waited_for_shortly_and_groups_only_if_rules_name_them() {
         let (_say, answers) = std::sync::mpsc::channel();
         let answers = Arc::new(Mutex::new(answers));
         let silent = UserDirectory::of_directory(move |_| answers.lock().unwrap().recv().unwrap_or_default()).unwrap();

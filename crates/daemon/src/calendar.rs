@@ -110,14 +110,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_time_is_an_error() {
+    fn a_wrong_time_is_an_error() {
         assert!(Hours::read(Some("someday"), "09:00", "18:00").is_err());
         assert!(Hours::read(None, "9", "18:00").is_err());
         assert!(Hours::read(None, "24:30", "18:00").is_err());
     }
 
     #[test]
-    fn today_is_a_day_and_ends() {
+    fn today_has_a_number_and_an_end() {
         assert!(number() > 20_000);
         assert!((1..=90_000).contains(&seconds_left()));
     }

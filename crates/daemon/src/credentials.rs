@@ -86,7 +86,7 @@ impl Witness {
 
     fn saw(&self, pid: u32) -> bool {
         match self {
-            Witness::Connected(pidfd) => lives(pidfd.as_fd()),
+            Witness::Connected(pidfd) => is_alive(pidfd.as_fd()),
             Witness::First(key) => first(pid) == Some(*key),
         }
     }
@@ -97,7 +97,7 @@ fn first(pid: u32) -> Option<ProcKey> {
 }
 
 /// A pidfd can be read from once its process has ended.
-fn lives(pidfd: BorrowedFd<'_>) -> bool {
+fn is_alive(pidfd: BorrowedFd<'_>) -> bool {
     let mut fds = [PollFd::new(&pidfd, PollFlags::IN)];
     matches!(poll(&mut fds, Some(&rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(0))
 }
@@ -163,7 +163,7 @@ mod tests {
     use std::process::{Command, Stdio};
 
     #[test]
-    fn this_process_shares_everything_with_itself() {
+    fn this_process_shares_all_namespaces_with_itself() {
         let (one, _other) = StdUnixStream::pair().unwrap();
         let spaces = spaces(one.as_fd(), std::process::id());
         assert_eq!(spaces, Some(Namespaces { pids: true, users: true }));
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_ended_vouches_for_nothing() {
+    fn an_exited_process_shares_no_namespace() {
         let mut child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
         let pid = child.id();
         let raw = rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();

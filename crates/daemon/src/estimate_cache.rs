@@ -124,7 +124,7 @@ mod tests {
     use sublet_core::rows::Rows;
 
     #[test]
-    fn however_many_look_at_one_state_it_is_reckoned_once_a_second() {
+    fn one_state_is_estimated_once_a_second_for_all_readers() {
         let (plans, state) = (EstimateCache::default(), State::new(Rows::default(), Policy::default()));
         let look = |version, at_ms: u64| plans.starts(&state, version, Time(at_ms * 1_000));
         let first = look(1, 0);
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_dear_outlives_a_change_and_what_is_cheap_does_not() {
+    fn an_expensive_estimate_is_kept_over_a_change_and_a_cheap_one_is_not() {
         let check = |cost_ms: u64, version: u64, at_ms: u64, expected: bool| {
             let good = is_good((1, Time(0)), Span(cost_ms * 1_000), version, Time(at_ms * 1_000));
             assert_eq!(good, expected, "{cost_ms} ms, version {version}, {at_ms} ms later");

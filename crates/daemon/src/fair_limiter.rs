@@ -85,7 +85,7 @@ mod tests {
     use std::sync::mpsc;
 
     #[test]
-    fn one_caller_with_many_calls_leaves_turns_for_the_others() {
+    fn one_caller_with_many_calls_leaves_permits_for_others() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let turns = FairLimiter::new(3, 2);
         runtime.block_on(async {
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_hangs_up_gives_up_its_place() {
+    fn a_caller_that_hangs_up_loses_its_place() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let turns = FairLimiter::new(3, 2);
         runtime.block_on(async {

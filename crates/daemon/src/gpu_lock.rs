@@ -29,7 +29,7 @@ pub struct GpuLock {
 }
 
 /// Claims this host's GPUs: two daemons would promise the same bytes.
-pub fn cards() -> Result<GpuLock, ServeError> {
+pub fn lock_gpus() -> Result<GpuLock, ServeError> {
     claim(NAME, Path::new(LOCKS), uid())
 }
 
@@ -124,7 +124,7 @@ pub fn check_free(socket: &Path) -> Result<(), ServeError> {
 const BACKLOG: i32 = 128;
 
 /// Makes the socket that callers of this host connect to: all users, or only the members of this group.
-pub fn socket(socket: &Path, group: Option<u32>) -> Result<UnixListener, ServeError> {
+pub fn bind_socket(socket: &Path, group: Option<u32>) -> Result<UnixListener, ServeError> {
     let failed = |source| ServeError::Socket { socket: socket.to_owned(), source };
     check_free(socket)?;
     let dir = match socket.parent().filter(|parent| !parent.as_os_str().is_empty()) {
@@ -164,13 +164,13 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_is_not_made_below_a_directory_that_another_user_may_change() {
+    fn no_socket_is_made_below_a_directory_that_another_user_may_change() {
         let dir = tempfile::tempdir().unwrap();
         let above = dir.path().join("above");
         let path = above.join("own/run/s");
         std::fs::create_dir_all(above.join("own")).unwrap();
         std::fs::set_permissions(&above, std::fs::Permissions::from_mode(0o777)).unwrap();
-        let refused = socket(&path, None).unwrap_err();
+        let refused = bind_socket(&path, None).unwrap_err();
         let expected = format!(
             "`{}` can be changed by everybody: another user could answer there in this daemon's place",
             above.display()
@@ -179,20 +179,20 @@ mod tests {
         assert!(refused.hint().is_some_and(|hint| hint.contains("--socket")), "{refused}");
         assert!(!above.join("own/run").exists(), "a refusal leaves nothing behind");
         std::fs::set_permissions(&above, std::fs::Permissions::from_mode(0o1777)).unwrap();
-        drop(socket(&path, None).unwrap());
+        drop(bind_socket(&path, None).unwrap());
         if !is_root() {
             return eprintln!("the rest was skipped: only root can give a directory away");
         }
         chown(&above, Some(4711), None).unwrap();
-        let refused = socket(&path, None).unwrap_err();
+        let refused = bind_socket(&path, None).unwrap_err();
         assert!(refused.to_string().contains("belongs to user 4711"), "{refused}");
     }
 
     #[test]
-    fn anybody_may_connect_from_the_moment_the_socket_is_there() {
+    fn any_user_may_connect_as_soon_as_the_socket_exists() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("deep/s");
-        let _listener = socket(&path, None).unwrap();
+        let _listener = bind_socket(&path, None).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o666);
         assert_eq!(std::fs::metadata(dir.path().join("deep")).unwrap().mode() & 0o022, 0);
     }
@@ -202,13 +202,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
         let gid = rustix::process::getegid().as_raw();
-        let _listener = socket(&path, Some(gid)).unwrap();
+        let _listener = bind_socket(&path, Some(gid)).unwrap();
         let found = std::fs::metadata(&path).unwrap();
         assert_eq!((found.mode() & 0o777, found.gid()), (0o660, gid));
     }
 
     #[test]
-    fn of_two_daemons_the_second_is_told_who_has_the_cards() {
+    fn a_second_daemon_is_told_which_process_has_the_gpus() {
         let dir = tempfile::tempdir().unwrap();
         let name = dir.path().to_str().unwrap();
         let own = Some((i32::try_from(std::process::id()).unwrap(), uid()));
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_another_user_took_does_not_keep_root_from_its_cards() {
+    fn root_gets_its_gpus_although_another_user_took_the_name() {
         if !is_root() {
             return eprintln!("skipped: only root can become another user");
         }

@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn soft_cards_stand_in_only_where_nothing_real_is_or_was() {
+    fn soft_gpus_are_chosen_only_if_no_real_gpu_is_or_was_there() {
         let chosen = |asked: Option<&str>, is_visible, saw_real| {
             let asked = asked.map(|text| text.parse().unwrap());
             let choice = choose_where(asked, is_visible, saw_real).unwrap();

@@ -194,7 +194,7 @@ impl IdempotencyKeys {
     }
 
     /// Keeps an answer; it is given again once the returned flag is set.
-    pub fn enter(&mut self, tenant: &str, key: &IdempotencyKey, reply: &Reply, now: Time) -> DurableMark {
+    pub fn add(&mut self, tenant: &str, key: &IdempotencyKey, reply: &Reply, now: Time) -> DurableMark {
         let durable = DurableMark::default();
         let used = TenantKey { fingerprint: key.fingerprint, reply: reply.clone(), durable: durable.clone() };
         self.insert(tenant.to_owned(), key.key.clone(), used, now);
@@ -269,7 +269,7 @@ mod tests {
     }
 
     fn enter(keys: &mut IdempotencyKeys, tenant: &str, text: &str) -> DurableMark {
-        keys.enter(tenant, &key(text), &Reply::new(200, &()), NOW)
+        keys.add(tenant, &key(text), &Reply::new(200, &()), NOW)
     }
 
     /// Adds a key whose answer is on the disk.
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn no_key_is_new_again_and_nobodys_ceases_to_be_whole_before_its_own_bound() {
+    fn no_key_is_forgotten_or_stored_before_the_bound_of_its_tenant() {
         let mut keys = IdempotencyKeys::default();
         for n in 0..WHOLE_OF_TENANT + 1 {
             settled(&mut keys, "ana", &format!("k{n}"));
@@ -366,12 +366,12 @@ mod tests {
         assert_eq!([room(&keys, "ana", 0), room(&keys, "ana", 59), room(&keys, "ana", 60)], [Err(60), Err(1), Ok(())]);
         assert_eq!(room(&keys, "ben", 0), Ok(()));
         let late = Time(NOW.0 + 60_000_000);
-        keys.enter("ana", &key("late"), &Reply::new(200, &()), late).set();
+        keys.add("ana", &key("late"), &Reply::new(200, &()), late).set();
         assert_eq!(room(&keys, "ana", 60), Ok(()), "the next oldest is a minute old, too");
     }
 
     #[test]
-    fn what_is_not_on_the_disk_stays_whole_however_many_there_are() {
+    fn answers_that_are_not_on_the_disk_stay_whole() {
         let mut keys = IdempotencyKeys::default();
         let marks: Vec<DurableMark> =
             (0..WHOLE_OF_TENANT + 5).map(|n| enter(&mut keys, "ana", &format!("k{n}"))).collect();
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_looked_in_vain_is_let_in_unless_its_key_came_and_went_meanwhile() {
+    fn a_caller_that_read_in_vain_is_let_in_unless_its_key_was_stored_meanwhile() {
         let mut keys = IdempotencyKeys::default();
         for n in 0..WHOLE_OF_TENANT + 1 {
             settled(&mut keys, "ana", &format!("k{n}"));
@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_durable_never_was() {
+    fn answers_that_were_not_durable_are_forgotten() {
         let mut keys = IdempotencyKeys::default();
         settled(&mut keys, "ana", "durable");
         enter(&mut keys, "ana", "lost");

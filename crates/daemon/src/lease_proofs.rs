@@ -25,7 +25,7 @@ pub struct LeaseProofs {
 
 impl LeaseProofs {
     /// Opens the key. Where there is none, or one that other users could read, a new one is written to the disk first.
-    pub fn begin(dir: &Path) -> io::Result<LeaseProofs> {
+    pub fn open(dir: &Path) -> io::Result<LeaseProofs> {
         let key = match read(&dir.join(NAME))? {
             Some(key) => key,
             None => make(dir)?,
@@ -42,7 +42,7 @@ impl LeaseProofs {
     }
 
     /// Adds the proof to a granted lease, if `tenant` requested it.
-    pub fn put(&self, lease: &mut wire::Lease, tenant: &str) {
+    pub fn add_to(&self, lease: &mut wire::Lease, tenant: &str) {
         if let (Some(epoch), Ok(id)) = (lease.fence, lease.id.parse())
             && lease.tenant == tenant
             && lease.ended.is_none()
@@ -96,21 +96,21 @@ mod tests {
     }
 
     #[test]
-    fn every_grant_has_a_mark_of_its_own_and_a_restart_makes_the_same() {
+    fn each_grant_has_its_own_proof_and_keeps_it_over_a_restart() {
         let dir = tempfile::tempdir().unwrap();
-        let marks = LeaseProofs::begin(dir.path()).unwrap();
+        let marks = LeaseProofs::open(dir.path()).unwrap();
         let others = [(71, 2), (7, 13), (8, 12)].map(|(lease, epoch)| marks.grant(LeaseId(lease), Fence(epoch)).proof);
         assert!(others.iter().all(|other| *other != mark(&marks)), "{others:?}");
-        assert_eq!(mark(&LeaseProofs::begin(dir.path()).unwrap()), mark(&marks));
+        assert_eq!(mark(&LeaseProofs::open(dir.path()).unwrap()), mark(&marks));
         let elsewhere = tempfile::tempdir().unwrap();
-        assert_ne!(mark(&LeaseProofs::begin(elsewhere.path()).unwrap()), mark(&marks));
+        assert_ne!(mark(&LeaseProofs::open(elsewhere.path()).unwrap()), mark(&marks));
     }
 
     #[test]
-    fn a_key_that_is_lost_cut_short_or_known_to_others_is_not_used_again() {
+    fn a_missing_short_or_readable_key_is_replaced() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(NAME);
-        let begin = || mark(&LeaseProofs::begin(dir.path()).unwrap());
+        let begin = || mark(&LeaseProofs::open(dir.path()).unwrap());
         let mut known = vec![begin()];
         let mut is_new = |spoil: &dyn Fn()| {
             assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);

@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_loss_is_told_with_its_size_and_its_time() {
+    fn a_loss_is_shown_with_its_size_and_time() {
         let us = 1_795_000_000_000_000;
         let loss = Loss::Missing { lines: 69, after: 120, since_wall_us: Some(us), until_wall_us: us + 2_500_000 };
         assert_eq!(

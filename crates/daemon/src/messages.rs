@@ -22,7 +22,7 @@ use sublet_core::units::{Bytes, Time};
 use sublet_core::unleased::{self, RuleAction};
 use sublet_wire::size::show;
 use sublet_wire::span;
-use sublet_wire::{Code, Problem};
+use sublet_wire::{self as wire, Code, Problem};
 
 /// How a lease ended, and what to do next.
 pub fn ended(id: &str, reason: EndReason) -> String {
@@ -69,6 +69,42 @@ pub fn ended(id: &str, reason: EndReason) -> String {
         EndReason::WaitOver => {
             format!("{id} was not granted within its waiting time; request it again with a longer `--wait`")
         }
+    }
+}
+
+/// When a passive lease is resumed.
+pub const PASSIVE: &str = "it comes back when there is room that no waiter needs";
+
+/// The state of a lease whose bytes come back.
+pub const RESUMING: &str = "its bytes are coming back to its GPUs";
+
+/// The state of a lease that is active or parking.
+pub fn on_gpus(shown: &wire::Lease) -> &'static str {
+    match () {
+        () if shown.state == wire::LeaseState::Parking => "its bytes are leaving its GPUs",
+        () if shown.overuse.is_some() => {
+            "it is active and has more on a GPU than its lease is for; if another request waits it may be parked"
+        }
+        () if shown.idle => "it is active but was not used in its last term; it goes on because no request waits",
+        () => "it is active",
+    }
+}
+
+/// Where the bytes of a parked lease are, and what brings them back: only the shim in a program notices its use.
+pub fn parked(lease: &Lease) -> String {
+    let by_hand = match lease.is_passive() {
+        true => format!("{PASSIVE}; `sublet resume {}` puts it into the queue", lease.id),
+        false => format!("`sublet resume {}` brings it back", lease.id),
+    };
+    match lease.park_state().map(|away| away.method) {
+        Some(Method::Driver) => {
+            format!("it is parked: the driver has its bytes in host memory, and it stands still; {by_hand}")
+        }
+        Some(Method::Hook) => format!("it is parked: it gave up its bytes by its own hook; {by_hand}"),
+        _ if lease.is_passive() => {
+            format!("it is parked: its bytes are in host memory, and come back when it is used; {by_hand}")
+        }
+        _ => "it is parked: its bytes are in host memory, and come back when it is used".to_owned(),
     }
 }
 
@@ -164,7 +200,7 @@ pub fn not_parkable(why: &NotParkable) -> String {
 const NAMED_MAX: usize = 4;
 
 /// Which processes of a lease run as other users, and what that means; `None` if none does.
-pub fn left_out(others: impl Iterator<Item = (ProcKey, u32)>) -> Option<String> {
+pub fn foreign_processes(others: impl Iterator<Item = (ProcKey, u32)>) -> Option<String> {
     let others: Vec<String> = others.map(|(process, uid)| format!("{} (uid {uid})", process.pid)).collect();
     let named = others.iter().take(NAMED_MAX).cloned().collect::<Vec<_>>().join(", ");
     let more = others.len().saturating_sub(NAMED_MAX);
@@ -179,7 +215,7 @@ pub fn left_out(others: impl Iterator<Item = (ProcKey, u32)>) -> Option<String> 
 
 /// Why the driver does not bring a lease back yet, and what helps. `name` is the lease or process in the way, as far as
 /// the reader may see it.
-pub fn held_back(state: &State, who: RestoreObstacle, name: Option<String>) -> String {
+pub fn restore_obstacle(state: &State, who: RestoreObstacle, name: Option<String>) -> String {
     let index = |card: GpuId| state.rows().gpus[usize::from(card.0)].facts.index;
     let lost = "a restore kills the process if another one takes its VRAM";
     match (who, name) {
@@ -212,7 +248,7 @@ pub fn held_back(state: &State, who: RestoreObstacle, name: Option<String>) -> S
 }
 
 /// Why a lease is not preempted.
-pub fn spared(spared: &NotPreemptable, now: Time) -> String {
+pub fn not_preempted(spared: &NotPreemptable, now: Time) -> String {
     match spared {
         NotPreemptable::Turn { until } => {
             format!("it is busy, and its time slice ends in {}", span::show(until.since(now).as_secs_f64()))
@@ -230,7 +266,7 @@ pub fn spared(spared: &NotPreemptable, now: Time) -> String {
 }
 
 /// Whether room is made for a waiter, by which leases, at what cost, and why.
-pub fn room_made(state: &State, making: Option<&RoomPlan>, now: Time, name: impl Fn(LeaseId) -> String) -> String {
+pub fn preemption(state: &State, making: Option<&RoomPlan>, now: Time, name: impl Fn(LeaseId) -> String) -> String {
     let seconds = |span: sublet_core::units::Span| span::show(span.as_secs_f64());
     match making {
         None if !state.policy().parking.preempt => {
@@ -645,10 +681,10 @@ mod tests {
     use sublet_core::rows::Rows;
 
     #[test]
-    fn who_is_held_back_reads_for_whom_it_waits_and_what_helps() {
+    fn a_restore_obstacle_names_the_lease_or_process_and_what_helps() {
         let mut state = State::new(Rows::default(), Policy::default());
         decide(&mut state, Time::ZERO, Event::Listed(vec![GpuFacts::plain(0, Bytes::gib(24))]));
-        let says = |who: RestoreObstacle, name: Option<&str>| held_back(&state, who, name.map(str::to_owned));
+        let says = |who: RestoreObstacle, name: Option<&str>| restore_obstacle(&state, who, name.map(str::to_owned));
         let card = GpuId(0);
         assert_eq!(
             says(RestoreObstacle::Unleased(card, 1), Some("process 4312 of ann")),

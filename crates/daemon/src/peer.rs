@@ -53,7 +53,7 @@ impl Peer {
     }
 
     /// The peer of a token's secret. A token never makes an operator.
-    pub fn through(known: Arc<KnownToken>) -> Arc<Peer> {
+    pub fn of_token(known: Arc<KnownToken>) -> Arc<Peer> {
         let token = &known.token;
         let groups = Vec::new();
         let caller = Caller { tenant: token.tenant.clone(), groups, operator: false, token: Some(token.id) };
@@ -90,7 +90,7 @@ impl Peer {
 
     /// True if it has not changed: a token may be revoked, or expire, during a long call, and an operator may have
     /// ceased to be one.
-    pub fn still_good(&self, wall_us: u64) -> bool {
+    pub fn is_valid(&self, wall_us: u64) -> bool {
         match &self.proof {
             Proof::Local { credentials, access } => !self.caller.operator || access.is_operator(credentials),
             Proof::Token(known) => known.is_good(wall_us),

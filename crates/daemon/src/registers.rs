@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn looking_makes_no_register() {
+    fn reading_makes_no_register() {
         let directory = tempfile::tempdir().unwrap();
         let registers = registers(directory.path(), 4);
         now(async {
@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tenant_has_as_many_registers_as_it_may_and_no_others() {
+    fn a_tenant_has_at_most_as_many_registers_as_allowed() {
         let directory = tempfile::tempdir().unwrap();
         let registers = registers(directory.path(), 2);
         now(async {
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn a_register_whose_file_or_log_was_moved_away_acknowledges_nothing_more() {
+    fn a_register_acknowledges_nothing_after_its_file_or_log_was_moved() {
         for file in ["a.db", "a.db-wal"] {
             let directory = tempfile::tempdir().unwrap();
             let registers = registers(directory.path(), 4);
@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn a_register_that_cannot_be_looked_at_is_not_taken_for_an_empty_one() {
+    fn an_unreadable_register_is_not_taken_as_empty() {
         let directory = tempfile::tempdir().unwrap();
         let registers = registers(directory.path(), 4);
         // A loop of links cannot be followed, whichever user runs the test.
@@ -482,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_register_is_refused_and_the_others_go_on() {
+    fn a_damaged_register_is_refused_and_others_go_on() {
         let directory = tempfile::tempdir().unwrap();
         let registers = registers(directory.path(), 4);
         fs::create_dir_all(directory.path().join("registers/uid:1")).unwrap();

@@ -73,7 +73,7 @@ impl RunningConfig {
 
     /// What follows if other hours hold than it was settled for. If that fails the hours are not noted, so that it is
     /// tried again.
-    fn turn(&mut self, holds: impl Fn(&Hours) -> bool) -> Option<Result<LoadedConfig, ConfigError>> {
+    fn settle_hours(&mut self, holds: impl Fn(&Hours) -> bool) -> Option<Result<LoadedConfig, ConfigError>> {
         let now: Vec<bool> = self.hours.iter().map(&holds).collect();
         if now == self.held {
             return None;
@@ -131,7 +131,7 @@ impl Reload {
 
     fn look(&mut self) {
         let now = Moment::now();
-        match self.standing.turn(|hours| hours.hold(now)) {
+        match self.standing.settle_hours(|hours| hours.hold(now)) {
             None => {}
             Some(Ok(settled)) => {
                 drop(self.mail.send(LoopInput::Configured(Box::new(settled.policy))));
@@ -149,7 +149,7 @@ impl Reload {
         self.local_rate.set(settled.socket_rate);
         self.access.set(settled.operators_gid, settled.groups.clone());
         if let Ok(mut house) = self.house.write() {
-            *house = settled.house();
+            *house = settled.http_settings();
         }
         if let Ok(mut notices) = self.notices.write() {
             notices.clone_from(&settled.notices);
@@ -200,26 +200,26 @@ mod tests {
     }
 
     #[test]
-    fn other_hours_bring_the_rules_that_were_read_last_once() {
+    fn other_hours_apply_the_last_read_rules_once() {
         let (mut standing, settled) = RunningConfig::under(config(""), |_| false).unwrap();
         assert_eq!(settled.policy.caps.leases, None);
-        assert!(standing.turn(|_| false).is_none(), "nothing has begun");
-        let begun = standing.turn(|_| true).expect("work has begun").unwrap();
+        assert!(standing.settle_hours(|_| false).is_none(), "nothing has begun");
+        let begun = standing.settle_hours(|_| true).expect("work has begun").unwrap();
         assert_eq!(begun.policy.caps.leases, Some(2));
-        assert!(standing.turn(|_| true).is_none(), "it is said once");
-        let over = standing.turn(|_| false).expect("work is over").unwrap();
+        assert!(standing.settle_hours(|_| true).is_none(), "it is said once");
+        let over = standing.settle_hours(|_| false).expect("work is over").unwrap();
         assert_eq!(over.policy.caps.leases, None);
     }
 
     #[test]
-    fn hours_whose_rules_cannot_be_settled_are_tried_again() {
+    fn rules_of_other_hours_are_retried_after_a_failure() {
         let (mut standing, _) = RunningConfig::under(config(""), |_| false).unwrap();
         // The directory is away, for example, and does not know a group that it knew.
         standing.config = config("[groups.no-such-group-here]\nvram = \"1G\"");
         for _ in 0..2 {
-            assert!(standing.turn(|_| true).expect("work has begun").is_err());
+            assert!(standing.settle_hours(|_| true).expect("work has begun").is_err());
         }
         standing.config = config("");
-        assert_eq!(standing.turn(|_| true).expect("it is tried again").unwrap().policy.caps.leases, Some(2));
+        assert_eq!(standing.settle_hours(|_| true).expect("it is tried again").unwrap().policy.caps.leases, Some(2));
     }
 }

@@ -203,12 +203,12 @@ pub fn serve(options: ServeOptions) -> Result<(), ServeError> {
     let (journal, loaded) = Journal::open(&options.state_dir)?;
     let choice = gpu_selection::choose(asked, &loaded)?;
     let kind = choice.gpu.kind();
-    let _cards = if kind == GpuKind::Real { Some(gpu_lock::cards()?) } else { None };
+    let _cards = if kind == GpuKind::Real { Some(gpu_lock::lock_gpus()?) } else { None };
     if let Some(other) = gpu_selection::other_kind(&loaded, kind) {
         return Err(ServeError::OtherKind(other.name()));
     }
     let remote = settled.1.tcp.as_ref().map(listen_beyond).transpose()?;
-    let listener = gpu_lock::socket(&options.socket, settled.1.socket_gid)?;
+    let listener = gpu_lock::bind_socket(&options.socket, settled.1.socket_gid)?;
     let eyes = look_at(&choice, &options)?;
     // The loop and the writer need cores too, and every thread more is a wake-up more for a request.
     let cores = thread::available_parallelism().map_or(1, usize::from);
@@ -316,8 +316,8 @@ fn run(
     let host = Arc::new(Host::start(eyes, clock, move |sight| drop(sights.send(LoopInput::Saw(sight))))?);
 
     let pen = Arc::new(Mutex::new(JournalWriter::new(journal, Arc::clone(&host), synced_tx, settled.history)));
-    let marks = LeaseProofs::begin(&options.state_dir).map_err(ServeError::Marks)?;
-    let house = Arc::new(RwLock::new(settled.house()));
+    let marks = LeaseProofs::open(&options.state_dir).map_err(ServeError::Marks)?;
+    let house = Arc::new(RwLock::new(settled.http_settings()));
     let notices = Arc::new(RwLock::new(settled.notices.clone()));
     let parts = LoopParts {
         loaded,
@@ -332,7 +332,7 @@ fn run(
         pen: Arc::clone(&pen),
         no_ballast,
         boot,
-        epochs: Watermarks::begin(&options.state_dir, crate::looper::wall_us()).map_err(ServeError::Epochs)?,
+        epochs: Watermarks::open(&options.state_dir, crate::looper::wall_us()).map_err(ServeError::Epochs)?,
         marks: marks.clone(),
         unmanaged: settled.unmanaged.clone(),
         notices: Notices::start(Arc::clone(&notices), mail.clone(), looper::look, runtime.handle())

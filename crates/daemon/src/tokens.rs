@@ -37,7 +37,7 @@ impl KnownToken {
 
 impl TokenTable {
     /// Replaces all tokens by what the disk has.
-    pub fn fill(&self, rows: &Rows) {
+    pub fn replace_all(&self, rows: &Rows) {
         // With a poisoned lock no caller is let in.
         let Ok(mut known) = self.0.write() else { return };
         known.retain(|_, known| {
@@ -51,7 +51,7 @@ impl TokenTable {
     }
 
     /// Adds a token.
-    pub fn enter(&self, token: Token) {
+    pub fn add(&self, token: Token) {
         if let Ok(mut known) = self.0.write() {
             known.insert(token.hash, new(token));
         }
@@ -104,10 +104,10 @@ mod tests {
     }
 
     #[test]
-    fn whoever_holds_on_to_a_token_learns_that_it_was_revoked_or_expired() {
+    fn a_held_token_shows_that_it_was_revoked_or_expired() {
         let tokens = TokenTable::default();
-        tokens.enter(token(1, None));
-        tokens.enter(token(2, Some(10)));
+        tokens.add(token(1, None));
+        tokens.add(token(2, Some(10)));
         let (one, two) = (tokens.find(&TokenHash([1; 32])).unwrap(), tokens.find(&TokenHash([2; 32])).unwrap());
         assert!(one.is_good(99) && two.is_good(9) && !two.is_good(10));
         tokens.revoke(TokenId(1));
@@ -116,15 +116,15 @@ mod tests {
     }
 
     #[test]
-    fn a_rebuilt_state_keeps_what_the_disk_has_and_when_it_was_used() {
+    fn a_rebuilt_state_keeps_durable_tokens_and_their_last_use() {
         let tokens = TokenTable::default();
         let mut rows = Rows::default();
         rows.tokens.insert(TokenId(1), token(1, None));
-        tokens.fill(&rows);
-        tokens.enter(token(2, None));
+        tokens.replace_all(&rows);
+        tokens.add(token(2, None));
         tokens.find(&TokenHash([1; 32])).unwrap().note_use(7);
         let lost = tokens.find(&TokenHash([2; 32])).unwrap();
-        tokens.fill(&rows);
+        tokens.replace_all(&rows);
         assert!(!lost.is_good(0) && tokens.find(&TokenHash([2; 32])).is_none());
         assert_eq!(tokens.last_uses(), HashMap::from([(TokenId(1), 7)]));
     }

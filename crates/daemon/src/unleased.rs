@@ -10,7 +10,12 @@ use sublet_wire as wire;
 
 impl View<'_> {
     /// Those that a caller may see and that a rule would be about if one is given; with a mode, as they would be in it.
-    pub fn strangers(&self, by: &Caller, mode: Option<Mode>, who: Option<&RuleSubject>) -> wire::UnleasedProcesses {
+    pub fn unleased_processes(
+        &self,
+        by: &Caller,
+        mode: Option<Mode>,
+        who: Option<&RuleSubject>,
+    ) -> wire::UnleasedProcesses {
         let rows = self.state.rows();
         let is_meant = |stranger: &&UnleasedProcess| who.is_none_or(|who| who.matches(&stranger.audit));
         let shown = rows.unleased.values().filter(|stranger| may_see(by, stranger)).filter(is_meant);
@@ -18,7 +23,7 @@ impl View<'_> {
         let rules = rows.rules.values().filter(|_| by.operator);
         let can = self.state.self_test();
         wire::UnleasedProcesses {
-            processes: shown.map(|stranger| self.stranger(by, stranger, mode)).collect(),
+            processes: shown.map(|stranger| self.shown_process(by, stranger, mode)).collect(),
             modes: modes
                 .map(|card| wire::GpuMode {
                     index: card.facts.index,
@@ -32,7 +37,7 @@ impl View<'_> {
         }
     }
 
-    fn stranger(&self, by: &Caller, stranger: &UnleasedProcess, mode: Option<Mode>) -> wire::UnleasedProcess {
+    fn shown_process(&self, by: &Caller, stranger: &UnleasedProcess, mode: Option<Mode>) -> wire::UnleasedProcess {
         let audit = &stranger.audit;
         let residence = enforce::residence(self.state, stranger, self.now);
         let bytes = residence.as_ref().and_then(|(on, _)| on.iter().map(|(_, bytes)| bytes.map(|b| b.0)).sum());

@@ -101,7 +101,7 @@ impl UserDirectory {
     }
 
     /// Looks up all users again, and makes all that follows from it anew.
-    pub fn doubt(&self) {
+    pub fn expire_all(&self) {
         self.0.round.fetch_add(1, Ordering::AcqRel);
         self.0.generation.fetch_add(1, Ordering::AcqRel);
     }
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_known_counts_until_something_else_is_and_then_everybody_learns_it() {
+    fn a_known_answer_counts_until_a_newer_one_changes_the_generation() {
         let (say, names) = slow();
         runtime().block_on(async {
             names.wait(5, Duration::from_millis(1)).await;
@@ -241,7 +241,7 @@ mod tests {
             names.wait(5, LONG).await;
             assert_eq!((names.groups(5).as_deref(), names.of("uid:5").as_str()), (Some(&[7][..]), "ana"));
             let generation = names.generation();
-            names.doubt();
+            names.expire_all();
             assert!(names.generation() > generation, "a reload makes everybody anew");
             names.wait(5, Duration::from_millis(1)).await;
             assert_eq!(names.groups(5).as_deref(), Some(&[7][..]), "until there is an answer the old one counts");
@@ -254,12 +254,12 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_is_away_takes_no_groups_from_anybody() {
+    fn users_keep_their_groups_while_the_directory_is_away() {
         let (say, names) = slow();
         runtime().block_on(async {
             for found in [ana(&[7]), FoundUser { name: None, gids: Some(Vec::new()) }, FoundUser::default()] {
                 say.send(found).unwrap();
-                names.doubt();
+                names.expire_all();
                 names.wait(5, LONG).await;
                 assert_eq!((names.groups(5).as_deref(), names.of("uid:5").as_str()), (Some(&[7][..]), "ana"));
             }
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_user_who_takes_long_does_not_hold_up_another() {
+    fn a_slow_look_up_does_not_delay_other_users() {
         let (say, answers) = mpsc::channel::<()>();
         let answers = Arc::new(Mutex::new(answers));
         let names = UserDirectory::of_directory(move |uid| {

@@ -60,7 +60,7 @@ pub struct Watermarks {
 
 impl Watermarks {
     /// Opens the watermarks; returns the least numbers that were never handed out.
-    pub fn begin(dir: &Path, wall_us: u64) -> io::Result<(Watermarks, WatermarkFloor)> {
+    pub fn open(dir: &Path, wall_us: u64) -> io::Result<(Watermarks, WatermarkFloor)> {
         let path = dir.join(NAME);
         let open = |path: &Path| OpenOptions::new().read(true).write(true).custom_flags(NOFOLLOW).open(path);
         let file = match open(&path) {
@@ -157,10 +157,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_clock_that_was_set_back_hands_out_no_epoch_twice() {
+    fn no_fence_is_handed_out_twice_after_the_clock_was_set_back() {
         let dir = tempfile::tempdir().unwrap();
         let begin =
-            |wall_us| Watermarks::begin(dir.path(), wall_us).map(|(epochs, floor)| (epochs, floor.epoch)).unwrap();
+            |wall_us| Watermarks::open(dir.path(), wall_us).map(|(epochs, floor)| (epochs, floor.epoch)).unwrap();
         let (_, first) = begin(1_000_000_000_000_000);
         assert_eq!(first, Fence(1_000_000_000_000_000));
         let (mut epochs, second) = begin(5);
@@ -173,9 +173,9 @@ mod tests {
     }
 
     #[test]
-    fn numbers_of_leases_grow_over_a_crash_and_have_no_hole_after_a_stop() {
+    fn lease_numbers_grow_over_a_crash_and_have_no_hole_after_a_stop() {
         let dir = tempfile::tempdir().unwrap();
-        let begin = || Watermarks::begin(dir.path(), 5).map(|(epochs, floor)| (epochs, floor.lease)).unwrap();
+        let begin = || Watermarks::open(dir.path(), 5).map(|(epochs, floor)| (epochs, floor.lease)).unwrap();
         let (mut epochs, first) = begin();
         assert_eq!(first, 0);
         epochs.keep_leases_ahead(22).unwrap();
@@ -194,35 +194,35 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_an_earlier_release_has_no_word_about_leases() {
+    fn a_file_of_an_earlier_release_has_no_lease_watermark() {
         let dir = tempfile::tempdir().unwrap();
         let mut old = vec![0; 4096 + DIGITS + 1];
         for place in PLACES {
             old[place as usize..][..DIGITS + 1].copy_from_slice(format!("{:0DIGITS$}\n", 77).as_bytes());
         }
         std::fs::write(dir.path().join(NAME), old).unwrap();
-        assert_eq!(Watermarks::begin(dir.path(), 5).unwrap().1, WatermarkFloor { epoch: Fence(77), lease: 0 });
+        assert_eq!(Watermarks::open(dir.path(), 5).unwrap().1, WatermarkFloor { epoch: Fence(77), lease: 0 });
     }
 
     #[test]
-    fn a_name_that_leads_elsewhere_is_not_written_through() {
+    fn a_symbolic_link_is_not_followed() {
         let dir = tempfile::tempdir().unwrap();
         let precious = dir.path().join("precious");
         std::fs::write(&precious, "precious").unwrap();
         std::os::unix::fs::symlink(&precious, dir.path().join("epochs.new")).unwrap();
-        Watermarks::begin(dir.path(), 5).unwrap();
+        Watermarks::open(dir.path(), 5).unwrap();
         assert_eq!(std::fs::read_to_string(&precious).unwrap(), "precious");
         assert!(dir.path().join(NAME).symlink_metadata().unwrap().is_file());
         std::fs::remove_file(dir.path().join(NAME)).unwrap();
         std::os::unix::fs::symlink(&precious, dir.path().join(NAME)).unwrap();
-        Watermarks::begin(dir.path(), 5).unwrap_err();
+        Watermarks::open(dir.path(), 5).unwrap_err();
         assert_eq!(std::fs::read_to_string(&precious).unwrap(), "precious");
     }
 
     #[test]
-    fn a_mark_that_a_power_cut_spoiled_is_found_in_its_other_place() {
+    fn a_spoiled_watermark_is_read_from_its_other_place() {
         let dir = tempfile::tempdir().unwrap();
-        let begin = || Watermarks::begin(dir.path(), 5).unwrap();
+        let begin = || Watermarks::open(dir.path(), 5).unwrap();
         let (_, _, (newest, _)) = (begin(), begin(), begin());
         let (path, file) = (dir.path().join(NAME), newest.file.try_clone().unwrap());
         let before = std::fs::read(&path).unwrap();
@@ -233,7 +233,7 @@ mod tests {
             file.write_all_at(&before, 0).unwrap();
         }
         PLACES.into_iter().for_each(|place| file.write_all_at(b"00x", place).unwrap());
-        let error = Watermarks::begin(dir.path(), 5).unwrap_err();
+        let error = Watermarks::open(dir.path(), 5).unwrap_err();
         assert!(error.to_string().contains("damaged"), "unknown is not zero: {error}");
     }
 }

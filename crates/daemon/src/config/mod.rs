@@ -27,7 +27,7 @@ use self::parking::ParkingConfig;
 use self::preemption::PreemptionConfig;
 use self::registers::RegistersConfig;
 use self::values::{
-    HISTORY, at_least_one, on, read_card, read_gpu, read_history, read_margin, read_renewal, read_span,
+    HISTORY, at_least_one, is_on, read_gpu, read_gpu_name, read_history, read_margin, read_renewal, read_span,
     read_span_or_none, read_visibility, set,
 };
 use crate::calendar::{Hours, Moment};
@@ -166,7 +166,7 @@ pub struct LoadedConfig {
 
 impl LoadedConfig {
     /// The settings of the HTTP API.
-    pub fn house(&self) -> HttpSettings {
+    pub fn http_settings(&self) -> HttpSettings {
         let poll_max = Duration::from_micros(self.poll_max.0);
         HttpSettings { ttl: self.policy.ttl, visibility: self.visibility, poll_max }
     }
@@ -244,7 +244,7 @@ impl Config {
         self.preemption.settle(&mut policy)?;
         self.enforcement.settle(&mut policy)?;
         self.aside.settle(&mut policy)?;
-        let driver = on("preemption.driver", self.preemption.driver.as_deref())?;
+        let driver = is_on("preemption.driver", self.preemption.driver.as_deref())?;
         policy.enforcement.parks_first &= driver;
         policy.parking.context_after = policy.parking.context_after.filter(|_| driver);
         lay_over(&mut policy, &self.caps, &self.users, &self.groups)?;
@@ -286,12 +286,12 @@ impl Config {
             visibility: read_visibility(self.visibility.as_deref().unwrap_or("all"))?,
             measure_context: self.measure_context.unwrap_or(true),
             history: read_history(self.history.unwrap_or(HISTORY))?,
-            unmanaged: self.unmanaged.iter().map(|name| read_card(name)).collect::<Result<_, _>>()?,
+            unmanaged: self.unmanaged.iter().map(|name| read_gpu_name(name)).collect::<Result<_, _>>()?,
             gpu: self.gpu.as_deref().map(read_gpu).transpose()?,
             tcp: self.tcp.settle()?,
             socket_rate: self.socket.settle()?,
             stock,
-            shim: on("shim", self.shim.as_deref())?,
+            shim: is_on("shim", self.shim.as_deref())?,
             driver,
             notices: self.notices.settle()?,
             registers: self.registers.settle()?,

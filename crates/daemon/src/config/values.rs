@@ -22,7 +22,7 @@ pub(super) fn read_history(lines: u64) -> Result<u64, ConfigError> {
 }
 
 /// A GPU as `nvidia-smi -L` names it: its number or its UUID.
-pub(super) fn read_card(name: &str) -> Result<String, ConfigError> {
+pub(super) fn read_gpu_name(name: &str) -> Result<String, ConfigError> {
     if is_uuid(name) || name.parse::<u32>().is_ok() {
         return Ok(name.to_owned());
     }
@@ -39,7 +39,7 @@ fn is_uuid(name: &str) -> bool {
 }
 
 /// Whether something is on, which it is unless it is said to be off.
-pub(super) fn on(key: &'static str, said: Option<&str>) -> Result<bool, ConfigError> {
+pub(super) fn is_on(key: &'static str, said: Option<&str>) -> Result<bool, ConfigError> {
     match said {
         None | Some("on") => Ok(true),
         Some("off") => Ok(false),

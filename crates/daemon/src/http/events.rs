@@ -100,7 +100,7 @@ impl Follow {
                     // Lines may have been trimmed before the first one and between any two.
                     events.extend(gap(self.after, line.seq));
                     self.after = line.seq;
-                    if self.sieve.passes(line, reader)? {
+                    if self.sieve.may_see(line, reader)? {
                         events.push(event(&self.sieve.shown(line, reader)?));
                     }
                 }
@@ -108,7 +108,7 @@ impl Follow {
             });
             let (events, read, this) = read.await.ok()?;
             self = this;
-            if !self.peer.still_good(wall_us()) {
+            if !self.peer.is_valid(wall_us()) {
                 return None;
             }
             if !events.is_empty() {

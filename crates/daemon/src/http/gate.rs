@@ -62,8 +62,8 @@ impl Gate {
         wall_us: u64,
         now: Instant,
     ) -> Result<Option<Arc<Peer>>, Problem> {
-        let from = whole(from);
-        let looks = looks(request);
+        let from = address_key(from);
+        let looks = is_read(request);
         if is_public(request) {
             self.visitors.take(&from, now).map_err(too_many)?;
             return Ok(None);
@@ -76,7 +76,7 @@ impl Gate {
         let crate::peer::Proof::Token(known) = &peer.proof else { return Err(no_token()) };
         let refused = known.token.read_only && !looks;
         // A request that is refused anyway must not use up the budget that keeps leases alive.
-        let rates = if keeps(request) && !refused { &self.keepers } else { &self.tenants };
+        let rates = if keeps_lease_alive(request) && !refused { &self.keepers } else { &self.tenants };
         rates.take(&peer.caller.tenant, now).map_err(too_many)?;
         known.note_use(wall_us);
         if refused {
@@ -95,35 +95,35 @@ impl Gate {
             Problem::new(Code::Unauthenticated, "there is no such token, or it was revoked").hint("ask for a new token")
         })?;
         if !known.is_good(wall_us) {
-            return Err(gone(&known.token.id.to_string()));
+            return Err(token_ended(&known.token.id.to_string()));
         }
-        Ok(Peer::through(known))
+        Ok(Peer::of_token(known))
     }
 }
 
 /// True if a request changes nothing.
-pub fn looks<B>(request: &Request<B>) -> bool {
+pub fn is_read<B>(request: &Request<B>) -> bool {
     matches!(*request.method(), Method::GET | Method::HEAD)
 }
 
 /// True if a request may wait for a lease to change.
-pub fn waits<B>(request: &Request<B>) -> bool {
+pub fn is_long_poll<B>(request: &Request<B>) -> bool {
     let query = request.uri().query().unwrap_or_default();
     *request.method() == Method::GET && query.split('&').any(|part| part.starts_with("wait="))
 }
 
 /// True if any caller may read the answer to a request.
 pub fn is_public<B>(request: &Request<B>) -> bool {
-    is_health(request) || (looks(request) && request.uri().path() == DESCRIPTION)
+    is_health(request) || (is_read(request) && request.uri().path() == DESCRIPTION)
 }
 
 /// True if a request is a health check.
 pub fn is_health<B>(request: &Request<B>) -> bool {
-    looks(request) && HEALTH.contains(&request.uri().path())
+    is_read(request) && HEALTH.contains(&request.uri().path())
 }
 
 /// True if a request keeps a lease alive, or releases it.
-pub(super) fn keeps<B>(request: &Request<B>) -> bool {
+pub(super) fn keeps_lease_alive<B>(request: &Request<B>) -> bool {
     let Some(rest) = request.uri().path().strip_prefix("/v1/leases/") else { return false };
     match (request.method(), rest.split_once('/')) {
         (&Method::DELETE, None) => true,
@@ -133,7 +133,7 @@ pub(super) fn keeps<B>(request: &Request<B>) -> bool {
 }
 
 /// The answer to a caller whose token has just ended.
-pub fn gone(token: &str) -> Problem {
+pub fn token_ended(token: &str) -> Problem {
     Problem::new(Code::TokenExpired, format!("token {token} has expired or was revoked")).hint("ask for a new token")
 }
 
@@ -162,7 +162,7 @@ fn secret_of(value: &[u8]) -> Option<&[u8]> {
 }
 
 /// The key of an address: of IPv6 a user has 2⁶⁴ addresses, so the first half counts.
-pub fn whole(from: IpAddr) -> IpAddr {
+pub fn address_key(from: IpAddr) -> IpAddr {
     match from.to_canonical() {
         IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() >> 64 << 64)),
         address => address,
@@ -198,8 +198,8 @@ mod tests {
 
     fn gate(rate: Rate) -> Gate {
         let tokens = TokenTable::default();
-        tokens.enter(token(1, 'a', false));
-        tokens.enter(token(2, 'b', true));
+        tokens.add(token(1, 'a', false));
+        tokens.add(token(2, 'b', true));
         Gate::new(tokens, rate)
     }
 
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn one_whole_secret_in_the_header_is_let_in_and_nothing_else() {
+    fn only_one_whole_secret_in_the_header_is_let_in() {
         let (gate, now) = (gate(FAST), Instant::now());
         let check = |method: &str, path: &str, values: &[String], expected: &str| {
             let later = now + Duration::from_secs(1000);
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn guessing_and_haste_are_slowed_down_and_pass() {
+    fn wrong_secrets_and_too_many_calls_are_refused_for_a_while() {
         let (gate, now) = (gate(Rate { per_s: 1.0, burst: 2.0 }), Instant::now());
         let good = vec![format!("Bearer {}", secret('a'))];
         let other = vec![format!("Bearer {}", secret('b'))];
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_guesses_does_not_lock_out_a_good_token_of_its_address() {
+    fn a_good_token_is_let_in_from_an_address_with_wrong_ones() {
         let (gate, now) = (gate(FAST), Instant::now());
         let good = vec![format!("Bearer {}", secret('a'))];
         let wrong = vec![format!("Bearer {}", secret('c'))];
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn looking_does_not_use_up_what_keeps_a_lease_alive() {
+    fn reads_do_not_use_up_the_budget_of_renewals() {
         let (gate, now) = (gate(Rate { per_s: 1.0, burst: 4.0 }), Instant::now());
         let good = vec![format!("Bearer {}", secret('a'))];
         let reader = vec![format!("Bearer {}", secret('b'))];

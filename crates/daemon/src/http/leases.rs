@@ -41,7 +41,7 @@ const LIST_MAX: usize = 1_000;
 pub async fn ask(State(app): State<App>, request: Request) -> Result<Reply, Refused> {
     let heard: ParsedBody<wire::LeaseRequest> = body::json(request).await?;
     let tenant = heard.peer.caller.tenant.clone();
-    let answer = decided(&app, heard).await;
+    let answer = decide_request(&app, heard).await;
     let code = match &answer {
         Ok(reply) if reply.is_problem() => {
             serde_json::from_str::<Problem>(&reply.body).ok().map(|problem| problem.code)
@@ -56,23 +56,23 @@ pub async fn ask(State(app): State<App>, request: Request) -> Result<Reply, Refu
 }
 
 /// Has a request decided. A refusal is counted and leaves nothing else behind.
-async fn decided(app: &App, heard: ParsedBody<wire::LeaseRequest>) -> Result<Reply, Refused> {
+async fn decide_request(app: &App, heard: ParsedBody<wire::LeaseRequest>) -> Result<Reply, Refused> {
     let root = heard.body.pid.map(|process| heard.peer.named_process(process)).transpose()?;
     let by = heard.peer.caller.clone();
     if heard.body.wait_s.is_some_and(|s| s > 7 * 86_400) {
         return Err(Problem::new(Code::BadValue, "`wait_s` must be at most 7 days").into());
     }
     let wait = heard.body.wait_s.map(Span::secs);
-    let ttl = heard.body.ttl_s.map_or(app.house().ttl, |seconds| Span(seconds.saturating_mul(1_000_000)));
-    let ask = ask_of(heard.body, ttl)?;
+    let ttl = heard.body.ttl_s.map_or(app.settings().ttl, |seconds| Span(seconds.saturating_mul(1_000_000)));
+    let ask = read_request(heard.body, ttl)?;
     let (tenant, is_repeated) = (by.tenant.clone(), heard.key.is_some());
     let reply = app.post.call(by.clone(), Event::Asked { by, ask, wait, root }, heard.key).await?;
-    Ok(marked(app, reply, &tenant, is_repeated))
+    Ok(with_proof(app, reply, &tenant, is_repeated))
 }
 
 /// An answer with a lease, and the lease's proof if it was granted. The stored answer has no proof; the lease of one
 /// that may be stored is read from it.
-fn marked(app: &App, mut reply: Reply, tenant: &str, may_be_stored: bool) -> Reply {
+fn with_proof(app: &App, mut reply: Reply, tenant: &str, may_be_stored: bool) -> Reply {
     let stored = || if may_be_stored && !reply.is_problem() { granted_in(&reply.body, tenant) } else { None };
     if let Some((lease, epoch)) = reply.granted.or_else(stored)
         && reply.body.pop() == Some('}')
@@ -94,7 +94,7 @@ fn granted_in(body: &str, tenant: &str) -> Option<(LeaseId, Fence)> {
 /// The longest reason of a hook's failure.
 const WHY_MAX: usize = 256;
 
-fn ask_of(ask: wire::LeaseRequest, ttl: Span) -> Result<LeaseRequest, Problem> {
+fn read_request(ask: wire::LeaseRequest, ttl: Span) -> Result<LeaseRequest, Problem> {
     let odd = |refusal| messages::problem(&Refusal::BadAsk(refusal));
     use sublet_core::request::RequestError;
     if ask.ttl_s.is_some() && ask.time_s.is_some() {
@@ -141,7 +141,7 @@ fn ask_of(ask: wire::LeaseRequest, ttl: Span) -> Result<LeaseRequest, Problem> {
 }
 
 /// A fence as it could have been granted.
-fn epoch(number: u64) -> Result<Fence, Problem> {
+fn read_fence(number: u64) -> Result<Fence, Problem> {
     match i64::try_from(number) {
         Ok(_) => Ok(Fence(number)),
         Err(_) => Err(Problem::new(Code::BadValue, "`epoch` is larger than any that is granted")
@@ -238,19 +238,19 @@ pub async fn show(
     if let Some(text) = &query.wait {
         let wait = sublet_wire::span::parse(text)
             .map_err(|error| Problem::new(Code::BadRequest, format!("`wait`: {error}")).hint(error.hint()))?;
-        let wait = Duration::from_secs(wait).min(app.house().poll_max);
+        let wait = Duration::from_secs(wait).min(app.settings().poll_max);
         if let Some(lease) = await_change(&app, &by, id, until, wait).await? {
-            return Ok(Json(with_mark(&app, &peer, lease)));
+            return Ok(Json(show_with_proof(&app, &peer, lease)));
         }
     }
     let lease = live_or_past(&app, by, id).await?;
-    Ok(Json(with_mark(&app, &peer, lease)))
+    Ok(Json(show_with_proof(&app, &peer, lease)))
 }
 
 /// A lease with its proof, for a caller that may bind processes to it.
-fn with_mark(app: &App, peer: &Peer, mut lease: wire::Lease) -> wire::Lease {
+fn show_with_proof(app: &App, peer: &Peer, mut lease: wire::Lease) -> wire::Lease {
     if !peer.is_read_only() {
-        app.marks.put(&mut lease, &peer.caller.tenant);
+        app.marks.add_to(&mut lease, &peer.caller.tenant);
     }
     lease
 }
@@ -340,7 +340,7 @@ pub async fn renew(State(app): State<App>, PathName(id): PathName, request: Requ
     let heard = body::json::<wire::RenewRequest>(request).await?;
     let lease = lease_id(&id)?;
     let by = heard.peer.caller.clone();
-    let event = Event::Renewed { by: by.clone(), lease, epoch: epoch(heard.body.fence)? };
+    let event = Event::Renewed { by: by.clone(), lease, epoch: read_fence(heard.body.fence)? };
     let reply = app.post.call(by.clone(), event, heard.key).await?;
     ended_is_ended(&app, by, lease, reply).await
 }
@@ -380,7 +380,7 @@ pub async fn accept(State(app): State<App>, PathName(id): PathName, request: Req
     let gpus = u16::try_from(gpus).map_err(|_| messages::problem(&Refusal::BadAsk(RequestError::Gpus)))?;
     let event = Event::Accepted { by: by.clone(), lease, vram: Bytes(heard.body.vram_bytes), gpus };
     let is_repeated = heard.key.is_some();
-    let reply = marked(&app, app.post.call(by.clone(), event, heard.key).await?, &by.tenant, is_repeated);
+    let reply = with_proof(&app, app.post.call(by.clone(), event, heard.key).await?, &by.tenant, is_repeated);
     ended_is_ended(&app, by, lease, reply).await
 }
 
@@ -394,7 +394,7 @@ pub async fn accept(State(app): State<App>, PathName(id): PathName, request: Req
 ))]
 pub async fn bind(State(app): State<App>, PathName(id): PathName, request: Request) -> Result<Reply, Refused> {
     let heard = body::json::<wire::BindRequest>(request).await?;
-    let epoch = epoch(heard.body.fence)?;
+    let epoch = read_fence(heard.body.fence)?;
     let lease = lease_id(&id)?;
     let by = heard.peer.caller.clone();
     // The lease is looked up first: a pid must not tell whether it exists.
@@ -462,7 +462,7 @@ pub async fn hook(State(app): State<App>, PathName(id): PathName, request: Reque
         wire::HookResult::Failed => MoverReport::Refused(why()),
         wire::HookResult::WantsResume => MoverReport::Used,
     };
-    let event = Event::Hooked { by: by.clone(), lease, epoch: epoch(heard.body.fence)?, said };
+    let event = Event::Hooked { by: by.clone(), lease, epoch: read_fence(heard.body.fence)?, said };
     let reply = app.post.call(by.clone(), event, heard.key).await?;
     ended_is_ended(&app, by, lease, reply).await
 }

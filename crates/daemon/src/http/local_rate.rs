@@ -29,7 +29,7 @@ pub enum Purpose {
 impl Purpose {
     /// The purpose of a request.
     pub fn of<B>(request: &Request<B>) -> Purpose {
-        if gate::keeps(request) { Purpose::Keep } else { Purpose::Other }
+        if gate::keeps_lease_alive(request) { Purpose::Keep } else { Purpose::Other }
     }
 }
 

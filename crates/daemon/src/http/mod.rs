@@ -131,7 +131,7 @@ pub struct HttpSettings {
 }
 
 impl AppState {
-    fn house(&self) -> HttpSettings {
+    fn settings(&self) -> HttpSettings {
         *self.house.read().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }

@@ -82,7 +82,7 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(30);
 
     #[tokio::test(start_paused = true)]
-    async fn whoever_takes_nothing_is_given_up_on() {
+    async fn a_client_that_takes_nothing_is_disconnected() {
         let (ours, theirs) = duplex(16);
         let start = Instant::now();
         let failed = Progress::new(ours, PATIENCE).write_all(&[0; 64]).await.unwrap_err();
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn whoever_takes_little_but_takes_it_is_waited_for() {
+    async fn a_slow_client_is_waited_for() {
         let (ours, mut theirs) = duplex(1);
         let write = tokio::spawn(async move { Progress::new(ours, PATIENCE).write_all(&[7; 10]).await });
         for _ in 0..10 {
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_stream_that_has_nothing_to_say_is_left_alone() {
+    async fn a_silent_stream_is_kept() {
         let (ours, mut theirs) = duplex(16);
         let mut ours = Progress::new(ours, PATIENCE);
         ours.write_all(&[1]).await.unwrap();

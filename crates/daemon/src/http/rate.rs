@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_comes_too_soon_is_told_when_to_come() {
+    fn a_call_too_soon_is_told_when_to_retry() {
         let (rates, now) = (CallRates::new(Rate { per_s: 0.1, burst: 1.0 }), Instant::now());
         assert_eq!(rates.take(&1, now), Ok(()));
         assert_eq!(rates.take(&1, now), Err(TooSoon { after_s: 10 }));
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn however_many_call_the_buckets_are_bounded() {
+    fn the_number_of_buckets_is_bounded() {
         let (rates, start) = (CallRates::new(RATE), Instant::now());
         for n in 0..3 * BUCKETS_MAX {
             rates.take(&n, start + Duration::from_micros(n as u64)).unwrap();

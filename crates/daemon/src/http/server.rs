@@ -80,7 +80,7 @@ impl Socket {
         let seats = if self.access.is_operator(&credentials) { &self.operators } else { &self.users };
         let talk = async {
             match seats.take(&uid, &lost) {
-                Ok(_seat) => self.talk(stream, credentials).await,
+                Ok(_seat) => self.serve_stream(stream, credentials).await,
                 Err(no_seat) => {
                     let Ok(_seat) = self.spare.take(&uid, &lost) else { return };
                     self.refuse(stream, no_seat.problem(&format!("user {uid}"), "open connections")).await;
@@ -93,12 +93,12 @@ impl Socket {
         }
     }
 
-    async fn talk(&self, stream: UnixStream, credentials: Credentials) {
+    async fn serve_stream(&self, stream: UnixStream, credentials: Credentials) {
         let session = Arc::new(Session::new(self.access.clone(), credentials));
         let service =
             service_fn(move |request| answer(request, Arc::clone(&session), self.app.clone(), self.routes.clone()));
         let socket = stream.as_raw_fd();
-        converse(Progress::new(stream, WRITE_TIME), socket, service, HEADER_TIME, self.stop.clone()).await;
+        serve_requests(Progress::new(stream, WRITE_TIME), socket, service, HEADER_TIME, self.stop.clone()).await;
     }
 
     /// Answers health checks, and everything else with the problem.
@@ -115,7 +115,7 @@ impl Socket {
             }
         });
         let socket = stream.as_raw_fd();
-        converse(Progress::new(stream, WRITE_TIME), socket, service, SPARE_HEADER_TIME, self.stop.clone()).await;
+        serve_requests(Progress::new(stream, WRITE_TIME), socket, service, SPARE_HEADER_TIME, self.stop.clone()).await;
     }
 }
 
@@ -158,7 +158,7 @@ pub(super) async fn accept<A, C>(
 /// Answers on one connection until it ends. The stream itself gives up on a client that takes no answer. A client that
 /// closed its sending half is answered; one that is gone is noticed by what the kernel says of `socket`, which is the
 /// stream's own.
-pub(super) async fn converse<S, T>(
+pub(super) async fn serve_requests<S, T>(
     stream: T,
     socket: RawFd,
     service: S,
@@ -181,14 +181,14 @@ pub(super) async fn converse<S, T>(
     let stopped = tokio::select! {
         // A broken connection is the client's affair.
         _ = connection.as_mut() => false,
-        () = gone(socket) => false,
+        () = client_closed(socket) => false,
         _ = async { drop(stop.wait_for(|stop| *stop).await) } => true,
     };
     if stopped {
         connection.as_mut().graceful_shutdown();
         tokio::select! {
             _ = connection => {}
-            () = gone(socket) => {}
+            () = client_closed(socket) => {}
         }
     }
 }
@@ -196,7 +196,7 @@ pub(super) async fn converse<S, T>(
 /// Returns when the client of a socket has closed it, or reset the connection. While a request is under way hyper does
 /// not read, so it would notice that only when it writes. Over TCP a closed connection looks like one whose sending half
 /// is closed, until something is written; long polls end within 60 s, and event streams write every 15 s.
-async fn gone(socket: BorrowedFd<'_>) {
+async fn client_closed(socket: BorrowedFd<'_>) {
     loop {
         tokio::time::sleep(GONE_AGAIN).await;
         // The end of both halves, and errors, are reported without a request.
@@ -225,15 +225,15 @@ async fn answer(
         tokio::time::sleep(HELD_BACK).await;
         return Ok(Refused(problem).into_response());
     }
-    let looks = gate::looks(&request);
-    let _turn = match peer.caller.operator || gate::waits(&request) {
+    let looks = gate::is_read(&request);
+    let _turn = match peer.caller.operator || gate::is_long_poll(&request) {
         true => None,
         false => app.calls.take(&peer.caller.tenant).await,
     };
     request.extensions_mut().insert(Arc::clone(&peer));
     let response = routes.call(request).await?;
     // A read may have waited for a minute, and its caller is no operator any more.
-    if looks && !peer.still_good(wall_us()) {
+    if looks && !peer.is_valid(wall_us()) {
         let detail = "you were an operator when you asked, and are none now";
         return Ok(Refused(Problem::new(Code::Denied, detail)).into_response());
     }

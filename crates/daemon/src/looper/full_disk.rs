@@ -145,7 +145,7 @@ impl Loop {
             listed = std::mem::take(&mut self.listed);
         }
         let (_, open) = self.engine.close(self.clock.now());
-        self.tokens.fill(&loaded.rows);
+        self.tokens.replace_all(&loaded.rows);
         self.loss = loaded.loss;
         self.engine = Engine::on_a_full_disk(loaded.rows, self.policy.clone());
         self.plans = EstimateCache::default();

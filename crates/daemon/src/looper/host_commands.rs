@@ -100,7 +100,7 @@ impl Loop {
             }
             Action::IssueToken { token } => {
                 let (tokens, token) = (self.tokens.clone(), token.clone());
-                self.engine.hold(PendingEffect::Run(Box::new(move || tokens.enter(token))));
+                self.engine.hold(PendingEffect::Run(Box::new(move || tokens.add(token))));
             }
             Action::RevokeToken { token, .. } => {
                 let (tokens, token) = (self.tokens.clone(), *token);

@@ -204,7 +204,7 @@ impl Loop {
             listed: Vec::new(),
             inspect_at: Instant::now(),
         };
-        this.tokens.fill(&parts.loaded.rows);
+        this.tokens.replace_all(&parts.loaded.rows);
         this.load_keys(&parts.loaded);
         this
     }
@@ -470,7 +470,7 @@ impl Loop {
         let view = self.view();
         match &taken.answer {
             EventAnswer::Refused(refusal) => Reply::problem(&view.problem(by, refusal)),
-            EventAnswer::Done => match view.cards(by).into_iter().find(|shown| Some(shown.uuid.as_str()) == card) {
+            EventAnswer::Done => match view.gpus(by).into_iter().find(|shown| Some(shown.uuid.as_str()) == card) {
                 Some(card) => Reply::new(200, &card),
                 None => Reply::new(200, &()),
             },
@@ -501,7 +501,7 @@ impl Loop {
     /// Keeps an answer for its key; `None` for a tenant that was never enrolled, which has nothing that could happen twice.
     fn remember(&mut self, by: &Caller, key: &IdempotencyKey, reply: &Reply) -> Option<DurableMark> {
         let tenant = self.engine.state().tenant(&by.tenant)?;
-        let durable = self.keys.enter(&by.tenant, key, reply, self.clock.now());
+        let durable = self.keys.add(&by.tenant, key, reply, self.clock.now());
         self.engine.store(StoredAnswer {
             tenant,
             key: key.key.clone(),

@@ -173,7 +173,7 @@ struct ParkedProgram {
 impl Thread {
     fn run(mut self, inbox: &Receiver<NoticeMessage>) {
         loop {
-            self.look_at_those_due();
+            self.check_due();
             let due = self.away.values().filter_map(|away| away.look_at).min();
             let message = match due {
                 Some(due) => inbox.recv_timeout(due.saturating_duration_since(Instant::now())),
@@ -191,7 +191,7 @@ impl Thread {
         match message {
             NoticeMessage::Tell(notice, to) => {
                 let terminals = self.terminals(&to);
-                self.tell(&notice, terminals, 1);
+                self.write_lines(&notice, terminals, 1);
             }
             NoticeMessage::Locate(unleased, process) => drop(self.locate(unleased, process)),
             NoticeMessage::Forget(unleased) => drop(self.remembered.remove(&unleased)),
@@ -205,7 +205,7 @@ impl Thread {
         }
     }
 
-    fn look_at_those_due(&mut self) {
+    fn check_due(&mut self) {
         let now = Instant::now();
         for (lease, away) in &mut self.away {
             if away.look_at.is_none_or(|at| at > now) {
@@ -234,7 +234,7 @@ impl Thread {
         }
         let terminals = self.terminals(&seen.to);
         // The line that it is back is paid for with this one: a program that was told the one is told the other.
-        let told = self.tell(&seen.notice, terminals, 2);
+        let told = self.write_lines(&seen.notice, terminals, 2);
         if let Some(away) = self.away.get_mut(&lease) {
             away.told = Some(told);
         }
@@ -245,7 +245,7 @@ impl Thread {
         if notice.kind == NoticeKind::Back {
             notice.text = text::after(&notice.text, since.elapsed());
         }
-        self.tell(&notice, terminals, 0);
+        self.write_lines(&notice, terminals, 0);
     }
 
     /// The terminals that a notice is written to; none if a wrapper tells its program.
@@ -280,7 +280,7 @@ impl Thread {
     }
 
     /// Hands a notice to the hooks and writes its line to terminals. Returns those that got it.
-    fn tell(&mut self, notice: &UserNotice, terminals: Vec<ProcessTerminal>, cost: u32) -> Vec<ProcessTerminal> {
+    fn write_lines(&mut self, notice: &UserNotice, terminals: Vec<ProcessTerminal>, cost: u32) -> Vec<ProcessTerminal> {
         let settings = self.settings.read().map(|settings| settings.clone()).unwrap_or_default();
         self.hooks.run(&settings.hooks, notice);
         let line = format!("sublet: {}", notice.text);
