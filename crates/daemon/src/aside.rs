@@ -52,7 +52,7 @@ impl View<'_> {
         Some(self.steps_aside(by, index, &aside.by, until))
     }
 
-    /// Where the bytes of a parked lease are whose GPU steps aside.
+    /// Where the bytes of a lease are that was parked for an aside.
     pub fn parked_aside(&self, by: &Caller, lease: &Lease) -> Option<String> {
         let reason = self.gpus_aside(by, lease)?;
         Some(format!("it is parked: its bytes are in host memory, and come back by themselves after that: {reason}"))

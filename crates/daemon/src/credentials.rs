@@ -112,7 +112,7 @@ fn same_pids(pid: u32) -> bool {
 
 /// True if user ids mean the same to a process as to us.
 fn same_users(pid: u32) -> bool {
-    let map = |who: &str| std::fs::read_to_string(format!("/proc/{who}/uid_map")).ok();
+    let map = |process: &str| std::fs::read_to_string(format!("/proc/{process}/uid_map")).ok();
     map("self").is_some_and(|ours| map(&pid.to_string()) == Some(ours))
 }
 

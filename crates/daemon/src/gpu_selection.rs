@@ -5,7 +5,7 @@
 //!   an NVIDIA device is visible, or the journal ever saw a real GPU ──► real
 //!   otherwise ──► soft
 //! ```
-//! So a machine whose driver fails never turns to soft GPUs silently: leases go on, nothing new is granted, and the
+//! So a machine with a failing driver never turns to soft GPUs silently: leases go on, nothing new is granted, and the
 //! reason is told.
 
 use sublet_host::gpu::{self, GpuKind, GpuSpec, NotAGpuSpec};

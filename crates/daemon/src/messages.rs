@@ -75,7 +75,7 @@ pub fn ended(id: &str, reason: EndReason) -> String {
 /// When a passive lease is resumed.
 pub const PASSIVE: &str = "it comes back when there is room that no waiter needs";
 
-/// The state of a lease whose bytes come back.
+/// The state of a resuming lease.
 pub const RESUMING: &str = "its bytes are coming back to its GPUs";
 
 /// The state of a lease that is active or parking.

@@ -8,13 +8,14 @@
 //! hours, too. Looking up users can take long (LDAP), so all of this has a thread of its own.
 
 use crate::access::Access;
-use crate::calendar::{Hours, Moment};
+use crate::calendar::{Hours, WeekMinute};
 use crate::config::{Config, ConfigError, LoadedConfig, Tcp, TcpConfig, check};
 use crate::http::gate::Gate;
 use crate::http::local_rate::LocalRate;
 use crate::http::tcp::Tls;
 use crate::http::{self, HttpSettings};
-use crate::loop_input::{InboxSender, LoopInput};
+use crate::inbox::InboxSender;
+use crate::looper::LoopInput;
 use crate::notices;
 use crate::writer;
 use std::path::PathBuf;
@@ -34,7 +35,7 @@ pub struct Reload {
     /// What was read last.
     pub standing: RunningConfig,
     /// The loop.
-    pub mail: InboxSender,
+    pub inbox: InboxSender,
     /// The rules about rights.
     pub access: Access,
     /// The settings of the HTTP API.
@@ -60,7 +61,7 @@ pub struct RunningConfig {
 impl RunningConfig {
     /// Reads and settles a configuration.
     pub fn of(config: Config) -> Result<(RunningConfig, LoadedConfig), ConfigError> {
-        let now = Moment::now();
+        let now = WeekMinute::now();
         RunningConfig::under(config, |hours| hours.hold(now))
     }
 
@@ -130,11 +131,11 @@ impl Reload {
     }
 
     fn look(&mut self) {
-        let now = Moment::now();
+        let now = WeekMinute::now();
         match self.standing.settle_hours(|hours| hours.hold(now)) {
             None => {}
             Some(Ok(settled)) => {
-                drop(self.mail.send(LoopInput::Configured(Box::new(settled.policy))));
+                self.configure_loop(settled);
                 tracing::info!("the rules of another window (`[[windows]]`) are in effect; leases continue");
             }
             Some(Err(error)) => {
@@ -154,8 +155,13 @@ impl Reload {
         if let Ok(mut notices) = self.notices.write() {
             notices.clone_from(&settled.notices);
         }
-        drop(self.mail.send(LoopInput::Configured(Box::new(settled.policy))));
+        self.configure_loop(settled);
         refused
+    }
+
+    fn configure_loop(&self, settled: LoadedConfig) {
+        let visibility = settled.http_settings().visibility;
+        drop(self.inbox.send(LoopInput::Configured { policy: Box::new(settled.policy), visibility }));
     }
 
     /// Reads rates and the certificate again. Addresses change by a start only, and TLS stays on or off. Returns why

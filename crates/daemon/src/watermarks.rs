@@ -82,11 +82,6 @@ impl Watermarks {
         Ok((epochs, WatermarkFloor { epoch: Fence(epoch), lease }))
     }
 
-    /// True if a lone request can be decided before a watermark must move, which waits for the disk.
-    pub fn are_ahead(&self, next: Fence, next_lease: u64) -> bool {
-        next.0.saturating_add(AHEAD / 2 + AHEAD / 4) <= self.mark && next_lease < self.leases
-    }
-
     /// Keeps the watermark ahead of the next fence.
     pub fn keep_ahead(&mut self, next: Fence) -> io::Result<()> {
         if next.0.saturating_add(AHEAD / 2) <= self.mark {

@@ -30,7 +30,7 @@ use self::values::{
     HISTORY, at_least_one, is_on, read_gpu, read_gpu_name, read_history, read_margin, read_renewal, read_span,
     read_span_or_none, read_visibility, set,
 };
-use crate::calendar::{Hours, Moment};
+use crate::calendar::{Hours, WeekMinute};
 use crate::http::HttpSettings;
 use crate::http::rate::Rate;
 use crate::notices::Settings;
@@ -208,7 +208,7 @@ impl Config {
 
     /// Checks every value and returns what follows at this time.
     pub fn settle(&self) -> Result<LoadedConfig, ConfigError> {
-        let now = Moment::now();
+        let now = WeekMinute::now();
         self.settle_at(|hours| hours.hold(now))
     }
 

@@ -26,7 +26,7 @@ const FAILURES: Rate = Rate { per_s: 10.0, burst: 20.0 };
 #[derive(Debug)]
 pub struct Gate {
     tokens: TokenTable,
-    /// The rates of addresses whose secrets were wrong.
+    /// The rates of addresses with wrong secrets.
     failures: CallRates<IpAddr>,
     /// The rates of addresses that read what any caller may.
     visitors: CallRates<IpAddr>,
@@ -132,7 +132,7 @@ pub(super) fn keeps_lease_alive<B>(request: &Request<B>) -> bool {
     }
 }
 
-/// The answer to a caller whose token has just ended.
+/// The answer to a caller after the end of its token.
 pub fn token_ended(token: &str) -> Problem {
     Problem::new(Code::TokenExpired, format!("token {token} has expired or was revoked")).hint("ask for a new token")
 }
@@ -209,7 +209,7 @@ mod tests {
             request = request.header("authorization", value);
         }
         match gate.admit(&request.body(()).unwrap(), HERE, wall_us, now) {
-            Ok(None) => "anybody".to_owned(),
+            Ok(None) => "any caller".to_owned(),
             Ok(Some(peer)) => {
                 assert!(!peer.caller.operator && peer.uid().is_none());
                 format!("{} {}", peer.caller.tenant, peer.caller.token.unwrap())
@@ -230,7 +230,7 @@ mod tests {
         check("GET", "/v1/leases", &[format!("bEARER {}", secret('b'))], "user:ana K2");
         check("POST", "/v1/leases", &bearer(secret('b')), "read_only");
         check("DELETE", "/v1/leases/L1", &bearer(secret('b')), "read_only");
-        check("GET", "/healthz", &[], "anybody");
+        check("GET", "/healthz", &[], "any caller");
         check("POST", "/healthz", &[], "unauthenticated");
         check("GET", "/healthz/", &[], "unauthenticated");
         check("GET", "/v1/leases", &[], "unauthenticated");
