@@ -1,4 +1,4 @@
-//! Strangers as clients see them: what is known of them, and what happens next.
+//! Unleased processes as clients see them: what is known of them, and what happens next.
 
 use crate::signals;
 use crate::user_directory::tenant_of;
@@ -10,9 +10,13 @@ use sublet_core::unleased::{Mode, NextStep, Rule, RuleAction, RuleSubject, Unlea
 use sublet_wire as wire;
 
 impl View<'_> {
-    /// Those that a caller may know of, and that a rule would be about if one is given, as they are, or as they
-    /// would be in this mode.
-    pub fn strangers(&self, by: &Caller, mode: Option<Mode>, who: Option<&RuleSubject>) -> wire::UnleasedProcesses {
+    /// Those that a caller may see and that a rule would be about if one is given; with a mode, as they would be in it.
+    pub fn unleased_processes(
+        &self,
+        by: &Caller,
+        mode: Option<Mode>,
+        who: Option<&RuleSubject>,
+    ) -> wire::UnleasedProcesses {
         let rows = self.state.rows();
         let is_meant = |stranger: &&UnleasedProcess| who.is_none_or(|who| who.matches(&stranger.audit));
         let shown = rows.unleased.values().filter(|stranger| may_see(by, stranger)).filter(is_meant);
@@ -20,7 +24,7 @@ impl View<'_> {
         let rules = rows.rules.values().filter(|_| by.operator);
         let can = self.state.self_test();
         wire::UnleasedProcesses {
-            processes: shown.map(|stranger| self.stranger(by, stranger, mode)).collect(),
+            processes: shown.map(|stranger| self.shown_process(by, stranger, mode)).collect(),
             modes: modes
                 .map(|card| wire::GpuMode {
                     index: card.facts.index,
@@ -34,7 +38,7 @@ impl View<'_> {
         }
     }
 
-    fn stranger(&self, by: &Caller, stranger: &UnleasedProcess, mode: Option<Mode>) -> wire::UnleasedProcess {
+    fn shown_process(&self, by: &Caller, stranger: &UnleasedProcess, mode: Option<Mode>) -> wire::UnleasedProcess {
         let audit = &stranger.audit;
         let residence = enforcement::residence(self.state, stranger, self.now);
         let bytes = residence.as_ref().and_then(|(on, _)| on.iter().map(|(_, bytes)| bytes.map(|b| b.0)).sum());
@@ -90,7 +94,7 @@ impl View<'_> {
     }
 }
 
-/// Whether a caller may know of a stranger: an operator of all, a local user of its own.
+/// True if a caller may see an unleased process: an operator all, a local user its own.
 pub(crate) fn may_see(by: &Caller, stranger: &UnleasedProcess) -> bool {
     by.operator || (by.token.is_none() && enforcement::tenant_of(&stranger.audit) == by.tenant)
 }

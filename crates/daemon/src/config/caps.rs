@@ -117,7 +117,7 @@ impl CapsConfig {
     }
 }
 
-/// A user of this host by name or uid, or whom tokens act for (`user:ana`).
+/// A user of this host by name or uid, or a user that tokens act for (`user:ana`).
 pub(super) fn tenant(user: &str) -> Result<String, ConfigError> {
     if sublet_core::token::is_subject(user) {
         return Ok(user.to_owned());
