@@ -17,6 +17,7 @@ pub mod request;
 pub mod restrictions;
 pub mod settings;
 pub(crate) mod signals;
+pub mod table;
 pub mod token;
 pub mod units;
 pub mod unleased;

@@ -9,6 +9,7 @@
 
 use crate::model::ids::{GpuId, LeaseId, TenantId};
 use crate::model::request::{Exclusivity, GpuSelector, Preempt, Term, Vram};
+use crate::model::table::GpuTable;
 use crate::model::units::{Bytes, Span, Time};
 use crate::mutant::Mutant;
 use crate::policy::eligibility::{is_acceptable, needed_bytes, whole_gpu_least};
@@ -36,7 +37,7 @@ const CANDIDATES: usize = 8;
 /// All GPUs, for one round.
 pub(crate) struct Board {
     now: Time,
-    slots: Vec<BoardGpu>,
+    slots: GpuTable<BoardGpu>,
     claimants: Vec<TenantId>,
     /// Waiters that do not fit and have no claim.
     unclaimed: Vec<LeaseId>,
@@ -278,11 +279,11 @@ impl Board {
                 seen.retain(|seen| quota::allows(state, lease, &vec![seen.gpu; wanted], vram));
             }
             for seen in &mut seen {
-                seen.before = self.slots[seen.gpu.0 as usize].before(vram, lease.request.exclusivity);
+                seen.before = self.slots[seen.gpu].before(vram, lease.request.exclusivity);
             }
         } else {
             seen.retain(|seen| {
-                let empty = self.slots[seen.gpu.0 as usize].empty;
+                let empty = self.slots[seen.gpu].empty;
                 let all = empty && seen.most == seen.room && seen.room >= whole_gpu_least(state, seen.gpu);
                 all && may_hold_whole_gpu(state, lease, seen.gpu)
             });
@@ -306,7 +307,7 @@ impl Board {
     /// Takes what a waiter gets of its GPUs.
     fn occupy(&mut self, fit: &Fit) {
         for gpu in &fit.gpus {
-            let slot = &mut self.slots[gpu.0 as usize];
+            let slot = &mut self.slots[*gpu];
             slot.room = slot.room.less(fit.vram);
             slot.empty = false;
             // A request for several GPUs may be let past one GPU's claim by its end, and past another's by its size.
@@ -320,7 +321,7 @@ impl Board {
     pub fn note_granted(&mut self, state: &State, fit: &Fit) {
         self.occupy(fit);
         for gpu in &fit.gpus {
-            self.slots[gpu.0 as usize].room = state.promisable(*gpu, self.now);
+            self.slots[*gpu].room = state.promisable(*gpu, self.now);
         }
     }
 
@@ -383,7 +384,7 @@ impl Board {
 
     /// When the claims of others leave a GPU open to a waiter, from a moment on at which leases do.
     fn opens_from(&self, state: &State, lease: &Lease, gpu: GpuId, from: Time) -> Time {
-        let (slot, wish) = (&self.slots[gpu.0 as usize], claim_size(state, lease, gpu));
+        let (slot, wish) = (&self.slots[gpu], claim_size(state, lease, gpu));
         let mut at = from;
         for _ in 0..=CLAIMS_OF_CARD {
             match slot.is_open(state, self.now, &wish, at) {
@@ -398,7 +399,7 @@ impl Board {
     fn put_claim(&mut self, state: &State, lease: &Lease, gpu: GpuId, at: Time) {
         let ClaimSize { need, alone, term } = claim_size(state, lease, gpu);
         let (now, until) = (self.now, at + term);
-        let slot = &mut self.slots[gpu.0 as usize];
+        let slot = &mut self.slots[gpu];
         let spare = if alone { Bytes::ZERO } else { slot.free_at(state, now, at).less(need) };
         for claim in slot.claims.iter_mut().filter(|claim| at <= claim.at && claim.at < until) {
             claim.spare = claim.spare.less(need);
@@ -411,7 +412,7 @@ impl Board {
         let ends = state.room(gpu).ends();
         let last = ends.last().map_or(self.now, |(at, _, _)| state.ends_after_grace(*at, self.now));
         let Vram::Bytes(need) = lease.request.vram else { return last };
-        let mut room = self.slots[gpu.0 as usize].room;
+        let mut room = self.slots[gpu].room;
         let enough = if room >= need {
             self.now
         } else {
@@ -430,7 +431,7 @@ impl Board {
     /// When leases will have given back enough of a GPU, if the contexts of parked programs leave it too; `None` if even
     /// that is not enough.
     fn frees_with_contexts_at(&self, state: &State, lease: &Lease, gpu: GpuId, need: Bytes) -> Option<Time> {
-        let mut room = self.slots[gpu.0 as usize].room + removable_contexts(state, lease.id, gpu);
+        let mut room = self.slots[gpu].room + removable_contexts(state, lease.id, gpu);
         if room >= need {
             return Some(self.now);
         }

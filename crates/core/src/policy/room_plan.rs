@@ -6,6 +6,7 @@ use crate::model::cost::Direction;
 use crate::model::ids::{GpuId, LeaseId, TenantId};
 use crate::model::method::Method;
 use crate::model::request::{Exclusivity, Vram};
+use crate::model::table::GpuTable;
 use crate::model::units::{Bytes, Span, Time};
 use crate::mutant::Mutant;
 use crate::policy::eligibility::needed_bytes;
@@ -87,9 +88,9 @@ struct Candidates<'a> {
 
 /// What GPUs will have, of what is free and what is leaving, while room is planned for one waiter after another.
 pub struct RoomForecast {
-    rooms: Vec<Bytes>,
+    rooms: GpuTable<Bytes>,
     /// By GPU: a waiter ahead needs it, and no plan makes its room.
-    closed: Vec<bool>,
+    closed: GpuTable<bool>,
     ram: Option<Bytes>,
     /// Host memory of each tenant's leases that are to leave for waiters ahead.
     taken: BTreeMap<TenantId, Bytes>,
@@ -111,9 +112,9 @@ impl RoomForecast {
             Ok(()) if state.in_service(gpu) => state.promisable(gpu, now) + coming(gpu),
             _ => Bytes::ZERO,
         };
-        let rooms: Vec<Bytes> = state.gpus().map(room).collect();
+        let rooms: GpuTable<Bytes> = state.gpus().map(room).collect();
         RoomForecast {
-            closed: vec![false; rooms.len()],
+            closed: rooms.iter().map(|_| false).collect(),
             rooms,
             ram: parking::free_parking_space(state),
             taken: BTreeMap::new(),
@@ -131,7 +132,7 @@ impl RoomForecast {
         now: Time,
     ) -> Candidates<'a> {
         let gpus: Vec<GpuId> = state.gpus().filter(|gpu| could_host(state, waiter, *gpu)).collect();
-        let open = |gpu: &GpuId| !self.closed[gpu.0 as usize] && !state.is_restoring_on(*gpu);
+        let open = |gpu: &GpuId| !self.closed[*gpu] && !state.is_restoring_on(*gpu);
         let readable = |gpu: &GpuId| state.room(*gpu).check_readable(now, state.policy().period).is_ok();
         let able: Vec<GpuId> = gpus.iter().copied().filter(open).filter(readable).collect();
         let is_free = |row: &Lease| row.id != waiter.id && !self.asked.contains(&row.id) && !stay.contains(&row.id);
@@ -220,7 +221,7 @@ impl RoomForecast {
                 if lacking == RoomPlan::Nothing {
                     lacking = self.lacking_space(state, waiter, now);
                 }
-                question.gpus.iter().for_each(|gpu| self.closed[gpu.0 as usize] = true);
+                question.gpus.iter().for_each(|gpu| self.closed[*gpu] = true);
                 return lacking;
             };
             let takes = host_memory(state, &question, &choice.victims, now);
@@ -228,7 +229,7 @@ impl RoomForecast {
             let Some((too_much, what)) = self.beyond_memory(state, &takes) else { break (question, choice, takes) };
             lacking = what;
             if stay.len() >= OTHER_PLANS {
-                question.gpus.iter().for_each(|gpu| self.closed[gpu.0 as usize] = true);
+                question.gpus.iter().for_each(|gpu| self.closed[*gpu] = true);
                 return lacking;
             }
             stay.insert(too_much);
@@ -255,7 +256,7 @@ impl RoomForecast {
         self.asked.extend(chosen.iter().map(|(lease, _)| *lease));
         for at in &choice.victims {
             for (gpu, bytes) in &victims[*at].gains {
-                let room = &mut self.rooms[gpu.0 as usize];
+                let room = &mut self.rooms[*gpu];
                 *room = *room + *bytes;
             }
         }
@@ -300,7 +301,7 @@ impl RoomForecast {
 
     fn reserve(&mut self, state: &State, waiter: &Lease, gpus: &[GpuId]) {
         for gpu in gpus {
-            let room = &mut self.rooms[gpu.0 as usize];
+            let room = &mut self.rooms[*gpu];
             *room = room.less(needed_bytes(state, &waiter.request, *gpu));
         }
     }
@@ -315,7 +316,7 @@ impl RoomForecast {
                 must.push(victims.iter().position(|victim| victim.lease == id)?);
             }
         }
-        let lack = needed_bytes(state, &waiter.request, gpu).less(self.rooms[gpu.0 as usize]);
+        let lack = needed_bytes(state, &waiter.request, gpu).less(self.rooms[gpu]);
         Some(GpuNeed { gpu, lack, must })
     }
 

@@ -6,6 +6,7 @@
 use crate::model::ids::TenantId;
 use crate::model::request::{LeaseRequest, Preempt};
 use crate::model::settings::{Caps, Policy};
+use crate::model::table::TenantTable;
 use crate::model::units::Bytes;
 use crate::rows::{Hold, Rows, Tenant};
 use std::collections::{BTreeMap, BTreeSet};
@@ -53,7 +54,7 @@ impl TenantLoad {
 /// What all tenants and groups have, and may have.
 #[derive(Clone, Debug, Default)]
 pub struct QuotaLedger {
-    tenants: Vec<Account>,
+    tenants: TenantTable<Account>,
     groups: BTreeMap<String, Group>,
     /// The sum of the shares of tenants that use GPUs or wait for them.
     shares: u64,
@@ -69,7 +70,7 @@ impl QuotaLedger {
 
     /// The next tenant.
     pub fn enrol(&mut self, tenant: &Tenant, policy: &Policy) {
-        let number = TenantId(self.tenants.len() as u32);
+        let number = self.tenants.next_id();
         let known = |group: &&String| policy.caps_of_groups.contains_key(*group);
         for name in tenant.groups.iter().filter(known) {
             let group = self.groups.entry(name.clone()).or_default();
@@ -86,7 +87,7 @@ impl QuotaLedger {
 
     /// Changes what a tenant has, and its groups with it.
     pub fn update(&mut self, tenant: TenantId, change: impl Fn(&mut TenantLoad)) {
-        let account = &mut self.tenants[tenant.0 as usize];
+        let account = &mut self.tenants[tenant];
         let before = account.load.is_active();
         change(&mut account.load);
         match (before, account.load.is_active()) {
@@ -103,30 +104,30 @@ impl QuotaLedger {
 
     /// What a tenant has.
     pub fn load(&self, tenant: TenantId) -> &TenantLoad {
-        &self.tenants[tenant.0 as usize].load
+        &self.tenants[tenant].load
     }
     /// What it may have.
     pub fn caps(&self, tenant: TenantId) -> &Caps {
-        &self.tenants[tenant.0 as usize].caps
+        &self.tenants[tenant].caps
     }
     /// Its share, and the sum of the shares of all tenants that use GPUs or wait for them; at least its own.
     pub fn shares(&self, tenant: TenantId) -> (u64, u64) {
-        let own = u64::from(self.tenants[tenant.0 as usize].share);
+        let own = u64::from(self.tenants[tenant].share);
         (own, self.shares.max(own))
     }
     /// Whether two tenants share a quota: they are one, or in one capped group.
     pub fn share_quota(&self, one: TenantId, other: TenantId) -> bool {
-        let groups = |tenant: TenantId| &self.tenants[tenant.0 as usize].groups;
+        let groups = |tenant: TenantId| &self.tenants[tenant].groups;
         one == other || groups(one).iter().any(|group| groups(other).contains(group))
     }
     /// Tenants that share a capped group with it.
     pub fn group_members(&self, tenant: TenantId) -> BTreeSet<TenantId> {
-        let groups = self.tenants[tenant.0 as usize].groups.iter();
+        let groups = self.tenants[tenant].groups.iter();
         groups.filter_map(|name| self.groups.get(name)).flat_map(|group| group.members.iter().copied()).collect()
     }
     /// What each capped group of a tenant has and may have.
     pub fn groups(&self, tenant: TenantId) -> impl Iterator<Item = (&str, &TenantLoad, &Caps)> + '_ {
-        let groups = self.tenants[tenant.0 as usize].groups.iter();
+        let groups = self.tenants[tenant].groups.iter();
         groups.filter_map(|name| self.groups.get(name).map(|group| (name.as_str(), &group.load, &group.caps)))
     }
     /// A group's members.

@@ -16,6 +16,7 @@
 //! whole line, and costs nothing until it may come back.
 
 use crate::model::ids::{LeaseId, TenantId};
+use crate::model::table::TenantTable;
 use crate::model::units::{Span, Time};
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
@@ -49,7 +50,7 @@ type QueueHead = (i64, LeaseId, TenantId);
 pub struct Queue {
     debt_max: Span,
     /// By tenant.
-    lines: Vec<TenantLine>,
+    lines: TenantTable<TenantLine>,
     heads: BTreeSet<QueueHead>,
     skipped: BTreeSet<TenantId>,
     len: usize,
@@ -92,15 +93,14 @@ impl Queue {
     }
 
     fn line(&self, tenant: TenantId) -> Option<&TenantLine> {
-        self.lines.get(tenant.0 as usize)
+        self.lines.find(tenant)
     }
 
     fn line_mut(&mut self, tenant: TenantId) -> &mut TenantLine {
-        let number = tenant.0 as usize;
-        if self.lines.len() <= number {
-            self.lines.resize_with(number + 1, TenantLine::default);
+        while self.lines.find(tenant).is_none() {
+            self.lines.push(TenantLine::default());
         }
-        &mut self.lines[number]
+        &mut self.lines[tenant]
     }
 
     /// Adds a waiter.
@@ -195,15 +195,14 @@ impl Queue {
 
     /// The first waiter of each tenant, also of skipped ones.
     pub fn first_waiters(&self) -> impl Iterator<Item = (LeaseId, TenantId)> + '_ {
-        let lines = self.lines.iter().zip(0..);
-        lines.filter_map(|(line, number)| line.places.first().map(|place| (place.lease, TenantId(number))))
+        self.lines.entries().filter_map(|(tenant, line)| line.places.first().map(|place| (place.lease, tenant)))
     }
 
     /// Every waiter in order, also of skipped tenants.
     pub fn all_waiters(&self) -> impl Iterator<Item = (LeaseId, TenantId)> + '_ {
         let mut cursor = QueueCursor::default();
         for tenant in &self.skipped {
-            let line = &self.lines[tenant.0 as usize];
+            let line = &self.lines[*tenant];
             if let Some(first) = line.places.first() {
                 let head = (line.key(first, self.debt_max), first.lease, *tenant);
                 cursor.followed.insert(*tenant);
