@@ -1,7 +1,7 @@
 //! What was seen of a lease. It is lost when the daemon stops, and never journaled.
 
-use crate::action::Wake;
 use crate::decide::HOOK;
+use crate::facts::Wake;
 use crate::ids::{GpuId, ProcKey};
 use crate::lateness::ExpectedWait;
 use crate::method::Method;

@@ -2,6 +2,7 @@
 //!
 //! Nothing here reads a clock, a file, a socket or a driver, starts a thread or depends on the order of a hash map.
 //! Time arrives as `now`; the world arrives as an [`event::Event`]; decisions leave as [`action::Action`]s.
+//! [`facts`] has all of both, by kind.
 //!
 //! Start at [`decide::decide`]. [`rows`] is what survives a restart, [`state`] the rows and what was seen since,
 //! [`room`] the arithmetic of one GPU, [`queue`] the order of service. [`explain`] answers "why", [`expect`] answers
@@ -17,6 +18,7 @@ pub mod durations;
 pub mod event;
 pub mod expected_starts;
 pub mod explain;
+pub mod facts;
 pub mod ids;
 pub mod lateness;
 pub mod lease_readings;

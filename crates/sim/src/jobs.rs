@@ -15,6 +15,7 @@ use crate::sim::Sim;
 use crate::timers::Timer;
 use sublet_core::decide::offer::offers;
 use sublet_core::event::{Event, EventAnswer, Refusal};
+use sublet_core::facts::LeaseEvent;
 use sublet_core::ids::{Fence, GpuId, LeaseId, ProcKey};
 use sublet_core::method::Method;
 use sublet_core::request::{Exclusivity, GpuSelector, LeaseRequest, Preempt, Term, Tier, Vram};
@@ -188,7 +189,11 @@ impl Sim<'_> {
         let by = self.jobs[number as usize].tenant;
         self.alarm(number, 40 * S);
         let caller = self.callers[by].clone();
-        self.call(SimCall { by, event: Event::Asked { by: caller, ask, wait, root }, job: Some(number) })
+        self.call(SimCall {
+            by,
+            event: Event::Lease(LeaseEvent::Requested { by: caller, request: ask, wait, root }),
+            job: Some(number),
+        })
     }
 
     fn process_of(&mut self, job: u32) -> Option<ProcKey> {
@@ -284,7 +289,11 @@ impl Sim<'_> {
         };
         let by = self.jobs[number as usize].tenant;
         let caller = self.callers[by].clone();
-        self.call(SimCall { by, event: Event::Accepted { by: caller, lease, vram, gpus }, job: Some(number) })
+        self.call(SimCall {
+            by,
+            event: Event::Lease(LeaseEvent::OfferAccepted { by: caller, lease, vram, gpus }),
+            job: Some(number),
+        })
     }
 
     /// Looks where its lease is, in case nobody said.
@@ -320,15 +329,17 @@ impl Sim<'_> {
         match (style, process) {
             (JobStyle::Bound, Some(process)) if !bound => {
                 job.bound = true;
-                let event = Event::Bound { by: caller, lease, epoch, process };
+                let event = Event::Lease(LeaseEvent::BindRequested { by: caller, lease, fence: epoch, process });
                 self.call(SimCall { by, event, job: Some(number) })
             }
-            (JobStyle::Words, _) if busy => {
-                self.call(SimCall { by, event: Event::Renewed { by: caller, lease, epoch }, job: Some(number) })
-            }
+            (JobStyle::Words, _) if busy => self.call(SimCall {
+                by,
+                event: Event::Lease(LeaseEvent::RenewalRequested { by: caller, lease, fence: epoch }),
+                job: Some(number),
+            }),
             (JobStyle::Bound | JobStyle::Rooted, _) if busy && self.is_asleep(lease) => self.want_back(lease),
             (JobStyle::Bound | JobStyle::Rooted, _) if busy && self.submits(number) => Ok(()),
-            (JobStyle::Bound | JobStyle::Rooted, _) if busy => self.report(Event::Worked { lease }),
+            (JobStyle::Bound | JobStyle::Rooted, _) if busy => self.report(Event::Lease(LeaseEvent::UseSeen { lease })),
             _ => Ok(()),
         }
     }
@@ -448,7 +459,11 @@ impl Sim<'_> {
         let epoch = (held && self.rng.chance(500)).then_some(job.epoch);
         let caller = self.callers[by].clone();
         self.alarm(number, 20 * S);
-        self.call(SimCall { by, event: Event::Released { by: caller, lease, epoch }, job: Some(number) })
+        self.call(SimCall {
+            by,
+            event: Event::Lease(LeaseEvent::ReleaseRequested { by: caller, lease, fence: epoch }),
+            job: Some(number),
+        })
     }
 
     fn leave(&mut self, number: u32) {

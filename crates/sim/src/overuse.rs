@@ -5,6 +5,7 @@ use crate::daemon::SimCall;
 use crate::sim::Sim;
 use sublet_core::decide::overuse::larger_lease;
 use sublet_core::event::Event;
+use sublet_core::facts::LeaseEvent;
 use sublet_core::ids::LeaseId;
 use sublet_core::rows::Lease;
 use sublet_core::units::Bytes;
@@ -30,7 +31,11 @@ impl Sim<'_> {
             _ => (Bytes(vram.0 + Bytes::mib(self.greed.within(0, 8_000)).0), self.greed.within(0, 2) as u16),
         };
         let caller = self.callers[by].clone();
-        self.call(SimCall { by, event: Event::Accepted { by: caller, lease, vram, gpus }, job: Some(number) })?;
+        self.call(SimCall {
+            by,
+            event: Event::Lease(LeaseEvent::OfferAccepted { by: caller, lease, vram, gpus }),
+            job: Some(number),
+        })?;
         Ok(true)
     }
 

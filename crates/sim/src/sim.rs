@@ -17,6 +17,7 @@ use crate::world::{GpuFault, World};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use sublet_core::event::{Caller, Event};
+use sublet_core::facts::{DaemonEvent, GpuEvent, LeaseEvent, UnleasedEvent};
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::mutant::Mutant;
 use sublet_core::reading::{GpuReading, Reading};
@@ -266,7 +267,7 @@ impl<'a> Sim<'a> {
             Timer::Says(life, lease) if life == self.life => self.says(LeaseId(lease)),
             Timer::Relist(life) if life == self.life => self.relist(),
             Timer::Sent(life, lease, signal) if life == self.life => {
-                self.report(Event::Signalled { lease: LeaseId(lease), signal })
+                self.report(Event::Lease(LeaseEvent::SignalSent { lease: LeaseId(lease), signal }))
             }
             Timer::StallOver(life) if life == self.life => self.stall_over(),
             Timer::Restart if self.daemon.is_none() => self.restart(),
@@ -299,7 +300,9 @@ impl<'a> Sim<'a> {
             Timer::Die(process) => self.perish(process),
             Timer::Lodger => self.lodger(),
             Timer::Audit(life, process) if life == self.life => self.audit(process),
-            Timer::Gone(life, process) if life == self.life => self.report(Event::Left { process }),
+            Timer::Gone(life, process) if life == self.life => {
+                self.report(Event::Unleased(UnleasedEvent::Exited { process }))
+            }
             Timer::SelfTest(life) if life == self.life => self.self_test(),
             Timer::Blow(life, blow) if life == self.life => self.blow(blow),
             Timer::Landed(life, blow) if life == self.life => self.landed(blow),
@@ -310,7 +313,7 @@ impl<'a> Sim<'a> {
 
     fn tick(&mut self) -> Result<(), Violation> {
         self.timers.set(self.t + self.shape.tick_us, Timer::Tick(self.life));
-        self.report(Event::Ticked)?;
+        self.report(Event::Daemon(DaemonEvent::Ticked))?;
         self.look_again();
         Ok(())
     }
@@ -348,7 +351,7 @@ impl<'a> Sim<'a> {
             Reading::Used(used) => used.processes.iter().map(|resident| resident.process).collect(),
             Reading::Unreadable(_) => Vec::new(),
         };
-        self.report(Event::Observed { card: uuid, observation: GpuReading { begun, reading } })?;
+        self.report(Event::Gpu(GpuEvent::ReadingTaken { gpu: uuid, reading: GpuReading { begun, reading } }))?;
         self.look_into(card, &there);
         Ok(())
     }
@@ -365,7 +368,7 @@ impl<'a> Sim<'a> {
             self.orphans().into_iter().try_for_each(|lease| self.revoke(lease))?;
             self.thin_out()?;
         }
-        self.report(Event::Listed(readings::list(&self.world)))
+        self.report(Event::Gpu(GpuEvent::Listed(readings::list(&self.world))))
     }
 
     // ---- calm --------------------------------------------------------------
@@ -422,9 +425,9 @@ impl<'a> Sim<'a> {
     }
 
     fn open_all(&mut self) -> Result<(), Violation> {
-        self.report(Event::DiskFreed)?;
+        self.report(Event::Daemon(DaemonEvent::DiskFreed))?;
         self.accept_loss()?;
-        self.report(Event::Listed(readings::list(&self.world)))?;
+        self.report(Event::Gpu(GpuEvent::Listed(readings::list(&self.world))))?;
         self.end_asides()?;
         for card in 0..self.world.cards.len() {
             self.clear(card)?;

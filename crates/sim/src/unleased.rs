@@ -21,6 +21,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use sublet_core::action::Action;
 use sublet_core::audit::{Accounted, Audit};
 use sublet_core::event::{Caller, Event};
+use sublet_core::facts::{GpuEvent, UnleasedAction, UnleasedEvent};
 use sublet_core::ids::ProcKey;
 use sublet_core::request::Tier;
 use sublet_core::units::{Bytes, Span, Time};
@@ -256,7 +257,7 @@ impl Sim<'_> {
         if self.odds.chance(50) {
             tree.extend(self.bystander());
         }
-        self.report(Event::Audited { audit: Box::new(audit), tree })
+        self.report(Event::Unleased(UnleasedEvent::Audited { audit: Box::new(audit), tree }))
     }
 
     /// Somebody who descends from a stranger and is not one: it has a lease of its own, or is the first
@@ -381,14 +382,14 @@ impl Sim<'_> {
             self.timers.set(self.t + 60 * S, Timer::SelfTest(self.life));
         }
         let can = if passes { Ok(()) } else { Err("the worker does not find itself on a card".to_owned()) };
-        self.report(Event::SelfTested { can })
+        self.report(Event::Unleased(UnleasedEvent::SelfTested { result: can }))
     }
 
     // ---- signals -----------------------------------------------------------
 
     /// A signal to a stranger is on the disk: it leaves soon.
     pub(crate) fn aim(&mut self, action: &Action, longest_us: u64) {
-        let Action::Strike { stranger, signal, at, processes } = action else { return };
+        let Action::Unleased(UnleasedAction::Signal { id: stranger, signal, at, processes }) = action else { return };
         let (stranger, signal, at, processes) = (*stranger, *signal, *at, processes.clone());
         let delay = self.odds.within(0, longest_us);
         let Some(daemon) = &mut self.daemon else { return };
@@ -480,7 +481,12 @@ impl Sim<'_> {
     pub(crate) fn landed(&mut self, number: u32) -> Result<(), Violation> {
         let Some(daemon) = &mut self.daemon else { return Ok(()) };
         let SentSignal { stranger, signal, at, outcome, .. } = &mut daemon.watching.blows[number as usize];
-        let event = Event::Struck { stranger: *stranger, signal: *signal, of: *at, outcome: std::mem::take(outcome) };
+        let event = Event::Unleased(UnleasedEvent::SignalSent {
+            id: *stranger,
+            signal: *signal,
+            decided_at: *at,
+            outcome: std::mem::take(outcome),
+        });
         self.report(event)
     }
 
@@ -512,16 +518,28 @@ impl Sim<'_> {
                     Mode::Observe,
                 ]);
                 let mode = if self.shape.vigil.rare && self.mood.chance(600) { Mode::Enforce } else { mode };
-                self.call(SimCall { by, event: Event::ModeAsked { by: caller, card, mode }, job: None })
+                self.call(SimCall {
+                    by,
+                    event: Event::Gpu(GpuEvent::ModeRequested { by: caller, gpu: card, mode }),
+                    job: None,
+                })
             }
             5 => {
                 let (who, treat) =
                     (self.some_who(), self.odds.pick(&[RuleAction::Allow, RuleAction::Deny, RuleAction::Deny]));
-                self.call(SimCall { by, event: Event::RuleAsked { by: caller, who, treat }, job: None })
+                self.call(SimCall {
+                    by,
+                    event: Event::Unleased(UnleasedEvent::RuleRequested { by: caller, subject: who, action: treat }),
+                    job: None,
+                })
             }
             6..9 => {
                 let rule = RuleId(self.odds.within(1, u64::from(self.disk.rows.meta.next_rule)) as u32);
-                self.call(SimCall { by, event: Event::RuleDropped { by: caller, rule }, job: None })
+                self.call(SimCall {
+                    by,
+                    event: Event::Unleased(UnleasedEvent::RuleRemovalRequested { by: caller, rule }),
+                    job: None,
+                })
             }
             _ => self.adopt(),
         }
@@ -550,7 +568,8 @@ impl Sim<'_> {
         let by = own.unwrap_or_else(|| self.odds.below(self.callers.len() as u64) as usize);
         let vram = self.odds.chance(400).then(|| Bytes::mib(self.odds.within(1, 12_000)));
         let tier = self.odds.pick(&[Tier::Interactive, Tier::Batch, Tier::Spot]);
-        let event = Event::AdoptAsked { by: self.callers[by].clone(), process, vram, tier };
+        let event =
+            Event::Unleased(UnleasedEvent::AdoptRequested { by: self.callers[by].clone(), process, vram, tier });
         self.call(SimCall { by, event, job: None })
     }
 }

@@ -10,9 +10,9 @@
 use super::Decider;
 use super::park::{ParkOrder, cheapest_method, price_of_leaving};
 use super::preempt::idle_since;
-use crate::action::Action;
 use crate::aside::{Aside, AsideOver, DEFAULT, KEY_MAX, LONGEST, PER_GPU};
 use crate::event::{AsideRequest, Caller, EventAnswer, Refusal};
+use crate::facts::GpuAction;
 use crate::ids::{GpuId, LeaseId};
 use crate::mutant::Mutant;
 use crate::parking::NotParkable;
@@ -69,7 +69,7 @@ impl Decider<'_> {
     pub(super) fn aside_asked(&mut self, by: &Caller, uuid: &str, ask: AsideRequest) -> EventAnswer {
         match self.aside_for(by, uuid, ask) {
             Ok((card, aside)) => {
-                self.emit(Action::SetAside { card, aside });
+                self.emit(GpuAction::SetAside { gpu: card, aside });
                 EventAnswer::Done
             }
             Err(refusal) => EventAnswer::Refused(refusal),
@@ -135,7 +135,7 @@ impl Decider<'_> {
 
     fn end_aside(&mut self, card: GpuId, aside: &Aside, how: AsideOver) {
         let (by, key, at) = (aside.by.clone(), aside.key.clone(), self.now);
-        self.emit(Action::EndAside { card, by, key, at, how });
+        self.emit(GpuAction::EndAside { gpu: card, by, key, at, how });
     }
 
     /// Ends the asides whose time is over.

@@ -7,9 +7,9 @@
 
 use super::board::Fit;
 use super::{Decider, KILL, TERM};
-use crate::action::Action;
 use crate::audit::Audit;
 use crate::event::{Caller, EventAnswer, Refusal};
+use crate::facts::{GpuAction, LeaseAction, TenantAction, UnleasedAction, UnleasedEvent};
 use crate::ids::{GpuId, LeaseId, ProcKey, TenantId};
 use crate::mutant::Mutant;
 use crate::quota;
@@ -254,6 +254,28 @@ pub fn tenant_of(audit: &Audit) -> String {
 }
 
 impl Decider<'_> {
+    pub(super) fn on_unleased(&mut self, event: UnleasedEvent) -> EventAnswer {
+        match event {
+            UnleasedEvent::Audited { audit, tree } => self.audited(*audit, tree),
+            UnleasedEvent::Exited { process } => self.unleased_exited(process),
+            UnleasedEvent::SignalSent { id, signal, decided_at, outcome } => {
+                self.note_signal_outcome(id, signal, decided_at, outcome);
+            }
+            UnleasedEvent::SelfTested { result } => {
+                let seen = self.state.unleased_readings_mut();
+                seen.self_test = Some(result);
+                seen.self_tests += 1;
+                self.reconcile();
+            }
+            UnleasedEvent::AdoptRequested { by, process, vram, tier } => {
+                return self.adopt_asked(&by, process, vram, tier);
+            }
+            UnleasedEvent::RuleRequested { by, subject, action } => return self.rule_asked(&by, subject, action),
+            UnleasedEvent::RuleRemovalRequested { by, rule } => return self.rule_dropped(&by, rule),
+        }
+        EventAnswer::Done
+    }
+
     /// A process on a card was audited: it belongs to no lease, as far as its parents, control group, unit
     /// and marks tell, or to one that does not have that card.
     pub(super) fn audited(&mut self, audit: Audit, tree: Vec<ProcKey>) {
@@ -297,7 +319,7 @@ impl Decider<'_> {
                 noted = before;
                 if (is_news && !waits) || stranger.gpus != cards {
                     noted = Some(self.now);
-                    self.emit(Action::Reaudit { stranger: id, audit: Box::new(audit), cards });
+                    self.emit(UnleasedAction::SetAudit { id, audit: Box::new(audit), gpus: cards });
                 }
                 id
             }
@@ -323,7 +345,7 @@ impl Decider<'_> {
                     why_not_parked: stays,
                     lease: of,
                 };
-                self.emit(Action::Find { stranger: Box::new(stranger) });
+                self.emit(UnleasedAction::Add { process: Box::new(stranger) });
                 id
             }
         };
@@ -350,7 +372,7 @@ impl Decider<'_> {
         if let Some(former) = self.state.rows().unleased.get(&id).and_then(|row| FormerProcess::of(row, self.now)) {
             self.state.unleased_readings_mut().remember(former);
         }
-        self.emit(Action::Close { stranger: id, at: self.now, how });
+        self.emit(UnleasedAction::Close { id, at: self.now, how });
     }
 
     /// Compares the record with what is on the cards, and takes the steps that are due.
@@ -378,9 +400,7 @@ impl Decider<'_> {
             let process = stranger.audit.process;
             let is_home = stranger.gpus.iter().any(|card| self.state.has_lease_there(&process, *card));
             return match self.state.lease_of(stranger).filter(|_| is_home) {
-                Some(lease) => {
-                    self.emit(Action::Close { stranger: id, at: self.now, how: UnleasedEnd::Matched(lease) })
-                }
+                Some(lease) => self.emit(UnleasedAction::Close { id, at: self.now, how: UnleasedEnd::Matched(lease) }),
                 None => self.close(id, UnleasedEnd::OffGpus),
             };
         }
@@ -398,7 +418,7 @@ impl Decider<'_> {
         match fate {
             // Whoever its quotas do not let stays a stranger, on the record.
             NextStep::Adopt(at) if at <= self.now && self.adopt_by_itself(id, &on) => {}
-            _ if is_begun && is_over => self.emit(Action::Relent { stranger: id, at: self.now, until: None }),
+            _ if is_begun && is_over => self.emit(UnleasedAction::Spare { id, at: self.now, until: None }),
             NextStep::Warn if step == UnleasedStep::Found => self.warn(id),
             NextStep::Exempt(why) if step == UnleasedStep::Found && is_enforced && is_warned_all_the_same(&why) => {
                 self.warn(id)
@@ -429,7 +449,7 @@ impl Decider<'_> {
         let left = self.state.rows().unleased.get(&stranger).and_then(|row| row.must_leave_by);
         let left = left.filter(|_| !self.state.planted(Mutant::WarnForEver));
         let until = left.map_or(most, |left| left.max(self.now).min(most));
-        self.emit(Action::Warn { stranger, at: self.now, until });
+        self.emit(UnleasedAction::Warn { id: stranger, at: self.now, until });
     }
 
     /// Whether something is due, and it was looked into since.
@@ -467,7 +487,7 @@ impl Decider<'_> {
         let others = tree.iter().copied().filter(|process| *process != own && may_be_signalled(self.state, *process));
         let processes: Vec<ProcKey> = std::iter::once(own).chain(others).collect();
         let signal = if self.state.planted(Mutant::StrikeHard) { KILL } else { signal };
-        self.emit(Action::Strike { stranger: id, signal, at, processes });
+        self.emit(UnleasedAction::Signal { id, signal, at, processes });
         if let Some(seen) = self.state.unleased_readings_mut().audits.get_mut(&id) {
             seen.signal_sent = true;
         }
@@ -481,7 +501,7 @@ impl Decider<'_> {
         let changed = own.is_some_and(|own| own.changed);
         let step = stranger.step;
         let late = step != UnleasedStep::Signalled { signal, since: of, sent: false };
-        self.emit(Action::Struck { stranger: id, signal, at: self.now, outcome, late });
+        self.emit(UnleasedAction::RecordSignal { id, signal, at: self.now, outcome, late });
         let seen = self.state.unleased_readings_mut().audits.get_mut(&id);
         if late {
             // Somebody thought better of it since, and perhaps worse again: then that one is under way.
@@ -498,14 +518,14 @@ impl Decider<'_> {
         if changed {
             self.state.unleased_readings_mut().audits.remove(&id);
             if self.state.planted(Mutant::HopAnew) {
-                self.emit(Action::Relent { stranger: id, at: self.now, until: Some(self.now) });
+                self.emit(UnleasedAction::Spare { id, at: self.now, until: Some(self.now) });
             }
         }
     }
 
     /// It is still there: what it has may stay there for ever.
     fn survived(&mut self, stranger: UnleasedId, on: Vec<GpuPresence>) {
-        self.emit(Action::Survived { stranger, at: self.now });
+        self.emit(UnleasedAction::RecordSurvival { id: stranger, at: self.now });
         let why = format!("{stranger} survived SIGKILL and still has memory there");
         if self.state.planted(Mutant::ServeSurvivor) {
             return;
@@ -550,7 +570,7 @@ impl Decider<'_> {
         tier: Tier,
     ) -> Result<LeaseId, Refusal> {
         let lease = self.give_lease(by, stranger, on, wish, tier)?;
-        self.emit(Action::Close { stranger: stranger.id, at: self.now, how: UnleasedEnd::Adopted(lease) });
+        self.emit(UnleasedAction::Close { id: stranger.id, at: self.now, how: UnleasedEnd::Adopted(lease) });
         Ok(lease)
     }
 
@@ -581,7 +601,7 @@ impl Decider<'_> {
         let lease = LeaseId(self.state.rows().meta.next_lease);
         let root = Some(stranger.audit.process);
         let give_up = self.now + self.state.policy().wait;
-        self.emit(Action::Queue { lease, tenant, ask, at: self.now, give_up, root, token: by.token });
+        self.emit(LeaseAction::Queue { lease, tenant, request: ask, at: self.now, give_up, root, token: by.token });
         self.grant(lease, &fit);
         Ok(lease)
     }
@@ -639,7 +659,7 @@ impl Decider<'_> {
         }
         self.state.tenant(&name).unwrap_or_else(|| {
             let tenant = TenantId(self.state.rows().tenants.len() as u32);
-            self.emit(Action::Enrol { tenant, name });
+            self.emit(TenantAction::Add { tenant, name });
             tenant
         })
     }
@@ -660,7 +680,7 @@ impl Decider<'_> {
             }
         }
         if self.state.rows().gpus[card.0 as usize].mode != mode {
-            self.emit(Action::SetMode { card, mode });
+            self.emit(GpuAction::SetMode { gpu: card, mode });
             self.reconcile();
         }
         EventAnswer::Done
@@ -681,7 +701,7 @@ impl Decider<'_> {
             None => RuleId(self.state.rows().meta.next_rule),
         };
         let rule = Rule { id, subject: who, action: treat };
-        self.emit(Action::SetRule { rule: rule.clone() });
+        self.emit(UnleasedAction::SetRule { rule: rule.clone() });
         self.reconcile();
         EventAnswer::Rule(Box::new(rule))
     }
@@ -693,7 +713,7 @@ impl Decider<'_> {
         let Some(was) = self.state.rows().rules.get(&rule).cloned() else {
             return EventAnswer::Refused(Refusal::NoSuchRule);
         };
-        self.emit(Action::DropRule { rule });
+        self.emit(UnleasedAction::RemoveRule { rule });
         self.reconcile();
         EventAnswer::Rule(Box::new(was))
     }

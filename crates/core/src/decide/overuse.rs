@@ -9,8 +9,8 @@
 use super::Decider;
 use super::serve::{debt_clock_after, is_wanted};
 use super::tokens::token_allows;
-use crate::action::Action;
 use crate::event::{Caller, EventAnswer, Refusal};
+use crate::facts::LeaseAction;
 use crate::ids::{GpuId, LeaseId};
 use crate::mutant::Mutant;
 use crate::quota;
@@ -121,8 +121,8 @@ impl Decider<'_> {
                 _ if has && seen <= hold.vram + SLACK => {}
                 // Once, and again when it is much more.
                 Some(told) if has && seen < told.seen_bytes + SLACK.max(Bytes(told.seen_bytes.0 / 8)) => {}
-                _ if has => self.emit(Action::Over { lease, at: self.now, seen }),
-                Some(_) if self.state.is_within(lease, hold) => self.emit(Action::Within { lease }),
+                _ if has => self.emit(LeaseAction::FlagOveruse { lease, at: self.now, seen_bytes: seen }),
+                Some(_) if self.state.is_within(lease, hold) => self.emit(LeaseAction::ClearOveruse { lease }),
                 _ => {}
             }
         }
@@ -160,6 +160,6 @@ impl Decider<'_> {
         let left = hold.until.since(self.now);
         let mark = debt_clock_after(self.state, row.tenant, vram.less(hold.vram), hold.gpus.len(), left, self.now);
         let mark = (!self.state.planted(Mutant::GrowFree)).then_some(mark);
-        self.emit(Action::Grow { lease, at: self.now, vram, mark });
+        self.emit(LeaseAction::Enlarge { lease, at: self.now, vram, debt_clock: mark });
     }
 }

@@ -12,8 +12,8 @@
 
 use super::Decider;
 use super::enforce::{adopt_rule, is_allowed, rule, tenant_of};
-use crate::action::{Action, Wake};
 use crate::event::{Caller, EventAnswer, Refusal};
+use crate::facts::{UnleasedAction, Wake};
 use crate::ids::{GpuId, LeaseId, ProcKey};
 use crate::method::Method;
 use crate::mutant::Mutant;
@@ -39,12 +39,12 @@ impl Decider<'_> {
         };
         match lease {
             Ok(lease) => {
-                self.emit(Action::Take { stranger: id, lease, at: self.now });
+                self.emit(UnleasedAction::Park { id, lease, at: self.now });
                 self.advance_parking(id, lease, self.now);
             }
             // It gains nothing by that: the next step is due at once.
             Err(why) => {
-                self.emit(Action::NotMoved { stranger: id, at: self.now, why });
+                self.emit(UnleasedAction::RecordParkFailure { id, at: self.now, why });
                 self.advance_unleased(id);
             }
         }
@@ -104,7 +104,7 @@ impl Decider<'_> {
     }
 
     fn not_moved(&mut self, stranger: UnleasedId, why: &str) {
-        self.emit(Action::NotMoved { stranger, at: self.now, why: why.to_owned() });
+        self.emit(UnleasedAction::RecordParkFailure { id: stranger, at: self.now, why: why.to_owned() });
     }
 
     /// Somebody wants a lease for a process that has one, by which it is moved: that is the one it gets.

@@ -11,9 +11,9 @@ use super::park::{ParkOrder, is_backing_off, move_duration, with_present_need};
 use super::serve::{is_wanted, needed_bytes, waiters_within_quota};
 use super::stretch;
 use super::{Decider, KILL, TERM};
-use crate::action::Action;
 use crate::contexts;
 use crate::cost::Direction;
+use crate::facts::LeaseAction;
 use crate::ids::{GpuId, LeaseId, ProcKey, TenantId};
 use crate::lease_readings::SignalState;
 use crate::method::Method;
@@ -755,7 +755,7 @@ impl Decider<'_> {
             }
             let before = self.state.lease(lease).and_then(|row| row.request.notice).map(|notice| notice.before);
             let until = self.now + before.unwrap_or(Span::ZERO);
-            self.emit(Action::Notice { lease, at: self.now, until, room_for: waiter });
+            self.emit(LeaseAction::GiveNotice { lease, at: self.now, until, room_for: waiter });
             if before.is_none() {
                 self.end_for_others(lease);
             }
@@ -773,7 +773,7 @@ impl Decider<'_> {
         let wanted = is_wanted(self.state, row, &hold.gpus);
         let may_stay = !row.request.may_be_ended() && !overuse::is_to_end(self.state, row, hold, self.now);
         if (!wanted || may_stay) && !self.state.planted(Mutant::SpareNobody) {
-            return self.emit(Action::Spare { lease: row.id });
+            return self.emit(LeaseAction::CancelNotice { lease: row.id });
         }
         self.end_for_others(row.id);
     }
@@ -823,7 +823,7 @@ impl Decider<'_> {
             }
         };
         let left_out = processes_of_other_users(self.state, lease).map(|(process, _)| process).collect();
-        self.emit(Action::Signal { lease, signal, at: self.now, processes, left_out });
+        self.emit(LeaseAction::Signal { lease, signal, at: self.now, processes, left_out });
     }
 
     /// A signal to the processes of a lease has left: from now on they have their time.

@@ -4,7 +4,7 @@ use super::Decider;
 use super::admit::is_acceptable;
 use super::board::{Board, Fit, could_host};
 use super::park::{is_backing_off, with_present_need};
-use crate::action::Action;
+use crate::facts::LeaseAction;
 use crate::ids::{Fence, GpuId, LeaseId, TenantId};
 use crate::mutant::Mutant;
 use crate::queue::{QueueCursor, QueuePlace};
@@ -101,7 +101,18 @@ impl Decider<'_> {
         let turn = self.state.is_first(row).then_some(self.now);
         let until = self.now + span;
         let (at, mark, told) = (self.now, Some(mark), self.noted_expectation(lease));
-        self.emit(Action::Grant { lease, cards, vram, epoch, at, until, mark, before, turn, told });
+        self.emit(LeaseAction::Grant {
+            lease,
+            gpus: cards,
+            vram,
+            fence: epoch,
+            at,
+            until,
+            debt_clock: mark,
+            not_beyond: before,
+            first_since: turn,
+            expected: told,
+        });
     }
 }
 

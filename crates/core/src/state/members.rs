@@ -63,7 +63,7 @@ impl State {
     }
 
     /// A process that was just bound lives, and what it did so far counts as work.
-    pub(super) fn add_member(&mut self, lease: LeaseId, process: ProcKey) {
+    pub(crate) fn add_member(&mut self, lease: LeaseId, process: ProcKey) {
         if let Some(live) = self.readings.get_mut(&lease) {
             live.was_busy = true;
             self.restore_member(lease, process);

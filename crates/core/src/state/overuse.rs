@@ -45,7 +45,7 @@ impl State {
     }
 
     /// What was seen of a lease so far says nothing of it any more.
-    pub(super) fn forget_overuse(&mut self, lease: LeaseId) {
+    pub(crate) fn forget_overuse(&mut self, lease: LeaseId) {
         for excess in &mut self.overuse {
             excess.remove(&lease);
         }

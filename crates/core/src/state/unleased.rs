@@ -1,7 +1,6 @@
 //! Strangers, as the state has them beside their rows.
 
 use super::State;
-use crate::action::Action;
 use crate::decide::enforce;
 use crate::ids::{GpuId, LeaseId, ProcKey};
 use crate::mutant::Mutant;
@@ -34,20 +33,6 @@ impl State {
     pub(super) fn index_unleased(&mut self) {
         self.unleased.by_process =
             self.rows.unleased.values().map(|stranger| (stranger.audit.process, stranger.id)).collect();
-    }
-
-    /// A stranger came or went.
-    pub(super) fn reindex_unleased(&mut self, action: &Action) {
-        match action {
-            Action::Find { stranger } => {
-                self.unleased.by_process.insert(stranger.audit.process, stranger.id);
-            }
-            Action::Close { stranger, .. } => {
-                self.unleased.by_process.retain(|_, id| id != stranger);
-                self.unleased.audits.remove(stranger);
-            }
-            _ => {}
-        }
     }
 
     /// Whether a signal that was decided then is still to be sent to this process. Whoever sends it asks when that is

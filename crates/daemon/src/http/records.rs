@@ -13,6 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use sublet_core::action::Action;
 use sublet_core::decide::enforce;
 use sublet_core::event::{Caller, Event};
+use sublet_core::facts::{DaemonEvent, LeaseAction, TokenAction, UnleasedAction};
 use sublet_core::ids::{LeaseId, TenantId};
 use sublet_core::unleased::UnleasedId;
 use sublet_journal::{JournalReader, LogLine, OpenError};
@@ -73,7 +74,7 @@ pub async fn usage(State(app): State<App>, request: Request) -> Result<Json<wire
 pub async fn accept_loss(State(app): State<App>, request: Request) -> Result<Reply, Refused> {
     let heard = body::empty(request).await?;
     let by = heard.peer.caller.clone();
-    Ok(app.post.call(by.clone(), Event::LossAccepted { by }, heard.key).await?)
+    Ok(app.post.call(by.clone(), Event::Daemon(DaemonEvent::LossAccepted { by }), heard.key).await?)
 }
 
 /// The leases that are live and the last that ended, and whether more did.
@@ -215,19 +216,23 @@ impl AuditFilter {
     /// A local user learns what is done about its own processes.
     fn is_my_stranger(&mut self, line: &LogLine) -> bool {
         let Ok(action) = line.action() else { return false };
-        if let Action::Find { stranger } = &action
+        if let Action::Unleased(UnleasedAction::Add { process: stranger }) = &action
             && enforce::tenant_of(&stranger.audit) == self.by.tenant
         {
             self.own.insert(stranger.id);
         }
-        self.by.token.is_none() && action.stranger().is_some_and(|stranger| self.own.contains(&stranger))
+        self.by.token.is_none() && action.unleased().is_some_and(|stranger| self.own.contains(&stranger))
     }
 
     /// A tenant learns what tokens act in its name; whoever has one of them does not.
     fn is_my_token(&self, line: &LogLine) -> bool {
         match line.action() {
-            Ok(Action::IssueToken { token }) => self.by.token.is_none() && token.tenant == self.by.tenant,
-            Ok(Action::RevokeToken { tenant, .. }) => self.by.token.is_none() && tenant == self.by.tenant,
+            Ok(Action::Token(TokenAction::Issue { token })) => {
+                self.by.token.is_none() && token.tenant == self.by.tenant
+            }
+            Ok(Action::Token(TokenAction::Revoke { tenant, .. })) => {
+                self.by.token.is_none() && tenant == self.by.tenant
+            }
             _ => false,
         }
     }
@@ -238,7 +243,7 @@ impl AuditFilter {
             return Ok(*mine);
         }
         let tenant = match line.action() {
-            Ok(Action::Queue { tenant, .. }) => Some(tenant),
+            Ok(Action::Lease(LeaseAction::Queue { tenant, .. })) => Some(tenant),
             _ => reader.ended(lease)?.map(|ended| ended.tenant),
         };
         let mine = match tenant {
@@ -256,7 +261,7 @@ impl AuditFilter {
 
 /// The stranger a line is about; that of a lease is none.
 fn stranger_of(line: &LogLine) -> Option<UnleasedId> {
-    line.lease.is_none().then(|| line.action().ok()?.stranger()).flatten()
+    line.lease.is_none().then(|| line.action().ok()?.unleased()).flatten()
 }
 
 /// The actor of lines that no user caused.

@@ -10,6 +10,7 @@ use crate::messages;
 use crate::writer::WriterOrder;
 use std::time::{Duration, Instant};
 use sublet_core::event::Event;
+use sublet_core::facts::{DaemonEvent, GpuEvent, LeaseEvent};
 use sublet_journal::LoadedState;
 use tokio::sync::oneshot;
 
@@ -60,7 +61,7 @@ impl Loop {
         }
         self.full = None;
         tracing::info!("the disk has room again: leases are granted");
-        self.take(Event::DiskFreed);
+        self.take(DaemonEvent::DiskFreed);
     }
 
     pub(super) fn stuck(&self) -> bool {
@@ -160,7 +161,7 @@ impl Loop {
             match held {
                 PendingEffect::Reply { to, again: Some(again), .. } if grip == FullDiskState::Tight => {
                     let RetriedRelease { by, lease, epoch, key } = *again;
-                    let event = Event::Released { by: by.clone(), lease, epoch };
+                    let event = Event::Lease(LeaseEvent::ReleaseRequested { by: by.clone(), lease, fence: epoch });
                     self.call(LoopCall { by, event, key, looked: None, reply: to }, false);
                 }
                 PendingEffect::Reply { to, .. } => refuse(to),
@@ -176,7 +177,7 @@ impl Loop {
         self.start();
         let listed = std::mem::take(&mut self.listed);
         if !listed.is_empty() {
-            self.take(Event::Listed(listed));
+            self.take(GpuEvent::Listed(listed));
         }
         self.engine.hold(PendingEffect::Errand(HostCommand::Look));
     }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use sublet_core::action::Action;
 use sublet_core::contexts;
 use sublet_core::decide::preempt;
+use sublet_core::facts::{LeaseAction, TokenAction, UnleasedAction};
 use sublet_core::ids::{GpuId, LeaseId, ProcKey};
 use sublet_core::method::Method;
 use sublet_core::parking::{self, NotParkable};
@@ -56,32 +57,38 @@ impl Loop {
     /// What the hands must do once an action is durable.
     pub(super) fn send_hands(&mut self, action: &Action) {
         match action {
-            Action::Grant { lease, .. }
-            | Action::Park { lease, .. }
-            | Action::Parked { lease, .. }
-            | Action::Unpark { lease, .. }
-            | Action::Resume { lease, .. }
-            | Action::Retreat { lease, .. }
-            | Action::Deepen { lease, .. }
-            | Action::Shallow { lease, .. }
-            | Action::Grow { lease, .. } => self.send_wish(*lease),
-            Action::Resumed { lease, .. } if self.known.next.remove(lease).is_some() => self.send_wish(*lease),
+            Action::Lease(
+                LeaseAction::Grant { lease, .. }
+                | LeaseAction::Park { lease, .. }
+                | LeaseAction::FinishPark { lease, .. }
+                | LeaseAction::Unpark { lease, .. }
+                | LeaseAction::Resume { lease, .. }
+                | LeaseAction::ParkAgain { lease, .. }
+                | LeaseAction::RemoveContexts { lease, .. }
+                | LeaseAction::KeepContexts { lease, .. }
+                | LeaseAction::Enlarge { lease, .. },
+            ) => self.send_wish(*lease),
+            Action::Lease(LeaseAction::FinishResume { lease, .. }) if self.known.next.remove(lease).is_some() => {
+                self.send_wish(*lease)
+            }
             // Who was never parked has nothing that would be over with its lease.
-            Action::End { lease, .. } if self.was_parked(*lease) => self.send_wish(*lease),
+            Action::Lease(LeaseAction::End { lease, .. }) if self.was_parked(*lease) => self.send_wish(*lease),
             _ => {}
         }
         match action {
-            Action::Grant { lease, epoch, .. } if self.known.watched.contains(lease) => {
+            Action::Lease(LeaseAction::Grant { lease, fence: epoch, .. }) if self.known.watched.contains(lease) => {
                 let grant = self.marks.grant(*lease, *epoch);
                 self.engine.hold(PendingEffect::Errand(HostCommand::Granted { lease: *lease, grant }));
             }
-            Action::Queue { lease, root: Some(_), .. } | Action::Bind { lease, .. } => self.watch_roots(*lease),
+            Action::Lease(LeaseAction::Queue { lease, root: Some(_), .. } | LeaseAction::Bind { lease, .. }) => {
+                self.watch_roots(*lease)
+            }
             // Its bytes count until the card is seen again: the sooner, the better.
-            Action::End { lease, .. } if self.engine.state().lease(*lease).is_some() => {
+            Action::Lease(LeaseAction::End { lease, .. }) if self.engine.state().lease(*lease).is_some() => {
                 self.engine.hold(PendingEffect::Errand(HostCommand::Look));
             }
             // Before the answer to whoever wanted it, which is held after this.
-            Action::Signal { lease, processes, signal, .. } => {
+            Action::Lease(LeaseAction::Signal { lease, processes, signal, .. }) => {
                 let (processes, signal) = (processes.clone(), *signal);
                 if let Some(uid) = self.uid_of_lease(*lease) {
                     self.engine.hold(PendingEffect::Errand(HostCommand::Signal { uid, processes, signal }));
@@ -89,20 +96,20 @@ impl Loop {
                 let (post, gone) = (self.post.clone(), LoopInput::Signalled { lease: *lease, signal });
                 self.engine.hold(PendingEffect::Run(Box::new(move || drop(post.send(gone)))));
             }
-            Action::Notice { lease, .. } => self.send_notice(*lease),
+            Action::Lease(LeaseAction::GiveNotice { lease, .. }) => self.send_notice(*lease),
             // Somebody waits for what the driver says of it.
-            Action::Take { .. } => self.inspect_at = Instant::now(),
+            Action::Unleased(UnleasedAction::Park { .. }) => self.inspect_at = Instant::now(),
             // Once it is durable it comes back here: meanwhile somebody may have thought better of it.
-            Action::Strike { stranger, signal, processes, at } => {
+            Action::Unleased(UnleasedAction::Signal { id: stranger, signal, processes, at }) => {
                 let (stranger, signal, at, processes) = (*stranger, *signal, *at, processes.clone());
                 let (post, due) = (self.post.clone(), LoopInput::Strike { stranger, signal, at, processes });
                 self.engine.hold(PendingEffect::Run(Box::new(move || drop(post.send(due)))));
             }
-            Action::IssueToken { token } => {
+            Action::Token(TokenAction::Issue { token }) => {
                 let (tokens, token) = (self.tokens.clone(), token.clone());
                 self.engine.hold(PendingEffect::Run(Box::new(move || tokens.enter(token))));
             }
-            Action::RevokeToken { token, .. } => {
+            Action::Token(TokenAction::Revoke { token, .. }) => {
                 let (tokens, token) = (self.tokens.clone(), *token);
                 self.engine.hold(PendingEffect::Run(Box::new(move || tokens.revoke(token))));
             }

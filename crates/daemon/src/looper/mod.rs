@@ -45,9 +45,10 @@ use std::collections::BTreeMap;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::{Duration, Instant};
-use sublet_core::action::{Action, Hint};
+use sublet_core::action::Action;
 use sublet_core::decide::find;
 use sublet_core::event::{Caller, Event, EventAnswer, Refusal};
+use sublet_core::facts::{DaemonEvent, GpuEvent, Hint, LeaseAction, LeaseEvent, TokenEvent, UnleasedEvent};
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::loss::Loss;
 use sublet_core::method::Method;
@@ -224,13 +225,13 @@ impl Loop {
     /// Tells core that the daemon started, and the eyes whom to watch.
     pub fn start(&mut self) {
         if let Some(loss) = self.loss {
-            self.take(Event::LossFound(loss));
+            self.take(DaemonEvent::LossFound(loss));
         }
         let boot = self.boot.clone();
         let clock_offset_us = i64::try_from(self.clock.offset().0).unwrap_or(i64::MAX);
         let WatermarkFloor { epoch: epoch_floor, lease: lease_floor } = self.floor;
-        self.take(Event::Started { boot, clock_offset_us, epoch_floor, lease_floor });
-        self.take(Event::Day { number: crate::calendar::number() });
+        self.take(DaemonEvent::Started { boot, clock_offset_us, fence_floor: epoch_floor, lease_floor });
+        self.take(DaemonEvent::DayRead { number: crate::calendar::number() });
         self.watch_all();
     }
 
@@ -314,18 +315,18 @@ impl Loop {
         }
         let suspended = suspended_us();
         if suspended.saturating_sub(self.suspended_us) > SUSPEND_US {
-            self.take(Event::Awoke);
+            self.take(DaemonEvent::Awoke);
         }
         self.suspended_us = suspended;
         let wall = wall_us();
         // By a clock that was set back, midnight is further away than a day has hours.
         if wall >= self.day_again_us || self.day_again_us - wall > DAY_AGAIN_US {
             self.day_again_us = day_again_us();
-            self.take(Event::Day { number: crate::calendar::number() });
+            self.take(DaemonEvent::DayRead { number: crate::calendar::number() });
         }
         let now = self.clock.now();
         if self.engine.state().next_due().is_some_and(|due| due <= now) || self.engine.state().is_tick_overdue(now) {
-            self.take(Event::Ticked);
+            self.take(DaemonEvent::Ticked);
         }
         self.look_for_room();
     }
@@ -396,9 +397,9 @@ impl Loop {
             }
             LoopInput::Configured(policy) => {
                 self.policy = (*policy).clone();
-                self.take(Event::Configured(policy));
+                self.take(DaemonEvent::Configured(policy));
             }
-            LoopInput::Signalled { lease, signal } => self.take(Event::Signalled { lease, signal }),
+            LoopInput::Signalled { lease, signal } => self.take(LeaseEvent::SignalSent { lease, signal }),
             LoopInput::Strike { stranger, signal, at, processes } => {
                 let (state, now) = (self.engine.state(), self.clock.now());
                 let is_wanted = |blow: &_| state.is_signal_due(blow, now);
@@ -440,20 +441,27 @@ impl Loop {
             }
         }
         let release = match &event {
-            Event::Released { lease, epoch, .. } if again => Some((*lease, *epoch)),
+            Event::Lease(LeaseEvent::ReleaseRequested { lease, fence: epoch, .. }) if again => Some((*lease, *epoch)),
             _ => None,
         };
         let actor: Arc<str> = match by.token {
             Some(token) => Arc::from(format!("{} {token}", by.tenant)),
             None => Arc::from(by.tenant.as_str()),
         };
-        let asked = matches!(event, Event::Asked { .. } | Event::TokenAsked { .. } | Event::AdoptAsked { .. });
+        let asked = matches!(
+            event,
+            Event::Lease(LeaseEvent::Requested { .. })
+                | Event::Token(TokenEvent::IssueRequested { .. })
+                | Event::Unleased(UnleasedEvent::AdoptRequested { .. })
+        );
         let card = match &event {
-            Event::Drained { card, .. }
-            | Event::Cleared { card, .. }
-            | Event::AsideAsked { card, .. }
-            | Event::AsideEndAsked { card, .. }
-            | Event::ModeAsked { card, .. } => Some(card.clone()),
+            Event::Gpu(
+                GpuEvent::DrainRequested { gpu: card, .. }
+                | GpuEvent::ClearRequested { gpu: card, .. }
+                | GpuEvent::AsideRequested { gpu: card, .. }
+                | GpuEvent::AsideEndRequested { gpu: card, .. }
+                | GpuEvent::ModeRequested { gpu: card, .. },
+            ) => Some(card.clone()),
             _ => None,
         };
         let taken = self.take_for(&actor, event);
@@ -538,8 +546,8 @@ impl Loop {
         }
         for action in actions {
             let Some(id) = action.lease() else { continue };
-            let ends = matches!(action, Action::End { .. });
-            let starts = ends || matches!(action, Action::Grant { .. });
+            let ends = matches!(action, Action::Lease(LeaseAction::End { .. }));
+            let starts = ends || matches!(action, Action::Lease(LeaseAction::Grant { .. }));
             let concerns = |watch: &LeaseWatch| starts || matches!(watch.until, WatchGoal::Changed { .. });
             let Some(watches) = self.watches.remove(&id) else { continue };
             if !watches.iter().any(concerns) {
@@ -575,9 +583,9 @@ impl Loop {
 
     // ---- events ------------------------------------------------------------
 
-    fn take(&mut self, event: Event) {
+    fn take(&mut self, event: impl Into<Event>) {
         let own = Arc::clone(&self.own);
-        self.take_for(&own, event);
+        self.take_for(&own, event.into());
     }
 
     fn take_for(&mut self, actor: &Arc<str>, event: Event) -> Decided {
@@ -607,7 +615,7 @@ impl Loop {
             HostReport::Gpus(mut cards) => {
                 self.set_trouble(None);
                 self.unmanaged.apply(&mut cards);
-                self.take(Event::Listed(cards));
+                self.take(GpuEvent::Listed(cards));
                 self.send_self_test();
             }
             HostReport::ListFailed(unlisted) => {
@@ -615,7 +623,7 @@ impl Loop {
                 self.unread_all(&unlisted.what);
             }
             HostReport::Observed { uuid, observation } => {
-                self.take(Event::Observed { card: uuid.clone(), observation });
+                self.take(GpuEvent::ReadingTaken { gpu: uuid.clone(), reading: observation });
                 for lease in self.engine.state().moving().collect::<Vec<_>>() {
                     self.send_next(lease);
                 }
@@ -624,40 +632,40 @@ impl Loop {
                 self.send_audits(&uuid);
             }
             HostReport::Audited { audit, tree } => {
-                self.take(Event::Audited { audit, tree });
+                self.take(UnleasedEvent::Audited { audit, tree });
             }
-            HostReport::ProcessEnded { process } => self.take(Event::Left { process }),
+            HostReport::ProcessEnded { process } => self.take(UnleasedEvent::Exited { process }),
             HostReport::SignalsSent { stranger, signal, of, outcome } => {
-                self.take(Event::Struck { stranger, signal, of, outcome });
+                self.take(UnleasedEvent::SignalSent { id: stranger, signal, decided_at: of, outcome });
             }
-            HostReport::SelfTested { can } => self.take(Event::SelfTested { can }),
+            HostReport::SelfTested { can } => self.take(UnleasedEvent::SelfTested { result: can }),
             HostReport::ShimReported { lease, process, said } => {
                 self.learn_program(lease, process, &said);
-                self.take(Event::Said { lease, rung: Method::Shim, process, said });
+                self.take(LeaseEvent::MoverReported { lease, method: Method::Shim, process, report: said });
                 self.send_next(lease);
                 self.look_again();
             }
             HostReport::DriverReported { lease, process, said } => {
                 self.learn_program(lease, process, &said);
-                self.take(Event::Said { lease, rung: Method::Driver, process, said });
+                self.take(LeaseEvent::MoverReported { lease, method: Method::Driver, process, report: said });
                 self.send_next(lease);
                 self.look_again();
             }
             HostReport::HostMemory { available } => {
-                self.take(Event::Ram { available });
+                self.take(DaemonEvent::HostMemoryRead { available });
                 self.send_ahead();
             }
             HostReport::Members { lease, processes, restricted } => {
-                self.take(Event::Members { lease, processes, restricted });
+                self.take(LeaseEvent::MembersRead { lease, processes, restricted });
                 self.send_next(lease);
             }
             HostReport::Counted { lease, counts } => self.note_counts(lease, counts),
-            HostReport::Worked { lease } => self.take(Event::Worked { lease }),
-            HostReport::TerminalInput { lease } => self.take(Event::Hinted { lease, hint: Hint::Terminal }),
-            HostReport::BlockedCall { lease } => self.take(Event::Hinted { lease, hint: Hint::BlockedCall }),
+            HostReport::Worked { lease } => self.take(LeaseEvent::UseSeen { lease }),
+            HostReport::TerminalInput { lease } => self.take(LeaseEvent::Hinted { lease, hint: Hint::Terminal }),
+            HostReport::BlockedCall { lease } => self.take(LeaseEvent::Hinted { lease, hint: Hint::BlockedCall }),
             HostReport::Idle { lease, idle } => {
                 let idle = Span(u64::try_from(idle.as_micros()).unwrap_or(u64::MAX));
-                self.take(Event::Rested { lease, idle });
+                self.take(LeaseEvent::IdleSeen { lease, idle });
             }
             HostReport::HolderEnded { lease } => self.see_gone(lease),
         }
@@ -678,7 +686,7 @@ impl Loop {
             && matches!(said, MoverReport::Present { .. })
             && let Some(program) = process::executable_name(process.pid)
         {
-            self.take(Event::Runs { lease, program });
+            self.take(LeaseEvent::ProgramRead { lease, program });
         }
     }
 
@@ -695,7 +703,7 @@ impl Loop {
         if roots.into_iter().any(process::is_running) {
             return self.watch_roots(lease);
         }
-        self.take(Event::Gone { lease });
+        self.take(LeaseEvent::HolderExited { lease });
     }
 
     fn set_trouble(&self, trouble: Option<String>) {
@@ -711,7 +719,7 @@ impl Loop {
         let uuids: Vec<String> = self.engine.state().rows().gpus.iter().map(|c| c.facts.uuid.clone()).collect();
         for card in uuids {
             let reading = Reading::Unreadable(Unreadable::Failed(what.to_owned()));
-            self.take(Event::Observed { card, observation: GpuReading { begun: self.clock.now(), reading } });
+            self.take(GpuEvent::ReadingTaken { gpu: card, reading: GpuReading { begun: self.clock.now(), reading } });
         }
     }
 }

@@ -7,6 +7,7 @@ use super::park::{BESIDE, BackoffBook, CONTEXT, HOOK, MoveBook, MoveWay, MoverBo
 use std::collections::{BTreeMap, BTreeSet};
 use sublet_core::aside::Aside;
 use sublet_core::event::Event;
+use sublet_core::facts::DaemonEvent;
 use sublet_core::ids::{Fence, GpuId, LeaseId, ProcKey};
 use sublet_core::loss::Loss;
 use sublet_core::method::Method;
@@ -472,7 +473,7 @@ impl CheckerBooks {
     pub fn mind_the_gap(&mut self, now: Time, event: &Event) {
         let away = self.heard.is_none_or(|heard| now.since(heard) > ABSENCE);
         self.heard = Some(now);
-        self.absent = away || matches!(event, Event::Awoke | Event::Started { .. });
+        self.absent = away || matches!(event, Event::Daemon(DaemonEvent::Awoke | DaemonEvent::Started { .. }));
         let is_aside = self.cards.iter().any(|card| !card.asides.is_empty());
         if self.absent && (is_aside || !(self.leases.is_empty() && self.watch.is_empty())) {
             self.grace_from = now;

@@ -4,7 +4,7 @@
 use super::books::{CheckerBooks, HeldBook, LeaseBook, LeaseStage, SeenReading};
 use super::calls::EventCause;
 use super::{Verdict, must};
-use sublet_core::action::Action;
+use sublet_core::facts::LeaseAction;
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::request::{LeaseRequest, Preempt, Tier};
 use sublet_core::rows::{EndNotice, GpuService};
@@ -31,8 +31,8 @@ pub fn chose_it(ask: &LeaseRequest) -> bool {
 
 impl CheckerBooks {
     /// A holder is told that it will be ended.
-    pub fn notice(&mut self, now: Time, cause: &EventCause, lease: LeaseId, action: &Action) -> Verdict {
-        let Action::Notice { at, until, room_for, .. } = action else { return Ok(()) };
+    pub fn notice(&mut self, now: Time, cause: &EventCause, lease: LeaseId, action: &LeaseAction) -> Verdict {
+        let LeaseAction::GiveNotice { at, until, room_for, .. } = action else { return Ok(()) };
         let Some(book) = self.leases.get(&lease) else { return must(20, false, || format!("no {lease} to tell")) };
         let over = !chose_it(&book.ask) && self.is_to_end(now, book);
         must(20, over || chose_it(&book.ask), || {
@@ -51,8 +51,8 @@ impl CheckerBooks {
     }
 
     /// A holder is told that its fixed term is over soon, as it wanted to be.
-    pub fn term_notice(&mut self, now: Time, cause: &EventCause, lease: LeaseId, action: &Action) -> Verdict {
-        let Action::Notice { at, until, .. } = action else { return Ok(()) };
+    pub fn term_notice(&mut self, now: Time, cause: &EventCause, lease: LeaseId, action: &LeaseAction) -> Verdict {
+        let LeaseAction::GiveNotice { at, until, .. } = action else { return Ok(()) };
         let book = self.leases.get(&lease);
         let held = book.and_then(|book| match &book.at {
             LeaseStage::Held(held) => Some((book, held)),
@@ -139,8 +139,8 @@ impl CheckerBooks {
     }
 
     /// Processes get a signal.
-    pub fn signal(&mut self, now: Time, cause: &EventCause, lease: LeaseId, action: &Action) -> Verdict {
-        let Action::Signal { signal, at, processes, .. } = action else { return Ok(()) };
+    pub fn signal(&mut self, now: Time, cause: &EventCause, lease: LeaseId, action: &LeaseAction) -> Verdict {
+        let LeaseAction::Signal { signal, at, processes, .. } = action else { return Ok(()) };
         must(17, !matches!(cause, EventCause::Started(..)), || format!("a start signals {lease}"))?;
         let book = self.leases.get(&lease).filter(|book| matches!(book.at, LeaseStage::Ending(..)));
         let Some((book, doom)) = book.and_then(|book| Some((book, book.doom?))) else {

@@ -10,7 +10,8 @@ use super::{Checker, Verdict, must};
 use std::collections::{BTreeMap, BTreeSet};
 use sublet_core::action::Action;
 use sublet_core::audit::Audit;
-use sublet_core::event::{Event, EventAnswer, Refusal};
+use sublet_core::event::{Caller, EventAnswer, Refusal};
+use sublet_core::facts::{LeaseAction, UnleasedAction, UnleasedEvent};
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::rows::Rows;
 use sublet_core::state::State;
@@ -258,10 +259,10 @@ impl Checker {
 impl CheckerBooks {
     // ---- events ----------------------------------------------------------------
 
-    /// Takes in what is said of strangers, before core does.
-    pub fn watched(&mut self, now: Time, event: &Event) -> EventCause {
+    /// Takes in an event about unleased processes, before core does.
+    pub fn watched(&mut self, now: Time, event: &UnleasedEvent) -> EventCause {
         let watched = match event {
-            Event::Audited { audit, tree } => {
+            UnleasedEvent::Audited { audit, tree } => {
                 // Of whoever has a lease for where it is nothing is noted.
                 let known = self.watch.of(audit.process).and_then(|id| self.watch.get(id));
                 let is_noted = self.is_noted(audit.process, known);
@@ -271,13 +272,15 @@ impl CheckerBooks {
                 }
                 WatchedStep::Audited(audit.clone(), tree.clone())
             }
-            Event::Left { process } => WatchedStep::Left(*process),
-            Event::Struck { stranger, signal, of, .. } => WatchedStep::Struck(*stranger, *signal, *of),
-            Event::SelfTested { can } => {
+            UnleasedEvent::Exited { process } => WatchedStep::Left(*process),
+            UnleasedEvent::SignalSent { id: stranger, signal, decided_at: of, .. } => {
+                WatchedStep::Struck(*stranger, *signal, *of)
+            }
+            UnleasedEvent::SelfTested { result: can } => {
                 self.watch.tested = Some(can.clone());
                 WatchedStep::Tested
             }
-            Event::AdoptAsked { by, process, vram, .. } => {
+            UnleasedEvent::AdoptRequested { by, process, vram, .. } => {
                 let of = |id: &UnleasedId| self.watch.strangers.get(id);
                 let theirs = |id: &UnleasedId| {
                     of(id).is_some_and(|it| by.operator || by.tenant == format!("uid:{}", it.audit.uid))
@@ -286,22 +289,7 @@ impl CheckerBooks {
                 let can = id.as_ref().and_then(of).is_some_and(|found| self.may_be_adopted(now, found, *vram));
                 WatchedStep::Adopt(id, can)
             }
-            Event::ModeAsked { by, card, mode } => {
-                let cannot = match &self.watch.tested {
-                    _ if !matches!(mode, Mode::Adopt | Mode::Enforce) => None,
-                    Some(Ok(())) => None,
-                    Some(Err(why)) => Some(why.clone()),
-                    None => Some("it was not tried yet".to_owned()),
-                };
-                let answer = match (self.card(card), cannot) {
-                    _ if !by.operator => EventAnswer::Refused(Refusal::NotOperator),
-                    (None, _) => EventAnswer::Refused(Refusal::NoSuchCard),
-                    (_, Some(why)) => EventAnswer::Refused(Refusal::CannotEnforce(why)),
-                    _ => EventAnswer::Done,
-                };
-                WatchedStep::Mode(self.card(card).unwrap_or_default(), *mode, answer)
-            }
-            Event::RuleAsked { by, who, treat } => {
+            UnleasedEvent::RuleRequested { by, subject: who, action: treat } => {
                 let same = self.watch.rules.values().find(|rule| rule.subject == *who).map(|rule| rule.id);
                 let short = matches!(who, RuleSubject::Container(id) if id.len() < 12);
                 WatchedStep::Rule(match () {
@@ -313,14 +301,30 @@ impl CheckerBooks {
                     }
                 })
             }
-            Event::RuleDropped { by, rule } => WatchedStep::Unrule(match self.watch.rules.get(rule) {
+            UnleasedEvent::RuleRemovalRequested { by, rule } => WatchedStep::Unrule(match self.watch.rules.get(rule) {
                 _ if !by.operator => EventAnswer::Refused(Refusal::NotOperator),
                 Some(rule) => EventAnswer::Rule(Box::new(rule.clone())),
                 None => EventAnswer::Refused(Refusal::NoSuchRule),
             }),
-            _ => return EventCause::Other,
         };
         EventCause::Watched(Box::new(watched))
+    }
+
+    /// The same for a request that changes the mode of a GPU.
+    pub fn mode_asked(&self, by: &Caller, gpu: &str, mode: Mode) -> EventCause {
+        let cannot = match &self.watch.tested {
+            _ if !matches!(mode, Mode::Adopt | Mode::Enforce) => None,
+            Some(Ok(())) => None,
+            Some(Err(why)) => Some(why.clone()),
+            None => Some("it was not tried yet".to_owned()),
+        };
+        let answer = match (self.card(gpu), cannot) {
+            _ if !by.operator => EventAnswer::Refused(Refusal::NotOperator),
+            (None, _) => EventAnswer::Refused(Refusal::NoSuchCard),
+            (_, Some(why)) => EventAnswer::Refused(Refusal::CannotEnforce(why)),
+            _ => EventAnswer::Done,
+        };
+        EventCause::Watched(Box::new(WatchedStep::Mode(self.card(gpu).unwrap_or_default(), mode, answer)))
     }
 
     /// Whether the answer is what the books say.
@@ -339,16 +343,18 @@ impl CheckerBooks {
             }
             WatchedStep::Adopt(Some(id), can) => {
                 let adopted = |action: &Action| match action {
-                    Action::Close { stranger, how: UnleasedEnd::Adopted(lease), .. } => {
-                        stranger == id && *answer == EventAnswer::Lease(*lease)
-                    }
+                    Action::Unleased(UnleasedAction::Close {
+                        id: stranger, how: UnleasedEnd::Adopted(lease), ..
+                    }) => stranger == id && *answer == EventAnswer::Lease(*lease),
                     _ => false,
                 };
                 let right = if *can { actions.iter().any(adopted) } else { matches!(answer, EventAnswer::Refused(_)) };
                 must(1, right, || {
                     format!("{id} shall have a lease, which can be: {can}; {answer:?} with {actions:?}")
                 })?;
-                let grants = |action: &Action| matches!(action, Action::Queue { .. } | Action::Grant { .. });
+                let grants = |action: &Action| {
+                    matches!(action, Action::Lease(LeaseAction::Queue { .. } | LeaseAction::Grant { .. }))
+                };
                 must(1, *can || !actions.iter().any(grants), || format!("{id} is refused, and yet {actions:?}"))
             }
             _ => Ok(()),
@@ -456,8 +462,8 @@ impl CheckerBooks {
         }
     }
 
-    fn strike(&mut self, now: Time, cause: &EventCause, action: &Action) -> Verdict {
-        let Action::Strike { stranger, signal, at, processes } = action else { return Ok(()) };
+    fn strike(&mut self, now: Time, cause: &EventCause, action: &UnleasedAction) -> Verdict {
+        let UnleasedAction::Signal { id: stranger, signal, at, processes } = action else { return Ok(()) };
         must(17, !matches!(cause, EventCause::Started(..)), || format!("a start signals {stranger}"))?;
         let Some(found) = self.watch.strangers.get(stranger) else {
             return must(16, false, || format!("{action:?}, and it is not on the record"));
@@ -495,11 +501,11 @@ impl CheckerBooks {
 
     // ---- actions -------------------------------------------------------------------
 
-    /// Checks an action about strangers and takes it in.
-    pub fn act_on_strangers(&mut self, now: Time, cause: &EventCause, action: &Action) -> Verdict {
+    /// Checks an action about an unleased process, or a rule, and takes it in.
+    pub fn act_on_unleased(&mut self, now: Time, cause: &EventCause, action: &UnleasedAction) -> Verdict {
         match action {
-            Action::Find { stranger } => self.find(now, cause, stranger),
-            Action::Reaudit { stranger, audit, cards } => {
+            UnleasedAction::Add { process: stranger } => self.find(now, cause, stranger),
+            UnleasedAction::SetAudit { id: stranger, audit, gpus: cards } => {
                 let fits = matches!(cause, EventCause::Watched(it) if matches!(&**it, WatchedStep::Audited(own, _) if own == audit));
                 let found = self.watch.strangers.get(stranger);
                 let on = found.map(|found| self.strange_on(audit.process, Some(found))).unwrap_or_default();
@@ -516,9 +522,9 @@ impl CheckerBooks {
                 found.cards = cards.iter().map(|card| usize::from(card.0)).collect();
                 Ok(())
             }
-            Action::Warn { stranger, at, until } => self.warn(now, *stranger, *at, *until),
-            Action::Strike { .. } => self.strike(now, cause, action),
-            Action::Struck { stranger, signal, at, outcome, late } => {
+            UnleasedAction::Warn { id: stranger, at, until } => self.warn(now, *stranger, *at, *until),
+            UnleasedAction::Signal { .. } => self.strike(now, cause, action),
+            UnleasedAction::RecordSignal { id: stranger, signal, at, outcome, late } => {
                 let of = match cause {
                     EventCause::Watched(it) => match **it {
                         WatchedStep::Struck(id, sent, of) if (id, sent) == (*stranger, *signal) => Some(of),
@@ -547,32 +553,32 @@ impl CheckerBooks {
                 }
                 Ok(())
             }
-            Action::Take { stranger, lease, at } => self.take_off(now, *stranger, *lease, *at),
-            Action::NotMoved { stranger, at, .. } => self.not_moved(now, *stranger, *at),
-            Action::Relent { stranger, .. } => self.relent(now, *stranger),
-            Action::Survived { stranger, at } => self.survive(now, *stranger, *at),
-            Action::Close { stranger, at, how } => self.close(now, cause, *stranger, *at, how),
-            Action::SetMode { card, mode } => {
-                let number = usize::from(card.0);
-                let fits = matches!(cause, EventCause::Watched(it) if matches!(&**it, WatchedStep::Mode(n, m, EventAnswer::Done) if (*n, *m) == (number, *mode)));
-                must(20, fits, || format!("{action:?} after {cause:?}"))?;
-                self.watch.modes.resize(self.cards.len(), Mode::Observe);
-                self.watch.modes[number] = *mode;
-                Ok(())
-            }
-            Action::SetRule { rule } => {
+            UnleasedAction::Park { id: stranger, lease, at } => self.take_off(now, *stranger, *lease, *at),
+            UnleasedAction::RecordParkFailure { id: stranger, at, .. } => self.not_moved(now, *stranger, *at),
+            UnleasedAction::Spare { id: stranger, .. } => self.relent(now, *stranger),
+            UnleasedAction::RecordSurvival { id: stranger, at } => self.survive(now, *stranger, *at),
+            UnleasedAction::Close { id: stranger, at, how } => self.close(now, cause, *stranger, *at, how),
+            UnleasedAction::SetRule { rule } => {
                 let fits = matches!(cause, EventCause::Watched(it) if matches!(&**it, WatchedStep::Rule(EventAnswer::Rule(own)) if **own == *rule));
                 must(20, fits, || format!("{action:?} after {cause:?}"))?;
                 self.watch.next_rule = self.watch.next_rule.max(rule.id.0 + 1);
                 self.watch.rules.insert(rule.id, rule.clone());
                 Ok(())
             }
-            Action::DropRule { rule } => {
+            UnleasedAction::RemoveRule { rule } => {
                 let fits = matches!(cause, EventCause::Watched(it) if matches!(&**it, WatchedStep::Unrule(EventAnswer::Rule(was)) if was.id == *rule));
                 must(20, fits && self.watch.rules.remove(rule).is_some(), || format!("{action:?} after {cause:?}"))
             }
-            _ => Ok(()),
         }
+    }
+
+    /// The mode of a GPU changes.
+    pub fn set_mode(&mut self, cause: &EventCause, number: usize, mode: Mode) -> Verdict {
+        let fits = matches!(cause, EventCause::Watched(it) if matches!(&**it, WatchedStep::Mode(n, m, EventAnswer::Done) if (*n, *m) == (number, mode)));
+        must(20, fits, || format!("GPU {number} is set to {mode} after {cause:?}"))?;
+        self.watch.modes.resize(self.cards.len(), Mode::Observe);
+        self.watch.modes[number] = mode;
+        Ok(())
     }
 
     fn find(&mut self, now: Time, cause: &EventCause, stranger: &UnleasedProcess) -> Verdict {

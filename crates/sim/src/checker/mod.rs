@@ -70,6 +70,7 @@ use slices::Slices;
 use std::fmt;
 use sublet_core::action::Action;
 use sublet_core::event::{Event, EventAnswer};
+use sublet_core::facts::{DaemonEvent, GpuAction, LeaseAction, UnleasedAction};
 use sublet_core::ids::LeaseId;
 use sublet_core::method::Method;
 use sublet_core::policy::Policy;
@@ -181,7 +182,7 @@ impl Checker {
     /// An event is about to be taken in.
     pub fn before(&mut self, now: Time, event: &Event) {
         self.books.mind_the_gap(now, event);
-        if self.books.absent || matches!(event, Event::Configured(_)) {
+        if self.books.absent || matches!(event, Event::Daemon(DaemonEvent::Configured(_))) {
             self.promises.void();
         }
         self.cause = self.books.cause(now, event);
@@ -197,6 +198,7 @@ impl Checker {
             self.books.act(now, &cause, action)?;
             self.ledger.decided(action, &self.books, parked);
         }
+        must(0, state.broken_invariants() == 0, || "an action of core did not fit its rows".to_owned())?;
         self.promises.after(now, state, actions, &cause)?;
         self.slices.after(now, state)?;
         self.books.check_restores(&cause)?;
@@ -214,7 +216,7 @@ impl Checker {
             self.moving = self.moving + now.since(since);
         }
         match action {
-            Action::Parked { lease, .. } => {
+            Action::Lease(LeaseAction::FinishPark { lease, .. }) => {
                 self.parked += 1;
                 match self.books.rung_of(*lease) {
                     Some(Method::Hook) => self.by_rung.0 += 1,
@@ -222,26 +224,28 @@ impl Checker {
                     _ => {}
                 }
             }
-            Action::Resume { .. } => self.resumed += 1,
-            Action::Park { room_for: Some(_), .. } => self.preempted += 1,
-            Action::Park { aside: Some(_), .. } => self.aside.1 += 1,
-            Action::SetAside { aside, .. } => self.aside.0 += u64::from(aside.since == now),
-            Action::Notice { lease, room_for, .. } => self.preempted += u64::from(lease != room_for),
-            Action::End { reason: EndReason::Preempted, .. } => self.ended += 1,
-            Action::Over { .. } => self.over.0 += 1,
-            Action::Grow { .. } => self.over.1 += 1,
-            Action::End { reason: EndReason::OverUse, .. } => self.over.2 += 1,
-            Action::Find { stranger } => {
+            Action::Lease(LeaseAction::Resume { .. }) => self.resumed += 1,
+            Action::Lease(LeaseAction::Park { room_for: Some(_), .. }) => self.preempted += 1,
+            Action::Lease(LeaseAction::Park { aside: Some(_), .. }) => self.aside.1 += 1,
+            Action::Gpu(GpuAction::SetAside { aside, .. }) => self.aside.0 += u64::from(aside.since == now),
+            Action::Lease(LeaseAction::GiveNotice { lease, room_for, .. }) => {
+                self.preempted += u64::from(lease != room_for)
+            }
+            Action::Lease(LeaseAction::End { reason: EndReason::Preempted, .. }) => self.ended += 1,
+            Action::Lease(LeaseAction::FlagOveruse { .. }) => self.over.0 += 1,
+            Action::Lease(LeaseAction::Enlarge { .. }) => self.over.1 += 1,
+            Action::Lease(LeaseAction::End { reason: EndReason::OverUse, .. }) => self.over.2 += 1,
+            Action::Unleased(UnleasedAction::Add { process: stranger }) => {
                 self.strangers.found += 1;
                 self.strangers.abroad += u64::from(stranger.lease.is_some());
             }
-            Action::Warn { .. } => self.strangers.warned += 1,
-            Action::Strike { .. } => self.strangers.struck += 1,
-            Action::Take { .. } => self.strangers.taken += 1,
-            Action::NotMoved { .. } => self.strangers.unmoved += 1,
-            Action::Close { how: UnleasedEnd::Parked(_), .. } => self.strangers.parked += 1,
-            Action::Close { how: UnleasedEnd::Adopted(_), .. } => self.strangers.adopted += 1,
-            Action::Survived { .. } => self.strangers.survived += 1,
+            Action::Unleased(UnleasedAction::Warn { .. }) => self.strangers.warned += 1,
+            Action::Unleased(UnleasedAction::Signal { .. }) => self.strangers.struck += 1,
+            Action::Unleased(UnleasedAction::Park { .. }) => self.strangers.taken += 1,
+            Action::Unleased(UnleasedAction::RecordParkFailure { .. }) => self.strangers.unmoved += 1,
+            Action::Unleased(UnleasedAction::Close { how: UnleasedEnd::Parked(_), .. }) => self.strangers.parked += 1,
+            Action::Unleased(UnleasedAction::Close { how: UnleasedEnd::Adopted(_), .. }) => self.strangers.adopted += 1,
+            Action::Unleased(UnleasedAction::RecordSurvival { .. }) => self.strangers.survived += 1,
             _ => {}
         }
     }

@@ -5,6 +5,7 @@ use super::calls::{CallWord, EventCause};
 use super::park::{LOOKS, MoveBook, MoveWay};
 use super::{Verdict, must};
 use sublet_core::action::Action;
+use sublet_core::facts::LeaseAction;
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::method::Method;
 use sublet_core::parking::MoverReport;
@@ -54,7 +55,9 @@ impl CheckerBooks {
 
     /// What host memory a parked holder took until now, if that is over.
     pub fn parked_until(&self, now: Time, action: &Action) -> Option<(usize, u128)> {
-        let (Action::Resume { lease, .. } | Action::End { lease, .. }) = action else { return None };
+        let Action::Lease(LeaseAction::Resume { lease, .. } | LeaseAction::End { lease, .. }) = action else {
+            return None;
+        };
         let book = self.leases.get(lease).filter(|book| book.is_parked())?;
         let LeaseStage::Away(held, trip) = &book.at else { return None };
         Some((book.tenant, u128::from(held.booked.0) * u128::from(now.since(trip.since).0)))
@@ -113,7 +116,7 @@ impl CheckerBooks {
     /// Whoever was to ask again once it was parked does.
     pub fn check_again(&self, actions: &[Action]) -> Verdict {
         for action in actions {
-            let Action::Parked { lease, .. } = action else { continue };
+            let Action::Lease(LeaseAction::FinishPark { lease, .. }) = action else { continue };
             let Some(LeaseBook { at: LeaseStage::Away(_, trip), .. }) = self.leases.get(lease) else { continue };
             let idle = trip.way == MoveWay::Gone && trip.wants.is_none();
             must(9, !(idle && (trip.again.is_some() || trip.asked_for)), || {

@@ -16,7 +16,7 @@ use super::coarse::OtherLeases;
 use super::contexts::ContextChecks;
 use super::{Verdict, Violation, must};
 use std::collections::BTreeMap;
-use sublet_core::action::{Action, UnparkReason};
+use sublet_core::facts::{LeaseAction, UnparkReason};
 use sublet_core::ids::{GpuId, LeaseId, ProcKey};
 use sublet_core::method::Method;
 use sublet_core::parking::MoverReport;
@@ -533,8 +533,20 @@ impl CheckerBooks {
     }
 
     /// A holder's bytes shall leave its cards.
-    pub fn park(&mut self, now: Time, cause: &EventCause, lease: LeaseId, action: &Action) -> Verdict {
-        let Action::Park { at, booked, again, rung, had, room_for, aside, quiet, with_context, processes, .. } = action
+    pub fn park(&mut self, now: Time, cause: &EventCause, lease: LeaseId, action: &LeaseAction) -> Verdict {
+        let LeaseAction::Park {
+            at,
+            booked,
+            requests_again_at: again,
+            method: rung,
+            had_bytes: had,
+            room_for,
+            aside,
+            is_passive: quiet,
+            with_context,
+            processes,
+            ..
+        } = action
         else {
             return Ok(());
         };
@@ -754,8 +766,8 @@ impl CheckerBooks {
     }
 
     /// A parked holder waits for its cards, as of when it asked for them.
-    pub fn want(&mut self, now: Time, cause: &EventCause, lease: LeaseId, action: &Action) -> Verdict {
-        let Action::Want { at, vram, at_least, wake, .. } = action else { return Ok(()) };
+    pub fn want(&mut self, now: Time, cause: &EventCause, lease: LeaseId, action: &LeaseAction) -> Verdict {
+        let LeaseAction::QueueParked { at, vram, at_least, wake, .. } = action else { return Ok(()) };
         let (at, vram, at_least) = (*at, *vram, *at_least);
         let (book, held, trip) = self.trip(lease, MoveWay::Gone)?;
         must(9, !trip.passive || wake.is_some(), || format!("{lease} is passive, and nothing woke it"))?;

@@ -9,6 +9,7 @@ use super::{Verdict, must};
 use std::collections::BTreeMap;
 use sublet_core::action::Action;
 use sublet_core::explain::{Bound, bound};
+use sublet_core::facts::{DaemonAction, GpuAction, UnleasedAction};
 use sublet_core::ids::LeaseId;
 use sublet_core::quota;
 use sublet_core::rows::{ParkState, Phase};
@@ -137,9 +138,12 @@ fn is_silent(state: &State, now: Time) -> bool {
 }
 
 fn upsets(action: &Action) -> bool {
-    let host =
-        matches!(action, Action::Start { .. } | Action::Grace { .. } | Action::List { .. } | Action::Serve { .. });
-    let host = host || matches!(action, Action::SetAside { .. } | Action::EndAside { .. });
+    let host = matches!(
+        action,
+        Action::Daemon(DaemonAction::Start { .. } | DaemonAction::GrantGrace { .. })
+            | Action::Gpu(GpuAction::SetFacts { .. } | GpuAction::SetService { .. })
+    );
+    let host = host || matches!(action, Action::Gpu(GpuAction::SetAside { .. } | GpuAction::EndAside { .. }));
     // Who gets a lease for what it has waits for nobody.
-    host || matches!(action, Action::Close { how: UnleasedEnd::Adopted(_), .. })
+    host || matches!(action, Action::Unleased(UnleasedAction::Close { how: UnleasedEnd::Adopted(_), .. }))
 }

@@ -18,8 +18,11 @@ impl CheckerBooks {
     }
 
     /// A parked holder has its cards again.
-    pub fn resume(&mut self, now: Time, lease: LeaseId, action: &Action) -> Verdict {
-        let Action::Resume { vram, until, mark, before, turn, .. } = action else { return Ok(()) };
+    pub fn resume(&mut self, now: Time, lease: LeaseId, action: &LeaseAction) -> Verdict {
+        let LeaseAction::Resume { vram, until, debt_clock: mark, not_beyond: before, first_since: turn, .. } = action
+        else {
+            return Ok(());
+        };
         let (book, held, trip) = self.trip(lease, MoveWay::Gone)?;
         let (wants, passive) = (trip.wants, trip.passive);
         must(9, wants.is_some() != passive, || format!("{lease} has its cards again and did not wait for them"))?;
